@@ -1,0 +1,181 @@
+//! FLOPs and bytes of operations, and the roofline that turns them into time.
+
+use crate::{DType, Dim, Graph, Node, NodeId, Op, Rows};
+use serde::Serialize;
+
+#[cfg(test)]
+mod tests;
+
+/// What a step does, as far as costs depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Work {
+    /// Rows of the step.
+    pub rows: Rows,
+    /// Positions that a row attends to, on average.
+    pub context: u64,
+    /// Sequences that the rows belong to: how often keys and values are read.
+    pub sequences: u64,
+    /// Element type of the KV cache.
+    pub kv_dtype: DType,
+}
+
+impl Work {
+    /// Prefill of one prompt of `tokens`: the logits of its last row.
+    pub fn prefill(tokens: u64, kv_dtype: DType) -> Self {
+        let rows = Rows { rows: tokens, logit_rows: 1 };
+        Work { rows, context: tokens.div_ceil(2), sequences: 1, kv_dtype }
+    }
+
+    /// One decode step of `batch` sequences, each `context` tokens long.
+    pub fn decode(batch: u64, context: u64, kv_dtype: DType) -> Self {
+        let rows = Rows { rows: batch, logit_rows: batch };
+        Work { rows, context, sequences: batch, kv_dtype }
+    }
+}
+
+/// Operations and device-memory traffic, each byte counted once where it must move at least once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Cost {
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Bytes of weights read.
+    pub text_bytes: f64,
+    /// Bytes of KV cache read and written.
+    pub data_bytes: f64,
+    /// Bytes of activations read and written.
+    pub stack_bytes: f64,
+}
+
+/// Which of a machine's limits an operation meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bound {
+    /// Arithmetic.
+    Compute,
+    /// Device memory.
+    Memory,
+}
+
+/// What a machine sustains (not its peak figures): `doctor` measures one, the rest are typical values.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Machine {
+    /// Its name.
+    pub name: String,
+    /// Matrix products on 16-bit inputs, FLOP/s.
+    pub flops: f64,
+    /// Device memory, read, bytes/s.
+    pub memory: f64,
+    /// Pinned host memory to device, bytes/s.
+    pub link: f64,
+    /// Fixed cost of one operation, seconds.
+    pub launch: f64,
+}
+
+impl Machine {
+    /// Names that [`named`](Machine::named) knows.
+    pub const NAMES: [&'static str; 4] = ["l4", "a100-40", "h100", "h200"];
+
+    /// A known GPU. The H200's rates were measured (PCIe Gen5 x16); the others are 80 % of the vendor's
+    /// arithmetic and 85 % of its memory figure, with the rate that pinned copies reach on their link.
+    pub fn named(name: &str) -> Option<Self> {
+        let (flops, memory, link) = match name {
+            "l4" => (97e12, 255e9, 25e9),
+            "a100-40" => (250e12, 1320e9, 25e9),
+            "h100" => (770e12, 2850e9, 55e9),
+            "h200" => (770e12, 3440e9, 55.4e9),
+            _ => return None,
+        };
+        Some(Machine { name: name.to_owned(), flops, memory, link, launch: 2e-6 })
+    }
+}
+
+impl Cost {
+    /// Bytes of all segments.
+    pub fn bytes(&self) -> f64 {
+        self.text_bytes + self.data_bytes + self.stack_bytes
+    }
+
+    /// Seconds on `machine`, by the roofline (Williams et al. 2009): the larger of arithmetic and memory
+    /// time.
+    pub fn seconds(&self, machine: &Machine) -> f64 {
+        (self.flops / machine.flops).max(self.bytes() / machine.memory) + machine.launch
+    }
+
+    /// Which limit the operation meets on `machine`.
+    pub fn bound(&self, machine: &Machine) -> Bound {
+        if self.flops / machine.flops > self.bytes() / machine.memory {
+            Bound::Compute
+        } else {
+            Bound::Memory
+        }
+    }
+}
+
+impl std::iter::Sum for Cost {
+    fn sum<I: Iterator<Item = Cost>>(costs: I) -> Cost {
+        costs.fold(Cost::default(), |a, b| Cost {
+            flops: a.flops + b.flops,
+            text_bytes: a.text_bytes + b.text_bytes,
+            data_bytes: a.data_bytes + b.data_bytes,
+            stack_bytes: a.stack_bytes + b.stack_bytes,
+        })
+    }
+}
+
+/// The cost of one node.
+pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
+    let node = graph.node(id);
+    let out = graph.value(node.output);
+    let rows = match out.shape.first() {
+        Some(Dim::LogitRows) => work.rows.logit_rows,
+        _ => work.rows.rows,
+    } as f64;
+    let flops = flops(graph, node, rows, work.context as f64);
+    let (data_bytes, text_bytes) = match node.op {
+        Op::KvWrite { kv_heads, head_dim, .. } => {
+            (rows * 2.0 * (kv_heads * head_dim) as f64 * work.kv_dtype.bytes() as f64, 0.0)
+        }
+        Op::Attention { kv_heads, head_dim, .. } => {
+            // Rows of one sequence read the same keys and values; its last row reads them all.
+            let per_sequence = rows / work.sequences.max(1) as f64;
+            let span = if per_sequence > 1.0 { work.context as f64 * 2.0 } else { work.context as f64 };
+            let token = 2.0 * (kv_heads * head_dim) as f64 * work.kv_dtype.bytes() as f64;
+            (work.sequences as f64 * span * token, 0.0)
+        }
+        Op::Embed => {
+            let table = graph.value(node.weights[0]);
+            (0.0, rows * (table.matrix()[1] * table.dtype.bytes()) as f64)
+        }
+        _ => {
+            let text = node.weights.iter().map(|&w| graph.value(w));
+            (0.0, text.map(|v| (v.matrix()[0] * v.matrix()[1] * v.dtype.bytes()) as f64).sum())
+        }
+    };
+    let touched = node.inputs.iter().chain([&node.output]).map(|&v| graph.value(v));
+    let stack = touched.filter(|v| v.lifecycle == crate::Lifecycle::Stack);
+    let stack_bytes = stack.map(|v| v.bytes(work.rows) as f64).sum();
+    Cost { flops, text_bytes, data_bytes, stack_bytes }
+}
+
+/// The cost of a whole pass.
+pub fn pass(graph: &Graph, work: &Work) -> Cost {
+    (0..graph.nodes.len()).map(|i| node(graph, NodeId(i as u32), work)).sum()
+}
+
+fn flops(graph: &Graph, node: &Node, rows: f64, context: f64) -> f64 {
+    let width = match graph.value(node.output).shape.as_slice() {
+        [.., Dim::Fixed(width)] => *width as f64,
+        _ => 0.0,
+    };
+    match node.op {
+        Op::Linear => {
+            let [n, k] = graph.value(node.weights[0]).matrix();
+            2.0 * rows * n as f64 * k as f64
+        }
+        Op::Attention { heads, head_dim, .. } => 4.0 * rows * (heads * head_dim) as f64 * context,
+        Op::RmsNorm { .. } | Op::SiluMul => 4.0 * rows * width,
+        Op::RopeTable { .. } | Op::Add => rows * width,
+        Op::Rope { heads, kv_heads, rotary_dim, .. } => 3.0 * rows * ((heads + kv_heads) * rotary_dim) as f64,
+        Op::Embed | Op::KvWrite { .. } | Op::SelectRows => 0.0,
+    }
+}

@@ -1,0 +1,38 @@
+//! Costs against hand-made counts.
+
+use super::*;
+use crate::graph::tests::decoder;
+
+#[test]
+fn decode_is_memory_bound_and_prefill_compute_bound() {
+    let graph = decoder(4, 32, 128, 4096, 11008, 32000);
+    let machine = Machine::named("h200").unwrap();
+    let linear = graph.nodes.iter().position(|n| n.name == "blocks.1.mlp.gate_up").unwrap();
+    let linear = NodeId(linear as u32);
+    assert_eq!(node(&graph, linear, &Work::decode(1, 512, DType::F16)).bound(&machine), Bound::Memory);
+    assert_eq!(node(&graph, linear, &Work::prefill(2048, DType::F16)).bound(&machine), Bound::Compute);
+}
+
+#[test]
+fn a_decode_pass_reads_every_weight_once_but_the_embedding_table() {
+    let graph = decoder(2, 4, 8, 32, 64, 100);
+    let cost = pass(&graph, &Work::decode(1, 10, DType::F16));
+    // The tied table is read in full by the output projection, and one row of it by the embedding.
+    assert_eq!(cost.text_bytes, (graph.text_bytes() + 32 * 2) as f64);
+    // Ten positions read and one written, keys and values, one kv head of 8, in both layers.
+    assert_eq!(cost.data_bytes, (2 * (10 + 1) * 2 * 8 * 2) as f64);
+}
+
+#[test]
+fn linear_flops_are_two_per_weight_and_row() {
+    let graph = decoder(1, 1, 8, 32, 64, 100);
+    let unembed = NodeId(graph.nodes.len() as u32 - 1);
+    let cost = node(&graph, unembed, &Work::decode(3, 5, DType::F16));
+    assert_eq!(cost.flops, 2.0 * 3.0 * 100.0 * 32.0);
+}
+
+#[test]
+fn unknown_machines_are_none() {
+    assert!(Machine::NAMES.iter().all(|n| Machine::named(n).is_some()));
+    assert!(Machine::named("abacus").is_none());
+}

@@ -1,0 +1,292 @@
+//! Builds a [`Graph`] node by node; every call checks the shapes of its operands.
+
+use super::{Graph, KvShape, Node};
+use crate::{DType, Dim, Lifecycle, Op, RopeStyle, Value, ValueId};
+use std::collections::HashSet;
+
+/// Why a graph cannot be built. Shapes come from checkpoints, so these are errors, not panics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// Two values or two nodes have the same name.
+    DuplicateName(String),
+    /// An operand's shape does not fit its operation.
+    Shape {
+        /// The node.
+        node: String,
+        /// What was expected and found.
+        detail: String,
+    },
+    /// The weights' sizes overflow 64 bits.
+    TooLarge(String),
+}
+
+impl std::fmt::Display for GraphError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            GraphError::DuplicateName(name) => write!(f, "two values are named {name}"),
+            GraphError::Shape { node, detail } => write!(f, "{node}: {detail}"),
+            GraphError::TooLarge(name) => write!(f, "{name} is too large to address"),
+        }
+    }
+}
+
+impl std::error::Error for GraphError {}
+
+type Result<T> = std::result::Result<T, GraphError>;
+
+/// Attention geometry of a block.
+#[derive(Clone, Copy)]
+struct Heads {
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+}
+
+impl Heads {
+    fn qkv(self) -> u64 {
+        (self.heads as u64 + 2 * self.kv_heads as u64) * self.head_dim as u64
+    }
+}
+
+/// Builds a [`Graph`]. Values and nodes are named by the caller; nodes execute in the order of the calls.
+pub struct GraphBuilder {
+    graph: Graph,
+    names: HashSet<String>,
+    layer: Option<u32>,
+}
+
+impl GraphBuilder {
+    /// A graph with its four step inputs and no operation.
+    pub fn new(model: &str, kv: KvShape, vocab: u64, max_context: u64) -> Self {
+        let graph = Graph {
+            model: model.to_owned(),
+            values: Vec::new(),
+            nodes: Vec::new(),
+            kv,
+            vocab,
+            max_context,
+            tokens: ValueId(0),
+            positions: ValueId(1),
+            row_seq: ValueId(2),
+            logit_rows: ValueId(3),
+            logits: ValueId(u32::MAX),
+        };
+        let mut builder = GraphBuilder { graph, names: HashSet::new(), layer: None };
+        for (name, dim) in [
+            ("tokens", Dim::Rows),
+            ("positions", Dim::Rows),
+            ("row_seq", Dim::Rows),
+            ("logit_rows", Dim::LogitRows),
+        ] {
+            builder.value(name, vec![dim], DType::U32, Lifecycle::Stack).expect("four distinct names");
+        }
+        builder
+    }
+
+    /// The decoder block that following values and nodes belong to.
+    pub fn set_layer(&mut self, layer: Option<u32>) {
+        self.layer = layer;
+    }
+
+    /// Step inputs `(tokens, positions)`.
+    pub fn inputs(&self) -> (ValueId, ValueId) {
+        (self.graph.tokens, self.graph.positions)
+    }
+
+    /// Marks `value` as the hook point `name` (TransformerLens's names).
+    pub fn hook(&mut self, value: ValueId, name: String) {
+        self.graph.values[value.0 as usize].hook = Some(name);
+    }
+
+    /// A weight of one or two dimensions.
+    pub fn weight(&mut self, name: &str, shape: &[u64], dtype: DType) -> Result<ValueId> {
+        let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+        if elements.is_none_or(|n| n > u64::MAX >> 8) {
+            return Err(GraphError::TooLarge(name.to_owned()));
+        }
+        self.value(name, shape.iter().map(|&d| Dim::Fixed(d)).collect(), dtype, Lifecycle::Text)
+    }
+
+    /// `table[vocab, d]` gathered by token: `[rows, d]`.
+    pub fn embed(&mut self, name: &str, table: ValueId) -> Result<ValueId> {
+        let [_, d] = self.graph.value(table).matrix();
+        let tokens = self.graph.tokens;
+        self.push(name, Op::Embed, vec![tokens], vec![table], Dim::Rows, d)
+    }
+
+    /// Cosines and sines for the step's positions: `[rows, 2 * len(inv_freq)]`.
+    pub fn rope_table(&mut self, name: &str, inv_freq: ValueId, scale: f32) -> Result<ValueId> {
+        let [half, _] = self.graph.value(inv_freq).matrix();
+        let positions = self.graph.positions;
+        self.push(name, Op::RopeTable { scale }, vec![positions], vec![inv_freq], Dim::Rows, 2 * half)
+    }
+
+    /// RMSNorm of `x[rows, d]` by `weight[d]`.
+    pub fn rms_norm(&mut self, name: &str, x: ValueId, weight: ValueId, eps: f32) -> Result<ValueId> {
+        let (dim, d) = self.activation(name, x)?;
+        self.expect(name, "norm weight", self.graph.value(weight).matrix(), [d, 1])?;
+        self.push(name, Op::RmsNorm { eps }, vec![x], vec![weight], dim, d)
+    }
+
+    /// `x[rows, k] · weight[n, k]ᵀ + bias[n]`: `[rows, n]`.
+    pub fn linear(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        weight: ValueId,
+        bias: Option<ValueId>,
+    ) -> Result<ValueId> {
+        let (dim, k) = self.activation(name, x)?;
+        let [n, columns] = self.graph.value(weight).matrix();
+        self.expect(name, "weight columns", columns, k)?;
+        if let Some(bias) = bias {
+            self.expect(name, "bias", self.graph.value(bias).matrix(), [n, 1])?;
+        }
+        let weights = [Some(weight), bias].into_iter().flatten().collect();
+        self.push(name, Op::Linear, vec![x], weights, dim, n)
+    }
+
+    /// Rotates `qkv` in place by `table`.
+    pub fn rope(
+        &mut self,
+        name: &str,
+        qkv: ValueId,
+        table: ValueId,
+        heads: u32,
+        style: RopeStyle,
+    ) -> Result<()> {
+        let (_, rotary) = self.activation(name, table)?;
+        let Heads { kv_heads, head_dim, .. } = self.heads(name, qkv, heads)?;
+        if rotary > head_dim as u64 || rotary == 0 {
+            return Err(self.shape(name, format!("rotary size {rotary} does not fit heads of {head_dim}")));
+        }
+        let op = Op::Rope { heads, kv_heads, head_dim, rotary_dim: rotary as u32, style };
+        self.push_into(name, op, vec![qkv, table], vec![], qkv)
+    }
+
+    /// Appends keys and values of `qkv` to the KV cache of the current layer, then attends:
+    /// `[rows, heads * head_dim]`.
+    pub fn attention(&mut self, name: &str, qkv: ValueId, heads: u32, scale: f32) -> Result<ValueId> {
+        let Heads { kv_heads, head_dim, .. } = self.heads(name, qkv, heads)?;
+        let (row_seq, positions) = (self.graph.row_seq, self.graph.positions);
+        let kv = self.value(
+            &format!("{name}.kv"),
+            vec![Dim::Fixed(2), Dim::Fixed(kv_heads as u64), Dim::Fixed(head_dim as u64)],
+            DType::F16,
+            Lifecycle::Data,
+        )?;
+        let write = Op::KvWrite { heads, kv_heads, head_dim };
+        self.push_into(&format!("{name}.kv_write"), write, vec![qkv, row_seq, positions], vec![], kv)?;
+        let op = Op::Attention { heads, kv_heads, head_dim, scale };
+        let width = heads as u64 * head_dim as u64;
+        self.push(name, op, vec![qkv, kv, row_seq, positions], vec![], Dim::Rows, width)
+    }
+
+    /// `silu(gate) * up` of `gate_up[rows, 2 f]`: `[rows, f]`.
+    pub fn silu_mul(&mut self, name: &str, gate_up: ValueId) -> Result<ValueId> {
+        let (dim, width) = self.activation(name, gate_up)?;
+        if !width.is_multiple_of(2) {
+            return Err(self.shape(name, format!("gate and up share {width} columns")));
+        }
+        self.push(name, Op::SiluMul, vec![gate_up], vec![], dim, width / 2)
+    }
+
+    /// `a + b`.
+    pub fn add(&mut self, name: &str, a: ValueId, b: ValueId) -> Result<ValueId> {
+        let (dim, width) = self.activation(name, a)?;
+        let other = self.activation(name, b)?;
+        self.expect(name, "addends", other, (dim, width))?;
+        self.push(name, Op::Add, vec![a, b], vec![], dim, width)
+    }
+
+    /// The rows of `x[rows, d]` whose logits are wanted: `[logit_rows, d]`.
+    pub fn select_rows(&mut self, name: &str, x: ValueId) -> Result<ValueId> {
+        let (_, d) = self.activation(name, x)?;
+        let logit_rows = self.graph.logit_rows;
+        self.push(name, Op::SelectRows, vec![x, logit_rows], vec![], Dim::LogitRows, d)
+    }
+
+    /// The finished graph, whose output is `logits[logit_rows, vocab]`.
+    pub fn finish(mut self, logits: ValueId) -> Result<Graph> {
+        let found = self.activation("logits", logits)?;
+        self.expect("logits", "shape", found, (Dim::LogitRows, self.graph.vocab))?;
+        self.graph.logits = logits;
+        Ok(self.graph)
+    }
+
+    fn value(&mut self, name: &str, shape: Vec<Dim>, dtype: DType, lifecycle: Lifecycle) -> Result<ValueId> {
+        if !self.names.insert(name.to_owned()) {
+            return Err(GraphError::DuplicateName(name.to_owned()));
+        }
+        let id = ValueId(self.graph.values.len() as u32);
+        let layer = self.layer;
+        self.graph.values.push(Value { name: name.to_owned(), shape, dtype, lifecycle, layer, hook: None });
+        Ok(id)
+    }
+
+    fn push(
+        &mut self,
+        name: &str,
+        op: Op,
+        inputs: Vec<ValueId>,
+        weights: Vec<ValueId>,
+        dim: Dim,
+        width: u64,
+    ) -> Result<ValueId> {
+        let output =
+            self.value(&format!("{name}.out"), vec![dim, Dim::Fixed(width)], DType::F32, Lifecycle::Stack)?;
+        self.push_into(name, op, inputs, weights, output)?;
+        Ok(output)
+    }
+
+    fn push_into(
+        &mut self,
+        name: &str,
+        op: Op,
+        inputs: Vec<ValueId>,
+        weights: Vec<ValueId>,
+        output: ValueId,
+    ) -> Result<()> {
+        let layer = self.layer;
+        self.graph.nodes.push(Node { name: name.to_owned(), op, inputs, weights, output, layer });
+        Ok(())
+    }
+
+    /// The row dimension and width of an activation.
+    fn activation(&self, node: &str, id: ValueId) -> Result<(Dim, u64)> {
+        let value = self.graph.value(id);
+        match (value.lifecycle, value.shape.as_slice()) {
+            (Lifecycle::Stack, &[dim, Dim::Fixed(width)]) => Ok((dim, width)),
+            _ => Err(self.shape(node, format!("{} is no activation", value.name))),
+        }
+    }
+
+    fn heads(&self, node: &str, qkv: ValueId, heads: u32) -> Result<Heads> {
+        let (_, width) = self.activation(node, qkv)?;
+        let KvShape { kv_heads, head_dim, .. } = self.graph.kv;
+        let found = Heads { heads, kv_heads, head_dim };
+        self.expect(node, "qkv columns", width, found.qkv())?;
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(self.shape(node, format!("{heads} heads do not share {kv_heads} key/value heads")));
+        }
+        Ok(found)
+    }
+
+    fn expect<T: PartialEq + std::fmt::Debug>(
+        &self,
+        node: &str,
+        what: &str,
+        found: T,
+        want: T,
+    ) -> Result<()> {
+        if found == want {
+            return Ok(());
+        }
+        Err(self.shape(node, format!("{what}: expected {want:?}, found {found:?}")))
+    }
+
+    fn shape(&self, node: &str, detail: String) -> GraphError {
+        GraphError::Shape { node: node.to_owned(), detail }
+    }
+}

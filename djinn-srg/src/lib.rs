@@ -1,0 +1,24 @@
+//! The Semantically Rich Graph (SRG): what a decoder does, written down once as data.
+//!
+//! A [`Graph`] lists a model's operations in execution order over values whose lifetimes are known. It
+//! holds no device code and no bytes. Everything else is derived from it: the order in which weights are
+//! used ([`tiles`]), the stack segment's offsets ([`StackPlan`]), costs and bottlenecks ([`cost`]),
+//! and hook points.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
+#![forbid(unsafe_code)]
+
+pub mod cost;
+mod dtype;
+mod export;
+mod graph;
+mod liveness;
+mod op;
+mod order;
+mod value;
+
+pub use dtype::DType;
+pub use graph::{Graph, GraphBuilder, GraphError, KvShape, Node, NodeId};
+pub use liveness::StackPlan;
+pub use op::{Op, RopeStyle};
+pub use order::{Part, Tile, gathered_tables, tile_bytes, tiles};
+pub use value::{Dim, Lifecycle, Owner, Rows, Value, ValueId};

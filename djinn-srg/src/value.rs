@@ -1,0 +1,114 @@
+//! Values: what operations read and write, with shape, lifecycle and owner.
+
+use crate::DType;
+use serde::Serialize;
+
+/// Index of a [`Value`] in its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct ValueId(pub u32);
+
+/// One dimension of a value's shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dim {
+    /// As many as the step has rows (prefill tokens plus decode tokens).
+    Rows,
+    /// As many as the step has rows whose logits are wanted.
+    LogitRows,
+    /// A constant of the model.
+    Fixed(u64),
+}
+
+/// How many rows a step has: resolves the symbolic dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Rows {
+    /// Rows of the step ([`Dim::Rows`]).
+    pub rows: u64,
+    /// Rows whose logits are computed ([`Dim::LogitRows`]).
+    pub logit_rows: u64,
+}
+
+impl Dim {
+    /// The dimension's size in a step of `rows`.
+    pub const fn resolve(self, rows: Rows) -> u64 {
+        match self {
+            Dim::Rows => rows.rows,
+            Dim::LogitRows => rows.logit_rows,
+            Dim::Fixed(n) => n,
+        }
+    }
+}
+
+/// Which segment holds a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Lifecycle {
+    /// Weights: read-only, shared by all sessions.
+    Text,
+    /// KV cache: one per session, outlives the step, may be swapped.
+    Data,
+    /// Activations and step inputs: gone when the step ends.
+    Stack,
+}
+
+/// Who a value belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Owner {
+    /// Every session of the model.
+    Model,
+    /// One session.
+    Session,
+    /// One step.
+    Step,
+}
+
+/// A tensor that the graph names.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Value {
+    /// Unique in the graph, e.g. `blocks.3.attn.qkv.weight`. A weight source is asked by this name.
+    pub name: String,
+    /// Row-major shape.
+    pub shape: Vec<Dim>,
+    /// Element type.
+    pub dtype: DType,
+    /// Segment.
+    pub lifecycle: Lifecycle,
+    /// The decoder block that the value belongs to.
+    pub layer: Option<u32>,
+    /// Hook point that this value is, in TransformerLens's names (`blocks.3.hook_resid_post`).
+    pub hook: Option<String>,
+}
+
+impl Value {
+    /// Elements in a step of `rows`. Saturates instead of overflowing.
+    pub fn elements(&self, rows: Rows) -> u64 {
+        self.shape.iter().fold(1, |n, dim| n.saturating_mul(dim.resolve(rows)))
+    }
+
+    /// Bytes in a step of `rows`. Saturates instead of overflowing.
+    pub fn bytes(&self, rows: Rows) -> u64 {
+        self.elements(rows).saturating_mul(self.dtype.bytes())
+    }
+
+    /// Who the value belongs to; follows from the lifecycle.
+    pub const fn owner(&self) -> Owner {
+        match self.lifecycle {
+            Lifecycle::Text => Owner::Model,
+            Lifecycle::Data => Owner::Session,
+            Lifecycle::Stack => Owner::Step,
+        }
+    }
+
+    /// The constant shape of a weight as `[rows, columns]`; a vector counts as one column.
+    ///
+    /// # Panics
+    /// If the value is no weight or has more than two dimensions.
+    pub fn matrix(&self) -> [u64; 2] {
+        match (self.lifecycle, self.shape.as_slice()) {
+            (Lifecycle::Text, &[Dim::Fixed(rows)]) => [rows, 1],
+            (Lifecycle::Text, &[Dim::Fixed(rows), Dim::Fixed(columns)]) => [rows, columns],
+            _ => panic!("{} is no weight of one or two dimensions: {:?}", self.name, self.shape),
+        }
+    }
+}
