@@ -13,13 +13,16 @@ const ALIGN: u64 = 256;
 /// offsets. Two values share bytes only if no node needs both.
 ///
 /// Greedy by size (Pisarchyk & Lee 2020, "Efficient memory management for deep neural net inference"):
-/// the largest value first, each at the lowest offset that is free during its whole life.
+/// the largest value first, each at the lowest offset that is free during its whole life. The step's inputs
+/// come before all others, side by side and for the whole step, so that one copy uploads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackPlan {
     /// Sizes that the plan is made for.
     pub rows: Rows,
     /// Bytes of the arena.
     pub bytes: u64,
+    /// Leading bytes of the arena that hold the step's inputs.
+    pub input_bytes: u64,
     /// Offset of each value, by [`ValueId`]; `None` for text and data.
     offsets: Vec<Option<u64>>,
 }
@@ -28,15 +31,22 @@ impl StackPlan {
     /// Plans the stack of `graph` for steps of up to `rows`.
     pub fn new(graph: &Graph, rows: Rows) -> Self {
         let lives = lifetimes(graph);
+        let inputs = inputs(graph);
         let mut order: Vec<ValueId> = lives.iter().flatten().map(|&(id, _)| id).collect();
+        order.retain(|id| !inputs.contains(id));
         order.sort_by_key(|&id| (std::cmp::Reverse(graph.value(id).bytes(rows)), id));
-        let mut plan = StackPlan { rows, bytes: 0, offsets: vec![None; graph.values.len()] };
+        let mut plan = StackPlan { rows, bytes: 0, input_bytes: 0, offsets: vec![None; graph.values.len()] };
+        for id in inputs {
+            plan.offsets[id.0 as usize] = Some(plan.input_bytes);
+            plan.input_bytes += graph.value(id).bytes(rows).next_multiple_of(ALIGN);
+        }
+        plan.bytes = plan.input_bytes;
         // Bytes and lives of the values placed so far, by offset.
         let mut placed: Vec<(u64, u64, RangeInclusive<u32>)> = Vec::new();
         for id in order {
             let (_, life) = lives[id.0 as usize].clone().expect("only stack values are ordered");
             let len = graph.value(id).bytes(rows).next_multiple_of(ALIGN);
-            let mut offset = 0;
+            let mut offset = plan.input_bytes;
             for (start, end, other) in &placed {
                 let meet = life.start() <= other.end() && other.start() <= life.end();
                 if meet && *start < offset + len {
@@ -62,21 +72,25 @@ impl StackPlan {
     }
 }
 
-/// First and last node that touches each stack value. Step inputs live from the start, the logits to the
-/// end.
+fn inputs(graph: &Graph) -> [ValueId; 4] {
+    [graph.tokens, graph.positions, graph.row_seq, graph.logit_rows]
+}
+
+/// First and last node that touches each stack value. Step inputs live throughout, the logits to the end.
 fn lifetimes(graph: &Graph) -> Vec<Option<(ValueId, RangeInclusive<u32>)>> {
     let mut lives: Vec<Option<RangeInclusive<u32>>> = vec![None; graph.values.len()];
-    for input in [graph.tokens, graph.positions, graph.row_seq, graph.logit_rows] {
-        lives[input.0 as usize] = Some(0..=0);
+    let last = graph.nodes.len() as u32;
+    for input in inputs(graph) {
+        lives[input.0 as usize] = Some(0..=last);
     }
     for (at, node) in graph.nodes.iter().enumerate() {
         for &id in node.inputs.iter().chain([&node.output]) {
             let life = &mut lives[id.0 as usize];
             let start = life.as_ref().map_or(at as u32, |l| *l.start());
-            *life = Some(start..=at as u32);
+            let end = life.as_ref().map_or(0, |l| *l.end());
+            *life = Some(start..=end.max(at as u32));
         }
     }
-    let last = graph.nodes.len() as u32;
     if let Some(life) = lives.get_mut(graph.logits.0 as usize).and_then(Option::as_mut) {
         *life = *life.start()..=last;
     }
