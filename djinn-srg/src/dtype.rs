@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 /// The element type of a value in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[non_exhaustive]
 pub enum DType {
     /// IEEE 754 binary32.
     F32,

@@ -16,7 +16,6 @@ pub enum RopeStyle {
 /// row count, activations are f32, and weights have the dtype of their value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Op {
     /// `tokens[rows] (u32), table[vocab, d] -> [rows, d]`: gathers one row of the table for each token.
     Embed,
