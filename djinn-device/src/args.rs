@@ -1,0 +1,233 @@
+//! Arguments of the operations: typed spans with sizes, checked once before a launch.
+//!
+//! Activations are row-major f32 `[rows, width]`; token ids, positions and tables are u32; weights are
+//! row-major in their own dtype. Every span starts at a multiple of 16 bytes unless said otherwise.
+
+mod check;
+
+use crate::{DType, RopeStyle, Span};
+
+/// A weight: bytes with their element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight {
+    /// Exactly the weight's bytes.
+    pub span: Span,
+    /// f32, f16 or bf16.
+    pub dtype: DType,
+}
+
+/// `out[r, :] = table[tokens[r] - first_row, :]`, for the rows whose token lies in
+/// `first_row .. first_row + table_rows`; other rows of `out` are left alone, so that a table in several
+/// tiles is gathered by several launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Embed {
+    /// u32 `[rows]`.
+    pub tokens: Span,
+    /// `[table_rows, width]`, in either space.
+    pub table: Weight,
+    /// Vocabulary id of the table's first row.
+    pub first_row: u32,
+    /// Rows of the table.
+    pub table_rows: u32,
+    /// Columns.
+    pub width: u32,
+    /// f32 `[rows, width]`.
+    pub out: Span,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// `out[r, i] = cos(positions[r] · inv_freq[i]) · scale`, `out[r, half + i] = sin(…) · scale`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeTable {
+    /// u32 `[rows]`.
+    pub positions: Span,
+    /// f32 `[half]`.
+    pub inv_freq: Span,
+    /// f32 `[rows, 2 half]`.
+    pub out: Span,
+    /// Frequencies.
+    pub half: u32,
+    /// Attention factor.
+    pub scale: f32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// `out[r, :] = x[r, :] / sqrt(mean(x[r, :]²) + eps) · weight`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsNorm {
+    /// f32 `[rows, width]`.
+    pub x: Span,
+    /// `[width]`.
+    pub weight: Weight,
+    /// f32 `[rows, width]`; may be `x` itself.
+    pub out: Span,
+    /// Added to the mean of squares.
+    pub eps: f32,
+    /// Columns.
+    pub width: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// `out[r, out_column + j] = Σ x[r, i] · weight[j, i] + bias[j]`, for `j` in `0..n`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Linear {
+    /// f32 `[rows, k]`.
+    pub x: Span,
+    /// `[n, k]`.
+    pub weight: Weight,
+    /// `[n]`.
+    pub bias: Option<Weight>,
+    /// f32 `[rows, out_width]`; only `n` columns from `out_column` on are written.
+    pub out: Span,
+    /// Columns of `x`.
+    pub k: u32,
+    /// Rows of the weight.
+    pub n: u32,
+    /// Columns of `out`.
+    pub out_width: u32,
+    /// First column written.
+    pub out_column: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// Rotates, in place, the first `rotary_dim` elements of each query and key head of
+/// `qkv[rows, (heads + 2 kv_heads) · head_dim]`: `(a, b) -> (a cos - b sin, b cos + a sin)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rope {
+    /// f32, in and out.
+    pub qkv: Span,
+    /// f32 `[rows, rotary_dim]`, of [`RopeTable`].
+    pub table: Span,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Leading elements of a head that are rotated.
+    pub rotary_dim: u32,
+    /// Pairing.
+    pub style: RopeStyle,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// Where the KV cache of one layer lies: pages of `page_tokens` tokens for *all* layers. Within a page,
+/// row-major `[layer][k|v][kv_head][slot][head_dim]` in `dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvPages {
+    /// All pages; page `p` starts at `p · page_bytes`.
+    pub pages: Span,
+    /// f32, f16 or bf16.
+    pub dtype: DType,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Tokens of a page.
+    pub page_tokens: u32,
+    /// The layer.
+    pub layer: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// u32 `[sequences, table_width]`: pages of each sequence in order of position.
+    pub page_table: Span,
+    /// Columns of the page table.
+    pub table_width: u32,
+}
+
+/// Writes keys and values of `qkv[rows, (heads + 2 kv_heads) · head_dim]` into the pages, at each row's
+/// sequence and position, rounded to the pages' dtype (to nearest even).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvWrite {
+    /// f32.
+    pub qkv: Span,
+    /// Destination.
+    pub kv: KvPages,
+    /// u32 `[rows]`: each row's sequence.
+    pub row_seq: Span,
+    /// u32 `[rows]`: each row's position in its sequence.
+    pub positions: Span,
+    /// Query heads.
+    pub heads: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// `out[r, h, :] = softmax(q[r, h, :] · K · scale) · V` over positions `0..=positions[r]` of the row's
+/// sequence, keys and values read from the pages (the row's own included: [`KvWrite`] ran before).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// f32 `[rows, (heads + 2 kv_heads) · head_dim]`; only the queries are read.
+    pub qkv: Span,
+    /// Keys and values.
+    pub kv: KvPages,
+    /// u32 `[rows]`: each row's sequence. Rows of one sequence are adjacent, positions ascending by one.
+    pub row_seq: Span,
+    /// u32 `[rows]`: each row's position in its sequence.
+    pub positions: Span,
+    /// f32 `[rows, heads · head_dim]`.
+    pub out: Span,
+    /// Query heads.
+    pub heads: u32,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// `out[r, i] = silu(x[r, i]) · x[r, width + i]`, for `x[rows, 2 width]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SiluMul {
+    /// f32 `[rows, 2 width]`.
+    pub x: Span,
+    /// f32 `[rows, width]`.
+    pub out: Span,
+    /// Columns of `out`.
+    pub width: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// `out = a + b`, element by element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Add {
+    /// f32 `[len]`.
+    pub a: Span,
+    /// f32 `[len]`.
+    pub b: Span,
+    /// f32 `[len]`; may be `a` or `b` itself.
+    pub out: Span,
+    /// Elements.
+    pub len: u64,
+}
+
+/// `out[i, :] = x[indices[i], :]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SelectRows {
+    /// f32 `[_, width]`.
+    pub x: Span,
+    /// u32 `[rows]`, each a row of `x`.
+    pub indices: Span,
+    /// f32 `[rows, width]`.
+    pub out: Span,
+    /// Columns.
+    pub width: u32,
+    /// Rows of `out`.
+    pub rows: u32,
+}
+
+/// `out = checksum(src)`: the wrapping sum, over the 32-bit little-endian words `w` of `src` (the last one
+/// padded with zeros), of `mix(w ^ mix(index))`, where `mix` is SplitMix64's finaliser; 8 bytes,
+/// little-endian. The order of summation does not matter, so any device may split it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checksum {
+    /// Any bytes.
+    pub src: Span,
+    /// u64, one.
+    pub out: Span,
+}

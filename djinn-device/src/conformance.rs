@@ -1,0 +1,40 @@
+//! What every device must do, as functions that a backend's tests call. They panic where it does not.
+//!
+//! ```
+//! use djinn_device::{SimConfig, SimDevice, conformance};
+//!
+//! conformance::device(|| SimDevice::new(SimConfig::default()).unwrap());
+//! ```
+
+/// Functions with their names.
+macro_rules! named {
+    [$($check:path),* $(,)?] => { [$((stringify!($check), $check)),*] };
+}
+
+mod device;
+mod ops;
+
+pub use device::device;
+pub use ops::{Tolerance, ops};
+
+use crate::Ops;
+
+/// [`device`] and [`ops`], the latter within `tolerance` of the reference.
+///
+/// # Panics
+/// If the device does not conform.
+pub fn run_all<D: Ops>(make: impl Fn() -> D, tolerance: Tolerance) {
+    device(&make);
+    ops(&make, tolerance);
+}
+
+/// As [`run_all`], but hands every check, with its name, to `run`, which calls it: to time it, or to go on
+/// after one that panics.
+pub fn run_each<D: Ops>(
+    make: impl Fn() -> D,
+    tolerance: Tolerance,
+    mut run: impl FnMut(&'static str, &dyn Fn()),
+) {
+    device::each_device(&make, &mut run);
+    ops::each_op(&make, tolerance, &mut run);
+}

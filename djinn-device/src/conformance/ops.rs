@@ -1,0 +1,83 @@
+//! The suite for [`Ops`]: every operation against the scalar reference, over seeded random shapes and all
+//! element types, with outputs that start as NaN; and each row's bits against those of the same row in
+//! other batches.
+
+mod attention;
+mod linear;
+mod rig;
+mod rows;
+
+use crate::{DType, Ops};
+use rig::Rig;
+
+/// The greatest error allowed by the type of the weights or the cache: the norm of the difference to the
+/// reference over the norm of the reference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// For f32, and for operations without weights.
+    pub f32: f64,
+    /// For f16.
+    pub f16: f64,
+    /// For bf16.
+    pub bf16: f64,
+    /// The greatest batch within which a row's bits may not depend on the others.
+    pub batch_rows: usize,
+}
+
+impl Tolerance {
+    /// For devices that round activations to the weights' type, and compute more than 16 rows on other units.
+    pub const ROUNDING: Tolerance = Tolerance { f32: 1e-5, f16: 2e-3, bf16: 1e-2, batch_rows: 16 };
+
+    /// For devices that widen weights and compute in f32.
+    pub const WIDENING: Tolerance = Tolerance { f32: 1e-5, f16: 1e-5, bf16: 1e-5, batch_rows: usize::MAX };
+
+    /// The entry for a type.
+    fn of(self, dtype: DType) -> f64 {
+        match dtype {
+            DType::F16 => self.f16,
+            DType::BF16 => self.bf16,
+            DType::F32 | DType::U32 => self.f32,
+        }
+    }
+}
+
+/// A check and its name.
+type Check<D> = (&'static str, fn(&mut Rig<D>));
+
+/// Runs every check on a device of its own. The device must have 16 MiB in each space.
+///
+/// # Panics
+/// If the device does not conform.
+pub fn ops<D: Ops>(make: impl Fn() -> D, tolerance: Tolerance) {
+    each_op(&make, tolerance, &mut |_, check| check());
+}
+
+/// Hands every check, with its name, to `run`.
+pub(super) fn each_op<D: Ops>(
+    make: &dyn Fn() -> D,
+    tolerance: Tolerance,
+    run: &mut dyn FnMut(&'static str, &dyn Fn()),
+) {
+    let checks: [Check<D>; 17] = named![
+        linear::matches_the_reference,
+        linear::leaves_other_columns_alone,
+        linear::is_batch_invariant,
+        attention::matches_the_reference,
+        attention::is_batch_invariant,
+        attention::writes_the_cache_exactly,
+        rows::embeds_the_rows_of_its_tile,
+        rows::tabulates_rotations,
+        rows::normalises,
+        rows::norms_are_batch_invariant,
+        rows::rotates,
+        rows::rotations_are_batch_invariant,
+        rows::activates,
+        rows::activations_are_batch_invariant,
+        rows::adds,
+        rows::selects_rows,
+        rows::sums_bytes,
+    ];
+    for (name, check) in checks {
+        run(name, &|| check(&mut Rig::new(make(), tolerance)));
+    }
+}

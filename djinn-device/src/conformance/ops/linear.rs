@@ -1,0 +1,112 @@
+//! Checks of [`Linear`].
+
+use super::rig::{DTYPES, Rig, Stored, same_bits};
+use crate::args::Linear;
+use crate::kernels::{data, reference};
+use crate::{DType, Ops};
+
+/// Shapes with whole and ragged tiles in every direction.
+const ROWS: [usize; 7] = [1, 2, 5, 7, 16, 33, 64];
+const INNER: [usize; 8] = [1, 16, 17, 32, 33, 63, 576, 577];
+const OUTER: [usize; 6] = [1, 3, 4, 5, 37, 130];
+
+/// One product and where it goes.
+struct Case {
+    rows: usize,
+    k: usize,
+    n: usize,
+    out_width: usize,
+    out_column: usize,
+    x: Vec<f32>,
+    weight: Stored,
+    bias: Option<Stored>,
+}
+
+impl Case {
+    fn new<D: Ops>(rig: &mut Rig<D>, [rows, k, n]: [usize; 3], dtype: DType, bias: Option<DType>) -> Case {
+        let x = rig.random.floats(rows * k);
+        let weight = Stored::round(&rig.random.floats(n * k), dtype);
+        let bias = bias.map(|dtype| Stored::round(&rig.random.floats(n), dtype));
+        Case { rows, k, n, out_width: n, out_column: 0, x, weight, bias }
+    }
+
+    /// The device's result for `count` rows from `first`.
+    fn run<D: Ops>(&self, rig: &mut Rig<D>, first: usize, count: usize) -> Vec<f32> {
+        let out = rig.blank_f32(count * self.out_width);
+        let args = Linear {
+            x: rig.upload(&self.x[first * self.k..(first + count) * self.k]),
+            weight: rig.weight(&self.weight),
+            bias: self.bias.as_ref().map(|bias| rig.weight(bias)),
+            out,
+            k: self.k as u32,
+            n: self.n as u32,
+            out_width: self.out_width as u32,
+            out_column: self.out_column as u32,
+            rows: count as u32,
+        };
+        args.check();
+        rig.enqueued(rig.device.linear(rig.stream, &args));
+        let got = rig.download(out);
+        rig.free_all();
+        got
+    }
+
+    fn reference(&self) -> Vec<f32> {
+        let mut out = vec![f32::from_bits(u32::MAX); self.rows * self.out_width];
+        reference::linear(data::Linear {
+            x: &self.x,
+            weight: self.weight.elements(),
+            bias: self.bias.as_ref().map(Stored::elements),
+            k: self.k,
+            n: self.n,
+            out_width: self.out_width,
+            out_column: self.out_column,
+            out: &mut out,
+        });
+        out
+    }
+}
+
+pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in DTYPES {
+        for (i, k) in INNER.into_iter().enumerate() {
+            // Every row count and every width meets every `k` class over the three types.
+            for (j, rows) in ROWS.into_iter().enumerate() {
+                let n = OUTER[(i + j) % OUTER.len()];
+                let bias = [None, Some(DType::F32), Some(dtype)][(i + j) % 3];
+                let case = Case::new(rig, [rows, k, n], dtype, bias);
+                let got = case.run(rig, 0, rows);
+                let name = format!("linear {rows}x{k}x{n} {}", dtype.name());
+                rig.compare(&name, &got, &case.reference(), dtype);
+            }
+        }
+    }
+}
+
+pub(super) fn leaves_other_columns_alone<D: Ops>(rig: &mut Rig<D>) {
+    for (rows, n, out_width, out_column) in [(1, 5, 12, 3), (7, 33, 40, 7), (16, 4, 4, 0), (3, 8, 16, 8)] {
+        let case = Case { out_width, out_column, ..Case::new(rig, [rows, 40, n], DType::BF16, None) };
+        let (got, want) = (case.run(rig, 0, rows), case.reference());
+        let name = format!("linear of {n} columns at {out_column} of {out_width}");
+        for (got, want) in got.chunks(out_width).zip(want.chunks(out_width)) {
+            let written = out_column..out_column + n;
+            rig.compare(&name, &got[written.clone()], &want[written.clone()], DType::BF16);
+            same_bits(&name, &got[..written.start], &want[..written.start]);
+            same_bits(&name, &got[written.end..], &want[written.end..]);
+        }
+    }
+}
+
+pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in DTYPES {
+        for [k, n] in [[577, 37], [64, 130], [17, 5]] {
+            let case = Case::new(rig, [33, k, n], dtype, Some(dtype));
+            let all = rig.in_batches(33, |rig, first, count| case.run(rig, first, count));
+            for (first, count) in [(0, 1), (5, 1), (32, 1), (4, 2), (11, 5), (3, 16), (17, 16)] {
+                let got = case.run(rig, first, count);
+                let name = format!("rows {first}+{count} of 33 in linear {k}x{n} {}", dtype.name());
+                same_bits(&name, &got, &all[first * n..(first + count) * n]);
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Operations as commands: one table of them for every device that queues them on the host.
+
+use super::CpuDevice;
+use super::memory::Memory;
+use crate::args::{
+    self, Add, Attention, Checksum, Embed, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows,
+    SiluMul,
+};
+use crate::kernels::Kernels;
+use crate::sim::SimDevice;
+use crate::{Ops, Result, Span, Stream};
+
+/// How a command uses a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read(Span),
+    /// Written, and perhaps read as well.
+    Write(Span),
+}
+
+impl Access {
+    /// The span.
+    pub(crate) fn span(self) -> Span {
+        match self {
+            Access::Read(span) | Access::Write(span) => span,
+        }
+    }
+}
+
+macro_rules! operations {
+    ($($method:ident: $Args:ident),* $(,)?) => {
+        /// An operation with its arguments.
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) enum Op {
+            $($Args(args::$Args)),*
+        }
+
+        impl Op {
+            /// Carries the operation out on this thread and the kernels' pool.
+            pub(crate) fn run(&self, kernels: &Kernels, memory: &Memory) {
+                match self {
+                    $(Op::$Args(args) => kernels.$method(memory, args)),*
+                }
+            }
+        }
+
+        impl Ops for CpuDevice {
+            $(fn $method(&self, stream: Stream, args: &args::$Args) -> Result<()> {
+                if cfg!(debug_assertions) {
+                    args.check();
+                }
+                self.launch(stream, Op::$Args(*args))
+            })*
+        }
+
+        impl Ops for SimDevice {
+            $(fn $method(&self, stream: Stream, args: &args::$Args) -> Result<()> {
+                if cfg!(debug_assertions) {
+                    args.check();
+                }
+                self.launch(stream, Op::$Args(*args))
+            })*
+        }
+    };
+}
+
+operations! {
+    embed: Embed,
+    rope_table: RopeTable,
+    rms_norm: RmsNorm,
+    linear: Linear,
+    rope: Rope,
+    kv_write: KvWrite,
+    attention: Attention,
+    silu_mul: SiluMul,
+    add: Add,
+    select_rows: SelectRows,
+    checksum: Checksum,
+}
+
+impl Op {
+    /// Calls `visit` with every span that the operation uses.
+    pub(crate) fn each_access(&self, mut visit: impl FnMut(Access)) {
+        let mut reads = |spans: &[Span]| spans.iter().for_each(|&s| visit(Access::Read(s)));
+        let written = match *self {
+            Op::Embed(Embed { tokens, table, out, .. }) => {
+                reads(&[tokens, table.span]);
+                out
+            }
+            Op::RopeTable(RopeTable { positions, inv_freq, out, .. }) => {
+                reads(&[positions, inv_freq]);
+                out
+            }
+            Op::RmsNorm(RmsNorm { x, weight, out, .. }) => {
+                reads(&[x, weight.span]);
+                out
+            }
+            Op::Linear(Linear { x, weight, bias, out, .. }) => {
+                reads(&[x, weight.span]);
+                reads(bias.map(|b| b.span).as_slice());
+                out
+            }
+            Op::Rope(Rope { qkv, table, .. }) => {
+                reads(&[table]);
+                qkv
+            }
+            Op::KvWrite(KvWrite { qkv, kv, row_seq, positions, .. }) => {
+                reads(&[qkv, kv.page_table, row_seq, positions]);
+                kv.pages
+            }
+            Op::Attention(Attention { qkv, kv, row_seq, positions, out, .. }) => {
+                reads(&[qkv, kv.pages, kv.page_table, row_seq, positions]);
+                out
+            }
+            Op::SiluMul(SiluMul { x, out, .. }) => {
+                reads(&[x]);
+                out
+            }
+            Op::Add(Add { a, b, out, .. }) => {
+                reads(&[a, b]);
+                out
+            }
+            Op::SelectRows(SelectRows { x, indices, out, .. }) => {
+                reads(&[x, indices]);
+                out
+            }
+            Op::Checksum(Checksum { src, out }) => {
+                reads(&[src]);
+                out
+            }
+        };
+        visit(Access::Write(written));
+    }
+
+    /// Bytes that the operation moves, for a clock that charges for them: those of its spans, except where
+    /// it uses a part of one. Read while the operation may run, since a part can depend on data.
+    pub(crate) fn bytes_moved(&self, memory: &Memory) -> u64 {
+        let spans = |op: &Op, except: Option<Span>| {
+            let mut bytes = 0;
+            op.each_access(|access| {
+                bytes += if Some(access.span()) == except { 0 } else { access.span().len() };
+            });
+            bytes
+        };
+        match self {
+            Op::Embed(a) => {
+                let row = u64::from(a.width) * a.table.dtype.bytes();
+                spans(self, Some(a.table.span)) + u64::from(a.rows) * row
+            }
+            Op::KvWrite(a) => spans(self, Some(a.kv.pages)) + u64::from(a.rows) * token_bytes(&a.kv),
+            Op::Attention(a) => {
+                let tokens = cached_tokens(&memory.read_u32(a.row_seq), &memory.read_u32(a.positions));
+                spans(self, Some(a.kv.pages)) + tokens * token_bytes(&a.kv)
+            }
+            _ => spans(self, None),
+        }
+    }
+}
+
+/// Bytes of one token's keys and values in one layer.
+fn token_bytes(kv: &KvPages) -> u64 {
+    2 * u64::from(kv.kv_heads) * u64::from(kv.head_dim) * kv.dtype.bytes()
+}
+
+/// Tokens whose keys and values the rows attend to, those that rows of one sequence share counted once.
+fn cached_tokens(row_seq: &[u32], positions: &[u32]) -> u64 {
+    let mut rows = row_seq.iter().zip(positions).peekable();
+    let mut tokens = 0;
+    while let Some((seq, position)) = rows.next() {
+        if rows.peek().is_none_or(|(next, _)| *next != seq) {
+            tokens += u64::from(*position) + 1;
+        }
+    }
+    tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cached_tokens;
+
+    #[test]
+    fn rows_of_a_sequence_share_its_tokens() {
+        assert_eq!(cached_tokens(&[], &[]), 0);
+        assert_eq!(cached_tokens(&[0], &[9]), 10);
+        assert_eq!(cached_tokens(&[0, 0, 0, 1, 2, 2], &[7, 8, 9, 0, 3, 4]), 10 + 1 + 5);
+    }
+}

@@ -1,0 +1,49 @@
+//! What a caller of a device cannot foresee. Misuse (a freed handle, a span of the wrong size) panics.
+
+use crate::Space;
+
+/// A device's failure.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The allocation would exceed the cap, or the system refused it.
+    #[error(
+        "out of {} memory: {requested_bytes} bytes requested, {in_use_bytes} of {limit_bytes} in use",
+        match space { Space::Device => "device", Space::Host => "host" }
+    )]
+    OutOfMemory {
+        /// Which memory.
+        space: Space,
+        /// Bytes asked for.
+        requested_bytes: u64,
+        /// Bytes allocated at that time.
+        in_use_bytes: u64,
+        /// The cap.
+        limit_bytes: u64,
+    },
+    /// A copy failed. Sticky: every later `sync` of the device returns it.
+    #[error("a copy of {bytes} bytes failed on stream {stream}")]
+    CopyFailed {
+        /// Bytes of the copy.
+        bytes: u64,
+        /// The stream.
+        stream: u32,
+    },
+    /// The device is gone, e.g. a worker of it panicked. Sticky.
+    #[error("device lost: {reason}")]
+    DeviceLost {
+        /// What happened, in one line.
+        reason: String,
+    },
+    /// The operating system refused a resource, e.g. a thread.
+    #[error("cannot create {what}: {reason}")]
+    Resource {
+        /// The resource.
+        what: &'static str,
+        /// The system's reason.
+        reason: String,
+    },
+}
+
+/// A device's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

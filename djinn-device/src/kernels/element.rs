@@ -1,0 +1,157 @@
+//! Element types of weights and caches, and slices of any of them.
+#![allow(unsafe_code, reason = "vector loads by pointer")]
+
+use super::simd::Simd;
+use half::{bf16, f16};
+
+/// f32, f16 or bf16. All widen to f32 exactly.
+pub(crate) trait Element: bytemuck::Pod + Send + Sync {
+    /// Whether [`load_half`](Element::load_half) takes even and odd elements instead of the first and the
+    /// last `LANES`.
+    const INTERLEAVED: bool;
+
+    /// `LANES` consecutive elements.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load<S: Simd>(simd: S, from: *const Self) -> S::V;
+
+    /// One half (the second if `SECOND`) of `2 LANES` consecutive elements.
+    ///
+    /// # Safety
+    /// All `2 LANES` are readable.
+    unsafe fn load_half<S: Simd, const SECOND: bool>(simd: S, from: *const Self) -> S::V;
+
+    /// Widens.
+    fn widen(self) -> f32;
+
+    /// Rounds to nearest, ties to even.
+    fn narrow(x: f32) -> Self;
+}
+
+impl Element for f32 {
+    const INTERLEAVED: bool = false;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(simd: S, from: *const f32) -> S::V {
+        // SAFETY: the caller vouches for `LANES` elements.
+        unsafe { simd.load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_half<S: Simd, const SECOND: bool>(simd: S, from: *const f32) -> S::V {
+        // SAFETY: the caller vouches for `2 LANES` elements.
+        let at = unsafe { from.add(if SECOND { S::LANES } else { 0 }) };
+        // SAFETY: as above.
+        unsafe { simd.load(at) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> f32 {
+        x
+    }
+}
+
+impl Element for f16 {
+    const INTERLEAVED: bool = false;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(simd: S, from: *const f16) -> S::V {
+        // SAFETY: the caller vouches for `LANES` elements.
+        unsafe { simd.load_f16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_half<S: Simd, const SECOND: bool>(simd: S, from: *const f16) -> S::V {
+        // SAFETY: the caller vouches for `2 LANES` elements.
+        let at = unsafe { from.add(if SECOND { S::LANES } else { 0 }) };
+        // SAFETY: as above.
+        unsafe { simd.load_f16(at) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> f16 {
+        f16::from_f32(x)
+    }
+}
+
+impl Element for bf16 {
+    // Even and odd elements of 32-bit pairs cost one instruction each; consecutive ones cost two.
+    const INTERLEAVED: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(simd: S, from: *const bf16) -> S::V {
+        // SAFETY: the caller vouches for `LANES` elements.
+        unsafe { simd.load_bf16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_half<S: Simd, const SECOND: bool>(simd: S, from: *const bf16) -> S::V {
+        if SECOND {
+            // SAFETY: the caller vouches for `2 LANES` elements.
+            unsafe { simd.load_bf16_odd(from) }
+        } else {
+            // SAFETY: the caller vouches for `2 LANES` elements.
+            unsafe { simd.load_bf16_even(from) }
+        }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> bf16 {
+        bf16::from_f32(x)
+    }
+}
+
+/// A slice of elements whose type is known at run time.
+#[derive(Clone, Copy)]
+pub(crate) enum Elements<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    BF16(&'a [bf16]),
+}
+
+/// As [`Elements`], writable.
+pub(crate) enum ElementsMut<'a> {
+    F32(&'a mut [f32]),
+    F16(&'a mut [f16]),
+    BF16(&'a mut [bf16]),
+}
+
+/// `$body` with `$slice` bound to the slice inside `$elements`, for each type of element.
+macro_rules! with_elements {
+    ($enum:ident, $elements:expr, $slice:ident => $body:expr) => {
+        match $elements {
+            $crate::kernels::element::$enum::F32($slice) => $body,
+            $crate::kernels::element::$enum::F16($slice) => $body,
+            $crate::kernels::element::$enum::BF16($slice) => $body,
+        }
+    };
+}
+pub(crate) use with_elements;
+
+impl Elements<'_> {
+    /// Element `i`, widened.
+    pub(crate) fn get(self, i: usize) -> f32 {
+        with_elements!(Elements, self, slice => slice[i].widen())
+    }
+
+    /// All of them, widened.
+    pub(crate) fn to_vec(self) -> Vec<f32> {
+        with_elements!(Elements, self, slice => slice.iter().map(|x| x.widen()).collect())
+    }
+}

@@ -1,0 +1,164 @@
+//! The scalar reference: one loop nest for each operation, accumulating in f64. It defines the results that
+//! every device is compared with.
+
+use super::data::{
+    Add, Attention, Embed, KvWrite, Linear, Part, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+};
+use super::element::{Element, ElementsMut};
+use crate::RopeStyle;
+
+pub(crate) fn embed(op: Embed<'_>) {
+    for (r, &token) in op.tokens.iter().enumerate() {
+        let Some(row) = op.row_of(token) else { continue };
+        for i in 0..op.width {
+            op.out[r * op.width + i] = op.table.get(row * op.width + i);
+        }
+    }
+}
+
+pub(crate) fn rope_table(op: RopeTable<'_>) {
+    let half = op.inv_freq.len();
+    for (r, &position) in op.positions.iter().enumerate() {
+        for (i, &inv_freq) in op.inv_freq.iter().enumerate() {
+            let (cos, sin) = RopeTable::pair(position, inv_freq, op.scale);
+            op.out[r * 2 * half + i] = cos;
+            op.out[r * 2 * half + half + i] = sin;
+        }
+    }
+}
+
+pub(crate) fn rms_norm(op: RmsNorm<'_>) {
+    for r in 0..op.out.len() / op.width {
+        let row = r * op.width..(r + 1) * op.width;
+        let x: Vec<f64> = op.x.unwrap_or(op.out)[row.clone()].iter().map(|&x| f64::from(x)).collect();
+        let mean = x.iter().map(|x| x * x).sum::<f64>() / op.width as f64;
+        let scale = 1.0 / (mean + f64::from(op.eps)).sqrt();
+        for (i, out) in op.out[row].iter_mut().enumerate() {
+            *out = (x[i] * scale * f64::from(op.weight.get(i))) as f32;
+        }
+    }
+}
+
+pub(crate) fn linear(op: Linear<'_>) {
+    for (r, x) in op.x.chunks_exact(op.k).enumerate() {
+        for j in 0..op.n {
+            let mut sum = 0.0;
+            for (i, &x) in x.iter().enumerate() {
+                sum += f64::from(x) * f64::from(op.weight.get(j * op.k + i));
+            }
+            let bias = op.bias.map_or(0.0, |bias| f64::from(bias.get(j)));
+            op.out[r * op.out_width + op.out_column + j] = (sum + bias) as f32;
+        }
+    }
+}
+
+pub(crate) fn rope(op: Rope<'_>) {
+    let (half, width) = (op.rotary_dim / 2, (op.heads + 2 * op.kv_heads) * op.head_dim);
+    for (r, table) in op.table.chunks_exact(op.rotary_dim).enumerate() {
+        for head in 0..op.heads + op.kv_heads {
+            let start = r * width + head * op.head_dim;
+            for i in 0..half {
+                let (first, second) = match op.style {
+                    RopeStyle::Half => (start + i, start + half + i),
+                    RopeStyle::Interleaved => (start + 2 * i, start + 2 * i + 1),
+                };
+                let (a, b) = (f64::from(op.qkv[first]), f64::from(op.qkv[second]));
+                let (cos, sin) = (f64::from(table[i]), f64::from(table[half + i]));
+                op.qkv[first] = (a * cos - b * sin) as f32;
+                op.qkv[second] = (b * cos + a * sin) as f32;
+            }
+        }
+    }
+}
+
+pub(crate) fn kv_write(mut op: KvWrite<'_>) {
+    let layout = op.layout;
+    let width = (op.heads + 2 * layout.kv_heads) * layout.head_dim;
+    let mut write = |to: usize, x: f32| match &mut op.pages {
+        ElementsMut::F32(pages) => pages[to] = Element::narrow(x),
+        ElementsMut::F16(pages) => pages[to] = Element::narrow(x),
+        ElementsMut::BF16(pages) => pages[to] = Element::narrow(x),
+    };
+    for (r, (&sequence, &position)) in op.row_seq.iter().zip(op.positions).enumerate() {
+        for head in 0..layout.kv_heads {
+            for (part, first) in [(Part::Keys, op.heads), (Part::Values, op.heads + layout.kv_heads)] {
+                let from = r * width + (first + head) * layout.head_dim;
+                let to = layout.offset(sequence as usize, position as usize, part, head);
+                for i in 0..layout.head_dim {
+                    write(to + i, op.qkv[from + i]);
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn attention(op: Attention<'_>) {
+    let (layout, dim) = (op.layout, op.layout.head_dim);
+    let (width, group) = ((op.heads + 2 * layout.kv_heads) * dim, op.heads / layout.kv_heads);
+    for (r, (&sequence, &position)) in op.row_seq.iter().zip(op.positions).enumerate() {
+        for head in 0..op.heads {
+            let query = &op.qkv[r * width + head * dim..][..dim];
+            let at = |position, part| layout.offset(sequence as usize, position, part, head / group);
+            let mut weights = Vec::new();
+            for p in 0..=position as usize {
+                let key = at(p, Part::Keys);
+                let products =
+                    query.iter().enumerate().map(|(i, &q)| f64::from(q) * f64::from(op.pages.get(key + i)));
+                weights.push(products.sum::<f64>() * f64::from(op.scale));
+            }
+            let largest = weights.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
+            weights.iter_mut().for_each(|w| *w = (*w - largest).exp());
+            let total: f64 = weights.iter().sum();
+            for i in 0..dim {
+                let values = weights.iter().enumerate();
+                let sum: f64 =
+                    values.map(|(p, w)| w * f64::from(op.pages.get(at(p, Part::Values) + i))).sum();
+                op.out[(r * op.heads + head) * dim + i] = (sum / total) as f32;
+            }
+        }
+    }
+}
+
+pub(crate) fn silu_mul(op: SiluMul<'_>) {
+    for (x, out) in op.x.chunks_exact(2 * op.width).zip(op.out.chunks_exact_mut(op.width)) {
+        for i in 0..op.width {
+            let gate = f64::from(x[i]);
+            out[i] = (gate / (1.0 + (-gate).exp()) * f64::from(x[op.width + i])) as f32;
+        }
+    }
+}
+
+pub(crate) fn add(op: Add<'_>) {
+    for i in 0..op.out.len() {
+        let (a, b) = (op.a.unwrap_or(op.out)[i], op.b.unwrap_or(op.out)[i]);
+        op.out[i] = a + b;
+    }
+}
+
+pub(crate) fn select_rows(op: SelectRows<'_>) {
+    for (&index, out) in op.indices.iter().zip(op.out.chunks_exact_mut(op.width)) {
+        out.copy_from_slice(&op.x[index as usize * op.width..][..op.width]);
+    }
+}
+
+/// See [`crate::args::Checksum`].
+pub fn checksum(bytes: &[u8]) -> u64 {
+    let mut sum = 0_u64;
+    for (index, chunk) in bytes.chunks(4).enumerate() {
+        let mut word = [0; 4];
+        word[..chunk.len()].copy_from_slice(chunk);
+        sum = sum.wrapping_add(mix(u64::from(u32::from_le_bytes(word)) ^ mix(index as u64)));
+    }
+    sum
+}
+
+/// SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014; Stafford's variant 13 of the constants).
+#[inline(always)]
+pub(crate) fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! The vector loops of the row operations. Plain loops here are vectorised by the compiler with the
+//! instruction set of [`Isa::run`](crate::kernels::simd::Isa::run); they treat elements one by one, so that
+//! does not change results.
+#![allow(unsafe_code, reason = "elements are widened by pointer")]
+
+use crate::RopeStyle;
+use crate::kernels::element::Element;
+use crate::kernels::simd::{Kernel, Simd};
+
+/// Widens a row of weights.
+pub(super) struct WidenRow<'a, E> {
+    pub(super) from: &'a [E],
+    pub(super) out: &'a mut [f32],
+}
+
+impl<E: Element> Kernel for WidenRow<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let from = self.from.chunks_exact(S::LANES);
+        for (x, out) in from.remainder().iter().zip(&mut self.out[from.len() * S::LANES..]) {
+            *out = x.widen();
+        }
+        for (from, out) in from.zip(self.out.chunks_exact_mut(S::LANES)) {
+            // SAFETY: the chunk has `LANES` elements.
+            let vector = unsafe { E::load(simd, from.as_ptr()) };
+            simd.write(out, vector);
+        }
+    }
+}
+
+/// Normalises rows in place.
+pub(super) struct NormRows<'a> {
+    pub(super) x: &'a mut [f32],
+    pub(super) weight: &'a [f32],
+    pub(super) eps: f32,
+}
+
+impl Kernel for NormRows<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let width = self.weight.len();
+        for row in self.x.chunks_exact_mut(width) {
+            // Two sums, so that additions overlap.
+            let mut sums = [simd.splat(0.0); 2];
+            let pairs = row.chunks_exact(2 * S::LANES);
+            let rest = pairs.remainder();
+            for pair in pairs {
+                let (first, second) = (simd.read(pair), simd.read(&pair[S::LANES..]));
+                sums = [simd.fma(first, first, sums[0]), simd.fma(second, second, sums[1])];
+            }
+            for rest in rest.chunks(S::LANES) {
+                let x = simd.read_partial(rest, 0.0);
+                sums[0] = simd.fma(x, x, sums[0]);
+            }
+            let square = simd.sums([simd.add(sums[0], sums[1]); 4])[0];
+            let scale = 1.0 / (square / width as f32 + self.eps).sqrt();
+            for (x, weight) in row.iter_mut().zip(self.weight) {
+                *x = *x * scale * weight;
+            }
+        }
+    }
+}
+
+/// Rotates rows of queries and keys in place; see [`crate::args::Rope`].
+pub(super) struct RotateRows<'a> {
+    pub(super) x: &'a mut [f32],
+    pub(super) table: &'a [f32],
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) rotary_dim: usize,
+    pub(super) style: RopeStyle,
+}
+
+impl Kernel for RotateRows<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) {
+        let width = (self.heads + 2 * self.kv_heads) * self.head_dim;
+        let rotated = (self.heads + self.kv_heads) * self.head_dim;
+        let tables = self.table.chunks_exact(self.rotary_dim);
+        for (row, table) in self.x.chunks_exact_mut(width).zip(tables) {
+            let (cos, sin) = table.split_at(self.rotary_dim / 2);
+            for head in row[..rotated].chunks_exact_mut(self.head_dim) {
+                let head = &mut head[..self.rotary_dim];
+                match self.style {
+                    RopeStyle::Half => {
+                        let (a, b) = head.split_at_mut(self.rotary_dim / 2);
+                        for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
+                            (*a, *b) = rotate(*a, *b, *cos, *sin);
+                        }
+                    }
+                    RopeStyle::Interleaved => {
+                        for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+                            (pair[0], pair[1]) = rotate(pair[0], pair[1], *cos, *sin);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn rotate(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f32) {
+    (a * cos - b * sin, b * cos + a * sin)
+}
+
+/// `out = silu(gate) · up`; see [`crate::args::SiluMul`].
+pub(super) struct SiluRows<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) width: usize,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Kernel for SiluRows<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let whole = self.width / S::LANES * S::LANES;
+        for (x, out) in self.x.chunks_exact(2 * self.width).zip(self.out.chunks_exact_mut(self.width)) {
+            let (gate, up) = x.split_at(self.width);
+            for i in (0..whole).step_by(S::LANES) {
+                let value = silu_mul(simd, simd.read(&gate[i..]), simd.read(&up[i..]));
+                simd.write(&mut out[i..], value);
+            }
+            if whole < self.width {
+                let gate = simd.read_partial(&gate[whole..], 0.0);
+                let value = silu_mul(simd, gate, simd.read_partial(&up[whole..], 0.0));
+                simd.write_partial(&mut out[whole..], value);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn silu_mul<S: Simd>(simd: S, gate: S::V, up: S::V) -> S::V {
+    let e = simd.exp(simd.sub(simd.splat(0.0), gate));
+    simd.mul(simd.div(gate, simd.add(simd.splat(1.0), e)), up)
+}
+
+/// `out = a + b`, where `None` stands for `out`'s own elements.
+pub(super) struct AddRows<'a> {
+    pub(super) a: Option<&'a [f32]>,
+    pub(super) b: Option<&'a [f32]>,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Kernel for AddRows<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) {
+        match (self.a, self.b) {
+            (Some(a), Some(b)) => {
+                for ((out, a), b) in self.out.iter_mut().zip(a).zip(b) {
+                    *out = a + b;
+                }
+            }
+            (Some(other), None) | (None, Some(other)) => {
+                for (out, other) in self.out.iter_mut().zip(other) {
+                    *out += other;
+                }
+            }
+            (None, None) => {
+                for out in self.out {
+                    *out *= 2.0;
+                }
+            }
+        }
+    }
+}

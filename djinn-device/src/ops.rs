@@ -1,0 +1,39 @@
+//! The [`Ops`] trait: the closed list of decoder operations.
+
+use crate::args::{
+    Add, Attention, Checksum, Embed, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+};
+use crate::{Device, Result, Stream};
+
+/// Decoder operations. Each enqueues on `stream` and returns at once; results are defined by the scalar
+/// reference of the CPU device, up to the tolerance of [`conformance`](crate::conformance). Arguments were
+/// checked by the caller (`args.check()`); devices only `debug_assert` them.
+///
+/// Every operation computes each output row from that row's inputs alone, in an order that does not depend
+/// on how many rows there are: results are *batch-invariant*. A device may compute `linear` and `attention` of
+/// many rows on other units, in another order; it states the number of rows up to which a row's bits are the
+/// same in every batch ([`Tolerance::batch_rows`](crate::conformance::Tolerance::batch_rows)).
+pub trait Ops: Device {
+    /// See [`Embed`].
+    fn embed(&self, stream: Stream, args: &Embed) -> Result<()>;
+    /// See [`RopeTable`].
+    fn rope_table(&self, stream: Stream, args: &RopeTable) -> Result<()>;
+    /// See [`RmsNorm`].
+    fn rms_norm(&self, stream: Stream, args: &RmsNorm) -> Result<()>;
+    /// See [`Linear`].
+    fn linear(&self, stream: Stream, args: &Linear) -> Result<()>;
+    /// See [`Rope`].
+    fn rope(&self, stream: Stream, args: &Rope) -> Result<()>;
+    /// See [`KvWrite`].
+    fn kv_write(&self, stream: Stream, args: &KvWrite) -> Result<()>;
+    /// See [`Attention`].
+    fn attention(&self, stream: Stream, args: &Attention) -> Result<()>;
+    /// See [`SiluMul`].
+    fn silu_mul(&self, stream: Stream, args: &SiluMul) -> Result<()>;
+    /// See [`Add`].
+    fn add(&self, stream: Stream, args: &Add) -> Result<()>;
+    /// See [`SelectRows`].
+    fn select_rows(&self, stream: Stream, args: &SelectRows) -> Result<()>;
+    /// See [`Checksum`].
+    fn checksum(&self, stream: Stream, args: &Checksum) -> Result<()>;
+}

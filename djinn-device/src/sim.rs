@@ -1,0 +1,255 @@
+//! The simulated device: the CPU's arithmetic in the worst order that the events allow.
+//!
+//! Commands are queued and run on the host's thread, when the host syncs or at seeded moments before; each
+//! step takes the head of any stream that can go on, chosen by a seeded adversary. A program that is right
+//! gives the same bits under every seed; one that lacks a wait gives NaN, old data or a panic under some.
+
+mod clock;
+mod order;
+mod queue;
+mod rng;
+#[cfg(test)]
+mod tests;
+
+use crate::cpu::event::{Completion, Events};
+use crate::cpu::memory::{self, Memory};
+use crate::cpu::{Access, Math, Op};
+use crate::kernels::Kernels;
+use crate::{Buffer, Device, DeviceInfo, Event, Result, Space, Span, Stream, Usage};
+use clock::Clock;
+use order::Order;
+use queue::{Command, Machine, POISON, Streams};
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a [`SimDevice`] does. Planted faults count calls from 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SimConfig {
+    /// Chooses the order; the same seed and calls give the same order.
+    pub seed: u64,
+    /// Whether fresh allocations and the destinations of copies under way are filled with 0xFF: NaN as
+    /// f32, f16 and bf16. (A freed buffer needs no poison: its handle panics.)
+    pub poison: bool,
+    /// Cap on [`Space::Device`], in bytes; none without.
+    pub vram: Option<u64>,
+    /// Cap on [`Space::Host`], in bytes; none without.
+    pub ram: Option<u64>,
+    /// The `alloc` that is refused.
+    pub fail_alloc_at: Option<u64>,
+    /// The `copy` that fails: its destination is left poisoned, work after it is skipped.
+    pub fail_copy_at: Option<u64>,
+    /// The `wait` that is ignored.
+    pub drop_wait_at: Option<u64>,
+    /// Speed of copies between host and device, each way, in virtual time.
+    pub link_bytes_per_second: f64,
+    /// Speed of everything else: bytes that it moves in virtual time.
+    pub memory_bytes_per_second: f64,
+    /// Virtual time that everything but a copy across the link takes on top.
+    pub launch_overhead: Duration,
+    /// Which arithmetic.
+    pub math: Math,
+}
+
+impl Default for SimConfig {
+    /// Seed 0, poison, no caps, no faults, and about the speeds of a data-centre GPU on PCIe 4.
+    fn default() -> Self {
+        SimConfig {
+            seed: 0,
+            poison: true,
+            vram: None,
+            ram: None,
+            fail_alloc_at: None,
+            fail_copy_at: None,
+            drop_wait_at: None,
+            link_bytes_per_second: 25e9,
+            memory_bytes_per_second: 2e12,
+            launch_overhead: Duration::from_micros(2),
+            math: Math::Reference,
+        }
+    }
+}
+
+/// How often the calls were made in which faults can be planted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SimCalls {
+    /// Calls of `alloc`.
+    pub allocs: u64,
+    /// Calls of `copy`.
+    pub copies: u64,
+    /// Calls of `wait`.
+    pub waits: u64,
+}
+
+/// A device that obeys the letter of [`Device`] and nothing more.
+///
+/// Panics, naming buffers and streams, if the host frees a buffer that queued work uses, writes host bytes
+/// that it uses, or reads host bytes that it writes. Work that panics loses the device, as on
+/// [`CpuDevice`](crate::CpuDevice).
+pub struct SimDevice {
+    config: SimConfig,
+    memory: Memory,
+    kernels: Kernels,
+    events: Events,
+    streams: RefCell<Streams>,
+    calls: Cell<SimCalls>,
+}
+
+impl SimDevice {
+    /// A device without streams or buffers.
+    ///
+    /// # Errors
+    /// [`Error::Resource`](crate::Error::Resource) if the system refuses what the kernels need.
+    ///
+    /// # Panics
+    /// If a bandwidth is not positive.
+    pub fn new(config: SimConfig) -> Result<Self> {
+        let (link, local) = (config.link_bytes_per_second, config.memory_bytes_per_second);
+        assert!(link > 0.0 && local > 0.0, "bandwidths of {link} and {local} bytes per second");
+        let clock = Clock::new(link, local, config.launch_overhead);
+        Ok(SimDevice {
+            config,
+            memory: Memory::new(config.vram.unwrap_or(u64::MAX), config.ram.unwrap_or(u64::MAX)),
+            kernels: Kernels::new(config.math, 1)?,
+            events: Events::default(),
+            streams: RefCell::new(Streams::new(Order::new(config.seed), clock, config.poison)),
+            calls: Cell::default(),
+        })
+    }
+
+    /// The calls so far.
+    pub fn calls(&self) -> SimCalls {
+        self.calls.get()
+    }
+
+    pub(crate) fn launch(&self, stream: Stream, op: Op) -> Result<()> {
+        op.each_access(|access| self.memory.check(access.span()));
+        self.enqueue(stream, Command::Op(op))
+    }
+
+    fn enqueue(&self, stream: Stream, command: Command) -> Result<()> {
+        self.streams.borrow_mut().enqueue(stream, command, self.machine())
+    }
+
+    fn machine(&self) -> Machine<'_> {
+        Machine { memory: &self.memory, kernels: &self.kernels }
+    }
+
+    /// Adds one to a count of calls; whether this is the call with the planted fault.
+    fn count(&self, which: fn(&mut SimCalls) -> &mut u64, fault: Option<u64>) -> bool {
+        let mut calls = self.calls.get();
+        let count = which(&mut calls);
+        *count += 1;
+        let planted = fault == Some(*count);
+        self.calls.set(calls);
+        planted
+    }
+
+    /// # Panics
+    /// If queued work clashes with the host's use of a span.
+    fn host_uses(&self, what: &str, access: Access) {
+        if let Some((stream, queued)) = self.streams.borrow().clash(access) {
+            panic!("the host {what} {:?} while stream {} has queued {queued:?}", access.span(), stream.id());
+        }
+    }
+}
+
+impl Device for SimDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { name: format!("sim (seed {})", self.config.seed), host_memory: false, reserved_bytes: 0 }
+    }
+
+    fn alloc(&self, space: Space, len: u64) -> Result<Buffer> {
+        if self.count(|calls| &mut calls.allocs, self.config.fail_alloc_at) {
+            return Err(memory::out_of_memory(space, len, self.memory.usage(space)));
+        }
+        let buffer = self.memory.alloc(space, len)?;
+        if self.config.poison {
+            self.memory.fill(buffer.span(), POISON);
+        }
+        Ok(buffer)
+    }
+
+    fn free(&self, buffer: Buffer) {
+        self.host_uses("frees", Access::Write(buffer.span()));
+        self.memory.free(buffer);
+    }
+
+    fn usage(&self, space: Space) -> Usage {
+        self.memory.usage(space)
+    }
+
+    fn stream(&self) -> Result<Stream> {
+        Ok(self.streams.borrow_mut().create())
+    }
+
+    fn event(&self) -> Result<Event> {
+        Ok(self.events.create())
+    }
+
+    fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
+        memory::check_copy(src, dst);
+        self.memory.check(src);
+        self.memory.check(dst);
+        let fails = self.count(|calls| &mut calls.copies, self.config.fail_copy_at);
+        self.enqueue(stream, Command::Copy { src, dst, fails })
+    }
+
+    fn fill(&self, stream: Stream, dst: Span, byte: u8) -> Result<()> {
+        self.memory.check(dst);
+        self.enqueue(stream, Command::Fill { dst, byte })
+    }
+
+    fn record(&self, stream: Stream, event: Event) -> Result<()> {
+        let completion = Arc::new(Completion::default());
+        self.events.record(event, Arc::clone(&completion));
+        self.enqueue(stream, Command::Record(completion))
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        let dropped = self.count(|calls| &mut calls.waits, self.config.drop_wait_at);
+        match self.events.latest(event) {
+            Some(completion) if !dropped => self.enqueue(stream, Command::Wait(completion)),
+            _ => self.streams.borrow().check(),
+        }
+    }
+
+    fn is_done(&self, event: Event) -> Result<bool> {
+        let mut streams = self.streams.borrow_mut();
+        streams.poll(self.machine());
+        let latest = self.events.latest(event);
+        let done = latest.as_ref().is_none_or(|completion| completion.is_done());
+        if let Some(at) = latest.and_then(|completion| completion.at()) {
+            streams.clock.host_saw(at);
+        }
+        streams.check().map(|()| done)
+    }
+
+    fn sync(&self, stream: Stream) -> Result<()> {
+        let mut streams = self.streams.borrow_mut();
+        streams.drain(stream, self.machine());
+        streams.check()
+    }
+
+    fn sync_event(&self, event: Event) -> Result<()> {
+        let mut streams = self.streams.borrow_mut();
+        if let Some(completion) = self.events.latest(event) {
+            streams.drain_to(&completion, self.machine());
+        }
+        streams.check()
+    }
+
+    fn timestamp(&self, event: Event) -> Option<Duration> {
+        self.events.latest(event)?.at()
+    }
+
+    fn read_host<R>(&self, span: Span, read: impl FnOnce(&[u8]) -> R) -> R {
+        self.host_uses("reads", Access::Read(span));
+        self.memory.read_host(span, read)
+    }
+
+    fn write_host<R>(&self, span: Span, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.host_uses("writes", Access::Write(span));
+        self.memory.write_host(span, write)
+    }
+}

@@ -1,0 +1,115 @@
+//! The [`Device`] trait: memory, streams, events, copies.
+
+use crate::{Buffer, Result, Space, Span, Usage};
+use std::time::Duration;
+
+/// A handle to a queue of work that runs in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stream(pub(crate) u32);
+
+impl Stream {
+    /// For devices: the handle of their stream `id`.
+    pub const fn from_raw(id: u32) -> Self {
+        Stream(id)
+    }
+
+    /// The device's name for the stream.
+    pub const fn id(self) -> u32 {
+        self.0
+    }
+}
+
+/// A handle to a point in a stream's work, set by [`Device::record`]; may be recorded again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Event(pub(crate) u32);
+
+impl Event {
+    /// For devices: the handle of their event `id`.
+    pub const fn from_raw(id: u32) -> Self {
+        Event(id)
+    }
+
+    /// The device's name for the event.
+    pub const fn id(self) -> u32 {
+        self.0
+    }
+}
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// For people, e.g. `cpu (2 threads, avx512)`.
+    pub name: String,
+    /// Whether [`Space::Device`] is the host's own memory.
+    pub host_memory: bool,
+    /// Device memory that the device itself takes under its cap (driver context, code, workspaces), in
+    /// bytes: what is left of the cap can be allocated. 0 on devices without such needs.
+    pub reserved_bytes: u64,
+}
+
+/// Memory, streams, events and copies.
+///
+/// Semantics are CUDA's. Work on one stream runs in the order of the calls; work on different streams runs
+/// in any order, except as [`wait`](Device::wait) limits it. Calls that enqueue return at once; a failure
+/// of enqueued work is sticky and returned by the next [`sync`](Device::sync). All handles belong to the
+/// device that made them; a freed or foreign handle panics. Dropping a device drains its streams.
+///
+/// A buffer must not be freed, and host bytes must not be touched, while enqueued work uses them: sync
+/// first. `SimDevice` panics on such misuse.
+pub trait Device: Send {
+    /// What the device is.
+    fn info(&self) -> DeviceInfo;
+
+    /// Allocates `len > 0` bytes, aligned to 256. Contents are undefined (`SimDevice`: NaN).
+    fn alloc(&self, space: Space, len: u64) -> Result<Buffer>;
+
+    /// Frees an allocation.
+    fn free(&self, buffer: Buffer);
+
+    /// What is allocated. `peak` counts from the device's creation.
+    fn usage(&self, space: Space) -> Usage;
+
+    /// A new stream.
+    fn stream(&self) -> Result<Stream>;
+
+    /// A new event that is done until it is first recorded.
+    fn event(&self) -> Result<Event>;
+
+    /// Enqueues a copy between spans of equal length in any spaces, not overlapping.
+    fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()>;
+
+    /// Enqueues filling `dst` with `byte`.
+    fn fill(&self, stream: Stream, dst: Span, byte: u8) -> Result<()>;
+
+    /// Makes `event` stand for all work enqueued on `stream` so far.
+    fn record(&self, stream: Stream, event: Event) -> Result<()>;
+
+    /// Work enqueued on `stream` from now on starts after the work that `event` stands for *at this call*;
+    /// no effect if it was never recorded.
+    fn wait(&self, stream: Stream, event: Event) -> Result<()>;
+
+    /// Whether the work that `event` stands for is done.
+    fn is_done(&self, event: Event) -> Result<bool>;
+
+    /// Blocks the host until all work enqueued on `stream` is done.
+    fn sync(&self, stream: Stream) -> Result<()>;
+
+    /// Blocks the host until the work that `event` stands for is done.
+    fn sync_event(&self, event: Event) -> Result<()>;
+
+    /// When the event's latest recorded work was done, since an origin of the device's own (virtual time
+    /// on `SimDevice`); `None` before that.
+    fn timestamp(&self, event: Event) -> Option<Duration>;
+
+    /// Reads bytes of a [`Space::Host`] buffer.
+    ///
+    /// # Panics
+    /// If the span lies on the device.
+    fn read_host<R>(&self, span: Span, read: impl FnOnce(&[u8]) -> R) -> R;
+
+    /// Writes bytes of a [`Space::Host`] buffer.
+    ///
+    /// # Panics
+    /// If the span lies on the device.
+    fn write_host<R>(&self, span: Span, write: impl FnOnce(&mut [u8]) -> R) -> R;
+}
