@@ -1,0 +1,82 @@
+//! Why memory cannot be planned, loaded or streamed.
+
+use crate::SourceError;
+
+/// A plan that does not fit, or a failure while loading or streaming.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The budget does not hold even the smallest plan of this shape.
+    #[error(
+        "a device budget of {vram_bytes} bytes is too small: this model, context and batch need at least \
+         {least_bytes} bytes ({reason}); raise --vram or lower --ctx"
+    )]
+    BudgetTooSmall {
+        /// The budget.
+        vram_bytes: u64,
+        /// The least that would do.
+        least_bytes: u64,
+        /// What the least holds.
+        reason: String,
+    },
+    /// The weights that stay on the host exceed the host budget.
+    #[error(
+        "a host budget of {ram_bytes} bytes is too small: {needed_bytes} bytes of weights stay on the host; \
+         raise --ram or --vram"
+    )]
+    HostBudgetTooSmall {
+        /// The budget.
+        ram_bytes: u64,
+        /// Host bytes of the plan.
+        needed_bytes: u64,
+    },
+    /// Chunks cannot be smaller than the model's largest tile.
+    #[error(
+        "--chunk of {chunk_bytes} bytes is smaller than the model's largest tile; use at least {least_bytes}"
+    )]
+    ChunkTooSmall {
+        /// As asked for.
+        chunk_bytes: u64,
+        /// The largest tile.
+        least_bytes: u64,
+    },
+    /// The ring cannot hold the largest streamed chunk.
+    #[error(
+        "--ring of {ring_bytes} bytes is smaller than the largest streamed chunk; use at least {least_bytes}"
+    )]
+    RingTooSmall {
+        /// As asked for.
+        ring_bytes: u64,
+        /// The largest streamed chunk.
+        least_bytes: u64,
+    },
+    /// A fraction outside 0 to 1.
+    #[error("--resident-fraction {0} is not between 0 and 1")]
+    Fraction(f64),
+    /// Sizes overflow 64 bits.
+    #[error("the plan's sizes overflow: {0}")]
+    Overflow(&'static str),
+    /// A weight cannot be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] djinn_device::Error),
+    /// `--stream-check` found a chunk in the ring that differs from what was loaded.
+    #[error(
+        "stream check: chunk {chunk} differs from its host copy in pass {pass}: expected {expected:#018x}, found {found:#018x}"
+    )]
+    StreamCorrupt {
+        /// The chunk.
+        chunk: u32,
+        /// The pass, counted from 0.
+        pass: u64,
+        /// Checksum at load.
+        expected: u64,
+        /// Checksum on the device.
+        found: u64,
+    },
+}
+
+/// This crate's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

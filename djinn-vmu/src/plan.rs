@@ -1,0 +1,170 @@
+//! Divides a budget between the segments, to the byte, before anything is allocated.
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use crate::text::{CHECK_BYTES, Chunk, PlacedTile, choose_resident, layout, pack};
+use crate::{Error, KvLayout, Placement, Result};
+use djinn_srg::{Graph, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
+use serde::Serialize;
+
+/// What the user allows, in bytes. `None` leaves a choice to the plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Budget {
+    /// Cap over everything on the device.
+    pub vram: Option<u64>,
+    /// Cap over weights kept on the host.
+    pub ram: Option<u64>,
+    /// Share of the weights that stays on the device, 0 to 1.
+    pub resident_fraction: Option<f64>,
+    /// Cap of a chunk. By default the model's tile size.
+    pub chunk: Option<u64>,
+    /// Bytes of the ring. By default three chunks, fewer where that does not fit.
+    pub ring: Option<u64>,
+    /// Reserve what `--stream-check` needs.
+    pub stream_check: bool,
+}
+
+/// What the engine wants to run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Demand {
+    /// The largest step.
+    pub rows: Rows,
+    /// The KV cache.
+    pub kv: KvLayout,
+}
+
+/// Bytes by segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Segments {
+    /// Text: chunks that stay on the device.
+    pub resident: u64,
+    /// Text: the ring through which the others stream.
+    pub ring: u64,
+    /// Data: KV pages and their table.
+    pub data: u64,
+    /// Stack: activations and step inputs.
+    pub stack: u64,
+    /// Checksums of `--stream-check`.
+    pub check: u64,
+}
+
+impl Segments {
+    /// Everything on the device.
+    pub fn total(&self) -> u64 {
+        [self.ring, self.data, self.stack, self.check].iter().fold(self.resident, |a, &b| a.saturating_add(b))
+    }
+
+    /// Everything but weights.
+    fn fixed(&self) -> u64 {
+        self.total() - self.resident - self.ring
+    }
+}
+
+/// Where every byte of a model lies.
+#[derive(Clone, Debug)]
+pub struct MemoryPlan {
+    /// Weights.
+    pub placement: Placement,
+    /// Activations.
+    pub stack: StackPlan,
+    /// KV cache.
+    pub kv: KvLayout,
+    /// Device bytes by segment.
+    pub segments: Segments,
+    /// Bytes of weights kept on the host: streamed chunks and gathered tables.
+    pub host_bytes: u64,
+}
+
+impl MemoryPlan {
+    /// Plans `graph` within `budget`. The arithmetic of the model never depends on the result.
+    ///
+    /// # Errors
+    /// If the budget holds no plan, with the least that would do.
+    pub fn new(graph: &Graph, budget: &Budget, demand: &Demand) -> Result<Self> {
+        if let Some(f) = budget.resident_fraction.filter(|f| !(0.0..=1.0).contains(f)) {
+            return Err(Error::Fraction(f));
+        }
+        let (tiles, chunks) = cut(graph, budget.chunk)?;
+        let stack = StackPlan::new(graph, demand.rows);
+        let mut segments = Segments {
+            data: demand.kv.bytes().saturating_add(demand.kv.table_bytes()),
+            stack: stack.bytes,
+            check: if budget.stream_check { CHECK_BYTES * chunks.len() as u64 } else { 0 },
+            ..Segments::default()
+        };
+        let resident = divide(&chunks, budget, &mut segments)?;
+        let ring = layout(&chunks, &resident, segments.ring)?;
+        let mut slots = 0..;
+        let slots = resident.iter().map(|r| if *r { None } else { slots.next() }).collect();
+        let mut host_tables = gathered_tables(graph);
+        host_tables.retain(|t| !tiles.iter().any(|p| p.tile.parts.iter().any(|part| part.value == *t)));
+        let table_bytes: u64 =
+            host_tables.iter().map(|&t| graph.value(t).bytes(Rows { rows: 0, logit_rows: 0 })).sum();
+        let placement = Placement { tiles, chunks, slots, ring, host_tables };
+        let host_bytes = placement.streamed_bytes() + table_bytes;
+        if let Some(ram_bytes) = budget.ram.filter(|&ram| host_bytes > ram) {
+            return Err(Error::HostBudgetTooSmall { ram_bytes, needed_bytes: host_bytes });
+        }
+        Ok(MemoryPlan { placement, stack, kv: demand.kv, segments, host_bytes })
+    }
+}
+
+/// Cuts the weights into tiles and packs them into chunks.
+fn cut(graph: &Graph, chunk: Option<u64>) -> Result<(Vec<PlacedTile>, Vec<Chunk>)> {
+    let tile_bytes = tile_bytes(graph);
+    let (tiles, chunks) = pack(tiles(graph, tile_bytes), chunk.unwrap_or(tile_bytes));
+    let largest = chunks.iter().map(|c| c.bytes).max().unwrap_or(0);
+    match chunk {
+        Some(chunk_bytes) if chunk_bytes < largest => {
+            Err(Error::ChunkTooSmall { chunk_bytes, least_bytes: largest })
+        }
+        _ => Ok((tiles, chunks)),
+    }
+}
+
+/// Splits what the fixed segments leave between resident chunks and the ring, filling in `segments`.
+/// Returns which chunks are resident.
+fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<Vec<bool>> {
+    let total: u64 = chunks.iter().map(|c| c.bytes).sum();
+    let largest = chunks.iter().map(|c| c.bytes).max().unwrap_or(0);
+    let vram = budget.vram.unwrap_or(u64::MAX);
+    let wanted = match budget.resident_fraction {
+        Some(f) if f < 1.0 => (total as f64 * f) as u64,
+        _ => total,
+    };
+    let too_small = |segments: &Segments, weights: u64, what: &str| Error::BudgetTooSmall {
+        vram_bytes: vram,
+        least_bytes: segments.fixed().saturating_add(weights),
+        reason: format!(
+            "{} for KV cache, {} for activations, {weights} for {what}",
+            segments.data, segments.stack
+        ),
+    };
+    // A chosen fraction must fit whole; otherwise any part of the weights may stay.
+    let least = if budget.resident_fraction.is_some() { wanted } else { 0 };
+    let available = vram.saturating_sub(segments.fixed());
+    if wanted == total && available >= total && vram >= segments.fixed() {
+        segments.resident = total;
+        segments.check = 0;
+        return Ok(vec![true; chunks.len()]);
+    }
+    if least == total {
+        return Err(too_small(segments, total, "all weights"));
+    }
+    let most = if least > 0 { available.saturating_sub(least) } else { available / 2 };
+    let default = || [3, 2].map(|n| n * largest).into_iter().find(|&r| r <= most).unwrap_or(largest);
+    let ring = budget.ring.unwrap_or_else(default);
+    let needed = ring.saturating_add(least);
+    if vram < segments.fixed() || available < needed {
+        return Err(too_small(segments, needed, "the ring and the resident weights"));
+    }
+    let room = available - ring;
+    let resident = choose_resident(chunks, wanted.min(room));
+    let sum = |of: bool| chunks.iter().zip(&resident).filter(|(_, r)| **r == of).map(|(c, _)| c.bytes).sum();
+    segments.resident = sum(true);
+    let streamed = resident.iter().filter(|r| !**r).count() as u64;
+    segments.check = segments.check.min(CHECK_BYTES * streamed);
+    segments.ring = if budget.ring.is_some() { ring } else { ring.min(sum(false)) };
+    Ok(resident)
+}

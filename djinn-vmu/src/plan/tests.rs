@@ -1,0 +1,128 @@
+//! Plans keep their budget to the byte, and what is refused names the least that would do.
+
+use super::*;
+use djinn_srg::{DType, GraphBuilder, KvShape, RopeStyle};
+use proptest::prelude::*;
+
+/// A Llama-shaped decoder, its output projection tied to the embedding or not.
+pub(crate) fn decoder(layers: u32, d: u64, ffn: u64, vocab: u64, tied: bool) -> Graph {
+    let head_dim = 8;
+    let heads = (d / 8) as u32;
+    let mut b = GraphBuilder::new("test", KvShape { layers, kv_heads: heads, head_dim }, vocab, 4096);
+    let build = |b: &mut GraphBuilder| -> Result<djinn_srg::ValueId, djinn_srg::GraphError> {
+        let table = b.weight("embed", &[vocab, d], DType::BF16)?;
+        let head = if tied { table } else { b.weight("unembed", &[vocab, d], DType::BF16)? };
+        let inv_freq = b.weight("inv_freq", &[4], DType::F32)?;
+        let rope = b.rope_table("rope", inv_freq, 1.0)?;
+        let mut x = b.embed("x", table)?;
+        for i in 0..layers {
+            b.set_layer(Some(i));
+            let name = |part: &str| format!("{i}.{part}");
+            let norm = b.weight(&name("ln"), &[d], DType::BF16)?;
+            let normed = b.rms_norm(&name("norm"), x, norm, 1e-5)?;
+            let w = b.weight(&name("qkv.w"), &[3 * d, d], DType::BF16)?;
+            let bias = b.weight(&name("qkv.b"), &[3 * d], DType::BF16)?;
+            let qkv = b.linear(&name("qkv"), normed, w, Some(bias))?;
+            b.rope(&name("rope"), qkv, rope, heads, RopeStyle::Half)?;
+            let attended = b.attention(&name("attn"), qkv, heads, 0.3)?;
+            let w = b.weight(&name("out.w"), &[d, d], DType::BF16)?;
+            let out = b.linear(&name("out"), attended, w, None)?;
+            x = b.add(&name("add1"), x, out)?;
+            let w = b.weight(&name("up.w"), &[2 * ffn, d], DType::BF16)?;
+            let up = b.linear(&name("up"), x, w, None)?;
+            let mid = b.silu_mul(&name("act"), up)?;
+            let w = b.weight(&name("down.w"), &[d, ffn], DType::BF16)?;
+            let down = b.linear(&name("down"), mid, w, None)?;
+            x = b.add(&name("add2"), x, down)?;
+        }
+        b.set_layer(None);
+        let last = b.select_rows("select", x)?;
+        b.linear("logits", last, head, None)
+    };
+    let logits = build(&mut b).expect("shapes fit");
+    b.finish(logits).expect("shapes fit")
+}
+
+pub(crate) fn demand(graph: &Graph, rows: u64, context: u32) -> Demand {
+    let kv = KvLayout {
+        shape: graph.kv,
+        dtype: DType::F16,
+        page_tokens: 16,
+        pages: context.div_ceil(16),
+        sequences: 1,
+        table_width: context.div_ceil(16),
+    };
+    Demand { rows: Rows { rows, logit_rows: 1 }, kv }
+}
+
+proptest! {
+    #[test]
+    fn the_budget_is_never_exceeded_and_nothing_is_lost(
+        layers in 1u32..6, d8 in 1u64..8, ffn in 1u64..200, vocab in 1u64..4000, tied: bool,
+        spare in 0u64..2_000_000, fraction in prop::option::of(0.0f64..=1.0), check: bool,
+    ) {
+        let graph = decoder(layers, 8 * d8, ffn, vocab, tied);
+        let demand = demand(&graph, 32, 100);
+        let free = Budget { stream_check: check, ..Budget::default() };
+        let whole = MemoryPlan::new(&graph, &free, &demand).unwrap();
+        prop_assert_eq!(whole.segments.ring, 0);
+        prop_assert_eq!(whole.placement.streamed_bytes(), 0);
+        let vram = whole.segments.fixed() + spare;
+        let budget = Budget { vram: Some(vram), resident_fraction: fraction, ..free };
+        match MemoryPlan::new(&graph, &budget, &demand) {
+            Ok(plan) => {
+                prop_assert!(plan.segments.total() <= vram);
+                let total = plan.placement.resident_bytes() + plan.placement.streamed_bytes();
+                prop_assert_eq!(total, whole.segments.resident);
+                prop_assert_eq!(plan.segments.resident, plan.placement.resident_bytes());
+                let streamed = plan.placement.streamed().count();
+                prop_assert_eq!(streamed, plan.placement.ring.slots().len());
+                prop_assert!(plan.placement.ring.capacity() <= plan.segments.ring);
+                if let Some(f) = fraction {
+                    prop_assert!(plan.segments.resident as f64 <= f * total as f64 + 1.0 || f == 1.0);
+                }
+            }
+            Err(Error::BudgetTooSmall { vram_bytes, least_bytes, .. }) => {
+                prop_assert_eq!(vram_bytes, vram);
+                let least = Budget { vram: Some(least_bytes), ..budget };
+                let found = MemoryPlan::new(&graph, &least, &demand);
+                prop_assert!(found.is_ok(), "{least_bytes} does not do: {}", found.unwrap_err());
+            }
+            Err(error) => prop_assert!(false, "{error}"),
+        }
+    }
+}
+
+#[test]
+fn untied_tables_stay_on_the_host_and_tied_ones_do_not() {
+    let (tied, untied) = (decoder(1, 16, 32, 500, true), decoder(1, 16, 32, 500, false));
+    let plan = |g: &Graph| MemoryPlan::new(g, &Budget::default(), &demand(g, 8, 16)).unwrap();
+    assert_eq!(plan(&tied).host_bytes, 0);
+    assert_eq!(plan(&untied).host_bytes, 500 * 16 * 2);
+    assert_eq!(plan(&tied).segments.resident, plan(&untied).segments.resident);
+}
+
+#[test]
+fn impossible_sizes_are_refused_with_the_least_that_would_do() {
+    let graph = decoder(2, 32, 64, 3000, true);
+    let demand = demand(&graph, 8, 64);
+    let plan = |budget: Budget| MemoryPlan::new(&graph, &budget, &demand);
+    let largest = 65536;
+    let error = plan(Budget { chunk: Some(10), ..Budget::default() }).unwrap_err();
+    let Error::ChunkTooSmall { least_bytes, .. } = error else { panic!("{error}") };
+    assert!(least_bytes <= largest);
+    assert!(plan(Budget { chunk: Some(least_bytes), ..Budget::default() }).is_ok());
+    let streaming = Budget { resident_fraction: Some(0.0), ..Budget::default() };
+    let error = plan(Budget { ring: Some(1), ..streaming }).unwrap_err();
+    let Error::RingTooSmall { least_bytes, .. } = error else { panic!("{error}") };
+    assert!(plan(Budget { ring: Some(least_bytes), ..streaming }).is_ok());
+    assert!(matches!(
+        plan(Budget { resident_fraction: Some(f64::NAN), ..streaming }),
+        Err(Error::Fraction(_))
+    ));
+    assert!(matches!(
+        plan(Budget { ram: Some(100), ..streaming }),
+        Err(Error::HostBudgetTooSmall { ram_bytes: 100, .. })
+    ));
+    assert!(matches!(plan(Budget { vram: Some(0), ..Budget::default() }), Err(Error::BudgetTooSmall { .. })));
+}

@@ -1,0 +1,44 @@
+//! Predictions against what arithmetic allows.
+
+use super::*;
+use crate::plan::tests::{decoder, demand};
+use crate::{Budget, Demand};
+use djinn_srg::DType;
+
+fn machine(link: f64) -> Machine {
+    Machine { name: "test".into(), flops: 1e12, memory: 1e11, link, launch: 0.0 }
+}
+
+fn streaming(fraction: f64) -> (Graph, MemoryPlan) {
+    let graph = decoder(8, 64, 256, 1000, true);
+    let demand: Demand = demand(&graph, 64, 128);
+    let budget = Budget { resident_fraction: Some(fraction), ..Budget::default() };
+    let plan = MemoryPlan::new(&graph, &budget, &demand).unwrap();
+    (graph, plan)
+}
+
+#[test]
+fn a_slow_link_takes_streamed_bytes_over_its_rate() {
+    let (graph, plan) = streaming(0.5);
+    let p = predict(&graph, &plan, &Work::decode(1, 64, DType::F16), &machine(1e6));
+    let floor = plan.placement.streamed_bytes() as f64 / 1e6;
+    assert_eq!(p.bottleneck, Bottleneck::Link);
+    assert!(p.seconds >= floor * 0.999 && p.seconds < floor * 1.05, "{} of {floor}", p.seconds);
+}
+
+#[test]
+fn a_resident_model_takes_its_operations_time() {
+    let (graph, plan) = streaming(1.0);
+    let p = predict(&graph, &plan, &Work::decode(1, 64, DType::F16), &machine(1e6));
+    assert_eq!(p.copy_seconds, 0.0);
+    assert!((p.seconds - p.compute_seconds).abs() < 1e-12);
+    assert_eq!(p.bottleneck, Bottleneck::Memory);
+}
+
+#[test]
+fn a_fast_link_hides_behind_computation() {
+    let (graph, plan) = streaming(0.5);
+    let p = predict(&graph, &plan, &Work::prefill(64, DType::F16), &machine(1e13));
+    assert!(p.seconds < p.compute_seconds * 1.01);
+    assert_eq!(p.bottleneck, Bottleneck::Memory);
+}

@@ -1,0 +1,21 @@
+//! Where weights come from: the seam between the text segment and checkpoints.
+
+use std::ops::Range;
+
+/// Bytes of weights by the names of a graph's values. Implemented by checkpoint readers and by synthetic
+/// weights; read from several threads at once.
+pub trait WeightSource: Send + Sync {
+    /// Writes rows `rows` of the weight `name`, row-major, in the dtype that the graph declares for it, to
+    /// `out`, whose length is exactly that of the rows. The same call always gives the same bytes.
+    fn read_rows(&self, name: &str, rows: Range<u64>, out: &mut [u8]) -> Result<(), SourceError>;
+}
+
+/// A weight cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read weight {name}: {source}")]
+pub struct SourceError {
+    /// The weight.
+    pub name: String,
+    /// Why.
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}

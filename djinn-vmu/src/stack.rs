@@ -1,0 +1,47 @@
+//! The stack segment: activations at offsets planned once.
+
+use crate::Result;
+use djinn_device::{Buffer, Device, Space, Span};
+use djinn_srg::{Graph, Rows, StackPlan, ValueId};
+
+/// One arena for all activations and step inputs. Nothing is allocated while running.
+#[derive(Debug)]
+pub struct StackSegment {
+    buffer: Buffer,
+    plan: StackPlan,
+}
+
+impl StackSegment {
+    /// Allocates the arena of `plan`.
+    pub fn new<D: Device>(device: &D, plan: StackPlan) -> Result<Self> {
+        Ok(StackSegment { buffer: device.alloc(Space::Device, plan.bytes)?, plan })
+    }
+
+    /// The bytes of a stack value in a step of `rows`.
+    ///
+    /// # Panics
+    /// If the step is larger than the plan's.
+    pub fn span(&self, graph: &Graph, value: ValueId, rows: Rows) -> Span {
+        let most = self.plan.rows;
+        assert!(
+            rows.rows <= most.rows && rows.logit_rows <= most.logit_rows,
+            "a step of {rows:?} on a stack of {most:?}"
+        );
+        self.buffer.slice(self.plan.offset(value), graph.value(value).bytes(rows))
+    }
+
+    /// The leading bytes that hold the step's inputs.
+    pub fn inputs(&self) -> Span {
+        self.buffer.slice(0, self.plan.input_bytes)
+    }
+
+    /// Offsets and sizes.
+    pub fn plan(&self) -> &StackPlan {
+        &self.plan
+    }
+
+    /// Frees the arena.
+    pub fn free<D: Device>(self, device: &D) {
+        device.free(self.buffer);
+    }
+}

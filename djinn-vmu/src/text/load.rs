@@ -1,0 +1,186 @@
+//! Reads weights from their source into host memory and, for resident chunks, on to the device.
+
+use crate::text::PlacedTile;
+use crate::text::segment::Home;
+use crate::text::store::{Hash, TextStore};
+use crate::{ChunkId, Placement, Result, SourceError, WeightSource};
+use djinn_device::{Buffer, Device, Event, Space, Span, Stream};
+use djinn_srg::{Graph, ValueId};
+use std::sync::Mutex;
+
+/// Rows are handed to reader threads in pieces of about this many bytes.
+const PIECE: u64 = 2 << 20;
+
+/// A run of rows of one weight and where it goes.
+struct Piece<'a> {
+    value: ValueId,
+    rows: std::ops::Range<u64>,
+    out: &'a mut [u8],
+}
+
+/// Loads chunks one after the other; resident ones pass through two staging buffers, so that reading
+/// overlaps copying.
+pub(crate) struct Loader<'a, D: Device> {
+    pub(crate) device: &'a D,
+    pub(crate) graph: &'a Graph,
+    pub(crate) placement: &'a Placement,
+    pub(crate) source: &'a dyn WeightSource,
+    stream: Stream,
+    /// Whether checksums are wanted.
+    check: bool,
+    staging: Vec<(Buffer, Event)>,
+    turn: usize,
+}
+
+impl<'a, D: Device> Loader<'a, D> {
+    pub(crate) fn new(
+        device: &'a D,
+        graph: &'a Graph,
+        placement: &'a Placement,
+        source: &'a dyn WeightSource,
+        stream: Stream,
+        check: bool,
+    ) -> Result<Self> {
+        let staging = Vec::new();
+        let mut loader = Loader { device, graph, placement, source, stream, check, staging, turn: 0 };
+        let resident = placement.chunks.iter().zip(&placement.slots).filter(|(_, slot)| slot.is_none());
+        if let Some(len) = resident.map(|(c, _)| c.bytes).max() {
+            for _ in 0..2 {
+                match device.alloc(Space::Host, len) {
+                    Ok(buffer) => loader.staging.push((buffer, device.event()?)),
+                    Err(error) => {
+                        loader.finish()?;
+                        return Err(error.into());
+                    }
+                }
+            }
+        }
+        Ok(loader)
+    }
+
+    /// Loads one chunk to where the placement wants it. Returns its home and, if wanted, its checksum.
+    pub(crate) fn chunk(&mut self, store: &mut TextStore, id: ChunkId) -> Result<(Home, u64)> {
+        match self.placement.slots[id.0 as usize] {
+            None => self.resident(store, id),
+            Some(_) => self.streamed(store, id),
+        }
+    }
+
+    fn resident(&mut self, store: &mut TextStore, id: ChunkId) -> Result<(Home, u64)> {
+        let (staging, free) = self.staging[self.turn % 2];
+        self.turn += 1;
+        self.device.sync_event(free)?;
+        let len = self.placement.chunks[id.0 as usize].bytes;
+        let (hash, sum) = self.read(id, staging.slice(0, len))?;
+        if let Some(buffer) = store.share(Space::Device, &hash) {
+            return Ok((Home { buffer, hash }, sum));
+        }
+        let buffer = self.device.alloc(Space::Device, len)?;
+        store.insert(hash, buffer);
+        self.device.copy(self.stream, staging.slice(0, len), buffer.span())?;
+        self.device.record(self.stream, free)?;
+        Ok((Home { buffer, hash }, sum))
+    }
+
+    fn streamed(&mut self, store: &mut TextStore, id: ChunkId) -> Result<(Home, u64)> {
+        let buffer = self.device.alloc(Space::Host, self.placement.chunks[id.0 as usize].bytes)?;
+        let read = self.read(id, buffer.span());
+        let shared = read.as_ref().ok().and_then(|(hash, _)| store.share(Space::Host, hash));
+        if read.is_err() || shared.is_some() {
+            self.device.free(buffer);
+        }
+        let (hash, sum) = read?;
+        if shared.is_none() {
+            store.insert(hash, buffer);
+        }
+        Ok((Home { buffer: shared.unwrap_or(buffer), hash }, sum))
+    }
+
+    fn read(&self, id: ChunkId, span: Span) -> Result<(Hash, u64)> {
+        let chunk = &self.placement.chunks[id.0 as usize];
+        let tiles = &self.placement.tiles[chunk.tiles.clone()];
+        self.device.write_host(span, |bytes| {
+            read_all(self.graph, self.source, pieces(self.graph, tiles, bytes))?;
+            let sum = if self.check { djinn_device::checksum(bytes) } else { 0 };
+            Ok((*blake3::hash(bytes).as_bytes(), sum))
+        })
+    }
+
+    /// Loads a gathered table whole into host memory.
+    pub(crate) fn table(&self, value: ValueId) -> Result<Buffer> {
+        let [rows, columns] = self.graph.value(value).matrix();
+        let row_bytes = columns * self.graph.value(value).dtype.bytes();
+        let buffer = self.device.alloc(Space::Host, rows * row_bytes)?;
+        let read = self.device.write_host(buffer.span(), |bytes| {
+            let mut pieces = Vec::new();
+            split(&mut pieces, value, 0..rows, row_bytes, bytes);
+            read_all(self.graph, self.source, pieces)
+        });
+        if let Err(error) = read {
+            self.device.free(buffer);
+            return Err(error.into());
+        }
+        Ok(buffer)
+    }
+
+    /// Waits for the copies and frees the staging buffers.
+    pub(crate) fn finish(self) -> Result<()> {
+        let synced = self.device.sync(self.stream);
+        for (buffer, _) in self.staging {
+            self.device.free(buffer);
+        }
+        Ok(synced?)
+    }
+}
+
+/// The runs of rows that make up a chunk's bytes; padding is zeroed.
+fn pieces<'a>(graph: &Graph, tiles: &[PlacedTile], mut bytes: &'a mut [u8]) -> Vec<Piece<'a>> {
+    let (mut pieces, mut at) = (Vec::new(), 0);
+    for placed in tiles {
+        for (part, &offset) in placed.tile.parts.iter().zip(&placed.offsets) {
+            let (padding, rest) = bytes.split_at_mut((offset - at) as usize);
+            padding.fill(0);
+            let (out, rest) = rest.split_at_mut(part.bytes as usize);
+            let value = graph.value(part.value);
+            let row_bytes = value.matrix()[1] * value.dtype.bytes();
+            split(&mut pieces, part.value, placed.tile.rows.clone(), row_bytes, out);
+            bytes = rest;
+            at = offset + part.bytes;
+        }
+    }
+    bytes.fill(0);
+    pieces
+}
+
+fn split<'a>(
+    pieces: &mut Vec<Piece<'a>>,
+    value: ValueId,
+    rows: std::ops::Range<u64>,
+    row_bytes: u64,
+    out: &'a mut [u8],
+) {
+    let step = (PIECE / row_bytes).max(1);
+    for (start, out) in rows.clone().step_by(step as usize).zip(out.chunks_mut((step * row_bytes) as usize)) {
+        pieces.push(Piece { value, rows: start..rows.end.min(start + step), out });
+    }
+}
+
+/// Reads pieces on as many threads as the machine has cores.
+fn read_all(graph: &Graph, source: &dyn WeightSource, pieces: Vec<Piece<'_>>) -> Result<(), SourceError> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(pieces.len());
+    let queue = Mutex::new(pieces.into_iter());
+    let next = || queue.lock().expect("readers do not panic").next();
+    let work = || -> Result<(), SourceError> {
+        while let Some(piece) = next() {
+            source.read_rows(&graph.value(piece.value).name, piece.rows, piece.out)?;
+        }
+        Ok(())
+    };
+    if threads <= 1 {
+        return work();
+    }
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        readers.into_iter().try_for_each(|reader| reader.join().expect("sources do not panic"))
+    })
+}

@@ -1,0 +1,121 @@
+//! Chooses which chunks stay on the device and lays the others out in the ring.
+
+use crate::text::{Chunk, ChunkId, PlacedTile};
+use crate::{Error, Result};
+use djinn_ringbuf::CyclicLayout;
+use djinn_srg::ValueId;
+
+/// Alignment of chunks in the ring, in bytes.
+const RING_ALIGN: u64 = 256;
+
+/// Where every weight lies.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    /// Tiles in order of use.
+    pub tiles: Vec<PlacedTile>,
+    /// Chunks in order of use.
+    pub chunks: Vec<Chunk>,
+    /// For each chunk its slot in the ring; `None` if it is resident.
+    pub slots: Vec<Option<u32>>,
+    /// The ring: one slot for each streamed chunk, in order of use.
+    pub ring: CyclicLayout,
+    /// Gathered tables that no tile holds: they stay in host memory, and single rows are read from there.
+    pub host_tables: Vec<ValueId>,
+}
+
+impl Placement {
+    /// Bytes of resident chunks.
+    pub fn resident_bytes(&self) -> u64 {
+        self.sum(|slot| slot.is_none())
+    }
+
+    /// Bytes of streamed chunks: what crosses the link in every pass.
+    pub fn streamed_bytes(&self) -> u64 {
+        self.sum(|slot| slot.is_some())
+    }
+
+    /// Streamed chunks in order of use.
+    pub fn streamed(&self) -> impl Iterator<Item = ChunkId> + '_ {
+        let streamed = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some());
+        streamed.map(|(i, _)| ChunkId(i as u32))
+    }
+
+    fn sum(&self, of: impl Fn(&Option<u32>) -> bool) -> u64 {
+        self.chunks.iter().zip(&self.slots).filter(|(_, s)| of(s)).map(|(c, _)| c.bytes).sum()
+    }
+}
+
+/// Which chunks are resident within `budget` bytes: as many bytes as possible, the streamed ones spread
+/// evenly between them, so that each copy has computation to hide behind.
+pub(crate) fn choose_resident(chunks: &[Chunk], budget: u64) -> Vec<bool> {
+    let total: u128 = chunks.iter().map(|c| c.bytes as u128).sum();
+    if budget as u128 >= total {
+        return vec![true; chunks.len()];
+    }
+    // Error diffusion: a chunk is resident when the resident share so far lags behind the goal.
+    let (mut resident, mut seen, mut spent) = (vec![false; chunks.len()], 0u128, 0u64);
+    for (chunk, resident) in chunks.iter().zip(&mut resident) {
+        seen += chunk.bytes as u128;
+        let goal = seen * budget as u128 / total;
+        if spent as u128 + chunk.bytes as u128 <= goal {
+            *resident = true;
+            spent += chunk.bytes;
+        }
+    }
+    // What is left over holds the largest chunks that still fit; the middle of the pass goes first.
+    let mut rest: Vec<usize> = (0..chunks.len()).filter(|&i| !resident[i]).collect();
+    let middle = chunks.len() / 2;
+    rest.sort_by_key(|&i| (std::cmp::Reverse(chunks[i].bytes), i.abs_diff(middle)));
+    for i in rest {
+        if spent + chunks[i].bytes <= budget {
+            resident[i] = true;
+            spent += chunks[i].bytes;
+        }
+    }
+    resident
+}
+
+/// Lays the streamed chunks out in a ring of `capacity` bytes.
+pub(crate) fn layout(chunks: &[Chunk], resident: &[bool], capacity: u64) -> Result<CyclicLayout> {
+    let streamed = chunks.iter().zip(resident).filter(|(_, r)| !**r);
+    let lens: Vec<u64> = streamed.map(|(c, _)| c.bytes).collect();
+    let largest = lens.iter().copied().max().unwrap_or(0);
+    CyclicLayout::new(capacity, RING_ALIGN, &lens)
+        .map_err(|_| Error::RingTooSmall { ring_bytes: capacity, least_bytes: largest })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn chunks(sizes: &[u64]) -> Vec<Chunk> {
+        sizes.iter().map(|&bytes| Chunk { tiles: 0..0, bytes }).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn the_budget_is_kept_and_nothing_more_would_fit(sizes in prop::collection::vec(1u64..100, 1..60),
+                                                         budget in 0u64..4000) {
+            let chunks = chunks(&sizes);
+            let resident = choose_resident(&chunks, budget);
+            let spent: u64 = sizes.iter().zip(&resident).filter(|(_, r)| **r).map(|(s, _)| s).sum();
+            prop_assert!(spent <= budget);
+            let smallest = sizes.iter().zip(&resident).filter(|(_, r)| !**r).map(|(s, _)| *s).min();
+            prop_assert!(smallest.is_none_or(|s| spent + s > budget));
+        }
+
+        #[test]
+        fn streamed_chunks_are_spread_evenly(n in 8usize..200, percent in 1u64..100) {
+            let resident = choose_resident(&chunks(&vec![100; n]), n as u64 * percent);
+            let share = resident.iter().filter(|r| **r).count() as f64 / n as f64;
+            // No window has many more resident chunks than its share.
+            for window in [8, n / 2 + 1] {
+                for run in resident.windows(window) {
+                    let count = run.iter().filter(|r| **r).count() as f64;
+                    prop_assert!((count - share * window as f64).abs() <= 3.0, "{run:?} of {share}");
+                }
+            }
+        }
+    }
+}

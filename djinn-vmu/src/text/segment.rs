@@ -1,0 +1,170 @@
+//! The loaded text segment.
+
+use crate::text::load::Loader;
+use crate::text::store::{Hash, TextStore};
+use crate::text::streamer::{PassStats, Slot, Streamer};
+use crate::{ChunkId, MemoryPlan, Placement, Result, WeightSource};
+use djinn_device::{Buffer, Device, Ops, Space, Span, Stream};
+use djinn_srg::{Graph, ValueId};
+
+/// Where a chunk's bytes are kept: on the device if it is resident, else on the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Home {
+    pub(crate) buffer: Buffer,
+    pub(crate) hash: Hash,
+}
+
+/// A model's weights on one device: resident chunks, and the ring through which the others stream.
+#[derive(Debug)]
+pub struct TextSegment {
+    placement: Placement,
+    homes: Vec<Home>,
+    tables: Vec<(ValueId, Buffer)>,
+    ring: Option<Buffer>,
+    streamer: Streamer,
+}
+
+impl TextSegment {
+    /// Loads the weights of `plan` from `source` and begins to prefetch. `progress` is told the bytes read
+    /// so far. With `check`, every streamed chunk is verified in every pass and freed ring space is
+    /// poisoned.
+    ///
+    /// # Errors
+    /// A weight that cannot be read, or a device that is out of memory; nothing stays allocated then.
+    pub fn load<D: Ops>(
+        device: &D,
+        graph: &Graph,
+        plan: &MemoryPlan,
+        source: &dyn WeightSource,
+        store: &mut TextStore,
+        check: bool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self> {
+        let copy = device.stream()?;
+        let placement = plan.placement.clone();
+        let mut text = TextSegment {
+            placement,
+            homes: vec![],
+            tables: vec![],
+            ring: None,
+            streamer: Streamer::new(copy),
+        };
+        match text.fill(device, graph, plan, source, store, check, progress) {
+            Ok(()) => Ok(text),
+            Err(error) => {
+                text.free(device, store);
+                Err(error)
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the arguments of `load`")]
+    fn fill<D: Ops>(
+        &mut self,
+        device: &D,
+        graph: &Graph,
+        plan: &MemoryPlan,
+        source: &dyn WeightSource,
+        store: &mut TextStore,
+        check: bool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let placement = &plan.placement;
+        if !placement.ring.slots().is_empty() {
+            self.ring = Some(device.alloc(Space::Device, plan.segments.ring)?);
+        }
+        let mut loader = Loader::new(device, graph, placement, source, self.streamer.stream(), check)?;
+        let mut sums = Vec::new();
+        let mut read = 0;
+        let loaded = (|| -> Result<()> {
+            for &value in &placement.host_tables {
+                let buffer = loader.table(value)?;
+                self.tables.push((value, buffer));
+                read += buffer.len();
+                progress(read);
+            }
+            for (index, chunk) in placement.chunks.iter().enumerate() {
+                let (home, sum) = loader.chunk(store, ChunkId(index as u32))?;
+                self.homes.push(home);
+                sums.push(sum);
+                read += chunk.bytes;
+                progress(read);
+            }
+            Ok(())
+        })();
+        let finished = loader.finish();
+        loaded?;
+        finished?;
+        let Some(ring) = self.ring else { return Ok(()) };
+        let slots = placement.streamed().zip(placement.ring.slots()).map(|(chunk, slot)| Slot {
+            chunk,
+            host: self.homes[chunk.0 as usize].buffer.span(),
+            ring: ring.slice(slot.offset, slot.len),
+            blocker: slot.blocker,
+            checksum: sums[chunk.0 as usize],
+        });
+        self.streamer.start(device, slots.collect(), check)
+    }
+
+    /// Where every weight lies.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// The bytes of a chunk for work enqueued on `compute` from now until [`release`](Self::release).
+    /// Streamed chunks must be acquired in order of use, once in each pass, one at a time.
+    pub fn acquire<D: Ops>(&mut self, device: &D, compute: Stream, chunk: ChunkId) -> Result<Span> {
+        match self.placement.slots[chunk.0 as usize] {
+            None => Ok(self.homes[chunk.0 as usize].buffer.span()),
+            Some(slot) => self.streamer.acquire(device, compute, slot as usize),
+        }
+    }
+
+    /// All work that uses the chunk is enqueued on `compute`: its bytes may be overwritten after it.
+    pub fn release<D: Ops>(&mut self, device: &D, compute: Stream, chunk: ChunkId) -> Result<()> {
+        match self.placement.slots[chunk.0 as usize] {
+            None => Ok(()),
+            Some(slot) => self.streamer.release(device, compute, slot as usize),
+        }
+    }
+
+    /// A gathered table as `(first row, rows, bytes)`, in order of rows: where a tied output projection
+    /// keeps it, or in host memory.
+    pub fn table(&self, graph: &Graph, value: ValueId) -> Vec<(u64, u64, Span)> {
+        if let Some((_, buffer)) = self.tables.iter().find(|(v, _)| *v == value) {
+            return vec![(0, graph.value(value).matrix()[0], buffer.span())];
+        }
+        let mut runs = Vec::new();
+        for placed in &self.placement.tiles {
+            let at = placed.tile.parts.iter().position(|p| p.value == value);
+            if let Some(at) = at {
+                let home = self.homes[placed.chunk.0 as usize].buffer;
+                let rows = &placed.tile.rows;
+                let span = home.slice(placed.offsets[at], placed.tile.parts[at].bytes);
+                runs.push((rows.start, rows.end - rows.start, span));
+            }
+        }
+        runs
+    }
+
+    /// Ends a pass whose work on `compute` is done (synced): verifies checksums and gives its statistics.
+    pub fn end_pass<D: Device>(&mut self, device: &D) -> Result<PassStats> {
+        self.streamer.end_pass(device)
+    }
+
+    /// Waits for the prefetch, frees the ring and gives the chunks back to the store. Failures of the
+    /// device that surface here were or will be returned by its next sync.
+    pub fn free<D: Device>(self, device: &D, store: &mut TextStore) {
+        self.streamer.free(device);
+        for (home, slot) in self.homes.iter().zip(&self.placement.slots) {
+            let space = if slot.is_some() { Space::Host } else { Space::Device };
+            store.release(device, space, &home.hash);
+        }
+        for (_, buffer) in self.tables {
+            device.free(buffer);
+        }
+        if let Some(ring) = self.ring {
+            device.free(ring);
+        }
+    }
+}
