@@ -1,0 +1,152 @@
+//! Templates of the supported families' kinds, and templates that must be refused.
+
+use super::*;
+use std::time::{Duration, UNIX_EPOCH};
+
+fn conversation() -> Vec<Message> {
+    vec![
+        Message::new("user", "The capital of France is"),
+        Message::new("assistant", "Paris."),
+        Message::new("user", "Why?"),
+    ]
+}
+
+fn render(source: &str) -> Result<String> {
+    ChatTemplate::new(source, Some("<s>".into()), Some("</s>".into()))?.render(&conversation(), true)
+}
+
+fn refused(source: &str) -> String {
+    let message = render(source).expect_err("it must be refused").to_string();
+    assert!(!message.contains('\n'), "{message}");
+    message
+}
+
+#[test]
+fn chatml() {
+    let source = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
+        {{ '<|im_start|>system\nBe brief<|im_end|>\n' }}{% endif %}\
+        {{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}\
+        {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let wanted = "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\nThe capital of France is<|im_end|>\n\
+        <|im_start|>assistant\nParis.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(render(source).unwrap(), wanted);
+    let open = ChatTemplate::new(source, None, None).unwrap().render(&conversation()[..1], false).unwrap();
+    assert!(open.ends_with("France is<|im_end|>\n"), "{open}");
+}
+
+#[test]
+fn blocks_are_trimmed_and_python_methods_and_loop_controls_work() {
+    // Written over lines with indented blocks, as newer templates are.
+    let source = "{{- bos_token }}\n{%- set ns = namespace(n=0) %}\n{% for m in messages[1:] %}\n    \
+        {% if m.role == 'user' %}\n{% set ns.n = ns.n + 1 %}\n{% continue %}\n    {% endif %}\n\
+        [{{ m.content.strip('.').upper() }}{{ m['content'].endswith('.') }}{{ m.get('tool', 'none') }}]\n{% endfor %}\n\
+        {{ ns.n }}{{ messages|length }}{{ tools is none }}{{ custom is defined }}{{ messages[::-1][0].content[:2] }}{{ eos_token }}";
+    assert_eq!(render(source).unwrap(), "<s>[PARISTruenone]\n13TrueFalseWh</s>");
+}
+
+#[test]
+fn json_is_written_as_python_writes_it() {
+    assert_eq!(
+        render("{{ messages[0] | tojson }}").unwrap(),
+        r#"{"role": "user", "content": "The capital of France is"}"#
+    );
+    assert_eq!(
+        render(r#"{{ {"b": [1, 2.5, none, true, "<é'>\n"], "a": {}} | tojson }}"#).unwrap(),
+        r#"{"b": [1, 2.5, null, true, "<é'>\n"], "a": {}}"#
+    );
+    assert_eq!(render(r#"{{ {"a": [1]} | tojson(indent=2) }}"#).unwrap(), "{\n  \"a\": [\n    1\n  ]\n}");
+}
+
+#[test]
+fn generation_tags_print_nothing() {
+    let source = "{% for m in messages %}\n{%- generation -%}\n  {{ m.role }}\n{%- endgeneration %}\n{% endfor %}generation";
+    assert_eq!(render(source).unwrap(), "userassistantusergeneration");
+}
+
+#[test]
+fn exceptions_come_out_as_one_line() {
+    let message = refused("{{ raise_exception('Roles must\n alternate') }}");
+    assert!(message.contains("Roles must alternate"), "{message}");
+    assert!(refused("{% for %}").starts_with("chat template: "));
+    assert!(refused("{{ messages[0].content.frobnicate() }}").contains("frobnicate"));
+    assert!(refused("{{ strftime_now('%Q') }}").contains("%Q"));
+    assert!(refused("{% include 'x' %}").contains("x"));
+}
+
+#[test]
+fn hostile_templates_end() {
+    let long = "a".repeat(MAX_SOURCE + 1);
+    let nested = format!("{}1{}", "{% if 1 %}".repeat(3000), "{% endif %}".repeat(3000));
+    let brackets = format!("{{{{ {}1{} }}}}", "[".repeat(3000), "]".repeat(3000));
+    let cases: [(&str, &str); 7] = [
+        ("loop", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
+        ("recursion", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
+        ("output", "{% for a in range(99999) %}{{ 'x' * 10000 }}{% endfor %}"),
+        ("range", "{{ range(999999999999) | list | length }}"),
+        ("source", &long),
+        ("nesting", &nested),
+        ("brackets", &brackets),
+    ];
+    for (name, source) in cases {
+        let started = std::time::Instant::now();
+        let message = refused(source);
+        assert!(started.elapsed() < Duration::from_secs(5), "{name} took {:?}", started.elapsed());
+        assert!(message.starts_with("chat template: "), "{name}: {message}");
+    }
+}
+
+#[test]
+fn dates_are_formatted_as_python_formats_them() {
+    let at =
+        |seconds, format: &str| time::strftime(format, UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+    assert_eq!(at(0, "%Y-%m-%d %H:%M:%S %A %j %p"), "1970-01-01 00:00:00 Thursday 001 AM");
+    // 29 February 2024, 13:05:09 UTC.
+    assert_eq!(
+        at(1_709_211_909, "%d %b %Y, %B %-d %y %I:%M:%S %p %a %j %%"),
+        "29 Feb 2024, February 29 24 01:05:09 PM Thu 060 %"
+    );
+    assert_eq!(at(4_107_542_399, "%Y %j"), "2100 059");
+    assert_eq!(at(12_622_780_800, "%Y-%m-%d %a"), "2370-01-01 Thu");
+    let now = render("{{ strftime_now('%Y') }}").unwrap();
+    assert!(now.parse::<u32>().unwrap() >= 2024);
+}
+
+#[test]
+fn directories_hold_templates_in_several_ways() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    let said = || ChatTemplate::from_dir(dir.path()).map(|t| t.map(|t| t.render(&[], false).unwrap()));
+    assert_eq!(said().unwrap(), None);
+    write(
+        "tokenizer_config.json",
+        r#"{"bos_token": {"content": "<b>"}, "chat_template": "1{{ bos_token }}{{ eos_token }}"}"#,
+    );
+    assert_eq!(said().unwrap().as_deref(), Some("1<b>"));
+    write(
+        "tokenizer_config.json",
+        r#"{"chat_template": [{"name": "tool", "template": "t"}, {"name": "default", "template": "2{{ eos_token }}"}]}"#,
+    );
+    write("special_tokens_map.json", r#"{"eos_token": "<e>"}"#);
+    assert_eq!(said().unwrap().as_deref(), Some("2<e>"));
+    write("chat_template.json", r#"{"chat_template": "3"}"#);
+    assert_eq!(said().unwrap().as_deref(), Some("3"));
+    write("chat_template.jinja", "4");
+    assert_eq!(said().unwrap().as_deref(), Some("4"));
+    write("chat_template.jinja", "{% if %}");
+    assert!(said().unwrap_err().to_string().starts_with("chat template: "));
+    std::fs::remove_file(dir.path().join("chat_template.jinja")).unwrap();
+    write("chat_template.json", r#"{"chat_template": [{"name": "tool", "template": "t"}]}"#);
+    assert!(said().unwrap_err().to_string().contains("default"));
+}
+
+#[test]
+fn gguf_metadata_holds_a_template() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tokenizer/byte_level.gguf");
+    let template = ChatTemplate::from_gguf(&Gguf::open(path).unwrap()).unwrap().unwrap();
+    let wanted = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(template.render(&conversation()[2..], true).unwrap(), wanted);
+    assert_eq!(
+        (template.bos_token.as_deref(), template.eos_token.as_deref()),
+        (Some("<|im_start|>"), Some("<|im_end|>"))
+    );
+}

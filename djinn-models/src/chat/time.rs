@@ -1,0 +1,114 @@
+//! `strftime_now`: the date in a template, in UTC.
+
+use minijinja::{Error, ErrorKind};
+use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+/// From the first of January 1970 on.
+const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+
+/// A point in time, taken apart.
+struct Civil {
+    year: u64,
+    /// From 0.
+    month: usize,
+    /// From 1.
+    day: u64,
+    /// From 1.
+    day_of_year: u64,
+    weekday: &'static str,
+    seconds: u64,
+}
+
+/// Formats a time as Python's `strftime` does, with the directives that templates use.
+pub(super) fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
+    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let civil = Civil::at(seconds);
+    let mut out = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        let mut directive = chars.next();
+        let padded = directive != Some('-');
+        if !padded {
+            directive = chars.next();
+        }
+        civil.write(&mut out, directive, padded).ok_or_else(|| {
+            let shown = directive.map_or(String::new(), String::from);
+            Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not know %{shown}"))
+        })?;
+    }
+    Ok(out)
+}
+
+impl Civil {
+    fn at(seconds: u64) -> Self {
+        let mut days = seconds / 86_400;
+        let weekday = DAYS[(days % 7) as usize];
+        let leap =
+            |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+        // 400 years have 146097 days: the loop below runs at most 400 times.
+        let mut year = 1970 + days / 146_097 * 400;
+        days %= 146_097;
+        while days >= 365 + u64::from(leap(year)) {
+            days -= 365 + u64::from(leap(year));
+            year += 1;
+        }
+        let day_of_year = days + 1;
+        let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+        let mut month = 0;
+        while days >= lengths[month] {
+            days -= lengths[month];
+            month += 1;
+        }
+        Self { year, month, day: days + 1, day_of_year, weekday, seconds: seconds % 86_400 }
+    }
+
+    /// Writes one directive; `None` if it is not known.
+    fn write(&self, out: &mut String, directive: Option<char>, padded: bool) -> Option<()> {
+        let hour = self.seconds / 3600;
+        let (number, width) = match directive? {
+            'Y' => (self.year, 4),
+            'y' => (self.year % 100, 2),
+            'm' => (self.month as u64 + 1, 2),
+            'd' => (self.day, 2),
+            'j' => (self.day_of_year, 3),
+            'H' => (hour, 2),
+            'I' => ((hour + 11) % 12 + 1, 2),
+            'M' => (self.seconds / 60 % 60, 2),
+            'S' => (self.seconds % 60, 2),
+            text => {
+                match text {
+                    'B' => out.push_str(MONTHS[self.month]),
+                    'b' => out.push_str(&MONTHS[self.month][..3]),
+                    'A' => out.push_str(self.weekday),
+                    'a' => out.push_str(&self.weekday[..3]),
+                    'p' => out.push_str(if hour < 12 { "AM" } else { "PM" }),
+                    'Z' => out.push_str("UTC"),
+                    '%' => out.push('%'),
+                    _ => return None,
+                }
+                return Some(());
+            }
+        };
+        let width = if padded { width } else { 0 };
+        write!(out, "{number:0width$}").ok()
+    }
+}

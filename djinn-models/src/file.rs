@@ -1,0 +1,214 @@
+//! Checkpoint files, and the rows of the tensors in them.
+//!
+//! Files are read at positions, never mapped. A page of a mapping counts as resident memory of the process
+//! for as long as the system keeps it, and a file that shrinks while it is mapped ends the process with
+//! SIGBUS; a positional read that meets the file's end is an error with a name. Reads carry their own
+//! offset, so that several threads read one file without a lock.
+
+use crate::quant;
+use crate::{Error, Result, TensorInfo};
+use djinn_srg::DType;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Elements decoded at once when the stored type is not the one asked for; a multiple of every block size.
+const RUN_ELEMENTS: u64 = 64 * 1024;
+
+/// Bytes with positions. A read past the end is [`io::ErrorKind::UnexpectedEof`].
+pub(crate) trait Source: Send + Sync {
+    /// Length in bytes when the source was opened.
+    fn len(&self) -> u64;
+    /// Fills `out` with the bytes from `offset` on.
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
+}
+
+impl Source for Vec<u8> {
+    fn len(&self) -> u64 {
+        self.as_slice().len() as u64
+    }
+
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        let bytes = usize::try_from(offset)
+            .ok()
+            .and_then(|start| self.get(start..)?.get(..out.len()))
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        out.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// A regular file, read at positions.
+struct RegularFile {
+    #[cfg(unix)]
+    file: File,
+    /// Where the system has no positional read that leaves the file's cursor alone, reads take turns.
+    #[cfg(not(unix))]
+    file: std::sync::Mutex<File>,
+    len: u64,
+}
+
+impl Source for RegularFile {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    #[cfg(unix)]
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, out, offset)
+    }
+
+    #[cfg(not(unix))]
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        use std::io::{Read, Seek, SeekFrom};
+        let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        file.seek(SeekFrom::Start(offset))?;
+        file.read_exact(out)
+    }
+}
+
+/// A source of bytes and the name that errors give it.
+pub(crate) struct Input {
+    pub(crate) path: PathBuf,
+    pub(crate) source: Box<dyn Source>,
+}
+
+impl fmt::Debug for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} bytes)", self.path.display(), self.source.len())
+    }
+}
+
+impl Input {
+    /// Opens a regular file. Anything else (a directory, a pipe, which could block forever) is refused.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let io_error = |source| Error::Io { path: path.to_owned(), source };
+        if !std::fs::metadata(path).map_err(io_error)?.is_file() {
+            return Err(Error::Malformed { path: path.to_owned(), detail: "is not a regular file".into() });
+        }
+        let file = File::open(path).map_err(io_error)?;
+        let len = file.metadata().map_err(io_error)?.len();
+        #[cfg(not(unix))]
+        let file = std::sync::Mutex::new(file);
+        Ok(Self { path: path.to_owned(), source: Box::new(RegularFile { file, len }) })
+    }
+
+    /// Takes a whole file that is in memory; `name` stands for its path in errors.
+    pub(crate) fn from_bytes(name: &str, bytes: Vec<u8>) -> Self {
+        Self { path: PathBuf::from(name), source: Box::new(bytes) }
+    }
+
+    /// Fills `out` from `offset`; `what` is being read, for the error when the file has become shorter.
+    pub(crate) fn read(&self, out: &mut [u8], offset: u64, what: fmt::Arguments<'_>) -> Result<()> {
+        self.source.read_exact_at(out, offset).map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => self.malformed(format!(
+                "{what}: the file ends before byte {}; it is truncated",
+                offset.saturating_add(out.len() as u64)
+            )),
+            _ => Error::Io { path: self.path.clone(), source },
+        })
+    }
+
+    /// The error for bad contents. `detail` may quote the file: it is kept to one line.
+    pub(crate) fn malformed(&self, detail: String) -> Error {
+        let detail =
+            if detail.contains(char::is_control) { detail.escape_debug().to_string() } else { detail };
+        Error::Malformed { path: self.path.clone(), detail }
+    }
+}
+
+/// A tensor and where it lies: its bytes were checked against the file's length when it was opened.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) info: TensorInfo,
+    /// Of its first byte in the file.
+    pub(crate) offset: u64,
+}
+
+/// Rows and elements of a row of a tensor seen as a matrix; a scalar is one row of one element.
+fn matrix(shape: &[u64]) -> (u64, u64) {
+    match shape.split_first() {
+        Some((&rows, inner)) => (rows, if rows == 0 { 0 } else { inner.iter().product() }),
+        None => (1, 1),
+    }
+}
+
+/// Reads rows of `stored` from `input`, as [`crate::TensorFile::read_rows`] defines it.
+///
+/// # Panics
+/// If `rows` reaches past the tensor, or `out` does not have the rows' length.
+pub(crate) fn read_rows(
+    input: &Input,
+    stored: &Stored,
+    rows: Range<u64>,
+    dtype: DType,
+    out: &mut [u8],
+) -> Result<()> {
+    let TensorInfo { name, shape, encoding } = &stored.info;
+    let (row_count, row_elements) = matrix(shape);
+    assert!(
+        rows.start <= rows.end && rows.end <= row_count,
+        "rows {rows:?} of {name}, which has {row_count} rows"
+    );
+    let elements = (rows.end - rows.start) * row_elements;
+    assert_eq!(
+        out.len() as u64,
+        elements * dtype.bytes(),
+        "bytes of output for rows {rows:?} of {name}: {elements} elements as {dtype}"
+    );
+    if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return Err(Error::Unsupported {
+            what: format!("reading tensor {name} as {dtype}"),
+            remedy: "weights are read as f32, f16 or bf16".into(),
+        });
+    }
+    let Some((block_elements, block_bytes)) = encoding.block() else {
+        return Err(Error::Unsupported {
+            what: format!("the type {} of tensor {name}", encoding.name()),
+            remedy: "convert the checkpoint to bf16, f16, f32, Q8_0 or a K-quantised type".into(),
+        });
+    };
+    let first = rows.start * row_elements;
+    if !first.is_multiple_of(block_elements) || !elements.is_multiple_of(block_elements) {
+        return Err(Error::Unsupported {
+            what: format!("reading rows {rows:?} of tensor {name}, inside a block of {}", encoding.name()),
+            remedy: format!("read multiples of {block_elements} elements"),
+        });
+    }
+    let mut offset = stored.offset + first / block_elements * block_bytes;
+    if encoding.dtype() == Some(dtype) {
+        return input.read(out, offset, format_args!("tensor {name}"));
+    }
+    let encoded_bytes = |elements: u64| (elements / block_elements * block_bytes) as usize;
+    let mut scratch = vec![0; encoded_bytes(elements.min(RUN_ELEMENTS))];
+    for out in out.chunks_mut((RUN_ELEMENTS * dtype.bytes()) as usize) {
+        let encoded = &mut scratch[..encoded_bytes(out.len() as u64 / dtype.bytes())];
+        input.read(encoded, offset, format_args!("tensor {name}"))?;
+        quant::decode(*encoding, encoded, dtype, out);
+        offset += encoded.len() as u64;
+    }
+    Ok(())
+}
+
+/// The bytes that a tensor of this shape takes, in blocks of (elements, bytes); `None` if the number does
+/// not fit, or if a row is no whole number of blocks (the innermost dimension is what a block runs along).
+pub(crate) fn stored_bytes(shape: &[u64], block: (u64, u64)) -> Option<u64> {
+    let (block_elements, block_bytes) = block;
+    if shape.last().is_some_and(|row| !row.is_multiple_of(block_elements)) {
+        return None;
+    }
+    let elements = shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim))?;
+    // Room for the same tensor decoded to any type: 4 bytes an element is the most.
+    elements.checked_mul(4)?;
+    (elements / block_elements).checked_mul(block_bytes)
+}
+
+/// The error for a name that the checkpoint does not have.
+pub(crate) fn missing(name: &str) -> Error {
+    Error::MissingTensor { name: name.into(), architecture: "the model".into() }
+}
+
+#[cfg(test)]
+mod tests;

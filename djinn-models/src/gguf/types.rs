@@ -1,0 +1,61 @@
+//! GGML's tensor types: their numbers in files, and the size of their blocks.
+
+use crate::Encoding;
+
+/// A type that a tensor in a file has.
+pub(super) struct StoredType {
+    pub(super) encoding: Encoding,
+    /// Elements and bytes of a block.
+    pub(super) block: (u64, u64),
+}
+
+/// The type with GGML's number `id` (`enum ggml_type`); `None` if the number is free, withdrawn or newer.
+pub(super) fn by_id(id: u32) -> Option<StoredType> {
+    use Encoding::*;
+    let encoding = match id {
+        0 => F32,
+        1 => F16,
+        2 => Q4_0,
+        3 => Q4_1,
+        6 => Q5_0,
+        7 => Q5_1,
+        8 => Q8_0,
+        10 => Q2_K,
+        11 => Q3_K,
+        12 => Q4_K,
+        13 => Q5_K,
+        14 => Q6_K,
+        30 => BF16,
+        _ => return listed_only(id),
+    };
+    Some(StoredType { encoding, block: encoding.block()? })
+}
+
+/// Types that are listed and not decoded; their sizes serve to check the file.
+fn listed_only(id: u32) -> Option<StoredType> {
+    let (name, elements, bytes) = match id {
+        9 => ("Q8_1", 32, 40),
+        15 => ("Q8_K", 256, 292),
+        16 => ("IQ2_XXS", 256, 66),
+        17 => ("IQ2_XS", 256, 74),
+        18 => ("IQ3_XXS", 256, 98),
+        19 => ("IQ1_S", 256, 50),
+        20 => ("IQ4_NL", 32, 18),
+        21 => ("IQ3_S", 256, 110),
+        22 => ("IQ2_S", 256, 82),
+        23 => ("IQ4_XS", 256, 136),
+        24 => ("I8", 1, 1),
+        25 => ("I16", 1, 2),
+        26 => ("I32", 1, 4),
+        27 => ("I64", 1, 8),
+        28 => ("F64", 1, 8),
+        29 => ("IQ1_M", 256, 56),
+        34 => ("TQ1_0", 256, 54),
+        35 => ("TQ2_0", 256, 66),
+        39 => ("MXFP4", 32, 17),
+        40 => ("NVFP4", 64, 36),
+        41 => ("Q1_0", 128, 18),
+        _ => return None,
+    };
+    Some(StoredType { encoding: Encoding::Other(name), block: (elements, bytes) })
+}

@@ -1,0 +1,26 @@
+//! Model families, checkpoint readers, tokenizers and chat templates.
+//!
+//! A model is a function from its configuration to an SRG plus a map of weight names: [`open`] gives a
+//! [`Model`] and reads no weights. It holds no device code.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
+
+pub mod chat;
+mod error;
+mod file;
+pub mod gguf;
+mod llama;
+mod open;
+mod quant;
+pub mod safetensors;
+pub mod synthetic;
+mod tensor;
+pub mod tokenizer;
+mod weights;
+
+pub use chat::{ChatTemplate, Message};
+pub use error::{Error, Result};
+pub use open::{GenerationDefaults, Location, Model, OpenOptions, open};
+pub use tensor::{Encoding, TensorFile, TensorInfo};
+pub use tokenizer::{TextStream, Tokenizer};

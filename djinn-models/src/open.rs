@@ -1,0 +1,197 @@
+//! Opening a model: find it, read its configuration, check its tensors, build its graph. Weights stay in
+//! their files.
+
+mod generation;
+mod json;
+#[cfg(test)]
+mod tests;
+
+pub use generation::GenerationDefaults;
+pub(crate) use json::JsonKeys;
+
+use crate::gguf::Gguf;
+use crate::llama::{self, Config, Naming};
+use crate::safetensors::SafetensorsDir;
+use crate::weights::CheckpointSource;
+use crate::{ChatTemplate, Error, Result, TensorFile, Tokenizer, synthetic};
+use djinn_srg::{DType, Graph};
+use djinn_vmu::WeightSource;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where a model is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// A directory in Hugging Face's layout, or one that holds a single GGUF file.
+    Directory(PathBuf),
+    /// A GGUF file.
+    Gguf(PathBuf),
+    /// A safetensors file with `config.json` beside it.
+    Safetensors(PathBuf),
+    /// Seeded random weights in the shape of a known model: `llama-2-13b`, `tiny?layers=1&seed=3`
+    /// ([`synthetic`]).
+    Synthetic(String),
+}
+
+impl Location {
+    /// The location that a user means by `place`: `synthetic:NAME` or a path that exists.
+    ///
+    /// # Errors
+    /// [`Error::NotAModel`] for anything else.
+    pub fn find(place: &str) -> Result<Location> {
+        if let Some(name) = place.strip_prefix(synthetic::PREFIX) {
+            return Ok(Location::Synthetic(name.to_owned()));
+        }
+        let path = PathBuf::from(place);
+        if path.is_dir() {
+            return Ok(Location::Directory(path));
+        }
+        if !path.exists() {
+            return Err(not_a_model(&path, "no such file or directory"));
+        }
+        let extension = path.extension().map(|e| e.to_ascii_lowercase());
+        match extension.as_deref().and_then(|e| e.to_str()) {
+            Some("gguf") => Ok(Location::Gguf(path)),
+            Some("safetensors") => Ok(Location::Safetensors(path)),
+            _ => Err(not_a_model(&path, "expected a directory, a .gguf or a .safetensors file")),
+        }
+    }
+}
+
+/// How to open a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenOptions {
+    /// Element type of matrices in memory: f32, f16 or bf16. `None` keeps the stored type, and makes f16 of
+    /// quantised blocks. Norms and biases keep their stored type in any case.
+    pub dtype: Option<DType>,
+}
+
+/// A model that is ready to be placed and run.
+pub struct Model {
+    /// For people: the directory's or file's name, or `synthetic:NAME`.
+    pub name: String,
+    /// In the checkpoint's own words, e.g. `LlamaForCausalLM`.
+    pub architecture: String,
+    /// What it computes.
+    pub graph: Graph,
+    /// Its weights, by the names in the graph.
+    pub source: Arc<dyn WeightSource>,
+    /// None when the checkpoint has none (synthetic weights).
+    pub tokenizer: Option<Tokenizer>,
+    /// How a conversation becomes text; none for base models.
+    pub chat: Option<ChatTemplate>,
+    /// What the model's makers suggest for sampling.
+    pub defaults: GenerationDefaults,
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model")
+            .field("name", &self.name)
+            .field("architecture", &self.architecture)
+            .field("parameters", &self.graph.parameters())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Opens the model: reads headers and configuration, no weights.
+///
+/// # Errors
+/// One line that names the place, and the key, tensor or feature at fault: see [`Error`].
+pub fn open(location: &Location, options: &OpenOptions) -> Result<Model> {
+    if let Some(dtype) = options.dtype.filter(|d| !matches!(d, DType::F32 | DType::F16 | DType::BF16)) {
+        return Err(Error::Unsupported {
+            what: format!("dtype {dtype} for weights"),
+            remedy: "supported: f32, f16, bf16".to_owned(),
+        });
+    }
+    match location {
+        Location::Directory(path) => open_directory(path, options),
+        Location::Gguf(path) => open_gguf(path, options),
+        Location::Safetensors(path) => {
+            let directory = path.parent().unwrap_or(Path::new(""));
+            if !directory.join("config.json").is_file() {
+                return Err(not_a_model(path, "a .safetensors file needs its config.json beside it"));
+            }
+            open_safetensors(directory, path, options)
+        }
+        Location::Synthetic(name) => synthetic::open(name, options),
+    }
+}
+
+fn open_directory(path: &Path, options: &OpenOptions) -> Result<Model> {
+    if path.join("config.json").is_file() {
+        return open_safetensors(path, path, options);
+    }
+    match gguf_files(path)?.as_slice() {
+        [file] => open_gguf(file, options),
+        [] => Err(not_a_model(path, "it has neither config.json nor a .gguf file")),
+        files => Err(not_a_model(path, &format!("it has {} .gguf files; name one of them", files.len()))),
+    }
+}
+
+fn gguf_files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let io = |source| Error::Io { path: directory.to_owned(), source };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// Opens the tensors at `weights`, with everything else in `directory`.
+fn open_safetensors(directory: &Path, weights: &Path, options: &OpenOptions) -> Result<Model> {
+    let config = Config::from_json(&directory.join("config.json"))?;
+    let name = file_name(weights);
+    let file = Box::new(SafetensorsDir::open(weights)?);
+    let (graph, source) = assemble(&config, Naming::HuggingFace, &name, file, options)?;
+    Ok(Model {
+        architecture: llama::ARCHITECTURE.to_owned(),
+        graph,
+        source,
+        tokenizer: Tokenizer::from_dir(directory)?,
+        chat: ChatTemplate::from_dir(directory)?,
+        defaults: GenerationDefaults::from_dir(directory)?,
+        name,
+    })
+}
+
+fn open_gguf(path: &Path, options: &OpenOptions) -> Result<Model> {
+    let gguf = Gguf::open(path)?;
+    let config = Config::from_gguf(&gguf)?;
+    let name = file_name(path);
+    let tokenizer = Tokenizer::from_gguf(&gguf)?;
+    let chat = ChatTemplate::from_gguf(&gguf)?;
+    let defaults = GenerationDefaults::from_gguf(&gguf)?;
+    let (graph, source) = assemble(&config, Naming::Gguf, &name, Box::new(gguf), options)?;
+    Ok(Model { architecture: llama::ARCHITECTURE.to_owned(), graph, source, tokenizer, chat, defaults, name })
+}
+
+/// Checks the tensors against the configuration; the graph, and the source of its weights.
+fn assemble(
+    config: &Config,
+    naming: Naming,
+    name: &str,
+    file: Box<dyn TensorFile>,
+    options: &OpenOptions,
+) -> Result<(Graph, Arc<dyn WeightSource>)> {
+    let map = llama::weight_map(config, naming);
+    map.check(&*file, llama::ARCHITECTURE)?;
+    let dtypes = map.dtypes(&*file, options.dtype);
+    let graph = llama::graph(config, name, &|weight| dtypes[weight])?;
+    Ok((graph, Arc::new(CheckpointSource::new(file, map, dtypes))))
+}
+
+/// The last component of the path that `path` stands for, without a weight file's extension.
+fn file_name(path: &Path) -> String {
+    let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = if full.is_dir() { full.file_name() } else { full.file_stem() };
+    name.map_or_else(|| full.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+fn not_a_model(path: &Path, detail: &str) -> Error {
+    Error::NotAModel { place: path.display().to_string(), detail: detail.to_owned() }
+}

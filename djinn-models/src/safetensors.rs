@@ -1,0 +1,107 @@
+//! Safetensors checkpoints: one file, or shards with an index.
+//!
+//! Opening reads the headers only. Header entries are parsed and their offsets checked by the `safetensors`
+//! crate (contiguous, no holes, sizes as the shapes say); lengths, duplicates and the file's size are
+//! checked here before that.
+
+mod header;
+mod index;
+
+#[cfg(test)]
+mod tests;
+
+use crate::file::{self, Input, Stored};
+use crate::{Error, Result, TensorFile, TensorInfo};
+use djinn_srg::DType;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+/// The name of a checkpoint in one file, in Hugging Face's layout.
+pub const SINGLE_FILE: &str = "model.safetensors";
+/// The name of the list of shards, in Hugging Face's layout.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// An open safetensors checkpoint. Tensors are read from several threads at once.
+#[derive(Debug)]
+pub struct SafetensorsDir {
+    shards: Vec<Input>,
+    tensors: HashMap<String, (usize, Stored)>,
+}
+
+impl SafetensorsDir {
+    /// Opens a directory with [`SINGLE_FILE`] or else [`INDEX_FILE`], an index file, or any single
+    /// safetensors file.
+    ///
+    /// # Errors
+    /// A file is missing, cannot be read or is malformed; a tensor is in two shards, or not in the shard
+    /// that the index names. Tensors of types that no weight has (integers, 8-bit floats) are listed with
+    /// [`Encoding::Other`](crate::Encoding::Other) and refused when they are read.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        if !path.is_dir() {
+            return match path.extension() {
+                Some(extension) if extension == "json" => index::open(path),
+                _ => Self::from_inputs([Input::open(path)?]),
+            };
+        }
+        let single = path.join(SINGLE_FILE);
+        let index = path.join(INDEX_FILE);
+        if single.exists() {
+            Self::from_inputs([Input::open(&single)?])
+        } else if index.exists() {
+            index::open(&index)
+        } else {
+            Err(Error::NotAModel {
+                place: path.display().to_string(),
+                detail: format!("it has neither {SINGLE_FILE} nor {INDEX_FILE}"),
+            })
+        }
+    }
+
+    /// The same for one file that is in memory.
+    ///
+    /// # Errors
+    /// As [`SafetensorsDir::open`].
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self> {
+        Self::from_inputs([Input::from_bytes("safetensors in memory", bytes)])
+    }
+
+    fn from_inputs(inputs: impl IntoIterator<Item = Input>) -> Result<Self> {
+        let mut checkpoint = Self { shards: Vec::new(), tensors: HashMap::new() };
+        for input in inputs {
+            let shard = checkpoint.shards.len();
+            for stored in header::read(&input)? {
+                let name = stored.info.name.clone();
+                if let Some((other, _)) = checkpoint.tensors.get(&name) {
+                    let other = checkpoint.shards[*other].path.display();
+                    return Err(input.malformed(format!("tensor {name} is also in {other}")));
+                }
+                checkpoint.tensors.insert(name, (shard, stored));
+            }
+            checkpoint.shards.push(input);
+        }
+        Ok(checkpoint)
+    }
+
+    /// The file that holds a tensor.
+    fn shard_of(&self, name: &str) -> Option<&Path> {
+        let (shard, _) = self.tensors.get(name)?;
+        Some(&self.shards[*shard].path)
+    }
+}
+
+impl TensorFile for SafetensorsDir {
+    fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.get(name).map(|(_, stored)| &stored.info)
+    }
+
+    fn tensors(&self) -> Box<dyn Iterator<Item = &TensorInfo> + '_> {
+        Box::new(self.tensors.values().map(|(_, stored)| &stored.info))
+    }
+
+    fn read_rows(&self, name: &str, rows: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()> {
+        let (shard, stored) = self.tensors.get(name).ok_or_else(|| file::missing(name))?;
+        file::read_rows(&self.shards[*shard], stored, rows, dtype, out)
+    }
+}

@@ -1,0 +1,210 @@
+//! Synthetic models: shapes, reproducibility, distribution.
+
+use super::*;
+use crate::{Location, open as open_model};
+use proptest::prelude::*;
+use std::time::Instant;
+
+fn model(name: &str) -> Model {
+    open_model(&Location::Synthetic(name.to_owned()), &OpenOptions::default()).unwrap()
+}
+
+fn shape_of(model: &Model, weight: &str) -> ([u64; 2], DType) {
+    let (_, value) = model.graph.weights().find(|(_, v)| v.name == weight).unwrap();
+    (value.matrix(), value.dtype)
+}
+
+fn bytes(model: &Model, weight: &str) -> Vec<u8> {
+    let ([rows, columns], dtype) = shape_of(model, weight);
+    let mut out = vec![0; (rows * columns * dtype.bytes()) as usize];
+    model.source.read_rows(weight, 0..rows, &mut out).unwrap();
+    out
+}
+
+fn numbers(model: &Model, weight: &str) -> Vec<f64> {
+    let bytes = bytes(model, weight);
+    let halves = || bytes.as_chunks::<2>().0;
+    match shape_of(model, weight).1 {
+        DType::F16 => halves().iter().map(|b| f16::from_le_bytes(*b).to_f64()).collect(),
+        DType::BF16 => halves().iter().map(|b| bf16::from_le_bytes(*b).to_f64()).collect(),
+        _ => bytes.as_chunks::<4>().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect(),
+    }
+}
+
+#[test]
+fn known_models_have_their_published_sizes() {
+    let sizes = [
+        ("llama-2-7b", 6_738_415_616, DType::F16),
+        ("llama-2-13b", 13_015_864_320, DType::F16),
+        ("llama-2-70b", 68_976_648_192, DType::F16),
+        ("llama-3-8b", 8_030_261_248, DType::BF16),
+        ("llama-3.1-8b", 8_030_261_248, DType::BF16),
+        ("llama-3-70b", 70_553_706_496, DType::BF16),
+        ("llama-3.2-1b", 1_235_814_400, DType::BF16),
+        ("smollm2-135m", 134_515_008, DType::BF16),
+    ];
+    for (name, parameters, dtype) in sizes {
+        let model = model(name);
+        let head_dim = u64::from(model.graph.kv.head_dim);
+        assert_eq!(model.graph.parameters() - head_dim / 2, parameters, "{name}");
+        assert_eq!(shape_of(&model, "embed.weight").1, dtype, "{name}");
+    }
+}
+
+#[test]
+fn opening_seventy_billion_weights_generates_none() {
+    let start = Instant::now();
+    model("llama-2-70b");
+    let seconds = start.elapsed().as_secs_f64();
+    assert!(seconds < 0.5, "{seconds} s");
+}
+
+#[test]
+fn every_name_opens_and_every_weight_reads() {
+    for name in names() {
+        let model = model(name);
+        assert_eq!(model.name, format!("synthetic:{name}"));
+        for (_, value) in model.graph.weights() {
+            let [rows, columns] = value.matrix();
+            let mut out = vec![0; (columns * value.dtype.bytes()) as usize];
+            model.source.read_rows(&value.name, rows - 1..rows, &mut out).unwrap();
+            assert!(out.iter().any(|&b| b != 0), "{name}: {}", value.name);
+        }
+    }
+}
+
+#[test]
+fn the_seed_and_the_name_decide_the_bytes() {
+    let weight = "blocks.1.attn.out.weight";
+    let [a, b] = ["tiny?seed=1", "tiny?seed=2"].map(model);
+    assert_eq!(bytes(&a, weight), bytes(&model("tiny?seed=1"), weight));
+    assert_ne!(bytes(&a, weight), bytes(&b, weight));
+    assert_ne!(bytes(&a, weight), bytes(&a, "blocks.0.attn.out.weight"));
+    assert_eq!(bytes(&model("tiny"), weight), bytes(&model("tiny?seed=0"), weight));
+}
+
+proptest! {
+    #[test]
+    fn rows_are_the_same_however_they_are_cut(
+        dtype in prop::sample::select(vec!["f32", "f16", "bf16"]),
+        // 30 columns, so that rows start within a counter's four elements.
+        weight in prop::sample::select(vec!["embed.weight", "blocks.0.mlp.gate_up.bias", "ln_final.weight"]),
+        mut cuts in prop::collection::vec(0u64..=30, 1..6),
+    ) {
+        let model = model(&format!("tiny-bias?hidden=30&heads=3&kv_heads=1&intermediate=15&vocab=30&dtype={dtype}"));
+        let whole = bytes(&model, weight);
+        let ([rows, columns], dtype) = shape_of(&model, weight);
+        prop_assert_eq!(rows, 30);
+        cuts.extend([0, rows]);
+        cuts.sort_unstable();
+        let mut pieces = Vec::new();
+        for pair in cuts.windows(2) {
+            let mut piece = vec![0; ((pair[1] - pair[0]) * columns * dtype.bytes()) as usize];
+            model.source.read_rows(weight, pair[0]..pair[1], &mut piece).unwrap();
+            pieces.extend(piece);
+        }
+        prop_assert_eq!(pieces, whole);
+    }
+}
+
+/// Mean, standard deviation and kurtosis.
+fn moments(numbers: &[f64]) -> (f64, f64, f64) {
+    let n = numbers.len() as f64;
+    let mean = numbers.iter().sum::<f64>() / n;
+    let central = |power: i32| numbers.iter().map(|x| (x - mean).powi(power)).sum::<f64>() / n;
+    let variance = central(2);
+    (mean, variance.sqrt(), central(4) / (variance * variance))
+}
+
+#[test]
+fn matrices_are_normal_and_never_zero() {
+    for dtype in ["f32", "f16", "bf16"] {
+        // Wide enough for the deviation of large models: 1.25 / sqrt(4096) < 0.02.
+        let model = model(&format!("tiny?hidden=4096&vocab=128&dtype={dtype}"));
+        let numbers = numbers(&model, "embed.weight");
+        assert!(numbers.iter().all(|&x| x != 0.0 && x.is_finite()));
+        let (mean, deviation, kurtosis) = moments(&numbers);
+        let n = numbers.len() as f64;
+        // Five standard errors of each estimate.
+        assert!(mean.abs() < 5.0 * 0.02 / n.sqrt(), "{dtype}: mean {mean}");
+        assert!((deviation / 0.02 - 1.0).abs() < 5.0 / (2.0 * n).sqrt() + 1e-3, "{dtype}: sd {deviation}");
+        assert!((kurtosis - 3.0).abs() < 5.0 * (24.0 / n).sqrt() + 1e-2, "{dtype}: kurtosis {kurtosis}");
+        for (bound, share) in [(0.5, 0.382_925), (1.0, 0.682_689), (2.0, 0.954_500), (3.0, 0.997_300)] {
+            let inside = numbers.iter().filter(|x| x.abs() < bound * 0.02).count() as f64 / n;
+            assert!((inside - share).abs() < 3e-3, "{dtype}: {inside} within {bound} sd, expected {share}");
+        }
+    }
+}
+
+#[test]
+fn elements_are_not_correlated() {
+    let model = model("tiny?hidden=4096&vocab=128&dtype=f32");
+    let numbers = numbers(&model, "embed.weight");
+    for lag in [1, 2, 3, 4, 5, 64, 4096] {
+        let pairs = numbers.iter().zip(&numbers[lag..]);
+        let n = numbers.len() - lag;
+        let correlation = pairs.map(|(a, b)| a * b).sum::<f64>() / (n as f64 * 0.0004);
+        assert!(correlation.abs() < 5.0 / (n as f64).sqrt(), "lag {lag}: {correlation}");
+    }
+}
+
+#[test]
+fn norms_are_near_one_and_small_models_have_larger_weights() {
+    let model = model("tiny");
+    let (mean, deviation, _) = moments(&numbers(&model, "ln_final.weight"));
+    assert!((mean - 1.0).abs() < 0.05 && (0.02..0.1).contains(&deviation), "{mean} {deviation}");
+    let (_, deviation, _) = moments(&numbers(&model, "blocks.0.mlp.gate_up.weight"));
+    assert!((deviation / (1.25 / 8.0) - 1.0).abs() < 0.05, "{deviation}");
+}
+
+#[test]
+fn quantiles_match_the_normal_distribution() {
+    let table = Table::new(1.0, DType::F32);
+    let Table::Full(bits) = table else { panic!("f32 has whole quantiles") };
+    let z = |i: usize| f32::from_bits(bits[i]);
+    // By an independent implementation of the inverse distribution function.
+    let known = [(0, 1.912_405_6e-5), (1 << 14, 0.674_513_76), (32766, 4.076_206_5), (32767, 4.324_919)];
+    for (index, wanted) in known {
+        assert!((z(index) / wanted - 1.0).abs() < 1e-5, "{index}: {} for {wanted}", z(index));
+    }
+    assert!((1..32768).all(|i| z(i) > z(i - 1)));
+}
+
+#[test]
+fn names_that_mean_nothing_are_refused() {
+    let fails = |name: &str, options: &OpenOptions| {
+        open_model(&Location::Synthetic(name.to_owned()), options).unwrap_err().to_string()
+    };
+    let cases = [
+        ("llama-9", "tiny-gqa"),
+        ("", "known shapes"),
+        ("tiny?colour=red", "colour"),
+        ("tiny?layers=many", "`many`"),
+        ("tiny?layers", "layers"),
+        ("tiny?layers=0", "num_hidden_layers"),
+        ("tiny?layers=-1", "`-1`"),
+        ("tiny?dtype=int8", "`int8`"),
+        ("tiny?tied=maybe", "`maybe`"),
+        ("tiny?heads=3", "num_key_value_heads"),
+        ("tiny?seed=99999999999999999999", "seed"),
+        ("tiny?hidden=18446744073709551615", "hidden_size"),
+    ];
+    for (name, named) in cases {
+        let message = fails(name, &OpenOptions::default());
+        assert!(message.contains(named) && message.lines().count() == 1, "{name}: {message}");
+    }
+    let message = fails("tiny?dtype=f32", &OpenOptions { dtype: Some(DType::F16) });
+    assert!(message.contains("dtype f16"), "{message}");
+}
+
+#[test]
+fn options_choose_the_dtype() {
+    let open = |name: &str, dtype| {
+        let location = Location::Synthetic(name.to_owned());
+        shape_of(&open_model(&location, &OpenOptions { dtype }).unwrap(), "unembed.weight").1
+    };
+    assert_eq!(open("tiny", None), DType::BF16);
+    assert_eq!(open("tiny", Some(DType::F32)), DType::F32);
+    assert_eq!(open("tiny?dtype=f16", None), DType::F16);
+    assert_eq!(open("tiny?dtype=f16", Some(DType::F16)), DType::F16);
+}

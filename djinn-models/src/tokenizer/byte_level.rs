@@ -1,0 +1,120 @@
+//! Byte-level BPE from GGUF: GPT-2's alphabet, a list of merges, and a pre-tokenizer chosen by name.
+
+use super::error;
+use super::ggml::Vocabulary;
+use crate::{Error, Result};
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::normalizers::unicode::NFC;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::tokenizer::SplitDelimiterBehavior::Isolated;
+
+/// GPT-2's words: contractions, letters, digits, signs, each with at most one space before; spaces.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+/// Llama 3's words: contractions, letters with one sign before them, up to three digits, signs, line ends,
+/// spaces.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Qwen 2's: the same with single digits.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Mistral's Tekken: capitals begin a word, single digits.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The families of pre-tokenizers, by the names that GGUF's writers give them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pre {
+    /// GPT-2's own expression.
+    Gpt2,
+    /// Single digits, then GPT-2's.
+    Smollm,
+    Llama3,
+    Qwen2,
+    Falcon,
+    Tekken,
+    /// What files without a name, or with the name `default`, are read with.
+    Unnamed,
+}
+
+impl Pre {
+    pub(super) fn from_name(name: Option<&str>) -> Result<Self> {
+        Ok(match name {
+            None | Some("default") => Self::Unnamed,
+            Some("gpt-2" | "mpt" | "olmo" | "phi-2") => Self::Gpt2,
+            Some("smollm" | "starcoder" | "refact" | "codeshell" | "exaone") => Self::Smollm,
+            Some("llama3" | "llama-v3" | "llama-bpe" | "falcon3") => Self::Llama3,
+            Some("qwen2" | "deepseek-r1-qwen") => Self::Qwen2,
+            Some("falcon") => Self::Falcon,
+            Some("tekken") => Self::Tekken,
+            Some(other) => {
+                return Err(Error::Unsupported {
+                    what: format!("the pre-tokenizer {other:?} (tokenizer.ggml.pre)"),
+                    remedy: "use the model's Hugging Face directory with its tokenizer.json".into(),
+                });
+            }
+        })
+    }
+
+    /// Whether a text begins with BOS where the file does not say.
+    pub(super) fn adds_bos(self) -> bool {
+        self == Self::Llama3
+    }
+
+    /// Whether a whole word of the vocabulary is taken as it is, without its merges.
+    fn ignores_merges(self) -> bool {
+        matches!(self, Self::Llama3 | Self::Tekken)
+    }
+
+    fn pre_tokenizer(self) -> Result<Sequence> {
+        let split = |pattern: &str| -> Result<PreTokenizerWrapper> {
+            let pattern = SplitPattern::Regex(pattern.to_owned());
+            Ok(Split::new(pattern, Isolated, false).map_err(|e| error(&e))?.into())
+        };
+        // Its regular expression is GPT-2's.
+        let gpt2: PreTokenizerWrapper = ByteLevel::new(false, true, true).into();
+        let bytes: PreTokenizerWrapper = ByteLevel::new(false, true, false).into();
+        let parts = match self {
+            Self::Gpt2 => vec![gpt2],
+            Self::Smollm => vec![Digits::new(true).into(), gpt2],
+            Self::Llama3 => vec![split(LLAMA3)?, bytes],
+            Self::Qwen2 => vec![split(QWEN2)?, bytes],
+            Self::Tekken => vec![split(TEKKEN)?, bytes],
+            Self::Falcon => {
+                vec![split(r"[\p{P}\$\+<=>\^~\|`]+")?, split(GPT2)?, split("[0-9][0-9][0-9]")?, bytes]
+            }
+            Self::Unnamed => {
+                let signs = split(r"[\p{P}\$\+<=>\^~\|]+")?;
+                vec![signs, split(GPT2)?, split(r"\p{N}+")?, split("[0-9][0-9][0-9]")?, bytes]
+            }
+        };
+        Ok(Sequence::new(parts))
+    }
+}
+
+/// Builds the encoder. `merges` are `left right`, most important first.
+pub(super) fn build(vocabulary: &Vocabulary, merges: &[String], pre: Pre) -> Result<tokenizers::Tokenizer> {
+    let ids: Vocab = vocabulary.tokens.iter().zip(0..).map(|(token, id)| (token.clone(), id)).collect();
+    let mut pairs = Vec::with_capacity(merges.len());
+    for (at, merge) in merges.iter().enumerate() {
+        let pair = merge.split_once(' ').filter(|(left, right)| {
+            [*left, *right, &[*left, *right].concat()].iter().all(|token| ids.contains_key(*token))
+        });
+        let Some((left, right)) = pair else {
+            let detail = format!("merge {at} ({merge:?}) does not join two tokens to a third");
+            return Err(Error::Tokenizer(detail));
+        };
+        pairs.push((left.to_owned(), right.to_owned()));
+    }
+    let model = BPE::builder().vocab_and_merges(ids, pairs).ignore_merges(pre.ignores_merges());
+    let mut tokenizer = tokenizers::Tokenizer::new(model.build().map_err(|e| error(&e))?);
+    if pre == Pre::Qwen2 {
+        tokenizer.with_normalizer(Some(NFC)).map_err(|e| error(&e))?;
+    }
+    tokenizer.with_pre_tokenizer(Some(pre.pre_tokenizer()?));
+    tokenizer.add_tokens(vocabulary.added()).map_err(|e| error(&e))?;
+    Ok(tokenizer)
+}

@@ -1,0 +1,155 @@
+//! The tokenizer of a Hugging Face directory.
+
+use super::pieces::Scheme;
+use super::post::Affixes;
+use super::{Marks, Tokenizer, one_line};
+use crate::{Error, Result};
+use serde_json::Value;
+use std::path::Path;
+
+/// Larger files are refused before they are parsed; the largest in use are a tenth of it.
+const MAX_BYTES: u64 = 256 << 20;
+
+pub(super) fn load(dir: &Path) -> Result<Option<Tokenizer>> {
+    let path = dir.join("tokenizer.json");
+    let Some(mut json) = read_json(&path)? else { return Ok(None) };
+    let located = |error| match error {
+        Error::Tokenizer(detail) => Error::Malformed { path: path.clone(), detail },
+        other => other,
+    };
+    let scheme = scheme(&json["decoder"]).map_err(located)?;
+    let mut affixes = Affixes::from_json(&json["post_processor"]).map_err(located)?;
+    check_model(&json["model"]).map_err(located)?;
+    check_normalizer(&json["normalizer"])?;
+    if let Some(fields) = json.as_object_mut() {
+        // Its work is done by `affixes`, its decoder's by `scheme`.
+        fields.insert("post_processor".into(), Value::Null);
+        fields.insert("decoder".into(), Value::Null);
+    }
+    let added = json["added_tokens"].clone();
+    let parsing: tokenizers::Tokenizer =
+        serde_json::from_value(json).map_err(|e| located(Error::Tokenizer(one_line(&e.to_string()))))?;
+    check_added(&parsing, &added).map_err(located)?;
+
+    let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
+    let map = read_json(&dir.join("special_tokens_map.json"))?.unwrap_or(Value::Null);
+    let named = |key: &str| {
+        let name = special_token(&config, key).or_else(|| special_token(&map, key))?;
+        parsing.token_to_id(&name)
+    };
+    let marks = Marks { bos: named("bos_token"), eos: named("eos_token"), eot: named("eot_token") };
+    if affixes.is_empty() {
+        // Slow tokenizers of the Llama family say it in their configuration only.
+        let wanted = |key: &str| config[key].as_bool() == Some(true);
+        affixes.prefix.extend(marks.bos.filter(|_| wanted("add_bos_token")));
+        affixes.suffix.extend(marks.eos.filter(|_| wanted("add_eos_token")));
+    }
+    Tokenizer::assemble(parsing, scheme, affixes, marks).map(Some).map_err(located)
+}
+
+/// A special token's name in `tokenizer_config.json` or `special_tokens_map.json`: a string, or an object
+/// with `content`.
+pub(crate) fn special_token(config: &Value, key: &str) -> Option<String> {
+    let value = config.get(key)?;
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+}
+
+/// A JSON file; `None` if there is none.
+pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
+    let io = |source| Error::Io { path: path.to_owned(), source };
+    match std::fs::metadata(path) {
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(io(source)),
+        Ok(meta) if meta.len() > MAX_BYTES => {
+            let detail = format!("{} bytes are more than such a file may have ({MAX_BYTES})", meta.len());
+            return Err(Error::Malformed { path: path.to_owned(), detail });
+        }
+        Ok(_) => {}
+    }
+    let bytes = std::fs::read(path).map_err(io)?;
+    let value = serde_json::from_slice(&bytes)
+        .map_err(|e| Error::Malformed { path: path.to_owned(), detail: one_line(&e.to_string()) })?;
+    Ok(Some(value))
+}
+
+fn unsupported(what: String) -> Error {
+    Error::Unsupported { what, remedy: "the supported families use byte-level or SentencePiece BPE".into() }
+}
+
+/// How a `decoder` of `tokenizer.json` spells bytes.
+fn scheme(decoder: &Value) -> Result<Scheme> {
+    if decoder.is_null() {
+        return Ok(Scheme::Words);
+    }
+    let parts = match decoder["type"].as_str() {
+        Some("Sequence") => decoder["decoders"].as_array().map_or(&[][..], Vec::as_slice),
+        _ => std::slice::from_ref(decoder),
+    };
+    let (mut byte_level, mut spaces, mut bytes, mut strip) = (false, false, false, false);
+    for part in parts {
+        match part["type"].as_str().unwrap_or("without a type") {
+            "ByteLevel" => byte_level = true,
+            "Fuse" => {}
+            "ByteFallback" => bytes = true,
+            "Replace" if part["pattern"]["String"] == "▁" && part["content"] == " " => spaces = true,
+            "Strip" if part["content"] == " " && part["start"] == 1 && part["stop"] == 0 => strip = true,
+            "Metaspace" if part["replacement"].as_str().unwrap_or("▁") == "▁" => {
+                spaces = true;
+                let old = part["add_prefix_space"].as_bool().unwrap_or(true);
+                strip = part["prepend_scheme"].as_str().map_or(old, |scheme| scheme != "never");
+            }
+            other => return Err(unsupported(format!("the tokenizer's decoder {other} as it is configured"))),
+        }
+    }
+    match (byte_level, spaces, bytes || strip) {
+        (true, false, false) => Ok(Scheme::ByteLevel),
+        (false, true, _) => Ok(Scheme::Spaces { bytes, strip }),
+        _ => Err(unsupported("the tokenizer's sequence of decoders".into())),
+    }
+}
+
+/// Refuses models other than BPE and plain word lists, and merges that are longer than any token, over
+/// which the `tokenizers` crate would fall.
+fn check_model(model: &Value) -> Result<()> {
+    let kind = model["type"].as_str().unwrap_or(if model["merges"].is_array() { "BPE" } else { "unknown" });
+    let vocab = model["vocab"].as_object();
+    let longest = vocab.map_or(0, |vocab| vocab.keys().map(String::len).max().unwrap_or(0));
+    match kind {
+        "WordLevel" => return Ok(()),
+        "BPE" => {}
+        other => return Err(unsupported(format!("the tokenizer model {other}"))),
+    }
+    let prefix = model["continuing_subword_prefix"].as_str().map_or(0, str::len);
+    for (at, merge) in model["merges"].as_array().map_or(&[][..], Vec::as_slice).iter().enumerate() {
+        let sides = match merge {
+            Value::String(text) => text.split_once(' '),
+            pair => pair[0].as_str().zip(pair[1].as_str()),
+        };
+        let joined = sides.and_then(|(left, right)| Some(left.len() + right.get(prefix..)?.len()));
+        if joined.is_none_or(|len| len > longest) {
+            return Err(Error::Tokenizer(format!("merge {at} gives no token of the vocabulary")));
+        }
+    }
+    Ok(())
+}
+
+fn check_normalizer(normalizer: &Value) -> Result<()> {
+    let parts = normalizer["normalizers"].as_array().map_or(std::slice::from_ref(normalizer), Vec::as_slice);
+    match parts.iter().any(|part| part["type"] == "Precompiled") {
+        true => Err(unsupported("the tokenizer's normalizer Precompiled".into())),
+        false => Ok(()),
+    }
+}
+
+/// Refuses added tokens whose ids in the file are not the ones that they got.
+fn check_added(tokenizer: &tokenizers::Tokenizer, added: &Value) -> Result<()> {
+    for token in added.as_array().map_or(&[][..], Vec::as_slice) {
+        let (content, id) = (token["content"].as_str().unwrap_or_default(), token["id"].as_u64());
+        let got = tokenizer.token_to_id(content).map(u64::from);
+        if !content.is_empty() && got != id {
+            let detail = format!("added token {content:?} has the id {id:?}, where {got:?} is next");
+            return Err(Error::Tokenizer(detail));
+        }
+    }
+    Ok(())
+}

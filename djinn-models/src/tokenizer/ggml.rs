@@ -1,0 +1,126 @@
+//! The tokenizer in a GGUF file's metadata.
+
+use super::byte_level::{self, Pre};
+use super::pieces::Scheme;
+use super::post::Affixes;
+use super::{Marks, Tokenizer, sentencepiece};
+use crate::gguf::Gguf;
+use crate::{Error, Result};
+use std::collections::HashSet;
+
+/// Builds the tokenizer that `tokenizer.ggml.model` names.
+pub(super) fn load(file: &Gguf) -> Result<Option<Tokenizer>> {
+    let model = match file.optional("tokenizer.ggml.model", Gguf::get_str)? {
+        None | Some("no_vocab" | "none") => return Ok(None),
+        Some(model) => model,
+    };
+    if !matches!(model, "gpt2" | "llama") {
+        return Err(Error::Unsupported {
+            what: format!("the tokenizer model {model:?} (tokenizer.ggml.model)"),
+            remedy: "models with a \"gpt2\" or \"llama\" tokenizer are read".into(),
+        });
+    }
+    let kinds = file.optional("tokenizer.ggml.token_type", Gguf::get_array_int)?;
+    let scores = file.optional("tokenizer.ggml.scores", Gguf::get_array_f32)?;
+    let tokens = file.get_array_str("tokenizer.ggml.tokens")?.to_vec();
+    let vocabulary = Vocabulary::new(tokens, kinds.as_deref(), scores.map(<[f32]>::to_vec))?;
+    let flag = |name: &str| file.optional(&format!("tokenizer.ggml.{name}"), Gguf::get_bool);
+    let id = |name: &str| file.optional(&format!("tokenizer.ggml.{name}_token_id"), Gguf::get_u32);
+    let mut marks = Marks { bos: id("bos")?, eos: id("eos")?, eot: id("eot")? };
+    let (encoder, scheme, adds_bos) = if model == "gpt2" {
+        let pre = Pre::from_name(file.optional("tokenizer.ggml.pre", Gguf::get_str)?)?;
+        let merges = file.get_array_str("tokenizer.ggml.merges")?;
+        (byte_level::build(&vocabulary, merges, pre)?, Scheme::ByteLevel, pre.adds_bos())
+    } else {
+        // The ids that SentencePiece's trainer gives them.
+        marks.bos = marks.bos.or_else(|| vocabulary.control(1));
+        marks.eos = marks.eos.or_else(|| vocabulary.control(2));
+        let strip = flag("add_space_prefix")?.unwrap_or(true);
+        (sentencepiece::build(&vocabulary, strip)?, Scheme::Spaces { bytes: true, strip }, true)
+    };
+    let (adds_bos, adds_eos) =
+        (flag("add_bos_token")?.unwrap_or(adds_bos), flag("add_eos_token")?.unwrap_or(false));
+    let affixes = Affixes {
+        prefix: Vec::from_iter(marks.bos.filter(|_| adds_bos)),
+        suffix: Vec::from_iter(marks.eos.filter(|_| adds_eos)),
+    };
+    Tokenizer::assemble(encoder, scheme, affixes, marks).map(Some)
+}
+
+/// `tokenizer.ggml.token_type` of GGUF.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+/// A GGUF vocabulary, checked: the lists have one length, and no token comes twice.
+pub(super) struct Vocabulary {
+    pub(super) tokens: Vec<String>,
+    pub(super) kinds: Vec<Kind>,
+    /// Empty where the file has none.
+    pub(super) scores: Vec<f32>,
+}
+
+impl Vocabulary {
+    pub(super) fn new(
+        mut tokens: Vec<String>,
+        kinds: Option<&[i64]>,
+        scores: Option<Vec<f32>>,
+    ) -> Result<Self> {
+        let len = tokens.len();
+        if len == 0 || len > super::pieces::MAX_VOCAB {
+            return Err(Error::Tokenizer(format!("a vocabulary of {len} tokens")));
+        }
+        for (id, token) in tokens.iter_mut().enumerate().filter(|(_, token)| token.is_empty()) {
+            *token = format!("[EMPTY_{id}]");
+        }
+        let mut seen = HashSet::with_capacity(len);
+        if let Some(twice) = tokens.iter().find(|token| !seen.insert(token.as_str())) {
+            return Err(Error::Tokenizer(format!("token {twice:?} comes twice in tokenizer.ggml.tokens")));
+        }
+        let kinds = match kinds {
+            None => vec![Kind::Normal; len],
+            Some(kinds) => kinds.iter().map(|kind| self::kind(*kind)).collect::<Result<_>>()?,
+        };
+        let scores = scores.unwrap_or_default();
+        if kinds.len() != len || !(scores.is_empty() || scores.len() == len) {
+            let detail = format!("{len} tokens, {} types and {} scores", kinds.len(), scores.len());
+            return Err(Error::Tokenizer(detail));
+        }
+        Ok(Self { tokens, kinds, scores })
+    }
+
+    /// The id, if it is a control token's.
+    fn control(&self, id: u32) -> Option<u32> {
+        (self.kinds.get(id as usize) == Some(&Kind::Control)).then_some(id)
+    }
+
+    /// Tokens that are looked for in the text before anything else: control tokens, which are special, and
+    /// those that the model's author added.
+    pub(super) fn added(&self) -> Vec<tokenizers::AddedToken> {
+        let all = self.tokens.iter().zip(&self.kinds);
+        let added = all.filter(|(_, kind)| matches!(kind, Kind::Control | Kind::UserDefined));
+        let added = added.map(|(token, kind)| {
+            tokenizers::AddedToken::from(token.clone(), *kind == Kind::Control).normalized(false)
+        });
+        added.collect()
+    }
+}
+
+fn kind(number: i64) -> Result<Kind> {
+    Ok(match number {
+        // 0 is "undefined" in the format and treated as a normal token by its writers.
+        0 | 1 => Kind::Normal,
+        2 => Kind::Unknown,
+        3 => Kind::Control,
+        4 => Kind::UserDefined,
+        5 => Kind::Unused,
+        6 => Kind::Byte,
+        _ => return Err(Error::Tokenizer(format!("token type {number} does not exist"))),
+    })
+}

@@ -1,0 +1,62 @@
+//! SentencePiece BPE from GGUF: pieces with scores, `▁` for a space, byte tokens for what has no piece.
+
+use super::ggml::{Kind, Vocabulary};
+use super::{error, pieces::byte_token};
+use crate::{Error, Result};
+use std::collections::HashMap;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence};
+
+/// Longest piece in bytes; SentencePiece itself stops at 16 characters unless told otherwise.
+const MAX_PIECE: usize = 1024;
+
+/// Builds the encoder; with `prefix_space` a text is encoded as if it began with a space.
+pub(super) fn build(vocabulary: &Vocabulary, prefix_space: bool) -> Result<tokenizers::Tokenizer> {
+    let ids: Vocab = vocabulary.tokens.iter().zip(0..).map(|(token, id)| (token.clone(), id)).collect();
+    let bytes = vocabulary.tokens.iter().zip(&vocabulary.kinds);
+    let bytes = bytes.filter(|(token, kind)| **kind == Kind::Byte && byte_token(token).is_some()).count();
+    let unknown = vocabulary.kinds.iter().position(|kind| *kind == Kind::Unknown);
+    if bytes < 256 && unknown.is_none() {
+        let detail = format!("{bytes} of 256 byte tokens and no unknown token: some text has no encoding");
+        return Err(Error::Tokenizer(detail));
+    }
+    let mut model =
+        BPE::builder().vocab_and_merges(ids, merges(vocabulary)?).byte_fallback(true).fuse_unk(true);
+    if let Some(unknown) = unknown {
+        model = model.unk_token(vocabulary.tokens[unknown].clone());
+    }
+    let mut tokenizer = tokenizers::Tokenizer::new(model.build().map_err(|e| error(&e))?);
+    let mut steps: Vec<NormalizerWrapper> = Vec::new();
+    if prefix_space {
+        steps.push(Prepend::new("▁".into()).into());
+    }
+    steps.push(Replace::new(" ", "▁").map_err(|e| error(&e))?.into());
+    tokenizer.with_normalizer(Some(Sequence::new(steps))).map_err(|e| error(&e))?;
+    tokenizer.add_tokens(vocabulary.added()).map_err(|e| error(&e))?;
+    Ok(tokenizer)
+}
+
+/// The merges that the scores imply: each way to cut a piece into two pieces, best score of the whole first.
+/// Of one piece's cuts the one with the longer left part comes first, as in Hugging Face's conversion.
+fn merges(vocabulary: &Vocabulary) -> Result<Vec<(String, String)>> {
+    if vocabulary.scores.is_empty() {
+        return Err(Error::Tokenizer("tokenizer.ggml.scores is missing".into()));
+    }
+    let all = vocabulary.tokens.iter().zip(&vocabulary.kinds).zip(&vocabulary.scores);
+    let normal = all.filter(|((_, kind), _)| **kind == Kind::Normal);
+    let scores: HashMap<&str, f32> = normal.map(|((token, _), score)| (token.as_str(), *score)).collect();
+    let mut merges = Vec::new();
+    // In the vocabulary's order, so that ties come out the same every time.
+    for token in &vocabulary.tokens {
+        let Some(score) = scores.get(token.as_str()) else { continue };
+        if token.len() > MAX_PIECE {
+            let detail = format!("a token of {} bytes; {MAX_PIECE} are the most supported", token.len());
+            return Err(Error::Tokenizer(detail));
+        }
+        let cuts = token.char_indices().rev().filter(|(at, _)| *at > 0).map(|(at, _)| token.split_at(at));
+        let cuts = cuts.filter(|(left, right)| scores.contains_key(left) && scores.contains_key(right));
+        merges.extend(cuts.map(|(left, right)| (*score, left, right)));
+    }
+    merges.sort_by(|a, b| b.0.total_cmp(&a.0));
+    Ok(merges.into_iter().map(|(_, left, right)| (left.to_owned(), right.to_owned())).collect())
+}

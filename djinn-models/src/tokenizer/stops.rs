@@ -1,0 +1,71 @@
+//! Stop strings over streamed text.
+
+use crate::{Error, Result};
+
+/// Cuts a stream of text at the first stop string. Text that may be the beginning of one is withheld until
+/// that is decided, so the result does not depend on how the text was cut into pieces.
+#[derive(Clone, Debug, Default)]
+pub struct StopStrings {
+    stops: Vec<String>,
+    withheld: String,
+    stopped: bool,
+}
+
+/// What a piece of text led to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StopScan {
+    /// Text to show now; may be empty.
+    pub text: String,
+    /// A stop string was met: generation ends here, and everything from it on is cut.
+    pub stopped: bool,
+}
+
+impl StopStrings {
+    /// Watches for `stops`; with none, text passes through at once.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] for an empty stop string, which would stop before anything is said.
+    pub fn new(stops: impl IntoIterator<Item = String>) -> Result<Self> {
+        let stops: Vec<String> = stops.into_iter().collect();
+        if stops.iter().any(String::is_empty) {
+            return Err(Error::Tokenizer("a stop string is empty; leave it out".into()));
+        }
+        Ok(Self { stops, ..Self::default() })
+    }
+
+    /// Takes the next piece of text. The match that ends first wins; among those, the longest. After a stop
+    /// nothing comes out any more.
+    pub fn push(&mut self, piece: &str) -> StopScan {
+        if self.stopped {
+            return StopScan { text: String::new(), stopped: true };
+        }
+        self.withheld.push_str(piece);
+        let found = self.stops.iter().filter_map(|stop| {
+            let start = self.withheld.find(stop.as_str())?;
+            Some((start + stop.len(), start))
+        });
+        if let Some((_, start)) = found.min() {
+            self.stopped = true;
+            let mut text = std::mem::take(&mut self.withheld);
+            text.truncate(start);
+            return StopScan { text, stopped: true };
+        }
+        let keep = self.undecided();
+        let rest = self.withheld.split_off(self.withheld.len() - keep);
+        StopScan { text: std::mem::replace(&mut self.withheld, rest), stopped: false }
+    }
+
+    /// The end of the text: what was withheld and is no stop string after all.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.withheld)
+    }
+
+    /// Length of the longest end of the withheld text that begins a stop string.
+    fn undecided(&self) -> usize {
+        let longest = self.stops.iter().map(String::len).max().unwrap_or(0).saturating_sub(1);
+        let from = self.withheld.len().saturating_sub(longest);
+        let ends = (from..self.withheld.len()).filter(|at| self.withheld.is_char_boundary(*at));
+        let mut ends = ends.map(|at| &self.withheld[at..]);
+        ends.find(|end| self.stops.iter().any(|stop| stop.starts_with(end))).map_or(0, str::len)
+    }
+}

@@ -1,0 +1,312 @@
+#!/usr/bin/env python3
+"""Writes the tiny Llama checkpoints of djinn-models/tests/checkpoints with transformers' own answers.
+
+    python3 scripts/make_checkpoints.py OUT [--tar OUT.tar.gz] [--gguf SmolLM2.gguf]
+
+Needs torch and transformers (and the package gguf for --gguf); runs on the CPU. Each variant is a directory
+with config.json, generation_config.json, safetensors and expected.json:
+
+    parameters   elements of all parameters, a tied embedding counted once
+    cases        prompts of 1, 9 and 40 tokens; logits of the first, middle and last position in float32,
+                 computed from the stored weights widened to float32 (eager attention, no cache)
+    greedy       24 tokens after the 9-token prompt, by the same float32 logits; min_gap is the smallest
+                 distance between the two best logits on the way
+
+Seeds are tried in order until no greedy choice is closer than MIN_GAP and no end token comes up, so that
+greedy tokens are a fair test at any reasonable accuracy.
+"""
+
+import argparse
+import importlib.util
+import json
+import sys
+import tarfile
+import traceback
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCAB = 128
+BOS, EOS = 1, [2, 3]
+PROMPT_LENGTHS = (1, 9, 40)
+GREEDY_TOKENS = 24
+MIN_GAP = 0.02
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+BASE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+}
+ODD = {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 3}
+
+# name: (config, dtype, rope theta, rope scaling, save options)
+VARIANTS = {
+    "gqa-bf16": ({}, torch.bfloat16, 10000.0, None, {}),
+    "mha-f16": ({"num_key_value_heads": 4}, torch.float16, 10000.0, None, {}),
+    "tied-f32": (
+        {**ODD, "num_key_value_heads": 1, "tie_word_embeddings": True, "rms_norm_eps": 1e-6},
+        torch.float32,
+        10000.0,
+        None,
+        {},
+    ),
+    "rope-llama3-bf16": ({}, torch.bfloat16, 10000.0, LLAMA3, {}),
+    "rope-linear-f16": ({}, torch.float16, 10000.0, {"rope_type": "linear", "factor": 4.0}, {}),
+    "biases-bf16": ({"attention_bias": True, "mlp_bias": True}, torch.bfloat16, 10000.0, None, {}),
+    "head-dim-f16": (
+        {"num_key_value_heads": 1, "head_dim": 24},
+        torch.float16,
+        500000.0,
+        None,
+        {},
+    ),
+    "sharded-bf16": ({}, torch.bfloat16, 500000.0, None, {"max_shard_size": "40KB"}),
+    "one-layer-f32": (
+        {**ODD, "num_key_value_heads": 3, "num_hidden_layers": 1, "vocab_size": 96},
+        torch.float32,
+        10000.0,
+        None,
+        {},
+    ),
+    # config.json as transformers 4 wrote it: rope_theta, rope_scaling, torch_dtype.
+    "classic-config-bf16": (
+        {"tie_word_embeddings": True},
+        torch.bfloat16,
+        500000.0,
+        LLAMA3,
+        {"classic": True},
+    ),
+}
+
+
+def inverse_frequencies(head_dim, theta, scaling):
+    """The definition, in float64: what the model's own buffer is checked against."""
+    inv = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    if scaling is None:
+        return inv
+    if scaling["rope_type"] == "linear":
+        return inv / scaling["factor"]
+    wavelength = 2 * torch.pi / inv
+    original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    smooth = ((original / wavelength - low) / (high - low)).clamp(0, 1)
+    return (1 - smooth) * inv / factor + smooth * inv
+
+
+def rotary_is_right(model, head_dim, theta, scaling):
+    found = model.model.rotary_emb.inv_freq.detach().double().cpu()
+    wanted = inverse_frequencies(head_dim, theta, scaling)
+    return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-5, atol=0)
+
+
+def build(kwargs, theta, scaling, seed):
+    """A model with random weights, norms and biases. The two ways to pass rope settings belong to
+    transformers 5 and 4; the one that the installed version understands is kept."""
+    head_dim = kwargs.get("head_dim") or kwargs["hidden_size"] // kwargs["num_attention_heads"]
+    new = {"rope_parameters": {"rope_type": "default", **(scaling or {}), "rope_theta": theta}}
+    old = {"rope_theta": theta, "rope_scaling": None if scaling is None else dict(scaling)}
+    problems = []
+    for rope in (new, old):
+        try:
+            model = LlamaForCausalLM(LlamaConfig(**kwargs, **rope))
+        except Exception as error:  # the other form may work
+            problems.append(repr(error))
+            continue
+        if rotary_is_right(model, head_dim, theta, scaling):
+            break
+        problems.append(f"{list(rope)}: wrong rotary frequencies")
+    else:
+        raise RuntimeError("; ".join(problems))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * 0.2
+            parameter.copy_(1 + noise if "norm" in name else noise)
+    return model.eval()
+
+
+def load_float32(directory, **options):
+    auto = transformers.AutoModelForCausalLM
+    problem = None
+    for key in ("dtype", "torch_dtype"):
+        try:
+            model = auto.from_pretrained(
+                directory, attn_implementation="eager", **{key: torch.float32}, **options
+            )
+        except TypeError as error:  # the other name may work
+            problem = error
+            continue
+        if all(p.dtype == torch.float32 for p in model.parameters()):
+            return model.eval()
+    raise RuntimeError("from_pretrained gives no float32 model") from problem
+
+
+@torch.no_grad()
+def logits_of(model, tokens):
+    """Logits at every position, `[len(tokens), vocab]` float32."""
+    return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+
+def greedy_of(model, prompt, count, stop=()):
+    tokens, gap = list(prompt), float("inf")
+    for _ in range(count):
+        best = logits_of(model, tokens)[-1].topk(2)
+        gap = min(gap, float(best.values[0] - best.values[1]))
+        tokens.append(int(best.indices[0]))
+        if tokens[-1] in stop:
+            break
+    return tokens[len(prompt):], gap
+
+
+def short(values):
+    """Shortest decimals that read back as the same float32."""
+    return [float(str(v)) for v in values.detach().cpu().numpy()]
+
+
+def prompts_for(vocab, seed):
+    generator = torch.Generator().manual_seed(1000 + seed)
+    longest = torch.randint(4, vocab, (max(PROMPT_LENGTHS),), generator=generator).tolist()
+    return [longest[:n] for n in PROMPT_LENGTHS]
+
+
+def save(model, directory, options):
+    options = dict(options)
+    classic = options.pop("classic", False)
+    directory.mkdir(parents=True, exist_ok=True)
+    for stale in directory.iterdir():
+        stale.unlink()
+    model.save_pretrained(directory, **options)
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("transformers_version", None)
+    if classic:
+        config["torch_dtype"] = config.pop("dtype", None) or config.get("torch_dtype")
+        rope = config.pop("rope_parameters", None)
+        if rope is not None:
+            config["rope_theta"] = rope.pop("rope_theta")
+            config["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def write_variant(out, name):
+    overrides, dtype, theta, scaling, options = VARIANTS[name]
+    kwargs = {**BASE, **overrides}
+    vocab = kwargs["vocab_size"]
+    head_dim = kwargs.get("head_dim") or kwargs["hidden_size"] // kwargs["num_attention_heads"]
+    directory = out / name
+    for seed in range(200):
+        save(build(kwargs, theta, scaling, seed).to(dtype), directory, options)
+        model = load_float32(directory)
+        if not rotary_is_right(model, head_dim, theta, scaling):
+            raise RuntimeError("the saved configuration gives other rotary frequencies")
+        prompts = prompts_for(vocab, seed)
+        tokens, gap = greedy_of(model, prompts[1], GREEDY_TOKENS)
+        variety = 6 if seed < 150 else 2
+        if gap >= MIN_GAP and not set(tokens) & set(EOS) and len(set(tokens)) >= variety:
+            break
+    else:
+        raise RuntimeError("no seed gives clear greedy choices")
+    cases = []
+    for prompt in prompts:
+        positions = sorted({0, len(prompt) // 2, len(prompt) - 1})
+        logits = logits_of(model, prompt)
+        cases.append(
+            {"prompt": prompt, "positions": positions, "logits": [short(logits[p]) for p in positions]}
+        )
+    expected = {
+        "made_by": {"transformers": transformers.__version__, "torch": torch.__version__},
+        "seed": seed,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "cases": cases,
+        "greedy": {"prompt": prompts[1], "tokens": tokens, "min_gap": gap},
+    }
+    (directory / "expected.json").write_text(json.dumps(expected) + "\n")
+    generation = {
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_p": 0.9,
+    }
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    size = sum(f.stat().st_size for f in directory.iterdir())
+    print(f"{name}: seed {seed}, {expected['parameters']} parameters, {size} bytes, gap {gap:.3f}")
+
+
+def write_gguf_answer(out, gguf):
+    """SmolLM2-Instruct from its GGUF file, dequantised to float32 by transformers."""
+    if importlib.util.find_spec("gguf") is None:
+        print("smollm2: skipped, the package gguf is not installed")
+        return
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model = load_float32(gguf.parent, gguf_file=gguf.name)
+    messages = [{"role": "user", "content": "The capital of France is"}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    prompt = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    tokens, gap = greedy_of(model, prompt, 32, stop=(end,))
+    logits = logits_of(model, prompt)[-1]
+    top = logits.topk(64)
+    expected = {
+        "made_by": {"transformers": transformers.__version__, "torch": torch.__version__},
+        "messages": messages,
+        "text": text,
+        "prompt": prompt,
+        "greedy": {"tokens": tokens, "text": tokenizer.decode(tokens), "min_gap": gap},
+        "last_logits": {
+            "top_ids": top.indices.tolist(),
+            "top": short(top.values),
+            "stride": 64,
+            "every_stride": short(logits[::64]),
+        },
+    }
+    (out / "smollm2-expected.json").write_text(json.dumps(expected, ensure_ascii=False) + "\n")
+    print(f"smollm2: {expected['greedy']['text']!r}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tar", type=Path, help="also pack OUT into this .tar.gz")
+    parser.add_argument("--gguf", type=Path, help="SmolLM2-Instruct as GGUF, for smollm2-expected.json")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(8)
+    jobs = [(name, lambda n=name: write_variant(arguments.out, n)) for name in VARIANTS]
+    if arguments.gguf is not None:
+        jobs.append(("smollm2", lambda: write_gguf_answer(arguments.out, arguments.gguf)))
+    failed = []
+    for name, job in jobs:
+        try:
+            job()
+        except Exception:  # the other variants are still worth having
+            failed.append(name)
+            print(f"{name} FAILED", file=sys.stderr)
+            traceback.print_exc()
+    if arguments.tar is not None:
+        with tarfile.open(arguments.tar, "w:gz") as archive:
+            archive.add(arguments.out, arcname="checkpoints")
+        print(f"packed {arguments.tar}: {arguments.tar.stat().st_size} bytes")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
