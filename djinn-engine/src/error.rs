@@ -1,0 +1,49 @@
+//! Why a model cannot be loaded or a request not be served.
+
+/// The engine's failure.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Memory cannot be planned, loaded or streamed.
+    #[error(transparent)]
+    Memory(#[from] djinn_vmu::Error),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] djinn_device::Error),
+    /// A token that the vocabulary does not have.
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: u64,
+    },
+    /// Nothing to run on.
+    #[error("the prompt is empty; give at least one token")]
+    EmptyPrompt,
+    /// The sequence would outgrow its KV pages.
+    #[error("a sequence of {tokens} tokens does not fit a context of {context}; raise --ctx")]
+    ContextFull {
+        /// Tokens that the sequence would have.
+        tokens: u64,
+        /// Tokens that fit.
+        context: u64,
+    },
+    /// The context that was asked for exceeds what the model was made for.
+    #[error("--ctx {asked} exceeds the model's context of {most} tokens")]
+    ContextTooLong {
+        /// As asked for.
+        asked: u64,
+        /// The model's.
+        most: u64,
+    },
+    /// An option that no run can have.
+    #[error("{0}")]
+    Option(&'static str),
+    /// An earlier step failed in the middle; what the device holds is undefined.
+    #[error("the engine stopped after an earlier failure: {0}")]
+    Stopped(String),
+}
+
+/// This crate's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,172 @@
+//! Generation: prefill in pieces, then one token at a time.
+
+use crate::{Engine, Entry, Error, Result, Sampler, Sampling, Wanted};
+use djinn_device::Ops;
+use djinn_vmu::{PassStats, Sequence};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+/// One conversation: its KV pages and the tokens that they stand for.
+#[derive(Debug, Default)]
+pub struct Session {
+    sequence: Sequence,
+    tokens: Vec<u32>,
+}
+
+/// What to generate.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Request {
+    /// The whole conversation so far. What the session already holds of it is not computed again.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most.
+    pub max_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the text; the one that was met is the last of the result.
+    pub stop_tokens: Vec<u32>,
+}
+
+/// Why generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token came up.
+    Stop,
+    /// `max_tokens`, or the end of the context.
+    Length,
+    /// The receiver of the tokens asked for no more.
+    Cancelled,
+}
+
+/// Times and bytes of a generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Tokens that were prefilled.
+    pub prompt_tokens: usize,
+    /// Prompt tokens whose KV the session already held.
+    pub reused_tokens: usize,
+    /// From the request to the first token.
+    pub ttft: Duration,
+    /// Decode passes: one for each token after the first.
+    pub decode_passes: usize,
+    /// Time of all decode passes.
+    pub decode: Duration,
+    /// Streaming during prefill.
+    pub prefill_streamed: PassStats,
+    /// Streaming during decode.
+    pub decode_streamed: PassStats,
+}
+
+impl Stats {
+    /// Mean time per token after the first.
+    pub fn time_per_token(&self) -> Option<Duration> {
+        (self.decode_passes > 0).then(|| self.decode / self.decode_passes as u32)
+    }
+}
+
+/// The result of a generation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generated {
+    /// New tokens, a stop token included.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Times and bytes.
+    pub stats: Stats,
+}
+
+impl<D: Ops> Engine<D> {
+    /// Generates after `request.prompt`; `on_token` gets every token as it is chosen. The tokens depend on
+    /// nothing but the model and the request.
+    ///
+    /// # Errors
+    /// As [`step`](Engine::step); the session then holds what was computed before.
+    pub fn generate(
+        &mut self,
+        session: &mut Session,
+        request: &Request,
+        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        let start = Instant::now();
+        let mut stats = Stats::default();
+        let mut sampler = Sampler::new(request.sampling);
+        let mut generated = Vec::new();
+        if request.max_tokens == 0 {
+            return Ok(Generated { tokens: generated, finish: Finish::Length, stats });
+        }
+        let mut logits = self.prefill(session, &request.prompt, &mut stats)?;
+        loop {
+            let token = sampler.choose(&logits);
+            if generated.is_empty() {
+                stats.ttft = start.elapsed();
+            }
+            generated.push(token);
+            let finish = if on_token(token).is_break() {
+                Some(Finish::Cancelled)
+            } else if request.stop_tokens.contains(&token) {
+                Some(Finish::Stop)
+            } else if generated.len() == request.max_tokens || session.sequence.tokens() == self.context() {
+                Some(Finish::Length)
+            } else {
+                None
+            };
+            if let Some(finish) = finish {
+                return Ok(Generated { tokens: generated, finish, stats });
+            }
+            let began = Instant::now();
+            let (next, pass) = self.advance(session, &[token], Wanted::Last)?;
+            logits = next;
+            stats.decode += began.elapsed();
+            stats.decode_passes += 1;
+            stats.decode_streamed.add(&pass);
+        }
+    }
+
+    /// Chooses the token after `request.prompt` and gives the logits that it was chosen from, f32 `[vocab]`.
+    pub fn next_token(&mut self, session: &mut Session, request: &Request) -> Result<(u32, Vec<f32>)> {
+        let logits = self.prefill(session, &request.prompt, &mut Stats::default())?;
+        Ok((Sampler::new(request.sampling).choose(&logits), logits))
+    }
+
+    /// Ends a session and gives its pages back.
+    pub fn close(&mut self, session: Session) {
+        self.release(session.sequence);
+    }
+
+    /// Brings the session to the end of `prompt` and gives the logits there.
+    fn prefill(&mut self, session: &mut Session, prompt: &[u32], stats: &mut Stats) -> Result<Vec<f32>> {
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if prompt.len() as u64 > self.context() {
+            return Err(Error::ContextFull { tokens: prompt.len() as u64, context: self.context() });
+        }
+        // The last token is always run: its logits are wanted.
+        let same = session.tokens.iter().zip(&prompt[..prompt.len() - 1]).take_while(|(a, b)| a == b).count();
+        self.truncate(&mut session.sequence, same as u64);
+        session.tokens.truncate(same);
+        stats.reused_tokens = same;
+        stats.prompt_tokens = prompt.len() - same;
+        let pieces = prompt[same..].chunks(self.plan().stack.rows.rows as usize);
+        let last = pieces.len() - 1;
+        let mut logits = Vec::new();
+        for (i, piece) in pieces.enumerate() {
+            let wanted = if i == last { Wanted::Last } else { Wanted::Nothing };
+            let (found, pass) = self.advance(session, piece, wanted)?;
+            logits = found;
+            stats.prefill_streamed.add(&pass);
+        }
+        Ok(logits)
+    }
+
+    fn advance(
+        &mut self,
+        session: &mut Session,
+        tokens: &[u32],
+        wanted: Wanted,
+    ) -> Result<(Vec<f32>, PassStats)> {
+        let entry = Entry { sequence: &mut session.sequence, tokens, wanted };
+        let result = self.step(&mut [entry])?;
+        session.tokens.extend_from_slice(tokens);
+        Ok(result)
+    }
+}

@@ -1,0 +1,20 @@
+//! Runs a model on a device: one executor walks the graph of any model on any device.
+//!
+//! [`Engine`] joins a graph, the virtual memory unit's segments and a device. [`Engine::step`] runs one
+//! pass for a batch of sequences; [`Engine::generate`] samples from it.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
+#![forbid(unsafe_code)]
+
+mod engine;
+mod error;
+mod executor;
+mod generate;
+mod options;
+mod sampler;
+
+pub use djinn_vmu::{Budget, MemoryPlan, PassStats, Segments};
+pub use engine::{Engine, Entry, Wanted};
+pub use error::{Error, Result};
+pub use generate::{Finish, Generated, Request, Session, Stats};
+pub use options::Options;
+pub use sampler::{Sampler, Sampling};

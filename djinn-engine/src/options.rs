@@ -1,0 +1,75 @@
+//! What a caller chooses when it loads a model.
+
+use crate::{Error, Result};
+use djinn_device::DType;
+use djinn_srg::{Graph, Rows};
+use djinn_vmu::{Budget, Demand, KvLayout, MemoryPlan};
+
+/// How to run a model. None of these changes results, but for `kv_dtype` and, in the last bits on some
+/// devices, `prefill_rows`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Memory.
+    pub budget: Budget,
+    /// Tokens that a sequence may have.
+    pub context: u64,
+    /// Sequences that a step may hold.
+    pub sequences: u32,
+    /// Rows of a prefill step: longer prompts are cut into pieces of this size.
+    pub prefill_rows: u32,
+    /// Rows of a step whose logits may be wanted.
+    pub logit_rows: u32,
+    /// Element type of the KV cache: f32, f16 or bf16.
+    pub kv_dtype: DType,
+    /// Tokens of a KV page.
+    pub page_tokens: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            budget: Budget::default(),
+            context: 2048,
+            sequences: 1,
+            prefill_rows: 512,
+            logit_rows: 1,
+            kv_dtype: DType::F32,
+            page_tokens: 16,
+        }
+    }
+}
+
+impl Options {
+    /// Plans the memory of `graph` under these options; loads nothing.
+    pub fn plan(&self, graph: &Graph) -> Result<MemoryPlan> {
+        if self.context > graph.max_context {
+            return Err(Error::ContextTooLong { asked: self.context, most: graph.max_context });
+        }
+        if [self.sequences, self.prefill_rows, self.logit_rows, self.page_tokens].contains(&0)
+            || self.context == 0
+        {
+            return Err(Error::Option("context, sequences, rows and page size must not be zero"));
+        }
+        if self.kv_dtype == DType::U32 {
+            return Err(Error::Option("the KV cache holds f32, f16 or bf16"));
+        }
+        let table_width = self.context.div_ceil(self.page_tokens as u64);
+        let pages = table_width * self.sequences as u64;
+        let (Ok(table_width), Ok(pages)) = (u32::try_from(table_width), u32::try_from(pages)) else {
+            return Err(Error::Option("the context needs more KV pages than can be numbered"));
+        };
+        let kv = KvLayout {
+            shape: graph.kv,
+            dtype: self.kv_dtype,
+            page_tokens: self.page_tokens,
+            pages,
+            sequences: self.sequences,
+            table_width,
+        };
+        // No step has more rows than the context has tokens, and at least one for each sequence.
+        let rows = (self.prefill_rows as u64).min(self.context).max(self.sequences as u64);
+        let logit_rows = (self.logit_rows as u64).min(rows);
+        let demand = Demand { rows: Rows { rows, logit_rows }, kv };
+        Ok(MemoryPlan::new(graph, &self.budget, &demand)?)
+    }
+}

@@ -1,0 +1,244 @@
+//! Logits are the same bits wherever the weights are, in whatever order the device works.
+
+use djinn_device::{CpuConfig, CpuDevice, Error as DeviceError, Math, Ops, SimConfig, SimDevice, Space};
+use djinn_engine::{Budget, Engine, Error, Options};
+use djinn_models::{Location, Model, OpenOptions, open};
+
+/// Three blocks, GQA, a tied table: some fifteen tiles of unequal size.
+const MODEL: &str =
+    "tiny?layers=3&hidden=96&intermediate=160&heads=6&kv_heads=2&head_dim=16&vocab=700&tied=true";
+const FRACTIONS: [f64; 6] = [0.0, 0.1, 0.25, 0.5, 0.9, 1.0];
+const CHUNKS: [u64; 3] = [66_000, 100_000, 400_000];
+const RINGS: [u64; 3] = [1, 2, 5];
+const PROMPTS: [usize; 3] = [1, 17, 512];
+
+fn model() -> Model {
+    open(&Location::Synthetic(MODEL.into()), &OpenOptions::default()).expect("a known shape")
+}
+
+fn prompt(len: usize) -> Vec<u32> {
+    (0..len as u32).map(|i| (i * 37 + 11) % 700).collect()
+}
+
+fn options(fraction: f64, chunk: u64, rings: u64) -> Options {
+    let budget = Budget {
+        resident_fraction: Some(fraction),
+        chunk: Some(chunk),
+        ring: Some(rings * chunk),
+        ..Budget::default()
+    };
+    Options { budget, context: 560, logit_rows: 1, ..Options::default() }
+}
+
+fn load<D: Ops>(device: D, options: &Options) -> Result<Engine<D>, Error> {
+    let model = model();
+    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| {})
+}
+
+fn cpu() -> CpuDevice {
+    CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).expect("threads")
+}
+
+fn sim(config: SimConfig) -> SimDevice {
+    SimDevice::new(SimConfig { math: Math::Fast, ..config }).expect("a device")
+}
+
+/// The bits of the logits after the prompt and after each of two more tokens.
+fn run<D: Ops>(device: D, options: &Options, prompt_len: usize) -> Result<Vec<u32>, Error> {
+    use djinn_engine::{Request, Session};
+    let mut engine = load(device, options)?;
+    let mut session = Session::default();
+    let mut bits = Vec::new();
+    let mut tokens = prompt(prompt_len);
+    for _ in 0..3 {
+        let request = Request { prompt: tokens.clone(), max_tokens: 1, ..Request::default() };
+        let (token, logits) = engine.next_token(&mut session, &request)?;
+        bits.extend(logits.iter().map(|l| l.to_bits()));
+        tokens.push(token);
+    }
+    engine.close(session);
+    let device = engine.unload();
+    for space in [Space::Device, Space::Host] {
+        assert_eq!(device.usage(space).in_use, 0, "{space:?} memory is given back");
+    }
+    Ok(bits)
+}
+
+fn resident(prompt_len: usize) -> Vec<u32> {
+    let options = Options { context: 560, ..Options::default() };
+    let bits = run(cpu(), &options, prompt_len).expect("it runs");
+    assert!(bits.iter().all(|&b| f32::from_bits(b).is_finite()));
+    bits
+}
+
+fn configurations() -> impl Iterator<Item = (f64, u64, u64, usize)> {
+    let chunks = || FRACTIONS.into_iter().flat_map(|f| CHUNKS.into_iter().map(move |c| (f, c)));
+    let rings = move || chunks().flat_map(|(f, c)| RINGS.into_iter().map(move |r| (f, c, r)));
+    PROMPTS.into_iter().flat_map(move |p| rings().map(move |(f, c, r)| (f, c, r, p)))
+}
+
+#[test]
+fn placement_never_changes_a_bit_on_the_cpu() {
+    let expected = PROMPTS.map(resident);
+    for (fraction, chunk, rings, len) in configurations() {
+        let bits = run(cpu(), &options(fraction, chunk, rings), len).expect("it runs");
+        let at = PROMPTS.iter().position(|&p| p == len).expect("listed");
+        assert!(
+            bits == expected[at],
+            "fraction {fraction}, chunk {chunk}, {rings} chunks of ring, prompt {len}"
+        );
+    }
+}
+
+#[test]
+fn no_order_of_events_changes_a_bit() {
+    let expected = PROMPTS.map(resident);
+    let seeds = configurations().chain(configurations()).enumerate().filter(|(i, c)| *i < 162 || c.3 < 512);
+    let mut runs = 0;
+    for (seed, (fraction, chunk, rings, len)) in seeds {
+        let mut options = options(fraction, chunk, rings);
+        options.budget.stream_check = seed % 3 == 0;
+        let device = sim(SimConfig { seed: seed as u64, ..SimConfig::default() });
+        let bits = run(device, &options, len).expect("it runs");
+        let at = PROMPTS.iter().position(|&p| p == len).expect("listed");
+        assert!(
+            bits == expected[at],
+            "seed {seed}: fraction {fraction}, chunk {chunk}, ring {rings}, prompt {len}"
+        );
+        runs += 1;
+    }
+    assert!(runs >= 200, "{runs} seeds");
+}
+
+/// The same comparison must notice every wait that goes missing.
+#[test]
+fn a_dropped_wait_is_caught() {
+    let expected = resident(17);
+    let options = options(0.25, CHUNKS[0], 2);
+    let waits = {
+        let device = sim(SimConfig::default());
+        let mut engine = load(device, &options).expect("it loads");
+        engine.logits(&prompt(1)).expect("it runs");
+        engine.unload().calls().waits
+    };
+    assert!(waits >= 10, "{waits} waits in a pass");
+    let mut missed = Vec::new();
+    for wait in 1..=waits {
+        let caught = (0..40).any(|seed| {
+            let config = SimConfig { seed, drop_wait_at: Some(wait), ..SimConfig::default() };
+            // The simulator panics on some misuse; that counts as caught.
+            let outcome = std::panic::catch_unwind(|| run(sim(config), &options, 17));
+            !matches!(outcome, Ok(Ok(bits)) if bits == expected)
+        });
+        if !caught {
+            missed.push(wait);
+        }
+    }
+    assert!(missed.is_empty(), "nothing noticed the loss of waits {missed:?} of {waits}");
+}
+
+#[test]
+fn a_lost_allocation_is_an_error_and_leaks_nothing_it_can_free() {
+    let options = options(0.5, CHUNKS[0], 2);
+    for fail in 1.. {
+        let device = sim(SimConfig { fail_alloc_at: Some(fail), ..SimConfig::default() });
+        match run(device, &options, 1) {
+            Ok(_) => {
+                assert!(fail > 10, "loading makes {fail} allocations");
+                return;
+            }
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains("out of") && !text.contains('\n'), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failed_copy_stops_the_engine_and_never_gives_wrong_logits() {
+    let expected = resident(17);
+    let options = options(0.25, CHUNKS[0], 2);
+    let mut failures = 0;
+    for (seed, fail) in (1..120).step_by(3).enumerate() {
+        let config = SimConfig { seed: seed as u64, fail_copy_at: Some(fail), ..SimConfig::default() };
+        match run(sim(config), &options, 17) {
+            Ok(bits) => assert!(bits == expected, "copy {fail} failed unnoticed"),
+            Err(Error::Device(DeviceError::CopyFailed { .. }) | Error::Memory(_) | Error::Stopped(_)) => {
+                failures += 1
+            }
+            Err(other) => panic!("copy {fail}: {other}"),
+        }
+    }
+    assert!(failures > 10, "{failures} failures");
+}
+
+#[test]
+fn the_cap_is_never_exceeded() {
+    let whole = model().graph.text_bytes();
+    for share in [30, 50, 80, 120] {
+        let vram = 400_000 + whole * share / 100;
+        let budget = Budget { vram: Some(vram), ..Budget::default() };
+        let options = Options { budget, context: 64, prefill_rows: 32, ..Options::default() };
+        let device =
+            CpuDevice::new(CpuConfig { vram: Some(vram), threads: 1, ..CpuConfig::default() }).unwrap();
+        let mut engine = load(device, &options).expect("the plan fits");
+        engine.logits(&prompt(40)).expect("it runs");
+        let planned = engine.plan().segments.total();
+        let peak = engine.usage(Space::Device).peak;
+        assert!(peak <= vram, "{peak} of {vram}");
+        assert_eq!(peak, planned, "the plan is exact");
+    }
+}
+
+#[test]
+fn a_budget_that_is_too_small_says_what_would_do() {
+    let budget = Budget { vram: Some(1000), ..Budget::default() };
+    let options = Options { budget, context: 64, ..Options::default() };
+    let Err(error) = load(cpu(), &options) else { panic!("a kilobyte is not enough") };
+    let text = error.to_string();
+    assert!(text.contains("at least") && text.contains("--vram"), "{text}");
+}
+
+#[test]
+fn one_layer_unequal_chunks_and_a_ring_that_holds_everything() {
+    let shape = "tiny?layers=1&hidden=96&intermediate=160&heads=6&kv_heads=2&head_dim=16&vocab=700";
+    let model = || open(&Location::Synthetic(shape.into()), &OpenOptions::default()).expect("a known shape");
+    let logits = |options: &Options, seed| {
+        let model = model();
+        let device = sim(SimConfig { seed, ..SimConfig::default() });
+        let mut engine =
+            Engine::load(device, model.graph, &*model.source, options, &mut |_, _| {}).expect("loads");
+        let first = engine.logits(&prompt(9)).expect("it runs");
+        (first, engine.logits(&prompt(20)).expect("it runs"))
+    };
+    let base = Options { context: 64, logit_rows: 8, ..Options::default() };
+    let expected = logits(&base, 0);
+    for (seed, rings) in [(1, 1), (2, 3), (3, 50)] {
+        let streaming = Options { logit_rows: 8, ..options(0.0, 70_000, rings) };
+        assert!(logits(&streaming, seed) == expected, "{rings} chunks of ring");
+    }
+}
+
+/// A link that is the bottleneck is busy all the time: streaming reaches its bandwidth.
+#[test]
+fn a_slow_link_never_rests() {
+    let mut options = options(0.25, CHUNKS[0], 3);
+    options.context = 64;
+    let config = SimConfig { link_bytes_per_second: 1e8, ..SimConfig::default() };
+    let mut engine = load(sim(config), &options).expect("it loads");
+    let mut sequence = djinn_vmu::Sequence::default();
+    let mut passes = Vec::new();
+    for token in [1, 2, 3, 4, 5] {
+        let entry = djinn_engine::Entry {
+            sequence: &mut sequence,
+            tokens: &[token],
+            wanted: djinn_engine::Wanted::Last,
+        };
+        passes.push(engine.step(&mut [entry]).expect("it runs").1);
+    }
+    let pass = passes[3];
+    let rate = pass.streamed_bytes as f64 / pass.copy.as_secs_f64();
+    assert!((rate / 1e8 - 1.0).abs() < 0.01, "copies run at {rate} bytes/s");
+    assert!(pass.stalls > 0, "operations wait for a slow link");
+}

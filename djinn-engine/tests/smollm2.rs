@@ -1,0 +1,109 @@
+//! SmolLM2-135M-Instruct from GGUF against llama.cpp on the same weights: same prompt tokens, same logits,
+//! same greedy text. Needs the file: `scripts/test.sh` fetches it and names it in `DJINN_SMOLLM2`.
+
+use djinn_device::{CpuConfig, CpuDevice, DType};
+use djinn_engine::{Budget, Engine, Options, Request, Session};
+use djinn_models::{ChatTemplate, Location, Message, OpenOptions, Tokenizer, open};
+use serde_json::Value;
+use std::ops::ControlFlow;
+
+fn expected() -> Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../djinn-models/tests/smollm2-expected.json");
+    serde_json::from_str(&std::fs::read_to_string(path).expect("in the repository")).expect("JSON")
+}
+
+struct Loaded {
+    engine: Engine<CpuDevice>,
+    tokenizer: Tokenizer,
+    chat: ChatTemplate,
+}
+
+fn load(dtype: Option<DType>, budget: Budget) -> Loaded {
+    let path =
+        std::env::var("DJINN_SMOLLM2").expect("set DJINN_SMOLLM2 to the GGUF file; see scripts/test.sh");
+    let model = open(&Location::Gguf(path.into()), &OpenOptions { dtype }).expect("it opens");
+    let options = Options { budget, context: 256, ..Options::default() };
+    let device = CpuDevice::new(CpuConfig::default()).expect("threads");
+    let engine =
+        Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| {}).expect("it loads");
+    let tokenizer = model.tokenizer.expect("the file has one");
+    Loaded { engine, tokenizer, chat: model.chat.expect("the file has one") }
+}
+
+fn tokens(value: &Value) -> Vec<u32> {
+    value.as_array().expect("a list").iter().map(|v| v.as_u64().expect("a token") as u32).collect()
+}
+
+fn floats(value: &Value) -> Vec<f32> {
+    value.as_array().expect("a list").iter().map(|v| v.as_f64().expect("a number") as f32).collect()
+}
+
+/// The case's text and tokens are what template and tokenizer give.
+fn prompt(loaded: &Loaded, case: &Value) -> Vec<u32> {
+    let text = case["text"].as_str().expect("text");
+    if let Some(messages) = case["messages"].as_array() {
+        let field = |m: &Value, key: &str| m[key].as_str().expect("text").to_owned();
+        let messages: Vec<Message> =
+            messages.iter().map(|m| Message::new(field(m, "role"), field(m, "content"))).collect();
+        assert_eq!(loaded.chat.render(&messages, true).expect("it renders"), text);
+    }
+    let prompt = tokens(&case["prompt"]);
+    assert_eq!(loaded.tokenizer.encode(text, false).expect("it encodes"), prompt, "{text}");
+    prompt
+}
+
+fn continues(loaded: &mut Loaded, prompt: &[u32], answer: &Value) {
+    let expected = tokens(&answer["tokens"]);
+    let request = Request { prompt: prompt.to_vec(), max_tokens: expected.len(), ..Request::default() };
+    let mut session = Session::default();
+    let mut keep = |_| ControlFlow::Continue(());
+    let generated = loaded.engine.generate(&mut session, &request, &mut keep).expect("it runs");
+    loaded.engine.close(session);
+    assert_eq!(generated.tokens, expected, "llama.cpp says {}", answer["text"]);
+}
+
+fn agrees(loaded: &mut Loaded, prompt: &[u32], logits: &Value) {
+    let mut session = Session::default();
+    let request = Request { prompt: prompt.to_vec(), ..Request::default() };
+    let (_, found) = loaded.engine.next_token(&mut session, &request).expect("it runs");
+    loaded.engine.close(session);
+    let wanted = floats(&logits["every_stride"]);
+    let stride = logits["stride"].as_u64().expect("a number") as usize;
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (found, wanted) in found.iter().step_by(stride).zip(&wanted) {
+        error += (*found as f64 - *wanted as f64).powi(2);
+        norm += (*wanted as f64).powi(2);
+    }
+    let distance = (error / norm).sqrt();
+    assert!(wanted.len() > 500 && distance < 1e-4, "relative distance {distance:.2e}");
+}
+
+#[test]
+#[ignore = "needs the model's file, which scripts/test.sh fetches"]
+fn every_chat_continues_as_in_llama_cpp() {
+    let expected = expected();
+    let mut loaded = load(Some(DType::F32), Budget::default());
+    let first = prompt(&loaded, &expected);
+    agrees(&mut loaded, &first, &expected["last_logits"]);
+    continues(&mut loaded, &first, &expected["ignoring_end"]);
+    for (name, case) in expected["more"].as_object().expect("chats") {
+        println!("{name}");
+        let prompt = prompt(&loaded, case);
+        continues(&mut loaded, &prompt, &case["ignoring_end"]);
+    }
+}
+
+#[test]
+#[ignore = "needs the model's file, which scripts/test.sh fetches"]
+fn rounded_weights_agree_as_well_and_streaming_changes_nothing() {
+    let expected = expected();
+    for (dtype, name) in [(None, "f16"), (Some(DType::BF16), "bf16")] {
+        for vram in [None, Some(150 << 20)] {
+            let mut loaded = load(dtype, Budget { vram, ..Budget::default() });
+            assert_eq!(loaded.engine.plan().placement.streamed_bytes() > 0, vram.is_some());
+            let prompt = prompt(&loaded, &expected);
+            agrees(&mut loaded, &prompt, &expected[name]["last_logits"]);
+            continues(&mut loaded, &prompt, &expected[name]["ignoring_end"]);
+        }
+    }
+}
