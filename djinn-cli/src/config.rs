@@ -1,0 +1,83 @@
+//! Where a flag's value comes from: the command line, then its `DJINN_*` variable, then the settings file,
+//! then its default. Variables and keys are derived from the flags, so that every flag has both.
+
+mod file;
+#[cfg(test)]
+mod tests;
+
+use crate::args::{Cli, Command, SamplingArgs};
+use anyhow::Result;
+use clap::builder::BoolishValueParser;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
+use file::Settings;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Reads the command line, the environment and the settings file. Ends the process where the command line
+/// cannot be understood, or asks for help.
+pub(crate) fn load() -> Result<Cli> {
+    read(std::env::args_os().collect())?.or_else(|error| error.exit())
+}
+
+/// The outer error is the settings file's, the inner one the command line's.
+fn read(line: Vec<OsString>) -> Result<Result<Cli, clap::Error>> {
+    // The first reading finds the settings file, and what is wrong with the command line alone.
+    let first = match prepare(Cli::command(), &Settings::default()).try_get_matches_from(&line) {
+        Ok(matches) => matches,
+        Err(error) => return Ok(Err(error)),
+    };
+    let settings = Settings::load(first.get_one::<PathBuf>("config"))?;
+    Ok(understand(&line, &settings))
+}
+
+fn understand(line: &[OsString], settings: &Settings) -> Result<Cli, clap::Error> {
+    let matches = prepare(Cli::command(), settings).try_get_matches_from(line)?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    if let (Command::Run(run), Some(("run", matches))) = (&mut cli.command, matches.subcommand()) {
+        settle_sampling(&mut run.sampling, matches)?;
+    }
+    Ok(cli)
+}
+
+/// Gives every flag its variable, and its key's value as the default.
+fn prepare(command: clap::Command, settings: &Settings) -> clap::Command {
+    command
+        .mut_args(|arg| prepare_flag(arg, settings))
+        .mut_subcommands(|sub| sub.mut_args(|arg| prepare_flag(arg, settings)))
+}
+
+fn prepare_flag(arg: Arg, settings: &Settings) -> Arg {
+    let Some(key) = arg.get_long().map(str::to_owned) else { return arg };
+    let arg = arg.env(format!("DJINN_{}", key.to_uppercase().replace('-', "_"))).hide_env(true);
+    let values = settings.get(&key);
+    if !is_switch(&arg) {
+        return if values.is_empty() { arg } else { arg.default_values(values.to_vec()) };
+    }
+    // A switch takes an optional value, so that what a variable or the file switches on can be switched off.
+    let arg = arg.action(ArgAction::Set).value_parser(BoolishValueParser::new()).hide_possible_values(true);
+    let arg = arg.num_args(0..=1).require_equals(true).value_name("BOOL").default_missing_value("true");
+    arg.default_value(values.first().cloned().unwrap_or_else(|| "false".into())).hide_default_value(true)
+}
+
+fn is_switch(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::SetTrue)
+}
+
+/// `--greedy` and the other ways to sample exclude each other; the nearer source wins.
+fn settle_sampling(sampling: &mut SamplingArgs, matches: &ArgMatches) -> Result<(), clap::Error> {
+    let rivals = ["temperature", "top_k", "top_p"].iter().filter_map(|id| matches.value_source(id)).max();
+    let (Some(rival), true) = (rivals, sampling.greedy) else { return Ok(()) };
+    match matches.value_source("greedy").unwrap_or(ValueSource::DefaultValue).cmp(&rival) {
+        std::cmp::Ordering::Less => sampling.greedy = false,
+        std::cmp::Ordering::Greater => {
+            (sampling.temperature, sampling.top_k, sampling.top_p) = (None, None, None);
+        }
+        std::cmp::Ordering::Equal => {
+            let message = "--greedy contradicts --temperature, --top-k and --top-p; give one or the others\n";
+            return Err(Cli::command().error(ErrorKind::ArgumentConflict, message));
+        }
+    }
+    Ok(())
+}

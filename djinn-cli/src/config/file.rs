@@ -1,0 +1,159 @@
+//! The settings file: flat keys, named like the flags, in TOML or YAML.
+
+use super::is_switch;
+use crate::args::Cli;
+use anyhow::{Context, Result, bail};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction, Command, CommandFactory};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+/// Names that are looked for in the working directory.
+const NAMES: [&str; 3] = ["djinn.toml", "djinn.yaml", "djinn.yml"];
+
+/// Values by key, as the command line would spell them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Settings {
+    values: BTreeMap<String, Vec<String>>,
+}
+
+impl Settings {
+    /// Reads `file`, or else the working directory's settings file if there is one.
+    pub(super) fn load(file: Option<&PathBuf>) -> Result<Self> {
+        let file = match file {
+            Some(file) => file.clone(),
+            None => {
+                let found: Vec<&str> = NAMES.into_iter().filter(|name| Path::new(name).is_file()).collect();
+                match found[..] {
+                    [] => return Ok(Settings::default()),
+                    [name] => PathBuf::from(name),
+                    _ => bail!(
+                        "several settings files: {}; keep one, or name it with --config",
+                        found.join(", ")
+                    ),
+                }
+            }
+        };
+        let text = std::fs::read_to_string(&file);
+        let text = text.with_context(|| format!("cannot read settings file {}", file.display()))?;
+        Self::parse(&file, &text)
+    }
+
+    /// Reads a settings file's text; the extension of `file` tells the format.
+    pub(super) fn parse(file: &Path, text: &str) -> Result<Self> {
+        let place = file.display();
+        let table = match file.extension().and_then(|e| e.to_str()) {
+            Some("yaml" | "yml") if text.trim().is_empty() => Map::new(),
+            Some("yaml" | "yml") => {
+                serde_saphyr::from_str(text).map_err(|e| malformed(file, &e.to_string()))?
+            }
+            Some("toml") => toml::from_str(text).map_err(|e| toml_error(file, text, &e))?,
+            _ => bail!("settings file {place} is neither .toml nor .yaml; rename it"),
+        };
+        let command = Cli::command();
+        let mut values = BTreeMap::new();
+        for (key, value) in &table {
+            let Some((sub, arg)) = find(&command, key) else {
+                let known = keys(&command).into_iter().collect::<Vec<_>>().join(", ");
+                bail!("{place}: unknown key `{key}`; known keys: {known}");
+            };
+            let spelled = spell(arg, value).map_err(|why| anyhow::anyhow!("{place}: key `{key}`: {why}"))?;
+            if let Some(why) = refusal(sub, key, &spelled) {
+                bail!("{place}: key `{key}`: {why}");
+            }
+            values.insert(key.clone(), spelled);
+        }
+        Ok(Settings { values })
+    }
+
+    /// The values of a key; none if the file does not have it.
+    pub(super) fn get(&self, key: &str) -> &[String] {
+        self.values.get(key).map_or(&[], Vec::as_slice)
+    }
+}
+
+fn malformed(file: &Path, detail: &str) -> anyhow::Error {
+    let detail = detail.lines().next().unwrap_or_default();
+    anyhow::anyhow!("{}: {detail}; a settings file holds lines of key and value", file.display())
+}
+
+fn toml_error(file: &Path, text: &str, error: &toml::de::Error) -> anyhow::Error {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.map_or(1, |text| text.matches('\n').count() + 1);
+    malformed(file, &format!("line {line}: {}", error.message()))
+}
+
+/// Whether a flag may be set in the file: all but those that a command cannot do without, and the file's
+/// own name.
+fn has_key(arg: &Arg) -> bool {
+    arg.get_long().is_some_and(|long| long != "config") && !arg.is_required_set()
+}
+
+/// The flag that a key stands for, in a command that has it.
+fn find<'a>(command: &'a Command, key: &str) -> Option<(Option<&'a str>, &'a Arg)> {
+    let own = command.get_arguments().map(|arg| (None, arg));
+    let subs = command.get_subcommands();
+    let subs = subs.flat_map(|sub| sub.get_arguments().map(|arg| (Some(sub.get_name()), arg)));
+    own.chain(subs).find(|(_, arg)| has_key(arg) && arg.get_long() == Some(key))
+}
+
+/// Every key.
+pub(super) fn keys(command: &Command) -> BTreeSet<String> {
+    let subs = command.get_subcommands().flat_map(|sub| sub.get_arguments());
+    let flags = command.get_arguments().chain(subs).filter(|arg| has_key(arg));
+    flags.filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
+}
+
+/// The value as the command line would spell it.
+fn spell(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
+    let scalar = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    };
+    let found = || match value {
+        Value::Object(_) => "a table".to_owned(),
+        other => other.to_string(),
+    };
+    if is_switch(arg) {
+        let on = value.as_bool().ok_or_else(|| format!("expected true or false, found {}", found()))?;
+        return Ok(vec![on.to_string()]);
+    }
+    let spelled = match (arg.get_action(), value) {
+        (ArgAction::Append, Value::Array(values)) => values.iter().map(scalar).collect(),
+        _ => scalar(value).map(|text| vec![text]),
+    };
+    let expected = match arg.get_action() {
+        ArgAction::Append => "a list of texts or numbers",
+        _ => "a text or a number",
+    };
+    spelled.ok_or_else(|| format!("expected {expected}, found {}", found()))
+}
+
+/// Why the flag does not take these values.
+fn refusal(sub: Option<&str>, key: &str, values: &[String]) -> Option<String> {
+    if values.is_empty() || values == ["true"] || values == ["false"] {
+        return None;
+    }
+    let mut line = vec!["djinn".to_owned()];
+    line.extend(sub.map(str::to_owned));
+    line.extend(values.iter().map(|value| format!("--{key}={value}")));
+    // What else the command line lacks does not matter here.
+    let error = Cli::command().try_get_matches_from(line).err()?;
+    if !matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
+        return None;
+    }
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        _ => String::new(),
+    };
+    let value = text(ContextKind::InvalidValue);
+    let detail = match error.source() {
+        Some(source) => source.to_string(),
+        None => format!("expected one of {}", text(ContextKind::ValidValue)),
+    };
+    Some(format!("invalid value `{value}`: {detail}"))
+}

@@ -1,0 +1,108 @@
+//! Precedence, and what a settings file may hold.
+
+use super::file::keys;
+use super::*;
+use crate::args::{DeviceName, RunArgs};
+use djinn_srg::DType;
+use std::path::Path;
+
+fn settings(text: &str) -> Settings {
+    Settings::parse(Path::new("djinn.toml"), text).unwrap()
+}
+
+fn refused(text: &str) -> String {
+    Settings::parse(Path::new("djinn.toml"), text).unwrap_err().to_string()
+}
+
+fn run(line: &[&str], settings: &Settings) -> Result<RunArgs, clap::Error> {
+    let line: Vec<OsString> = ["djinn", "run"].iter().chain(line).map(OsString::from).collect();
+    match understand(&line, settings)?.command {
+        Command::Run(run) => Ok(run),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_flag_has_a_variable_and_a_key() {
+    let command = prepare(Cli::command(), &Settings::default());
+    let known = keys(&command);
+    let subs = command.get_subcommands().flat_map(|sub| sub.get_arguments());
+    let flags: Vec<&Arg> = command.get_arguments().chain(subs).filter(|a| a.get_long().is_some()).collect();
+    assert!(flags.len() > 40);
+    for flag in flags {
+        let long = flag.get_long().unwrap();
+        let variable = format!("DJINN_{}", long.replace('-', "_").to_uppercase());
+        assert_eq!(flag.get_env().and_then(|v| v.to_str()), Some(&*variable), "{long}");
+        assert!(known.contains(long) || ["config", "tokens"].contains(&long), "{long} has no key");
+    }
+    command.debug_assert();
+}
+
+#[test]
+fn a_key_is_a_default_and_a_flag_wins() {
+    let settings = settings(
+        "vram = \"1.5GiB\"\nring = 4096\nstream-check = true\nstop = [\"a\", \"b\"]\nkv-dtype = \"bf16\"\n\
+         temperature = 0.5\nprompt-tokens = [1, 2]\nphase = \"prefill\"\nthreads = 3\nquiet = true\n",
+    );
+    let args = run(&[], &settings).unwrap();
+    assert_eq!(args.memory.vram, Some(3 << 29));
+    assert_eq!(args.memory.ring, Some(4096));
+    assert!(args.memory.stream_check);
+    assert_eq!(args.memory.kv_dtype, DType::BF16);
+    assert_eq!(args.sampling.stop, ["a", "b"]);
+    assert_eq!(args.sampling.temperature, Some(0.5));
+    assert_eq!(args.prompt_tokens, [1, 2]);
+    assert_eq!((args.device.device, args.device.threads), (DeviceName::Cpu, Some(3)));
+    let args =
+        run(&["--vram", "7", "--stream-check=false", "--stop", "c", "--kv-dtype=f32"], &settings).unwrap();
+    assert_eq!((args.memory.vram, args.memory.stream_check), (Some(7), false));
+    assert_eq!((args.sampling.stop, args.memory.kv_dtype), (vec!["c".to_owned()], DType::F32));
+}
+
+#[test]
+fn the_nearer_way_to_sample_wins() {
+    let greedy = run(&["--temperature", "0.5"], &settings("greedy = true")).unwrap().sampling;
+    assert_eq!((greedy.greedy, greedy.temperature), (false, Some(0.5)));
+    let warm = run(&["--greedy"], &settings("temperature = 0.5\ntop-k = 3")).unwrap().sampling;
+    assert_eq!((warm.greedy, warm.temperature, warm.top_k), (true, None, None));
+    for (line, file) in [(&["--greedy", "--top-p", "0.5"][..], ""), (&[], "greedy = true\ntop-k = 2")] {
+        let error = run(line, &settings(file)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ArgumentConflict);
+    }
+}
+
+#[test]
+fn unknown_keys_and_wrong_values_name_file_and_key() {
+    for (text, expected) in [
+        ("vrma = 1", "djinn.toml: unknown key `vrma`; known keys: batch, chunk, "),
+        ("config = \"x\"", "djinn.toml: unknown key `config`"),
+        ("tokens = [1]", "djinn.toml: unknown key `tokens`"),
+        ("vram = true", "djinn.toml: key `vram`: expected a text or a number, found true"),
+        (
+            "vram = \"12 parsec\"",
+            "djinn.toml: key `vram`: invalid value `12 parsec`: expected a number of bytes",
+        ),
+        ("vram = -1", "djinn.toml: key `vram`: invalid value `-1`"),
+        ("stream-check = 1", "djinn.toml: key `stream-check`: expected true or false, found 1"),
+        ("stop = { a = 1 }", "djinn.toml: key `stop`: expected a list of texts or numbers, found a table"),
+        ("dtype = \"f8\"", "djinn.toml: key `dtype`: invalid value `f8`: expected one of f32, f16, bf16"),
+        ("max-tokens = \"many\"", "djinn.toml: key `max-tokens`: invalid value `many`"),
+        ("top-k = 1\nvram = [", "djinn.toml: line 2: "),
+    ] {
+        let error = refused(text);
+        assert!(error.starts_with(expected), "{text}: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
+#[test]
+fn yaml_is_read_alike() {
+    let toml = settings("vram = \"20GiB\"\nring = 4096\nstop = [\"a\"]\ngreedy = true\ntop-p = 0.5");
+    let text = "vram: 20GiB\nring: 4096\nstop: [a]\ngreedy: true\ntop-p: 0.5\n";
+    assert_eq!(Settings::parse(Path::new("djinn.yaml"), text).unwrap(), toml);
+    assert_eq!(Settings::parse(Path::new("a.yml"), "").unwrap(), Settings::default());
+    for text in ["- 1\n- 2\n", "vram: [", "just text", "vrma: 1", "a: &x 1\nb: *y\n"] {
+        let error = Settings::parse(Path::new("a.yaml"), text).unwrap_err().to_string();
+        assert!(error.starts_with("a.yaml: ") && error.lines().count() == 1, "{error}");
+    }
+}

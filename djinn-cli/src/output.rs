@@ -1,0 +1,30 @@
+//! Standard output, with failures to write as errors.
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::io::{BufWriter, Write};
+
+/// Prints text and a line feed.
+pub(crate) fn line(text: &str) -> Result<()> {
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    writeln!(out, "{text}").and_then(|()| out.flush()).context("standard output")
+}
+
+/// Prints `value` as one JSON object on a line of its own.
+pub(crate) fn json(value: &impl Serialize) -> Result<()> {
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    serde_json::to_writer(&mut out, value).map_err(std::io::Error::from).context("standard output")?;
+    writeln!(out).and_then(|()| out.flush()).context("standard output")
+}
+
+/// Prints text as it is, at once.
+pub(crate) fn piece(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Prints a remark for people to standard error; losing it harms nobody.
+pub(crate) fn remark(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}

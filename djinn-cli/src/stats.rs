@@ -1,0 +1,124 @@
+//! What a generation cost: for people on standard error, for programs in `run --json`.
+
+use crate::{output, size};
+use djinn_device::{CpuDevice, Device, Space};
+use djinn_engine::{Engine, PassStats, Stats};
+use serde::Serialize;
+use std::time::Duration;
+
+/// Times, bytes and rates of a generation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Report {
+    pub(crate) device: String,
+    /// Of the random numbers; none for greedy decoding.
+    pub(crate) seed: Option<u64>,
+    /// Prompt tokens that were computed.
+    pub(crate) prompt_tokens: usize,
+    /// Prompt tokens whose keys and values were still there.
+    pub(crate) reused_tokens: usize,
+    pub(crate) load_ms: f64,
+    pub(crate) ttft_ms: f64,
+    /// Mean time of a token after the first.
+    pub(crate) tpot_ms: Option<f64>,
+    pub(crate) tokens_per_s: Option<f64>,
+    pub(crate) decode_passes: usize,
+    /// Weights that cross to the device in every pass.
+    pub(crate) streamed_bytes_per_pass: u64,
+    /// Weights that crossed in all passes.
+    pub(crate) streamed_bytes: u64,
+    /// Streamed bytes by the time in which copies ran, GB/s.
+    pub(crate) copy_gbps: Option<f64>,
+    /// Time in which operations waited for a copy.
+    pub(crate) stall_ms: f64,
+    pub(crate) stalls: u32,
+    /// Share of the copies' time that computation hid.
+    pub(crate) copy_hidden: f64,
+    /// Weights that stay on the device.
+    pub(crate) resident_bytes: u64,
+    /// The most that the device held at once, by its own accounting.
+    pub(crate) device_peak_bytes: u64,
+    /// The cap on it.
+    pub(crate) vram_bytes: Option<u64>,
+}
+
+impl Report {
+    /// The report on `stats` of an engine that took `load` to load.
+    pub(crate) fn new(engine: &Engine<CpuDevice>, stats: &Stats, load: Duration, seed: Option<u64>) -> Self {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let mut all = PassStats::default();
+        all.add(&stats.prefill_streamed);
+        all.add(&stats.decode_streamed);
+        let usage = engine.usage(Space::Device);
+        let copied = (!all.copy.is_zero()).then(|| all.streamed_bytes as f64 / all.copy.as_secs_f64() / 1e9);
+        let tpot = stats.time_per_token();
+        Report {
+            device: engine.device().info().name,
+            seed,
+            prompt_tokens: stats.prompt_tokens,
+            reused_tokens: stats.reused_tokens,
+            load_ms: ms(load),
+            ttft_ms: ms(stats.ttft),
+            tpot_ms: tpot.map(ms),
+            tokens_per_s: tpot.filter(|t| !t.is_zero()).map(|t| 1.0 / t.as_secs_f64()),
+            decode_passes: stats.decode_passes,
+            streamed_bytes_per_pass: engine.plan().placement.streamed_bytes(),
+            streamed_bytes: all.streamed_bytes,
+            copy_gbps: copied,
+            stall_ms: ms(all.stall),
+            stalls: all.stalls,
+            copy_hidden: all.hidden(),
+            resident_bytes: engine.plan().segments.resident,
+            device_peak_bytes: usage.peak,
+            vram_bytes: (usage.limit != u64::MAX).then_some(usage.limit),
+        }
+    }
+
+    /// Prints the report for people to standard error.
+    pub(crate) fn remark(&self) {
+        output::remark(&self.times());
+        output::remark(&self.memory());
+        if let Some(streaming) = self.streaming() {
+            output::remark(&streaming);
+        }
+    }
+
+    fn times(&self) -> String {
+        let mut line = format!("{} prompt tokens", self.prompt_tokens);
+        if self.reused_tokens > 0 {
+            line += &format!(" (+ {} reused)", self.reused_tokens);
+        }
+        line += &format!(", first token after {:.1} ms", self.ttft_ms);
+        if let (Some(tpot), Some(rate)) = (self.tpot_ms, self.tokens_per_s) {
+            line +=
+                &format!(", then {tpot:.2} ms per token ({rate:.1} tokens/s over {})", self.decode_passes);
+        }
+        if let Some(seed) = self.seed {
+            line += &format!(", seed {seed}");
+        }
+        format!("{line}; {}", self.device)
+    }
+
+    fn memory(&self) -> String {
+        let cap = match self.vram_bytes {
+            Some(cap) => format!("of {} allowed", size::human(cap)),
+            None => "without a cap".to_owned(),
+        };
+        format!(
+            "weights: {} resident, {} streamed per pass; device memory: {} at most, {cap}",
+            size::human(self.resident_bytes),
+            size::human(self.streamed_bytes_per_pass),
+            size::human(self.device_peak_bytes)
+        )
+    }
+
+    fn streaming(&self) -> Option<String> {
+        let rate = self.copy_gbps?;
+        Some(format!(
+            "streamed {} at {rate:.2} GB/s; {} stalls, {:.1} ms; {:.0} % of the copies hidden",
+            size::human(self.streamed_bytes),
+            self.stalls,
+            self.stall_ms,
+            self.copy_hidden * 100.0
+        ))
+    }
+}

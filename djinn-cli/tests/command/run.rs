@@ -1,0 +1,194 @@
+//! `djinn run` and `logits` on token ids.
+
+use super::{Place, checkpoint, checkpoints};
+use serde_json::Value;
+
+fn ids(value: &Value) -> String {
+    let ids = value.as_array().unwrap().iter().map(Value::to_string);
+    ids.collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn greedy_tokens_are_those_of_transformers() {
+    let place = Place::new();
+    let mut count = 0;
+    for entry in std::fs::read_dir(checkpoints()).unwrap() {
+        let path = entry.unwrap().path();
+        let expected = std::fs::read_to_string(path.join("expected.json")).unwrap();
+        let expected: Value = serde_json::from_str(&expected).unwrap();
+        let tokens = expected["greedy"]["tokens"].as_array().unwrap();
+        let (model, prompt) = (path.to_str().unwrap(), ids(&expected["greedy"]["prompt"]));
+        let n = tokens.len().to_string();
+        let output = place.json(&[
+            "run",
+            model,
+            "--greedy",
+            "--ignore-eos",
+            "--json",
+            "--vram=200KiB",
+            "-n",
+            &n,
+            "--prompt-tokens",
+            &prompt,
+        ]);
+        assert_eq!(output["tokens"].as_array().unwrap(), tokens, "{model}");
+        assert_eq!(output["finish"], "length");
+        count += 1;
+    }
+    assert!(count >= 10, "{count} checkpoints");
+}
+
+#[test]
+fn statistics_are_complete_and_true() {
+    let place = Place::new();
+    let output = place.json(&[
+        "run",
+        "synthetic:tiny",
+        "--prompt-tokens=1,2,3",
+        "-n=9",
+        "--json",
+        "--resident-fraction=0.25",
+        "--stream-check",
+        "--vram=1MiB",
+    ]);
+    assert_eq!(output["prompt_tokens"], serde_json::json!([1, 2, 3]));
+    assert_eq!(output["tokens"].as_array().unwrap().len(), 9);
+    assert_eq!(output["text"], Value::Null);
+    let stats = &output["stats"];
+    let number = |key: &str| stats[key].as_f64().unwrap_or_else(|| panic!("{key} in {stats}"));
+    assert_eq!((number("prompt_tokens"), number("reused_tokens"), number("decode_passes")), (3.0, 0.0, 8.0));
+    assert_eq!(number("streamed_bytes"), 9.0 * number("streamed_bytes_per_pass"));
+    assert!(number("streamed_bytes_per_pass") > 0.0 && number("copy_gbps") > 0.0);
+    assert!((0.0..=1.0).contains(&number("copy_hidden")));
+    assert!(number("device_peak_bytes") <= number("vram_bytes"));
+    assert_eq!(number("vram_bytes"), (1u64 << 20) as f64);
+    for key in ["ttft_ms", "tpot_ms", "load_ms", "tokens_per_s", "resident_bytes"] {
+        assert!(number(key) > 0.0, "{key}");
+    }
+    assert!(number("stall_ms") >= 0.0 && number("stalls") >= 0.0);
+    assert_eq!(stats["seed"], Value::Null);
+}
+
+#[test]
+fn the_plan_is_what_the_device_holds() {
+    let place = Place::new();
+    let settings = ["--resident-fraction=0.5", "--ctx=64", "--kv-dtype=f16"];
+    let join = |head: &[&'static str]| [head, &settings[..]].concat();
+    let plan = place.json(&join(&["plan", "synthetic:tiny", "--json", "--prompt-len=3", "-n=4"]));
+    let run = place.json(&join(&["run", "synthetic:tiny", "--prompt-tokens=1,2,3", "-n=4", "--json"]));
+    let stats = &run["stats"];
+    assert_eq!(plan["device_bytes"], stats["device_peak_bytes"]);
+    assert_eq!(plan["resident_bytes"], stats["resident_bytes"]);
+    assert_eq!(plan["streamed_bytes_per_pass"], stats["streamed_bytes_per_pass"]);
+}
+
+#[test]
+fn a_seed_repeats_and_the_checkpoint_decides_whether_to_sample() {
+    let place = Place::new();
+    let run = |model: &str, more: &[&str]| {
+        let args: Vec<&str> = ["run", model, "--prompt-tokens=5,6", "-n=24", "--ignore-eos", "--json"]
+            .iter()
+            .chain(more)
+            .copied()
+            .collect();
+        place.json(&args)
+    };
+    // This one asks for sampling in its generation_config.json.
+    let model = checkpoint("gqa-bf16");
+    let first = run(&model, &[]);
+    let seed = first["stats"]["seed"].as_u64().unwrap();
+    assert_eq!(run(&model, &["--seed", &seed.to_string()])["tokens"], first["tokens"]);
+    assert_ne!(run(&model, &["--seed=1"])["tokens"], run(&model, &["--seed=2"])["tokens"]);
+    let greedy = run(&model, &["--greedy"]);
+    assert_eq!(greedy["stats"]["seed"], Value::Null);
+    assert_eq!(run(&model, &["--temperature=0"])["tokens"], greedy["tokens"]);
+    assert_eq!(run(&model, &["--top-k=1"])["tokens"], greedy["tokens"]);
+    assert_eq!(run("synthetic:tiny", &[])["stats"]["seed"], Value::Null);
+}
+
+#[test]
+fn end_tokens_end_and_contexts_are_full() {
+    let place = Place::new();
+    let greedy =
+        place.json(&["run", "synthetic:tiny?context=10", "--prompt-tokens=1,2,3", "-n=50", "--json"]);
+    // Seven decode passes fill the context; the last one's token needs no place.
+    assert_eq!((greedy["tokens"].as_array().unwrap().len(), &greedy["finish"]), (8, &"length".into()));
+
+    let folder = place.path().join("model");
+    super::copy_checkpoint("tied-f32", &folder);
+    let run = |more: &[&str]| {
+        let args: Vec<&str> = ["run", "./model", "--prompt-tokens=9,8", "-n=6", "--greedy", "--json"]
+            .iter()
+            .chain(more)
+            .copied()
+            .collect();
+        place.json(&args)
+    };
+    let free = run(&["--ignore-eos"]);
+    let fourth = free["tokens"][3].clone();
+    let position = free["tokens"].as_array().unwrap().iter().position(|t| *t == fourth).unwrap();
+    let generation = serde_json::json!({ "eos_token_id": [fourth] }).to_string();
+    std::fs::write(folder.join("generation_config.json"), generation).unwrap();
+    let ended = run(&[]);
+    assert_eq!(ended["finish"], "stop");
+    assert_eq!(ended["tokens"].as_array().unwrap()[..], free["tokens"].as_array().unwrap()[..=position]);
+    assert_eq!(run(&["--ignore-eos"])["tokens"], free["tokens"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_the_answer_and_keeps_what_it_has() {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args(["run", "synthetic:tiny?context=1000000", "--prompt-tokens=1", "-n=900000", "--ctx=900000"])
+        .env("DJINN_CACHE", "/nonexistent")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = child.stdout.take().unwrap();
+    let mut begun = [0; 20];
+    out.read_exact(&mut begun).unwrap();
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert!(rest.ends_with('\n'));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("1 prompt tokens, first token after"));
+}
+
+#[test]
+fn people_see_tokens_and_statistics_unless_quiet() {
+    let place = Place::new();
+    let args = ["run", "synthetic:tiny", "--prompt-tokens=1,2,3", "-n=4"];
+    let output = place.output(&args, "");
+    let (text, remarks) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(text.split_whitespace().filter(|t| t.parse::<u32>().is_ok()).count(), 4, "{text}");
+    assert!(text.ends_with('\n'));
+    for part in
+        ["loading synthetic:tiny", "3 prompt tokens, first token after", "streamed per pass", "without a cap"]
+    {
+        assert!(remarks.contains(part), "{part} is missing in {remarks}");
+    }
+    let quiet = place.output(&[&args[..], &["-q"]].concat(), "");
+    assert_eq!((String::from_utf8(quiet.stdout).unwrap(), quiet.stderr), (text, Vec::new()));
+}
+
+#[test]
+fn logits_agree_with_generation() {
+    let place = Place::new();
+    let run = place.json(&["run", "synthetic:tiny", "--prompt-tokens=7,8,9", "-n=1", "--json"]);
+    let logits = place.json(&["logits", "synthetic:tiny", "--tokens=7,8,9", "--json"]);
+    let rows = logits["logits"].as_array().unwrap();
+    assert_eq!((rows.len(), rows[2].as_array().unwrap().len()), (3, 256));
+    let row: Vec<f64> = rows[2].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect();
+    let best = (0..256).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap();
+    assert_eq!(run["tokens"], serde_json::json!([best]));
+    let text = place.ok(&["logits", "synthetic:tiny", "--tokens=7,8,9"]);
+    assert_eq!(text.lines().count(), 3);
+    assert!(text.lines().nth(2).unwrap().starts_with(&format!("2: {best} ")), "{text}");
+}

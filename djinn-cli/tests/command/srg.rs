@@ -1,0 +1,37 @@
+//! `djinn srg` and `djinn doctor`.
+
+use super::{Place, checkpoint};
+
+#[test]
+fn the_graph_is_shown_three_ways() {
+    let place = Place::new();
+    let table = place.ok(&["srg", "synthetic:llama-2-13b"]);
+    assert!(table.contains("blocks 0 to 39, 40 alike:") && table.lines().count() < 30, "{table}");
+    assert!(table.contains("blocks.0.attn.qkv") && !table.contains("blocks.1.attn.qkv"), "{table}");
+    let decode = place.json(&["srg", "synthetic:tiny", "--json"]);
+    assert_eq!(decode["nodes"].as_array().unwrap().len(), decode["annotations"].as_array().unwrap().len());
+    assert_eq!((&decode["work"]["rows"]["rows"], &decode["work"]["context"]), (&1.into(), &512.into()));
+    let prefill = place.json(&["srg", "synthetic:tiny", "--json", "--phase=prefill", "--prompt-len=40"]);
+    assert_eq!(prefill["work"]["rows"], serde_json::json!({ "rows": 40, "logit_rows": 1 }));
+    let dot = place.ok(&["srg", &checkpoint("gqa-bf16"), "--dot"]);
+    assert!(dot.starts_with("digraph srg {") && dot.trim_end().ends_with('}'), "{dot}");
+}
+
+#[test]
+fn the_doctor_measures_and_keeps_what_it_measured() {
+    let place = Place::new();
+    let report = place.json(&["doctor", "--json", "--save", "-q"]);
+    for rate in ["flops", "memory", "link"] {
+        assert!(report["machine"][rate].as_f64().unwrap() > 1e6, "{report}");
+    }
+    let findings = report["findings"].as_array().unwrap();
+    let named = |name: &str| findings.iter().find(|f| f["name"] == name).unwrap_or_else(|| panic!("{name}"));
+    for name in ["processor", "memory", "locked memory", "huge pages", "arithmetic", "memory copy", "disk"] {
+        assert!(!named(name)["value"].as_str().unwrap().is_empty());
+    }
+    assert!(named("cuda")["value"].as_str().unwrap().contains("this build has no CUDA support"));
+    assert!(findings.iter().all(|f| f["ok"] == true || f["remedy"].is_string()), "{report}");
+    let plan = place.json(&["plan", "synthetic:tiny", "--json"]);
+    assert_eq!(plan["machine"]["chosen"], "measured");
+    assert_eq!(plan["machine"]["name"], report["machine"]["name"]);
+}
