@@ -5,9 +5,11 @@ use crate::cache::{Cache, Resolver};
 use crate::progress::{Progress, PullProgress};
 use crate::{size, system};
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use djinn_device::{CpuConfig, CpuDevice, DType};
-use djinn_engine::{Budget, Engine, MemoryPlan, Options};
+use djinn_cuda::{CudaConfig, CudaDevice};
+use djinn_device::{CpuConfig, CpuDevice, DType, Device, DeviceInfo, Ops, Space, Usage};
+use djinn_engine::{Budget, Engine, Generated, MemoryPlan, Options, Request, Session};
 use djinn_models::{Location, Model, OpenOptions};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -24,8 +26,16 @@ fn locate(spec: &str, quiet: bool) -> Result<Location> {
     Ok(location)
 }
 
+/// The KV cache's element type where the user names none: exact on the CPU, small on a GPU.
+pub(crate) fn kv_dtype(device: DeviceName) -> DType {
+    match device {
+        DeviceName::Cpu => DType::F32,
+        DeviceName::Cuda(_) => DType::F16,
+    }
+}
+
 /// The engine's options for sequences of up to `context` tokens.
-pub(crate) fn options(memory: &MemoryArgs, context: u64) -> Options {
+pub(crate) fn options(memory: &MemoryArgs, kv_dtype: DType, context: u64) -> Options {
     Options {
         budget: Budget {
             vram: memory.vram,
@@ -37,7 +47,7 @@ pub(crate) fn options(memory: &MemoryArgs, context: u64) -> Options {
         },
         context,
         prefill_rows: memory.prefill_chunk,
-        kv_dtype: memory.kv_dtype,
+        kv_dtype: memory.kv_dtype.unwrap_or(kv_dtype),
         ..Options::default()
     }
 }
@@ -48,9 +58,59 @@ pub(crate) fn context_for(tokens: u64, model: &Model) -> u64 {
     tokens.div_ceil(page).saturating_mul(page).min(model.graph.max_context)
 }
 
+/// A model on whatever device it runs: what the commands ask of an [`Engine`].
+pub(crate) trait Running {
+    /// See [`Engine::generate`].
+    fn generate(
+        &mut self,
+        session: &mut Session,
+        request: &Request,
+        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> djinn_engine::Result<Generated>;
+
+    /// See [`Engine::logits`].
+    fn logits(&mut self, tokens: &[u32]) -> djinn_engine::Result<Vec<f32>>;
+
+    /// See [`Engine::plan`].
+    fn plan(&self) -> &MemoryPlan;
+
+    /// See [`Engine::usage`].
+    fn usage(&self, space: Space) -> Usage;
+
+    /// What the device is.
+    fn device_info(&self) -> DeviceInfo;
+}
+
+impl<D: Ops> Running for Engine<D> {
+    fn generate(
+        &mut self,
+        session: &mut Session,
+        request: &Request,
+        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> djinn_engine::Result<Generated> {
+        self.generate(session, request, on_token)
+    }
+
+    fn logits(&mut self, tokens: &[u32]) -> djinn_engine::Result<Vec<f32>> {
+        self.logits(tokens)
+    }
+
+    fn plan(&self) -> &MemoryPlan {
+        self.plan()
+    }
+
+    fn usage(&self, space: Space) -> Usage {
+        self.usage(space)
+    }
+
+    fn device_info(&self) -> DeviceInfo {
+        self.device().info()
+    }
+}
+
 /// A model on its device.
 pub(crate) struct Loaded {
-    pub(crate) engine: Engine<CpuDevice>,
+    pub(crate) engine: Box<dyn Running>,
     /// How long it took.
     pub(crate) time: Duration,
 }
@@ -58,20 +118,37 @@ pub(crate) struct Loaded {
 /// Plans the memory, then loads the weights.
 pub(crate) fn load(model: &Model, device: &DeviceArgs, options: &Options, quiet: bool) -> Result<Loaded> {
     let start = Instant::now();
-    refuse_other_devices(device.device)?;
-    let plan = options.plan(&model.graph)?;
-    check_host_memory(&plan)?;
-    let config = CpuConfig {
-        vram: options.budget.vram,
-        threads: device.threads.unwrap_or(0) as usize,
-        ..CpuConfig::default()
+    let Budget { vram, ram, .. } = options.budget;
+    let engine = match device.device {
+        DeviceName::Cpu => {
+            let plan = options.plan(&model.graph, 0)?;
+            check_host_memory(plan.segments.total().saturating_add(plan.host_bytes))?;
+            let threads = device.threads.unwrap_or(0) as usize;
+            let cpu = CpuDevice::new(CpuConfig { vram, threads, ..CpuConfig::default() });
+            load_on(cpu.context("cannot start the CPU device")?, model, options, quiet)?
+        }
+        DeviceName::Cuda(ordinal) => {
+            let config = CudaConfig { ordinal, vram, ram, ..CudaConfig::default() };
+            let cuda = CudaDevice::new(config).with_context(|| format!("--device cuda:{ordinal}"))?;
+            let plan = options.plan(&model.graph, cuda.info().reserved_bytes)?;
+            check_host_memory(plan.host_bytes)?;
+            load_on(cuda, model, options, quiet)?
+        }
     };
-    let device = CpuDevice::new(config).context("cannot start the CPU device")?;
+    Ok(Loaded { engine, time: start.elapsed() })
+}
+
+fn load_on<D: Ops + 'static>(
+    device: D,
+    model: &Model,
+    options: &Options,
+    quiet: bool,
+) -> Result<Box<dyn Running>> {
     let progress = Progress::new(format!("loading {}", model.name), quiet);
     let mut tell = |done, total| progress.tell(done, Some(total));
     let engine = Engine::load(device, model.graph.clone(), &*model.source, options, &mut tell)?;
-    progress.finish(plan.host_bytes + plan.segments.resident);
-    Ok(Loaded { engine, time: start.elapsed() })
+    progress.finish(engine.plan().host_bytes + engine.plan().segments.resident);
+    Ok(Box::new(engine))
 }
 
 /// Refuses tokens that the model cannot take, before its weights are loaded.
@@ -93,20 +170,19 @@ pub(crate) fn refuse_prompt(spec: &str) -> Result<()> {
     Ok(())
 }
 
-/// Refuses devices that this build has no support for.
-pub(crate) fn refuse_other_devices(device: DeviceName) -> Result<()> {
+/// Refuses a device that is not there, before anything is read.
+pub(crate) fn check_device(device: DeviceName) -> Result<()> {
     match device {
         DeviceName::Cpu => Ok(()),
-        DeviceName::Cuda(number) => {
-            bail!("--device cuda:{number}: this build has no CUDA support; use --device cpu")
+        DeviceName::Cuda(ordinal) => {
+            djinn_cuda::probe(ordinal).map(drop).with_context(|| format!("--device cuda:{ordinal}"))
         }
     }
 }
 
-/// The CPU's device memory is the host's own: refuses what would only be killed later.
-fn check_host_memory(plan: &MemoryPlan) -> Result<()> {
+/// Refuses what the system would only kill later: weights on the host, and the CPU device's own memory.
+fn check_host_memory(needed: u64) -> Result<()> {
     let Some(memory) = system::memory() else { return Ok(()) };
-    let needed = plan.segments.total().saturating_add(plan.host_bytes);
     let available = memory.available.saturating_add(memory.swap_free);
     ensure!(
         needed <= available,

@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use anyhow::{Context, Result};
+use djinn_srg::DType;
 use djinn_srg::cost::Machine;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -17,6 +18,13 @@ pub(crate) struct Chosen {
     pub(crate) machine: Machine,
     /// `named`, `measured` or `default`.
     pub(crate) chosen: &'static str,
+}
+
+impl Chosen {
+    /// The KV cache's element type there: only the CPU is ever measured, the others are GPUs.
+    pub(crate) fn kv_dtype(&self) -> DType {
+        if self.chosen == "measured" { DType::F32 } else { DType::F16 }
+    }
 }
 
 /// A measured machine in its file.
@@ -62,12 +70,12 @@ fn measured() -> Result<Option<Machine>> {
         "{}: its rates must be positive numbers",
         remedy()
     );
-    Ok(Some(Machine { name, flops, memory, link, launch }))
+    Ok(Some(Machine { name, flops, memory, link, launch, reserved_bytes: 0 }))
 }
 
 /// Keeps a measured machine; says where.
 pub(crate) fn save(machine: &Machine) -> Result<PathBuf> {
-    let Machine { name, flops, memory, link, launch } = machine.clone();
+    let Machine { name, flops, memory, link, launch, .. } = machine.clone();
     let text = serde_json::to_string_pretty(&Profile { name, flops, memory, link, launch })?;
     let path = path()?;
     let folder = path.parent().context("the cache has no folder")?;

@@ -1,8 +1,9 @@
 //! What a generation cost: for people on standard error, for programs in `run --json`.
 
+use crate::loaded::Running;
 use crate::{output, size};
-use djinn_device::{CpuDevice, Device, Space};
-use djinn_engine::{Engine, PassStats, Stats};
+use djinn_device::Space;
+use djinn_engine::{PassStats, Stats};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -43,16 +44,16 @@ pub(crate) struct Report {
 
 impl Report {
     /// The report on `stats` of an engine that took `load` to load.
-    pub(crate) fn new(engine: &Engine<CpuDevice>, stats: &Stats, load: Duration, seed: Option<u64>) -> Self {
+    pub(crate) fn new(engine: &dyn Running, stats: &Stats, load: Duration, seed: Option<u64>) -> Self {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let mut all = PassStats::default();
         all.add(&stats.prefill_streamed);
         all.add(&stats.decode_streamed);
-        let usage = engine.usage(Space::Device);
+        let (usage, device) = (engine.usage(Space::Device), engine.device_info());
         let copied = (!all.copy.is_zero()).then(|| all.streamed_bytes as f64 / all.copy.as_secs_f64() / 1e9);
         let tpot = stats.time_per_token();
         Report {
-            device: engine.device().info().name,
+            device: device.name,
             seed,
             prompt_tokens: stats.prompt_tokens,
             reused_tokens: stats.reused_tokens,
@@ -68,8 +69,8 @@ impl Report {
             stalls: all.stalls,
             copy_hidden: all.hidden(),
             resident_bytes: engine.plan().segments.resident,
-            device_peak_bytes: usage.peak,
-            vram_bytes: (usage.limit != u64::MAX).then_some(usage.limit),
+            device_peak_bytes: usage.peak + device.reserved_bytes,
+            vram_bytes: (usage.limit != u64::MAX).then(|| usage.limit + device.reserved_bytes),
         }
     }
 

@@ -76,7 +76,7 @@ impl<D: Ops> Engine<D> {
         options: &Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
-        let plan = options.plan(&graph)?;
+        let plan = options.plan(&graph, device.info().reserved_bytes)?;
         let compute = device.stream()?;
         let mut engine =
             Engine { device, graph, plan, compute, store: TextStore::new(), memory: None, stopped: None };

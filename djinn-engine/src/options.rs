@@ -40,8 +40,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Plans the memory of `graph` under these options; loads nothing.
-    pub fn plan(&self, graph: &Graph) -> Result<MemoryPlan> {
+    /// Plans the memory of `graph` under these options, on a device that takes `reserved_bytes` for itself;
+    /// loads nothing.
+    pub fn plan(&self, graph: &Graph, reserved_bytes: u64) -> Result<MemoryPlan> {
         if self.context > graph.max_context {
             return Err(Error::ContextTooLong { asked: self.context, most: graph.max_context });
         }
@@ -69,7 +70,7 @@ impl Options {
         // No step has more rows than the context has tokens, and at least one for each sequence.
         let rows = (self.prefill_rows as u64).min(self.context).max(self.sequences as u64);
         let logit_rows = (self.logit_rows as u64).min(rows);
-        let demand = Demand { rows: Rows { rows, logit_rows }, kv };
+        let demand = Demand { rows: Rows { rows, logit_rows }, kv, reserved_bytes };
         Ok(MemoryPlan::new(graph, &self.budget, &demand)?)
     }
 }

@@ -69,6 +69,8 @@ pub struct Machine {
     pub link: f64,
     /// Fixed cost of one operation, seconds.
     pub launch: f64,
+    /// Device memory that code and workspaces take, bytes.
+    pub reserved_bytes: u64,
 }
 
 impl Machine {
@@ -85,7 +87,7 @@ impl Machine {
             "h200" => (770e12, 3440e9, 55.4e9),
             _ => return None,
         };
-        Some(Machine { name: name.to_owned(), flops, memory, link, launch: 2e-6 })
+        Some(Machine { name: name.to_owned(), flops, memory, link, launch: 2e-6, reserved_bytes: 0 })
     }
 }
 

@@ -32,6 +32,8 @@ pub struct Demand {
     pub rows: Rows,
     /// The KV cache.
     pub kv: KvLayout,
+    /// Bytes that the device itself takes under the cap: code, workspaces.
+    pub reserved_bytes: u64,
 }
 
 /// Bytes by segment.
@@ -47,12 +49,16 @@ pub struct Segments {
     pub stack: u64,
     /// Checksums of `--stream-check`.
     pub check: u64,
+    /// The device's own code and workspaces.
+    pub reserved: u64,
 }
 
 impl Segments {
     /// Everything on the device.
     pub fn total(&self) -> u64 {
-        [self.ring, self.data, self.stack, self.check].iter().fold(self.resident, |a, &b| a.saturating_add(b))
+        [self.ring, self.data, self.stack, self.check, self.reserved]
+            .iter()
+            .fold(self.resident, |a, &b| a.saturating_add(b))
     }
 
     /// Everything but weights.
@@ -90,6 +96,7 @@ impl MemoryPlan {
         let mut segments = Segments {
             data: demand.kv.bytes().saturating_add(demand.kv.table_bytes()),
             stack: stack.bytes,
+            reserved: demand.reserved_bytes,
             check: if budget.stream_check { CHECK_BYTES * chunks.len() as u64 } else { 0 },
             ..Segments::default()
         };

@@ -79,8 +79,12 @@ pub(super) fn run(args: &PlanArgs, quiet: bool) -> Result<()> {
         args.work.prompt_len
     );
     let sequences = args.work.batch;
-    let options = Options { sequences, logit_rows: sequences, ..loaded::options(&args.memory, context) };
-    let plan = options.plan(&model.graph)?;
+    let options = Options {
+        sequences,
+        logit_rows: sequences,
+        ..loaded::options(&args.memory, machine.kv_dtype(), context)
+    };
+    let plan = options.plan(&model.graph, machine.machine.reserved_bytes)?;
     let report = report(args, &model, &options, &plan, machine);
     if args.json { output::json(&report) } else { output::line(&table(&report)) }
 }

@@ -36,7 +36,7 @@ struct Output<'a> {
 }
 
 pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
-    loaded::refuse_other_devices(args.device.device)?;
+    loaded::check_device(args.device.device)?;
     loaded::refuse_prompt(&args.model)?;
     let prompt = Prompt::read(args)?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
@@ -55,7 +55,12 @@ pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
 }
 
 fn load(args: &RunArgs, model: &Model, context: u64, quiet: bool) -> Result<Loaded> {
-    loaded::load(model, &args.device, &loaded::options(&args.memory, context), quiet)
+    loaded::load(
+        model,
+        &args.device,
+        &loaded::options(&args.memory, loaded::kv_dtype(args.device.device), context),
+        quiet,
+    )
 }
 
 /// What to generate after `prompt`, and the seed where there is randomness.
@@ -84,9 +89,9 @@ fn once(
     let Loaded { mut engine, time } = load(args, model, context, quiet)?;
     let speaker = Speaker::new(speech, &args.sampling.stop, !args.json)?;
     let interrupt = Interrupt::install()?;
-    let answer = speaker.answer(&mut engine, &mut Session::default(), &request, &interrupt)?;
+    let answer = speaker.answer(&mut *engine, &mut Session::default(), &request, &interrupt)?;
     let Answer { tokens, text, finish, stats } = answer;
-    let stats = Report::new(&engine, &stats, time, seed);
+    let stats = Report::new(&*engine, &stats, time, seed);
     if args.json {
         let (text, prompt_tokens) = (text.as_deref(), &request.prompt[..]);
         let finish_name = name(finish);

@@ -48,7 +48,7 @@ fn a_key_is_a_default_and_a_flag_wins() {
     assert_eq!(args.memory.vram, Some(3 << 29));
     assert_eq!(args.memory.ring, Some(4096));
     assert!(args.memory.stream_check);
-    assert_eq!(args.memory.kv_dtype, DType::BF16);
+    assert_eq!(args.memory.kv_dtype, Some(DType::BF16));
     assert_eq!(args.sampling.stop, ["a", "b"]);
     assert_eq!(args.sampling.temperature, Some(0.5));
     assert_eq!(args.prompt_tokens, [1, 2]);
@@ -56,7 +56,7 @@ fn a_key_is_a_default_and_a_flag_wins() {
     let args =
         run(&["--vram", "7", "--stream-check=false", "--stop", "c", "--kv-dtype=f32"], &settings).unwrap();
     assert_eq!((args.memory.vram, args.memory.stream_check), (Some(7), false));
-    assert_eq!((args.sampling.stop, args.memory.kv_dtype), (vec!["c".to_owned()], DType::F32));
+    assert_eq!((args.sampling.stop, args.memory.kv_dtype), (vec!["c".to_owned()], Some(DType::F32)));
 }
 
 #[test]

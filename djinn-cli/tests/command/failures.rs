@@ -81,7 +81,10 @@ fn models_and_prompts_that_cannot_be() {
 fn cuda_is_refused_by_a_build_without_it() {
     for device in ["cuda", "cuda:0"] {
         let message = Place::new().refused(&run_tiny(&["--device", device]));
-        assert_eq!(message, "--device cuda:0: this build has no CUDA support; use --device cpu");
+        assert_eq!(
+            message,
+            "--device cuda:0: this build has no CUDA support; build with --features cuda, or use --device cpu"
+        );
     }
 }
 

@@ -20,7 +20,10 @@ fn the_report_adds_up() {
     let total: u64 = segments.values().map(u).sum();
     assert_eq!(total, u(&plan["device_bytes"]));
     assert!(total <= cap && total > cap - (64 << 20), "{plan}");
-    assert_eq!(segments.keys().collect::<Vec<_>>(), ["check", "data", "resident", "ring", "stack"]);
+    assert_eq!(
+        segments.keys().collect::<Vec<_>>(),
+        ["check", "data", "reserved", "resident", "ring", "stack"]
+    );
     assert_eq!(u(&segments["resident"]), u(&plan["resident_bytes"]));
     // All weights lie on one side or the other; chunks are padded a little.
     let weights = u(&plan["resident_bytes"]) + u(&plan["host_bytes"]);
@@ -72,11 +75,11 @@ fn work_and_cache_settings_change_the_plan() {
             ["plan", "synthetic:llama-2-7b", "--json"].iter().chain(more).copied().collect();
         u(&place.json(&args)["segments"]["data"])
     };
-    let f32 = data(&["--ctx=2048"]);
     // 32 blocks of keys and values, 4096 wide; and a table of page numbers.
-    assert_eq!(f32, 32 * 2 * 4096 * 4 * 2048 + 2048 / 16 * 4);
-    assert_eq!(data(&["--ctx=2048", "--kv-dtype=f16"]), 32 * 2 * 4096 * 2 * 2048 + 2048 / 16 * 4);
-    assert_eq!(data(&["--ctx=2048", "--batch=3"]), 3 * f32);
+    let f16 = data(&["--ctx=2048"]);
+    assert_eq!(f16, 32 * 2 * 4096 * 2 * 2048 + 2048 / 16 * 4);
+    assert_eq!(data(&["--ctx=2048", "--kv-dtype=f32"]), 32 * 2 * 4096 * 4 * 2048 + 2048 / 16 * 4);
+    assert_eq!(data(&["--ctx=2048", "--batch=3"]), 3 * f16);
 }
 
 #[test]

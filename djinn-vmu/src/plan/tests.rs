@@ -52,7 +52,7 @@ pub(crate) fn demand(graph: &Graph, rows: u64, context: u32) -> Demand {
         sequences: 1,
         table_width: context.div_ceil(16),
     };
-    Demand { rows: Rows { rows, logit_rows: 1 }, kv }
+    Demand { rows: Rows { rows, logit_rows: 1 }, kv, reserved_bytes: 0 }
 }
 
 proptest! {

@@ -61,16 +61,25 @@ fn huge_pages(transparent: Option<&str>, memory: Option<Memory>) -> Finding {
     }
 }
 
-/// GPUs. This build uses none.
+/// The first GPU, or why there is none.
 pub(super) fn cuda() -> Finding {
     let name = "cuda";
-    match system::cuda_driver() {
-        None => Finding::fine(name, "this build has no CUDA support, and the machine has no driver"),
-        Some(version) => Finding::poor(
+    match (djinn_cuda::probe(0), system::cuda_driver()) {
+        (Ok(card), _) => {
+            let (major, minor) = card.compute_capability;
+            let total = human(card.total_bytes);
+            Finding::fine(name, format!("{}, {total}, compute capability {major}.{minor}", card.name))
+        }
+        (Err(djinn_cuda::Error::NotBuilt), None) => {
+            Finding::fine(name, "this build has no CUDA support, and the machine has no driver")
+        }
+        (Err(djinn_cuda::Error::NotBuilt), Some(version)) => Finding::poor(
             name,
             format!("driver {version}, but this build has no CUDA support"),
-            "use --device cpu; `djinn plan --gpu NAME` predicts what a GPU would do",
+            "build with --features cuda",
         ),
+        (Err(djinn_cuda::Error::NoDriver), None) => Finding::fine(name, "the machine has no driver"),
+        (Err(error), _) => Finding::poor(name, error.to_string(), "--device cpu works without"),
     }
 }
 

@@ -39,7 +39,14 @@ pub(super) fn measure(threads: usize) -> Result<Rates> {
         Some(cpu) => format!("{cpu}, {device}"),
         None => device.clone(),
     };
-    let machine = Machine { name, flops: flops.flops, memory: memory.bytes, link, launch: bench.launch()? };
+    let machine = Machine {
+        name,
+        flops: flops.flops,
+        memory: memory.bytes,
+        link,
+        launch: bench.launch()?,
+        reserved_bytes: 0,
+    };
     Ok(Rates { device, machine })
 }
 

@@ -2,10 +2,10 @@
 
 use super::interrupt::Interrupt;
 use super::prompt::Speech;
+use crate::loaded::Running;
 use crate::output;
 use anyhow::{Context, Result};
-use djinn_device::Ops;
-use djinn_engine::{Engine, Finish, Request, Session, Stats};
+use djinn_engine::{Finish, Request, Session, Stats};
 use djinn_models::TextStream;
 use djinn_models::tokenizer::StopStrings;
 use std::io;
@@ -41,9 +41,9 @@ impl Speaker {
     }
 
     /// Generates and speaks until the end, a stop string, or Ctrl-C.
-    pub(super) fn answer<D: Ops>(
+    pub(super) fn answer(
         mut self,
-        engine: &mut Engine<D>,
+        engine: &mut dyn Running,
         session: &mut Session,
         request: &Request,
         interrupt: &Interrupt,

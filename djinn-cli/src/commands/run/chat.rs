@@ -40,7 +40,7 @@ pub(super) fn run(
         }
         let request = Request { prompt: speech.turn(&messages)?, ..template.clone() };
         let speaker = Speaker::new(speech, &args.sampling.stop, true)?;
-        let answer = speaker.answer(&mut engine, &mut session, &request, &interrupt);
+        let answer = speaker.answer(&mut *engine, &mut session, &request, &interrupt);
         match answer {
             Ok(answer) => {
                 output::piece("\n")?;
@@ -48,7 +48,7 @@ pub(super) fn run(
                 if !quiet {
                     let random = template.sampling.temperature > 0.0;
                     let seed = random.then_some(template.sampling.seed);
-                    Report::new(&engine, &answer.stats, time, seed).remark();
+                    Report::new(&*engine, &answer.stats, time, seed).remark();
                 }
             }
             Err(error) => match error.downcast_ref::<Error>() {

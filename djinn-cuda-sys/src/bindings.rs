@@ -1,0 +1,245 @@
+//! Generated from kernels/djinn.h by scripts/bindgen.sh; do not edit.
+
+pub const djinn_dtype_DJINN_F32: djinn_dtype = 0;
+pub const djinn_dtype_DJINN_F16: djinn_dtype = 1;
+pub const djinn_dtype_DJINN_BF16: djinn_dtype = 2;
+pub type djinn_dtype = ::std::os::raw::c_uint;
+pub const djinn_rope_style_DJINN_ROPE_HALF: djinn_rope_style = 0;
+pub const djinn_rope_style_DJINN_ROPE_INTERLEAVED: djinn_rope_style = 1;
+pub type djinn_rope_style = ::std::os::raw::c_uint;
+unsafe extern "C" {
+    pub fn djinn_error_string(code: ::std::os::raw::c_int) -> *const ::std::os::raw::c_char;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_embed_args {
+    pub tokens: *const u32,
+    pub table: *const ::std::os::raw::c_void,
+    pub out: *mut f32,
+    pub table_dtype: u32,
+    pub first_row: u32,
+    pub table_rows: u32,
+    pub width: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_embed(
+        args: *const djinn_embed_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_rope_table_args {
+    pub positions: *const u32,
+    pub inv_freq: *const f32,
+    pub out: *mut f32,
+    pub half: u32,
+    pub scale: f32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_rope_table(
+        args: *const djinn_rope_table_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_rms_norm_args {
+    pub x: *const f32,
+    pub weight: *const ::std::os::raw::c_void,
+    pub out: *mut f32,
+    pub weight_dtype: u32,
+    pub eps: f32,
+    pub width: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_rms_norm(
+        args: *const djinn_rms_norm_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_linear_args {
+    pub x: *const f32,
+    pub weight: *const ::std::os::raw::c_void,
+    pub bias: *const ::std::os::raw::c_void,
+    pub out: *mut f32,
+    pub weight_dtype: u32,
+    pub bias_dtype: u32,
+    pub k: u32,
+    pub n: u32,
+    pub out_width: u32,
+    pub out_column: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_linear(
+        args: *const djinn_linear_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_convert_args {
+    pub x: *const f32,
+    pub out: *mut ::std::os::raw::c_void,
+    pub out_dtype: u32,
+    pub len: u64,
+}
+unsafe extern "C" {
+    pub fn djinn_convert(
+        args: *const djinn_convert_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_add_bias_args {
+    pub out: *mut f32,
+    pub bias: *const ::std::os::raw::c_void,
+    pub bias_dtype: u32,
+    pub n: u32,
+    pub out_width: u32,
+    pub out_column: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_add_bias(
+        args: *const djinn_add_bias_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_rope_args {
+    pub qkv: *mut f32,
+    pub table: *const f32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    pub rotary_dim: u32,
+    pub style: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_rope(
+        args: *const djinn_rope_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_kv_pages {
+    pub pages: *mut ::std::os::raw::c_void,
+    pub page_table: *const u32,
+    pub page_bytes: u64,
+    pub dtype: u32,
+    pub page_tokens: u32,
+    pub layer: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    pub table_width: u32,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_kv_write_args {
+    pub qkv: *const f32,
+    pub row_seq: *const u32,
+    pub positions: *const u32,
+    pub kv: djinn_kv_pages,
+    pub heads: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_kv_write(
+        args: *const djinn_kv_write_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+pub const DJINN_PREFILL_RUN: _bindgen_ty_1 = 32;
+pub const DJINN_SPLIT_ROWS: _bindgen_ty_1 = 64;
+pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_attention_args {
+    pub qkv: *const f32,
+    pub row_seq: *const u32,
+    pub positions: *const u32,
+    pub out: *mut f32,
+    pub workspace: *mut f32,
+    pub workspace_bytes: u64,
+    pub kv: djinn_kv_pages,
+    pub heads: u32,
+    pub scale: f32,
+    pub rows: u32,
+    pub exact: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_attention(
+        args: *const djinn_attention_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn djinn_attention_workspace(args: *const djinn_attention_args) -> u64;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_silu_mul_args {
+    pub x: *const f32,
+    pub out: *mut f32,
+    pub width: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_silu_mul(
+        args: *const djinn_silu_mul_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_add_args {
+    pub a: *const f32,
+    pub b: *const f32,
+    pub out: *mut f32,
+    pub len: u64,
+}
+unsafe extern "C" {
+    pub fn djinn_add(
+        args: *const djinn_add_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_select_rows_args {
+    pub x: *const f32,
+    pub indices: *const u32,
+    pub out: *mut f32,
+    pub width: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_select_rows(
+        args: *const djinn_select_rows_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_checksum_args {
+    pub src: *const ::std::os::raw::c_void,
+    pub out: *mut u64,
+    pub bytes: u64,
+}
+unsafe extern "C" {
+    pub fn djinn_checksum(
+        args: *const djinn_checksum_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}

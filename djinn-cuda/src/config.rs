@@ -1,0 +1,38 @@
+//! What a device is made of, and what a card is.
+
+/// What a [`CudaDevice`](crate::CudaDevice) is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaConfig {
+    /// The card, counted as CUDA counts (after `CUDA_VISIBLE_DEVICES`).
+    pub ordinal: u32,
+    /// Cap on all that the process takes on the card, in bytes: driver context, code, workspaces and
+    /// [`Space::Device`](djinn_device::Space::Device). Without it only the card's memory limits.
+    pub vram: Option<u64>,
+    /// Cap on [`Space::Host`](djinn_device::Space::Host), in bytes; none without.
+    pub ram: Option<u64>,
+    /// Bytes of device memory for activations rounded to 16 bits on the way into a matrix product, and for
+    /// partial results of attention. A product whose activations are larger runs in pieces of rows.
+    pub max_activation_bytes: u64,
+}
+
+impl Default for CudaConfig {
+    /// The first card, no caps, 64 MiB for activations.
+    fn default() -> Self {
+        CudaConfig { ordinal: 0, vram: None, ram: None, max_activation_bytes: 64 << 20 }
+    }
+}
+
+/// What is known of a card before a device is made of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// The card's name.
+    pub name: String,
+    /// Its memory, in bytes.
+    pub total_bytes: u64,
+    /// Bytes that nobody uses, where the management library (NVML) tells.
+    pub free_bytes: Option<u64>,
+    /// Major and minor compute capability.
+    pub compute_capability: (u32, u32),
+    /// The CUDA version that the driver speaks, major and minor.
+    pub driver_cuda: (u32, u32),
+}

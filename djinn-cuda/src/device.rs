@@ -1,0 +1,217 @@
+//! The device: a card's context with its memory, streams and events.
+
+use crate::context::Context;
+use crate::event::Events;
+use crate::launch::Launch;
+use crate::matmul::Matmul;
+use crate::memory::Memory;
+use crate::scratch::Scratch;
+use crate::stream::RawStream;
+use crate::{CudaConfig, Error, warm_up};
+use djinn_device::{Buffer, Device, DeviceInfo, Event, Result, Space, Span, Stream, Usage};
+use std::cell::{OnceCell, RefCell};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Room for what is loaded late: code of cuBLASLt for shapes that the warm-up did not use, and what the driver
+/// takes for streams.
+const LATE_BYTES: u64 = 32 << 20;
+
+/// Held while a device is made, so that what the first one measures is its own.
+static MAKING: Mutex<()> = Mutex::new(());
+
+/// A card.
+///
+/// Calls may come from any thread, one at a time. A failure of enqueued work is sticky: every later call that
+/// enqueues or waits returns it. One process may make several devices of a card; a cap counts the context and
+/// the code for each of them.
+pub struct CudaDevice {
+    // Dropped in this order: what lives in the context goes before the memory that it uses.
+    events: Events,
+    streams: RefCell<Vec<RawStream>>,
+    pub(crate) matmul: Matmul,
+    pub(crate) scratch: Scratch,
+    memory: Memory,
+    context: Context,
+    name: String,
+    reserved_bytes: u64,
+    lost: OnceCell<djinn_device::Error>,
+}
+
+impl CudaDevice {
+    /// A device of a card without streams or buffers. With a cap, takes all of it at once.
+    ///
+    /// # Errors
+    /// If driver, cuBLASLt or card are missing or too old, if the cap is less than what context and workspaces
+    /// take, or if the card has less free.
+    pub fn new(config: CudaConfig) -> crate::Result<Self> {
+        let _alone = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let context = Context::open(config.ordinal)?;
+        let first = RawStream::new()?;
+        let mut device = CudaDevice {
+            events: Events::new(&first)?,
+            streams: RefCell::default(),
+            matmul: Matmul::new()?,
+            scratch: Scratch::new(config.max_activation_bytes, context.free_bytes()?)?,
+            memory: Memory::new(context.total_bytes, config.ram),
+            context,
+            name: format!("cuda:{} ({})", config.ordinal, context.name()?),
+            reserved_bytes: 0,
+            lost: OnceCell::new(),
+        };
+        if !context.is_measured() {
+            warm_up::run(&device)?;
+            device.streams.borrow_mut().clear();
+            device.memory.reset_peak();
+        }
+        let scratch_bytes = device.scratch.bytes();
+        let reserved = context.overhead(scratch_bytes) + scratch_bytes + LATE_BYTES;
+        device.reserved_bytes = match config.vram {
+            Some(vram) => vram - device.memory.cap(vram, reserved, context.free_bytes()?)?,
+            None => reserved,
+        };
+        Ok(device)
+    }
+
+    /// Bytes that nobody uses on the card now.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn free_bytes(&self) -> Result<u64> {
+        self.enter()?;
+        self.context.free_bytes().map_err(|error| error.lost())
+    }
+
+    /// Launches on a stream.
+    pub(crate) fn launch(
+        &self,
+        stream: Stream,
+        work: impl FnOnce(Launch<'_>) -> crate::Result<()>,
+    ) -> Result<()> {
+        self.on(stream, |raw| work(Launch { memory: &self.memory, stream: raw }))
+    }
+
+    /// Before the workspaces are used on a stream.
+    pub(crate) fn claim_scratch(&self, stream: Stream) -> Result<()> {
+        self.on(stream, |raw| {
+            self.scratch.claim((stream, raw), |owner, then| {
+                let streams = self.streams.borrow();
+                streams.get(owner.id() as usize).map_or(Ok(()), then)
+            })
+        })
+    }
+
+    /// Calls into the driver about a stream, unless the device is lost.
+    fn on<T>(&self, stream: Stream, work: impl FnOnce(&RawStream) -> crate::Result<T>) -> Result<T> {
+        let streams = self.streams.borrow();
+        let Some(raw) = streams.get(stream.id() as usize) else {
+            panic!("{stream:?} is not a stream of this device, which has {}", streams.len());
+        };
+        self.enter()?;
+        self.sticky(work(raw))
+    }
+
+    /// Refuses if the device is lost; else makes its context current on the calling thread.
+    fn enter(&self) -> Result<()> {
+        match self.lost.get() {
+            Some(lost) => Err(lost.clone()),
+            None => self.sticky(self.context.make_current()),
+        }
+    }
+
+    /// Remembers the first failure.
+    fn sticky<T>(&self, outcome: Result<T, Error>) -> Result<T> {
+        outcome.map_err(|error| self.lost.get_or_init(|| error.lost()).clone())
+    }
+}
+
+impl Device for CudaDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { name: self.name.clone(), host_memory: false, reserved_bytes: self.reserved_bytes }
+    }
+
+    fn alloc(&self, space: Space, len: u64) -> Result<Buffer> {
+        self.enter()?;
+        self.memory.alloc(space, len)
+    }
+
+    fn free(&self, buffer: Buffer) {
+        // On a lost device the driver refuses to free; the context's end does.
+        let _ = self.context.make_current();
+        self.memory.free(buffer);
+    }
+
+    fn usage(&self, space: Space) -> Usage {
+        self.memory.usage(space)
+    }
+
+    fn stream(&self) -> Result<Stream> {
+        self.enter()?;
+        let raw = RawStream::new().map_err(|error| error.refused("a stream"))?;
+        let mut streams = self.streams.borrow_mut();
+        streams.push(raw);
+        Ok(Stream::from_raw(streams.len() as u32 - 1))
+    }
+
+    fn event(&self) -> Result<Event> {
+        self.enter()?;
+        self.events.create().map_err(|error| error.refused("an event"))
+    }
+
+    fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
+        assert!(src.len() == dst.len(), "a copy of {src:?} to {dst:?} of another length");
+        assert!(!src.overlaps(dst), "a copy of {src:?} to overlapping {dst:?}");
+        let (src, dst) = (self.memory.resolve(src), self.memory.resolve(dst));
+        self.on(stream, |raw| raw.copy(src, dst))
+    }
+
+    fn fill(&self, stream: Stream, dst: Span, byte: u8) -> Result<()> {
+        let dst = self.memory.resolve(dst);
+        self.on(stream, |raw| raw.fill(dst, byte))
+    }
+
+    fn record(&self, stream: Stream, event: Event) -> Result<()> {
+        self.on(stream, |raw| self.events.record(raw, event))
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        self.on(stream, |raw| self.events.wait(raw, event))
+    }
+
+    fn is_done(&self, event: Event) -> Result<bool> {
+        self.enter()?;
+        self.sticky(self.events.is_done(event))
+    }
+
+    fn sync(&self, stream: Stream) -> Result<()> {
+        self.on(stream, RawStream::sync)
+    }
+
+    fn sync_event(&self, event: Event) -> Result<()> {
+        self.enter()?;
+        self.sticky(self.events.sync(event))
+    }
+
+    fn timestamp(&self, event: Event) -> Option<Duration> {
+        self.enter().ok()?;
+        self.sticky(self.events.timestamp(event)).ok()?
+    }
+
+    fn read_host<R>(&self, span: Span, read: impl FnOnce(&[u8]) -> R) -> R {
+        self.memory.read_host(span, read)
+    }
+
+    fn write_host<R>(&self, span: Span, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.memory.write_host(span, write)
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // Drains the streams. Failures cannot be returned any more; a caller that cares syncs before.
+        let _ = self.context.make_current();
+        for stream in self.streams.borrow().iter() {
+            let _ = stream.sync();
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What can go wrong when a CUDA device is made or used.
+
+/// A failure, told in one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The feature `cuda` was off.
+    #[error("this build has no CUDA support; build with --features cuda, or use --device cpu")]
+    NotBuilt,
+    /// The driver's library is not on this machine.
+    #[error(
+        "no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver (version 580 or later), or use \
+         --device cpu"
+    )]
+    NoDriver,
+    /// The driver is older than the build needs.
+    #[error(
+        "the NVIDIA driver speaks CUDA {}.{}, but this build needs 13.0; update the driver to version 580 or later",
+        found.0, found.1
+    )]
+    DriverTooOld {
+        /// Major and minor version.
+        found: (u32, u32),
+    },
+    /// The matrix library is not on this machine.
+    #[error(
+        "libcublasLt.so.13 was not found; install CUDA 13's cuBLAS (`pip install nvidia-cublas` will do) and set \
+         LD_LIBRARY_PATH to its folder"
+    )]
+    NoCublas,
+    /// There is no such card.
+    #[error(
+        "there is no CUDA device {ordinal}: {count} are visible; see `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+    )]
+    NoSuchDevice {
+        /// The card asked for.
+        ordinal: u32,
+        /// The cards there are.
+        count: u32,
+    },
+    /// The cap leaves nothing to allocate.
+    #[error(
+        "--vram of {vram_bytes} bytes is too small: the CUDA context, code and workspaces alone take \
+         {needed_bytes} bytes"
+    )]
+    CapTooSmall {
+        /// The cap.
+        vram_bytes: u64,
+        /// The least that would do.
+        needed_bytes: u64,
+    },
+    /// Others hold the card's memory.
+    #[error(
+        "the card has {free_bytes} bytes free, but {requested_bytes} are needed to fill --vram; lower --vram, or \
+         stop other processes on the card"
+    )]
+    CardFull {
+        /// Bytes asked for.
+        requested_bytes: u64,
+        /// Bytes free.
+        free_bytes: u64,
+    },
+    /// A call into the driver failed.
+    #[error("{call} failed: {name} ({code}): {text}")]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// `CUresult`.
+        code: i32,
+        /// The code's name.
+        name: String,
+        /// The driver's explanation.
+        text: String,
+    },
+    /// A kernel could not be launched.
+    #[error("launching {kernel} failed: {text} (CUDA error {code})")]
+    Launch {
+        /// The launcher.
+        kernel: &'static str,
+        /// `cudaError_t`.
+        code: i32,
+        /// The runtime's explanation.
+        text: String,
+    },
+    /// The kernels do not run on this card.
+    #[error("the kernels do not run on this card: {reason}")]
+    WarmUp {
+        /// What failed first.
+        reason: String,
+    },
+    /// A call into cuBLASLt failed.
+    #[error("{call} failed: {status}")]
+    Cublas {
+        /// The library's function.
+        call: &'static str,
+        /// `cublasStatus_t`, by name.
+        status: String,
+    },
+}
+
+impl Error {
+    /// As the failure of a working device. Sticky.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn lost(&self) -> djinn_device::Error {
+        djinn_device::Error::DeviceLost { reason: self.to_string() }
+    }
+
+    /// As the refusal of a resource.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn refused(&self, what: &'static str) -> djinn_device::Error {
+        djinn_device::Error::Resource { what, reason: self.to_string() }
+    }
+}
+
+impl From<Error> for djinn_device::Error {
+    /// For callers that speak every device's error: making the device was refused.
+    fn from(error: Error) -> Self {
+        djinn_device::Error::Resource { what: "the CUDA device", reason: error.to_string() }
+    }
+}
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

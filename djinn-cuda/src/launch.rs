@@ -1,0 +1,236 @@
+//! One typed launch for each kernel: spans become addresses, and the launcher's code an error.
+#![allow(unsafe_code, reason = "calls the launchers of the kernels")]
+
+use crate::memory::{Memory, Place};
+use crate::stream::RawStream;
+use crate::{Error, Result};
+use djinn_cuda_sys as sys;
+use djinn_device::args::{
+    Add, Attention, Checksum, Embed, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+};
+use djinn_device::{DType, RopeStyle};
+use std::ffi::{CStr, c_void};
+
+/// A stream, and the memory that arguments refer to.
+#[derive(Clone, Copy)]
+pub(crate) struct Launch<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) stream: &'a RawStream,
+}
+
+/// Calls a launcher with its arguments.
+macro_rules! kernel {
+    ($launcher:ident, $args:expr, $stream:expr) => {{
+        let args = $args;
+        // SAFETY: every pointer is the address of a `Place`, i.e. of live memory of the size that the
+        // operation's `check` demands, kept until the work is done by the device's contract; the launcher
+        // reads `args` during the call; the stream is alive and its context current.
+        let code = unsafe { sys::$launcher(&args, $stream.raw().cast::<c_void>()) };
+        outcome(stringify!($launcher), code)
+    }};
+}
+
+impl Launch<'_> {
+    pub(crate) fn embed(self, args: &Embed) -> Result<()> {
+        let raw = sys::djinn_embed_args {
+            tokens: self.memory.resolve(args.tokens).input(),
+            table: self.memory.resolve(args.table.span).input(),
+            out: self.memory.resolve(args.out).output(),
+            table_dtype: dtype(args.table.dtype),
+            first_row: args.first_row,
+            table_rows: args.table_rows,
+            width: args.width,
+            rows: args.rows,
+        };
+        kernel!(djinn_embed, raw, self.stream)
+    }
+
+    pub(crate) fn rope_table(self, args: &RopeTable) -> Result<()> {
+        let raw = sys::djinn_rope_table_args {
+            positions: self.memory.resolve(args.positions).input(),
+            inv_freq: self.memory.resolve(args.inv_freq).input(),
+            out: self.memory.resolve(args.out).output(),
+            half: args.half,
+            scale: args.scale,
+            rows: args.rows,
+        };
+        kernel!(djinn_rope_table, raw, self.stream)
+    }
+
+    pub(crate) fn rms_norm(self, args: &RmsNorm) -> Result<()> {
+        let raw = sys::djinn_rms_norm_args {
+            x: self.memory.resolve(args.x).input(),
+            weight: self.memory.resolve(args.weight.span).input(),
+            out: self.memory.resolve(args.out).output(),
+            weight_dtype: dtype(args.weight.dtype),
+            eps: args.eps,
+            width: args.width,
+            rows: args.rows,
+        };
+        kernel!(djinn_rms_norm, raw, self.stream)
+    }
+
+    pub(crate) fn linear(self, args: &Linear) -> Result<()> {
+        let bias = args.bias.map(|bias| (self.memory.resolve(bias.span).input(), dtype(bias.dtype)));
+        let (bias, bias_dtype) = bias.unwrap_or((std::ptr::null(), dtype(DType::F32)));
+        let raw = sys::djinn_linear_args {
+            x: self.memory.resolve(args.x).input(),
+            weight: self.memory.resolve(args.weight.span).input(),
+            bias,
+            out: self.memory.resolve(args.out).output(),
+            weight_dtype: dtype(args.weight.dtype),
+            bias_dtype,
+            k: args.k,
+            n: args.n,
+            out_width: args.out_width,
+            out_column: args.out_column,
+            rows: args.rows,
+        };
+        kernel!(djinn_linear, raw, self.stream)
+    }
+
+    /// Rounds f32 elements to a 16-bit type; `out` holds as many of them as `x`.
+    pub(crate) fn convert(self, x: Place, out: Place, to: DType) -> Result<()> {
+        debug_assert_eq!(out.len(), x.len() / 2);
+        let len = x.len() / 4;
+        let raw = sys::djinn_convert_args { x: x.input(), out: out.output(), out_dtype: dtype(to), len };
+        kernel!(djinn_convert, raw, self.stream)
+    }
+
+    /// Adds the bias of a product that was computed without one.
+    pub(crate) fn add_bias(self, args: &Linear) -> Result<()> {
+        let Some(bias) = args.bias else { return Ok(()) };
+        let raw = sys::djinn_add_bias_args {
+            out: self.memory.resolve(args.out).output(),
+            bias: self.memory.resolve(bias.span).input(),
+            bias_dtype: dtype(bias.dtype),
+            n: args.n,
+            out_width: args.out_width,
+            out_column: args.out_column,
+            rows: args.rows,
+        };
+        kernel!(djinn_add_bias, raw, self.stream)
+    }
+
+    pub(crate) fn rope(self, args: &Rope) -> Result<()> {
+        let style = match args.style {
+            RopeStyle::Half => sys::djinn_rope_style_DJINN_ROPE_HALF,
+            RopeStyle::Interleaved => sys::djinn_rope_style_DJINN_ROPE_INTERLEAVED,
+        };
+        let raw = sys::djinn_rope_args {
+            qkv: self.memory.resolve(args.qkv).output(),
+            table: self.memory.resolve(args.table).input(),
+            heads: args.heads,
+            kv_heads: args.kv_heads,
+            head_dim: args.head_dim,
+            rotary_dim: args.rotary_dim,
+            style,
+            rows: args.rows,
+        };
+        kernel!(djinn_rope, raw, self.stream)
+    }
+
+    pub(crate) fn kv_write(self, args: &KvWrite) -> Result<()> {
+        let raw = sys::djinn_kv_write_args {
+            qkv: self.memory.resolve(args.qkv).input(),
+            row_seq: self.memory.resolve(args.row_seq).input(),
+            positions: self.memory.resolve(args.positions).input(),
+            kv: self.pages(&args.kv),
+            heads: args.heads,
+            rows: args.rows,
+        };
+        kernel!(djinn_kv_write, raw, self.stream)
+    }
+
+    /// With `workspace` for the partial results of long contexts; results do not depend on it.
+    pub(crate) fn attention(self, args: &Attention, workspace: Place) -> Result<()> {
+        let raw = sys::djinn_attention_args {
+            qkv: self.memory.resolve(args.qkv).input(),
+            row_seq: self.memory.resolve(args.row_seq).input(),
+            positions: self.memory.resolve(args.positions).input(),
+            out: self.memory.resolve(args.out).output(),
+            workspace: workspace.output(),
+            workspace_bytes: workspace.len(),
+            kv: self.pages(&args.kv),
+            heads: args.heads,
+            scale: args.scale,
+            rows: args.rows,
+            exact: 0,
+        };
+        kernel!(djinn_attention, raw, self.stream)
+    }
+
+    pub(crate) fn silu_mul(self, args: &SiluMul) -> Result<()> {
+        let raw = sys::djinn_silu_mul_args {
+            x: self.memory.resolve(args.x).input(),
+            out: self.memory.resolve(args.out).output(),
+            width: args.width,
+            rows: args.rows,
+        };
+        kernel!(djinn_silu_mul, raw, self.stream)
+    }
+
+    pub(crate) fn add(self, args: &Add) -> Result<()> {
+        let raw = sys::djinn_add_args {
+            a: self.memory.resolve(args.a).input(),
+            b: self.memory.resolve(args.b).input(),
+            out: self.memory.resolve(args.out).output(),
+            len: args.len,
+        };
+        kernel!(djinn_add, raw, self.stream)
+    }
+
+    pub(crate) fn select_rows(self, args: &SelectRows) -> Result<()> {
+        let raw = sys::djinn_select_rows_args {
+            x: self.memory.resolve(args.x).input(),
+            indices: self.memory.resolve(args.indices).input(),
+            out: self.memory.resolve(args.out).output(),
+            width: args.width,
+            rows: args.rows,
+        };
+        kernel!(djinn_select_rows, raw, self.stream)
+    }
+
+    pub(crate) fn checksum(self, args: &Checksum) -> Result<()> {
+        let raw = sys::djinn_checksum_args {
+            src: self.memory.resolve(args.src).input(),
+            out: self.memory.resolve(args.out).output(),
+            bytes: args.src.len(),
+        };
+        kernel!(djinn_checksum, raw, self.stream)
+    }
+
+    fn pages(self, kv: &KvPages) -> sys::djinn_kv_pages {
+        sys::djinn_kv_pages {
+            pages: self.memory.resolve(kv.pages).bytes(),
+            page_table: self.memory.resolve(kv.page_table).input(),
+            page_bytes: kv.page_bytes,
+            dtype: dtype(kv.dtype),
+            page_tokens: kv.page_tokens,
+            layer: kv.layer,
+            kv_heads: kv.kv_heads,
+            head_dim: kv.head_dim,
+            table_width: kv.table_width,
+        }
+    }
+}
+
+fn dtype(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => sys::djinn_dtype_DJINN_F32,
+        DType::F16 => sys::djinn_dtype_DJINN_F16,
+        DType::BF16 => sys::djinn_dtype_DJINN_BF16,
+        DType::U32 => unreachable!("no type of weights or caches"),
+    }
+}
+
+fn outcome(kernel: &'static str, code: i32) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    // SAFETY: any code is allowed.
+    let text = unsafe { sys::djinn_error_string(code) };
+    // SAFETY: the text is static and ends with NUL.
+    let text = unsafe { CStr::from_ptr(text) };
+    Err(Error::Launch { kernel, code, text: text.to_string_lossy().into_owned() })
+}

@@ -1,0 +1,101 @@
+//! The operations: which kernel or library computes each.
+
+use crate::device::CudaDevice;
+use crate::launch::Launch;
+use crate::matmul::Shape;
+use djinn_device::args::{
+    Add, Attention, Checksum, Embed, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+};
+use djinn_device::{DType, Ops, Result, Stream};
+
+/// Up to so many rows a product reads the weight once in an own kernel, and a row's bits do not depend on the
+/// others; beyond, cuBLASLt computes it.
+pub(crate) const SMALL_BATCH: u32 = 16;
+
+/// Rows of a piece are a multiple of this, where so many fit.
+const PIECE: u64 = 64;
+
+impl CudaDevice {
+    /// A product of many rows; whether the library could do it.
+    fn large_linear(&self, launch: Launch<'_>, args: &Linear) -> crate::Result<bool> {
+        let (dtype, rows, k) = (args.weight.dtype, u64::from(args.rows), u64::from(args.k));
+        let (x, out) = (launch.memory.resolve(args.x), launch.memory.resolve(args.out));
+        let weight = launch.memory.resolve(args.weight.span);
+        let workspace = self.scratch.cublas();
+        let shape = Shape {
+            rows: args.rows,
+            k: args.k,
+            n: args.n,
+            out_width: args.out_width,
+            out_column: args.out_column,
+            dtype,
+        };
+        if dtype == DType::F32 {
+            if !self.matmul.product(launch.stream, shape, [x, weight, out, workspace])? {
+                return Ok(false);
+            }
+            launch.add_bias(args)?;
+            return Ok(true);
+        }
+        let (row, out_row) = (k * 2, u64::from(args.out_width) * 4);
+        let fit = self.scratch.activations().len() / row;
+        let step = if fit >= PIECE { fit - fit % PIECE } else { fit };
+        if step == 0 {
+            return Ok(false);
+        }
+        for first in (0..rows).step_by(step as usize) {
+            let count = step.min(rows - first);
+            let rounded = self.scratch.activations().slice(0, count * row);
+            launch.convert(x.slice(first * row * 2, count * row * 2), rounded, dtype)?;
+            let (shape, out) =
+                (Shape { rows: count as u32, ..shape }, out.slice(first * out_row, count * out_row));
+            if !self.matmul.product(launch.stream, shape, [rounded, weight, out, workspace])? {
+                return Ok(false);
+            }
+        }
+        launch.add_bias(args)?;
+        Ok(true)
+    }
+}
+
+/// Defines operations that are one launch.
+macro_rules! launches {
+    ($($op:ident: $args:ty),* $(,)?) => {$(
+        fn $op(&self, stream: Stream, args: &$args) -> Result<()> {
+            debug_assert_eq!(args.check(), ());
+            self.launch(stream, |launch| launch.$op(args))
+        }
+    )*};
+}
+
+impl Ops for CudaDevice {
+    launches! {
+        embed: Embed,
+        rope_table: RopeTable,
+        rms_norm: RmsNorm,
+        rope: Rope,
+        kv_write: KvWrite,
+        silu_mul: SiluMul,
+        add: Add,
+        select_rows: SelectRows,
+        checksum: Checksum,
+    }
+
+    fn linear(&self, stream: Stream, args: &Linear) -> Result<()> {
+        debug_assert_eq!(args.check(), ());
+        if args.rows <= SMALL_BATCH {
+            return self.launch(stream, |launch| launch.linear(args));
+        }
+        self.claim_scratch(stream)?;
+        self.launch(stream, |launch| match self.large_linear(launch, args)? {
+            true => Ok(()),
+            false => launch.linear(args),
+        })
+    }
+
+    fn attention(&self, stream: Stream, args: &Attention) -> Result<()> {
+        debug_assert_eq!(args.check(), ());
+        self.claim_scratch(stream)?;
+        self.launch(stream, |launch| launch.attention(args, self.scratch.activations()))
+    }
+}

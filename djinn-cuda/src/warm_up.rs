@@ -1,0 +1,136 @@
+//! A small launch of everything, so that the driver loads the code before the memory that it takes is
+//! measured: CUDA loads kernels when they are first used.
+
+use crate::device::CudaDevice;
+use crate::ops::SMALL_BATCH;
+use djinn_device::args::{
+    Add, Attention, Checksum, Embed, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Weight,
+};
+use djinn_device::{Buffer, DType, Device, Ops, Result, RopeStyle, Space, Span, Stream};
+
+/// Bytes of each of the three regions: inputs, which are zero and so are valid indices; weights, zero as well;
+/// and outputs.
+const REGION: u64 = 2 << 20;
+
+/// Launches every operation on zeros, in every type and path, and waits.
+///
+/// # Errors
+/// The device's; it is lost then.
+pub(crate) fn run(device: &CudaDevice) -> crate::Result<()> {
+    let failed = |error: djinn_device::Error| crate::Error::WarmUp { reason: error.to_string() };
+    let buffer = device.alloc(Space::Device, 3 * REGION).map_err(failed)?;
+    let outcome = Work { device, buffer }.all();
+    device.free(buffer);
+    outcome.map_err(failed)
+}
+
+struct Work<'a> {
+    device: &'a CudaDevice,
+    buffer: Buffer,
+}
+
+impl Work<'_> {
+    fn all(&self) -> Result<()> {
+        let stream = self.device.stream()?;
+        self.device.fill(stream, self.buffer.span(), 0)?;
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            self.by_type(stream, dtype)?;
+        }
+        self.untyped(stream)?;
+        self.device.sync(stream)
+    }
+
+    fn input(&self, bytes: u64) -> Span {
+        self.buffer.slice(0, bytes)
+    }
+
+    fn weight(&self, elements: u64, dtype: DType) -> Weight {
+        Weight { span: self.buffer.slice(REGION, elements * dtype.bytes()), dtype }
+    }
+
+    fn output(&self, bytes: u64) -> Span {
+        self.buffer.slice(2 * REGION, bytes)
+    }
+
+    fn by_type(&self, stream: Stream, dtype: DType) -> Result<()> {
+        let (tokens, out) = (self.input(4), self.output(4 * 64));
+        let table = self.weight(64, dtype);
+        let (first_row, table_rows, width, rows) = (0, 1, 64, 1);
+        self.device.embed(stream, &Embed { tokens, table, first_row, table_rows, width, out, rows })?;
+        let (x, weight, eps) = (self.input(4 * 64), self.weight(64, dtype), 1.0);
+        self.device.rms_norm(stream, &RmsNorm { x, weight, out, eps, width, rows })?;
+        for rows in (1..=SMALL_BATCH).chain([17, 64, 512]) {
+            for k in [256, 255] {
+                self.linear(stream, dtype, rows, k)?;
+            }
+        }
+        for head_dim in [32, 64, 128, 256] {
+            for rows in [1, SMALL_BATCH + 1, 65] {
+                self.attention(stream, dtype, head_dim, rows)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn linear(&self, stream: Stream, dtype: DType, rows: u32, k: u32) -> Result<()> {
+        let n: u32 = 128;
+        let args = Linear {
+            x: self.input(u64::from(rows * k) * 4),
+            weight: self.weight(u64::from(n * k), dtype),
+            bias: Some(self.weight(n.into(), dtype)),
+            out: self.output(u64::from(rows * n) * 4),
+            k,
+            n,
+            out_width: n,
+            out_column: 0,
+            rows,
+        };
+        self.device.linear(stream, &args)
+    }
+
+    fn attention(&self, stream: Stream, dtype: DType, head_dim: u32, rows: u32) -> Result<()> {
+        let (heads, kv_heads, page_tokens) = (2, 1, 32);
+        let zeros = |elements: u32| self.input(u64::from(elements) * 4);
+        let page = u64::from(2 * kv_heads * page_tokens * head_dim);
+        let kv = |pages: Span| KvPages {
+            pages,
+            dtype,
+            page_bytes: pages.len(),
+            page_tokens,
+            layer: 0,
+            kv_heads,
+            head_dim,
+            page_table: zeros(4),
+            table_width: 4,
+        };
+        let (qkv, indices) = (zeros(rows * (heads + 2 * kv_heads) * head_dim), zeros(rows));
+        let cache = self.weight(page, dtype).span;
+        let out = self.output(u64::from(rows * heads * head_dim) * 4);
+        let (row_seq, positions, scale) = (indices, indices, 1.0);
+        let args = Attention { qkv, kv: kv(cache), row_seq, positions, out, heads, scale, rows };
+        self.device.attention(stream, &args)?;
+        let kv = kv(self.output(cache.len()));
+        self.device.kv_write(stream, &KvWrite { qkv, kv, row_seq, positions, heads, rows })
+    }
+
+    fn untyped(&self, stream: Stream) -> Result<()> {
+        let (rows, width, half) = (1, 64, 32);
+        let (small, x) = (self.input(4 * 64), self.input(4 * 128));
+        let (positions, inv_freq) = (self.input(4), self.input(4 * 32));
+        let out = self.output(4 * 64);
+        self.device.rope_table(stream, &RopeTable { positions, inv_freq, out, half, scale: 1.0, rows })?;
+        for style in [RopeStyle::Half, RopeStyle::Interleaved] {
+            let qkv = self.output(4 * 3 * 64);
+            let (heads, kv_heads, head_dim, rotary_dim) = (1, 1, 64, 64);
+            let table = self.input(4 * 64);
+            let args = Rope { qkv, table, heads, kv_heads, head_dim, rotary_dim, style, rows };
+            self.device.rope(stream, &args)?;
+        }
+        self.device.silu_mul(stream, &SiluMul { x, out, width, rows })?;
+        self.device.add(stream, &Add { a: small, b: small, out, len: 64 })?;
+        let indices = self.input(4);
+        self.device.select_rows(stream, &SelectRows { x: small, indices, out, width, rows })?;
+        self.device.checksum(stream, &Checksum { src: small, out: self.output(8) })
+    }
+}

@@ -1,0 +1,90 @@
+//! The CUDA device against the suite that every device runs, where there is a card.
+#![cfg(feature = "cuda")]
+
+use djinn_cuda::{CudaConfig, CudaDevice, Error, probe};
+use djinn_device::conformance::{self, Tolerance};
+use djinn_device::{Device, Space};
+
+/// Whether there is a card to test; says so if not.
+fn card() -> bool {
+    match probe(0) {
+        Ok(_) => true,
+        Err(error) if std::env::var_os("DJINN_REQUIRE_CUDA").is_some_and(|value| value == "1") => {
+            panic!("DJINN_REQUIRE_CUDA=1, but {error}")
+        }
+        Err(Error::NoDriver | Error::NoSuchDevice { .. }) => {
+            println!("no CUDA driver: not run");
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn capped() -> CudaConfig {
+    CudaConfig { vram: Some(2 << 30), ram: Some(256 << 20), ..CudaConfig::default() }
+}
+
+#[test]
+fn conforms_under_caps() {
+    if card() {
+        conformance::run_all(|| CudaDevice::new(capped()).unwrap(), Tolerance::ROUNDING);
+    }
+}
+
+#[test]
+fn conforms_without_caps() {
+    if card() {
+        conformance::device(|| CudaDevice::new(CudaConfig::default()).unwrap());
+    }
+}
+
+/// A conversion workspace of a few rows: products run in pieces.
+#[test]
+fn computes_in_pieces() {
+    if card() {
+        let config = CudaConfig { max_activation_bytes: 1, ..capped() };
+        conformance::ops(|| CudaDevice::new(config).unwrap(), Tolerance::ROUNDING);
+    }
+}
+
+#[test]
+fn the_cap_holds_and_is_refused_when_too_small() {
+    if card() {
+        let device = CudaDevice::new(capped()).unwrap();
+        let (limit, reserved) = (device.usage(Space::Device).limit, device.info().reserved_bytes);
+        assert_eq!(limit + reserved, 2 << 30);
+        let all = device.alloc(Space::Device, limit).unwrap();
+        assert!(device.alloc(Space::Device, 1).is_err());
+        device.free(all);
+        drop(device);
+        let refused = CudaDevice::new(CudaConfig { vram: Some(1 << 20), ..capped() });
+        assert!(matches!(refused, Err(Error::CapTooSmall { vram_bytes, .. }) if vram_bytes == 1 << 20));
+    }
+}
+
+#[test]
+fn a_device_moves_between_threads() {
+    if card() {
+        let device = CudaDevice::new(capped()).unwrap();
+        let stream = device.stream().unwrap();
+        let buffer = device.alloc(Space::Host, 4096).unwrap();
+        let device = std::thread::spawn(move || {
+            device.fill(stream, buffer.span(), 7).unwrap();
+            device.sync(stream).unwrap();
+            device
+        })
+        .join()
+        .unwrap();
+        assert!(device.read_host(buffer.span(), |bytes| bytes.iter().all(|&b| b == 7)));
+    }
+}
+
+#[test]
+fn a_missing_card_is_one_clear_line() {
+    let refused = CudaDevice::new(CudaConfig { ordinal: u32::MAX, ..CudaConfig::default() }).err().unwrap();
+    assert!(matches!(
+        refused,
+        Error::NoDriver | Error::NoCublas | Error::DriverTooOld { .. } | Error::NoSuchDevice { .. }
+    ));
+    assert_eq!(refused.to_string().lines().count(), 1, "{refused}");
+}

@@ -1,0 +1,377 @@
+/*
+ * attention, row by row: out[r, h, :] = softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r].
+ * Shapes: qkv f32 [rows, (heads + 2 kv_heads) head_dim], out f32 [rows, heads head_dim]; pages in kv.cuh.
+ * CPU reference: djinn-device, kernels/reference.rs, `attention`.
+ *
+ * The context is cut every SPLIT positions, from position 0 on. Each split gives a maximum, a sum and a vector
+ * for each head; they are merged in order of position, by the block itself or, where splits are spread over
+ * blocks, by a second kernel with the same arithmetic. So the result depends on neither the batch nor the
+ * workspace.
+ * Launch: blocks of 256 threads; x over rows times groups of up to 4 query heads that share a key head, y over
+ * splits. 8 lanes share a position, in steps of 16 bytes where head_dim allows; a block takes 32 positions at
+ * once. Blocks beyond a row's context end at once. Then, for spread splits, one block a row and head.
+ */
+#include "attention.cuh"
+
+namespace djinn {
+
+constexpr unsigned THREADS = 256, WARPS = THREADS / 32;
+constexpr unsigned LANES = 8;
+constexpr unsigned SPLIT = 128;
+constexpr unsigned SWEEP = THREADS / LANES;
+constexpr unsigned MOST_DIM = 256;
+/* Where a workspace holds so few rows that more launches were needed, splits are not spread. */
+constexpr unsigned MOST_LAUNCHES = 8;
+
+/* What one launch covers. */
+struct Part {
+    unsigned first_row;
+    unsigned rows;
+    /* Heads that share a key head, in groups of the kernel's HEADS. */
+    unsigned groups;
+    /* Splits of the longest context, if they are spread over blocks; 0 if each block takes all of them. */
+    unsigned splits;
+    /* Leave rows in long runs to the tiled path. */
+    bool skip_runs;
+};
+
+/* Maximum, sum and weighted element of the first positions, extended by those of the next. */
+__device__ __forceinline__ void merge(float &top, float &sum, float &x, float next_top, float next_sum,
+                                      float next_x) {
+    const float both = fmaxf(top, next_top), keep = expf(top - both), take = expf(next_top - both);
+    sum = __fmaf_rn(sum, keep, __fmul_rn(next_sum, take));
+    x = __fmaf_rn(x, keep, __fmul_rn(next_x, take));
+    top = both;
+}
+
+/* Splits of a context. */
+__host__ __device__ __forceinline__ unsigned splits_of(unsigned length) { return (length + SPLIT - 1) / SPLIT; }
+
+/* The partial result of a row, head and split: maximum, sum, vector. */
+__device__ __forceinline__ float *partial(const djinn_attention_args &a, const Part &part, unsigned row, unsigned head,
+                                          unsigned split) {
+    const size_t index = (size_t(row - part.first_row) * a.heads + head) * part.splits + split;
+    return a.workspace + index * (a.kv.head_dim + 2);
+}
+
+/* N elements at once, CHUNKS times 8 lanes, for up to HEADS heads. */
+template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
+    static constexpr unsigned DIM = LANES * CHUNKS * N;
+    /* Positions under way at once, and blocks that a multiprocessor holds: as registers allow. */
+    static constexpr unsigned UNROLL = CHUNKS * N * HEADS <= 32 ? SPLIT / SWEEP : 2;
+    static constexpr unsigned BLOCKS = CHUNKS * N * HEADS <= 64 ? 2 : 1;
+    static constexpr unsigned OUTPUTS = (HEADS * DIM + THREADS - 1) / THREADS;
+
+    struct Shared {
+        float query[HEADS][DIM];
+        const T *key[SPLIT];
+        float score[HEADS][SPLIT];
+        float top[HEADS], sum[HEADS];
+        float part[WARPS][HEADS * DIM];
+    };
+
+    /* Scores of the `count` positions of a split. */
+    static __device__ __forceinline__ void score(Shared &shared, unsigned count, unsigned dim, float scale) {
+        const unsigned lane = threadIdx.x % LANES;
+#pragma unroll UNROLL
+        for (unsigned position = threadIdx.x / LANES; position < SPLIT; position += SWEEP) {
+            const bool live = position < count;
+            float dots[HEADS] = {};
+            Pack<T, N> keys[CHUNKS];
+#pragma unroll
+            for (unsigned c = 0; c < CHUNKS; ++c) {
+                const unsigned at = (lane + LANES * c) * N;
+                if (live && at < dim) {
+                    keys[c] = load<T, N>(shared.key[position] + at);
+                }
+            }
+#pragma unroll
+            for (unsigned c = 0; c < CHUNKS; ++c) {
+                const unsigned at = (lane + LANES * c) * N;
+                if (live && at < dim) {
+#pragma unroll
+                    for (unsigned i = 0; i < N; ++i) {
+#pragma unroll
+                        for (unsigned h = 0; h < HEADS; ++h) {
+                            dots[h] = __fmaf_rn(shared.query[h][at + i], widen(keys[c].at[i]), dots[h]);
+                        }
+                    }
+                }
+            }
+#pragma unroll
+            for (unsigned h = 0; h < HEADS; ++h) {
+#pragma unroll
+                for (unsigned step = LANES / 2; step > 0; step /= 2) {
+                    dots[h] += __shfl_xor_sync(0xffffffffu, dots[h], step);
+                }
+                if (lane == 0) {
+                    shared.score[h][position] = live ? __fmul_rn(dots[h], scale) : -INFINITY;
+                }
+            }
+        }
+    }
+
+    /* Scores to weights, with their maximum and sum; a warp a head. */
+    static __device__ __forceinline__ void weigh(Shared &shared) {
+        const unsigned head = threadIdx.x / 32, lane = threadIdx.x % 32;
+        if (head >= HEADS) {
+            return;
+        }
+        float scores[SPLIT / 32], top = -INFINITY, sum = 0;
+#pragma unroll
+        for (unsigned i = 0; i < SPLIT / 32; ++i) {
+            scores[i] = shared.score[head][lane + 32 * i];
+            top = fmaxf(top, scores[i]);
+        }
+        top = warp_max(top);
+#pragma unroll
+        for (unsigned i = 0; i < SPLIT / 32; ++i) {
+            scores[i] = expf(scores[i] - top);
+            shared.score[head][lane + 32 * i] = scores[i];
+            sum += scores[i];
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            shared.top[head] = top;
+            shared.sum[head] = sum;
+        }
+    }
+
+    /* Each warp's weighted sum of values. */
+    static __device__ __forceinline__ void gather(Shared &shared, unsigned count, unsigned dim, size_t value) {
+        const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / 32;
+        float sums[HEADS][CHUNKS * N] = {};
+#pragma unroll UNROLL
+        for (unsigned position = threadIdx.x / LANES; position < count; position += SWEEP) {
+            const T *from = shared.key[position] + value;
+            Pack<T, N> values[CHUNKS];
+#pragma unroll
+            for (unsigned c = 0; c < CHUNKS; ++c) {
+                const unsigned at = (lane + LANES * c) * N;
+                if (at < dim) {
+                    values[c] = load<T, N>(from + at);
+                }
+            }
+#pragma unroll
+            for (unsigned c = 0; c < CHUNKS; ++c) {
+                if ((lane + LANES * c) * N < dim) {
+#pragma unroll
+                    for (unsigned h = 0; h < HEADS; ++h) {
+                        const float weight = shared.score[h][position];
+#pragma unroll
+                        for (unsigned i = 0; i < N; ++i) {
+                            sums[h][c * N + i] = __fmaf_rn(weight, widen(values[c].at[i]), sums[h][c * N + i]);
+                        }
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (unsigned h = 0; h < HEADS; ++h) {
+#pragma unroll
+            for (unsigned i = 0; i < CHUNKS * N; ++i) {
+                float sum = sums[h][i];
+                sum += __shfl_xor_sync(0xffffffffu, sum, LANES);
+                sum += __shfl_xor_sync(0xffffffffu, sum, 2 * LANES);
+                if (threadIdx.x % 32 < LANES) {
+                    shared.part[warp][h * DIM + (lane + LANES * (i / N)) * N + i % N] = sum;
+                }
+            }
+        }
+    }
+
+    static __device__ void run(const djinn_attention_args &a, const Part &part) {
+        __shared__ Shared shared;
+        const unsigned per_row = a.kv.kv_heads * part.groups, dim = a.kv.head_dim;
+        const unsigned row = part.first_row + blockIdx.x / per_row, which = blockIdx.x % per_row;
+        const unsigned shared_by = a.heads / a.kv.kv_heads, kv_head = which / part.groups;
+        const unsigned in_group = which % part.groups * HEADS, head = kv_head * shared_by + in_group;
+        const unsigned heads = min(HEADS, shared_by - in_group);
+        const unsigned length = a.positions[row] + 1, splits = splits_of(length), sequence = a.row_seq[row];
+        const unsigned first = part.splits == 0 ? 0 : blockIdx.y;
+        const unsigned last = part.splits == 0 ? splits : first + 1;
+        if (first >= splits || (part.skip_runs && is_long(a, sequence, row, 1))) {
+            return;
+        }
+        const float *queries = a.qkv + (size_t(row) * (a.heads + 2 * a.kv.kv_heads) + head) * dim;
+        for (unsigned i = threadIdx.x; i < HEADS * DIM; i += THREADS) {
+            const unsigned h = i / DIM, at = i % DIM;
+            shared.query[h][at] = h < heads && at < dim ? queries[size_t(h) * dim + at] : 0;
+        }
+        float tops[OUTPUTS], sums[OUTPUTS], results[OUTPUTS];
+        for (unsigned split = first; split < last; ++split) {
+            const unsigned base = split * SPLIT, count = min(SPLIT, length - base);
+            if (threadIdx.x < count) {
+                shared.key[threadIdx.x] = key_at<T>(a.kv, sequence, base + threadIdx.x, kv_head);
+            }
+            __syncthreads();
+            score(shared, count, dim, a.scale);
+            __syncthreads();
+            weigh(shared);
+            __syncthreads();
+            gather(shared, count, dim, value_offset(a.kv));
+            __syncthreads();
+#pragma unroll
+            for (unsigned o = 0; o < OUTPUTS; ++o) {
+                const unsigned i = o * THREADS + threadIdx.x;
+                if (i >= HEADS * DIM) {
+                    continue;
+                }
+                float x = shared.part[0][i];
+#pragma unroll
+                for (unsigned warp = 1; warp < WARPS; ++warp) {
+                    x += shared.part[warp][i];
+                }
+                const float top = shared.top[i / DIM], sum = shared.sum[i / DIM];
+                if (split == first) {
+                    tops[o] = top, sums[o] = sum, results[o] = x;
+                } else {
+                    merge(tops[o], sums[o], results[o], top, sum, x);
+                }
+            }
+        }
+#pragma unroll
+        for (unsigned o = 0; o < OUTPUTS; ++o) {
+            const unsigned i = o * THREADS + threadIdx.x, h = i / DIM, at = i % DIM;
+            if (i >= HEADS * DIM || h >= heads || at >= dim) {
+                continue;
+            }
+            if (part.splits == 0) {
+                a.out[(size_t(row) * a.heads + head + h) * dim + at] = __fdiv_rn(results[o], sums[o]);
+                continue;
+            }
+            float *to = partial(a, part, row, head + h, first);
+            to[2 + at] = results[o];
+            if (at == 0) {
+                to[0] = tops[o], to[1] = sums[o];
+            }
+        }
+    }
+};
+
+} // namespace djinn
+
+#define DJINN_KERNEL(suffix, T)                                                                              \
+    template <unsigned N, unsigned CHUNKS, unsigned HEADS>                                                   \
+    __global__ void __launch_bounds__(djinn::THREADS, djinn::Rows<T, N, CHUNKS, HEADS>::BLOCKS)              \
+        djinn_attention_##suffix(const __grid_constant__ djinn_attention_args a,                             \
+                                 const __grid_constant__ djinn::Part part) {                                 \
+        djinn::Rows<T, N, CHUNKS, HEADS>::run(a, part);                                                      \
+    }
+DJINN_FOR_DTYPES(DJINN_KERNEL)
+
+/* Merges the splits of a row and head: x over heads, y over the rows of the part. */
+extern "C" __global__ void __launch_bounds__(djinn::MOST_DIM)
+    djinn_attention_merge_f32(const __grid_constant__ djinn_attention_args a,
+                              const __grid_constant__ djinn::Part part) {
+    const unsigned row = part.first_row + blockIdx.y, head = blockIdx.x, at = threadIdx.x;
+    const bool skip = part.skip_runs && djinn::is_long(a, a.row_seq[row], row, 1);
+    if (skip || at >= a.kv.head_dim) {
+        return;
+    }
+    const unsigned splits = djinn::splits_of(a.positions[row] + 1);
+    const float *from = djinn::partial(a, part, row, head, 0);
+    float top = from[0], sum = from[1], x = from[2 + at];
+    for (unsigned split = 1; split < splits; ++split) {
+        const float *next = djinn::partial(a, part, row, head, split);
+        djinn::merge(top, sum, x, next[0], next[1], next[2 + at]);
+    }
+    a.out[(size_t(row) * a.heads + head) * a.kv.head_dim + at] = __fdiv_rn(x, sum);
+}
+
+namespace djinn {
+
+using Kernel = void (*)(djinn_attention_args, Part);
+
+/* A kernel and the heads that it takes at once. */
+struct Choice {
+    Kernel kernel;
+    unsigned heads;
+};
+
+#define DJINN_BY_HEADS(kernel, n, chunks)                                                                    \
+    (shared_by == 1   ? Choice{kernel<n, chunks, 1>, 1}                                                      \
+     : shared_by == 2 ? Choice{kernel<n, chunks, 2>, 2}                                                      \
+                      : Choice{kernel<n, chunks, 4>, 4})
+
+/* head_dim is a multiple of n: up to 8 n chunks, twice and four times as many. */
+#define DJINN_BY_DIM(kernel, n, chunks)                                                                      \
+    (dim <= 8 * n * chunks    ? DJINN_BY_HEADS(kernel, n, chunks)                                            \
+     : dim <= 16 * n * chunks ? DJINN_BY_HEADS(kernel, n, 2 * chunks)                                        \
+                              : DJINN_BY_HEADS(kernel, n, 4 * chunks))
+
+Choice choose(const djinn_attention_args &a) {
+    const unsigned shared_by = a.heads / a.kv.kv_heads, dim = a.kv.head_dim;
+    switch (a.kv.dtype) {
+    case DJINN_F32:
+        return dim % 4 == 0 ? DJINN_BY_DIM(djinn_attention_f32, 4, 2) : Choice{djinn_attention_f32<1, 32, 1>, 1};
+    case DJINN_F16:
+        return dim % 8 == 0 ? DJINN_BY_DIM(djinn_attention_f16, 8, 1) : Choice{djinn_attention_f16<1, 32, 1>, 1};
+    case DJINN_BF16:
+        return dim % 8 == 0 ? DJINN_BY_DIM(djinn_attention_bf16, 8, 1) : Choice{djinn_attention_bf16<1, 32, 1>, 1};
+    default: return Choice{nullptr, 1};
+    }
+}
+
+/* Splits of the longest context that the page table holds. */
+unsigned most_splits(const djinn_attention_args &a) {
+    const uint64_t positions = uint64_t(a.kv.table_width) * a.kv.page_tokens;
+    return ceil_div(positions, SPLIT);
+}
+
+uint64_t row_bytes(const djinn_attention_args &a) {
+    return uint64_t(most_splits(a)) * a.heads * (a.kv.head_dim + 2) * sizeof(float);
+}
+
+/* Rows that a launch with spread splits takes; 0 if splits are not spread. */
+unsigned rows_at_once(const djinn_attention_args &a) {
+    const unsigned splits = most_splits(a);
+    if (a.workspace == nullptr || splits <= 1 || splits > 65535 || a.rows > DJINN_SPLIT_ROWS) {
+        return 0;
+    }
+    const uint64_t fit = a.workspace_bytes / row_bytes(a);
+    const unsigned rows = fit < a.rows ? unsigned(fit) : a.rows;
+    return rows != 0 && ceil_div(a.rows, rows) <= MOST_LAUNCHES ? rows : 0;
+}
+
+} // namespace djinn
+
+extern "C" uint64_t djinn_attention_workspace(const djinn_attention_args *args) {
+    const bool spread = djinn::most_splits(*args) > 1;
+    const uint64_t most = DJINN_SPLIT_ROWS, rows = args->rows < most ? args->rows : most;
+    return spread ? rows * djinn::row_bytes(*args) : 0;
+}
+
+extern "C" int djinn_attention(const djinn_attention_args *args, void *stream) {
+    const djinn_attention_args &a = *args;
+    if (a.kv.kv_heads == 0 || a.heads % a.kv.kv_heads != 0 || a.kv.head_dim == 0 ||
+        a.kv.head_dim > djinn::MOST_DIM) {
+        return cudaErrorInvalidValue;
+    }
+    const djinn::Choice choice = djinn::choose(a);
+    if (choice.kernel == nullptr) {
+        return cudaErrorInvalidValue;
+    }
+    const bool runs = djinn::serves_runs(a);
+    const cudaStream_t on = djinn::as_stream(stream);
+    if (runs) {
+        const int code = djinn::attention_runs(a, on);
+        if (code != cudaSuccess) {
+            return code;
+        }
+    }
+    const unsigned at_once = djinn::rows_at_once(a), step = at_once == 0 ? a.rows : at_once;
+    const unsigned groups = djinn::ceil_div(a.heads / a.kv.kv_heads, choice.heads);
+    for (unsigned row = 0; row < a.rows; row += step) {
+        djinn::Part part = {row, a.rows - row < step ? a.rows - row : step, groups, 0, runs};
+        dim3 grid(part.rows * a.kv.kv_heads * groups);
+        if (at_once != 0) {
+            part.splits = grid.y = djinn::most_splits(a);
+        }
+        choice.kernel<<<grid, djinn::THREADS, 0, on>>>(a, part);
+        if (at_once != 0) {
+            djinn_attention_merge_f32<<<dim3(a.heads, part.rows), (a.kv.head_dim + 31) / 32 * 32, 0, on>>>(a, part);
+        }
+    }
+    return cudaGetLastError();
+}

@@ -1,0 +1,281 @@
+/*
+ * attention in tiles, on the tensor cores, for rows in runs of more than DJINN_PREFILL_RUN of one sequence:
+ * out[r, h, :] = softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r].
+ * Shapes: as in attention.cu; f16 or bf16 pages, head_dim 64 or 128.
+ * CPU reference: djinn-device, kernels/reference.rs, `attention`.
+ *
+ * The method is FlashAttention-2 (Dao, 2023): the running maximum and sum of each row are kept while 64 keys and
+ * values at a time pass through shared memory, two stages deep. Tiles of keys start at position 0, and a tile
+ * that a row does not see changes none of its bits; so a row depends on its queries and its context alone.
+ * Launch: blocks of 4 warps; x over heads, y over tiles of 64 rows, 16 a warp. A tile may hold several runs:
+ * they are taken in turn, and rows outside the present one see nothing.
+ */
+#include "attention.cuh"
+
+namespace djinn {
+
+constexpr unsigned THREADS = 128;
+constexpr unsigned TILE = 64;
+constexpr float LOG2_E = 1.44269504088896340736f;
+
+/* Two f32 rounded into a word, the first in its lower half. */
+template <typename T> __device__ __forceinline__ uint32_t pack(float first, float second) {
+    const Pack<T, 2> both = {narrow<T>(first), narrow<T>(second)};
+    return *reinterpret_cast<const uint32_t *>(&both);
+}
+
+/* sum[16, 8] += a[16, 16] b[16, 8]. */
+template <typename T>
+__device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <>
+__device__ __forceinline__ void multiply<f16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ __forceinline__ void multiply<bf16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Four 8 x 8 matrices of 16-bit elements, transposed; each lane gives the address of one of their rows. */
+__device__ __forceinline__ void load_transposed(uint32_t (&to)[4], const void *row) {
+    const auto address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* The greatest, and the sum, over the four lanes that hold a row of a fragment. */
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+template <typename T, unsigned DIM> struct Tiles {
+    /* Elements of a row in shared memory: padded, so that fragments meet no bank twice. */
+    static constexpr unsigned PITCH = DIM + 8;
+    static constexpr unsigned STEPS = DIM / 16;
+    static constexpr unsigned BLOCKS = TILE / 8;
+
+    struct Shared {
+        T keys[2][TILE][PITCH];
+        T values[2][TILE][PITCH];
+    };
+
+    /* One warp's 16 rows: the fragments hold rows `group` and `group + 8`. */
+    struct Warp {
+        uint32_t queries[STEPS][4];
+        float out[DIM / 8][4];
+        float top[2], sum[2];
+        /* How many positions each row sees of the present run. */
+        unsigned sees[2];
+    };
+
+    /* Starts the copy of a tile; positions from `length` on are zeros. */
+    static __device__ __forceinline__ void fetch(Shared &shared, const djinn_kv_pages &kv, unsigned sequence,
+                                                 unsigned kv_head, unsigned tile, unsigned length) {
+        constexpr unsigned CHUNKS = DIM / 8;
+#pragma unroll 4
+        for (unsigned i = threadIdx.x; i < TILE * CHUNKS; i += THREADS) {
+            const unsigned slot = i / CHUNKS, at = i % CHUNKS * 8, position = tile * TILE + slot;
+            const bool inside = position < length;
+            const T *key = key_at<T>(kv, sequence, inside ? position : 0, kv_head) + at;
+            copy_async(&shared.keys[tile % 2][slot][at], key, inside);
+            copy_async(&shared.values[tile % 2][slot][at], key + value_offset(kv), inside);
+        }
+        commit_copies();
+    }
+
+    static __device__ __forceinline__ void load_queries(Warp &w, const djinn_attention_args &a, unsigned row) {
+        const unsigned quad = threadIdx.x % 4;
+        const size_t width = size_t(a.heads + 2 * a.kv.kv_heads) * DIM;
+        /* Rows beyond the last one repeat it, see nothing, and are not stored. */
+        const float *upper = a.qkv + min(row, a.rows - 1) * width + size_t(blockIdx.x) * DIM + 2 * quad;
+        const float *lower = a.qkv + min(row + 8, a.rows - 1) * width + size_t(blockIdx.x) * DIM + 2 * quad;
+#pragma unroll
+        for (unsigned s = 0; s < STEPS; ++s) {
+#pragma unroll
+            for (unsigned half = 0; half < 2; ++half) {
+                const auto u = load<float, 2>(upper + s * 16 + half * 8);
+                const auto l = load<float, 2>(lower + s * 16 + half * 8);
+                w.queries[s][2 * half] = pack<T>(u.at[0], u.at[1]);
+                w.queries[s][2 * half + 1] = pack<T>(l.at[0], l.at[1]);
+            }
+        }
+    }
+
+    /* Extends the warp's rows by a tile of keys and values. */
+    static __device__ __forceinline__ void extend(Warp &w, const T (&keys)[TILE][PITCH], const T (&values)[TILE][PITCH],
+                                                  unsigned base, float scale) {
+        const unsigned lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+        float scores[BLOCKS][4] = {};
+#pragma unroll
+        for (unsigned b = 0; b < BLOCKS; ++b) {
+            const uint32_t *row = reinterpret_cast<const uint32_t *>(&keys[b * 8 + group][0]) + quad;
+#pragma unroll
+            for (unsigned s = 0; s < STEPS; ++s) {
+                multiply<T>(scores[b], w.queries[s], row[s * 8], row[s * 8 + 4]);
+            }
+        }
+        float top[2] = {w.top[0], w.top[1]};
+#pragma unroll
+        for (unsigned b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+            for (unsigned i = 0; i < 4; ++i) {
+                const unsigned position = base + b * 8 + 2 * quad + i % 2;
+                scores[b][i] = position < w.sees[i / 2] ? scores[b][i] * scale : -INFINITY;
+                top[i / 2] = fmaxf(top[i / 2], scores[b][i]);
+            }
+        }
+        float keep[2], offset[2];
+#pragma unroll
+        for (unsigned i = 0; i < 2; ++i) {
+            top[i] = quad_max(top[i]);
+            /* A row that has seen nothing yet has no maximum; any finite offset gives it zeros. */
+            offset[i] = top[i] == -INFINITY ? 0 : top[i];
+            keep[i] = exp2f(w.top[i] - offset[i]);
+            w.top[i] = top[i];
+            w.sum[i] *= keep[i];
+        }
+#pragma unroll
+        for (unsigned d = 0; d < DIM / 8; ++d) {
+#pragma unroll
+            for (unsigned i = 0; i < 4; ++i) {
+                w.out[d][i] *= keep[i / 2];
+            }
+        }
+#pragma unroll
+        for (unsigned b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+            for (unsigned i = 0; i < 4; ++i) {
+                scores[b][i] = exp2f(scores[b][i] - offset[i / 2]);
+                w.sum[i / 2] += scores[b][i];
+            }
+        }
+        /* This lane's row of the four matrices: 16 positions by 16 elements. */
+        const unsigned matrix_row = lane % 16, matrix_column = lane / 16 * 8;
+#pragma unroll
+        for (unsigned s = 0; s < TILE / 16; ++s) {
+            const uint32_t weights[4] = {pack<T>(scores[2 * s][0], scores[2 * s][1]),
+                                         pack<T>(scores[2 * s][2], scores[2 * s][3]),
+                                         pack<T>(scores[2 * s + 1][0], scores[2 * s + 1][1]),
+                                         pack<T>(scores[2 * s + 1][2], scores[2 * s + 1][3])};
+#pragma unroll
+            for (unsigned d = 0; d < DIM / 16; ++d) {
+                uint32_t v[4];
+                load_transposed(v, &values[s * 16 + matrix_row][d * 16 + matrix_column]);
+                multiply<T>(w.out[2 * d], weights, v[0], v[1]);
+                multiply<T>(w.out[2 * d + 1], weights, v[2], v[3]);
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void write(const Warp &w, const djinn_attention_args &a, unsigned row,
+                                                 const bool (&mine)[2]) {
+        const unsigned quad = threadIdx.x % 4;
+#pragma unroll
+        for (unsigned i = 0; i < 2; ++i) {
+            const float sum = quad_sum(w.sum[i]);
+            if (!mine[i]) {
+                continue;
+            }
+            float *out = a.out + (size_t(row + 8 * i) * a.heads + blockIdx.x) * DIM + 2 * quad;
+#pragma unroll
+            for (unsigned d = 0; d < DIM / 8; ++d) {
+                store(out + d * 8, Pack<float, 2>{w.out[d][2 * i] / sum, w.out[d][2 * i + 1] / sum});
+            }
+        }
+    }
+
+    static __device__ void run(const djinn_attention_args &a) {
+        extern __shared__ __align__(16) unsigned char bytes[];
+        Shared &shared = *reinterpret_cast<Shared *>(bytes);
+        /* The last tiles see the most: they start first. */
+        const unsigned first = (gridDim.y - 1 - blockIdx.y) * TILE, end = min(first + TILE, a.rows);
+        const unsigned warp_first = first + threadIdx.x / 32 * 16, row = warp_first + threadIdx.x % 32 / 4;
+        const unsigned kv_head = blockIdx.x / (a.heads / a.kv.kv_heads);
+        const float scale = a.scale * LOG2_E;
+        Warp w = {};
+        w.top[0] = w.top[1] = -INFINITY;
+        load_queries(w, a, row);
+        bool mine[2] = {false, false};
+
+        for (unsigned begin = first; begin < end;) {
+            const unsigned sequence = a.row_seq[begin];
+            /* A tile is two looks wide. */
+            unsigned rows = rows_of(a, sequence, begin, 1);
+            rows += rows == 32 ? rows_of(a, sequence, begin + 32, 1) : 0;
+            const unsigned stop = min(begin + rows, end);
+            if (is_long(a, sequence, begin, stop - begin)) {
+                const unsigned length = a.positions[stop - 1] + 1, tiles = (length + TILE - 1) / TILE;
+                unsigned seen = 0;
+#pragma unroll
+                for (unsigned i = 0; i < 2; ++i) {
+                    const bool inside = row + 8 * i >= begin && row + 8 * i < stop;
+                    w.sees[i] = inside ? a.positions[row + 8 * i] + 1 : 0;
+                    mine[i] |= inside;
+                }
+                if (warp_first < stop && warp_first + 16 > begin) {
+                    seen = a.positions[min(warp_first + 16, stop) - 1] + 1;
+                }
+                fetch(shared, a.kv, sequence, kv_head, 0, length);
+                for (unsigned tile = 0; tile < tiles; ++tile) {
+                    if (tile + 1 < tiles) {
+                        fetch(shared, a.kv, sequence, kv_head, tile + 1, length);
+                        wait_copies<1>();
+                    } else {
+                        wait_copies<0>();
+                    }
+                    __syncthreads();
+                    if (tile * TILE < seen) {
+                        extend(w, shared.keys[tile % 2], shared.values[tile % 2], tile * TILE, scale);
+                    }
+                    __syncthreads();
+                }
+            }
+            begin = stop;
+        }
+        write(w, a, row, mine);
+    }
+};
+
+} // namespace djinn
+
+#define DJINN_KERNEL(suffix, T)                                                                              \
+    template <unsigned DIM>                                                                                  \
+    __global__ void __launch_bounds__(djinn::THREADS)                                                        \
+        djinn_attention_prefill_##suffix(const __grid_constant__ djinn_attention_args a) {                   \
+        djinn::Tiles<T, DIM>::run(a);                                                                        \
+    }
+DJINN_KERNEL(f16, djinn::f16)
+DJINN_KERNEL(bf16, djinn::bf16)
+
+namespace djinn {
+
+using Kernel = void (*)(djinn_attention_args);
+
+int attention_runs(const djinn_attention_args &a, cudaStream_t stream) {
+    const bool wide = a.kv.head_dim == 128, half = a.kv.dtype == DJINN_F16;
+    const Kernel f16_kernel = wide ? djinn_attention_prefill_f16<128> : djinn_attention_prefill_f16<64>;
+    const Kernel bf16_kernel = wide ? djinn_attention_prefill_bf16<128> : djinn_attention_prefill_bf16<64>;
+    const Kernel kernel = half ? f16_kernel : bf16_kernel;
+    const size_t bytes = wide ? sizeof(Tiles<f16, 128>::Shared) : sizeof(Tiles<f16, 64>::Shared);
+    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+    if (code != cudaSuccess) {
+        return code;
+    }
+    kernel<<<dim3(a.heads, ceil_div(a.rows, TILE)), THREADS, bytes, stream>>>(a);
+    return cudaGetLastError();
+}
+
+} // namespace djinn

@@ -1,0 +1,242 @@
+/*
+ * The CUDA kernels of Djinn: one parameter struct and one launcher for each operation.
+ *
+ * Every launcher enqueues on `stream` (a CUstream or cudaStream_t of the current context, null for the
+ * default stream), returns at once, and may be captured into a graph. It returns a cudaError_t as int: 0 for
+ * success, cudaErrorInvalidValue (1) for arguments that no kernel serves, and otherwise what the launch said.
+ * A launcher never allocates and never synchronises.
+ *
+ * Pointers are device addresses: device memory, or pinned host memory under unified addressing. Activations
+ * are row-major f32 `[rows, width]`; token ids, positions and tables are u32; weights are row-major in their
+ * own dtype. Every pointer is a multiple of 16 bytes. Shapes, aliasing and meaning are those of djinn-device's
+ * `args`; sizes are not checked again here.
+ *
+ * All sums accumulate in f32, and every output row is computed in an order that depends on nothing but that
+ * row's own sizes and positions: a row has the same bits whatever else is in the batch.
+ */
+#ifndef DJINN_H
+#define DJINN_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Element types of weights and caches. */
+enum djinn_dtype {
+    DJINN_F32 = 0,
+    DJINN_F16 = 1,
+    DJINN_BF16 = 2,
+};
+
+/* How rotary embedding pairs the elements of a head. */
+enum djinn_rope_style {
+    /* Element i with i + rotary_dim / 2. */
+    DJINN_ROPE_HALF = 0,
+    /* Element 2i with 2i + 1. */
+    DJINN_ROPE_INTERLEAVED = 1,
+};
+
+/* The text of an error code. Static memory. */
+const char *djinn_error_string(int code);
+
+/*
+ * out[r, :] = table[tokens[r] - first_row, :] for the rows whose token lies in first_row .. first_row +
+ * table_rows; other rows of out are left alone. The table may lie in pinned host memory.
+ */
+typedef struct djinn_embed_args {
+    const uint32_t *tokens; /* [rows] */
+    const void *table;      /* [table_rows, width] */
+    float *out;             /* [rows, width] */
+    uint32_t table_dtype;   /* djinn_dtype */
+    uint32_t first_row;
+    uint32_t table_rows;
+    uint32_t width;
+    uint32_t rows;
+} djinn_embed_args;
+int djinn_embed(const djinn_embed_args *args, void *stream);
+
+/* out[r, i] = cos(positions[r] inv_freq[i]) scale, out[r, half + i] = sin(...) scale; the angle in f32. */
+typedef struct djinn_rope_table_args {
+    const uint32_t *positions; /* [rows] */
+    const float *inv_freq;     /* [half] */
+    float *out;                /* [rows, 2 half] */
+    uint32_t half;
+    float scale;
+    uint32_t rows;
+} djinn_rope_table_args;
+int djinn_rope_table(const djinn_rope_table_args *args, void *stream);
+
+/* out[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) weight. */
+typedef struct djinn_rms_norm_args {
+    const float *x;        /* [rows, width] */
+    const void *weight;    /* [width] */
+    float *out;            /* [rows, width]; may be x */
+    uint32_t weight_dtype; /* djinn_dtype */
+    float eps;
+    uint32_t width;
+    uint32_t rows;
+} djinn_rms_norm_args;
+int djinn_rms_norm(const djinn_rms_norm_args *args, void *stream);
+
+/*
+ * out[r, out_column + j] = sum of x[r, i] weight[j, i] + bias[j], for j in 0 .. n. Reads the weight once for
+ * every 16 rows: meant for up to 16, right for any number.
+ */
+typedef struct djinn_linear_args {
+    const float *x;        /* [rows, k] */
+    const void *weight;    /* [n, k] */
+    const void *bias;      /* [n], or null */
+    float *out;            /* [rows, out_width] */
+    uint32_t weight_dtype; /* djinn_dtype */
+    uint32_t bias_dtype;   /* djinn_dtype */
+    uint32_t k;
+    uint32_t n;
+    uint32_t out_width;
+    uint32_t out_column;
+    uint32_t rows;
+} djinn_linear_args;
+int djinn_linear(const djinn_linear_args *args, void *stream);
+
+/* out[i] = x[i] rounded to nearest even, to f16 or bf16. For a matrix product on 16-bit inputs. */
+typedef struct djinn_convert_args {
+    const float *x;     /* [len] */
+    void *out;          /* [len] */
+    uint32_t out_dtype; /* DJINN_F16 or DJINN_BF16 */
+    uint64_t len;
+} djinn_convert_args;
+int djinn_convert(const djinn_convert_args *args, void *stream);
+
+/* out[r, out_column + j] += bias[j]. For a matrix product without one. */
+typedef struct djinn_add_bias_args {
+    float *out;          /* [rows, out_width] */
+    const void *bias;    /* [n] */
+    uint32_t bias_dtype; /* djinn_dtype */
+    uint32_t n;
+    uint32_t out_width;
+    uint32_t out_column;
+    uint32_t rows;
+} djinn_add_bias_args;
+int djinn_add_bias(const djinn_add_bias_args *args, void *stream);
+
+/*
+ * Rotates, in place, the first rotary_dim elements of each query and key head of
+ * qkv[rows, (heads + 2 kv_heads) head_dim]: (a, b) -> (a cos - b sin, b cos + a sin).
+ */
+typedef struct djinn_rope_args {
+    float *qkv;
+    const float *table; /* [rows, rotary_dim], of djinn_rope_table */
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    uint32_t rotary_dim;
+    uint32_t style; /* djinn_rope_style */
+    uint32_t rows;
+} djinn_rope_args;
+int djinn_rope(const djinn_rope_args *args, void *stream);
+
+/*
+ * The KV cache of one layer: page p starts p * page_bytes bytes after pages; within a page, row-major
+ * [layer][k|v][kv_head][slot][head_dim] in dtype.
+ */
+typedef struct djinn_kv_pages {
+    void *pages;
+    const uint32_t *page_table; /* [sequences, table_width] */
+    uint64_t page_bytes;
+    uint32_t dtype; /* djinn_dtype */
+    uint32_t page_tokens;
+    uint32_t layer;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    uint32_t table_width;
+} djinn_kv_pages;
+
+/* Writes keys and values of qkv[rows, (heads + 2 kv_heads) head_dim] into the pages, rounded to nearest even. */
+typedef struct djinn_kv_write_args {
+    const float *qkv;
+    const uint32_t *row_seq;   /* [rows] */
+    const uint32_t *positions; /* [rows] */
+    djinn_kv_pages kv;
+    uint32_t heads;
+    uint32_t rows;
+} djinn_kv_write_args;
+int djinn_kv_write(const djinn_kv_write_args *args, void *stream);
+
+/*
+ * out[r, h, :] = softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r] of the row's sequence. Rows of
+ * one sequence are adjacent, positions ascending by one. head_dim up to 256.
+ *
+ * Two paths. Row by row, in f32: always right. In tiles on the tensor cores, queries and probabilities rounded
+ * to the cache's dtype: for rows that stand in a run of more than DJINN_PREFILL_RUN rows of their sequence,
+ * when the cache is f16 or bf16 and head_dim is 64 or 128; `exact` turns it off. So a row's bits depend on its
+ * own run's length at most, never on other sequences, nor on the workspace.
+ *
+ * The workspace lets the row-by-row path split contexts over more of the device, for up to
+ * DJINN_SPLIT_ROWS rows. Any amount is right, null included; djinn_attention_workspace() is the most it uses.
+ */
+enum {
+    DJINN_PREFILL_RUN = 32,
+    DJINN_SPLIT_ROWS = 64,
+};
+typedef struct djinn_attention_args {
+    const float *qkv;          /* [rows, (heads + 2 kv_heads) head_dim]; only the queries are read */
+    const uint32_t *row_seq;   /* [rows] */
+    const uint32_t *positions; /* [rows] */
+    float *out;                /* [rows, heads head_dim] */
+    float *workspace;          /* or null */
+    uint64_t workspace_bytes;
+    djinn_kv_pages kv;
+    uint32_t heads;
+    float scale;
+    uint32_t rows;
+    uint32_t exact; /* non-zero: row by row, whatever the length of a run */
+} djinn_attention_args;
+int djinn_attention(const djinn_attention_args *args, void *stream);
+/* Bytes of workspace that djinn_attention can use with these sizes (pointers are not read); 0 for none. */
+uint64_t djinn_attention_workspace(const djinn_attention_args *args);
+
+/* out[r, i] = silu(x[r, i]) x[r, width + i], for x[rows, 2 width]. */
+typedef struct djinn_silu_mul_args {
+    const float *x; /* [rows, 2 width] */
+    float *out;     /* [rows, width] */
+    uint32_t width;
+    uint32_t rows;
+} djinn_silu_mul_args;
+int djinn_silu_mul(const djinn_silu_mul_args *args, void *stream);
+
+/* out = a + b, element by element. */
+typedef struct djinn_add_args {
+    const float *a; /* [len] */
+    const float *b; /* [len] */
+    float *out;     /* [len]; may be a or b */
+    uint64_t len;
+} djinn_add_args;
+int djinn_add(const djinn_add_args *args, void *stream);
+
+/* out[i, :] = x[indices[i], :]. */
+typedef struct djinn_select_rows_args {
+    const float *x;          /* [_, width] */
+    const uint32_t *indices; /* [rows] */
+    float *out;              /* [rows, width] */
+    uint32_t width;
+    uint32_t rows;
+} djinn_select_rows_args;
+int djinn_select_rows(const djinn_select_rows_args *args, void *stream);
+
+/*
+ * out = the wrapping sum, over the 32-bit little-endian words w of src (the last one padded with zeros), of
+ * mix(w ^ mix(index)), where mix is SplitMix64's finaliser. Two operations on the stream: out is cleared first.
+ */
+typedef struct djinn_checksum_args {
+    const void *src;
+    uint64_t *out; /* one, in device memory */
+    uint64_t bytes;
+} djinn_checksum_args;
+int djinn_checksum(const djinn_checksum_args *args, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

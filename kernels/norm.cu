@@ -1,0 +1,106 @@
+/*
+ * rms_norm: out[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) weight.
+ * Shapes: x and out f32 [rows, width] (out may be x), weight [width].
+ * Launch: one block of 512 threads a row; 4 elements a thread and step where the width allows, the first 4
+ * steps kept in registers.
+ * CPU reference: djinn-device, kernels/reference.rs, `rms_norm`.
+ */
+#include "element.cuh"
+
+namespace djinn {
+
+constexpr unsigned THREADS = 512;
+constexpr unsigned WARPS = THREADS / 32;
+
+/* 1 / sqrt(mean of squares + eps), from each thread's sum of squares. */
+__device__ float inverse_norm(float squares, unsigned width, float eps) {
+    __shared__ float parts[WARPS];
+    squares = warp_sum(squares);
+    if (threadIdx.x % 32 == 0) {
+        parts[threadIdx.x / 32] = squares;
+    }
+    __syncthreads();
+    float total = 0;
+#pragma unroll
+    for (unsigned i = 0; i < WARPS; ++i) {
+        total += parts[i];
+    }
+    return 1.0f / sqrtf(total / float(width) + eps);
+}
+
+/* `N` elements a step; the width is a multiple of it. */
+template <typename T, unsigned N> __device__ void norm(const djinn_rms_norm_args &a) {
+    constexpr unsigned KEPT = 4, STEP = THREADS * N;
+    const float *x = a.x + size_t(blockIdx.x) * a.width;
+    float *out = a.out + size_t(blockIdx.x) * a.width;
+    const T *weight = static_cast<const T *>(a.weight);
+    const unsigned first = threadIdx.x * N;
+
+    Pack<float, N> kept[KEPT];
+    Pack<T, N> scales[KEPT];
+#pragma unroll
+    for (unsigned s = 0; s < KEPT; ++s) {
+        if (first + s * STEP < a.width) {
+            kept[s] = load<float, N>(x + first + s * STEP);
+            scales[s] = load<T, N>(weight + first + s * STEP);
+        }
+    }
+    float squares = 0;
+#pragma unroll
+    for (unsigned s = 0; s < KEPT; ++s) {
+        if (first + s * STEP < a.width) {
+#pragma unroll
+            for (unsigned i = 0; i < N; ++i) {
+                squares += kept[s].at[i] * kept[s].at[i];
+            }
+        }
+    }
+    for (unsigned at = first + KEPT * STEP; at < a.width; at += STEP) {
+        const auto pack = load<float, N>(x + at);
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) {
+            squares += pack.at[i] * pack.at[i];
+        }
+    }
+    const float scale = inverse_norm(squares, a.width, a.eps);
+#pragma unroll
+    for (unsigned s = 0; s < KEPT; ++s) {
+        if (first + s * STEP < a.width) {
+#pragma unroll
+            for (unsigned i = 0; i < N; ++i) {
+                kept[s].at[i] = kept[s].at[i] * scale * widen(scales[s].at[i]);
+            }
+            store(out + first + s * STEP, kept[s]);
+        }
+    }
+    for (unsigned at = first + KEPT * STEP; at < a.width; at += STEP) {
+        auto pack = load<float, N>(x + at);
+        const auto scales = load<T, N>(weight + at);
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) {
+            pack.at[i] = pack.at[i] * scale * widen(scales.at[i]);
+        }
+        store(out + at, pack);
+    }
+}
+
+template <typename T> __device__ void rms_norm(const djinn_rms_norm_args &a) {
+    if (a.width % 4 == 0) {
+        norm<T, 4>(a);
+    } else {
+        norm<T, 1>(a);
+    }
+}
+
+} // namespace djinn
+
+#define DJINN_KERNEL(suffix, T)                                                                              \
+    extern "C" __global__ void __launch_bounds__(djinn::THREADS)                                             \
+        djinn_rms_norm_##suffix(const __grid_constant__ djinn_rms_norm_args a) {                             \
+        djinn::rms_norm<T>(a);                                                                               \
+    }
+DJINN_FOR_DTYPES(DJINN_KERNEL)
+
+extern "C" int djinn_rms_norm(const djinn_rms_norm_args *args, void *stream) {
+    DJINN_LAUNCH_BY_DTYPE(args->weight_dtype, djinn_rms_norm, args->rows, djinn::THREADS, stream, *args);
+}
