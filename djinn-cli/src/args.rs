@@ -129,7 +129,7 @@ pub(crate) struct MemoryArgs {
     #[arg(long, short = 'c', value_name = "N", visible_aliases = ["ctx-size", "max-model-len"],
           value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) ctx: Option<u64>,
-    /// Element type of the KV cache [default: f32 on the CPU, f16 on a GPU]
+    /// Element type of the KV cache [default: f32 on the CPU and for f32 weights, else f16]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]
     pub(crate) kv_dtype: Option<DType>,
     /// Element type of the weights in memory [default: as stored; f16 for quantised ones]

@@ -26,11 +26,14 @@ fn locate(spec: &str, quiet: bool) -> Result<Location> {
     Ok(location)
 }
 
-/// The KV cache's element type where the user names none: exact on the CPU, small on a GPU.
-pub(crate) fn kv_dtype(device: DeviceName) -> DType {
+/// The KV cache's element type where the user names none: exact on the CPU and for f32 models, small on a GPU.
+pub(crate) fn kv_dtype(device: DeviceName, model: &Model) -> DType {
+    let unembed = model.graph.nodes.last().and_then(|node| node.weights.first());
     match device {
-        DeviceName::Cpu => DType::F32,
-        DeviceName::Cuda(_) => DType::F16,
+        DeviceName::Cuda(_) if unembed.is_none_or(|&w| model.graph.value(w).dtype != DType::F32) => {
+            DType::F16
+        }
+        _ => DType::F32,
     }
 }
 

@@ -87,7 +87,9 @@ impl Machine {
             "h200" => (770e12, 3440e9, 55.4e9),
             _ => return None,
         };
-        Some(Machine { name: name.to_owned(), flops, memory, link, launch: 2e-6, reserved_bytes: 0 })
+        // Context, code and workspaces of Djinn's own device, as it reports them on an H200.
+        let reserved_bytes = 689_504_256;
+        Some(Machine { name: name.to_owned(), flops, memory, link, launch: 2e-6, reserved_bytes })
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) fn run(args: &LogitsArgs, quiet: bool) -> Result<()> {
     let tokens = args.tokens.len() as u64;
     loaded::check_tokens(&model, &args.tokens)?;
     let context = args.memory.ctx.unwrap_or_else(|| loaded::context_for(tokens, &model));
-    let mut options = loaded::options(&args.memory, loaded::kv_dtype(args.device.device), context);
+    let mut options = loaded::options(&args.memory, loaded::kv_dtype(args.device.device, &model), context);
     let rows = (MAX_LOGIT_BYTES / (model.graph.vocab * 4)).clamp(1, options.prefill_rows as u64) as u32;
     (options.prefill_rows, options.logit_rows) = (rows, rows);
     let mut loaded = loaded::load(&model, &args.device, &options, quiet)?;

@@ -58,7 +58,7 @@ fn load(args: &RunArgs, model: &Model, context: u64, quiet: bool) -> Result<Load
     loaded::load(
         model,
         &args.device,
-        &loaded::options(&args.memory, loaded::kv_dtype(args.device.device), context),
+        &loaded::options(&args.memory, loaded::kv_dtype(args.device.device, model), context),
         quiet,
     )
 }

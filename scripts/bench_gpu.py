@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Checks and times Djinn on an NVIDIA GPU, in one run on one machine.
+
+    python3 scripts/bench_gpu.py --djinn BINARY --conformance BINARY --json OUT.json [--runs 5] [--skip-70b]
+
+The binaries are `cargo build --release --features cuda -p djinn-cli` and, of the package djinn-cuda, `--example
+conformance`. Needs torch, transformers and the repository's checkpoints. Checks first: every
+operation against the CPU reference, tiny checkpoints against transformers, equal logits for every
+placement, a thousand passes with --stream-check. Then times: Llama-2-13B shapes at 20 GiB with the rest of the card
+occupied, the same all resident, Llama-2-70B shapes at 80 GiB. Every sample is a fresh process.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+GIB = 1 << 30
+# Against transformers' float32 logits, where transformers itself is exact in the checkpoint's own type.
+TOLERANCE = {"f32": 1e-4, "f16": 2e-3, "bf16": 2e-3}
+
+
+def command(*words, timeout=400):
+    result = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=timeout)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, words))[:200]}: {result.stderr.strip()[-400:]}")
+    return result.stdout
+
+
+def nvidia(field):
+    return command("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits").strip().splitlines()[0]
+
+
+class PeakMemory:
+    """The most memory that the card reports while the block runs, in MiB, above what it held before."""
+
+    def __enter__(self):
+        self.base, self.peak, self.stop = int(nvidia("memory.used")), 0, threading.Event()
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+        return self
+
+    def watch(self):
+        while not self.stop.wait(0.2):
+            self.peak = max(self.peak, int(nvidia("memory.used")) - self.base)
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self.thread.join()
+
+
+def logits(djinn, model, tokens, *more):
+    tokens = ",".join(map(str, tokens))
+    return json.loads(command(djinn, "logits", model, "--tokens", tokens, "--json", "-q", *more))["logits"]
+
+
+def distance(found, wanted):
+    error = math.sqrt(sum((a - b) ** 2 for a, b in zip(found, wanted)))
+    return error / math.sqrt(sum(b * b for b in wanted))
+
+
+def transformers_logits(path, prompts):
+    """What transformers says on this GPU with the weights in their stored type."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto").cuda().eval()
+    with torch.no_grad():
+        return [model(torch.tensor([p], device="cuda")).logits[0].float().tolist() for p in prompts]
+
+
+def check_checkpoints(djinn, root):
+    """Our worst error against float32 is no larger than transformers' own on this GPU, or tiny."""
+    worst = {}
+    for path in sorted(root.iterdir()):
+        cases = json.loads((path / "expected.json").read_text())["cases"]
+        theirs = transformers_logits(path, [case["prompt"] for case in cases])
+        ours = [logits(djinn, path, case["prompt"], "--device", "cuda") for case in cases]
+        errors = [
+            max(
+                distance(found[position], wanted)
+                for case, found in zip(cases, all_logits)
+                for position, wanted in zip(case["positions"], case["logits"])
+            )
+            for all_logits in (ours, theirs)
+        ]
+        worst[path.name] = {"djinn": errors[0], "transformers": errors[1]}
+        if errors[0] > max(errors[1], TOLERANCE[path.name.rsplit("-", 1)[1]]):
+            raise RuntimeError(f"{path.name}: relative error {errors[0]:.2e}, transformers {errors[1]:.2e}")
+    return worst
+
+
+def check_placements(djinn):
+    model, tokens = "synthetic:smollm2-135m", [(i * 37) % 4000 + 5 for i in range(40)]
+    whole = logits(djinn, model, tokens, "--device", "cuda")
+    count = 0
+    for fraction in (0, 0.1, 0.25, 0.5, 0.9):
+        for ring in ("5MiB", "9MiB", "40MiB"):
+            more = ["--device", "cuda", "--resident-fraction", fraction, "--ring", ring]
+            if logits(djinn, model, tokens, *more) != whole:
+                raise RuntimeError(f"logits differ at fraction {fraction}, ring {ring}")
+            count += 1
+    return count
+
+
+def generate(djinn, model, prompt, tokens, *more):
+    prompt = ",".join(str((i * 37) % 31000 + 5) for i in range(prompt))
+    words = ["--device", "cuda", "--prompt-tokens", prompt, "--max-tokens", tokens, "--greedy", "--ignore-eos"]
+    return json.loads(command(djinn, "run", model, *words, "--json", "-q", *more))
+
+
+def sample(djinn, model, runs, tokens, *more):
+    samples = []
+    for _ in range(runs):
+        with PeakMemory() as memory:
+            output = generate(djinn, model, 512, tokens, *more)
+        samples.append({**output["stats"], "nvml_peak_mib": memory.peak, "tokens": output["tokens"]})
+    if any(s["tokens"] != samples[0]["tokens"] for s in samples):
+        raise RuntimeError(f"{model}: runs gave different tokens")
+    median = lambda key: statistics.median(s[key] for s in samples)
+    return {
+        "model": model,
+        "flags": list(map(str, more)),
+        "ttft_ms": median("ttft_ms"),
+        "tpot_ms": median("tpot_ms"),
+        "streamed_bytes_per_pass": samples[0]["streamed_bytes_per_pass"],
+        "nvml_peak_mib": max(s["nvml_peak_mib"] for s in samples),
+        "samples": samples,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--djinn", required=True)
+    parser.add_argument("--conformance", required=True)
+    parser.add_argument("--json", required=True, type=Path)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--skip-70b", action="store_true")
+    args = parser.parse_args()
+    root = Path(__file__).resolve().parent.parent
+    report = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": os.environ.get("DJINN_COMMIT", ""),
+        "gpu": nvidia("name"),
+        "driver": nvidia("driver_version"),
+        "command": "scripts/bench_gpu.py " + " ".join(a for a in sys.argv[1:] if "/" not in a),
+    }
+    text = command(args.conformance)
+    print(text)
+    report["conformance"] = re.search(r"(\d+) checks passed, (\d+) failed", text).group(0)
+    link = float(re.search(r"host to device ([\d.]+) GB/s", text).group(1))
+    report["link_gbps"], report["linear"] = link, [l for l in text.splitlines() if l.startswith("linear")]
+    report["checkpoints"] = check_checkpoints(args.djinn, root / "djinn-models/tests/checkpoints")
+    print("checkpoints, worst relative error:", report["checkpoints"])
+    report["equal_placements"] = check_placements(args.djinn)
+    print(report["equal_placements"], "placements give equal logits")
+    checked = generate(args.djinn, "synthetic:smollm2-135m", 8, 1000, "--resident-fraction", 0.25, "--stream-check")
+    plain = generate(args.djinn, "synthetic:smollm2-135m", 8, 1000)
+    if checked["tokens"] != plain["tokens"]:
+        raise RuntimeError("streaming changed the tokens")
+    report["stream_checked_passes"] = checked["stats"]["decode_passes"] + 1
+    print(report["stream_checked_passes"], "passes with --stream-check")
+
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    rest = torch.empty(free - 22 * GIB, dtype=torch.uint8, device="cuda")
+    report["occupied_bytes"] = rest.numel()
+    results = [sample(args.djinn, "synthetic:llama-2-13b", args.runs, 51, "--vram", "20GiB")]
+    del rest
+    torch.cuda.empty_cache()
+    results.append(sample(args.djinn, "synthetic:llama-2-13b", args.runs, 51))
+    if not args.skip_70b:
+        results.append(sample(args.djinn, "synthetic:llama-2-70b", 1, 9, "--vram", "80GiB"))
+    report["results"] = results
+    for r in results:
+        floor = r["streamed_bytes_per_pass"] / link / 1e6
+        r["share_of_link"] = floor / r["tpot_ms"]
+        print(
+            f"{r['model']} {' '.join(r['flags'])}: TTFT(512) {r['ttft_ms']:.1f} ms, {r['tpot_ms']:.2f} ms/token, "
+            f"{r['streamed_bytes_per_pass'] / 1e9:.3f} GB streamed = {r['share_of_link']:.3f} of the link, "
+            f"NVML peak {r['nvml_peak_mib']} MiB"
+        )
+    args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
