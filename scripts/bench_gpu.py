@@ -103,7 +103,7 @@ def check_placements(djinn):
     whole = logits(djinn, model, tokens, "--device", "cuda")
     count = 0
     for fraction in (0, 0.1, 0.25, 0.5, 0.9):
-        for ring in ("5MiB", "9MiB", "40MiB"):
+        for ring in ("9MiB", "17MiB", "40MiB"):
             more = ["--device", "cuda", "--resident-fraction", fraction, "--ring", ring]
             if logits(djinn, model, tokens, *more) != whole:
                 raise RuntimeError(f"logits differ at fraction {fraction}, ring {ring}")

@@ -21,9 +21,15 @@ pub(crate) struct Chosen {
 }
 
 impl Chosen {
-    /// The KV cache's element type there: only the CPU is ever measured, the others are GPUs.
+    /// The KV cache's element type: a GPU that the user names holds what `run --device cuda` would, else the
+    /// plan is that of the CPU device.
     pub(crate) fn kv_dtype(&self) -> DType {
-        if self.chosen == "measured" { DType::F32 } else { DType::F16 }
+        if self.chosen == "named" { DType::F16 } else { DType::F32 }
+    }
+
+    /// Device memory that the device itself takes, likewise.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        if self.chosen == "named" { self.machine.reserved_bytes } else { 0 }
     }
 }
 

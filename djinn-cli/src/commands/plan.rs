@@ -84,7 +84,7 @@ pub(super) fn run(args: &PlanArgs, quiet: bool) -> Result<()> {
         logit_rows: sequences,
         ..loaded::options(&args.memory, machine.kv_dtype(), context)
     };
-    let plan = options.plan(&model.graph, machine.machine.reserved_bytes)?;
+    let plan = options.plan(&model.graph, machine.reserved_bytes())?;
     let report = report(args, &model, &options, &plan, machine);
     if args.json { output::json(&report) } else { output::line(&table(&report)) }
 }

@@ -76,10 +76,12 @@ fn work_and_cache_settings_change_the_plan() {
         u(&place.json(&args)["segments"]["data"])
     };
     // 32 blocks of keys and values, 4096 wide; and a table of page numbers.
-    let f16 = data(&["--ctx=2048"]);
+    let f32 = data(&["--ctx=2048"]);
+    assert_eq!(f32, 32 * 2 * 4096 * 4 * 2048 + 2048 / 16 * 4);
+    let f16 = data(&["--ctx=2048", "--kv-dtype=f16"]);
     assert_eq!(f16, 32 * 2 * 4096 * 2 * 2048 + 2048 / 16 * 4);
-    assert_eq!(data(&["--ctx=2048", "--kv-dtype=f32"]), 32 * 2 * 4096 * 4 * 2048 + 2048 / 16 * 4);
-    assert_eq!(data(&["--ctx=2048", "--batch=3"]), 3 * f16);
+    assert_eq!(data(&["--ctx=2048", "--gpu=h200"]), f16, "a GPU's cache is f16");
+    assert_eq!(data(&["--ctx=2048", "--batch=3"]), 3 * f32);
 }
 
 #[test]
