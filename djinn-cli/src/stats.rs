@@ -1,7 +1,7 @@
 //! What a generation cost: for people on standard error, for programs in `run --json`.
 
 use crate::loaded::Running;
-use crate::{output, size};
+use crate::{output, size, system};
 use djinn_device::Space;
 use djinn_engine::{PassStats, Stats};
 use serde::Serialize;
@@ -40,6 +40,8 @@ pub(crate) struct Report {
     pub(crate) device_peak_bytes: u64,
     /// The cap on it.
     pub(crate) vram_bytes: Option<u64>,
+    /// The most host memory that the process had resident; on the CPU device that includes the device's.
+    pub(crate) host_peak_bytes: Option<u64>,
 }
 
 impl Report {
@@ -70,6 +72,7 @@ impl Report {
             copy_hidden: all.hidden(),
             resident_bytes: engine.plan().segments.resident,
             device_peak_bytes: usage.peak + device.reserved_bytes,
+            host_peak_bytes: system::peak_memory(),
             vram_bytes: (usage.limit != u64::MAX).then(|| usage.limit + device.reserved_bytes),
         }
     }

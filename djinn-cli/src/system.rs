@@ -31,6 +31,13 @@ pub(crate) fn memory() -> Option<Memory> {
     parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)
 }
 
+/// The most memory that this process had resident at once, in bytes.
+pub(crate) fn peak_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
 fn parse_meminfo(text: &str) -> Option<Memory> {
     let number = |key: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;

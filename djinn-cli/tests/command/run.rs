@@ -82,6 +82,29 @@ fn the_plan_is_what_the_device_holds() {
     assert_eq!(plan["streamed_bytes_per_pass"], stats["streamed_bytes_per_pass"]);
 }
 
+/// Weights are held once, on one side or the other, with little beside them.
+#[test]
+#[cfg(target_os = "linux")]
+fn host_memory_stays_near_the_weights() {
+    let place = Place::new();
+    for fraction in ["0", "0.5", "1"] {
+        let args = ["run", "synthetic:smollm2-135m", "--prompt-tokens=1,2", "-n=3", "--json"];
+        let plan = ["plan", "synthetic:smollm2-135m", "--prompt-len=2", "-n=3", "--json"];
+        let fraction = ["--resident-fraction", fraction, "--ctx=16"];
+        let (run, plan) =
+            (place.json(&[&args, &fraction[..]].concat()), place.json(&[&plan, &fraction[..]].concat()));
+        let bytes = |key: &str| plan["segments"][key].as_f64().unwrap();
+        let weights = plan["weight_bytes"].as_f64().unwrap();
+        let rest = bytes("ring") + bytes("data") + bytes("stack");
+        let peak = run["stats"]["host_peak_bytes"].as_f64().unwrap();
+        assert!(peak > weights, "{peak} bytes cannot hold {weights}");
+        assert!(
+            peak <= 1.05 * weights + rest + (64 << 20) as f64,
+            "{peak} for {weights} and {rest}, {fraction:?}"
+        );
+    }
+}
+
 #[test]
 fn a_seed_repeats_and_the_checkpoint_decides_whether_to_sample() {
     let place = Place::new();
