@@ -5,11 +5,11 @@
  *
  * The context is cut every SPLIT positions, from position 0 on. Each split gives a maximum, a sum and a vector
  * for each head; they are merged in order of position, by the block itself or, where splits are spread over
- * blocks, by a second kernel with the same arithmetic. So the result depends on neither the batch nor the
- * workspace.
+ * blocks, by the last of them to end, with the same arithmetic. So the result depends on neither the batch nor
+ * the workspace.
  * Launch: blocks of 256 threads; x over rows times groups of up to 4 query heads that share a key head, y over
  * splits. 8 lanes share a position, in steps of 16 bytes where head_dim allows; a block takes 32 positions at
- * once. Blocks beyond a row's context end at once. Then, for spread splits, one block a row and head.
+ * once. Blocks beyond a row's context end at once. Beside the tiled path, blocks take several rows.
  */
 #include "attention.cuh"
 
@@ -23,6 +23,15 @@ constexpr unsigned MOST_DIM = 256;
 /* Where a workspace holds so few rows that more launches were needed, splits are not spread. */
 constexpr unsigned MOST_LAUNCHES = 8;
 
+/* Where most rows are left to the tiled path, a block looks at so many. */
+constexpr unsigned MOST_PER_BLOCK = 8;
+
+/* Blocks that spread splits may have in common: rows times groups of heads. */
+constexpr unsigned MOST_GROUPS = DJINN_SPLIT_ROWS * 256;
+
+/* How many blocks of each group have ended; zero between launches, which take turns. */
+__device__ unsigned ended[MOST_GROUPS];
+
 /* What one launch covers. */
 struct Part {
     unsigned first_row;
@@ -31,6 +40,8 @@ struct Part {
     unsigned groups;
     /* Splits of the longest context, if they are spread over blocks; 0 if each block takes all of them. */
     unsigned splits;
+    /* Rows that a block takes one after the other. */
+    unsigned rows_per_block;
     /* Leave rows in long runs to the tiled path. */
     bool skip_runs;
 };
@@ -182,8 +193,17 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
 
     static __device__ void run(const djinn_attention_args &a, const Part &part) {
         __shared__ Shared shared;
-        const unsigned per_row = a.kv.kv_heads * part.groups, dim = a.kv.head_dim;
-        const unsigned row = part.first_row + blockIdx.x / per_row, which = blockIdx.x % per_row;
+        const unsigned per_row = a.kv.kv_heads * part.groups, which = blockIdx.x % per_row;
+        const unsigned begin = part.first_row + blockIdx.x / per_row * part.rows_per_block;
+        const unsigned end = min(begin + part.rows_per_block, part.first_row + part.rows);
+        for (unsigned row = begin; row < end; ++row) {
+            run_row(a, part, shared, row, which);
+        }
+    }
+
+    static __device__ __forceinline__ void run_row(const djinn_attention_args &a, const Part &part, Shared &shared,
+                                                   unsigned row, unsigned which) {
+        const unsigned dim = a.kv.head_dim;
         const unsigned shared_by = a.heads / a.kv.kv_heads, kv_head = which / part.groups;
         const unsigned in_group = which % part.groups * HEADS, head = kv_head * shared_by + in_group;
         const unsigned heads = min(HEADS, shared_by - in_group);
@@ -193,12 +213,14 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
         if (first >= splits || (part.skip_runs && is_long(a, sequence, row, 1))) {
             return;
         }
+        /* The row before is done with the shared memory. */
+        __syncthreads();
         const float *queries = a.qkv + (size_t(row) * (a.heads + 2 * a.kv.kv_heads) + head) * dim;
         for (unsigned i = threadIdx.x; i < HEADS * DIM; i += THREADS) {
             const unsigned h = i / DIM, at = i % DIM;
             shared.query[h][at] = h < heads && at < dim ? queries[size_t(h) * dim + at] : 0;
         }
-        float tops[OUTPUTS], sums[OUTPUTS], results[OUTPUTS];
+        float tops[OUTPUTS] = {}, sums[OUTPUTS] = {}, results[OUTPUTS] = {};
         for (unsigned split = first; split < last; ++split) {
             const unsigned base = split * SPLIT, count = min(SPLIT, length - base);
             if (threadIdx.x < count) {
@@ -230,22 +252,60 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
                 }
             }
         }
+        /* `work(output, head of the group, element)` for the outputs that the thread holds. */
+        const auto each_output = [&](auto work) {
 #pragma unroll
-        for (unsigned o = 0; o < OUTPUTS; ++o) {
-            const unsigned i = o * THREADS + threadIdx.x, h = i / DIM, at = i % DIM;
-            if (i >= HEADS * DIM || h >= heads || at >= dim) {
-                continue;
+            for (unsigned o = 0; o < OUTPUTS; ++o) {
+                const unsigned i = o * THREADS + threadIdx.x, h = i / DIM, at = i % DIM;
+                if (i < HEADS * DIM && h < heads && at < dim) {
+                    work(o, h, at);
+                }
             }
-            if (part.splits == 0) {
-                a.out[(size_t(row) * a.heads + head + h) * dim + at] = __fdiv_rn(results[o], sums[o]);
-                continue;
+        };
+        if (part.splits != 0) {
+            each_output([&](unsigned o, unsigned h, unsigned at) {
+                float *to = partial(a, part, row, head + h, first);
+                to[2 + at] = results[o];
+                if (at == 0) {
+                    to[0] = tops[o], to[1] = sums[o];
+                }
+            });
+            const unsigned group = (row - part.first_row) * a.kv.kv_heads * part.groups + which;
+            if (!is_last(ended[group], splits)) {
+                return;
             }
-            float *to = partial(a, part, row, head + h, first);
-            to[2 + at] = results[o];
-            if (at == 0) {
-                to[0] = tops[o], to[1] = sums[o];
+            each_output([&](unsigned o, unsigned h, unsigned at) {
+                for (unsigned split = 0; split < splits; ++split) {
+                    /* Past the first-level cache: other multiprocessors wrote them. */
+                    const float *from = partial(a, part, row, head + h, split);
+                    const float top = __ldcg(from), sum = __ldcg(from + 1), x = __ldcg(from + 2 + at);
+                    if (split == 0) {
+                        tops[o] = top, sums[o] = sum, results[o] = x;
+                    } else {
+                        merge(tops[o], sums[o], results[o], top, sum, x);
+                    }
+                }
+            });
+        }
+        each_output([&](unsigned o, unsigned h, unsigned at) {
+            a.out[(size_t(row) * a.heads + head + h) * dim + at] = __fdiv_rn(results[o], sums[o]);
+        });
+    }
+
+    /* Whether this is the last of `blocks` blocks to come here; it then sees what the others wrote before. */
+    static __device__ __forceinline__ bool is_last(unsigned &count, unsigned blocks) {
+        __shared__ bool last;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            last = atomicAdd(&count, 1) + 1 == blocks;
+            if (last) {
+                count = 0;
             }
         }
+        __syncthreads();
+        __threadfence();
+        return last;
     }
 };
 
@@ -256,28 +316,10 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
     __global__ void __launch_bounds__(djinn::THREADS, djinn::Rows<T, N, CHUNKS, HEADS>::BLOCKS)              \
         djinn_attention_##suffix(const __grid_constant__ djinn_attention_args a,                             \
                                  const __grid_constant__ djinn::Part part) {                                 \
+        djinn::enter();                                                                                      \
         djinn::Rows<T, N, CHUNKS, HEADS>::run(a, part);                                                      \
     }
 DJINN_FOR_DTYPES(DJINN_KERNEL)
-
-/* Merges the splits of a row and head: x over heads, y over the rows of the part. */
-extern "C" __global__ void __launch_bounds__(djinn::MOST_DIM)
-    djinn_attention_merge_f32(const __grid_constant__ djinn_attention_args a,
-                              const __grid_constant__ djinn::Part part) {
-    const unsigned row = part.first_row + blockIdx.y, head = blockIdx.x, at = threadIdx.x;
-    const bool skip = part.skip_runs && djinn::is_long(a, a.row_seq[row], row, 1);
-    if (skip || at >= a.kv.head_dim) {
-        return;
-    }
-    const unsigned splits = djinn::splits_of(a.positions[row] + 1);
-    const float *from = djinn::partial(a, part, row, head, 0);
-    float top = from[0], sum = from[1], x = from[2 + at];
-    for (unsigned split = 1; split < splits; ++split) {
-        const float *next = djinn::partial(a, part, row, head, split);
-        djinn::merge(top, sum, x, next[0], next[1], next[2 + at]);
-    }
-    a.out[(size_t(row) * a.heads + head) * a.kv.head_dim + at] = __fdiv_rn(x, sum);
-}
 
 namespace djinn {
 
@@ -326,7 +368,8 @@ uint64_t row_bytes(const djinn_attention_args &a) {
 /* Rows that a launch with spread splits takes; 0 if splits are not spread. */
 unsigned rows_at_once(const djinn_attention_args &a) {
     const unsigned splits = most_splits(a);
-    if (a.workspace == nullptr || splits <= 1 || splits > 65535 || a.rows > DJINN_SPLIT_ROWS) {
+    if (a.workspace == nullptr || splits <= 1 || splits > 65535 || a.rows > DJINN_SPLIT_ROWS ||
+        uint64_t(a.rows) * a.heads > MOST_GROUPS) {
         return 0;
     }
     const uint64_t fit = a.workspace_bytes / row_bytes(a);
@@ -353,9 +396,8 @@ extern "C" int djinn_attention(const djinn_attention_args *args, void *stream) {
         return cudaErrorInvalidValue;
     }
     const bool runs = djinn::serves_runs(a);
-    const cudaStream_t on = djinn::as_stream(stream);
     if (runs) {
-        const int code = djinn::attention_runs(a, on);
+        const int code = djinn::attention_runs(a, stream);
         if (code != cudaSuccess) {
             return code;
         }
@@ -363,15 +405,18 @@ extern "C" int djinn_attention(const djinn_attention_args *args, void *stream) {
     const unsigned at_once = djinn::rows_at_once(a), step = at_once == 0 ? a.rows : at_once;
     const unsigned groups = djinn::ceil_div(a.heads / a.kv.kv_heads, choice.heads);
     for (unsigned row = 0; row < a.rows; row += step) {
-        djinn::Part part = {row, a.rows - row < step ? a.rows - row : step, groups, 0, runs};
-        dim3 grid(part.rows * a.kv.kv_heads * groups);
+        djinn::Part part = {row, a.rows - row < step ? a.rows - row : step, groups, 0, 1, runs};
+        if (runs && at_once == 0) {
+            part.rows_per_block = djinn::MOST_PER_BLOCK;
+        }
+        dim3 grid(djinn::ceil_div(part.rows, part.rows_per_block) * a.kv.kv_heads * groups);
         if (at_once != 0) {
             part.splits = grid.y = djinn::most_splits(a);
         }
-        choice.kernel<<<grid, djinn::THREADS, 0, on>>>(a, part);
-        if (at_once != 0) {
-            djinn_attention_merge_f32<<<dim3(a.heads, part.rows), (a.kv.head_dim + 31) / 32 * 32, 0, on>>>(a, part);
+        const int code = djinn::launch(choice.kernel, grid, djinn::THREADS, 0, stream, a, part);
+        if (code != cudaSuccess) {
+            return code;
         }
     }
-    return cudaGetLastError();
+    return cudaSuccess;
 }

@@ -15,7 +15,7 @@ inline bool serves_runs(const djinn_attention_args &a) {
 }
 
 /* The tiled path, for rows in runs of more than DJINN_PREFILL_RUN; leaves the others alone. */
-int attention_runs(const djinn_attention_args &a, cudaStream_t stream);
+int attention_runs(const djinn_attention_args &a, void *stream);
 
 /* How many of up to 32 rows from `row` on, in steps of `step`, belong to `sequence`. For a whole warp. */
 __device__ __forceinline__ unsigned rows_of(const djinn_attention_args &a, unsigned sequence, long long row, int step) {

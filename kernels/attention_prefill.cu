@@ -255,6 +255,7 @@ template <typename T, unsigned DIM> struct Tiles {
     template <unsigned DIM>                                                                                  \
     __global__ void __launch_bounds__(djinn::THREADS)                                                        \
         djinn_attention_prefill_##suffix(const __grid_constant__ djinn_attention_args a) {                   \
+        djinn::enter();                                                                                      \
         djinn::Tiles<T, DIM>::run(a);                                                                        \
     }
 DJINN_KERNEL(f16, djinn::f16)
@@ -264,7 +265,7 @@ namespace djinn {
 
 using Kernel = void (*)(djinn_attention_args);
 
-int attention_runs(const djinn_attention_args &a, cudaStream_t stream) {
+int attention_runs(const djinn_attention_args &a, void *stream) {
     const bool wide = a.kv.head_dim == 128, half = a.kv.dtype == DJINN_F16;
     const Kernel f16_kernel = wide ? djinn_attention_prefill_f16<128> : djinn_attention_prefill_f16<64>;
     const Kernel bf16_kernel = wide ? djinn_attention_prefill_bf16<128> : djinn_attention_prefill_bf16<64>;
@@ -274,8 +275,7 @@ int attention_runs(const djinn_attention_args &a, cudaStream_t stream) {
     if (code != cudaSuccess) {
         return code;
     }
-    kernel<<<dim3(a.heads, ceil_div(a.rows, TILE)), THREADS, bytes, stream>>>(a);
-    return cudaGetLastError();
+    return launch(kernel, dim3(a.heads, ceil_div(a.rows, TILE)), THREADS, bytes, stream, a);
 }
 
 } // namespace djinn

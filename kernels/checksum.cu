@@ -39,6 +39,7 @@ __device__ uint64_t tail(const unsigned char *src, uint64_t bytes) {
 
 extern "C" __global__ void __launch_bounds__(djinn::THREADS)
     djinn_checksum_u32(const __grid_constant__ djinn_checksum_args a) {
+    djinn::enter();
     const uint64_t first = uint64_t(blockIdx.x) * djinn::THREADS + threadIdx.x;
     const uint64_t step = uint64_t(gridDim.x) * djinn::THREADS, quads = a.bytes / 16;
     uint64_t sum = 0;
@@ -60,12 +61,11 @@ extern "C" __global__ void __launch_bounds__(djinn::THREADS)
 }
 
 extern "C" int djinn_checksum(const djinn_checksum_args *args, void *stream) {
-    const cudaError_t cleared = cudaMemsetAsync(args->out, 0, sizeof(uint64_t), djinn::as_stream(stream));
+    const cudaError_t cleared = cudaMemsetAsync(args->out, 0, sizeof(uint64_t), static_cast<cudaStream_t>(stream));
     if (cleared != cudaSuccess) {
         return cleared;
     }
     const uint64_t blocks = args->bytes / 16 / djinn::THREADS + 1;
     const unsigned grid = blocks < djinn::MOST_BLOCKS ? unsigned(blocks) : djinn::MOST_BLOCKS;
-    djinn_checksum_u32<<<grid, djinn::THREADS, 0, djinn::as_stream(stream)>>>(*args);
-    return cudaGetLastError();
+    return djinn::launch(djinn_checksum_u32, grid, djinn::THREADS, 0, stream, *args);
 }

@@ -81,6 +81,18 @@ typedef struct djinn_rms_norm_args {
 int djinn_rms_norm(const djinn_rms_norm_args *args, void *stream);
 
 /*
+ * sum = a + b, then the norm of sum, in one launch. norm.x is sum. sum and norm.out may each be a or b as a whole,
+ * and otherwise share no byte with them or with one another.
+ */
+typedef struct djinn_add_rms_norm_args {
+    const float *a; /* [rows, width] */
+    const float *b; /* [rows, width] */
+    float *sum;     /* [rows, width] */
+    djinn_rms_norm_args norm;
+} djinn_add_rms_norm_args;
+int djinn_add_rms_norm(const djinn_add_rms_norm_args *args, void *stream);
+
+/*
  * out[r, out_column + j] = sum of x[r, i] weight[j, i] + bias[j], for j in 0 .. n. Reads the weight once for
  * every 16 rows: meant for up to 16, right for any number.
  */
@@ -162,6 +174,13 @@ typedef struct djinn_kv_write_args {
     uint32_t rows;
 } djinn_kv_write_args;
 int djinn_kv_write(const djinn_kv_write_args *args, void *stream);
+
+/* djinn_rope, then djinn_kv_write of the same qkv and rows, in one launch. */
+typedef struct djinn_rope_kv_write_args {
+    djinn_rope_args rope;
+    djinn_kv_write_args write;
+} djinn_rope_kv_write_args;
+int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream);
 
 /*
  * out[r, h, :] = softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r] of the row's sequence. Rows of

@@ -1,5 +1,6 @@
 /*
- * What the kernels share: element types, vectors of them, reductions over a warp or a block, dispatch by dtype.
+ * What the kernels share: element types, vectors of them, reductions over a warp or a block, launches, dispatch
+ * by dtype.
  */
 #ifndef DJINN_ELEMENT_CUH
 #define DJINN_ELEMENT_CUH
@@ -74,9 +75,82 @@ template <unsigned N> __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-inline unsigned ceil_div(uint64_t a, uint64_t b) { return static_cast<unsigned>((a + b - 1) / b); }
+/*
+ * Successive kernels of a stream overlap on devices that can (programmatic dependent launch, sm_90): a kernel's
+ * blocks are set up while the last ones of the kernel before still run.
+ *
+ * Every thread of every kernel calls `await_previous` before it reads what an earlier kernel wrote, writes, or
+ * ends: so when a kernel is done, all before it are. Before that it may read weights, which no kernel writes.
+ */
+__device__ __forceinline__ void release_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
-inline cudaStream_t as_stream(void *stream) { return static_cast<cudaStream_t>(stream); }
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The start of a kernel that has nothing to do before `await_previous`. */
+__device__ __forceinline__ void enter() {
+    release_next();
+    await_previous();
+}
+
+/* What launchers ask of a device. */
+struct DeviceFacts {
+    unsigned multiprocessors;
+    /* Whether kernels of a stream may overlap. */
+    bool overlaps;
+};
+
+constexpr int MOST_DEVICES = 64;
+
+/* Facts of all devices, asked for once. */
+inline const DeviceFacts *all_devices() {
+    static const struct All {
+        DeviceFacts at[MOST_DEVICES] = {};
+        All() {
+            int count = 0;
+            cudaGetDeviceCount(&count);
+            for (int i = 0; i < count && i < MOST_DEVICES; ++i) {
+                int multiprocessors = 0, major = 0;
+                cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, i);
+                cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i);
+                at[i] = {multiprocessors > 0 ? unsigned(multiprocessors) : 1u, major >= 9};
+            }
+        }
+    } all;
+    return all.at;
+}
+
+/* The current device; the last of the table stands for those beyond it. */
+inline int current_device() {
+    int device = 0;
+    cudaGetDevice(&device);
+    return device < MOST_DEVICES ? device : MOST_DEVICES - 1;
+}
+
+/* Launches a kernel that keeps the rules of `await_previous`, with `shared` bytes of dynamic shared memory. */
+template <typename... Params, typename... Args>
+int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, void *stream, const Args &...args) {
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &overlap;
+    config.numAttrs = all_devices()[current_device()].overlaps ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, Params(args)...);
+}
+
+inline unsigned ceil_div(uint64_t a, uint64_t b) { return static_cast<unsigned>((a + b - 1) / b); }
 
 } // namespace djinn
 
@@ -89,11 +163,10 @@ inline cudaStream_t as_stream(void *stream) { return static_cast<cudaStream_t>(s
 /* Launches `kernel_f32`, `kernel_f16` or `kernel_bf16`, and returns from the launcher. */
 #define DJINN_LAUNCH_BY_DTYPE(dtype, kernel, grid, block, stream, ...)                                       \
     switch (dtype) {                                                                                         \
-    case DJINN_F32: kernel##_f32<<<grid, block, 0, djinn::as_stream(stream)>>>(__VA_ARGS__); break;          \
-    case DJINN_F16: kernel##_f16<<<grid, block, 0, djinn::as_stream(stream)>>>(__VA_ARGS__); break;          \
-    case DJINN_BF16: kernel##_bf16<<<grid, block, 0, djinn::as_stream(stream)>>>(__VA_ARGS__); break;        \
+    case DJINN_F32: return djinn::launch(kernel##_f32, grid, block, 0, stream, __VA_ARGS__);                 \
+    case DJINN_F16: return djinn::launch(kernel##_f16, grid, block, 0, stream, __VA_ARGS__);                 \
+    case DJINN_BF16: return djinn::launch(kernel##_bf16, grid, block, 0, stream, __VA_ARGS__);               \
     default: return cudaErrorInvalidValue;                                                                   \
-    }                                                                                                        \
-    return cudaGetLastError()
+    }
 
 #endif

@@ -37,6 +37,7 @@ __device__ __forceinline__ void each(uint64_t begin, uint64_t len, bool aligned,
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
 template <typename T> __device__ void add_bias(const djinn_add_bias_args &a) {
+    enter();
     const T *bias = static_cast<const T *>(a.bias);
     float *out = a.out + size_t(blockIdx.x) * a.out_width + a.out_column;
     for (unsigned i = 0; i < EACH; ++i) {
@@ -48,6 +49,7 @@ template <typename T> __device__ void add_bias(const djinn_add_bias_args &a) {
 }
 
 template <typename T> __device__ void convert(const djinn_convert_args &a) {
+    enter();
     T *out = static_cast<T *>(a.out);
     each(
         uint64_t(blockIdx.x) * BLOCK, a.len, true,
@@ -65,6 +67,7 @@ inline dim3 grid_of_rows(uint32_t rows, uint32_t width) { return dim3(rows, ceil
 
 extern "C" __global__ void __launch_bounds__(djinn::THREADS)
     djinn_silu_mul_f32(const __grid_constant__ djinn_silu_mul_args a) {
+    djinn::enter();
     const float *gate = a.x + size_t(blockIdx.x) * 2 * a.width, *up = gate + a.width;
     float *out = a.out + size_t(blockIdx.x) * a.width;
     djinn::each(
@@ -83,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(djinn::THREADS)
 
 extern "C" __global__ void __launch_bounds__(djinn::THREADS)
     djinn_select_rows_f32(const __grid_constant__ djinn_select_rows_args a) {
+    djinn::enter();
     const float *from = a.x + size_t(a.indices[blockIdx.x]) * a.width;
     float *to = a.out + size_t(blockIdx.x) * a.width;
     djinn::each(
@@ -93,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(djinn::THREADS)
 
 extern "C" __global__ void __launch_bounds__(djinn::THREADS)
     djinn_add_f32(const __grid_constant__ djinn_add_args a) {
+    djinn::enter();
     djinn::each(
         uint64_t(blockIdx.x) * djinn::BLOCK, a.len, true,
         [&](uint64_t i) {
@@ -126,20 +131,17 @@ extern "C" __global__ void __launch_bounds__(djinn::THREADS)
 
 extern "C" int djinn_silu_mul(const djinn_silu_mul_args *args, void *stream) {
     const dim3 grid = djinn::grid_of_rows(args->rows, args->width);
-    djinn_silu_mul_f32<<<grid, djinn::THREADS, 0, djinn::as_stream(stream)>>>(*args);
-    return cudaGetLastError();
+    return djinn::launch(djinn_silu_mul_f32, grid, djinn::THREADS, 0, stream, *args);
 }
 
 extern "C" int djinn_select_rows(const djinn_select_rows_args *args, void *stream) {
     const dim3 grid = djinn::grid_of_rows(args->rows, args->width);
-    djinn_select_rows_f32<<<grid, djinn::THREADS, 0, djinn::as_stream(stream)>>>(*args);
-    return cudaGetLastError();
+    return djinn::launch(djinn_select_rows_f32, grid, djinn::THREADS, 0, stream, *args);
 }
 
 extern "C" int djinn_add(const djinn_add_args *args, void *stream) {
     const unsigned grid = djinn::ceil_div(args->len, djinn::BLOCK);
-    djinn_add_f32<<<grid, djinn::THREADS, 0, djinn::as_stream(stream)>>>(*args);
-    return cudaGetLastError();
+    return djinn::launch(djinn_add_f32, grid, djinn::THREADS, 0, stream, *args);
 }
 
 extern "C" int djinn_add_bias(const djinn_add_bias_args *args, void *stream) {
@@ -150,9 +152,8 @@ extern "C" int djinn_add_bias(const djinn_add_bias_args *args, void *stream) {
 extern "C" int djinn_convert(const djinn_convert_args *args, void *stream) {
     const unsigned grid = djinn::ceil_div(args->len, djinn::BLOCK);
     switch (args->out_dtype) {
-    case DJINN_F16: djinn_convert_f16<<<grid, djinn::THREADS, 0, djinn::as_stream(stream)>>>(*args); break;
-    case DJINN_BF16: djinn_convert_bf16<<<grid, djinn::THREADS, 0, djinn::as_stream(stream)>>>(*args); break;
+    case DJINN_F16: return djinn::launch(djinn_convert_f16, grid, djinn::THREADS, 0, stream, *args);
+    case DJINN_BF16: return djinn::launch(djinn_convert_bf16, grid, djinn::THREADS, 0, stream, *args);
     default: return cudaErrorInvalidValue;
     }
-    return cudaGetLastError();
 }

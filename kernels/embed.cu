@@ -11,6 +11,7 @@ namespace djinn {
 constexpr unsigned THREADS = 256;
 
 template <typename T> __device__ void embed(const djinn_embed_args &a) {
+    enter();
     constexpr unsigned N = PER_16_BYTES<T>;
     const unsigned token = a.tokens[blockIdx.x], row = token - a.first_row;
     if (token < a.first_row || row >= a.table_rows) {

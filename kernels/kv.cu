@@ -1,34 +1,77 @@
 /*
  * kv_write: keys and values of qkv into the pages, at each row's sequence and position, rounded to nearest even.
  * Shapes: qkv f32 [rows, (heads + 2 kv_heads) head_dim], row_seq and positions u32 [rows]; pages in kv.cuh.
- * Launch: blocks of 128 threads, x over rows, y over key and value heads, keys first; 4 elements a thread and
- * step where head_dim allows.
- * CPU reference: djinn-device, kernels/reference.rs, `kv_write`.
+ *
+ * rope_kv_write: the bits of `rope`, then of `kv_write`.
+ *
+ * Launch: a warp for each row and head (of keys and values, or all), in turn where there are many; blocks of 8
+ * warps. 4 elements a lane and step where head_dim allows.
+ * CPU reference: djinn-device, kernels/reference.rs, `kv_write` and `rope`.
  */
 #include "kv.cuh"
+#include "rope.cuh"
 
 namespace djinn {
 
-constexpr unsigned THREADS = 128;
+constexpr unsigned WARPS = 8, THREADS = 32 * WARPS;
+/* Blocks of a launch at most: several for each multiprocessor of a large device. */
+constexpr unsigned MOST_BLOCKS = 2048;
 
-template <typename T> __device__ void kv_write(const djinn_kv_write_args &a) {
-    const unsigned row = blockIdx.x, dim = a.kv.head_dim, kv_heads = a.kv.kv_heads;
-    const bool value = blockIdx.y >= kv_heads;
-    const unsigned head = value ? blockIdx.y - kv_heads : blockIdx.y;
+/* Key head `kv_head`, or value head `kv_head - kv_heads`, of a row to its place in the pages, by a warp. */
+template <typename T>
+__device__ __forceinline__ void write_head(const djinn_kv_write_args &a, unsigned row, unsigned kv_head) {
+    const unsigned lane = threadIdx.x % 32, dim = a.kv.head_dim, kv_heads = a.kv.kv_heads;
+    const bool value = kv_head >= kv_heads;
+    const unsigned head = value ? kv_head - kv_heads : kv_head;
     const size_t width = size_t(a.heads + 2 * kv_heads) * dim;
-    const float *from = a.qkv + row * width + size_t(a.heads + blockIdx.y) * dim;
+    const float *from = a.qkv + row * width + size_t(a.heads + kv_head) * dim;
     T *to = key_at<T>(a.kv, a.row_seq[row], a.positions[row], head) + (value ? value_offset(a.kv) : 0);
     if (dim % 4 != 0) {
-        for (unsigned i = threadIdx.x; i < dim; i += THREADS) {
+        for (unsigned i = lane; i < dim; i += 32) {
             to[i] = narrow<T>(from[i]);
         }
         return;
     }
-    for (unsigned i = threadIdx.x * 4; i < dim; i += THREADS * 4) {
+    for (unsigned i = lane * 4; i < dim; i += 32 * 4) {
         const auto x = load<float, 4>(from + i);
         store(to + i,
               Pack<T, 4>{narrow<T>(x.at[0]), narrow<T>(x.at[1]), narrow<T>(x.at[2]), narrow<T>(x.at[3])});
     }
+}
+
+/* `work(row, head)` for the warp's share of rows and heads. */
+template <typename Work> __device__ __forceinline__ void each_head(unsigned rows, unsigned heads, Work work) {
+    const unsigned first = blockIdx.x * WARPS + threadIdx.x / 32;
+    for (uint64_t i = first; i < uint64_t(rows) * heads; i += uint64_t(gridDim.x) * WARPS) {
+        work(unsigned(i / heads), unsigned(i % heads));
+    }
+}
+
+inline unsigned blocks_of(unsigned rows, unsigned heads) {
+    const unsigned blocks = ceil_div(uint64_t(rows) * heads, WARPS);
+    return blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS;
+}
+
+template <typename T> __device__ void kv_write(const djinn_kv_write_args &a) {
+    enter();
+    each_head(a.rows, 2 * a.kv.kv_heads, [&](unsigned row, unsigned head) { write_head<T>(a, row, head); });
+}
+
+template <typename T> __device__ void rope_kv_write(const djinn_rope_kv_write_args &a) {
+    enter();
+    const unsigned queries = a.rope.heads, kv_heads = a.rope.kv_heads;
+    each_head(a.rope.rows, queries + 2 * kv_heads, [&](unsigned row, unsigned head) {
+        if (head < queries + kv_heads) {
+            for (unsigned i = threadIdx.x % 32; i < a.rope.rotary_dim / 2; i += 32) {
+                rotate(a.rope, row, head, i);
+            }
+        }
+        if (head >= queries) {
+            /* Lanes read what others rotated. */
+            __syncwarp();
+            write_head<T>(a.write, row, head - queries);
+        }
+    });
 }
 
 } // namespace djinn
@@ -37,10 +80,23 @@ template <typename T> __device__ void kv_write(const djinn_kv_write_args &a) {
     extern "C" __global__ void __launch_bounds__(djinn::THREADS)                                             \
         djinn_kv_write_##suffix(const __grid_constant__ djinn_kv_write_args a) {                             \
         djinn::kv_write<T>(a);                                                                               \
+    }                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(djinn::THREADS)                                             \
+        djinn_rope_kv_write_##suffix(const __grid_constant__ djinn_rope_kv_write_args a) {                   \
+        djinn::rope_kv_write<T>(a);                                                                          \
     }
 DJINN_FOR_DTYPES(DJINN_KERNEL)
 
 extern "C" int djinn_kv_write(const djinn_kv_write_args *args, void *stream) {
-    const dim3 grid(args->rows, 2 * args->kv.kv_heads);
+    const dim3 grid(djinn::blocks_of(args->rows, 2 * args->kv.kv_heads));
     DJINN_LAUNCH_BY_DTYPE(args->kv.dtype, djinn_kv_write, grid, djinn::THREADS, stream, *args);
+}
+
+extern "C" int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream) {
+    const djinn_rope_args &rope = args->rope;
+    if (rope.style > DJINN_ROPE_INTERLEAVED) {
+        return cudaErrorInvalidValue;
+    }
+    const dim3 grid(djinn::blocks_of(rope.rows, rope.heads + 2 * rope.kv_heads));
+    DJINN_LAUNCH_BY_DTYPE(args->write.kv.dtype, djinn_rope_kv_write, grid, djinn::THREADS, stream, *args);
 }

@@ -1,9 +1,13 @@
 /*
  * rms_norm: out[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) weight.
  * Shapes: x and out f32 [rows, width] (out may be x), weight [width].
+ *
+ * add_rms_norm: sum = a + b, then out is the norm of sum. a, b and sum f32 [rows, width]; each of sum and out may
+ * be a or b, but may not lie across them. Bits are those of `add` and `rms_norm`, one after the other.
+ *
  * Launch: one block of 512 threads a row; 4 elements a thread and step where the width allows, the first 4
  * steps kept in registers.
- * CPU reference: djinn-device, kernels/reference.rs, `rms_norm`.
+ * CPU reference: djinn-device, kernels/reference.rs, `rms_norm` and `add`.
  */
 #include "element.cuh"
 
@@ -28,10 +32,29 @@ __device__ float inverse_norm(float squares, unsigned width, float eps) {
     return 1.0f / sqrtf(total / float(width) + eps);
 }
 
-/* `N` elements a step; the width is a multiple of it. */
-template <typename T, unsigned N> __device__ void norm(const djinn_rms_norm_args &a) {
+/*
+ * `N` elements a step; the width is a multiple of it. With `ADD`, a row of x is first made from those of `left`
+ * and `right`, by the threads that read it.
+ */
+template <typename T, unsigned N, bool ADD>
+__device__ void norm(const djinn_rms_norm_args &a, const float *left, const float *right, float *sum) {
     constexpr unsigned KEPT = 4, STEP = THREADS * N;
-    const float *x = a.x + size_t(blockIdx.x) * a.width;
+    const size_t start = size_t(blockIdx.x) * a.width;
+    const float *x = a.x + start;
+    const auto take = [&](unsigned at) {
+        if constexpr (!ADD) {
+            return load<float, N>(x + at);
+        } else {
+            auto pack = load<float, N>(left + start + at);
+            const auto other = load<float, N>(right + start + at);
+#pragma unroll
+            for (unsigned i = 0; i < N; ++i) {
+                pack.at[i] += other.at[i];
+            }
+            store(sum + start + at, pack);
+            return pack;
+        }
+    };
     float *out = a.out + size_t(blockIdx.x) * a.width;
     const T *weight = static_cast<const T *>(a.weight);
     const unsigned first = threadIdx.x * N;
@@ -41,7 +64,7 @@ template <typename T, unsigned N> __device__ void norm(const djinn_rms_norm_args
 #pragma unroll
     for (unsigned s = 0; s < KEPT; ++s) {
         if (first + s * STEP < a.width) {
-            kept[s] = load<float, N>(x + first + s * STEP);
+            kept[s] = take(first + s * STEP);
             scales[s] = load<T, N>(weight + first + s * STEP);
         }
     }
@@ -56,7 +79,7 @@ template <typename T, unsigned N> __device__ void norm(const djinn_rms_norm_args
         }
     }
     for (unsigned at = first + KEPT * STEP; at < a.width; at += STEP) {
-        const auto pack = load<float, N>(x + at);
+        const auto pack = take(at);
 #pragma unroll
         for (unsigned i = 0; i < N; ++i) {
             squares += pack.at[i] * pack.at[i];
@@ -85,10 +108,20 @@ template <typename T, unsigned N> __device__ void norm(const djinn_rms_norm_args
 }
 
 template <typename T> __device__ void rms_norm(const djinn_rms_norm_args &a) {
+    enter();
     if (a.width % 4 == 0) {
-        norm<T, 4>(a);
+        norm<T, 4, false>(a, nullptr, nullptr, nullptr);
     } else {
-        norm<T, 1>(a);
+        norm<T, 1, false>(a, nullptr, nullptr, nullptr);
+    }
+}
+
+template <typename T> __device__ void add_rms_norm(const djinn_add_rms_norm_args &a) {
+    enter();
+    if (a.norm.width % 4 == 0) {
+        norm<T, 4, true>(a.norm, a.a, a.b, a.sum);
+    } else {
+        norm<T, 1, true>(a.norm, a.a, a.b, a.sum);
     }
 }
 
@@ -98,9 +131,18 @@ template <typename T> __device__ void rms_norm(const djinn_rms_norm_args &a) {
     extern "C" __global__ void __launch_bounds__(djinn::THREADS)                                             \
         djinn_rms_norm_##suffix(const __grid_constant__ djinn_rms_norm_args a) {                             \
         djinn::rms_norm<T>(a);                                                                               \
+    }                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(djinn::THREADS)                                             \
+        djinn_add_rms_norm_##suffix(const __grid_constant__ djinn_add_rms_norm_args a) {                     \
+        djinn::add_rms_norm<T>(a);                                                                           \
     }
 DJINN_FOR_DTYPES(DJINN_KERNEL)
 
 extern "C" int djinn_rms_norm(const djinn_rms_norm_args *args, void *stream) {
     DJINN_LAUNCH_BY_DTYPE(args->weight_dtype, djinn_rms_norm, args->rows, djinn::THREADS, stream, *args);
+}
+
+extern "C" int djinn_add_rms_norm(const djinn_add_rms_norm_args *args, void *stream) {
+    const djinn_rms_norm_args &norm = args->norm;
+    DJINN_LAUNCH_BY_DTYPE(norm.weight_dtype, djinn_add_rms_norm, norm.rows, djinn::THREADS, stream, *args);
 }

@@ -10,7 +10,7 @@
  *
  * CPU reference: djinn-device, kernels/reference.rs, `rope_table` and `rope`.
  */
-#include "element.cuh"
+#include "rope.cuh"
 
 namespace djinn {
 
@@ -21,6 +21,7 @@ constexpr unsigned PAIRS = 256;
 
 extern "C" __global__ void __launch_bounds__(djinn::TABLE_THREADS)
     djinn_rope_table_f32(const __grid_constant__ djinn_rope_table_args a) {
+    djinn::enter();
     const float position = float(a.positions[blockIdx.x]);
     float *out = a.out + size_t(blockIdx.x) * 2 * a.half;
     for (unsigned i = threadIdx.x; i < a.half; i += djinn::TABLE_THREADS) {
@@ -33,24 +34,17 @@ extern "C" __global__ void __launch_bounds__(djinn::TABLE_THREADS)
 
 extern "C" __global__ void __launch_bounds__(djinn::PAIRS)
     djinn_rope_f32(const __grid_constant__ djinn_rope_args a) {
+    djinn::enter();
     const unsigned half = a.rotary_dim / 2, pair = blockIdx.y * djinn::PAIRS + threadIdx.x;
     const unsigned head = pair / half, i = pair % half;
     if (head >= a.heads + a.kv_heads) {
         return;
     }
-    const size_t row = blockIdx.x, width = size_t(a.heads + 2 * a.kv_heads) * a.head_dim;
-    const float *table = a.table + row * a.rotary_dim;
-    float *start = a.qkv + row * width + size_t(head) * a.head_dim;
-    float *first = a.style == DJINN_ROPE_HALF ? start + i : start + 2 * i;
-    float *second = a.style == DJINN_ROPE_HALF ? first + half : first + 1;
-    const float cos = table[i], sin = table[half + i], x = *first, y = *second;
-    *first = x * cos - y * sin;
-    *second = y * cos + x * sin;
+    djinn::rotate(a, blockIdx.x, head, i);
 }
 
 extern "C" int djinn_rope_table(const djinn_rope_table_args *args, void *stream) {
-    djinn_rope_table_f32<<<args->rows, djinn::TABLE_THREADS, 0, djinn::as_stream(stream)>>>(*args);
-    return cudaGetLastError();
+    return djinn::launch(djinn_rope_table_f32, args->rows, djinn::TABLE_THREADS, 0, stream, *args);
 }
 
 extern "C" int djinn_rope(const djinn_rope_args *args, void *stream) {
@@ -59,6 +53,5 @@ extern "C" int djinn_rope(const djinn_rope_args *args, void *stream) {
         return cudaErrorInvalidValue;
     }
     const dim3 grid(args->rows, djinn::ceil_div(pairs, djinn::PAIRS));
-    djinn_rope_f32<<<grid, djinn::PAIRS, 0, djinn::as_stream(stream)>>>(*args);
-    return cudaGetLastError();
+    return djinn::launch(djinn_rope_f32, grid, djinn::PAIRS, 0, stream, *args);
 }

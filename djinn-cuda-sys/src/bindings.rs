@@ -63,6 +63,20 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct djinn_add_rms_norm_args {
+    pub a: *const f32,
+    pub b: *const f32,
+    pub sum: *mut f32,
+    pub norm: djinn_rms_norm_args,
+}
+unsafe extern "C" {
+    pub fn djinn_add_rms_norm(
+        args: *const djinn_add_rms_norm_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct djinn_linear_args {
     pub x: *const f32,
     pub weight: *const ::std::os::raw::c_void,
@@ -157,6 +171,18 @@ pub struct djinn_kv_write_args {
 unsafe extern "C" {
     pub fn djinn_kv_write(
         args: *const djinn_kv_write_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_rope_kv_write_args {
+    pub rope: djinn_rope_args,
+    pub write: djinn_kv_write_args,
+}
+unsafe extern "C" {
+    pub fn djinn_rope_kv_write(
+        args: *const djinn_rope_kv_write_args,
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
 }

@@ -10,6 +10,9 @@ pub struct CudaConfig {
     pub vram: Option<u64>,
     /// Cap on [`Space::Host`](djinn_device::Space::Host), in bytes; none without.
     pub ram: Option<u64>,
+    /// Bytes of [`Space::Host`](djinn_device::Space::Host) that will be asked for, at most: what the driver takes
+    /// on the card to map them ([`mapping_bytes`]) is set aside under the cap.
+    pub pinned_bytes: u64,
     /// Bytes of device memory for activations rounded to 16 bits on the way into a matrix product, and for
     /// partial results of attention. A product whose activations are larger runs in pieces of rows.
     pub max_activation_bytes: u64,
@@ -18,8 +21,14 @@ pub struct CudaConfig {
 impl Default for CudaConfig {
     /// The first card, no caps, 64 MiB for activations.
     fn default() -> Self {
-        CudaConfig { ordinal: 0, vram: None, ram: None, max_activation_bytes: 64 << 20 }
+        CudaConfig { ordinal: 0, vram: None, ram: None, pinned_bytes: 0, max_activation_bytes: 64 << 20 }
     }
+}
+
+/// Device memory that the driver takes to map pinned host memory: 8 bytes for each page of 4 KiB, as seen with
+/// pages of any size, in units of 2 MiB.
+pub const fn mapping_bytes(pinned_bytes: u64) -> u64 {
+    pinned_bytes.div_ceil(512).next_multiple_of(2 << 20)
 }
 
 /// What is known of a card before a device is made of it.

@@ -1,5 +1,6 @@
 //! The device: a card's context with its memory, streams and events.
 
+use crate::capture::{Captures, Kept};
 use crate::context::Context;
 use crate::event::Events;
 use crate::launch::Launch;
@@ -7,9 +8,9 @@ use crate::matmul::Matmul;
 use crate::memory::Memory;
 use crate::scratch::Scratch;
 use crate::stream::RawStream;
-use crate::{CudaConfig, Error, warm_up};
-use djinn_device::{Buffer, Device, DeviceInfo, Event, Result, Space, Span, Stream, Usage};
-use std::cell::{OnceCell, RefCell};
+use crate::{CudaConfig, Error, mapping_bytes, warm_up};
+use djinn_device::{Buffer, Capture, DType, Device, DeviceInfo, Event, Result, Space, Span, Stream, Usage};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ static MAKING: Mutex<()> = Mutex::new(());
 /// the code for each of them.
 pub struct CudaDevice {
     // Dropped in this order: what lives in the context goes before the memory that it uses.
+    captures: Captures,
     events: Events,
     streams: RefCell<Vec<RawStream>>,
     pub(crate) matmul: Matmul,
@@ -36,6 +38,16 @@ pub struct CudaDevice {
     name: String,
     reserved_bytes: u64,
     lost: OnceCell<djinn_device::Error>,
+    /// What the workspace for activations holds, if that was the last thing done.
+    pub(crate) rounded: Cell<Option<Rounded>>,
+}
+
+/// Activations rounded to a weight's type, for a product.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rounded {
+    pub(crate) stream: Stream,
+    pub(crate) x: Span,
+    pub(crate) dtype: DType,
 }
 
 impl CudaDevice {
@@ -47,9 +59,9 @@ impl CudaDevice {
     pub fn new(config: CudaConfig) -> crate::Result<Self> {
         let _alone = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
         let context = Context::open(config.ordinal)?;
-        let first = RawStream::new()?;
         let mut device = CudaDevice {
-            events: Events::new(&first)?,
+            captures: Captures::default(),
+            events: Events::new()?,
             streams: RefCell::default(),
             matmul: Matmul::new()?,
             scratch: Scratch::new(config.max_activation_bytes, context.free_bytes()?)?,
@@ -58,6 +70,7 @@ impl CudaDevice {
             name: format!("cuda:{} ({})", config.ordinal, context.name()?),
             reserved_bytes: 0,
             lost: OnceCell::new(),
+            rounded: Cell::new(None),
         };
         if !context.is_measured() {
             warm_up::run(&device)?;
@@ -65,7 +78,8 @@ impl CudaDevice {
             device.memory.reset_peak();
         }
         let scratch_bytes = device.scratch.bytes();
-        let reserved = context.overhead(scratch_bytes) + scratch_bytes + LATE_BYTES;
+        let reserved =
+            context.overhead(scratch_bytes) + scratch_bytes + LATE_BYTES + mapping_bytes(config.pinned_bytes);
         device.reserved_bytes = match config.vram {
             Some(vram) => vram - device.memory.cap(vram, reserved, context.free_bytes()?)?,
             None => reserved,
@@ -104,11 +118,18 @@ impl CudaDevice {
     /// Calls into the driver about a stream, unless the device is lost.
     fn on<T>(&self, stream: Stream, work: impl FnOnce(&RawStream) -> crate::Result<T>) -> Result<T> {
         let streams = self.streams.borrow();
-        let Some(raw) = streams.get(stream.id() as usize) else {
-            panic!("{stream:?} is not a stream of this device, which has {}", streams.len());
-        };
+        let raw = self.raw(&streams, stream);
+        self.rounded.set(None);
         self.enter()?;
         self.sticky(work(raw))
+    }
+
+    /// # Panics
+    /// If the stream is foreign.
+    fn raw<'a>(&self, all: &'a [RawStream], stream: Stream) -> &'a RawStream {
+        let count = all.len();
+        let raw = all.get(stream.id() as usize);
+        raw.unwrap_or_else(|| panic!("{stream:?} is not a stream of this device, which has {count}"))
     }
 
     /// Refuses if the device is lost; else makes its context current on the calling thread.
@@ -121,13 +142,22 @@ impl CudaDevice {
 
     /// Remembers the first failure.
     fn sticky<T>(&self, outcome: Result<T, Error>) -> Result<T> {
-        outcome.map_err(|error| self.lost.get_or_init(|| error.lost()).clone())
+        outcome.map_err(|error| self.lose(&error))
+    }
+
+    fn lose(&self, error: &Error) -> djinn_device::Error {
+        self.lost.get_or_init(|| error.lost()).clone()
     }
 }
 
 impl Device for CudaDevice {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { name: self.name.clone(), host_memory: false, reserved_bytes: self.reserved_bytes }
+        DeviceInfo {
+            name: self.name.clone(),
+            host_memory: false,
+            reserved_bytes: self.reserved_bytes,
+            captures: true,
+        }
     }
 
     fn alloc(&self, space: Space, len: u64) -> Result<Buffer> {
@@ -171,11 +201,17 @@ impl Device for CudaDevice {
     }
 
     fn record(&self, stream: Stream, event: Event) -> Result<()> {
-        self.on(stream, |raw| self.events.record(raw, event))
+        self.on(stream, |raw| match self.captures.is_open() {
+            true => self.events.capture_record(raw, event),
+            false => self.events.record(raw, event),
+        })
     }
 
     fn wait(&self, stream: Stream, event: Event) -> Result<()> {
-        self.on(stream, |raw| self.events.wait(raw, event))
+        self.on(stream, |raw| match self.captures.is_open() {
+            true => self.events.capture_wait(raw, event),
+            false => self.events.wait(raw, event),
+        })
     }
 
     fn is_done(&self, event: Event) -> Result<bool> {
@@ -195,6 +231,38 @@ impl Device for CudaDevice {
     fn timestamp(&self, event: Event) -> Option<Duration> {
         self.enter().ok()?;
         self.sticky(self.events.timestamp(event)).ok()?
+    }
+
+    fn capture<E: From<djinn_device::Error>>(
+        &self,
+        streams: &[Stream],
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Capture, E> {
+        self.enter()?;
+        let all = self.streams.borrow();
+        let raw = streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();
+        let failed = |error| self.lose(&error);
+        self.rounded.set(None);
+        let captured = self.captures.capture((streams, &raw), work, || self.events.end_capture(), failed);
+        self.rounded.set(None);
+        captured
+    }
+
+    fn replay(&self, capture: Capture) -> Result<()> {
+        self.enter()?;
+        self.rounded.set(None);
+        let all = self.streams.borrow();
+        self.captures.with(capture, |kept: &Kept| {
+            let raw = kept.streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();
+            self.sticky(kept.replay(&raw))?;
+            self.events.replayed(&kept.events);
+            Ok(())
+        })
+    }
+
+    fn free_capture(&self, capture: Capture) {
+        let _ = self.context.make_current();
+        self.captures.free(capture);
     }
 
     fn read_host<R>(&self, span: Span, read: impl FnOnce(&[u8]) -> R) -> R {

@@ -58,16 +58,17 @@ impl Launch<'_> {
     }
 
     pub(crate) fn rms_norm(self, args: &RmsNorm) -> Result<()> {
-        let raw = sys::djinn_rms_norm_args {
-            x: self.memory.resolve(args.x).input(),
-            weight: self.memory.resolve(args.weight.span).input(),
-            out: self.memory.resolve(args.out).output(),
-            weight_dtype: dtype(args.weight.dtype),
-            eps: args.eps,
-            width: args.width,
-            rows: args.rows,
+        kernel!(djinn_rms_norm, self.norm(args), self.stream)
+    }
+
+    pub(crate) fn add_rms_norm(self, add: &Add, norm: &RmsNorm) -> Result<()> {
+        let raw = sys::djinn_add_rms_norm_args {
+            a: self.memory.resolve(add.a).input(),
+            b: self.memory.resolve(add.b).input(),
+            sum: self.memory.resolve(add.out).output(),
+            norm: self.norm(norm),
         };
-        kernel!(djinn_rms_norm, raw, self.stream)
+        kernel!(djinn_add_rms_norm, raw, self.stream)
     }
 
     pub(crate) fn linear(self, args: &Linear) -> Result<()> {
@@ -113,33 +114,16 @@ impl Launch<'_> {
     }
 
     pub(crate) fn rope(self, args: &Rope) -> Result<()> {
-        let style = match args.style {
-            RopeStyle::Half => sys::djinn_rope_style_DJINN_ROPE_HALF,
-            RopeStyle::Interleaved => sys::djinn_rope_style_DJINN_ROPE_INTERLEAVED,
-        };
-        let raw = sys::djinn_rope_args {
-            qkv: self.memory.resolve(args.qkv).output(),
-            table: self.memory.resolve(args.table).input(),
-            heads: args.heads,
-            kv_heads: args.kv_heads,
-            head_dim: args.head_dim,
-            rotary_dim: args.rotary_dim,
-            style,
-            rows: args.rows,
-        };
-        kernel!(djinn_rope, raw, self.stream)
+        kernel!(djinn_rope, self.rotation(args), self.stream)
     }
 
     pub(crate) fn kv_write(self, args: &KvWrite) -> Result<()> {
-        let raw = sys::djinn_kv_write_args {
-            qkv: self.memory.resolve(args.qkv).input(),
-            row_seq: self.memory.resolve(args.row_seq).input(),
-            positions: self.memory.resolve(args.positions).input(),
-            kv: self.pages(&args.kv),
-            heads: args.heads,
-            rows: args.rows,
-        };
-        kernel!(djinn_kv_write, raw, self.stream)
+        kernel!(djinn_kv_write, self.writing(args), self.stream)
+    }
+
+    pub(crate) fn rope_kv_write(self, rope: &Rope, write: &KvWrite) -> Result<()> {
+        let raw = sys::djinn_rope_kv_write_args { rope: self.rotation(rope), write: self.writing(write) };
+        kernel!(djinn_rope_kv_write, raw, self.stream)
     }
 
     /// With `workspace` for the partial results of long contexts; results do not depend on it.
@@ -198,6 +182,46 @@ impl Launch<'_> {
             bytes: args.src.len(),
         };
         kernel!(djinn_checksum, raw, self.stream)
+    }
+
+    fn norm(self, args: &RmsNorm) -> sys::djinn_rms_norm_args {
+        sys::djinn_rms_norm_args {
+            x: self.memory.resolve(args.x).input(),
+            weight: self.memory.resolve(args.weight.span).input(),
+            out: self.memory.resolve(args.out).output(),
+            weight_dtype: dtype(args.weight.dtype),
+            eps: args.eps,
+            width: args.width,
+            rows: args.rows,
+        }
+    }
+
+    fn rotation(self, args: &Rope) -> sys::djinn_rope_args {
+        let style = match args.style {
+            RopeStyle::Half => sys::djinn_rope_style_DJINN_ROPE_HALF,
+            RopeStyle::Interleaved => sys::djinn_rope_style_DJINN_ROPE_INTERLEAVED,
+        };
+        sys::djinn_rope_args {
+            qkv: self.memory.resolve(args.qkv).output(),
+            table: self.memory.resolve(args.table).input(),
+            heads: args.heads,
+            kv_heads: args.kv_heads,
+            head_dim: args.head_dim,
+            rotary_dim: args.rotary_dim,
+            style,
+            rows: args.rows,
+        }
+    }
+
+    fn writing(self, args: &KvWrite) -> sys::djinn_kv_write_args {
+        sys::djinn_kv_write_args {
+            qkv: self.memory.resolve(args.qkv).input(),
+            row_seq: self.memory.resolve(args.row_seq).input(),
+            positions: self.memory.resolve(args.positions).input(),
+            kv: self.pages(&args.kv),
+            heads: args.heads,
+            rows: args.rows,
+        }
     }
 
     fn pages(self, kv: &KvPages) -> sys::djinn_kv_pages {

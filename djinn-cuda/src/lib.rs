@@ -13,6 +13,8 @@ mod absent;
 #[cfg(any(feature = "cuda", test))]
 mod arena;
 #[cfg(feature = "cuda")]
+mod capture;
+#[cfg(feature = "cuda")]
 mod context;
 #[cfg(feature = "cuda")]
 mod device;
@@ -37,7 +39,7 @@ mod warm_up;
 
 #[cfg(not(feature = "cuda"))]
 pub use absent::{CudaDevice, probe};
-pub use config::{CudaConfig, Probe};
+pub use config::{CudaConfig, Probe, mapping_bytes};
 #[cfg(feature = "cuda")]
 pub use context::probe;
 #[cfg(feature = "cuda")]

@@ -1,6 +1,6 @@
 //! The operations: which kernel or library computes each.
 
-use crate::device::CudaDevice;
+use crate::device::{CudaDevice, Rounded};
 use crate::launch::Launch;
 use crate::matmul::Shape;
 use djinn_device::args::{
@@ -16,8 +16,9 @@ pub(crate) const SMALL_BATCH: u32 = 16;
 const PIECE: u64 = 64;
 
 impl CudaDevice {
-    /// A product of many rows; whether the library could do it.
-    fn large_linear(&self, launch: Launch<'_>, args: &Linear) -> crate::Result<bool> {
+    /// A product of many rows; whether the library could do it. `known` says what the workspace holds already:
+    /// tiles of one weight follow one another, and share their activations.
+    fn large_linear(&self, launch: Launch<'_>, args: &Linear, known: Option<Rounded>) -> crate::Result<bool> {
         let (dtype, rows, k) = (args.weight.dtype, u64::from(args.rows), u64::from(args.k));
         let (x, out) = (launch.memory.resolve(args.x), launch.memory.resolve(args.out));
         let weight = launch.memory.resolve(args.weight.span);
@@ -46,7 +47,9 @@ impl CudaDevice {
         for first in (0..rows).step_by(step as usize) {
             let count = step.min(rows - first);
             let rounded = self.scratch.activations().slice(0, count * row);
-            launch.convert(x.slice(first * row * 2, count * row * 2), rounded, dtype)?;
+            if known.is_none_or(|known| count < rows || known.x != args.x || known.dtype != dtype) {
+                launch.convert(x.slice(first * row * 2, count * row * 2), rounded, dtype)?;
+            }
             let (shape, out) =
                 (Shape { rows: count as u32, ..shape }, out.slice(first * out_row, count * out_row));
             if !self.matmul.product(launch.stream, shape, [rounded, weight, out, workspace])? {
@@ -81,16 +84,37 @@ impl Ops for CudaDevice {
         checksum: Checksum,
     }
 
+    fn add_rms_norm(&self, stream: Stream, add: &Add, norm: &RmsNorm) -> Result<()> {
+        debug_assert_eq!((add.check(), norm.check()), ((), ()));
+        self.launch(stream, |launch| launch.add_rms_norm(add, norm))
+    }
+
+    fn rope_kv_write(&self, stream: Stream, rope: &Rope, write: &KvWrite) -> Result<()> {
+        debug_assert_eq!((rope.check(), write.check()), ((), ()));
+        self.launch(stream, |launch| launch.rope_kv_write(rope, write))
+    }
+
     fn linear(&self, stream: Stream, args: &Linear) -> Result<()> {
         debug_assert_eq!(args.check(), ());
         if args.rows <= SMALL_BATCH {
             return self.launch(stream, |launch| launch.linear(args));
         }
+        let known = self.rounded.take().filter(|known| known.stream == stream);
         self.claim_scratch(stream)?;
-        self.launch(stream, |launch| match self.large_linear(launch, args)? {
-            true => Ok(()),
-            false => launch.linear(args),
-        })
+        let mut rounded = None;
+        self.launch(stream, |launch| {
+            if !self.large_linear(launch, args, known)? {
+                return launch.linear(args);
+            }
+            let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
+            if args.weight.dtype != DType::F32 && fits {
+                rounded = Some(Rounded { stream, x: args.x, dtype: args.weight.dtype });
+            }
+            Ok(())
+        })?;
+        // Left out where the output overwrites what was rounded.
+        self.rounded.set(rounded.filter(|rounded| !rounded.x.overlaps(args.out)));
+        Ok(())
     }
 
     fn attention(&self, stream: Stream, args: &Attention) -> Result<()> {

@@ -6,7 +6,11 @@ use crate::context::failed;
 use crate::memory::Place;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use std::time::Duration;
+/// A graph of the driver: captured work, to be launched again and again.
+pub(crate) struct RawGraph(sys::CUgraphExec);
+
+// SAFETY: the handle may be used from any thread on which its context is current, one at a time.
+unsafe impl Send for RawGraph {}
 
 /// A stream of the driver; does not synchronise with the default stream.
 pub(crate) struct RawStream(sys::CUstream);
@@ -60,6 +64,15 @@ impl RawStream {
         unsafe { result::event::record(event.0, self.0) }.map_err(failed("cuEventRecord"))
     }
 
+    /// While captured: makes every replay record the event, so that its time can be told and waited for.
+    pub(crate) fn record_in_replay(&self, event: &RawEvent) -> Result<()> {
+        let flags = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: both handles are alive.
+        unsafe { sys::cuEventRecordWithFlags(event.0, self.0, flags) }
+            .result()
+            .map_err(failed("cuEventRecordWithFlags"))
+    }
+
     /// Makes later work wait for what the event stands for now.
     pub(crate) fn wait(&self, event: &RawEvent) -> Result<()> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -71,6 +84,50 @@ impl RawStream {
     pub(crate) fn sync(&self) -> Result<()> {
         // SAFETY: the handle is alive.
         unsafe { result::stream::synchronize(self.0) }.map_err(failed("cuStreamSynchronize"))
+    }
+}
+
+impl RawStream {
+    /// Captures what is enqueued on this stream, and on those that wait for its captured events.
+    pub(crate) fn begin_capture(&self) -> Result<()> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the handle is alive.
+        unsafe { result::stream::begin_capture(self.0, mode) }.map_err(failed("cuStreamBeginCapture"))
+    }
+
+    /// Ends the capture. All streams in it have been joined to this one.
+    pub(crate) fn end_capture(&self) -> Result<RawGraph> {
+        // SAFETY: the handle is alive.
+        let graph = unsafe { result::stream::end_capture(self.0) }.map_err(failed("cuStreamEndCapture"))?;
+        if graph.is_null() {
+            return Err(failed("cuStreamEndCapture")(DriverError(
+                sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            )));
+        }
+        let mut exec = std::ptr::null_mut();
+        // SAFETY: the graph is alive, and `exec` is ours.
+        let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) }.result();
+        // SAFETY: the graph is alive and not used again; what was instantiated does not need it.
+        let freed = unsafe { sys::cuGraphDestroy(graph) }.result();
+        made.map_err(failed("cuGraphInstantiate"))?;
+        let graph = RawGraph(exec);
+        freed.map_err(failed("cuGraphDestroy"))?;
+        // SAFETY: both handles are alive.
+        unsafe { sys::cuGraphUpload(graph.0, self.0) }.result().map_err(failed("cuGraphUpload"))?;
+        Ok(graph)
+    }
+
+    /// Enqueues a graph.
+    pub(crate) fn launch(&self, graph: &RawGraph) -> Result<()> {
+        // SAFETY: both handles are alive.
+        unsafe { sys::cuGraphLaunch(graph.0, self.0) }.result().map_err(failed("cuGraphLaunch"))
+    }
+}
+
+impl Drop for RawGraph {
+    fn drop(&mut self) {
+        // SAFETY: the handle is alive and not used again; the driver lets a launch under way finish.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
     }
 }
 
@@ -103,11 +160,12 @@ impl RawEvent {
         unsafe { result::event::synchronize(self.0) }.map_err(failed("cuEventSynchronize"))
     }
 
-    /// Time from the recording of `origin` to this one's; both were recorded. `None` before that is done.
-    pub(crate) fn since(&self, origin: &RawEvent) -> Result<Option<Duration>> {
+    /// Milliseconds from the recording of `origin` to this one's, which may be the earlier; both were recorded.
+    /// `None` before that is done. As exact as an f32.
+    pub(crate) fn since(&self, origin: &RawEvent) -> Result<Option<f32>> {
         // SAFETY: both handles are alive.
         match unsafe { result::event::elapsed(origin.0, self.0) } {
-            Ok(ms) => Ok(Some(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))),
+            Ok(ms) => Ok(Some(ms)),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(None),
             Err(error) => Err(failed("cuEventElapsedTime")(error)),
         }

@@ -62,7 +62,13 @@ impl Work<'_> {
         self.device.rms_norm(stream, &RmsNorm { x, weight, out, eps, width, rows })?;
         for rows in (1..=SMALL_BATCH).chain([17, 64, 512]) {
             for k in [256, 255] {
-                self.linear(stream, dtype, rows, k)?;
+                self.linear(stream, dtype, rows, 128, k)?;
+            }
+        }
+        // Kernels for more rows of the weight, as large cards divide them.
+        for units in 2..=6 {
+            for rows in [1, SMALL_BATCH] {
+                self.linear(stream, dtype, rows, units * 8 * 132, 64)?;
             }
         }
         for head_dim in [32, 64, 128, 256] {
@@ -73,8 +79,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn linear(&self, stream: Stream, dtype: DType, rows: u32, k: u32) -> Result<()> {
-        let n: u32 = 128;
+    fn linear(&self, stream: Stream, dtype: DType, rows: u32, n: u32, k: u32) -> Result<()> {
         let args = Linear {
             x: self.input(u64::from(rows * k) * 4),
             weight: self.weight(u64::from(n * k), dtype),
@@ -111,7 +116,12 @@ impl Work<'_> {
         let args = Attention { qkv, kv: kv(cache), row_seq, positions, out, heads, scale, rows };
         self.device.attention(stream, &args)?;
         let kv = kv(self.output(cache.len()));
-        self.device.kv_write(stream, &KvWrite { qkv, kv, row_seq, positions, heads, rows })
+        self.device.kv_write(stream, &KvWrite { qkv, kv, row_seq, positions, heads, rows })?;
+        let (qkv, rows) = (self.output(u64::from((heads + 2 * kv_heads) * head_dim) * 4), 1);
+        let kv = KvPages { pages: self.buffer.slice(5 * REGION / 2, page * dtype.bytes()), ..kv };
+        let (table, rotary_dim, style) = (zeros(head_dim), head_dim, RopeStyle::Half);
+        let rope = Rope { qkv, table, heads, kv_heads, head_dim, rotary_dim, style, rows };
+        self.device.rope_kv_write(stream, &rope, &KvWrite { qkv, kv, row_seq, positions, heads, rows })
     }
 
     fn untyped(&self, stream: Stream) -> Result<()> {
@@ -130,6 +140,18 @@ impl Work<'_> {
         self.device.silu_mul(stream, &SiluMul { x, out, width, rows })?;
         self.device.add(stream, &Add { a: small, b: small, out, len: 64 })?;
         let indices = self.input(4);
+        let (add, eps) = (Add { a: small, b: small, out, len: 64 }, 1.0);
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let norm = RmsNorm {
+                x: out,
+                weight: self.weight(64, dtype),
+                out: self.buffer.slice(5 * REGION / 2, 4 * 64),
+                eps,
+                width,
+                rows,
+            };
+            self.device.add_rms_norm(stream, &add, &norm)?;
+        }
         self.device.select_rows(stream, &SelectRows { x: small, indices, out, width, rows })?;
         self.device.checksum(stream, &Checksum { src: small, out: self.output(8) })
     }

@@ -92,7 +92,7 @@ impl CpuDevice {
 impl Device for CpuDevice {
     fn info(&self) -> DeviceInfo {
         let name = format!("cpu ({})", self.core.kernels.name());
-        DeviceInfo { name, host_memory: true, reserved_bytes: 0 }
+        DeviceInfo { name, host_memory: true, reserved_bytes: 0, captures: false }
     }
 
     fn alloc(&self, space: Space, len: u64) -> Result<Buffer> {

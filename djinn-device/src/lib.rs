@@ -23,4 +23,4 @@ pub use kernels::reference::checksum;
 pub use memory::{Buffer, Space, Span, Usage};
 pub use ops::Ops;
 pub use sim::{SimCalls, SimConfig, SimDevice};
-pub use stream::{Device, DeviceInfo, Event, Stream};
+pub use stream::{Capture, Device, DeviceInfo, Event, Stream};

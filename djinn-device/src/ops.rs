@@ -36,4 +36,19 @@ pub trait Ops: Device {
     fn select_rows(&self, stream: Stream, args: &SelectRows) -> Result<()>;
     /// See [`Checksum`].
     fn checksum(&self, stream: Stream, args: &Checksum) -> Result<()>;
+
+    /// [`add`](Ops::add), then [`rms_norm`](Ops::rms_norm) of the sum, with the same bits; devices may do both in
+    /// one launch. `norm.x` is `add.out`; each of `add.out` and `norm.out` is one of `add.a` and `add.b` as a
+    /// whole, or shares no byte with them.
+    fn add_rms_norm(&self, stream: Stream, add: &Add, norm: &RmsNorm) -> Result<()> {
+        self.add(stream, add)?;
+        self.rms_norm(stream, norm)
+    }
+
+    /// [`rope`](Ops::rope), then [`kv_write`](Ops::kv_write) of the same `qkv`, with the same bits; devices may
+    /// do both in one launch.
+    fn rope_kv_write(&self, stream: Stream, rope: &Rope, write: &KvWrite) -> Result<()> {
+        self.rope(stream, rope)?;
+        self.kv_write(stream, write)
+    }
 }

@@ -8,6 +8,7 @@ mod clock;
 mod order;
 mod queue;
 mod rng;
+mod tape;
 #[cfg(test)]
 mod tests;
 
@@ -15,13 +16,14 @@ use crate::cpu::event::{Completion, Events};
 use crate::cpu::memory::{self, Memory};
 use crate::cpu::{Access, Math, Op};
 use crate::kernels::Kernels;
-use crate::{Buffer, Device, DeviceInfo, Event, Result, Space, Span, Stream, Usage};
+use crate::{Buffer, Capture, Device, DeviceInfo, Error, Event, Result, Space, Span, Stream, Usage};
 use clock::Clock;
 use order::Order;
 use queue::{Command, Machine, POISON, Streams};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
+use tape::{Call, Tape, Tapes};
 
 /// What a [`SimDevice`] does. Planted faults count calls from 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -93,6 +95,7 @@ pub struct SimDevice {
     events: Events,
     streams: RefCell<Streams>,
     calls: Cell<SimCalls>,
+    tapes: RefCell<Tapes>,
 }
 
 impl SimDevice {
@@ -114,6 +117,7 @@ impl SimDevice {
             events: Events::default(),
             streams: RefCell::new(Streams::new(Order::new(config.seed), clock, config.poison)),
             calls: Cell::default(),
+            tapes: RefCell::default(),
         })
     }
 
@@ -124,7 +128,30 @@ impl SimDevice {
 
     pub(crate) fn launch(&self, stream: Stream, op: Op) -> Result<()> {
         op.each_access(|access| self.memory.check(access.span()));
+        if self.captured(stream, Call::Op(op)) {
+            return Ok(());
+        }
         self.enqueue(stream, Command::Op(op))
+    }
+
+    /// Whether the call was kept in a capture.
+    fn captured(&self, stream: Stream, call: Call) -> bool {
+        self.tapes.borrow_mut().keep(stream, call)
+    }
+
+    /// Makes every stream of a capture wait for what is enqueued on the others.
+    fn join(&self, tape: &Tape) -> Result<()> {
+        for (&stream, &joint) in tape.streams.iter().zip(&tape.joints) {
+            self.record(stream, joint)?;
+        }
+        for (i, &stream) in tape.streams.iter().enumerate() {
+            for (j, &end) in tape.joints.iter().enumerate() {
+                if i != j {
+                    self.wait(stream, end)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn enqueue(&self, stream: Stream, command: Command) -> Result<()> {
@@ -156,7 +183,12 @@ impl SimDevice {
 
 impl Device for SimDevice {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { name: format!("sim (seed {})", self.config.seed), host_memory: false, reserved_bytes: 0 }
+        DeviceInfo {
+            name: format!("sim (seed {})", self.config.seed),
+            host_memory: false,
+            reserved_bytes: 0,
+            captures: true,
+        }
     }
 
     fn alloc(&self, space: Space, len: u64) -> Result<Buffer> {
@@ -191,22 +223,34 @@ impl Device for SimDevice {
         memory::check_copy(src, dst);
         self.memory.check(src);
         self.memory.check(dst);
+        if self.captured(stream, Call::Copy { src, dst }) {
+            return Ok(());
+        }
         let fails = self.count(|calls| &mut calls.copies, self.config.fail_copy_at);
         self.enqueue(stream, Command::Copy { src, dst, fails })
     }
 
     fn fill(&self, stream: Stream, dst: Span, byte: u8) -> Result<()> {
         self.memory.check(dst);
+        if self.captured(stream, Call::Fill { dst, byte }) {
+            return Ok(());
+        }
         self.enqueue(stream, Command::Fill { dst, byte })
     }
 
     fn record(&self, stream: Stream, event: Event) -> Result<()> {
+        if self.captured(stream, Call::Record(event)) {
+            return Ok(());
+        }
         let completion = Arc::new(Completion::default());
         self.events.record(event, Arc::clone(&completion));
         self.enqueue(stream, Command::Record(completion))
     }
 
     fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        if self.captured(stream, Call::Wait(event)) {
+            return Ok(());
+        }
         let dropped = self.count(|calls| &mut calls.waits, self.config.drop_wait_at);
         match self.events.latest(event) {
             Some(completion) if !dropped => self.enqueue(stream, Command::Wait(completion)),
@@ -226,12 +270,14 @@ impl Device for SimDevice {
     }
 
     fn sync(&self, stream: Stream) -> Result<()> {
+        self.tapes.borrow().refuse("waits for a stream");
         let mut streams = self.streams.borrow_mut();
         streams.drain(stream, self.machine());
         streams.check()
     }
 
     fn sync_event(&self, event: Event) -> Result<()> {
+        self.tapes.borrow().refuse("waits for an event");
         let mut streams = self.streams.borrow_mut();
         if let Some(completion) = self.events.latest(event) {
             streams.drain_to(&completion, self.machine());
@@ -241,6 +287,37 @@ impl Device for SimDevice {
 
     fn timestamp(&self, event: Event) -> Option<Duration> {
         self.events.latest(event)?.at()
+    }
+
+    fn capture<E: From<Error>>(
+        &self,
+        streams: &[Stream],
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Capture, E> {
+        let joints = streams.iter().map(|_| self.event()).collect::<Result<_>>()?;
+        self.tapes.borrow_mut().begin(streams, joints);
+        let outcome = work();
+        let tape = self.tapes.borrow_mut().end();
+        outcome.map(|()| self.tapes.borrow_mut().store(tape))
+    }
+
+    fn replay(&self, capture: Capture) -> Result<()> {
+        let tape = self.tapes.borrow().get(capture);
+        self.join(&tape)?;
+        for &(stream, call) in &tape.calls {
+            match call {
+                Call::Copy { src, dst } => self.copy(stream, src, dst),
+                Call::Fill { dst, byte } => self.fill(stream, dst, byte),
+                Call::Op(op) => self.launch(stream, op),
+                Call::Record(event) => self.record(stream, event),
+                Call::Wait(event) => self.wait(stream, event),
+            }?;
+        }
+        self.join(&tape)
+    }
+
+    fn free_capture(&self, capture: Capture) {
+        self.tapes.borrow_mut().free(capture);
     }
 
     fn read_host<R>(&self, span: Span, read: impl FnOnce(&[u8]) -> R) -> R {

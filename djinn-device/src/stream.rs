@@ -1,6 +1,6 @@
 //! The [`Device`] trait: memory, streams, events, copies.
 
-use crate::{Buffer, Result, Space, Span, Usage};
+use crate::{Buffer, Error, Result, Space, Span, Usage};
 use std::time::Duration;
 
 /// A handle to a queue of work that runs in order.
@@ -35,6 +35,22 @@ impl Event {
     }
 }
 
+/// A handle to work that [`Device::capture`] kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capture(pub(crate) u32);
+
+impl Capture {
+    /// For devices: the handle of their capture `id`.
+    pub const fn from_raw(id: u32) -> Self {
+        Capture(id)
+    }
+
+    /// The device's name for the capture.
+    pub const fn id(self) -> u32 {
+        self.0
+    }
+}
+
 /// What a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
@@ -45,6 +61,8 @@ pub struct DeviceInfo {
     /// Device memory that the device itself takes under its cap (driver context, code, workspaces), in
     /// bytes: what is left of the cap can be allocated. 0 on devices without such needs.
     pub reserved_bytes: u64,
+    /// Whether work can be captured and replayed.
+    pub captures: bool,
 }
 
 /// Memory, streams, events and copies.
@@ -100,6 +118,35 @@ pub trait Device: Send {
     /// When the event's latest recorded work was done, since an origin of the device's own (virtual time
     /// on `SimDevice`); `None` before that.
     fn timestamp(&self, event: Event) -> Option<Duration>;
+
+    /// Keeps the work that `work` enqueues on `streams`, in place of running it; nothing may be enqueued on
+    /// other streams, nor waited for by the host, meanwhile. A wait for an event that was not recorded within
+    /// the capture is dropped, since a replay starts after everything before it.
+    ///
+    /// # Errors
+    /// Those of `work`, and the device's; nothing is kept then.
+    ///
+    /// # Panics
+    /// If the device does not capture ([`DeviceInfo::captures`]) or `streams` is empty.
+    fn capture<E: From<Error>>(
+        &self,
+        _streams: &[Stream],
+        _work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Capture, E> {
+        panic!("{} does not capture work", self.info().name)
+    }
+
+    /// Enqueues captured work again: it starts after all work enqueued before on any of its streams, and later
+    /// work on any of them starts after all of it. Within it, only events order the streams. Its events stand for
+    /// their points in the latest replay.
+    fn replay(&self, _capture: Capture) -> Result<()> {
+        panic!("{} does not capture work", self.info().name)
+    }
+
+    /// Forgets captured work, once its replays are done.
+    fn free_capture(&self, _capture: Capture) {
+        panic!("{} does not capture work", self.info().name)
+    }
 
     /// Reads bytes of a [`Space::Host`] buffer.
     ///

@@ -22,7 +22,7 @@ pub fn device<D: Device>(make: impl Fn() -> D) {
 
 /// Hands every check, with its name, to `run`.
 pub(super) fn each_device<D: Device>(make: &dyn Fn() -> D, run: &mut dyn FnMut(&'static str, &dyn Fn())) {
-    let checks: [Check<D>; 15] = named![
+    let checks: [Check<D>; 17] = named![
         describes_itself,
         accounts_to_the_byte,
         refuses_what_does_not_fit,
@@ -37,6 +37,8 @@ pub(super) fn each_device<D: Device>(make: &dyn Fn() -> D, run: &mut dyn FnMut(&
         completes_events,
         timestamps_ascend,
         hands_a_ring_around,
+        replays_captured_work,
+        keeps_nothing_of_a_failed_capture,
         rejects_bad_handles,
     ];
     for (name, check) in checks {
@@ -376,6 +378,76 @@ fn hands_a_ring_around<D: Device>(rig: &Rig<D>) {
     rig.sync(compute);
     assert!(rig.download(sink.span()) == bytes, "chunks were mixed up");
     rig.sync(copies);
+}
+
+/// A ring of two slots between two streams, captured once: each replay carries the source's bytes of its time,
+/// after all earlier and before all later work on either stream.
+fn replays_captured_work<D: Device>(rig: &Rig<D>) {
+    if !rig.device.info().captures {
+        return;
+    }
+    const CHUNK: u64 = 64 << 10;
+    let (source, sink) = (rig.alloc(Space::Host, 4 * CHUNK), rig.alloc(Space::Host, 4 * CHUNK));
+    let (ring, seed) = (rig.alloc(Space::Device, 2 * CHUNK), rig.alloc(Space::Device, CHUNK));
+    let (last, scratch) = (rig.alloc(Space::Device, CHUNK), rig.scratch());
+    let (copies, compute) = (rig.stream(), rig.stream());
+    let (outer, end) = (rig.event(), rig.event());
+    let (ready, done) = ([rig.event(), rig.event()], [rig.event(), rig.event()]);
+    rig.record(copies, outer);
+    let work = || {
+        // Dropped: it is of before.
+        rig.device.wait(compute, outer)?;
+        for i in 0..4 {
+            let (slot, place) = ((i % 2) as usize, ring.slice((i % 2) * CHUNK, CHUNK));
+            rig.device.wait(copies, done[slot])?;
+            rig.device.copy(copies, source.slice(i * CHUNK, CHUNK), place)?;
+            rig.device.record(copies, ready[slot])?;
+            rig.device.wait(compute, ready[slot])?;
+            rig.device.copy(compute, place, sink.slice(i * CHUNK, CHUNK))?;
+            rig.device.record(compute, done[slot])?;
+        }
+        rig.device.copy(compute, seed.span(), last.span())?;
+        rig.device.record(compute, end)
+    };
+    let capture = rig.device.capture(&[compute, copies], work).expect("work is captured");
+    let mut latest = Duration::ZERO;
+    for round in 1..5u8 {
+        let bytes = pattern((4 * CHUNK) as usize, round);
+        rig.device.write_host(source.span(), |to| to.copy_from_slice(&bytes));
+        // Earlier work, on the stream that the captured copy is not on.
+        rig.delay(copies, scratch);
+        rig.fill(copies, seed.span(), round);
+        rig.device.replay(capture).expect("work is enqueued");
+        // Later work, likewise.
+        rig.fill(copies, seed.span(), 0xEE);
+        assert_eq!(rig.device.sync_event(end), Ok(()));
+        let at = rig.device.timestamp(end).expect("the event was recorded by the replay");
+        assert!(at > latest, "the event stands for an earlier replay");
+        latest = at;
+        rig.sync(copies);
+        rig.sync(compute);
+        assert!(rig.download(sink.span()) == bytes, "replay {round} carried other bytes");
+        assert!(
+            rig.download(last.span()).iter().all(|&byte| byte == round),
+            "replay {round} ran out of order"
+        );
+    }
+    rig.device.free_capture(capture);
+}
+
+fn keeps_nothing_of_a_failed_capture<D: Device>(rig: &Rig<D>) {
+    if !rig.device.info().captures {
+        return;
+    }
+    let buffer = rig.alloc(Space::Device, 64);
+    rig.fill(rig.stream, buffer.span(), 1);
+    let refused = Error::Resource { what: "a test", reason: "as planned".to_owned() };
+    let outcome = rig.device.capture(&[rig.stream], || {
+        rig.fill(rig.stream, buffer.span(), 2);
+        Err(refused.clone())
+    });
+    assert_eq!(outcome, Err(refused));
+    assert!(rig.download(buffer.span()).iter().all(|&byte| byte == 1), "captured work ran");
 }
 
 fn rejects_bad_handles<D: Device>(rig: &Rig<D>) {

@@ -58,17 +58,20 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 17] = named![
+    let checks: [Check<D>; 20] = named![
         linear::matches_the_reference,
+        linear::divides_large_weights,
         linear::leaves_other_columns_alone,
         linear::is_batch_invariant,
         attention::matches_the_reference,
         attention::is_batch_invariant,
         attention::writes_the_cache_exactly,
+        attention::rotates_and_writes_at_once,
         rows::embeds_the_rows_of_its_tile,
         rows::tabulates_rotations,
         rows::normalises,
         rows::norms_are_batch_invariant,
+        rows::adds_and_normalises_at_once,
         rows::rotates,
         rows::rotations_are_batch_invariant,
         rows::activates,

@@ -1,10 +1,10 @@
 //! Checks of [`Attention`] and [`KvWrite`].
 
 use super::rig::{DTYPES, Rig, Stored, same_bits};
-use crate::args::{Attention, KvPages, KvWrite};
+use crate::args::{Attention, KvPages, KvWrite, Rope};
 use crate::kernels::element::ElementsMut;
 use crate::kernels::{data, reference};
-use crate::{DType, Ops};
+use crate::{DType, Ops, RopeStyle};
 
 const LAYERS: usize = 3;
 const LAYER: usize = 1;
@@ -237,6 +237,50 @@ pub(super) fn writes_the_cache_exactly<D: Ops>(rig: &mut Rig<D>) {
             });
             let wrong = got.iter().zip(want.bytes()).position(|(got, want)| got != want);
             assert_eq!(wrong, None, "kv_write {} x{}: a wrong byte there", dtype.name(), shape.dim);
+        }
+    }
+}
+
+/// The pair of operations gives the bits of one after the other.
+pub(super) fn rotates_and_writes_at_once<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in DTYPES {
+        for (i, shape) in shapes(dtype).into_iter().enumerate() {
+            let batch = Batch::new(rig, shape, &[(60, 9), (0, 17), (129, 1)]);
+            let rows = batch.positions.len();
+            let rotary = if i % 2 == 0 { shape.dim / 2 * 2 } else { (shape.dim / 4 * 2).max(2) };
+            let table = rig.random.floats(rows * rotary);
+            let style = [RopeStyle::Half, RopeStyle::Interleaved][i % 2];
+            let mut run = |at_once: bool| {
+                let (qkv, kv) = (rig.upload(&batch.qkv), batch.kv(rig));
+                let (heads, rows) = (shape.heads as u32, rows as u32);
+                let rope = Rope {
+                    qkv,
+                    table: rig.upload(&table),
+                    heads,
+                    kv_heads: shape.kv_heads as u32,
+                    head_dim: shape.dim as u32,
+                    rotary_dim: rotary as u32,
+                    style,
+                    rows,
+                };
+                let (row_seq, positions) = (rig.upload(&batch.row_seq), rig.upload(&batch.positions));
+                let write = KvWrite { qkv, kv, row_seq, positions, heads, rows };
+                rope.check();
+                write.check();
+                if at_once {
+                    rig.enqueued(rig.device.rope_kv_write(rig.stream, &rope, &write));
+                } else {
+                    rig.enqueued(rig.device.rope(rig.stream, &rope));
+                    rig.enqueued(rig.device.kv_write(rig.stream, &write));
+                }
+                let both: (Vec<f32>, Vec<u8>) = (rig.download(qkv), rig.download(kv.pages));
+                rig.free_all();
+                both
+            };
+            let (want, got) = (run(false), run(true));
+            let name = format!("rope_kv_write {} x{}", dtype.name(), shape.dim);
+            same_bits(&format!("qkv of {name}"), &got.0, &want.0);
+            assert!(got.1 == want.1, "{name}: other bytes in the cache");
         }
     }
 }

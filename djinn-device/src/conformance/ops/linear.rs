@@ -83,6 +83,22 @@ pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
+/// Weights of many rows, which devices divide between their parts, evenly or not.
+pub(super) fn divides_large_weights<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in [DType::F16, DType::BF16] {
+        for [rows, k, n] in
+            [[1, 64, 1707], [2, 1088, 2113], [5, 192, 4100], [16, 640, 5001], [9, 64, 6400], [3, 128, 20_000]]
+        {
+            let case = Case::new(rig, [rows, k, n], dtype, Some(dtype));
+            let all = case.run(rig, 0, rows);
+            let name = format!("linear {rows}x{k}x{n} {}", dtype.name());
+            rig.compare(&name, &all, &case.reference(), dtype);
+            let last = case.run(rig, rows - 1, 1);
+            same_bits(&format!("the last row of {name}"), &last, &all[(rows - 1) * n..]);
+        }
+    }
+}
+
 pub(super) fn leaves_other_columns_alone<D: Ops>(rig: &mut Rig<D>) {
     for (rows, n, out_width, out_column) in [(1, 5, 12, 3), (7, 33, 40, 7), (16, 4, 4, 0), (3, 8, 16, 8)] {
         let case = Case { out_width, out_column, ..Case::new(rig, [rows, 40, n], DType::BF16, None) };

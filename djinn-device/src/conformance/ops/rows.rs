@@ -129,6 +129,42 @@ pub(super) fn norms_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
+/// The pair of operations gives the bits of one after the other, wherever its outputs lie.
+pub(super) fn adds_and_normalises_at_once<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in DTYPES {
+        for (rows, width) in [(1, 64), (3, 577), (16, 5120), (2, 9001), (5, 8192 + 4)] {
+            let (a, b) = (rig.random.floats(rows * width), rig.random.floats(rows * width));
+            let weight = Stored::round(&rig.random.floats(width), dtype);
+            let mut run = |sum_is_a: bool, out_is_b: bool, at_once: bool| {
+                let (a, b) = (rig.upload(&a), rig.upload(&b));
+                let sum = if sum_is_a { a } else { rig.blank_f32(rows * width) };
+                let out = if out_is_b { b } else { rig.blank_f32(rows * width) };
+                let add = Add { a, b, out: sum, len: (rows * width) as u64 };
+                let (weight, width, rows) = (rig.weight(&weight), width as u32, rows as u32);
+                let norm = RmsNorm { x: sum, weight, out, eps: 1e-5, width, rows };
+                add.check();
+                norm.check();
+                if at_once {
+                    rig.enqueued(rig.device.add_rms_norm(rig.stream, &add, &norm));
+                } else {
+                    rig.enqueued(rig.device.add(rig.stream, &add));
+                    rig.enqueued(rig.device.rms_norm(rig.stream, &norm));
+                }
+                let both: (Vec<f32>, Vec<f32>) = (rig.download(sum), rig.download(out));
+                rig.free_all();
+                both
+            };
+            let (sum, out) = run(false, false, false);
+            for (sum_is_a, out_is_b) in [(false, false), (true, false), (false, true), (true, true)] {
+                let (got_sum, got_out) = run(sum_is_a, out_is_b, true);
+                let name = format!("add_rms_norm {rows}x{width} {}", dtype.name());
+                same_bits(&format!("the sum of {name}"), &got_sum, &sum);
+                same_bits(&name, &got_out, &out);
+            }
+        }
+    }
+}
+
 /// A shape to rotate.
 #[derive(Clone, Copy)]
 struct Heads {
