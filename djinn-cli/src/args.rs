@@ -149,6 +149,9 @@ pub(crate) struct DeviceArgs {
     /// Threads that compute [default: as many as the machine runs at once]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
+    /// Write a timeline of copies, operations and the host to FILE, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 /// A device as the user names it.

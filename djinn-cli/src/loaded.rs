@@ -7,7 +7,7 @@ use crate::{size, system};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::{CpuConfig, CpuDevice, DType, Device, DeviceInfo, Ops, Space, Usage};
-use djinn_engine::{Budget, Engine, Generated, MemoryPlan, Options, Request, Session};
+use djinn_engine::{Budget, Engine, Generated, MemoryPlan, Options, Request, Session, Trace};
 use djinn_models::{Location, Model, OpenOptions};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -47,6 +47,7 @@ pub(crate) fn options(memory: &MemoryArgs, kv_dtype: DType, context: u64) -> Opt
             chunk: memory.chunk,
             ring: memory.ring,
             stream_check: memory.stream_check,
+            ..Budget::default()
         },
         context,
         prefill_rows: memory.prefill_chunk,
@@ -80,8 +81,14 @@ pub(crate) trait Running {
     /// See [`Engine::usage`].
     fn usage(&self, space: Space) -> Usage;
 
+    /// See [`Engine::replayed_passes`].
+    fn replayed_passes(&self) -> u64;
+
     /// What the device is.
     fn device_info(&self) -> DeviceInfo;
+
+    /// See [`Engine::finish_trace`].
+    fn finish_trace(&mut self) -> Option<Trace>;
 }
 
 impl<D: Ops> Running for Engine<D> {
@@ -106,8 +113,16 @@ impl<D: Ops> Running for Engine<D> {
         self.usage(space)
     }
 
+    fn replayed_passes(&self) -> u64 {
+        self.replayed_passes()
+    }
+
     fn device_info(&self) -> DeviceInfo {
         self.device().info()
+    }
+
+    fn finish_trace(&mut self) -> Option<Trace> {
+        self.finish_trace()
     }
 }
 
@@ -118,7 +133,7 @@ pub(crate) struct Loaded {
     pub(crate) time: Duration,
 }
 
-/// Plans the memory, then loads the weights.
+/// Plans the memory, then loads the weights; from then on the engine is traced, if the user wants that.
 pub(crate) fn load(model: &Model, device: &DeviceArgs, options: &Options, quiet: bool) -> Result<Loaded> {
     let start = Instant::now();
     let Budget { vram, ram, .. } = options.budget;
@@ -128,14 +143,15 @@ pub(crate) fn load(model: &Model, device: &DeviceArgs, options: &Options, quiet:
             check_host_memory(plan.segments.total().saturating_add(plan.host_bytes))?;
             let threads = device.threads.unwrap_or(0) as usize;
             let cpu = CpuDevice::new(CpuConfig { vram, threads, ..CpuConfig::default() });
-            load_on(cpu.context("cannot start the CPU device")?, model, options, quiet)?
+            load_on(cpu.context("cannot start the CPU device")?, model, device, options, quiet)?
         }
         DeviceName::Cuda(ordinal) => {
-            let config = CudaConfig { ordinal, vram, ram, ..CudaConfig::default() };
+            let pinned_bytes = options.most_host_bytes(&model.graph);
+            let config = CudaConfig { ordinal, vram, ram, pinned_bytes, ..CudaConfig::default() };
             let cuda = CudaDevice::new(config).with_context(|| format!("--device cuda:{ordinal}"))?;
             let plan = options.plan(&model.graph, cuda.info().reserved_bytes)?;
             check_host_memory(plan.host_bytes)?;
-            load_on(cuda, model, options, quiet)?
+            load_on(cuda, model, device, options, quiet)?
         }
     };
     Ok(Loaded { engine, time: start.elapsed() })
@@ -144,13 +160,23 @@ pub(crate) fn load(model: &Model, device: &DeviceArgs, options: &Options, quiet:
 fn load_on<D: Ops + 'static>(
     device: D,
     model: &Model,
+    args: &DeviceArgs,
     options: &Options,
     quiet: bool,
 ) -> Result<Box<dyn Running>> {
     let progress = Progress::new(format!("loading {}", model.name), quiet);
     let mut tell = |done, total| progress.tell(done, Some(total));
-    let engine = Engine::load(device, model.graph.clone(), &*model.source, options, &mut tell)?;
+    let mut engine = Engine::load(device, model.graph.clone(), &*model.source, options, &mut tell)?;
     progress.finish(engine.plan().host_bytes + engine.plan().segments.resident);
+    let in_place = engine.plan().placement.streamed_bytes() == 0;
+    if in_place && !engine.device().info().host_memory {
+        // Milliseconds, by which the first answer would else be later. Where weights are streamed, the link hides
+        // them.
+        engine.warm_up()?;
+    }
+    if args.trace.is_some() {
+        engine.start_trace()?;
+    }
     Ok(Box::new(engine))
 }
 

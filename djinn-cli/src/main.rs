@@ -13,6 +13,7 @@ mod progress;
 mod size;
 mod stats;
 mod system;
+mod trace;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -27,9 +27,12 @@ impl Chosen {
         if self.chosen == "named" { DType::F16 } else { DType::F32 }
     }
 
-    /// Device memory that the device itself takes, likewise.
-    pub(crate) fn reserved_bytes(&self) -> u64 {
-        if self.chosen == "named" { self.machine.reserved_bytes } else { 0 }
+    /// Device memory that the device itself takes with so much pinned host memory, likewise.
+    pub(crate) fn reserved_bytes(&self, pinned_bytes: u64) -> u64 {
+        match self.chosen {
+            "named" => self.machine.reserved_bytes + djinn_cuda::mapping_bytes(pinned_bytes),
+            _ => 0,
+        }
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Report {
     pub(crate) tpot_ms: Option<f64>,
     pub(crate) tokens_per_s: Option<f64>,
     pub(crate) decode_passes: usize,
+    /// Decode passes that the device repeated from a capture.
+    pub(crate) replayed_passes: u64,
     /// Weights that cross to the device in every pass.
     pub(crate) streamed_bytes_per_pass: u64,
     /// Weights that crossed in all passes.
@@ -64,6 +66,7 @@ impl Report {
             tpot_ms: tpot.map(ms),
             tokens_per_s: tpot.filter(|t| !t.is_zero()).map(|t| 1.0 / t.as_secs_f64()),
             decode_passes: stats.decode_passes,
+            replayed_passes: engine.replayed_passes(),
             streamed_bytes_per_pass: engine.plan().placement.streamed_bytes(),
             streamed_bytes: all.streamed_bytes,
             copy_gbps: copied,

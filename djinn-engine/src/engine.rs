@@ -1,12 +1,15 @@
 //! The engine: a loaded model, and steps over it.
 
 use crate::executor::Executor;
+use crate::replay::{Choice, Key, Replays};
+use crate::trace::{HostSpan, Recorder, lap};
 use crate::{Error, Options, Result};
-use djinn_device::{Buffer, Ops, Space, Stream, Usage};
+use djinn_device::{Buffer, Event, Ops, Space, Stream, Usage};
 use djinn_srg::{Graph, Rows, ValueId};
 use djinn_vmu::{
     DataSegment, MemoryPlan, PassStats, Sequence, StackSegment, TextSegment, TextStore, WeightSource,
 };
+use std::time::Instant;
 
 /// Whose logits a step gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,14 +56,23 @@ pub(crate) struct Memory {
 
 /// A model on a device. One thread uses it at a time.
 pub struct Engine<D: Ops> {
-    device: D,
-    graph: Graph,
-    plan: MemoryPlan,
-    compute: Stream,
+    pub(crate) device: D,
+    pub(crate) graph: Graph,
+    pub(crate) plan: MemoryPlan,
+    pub(crate) compute: Stream,
+    /// A pass's results are on the host.
+    done: Event,
+    /// None where passes are not to be replayed.
+    replays: Option<Replays>,
+    replayed_passes: u64,
     store: TextStore,
     memory: Option<Memory>,
     /// Why no further step can run.
     stopped: Option<String>,
+    /// When loading began and ended.
+    pub(crate) loaded: [Instant; 2],
+    /// Collects times while a trace is wanted.
+    pub(crate) trace: Option<Recorder>,
 }
 
 impl<D: Ops> Engine<D> {
@@ -76,11 +88,26 @@ impl<D: Ops> Engine<D> {
         options: &Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
+        let began = Instant::now();
         let plan = options.plan(&graph, device.info().reserved_bytes)?;
-        let compute = device.stream()?;
-        let mut engine =
-            Engine { device, graph, plan, compute, store: TextStore::new(), memory: None, stopped: None };
+        let (compute, done) = (device.stream()?, device.event()?);
+        let replays = (options.replay && device.info().captures).then(Replays::default);
+        let mut engine = Engine {
+            device,
+            graph,
+            plan,
+            compute,
+            done,
+            replays,
+            replayed_passes: 0,
+            store: TextStore::new(),
+            memory: None,
+            stopped: None,
+            loaded: [began; 2],
+            trace: None,
+        };
         engine.memory = Some(engine.allocate(source, options.budget.stream_check, progress)?);
+        engine.loaded[1] = Instant::now();
         Ok(engine)
     }
 
@@ -102,6 +129,11 @@ impl<D: Ops> Engine<D> {
         let mut told = |read| progress(read, total);
         let text = TextSegment::load(device, graph, plan, source, store, check, &mut told)?;
         Ok(Memory { text, data, stack, inputs, table, logits })
+    }
+
+    /// Passes so far that the device repeated from a capture, with one call of the host.
+    pub fn replayed_passes(&self) -> u64 {
+        self.replayed_passes
     }
 
     /// The model's graph.
@@ -193,26 +225,69 @@ impl<D: Ops> Engine<D> {
     }
 
     fn run(&mut self, batch: &[Entry<'_>], rows: Rows) -> Result<(Vec<f32>, PassStats)> {
-        self.upload(batch, rows)?;
-        let memory = self.memory.as_mut().expect("loaded");
-        let (device, graph) = (&self.device, &self.graph);
-        Executor::new(device, self.compute, graph, &self.plan, memory, rows).pass()?;
-        let wanted = graph.value(graph.logits).bytes(rows);
-        let host = memory.logits.slice(0, wanted);
-        if wanted > 0 {
-            device.copy(self.compute, memory.stack.span(graph, graph.logits, rows), host)?;
+        let began = Instant::now();
+        self.write_inputs(batch, rows);
+        let began = lap(&mut self.trace, HostSpan::Upload, began);
+        let one_token_each = batch.len() as u64 == rows.rows;
+        match self.choose(rows, one_token_each) {
+            (_, Choice::Enqueue) => self.enqueue(rows)?,
+            (key, Choice::Capture) => self.capture(key)?,
+            (_, Choice::Replay(capture, end)) => {
+                self.device.replay(capture)?;
+                self.memory.as_mut().expect("loaded").text.replayed(end);
+                self.replayed_passes += 1;
+            }
         }
-        device.sync(self.compute)?;
+        let began = lap(&mut self.trace, HostSpan::Enqueue, began);
+        let (device, graph) = (&self.device, &self.graph);
+        device.sync_event(self.done)?;
+        lap(&mut self.trace, HostSpan::Wait, began);
+        let memory = self.memory.as_mut().expect("loaded");
+        let host = memory.logits.slice(0, graph.value(graph.logits).bytes(rows));
         let stats = memory.text.end_pass(device)?;
+        if let Some(trace) = &mut self.trace {
+            trace.end_pass(device, &self.plan, memory.text.times(device));
+        }
         let logits = device.read_host(host, |bytes| {
             bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
         });
         Ok((logits, stats))
     }
 
-    /// Copies the step's inputs and page table to the device.
-    fn upload(&mut self, batch: &[Entry<'_>], rows: Rows) -> Result<()> {
-        let Engine { device, graph, plan, compute, memory, .. } = self;
+    fn choose(&mut self, rows: Rows, one_token_each: bool) -> (Key, Choice) {
+        let key = Key { rows, phase: self.memory.as_ref().expect("loaded").text.phase() };
+        match &mut self.replays {
+            Some(replays) if one_token_each && self.trace.is_none() => (key, replays.choose(key)),
+            _ => (key, Choice::Enqueue),
+        }
+    }
+
+    /// Captures a pass and replays it.
+    fn capture(&mut self, key: Key) -> Result<()> {
+        let copies = self.memory.as_ref().expect("loaded").text.copy_stream();
+        let work = Work { device: &self.device, compute: self.compute, graph: &self.graph, plan: &self.plan };
+        let memory = self.memory.as_mut().expect("loaded");
+        let (done, rows) = (self.done, key.rows);
+        let capture =
+            work.device.capture(&[work.compute, copies], || work.enqueue(memory, None, rows, done))?;
+        let end = memory.text.phase();
+        let replays = self.replays.as_mut().expect("a pass is captured to be replayed");
+        if let Some(evicted) = replays.keep(key, capture, end) {
+            self.device.sync(self.compute)?;
+            self.device.free_capture(evicted);
+        }
+        Ok(self.device.replay(capture)?)
+    }
+
+    fn enqueue(&mut self, rows: Rows) -> Result<()> {
+        let work = Work { device: &self.device, compute: self.compute, graph: &self.graph, plan: &self.plan };
+        let memory = self.memory.as_mut().expect("loaded");
+        work.enqueue(memory, self.trace.as_mut(), rows, self.done)
+    }
+
+    /// Writes the step's inputs and page table to where its copies take them from.
+    fn write_inputs(&mut self, batch: &[Entry<'_>], rows: Rows) {
+        let Engine { device, graph, plan, memory, .. } = self;
         let memory = memory.as_ref().expect("loaded");
         let (mut tokens, mut positions, mut row_seq, mut wanted) = (vec![], vec![], vec![], vec![]);
         for (seq, entry) in batch.iter().enumerate() {
@@ -237,9 +312,6 @@ impl<D: Ops> Engine<D> {
                 put(row, entry.sequence.pages());
             }
         });
-        device.copy(*compute, memory.inputs.span(), memory.stack.inputs())?;
-        device.copy(*compute, memory.table.span(), memory.data.table())?;
-        Ok(())
     }
 
     /// Logits of every position of `tokens`, f32 `[tokens, vocab]` row-major, in a sequence of their own.
@@ -272,6 +344,9 @@ impl<D: Ops> Engine<D> {
         if let Some(memory) = self.memory.take() {
             // A failure of enqueued work was returned by the step that enqueued it.
             let _ = self.device.sync(self.compute);
+            if let Some(replays) = &mut self.replays {
+                replays.free(&self.device);
+            }
             memory.text.free(&self.device, &mut self.store);
             memory.data.free(&self.device);
             memory.stack.free(&self.device);
@@ -280,6 +355,36 @@ impl<D: Ops> Engine<D> {
             }
         }
         self.device
+    }
+}
+
+/// What a pass is enqueued on.
+struct Work<'a, D> {
+    device: &'a D,
+    compute: Stream,
+    graph: &'a Graph,
+    plan: &'a MemoryPlan,
+}
+
+impl<D: Ops> Work<'_, D> {
+    /// Enqueues a pass, from the copies of its inputs to that of its logits, and records `done` after it.
+    fn enqueue(
+        &self,
+        memory: &mut Memory,
+        trace: Option<&mut Recorder>,
+        rows: Rows,
+        done: Event,
+    ) -> Result<()> {
+        let Work { device, compute, graph, plan } = *self;
+        device.copy(compute, memory.inputs.span(), memory.stack.inputs())?;
+        device.copy(compute, memory.table.span(), memory.data.table())?;
+        Executor::new(device, compute, graph, plan, memory, rows).traced(trace).pass()?;
+        let wanted = graph.value(graph.logits).bytes(rows);
+        if wanted > 0 {
+            let logits = memory.stack.span(graph, graph.logits, rows);
+            device.copy(compute, logits, memory.logits.slice(0, wanted))?;
+        }
+        Ok(device.record(compute, done)?)
     }
 }
 

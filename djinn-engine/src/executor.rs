@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::engine::Memory;
+use crate::trace::{Launch, Mark, Recorder};
 use djinn_device::args::{
     Add, Attention, Embed, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul, Weight,
 };
@@ -21,6 +22,8 @@ pub(crate) struct Executor<'a, D: Ops> {
     /// The next tile, in order of use.
     tile: usize,
     held: Option<(ChunkId, Span)>,
+    /// Marks the boundaries of launches, if they are wanted.
+    trace: Option<&'a mut Recorder>,
 }
 
 /// A tile's weights on the device, with the output rows that they produce.
@@ -39,20 +42,39 @@ impl<'a, D: Ops> Executor<'a, D> {
         memory: &'a mut Memory,
         rows: Rows,
     ) -> Self {
-        Executor { device, compute, graph, plan, memory, rows, tile: 0, held: None }
+        Executor { device, compute, graph, plan, memory, rows, tile: 0, held: None, trace: None }
+    }
+
+    /// Records an event at every boundary between launches.
+    pub(crate) fn traced(self, trace: Option<&'a mut Recorder>) -> Self {
+        Executor { trace, ..self }
     }
 
     /// Enqueues every operation. A step without wanted logits still uses every chunk, so that the stream
     /// stays in step.
     pub(crate) fn pass(mut self) -> Result<()> {
         let graph = self.graph;
+        self.mark(Mark::Begin)?;
+        let mut in_pair = false;
         for (index, node) in graph.nodes.iter().enumerate() {
-            if node.weights.is_empty() || matches!(node.op, Op::Embed) {
-                self.launch(node, None)?;
+            if std::mem::take(&mut in_pair) {
                 continue;
             }
-            while let Some(weights) = self.next_tile(NodeId(index as u32))? {
+            let id = NodeId(index as u32);
+            if let Some(next) = graph.nodes.get(index + 1) {
+                in_pair = self.launch_pair(node, next, NodeId(id.0 + 1))?;
+                if in_pair {
+                    continue;
+                }
+            }
+            if node.weights.is_empty() || matches!(node.op, Op::Embed) {
+                self.launch(node, None)?;
+                self.mark_launch(id, None)?;
+                continue;
+            }
+            while let Some(weights) = self.next_tile(id)? {
                 self.launch(node, Some(&weights))?;
+                self.mark_launch(id, Some(&weights))?;
             }
         }
         assert_eq!(self.tile, self.plan.placement.tiles.len(), "a pass uses every tile");
@@ -86,16 +108,73 @@ impl<'a, D: Ops> Executor<'a, D> {
         }
         if let Some(chunk) = next {
             self.held = Some((chunk, text.acquire(self.device, self.compute, chunk)?));
+            if self.plan.placement.slots[chunk.0 as usize].is_some() {
+                self.mark(Mark::Acquired)?;
+            }
         }
         Ok(())
     }
 
+    fn mark(&mut self, mark: Mark) -> Result<()> {
+        match &mut self.trace {
+            Some(trace) => trace.mark(self.device, self.compute, mark),
+            None => Ok(()),
+        }
+    }
+
+    fn mark_launch(&mut self, node: NodeId, weights: Option<&Weights>) -> Result<()> {
+        let rows = self.launch_rows(self.graph.node(node));
+        if self.trace.is_none() || rows == 0 {
+            return Ok(());
+        }
+        let tile = weights.map(|w| (w.first_row, w.first_row + w.rows));
+        self.mark(Mark::Launch(Launch { node, tile, rows }))
+    }
+
+    /// Rows that the node's launch computes; none are launched for 0.
+    fn launch_rows(&self, node: &Node) -> u32 {
+        match self.graph.value(node.output).shape.first() {
+            Some(Dim::LogitRows) => self.rows.logit_rows as u32,
+            _ => self.rows.rows as u32,
+        }
+    }
+
+    /// Launches two successive nodes at once where the device has an operation for both; whether it did. A trace
+    /// shows them apart.
+    fn launch_pair(&mut self, node: &Node, next: &Node, next_id: NodeId) -> Result<bool> {
+        let rows = self.launch_rows(node);
+        if rows == 0 || self.trace.is_some() {
+            return Ok(false);
+        }
+        match (&node.op, &next.op) {
+            (Op::Add, &Op::RmsNorm { eps }) if next.inputs[0] == node.output => {
+                let add = self.add(node);
+                let out = self.span(next.output);
+                // The plan may lay an output across inputs that are dead by the second operation.
+                let apart = |span: Span| span == out || !span.overlaps(out);
+                if !apart(add.a) || !apart(add.b) {
+                    return Ok(false);
+                }
+                let weights = self.next_tile(next_id)?.expect("a norm has a weight");
+                let norm = self.rms_norm(next, eps, rows, weights.parts[0]);
+                add.check();
+                norm.check();
+                self.device.add_rms_norm(self.compute, &add, &norm)?;
+                Ok(true)
+            }
+            (Op::Rope { .. }, Op::KvWrite { .. }) if next.inputs[0] == node.inputs[0] => {
+                let (rope, write) = (self.rope(node, rows), self.kv_write(next, rows));
+                rope.check();
+                write.check();
+                self.device.rope_kv_write(self.compute, &rope, &write)?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
     fn launch(&self, node: &Node, weights: Option<&Weights>) -> Result<()> {
-        let out = self.graph.value(node.output);
-        let rows = match out.shape.first() {
-            Some(Dim::LogitRows) => self.rows.logit_rows,
-            _ => self.rows.rows,
-        } as u32;
+        let rows = self.launch_rows(node);
         if rows == 0 {
             return Ok(());
         }
@@ -123,17 +202,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                     rows,
                 }
             ),
-            Op::RmsNorm { eps } => enqueue!(
-                rms_norm,
-                RmsNorm {
-                    x: input(0),
-                    weight: weight(0),
-                    out: self.span(node.output),
-                    eps,
-                    width: width(node.output),
-                    rows,
-                }
-            ),
+            Op::RmsNorm { eps } => enqueue!(rms_norm, self.rms_norm(node, eps, rows, weight(0))),
             Op::Linear => {
                 let tile = weights.expect("a product has weights");
                 enqueue!(
@@ -151,21 +220,8 @@ impl<'a, D: Ops> Executor<'a, D> {
                     }
                 )
             }
-            Op::Rope { heads, kv_heads, head_dim, rotary_dim, style } => enqueue!(
-                rope,
-                Rope { qkv: input(0), table: input(1), heads, kv_heads, head_dim, rotary_dim, style, rows }
-            ),
-            Op::KvWrite { heads, .. } => enqueue!(
-                kv_write,
-                KvWrite {
-                    qkv: input(0),
-                    kv: self.kv(node),
-                    row_seq: input(1),
-                    positions: input(2),
-                    heads,
-                    rows,
-                }
-            ),
+            Op::Rope { .. } => enqueue!(rope, self.rope(node, rows)),
+            Op::KvWrite { .. } => enqueue!(kv_write, self.kv_write(node, rows)),
             Op::Attention { heads, scale, .. } => enqueue!(
                 attention,
                 Attention {
@@ -183,10 +239,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 silu_mul,
                 SiluMul { x: input(0), out: self.span(node.output), width: width(node.output), rows }
             ),
-            Op::Add => enqueue!(
-                add,
-                Add { a: input(0), b: input(1), out: self.span(node.output), len: out.elements(self.rows) }
-            ),
+            Op::Add => enqueue!(add, self.add(node)),
             Op::SelectRows => enqueue!(
                 select_rows,
                 SelectRows {
@@ -199,6 +252,36 @@ impl<'a, D: Ops> Executor<'a, D> {
             ),
         }
         Ok(())
+    }
+
+    fn add(&self, node: &Node) -> Add {
+        let len = self.graph.value(node.output).elements(self.rows);
+        Add { a: self.span(node.inputs[0]), b: self.span(node.inputs[1]), out: self.span(node.output), len }
+    }
+
+    fn rms_norm(&self, node: &Node, eps: f32, rows: u32, weight: Weight) -> RmsNorm {
+        let (x, out, width) = (self.span(node.inputs[0]), self.span(node.output), self.width(node.output));
+        RmsNorm { x, weight, out, eps, width, rows }
+    }
+
+    fn rope(&self, node: &Node, rows: u32) -> Rope {
+        let Op::Rope { heads, kv_heads, head_dim, rotary_dim, style } = node.op else {
+            unreachable!("called for a rotation")
+        };
+        let (qkv, table) = (self.span(node.inputs[0]), self.span(node.inputs[1]));
+        Rope { qkv, table, heads, kv_heads, head_dim, rotary_dim, style, rows }
+    }
+
+    fn kv_write(&self, node: &Node, rows: u32) -> KvWrite {
+        let Op::KvWrite { heads, .. } = node.op else { unreachable!("called for a cache write") };
+        KvWrite {
+            qkv: self.span(node.inputs[0]),
+            kv: self.kv(node),
+            row_seq: self.span(node.inputs[1]),
+            positions: self.span(node.inputs[2]),
+            heads,
+            rows,
+        }
     }
 
     /// Gathers from wherever the table's tiles are kept.

@@ -1,5 +1,6 @@
 //! Generation: prefill in pieces, then one token at a time.
 
+use crate::trace::{HostSpan, lap};
 use crate::{Engine, Entry, Error, Result, Sampler, Sampling, Wanted};
 use djinn_device::Ops;
 use djinn_vmu::{PassStats, Sequence};
@@ -95,7 +96,9 @@ impl<D: Ops> Engine<D> {
         }
         let mut logits = self.prefill(session, &request.prompt, &mut stats)?;
         loop {
+            let began = Instant::now();
             let token = sampler.choose(&logits);
+            lap(&mut self.trace, HostSpan::Sample, began);
             if generated.is_empty() {
                 stats.ttft = start.elapsed();
             }
@@ -125,6 +128,33 @@ impl<D: Ops> Engine<D> {
     pub fn next_token(&mut self, session: &mut Session, request: &Request) -> Result<(u32, Vec<f32>)> {
         let logits = self.prefill(session, &request.prompt, &mut Stats::default())?;
         Ok((Sampler::new(request.sampling).choose(&logits), logits))
+    }
+
+    /// Runs the largest prompt step, and decode steps of one row until one is replayed, on a sequence of zeros
+    /// that is dropped: what devices load, choose and capture at first use is then done.
+    ///
+    /// # Errors
+    /// As [`step`](Engine::step).
+    pub fn warm_up(&mut self) -> Result<()> {
+        /// Passes until one is replayed: each of two kinds is enqueued, captured and replayed.
+        const DECODES: u64 = 5;
+        let mut session = Session::default();
+        let rows = self.plan().stack.rows.rows;
+        let decodes = if self.device().info().captures { DECODES } else { 1 };
+        let prompt = rows.min(self.context().saturating_sub(decodes)).max(1);
+        let before = self.replayed_passes();
+        let outcome = (|| {
+            self.advance(&mut session, &vec![0; prompt as usize], Wanted::Last)?;
+            for _ in 0..decodes {
+                if session.sequence.tokens() == self.context() || self.replayed_passes() > before {
+                    break;
+                }
+                self.advance(&mut session, &[0], Wanted::Last)?;
+            }
+            Ok(())
+        })();
+        self.close(session);
+        outcome
     }
 
     /// Ends a session and gives its pages back.

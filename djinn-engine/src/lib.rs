@@ -1,7 +1,8 @@
 //! Runs a model on a device: one executor walks the graph of any model on any device.
 //!
 //! [`Engine`] joins a graph, the virtual memory unit's segments and a device. [`Engine::step`] runs one
-//! pass for a batch of sequences; [`Engine::generate`] samples from it.
+//! pass for a batch of sequences; [`Engine::generate`] samples from it. [`Engine::start_trace`] collects what ran
+//! when.
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![forbid(unsafe_code)]
 
@@ -10,7 +11,9 @@ mod error;
 mod executor;
 mod generate;
 mod options;
+mod replay;
 mod sampler;
+mod trace;
 
 pub use djinn_vmu::{Budget, MemoryPlan, PassStats, Segments};
 pub use engine::{Engine, Entry, Wanted};
@@ -18,3 +21,4 @@ pub use error::{Error, Result};
 pub use generate::{Finish, Generated, Request, Session, Stats};
 pub use options::Options;
 pub use sampler::{Sampler, Sampling};
+pub use trace::Trace;

@@ -23,6 +23,8 @@ pub struct Options {
     pub kv_dtype: DType,
     /// Tokens of a KV page.
     pub page_tokens: u32,
+    /// Capture decode passes and replay them, on devices that can. Traced passes never are.
+    pub replay: bool,
 }
 
 impl Default for Options {
@@ -35,11 +37,21 @@ impl Default for Options {
             logit_rows: 1,
             kv_dtype: DType::F32,
             page_tokens: 16,
+            replay: true,
         }
     }
 }
 
 impl Options {
+    /// Host bytes for `graph` under these options, at most, on a device that takes up to 1 GiB for itself: for
+    /// devices that must know before they are made. Weights, and some room for inputs and staging.
+    pub fn most_host_bytes(&self, graph: &Graph) -> u64 {
+        const RESERVED: u64 = 1 << 30;
+        const BESIDE: u64 = 256 << 20;
+        let weights = self.plan(graph, RESERVED).map_or_else(|_| graph.text_bytes(), |plan| plan.host_bytes);
+        weights.saturating_add(BESIDE)
+    }
+
     /// Plans the memory of `graph` under these options, on a device that takes `reserved_bytes` for itself;
     /// loads nothing.
     pub fn plan(&self, graph: &Graph, reserved_bytes: u64) -> Result<MemoryPlan> {

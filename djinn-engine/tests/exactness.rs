@@ -110,31 +110,81 @@ fn no_order_of_events_changes_a_bit() {
     assert!(runs >= 200, "{runs} seeds");
 }
 
-/// The same comparison must notice every wait that goes missing.
+/// Neither copies that wait until they are needed nor chunks that straddle the wrap change a bit.
 #[test]
-fn a_dropped_wait_is_caught() {
+fn ablations_change_no_bit() {
+    let expected = PROMPTS.map(resident);
+    let mut straddled = 0;
+    for (seed, (fraction, chunk, rings, len)) in configurations().enumerate() {
+        let mut options = options(fraction, chunk, rings);
+        // Half a chunk more, so that chunks of one size straddle as well.
+        options.budget.ring = Some(rings * chunk + chunk / 2);
+        let (blocking_copies, straddle) = [(true, false), (false, true), (true, true)][seed % 3];
+        options.budget = Budget { blocking_copies, straddle, ..options.budget };
+        options.budget.stream_check = seed % 2 == 0;
+        let plan = options.plan(&model().graph, 0).expect("it fits");
+        let ring = &plan.placement.ring;
+        straddled += (0..ring.slots().len()).filter(|&slot| !ring.parts(slot)[1].is_empty()).count();
+        let at = PROMPTS.iter().position(|&p| p == len).expect("listed");
+        let what = format!("{:?}, prompt {len}, seed {seed}", options.budget);
+        assert!(run(cpu(), &options, len).expect("it runs") == expected[at], "{what}, on the CPU");
+        if len < 512 {
+            let device = sim(SimConfig { seed: seed as u64, ..SimConfig::default() });
+            assert!(run(device, &options, len).expect("it runs") == expected[at], "{what}, simulated");
+        }
+    }
+    assert!(straddled > 50, "{straddled} chunks straddled");
+}
+
+/// The waits of loading and one pass whose loss no seed betrays, and how many waits there are.
+fn missed_waits(options: &Options) -> (Vec<u64>, u64) {
     let expected = resident(17);
-    let options = options(0.25, CHUNKS[0], 2);
     let waits = {
-        let device = sim(SimConfig::default());
-        let mut engine = load(device, &options).expect("it loads");
+        let mut engine = load(sim(SimConfig::default()), options).expect("it loads");
         engine.logits(&prompt(1)).expect("it runs");
         engine.unload().calls().waits
     };
     assert!(waits >= 10, "{waits} waits in a pass");
-    let mut missed = Vec::new();
-    for wait in 1..=waits {
-        let caught = (0..40).any(|seed| {
-            let config = SimConfig { seed, drop_wait_at: Some(wait), ..SimConfig::default() };
+    let caught = |wait: &u64| {
+        (0..40).any(|seed| {
+            let config = SimConfig { seed, drop_wait_at: Some(*wait), ..SimConfig::default() };
             // The simulator panics on some misuse; that counts as caught.
-            let outcome = std::panic::catch_unwind(|| run(sim(config), &options, 17));
+            let outcome = std::panic::catch_unwind(|| run(sim(config), options, 17));
             !matches!(outcome, Ok(Ok(bits)) if bits == expected)
-        });
-        if !caught {
-            missed.push(wait);
-        }
+        })
+    };
+    ((1..=waits).filter(|wait| !caught(wait)).collect(), waits)
+}
+
+/// The comparison of bits must notice every wait that goes missing.
+#[test]
+fn a_dropped_wait_is_caught() {
+    for straddle in [false, true] {
+        let mut options = options(0.25, CHUNKS[0], 2);
+        options.budget.straddle = straddle;
+        let (missed, waits) = missed_waits(&options);
+        assert!(missed.is_empty(), "nothing noticed the loss of waits {missed:?} of {waits}: {options:?}");
     }
-    assert!(missed.is_empty(), "nothing noticed the loss of waits {missed:?} of {waits}");
+}
+
+/// A blocking copy waits for its need, then the need for the copy. The first wait only protects bytes where
+/// the copy overwrites the chunk used just before it; elsewhere its loss is one of time.
+#[test]
+fn a_dropped_wait_of_a_blocking_copy_is_caught() {
+    let mut options = options(0.25, CHUNKS[0], 1);
+    options.budget.blocking_copies = true;
+    let plan = options.plan(&model().graph, 0).expect("it fits");
+    let slots = plan.placement.ring.slots();
+    let (missed, waits) = missed_waits(&options);
+    assert_eq!(waits, 2 * slots.len() as u64, "two waits for each copy");
+    let needed = |wait: &&u64| {
+        let slot = (**wait - 1) as usize / 2;
+        let copy = (**wait).is_multiple_of(2);
+        copy || slot > 0 && slots[slot].blocker.index == slot - 1
+    };
+    let unnoticed: Vec<_> = missed.iter().filter(needed).collect();
+    assert!(unnoticed.is_empty(), "nothing noticed the loss of waits {unnoticed:?} of {waits}");
+    assert!(missed.len() < waits as usize / 2, "{} of {waits} waits do not matter", missed.len());
 }
 
 #[test]
@@ -176,9 +226,9 @@ fn a_failed_copy_stops_the_engine_and_never_gives_wrong_logits() {
 #[test]
 fn the_cap_is_never_exceeded() {
     let whole = model().graph.text_bytes();
-    for share in [30, 50, 80, 120] {
+    for (share, straddle) in [30, 50, 80, 120].into_iter().flat_map(|s| [(s, false), (s, true)]) {
         let vram = 400_000 + whole * share / 100;
-        let budget = Budget { vram: Some(vram), ..Budget::default() };
+        let budget = Budget { vram: Some(vram), straddle, ..Budget::default() };
         let options = Options { budget, context: 64, prefill_rows: 32, ..Options::default() };
         let device =
             CpuDevice::new(CpuConfig { vram: Some(vram), threads: 1, ..CpuConfig::default() }).unwrap();
@@ -241,4 +291,24 @@ fn a_slow_link_never_rests() {
     let rate = pass.streamed_bytes as f64 / pass.copy.as_secs_f64();
     assert!((rate / 1e8 - 1.0).abs() < 0.01, "copies run at {rate} bytes/s");
     assert!(pass.stalls > 0, "operations wait for a slow link");
+    assert!(pass.hidden() < 1.0);
+}
+
+/// Without pipelining every copy is waited for, to the last byte, on a link of any speed.
+#[test]
+fn a_blocking_copy_hides_nothing() {
+    for rate in [1e8, 1e10] {
+        let mut options = options(0.25, CHUNKS[0], 5);
+        (options.context, options.budget.blocking_copies) = (64, true);
+        let config = SimConfig { link_bytes_per_second: rate, ..SimConfig::default() };
+        let mut engine = load(sim(config), &options).expect("it loads");
+        let mut session = djinn_engine::Session::default();
+        let request =
+            djinn_engine::Request { prompt: prompt(1), max_tokens: 5, ..djinn_engine::Request::default() };
+        let pass =
+            engine.generate(&mut session, &request, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+        let pass = pass.stats.decode_streamed;
+        assert!(pass.streamed_bytes > 0 && pass.stall >= pass.copy, "{pass:?}");
+        assert!(pass.hidden() < 1e-9, "{pass:?}");
+    }
 }

@@ -6,6 +6,7 @@ mod tests;
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 pub use error::LayoutError;
 
@@ -29,7 +30,8 @@ pub struct CyclicLayout {
 pub struct Slot {
     /// First byte, a multiple of the layout's alignment.
     pub offset: u64,
-    /// Bytes; `offset + len` is at most the capacity.
+    /// Bytes. `offset + len` is at most the capacity, except in a [straddling](CyclicLayout::straddling)
+    /// layout: there the bytes from the capacity on lie at offset 0.
     pub len: u64,
     /// The slot to wait for before overwriting this one.
     pub blocker: Blocker,
@@ -64,12 +66,25 @@ impl CyclicLayout {
     /// See [`LayoutError`]: an alignment that is no power of two, a length that is zero or exceeds the
     /// capacity, or a pass that sweeps over more bytes than a `u64` counts.
     pub fn new(capacity: u64, align: u64, lens: &[u64]) -> Result<Self, LayoutError> {
-        let offsets = place(capacity, align, lens)?;
-        // Only a lap's first region is at offset 0.
-        let laps = offsets.iter().filter(|&&offset| offset == 0).count() as u64;
+        Self::place(capacity, align, lens, false)
+    }
+
+    /// As [`new`](Self::new), but nothing is skipped at the end of the ring: a region that does not fit
+    /// before it goes on at offset 0, in two [parts](Self::parts). For comparison with skip-end: a region in
+    /// two parts takes two copies, and whoever needs contiguous bytes must join them elsewhere.
+    ///
+    /// # Errors
+    /// As `new`.
+    pub fn straddling(capacity: u64, align: u64, lens: &[u64]) -> Result<Self, LayoutError> {
+        Self::place(capacity, align, lens, true)
+    }
+
+    fn place(capacity: u64, align: u64, lens: &[u64], straddle: bool) -> Result<Self, LayoutError> {
+        let (offsets, laps) = place(capacity, align, lens, straddle)?;
         let swept =
             laps.checked_mul(capacity).ok_or(LayoutError::Overflow { laps, capacity_bytes: capacity })?;
-        let times = blocker_times(&offsets, lens);
+        let regions: Vec<_> = offsets.iter().zip(lens).map(|(&at, &len)| parts(capacity, at, len)).collect();
+        let times = blocker_times(&regions);
         let blocker = |time: usize| match time.checked_sub(lens.len()) {
             Some(index) => Blocker { index, pass: BlockerPass::Same },
             None => Blocker { index: time, pass: BlockerPass::Previous },
@@ -97,6 +112,16 @@ impl CyclicLayout {
         self.capacity
     }
 
+    /// The bytes of slot `index`: from its offset on, and what lies at offset 0 after the wrap, which is
+    /// empty unless the slot straddles it.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    #[must_use]
+    pub fn parts(&self, index: usize) -> [Range<u64>; 2] {
+        parts(self.capacity, self.slots[index].offset, self.slots[index].len)
+    }
+
     /// Bytes that one pass steps over without using them: tails that were too short, the rest of the last
     /// lap, and padding for alignment. With the slots' bytes they make up a whole number of laps.
     #[must_use]
@@ -116,12 +141,18 @@ impl CyclicLayout {
     }
 }
 
-/// Skip-end placement from offset 0.
-fn place(capacity: u64, align: u64, lens: &[u64]) -> Result<Vec<u64>, LayoutError> {
+/// `len` bytes from `offset`, as they lie in the ring.
+fn parts(capacity: u64, offset: u64, len: u64) -> [Range<u64>; 2] {
+    let before = len.min(capacity - offset);
+    [offset..offset + before, 0..len - before]
+}
+
+/// The offsets of a placement from offset 0, and in how many laps; skip-end unless regions may straddle.
+fn place(capacity: u64, align: u64, lens: &[u64], straddle: bool) -> Result<(Vec<u64>, u64), LayoutError> {
     if !align.is_power_of_two() {
         return Err(LayoutError::BadAlign { align_bytes: align });
     }
-    let mut cursor = 0_u64;
+    let (mut cursor, mut laps) = (0_u64, 0);
     let offset = |(index, &len): (usize, &u64)| {
         if len == 0 {
             return Err(LayoutError::ZeroLength { index });
@@ -129,36 +160,44 @@ fn place(capacity: u64, align: u64, lens: &[u64]) -> Result<Vec<u64>, LayoutErro
         let Some(last) = capacity.checked_sub(len) else {
             return Err(LayoutError::TooLong { index, len_bytes: len, capacity_bytes: capacity });
         };
+        let last = if straddle { capacity - 1 } else { last };
         let offset = cursor.checked_next_multiple_of(align).filter(|&offset| offset <= last).unwrap_or(0);
-        cursor = offset + len;
+        let [before, after] = parts(capacity, offset, len);
+        // A lap begins with the byte at offset 0.
+        laps += u64::from(offset == 0 || !after.is_empty());
+        cursor = if after.is_empty() { before.end } else { after.end };
         Ok(offset)
     };
-    lens.iter().enumerate().map(offset).collect()
+    let offsets = lens.iter().enumerate().map(offset).collect::<Result<_, _>>()?;
+    Ok((offsets, laps))
 }
 
 /// The blocker of each slot as a time: `i` for slot `i` of a first pass, `n + i` for slot `i` of a second,
 /// where the blocked slots are those of the second.
 ///
 /// Two passes are painted over the ring. It is kept as runs of bytes last painted at the same time, from
-/// the key up to the next key; a paint adds at most two runs, so all the removals together are O(n).
-fn blocker_times(offsets: &[u64], lens: &[u64]) -> Vec<usize> {
-    let n = lens.len();
+/// the key up to the next key; a part adds at most two runs, so all the removals together are O(n).
+fn blocker_times(regions: &[[Range<u64>; 2]]) -> Vec<usize> {
+    let n = regions.len();
     // Unpainted bytes count as time 0; the second pass meets none.
     let mut runs = BTreeMap::from([(0, 0)]);
     let painter = |runs: &BTreeMap<u64, usize>, byte: u64| {
         *runs.range(..=byte).next_back().expect("a run starts at offset 0").1
     };
-    let mut paint = |time: usize| {
-        let (start, end) = (offsets[time % n], offsets[time % n] + lens[time % n]);
-        let mut latest = painter(&runs, start);
-        let after = painter(&runs, end);
-        runs.insert(end, after);
-        while let Some((&run, &time)) = runs.range(start..end).next() {
+    let mut paint_part = |time: usize, part: &Range<u64>| {
+        let mut latest = painter(&runs, part.start);
+        let after = painter(&runs, part.end);
+        runs.insert(part.end, after);
+        while let Some((&run, &time)) = runs.range(part.clone()).next() {
             latest = latest.max(time);
             runs.remove(&run);
         }
-        runs.insert(start, time);
+        runs.insert(part.start, time);
         latest
+    };
+    let mut paint = |time: usize| {
+        let parts = regions[time % n].iter().filter(|part| !part.is_empty());
+        parts.map(|part| paint_part(time, part)).max().expect("a region has bytes")
     };
     (0..2 * n).map(&mut paint).skip(n).collect()
 }

@@ -21,4 +21,6 @@ pub use plan::{Budget, Demand, MemoryPlan, Segments};
 pub use predict::{Bottleneck, Prediction, predict};
 pub use source::{SourceError, WeightSource};
 pub use stack::StackSegment;
-pub use text::{Chunk, ChunkId, PassStats, PlacedTile, Placement, TextSegment, TextStore};
+pub use text::{
+    Chunk, ChunkId, ChunkTimes, PassStats, Phase, PlacedTile, Placement, STALL, TextSegment, TextStore,
+};

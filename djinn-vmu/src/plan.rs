@@ -23,6 +23,12 @@ pub struct Budget {
     pub ring: Option<u64>,
     /// Reserve what `--stream-check` needs.
     pub stream_check: bool,
+    /// Ablation: no pipelining. A chunk's copy begins only when the operation that needs it is reached, on
+    /// the device's clock, and that operation waits for it.
+    pub blocking_copies: bool,
+    /// Ablation: no skip-end. Streamed chunks lie end to end in the ring and may straddle its wrap; one that
+    /// does crosses the link as two copies and is joined in a bounce buffer of the largest chunk.
+    pub straddle: bool,
 }
 
 /// What the engine wants to run.
@@ -43,6 +49,9 @@ pub struct Segments {
     pub resident: u64,
     /// Text: the ring through which the others stream.
     pub ring: u64,
+    /// Text: where chunks that straddle the ring's wrap are joined; 0 where none may.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub bounce: u64,
     /// Data: KV pages and their table.
     pub data: u64,
     /// Stack: activations and step inputs.
@@ -56,15 +65,19 @@ pub struct Segments {
 impl Segments {
     /// Everything on the device.
     pub fn total(&self) -> u64 {
-        [self.ring, self.data, self.stack, self.check, self.reserved]
+        [self.ring, self.bounce, self.data, self.stack, self.check, self.reserved]
             .iter()
             .fold(self.resident, |a, &b| a.saturating_add(b))
     }
 
-    /// Everything but weights.
+    /// Everything but resident weights and the ring.
     fn fixed(&self) -> u64 {
         self.total() - self.resident - self.ring
     }
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// Where every byte of a model lies.
@@ -101,14 +114,15 @@ impl MemoryPlan {
             ..Segments::default()
         };
         let resident = divide(&chunks, budget, &mut segments)?;
-        let ring = layout(&chunks, &resident, segments.ring)?;
+        let ring = layout(&chunks, &resident, segments.ring, budget.straddle)?;
         let mut slots = 0..;
         let slots = resident.iter().map(|r| if *r { None } else { slots.next() }).collect();
         let mut host_tables = gathered_tables(graph);
         host_tables.retain(|t| !tiles.iter().any(|p| p.tile.parts.iter().any(|part| part.value == *t)));
         let table_bytes: u64 =
             host_tables.iter().map(|&t| graph.value(t).bytes(Rows { rows: 0, logit_rows: 0 })).sum();
-        let placement = Placement { tiles, chunks, slots, ring, host_tables };
+        let blocking_copies = budget.blocking_copies;
+        let placement = Placement { tiles, chunks, slots, ring, blocking_copies, host_tables };
         let host_bytes = placement.streamed_bytes() + table_bytes;
         if let Some(ram_bytes) = budget.ram.filter(|&ram| host_bytes > ram) {
             return Err(Error::HostBudgetTooSmall { ram_bytes, needed_bytes: host_bytes });
@@ -159,6 +173,8 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
     if least == total {
         return Err(too_small(segments, total, "all weights"));
     }
+    segments.bounce = if budget.straddle { largest } else { 0 };
+    let available = vram.saturating_sub(segments.fixed());
     let most = if least > 0 { available.saturating_sub(least) } else { available / 2 };
     let default = || [3, 2].map(|n| n * largest).into_iter().find(|&r| r <= most).unwrap_or(largest);
     let ring = budget.ring.unwrap_or_else(default);

@@ -35,9 +35,9 @@ pub enum Bottleneck {
 }
 
 /// Predicts a pass that does `work` on `machine`. Passes follow one another; copies run ahead as far as the
-/// ring allows, so the pass begins with a full ring.
+/// ring allows, so the pass begins with a full ring, unless the plan has them wait until they are needed.
 pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine) -> Prediction {
-    let slots = plan.placement.ring.slots();
+    let (slots, blocking) = (plan.placement.ring.slots(), plan.placement.blocking_copies);
     let steps = steps(graph, plan, work, machine);
     // A slot is copied as soon as the link is free and its blocker's use is done.
     let (mut clock, mut link) = (0.0f64, 0.0f64);
@@ -53,17 +53,18 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
                     BlockerPass::Previous if pass > 0 => previous[blocker.index],
                     BlockerPass::Previous => 0.0,
                 };
+                let free = if blocking { clock } else { free };
                 link = link.max(free) + slots[slot].len as f64 / machine.link;
                 clock = clock.max(link);
             }
-            clock += step.seconds;
+            clock += step.seconds + step.join;
             if let Some(slot) = step.slot {
                 used[slot] = clock;
             }
         }
         std::mem::swap(&mut used, &mut previous);
     }
-    let compute_seconds: f64 = steps.iter().map(|s| s.seconds).sum();
+    let compute_seconds: f64 = steps.iter().map(|s| s.seconds + s.join).sum();
     let copy_seconds = slots.iter().map(|s| s.len as f64).sum::<f64>() / machine.link;
     let bottleneck = match cost::pass(graph, work).bound(machine) {
         _ if copy_seconds > compute_seconds => Bottleneck::Link,
@@ -79,6 +80,8 @@ struct Step {
     /// Whether it is the first launch to read the slot in this pass.
     first: bool,
     seconds: f64,
+    /// Joining a chunk that straddles the ring's wrap: the first launch to read it waits for two copies.
+    join: f64,
 }
 
 fn steps(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine) -> Vec<Step> {
@@ -89,16 +92,27 @@ fn steps(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine) -> Ve
         let node = NodeId(index as u32);
         let seconds = cost::node(graph, node, work).seconds(machine);
         if tiles.peek().is_none_or(|t| t.tile.node != node) {
-            steps.push(Step { slot: None, first: false, seconds });
+            steps.push(Step { slot: None, first: false, seconds, join: 0.0 });
             continue;
         }
         let rows = graph.value(graph.node(node).weights[0]).matrix()[0] as f64;
         while let Some(placed) = tiles.next_if(|t| t.tile.node == node) {
             let share = (placed.tile.rows.end - placed.tile.rows.start) as f64 / rows;
             let slot = placement.slots[placed.chunk.0 as usize].map(|s| s as usize);
-            steps.push(Step { slot, first: current != Some(placed.chunk), seconds: seconds * share });
+            let first = current != Some(placed.chunk);
+            let join = slot.filter(|_| first).map_or(0.0, |slot| join_seconds(plan, slot, machine));
+            steps.push(Step { slot, first, seconds: seconds * share, join });
             current = Some(placed.chunk);
         }
     }
     steps
+}
+
+/// Time in which the parts of a slot are read and written once more, if there are two.
+fn join_seconds(plan: &MemoryPlan, slot: usize, machine: &Machine) -> f64 {
+    let ring = &plan.placement.ring;
+    if ring.parts(slot)[1].is_empty() {
+        return 0.0;
+    }
+    2.0 * ring.slots()[slot].len as f64 / machine.memory + 2.0 * machine.launch
 }

@@ -12,7 +12,7 @@ pub use placement::Placement;
 pub use segment::TextSegment;
 pub use store::TextStore;
 pub(crate) use streamer::CHECK_BYTES;
-pub use streamer::PassStats;
+pub use streamer::{ChunkTimes, PassStats, Phase, STALL};
 
 pub(crate) use chunk::pack;
 pub(crate) use placement::{choose_resident, layout};

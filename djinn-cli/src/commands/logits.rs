@@ -1,6 +1,7 @@
 //! `djinn logits`: the logits of every position.
 
 use crate::args::LogitsArgs;
+use crate::trace::TraceFile;
 use crate::{loaded, output};
 use anyhow::Result;
 use serde::Serialize;
@@ -18,6 +19,7 @@ struct Output<'a> {
 
 pub(super) fn run(args: &LogitsArgs, quiet: bool) -> Result<()> {
     loaded::check_device(args.device.device)?;
+    let trace = TraceFile::open(args.device.trace.as_deref())?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let vocab = model.graph.vocab as usize;
     let tokens = args.tokens.len() as u64;
@@ -27,7 +29,8 @@ pub(super) fn run(args: &LogitsArgs, quiet: bool) -> Result<()> {
     let rows = (MAX_LOGIT_BYTES / (model.graph.vocab * 4)).clamp(1, options.prefill_rows as u64) as u32;
     (options.prefill_rows, options.logit_rows) = (rows, rows);
     let mut loaded = loaded::load(&model, &args.device, &options, quiet)?;
-    let logits = loaded.engine.logits(&args.tokens)?;
+    let logits = loaded.engine.logits(&args.tokens);
+    let logits = trace.write(&mut *loaded.engine, logits.map_err(Into::into))?;
     if let Some(bad) = logits.iter().position(|l| !l.is_finite()) {
         let (position, token) = (bad / vocab, bad % vocab);
         anyhow::bail!(

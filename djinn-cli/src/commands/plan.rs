@@ -84,7 +84,7 @@ pub(super) fn run(args: &PlanArgs, quiet: bool) -> Result<()> {
         logit_rows: sequences,
         ..loaded::options(&args.memory, machine.kv_dtype(), context)
     };
-    let plan = options.plan(&model.graph, machine.reserved_bytes())?;
+    let plan = options.plan(&model.graph, machine.reserved_bytes(options.most_host_bytes(&model.graph)))?;
     let report = report(args, &model, &options, &plan, machine);
     if args.json { output::json(&report) } else { output::line(&table(&report)) }
 }
@@ -153,7 +153,6 @@ fn prefill_passes(tokens: u32, rows: u64, kv_dtype: DType) -> impl Iterator<Item
 
 fn table(r: &Report) -> String {
     let human = size::human;
-    let row = |name: &str, bytes: u64, what: &str| format!("  {name:<10} {:>11}  {what}", human(bytes));
     let cap = r.vram_bytes.map_or_else(|| "no cap".to_owned(), |cap| format!("cap {}", human(cap)));
     let mut lines = vec![
         format!(
@@ -163,18 +162,8 @@ fn table(r: &Report) -> String {
             human(r.weight_bytes)
         ),
         format!("device memory: {} ({} bytes), {cap}", human(r.device_bytes), r.device_bytes),
-        row("resident", r.segments.resident, &format!("{} of {} chunks", r.chunks.resident, r.chunks.count)),
-        row("ring", r.segments.ring, &format!("for {} streamed chunks", r.chunks.streamed)),
-        row(
-            "data",
-            r.segments.data,
-            &format!("KV cache of {} x {} tokens, {}", r.sequences, r.context, r.kv_dtype),
-        ),
-        row("stack", r.segments.stack, "activations"),
     ];
-    if r.segments.check > 0 {
-        lines.push(row("check", r.segments.check, "checksums of streamed chunks"));
-    }
+    lines.extend(segments(r));
     let p = &r.predicted;
     let machine = match r.machine.chosen {
         "named" => r.machine.machine.name.clone(),
@@ -204,6 +193,24 @@ fn table(r: &Report) -> String {
         ),
     ]);
     lines.join("\n")
+}
+
+/// A line for each segment that has bytes, and for those that every plan has.
+fn segments(r: &Report) -> Vec<String> {
+    let row = |name: &str, bytes: u64, what: &str| format!("  {name:<10} {:>11}  {what}", size::human(bytes));
+    let kv = format!("KV cache of {} x {} tokens, {}", r.sequences, r.context, r.kv_dtype);
+    let mut lines = vec![
+        row("resident", r.segments.resident, &format!("{} of {} chunks", r.chunks.resident, r.chunks.count)),
+        row("ring", r.segments.ring, &format!("for {} streamed chunks", r.chunks.streamed)),
+    ];
+    if r.segments.bounce > 0 {
+        lines.push(row("bounce", r.segments.bounce, "joins chunks that straddle the ring's wrap"));
+    }
+    lines.extend([row("data", r.segments.data, &kv), row("stack", r.segments.stack, "activations")]);
+    if r.segments.check > 0 {
+        lines.push(row("check", r.segments.check, "checksums of streamed chunks"));
+    }
+    lines
 }
 
 fn limit(bottleneck: Bottleneck) -> &'static str {

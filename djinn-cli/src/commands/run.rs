@@ -10,6 +10,7 @@ use crate::args::RunArgs;
 use crate::loaded::{self, Loaded};
 use crate::output;
 use crate::stats::Report;
+use crate::trace::TraceFile;
 use answer::{Answer, Speaker};
 use anyhow::Result;
 use djinn_engine::{Finish, Request, Session};
@@ -38,19 +39,21 @@ struct Output<'a> {
 pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
     loaded::check_device(args.device.device)?;
     loaded::refuse_prompt(&args.model)?;
+    let trace = TraceFile::open(args.device.trace.as_deref())?;
     let prompt = Prompt::read(args)?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let speech = Speech::new(&model, args)?;
     match prompt {
         Prompt::Chat => {
             let context = args.memory.ctx.unwrap_or(model.graph.max_context.min(MAX_CHAT_CONTEXT));
-            let loaded = load(args, &model, context, quiet)?;
+            let mut loaded = load(args, &model, context, quiet)?;
             let (template, _) = request(args, &model, Vec::new(), MAX_CHAT_TOKENS);
-            chat::run(loaded, &speech, &template, args, quiet)?;
+            let talked = chat::run(&mut loaded, &speech, &template, args, quiet);
+            trace.write(&mut *loaded.engine, talked)?;
             Ok(ExitCode::SUCCESS)
         }
-        Prompt::Text(text) => once(args, &model, &speech, speech.tokens(&text)?, quiet),
-        Prompt::Tokens(tokens) => once(args, &model, &speech, tokens, quiet),
+        Prompt::Text(text) => once(args, &model, &speech, speech.tokens(&text)?, trace, quiet),
+        Prompt::Tokens(tokens) => once(args, &model, &speech, tokens, trace, quiet),
     }
 }
 
@@ -80,6 +83,7 @@ fn once(
     model: &Model,
     speech: &Speech<'_>,
     tokens: Vec<u32>,
+    trace: TraceFile,
     quiet: bool,
 ) -> Result<ExitCode> {
     loaded::check_tokens(model, &tokens)?;
@@ -89,7 +93,8 @@ fn once(
     let Loaded { mut engine, time } = load(args, model, context, quiet)?;
     let speaker = Speaker::new(speech, &args.sampling.stop, !args.json)?;
     let interrupt = Interrupt::install()?;
-    let answer = speaker.answer(&mut *engine, &mut Session::default(), &request, &interrupt)?;
+    let answer = speaker.answer(&mut *engine, &mut Session::default(), &request, &interrupt);
+    let answer = trace.write(&mut *engine, answer)?;
     let Answer { tokens, text, finish, stats } = answer;
     let stats = Report::new(&*engine, &stats, time, seed);
     if args.json {

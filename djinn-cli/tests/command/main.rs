@@ -8,6 +8,7 @@ mod settings;
 mod srg;
 mod streaming;
 mod text;
+mod trace;
 
 use serde_json::Value;
 use std::io::Write;

@@ -163,8 +163,11 @@ fn end_tokens_end_and_contexts_are_full() {
 fn an_interrupt_ends_the_answer_and_keeps_what_it_has() {
     use std::io::Read;
     use std::process::{Command, Stdio};
+    let place = Place::new();
+    let trace = place.path().join("trace.json");
     let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
         .args(["run", "synthetic:tiny?context=1000000", "--prompt-tokens=1", "-n=900000", "--ctx=900000"])
+        .arg(format!("--trace={}", trace.display()))
         .env("DJINN_CACHE", "/nonexistent")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -181,6 +184,8 @@ fn an_interrupt_ends_the_answer_and_keeps_what_it_has() {
     assert_eq!(output.status.code(), Some(130));
     assert!(rest.ends_with('\n'));
     assert!(String::from_utf8(output.stderr).unwrap().contains("1 prompt tokens, first token after"));
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    assert!(trace["otherData"]["passes"].as_u64().unwrap() > 5);
 }
 
 #[test]

@@ -38,9 +38,12 @@ impl Bytes {
         Self(vec![None; layout.capacity() as usize])
     }
 
-    fn slot(&mut self, layout: &CyclicLayout, time: usize) -> &mut [Option<usize>] {
+    /// The bytes of a slot: modulo the capacity, which only matters where slots may straddle.
+    fn slot(&mut self, layout: &CyclicLayout, time: usize) -> impl Iterator<Item = &mut Option<usize>> {
         let slot = layout.slots()[time % layout.slots().len()];
-        &mut self.0[slot.offset as usize..(slot.offset + slot.len) as usize]
+        let capacity = layout.capacity();
+        let held = move |byte: u64| (byte + capacity - slot.offset) % capacity < slot.len;
+        self.0.iter_mut().zip(0..).filter(move |&(_, byte)| held(byte)).map(|(painted, _)| painted)
     }
 }
 
@@ -60,6 +63,24 @@ fn assert_placed(layout: &CyclicLayout, align: u64) {
     assert_eq!(layout.skipped_bytes(), skipped + rest);
 }
 
+/// Each slot starts at the first aligned byte after the one before; the parts are its bytes in order.
+fn assert_straddles(layout: &CyclicLayout, align: u64) {
+    let capacity = layout.capacity();
+    let (mut at, mut skipped) = (0_u64, 0);
+    for (index, slot) in layout.slots().iter().enumerate() {
+        while !at.is_multiple_of(align) {
+            at = (at + 1) % capacity;
+            skipped += 1;
+        }
+        assert_eq!(slot.offset, at);
+        let bytes: Vec<u64> = layout.parts(index).into_iter().flatten().collect();
+        assert!(bytes.into_iter().eq((at..at + slot.len).map(|byte| byte % capacity)), "{layout:?}");
+        at = (at + slot.len) % capacity;
+    }
+    let rest = if at == 0 { 0 } else { capacity - at };
+    assert_eq!(layout.skipped_bytes(), skipped + rest);
+}
+
 /// Copies issued as early as the blockers allow leave every slot intact until its use.
 fn assert_safe(layout: &CyclicLayout) {
     let mut bytes = Bytes::new(layout);
@@ -68,12 +89,9 @@ fn assert_safe(layout: &CyclicLayout) {
         while let Some(copy) =
             copies.next_if(|&copy| blocker_time(layout, copy).is_none_or(|time| time < now))
         {
-            bytes.slot(layout, copy).fill(Some(copy));
+            bytes.slot(layout, copy).for_each(|byte| *byte = Some(copy));
         }
-        assert!(
-            bytes.slot(layout, now).iter().all(|&byte| byte == Some(now)),
-            "{now} was overwritten: {layout:?}"
-        );
+        assert!(bytes.slot(layout, now).all(|byte| *byte == Some(now)), "{now} was overwritten: {layout:?}");
     }
 }
 
@@ -81,9 +99,9 @@ fn assert_safe(layout: &CyclicLayout) {
 fn assert_tight(layout: &CyclicLayout) {
     let mut bytes = Bytes::new(layout);
     for time in times(layout) {
-        let latest = bytes.slot(layout, time).iter().copied().max().flatten();
+        let latest = bytes.slot(layout, time).map(|byte| *byte).max().flatten();
         assert_eq!(blocker_time(layout, time), latest, "blocker of {time}: {layout:?}");
-        bytes.slot(layout, time).fill(Some(time));
+        bytes.slot(layout, time).for_each(|byte| *byte = Some(time));
     }
 }
 
@@ -148,14 +166,20 @@ fn branches(layout: &CyclicLayout) -> BTreeSet<Branch> {
     follow.chain(block).collect()
 }
 
+type Place = fn(u64, u64, &[u64]) -> Result<CyclicLayout, LayoutError>;
+
 /// A ring with slots of which some are large and some small, and none too large.
-fn case() -> impl Strategy<Value = (CyclicLayout, u64)> {
-    (1..=64_u64, 0..4_u32).prop_flat_map(|(capacity, align)| {
+fn case_of(place: Place) -> impl Strategy<Value = (CyclicLayout, u64)> {
+    (1..=64_u64, 0..4_u32).prop_flat_map(move |(capacity, align)| {
         let len = prop_oneof![1..=capacity, 1..=capacity.div_ceil(8)];
         let align = 1 << align;
-        let layout = move |lens: Vec<u64>| (CyclicLayout::new(capacity, align, &lens).unwrap(), align);
+        let layout = move |lens: Vec<u64>| (place(capacity, align, &lens).unwrap(), align);
         vec_of(len, 0..40).prop_map(layout)
     })
+}
+
+fn case() -> impl Strategy<Value = (CyclicLayout, u64)> {
+    case_of(CyclicLayout::new)
 }
 
 proptest! {
@@ -184,6 +208,21 @@ proptest! {
         let used: u64 = layout.slots().iter().map(|slot| slot.len).sum();
         prop_assert_eq!((used + layout.skipped_bytes()) % layout.capacity(), 0);
     }
+
+    #[test]
+    fn straddling_slots_follow_one_another((layout, align) in case_of(CyclicLayout::straddling)) {
+        assert_straddles(&layout, align);
+        assert_safe(&layout);
+        assert_tight(&layout);
+        assert_lookahead(&layout);
+    }
+
+    #[test]
+    fn skip_end_slots_are_of_one_part((layout, _) in case()) {
+        for (index, slot) in layout.slots().iter().enumerate() {
+            prop_assert_eq!(layout.parts(index), [slot.offset..slot.offset + slot.len, 0..0]);
+        }
+    }
 }
 
 #[test]
@@ -196,7 +235,7 @@ fn the_random_layouts_reach_every_branch() {
 
 #[test]
 fn every_short_pass_in_tiny_rings() {
-    let mut reached = BTreeSet::new();
+    let (mut reached, mut straddled) = (BTreeSet::new(), false);
     for capacity in 1..=5 {
         let mut passes = vec![vec![]];
         while let Some(lens) = passes.pop() {
@@ -207,13 +246,19 @@ fn every_short_pass_in_tiny_rings() {
                 assert_tight(&layout);
                 assert_lookahead(&layout);
                 reached.append(&mut branches(&layout));
+                let layout = CyclicLayout::straddling(capacity, align, &lens).unwrap();
+                assert_straddles(&layout, align);
+                assert_safe(&layout);
+                assert_tight(&layout);
+                assert_lookahead(&layout);
+                straddled |= (0..lens.len()).any(|index| !layout.parts(index)[1].is_empty());
             }
             if lens.len() < 5 {
                 passes.extend((1..=capacity).map(|len| [&lens[..], &[len]].concat()));
             }
         }
     }
-    assert!(reached.into_iter().eq(ALL_BRANCHES));
+    assert!(reached.into_iter().eq(ALL_BRANCHES) && straddled);
 }
 
 /// Offset, blocker and lookahead of each slot; then the skipped bytes.
@@ -245,6 +290,20 @@ fn worked_examples() {
             4,
         ),
     );
+}
+
+#[test]
+fn a_straddling_slot_waits_for_both_ends() {
+    // The third runs over the end onto the first; the fourth then follows it, across the first's end.
+    let layout = CyclicLayout::straddling(10, 1, &[4, 4, 4, 4]).unwrap();
+    assert_eq!(layout.slots().iter().map(|slot| slot.offset).collect::<Vec<_>>(), [0, 4, 8, 2]);
+    assert_eq!(layout.parts(2), [8..10, 0..2]);
+    let blockers: Vec<_> =
+        layout.slots().iter().map(|slot| (slot.blocker.index, slot.blocker.pass)).collect();
+    assert_eq!(blockers, [(3, Previous), (3, Previous), (0, Same), (1, Same)]);
+    assert_eq!(layout.skipped_bytes(), 4);
+    let huge = CyclicLayout::straddling(u64::MAX, 1, &[u64::MAX - 1, u64::MAX]);
+    assert_eq!(huge, Err(LayoutError::Overflow { laps: 2, capacity_bytes: u64::MAX }));
 }
 
 #[test]

@@ -59,13 +59,13 @@ proptest! {
     #[test]
     fn the_budget_is_never_exceeded_and_nothing_is_lost(
         layers in 1u32..6, d8 in 1u64..8, ffn in 1u64..200, vocab in 1u64..4000, tied: bool,
-        spare in 0u64..2_000_000, fraction in prop::option::of(0.0f64..=1.0), check: bool,
+        spare in 0u64..2_000_000, fraction in prop::option::of(0.0f64..=1.0), check: bool, straddle: bool,
     ) {
         let graph = decoder(layers, 8 * d8, ffn, vocab, tied);
         let demand = demand(&graph, 32, 100);
-        let free = Budget { stream_check: check, ..Budget::default() };
+        let free = Budget { stream_check: check, straddle, ..Budget::default() };
         let whole = MemoryPlan::new(&graph, &free, &demand).unwrap();
-        prop_assert_eq!(whole.segments.ring, 0);
+        prop_assert_eq!((whole.segments.ring, whole.segments.bounce), (0, 0));
         prop_assert_eq!(whole.placement.streamed_bytes(), 0);
         let vram = whole.segments.fixed() + spare;
         let budget = Budget { vram: Some(vram), resident_fraction: fraction, ..free };
@@ -78,6 +78,8 @@ proptest! {
                 let streamed = plan.placement.streamed().count();
                 prop_assert_eq!(streamed, plan.placement.ring.slots().len());
                 prop_assert!(plan.placement.ring.capacity() <= plan.segments.ring);
+                let largest = plan.placement.chunks.iter().map(|c| c.bytes).max().unwrap_or(0);
+                prop_assert_eq!(plan.segments.bounce, if straddle && streamed > 0 { largest } else { 0 });
                 if let Some(f) = fraction {
                     prop_assert!(plan.segments.resident as f64 <= f * total as f64 + 1.0 || f == 1.0);
                 }

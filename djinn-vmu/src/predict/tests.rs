@@ -10,9 +10,12 @@ fn machine(link: f64) -> Machine {
 }
 
 fn streaming(fraction: f64) -> (Graph, MemoryPlan) {
+    planned(Budget { resident_fraction: Some(fraction), ..Budget::default() })
+}
+
+fn planned(budget: Budget) -> (Graph, MemoryPlan) {
     let graph = decoder(8, 64, 256, 1000, true);
     let demand: Demand = demand(&graph, 64, 128);
-    let budget = Budget { resident_fraction: Some(fraction), ..Budget::default() };
     let plan = MemoryPlan::new(&graph, &budget, &demand).unwrap();
     (graph, plan)
 }
@@ -41,4 +44,32 @@ fn a_fast_link_hides_behind_computation() {
     let p = predict(&graph, &plan, &Work::prefill(64, DType::F16), &machine(1e13));
     assert!(p.seconds < p.compute_seconds * 1.01);
     assert_eq!(p.bottleneck, Bottleneck::Memory);
+}
+
+#[test]
+fn blocking_copies_add_up_with_the_operations() {
+    let budget = Budget { resident_fraction: Some(0.5), blocking_copies: true, ..Budget::default() };
+    let (graph, plan) = planned(budget);
+    for link in [1e6, 1e9, 1e13] {
+        let p = predict(&graph, &plan, &Work::decode(1, 64, DType::F16), &machine(link));
+        let sum = p.copy_seconds + p.compute_seconds;
+        assert!((p.seconds / sum - 1.0).abs() < 1e-9, "{} of {sum} at {link} bytes/s", p.seconds);
+    }
+}
+
+#[test]
+fn straddling_chunks_are_joined_in_compute_time() {
+    let budget = Budget { resident_fraction: Some(0.0), ring: Some(70_000), ..Budget::default() };
+    let predicted = |straddle| {
+        let (graph, plan) = planned(Budget { straddle, ..budget });
+        let ring = &plan.placement.ring;
+        let wrapped = |&index: &usize| !ring.parts(index)[1].is_empty();
+        let joined: u64 = (0..ring.slots().len()).filter(wrapped).map(|index| ring.slots()[index].len).sum();
+        (predict(&graph, &plan, &Work::decode(1, 64, DType::F16), &machine(1e9)), joined)
+    };
+    let ((skip, none), (straddle, joined)) = (predicted(false), predicted(true));
+    assert!(none == 0 && joined > 0, "{none} and {joined} bytes are joined");
+    let added = straddle.compute_seconds - skip.compute_seconds;
+    assert!((added - 2.0 * joined as f64 / 1e11).abs() < 1e-12, "{added} s for {joined} bytes");
+    assert_eq!(straddle.copy_seconds, skip.copy_seconds);
 }

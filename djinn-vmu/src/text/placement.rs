@@ -19,6 +19,8 @@ pub struct Placement {
     pub slots: Vec<Option<u32>>,
     /// The ring: one slot for each streamed chunk, in order of use.
     pub ring: CyclicLayout,
+    /// Whether a copy begins only when its chunk is needed.
+    pub blocking_copies: bool,
     /// Gathered tables that no tile holds: they stay in host memory, and single rows are read from there.
     pub host_tables: Vec<ValueId>,
 }
@@ -38,6 +40,11 @@ impl Placement {
     pub fn streamed(&self) -> impl Iterator<Item = ChunkId> + '_ {
         let streamed = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some());
         streamed.map(|(i, _)| ChunkId(i as u32))
+    }
+
+    /// Whether a chunk is streamed into two parts, before and after the ring's wrap.
+    pub fn straddles(&self, chunk: ChunkId) -> bool {
+        self.slots[chunk.0 as usize].is_some_and(|slot| !self.ring.parts(slot as usize)[1].is_empty())
     }
 
     fn sum(&self, of: impl Fn(&Option<u32>) -> bool) -> u64 {
@@ -75,12 +82,18 @@ pub(crate) fn choose_resident(chunks: &[Chunk], budget: u64) -> Vec<bool> {
     resident
 }
 
-/// Lays the streamed chunks out in a ring of `capacity` bytes.
-pub(crate) fn layout(chunks: &[Chunk], resident: &[bool], capacity: u64) -> Result<CyclicLayout> {
+/// Lays the streamed chunks out in a ring of `capacity` bytes, skipping its end unless they may straddle it.
+pub(crate) fn layout(
+    chunks: &[Chunk],
+    resident: &[bool],
+    capacity: u64,
+    straddle: bool,
+) -> Result<CyclicLayout> {
     let streamed = chunks.iter().zip(resident).filter(|(_, r)| !**r);
     let lens: Vec<u64> = streamed.map(|(c, _)| c.bytes).collect();
     let largest = lens.iter().copied().max().unwrap_or(0);
-    CyclicLayout::new(capacity, RING_ALIGN, &lens)
+    let place = if straddle { CyclicLayout::straddling } else { CyclicLayout::new };
+    place(capacity, RING_ALIGN, &lens)
         .map_err(|_| Error::RingTooSmall { ring_bytes: capacity, least_bytes: largest })
 }
 

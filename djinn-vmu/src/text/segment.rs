@@ -2,10 +2,11 @@
 
 use crate::text::load::Loader;
 use crate::text::store::{Hash, TextStore};
-use crate::text::streamer::{PassStats, Slot, Streamer};
+use crate::text::streamer::{ChunkTimes, Mode, PassStats, Phase, Slot, Streamer, Wrapped};
 use crate::{ChunkId, MemoryPlan, Placement, Result, WeightSource};
 use djinn_device::{Buffer, Device, Ops, Space, Span, Stream};
 use djinn_srg::{Graph, ValueId};
+use std::ops::Range;
 
 /// Where a chunk's bytes are kept: on the device if it is resident, else on the host.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +22,8 @@ pub struct TextSegment {
     homes: Vec<Home>,
     tables: Vec<(ValueId, Buffer)>,
     ring: Option<Buffer>,
+    /// Where chunks that straddle the ring's wrap are joined.
+    bounce: Option<Buffer>,
     streamer: Streamer,
 }
 
@@ -47,6 +50,7 @@ impl TextSegment {
             homes: vec![],
             tables: vec![],
             ring: None,
+            bounce: None,
             streamer: Streamer::new(copy),
         };
         match text.fill(device, graph, plan, source, store, check, progress) {
@@ -73,6 +77,9 @@ impl TextSegment {
         if !placement.ring.slots().is_empty() {
             self.ring = Some(device.alloc(Space::Device, plan.segments.ring)?);
         }
+        if plan.segments.bounce > 0 {
+            self.bounce = Some(device.alloc(Space::Device, plan.segments.bounce)?);
+        }
         let mut loader = Loader::new(device, graph, placement, source, self.streamer.stream(), check)?;
         let mut sums = Vec::new();
         let mut read = 0;
@@ -96,14 +103,24 @@ impl TextSegment {
         loaded?;
         finished?;
         let Some(ring) = self.ring else { return Ok(()) };
-        let slots = placement.streamed().zip(placement.ring.slots()).map(|(chunk, slot)| Slot {
-            chunk,
-            host: self.homes[chunk.0 as usize].buffer.span(),
-            ring: ring.slice(slot.offset, slot.len),
-            blocker: slot.blocker,
-            checksum: sums[chunk.0 as usize],
-        });
-        self.streamer.start(device, slots.collect(), check)
+        let slot = |(index, chunk): (usize, ChunkId)| {
+            let slot = placement.ring.slots()[index];
+            let [before, after] = placement.ring.parts(index);
+            let in_ring = |part: &Range<u64>| ring.slice(part.start, part.end - part.start);
+            Slot {
+                chunk,
+                host: self.homes[chunk.0 as usize].buffer.span(),
+                ring: in_ring(&before),
+                wrapped: (!after.is_empty()).then(|| Wrapped {
+                    ring: in_ring(&after),
+                    joined: self.bounce.expect("planned for chunks that straddle").slice(0, slot.len),
+                }),
+                blocker: slot.blocker,
+                checksum: sums[chunk.0 as usize],
+            }
+        };
+        let slots = placement.streamed().enumerate().map(slot).collect();
+        self.streamer.start(device, slots, Mode { check, blocking: placement.blocking_copies })
     }
 
     /// Where every weight lies.
@@ -147,9 +164,31 @@ impl TextSegment {
         runs
     }
 
+    /// The stream that copies run on.
+    pub fn copy_stream(&self) -> Stream {
+        self.streamer.stream()
+    }
+
+    /// Where streaming stands, before or after a pass's work is enqueued: passes that begin in the same phase
+    /// enqueue the same, and may be replayed.
+    pub fn phase(&self) -> Phase {
+        self.streamer.phase()
+    }
+
+    /// A replay enqueued what a pass from the present phase to `end` would have.
+    pub fn replayed(&mut self, end: Phase) {
+        self.streamer.replayed(end);
+    }
+
     /// Ends a pass whose work on `compute` is done (synced): verifies checksums and gives its statistics.
     pub fn end_pass<D: Device>(&mut self, device: &D) -> Result<PassStats> {
         self.streamer.end_pass(device)
+    }
+
+    /// When each streamed chunk of the pass that ended last was copied and first used, in order of use. Ask
+    /// before the next pass begins; none before the first pass ended.
+    pub fn times<D: Device>(&self, device: &D) -> impl Iterator<Item = ChunkTimes> {
+        self.streamer.times(device)
     }
 
     /// Waits for the prefetch, frees the ring and gives the chunks back to the store. Failures of the
@@ -163,8 +202,8 @@ impl TextSegment {
         for (_, buffer) in self.tables {
             device.free(buffer);
         }
-        if let Some(ring) = self.ring {
-            device.free(ring);
+        for buffer in [self.ring, self.bounce].into_iter().flatten() {
+            device.free(buffer);
         }
     }
 }

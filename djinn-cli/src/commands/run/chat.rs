@@ -15,14 +15,14 @@ use std::io::Write;
 /// Talks until the end of standard input, `/exit` or Ctrl-C at rest. `template` is the request without its
 /// prompt.
 pub(super) fn run(
-    loaded: Loaded,
+    loaded: &mut Loaded,
     speech: &Speech<'_>,
     template: &Request,
     args: &RunArgs,
     quiet: bool,
 ) -> Result<()> {
     speech.check_text()?;
-    let Loaded { mut engine, time } = loaded;
+    let Loaded { engine, time } = loaded;
     let interrupt = Interrupt::install()?;
     let (mut session, mut messages) = (Session::default(), speech.opening());
     if !quiet {
@@ -40,7 +40,7 @@ pub(super) fn run(
         }
         let request = Request { prompt: speech.turn(&messages)?, ..template.clone() };
         let speaker = Speaker::new(speech, &args.sampling.stop, true)?;
-        let answer = speaker.answer(&mut *engine, &mut session, &request, &interrupt);
+        let answer = speaker.answer(&mut **engine, &mut session, &request, &interrupt);
         match answer {
             Ok(answer) => {
                 output::piece("\n")?;
@@ -48,7 +48,7 @@ pub(super) fn run(
                 if !quiet {
                     let random = template.sampling.temperature > 0.0;
                     let seed = random.then_some(template.sampling.seed);
-                    Report::new(&*engine, &answer.stats, time, seed).remark();
+                    Report::new(&**engine, &answer.stats, *time, seed).remark();
                 }
             }
             Err(error) => match error.downcast_ref::<Error>() {
