@@ -1,0 +1,44 @@
+//! The streamer: what acquire and release cost the host for each chunk of a pass. The chunks are tiny, so that
+//! their copies are nearly free.
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use djinn_device::{CpuConfig, CpuDevice, Device};
+use djinn_engine::{Budget, Options};
+use djinn_models::{Location, OpenOptions, open};
+use djinn_vmu::{ChunkId, TextSegment, TextStore};
+
+/// Bytes of a chunk at most: the model below becomes about a hundred of them.
+const CHUNK: u64 = 40 << 10;
+
+fn pass(c: &mut Criterion) {
+    let location = Location::Synthetic("tiny?layers=32&dtype=f16".to_owned());
+    let model = open(&location, &OpenOptions::default()).expect("a known name");
+    let budget = Budget { resident_fraction: Some(0.0), chunk: Some(CHUNK), ..Budget::default() };
+    let options = Options { budget, context: 64, ..Options::default() };
+    let plan = options.plan(&model.graph, 0).expect("it fits");
+    let device = CpuDevice::new(CpuConfig { threads: 1, ..CpuConfig::default() }).expect("a device");
+    let compute = device.stream().expect("a stream");
+    let mut store = TextStore::new();
+    let mut text =
+        TextSegment::load(&device, &model.graph, &plan, &*model.source, &mut store, false, &mut |_| {})
+            .expect("it loads");
+    let chunks = plan.placement.chunks.len();
+    assert_eq!(plan.placement.streamed().count(), chunks, "every chunk is streamed");
+    let mut group = c.benchmark_group("streamer");
+    group.throughput(Throughput::Elements(chunks as u64));
+    group.bench_function("acquire_release", |b| {
+        b.iter(|| {
+            for chunk in (0..chunks as u32).map(ChunkId) {
+                text.acquire(&device, compute, chunk).expect("its copy was enqueued");
+                text.release(&device, compute, chunk).expect("it was acquired");
+            }
+            device.sync(compute).expect("nothing failed");
+            text.end_pass(&device).expect("nothing failed")
+        });
+    });
+    group.finish();
+    text.free(&device, &mut store);
+}
+
+criterion_group!(benches, pass);
+criterion_main!(benches);

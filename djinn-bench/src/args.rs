@@ -1,0 +1,294 @@
+//! The command line.
+
+use crate::exp2::systems::{self, Choice, System};
+use crate::size;
+use clap::{Args, Parser, Subcommand};
+use djinn_srg::cost::Machine;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Measures Djinn, its peers and the machine, and renders what was measured.
+#[derive(Debug, Parser)]
+#[command(name = "djinn-bench", version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Measure the bandwidth between host and device
+    Link(LinkArgs),
+    /// Experiment 2: a model larger than the device's memory, Djinn beside its ablations and peers
+    Exp2(Exp2Args),
+    /// Decode in batches, streaming and resident
+    Sweep(SweepArgs),
+    /// Compare predicted with measured times per token
+    Plan(PlanArgs),
+    /// Render results as Markdown
+    Report(ReportArgs),
+    /// Draw figures as SVG
+    Figures(FiguresArgs),
+    /// Take samples in this process (what exp2 and plan start)
+    #[command(hide = true)]
+    Sample(SampleArgs),
+}
+
+/// Where to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceName {
+    Cpu,
+    Cuda(u32),
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':').unwrap_or((text, "0")) {
+            ("cpu", "0") if text == "cpu" => Ok(DeviceName::Cpu),
+            ("cuda", ordinal) => ordinal.parse().map(DeviceName::Cuda).map_err(|_| wrong_device()),
+            _ => Err(wrong_device()),
+        }
+    }
+}
+
+fn wrong_device() -> String {
+    "expected cpu, cuda or cuda:N".to_owned()
+}
+
+impl std::fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DeviceName::Cpu => f.write_str("cpu"),
+            DeviceName::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DeviceArgs {
+    /// Where to run: cpu, cuda or cuda:N
+    #[arg(long, default_value = "cpu")]
+    pub(crate) device: DeviceName,
+    /// Threads of the CPU device; all by default
+    #[arg(long)]
+    pub(crate) threads: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LinkArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Write the result there as well
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Exp2Args {
+    /// The model: synthetic:NAME, a directory or a file
+    #[arg(long, default_value = "synthetic:llama-2-13b")]
+    pub(crate) model: String,
+    /// Cap on device memory of the capped systems
+    #[arg(long, value_parser = size::parse, default_value = "20GiB")]
+    pub(crate) vram: u64,
+    /// Tokens of the prompt
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) prompt: u32,
+    /// Tokens to generate, the first included
+    #[arg(long, default_value_t = 51, value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
+    pub(crate) tokens: u32,
+    /// Runs of FULL and RESIDENT
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    /// Runs of the ablations [default: as --runs]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) ablation_runs: Option<u32>,
+    /// Runs of each peer
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) peer_runs: u32,
+    /// Start no further run of a system after it was measured for so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub(crate) most_seconds: Option<u64>,
+    /// Load anew, in a process of its own, for every run of Djinn
+    #[arg(long)]
+    pub(crate) fresh: bool,
+    /// What to measure: names, or own, peers, all
+    #[arg(long, value_delimiter = ',', default_value = "all", value_parser = systems::parse)]
+    pub(crate) systems: Vec<Choice>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// The Python that runs the peers
+    #[arg(long, default_value = "python3")]
+    pub(crate) python: PathBuf,
+    /// A checkpoint with expected.json beside its weights, to compare logits with
+    #[arg(long, value_name = "DIR")]
+    pub(crate) checkpoint: Option<PathBuf>,
+    /// Leave the rest of the card free instead of occupying it
+    #[arg(long)]
+    pub(crate) no_occupy: bool,
+    /// Seconds that one process may take
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub(crate) timeout: u64,
+    /// Write the results there
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Keep what the file of --json says of other systems, e.g. from a first part of the experiment
+    #[arg(long, requires = "json")]
+    pub(crate) add: bool,
+    /// Draw the figures into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) figures: Option<PathBuf>,
+    /// A trace of Djinn (djinn run --trace) for the figure of copy against compute
+    #[arg(long, value_name = "FILE", requires = "figures")]
+    pub(crate) trace: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SweepArgs {
+    /// The model
+    #[arg(long, default_value = "synthetic:llama-2-13b")]
+    pub(crate) model: String,
+    /// Cap on device memory while streaming
+    #[arg(long, value_parser = size::parse, default_value = "20GiB")]
+    pub(crate) vram: u64,
+    /// Sequences that decode together
+    #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) batch: Vec<u32>,
+    /// Tokens of each sequence's prompt
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) prompt: u32,
+    /// Timed decode passes of each batch, after one that is not timed
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) tokens: u32,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Leave out the sweep with all weights resident
+    #[arg(long)]
+    pub(crate) skip_resident: bool,
+    /// Write the results there
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+/// A configuration to predict and to measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Case {
+    pub(crate) model: String,
+    pub(crate) vram: u64,
+}
+
+impl FromStr for Case {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (model, vram) = text.rsplit_once('@').ok_or("expected MODEL@VRAM, e.g. synthetic:tiny@20GiB")?;
+        if model.is_empty() {
+            return Err("the model before the @ is missing".to_owned());
+        }
+        Ok(Case { model: model.to_owned(), vram: size::parse(vram)? })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// A configuration to compare; repeat for more [default: 7B at 6, 8, 10 GiB and 13B at 12, 16, 20 GiB]
+    #[arg(long = "case", value_name = "MODEL@VRAM")]
+    pub(crate) cases: Vec<Case>,
+    /// The machine that predictions are for
+    #[arg(long, default_value = "h200", value_parser = known_machine)]
+    pub(crate) gpu: Machine,
+    /// Tokens of the prompt
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) prompt: u32,
+    /// Tokens to generate, the first included
+    #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
+    pub(crate) tokens: u32,
+    /// Runs of each configuration
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Seconds that one configuration may take
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub(crate) timeout: u64,
+    /// Write the results there
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+fn known_machine(name: &str) -> Result<Machine, String> {
+    Machine::named(name).ok_or_else(|| format!("not known; known are {}", Machine::NAMES.join(", ")))
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// A folder of JSON results, or one of them
+    #[arg(default_value = "results")]
+    pub(crate) results: PathBuf,
+    /// Write the report there instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("what").required(true).multiple(true).args(["exp2", "trace"])))]
+pub(crate) struct FiguresArgs {
+    /// Results of exp2: bandwidth by system, memory over time
+    #[arg(long, value_name = "FILE")]
+    pub(crate) exp2: Option<PathBuf>,
+    /// A Chrome trace (djinn run --trace): copy against compute
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// The folder to draw into
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SampleArgs {
+    #[arg(long, value_parser = systems::parse_own)]
+    pub(crate) system: &'static System,
+    #[arg(long)]
+    pub(crate) model: String,
+    /// Without it there is no cap.
+    #[arg(long)]
+    pub(crate) vram: Option<u64>,
+    #[arg(long)]
+    pub(crate) prompt: u32,
+    #[arg(long)]
+    pub(crate) tokens: u32,
+    #[arg(long)]
+    pub(crate) runs: u32,
+    #[arg(long)]
+    pub(crate) most_seconds: Option<u64>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn devices_and_cases_are_read() {
+        assert_eq!("cpu".parse(), Ok(DeviceName::Cpu));
+        assert_eq!("cuda".parse(), Ok(DeviceName::Cuda(0)));
+        assert_eq!("cuda:3".parse(), Ok(DeviceName::Cuda(3)));
+        for wrong in ["", "cpu:0", "gpu", "cuda:", "cuda:x", "cuda:-1"] {
+            assert!(wrong.parse::<DeviceName>().is_err(), "{wrong}");
+        }
+        let case: Case = "synthetic:tiny?seed=3@20GiB".parse().unwrap();
+        assert_eq!(case, Case { model: "synthetic:tiny?seed=3".into(), vram: 20 << 30 });
+        for wrong in ["tiny", "@20GiB", "tiny@", "tiny@20"] {
+            assert_eq!(wrong.parse::<Case>().is_ok(), wrong == "tiny@20", "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Copy against compute, from a Chrome trace: one lane for each track, a bar for each event.
+
+use super::{COLOURS, Canvas, FONT, draw, refused};
+use anyhow::{Context, Result, ensure};
+use plotters::prelude::*;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Tracks from top to bottom.
+const TRACKS: [&str; 3] = ["copy", "compute", "host"];
+/// Bars that a figure holds; a longer trace shows a stretch of them.
+const MOST_BARS: usize = 1500;
+/// Bars have an edge from this width on, in pixels of the figure.
+const EDGED: f64 = 4.0;
+/// Names are written into bars from this width on.
+const NAMED: f64 = 60.0;
+
+#[derive(Deserialize)]
+struct Trace {
+    #[serde(rename = "traceEvents")]
+    events: Vec<Event>,
+}
+
+/// An event of the trace format; times in µs.
+#[derive(Deserialize)]
+struct Event {
+    ph: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    pid: Value,
+    #[serde(default)]
+    tid: Value,
+    #[serde(default)]
+    ts: f64,
+    #[serde(default)]
+    dur: f64,
+    #[serde(default)]
+    args: Value,
+}
+
+/// A bar: times in ms.
+#[derive(Clone, Debug, PartialEq)]
+struct Bar {
+    track: usize,
+    name: String,
+    start: f64,
+    end: f64,
+}
+
+/// Draws `timeline.svg` into `folder`.
+///
+/// # Errors
+/// If the file is no trace, or has no events on the tracks `copy`, `compute` and `host`.
+pub(crate) fn timeline(trace: &Path, folder: &Path) -> Result<()> {
+    let name = || trace.display().to_string();
+    let text = std::fs::read_to_string(trace).with_context(name)?;
+    let parsed: Trace =
+        serde_json::from_str(&text).with_context(|| format!("{}: no Chrome trace", name()))?;
+    let bars = middle(bars(&parsed.events));
+    ensure!(!bars.is_empty(), "{}: no events on the tracks {}", name(), TRACKS.join(", "));
+    draw(folder, "timeline.svg", |canvas| figure(&bars, canvas))
+}
+
+/// Complete events of the known tracks, in order of time.
+fn bars(events: &[Event]) -> Vec<Bar> {
+    let key = |event: &Event| (event.pid.to_string(), event.tid.to_string());
+    let mut tracks = HashMap::new();
+    for event in events.iter().filter(|e| e.ph == "M" && e.name == "thread_name") {
+        let name = event.args.get("name").and_then(Value::as_str).unwrap_or_default();
+        tracks.extend(TRACKS.iter().position(|track| *track == name).map(|track| (key(event), track)));
+    }
+    let bar = |event: &Event| {
+        let track = *tracks.get(&key(event))?;
+        let fine = event.ts.is_finite() && event.dur.is_finite() && event.dur >= 0.0;
+        let (start, end) = (event.ts / 1e3, (event.ts + event.dur) / 1e3);
+        fine.then(|| Bar { track, name: event.name.clone(), start, end })
+    };
+    let mut bars: Vec<Bar> = events.iter().filter(|e| e.ph == "X").filter_map(bar).collect();
+    bars.sort_by(|a, b| a.start.total_cmp(&b.start));
+    bars
+}
+
+/// The bars of a stretch from the middle of the device's work: as long as a figure holds its bars. The host's are
+/// cut to the stretch.
+fn middle(bars: Vec<Bar>) -> Vec<Bar> {
+    let host = TRACKS.len() - 1;
+    let (mut shown, hosts): (Vec<Bar>, Vec<Bar>) = bars.into_iter().partition(|bar| bar.track != host);
+    if shown.is_empty() {
+        return hosts.into_iter().take(MOST_BARS).collect();
+    }
+    let extra = shown.len().saturating_sub(MOST_BARS);
+    shown.drain(..extra / 2);
+    shown.truncate(MOST_BARS);
+    let start = shown[0].start;
+    let end = shown.iter().map(|bar| bar.end).fold(start, f64::max);
+    let within = hosts.into_iter().filter(|bar| bar.start < end && bar.end > start);
+    shown.extend(within.map(|bar| Bar { start: bar.start.max(start), end: bar.end.min(end), ..bar }));
+    shown.sort_by(|a, b| a.start.total_cmp(&b.start));
+    shown
+}
+
+/// Time in which a track was busy, overlaps counted once.
+fn busy(bars: &[Bar], track: usize) -> f64 {
+    let (mut sum, mut until) = (0.0, f64::NEG_INFINITY);
+    for bar in bars.iter().filter(|bar| bar.track == track) {
+        sum += (bar.end - bar.start.max(until)).max(0.0);
+        until = until.max(bar.end);
+    }
+    sum
+}
+
+fn figure(bars: &[Bar], canvas: &Canvas<'_>) -> Result<()> {
+    let start = bars.first().map_or(0.0, |bar| bar.start);
+    let span = (bars.iter().map(|bar| bar.end).fold(start, f64::max) - start).max(1e-6);
+    let mut chart = ChartBuilder::on(canvas)
+        .caption("Copy against compute", (FONT, 22))
+        .margin(16)
+        .x_label_area_size(48)
+        .y_label_area_size(16)
+        .build_cartesian_2d(0.0..span, 0.0..TRACKS.len() as f64)
+        .map_err(refused)?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .y_labels(0)
+        .x_desc("ms")
+        .label_style((FONT, 14))
+        .draw()
+        .map_err(refused)?;
+    for (track, name) in TRACKS.iter().enumerate() {
+        let low = (TRACKS.len() - 1 - track) as f64 + 0.15;
+        let share = 100.0 * busy(bars, track) / span;
+        let label = Text::new(format!("{name}: busy {share:.1} %"), (0.0, low + 0.8), (FONT, 14));
+        chart.draw_series([label]).map_err(refused)?;
+        for bar in bars.iter().filter(|bar| bar.track == track) {
+            let (left, right) = (bar.start - start, bar.end - start);
+            let shape = Rectangle::new([(left, low), (right, low + 0.6)], COLOURS[track].filled());
+            chart.draw_series([shape]).map_err(refused)?;
+            let pixels = (right - left) / span * super::WIDTH as f64;
+            if pixels > EDGED {
+                let edge = Rectangle::new([(left, low), (right, low + 0.6)], WHITE);
+                chart.draw_series([edge]).map_err(refused)?;
+            }
+            if pixels > NAMED {
+                let style = TextStyle::from((FONT, 11)).color(&WHITE);
+                let text = Text::new(bar.name.clone(), (left + span * 0.003, low + 0.35), style);
+                chart.draw_series([text]).map_err(refused)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRACE: &str = r#"{"traceEvents": [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 7, "args": {"name": "copy"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 8, "args": {"name": "compute"}},
+        {"ph": "X", "name": "layer 0", "pid": 1, "tid": 8, "ts": 3000, "dur": 1000},
+        {"ph": "X", "name": "chunk 1", "pid": 1, "tid": 7, "ts": 1000, "dur": 2000},
+        {"ph": "X", "name": "elsewhere", "pid": 1, "tid": 9, "ts": 0, "dur": 9000},
+        {"ph": "i", "name": "mark", "pid": 1, "tid": 7, "ts": 5}
+    ]}"#;
+
+    #[test]
+    fn complete_events_of_known_tracks_are_bars() {
+        let trace: Trace = serde_json::from_str(TRACE).unwrap();
+        let found = bars(&trace.events);
+        assert_eq!(found[0], Bar { track: 0, name: "chunk 1".into(), start: 1.0, end: 3.0 });
+        assert_eq!((found.len(), found[1].track), (2, 1));
+    }
+
+    #[test]
+    fn overlaps_count_once_and_long_traces_show_their_middle() {
+        let bar = |start: f64, end: f64| Bar { track: 0, name: String::new(), start, end };
+        assert_eq!(busy(&[bar(0.0, 4.0), bar(1.0, 2.0), bar(3.0, 6.0), bar(8.0, 9.0)], 0), 7.0);
+        let mut long: Vec<Bar> = (0..2000).map(|i| bar(i as f64, i as f64 + 1.0)).collect();
+        long.push(Bar { track: 2, name: "load".into(), start: 0.0, end: 200.0 });
+        long.push(Bar { track: 2, name: "step".into(), start: 200.0, end: 600.0 });
+        let shown = middle(long);
+        assert_eq!((shown.len(), shown[0].start), (MOST_BARS + 1, 250.0));
+        let step = shown.iter().find(|bar| bar.track == 2).unwrap();
+        assert_eq!((step.start, step.end), (250.0, 600.0), "cut to the stretch");
+    }
+
+    #[test]
+    fn the_figure_names_tracks_and_events() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        std::fs::write(&path, TRACE).unwrap();
+        timeline(&path, folder.path()).unwrap();
+        let svg = std::fs::read_to_string(folder.path().join("timeline.svg")).unwrap();
+        for text in ["copy: busy 66.7 %", "compute: busy 33.3 %", "host: busy 0.0 %", "chunk 1", "layer 0"] {
+            assert!(svg.contains(text), "{text}");
+        }
+        std::fs::write(&path, "{\"traceEvents\": []}").unwrap();
+        assert!(timeline(&path, folder.path()).unwrap_err().to_string().contains("no events"));
+        std::fs::write(&path, "hello").unwrap();
+        assert!(timeline(&path, folder.path()).unwrap_err().to_string().contains("no Chrome trace"));
+    }
+}

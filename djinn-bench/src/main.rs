@@ -1,0 +1,56 @@
+//! The `djinn-bench` command: measures the link, experiment 2, batches and predictions; renders reports and
+//! figures.
+#![forbid(unsafe_code)]
+
+mod args;
+mod document;
+mod exp2;
+mod figures;
+mod gpu;
+mod interrupt;
+mod link;
+mod plan;
+mod process;
+mod report;
+mod sample;
+mod size;
+mod statistics;
+mod subject;
+mod sweep;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::io::Write;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match &cli.command {
+        Command::Link(args) => link::run(args),
+        Command::Exp2(args) => exp2::run(args),
+        Command::Sweep(args) => sweep::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Report(args) => report::run(args),
+        Command::Figures(args) => figures::run(args),
+        Command::Sample(args) => sample::run(args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody is left to tell if standard error is gone as well.
+            let _ = writeln!(std::io::stderr(), "error: {}", one_line(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The error with its causes in one line.
+fn one_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Tells the user how a long measurement goes on, on standard error.
+fn remark(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}

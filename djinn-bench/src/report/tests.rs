@@ -1,0 +1,112 @@
+//! Results as they lie in files, rendered.
+
+use super::*;
+use crate::figures;
+
+const EXP2: &str = include_str!("../../tests/fixtures/exp2.json");
+
+fn rendered(name: &str, text: &str) -> Result<Option<String>> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    render(&path)
+}
+
+#[test]
+fn experiment_2_becomes_two_tables() {
+    let text = rendered("exp2.json", EXP2).unwrap().unwrap();
+    let line =
+        |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{text}"));
+    assert_eq!(
+        line("| FULL "),
+        "| FULL (Djinn) | yes | 1 | 5.700 | 105.2 | 103.30 | 103.40 | 5270 | 55.2 | 0.994 | 20000 | 19000 |"
+    );
+    assert_eq!(
+        line("| three-slot "),
+        "| three-slot (PyTorch, three slots) | yes | 1 | 8.880 | 187.0 | 163.00 | 163.10 | 8200 | 54.5 | 0.982 | 19500 | – |"
+    );
+    assert!(
+        line("| deepspeed ")
+            .starts_with("| deepspeed (DeepSpeed): No module named 'deepspeed' | yes | 0 | – |")
+    );
+    // 206.6 ms instead of 103.3, the same bytes.
+    assert_eq!(
+        line("| NO_PIPELINING | +"),
+        "| NO_PIPELINING | +103.30 | 2.000 | +10.0 | +0.000 | equal | Copies run ahead. |"
+    );
+    assert!(text.contains("NVIDIA H200, driver 580.159, AMD EPYC, 16 threads, 128 GiB"), "{text}");
+    assert!(text.contains("commit abc1234: `djinn-bench exp2 --device cuda`"), "{text}");
+    assert!(text.contains("118 GiB of the card occupied"), "{text}");
+    assert!(text.contains("difference norm 2.00e-4"), "{text}");
+}
+
+#[test]
+fn figures_hold_every_series() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("exp2.json");
+    std::fs::write(&path, EXP2).unwrap();
+    figures::exp2(&read_exp2(&path).unwrap().body, folder.path()).unwrap();
+    let svg = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let bars = svg("bandwidth.svg");
+    // FULL, NO_PIPELINING and three-slot moved weights; RESIDENT did not, DeepSpeed did not run.
+    for text in ["FULL", "NO_PIPELINING", "three-slot", "55.2", "27.6", "54.5", "link, pinned: 55.5 GB/s"] {
+        assert!(bars.contains(text), "{text}");
+    }
+    assert!(!bars.contains("RESIDENT") && !bars.contains("deepspeed"));
+    let fills = |colour: &str| bars.matches(&format!("fill=\"{colour}\"")).count();
+    assert_eq!((fills("#0072B2"), fills("#E69F00")), (2, 1), "one bar each, peers in another colour");
+    let lines = svg("memory.svg");
+    for text in ["FULL", "three-slot", "cap, 20 GiB", "Device memory over time"] {
+        assert!(lines.contains(text), "{text}");
+    }
+    assert!(lines.matches("<polyline").count() >= 2, "a line for each system with memory");
+}
+
+#[test]
+fn other_experiments_become_tables() {
+    let around = |experiment: &str, body: &str| {
+        format!(
+            r#"{{"experiment": "{experiment}", "date": "d", "commit": "", "command": "c",
+                "machine": {{"gpu": null, "driver": null, "cpu": "X", "threads": 2, "memory_bytes": null}}, {body}}}"#
+        )
+    };
+    let link = r#""device": "cuda:0", "memcpy": false, "pinned": {"up_gbps": 27.04, "down_gbps": 26},
+        "both": {"up_gbps": 25, "down_gbps": 25}, "staged": {"up_gbps": 9, "down_gbps": 8},
+        "expected": {"gbps": 50.4, "link": "PCIe 5.0 x16"}, "warnings": ["the link is narrow"]"#;
+    let text = rendered("a.json", &around("link", link)).unwrap().unwrap();
+    assert!(
+        text.contains("| pinned | 27.0 | 26.0 |") && text.contains("Warning: the link is narrow."),
+        "{text}"
+    );
+    assert!(text.contains("commit unknown"), "{text}");
+
+    let sweep = r#""model": "m", "device": "cuda:0", "prompt": 64, "tokens": 20, "modes": [{"name": "streaming",
+        "vram_bytes": 21474836480, "streamed_bytes_per_pass": 5700000000, "failure": null, "batches":
+        [{"batch": 8, "pass_ms": 105, "tokens_per_s": 76.2, "ratio": 7.87, "samples_ms": []}]},
+        {"name": "resident", "vram_bytes": null, "streamed_bytes_per_pass": 0, "failure": "no room", "batches": []}]"#;
+    let text = rendered("a.json", &around("sweep", sweep)).unwrap().unwrap();
+    assert!(text.contains("| streaming, 20 GiB | 8 | 5.700 | 105.00 | 76.2 | 7.87 |"), "{text}");
+    assert!(text.contains("| resident | no room |"), "{text}");
+
+    let plan = r#""predicted_for": "h200", "prompt": 512, "tokens": 21, "runs": 3, "cases": [{"model": "m",
+        "vram_bytes": 21474836480, "streamed_bytes_per_pass": 5700000000, "bottleneck": "link",
+        "predicted_tpot_ms": 98, "measured_tpot_ms": 100, "relative_error": -0.02, "samples_ms": [], "failure": null}]"#;
+    let text = rendered("a.json", &around("plan", plan)).unwrap().unwrap();
+    assert!(text.contains("| m | the link | 20 GiB | 5.700 | 98.00 | 100.00 | -2.0 % |"), "{text}");
+}
+
+#[test]
+fn unknown_and_broken_results_are_told_apart() {
+    assert_eq!(rendered("a.json", "{\"hello\": 1}").unwrap(), None);
+    assert!(rendered("a.json", "{").is_err());
+    let broken = rendered("a.json", "{\"experiment\": \"exp2\"}").unwrap_err();
+    assert!(crate::one_line(&broken).contains("missing field"), "{broken:#}");
+}
+
+#[test]
+fn the_projects_own_results_are_known() {
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
+    for path in files(&results).unwrap() {
+        assert!(render(&path).unwrap().is_some(), "{}", path.display());
+    }
+}

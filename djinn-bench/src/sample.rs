@@ -1,0 +1,213 @@
+//! Samples: what one generation took. Taken in a process of its own, by Djinn here and by the peers' scripts,
+//! and passed on as one JSON object.
+
+use crate::args::SampleArgs;
+use crate::exp2::systems::Kind;
+use crate::statistics::{mean, median};
+use crate::subject::{self, Work};
+use anyhow::{Result, bail, ensure};
+use djinn_device::{Ops, Space};
+use djinn_engine::{Engine, Generated, Options, PassStats, Request, Session};
+use djinn_models::Model;
+use serde::{Deserialize, Serialize};
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+/// One generation. Peers leave out what they do not know.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    /// From the request to the first token.
+    pub(crate) ttft_ms: f64,
+    /// Time per token after the first: median.
+    pub(crate) tpot_ms: f64,
+    /// And mean.
+    pub(crate) tpot_mean_ms: f64,
+    /// From the request to the last token.
+    pub(crate) total_ms: f64,
+    /// Each token after the first.
+    pub(crate) token_ms: Vec<f64>,
+    /// Weights that cross to the device, or are computed elsewhere, in a pass.
+    pub(crate) streamed_bytes_per_pass: u64,
+    /// Streamed bytes by the time in which copies ran, 1e9 bytes/s.
+    #[serde(default)]
+    pub(crate) copy_gbps: Option<f64>,
+    /// The most device memory, by the system's own accounting.
+    #[serde(default)]
+    pub(crate) device_peak_bytes: Option<u64>,
+    /// The most resident memory of the process.
+    #[serde(default)]
+    pub(crate) host_peak_bytes: Option<u64>,
+    /// How often operations waited for a copy, and how long in all.
+    #[serde(default)]
+    pub(crate) stalls: Option<u32>,
+    #[serde(default)]
+    pub(crate) stall_ms: Option<f64>,
+    /// What was generated.
+    #[serde(default)]
+    pub(crate) tokens: Vec<u32>,
+    /// BLAKE3 of the f32 logits after the last token.
+    #[serde(default)]
+    pub(crate) logits: Option<String>,
+}
+
+/// What a process reports.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Samples {
+    /// From the process's start of work to its readiness.
+    #[serde(default)]
+    pub(crate) load_ms: Option<f64>,
+    #[serde(default)]
+    pub(crate) samples: Vec<Sample>,
+    /// Why the system cannot run here.
+    #[serde(default)]
+    pub(crate) unavailable: Option<String>,
+    /// What a reader should know.
+    #[serde(default)]
+    pub(crate) note: Option<String>,
+}
+
+impl Samples {
+    /// Reads a process's output: the last line that is a JSON object, as libraries may print before it.
+    ///
+    /// # Errors
+    /// In one line, if there is none or it makes no sense.
+    pub(crate) fn parse(output: &str) -> Result<Samples> {
+        let Some(line) = output.lines().rev().find(|line| line.starts_with('{')) else {
+            let start: String = output.trim().chars().take(80).collect();
+            bail!("it printed no JSON object but {start:?}");
+        };
+        let samples: Samples = serde_json::from_str(line)?;
+        if samples.unavailable.is_none() {
+            ensure!(!samples.samples.is_empty(), "it printed no samples");
+        }
+        for sample in &samples.samples {
+            let times = [sample.ttft_ms, sample.tpot_ms, sample.tpot_mean_ms, sample.total_ms];
+            ensure!(times.iter().all(|t| t.is_finite() && *t > 0.0), "its times are not positive: {times:?}");
+        }
+        Ok(samples)
+    }
+}
+
+/// `djinn-bench sample`: loads a system of Djinn's own, warms up, then `--runs` times.
+pub(crate) fn run(args: &SampleArgs) -> Result<()> {
+    let Kind::Own(change) = args.system.kind else {
+        bail!("{} is no system of Djinn's own", args.system.name)
+    };
+    let model = subject::open(&args.model)?;
+    // One more position, for the logits after the last token.
+    let mut options =
+        subject::options(&model, args.device.device, args.prompt as u64 + args.tokens as u64 + 1)?;
+    options.budget.vram = args.vram;
+    change(&mut options.budget);
+    let pinned = options.most_host_bytes(&model.graph);
+    let work = Sampling { args, model: &model, options: &options };
+    let samples = subject::on_device(&args.device, args.vram, pinned, work)?;
+    println!("{}", serde_json::to_string(&samples)?);
+    Ok(())
+}
+
+struct Sampling<'a> {
+    args: &'a SampleArgs,
+    model: &'a Model,
+    options: &'a Options,
+}
+
+impl Work for Sampling<'_> {
+    type Out = Samples;
+
+    fn on<D: Ops>(self, device: D) -> Result<Samples> {
+        let Sampling { args, model, options } = self;
+        let start = Instant::now();
+        let mut engine = subject::load(device, model, options)?;
+        let prompt = subject::prompt(args.prompt, model.graph.vocab, 0);
+        engine.warm_up()?;
+        let load_ms = Some(start.elapsed().as_secs_f64() * 1e3);
+        let (start, mut samples) = (Instant::now(), Vec::new());
+        let enough = |samples: &[Sample]| {
+            args.most_seconds.is_some_and(|most| !samples.is_empty() && start.elapsed().as_secs() >= most)
+        };
+        while samples.len() < args.runs as usize && !enough(&samples) {
+            samples.push(generate(&mut engine, &prompt, args.tokens as usize)?);
+        }
+        Ok(Samples { load_ms, samples, ..Samples::default() })
+    }
+}
+
+/// Generates `tokens` tokens in a session of their own.
+fn generate<D: Ops>(engine: &mut Engine<D>, prompt: &[u32], tokens: usize) -> Result<Sample> {
+    let mut session = Session::default();
+    let mut request = Request { prompt: prompt.to_vec(), max_tokens: tokens, ..Request::default() };
+    let mut at = Vec::with_capacity(tokens);
+    let start = Instant::now();
+    let generated = engine.generate(&mut session, &request, &mut |_| {
+        at.push(start.elapsed().as_secs_f64() * 1e3);
+        ControlFlow::Continue(())
+    })?;
+    request.prompt.extend_from_slice(&generated.tokens);
+    let (_, logits) = engine.next_token(&mut session, &request)?;
+    engine.close(session);
+    ensure!(generated.tokens.len() == tokens, "generated {} tokens of {tokens}", generated.tokens.len());
+    Ok(sample(engine, generated, &at, &logits))
+}
+
+/// `at`: when each token came, in ms.
+fn sample<D: Ops>(engine: &Engine<D>, generated: Generated, at: &[f64], logits: &[f32]) -> Sample {
+    let token_ms: Vec<f64> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let mut all = PassStats::default();
+    all.add(&generated.stats.prefill_streamed);
+    all.add(&generated.stats.decode_streamed);
+    let copied = (!all.copy.is_zero()).then(|| all.streamed_bytes as f64 / all.copy.as_secs_f64() / 1e9);
+    let mut hash = blake3::Hasher::new();
+    for logit in logits {
+        hash.update(&logit.to_le_bytes());
+    }
+    Sample {
+        ttft_ms: at[0],
+        tpot_ms: median(token_ms.iter().copied()).unwrap_or(0.0),
+        tpot_mean_ms: mean(&token_ms).unwrap_or(0.0),
+        total_ms: at[at.len() - 1],
+        token_ms,
+        streamed_bytes_per_pass: engine.plan().placement.streamed_bytes(),
+        copy_gbps: copied,
+        device_peak_bytes: Some(engine.usage(Space::Device).peak + engine.device().info().reserved_bytes),
+        host_peak_bytes: peak_memory(),
+        stalls: Some(all.stalls),
+        stall_ms: Some(all.stall.as_secs_f64() * 1e3),
+        tokens: generated.tokens,
+        logits: Some(hash.finalize().to_hex().to_string()),
+    }
+}
+
+/// The most memory that this process had resident at once, in bytes.
+fn peak_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"samples": [{"ttft_ms": 5, "tpot_ms": 2, "tpot_mean_ms": 2, "total_ms": 9, "token_ms": [2, 2],
+        "streamed_bytes_per_pass": 7}]}"#;
+
+    #[test]
+    fn the_last_object_counts() {
+        let good = GOOD.replace('\n', "");
+        let found = Samples::parse(&format!("warning: slow\n{{\"a\": 1}}\n{good}\nbye\n")).unwrap();
+        assert_eq!((found.samples.len(), found.samples[0].streamed_bytes_per_pass), (1, 7));
+        let gone = Samples::parse("{\"unavailable\": \"no package\"}").unwrap();
+        assert_eq!(gone.unavailable.as_deref(), Some("no package"));
+    }
+
+    #[test]
+    fn garbage_is_refused() {
+        let good = GOOD.replace('\n', "");
+        for wrong in
+            ["", "hello", "{", "{}", "{\"samples\": []}", &good.replace("\"ttft_ms\": 5", "\"ttft_ms\": 0")]
+        {
+            assert!(Samples::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
