@@ -65,7 +65,7 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
         std::mem::swap(&mut used, &mut previous);
     }
     let compute_seconds: f64 = steps.iter().map(|s| s.seconds + s.join).sum();
-    let copy_seconds = slots.iter().map(|s| s.len as f64).sum::<f64>() / machine.link;
+    let copy_seconds = slots.iter().map(|s| s.len).sum::<u64>() as f64 / machine.link;
     let bottleneck = match cost::pass(graph, work).bound(machine) {
         _ if copy_seconds > compute_seconds => Bottleneck::Link,
         Bound::Compute => Bottleneck::Compute,
