@@ -248,9 +248,7 @@ impl<D: Ops> Engine<D> {
         if let Some(trace) = &mut self.trace {
             trace.end_pass(device, &self.plan, memory.text.times(device));
         }
-        let logits = device.read_host(host, |bytes| {
-            bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
-        });
+        let logits = device.read_host(host, bytemuck::pod_collect_to_vec);
         Ok((logits, stats))
     }
 

@@ -91,15 +91,20 @@ impl Sampler {
     }
 }
 
+/// The first of the greatest; NaN is never greatest, unless there is nothing else.
 fn argmax(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (i, l) in logits.iter().enumerate() {
-        if logits[best].is_nan() || *l > logits[best] {
-            best = i;
+    assert!(!logits.is_empty(), "there are no logits to choose from");
+    // Lanes, so that compilers use vectors: this runs between two passes of the device.
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let chunks = logits.chunks_exact(lanes.len());
+    let rest = chunks.remainder().iter().copied();
+    for chunk in chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = if logit > *lane { logit } else { *lane };
         }
     }
-    assert!(!logits.is_empty(), "there are no logits to choose from");
-    best as u32
+    let most = lanes.into_iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+    logits.iter().position(|&logit| logit == most).unwrap_or(0) as u32
 }
 
 #[cfg(test)]
@@ -117,6 +122,20 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_best_and_never_nan() {
+        for len in [1, 15, 16, 17, 100] {
+            for best in 0..len {
+                let mut logits = vec![-1.5; len];
+                logits[best] = 0.5;
+                let other = (best + 1) % len;
+                if other != best {
+                    logits[other] = f32::NAN;
+                }
+                assert_eq!(argmax(&logits), best as u32);
+            }
+        }
+        assert_eq!(argmax(&[f32::NAN, f32::NEG_INFINITY, f32::NEG_INFINITY]), 1);
+        assert_eq!(argmax(&[f32::NAN; 20]), 0);
+        assert_eq!(argmax(&[2.0; 40]), 0, "the first of equals");
         let mut greedy = Sampler::new(Sampling::default());
         assert_eq!(greedy.choose(&[f32::NAN, 1.0, 3.0, 3.0, f32::NEG_INFINITY]), 2);
     }

@@ -29,7 +29,9 @@ fn run_and_logits_write_it() {
         place.json(&args("run", &["--json", "--prompt-tokens=1,2,3", "-n=4", "--trace", "run.json"]));
     assert_eq!(plain["tokens"], traced["tokens"]);
     let found = spans(&place, "run.json");
-    assert_eq!((count(&found, "load"), count(&found, "sample"), count(&found, "wait")), (1, 4, 4));
+    // The compute track has waits for chunks, if any.
+    let waits = found.iter().filter(|name| *name == "wait").count();
+    assert_eq!((count(&found, "load"), count(&found, "sample"), waits), (1, 4, 4));
     let plan = place.json(&args("plan", &["--json", "--prompt-len=3", "-n=4"]));
     let streamed = plan["chunks"]["streamed"].as_u64().unwrap() as usize;
     assert!(streamed > 0 && count(&found, "chunk ") == 4 * streamed, "{found:?}");
