@@ -57,6 +57,16 @@ class PeakMemory:
         self.thread.join()
 
 
+def sanitizer(conformance, tool):
+    """The summary of a checker over all conformance checks, or why there is none."""
+    try:
+        text = command("compute-sanitizer", "--tool", tool, conformance, "uncapped")
+    except FileNotFoundError:
+        return "compute-sanitizer is not installed"
+    passed = re.search(r"(\d+) checks passed, (\d+) failed", text).group(0)
+    return f"{passed}; " + re.search(r"(ERROR|RACECHECK) SUMMARY: .*", text).group(0)
+
+
 def logits(djinn, model, tokens, *more):
     tokens = ",".join(map(str, tokens))
     return json.loads(command(djinn, "logits", model, "--tokens", tokens, "--json", "-q", *more))["logits"]
@@ -158,6 +168,9 @@ def main():
     report["conformance"] = re.search(r"(\d+) checks passed, (\d+) failed", text).group(0)
     link = float(re.search(r"host to device ([\d.]+) GB/s", text).group(1))
     report["link_gbps"], report["linear"] = link, [l for l in text.splitlines() if l.startswith("linear")]
+    for tool in ("memcheck", "racecheck"):
+        report[tool] = sanitizer(args.conformance, tool)
+        print(f"{tool}: {report[tool]}")
     report["checkpoints"] = check_checkpoints(args.djinn, root / "djinn-models/tests/checkpoints")
     print("checkpoints, worst relative error:", report["checkpoints"])
     report["equal_placements"] = check_placements(args.djinn)
