@@ -12,7 +12,9 @@ fn main() {
     for variable in ["NVCC", "CUDA_HOME", "CUDA_PATH", "DJINN_CUDA_ARCHS"] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
+    // In the repository a link to the folder at its root; in a published package the folder itself.
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    let kernels = kernels.canonicalize().unwrap_or(kernels);
     println!("cargo:rerun-if-changed={}", kernels.display());
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
