@@ -58,13 +58,14 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 20] = named![
+    let checks: [Check<D>; 21] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
         linear::is_batch_invariant,
         attention::matches_the_reference,
         attention::is_batch_invariant,
+        attention::keeps_sequences_apart,
         attention::writes_the_cache_exactly,
         attention::rotates_and_writes_at_once,
         rows::embeds_the_rows_of_its_tile,

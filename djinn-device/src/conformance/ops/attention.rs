@@ -186,6 +186,26 @@ pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
+/// Long runs and short ones in one batch: each sequence's rows have the bits that they have alone.
+pub(super) fn keeps_sequences_apart<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in DTYPES {
+        for shape in shapes(dtype) {
+            let segments = [(60, 40), (0, 70), (5, 3), (129, 1), (31, 33)];
+            let batch = Batch::new(rig, shape, &segments);
+            let row = shape.heads * shape.dim;
+            let all = batch.run(rig, 0, batch.positions.len());
+            let mut first = 0;
+            for (position, count) in segments {
+                let alone = batch.run(rig, first, count);
+                let name =
+                    format!("{count} rows from {position} of attention {} {}", shape.dim, dtype.name());
+                same_bits(&name, &alone, &all[first * row..(first + count) * row]);
+                first += count;
+            }
+        }
+    }
+}
+
 /// Values whose rounding is delicate: ties, the edges of f16, subnormals.
 const DELICATE: [f32; 12] = [
     0.0,
