@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tiny Llama checkpoints of djinn-models/tests/checkpoints with transformers' own answers.
+"""Writes the tiny checkpoints (Llama, Mistral, Qwen2) of djinn-models/tests/checkpoints with transformers' own answers.
 
     python3 scripts/make_checkpoints.py OUT [--tar OUT.tar.gz] [--gguf SmolLM2.gguf]
 
@@ -26,7 +26,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 128
 BOS, EOS = 1, [2, 3]
@@ -56,7 +55,7 @@ BASE = {
 }
 ODD = {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 3}
 
-# name: (config, dtype, rope theta, rope scaling, save options)
+# name: (config, dtype, rope theta, rope scaling, save options); the option "family" names the classes
 VARIANTS = {
     "gqa-bf16": ({}, torch.bfloat16, 10000.0, None, {}),
     "mha-f16": ({"num_key_value_heads": 4}, torch.float16, 10000.0, None, {}),
@@ -93,6 +92,35 @@ VARIANTS = {
         LLAMA3,
         {"classic": True},
     ),
+    # A window as wide as the longest prompt and all that follows: full attention in effect.
+    "mistral-bf16": (
+        {"sliding_window": 128, "head_dim": 16},
+        torch.bfloat16,
+        1000000.0,
+        None,
+        {"family": "Mistral"},
+    ),
+    "mistral-no-window-f32": (
+        {**ODD, "num_key_value_heads": 1, "sliding_window": None},
+        torch.float32,
+        10000.0,
+        None,
+        {"family": "Mistral"},
+    ),
+    "qwen2-bf16": (
+        {"rms_norm_eps": 1e-6},
+        torch.bfloat16,
+        1000000.0,
+        None,
+        {"family": "Qwen2"},
+    ),
+    "qwen2-tied-f16": (
+        {"tie_word_embeddings": True, "num_key_value_heads": 1},
+        torch.float16,
+        1000000.0,
+        None,
+        {"family": "Qwen2", "classic": True},
+    ),
 }
 
 
@@ -116,7 +144,7 @@ def rotary_is_right(model, head_dim, theta, scaling):
     return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-5, atol=0)
 
 
-def build(kwargs, theta, scaling, seed):
+def build(family, kwargs, theta, scaling, seed):
     """A model with random weights, norms and biases. The two ways to pass rope settings belong to
     transformers 5 and 4; the one that the installed version understands is kept."""
     head_dim = kwargs.get("head_dim") or kwargs["hidden_size"] // kwargs["num_attention_heads"]
@@ -125,7 +153,8 @@ def build(kwargs, theta, scaling, seed):
     problems = []
     for rope in (new, old):
         try:
-            model = LlamaForCausalLM(LlamaConfig(**kwargs, **rope))
+            config = getattr(transformers, family + "Config")(**kwargs, **rope)
+            model = getattr(transformers, family + "ForCausalLM")(config)
         except Exception as error:  # the other form may work
             problems.append(repr(error))
             continue
@@ -189,6 +218,7 @@ def prompts_for(vocab, seed):
 def save(model, directory, options):
     options = dict(options)
     classic = options.pop("classic", False)
+    options.pop("family", None)
     directory.mkdir(parents=True, exist_ok=True)
     for stale in directory.iterdir():
         stale.unlink()
@@ -212,7 +242,7 @@ def write_variant(out, name):
     head_dim = kwargs.get("head_dim") or kwargs["hidden_size"] // kwargs["num_attention_heads"]
     directory = out / name
     for seed in range(200):
-        save(build(kwargs, theta, scaling, seed).to(dtype), directory, options)
+        save(build(options.get("family", "Llama"), kwargs, theta, scaling, seed).to(dtype), directory, options)
         model = load_float32(directory)
         if not rotary_is_right(model, head_dim, theta, scaling):
             raise RuntimeError("the saved configuration gives other rotary frequencies")
@@ -286,10 +316,11 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("--tar", type=Path, help="also pack OUT into this .tar.gz")
     parser.add_argument("--gguf", type=Path, help="SmolLM2-Instruct as GGUF, for smollm2-expected.json")
+    parser.add_argument("--only", nargs="*", choices=VARIANTS, help="these variants instead of all")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(8)
-    jobs = [(name, lambda n=name: write_variant(arguments.out, n)) for name in VARIANTS]
+    jobs = [(name, lambda n=name: write_variant(arguments.out, n)) for name in arguments.only or VARIANTS]
     if arguments.gguf is not None:
         jobs.append(("smollm2", lambda: write_gguf_answer(arguments.out, arguments.gguf)))
     failed = []

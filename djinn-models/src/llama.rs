@@ -1,8 +1,10 @@
-//! The Llama family: configuration, graph, and the names of its weights in checkpoints.
+//! The Llama family (Llama, Mistral, Qwen2): configuration, graph, and the names of its weights in checkpoints.
 //!
 //! Architecture: Touvron et al. 2023 (RMSNorm before each sublayer, rotary positions, SwiGLU), with grouped
-//! query attention (Ainslie et al. 2023) and Llama 3's rope scaling.
+//! query attention (Ainslie et al. 2023) and Llama 3's rope scaling. A sliding window hides nothing from the
+//! positions within its first span: such a model's context ends there.
 
+mod architecture;
 mod config;
 mod gguf;
 mod json;
@@ -11,14 +13,12 @@ mod rope;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use architecture::Architecture;
 pub(crate) use config::{Config, JSON_KEYS, RawConfig, RopeScaling};
 pub(crate) use names::{Naming, weight_map};
 pub(crate) use rope::inverse_frequencies;
 
 use djinn_srg::{DType, Graph, GraphBuilder, GraphError, KvShape, RopeStyle, ValueId};
-
-/// The only architecture of this family, by its name in `config.json`.
-pub(crate) const ARCHITECTURE: &str = "LlamaForCausalLM";
 
 /// Builds the model's graph. `dtype` gives each weight's element type by the weight's name.
 ///
@@ -74,12 +74,11 @@ impl Writer<'_> {
         let at = |part: &str| format!("blocks.{layer}.{part}");
 
         let normed = self.norm(&at("ln1"), x)?;
-        let qkv =
-            self.linear(&at("attn.qkv"), normed, [c.q_rows() + 2 * c.kv_rows(), d], c.attention_bias)?;
+        let qkv = self.linear(&at("attn.qkv"), normed, [c.q_rows() + 2 * c.kv_rows(), d], c.qkv_bias)?;
         self.builder.rope(&at("attn.rope"), qkv, angles, c.num_attention_heads, RopeStyle::Half)?;
         let scale = 1.0 / (c.head_dim as f32).sqrt();
         let mixed = self.builder.attention(&at("attn"), qkv, c.num_attention_heads, scale)?;
-        let attn_out = self.linear(&at("attn.out"), mixed, [d, c.q_rows()], c.attention_bias)?;
+        let attn_out = self.linear(&at("attn.out"), mixed, [d, c.q_rows()], c.out_bias)?;
         self.builder.hook(attn_out, at("hook_attn_out"));
         let mid = self.builder.add(&at("attn.add"), x, attn_out)?;
         self.builder.hook(mid, at("hook_resid_mid"));

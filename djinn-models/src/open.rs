@@ -149,7 +149,7 @@ fn open_safetensors(directory: &Path, weights: &Path, options: &OpenOptions) -> 
     let file = Box::new(SafetensorsDir::open(weights)?);
     let (graph, source) = assemble(&config, Naming::HuggingFace, &name, file, options)?;
     Ok(Model {
-        architecture: llama::ARCHITECTURE.to_owned(),
+        architecture: config.architecture.name().to_owned(),
         graph,
         source,
         tokenizer: Tokenizer::from_dir(directory)?,
@@ -167,7 +167,15 @@ fn open_gguf(path: &Path, options: &OpenOptions) -> Result<Model> {
     let chat = ChatTemplate::from_gguf(&gguf)?;
     let defaults = GenerationDefaults::from_gguf(&gguf)?;
     let (graph, source) = assemble(&config, Naming::Gguf, &name, Box::new(gguf), options)?;
-    Ok(Model { architecture: llama::ARCHITECTURE.to_owned(), graph, source, tokenizer, chat, defaults, name })
+    Ok(Model {
+        architecture: config.architecture.name().to_owned(),
+        graph,
+        source,
+        tokenizer,
+        chat,
+        defaults,
+        name,
+    })
 }
 
 /// Checks the tensors against the configuration; the graph, and the source of its weights.
@@ -179,7 +187,7 @@ fn assemble(
     options: &OpenOptions,
 ) -> Result<(Graph, Arc<dyn WeightSource>)> {
     let map = llama::weight_map(config, naming);
-    map.check(&*file, llama::ARCHITECTURE)?;
+    map.check(&*file, config.architecture.name())?;
     let dtypes = map.dtypes(&*file, options.dtype);
     let graph = llama::graph(config, name, &|weight| dtypes[weight])?;
     Ok((graph, Arc::new(CheckpointSource::new(file, map, dtypes))))

@@ -6,13 +6,17 @@ use djinn_srg::DType;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-const VARIANTS: [&str; 10] = [
+const VARIANTS: [&str; 14] = [
     "biases-bf16",
     "classic-config-bf16",
     "gqa-bf16",
     "head-dim-f16",
     "mha-f16",
+    "mistral-bf16",
+    "mistral-no-window-f32",
     "one-layer-f32",
+    "qwen2-bf16",
+    "qwen2-tied-f16",
     "rope-linear-f16",
     "rope-llama3-bf16",
     "sharded-bf16",
@@ -39,7 +43,8 @@ fn each_has_the_parameters_that_transformers_counts() {
         let expected = json(variant, "expected.json")["parameters"].as_u64().unwrap();
         assert_eq!(model.graph.parameters() - frequencies, expected, "{variant}");
         assert_eq!(model.name, variant);
-        assert_eq!(model.architecture, "LlamaForCausalLM");
+        let named = &json(variant, "config.json")["architectures"][0];
+        assert_eq!(model.architecture, named.as_str().unwrap());
         assert_eq!((&model.defaults.eos[..], model.defaults.bos), (&[2, 3][..], Some(1)));
         assert_eq!((model.defaults.temperature, model.defaults.top_p), (Some(0.6), Some(0.9)));
     }
@@ -53,11 +58,16 @@ fn the_graph_says_what_the_configuration_does() {
         let graph = &model.graph;
         assert_eq!(u64::from(graph.kv.layers), number("num_hidden_layers"));
         assert_eq!(u64::from(graph.kv.kv_heads), number("num_key_value_heads"));
-        assert_eq!(u64::from(graph.kv.head_dim), number("head_dim"));
-        assert_eq!((graph.vocab, graph.max_context), (number("vocab_size"), 512));
+        let head_dim = config["head_dim"].as_u64();
+        let divided = number("hidden_size") / number("num_attention_heads");
+        assert_eq!(u64::from(graph.kv.head_dim), head_dim.unwrap_or(divided));
+        let context = if variant == "mistral-bf16" { number("sliding_window") } else { 512 };
+        assert_eq!((graph.vocab, graph.max_context), (number("vocab_size"), context));
         let has = |name: &str| graph.weights().any(|(_, v)| v.name == name);
         assert_eq!(has("unembed.weight"), !config["tie_word_embeddings"].as_bool().unwrap(), "{variant}");
-        assert_eq!(has("blocks.0.attn.out.bias"), config["attention_bias"].as_bool().unwrap(), "{variant}");
+        let biased = config["attention_bias"].as_bool().unwrap_or(false);
+        assert_eq!(has("blocks.0.attn.out.bias"), biased, "{variant}");
+        assert_eq!(has("blocks.0.attn.qkv.bias"), biased || variant.starts_with("qwen2"), "{variant}");
         let dtype = variant.rsplit('-').next().unwrap();
         for (_, value) in graph.weights().filter(|(_, v)| v.name != "rope.inv_freq") {
             assert_eq!(value.dtype.name(), dtype, "{variant}: {}", value.name);

@@ -1,11 +1,13 @@
-//! Llama's configuration in Hugging Face's field names, and the limits that every source of it must keep.
+//! The family's configuration in Hugging Face's field names, and the limits that every source of it must keep.
 
+use super::Architecture;
 use crate::{Error, Result};
 use std::path::Path;
 
-/// A Llama model's hyperparameters; fields are named as in Hugging Face's `config.json`.
+/// A model's hyperparameters; fields are named as in Hugging Face's `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Config {
+    pub(crate) architecture: Architecture,
     pub(crate) hidden_size: u64,
     pub(crate) intermediate_size: u64,
     pub(crate) num_hidden_layers: u32,
@@ -18,8 +20,10 @@ pub(crate) struct Config {
     pub(crate) rope_theta: f32,
     pub(crate) rope_scaling: RopeScaling,
     pub(crate) tie_word_embeddings: bool,
-    /// Biases on the projections of queries, keys, values and attention output.
-    pub(crate) attention_bias: bool,
+    /// Biases on the projections of queries, keys and values.
+    pub(crate) qkv_bias: bool,
+    /// A bias on the projection of the attention's output.
+    pub(crate) out_bias: bool,
     /// Biases on the three projections of the MLP.
     pub(crate) mlp_bias: bool,
 }
@@ -96,6 +100,7 @@ pub(crate) const GGUF_KEYS: KeyNames = KeyNames {
 /// Sizes as a file gives them, before any is trusted.
 #[derive(Clone, Debug)]
 pub(crate) struct RawConfig {
+    pub(crate) architecture: Architecture,
     pub(crate) hidden_size: u64,
     pub(crate) intermediate_size: u64,
     pub(crate) num_hidden_layers: u64,
@@ -108,7 +113,8 @@ pub(crate) struct RawConfig {
     pub(crate) rope_theta: f64,
     pub(crate) rope_scaling: RopeScaling,
     pub(crate) tie_word_embeddings: bool,
-    pub(crate) attention_bias: bool,
+    pub(crate) qkv_bias: bool,
+    pub(crate) out_bias: bool,
     pub(crate) mlp_bias: bool,
 }
 
@@ -146,6 +152,7 @@ impl RawConfig {
         check.positive(keys.theta, theta)?;
         check.scaling(keys.scaling, &self.rope_scaling, head_dim)?;
         Ok(Config {
+            architecture: self.architecture,
             hidden_size,
             intermediate_size: check.within(keys.intermediate, self.intermediate_size, MAX_INTERMEDIATE)?,
             num_hidden_layers: check.within(keys.layers, self.num_hidden_layers, MAX_LAYERS)? as u32,
@@ -158,7 +165,8 @@ impl RawConfig {
             rope_theta: theta,
             rope_scaling: self.rope_scaling,
             tie_word_embeddings: self.tie_word_embeddings,
-            attention_bias: self.attention_bias,
+            qkv_bias: self.qkv_bias,
+            out_bias: self.out_bias,
             mlp_bias: self.mlp_bias,
         })
     }

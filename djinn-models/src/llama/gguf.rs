@@ -1,8 +1,8 @@
 //! GGUF metadata as a Llama configuration.
 
 use super::config::{GGUF_KEYS, RawConfig};
-use super::names::{EMBEDDING, HEAD, Naming, QUERY, UP};
-use super::{Config, RopeScaling};
+use super::names::{ATTENTION_OUT, EMBEDDING, HEAD, Naming, QUERY, UP};
+use super::{Architecture, Config, RopeScaling};
 use crate::gguf::Gguf;
 use crate::{Error, Result, TensorFile};
 use djinn_srg::DType;
@@ -25,6 +25,7 @@ impl Config {
         let head_dim = gguf.optional(GGUF_KEYS.head_dim, Gguf::get_u64)?;
         let has = |name: &str| gguf.tensor(name).is_some();
         let raw = RawConfig {
+            architecture: Architecture::Llama,
             hidden_size: gguf.get_u64(GGUF_KEYS.hidden)?,
             intermediate_size: gguf.get_u64(GGUF_KEYS.intermediate)?,
             num_hidden_layers: gguf.get_u64(GGUF_KEYS.layers)?,
@@ -37,7 +38,8 @@ impl Config {
             rope_theta: gguf.optional(GGUF_KEYS.theta, Gguf::get_f32)?.unwrap_or(10_000.0).into(),
             rope_scaling: scaling(gguf)?,
             tie_word_embeddings: !has(Naming::Gguf.top(HEAD)),
-            attention_bias: has(&Naming::Gguf.in_block(0, QUERY, "bias")),
+            qkv_bias: has(&Naming::Gguf.in_block(0, QUERY, "bias")),
+            out_bias: has(&Naming::Gguf.in_block(0, ATTENTION_OUT, "bias")),
             mlp_bias: has(&Naming::Gguf.in_block(0, UP, "bias")),
         };
         let config = raw.validate(gguf.path(), &GGUF_KEYS)?;

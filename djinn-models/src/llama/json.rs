@@ -1,7 +1,7 @@
-//! `config.json` of a Hugging Face checkpoint as a Llama configuration.
+//! `config.json` of a Hugging Face checkpoint as a configuration of the family.
 
 use super::config::{JSON_KEYS, RawConfig};
-use super::{ARCHITECTURE, Config, RopeScaling};
+use super::{Architecture, Config, RopeScaling};
 use crate::open::JsonKeys;
 use crate::{Error, Result};
 use std::path::Path;
@@ -14,12 +14,22 @@ impl Config {
     /// names a key that is missing or out of range.
     pub(crate) fn from_json(path: &Path) -> Result<Config> {
         let keys = JsonKeys::open(path)?;
-        check_architecture(&keys)?;
+        let architecture = architecture(&keys)?;
         check_features(&keys)?;
         let (rope_theta, rope_scaling) = rope(&keys)?;
         let need = |key| keys.need(key, keys.u64(key)?);
         let flag = |key| Ok::<_, Error>(keys.bool(key)?.unwrap_or(false));
+        let (qkv_bias, out_bias, mlp_bias) = match architecture {
+            Architecture::Llama => {
+                let attention = flag("attention_bias")?;
+                (attention, attention, flag("mlp_bias")?)
+            }
+            Architecture::Mistral => (false, false, false),
+            Architecture::Qwen2 => (true, false, false),
+        };
+        let context = keys.u64("max_position_embeddings")?.unwrap_or(architecture.default_context());
         let raw = RawConfig {
+            architecture,
             hidden_size: need("hidden_size")?,
             intermediate_size: need("intermediate_size")?,
             num_hidden_layers: need("num_hidden_layers")?,
@@ -27,13 +37,15 @@ impl Config {
             num_key_value_heads: keys.u64("num_key_value_heads")?,
             head_dim: keys.u64("head_dim")?,
             vocab_size: need("vocab_size")?,
-            max_position_embeddings: keys.u64("max_position_embeddings")?.unwrap_or(2048),
+            max_position_embeddings: window(&keys, architecture)?
+                .map_or(context, |window| window.min(context)),
             rms_norm_eps: keys.f64("rms_norm_eps")?.unwrap_or(1e-6),
             rope_theta,
             rope_scaling,
             tie_word_embeddings: flag("tie_word_embeddings")?,
-            attention_bias: flag("attention_bias")?,
-            mlp_bias: flag("mlp_bias")?,
+            qkv_bias,
+            out_bias,
+            mlp_bias,
         };
         raw.validate(path, &JSON_KEYS)
     }
@@ -43,18 +55,42 @@ fn unsupported(what: String, remedy: &str) -> Error {
     Error::Unsupported { what, remedy: remedy.to_owned() }
 }
 
-fn check_architecture(keys: &JsonKeys) -> Result<()> {
+fn architecture(keys: &JsonKeys) -> Result<Architecture> {
     let names = keys.list("architectures", "names of architectures", |v| v.as_str())?;
     let model_type = keys.string("model_type")?;
+    let named = |architecture: &Architecture| names.contains(&architecture.name());
+    let typed = |architecture: &Architecture| model_type == Some(architecture.model_type());
+    let fits = |architecture: &Architecture| match (names.is_empty(), model_type) {
+        (true, _) => typed(architecture),
+        (false, None) => named(architecture),
+        (false, Some(_)) => named(architecture) && typed(architecture),
+    };
+    if let Some(architecture) = Architecture::ALL.into_iter().find(fits) {
+        return Ok(architecture);
+    }
     let found = match (names.as_slice(), model_type) {
         ([], None) => return keys.need("architectures", None),
-        ([], Some("llama")) => return Ok(()),
-        (names, None | Some("llama")) if names.contains(&ARCHITECTURE) => return Ok(()),
         ([], Some(model_type)) => format!("model type {model_type}"),
-        ([ARCHITECTURE], Some(model_type)) => format!("{ARCHITECTURE} with model type {model_type}"),
+        (names, Some(model_type)) if Architecture::ALL.iter().any(named) => {
+            format!("{} with model type {model_type}", names.join(", "))
+        }
         (names, _) => format!("architecture {}", names.join(", ")),
     };
-    Err(unsupported(found, &format!("supported: {ARCHITECTURE}")))
+    Err(unsupported(found, &format!("supported: {}", Architecture::names())))
+}
+
+/// Positions that a sliding window spans, if the model has one.
+fn window(keys: &JsonKeys, architecture: Architecture) -> Result<Option<u64>> {
+    let window = keys.u64("sliding_window")?;
+    let used = match architecture {
+        Architecture::Llama => false,
+        Architecture::Mistral => true,
+        Architecture::Qwen2 => keys.bool("use_sliding_window")?.unwrap_or(false),
+    };
+    match window.filter(|_| used) {
+        Some(0) => Err(keys.error("sliding_window", "0 positions".to_owned())),
+        window => Ok(window),
+    }
 }
 
 /// Refuses what would change the model's results and is not implemented.

@@ -23,7 +23,7 @@ const ATTENTION_NORM: Name = Name("input_layernorm", "attn_norm");
 pub(crate) const QUERY: Name = Name("self_attn.q_proj", "attn_q");
 const KEY: Name = Name("self_attn.k_proj", "attn_k");
 const VALUE: Name = Name("self_attn.v_proj", "attn_v");
-const ATTENTION_OUT: Name = Name("self_attn.o_proj", "attn_output");
+pub(crate) const ATTENTION_OUT: Name = Name("self_attn.o_proj", "attn_output");
 const MLP_NORM: Name = Name("post_attention_layernorm", "ffn_norm");
 const GATE: Name = Name("mlp.gate_proj", "ffn_gate");
 pub(crate) const UP: Name = Name("mlp.up_proj", "ffn_up");
@@ -57,7 +57,7 @@ pub(crate) fn weight_map(config: &Config, naming: Naming) -> WeightMap {
         Naming::Gguf => RowOrder::Interleaved { head_rows: u64::from(config.head_dim) },
     };
     let stored = RowOrder::AsStored;
-    let attention = kinds(config.attention_bias);
+    let (qkv, out) = (kinds(config.qkv_bias), kinds(config.out_bias));
     let mlp = kinds(config.mlp_bias);
 
     let mut map = WeightMap::default();
@@ -73,12 +73,8 @@ pub(crate) fn weight_map(config: &Config, naming: Naming) -> WeightMap {
                 map.rows(&format!("blocks.{layer}.{value}.{kind}"), parts.collect());
             }
         };
-        put(
-            "attn.qkv",
-            attention,
-            &[(QUERY, [q, d], rotary), (KEY, [kv, d], rotary), (VALUE, [kv, d], stored)],
-        );
-        put("attn.out", attention, &[(ATTENTION_OUT, [d, q], stored)]);
+        put("attn.qkv", qkv, &[(QUERY, [q, d], rotary), (KEY, [kv, d], rotary), (VALUE, [kv, d], stored)]);
+        put("attn.out", out, &[(ATTENTION_OUT, [d, q], stored)]);
         put("mlp.gate_up", mlp, &[(GATE, [f, d], stored), (UP, [f, d], stored)]);
         put("mlp.down", mlp, &[(DOWN, [d, f], stored)]);
         for (value, name) in [("ln1", ATTENTION_NORM), ("ln2", MLP_NORM)] {

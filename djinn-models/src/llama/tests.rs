@@ -73,10 +73,38 @@ fn old_and_new_rope_settings_mean_the_same() {
     assert_eq!((default.rope_theta, default.rope_scaling), (5.0, RopeScaling::Default));
 }
 
+/// The context ends where a sliding window would begin to hide positions, in models that use theirs.
+#[test]
+fn members_of_the_family_differ_in_biases_and_windows() {
+    let of = |architecture: Architecture, more: Value| {
+        let mut keys =
+            json!({"architectures": [architecture.name()], "model_type": architecture.model_type()});
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        with(keys)
+    };
+    let biases = |config: &Config| (config.qkv_bias, config.out_bias, config.mlp_bias);
+    let window = json!({"sliding_window": 100, "attention_bias": true, "mlp_bias": true});
+    let llama = of(Architecture::Llama, window.clone()).unwrap();
+    assert_eq!((biases(&llama), llama.max_position_embeddings), ((true, true, true), 512));
+    let mistral = of(Architecture::Mistral, window.clone()).unwrap();
+    assert_eq!((biases(&mistral), mistral.max_position_embeddings), ((false, false, false), 100));
+    let wide = of(Architecture::Mistral, json!({"sliding_window": 4096})).unwrap();
+    assert_eq!(wide.max_position_embeddings, 512);
+    let qwen = of(Architecture::Qwen2, window).unwrap();
+    assert_eq!((biases(&qwen), qwen.max_position_embeddings), ((true, false, false), 512));
+    let used = json!({"sliding_window": 100, "use_sliding_window": true});
+    assert_eq!(of(Architecture::Qwen2, used).unwrap().max_position_embeddings, 100);
+    let none = of(Architecture::Mistral, json!({"sliding_window": 0}));
+    assert!(matches!(none, Err(Error::Config { key, .. }) if key == "sliding_window"));
+    let untold = of(Architecture::Qwen2, json!({"max_position_embeddings": null})).unwrap();
+    assert_eq!(untold.max_position_embeddings, 32_768);
+}
+
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
     let cases = [
-        (json!({"architectures": ["MistralForCausalLM"]}), "MistralForCausalLM"),
+        (json!({"architectures": ["MistralForCausalLM"]}), "MistralForCausalLM with model type llama"),
+        (json!({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}), "GemmaForCausalLM"),
         (json!({"architectures": ["LlamaForSequenceClassification"]}), "LlamaForSequenceClassification"),
         (json!({"model_type": "qwen2"}), "qwen2"),
         (json!({"architectures": null, "model_type": "gemma"}), "gemma"),
@@ -309,6 +337,7 @@ fn llama3_scaling_keeps_blends_and_divides() {
 #[test]
 fn divisors_must_be_half_a_head_of_positive_numbers() {
     let raw = |divisors: Vec<f32>| config::RawConfig {
+        architecture: Architecture::Llama,
         hidden_size: 64,
         intermediate_size: 64,
         num_hidden_layers: 1,
@@ -321,7 +350,8 @@ fn divisors_must_be_half_a_head_of_positive_numbers() {
         rope_theta: 1e4,
         rope_scaling: RopeScaling::Divisors(divisors),
         tie_word_embeddings: true,
-        attention_bias: false,
+        qkv_bias: false,
+        out_bias: false,
         mlp_bias: false,
     };
     let validate = |divisors| raw(divisors).validate(Path::new("m.gguf"), &JSON_KEYS);

@@ -160,7 +160,7 @@ pub(super) fn parse(name: &str) -> Result<Request> {
             "vocab" => raw.vocab_size = set.number()?,
             "context" => raw.max_position_embeddings = set.number()?,
             "tied" => raw.tie_word_embeddings = set.flag()?,
-            "bias" => (raw.attention_bias, raw.mlp_bias) = (set.flag()?, set.flag()?),
+            "bias" => (raw.qkv_bias, raw.out_bias, raw.mlp_bias) = (set.flag()?, set.flag()?, set.flag()?),
             "seed" => seed = set.number()?,
             "dtype" => dtype = Some(set.dtype()?),
             _ => {
@@ -177,6 +177,7 @@ pub(super) fn parse(name: &str) -> Result<Request> {
 
 fn raw_config(shape: &Shape) -> RawConfig {
     RawConfig {
+        architecture: crate::llama::Architecture::Llama,
         hidden_size: shape.hidden,
         intermediate_size: shape.intermediate,
         num_hidden_layers: shape.layers,
@@ -197,7 +198,8 @@ fn raw_config(shape: &Shape) -> RawConfig {
             },
         },
         tie_word_embeddings: shape.tied,
-        attention_bias: shape.bias,
+        qkv_bias: shape.bias,
+        out_bias: shape.bias,
         mlp_bias: shape.bias,
     }
 }
