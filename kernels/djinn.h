@@ -92,6 +92,20 @@ typedef struct djinn_add_rms_norm_args {
 } djinn_add_rms_norm_args;
 int djinn_add_rms_norm(const djinn_add_rms_norm_args *args, void *stream);
 
+/* rms_norm of each query head and of each key head of qkv, in place. */
+typedef struct djinn_head_norm_args {
+    float *qkv;            /* [rows, (heads + 2 kv_heads) head_dim] */
+    const void *query;     /* [head_dim] */
+    const void *key;       /* [head_dim] */
+    uint32_t weight_dtype; /* djinn_dtype, of both */
+    float eps;
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    uint32_t rows;
+} djinn_head_norm_args;
+int djinn_head_norm(const djinn_head_norm_args *args, void *stream);
+
 /*
  * out[r, out_column + j] = sum of x[r, i] weight[j, i] + bias[j], for j in 0 .. n. Reads the weight once for
  * every 16 rows: meant for up to 16, right for any number.

@@ -5,9 +5,12 @@
  * add_rms_norm: sum = a + b, then out is the norm of sum. a, b and sum f32 [rows, width]; each of sum and out may
  * be a or b, but may not lie across them. Bits are those of `add` and `rms_norm`, one after the other.
  *
- * Launch: one block of 512 threads a row; 4 elements a thread and step where the width allows, the first 4
+ * head_norm: the norm of each query head and of each key head of qkv f32 [rows, (heads + 2 kv_heads) head_dim], in
+ * place, by weights [head_dim]. Launch: a warp a row and head, blocks of 8 warps; lanes take every 32nd element.
+ *
+ * Launch of the others: one block of 512 threads a row; 4 elements a thread and step where the width allows, the first 4
  * steps kept in registers.
- * CPU reference: djinn-device, kernels/reference.rs, `rms_norm` and `add`.
+ * CPU reference: djinn-device, kernels/reference.rs, `rms_norm`, `add` and `head_norm`.
  */
 #include "element.cuh"
 
@@ -116,6 +119,28 @@ template <typename T> __device__ void rms_norm(const djinn_rms_norm_args &a) {
     }
 }
 
+constexpr unsigned HEADS_PER_BLOCK = 8;
+
+template <typename T> __device__ void head_norm(const djinn_head_norm_args &a) {
+    enter();
+    const unsigned lane = threadIdx.x % 32, normed = a.heads + a.kv_heads, dim = a.head_dim;
+    const uint64_t item = uint64_t(blockIdx.x) * HEADS_PER_BLOCK + threadIdx.x / 32;
+    const unsigned row = unsigned(item / normed), head = unsigned(item % normed);
+    if (row >= a.rows) {
+        return;
+    }
+    float *x = a.qkv + size_t(row) * (normed + a.kv_heads) * dim + size_t(head) * dim;
+    const T *weight = static_cast<const T *>(head < a.heads ? a.query : a.key);
+    float squares = 0;
+    for (unsigned i = lane; i < dim; i += 32) {
+        squares += x[i] * x[i];
+    }
+    const float scale = 1.0f / sqrtf(warp_sum(squares) / float(dim) + a.eps);
+    for (unsigned i = lane; i < dim; i += 32) {
+        x[i] = x[i] * scale * widen(weight[i]);
+    }
+}
+
 template <typename T> __device__ void add_rms_norm(const djinn_add_rms_norm_args &a) {
     enter();
     if (a.norm.width % 4 == 0) {
@@ -135,6 +160,10 @@ template <typename T> __device__ void add_rms_norm(const djinn_add_rms_norm_args
     extern "C" __global__ void __launch_bounds__(djinn::THREADS)                                             \
         djinn_add_rms_norm_##suffix(const __grid_constant__ djinn_add_rms_norm_args a) {                     \
         djinn::add_rms_norm<T>(a);                                                                           \
+    }                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(32 * djinn::HEADS_PER_BLOCK)                                \
+        djinn_head_norm_##suffix(const __grid_constant__ djinn_head_norm_args a) {                           \
+        djinn::head_norm<T>(a);                                                                              \
     }
 DJINN_FOR_DTYPES(DJINN_KERNEL)
 
@@ -145,4 +174,10 @@ extern "C" int djinn_rms_norm(const djinn_rms_norm_args *args, void *stream) {
 extern "C" int djinn_add_rms_norm(const djinn_add_rms_norm_args *args, void *stream) {
     const djinn_rms_norm_args &norm = args->norm;
     DJINN_LAUNCH_BY_DTYPE(norm.weight_dtype, djinn_add_rms_norm, norm.rows, djinn::THREADS, stream, *args);
+}
+
+extern "C" int djinn_head_norm(const djinn_head_norm_args *args, void *stream) {
+    const uint64_t items = uint64_t(args->rows) * (args->heads + args->kv_heads);
+    const unsigned blocks = djinn::ceil_div(items, djinn::HEADS_PER_BLOCK), threads = 32 * djinn::HEADS_PER_BLOCK;
+    DJINN_LAUNCH_BY_DTYPE(args->weight_dtype, djinn_head_norm, blocks, threads, stream, *args);
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tiny checkpoints (Llama, Mistral, Qwen2) of djinn-models/tests/checkpoints with transformers' own answers.
+"""Writes the tiny checkpoints (Llama, Mistral, Qwen2, Qwen3) of djinn-models/tests/checkpoints with transformers' own answers.
 
     python3 scripts/make_checkpoints.py OUT [--tar OUT.tar.gz] [--gguf SmolLM2.gguf]
 
@@ -120,6 +120,20 @@ VARIANTS = {
         1000000.0,
         None,
         {"family": "Qwen2", "classic": True},
+    ),
+    "qwen3-bf16": (
+        {"head_dim": 24, "rms_norm_eps": 1e-6},
+        torch.bfloat16,
+        1000000.0,
+        None,
+        {"family": "Qwen3"},
+    ),
+    "qwen3-biases-tied-f32": (
+        {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+        torch.float32,
+        1000000.0,
+        None,
+        {"family": "Qwen3"},
     ),
 }
 

@@ -1,5 +1,6 @@
 //! Generated from kernels/djinn.h by scripts/bindgen.sh; do not edit.
 
+
 pub const djinn_dtype_DJINN_F32: djinn_dtype = 0;
 pub const djinn_dtype_DJINN_F16: djinn_dtype = 1;
 pub const djinn_dtype_DJINN_BF16: djinn_dtype = 2;
@@ -72,6 +73,25 @@ pub struct djinn_add_rms_norm_args {
 unsafe extern "C" {
     pub fn djinn_add_rms_norm(
         args: *const djinn_add_rms_norm_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_head_norm_args {
+    pub qkv: *mut f32,
+    pub query: *const ::std::os::raw::c_void,
+    pub key: *const ::std::os::raw::c_void,
+    pub weight_dtype: u32,
+    pub eps: f32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_head_norm(
+        args: *const djinn_head_norm_args,
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
 }

@@ -2,7 +2,7 @@
 
 use crate::{CudaConfig, Error, Probe, Result};
 use djinn_device::args::{
-    Add, Attention, Checksum, Embed, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Add, Attention, Checksum, Embed, HeadNorm, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
 };
 use djinn_device::{Buffer, Device, DeviceInfo, Event, Ops, Space, Span, Stream, Usage};
 use std::convert::Infallible;
@@ -108,6 +108,10 @@ impl Ops for CudaDevice {
     }
 
     fn rms_norm(&self, _: Stream, _: &RmsNorm) -> Outcome<()> {
+        match self.0 {}
+    }
+
+    fn head_norm(&self, _: Stream, _: &HeadNorm) -> Outcome<()> {
         match self.0 {}
     }
 

@@ -6,7 +6,8 @@ use crate::stream::RawStream;
 use crate::{Error, Result};
 use djinn_cuda_sys as sys;
 use djinn_device::args::{
-    Add, Attention, Checksum, Embed, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Add, Attention, Checksum, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable,
+    SelectRows, SiluMul,
 };
 use djinn_device::{DType, RopeStyle};
 use std::ffi::{CStr, c_void};
@@ -69,6 +70,21 @@ impl Launch<'_> {
             norm: self.norm(norm),
         };
         kernel!(djinn_add_rms_norm, raw, self.stream)
+    }
+
+    pub(crate) fn head_norm(self, args: &HeadNorm) -> Result<()> {
+        let raw = sys::djinn_head_norm_args {
+            qkv: self.memory.resolve(args.qkv).output(),
+            query: self.memory.resolve(args.query.span).input(),
+            key: self.memory.resolve(args.key.span).input(),
+            weight_dtype: dtype(args.query.dtype),
+            eps: args.eps,
+            heads: args.heads,
+            kv_heads: args.kv_heads,
+            head_dim: args.head_dim,
+            rows: args.rows,
+        };
+        kernel!(djinn_head_norm, raw, self.stream)
     }
 
     pub(crate) fn linear(self, args: &Linear) -> Result<()> {

@@ -4,7 +4,7 @@ use crate::device::{CudaDevice, Rounded};
 use crate::launch::Launch;
 use crate::matmul::Shape;
 use djinn_device::args::{
-    Add, Attention, Checksum, Embed, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Add, Attention, Checksum, Embed, HeadNorm, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
 };
 use djinn_device::{DType, Ops, Result, Stream};
 
@@ -76,6 +76,7 @@ impl Ops for CudaDevice {
         embed: Embed,
         rope_table: RopeTable,
         rms_norm: RmsNorm,
+        head_norm: HeadNorm,
         rope: Rope,
         kv_write: KvWrite,
         silu_mul: SiluMul,

@@ -4,8 +4,8 @@
 use crate::device::CudaDevice;
 use crate::ops::SMALL_BATCH;
 use djinn_device::args::{
-    Add, Attention, Checksum, Embed, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
-    Weight,
+    Add, Attention, Checksum, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable,
+    SelectRows, SiluMul, Weight,
 };
 use djinn_device::{Buffer, DType, Device, Ops, Result, RopeStyle, Space, Span, Stream};
 
@@ -60,6 +60,9 @@ impl Work<'_> {
         self.device.embed(stream, &Embed { tokens, table, first_row, table_rows, width, out, rows })?;
         let (x, weight, eps) = (self.input(4 * 64), self.weight(64, dtype), 1.0);
         self.device.rms_norm(stream, &RmsNorm { x, weight, out, eps, width, rows })?;
+        let (query, key, qkv) = (self.weight(64, dtype), self.weight(64, dtype), self.output(4 * 3 * 64));
+        let (heads, kv_heads, head_dim) = (1, 1, 64);
+        self.device.head_norm(stream, &HeadNorm { qkv, query, key, eps, heads, kv_heads, head_dim, rows })?;
         for rows in (1..=SMALL_BATCH).chain([17, 64, 512]) {
             for k in [256, 255] {
                 self.linear(stream, dtype, rows, 128, k)?;

@@ -71,6 +71,28 @@ pub struct RmsNorm {
     pub rows: u32,
 }
 
+/// In `qkv[rows, (heads + 2 kv_heads) · head_dim]`, [`RmsNorm`] of each query head by `query` and of each key head
+/// by `key`, in place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadNorm {
+    /// f32, in and out.
+    pub qkv: Span,
+    /// `[head_dim]`.
+    pub query: Weight,
+    /// `[head_dim]`, of the same dtype.
+    pub key: Weight,
+    /// Added to the mean of squares.
+    pub eps: f32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
 /// `out[r, out_column + j] = Σ x[r, i] · weight[j, i] + bias[j]`, for `j` in `0..n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Linear {

@@ -1,7 +1,7 @@
 //! The [`Ops`] trait: the closed list of decoder operations.
 
 use crate::args::{
-    Add, Attention, Checksum, Embed, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Add, Attention, Checksum, Embed, HeadNorm, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
 };
 use crate::{Device, Result, Stream};
 
@@ -20,6 +20,8 @@ pub trait Ops: Device {
     fn rope_table(&self, stream: Stream, args: &RopeTable) -> Result<()>;
     /// See [`RmsNorm`].
     fn rms_norm(&self, stream: Stream, args: &RmsNorm) -> Result<()>;
+    /// See [`HeadNorm`].
+    fn head_norm(&self, stream: Stream, args: &HeadNorm) -> Result<()>;
     /// See [`Linear`].
     fn linear(&self, stream: Stream, args: &Linear) -> Result<()>;
     /// See [`Rope`].

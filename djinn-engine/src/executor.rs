@@ -4,7 +4,8 @@ use crate::Result;
 use crate::engine::Memory;
 use crate::trace::{Launch, Mark, Recorder};
 use djinn_device::args::{
-    Add, Attention, Embed, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul, Weight,
+    Add, Attention, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Weight,
 };
 use djinn_device::{Ops, Span, Stream};
 use djinn_srg::{Dim, Graph, Lifecycle, Node, NodeId, Op, Rows, ValueId};
@@ -203,6 +204,19 @@ impl<'a, D: Ops> Executor<'a, D> {
                 }
             ),
             Op::RmsNorm { eps } => enqueue!(rms_norm, self.rms_norm(node, eps, rows, weight(0))),
+            Op::HeadNorm { heads, kv_heads, head_dim, eps } => enqueue!(
+                head_norm,
+                HeadNorm {
+                    qkv: input(0),
+                    query: weight(0),
+                    key: weight(1),
+                    eps,
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    rows
+                }
+            ),
             Op::Linear => {
                 let tile = weights.expect("a product has weights");
                 enqueue!(

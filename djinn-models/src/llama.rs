@@ -1,4 +1,4 @@
-//! The Llama family (Llama, Mistral, Qwen2): configuration, graph, and the names of its weights in checkpoints.
+//! The Llama family (Llama, Mistral, Qwen2, Qwen3): configuration, graph, and the names of its weights in checkpoints.
 //!
 //! Architecture: Touvron et al. 2023 (RMSNorm before each sublayer, rotary positions, SwiGLU), with grouped
 //! query attention (Ainslie et al. 2023) and Llama 3's rope scaling. A sliding window hides nothing from the
@@ -75,6 +75,19 @@ impl Writer<'_> {
 
         let normed = self.norm(&at("ln1"), x)?;
         let qkv = self.linear(&at("attn.qkv"), normed, [c.q_rows() + 2 * c.kv_rows(), d], c.qkv_bias)?;
+        if c.architecture.norms_heads() {
+            let weights = [
+                self.weight(&at("attn.q_norm.weight"), &[c.head_dim.into()])?,
+                self.weight(&at("attn.k_norm.weight"), &[c.head_dim.into()])?,
+            ];
+            self.builder.head_norm(
+                &at("attn.qk_norm"),
+                qkv,
+                weights,
+                c.num_attention_heads,
+                c.rms_norm_eps,
+            )?;
+        }
         self.builder.rope(&at("attn.rope"), qkv, angles, c.num_attention_heads, RopeStyle::Half)?;
         let scale = 1.0 / (c.head_dim as f32).sqrt();
         let mixed = self.builder.attention(&at("attn"), qkv, c.num_attention_heads, scale)?;

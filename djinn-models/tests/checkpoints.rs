@@ -6,7 +6,7 @@ use djinn_srg::DType;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-const VARIANTS: [&str; 14] = [
+const VARIANTS: [&str; 16] = [
     "biases-bf16",
     "classic-config-bf16",
     "gqa-bf16",
@@ -17,6 +17,8 @@ const VARIANTS: [&str; 14] = [
     "one-layer-f32",
     "qwen2-bf16",
     "qwen2-tied-f16",
+    "qwen3-bf16",
+    "qwen3-biases-tied-f32",
     "rope-linear-f16",
     "rope-llama3-bf16",
     "sharded-bf16",
@@ -83,6 +85,8 @@ fn tensors(weight: &str) -> Vec<String> {
         let names: &[&str] = match part {
             "attn.qkv" => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
             "attn.out" => &["self_attn.o_proj"],
+            "attn.q_norm" => &["self_attn.q_norm"],
+            "attn.k_norm" => &["self_attn.k_norm"],
             "mlp.gate_up" => &["mlp.gate_proj", "mlp.up_proj"],
             "mlp.down" => &["mlp.down_proj"],
             "ln1" => &["input_layernorm"],

@@ -179,6 +179,7 @@ fn flops(graph: &Graph, node: &Node, rows: f64, context: f64) -> f64 {
         }
         Op::Attention { heads, head_dim, .. } => 4.0 * rows * (heads * head_dim) as f64 * context,
         Op::RmsNorm { .. } | Op::SiluMul => 4.0 * rows * width,
+        Op::HeadNorm { heads, kv_heads, head_dim, .. } => 4.0 * rows * ((heads + kv_heads) * head_dim) as f64,
         Op::RopeTable { .. } | Op::Add => rows * width,
         Op::Rope { heads, kv_heads, rotary_dim, .. } => 3.0 * rows * ((heads + kv_heads) * rotary_dim) as f64,
         Op::Embed | Op::KvWrite { .. } | Op::SelectRows => 0.0,

@@ -33,6 +33,18 @@ pub enum Op {
     },
     /// `x[rows, k], weight[n, k], bias[n]? -> [rows, n]`: `x · weightᵀ + bias`.
     Linear,
+    /// `qkv[rows, (heads + 2 kv_heads) * head_dim], query weight[head_dim], key weight[head_dim]`: RMSNorm of each
+    /// query head and of each key head by itself, in place (QK-norm, Henry et al. 2020).
+    HeadNorm {
+        /// Query heads.
+        heads: u32,
+        /// Key and value heads.
+        kv_heads: u32,
+        /// Elements of a head.
+        head_dim: u32,
+        /// Added to the mean of squares.
+        eps: f32,
+    },
     /// `qkv[rows, (heads + 2 kv_heads) * head_dim]`, table of [`Op::RopeTable`]: rotates queries and keys in
     /// place (RoFormer, Su et al. 2021).
     Rope {
@@ -85,6 +97,7 @@ impl Op {
             Op::RopeTable { .. } => "rope_table",
             Op::RmsNorm { .. } => "rms_norm",
             Op::Linear => "linear",
+            Op::HeadNorm { .. } => "head_norm",
             Op::Rope { .. } => "rope",
             Op::KvWrite { .. } => "kv_write",
             Op::Attention { .. } => "attention",

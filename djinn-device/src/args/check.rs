@@ -1,8 +1,8 @@
 //! Checks of arguments. A failure is a bug of the caller, so it panics, with the operation and the sizes.
 
 use super::{
-    Add, Attention, Checksum, Embed, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
-    Weight,
+    Add, Attention, Checksum, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable,
+    SelectRows, SiluMul, Weight,
 };
 use crate::{DType, Span};
 
@@ -152,6 +152,23 @@ impl RmsNorm {
         op.words("out", self.out, &[rows, width]);
         op.disjoint_or_same(self.out, &[("x", self.x)]);
         op.disjoint(self.out, &[("weight", self.weight.span)]);
+    }
+}
+
+impl HeadNorm {
+    /// Checks sizes, alignment and overlap.
+    ///
+    /// # Panics
+    /// If one of them is wrong.
+    pub fn check(&self) {
+        let op = Op("head_norm");
+        let [heads, dim] = qkv_width(self.heads, self.kv_heads, self.head_dim);
+        op.words("qkv", self.qkv, &[self.rows.into(), heads, dim]);
+        op.weight("query", self.query, &[dim]);
+        op.weight("key", self.key, &[dim]);
+        op.disjoint(self.qkv, &[("query", self.query.span), ("key", self.key.span)]);
+        let (query, key) = (self.query.dtype.name(), self.key.dtype.name());
+        assert!(query == key, "head_norm: weights of {query} and of {key}");
     }
 }
 

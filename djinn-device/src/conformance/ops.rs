@@ -58,7 +58,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 21] = named![
+    let checks: [Check<D>; 23] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -73,6 +73,8 @@ pub(super) fn each_op<D: Ops>(
         rows::normalises,
         rows::norms_are_batch_invariant,
         rows::adds_and_normalises_at_once,
+        rows::normalises_heads,
+        rows::head_norms_are_batch_invariant,
         rows::rotates,
         rows::rotations_are_batch_invariant,
         rows::activates,

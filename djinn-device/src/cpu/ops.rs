@@ -3,8 +3,8 @@
 use super::CpuDevice;
 use super::memory::Memory;
 use crate::args::{
-    self, Add, Attention, Checksum, Embed, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows,
-    SiluMul,
+    self, Add, Attention, Checksum, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable,
+    SelectRows, SiluMul,
 };
 use crate::kernels::Kernels;
 use crate::sim::SimDevice;
@@ -68,6 +68,7 @@ operations! {
     embed: Embed,
     rope_table: RopeTable,
     rms_norm: RmsNorm,
+    head_norm: HeadNorm,
     linear: Linear,
     rope: Rope,
     kv_write: KvWrite,
@@ -94,6 +95,10 @@ impl Op {
             Op::RmsNorm(RmsNorm { x, weight, out, .. }) => {
                 reads(&[x, weight.span]);
                 out
+            }
+            Op::HeadNorm(HeadNorm { qkv, query, key, .. }) => {
+                reads(&[query.span, key.span]);
+                qkv
             }
             Op::Linear(Linear { x, weight, bias, out, .. }) => {
                 reads(&[x, weight.span]);

@@ -48,6 +48,17 @@ pub(crate) struct RmsNorm<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
+/// See [`crate::args::HeadNorm`].
+pub(crate) struct HeadNorm<'a> {
+    pub(crate) qkv: &'a mut [f32],
+    pub(crate) query: Elements<'a>,
+    pub(crate) key: Elements<'a>,
+    pub(crate) eps: f32,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+}
+
 /// See [`crate::args::Linear`]; rows are `x.len() / k`.
 pub(crate) struct Linear<'a> {
     pub(crate) x: &'a [f32],

@@ -125,6 +125,24 @@ impl Kernels {
         }
     }
 
+    /// See [`args::HeadNorm`].
+    pub(crate) fn head_norm(&self, memory: &Memory, args: &args::HeadNorm) {
+        let view = View(memory);
+        let op = data::HeadNorm {
+            qkv: view.output(args.qkv),
+            query: view.weight(args.query),
+            key: view.weight(args.key),
+            eps: args.eps,
+            heads: args.heads as usize,
+            kv_heads: args.kv_heads as usize,
+            head_dim: args.head_dim as usize,
+        };
+        match &self.path {
+            Path::Reference => reference::head_norm(op),
+            Path::Fast(fast) => fast.head_norm(op),
+        }
+    }
+
     /// See [`args::Linear`].
     pub(crate) fn linear(&self, memory: &Memory, args: &args::Linear) {
         let view = View(memory);

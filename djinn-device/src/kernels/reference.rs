@@ -2,7 +2,7 @@
 //! every device is compared with.
 
 use super::data::{
-    Add, Attention, Embed, KvWrite, Linear, Part, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Add, Attention, Embed, HeadNorm, KvWrite, Linear, Part, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
 };
 use super::element::{Element, ElementsMut};
 use crate::RopeStyle;
@@ -36,6 +36,15 @@ pub(crate) fn rms_norm(op: RmsNorm<'_>) {
         for (i, out) in op.out[row].iter_mut().enumerate() {
             *out = (x[i] * scale * f64::from(op.weight.get(i))) as f32;
         }
+    }
+}
+
+pub(crate) fn head_norm(op: HeadNorm<'_>) {
+    let HeadNorm { qkv, query, key, eps, heads, kv_heads, head_dim: width } = op;
+    for row in qkv.chunks_exact_mut((heads + 2 * kv_heads) * width) {
+        let (queries, rest) = row.split_at_mut(heads * width);
+        rms_norm(RmsNorm { x: None, weight: query, eps, width, out: queries });
+        rms_norm(RmsNorm { x: None, weight: key, eps, width, out: &mut rest[..kv_heads * width] });
     }
 }
 

@@ -4,7 +4,7 @@ mod kernels;
 
 use super::Fast;
 use super::buffer::Shared;
-use super::data::{Add, Embed, KvWrite, Part, RmsNorm, Rope, RopeTable, SelectRows, SiluMul};
+use super::data::{Add, Embed, HeadNorm, KvWrite, Part, RmsNorm, Rope, RopeTable, SelectRows, SiluMul};
 use super::element::{Element, with_elements};
 use kernels::{AddRows, NormRows, RotateRows, SiluRows, WidenRow};
 
@@ -62,6 +62,19 @@ impl Fast {
                 out.copy_from_slice(&x[first * width..][..out.len()]);
             }
             self.isa.run(NormRows { x: out, weight: &weight, eps });
+        });
+    }
+
+    /// See [`crate::args::HeadNorm`].
+    pub(crate) fn head_norm(&self, op: HeadNorm<'_>) {
+        let HeadNorm { qkv, query, key, eps, heads, kv_heads, head_dim } = op;
+        let (query, key, width) = (query.to_vec(), key.to_vec(), (heads + 2 * kv_heads) * head_dim);
+        self.each_share(qkv, width, |_, rows| {
+            for row in rows.chunks_exact_mut(width) {
+                let (queries, rest) = row.split_at_mut(heads * head_dim);
+                self.isa.run(NormRows { x: queries, weight: &query, eps });
+                self.isa.run(NormRows { x: &mut rest[..kv_heads * head_dim], weight: &key, eps });
+            }
         });
     }
 

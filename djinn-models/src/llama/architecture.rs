@@ -9,11 +9,13 @@ pub(crate) enum Architecture {
     Mistral,
     /// Yang et al. 2024: Llama with biases on the projections of queries, keys and values.
     Qwen2,
+    /// Yang et al. 2025: Llama with a norm of each query and key head.
+    Qwen3,
 }
 
 impl Architecture {
-    pub(crate) const ALL: [Architecture; 3] =
-        [Architecture::Llama, Architecture::Mistral, Architecture::Qwen2];
+    pub(crate) const ALL: [Architecture; 4] =
+        [Architecture::Llama, Architecture::Mistral, Architecture::Qwen2, Architecture::Qwen3];
 
     /// Its name in `config.json`.
     pub(crate) const fn name(self) -> &'static str {
@@ -21,6 +23,7 @@ impl Architecture {
             Architecture::Llama => "LlamaForCausalLM",
             Architecture::Mistral => "MistralForCausalLM",
             Architecture::Qwen2 => "Qwen2ForCausalLM",
+            Architecture::Qwen3 => "Qwen3ForCausalLM",
         }
     }
 
@@ -30,6 +33,7 @@ impl Architecture {
             Architecture::Llama => "llama",
             Architecture::Mistral => "mistral",
             Architecture::Qwen2 => "qwen2",
+            Architecture::Qwen3 => "qwen3",
         }
     }
 
@@ -38,8 +42,13 @@ impl Architecture {
         match self {
             Architecture::Llama => 2048,
             Architecture::Mistral => 131_072,
-            Architecture::Qwen2 => 32_768,
+            Architecture::Qwen2 | Architecture::Qwen3 => 32_768,
         }
+    }
+
+    /// Whether each query and key head is normed before its rotation.
+    pub(crate) const fn norms_heads(self) -> bool {
+        matches!(self, Architecture::Qwen3)
     }
 
     /// All names, for messages.

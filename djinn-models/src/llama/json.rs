@@ -24,6 +24,10 @@ impl Config {
                 let attention = flag("attention_bias")?;
                 (attention, attention, flag("mlp_bias")?)
             }
+            Architecture::Qwen3 => {
+                let attention = flag("attention_bias")?;
+                (attention, attention, false)
+            }
             Architecture::Mistral => (false, false, false),
             Architecture::Qwen2 => (true, false, false),
         };
@@ -35,7 +39,7 @@ impl Config {
             num_hidden_layers: need("num_hidden_layers")?,
             num_attention_heads: need("num_attention_heads")?,
             num_key_value_heads: keys.u64("num_key_value_heads")?,
-            head_dim: keys.u64("head_dim")?,
+            head_dim: keys.u64("head_dim")?.or((architecture == Architecture::Qwen3).then_some(128)),
             vocab_size: need("vocab_size")?,
             max_position_embeddings: window(&keys, architecture)?
                 .map_or(context, |window| window.min(context)),
@@ -85,7 +89,7 @@ fn window(keys: &JsonKeys, architecture: Architecture) -> Result<Option<u64>> {
     let used = match architecture {
         Architecture::Llama => false,
         Architecture::Mistral => true,
-        Architecture::Qwen2 => keys.bool("use_sliding_window")?.unwrap_or(false),
+        Architecture::Qwen2 | Architecture::Qwen3 => keys.bool("use_sliding_window")?.unwrap_or(false),
     };
     match window.filter(|_| used) {
         Some(0) => Err(keys.error("sliding_window", "0 positions".to_owned())),

@@ -24,6 +24,8 @@ pub(crate) const QUERY: Name = Name("self_attn.q_proj", "attn_q");
 const KEY: Name = Name("self_attn.k_proj", "attn_k");
 const VALUE: Name = Name("self_attn.v_proj", "attn_v");
 pub(crate) const ATTENTION_OUT: Name = Name("self_attn.o_proj", "attn_output");
+const QUERY_NORM: Name = Name("self_attn.q_norm", "attn_q_norm");
+const KEY_NORM: Name = Name("self_attn.k_norm", "attn_k_norm");
 const MLP_NORM: Name = Name("post_attention_layernorm", "ffn_norm");
 const GATE: Name = Name("mlp.gate_proj", "ffn_gate");
 pub(crate) const UP: Name = Name("mlp.up_proj", "ffn_up");
@@ -77,9 +79,12 @@ pub(crate) fn weight_map(config: &Config, naming: Naming) -> WeightMap {
         put("attn.out", out, &[(ATTENTION_OUT, [d, q], stored)]);
         put("mlp.gate_up", mlp, &[(GATE, [f, d], stored), (UP, [f, d], stored)]);
         put("mlp.down", mlp, &[(DOWN, [d, f], stored)]);
-        for (value, name) in [("ln1", ATTENTION_NORM), ("ln2", MLP_NORM)] {
+        let head = u64::from(config.head_dim);
+        let of_heads = [("attn.q_norm", QUERY_NORM, head), ("attn.k_norm", KEY_NORM, head)];
+        let of_heads = of_heads.into_iter().filter(|_| config.architecture.norms_heads());
+        for (value, name, width) in of_heads.chain([("ln1", ATTENTION_NORM, d), ("ln2", MLP_NORM, d)]) {
             let tensor = naming.in_block(layer, name, "weight");
-            map.rows(&format!("blocks.{layer}.{value}.weight"), vec![Part::new(&tensor, &[d])]);
+            map.rows(&format!("blocks.{layer}.{value}.weight"), vec![Part::new(&tensor, &[width])]);
         }
     }
     map.rows("ln_final.weight", vec![Part::new(naming.top(FINAL_NORM), &[d])]);

@@ -94,6 +94,12 @@ fn members_of_the_family_differ_in_biases_and_windows() {
     assert_eq!((biases(&qwen), qwen.max_position_embeddings), ((true, false, false), 512));
     let used = json!({"sliding_window": 100, "use_sliding_window": true});
     assert_eq!(of(Architecture::Qwen2, used).unwrap().max_position_embeddings, 100);
+    let qwen3 = of(Architecture::Qwen3, json!({"attention_bias": true, "mlp_bias": true})).unwrap();
+    assert_eq!((biases(&qwen3), qwen3.head_dim), ((true, true, false), 128));
+    let graph = graph(&qwen3, "test", &|_| DType::F32).unwrap();
+    let normed =
+        graph.nodes.iter().filter(|node| matches!(node.op, Op::HeadNorm { heads: 4, kv_heads: 2, .. }));
+    assert_eq!(normed.count(), 2, "one in each block");
     let none = of(Architecture::Mistral, json!({"sliding_window": 0}));
     assert!(matches!(none, Err(Error::Config { key, .. }) if key == "sliding_window"));
     let untold = of(Architecture::Qwen2, json!({"max_position_embeddings": null})).unwrap();

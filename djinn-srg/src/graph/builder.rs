@@ -147,6 +147,28 @@ impl GraphBuilder {
         self.push(name, Op::Linear, vec![x], weights, dim, n)
     }
 
+    /// RMSNorm of each query head by `query[head_dim]` and of each key head by `key[head_dim]`, in place.
+    pub fn head_norm(
+        &mut self,
+        name: &str,
+        qkv: ValueId,
+        [query, key]: [ValueId; 2],
+        heads: u32,
+        eps: f32,
+    ) -> Result<()> {
+        let Heads { kv_heads, head_dim, .. } = self.heads(name, qkv, heads)?;
+        for weight in [query, key] {
+            self.expect(name, "norm weight", self.graph.value(weight).matrix(), [head_dim.into(), 1])?;
+        }
+        self.push_into(
+            name,
+            Op::HeadNorm { heads, kv_heads, head_dim, eps },
+            vec![qkv],
+            vec![query, key],
+            qkv,
+        )
+    }
+
     /// Rotates `qkv` in place by `table`.
     pub fn rope(
         &mut self,

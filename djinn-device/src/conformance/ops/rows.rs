@@ -1,7 +1,7 @@
 //! Checks of the operations on rows.
 
 use super::rig::{DTYPES, Rig, Stored, same_bits};
-use crate::args::{Add, Checksum, Embed, RmsNorm, Rope, RopeTable, SelectRows, SiluMul, Weight};
+use crate::args::{Add, Checksum, Embed, HeadNorm, RmsNorm, Rope, RopeTable, SelectRows, SiluMul, Weight};
 use crate::kernels::{data, reference};
 use crate::{DType, Ops, RopeStyle, Span};
 
@@ -251,6 +251,66 @@ pub(super) fn rotations_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
             let part = first * heads.width()..end * heads.width();
             let got = heads.run(rig, &x[part.clone()], &table[first * heads.rotary..end * heads.rotary]);
             same_bits(&format!("rows {first}+{count} of rope"), &got, &all[part]);
+        }
+    }
+}
+
+/// `head_norm` on the device, by `weights` of queries and keys.
+fn head_norm<D: Ops>(rig: &mut Rig<D>, heads: Heads, x: &[f32], weights: &[Stored; 2]) -> Vec<f32> {
+    let qkv = rig.upload(x);
+    let args = HeadNorm {
+        qkv,
+        query: rig.weight(&weights[0]),
+        key: rig.weight(&weights[1]),
+        eps: 1e-6,
+        heads: heads.heads as u32,
+        kv_heads: heads.kv_heads as u32,
+        head_dim: heads.dim as u32,
+        rows: (x.len() / heads.width()) as u32,
+    };
+    args.check();
+    rig.enqueued(rig.device.head_norm(rig.stream, &args));
+    let got = rig.download(qkv);
+    rig.free_all();
+    got
+}
+
+pub(super) fn normalises_heads<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in DTYPES {
+        for (i, heads) in all_heads().into_iter().take(4).enumerate() {
+            let rows = [1, 2, 7, 33][i % 4];
+            let x = rig.random.floats(rows * heads.width());
+            let weights = [(); 2].map(|()| Stored::round(&rig.random.floats(heads.dim), dtype));
+            let mut want = x.clone();
+            reference::head_norm(data::HeadNorm {
+                qkv: &mut want,
+                query: weights[0].elements(),
+                key: weights[1].elements(),
+                eps: 1e-6,
+                heads: heads.heads,
+                kv_heads: heads.kv_heads,
+                head_dim: heads.dim,
+            });
+            let got = head_norm(rig, heads, &x, &weights);
+            let name = format!("head_norm {rows} rows, heads of {} {}", heads.dim, dtype.name());
+            rig.compare(&name, &got, &want, dtype);
+            let values = (heads.heads + heads.kv_heads) * heads.dim;
+            for (got, x) in got.chunks(heads.width()).zip(x.chunks(heads.width())) {
+                same_bits(&format!("values of {name}"), &got[values..], &x[values..]);
+            }
+        }
+    }
+}
+
+pub(super) fn head_norms_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
+    for heads in all_heads().into_iter().take(4) {
+        let x = rig.random.floats(33 * heads.width());
+        let weights = [(); 2].map(|()| Stored::round(&rig.random.floats(heads.dim), DType::BF16));
+        let all = head_norm(rig, heads, &x, &weights);
+        for (first, count) in PARTS {
+            let part = first * heads.width()..(first + count) * heads.width();
+            let got = head_norm(rig, heads, &x[part.clone()], &weights);
+            same_bits(&format!("rows {first}+{count} of head_norm"), &got, &all[part]);
         }
     }
 }
