@@ -51,7 +51,7 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
     let source = Arc::new(SyntheticSource::new(&graph, &config, seed, dtype));
     Ok(Model {
         name: full_name,
-        architecture: llama::Architecture::Llama.name().to_owned(),
+        architecture: config.architecture.name().to_owned(),
         graph,
         source,
         tokenizer: None,

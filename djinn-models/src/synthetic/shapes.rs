@@ -1,7 +1,7 @@
 //! The shapes that synthetic models have, and the changes that a name can ask for.
 
 use super::PREFIX;
-use crate::llama::{Config, JSON_KEYS, RawConfig, RopeScaling};
+use crate::llama::{Architecture, Config, JSON_KEYS, RawConfig, RopeScaling};
 use crate::{Error, Result};
 use djinn_srg::DType;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ pub(super) struct Request {
 /// A known model's sizes.
 struct Shape {
     name: &'static str,
+    architecture: Architecture,
     layers: u64,
     hidden: u64,
     intermediate: u64,
@@ -35,6 +36,7 @@ struct Shape {
 
 const LLAMA_2: Shape = Shape {
     name: "llama-2-7b",
+    architecture: Architecture::Llama,
     layers: 32,
     hidden: 4096,
     intermediate: 11008,
@@ -119,12 +121,44 @@ const SHAPES: &[Shape] = &[
         tied: true,
         ..LLAMA_3
     },
+    Shape {
+        name: "mistral-7b",
+        architecture: Architecture::Mistral,
+        vocab: 32_768,
+        context: 32_768,
+        theta: 1e6,
+        ..LLAMA_3
+    },
+    Shape {
+        name: "qwen2.5-7b",
+        architecture: Architecture::Qwen2,
+        layers: 28,
+        hidden: 3584,
+        intermediate: 18_944,
+        heads: 28,
+        kv_heads: 4,
+        vocab: 152_064,
+        context: 32_768,
+        theta: 1e6,
+        ..LLAMA_3
+    },
+    Shape {
+        name: "qwen3-8b",
+        architecture: Architecture::Qwen3,
+        layers: 36,
+        intermediate: 12_288,
+        vocab: 151_936,
+        context: 40_960,
+        theta: 1e6,
+        ..LLAMA_3
+    },
     TINY,
     Shape { name: "tiny-gqa", kv_heads: 2, ..TINY },
     Shape { name: "tiny-mqa", kv_heads: 1, ..TINY },
     Shape { name: "tiny-tied", tied: true, ..TINY },
     Shape { name: "tiny-bias", bias: true, ..TINY },
     Shape { name: "tiny-1layer", layers: 1, ..TINY },
+    Shape { name: "tiny-qwen3", architecture: Architecture::Qwen3, kv_heads: 2, ..TINY },
 ];
 
 /// The shapes' names.
@@ -177,7 +211,7 @@ pub(super) fn parse(name: &str) -> Result<Request> {
 
 fn raw_config(shape: &Shape) -> RawConfig {
     RawConfig {
-        architecture: crate::llama::Architecture::Llama,
+        architecture: shape.architecture,
         hidden_size: shape.hidden,
         intermediate_size: shape.intermediate,
         num_hidden_layers: shape.layers,
@@ -198,7 +232,7 @@ fn raw_config(shape: &Shape) -> RawConfig {
             },
         },
         tie_word_embeddings: shape.tied,
-        qkv_bias: shape.bias,
+        qkv_bias: shape.bias || shape.architecture == Architecture::Qwen2,
         out_bias: shape.bias,
         mlp_bias: shape.bias,
     }

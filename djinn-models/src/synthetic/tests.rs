@@ -41,6 +41,9 @@ fn known_models_have_their_published_sizes() {
         ("llama-3.1-8b", 8_030_261_248, DType::BF16),
         ("llama-3-70b", 70_553_706_496, DType::BF16),
         ("llama-3.2-1b", 1_235_814_400, DType::BF16),
+        ("mistral-7b", 7_248_023_552, DType::BF16),
+        ("qwen2.5-7b", 7_615_616_512, DType::BF16),
+        ("qwen3-8b", 8_190_735_360, DType::BF16),
         ("smollm2-135m", 134_515_008, DType::BF16),
     ];
     for (name, parameters, dtype) in sizes {
