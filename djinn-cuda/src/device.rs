@@ -18,6 +18,9 @@ use std::time::Duration;
 /// takes for streams.
 const LATE_BYTES: u64 = 32 << 20;
 
+/// The driver's code for it (`CUDA_ERROR_OUT_OF_MEMORY`).
+const OUT_OF_MEMORY: i32 = 2;
+
 /// Held while a device is made, so that what the first one measures is its own.
 static MAKING: Mutex<()> = Mutex::new(());
 
@@ -241,7 +244,11 @@ impl Device for CudaDevice {
         self.enter()?;
         let all = self.streams.borrow();
         let raw = streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();
-        let failed = |error| self.lose(&error);
+        // A graph needs a little memory of the card; without it the device is as sound as before.
+        let failed = |error: Error| match error {
+            Error::Driver { code, .. } if code == OUT_OF_MEMORY => error.refused("a captured pass"),
+            error => self.lose(&error),
+        };
         self.rounded.set(None);
         let captured = self.captures.capture((streams, &raw), work, || self.events.end_capture(), failed);
         self.rounded.set(None);

@@ -43,6 +43,8 @@ pub struct SimConfig {
     pub fail_copy_at: Option<u64>,
     /// The `wait` that is ignored.
     pub drop_wait_at: Option<u64>,
+    /// The `capture` that is refused, after its work.
+    pub fail_capture_at: Option<u64>,
     /// Speed of copies between host and device, each way, in virtual time.
     pub link_bytes_per_second: f64,
     /// Speed of everything else: bytes that it moves in virtual time.
@@ -64,6 +66,7 @@ impl Default for SimConfig {
             fail_alloc_at: None,
             fail_copy_at: None,
             drop_wait_at: None,
+            fail_capture_at: None,
             link_bytes_per_second: 25e9,
             memory_bytes_per_second: 2e12,
             launch_overhead: Duration::from_micros(2),
@@ -81,6 +84,8 @@ pub struct SimCalls {
     pub copies: u64,
     /// Calls of `wait`.
     pub waits: u64,
+    /// Calls of `capture`.
+    pub captures: u64,
 }
 
 /// A device that obeys the letter of [`Device`] and nothing more.
@@ -298,7 +303,12 @@ impl Device for SimDevice {
         self.tapes.borrow_mut().begin(streams, joints);
         let outcome = work();
         let tape = self.tapes.borrow_mut().end();
-        outcome.map(|()| self.tapes.borrow_mut().store(tape))
+        outcome?;
+        if self.count(|calls| &mut calls.captures, self.config.fail_capture_at) {
+            let reason = "as planned".to_owned();
+            return Err(Error::Resource { what: "a capture", reason }.into());
+        }
+        Ok(self.tapes.borrow_mut().store(tape))
     }
 
     fn replay(&self, capture: Capture) -> Result<()> {

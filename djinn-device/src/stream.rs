@@ -124,7 +124,8 @@ pub trait Device: Send {
     /// the capture is dropped, since a replay starts after everything before it.
     ///
     /// # Errors
-    /// Those of `work`, and the device's; nothing is kept then.
+    /// Those of `work`, and the device's; nothing is kept then. [`Error::Resource`] says that the device is sound
+    /// but has no room for the capture.
     ///
     /// # Panics
     /// If the device does not capture ([`DeviceInfo::captures`]) or `streams` is empty.

@@ -266,8 +266,18 @@ impl<D: Ops> Engine<D> {
         let work = Work { device: &self.device, compute: self.compute, graph: &self.graph, plan: &self.plan };
         let memory = self.memory.as_mut().expect("loaded");
         let (done, rows) = (self.done, key.rows);
-        let capture =
-            work.device.capture(&[work.compute, copies], || work.enqueue(memory, None, rows, done))?;
+        let captured =
+            work.device.capture(&[work.compute, copies], || work.enqueue(memory, None, rows, done));
+        let capture = match captured {
+            Err(Error::Device(djinn_device::Error::Resource { .. })) => {
+                // No room for it. From now on passes are enqueued.
+                memory.text.withdrawn(key.phase);
+                self.device.sync(self.compute)?;
+                self.replays.take().expect("a pass is captured to be replayed").free(&self.device);
+                return self.enqueue(rows);
+            }
+            captured => captured?,
+        };
         let end = memory.text.phase();
         let replays = self.replays.as_mut().expect("a pass is captured to be replayed");
         if let Some(evicted) = replays.keep(key, capture, end) {

@@ -175,6 +175,11 @@ impl TextSegment {
         self.streamer.phase()
     }
 
+    /// The work of a pass that began at `start` was captured but will not run.
+    pub fn withdrawn(&mut self, start: Phase) {
+        self.streamer.withdrawn(start);
+    }
+
     /// A replay enqueued what a pass from the present phase to `end` would have.
     pub fn replayed(&mut self, end: Phase) {
         self.streamer.replayed(end);

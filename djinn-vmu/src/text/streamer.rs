@@ -277,6 +277,15 @@ impl Streamer {
         self.waited = self.released - end.unwaited;
     }
 
+    /// A pass from `start` was told to the streamer but never enqueued.
+    pub(crate) fn withdrawn(&mut self, start: Phase) {
+        let slots = self.slots.len() as u64;
+        self.acquired -= slots;
+        self.released -= slots;
+        self.copied = self.acquired + start.ahead;
+        self.waited = self.released - start.unwaited;
+    }
+
     pub(crate) fn end_pass<D: Device>(&mut self, device: &D) -> Result<PassStats> {
         let slots = self.slots.len() as u64;
         let pass = self.passes;
