@@ -257,6 +257,80 @@ typedef struct djinn_select_rows_args {
 } djinn_select_rows_args;
 int djinn_select_rows(const djinn_select_rows_args *args, void *stream);
 
+/* out[r] = the first index of the greatest element of x[r, :], NaN never; the first index that is no NaN, or 0. */
+typedef struct djinn_argmax_args {
+    const float *x; /* [rows, width] */
+    uint32_t *out;  /* [rows] */
+    uint32_t width;
+    uint32_t rows;
+} djinn_argmax_args;
+int djinn_argmax(const djinn_argmax_args *args, void *stream);
+
+/*
+ * Page dst_pages[i] of dst = page src_pages[i] of src, for i in 0 .. count; page i where there is no list. Either
+ * side may lie in pinned host memory. Which of two writes to one page stays is not said.
+ */
+typedef struct djinn_copy_pages_args {
+    const void *src;
+    void *dst;
+    const uint32_t *src_pages; /* [count], or null */
+    const uint32_t *dst_pages; /* [count], or null */
+    uint64_t page_bytes;       /* a multiple of 16 */
+    uint32_t count;
+} djinn_copy_pages_args;
+int djinn_copy_pages(const djinn_copy_pages_args *args, void *stream);
+
+/*
+ * ids[r, :] = the top_k greatest of logits[r, :], in descending order, the lower id first among equals; weights are
+ * the softmax over all experts at these, divided by their sum if `renormalise`. A NaN is chosen as minus infinity
+ * would be; it, and a greatest logit that is infinite, make the row's weights NaN.
+ */
+typedef struct djinn_route_args {
+    const float *logits; /* [rows, experts] */
+    float *weights;      /* [rows, top_k] */
+    uint32_t *ids;       /* [rows, top_k] */
+    uint32_t experts;    /* up to 1024 */
+    uint32_t top_k;      /* up to 16, and to experts */
+    uint32_t renormalise;
+    uint32_t rows;
+} djinn_route_args;
+int djinn_route(const djinn_route_args *args, void *stream);
+
+/* order[starts[e] .. starts[e + 1]] = the slots whose id is e, ascending. Ids are below experts. */
+typedef struct djinn_group_args {
+    const uint32_t *ids; /* [slots] */
+    uint32_t *order;     /* [slots] */
+    uint32_t *starts;    /* [experts + 1] */
+    uint32_t experts;    /* up to 1024 */
+    uint32_t slots;
+} djinn_group_args;
+int djinn_group(const djinn_group_args *args, void *stream);
+
+/*
+ * djinn_linear for the slots of one expert, those of order[starts[expert] .. starts[expert + 1]]: row s of out from
+ * row s / slots_per_row of x, with the bits of djinn_linear for that row. Other rows of out are left alone; without
+ * slots no weight is read. linear.rows is the number of all slots, and so of rows of out; there is no bias.
+ */
+typedef struct djinn_expert_linear_args {
+    djinn_linear_args linear;
+    const uint32_t *order;  /* [linear.rows] */
+    const uint32_t *starts; /* of at least expert + 2 */
+    uint32_t expert;
+    uint32_t slots_per_row;
+} djinn_expert_linear_args;
+int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream);
+
+/* out[r, :] = sum over j of weights[r, j] y[r top_k + j, :]. */
+typedef struct djinn_combine_args {
+    const float *y;       /* [rows top_k, width] */
+    const float *weights; /* [rows, top_k] */
+    float *out;           /* [rows, width] */
+    uint32_t top_k;
+    uint32_t width;
+    uint32_t rows;
+} djinn_combine_args;
+int djinn_combine(const djinn_combine_args *args, void *stream);
+
 /*
  * out = the wrapping sum, over the 32-bit little-endian words w of src (the last one padded with zeros), of
  * mix(w ^ mix(index)), where mix is SplitMix64's finaliser. Two operations on the stream: out is cleared first.

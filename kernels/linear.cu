@@ -3,6 +3,14 @@
  * Shapes: x f32 [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * CPU reference: djinn-device, kernels/reference.rs, `linear`.
  *
+ * expert_linear: the same, bit for bit, for the rows s of out that order[starts[expert] .. starts[expert + 1]]
+ * lists, from rows s / slots_per_row of x.
+ * Shapes: x f32 [slots / slots_per_row, k], weight [n, k], order u32 [slots], starts u32 [_], out f32
+ * [slots, out_width].
+ * Launch: as below, and y over groups of 16 slots, of which there may be as many as there are slots: most are
+ * empty, and their blocks end at once. So no block reads weights before the previous kernel is done.
+ * CPU reference: djinn-device, kernels/reference/routing.rs, `expert_linear`.
+ *
  * Meant for up to 16 rows, where the time is that of reading the weight; more rows take a launch for each 16.
  *
  * f16 and bf16 with k a multiple of 64: tensor cores. x is split into a sum of two numbers of the weight's type,
@@ -29,6 +37,9 @@ constexpr unsigned WARPS = 8;
 constexpr unsigned THREADS = 32 * WARPS;
 constexpr unsigned MOST_ROWS = 16;
 
+/* Of the tensor kernels. */
+constexpr unsigned TENSOR_THREADS = 512;
+
 __device__ __forceinline__ float bias_of(const djinn_linear_args &a, unsigned j) {
     if (a.bias == nullptr) {
         return 0;
@@ -38,6 +49,36 @@ __device__ __forceinline__ float bias_of(const djinn_linear_args &a, unsigned j)
     case DJINN_F16: return widen(static_cast<const f16 *>(a.bias)[j]);
     default: return widen(static_cast<const bf16 *>(a.bias)[j]);
     }
+}
+
+/* Rows of x and of out: one after another. */
+struct InOrder {
+    static constexpr bool ROUTED = false;
+    const djinn_linear_args &a;
+
+    __device__ __forceinline__ unsigned count() const { return a.rows; }
+    __device__ __forceinline__ unsigned in(unsigned i) const { return i; }
+    __device__ __forceinline__ unsigned out(unsigned i) const { return i; }
+};
+
+/* Rows of x and of out: those of up to 16 slots of an expert. */
+struct Routed {
+    static constexpr bool ROUTED = true;
+    unsigned slot_count;
+    const uint32_t *slots;
+    unsigned slots_per_row;
+
+    __device__ __forceinline__ unsigned count() const { return slot_count; }
+    /* Past the last one, the last. */
+    __device__ __forceinline__ unsigned in(unsigned i) const { return slots[min(i, slot_count - 1)] / slots_per_row; }
+    __device__ __forceinline__ unsigned out(unsigned i) const { return slots[i]; }
+};
+
+/* The group of this block, once the previous kernel is done; perhaps of no slot. */
+__device__ __forceinline__ Routed group_of(const djinn_expert_linear_args &a) {
+    enter();
+    const unsigned first = a.starts[a.expert] + blockIdx.y * MOST_ROWS, end = a.starts[a.expert + 1];
+    return {first < end ? min(end - first, MOST_ROWS) : 0, a.order + first, a.slots_per_row};
 }
 
 /* Two f32 as a pair of T. */
@@ -86,9 +127,9 @@ template <typename T> __device__ __forceinline__ void multiply(float (&sum)[4], 
 DJINN_MULTIPLY(f16, "f16")
 DJINN_MULTIPLY(bf16, "bf16")
 
-/* Up to 8 UNITS rows of the weight by up to 8 TILES rows of x. */
-template <typename T, unsigned UNITS, unsigned TILES> struct Tensor {
-    static constexpr unsigned WARPS = 16, THREADS = 32 * WARPS;
+/* Up to 8 UNITS rows of the weight by up to 8 TILES rows of x, which `Rows` finds. */
+template <typename T, unsigned UNITS, unsigned TILES, typename Rows> struct Tensor {
+    static constexpr unsigned THREADS = TENSOR_THREADS, WARPS = THREADS / 32;
     /* Columns of a run, its 16-byte chunks, and its parts of 32 columns, from which a lane takes 8. */
     static constexpr unsigned RUN = 64, CHUNKS = RUN / 8, PARTS = RUN / 32;
     /* Of the 8 rows of a piece, those that the lanes copy at once. */
@@ -154,14 +195,17 @@ template <typename T, unsigned UNITS, unsigned TILES> struct Tensor {
     struct Columns {
         float4 at[PARTS][TILES][2];
 
-        __device__ __forceinline__ void load(const djinn_linear_args &a, unsigned column, unsigned row, bool inside) {
+        /* `from` are the lane's rows of x in each tile. */
+        __device__ __forceinline__ void load(const djinn_linear_args &a, const Rows &rows,
+                                             const unsigned (&from)[TILES], unsigned column, unsigned row,
+                                             bool inside) {
 #pragma unroll
             for (unsigned part = 0; part < PARTS; ++part) {
 #pragma unroll
                 for (unsigned tile = 0; tile < TILES; ++tile) {
                     at[part][tile][0] = at[part][tile][1] = make_float4(0, 0, 0, 0);
-                    if (inside && row + 8 * tile < a.rows) {
-                        const float *x = a.x + size_t(row + 8 * tile) * a.k + column + part * 32;
+                    if (inside && row + 8 * tile < rows.count()) {
+                        const float *x = a.x + size_t(from[tile]) * a.k + column + part * 32;
                         at[part][tile][0] = *reinterpret_cast<const float4 *>(x);
                         at[part][tile][1] = *reinterpret_cast<const float4 *>(x + 4);
                     }
@@ -170,32 +214,41 @@ template <typename T, unsigned UNITS, unsigned TILES> struct Tensor {
         }
     };
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, unsigned share) {
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Rows &rows, unsigned share) {
         extern __shared__ uint4 shared[];
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
         /* The last block ends with the weight, and may compute rows of the one before as well, to the same bits. */
         const unsigned first = min(blockIdx.x * share, a.n - share);
         const unsigned all_runs = a.k / RUN, runs = all_runs > warp ? (all_runs - warp + WARPS - 1) / WARPS : 0;
         uint4 *ring = shared + warp * PIECES * PIECE;
-        release_next();
+        if constexpr (!Rows::ROUTED) {
+            release_next();
+        }
         Fetcher fetcher(a, ring, first, share, warp, lane, runs);
 #pragma unroll
         for (unsigned i = 0; i + 1 < PIECES; ++i) {
             fetcher.fetch(i % UNITS, i);
         }
-        await_previous();
+        if constexpr (!Rows::ROUTED) {
+            await_previous();
+        }
 
+        unsigned from[TILES];
+#pragma unroll
+        for (unsigned tile = 0; tile < TILES; ++tile) {
+            from[tile] = rows.in(group + 8 * tile);
+        }
         float sums[UNITS][TILES][4] = {};
         const auto column_of = [&](unsigned i) { return (i * WARPS + warp) * RUN + quad * 8; };
         /* One tile leaves registers to load x a run ahead. */
         constexpr bool AHEAD = TILES == 1;
         Columns x;
         if (AHEAD) {
-            x.load(a, column_of(0), group, runs > 0);
+            x.load(a, rows, from, column_of(0), group, runs > 0);
         }
         for (unsigned i = 0, slot = 0; i < runs; ++i) {
             if (!AHEAD) {
-                x.load(a, column_of(i), group, true);
+                x.load(a, rows, from, column_of(i), group, true);
             }
             Split parts[PARTS][TILES][2];
 #pragma unroll
@@ -207,7 +260,7 @@ template <typename T, unsigned UNITS, unsigned TILES> struct Tensor {
                 }
             }
             if (AHEAD) {
-                x.load(a, column_of(i + 1), group, i + 1 < runs);
+                x.load(a, rows, from, column_of(i + 1), group, i + 1 < runs);
             }
 #pragma unroll
             for (unsigned unit = 0; unit < UNITS; ++unit) {
@@ -232,12 +285,13 @@ template <typename T, unsigned UNITS, unsigned TILES> struct Tensor {
             }
         }
         wait_copies<0>();
-        reduce(a, reinterpret_cast<float *>(shared), sums, first, share);
+        reduce(a, rows, reinterpret_cast<float *>(shared), sums, first, share);
     }
 
     /* Adds the warps' sums and stores them. They take the place of the weights. */
-    static __device__ __forceinline__ void reduce(const djinn_linear_args &a, float *shared,
-                                                  const float (&sums)[UNITS][TILES][4], unsigned first, unsigned rows) {
+    static __device__ __forceinline__ void reduce(const djinn_linear_args &a, const Rows &rows, float *shared,
+                                                  const float (&sums)[UNITS][TILES][4], unsigned first,
+                                                  unsigned share) {
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
         auto &parts = *reinterpret_cast<float(*)[WARPS][COLUMNS][ROWS]>(shared);
         __syncthreads();
@@ -254,9 +308,9 @@ template <typename T, unsigned UNITS, unsigned TILES> struct Tensor {
             }
         }
         __syncthreads();
-        for (unsigned i = threadIdx.x; i < a.rows * ROWS; i += THREADS) {
+        for (unsigned i = threadIdx.x; i < rows.count() * ROWS; i += THREADS) {
             const unsigned column = i / ROWS, row = i % ROWS;
-            if (row >= rows) {
+            if (row >= share) {
                 continue;
             }
             float sum = parts[0][column][row];
@@ -265,26 +319,33 @@ template <typename T, unsigned UNITS, unsigned TILES> struct Tensor {
                 sum += parts[other][column][row];
             }
             const unsigned j = first + row;
-            a.out[size_t(column) * a.out_width + a.out_column + j] = sum + bias_of(a, j);
+            a.out[size_t(rows.out(column)) * a.out_width + a.out_column + j] = sum + bias_of(a, j);
         }
     }
 };
 
 /* Up to ROWS rows of x; elements are read N at once, and k is a multiple of N. */
-template <typename T, unsigned N, unsigned ROWS> __device__ void linear_plain(const djinn_linear_args &a) {
-    enter();
+template <typename T, unsigned N, unsigned ROWS, typename Rows>
+__device__ __forceinline__ void linear_plain(const djinn_linear_args &a, const Rows &rows) {
     const unsigned lane = threadIdx.x % 32, j = blockIdx.x * WARPS + threadIdx.x / 32;
     if (j >= a.n) {
         return;
     }
     const T *weight = static_cast<const T *>(a.weight) + size_t(j) * a.k;
+    unsigned from[ROWS];
+#pragma unroll
+    for (unsigned r = 0; r < ROWS; ++r) {
+        from[r] = rows.in(min(r, rows.count() - 1));
+    }
     float sums[ROWS] = {};
 #pragma unroll 4
     for (unsigned at = lane * N; at < a.k; at += 32 * N) {
         const auto w = load<T, N>(weight + at);
 #pragma unroll
         for (unsigned r = 0; r < ROWS; ++r) {
-            const auto x = load<float, N>(a.x + size_t(min(r, a.rows - 1)) * a.k + at);
+            /* Rows in order are not worth registers. */
+            const unsigned row = Rows::ROUTED ? from[r] : min(r, rows.count() - 1);
+            const auto x = load<float, N>(a.x + size_t(row) * a.k + at);
 #pragma unroll
             for (unsigned i = 0; i < N; ++i) {
                 sums[r] = __fmaf_rn(widen(w.at[i]), x.at[i], sums[r]);
@@ -295,8 +356,8 @@ template <typename T, unsigned N, unsigned ROWS> __device__ void linear_plain(co
 #pragma unroll
     for (unsigned r = 0; r < ROWS; ++r) {
         const float sum = warp_sum(sums[r]);
-        if (lane == 0 && r < a.rows) {
-            a.out[size_t(r) * a.out_width + a.out_column + j] = sum + bias;
+        if (lane == 0 && r < rows.count()) {
+            a.out[size_t(rows.out(r)) * a.out_width + a.out_column + j] = sum + bias;
         }
     }
 }
@@ -305,9 +366,18 @@ template <typename T, unsigned N, unsigned ROWS> __device__ void linear_plain(co
 
 #define DJINN_TENSOR(suffix, T)                                                                              \
     template <unsigned UNITS, unsigned TILES>                                                                \
-    __global__ void __launch_bounds__(djinn::Tensor<T, UNITS, TILES>::THREADS)                              \
+    __global__ void __launch_bounds__(djinn::TENSOR_THREADS)                                                 \
         djinn_linear_tensor_##suffix(const __grid_constant__ djinn_linear_args a, unsigned share) {          \
-        djinn::Tensor<T, UNITS, TILES>::run(a, share);                                                       \
+        djinn::Tensor<T, UNITS, TILES, djinn::InOrder>::run(a, {a}, share);                             \
+    }                                                                                                        \
+    template <unsigned UNITS, unsigned TILES>                                                                \
+    __global__ void __launch_bounds__(djinn::TENSOR_THREADS)                                                 \
+        djinn_expert_linear_tensor_##suffix(const __grid_constant__ djinn_expert_linear_args a,              \
+                                            unsigned share) {                                                \
+        const djinn::Routed rows = djinn::group_of(a);                                                       \
+        if (rows.count() > 0) {                                                                                \
+            djinn::Tensor<T, UNITS, TILES, djinn::Routed>::run(a.linear, rows, share);                       \
+        }                                                                                                    \
     }
 DJINN_TENSOR(f16, djinn::f16)
 DJINN_TENSOR(bf16, djinn::bf16)
@@ -316,43 +386,72 @@ DJINN_TENSOR(bf16, djinn::bf16)
     template <unsigned N, unsigned ROWS>                                                                     \
     __global__ void __launch_bounds__(djinn::THREADS)                                                        \
         djinn_linear_##suffix(const __grid_constant__ djinn_linear_args a) {                                 \
-        djinn::linear_plain<T, N, ROWS>(a);                                                                  \
+        djinn::enter();                                                                                      \
+        djinn::linear_plain<T, N, ROWS, djinn::InOrder>(a, {a});                                        \
+    }                                                                                                        \
+    template <unsigned N, unsigned ROWS>                                                                     \
+    __global__ void __launch_bounds__(djinn::THREADS)                                                        \
+        djinn_expert_linear_##suffix(const __grid_constant__ djinn_expert_linear_args a) {                   \
+        const djinn::Routed rows = djinn::group_of(a);                                                       \
+        if (rows.count() > 0) {                                                                                \
+            djinn::linear_plain<T, N, ROWS, djinn::Routed>(a.linear, rows);                                  \
+        }                                                                                                    \
     }
 DJINN_FOR_DTYPES(DJINN_KERNEL)
 
 namespace djinn {
 
-using Kernel = void (*)(djinn_linear_args);
+/* What a launch needs besides its arguments: sizes, of which `rows` choose the kernel, and the grid's height. */
+struct Plan {
+    const djinn_linear_args &sizes;
+    unsigned groups;
+};
 
-/* The one for a number of rows up to 16. */
+/* The kernel for up to 16 rows. */
 #define DJINN_BY_ROWS(kernel, n, rows)                                                                       \
-    ((rows) <= 1   ? Kernel(kernel<n, 1>)                                                                    \
-     : (rows) <= 2 ? Kernel(kernel<n, 2>)                                                                    \
-     : (rows) <= 4 ? Kernel(kernel<n, 4>)                                                                    \
-     : (rows) <= 8 ? Kernel(kernel<n, 8>)                                                                    \
-                   : Kernel(kernel<n, 16>))
+    ((rows) <= 1   ? kernel<n, 1>                                                                            \
+     : (rows) <= 2 ? kernel<n, 2>                                                                            \
+     : (rows) <= 4 ? kernel<n, 4>                                                                            \
+     : (rows) <= 8 ? kernel<n, 8>                                                                            \
+                   : kernel<n, 16>)
 
-/* The plain kernel for a dtype, a number of columns and a number of rows. */
-Kernel plain_kernel(const djinn_linear_args &a) {
-    switch (a.weight_dtype) {
-    case DJINN_F32:
-        return a.k % 4 == 0 ? DJINN_BY_ROWS(djinn_linear_f32, 4, a.rows) : DJINN_BY_ROWS(djinn_linear_f32, 1, a.rows);
-    case DJINN_F16: return DJINN_BY_ROWS(djinn_linear_f16, 1, a.rows);
-    case DJINN_BF16: return DJINN_BY_ROWS(djinn_linear_bf16, 1, a.rows);
-    default: return nullptr;
+/* The plain kernel `name` for a dtype, a number of columns and a number of rows. */
+#define DJINN_PLAIN(name, a)                                                                                 \
+    switch ((a).weight_dtype) {                                                                              \
+    case DJINN_F32:                                                                                          \
+        return (a).k % 4 == 0 ? DJINN_BY_ROWS(name##_f32, 4, (a).rows) : DJINN_BY_ROWS(name##_f32, 1, (a).rows); \
+    case DJINN_F16: return DJINN_BY_ROWS(name##_f16, 1, (a).rows);                                           \
+    case DJINN_BF16: return DJINN_BY_ROWS(name##_bf16, 1, (a).rows);                                         \
+    default: return nullptr;                                                                                 \
+    }
+
+/* By the arguments' type: in order, or routed. */
+template <typename Args> using PlainKernel = void (*)(Args);
+template <typename Args> using TensorKernel = void (*)(Args, unsigned);
+
+template <typename Args> PlainKernel<Args> plain_kernel(const djinn_linear_args &a);
+template <> PlainKernel<djinn_linear_args> plain_kernel<djinn_linear_args>(const djinn_linear_args &a) {
+    DJINN_PLAIN(djinn_linear, a)
+}
+template <> PlainKernel<djinn_expert_linear_args> plain_kernel<djinn_expert_linear_args>(const djinn_linear_args &a) {
+    DJINN_PLAIN(djinn_expert_linear, a)
+}
+
+template <typename T, unsigned UNITS, unsigned TILES, typename Args> TensorKernel<Args> tensor_kernel() {
+    constexpr bool HALF = std::is_same_v<T, f16>;
+    if constexpr (std::is_same_v<Args, djinn_linear_args>) {
+        return HALF ? djinn_linear_tensor_f16<UNITS, TILES> : djinn_linear_tensor_bf16<UNITS, TILES>;
+    } else {
+        return HALF ? djinn_expert_linear_tensor_f16<UNITS, TILES> : djinn_expert_linear_tensor_bf16<UNITS, TILES>;
     }
 }
 
 /* Launches the tensor kernel for a number of units and tiles. */
-template <typename T, unsigned UNITS, unsigned TILES>
-int launch_tensor(const djinn_linear_args &a, unsigned share, void *stream) {
-    void (*kernel)(djinn_linear_args, unsigned);
-    if constexpr (std::is_same_v<T, f16>) {
-        kernel = djinn_linear_tensor_f16<UNITS, TILES>;
-    } else {
-        kernel = djinn_linear_tensor_bf16<UNITS, TILES>;
-    }
-    using Kind = Tensor<T, UNITS, TILES>;
+template <typename T, unsigned UNITS, unsigned TILES, typename Args>
+int launch_tensor(const Args &args, const Plan &plan, unsigned share, void *stream) {
+    /* Memory and threads do not depend on where the rows are. */
+    using Kind = Tensor<T, UNITS, TILES, InOrder>;
+    const TensorKernel<Args> kernel = tensor_kernel<T, UNITS, TILES, Args>();
     /* Devices on which the kernel may use so much shared memory. */
     static std::atomic<uint64_t> allowed{0};
     const uint64_t device = uint64_t(1) << current_device();
@@ -364,38 +463,46 @@ int launch_tensor(const djinn_linear_args &a, unsigned share, void *stream) {
         }
         allowed.fetch_or(device);
     }
-    return launch(kernel, ceil_div(a.n, share), Kind::THREADS, Kind::SHARED_BYTES, stream, a, share);
+    const dim3 grid(ceil_div(plan.sizes.n, share), plan.groups);
+    return launch(kernel, grid, Kind::THREADS, Kind::SHARED_BYTES, stream, args, share);
 }
 
-/* Up to 16 rows on the tensor cores. */
-template <typename T> int linear_tensor(const djinn_linear_args &a, void *stream) {
+/* Launches the tensor kernel for a number of units. */
+template <typename T, unsigned UNITS, typename Args>
+int launch_units(const Args &args, const Plan &plan, unsigned share, void *stream) {
+    return plan.sizes.rows <= 8 ? launch_tensor<T, UNITS, 1>(args, plan, share, stream)
+                                : launch_tensor<T, UNITS, 2>(args, plan, share, stream);
+}
+
+/* Up to 16 rows, or slots of a group, on the tensor cores. */
+template <typename T, typename Args> int linear_tensor(const Args &args, const Plan &plan, void *stream) {
     constexpr unsigned MOST_UNITS = 6;
-    const unsigned blocks = all_devices()[current_device()].multiprocessors;
-    const unsigned waves = ceil_div(a.n, uint64_t(blocks) * 8 * MOST_UNITS);
-    const unsigned share = ceil_div(a.n, uint64_t(blocks) * waves);
-    const bool narrow = a.rows <= 8;
+    const unsigned blocks = all_devices()[current_device()].multiprocessors, n = plan.sizes.n;
+    const unsigned waves = ceil_div(n, uint64_t(blocks) * 8 * MOST_UNITS);
+    const unsigned share = ceil_div(n, uint64_t(blocks) * waves);
     switch (ceil_div(share, 8)) {
-    case 1: return narrow ? launch_tensor<T, 1, 1>(a, share, stream) : launch_tensor<T, 1, 2>(a, share, stream);
-    case 2: return narrow ? launch_tensor<T, 2, 1>(a, share, stream) : launch_tensor<T, 2, 2>(a, share, stream);
-    case 3: return narrow ? launch_tensor<T, 3, 1>(a, share, stream) : launch_tensor<T, 3, 2>(a, share, stream);
-    case 4: return narrow ? launch_tensor<T, 4, 1>(a, share, stream) : launch_tensor<T, 4, 2>(a, share, stream);
-    case 5: return narrow ? launch_tensor<T, 5, 1>(a, share, stream) : launch_tensor<T, 5, 2>(a, share, stream);
-    default: return narrow ? launch_tensor<T, 6, 1>(a, share, stream) : launch_tensor<T, 6, 2>(a, share, stream);
+    case 1: return launch_units<T, 1>(args, plan, share, stream);
+    case 2: return launch_units<T, 2>(args, plan, share, stream);
+    case 3: return launch_units<T, 3>(args, plan, share, stream);
+    case 4: return launch_units<T, 4>(args, plan, share, stream);
+    case 5: return launch_units<T, 5>(args, plan, share, stream);
+    default: return launch_units<T, 6>(args, plan, share, stream);
     }
 }
 
-int linear_rows(const djinn_linear_args &a, void *stream) {
+template <typename Args> int linear_rows(const Args &args, const Plan &plan, void *stream) {
+    const djinn_linear_args &a = plan.sizes;
     if (a.k % 64 == 0 && a.weight_dtype == DJINN_F16) {
-        return linear_tensor<f16>(a, stream);
+        return linear_tensor<f16>(args, plan, stream);
     }
     if (a.k % 64 == 0 && a.weight_dtype == DJINN_BF16) {
-        return linear_tensor<bf16>(a, stream);
+        return linear_tensor<bf16>(args, plan, stream);
     }
-    const Kernel kernel = plain_kernel(a);
+    const PlainKernel<Args> kernel = plain_kernel<Args>(a);
     if (kernel == nullptr) {
         return cudaErrorInvalidValue;
     }
-    return launch(kernel, ceil_div(a.n, WARPS), THREADS, 0, stream, a);
+    return launch(kernel, dim3(ceil_div(a.n, WARPS), plan.groups), THREADS, 0, stream, args);
 }
 
 } // namespace djinn
@@ -409,10 +516,19 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
         part.rows = args->rows - row < djinn::MOST_ROWS ? args->rows - row : djinn::MOST_ROWS;
         part.x += size_t(row) * args->k;
         part.out += size_t(row) * args->out_width;
-        const int code = djinn::linear_rows(part, stream);
+        const int code = djinn::linear_rows(part, djinn::Plan{part, 1}, stream);
         if (code != cudaSuccess) {
             return code;
         }
     }
     return cudaSuccess;
+}
+
+extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream) {
+    constexpr unsigned MOST_GROUPS = 65535;
+    const unsigned groups = djinn::ceil_div(args->linear.rows, djinn::MOST_ROWS);
+    if (args->linear.bias != nullptr || args->slots_per_row == 0 || groups > MOST_GROUPS) {
+        return cudaErrorInvalidValue;
+    }
+    return djinn::linear_rows(*args, djinn::Plan{args->linear, groups}, stream);
 }

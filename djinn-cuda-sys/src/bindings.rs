@@ -277,6 +277,99 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct djinn_argmax_args {
+    pub x: *const f32,
+    pub out: *mut u32,
+    pub width: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_argmax(
+        args: *const djinn_argmax_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_copy_pages_args {
+    pub src: *const ::std::os::raw::c_void,
+    pub dst: *mut ::std::os::raw::c_void,
+    pub src_pages: *const u32,
+    pub dst_pages: *const u32,
+    pub page_bytes: u64,
+    pub count: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_copy_pages(
+        args: *const djinn_copy_pages_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_route_args {
+    pub logits: *const f32,
+    pub weights: *mut f32,
+    pub ids: *mut u32,
+    pub experts: u32,
+    pub top_k: u32,
+    pub renormalise: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_route(
+        args: *const djinn_route_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_group_args {
+    pub ids: *const u32,
+    pub order: *mut u32,
+    pub starts: *mut u32,
+    pub experts: u32,
+    pub slots: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_group(
+        args: *const djinn_group_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_expert_linear_args {
+    pub linear: djinn_linear_args,
+    pub order: *const u32,
+    pub starts: *const u32,
+    pub expert: u32,
+    pub slots_per_row: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_expert_linear(
+        args: *const djinn_expert_linear_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_combine_args {
+    pub y: *const f32,
+    pub weights: *const f32,
+    pub out: *mut f32,
+    pub top_k: u32,
+    pub width: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_combine(
+        args: *const djinn_combine_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct djinn_checksum_args {
     pub src: *const ::std::os::raw::c_void,
     pub out: *mut u64,

@@ -2,7 +2,8 @@
 
 use crate::{CudaConfig, Error, Probe, Result};
 use djinn_device::args::{
-    Add, Attention, Checksum, Embed, HeadNorm, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm, KvWrite,
+    Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use djinn_device::{Buffer, Device, DeviceInfo, Event, Ops, Space, Span, Stream, Usage};
 use std::convert::Infallible;
@@ -140,6 +141,30 @@ impl Ops for CudaDevice {
     }
 
     fn select_rows(&self, _: Stream, _: &SelectRows) -> Outcome<()> {
+        match self.0 {}
+    }
+
+    fn argmax(&self, _: Stream, _: &Argmax) -> Outcome<()> {
+        match self.0 {}
+    }
+
+    fn copy_pages(&self, _: Stream, _: &CopyPages) -> Outcome<()> {
+        match self.0 {}
+    }
+
+    fn route(&self, _: Stream, _: &Route) -> Outcome<()> {
+        match self.0 {}
+    }
+
+    fn group(&self, _: Stream, _: &Group) -> Outcome<()> {
+        match self.0 {}
+    }
+
+    fn expert_linear(&self, _: Stream, _: &ExpertLinear) -> Outcome<()> {
+        match self.0 {}
+    }
+
+    fn combine(&self, _: Stream, _: &Combine) -> Outcome<()> {
         match self.0 {}
     }
 

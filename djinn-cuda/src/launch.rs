@@ -6,10 +6,10 @@ use crate::stream::RawStream;
 use crate::{Error, Result};
 use djinn_cuda_sys as sys;
 use djinn_device::args::{
-    Add, Attention, Checksum, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable,
-    SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm, KvPages,
+    KvWrite, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
-use djinn_device::{DType, RopeStyle};
+use djinn_device::{DType, RopeStyle, Span};
 use std::ffi::{CStr, c_void};
 
 /// A stream, and the memory that arguments refer to.
@@ -189,6 +189,89 @@ impl Launch<'_> {
             rows: args.rows,
         };
         kernel!(djinn_select_rows, raw, self.stream)
+    }
+
+    pub(crate) fn argmax(self, args: &Argmax) -> Result<()> {
+        let raw = sys::djinn_argmax_args {
+            x: self.memory.resolve(args.x).input(),
+            out: self.memory.resolve(args.out).output(),
+            width: args.width,
+            rows: args.rows,
+        };
+        kernel!(djinn_argmax, raw, self.stream)
+    }
+
+    pub(crate) fn copy_pages(self, args: &CopyPages) -> Result<()> {
+        let list = |span: Option<Span>| span.map_or(std::ptr::null(), |s| self.memory.resolve(s).input());
+        let raw = sys::djinn_copy_pages_args {
+            src: self.memory.resolve(args.src).input(),
+            dst: self.memory.resolve(args.dst).bytes(),
+            src_pages: list(args.src_pages),
+            dst_pages: list(args.dst_pages),
+            page_bytes: args.page_bytes,
+            count: args.count,
+        };
+        kernel!(djinn_copy_pages, raw, self.stream)
+    }
+
+    pub(crate) fn route(self, args: &Route) -> Result<()> {
+        let raw = sys::djinn_route_args {
+            logits: self.memory.resolve(args.logits).input(),
+            weights: self.memory.resolve(args.weights).output(),
+            ids: self.memory.resolve(args.ids).output(),
+            experts: args.experts,
+            top_k: args.top_k,
+            renormalise: args.renormalise.into(),
+            rows: args.rows,
+        };
+        kernel!(djinn_route, raw, self.stream)
+    }
+
+    pub(crate) fn group(self, args: &Group) -> Result<()> {
+        let raw = sys::djinn_group_args {
+            ids: self.memory.resolve(args.ids).input(),
+            order: self.memory.resolve(args.order).output(),
+            starts: self.memory.resolve(args.starts).output(),
+            experts: args.experts,
+            slots: args.slots,
+        };
+        kernel!(djinn_group, raw, self.stream)
+    }
+
+    pub(crate) fn expert_linear(self, args: &ExpertLinear) -> Result<()> {
+        let linear = sys::djinn_linear_args {
+            x: self.memory.resolve(args.x).input(),
+            weight: self.memory.resolve(args.weight.span).input(),
+            bias: std::ptr::null(),
+            out: self.memory.resolve(args.out).output(),
+            weight_dtype: dtype(args.weight.dtype),
+            bias_dtype: dtype(DType::F32),
+            k: args.k,
+            n: args.n,
+            out_width: args.out_width,
+            out_column: args.out_column,
+            rows: args.slots,
+        };
+        let raw = sys::djinn_expert_linear_args {
+            linear,
+            order: self.memory.resolve(args.order).input(),
+            starts: self.memory.resolve(args.starts).input(),
+            expert: args.expert,
+            slots_per_row: args.slots_per_row,
+        };
+        kernel!(djinn_expert_linear, raw, self.stream)
+    }
+
+    pub(crate) fn combine(self, args: &Combine) -> Result<()> {
+        let raw = sys::djinn_combine_args {
+            y: self.memory.resolve(args.y).input(),
+            weights: self.memory.resolve(args.weights).input(),
+            out: self.memory.resolve(args.out).output(),
+            top_k: args.top_k,
+            width: args.width,
+            rows: args.rows,
+        };
+        kernel!(djinn_combine, raw, self.stream)
     }
 
     pub(crate) fn checksum(self, args: &Checksum) -> Result<()> {

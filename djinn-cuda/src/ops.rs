@@ -4,7 +4,8 @@ use crate::device::{CudaDevice, Rounded};
 use crate::launch::Launch;
 use crate::matmul::Shape;
 use djinn_device::args::{
-    Add, Attention, Checksum, Embed, HeadNorm, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm, KvWrite,
+    Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use djinn_device::{DType, Ops, Result, Stream};
 
@@ -82,6 +83,12 @@ impl Ops for CudaDevice {
         silu_mul: SiluMul,
         add: Add,
         select_rows: SelectRows,
+        argmax: Argmax,
+        copy_pages: CopyPages,
+        route: Route,
+        group: Group,
+        expert_linear: ExpertLinear,
+        combine: Combine,
         checksum: Checksum,
     }
 

@@ -4,8 +4,8 @@
 use crate::device::CudaDevice;
 use crate::ops::SMALL_BATCH;
 use djinn_device::args::{
-    Add, Attention, Checksum, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable,
-    SelectRows, SiluMul, Weight,
+    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm, KvPages,
+    KvWrite, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
 };
 use djinn_device::{Buffer, DType, Device, Ops, Result, RopeStyle, Space, Span, Stream};
 
@@ -38,6 +38,7 @@ impl Work<'_> {
             self.by_type(stream, dtype)?;
         }
         self.untyped(stream)?;
+        self.routing(stream)?;
         self.device.sync(stream)
     }
 
@@ -72,6 +73,12 @@ impl Work<'_> {
         for units in 2..=6 {
             for rows in [1, SMALL_BATCH] {
                 self.linear(stream, dtype, rows, units * 8 * 132, 64)?;
+                self.expert_linear(stream, dtype, rows, units * 8 * 132, 64)?;
+            }
+        }
+        for slots in [1, 2, 4, 8, SMALL_BATCH] {
+            for k in [256, 255] {
+                self.expert_linear(stream, dtype, slots, 128, k)?;
             }
         }
         for head_dim in [32, 64, 128, 256] {
@@ -95,6 +102,39 @@ impl Work<'_> {
             rows,
         };
         self.device.linear(stream, &args)
+    }
+
+    /// Of an expert without slots: zeros for its part of the order.
+    fn expert_linear(&self, stream: Stream, dtype: DType, slots: u32, n: u32, k: u32) -> Result<()> {
+        let args = ExpertLinear {
+            x: self.input(u64::from(slots * k) * 4),
+            weight: self.weight(u64::from(n * k), dtype),
+            order: self.input(u64::from(slots) * 4),
+            starts: self.input(8),
+            out: self.output(u64::from(slots * n) * 4),
+            k,
+            n,
+            out_width: n,
+            out_column: 0,
+            expert: 0,
+            slots_per_row: 1,
+            slots,
+        };
+        self.device.expert_linear(stream, &args)
+    }
+
+    fn routing(&self, stream: Stream) -> Result<()> {
+        let high = |bytes: u64| self.buffer.slice(5 * REGION / 2, bytes);
+        for experts in [32, 64, 128, 256, Route::MOST_EXPERTS] {
+            let (logits, weights, ids) = (self.input(u64::from(experts) * 4), self.output(8), high(8));
+            let (top_k, renormalise, rows) = (2, true, 1);
+            let args = Route { logits, weights, ids, experts, top_k, renormalise, rows };
+            self.device.route(stream, &args)?;
+        }
+        let (ids, order, starts) = (self.input(8), self.output(8), high(8));
+        self.device.group(stream, &Group { ids, order, starts, experts: 1, slots: 2 })?;
+        let (y, weights, out) = (self.input(4 * 128), self.input(8), self.output(4 * 64));
+        self.device.combine(stream, &Combine { y, weights, out, top_k: 2, width: 64, rows: 1 })
     }
 
     fn attention(&self, stream: Stream, dtype: DType, head_dim: u32, rows: u32) -> Result<()> {
@@ -156,6 +196,10 @@ impl Work<'_> {
             self.device.add_rms_norm(stream, &add, &norm)?;
         }
         self.device.select_rows(stream, &SelectRows { x: small, indices, out, width, rows })?;
+        self.device.argmax(stream, &Argmax { x: small, out: self.output(4), width, rows })?;
+        let (page_bytes, count) = (256, 1);
+        let copy = CopyPages { src: small, dst: out, src_pages: None, dst_pages: None, page_bytes, count };
+        self.device.copy_pages(stream, &copy)?;
         self.device.checksum(stream, &Checksum { src: small, out: self.output(8) })
     }
 }

@@ -4,6 +4,9 @@
 //! row-major in their own dtype. Every span starts at a multiple of 16 bytes unless said otherwise.
 
 mod check;
+mod routing;
+
+pub use routing::{Combine, ExpertLinear, Group, Route};
 
 use crate::{DType, RopeStyle, Span};
 
@@ -241,6 +244,40 @@ pub struct SelectRows {
     pub width: u32,
     /// Rows of `out`.
     pub rows: u32,
+}
+
+/// `out[r]` is the first index of the greatest element of `x[r, :]`, i.e. the greedy choice from logits. A NaN is
+/// never the greatest: where nothing is greater than -∞ it is the first index that is no NaN, or 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Argmax {
+    /// f32 `[rows, width]`.
+    pub x: Span,
+    /// u32 `[rows]`.
+    pub out: Span,
+    /// Columns.
+    pub width: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// Page `dst_pages[i]` of `dst` becomes page `src_pages[i]` of `src`, for `i` in `0..count`: a gather of scattered
+/// pages into a run, a scatter of a run, or both. Pages that are not named are left alone. A page past its span's
+/// last is the caller's to rule out (CPU devices panic, others touch memory that is not theirs), and so is a page
+/// written twice in one copy, which then holds either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyPages {
+    /// Whole pages, in either space.
+    pub src: Span,
+    /// Whole pages, in either space; shares no byte with `src`.
+    pub dst: Span,
+    /// u32 `[count]`; without it, page `i` is read from page `i`, and `src` holds at least `count` pages.
+    pub src_pages: Option<Span>,
+    /// u32 `[count]`, all different; without it, page `i` is written to page `i`, and `dst` holds at least `count`.
+    pub dst_pages: Option<Span>,
+    /// Bytes of a page, a multiple of 16.
+    pub page_bytes: u64,
+    /// Pages copied.
+    pub count: u32,
 }
 
 /// `out = checksum(src)`: the wrapping sum, over the 32-bit little-endian words `w` of `src` (the last one

@@ -8,13 +8,16 @@
 pub(crate) mod attention;
 mod buffer;
 mod checksum;
+mod choose;
 pub(crate) mod data;
 pub(crate) mod element;
 mod gemm;
 mod launch;
 mod linear;
+mod pages;
 mod pool;
 pub(crate) mod reference;
+mod routing;
 mod rows;
 mod simd;
 

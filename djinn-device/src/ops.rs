@@ -1,7 +1,8 @@
 //! The [`Ops`] trait: the closed list of decoder operations.
 
 use crate::args::{
-    Add, Attention, Checksum, Embed, HeadNorm, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm, KvWrite,
+    Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use crate::{Device, Result, Stream};
 
@@ -36,6 +37,18 @@ pub trait Ops: Device {
     fn add(&self, stream: Stream, args: &Add) -> Result<()>;
     /// See [`SelectRows`].
     fn select_rows(&self, stream: Stream, args: &SelectRows) -> Result<()>;
+    /// See [`Argmax`].
+    fn argmax(&self, stream: Stream, args: &Argmax) -> Result<()>;
+    /// See [`CopyPages`].
+    fn copy_pages(&self, stream: Stream, args: &CopyPages) -> Result<()>;
+    /// See [`Route`].
+    fn route(&self, stream: Stream, args: &Route) -> Result<()>;
+    /// See [`Group`].
+    fn group(&self, stream: Stream, args: &Group) -> Result<()>;
+    /// See [`ExpertLinear`].
+    fn expert_linear(&self, stream: Stream, args: &ExpertLinear) -> Result<()>;
+    /// See [`Combine`].
+    fn combine(&self, stream: Stream, args: &Combine) -> Result<()>;
     /// See [`Checksum`].
     fn checksum(&self, stream: Stream, args: &Checksum) -> Result<()>;
 

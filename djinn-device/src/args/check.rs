@@ -1,8 +1,10 @@
 //! Checks of arguments. A failure is a bug of the caller, so it panics, with the operation and the sizes.
 
+mod routing;
+
 use super::{
-    Add, Attention, Checksum, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable,
-    SelectRows, SiluMul, Weight,
+    Add, Argmax, Attention, Checksum, CopyPages, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope,
+    RopeTable, SelectRows, SiluMul, Weight,
 };
 use crate::{DType, Span};
 
@@ -316,6 +318,52 @@ impl SelectRows {
         op.words("indices", self.indices, &[rows]);
         op.words("out", self.out, &[rows, width]);
         op.disjoint(self.out, &[("x", self.x), ("indices", self.indices)]);
+    }
+}
+
+impl Argmax {
+    /// Checks sizes, alignment and overlap.
+    ///
+    /// # Panics
+    /// If one of them is wrong.
+    pub fn check(&self) {
+        let op = Op("argmax");
+        op.words("x", self.x, &[self.rows.into(), self.width.into()]);
+        op.words("out", self.out, &[self.rows.into()]);
+        op.disjoint(self.out, &[("x", self.x)]);
+    }
+}
+
+impl CopyPages {
+    /// Checks sizes, alignment and overlap; not the numbers of pages in the lists.
+    ///
+    /// # Panics
+    /// If one of them is wrong.
+    pub fn check(&self) {
+        let op = Op("copy_pages");
+        assert!(
+            self.page_bytes > 0 && self.page_bytes.is_multiple_of(ALIGN),
+            "copy_pages: a page of {} bytes, no multiple of {ALIGN}",
+            self.page_bytes
+        );
+        let run = op.product("the copy", &[self.count.into(), self.page_bytes]);
+        for (name, span, list) in [("src", self.src, self.src_pages), ("dst", self.dst, self.dst_pages)] {
+            let least = if list.is_some() { self.page_bytes } else { run };
+            assert!(
+                span.len() >= least && span.len().is_multiple_of(self.page_bytes),
+                "copy_pages: {name} has {} bytes, no whole number of pages of {} from {least} on",
+                span.len(),
+                self.page_bytes
+            );
+            op.aligned(name, span);
+        }
+        op.disjoint(self.dst, &[("src", self.src)]);
+        for (name, list) in [("src_pages", self.src_pages), ("dst_pages", self.dst_pages)] {
+            if let Some(list) = list {
+                op.words(name, list, &[self.count.into()]);
+                op.disjoint(self.dst, &[(name, list)]);
+            }
+        }
     }
 }
 

@@ -3,8 +3,11 @@
 //! other batches.
 
 mod attention;
+mod choose;
 mod linear;
+mod pages;
 mod rig;
+mod routing;
 mod rows;
 
 use crate::{DType, Ops};
@@ -58,7 +61,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 23] = named![
+    let checks: [Check<D>; 34] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -82,6 +85,17 @@ pub(super) fn each_op<D: Ops>(
         rows::adds,
         rows::selects_rows,
         rows::sums_bytes,
+        choose::finds_the_greatest,
+        choose::skips_what_is_no_number,
+        pages::gathers_and_scatters,
+        routing::routes_to_the_greatest,
+        routing::routes_without_numbers,
+        routing::routes_are_batch_invariant,
+        routing::groups_slots_by_expert,
+        routing::experts_match_the_reference,
+        routing::experts_divide_large_weights,
+        routing::combines,
+        routing::mixes_experts,
     ];
     for (name, check) in checks {
         run(name, &|| check(&mut Rig::new(make(), tolerance)));

@@ -3,8 +3,8 @@
 use super::CpuDevice;
 use super::memory::Memory;
 use crate::args::{
-    self, Add, Attention, Checksum, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable,
-    SelectRows, SiluMul,
+    self, Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm,
+    KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use crate::kernels::Kernels;
 use crate::sim::SimDevice;
@@ -76,6 +76,12 @@ operations! {
     silu_mul: SiluMul,
     add: Add,
     select_rows: SelectRows,
+    argmax: Argmax,
+    copy_pages: CopyPages,
+    route: Route,
+    group: Group,
+    expert_linear: ExpertLinear,
+    combine: Combine,
     checksum: Checksum,
 }
 
@@ -129,6 +135,34 @@ impl Op {
                 reads(&[x, indices]);
                 out
             }
+            Op::Argmax(Argmax { x, out, .. }) => {
+                reads(&[x]);
+                out
+            }
+            Op::CopyPages(CopyPages { src, dst, src_pages, dst_pages, .. }) => {
+                reads(&[src]);
+                reads(src_pages.as_slice());
+                reads(dst_pages.as_slice());
+                dst
+            }
+            Op::Route(Route { logits, weights, ids, .. }) => {
+                reads(&[logits]);
+                visit(Access::Write(weights));
+                ids
+            }
+            Op::Group(Group { ids, order, starts, .. }) => {
+                reads(&[ids]);
+                visit(Access::Write(order));
+                starts
+            }
+            Op::ExpertLinear(ExpertLinear { x, weight, order, starts, out, .. }) => {
+                reads(&[x, weight.span, order, starts]);
+                out
+            }
+            Op::Combine(Combine { y, weights, out, .. }) => {
+                reads(&[y, weights]);
+                out
+            }
             Op::Checksum(Checksum { src, out }) => {
                 reads(&[src]);
                 out
@@ -156,6 +190,17 @@ impl Op {
             Op::Attention(a) => {
                 let tokens = cached_tokens(&memory.read_u32(a.row_seq), &memory.read_u32(a.positions));
                 spans(self, Some(a.kv.pages)) + tokens * token_bytes(&a.kv)
+            }
+            Op::CopyPages(a) => {
+                let lists = [a.src_pages, a.dst_pages].into_iter().flatten().map(Span::len).sum::<u64>();
+                lists + 2 * u64::from(a.count) * a.page_bytes
+            }
+            Op::ExpertLinear(a) => {
+                let starts = memory.read_u32(a.starts);
+                let at = a.expert as usize;
+                let slots = u64::from(starts[at + 1].saturating_sub(starts[at]));
+                let weight = if slots > 0 { a.weight.span.len() } else { 0 };
+                8 + weight + slots * 4 * (1 + u64::from(a.k) + u64::from(a.n))
             }
             _ => spans(self, None),
         }

@@ -167,3 +167,87 @@ pub(crate) struct SelectRows<'a> {
     pub(crate) width: usize,
     pub(crate) out: &'a mut [f32],
 }
+
+/// See [`crate::args::Argmax`]; rows are `out.len()`.
+pub(crate) struct Argmax<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) width: usize,
+    pub(crate) out: &'a mut [u32],
+}
+
+/// See [`crate::args::CopyPages`].
+pub(crate) struct CopyPages<'a> {
+    pub(crate) src: &'a [u8],
+    pub(crate) dst: &'a mut [u8],
+    pub(crate) src_pages: Option<&'a [u32]>,
+    pub(crate) dst_pages: Option<&'a [u32]>,
+    pub(crate) page_bytes: usize,
+    pub(crate) count: usize,
+}
+
+impl CopyPages<'_> {
+    /// The first bytes, in `src` and in `dst`, of page `i` of the copy.
+    pub(crate) fn ends(&self, i: usize) -> (usize, usize) {
+        let of = |list: Option<&[u32]>| list.map_or(i, |list| list[i] as usize) * self.page_bytes;
+        (of(self.src_pages), of(self.dst_pages))
+    }
+}
+
+/// See [`crate::args::Route`]; rows are `logits.len() / experts`.
+pub(crate) struct Route<'a> {
+    pub(crate) logits: &'a [f32],
+    pub(crate) experts: usize,
+    pub(crate) top_k: usize,
+    pub(crate) renormalise: bool,
+    pub(crate) weights: &'a mut [f32],
+    pub(crate) ids: &'a mut [u32],
+}
+
+impl Route<'_> {
+    /// A logit as it is compared.
+    pub(crate) fn rank(logit: f32) -> f32 {
+        if logit.is_nan() { f32::NEG_INFINITY } else { logit }
+    }
+}
+
+/// See [`crate::args::Group`]; experts are `starts.len() - 1`.
+pub(crate) struct Group<'a> {
+    pub(crate) ids: &'a [u32],
+    pub(crate) order: &'a mut [u32],
+    pub(crate) starts: &'a mut [u32],
+}
+
+/// See [`crate::args::ExpertLinear`].
+pub(crate) struct ExpertLinear<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) weight: Elements<'a>,
+    /// The expert's.
+    pub(crate) slots: &'a [u32],
+    pub(crate) slots_per_row: usize,
+    pub(crate) k: usize,
+    pub(crate) n: usize,
+    pub(crate) out_width: usize,
+    pub(crate) out_column: usize,
+    pub(crate) out: &'a mut [f32],
+}
+
+impl<'a> ExpertLinear<'a> {
+    /// The row of `x` that a slot reads.
+    pub(crate) fn row(&self, slot: u32) -> &'a [f32] {
+        &self.x[slot as usize / self.slots_per_row * self.k..][..self.k]
+    }
+
+    /// The columns of `out` that a slot writes.
+    pub(crate) fn columns(&mut self, slot: u32) -> &mut [f32] {
+        &mut self.out[slot as usize * self.out_width + self.out_column..][..self.n]
+    }
+}
+
+/// See [`crate::args::Combine`]; rows are `out.len() / width`.
+pub(crate) struct Combine<'a> {
+    pub(crate) y: &'a [f32],
+    pub(crate) weights: &'a [f32],
+    pub(crate) top_k: usize,
+    pub(crate) width: usize,
+    pub(crate) out: &'a mut [f32],
+}

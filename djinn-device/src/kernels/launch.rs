@@ -1,6 +1,8 @@
 //! Each operation's launch: spans become slices, and the chosen arithmetic runs on them.
 #![allow(unsafe_code, reason = "slices of shared memory")]
 
+mod routing;
+
 use super::element::{Elements, ElementsMut};
 use super::{Kernels, Path, data, reference};
 use crate::cpu::memory::Memory;
@@ -27,8 +29,18 @@ impl<'a> View<'a> {
     }
 
     fn output(&self, span: Span) -> &'a mut [f32] {
-        // SAFETY: the output of the operation, see `View`; taken once, and inputs that lie in it are not
+        // SAFETY: an output of the operation, see `View`; taken once, and inputs that lie in it are not
         // taken.
+        unsafe { self.0.slice_mut(span) }
+    }
+
+    fn output_indices(&self, span: Span) -> &'a mut [u32] {
+        // SAFETY: an output of the operation, see `View`; taken once.
+        unsafe { self.0.slice_mut(span) }
+    }
+
+    fn output_bytes(&self, span: Span) -> &'a mut [u8] {
+        // SAFETY: the output of the operation, see `View`; taken once.
         unsafe { self.0.slice_mut(span) }
     }
 
@@ -253,6 +265,37 @@ impl Kernels {
         match &self.path {
             Path::Reference => reference::select_rows(op),
             Path::Fast(fast) => fast.select_rows(op),
+        }
+    }
+
+    /// See [`args::Argmax`].
+    pub(crate) fn argmax(&self, memory: &Memory, args: &args::Argmax) {
+        let view = View(memory);
+        let op = data::Argmax {
+            x: view.floats(args.x),
+            width: args.width as usize,
+            out: view.output_indices(args.out),
+        };
+        match &self.path {
+            Path::Reference => reference::argmax(op),
+            Path::Fast(fast) => fast.argmax(op),
+        }
+    }
+
+    /// See [`args::CopyPages`].
+    pub(crate) fn copy_pages(&self, memory: &Memory, args: &args::CopyPages) {
+        let view = View(memory);
+        let op = data::CopyPages {
+            src: view.bytes(args.src),
+            dst: view.output_bytes(args.dst),
+            src_pages: args.src_pages.map(|list| view.indices(list)),
+            dst_pages: args.dst_pages.map(|list| view.indices(list)),
+            page_bytes: args.page_bytes as usize,
+            count: args.count as usize,
+        };
+        match &self.path {
+            Path::Reference => reference::copy_pages(op),
+            Path::Fast(fast) => fast.copy_pages(op),
         }
     }
 

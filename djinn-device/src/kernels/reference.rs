@@ -1,8 +1,11 @@
 //! The scalar reference: one loop nest for each operation, accumulating in f64. It defines the results that
 //! every device is compared with.
 
+pub(crate) mod routing;
+
 use super::data::{
-    Add, Attention, Embed, HeadNorm, KvWrite, Linear, Part, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Add, Argmax, Attention, CopyPages, Embed, HeadNorm, KvWrite, Linear, Part, RmsNorm, Rope, RopeTable,
+    SelectRows, SiluMul,
 };
 use super::element::{Element, ElementsMut};
 use crate::RopeStyle;
@@ -147,6 +150,25 @@ pub(crate) fn add(op: Add<'_>) {
 pub(crate) fn select_rows(op: SelectRows<'_>) {
     for (&index, out) in op.indices.iter().zip(op.out.chunks_exact_mut(op.width)) {
         out.copy_from_slice(&op.x[index as usize * op.width..][..op.width]);
+    }
+}
+
+pub(crate) fn argmax(op: Argmax<'_>) {
+    for (x, out) in op.x.chunks_exact(op.width).zip(op.out) {
+        let mut best = None;
+        for (i, &x) in x.iter().enumerate() {
+            if !x.is_nan() && best.is_none_or(|(greatest, _)| x > greatest) {
+                best = Some((x, i as u32));
+            }
+        }
+        *out = best.map_or(0, |(_, i)| i);
+    }
+}
+
+pub(crate) fn copy_pages(op: CopyPages<'_>) {
+    for i in 0..op.count {
+        let (from, to) = op.ends(i);
+        op.dst[to..][..op.page_bytes].copy_from_slice(&op.src[from..][..op.page_bytes]);
     }
 }
 

@@ -13,7 +13,7 @@ const LEAST_ELEMENTS: usize = 1 << 13;
 
 impl Fast {
     /// Calls `each` with the index of the first and the slice of shares of `out`'s rows, in parallel.
-    fn each_share(&self, out: &mut [f32], width: usize, each: impl Fn(usize, &mut [f32]) + Sync) {
+    pub(super) fn each_share(&self, out: &mut [f32], width: usize, each: impl Fn(usize, &mut [f32]) + Sync) {
         let rows = out.len() / width;
         let share = rows.div_ceil(4 * self.pool.threads()).max(LEAST_ELEMENTS.div_ceil(width));
         let out = Shared::new(out);

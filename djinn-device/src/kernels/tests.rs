@@ -2,6 +2,7 @@
 
 use super::{Fast, Kernels, Math, data, element, reference, simd};
 use element::Elements;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
 fn names_say_what_computes() {
@@ -91,5 +92,36 @@ fn attention_on_all_instruction_sets() {
             let error = error(&attention(|op| fast.attention(op)), &want);
             assert!(error < 1e-6, "{}: {error:e}", isa.name());
         }
+    }
+}
+
+/// What a caller must rule out is a panic on both paths, not a write elsewhere.
+#[test]
+fn pages_and_experts_out_of_range_panic() {
+    let fast = Fast::new(simd::Isa::detect(), 2).unwrap();
+    let copy = |src_page: u32, dst_page: u32, run: &dyn Fn(data::CopyPages<'_>)| {
+        let mut dst = [0; 64];
+        run(data::CopyPages {
+            src: &[1; 64],
+            dst: &mut dst,
+            src_pages: Some(&[src_page]),
+            dst_pages: Some(&[dst_page]),
+            page_bytes: 16,
+            count: 1,
+        });
+    };
+    let group = |id: u32, run: &dyn Fn(data::Group<'_>)| {
+        run(data::Group { ids: &[0, id], order: &mut [0; 2], starts: &mut [0; 4] });
+    };
+    let panics = |work: &dyn Fn()| catch_unwind(AssertUnwindSafe(work)).is_err();
+    let copies: [&dyn Fn(data::CopyPages<'_>); 2] = [&reference::copy_pages, &|op| fast.copy_pages(op)];
+    for run in copies {
+        assert!(!panics(&|| copy(3, 3, run)));
+        assert!(panics(&|| copy(4, 3, run)) && panics(&|| copy(3, 4, run)));
+    }
+    let groups: [&dyn Fn(data::Group<'_>); 2] = [&reference::routing::group, &|op| fast.group(op)];
+    for run in groups {
+        assert!(!panics(&|| group(2, run)));
+        assert!(panics(&|| group(3, run)));
     }
 }

@@ -1,6 +1,7 @@
 //! Each check accepts what is right, and names what is wrong.
 
 use super::*;
+use crate::args::{Combine, ExpertLinear, Group, Route};
 use crate::{Buffer, RopeStyle, Space};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -153,10 +154,104 @@ fn the_others_are_checked() {
         SelectRows { x: buffer(0, 64), indices: buffer(1, 8), out: buffer(2, 32), width: 4, rows: 2 };
     select.check();
     refuses(|| SelectRows { x: buffer(0, 60), ..select }.check(), "select_rows: x has 60 bytes");
+    let argmax = Argmax { x: buffer(0, 3 * 5 * 4), out: buffer(1, 12), width: 5, rows: 3 };
+    argmax.check();
+    refuses(|| Argmax { width: 4, ..argmax }.check(), "argmax: x has 60 bytes instead of 48");
+    refuses(|| Argmax { out: argmax.x.slice(0, 12), ..argmax }.check(), "argmax: the output");
     let checksum = Checksum { src: buffer(0, 13), out: buffer(1, 8) };
     checksum.check();
     refuses(
         || Checksum { out: buffer(1, 16), ..checksum }.check(),
         "checksum: out has 16 bytes instead of 8",
     );
+}
+
+#[test]
+fn pages_to_copy_are_checked() {
+    let good = CopyPages {
+        src: buffer(0, 10 * 32),
+        dst: buffer(1, 3 * 32),
+        src_pages: Some(buffer(2, 12)),
+        dst_pages: None,
+        page_bytes: 32,
+        count: 3,
+    };
+    good.check();
+    CopyPages { src_pages: None, ..good }.check();
+    refuses(|| CopyPages { page_bytes: 24, ..good }.check(), "copy_pages: a page of 24 bytes");
+    refuses(|| CopyPages { count: 0, ..good }.check(), "copy_pages: the copy has an empty side");
+    refuses(|| CopyPages { count: 4, ..good }.check(), "copy_pages: dst has 96 bytes");
+    let listed = CopyPages { dst_pages: Some(buffer(3, 12)), ..good };
+    CopyPages { dst: buffer(1, 32), ..listed }.check();
+    refuses(|| CopyPages { dst: buffer(1, 40), ..listed }.check(), "copy_pages: dst has 40 bytes");
+    refuses(|| CopyPages { src_pages: Some(buffer(2, 16)), ..good }.check(), "src_pages has 16 bytes");
+    refuses(|| CopyPages { dst: buffer(0, 3 * 32), ..good }.check(), "overlaps src");
+    refuses(|| CopyPages { dst: buffer(2, 3 * 32), ..good }.check(), "overlaps src_pages");
+}
+
+#[test]
+fn routes_and_groups_are_checked() {
+    let route = Route {
+        logits: buffer(0, 3 * 8 * 4),
+        weights: buffer(1, 3 * 2 * 4),
+        ids: buffer(2, 3 * 2 * 4),
+        experts: 8,
+        top_k: 2,
+        renormalise: true,
+        rows: 3,
+    };
+    route.check();
+    refuses(|| Route { top_k: 9, ..route }.check(), "route: 9 of 8 experts at most");
+    refuses(|| Route { top_k: 0, ..route }.check(), "route: 0 of 8 experts at most");
+    refuses(|| Route { experts: 17, top_k: 17, ..route }.check(), "route: 17 of 16 experts at most");
+    refuses(|| Route { experts: 1025, ..route }.check(), "route: 1025 experts are not within 1 to 1024");
+    refuses(|| Route { ids: route.weights, ..route }.check(), "overlaps ids");
+    refuses(|| Route { rows: 2, ..route }.check(), "route: logits has 96 bytes instead of 64");
+    let group =
+        Group { ids: buffer(0, 24), order: buffer(1, 24), starts: buffer(2, 36), experts: 8, slots: 6 };
+    group.check();
+    refuses(|| Group { experts: 9, ..group }.check(), "group: starts has 36 bytes instead of 40");
+    refuses(|| Group { order: group.ids, ..group }.check(), "overlaps ids");
+    let combine = Combine {
+        y: buffer(0, 3 * 2 * 5 * 4),
+        weights: buffer(1, 24),
+        out: buffer(2, 60),
+        top_k: 2,
+        width: 5,
+        rows: 3,
+    };
+    combine.check();
+    refuses(|| Combine { top_k: 1, ..combine }.check(), "combine: y has 120 bytes instead of 60");
+}
+
+#[test]
+fn experts_are_checked() {
+    let good = ExpertLinear {
+        x: buffer(0, 3 * 5 * 4),
+        weight: Weight { span: buffer(1, 7 * 5 * 2), dtype: DType::BF16 },
+        order: buffer(2, 24),
+        starts: buffer(3, 36),
+        out: buffer(4, 6 * 9 * 4),
+        k: 5,
+        n: 7,
+        out_width: 9,
+        out_column: 2,
+        expert: 7,
+        slots_per_row: 2,
+        slots: 6,
+    };
+    good.check();
+    refuses(|| ExpertLinear { expert: 8, ..good }.check(), "expert_linear: expert 8 of starts with 36 bytes");
+    refuses(|| ExpertLinear { slots_per_row: 4, ..good }.check(), "6 slots are no multiple of 4 a row");
+    refuses(|| ExpertLinear { slots_per_row: 0, ..good }.check(), "6 slots are no multiple of 0 a row");
+    refuses(
+        || ExpertLinear { slots_per_row: 1, ..good }.check(),
+        "expert_linear: x has 60 bytes instead of 120",
+    );
+    refuses(
+        || ExpertLinear { out_column: 3, ..good }.check(),
+        "expert_linear: 7 columns from 3 do not fit 9",
+    );
+    refuses(|| ExpertLinear { slots: 1 << 20, ..good }.check(), "1048576 slots are more than 524288");
+    refuses(|| ExpertLinear { order: good.out.slice(0, 24), ..good }.check(), "overlaps order");
 }

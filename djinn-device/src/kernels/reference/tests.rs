@@ -185,3 +185,25 @@ fn checksum_is_as_documented() {
     assert_eq!(checksum(&[1]), mix(1));
     assert_eq!(checksum(&[1, 0, 0, 0, 7, 0, 1]), mix(1).wrapping_add(mix(0x1_0007 ^ mix(1))));
 }
+
+#[test]
+fn argmax_is_the_first_greatest_number() {
+    let mut out = [7; 3];
+    let x = [1.0, 3.0, 3.0, f32::NAN, f32::NEG_INFINITY, f32::NAN, f32::NAN, f32::NAN, f32::NAN];
+    argmax(Argmax { x: &x, width: 3, out: &mut out });
+    assert_eq!(out, [1, 1, 0]);
+}
+
+#[test]
+fn pages_go_where_the_lists_say() {
+    let src: Vec<u8> = (0..8).collect();
+    let copy = |src_pages, dst_pages| {
+        let mut dst = vec![99; 8];
+        copy_pages(CopyPages { src: &src, dst: &mut dst, src_pages, dst_pages, page_bytes: 2, count: 2 });
+        dst
+    };
+    assert_eq!(copy(Some(&[3, 1]), None), [6, 7, 2, 3, 99, 99, 99, 99]);
+    assert_eq!(copy(None, Some(&[2, 0])), [2, 3, 99, 99, 0, 1, 99, 99]);
+    assert_eq!(copy(Some(&[1, 1]), Some(&[3, 2])), [99, 99, 99, 99, 2, 3, 2, 3]);
+    assert_eq!(copy(None, None), [0, 1, 2, 3, 99, 99, 99, 99]);
+}

@@ -1,0 +1,110 @@
+//! Arguments of a mixture of experts' operations.
+//!
+//! A *slot* is a token's place with one of its experts: slot `r · top_k + j` is row `r`'s with the expert that it
+//! chose `j`-th. [`Route`] chooses, [`Group`] lists each expert's slots, [`ExpertLinear`] multiplies one expert's
+//! slots by its weight, and [`Combine`] adds what a row's slots give (sort-based dispatch, as in MegaBlocks, Gale et
+//! al. 2023).
+
+use super::Weight;
+use crate::Span;
+
+/// `ids[r, :]` are the `top_k` greatest of `logits[r, :]` in descending order, the lower id first among equals;
+/// `weights[r, j] = softmax(logits[r, :])[ids[r, j]]`, over all experts, divided by the sum of the row's weights if
+/// `renormalise`, which is the softmax over the chosen ones.
+///
+/// A NaN is chosen as -∞ would be, so that the ids are valid and different whatever the logits are; it, and a
+/// greatest logit that is infinite, make the row's weights NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// f32 `[rows, experts]`.
+    pub logits: Span,
+    /// f32 `[rows, top_k]`.
+    pub weights: Span,
+    /// u32 `[rows, top_k]`.
+    pub ids: Span,
+    /// Experts, up to [`Route::MOST_EXPERTS`].
+    pub experts: u32,
+    /// Experts of a row, up to [`Route::MOST_CHOSEN`] and to `experts`.
+    pub top_k: u32,
+    /// Whether a row's weights sum to one.
+    pub renormalise: bool,
+    /// Rows.
+    pub rows: u32,
+}
+
+impl Route {
+    /// The greatest number of experts.
+    pub const MOST_EXPERTS: u32 = 1024;
+    /// The greatest number of experts of a row.
+    pub const MOST_CHOSEN: u32 = 16;
+}
+
+/// `order[starts[e]..starts[e + 1]]` are the slots `s` with `ids[s] == e`, ascending, for every expert `e`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// u32 `[slots]`, each below `experts`, as [`Route`] gives them.
+    pub ids: Span,
+    /// u32 `[slots]`.
+    pub order: Span,
+    /// u32 `[experts + 1]`.
+    pub starts: Span,
+    /// Experts, up to [`Route::MOST_EXPERTS`].
+    pub experts: u32,
+    /// Rows times experts of a row.
+    pub slots: u32,
+}
+
+/// `out[s, out_column + j] = Σ x[s / slots_per_row, i] · weight[j, i]`, for the slots `s` of one expert and `j` in
+/// `0..n`. Rows of other experts' slots are left alone, and without slots the weight is not read.
+///
+/// A row has the bits that [`Linear`](super::Linear) gives for it in a batch within
+/// [`Tolerance::batch_rows`](crate::conformance::Tolerance::batch_rows), whatever other slots there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertLinear {
+    /// f32 `[slots / slots_per_row, k]`.
+    pub x: Span,
+    /// `[n, k]`, the expert's.
+    pub weight: Weight,
+    /// u32 `[slots]`, of [`Group`].
+    pub order: Span,
+    /// u32 `[experts + 1]`, of [`Group`].
+    pub starts: Span,
+    /// f32 `[slots, out_width]`.
+    pub out: Span,
+    /// Columns of `x`.
+    pub k: u32,
+    /// Rows of the weight.
+    pub n: u32,
+    /// Columns of `out`.
+    pub out_width: u32,
+    /// First column written.
+    pub out_column: u32,
+    /// The expert.
+    pub expert: u32,
+    /// Slots that share a row of `x`: the experts of a row, or 1 where each slot has a row of its own.
+    pub slots_per_row: u32,
+    /// All experts' slots, up to [`ExpertLinear::MOST_SLOTS`].
+    pub slots: u32,
+}
+
+impl ExpertLinear {
+    /// The greatest number of slots.
+    pub const MOST_SLOTS: u32 = 1 << 19;
+}
+
+/// `out[r, i] = Σ weights[r, j] · y[r · top_k + j, i]`, added in the order of `j`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Combine {
+    /// f32 `[rows · top_k, width]`.
+    pub y: Span,
+    /// f32 `[rows, top_k]`.
+    pub weights: Span,
+    /// f32 `[rows, width]`.
+    pub out: Span,
+    /// Slots of a row.
+    pub top_k: u32,
+    /// Columns.
+    pub width: u32,
+    /// Rows.
+    pub rows: u32,
+}
