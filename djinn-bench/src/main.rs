@@ -13,13 +13,13 @@ mod plan;
 mod process;
 mod report;
 mod sample;
-mod size;
 mod statistics;
 mod subject;
 mod sweep;
 
 use args::{Cli, Command};
 use clap::Parser;
+use djinn_vmu::size;
 use std::io::Write;
 use std::process::ExitCode;
 

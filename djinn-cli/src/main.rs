@@ -10,11 +10,11 @@ mod loaded;
 mod output;
 mod profile;
 mod progress;
-mod size;
 mod stats;
 mod system;
 mod trace;
 
+use djinn_vmu::size;
 use std::io::Write;
 use std::process::ExitCode;
 

@@ -25,8 +25,8 @@ impl Default for CudaConfig {
     }
 }
 
-/// Device memory that the driver takes to map pinned host memory: 8 bytes for each page of 4 KiB, as seen with
-/// pages of any size, in units of 2 MiB.
+/// Device memory that the driver takes to map pinned host memory: 8 bytes for each 4 KiB, as seen with
+/// small and with huge pages, in units of 2 MiB.
 pub const fn mapping_bytes(pinned_bytes: u64) -> u64 {
     pinned_bytes.div_ceil(512).next_multiple_of(2 << 20)
 }

@@ -11,6 +11,7 @@ mod data;
 mod error;
 mod plan;
 mod predict;
+pub mod size;
 mod source;
 mod stack;
 mod text;

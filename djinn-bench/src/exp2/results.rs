@@ -34,7 +34,7 @@ pub(crate) struct Config {
     pub(crate) ablation_runs: u32,
     pub(crate) peer_runs: u32,
     /// Whether every run of Djinn loaded anew. Else one process took all runs of a system, after one load and
-    /// one short generation that is not timed, as the peers always do.
+    /// one warm-up that is not timed, as the peers always do.
     pub(crate) process_per_run: bool,
     pub(crate) device: String,
 }

@@ -32,7 +32,7 @@ fn setting(config: &Config, occupied: Option<u64>) -> String {
     let processes = if config.process_per_run {
         "every run of Djinn in a process of its own"
     } else {
-        "all runs of a system in one process, after one load and one short generation that is not timed"
+        "all runs of a system in one process, after one load and one warm-up that is not timed"
     };
     let occupied =
         occupied.map_or_else(String::new, |bytes| format!(", {} of the card occupied", human(bytes)));

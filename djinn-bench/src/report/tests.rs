@@ -34,9 +34,9 @@ fn experiment_2_becomes_two_tables() {
         line("| NO_PIPELINING | +"),
         "| NO_PIPELINING | +103.30 | 2.000 | +10.0 | +0.000 | equal | Copies run ahead. |"
     );
-    assert!(text.contains("NVIDIA H200, driver 580.159, AMD EPYC, 16 threads, 128 GiB"), "{text}");
+    assert!(text.contains("NVIDIA H200, driver 580.159, AMD EPYC, 16 threads, 128.0 GiB"), "{text}");
     assert!(text.contains("commit abc1234: `djinn-bench exp2 --device cuda`"), "{text}");
-    assert!(text.contains("118 GiB of the card occupied"), "{text}");
+    assert!(text.contains("118.0 GiB of the card occupied"), "{text}");
     assert!(text.contains("difference norm 2.00e-4"), "{text}");
 }
 
@@ -56,7 +56,7 @@ fn figures_hold_every_series() {
     let fills = |colour: &str| bars.matches(&format!("fill=\"{colour}\"")).count();
     assert_eq!((fills("#0072B2"), fills("#E69F00")), (2, 1), "one bar each, peers in another colour");
     let lines = svg("memory.svg");
-    for text in ["FULL", "three-slot", "cap, 20 GiB", "Device memory over time"] {
+    for text in ["FULL", "three-slot", "cap, 20.0 GiB", "Device memory over time"] {
         assert!(lines.contains(text), "{text}");
     }
     assert!(lines.matches("<polyline").count() >= 2, "a line for each system with memory");
@@ -85,14 +85,14 @@ fn other_experiments_become_tables() {
         [{"batch": 8, "pass_ms": 105, "tokens_per_s": 76.2, "ratio": 7.87, "samples_ms": []}]},
         {"name": "resident", "vram_bytes": null, "streamed_bytes_per_pass": 0, "failure": "no room", "batches": []}]"#;
     let text = rendered("a.json", &around("sweep", sweep)).unwrap().unwrap();
-    assert!(text.contains("| streaming, 20 GiB | 8 | 5.700 | 105.00 | 76.2 | 7.87 |"), "{text}");
+    assert!(text.contains("| streaming, 20.0 GiB | 8 | 5.700 | 105.00 | 76.2 | 7.87 |"), "{text}");
     assert!(text.contains("| resident | no room |"), "{text}");
 
     let plan = r#""predicted_for": "h200", "prompt": 512, "tokens": 21, "runs": 3, "cases": [{"model": "m",
         "vram_bytes": 21474836480, "streamed_bytes_per_pass": 5700000000, "bottleneck": "link",
         "predicted_tpot_ms": 98, "measured_tpot_ms": 100, "relative_error": -0.02, "samples_ms": [], "failure": null}]"#;
     let text = rendered("a.json", &around("plan", plan)).unwrap().unwrap();
-    assert!(text.contains("| m | the link | 20 GiB | 5.700 | 98.00 | 100.00 | -2.0 % |"), "{text}");
+    assert!(text.contains("| m | the link | 20.0 GiB | 5.700 | 98.00 | 100.00 | -2.0 % |"), "{text}");
 }
 
 #[test]

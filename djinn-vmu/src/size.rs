@@ -21,7 +21,7 @@ const MAX_FRACTION: usize = 9;
 ///
 /// # Errors
 /// In one line, for anything else and for sizes beyond 64 bits.
-pub(crate) fn parse(text: &str) -> Result<u64, String> {
+pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = (&text[..digits], text[digits..].trim_start());
@@ -44,7 +44,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
 }
 
 /// A size for people, in binary units with three or four significant digits.
-pub(crate) fn human(bytes: u64) -> String {
+pub fn human(bytes: u64) -> String {
     let unit = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
