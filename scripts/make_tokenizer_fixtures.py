@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes djinn-models/tests/data/tokenizer: tiny vocabularies and what other implementations make of them.
+"""Writes djinn-models/tests/data/tokenizer: tiny vocabularies in GGUF and what other implementations make of them.
+Tokenizers in the shapes of the families' Hugging Face directories are make_tokenizers.py's.
 
     pip install tokenizers==0.23.3 gguf==0.19.0 sentencepiece==0.2.3 jinja2 llama-cpp-python
     python scripts/make_tokenizer_fixtures.py
@@ -77,7 +78,9 @@ PRES = {
     "gpt-2": [byte_level(True)],
     "smollm": [pre_tokenizers.Digits(individual_digits=True), byte_level(True)],
     "llama-bpe": [split(LLAMA3), byte_level()],
+    "dbrx": [split(LLAMA3), byte_level()],
     "qwen2": [split(QWEN2), byte_level()],
+    "stablelm2": [split(QWEN2), byte_level()],
     "tekken": [split(TEKKEN), byte_level()],
     "falcon": [split(r"[\p{P}\$\+<=>\^~\|`]+"), split(GPT2), split("[0-9][0-9][0-9]"), byte_level()],
     "default": [

@@ -1,14 +1,19 @@
-//! Text to token ids and back, from `tokenizer.json` or from GGUF metadata.
+//! Text to token ids and back, from `tokenizer.json`, from the older `vocab.json` with `merges.txt` and
+//! `tokenizer.model`, or from GGUF metadata.
 //!
 //! Encoding is the `tokenizers` crate's; decoding is a table of each token's bytes, so that a stream of
-//! tokens decodes to exactly the text that the whole list decodes to.
+//! tokens decodes to exactly the text that the whole list decodes to. That text is the one of the
+//! `tokenizers` package's `decode`: `clean_up_tokenization_spaces`, with which transformers may change it
+//! further, is not applied.
 
 mod byte_level;
 mod directory;
 mod ggml;
+mod model_proto;
 mod pieces;
 mod post;
 mod sentencepiece;
+mod slow;
 mod stops;
 mod stream;
 #[cfg(test)]
@@ -71,8 +76,9 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a Hugging Face directory: `tokenizer.json`, with the names of BOS and EOS from
-    /// `tokenizer_config.json` and `special_tokens_map.json`. `None` if there is no `tokenizer.json`.
+    /// The tokenizer of a Hugging Face directory: `tokenizer.json`, else `vocab.json` with `merges.txt` (GPT-2
+    /// and Qwen 2), else SentencePiece's `tokenizer.model` (BPE); with the names of BOS and EOS from
+    /// `tokenizer_config.json` and `special_tokens_map.json`. `None` if there is none of these files.
     ///
     /// # Errors
     /// [`Error::Malformed`] for a file that does not parse, [`Error::Unsupported`] for a kind of model,
@@ -142,7 +148,13 @@ impl Tokenizer {
     /// The text of `ids`; with `skip_special` special tokens leave no trace. Bytes that are no UTF-8 become
     /// U+FFFD, and ids outside the vocabulary nothing.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        Ok(self.inner.pieces.decode(ids, skip_special))
+        let mut stream = self.stream(skip_special);
+        let mut text = String::new();
+        for id in ids {
+            stream.push_to(*id, &mut text);
+        }
+        text.push_str(&stream.finish());
+        Ok(text)
     }
 
     /// Incremental decoding of a text of its own; see [`TextStream::continuing`] for one that goes on from

@@ -61,6 +61,8 @@ fn json_is_written_as_python_writes_it() {
 fn generation_tags_print_nothing() {
     let source = "{% for m in messages %}\n{%- generation -%}\n  {{ m.role }}\n{%- endgeneration %}\n{% endfor %}generation";
     assert_eq!(render(source).unwrap(), "userassistantusergeneration");
+    // What only looks like a tag in a comment does not hide one.
+    assert_eq!(render("{# {{ {% #}{% generation %}a{% endgeneration %}{{ 'b' }}{# %} #}").unwrap(), "ab");
 }
 
 #[test]
@@ -78,7 +80,14 @@ fn hostile_templates_end() {
     let long = "a".repeat(MAX_SOURCE + 1);
     let nested = format!("{}1{}", "{% if 1 %}".repeat(3000), "{% endif %}".repeat(3000));
     let brackets = format!("{{{{ {}1{} }}}}", "[".repeat(3000), "]".repeat(3000));
-    let cases: [(&str, &str); 7] = [
+    let (opened, opening) = ("{{".repeat(MAX_SOURCE / 2), "{% {{ }}".repeat(MAX_SOURCE / 8));
+    let cases: [(&str, &str); 12] = [
+        ("never closed", &opened),
+        ("closed otherwise", &opening),
+        // Here minijinja itself panics.
+        ("slice of nothing", "{{ [][5::-1] }}"),
+        ("long string", "{{ 'x' * 99999999999 }}"),
+        ("long list", "{{ (range(9999) | list) * 99999999 }}"),
         ("loop", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
         ("recursion", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
         ("output", "{% for a in range(99999) %}{{ 'x' * 10000 }}{% endfor %}"),
@@ -132,9 +141,24 @@ fn directories_hold_templates_in_several_ways() {
     assert_eq!(said().unwrap().as_deref(), Some("3"));
     write("chat_template.jinja", "4");
     assert_eq!(said().unwrap().as_deref(), Some("4"));
+    // Conversations with tools have their own template, in the list or in a folder.
+    let with_tools = || {
+        let given = Conversation::from_json(r#"{"messages": [], "tools": [{"type": "function"}]}"#).unwrap();
+        ChatTemplate::from_dir(dir.path()).unwrap().unwrap().render_conversation(&given, false).unwrap()
+    };
+    assert_eq!(with_tools(), "4");
+    std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+    write("additional_chat_templates/tool_use.jinja", "5{{ tools | length }}");
+    assert_eq!((with_tools().as_str(), said().unwrap().as_deref()), ("51", Some("4")));
+    std::fs::remove_dir_all(dir.path().join("additional_chat_templates")).unwrap();
     write("chat_template.jinja", "{% if %}");
     assert!(said().unwrap_err().to_string().starts_with("chat template: "));
     std::fs::remove_file(dir.path().join("chat_template.jinja")).unwrap();
+    write(
+        "chat_template.json",
+        r#"{"chat_template": [{"name": "tool_use", "template": "6"}, {"name": "default", "template": "7"}]}"#,
+    );
+    assert_eq!((with_tools().as_str(), said().unwrap().as_deref()), ("6", Some("7")));
     write("chat_template.json", r#"{"chat_template": [{"name": "tool", "template": "t"}]}"#);
     assert!(said().unwrap_err().to_string().contains("default"));
 }
@@ -145,8 +169,30 @@ fn gguf_metadata_holds_a_template() {
     let template = ChatTemplate::from_gguf(&Gguf::open(path).unwrap()).unwrap().unwrap();
     let wanted = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(template.render(&conversation()[2..], true).unwrap(), wanted);
-    assert_eq!(
-        (template.bos_token.as_deref(), template.eos_token.as_deref()),
-        (Some("<|im_start|>"), Some("<|im_end|>"))
-    );
+    let special = [("bos_token", "<|im_start|>".to_owned()), ("eos_token", "<|im_end|>".to_owned())];
+    assert_eq!(template.special, special);
+}
+
+#[test]
+fn conversations_are_checked() {
+    let wrong = [
+        ("[]", "object"),
+        ("{", "JSON"),
+        (r#"{"messages": {}}"#, "`messages`"),
+        (r#"{"messages": ["hi"]}"#, "`messages`"),
+        (r#"{"messages": [], "tools": [1]}"#, "`tools`"),
+        (r#"{"messages": [], "documents": "x"}"#, "`documents`"),
+        (r#"{"messages": [], "add_generation_prompt": true}"#, "add_generation_prompt"),
+    ];
+    for (text, wanted) in wrong {
+        let message = Conversation::from_json(text).unwrap_err().to_string();
+        assert!(message.contains(wanted) && !message.contains('\n'), "{text}: {message}");
+    }
+    let deep = format!(r#"{{"messages": {}{}}}"#, "[".repeat(5000), "]".repeat(5000));
+    assert!(Conversation::from_json(&deep).is_err());
+    let given =
+        Conversation::from_json(r#"{"messages": [], "tools": null, "documents": null, "x": 1}"#).unwrap();
+    let template =
+        ChatTemplate::new("{{ tools is none }}{{ documents is none }}{{ x }}", None, None).unwrap();
+    assert_eq!(template.render_conversation(&given, false).unwrap(), "TrueTrue1");
 }

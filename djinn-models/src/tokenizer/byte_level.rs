@@ -20,7 +20,7 @@ const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Qwen 2's: the same with single digits.
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(super) const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Mistral's Tekken: capitals begin a word, single digits.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -33,7 +33,11 @@ pub(super) enum Pre {
     /// Single digits, then GPT-2's.
     Smollm,
     Llama3,
+    /// Llama 3's expression, but every word by its merges.
+    Dbrx,
     Qwen2,
+    /// Qwen 2's expression without its normalisation.
+    StableLm2,
     Falcon,
     Tekken,
     /// What files without a name, or with the name `default`, are read with.
@@ -44,10 +48,21 @@ impl Pre {
     pub(super) fn from_name(name: Option<&str>) -> Result<Self> {
         Ok(match name {
             None | Some("default") => Self::Unnamed,
-            Some("gpt-2" | "mpt" | "olmo" | "phi-2") => Self::Gpt2,
-            Some("smollm" | "starcoder" | "refact" | "codeshell" | "exaone") => Self::Smollm,
-            Some("llama3" | "llama-v3" | "llama-bpe" | "falcon3") => Self::Llama3,
-            Some("qwen2" | "deepseek-r1-qwen") => Self::Qwen2,
+            Some(
+                "gpt-2" | "mpt" | "olmo" | "phi-2" | "jais" | "trillion" | "granite-docling" | "exaone4"
+                | "gigachat" | "mellum" | "modern-bert" | "jina-es" | "jina-de" | "jina-v2-es" | "jina-v2-de"
+                | "a.x-4.0",
+            ) => Self::Gpt2,
+            Some(
+                "smollm" | "starcoder" | "refact" | "codeshell" | "exaone" | "command-r" | "minerva-7b"
+                | "mellum2",
+            ) => Self::Smollm,
+            Some("llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "lfm2") => {
+                Self::Llama3
+            }
+            Some("dbrx" | "smaug-bpe" | "chatglm-bpe" | "glm4") => Self::Dbrx,
+            Some("qwen2" | "deepseek-r1-qwen" | "megrez") => Self::Qwen2,
+            Some("stablelm2" | "hunyuan" | "solar-open" | "grok-2") => Self::StableLm2,
             Some("falcon") => Self::Falcon,
             Some("tekken") => Self::Tekken,
             Some(other) => {
@@ -61,7 +76,7 @@ impl Pre {
 
     /// Whether a text begins with BOS where the file does not say.
     pub(super) fn adds_bos(self) -> bool {
-        self == Self::Llama3
+        matches!(self, Self::Llama3 | Self::Tekken)
     }
 
     /// Whether a whole word of the vocabulary is taken as it is, without its merges.
@@ -80,8 +95,8 @@ impl Pre {
         let parts = match self {
             Self::Gpt2 => vec![gpt2],
             Self::Smollm => vec![Digits::new(true).into(), gpt2],
-            Self::Llama3 => vec![split(LLAMA3)?, bytes],
-            Self::Qwen2 => vec![split(QWEN2)?, bytes],
+            Self::Llama3 | Self::Dbrx => vec![split(LLAMA3)?, bytes],
+            Self::Qwen2 | Self::StableLm2 => vec![split(QWEN2)?, bytes],
             Self::Tekken => vec![split(TEKKEN)?, bytes],
             Self::Falcon => {
                 vec![split(r"[\p{P}\$\+<=>\^~\|`]+")?, split(GPT2)?, split("[0-9][0-9][0-9]")?, bytes]

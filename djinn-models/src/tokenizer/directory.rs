@@ -1,7 +1,8 @@
-//! The tokenizer of a Hugging Face directory.
+//! The tokenizer of a Hugging Face directory: `tokenizer.json`, or what older files say in its form.
 
-use super::pieces::Scheme;
+use super::pieces::{FirstSpace, Scheme};
 use super::post::Affixes;
+use super::slow::{self, Slow};
 use super::{Marks, Tokenizer, one_line};
 use crate::{Error, Result};
 use serde_json::Value;
@@ -11,8 +12,14 @@ use std::path::Path;
 const MAX_BYTES: u64 = 256 << 20;
 
 pub(super) fn load(dir: &Path) -> Result<Option<Tokenizer>> {
+    let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
+    let map = read_json(&dir.join("special_tokens_map.json"))?.unwrap_or(Value::Null);
     let path = dir.join("tokenizer.json");
-    let Some(mut json) = read_json(&path)? else { return Ok(None) };
+    let found = match read_json(&path)? {
+        Some(json) => Some(Slow { path, json, bos: None, eos: None, adds_bos: false }),
+        None => slow::read(dir, &config, &map)?,
+    };
+    let Some(Slow { path, mut json, bos, eos, adds_bos }) = found else { return Ok(None) };
     let located = |error| match error {
         Error::Tokenizer(detail) => Error::Malformed { path: path.clone(), detail },
         other => other,
@@ -31,18 +38,17 @@ pub(super) fn load(dir: &Path) -> Result<Option<Tokenizer>> {
         serde_json::from_value(json).map_err(|e| located(Error::Tokenizer(one_line(&e.to_string()))))?;
     check_added(&parsing, &added).map_err(located)?;
 
-    let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
-    let map = read_json(&dir.join("special_tokens_map.json"))?.unwrap_or(Value::Null);
     let named = |key: &str| {
         let name = special_token(&config, key).or_else(|| special_token(&map, key))?;
         parsing.token_to_id(&name)
     };
-    let marks = Marks { bos: named("bos_token"), eos: named("eos_token"), eot: named("eot_token") };
+    let marks =
+        Marks { bos: named("bos_token").or(bos), eos: named("eos_token").or(eos), eot: named("eot_token") };
     if affixes.is_empty() {
         // Slow tokenizers of the Llama family say it in their configuration only.
-        let wanted = |key: &str| config[key].as_bool() == Some(true);
-        affixes.prefix.extend(marks.bos.filter(|_| wanted("add_bos_token")));
-        affixes.suffix.extend(marks.eos.filter(|_| wanted("add_eos_token")));
+        let wanted = |key: &str, default: bool| config[key].as_bool().unwrap_or(default);
+        affixes.prefix.extend(marks.bos.filter(|_| wanted("add_bos_token", adds_bos)));
+        affixes.suffix.extend(marks.eos.filter(|_| wanted("add_eos_token", false)));
     }
     Tokenizer::assemble(parsing, scheme, affixes, marks).map(Some).map_err(located)
 }
@@ -56,24 +62,59 @@ pub(crate) fn special_token(config: &Value, key: &str) -> Option<String> {
 
 /// A JSON file; `None` if there is none.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
-    let io = |source| Error::Io { path: path.to_owned(), source };
-    match std::fs::metadata(path) {
-        Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(io(source)),
-        Ok(meta) if meta.len() > MAX_BYTES => {
-            let detail = format!("{} bytes are more than such a file may have ({MAX_BYTES})", meta.len());
-            return Err(Error::Malformed { path: path.to_owned(), detail });
-        }
-        Ok(_) => {}
-    }
-    let bytes = std::fs::read(path).map_err(io)?;
+    let Some(bytes) = read_bounded(path)? else { return Ok(None) };
     let value = serde_json::from_slice(&bytes)
         .map_err(|e| Error::Malformed { path: path.to_owned(), detail: one_line(&e.to_string()) })?;
     Ok(Some(value))
 }
 
+/// A file's bytes; `None` if there is none. One that is too large for a tokenizer is refused unread.
+pub(super) fn read_bounded(path: &Path) -> Result<Option<Vec<u8>>> {
+    let io = |source| Error::Io { path: path.to_owned(), source };
+    match std::fs::metadata(path) {
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(io(source)),
+        Ok(meta) if meta.len() > MAX_BYTES => {
+            let detail = format!("{} bytes are more than such a file may have ({MAX_BYTES})", meta.len());
+            Err(Error::Malformed { path: path.to_owned(), detail })
+        }
+        Ok(_) => std::fs::read(path).map(Some).map_err(io),
+    }
+}
+
 fn unsupported(what: String) -> Error {
     Error::Unsupported { what, remedy: "the supported families use byte-level or SentencePiece BPE".into() }
+}
+
+/// A part of a decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    ByteLevel,
+    /// `▁` to a space.
+    Replace,
+    Metaspace(FirstSpace),
+    ByteFallback,
+    Fuse,
+    /// One space at the beginning.
+    Strip,
+}
+
+impl Step {
+    fn from_json(part: &Value) -> Result<Self> {
+        Ok(match part["type"].as_str().unwrap_or("without a type") {
+            "ByteLevel" => Self::ByteLevel,
+            "Fuse" => Self::Fuse,
+            "ByteFallback" => Self::ByteFallback,
+            "Replace" if part["pattern"]["String"] == "▁" && part["content"] == " " => Self::Replace,
+            "Strip" if part["content"] == " " && part["start"] == 1 && part["stop"] == 0 => Self::Strip,
+            "Metaspace" if part["replacement"].as_str().unwrap_or("▁") == "▁" => {
+                let old = part["add_prefix_space"].as_bool().unwrap_or(true);
+                let drops = part["prepend_scheme"].as_str().map_or(old, |scheme| scheme != "never");
+                Self::Metaspace(if drops { FirstSpace::OfFirstToken } else { FirstSpace::Kept })
+            }
+            other => return Err(unsupported(format!("the tokenizer's decoder {other} as it is configured"))),
+        })
+    }
 }
 
 /// How a `decoder` of `tokenizer.json` spells bytes.
@@ -85,25 +126,18 @@ fn scheme(decoder: &Value) -> Result<Scheme> {
         Some("Sequence") => decoder["decoders"].as_array().map_or(&[][..], Vec::as_slice),
         _ => std::slice::from_ref(decoder),
     };
-    let (mut byte_level, mut spaces, mut bytes, mut strip) = (false, false, false, false);
-    for part in parts {
-        match part["type"].as_str().unwrap_or("without a type") {
-            "ByteLevel" => byte_level = true,
-            "Fuse" => {}
-            "ByteFallback" => bytes = true,
-            "Replace" if part["pattern"]["String"] == "▁" && part["content"] == " " => spaces = true,
-            "Strip" if part["content"] == " " && part["start"] == 1 && part["stop"] == 0 => strip = true,
-            "Metaspace" if part["replacement"].as_str().unwrap_or("▁") == "▁" => {
-                spaces = true;
-                let old = part["add_prefix_space"].as_bool().unwrap_or(true);
-                strip = part["prepend_scheme"].as_str().map_or(old, |scheme| scheme != "never");
-            }
-            other => return Err(unsupported(format!("the tokenizer's decoder {other} as it is configured"))),
-        }
-    }
-    match (byte_level, spaces, bytes || strip) {
-        (true, false, false) => Ok(Scheme::ByteLevel),
-        (false, true, _) => Ok(Scheme::Spaces { bytes, strip }),
+    let steps: Vec<Step> = parts.iter().map(Step::from_json).collect::<Result<_>>()?;
+    let (first, rest) = match steps.as_slice() {
+        [Step::ByteLevel] | [Step::ByteLevel, Step::Fuse] => return Ok(Scheme::ByteLevel { added: true }),
+        [Step::Replace, rest @ .., Step::Fuse, Step::Strip] => (FirstSpace::Dropped, rest),
+        [Step::Replace, rest @ ..] => (FirstSpace::Kept, rest),
+        [Step::Metaspace(first), rest @ ..] => (*first, rest),
+        _ => (FirstSpace::Kept, steps.as_slice()),
+    };
+    match rest {
+        _ if rest.len() == steps.len() => Err(unsupported("the tokenizer's sequence of decoders".into())),
+        [] | [Step::Fuse] => Ok(Scheme::Spaces { bytes: false, first }),
+        [Step::ByteFallback] | [Step::ByteFallback, Step::Fuse] => Ok(Scheme::Spaces { bytes: true, first }),
         _ => Err(unsupported("the tokenizer's sequence of decoders".into())),
     }
 }

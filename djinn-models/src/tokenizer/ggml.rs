@@ -1,7 +1,7 @@
 //! The tokenizer in a GGUF file's metadata.
 
 use super::byte_level::{self, Pre};
-use super::pieces::Scheme;
+use super::pieces::{FirstSpace, Scheme};
 use super::post::Affixes;
 use super::{Marks, Tokenizer, sentencepiece};
 use crate::gguf::Gguf;
@@ -30,13 +30,14 @@ pub(super) fn load(file: &Gguf) -> Result<Option<Tokenizer>> {
     let (encoder, scheme, adds_bos) = if model == "gpt2" {
         let pre = Pre::from_name(file.optional("tokenizer.ggml.pre", Gguf::get_str)?)?;
         let merges = file.get_array_str("tokenizer.ggml.merges")?;
-        (byte_level::build(&vocabulary, merges, pre)?, Scheme::ByteLevel, pre.adds_bos())
+        (byte_level::build(&vocabulary, merges, pre)?, Scheme::ByteLevel { added: false }, pre.adds_bos())
     } else {
         // The ids that SentencePiece's trainer gives them.
         marks.bos = marks.bos.or_else(|| vocabulary.control(1));
         marks.eos = marks.eos.or_else(|| vocabulary.control(2));
-        let strip = flag("add_space_prefix")?.unwrap_or(true);
-        (sentencepiece::build(&vocabulary, strip)?, Scheme::Spaces { bytes: true, strip }, true)
+        let prefix = flag("add_space_prefix")?.unwrap_or(true);
+        let first = if prefix { FirstSpace::Dropped } else { FirstSpace::Kept };
+        (sentencepiece::build(&vocabulary, prefix)?, Scheme::Spaces { bytes: true, first }, true)
     };
     let (adds_bos, adds_eos) =
         (flag("add_bos_token")?.unwrap_or(adds_bos), flag("add_eos_token")?.unwrap_or(false));
@@ -58,7 +59,7 @@ pub(super) enum Kind {
     Byte,
 }
 
-/// A GGUF vocabulary, checked: the lists have one length, and no token comes twice.
+/// A vocabulary of GGUF or SentencePiece, checked: the lists have one length, and no token comes twice.
 pub(super) struct Vocabulary {
     pub(super) tokens: Vec<String>,
     pub(super) kinds: Vec<Kind>,
@@ -81,7 +82,7 @@ impl Vocabulary {
         }
         let mut seen = HashSet::with_capacity(len);
         if let Some(twice) = tokens.iter().find(|token| !seen.insert(token.as_str())) {
-            return Err(Error::Tokenizer(format!("token {twice:?} comes twice in tokenizer.ggml.tokens")));
+            return Err(Error::Tokenizer(format!("token {twice:?} comes twice in the vocabulary")));
         }
         let kinds = match kinds {
             None => vec![Kind::Normal; len],
@@ -100,13 +101,13 @@ impl Vocabulary {
         (self.kinds.get(id as usize) == Some(&Kind::Control)).then_some(id)
     }
 
-    /// Tokens that are looked for in the text before anything else: control tokens, which are special, and
-    /// those that the model's author added.
+    /// Tokens that are looked for in the text before anything else: control tokens and the unknown token,
+    /// which are special, and those that the model's author added.
     pub(super) fn added(&self) -> Vec<tokenizers::AddedToken> {
         let all = self.tokens.iter().zip(&self.kinds);
-        let added = all.filter(|(_, kind)| matches!(kind, Kind::Control | Kind::UserDefined));
+        let added = all.filter(|(_, kind)| matches!(kind, Kind::Control | Kind::UserDefined | Kind::Unknown));
         let added = added.map(|(token, kind)| {
-            tokenizers::AddedToken::from(token.clone(), *kind == Kind::Control).normalized(false)
+            tokenizers::AddedToken::from(token.clone(), *kind != Kind::UserDefined).normalized(false)
         });
         added.collect()
     }

@@ -8,13 +8,23 @@ pub(super) const MAX_VOCAB: usize = 1 << 24;
 /// How a vocabulary spells bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
-    /// GPT-2's alphabet of 256 visible characters, one for each byte.
-    ByteLevel,
-    /// SentencePiece: `▁` is a space; with `bytes`, `<0xNN>` is a byte; with `strip`, a text's first space
-    /// was added by the encoder.
-    Spaces { bytes: bool, strip: bool },
+    /// GPT-2's alphabet of 256 visible characters, one for each byte. With `added` the spelling of an added
+    /// token is read in it as well, as the `tokenizers` package does; GGUF holds added tokens as text.
+    ByteLevel { added: bool },
+    /// SentencePiece: `▁` is a space; with `bytes`, `<0xNN>` is a byte.
+    Spaces { bytes: bool, first: FirstSpace },
     /// No decoder: words with one space between them.
     Words,
+}
+
+/// What becomes of the spaces with which a text begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FirstSpace {
+    Kept,
+    /// One is the encoder's and is dropped.
+    Dropped,
+    /// Every `▁` of the first token is dropped, as by the decoder `Metaspace`.
+    OfFirstToken,
 }
 
 /// Every token's bytes, one after the other.
@@ -23,7 +33,7 @@ pub(super) struct Pieces {
     /// Where each token's bytes end; they begin where the one before ends.
     ends: Vec<usize>,
     special: Vec<bool>,
-    strip: bool,
+    scheme: Scheme,
 }
 
 impl Pieces {
@@ -36,18 +46,14 @@ impl Pieces {
         if len > MAX_VOCAB {
             return Err(Error::Tokenizer(format!("token id {} is out of range", len - 1)));
         }
-        let mut spelling: Vec<Option<&str>> = vec![None; len];
-        for (token, id) in &vocab {
-            spelling[*id as usize] = Some(token);
-        }
         let added = tokenizer.get_added_tokens_decoder();
-        let strip = matches!(scheme, Scheme::Spaces { strip: true, .. } | Scheme::Words);
         let mut pieces =
-            Self { bytes: Vec::new(), ends: Vec::with_capacity(len), special: vec![false; len], strip };
-        for (id, token) in spelling.into_iter().enumerate() {
+            Self { bytes: Vec::new(), ends: Vec::with_capacity(len), special: vec![false; len], scheme };
+        for id in 0..len {
             let added = added.get(&(id as u32));
-            if let Some(token) = added.map(|t| t.content.as_str()).or(token) {
-                push_bytes(&mut pieces.bytes, token, scheme, added.is_some());
+            // Of an added token that is looked for in normalised text, this is the normalised spelling.
+            if let Some(token) = tokenizer.id_to_token(id as u32) {
+                push_bytes(&mut pieces.bytes, &token, scheme, added.is_some());
             }
             pieces.special[id] = added.is_some_and(|t| t.special);
             pieces.ends.push(pieces.bytes.len());
@@ -63,33 +69,24 @@ impl Pieces {
         self.special.get(id as usize).copied().unwrap_or(false)
     }
 
-    /// Whether a text's first space is the encoder's.
-    pub(super) fn strips_first_space(&self) -> bool {
-        self.strip
+    pub(super) fn scheme(&self) -> Scheme {
+        self.scheme
     }
 
-    /// A token's bytes; none for an id outside the vocabulary.
+    /// A token's bytes: in SentencePiece's scheme its spelling, `▁` and `<0xNN>` included. None for an id
+    /// outside the vocabulary.
     pub(super) fn get(&self, id: u32) -> &[u8] {
         let id = id as usize;
         let Some(end) = self.ends.get(id) else { return &[] };
         let start = if id == 0 { 0 } else { self.ends[id - 1] };
         &self.bytes[start..*end]
     }
-
-    pub(super) fn decode(&self, ids: &[u32], skip_special: bool) -> String {
-        let mut text = Vec::new();
-        for id in ids.iter().filter(|id| !(skip_special && self.is_special(**id))) {
-            text.extend_from_slice(self.get(*id));
-        }
-        let start = usize::from(self.strip && text.first() == Some(&b' '));
-        String::from_utf8_lossy(&text[start..]).into_owned()
-    }
 }
 
 fn push_bytes(out: &mut Vec<u8>, token: &str, scheme: Scheme, added: bool) {
     match scheme {
-        Scheme::ByteLevel if added => out.extend_from_slice(token.as_bytes()),
-        Scheme::ByteLevel => {
+        Scheme::ByteLevel { added: false } if added => out.extend_from_slice(token.as_bytes()),
+        Scheme::ByteLevel { .. } => {
             let start = out.len();
             for c in token.chars() {
                 let Some(byte) = alphabet_byte(c) else {
@@ -101,10 +98,7 @@ fn push_bytes(out: &mut Vec<u8>, token: &str, scheme: Scheme, added: bool) {
                 out.push(byte);
             }
         }
-        Scheme::Spaces { bytes, .. } => match byte_token(token) {
-            Some(byte) if bytes => out.push(byte),
-            _ => out.extend_from_slice(token.replace('▁', " ").as_bytes()),
-        },
+        Scheme::Spaces { .. } => out.extend_from_slice(token.as_bytes()),
         Scheme::Words => {
             out.push(b' ');
             out.extend_from_slice(token.as_bytes());

@@ -1,4 +1,4 @@
-//! SentencePiece BPE from GGUF: pieces with scores, `▁` for a space, byte tokens for what has no piece.
+//! SentencePiece BPE: pieces with scores, `▁` for a space, byte tokens for what has no piece.
 
 use super::ggml::{Kind, Vocabulary};
 use super::{error, pieces::byte_token};
@@ -13,17 +13,11 @@ const MAX_PIECE: usize = 1024;
 /// Builds the encoder; with `prefix_space` a text is encoded as if it began with a space.
 pub(super) fn build(vocabulary: &Vocabulary, prefix_space: bool) -> Result<tokenizers::Tokenizer> {
     let ids: Vocab = vocabulary.tokens.iter().zip(0..).map(|(token, id)| (token.clone(), id)).collect();
-    let bytes = vocabulary.tokens.iter().zip(&vocabulary.kinds);
-    let bytes = bytes.filter(|(token, kind)| **kind == Kind::Byte && byte_token(token).is_some()).count();
-    let unknown = vocabulary.kinds.iter().position(|kind| *kind == Kind::Unknown);
-    if bytes < 256 && unknown.is_none() {
-        let detail = format!("{bytes} of 256 byte tokens and no unknown token: some text has no encoding");
-        return Err(Error::Tokenizer(detail));
-    }
+    let unknown = unknown(vocabulary)?;
     let mut model =
         BPE::builder().vocab_and_merges(ids, merges(vocabulary)?).byte_fallback(true).fuse_unk(true);
     if let Some(unknown) = unknown {
-        model = model.unk_token(vocabulary.tokens[unknown].clone());
+        model = model.unk_token(unknown.to_owned());
     }
     let mut tokenizer = tokenizers::Tokenizer::new(model.build().map_err(|e| error(&e))?);
     let mut steps: Vec<NormalizerWrapper> = Vec::new();
@@ -36,11 +30,24 @@ pub(super) fn build(vocabulary: &Vocabulary, prefix_space: bool) -> Result<token
     Ok(tokenizer)
 }
 
+/// The token for what has no encoding. Refuses a vocabulary without one whose byte tokens are not complete.
+pub(super) fn unknown(vocabulary: &Vocabulary) -> Result<Option<&str>> {
+    let bytes = vocabulary.tokens.iter().zip(&vocabulary.kinds);
+    let bytes = bytes.filter(|(token, kind)| **kind == Kind::Byte && byte_token(token).is_some()).count();
+    let unknown = vocabulary.kinds.iter().position(|kind| *kind == Kind::Unknown);
+    if bytes < 256 && unknown.is_none() {
+        let detail = format!("{bytes} of 256 byte tokens and no unknown token: some text has no encoding");
+        return Err(Error::Tokenizer(detail));
+    }
+    Ok(unknown.map(|at| vocabulary.tokens[at].as_str()))
+}
+
 /// The merges that the scores imply: each way to cut a piece into two pieces, best score of the whole first.
-/// Of one piece's cuts the one with the longer left part comes first, as in Hugging Face's conversion.
-fn merges(vocabulary: &Vocabulary) -> Result<Vec<(String, String)>> {
+/// Of one score's cuts the one with the longer left part comes first, then the one with the longer right
+/// part, as in Hugging Face's conversion.
+pub(super) fn merges(vocabulary: &Vocabulary) -> Result<Vec<(String, String)>> {
     if vocabulary.scores.is_empty() {
-        return Err(Error::Tokenizer("tokenizer.ggml.scores is missing".into()));
+        return Err(Error::Tokenizer("the tokens have no scores (tokenizer.ggml.scores)".into()));
     }
     let all = vocabulary.tokens.iter().zip(&vocabulary.kinds).zip(&vocabulary.scores);
     let normal = all.filter(|((_, kind), _)| **kind == Kind::Normal);
@@ -57,6 +64,7 @@ fn merges(vocabulary: &Vocabulary) -> Result<Vec<(String, String)>> {
         let cuts = cuts.filter(|(left, right)| scores.contains_key(left) && scores.contains_key(right));
         merges.extend(cuts.map(|(left, right)| (*score, left, right)));
     }
-    merges.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let lengths = |cut: &(f32, &str, &str)| (cut.1.chars().count(), cut.2.chars().count());
+    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| lengths(b).cmp(&lengths(a))));
     Ok(merges.into_iter().map(|(_, left, right)| (left.to_owned(), right.to_owned())).collect())
 }

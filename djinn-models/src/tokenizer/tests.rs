@@ -2,6 +2,7 @@
 //! `scripts/make_tokenizer_fixtures.py`), streams against whole decodings, and files that must be refused.
 
 mod hostile;
+mod older;
 mod streams;
 
 use super::byte_level::{self, Pre};
@@ -81,11 +82,17 @@ fn every_pre_tokenizer_encodes_as_the_python_package() {
     let kinds = file.get_array_int("tokenizer.ggml.token_type").unwrap();
     let vocabulary = ggml::Vocabulary::new(tokens, Some(&kinds), None).unwrap();
     let merges = file.get_array_str("tokenizer.ggml.merges").unwrap();
-    for name in ["gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "falcon", "default"] {
+    for name in ["gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "stablelm2", "tekken", "falcon", "default"]
+    {
         let pre = Pre::from_name(Some(name)).unwrap();
         let encoder = byte_level::build(&vocabulary, merges, pre).unwrap();
-        let tokenizer =
-            Tokenizer::assemble(encoder, Scheme::ByteLevel, Affixes::default(), Marks::default()).unwrap();
+        let tokenizer = Tokenizer::assemble(
+            encoder,
+            Scheme::ByteLevel { added: false },
+            Affixes::default(),
+            Marks::default(),
+        )
+        .unwrap();
         agree(&tokenizer, name, false);
     }
     let other = Pre::from_name(Some("gemma9")).unwrap_err().to_string();
