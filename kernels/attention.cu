@@ -1,15 +1,18 @@
 /*
- * attention, row by row: out[r, h, :] = softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r].
+ * attention, row by row: out[r, h, :] = softmax((q[r, h, :] K + bias) scale) V over positions 0 ..= positions[r], or
+ * the last `window` of them.
  * Shapes: qkv f32 [rows, (heads + 2 kv_heads) head_dim], out f32 [rows, heads head_dim]; pages in kv.cuh.
  * CPU reference: djinn-device, kernels/reference.rs, `attention`.
  *
  * The context is cut every SPLIT positions, from position 0 on. Each split gives a maximum, a sum and a vector
  * for each head; they are merged in order of position, by the block itself or, where splits are spread over
  * blocks, by the last of them to end, with the same arithmetic. So the result depends on neither the batch nor
- * the workspace.
+ * the workspace. Splits before a row's window are left out; in the one in which it begins, hidden positions read the
+ * first that is seen instead, with a weight of zero.
  * Launch: blocks of 256 threads; x over rows times groups of up to 4 query heads that share a key head, y over
- * splits. 8 lanes share a position, in steps of 16 bytes where head_dim allows; a block takes 32 positions at
- * once. Blocks beyond a row's context end at once. Beside the tiled path, blocks take several rows.
+ * splits, from the first that the row sees. 8 lanes share a position, in steps of 16 bytes where head_dim allows; a
+ * block takes 32 positions at once. Blocks beyond a row's context end at once. Beside the tiled path, blocks take
+ * several rows.
  */
 #include "attention.cuh"
 
@@ -38,7 +41,7 @@ struct Part {
     unsigned rows;
     /* Heads that share a key head, in groups of the kernel's HEADS. */
     unsigned groups;
-    /* Splits of the longest context, if they are spread over blocks; 0 if each block takes all of them. */
+    /* Splits that a row may see, if they are spread over blocks; 0 if each block takes all of them. */
     unsigned splits;
     /* Rows that a block takes one after the other. */
     unsigned rows_per_block;
@@ -58,7 +61,20 @@ __device__ __forceinline__ void merge(float &top, float &sum, float &x, float ne
 /* Splits of a context. */
 __host__ __device__ __forceinline__ unsigned splits_of(unsigned length) { return (length + SPLIT - 1) / SPLIT; }
 
-/* The partial result of a row, head and split: maximum, sum, vector. */
+/* The slope of a head, rounded to bf16. The exponent is exact, and no slope is near a tie: `exp2f` need not be. */
+__device__ __forceinline__ float slope_of(unsigned head, unsigned heads) {
+    const unsigned power = 1u << (31 - __clz(heads));
+    const float step = head < power ? -8.0f : -4.0f;
+    const unsigned i = head < power ? head + 1 : 2 * (head - power) + 1;
+    return widen(narrow<bf16>(exp2f(step * float(i) / float(power))));
+}
+
+/* The bias of the key at a position. */
+__device__ __forceinline__ float bias_at(float slope, unsigned position) {
+    return widen(narrow<bf16>(slope * widen(narrow<bf16>(float(position)))));
+}
+
+/* The partial result of a row and head: maximum, sum, vector. Splits count from the first that the row sees. */
 __device__ __forceinline__ float *partial(const djinn_attention_args &a, const Part &part, unsigned row, unsigned head,
                                           unsigned split) {
     const size_t index = (size_t(row - part.first_row) * a.heads + head) * part.splits + split;
@@ -78,11 +94,18 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
         const T *key[SPLIT];
         float score[HEADS][SPLIT];
         float top[HEADS], sum[HEADS];
+        /* With biases: each head's slope, and the bias of the row's own position. */
+        float slope[HEADS], own[HEADS];
         float part[WARPS][HEADS * DIM];
     };
 
-    /* Scores of the `count` positions of a split. */
-    static __device__ __forceinline__ void score(Shared &shared, unsigned count, unsigned dim, float scale) {
+    /*
+     * Scores of the positions `hidden .. count` of a split, which starts at `base`. The bias of the row's own position
+     * is taken from all, so that biases cost no precision where weights are greatest.
+     */
+    static __device__ __forceinline__ void score(Shared &shared, const djinn_attention_args &a, unsigned base,
+                                                 unsigned hidden, unsigned count) {
+        const unsigned dim = a.kv.head_dim;
         const unsigned lane = threadIdx.x % LANES;
 #pragma unroll UNROLL
         for (unsigned position = threadIdx.x / LANES; position < SPLIT; position += SWEEP) {
@@ -116,7 +139,12 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
                     dots[h] += __shfl_xor_sync(0xffffffffu, dots[h], step);
                 }
                 if (lane == 0) {
-                    shared.score[h][position] = live ? __fmul_rn(dots[h], scale) : -INFINITY;
+                    if (a.alibi != 0) {
+                        const float bias = bias_at(shared.slope[h], base + position) - shared.own[h];
+                        dots[h] = __fadd_rn(dots[h], bias);
+                    }
+                    const bool seen = live && position >= hidden;
+                    shared.score[h][position] = seen ? __fmul_rn(dots[h], a.scale) : -INFINITY;
                 }
             }
         }
@@ -208,7 +236,8 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
         const unsigned in_group = which % part.groups * HEADS, head = kv_head * shared_by + in_group;
         const unsigned heads = min(HEADS, shared_by - in_group);
         const unsigned length = a.positions[row] + 1, splits = splits_of(length), sequence = a.row_seq[row];
-        const unsigned first = part.splits == 0 ? 0 : blockIdx.y;
+        const unsigned visible = first_seen(a, length - 1), start = visible / SPLIT;
+        const unsigned first = part.splits == 0 ? start : start + blockIdx.y;
         const unsigned last = part.splits == 0 ? splits : first + 1;
         if (first >= splits || (part.skip_runs && is_long(a, sequence, row, 1))) {
             return;
@@ -220,14 +249,21 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
             const unsigned h = i / DIM, at = i % DIM;
             shared.query[h][at] = h < heads && at < dim ? queries[size_t(h) * dim + at] : 0;
         }
+        if (a.alibi != 0 && threadIdx.x < HEADS) {
+            /* Heads past the last have queries of zero, and any slope. */
+            const float slope = slope_of(min(head + threadIdx.x, a.heads - 1), a.heads);
+            shared.slope[threadIdx.x] = slope;
+            shared.own[threadIdx.x] = bias_at(slope, length - 1);
+        }
         float tops[OUTPUTS] = {}, sums[OUTPUTS] = {}, results[OUTPUTS] = {};
         for (unsigned split = first; split < last; ++split) {
             const unsigned base = split * SPLIT, count = min(SPLIT, length - base);
+            const unsigned hidden = visible > base ? visible - base : 0;
             if (threadIdx.x < count) {
-                shared.key[threadIdx.x] = key_at<T>(a.kv, sequence, base + threadIdx.x, kv_head);
+                shared.key[threadIdx.x] = key_at<T>(a.kv, sequence, base + max(threadIdx.x, hidden), kv_head);
             }
             __syncthreads();
-            score(shared, count, dim, a.scale);
+            score(shared, a, base, hidden, count);
             __syncthreads();
             weigh(shared);
             __syncthreads();
@@ -264,18 +300,18 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
         };
         if (part.splits != 0) {
             each_output([&](unsigned o, unsigned h, unsigned at) {
-                float *to = partial(a, part, row, head + h, first);
+                float *to = partial(a, part, row, head + h, first - start);
                 to[2 + at] = results[o];
                 if (at == 0) {
                     to[0] = tops[o], to[1] = sums[o];
                 }
             });
             const unsigned group = (row - part.first_row) * a.kv.kv_heads * part.groups + which;
-            if (!is_last(ended[group], splits)) {
+            if (!is_last(ended[group], splits - start)) {
                 return;
             }
             each_output([&](unsigned o, unsigned h, unsigned at) {
-                for (unsigned split = 0; split < splits; ++split) {
+                for (unsigned split = 0; split < splits - start; ++split) {
                     /* Past the first-level cache: other multiprocessors wrote them. */
                     const float *from = partial(a, part, row, head + h, split);
                     const float top = __ldcg(from), sum = __ldcg(from + 1), x = __ldcg(from + 2 + at);
@@ -355,10 +391,13 @@ Choice choose(const djinn_attention_args &a) {
     }
 }
 
-/* Splits of the longest context that the page table holds. */
+/* Splits that a row may see of the longest context that the page table holds. */
 unsigned most_splits(const djinn_attention_args &a) {
     const uint64_t positions = uint64_t(a.kv.table_width) * a.kv.page_tokens;
-    return ceil_div(positions, SPLIT);
+    const unsigned all = ceil_div(positions, SPLIT);
+    /* A window that begins in the last position of a split reaches furthest. */
+    const uint64_t seen = a.window == 0 ? all : 1 + ceil_div(uint64_t(a.window) - 1, SPLIT);
+    return seen < all ? unsigned(seen) : all;
 }
 
 uint64_t row_bytes(const djinn_attention_args &a) {

@@ -11,7 +11,12 @@ namespace djinn {
 /* Whether some rows may take the tiled path. */
 inline bool serves_runs(const djinn_attention_args &a) {
     const bool fits = a.kv.dtype != DJINN_F32 && (a.kv.head_dim == 64 || a.kv.head_dim == 128);
-    return fits && a.exact == 0 && a.rows > DJINN_PREFILL_RUN;
+    return fits && a.exact == 0 && a.alibi == 0 && a.rows > DJINN_PREFILL_RUN;
+}
+
+/* The first position that a row at `position` sees. */
+__host__ __device__ __forceinline__ unsigned first_seen(const djinn_attention_args &a, unsigned position) {
+    return a.window == 0 || position < a.window ? 0 : position + 1 - a.window;
 }
 
 /* The tiled path, for rows in runs of more than DJINN_PREFILL_RUN; leaves the others alone. */

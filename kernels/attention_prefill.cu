@@ -1,12 +1,13 @@
 /*
  * attention in tiles, on the tensor cores, for rows in runs of more than DJINN_PREFILL_RUN of one sequence:
- * out[r, h, :] = softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r].
+ * out[r, h, :] = softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r], or the last `window` of them.
  * Shapes: as in attention.cu; f16 or bf16 pages, head_dim 64 or 128.
  * CPU reference: djinn-device, kernels/reference.rs, `attention`.
  *
  * The method is FlashAttention-2 (Dao, 2023): the running maximum and sum of each row are kept while 64 keys and
- * values at a time pass through shared memory, two stages deep. Tiles of keys start at position 0, and a tile
- * that a row does not see changes none of its bits; so a row depends on its queries and its context alone.
+ * values at a time pass through shared memory, two stages deep. Tiles of keys start at position 0, and a tile that a
+ * row does not see, be it past the row or before its window, changes none of its bits; so a row depends on its queries
+ * and its context alone. Tiles before the window of every row are left out.
  * Launch: blocks of 4 warps; x over heads, y over tiles of 64 rows, 16 a warp. A tile may hold several runs:
  * they are taken in turn, and rows outside the present one see nothing.
  */
@@ -77,19 +78,19 @@ template <typename T, unsigned DIM> struct Tiles {
         uint32_t queries[STEPS][4];
         float out[DIM / 8][4];
         float top[2], sum[2];
-        /* How many positions each row sees of the present run. */
-        unsigned sees[2];
+        /* The positions that each row sees of the present run, from `from` on and before `sees`. */
+        unsigned from[2], sees[2];
     };
 
-    /* Starts the copy of a tile; positions from `length` on are zeros. */
+    /* Starts the copy of a tile; positions before `lowest` and from `length` on are zeros. */
     static __device__ __forceinline__ void fetch(Shared &shared, const djinn_kv_pages &kv, unsigned sequence,
-                                                 unsigned kv_head, unsigned tile, unsigned length) {
+                                                 unsigned kv_head, unsigned tile, unsigned lowest, unsigned length) {
         constexpr unsigned CHUNKS = DIM / 8;
 #pragma unroll 4
         for (unsigned i = threadIdx.x; i < TILE * CHUNKS; i += THREADS) {
             const unsigned slot = i / CHUNKS, at = i % CHUNKS * 8, position = tile * TILE + slot;
-            const bool inside = position < length;
-            const T *key = key_at<T>(kv, sequence, inside ? position : 0, kv_head) + at;
+            const bool inside = position >= lowest && position < length;
+            const T *key = key_at<T>(kv, sequence, inside ? position : lowest, kv_head) + at;
             copy_async(&shared.keys[tile % 2][slot][at], key, inside);
             copy_async(&shared.values[tile % 2][slot][at], key + value_offset(kv), inside);
         }
@@ -133,7 +134,8 @@ template <typename T, unsigned DIM> struct Tiles {
 #pragma unroll
             for (unsigned i = 0; i < 4; ++i) {
                 const unsigned position = base + b * 8 + 2 * quad + i % 2;
-                scores[b][i] = position < w.sees[i / 2] ? scores[b][i] * scale : -INFINITY;
+                const bool seen = position >= w.from[i / 2] && position < w.sees[i / 2];
+                scores[b][i] = seen ? scores[b][i] * scale : -INFINITY;
                 top[i / 2] = fmaxf(top[i / 2], scores[b][i]);
             }
         }
@@ -218,26 +220,30 @@ template <typename T, unsigned DIM> struct Tiles {
             const unsigned stop = min(begin + rows, end);
             if (is_long(a, sequence, begin, stop - begin)) {
                 const unsigned length = a.positions[stop - 1] + 1, tiles = (length + TILE - 1) / TILE;
-                unsigned seen = 0;
+                const unsigned lowest = first_seen(a, a.positions[begin]), start = lowest / TILE;
+                /* What the warp's rows see. */
+                unsigned from = 0, seen = 0;
 #pragma unroll
                 for (unsigned i = 0; i < 2; ++i) {
                     const bool inside = row + 8 * i >= begin && row + 8 * i < stop;
+                    w.from[i] = inside ? first_seen(a, a.positions[row + 8 * i]) : 0;
                     w.sees[i] = inside ? a.positions[row + 8 * i] + 1 : 0;
                     mine[i] |= inside;
                 }
                 if (warp_first < stop && warp_first + 16 > begin) {
+                    from = first_seen(a, a.positions[max(warp_first, begin)]);
                     seen = a.positions[min(warp_first + 16, stop) - 1] + 1;
                 }
-                fetch(shared, a.kv, sequence, kv_head, 0, length);
-                for (unsigned tile = 0; tile < tiles; ++tile) {
+                fetch(shared, a.kv, sequence, kv_head, start, lowest, length);
+                for (unsigned tile = start; tile < tiles; ++tile) {
                     if (tile + 1 < tiles) {
-                        fetch(shared, a.kv, sequence, kv_head, tile + 1, length);
+                        fetch(shared, a.kv, sequence, kv_head, tile + 1, lowest, length);
                         wait_copies<1>();
                     } else {
                         wait_copies<0>();
                     }
                     __syncthreads();
-                    if (tile * TILE < seen) {
+                    if (tile * TILE < seen && (tile + 1) * TILE > from) {
                         extend(w, shared.keys[tile % 2], shared.values[tile % 2], tile * TILE, scale);
                     }
                     __syncthreads();

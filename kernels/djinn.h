@@ -38,6 +38,14 @@ enum djinn_rope_style {
     DJINN_ROPE_INTERLEAVED = 1,
 };
 
+/* Forms of GELU. */
+enum djinn_gelu_form {
+    /* x/2 (1 + erf(x / sqrt(2))). */
+    DJINN_GELU_ERF = 0,
+    /* x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
+    DJINN_GELU_TANH = 1,
+};
+
 /* The text of an error code. Static memory. */
 const char *djinn_error_string(int code);
 
@@ -79,6 +87,20 @@ typedef struct djinn_rms_norm_args {
     uint32_t rows;
 } djinn_rms_norm_args;
 int djinn_rms_norm(const djinn_rms_norm_args *args, void *stream);
+
+/* out[r, :] = (x[r, :] - mean) / sqrt(variance + eps) weight + bias, with the biased variance. */
+typedef struct djinn_layer_norm_args {
+    const float *x;        /* [rows, width] */
+    const void *weight;    /* [width] */
+    const void *bias;      /* [width] */
+    float *out;            /* [rows, width]; may be x */
+    uint32_t weight_dtype; /* djinn_dtype */
+    uint32_t bias_dtype;   /* djinn_dtype */
+    float eps;
+    uint32_t width;
+    uint32_t rows;
+} djinn_layer_norm_args;
+int djinn_layer_norm(const djinn_layer_norm_args *args, void *stream);
 
 /*
  * sum = a + b, then the norm of sum, in one launch. norm.x is sum. sum and norm.out may each be a or b as a whole,
@@ -197,13 +219,17 @@ typedef struct djinn_rope_kv_write_args {
 int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream);
 
 /*
- * out[r, h, :] = softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r] of the row's sequence. Rows of
- * one sequence are adjacent, positions ascending by one. head_dim up to 256.
+ * out[r, h, :] = softmax((q[r, h, :] K + bias) scale) V over positions 0 ..= p of the row's sequence, for p =
+ * positions[r]. Rows of one sequence are adjacent, positions ascending by one. head_dim up to 256.
+ *
+ * With a window, over positions max(0, p + 1 - window) ..= p; pages that no row sees are not read. With `alibi`
+ * the bias of key j is bf16(bf16(slope(h)) bf16(j)), where with m the largest power of two up to heads, the first
+ * m slopes are 2^(-8 (i + 1) / m) and the others 2^(-4 (2 i + 1) / m); else it is 0.
  *
  * Two paths. Row by row, in f32: always right. In tiles on the tensor cores, queries and probabilities rounded
  * to the cache's dtype: for rows that stand in a run of more than DJINN_PREFILL_RUN rows of their sequence,
- * when the cache is f16 or bf16 and head_dim is 64 or 128; `exact` turns it off. So a row's bits depend on its
- * own run's length at most, never on other sequences, nor on the workspace.
+ * when the cache is f16 or bf16, head_dim is 64 or 128 and there is no bias; `exact` turns it off. So a row's
+ * bits depend on its own run's length at most, never on other sequences, nor on the workspace.
  *
  * The workspace lets the row-by-row path split contexts over more of the device, for up to
  * DJINN_SPLIT_ROWS rows. Any amount is right, null included; djinn_attention_workspace() is the most it uses.
@@ -222,6 +248,8 @@ typedef struct djinn_attention_args {
     djinn_kv_pages kv;
     uint32_t heads;
     float scale;
+    uint32_t window; /* positions that a row sees, its own the last; 0 for all */
+    uint32_t alibi;  /* non-zero: scores are biased by position */
     uint32_t rows;
     uint32_t exact; /* non-zero: row by row, whatever the length of a run */
 } djinn_attention_args;
@@ -237,6 +265,15 @@ typedef struct djinn_silu_mul_args {
     uint32_t rows;
 } djinn_silu_mul_args;
 int djinn_silu_mul(const djinn_silu_mul_args *args, void *stream);
+
+/* out = gelu(x), element by element. */
+typedef struct djinn_gelu_args {
+    const float *x; /* [len] */
+    float *out;     /* [len]; may be x */
+    uint32_t form;  /* djinn_gelu_form */
+    uint64_t len;
+} djinn_gelu_args;
+int djinn_gelu(const djinn_gelu_args *args, void *stream);
 
 /* out = a + b, element by element. */
 typedef struct djinn_add_args {

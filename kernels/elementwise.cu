@@ -7,10 +7,11 @@
  * Launch of these: blocks of 256 threads with 4 elements each, x over rows, y over columns.
  *
  * add: out = a + b. f32 [len], out may be a or b.
+ * gelu: out = x/2 (1 + erf(x / sqrt(2))), or x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). f32 [len], out may be x.
  * convert: out = x rounded to nearest even. x f32 [len], out f16 or bf16 [len].
  * Launch of these: blocks of 256 threads with 4 elements each.
  *
- * CPU reference: djinn-device, kernels/reference.rs, `silu_mul`, `select_rows`, `add`; `linear` for the bias;
+ * CPU reference: djinn-device, kernels/reference.rs, `silu_mul`, `select_rows`, `add`, `gelu`; `linear` for the bias;
  * kernels/element.rs, `narrow`.
  */
 #include "element.cuh"
@@ -35,6 +36,33 @@ __device__ __forceinline__ void each(uint64_t begin, uint64_t len, bool aligned,
 }
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
+/* x times the normal distribution function. */
+struct GeluErf {
+    __device__ __forceinline__ float operator()(float x) const { return x * normcdff(x); }
+};
+
+/* x/2 (1 + tanh(y)) is x / (1 + e^(-2y)), in which nothing cancels. */
+struct GeluTanh {
+    __device__ __forceinline__ float operator()(float x) const {
+        constexpr float TWO_ROOT = 1.59576912160573071176f; /* 2 sqrt(2 / pi) */
+        return x / (1.0f + expf(-TWO_ROOT * (x + 0.044715f * x * x * x)));
+    }
+};
+
+template <typename Form> __device__ __forceinline__ void gelu(const djinn_gelu_args &a, Form form) {
+    each(
+        uint64_t(blockIdx.x) * BLOCK, a.len, true,
+        [&](uint64_t i) {
+            auto x = load<float, 4>(a.x + i);
+#pragma unroll
+            for (unsigned j = 0; j < 4; ++j) {
+                x.at[j] = form(x.at[j]);
+            }
+            store(a.out + i, x);
+        },
+        [&](uint64_t i) { a.out[i] = form(a.x[i]); });
+}
 
 template <typename T> __device__ void add_bias(const djinn_add_bias_args &a) {
     enter();
@@ -96,6 +124,16 @@ extern "C" __global__ void __launch_bounds__(djinn::THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(djinn::THREADS)
+    djinn_gelu_f32(const __grid_constant__ djinn_gelu_args a) {
+    djinn::enter();
+    if (a.form == DJINN_GELU_ERF) {
+        djinn::gelu(a, djinn::GeluErf());
+    } else {
+        djinn::gelu(a, djinn::GeluTanh());
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(djinn::THREADS)
     djinn_add_f32(const __grid_constant__ djinn_add_args a) {
     djinn::enter();
     djinn::each(
@@ -137,6 +175,14 @@ extern "C" int djinn_silu_mul(const djinn_silu_mul_args *args, void *stream) {
 extern "C" int djinn_select_rows(const djinn_select_rows_args *args, void *stream) {
     const dim3 grid = djinn::grid_of_rows(args->rows, args->width);
     return djinn::launch(djinn_select_rows_f32, grid, djinn::THREADS, 0, stream, *args);
+}
+
+extern "C" int djinn_gelu(const djinn_gelu_args *args, void *stream) {
+    if (args->form > DJINN_GELU_TANH) {
+        return cudaErrorInvalidValue;
+    }
+    const unsigned grid = djinn::ceil_div(args->len, djinn::BLOCK);
+    return djinn::launch(djinn_gelu_f32, grid, djinn::THREADS, 0, stream, *args);
 }
 
 extern "C" int djinn_add(const djinn_add_args *args, void *stream) {

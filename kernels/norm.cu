@@ -2,6 +2,9 @@
  * rms_norm: out[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) weight.
  * Shapes: x and out f32 [rows, width] (out may be x), weight [width].
  *
+ * layer_norm: out[r, :] = (x[r, :] - mean) / sqrt(variance + eps) weight + bias, variance the mean of (x - mean)^2.
+ * Shapes: x and out f32 [rows, width] (out may be x), weight and bias [width], each of its own type.
+ *
  * add_rms_norm: sum = a + b, then out is the norm of sum. a, b and sum f32 [rows, width]; each of sum and out may
  * be a or b, but may not lie across them. Bits are those of `add` and `rms_norm`, one after the other.
  *
@@ -10,7 +13,7 @@
  *
  * Launch of the others: one block of 512 threads a row; 4 elements a thread and step where the width allows, the first 4
  * steps kept in registers.
- * CPU reference: djinn-device, kernels/reference.rs, `rms_norm`, `add` and `head_norm`.
+ * CPU reference: djinn-device, kernels/reference.rs, `rms_norm`, `layer_norm`, `add` and `head_norm`.
  */
 #include "element.cuh"
 
@@ -19,12 +22,11 @@ namespace djinn {
 constexpr unsigned THREADS = 512;
 constexpr unsigned WARPS = THREADS / 32;
 
-/* 1 / sqrt(mean of squares + eps), from each thread's sum of squares. */
-__device__ float inverse_norm(float squares, unsigned width, float eps) {
-    __shared__ float parts[WARPS];
-    squares = warp_sum(squares);
+/* The sum over the block, by `parts` in shared memory, which no other sum of the kernel uses. */
+__device__ __forceinline__ float block_sum(float x, float (&parts)[WARPS]) {
+    x = warp_sum(x);
     if (threadIdx.x % 32 == 0) {
-        parts[threadIdx.x / 32] = squares;
+        parts[threadIdx.x / 32] = x;
     }
     __syncthreads();
     float total = 0;
@@ -32,7 +34,13 @@ __device__ float inverse_norm(float squares, unsigned width, float eps) {
     for (unsigned i = 0; i < WARPS; ++i) {
         total += parts[i];
     }
-    return 1.0f / sqrtf(total / float(width) + eps);
+    return total;
+}
+
+/* 1 / sqrt(mean of squares + eps), from each thread's sum of squares. */
+__device__ float inverse_norm(float squares, unsigned width, float eps) {
+    __shared__ float parts[WARPS];
+    return 1.0f / sqrtf(block_sum(squares, parts) / float(width) + eps);
 }
 
 /*
@@ -119,6 +127,84 @@ template <typename T> __device__ void rms_norm(const djinn_rms_norm_args &a) {
     }
 }
 
+/* N elements of any type, widened. */
+template <unsigned N> __device__ __forceinline__ Pack<float, N> widened(const void *from, uint32_t dtype, unsigned at) {
+    Pack<float, N> out;
+    const auto fill = [&](const auto &pack) {
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) {
+            out.at[i] = widen(pack.at[i]);
+        }
+    };
+    switch (dtype) {
+    case DJINN_F32: fill(load<f32, N>(static_cast<const f32 *>(from) + at)); break;
+    case DJINN_F16: fill(load<f16, N>(static_cast<const f16 *>(from) + at)); break;
+    default: fill(load<bf16, N>(static_cast<const bf16 *>(from) + at));
+    }
+    return out;
+}
+
+/* `N` elements a step; the width is a multiple of it. The row is read once, where it fits the registers. */
+template <unsigned N> __device__ void centre(const djinn_layer_norm_args &a) {
+    constexpr unsigned KEPT = 4, STEP = THREADS * N;
+    __shared__ float sums[WARPS], squares[WARPS];
+    const float *x = a.x + size_t(blockIdx.x) * a.width;
+    float *out = a.out + size_t(blockIdx.x) * a.width;
+    const unsigned first = threadIdx.x * N;
+    Pack<float, N> kept[KEPT];
+    /* `work(elements)` for the thread's elements, in one order. */
+    const auto each = [&](auto work) {
+#pragma unroll
+        for (unsigned s = 0; s < KEPT; ++s) {
+            if (first + s * STEP < a.width) {
+                work(kept[s]);
+            }
+        }
+        for (unsigned at = first + KEPT * STEP; at < a.width; at += STEP) {
+            work(load<float, N>(x + at));
+        }
+    };
+#pragma unroll
+    for (unsigned s = 0; s < KEPT; ++s) {
+        if (first + s * STEP < a.width) {
+            kept[s] = load<float, N>(x + first + s * STEP);
+        }
+    }
+    float sum = 0;
+    each([&](const Pack<float, N> &pack) {
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) {
+            sum += pack.at[i];
+        }
+    });
+    const float mean = block_sum(sum, sums) / float(a.width);
+    float square = 0;
+    each([&](const Pack<float, N> &pack) {
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) {
+            square += (pack.at[i] - mean) * (pack.at[i] - mean);
+        }
+    });
+    const float scale = 1.0f / sqrtf(block_sum(square, squares) / float(a.width) + a.eps);
+    const auto write = [&](Pack<float, N> pack, unsigned at) {
+        const auto weight = widened<N>(a.weight, a.weight_dtype, at), bias = widened<N>(a.bias, a.bias_dtype, at);
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) {
+            pack.at[i] = (pack.at[i] - mean) * scale * weight.at[i] + bias.at[i];
+        }
+        store(out + at, pack);
+    };
+#pragma unroll
+    for (unsigned s = 0; s < KEPT; ++s) {
+        if (first + s * STEP < a.width) {
+            write(kept[s], first + s * STEP);
+        }
+    }
+    for (unsigned at = first + KEPT * STEP; at < a.width; at += STEP) {
+        write(load<float, N>(x + at), at);
+    }
+}
+
 constexpr unsigned HEADS_PER_BLOCK = 8;
 
 template <typename T> __device__ void head_norm(const djinn_head_norm_args &a) {
@@ -167,8 +253,25 @@ template <typename T> __device__ void add_rms_norm(const djinn_add_rms_norm_args
     }
 DJINN_FOR_DTYPES(DJINN_KERNEL)
 
+extern "C" __global__ void __launch_bounds__(djinn::THREADS)
+    djinn_layer_norm_f32(const __grid_constant__ djinn_layer_norm_args a) {
+    djinn::enter();
+    if (a.width % 4 == 0) {
+        djinn::centre<4>(a);
+    } else {
+        djinn::centre<1>(a);
+    }
+}
+
 extern "C" int djinn_rms_norm(const djinn_rms_norm_args *args, void *stream) {
     DJINN_LAUNCH_BY_DTYPE(args->weight_dtype, djinn_rms_norm, args->rows, djinn::THREADS, stream, *args);
+}
+
+extern "C" int djinn_layer_norm(const djinn_layer_norm_args *args, void *stream) {
+    if (args->weight_dtype > DJINN_BF16 || args->bias_dtype > DJINN_BF16) {
+        return cudaErrorInvalidValue;
+    }
+    return djinn::launch(djinn_layer_norm_f32, args->rows, djinn::THREADS, 0, stream, *args);
 }
 
 extern "C" int djinn_add_rms_norm(const djinn_add_rms_norm_args *args, void *stream) {

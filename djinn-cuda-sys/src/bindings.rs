@@ -1,5 +1,6 @@
 //! Generated from kernels/djinn.h by scripts/bindgen.sh; do not edit.
 
+
 pub const djinn_dtype_DJINN_F32: djinn_dtype = 0;
 pub const djinn_dtype_DJINN_F16: djinn_dtype = 1;
 pub const djinn_dtype_DJINN_BF16: djinn_dtype = 2;
@@ -7,6 +8,9 @@ pub type djinn_dtype = ::std::os::raw::c_uint;
 pub const djinn_rope_style_DJINN_ROPE_HALF: djinn_rope_style = 0;
 pub const djinn_rope_style_DJINN_ROPE_INTERLEAVED: djinn_rope_style = 1;
 pub type djinn_rope_style = ::std::os::raw::c_uint;
+pub const djinn_gelu_form_DJINN_GELU_ERF: djinn_gelu_form = 0;
+pub const djinn_gelu_form_DJINN_GELU_TANH: djinn_gelu_form = 1;
+pub type djinn_gelu_form = ::std::os::raw::c_uint;
 unsafe extern "C" {
     pub fn djinn_error_string(code: ::std::os::raw::c_int) -> *const ::std::os::raw::c_char;
 }
@@ -58,6 +62,25 @@ pub struct djinn_rms_norm_args {
 unsafe extern "C" {
     pub fn djinn_rms_norm(
         args: *const djinn_rms_norm_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_layer_norm_args {
+    pub x: *const f32,
+    pub weight: *const ::std::os::raw::c_void,
+    pub bias: *const ::std::os::raw::c_void,
+    pub out: *mut f32,
+    pub weight_dtype: u32,
+    pub bias_dtype: u32,
+    pub eps: f32,
+    pub width: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_layer_norm(
+        args: *const djinn_layer_norm_args,
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
 }
@@ -220,6 +243,8 @@ pub struct djinn_attention_args {
     pub kv: djinn_kv_pages,
     pub heads: u32,
     pub scale: f32,
+    pub window: u32,
+    pub alibi: u32,
     pub rows: u32,
     pub exact: u32,
 }
@@ -243,6 +268,20 @@ pub struct djinn_silu_mul_args {
 unsafe extern "C" {
     pub fn djinn_silu_mul(
         args: *const djinn_silu_mul_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_gelu_args {
+    pub x: *const f32,
+    pub out: *mut f32,
+    pub form: u32,
+    pub len: u64,
+}
+unsafe extern "C" {
+    pub fn djinn_gelu(
+        args: *const djinn_gelu_args,
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
 }

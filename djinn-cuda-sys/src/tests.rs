@@ -33,6 +33,8 @@ mod launchers {
             kv,
             heads: 4,
             scale: 1.0,
+            window: 0,
+            alibi: 0,
             rows,
             exact: 0,
         }
@@ -61,6 +63,13 @@ mod launchers {
         assert_eq!(bytes(1), 13 * 4 * (64 + 2) * 4);
         assert_eq!(bytes(64), 64 * bytes(1));
         assert_eq!(bytes(500), bytes(64));
+        // 130 positions touch three splits where the first is the last of one; a single one needs no workspace.
+        let windowed = |window| djinn_attention_args { window, ..attention(1, 64) };
+        // SAFETY: as above.
+        let bytes = |window| unsafe { crate::djinn_attention_workspace(&windowed(window)) };
+        assert_eq!(bytes(129), 2 * 4 * (64 + 2) * 4);
+        assert_eq!(bytes(130), 3 * 4 * (64 + 2) * 4);
+        assert_eq!((bytes(1), bytes(100_000)), (0, 13 * 4 * (64 + 2) * 4));
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::{CudaConfig, Error, Probe, Result};
 use djinn_device::args::{
-    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm, KvWrite,
-    Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
+    KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use djinn_device::{Buffer, Device, DeviceInfo, Event, Ops, Space, Span, Stream, Usage};
 use std::convert::Infallible;
@@ -112,6 +112,10 @@ impl Ops for CudaDevice {
         match self.0 {}
     }
 
+    fn layer_norm(&self, _: Stream, _: &LayerNorm) -> Outcome<()> {
+        match self.0 {}
+    }
+
     fn head_norm(&self, _: Stream, _: &HeadNorm) -> Outcome<()> {
         match self.0 {}
     }
@@ -133,6 +137,10 @@ impl Ops for CudaDevice {
     }
 
     fn silu_mul(&self, _: Stream, _: &SiluMul) -> Outcome<()> {
+        match self.0 {}
+    }
+
+    fn gelu(&self, _: Stream, _: &Gelu) -> Outcome<()> {
         match self.0 {}
     }
 

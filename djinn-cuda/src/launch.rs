@@ -6,8 +6,8 @@ use crate::stream::RawStream;
 use crate::{Error, Result};
 use djinn_cuda_sys as sys;
 use djinn_device::args::{
-    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm, KvPages,
-    KvWrite, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
+    KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use djinn_device::{DType, RopeStyle, Span};
 use std::ffi::{CStr, c_void};
@@ -70,6 +70,21 @@ impl Launch<'_> {
             norm: self.norm(norm),
         };
         kernel!(djinn_add_rms_norm, raw, self.stream)
+    }
+
+    pub(crate) fn layer_norm(self, args: &LayerNorm) -> Result<()> {
+        let raw = sys::djinn_layer_norm_args {
+            x: self.memory.resolve(args.x).input(),
+            weight: self.memory.resolve(args.weight.span).input(),
+            bias: self.memory.resolve(args.bias.span).input(),
+            out: self.memory.resolve(args.out).output(),
+            weight_dtype: dtype(args.weight.dtype),
+            bias_dtype: dtype(args.bias.dtype),
+            eps: args.eps,
+            width: args.width,
+            rows: args.rows,
+        };
+        kernel!(djinn_layer_norm, raw, self.stream)
     }
 
     pub(crate) fn head_norm(self, args: &HeadNorm) -> Result<()> {
@@ -154,6 +169,8 @@ impl Launch<'_> {
             kv: self.pages(&args.kv),
             heads: args.heads,
             scale: args.scale,
+            window: args.window.unwrap_or(0),
+            alibi: args.alibi.into(),
             rows: args.rows,
             exact: 0,
         };
@@ -168,6 +185,20 @@ impl Launch<'_> {
             rows: args.rows,
         };
         kernel!(djinn_silu_mul, raw, self.stream)
+    }
+
+    pub(crate) fn gelu(self, args: &Gelu) -> Result<()> {
+        let form = match args.form {
+            djinn_device::Gelu::Erf => sys::djinn_gelu_form_DJINN_GELU_ERF,
+            djinn_device::Gelu::Tanh => sys::djinn_gelu_form_DJINN_GELU_TANH,
+        };
+        let raw = sys::djinn_gelu_args {
+            x: self.memory.resolve(args.x).input(),
+            out: self.memory.resolve(args.out).output(),
+            form,
+            len: args.len,
+        };
+        kernel!(djinn_gelu, raw, self.stream)
     }
 
     pub(crate) fn add(self, args: &Add) -> Result<()> {

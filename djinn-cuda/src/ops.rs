@@ -4,8 +4,8 @@ use crate::device::{CudaDevice, Rounded};
 use crate::launch::Launch;
 use crate::matmul::Shape;
 use djinn_device::args::{
-    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm, KvWrite,
-    Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
+    KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use djinn_device::{DType, Ops, Result, Stream};
 
@@ -77,10 +77,12 @@ impl Ops for CudaDevice {
         embed: Embed,
         rope_table: RopeTable,
         rms_norm: RmsNorm,
+        layer_norm: LayerNorm,
         head_norm: HeadNorm,
         rope: Rope,
         kv_write: KvWrite,
         silu_mul: SiluMul,
+        gelu: Gelu,
         add: Add,
         select_rows: SelectRows,
         argmax: Argmax,

@@ -4,8 +4,8 @@
 use crate::device::CudaDevice;
 use crate::ops::SMALL_BATCH;
 use djinn_device::args::{
-    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm, KvPages,
-    KvWrite, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
+    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
+    KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
 };
 use djinn_device::{Buffer, DType, Device, Ops, Result, RopeStyle, Space, Span, Stream};
 
@@ -83,7 +83,10 @@ impl Work<'_> {
         }
         for head_dim in [32, 64, 128, 256] {
             for rows in [1, SMALL_BATCH + 1, 65] {
-                self.attention(stream, dtype, head_dim, rows)?;
+                self.attention(stream, dtype, [2, head_dim], rows)?;
+            }
+            for heads in [1, 4] {
+                self.attention(stream, dtype, [heads, head_dim], 1)?;
             }
         }
         Ok(())
@@ -137,8 +140,9 @@ impl Work<'_> {
         self.device.combine(stream, &Combine { y, weights, out, top_k: 2, width: 64, rows: 1 })
     }
 
-    fn attention(&self, stream: Stream, dtype: DType, head_dim: u32, rows: u32) -> Result<()> {
-        let (heads, kv_heads, page_tokens) = (2, 1, 32);
+    /// `heads` that share a key head, which chooses the kernel.
+    fn attention(&self, stream: Stream, dtype: DType, [heads, head_dim]: [u32; 2], rows: u32) -> Result<()> {
+        let (kv_heads, page_tokens) = (1, 32);
         let zeros = |elements: u32| self.input(u64::from(elements) * 4);
         let page = u64::from(2 * kv_heads * page_tokens * head_dim);
         let kv = |pages: Span| KvPages {
@@ -156,7 +160,9 @@ impl Work<'_> {
         let cache = self.weight(page, dtype).span;
         let out = self.output(u64::from(rows * heads * head_dim) * 4);
         let (row_seq, positions, scale) = (indices, indices, 1.0);
-        let args = Attention { qkv, kv: kv(cache), row_seq, positions, out, heads, scale, rows };
+        let (window, alibi) = (None, false);
+        let args =
+            Attention { qkv, kv: kv(cache), row_seq, positions, out, heads, scale, window, alibi, rows };
         self.device.attention(stream, &args)?;
         let kv = kv(self.output(cache.len()));
         self.device.kv_write(stream, &KvWrite { qkv, kv, row_seq, positions, heads, rows })?;
@@ -181,6 +187,11 @@ impl Work<'_> {
             self.device.rope(stream, &args)?;
         }
         self.device.silu_mul(stream, &SiluMul { x, out, width, rows })?;
+        for form in [djinn_device::Gelu::Erf, djinn_device::Gelu::Tanh] {
+            self.device.gelu(stream, &Gelu { x: small, out, form, len: 64 })?;
+        }
+        let (weight, bias) = (self.weight(64, DType::F16), self.weight(64, DType::F32));
+        self.device.layer_norm(stream, &LayerNorm { x: small, weight, bias, out, eps: 1.0, width, rows })?;
         self.device.add(stream, &Add { a: small, b: small, out, len: 64 })?;
         let indices = self.input(4);
         let (add, eps) = (Add { a: small, b: small, out, len: 64 }, 1.0);

@@ -21,7 +21,7 @@ pub struct Weight {
 
 /// `out[r, :] = table[tokens[r] - first_row, :]`, for the rows whose token lies in
 /// `first_row .. first_row + table_rows`; other rows of `out` are left alone, so that a table in several
-/// tiles is gathered by several launches.
+/// tiles is gathered by several launches. Positions are looked up in the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Embed {
     /// u32 `[rows]`.
@@ -67,6 +67,26 @@ pub struct RmsNorm {
     /// f32 `[rows, width]`; may be `x` itself.
     pub out: Span,
     /// Added to the mean of squares.
+    pub eps: f32,
+    /// Columns.
+    pub width: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// `out[r, :] = (x[r, :] - mean) / sqrt(variance + eps) · weight + bias`, with the mean and the biased variance of
+/// `x[r, :]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerNorm {
+    /// f32 `[rows, width]`.
+    pub x: Span,
+    /// `[width]`.
+    pub weight: Weight,
+    /// `[width]`, of any dtype.
+    pub bias: Weight,
+    /// f32 `[rows, width]`; may be `x` itself.
+    pub out: Span,
+    /// Added to the variance.
     pub eps: f32,
     /// Columns.
     pub width: u32,
@@ -183,8 +203,14 @@ pub struct KvWrite {
     pub rows: u32,
 }
 
-/// `out[r, h, :] = softmax(q[r, h, :] · K · scale) · V` over positions `0..=positions[r]` of the row's
-/// sequence, keys and values read from the pages (the row's own included: [`KvWrite`] ran before).
+/// `out[r, h, :] = softmax((q[r, h, :] · K + bias) · scale) · V` over positions `0..=p` of the row's sequence, where
+/// `p = positions[r]`, keys and values read from the pages (the row's own included: [`KvWrite`] ran before).
+///
+/// With a window, over positions `max(0, p + 1 - window)..=p`. What no row sees is not read: its pages may hold
+/// anything, and so may their entries of the page table.
+///
+/// The bias is 0, or with `alibi` that of [`Op::Attention`](djinn_srg::Op::Attention), whose slopes follow from
+/// `heads`. A device may take the same number from all scores of a row, which changes no softmax.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// f32 `[rows, (heads + 2 kv_heads) · head_dim]`; only the queries are read.
@@ -201,6 +227,10 @@ pub struct Attention {
     pub heads: u32,
     /// Factor on the scores.
     pub scale: f32,
+    /// Positions that a row sees, its own the last; at least 1, and all without.
+    pub window: Option<u32>,
+    /// Whether scores are biased by position.
+    pub alibi: bool,
     /// Rows.
     pub rows: u32,
 }
@@ -216,6 +246,19 @@ pub struct SiluMul {
     pub width: u32,
     /// Rows.
     pub rows: u32,
+}
+
+/// `out = gelu(x)`, element by element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gelu {
+    /// f32 `[len]`.
+    pub x: Span,
+    /// f32 `[len]`; may be `x` itself.
+    pub out: Span,
+    /// Which form.
+    pub form: crate::Gelu,
+    /// Elements.
+    pub len: u64,
 }
 
 /// `out = a + b`, element by element.

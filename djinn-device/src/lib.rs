@@ -17,7 +17,7 @@ mod sim;
 mod stream;
 
 pub use cpu::{CpuConfig, CpuDevice, Math};
-pub use djinn_srg::{DType, RopeStyle};
+pub use djinn_srg::{DType, Gelu, RopeStyle};
 pub use error::{Error, Result};
 pub use kernels::reference::checksum;
 pub use memory::{Buffer, Space, Span, Usage};

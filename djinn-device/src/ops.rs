@@ -1,8 +1,8 @@
 //! The [`Ops`] trait: the closed list of decoder operations.
 
 use crate::args::{
-    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm, KvWrite,
-    Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
+    KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use crate::{Device, Result, Stream};
 
@@ -21,6 +21,8 @@ pub trait Ops: Device {
     fn rope_table(&self, stream: Stream, args: &RopeTable) -> Result<()>;
     /// See [`RmsNorm`].
     fn rms_norm(&self, stream: Stream, args: &RmsNorm) -> Result<()>;
+    /// See [`LayerNorm`].
+    fn layer_norm(&self, stream: Stream, args: &LayerNorm) -> Result<()>;
     /// See [`HeadNorm`].
     fn head_norm(&self, stream: Stream, args: &HeadNorm) -> Result<()>;
     /// See [`Linear`].
@@ -33,6 +35,8 @@ pub trait Ops: Device {
     fn attention(&self, stream: Stream, args: &Attention) -> Result<()>;
     /// See [`SiluMul`].
     fn silu_mul(&self, stream: Stream, args: &SiluMul) -> Result<()>;
+    /// See [`Gelu`].
+    fn gelu(&self, stream: Stream, args: &Gelu) -> Result<()>;
     /// See [`Add`].
     fn add(&self, stream: Stream, args: &Add) -> Result<()>;
     /// See [`SelectRows`].

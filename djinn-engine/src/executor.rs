@@ -4,8 +4,8 @@ use crate::Result;
 use crate::engine::Memory;
 use crate::trace::{Launch, Mark, Recorder};
 use djinn_device::args::{
-    Add, Attention, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
-    Weight,
+    Add, Attention, Embed, Gelu, HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable,
+    SelectRows, SiluMul, Weight,
 };
 use djinn_device::{Ops, Span, Stream};
 use djinn_srg::{Dim, Graph, Lifecycle, Node, NodeId, Op, Rows, ValueId};
@@ -204,6 +204,18 @@ impl<'a, D: Ops> Executor<'a, D> {
                 }
             ),
             Op::RmsNorm { eps } => enqueue!(rms_norm, self.rms_norm(node, eps, rows, weight(0))),
+            Op::LayerNorm { eps } => enqueue!(
+                layer_norm,
+                LayerNorm {
+                    x: input(0),
+                    weight: weight(0),
+                    bias: weight(1),
+                    out: self.span(node.output),
+                    eps,
+                    width: width(node.output),
+                    rows,
+                }
+            ),
             Op::HeadNorm { heads, kv_heads, head_dim, eps } => enqueue!(
                 head_norm,
                 HeadNorm {
@@ -236,7 +248,7 @@ impl<'a, D: Ops> Executor<'a, D> {
             }
             Op::Rope { .. } => enqueue!(rope, self.rope(node, rows)),
             Op::KvWrite { .. } => enqueue!(kv_write, self.kv_write(node, rows)),
-            Op::Attention { heads, scale, .. } => enqueue!(
+            Op::Attention { heads, scale, window, alibi, .. } => enqueue!(
                 attention,
                 Attention {
                     qkv: input(0),
@@ -246,12 +258,23 @@ impl<'a, D: Ops> Executor<'a, D> {
                     out: self.span(node.output),
                     heads,
                     scale,
+                    window,
+                    alibi,
                     rows,
                 }
             ),
             Op::SiluMul => enqueue!(
                 silu_mul,
                 SiluMul { x: input(0), out: self.span(node.output), width: width(node.output), rows }
+            ),
+            Op::Gelu { form } => enqueue!(
+                gelu,
+                Gelu {
+                    x: input(0),
+                    out: self.span(node.output),
+                    form,
+                    len: self.graph.value(node.output).elements(self.rows),
+                }
             ),
             Op::Add => enqueue!(add, self.add(node)),
             Op::SelectRows => enqueue!(

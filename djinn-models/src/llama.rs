@@ -18,7 +18,7 @@ pub(crate) use config::{Config, JSON_KEYS, RawConfig, RopeScaling};
 pub(crate) use names::{Naming, weight_map};
 pub(crate) use rope::inverse_frequencies;
 
-use djinn_srg::{DType, Graph, GraphBuilder, GraphError, KvShape, RopeStyle, ValueId};
+use djinn_srg::{DType, Graph, GraphBuilder, GraphError, KvShape, RopeStyle, Scores, ValueId};
 
 /// Builds the model's graph. `dtype` gives each weight's element type by the weight's name.
 ///
@@ -89,8 +89,8 @@ impl Writer<'_> {
             )?;
         }
         self.builder.rope(&at("attn.rope"), qkv, angles, c.num_attention_heads, RopeStyle::Half)?;
-        let scale = 1.0 / (c.head_dim as f32).sqrt();
-        let mixed = self.builder.attention(&at("attn"), qkv, c.num_attention_heads, scale)?;
+        let scores = Scores::scaled(1.0 / (c.head_dim as f32).sqrt());
+        let mixed = self.builder.attention(&at("attn"), qkv, c.num_attention_heads, scores)?;
         let attn_out = self.linear(&at("attn.out"), mixed, [d, c.q_rows()], c.out_bias)?;
         self.builder.hook(attn_out, at("hook_attn_out"));
         let mid = self.builder.add(&at("attn.add"), x, attn_out)?;

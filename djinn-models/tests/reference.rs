@@ -99,7 +99,7 @@ impl Interpreter {
                 assert_eq!((style, rotary_dim), (RopeStyle::Half, head_dim));
                 rotate(input(0), input(1), (heads + kv_heads) as usize, head_dim as usize)
             }
-            Op::Attention { heads, kv_heads, head_dim, scale } => {
+            Op::Attention { heads, kv_heads, head_dim, scale, window: None, alibi: false } => {
                 let sizes = [heads, kv_heads, head_dim].map(|n| n as usize);
                 attend(input(0), sizes, f64::from(scale))
             }

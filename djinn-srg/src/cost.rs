@@ -140,10 +140,14 @@ pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
         Op::KvWrite { kv_heads, head_dim, .. } => {
             (rows * 2.0 * (kv_heads * head_dim) as f64 * work.kv_dtype.bytes() as f64, 0.0)
         }
-        Op::Attention { kv_heads, head_dim, .. } => {
-            // Rows of one sequence read the same keys and values; its last row reads them all.
+        Op::Attention { kv_heads, head_dim, window, .. } => {
+            // Rows of one sequence read the same keys and values; its last row reads them all, except those that
+            // even the first one's window hides.
             let per_sequence = rows / work.sequences.max(1) as f64;
             let span = if per_sequence > 1.0 { work.context as f64 * 2.0 } else { work.context as f64 };
+            let seen =
+                window.map_or(f64::INFINITY, |window| f64::from(window) + (per_sequence - 1.0).max(0.0));
+            let span = span.min(seen);
             let token = 2.0 * (kv_heads * head_dim) as f64 * work.kv_dtype.bytes() as f64;
             (work.sequences as f64 * span * token, 0.0)
         }
@@ -177,8 +181,12 @@ fn flops(graph: &Graph, node: &Node, rows: f64, context: f64) -> f64 {
             let [n, k] = graph.value(node.weights[0]).matrix();
             2.0 * rows * n as f64 * k as f64
         }
-        Op::Attention { heads, head_dim, .. } => 4.0 * rows * (heads * head_dim) as f64 * context,
+        Op::Attention { heads, head_dim, window, .. } => {
+            let seen = window.map_or(context, |window| context.min(window.into()));
+            4.0 * rows * (heads * head_dim) as f64 * seen
+        }
         Op::RmsNorm { .. } | Op::SiluMul => 4.0 * rows * width,
+        Op::LayerNorm { .. } | Op::Gelu { .. } => 8.0 * rows * width,
         Op::HeadNorm { heads, kv_heads, head_dim, .. } => 4.0 * rows * ((heads + kv_heads) * head_dim) as f64,
         Op::RopeTable { .. } | Op::Add => rows * width,
         Op::Rope { heads, kv_heads, rotary_dim, .. } => 3.0 * rows * ((heads + kv_heads) * rotary_dim) as f64,

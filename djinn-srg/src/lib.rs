@@ -19,6 +19,6 @@ mod value;
 pub use dtype::DType;
 pub use graph::{Graph, GraphBuilder, GraphError, KvShape, Node, NodeId};
 pub use liveness::StackPlan;
-pub use op::{Op, RopeStyle};
+pub use op::{Gelu, Op, RopeStyle, Scores};
 pub use order::{Part, Tile, gathered_tables, tile_bytes, tiles};
 pub use value::{Dim, Lifecycle, Owner, Rows, Value, ValueId};

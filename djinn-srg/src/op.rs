@@ -12,12 +12,41 @@ pub enum RopeStyle {
     Interleaved,
 }
 
+/// Which form of GELU (Hendrycks & Gimpel 2016).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Gelu {
+    /// `x/2 (1 + erf(x/√2))`, i.e. `x` times the normal distribution function (`gelu` of Hugging Face).
+    Erf,
+    /// `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))` (`gelu_new`, `gelu_pytorch_tanh`).
+    Tanh,
+}
+
+/// How attention weighs the positions that a row sees.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores {
+    /// Factor on the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Positions that a row sees, its own the last; all before it without. See [`Op::Attention`].
+    pub window: Option<u32>,
+    /// Whether scores are biased by position. See [`Op::Attention`].
+    pub alibi: bool,
+}
+
+impl Scores {
+    /// Products times `scale`, over all positions.
+    pub const fn scaled(scale: f32) -> Self {
+        Scores { scale, window: None, alibi: false }
+    }
+}
+
 /// An operation with its constants. Operands are the [`Node`](crate::Node)'s; below, `rows` is the step's
 /// row count, activations are f32, and weights have the dtype of their value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Op {
-    /// `tokens[rows] (u32), table[vocab, d] -> [rows, d]`: gathers one row of the table for each token.
+    /// `indices[rows] (u32), table[n, d] -> [rows, d]`: gathers one row of the table for each token, or for each
+    /// position where the model learned those.
     Embed,
     /// `positions[rows] (u32), inv_freq[r / 2] (f32) -> [rows, r]`: for each position the cosines, then the
     /// sines, of `position * inv_freq[i]`, times `scale`.
@@ -29,6 +58,12 @@ pub enum Op {
     /// Zhang & Sennrich 2019).
     RmsNorm {
         /// Added to the mean of squares.
+        eps: f32,
+    },
+    /// `x[rows, d], weight[d], bias[d] -> [rows, d]`: `(x - mean) / sqrt(variance + eps) * weight + bias`, mean and
+    /// biased variance over the row (LayerNorm, Ba et al. 2016).
+    LayerNorm {
+        /// Added to the variance.
         eps: f32,
     },
     /// `x[rows, k], weight[n, k], bias[n]? -> [rows, n]`: `x · weightᵀ + bias`.
@@ -70,7 +105,14 @@ pub enum Op {
         head_dim: u32,
     },
     /// `qkv[rows, …], kv(layer), row_seq[rows], positions[rows] -> [rows, heads * head_dim]`: causal
-    /// softmax(q·kᵀ · scale)·v over the row's own sequence, positions `0..=positions[row]`.
+    /// softmax((q·kᵀ + bias) · scale)·v over the row's own sequence, positions `0..=p` for `p = positions[row]`.
+    ///
+    /// With a window, positions `max(0, p + 1 - window)..=p` (Mistral 7B, Jiang et al. 2023).
+    ///
+    /// The bias is 0, or with `alibi` (Press et al. 2022) `slope(h) · j` for head `h` and key position `j`, where
+    /// both factors and the product are rounded to bf16: so does the published code of BLOOM and Falcon-RW, whose
+    /// weights were trained with it. With `m` the largest power of two up to `heads`, the first `m` slopes are
+    /// `2^(-8 (i + 1) / m)`, the others `2^(-4 (2 i + 1) / m)`, for `i` from 0.
     Attention {
         /// Query heads; head `h` reads key/value head `h * kv_heads / heads` (GQA).
         heads: u32,
@@ -80,9 +122,18 @@ pub enum Op {
         head_dim: u32,
         /// Factor on the scores, usually `1 / sqrt(head_dim)`.
         scale: f32,
+        /// Positions that a row sees, its own the last; at least 1.
+        window: Option<u32>,
+        /// Whether scores are biased by position.
+        alibi: bool,
     },
     /// `gate_up[rows, 2 f] -> [rows, f]`: `silu(gate) * up` (SwiGLU, Shazeer 2020).
     SiluMul,
+    /// `x[rows, f] -> [rows, f]`: GELU of each element.
+    Gelu {
+        /// Which form.
+        form: Gelu,
+    },
     /// `a[rows, d], b[rows, d] -> [rows, d]`: the sum.
     Add,
     /// `x[rows, d], logit_rows[n] (u32) -> [n, d]`: gathers the rows whose logits are wanted.
@@ -96,12 +147,14 @@ impl Op {
             Op::Embed => "embed",
             Op::RopeTable { .. } => "rope_table",
             Op::RmsNorm { .. } => "rms_norm",
+            Op::LayerNorm { .. } => "layer_norm",
             Op::Linear => "linear",
             Op::HeadNorm { .. } => "head_norm",
             Op::Rope { .. } => "rope",
             Op::KvWrite { .. } => "kv_write",
             Op::Attention { .. } => "attention",
             Op::SiluMul => "silu_mul",
+            Op::Gelu { .. } => "gelu",
             Op::Add => "add",
             Op::SelectRows => "select_rows",
         }

@@ -3,8 +3,8 @@
 mod routing;
 
 use super::{
-    Add, Argmax, Attention, Checksum, CopyPages, Embed, HeadNorm, KvPages, KvWrite, Linear, RmsNorm, Rope,
-    RopeTable, SelectRows, SiluMul, Weight,
+    Add, Argmax, Attention, Checksum, CopyPages, Embed, Gelu, HeadNorm, KvPages, KvWrite, LayerNorm, Linear,
+    RmsNorm, Rope, RopeTable, SelectRows, SiluMul, Weight,
 };
 use crate::{DType, Span};
 
@@ -157,6 +157,23 @@ impl RmsNorm {
     }
 }
 
+impl LayerNorm {
+    /// Checks sizes, alignment and overlap.
+    ///
+    /// # Panics
+    /// If one of them is wrong.
+    pub fn check(&self) {
+        let op = Op("layer_norm");
+        let (rows, width) = (self.rows.into(), self.width.into());
+        op.words("x", self.x, &[rows, width]);
+        op.weight("weight", self.weight, &[width]);
+        op.weight("bias", self.bias, &[width]);
+        op.words("out", self.out, &[rows, width]);
+        op.disjoint_or_same(self.out, &[("x", self.x)]);
+        op.disjoint(self.out, &[("weight", self.weight.span), ("bias", self.bias.span)]);
+    }
+}
+
 impl HeadNorm {
     /// Checks sizes, alignment and overlap.
     ///
@@ -261,6 +278,8 @@ impl Attention {
             self.heads,
             self.kv.kv_heads
         );
+        let window = self.window.unwrap_or(u32::MAX);
+        assert!(window > 0, "attention: a window of {window} positions");
         let inputs = [
             ("qkv", self.qkv),
             ("row_seq", self.row_seq),
@@ -283,6 +302,19 @@ impl SiluMul {
         op.words("x", self.x, &[rows, 2, width]);
         op.words("out", self.out, &[rows, width]);
         op.disjoint(self.out, &[("x", self.x)]);
+    }
+}
+
+impl Gelu {
+    /// Checks sizes, alignment and overlap.
+    ///
+    /// # Panics
+    /// If one of them is wrong.
+    pub fn check(&self) {
+        let op = Op("gelu");
+        op.words("x", self.x, &[self.len]);
+        op.words("out", self.out, &[self.len]);
+        op.disjoint_or_same(self.out, &[("x", self.x)]);
     }
 }
 

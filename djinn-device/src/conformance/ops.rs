@@ -4,6 +4,8 @@
 
 mod attention;
 mod choose;
+mod gelu;
+mod layer_norm;
 mod linear;
 mod pages;
 mod rig;
@@ -61,14 +63,21 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 34] = named![
+    let checks: [Check<D>; 45] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
         linear::is_batch_invariant,
+        linear::serves_unusual_widths,
         attention::matches_the_reference,
         attention::is_batch_invariant,
         attention::keeps_sequences_apart,
+        attention::scores::windows_match_the_reference,
+        attention::scores::windows_that_hide_nothing_change_nothing,
+        attention::scores::windows_are_batch_invariant,
+        attention::scores::biases_match_the_reference,
+        attention::scores::biases_are_batch_invariant,
+        attention::scores::serves_unusual_heads,
         attention::writes_the_cache_exactly,
         attention::rotates_and_writes_at_once,
         rows::embeds_the_rows_of_its_tile,
@@ -76,12 +85,16 @@ pub(super) fn each_op<D: Ops>(
         rows::normalises,
         rows::norms_are_batch_invariant,
         rows::adds_and_normalises_at_once,
+        layer_norm::centres_and_normalises,
+        layer_norm::is_batch_invariant,
         rows::normalises_heads,
         rows::head_norms_are_batch_invariant,
         rows::rotates,
         rows::rotations_are_batch_invariant,
         rows::activates,
         rows::activations_are_batch_invariant,
+        gelu::has_two_forms,
+        gelu::is_batch_invariant,
         rows::adds,
         rows::selects_rows,
         rows::sums_bytes,

@@ -3,8 +3,8 @@
 use super::CpuDevice;
 use super::memory::Memory;
 use crate::args::{
-    self, Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Group, HeadNorm,
-    KvPages, KvWrite, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    self, Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
+    KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use crate::kernels::Kernels;
 use crate::sim::SimDevice;
@@ -68,12 +68,14 @@ operations! {
     embed: Embed,
     rope_table: RopeTable,
     rms_norm: RmsNorm,
+    layer_norm: LayerNorm,
     head_norm: HeadNorm,
     linear: Linear,
     rope: Rope,
     kv_write: KvWrite,
     attention: Attention,
     silu_mul: SiluMul,
+    gelu: Gelu,
     add: Add,
     select_rows: SelectRows,
     argmax: Argmax,
@@ -102,6 +104,10 @@ impl Op {
                 reads(&[x, weight.span]);
                 out
             }
+            Op::LayerNorm(LayerNorm { x, weight, bias, out, .. }) => {
+                reads(&[x, weight.span, bias.span]);
+                out
+            }
             Op::HeadNorm(HeadNorm { qkv, query, key, .. }) => {
                 reads(&[query.span, key.span]);
                 qkv
@@ -124,6 +130,10 @@ impl Op {
                 out
             }
             Op::SiluMul(SiluMul { x, out, .. }) => {
+                reads(&[x]);
+                out
+            }
+            Op::Gelu(Gelu { x, out, .. }) => {
                 reads(&[x]);
                 out
             }
@@ -188,7 +198,8 @@ impl Op {
             }
             Op::KvWrite(a) => spans(self, Some(a.kv.pages)) + u64::from(a.rows) * token_bytes(&a.kv),
             Op::Attention(a) => {
-                let tokens = cached_tokens(&memory.read_u32(a.row_seq), &memory.read_u32(a.positions));
+                let (row_seq, positions) = (memory.read_u32(a.row_seq), memory.read_u32(a.positions));
+                let tokens = cached_tokens(&row_seq, &positions, a.window);
                 spans(self, Some(a.kv.pages)) + tokens * token_bytes(&a.kv)
             }
             Op::CopyPages(a) => {
@@ -213,15 +224,13 @@ fn token_bytes(kv: &KvPages) -> u64 {
 }
 
 /// Tokens whose keys and values the rows attend to, those that rows of one sequence share counted once.
-fn cached_tokens(row_seq: &[u32], positions: &[u32]) -> u64 {
-    let mut rows = row_seq.iter().zip(positions).peekable();
-    let mut tokens = 0;
-    while let Some((seq, position)) = rows.next() {
-        if rows.peek().is_none_or(|(next, _)| *next != seq) {
-            tokens += u64::from(*position) + 1;
-        }
-    }
-    tokens
+fn cached_tokens(row_seq: &[u32], positions: &[u32], window: Option<u32>) -> u64 {
+    let rows: Vec<(u32, u32)> = row_seq.iter().copied().zip(positions.iter().copied()).collect();
+    let seen = |run: &[(u32, u32)]| {
+        let [first, last] = [run[0], run[run.len() - 1]].map(|(_, position)| u64::from(position) + 1);
+        last - window.map_or(0, |window| first.saturating_sub(window.into()))
+    };
+    rows.chunk_by(|a, b| a.0 == b.0).map(seen).sum()
 }
 
 #[cfg(test)]
@@ -230,8 +239,11 @@ mod tests {
 
     #[test]
     fn rows_of_a_sequence_share_its_tokens() {
-        assert_eq!(cached_tokens(&[], &[]), 0);
-        assert_eq!(cached_tokens(&[0], &[9]), 10);
-        assert_eq!(cached_tokens(&[0, 0, 0, 1, 2, 2], &[7, 8, 9, 0, 3, 4]), 10 + 1 + 5);
+        assert_eq!(cached_tokens(&[], &[], None), 0);
+        assert_eq!(cached_tokens(&[0], &[9], None), 10);
+        let (row_seq, positions) = ([0, 0, 0, 1, 2, 2], [7, 8, 9, 0, 3, 4]);
+        assert_eq!(cached_tokens(&row_seq, &positions, None), 10 + 1 + 5);
+        assert_eq!(cached_tokens(&row_seq, &positions, Some(1)), 3 + 1 + 2);
+        assert_eq!(cached_tokens(&row_seq, &positions, Some(4)), 6 + 1 + 5);
     }
 }

@@ -48,6 +48,17 @@ pub(crate) struct RmsNorm<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
+/// See [`crate::args::LayerNorm`].
+pub(crate) struct LayerNorm<'a> {
+    /// `None` where `out` holds the input.
+    pub(crate) x: Option<&'a [f32]>,
+    pub(crate) weight: Elements<'a>,
+    pub(crate) bias: Elements<'a>,
+    pub(crate) eps: f32,
+    pub(crate) width: usize,
+    pub(crate) out: &'a mut [f32],
+}
+
 /// See [`crate::args::HeadNorm`].
 pub(crate) struct HeadNorm<'a> {
     pub(crate) qkv: &'a mut [f32],
@@ -141,13 +152,28 @@ pub(crate) struct Attention<'a> {
     pub(crate) positions: &'a [u32],
     pub(crate) heads: usize,
     pub(crate) scale: f32,
+    pub(crate) window: Option<usize>,
+    pub(crate) alibi: bool,
     pub(crate) out: &'a mut [f32],
+}
+
+/// The first position that a row at `position` sees.
+pub(crate) fn first_seen(window: Option<usize>, position: usize) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
 /// See [`crate::args::SiluMul`]; rows are `out.len() / width`.
 pub(crate) struct SiluMul<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) width: usize,
+    pub(crate) out: &'a mut [f32],
+}
+
+/// See [`crate::args::Gelu`].
+pub(crate) struct Gelu<'a> {
+    /// `None` where `out` holds it.
+    pub(crate) x: Option<&'a [f32]>,
+    pub(crate) form: crate::Gelu,
     pub(crate) out: &'a mut [f32],
 }
 

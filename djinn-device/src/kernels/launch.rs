@@ -137,6 +137,23 @@ impl Kernels {
         }
     }
 
+    /// See [`args::LayerNorm`].
+    pub(crate) fn layer_norm(&self, memory: &Memory, args: &args::LayerNorm) {
+        let view = View(memory);
+        let op = data::LayerNorm {
+            x: view.unless_output(args.x, args.out),
+            weight: view.weight(args.weight),
+            bias: view.weight(args.bias),
+            eps: args.eps,
+            width: args.width as usize,
+            out: view.output(args.out),
+        };
+        match &self.path {
+            Path::Reference => reference::layer_norm(op),
+            Path::Fast(fast) => fast.layer_norm(op),
+        }
+    }
+
     /// See [`args::HeadNorm`].
     pub(crate) fn head_norm(&self, memory: &Memory, args: &args::HeadNorm) {
         let view = View(memory);
@@ -220,6 +237,8 @@ impl Kernels {
             positions: view.indices(args.positions),
             heads: args.heads as usize,
             scale: args.scale,
+            window: args.window.map(|window| window as usize),
+            alibi: args.alibi,
             out: view.output(args.out),
         };
         match &self.path {
@@ -236,6 +255,17 @@ impl Kernels {
         match &self.path {
             Path::Reference => reference::silu_mul(op),
             Path::Fast(fast) => fast.silu_mul(op),
+        }
+    }
+
+    /// See [`args::Gelu`].
+    pub(crate) fn gelu(&self, memory: &Memory, args: &args::Gelu) {
+        let view = View(memory);
+        let x = view.unless_output(args.x, args.out);
+        let op = data::Gelu { x, form: args.form, out: view.output(args.out) };
+        match &self.path {
+            Path::Reference => reference::gelu(op),
+            Path::Fast(fast) => fast.gelu(op),
         }
     }
 

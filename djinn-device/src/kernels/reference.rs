@@ -3,9 +3,10 @@
 
 pub(crate) mod routing;
 
+use super::attention::alibi;
 use super::data::{
-    Add, Argmax, Attention, CopyPages, Embed, HeadNorm, KvWrite, Linear, Part, RmsNorm, Rope, RopeTable,
-    SelectRows, SiluMul,
+    Add, Argmax, Attention, CopyPages, Embed, Gelu, HeadNorm, KvWrite, LayerNorm, Linear, Part, RmsNorm,
+    Rope, RopeTable, SelectRows, SiluMul, first_seen,
 };
 use super::element::{Element, ElementsMut};
 use crate::RopeStyle;
@@ -38,6 +39,20 @@ pub(crate) fn rms_norm(op: RmsNorm<'_>) {
         let scale = 1.0 / (mean + f64::from(op.eps)).sqrt();
         for (i, out) in op.out[row].iter_mut().enumerate() {
             *out = (x[i] * scale * f64::from(op.weight.get(i))) as f32;
+        }
+    }
+}
+
+pub(crate) fn layer_norm(op: LayerNorm<'_>) {
+    for r in 0..op.out.len() / op.width {
+        let row = r * op.width..(r + 1) * op.width;
+        let mut x: Vec<f64> = op.x.unwrap_or(op.out)[row.clone()].iter().map(|&x| f64::from(x)).collect();
+        let mean = x.iter().sum::<f64>() / op.width as f64;
+        x.iter_mut().for_each(|x| *x -= mean);
+        let variance = x.iter().map(|x| x * x).sum::<f64>() / op.width as f64;
+        let scale = 1.0 / (variance + f64::from(op.eps)).sqrt();
+        for (i, out) in op.out[row].iter_mut().enumerate() {
+            *out = (x[i] * scale * f64::from(op.weight.get(i)) + f64::from(op.bias.get(i))) as f32;
         }
     }
 }
@@ -111,21 +126,28 @@ pub(crate) fn attention(op: Attention<'_>) {
         for head in 0..op.heads {
             let query = &op.qkv[r * width + head * dim..][..dim];
             let at = |position, part| layout.offset(sequence as usize, position, part, head / group);
+            let slope = if op.alibi { alibi::slope(head, op.heads) } else { 0.0 };
+            let first = first_seen(op.window, position as usize);
             let mut weights = Vec::new();
-            for p in 0..=position as usize {
+            for p in first..=position as usize {
                 let key = at(p, Part::Keys);
                 let products =
                     query.iter().enumerate().map(|(i, &q)| f64::from(q) * f64::from(op.pages.get(key + i)));
-                weights.push(products.sum::<f64>() * f64::from(op.scale));
+                let bias = f64::from(alibi::bias(slope, p));
+                weights.push((products.sum::<f64>() + bias) * f64::from(op.scale));
             }
             let largest = weights.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
             weights.iter_mut().for_each(|w| *w = (*w - largest).exp());
             let total: f64 = weights.iter().sum();
-            for i in 0..dim {
-                let values = weights.iter().enumerate();
-                let sum: f64 =
-                    values.map(|(p, w)| w * f64::from(op.pages.get(at(p, Part::Values) + i))).sum();
-                op.out[(r * op.heads + head) * dim + i] = (sum / total) as f32;
+            let mut sums = vec![0.0; dim];
+            for (p, weight) in (first..).zip(&weights) {
+                let value = at(p, Part::Values);
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum += weight * f64::from(op.pages.get(value + i));
+                }
+            }
+            for (out, sum) in op.out[(r * op.heads + head) * dim..].iter_mut().zip(sums) {
+                *out = (sum / total) as f32;
             }
         }
     }
@@ -138,6 +160,35 @@ pub(crate) fn silu_mul(op: SiluMul<'_>) {
             out[i] = (gate / (1.0 + (-gate).exp()) * f64::from(x[op.width + i])) as f32;
         }
     }
+}
+
+pub(crate) fn gelu(op: Gelu<'_>) {
+    for i in 0..op.out.len() {
+        let x = f64::from(op.x.unwrap_or(op.out)[i]);
+        let both = match op.form {
+            crate::Gelu::Erf => 1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2),
+            // 1 + tanh(y), written so that nothing cancels.
+            crate::Gelu::Tanh => {
+                let y = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+                2.0 / (1.0 + (-2.0 * y).exp())
+            }
+        };
+        op.out[i] = (0.5 * x * both) as f32;
+    }
+}
+
+/// The error function, to 1e-15: the series of Abramowitz & Stegun 7.1.6, whose terms all have one sign.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    while term.abs() > sum.abs() * 1e-17 {
+        n += 1.0;
+        term *= 2.0 * x * x / (2.0 * n + 1.0);
+        sum += term;
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
 pub(crate) fn add(op: Add<'_>) {

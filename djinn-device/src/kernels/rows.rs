@@ -4,9 +4,11 @@ mod kernels;
 
 use super::Fast;
 use super::buffer::Shared;
-use super::data::{Add, Embed, HeadNorm, KvWrite, Part, RmsNorm, Rope, RopeTable, SelectRows, SiluMul};
+use super::data::{
+    Add, Embed, Gelu, HeadNorm, KvWrite, LayerNorm, Part, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+};
 use super::element::{Element, with_elements};
-use kernels::{AddRows, NormRows, RotateRows, SiluRows, WidenRow};
+use kernels::{AddRows, CentreRows, GeluRows, NormRows, RotateRows, SiluRows, WidenRow};
 
 /// Elements below which a share of the rows is not worth another thread.
 const LEAST_ELEMENTS: usize = 1 << 13;
@@ -65,6 +67,18 @@ impl Fast {
         });
     }
 
+    /// See [`crate::args::LayerNorm`].
+    pub(crate) fn layer_norm(&self, op: LayerNorm<'_>) {
+        let (x, eps, width) = (op.x, op.eps, op.width);
+        let (weight, bias) = (op.weight.to_vec(), op.bias.to_vec());
+        self.each_share(op.out, width, |first, out| {
+            if let Some(x) = x {
+                out.copy_from_slice(&x[first * width..][..out.len()]);
+            }
+            self.isa.run(CentreRows { x: out, weight: &weight, bias: &bias, eps });
+        });
+    }
+
     /// See [`crate::args::HeadNorm`].
     pub(crate) fn head_norm(&self, op: HeadNorm<'_>) {
         let HeadNorm { qkv, query, key, eps, heads, kv_heads, head_dim } = op;
@@ -110,6 +124,16 @@ impl Fast {
         self.each_share(op.out, op.width, |first, out| {
             let x = &op.x[first * 2 * op.width..][..2 * out.len()];
             self.isa.run(SiluRows { x, width: op.width, out });
+        });
+    }
+
+    /// See [`crate::args::Gelu`].
+    pub(crate) fn gelu(&self, op: Gelu<'_>) {
+        self.each_share(op.out, 1, |first, out| {
+            if let Some(x) = op.x {
+                out.copy_from_slice(&x[first..][..out.len()]);
+            }
+            self.isa.run(GeluRows { x: out, form: op.form });
         });
     }
 

@@ -36,6 +36,21 @@ fn norm(x: &[f32], width: usize, run: impl Fn(data::RmsNorm<'_>)) -> Vec<f32> {
     out
 }
 
+/// Some elements through GELU, by any arithmetic.
+fn gelu(x: &[f32], form: crate::Gelu, run: impl Fn(data::Gelu<'_>)) -> Vec<f32> {
+    let mut out = vec![f32::NAN; x.len()];
+    run(data::Gelu { x: Some(x), form, out: &mut out });
+    out
+}
+
+/// Some rows that are centred and normalised, by any arithmetic.
+fn centre(x: &[f32], width: usize, run: impl Fn(data::LayerNorm<'_>)) -> Vec<f32> {
+    let mut out = vec![f32::NAN; x.len()];
+    let (weight, bias) = (Elements::F32(&x[..width]), Elements::F32(&x[width..2 * width]));
+    run(data::LayerNorm { x: Some(x), weight, bias, eps: 1e-5, width, out: &mut out });
+    out
+}
+
 #[test]
 fn row_operations_on_all_instruction_sets() {
     let (rows, width) = (70, 301);
@@ -44,6 +59,14 @@ fn row_operations_on_all_instruction_sets() {
         let fast = Fast::new(isa, 2).unwrap();
         let got = silu(&x, width, |op| fast.silu_mul(op));
         assert!(error(&got, &silu(&x, width, reference::silu_mul)) < 1e-6, "{}", isa.name());
+        for form in [crate::Gelu::Erf, crate::Gelu::Tanh] {
+            let got = gelu(&x, form, |op| fast.gelu(op));
+            let want = gelu(&x, form, reference::gelu);
+            let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < 1e-6, "{} {form:?}: {worst:e}", isa.name());
+        }
+        let got = centre(&x, width, |op| fast.layer_norm(op));
+        assert!(error(&got, &centre(&x, width, reference::layer_norm)) < 1e-6, "{}", isa.name());
         let got = norm(&x, width, |op| fast.rms_norm(op));
         assert!(error(&got, &norm(&x, width, reference::rms_norm)) < 1e-6, "{}", isa.name());
         let bytes = bytemuck::cast_slice::<f32, u8>(&x);
@@ -54,7 +77,7 @@ fn row_operations_on_all_instruction_sets() {
 }
 
 /// A prefill of 100 rows, by any arithmetic.
-fn attention(run: impl Fn(data::Attention<'_>)) -> Vec<f32> {
+fn attention(window: Option<usize>, alibi: bool, run: impl Fn(data::Attention<'_>)) -> Vec<f32> {
     let (heads, kv_heads, head_dim, page_tokens, rows) = (6, 2, 24, 8, 100);
     let page_table: Vec<u32> = (0..13).rev().collect();
     let page_elements = 2 * kv_heads * page_tokens * head_dim;
@@ -78,6 +101,8 @@ fn attention(run: impl Fn(data::Attention<'_>)) -> Vec<f32> {
         positions: &positions,
         heads,
         scale: 0.4,
+        window,
+        alibi,
         out: &mut out,
     });
     out
@@ -85,12 +110,32 @@ fn attention(run: impl Fn(data::Attention<'_>)) -> Vec<f32> {
 
 #[test]
 fn attention_on_all_instruction_sets() {
-    let want = attention(reference::attention);
+    for (window, alibi) in
+        [(None, false), (Some(1), false), (Some(37), false), (Some(64), true), (None, true)]
+    {
+        let want = attention(window, alibi, reference::attention);
+        for isa in simd::Isa::available() {
+            for threads in [1, 2] {
+                let fast = Fast::new(isa, threads).unwrap();
+                let error = error(&attention(window, alibi, |op| fast.attention(op)), &want);
+                assert!(error < 1e-6, "{} {window:?} {alibi}: {error:e}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_window_that_hides_nothing_changes_nothing() {
     for isa in simd::Isa::available() {
-        for threads in [1, 2] {
-            let fast = Fast::new(isa, threads).unwrap();
-            let error = error(&attention(|op| fast.attention(op)), &want);
-            assert!(error < 1e-6, "{}: {error:e}", isa.name());
+        let fast = Fast::new(isa, 2).unwrap();
+        for alibi in [false, true] {
+            let run = |window| attention(window, alibi, |op| fast.attention(op));
+            let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let (all, windowed) = (bits(run(None)), bits(run(Some(60))));
+            assert_eq!(bits(run(Some(100))), all, "{}", isa.name());
+            // Heads of 24, six in a row: rows up to the 60th see everything.
+            assert_eq!(windowed[..60 * 144], all[..60 * 144], "{}", isa.name());
+            assert_ne!(windowed[60 * 144..61 * 144], all[60 * 144..61 * 144], "{}", isa.name());
         }
     }
 }

@@ -251,7 +251,7 @@ fn a_block_runs_in_llamas_order() {
         [&["embed", "rope_table"][..], &block[..], &["select_rows", "rms_norm", "linear"][..]].concat();
     assert_eq!(names, expected);
     let attention = graph.nodes.iter().find(|n| n.op.name() == "attention").unwrap();
-    assert!(matches!(attention.op, Op::Attention { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25 }));
+    assert!(matches!(attention.op, Op::Attention { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, .. }));
 }
 
 #[test]

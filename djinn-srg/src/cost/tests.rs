@@ -1,7 +1,7 @@
 //! Costs against hand-made counts.
 
 use super::*;
-use crate::graph::tests::decoder;
+use crate::graph::tests::{classic, decoder};
 
 #[test]
 fn decode_is_memory_bound_and_prefill_compute_bound() {
@@ -35,4 +35,31 @@ fn linear_flops_are_two_per_weight_and_row() {
 fn unknown_machines_are_none() {
     assert!(Machine::NAMES.iter().all(|n| Machine::named(n).is_some()));
     assert!(Machine::named("abacus").is_none());
+}
+
+#[test]
+fn a_window_bounds_what_attention_reads_and_computes() {
+    let cost = |window, work: Work| {
+        let graph = classic(window, 64).unwrap();
+        let attention = graph.nodes.iter().position(|n| n.name == "attn").unwrap();
+        node(&graph, NodeId(attention as u32), &work)
+    };
+    let decode = Work::decode(3, 40, DType::F16);
+    // Two key and two value vectors of 8 for each position.
+    assert_eq!(cost(None, decode).data_bytes, (3 * 40 * 2 * 2 * 8 * 2) as f64);
+    assert_eq!(cost(Some(10), decode).data_bytes, (3 * 10 * 2 * 2 * 8 * 2) as f64);
+    assert_eq!(cost(Some(10), decode).flops, 4.0 * 3.0 * 16.0 * 10.0);
+    assert_eq!(cost(Some(41), decode), cost(None, decode));
+    // All of a prompt's positions are in some row's window.
+    let prefill = Work::prefill(40, DType::F16);
+    assert_eq!(cost(Some(10), prefill).data_bytes, cost(None, prefill).data_bytes);
+    assert_eq!(cost(Some(10), prefill).flops * 2.0, cost(None, prefill).flops);
+}
+
+#[test]
+fn each_row_reads_a_row_of_the_position_table() {
+    let graph = classic(None, 64).unwrap();
+    let embed = graph.nodes.iter().position(|n| n.name == "pos_embed").unwrap();
+    let cost = node(&graph, NodeId(embed as u32), &Work::decode(3, 5, DType::F16));
+    assert_eq!(cost.text_bytes, (3 * 16 * 4) as f64);
 }

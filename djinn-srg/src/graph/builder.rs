@@ -1,7 +1,7 @@
 //! Builds a [`Graph`] node by node; every call checks the shapes of its operands.
 
 use super::{Graph, KvShape, Node};
-use crate::{DType, Dim, Lifecycle, Op, RopeStyle, Value, ValueId};
+use crate::{DType, Dim, Gelu, Lifecycle, Op, RopeStyle, Scores, Value, ValueId};
 use std::collections::HashSet;
 
 /// Why a graph cannot be built. Shapes come from checkpoints, so these are errors, not panics.
@@ -115,6 +115,18 @@ impl GraphBuilder {
         self.push(name, Op::Embed, vec![tokens], vec![table], Dim::Rows, d)
     }
 
+    /// `table[positions, d]` gathered by the rows' positions, i.e. learned positions: `[rows, d]`. The table has a
+    /// row for each position up to the longest context.
+    pub fn embed_positions(&mut self, name: &str, table: ValueId) -> Result<ValueId> {
+        let [rows, d] = self.graph.value(table).matrix();
+        let context = self.graph.max_context;
+        if rows < context {
+            return Err(self.shape(name, format!("{rows} positions are fewer than the context of {context}")));
+        }
+        let positions = self.graph.positions;
+        self.push(name, Op::Embed, vec![positions], vec![table], Dim::Rows, d)
+    }
+
     /// Cosines and sines for the step's positions: `[rows, 2 * len(inv_freq)]`.
     pub fn rope_table(&mut self, name: &str, inv_freq: ValueId, scale: f32) -> Result<ValueId> {
         let [half, _] = self.graph.value(inv_freq).matrix();
@@ -127,6 +139,21 @@ impl GraphBuilder {
         let (dim, d) = self.activation(name, x)?;
         self.expect(name, "norm weight", self.graph.value(weight).matrix(), [d, 1])?;
         self.push(name, Op::RmsNorm { eps }, vec![x], vec![weight], dim, d)
+    }
+
+    /// LayerNorm of `x[rows, d]` by `weight[d]` and `bias[d]`.
+    pub fn layer_norm(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        weight: ValueId,
+        bias: ValueId,
+        eps: f32,
+    ) -> Result<ValueId> {
+        let (dim, d) = self.activation(name, x)?;
+        self.expect(name, "norm weight", self.graph.value(weight).matrix(), [d, 1])?;
+        self.expect(name, "norm bias", self.graph.value(bias).matrix(), [d, 1])?;
+        self.push(name, Op::LayerNorm { eps }, vec![x], vec![weight, bias], dim, d)
     }
 
     /// `x[rows, k] · weight[n, k]ᵀ + bias[n]`: `[rows, n]`.
@@ -189,8 +216,12 @@ impl GraphBuilder {
 
     /// Appends keys and values of `qkv` to the KV cache of the current layer, then attends:
     /// `[rows, heads * head_dim]`.
-    pub fn attention(&mut self, name: &str, qkv: ValueId, heads: u32, scale: f32) -> Result<ValueId> {
+    pub fn attention(&mut self, name: &str, qkv: ValueId, heads: u32, scores: Scores) -> Result<ValueId> {
         let Heads { kv_heads, head_dim, .. } = self.heads(name, qkv, heads)?;
+        let Scores { scale, window, alibi } = scores;
+        if window == Some(0) {
+            return Err(self.shape(name, "a window of no position".to_owned()));
+        }
         let (row_seq, positions) = (self.graph.row_seq, self.graph.positions);
         let kv = self.value(
             &format!("{name}.kv"),
@@ -200,7 +231,7 @@ impl GraphBuilder {
         )?;
         let write = Op::KvWrite { heads, kv_heads, head_dim };
         self.push_into(&format!("{name}.kv_write"), write, vec![qkv, row_seq, positions], vec![], kv)?;
-        let op = Op::Attention { heads, kv_heads, head_dim, scale };
+        let op = Op::Attention { heads, kv_heads, head_dim, scale, window, alibi };
         let width = heads as u64 * head_dim as u64;
         self.push(name, op, vec![qkv, kv, row_seq, positions], vec![], Dim::Rows, width)
     }
@@ -212,6 +243,12 @@ impl GraphBuilder {
             return Err(self.shape(name, format!("gate and up share {width} columns")));
         }
         self.push(name, Op::SiluMul, vec![gate_up], vec![], dim, width / 2)
+    }
+
+    /// GELU of each element of `x[rows, f]`: `[rows, f]`.
+    pub fn gelu(&mut self, name: &str, x: ValueId, form: Gelu) -> Result<ValueId> {
+        let (dim, width) = self.activation(name, x)?;
+        self.push(name, Op::Gelu { form }, vec![x], vec![], dim, width)
     }
 
     /// `a + b`.

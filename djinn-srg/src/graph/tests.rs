@@ -1,7 +1,7 @@
 //! Graphs that build, and shapes that do not fit.
 
 use super::*;
-use crate::RopeStyle;
+use crate::{Gelu, RopeStyle, Scores};
 
 /// A small decoder in the shape of a Llama block, for tests of the analyses.
 pub(crate) fn decoder(layers: u32, heads: u32, head_dim: u32, d: u64, ffn: u64, vocab: u64) -> Graph {
@@ -25,7 +25,7 @@ fn build(layers: u32, heads: u32, head_dim: u32, d: u64, ffn: u64, vocab: u64) -
         let bias = b.weight(&name("attn.qkv.bias"), &[width], DType::F16)?;
         let qkv = b.linear(&name("attn.qkv"), normed, w, Some(bias))?;
         b.rope(&name("attn.rope"), qkv, rope, heads, RopeStyle::Half)?;
-        let attended = b.attention(&name("attn"), qkv, heads, 0.5)?;
+        let attended = b.attention(&name("attn"), qkv, heads, Scores::scaled(0.5))?;
         let w = b.weight(&name("attn.out.weight"), &[d, heads as u64 * head_dim as u64], DType::F16)?;
         let out = b.linear(&name("attn.out"), attended, w, None)?;
         x = b.add(&name("attn.add"), x, out)?;
@@ -65,8 +65,72 @@ fn wrong_shapes_are_refused_by_node() {
     assert!(matches!(b.weight("huge", &[u64::MAX, 9], DType::F32), Err(GraphError::TooLarge(_))));
     let w = b.weight("qkv", &[28, 6], DType::F32).unwrap();
     let qkv = b.linear("qkv_proj", x, w, None).unwrap();
-    assert!(
-        b.attention("attn", qkv, 3, 1.0).unwrap_err().to_string().contains("3 heads do not share 2")
-            || b.attention("attn2", qkv, 2, 1.0).is_err()
-    );
+    let plain = Scores::scaled(1.0);
+    let error = b.attention("attn", qkv, 3, plain).unwrap_err().to_string();
+    assert!(error.contains("3 heads do not share 2"), "{error}");
+    assert!(b.attention("attn2", qkv, 2, plain).is_err());
+    let error = classic(Some(0), 64).unwrap_err().to_string();
+    assert_eq!(error, "attn: a window of no position");
+}
+
+/// The parts of GPT-2's shape: learned positions, LayerNorm with biases, GELU; with a window and biased scores.
+pub(crate) fn classic(window: Option<u32>, context: u64) -> Result<Graph, GraphError> {
+    let (d, vocab) = (16, 100);
+    let mut b = GraphBuilder::new("classic", KvShape { layers: 1, kv_heads: 2, head_dim: 8 }, vocab, context);
+    let table = b.weight("embed.weight", &[vocab, d], DType::F16)?;
+    let positions = b.weight("pos_embed.weight", &[64, d], DType::F32)?;
+    let (tokens, places) = (b.embed("embed", table)?, b.embed_positions("pos_embed", positions)?);
+    let mut x = b.add("embed.add", tokens, places)?;
+    b.set_layer(Some(0));
+    let weight = b.weight("ln1.weight", &[d], DType::F16)?;
+    let bias = b.weight("ln1.bias", &[d], DType::F32)?;
+    let normed = b.layer_norm("ln1", x, weight, bias, 1e-5)?;
+    let w = b.weight("attn.qkv.weight", &[48, d], DType::F16)?;
+    let qkv = b.linear("attn.qkv", normed, w, None)?;
+    let attended = b.attention("attn", qkv, 2, Scores { scale: 0.5, window, alibi: true })?;
+    x = b.add("attn.add", x, attended)?;
+    x = b.gelu("mlp.act", x, Gelu::Tanh)?;
+    b.set_layer(None);
+    let last = b.select_rows("select", x)?;
+    let logits = b.linear("unembed", last, table, None)?;
+    b.finish(logits)
+}
+
+#[test]
+fn positions_are_gathered_like_tokens() {
+    let graph = classic(None, 64).unwrap();
+    let node = |name: &str| graph.nodes.iter().find(|n| n.name == name).unwrap();
+    assert_eq!(node("embed").inputs, [graph.tokens]);
+    assert_eq!(node("pos_embed").inputs, [graph.positions]);
+    let tables: Vec<_> = crate::gathered_tables(&graph).into_iter().map(|t| &graph.value(t).name).collect();
+    assert_eq!(tables, ["embed.weight", "pos_embed.weight"]);
+    // The position table is no tile; the tied one is.
+    let tiles = crate::tiles(&graph, 1 << 20);
+    let names = tiles.iter().flat_map(|t| &t.parts).map(|p| graph.value(p.value).name.as_str());
+    let names: Vec<&str> = names.collect();
+    assert_eq!(names, ["ln1.weight", "ln1.bias", "attn.qkv.weight", "embed.weight"]);
+    let error = classic(None, 65).unwrap_err().to_string();
+    assert_eq!(error, "pos_embed: 64 positions are fewer than the context of 65");
+}
+
+#[test]
+fn a_norm_s_bias_has_its_width() {
+    let mut b = GraphBuilder::new("t", KvShape { layers: 1, kv_heads: 1, head_dim: 4 }, 10, 8);
+    let table = b.weight("table", &[10, 6], DType::F32).unwrap();
+    let x = b.embed("embed", table).unwrap();
+    let weight = b.weight("weight", &[6], DType::F32).unwrap();
+    let bias = b.weight("bias", &[5], DType::F32).unwrap();
+    let error = b.layer_norm("ln", x, weight, bias, 1e-5).unwrap_err().to_string();
+    assert_eq!(error, "ln: norm bias: expected [6, 1], found [5, 1]");
+}
+
+#[test]
+fn constants_are_exported() {
+    let export = |op: Op| serde_json::to_value(op).unwrap();
+    let gelu = export(Op::Gelu { form: Gelu::Erf });
+    assert_eq!(gelu, serde_json::json!({ "op": "gelu", "form": "erf" }));
+    let graph = classic(Some(7), 64).unwrap();
+    let attention = graph.nodes.iter().find(|n| n.name == "attn").unwrap();
+    let json = export(attention.op.clone());
+    assert_eq!((&json["window"], &json["alibi"]), (&serde_json::json!(7), &serde_json::json!(true)));
 }

@@ -1,7 +1,7 @@
 //! Plans keep their budget to the byte, and what is refused names the least that would do.
 
 use super::*;
-use djinn_srg::{DType, GraphBuilder, KvShape, RopeStyle};
+use djinn_srg::{DType, GraphBuilder, KvShape, RopeStyle, Scores};
 use proptest::prelude::*;
 
 /// A Llama-shaped decoder, its output projection tied to the embedding or not.
@@ -24,7 +24,7 @@ pub(crate) fn decoder(layers: u32, d: u64, ffn: u64, vocab: u64, tied: bool) -> 
             let bias = b.weight(&name("qkv.b"), &[3 * d], DType::BF16)?;
             let qkv = b.linear(&name("qkv"), normed, w, Some(bias))?;
             b.rope(&name("rope"), qkv, rope, heads, RopeStyle::Half)?;
-            let attended = b.attention(&name("attn"), qkv, heads, 0.3)?;
+            let attended = b.attention(&name("attn"), qkv, heads, Scores::scaled(0.3))?;
             let w = b.weight(&name("out.w"), &[d, d], DType::BF16)?;
             let out = b.linear(&name("out"), attended, w, None)?;
             x = b.add(&name("add1"), x, out)?;

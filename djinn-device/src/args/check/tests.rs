@@ -63,6 +63,17 @@ fn in_place_is_allowed_where_documented() {
     let (low, high) = (whole.slice(0, 64), whole.slice(16, 64));
     refuses(|| RmsNorm { x: low, out: high, ..norm }.check(), "rms_norm: the output");
     refuses(|| Add { a: low, out: high, ..add }.check(), "overlaps part of a");
+    let bias = Weight { span: buffer(2, 32), dtype: DType::F32 };
+    let norm = LayerNorm { x, weight, bias, out: x, eps: 1e-5, width: 8, rows: 2 };
+    norm.check();
+    refuses(|| LayerNorm { x: low, out: high, ..norm }.check(), "layer_norm: the output");
+    refuses(|| LayerNorm { bias: weight, out: weight.span, ..norm }.check(), "layer_norm: out has 16 bytes");
+    let short = Weight { span: buffer(2, 28), ..bias };
+    refuses(|| LayerNorm { bias: short, ..norm }.check(), "layer_norm: bias has 28 bytes instead of 32");
+    let gelu = Gelu { x, out: x, form: crate::Gelu::Erf, len: 16 };
+    gelu.check();
+    refuses(|| Gelu { x: low, out: high, ..gelu }.check(), "gelu: the output");
+    refuses(|| Gelu { len: 15, ..gelu }.check(), "gelu: x has 64 bytes instead of 60");
     let silu = SiluMul { x: buffer(0, 64), out: buffer(2, 32), width: 4, rows: 2 };
     silu.check();
     refuses(|| SiluMul { out: x.slice(0, 32), x, ..silu }.check(), "silu_mul");
@@ -91,6 +102,8 @@ fn attention() -> Attention {
         out: buffer(5, 3 * 4 * 16 * 4),
         heads: 4,
         scale: 0.25,
+        window: None,
+        alibi: false,
         rows: 3,
     }
 }
@@ -108,6 +121,8 @@ fn caches_are_checked() {
     refuses(|| Attention { out: buffer(2, 768), ..good }.check(), "overlaps qkv");
     let odd = Attention { heads: 5, qkv: buffer(2, 3 * 9 * 64), out: buffer(5, 3 * 5 * 64), ..good };
     refuses(|| odd.check(), "5 query heads are no multiple of 2");
+    Attention { window: Some(1), ..good }.check();
+    refuses(|| Attention { window: Some(0), ..good }.check(), "attention: a window of 0 positions");
     let Attention { qkv, kv, row_seq, positions, heads, rows, .. } = good;
     let write = KvWrite { qkv, kv, row_seq, positions, heads, rows };
     write.check();

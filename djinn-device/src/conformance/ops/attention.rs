@@ -1,10 +1,13 @@
 //! Checks of [`Attention`] and [`KvWrite`].
 
+pub(super) mod scores;
+
 use super::rig::{DTYPES, Rig, Stored, same_bits};
 use crate::args::{Attention, KvPages, KvWrite, Rope};
 use crate::kernels::element::ElementsMut;
 use crate::kernels::{data, reference};
 use crate::{DType, Ops, RopeStyle};
+use djinn_srg::Scores;
 
 const LAYERS: usize = 3;
 const LAYER: usize = 1;
@@ -33,6 +36,7 @@ impl Shape {
 /// A batch: rows of several sequences over one cache.
 struct Batch {
     shape: Shape,
+    scores: Scores,
     qkv: Vec<f32>,
     pages: Stored,
     table: Vec<u32>,
@@ -45,16 +49,21 @@ impl Batch {
     /// `segments` are sequences in order: the first row's position, and rows. Slots of the cache that no row
     /// may read hold NaN.
     fn new<D: Ops>(rig: &mut Rig<D>, shape: Shape, segments: &[(usize, usize)]) -> Batch {
+        Batch::scored(rig, shape, segments, Scores::scaled(scale(shape)))
+    }
+
+    /// With other scores. Pages that a window hides from all rows of their sequence do not exist.
+    fn scored<D: Ops>(rig: &mut Rig<D>, shape: Shape, segments: &[(usize, usize)], scores: Scores) -> Batch {
         let longest = segments.iter().map(|(first, rows)| first + rows).max().expect("a sequence");
         let table_width = longest.div_ceil(shape.page_tokens);
-        let table = rig.random.permutation(segments.len() * table_width);
+        let mut table = rig.random.permutation(segments.len() * table_width);
         let (mut row_seq, mut positions) = (Vec::new(), Vec::new());
         let mut cache = vec![f32::NAN; table.len() * shape.page_elements()];
         for (sequence, &(first, rows)) in segments.iter().enumerate() {
             row_seq.extend(vec![sequence as u32; rows]);
             positions.extend((first as u32)..(first + rows) as u32);
             let layout = layout(shape, &table, table_width);
-            for position in 0..first + rows {
+            for position in unseen(scores, first)..first + rows {
                 for head in 0..shape.kv_heads {
                     for part in [data::Part::Keys, data::Part::Values] {
                         let at = layout.offset(sequence, position, part, head);
@@ -63,9 +72,12 @@ impl Batch {
                 }
             }
         }
+        for (entries, &(first, _)) in table.chunks_exact_mut(table_width).zip(segments) {
+            entries[..unseen(scores, first) / shape.page_tokens].fill(u32::MAX);
+        }
         let qkv = rig.random.floats(positions.len() * shape.width());
         let pages = Stored::round(&cache, shape.dtype);
-        Batch { shape, qkv, pages, table, table_width, row_seq, positions }
+        Batch { shape, scores, qkv, pages, table, table_width, row_seq, positions }
     }
 
     fn kv<D: Ops>(&self, rig: &mut Rig<D>) -> KvPages {
@@ -94,7 +106,9 @@ impl Batch {
             positions: rig.upload(&self.positions[rows]),
             out,
             heads: shape.heads as u32,
-            scale: scale(shape),
+            scale: self.scores.scale,
+            window: self.scores.window,
+            alibi: self.scores.alibi,
             rows: count as u32,
         };
         args.check();
@@ -114,11 +128,18 @@ impl Batch {
             row_seq: &self.row_seq,
             positions: &self.positions,
             heads: shape.heads,
-            scale: scale(shape),
+            scale: self.scores.scale,
+            window: self.scores.window.map(|window| window as usize),
+            alibi: self.scores.alibi,
             out: &mut out,
         });
         out
     }
+}
+
+/// Positions that are hidden from a row at `position`.
+fn unseen(scores: Scores, position: usize) -> usize {
+    data::first_seen(scores.window.map(|window| window as usize), position)
 }
 
 fn layout(shape: Shape, table: &[u32], table_width: usize) -> data::KvLayout<'_> {
@@ -149,6 +170,13 @@ fn shapes(dtype: DType) -> [Shape; 5] {
     ]
 }
 
+impl Shape {
+    /// For messages.
+    fn name(self) -> String {
+        format!("{}/{}x{} {}", self.heads, self.kv_heads, self.dim, self.dtype.name())
+    }
+}
+
 pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
     for dtype in DTYPES {
         for shape in shapes(dtype) {
@@ -161,8 +189,7 @@ pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
             for segments in batches {
                 let batch = Batch::new(rig, shape, segments);
                 let got = batch.run(rig, 0, batch.positions.len());
-                let Shape { heads, kv_heads, dim, .. } = shape;
-                let name = format!("attention {heads}/{kv_heads}x{dim} {} {segments:?}", dtype.name());
+                let name = format!("attention {} {segments:?}", shape.name());
                 rig.compare(&name, &got, &batch.reference(), dtype);
             }
         }

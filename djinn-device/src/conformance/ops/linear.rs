@@ -99,8 +99,25 @@ pub(super) fn divides_large_weights<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
+/// Widths of GPT-2 and Falcon, i.e. odd numbers of rows of a weight and multiples of 64 without larger powers of
+/// two; as products of few rows and of many.
+pub(super) fn serves_unusual_widths<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in [DType::F16, DType::BF16] {
+        for [k, n] in [[4544, 232], [320, 4672], [64, 50_257], [14_848, 72]] {
+            let case = Case::new(rig, [18, k, n], dtype, Some(dtype));
+            let want = case.reference();
+            let all = case.run(rig, 0, 18);
+            rig.compare(&format!("linear 18x{k}x{n} {}", dtype.name()), &all, &want, dtype);
+            let one = case.run(rig, 17, 1);
+            rig.compare(&format!("linear 1x{k}x{n} {}", dtype.name()), &one, &want[17 * n..], dtype);
+        }
+    }
+}
+
 pub(super) fn leaves_other_columns_alone<D: Ops>(rig: &mut Rig<D>) {
-    for (rows, n, out_width, out_column) in [(1, 5, 12, 3), (7, 33, 40, 7), (16, 4, 4, 0), (3, 8, 16, 8)] {
+    for (rows, n, out_width, out_column) in
+        [(1, 5, 12, 3), (7, 33, 40, 7), (16, 4, 4, 0), (3, 8, 16, 8), (18, 1001, 50_257, 49_256)]
+    {
         let case = Case { out_width, out_column, ..Case::new(rig, [rows, 40, n], DType::BF16, None) };
         let (got, want) = (case.run(rig, 0, rows), case.reference());
         let name = format!("linear of {n} columns at {out_column} of {out_width}");

@@ -210,6 +210,8 @@ fn all_heads() -> Vec<Heads> {
             all.push(Heads { heads, kv_heads, dim, rotary, style });
         }
     }
+    // GPT-J's.
+    all.push(Heads { heads: 16, kv_heads: 16, dim: 256, rotary: 64, style: RopeStyle::Interleaved });
     all
 }
 

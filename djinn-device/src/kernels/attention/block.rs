@@ -5,13 +5,15 @@ use super::BLOCK;
 use crate::kernels::element::Element;
 use crate::kernels::simd::{Kernel, Simd};
 
-/// Widens `count` positions from `start` into `to[BLOCK, width]`, zeros elsewhere; then, if `across` is
+/// Widens positions `hidden..count`, counted from `start`, into `to[BLOCK, width]`, zeros elsewhere; then, if `across` is
 /// given, transposes that into `across[width, BLOCK]`.
 pub(super) struct Load<'a, E, F> {
     pub(super) pages: &'a [E],
     /// The first element of a position's vector.
     pub(super) from: F,
     pub(super) start: usize,
+    /// Leading positions that are not read.
+    pub(super) hidden: usize,
     pub(super) count: usize,
     pub(super) page_tokens: usize,
     pub(super) dim: usize,
@@ -23,7 +25,8 @@ pub(super) struct Load<'a, E, F> {
 impl<E: Element, F: Fn(usize) -> usize> Kernel for Load<'_, E, F> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mut done = 0;
+        self.to[..self.hidden * self.width].fill(0.0);
+        let mut done = self.hidden;
         while done < self.count {
             let position = self.start + done;
             let run = (self.count - done).min(self.page_tokens - position % self.page_tokens);

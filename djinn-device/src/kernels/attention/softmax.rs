@@ -2,6 +2,7 @@
 
 use super::BLOCK;
 use crate::kernels::simd::{Kernel, Simd};
+use std::ops::Range;
 
 /// One block, for each query.
 pub(super) struct Softmax<'a, F> {
@@ -14,16 +15,18 @@ pub(super) struct Softmax<'a, F> {
     pub(super) largest: &'a mut [f32],
     /// Each query's sum of weights so far.
     pub(super) totals: &'a mut [f32],
-    /// How many positions of the block a query sees; the others' scores are ignored.
+    /// The positions of the block that a query sees, at least one; the others' scores are ignored.
     pub(super) visible: F,
 }
 
-impl<F: Fn(usize) -> usize> Kernel for Softmax<'_, F> {
+impl<F: Fn(usize) -> Range<usize>> Kernel for Softmax<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let rows = self.scores.chunks_exact_mut(BLOCK).zip(self.sums.chunks_exact_mut(self.width));
         for (i, (scores, sums)) in rows.enumerate() {
-            scores[(self.visible)(i)..].fill(f32::NEG_INFINITY);
+            let visible = (self.visible)(i);
+            scores[..visible.start].fill(f32::NEG_INFINITY);
+            scores[visible.end..].fill(f32::NEG_INFINITY);
             let before = self.largest[i];
             let mut largest = simd.splat(before);
             for scores in scores.chunks_exact(S::LANES) {

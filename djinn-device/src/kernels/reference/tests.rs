@@ -135,7 +135,7 @@ fn attention_weighs_values_by_softmax_up_to_the_row() {
     pages[24..32].copy_from_slice(&[1.0, 0.0, 0.0, 1.0, 10.0, 1.0, 20.0, 2.0]);
     pages[8..10].copy_from_slice(&[5.0, 5.0]);
     pages[12..14].copy_from_slice(&[40.0, 4.0]);
-    let run = |heads: usize, query: &[f32], position| {
+    let scored = |window, alibi, heads: usize, query: &[f32], position| {
         let mut out = vec![UNTOUCHED; heads * 2];
         let mut qkv = query.to_vec();
         qkv.extend([f32::NAN; 4]);
@@ -147,10 +147,13 @@ fn attention_weighs_values_by_softmax_up_to_the_row() {
             positions: &[position],
             heads,
             scale: 2.0,
+            window,
+            alibi,
             out: &mut out,
         });
         out
     };
+    let run = |heads, query: &[f32], position| scored(None, false, heads, query, position);
     assert_eq!(run(1, &[3.0, 3.0], 0), [10.0, 1.0]);
     assert_eq!(run(1, &[3.0, 3.0], 1), [15.0, 1.5]);
     assert_eq!(run(1, &[0.0, 0.0], 2), [70.0 / 3.0, 7.0 / 3.0].map(|x: f64| x as f32));
@@ -158,6 +161,71 @@ fn attention_weighs_values_by_softmax_up_to_the_row() {
     let log = 3_f32.ln() / 2.0;
     let got = run(2, &[0.0, log, 3.0, 3.0], 1);
     assert!(got.iter().zip([17.5, 1.75, 15.0, 1.5]).all(|(a, b)| (a - b).abs() < 1e-5), "{got:?}");
+    // The last position alone, the last two, and all.
+    assert_eq!(scored(Some(1), false, 1, &[3.0, 3.0], 2), [40.0, 4.0]);
+    assert_eq!(scored(Some(2), false, 1, &[0.0, 0.0], 2), [30.0, 3.0]);
+    assert_eq!(scored(Some(3), false, 1, &[0.0, 0.0], 2), run(1, &[0.0, 0.0], 2));
+    // One head's slope is 1/256: scores 0 and 2/256, at most.
+    let odds = (2.0_f64 / 256.0).exp();
+    let got = scored(None, true, 1, &[0.0, 0.0], 1);
+    let want = [(10.0 + 20.0 * odds) / (1.0 + odds), (1.0 + 2.0 * odds) / (1.0 + odds)];
+    assert!(got.iter().zip(want).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-6), "{got:?}");
+}
+
+#[test]
+fn layer_norm_divides_by_the_root_of_the_variance() {
+    let (weight, bias) = ([1.0, 2.0].map(f16::from_f32), [0.5, -1.0].map(bf16::from_f32));
+    let (weight, bias) = (Elements::F16(&weight), Elements::BF16(&bias));
+    let mut out = [3.0, 7.0];
+    // Means 5 and 0, variances 4 and 16.
+    layer_norm(LayerNorm { x: None, weight, bias, eps: 12.0, width: 2, out: &mut out });
+    assert_eq!(out, [0.0, 0.0]);
+    layer_norm(LayerNorm { x: Some(&[-4.0, 4.0]), weight, bias, eps: 0.0, width: 2, out: &mut out });
+    assert_eq!(out, [-0.5, 1.0]);
+}
+
+/// From Python's `math.erf`.
+const ERF: [(f64, f64); 17] = [
+    (0.0, 0.0),
+    (1e-8, 1.128_379_167_095_512_6e-8),
+    (0.001, 0.001_128_378_790_969_236_5),
+    (0.1, 0.112_462_916_018_284_9),
+    (0.25, 0.276_326_390_168_236_9),
+    (0.5, 0.520_499_877_813_046_5),
+    (0.75, 0.711_155_633_653_515_1),
+    (1.0, 0.842_700_792_949_714_9),
+    (1.25, 0.922_900_128_256_458_2),
+    (1.5, 0.966_105_146_475_310_8),
+    (2.0, 0.995_322_265_018_952_7),
+    (2.5, 0.999_593_047_982_555),
+    (3.0, 0.999_977_909_503_001_4),
+    (3.5, 0.999_999_256_901_627_6),
+    (4.0, 0.999_999_984_582_742_1),
+    (5.0, 0.999_999_999_998_462_6),
+    (7.0, 1.0),
+];
+
+#[test]
+fn the_error_function_is_that_of_other_libraries() {
+    for (x, want) in ERF {
+        assert!((erf(x) - want).abs() < 1e-15, "erf({x}) is {}", erf(x));
+        assert_eq!(erf(-x), -erf(x));
+    }
+}
+
+#[test]
+fn gelu_has_two_forms() {
+    let run = |form| {
+        let mut out = [UNTOUCHED; 4];
+        gelu(Gelu { x: Some(&[0.0, 1.0, -2.0, -100.0]), form, out: &mut out });
+        out
+    };
+    // From x Φ(x), and from the formula with tanh, in Python.
+    assert_eq!(run(crate::Gelu::Erf), [0.0, 0.841_344_8, -0.045_500_264, -0.0]);
+    assert_eq!(run(crate::Gelu::Tanh), [0.0, 0.841_192, -0.045_402_307, -0.0]);
+    let mut out = [1.0];
+    gelu(Gelu { x: None, form: crate::Gelu::Erf, out: &mut out });
+    assert_eq!(out, [0.841_344_8]);
 }
 
 #[test]

@@ -3,9 +3,9 @@
 //! does not change results.
 #![allow(unsafe_code, reason = "elements are widened by pointer")]
 
-use crate::RopeStyle;
 use crate::kernels::element::Element;
 use crate::kernels::simd::{Kernel, Simd};
+use crate::{Gelu, RopeStyle};
 
 /// Widens a row of weights.
 pub(super) struct WidenRow<'a, E> {
@@ -59,6 +59,52 @@ impl Kernel for NormRows<'_> {
             }
         }
     }
+}
+
+/// Centres and normalises rows in place; see [`crate::args::LayerNorm`].
+pub(super) struct CentreRows<'a> {
+    pub(super) x: &'a mut [f32],
+    pub(super) weight: &'a [f32],
+    pub(super) bias: &'a [f32],
+    pub(super) eps: f32,
+}
+
+impl Kernel for CentreRows<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let width = self.weight.len();
+        for row in self.x.chunks_exact_mut(width) {
+            let mean = deviations::<S, false>(simd, row, 0.0) / width as f32;
+            let variance = deviations::<S, true>(simd, row, mean) / width as f32;
+            let scale = 1.0 / (variance + self.eps).sqrt();
+            for ((x, weight), bias) in row.iter_mut().zip(self.weight).zip(self.bias) {
+                *x = (*x - mean) * scale * weight + bias;
+            }
+        }
+    }
+}
+
+/// The sum of the differences to `centre`, or of their squares.
+#[inline(always)]
+fn deviations<S: Simd, const SQUARED: bool>(simd: S, row: &[f32], centre: f32) -> f32 {
+    let splat = simd.splat(centre);
+    // Two sums, so that additions overlap.
+    let mut sums = [simd.splat(0.0); 2];
+    let pairs = row.chunks_exact(2 * S::LANES);
+    let rest = pairs.remainder();
+    for pair in pairs {
+        let first = simd.sub(simd.read(pair), splat);
+        let second = simd.sub(simd.read(&pair[S::LANES..]), splat);
+        sums = match SQUARED {
+            true => [simd.fma(first, first, sums[0]), simd.fma(second, second, sums[1])],
+            false => [simd.add(first, sums[0]), simd.add(second, sums[1])],
+        };
+    }
+    for rest in rest.chunks(S::LANES) {
+        let x = simd.sub(simd.read_partial(rest, centre), splat);
+        sums[0] = if SQUARED { simd.fma(x, x, sums[0]) } else { simd.add(x, sums[0]) };
+    }
+    simd.sums([simd.add(sums[0], sums[1]); 4])[0]
 }
 
 /// Rotates rows of queries and keys in place; see [`crate::args::Rope`].
@@ -135,6 +181,63 @@ impl Kernel for SiluRows<'_> {
 fn silu_mul<S: Simd>(simd: S, gate: S::V, up: S::V) -> S::V {
     let e = simd.exp(simd.sub(simd.splat(0.0), gate));
     simd.mul(simd.div(gate, simd.add(simd.splat(1.0), e)), up)
+}
+
+/// GELU in place; see [`crate::args::Gelu`].
+pub(super) struct GeluRows<'a> {
+    pub(super) x: &'a mut [f32],
+    pub(super) form: Gelu,
+}
+
+impl Kernel for GeluRows<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let whole = self.x.len() / S::LANES * S::LANES;
+        let (vectors, rest) = self.x.split_at_mut(whole);
+        for x in vectors.chunks_exact_mut(S::LANES) {
+            let value = gelu(simd, simd.read(x), self.form);
+            simd.write(x, value);
+        }
+        let value = gelu(simd, simd.read_partial(rest, 0.0), self.form);
+        simd.write_partial(rest, value);
+    }
+}
+
+#[inline(always)]
+fn gelu<S: Simd>(simd: S, x: S::V, form: Gelu) -> S::V {
+    let zero = simd.splat(0.0);
+    match form {
+        // x/2 (1 + tanh(y)) is x / (1 + e^(-2y)).
+        Gelu::Tanh => {
+            let cube = simd.mul(simd.mul(x, x), x);
+            let y = simd.fma(simd.splat(0.044_715), cube, x);
+            // -2 √(2/π).
+            let e = simd.exp(simd.mul(simd.splat(-1.595_769), y));
+            simd.div(x, simd.add(simd.splat(1.0), e))
+        }
+        // With erfc at |x|/√2, x/2 (1 + erf(x/√2)) is x erfc/2, plus x (1 - erfc) where x is positive.
+        Gelu::Erf => {
+            let magnitude = simd.max(x, simd.sub(zero, x));
+            let tail = erfc(simd, simd.mul(magnitude, simd.splat(std::f32::consts::FRAC_1_SQRT_2)));
+            let body = simd.mul(x, simd.sub(simd.splat(1.0), tail));
+            let half = simd.mul(x, simd.mul(simd.splat(0.5), tail));
+            simd.add(half, simd.zero_where_less(x, zero, body))
+        }
+    }
+}
+
+/// The complementary error function of lanes that are not negative, within 4e-7 (Hastings 1955, as Abramowitz &
+/// Stegun 7.1.26).
+#[inline(always)]
+fn erfc<S: Simd>(simd: S, x: S::V) -> S::V {
+    let one = simd.splat(1.0);
+    let t = simd.div(one, simd.fma(simd.splat(0.327_591_1), x, one));
+    let mut p = simd.splat(1.061_405_4);
+    for c in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+        p = simd.fma(p, t, simd.splat(c));
+    }
+    let e = simd.exp(simd.sub(simd.splat(0.0), simd.mul(x, x)));
+    simd.mul(simd.mul(p, t), e)
 }
 
 /// `out = a + b`, where `None` stands for `out`'s own elements.
