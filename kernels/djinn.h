@@ -369,6 +369,21 @@ typedef struct djinn_combine_args {
 int djinn_combine(const djinn_combine_args *args, void *stream);
 
 /*
+ * If the expert has slots, i.e. starts[expert + 1] > starts[expert], dst = src and moved = 1; else moved = 0, and
+ * neither src nor dst is touched. src may lie in pinned host memory. For a stream of copies: it overlaps with no kernel
+ * of its stream, and what reads dst as a weight waits for an event after it.
+ */
+typedef struct djinn_copy_expert_args {
+    const void *src;
+    void *dst;
+    const uint32_t *starts; /* of at least expert + 2 */
+    uint32_t *moved;
+    uint64_t bytes; /* multiples of 16, from multiples of 16 on, are the fastest */
+    uint32_t expert;
+} djinn_copy_expert_args;
+int djinn_copy_expert(const djinn_copy_expert_args *args, void *stream);
+
+/*
  * out = the wrapping sum, over the 32-bit little-endian words w of src (the last one padded with zeros), of
  * mix(w ^ mix(index)), where mix is SplitMix64's finaliser. Two operations on the stream: out is cleared first.
  */

@@ -25,7 +25,7 @@ pub(crate) struct Report {
     pub(crate) decode_passes: usize,
     /// Decode passes that the device repeated from a capture.
     pub(crate) replayed_passes: u64,
-    /// Weights that cross to the device in every pass.
+    /// Weights that cross to the device in every pass; at most, where it depends on the experts that a pass uses.
     pub(crate) streamed_bytes_per_pass: u64,
     /// Weights that crossed in all passes.
     pub(crate) streamed_bytes: u64,

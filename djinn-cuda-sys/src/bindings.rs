@@ -409,6 +409,22 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct djinn_copy_expert_args {
+    pub src: *const ::std::os::raw::c_void,
+    pub dst: *mut ::std::os::raw::c_void,
+    pub starts: *const u32,
+    pub moved: *mut u32,
+    pub bytes: u64,
+    pub expert: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_copy_expert(
+        args: *const djinn_copy_expert_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct djinn_checksum_args {
     pub src: *const ::std::os::raw::c_void,
     pub out: *mut u64,

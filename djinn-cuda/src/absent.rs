@@ -2,8 +2,8 @@
 
 use crate::{CudaConfig, Error, Probe, Result};
 use djinn_device::args::{
-    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
-    KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyExpert, CopyPages, Embed, ExpertLinear, Gelu, Group,
+    HeadNorm, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use djinn_device::{Buffer, Device, DeviceInfo, Event, Ops, Space, Span, Stream, Usage};
 use std::convert::Infallible;
@@ -173,6 +173,10 @@ impl Ops for CudaDevice {
     }
 
     fn combine(&self, _: Stream, _: &Combine) -> Outcome<()> {
+        match self.0 {}
+    }
+
+    fn copy_expert(&self, _: Stream, _: &CopyExpert) -> Outcome<()> {
         match self.0 {}
     }
 

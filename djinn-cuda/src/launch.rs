@@ -6,8 +6,8 @@ use crate::stream::RawStream;
 use crate::{Error, Result};
 use djinn_cuda_sys as sys;
 use djinn_device::args::{
-    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
-    KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyExpert, CopyPages, Embed, ExpertLinear, Gelu, Group,
+    HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use djinn_device::{DType, RopeStyle, Span};
 use std::ffi::{CStr, c_void};
@@ -303,6 +303,18 @@ impl Launch<'_> {
             rows: args.rows,
         };
         kernel!(djinn_combine, raw, self.stream)
+    }
+
+    pub(crate) fn copy_expert(self, args: &CopyExpert) -> Result<()> {
+        let raw = sys::djinn_copy_expert_args {
+            src: self.memory.resolve(args.src).input(),
+            dst: self.memory.resolve(args.dst).bytes(),
+            starts: self.memory.resolve(args.starts).input(),
+            moved: self.memory.resolve(args.moved).output(),
+            bytes: args.src.len(),
+            expert: args.expert,
+        };
+        kernel!(djinn_copy_expert, raw, self.stream)
     }
 
     pub(crate) fn checksum(self, args: &Checksum) -> Result<()> {

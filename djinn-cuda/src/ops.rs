@@ -4,8 +4,8 @@ use crate::device::{CudaDevice, Rounded};
 use crate::launch::Launch;
 use crate::matmul::Shape;
 use djinn_device::args::{
-    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
-    KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyExpert, CopyPages, Embed, ExpertLinear, Gelu, Group,
+    HeadNorm, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use djinn_device::{DType, Ops, Result, Stream};
 
@@ -91,6 +91,7 @@ impl Ops for CudaDevice {
         group: Group,
         expert_linear: ExpertLinear,
         combine: Combine,
+        copy_expert: CopyExpert,
         checksum: Checksum,
     }
 

@@ -4,8 +4,9 @@
 use crate::device::CudaDevice;
 use crate::ops::SMALL_BATCH;
 use djinn_device::args::{
-    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
-    KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
+    Add, Argmax, Attention, Checksum, Combine, CopyExpert, CopyPages, Embed, ExpertLinear, Gelu, Group,
+    HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    Weight,
 };
 use djinn_device::{Buffer, DType, Device, Ops, Result, RopeStyle, Space, Span, Stream};
 
@@ -136,6 +137,9 @@ impl Work<'_> {
         }
         let (ids, order, starts) = (self.input(8), self.output(8), high(8));
         self.device.group(stream, &Group { ids, order, starts, experts: 1, slots: 2 })?;
+        let (src, dst, starts, moved) = (self.input(16), self.output(16), self.input(8), high(4));
+        let copy = CopyExpert { src, dst, starts, moved, expert: 0, experts: 1 };
+        self.device.copy_expert(stream, &copy)?;
         let (y, weights, out) = (self.input(4 * 128), self.input(8), self.output(4 * 64));
         self.device.combine(stream, &Combine { y, weights, out, top_k: 2, width: 64, rows: 1 })
     }

@@ -6,7 +6,7 @@
 mod check;
 mod routing;
 
-pub use routing::{Combine, ExpertLinear, Group, Route};
+pub use routing::{Combine, CopyExpert, ExpertLinear, Group, Route};
 
 use crate::{DType, RopeStyle, Span};
 

@@ -6,7 +6,7 @@ mod ops;
 pub(crate) mod stream;
 
 pub use crate::kernels::Math;
-pub(crate) use ops::{Access, Op};
+pub(crate) use ops::{Access, Op, copied};
 
 use crate::kernels::Kernels;
 use crate::{Buffer, Device, DeviceInfo, Error, Event, Result, Space, Span, Stream, Usage};

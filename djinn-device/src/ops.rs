@@ -1,8 +1,8 @@
 //! The [`Ops`] trait: the closed list of decoder operations.
 
 use crate::args::{
-    Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
-    KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    Add, Argmax, Attention, Checksum, Combine, CopyExpert, CopyPages, Embed, ExpertLinear, Gelu, Group,
+    HeadNorm, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use crate::{Device, Result, Stream};
 
@@ -53,6 +53,8 @@ pub trait Ops: Device {
     fn expert_linear(&self, stream: Stream, args: &ExpertLinear) -> Result<()>;
     /// See [`Combine`].
     fn combine(&self, stream: Stream, args: &Combine) -> Result<()>;
+    /// See [`CopyExpert`].
+    fn copy_expert(&self, stream: Stream, args: &CopyExpert) -> Result<()>;
     /// See [`Checksum`].
     fn checksum(&self, stream: Stream, args: &Checksum) -> Result<()>;
 

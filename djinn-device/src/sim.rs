@@ -39,7 +39,8 @@ pub struct SimConfig {
     pub ram: Option<u64>,
     /// The `alloc` that is refused.
     pub fail_alloc_at: Option<u64>,
-    /// The `copy` that fails: its destination is left poisoned, work after it is skipped.
+    /// The `copy` that fails, or the `copy_expert` if it moves anything: its destination is left poisoned, work after
+    /// it is skipped.
     pub fail_copy_at: Option<u64>,
     /// The `wait` that is ignored.
     pub drop_wait_at: Option<u64>,
@@ -80,7 +81,7 @@ impl Default for SimConfig {
 pub struct SimCalls {
     /// Calls of `alloc`.
     pub allocs: u64,
-    /// Calls of `copy`.
+    /// Calls of `copy` and `copy_expert`.
     pub copies: u64,
     /// Calls of `wait`.
     pub waits: u64,
@@ -136,7 +137,9 @@ impl SimDevice {
         if self.captured(stream, Call::Op(op)) {
             return Ok(());
         }
-        self.enqueue(stream, Command::Op(op))
+        let Op::CopyExpert(args) = op else { return self.enqueue(stream, Command::Op(op)) };
+        let fails = self.count(|calls| &mut calls.copies, self.config.fail_copy_at);
+        self.enqueue(stream, Command::CopyExpert { args, fails })
     }
 
     /// Whether the call was kept in a capture.

@@ -4,8 +4,8 @@ use crate::Result;
 use crate::engine::Memory;
 use crate::trace::{Launch, Mark, Recorder};
 use djinn_device::args::{
-    Add, Attention, Embed, Gelu, HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable,
-    SelectRows, SiluMul, Weight,
+    Add, Attention, Combine, Embed, ExpertLinear, Gelu, Group, HeadNorm, KvPages, KvWrite, LayerNorm, Linear,
+    RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
 };
 use djinn_device::{Ops, Span, Stream};
 use djinn_srg::{Dim, Graph, Lifecycle, Node, NodeId, Op, Rows, ValueId};
@@ -71,6 +71,10 @@ impl<'a, D: Ops> Executor<'a, D> {
             if node.weights.is_empty() || matches!(node.op, Op::Embed) {
                 self.launch(node, None)?;
                 self.mark_launch(id, None)?;
+                if matches!(node.op, Op::Group { .. }) {
+                    let starts = self.span(node.also[0]);
+                    self.memory.text.routed(self.device, self.compute, id, starts)?;
+                }
                 continue;
             }
             while let Some(weights) = self.next_tile(id)? {
@@ -134,10 +138,7 @@ impl<'a, D: Ops> Executor<'a, D> {
 
     /// Rows that the node's launch computes; none are launched for 0.
     fn launch_rows(&self, node: &Node) -> u32 {
-        match self.graph.value(node.output).shape.first() {
-            Some(Dim::LogitRows) => self.rows.logit_rows as u32,
-            _ => self.rows.rows as u32,
-        }
+        self.graph.value(node.output).rows(self.rows) as u32
     }
 
     /// Launches two successive nodes at once where the device has an operation for both; whether it did. A trace
@@ -287,6 +288,39 @@ impl<'a, D: Ops> Executor<'a, D> {
                     rows,
                 }
             ),
+            Op::Route { experts, top_k, renormalise } => {
+                let (weights, ids) = (self.span(node.output), self.span(node.also[0]));
+                enqueue!(route, Route { logits: input(0), weights, ids, experts, top_k, renormalise, rows })
+            }
+            Op::Group { experts, .. } => {
+                let (order, starts) = (self.span(node.output), self.span(node.also[0]));
+                enqueue!(group, Group { ids: input(0), order, starts, experts, slots: rows })
+            }
+            Op::ExpertLinear { expert, slots_per_row, .. } => {
+                let tile = weights.expect("a product has weights");
+                enqueue!(
+                    expert_linear,
+                    ExpertLinear {
+                        x: input(0),
+                        weight: tile.parts[0],
+                        order: input(1),
+                        starts: input(2),
+                        out: self.span(node.output),
+                        k: width(node.inputs[0]),
+                        n: tile.rows as u32,
+                        out_width: width(node.output),
+                        out_column: tile.first_row as u32,
+                        expert,
+                        slots_per_row,
+                        slots: rows,
+                    }
+                )
+            }
+            Op::Combine { top_k } => {
+                let (y, weights, out, width) =
+                    (input(0), input(1), self.span(node.output), width(node.output));
+                enqueue!(combine, Combine { y, weights, out, top_k, width, rows })
+            }
         }
         Ok(())
     }

@@ -2,7 +2,8 @@
 
 use crate::{Error, Result};
 use djinn_device::DType;
-use djinn_srg::{Graph, Rows};
+use djinn_device::args::ExpertLinear;
+use djinn_srg::{Graph, Op, Rows};
 use djinn_vmu::{Budget, Demand, KvLayout, MemoryPlan};
 
 /// How to run a model. None of these changes results, but for `kv_dtype` and, in the last bits on some
@@ -82,6 +83,15 @@ impl Options {
         // No step has more rows than the context has tokens, and at least one for each sequence.
         let rows = (self.prefill_rows as u64).min(self.context).max(self.sequences as u64);
         let logit_rows = (self.logit_rows as u64).min(rows);
+        let most_chosen = graph.nodes.iter().map(|node| match node.op {
+            Op::Group { top_k, .. } => u64::from(top_k),
+            _ => 0,
+        });
+        if rows * most_chosen.max().unwrap_or(0) > ExpertLinear::MOST_SLOTS.into() {
+            return Err(Error::Option(
+                "a step's rows, each with its experts, are too many; lower the rows of a step",
+            ));
+        }
         let demand = Demand { rows: Rows { rows, logit_rows }, kv, reserved_bytes };
         Ok(MemoryPlan::new(graph, &self.budget, &demand)?)
     }

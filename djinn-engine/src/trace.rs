@@ -158,7 +158,9 @@ impl Recorder {
                 Mark::Acquired => {
                     let times = chunks.next().expect("a mark for each streamed chunk");
                     let ChunkTimes { chunk, bytes, begin, ready, need, go, done } = times;
-                    push(What::Copy { chunk, bytes, done: nanos(done) }, nanos(begin), nanos(ready));
+                    if bytes > 0 {
+                        push(What::Copy { chunk, bytes, done: nanos(done) }, nanos(begin), nanos(ready));
+                    }
                     if go.saturating_sub(need) > STALL {
                         push(What::Stall(chunk), nanos(need), nanos(go));
                     }

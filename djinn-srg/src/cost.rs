@@ -1,5 +1,6 @@
 //! FLOPs and bytes of operations, and the roofline that turns them into time.
 
+use crate::order::share_used;
 use crate::{DType, Dim, Graph, Node, NodeId, Op, Rows};
 use serde::Serialize;
 
@@ -127,14 +128,11 @@ impl std::iter::Sum for Cost {
     }
 }
 
-/// The cost of one node.
+/// The cost of one node. Experts are taken to be chosen alike often: a node of one counts for the share of steps that
+/// use it, and of slots that are its own.
 pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
     let node = graph.node(id);
-    let out = graph.value(node.output);
-    let rows = match out.shape.first() {
-        Some(Dim::LogitRows) => work.rows.logit_rows,
-        _ => work.rows.rows,
-    } as f64;
+    let rows = graph.value(node.output).rows(work.rows) as f64;
     let flops = flops(graph, node, rows, work.context as f64);
     let (data_bytes, text_bytes) = match node.op {
         Op::KvWrite { kv_heads, head_dim, .. } => {
@@ -155,15 +153,37 @@ pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
             let table = graph.value(node.weights[0]);
             (0.0, rows * (table.matrix()[1] * table.dtype.bytes()) as f64)
         }
+        Op::ExpertLinear { experts, .. } => {
+            (0.0, text_bytes(graph, node) * expert_share(node, graph, work, experts))
+        }
+        _ => (0.0, text_bytes(graph, node)),
+    };
+    let stack_bytes = match node.op {
+        Op::ExpertLinear { experts, .. } => {
+            let [n, k] = graph.value(node.weights[0]).matrix();
+            rows / f64::from(experts) * 4.0 * (n + k + 1) as f64
+        }
         _ => {
-            let text = node.weights.iter().map(|&w| graph.value(w));
-            (0.0, text.map(|v| (v.matrix()[0] * v.matrix()[1] * v.dtype.bytes()) as f64).sum())
+            let touched = node.inputs.iter().copied().chain(node.outputs()).map(|v| graph.value(v));
+            let stack = touched.filter(|v| v.lifecycle == crate::Lifecycle::Stack);
+            stack.map(|v| v.bytes(work.rows) as f64).sum()
         }
     };
-    let touched = node.inputs.iter().chain([&node.output]).map(|&v| graph.value(v));
-    let stack = touched.filter(|v| v.lifecycle == crate::Lifecycle::Stack);
-    let stack_bytes = stack.map(|v| v.bytes(work.rows) as f64).sum();
     Cost { flops, text_bytes, data_bytes, stack_bytes }
+}
+
+fn text_bytes(graph: &Graph, node: &Node) -> f64 {
+    let text = node.weights.iter().map(|&w| graph.value(w));
+    text.map(|v| (v.matrix()[0] * v.matrix()[1] * v.dtype.bytes()) as f64).sum()
+}
+
+/// The share of steps in which some row chooses the node's expert.
+fn expert_share(node: &Node, graph: &Graph, work: &Work, experts: u32) -> f64 {
+    let top_k = match graph.value(node.output).shape.first() {
+        Some(&Dim::Slots(top_k)) => top_k,
+        _ => experts,
+    };
+    share_used(experts, top_k, work.rows.rows)
 }
 
 /// The cost of a whole pass.
@@ -190,6 +210,12 @@ fn flops(graph: &Graph, node: &Node, rows: f64, context: f64) -> f64 {
         Op::HeadNorm { heads, kv_heads, head_dim, .. } => 4.0 * rows * ((heads + kv_heads) * head_dim) as f64,
         Op::RopeTable { .. } | Op::Add => rows * width,
         Op::Rope { heads, kv_heads, rotary_dim, .. } => 3.0 * rows * ((heads + kv_heads) * rotary_dim) as f64,
-        Op::Embed | Op::KvWrite { .. } | Op::SelectRows => 0.0,
+        Op::Route { experts, .. } => 4.0 * rows * f64::from(experts),
+        Op::ExpertLinear { experts, .. } => {
+            let [n, k] = graph.value(node.weights[0]).matrix();
+            2.0 * rows / f64::from(experts) * n as f64 * k as f64
+        }
+        Op::Combine { top_k } => 2.0 * rows * f64::from(top_k) * width,
+        Op::Embed | Op::KvWrite { .. } | Op::SelectRows | Op::Group { .. } => 0.0,
     }
 }

@@ -87,7 +87,9 @@ impl Graph {
                     let _ = writeln!(dot, "  n{from} -> n{i}{style};");
                 }
             }
-            writer[node.output.0 as usize] = Some(i);
+            for output in node.outputs() {
+                writer[output.0 as usize] = Some(i);
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ mod builder;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use builder::{GraphBuilder, GraphError};
+pub use builder::{GraphBuilder, GraphError, Routing};
 
 use crate::{DType, Lifecycle, Op, Value, ValueId};
 use serde::Serialize;
@@ -27,8 +27,18 @@ pub struct Node {
     pub weights: Vec<ValueId>,
     /// The value written; an input where the operation works in place.
     pub output: ValueId,
+    /// Further values written, in the operation's order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<ValueId>,
     /// The decoder block that the node belongs to.
     pub layer: Option<u32>,
+}
+
+impl Node {
+    /// Every value written.
+    pub fn outputs(&self) -> impl Iterator<Item = ValueId> + '_ {
+        std::iter::once(self.output).chain(self.also.iter().copied())
+    }
 }
 
 /// Shape of the KV cache of one token.

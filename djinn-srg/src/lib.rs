@@ -17,8 +17,8 @@ mod order;
 mod value;
 
 pub use dtype::DType;
-pub use graph::{Graph, GraphBuilder, GraphError, KvShape, Node, NodeId};
+pub use graph::{Graph, GraphBuilder, GraphError, KvShape, Node, NodeId, Routing};
 pub use liveness::StackPlan;
 pub use op::{Gelu, Op, RopeStyle, Scores};
-pub use order::{Part, Tile, gathered_tables, tile_bytes, tiles};
+pub use order::{Condition, Part, Tile, gathered_tables, tile_bytes, tiles};
 pub use value::{Dim, Lifecycle, Owner, Rows, Value, ValueId};

@@ -138,6 +138,40 @@ pub enum Op {
     Add,
     /// `x[rows, d], logit_rows[n] (u32) -> [n, d]`: gathers the rows whose logits are wanted.
     SelectRows,
+    /// `logits[rows, experts] -> weights[rows, top_k], ids[rows, top_k] (u32)`: each row's `top_k` greatest, and the
+    /// softmax over all experts there, divided by its sum if `renormalise` (Mixtral, Jiang et al. 2024).
+    Route {
+        /// Experts to choose from.
+        experts: u32,
+        /// Experts of a row.
+        top_k: u32,
+        /// Whether a row's weights sum to one.
+        renormalise: bool,
+    },
+    /// `ids[rows, top_k] (u32) -> order[slots] (u32), starts[experts + 1] (u32)`: the slots of each expert; slot
+    /// `r · top_k + j` is row `r`'s place with the expert that it chose `j`-th.
+    Group {
+        /// Experts to choose from.
+        experts: u32,
+        /// Experts of a row.
+        top_k: u32,
+    },
+    /// `x[slots / slots_per_row, k], order[slots], starts[experts + 1], weight[n, k] -> [slots, n]`: `x · weightᵀ` in
+    /// the rows of one expert's slots; the others' are left alone. A last input is the output, where an earlier node
+    /// made it.
+    ExpertLinear {
+        /// Whose weight it is.
+        expert: u32,
+        /// Experts to choose from.
+        experts: u32,
+        /// Slots that share a row of `x`: the experts of a row, or 1.
+        slots_per_row: u32,
+    },
+    /// `y[slots, d], weights[rows, top_k] -> [rows, d]`: each row's slots by their weights, added.
+    Combine {
+        /// Experts of a row.
+        top_k: u32,
+    },
 }
 
 impl Op {
@@ -157,6 +191,10 @@ impl Op {
             Op::Gelu { .. } => "gelu",
             Op::Add => "add",
             Op::SelectRows => "select_rows",
+            Op::Route { .. } => "route",
+            Op::Group { .. } => "group",
+            Op::ExpertLinear { .. } => "expert_linear",
+            Op::Combine { .. } => "combine",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The order in which a pass uses its weights, cut into tiles.
 
-use crate::{Graph, NodeId, Op, ValueId};
+use crate::{Graph, Node, NodeId, Op, ValueId};
 use std::ops::Range;
 
 /// A run of output rows of one node's weights: what one launch of the node's operation reads. Weights are
@@ -13,6 +13,34 @@ pub struct Tile {
     pub rows: Range<u64>,
     /// The node's weights, in the operation's order.
     pub parts: Vec<Part>,
+    /// When a step reads the tile; every step does without one.
+    pub condition: Option<Condition>,
+}
+
+/// A step reads a weight if some row of it chose the expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Condition {
+    /// The [`Op::Group`] that lists the expert's slots.
+    pub group: NodeId,
+    /// The expert.
+    pub expert: u32,
+    /// Experts to choose from.
+    pub experts: u32,
+    /// Experts of a row.
+    pub top_k: u32,
+}
+
+impl Condition {
+    /// The share of steps of `rows` rows in which it holds, if rows choose alike often and each by itself:
+    /// `1 - (1 - top_k / experts)^rows`.
+    pub fn probability(self, rows: u64) -> f64 {
+        share_used(self.experts, self.top_k, rows)
+    }
+}
+
+/// The share of experts that a step of `rows` rows uses, if all are chosen alike often.
+pub(crate) fn share_used(experts: u32, top_k: u32, rows: u64) -> f64 {
+    1.0 - (1.0 - f64::from(top_k) / f64::from(experts)).powf(rows as f64)
 }
 
 /// One weight's share of a tile.
@@ -47,7 +75,11 @@ pub fn tile_bytes(graph: &Graph) -> u64 {
 /// exceeds `tile_bytes` (unless a single row does).
 pub fn tiles(graph: &Graph, tile_bytes: u64) -> Vec<Tile> {
     let mut tiles = Vec::new();
+    let mut groups = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
+        if let Op::Group { top_k, .. } = node.op {
+            groups.push((node.also[0], NodeId(index as u32), top_k));
+        }
         if node.weights.is_empty() || matches!(node.op, Op::Embed) {
             continue;
         }
@@ -56,17 +88,26 @@ pub fn tiles(graph: &Graph, tile_bytes: u64) -> Vec<Tile> {
         let total: u64 = row_bytes.iter().sum();
         let rows = graph.value(node.weights[0]).matrix()[0];
         // Only the rows of a product are independent; every other operation reads its weights whole.
-        let step = if matches!(node.op, Op::Linear) { tile_rows(rows, tile_bytes / total) } else { rows };
+        let product = matches!(node.op, Op::Linear | Op::ExpertLinear { .. });
+        let step = if product { tile_rows(rows, tile_bytes / total) } else { rows };
+        let condition = condition(node, &groups);
         let mut start = 0;
         while start < rows {
             let end = rows.min(start + step);
             let parts = node.weights.iter().zip(&row_bytes);
             let parts = parts.map(|(&value, b)| Part { value, bytes: b * (end - start) }).collect();
-            tiles.push(Tile { node: NodeId(index as u32), rows: start..end, parts });
+            tiles.push(Tile { node: NodeId(index as u32), rows: start..end, parts, condition });
             start = end;
         }
     }
     tiles
+}
+
+/// `groups` are the starts, the node and the experts of a row of each grouping so far.
+fn condition(node: &Node, groups: &[(ValueId, NodeId, u32)]) -> Option<Condition> {
+    let Op::ExpertLinear { expert, experts, .. } = node.op else { return None };
+    let &(_, group, top_k) = groups.iter().find(|(starts, ..)| node.inputs[2] == *starts)?;
+    Some(Condition { group, expert, experts, top_k })
 }
 
 /// Rows of a tile: as equal as possible and at most `limit`, in multiples of 32 where that fits, so that

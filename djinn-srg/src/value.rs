@@ -15,6 +15,8 @@ pub enum Dim {
     Rows,
     /// As many as the step has rows whose logits are wanted.
     LogitRows,
+    /// As many times as said as the step has rows: a *slot* is a row's place with one of its experts.
+    Slots(u32),
     /// A constant of the model.
     Fixed(u64),
 }
@@ -34,6 +36,7 @@ impl Dim {
         match self {
             Dim::Rows => rows.rows,
             Dim::LogitRows => rows.logit_rows,
+            Dim::Slots(each) => rows.rows.saturating_mul(each as u64),
             Dim::Fixed(n) => n,
         }
     }
@@ -81,6 +84,15 @@ pub struct Value {
 }
 
 impl Value {
+    /// Rows that an operation computes in a step of `rows` to write this value: those of its first dimension, or all
+    /// of the step's where that is a constant (a cache).
+    pub fn rows(&self, rows: Rows) -> u64 {
+        match self.shape.first() {
+            Some(Dim::Fixed(_)) | None => rows.rows,
+            Some(dim) => dim.resolve(rows),
+        }
+    }
+
     /// Elements in a step of `rows`. Saturates instead of overflowing.
     pub fn elements(&self, rows: Rows) -> u64 {
         self.shape.iter().fold(1, |n, dim| n.saturating_mul(dim.resolve(rows)))

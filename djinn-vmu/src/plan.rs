@@ -3,7 +3,7 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::text::{CHECK_BYTES, Chunk, PlacedTile, choose_resident, layout, pack};
+use crate::text::{CHECK_BYTES, Chunk, FLAG_BYTES, PlacedTile, choose_resident, layout, pack};
 use crate::{Error, KvLayout, Placement, Result};
 use djinn_srg::{Graph, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
 use serde::Serialize;
@@ -58,6 +58,9 @@ pub struct Segments {
     pub stack: u64,
     /// Checksums of `--stream-check`.
     pub check: u64,
+    /// Whether the pass moved each streamed chunk; 0 where every pass moves all.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub flags: u64,
     /// The device's own code and workspaces.
     pub reserved: u64,
 }
@@ -65,7 +68,7 @@ pub struct Segments {
 impl Segments {
     /// Everything on the device.
     pub fn total(&self) -> u64 {
-        [self.ring, self.bounce, self.data, self.stack, self.check, self.reserved]
+        [self.ring, self.bounce, self.data, self.stack, self.check, self.flags, self.reserved]
             .iter()
             .fold(self.resident, |a, &b| a.saturating_add(b))
     }
@@ -111,6 +114,7 @@ impl MemoryPlan {
             stack: stack.bytes,
             reserved: demand.reserved_bytes,
             check: if budget.stream_check { CHECK_BYTES * chunks.len() as u64 } else { 0 },
+            flags: flags(&chunks, |_| true),
             ..Segments::default()
         };
         let resident = divide(&chunks, budget, &mut segments)?;
@@ -134,7 +138,7 @@ impl MemoryPlan {
 /// Cuts the weights into tiles and packs them into chunks.
 fn cut(graph: &Graph, chunk: Option<u64>) -> Result<(Vec<PlacedTile>, Vec<Chunk>)> {
     let tile_bytes = tile_bytes(graph);
-    let (tiles, chunks) = pack(tiles(graph, tile_bytes), chunk.unwrap_or(tile_bytes));
+    let (tiles, chunks) = pack(graph, tiles(graph, tile_bytes), chunk.unwrap_or(tile_bytes));
     let largest = chunks.iter().map(|c| c.bytes).max().unwrap_or(0);
     match chunk {
         Some(chunk_bytes) if chunk_bytes < largest => {
@@ -142,6 +146,13 @@ fn cut(graph: &Graph, chunk: Option<u64>) -> Result<(Vec<PlacedTile>, Vec<Chunk>
         }
         _ => Ok((tiles, chunks)),
     }
+}
+
+/// Bytes of flags for the chunks that are streamed: one each if a pass may skip some.
+fn flags(chunks: &[Chunk], streamed: impl Fn(usize) -> bool) -> u64 {
+    let streamed = || (0..chunks.len()).filter(|&i| streamed(i));
+    let some = streamed().any(|i| chunks[i].condition.is_some());
+    if some { FLAG_BYTES * streamed().count() as u64 } else { 0 }
 }
 
 /// Splits what the fixed segments leave between resident chunks and the ring, filling in `segments`.
@@ -167,7 +178,7 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
     let available = vram.saturating_sub(segments.fixed());
     if wanted == total && available >= total && vram >= segments.fixed() {
         segments.resident = total;
-        segments.check = 0;
+        (segments.check, segments.flags) = (0, 0);
         return Ok(vec![true; chunks.len()]);
     }
     if least == total {
@@ -188,6 +199,7 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
     segments.resident = sum(true);
     let streamed = resident.iter().filter(|r| !**r).count() as u64;
     segments.check = segments.check.min(CHECK_BYTES * streamed);
+    segments.flags = flags(chunks, |i| !resident[i]);
     segments.ring = if budget.ring.is_some() { ring } else { ring.min(sum(false)) };
     Ok(resident)
 }

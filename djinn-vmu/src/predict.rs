@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::MemoryPlan;
+use crate::{Chunk, MemoryPlan};
 use djinn_ringbuf::BlockerPass;
 use djinn_srg::cost::{self, Bound, Machine, Work};
 use djinn_srg::{Graph, NodeId};
@@ -35,10 +35,14 @@ pub enum Bottleneck {
 }
 
 /// Predicts a pass that does `work` on `machine`. Passes follow one another; copies run ahead as far as the
-/// ring allows, so the pass begins with a full ring, unless the plan has them wait until they are needed.
+/// ring allows, so the pass begins with a full ring, unless the plan has them wait until they are needed. Copies and
+/// operations of experts count by how often a pass uses them, and the copies wait for their router.
 pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine) -> Prediction {
     let (slots, blocking) = (plan.placement.ring.slots(), plan.placement.blocking_copies);
     let steps = steps(graph, plan, work, machine);
+    let copies = copies(plan, work);
+    // When each router's choice was known, by its node.
+    let mut known = vec![0.0f64; graph.nodes.len()];
     // A slot is copied as soon as the link is free and its blocker's use is done.
     let (mut clock, mut link) = (0.0f64, 0.0f64);
     let (mut used, mut previous) = (vec![0.0; slots.len()], vec![0.0; slots.len()]);
@@ -54,10 +58,13 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
                     BlockerPass::Previous => 0.0,
                 };
                 let free = if blocking { clock } else { free };
-                link = link.max(free) + slots[slot].len as f64 / machine.link;
+                let Copy { bytes, group } = copies[slot];
+                let free = group.map_or(free, |group| free.max(known[group.0 as usize]));
+                link = link.max(free) + bytes / machine.link;
                 clock = clock.max(link);
             }
             clock += step.seconds + step.join;
+            known[step.node.0 as usize] = clock;
             if let Some(slot) = step.slot {
                 used[slot] = clock;
             }
@@ -65,7 +72,7 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
         std::mem::swap(&mut used, &mut previous);
     }
     let compute_seconds: f64 = steps.iter().map(|s| s.seconds + s.join).sum();
-    let copy_seconds = slots.iter().map(|s| s.len).sum::<u64>() as f64 / machine.link;
+    let copy_seconds = copies.iter().map(|copy| copy.bytes).sum::<f64>() / machine.link;
     let bottleneck = match cost::pass(graph, work).bound(machine) {
         _ if copy_seconds > compute_seconds => Bottleneck::Link,
         Bound::Compute => Bottleneck::Compute,
@@ -74,8 +81,27 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
     Prediction { seconds: clock - start, copy_seconds, compute_seconds, bottleneck }
 }
 
+/// A copy to one of the ring's slots.
+#[derive(Clone, Copy)]
+struct Copy {
+    /// Moved on average.
+    bytes: f64,
+    /// The router that it waits for.
+    group: Option<NodeId>,
+}
+
+fn copies(plan: &MemoryPlan, work: &Work) -> Vec<Copy> {
+    let chunks = plan.placement.streamed().map(|id| &plan.placement.chunks[id.0 as usize]);
+    let copy = |chunk: &Chunk| {
+        let bytes = chunk.expected_bytes(work.rows.rows);
+        Copy { bytes, group: chunk.condition.map(|condition| condition.group) }
+    };
+    chunks.map(copy).collect()
+}
+
 /// A launch, with the ring slot that it reads.
 struct Step {
+    node: NodeId,
     slot: Option<usize>,
     /// Whether it is the first launch to read the slot in this pass.
     first: bool,
@@ -92,7 +118,7 @@ fn steps(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine) -> Ve
         let node = NodeId(index as u32);
         let seconds = cost::node(graph, node, work).seconds(machine);
         if tiles.peek().is_none_or(|t| t.tile.node != node) {
-            steps.push(Step { slot: None, first: false, seconds, join: 0.0 });
+            steps.push(Step { node, slot: None, first: false, seconds, join: 0.0 });
             continue;
         }
         let rows = graph.value(graph.node(node).weights[0]).matrix()[0] as f64;
@@ -101,7 +127,7 @@ fn steps(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine) -> Ve
             let slot = placement.slots[placed.chunk.0 as usize].map(|s| s as usize);
             let first = current != Some(placed.chunk);
             let join = slot.filter(|_| first).map_or(0.0, |slot| join_seconds(plan, slot, machine));
-            steps.push(Step { slot, first, seconds: seconds * share, join });
+            steps.push(Step { node, slot, first, seconds: seconds * share, join });
             current = Some(placed.chunk);
         }
     }

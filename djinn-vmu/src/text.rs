@@ -2,17 +2,21 @@
 
 mod chunk;
 mod load;
+mod mirror;
+mod pass;
 mod placement;
 mod segment;
+mod slot;
 mod store;
 mod streamer;
 
 pub use chunk::{Chunk, ChunkId, PlacedTile};
+pub use pass::{ChunkTimes, PassStats, STALL};
 pub use placement::Placement;
 pub use segment::TextSegment;
 pub use store::TextStore;
-pub(crate) use streamer::CHECK_BYTES;
-pub use streamer::{ChunkTimes, PassStats, Phase, STALL};
+pub use streamer::Phase;
+pub(crate) use streamer::{CHECK_BYTES, FLAG_BYTES};
 
 pub(crate) use chunk::pack;
 pub(crate) use placement::{choose_resident, layout};

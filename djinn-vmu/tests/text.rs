@@ -161,3 +161,115 @@ fn a_stream_that_lost_a_wait_is_noticed_by_the_check() {
     }
     assert!(caught > 20, "{caught} of 200 lost waits were noticed");
 }
+
+/// A router over four experts of two products each.
+fn mixture() -> (Graph, djinn_srg::Routing) {
+    let mut b = GraphBuilder::new("mixture", KvShape { layers: 1, ..KV }, 600, 64);
+    let mut routing = None;
+    let mut build = |b: &mut GraphBuilder| {
+        let table = b.weight("embed", &[600, 200], DType::F16)?;
+        let x = b.embed("x", table)?;
+        let router = b.weight("router", &[4, 200], DType::F16)?;
+        let chosen = b.linear("chosen", x, router, None)?;
+        let routes = *routing.insert(b.route("route", chosen, 1, true)?);
+        let experts =
+            |b: &mut GraphBuilder, part: &str, x| -> Result<djinn_srg::ValueId, djinn_srg::GraphError> {
+                let mut out = None;
+                for e in 0..4 {
+                    let w = b.weight(&format!("{part}{e}.w"), &[200, 200], DType::F16)?;
+                    out = Some(b.expert_linear(&format!("{part}{e}"), x, &routes, e, w, out)?);
+                }
+                Ok(out.expect("there are experts"))
+            };
+        let up = experts(b, "up", x)?;
+        let down = experts(b, "down", up)?;
+        let mixed = b.combine("combine", down, &routes)?;
+        let last = b.select_rows("select", mixed)?;
+        b.linear("logits", last, table, None)
+    };
+    let logits = build(&mut b).expect("shapes fit");
+    (b.finish(logits).expect("shapes fit"), routing.expect("it was built"))
+}
+
+/// Passes over a mixture of which each uses the experts of one entry of `chosen`; the bytes that each moved.
+fn passes(device: &SimDevice, plan: &MemoryPlan, chosen: &[[bool; 4]]) -> Result<Vec<u64>, Error> {
+    let (graph, routing) = mixture();
+    let compute = device.stream()?;
+    let (told, starts) = (device.alloc(Space::Host, 20)?, device.alloc(Space::Device, 20)?);
+    let (mut store, source) = (TextStore::new(), Pattern { seed: 5, equal_layers: false });
+    let check = plan.segments.check > 0;
+    let mut text = load(device, &graph, plan, &source, &mut store, check)?;
+    let mut moved = Vec::new();
+    for used in chosen {
+        let mut counts = [0u32; 5];
+        (0..4).for_each(|e| counts[e + 1] = counts[e] + u32::from(used[e]));
+        device.write_host(told.span(), |to| {
+            to.chunks_exact_mut(4)
+                .zip(counts)
+                .for_each(|(to, count)| to.copy_from_slice(&count.to_le_bytes()));
+        });
+        let mut announced = false;
+        for (index, chunk) in plan.placement.chunks.iter().enumerate() {
+            if chunk.condition.is_some() && !std::mem::replace(&mut announced, true) {
+                device.copy(compute, told.span(), starts.span())?;
+                text.routed(device, compute, routing.group, starts.span())?;
+            }
+            text.acquire(device, compute, djinn_vmu::ChunkId(index as u32))?;
+            text.release(device, compute, djinn_vmu::ChunkId(index as u32))?;
+        }
+        device.sync(compute)?;
+        let stats = text.end_pass(device)?;
+        let times: Vec<_> = text.times(device).collect();
+        assert_eq!(stats.streamed_bytes, times.iter().map(|t| t.bytes).sum::<u64>());
+        moved.push(stats.streamed_bytes);
+    }
+    text.free(device, &mut store);
+    device.free(told);
+    device.free(starts);
+    for space in [Space::Device, Space::Host] {
+        assert_eq!(device.usage(space).in_use, 0);
+    }
+    Ok(moved)
+}
+
+#[test]
+fn experts_move_when_they_are_chosen_and_are_checked_then() {
+    let (graph, _) = mixture();
+    let chosen = [[true; 4], [false, true, false, true], [false; 4], [true, false, false, false], [true; 4]];
+    for (fraction, check) in [(0.0, false), (0.0, true), (0.3, true)] {
+        let plan = self::plan(&graph, fraction, check);
+        let streamed = |used: &[bool; 4]| -> u64 {
+            let chunks = plan.placement.streamed().map(|c| &plan.placement.chunks[c.0 as usize]);
+            chunks.filter(|c| c.condition.is_none_or(|c| used[c.expert as usize])).map(|c| c.bytes).sum()
+        };
+        let expected: Vec<u64> = chosen.iter().map(streamed).collect();
+        let sim = |seed, drop_wait_at| {
+            SimDevice::new(SimConfig { seed, drop_wait_at, ..SimConfig::default() }).expect("a device")
+        };
+        let mut caught = 0;
+        for seed in 0..60 {
+            assert_eq!(
+                passes(&sim(seed, None), &plan, &chosen).expect("a right order"),
+                expected,
+                "seed {seed}"
+            );
+            let lost = std::panic::catch_unwind(|| passes(&sim(seed, Some(1 + seed % 12)), &plan, &chosen));
+            caught += u32::from(matches!(lost, Ok(Err(Error::StreamCorrupt { .. }))));
+        }
+        assert!(!check && caught == 0 || check && caught > 5, "{caught} of 60 lost waits gave other bytes");
+    }
+}
+
+#[test]
+#[should_panic(expected = "acquired before its copy is enqueued")]
+fn an_expert_is_not_acquired_before_its_router_spoke() {
+    let (graph, _) = mixture();
+    let (device, plan) = (cpu(), plan(&graph, 0.0, false));
+    let compute = device.stream().expect("a stream");
+    let (mut store, source) = (TextStore::new(), Pattern { seed: 5, equal_layers: false });
+    let mut text = load(&device, &graph, &plan, &source, &mut store, false).expect("it loads");
+    for index in 0..plan.placement.chunks.len() {
+        text.acquire(&device, compute, djinn_vmu::ChunkId(index as u32)).expect("it is enqueued");
+        text.release(&device, compute, djinn_vmu::ChunkId(index as u32)).expect("it is enqueued");
+    }
+}

@@ -26,7 +26,10 @@ struct Report {
     /// Weights kept on the host.
     host_bytes: u64,
     resident_bytes: u64,
+    /// What crosses to the device in every pass; at most, where it depends on the experts that a pass uses.
     streamed_bytes_per_pass: u64,
+    /// The same of a decode pass, on average.
+    expected_streamed_bytes_per_pass: u64,
     chunks: Chunks,
     ring: Ring,
     predicted: Predicted,
@@ -115,6 +118,7 @@ fn report(args: &PlanArgs, model: &Model, options: &Options, plan: &MemoryPlan, 
         host_bytes: plan.host_bytes,
         resident_bytes: placement.resident_bytes(),
         streamed_bytes_per_pass: placement.streamed_bytes(),
+        expected_streamed_bytes_per_pass: placement.expected_streamed_bytes(args.work.batch as u64),
         chunks: Chunks {
             count: placement.chunks.len(),
             resident: placement.chunks.len() - streamed,
@@ -172,11 +176,7 @@ fn table(r: &Report) -> String {
     };
     lines.extend([
         format!("host memory: {} of weights", human(r.host_bytes)),
-        format!(
-            "streamed per pass: {} ({} bytes)",
-            human(r.streamed_bytes_per_pass),
-            r.streamed_bytes_per_pass
-        ),
+        streamed(r),
         format!("predicted for {machine}:"),
         format!(
             "  first token of a {}-token prompt after {:.1} ms, limited by {}",
@@ -195,6 +195,19 @@ fn table(r: &Report) -> String {
     lines.join("\n")
 }
 
+fn streamed(r: &Report) -> String {
+    let (most, expected) = (r.streamed_bytes_per_pass, r.expected_streamed_bytes_per_pass);
+    let human = size::human;
+    if expected == most {
+        return format!("streamed per pass: {} ({most} bytes)", human(most));
+    }
+    format!(
+        "streamed per pass: at most {} ({most} bytes), about {} per decode pass",
+        human(most),
+        human(expected)
+    )
+}
+
 /// A line for each segment that has bytes, and for those that every plan has.
 fn segments(r: &Report) -> Vec<String> {
     let row = |name: &str, bytes: u64, what: &str| format!("  {name:<10} {:>11}  {what}", size::human(bytes));
@@ -209,6 +222,9 @@ fn segments(r: &Report) -> Vec<String> {
     lines.extend([row("data", r.segments.data, &kv), row("stack", r.segments.stack, "activations")]);
     if r.segments.check > 0 {
         lines.push(row("check", r.segments.check, "checksums of streamed chunks"));
+    }
+    if r.segments.flags > 0 {
+        lines.push(row("flags", r.segments.flags, "which streamed chunks a pass moved"));
     }
     lines
 }

@@ -3,10 +3,11 @@
 //! A *slot* is a token's place with one of its experts: slot `r · top_k + j` is row `r`'s with the expert that it
 //! chose `j`-th. [`Route`] chooses, [`Group`] lists each expert's slots, [`ExpertLinear`] multiplies one expert's
 //! slots by its weight, and [`Combine`] adds what a row's slots give (sort-based dispatch, as in MegaBlocks, Gale et
-//! al. 2023).
+//! al. 2023). [`CopyExpert`] fetches weights that the choice needs.
 
 use super::Weight;
 use crate::Span;
+use djinn_srg::Routing;
 
 /// `ids[r, :]` are the `top_k` greatest of `logits[r, :]` in descending order, the lower id first among equals;
 /// `weights[r, j] = softmax(logits[r, :])[ids[r, j]]`, over all experts, divided by the sum of the row's weights if
@@ -34,9 +35,9 @@ pub struct Route {
 
 impl Route {
     /// The greatest number of experts.
-    pub const MOST_EXPERTS: u32 = 1024;
+    pub const MOST_EXPERTS: u32 = Routing::MOST_EXPERTS;
     /// The greatest number of experts of a row.
-    pub const MOST_CHOSEN: u32 = 16;
+    pub const MOST_CHOSEN: u32 = Routing::MOST_CHOSEN;
 }
 
 /// `order[starts[e]..starts[e + 1]]` are the slots `s` with `ids[s] == e`, ascending, for every expert `e`.
@@ -107,4 +108,22 @@ pub struct Combine {
     pub width: u32,
     /// Rows.
     pub rows: u32,
+}
+
+/// `dst = src` if the expert has slots, i.e. `starts[expert + 1] > starts[expert]`, and `moved = 1`; else `moved = 0`,
+/// and `src` and `dst` are not touched. The device decides: whoever enqueues it need not know the choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyExpert {
+    /// Any bytes, in either space, from anywhere on; multiples of 16 are the fastest.
+    pub src: Span,
+    /// As many bytes, on the device, from anywhere on.
+    pub dst: Span,
+    /// u32 `[experts + 1]`, of [`Group`].
+    pub starts: Span,
+    /// u32, one, at a multiple of 4 bytes.
+    pub moved: Span,
+    /// The expert.
+    pub expert: u32,
+    /// Experts, up to [`Route::MOST_EXPERTS`].
+    pub experts: u32,
 }

@@ -63,7 +63,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 45] = named![
+    let checks: [Check<D>; 47] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -109,6 +109,8 @@ pub(super) fn each_op<D: Ops>(
         routing::experts_divide_large_weights,
         routing::combines,
         routing::mixes_experts,
+        routing::copies_experts_in_use,
+        routing::copies_wherever_bytes_begin,
     ];
     for (name, check) in checks {
         run(name, &|| check(&mut Rig::new(make(), tolerance)));

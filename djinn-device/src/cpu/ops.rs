@@ -3,8 +3,8 @@
 use super::CpuDevice;
 use super::memory::Memory;
 use crate::args::{
-    self, Add, Argmax, Attention, Checksum, Combine, CopyPages, Embed, ExpertLinear, Gelu, Group, HeadNorm,
-    KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    self, Add, Argmax, Attention, Checksum, Combine, CopyExpert, CopyPages, Embed, ExpertLinear, Gelu, Group,
+    HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
 };
 use crate::kernels::Kernels;
 use crate::sim::SimDevice;
@@ -84,6 +84,7 @@ operations! {
     group: Group,
     expert_linear: ExpertLinear,
     combine: Combine,
+    copy_expert: CopyExpert,
     checksum: Checksum,
 }
 
@@ -173,6 +174,11 @@ impl Op {
                 reads(&[y, weights]);
                 out
             }
+            Op::CopyExpert(CopyExpert { src, dst, starts, moved, .. }) => {
+                reads(&[src, starts]);
+                visit(Access::Write(moved));
+                dst
+            }
             Op::Checksum(Checksum { src, out }) => {
                 reads(&[src]);
                 out
@@ -207,15 +213,25 @@ impl Op {
                 lists + 2 * u64::from(a.count) * a.page_bytes
             }
             Op::ExpertLinear(a) => {
-                let starts = memory.read_u32(a.starts);
-                let at = a.expert as usize;
-                let slots = u64::from(starts[at + 1].saturating_sub(starts[at]));
+                let slots = expert_slots(memory, a.starts, a.expert);
                 let weight = if slots > 0 { a.weight.span.len() } else { 0 };
                 8 + weight + slots * 4 * (1 + u64::from(a.k) + u64::from(a.n))
             }
+            Op::CopyExpert(a) => 12 + 2 * copied(memory, a),
             _ => spans(self, None),
         }
     }
+}
+
+/// Slots of one expert.
+fn expert_slots(memory: &Memory, starts: Span, expert: u32) -> u64 {
+    let (starts, at) = (memory.read_u32(starts), expert as usize);
+    u64::from(starts[at + 1].saturating_sub(starts[at]))
+}
+
+/// Bytes that the copy would move now.
+pub(crate) fn copied(memory: &Memory, copy: &CopyExpert) -> u64 {
+    if expert_slots(memory, copy.starts, copy.expert) > 0 { copy.src.len() } else { 0 }
 }
 
 /// Bytes of one token's keys and values in one layer.

@@ -269,6 +269,15 @@ impl<'a> ExpertLinear<'a> {
     }
 }
 
+/// See [`crate::args::CopyExpert`].
+pub(crate) struct CopyExpert<'a> {
+    pub(crate) src: &'a [u8],
+    pub(crate) dst: &'a mut [u8],
+    /// Where the expert's slots begin and end.
+    pub(crate) starts: [u32; 2],
+    pub(crate) moved: &'a mut u32,
+}
+
 /// See [`crate::args::Combine`]; rows are `out.len() / width`.
 pub(crate) struct Combine<'a> {
     pub(crate) y: &'a [f32],

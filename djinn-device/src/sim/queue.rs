@@ -2,10 +2,11 @@
 
 use super::clock::Clock;
 use super::order::Order;
+use crate::args::CopyExpert;
 use crate::cpu::event::Completion;
 use crate::cpu::memory::Memory;
 use crate::cpu::stream::first_line;
-use crate::cpu::{Access, Op};
+use crate::cpu::{Access, Op, copied};
 use crate::kernels::Kernels;
 use crate::{Error, Result, Span, Stream};
 use std::collections::VecDeque;
@@ -20,6 +21,7 @@ pub(super) const POISON: u8 = 0xFF;
 #[derive(Clone)]
 pub(super) enum Command {
     Copy { src: Span, dst: Span, fails: bool },
+    CopyExpert { args: CopyExpert, fails: bool },
     Fill { dst: Span, byte: u8 },
     Op(Op),
     Record(Arc<Completion>),
@@ -33,6 +35,7 @@ impl Command {
                 visit(Access::Read(*src));
                 visit(Access::Write(*dst));
             }
+            Command::CopyExpert { args, .. } => Op::CopyExpert(*args).each_access(visit),
             Command::Fill { dst, .. } => visit(Access::Write(*dst)),
             Command::Op(op) => op.each_access(visit),
             Command::Record(_) | Command::Wait(_) => {}
@@ -186,7 +189,11 @@ impl Streams {
     /// The first half of a copy, after which other streams may run; false if there is none to begin.
     fn begin_copy(&mut self, id: usize, machine: Machine<'_>) -> bool {
         let queue = &mut self.queues[id];
-        let Some(&(Command::Copy { dst, .. }, _)) = queue.commands.front() else { return false };
+        let dst = match queue.commands.front() {
+            Some((Command::Copy { dst, .. }, _)) => *dst,
+            Some((Command::CopyExpert { args, .. }, _)) => args.dst.slice(0, copied(machine.memory, args)),
+            _ => return false,
+        };
         if queue.copying || self.failure.is_some() {
             return false;
         }
@@ -212,6 +219,16 @@ impl Streams {
                     memory.copy(*src, *dst);
                 }
                 self.clock.copy(from, src.buffer().space(), dst.buffer().space(), src.len())
+            }
+            Command::CopyExpert { args, fails } => {
+                let bytes = copied(memory, args);
+                if *fails && bytes > 0 {
+                    memory.fill(args.dst, POISON);
+                    self.failure = Some(Error::CopyFailed { bytes, stream: id as u32 });
+                } else {
+                    Op::CopyExpert(*args).run(kernels, memory);
+                }
+                self.clock.copy(from, args.src.buffer().space(), args.dst.buffer().space(), bytes)
             }
             Command::Fill { dst, byte } => {
                 memory.fill(*dst, *byte);

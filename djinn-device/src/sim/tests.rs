@@ -1,7 +1,7 @@
 //! Tests of the adversary: it finds what is wrong, leaves alone what is right, and repeats itself.
 
 use super::*;
-use crate::args::{Add, SelectRows};
+use crate::args::{Add, CopyExpert, SelectRows};
 use crate::{Error, Ops};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -296,5 +296,77 @@ fn copies_share_a_link_each_way_and_start_after_their_call() {
         device.record(streams[3], events[3]).unwrap();
         device.sync(streams[3]).unwrap();
         assert_eq!(ms(3), 3);
+    }
+}
+
+/// Writes who is used, then copies each of two experts' bytes on another stream; what arrived of each, the flags, and
+/// when the last copy ended.
+fn copy_experts(device: &SimDevice, used: [bool; 2]) -> Result<([Vec<u8>; 2], Vec<u32>, Duration)> {
+    const LEN: u64 = 1 << 20;
+    let (copies, compute) = (device.stream()?, device.stream()?);
+    let starts: [u32; 3] = [0, used[0].into(), u32::from(used[0]) + u32::from(used[1])];
+    let told = device.alloc(Space::Host, 12)?;
+    device.write_host(told.span(), |to| to.copy_from_slice(bytemuck::cast_slice(&starts)));
+    let source = device.alloc(Space::Host, LEN)?;
+    device.write_host(source.span(), |to| to.fill(9));
+    let (starts, moved, flags) =
+        (device.alloc(Space::Device, 12)?, device.alloc(Space::Device, 8)?, device.alloc(Space::Host, 8)?);
+    let (ring, sink) = (device.alloc(Space::Device, 2 * LEN)?, device.alloc(Space::Host, 2 * LEN)?);
+    let (chosen, ready) = (device.event()?, device.event()?);
+    device.fill(compute, starts.span(), 0)?;
+    device.fill(compute, ring.span(), 1)?;
+    device.copy(compute, told.span(), starts.span())?;
+    device.record(compute, chosen)?;
+    device.wait(copies, chosen)?;
+    for expert in 0..2 {
+        let (dst, moved) = (ring.slice(u64::from(expert) * LEN, LEN), moved.slice(u64::from(expert) * 4, 4));
+        let args = CopyExpert { src: source.span(), dst, starts: starts.span(), moved, expert, experts: 2 };
+        device.copy_expert(copies, &args)?;
+    }
+    device.record(copies, ready)?;
+    device.wait(compute, ready)?;
+    device.copy(compute, ring.span(), sink.span())?;
+    device.copy(compute, moved.span(), flags.span())?;
+    device.sync(compute)?;
+    device.sync(copies)?;
+    let half = |at| device.read_host(sink.slice(at * LEN, LEN), <[u8]>::to_vec);
+    let flags = device.read_host(flags.span(), bytemuck::pod_collect_to_vec);
+    Ok(([half(0), half(1)], flags, device.timestamp(ready).unwrap()))
+}
+
+#[test]
+fn copies_of_experts_move_what_is_used_and_are_charged_for_it() {
+    let link_bytes_per_second = (1 << 20) as f64;
+    for seed in 0..60 {
+        let used = [seed % 2 == 0, seed % 3 == 0];
+        let device = sim(SimConfig { seed, link_bytes_per_second, ..SimConfig::default() });
+        let (got, flags, end) = copy_experts(&device, used).unwrap();
+        assert_eq!(flags, used.map(u32::from));
+        for (got, used) in got.into_iter().zip(used) {
+            assert!(got == vec![if used { 9 } else { 1 }; 1 << 20], "seed {seed}");
+        }
+        let seconds = used.iter().filter(|used| **used).count() as f64;
+        assert!((end.as_secs_f64() - seconds).abs() < 0.01, "{end:?} for {seconds} copies of a second");
+    }
+}
+
+#[test]
+fn copies_of_experts_fail_and_race_as_copies_do() {
+    let dropped = |wait, used: [bool; 2]| {
+        let wrong = (0..60).filter(|&seed| {
+            let config = SimConfig { seed, drop_wait_at: Some(wait), ..SimConfig::default() };
+            let right = used.map(|used| vec![if used { 9 } else { 1 }; 1 << 20]);
+            copy_experts(&sim(config), used).unwrap().0 != right
+        });
+        wrong.count()
+    };
+    assert!(dropped(1, [true, false]) > 0, "a copy before the choice is noticed");
+    assert!(dropped(2, [true, true]) > 0, "a use before the copy is noticed");
+    assert_eq!(dropped(2, [false, false]), 0, "nothing is written where nothing is used");
+    for (fail, used, fails) in [(2, [true, false], true), (2, [false, true], false), (3, [false, true], true)]
+    {
+        let config = SimConfig { fail_copy_at: Some(fail), ..SimConfig::default() };
+        let failed = matches!(copy_experts(&sim(config), used), Err(Error::CopyFailed { bytes, .. }) if bytes == 1 << 20);
+        assert_eq!(failed, fails, "copy {fail} of {used:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! Costs against hand-made counts.
 
 use super::*;
-use crate::graph::tests::{classic, decoder};
+use crate::graph::tests::{classic, decoder, mixture};
 
 #[test]
 fn decode_is_memory_bound_and_prefill_compute_bound() {
@@ -29,6 +29,28 @@ fn linear_flops_are_two_per_weight_and_row() {
     let unembed = NodeId(graph.nodes.len() as u32 - 1);
     let cost = node(&graph, unembed, &Work::decode(3, 5, DType::F16));
     assert_eq!(cost.flops, 2.0 * 3.0 * 100.0 * 32.0);
+}
+
+#[test]
+fn experts_count_by_how_often_they_are_chosen() {
+    let graph = mixture(2, [8, 2], 32, 48, 100);
+    let expert = 3 * 48 * 32 * 2;
+    let experts = (2 * 8 * expert) as f64;
+    let read = |rows| pass(&graph, &Work::decode(rows, 10, DType::F16)).text_bytes;
+    // What is no expert's is read by every step, but for a row of the embedding for each of the step's.
+    let dense = |rows: u64| graph.text_bytes() as f64 - experts + (rows * 32 * 2) as f64;
+    for (rows, share) in [(1, 0.25), (2, 1.0 - 0.5625), (1000, 1.0)] {
+        assert!((read(rows) - dense(rows) - share * experts).abs() < 1e-3, "{rows} rows");
+    }
+    let node = |name: &str| {
+        let index = graph.nodes.iter().position(|n| n.name == name).unwrap();
+        node(&graph, NodeId(index as u32), &Work::decode(12, 10, DType::F16))
+    };
+    // Three of 24 slots are an expert's.
+    assert_eq!(node("blocks.1.mlp.experts.3.down").flops, 2.0 * 3.0 * 48.0 * 32.0);
+    assert_eq!(node("blocks.1.mlp.experts.3.down").stack_bytes, 3.0 * 4.0 * (48.0 + 32.0 + 1.0));
+    assert_eq!(node("blocks.1.mlp.act").flops, 4.0 * 24.0 * 48.0);
+    assert_eq!(node("blocks.1.mlp.combine").flops, 2.0 * 24.0 * 32.0);
 }
 
 #[test]

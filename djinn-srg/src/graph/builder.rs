@@ -1,5 +1,9 @@
 //! Builds a [`Graph`] node by node; every call checks the shapes of its operands.
 
+mod experts;
+
+pub use experts::Routing;
+
 use super::{Graph, KvShape, Node};
 use crate::{DType, Dim, Gelu, Lifecycle, Op, RopeStyle, Scores, Value, ValueId};
 use std::collections::HashSet;
@@ -308,15 +312,16 @@ impl GraphBuilder {
         output: ValueId,
     ) -> Result<()> {
         let layer = self.layer;
-        self.graph.nodes.push(Node { name: name.to_owned(), op, inputs, weights, output, layer });
+        let also = Vec::new();
+        self.graph.nodes.push(Node { name: name.to_owned(), op, inputs, weights, output, also, layer });
         Ok(())
     }
 
     /// The row dimension and width of an activation.
     fn activation(&self, node: &str, id: ValueId) -> Result<(Dim, u64)> {
         let value = self.graph.value(id);
-        match (value.lifecycle, value.shape.as_slice()) {
-            (Lifecycle::Stack, &[dim, Dim::Fixed(width)]) => Ok((dim, width)),
+        match (value.lifecycle, value.dtype, value.shape.as_slice()) {
+            (Lifecycle::Stack, DType::F32, &[dim, Dim::Fixed(width)]) => Ok((dim, width)),
             _ => Err(self.shape(node, format!("{} is no activation", value.name))),
         }
     }

@@ -5,10 +5,19 @@ use crate::{Gelu, RopeStyle, Scores};
 
 /// A small decoder in the shape of a Llama block, for tests of the analyses.
 pub(crate) fn decoder(layers: u32, heads: u32, head_dim: u32, d: u64, ffn: u64, vocab: u64) -> Graph {
-    build(layers, heads, head_dim, d, ffn, vocab).expect("shapes fit")
+    build([layers, heads, head_dim], [d, ffn, vocab], None).expect("shapes fit")
 }
 
-fn build(layers: u32, heads: u32, head_dim: u32, d: u64, ffn: u64, vocab: u64) -> Result<Graph, GraphError> {
+/// As [`decoder`], with `top_k` of some experts of `ffn` columns in each block.
+pub(crate) fn mixture(layers: u32, [experts, top_k]: [u32; 2], d: u64, ffn: u64, vocab: u64) -> Graph {
+    build([layers, 2, 4], [d, ffn, vocab], Some([experts, top_k])).expect("shapes fit")
+}
+
+fn build(
+    [layers, heads, head_dim]: [u32; 3],
+    [d, ffn, vocab]: [u64; 3],
+    experts: Option<[u32; 2]>,
+) -> Result<Graph, GraphError> {
     let kv = KvShape { layers, kv_heads: 1, head_dim };
     let mut b = GraphBuilder::new("test", kv, vocab, 128);
     let table = b.weight("embed.weight", &[vocab, d], DType::F16)?;
@@ -29,6 +38,11 @@ fn build(layers: u32, heads: u32, head_dim: u32, d: u64, ffn: u64, vocab: u64) -
         let w = b.weight(&name("attn.out.weight"), &[d, heads as u64 * head_dim as u64], DType::F16)?;
         let out = b.linear(&name("attn.out"), attended, w, None)?;
         x = b.add(&name("attn.add"), x, out)?;
+        if let Some(experts) = experts {
+            let y = mix(&mut b, &name, x, [d, ffn], experts)?;
+            x = b.add(&name("mlp.add"), x, y)?;
+            continue;
+        }
         let w = b.weight(&name("mlp.gate_up.weight"), &[2 * ffn, d], DType::F16)?;
         let gate_up = b.linear(&name("mlp.gate_up"), x, w, None)?;
         let mid = b.silu_mul(&name("mlp.act"), gate_up)?;
@@ -41,6 +55,31 @@ fn build(layers: u32, heads: u32, head_dim: u32, d: u64, ffn: u64, vocab: u64) -
     let last = b.select_rows("select", x)?;
     let logits = b.linear("unembed", last, table, None)?;
     b.finish(logits)
+}
+
+fn mix(
+    b: &mut GraphBuilder,
+    name: &dyn Fn(&str) -> String,
+    x: ValueId,
+    [d, ffn]: [u64; 2],
+    [experts, top_k]: [u32; 2],
+) -> Result<ValueId, GraphError> {
+    let router = b.weight(&name("mlp.router.weight"), &[experts.into(), d], DType::F16)?;
+    let logits = b.linear(&name("mlp.router"), x, router, None)?;
+    let routing = b.route(&name("mlp.route"), logits, top_k, true)?;
+    let product = |b: &mut GraphBuilder, part: &str, x, shape: [u64; 2]| {
+        let mut out = None;
+        for e in 0..experts {
+            let expert = name(&format!("mlp.experts.{e}.{part}"));
+            let w = b.weight(&format!("{expert}.weight"), &shape, DType::F16)?;
+            out = Some(b.expert_linear(&expert, x, &routing, e, w, out)?);
+        }
+        Ok::<_, GraphError>(out.expect("there are experts"))
+    };
+    let gate_up = product(b, "gate_up", x, [2 * ffn, d])?;
+    let mid = b.silu_mul(&name("mlp.act"), gate_up)?;
+    let y = product(b, "down", mid, [d, ffn])?;
+    b.combine(&name("mlp.combine"), y, &routing)
 }
 
 #[test]

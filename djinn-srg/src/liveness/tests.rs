@@ -1,7 +1,8 @@
 //! The stack plan against the definition: values that are needed together never share a byte.
 
 use super::{StackPlan, lifetimes};
-use crate::{Graph, Rows, graph::tests::decoder};
+use crate::graph::tests::{decoder, mixture};
+use crate::{Graph, Rows};
 use proptest::prelude::*;
 
 fn disjoint(graph: &Graph, plan: &StackPlan, rows: Rows) {
@@ -26,6 +27,15 @@ proptest! {
         let largest = Rows { rows, logit_rows };
         let plan = StackPlan::new(&graph, largest);
         disjoint(&graph, &plan, largest);
+        disjoint(&graph, &plan, Rows { rows: 1, logit_rows: 1 });
+    }
+
+    #[test]
+    fn slots_that_live_together_are_disjoint(layers in 1u32..3, experts in 1u32..9, top_k in 1u32..9, d in 1u64..40,
+                                             ffn in 1u64..50, rows in 1u64..40) {
+        let graph = mixture(layers, [experts, top_k.min(experts)], d, ffn, 17);
+        let plan = StackPlan::new(&graph, Rows { rows, logit_rows: 1 });
+        disjoint(&graph, &plan, Rows { rows, logit_rows: 1 });
         disjoint(&graph, &plan, Rows { rows: 1, logit_rows: 1 });
     }
 }

@@ -1,14 +1,17 @@
 //! Tiles cover every weight's rows once, in order, whatever the tile size.
 
 use super::*;
-use crate::graph::tests::decoder;
+use crate::graph::tests::{decoder, mixture};
 use proptest::prelude::*;
 
 proptest! {
     #[test]
     fn tiles_cover_each_use_exactly(layers in 1u32..4, d in 1u64..50, ffn in 1u64..90, vocab in 1u64..200,
-                                    size in 1u64..5000) {
-        let graph = decoder(layers, 2, 4, d, ffn, vocab);
+                                    size in 1u64..5000, experts in 0u32..5) {
+        let graph = match experts {
+            0 => decoder(layers, 2, 4, d, ffn, vocab),
+            experts => mixture(layers, [experts, 1], d, ffn, vocab),
+        };
         let tiles = tiles(&graph, size);
         let mut at = 0;
         for (i, node) in graph.nodes.iter().enumerate() {
@@ -22,6 +25,15 @@ proptest! {
                 prop_assert_eq!(tile.node, NodeId(i as u32));
                 prop_assert_eq!(tile.rows.start, next);
                 prop_assert!(tile.rows.end > next && tile.rows.end <= rows);
+                let expert = match node.op {
+                    Op::ExpertLinear { expert, .. } => Some(expert),
+                    _ => None,
+                };
+                prop_assert_eq!(tile.condition.map(|c| (c.expert, c.experts, c.top_k)), expert.map(|e| (e, experts, 1)));
+                if let Some(condition) = tile.condition {
+                    let group = graph.node(condition.group);
+                    prop_assert_eq!((group.op.name(), group.layer), ("group", node.layer));
+                }
                 for (part, &w) in tile.parts.iter().zip(&node.weights) {
                     let v = graph.value(w);
                     prop_assert_eq!(part.bytes, v.matrix()[1] * v.dtype.bytes() * (tile.rows.end - next));

@@ -1,15 +1,29 @@
 //! Plans keep their budget to the byte, and what is refused names the least that would do.
 
 use super::*;
-use djinn_srg::{DType, GraphBuilder, KvShape, RopeStyle, Scores};
+use djinn_srg::{DType, GraphBuilder, KvShape, RopeStyle, Scores, ValueId};
 use proptest::prelude::*;
 
 /// A Llama-shaped decoder, its output projection tied to the embedding or not.
 pub(crate) fn decoder(layers: u32, d: u64, ffn: u64, vocab: u64, tied: bool) -> Graph {
+    mixture(layers, d, ffn, vocab, tied, [0, 0])
+}
+
+type Built<T> = Result<T, djinn_srg::GraphError>;
+
+/// As [`decoder`], with `top_k` of some experts in each block, if any.
+pub(crate) fn mixture(
+    layers: u32,
+    d: u64,
+    ffn: u64,
+    vocab: u64,
+    tied: bool,
+    [experts, top_k]: [u32; 2],
+) -> Graph {
     let head_dim = 8;
     let heads = (d / 8) as u32;
     let mut b = GraphBuilder::new("test", KvShape { layers, kv_heads: heads, head_dim }, vocab, 4096);
-    let build = |b: &mut GraphBuilder| -> Result<djinn_srg::ValueId, djinn_srg::GraphError> {
+    let build = |b: &mut GraphBuilder| -> Built<ValueId> {
         let table = b.weight("embed", &[vocab, d], DType::BF16)?;
         let head = if tied { table } else { b.weight("unembed", &[vocab, d], DType::BF16)? };
         let inv_freq = b.weight("inv_freq", &[4], DType::F32)?;
@@ -28,6 +42,11 @@ pub(crate) fn decoder(layers: u32, d: u64, ffn: u64, vocab: u64, tied: bool) -> 
             let w = b.weight(&name("out.w"), &[d, d], DType::BF16)?;
             let out = b.linear(&name("out"), attended, w, None)?;
             x = b.add(&name("add1"), x, out)?;
+            if experts > 0 {
+                let y = mix(b, &name, x, [d, ffn], [experts, top_k])?;
+                x = b.add(&name("add2"), x, y)?;
+                continue;
+            }
             let w = b.weight(&name("up.w"), &[2 * ffn, d], DType::BF16)?;
             let up = b.linear(&name("up"), x, w, None)?;
             let mid = b.silu_mul(&name("act"), up)?;
@@ -41,6 +60,30 @@ pub(crate) fn decoder(layers: u32, d: u64, ffn: u64, vocab: u64, tied: bool) -> 
     };
     let logits = build(&mut b).expect("shapes fit");
     b.finish(logits).expect("shapes fit")
+}
+
+fn mix(
+    b: &mut GraphBuilder,
+    name: &dyn Fn(&str) -> String,
+    x: ValueId,
+    [d, ffn]: [u64; 2],
+    [experts, top_k]: [u32; 2],
+) -> Built<ValueId> {
+    let router = b.weight(&name("router.w"), &[experts.into(), d], DType::BF16)?;
+    let logits = b.linear(&name("router"), x, router, None)?;
+    let routing = b.route(&name("route"), logits, top_k, true)?;
+    let product = |b: &mut GraphBuilder, part: &str, x, shape: [u64; 2]| -> Built<ValueId> {
+        let mut out = None;
+        for expert in 0..experts {
+            let w = b.weight(&name(&format!("{part}{expert}.w")), &shape, DType::BF16)?;
+            out = Some(b.expert_linear(&name(&format!("{part}{expert}")), x, &routing, expert, w, out)?);
+        }
+        Ok(out.expect("there are experts"))
+    };
+    let up = product(b, "up", x, [2 * ffn, d])?;
+    let mid = b.silu_mul(&name("act"), up)?;
+    let y = product(b, "down", mid, [d, ffn])?;
+    b.combine(&name("combine"), y, &routing)
 }
 
 pub(crate) fn demand(graph: &Graph, rows: u64, context: u32) -> Demand {
@@ -60,8 +103,9 @@ proptest! {
     fn the_budget_is_never_exceeded_and_nothing_is_lost(
         layers in 1u32..6, d8 in 1u64..8, ffn in 1u64..200, vocab in 1u64..4000, tied: bool,
         spare in 0u64..2_000_000, fraction in prop::option::of(0.0f64..=1.0), check: bool, straddle: bool,
+        experts in 0u32..9,
     ) {
-        let graph = decoder(layers, 8 * d8, ffn, vocab, tied);
+        let graph = mixture(layers, 8 * d8, ffn, vocab, tied, [experts, experts.div_ceil(4)]);
         let demand = demand(&graph, 32, 100);
         let free = Budget { stream_check: check, straddle, ..Budget::default() };
         let whole = MemoryPlan::new(&graph, &free, &demand).unwrap();
@@ -79,6 +123,10 @@ proptest! {
                 prop_assert_eq!(streamed, plan.placement.ring.slots().len());
                 prop_assert!(plan.placement.ring.capacity() <= plan.segments.ring);
                 let largest = plan.placement.chunks.iter().map(|c| c.bytes).max().unwrap_or(0);
+                let conditional = plan.placement.streamed().any(|c| plan.placement.chunks[c.0 as usize].condition.is_some());
+                prop_assert_eq!(plan.segments.flags, if conditional { FLAG_BYTES * streamed as u64 } else { 0 });
+                prop_assert!(plan.placement.expected_streamed_bytes(1) <= plan.placement.streamed_bytes());
+                prop_assert_eq!(plan.placement.expected_streamed_bytes(1 << 20), plan.placement.streamed_bytes());
                 prop_assert_eq!(plan.segments.bounce, if straddle && streamed > 0 { largest } else { 0 });
                 if let Some(f) = fraction {
                     prop_assert!(plan.segments.resident as f64 <= f * total as f64 + 1.0 || f == 1.0);
@@ -93,6 +141,63 @@ proptest! {
             Err(error) => prop_assert!(false, "{error}"),
         }
     }
+}
+
+proptest! {
+    #[test]
+    fn a_chunk_holds_what_is_used_together(
+        layers in 1u32..5, d8 in 1u64..8, ffn in 1u64..200, vocab in 1u64..4000, tied: bool, experts in 0u32..9,
+        chunk in 0u64..300_000,
+    ) {
+        let graph = mixture(layers, 8 * d8, ffn, vocab, tied, [experts, experts.div_ceil(4)]);
+        let (tiles, chunks) = pack(&graph, tiles(&graph, tile_bytes(&graph)), chunk);
+        let mut next = 0;
+        for (index, c) in chunks.iter().enumerate() {
+            prop_assert!(c.tiles.start == next && c.tiles.end > next, "{c:?} comes after tile {next}");
+            next = c.tiles.end;
+            let own = &tiles[c.tiles.clone()];
+            prop_assert!(c.bytes <= chunk || own.len() == 1);
+            prop_assert!(own.iter().all(|placed| placed.chunk.0 as usize == index));
+            prop_assert!(own.iter().all(|placed| placed.tile.condition == c.condition));
+            let layer = |placed: &PlacedTile| graph.node(placed.tile.node).layer;
+            prop_assert!(own.iter().all(|placed| layer(placed) == layer(&own[0])));
+            let expert = graph.node(own[0].tile.node).op.name() == "expert_linear";
+            prop_assert_eq!(c.condition.is_some(), expert);
+            // Nothing but these rules ends a chunk.
+            if let Some(after) = tiles.get(c.tiles.end) {
+                let more: u64 = after.tile.parts.iter().map(|p| p.bytes.next_multiple_of(256)).sum();
+                let alike = after.tile.condition == c.condition && layer(after) == layer(&own[0]);
+                prop_assert!(!alike || c.bytes + more > chunk);
+            }
+        }
+        prop_assert_eq!(next, tiles.len());
+        let of_layer = |layer: u32| -> Vec<(u64, Option<u32>)> {
+            let layer_of = |c: &Chunk| graph.node(tiles[c.tiles.start].tile.node).layer;
+            let own = chunks.iter().filter(|c| layer_of(c) == Some(layer));
+            own.map(|c| (c.bytes, c.condition.map(|condition| condition.expert))).collect()
+        };
+        prop_assert!((1..layers).all(|layer| of_layer(layer) == of_layer(0)), "blocks alike are packed alike");
+    }
+}
+
+#[test]
+fn what_every_pass_uses_is_resident_before_experts() {
+    let graph = mixture(4, 64, 96, 500, true, [8, 2]);
+    let plan = |fraction| {
+        let budget = Budget { resident_fraction: Some(fraction), ..Budget::default() };
+        MemoryPlan::new(&graph, &budget, &demand(&graph, 8, 64)).unwrap().placement
+    };
+    let expert = |p: &Placement, c: crate::ChunkId| p.chunks[c.0 as usize].condition.is_some();
+    let half = plan(0.5);
+    assert!(half.streamed().count() > 8 && half.streamed().all(|c| expert(&half, c)));
+    assert_eq!(half.expected_streamed_bytes(1), (half.streamed_bytes() as f64 / 4.0).round() as u64);
+    let all = plan(0.0);
+    let experts: u64 = all.chunks.iter().filter(|c| c.condition.is_some()).map(|c| c.bytes).sum();
+    let (dense, most) = (all.streamed_bytes() - experts, all.streamed_bytes());
+    assert!(dense > 0);
+    assert_eq!(all.expected_streamed_bytes(1), dense + experts / 4);
+    assert_eq!(all.expected_streamed_bytes(2), dense + experts * 7 / 16);
+    assert_eq!(all.expected_streamed_bytes(500), most);
 }
 
 #[test]

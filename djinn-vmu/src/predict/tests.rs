@@ -1,7 +1,7 @@
 //! Predictions against what arithmetic allows.
 
 use super::*;
-use crate::plan::tests::{decoder, demand};
+use crate::plan::tests::{decoder, demand, mixture};
 use crate::{Budget, Demand};
 use djinn_srg::DType;
 
@@ -72,4 +72,29 @@ fn straddling_chunks_are_joined_in_compute_time() {
     let added = straddle.compute_seconds - skip.compute_seconds;
     assert!((added - 2.0 * joined as f64 / 1e11).abs() < 1e-12, "{added} s for {joined} bytes");
     assert_eq!(straddle.copy_seconds, skip.copy_seconds);
+}
+
+#[test]
+fn experts_cross_the_link_as_often_as_they_are_chosen() {
+    let graph = mixture(6, 64, 128, 500, true, [8, 2]);
+    let at = |fraction, rows, link, blocking_copies| {
+        let budget = Budget { resident_fraction: Some(fraction), blocking_copies, ..Budget::default() };
+        let plan = MemoryPlan::new(&graph, &budget, &demand(&graph, 64, 128)).unwrap();
+        let p = predict(&graph, &plan, &Work::decode(rows, 64, DType::F16), &machine(link));
+        (p, plan.placement.expected_streamed_bytes(rows) as f64 / link)
+    };
+    for rows in [1, 4, 64] {
+        let (p, copies) = at(0.3, rows, 1e6, false);
+        assert!((p.copy_seconds / copies - 1.0).abs() < 1e-3, "{} of {copies}", p.copy_seconds);
+        assert_eq!(p.bottleneck, Bottleneck::Link);
+        assert!(p.seconds >= p.copy_seconds && p.seconds < p.copy_seconds * 1.05);
+    }
+    let (few, many) = (at(0.3, 1, 1e6, false).0, at(0.3, 64, 1e6, false).0);
+    assert!(few.copy_seconds < many.copy_seconds / 3.0 && few.compute_seconds < many.compute_seconds);
+    // Only experts are streamed, and none is fetched before its router has spoken: what comes before it is not hidden.
+    let (waits, _) = at(0.5, 1, 3e10, false);
+    assert!(waits.seconds > waits.copy_seconds.max(waits.compute_seconds) * 1.02, "{waits:?}");
+    let (alone, _) = at(0.5, 1, 3e10, true);
+    assert!((alone.seconds / (alone.copy_seconds + alone.compute_seconds) - 1.0).abs() < 1e-9);
+    assert!(waits.seconds < alone.seconds);
 }

@@ -1,6 +1,6 @@
 //! Packs tiles into chunks, the unit of residency and transfer.
 
-use djinn_srg::Tile;
+use djinn_srg::{Condition, Graph, Tile};
 use std::ops::Range;
 
 /// Every part of a tile starts at a multiple of this within its chunk.
@@ -17,6 +17,15 @@ pub struct Chunk {
     pub tiles: Range<usize>,
     /// Bytes, padding between parts included.
     pub bytes: u64,
+    /// When a pass uses it, the condition of each of its tiles; every pass does without one.
+    pub condition: Option<Condition>,
+}
+
+impl Chunk {
+    /// Bytes that a pass of `rows` rows uses, on average, if experts are chosen alike often.
+    pub(crate) fn expected_bytes(&self, rows: u64) -> f64 {
+        self.bytes as f64 * self.condition.map_or(1.0, |condition| condition.probability(rows))
+    }
 }
 
 /// A tile with its place in a chunk.
@@ -31,15 +40,20 @@ pub struct PlacedTile {
 }
 
 /// Packs tiles, in order, into chunks of at most `cap` bytes. A tile larger than `cap` is a chunk of its
-/// own.
-pub(crate) fn pack(tiles: Vec<Tile>, cap: u64) -> (Vec<PlacedTile>, Vec<Chunk>) {
+/// own. The tiles of a chunk have one condition and belong to one decoder block, so that a pass uses all of a chunk
+/// or nothing, and blocks alike are packed alike.
+pub(crate) fn pack(graph: &Graph, tiles: Vec<Tile>, cap: u64) -> (Vec<PlacedTile>, Vec<Chunk>) {
     let mut placed = Vec::with_capacity(tiles.len());
     let mut chunks: Vec<Chunk> = Vec::new();
+    let mut last_layer = None;
     for (index, tile) in tiles.into_iter().enumerate() {
         let padded: u64 = tile.parts.iter().map(|p| p.bytes.next_multiple_of(ALIGN)).sum();
-        if chunks.last().is_none_or(|c| c.bytes + padded > cap) {
-            chunks.push(Chunk { tiles: index..index, bytes: 0 });
+        let (condition, layer) = (tile.condition, graph.node(tile.node).layer);
+        let fits = |c: &Chunk| c.bytes + padded <= cap && c.condition == condition && last_layer == layer;
+        if !chunks.last().is_some_and(fits) {
+            chunks.push(Chunk { tiles: index..index, bytes: 0, condition });
         }
+        last_layer = layer;
         let chunk = ChunkId(chunks.len() as u32 - 1);
         let last = chunks.last_mut().expect("one was just pushed");
         let mut offsets = Vec::with_capacity(tile.parts.len());

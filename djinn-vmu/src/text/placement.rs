@@ -31,9 +31,16 @@ impl Placement {
         self.sum(|slot| slot.is_none())
     }
 
-    /// Bytes of streamed chunks: what crosses the link in every pass.
+    /// Bytes of streamed chunks: what crosses the link in a pass that uses every expert, i.e. at most; in every pass of
+    /// a model without experts.
     pub fn streamed_bytes(&self) -> u64 {
         self.sum(|slot| slot.is_some())
+    }
+
+    /// Bytes that cross the link in a pass of `rows` rows, on average, if experts are chosen alike often.
+    pub fn expected_streamed_bytes(&self, rows: u64) -> u64 {
+        let bytes = self.streamed().map(|chunk| self.chunks[chunk.0 as usize].expected_bytes(rows));
+        bytes.sum::<f64>().round() as u64
     }
 
     /// Streamed chunks in order of use.
@@ -52,25 +59,33 @@ impl Placement {
     }
 }
 
-/// Which chunks are resident within `budget` bytes: as many bytes as possible, the streamed ones spread
-/// evenly between them, so that each copy has computation to hide behind.
+/// Which chunks are resident within `budget` bytes: as many bytes as possible of those that every pass uses, and
+/// experts' in what is left. The streamed ones are spread evenly between them, so that each copy has computation to
+/// hide behind.
 pub(crate) fn choose_resident(chunks: &[Chunk], budget: u64) -> Vec<bool> {
-    let total: u128 = chunks.iter().map(|c| c.bytes as u128).sum();
-    if budget as u128 >= total {
-        return vec![true; chunks.len()];
-    }
+    let (always, perhaps): (Vec<usize>, Vec<usize>) =
+        (0..chunks.len()).partition(|&i| chunks[i].condition.is_none());
+    let mut resident = vec![false; chunks.len()];
+    let spent = spread(chunks, &always, budget, &mut resident);
+    spread(chunks, &perhaps, budget - spent, &mut resident);
+    resident
+}
+
+/// Makes chunks of `among` resident within `budget` bytes; gives the bytes that they take.
+fn spread(chunks: &[Chunk], among: &[usize], budget: u64, resident: &mut [bool]) -> u64 {
+    let total: u128 = among.iter().map(|&i| chunks[i].bytes as u128).sum();
     // Error diffusion: a chunk is resident when the resident share so far lags behind the goal.
-    let (mut resident, mut seen, mut spent) = (vec![false; chunks.len()], 0u128, 0u64);
-    for (chunk, resident) in chunks.iter().zip(&mut resident) {
-        seen += chunk.bytes as u128;
-        let goal = seen * budget as u128 / total;
-        if spent as u128 + chunk.bytes as u128 <= goal {
-            *resident = true;
-            spent += chunk.bytes;
+    let (mut seen, mut spent) = (0u128, 0u64);
+    for &i in among {
+        seen += chunks[i].bytes as u128;
+        let goal = seen * (budget as u128).min(total) / total;
+        if spent as u128 + chunks[i].bytes as u128 <= goal {
+            resident[i] = true;
+            spent += chunks[i].bytes;
         }
     }
     // What is left over holds the largest chunks that still fit; the middle of the pass goes first.
-    let mut rest: Vec<usize> = (0..chunks.len()).filter(|&i| !resident[i]).collect();
+    let mut rest: Vec<usize> = among.iter().copied().filter(|&i| !resident[i]).collect();
     let middle = chunks.len() / 2;
     rest.sort_by_key(|&i| (std::cmp::Reverse(chunks[i].bytes), i.abs_diff(middle)));
     for i in rest {
@@ -79,7 +94,7 @@ pub(crate) fn choose_resident(chunks: &[Chunk], budget: u64) -> Vec<bool> {
             spent += chunks[i].bytes;
         }
     }
-    resident
+    spent
 }
 
 /// Lays the streamed chunks out in a ring of `capacity` bytes, skipping its end unless they may straddle it.
@@ -100,10 +115,11 @@ pub(crate) fn layout(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use djinn_srg::{Condition, NodeId};
     use proptest::prelude::*;
 
     fn chunks(sizes: &[u64]) -> Vec<Chunk> {
-        sizes.iter().map(|&bytes| Chunk { tiles: 0..0, bytes }).collect()
+        sizes.iter().map(|&bytes| Chunk { tiles: 0..0, bytes, condition: None }).collect()
     }
 
     proptest! {
@@ -116,6 +132,31 @@ mod tests {
             prop_assert!(spent <= budget);
             let smallest = sizes.iter().zip(&resident).filter(|(_, r)| !**r).map(|(s, _)| *s).min();
             prop_assert!(smallest.is_none_or(|s| spent + s > budget));
+        }
+
+        #[test]
+        fn what_every_pass_uses_is_resident_first(sizes in prop::collection::vec((1u64..100, any::<bool>()), 1..60),
+                                                  budget in 0u64..4000) {
+            let condition = Condition { group: NodeId(0), expert: 0, experts: 8, top_k: 2 };
+            let chunk = |&(bytes, expert): &(u64, bool)| Chunk {
+                tiles: 0..0,
+                bytes,
+                condition: expert.then_some(condition),
+            };
+            let chunks: Vec<Chunk> = sizes.iter().map(chunk).collect();
+            let resident = choose_resident(&chunks, budget);
+            let spent = |expert: bool| -> u64 {
+                let resident = sizes.iter().zip(&resident).filter(|((_, e), r)| *e == expert && **r);
+                resident.map(|((bytes, _), _)| bytes).sum()
+            };
+            prop_assert!(spent(false) + spent(true) <= budget);
+            let always: Vec<u64> = sizes.iter().filter(|(_, e)| !e).map(|(bytes, _)| *bytes).collect();
+            let alone = choose_resident(&self::chunks(&always), budget);
+            let of_alone = always.iter().zip(alone).filter(|(_, r)| *r).map(|(bytes, _)| bytes).sum::<u64>();
+            prop_assert_eq!(spent(false), of_alone, "experts take nothing from the others");
+            let left = budget - spent(false) - spent(true);
+            let streamed = sizes.iter().zip(&resident).filter(|(_, r)| !**r).map(|((bytes, _), _)| *bytes);
+            prop_assert!(streamed.min().is_none_or(|bytes| bytes > left));
         }
 
         #[test]

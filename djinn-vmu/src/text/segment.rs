@@ -1,11 +1,12 @@
 //! The loaded text segment.
 
 use crate::text::load::Loader;
+use crate::text::slot::{Mode, Slot, Wrapped};
 use crate::text::store::{Hash, TextStore};
-use crate::text::streamer::{ChunkTimes, Mode, PassStats, Phase, Slot, Streamer, Wrapped};
-use crate::{ChunkId, MemoryPlan, Placement, Result, WeightSource};
+use crate::text::streamer::{Phase, Streamer};
+use crate::{ChunkId, ChunkTimes, MemoryPlan, PassStats, Placement, Result, WeightSource};
 use djinn_device::{Buffer, Device, Ops, Space, Span, Stream};
-use djinn_srg::{Graph, ValueId};
+use djinn_srg::{Graph, NodeId, ValueId};
 use std::ops::Range;
 
 /// Where a chunk's bytes are kept: on the device if it is resident, else on the host.
@@ -117,6 +118,7 @@ impl TextSegment {
                 }),
                 blocker: slot.blocker,
                 checksum: sums[chunk.0 as usize],
+                condition: placement.chunks[chunk.0 as usize].condition,
             }
         };
         let slots = placement.streamed().enumerate().map(slot).collect();
@@ -135,6 +137,14 @@ impl TextSegment {
             None => Ok(self.homes[chunk.0 as usize].buffer.span()),
             Some(slot) => self.streamer.acquire(device, compute, slot as usize),
         }
+    }
+
+    /// The router's choice of node `group` is enqueued on `compute`, with `starts`, u32 `[experts + 1]`: where each
+    /// expert's slots begin, kept until the last of them is used. The copies of those experts' chunks wait for it on
+    /// the device, and move only what it needs. To be called once for each such node in each pass, before any chunk
+    /// of its experts is acquired.
+    pub fn routed<D: Ops>(&mut self, device: &D, compute: Stream, group: NodeId, starts: Span) -> Result<()> {
+        self.streamer.routed(device, compute, group, starts)
     }
 
     /// All work that uses the chunk is enqueued on `compute`: its bytes may be overwritten after it.

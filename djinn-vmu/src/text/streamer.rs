@@ -3,115 +3,23 @@
 //! Two ablations measure what the mechanism is worth: copies that begin only when they are needed
 //! (`Budget::blocking_copies`), and chunks that straddle the ring's wrap (`Budget::straddle`).
 
-use crate::{ChunkId, Error, Result};
+mod choices;
+
+use crate::text::mirror::Mirror;
+use crate::text::slot::{Mode, Slot};
+use crate::{ChunkTimes, Error, PassStats, Result, STALL};
+use choices::Choices;
 use djinn_device::args::Checksum;
-use djinn_device::{Buffer, Device, Event, Ops, Space, Span, Stream};
+use djinn_device::{Device, Event, Ops, Span, Stream};
 use djinn_ringbuf::{Blocker, BlockerPass};
+use djinn_srg::NodeId;
 use std::time::Duration;
 
 /// Device bytes of each chunk for `--stream-check`: a checksum, aligned.
 pub(crate) const CHECK_BYTES: u64 = 16;
 
-/// A wait for a copy counts as a stall if it is longer: less is the cost of an event.
-pub const STALL: Duration = Duration::from_micros(10);
-
-/// One streamed chunk's place in the ring.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot {
-    pub(crate) chunk: ChunkId,
-    pub(crate) host: Span,
-    pub(crate) ring: Span,
-    /// Where the chunk goes on if it straddles the wrap, and where it is joined before its use.
-    pub(crate) wrapped: Option<Wrapped>,
-    pub(crate) blocker: Blocker,
-    pub(crate) checksum: u64,
-}
-
-/// The second part of a chunk that straddles the wrap.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wrapped {
-    /// In the ring, from offset 0.
-    pub(crate) ring: Span,
-    /// The whole chunk, contiguous, in the bounce buffer that all such chunks share.
-    pub(crate) joined: Span,
-}
-
-impl Slot {
-    /// Each part in host memory, in the ring, and where it is joined if there are two.
-    fn parts(&self) -> impl Iterator<Item = (Span, Span, Option<Span>)> {
-        let (host, before) = (self.host, self.ring.len());
-        let joined = self.wrapped.map(|w| w.joined);
-        let part = move |at, ring: Span| {
-            (host.slice(at, ring.len()), ring, joined.map(|joined| joined.slice(at, ring.len())))
-        };
-        let second = self.wrapped.map(|w| part(before, w.ring));
-        [part(0, self.ring)].into_iter().chain(second)
-    }
-
-    /// Where operations read the chunk.
-    fn contiguous(&self) -> Span {
-        self.wrapped.map_or(self.ring, |w| w.joined)
-    }
-}
-
-/// How a pass's chunks are moved.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Mode {
-    /// Verify every chunk and poison freed ring space.
-    pub(crate) check: bool,
-    /// Begin a copy only when it is needed.
-    pub(crate) blocking: bool,
-}
-
-/// When one streamed chunk was copied and first used in a pass, by the device's clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChunkTimes {
-    /// The chunk.
-    pub chunk: ChunkId,
-    /// Bytes copied.
-    pub bytes: u64,
-    /// The copy began.
-    pub begin: Duration,
-    /// The copy was done.
-    pub ready: Duration,
-    /// The first operation could run but for the copy.
-    pub need: Duration,
-    /// The first operation (or the joining of a chunk in two parts) could run.
-    pub go: Duration,
-    /// The last operation that uses it was done.
-    pub done: Duration,
-}
-
-/// What streaming did in one pass, by the device's clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct PassStats {
-    /// Bytes copied to the ring for this pass.
-    pub streamed_bytes: u64,
-    /// Time in which those copies ran.
-    pub copy: Duration,
-    /// Time in which operations waited for a copy.
-    pub stall: Duration,
-    /// How often they waited for more than 10 µs.
-    pub stalls: u32,
-}
-
-impl PassStats {
-    /// Share of the copy time that computation, sampling or prefetch hid: 1 if nothing ever waited.
-    pub fn hidden(&self) -> f64 {
-        if self.copy.is_zero() {
-            return 1.0;
-        }
-        (1.0 - self.stall.as_secs_f64() / self.copy.as_secs_f64()).max(0.0)
-    }
-
-    /// Adds another pass.
-    pub fn add(&mut self, other: &PassStats) {
-        self.streamed_bytes += other.streamed_bytes;
-        self.copy += other.copy;
-        self.stall += other.stall;
-        self.stalls += other.stalls;
-    }
-}
+/// Device bytes of each streamed chunk where a pass may skip some: whether it was moved.
+pub(crate) const FLAG_BYTES: u64 = 4;
 
 /// Where streaming stands between two passes: passes that begin alike enqueue alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,23 +46,21 @@ struct Marks {
     go: Event,
 }
 
-/// Checksums of the pass, on the device and read back.
-#[derive(Debug)]
-struct Check {
-    device: Buffer,
-    host: Buffer,
-}
-
 /// Copies are counted over all passes: copy `n` fills slot `n % slots` in pass `n / slots`. Copies are
 /// enqueued in order, each once the last use of its blocker is *recorded*; the device then makes it wait
 /// until that use is *done*. So the host never blocks, and no wait ever refers to a use not yet recorded.
+///
+/// A chunk with a condition is copied by an operation that the device carries out or skips. It is enqueued once its
+/// router's choice is, in the pass that uses it: prefetch stops before it until then.
 #[derive(Debug)]
 pub(crate) struct Streamer {
     stream: Stream,
     slots: Vec<Slot>,
     marks: [Vec<Marks>; 2],
     done: Vec<Event>,
-    check: Option<Check>,
+    /// Checksums of the pass.
+    check: Option<Mirror>,
+    choices: Choices,
     blocking: bool,
     /// Copies enqueued.
     copied: u64,
@@ -174,8 +80,21 @@ impl Streamer {
         let marks = [Vec::new(), Vec::new()];
         let (slots, done) = (Vec::new(), Vec::new());
         let (copied, acquired, released, waited, passes) = (0, 0, 0, 0, 0);
-        let (check, blocking) = (None, false);
-        Streamer { stream, slots, marks, done, check, blocking, copied, acquired, released, waited, passes }
+        let (check, choices, blocking) = (None, Choices::default(), false);
+        Streamer {
+            stream,
+            slots,
+            marks,
+            done,
+            check,
+            choices,
+            blocking,
+            copied,
+            acquired,
+            released,
+            waited,
+            passes,
+        }
     }
 
     pub(crate) fn stream(&self) -> Stream {
@@ -183,19 +102,13 @@ impl Streamer {
     }
 
     /// Takes the slots of a pass and begins to prefetch.
-    pub(crate) fn start<D: Device>(&mut self, device: &D, slots: Vec<Slot>, mode: Mode) -> Result<()> {
+    pub(crate) fn start<D: Ops>(&mut self, device: &D, slots: Vec<Slot>, mode: Mode) -> Result<()> {
         let bytes = CHECK_BYTES * slots.len() as u64;
         self.blocking = mode.blocking;
         if mode.check {
-            let buffer = device.alloc(Space::Device, bytes)?;
-            match device.alloc(Space::Host, bytes) {
-                Ok(host) => self.check = Some(Check { device: buffer, host }),
-                Err(error) => {
-                    device.free(buffer);
-                    return Err(error.into());
-                }
-            }
+            self.check = Some(Mirror::new(device, bytes)?);
         }
+        self.choices = Choices::new(device, &slots)?;
         for marks in &mut self.marks {
             for _ in &slots {
                 let [begin, ready, need, go] =
@@ -225,11 +138,15 @@ impl Streamer {
         device.wait(compute, marks.ready)?;
         device.record(compute, marks.go)?;
         self.acquired += 1;
-        // The bounce buffer's last user was enqueued on the compute stream before.
+        // The bounce buffer's last user was enqueued on the compute stream before. A chunk that the pass skipped is
+        // joined as well, and nobody reads it.
         for (_, ring, joined) in self.slots[slot].parts() {
             if let Some(joined) = joined {
                 device.copy(compute, ring, joined)?;
             }
+        }
+        if slot + 1 == self.slots.len() {
+            self.choices.read_back(device, compute)?;
         }
         let chunk = self.slots[slot].contiguous();
         if let Some(check) = &self.check {
@@ -237,25 +154,37 @@ impl Streamer {
             args.check();
             device.checksum(compute, &args)?;
             if slot + 1 == self.slots.len() {
-                device.copy(compute, check.device.span(), check.host.span())?;
+                check.enqueue(device, compute)?;
             }
         }
         Ok(chunk)
     }
 
-    pub(crate) fn release<D: Device>(&mut self, device: &D, compute: Stream, slot: usize) -> Result<()> {
+    pub(crate) fn release<D: Ops>(&mut self, device: &D, compute: Stream, slot: usize) -> Result<()> {
         self.expect_next(slot, self.released);
         assert!(self.released < self.acquired, "slot {slot} is released but not acquired");
         device.record(compute, self.done[slot])?;
         self.released += 1;
         if self.check.is_some() {
-            // Whoever still reads the slot from now on reads NaN.
+            // Whoever still reads the slot from now on reads NaN, also if the pass skipped its copy.
             device.wait(self.stream, self.done[slot])?;
             self.waited = self.released;
             for (_, ring, _) in self.slots[slot].parts() {
                 device.fill(self.stream, ring, 0xFF)?;
             }
         }
+        self.prefetch(device)
+    }
+
+    /// The choice of `group` is enqueued on `compute`, and with it where each expert's slots begin.
+    pub(crate) fn routed<D: Ops>(
+        &mut self,
+        device: &D,
+        compute: Stream,
+        group: NodeId,
+        starts: Span,
+    ) -> Result<()> {
+        self.choices.announce(device, compute, group, starts, self.released, self.blocking)?;
         self.prefetch(device)
     }
 
@@ -284,6 +213,7 @@ impl Streamer {
         self.released -= slots;
         self.copied = self.acquired + start.ahead;
         self.waited = self.released - start.unwaited;
+        self.choices.forget();
     }
 
     pub(crate) fn end_pass<D: Device>(&mut self, device: &D) -> Result<PassStats> {
@@ -291,18 +221,21 @@ impl Streamer {
         let pass = self.passes;
         self.passes += 1;
         assert!(self.released == slots * self.passes, "pass {pass} ended after {} uses", self.released);
+        self.choices.end_pass(device, &self.slots);
         if let Some(check) = &self.check {
-            device.read_host(check.host.span(), |sums| self.verify(sums, pass))?;
+            check.read(device, |sums| self.verify(sums, pass))?;
         }
         let mut stats = PassStats::default();
-        for (slot, marks, _) in self.ended() {
+        for (_, bytes, marks, _) in self.ended() {
             let between = |from, to| match (device.timestamp(from), device.timestamp(to)) {
                 (Some(from), Some(to)) => to.saturating_sub(from),
                 _ => Duration::ZERO,
             };
             let stall = between(marks.need, marks.go);
-            stats.streamed_bytes += slot.host.len();
-            stats.copy += between(marks.begin, marks.ready);
+            stats.streamed_bytes += bytes;
+            if bytes > 0 {
+                stats.copy += between(marks.begin, marks.ready);
+            }
             stats.stall += stall;
             stats.stalls += (stall > STALL) as u32;
         }
@@ -312,32 +245,36 @@ impl Streamer {
     /// The times of the pass that ended last, in order of use; none before the first ended. They are known
     /// until the next pass begins.
     pub(crate) fn times<D: Device>(&self, device: &D) -> impl Iterator<Item = ChunkTimes> {
-        self.ended().map(|(slot, marks, done)| {
+        self.ended().map(|(slot, bytes, marks, done)| {
             // A pass that ended has passed its events.
             let at = |event| device.timestamp(event).unwrap_or_default();
             let [begin, ready, need, go] = [marks.begin, marks.ready, marks.need, marks.go].map(at);
-            let (chunk, bytes, done) = (slot.chunk, slot.host.len(), at(done));
+            let (chunk, done) = (slot.chunk, at(done));
             ChunkTimes { chunk, bytes, begin, ready, need, go, done }
         })
     }
 
-    /// The slots of the pass that ended last, with their events.
-    fn ended(&self) -> impl Iterator<Item = (&Slot, &Marks, Event)> {
+    /// The slots of the pass that ended last, with the bytes that were moved and their events.
+    fn ended(&self) -> impl Iterator<Item = (&Slot, u64, &Marks, Event)> {
         let marks = self.passes.checked_sub(1).map_or(&[][..], |pass| &self.marks[(pass % 2) as usize]);
-        self.slots.iter().zip(marks).zip(&self.done).map(|((slot, marks), &done)| (slot, marks, done))
+        let slots = self.slots.iter().zip(self.choices.moved()).zip(marks).zip(&self.done);
+        slots.map(|(((slot, moved), marks), &done)| {
+            (slot, if *moved { slot.host.len() } else { 0 }, marks, done)
+        })
     }
 
     pub(crate) fn free<D: Device>(self, device: &D) {
         // A failure is sticky: the next sync of the device returns it.
         let _ = device.sync(self.stream);
         if let Some(check) = self.check {
-            device.free(check.device);
-            device.free(check.host);
+            check.free(device);
         }
+        self.choices.free(device);
     }
 
-    /// Enqueues every copy whose blocker's use is recorded; none where copies wait until they are needed.
-    fn prefetch<D: Device>(&mut self, device: &D) -> Result<()> {
+    /// Enqueues every copy whose blocker's use is recorded, up to the first whose choice is not announced yet; none
+    /// where copies wait until they are needed.
+    fn prefetch<D: Ops>(&mut self, device: &D) -> Result<()> {
         let slots = self.slots.len() as u64;
         if slots == 0 || self.blocking {
             return Ok(());
@@ -352,22 +289,38 @@ impl Streamer {
             if blocker.is_some_and(|use_| use_ >= self.released) {
                 return Ok(());
             }
+            let condition = self.slots[slot].condition;
+            if condition.is_some_and(|condition| pass > self.passes || !self.choices.announced(condition)) {
+                return Ok(());
+            }
             // Uses are done in order, so a later one that was waited for covers this one.
-            if let Some(use_) = blocker.filter(|&use_| use_ >= self.waited) {
-                device.wait(self.stream, self.done[index])?;
-                self.waited = use_ + 1;
+            let blocker = blocker.filter(|&use_| use_ >= self.waited);
+            let unknown = condition.and_then(|condition| self.choices.unknown(condition, self.waited));
+            match (blocker, unknown) {
+                // Of the two, the later on the compute stream covers the other.
+                (Some(use_), unknown) if unknown.is_none_or(|choice| use_ >= choice.released) => {
+                    device.wait(self.stream, self.done[index])?;
+                    self.waited = use_ + 1;
+                }
+                (_, Some(choice)) => {
+                    device.wait(self.stream, choice.known)?;
+                    self.waited = self.waited.max(choice.released);
+                    condition.into_iter().for_each(|condition| self.choices.waited(condition));
+                }
+                (_, None) => {}
             }
             self.enqueue_copy(device)?;
         }
     }
 
     /// Enqueues the next copy, as one or two, once its waits are.
-    fn enqueue_copy<D: Device>(&mut self, device: &D) -> Result<()> {
+    fn enqueue_copy<D: Ops>(&mut self, device: &D) -> Result<()> {
         let marks = self.marks(self.copied);
-        let slot = &self.slots[(self.copied % self.slots.len() as u64) as usize];
+        let index = (self.copied % self.slots.len() as u64) as usize;
+        let slot = &self.slots[index];
         device.record(self.stream, marks.begin)?;
         for (host, ring, _) in slot.parts() {
-            device.copy(self.stream, host, ring)?;
+            self.choices.copy(device, self.stream, (index, slot), [host, ring])?;
         }
         device.record(self.stream, marks.ready)?;
         self.copied += 1;
@@ -375,9 +328,10 @@ impl Streamer {
     }
 
     fn verify(&self, sums: &[u8], pass: u64) -> Result<()> {
-        for (slot, sum) in self.slots.iter().zip(sums.chunks_exact(CHECK_BYTES as usize)) {
+        let sums = sums.chunks_exact(CHECK_BYTES as usize);
+        for ((slot, sum), &moved) in self.slots.iter().zip(sums).zip(self.choices.moved()) {
             let found = u64::from_le_bytes(sum[..8].try_into().expect("eight bytes"));
-            if found != slot.checksum {
+            if moved && found != slot.checksum {
                 let (chunk, expected) = (slot.chunk.0, slot.checksum);
                 return Err(Error::StreamCorrupt { chunk, pass, expected, found });
             }

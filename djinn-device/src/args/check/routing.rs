@@ -1,7 +1,8 @@
 //! Checks of a mixture of experts' operations.
 
 use super::Op;
-use crate::args::{Combine, ExpertLinear, Group, Route};
+use crate::Space;
+use crate::args::{Combine, CopyExpert, ExpertLinear, Group, Route};
 
 impl Op {
     fn experts(self, experts: u32) {
@@ -96,5 +97,33 @@ impl Combine {
         op.words("weights", self.weights, &[rows, top_k]);
         op.words("out", self.out, &[rows, width]);
         op.disjoint(self.out, &[("y", self.y), ("weights", self.weights)]);
+    }
+}
+
+impl CopyExpert {
+    /// Checks sizes, spaces, alignment and overlap.
+    ///
+    /// # Panics
+    /// If one of them is wrong.
+    pub fn check(&self) {
+        let op = Op("copy_expert");
+        op.experts(self.experts);
+        let (src, dst) = (self.src, self.dst);
+        assert!(
+            !src.is_empty() && src.len() == dst.len(),
+            "copy_expert: a copy of {} bytes to {}",
+            src.len(),
+            dst.len()
+        );
+        assert!(dst.buffer().space() == Space::Device, "copy_expert: a copy to host memory, {dst:?}");
+        op.words("starts", self.starts, &[u64::from(self.experts) + 1]);
+        assert!(self.expert < self.experts, "copy_expert: expert {} of {}", self.expert, self.experts);
+        assert!(
+            self.moved.len() == 4 && self.moved.offset().is_multiple_of(4),
+            "copy_expert: moved is no word, but {:?}",
+            self.moved
+        );
+        op.disjoint(dst, &[("src", src), ("starts", self.starts), ("moved", self.moved)]);
+        op.disjoint(self.moved, &[("src", src), ("starts", self.starts)]);
     }
 }

@@ -1,7 +1,7 @@
 //! Each check accepts what is right, and names what is wrong.
 
 use super::*;
-use crate::args::{Combine, ExpertLinear, Group, Route};
+use crate::args::{Combine, CopyExpert, ExpertLinear, Group, Route};
 use crate::{Buffer, RopeStyle, Space};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -237,6 +237,30 @@ fn routes_and_groups_are_checked() {
     };
     combine.check();
     refuses(|| Combine { top_k: 1, ..combine }.check(), "combine: y has 120 bytes instead of 60");
+}
+
+#[test]
+fn copies_of_experts_are_checked() {
+    let good = CopyExpert {
+        src: buffer(0, 77),
+        dst: buffer(1, 100).buffer().slice(3, 77),
+        starts: buffer(2, 36),
+        moved: buffer(3, 12).buffer().slice(4, 4),
+        expert: 7,
+        experts: 8,
+    };
+    good.check();
+    refuses(|| CopyExpert { expert: 8, ..good }.check(), "copy_expert: expert 8 of 8");
+    refuses(|| CopyExpert { src: buffer(0, 76), ..good }.check(), "a copy of 76 bytes to 77");
+    refuses(|| CopyExpert { experts: 9, ..good }.check(), "copy_expert: starts has 36 bytes instead of 40");
+    refuses(|| CopyExpert { moved: buffer(3, 8), ..good }.check(), "moved is no word");
+    refuses(|| CopyExpert { moved: good.dst.slice(1, 4), ..good }.check(), "overlaps moved");
+    refuses(|| CopyExpert { src: good.dst, ..good }.check(), "overlaps src");
+    let none = good.src.slice(0, 0);
+    refuses(|| CopyExpert { src: none, dst: none, ..good }.check(), "a copy of 0 bytes to 0");
+    let host = Buffer::from_raw(9, Space::Host, 77).span();
+    CopyExpert { src: host, ..good }.check();
+    refuses(|| CopyExpert { dst: host, ..good }.check(), "a copy to host memory");
 }
 
 #[test]

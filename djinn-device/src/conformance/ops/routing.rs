@@ -1,5 +1,6 @@
 //! Checks of a mixture of experts' operations.
 
+mod copies;
 mod experts;
 
 use super::rig::{Rig, same_bits};
@@ -8,6 +9,7 @@ use crate::kernels::data;
 use crate::kernels::reference::routing as reference;
 use crate::{DType, Ops, Span};
 
+pub(super) use copies::{copies_experts_in_use, copies_wherever_bytes_begin};
 pub(super) use experts::{experts_divide_large_weights, experts_match_the_reference, mixes_experts};
 
 const ROWS: [usize; 5] = [1, 2, 5, 16, 33];

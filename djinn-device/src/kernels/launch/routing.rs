@@ -74,4 +74,16 @@ impl Kernels {
             Path::Fast(fast) => fast.combine(op),
         }
     }
+
+    /// See [`args::CopyExpert`]. On either path: a copy that has a stream to itself is one thread's.
+    pub(crate) fn copy_expert(&self, memory: &Memory, args: &args::CopyExpert) {
+        let view = View(memory);
+        let (starts, expert) = (view.indices(args.starts), args.expert as usize);
+        reference::copy_expert(data::CopyExpert {
+            src: view.bytes(args.src),
+            dst: view.output_bytes(args.dst),
+            starts: [starts[expert], starts[expert + 1]],
+            moved: &mut view.output_indices(args.moved)[0],
+        });
+    }
 }

@@ -1,6 +1,6 @@
 //! The reference of a mixture of experts' operations.
 
-use crate::kernels::data::{Combine, ExpertLinear, Group, Route};
+use crate::kernels::data::{Combine, CopyExpert, ExpertLinear, Group, Route};
 
 pub(crate) fn route(op: Route<'_>) {
     let outputs = op.weights.chunks_exact_mut(op.top_k).zip(op.ids.chunks_exact_mut(op.top_k));
@@ -60,4 +60,12 @@ pub(crate) fn combine(op: Combine<'_>) {
             *out = products.sum::<f64>() as f32;
         }
     }
+}
+
+pub(crate) fn copy_expert(op: CopyExpert<'_>) {
+    let used = op.starts[1] > op.starts[0];
+    if used {
+        op.dst.copy_from_slice(op.src);
+    }
+    *op.moved = used.into();
 }

@@ -1,0 +1,57 @@
+//! What streaming did in a pass: times and bytes.
+
+use crate::ChunkId;
+use std::time::Duration;
+
+/// A wait for a copy counts as a stall if it is longer: less is the cost of an event.
+pub const STALL: Duration = Duration::from_micros(10);
+
+/// When one streamed chunk was copied and first used in a pass, by the device's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkTimes {
+    /// The chunk.
+    pub chunk: ChunkId,
+    /// Bytes copied: all of the chunk's, or 0 where the pass did not use it.
+    pub bytes: u64,
+    /// The copy began.
+    pub begin: Duration,
+    /// The copy was done.
+    pub ready: Duration,
+    /// The first operation could run but for the copy.
+    pub need: Duration,
+    /// The first operation (or the joining of a chunk in two parts) could run.
+    pub go: Duration,
+    /// The last operation that uses it was done.
+    pub done: Duration,
+}
+
+/// What streaming did in one pass, by the device's clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PassStats {
+    /// Bytes copied to the ring for this pass, as the device reports them where it decides.
+    pub streamed_bytes: u64,
+    /// Time in which those copies ran.
+    pub copy: Duration,
+    /// Time in which operations waited for a copy.
+    pub stall: Duration,
+    /// How often they waited for more than 10 µs.
+    pub stalls: u32,
+}
+
+impl PassStats {
+    /// Share of the copy time that computation, sampling or prefetch hid: 1 if nothing ever waited.
+    pub fn hidden(&self) -> f64 {
+        if self.copy.is_zero() {
+            return 1.0;
+        }
+        (1.0 - self.stall.as_secs_f64() / self.copy.as_secs_f64()).max(0.0)
+    }
+
+    /// Adds another pass.
+    pub fn add(&mut self, other: &PassStats) {
+        self.streamed_bytes += other.streamed_bytes;
+        self.copy += other.copy;
+        self.stall += other.stall;
+        self.stalls += other.stalls;
+    }
+}

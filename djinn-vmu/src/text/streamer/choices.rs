@@ -1,0 +1,170 @@
+//! The routers' choices of a pass: which copies of experts' weights may be enqueued, what they must wait for, and
+//! which of them moved anything.
+//!
+//! The device decides whether such a copy moves bytes, from where each expert's slots begin. So it may be enqueued once
+//! the choice is, and runs once the choice is known.
+
+use super::FLAG_BYTES;
+use crate::Result;
+use crate::text::mirror::Mirror;
+use crate::text::slot::Slot;
+use djinn_device::args::CopyExpert;
+use djinn_device::{Device, Event, Ops, Span, Stream};
+use djinn_srg::{Condition, NodeId};
+
+/// The choices that streamed chunks depend on.
+#[derive(Debug, Default)]
+pub(crate) struct Choices {
+    groups: Vec<Group>,
+    /// For each slot whether its copy moved bytes; none where every pass moves all.
+    flags: Option<Mirror>,
+    /// What the flags said of the pass that ended last.
+    moved: Vec<bool>,
+}
+
+/// One router's choice.
+#[derive(Debug)]
+struct Group {
+    node: NodeId,
+    /// The choice is known.
+    known: Event,
+    /// In the pass that is being enqueued; none before the choice is.
+    choice: Option<Choice>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    /// Where each expert's slots begin.
+    starts: Span,
+    /// Uses whose end was recorded before the choice.
+    released: u64,
+    /// Whether the copy stream has waited for it.
+    waited: bool,
+}
+
+/// A choice that the copy stream must still wait for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unknown {
+    /// Recorded after it.
+    pub(crate) known: Event,
+    /// Uses that are done once it is known.
+    pub(crate) released: u64,
+}
+
+impl Choices {
+    /// For a pass's slots.
+    pub(crate) fn new<D: Device>(device: &D, slots: &[Slot]) -> Result<Self> {
+        let mut choices = Choices { moved: vec![true; slots.len()], ..Choices::default() };
+        for condition in slots.iter().filter_map(|slot| slot.condition) {
+            if choices.group(condition.group).is_none() {
+                let known = device.event()?;
+                choices.groups.push(Group { node: condition.group, known, choice: None });
+            }
+        }
+        if !choices.groups.is_empty() {
+            choices.flags = Some(Mirror::new(device, FLAG_BYTES * slots.len() as u64)?);
+        }
+        Ok(choices)
+    }
+
+    fn group(&mut self, node: NodeId) -> Option<&mut Group> {
+        self.groups.iter_mut().find(|group| group.node == node)
+    }
+
+    fn choice(&self, condition: Condition) -> Option<Choice> {
+        self.groups.iter().find(|group| group.node == condition.group)?.choice
+    }
+
+    /// The choice of `node` was enqueued on `compute` after the end of `released` uses. Copies that begin when they
+    /// are needed, i.e. after it, need no event.
+    pub(crate) fn announce<D: Device>(
+        &mut self,
+        device: &D,
+        compute: Stream,
+        node: NodeId,
+        starts: Span,
+        released: u64,
+        blocking: bool,
+    ) -> Result<()> {
+        let Some(group) = self.group(node) else { return Ok(()) };
+        if !blocking {
+            device.record(compute, group.known)?;
+        }
+        group.choice = Some(Choice { starts, released, waited: blocking });
+        Ok(())
+    }
+
+    /// Whether the choice was announced in this pass.
+    pub(crate) fn announced(&self, condition: Condition) -> bool {
+        self.choice(condition).is_some()
+    }
+
+    /// What a copy under `condition` must wait for, if the copy stream, which has waited for the end of `waited` uses,
+    /// may run ahead of the choice.
+    pub(crate) fn unknown(&self, condition: Condition, waited: u64) -> Option<Unknown> {
+        let group = self.groups.iter().find(|group| group.node == condition.group)?;
+        let choice = group.choice.filter(|choice| !choice.waited && waited <= choice.released)?;
+        Some(Unknown { known: group.known, released: choice.released })
+    }
+
+    /// The copy stream waits for the choice.
+    pub(crate) fn waited(&mut self, condition: Condition) {
+        if let Some(choice) = self.group(condition.group).and_then(|group| group.choice.as_mut()) {
+            choice.waited = true;
+        }
+    }
+
+    /// Enqueues the copy of a part of a slot, which happens if the pass uses it.
+    pub(crate) fn copy<D: Ops>(
+        &self,
+        device: &D,
+        stream: Stream,
+        (index, slot): (usize, &Slot),
+        [src, dst]: [Span; 2],
+    ) -> Result<()> {
+        let Some(condition) = slot.condition else { return Ok(device.copy(stream, src, dst)?) };
+        let choice = self.choice(condition);
+        let Choice { starts, .. } =
+            choice.unwrap_or_else(|| panic!("slot {index} is copied before {condition:?} was announced"));
+        let flags = self.flags.as_ref().expect("there are slots with conditions");
+        let moved = flags.device.slice(FLAG_BYTES * index as u64, FLAG_BYTES);
+        let Condition { expert, experts, .. } = condition;
+        let args = CopyExpert { src, dst, starts, moved, expert, experts };
+        args.check();
+        Ok(device.copy_expert(stream, &args)?)
+    }
+
+    /// Enqueues reading the flags back, after the last slot's copy.
+    pub(crate) fn read_back<D: Device>(&self, device: &D, compute: Stream) -> Result<()> {
+        self.flags.as_ref().map_or(Ok(()), |flags| flags.enqueue(device, compute))
+    }
+
+    /// The pass is over, or will not run: its choices say nothing of the next.
+    pub(crate) fn forget(&mut self) {
+        self.groups.iter_mut().for_each(|group| group.choice = None);
+    }
+
+    /// Takes over what the flags say of a pass that is done.
+    pub(crate) fn end_pass<D: Device>(&mut self, device: &D, slots: &[Slot]) {
+        self.forget();
+        let Choices { flags: Some(flags), moved, .. } = self else { return };
+        flags.read(device, |bytes| {
+            let flags =
+                bytes.chunks_exact(FLAG_BYTES as usize).map(|flag| flag.iter().any(|&byte| byte != 0));
+            for ((moved, flag), slot) in moved.iter_mut().zip(flags).zip(slots) {
+                *moved = flag || slot.condition.is_none();
+            }
+        });
+    }
+
+    /// For each slot whether its bytes moved in the pass that ended last.
+    pub(crate) fn moved(&self) -> &[bool] {
+        &self.moved
+    }
+
+    pub(crate) fn free<D: Device>(self, device: &D) {
+        if let Some(flags) = self.flags {
+            flags.free(device);
+        }
+    }
+}
