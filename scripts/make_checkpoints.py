@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tiny checkpoints (Llama, Mistral, Qwen2, Qwen3) of djinn-models/tests/checkpoints with transformers' own answers.
+"""Writes the tiny checkpoints of djinn-models/tests/checkpoints, of every family, with transformers' own answers.
 
     python3 scripts/make_checkpoints.py OUT [--tar OUT.tar.gz] [--gguf SmolLM2.gguf]
 
@@ -24,6 +24,7 @@ import tarfile
 import traceback
 from pathlib import Path
 
+import safetensors.torch
 import torch
 import transformers
 
@@ -54,6 +55,34 @@ BASE = {
     "eos_token_id": EOS,
 }
 ODD = {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 3}
+ENDS = {"vocab_size": VOCAB, "bos_token_id": BOS, "eos_token_id": EOS}
+GPT = {**ENDS, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 96}
+GPTJ = {**GPT, "n_embd": 64, "n_head": 4, "rotary_dim": 8, "tie_word_embeddings": False}
+FALCON = {
+    **ENDS,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 512,
+}
+FALCON_NEW = {
+    **FALCON,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_kv_heads": 2,
+    "new_decoder_architecture": True,
+}
+FALCON_RW = {
+    **FALCON,
+    "alibi": True,
+    "bias": True,
+    "multi_query": False,
+    "parallel_attn": False,
+}
+MIXTRAL = {**BASE, **ODD, "num_key_value_heads": 1, "num_local_experts": 6, "num_experts_per_tok": 2}
+CLASSES = {"GPT2": "GPT2LMHeadModel"}
+# Families whose sizes are not BASE's.
+OWN_SIZES = {"GPT2", "GPTJ", "Falcon", "Mixtral"}
 
 # name: (config, dtype, rope theta, rope scaling, save options); the option "family" names the classes
 VARIANTS = {
@@ -135,6 +164,83 @@ VARIANTS = {
         None,
         {"family": "Qwen3"},
     ),
+    # A window shorter than the prompts.
+    "mistral-window-f16": (
+        {"sliding_window": 7, "head_dim": 16},
+        torch.float16,
+        10000.0,
+        None,
+        {"family": "Mistral", "max_shard_size": "40KB"},
+    ),
+    "qwen2-window-f32": (
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+        torch.float32,
+        1000000.0,
+        None,
+        {"family": "Qwen2"},
+    ),
+    "qwen3-f16": ({"head_dim": 16}, torch.float16, 1000000.0, None, {"family": "Qwen3", "max_shard_size": "40KB"}),
+    # As OpenAI's own file: no prefix, and the causal masks among the tensors.
+    "gpt2-bare-f32": (GPT, torch.float32, None, None, {"family": "GPT2", "bare": True}),
+    "gpt2-f16": (
+        {**GPT, "n_inner": 80, "tie_word_embeddings": False},
+        torch.float16,
+        None,
+        None,
+        {"family": "GPT2"},
+    ),
+    "gpt2-erf-bf16": (
+        {**GPT, "activation_function": "gelu"},
+        torch.bfloat16,
+        None,
+        None,
+        {"family": "GPT2", "max_shard_size": "40KB"},
+    ),
+    "gptj-f32": (GPTJ, torch.float32, None, None, {"family": "GPTJ"}),
+    "gptj-f16": ({**GPTJ, "n_inner": 80}, torch.float16, None, None, {"family": "GPTJ"}),
+    "gptj-bf16": (GPTJ, torch.bfloat16, None, None, {"family": "GPTJ", "max_shard_size": "40KB"}),
+    "mixtral-f32": (MIXTRAL, torch.float32, 10000.0, None, {"family": "Mixtral", "max_shard_size": "80KB"}),
+    "mixtral-f16": (
+        {**MIXTRAL, "num_experts_per_tok": 1, "num_key_value_heads": 3},
+        torch.float16,
+        1000000.0,
+        None,
+        {"family": "Mixtral"},
+    ),
+    "mixtral-window-bf16": (
+        {**MIXTRAL, "num_local_experts": 4, "sliding_window": 6},
+        torch.bfloat16,
+        1000000.0,
+        None,
+        {"family": "Mixtral"},
+    ),
+    # 7B: one key head, attention and MLP side by side behind one norm.
+    "falcon-7b-f32": (FALCON, torch.float32, 10000.0, None, {"family": "Falcon"}),
+    "falcon-7b-bf16": (
+        {**FALCON, "bias": True, "tie_word_embeddings": False},
+        torch.bfloat16,
+        10000.0,
+        None,
+        {"family": "Falcon", "max_shard_size": "40KB"},
+    ),
+    # 40B and 180B: grouped keys, a norm for each of the two; 11B: one norm for both.
+    "falcon-40b-f16": (FALCON_NEW, torch.float16, 10000.0, None, {"family": "Falcon"}),
+    "falcon-11b-bf16": (
+        {**FALCON_NEW, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 80},
+        torch.bfloat16,
+        500000.0,
+        None,
+        {"family": "Falcon"},
+    ),
+    # RW: ALiBi, biases, one block after the other.
+    "falcon-rw-f32": (FALCON_RW, torch.float32, 10000.0, None, {"family": "Falcon"}),
+    "falcon-rw-f16": (
+        {**FALCON_RW, "hidden_size": 64, "num_attention_heads": 4, "parallel_attn": True},
+        torch.float16,
+        10000.0,
+        None,
+        {"family": "Falcon"},
+    ),
 }
 
 
@@ -153,22 +259,33 @@ def inverse_frequencies(head_dim, theta, scaling):
 
 
 def rotary_is_right(model, head_dim, theta, scaling):
-    found = model.model.rotary_emb.inv_freq.detach().double().cpu()
+    if theta is None:
+        return True
+    rotary = model.base_model.rotary_emb if hasattr(model.base_model, "rotary_emb") else None
+    if rotary is None:
+        return getattr(model.config, "alibi", False)
+    found = rotary.inv_freq.detach().double().cpu()
     wanted = inverse_frequencies(head_dim, theta, scaling)
     return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-5, atol=0)
+
+
+def head_size(kwargs):
+    if "n_embd" in kwargs:
+        return kwargs["n_embd"] // kwargs["n_head"]
+    return kwargs.get("head_dim") or kwargs["hidden_size"] // kwargs["num_attention_heads"]
 
 
 def build(family, kwargs, theta, scaling, seed):
     """A model with random weights, norms and biases. The two ways to pass rope settings belong to
     transformers 5 and 4; the one that the installed version understands is kept."""
-    head_dim = kwargs.get("head_dim") or kwargs["hidden_size"] // kwargs["num_attention_heads"]
+    head_dim = head_size(kwargs)
     new = {"rope_parameters": {"rope_type": "default", **(scaling or {}), "rope_theta": theta}}
     old = {"rope_theta": theta, "rope_scaling": None if scaling is None else dict(scaling)}
     problems = []
-    for rope in (new, old):
+    for rope in (new, old) if theta is not None else ({},):
         try:
             config = getattr(transformers, family + "Config")(**kwargs, **rope)
-            model = getattr(transformers, family + "ForCausalLM")(config)
+            model = getattr(transformers, CLASSES.get(family, family + "ForCausalLM"))(config)
         except Exception as error:  # the other form may work
             problems.append(repr(error))
             continue
@@ -181,17 +298,18 @@ def build(family, kwargs, theta, scaling, seed):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * 0.2
-            parameter.copy_(1 + noise if "norm" in name else noise)
+            norm = parameter.dim() == 1 and name.endswith("weight")
+            parameter.copy_(1 + noise if norm else noise)
     return model.eval()
 
 
-def load_float32(directory, **options):
+def load_float32(directory, attention="eager", **options):
     auto = transformers.AutoModelForCausalLM
     problem = None
     for key in ("dtype", "torch_dtype"):
         try:
             model = auto.from_pretrained(
-                directory, attn_implementation="eager", **{key: torch.float32}, **options
+                directory, attn_implementation=attention, **{key: torch.float32}, **options
             )
         except TypeError as error:  # the other name may work
             problem = error
@@ -229,14 +347,26 @@ def prompts_for(vocab, seed):
     return [longest[:n] for n in PROMPT_LENGTHS]
 
 
+def strip_prefix(path):
+    """GPT-2's tensors as they were first published: no prefix, and the causal mask beside each block's weights."""
+    tensors = {}
+    for name, tensor in safetensors.torch.load_file(path).items():
+        tensors[name.removeprefix("transformer.")] = tensor
+    for block in range(sum(name.endswith(".attn.c_attn.weight") for name in tensors)):
+        tensors[f"h.{block}.attn.bias"] = torch.ones(96, 96).tril().view(1, 1, 96, 96)
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+
+
 def save(model, directory, options):
     options = dict(options)
-    classic = options.pop("classic", False)
+    classic, bare = options.pop("classic", False), options.pop("bare", False)
     options.pop("family", None)
     directory.mkdir(parents=True, exist_ok=True)
     for stale in directory.iterdir():
         stale.unlink()
     model.save_pretrained(directory, **options)
+    if bare:
+        strip_prefix(directory / "model.safetensors")
     path = directory / "config.json"
     config = json.loads(path.read_text())
     config.pop("transformers_version", None)
@@ -251,13 +381,14 @@ def save(model, directory, options):
 
 def write_variant(out, name):
     overrides, dtype, theta, scaling, options = VARIANTS[name]
-    kwargs = {**BASE, **overrides}
-    vocab = kwargs["vocab_size"]
-    head_dim = kwargs.get("head_dim") or kwargs["hidden_size"] // kwargs["num_attention_heads"]
+    own = options.get("family") in OWN_SIZES
+    kwargs = dict(overrides) if own else {**BASE, **overrides}
+    vocab, head_dim = kwargs["vocab_size"], head_size(kwargs)
     directory = out / name
     for seed in range(200):
         save(build(options.get("family", "Llama"), kwargs, theta, scaling, seed).to(dtype), directory, options)
-        model = load_float32(directory)
+        # Eager attention of transformers 5 adds Falcon's ALiBi twice.
+        model = load_float32(directory, "sdpa" if kwargs.get("alibi") else "eager")
         if not rotary_is_right(model, head_dim, theta, scaling):
             raise RuntimeError("the saved configuration gives other rotary frequencies")
         prompts = prompts_for(vocab, seed)

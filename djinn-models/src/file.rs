@@ -127,36 +127,25 @@ pub(crate) struct Stored {
     pub(crate) offset: u64,
 }
 
-/// Rows and elements of a row of a tensor seen as a matrix; a scalar is one row of one element.
-fn matrix(shape: &[u64]) -> (u64, u64) {
-    match shape.split_first() {
-        Some((&rows, inner)) => (rows, if rows == 0 { 0 } else { inner.iter().product() }),
-        None => (1, 1),
-    }
-}
-
-/// Reads rows of `stored` from `input`, as [`crate::TensorFile::read_rows`] defines it.
+/// Reads a run of the elements of `stored` from `input`, as [`crate::TensorFile::read`] defines it.
 ///
 /// # Panics
-/// If `rows` reaches past the tensor, or `out` does not have the rows' length.
-pub(crate) fn read_rows(
+/// If the run reaches past the tensor, or `out` does not have its length.
+pub(crate) fn read(
     input: &Input,
     stored: &Stored,
-    rows: Range<u64>,
+    run: Range<u64>,
     dtype: DType,
     out: &mut [u8],
 ) -> Result<()> {
     let TensorInfo { name, shape, encoding } = &stored.info;
-    let (row_count, row_elements) = matrix(shape);
-    assert!(
-        rows.start <= rows.end && rows.end <= row_count,
-        "rows {rows:?} of {name}, which has {row_count} rows"
-    );
-    let elements = (rows.end - rows.start) * row_elements;
+    let count = shape.iter().product::<u64>();
+    assert!(run.start <= run.end && run.end <= count, "elements {run:?} of {name}, which has {count}");
+    let elements = run.end - run.start;
     assert_eq!(
         out.len() as u64,
         elements * dtype.bytes(),
-        "bytes of output for rows {rows:?} of {name}: {elements} elements as {dtype}"
+        "bytes of output for {elements} elements of {name} as {dtype}"
     );
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Err(Error::Unsupported {
@@ -170,10 +159,10 @@ pub(crate) fn read_rows(
             remedy: "convert the checkpoint to bf16, f16, f32, Q8_0 or a K-quantised type".into(),
         });
     };
-    let first = rows.start * row_elements;
+    let first = run.start;
     if !first.is_multiple_of(block_elements) || !elements.is_multiple_of(block_elements) {
         return Err(Error::Unsupported {
-            what: format!("reading rows {rows:?} of tensor {name}, inside a block of {}", encoding.name()),
+            what: format!("reading elements {run:?} of tensor {name}, inside a block of {}", encoding.name()),
             remedy: format!("read multiples of {block_elements} elements"),
         });
     }

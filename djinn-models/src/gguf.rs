@@ -102,9 +102,9 @@ impl TensorFile for Gguf {
         Box::new(self.tensors.values().map(|stored| &stored.info))
     }
 
-    fn read_rows(&self, name: &str, rows: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()> {
+    fn read(&self, name: &str, elements: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()> {
         let stored = self.tensors.get(name).ok_or_else(|| file::missing(name))?;
-        file::read_rows(&self.input, stored, rows, dtype, out)
+        file::read(&self.input, stored, elements, dtype, out)
     }
 }
 

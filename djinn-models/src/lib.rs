@@ -7,10 +7,11 @@
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 pub mod chat;
+mod decoder;
 mod error;
+mod families;
 mod file;
 pub mod gguf;
-mod llama;
 mod open;
 mod quant;
 pub mod safetensors;

@@ -4,15 +4,16 @@
 mod generation;
 mod json;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use generation::GenerationDefaults;
 pub(crate) use json::JsonKeys;
 
+use crate::decoder::{self, Decoder};
+use crate::families;
 use crate::gguf::Gguf;
-use crate::llama::{self, Config, Naming};
 use crate::safetensors::SafetensorsDir;
-use crate::weights::CheckpointSource;
+use crate::weights::{CheckpointSource, Recipe};
 use crate::{ChatTemplate, Error, Result, TensorFile, Tokenizer, synthetic};
 use djinn_srg::{DType, Graph};
 use djinn_vmu::WeightSource;
@@ -120,6 +121,7 @@ pub fn open(location: &Location, options: &OpenOptions) -> Result<Model> {
 }
 
 fn open_directory(path: &Path, options: &OpenOptions) -> Result<Model> {
+    refuse_adapter(path)?;
     if path.join("config.json").is_file() {
         return open_safetensors(path, path, options);
     }
@@ -127,6 +129,18 @@ fn open_directory(path: &Path, options: &OpenOptions) -> Result<Model> {
         [file] => open_gguf(file, options),
         [] => Err(not_a_model(path, "it has neither config.json nor a .gguf file")),
         files => Err(not_a_model(path, &format!("it has {} .gguf files; name one of them", files.len()))),
+    }
+}
+
+/// An adapter changes a model that is elsewhere: its directory is none, and beside a model it must not be overlooked.
+fn refuse_adapter(directory: &Path) -> Result<()> {
+    let files = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"];
+    match files.into_iter().find(|file| directory.join(file).exists()) {
+        None => Ok(()),
+        Some(file) => Err(Error::Unsupported {
+            what: format!("an adapter ({file} in {})", directory.display()),
+            remedy: "merge it into its base model first".to_owned(),
+        }),
     }
 }
 
@@ -144,12 +158,13 @@ fn gguf_files(directory: &Path) -> Result<Vec<PathBuf>> {
 
 /// Opens the tensors at `weights`, with everything else in `directory`.
 fn open_safetensors(directory: &Path, weights: &Path, options: &OpenOptions) -> Result<Model> {
-    let config = Config::from_json(&directory.join("config.json"))?;
+    let decoder = families::from_json(&JsonKeys::open(&directory.join("config.json"))?)?;
     let name = file_name(weights);
     let file = Box::new(SafetensorsDir::open(weights)?);
-    let (graph, source) = assemble(&config, Naming::HuggingFace, &name, file, options)?;
+    let architecture = decoder.architecture.to_owned();
+    let (graph, source) = assemble(decoder, &name, file, options)?;
     Ok(Model {
-        architecture: config.architecture.name().to_owned(),
+        architecture,
         graph,
         source,
         tokenizer: Tokenizer::from_dir(directory)?,
@@ -161,36 +176,29 @@ fn open_safetensors(directory: &Path, weights: &Path, options: &OpenOptions) -> 
 
 fn open_gguf(path: &Path, options: &OpenOptions) -> Result<Model> {
     let gguf = Gguf::open(path)?;
-    let config = Config::from_gguf(&gguf)?;
+    let decoder = families::from_gguf(&gguf)?;
+    let architecture = decoder.architecture.to_owned();
     let name = file_name(path);
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
     let chat = ChatTemplate::from_gguf(&gguf)?;
     let defaults = GenerationDefaults::from_gguf(&gguf)?;
-    let (graph, source) = assemble(&config, Naming::Gguf, &name, Box::new(gguf), options)?;
-    Ok(Model {
-        architecture: config.architecture.name().to_owned(),
-        graph,
-        source,
-        tokenizer,
-        chat,
-        defaults,
-        name,
-    })
+    let (graph, source) = assemble(decoder, &name, Box::new(gguf), options)?;
+    Ok(Model { architecture, graph, source, tokenizer, chat, defaults, name })
 }
 
 /// Checks the tensors against the configuration; the graph, and the source of its weights.
 fn assemble(
-    config: &Config,
-    naming: Naming,
+    mut decoder: Decoder,
     name: &str,
     file: Box<dyn TensorFile>,
     options: &OpenOptions,
 ) -> Result<(Graph, Arc<dyn WeightSource>)> {
-    let map = llama::weight_map(config, naming);
-    map.check(&*file, config.architecture.name())?;
-    let dtypes = map.dtypes(&*file, options.dtype);
-    let graph = llama::graph(config, name, &|weight| dtypes[weight])?;
-    Ok((graph, Arc::new(CheckpointSource::new(file, map, dtypes))))
+    decoder.tensors.fit_prefix(|tensor| file.tensor(tensor).is_some());
+    let dtype = |recipe: &Recipe| recipe.dtype(&*file, options.dtype);
+    let layers = decoder.sizes.layers;
+    let (graph, map) = decoder::build(&decoder, name, layers, &dtype)?;
+    map.check(&*file, decoder.architecture)?;
+    Ok((graph, Arc::new(CheckpointSource::new(file, map))))
 }
 
 /// The last component of the path that `path` stands for, without a weight file's extension.

@@ -100,8 +100,8 @@ impl TensorFile for SafetensorsDir {
         Box::new(self.tensors.values().map(|(_, stored)| &stored.info))
     }
 
-    fn read_rows(&self, name: &str, rows: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()> {
+    fn read(&self, name: &str, elements: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()> {
         let (shard, stored) = self.tensors.get(name).ok_or_else(|| file::missing(name))?;
-        file::read_rows(&self.shards[*shard], stored, rows, dtype, out)
+        file::read(&self.shards[*shard], stored, elements, dtype, out)
     }
 }

@@ -2,8 +2,10 @@
 //! download. Nothing is generated when such a model is opened.
 //!
 //! A name is one of [`names`], optionally with changes: `tiny?layers=1&seed=3&dtype=f32`. The keys are
-//! `layers`, `hidden`, `intermediate`, `heads`, `kv_heads`, `head_dim`, `vocab`, `context`, `tied`, `bias`
-//! (`true` or `false`), `seed` and `dtype`.
+//! `layers`, `hidden`, `intermediate`, `heads`, `kv_heads`, `head_dim`, `vocab`, `context`, `window`, `experts`,
+//! `chosen`, `tied`, `bias` (`true` or `false`), `seed` and `dtype`; and `distinct`, the number of layers with weights
+//! of their own, which the others use in turn: a model whose weights would not fit in the host's memory then runs at
+//! its full size, except that layers share the host's bytes.
 //!
 //! Matrices and biases are N(0, s²) with s = 0.02, or 1.25 / sqrt(hidden) where that is more, so that logits
 //! of small models differ; norms are N(1, 0.05²). Elements depend on the seed, the weight's name and their
@@ -14,8 +16,8 @@ mod shapes;
 #[cfg(test)]
 mod tests;
 
-use crate::llama::{self, Config};
-use crate::weights::check_request;
+use crate::decoder::{self, Decoder};
+use crate::weights::{Recipe, WeightMap, check_request};
 use crate::{Error, GenerationDefaults, Model, OpenOptions, Result};
 use djinn_srg::{DType, Graph};
 use djinn_vmu::{SourceError, WeightSource};
@@ -35,7 +37,7 @@ const NORM_DEVIATION: f32 = 0.05;
 /// Opens the synthetic model `name`, given without the prefix.
 pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
     let full_name = format!("{PREFIX}{name}");
-    let shapes::Request { config, seed, dtype, chosen } = shapes::parse(name)?;
+    let shapes::Request { decoder, distinct, seed, dtype, chosen } = shapes::parse(name)?;
     let dtype = match (options.dtype, chosen) {
         (Some(option), true) if option != dtype => {
             return Err(Error::Unsupported {
@@ -46,12 +48,15 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
         (Some(option), _) => option,
         (None, _) => dtype,
     };
-    let of_weight = |weight: &str| if weight == INV_FREQ { DType::F32 } else { dtype };
-    let graph = llama::graph(&config, &full_name, &of_weight)?;
-    let source = Arc::new(SyntheticSource::new(&graph, &config, seed, dtype));
+    let of_weight = |recipe: &Recipe| match recipe {
+        Recipe::Computed(_) => DType::F32,
+        Recipe::Rows(_) => dtype,
+    };
+    let (graph, map) = decoder::build(&decoder, &full_name, distinct, &of_weight)?;
+    let source = Arc::new(SyntheticSource::new(&graph, &decoder, &map, seed, dtype));
     Ok(Model {
         name: full_name,
-        architecture: config.architecture.name().to_owned(),
+        architecture: decoder.architecture.to_owned(),
         graph,
         source,
         tokenizer: None,
@@ -60,15 +65,13 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
     })
 }
 
-const INV_FREQ: &str = "rope.inv_freq";
-
 enum Content {
     /// N(0, deviation²).
     Noise { key: u64 },
     /// N(1, [`NORM_DEVIATION`]²).
     Norm { key: u64 },
-    /// f32.
-    Fixed(Vec<f32>),
+    /// Bytes of f32.
+    Fixed(Vec<u8>),
 }
 
 struct Weight {
@@ -86,18 +89,19 @@ struct SyntheticSource {
 }
 
 impl SyntheticSource {
-    fn new(graph: &Graph, config: &Config, seed: u64, dtype: DType) -> Self {
+    fn new(graph: &Graph, decoder: &Decoder, map: &WeightMap, seed: u64, dtype: DType) -> Self {
         let weights = graph.weights().map(|(_, value)| {
             let [rows, columns] = value.matrix();
             let key = normal::key(seed, &value.name);
-            let content = match value.name.as_str() {
-                INV_FREQ => Content::Fixed(llama::inverse_frequencies(config)),
-                name if value.shape.len() == 1 && name.ends_with(".weight") => Content::Norm { key },
-                _ => Content::Noise { key },
+            let norm = value.shape.len() == 1 && value.name.ends_with(".weight");
+            let content = match map.vector(&value.name) {
+                Some(bytes) => Content::Fixed(bytes.to_vec()),
+                None if norm => Content::Norm { key },
+                None => Content::Noise { key },
             };
             (value.name.clone(), Weight { rows, columns, content })
         });
-        let deviation = (1.25 / (config.hidden_size as f32).sqrt()).max(0.02);
+        let deviation = (1.25 / (decoder.sizes.hidden as f32).sqrt()).max(0.02);
         SyntheticSource { weights: weights.collect(), dtype, deviation, table: OnceLock::new() }
     }
 
@@ -125,11 +129,8 @@ impl WeightSource for SyntheticSource {
                 table.fill(*key, rows.start * weight.columns, out);
             }
             Content::Norm { key } => self.write_norm(*key, rows, out),
-            Content::Fixed(values) => {
-                let values = &values[rows.start as usize..rows.end as usize];
-                for (out, value) in out.chunks_exact_mut(4).zip(values) {
-                    out.copy_from_slice(&value.to_le_bytes());
-                }
+            Content::Fixed(bytes) => {
+                out.copy_from_slice(&bytes[rows.start as usize * 4..rows.end as usize * 4]);
             }
         }
         Ok(())

@@ -97,8 +97,7 @@ pub trait TensorFile: Send + Sync {
     /// Every tensor, in no particular order.
     fn tensors(&self) -> Box<dyn Iterator<Item = &TensorInfo> + '_>;
 
-    /// Decodes rows of a tensor, seen as a matrix of its outermost dimension by the product of the others,
-    /// into `out` as little-endian `dtype`, whose length is exactly that of the rows. Equal types are
-    /// copied; narrowing rounds to nearest even.
-    fn read_rows(&self, name: &str, rows: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()>;
+    /// Decodes a run of a tensor's elements, counted in row-major order, into `out` as little-endian `dtype`, whose
+    /// length is exactly theirs. Equal types are copied; narrowing rounds to nearest even. Blocks are read whole.
+    fn read(&self, name: &str, elements: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()>;
 }

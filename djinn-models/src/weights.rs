@@ -9,7 +9,7 @@ use djinn_vmu::{SourceError, WeightSource};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// How a tensor's rows lie in its file, against the order that the graph wants.
+/// How a weight's rows lie in a tensor, against the order that the graph wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowOrder {
     /// As the graph wants them.
@@ -20,65 +20,159 @@ pub(crate) enum RowOrder {
         /// Rows of a head; even.
         head_rows: u64,
     },
+    /// Of each group of `group_rows` rows, those from `first` to `first + rows`: the queries, keys or values of a
+    /// matrix that holds each key head's together. Falcon's are stored like this.
+    Grouped {
+        /// Rows of a group.
+        group_rows: u64,
+        /// First row within a group.
+        first: u64,
+        /// Rows within a group.
+        rows: u64,
+    },
+    /// Rows are columns of the tensor: a matrix stored `[inputs, outputs]`, as GPT-2's.
+    Transposed,
 }
 
-/// One tensor of the file as a run of rows of a weight.
+/// A run of rows of a weight, from one tensor of the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     tensor: String,
     /// The shape that the configuration asks for.
     shape: Vec<u64>,
     order: RowOrder,
+    rows: u64,
+    columns: u64,
+    /// The tensor's element that the part's matrix begins with.
+    start: u64,
 }
 
 impl Part {
-    pub(crate) fn new(tensor: &str, shape: &[u64]) -> Part {
-        Part { tensor: tensor.to_owned(), shape: shape.to_owned(), order: RowOrder::AsStored }
+    /// All rows of a tensor of one or two dimensions.
+    pub(crate) fn new(tensor: impl Into<String>, shape: &[u64]) -> Part {
+        let [rows, columns] = match *shape {
+            [rows] => [rows, 1],
+            [.., rows, columns] => [rows, columns],
+            [] => [1, 1],
+        };
+        let (tensor, shape) = (tensor.into(), shape.to_owned());
+        Part { tensor, shape, order: RowOrder::AsStored, rows, columns, start: 0 }
     }
 
     pub(crate) fn ordered(self, order: RowOrder) -> Part {
-        Part { order, ..self }
+        // A transposed matrix has no other order.
+        if self.order == RowOrder::Transposed { self } else { Part { order, ..self } }
     }
 
-    fn rows(&self) -> u64 {
-        self.shape[0]
+    pub(crate) fn transposed(self) -> Part {
+        Part { order: RowOrder::Transposed, rows: self.columns, columns: self.rows, ..self }
     }
 
-    fn columns(&self) -> u64 {
-        self.shape[1..].iter().product()
+    /// That many of the tensor's rows, by the part's order.
+    pub(crate) fn of_rows(self, rows: u64) -> Part {
+        Part { rows, ..self }
+    }
+
+    /// The matrix at `index` of a tensor of three dimensions.
+    pub(crate) fn slab(self, index: u64) -> Part {
+        Part { start: index * self.rows * self.columns, ..self }
+    }
+
+    /// Where row `row` of the part is among the tensor's rows.
+    fn stored_row(&self, row: u64) -> u64 {
+        match self.order {
+            RowOrder::AsStored | RowOrder::Transposed => row,
+            RowOrder::Interleaved { head_rows } => {
+                let (head, row) = (row / head_rows, row % head_rows);
+                let half = head_rows / 2;
+                head * head_rows + 2 * (row % half) + row / half
+            }
+            RowOrder::Grouped { group_rows, first, rows } => row / rows * group_rows + first + row % rows,
+        }
+    }
+
+    /// The runs of stored rows that `rows` are, in their order.
+    fn runs(&self, rows: Range<u64>) -> Vec<Range<u64>> {
+        if self.order == RowOrder::AsStored {
+            return vec![rows];
+        }
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for row in rows.map(|row| self.stored_row(row)) {
+            match runs.last_mut() {
+                Some(run) if run.end == row => run.end += 1,
+                _ => runs.push(row..row + 1),
+            }
+        }
+        runs
     }
 }
 
+/// What a weight is made of.
 #[derive(Clone, Debug)]
-enum Recipe {
+pub(crate) enum Recipe {
     /// Parts with the same number of columns, one below the other.
     Rows(Vec<Part>),
     /// Bytes of an f32 vector that follows from the configuration.
     Computed(Vec<u8>),
 }
 
+impl Recipe {
+    pub(crate) fn computed(values: &[f32]) -> Recipe {
+        Recipe::Computed(values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    /// The element type: `wanted` for matrices; otherwise as stored in `file`, the widest of unequal parts, and f16
+    /// for quantised blocks. Vectors (norms, biases) are always as stored. A missing tensor's does not matter:
+    /// [`WeightMap::check`] refuses it.
+    pub(crate) fn dtype(&self, file: &dyn TensorFile, wanted: Option<DType>) -> DType {
+        let Recipe::Rows(parts) = self else { return DType::F32 };
+        if let Some(dtype) = wanted.filter(|_| parts[0].shape.len() > 1) {
+            return dtype;
+        }
+        let stored =
+            |part: &Part| file.tensor(&part.tensor).map_or(DType::F32, |t| natural_dtype(t.encoding));
+        let first = stored(&parts[0]);
+        if parts.iter().all(|p| stored(p) == first) { first } else { DType::F32 }
+    }
+
+    fn matrix(&self) -> [u64; 2] {
+        match self {
+            Recipe::Rows(parts) => [parts.iter().map(|p| p.rows).sum(), parts[0].columns],
+            Recipe::Computed(bytes) => [bytes.len() as u64 / 4, 1],
+        }
+    }
+}
+
+/// The stored type. Blocks become f16: it keeps three more bits than bf16, and reading checks that nothing
+/// overflows.
+fn natural_dtype(encoding: Encoding) -> DType {
+    encoding.dtype().unwrap_or(DType::F16)
+}
+
 /// What each weight of a graph is made of.
 #[derive(Debug, Default)]
 pub(crate) struct WeightMap {
-    recipes: HashMap<String, Recipe>,
+    recipes: HashMap<String, (Recipe, DType)>,
     ignored: HashSet<String>,
 }
 
 impl WeightMap {
-    /// The weight `name` is `parts` one below the other.
-    pub(crate) fn rows(&mut self, name: &str, parts: Vec<Part>) {
-        self.recipes.insert(name.to_owned(), Recipe::Rows(parts));
-    }
-
-    /// The weight `name` is the vector `values` in f32.
-    pub(crate) fn computed(&mut self, name: &str, values: &[f32]) {
-        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        self.recipes.insert(name.to_owned(), Recipe::Computed(bytes));
+    /// The weight `name`, in memory as `dtype`.
+    pub(crate) fn insert(&mut self, name: &str, recipe: Recipe, dtype: DType) {
+        self.recipes.insert(name.to_owned(), (recipe, dtype));
     }
 
     /// The checkpoint may have this tensor, which says nothing that is not known otherwise.
-    pub(crate) fn ignore(&mut self, tensor: &str) {
-        self.ignored.insert(tensor.to_owned());
+    pub(crate) fn ignore(&mut self, tensor: String) {
+        self.ignored.insert(tensor);
+    }
+
+    /// The vector of a weight that follows from the configuration.
+    pub(crate) fn vector(&self, name: &str) -> Option<&[u8]> {
+        match self.recipes.get(name) {
+            Some((Recipe::Computed(bytes), _)) => Some(bytes),
+            _ => None,
+        }
     }
 
     /// Checks that the file has every tensor in its right shape, and no tensor besides: one that is left
@@ -117,65 +211,33 @@ impl WeightMap {
         }
     }
 
-    /// The element type of each weight: `wanted` for matrices; otherwise as stored, the widest of unequal
-    /// parts, and f16 for quantised blocks. Vectors (norms, biases) are always as stored.
-    ///
-    /// # Panics
-    /// If the file lacks a tensor: [`WeightMap::check`] comes first.
-    pub(crate) fn dtypes(&self, file: &dyn TensorFile, wanted: Option<DType>) -> HashMap<String, DType> {
-        let stored = |part: &Part| natural_dtype(info(file, part).encoding);
-        let dtype = |recipe: &Recipe| match recipe {
-            Recipe::Computed(_) => DType::F32,
-            Recipe::Rows(parts) => match wanted {
-                Some(dtype) if parts[0].shape.len() > 1 => dtype,
-                _ => {
-                    let first = stored(&parts[0]);
-                    if parts.iter().all(|p| stored(p) == first) { first } else { DType::F32 }
-                }
-            },
-        };
-        self.recipes.iter().map(|(name, recipe)| (name.clone(), dtype(recipe))).collect()
-    }
-
     fn parts(&self) -> impl Iterator<Item = &Part> {
-        self.recipes.values().flat_map(|recipe| match recipe {
+        self.recipes.values().flat_map(|(recipe, _)| match recipe {
             Recipe::Rows(parts) => parts.as_slice(),
             Recipe::Computed(_) => &[],
         })
     }
 }
 
-/// The stored type. Blocks become f16: it keeps three more bits than bf16, and reading checks that nothing
-/// overflows.
-fn natural_dtype(encoding: Encoding) -> DType {
-    encoding.dtype().unwrap_or(DType::F16)
-}
-
-fn info<'a>(file: &'a dyn TensorFile, part: &Part) -> &'a TensorInfo {
-    file.tensor(&part.tensor).unwrap_or_else(|| panic!("unchecked tensor {}", part.tensor))
-}
-
 /// A checkpoint as the source of a graph's weights.
 pub(crate) struct CheckpointSource {
     file: Box<dyn TensorFile>,
     map: WeightMap,
-    dtypes: HashMap<String, DType>,
 }
 
 impl CheckpointSource {
-    /// The source of the weights in `map`, which has been [checked](WeightMap::check) against `file`, in the
-    /// types that [`WeightMap::dtypes`] gave.
-    pub(crate) fn new(file: Box<dyn TensorFile>, map: WeightMap, dtypes: HashMap<String, DType>) -> Self {
-        CheckpointSource { file, map, dtypes }
+    /// The source of the weights in `map`, which has been [checked](WeightMap::check) against `file`.
+    pub(crate) fn new(file: Box<dyn TensorFile>, map: WeightMap) -> Self {
+        CheckpointSource { file, map }
     }
 
     /// Writes `rows` of the concatenated `parts`.
     fn read_parts(&self, parts: &[Part], dtype: DType, rows: Range<u64>, out: &mut [u8]) -> Result<()> {
-        let row_bytes = (parts[0].columns() * dtype.bytes()) as usize;
+        let row_bytes = (parts[0].columns * dtype.bytes()) as usize;
         let mut rest = out;
         let mut first = 0;
         for part in parts {
-            let end = first + part.rows();
+            let end = first + part.rows;
             let wanted = rows.start.max(first)..rows.end.min(end);
             if !wanted.is_empty() {
                 let bytes = (wanted.end - wanted.start) as usize * row_bytes;
@@ -189,69 +251,70 @@ impl CheckpointSource {
     }
 
     fn read_part(&self, part: &Part, dtype: DType, rows: Range<u64>, out: &mut [u8]) -> Result<()> {
-        match part.order {
-            RowOrder::AsStored => self.read_stored(part, dtype, rows, out),
-            RowOrder::Interleaved { head_rows } => self.read_heads(part, dtype, head_rows, rows, out),
+        if part.order == RowOrder::Transposed {
+            return self.read_columns(part, dtype, rows, out);
         }
+        let mut rest = out;
+        for run in part.runs(rows) {
+            let elements = (run.end - run.start) * part.columns;
+            let (out, tail) = rest.split_at_mut((elements * dtype.bytes()) as usize);
+            let start = part.start + run.start * part.columns;
+            self.read_stored(part, dtype, start..start + elements, out)?;
+            rest = tail;
+        }
+        Ok(())
     }
 
-    /// Reads each head that `rows` touches once, whole, and deals its rows out.
-    fn read_heads(
-        &self,
-        part: &Part,
-        dtype: DType,
-        head_rows: u64,
-        rows: Range<u64>,
-        out: &mut [u8],
-    ) -> Result<()> {
-        let row_bytes = (part.columns() * dtype.bytes()) as usize;
-        let mut head = vec![0; head_rows as usize * row_bytes];
-        let mut out = out.chunks_exact_mut(row_bytes);
-        for start in (rows.start / head_rows * head_rows..rows.end).step_by(head_rows as usize) {
-            self.read_stored(part, dtype, start..start + head_rows, &mut head)?;
-            let wanted = rows.start.max(start)..rows.end.min(start + head_rows);
-            for (row, out) in wanted.zip(&mut out) {
-                let from = interleaved(row - start, head_rows) as usize * row_bytes;
-                out.copy_from_slice(&head[from..from + row_bytes]);
+    /// Reads columns of the tensor as rows.
+    fn read_columns(&self, part: &Part, dtype: DType, columns: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let (width, bytes) = ((columns.end - columns.start) as usize, dtype.bytes() as usize);
+        let row_bytes = part.columns as usize * bytes;
+        let mut stored = vec![0; width * bytes];
+        for input in 0..part.columns {
+            let start = input * part.rows + columns.start;
+            self.read_stored(part, dtype, start..start + width as u64, &mut stored)?;
+            let at = input as usize * bytes;
+            for (out, element) in out.chunks_exact_mut(row_bytes).zip(stored.chunks_exact(bytes)) {
+                out[at..at + bytes].copy_from_slice(element);
             }
         }
         Ok(())
     }
 
-    /// Reads rows of the file's tensor, and refuses a number that f16 cannot hold.
-    fn read_stored(&self, part: &Part, dtype: DType, rows: Range<u64>, out: &mut [u8]) -> Result<()> {
-        self.file.read_rows(&part.tensor, rows.clone(), dtype, out)?;
+    /// Reads elements of the file's tensor, and refuses a number that f16 cannot hold.
+    fn read_stored(&self, part: &Part, dtype: DType, elements: Range<u64>, out: &mut [u8]) -> Result<()> {
+        self.file.read(&part.tensor, elements.clone(), dtype, out)?;
         let narrowed = dtype == DType::F16 && info(&*self.file, part).encoding != Encoding::F16;
         // No early end: the loop runs over nothing but finite numbers, and so it vectorises.
         if narrowed && out.as_chunks::<2>().0.iter().fold(false, |found, h| found | is_infinite_f16(h)) {
-            self.explain_infinity(part, rows, out)?;
+            self.explain_infinity(part, elements, out)?;
         }
         Ok(())
     }
 
     /// An error if an infinity in `out` stands for a finite number of the file.
-    fn explain_infinity(&self, part: &Part, rows: Range<u64>, out: &[u8]) -> Result<()> {
-        let columns = part.columns() as usize;
-        let mut exact = vec![0; columns * 4];
-        for (row, out) in rows.zip(out.chunks_exact(columns * 2)) {
-            self.file.read_rows(&part.tensor, row..row + 1, DType::F32, &mut exact)?;
-            let exact = exact.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
-            let mut pairs = exact.zip(out.as_chunks::<2>().0);
-            if let Some((value, _)) = pairs.find(|(value, half)| value.is_finite() && is_infinite_f16(half)) {
-                return Err(Error::Unsupported {
-                    what: format!("tensor {} in f16: its row {row} holds {value}, which", part.tensor),
-                    remedy: "use --dtype bf16".to_owned(),
-                });
-            }
+    fn explain_infinity(&self, part: &Part, elements: Range<u64>, out: &[u8]) -> Result<()> {
+        let mut exact = vec![0; out.len() * 2];
+        self.file.read(&part.tensor, elements.clone(), DType::F32, &mut exact)?;
+        let exact = exact.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+        let mut numbers = elements.zip(exact.zip(out.as_chunks::<2>().0));
+        let lost = numbers.find(|(_, (value, half))| value.is_finite() && is_infinite_f16(half));
+        match lost {
+            None => Ok(()),
+            Some((element, (value, _))) => Err(Error::Unsupported {
+                what: format!(
+                    "tensor {} in f16: its row {} holds {value}, which",
+                    part.tensor,
+                    element / part.shape[1..].last().copied().unwrap_or(1)
+                ),
+                remedy: "use --dtype bf16".to_owned(),
+            }),
         }
-        Ok(())
     }
 }
 
-/// Where row `row` of a head in half order lies among the head's rows in interleaved order.
-fn interleaved(row: u64, head_rows: u64) -> u64 {
-    let half = head_rows / 2;
-    2 * (row % half) + row / half
+fn info<'a>(file: &'a dyn TensorFile, part: &Part) -> &'a TensorInfo {
+    file.tensor(&part.tensor).unwrap_or_else(|| panic!("unchecked tensor {}", part.tensor))
 }
 
 fn is_infinite_f16(bytes: &[u8; 2]) -> bool {
@@ -261,17 +324,15 @@ fn is_infinite_f16(bytes: &[u8; 2]) -> bool {
 impl WeightSource for CheckpointSource {
     fn read_rows(&self, name: &str, rows: Range<u64>, out: &mut [u8]) -> Result<(), SourceError> {
         let fail = |source| SourceError { name: name.to_owned(), source };
-        let (Some(recipe), Some(&dtype)) = (self.map.recipes.get(name), self.dtypes.get(name)) else {
+        let Some((recipe, dtype)) = self.map.recipes.get(name) else {
             return Err(fail("the model has no such weight".into()));
         };
-        let (total, row_bytes) = match recipe {
-            Recipe::Rows(parts) => (parts.iter().map(Part::rows).sum(), parts[0].columns() * dtype.bytes()),
-            Recipe::Computed(bytes) => (bytes.len() as u64 / 4, 4),
-        };
-        check_request(&rows, total, row_bytes, out.len()).map_err(|detail| fail(detail.into()))?;
+        let [total, columns] = recipe.matrix();
+        check_request(&rows, total, columns * dtype.bytes(), out.len())
+            .map_err(|detail| fail(detail.into()))?;
         match recipe {
             Recipe::Rows(parts) => {
-                self.read_parts(parts, dtype, rows, out).map_err(|error| fail(Box::new(error)))
+                self.read_parts(parts, *dtype, rows, out).map_err(|error| fail(Box::new(error)))
             }
             Recipe::Computed(bytes) => {
                 out.copy_from_slice(&bytes[rows.start as usize * 4..rows.end as usize * 4]);

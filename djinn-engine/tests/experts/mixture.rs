@@ -1,6 +1,6 @@
 //! A small decoder with a mixture of experts in each block, and its weights.
 
-use djinn_srg::{DType, Graph, GraphBuilder, GraphError, KvShape, RopeStyle, Scores, Routing, ValueId};
+use djinn_srg::{DType, Graph, GraphBuilder, GraphError, KvShape, RopeStyle, Routing, Scores, ValueId};
 use djinn_vmu::{SourceError, WeightSource};
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Reading rows: ranges, runs longer than the scratch, truncation after opening, several threads.
+//! Reading elements: ranges, runs longer than the scratch, truncation after opening, several threads.
 
 use super::*;
 use crate::{Encoding, TensorFile};
@@ -13,21 +13,21 @@ fn f32_bytes(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
 }
 
 #[test]
-fn rows_of_every_rank_are_those_of_the_matrix() {
+fn elements_of_every_rank_are_counted_in_row_major_order() {
     let input = Input::from_bytes("x", f32_bytes((0..25).map(|i| i as f32)));
-    let read = |shape: &[u64], rows: Range<u64>, elements: usize| {
-        let mut out = vec![0; elements * 4];
-        read_rows(&input, &stored("t", shape, Encoding::F32, 4), rows, DType::F32, &mut out).unwrap();
+    let read = |shape: &[u64], run: Range<u64>| {
+        let mut out = vec![0; (run.end - run.start) as usize * 4];
+        read(&input, &stored("t", shape, Encoding::F32, 4), run, DType::F32, &mut out).unwrap();
         out
     };
     let values = |range: Range<i32>| f32_bytes(range.map(|i| i as f32));
-    assert_eq!(read(&[24], 2..5, 3), values(3..6));
-    assert_eq!(read(&[6, 4], 1..3, 8), values(5..13));
-    assert_eq!(read(&[2, 3, 4], 1..2, 12), values(13..25));
-    assert_eq!(read(&[], 0..1, 1), values(1..2));
-    assert_eq!(read(&[6, 4], 6..6, 0), values(0..0));
-    assert_eq!(read(&[0, 4], 0..0, 0), values(0..0));
-    assert_eq!(read(&[1 << 60, 0], 7..1 << 60, 0), values(0..0));
+    assert_eq!(read(&[24], 2..5), values(3..6));
+    assert_eq!(read(&[6, 4], 3..13), values(4..14));
+    assert_eq!(read(&[2, 3, 4], 12..24), values(13..25));
+    assert_eq!(read(&[], 0..1), values(1..2));
+    assert_eq!(read(&[6, 4], 24..24), values(0..0));
+    assert_eq!(read(&[0, 4], 0..0), values(0..0));
+    assert_eq!(read(&[1 << 60, 0], 0..0), values(0..0));
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn conversion_continues_across_runs() {
     let input = Input::from_bytes("x", f32_bytes(values.clone()));
     let tensor = stored("t", &[elements], Encoding::F32, 0);
     let mut out = vec![0; (elements - 1) as usize * 2];
-    read_rows(&input, &tensor, 1..elements, DType::BF16, &mut out).unwrap();
+    read(&input, &tensor, 1..elements, DType::BF16, &mut out).unwrap();
     let expected: Vec<u8> =
         values.skip(1).flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect();
     assert!(out == expected);
@@ -46,8 +46,8 @@ fn conversion_continues_across_runs() {
 #[test]
 fn reads_that_cannot_be_are_refused_by_name() {
     let input = Input::from_bytes("x", vec![0; 64]);
-    let read = |tensor: &Stored, rows: Range<u64>, dtype, bytes| {
-        read_rows(&input, tensor, rows, dtype, &mut vec![0; bytes]).unwrap_err().to_string()
+    let read = |tensor: &Stored, run: Range<u64>, dtype, bytes| {
+        read(&input, tensor, run, dtype, &mut vec![0; bytes]).unwrap_err().to_string()
     };
     let integers = read(&stored("w", &[8], Encoding::F32, 0), 0..8, DType::U32, 32);
     assert!(integers.contains("tensor w as u32"), "{integers}");
@@ -58,17 +58,17 @@ fn reads_that_cannot_be_are_refused_by_name() {
 }
 
 #[test]
-#[should_panic(expected = "rows 1..4 of w, which has 3 rows")]
-fn rows_past_the_end_are_a_bug() {
+#[should_panic(expected = "elements 4..7 of w, which has 6")]
+fn elements_past_the_end_are_a_bug() {
     let input = Input::from_bytes("x", vec![0; 64]);
-    let _ = read_rows(&input, &stored("w", &[3, 2], Encoding::F32, 0), 1..4, DType::F32, &mut [0; 24]);
+    let _ = read(&input, &stored("w", &[3, 2], Encoding::F32, 0), 4..7, DType::F32, &mut [0; 12]);
 }
 
 #[test]
-#[should_panic(expected = "bytes of output for rows 0..2 of w: 4 elements as f16")]
+#[should_panic(expected = "bytes of output for 4 elements of w as f16")]
 fn an_output_of_another_length_is_a_bug() {
     let input = Input::from_bytes("x", vec![0; 64]);
-    let _ = read_rows(&input, &stored("w", &[3, 2], Encoding::F32, 0), 0..2, DType::F16, &mut [0; 16]);
+    let _ = read(&input, &stored("w", &[3, 2], Encoding::F32, 0), 0..4, DType::F16, &mut [0; 16]);
 }
 
 #[test]
@@ -77,10 +77,10 @@ fn a_file_that_shrinks_after_opening_is_an_error() {
     file.write_all(&f32_bytes([1.0, 2.0, 3.0])).unwrap();
     let input = Input::open(file.path()).unwrap();
     let tensor = stored("w", &[3], Encoding::F32, 0);
-    read_rows(&input, &tensor, 0..3, DType::F32, &mut [0; 12]).unwrap();
+    read(&input, &tensor, 0..3, DType::F32, &mut [0; 12]).unwrap();
     file.as_file().set_len(11).unwrap();
     for (dtype, bytes) in [(DType::F32, 12), (DType::F16, 6)] {
-        let error = read_rows(&input, &tensor, 0..3, dtype, &mut vec![0; bytes]).unwrap_err().to_string();
+        let error = read(&input, &tensor, 0..3, dtype, &mut vec![0; bytes]).unwrap_err().to_string();
         assert!(error.contains("tensor w: the file ends before byte 12"), "{error}");
     }
 }
@@ -106,7 +106,7 @@ fn threads_read_one_file_at_once() {
     let names = ["matrix.q4_k", "matrix.q6_k", "matrix.q2_k", "matrix.q3_k"];
     let read = |name: &str, row: u64| {
         let mut out = vec![0; 256 * 4];
-        gguf.read_rows(name, row..row + 1, DType::F32, &mut out).unwrap();
+        gguf.read(name, row * 256..(row + 1) * 256, DType::F32, &mut out).unwrap();
         out
     };
     let expected: Vec<_> = names.iter().map(|name| [read(name, 0), read(name, 1)]).collect();

@@ -121,7 +121,7 @@ fn tensors_of_every_type_decode_to_what_the_reference_reads() {
     for info in infos.iter().filter(|info| !matches!(info.encoding, Encoding::Other(_))) {
         let elements: u64 = info.shape.iter().product();
         let mut values = vec![0; elements as usize * 4];
-        gguf.read_rows(&info.name, 0..info.shape[0], DType::F32, &mut values).unwrap();
+        gguf.read(&info.name, 0..elements, DType::F32, &mut values).unwrap();
         decoded.extend(values);
     }
     assert!(decoded == fixture("all_types.f32"));
@@ -140,11 +140,10 @@ fn tensors_without_a_decoder_are_listed_and_refused_on_reading() {
     for (name, type_name, elements) in [("other.iq4_nl", "IQ4_NL", 32), ("indices.i32", "I32", 8)] {
         let info = gguf.tensor(name).unwrap();
         assert_eq!(info.encoding, Encoding::Other(type_name));
-        let rows = 0..info.shape[0];
-        let error = gguf.read_rows(name, rows, DType::F32, &mut vec![0; elements * 4]).unwrap_err();
+        let error = gguf.read(name, 0..elements as u64, DType::F32, &mut vec![0; elements * 4]).unwrap_err();
         assert!(matches!(&error, Error::Unsupported { what, .. } if what.contains(type_name)), "{error}");
     }
-    let missing = gguf.read_rows("none", 0..1, DType::F32, &mut [0; 4]).unwrap_err();
+    let missing = gguf.read("none", 0..1, DType::F32, &mut [0; 4]).unwrap_err();
     assert!(matches!(&missing, Error::MissingTensor { name, .. } if name == "none"), "{missing}");
 }
 

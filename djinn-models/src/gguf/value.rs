@@ -63,7 +63,7 @@ impl Value {
     }
 
     /// The value for a message: short, on one line.
-    pub(super) fn summary(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         match self {
             Value::String(s) => {
                 let cut: String = s.chars().take(40).collect();

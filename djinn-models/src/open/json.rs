@@ -29,10 +29,24 @@ impl JsonKeys {
         }
         let text = std::fs::read(path).map_err(io)?;
         match serde_json::from_slice(&text) {
-            Ok(Value::Object(map)) => Ok(JsonKeys { path: path.to_owned(), prefix: String::new(), map }),
+            Ok(Value::Object(map)) => Ok(JsonKeys::new(path, map)),
             Ok(_) => Err(malformed("expected a JSON object".to_owned())),
             Err(error) => Err(malformed(format!("invalid JSON: {error}"))),
         }
+    }
+
+    /// A configuration that is in no file; `path` stands for it in messages.
+    pub(crate) fn new(path: &Path, map: Map<String, Value>) -> JsonKeys {
+        JsonKeys { path: path.to_owned(), prefix: String::new(), map }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the key is there, be it null.
+    pub(crate) fn contains(&self, key: &str) -> bool {
+        self.map.contains_key(key)
     }
 
     /// An error about `key`.
@@ -55,6 +69,11 @@ impl JsonKeys {
 
     pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "true or false", Value::as_bool)
+    }
+
+    /// Whether the key is there and true.
+    pub(crate) fn flag(&self, key: &str) -> Result<bool> {
+        Ok(self.bool(key)?.unwrap_or(false))
     }
 
     pub(crate) fn string(&self, key: &str) -> Result<Option<&str>> {

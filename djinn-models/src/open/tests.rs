@@ -1,6 +1,6 @@
 //! Whole models from files that the tests write.
 
-mod files;
+pub(crate) mod files;
 
 use super::*;
 use files::*;
@@ -198,6 +198,37 @@ fn a_spare_head_is_ignored_when_the_embedding_is_tied() {
 }
 
 #[test]
+fn adapters_are_refused_with_and_without_a_model_beside_them() {
+    let beside = directory(|_, _| (), false, false);
+    std::fs::write(beside.path().join("adapter_model.safetensors"), b"").unwrap();
+    let alone = tempfile::tempdir().unwrap();
+    std::fs::write(alone.path().join("adapter_config.json"), b"{}").unwrap();
+    for (place, file) in [(beside, "adapter_model.safetensors"), (alone, "adapter_config.json")] {
+        let error = open_dir(&place).unwrap_err();
+        assert!(matches!(&error, Error::Unsupported { what, .. } if what.contains(file)), "{error}");
+    }
+}
+
+#[test]
+fn names_may_lack_the_prefix() {
+    let bare = directory(
+        |_, tensors| {
+            *tensors = std::mem::take(tensors)
+                .into_iter()
+                .map(|(name, tensor)| (name.strip_prefix("model.").unwrap_or(&name).to_owned(), tensor))
+                .collect();
+        },
+        false,
+        false,
+    );
+    let whole_names = directory(|_, _| (), false, false);
+    let [bare, usual] = [bare, whole_names].map(|place| open_dir(&place).unwrap());
+    for weight in ["embed.weight", "blocks.1.attn.qkv.weight", "ln_final.weight", "unembed.weight"] {
+        assert_eq!(whole(&bare, weight), whole(&usual, weight), "{weight}");
+    }
+}
+
+#[test]
 fn gguf_models_that_do_not_fit_are_refused_by_name() {
     type Change = fn(&mut Metadata, &mut Tensors);
     let cases: [(Change, &str); 11] = [
@@ -205,7 +236,7 @@ fn gguf_models_that_do_not_fit_are_refused_by_name() {
         (|m, _| drop(m.remove("general.architecture")), "general.architecture"),
         (|m, _| drop(m.remove("llama.block_count")), "llama.block_count"),
         (|m, _| drop(m.insert("llama.block_count".into(), Meta::U32(0))), "llama.block_count"),
-        (|m, _| drop(m.insert("llama.expert_count".into(), Meta::U32(8))), "llama.expert_count 8"),
+        (|m, _| drop(m.insert("llama.expert_count".into(), Meta::U32(8))), "llama.expert_used_count"),
         (|m, _| drop(m.insert("llama.rope.dimension_count".into(), Meta::U32(4))), "dimension_count 4"),
         (|m, _| drop(m.insert("llama.rope.scaling.type".into(), Meta::Str("yarn".into()))), "yarn"),
         (

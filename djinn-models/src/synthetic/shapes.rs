@@ -1,240 +1,274 @@
 //! The shapes that synthetic models have, and the changes that a name can ask for.
 
 use super::PREFIX;
-use crate::llama::{Architecture, Config, JSON_KEYS, RawConfig, RopeScaling};
-use crate::{Error, Result};
+use crate::decoder::{Decoder, KeyNames, Mlp};
+use crate::open::JsonKeys;
+use crate::{Error, Result, families};
 use djinn_srg::DType;
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 /// A synthetic model's name, taken apart.
 pub(super) struct Request {
-    pub(super) config: Config,
+    pub(super) decoder: Decoder,
+    /// Layers with weights of their own.
+    pub(super) distinct: u64,
     pub(super) seed: u64,
     pub(super) dtype: DType,
     /// Whether the name says which dtype.
     pub(super) chosen: bool,
 }
 
-/// A known model's sizes.
-struct Shape {
-    name: &'static str,
-    architecture: Architecture,
-    layers: u64,
-    hidden: u64,
-    intermediate: u64,
-    heads: u64,
-    kv_heads: u64,
-    vocab: u64,
-    context: u64,
-    theta: f64,
-    dtype: DType,
-    tied: bool,
-    bias: bool,
-    /// Factor of Llama 3.1's rope scaling over 8192 positions.
-    stretch: Option<f32>,
-}
+/// A known model's name, the one that it differs from, and the keys of `config.json` that make the difference.
+type Shape = (&'static str, &'static str, &'static str);
 
-const LLAMA_2: Shape = Shape {
-    name: "llama-2-7b",
-    architecture: Architecture::Llama,
-    layers: 32,
-    hidden: 4096,
-    intermediate: 11008,
-    heads: 32,
-    kv_heads: 32,
-    vocab: 32_000,
-    context: 4096,
-    theta: 10_000.0,
-    dtype: DType::F16,
-    tied: false,
-    bias: false,
-    stretch: None,
-};
-
-const LLAMA_3: Shape = Shape {
-    name: "llama-3-8b",
-    intermediate: 14336,
-    kv_heads: 8,
-    vocab: 128_256,
-    context: 8192,
-    theta: 500_000.0,
-    dtype: DType::BF16,
-    ..LLAMA_2
-};
-
-const TINY: Shape = Shape {
-    name: "tiny",
-    layers: 2,
-    hidden: 64,
-    intermediate: 160,
-    heads: 4,
-    kv_heads: 4,
-    vocab: 256,
-    context: 2048,
-    dtype: DType::BF16,
-    ..LLAMA_2
-};
-
+/// The models' published configurations, as far as they decide shapes.
 const SHAPES: &[Shape] = &[
-    LLAMA_2,
-    Shape {
-        name: "llama-2-13b",
-        layers: 40,
-        hidden: 5120,
-        intermediate: 13824,
-        heads: 40,
-        kv_heads: 40,
-        ..LLAMA_2
-    },
-    Shape {
-        name: "llama-2-70b",
-        layers: 80,
-        hidden: 8192,
-        intermediate: 28672,
-        heads: 64,
-        kv_heads: 8,
-        ..LLAMA_2
-    },
-    LLAMA_3,
-    Shape { name: "llama-3-70b", layers: 80, hidden: 8192, intermediate: 28672, heads: 64, ..LLAMA_3 },
-    Shape { name: "llama-3.1-8b", context: 131_072, stretch: Some(8.0), ..LLAMA_3 },
-    Shape {
-        name: "llama-3.2-1b",
-        layers: 16,
-        hidden: 2048,
-        intermediate: 8192,
-        context: 131_072,
-        tied: true,
-        stretch: Some(32.0),
-        ..LLAMA_3
-    },
-    Shape {
-        name: "smollm2-135m",
-        layers: 30,
-        hidden: 576,
-        intermediate: 1536,
-        heads: 9,
-        kv_heads: 3,
-        vocab: 49_152,
-        context: 8192,
-        theta: 100_000.0,
-        tied: true,
-        ..LLAMA_3
-    },
-    Shape {
-        name: "mistral-7b",
-        architecture: Architecture::Mistral,
-        vocab: 32_768,
-        context: 32_768,
-        theta: 1e6,
-        ..LLAMA_3
-    },
-    Shape {
-        name: "qwen2.5-7b",
-        architecture: Architecture::Qwen2,
-        layers: 28,
-        hidden: 3584,
-        intermediate: 18_944,
-        heads: 28,
-        kv_heads: 4,
-        vocab: 152_064,
-        context: 32_768,
-        theta: 1e6,
-        ..LLAMA_3
-    },
-    Shape {
-        name: "qwen3-8b",
-        architecture: Architecture::Qwen3,
-        layers: 36,
-        intermediate: 12_288,
-        vocab: 151_936,
-        context: 40_960,
-        theta: 1e6,
-        ..LLAMA_3
-    },
-    TINY,
-    Shape { name: "tiny-gqa", kv_heads: 2, ..TINY },
-    Shape { name: "tiny-mqa", kv_heads: 1, ..TINY },
-    Shape { name: "tiny-tied", tied: true, ..TINY },
-    Shape { name: "tiny-bias", bias: true, ..TINY },
-    Shape { name: "tiny-1layer", layers: 1, ..TINY },
-    Shape { name: "tiny-qwen3", architecture: Architecture::Qwen3, kv_heads: 2, ..TINY },
+    (
+        "llama-2-7b",
+        "",
+        r#"{"model_type":"llama","hidden_size":4096,"intermediate_size":11008,"num_hidden_layers":32,
+            "num_attention_heads":32,"vocab_size":32000,"max_position_embeddings":4096,"rms_norm_eps":1e-5,
+            "rope_theta":10000.0,"torch_dtype":"float16"}"#,
+    ),
+    (
+        "llama-2-13b",
+        "llama-2-7b",
+        r#"{"hidden_size":5120,"intermediate_size":13824,"num_hidden_layers":40,"num_attention_heads":40}"#,
+    ),
+    (
+        "llama-2-70b",
+        "llama-2-7b",
+        r#"{"hidden_size":8192,"intermediate_size":28672,"num_hidden_layers":80,"num_attention_heads":64,
+            "num_key_value_heads":8}"#,
+    ),
+    (
+        "llama-3-8b",
+        "llama-2-7b",
+        r#"{"intermediate_size":14336,"num_key_value_heads":8,"vocab_size":128256,
+            "max_position_embeddings":8192,"rope_theta":500000.0,"torch_dtype":"bfloat16"}"#,
+    ),
+    (
+        "llama-3-70b",
+        "llama-3-8b",
+        r#"{"hidden_size":8192,"intermediate_size":28672,"num_hidden_layers":80,"num_attention_heads":64}"#,
+    ),
+    (
+        "llama-3.1-8b",
+        "llama-3-8b",
+        r#"{"max_position_embeddings":131072,"rope_scaling":{"rope_type":"llama3","factor":8.0,
+            "low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192}}"#,
+    ),
+    (
+        "llama-3.2-1b",
+        "llama-3-8b",
+        r#"{"hidden_size":2048,"intermediate_size":8192,"num_hidden_layers":16,"tie_word_embeddings":true,
+            "max_position_embeddings":131072,"rope_scaling":{"rope_type":"llama3","factor":32.0,
+            "low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192}}"#,
+    ),
+    (
+        "smollm2-135m",
+        "llama-3-8b",
+        r#"{"hidden_size":576,"intermediate_size":1536,"num_hidden_layers":30,"num_attention_heads":9,
+            "num_key_value_heads":3,"vocab_size":49152,"rope_theta":100000.0,"tie_word_embeddings":true}"#,
+    ),
+    (
+        "mistral-7b",
+        "llama-3-8b",
+        r#"{"model_type":"mistral","sliding_window":null,"vocab_size":32768,"max_position_embeddings":32768,
+            "rope_theta":1e6}"#,
+    ),
+    (
+        "mixtral-8x7b",
+        "mistral-7b",
+        r#"{"model_type":"mixtral","vocab_size":32000,"num_local_experts":8,"num_experts_per_tok":2}"#,
+    ),
+    (
+        "qwen2.5-7b",
+        "llama-3-8b",
+        r#"{"model_type":"qwen2","hidden_size":3584,"intermediate_size":18944,"num_hidden_layers":28,
+            "num_attention_heads":28,"num_key_value_heads":4,"vocab_size":152064,
+            "max_position_embeddings":32768,"rope_theta":1e6}"#,
+    ),
+    (
+        "qwen3-8b",
+        "llama-3-8b",
+        r#"{"model_type":"qwen3","intermediate_size":12288,"num_hidden_layers":36,"vocab_size":151936,
+            "max_position_embeddings":40960,"rope_theta":1e6}"#,
+    ),
+    (
+        "gpt2",
+        "",
+        r#"{"model_type":"gpt2","n_embd":768,"n_layer":12,"n_head":12,"n_positions":1024,"vocab_size":50257,
+            "layer_norm_epsilon":1e-5,"torch_dtype":"float32"}"#,
+    ),
+    (
+        "gpt-j-6b",
+        "",
+        r#"{"model_type":"gptj","n_embd":4096,"n_layer":28,"n_head":16,"n_positions":2048,"vocab_size":50400,
+            "rotary_dim":64,"layer_norm_epsilon":1e-5,"torch_dtype":"float16"}"#,
+    ),
+    (
+        "falcon-7b",
+        "",
+        r#"{"model_type":"falcon","hidden_size":4544,"num_hidden_layers":32,"num_attention_heads":71,
+            "vocab_size":65024,"max_position_embeddings":2048,"layer_norm_epsilon":1e-5,
+            "torch_dtype":"bfloat16"}"#,
+    ),
+    (
+        "falcon-40b",
+        "falcon-7b",
+        r#"{"hidden_size":8192,"num_hidden_layers":60,"num_attention_heads":128,"num_kv_heads":8,
+            "new_decoder_architecture":true}"#,
+    ),
+    (
+        "falcon-180b",
+        "falcon-40b",
+        r#"{"hidden_size":14848,"num_hidden_layers":80,"num_attention_heads":232}"#,
+    ),
+    (
+        "falcon-rw-1b",
+        "falcon-7b",
+        r#"{"hidden_size":2048,"num_hidden_layers":24,"num_attention_heads":32,"vocab_size":50304,
+            "alibi":true,"bias":true,"multi_query":false,"parallel_attn":false}"#,
+    ),
+    (
+        "tiny",
+        "llama-2-7b",
+        r#"{"hidden_size":64,"intermediate_size":160,"num_hidden_layers":2,"num_attention_heads":4,
+            "vocab_size":256,"max_position_embeddings":2048,"torch_dtype":"bfloat16"}"#,
+    ),
+    ("tiny-gqa", "tiny", r#"{"num_key_value_heads":2}"#),
+    ("tiny-mqa", "tiny", r#"{"num_key_value_heads":1}"#),
+    ("tiny-tied", "tiny", r#"{"tie_word_embeddings":true}"#),
+    ("tiny-bias", "tiny", r#"{"attention_bias":true,"mlp_bias":true}"#),
+    ("tiny-1layer", "tiny", r#"{"num_hidden_layers":1}"#),
+    ("tiny-qwen3", "tiny-gqa", r#"{"model_type":"qwen3","head_dim":16}"#),
+    ("tiny-window", "tiny-gqa", r#"{"model_type":"mistral","sliding_window":24}"#),
+    ("tiny-mixtral", "tiny-gqa", r#"{"model_type":"mixtral","num_local_experts":8,"num_experts_per_tok":2}"#),
+    (
+        "tiny-gpt2",
+        "gpt2",
+        r#"{"n_embd":64,"n_layer":2,"n_head":4,"vocab_size":256,"torch_dtype":"bfloat16"}"#,
+    ),
+    (
+        "tiny-gptj",
+        "gpt-j-6b",
+        r#"{"n_embd":64,"n_layer":2,"n_head":4,"vocab_size":256,"rotary_dim":8,"torch_dtype":"bfloat16"}"#,
+    ),
+    (
+        "tiny-falcon",
+        "falcon-40b",
+        r#"{"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":4,"num_kv_heads":2,
+            "vocab_size":256}"#,
+    ),
+    (
+        "tiny-falcon-rw",
+        "falcon-rw-1b",
+        r#"{"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":4,"vocab_size":256}"#,
+    ),
 ];
 
 /// The shapes' names.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    SHAPES.iter().map(|shape| shape.name)
+    SHAPES.iter().map(|(name, _, _)| *name)
 }
 
-const KEYS: &str =
-    "layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, tied, bias, seed, dtype";
+/// The configuration of a known shape.
+fn configuration(name: &str) -> Option<Map<String, Value>> {
+    let (_, base, keys) = SHAPES.iter().find(|(known, _, _)| *known == name)?;
+    let mut config = if base.is_empty() { Map::new() } else { configuration(base)? };
+    let keys: Map<String, Value> = serde_json::from_str(keys).expect("the table is JSON");
+    config.extend(keys);
+    Some(config)
+}
+
+const KEYS: &str = "layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, window, experts, \
+                    chosen, tied, bias, distinct, seed, dtype";
 
 /// Takes a name without its prefix apart.
 pub(super) fn parse(name: &str) -> Result<Request> {
     let path = PathBuf::from(format!("{PREFIX}{name}"));
     let (base, changes) = name.split_once('?').unwrap_or((name, ""));
-    let Some(shape) = SHAPES.iter().find(|shape| shape.name == base) else {
+    let Some(mut config) = configuration(base) else {
         return Err(Error::NotAModel {
             place: path.display().to_string(),
             detail: format!("known shapes: {}", names().collect::<Vec<_>>().join(", ")),
         });
     };
-    let mut raw = raw_config(shape);
-    let (mut seed, mut dtype) = (0, None);
+    let family = families::family(&JsonKeys::new(&path, config.clone()))?;
+    let stored = config.get("torch_dtype").and_then(Value::as_str).expect("the table has it");
+    let (mut seed, mut distinct) = (0, None);
+    let mut dtype = Change { path: &path, key: "torch_dtype", value: stored }.dtype()?;
+    let mut chosen = false;
+    let mut asked = Vec::new();
     for change in changes.split('&').filter(|change| !change.is_empty()) {
         let (key, value) = change.split_once('=').unwrap_or((change, ""));
-        let set = Change { path: &path, key, value };
+        let change = Change { path: &path, key, value };
         match key {
-            "layers" => raw.num_hidden_layers = set.number()?,
-            "hidden" => raw.hidden_size = set.number()?,
-            "intermediate" => raw.intermediate_size = set.number()?,
-            "heads" => raw.num_attention_heads = set.number()?,
-            "kv_heads" => raw.num_key_value_heads = Some(set.number()?),
-            "head_dim" => raw.head_dim = Some(set.number()?),
-            "vocab" => raw.vocab_size = set.number()?,
-            "context" => raw.max_position_embeddings = set.number()?,
-            "tied" => raw.tie_word_embeddings = set.flag()?,
-            "bias" => (raw.qkv_bias, raw.out_bias, raw.mlp_bias) = (set.flag()?, set.flag()?, set.flag()?),
-            "seed" => seed = set.number()?,
-            "dtype" => dtype = Some(set.dtype()?),
+            "seed" => seed = change.number()?,
+            "distinct" => distinct = Some(change.number()?),
+            "dtype" => (dtype, chosen) = (change.dtype()?, true),
+            "tied" => {
+                config.insert("tie_word_embeddings".to_owned(), change.flag()?.into());
+            }
+            "bias" => {
+                let value = change.flag()?;
+                if family.keys.biases.is_empty() {
+                    return Err(change.pointless());
+                }
+                config.extend(family.keys.biases.iter().map(|&key| (key.to_owned(), value.into())));
+            }
             _ => {
-                return Err(Error::Unsupported {
+                let (json, read) = size(key, &family.keys).ok_or_else(|| Error::Unsupported {
                     what: format!("key `{key}` of {}", path.display()),
                     remedy: format!("known keys: {KEYS}"),
-                });
+                })?;
+                let number = change.number()?;
+                config.insert(json.to_owned(), number.into());
+                asked.push((change, number, read));
             }
         }
     }
-    let config = raw.validate(&path, &JSON_KEYS)?;
-    Ok(Request { config, seed, dtype: dtype.unwrap_or(shape.dtype), chosen: dtype.is_some() })
+    let decoder = families::from_json(&JsonKeys::new(&path, config))?;
+    // A family may not have the size, or give it another way.
+    if let Some((change, _, _)) = asked.iter().find(|(_, number, read)| read(&decoder) != Some(*number)) {
+        return Err(change.pointless());
+    }
+    let layers = decoder.sizes.layers;
+    let distinct = distinct.unwrap_or(layers);
+    if !(1..=layers).contains(&distinct) {
+        let change = Change { path: &path, key: "distinct", value: &distinct.to_string() };
+        return Err(change.error(&format!("1 to {layers} layers")));
+    }
+    Ok(Request { decoder, distinct, seed, dtype, chosen })
 }
 
-fn raw_config(shape: &Shape) -> RawConfig {
-    RawConfig {
-        architecture: shape.architecture,
-        hidden_size: shape.hidden,
-        intermediate_size: shape.intermediate,
-        num_hidden_layers: shape.layers,
-        num_attention_heads: shape.heads,
-        num_key_value_heads: Some(shape.kv_heads),
-        head_dim: None,
-        vocab_size: shape.vocab,
-        max_position_embeddings: shape.context,
-        rms_norm_eps: 1e-5,
-        rope_theta: shape.theta,
-        rope_scaling: match shape.stretch {
-            None => RopeScaling::Default,
-            Some(factor) => RopeScaling::Llama3 {
-                factor,
-                low_freq_factor: 1.0,
-                high_freq_factor: 4.0,
-                original_max_position_embeddings: 8192,
-            },
-        },
-        tie_word_embeddings: shape.tied,
-        qkv_bias: shape.bias || shape.architecture == Architecture::Qwen2,
-        out_bias: shape.bias,
-        mlp_bias: shape.bias,
+/// Where a size arrives in a decoder that has it.
+type Reader = fn(&Decoder) -> Option<u64>;
+
+/// The family's key for a size, and where it arrives.
+fn size(key: &str, names: &KeyNames) -> Option<(&'static str, Reader)> {
+    Some(match key {
+        "layers" => (names.layers, |d| Some(d.sizes.layers)),
+        "hidden" => (names.hidden, |d| Some(d.sizes.hidden)),
+        "intermediate" => (names.intermediate, |d| Some(d.sizes.intermediate)),
+        "heads" => (names.heads, |d| Some(d.sizes.heads)),
+        "kv_heads" => (names.kv_heads, |d| Some(d.sizes.kv_heads)),
+        "head_dim" => (names.head_dim, |d| Some(d.sizes.head_dim)),
+        "vocab" => (names.vocab, |d| Some(d.sizes.vocab)),
+        "context" => (names.context, |d| Some(d.sizes.context)),
+        "window" => (names.window, |d| d.window.as_ref().map(|w| w.positions)),
+        "experts" => (names.experts, |d| experts(d).map(|(count, _)| count)),
+        "chosen" => (names.chosen, |d| experts(d).map(|(_, chosen)| chosen)),
+        _ => return None,
+    })
+}
+
+fn experts(decoder: &Decoder) -> Option<(u64, u64)> {
+    match decoder.mlp {
+        Mlp::Experts { count, chosen } => Some((count, chosen)),
+        Mlp::SwiGlu | Mlp::Gelu(_) => None,
     }
 }
 
@@ -255,10 +289,17 @@ impl Change<'_> {
 
     fn dtype(&self) -> Result<DType> {
         match self.value {
-            "f32" => Ok(DType::F32),
-            "f16" => Ok(DType::F16),
-            "bf16" => Ok(DType::BF16),
+            "f32" | "float32" => Ok(DType::F32),
+            "f16" | "float16" => Ok(DType::F16),
+            "bf16" | "bfloat16" => Ok(DType::BF16),
             _ => Err(self.error("f32, f16 or bf16")),
+        }
+    }
+
+    fn pointless(&self) -> Error {
+        Error::Unsupported {
+            what: format!("key `{}` of {}", self.key, self.path.display()),
+            remedy: "this model's family has no such choice".to_owned(),
         }
     }
 

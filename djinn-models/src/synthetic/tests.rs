@@ -45,11 +45,19 @@ fn known_models_have_their_published_sizes() {
         ("qwen2.5-7b", 7_615_616_512, DType::BF16),
         ("qwen3-8b", 8_190_735_360, DType::BF16),
         ("smollm2-135m", 134_515_008, DType::BF16),
+        ("mixtral-8x7b", 46_702_792_704, DType::BF16),
+        ("gpt2", 124_439_808, DType::F32),
+        ("gpt-j-6b", 6_050_882_784, DType::F16),
+        ("falcon-7b", 6_921_720_704, DType::BF16),
+        ("falcon-40b", 41_303_293_952, DType::BF16),
+        // Its files hold the tied head once more: 179,522,565,120.
+        ("falcon-180b", 178_557_088_768, DType::BF16),
     ];
     for (name, parameters, dtype) in sizes {
         let model = model(name);
-        let head_dim = u64::from(model.graph.kv.head_dim);
-        assert_eq!(model.graph.parameters() - head_dim / 2, parameters, "{name}");
+        let frequencies = model.graph.weights().find(|(_, v)| v.name == "rope.inv_freq");
+        let frequencies = frequencies.map_or(0, |(_, v)| v.matrix()[0]);
+        assert_eq!(model.graph.parameters() - frequencies, parameters, "{name}");
         assert_eq!(shape_of(&model, "embed.weight").1, dtype, "{name}");
     }
 }
@@ -188,7 +196,14 @@ fn names_that_mean_nothing_are_refused() {
         ("tiny?layers=-1", "`-1`"),
         ("tiny?dtype=int8", "`int8`"),
         ("tiny?tied=maybe", "`maybe`"),
-        ("tiny?heads=3", "num_key_value_heads"),
+        ("tiny?heads=3", "num_attention_heads"),
+        ("tiny?experts=4", "no such choice"),
+        ("tiny?window=16", "no such choice"),
+        ("tiny-gpt2?bias=true", "no such choice"),
+        ("tiny-mixtral?experts=4&chosen=5", "num_experts_per_tok"),
+        ("falcon-7b?kv_heads=2", "no such choice"),
+        ("tiny?distinct=0", "`0`"),
+        ("tiny?distinct=3", "1 to 2 layers"),
         ("tiny?seed=99999999999999999999", "seed"),
         ("tiny?hidden=18446744073709551615", "hidden_size"),
     ];

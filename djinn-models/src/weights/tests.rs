@@ -24,10 +24,9 @@ impl TensorFile for Memory {
         Box::new(self.0.iter().map(|(info, _)| info))
     }
 
-    fn read_rows(&self, name: &str, rows: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()> {
-        let (info, values) = self.0.iter().find(|(info, _)| info.name == name).unwrap();
-        let columns = info.shape[1..].iter().product::<u64>();
-        let values = &values[(rows.start * columns) as usize..(rows.end * columns) as usize];
+    fn read(&self, name: &str, elements: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()> {
+        let (_, values) = self.0.iter().find(|(info, _)| info.name == name).unwrap();
+        let values = &values[elements.start as usize..elements.end as usize];
         out.copy_from_slice(&encode(values, dtype));
         Ok(())
     }
@@ -36,11 +35,7 @@ impl TensorFile for Memory {
 impl WeightMap {
     /// The matrix that each recipe makes.
     pub(crate) fn shapes(&self) -> HashMap<String, [u64; 2]> {
-        let shape = |recipe: &Recipe| match recipe {
-            Recipe::Rows(parts) => [parts.iter().map(Part::rows).sum(), parts[0].columns()],
-            Recipe::Computed(bytes) => [bytes.len() as u64 / 4, 1],
-        };
-        self.recipes.iter().map(|(name, recipe)| (name.clone(), shape(recipe))).collect()
+        self.recipes.iter().map(|(name, (recipe, _))| (name.clone(), recipe.matrix())).collect()
     }
 }
 
@@ -52,16 +47,92 @@ fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
     }
 }
 
-fn source(file: Memory, map: WeightMap, wanted: Option<DType>) -> CheckpointSource {
-    map.check(&file, "Test").unwrap();
-    let dtypes = map.dtypes(&file, wanted);
-    CheckpointSource::new(Box::new(file), map, dtypes)
+/// The map of weights made of these recipes.
+fn map(file: &Memory, recipes: Vec<(&str, Recipe)>, wanted: Option<DType>) -> WeightMap {
+    let mut map = WeightMap::default();
+    for (name, recipe) in recipes {
+        let dtype = recipe.dtype(file, wanted);
+        map.insert(name, recipe, dtype);
+    }
+    map
 }
 
-fn one_part(tensor: &str, shape: &[u64]) -> WeightMap {
-    let mut map = WeightMap::default();
-    map.rows("w", vec![Part::new(tensor, shape)]);
-    map
+fn source(file: Memory, recipes: Vec<(&str, Recipe)>, wanted: Option<DType>) -> CheckpointSource {
+    let map = map(&file, recipes, wanted);
+    map.check(&file, "Test").unwrap();
+    CheckpointSource::new(Box::new(file), map)
+}
+
+fn one_part(tensor: &str, shape: &[u64]) -> Vec<(&'static str, Recipe)> {
+    vec![("w", Recipe::Rows(vec![Part::new(tensor, shape)]))]
+}
+
+/// The transpose of a matrix of rows.
+fn transpose(rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    (0..rows[0].len()).map(|column| rows.iter().map(|row| row[column]).collect()).collect()
+}
+
+/// Rows of other weights around those of `rows`, in groups of three runs of `run`.
+fn grouped(rows: &[Vec<f32>], run: usize, place: usize) -> Vec<Vec<f32>> {
+    let other = || vec![vec![-1.0; rows[0].len()]; run];
+    let group = |rows: &[Vec<f32>]| {
+        let runs: Vec<_> = (0..3).map(|i| if i == place { rows.to_vec() } else { other() }).collect();
+        runs.concat()
+    };
+    rows.chunks(run).flat_map(group).collect()
+}
+
+/// How a part of the property is stored.
+#[derive(Clone, Copy, Debug)]
+enum Stored {
+    Plain,
+    Pairs(usize),
+    /// Rows of a run, and which run of three is the part's.
+    Group(usize, usize),
+    Transposed,
+    /// Which of three matrices of a stack.
+    Slab(usize),
+}
+
+fn any_stored() -> impl Strategy<Value = Stored> {
+    prop_oneof![
+        Just(Stored::Plain),
+        prop::sample::select(vec![2usize, 4, 6, 16]).prop_map(Stored::Pairs),
+        (1usize..5, 0usize..3).prop_map(|(run, place)| Stored::Group(run, place)),
+        Just(Stored::Transposed),
+        (0usize..3).prop_map(Stored::Slab),
+    ]
+}
+
+/// The tensor that holds `wanted`, its shape, and the part that reads it.
+fn store(name: &str, wanted: &[Vec<f32>], how: Stored) -> (Vec<Vec<f32>>, Vec<u64>, Part) {
+    let (rows, columns) = (wanted.len() as u64, wanted[0].len() as u64);
+    let shape = vec![rows, columns];
+    match how {
+        Stored::Plain => (wanted.to_vec(), shape.clone(), Part::new(name, &shape)),
+        Stored::Pairs(head_rows) => {
+            let order = RowOrder::Interleaved { head_rows: head_rows as u64 };
+            (interleave(wanted, head_rows), shape.clone(), Part::new(name, &shape).ordered(order))
+        }
+        Stored::Group(run, place) => {
+            let shape = vec![3 * rows, columns];
+            let (run_rows, first) = (run as u64, (run * place) as u64);
+            let order = RowOrder::Grouped { group_rows: 3 * run_rows, first, rows: run_rows };
+            let part = Part::new(name, &shape).ordered(order).of_rows(rows);
+            (grouped(wanted, run, place), shape, part)
+        }
+        Stored::Transposed => {
+            let shape = vec![columns, rows];
+            (transpose(wanted), shape.clone(), Part::new(name, &shape).transposed())
+        }
+        Stored::Slab(index) => {
+            let other = vec![vec![-1.0; columns as usize]; rows as usize];
+            let stack: Vec<_> =
+                (0..3).map(|i| if i == index { wanted.to_vec() } else { other.clone() }).collect();
+            let shape = vec![3, rows, columns];
+            (stack.concat(), shape.clone(), Part::new(name, &shape).slab(index as u64))
+        }
+    }
 }
 
 /// GGUF's order as llama.cpp's converter makes it: `[head, 2, half, columns]` with the middle axes swapped.
@@ -84,33 +155,31 @@ proptest! {
     #[test]
     fn any_rows_of_any_concatenation_equal_the_naive_one(
         columns in 1usize..5,
-        // Heads, rows of a head (0: as stored), for each part.
-        parts in prop::collection::vec((1usize..4, prop::sample::select(vec![0usize, 2, 4, 6, 16])), 1..4),
+        parts in prop::collection::vec((1usize..4, any_stored()), 1..4),
         half in any::<bool>(),
         cuts in (0.0f64..=1.0, 0.0f64..=1.0),
     ) {
         let mut file = Memory(Vec::new());
         let mut recipe = Vec::new();
         let mut naive = Vec::new();
-        for (index, &(heads, head_rows)) in parts.iter().enumerate() {
-            let rows = heads * if head_rows == 0 { 3 } else { head_rows };
+        for (index, &(count, how)) in parts.iter().enumerate() {
+            let rows = count * match how {
+                Stored::Pairs(head_rows) => head_rows,
+                Stored::Group(run, _) => run,
+                Stored::Plain | Stored::Transposed | Stored::Slab(_) => 3,
+            };
             let start = naive.len();
             let wanted: Vec<Vec<f32>> = (start..start + rows)
                 .map(|row| (0..columns).map(|c| (row * columns + c + 1) as f32).collect())
                 .collect();
-            let (stored, order) = match head_rows {
-                0 => (wanted.clone(), RowOrder::AsStored),
-                n => (interleave(&wanted, n), RowOrder::Interleaved { head_rows: n as u64 }),
-            };
-            let (name, shape) = (format!("part{index}"), [rows as u64, columns as u64]);
+            let name = format!("part{index}");
+            let (stored, shape, part) = store(&name, &wanted, how);
             file = file.with(&name, &shape, Encoding::F32, stored.concat());
-            recipe.push(Part::new(&name, &shape).ordered(order));
+            recipe.push(part);
             naive.extend(wanted);
         }
-        let mut map = WeightMap::default();
-        map.rows("w", recipe);
         let dtype = if half { DType::F16 } else { DType::F32 };
-        let source = source(file, map, Some(dtype));
+        let source = source(file, vec![("w", Recipe::Rows(recipe))], Some(dtype));
 
         let total = naive.len();
         let ends = [cuts.0, cuts.1].map(|cut| (cut * total as f64) as usize);
@@ -129,27 +198,20 @@ fn unequal_parts_become_f32_and_equal_ones_keep_their_type() {
         .with("b", &[2, 2], Encoding::F16, vec![1.0; 4])
         .with("quantised", &[1, 32], Encoding::Q4_0, vec![1.0; 32])
         .with("norm", &[2], Encoding::F32, vec![1.0; 2]);
-    let mut map = WeightMap::default();
-    map.rows("mixed", vec![Part::new("a", &[2, 2]), Part::new("b", &[2, 2])]);
-    map.rows("same", vec![Part::new("a", &[2, 2]), Part::new("a", &[2, 2])]);
-    map.rows("blocks", vec![Part::new("quantised", &[1, 32])]);
-    map.rows("norm", vec![Part::new("norm", &[2])]);
-    map.computed("constant", &[0.5, 0.25]);
-    map.check(&file, "Test").unwrap();
-    let stored = map.dtypes(&file, None);
-    let expected = [
-        ("mixed", DType::F32),
-        ("same", DType::BF16),
-        ("blocks", DType::F16),
-        ("norm", DType::F32),
-        ("constant", DType::F32),
+    let part = |name: &str, shape: &[u64]| Part::new(name, shape);
+    let recipes = vec![
+        ("mixed", Recipe::Rows(vec![part("a", &[2, 2]), part("b", &[2, 2])])),
+        ("same", Recipe::Rows(vec![part("a", &[2, 2]), part("a", &[2, 2])])),
+        ("blocks", Recipe::Rows(vec![part("quantised", &[1, 32])])),
+        ("norm", Recipe::Rows(vec![part("norm", &[2])])),
+        ("constant", Recipe::computed(&[0.5, 0.25])),
     ];
-    for (name, dtype) in expected {
-        assert_eq!(stored[name], dtype, "{name}");
-    }
-    let wanted = map.dtypes(&file, Some(DType::BF16));
-    assert_eq!(["mixed", "blocks"].map(|n| wanted[n]), [DType::BF16; 2]);
-    assert_eq!(["norm", "constant"].map(|n| wanted[n]), [DType::F32; 2], "vectors stay as stored");
+    map(&file, recipes.clone(), None).check(&file, "Test").unwrap();
+    let dtypes = |wanted| recipes.iter().map(|(_, recipe)| recipe.dtype(&file, wanted)).collect::<Vec<_>>();
+    assert_eq!(dtypes(None), [DType::F32, DType::BF16, DType::F16, DType::F32, DType::F32]);
+    // Vectors stay as stored.
+    let wanted = [DType::BF16, DType::BF16, DType::BF16, DType::F32, DType::F32];
+    assert_eq!(dtypes(Some(DType::BF16)), wanted);
 }
 
 #[test]
@@ -184,7 +246,7 @@ fn checks_name_the_tensor() {
         Encoding::Other("I64"),
         vec![0.0],
     );
-    let fails = |map: WeightMap| map.check(&file, "Test").unwrap_err();
+    let fails = |recipes| map(&file, recipes, None).check(&file, "Test").unwrap_err();
     match fails(one_part("gone", &[2, 3])) {
         Error::MissingTensor { name, architecture } => assert_eq!((&*name, &*architecture), ("gone", "Test")),
         other => panic!("{other}"),
@@ -199,17 +261,16 @@ fn checks_name_the_tensor() {
     assert!(left_over.contains("tensor integers"), "{left_over}");
     let undecodable = fails(one_part("integers", &[1])).to_string();
     assert!(undecodable.contains("I64") && undecodable.contains("integers"), "{undecodable}");
-    let mut map = one_part("here", &[2, 3]);
-    map.ignore("integers");
+    let mut map = map(&file, one_part("here", &[2, 3]), None);
+    map.ignore("integers".to_owned());
     map.check(&file, "Test").unwrap();
 }
 
 #[test]
 fn a_wrong_request_is_an_error() {
-    let mut map = one_part("t", &[2, 2]);
-    map.computed("c", &[1.0, 2.0]);
+    let recipes = [one_part("t", &[2, 2]), vec![("c", Recipe::computed(&[1.0, 2.0]))]].concat();
     let file = Memory(Vec::new()).with("t", &[2, 2], Encoding::F32, vec![0.0; 4]);
-    let source = source(file, map, None);
+    let source = source(file, recipes, None);
     assert!(source.read_rows("nothing", 0..1, &mut [0; 8]).is_err());
     assert!(source.read_rows("w", 1..3, &mut [0; 16]).is_err());
     assert!(source.read_rows("w", 0..2, &mut [0; 15]).is_err());

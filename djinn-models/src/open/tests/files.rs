@@ -17,16 +17,16 @@ pub(super) const VOCAB: usize = 40;
 
 /// A tensor's shape and numbers.
 #[derive(Clone)]
-pub(super) struct Tensor {
-    pub(super) shape: Vec<usize>,
-    pub(super) values: Vec<f32>,
-    pub(super) dtype: Dtype,
+pub(crate) struct Tensor {
+    pub(crate) shape: Vec<usize>,
+    pub(crate) values: Vec<f32>,
+    pub(crate) dtype: Dtype,
 }
 
-pub(super) type Tensors = BTreeMap<String, Tensor>;
+pub(crate) type Tensors = BTreeMap<String, Tensor>;
 
 /// Every tensor of the model in Hugging Face's names; all numbers differ and are exact in f32.
-pub(super) fn tensors(tied: bool, bias: bool) -> Tensors {
+pub(crate) fn tensors(tied: bool, bias: bool) -> Tensors {
     let mut tensors = Tensors::new();
     let mut next = 0;
     let mut put = |name: String, shape: &[usize]| {
@@ -109,7 +109,7 @@ pub(super) fn write_directory(directory: &Path, config: &Value, tensors: &Tensor
 
 /// The tensors under GGUF's names, rows of queries and keys reordered as llama.cpp's converter does it:
 /// `reshape(heads, 2, head_dim / 2, …)` with axes 1 and 2 swapped.
-pub(super) fn to_gguf(tensors: &Tensors) -> Tensors {
+pub(crate) fn to_gguf(tensors: &Tensors) -> Tensors {
     let renames = [
         ("model.layers.", "blk."),
         ("model.embed_tokens", "token_embd"),
@@ -147,15 +147,16 @@ pub(super) fn to_gguf(tensors: &Tensors) -> Tensors {
 
 /// A metadata value, by GGUF's type ids.
 #[derive(Clone)]
-pub(super) enum Meta {
+pub(crate) enum Meta {
     U32(u32),
     F32(f32),
+    Bool(bool),
     Str(String),
 }
 
-pub(super) type Metadata = BTreeMap<String, Meta>;
+pub(crate) type Metadata = BTreeMap<String, Meta>;
 
-pub(super) fn metadata() -> Metadata {
+pub(crate) fn metadata() -> Metadata {
     let numbers = [
         ("llama.block_count", LAYERS),
         ("llama.embedding_length", HIDDEN),
@@ -175,7 +176,7 @@ pub(super) fn metadata() -> Metadata {
     metadata
 }
 
-pub(super) fn write_gguf(path: &Path, metadata: &Metadata, tensors: &Tensors) {
+pub(crate) fn write_gguf(path: &Path, metadata: &Metadata, tensors: &Tensors) {
     let mut file = b"GGUF".to_vec();
     let text = |file: &mut Vec<u8>, s: &str| {
         file.extend((s.len() as u64).to_le_bytes());
@@ -189,6 +190,10 @@ pub(super) fn write_gguf(path: &Path, metadata: &Metadata, tensors: &Tensors) {
         match value {
             Meta::U32(n) => file.extend([4u32.to_le_bytes(), n.to_le_bytes()].concat()),
             Meta::F32(n) => file.extend([6u32.to_le_bytes(), n.to_le_bytes()].concat()),
+            Meta::Bool(b) => {
+                file.extend(7u32.to_le_bytes());
+                file.push(u8::from(*b));
+            }
             Meta::Str(s) => {
                 file.extend(8u32.to_le_bytes());
                 text(&mut file, s);

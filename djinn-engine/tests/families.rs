@@ -1,0 +1,83 @@
+//! Every family's blocks, on synthetic weights: the same bits wherever the weights are, in whatever order the device
+//! works, and however a prompt is cut.
+
+use djinn_device::{CpuConfig, CpuDevice, Math, Ops, SimConfig, SimDevice};
+use djinn_engine::{Budget, Engine, Options, Request, Session};
+use djinn_models::{Location, OpenOptions, open};
+use std::ops::ControlFlow;
+
+const FAMILIES: [&str; 9] = [
+    "tiny-gqa",
+    "tiny-window",
+    "tiny-qwen3",
+    "tiny-mixtral",
+    "tiny-gpt2",
+    "tiny-gptj",
+    "tiny-falcon",
+    "tiny-falcon?kv_heads=1",
+    "tiny-falcon-rw",
+];
+
+fn prompt() -> Vec<u32> {
+    (0..40).map(|i| (i * 37 + 11) % 256).collect()
+}
+
+/// The bits of every position's logits, and the tokens after the prompt.
+fn run<D: Ops>(device: D, family: &str, options: &Options) -> (Vec<u32>, Vec<u32>) {
+    let model = open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
+    let mut engine =
+        Engine::load(device, model.graph, &*model.source, options, &mut |_, _| {}).expect("it loads");
+    let logits = engine.logits(&prompt()).expect("it runs");
+    let request = Request { prompt: prompt(), max_tokens: 6, ..Request::default() };
+    let mut session = Session::default();
+    let generated =
+        engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
+    engine.close(session);
+    (logits.iter().map(|l| l.to_bits()).collect(), generated.tokens)
+}
+
+fn cpu() -> CpuDevice {
+    CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).expect("threads")
+}
+
+fn options() -> Options {
+    Options { context: 64, logit_rows: 40, ..Options::default() }
+}
+
+#[test]
+fn no_placement_and_no_order_of_events_changes_a_bit() {
+    for family in FAMILIES {
+        let expected = run(cpu(), family, &options());
+        assert!(expected.0.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{family}");
+        for seed in 0..12 {
+            let budget = Budget {
+                resident_fraction: Some([0.0, 0.3, 0.7][seed as usize % 3]),
+                stream_check: seed % 2 == 0,
+                straddle: seed % 4 == 3,
+                ..Budget::default()
+            };
+            let rows = [40, 16, 7][seed as usize % 3];
+            let streamed = Options { budget, logit_rows: rows, prefill_rows: rows, ..options() };
+            let config = SimConfig { seed, math: Math::Fast, ..SimConfig::default() };
+            let found = run(SimDevice::new(config).expect("a device"), family, &streamed);
+            assert!(found == expected, "{family}, seed {seed}: {budget:?}");
+        }
+    }
+}
+
+/// A position that a window hides leaves no trace in the logits, and one that it does not leaves one.
+#[test]
+fn a_window_hides_what_came_before_it() {
+    let family = "tiny-window?layers=1&window=24";
+    let mut other = prompt();
+    other[0] ^= 1;
+    let last = |tokens: &[u32]| {
+        let model =
+            open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
+        let mut engine =
+            Engine::load(cpu(), model.graph, &*model.source, &options(), &mut |_, _| {}).expect("it loads");
+        engine.logits(tokens).expect("it runs").split_off((tokens.len() - 1) * 256)
+    };
+    assert!(last(&prompt()) == last(&other), "40 tokens, of which the last sees 24");
+    assert!(last(&prompt()[..24]) != last(&other[..24]), "the first of 24 tokens is in sight");
+}
