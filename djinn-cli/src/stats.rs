@@ -29,6 +29,8 @@ pub(crate) struct Report {
     pub(crate) streamed_bytes_per_pass: u64,
     /// Weights that crossed in all passes.
     pub(crate) streamed_bytes: u64,
+    /// Those of decode passes, for each token.
+    pub(crate) streamed_bytes_per_token: Option<u64>,
     /// Streamed bytes by the time in which copies ran, GB/s.
     pub(crate) copy_gbps: Option<f64>,
     /// Time in which operations waited for a copy.
@@ -38,6 +40,8 @@ pub(crate) struct Report {
     pub(crate) copy_hidden: f64,
     /// Weights that stay on the device.
     pub(crate) resident_bytes: u64,
+    /// Streamed weights that the host holds once for several layers.
+    pub(crate) shared_host_bytes: u64,
     /// The most that the device held at once, by its own accounting.
     pub(crate) device_peak_bytes: u64,
     /// The cap on it.
@@ -56,6 +60,7 @@ impl Report {
         let (usage, device) = (engine.usage(Space::Device), engine.device_info());
         let copied = (!all.copy.is_zero()).then(|| all.streamed_bytes as f64 / all.copy.as_secs_f64() / 1e9);
         let tpot = stats.time_per_token();
+        let placement = &engine.plan().placement;
         Report {
             device: device.name,
             seed,
@@ -67,13 +72,18 @@ impl Report {
             tokens_per_s: tpot.filter(|t| !t.is_zero()).map(|t| 1.0 / t.as_secs_f64()),
             decode_passes: stats.decode_passes,
             replayed_passes: engine.replayed_passes(),
-            streamed_bytes_per_pass: engine.plan().placement.streamed_bytes(),
+            streamed_bytes_per_pass: placement.streamed_bytes(),
             streamed_bytes: all.streamed_bytes,
+            streamed_bytes_per_token: stats
+                .decode_streamed
+                .streamed_bytes
+                .checked_div(stats.decode_passes as u64),
             copy_gbps: copied,
             stall_ms: ms(all.stall),
             stalls: all.stalls,
             copy_hidden: all.hidden(),
             resident_bytes: engine.plan().segments.resident,
+            shared_host_bytes: placement.streamed_bytes() - placement.host_bytes(),
             device_peak_bytes: usage.peak + device.reserved_bytes,
             host_peak_bytes: system::peak_memory(),
             vram_bytes: (usage.limit != u64::MAX).then(|| usage.limit + device.reserved_bytes),
@@ -84,6 +94,12 @@ impl Report {
     pub(crate) fn remark(&self) {
         output::remark(&self.times());
         output::remark(&self.memory());
+        if self.shared_host_bytes > 0 {
+            let shared = size::human(self.shared_host_bytes);
+            output::remark(&format!(
+                "layers share weights: {shared} of the streamed ones are no bytes of their own"
+            ));
+        }
         if let Some(streaming) = self.streaming() {
             output::remark(&streaming);
         }
@@ -120,8 +136,11 @@ impl Report {
 
     fn streaming(&self) -> Option<String> {
         let rate = self.copy_gbps?;
+        let each = self.streamed_bytes_per_token.map_or_else(String::new, |bytes| {
+            format!(", {} for each token after the first", size::human(bytes))
+        });
         Some(format!(
-            "streamed {} at {rate:.2} GB/s; {} stalls, {:.1} ms; {:.0} % of the copies hidden",
+            "streamed {}{each}, at {rate:.2} GB/s; {} stalls, {:.1} ms; {:.0} % of the copies hidden",
             size::human(self.streamed_bytes),
             self.stalls,
             self.stall_ms,

@@ -1,7 +1,7 @@
 //! Every family's blocks, on synthetic weights: the same bits wherever the weights are, in whatever order the device
 //! works, and however a prompt is cut.
 
-use djinn_device::{CpuConfig, CpuDevice, Math, Ops, SimConfig, SimDevice};
+use djinn_device::{CpuConfig, CpuDevice, Device, Math, Ops, SimConfig, SimDevice, Space};
 use djinn_engine::{Budget, Engine, Options, Request, Session};
 use djinn_models::{Location, OpenOptions, open};
 use std::ops::ControlFlow;
@@ -80,4 +80,39 @@ fn a_window_hides_what_came_before_it() {
     };
     assert!(last(&prompt()) == last(&other), "40 tokens, of which the last sees 24");
     assert!(last(&prompt()[..24]) != last(&other[..24]), "the first of 24 tokens is in sight");
+}
+
+/// Layers that repeat others' weights take the host's memory once, and the device's as if they had their own.
+#[test]
+fn layers_that_share_weights_share_the_hosts_bytes() {
+    let family = "tiny-gqa?layers=7&distinct=2";
+    let expected = run(cpu(), family, &options());
+    let mut shared = 0;
+    for (seed, fraction) in [(1, 0.0), (2, 0.4), (3, 0.8)] {
+        let budget = Budget { resident_fraction: Some(fraction), stream_check: true, ..Budget::default() };
+        let options = Options { budget, ..options() };
+        let sim = || {
+            SimDevice::new(SimConfig { seed, math: Math::Fast, ..SimConfig::default() }).expect("a device")
+        };
+        assert!(run(sim(), family, &options) == expected, "fraction {fraction}");
+        let model =
+            open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
+        let engine =
+            Engine::load(sim(), model.graph, &*model.source, &options, &mut |_, _| {}).expect("it loads");
+        let plan = engine.plan();
+        let placement = &plan.placement;
+        shared += placement.streamed_bytes() - placement.host_bytes();
+        assert_eq!(engine.usage(Space::Device).in_use, plan.segments.total());
+        let weights = engine.usage(Space::Host).in_use;
+        assert!(
+            weights < plan.host_bytes + (1 << 20),
+            "{weights} bytes of host memory for {}",
+            plan.host_bytes
+        );
+        let device = engine.unload();
+        for space in [Space::Device, Space::Host] {
+            assert_eq!(device.usage(space).in_use, 0, "{space:?} memory is given back");
+        }
+    }
+    assert!(shared > 500_000, "{shared} bytes are shared");
 }

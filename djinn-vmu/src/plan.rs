@@ -3,7 +3,7 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::text::{CHECK_BYTES, Chunk, FLAG_BYTES, PlacedTile, choose_resident, layout, pack};
+use crate::text::{CHECK_BYTES, Chunk, FLAG_BYTES, PlacedTile, choose_resident, layout, pack, twins};
 use crate::{Error, KvLayout, Placement, Result};
 use djinn_srg::{Graph, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
 use serde::Serialize;
@@ -126,8 +126,9 @@ impl MemoryPlan {
         let table_bytes: u64 =
             host_tables.iter().map(|&t| graph.value(t).bytes(Rows { rows: 0, logit_rows: 0 })).sum();
         let blocking_copies = budget.blocking_copies;
-        let placement = Placement { tiles, chunks, slots, ring, blocking_copies, host_tables };
-        let host_bytes = placement.streamed_bytes() + table_bytes;
+        let twins = twins(&tiles, &chunks, &resident);
+        let placement = Placement { tiles, chunks, slots, twins, ring, blocking_copies, host_tables };
+        let host_bytes = placement.host_bytes() + table_bytes;
         if let Some(ram_bytes) = budget.ram.filter(|&ram| host_bytes > ram) {
             return Err(Error::HostBudgetTooSmall { ram_bytes, needed_bytes: host_bytes });
         }

@@ -19,4 +19,4 @@ pub use streamer::Phase;
 pub(crate) use streamer::{CHECK_BYTES, FLAG_BYTES};
 
 pub(crate) use chunk::pack;
-pub(crate) use placement::{choose_resident, layout};
+pub(crate) use placement::{choose_resident, layout, twins};

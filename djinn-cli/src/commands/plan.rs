@@ -25,6 +25,8 @@ struct Report {
     vram_bytes: Option<u64>,
     /// Weights kept on the host.
     host_bytes: u64,
+    /// Streamed weights that the host holds once for several layers.
+    shared_host_bytes: u64,
     resident_bytes: u64,
     /// What crosses to the device in every pass; at most, where it depends on the experts that a pass uses.
     streamed_bytes_per_pass: u64,
@@ -116,6 +118,7 @@ fn report(args: &PlanArgs, model: &Model, options: &Options, plan: &MemoryPlan, 
         device_bytes: plan.segments.total(),
         vram_bytes: options.budget.vram,
         host_bytes: plan.host_bytes,
+        shared_host_bytes: placement.streamed_bytes() - placement.host_bytes(),
         resident_bytes: placement.resident_bytes(),
         streamed_bytes_per_pass: placement.streamed_bytes(),
         expected_streamed_bytes_per_pass: placement.expected_streamed_bytes(args.work.batch as u64),
@@ -175,7 +178,7 @@ fn table(r: &Report) -> String {
         _ => format!("{}, the default; choose with --gpu or djinn doctor --save", r.machine.machine.name),
     };
     lines.extend([
-        format!("host memory: {} of weights", human(r.host_bytes)),
+        host(r),
         streamed(r),
         format!("predicted for {machine}:"),
         format!(
@@ -193,6 +196,14 @@ fn table(r: &Report) -> String {
         ),
     ]);
     lines.join("\n")
+}
+
+fn host(r: &Report) -> String {
+    let shared = match r.shared_host_bytes {
+        0 => String::new(),
+        bytes => format!(", for {} more that layers share", size::human(bytes)),
+    };
+    format!("host memory: {} of weights{shared}", size::human(r.host_bytes))
 }
 
 fn streamed(r: &Report) -> String {

@@ -66,6 +66,23 @@ impl<'a, D: Device> Loader<'a, D> {
         }
     }
 
+    /// One more home for the weights of a chunk that is at `twin`: the same bytes on the host, a copy on the device.
+    pub(crate) fn again(&self, store: &mut TextStore, twin: &Home) -> Result<Home> {
+        let shared = twin.hash.filter(|_| twin.buffer.space() == Space::Host);
+        if let Some(buffer) = shared.and_then(|hash| store.share(Space::Host, &hash)) {
+            return Ok(Home { buffer, ..*twin });
+        }
+        let buffer = self.device.alloc(twin.buffer.space(), twin.buffer.len())?;
+        let home = Home { buffer, hash: None };
+        match self.device.copy(self.stream, twin.buffer.span(), buffer.span()) {
+            Ok(()) => Ok(home),
+            Err(error) => {
+                self.device.free(buffer);
+                Err(error.into())
+            }
+        }
+    }
+
     fn resident(&mut self, store: &mut TextStore, id: ChunkId) -> Result<(Home, u64)> {
         let (staging, free) = self.staging[self.turn % 2];
         self.turn += 1;
@@ -73,13 +90,13 @@ impl<'a, D: Device> Loader<'a, D> {
         let len = self.placement.chunks[id.0 as usize].bytes;
         let (hash, sum) = self.read(id, staging.slice(0, len))?;
         if let Some(buffer) = store.share(Space::Device, &hash) {
-            return Ok((Home { buffer, hash }, sum));
+            return Ok((Home { buffer, hash: Some(hash) }, sum));
         }
         let buffer = self.device.alloc(Space::Device, len)?;
         store.insert(hash, buffer);
         self.device.copy(self.stream, staging.slice(0, len), buffer.span())?;
         self.device.record(self.stream, free)?;
-        Ok((Home { buffer, hash }, sum))
+        Ok((Home { buffer, hash: Some(hash) }, sum))
     }
 
     fn streamed(&mut self, store: &mut TextStore, id: ChunkId) -> Result<(Home, u64)> {
@@ -93,7 +110,7 @@ impl<'a, D: Device> Loader<'a, D> {
         if shared.is_none() {
             store.insert(hash, buffer);
         }
-        Ok((Home { buffer: shared.unwrap_or(buffer), hash }, sum))
+        Ok((Home { buffer: shared.unwrap_or(buffer), hash: Some(hash) }, sum))
     }
 
     fn read(&self, id: ChunkId, span: Span) -> Result<(Hash, u64)> {

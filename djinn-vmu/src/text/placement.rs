@@ -4,6 +4,7 @@ use crate::text::{Chunk, ChunkId, PlacedTile};
 use crate::{Error, Result};
 use djinn_ringbuf::CyclicLayout;
 use djinn_srg::ValueId;
+use std::collections::HashMap;
 
 /// Alignment of chunks in the ring, in bytes.
 const RING_ALIGN: u64 = 256;
@@ -17,6 +18,9 @@ pub struct Placement {
     pub chunks: Vec<Chunk>,
     /// For each chunk its slot in the ring; `None` if it is resident.
     pub slots: Vec<Option<u32>>,
+    /// For each chunk an earlier one of the same weights that is kept where it is, if layers share weights. The host
+    /// keeps such chunks once; on the device each layer has its own.
+    pub twins: Vec<Option<ChunkId>>,
     /// The ring: one slot for each streamed chunk, in order of use.
     pub ring: CyclicLayout,
     /// Whether a copy begins only when its chunk is needed.
@@ -41,6 +45,12 @@ impl Placement {
     pub fn expected_streamed_bytes(&self, rows: u64) -> u64 {
         let bytes = self.streamed().map(|chunk| self.chunks[chunk.0 as usize].expected_bytes(rows));
         bytes.sum::<f64>().round() as u64
+    }
+
+    /// Bytes that streamed chunks take on the host.
+    pub fn host_bytes(&self) -> u64 {
+        let own = self.streamed().filter(|chunk| self.twins[chunk.0 as usize].is_none());
+        own.map(|chunk| self.chunks[chunk.0 as usize].bytes).sum()
     }
 
     /// Streamed chunks in order of use.
@@ -95,6 +105,21 @@ fn spread(chunks: &[Chunk], among: &[usize], budget: u64, resident: &mut [bool])
         }
     }
     spent
+}
+
+/// For each chunk the first one of the same weights with the same home; none for that one itself.
+pub(crate) fn twins(tiles: &[PlacedTile], chunks: &[Chunk], resident: &[bool]) -> Vec<Option<ChunkId>> {
+    let mut first = HashMap::new();
+    let each = chunks.iter().zip(resident).enumerate();
+    each.map(|(index, (chunk, resident))| {
+        let parts = tiles[chunk.tiles.clone()].iter().flat_map(|placed| {
+            let rows = &placed.tile.rows;
+            placed.tile.parts.iter().map(move |part| (part.value, rows.start, rows.end))
+        });
+        let of = *first.entry((parts.collect::<Vec<_>>(), *resident)).or_insert(index);
+        (of != index).then_some(ChunkId(of as u32))
+    })
+    .collect()
 }
 
 /// Lays the streamed chunks out in a ring of `capacity` bytes, skipping its end unless they may straddle it.

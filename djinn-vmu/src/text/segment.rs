@@ -13,7 +13,8 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Home {
     pub(crate) buffer: Buffer,
-    pub(crate) hash: Hash,
+    /// In the store; none if the buffer is the segment's own.
+    pub(crate) hash: Option<Hash>,
 }
 
 /// A model's weights on one device: resident chunks, and the ring through which the others stream.
@@ -92,10 +93,17 @@ impl TextSegment {
                 progress(read);
             }
             for (index, chunk) in placement.chunks.iter().enumerate() {
-                let (home, sum) = loader.chunk(store, ChunkId(index as u32))?;
+                let (home, sum) = match placement.twins[index] {
+                    Some(ChunkId(twin)) => {
+                        let twin = twin as usize;
+                        (loader.again(store, &self.homes[twin])?, sums[twin])
+                    }
+                    None => loader.chunk(store, ChunkId(index as u32))?,
+                };
                 self.homes.push(home);
                 sums.push(sum);
-                read += chunk.bytes;
+                let shared = placement.twins[index].is_some() && placement.slots[index].is_some();
+                read += if shared { 0 } else { chunk.bytes };
                 progress(read);
             }
             Ok(())
@@ -212,7 +220,10 @@ impl TextSegment {
         self.streamer.free(device);
         for (home, slot) in self.homes.iter().zip(&self.placement.slots) {
             let space = if slot.is_some() { Space::Host } else { Space::Device };
-            store.release(device, space, &home.hash);
+            match &home.hash {
+                Some(hash) => store.release(device, space, hash),
+                None => device.free(home.buffer),
+            }
         }
         for (_, buffer) in self.tables {
             device.free(buffer);
