@@ -108,17 +108,29 @@ def check_checkpoints(djinn, root):
     return worst
 
 
+FAMILIES = ("gqa", "window", "qwen3", "mixtral", "gpt2", "gptj", "falcon", "falcon-rw")
+
+
 def check_placements(djinn):
-    model, tokens = "synthetic:smollm2-135m", [(i * 37) % 4000 + 5 for i in range(40)]
-    whole = logits(djinn, model, tokens, "--device", "cuda")
-    count = 0
-    for fraction in (0, 0.1, 0.25, 0.5, 0.9):
-        for ring in ("9MiB", "17MiB", "40MiB"):
-            more = ["--device", "cuda", "--resident-fraction", fraction, "--ring", ring]
-            if logits(djinn, model, tokens, *more) != whole:
-                raise RuntimeError(f"logits differ at fraction {fraction}, ring {ring}")
-            count += 1
-    return count
+    """How many placements gave the logits that all weights on the device give."""
+    smollm = [
+        ("synthetic:smollm2-135m", ("--resident-fraction", fraction, "--ring", ring))
+        for fraction in (0, 0.1, 0.25, 0.5, 0.9)
+        for ring in ("9MiB", "17MiB", "40MiB")
+    ]
+    families = [
+        (f"synthetic:tiny-{family}?layers=4", ("--resident-fraction", fraction))
+        for family in FAMILIES
+        for fraction in (0, 0.5)
+    ]
+    whole = {}
+    for model, more in smollm + families:
+        tokens = [(i * 37) % 250 + 5 for i in range(40)]
+        if model not in whole:
+            whole[model] = logits(djinn, model, tokens, "--device", "cuda")
+        if logits(djinn, model, tokens, "--device", "cuda", *more) != whole[model]:
+            raise RuntimeError(f"{model}: logits differ with {more}")
+    return len(smollm + families)
 
 
 def generate(djinn, model, prompt, tokens, *more):
