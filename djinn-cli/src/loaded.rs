@@ -167,7 +167,7 @@ fn load_on<D: Ops + 'static>(
     let progress = Progress::new(format!("loading {}", model.name), quiet);
     let mut tell = |done, total| progress.tell(done, Some(total));
     let mut engine = Engine::load(device, model.graph.clone(), &*model.source, options, &mut tell)?;
-    progress.finish(engine.plan().host_bytes + engine.plan().segments.resident);
+    progress.finish(engine.plan().host_weight_bytes() + engine.plan().segments.resident);
     let in_place = engine.plan().placement.streamed_bytes() == 0;
     if in_place && !engine.device().info().host_memory {
         // Milliseconds, by which the first answer would else be later. Where weights are streamed, the link hides

@@ -42,6 +42,9 @@ pub struct SimConfig {
     /// The `copy` that fails, or the `copy_expert` if it moves anything: its destination is left poisoned, work after
     /// it is skipped.
     pub fail_copy_at: Option<u64>,
+    /// The `copy` that is refused at the call, with [`Error::Resource`](crate::Error::Resource): nothing is enqueued,
+    /// and the device stays sound.
+    pub refuse_copy_at: Option<u64>,
     /// The `wait` that is ignored.
     pub drop_wait_at: Option<u64>,
     /// The `capture` that is refused, after its work.
@@ -66,6 +69,7 @@ impl Default for SimConfig {
             ram: None,
             fail_alloc_at: None,
             fail_copy_at: None,
+            refuse_copy_at: None,
             drop_wait_at: None,
             fail_capture_at: None,
             link_bytes_per_second: 25e9,
@@ -235,6 +239,9 @@ impl Device for SimDevice {
             return Ok(());
         }
         let fails = self.count(|calls| &mut calls.copies, self.config.fail_copy_at);
+        if self.config.refuse_copy_at == Some(self.calls().copies) {
+            return Err(Error::Resource { what: "a copy", reason: "as planned".to_owned() });
+        }
         self.enqueue(stream, Command::Copy { src, dst, fails })
     }
 

@@ -125,7 +125,7 @@ impl<D: Ops> Engine<D> {
         let inputs = device.alloc(Space::Host, plan.stack.input_bytes)?;
         let table = device.alloc(Space::Host, plan.kv.table_bytes())?;
         let logits = device.alloc(Space::Host, graph.value(graph.logits).bytes(rows))?;
-        let total = plan.host_bytes + plan.segments.resident;
+        let total = plan.host_weight_bytes() + plan.segments.resident;
         let mut told = |read| progress(read, total);
         let text = TextSegment::load(device, graph, plan, source, store, check, &mut told)?;
         Ok(Memory { text, data, stack, inputs, table, logits })

@@ -79,6 +79,8 @@ impl Options {
             pages,
             sequences: self.sequences,
             table_width,
+            host_pages: 0,
+            check: self.budget.stream_check,
         };
         // No step has more rows than the context has tokens, and at least one for each sequence.
         let rows = (self.prefill_rows as u64).min(self.context).max(self.sequences as u64);

@@ -1,46 +1,29 @@
 //! The data segment: KV caches in pages, private to sequences, shared by reference count.
+//!
+//! `pager` moves sequences to host memory and back, `prefix` finds pages by what they hold.
 
+mod layout;
+mod pager;
+mod pool;
+mod prefix;
+mod swap;
 #[cfg(test)]
 mod tests;
+mod transfer;
+
+pub use layout::KvLayout;
+pub use pager::{Arriving, HostFull, NotMoved, Parked, Refusal};
+pub use swap::SWAP_PIECE_BYTES;
+pub use transfer::{Direction, Moved, SwapStats, Transfer};
 
 use crate::Result;
-use djinn_device::{Buffer, DType, Device, Space, Span, Stream, args::KvPages};
-use djinn_srg::KvShape;
+use djinn_device::{Buffer, Device, Space, Span, Stream, args::KvPages};
+use pool::PagePool;
+use prefix::PrefixIndex;
+use swap::Swap;
 
-/// How keys and values are laid out: a page holds a run of tokens for *all* layers, contiguous, so that
-/// moving a page is one copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvLayout {
-    /// Shape of one token's keys and values.
-    pub shape: KvShape,
-    /// Their element type.
-    pub dtype: DType,
-    /// Tokens of a page.
-    pub page_tokens: u32,
-    /// Pages of the segment.
-    pub pages: u32,
-    /// Sequences that a step may touch: rows of the page table.
-    pub sequences: u32,
-    /// Pages of the longest sequence: columns of the page table.
-    pub table_width: u32,
-}
-
-impl KvLayout {
-    /// Bytes of one page. Saturates instead of overflowing.
-    pub fn page_bytes(&self) -> u64 {
-        self.shape.bytes_per_token(self.dtype).saturating_mul(self.page_tokens as u64)
-    }
-
-    /// Bytes of all pages. Saturates instead of overflowing.
-    pub fn bytes(&self) -> u64 {
-        self.page_bytes().saturating_mul(self.pages as u64)
-    }
-
-    /// Bytes of the page table on the device.
-    pub fn table_bytes(&self) -> u64 {
-        (self.sequences as u64).saturating_mul(self.table_width as u64).saturating_mul(4)
-    }
-}
+/// NaN in every element type: what a page holds before it is written, in check mode.
+const POISON: u8 = 0xFF;
 
 /// The KV cache of one sequence: its pages in order of position.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -67,8 +50,10 @@ impl Sequence {
 pub struct PagesFull {
     /// Pages asked for.
     pub requested: u32,
-    /// Pages free.
+    /// Pages free, those of the prefix cache included.
     pub free: u32,
+    /// Pages that will be free once copies under way are done: [`DataSegment::poll`], then ask again.
+    pub leaving: u32,
 }
 
 /// All KV pages of a device, and who refers to them.
@@ -77,24 +62,40 @@ pub struct DataSegment {
     layout: KvLayout,
     buffer: Buffer,
     table: Buffer,
-    /// Sequences that refer to each page; 0 means free.
-    references: Vec<u32>,
-    free: Vec<u32>,
+    pages: PagePool,
+    prefix: PrefixIndex,
+    /// None without host pages.
+    swap: Option<Swap>,
+    /// Sequences parked so far.
+    tickets: u64,
 }
 
 impl DataSegment {
-    /// Allocates the pages and the page table of `layout`.
+    /// Allocates the pages and the page table of `layout`, and its pinned host pages.
+    ///
+    /// # Errors
+    /// A device out of memory or streams; nothing stays allocated then.
     pub fn new<D: Device>(device: &D, layout: KvLayout) -> Result<Self> {
-        let buffer = device.alloc(Space::Device, layout.bytes())?;
-        let table = match device.alloc(Space::Device, layout.table_bytes()) {
-            Ok(table) => table,
-            Err(error) => {
-                device.free(buffer);
-                return Err(error.into());
-            }
+        let mut held = Vec::new();
+        let segment = Self::allocate(device, layout, &mut held);
+        if segment.is_err() {
+            held.into_iter().for_each(|buffer| device.free(buffer));
+        }
+        segment
+    }
+
+    /// Tells `held` every buffer that it allocates.
+    fn allocate<D: Device>(device: &D, layout: KvLayout, held: &mut Vec<Buffer>) -> Result<Self> {
+        let mut alloc = |space, bytes| -> Result<Buffer> {
+            let buffer = device.alloc(space, bytes)?;
+            held.push(buffer);
+            Ok(buffer)
         };
-        let free = (0..layout.pages).rev().collect();
-        Ok(DataSegment { layout, buffer, table, references: vec![0; layout.pages as usize], free })
+        let buffer = alloc(Space::Device, layout.bytes())?;
+        let table = alloc(Space::Device, layout.table_bytes())?;
+        let swap = (layout.host_pages > 0).then(|| Swap::new(device, &layout, buffer, &mut alloc));
+        let (swap, pages) = (swap.transpose()?, PagePool::new(layout.pages));
+        Ok(DataSegment { layout, buffer, table, pages, prefix: PrefixIndex::default(), swap, tickets: 0 })
     }
 
     /// The layout.
@@ -102,9 +103,14 @@ impl DataSegment {
         &self.layout
     }
 
-    /// Pages that nothing refers to.
+    /// Pages that can be had: those that hold nothing, and those that only the prefix cache keeps.
     pub fn free_pages(&self) -> u32 {
-        self.free.len() as u32
+        self.pages.free() + self.prefix.idle()
+    }
+
+    /// Pages that nothing refers to, but that copies under way still touch.
+    pub fn leaving_pages(&self) -> u32 {
+        self.pages.in_transit()
     }
 
     /// The page table on the device, u32 `[sequences, table_width]`.
@@ -112,7 +118,7 @@ impl DataSegment {
         self.table.span()
     }
 
-    /// The bytes of a page: what a swap moves.
+    /// The bytes of a page.
     pub fn page(&self, page: u32) -> Span {
         let bytes = self.layout.page_bytes();
         self.buffer.slice(page as u64 * bytes, bytes)
@@ -135,7 +141,7 @@ impl DataSegment {
     }
 
     /// Makes room for `tokens` more tokens of `sequence`, all or nothing. A shared last page that will be
-    /// written is copied first, on `stream`.
+    /// written is copied first, on `stream`: the compute stream, which all work on sequences runs on.
     pub fn grow<D: Device>(
         &mut self,
         device: &D,
@@ -146,40 +152,74 @@ impl DataSegment {
         if tokens == 0 {
             return Ok(Ok(()));
         }
-        let size = self.layout.page_tokens as u64;
-        let pages = (sequence.tokens + tokens).div_ceil(size);
-        let shared_tail = (!sequence.tokens.is_multiple_of(size))
-            .then(|| *sequence.pages.last().expect("a partial page is a page"))
-            .filter(|&page| self.references[page as usize] > 1);
-        let requested = pages - sequence.pages.len() as u64 + shared_tail.is_some() as u64;
-        if pages > self.layout.table_width as u64 || requested > self.free.len() as u64 {
-            let requested = requested.min(u32::MAX as u64) as u32;
-            return Ok(Err(PagesFull { requested, free: self.free_pages() }));
+        let pages = (sequence.tokens + tokens).div_ceil(self.layout.page_tokens as u64);
+        let (written, shared) = self.tail(sequence);
+        let requested = pages - sequence.pages.len() as u64 + shared.is_some() as u64;
+        if pages > self.layout.table_width as u64 || requested > self.free_pages() as u64 {
+            return Ok(Err(self.full(requested.min(u32::MAX as u64) as u32)));
         }
-        if let Some(shared) = shared_tail {
-            let own = self.take();
-            device.copy(stream, self.page(shared), self.page(own))?;
-            *sequence.pages.last_mut().expect("a partial page is a page") = own;
-            self.drop_reference(shared);
+        let mut fresh = self.take(requested as u32);
+        let copy = shared.zip(fresh.first().copied());
+        if let Err(error) = self.prepare(device, stream, &fresh, copy) {
+            fresh.into_iter().for_each(|page| self.drop_reference(page));
+            return Err(error.into());
         }
-        while (sequence.pages.len() as u64) < pages {
-            let page = self.take();
-            sequence.pages.push(page);
+        if let Some((from, to)) = copy {
+            *sequence.pages.last_mut().expect("a partial page is a page") = to;
+            self.drop_reference(from);
+            fresh.remove(0);
+        } else if let Some(page) = written {
+            self.prefix.forget(page);
         }
+        sequence.pages.append(&mut fresh);
         sequence.tokens += tokens;
         Ok(Ok(()))
+    }
+
+    /// The last page if it has room for tokens, and the same if others read it: sequences, lookups to come that find
+    /// a content which is still being copied out.
+    fn tail(&self, sequence: &Sequence) -> (Option<u32>, Option<u32>) {
+        if sequence.tokens.is_multiple_of(self.layout.page_tokens as u64) {
+            return (None, None);
+        }
+        let page = *sequence.pages.last().expect("a partial page is a page");
+        let copied_out = self.prefix.holds(page) && self.pages.is_moving(page);
+        (Some(page), (self.pages.references(page) > 1 || copied_out).then_some(page))
+    }
+
+    /// Enqueues what new pages need before they are written: poison in check mode, the content of a shared one.
+    fn prepare<D: Device>(
+        &self,
+        device: &D,
+        stream: Stream,
+        fresh: &[u32],
+        copy: Option<(u32, u32)>,
+    ) -> djinn_device::Result<()> {
+        if !self.layout.check && copy.is_none() {
+            return Ok(());
+        }
+        let enqueued = (|| {
+            for &page in fresh.iter().filter(|_| self.layout.check) {
+                device.fill(stream, self.page(page), POISON)?;
+            }
+            copy.map_or(Ok(()), |(from, to)| device.copy(stream, self.page(from), self.page(to)))
+        })();
+        if let Some(swap) = &self.swap {
+            swap.grown(device, stream)?;
+        }
+        enqueued
     }
 
     /// A second sequence with the same keys and values; no byte is copied until one of them writes.
     pub fn fork(&mut self, sequence: &Sequence) -> Sequence {
         for &page in &sequence.pages {
-            self.references[page as usize] += 1;
+            self.pages.refer(page);
         }
         Sequence { pages: sequence.pages.clone(), tokens: sequence.tokens }
     }
 
     /// Shortens a sequence to its first `tokens` tokens and gives the pages beyond back. The caller has
-    /// synced all work that uses them.
+    /// synced all work that it enqueued on them.
     ///
     /// # Panics
     /// If the sequence is shorter.
@@ -187,36 +227,56 @@ impl DataSegment {
         assert!(tokens <= sequence.tokens, "{} tokens cannot become {tokens}", sequence.tokens);
         sequence.tokens = tokens;
         let keep = tokens.div_ceil(self.layout.page_tokens as u64) as usize;
-        for page in sequence.pages.split_off(keep) {
-            self.drop_reference(page);
-        }
+        self.drop_references(sequence.pages.split_off(keep));
     }
 
-    /// Gives a sequence's pages back. The caller has synced all work that uses them.
+    /// Gives a sequence's pages back. The caller has synced all work that it enqueued on them; copies of the pager
+    /// may still run.
     pub fn release(&mut self, sequence: Sequence) {
-        for page in sequence.pages {
-            self.drop_reference(page);
-        }
+        self.drop_references(sequence.pages);
     }
 
     /// Frees the segment.
     pub fn free<D: Device>(self, device: &D) {
+        if let Some(swap) = self.swap {
+            swap.free(device);
+        }
         device.free(self.buffer);
         device.free(self.table);
     }
 
-    fn take(&mut self) -> u32 {
-        let page = self.free.pop().expect("the caller counted the free pages");
-        self.references[page as usize] = 1;
-        page
+    fn full(&self, requested: u32) -> PagesFull {
+        PagesFull { requested, free: self.free_pages(), leaving: self.leaving_pages() }
+    }
+
+    /// Pages with one reference each, which the caller knows to be there.
+    fn take(&mut self, count: u32) -> Vec<u32> {
+        let mut one = || {
+            if let Some(page) = self.pages.take() {
+                return page;
+            }
+            let page = self.prefix.evict().expect("the caller counted the free pages");
+            self.pages.refer(page);
+            page
+        };
+        (0..count).map(|_| one()).collect()
+    }
+
+    /// Last pages first: a cached page is of no use without those before it.
+    fn drop_references(&mut self, pages: Vec<u32>) {
+        pages.into_iter().rev().for_each(|page| self.drop_reference(page));
     }
 
     fn drop_reference(&mut self, page: u32) {
-        let count = &mut self.references[page as usize];
-        assert!(*count > 0, "page {page} of {} is released twice", self.layout.pages);
-        *count -= 1;
-        if *count == 0 {
-            self.free.push(page);
+        if self.pages.drop_reference(page) {
+            self.idle(page);
+        }
+    }
+
+    /// Nothing uses the page any more.
+    fn idle(&mut self, page: u32) {
+        if !self.prefix.make_idle(page) {
+            self.pages.give(page);
         }
     }
 }

@@ -19,16 +19,20 @@ pub enum Error {
         /// What the least holds.
         reason: String,
     },
-    /// The weights that stay on the host exceed the host budget.
+    /// The weights that stay on the host, and the pages for parked sequences, exceed the host budget.
     #[error(
-        "a host budget of {ram_bytes} bytes is too small: {needed_bytes} bytes of weights stay on the host; \
-         raise --ram or --vram"
+        "a host budget of {ram_bytes} bytes is too small: {} bytes of weights{} stay on the host; raise --ram or \
+         --vram",
+        needed_bytes - kv_bytes,
+        if *kv_bytes > 0 { format!(" and {kv_bytes} bytes of KV pages") } else { String::new() }
     )]
     HostBudgetTooSmall {
         /// The budget.
         ram_bytes: u64,
         /// Host bytes of the plan.
         needed_bytes: u64,
+        /// Those of them that are for parked sequences.
+        kv_bytes: u64,
     },
     /// Chunks cannot be smaller than the model's largest tile.
     #[error(
@@ -74,6 +78,22 @@ pub enum Error {
         /// Checksum at load.
         expected: u64,
         /// Checksum on the device.
+        found: u64,
+    },
+    /// Check mode found a KV page that came back from host memory with other bytes than it left with. The
+    /// sequence's tokens must be computed again.
+    #[error(
+        "KV check: page {page} of parked sequence {sequence} came back from host memory with checksum \
+         {found:#018x} instead of {expected:#018x}"
+    )]
+    KvCorrupt {
+        /// The sequence's ticket, as its parking gave it.
+        sequence: u64,
+        /// The device page that it came back to.
+        page: u32,
+        /// Checksum before the page left.
+        expected: u64,
+        /// Checksum of what came back.
         found: u64,
     },
 }

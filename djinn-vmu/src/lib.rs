@@ -2,8 +2,8 @@
 //!
 //! [`MemoryPlan`] decides, from a graph and a budget, where every byte lies, before anything is allocated;
 //! [`predict`] says how fast a pass over that plan would be. Then [`TextSegment`] holds the weights (some
-//! resident, the rest streamed through a ring), [`DataSegment`] the KV cache in pages, and
-//! [`StackSegment`] the activations.
+//! resident, the rest streamed through a ring), [`DataSegment`] the KV cache in pages (shared,
+//! forked, parked in host memory), and [`StackSegment`] the activations.
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,10 @@ mod source;
 mod stack;
 mod text;
 
-pub use data::{DataSegment, KvLayout, PagesFull, Sequence};
+pub use data::{
+    Arriving, DataSegment, Direction, HostFull, KvLayout, Moved, NotMoved, PagesFull, Parked, Refusal,
+    SWAP_PIECE_BYTES, Sequence, SwapStats, Transfer,
+};
 pub use error::{Error, Result};
 pub use plan::{Budget, Demand, MemoryPlan, Segments};
 pub use predict::{Bottleneck, Prediction, predict};

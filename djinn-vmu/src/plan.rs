@@ -13,7 +13,7 @@ use serde::Serialize;
 pub struct Budget {
     /// Cap over everything on the device.
     pub vram: Option<u64>,
-    /// Cap over weights kept on the host.
+    /// Cap over what is kept on the host: weights, and the pages of parked sequences.
     pub ram: Option<u64>,
     /// Share of the weights that stays on the device, 0 to 1.
     pub resident_fraction: Option<f64>,
@@ -52,7 +52,7 @@ pub struct Segments {
     /// Text: where chunks that straddle the ring's wrap are joined; 0 where none may.
     #[serde(skip_serializing_if = "is_zero")]
     pub bounce: u64,
-    /// Data: KV pages and their table.
+    /// Data: KV pages, their table, their checksums in check mode.
     pub data: u64,
     /// Stack: activations and step inputs.
     pub stack: u64,
@@ -94,11 +94,16 @@ pub struct MemoryPlan {
     pub kv: KvLayout,
     /// Device bytes by segment.
     pub segments: Segments,
-    /// Bytes of weights kept on the host: streamed chunks and gathered tables.
+    /// Bytes kept on the host: weights (streamed chunks and gathered tables) and the pages of parked sequences.
     pub host_bytes: u64,
 }
 
 impl MemoryPlan {
+    /// Bytes of weights kept on the host: what of [`host_bytes`](Self::host_bytes) is read when loading.
+    pub fn host_weight_bytes(&self) -> u64 {
+        self.host_bytes - self.kv.host_bytes()
+    }
+
     /// Plans `graph` within `budget`. The arithmetic of the model never depends on the result.
     ///
     /// # Errors
@@ -110,7 +115,7 @@ impl MemoryPlan {
         let (tiles, chunks) = cut(graph, budget.chunk)?;
         let stack = StackPlan::new(graph, demand.rows);
         let mut segments = Segments {
-            data: demand.kv.bytes().saturating_add(demand.kv.table_bytes()),
+            data: demand.kv.device_bytes(),
             stack: stack.bytes,
             reserved: demand.reserved_bytes,
             check: if budget.stream_check { CHECK_BYTES * chunks.len() as u64 } else { 0 },
@@ -128,9 +133,12 @@ impl MemoryPlan {
         let blocking_copies = budget.blocking_copies;
         let twins = twins(&tiles, &chunks, &resident);
         let placement = Placement { tiles, chunks, slots, twins, ring, blocking_copies, host_tables };
-        let host_bytes = placement.host_bytes() + table_bytes;
+        let kv_bytes = demand.kv.host_bytes();
+        let host_bytes = (placement.host_bytes() + table_bytes)
+            .checked_add(kv_bytes)
+            .ok_or(Error::Overflow("host pages of the KV cache"))?;
         if let Some(ram_bytes) = budget.ram.filter(|&ram| host_bytes > ram) {
-            return Err(Error::HostBudgetTooSmall { ram_bytes, needed_bytes: host_bytes });
+            return Err(Error::HostBudgetTooSmall { ram_bytes, needed_bytes: host_bytes, kv_bytes });
         }
         Ok(MemoryPlan { placement, stack, kv: demand.kv, segments, host_bytes })
     }

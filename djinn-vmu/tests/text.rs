@@ -28,8 +28,16 @@ fn graph() -> Graph {
 }
 
 fn plan(graph: &Graph, fraction: f64, stream_check: bool) -> MemoryPlan {
-    let kv =
-        KvLayout { shape: KV, dtype: DType::F16, page_tokens: 16, pages: 1, sequences: 1, table_width: 1 };
+    let kv = KvLayout {
+        shape: KV,
+        dtype: DType::F16,
+        page_tokens: 16,
+        pages: 1,
+        sequences: 1,
+        table_width: 1,
+        host_pages: 0,
+        check: false,
+    };
     let demand = Demand { rows: Rows { rows: 4, logit_rows: 1 }, kv, reserved_bytes: 0 };
     let budget = Budget { resident_fraction: Some(fraction), stream_check, ..Budget::default() };
     MemoryPlan::new(graph, &budget, &demand).expect("it fits")

@@ -188,6 +188,26 @@ fn the_planted_copy_fails_for_good() {
 }
 
 #[test]
+fn a_refused_copy_leaves_the_device_sound() {
+    let device = sim(SimConfig { refuse_copy_at: Some(2), ..SimConfig::default() });
+    let stream = device.stream().unwrap();
+    let [source, a, b] = [(); 3].map(|()| device.alloc(Space::Host, 32).unwrap());
+    for (buffer, byte) in [(source, 1), (a, 9), (b, 9)] {
+        device.write_host(buffer.span(), |to| to.fill(byte));
+    }
+    device.copy(stream, source.span(), a.span()).unwrap();
+    let refused = device.copy(stream, source.span(), b.span());
+    assert!(matches!(refused, Err(Error::Resource { what: "a copy", .. })), "{refused:?}");
+    device.sync(stream).unwrap();
+    for (buffer, byte) in [(a, 1), (b, 9)] {
+        device.read_host(buffer.span(), |bytes| assert_eq!(bytes, [byte; 32]));
+    }
+    device.copy(stream, source.span(), b.span()).unwrap();
+    device.sync(stream).unwrap();
+    device.read_host(b.span(), |bytes| assert_eq!(bytes, [1; 32]));
+}
+
+#[test]
 fn ops_run_and_their_panics_lose_the_device() {
     let device = seeded(1);
     let stream = device.stream().unwrap();

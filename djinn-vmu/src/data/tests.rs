@@ -1,12 +1,22 @@
 //! Pages: none is lost, none is written by two sequences.
 
 use super::*;
-use djinn_device::{CpuConfig, CpuDevice, Math};
+use djinn_device::{CpuConfig, CpuDevice, DType, Math};
+use djinn_srg::KvShape;
 use proptest::prelude::*;
 
 fn segment(device: &CpuDevice, pages: u32) -> DataSegment {
     let shape = KvShape { layers: 2, kv_heads: 1, head_dim: 4 };
-    let layout = KvLayout { shape, dtype: DType::F32, page_tokens: 4, pages, sequences: 4, table_width: 6 };
+    let layout = KvLayout {
+        shape,
+        dtype: DType::F32,
+        page_tokens: 4,
+        pages,
+        sequences: 4,
+        table_width: 6,
+        host_pages: 0,
+        check: false,
+    };
     DataSegment::new(device, layout).unwrap()
 }
 

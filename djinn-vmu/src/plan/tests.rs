@@ -94,6 +94,8 @@ pub(crate) fn demand(graph: &Graph, rows: u64, context: u32) -> Demand {
         pages: context.div_ceil(16),
         sequences: 1,
         table_width: context.div_ceil(16),
+        host_pages: 0,
+        check: false,
     };
     Demand { rows: Rows { rows, logit_rows: 1 }, kv, reserved_bytes: 0 }
 }
@@ -207,6 +209,31 @@ fn untied_tables_stay_on_the_host_and_tied_ones_do_not() {
     assert_eq!(plan(&tied).host_bytes, 0);
     assert_eq!(plan(&untied).host_bytes, 500 * 16 * 2);
     assert_eq!(plan(&tied).segments.resident, plan(&untied).segments.resident);
+}
+
+#[test]
+fn pages_of_parked_sequences_count_as_host_memory() {
+    let graph = decoder(1, 16, 32, 500, false);
+    let mut demand = demand(&graph, 8, 64);
+    let weights = MemoryPlan::new(&graph, &Budget::default(), &demand).unwrap();
+    demand.kv.host_pages = 7;
+    let plan = MemoryPlan::new(&graph, &Budget::default(), &demand).unwrap();
+    assert_eq!(plan.host_bytes, weights.host_bytes + 7 * demand.kv.page_bytes());
+    assert_eq!(plan.host_weight_bytes(), weights.host_bytes);
+    assert_eq!(plan.segments, weights.segments, "the device holds nothing for them");
+    let ram = |bytes| Budget { ram: Some(bytes), ..Budget::default() };
+    assert!(MemoryPlan::new(&graph, &ram(plan.host_bytes), &demand).is_ok());
+    let error = MemoryPlan::new(&graph, &ram(plan.host_bytes - 1), &demand).unwrap_err();
+    let told =
+        format!("{} bytes of weights and {} bytes of KV pages", weights.host_bytes, plan.kv.host_bytes());
+    assert!(error.to_string().contains(&told), "{error}");
+    demand.kv.check = true;
+    let checked = MemoryPlan::new(&graph, &Budget::default(), &demand).unwrap();
+    assert_eq!(checked.host_bytes, plan.host_bytes + 7 * 32);
+    assert_eq!(checked.segments.data, plan.segments.data + 16 * demand.kv.pages as u64);
+    demand.kv.host_pages = u32::MAX;
+    demand.kv.page_tokens = u32::MAX;
+    assert!(MemoryPlan::new(&graph, &ram(1 << 40), &demand).is_err(), "sizes that overflow are refused");
 }
 
 #[test]
