@@ -67,6 +67,9 @@ pub(crate) struct RunArgs {
     /// Print one JSON object: tokens, text, finish, stats
     #[arg(long)]
     pub(crate) json: bool,
+    /// Move the KV cache to host memory and back after every N steps, to test that it changes nothing
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) force_park_every: Option<u32>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]

@@ -9,6 +9,7 @@ use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::{CpuConfig, CpuDevice, DType, Device, DeviceInfo, Ops, Space, Usage};
 use djinn_engine::{Budget, Engine, Generated, MemoryPlan, Options, Request, Session, Trace};
 use djinn_models::{Location, Model, OpenOptions};
+use djinn_vmu::SwapStats;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -84,6 +85,12 @@ pub(crate) trait Running {
     /// See [`Engine::replayed_passes`].
     fn replayed_passes(&self) -> u64;
 
+    /// See [`Engine::parkings`].
+    fn parkings(&self) -> u64;
+
+    /// See [`Engine::swap_stats`].
+    fn swap_stats(&self) -> SwapStats;
+
     /// What the device is.
     fn device_info(&self) -> DeviceInfo;
 
@@ -115,6 +122,14 @@ impl<D: Ops> Running for Engine<D> {
 
     fn replayed_passes(&self) -> u64 {
         self.replayed_passes()
+    }
+
+    fn parkings(&self) -> u64 {
+        self.parkings()
+    }
+
+    fn swap_stats(&self) -> SwapStats {
+        self.swap_stats()
     }
 
     fn device_info(&self) -> DeviceInfo {

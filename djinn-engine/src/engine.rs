@@ -66,9 +66,13 @@ pub struct Engine<D: Ops> {
     replays: Option<Replays>,
     replayed_passes: u64,
     store: TextStore,
-    memory: Option<Memory>,
+    pub(crate) memory: Option<Memory>,
     /// Why no further step can run.
-    stopped: Option<String>,
+    pub(crate) stopped: Option<String>,
+    pub(crate) force_park_every: Option<u32>,
+    /// Steps of generations, for forced parking.
+    pub(crate) steps: u64,
+    pub(crate) parkings: u64,
     /// When loading began and ended.
     pub(crate) loaded: [Instant; 2],
     /// Collects times while a trace is wanted.
@@ -103,6 +107,9 @@ impl<D: Ops> Engine<D> {
             store: TextStore::new(),
             memory: None,
             stopped: None,
+            force_park_every: options.force_park_every,
+            steps: 0,
+            parkings: 0,
             loaded: [began; 2],
             trace: None,
         };

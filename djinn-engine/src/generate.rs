@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 /// One conversation: its KV pages and the tokens that they stand for.
 #[derive(Debug, Default)]
 pub struct Session {
-    sequence: Sequence,
-    tokens: Vec<u32>,
+    pub(crate) sequence: Sequence,
+    pub(crate) tokens: Vec<u32>,
 }
 
 /// What to generate.
@@ -172,6 +172,7 @@ impl<D: Ops> Engine<D> {
         }
         // The last token is always run: its logits are wanted.
         let same = session.tokens.iter().zip(&prompt[..prompt.len() - 1]).take_while(|(a, b)| a == b).count();
+        let same = same.min(session.sequence.tokens() as usize);
         self.truncate(&mut session.sequence, same as u64);
         session.tokens.truncate(same);
         stats.reused_tokens = same;
@@ -194,9 +195,11 @@ impl<D: Ops> Engine<D> {
         tokens: &[u32],
         wanted: Wanted,
     ) -> Result<(Vec<f32>, PassStats)> {
+        self.recompute(session)?;
         let entry = Entry { sequence: &mut session.sequence, tokens, wanted };
         let result = self.step(&mut [entry])?;
         session.tokens.extend_from_slice(tokens);
+        self.park_if_due(session)?;
         Ok(result)
     }
 }

@@ -11,6 +11,7 @@ mod error;
 mod executor;
 mod generate;
 mod options;
+mod parking;
 mod replay;
 mod sampler;
 mod trace;

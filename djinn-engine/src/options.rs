@@ -24,6 +24,11 @@ pub struct Options {
     pub kv_dtype: DType,
     /// Tokens of a KV page.
     pub page_tokens: u32,
+    /// KV pages in pinned host memory, for sessions that are parked.
+    pub host_pages: u32,
+    /// Park the session of a generation after every so many steps and take it back at once, to test that it changes
+    /// nothing. Has [`host_pages`](Self::host_pages) for it, at least.
+    pub force_park_every: Option<u32>,
     /// Capture decode passes and replay them, on devices that can. Traced passes never are.
     pub replay: bool,
 }
@@ -38,6 +43,8 @@ impl Default for Options {
             logit_rows: 1,
             kv_dtype: DType::F32,
             page_tokens: 16,
+            host_pages: 0,
+            force_park_every: None,
             replay: true,
         }
     }
@@ -64,6 +71,9 @@ impl Options {
         {
             return Err(Error::Option("context, sequences, rows and page size must not be zero"));
         }
+        if self.force_park_every == Some(0) {
+            return Err(Error::Option("a session is parked after every step at most"));
+        }
         if self.kv_dtype == DType::U32 {
             return Err(Error::Option("the KV cache holds f32, f16 or bf16"));
         }
@@ -79,7 +89,7 @@ impl Options {
             pages,
             sequences: self.sequences,
             table_width,
-            host_pages: 0,
+            host_pages: self.host_pages.max(if self.force_park_every.is_some() { table_width } else { 0 }),
             check: self.budget.stream_check,
         };
         // No step has more rows than the context has tokens, and at least one for each sequence.

@@ -13,7 +13,7 @@ use crate::stats::Report;
 use crate::trace::TraceFile;
 use answer::{Answer, Speaker};
 use anyhow::Result;
-use djinn_engine::{Finish, Request, Session};
+use djinn_engine::{Finish, Options, Request, Session};
 use djinn_models::Model;
 use interrupt::Interrupt;
 use prompt::{Prompt, Speech};
@@ -58,12 +58,11 @@ pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
 }
 
 fn load(args: &RunArgs, model: &Model, context: u64, quiet: bool) -> Result<Loaded> {
-    loaded::load(
-        model,
-        &args.device,
-        &loaded::options(&args.memory, loaded::kv_dtype(args.device.device, model), context),
-        quiet,
-    )
+    let options = Options {
+        force_park_every: args.force_park_every,
+        ..loaded::options(&args.memory, loaded::kv_dtype(args.device.device, model), context)
+    };
+    loaded::load(model, &args.device, &options, quiet)
 }
 
 /// What to generate after `prompt`, and the seed where there is randomness.
