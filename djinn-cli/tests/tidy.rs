@@ -12,6 +12,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("djinn-device", 1),
     ("djinn-cuda", 2),
     ("djinn-vmu", 2),
+    ("djinn-scheduler", 2),
     ("djinn-models", 3),
     ("djinn-engine", 4),
     ("djinn-cli", 6),

@@ -1,0 +1,32 @@
+//! Inference backends: who executes plans.
+
+use crate::plan::{CopyOutcome, Plan, TurnEnd};
+use crate::session::SessionId;
+use crate::state::State;
+use std::fmt;
+use std::time::Duration;
+
+/// Executes plans. The simulator's is a table of times; an engine's runs a model.
+pub trait Backend: fmt::Debug + Send {
+    /// The name in the settings.
+    fn name(&self) -> &str;
+
+    /// Begins a plan: its copies and its step. `state` is that after the plan was booked. At most one step is
+    /// under way; copies of earlier plans may be.
+    fn submit(&mut self, plan: &Plan, state: &State, now: Duration);
+
+    /// When to poll next: the end of whatever ends first. `None` if nothing is under way.
+    fn next_event(&self) -> Option<Duration>;
+
+    /// What has ended by `now` and was not reported yet.
+    fn poll(&mut self, now: Duration) -> Completion;
+}
+
+/// What a backend reports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Completion {
+    /// If the step ended: the sessions whose turn ended with it.
+    pub step: Option<Vec<(SessionId, TurnEnd)>>,
+    /// Copies that ended.
+    pub copies: Vec<CopyOutcome>,
+}

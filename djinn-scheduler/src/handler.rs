@@ -1,0 +1,70 @@
+//! Phase handlers: what a session in a phase that computes puts into a step.
+
+use crate::session::Session;
+use std::fmt;
+
+/// What a step has left for the next session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepRoom {
+    /// Rows of the whole step.
+    pub rows: u32,
+    /// Rows that are left.
+    pub rows_left: u32,
+    /// Tokens of a chunk of prefill.
+    pub chunk: u32,
+    /// Sessions that decode in this step already.
+    pub decoding: u32,
+    /// Rows that prefill takes in this step already.
+    pub prefilling: u32,
+}
+
+/// Fills a step with sessions of one phase. Phases that wait have no rows, so no handler: what happens to
+/// them is the eviction policy's.
+pub trait PhaseHandler: fmt::Debug + Send {
+    /// The name in the settings.
+    fn name(&self) -> &str;
+
+    /// Which phase's sessions enter the step first: lower is earlier. Ties go to decode.
+    fn order(&self) -> u32;
+
+    /// Tokens that `session` puts into the step; 0 leaves it out. More than `room.rows_left`, or than the
+    /// session has, is cut; a decode is 1 at most.
+    fn tokens(&self, room: &StepRoom, session: &Session) -> u64;
+}
+
+/// Decodes: one token each, before all prefill.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Single;
+
+impl PhaseHandler for Single {
+    fn name(&self) -> &str {
+        "single"
+    }
+
+    fn order(&self) -> u32 {
+        0
+    }
+
+    fn tokens(&self, _: &StepRoom, _: &Session) -> u64 {
+        1
+    }
+}
+
+/// Prefill in whole chunks: a chunk, or the prompt's shorter rest, enters a step entirely or not at all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Chunked;
+
+impl PhaseHandler for Chunked {
+    fn name(&self) -> &str {
+        "chunked"
+    }
+
+    fn order(&self) -> u32 {
+        1
+    }
+
+    fn tokens(&self, room: &StepRoom, session: &Session) -> u64 {
+        let chunk = session.prompt.min(room.chunk as u64);
+        if chunk <= room.rows_left as u64 { chunk } else { 0 }
+    }
+}

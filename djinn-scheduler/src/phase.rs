@@ -1,0 +1,173 @@
+//! Phases of a session and the table of their transitions.
+
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What a session does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Prompt tokens are to be computed, or a discarded context again.
+    Prefill,
+    /// Generates, one token a step.
+    Decode,
+    /// Waits for a tool.
+    IoWait,
+    /// Held at a breakpoint or by its user.
+    Paused,
+    /// Between turns, and nobody said for how long.
+    Idle,
+}
+
+impl Phase {
+    /// All phases.
+    pub const ALL: [Phase; 5] = [Phase::Prefill, Phase::Decode, Phase::IoWait, Phase::Paused, Phase::Idle];
+
+    /// Whether a session in this phase wants to compute.
+    pub fn is_ready(self) -> bool {
+        matches!(self, Phase::Prefill | Phase::Decode)
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Prefill => "prefill",
+            Phase::Decode => "decode",
+            Phase::IoWait => "io_wait",
+            Phase::Paused => "paused",
+            Phase::Idle => "idle",
+        })
+    }
+}
+
+/// What may happen to a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EventKind {
+    /// A new session came.
+    Arrive,
+    /// All its prompt tokens are computed.
+    PromptDone,
+    /// The turn ended with a tool call.
+    ToolCall,
+    /// The turn ended.
+    Finish,
+    /// The client says that the session waits for a tool.
+    SignalIoWait,
+    /// The client says that the session is about to compute.
+    SignalCompute,
+    /// The client says that the session waits for nothing in particular.
+    SignalIdle,
+    /// Another prompt came.
+    NextTurn,
+    /// Hold it.
+    Pause,
+    /// Let it go on.
+    Resume,
+    /// Its keys and values were discarded, or their copy failed.
+    StateLost,
+    /// The client is gone.
+    Abort,
+    /// The session is closed.
+    End,
+}
+
+impl EventKind {
+    /// All events.
+    pub const ALL: [EventKind; 13] = [
+        EventKind::Arrive,
+        EventKind::PromptDone,
+        EventKind::ToolCall,
+        EventKind::Finish,
+        EventKind::SignalIoWait,
+        EventKind::SignalCompute,
+        EventKind::SignalIdle,
+        EventKind::NextTurn,
+        EventKind::Pause,
+        EventKind::Resume,
+        EventKind::StateLost,
+        EventKind::Abort,
+        EventKind::End,
+    ];
+}
+
+/// What an event does to a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The session goes to this phase.
+    To(Phase),
+    /// The session goes back to what it did before it was paused; `Decode` becomes `Prefill` where its
+    /// state is gone.
+    Back,
+    /// The phase stays; the event's content counts (a new estimate, for instance).
+    Stay,
+    /// Kept until the session waits.
+    Deferred,
+    /// Makes no sense in this phase; nothing changes.
+    Rejected,
+    /// The session is over.
+    Ended,
+    /// There is no such session.
+    Missing,
+}
+
+/// The table: what `event` does to a session in phase `from`; `None` is a session that does not exist.
+pub fn transition(from: Option<Phase>, event: EventKind) -> Next {
+    use EventKind as E;
+    use Next::{Back, Deferred, Ended, Missing, Rejected, Stay, To};
+    let Some(phase) = from else {
+        return if event == E::Arrive { To(Phase::Prefill) } else { Missing };
+    };
+    match (phase, event) {
+        (_, E::Abort | E::End) => Ended,
+        (_, E::Arrive) => Rejected,
+
+        (Phase::Prefill, E::PromptDone) => To(Phase::Decode),
+        (Phase::Decode, E::ToolCall) => To(Phase::IoWait),
+        (Phase::Decode, E::Finish) => To(Phase::Idle),
+        (_, E::PromptDone | E::ToolCall | E::Finish) => Rejected,
+
+        (Phase::Prefill | Phase::Decode, E::SignalCompute) => Stay,
+        (Phase::Prefill | Phase::Decode | Phase::Paused, E::SignalIoWait | E::SignalIdle) => Deferred,
+        (Phase::Paused, E::SignalCompute) => Deferred,
+        (Phase::Idle, E::SignalIoWait) => To(Phase::IoWait),
+        (Phase::IoWait, E::SignalIdle) => To(Phase::Idle),
+        (Phase::IoWait | Phase::Idle, E::SignalIoWait | E::SignalCompute | E::SignalIdle) => Stay,
+
+        (Phase::IoWait | Phase::Idle, E::NextTurn) => To(Phase::Prefill),
+        (_, E::NextTurn) => Rejected,
+
+        (Phase::Paused, E::Pause) => Stay,
+        (_, E::Pause) => To(Phase::Paused),
+        (Phase::Paused, E::Resume) => Back,
+        (_, E::Resume) => Rejected,
+
+        (Phase::Decode, E::StateLost) => To(Phase::Prefill),
+        (_, E::StateLost) => Stay,
+    }
+}
+
+/// The whole table as text: a row for each event, a column for each phase.
+pub fn table() -> String {
+    let columns = [None].into_iter().chain(Phase::ALL.map(Some));
+    let mut text = format!("{:<14}", "event");
+    for column in columns.clone() {
+        text += &format!("| {:<10}", column.map_or("(none)".to_owned(), |phase| phase.to_string()));
+    }
+    for event in EventKind::ALL {
+        text.truncate(text.trim_end().len());
+        text += &format!("\n{:<14}", format!("{event:?}"));
+        for column in columns.clone() {
+            let cell = match transition(column, event) {
+                Next::To(phase) => format!("-> {phase}"),
+                other => format!("{other:?}").to_lowercase(),
+            };
+            text += &format!("| {cell:<10}");
+        }
+    }
+    text.truncate(text.trim_end().len());
+    text + "\n"
+}

@@ -1,0 +1,37 @@
+//! The policy `ttl`: keep for a time, then swap.
+
+use super::{Decision, EvictionPolicy, Verdict, View, Why};
+use crate::session::Session;
+use std::time::Duration;
+
+/// Swaps whatever has waited for longer than a fixed time; 0 swaps at every wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Ttl {
+    ttl: Duration,
+}
+
+impl Ttl {
+    /// Keeps for `ttl`.
+    pub fn new(ttl: Duration) -> Self {
+        Ttl { ttl }
+    }
+}
+
+impl EvictionPolicy for Ttl {
+    fn name(&self) -> &str {
+        "ttl"
+    }
+
+    fn verdict(&self, view: &View<'_>, session: &Session) -> Verdict {
+        let (ttl, end) = (self.ttl, session.quiet_since() + self.ttl);
+        if view.now >= end {
+            Verdict::go(Decision::Swap, Why::TtlOver { ttl })
+        } else {
+            Verdict { review: Some(end), ..Verdict::keep(Why::WithinTtl { ttl }) }
+        }
+    }
+
+    fn rank(&self, view: &View<'_>, session: &Session) -> Option<u64> {
+        Some(view.now.saturating_sub(session.quiet_since()).as_micros() as u64)
+    }
+}

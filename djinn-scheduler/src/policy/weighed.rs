@@ -1,0 +1,112 @@
+//! Weighs keeping against swapping and recomputing, by a forecast of how long a wait will last.
+
+use super::{Decision, EvictionPolicy, Verdict, View, Why};
+use crate::session::{Session, Wait};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
+
+/// Says how long waits will last.
+pub trait Forecast: fmt::Debug + Send {
+    /// The policy's name.
+    fn name(&self) -> &str;
+
+    /// What is left of the wait, as likely more as less.
+    fn remaining(&self, session: &Session, wait: &Wait, now: Duration) -> Duration;
+
+    /// When the session will hardly be back before, if that is known well enough to act on.
+    fn due(&self, session: &Session, wait: &Wait) -> Option<Duration>;
+
+    /// A wait ended after `lasted`.
+    fn observe(&mut self, _wait: &Wait, _lasted: Duration) {}
+}
+
+/// Constants of the weighing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Weights {
+    /// A wait must last so many times the copies out and back before its pages are moved: what a wrong guess
+    /// costs (a stalled turn) is more than what a right one gains.
+    pub hysteresis: f64,
+    /// A restore begins so many times its own duration before the session is due.
+    pub restore_ahead: f64,
+    /// Recomputing is chosen where it takes less than this part of the copies: it keeps others from computing,
+    /// while copies run beside them.
+    pub recompute_below: f64,
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Weights { hysteresis: 2.0, restore_ahead: 2.0, recompute_below: 0.25 }
+    }
+}
+
+/// A policy made of a forecast: pages leave when they are missing and the wait is long against the copies,
+/// the farthest return first; they come back before they are due.
+///
+/// Evicting what is used farthest in the future is Belady's rule ("A study of replacement algorithms for a
+/// virtual-storage computer", 1966), applied to a forecast.
+#[derive(Clone, Debug)]
+pub struct Weighed<F> {
+    forecast: F,
+    weights: Weights,
+}
+
+impl<F: Forecast> Weighed<F> {
+    /// Weighs by `forecast`.
+    pub fn new(forecast: F, weights: Weights) -> Self {
+        Weighed { forecast, weights }
+    }
+
+    /// The forecast.
+    pub fn forecast(&self) -> &F {
+        &self.forecast
+    }
+
+    fn remaining(&self, session: &Session, now: Duration) -> Duration {
+        match &session.wait {
+            Some(wait) => self.forecast.remaining(session, wait, now),
+            // Paused by its user, who said nothing: the longer ago, the longer it will last.
+            None => now.saturating_sub(session.last_use),
+        }
+    }
+}
+
+impl<F: Forecast> EvictionPolicy for Weighed<F> {
+    fn name(&self) -> &str {
+        self.forecast.name()
+    }
+
+    fn verdict(&self, view: &View<'_>, session: &Session) -> Verdict {
+        let remaining = self.remaining(session, view.now);
+        let copies = view.cost.round_trip(session.device_pages);
+        let threshold = copies.mul_f64(self.weights.hysteresis);
+        if remaining <= threshold {
+            // Once overdue by as much again, the forecast is not to be believed.
+            let lease = remaining + threshold;
+            let review = Some(view.now + lease);
+            return Verdict { lease, review, ..Verdict::keep(Why::Short { remaining, copies }) };
+        }
+        if view.short == 0 {
+            return Verdict::keep(Why::NoPressure);
+        }
+        let recompute = view.cost.recompute(session.context);
+        let (short, discard) = (view.short, recompute < copies.mul_f64(self.weights.recompute_below));
+        let costs = if discard { recompute } else { copies };
+        let decision = if discard { Decision::Discard } else { Decision::Swap };
+        Verdict::go(decision, Why::Long { remaining, costs, short })
+    }
+
+    fn rank(&self, view: &View<'_>, session: &Session) -> Option<u64> {
+        Some(self.remaining(session, view.now).as_micros() as u64)
+    }
+
+    fn restore_at(&self, view: &View<'_>, session: &Session) -> Option<Duration> {
+        let due = self.forecast.due(session, session.wait.as_ref()?)?;
+        let ahead = view.cost.swap_in(session.host_pages).mul_f64(self.weights.restore_ahead);
+        Some(due.saturating_sub(ahead))
+    }
+
+    fn observe(&mut self, wait: &Wait, lasted: Duration) {
+        self.forecast.observe(wait, lasted);
+    }
+}

@@ -1,0 +1,344 @@
+//! A plan in the making.
+
+use super::Parts;
+use crate::handler::{PhaseHandler, StepRoom};
+use crate::phase::Phase;
+use crate::plan::{Entry, Grant, Move, Plan, Refusal};
+use crate::policy::{Decision, View};
+use crate::session::{Residency, Session, SessionId};
+use crate::state::State;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Sessions that queue for which room is made at once.
+const LOOKAHEAD: usize = 8;
+
+pub(super) struct Draft<'a> {
+    state: &'a State,
+    parts: &'a Parts,
+    now: Duration,
+    /// Pages free now, without those whose copy to the host is under way.
+    free: u32,
+    host_free: u32,
+    /// Pages whose copy to the host is under way, or begins with this plan.
+    coming: u32,
+    /// Pages missing for sessions that could compute.
+    hard: u32,
+    /// Pages missing for what is about to come.
+    soft: u32,
+    /// Sessions that compute on the device, by rank.
+    resident: Vec<&'a Session>,
+    /// Those of them that lack pages to grow.
+    starved: Vec<&'a Session>,
+    /// The first session that queues in vain.
+    blocked: Option<&'a Session>,
+    /// Sessions that are moved or discarded with this plan.
+    moved: BTreeSet<SessionId>,
+    plan: Plan,
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn new(state: &'a State, parts: &'a Parts, now: Duration) -> Self {
+        let mut resident: Vec<_> =
+            state.sessions().filter(|s| s.is_ready() && s.residency == Residency::Device).collect();
+        resident.sort_by_key(|s| s.rank());
+        let on_the_way = state.sessions().filter(|s| s.residency == Residency::Leaving);
+        Draft {
+            state,
+            parts,
+            now,
+            free: state.device_free(),
+            host_free: state.host_free(),
+            coming: on_the_way.map(|s| s.device_pages).sum(),
+            hard: 0,
+            soft: 0,
+            resident,
+            starved: Vec::new(),
+            blocked: None,
+            moved: BTreeSet::new(),
+            plan: Plan { id: state.plans + 1, ..Plan::default() },
+        }
+    }
+
+    fn pages(&self, tokens: u64) -> u32 {
+        self.parts.keeper.pages(self.state.capacity(), tokens)
+    }
+
+    /// Device pages that a session must hold to compute.
+    fn target(&self, session: &Session) -> u32 {
+        let tokens = if self.parts.policy.reserves() { session.limit } else { session.wanted_tokens() };
+        self.pages(tokens).max(1)
+    }
+
+    fn view(&self) -> View<'a> {
+        let Draft { state, now, host_free, .. } = *self;
+        View { state, cost: &self.parts.cost, now, short: self.short(), host_free }
+    }
+
+    fn short(&self) -> u32 {
+        self.hard.saturating_add(self.soft).saturating_sub(self.coming)
+    }
+
+    fn wake_at(&mut self, at: Duration) {
+        let at = at.max(self.now);
+        self.plan.wake = Some(self.plan.wake.map_or(at, |wake| wake.min(at)));
+    }
+
+    fn grant(&mut self, session: SessionId, pages: u32) {
+        self.free -= pages;
+        self.plan.grants.push(Grant { session, pages });
+    }
+
+    /// Sessions that compute get the pages that their next tokens need.
+    pub(super) fn grow(&mut self) {
+        for session in self.resident.clone() {
+            let need = self.target(session).saturating_sub(session.device_pages);
+            if need == 0 {
+                continue;
+            }
+            if need <= self.free && self.starved.is_empty() {
+                self.grant(session.id, need);
+            } else {
+                self.hard += need;
+                self.starved.push(session);
+            }
+        }
+    }
+
+    /// Sessions that queue come in, in order: a smaller one does not overtake.
+    pub(super) fn admit(&mut self) {
+        let off = |s: &&Session| matches!(s.residency, Residency::Host | Residency::Gone);
+        let mut queue: Vec<_> = self.state.sessions().filter(|s| s.is_ready()).filter(off).collect();
+        queue.sort_by_key(|s| s.rank());
+        let arriving = |s: &&Session| s.is_ready() && s.residency == Residency::Arriving;
+        let mut active = self.resident.len() + self.state.sessions().filter(arriving).count();
+        let mut looked_at = 0;
+        for session in queue {
+            let deadline = session.ready_since + self.parts.rules.queue_timeout;
+            let need = self.target(session);
+            let room = active < self.state.capacity().sequences as usize;
+            if room && need <= self.free && self.starved.is_empty() && self.blocked.is_none() {
+                active += 1;
+                self.grant(session.id, need);
+                match session.residency {
+                    Residency::Host => self.swap_in(session),
+                    _ => self.resident.push(session),
+                }
+                continue;
+            }
+            if self.now >= deadline {
+                let waited = self.now - session.ready_since;
+                self.plan.refused.push((session.id, Refusal::QueueTimeout { waited }));
+                continue;
+            }
+            self.wake_at(deadline);
+            if room && looked_at < LOOKAHEAD {
+                looked_at += 1;
+                self.hard = self.hard.saturating_add(need);
+            }
+            self.blocked = self.blocked.or(Some(session));
+        }
+        // What is free already is not missing.
+        if self.blocked.is_some() || !self.starved.is_empty() {
+            self.hard = self.hard.saturating_sub(self.free);
+        }
+    }
+
+    fn swap_in(&mut self, session: &Session) {
+        self.moved.insert(session.id);
+        self.plan.swap_in.push(Move { session: session.id, pages: session.host_pages });
+    }
+
+    /// Sessions that still wait, but not for long, come back.
+    pub(super) fn restore(&mut self) {
+        let mut due = Vec::new();
+        let away = |s: &&Session| s.is_parked() && s.residency == Residency::Host && !s.prefetched;
+        for session in self.state.sessions().filter(away) {
+            match self.parts.policy.restore_at(&self.view(), session) {
+                Some(at) if at <= self.now => due.push((session.priority, at, session)),
+                Some(at) => self.wake_at(at),
+                None => {}
+            }
+        }
+        due.sort_by_key(|&(priority, at, session)| (priority, at, session.id));
+        for (.., session) in due {
+            let need = session.host_pages;
+            if self.hard == 0 && self.blocked.is_none() && need <= self.free {
+                self.grant(session.id, need);
+                self.swap_in(session);
+            } else {
+                self.soft = self.soft.saturating_add(need);
+            }
+        }
+    }
+
+    /// While sessions are off the device, some pages are kept free for the next one that comes back.
+    pub(super) fn headroom(&mut self) {
+        let off = |s: &Session| !matches!(s.residency, Residency::Device | Residency::Arriving);
+        if !self.parts.policy.reserves() && self.state.sessions().any(off) {
+            let pages = self.state.capacity().device_pages as f64 * self.parts.rules.headroom;
+            self.soft = self.soft.saturating_add((pages as u32).saturating_sub(self.free));
+        }
+    }
+
+    /// Pages of sessions that wait: those that the policy gives up unasked, then those that others demand.
+    pub(super) fn evict(&mut self) {
+        let parked = self.state.sessions().filter(|s| s.is_parked() && s.residency == Residency::Device);
+        let (leased, mut lapsed): (Vec<_>, Vec<_>) = parked.partition(|s| s.lease_until > self.now);
+        let view = self.view();
+        lapsed.sort_by_cached_key(|s| (Reverse(self.parts.policy.rank(&view, s)), Reverse(s.priority), s.id));
+        for session in &lapsed {
+            let verdict = self.parts.policy.verdict(&self.view(), session);
+            if let Some(at) = verdict.review.filter(|&at| at > self.now) {
+                self.wake_at(at);
+            }
+            self.send_away(session, verdict.decision, false);
+        }
+        for session in &lapsed {
+            let wanted = self.hard > self.coming;
+            if wanted && self.parts.policy.rank(&view, session).is_some() {
+                self.send_away(session, Decision::Swap, true);
+            }
+        }
+        if self.short() > 0
+            && let Some(end) = leased.iter().map(|s| s.lease_until).min()
+        {
+            self.wake_at(end);
+        }
+    }
+
+    /// Moves or discards a session's pages, as the keeper places them.
+    fn send_away(&mut self, session: &Session, wish: Decision, pressing: bool) {
+        if wish == Decision::Keep || self.moved.contains(&session.id) {
+            return;
+        }
+        let placed = match session.context {
+            0 => Decision::Discard,
+            _ => self.parts.keeper.place(&self.view(), session, wish, pressing),
+        };
+        let pages = self.pages(session.context);
+        let host_full = wish == Decision::Swap && placed == Decision::Discard && pages > self.host_free;
+        let placed = if host_full && self.clear_host(session, pages) { Decision::Swap } else { placed };
+        match placed {
+            Decision::Swap if pages <= self.host_free => {
+                self.host_free -= pages;
+                self.plan.swap_out.push(Move { session: session.id, pages });
+            }
+            Decision::Discard => self.plan.discard.push(session.id),
+            Decision::Keep | Decision::Swap => return,
+        }
+        self.coming += session.device_pages;
+        self.moved.insert(session.id);
+    }
+
+    /// Makes room on the host for `pages` of `session` by discarding who will be away for longer, the longest
+    /// first. Returns whether there is enough.
+    fn clear_host(&mut self, session: &Session, pages: u32) -> bool {
+        let (view, policy) = (self.view(), &self.parts.policy);
+        let own = if session.is_parked() { policy.rank(&view, session) } else { Some(0) };
+        let away =
+            |s: &&Session| s.is_parked() && s.residency == Residency::Host && !self.moved.contains(&s.id);
+        let ranked = self.state.sessions().filter(away).map(|s| (policy.rank(&view, s), s));
+        let mut longer: Vec<_> = ranked.filter(|(rank, _)| *rank > own).collect();
+        longer.sort_by_key(|&(rank, s)| (Reverse(rank), s.id));
+        let mut freed = self.host_free;
+        let enough = longer.iter().position(|(_, s)| {
+            freed += s.host_pages;
+            freed >= pages
+        });
+        let Some(last) = enough else { return false };
+        for (_, victim) in &longer[..=last] {
+            self.plan.discard.push(victim.id);
+            self.moved.insert(victim.id);
+        }
+        self.host_free = freed;
+        true
+    }
+
+    /// If no session that waits can give enough: sessions that compute, the last in rank first, for one that
+    /// cannot grow, or for one with a better priority.
+    pub(super) fn preempt(&mut self) {
+        if self.parts.policy.reserves() {
+            return;
+        }
+        let Some(needy) = self.starved.first().copied().or(self.blocked) else { return };
+        let grows = !self.starved.is_empty();
+        for victim in self.resident.clone().into_iter().rev() {
+            let was_here = victim.residency == Residency::Device;
+            let outranked = victim.priority > needy.priority && victim.lease_until <= self.now;
+            let yields = victim.rank() > needy.rank() && (grows || outranked);
+            if was_here && yields && self.hard > self.coming {
+                self.plan.grants.retain(|grant| grant.session != victim.id);
+                self.send_away(victim, Decision::Swap, true);
+            }
+        }
+    }
+
+    /// The step: phases in their handlers' order, sessions by rank.
+    pub(super) fn fill(&mut self) {
+        let mut runnable = std::mem::take(&mut self.resident);
+        let starved: BTreeSet<_> = self.starved.iter().map(|s| s.id).collect();
+        runnable.retain(|s| !self.moved.contains(&s.id) && !starved.contains(&s.id));
+        runnable.sort_by_key(|s| (self.handler(s).order(), s.phase == Phase::Prefill, s.rank()));
+        let capacity = self.state.capacity();
+        let mut room = StepRoom {
+            rows: capacity.rows,
+            rows_left: capacity.rows,
+            chunk: capacity.chunk,
+            decoding: 0,
+            prefilling: 0,
+        };
+        for session in &runnable {
+            if self.plan.batch.len() >= capacity.sequences as usize || room.rows_left == 0 {
+                break;
+            }
+            let tokens = self.handler(session).tokens(&room, session);
+            self.enter(session, tokens, &mut room);
+        }
+        // A handler may be picky, but a step that nobody enters would never end.
+        if let (true, Some(session)) = (self.plan.batch.is_empty(), runnable.first()) {
+            self.enter(session, capacity.chunk as u64, &mut room);
+        }
+    }
+
+    fn handler(&self, session: &Session) -> &'a dyn PhaseHandler {
+        match session.phase {
+            Phase::Prefill => &*self.parts.prefill,
+            _ => &*self.parts.decode,
+        }
+    }
+
+    fn enter(&mut self, session: &Session, tokens: u64, room: &mut StepRoom) {
+        let most = if session.phase == Phase::Prefill { session.prompt } else { 1 };
+        let tokens = tokens.min(most).min(room.rows_left as u64);
+        if tokens == 0 {
+            return;
+        }
+        room.rows_left -= tokens as u32;
+        self.plan.batch.push(if session.phase == Phase::Prefill {
+            room.prefilling += tokens as u32;
+            Entry::Prefill { session: session.id, tokens, last: tokens == session.prompt }
+        } else {
+            room.decoding += 1;
+            Entry::Decode { session: session.id }
+        });
+    }
+
+    pub(super) fn finish(mut self) -> Plan {
+        let freed_at_once = !self.plan.discard.is_empty() || !self.plan.refused.is_empty();
+        if freed_at_once && (self.hard > 0 || self.blocked.is_some()) {
+            self.wake_at(self.now);
+        }
+        // Leases of sessions that compute end as well.
+        if let (Some(needy), true) = (self.blocked, self.hard > self.coming) {
+            let lapse = |s: &&Session| s.priority > needy.priority && s.lease_until > self.now;
+            let ends = self.state.sessions().filter(|s| s.is_ready()).filter(lapse).map(|s| s.lease_until);
+            if let Some(end) = ends.min() {
+                self.wake_at(end);
+            }
+        }
+        self.plan.short = self.short();
+        self.plan
+    }
+}

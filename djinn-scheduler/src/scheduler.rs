@@ -1,0 +1,351 @@
+//! The scheduler: keeps the state, books plans, answers signals.
+
+#[cfg(test)]
+mod tests;
+
+use crate::error::{Error, Result};
+use crate::phase::{EventKind, Next, Phase, transition};
+use crate::plan::{CopyOutcome, Outcome, Plan, Refusal, TurnEnd};
+use crate::policy::{Decision, View, Why};
+use crate::schedule::{Parts, schedule};
+use crate::session::{Arrival, Residency, Session, SessionId, Wait};
+use crate::signal::{Signal, SignalAnswer, SignalOutcome};
+use crate::state::{Capacity, State};
+use std::time::Duration;
+
+/// What a client does with a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Another turn.
+    NextTurn {
+        /// Tokens to prefill, at least 1. The last token of the turn before is one of them: it was generated,
+        /// but its keys and values were not computed.
+        prompt: u64,
+        /// Tokens that the turn may generate, at least 1.
+        max_tokens: u64,
+    },
+    /// Hold the session; a step that it is in still counts.
+    Pause,
+    /// Let it go on.
+    Resume,
+    /// The client is gone.
+    Abort,
+    /// The session is closed.
+    End,
+}
+
+impl Event {
+    fn kind(&self) -> EventKind {
+        match self {
+            Event::NextTurn { .. } => EventKind::NextTurn,
+            Event::Pause => EventKind::Pause,
+            Event::Resume => EventKind::Resume,
+            Event::Abort => EventKind::Abort,
+            Event::End => EventKind::End,
+        }
+    }
+}
+
+/// Sessions, pages and the parts that decide about them. Times are spans since any origin that the caller
+/// keeps; they never go back.
+#[derive(Debug)]
+pub struct Scheduler {
+    state: State,
+    parts: Parts,
+}
+
+impl Scheduler {
+    /// A scheduler of an empty machine.
+    pub fn new(capacity: Capacity, parts: Parts) -> Result<Self> {
+        if let Some(what) = parts.cost.problem() {
+            let remedy = "give measured rates above 0";
+            return Err(Error::Machine { what: format!("the cost model's {what}"), remedy });
+        }
+        Ok(Scheduler { state: State::new(capacity)?, parts })
+    }
+
+    /// The sessions and pages.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The parts that decide.
+    pub fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// A session comes, with its first turn.
+    pub fn arrive(&mut self, arrival: &Arrival, now: Duration) -> Result<()> {
+        let Arrival { id, prompt, max_tokens, limit, .. } = *arrival;
+        if self.state.session(id).is_some() {
+            return Err(Error::Exists { session: id });
+        }
+        check_turn(id, 0, prompt, max_tokens, limit)?;
+        let pages = self.parts.keeper.pages(self.state.capacity(), limit);
+        let device_pages = self.state.capacity().device_pages;
+        let off = |s: &&Session| s.is_ready() && matches!(s.residency, Residency::Gone | Residency::Host);
+        let queued = self.state.sessions().filter(off).count();
+        let why = match () {
+            () if pages > device_pages => Refusal::TooLarge { pages, device_pages },
+            () if queued >= self.parts.rules.max_queue => Refusal::QueueFull { queued },
+            () => {
+                self.state.sessions.insert(id, Session::new(arrival, now));
+                return Ok(());
+            }
+        };
+        Err(Error::Refused { session: id, why })
+    }
+
+    /// Something happens to a session.
+    pub fn event(&mut self, id: SessionId, event: Event, now: Duration) -> Result<()> {
+        let session = self.state.sessions.get_mut(&id).filter(|session| !session.ending);
+        let session = session.ok_or(Error::Missing { session: id })?;
+        let kind = event.kind();
+        let next = transition(Some(session.phase), kind);
+        match (next, event) {
+            (Next::Ended, _) => self.state.remove(id),
+            (Next::Rejected, _) => {
+                return Err(Error::NotNow { session: id, phase: session.phase, event: kind });
+            }
+            (_, Event::NextTurn { prompt, max_tokens }) => {
+                check_turn(id, session.context + session.prompt, prompt, max_tokens, session.limit)?;
+                if let Some(wait) = session.wait.take() {
+                    self.parts.policy.observe(&wait, wait.elapsed(now));
+                }
+                session.prompt += prompt;
+                (session.max_tokens, session.generated) = (max_tokens, 0);
+                (session.phase, session.ready_since) = (Phase::Prefill, now);
+                (session.prefetched, session.deferred) = (false, None);
+            }
+            (Next::To(Phase::Paused), _) => {
+                session.paused_from = Some(session.phase);
+                session.phase = Phase::Paused;
+            }
+            (Next::Back, _) => self.unpause(id, now),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn unpause(&mut self, id: SessionId, now: Duration) {
+        let session = self.session_mut(id);
+        session.phase = match session.paused_from.take() {
+            Some(waiting @ (Phase::IoWait | Phase::Idle)) => waiting,
+            _ if session.prompt > 0 => Phase::Prefill,
+            _ => Phase::Decode,
+        };
+        if session.phase.is_ready() {
+            session.ready_since = now;
+        } else {
+            self.apply_deferred(id, now);
+        }
+    }
+
+    /// A client's hint, and the answer to it.
+    pub fn signal(&mut self, id: SessionId, signal: &Signal, now: Duration) -> SignalAnswer {
+        let found = self.state.session(id).filter(|session| !session.ending);
+        let Some(session) = found else {
+            return SignalAnswer {
+                outcome: SignalOutcome::Missing,
+                decision: Decision::Discard,
+                why: format!("{id} does not exist"),
+                kv_bytes: 0,
+                residency: Residency::Gone,
+                eta_restore_ms: 0,
+            };
+        };
+        if let Signal::IoWait { estimated_resume_ms: Some(0), .. } = signal {
+            let why = "estimated_resume_ms is 0; give 1 or more, or leave it out if it is unknown".to_owned();
+            return SignalAnswer { why, ..self.answer(id, SignalOutcome::Rejected, now) };
+        }
+        let next = transition(Some(session.phase), signal.kind());
+        let outcome = match next {
+            Next::Deferred => {
+                self.session_mut(id).deferred = Some(signal.clone());
+                SignalOutcome::Deferred
+            }
+            Next::To(_) | Next::Stay => self.apply_signal(id, signal, now),
+            Next::Rejected | Next::Back | Next::Ended | Next::Missing => SignalOutcome::Rejected,
+        };
+        self.answer(id, outcome, now)
+    }
+
+    /// Changes the wait of a session as its client says. It computes or waits, but is not paused.
+    fn apply_signal(&mut self, id: SessionId, signal: &Signal, now: Duration) -> SignalOutcome {
+        let max_wait = self.parts.rules.max_wait;
+        let session = self.session_mut(id);
+        if session.phase.is_ready() {
+            return SignalOutcome::Accepted;
+        }
+        let since = session.wait.as_ref().map_or(now, |wait| wait.since);
+        let elapsed = now.saturating_sub(since);
+        let mut outcome = SignalOutcome::Accepted;
+        let (tool, expected) = match signal {
+            Signal::IoWait { tool, estimated_resume_ms } => {
+                let expected = estimated_resume_ms.map(Duration::from_millis).map(|told| {
+                    if told > max_wait {
+                        outcome = SignalOutcome::Clipped;
+                    }
+                    elapsed + told.min(max_wait)
+                });
+                session.phase = Phase::IoWait;
+                (tool.clone(), expected)
+            }
+            Signal::Compute => (session.wait.take().and_then(|wait| wait.tool), Some(elapsed)),
+            Signal::Idle => {
+                session.phase = Phase::Idle;
+                (Some(Wait::IDLE.to_owned()), None)
+            }
+        };
+        session.wait = Some(Wait { tool, since, expected });
+        self.begin_wait(id, now);
+        outcome
+    }
+
+    /// Gives a session whose wait begins, or is known better, the lease that the policy wants for it.
+    fn begin_wait(&mut self, id: SessionId, now: Duration) {
+        let lease = match self.verdict(id, now) {
+            Some(verdict) if verdict.decision == Decision::Keep => verdict.lease,
+            _ => Duration::ZERO,
+        };
+        let max_lease = self.parts.rules.max_lease;
+        let session = self.session_mut(id);
+        let end = session.quiet_since() + max_lease;
+        session.lease_until = (now + lease.min(max_lease)).min(end);
+        session.prefetched = false;
+    }
+
+    /// What the policy says of a session that waits on the device.
+    fn verdict(&self, id: SessionId, now: Duration) -> Option<crate::policy::Verdict> {
+        let session = self.state.session(id)?;
+        let waits = !session.phase.is_ready() && session.residency == Residency::Device;
+        waits.then(|| self.parts.policy.verdict(&self.view(now), session))
+    }
+
+    fn view(&self, now: Duration) -> View<'_> {
+        let (state, host_free) = (&self.state, self.state.host_free());
+        View { state, cost: &self.parts.cost, now, short: state.short, host_free }
+    }
+
+    fn answer(&self, id: SessionId, outcome: SignalOutcome, now: Duration) -> SignalAnswer {
+        let session = &self.state.sessions[&id];
+        let pages = self.parts.keeper.pages(self.state.capacity(), session.context);
+        let (decision, why) = match (self.verdict(id, now), session.residency) {
+            (Some(verdict), _) => {
+                let placed = self.parts.keeper.place(&self.view(now), session, verdict.decision, false);
+                let blocked = placed == Decision::Keep && verdict.decision != Decision::Keep;
+                (placed, if blocked { Why::HostFull } else { verdict.why })
+            }
+            (None, Residency::Host | Residency::Leaving) => (Decision::Swap, Why::NotOnDevice),
+            (None, Residency::Gone) if !session.phase.is_ready() => (Decision::Discard, Why::NotOnDevice),
+            (None, _) if session.phase.is_ready() => (Decision::Keep, Why::Computing),
+            (None, _) => (Decision::Keep, Why::NotOnDevice),
+        };
+        let cost = &self.parts.cost;
+        let eta = match (session.residency, decision) {
+            (Residency::Leaving, _) => cost.round_trip(pages),
+            (Residency::Host | Residency::Arriving, _) | (_, Decision::Swap) => cost.swap_in(pages),
+            (Residency::Gone, _) | (_, Decision::Discard) => cost.recompute(session.context + session.prompt),
+            (Residency::Device, Decision::Keep) => Duration::ZERO,
+        };
+        SignalAnswer {
+            outcome,
+            decision,
+            why: why.to_string(),
+            kv_bytes: cost.bytes(pages),
+            residency: session.residency,
+            eta_restore_ms: eta.as_nanos().div_ceil(1_000_000) as u64,
+        }
+    }
+
+    /// Decides the next step and books it. Call it when no step is under way.
+    ///
+    /// # Panics
+    /// If a step is under way.
+    pub fn schedule(&mut self, now: Duration) -> Plan {
+        let plan = schedule(&self.state, &self.parts, now);
+        self.state.begin(&plan, self.parts.rules.lease, now);
+        for &id in &plan.discard {
+            self.state_lost(id);
+        }
+        plan
+    }
+
+    fn state_lost(&mut self, id: SessionId) {
+        if let Some(session) = self.state.sessions.get_mut(&id)
+            && let Next::To(phase) = transition(Some(session.phase), EventKind::StateLost)
+        {
+            session.phase = phase;
+        }
+    }
+
+    /// Books the end of a plan's step, and of copies.
+    ///
+    /// # Panics
+    /// If the plan's step is not under way, or the outcome names a session that was not in it.
+    pub fn on_completed(&mut self, plan: &Plan, outcome: &Outcome, now: Duration) {
+        assert_eq!(self.state.step, Some(plan.id), "the step that ended is not the one under way");
+        self.state.step = None;
+        for entry in &plan.batch {
+            self.state.advance(entry, now);
+            let session = self.session_mut(entry.session());
+            if session.ending {
+                self.state.remove(entry.session());
+            } else if session.prompt == 0
+                && let Next::To(phase) = transition(Some(session.phase), EventKind::PromptDone)
+            {
+                session.phase = phase;
+            }
+        }
+        for (id, end) in &outcome.ended {
+            let took_part = plan.batch.iter().any(|entry| entry.session() == *id);
+            assert!(took_part, "{id} ended a turn in plan {}, but was not in its step", plan.id);
+            self.end_turn(*id, end, now);
+        }
+        self.on_copied(&outcome.copies);
+    }
+
+    /// Books the end of copies while a step is under way.
+    pub fn on_copied(&mut self, copies: &[CopyOutcome]) {
+        for &copy in copies {
+            if self.state.settle(copy) {
+                self.state_lost(copy.session);
+            }
+        }
+    }
+
+    fn end_turn(&mut self, id: SessionId, end: &TurnEnd, now: Duration) {
+        let Some(session) = self.state.sessions.get_mut(&id) else { return };
+        let (phase, tool) = match end {
+            TurnEnd::Failed => return self.state.remove(id),
+            TurnEnd::Finish => (Phase::Idle, Some(Wait::IDLE.to_owned())),
+            TurnEnd::ToolCall { tool } => (Phase::IoWait, tool.clone()),
+        };
+        session.wait = Some(Wait { tool, since: now, expected: None });
+        if session.phase == Phase::Paused {
+            session.paused_from = Some(phase);
+            return;
+        }
+        session.phase = phase;
+        self.begin_wait(id, now);
+        self.apply_deferred(id, now);
+    }
+
+    fn apply_deferred(&mut self, id: SessionId, now: Duration) {
+        if let Some(signal) = self.session_mut(id).deferred.take() {
+            self.apply_signal(id, &signal, now);
+        }
+    }
+
+    fn session_mut(&mut self, id: SessionId) -> &mut Session {
+        self.state.sessions.get_mut(&id).unwrap_or_else(|| panic!("{id} is not in the state"))
+    }
+}
+
+fn check_turn(id: SessionId, before: u64, prompt: u64, max_tokens: u64, limit: u64) -> Result<()> {
+    if prompt == 0 || max_tokens == 0 {
+        return Err(Error::EmptyTurn { session: id });
+    }
+    let tokens = before.saturating_add(prompt).saturating_add(max_tokens);
+    if tokens > limit { Err(Error::TooLong { session: id, tokens, limit }) } else { Ok(()) }
+}

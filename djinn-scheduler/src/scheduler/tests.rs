@@ -1,0 +1,379 @@
+//! The scheduler step by step on a small machine.
+
+use super::{Event, Scheduler};
+use crate::conformance::{parts, small_machine};
+use crate::error::Error;
+use crate::phase::Phase;
+use crate::plan::{CopyOutcome, Entry, Outcome, Plan, Refusal, TurnEnd};
+use crate::policy::{Decision, EvictionPolicy, Lru, Never, Told, Ttl, Weighed, Weights};
+use crate::session::{Arrival, Residency, Session, SessionId};
+use crate::signal::{Signal, SignalOutcome};
+use std::time::Duration;
+
+fn signal_policy() -> Box<dyn EvictionPolicy> {
+    Box::new(Weighed::new(Told::new(ms(300)), Weights::default()))
+}
+
+fn small(policy: Box<dyn EvictionPolicy>) -> Scheduler {
+    let (capacity, cost) = small_machine();
+    Scheduler::new(capacity, parts(policy, cost)).expect("a small machine")
+}
+
+fn ms(value: u64) -> Duration {
+    Duration::from_millis(value)
+}
+
+fn id(value: u64) -> SessionId {
+    SessionId(value)
+}
+
+/// A session of `prompt` tokens that may grow to `limit`.
+fn arrival(session: u64, prompt: u64, limit: u64) -> Arrival {
+    Arrival { id: id(session), priority: 0, prompt, max_tokens: 8, limit }
+}
+
+fn of(scheduler: &Scheduler, session: u64) -> Session {
+    scheduler.state().session(id(session)).expect("the session exists").clone()
+}
+
+fn io_wait(estimate: Option<u64>) -> Signal {
+    Signal::IoWait { tool: Some("bash".to_owned()), estimated_resume_ms: estimate }
+}
+
+/// Plans and completes a step in which `ended` end their turns; copies are left under way.
+fn step(scheduler: &mut Scheduler, ended: &[u64], now: Duration) -> Plan {
+    let plan = scheduler.schedule(now);
+    let ended = ended.iter().map(|&session| (id(session), TurnEnd::ToolCall { tool: None })).collect();
+    if !plan.batch.is_empty() {
+        scheduler.on_completed(&plan, &Outcome { ended, copies: Vec::new() }, now);
+    }
+    scheduler.state().audit();
+    plan
+}
+
+/// A session that has computed its prompt and waits on the device.
+fn waiting(scheduler: &mut Scheduler, session: u64, prompt: u64, now: Duration) {
+    scheduler.arrive(&arrival(session, prompt, 1_024), now).expect("it fits");
+    loop {
+        let last = of(scheduler, session).prompt <= 128;
+        let ended = if last { vec![session] } else { Vec::new() };
+        step(scheduler, &ended, now);
+        if last {
+            break;
+        }
+    }
+    assert_eq!(of(scheduler, session).phase, Phase::IoWait);
+}
+
+#[test]
+fn decodes_come_first_and_prefill_fills_the_step_with_whole_chunks() {
+    let mut scheduler = small(Box::new(Lru));
+    for session in 0..3 {
+        scheduler.arrive(&arrival(session, 100, 128), ms(session)).expect("it fits");
+    }
+    let first = step(&mut scheduler, &[], ms(10));
+    assert_eq!(first.batch, [Entry::Prefill { session: id(0), tokens: 100, last: true }]);
+    let second = step(&mut scheduler, &[], ms(20));
+    let expected =
+        [Entry::Decode { session: id(0) }, Entry::Prefill { session: id(1), tokens: 100, last: true }];
+    assert_eq!(second.batch, expected);
+    assert_eq!(of(&scheduler, 0).context, 101);
+    assert_eq!((of(&scheduler, 0).generated, of(&scheduler, 1).generated), (2, 1));
+}
+
+#[test]
+fn a_long_prompt_takes_several_chunks() {
+    let mut scheduler = small(Box::new(Lru));
+    scheduler.arrive(&arrival(0, 300, 400), ms(0)).expect("it fits");
+    let tokens: Vec<_> = (0..4).map(|at| step(&mut scheduler, &[], ms(at)).rows()).collect();
+    assert_eq!(tokens, [128, 128, 44, 1]);
+}
+
+#[test]
+fn priority_goes_before_arrival() {
+    let mut scheduler = small(Box::new(Lru));
+    scheduler.arrive(&arrival(0, 100, 128), ms(0)).expect("it fits");
+    scheduler.arrive(&Arrival { priority: -1, ..arrival(1, 100, 128) }, ms(5)).expect("it fits");
+    assert_eq!(step(&mut scheduler, &[], ms(10)).batch[0].session(), id(1));
+}
+
+#[test]
+fn a_better_priority_takes_pages_from_one_that_computes_once_its_lease_is_over() {
+    let mut scheduler = small(Box::new(Lru));
+    scheduler.arrive(&arrival(0, 900, 1_024), ms(0)).expect("it fits");
+    step(&mut scheduler, &[], ms(0));
+    scheduler.arrive(&Arrival { priority: -1, ..arrival(1, 900, 1_024) }, ms(10)).expect("it queues");
+    let plan = step(&mut scheduler, &[], ms(20));
+    assert!(plan.swap_out.is_empty() && plan.wake.is_some(), "{plan:?}");
+    let plan = step(&mut scheduler, &[], ms(600));
+    assert_eq!(plan.swap_out.iter().map(|copy| copy.session).collect::<Vec<_>>(), [id(0)]);
+    assert_eq!(of(&scheduler, 0).residency, Residency::Leaving);
+}
+
+#[test]
+fn swaps_go_out_and_back() {
+    let (mut capacity, cost) = small_machine();
+    capacity.host_pages = 128;
+    let mut scheduler = Scheduler::new(capacity, parts(Box::new(Lru), cost)).expect("a small machine");
+    waiting(&mut scheduler, 0, 600, ms(0));
+    assert_eq!(of(&scheduler, 0).device_pages, 38);
+    scheduler.arrive(&arrival(1, 600, 1_024), ms(10)).expect("it queues");
+    let plan = step(&mut scheduler, &[], ms(10));
+    assert_eq!((plan.swap_out[0].session, plan.swap_out[0].pages), (id(0), 38));
+    assert_eq!(scheduler.state().device_free(), 26);
+    scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
+    assert_eq!((scheduler.state().device_free(), of(&scheduler, 0).residency), (64, Residency::Host));
+    while of(&scheduler, 1).prompt > 128 {
+        step(&mut scheduler, &[], ms(20));
+    }
+    step(&mut scheduler, &[1], ms(20));
+
+    let event = Event::NextTurn { prompt: 5, max_tokens: 8 };
+    scheduler.event(id(0), event, ms(30)).expect("it waits");
+    assert_eq!(step(&mut scheduler, &[], ms(30)).swap_out[0].session, id(1));
+    scheduler.on_copied(&[CopyOutcome { session: id(1), ok: true }]);
+    assert_eq!(step(&mut scheduler, &[], ms(40)).swap_in[0].pages, 38);
+    scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
+    assert_eq!(step(&mut scheduler, &[], ms(50)).batch[0].tokens(), 5);
+    assert_eq!((of(&scheduler, 0).context, scheduler.state().host_free()), (605, 128 - 38));
+}
+
+#[test]
+fn a_failed_copy_out_keeps_the_pages_and_a_failed_copy_in_recomputes() {
+    let mut scheduler = small(Box::new(Ttl::new(ms(0))));
+    waiting(&mut scheduler, 0, 600, ms(0));
+    assert_eq!(step(&mut scheduler, &[], ms(1)).swap_out.len(), 1);
+    scheduler.on_copied(&[CopyOutcome { session: id(0), ok: false }]);
+    let session = of(&scheduler, 0);
+    assert_eq!((session.residency, session.context, session.failed_copies), (Residency::Device, 600, 1));
+    step(&mut scheduler, &[], ms(2));
+    scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
+    scheduler.event(id(0), Event::NextTurn { prompt: 5, max_tokens: 8 }, ms(3)).expect("it waits");
+    step(&mut scheduler, &[], ms(4));
+    assert_eq!(of(&scheduler, 0).residency, Residency::Arriving);
+    scheduler.on_copied(&[CopyOutcome { session: id(0), ok: false }]);
+    scheduler.state().audit();
+    let session = of(&scheduler, 0);
+    assert_eq!((session.residency, session.context, session.prompt), (Residency::Gone, 0, 605));
+    assert_eq!(step(&mut scheduler, &[], ms(5)).batch[0].tokens(), 128);
+}
+
+#[test]
+fn without_host_pages_demand_discards_and_the_policy_keeps() {
+    let (mut capacity, cost) = small_machine();
+    capacity.host_pages = 0;
+    let mut scheduler = Scheduler::new(capacity, parts(Box::new(Ttl::new(ms(0))), cost)).expect("valid");
+    waiting(&mut scheduler, 0, 600, ms(0));
+    assert!(step(&mut scheduler, &[], ms(10)).is_empty());
+    let answer = scheduler.signal(id(0), &io_wait(None), ms(10));
+    assert_eq!((answer.decision, answer.why.as_str()), (Decision::Keep, "the host is full"));
+    scheduler.arrive(&arrival(1, 600, 1_024), ms(20)).expect("it queues");
+    let plan = step(&mut scheduler, &[], ms(20));
+    assert_eq!((plan.discard.as_slice(), plan.wake), ([id(0)].as_slice(), Some(ms(20))));
+    assert_eq!(step(&mut scheduler, &[], ms(20)).batch[0].session(), id(1));
+}
+
+#[test]
+fn an_abort_waits_for_step_and_copy() {
+    let mut scheduler = small(Box::new(Ttl::new(ms(0))));
+    waiting(&mut scheduler, 0, 600, ms(0));
+    scheduler.schedule(ms(1));
+    assert_eq!(of(&scheduler, 0).residency, Residency::Leaving);
+    scheduler.event(id(0), Event::Abort, ms(1)).expect("it exists");
+    assert_eq!(scheduler.state().device_free(), 64 - 38);
+    let again = scheduler.event(id(0), Event::Abort, ms(1));
+    assert_eq!(again, Err(Error::Missing { session: id(0) }));
+    scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
+    assert_eq!((scheduler.state().device_free(), scheduler.state().host_free()), (64, 64));
+
+    scheduler.arrive(&arrival(1, 100, 128), ms(2)).expect("it fits");
+    let plan = scheduler.schedule(ms(2));
+    scheduler.event(id(1), Event::Abort, ms(3)).expect("it exists");
+    assert!(scheduler.state().device_free() < 64);
+    scheduler.on_completed(&plan, &Outcome::default(), ms(4));
+    assert_eq!((scheduler.state().device_free(), scheduler.state().sessions().count()), (64, 0));
+}
+
+#[test]
+fn signals_are_answered() {
+    let mut scheduler = small(signal_policy());
+    assert_eq!(scheduler.signal(id(9), &Signal::Idle, ms(0)).outcome, SignalOutcome::Missing);
+    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
+    let answer = scheduler.signal(id(0), &io_wait(Some(500)), ms(0));
+    assert_eq!((answer.outcome, answer.why.as_str()), (SignalOutcome::Deferred, "it still computes"));
+    while of(&scheduler, 0).prompt > 128 {
+        step(&mut scheduler, &[], ms(1));
+    }
+    step(&mut scheduler, &[0], ms(2));
+    let wait = of(&scheduler, 0).wait.expect("it waits");
+    assert_eq!((wait.tool.as_deref(), wait.expected), (Some("bash"), Some(ms(500))));
+
+    let answer = scheduler.signal(id(0), &io_wait(Some(u64::MAX)), ms(3));
+    assert_eq!((answer.outcome, answer.decision), (SignalOutcome::Clipped, Decision::Keep));
+    assert_eq!(
+        (answer.kv_bytes, answer.eta_restore_ms, answer.residency),
+        (38 * (8 << 20), 0, Residency::Device)
+    );
+    assert_eq!(answer.why, "nobody needs the pages");
+    assert_eq!(scheduler.signal(id(0), &io_wait(Some(0)), ms(3)).outcome, SignalOutcome::Rejected);
+    assert_eq!(scheduler.signal(id(0), &Signal::Compute, ms(4)).outcome, SignalOutcome::Accepted);
+    assert_eq!(of(&scheduler, 0).wait.expect("it waits").expected, Some(ms(2)));
+}
+
+#[test]
+fn under_pressure_long_waits_go_short_ones_stay_and_come_back_in_time() {
+    let mut scheduler = small(signal_policy());
+    waiting(&mut scheduler, 0, 300, ms(0));
+    waiting(&mut scheduler, 1, 300, ms(0));
+    waiting(&mut scheduler, 2, 300, ms(0));
+    for (session, estimate) in [(0, 20_000), (1, 5), (2, 30_000)] {
+        assert_eq!(scheduler.signal(id(session), &io_wait(Some(estimate)), ms(0)).decision, Decision::Keep);
+    }
+    scheduler.arrive(&arrival(3, 300, 1_024), ms(1)).expect("it queues");
+    let plan = step(&mut scheduler, &[], ms(1));
+    assert_eq!(plan.swap_out.iter().map(|copy| copy.session).collect::<Vec<_>>(), [id(2)]);
+    scheduler.on_copied(&[CopyOutcome { session: id(2), ok: true }]);
+    let at = scheduler.schedule(ms(40)).wake;
+    assert!(at.is_none() || at > Some(ms(40)));
+}
+
+#[test]
+fn a_swapped_session_is_restored_before_it_is_due() {
+    let mut scheduler = small(signal_policy());
+    waiting(&mut scheduler, 0, 600, ms(0));
+    scheduler.signal(id(0), &io_wait(Some(10_000)), ms(0));
+    scheduler.arrive(&arrival(1, 600, 1_024), ms(1)).expect("it queues");
+    step(&mut scheduler, &[], ms(1));
+    scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
+    assert_eq!(of(&scheduler, 0).residency, Residency::Host);
+    scheduler.event(id(1), Event::End, ms(2)).expect("it exists");
+    let plan = scheduler.schedule(ms(3));
+    let wake = plan.wake.expect("a restore is planned");
+    // 38 pages of 8 MiB at 50 GB/s take 6.4 ms, and begin twice that ahead.
+    assert!((ms(9_986)..ms(9_988)).contains(&wake), "{wake:?}");
+    assert_eq!(scheduler.schedule(wake).swap_in[0].session, id(0));
+}
+
+#[test]
+fn leases_end() {
+    let mut scheduler = small(signal_policy());
+    waiting(&mut scheduler, 0, 600, ms(0));
+    // Always about to come back, never there.
+    for at in 0..60 {
+        scheduler.signal(id(0), &io_wait(Some(5)), ms(at * 100));
+        assert!(of(&scheduler, 0).lease_until <= ms(5_000));
+    }
+    scheduler.arrive(&arrival(1, 600, 1_024), ms(6_000)).expect("it queues");
+    assert_eq!(step(&mut scheduler, &[], ms(6_000)).swap_out.len(), 1);
+}
+
+#[test]
+fn refusals_say_why() {
+    let mut scheduler = small(Box::new(Never));
+    let too_large = scheduler.arrive(&arrival(0, 100, 4_096), ms(0)).expect_err("too large");
+    let why = Refusal::TooLarge { pages: 256, device_pages: 64 };
+    assert_eq!((too_large, why.status()), (Error::Refused { session: id(0), why }, 413));
+    scheduler.arrive(&arrival(1, 100, 1_024), ms(0)).expect("it fits");
+    step(&mut scheduler, &[1], ms(0));
+    scheduler.arrive(&arrival(2, 100, 1_024), ms(0)).expect("it queues");
+    let plan = step(&mut scheduler, &[], ms(100));
+    assert!(plan.batch.is_empty() && plan.wake == Some(ms(5_000)), "{plan:?}");
+    let plan = step(&mut scheduler, &[], ms(5_000));
+    assert_eq!(plan.refused, [(id(2), Refusal::QueueTimeout { waited: ms(5_000) })]);
+    assert_eq!(plan.refused[0].1.status(), 429);
+    assert!(scheduler.state().session(id(2)).is_none());
+}
+
+#[test]
+fn misuse_is_an_error_of_one_line() {
+    let mut scheduler = small(Box::new(Lru));
+    scheduler.arrive(&arrival(0, 100, 128), ms(0)).expect("it fits");
+    let again = scheduler.arrive(&arrival(0, 100, 128), ms(0));
+    assert_eq!(again, Err(Error::Exists { session: id(0) }));
+    for (prompt, limit) in [(0, 128), (128, 128), (u64::MAX, u64::MAX)] {
+        let error = scheduler.arrive(&arrival(1, prompt, limit), ms(0)).expect_err("no turn").to_string();
+        assert!(error.starts_with("session 1") && !error.contains('\n'), "{error}");
+    }
+    let next = Event::NextTurn { prompt: 1, max_tokens: 1 };
+    let early = scheduler.event(id(0), next, ms(0)).expect_err("it computes").to_string();
+    assert_eq!(early, "session 0 is in the phase prefill, where NextTurn has no meaning");
+    let missing = scheduler.event(id(7), Event::End, ms(0));
+    assert_eq!(missing, Err(Error::Missing { session: id(7) }));
+}
+
+#[test]
+fn a_pause_within_a_step_keeps_what_the_step_did() {
+    let mut scheduler = small(Box::new(Lru));
+    scheduler.arrive(&arrival(0, 100, 128), ms(0)).expect("it fits");
+    let plan = scheduler.schedule(ms(1));
+    scheduler.event(id(0), Event::Pause, ms(1)).expect("it computes");
+    scheduler.on_completed(&plan, &Outcome::default(), ms(2));
+    let session = of(&scheduler, 0);
+    assert_eq!((session.phase, session.context, session.prompt), (Phase::Paused, 100, 0));
+    assert!(scheduler.schedule(ms(3)).batch.is_empty());
+    scheduler.event(id(0), Event::Resume, ms(4)).expect("it is paused");
+    assert_eq!(scheduler.schedule(ms(5)).batch, [Entry::Decode { session: id(0) }]);
+}
+
+#[test]
+fn a_time_to_live_is_reviewed_when_it_ends() {
+    let mut scheduler = small(Box::new(Ttl::new(ms(700))));
+    waiting(&mut scheduler, 0, 600, ms(0));
+    assert_eq!(step(&mut scheduler, &[], ms(1)).wake, Some(ms(700)));
+    assert_eq!(step(&mut scheduler, &[], ms(700)).swap_out.len(), 1);
+}
+
+#[test]
+fn a_lease_holds_demand_off_and_the_plan_wakes_at_its_end() {
+    let mut scheduler = small(signal_policy());
+    waiting(&mut scheduler, 0, 600, ms(0));
+    // Copies of 38 pages both ways take 12.8 ms: a wait of 20 ms is not worth them.
+    scheduler.signal(id(0), &io_wait(Some(20)), ms(0));
+    let end = of(&scheduler, 0).lease_until;
+    assert!((ms(40)..ms(50)).contains(&end), "{end:?}");
+    scheduler.arrive(&arrival(1, 600, 1_024), ms(1)).expect("it queues");
+    let plan = step(&mut scheduler, &[], ms(1));
+    assert!(plan.is_empty(), "{plan:?}");
+    assert_eq!(plan.wake, Some(end));
+    assert_eq!(step(&mut scheduler, &[], end).swap_out.len(), 1);
+}
+
+#[test]
+fn only_missing_pages_are_taken_and_nobody_overtakes() {
+    let mut scheduler = small(Box::new(Lru));
+    for session in 0..3 {
+        waiting(&mut scheduler, session, 250, ms(session));
+    }
+    // 16 pages are free, 38 are wanted: two sessions of 16 leave, not three.
+    assert_eq!(scheduler.state().device_free(), 16);
+    scheduler.arrive(&arrival(3, 600, 1_024), ms(10)).expect("it queues");
+    scheduler.arrive(&arrival(4, 100, 1_024), ms(11)).expect("it queues");
+    let plan = scheduler.schedule(ms(20));
+    let moved: Vec<_> = plan.swap_out.iter().map(|copy| copy.session).collect();
+    assert_eq!(moved, [id(0), id(1)]);
+    assert!(plan.batch.is_empty() && plan.grants.is_empty(), "a smaller one went first: {plan:?}");
+    scheduler.on_copied(&[id(0), id(1)].map(|session| CopyOutcome { session, ok: true }));
+    let granted: Vec<_> = scheduler.schedule(ms(21)).grants.iter().map(|grant| grant.session).collect();
+    assert_eq!(granted, [id(3), id(4)]);
+}
+
+#[test]
+fn a_full_host_gives_up_who_will_be_away_for_longest() {
+    let (mut capacity, cost) = small_machine();
+    capacity.host_pages = 40;
+    let mut scheduler = Scheduler::new(capacity, parts(signal_policy(), cost)).expect("a small machine");
+    waiting(&mut scheduler, 0, 600, ms(0));
+    scheduler.signal(id(0), &io_wait(Some(600_000)), ms(0));
+    scheduler.arrive(&arrival(1, 600, 1_024), ms(1)).expect("it queues");
+    step(&mut scheduler, &[], ms(1));
+    scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
+    while of(&scheduler, 1).prompt > 128 {
+        step(&mut scheduler, &[], ms(2));
+    }
+    step(&mut scheduler, &[1], ms(2));
+    scheduler.signal(id(1), &io_wait(Some(30_000)), ms(2));
+    scheduler.arrive(&arrival(2, 600, 1_024), ms(3)).expect("it queues");
+    let plan = step(&mut scheduler, &[], ms(3));
+    assert_eq!((plan.discard.as_slice(), plan.swap_out[0].session), ([id(0)].as_slice(), id(1)));
+    assert_eq!((of(&scheduler, 0).residency, of(&scheduler, 0).prompt), (Residency::Gone, 600));
+}

@@ -1,0 +1,131 @@
+//! The simulated machine: one step at a time, one copy at a time in each direction of the link.
+
+use super::profile::Profile;
+use super::rng::Rng;
+use crate::backend::{Backend, Completion};
+use crate::cost::{CostModel, seconds};
+use crate::plan::{CopyOutcome, Entry, Move, Plan, TurnEnd};
+use crate::session::SessionId;
+use crate::state::{Capacity, State};
+use std::time::Duration;
+
+/// Times plans by a [`Profile`]. Turns end when all their tokens are generated.
+#[derive(Clone, Debug)]
+pub struct SimBackend {
+    profile: Profile,
+    step: Option<(Duration, Vec<(SessionId, TurnEnd)>)>,
+    copies: Vec<(Duration, CopyOutcome)>,
+    out_busy_until: Duration,
+    in_busy_until: Duration,
+    failures: Option<(Rng, f64)>,
+}
+
+impl SimBackend {
+    /// A machine with these times.
+    pub fn new(profile: Profile) -> crate::Result<Self> {
+        profile.check()?;
+        Ok(SimBackend {
+            profile,
+            step: None,
+            copies: Vec::new(),
+            out_busy_until: Duration::ZERO,
+            in_busy_until: Duration::ZERO,
+            failures: None,
+        })
+    }
+
+    /// What the name `sim` stands for: a step of 10 ms and what it reads of contexts at 4 TB/s.
+    ///
+    /// # Panics
+    /// If the cost model has figures that are not above 0; a scheduler refuses those.
+    pub fn from_costs(capacity: &Capacity, cost: &CostModel) -> Box<dyn Backend> {
+        let profile = Profile::roofline(*cost, capacity.page_tokens, 0.0, 4e12, Duration::from_millis(10));
+        Box::new(SimBackend::new(profile).expect("a cost model that a scheduler takes"))
+    }
+
+    /// Copies fail with the probability `share`, by a seeded choice.
+    pub fn with_failing_copies(mut self, share: f64, seed: u64) -> Self {
+        self.failures = Some((Rng::new(seed), share));
+        self
+    }
+
+    fn copy(&mut self, copy: &Move, now: Duration, out: bool) {
+        let Profile { cost, both_ways_bytes_per_s, .. } = &self.profile;
+        let (own, other) = match out {
+            true => (&mut self.out_busy_until, self.in_busy_until),
+            false => (&mut self.in_busy_until, self.out_busy_until),
+        };
+        let start = now.max(*own);
+        let alone = if out { cost.out_bytes_per_s } else { cost.in_bytes_per_s };
+        let rate = if other > start { both_ways_bytes_per_s.min(alone) } else { alone };
+        *own = start + seconds(cost.bytes(copy.pages) as f64 / rate);
+        let ok = !self.failures.as_mut().is_some_and(|(rng, share)| rng.uniform() < *share);
+        self.copies.push((*own, CopyOutcome { session: copy.session, ok }));
+    }
+
+    fn step_time(&self, plan: &Plan, state: &State, now: Duration) -> Duration {
+        let (mut decodes, mut context, mut prompt) = (0, 0, 0);
+        for entry in &plan.batch {
+            match entry {
+                Entry::Prefill { tokens, .. } => prompt += tokens,
+                Entry::Decode { session } => {
+                    decodes += 1;
+                    context += state.session(*session).map_or(0, |session| session.context);
+                }
+            }
+        }
+        let mut time = self.profile.cost.recompute(prompt);
+        if decodes > 0 {
+            time += self.profile.decode.step(decodes, context as f64 / decodes as f64);
+        }
+        let copying = self.out_busy_until.max(self.in_busy_until) > now;
+        time.mul_f64(if copying { self.profile.slowed_by_copies } else { 1.0 })
+    }
+}
+
+/// Sessions of a batch whose turn is over with this step.
+fn turns_over(plan: &Plan, state: &State) -> Vec<(SessionId, TurnEnd)> {
+    let over = |entry: &&Entry| {
+        let yields = matches!(entry, Entry::Decode { .. } | Entry::Prefill { last: true, .. });
+        let session = state.session(entry.session());
+        yields && session.is_some_and(|session| session.generated + 1 >= session.max_tokens)
+    };
+    plan.batch.iter().filter(over).map(|entry| (entry.session(), TurnEnd::Finish)).collect()
+}
+
+impl Backend for SimBackend {
+    fn name(&self) -> &str {
+        "sim"
+    }
+
+    fn submit(&mut self, plan: &Plan, state: &State, now: Duration) {
+        for copy in &plan.swap_out {
+            self.copy(copy, now, true);
+        }
+        for copy in &plan.swap_in {
+            self.copy(copy, now, false);
+        }
+        if !plan.batch.is_empty() {
+            let end = now + self.step_time(plan, state, now).max(Duration::from_micros(1));
+            self.step = Some((end, turns_over(plan, state)));
+        }
+    }
+
+    fn next_event(&self) -> Option<Duration> {
+        let step = self.step.iter().map(|&(end, _)| end);
+        step.chain(self.copies.iter().map(|&(end, _)| end)).min()
+    }
+
+    fn poll(&mut self, now: Duration) -> Completion {
+        let step = self.step.take_if(|(end, _)| *end <= now).map(|(_, ended)| ended);
+        let mut copies = Vec::new();
+        self.copies.retain(|&(end, outcome)| {
+            let under_way = end > now;
+            if !under_way {
+                copies.push(outcome);
+            }
+            under_way
+        });
+        Completion { step, copies }
+    }
+}

@@ -1,0 +1,133 @@
+//! How long things take on a machine with a model: a small table of measurements.
+
+use crate::cost::{CostModel, seconds};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Times of decode steps, over sessions in the step and their mean context. Between the points, and beyond
+/// them, times are linear in both.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeTimes {
+    /// Sessions of a step, ascending.
+    pub batches: Vec<u32>,
+    /// Tokens of context, ascending.
+    pub contexts: Vec<u64>,
+    /// Milliseconds `[batch][context]`.
+    pub ms: Vec<Vec<f64>>,
+}
+
+impl DecodeTimes {
+    /// Refuses a table that is not one.
+    pub fn check(&self) -> Result<()> {
+        let ascend = self.batches.is_sorted_by(|a, b| a < b) && self.contexts.is_sorted_by(|a, b| a < b);
+        let full = self.ms.len() == self.batches.len() && !self.ms.is_empty() && !self.contexts.is_empty();
+        let wide = self.ms.iter().all(|row| row.len() == self.contexts.len());
+        let positive = self.ms.iter().flatten().all(|&ms| ms.is_finite() && ms > 0.0);
+        if ascend && full && wide && positive {
+            return Ok(());
+        }
+        let what = "the table of decode times is not a full grid of positive times".to_owned();
+        Err(Error::Machine { what, remedy: "give ms[batch][context] with batches and contexts ascending" })
+    }
+
+    /// Time of a step of `batch` sessions with `context` tokens on average.
+    pub fn step(&self, batch: u32, context: f64) -> Duration {
+        let (low, high, part) = between(&self.batches, batch as f64);
+        let at = |row: usize| {
+            let (left, right, part) = between(&self.contexts, context);
+            self.ms[row][left] + (self.ms[row][right] - self.ms[row][left]) * part
+        };
+        seconds((at(low) + (at(high) - at(low)) * part).max(0.001) / 1e3)
+    }
+}
+
+/// The points around `x` and how far it is from the first to the second.
+fn between<T: Copy + Into<u64>>(points: &[T], x: f64) -> (usize, usize, f64) {
+    let at = |index: usize| Into::<u64>::into(points[index]) as f64;
+    if points.len() == 1 {
+        return (0, 0, 0.0);
+    }
+    let high = (1..points.len() - 1).find(|&index| x <= at(index)).unwrap_or(points.len() - 1);
+    (high - 1, high, (x - at(high - 1)) / (at(high) - at(high - 1)))
+}
+
+/// Times of a machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Rates of copies one way at a time, and of prefill.
+    pub cost: CostModel,
+    /// Bytes per second each way while both directions of the link are busy.
+    pub both_ways_bytes_per_s: f64,
+    /// Steps last so many times as long while a copy is under way.
+    pub slowed_by_copies: f64,
+    /// Decode steps.
+    pub decode: DecodeTimes,
+}
+
+impl Profile {
+    /// Refuses figures that make no sense.
+    pub fn check(&self) -> Result<()> {
+        let problem = self.cost.problem().or(match () {
+            () if !(self.both_ways_bytes_per_s.is_finite() && self.both_ways_bytes_per_s > 0.0) => {
+                Some("both_ways_bytes_per_s is not above 0")
+            }
+            () if !(1.0..=100.0).contains(&self.slowed_by_copies) => Some("slowed_by_copies is not 1 to 100"),
+            () => None,
+        });
+        match problem {
+            Some(what) => {
+                let remedy = "give measured figures";
+                Err(Error::Machine { what: format!("the profile's {what}"), remedy })
+            }
+            None => self.decode.check(),
+        }
+    }
+
+    /// A decoder whose step reads `weight_bytes` once and each session's context, at `memory_bytes_per_s`, with
+    /// `fixed` beside: a roofline where no table was measured.
+    pub fn roofline(
+        cost: CostModel,
+        page_tokens: u32,
+        weight_bytes: f64,
+        memory_bytes_per_s: f64,
+        fixed: Duration,
+    ) -> Self {
+        let token_bytes = cost.page_bytes as f64 / page_tokens.max(1) as f64;
+        let ms = |batch: u32, context: u64| {
+            let bytes = weight_bytes + batch as f64 * context as f64 * token_bytes;
+            fixed.as_secs_f64() * 1e3 + bytes / memory_bytes_per_s * 1e3
+        };
+        let (batches, contexts) = (vec![1, 64], vec![0, 32_768]);
+        let row = |&batch: &u32| contexts.iter().map(|&context| ms(batch, context)).collect();
+        let ms = batches.iter().map(row).collect();
+        Profile {
+            both_ways_bytes_per_s: 0.9 * cost.in_bytes_per_s.min(cost.out_bytes_per_s),
+            slowed_by_copies: 1.02,
+            decode: DecodeTimes { batches, contexts, ms },
+            cost,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_met_at_its_points_and_linear_between() {
+        let table = DecodeTimes {
+            batches: vec![1, 8, 64],
+            contexts: vec![0, 1_000],
+            ms: vec![vec![10.0, 11.0], vec![12.0, 20.0], vec![20.0, 84.0]],
+        };
+        table.check().expect("a grid");
+        let ms = |batch, context| (table.step(batch, context).as_secs_f64() * 1e6).round() / 1e3;
+        assert_eq!([ms(1, 0.0), ms(8, 1e3), ms(64, 1e3)], [10.0, 20.0, 84.0]);
+        assert_eq!([ms(8, 500.0), ms(36, 0.0), ms(8, 2e3)], [16.0, 16.0, 28.0]);
+        assert!(DecodeTimes { ms: vec![vec![1.0]], ..table.clone() }.check().is_err());
+        assert!(DecodeTimes { batches: vec![8, 1, 64], ..table }.check().is_err());
+    }
+}
