@@ -143,6 +143,19 @@ def generate(djinn, model, prompt, tokens, *more):
     return json.loads(command(djinn, "run", model, *words, "--json", "-q", *more))
 
 
+def check_parking(djinn):
+    """A session whose keys and values leave for host memory after every step, each page checked, gives the tokens of
+    one that stays: prompts in four pieces, partial last pages, a thousand swaps."""
+    model, more = "synthetic:llama-2-7b", ("--prefill-chunk", 150)
+    plain = generate(djinn, model, 512, 1000, *more)
+    parked = generate(djinn, model, 512, 1000, *more, "--force-park-every", 1, "--stream-check")
+    if parked["tokens"] != plain["tokens"]:
+        raise RuntimeError("parking changed the tokens")
+    stats = generate(djinn, model, 512, 200, *more, "--force-park-every", 1)["stats"]
+    swaps = {key: stats[key] for key in ("park_gbps", "restore_gbps")}
+    return {"checked_swaps": parked["stats"]["parkings"], **swaps}
+
+
 def sample(djinn, model, runs, tokens, *more):
     samples = []
     for _ in range(runs):
@@ -197,6 +210,9 @@ def main():
         raise RuntimeError("streaming changed the tokens")
     report["stream_checked_passes"] = checked["stats"]["decode_passes"] + 1
     print(report["stream_checked_passes"], "passes with --stream-check")
+
+    report["parking"] = check_parking(args.djinn)
+    print("parking:", report["parking"])
 
     import torch
 
