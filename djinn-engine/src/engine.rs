@@ -219,8 +219,16 @@ impl<D: Ops> Engine<D> {
         for i in 0..batch.len() {
             let entry = &mut batch[i];
             let tokens = before[i] + entry.tokens.len() as u64;
+            let more = entry.tokens.len() as u64;
             let fits = tokens <= context
-                && data.grow(device, *compute, entry.sequence, entry.tokens.len() as u64)?.is_ok();
+                && match data.grow(device, *compute, entry.sequence, more)? {
+                    // Pages of a parked or ended session are free once the copies that touch them are done.
+                    Err(full) if full.leaving > 0 => {
+                        data.settle(device)?;
+                        data.grow(device, *compute, entry.sequence, more)?.is_ok()
+                    }
+                    grown => grown.is_ok(),
+                };
             if !fits {
                 for (entry, &tokens) in batch[..i].iter_mut().zip(&before) {
                     data.truncate(entry.sequence, tokens);

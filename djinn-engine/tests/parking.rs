@@ -123,3 +123,23 @@ fn a_session_without_room_on_the_host_stays() {
     assert_eq!(engine.parkings(), 1);
     engine.close(session);
 }
+
+/// Pages that copies still touch when a session ends are waited for, not missed, by the next.
+#[test]
+fn a_session_that_ends_after_parking_leaves_its_pages_to_the_next() {
+    for seed in 0..40 {
+        let model =
+            open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
+        let options = Options { context: 48, ..options(Some(1)) };
+        let device = sim(SimConfig { seed, ..SimConfig::default() });
+        let mut engine =
+            Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| {}).expect("it loads");
+        engine.warm_up().expect("it runs");
+        for _ in 0..3 {
+            let mut session = Session::default();
+            let request = Request { prompt: vec![7; 40], max_tokens: 4, ..Request::default() };
+            engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
+            engine.close(session);
+        }
+    }
+}
