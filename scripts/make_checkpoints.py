@@ -80,9 +80,18 @@ FALCON_RW = {
     "parallel_attn": False,
 }
 MIXTRAL = {**BASE, **ODD, "num_key_value_heads": 1, "num_local_experts": 6, "num_experts_per_tok": 2}
+NEOX = {
+    **ENDS,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "rotary_pct": 0.25,
+}
 CLASSES = {"GPT2": "GPT2LMHeadModel"}
 # Families whose sizes are not BASE's.
-OWN_SIZES = {"GPT2", "GPTJ", "Falcon", "Mixtral"}
+OWN_SIZES = {"GPT2", "GPTJ", "GPTNeoX", "Falcon", "Mixtral"}
 
 # name: (config, dtype, rope theta, rope scaling, save options); the option "family" names the classes
 VARIANTS = {
@@ -199,6 +208,36 @@ VARIANTS = {
     "gptj-f32": (GPTJ, torch.float32, None, None, {"family": "GPTJ"}),
     "gptj-f16": ({**GPTJ, "n_inner": 80}, torch.float16, None, None, {"family": "GPTJ"}),
     "gptj-bf16": (GPTJ, torch.bfloat16, None, None, {"family": "GPTJ", "max_shard_size": "40KB"}),
+    "gpt-neox-f32": (NEOX, torch.float32, 10000.0, None, {"family": "GPTNeoX"}),
+    # As transformers 4 wrote it: rotary_pct, rotary_emb_base, rope_scaling, torch_dtype, and buffers among the tensors.
+    "gpt-neox-classic-f16": (
+        {
+            **NEOX,
+            "rotary_pct": 0.5,
+            "attention_bias": False,
+            "hidden_act": "gelu_fast",
+            "max_position_embeddings": 96,
+        },
+        torch.float16,
+        5000.0,
+        {"rope_type": "linear", "factor": 4.0},
+        {"family": "GPTNeoX", "classic": True, "buffers": True},
+    ),
+    "gpt-neox-bf16": (
+        {**NEOX, **ODD, "rotary_pct": 1.0},
+        torch.bfloat16,
+        10000.0,
+        None,
+        {"family": "GPTNeoX", "max_shard_size": "40KB"},
+    ),
+    # Attention and MLP one after the other.
+    "gpt-neox-sequential-f32": (
+        {**NEOX, "use_parallel_residual": False, "tie_word_embeddings": True},
+        torch.float32,
+        10000.0,
+        None,
+        {"family": "GPTNeoX"},
+    ),
     "mixtral-f32": (MIXTRAL, torch.float32, 10000.0, None, {"family": "Mixtral", "max_shard_size": "80KB"}),
     "mixtral-f16": (
         {**MIXTRAL, "num_experts_per_tok": 1, "num_key_value_heads": 3},
@@ -244,9 +283,9 @@ VARIANTS = {
 }
 
 
-def inverse_frequencies(head_dim, theta, scaling):
+def inverse_frequencies(dim, theta, scaling):
     """The definition, in float64: what the model's own buffer is checked against."""
-    inv = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    inv = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     if scaling is None:
         return inv
     if scaling["rope_type"] == "linear":
@@ -258,27 +297,29 @@ def inverse_frequencies(head_dim, theta, scaling):
     return (1 - smooth) * inv / factor + smooth * inv
 
 
-def rotary_is_right(model, head_dim, theta, scaling):
+def rotary_is_right(model, dim, theta, scaling):
     if theta is None:
         return True
     rotary = model.base_model.rotary_emb if hasattr(model.base_model, "rotary_emb") else None
     if rotary is None:
         return getattr(model.config, "alibi", False)
     found = rotary.inv_freq.detach().double().cpu()
-    wanted = inverse_frequencies(head_dim, theta, scaling)
+    wanted = inverse_frequencies(dim, theta, scaling)
     return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-5, atol=0)
 
 
-def head_size(kwargs):
+def rotated_size(kwargs):
+    """Elements of a head that are rotated; of no use to variants without a theta."""
     if "n_embd" in kwargs:
         return kwargs["n_embd"] // kwargs["n_head"]
-    return kwargs.get("head_dim") or kwargs["hidden_size"] // kwargs["num_attention_heads"]
+    head_dim = kwargs.get("head_dim") or kwargs["hidden_size"] // kwargs["num_attention_heads"]
+    return int(head_dim * kwargs.get("rotary_pct", 1))
 
 
 def build(family, kwargs, theta, scaling, seed):
     """A model with random weights, norms and biases. The two ways to pass rope settings belong to
     transformers 5 and 4; the one that the installed version understands is kept."""
-    head_dim = head_size(kwargs)
+    dim = rotated_size(kwargs)
     new = {"rope_parameters": {"rope_type": "default", **(scaling or {}), "rope_theta": theta}}
     old = {"rope_theta": theta, "rope_scaling": None if scaling is None else dict(scaling)}
     problems = []
@@ -289,7 +330,7 @@ def build(family, kwargs, theta, scaling, seed):
         except Exception as error:  # the other form may work
             problems.append(repr(error))
             continue
-        if rotary_is_right(model, head_dim, theta, scaling):
+        if rotary_is_right(model, dim, theta, scaling):
             break
         problems.append(f"{list(rope)}: wrong rotary frequencies")
     else:
@@ -357,9 +398,21 @@ def strip_prefix(path):
     safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
 
 
+def add_buffers(path):
+    """What Pythia's published files have beside GPT-NeoX's weights: causal masks, and rotary frequencies."""
+    tensors = safetensors.torch.load_file(path)
+    for block in range(sum(name.endswith(".attention.dense.weight") for name in tensors)):
+        attention = f"gpt_neox.layers.{block}.attention."
+        tensors[attention + "bias"] = torch.ones(96, 96, dtype=torch.bool).tril().view(1, 1, 96, 96)
+        tensors[attention + "masked_bias"] = torch.tensor(-1e9)
+        tensors[attention + "rotary_emb.inv_freq"] = torch.ones(4)
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+
+
 def save(model, directory, options):
     options = dict(options)
     classic, bare = options.pop("classic", False), options.pop("bare", False)
+    buffers = options.pop("buffers", False)
     options.pop("family", None)
     directory.mkdir(parents=True, exist_ok=True)
     for stale in directory.iterdir():
@@ -367,6 +420,8 @@ def save(model, directory, options):
     model.save_pretrained(directory, **options)
     if bare:
         strip_prefix(directory / "model.safetensors")
+    if buffers:
+        add_buffers(directory / "model.safetensors")
     path = directory / "config.json"
     config = json.loads(path.read_text())
     config.pop("transformers_version", None)
@@ -374,7 +429,10 @@ def save(model, directory, options):
         config["torch_dtype"] = config.pop("dtype", None) or config.get("torch_dtype")
         rope = config.pop("rope_parameters", None)
         if rope is not None:
-            config["rope_theta"] = rope.pop("rope_theta")
+            neox = config["model_type"] == "gpt_neox"
+            config["rotary_emb_base" if neox else "rope_theta"] = rope.pop("rope_theta")
+            if neox:
+                config["rotary_pct"] = rope.pop("partial_rotary_factor")
             config["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
@@ -383,13 +441,13 @@ def write_variant(out, name):
     overrides, dtype, theta, scaling, options = VARIANTS[name]
     own = options.get("family") in OWN_SIZES
     kwargs = dict(overrides) if own else {**BASE, **overrides}
-    vocab, head_dim = kwargs["vocab_size"], head_size(kwargs)
+    vocab, dim = kwargs["vocab_size"], rotated_size(kwargs)
     directory = out / name
     for seed in range(200):
         save(build(options.get("family", "Llama"), kwargs, theta, scaling, seed).to(dtype), directory, options)
         # Eager attention of transformers 5 adds Falcon's ALiBi twice.
         model = load_float32(directory, "sdpa" if kwargs.get("alibi") else "eager")
-        if not rotary_is_right(model, head_dim, theta, scaling):
+        if not rotary_is_right(model, dim, theta, scaling):
             raise RuntimeError("the saved configuration gives other rotary frequencies")
         prompts = prompts_for(vocab, seed)
         tokens, gap = greedy_of(model, prompts[1], GREEDY_TOKENS)

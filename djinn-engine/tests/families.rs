@@ -6,13 +6,14 @@ use djinn_engine::{Budget, Engine, Options, Request, Session};
 use djinn_models::{Location, OpenOptions, open};
 use std::ops::ControlFlow;
 
-const FAMILIES: [&str; 9] = [
+const FAMILIES: [&str; 10] = [
     "tiny-gqa",
     "tiny-window",
     "tiny-qwen3",
     "tiny-mixtral",
     "tiny-gpt2",
     "tiny-gptj",
+    "tiny-gpt-neox",
     "tiny-falcon",
     "tiny-falcon?kv_heads=1",
     "tiny-falcon-rw",

@@ -5,6 +5,7 @@
 mod falcon;
 mod gguf;
 mod gpt2;
+mod gpt_neox;
 mod gptj;
 mod llama;
 mod mistral;
@@ -33,9 +34,10 @@ pub(crate) struct Family {
     read: fn(&JsonKeys, &Family) -> Result<Decoder>,
 }
 
-const FAMILIES: [&Family; 8] = [
+const FAMILIES: [&Family; 9] = [
     &gpt2::FAMILY,
     &gptj::FAMILY,
+    &gpt_neox::FAMILY,
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,

@@ -12,7 +12,7 @@ fn variants() -> Vec<String> {
     let entries = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap());
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
     names.sort();
-    assert!(names.len() >= 34, "{} checkpoints", names.len());
+    assert!(names.len() >= 38, "{} checkpoints", names.len());
     names
 }
 

@@ -72,7 +72,8 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
         std::mem::swap(&mut used, &mut previous);
     }
     let compute_seconds: f64 = steps.iter().map(|s| s.seconds + s.join).sum();
-    let copy_seconds = copies.iter().map(|copy| copy.bytes).sum::<f64>() / machine.link;
+    // The sum of none is -0, which would be shown.
+    let copy_seconds = copies.iter().fold(0.0, |sum, copy| sum + copy.bytes) / machine.link;
     let bottleneck = match cost::pass(graph, work).bound(machine) {
         _ if copy_seconds > compute_seconds => Bottleneck::Link,
         Bound::Compute => Bottleneck::Compute,

@@ -28,6 +28,11 @@ pub(crate) enum RopeScaling {
 }
 
 impl Rotary {
+    /// The share `factor` of a head, in whole elements as transformers counts them.
+    pub(crate) fn part(head_dim: u64, factor: f64) -> u64 {
+        (head_dim as f64 * factor) as u64
+    }
+
     /// `theta^(-2i / dim)` for `i` in `0..dim / 2`, scaled: `[dim / 2]` radians per position.
     pub(crate) fn inverse_frequencies(&self) -> Vec<f32> {
         let dim = self.dim as f32;

@@ -1,39 +1,52 @@
 //! Rotary settings in `config.json`: `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` before it.
 
-use super::unsupported;
+use super::{Family, KEYS, unsupported};
 use crate::Result;
-use crate::decoder::{RopeScaling, Rotary};
+use crate::decoder::{KeyNames, RopeScaling, Rotary};
 use crate::open::JsonKeys;
 use djinn_srg::RopeStyle;
 
 /// Rotation of whole heads in halves, by `theta` where the configuration does not tell.
 pub(super) fn rotary(keys: &JsonKeys, head_dim: u64, theta: f64) -> Result<Rotary> {
-    let outer_theta = keys.f64("rope_theta")?;
-    let partial = keys.f64("partial_rotary_factor")?;
-    let inner = match keys.object("rope_parameters")? {
-        Some(parameters) => Some(parameters),
-        None => keys.object("rope_scaling")?,
-    };
-    let (theta, scaling) = match inner {
-        None => {
-            check_partial(partial)?;
-            (outer_theta.unwrap_or(theta), RopeScaling::Default)
-        }
-        Some(inner) => {
-            check_partial(inner.f64("partial_rotary_factor")?.or(partial))?;
-            (inner.f64("rope_theta")?.or(outer_theta).unwrap_or(theta), scaling(&inner)?)
-        }
-    };
-    Ok(Rotary { dim: head_dim, style: RopeStyle::Half, theta: theta as f32, scaling })
-}
-
-fn check_partial(factor: Option<f64>) -> Result<()> {
+    let (rotary, factor) = settings(keys, &KEYS, theta)?;
     match factor {
         Some(factor) if factor != 1.0 => {
             Err(unsupported(format!("partial_rotary_factor {factor}"), "supported: 1"))
         }
-        _ => Ok(()),
+        _ => Ok(Rotary { dim: head_dim, ..rotary }),
     }
+}
+
+/// Rotation of the first elements of each head in halves, by `theta` and of the share `factor` of its `head_dim`
+/// elements where the configuration does not tell. Outside `rope_parameters`, the family names both.
+pub(super) fn partial_rotary(
+    keys: &JsonKeys,
+    family: &Family,
+    head_dim: u64,
+    theta: f64,
+    factor: f64,
+) -> Result<Rotary> {
+    let (rotary, found) = settings(keys, &family.keys, theta)?;
+    Ok(Rotary { dim: Rotary::part(head_dim, found.unwrap_or(factor)), ..rotary })
+}
+
+/// A rotation of no elements yet, and the share of a head that it is to have.
+fn settings(keys: &JsonKeys, names: &KeyNames, theta: f64) -> Result<(Rotary, Option<f64>)> {
+    let (outer_theta, outer_factor) = (keys.f64(names.theta)?, keys.f64(names.rotary_dim)?);
+    let inner = match keys.object("rope_parameters")? {
+        Some(parameters) => Some(parameters),
+        None => keys.object("rope_scaling")?,
+    };
+    let (found_theta, factor, scaling) = match inner {
+        None => (outer_theta, outer_factor, RopeScaling::Default),
+        Some(inner) => (
+            inner.f64("rope_theta")?.or(outer_theta),
+            inner.f64("partial_rotary_factor")?.or(outer_factor),
+            scaling(&inner)?,
+        ),
+    };
+    let theta = found_theta.unwrap_or(theta) as f32;
+    Ok((Rotary { dim: 0, style: RopeStyle::Half, theta, scaling }, factor))
 }
 
 fn scaling(keys: &JsonKeys) -> Result<RopeScaling> {

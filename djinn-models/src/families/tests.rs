@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::decoder::{Biases, Block, Fused, Mlp, Positions, Qkv, RopeScaling, Rotary};
+use djinn_srg::RopeStyle;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -215,6 +216,75 @@ fn gpts_have_names_of_their_own() {
         let error = gpt(&gpt2::FAMILY, changes).unwrap_err();
         assert!(matches!(&error, Error::Unsupported { .. }), "{shown}: {error}");
     }
+}
+
+fn neox(more: Value) -> Result<Decoder> {
+    let mut keys = json!({"rope_theta": null, "hidden_act": null});
+    keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    of(&gpt_neox::FAMILY, keys)
+}
+
+#[test]
+fn gpt_neox_rotates_a_part_of_each_head_in_halves() {
+    let rotation = |more: Value| {
+        let decoder = neox(more).unwrap();
+        let rotary = rotary_of(&decoder);
+        assert_eq!(rotary.style, RopeStyle::Half);
+        (rotary.dim, rotary.theta, rotary.scaling.clone())
+    };
+    assert_eq!(rotation(json!({})), (4, 1e4, RopeScaling::Default));
+    let old =
+        json!({"rotary_pct": 0.5, "rotary_emb_base": 500, "rope_scaling": {"type": "linear", "factor": 2.0}});
+    let linear = RopeScaling::Linear { factor: 2.0 };
+    assert_eq!(rotation(old), (8, 500.0, linear.clone()));
+    let new = json!({"rope_parameters": {
+        "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5, "rope_theta": 500.0,
+    }});
+    assert_eq!(rotation(new.clone()), (8, 500.0, linear));
+    // The new names go before the old ones; other families' may say the same once more.
+    let mut both = new;
+    (both["rotary_pct"], both["rotary_emb_base"]) = (json!(1.0), json!(9));
+    (both["partial_rotary_factor"], both["rope_theta"]) = (json!(0.5), json!(500.0));
+    let (dim, theta, _) = rotation(both);
+    assert_eq!((dim, theta), (8, 500.0));
+    // Of 16 elements 5.6, in whole ones 5; none; more than there are.
+    for (factor, named) in [(0.35, "5 is odd"), (0.0, "0 is not"), (1.25, "20 is not"), (-0.5, "0 is not")] {
+        let error = neox(json!({"rotary_pct": factor})).unwrap_err();
+        assert!(matches!(&error, Error::Config { key, .. } if key == "rotary_pct"), "{error}");
+        assert!(error.to_string().contains(named), "{error}");
+    }
+    let error = neox(json!({"rotary_emb_base": 0})).unwrap_err();
+    assert!(matches!(&error, Error::Config { key, .. } if key == "rotary_emb_base"), "{error}");
+}
+
+#[test]
+fn gpt_neox_is_parallel_with_two_norms_and_biased_unless_told_otherwise() {
+    let biases = |attention| Biases { qkv: attention, out: attention, mlp: true, head: false };
+    // Llama's two key heads are no key of this family's.
+    let untold = neox(json!({"max_position_embeddings": null})).unwrap();
+    assert_eq!((untold.block, untold.biases), (Block::ParallelTwoNorms, biases(true)));
+    assert_eq!((untold.mlp, untold.norm.kind), (Mlp::Gelu(Gelu::Erf), NormKind::Layer));
+    assert_eq!((untold.sizes.context, untold.sizes.kv_heads, untold.norm.eps), (2048, 4, 1e-5));
+    let told = neox(json!({
+        "use_parallel_residual": false, "attention_bias": false, "hidden_act": "gelu_fast",
+        "layer_norm_eps": 1e-3, "tie_word_embeddings": true,
+    }));
+    let told = told.unwrap();
+    assert_eq!((told.block, told.biases, told.tied), (Block::Sequential, biases(false), true));
+    assert_eq!((told.mlp, told.norm.eps, untold.tied), (Mlp::Gelu(Gelu::Tanh), 1e-3, false));
+    for (changes, named) in [
+        (json!({"hidden_act": "relu"}), "hidden_act relu"),
+        (json!({"rope_theta": 500.0}), "rope_theta 500"),
+        (json!({"partial_rotary_factor": 1.0}), "partial_rotary_factor 1"),
+        (json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}), "rope scaling dynamic"),
+    ] {
+        match neox(changes).unwrap_err() {
+            Error::Unsupported { what, .. } => assert_eq!(what, named),
+            other => panic!("{named}: {other}"),
+        }
+    }
+    let missing = neox(json!({"intermediate_size": null})).unwrap_err();
+    assert!(matches!(&missing, Error::Config { key, .. } if key == "intermediate_size"), "{missing}");
 }
 
 #[test]

@@ -109,6 +109,13 @@ const SHAPES: &[Shape] = &[
             "rotary_dim":64,"layer_norm_epsilon":1e-5,"torch_dtype":"float16"}"#,
     ),
     (
+        "pythia-6.9b",
+        "",
+        r#"{"model_type":"gpt_neox","hidden_size":4096,"intermediate_size":16384,"num_hidden_layers":32,
+            "num_attention_heads":32,"vocab_size":50432,"max_position_embeddings":2048,"rotary_pct":0.25,
+            "rotary_emb_base":10000,"layer_norm_eps":1e-5,"use_parallel_residual":true,"torch_dtype":"float16"}"#,
+    ),
+    (
         "falcon-7b",
         "",
         r#"{"model_type":"falcon","hidden_size":4544,"num_hidden_layers":32,"num_attention_heads":71,
@@ -155,6 +162,12 @@ const SHAPES: &[Shape] = &[
         "tiny-gptj",
         "gpt-j-6b",
         r#"{"n_embd":64,"n_layer":2,"n_head":4,"vocab_size":256,"rotary_dim":8,"torch_dtype":"bfloat16"}"#,
+    ),
+    (
+        "tiny-gpt-neox",
+        "pythia-6.9b",
+        r#"{"hidden_size":64,"intermediate_size":160,"num_hidden_layers":2,"num_attention_heads":4,
+            "vocab_size":256,"torch_dtype":"bfloat16"}"#,
     ),
     (
         "tiny-falcon",

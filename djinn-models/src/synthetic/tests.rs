@@ -48,6 +48,7 @@ fn known_models_have_their_published_sizes() {
         ("mixtral-8x7b", 46_702_792_704, DType::BF16),
         ("gpt2", 124_439_808, DType::F32),
         ("gpt-j-6b", 6_050_882_784, DType::F16),
+        ("pythia-6.9b", 6_857_302_016, DType::F16),
         ("falcon-7b", 6_921_720_704, DType::BF16),
         ("falcon-40b", 41_303_293_952, DType::BF16),
         // Its files hold the tied head once more: 179,522,565,120.
@@ -202,6 +203,7 @@ fn names_that_mean_nothing_are_refused() {
         ("tiny-gpt2?bias=true", "no such choice"),
         ("tiny-mixtral?experts=4&chosen=5", "num_experts_per_tok"),
         ("falcon-7b?kv_heads=2", "no such choice"),
+        ("tiny-gpt-neox?kv_heads=2", "no such choice"),
         ("tiny?distinct=0", "`0`"),
         ("tiny?distinct=3", "1 to 2 layers"),
         ("tiny?seed=99999999999999999999", "seed"),
