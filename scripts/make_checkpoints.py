@@ -186,7 +186,7 @@ VARIANTS = {
         torch.float32,
         1000000.0,
         None,
-        {"family": "Qwen2"},
+        {"family": "Qwen2", "max_shard_size": "80KB"},
     ),
     "qwen3-f16": ({"head_dim": 16}, torch.float16, 1000000.0, None, {"family": "Qwen3", "max_shard_size": "40KB"}),
     # As OpenAI's own file: no prefix, and the causal masks among the tensors.
