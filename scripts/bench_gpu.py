@@ -4,10 +4,10 @@
     python3 scripts/bench_gpu.py --djinn BINARY --conformance BINARY --json OUT.json [--runs 5] [--skip-70b]
 
 The binaries are `cargo build --release --features cuda -p djinn-cli` and, of the package djinn-cuda, `--example
-conformance`. Needs torch, transformers and the repository's checkpoints. Checks first: every
-operation against the CPU reference, tiny checkpoints against transformers, equal logits for every
-placement, a thousand passes with --stream-check. Then times: Llama-2-13B shapes at 20 GiB with the rest of the card
-occupied, the same all resident, Llama-2-70B shapes at 80 GiB. Every sample is a fresh process.
+conformance`. Needs torch, transformers and the repository's checkpoints. Checks first: every operation against the CPU
+reference, tiny checkpoints against transformers, equal logits for every placement, a thousand passes with
+--stream-check, a thousand swaps of a session's KV cache. Then times: Llama-2-13B shapes at 20 GiB with the rest of the
+card occupied, the same all resident, Llama-2-70B shapes at 80 GiB. Every sample is a fresh process.
 """
 
 import argparse

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 /// ‖found − expected‖ / ‖expected‖ against transformers' float32 logits.
-const TOLERANCE: f64 = 1e-3;
+const TOLERANCE: f64 = 1e-5;
 
 #[derive(serde::Deserialize)]
 struct Expected {

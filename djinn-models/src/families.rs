@@ -169,12 +169,17 @@ fn gelu(keys: &JsonKeys, key: &str, default: &str) -> Result<Gelu> {
     }
 }
 
+/// Positions of a window where the configuration does not tell.
+const DEFAULT_WINDOW: u64 = 4096;
+
 /// The windows of a family in which some blocks have one and others not.
 fn mixed_window(keys: &JsonKeys, layers: u64) -> Result<Option<Window>> {
     if !keys.bool("use_sliding_window")?.unwrap_or(false) {
         return Ok(None);
     }
-    let Some(positions) = keys.u64("sliding_window")? else { return Ok(None) };
+    // No window is written as null; a configuration without the key has transformers' default.
+    let default = (!keys.contains("sliding_window")).then_some(DEFAULT_WINDOW);
+    let Some(positions) = keys.u64("sliding_window")?.or(default) else { return Ok(None) };
     let types = keys.list("layer_types", "a list of layer types", |v| v.as_str())?;
     let blocks = if types.is_empty() {
         let full = keys.u64("max_window_layers")?.unwrap_or(28);

@@ -3,7 +3,7 @@
 use super::{Decoder, Mlp, Positions, RopeScaling, Rotary};
 use crate::{Error, Result};
 use djinn_srg::Routing;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Largest accepted sizes: far above any model, low enough that no product of them overflows 64 bits.
 const MAX_LAYERS: u64 = 10_000;
@@ -122,8 +122,7 @@ impl Sizes {
 
 impl Origin<'_> {
     pub(crate) fn refuse<T>(&self, key: &str, detail: String) -> Result<T> {
-        let path: PathBuf = self.path.to_owned();
-        Err(Error::Config { path, key: format!("{}{key}", self.prefix), detail })
+        Err(Error::Config { path: self.path.to_owned(), key: format!("{}{key}", self.prefix), detail })
     }
 
     fn within(&self, key: &str, value: u64, max: u64) -> Result<()> {

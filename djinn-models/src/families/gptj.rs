@@ -25,7 +25,11 @@ const TENSORS: Tensors = Tensors {
 };
 
 fn read(keys: &JsonKeys, family: &Family) -> Result<Decoder> {
-    let dim = keys.u64(family.keys.rotary_dim)?.unwrap_or(64);
+    // Without the key it is 64; null would rotate by another rule.
+    let dim = match keys.contains(family.keys.rotary_dim) {
+        true => keys.need(family.keys.rotary_dim, keys.u64(family.keys.rotary_dim)?)?,
+        false => 64,
+    };
     let rotary =
         Rotary { dim, style: RopeStyle::Interleaved, theta: 10_000.0, scaling: RopeScaling::Default };
     Ok(Decoder {

@@ -1,7 +1,7 @@
 //! Mistral (Jiang et al. 2023): Llama with grouped queries and, in its first version, a sliding window.
 
 use super::llama::{DEFAULTS, Defaults, base};
-use super::{Family, KEYS};
+use super::{DEFAULT_WINDOW, Family, KEYS};
 use crate::Result;
 use crate::decoder::{Decoder, Window};
 use crate::open::JsonKeys;
@@ -11,7 +11,7 @@ pub(super) const FAMILY: Family =
 
 fn read(keys: &JsonKeys, family: &Family) -> Result<Decoder> {
     // No window is written as null; a configuration without the key has transformers' default.
-    let default = if keys.contains("sliding_window") { None } else { Some(4096) };
+    let default = (!keys.contains("sliding_window")).then_some(DEFAULT_WINDOW);
     let window = window(keys, default)?;
     Ok(Decoder { window, ..base(keys, family, Defaults { context: 131_072, ..DEFAULTS })? })
 }

@@ -112,6 +112,8 @@ fn the_families_after_llama_differ_in_biases_and_windows() {
     };
     assert_eq!(windows(&used(json!({})).unwrap()), [None; 2], "the first 28 blocks have none by default");
     assert_eq!(windows(&used(json!({"max_window_layers": 1})).unwrap()), [None, Some(100)]);
+    let untold = json!({"use_sliding_window": true, "max_window_layers": 1, "max_position_embeddings": 8192});
+    assert_eq!(windows(&of(&qwen2::FAMILY, untold).unwrap()), [None, Some(4096)]);
     let types = |types: [&str; 2]| used(json!({"layer_types": types}));
     let mixed = types(["sliding_attention", "full_attention"]).unwrap();
     assert_eq!(windows(&mixed), [Some(100), None]);
@@ -202,6 +204,7 @@ fn gpts_have_names_of_their_own() {
         (&gptj::FAMILY, json!({"rotary_dim": 7}), "rotary_dim"),
         (&gptj::FAMILY, json!({"rotary_dim": 18}), "rotary_dim"),
         (&gptj::FAMILY, json!({"rotary_dim": 0}), "rotary_dim"),
+        (&gptj::FAMILY, json!({"rotary_dim": null}), "rotary_dim"),
     ] {
         let error = gpt(family, changes).unwrap_err();
         assert!(matches!(&error, Error::Config { key, .. } if key == named), "{named}: {error}");
