@@ -8,7 +8,7 @@
  *
  * Pointers are device addresses: device memory, or pinned host memory under unified addressing. Activations
  * are row-major f32 `[rows, width]`; token ids, positions and tables are u32; weights are row-major in their
- * own dtype. Every pointer is a multiple of 16 bytes. Shapes, aliasing and meaning are those of djinn-device's
+ * own dtype. Every pointer is a multiple of 16 bytes; attention's row_seq and positions of 4. Shapes, aliasing and meaning are those of djinn-device's
  * `args`; sizes are not checked again here.
  *
  * All sums accumulate in f32, and every output row is computed in an order that depends on nothing but that
@@ -220,7 +220,8 @@ int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream);
 
 /*
  * out[r, h, :] = softmax((q[r, h, :] K + bias) scale) V over positions 0 ..= p of the row's sequence, for p =
- * positions[r]. Rows of one sequence are adjacent, positions ascending by one. head_dim up to 256.
+ * positions[r]. Where more than DJINN_PREFILL_RUN rows of one sequence are adjacent, positions ascend by one.
+ * head_dim up to 256.
  *
  * With a window, over positions max(0, p + 1 - window) ..= p; pages that no row sees are not read. With `alibi`
  * the bias of key j is bf16(bf16(slope(h)) bf16(j)), where with m the largest power of two up to heads, the first

@@ -142,7 +142,7 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
         let prompt = subject::prompt(args.prompt, vocab, index as u64);
         let mut logits = Vec::new();
         for piece in prompt.chunks(rows) {
-            logits = engine.step(&mut [Entry { sequence, tokens: piece, wanted: Wanted::Last }])?.0;
+            logits = engine.step(&mut [Entry::new(sequence, piece, Wanted::Last)])?.0;
         }
         next.push(sampler.choose(&logits));
     }

@@ -160,6 +160,8 @@ impl Device for CudaDevice {
             host_memory: false,
             reserved_bytes: self.reserved_bytes,
             captures: true,
+            rows_alone: crate::ops::SMALL_BATCH,
+            run_alone: djinn_cuda_sys::DJINN_PREFILL_RUN,
         }
     }
 

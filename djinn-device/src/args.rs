@@ -217,7 +217,8 @@ pub struct Attention {
     pub qkv: Span,
     /// Keys and values.
     pub kv: KvPages,
-    /// u32 `[rows]`: each row's sequence. Rows of one sequence are adjacent, positions ascending by one.
+    /// u32 `[rows]`: each row's sequence. Where more than [`run_alone`](crate::DeviceInfo::run_alone) rows of one
+    /// sequence are adjacent, their positions ascend by one. From here on aligned to 4 bytes, as positions are.
     pub row_seq: Span,
     /// u32 `[rows]`: each row's position in its sequence.
     pub positions: Span,

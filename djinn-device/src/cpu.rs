@@ -92,7 +92,14 @@ impl CpuDevice {
 impl Device for CpuDevice {
     fn info(&self) -> DeviceInfo {
         let name = format!("cpu ({})", self.core.kernels.name());
-        DeviceInfo { name, host_memory: true, reserved_bytes: 0, captures: false }
+        DeviceInfo {
+            name,
+            host_memory: true,
+            reserved_bytes: 0,
+            captures: false,
+            rows_alone: u32::MAX,
+            run_alone: u32::MAX,
+        }
     }
 
     fn alloc(&self, space: Space, len: u64) -> Result<Buffer> {

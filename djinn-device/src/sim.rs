@@ -45,6 +45,8 @@ pub struct SimConfig {
     /// The `copy` that is refused at the call, with [`Error::Resource`](crate::Error::Resource): nothing is enqueued,
     /// and the device stays sound.
     pub refuse_copy_at: Option<u64>,
+    /// A stream, by its number, and how many of its copies are accepted before each that is refused.
+    pub refuse_copies_on: Option<(u32, u64)>,
     /// The `wait` that is ignored.
     pub drop_wait_at: Option<u64>,
     /// The `capture` that is refused, after its work.
@@ -55,6 +57,8 @@ pub struct SimConfig {
     pub memory_bytes_per_second: f64,
     /// Virtual time that everything but a copy across the link takes on top.
     pub launch_overhead: Duration,
+    /// What [`DeviceInfo`] says of rows that are computed alone. The results are those of the CPU device in any case.
+    pub rows_alone: u32,
     /// Which arithmetic.
     pub math: Math,
 }
@@ -70,11 +74,13 @@ impl Default for SimConfig {
             fail_alloc_at: None,
             fail_copy_at: None,
             refuse_copy_at: None,
+            refuse_copies_on: None,
             drop_wait_at: None,
             fail_capture_at: None,
             link_bytes_per_second: 25e9,
             memory_bytes_per_second: 2e12,
             launch_overhead: Duration::from_micros(2),
+            rows_alone: u32::MAX,
             math: Math::Reference,
         }
     }
@@ -87,6 +93,8 @@ pub struct SimCalls {
     pub allocs: u64,
     /// Calls of `copy` and `copy_expert`.
     pub copies: u64,
+    /// Copies on the stream of [`SimConfig::refuse_copies_on`].
+    pub copies_on_stream: u64,
     /// Calls of `wait`.
     pub waits: u64,
     /// Calls of `capture`.
@@ -184,6 +192,15 @@ impl SimDevice {
         planted
     }
 
+    /// Counts the copies of the stream on which some are refused; whether this is one of them.
+    fn refuses_on(&self, stream: Stream) -> bool {
+        let Some((_, accepted)) = self.config.refuse_copies_on.filter(|(on, _)| *on == stream.id()) else {
+            return false;
+        };
+        self.count(|calls| &mut calls.copies_on_stream, None);
+        self.calls().copies_on_stream.is_multiple_of(accepted + 1)
+    }
+
     /// # Panics
     /// If queued work clashes with the host's use of a span.
     fn host_uses(&self, what: &str, access: Access) {
@@ -200,6 +217,8 @@ impl Device for SimDevice {
             host_memory: false,
             reserved_bytes: 0,
             captures: true,
+            rows_alone: self.config.rows_alone,
+            run_alone: self.config.rows_alone,
         }
     }
 
@@ -239,7 +258,7 @@ impl Device for SimDevice {
             return Ok(());
         }
         let fails = self.count(|calls| &mut calls.copies, self.config.fail_copy_at);
-        if self.config.refuse_copy_at == Some(self.calls().copies) {
+        if self.config.refuse_copy_at == Some(self.calls().copies) || self.refuses_on(stream) {
             return Err(Error::Resource { what: "a copy", reason: "as planned".to_owned() });
         }
         self.enqueue(stream, Command::Copy { src, dst, fails })

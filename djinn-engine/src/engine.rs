@@ -1,47 +1,16 @@
 //! The engine: a loaded model, and steps over it.
 
+use crate::batch::{self, Entry, Launches, Layout, Wanted};
 use crate::executor::Executor;
 use crate::replay::{Choice, Key, Replays};
 use crate::trace::{HostSpan, Recorder, lap};
 use crate::{Error, Options, Result};
-use djinn_device::{Buffer, Event, Ops, Space, Stream, Usage};
-use djinn_srg::{Graph, Rows, ValueId};
+use djinn_device::{Buffer, DeviceInfo, Event, Ops, Space, Stream, Usage};
+use djinn_srg::{Dim, Graph, Op, Rows, Value, ValueId};
 use djinn_vmu::{
-    DataSegment, MemoryPlan, PassStats, Sequence, StackSegment, TextSegment, TextStore, WeightSource,
+    DataSegment, MemoryPlan, PassStats, Sequence, StackSegment, TextSegment, TextStore, Transfer, WeightSource,
 };
 use std::time::Instant;
-
-/// Whose logits a step gives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// None.
-    Nothing,
-    /// Those of the entry's last token.
-    Last,
-    /// Those of all its tokens.
-    All,
-}
-
-/// One sequence's share of a step.
-#[derive(Debug)]
-pub struct Entry<'a> {
-    /// The sequence; grows by the tokens.
-    pub sequence: &'a mut Sequence,
-    /// Tokens to append, at least one.
-    pub tokens: &'a [u32],
-    /// Whose logits are wanted.
-    pub wanted: Wanted,
-}
-
-impl Entry<'_> {
-    fn logit_rows(&self) -> u64 {
-        match self.wanted {
-            Wanted::Nothing => 0,
-            Wanted::Last => 1,
-            Wanted::All => self.tokens.len() as u64,
-        }
-    }
-}
 
 /// Memory of a loaded model on its device.
 pub(crate) struct Memory {
@@ -54,9 +23,18 @@ pub(crate) struct Memory {
     pub(crate) logits: Buffer,
 }
 
+/// A pass between its beginning and its end.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    rows: Rows,
+    /// When the host was done with enqueueing it.
+    enqueued: Instant,
+}
+
 /// A model on a device. One thread uses it at a time.
 pub struct Engine<D: Ops> {
     pub(crate) device: D,
+    info: DeviceInfo,
     pub(crate) graph: Graph,
     pub(crate) plan: MemoryPlan,
     pub(crate) compute: Stream,
@@ -67,8 +45,13 @@ pub struct Engine<D: Ops> {
     replayed_passes: u64,
     store: TextStore,
     pub(crate) memory: Option<Memory>,
+    /// The pass that was begun and not finished.
+    under_way: Option<UnderWay>,
     /// Why no further step can run.
     pub(crate) stopped: Option<String>,
+    /// Copies of KV pages that were seen to end, and not told yet.
+    pub(crate) transfers: Vec<Transfer>,
+    chunk: u32,
     pub(crate) force_park_every: Option<u32>,
     /// Steps of generations, for forced parking.
     pub(crate) steps: u64,
@@ -93,11 +76,13 @@ impl<D: Ops> Engine<D> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
         let began = Instant::now();
-        let plan = options.plan(&graph, device.info().reserved_bytes)?;
+        let info = device.info();
+        let plan = options.plan(&graph, info.reserved_bytes)?;
         let (compute, done) = (device.stream()?, device.event()?);
-        let replays = (options.replay && device.info().captures).then(Replays::default);
+        let replays = (options.replay && info.captures).then(Replays::default);
         let mut engine = Engine {
             device,
+            info,
             graph,
             plan,
             compute,
@@ -106,7 +91,10 @@ impl<D: Ops> Engine<D> {
             replayed_passes: 0,
             store: TextStore::new(),
             memory: None,
+            under_way: None,
             stopped: None,
+            transfers: Vec::new(),
+            chunk: u64::from(options.prefill_rows).min(options.context) as u32,
             force_park_every: options.force_park_every,
             steps: 0,
             parkings: 0,
@@ -163,10 +151,33 @@ impl<D: Ops> Engine<D> {
         self.device.usage(space)
     }
 
+    /// KV pages that no sequence refers to: on the device, and in host memory.
+    pub fn free_pages(&self) -> (u32, u32) {
+        let data = &self.memory.as_ref().expect("loaded").data;
+        (data.free_pages(), data.free_host_pages())
+    }
+
     /// Tokens that a sequence may have.
     pub fn context(&self) -> u64 {
         let kv = &self.plan.kv;
         (kv.table_width as u64 * kv.page_tokens as u64).min(self.graph.max_context)
+    }
+
+    /// Tokens of a chunk: longer prompts are cut into pieces of this size.
+    pub fn chunk(&self) -> u32 {
+        self.chunk
+    }
+
+    /// Whether products may begin at any row of a step on this device.
+    pub(crate) fn rows_are_aligned(&self) -> bool {
+        let Engine { info, graph, .. } = self;
+        let products = graph.nodes.iter().filter(|node| matches!(node.op, Op::Linear | Op::Attention { .. }));
+        let mut values = products.flat_map(|node| [node.inputs[0], node.output]).map(|id| graph.value(id));
+        let aligned = |value: &Value| match value.shape.as_slice() {
+            [Dim::Rows, Dim::Fixed(width)] => width.is_multiple_of(4),
+            _ => true,
+        };
+        info.rows_alone == u32::MAX || values.all(aligned)
     }
 
     /// Runs one pass over the batch. Gives the logits, f32 `[rows wanted, vocab]` row-major in order of
@@ -177,13 +188,45 @@ impl<D: Ops> Engine<D> {
     /// stops the engine: later steps are refused.
     ///
     /// # Panics
-    /// If the batch is larger than the plan's step.
+    /// If the batch is larger than the plan's step, or a step that was [begun](Engine::begin) is under way.
     pub fn step(&mut self, batch: &mut [Entry<'_>]) -> Result<(Vec<f32>, PassStats)> {
+        self.begin(batch)?;
+        self.finish(<[f32]>::to_vec)
+    }
+
+    /// Begins a pass as [`step`](Engine::step) does, and returns once it is enqueued. Nothing else may be asked of
+    /// its sequences until it was [finished](Engine::finish).
+    pub fn begin(&mut self, batch: &mut [Entry<'_>]) -> Result<()> {
+        assert!(self.under_way.is_none(), "a pass is begun while another is under way");
         if let Some(reason) = &self.stopped {
             return Err(Error::Stopped(reason.clone()));
         }
         let rows = self.admit(batch)?;
         let result = self.run(batch, rows);
+        self.stop_on(result)
+    }
+
+    /// Whether the pass that was begun is over, so that finishing it waits for nothing.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn is_done(&mut self) -> Result<bool> {
+        let done = self.device.is_done(self.done).map_err(Error::from);
+        self.stop_on(done)
+    }
+
+    /// Waits for the pass that was begun, and reads its logits where the device left them, as of
+    /// [`step`](Engine::step).
+    ///
+    /// # Panics
+    /// If none was begun.
+    pub fn finish<R>(&mut self, read: impl FnOnce(&[f32]) -> R) -> Result<(R, PassStats)> {
+        let under_way = self.under_way.take().expect("a pass is finished that was not begun");
+        let result = self.collect(under_way, read);
+        self.stop_on(result)
+    }
+
+    pub(crate) fn stop_on<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             self.stopped = Some(error.to_string());
         }
@@ -192,18 +235,7 @@ impl<D: Ops> Engine<D> {
 
     /// Checks a batch and makes room for it, all or nothing.
     fn admit(&mut self, batch: &mut [Entry<'_>]) -> Result<Rows> {
-        let mut rows = Rows { rows: 0, logit_rows: 0 };
-        for entry in batch.iter() {
-            if entry.tokens.is_empty() {
-                return Err(Error::EmptyPrompt);
-            }
-            let vocab = self.graph.vocab;
-            if let Some(&token) = entry.tokens.iter().find(|&&t| t as u64 >= vocab) {
-                return Err(Error::UnknownToken { token, vocab });
-            }
-            rows.rows += entry.tokens.len() as u64;
-            rows.logit_rows += entry.logit_rows();
-        }
+        let rows = batch::rows(batch, self.graph.vocab)?;
         let most = self.plan.stack.rows;
         assert!(
             rows.rows <= most.rows
@@ -213,7 +245,7 @@ impl<D: Ops> Engine<D> {
             batch.len()
         );
         let context = self.context();
-        let Engine { device, memory, compute, .. } = self;
+        let Engine { device, memory, compute, transfers, .. } = self;
         let data = &mut memory.as_mut().expect("loaded").data;
         let before: Vec<u64> = batch.iter().map(|e| e.sequence.tokens()).collect();
         for i in 0..batch.len() {
@@ -224,7 +256,7 @@ impl<D: Ops> Engine<D> {
                 && match data.grow(device, *compute, entry.sequence, more)? {
                     // Pages of a parked or ended session are free once the copies that touch them are done.
                     Err(full) if full.leaving > 0 => {
-                        data.settle(device)?;
+                        transfers.extend(data.settle(device)?);
                         data.grow(device, *compute, entry.sequence, more)?.is_ok()
                     }
                     grown => grown.is_ok(),
@@ -239,32 +271,37 @@ impl<D: Ops> Engine<D> {
         Ok(rows)
     }
 
-    fn run(&mut self, batch: &[Entry<'_>], rows: Rows) -> Result<(Vec<f32>, PassStats)> {
+    fn run(&mut self, batch: &[Entry<'_>], rows: Rows) -> Result<()> {
         let began = Instant::now();
-        self.write_inputs(batch, rows);
+        let layout = Layout::new(batch, &self.info);
+        self.write_inputs(batch, &layout);
         let began = lap(&mut self.trace, HostSpan::Upload, began);
         let one_token_each = batch.len() as u64 == rows.rows;
         match self.choose(rows, one_token_each) {
-            (_, Choice::Enqueue) => self.enqueue(rows)?,
-            (key, Choice::Capture) => self.capture(key)?,
+            (_, Choice::Enqueue) => self.enqueue(rows, &layout.launches)?,
+            (key, Choice::Capture) => self.capture(key, &layout.launches)?,
             (_, Choice::Replay(capture, end)) => {
                 self.device.replay(capture)?;
                 self.memory.as_mut().expect("loaded").text.replayed(end);
                 self.replayed_passes += 1;
             }
         }
-        let began = lap(&mut self.trace, HostSpan::Enqueue, began);
+        let enqueued = lap(&mut self.trace, HostSpan::Enqueue, began);
+        self.under_way = Some(UnderWay { rows, enqueued });
+        Ok(())
+    }
+
+    fn collect<R>(&mut self, pass: UnderWay, read: impl FnOnce(&[f32]) -> R) -> Result<(R, PassStats)> {
         let (device, graph) = (&self.device, &self.graph);
         device.sync_event(self.done)?;
-        lap(&mut self.trace, HostSpan::Wait, began);
+        lap(&mut self.trace, HostSpan::Wait, pass.enqueued);
         let memory = self.memory.as_mut().expect("loaded");
-        let host = memory.logits.slice(0, graph.value(graph.logits).bytes(rows));
+        let host = memory.logits.slice(0, graph.value(graph.logits).bytes(pass.rows));
         let stats = memory.text.end_pass(device)?;
         if let Some(trace) = &mut self.trace {
             trace.end_pass(device, &self.plan, memory.text.times(device));
         }
-        let logits = device.read_host(host, bytemuck::pod_collect_to_vec);
-        Ok((logits, stats))
+        Ok((device.read_host(host, |bytes| read(bytemuck::cast_slice(bytes))), stats))
     }
 
     fn choose(&mut self, rows: Rows, one_token_each: bool) -> (Key, Choice) {
@@ -276,20 +313,20 @@ impl<D: Ops> Engine<D> {
     }
 
     /// Captures a pass and replays it.
-    fn capture(&mut self, key: Key) -> Result<()> {
+    fn capture(&mut self, key: Key, launches: &Launches) -> Result<()> {
         let copies = self.memory.as_ref().expect("loaded").text.copy_stream();
         let work = Work { device: &self.device, compute: self.compute, graph: &self.graph, plan: &self.plan };
         let memory = self.memory.as_mut().expect("loaded");
-        let (done, rows) = (self.done, key.rows);
+        let (done, step) = (self.done, (key.rows, launches));
         let captured =
-            work.device.capture(&[work.compute, copies], || work.enqueue(memory, None, rows, done));
+            work.device.capture(&[work.compute, copies], || work.enqueue(memory, None, step, done));
         let capture = match captured {
             Err(Error::Device(djinn_device::Error::Resource { .. })) => {
                 // No room for it. From now on passes are enqueued.
                 memory.text.withdrawn(key.phase);
                 self.device.sync(self.compute)?;
                 self.replays.take().expect("a pass is captured to be replayed").free(&self.device);
-                return self.enqueue(rows);
+                return self.enqueue(key.rows, launches);
             }
             captured => captured?,
         };
@@ -302,32 +339,22 @@ impl<D: Ops> Engine<D> {
         Ok(self.device.replay(capture)?)
     }
 
-    fn enqueue(&mut self, rows: Rows) -> Result<()> {
+    fn enqueue(&mut self, rows: Rows, launches: &Launches) -> Result<()> {
         let work = Work { device: &self.device, compute: self.compute, graph: &self.graph, plan: &self.plan };
         let memory = self.memory.as_mut().expect("loaded");
-        work.enqueue(memory, self.trace.as_mut(), rows, self.done)
+        work.enqueue(memory, self.trace.as_mut(), (rows, launches), self.done)
     }
 
     /// Writes the step's inputs and page table to where its copies take them from.
-    fn write_inputs(&mut self, batch: &[Entry<'_>], rows: Rows) {
+    fn write_inputs(&mut self, batch: &[Entry<'_>], layout: &Layout) {
         let Engine { device, graph, plan, memory, .. } = self;
         let memory = memory.as_ref().expect("loaded");
-        let (mut tokens, mut positions, mut row_seq, mut wanted) = (vec![], vec![], vec![], vec![]);
-        for (seq, entry) in batch.iter().enumerate() {
-            let first = entry.sequence.tokens() - entry.tokens.len() as u64;
-            let rows = tokens.len() as u32..(tokens.len() + entry.tokens.len()) as u32;
-            wanted.extend(rows.skip(entry.tokens.len() - entry.logit_rows() as usize));
-            tokens.extend_from_slice(entry.tokens);
-            positions.extend((first..).take(entry.tokens.len()).map(|p| p as u32));
-            row_seq.extend(std::iter::repeat_n(seq as u32, entry.tokens.len()));
-        }
-        assert_eq!(wanted.len() as u64, rows.logit_rows, "rows were counted on admission");
         let place = |id: ValueId| plan.stack.offset(id) as usize;
         device.write_host(memory.inputs.span(), |bytes| {
-            put(&mut bytes[place(graph.tokens)..], &tokens);
-            put(&mut bytes[place(graph.positions)..], &positions);
-            put(&mut bytes[place(graph.row_seq)..], &row_seq);
-            put(&mut bytes[place(graph.logit_rows)..], &wanted);
+            put(&mut bytes[place(graph.tokens)..], &layout.tokens);
+            put(&mut bytes[place(graph.positions)..], &layout.positions);
+            put(&mut bytes[place(graph.row_seq)..], &layout.row_seq);
+            put(&mut bytes[place(graph.logit_rows)..], &layout.wanted);
         });
         let width = plan.kv.table_width as usize * 4;
         device.write_host(memory.table.span(), |bytes| {
@@ -343,8 +370,7 @@ impl<D: Ops> Engine<D> {
         let result = (|| {
             let mut logits = Vec::new();
             for piece in tokens.chunks(self.plan.stack.rows.logit_rows as usize) {
-                let entry = Entry { sequence: &mut sequence, tokens: piece, wanted: Wanted::All };
-                logits.extend(self.step(&mut [entry])?.0);
+                logits.extend(self.step(&mut [Entry::new(&mut sequence, piece, Wanted::All)])?.0);
             }
             Ok(logits)
         })();
@@ -382,11 +408,11 @@ impl<D: Ops> Engine<D> {
 }
 
 /// What a pass is enqueued on.
-struct Work<'a, D> {
-    device: &'a D,
-    compute: Stream,
-    graph: &'a Graph,
-    plan: &'a MemoryPlan,
+pub(crate) struct Work<'a, D> {
+    pub(crate) device: &'a D,
+    pub(crate) compute: Stream,
+    pub(crate) graph: &'a Graph,
+    pub(crate) plan: &'a MemoryPlan,
 }
 
 impl<D: Ops> Work<'_, D> {
@@ -395,13 +421,13 @@ impl<D: Ops> Work<'_, D> {
         &self,
         memory: &mut Memory,
         trace: Option<&mut Recorder>,
-        rows: Rows,
+        (rows, launches): (Rows, &Launches),
         done: Event,
     ) -> Result<()> {
-        let Work { device, compute, graph, plan } = *self;
+        let Work { device, compute, graph, .. } = *self;
         device.copy(compute, memory.inputs.span(), memory.stack.inputs())?;
         device.copy(compute, memory.table.span(), memory.data.table())?;
-        Executor::new(device, compute, graph, plan, memory, rows).traced(trace).pass()?;
+        Executor::new(self, memory, rows, launches).traced(trace).pass()?;
         let wanted = graph.value(graph.logits).bytes(rows);
         if wanted > 0 {
             let logits = memory.stack.span(graph, graph.logits, rows);

@@ -10,6 +10,9 @@ pub enum Error {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] djinn_device::Error),
+    /// The scheduler refuses a session, or what it is asked of one.
+    #[error(transparent)]
+    Scheduler(#[from] djinn_scheduler::Error),
     /// A token that the vocabulary does not have.
     #[error("token {token} is outside the vocabulary of {vocab}")]
     UnknownToken {
@@ -36,6 +39,12 @@ pub enum Error {
         asked: u64,
         /// The model's.
         most: u64,
+    },
+    /// There is no such session.
+    #[error("session {session} does not exist")]
+    NoSession {
+        /// As asked for.
+        session: u64,
     },
     /// An option that no run can have.
     #[error("{0}")]

@@ -1,7 +1,8 @@
 //! Walks the graph: the one place that turns a node into a launch.
 
 use crate::Result;
-use crate::engine::Memory;
+use crate::batch::Launches;
+use crate::engine::{Memory, Work};
 use crate::trace::{Launch, Mark, Recorder};
 use djinn_device::args::{
     Add, Attention, Combine, Embed, ExpertLinear, Gelu, Group, HeadNorm, KvPages, KvWrite, LayerNorm, Linear,
@@ -10,6 +11,7 @@ use djinn_device::args::{
 use djinn_device::{Ops, Span, Stream};
 use djinn_srg::{Dim, Graph, Lifecycle, Node, NodeId, Op, Rows, ValueId};
 use djinn_vmu::{ChunkId, MemoryPlan};
+use std::ops::Range;
 
 /// One pass over the graph. Every launch reads at most one chunk of weights; a chunk is held from the first
 /// launch that reads it to the last.
@@ -20,6 +22,7 @@ pub(crate) struct Executor<'a, D: Ops> {
     plan: &'a MemoryPlan,
     memory: &'a mut Memory,
     rows: Rows,
+    launches: &'a Launches,
     /// The next tile, in order of use.
     tile: usize,
     held: Option<(ChunkId, Span)>,
@@ -36,14 +39,13 @@ struct Weights {
 
 impl<'a, D: Ops> Executor<'a, D> {
     pub(crate) fn new(
-        device: &'a D,
-        compute: Stream,
-        graph: &'a Graph,
-        plan: &'a MemoryPlan,
+        work: &Work<'a, D>,
         memory: &'a mut Memory,
         rows: Rows,
+        launches: &'a Launches,
     ) -> Self {
-        Executor { device, compute, graph, plan, memory, rows, tile: 0, held: None, trace: None }
+        let Work { device, compute, graph, plan } = *work;
+        Executor { device, compute, graph, plan, memory, rows, launches, tile: 0, held: None, trace: None }
     }
 
     /// Records an event at every boundary between launches.
@@ -230,40 +232,10 @@ impl<'a, D: Ops> Executor<'a, D> {
                     rows
                 }
             ),
-            Op::Linear => {
-                let tile = weights.expect("a product has weights");
-                enqueue!(
-                    linear,
-                    Linear {
-                        x: input(0),
-                        weight: tile.parts[0],
-                        bias: tile.parts.get(1).copied(),
-                        out: self.span(node.output),
-                        k: width(node.inputs[0]),
-                        n: tile.rows as u32,
-                        out_width: width(node.output),
-                        out_column: tile.first_row as u32,
-                        rows,
-                    }
-                )
-            }
+            Op::Linear => self.linear(node, weights.expect("a product has weights"))?,
             Op::Rope { .. } => enqueue!(rope, self.rope(node, rows)),
             Op::KvWrite { .. } => enqueue!(kv_write, self.kv_write(node, rows)),
-            Op::Attention { heads, scale, window, alibi, .. } => enqueue!(
-                attention,
-                Attention {
-                    qkv: input(0),
-                    kv: self.kv(node),
-                    row_seq: input(2),
-                    positions: input(3),
-                    out: self.span(node.output),
-                    heads,
-                    scale,
-                    window,
-                    alibi,
-                    rows,
-                }
-            ),
+            Op::Attention { .. } => self.attention(node)?,
             Op::SiluMul => enqueue!(
                 silu_mul,
                 SiluMul { x: input(0), out: self.span(node.output), width: width(node.output), rows }
@@ -321,6 +293,54 @@ impl<'a, D: Ops> Executor<'a, D> {
                     (input(0), input(1), self.span(node.output), width(node.output));
                 enqueue!(combine, Combine { y, weights, out, top_k, width, rows })
             }
+        }
+        Ok(())
+    }
+
+    /// A product, in the launches that keep sequences apart.
+    fn linear(&self, node: &Node, tile: &Weights) -> Result<()> {
+        let (k, out_width) = (self.width(node.inputs[0]), self.width(node.output));
+        let (x, out) = (self.span(node.inputs[0]), self.span(node.output));
+        let of_logits = self.graph.value(node.output).shape[0] == Dim::LogitRows;
+        let launches = if of_logits { &self.launches.logits } else { &self.launches.products };
+        for rows in launches {
+            let args = Linear {
+                x: words(x, rows, k),
+                weight: tile.parts[0],
+                bias: tile.parts.get(1).copied(),
+                out: words(out, rows, out_width),
+                k,
+                n: tile.rows as u32,
+                out_width,
+                out_column: tile.first_row as u32,
+                rows: rows.end - rows.start,
+            };
+            args.check();
+            self.device.linear(self.compute, &args)?;
+        }
+        Ok(())
+    }
+
+    fn attention(&self, node: &Node) -> Result<()> {
+        let Op::Attention { heads, scale, window, alibi, .. } = node.op else {
+            unreachable!("called for attention")
+        };
+        let (qkv_width, out_width) = (self.width(node.inputs[0]), self.width(node.output));
+        for rows in &self.launches.attention {
+            let args = Attention {
+                qkv: words(self.span(node.inputs[0]), rows, qkv_width),
+                kv: self.kv(node),
+                row_seq: words(self.span(node.inputs[2]), rows, 1),
+                positions: words(self.span(node.inputs[3]), rows, 1),
+                out: words(self.span(node.output), rows, out_width),
+                heads,
+                scale,
+                window,
+                alibi,
+                rows: rows.end - rows.start,
+            };
+            args.check();
+            self.device.attention(self.compute, &args)?;
         }
         Ok(())
     }
@@ -389,4 +409,10 @@ impl<'a, D: Ops> Executor<'a, D> {
             shape => panic!("{} is no activation: {shape:?}", self.graph.value(id).name),
         }
     }
+}
+
+/// Some rows of a matrix of four-byte elements.
+fn words(all: Span, rows: &Range<u32>, width: u32) -> Span {
+    let row_bytes = u64::from(width) * 4;
+    all.slice(u64::from(rows.start) * row_bytes, u64::from(rows.end - rows.start) * row_bytes)
 }

@@ -139,7 +139,7 @@ impl<D: Ops> Engine<D> {
         /// Passes until one is replayed: each of two kinds is enqueued, captured and replayed.
         const DECODES: u64 = 5;
         let mut session = Session::default();
-        let rows = self.plan().stack.rows.rows;
+        let rows = u64::from(self.chunk());
         let decodes = if self.device().info().captures { DECODES } else { 1 };
         let prompt = rows.min(self.context().saturating_sub(decodes)).max(1);
         let before = self.replayed_passes();
@@ -177,7 +177,7 @@ impl<D: Ops> Engine<D> {
         session.tokens.truncate(same);
         stats.reused_tokens = same;
         stats.prompt_tokens = prompt.len() - same;
-        let pieces = prompt[same..].chunks(self.plan().stack.rows.rows as usize);
+        let pieces = prompt[same..].chunks(self.chunk() as usize);
         let last = pieces.len() - 1;
         let mut logits = Vec::new();
         for (i, piece) in pieces.enumerate() {
@@ -196,8 +196,7 @@ impl<D: Ops> Engine<D> {
         wanted: Wanted,
     ) -> Result<(Vec<f32>, PassStats)> {
         self.recompute(session)?;
-        let entry = Entry { sequence: &mut session.sequence, tokens, wanted };
-        let result = self.step(&mut [entry])?;
+        let result = self.step(&mut [Entry::new(&mut session.sequence, tokens, wanted)])?;
         session.tokens.extend_from_slice(tokens);
         self.park_if_due(session)?;
         Ok(result)

@@ -6,6 +6,8 @@
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![forbid(unsafe_code)]
 
+mod batch;
+mod batcher;
 mod engine;
 mod error;
 mod executor;
@@ -14,12 +16,16 @@ mod options;
 mod parking;
 mod replay;
 mod sampler;
+mod service;
 mod trace;
 
 pub use djinn_vmu::{Budget, MemoryPlan, PassStats, Segments};
-pub use engine::{Engine, Entry, Wanted};
+pub use batcher::{Batcher, NewToken, Origin, Turn};
+pub use batch::{Entry, SHORT_RUN, Wanted};
+pub use engine::Engine;
 pub use error::{Error, Result};
 pub use generate::{Finish, Generated, Request, Session, Stats};
 pub use options::Options;
 pub use sampler::{Sampler, Sampling};
+pub use service::{Client, Happening, Opening, Service, Stopped, spawn};
 pub use trace::Trace;

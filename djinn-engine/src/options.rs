@@ -16,8 +16,12 @@ pub struct Options {
     pub context: u64,
     /// Sequences that a step may hold.
     pub sequences: u32,
+    /// KV pages on the device; as many as `sequences` whole contexts take, if not given.
+    pub pages: Option<u32>,
     /// Rows of a prefill step: longer prompts are cut into pieces of this size.
     pub prefill_rows: u32,
+    /// Rows of a step beside those of a piece of a prompt: as many as `sequences` where many are served at once.
+    pub decode_rows: u32,
     /// Rows of a step whose logits may be wanted.
     pub logit_rows: u32,
     /// Element type of the KV cache: f32, f16 or bf16.
@@ -39,7 +43,9 @@ impl Default for Options {
             budget: Budget::default(),
             context: 2048,
             sequences: 1,
+            pages: None,
             prefill_rows: 512,
+            decode_rows: 0,
             logit_rows: 1,
             kv_dtype: DType::F32,
             page_tokens: 16,
@@ -51,6 +57,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// The same for a [`Batcher`](crate::Batcher) of up to `sequences` sessions in a step.
+    pub fn serving(self, sequences: u32) -> Self {
+        Options { sequences, decode_rows: sequences, logit_rows: sequences, ..self }
+    }
+
     /// Host bytes for `graph` under these options, at most, on a device that takes up to 1 GiB for itself: for
     /// devices that must know before they are made. Weights, and some room for inputs and staging.
     pub fn most_host_bytes(&self, graph: &Graph) -> u64 {
@@ -74,11 +85,14 @@ impl Options {
         if self.force_park_every == Some(0) {
             return Err(Error::Option("a session is parked after every step at most"));
         }
+        if self.pages == Some(0) {
+            return Err(Error::Option("the KV cache needs one page at least; raise the budget for it"));
+        }
         if self.kv_dtype == DType::U32 {
             return Err(Error::Option("the KV cache holds f32, f16 or bf16"));
         }
         let table_width = self.context.div_ceil(self.page_tokens as u64);
-        let pages = table_width * self.sequences as u64;
+        let pages = self.pages.map_or(table_width * self.sequences as u64, u64::from);
         let (Ok(table_width), Ok(pages)) = (u32::try_from(table_width), u32::try_from(pages)) else {
             return Err(Error::Option("the context needs more KV pages than can be numbered"));
         };
@@ -93,7 +107,8 @@ impl Options {
             check: self.budget.stream_check,
         };
         // No step has more rows than the context has tokens, and at least one for each sequence.
-        let rows = (self.prefill_rows as u64).min(self.context).max(self.sequences as u64);
+        let piece = (self.prefill_rows as u64).min(self.context);
+        let rows = (piece + u64::from(self.decode_rows)).max(self.sequences as u64);
         let logit_rows = (self.logit_rows as u64).min(rows);
         let most_chosen = graph.nodes.iter().map(|node| match node.op {
             Op::Group { top_k, .. } => u64::from(top_k),

@@ -2,7 +2,7 @@
 
 use crate::{Engine, Entry, Result, Session, Wanted};
 use djinn_device::{Ops, Space};
-use djinn_vmu::SwapStats;
+use djinn_vmu::{Arriving, DataSegment, NotMoved, Parked, Sequence, SwapStats, Transfer};
 
 impl<D: Ops> Engine<D> {
     /// Sends a session's keys and values to pinned host memory and takes them back; results do not change. Whether it
@@ -13,38 +13,81 @@ impl<D: Ops> Engine<D> {
     /// A failure of the device, after which the engine runs no further step; in check mode, a page that came back with
     /// other bytes.
     pub fn park_and_restore(&mut self, session: &mut Session) -> Result<bool> {
-        let moved = self.move_there_and_back(session);
-        if let Err(error) = &moved {
-            self.stopped = Some(error.to_string());
-        }
-        moved
+        let moved = self.move_there_and_back(&mut session.sequence);
+        self.transfers.clear();
+        self.stop_on(moved)
     }
 
-    fn move_there_and_back(&mut self, session: &mut Session) -> Result<bool> {
-        let Engine { device, memory, compute, .. } = self;
-        let data = &mut memory.as_mut().expect("loaded").data;
-        data.poll(device)?;
-        let sequence = std::mem::take(&mut session.sequence);
-        let parked = match data.park(device, *compute, sequence)? {
+    pub(crate) fn move_there_and_back(&mut self, sequence: &mut Sequence) -> Result<bool> {
+        self.transfers = self.poll_copies()?;
+        let parked = match self.park(std::mem::take(sequence))? {
             Ok(parked) => parked,
             Err(not_moved) => {
-                session.sequence = not_moved.sequence;
+                *sequence = not_moved.sequence;
                 return Ok(false);
             }
         };
         // Its own pages may be the only ones that it could come back to.
-        data.settle(device)?;
-        match data.restore(device, parked)? {
+        self.settle_copies()?;
+        match self.restore(parked)? {
             Ok(arriving) => {
-                session.sequence = data.resume(device, *compute, arriving)?;
+                *sequence = self.resume(arriving)?;
                 self.parkings += 1;
                 Ok(true)
             }
             Err(not_moved) => {
-                data.discard(not_moved.sequence);
+                self.discard(not_moved.sequence);
                 Ok(false)
             }
         }
+    }
+
+    fn memory_and_device(&mut self) -> (&mut DataSegment, &D) {
+        (&mut self.memory.as_mut().expect("loaded").data, &self.device)
+    }
+
+    /// Enqueues a sequence's way to host memory, as [`DataSegment::park`].
+    pub(crate) fn park(&mut self, sequence: Sequence) -> Result<Result<Parked, NotMoved<Sequence>>> {
+        let compute = self.compute;
+        let (data, device) = self.memory_and_device();
+        Ok(data.park(device, compute, sequence)?)
+    }
+
+    /// Enqueues its way back, as [`DataSegment::restore`].
+    pub(crate) fn restore(&mut self, parked: Parked) -> Result<Result<Arriving, NotMoved<Parked>>> {
+        let (data, device) = self.memory_and_device();
+        Ok(data.restore(device, parked)?)
+    }
+
+    pub(crate) fn has_arrived(&self, arriving: &Arriving) -> bool {
+        self.memory.as_ref().expect("loaded").data.has_arrived(arriving)
+    }
+
+    pub(crate) fn resume(&mut self, arriving: Arriving) -> Result<Sequence> {
+        let compute = self.compute;
+        let (data, device) = self.memory_and_device();
+        Ok(data.resume(device, compute, arriving)?)
+    }
+
+    pub(crate) fn discard(&mut self, parked: Parked) {
+        self.memory_and_device().0.discard(parked);
+    }
+
+    /// The copies of pages that ended since the last call, as [`DataSegment::poll`].
+    pub(crate) fn poll_copies(&mut self) -> Result<Vec<Transfer>> {
+        let (data, device) = self.memory_and_device();
+        let ended = data.poll(device)?;
+        let mut all = std::mem::take(&mut self.transfers);
+        all.extend(ended);
+        Ok(all)
+    }
+
+    /// Waits for the copies under way; what they did is told by the next poll.
+    pub(crate) fn settle_copies(&mut self) -> Result<()> {
+        let (data, device) = self.memory_and_device();
+        let ended = data.settle(device)?;
+        self.transfers.extend(ended);
+        Ok(())
     }
 
     /// Parks a session if it is time to, where [`Options::force_park_every`](crate::Options::force_park_every) asks
@@ -90,12 +133,11 @@ impl<D: Ops> Engine<D> {
 
     /// Computes again what a session lost of its keys and values.
     pub(crate) fn recompute(&mut self, session: &mut Session) -> Result<()> {
-        let rows = self.plan().stack.rows.rows as usize;
+        let rows = self.chunk() as usize;
         let Session { sequence, tokens } = session;
         let held = sequence.tokens() as usize;
         for piece in tokens[held..].chunks(rows) {
-            let entry = Entry { sequence: &mut *sequence, tokens: piece, wanted: Wanted::Nothing };
-            self.step(&mut [entry])?;
+            self.step(&mut [Entry::new(sequence, piece, Wanted::Nothing)])?;
         }
         Ok(())
     }

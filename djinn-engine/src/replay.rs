@@ -11,6 +11,10 @@ use djinn_vmu::Phase;
 /// The most captures kept; each takes some device memory beside the plan, which the device reserves.
 const MOST: usize = 8;
 
+/// A capture that was not replayed for so many passes may make room for another. Making one takes as long as several
+/// passes: a batch whose size changes all the time must not make one after the other.
+const IDLE_PASSES: u64 = 64;
+
 /// What a pass enqueues follows from this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
@@ -34,18 +38,33 @@ pub(crate) enum Choice {
 pub(crate) struct Replays {
     /// Passes that were enqueued once, the latest last.
     seen: Vec<Key>,
-    /// The latest used last.
-    kept: Vec<(Key, Capture, Phase)>,
+    /// The latest used last, each with the pass that used it.
+    kept: Vec<Kept>,
+    passes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    key: Key,
+    capture: Capture,
+    /// Where streaming stands after it.
+    end: Phase,
+    used: u64,
 }
 
 impl Replays {
     pub(crate) fn choose(&mut self, key: Key) -> Choice {
-        if let Some(at) = self.kept.iter().position(|(k, ..)| *k == key) {
-            let found = self.kept.remove(at);
+        self.passes += 1;
+        if let Some(at) = self.kept.iter().position(|kept| kept.key == key) {
+            let found = Kept { used: self.passes, ..self.kept.remove(at) };
             self.kept.push(found);
-            return Choice::Replay(found.1, found.2);
+            return Choice::Replay(found.capture, found.end);
         }
         if let Some(at) = self.seen.iter().position(|k| *k == key) {
+            let oldest = self.kept.first().filter(|_| self.kept.len() == MOST);
+            if oldest.is_some_and(|kept| self.passes - kept.used <= IDLE_PASSES) {
+                return Choice::Enqueue;
+            }
             self.seen.remove(at);
             return Choice::Capture;
         }
@@ -60,15 +79,15 @@ impl Replays {
     /// freed once its replays are done.
     #[must_use]
     pub(crate) fn keep(&mut self, key: Key, capture: Capture, end: Phase) -> Option<Capture> {
-        let evicted = (self.kept.len() == MOST).then(|| self.kept.remove(0).1);
-        self.kept.push((key, capture, end));
+        let evicted = (self.kept.len() == MOST).then(|| self.kept.remove(0).capture);
+        self.kept.push(Kept { key, capture, end, used: self.passes });
         evicted
     }
 
     /// Frees all captures, whose replays are done.
     pub(crate) fn free<D: Device>(&mut self, device: &D) {
-        for (_, capture, _) in self.kept.drain(..) {
-            device.free_capture(capture);
+        for kept in self.kept.drain(..) {
+            device.free_capture(kept.capture);
         }
     }
 }

@@ -37,7 +37,7 @@ fn run<D: Ops>(device: D, options: &Options) -> (Vec<u32>, u64) {
         }
         let mut batch: Vec<Entry<'_>> = Vec::new();
         for (sequence, tokens) in &mut entries {
-            batch.push(Entry { sequence, tokens, wanted });
+            batch.push(Entry::new(sequence, tokens, wanted));
         }
         let (logits, stats) = engine.step(&mut batch).expect("it runs");
         assert_eq!(stats.streamed_bytes, engine.plan().placement.streamed_bytes());
@@ -105,7 +105,7 @@ fn replays_keep_the_order_of_copies_and_uses() {
         let mut engine = load(device, &options);
         let mut sequence = Default::default();
         for _ in 0..8 {
-            let mut batch = [Entry { sequence: &mut sequence, tokens: &[3], wanted: Wanted::Last }];
+            let mut batch = [Entry::new(&mut sequence, &[3], Wanted::Last)];
             engine.step(&mut batch).expect("it runs");
         }
         assert!(engine.replayed_passes() > 0);

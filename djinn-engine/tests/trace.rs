@@ -95,7 +95,7 @@ fn run<D: Ops>(engine: &mut Engine<D>) -> (Vec<PassStats>, Vec<Vec<f32>>) {
     let mut sequence = djinn_vmu::Sequence::default();
     let passes = (0..PASSES).map(|pass| {
         let tokens: &[u32] = if pass == 0 { &[1, 2, 3, 4, 5] } else { &[7] };
-        let entry = Entry { sequence: &mut sequence, tokens, wanted: Wanted::Last };
+        let entry = Entry::new(&mut sequence, tokens, Wanted::Last);
         engine.step(&mut [entry]).expect("it runs")
     });
     let (logits, stats) = passes.unzip();

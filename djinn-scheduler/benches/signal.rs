@@ -40,7 +40,7 @@ fn scheduler(policy: &str, sessions: u64, fit: u64) -> Scheduler {
         }
         let end = |id: SessionId| (id, TurnEnd::ToolCall { tool: Some(format!("tool {}", id.0 % 7)) });
         let ended = plan.batch.iter().map(|entry| end(entry.session())).collect();
-        scheduler.on_completed(&plan, &Outcome { ended, copies: Vec::new() }, now);
+        scheduler.on_completed(&plan, &Outcome { ended, ..Outcome::default() }, now);
     }
     scheduler
 }

@@ -40,7 +40,7 @@ impl Backend for Metronome {
     fn poll(&mut self, now: Duration) -> Completion {
         let step = self.step.take_if(|(end, _)| *end <= now).map(|(_, ended)| ended);
         let copies = std::mem::take(&mut self.copies).into_iter().map(|(_, outcome)| outcome).collect();
-        Completion { step, copies }
+        Completion { step, copies, ..Completion::default() }
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn run() -> Result<(u32, bool)> {
         held = scheduler.state().session(long.id).map_or(0, |session| session.device_pages);
         let last = plan.batch.iter().any(|e| matches!(e, djinn_scheduler::Entry::Prefill { last: true, .. }));
         let ended = if last { vec![(long.id, TurnEnd::ToolCall { tool: None })] } else { Vec::new() };
-        let outcome = Outcome { ended, copies: Vec::new() };
+        let outcome = Outcome { ended, ..Outcome::default() };
         scheduler.on_completed(&plan, &outcome, Duration::from_millis(at));
         if last {
             break;

@@ -15,7 +15,8 @@ pub trait Backend: fmt::Debug + Send {
     /// under way; copies of earlier plans may be.
     fn submit(&mut self, plan: &Plan, state: &State, now: Duration);
 
-    /// When to poll next: the end of whatever ends first. `None` if nothing is under way.
+    /// When to poll next: the end of whatever ends first, or a time that has passed where that is not known,
+    /// which means all the time. `None` if nothing is under way.
     fn next_event(&self) -> Option<Duration>;
 
     /// What has ended by `now` and was not reported yet.
@@ -27,6 +28,12 @@ pub trait Backend: fmt::Debug + Send {
 pub struct Completion {
     /// If the step ended: the sessions whose turn ended with it.
     pub step: Option<Vec<(SessionId, TurnEnd)>>,
+    /// With a step that ended: prompt tokens found in a cache of prefixes, as in [`Outcome`](crate::Outcome).
+    pub found: Vec<(SessionId, u64)>,
     /// Copies that ended.
     pub copies: Vec<CopyOutcome>,
+    /// Device pages held beside those of sessions, for [`Scheduler::reserve`](crate::Scheduler::reserve).
+    pub held: u32,
+    /// The backend is broken, and why: nothing that is under way will end.
+    pub failure: Option<String>,
 }

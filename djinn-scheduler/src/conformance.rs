@@ -78,7 +78,7 @@ fn only_waiting_sessions_are_moved(make: &dyn Fn() -> Box<dyn EvictionPolicy>) {
             _ => None,
         };
         let ended = plan.batch.iter().filter_map(calls).map(|id| (id, TurnEnd::ToolCall { tool: None }));
-        let outcome = Outcome { ended: ended.collect(), copies: Vec::new() };
+        let outcome = Outcome { ended: ended.collect(), ..Outcome::default() };
         if !plan.batch.is_empty() {
             scheduler.on_completed(&plan, &outcome, now);
         }
@@ -202,7 +202,7 @@ fn settle(scheduler: &mut Scheduler, session: SessionId, now: Duration) {
         }
         let over = scheduler.state().session(session).is_some_and(|s| s.in_step > 0 && s.in_step == s.prompt);
         let ended = if over { vec![(session, TurnEnd::ToolCall { tool: None })] } else { Vec::new() };
-        scheduler.on_completed(&plan, &Outcome { ended, copies }, now);
+        scheduler.on_completed(&plan, &Outcome { ended, copies, ..Outcome::default() }, now);
         if over {
             return;
         }

@@ -50,7 +50,9 @@ impl PhaseHandler for Single {
     }
 }
 
-/// Prefill in whole chunks: a chunk, or the prompt's shorter rest, enters a step entirely or not at all.
+/// Prefill in whole chunks, which end at multiples of the chunk in the context: what is left of the chunk that
+/// the context ends in, or the prompt's shorter rest, enters a step entirely or not at all. So a context that
+/// was discarded is computed again in the pieces that it had, and a prefix is whole chunks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Chunked;
 
@@ -64,7 +66,13 @@ impl PhaseHandler for Chunked {
     }
 
     fn tokens(&self, room: &StepRoom, session: &Session) -> u64 {
-        let chunk = session.prompt.min(room.chunk as u64);
+        let chunk = session.prompt.min(chunk_left(session.context, room.chunk));
         if chunk <= room.rows_left as u64 { chunk } else { 0 }
     }
+}
+
+/// Tokens from the end of `context` to the next multiple of `chunk`, at least 1.
+pub(crate) fn chunk_left(context: u64, chunk: u32) -> u64 {
+    let chunk = chunk as u64;
+    chunk - context % chunk
 }

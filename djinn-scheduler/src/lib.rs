@@ -2,13 +2,14 @@
 //!
 //! Agents wait for tools most of the time, and their keys and values wait with them. This crate decides whose
 //! pages stay on the device, whose go to the host and come back, what is computed next, and who is refused.
-//! It sees sizes, times and ids: no clock, no I/O, no device, no threads. The same calls give the same
+//! Decisions see sizes, times and ids: no clock, no I/O, no device, no threads. The same calls give the same
 //! decisions, so the code that an engine runs is the code that the simulator replays.
 //!
 //! - [`Scheduler`]: the state of all sessions; [`schedule`](Scheduler::schedule) gives a [`Plan`],
 //!   [`on_completed`](Scheduler::on_completed) books what came of it, [`signal`](Scheduler::signal) takes hints.
 //! - Four seams, each a trait with a default, chosen by name from [`Settings`] through a [`Registry`]:
 //!   [`EvictionPolicy`], [`StateKeeper`], [`PhaseHandler`], [`Backend`].
+//! - [`drive()`]: clients, scheduler and backend in simulated time or in the machine's, the only place with a clock.
 //! - [`sim`]: discrete events, workloads, traces, reports, and Belady's MIN as the bound.
 //! - [`conformance`]: what every policy must satisfy.
 
@@ -17,6 +18,7 @@
 mod backend;
 pub mod conformance;
 mod cost;
+mod drive;
 mod error;
 mod handler;
 mod keeper;
@@ -34,6 +36,7 @@ mod state;
 
 pub use backend::{Backend, Completion};
 pub use cost::CostModel;
+pub use drive::{Clock, Span, Virtual, WallClock, drive};
 pub use error::{Error, Result};
 pub use handler::{Chunked, PhaseHandler, Single, StepRoom};
 pub use keeper::{StateKeeper, Tiered};

@@ -116,9 +116,9 @@ pub enum Refusal {
         /// Sessions that queue.
         queued: usize,
     },
-    /// It queued for too long (status 429).
+    /// It found no room for too long (status 429).
     QueueTimeout {
-        /// Since it became ready.
+        /// Since it became ready, or computed last.
         waited: Duration,
     },
 }
@@ -161,6 +161,10 @@ pub enum TurnEnd {
 /// What came of a plan's step. Entries of the batch that it does not name go on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
+    /// Sessions of the batch of whose prompt more is on the device than the step computed: so many further
+    /// tokens were found in a cache of prefixes. The prompt's last token is never one of them. Booked before
+    /// `ended`.
+    pub found: Vec<(SessionId, u64)>,
     /// Sessions of the batch whose turn ended with this step.
     pub ended: Vec<(SessionId, TurnEnd)>,
     /// Copies, of this plan or of earlier ones, that ended.

@@ -69,6 +69,12 @@ impl Scheduler {
         &self.state
     }
 
+    /// Says how many device pages the executor holds beside those of sessions: pages that parked sessions share
+    /// with others, for instance, and that stay. They count as not free until the next call.
+    pub fn reserve(&mut self, pages: u32) {
+        self.state.reserve(pages);
+    }
+
     /// The parts that decide.
     pub fn parts(&self) -> &Parts {
         &self.parts
@@ -282,7 +288,8 @@ impl Scheduler {
     /// Books the end of a plan's step, and of copies.
     ///
     /// # Panics
-    /// If the plan's step is not under way, or the outcome names a session that was not in it.
+    /// If the plan's step is not under way, or the outcome names a session that was not in it, or more tokens
+    /// found than its prompt has without its last.
     pub fn on_completed(&mut self, plan: &Plan, outcome: &Outcome, now: Duration) {
         assert_eq!(self.state.step, Some(plan.id), "the step that ended is not the one under way");
         self.state.step = None;
@@ -297,9 +304,13 @@ impl Scheduler {
                 session.phase = phase;
             }
         }
+        let took_part = |id| plan.batch.iter().any(|entry| entry.session() == id);
+        for &(id, tokens) in &outcome.found {
+            assert!(took_part(id), "{tokens} tokens of {id} were found in plan {} without it", plan.id);
+            self.state.found(id, tokens);
+        }
         for (id, end) in &outcome.ended {
-            let took_part = plan.batch.iter().any(|entry| entry.session() == *id);
-            assert!(took_part, "{id} ended a turn in plan {}, but was not in its step", plan.id);
+            assert!(took_part(*id), "{id} ended a turn in plan {}, but was not in its step", plan.id);
             self.end_turn(*id, end, now);
         }
         self.on_copied(&outcome.copies);

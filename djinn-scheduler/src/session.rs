@@ -142,6 +142,11 @@ impl Session {
         }
     }
 
+    /// Whether it goes as soon as the step and the copy that it is in have ended.
+    pub fn is_ending(&self) -> bool {
+        self.ending
+    }
+
     /// Whether it would compute if it could.
     pub fn is_ready(&self) -> bool {
         self.phase.is_ready() && !self.ending
@@ -160,6 +165,11 @@ impl Session {
     /// The order in which sessions are served: priority, then who has been ready for longest.
     pub fn rank(&self) -> (i32, Duration, SessionId) {
         (self.priority, self.ready_since, self.id)
+    }
+
+    /// Since when a session that is ready has not computed.
+    pub(crate) fn starving_since(&self) -> Duration {
+        self.ready_since.max(self.last_use)
     }
 
     /// Since when it has done nothing: the start of its wait, or its last use.

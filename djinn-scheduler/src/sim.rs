@@ -1,17 +1,17 @@
-//! A discrete-event simulator that runs the scheduler's own code against a table of times.
+//! A discrete-event simulator that runs the scheduler's own code against a table of times; the workloads and
+//! reports that it shares with runs of a real engine ([`drive`](crate::drive())).
 
 mod backend;
 mod belady;
-mod driver;
 mod profile;
-mod report;
+pub(crate) mod report;
 mod rng;
 mod trace;
-mod workload;
+pub(crate) mod workload;
 
+pub use crate::drive::{Span, simulate};
 pub use backend::SimBackend;
 pub use belady::{Belady, Oracle};
-pub use driver::{Span, simulate};
 pub use profile::{DecodeTimes, Profile};
 pub use report::{Parts, Report, Sample, TurnRecord, percentile};
 pub use rng::Rng;

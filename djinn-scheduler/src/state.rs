@@ -1,6 +1,7 @@
 //! All sessions and all pages: who holds what. The only place that moves counts of pages.
 
 use crate::error::{Error, Result};
+use crate::phase::Phase;
 use crate::plan::{CopyOutcome, Entry, Plan};
 use crate::session::{Residency, Session, SessionId};
 use serde::{Deserialize, Serialize};
@@ -21,8 +22,8 @@ pub struct Capacity {
     pub rows: u32,
     /// Sessions of a step.
     pub sequences: u32,
-    /// Tokens of a chunk of prefill. A prompt is computed in chunks of exactly this size and one shorter rest,
-    /// so that its results do not depend on its neighbours.
+    /// Tokens of a chunk of prefill. Prefill is computed in pieces that end at multiples of this size in the
+    /// context, or with the prompt, so that results do not depend on neighbours.
     pub chunk: u32,
 }
 
@@ -57,6 +58,8 @@ pub struct State {
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     device_free: u32,
     host_free: u32,
+    /// Free device pages that are the executor's.
+    reserved: u32,
     /// The plan whose step is under way.
     pub(crate) step: Option<u64>,
     pub(crate) plans: u64,
@@ -74,6 +77,7 @@ impl State {
             sessions: BTreeMap::new(),
             device_free: device_pages,
             host_free: host_pages,
+            reserved: 0,
             step: None,
             plans: 0,
             short: 0,
@@ -95,9 +99,23 @@ impl State {
         self.sessions.get(&id)
     }
 
-    /// Device pages that nobody holds.
+    /// Device pages that nobody holds, neither sessions nor the executor.
     pub fn device_free(&self) -> u32 {
-        self.device_free
+        self.device_free.saturating_sub(self.reserved)
+    }
+
+    /// Device pages that the executor holds beside those of sessions.
+    pub fn reserved(&self) -> u32 {
+        self.reserved
+    }
+
+    /// Pages that are to become free before [`device_free`](Self::device_free) grows.
+    pub(crate) fn deficit(&self) -> u32 {
+        self.reserved.saturating_sub(self.device_free)
+    }
+
+    pub(crate) fn reserve(&mut self, pages: u32) {
+        self.reserved = pages;
     }
 
     /// Host pages that nobody holds.
@@ -201,6 +219,19 @@ impl State {
         }
     }
 
+    /// Books prompt tokens of a session that were found in a cache. Nothing happens if it ended meanwhile.
+    ///
+    /// # Panics
+    /// If it is not on the device, or has not so many prompt tokens and one more.
+    pub(crate) fn found(&mut self, id: SessionId, tokens: u64) {
+        let Some(session) = self.sessions.get_mut(&id).filter(|_| tokens > 0) else { return };
+        let (residency, prompt) = (session.residency, session.prompt);
+        assert_eq!(residency, Residency::Device, "{tokens} tokens of {id} were found, but it is elsewhere");
+        assert!(tokens < prompt, "{tokens} tokens of {id} were found, and its prompt has {prompt} left");
+        session.context += tokens;
+        session.prompt -= tokens;
+    }
+
     /// Books a copy that has ended. Returns whether the session's state is lost by it.
     pub(crate) fn settle(&mut self, copy: CopyOutcome) -> bool {
         let CopyOutcome { session: id, ok } = copy;
@@ -233,7 +264,9 @@ impl State {
     /// Gives a session's pages back; its tokens are to be computed again.
     pub(crate) fn discard(&mut self, id: SessionId) {
         let session = self.must(id);
-        session.prompt += std::mem::take(&mut session.context);
+        // A session that decodes has chosen a token that it has not computed: it comes after the rest.
+        let pending = session.phase == Phase::Decode || session.paused_from == Some(Phase::Decode);
+        session.prompt += std::mem::take(&mut session.context) + u64::from(pending);
         session.residency = Residency::Gone;
         let device = std::mem::take(&mut session.device_pages);
         let host = std::mem::take(&mut session.host_pages);

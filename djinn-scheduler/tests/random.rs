@@ -1,8 +1,8 @@
 //! Random events: no page is lost or made, nobody hangs, and the same events give the same plans.
 
 use djinn_scheduler::{
-    Arrival, CopyOutcome, Event, Outcome, Plan, Registry, Scheduler, SessionId, Settings, Signal, TurnEnd,
-    conformance,
+    Arrival, CopyOutcome, Entry, Event, Outcome, Plan, Registry, Scheduler, SessionId, Settings, Signal,
+    TurnEnd, conformance,
 };
 use proptest::prelude::*;
 use std::time::Duration;
@@ -15,9 +15,10 @@ enum Happening {
     Arrive { prompt: u64, more: u64, priority: i32 },
     Client(u8, u64),
     Signal(u8, u64),
-    Step { end: u8, fail: bool },
+    Step { end: u8, fail: bool, finds: u64 },
     Copied { which: u8, ok: bool },
     Wait(u64),
+    Reserve(u32),
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -26,9 +27,11 @@ fn happening() -> impl Strategy<Value = Happening> {
             .prop_map(|(prompt, more, priority)| Happening::Arrive { prompt, more, priority }),
         4 => (any::<u8>(), 1u64..60).prop_map(|(kind, size)| Happening::Client(kind, size)),
         3 => (any::<u8>(), 1u64..20_000).prop_map(|(kind, ms)| Happening::Signal(kind, ms)),
-        8 => (any::<u8>(), prop::bool::weighted(0.02)).prop_map(|(end, fail)| Happening::Step { end, fail }),
+        8 => (any::<u8>(), prop::bool::weighted(0.02), 0u64..400)
+            .prop_map(|(end, fail, finds)| Happening::Step { end, fail, finds }),
         5 => (any::<u8>(), prop::bool::weighted(0.85)).prop_map(|(which, ok)| Happening::Copied { which, ok }),
         2 => (1u64..3_000).prop_map(Happening::Wait),
+        1 => prop_oneof![Just(0), 0u32..70].prop_map(Happening::Reserve),
     ]
 }
 
@@ -40,6 +43,7 @@ struct Machine {
     plans: Vec<Plan>,
     now: Duration,
     next_id: u64,
+    found: usize,
 }
 
 impl Machine {
@@ -49,7 +53,7 @@ impl Machine {
         settings.rules.queue_timeout = Duration::from_secs(20);
         let scheduler = Registry::default().scheduler(&settings, capacity, cost).expect("known parts");
         let (copying, step, plans) = (Vec::new(), None, Vec::new());
-        Machine { scheduler, copying, step, plans, now: Duration::ZERO, next_id: 0 }
+        Machine { scheduler, copying, step, plans, now: Duration::ZERO, next_id: 0, found: 0 }
     }
 
     fn pick(&self, which: u64) -> Option<SessionId> {
@@ -88,7 +92,7 @@ impl Machine {
                 };
                 self.scheduler.signal(id, &signal, self.now);
             }
-            Happening::Step { end, fail } => self.step(end, fail),
+            Happening::Step { end, fail, finds } => self.step(end, fail, finds),
             Happening::Copied { which, ok } => {
                 if !self.copying.is_empty() {
                     let session = self.copying.remove(which as usize % self.copying.len());
@@ -96,12 +100,13 @@ impl Machine {
                 }
             }
             Happening::Wait(ms) => self.now += Duration::from_millis(ms),
+            Happening::Reserve(pages) => self.scheduler.reserve(pages),
         }
         self.scheduler.state().audit();
     }
 
-    /// Ends the step under way, or begins one.
-    fn step(&mut self, end: u8, fail: bool) {
+    /// Ends the step under way, in which up to `finds` tokens of each prompt were found, or begins one.
+    fn step(&mut self, end: u8, fail: bool, finds: u64) {
         self.now += Duration::from_millis(10);
         let Some(plan) = self.step.take() else {
             let plan = self.scheduler.schedule(self.now);
@@ -121,9 +126,19 @@ impl Machine {
             0 => TurnEnd::Finish,
             _ => TurnEnd::ToolCall { tool: Some("tool 1".to_owned()) },
         };
+        // What is left of a prompt after the step, but for its last token.
+        let rest = |entry: &Entry| {
+            let prompt = state.session(entry.session()).expect("a session of the step").prompt;
+            let Entry::Prefill { tokens, .. } = *entry else { return None };
+            let found = prompt.saturating_sub(tokens + 1).min(finds);
+            (found > 0).then_some((entry.session(), found))
+        };
+        let found: Vec<_> = plan.batch.iter().filter_map(rest).collect();
+        self.found += found.len();
         let ids = plan.batch.iter().map(|entry| entry.session()).filter(|&id| over(id));
         let ended = ids.map(|id| (id, how())).collect();
-        self.scheduler.on_completed(&plan, &Outcome { ended, copies: Vec::new() }, self.now);
+        let outcome = Outcome { found, ended, ..Outcome::default() };
+        self.scheduler.on_completed(&plan, &outcome, self.now);
     }
 
     /// Lets everything that is ready run to its end with working copies. Returns whether all got there.
@@ -132,7 +147,7 @@ impl Machine {
             for session in std::mem::take(&mut self.copying) {
                 self.scheduler.on_copied(&[CopyOutcome { session, ok: true }]);
             }
-            self.step(1, false);
+            self.step(1, false, 0);
             self.scheduler.state().audit();
             let ready = self.scheduler.state().sessions().any(|session| session.is_ready());
             if !ready && self.step.is_none() && self.copying.is_empty() {
@@ -160,6 +175,7 @@ proptest! {
         for id in ids {
             machine.scheduler.event(id, Event::End, machine.now).expect("an open session can end");
         }
+        machine.scheduler.reserve(0);
         let state = machine.scheduler.state();
         prop_assert_eq!((state.device_free(), state.host_free()), (64, 64));
         prop_assert_eq!(state.sessions().count(), 0);
@@ -194,11 +210,13 @@ fn ten_thousand_events_leak_nothing() {
         }
         swaps += machine.plans.iter().map(|plan| plan.swap_out.len()).sum::<usize>();
         assert!(swaps > 50 || policy == "none", "{policy}: {swaps} swaps exercise nothing");
+        assert!(machine.found > 20, "{policy}: {} finds exercise nothing", machine.found);
         assert!(machine.drain(), "{policy}: {:#?}", machine.scheduler.state());
         let ids: Vec<_> = machine.scheduler.state().sessions().map(|session| session.id).collect();
         for id in ids {
             machine.scheduler.event(id, Event::End, machine.now).expect("an open session can end");
         }
+        machine.scheduler.reserve(0);
         let state = machine.scheduler.state();
         assert_eq!((state.device_free(), state.host_free()), (64, 64), "{policy}");
     }

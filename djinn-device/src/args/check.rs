@@ -25,6 +25,12 @@ impl Op {
 
     /// `span` is aligned and holds exactly the product of `sizes`, in elements of `bytes` bytes.
     fn holds(self, name: &str, span: Span, sizes: &[u64], bytes: u64) {
+        self.counts(name, span, sizes, bytes);
+        self.aligned(name, span, ALIGN);
+    }
+
+    /// `span` holds exactly the product of `sizes`, in elements of `bytes` bytes.
+    fn counts(self, name: &str, span: Span, sizes: &[u64], bytes: u64) {
         let elements = self.product(name, sizes);
         let want = self.product(name, &[elements, bytes]);
         assert!(
@@ -33,7 +39,12 @@ impl Op {
             self.0,
             span.len()
         );
-        self.aligned(name, span);
+    }
+
+    /// A number for each row; may begin at any row of a step.
+    fn per_row(self, name: &str, span: Span, rows: u64) {
+        self.counts(name, span, &[rows], 4);
+        self.aligned(name, span, 4);
     }
 
     /// As [`holds`](Op::holds), for f32 and u32.
@@ -51,10 +62,10 @@ impl Op {
         assert!(floats, "{}: {name} cannot be {}", self.0, dtype.name());
     }
 
-    fn aligned(self, name: &str, span: Span) {
+    fn aligned(self, name: &str, span: Span, align: u64) {
         assert!(
-            span.offset().is_multiple_of(ALIGN),
-            "{}: {name} starts at byte {}, no multiple of {ALIGN}",
+            span.offset().is_multiple_of(align),
+            "{}: {name} starts at byte {}, no multiple of {align}",
             self.0,
             span.offset()
         );
@@ -92,7 +103,7 @@ impl Op {
             kv.pages.len(),
             kv.page_bytes
         );
-        self.aligned("the cache", kv.pages);
+        self.aligned("the cache", kv.pages, ALIGN);
         let row = self.product("the page table", &[kv.table_width.into(), 4]);
         assert!(
             !kv.page_table.is_empty() && kv.page_table.len().is_multiple_of(row),
@@ -100,7 +111,7 @@ impl Op {
             self.0,
             kv.page_table.len()
         );
-        self.aligned("the page table", kv.page_table);
+        self.aligned("the page table", kv.page_table, ALIGN);
     }
 }
 
@@ -269,8 +280,8 @@ impl Attention {
         let rows = self.rows.into();
         let [heads, dim] = qkv_width(self.heads, self.kv.kv_heads, self.kv.head_dim);
         op.words("qkv", self.qkv, &[rows, heads, dim]);
-        op.words("row_seq", self.row_seq, &[rows]);
-        op.words("positions", self.positions, &[rows]);
+        op.per_row("row_seq", self.row_seq, rows);
+        op.per_row("positions", self.positions, rows);
         op.words("out", self.out, &[rows, self.heads.into(), dim]);
         assert!(
             self.heads.is_multiple_of(self.kv.kv_heads),
@@ -346,7 +357,7 @@ impl SelectRows {
             "select_rows: x has {} bytes, no whole number of rows of {row}",
             self.x.len()
         );
-        op.aligned("x", self.x);
+        op.aligned("x", self.x, ALIGN);
         op.words("indices", self.indices, &[rows]);
         op.words("out", self.out, &[rows, width]);
         op.disjoint(self.out, &[("x", self.x), ("indices", self.indices)]);
@@ -387,7 +398,7 @@ impl CopyPages {
                 span.len(),
                 self.page_bytes
             );
-            op.aligned(name, span);
+            op.aligned(name, span, ALIGN);
         }
         op.disjoint(self.dst, &[("src", self.src)]);
         for (name, list) in [("src_pages", self.src_pages), ("dst_pages", self.dst_pages)] {
@@ -406,7 +417,7 @@ impl Checksum {
     /// If one of them is wrong.
     pub fn check(&self) {
         let op = Op("checksum");
-        op.aligned("src", self.src);
+        op.aligned("src", self.src, ALIGN);
         op.holds("out", self.out, &[1], 8);
         op.disjoint(self.out, &[("src", self.src)]);
     }

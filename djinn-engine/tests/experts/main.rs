@@ -142,7 +142,7 @@ fn passes<D: Ops>(engine: &mut Engine<D>, script: &Script) -> Result<(Vec<Vec<u3
         let mut batch: Vec<Entry<'_>> = Vec::new();
         for ((_, sequence), tokens) in taking_part.zip(&tokens) {
             let wanted = if engine.plan().stack.rows.logit_rows > 2 { Wanted::All } else { Wanted::Last };
-            batch.push(Entry { sequence, tokens, wanted });
+            batch.push(Entry::new(sequence, tokens, wanted));
         }
         let (logits, stats) = engine.step(&mut batch)?;
         bits.push(logits.iter().map(|l| l.to_bits()).collect());

@@ -1,7 +1,7 @@
 //! A plan in the making.
 
 use super::Parts;
-use crate::handler::{PhaseHandler, StepRoom};
+use crate::handler::{PhaseHandler, StepRoom, chunk_left};
 use crate::phase::Phase;
 use crate::plan::{Entry, Grant, Move, Plan, Refusal};
 use crate::policy::{Decision, View};
@@ -99,11 +99,26 @@ impl<'a> Draft<'a> {
             }
             if need <= self.free && self.starved.is_empty() {
                 self.grant(session.id, need);
-            } else {
-                self.hard += need;
+            } else if !self.times_out(session) {
+                self.hard = self.hard.saturating_add(need);
                 self.starved.push(session);
             }
         }
+    }
+
+    /// Refuses a session for which there has been no room for too long; otherwise wakes when it will have been.
+    fn times_out(&mut self, session: &Session) -> bool {
+        let since = session.starving_since();
+        let deadline = since + self.parts.rules.queue_timeout;
+        let over = self.now >= deadline;
+        if over {
+            let waited = self.now - since;
+            self.plan.refused.push((session.id, Refusal::QueueTimeout { waited }));
+            self.moved.insert(session.id);
+        } else {
+            self.wake_at(deadline);
+        }
+        over
     }
 
     /// Sessions that queue come in, in order: a smaller one does not overtake.
@@ -115,7 +130,6 @@ impl<'a> Draft<'a> {
         let mut active = self.resident.len() + self.state.sessions().filter(arriving).count();
         let mut looked_at = 0;
         for session in queue {
-            let deadline = session.ready_since + self.parts.rules.queue_timeout;
             let need = self.target(session);
             let room = active < self.state.capacity().sequences as usize;
             if room && need <= self.free && self.starved.is_empty() && self.blocked.is_none() {
@@ -127,12 +141,9 @@ impl<'a> Draft<'a> {
                 }
                 continue;
             }
-            if self.now >= deadline {
-                let waited = self.now - session.ready_since;
-                self.plan.refused.push((session.id, Refusal::QueueTimeout { waited }));
+            if self.times_out(session) {
                 continue;
             }
-            self.wake_at(deadline);
             if room && looked_at < LOOKAHEAD {
                 looked_at += 1;
                 self.hard = self.hard.saturating_add(need);
@@ -142,6 +153,10 @@ impl<'a> Draft<'a> {
         // What is free already is not missing.
         if self.blocked.is_some() || !self.starved.is_empty() {
             self.hard = self.hard.saturating_sub(self.free);
+        }
+        // Pages that become free go to the executor first.
+        if self.hard > 0 {
+            self.hard = self.hard.saturating_add(self.state.deficit());
         }
     }
 
@@ -179,6 +194,9 @@ impl<'a> Draft<'a> {
         if !self.parts.policy.reserves() && self.state.sessions().any(off) {
             let pages = self.state.capacity().device_pages as f64 * self.parts.rules.headroom;
             self.soft = self.soft.saturating_add((pages as u32).saturating_sub(self.free));
+        }
+        if self.hard == 0 && self.soft > 0 {
+            self.soft = self.soft.saturating_add(self.state.deficit());
         }
     }
 
@@ -298,7 +316,7 @@ impl<'a> Draft<'a> {
         }
         // A handler may be picky, but a step that nobody enters would never end.
         if let (true, Some(session)) = (self.plan.batch.is_empty(), runnable.first()) {
-            self.enter(session, capacity.chunk as u64, &mut room);
+            self.enter(session, chunk_left(session.context, capacity.chunk), &mut room);
         }
     }
 

@@ -3,9 +3,11 @@
 use super::{Event, Scheduler};
 use crate::conformance::{parts, small_machine};
 use crate::error::Error;
+use crate::handler::{PhaseHandler, StepRoom};
 use crate::phase::Phase;
 use crate::plan::{CopyOutcome, Entry, Outcome, Plan, Refusal, TurnEnd};
 use crate::policy::{Decision, EvictionPolicy, Lru, Never, Told, Ttl, Weighed, Weights};
+use crate::schedule::Parts;
 use crate::session::{Arrival, Residency, Session, SessionId};
 use crate::signal::{Signal, SignalOutcome};
 use std::time::Duration;
@@ -45,7 +47,7 @@ fn step(scheduler: &mut Scheduler, ended: &[u64], now: Duration) -> Plan {
     let plan = scheduler.schedule(now);
     let ended = ended.iter().map(|&session| (id(session), TurnEnd::ToolCall { tool: None })).collect();
     if !plan.batch.is_empty() {
-        scheduler.on_completed(&plan, &Outcome { ended, copies: Vec::new() }, now);
+        scheduler.on_completed(&plan, &Outcome { ended, ..Outcome::default() }, now);
     }
     scheduler.state().audit();
     plan
@@ -376,4 +378,148 @@ fn a_full_host_gives_up_who_will_be_away_for_longest() {
     let plan = step(&mut scheduler, &[], ms(3));
     assert_eq!((plan.discard.as_slice(), plan.swap_out[0].session), ([id(0)].as_slice(), id(1)));
     assert_eq!((of(&scheduler, 0).residency, of(&scheduler, 0).prompt), (Residency::Gone, 600));
+}
+
+#[test]
+fn prefill_ends_at_multiples_of_the_chunk_in_the_context() {
+    let mut scheduler = small(Box::new(Ttl::new(ms(0))));
+    waiting(&mut scheduler, 0, 150, ms(0));
+    scheduler.event(id(0), Event::NextTurn { prompt: 300, max_tokens: 8 }, ms(1)).expect("it waits");
+    // The context has 150 tokens: 106 to 256, then a chunk, then the rest.
+    let tokens: Vec<_> = (2..6).map(|at| step(&mut scheduler, &[], ms(at)).rows()).collect();
+    assert_eq!(tokens, [106, 128, 66, 1]);
+}
+
+#[test]
+fn a_picky_handler_is_overruled_up_to_the_end_of_the_chunk() {
+    #[derive(Debug)]
+    struct Unwilling;
+    impl PhaseHandler for Unwilling {
+        fn name(&self) -> &str {
+            "unwilling"
+        }
+        fn order(&self) -> u32 {
+            1
+        }
+        fn tokens(&self, _: &StepRoom, session: &Session) -> u64 {
+            if session.context == 0 { 100 } else { 0 }
+        }
+    }
+    let (capacity, cost) = small_machine();
+    let parts = Parts { prefill: Box::new(Unwilling), ..parts(Box::new(Lru), cost) };
+    let mut scheduler = Scheduler::new(capacity, parts).expect("a small machine");
+    scheduler.arrive(&arrival(0, 300, 400), ms(0)).expect("it fits");
+    let tokens: Vec<_> = (0..5).map(|at| step(&mut scheduler, &[], ms(at)).rows()).collect();
+    assert_eq!(tokens, [100, 28, 128, 44, 1]);
+}
+
+/// Completes a step in which so many further tokens of a session's prompt were found.
+fn step_finding(scheduler: &mut Scheduler, session: u64, tokens: u64, now: Duration) -> Plan {
+    let plan = scheduler.schedule(now);
+    let outcome = Outcome { found: vec![(id(session), tokens)], ..Outcome::default() };
+    scheduler.on_completed(&plan, &outcome, now);
+    scheduler.state().audit();
+    plan
+}
+
+#[test]
+fn found_tokens_are_context() {
+    let mut scheduler = small(Box::new(Lru));
+    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
+    step_finding(&mut scheduler, 0, 256, ms(0));
+    let session = of(&scheduler, 0);
+    assert_eq!((session.context, session.prompt, session.phase), (384, 216, Phase::Prefill));
+    // All but the last token; and none, which says nothing.
+    step_finding(&mut scheduler, 0, 87, ms(1));
+    let plan = step_finding(&mut scheduler, 0, 0, ms(2));
+    assert_eq!(plan.batch, [Entry::Prefill { session: id(0), tokens: 1, last: true }]);
+    assert_eq!((of(&scheduler, 0).context, of(&scheduler, 0).generated), (600, 1));
+}
+
+#[test]
+fn what_is_found_of_a_session_that_ended_meanwhile_is_nothing() {
+    let mut scheduler = small(Box::new(Lru));
+    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
+    let plan = scheduler.schedule(ms(0));
+    scheduler.event(id(0), Event::Abort, ms(0)).expect("it exists");
+    let outcome = Outcome { found: vec![(id(0), 256)], ..Outcome::default() };
+    scheduler.on_completed(&plan, &outcome, ms(1));
+    assert_eq!((scheduler.state().device_free(), scheduler.state().sessions().count()), (64, 0));
+}
+
+#[test]
+#[should_panic(expected = "472 tokens of session 0 were found, and its prompt has 472 left")]
+fn the_last_token_is_never_found() {
+    let mut scheduler = small(Box::new(Lru));
+    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
+    step_finding(&mut scheduler, 0, 472, ms(0));
+}
+
+#[test]
+#[should_panic(expected = "5 tokens of session 1 were found in plan 1 without it")]
+fn only_sessions_of_the_step_find_tokens() {
+    let mut scheduler = small(Box::new(Lru));
+    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
+    step_finding(&mut scheduler, 1, 5, ms(0));
+}
+
+#[test]
+fn reserved_pages_are_not_free() {
+    let mut scheduler = small(Box::new(Lru));
+    waiting(&mut scheduler, 0, 600, ms(0));
+    scheduler.reserve(10);
+    assert_eq!((scheduler.state().device_free(), scheduler.state().reserved()), (16, 10));
+    scheduler.arrive(&arrival(1, 300, 1_024), ms(1)).expect("it queues");
+    // 19 pages are wanted, 26 are free and 10 of these the executor's.
+    let plan = step(&mut scheduler, &[], ms(1));
+    assert_eq!((plan.swap_out[0].session, plan.batch.len()), (id(0), 0));
+    scheduler.reserve(0);
+    assert_eq!(step(&mut scheduler, &[], ms(2)).batch.len(), 1);
+}
+
+#[test]
+fn pages_that_become_free_are_the_executors_first() {
+    let mut scheduler = small(Box::new(Lru));
+    for session in 0..4 {
+        waiting(&mut scheduler, session, 250, ms(session));
+    }
+    scheduler.reserve(8);
+    assert_eq!(scheduler.state().device_free(), 0);
+    scheduler.arrive(&arrival(4, 250, 1_024), ms(10)).expect("it queues");
+    // 16 pages are wanted and 8 are owed: two sessions of 16 leave.
+    let plan = step(&mut scheduler, &[], ms(10));
+    let moved: Vec<_> = plan.swap_out.iter().map(|copy| copy.session).collect();
+    assert_eq!(moved, [id(0), id(1)]);
+    scheduler.on_copied(&[id(0), id(1)].map(|session| CopyOutcome { session, ok: true }));
+    assert_eq!(step(&mut scheduler, &[], ms(11)).batch[0].session(), id(4));
+}
+
+#[test]
+fn who_cannot_grow_for_reserved_pages_is_refused() {
+    let mut scheduler = small(Box::new(Lru));
+    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
+    scheduler.reserve(26);
+    // 608 tokens fit the 38 pages that it has.
+    for at in 0..14 {
+        step(&mut scheduler, &[], ms(6_000 + at));
+    }
+    let plan = step(&mut scheduler, &[], ms(6_020));
+    let context = of(&scheduler, 0).context;
+    assert_eq!((context, plan.batch.len(), plan.short), (608, 0, 1));
+    let end = plan.wake.expect("a deadline");
+    let plan = step(&mut scheduler, &[], end);
+    assert_eq!(plan.refused, [(id(0), Refusal::QueueTimeout { waited: ms(5_000) })]);
+    assert_eq!(scheduler.state().device_free(), 38);
+}
+
+#[test]
+fn a_long_turn_that_is_preempted_is_not_refused_at_once() {
+    let mut scheduler = small(Box::new(Lru));
+    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
+    (0..8).for_each(|at| drop(step(&mut scheduler, &[], ms(at * 1_500))));
+    scheduler.arrive(&Arrival { priority: -1, ..arrival(1, 600, 1_024) }, ms(10_501)).expect("it queues");
+    assert_eq!(step(&mut scheduler, &[], ms(10_502)).swap_out.len(), 1);
+    scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
+    let plan = step(&mut scheduler, &[], ms(10_510));
+    assert_eq!((plan.refused.len(), plan.batch[0].session()), (0, id(1)));
 }

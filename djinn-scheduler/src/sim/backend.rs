@@ -1,6 +1,6 @@
 //! The simulated machine: one step at a time, one copy at a time in each direction of the link.
 
-use super::profile::Profile;
+use super::profile::{Profile, SHORT_PROMPT};
 use super::rng::Rng;
 use crate::backend::{Backend, Completion};
 use crate::cost::{CostModel, seconds};
@@ -64,22 +64,22 @@ impl SimBackend {
     }
 
     fn step_time(&self, plan: &Plan, state: &State, now: Duration) -> Duration {
-        let (mut decodes, mut context, mut prompt) = (0, 0, 0);
+        // Contexts of rows; tokens and contexts of chunks.
+        let (mut rows, mut chunks) = (Vec::new(), Vec::new());
         for entry in &plan.batch {
+            let context = state.session(entry.session()).map_or(0, |session| session.context);
             match entry {
-                Entry::Prefill { tokens, .. } => prompt += tokens,
-                Entry::Decode { session } => {
-                    decodes += 1;
-                    context += state.session(*session).map_or(0, |session| session.context);
+                Entry::Prefill { tokens, last: true, .. } if *tokens <= SHORT_PROMPT => {
+                    rows.extend((0..*tokens).map(|at| context + at));
                 }
+                Entry::Prefill { tokens, .. } => chunks.push((*tokens, context)),
+                Entry::Decode { .. } => rows.push(context),
             }
         }
-        let mut time = self.profile.cost.recompute(prompt);
-        if decodes > 0 {
-            time += self.profile.decode.step(decodes, context as f64 / decodes as f64);
-        }
-        let copying = self.out_busy_until.max(self.in_busy_until) > now;
-        time.mul_f64(if copying { self.profile.slowed_by_copies } else { 1.0 })
+        let time = self.profile.step(&rows, &chunks);
+        // Only the part beside which copies run is slower.
+        let copying = self.out_busy_until.max(self.in_busy_until).saturating_sub(now);
+        time + time.min(copying).mul_f64(self.profile.slowed_by_copies - 1.0)
     }
 }
 
@@ -126,6 +126,6 @@ impl Backend for SimBackend {
             }
             under_way
         });
-        Completion { step, copies }
+        Completion { step, copies, ..Completion::default() }
     }
 }

@@ -53,6 +53,9 @@ fn between<T: Copy + Into<u64>>(points: &[T], x: f64) -> (usize, usize, f64) {
     (high - 1, high, (x - at(high - 1)) / (at(high) - at(high - 1)))
 }
 
+/// Prompts of so many tokens at most are computed like decodes, a row for each token.
+pub(super) const SHORT_PROMPT: u64 = 32;
+
 /// Times of a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -68,6 +71,36 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// Reads what [`to_json`](Self::to_json) writes, and checks it.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let profile: Profile = serde_json::from_str(text).map_err(|error| Error::Machine {
+            what: format!("the profile is not one: {error}"),
+            remedy: "give cost, both_ways_bytes_per_s, slowed_by_copies and decode as `Profile` documents them",
+        })?;
+        profile.check()?;
+        Ok(profile)
+    }
+
+    /// The profile as JSON, for people as well.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("numbers and lists have a form in JSON")
+    }
+
+    /// Time of a step. Decodes, and prompts of at most [`SHORT_PROMPT`] tokens, run together as rows of one
+    /// pass over the weights. Every other chunk of prefill is a pass of its own: bound by arithmetic, or, where it
+    /// is small, by reading the weights like a decode.
+    pub(super) fn step(&self, rows: &[u64], chunks: &[(u64, u64)]) -> Duration {
+        let mut time = Duration::ZERO;
+        if !rows.is_empty() {
+            let mean = rows.iter().sum::<u64>() as f64 / rows.len() as f64;
+            time += self.decode.step(rows.len() as u32, mean);
+        }
+        for &(tokens, context) in chunks {
+            time += self.cost.recompute(tokens).max(self.decode.step(1, context as f64));
+        }
+        time
+    }
+
     /// Refuses figures that make no sense.
     pub fn check(&self) -> Result<()> {
         let problem = self.cost.problem().or(match () {
@@ -129,5 +162,34 @@ mod tests {
         assert_eq!([ms(8, 500.0), ms(36, 0.0), ms(8, 2e3)], [16.0, 16.0, 28.0]);
         assert!(DecodeTimes { ms: vec![vec![1.0]], ..table.clone() }.check().is_err());
         assert!(DecodeTimes { batches: vec![8, 1, 64], ..table }.check().is_err());
+    }
+
+    fn profile() -> Profile {
+        let (_, cost) = crate::conformance::small_machine();
+        Profile::roofline(cost, 16, 10e9, 4e12, Duration::from_millis(1))
+    }
+
+    #[test]
+    fn json_comes_back_and_broken_json_is_refused() {
+        let (profile, text) = (profile(), profile().to_json());
+        assert_eq!(Profile::from_json(&text), Ok(profile.clone()));
+        let message = |text: &str| Profile::from_json(text).expect_err(text).to_string();
+        let named = message(&text.replace("slowed_by_copies", "slowed"));
+        assert!(named.contains("unknown field `slowed`") && named.contains("line 8"), "{named}");
+        assert!(message("{").starts_with("the profile is not one: EOF"), "{}", message("{"));
+        let slow = Profile { slowed_by_copies: 0.5, ..profile };
+        assert!(message(&slow.to_json()).contains("slowed_by_copies is not 1 to 100"));
+    }
+
+    #[test]
+    fn a_step_is_a_pass_of_rows_and_one_for_each_chunk() {
+        let profile = profile();
+        let ms = |rows: &[u64], chunks: &[(u64, u64)]| {
+            (profile.step(rows, chunks).as_secs_f64() * 1e5).round() / 1e2
+        };
+        // 1 ms and 10 GB at 4 TB/s; a chunk of 200 tokens at 20,000 a second; 20 tokens cost a pass.
+        assert_eq!((ms(&[0], &[]), ms(&[], &[(200, 0)]), ms(&[], &[(20, 0)])), (3.5, 10.0, 3.5));
+        assert_eq!(ms(&[0, 0], &[(200, 0), (20, 0)]), 17.0);
+        assert!(ms(&[1_000, 0], &[]) > 3.5);
     }
 }

@@ -1,4 +1,4 @@
-//! What a simulation measured.
+//! What a run measured.
 
 use crate::session::SessionId;
 use serde::Serialize;
@@ -62,15 +62,17 @@ pub struct Sample {
     pub host_pages: u32,
 }
 
-/// A simulation's results.
+/// A run's results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// The policy's name.
     pub policy: String,
     /// The span that rates and turns are of.
     pub measured: Duration,
-    /// When the simulation ended.
+    /// When the run ended.
     pub ended: Duration,
+    /// Why the backend could not go on, if it failed.
+    pub failure: Option<String>,
     /// Turns that ended within the measured span.
     pub turns: Vec<TurnRecord>,
     /// Tokens generated within the measured span.
@@ -79,6 +81,8 @@ pub struct Report {
     pub arrived: u64,
     /// Sessions that finished.
     pub finished: u64,
+    /// Those of them that finished within the measured span.
+    pub finished_in_span: u64,
     /// Sessions that were refused.
     pub refused: u64,
     /// Sessions that were neither finished nor refused at the end.
@@ -95,8 +99,19 @@ pub struct Report {
     pub bytes_in: u64,
     /// Contexts given up.
     pub discards: u64,
+    /// Prompt tokens that were found in a cache of prefixes.
+    pub found: u64,
     /// Steps.
     pub steps: u64,
+    /// Decodes of all steps.
+    pub decodes: u64,
+    /// What each signal cost, within the measured span; only where time passes by itself.
+    pub signals: Vec<Duration>,
+    /// For each copy to the host of a session that waited, within the measured span: from its signal, or from
+    /// the end of its turn if none came, until the backend had begun the copy.
+    pub signal_to_submit: Vec<Duration>,
+    /// The same until the copy had ended, which frees the device pages; without copies that failed.
+    pub signal_to_free: Vec<Duration>,
     /// The machine over time.
     pub samples: Vec<Sample>,
 }
@@ -110,6 +125,11 @@ impl Report {
     /// Turns ended per second.
     pub fn turns_per_second(&self) -> f64 {
         self.turns.len() as f64 / self.measured.as_secs_f64().max(1e-9)
+    }
+
+    /// Sessions that decode in a step, on average.
+    pub fn mean_decodes(&self) -> f64 {
+        self.decodes as f64 / self.steps.max(1) as f64
     }
 
     /// A percentile of turn latency, `share` from 0 to 1.

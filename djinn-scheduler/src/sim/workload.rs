@@ -199,23 +199,27 @@ impl Shape {
 
 /// Who runs sessions.
 #[derive(Clone, Debug)]
-pub(super) struct Agent {
-    pub(super) start: Duration,
+pub(crate) struct Agent {
+    pub(crate) start: Duration,
     source: Source,
 }
 
 #[derive(Clone, Debug)]
 enum Source {
     Once(Option<Script>),
-    Forever(Box<Shape>, Rng),
+    /// Sessions of a shape, and how many more.
+    Loop(Box<Shape>, Rng, u64),
 }
 
 impl Agent {
     /// The agent's next session.
-    pub(super) fn next(&mut self) -> Option<Script> {
+    pub(crate) fn next(&mut self) -> Option<Script> {
         match &mut self.source {
             Source::Once(script) => script.take(),
-            Source::Forever(shape, rng) => Some(shape.script(rng)),
+            Source::Loop(shape, rng, left) => {
+                *left = left.checked_sub(1)?;
+                Some(shape.script(rng))
+            }
         }
     }
 }
@@ -224,19 +228,34 @@ impl Agent {
 /// it is served.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    pub(super) agents: Vec<Agent>,
+    pub(crate) agents: Vec<Agent>,
 }
 
 impl Workload {
     /// `agents` agents, each running one session of `shape` after another, started within `ramp`.
     pub fn closed_loop(shape: &Shape, agents: u32, ramp: Duration, seed: u64) -> Self {
+        Self::looping(shape, agents, u64::MAX, ramp, seed)
+    }
+
+    /// `agents` agents, each running `sessions_each` sessions of `shape` one after another, started within `ramp`.
+    pub fn finite(shape: &Shape, agents: u32, sessions_each: u64, ramp: Duration, seed: u64) -> Self {
+        Self::looping(shape, agents, sessions_each, ramp, seed)
+    }
+
+    /// `agents` agents, each running one session of `shape`, started within `ramp`, which goes on for as many
+    /// turns as its context has room for, whatever the shape says of turns.
+    pub fn endless(shape: &Shape, agents: u32, ramp: Duration, seed: u64) -> Self {
+        const TURNS: f64 = 100_000.0;
+        let shape = Shape { turns: Distribution::Fixed(TURNS), ..shape.clone() };
+        Self::looping(&shape, agents, 1, ramp, seed)
+    }
+
+    fn looping(shape: &Shape, agents: u32, sessions_each: u64, ramp: Duration, seed: u64) -> Self {
         let root = Rng::new(seed);
         let agent = |at: u32| {
             let mut rng = root.split(at as u64);
-            Agent {
-                start: ramp.mul_f64(rng.uniform()),
-                source: Source::Forever(Box::new(shape.clone()), rng),
-            }
+            let start = ramp.mul_f64(rng.uniform());
+            Agent { start, source: Source::Loop(Box::new(shape.clone()), rng, sessions_each) }
         };
         Workload { agents: (0..agents).map(agent).collect() }
     }

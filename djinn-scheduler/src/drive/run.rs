@@ -1,25 +1,17 @@
-//! The event loop: clients, the scheduler and a backend, in simulated time.
+//! One run: what clients do, what the scheduler plans, what the backend reports.
 
-use super::belady::Oracle;
-use super::report::{Parts, Report, Sample, TurnRecord};
-use super::workload::{Agent, Script, Workload};
+use super::{Clock, Span};
 use crate::backend::{Backend, Completion};
 use crate::plan::{CopyOutcome, Entry, Outcome, Plan, TurnEnd};
 use crate::scheduler::{Event, Scheduler};
 use crate::session::{Arrival, Residency, SessionId};
 use crate::signal::Signal;
+use crate::sim::report::{Parts, Report, Sample, TurnRecord};
+use crate::sim::workload::{Agent, Script};
+use crate::sim::{Oracle, Workload};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
-
-/// What is simulated, and what of it is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Nothing counts before: the machine fills.
-    pub warm_up: Duration,
-    /// The end. A workload that ends is over earlier.
-    pub end: Duration,
-}
 
 /// A client that is refused tries its next session after this.
 const BACK_OFF: Duration = Duration::from_secs(1);
@@ -44,31 +36,14 @@ struct Client {
     restore_from: Option<Duration>,
     first_step: Option<Duration>,
     prefilled: Duration,
+    /// When the client said that it waits, or its turn ended without a word.
+    waits_since: Option<Duration>,
 }
 
-/// Runs a workload through a scheduler and a backend until the span's end, or until nothing is left to happen.
-/// `oracle` learns the ends of waits before they come, for [`Belady`](super::Belady).
-pub fn simulate(
+pub(super) struct Run<'a> {
     scheduler: Scheduler,
-    backend: Box<dyn Backend>,
-    workload: &Workload,
-    span: Span,
-    oracle: Option<&Oracle>,
-) -> Report {
-    let mut run = Run::new(scheduler, backend, workload, span, oracle);
-    while let Some(at) = run.next_time().filter(|&at| at <= span.end) {
-        run.now = at.max(run.now);
-        run.sample();
-        run.happen();
-        run.complete();
-        run.plan();
-    }
-    run.finish()
-}
-
-struct Run<'a> {
-    scheduler: Scheduler,
-    backend: Box<dyn Backend>,
+    backend: &'a mut dyn Backend,
+    clock: &'a mut dyn Clock,
     agents: Vec<Agent>,
     oracle: Option<&'a Oracle>,
     span: Span,
@@ -77,15 +52,18 @@ struct Run<'a> {
     events: u64,
     clients: BTreeMap<SessionId, Client>,
     under_way: Option<Plan>,
+    /// Since when the sessions whose pages leave have waited.
+    leaving: BTreeMap<SessionId, Duration>,
     wake: Option<Duration>,
     next_sample: Duration,
-    report: Report,
+    pub(super) report: Report,
 }
 
 impl<'a> Run<'a> {
-    fn new(
+    pub(super) fn new(
         scheduler: Scheduler,
-        backend: Box<dyn Backend>,
+        backend: &'a mut dyn Backend,
+        clock: &'a mut dyn Clock,
         workload: &Workload,
         span: Span,
         oracle: Option<&'a Oracle>,
@@ -94,6 +72,7 @@ impl<'a> Run<'a> {
         let mut run = Run {
             scheduler,
             backend,
+            clock,
             agents: workload.agents.clone(),
             oracle,
             span,
@@ -102,6 +81,7 @@ impl<'a> Run<'a> {
             events: 0,
             clients: BTreeMap::new(),
             under_way: None,
+            leaving: BTreeMap::new(),
             wake: None,
             next_sample: Duration::ZERO,
             report: Report { policy, ..Report::default() },
@@ -110,6 +90,68 @@ impl<'a> Run<'a> {
             run.push(run.agents[agent].start, Happening::Start(agent));
         }
         run
+    }
+
+    pub(super) fn until_the_end(&mut self) {
+        let end = self.span.end;
+        while let Some(at) = self.next_time() {
+            self.clock.wait(Some(at.min(end)), self.backend.next_event().is_some());
+            self.tick();
+            if self.now > end || (self.now == end && at > end) {
+                break;
+            }
+            self.sample();
+            let acted = self.happen();
+            let completed = self.complete();
+            if self.report.failure.is_some() {
+                break;
+            }
+            if acted || completed || self.wake.is_some_and(|wake| wake <= self.now) {
+                self.plan();
+            }
+        }
+        self.report.open = self.clients.len() as u64;
+        self.report.ended = self.now;
+        self.report.measured = self.now.saturating_sub(self.span.warm_up);
+    }
+
+    /// Ends what is open, and waits for what is under way. The report is complete before.
+    pub(super) fn close(&mut self) {
+        let ids: Vec<_> = self.scheduler.state().sessions().map(|session| session.id).collect();
+        for id in ids {
+            // One that is ending already is missing to its client.
+            let _missing = self.scheduler.event(id, Event::Abort, self.now);
+        }
+        while self.report.failure.is_none() {
+            while let Some(at) = self.backend.next_event() {
+                self.clock.wait(Some(at), true);
+                self.tick();
+                let Completion { step, found, copies, held, failure } = self.backend.poll(self.now);
+                if failure.is_some() {
+                    self.report.failure = failure;
+                    return;
+                }
+                self.scheduler.reserve(held);
+                match step.and_then(|ended| Some((ended, self.under_way.take()?))) {
+                    Some((ended, plan)) => {
+                        let outcome = Outcome { ended, found, copies };
+                        self.scheduler.on_completed(&plan, &outcome, self.now);
+                    }
+                    None => self.scheduler.on_copied(&copies),
+                }
+            }
+            // The backend sees who is gone.
+            let plan = self.scheduler.schedule(self.now);
+            self.backend.submit(&plan, self.scheduler.state(), self.now);
+            if plan.is_empty() && self.backend.next_event().is_none() {
+                break;
+            }
+        }
+        self.scheduler.state().audit();
+    }
+
+    fn tick(&mut self) {
+        self.now = self.now.max(self.clock.now());
     }
 
     fn push(&mut self, at: Duration, happening: Happening) {
@@ -127,21 +169,24 @@ impl<'a> Run<'a> {
         self.now >= self.span.warm_up
     }
 
-    /// Clients act.
-    fn happen(&mut self) {
+    /// Clients whose time has come act. Returns whether one did.
+    fn happen(&mut self) -> bool {
+        let mut acted = false;
         while let Some(Reverse((at, _, happening))) = self.heap.peek().copied() {
             if at > self.now {
                 break;
             }
             self.heap.pop();
+            acted = true;
             match happening {
-                Happening::Start(agent) => self.start(agent),
-                Happening::Back(id) => self.back(id),
+                Happening::Start(agent) => self.start(agent, at),
+                Happening::Back(id) => self.back(id, at),
             }
         }
+        acted
     }
 
-    fn start(&mut self, agent: usize) {
+    fn start(&mut self, agent: usize, asked: Duration) {
         let Some(script) = self.agents[agent].next() else { return };
         self.report.arrived += 1;
         let id = SessionId(self.report.arrived);
@@ -159,10 +204,11 @@ impl<'a> Run<'a> {
                     agent,
                     script,
                     turn: 0,
-                    asked: self.now,
+                    asked,
                     restore_from: None,
                     first_step: None,
-                    prefilled: self.now,
+                    prefilled: asked,
+                    waits_since: None,
                 };
                 self.clients.insert(id, client);
             }
@@ -174,7 +220,8 @@ impl<'a> Run<'a> {
     }
 
     /// A session's wait is over: its next turn, or its end and its agent's next session.
-    fn back(&mut self, id: SessionId) {
+    fn back(&mut self, id: SessionId, asked: Duration) {
+        let measured = self.measured();
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.turn += 1;
         let Some(turn) = client.script.turns.get(client.turn) else {
@@ -182,21 +229,32 @@ impl<'a> Run<'a> {
             self.clients.remove(&id);
             self.scheduler.event(id, Event::End, self.now).expect("an open session can end");
             self.report.finished += 1;
-            return self.start(agent);
+            self.report.finished_in_span += measured as u64;
+            return self.start(agent, asked);
         };
         // The last token of the turn before has no keys and values yet.
         let event = Event::NextTurn { prompt: turn.prompt + 1, max_tokens: turn.output };
         let arriving = self.scheduler.state().session(id).is_some_and(|s| s.residency == Residency::Arriving);
-        client.asked = self.now;
-        (client.restore_from, client.first_step) = (arriving.then_some(self.now), None);
+        client.asked = asked;
+        (client.restore_from, client.first_step) = (arriving.then_some(asked), None);
+        client.waits_since = None;
         self.scheduler.event(id, event, self.now).expect("a script's turns fit its session");
     }
 
-    /// The backend reports.
-    fn complete(&mut self) {
-        let Completion { step, copies } = self.backend.poll(self.now);
-        self.report.failed_copies += copies.iter().filter(|copy: &&CopyOutcome| !copy.ok).count() as u64;
-        let Some(ended) = step else { return self.scheduler.on_copied(&copies) };
+    /// The backend reports. Returns whether something ended.
+    fn complete(&mut self) -> bool {
+        let Completion { step, found, copies, held, failure } = self.backend.poll(self.now);
+        if failure.is_some() {
+            self.report.failure = failure;
+            return true;
+        }
+        self.scheduler.reserve(held);
+        self.tick();
+        self.copied(&copies);
+        let Some(ended) = step else {
+            self.scheduler.on_copied(&copies);
+            return !copies.is_empty();
+        };
         let plan = self.under_way.take().expect("a step that ended had begun");
         for entry in &plan.batch {
             let yields = !matches!(entry, Entry::Prefill { last: false, .. });
@@ -207,22 +265,36 @@ impl<'a> Run<'a> {
                 client.prefilled = self.now;
             }
         }
-        let outcome = Outcome { ended, copies };
+        self.report.found += found.iter().map(|&(_, tokens)| tokens).sum::<u64>();
+        let outcome = Outcome { ended, found, copies };
         self.scheduler.on_completed(&plan, &outcome, self.now);
         for (id, end) in outcome.ended {
             self.end_turn(id, &end);
+        }
+        true
+    }
+
+    fn copied(&mut self, copies: &[CopyOutcome]) {
+        for &CopyOutcome { session, ok } in copies {
+            self.report.failed_copies += !ok as u64;
+            if let Some(since) = self.leaving.remove(&session)
+                && ok
+                && self.measured()
+            {
+                self.report.signal_to_free.push(self.now.saturating_sub(since));
+            }
         }
     }
 
     fn end_turn(&mut self, id: SessionId, end: &TurnEnd) {
         let (measured, now) = (self.measured(), self.now);
-        let Some(client) = self.clients.get(&id) else { return };
+        let Some(client) = self.clients.get_mut(&id) else { return };
         if *end == TurnEnd::Failed {
             return self.refuse(id);
         }
         let turn = &client.script.turns[client.turn];
         let began = client.first_step.unwrap_or(now);
-        let room = client.restore_from.unwrap_or(began).min(began);
+        let room = client.restore_from.unwrap_or(began).min(began).max(client.asked);
         let prefilled = client.prefilled.max(began);
         let parts = Parts {
             queue: room - client.asked,
@@ -234,16 +306,29 @@ impl<'a> Run<'a> {
         if measured {
             self.report.turns.push(record);
         }
-        let back = now + turn.wait;
+        client.waits_since = Some(now);
+        let (back, waits) = (now + turn.wait, !turn.wait.is_zero());
+        let estimated_resume_ms = turn.hint.map(|hint| (hint.as_millis() as u64).max(1));
+        let signal = Signal::IoWait { tool: turn.tool.clone(), estimated_resume_ms };
         if let Some(oracle) = self.oracle {
             oracle.tell(id, back);
         }
-        if !turn.wait.is_zero() {
-            let estimated_resume_ms = turn.hint.map(|hint| (hint.as_millis() as u64).max(1));
-            let signal = Signal::IoWait { tool: turn.tool.clone(), estimated_resume_ms };
-            self.scheduler.signal(id, &signal, now);
+        if waits {
+            self.signal(id, &signal);
         }
         self.push(back, Happening::Back(id));
+    }
+
+    fn signal(&mut self, id: SessionId, signal: &Signal) {
+        let before = self.clock.now();
+        self.scheduler.signal(id, signal, self.now);
+        let took = self.clock.now().saturating_sub(before);
+        if self.measured() && self.clock.is_real() {
+            self.report.signals.push(took);
+        }
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.waits_since = Some(before.max(self.now));
+        }
     }
 
     fn refuse(&mut self, id: SessionId) {
@@ -257,15 +342,17 @@ impl<'a> Run<'a> {
     fn plan(&mut self) {
         while self.under_way.is_none() {
             // Turns that end at once may bring clients back at once.
+            self.tick();
             self.happen();
             let plan = self.scheduler.schedule(self.now);
+            let again = plan.wake.is_some_and(|wake| wake <= self.now);
             self.backend.submit(&plan, self.scheduler.state(), self.now);
+            self.tick();
             self.count(&plan);
             for &(id, _) in &plan.refused {
                 self.refuse(id);
             }
             self.wake = plan.wake;
-            let again = plan.wake.is_some_and(|wake| wake <= self.now);
             if !plan.batch.is_empty() {
                 self.under_way = Some(plan);
             } else if !again {
@@ -276,12 +363,24 @@ impl<'a> Run<'a> {
 
     fn count(&mut self, plan: &Plan) {
         let bytes = |pages| self.scheduler.parts().cost.bytes(pages);
+        let measured = self.measured();
+        let decodes = plan.batch.iter().filter(|entry| matches!(entry, Entry::Decode { .. })).count();
         self.report.steps += !plan.batch.is_empty() as u64;
+        self.report.decodes += decodes as u64;
         self.report.discards += plan.discard.len() as u64;
         self.report.swaps_out += plan.swap_out.len() as u64;
         self.report.swaps_in += plan.swap_in.len() as u64;
         self.report.bytes_out += plan.swap_out.iter().map(|copy| bytes(copy.pages)).sum::<u64>();
         self.report.bytes_in += plan.swap_in.iter().map(|copy| bytes(copy.pages)).sum::<u64>();
+        for copy in &plan.swap_out {
+            // Sessions that computed have not waited.
+            let waits_since = self.clients.get(&copy.session).and_then(|client| client.waits_since);
+            let Some(since) = waits_since else { continue };
+            self.leaving.insert(copy.session, since);
+            if measured {
+                self.report.signal_to_submit.push(self.now.saturating_sub(since));
+            }
+        }
         for copy in &plan.swap_in {
             if let Some(client) = self.clients.get_mut(&copy.session) {
                 client.restore_from = Some(self.now);
@@ -318,13 +417,5 @@ impl<'a> Run<'a> {
             } += 1;
         }
         self.report.samples.push(sample);
-    }
-
-    fn finish(mut self) -> Report {
-        self.scheduler.state().audit();
-        self.report.open = self.clients.len() as u64;
-        self.report.ended = self.now;
-        self.report.measured = self.now.saturating_sub(self.span.warm_up);
-        self.report
     }
 }

@@ -1,0 +1,134 @@
+//! Random events, ten thousand of them: whatever clients and copies do, pages come back, and nobody is forgotten.
+
+use super::sharing::{open_with, settle};
+use super::*;
+use djinn_engine::{Happening, Origin, Turn};
+use djinn_scheduler::{Event, SessionId, Signal};
+use proptest::prelude::*;
+
+/// What clients do, to one of the sessions.
+#[derive(Clone, Debug)]
+enum Step {
+    Open { len: usize, max_tokens: u64, salted: bool },
+    Fork(usize),
+    Turn { who: usize, len: usize },
+    Signal { who: usize, ms: u64 },
+    Pause(usize),
+    Resume(usize),
+    Abort(usize),
+    Advance(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let who = 0usize..64;
+    prop_oneof![
+        2 => (1usize..60, 1u64..12, any::<bool>())
+            .prop_map(|(len, max_tokens, salted)| Step::Open { len, max_tokens, salted }),
+        1 => who.clone().prop_map(Step::Fork),
+        4 => (who.clone(), 1usize..20).prop_map(|(who, len)| Step::Turn { who, len }),
+        3 => (who.clone(), 1u64..100_000).prop_map(|(who, ms)| Step::Signal { who, ms }),
+        1 => who.clone().prop_map(Step::Pause),
+        2 => who.clone().prop_map(Step::Resume),
+        2 => who.prop_map(Step::Abort),
+        12 => (1u8..6).prop_map(Step::Advance),
+    ]
+}
+
+/// Sessions that were not ended by anybody, as far as their client knows.
+struct World {
+    service: Service<SimDevice>,
+    open: Vec<SessionId>,
+}
+
+impl World {
+    fn take(&mut self, step: Step) {
+        let of = |open: &[SessionId], who: usize| open.get(who % open.len().max(1)).copied();
+        match step {
+            Step::Open { len, max_tokens, salted } if self.open.len() < 12 => {
+                let origin = if salted { Origin::Salt(b"one".to_vec()) } else { Origin::Own };
+                let seed = if salted { 3 } else { len as u64 };
+                let tokens = prompt(seed, len);
+                let id = open_with(&mut self.service, &tokens, max_tokens, origin);
+                self.open.push(id);
+            }
+            Step::Open { .. } => {}
+            Step::Fork(who) => {
+                let Some(parent) = of(&self.open, who) else { return };
+                let turn = Turn { tokens: vec![9, 8, 7], max_tokens: 3, ..Turn::default() };
+                let origin = Origin::Fork(parent);
+                let opening = djinn_engine::Opening { turn, origin, ..Default::default() };
+                // The context may be full.
+                self.open.extend(self.service.open(opening));
+            }
+            Step::Turn { who, len } => {
+                let Some(id) = of(&self.open, who) else { return };
+                let turn = Turn { tokens: prompt(7, len), max_tokens: 4, ..Turn::default() };
+                // It may be busy, or have no room left.
+                let _ = self.service.turn(id, turn);
+            }
+            Step::Signal { who, ms } => {
+                let Some(id) = of(&self.open, who) else { return };
+                let wait = Signal::IoWait { tool: Some(format!("tool {}", ms % 5)), estimated_resume_ms: Some(ms) };
+                self.service.signal(id, &wait);
+            }
+            Step::Pause(who) => self.tell(who, Event::Pause),
+            Step::Resume(who) => self.tell(who, Event::Resume),
+            Step::Abort(who) => {
+                if let Some(id) = of(&self.open, who) {
+                    self.service.event(id, Event::Abort).expect("an open session can be aborted");
+                    self.open.retain(|&open| open != id);
+                }
+            }
+            Step::Advance(times) => (0..times).for_each(|_| self.advance()),
+        }
+        self.service.state().audit();
+    }
+
+    fn tell(&mut self, who: usize, event: Event) {
+        if let Some(&id) = self.open.get(who % self.open.len().max(1)) {
+            // Not everybody can be paused or resumed.
+            let _ = self.service.event(id, event);
+        }
+    }
+
+    fn advance(&mut self) {
+        for (id, happening) in self.service.advance().expect("the device is sound") {
+            if let Happening::Refused(_) = happening {
+                self.open.retain(|&open| open != id);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20, max_shrink_iters: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn pages_out_equal_pages_in(
+        steps in proptest::collection::vec(step(), 500),
+        seed in 0u64..1_000,
+        policy in 0usize..4,
+        refuse in (0usize..2, 0u64..20),
+    ) {
+        let refuse_copies_on = Some((SWAP_STREAMS[refuse.0], refuse.1));
+        let config = SimConfig { seed, refuse_copies_on, ..SimConfig::default() };
+        let settings = settings(["lru", "ttl", "signal", "predicted"][policy]);
+        let service = serve(sim(config), "tiny-gqa", &options(20, 14), &settings);
+        let mut world = World { service, open: Vec::new() };
+        for step in steps {
+            world.take(step);
+        }
+        // Everybody is let go on, and comes to rest; then everybody leaves.
+        for id in world.open.clone() {
+            let _ = world.service.event(id, Event::Resume);
+        }
+        settle(&mut world.service);
+        for id in world.open.clone() {
+            world.service.event(id, Event::End).expect("it is at rest");
+        }
+        settle(&mut world.service);
+        prop_assert_eq!(world.service.state().sessions().count(), 0);
+        let engine = world.service.into_engine().expect("the device is sound");
+        prop_assert_eq!(engine.free_pages(), (20, 14));
+    }
+}
