@@ -68,6 +68,8 @@ pub struct Batcher<D: Ops> {
     moving: BTreeMap<u64, SessionId>,
     copied: Vec<CopyOutcome>,
     under_way: Option<UnderWay>,
+    /// Pages came free that the scheduler does not know of yet.
+    dropped_seeds: bool,
     failure: Option<String>,
     steps: u64,
     generated: Vec<NewToken>,
@@ -107,6 +109,7 @@ impl<D: Ops> Batcher<D> {
             moving: BTreeMap::new(),
             copied: Vec::new(),
             under_way: None,
+            dropped_seeds: false,
             failure: None,
             steps: 0,
             generated: Vec::new(),
@@ -260,6 +263,9 @@ impl<D: Ops> Backend for Batcher<D> {
         self.attempt(|batcher| {
             batcher.leave_to(state);
             batcher.discard(&plan.discard);
+            if plan.batch.is_empty() && plan.short > 0 {
+                batcher.drop_seeds();
+            }
             batcher.swap_out(&plan.swap_out)?;
             batcher.swap_in(&plan.swap_in)?;
             batcher.begin(plan)
@@ -267,7 +273,10 @@ impl<D: Ops> Backend for Batcher<D> {
     }
 
     fn next_event(&self) -> Option<Duration> {
-        let busy = self.under_way.is_some() || !self.copied.is_empty() || self.copies_under_way();
+        let busy = self.under_way.is_some()
+            || self.dropped_seeds
+            || !self.copied.is_empty()
+            || self.copies_under_way();
         // Whoever asks polls until something has ended.
         (busy || self.failure.is_some()).then_some(Duration::ZERO)
     }
@@ -281,6 +290,7 @@ impl<D: Ops> Backend for Batcher<D> {
         completion.copies = std::mem::take(&mut self.copied);
         completion.failure = self.failure.clone();
         completion.held = self.held_beside();
+        self.dropped_seeds = false;
         completion
     }
 }

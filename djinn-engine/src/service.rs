@@ -179,7 +179,8 @@ impl<D: Ops> Service<D> {
         if let Some(reason) = completion.failure {
             return Err(Error::Stopped(reason));
         }
-        self.stale |= completion.step.is_some() || !completion.copies.is_empty();
+        let held = self.scheduler.state().reserved();
+        self.stale |= completion.step.is_some() || !completion.copies.is_empty() || completion.held < held;
         // A session whose client is gone is told nothing more.
         let gone: BTreeSet<SessionId> = match &self.under_way {
             Some(plan) => plan.batch.iter().map(|e| e.session()).filter(|&id| !self.is_open(id)).collect(),

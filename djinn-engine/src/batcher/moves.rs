@@ -20,6 +20,16 @@ impl<D: Ops> Batcher<D> {
         sessions.iter().for_each(|&id| self.give_up(id));
     }
 
+    /// Forks that have not begun give up what they were to begin with, since others queue for the pages: they are
+    /// computed like everybody else.
+    pub(super) fn drop_seeds(&mut self) {
+        let seeds = self.conversations.iter().filter(|(_, c)| matches!(c.place, Place::Forked(_)));
+        for id in seeds.map(|(&id, _)| id).collect::<Vec<_>>() {
+            self.give_up(id);
+            self.dropped_seeds = true;
+        }
+    }
+
     /// A session's keys and values are wanted no more.
     fn give_up(&mut self, id: SessionId) {
         let data = &mut self.engine.memory.as_mut().expect("loaded").data;

@@ -293,6 +293,26 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Pages that sessions off the device hold on it, which they share with one another, go last: whoever will be back
+    /// last gives its part up and is computed again. Only where nobody computes and nothing comes free by itself.
+    pub(super) fn release_shared(&mut self) {
+        let stuck = self.hard > self.coming && self.coming == 0 && self.resident.is_empty();
+        if !stuck || self.state.reserved() == 0 || !self.plan.swap_in.is_empty() {
+            return;
+        }
+        let (view, policy) = (self.view(), &self.parts.policy);
+        let off = |s: &&Session| s.residency == Residency::Host && !s.is_ending() && !self.moved.contains(&s.id);
+        let later = |s: &&Session| match s.is_ready() {
+            true => (None, Some(s.rank())),
+            false => (Some(policy.rank(&view, s)), None),
+        };
+        let last = self.state.sessions().filter(off).max_by_key(later);
+        if let Some(last) = last {
+            self.plan.discard.push(last.id);
+            self.moved.insert(last.id);
+        }
+    }
+
     /// The step: phases in their handlers' order, sessions by rank.
     pub(super) fn fill(&mut self) {
         let mut runnable = std::mem::take(&mut self.resident);
