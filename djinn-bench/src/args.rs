@@ -1,9 +1,12 @@
 //! The command line.
 
+mod exp1;
+
 use crate::exp2::systems::{self, Choice, System};
 use crate::size;
 use clap::{Args, Parser, Subcommand};
 use djinn_srg::cost::Machine;
+pub(crate) use exp1::Exp1Args;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -19,6 +22,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Measure the bandwidth between host and device
     Link(LinkArgs),
+    /// Experiment 1: many agents on one device, policy beside policy
+    Exp1(Box<Exp1Args>),
     /// Experiment 2: a model larger than the device's memory, Djinn beside its ablations and peers
     Exp2(Exp2Args),
     /// Decode in batches, streaming and resident
@@ -233,8 +238,11 @@ pub(crate) struct ReportArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("what").required(true).multiple(true).args(["exp2", "trace"])))]
+#[command(group(clap::ArgGroup::new("what").required(true).multiple(true).args(["exp1", "exp2", "trace"])))]
 pub(crate) struct FiguresArgs {
+    /// Results of exp1: density against latency, sessions and their residency over time
+    #[arg(long, value_name = "FILE")]
+    pub(crate) exp1: Option<PathBuf>,
     /// Results of exp2: bandwidth by system, memory over time
     #[arg(long, value_name = "FILE")]
     pub(crate) exp2: Option<PathBuf>,

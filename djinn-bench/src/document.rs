@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A result with its circumstances.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Document<T> {
-    /// What was measured: `link`, `exp2`, `sweep` or `plan`.
+    /// What was measured: `link`, `exp1`, `exp2`, `sweep` or `plan`.
     pub(crate) experiment: String,
     /// When it began, UTC.
     pub(crate) date: String,
@@ -79,21 +79,26 @@ fn git() -> Option<String> {
 
 fn machine(device: DeviceName) -> Machine {
     let gpu = Gpu::open(device);
-    let line = |file: &str, key: &str| {
-        let text = std::fs::read_to_string(file).ok()?;
-        let line = text.lines().find(|line| line.starts_with(key))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    let memory = line("/proc/meminfo", "MemTotal");
     Machine {
         gpu: gpu.as_ref().map(|gpu| gpu.name.clone()),
         driver: gpu.map(|gpu| gpu.driver),
         cpu: line("/proc/cpuinfo", "model name"),
         threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        memory_bytes: memory
-            .and_then(|m| m.split_whitespace().next()?.parse::<u64>().ok())
-            .map(|kib| kib << 10),
+        memory_bytes: memory_bytes(),
     }
+}
+
+/// What follows the colon of a file's first line that begins with `key`.
+fn line(file: &str, key: &str) -> Option<String> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find(|line| line.starts_with(key))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// The machine's memory, in bytes.
+pub(crate) fn memory_bytes() -> Option<u64> {
+    let kib: u64 = line("/proc/meminfo", "MemTotal")?.split_whitespace().next()?.parse().ok()?;
+    Some(kib << 10)
 }
 
 /// Seconds since 1970 as a date and time of UTC, by the proleptic Gregorian calendar.

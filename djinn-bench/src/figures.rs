@@ -1,5 +1,7 @@
-//! Figures as SVG: bandwidth by system, memory over time, copy against compute.
+//! Figures as SVG: density against latency, sessions and residency over time; bandwidth by system, memory over
+//! time; copy against compute.
 
+mod exp1;
 mod timeline;
 
 use crate::args::FiguresArgs;
@@ -7,6 +9,7 @@ use crate::exp2::results::{Exp2, Medians, Row};
 use crate::report;
 use crate::size::human;
 use anyhow::{Context, Result, anyhow};
+pub(crate) use exp1::exp1;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -34,6 +37,9 @@ type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// `djinn-bench figures`.
 pub(crate) fn run(args: &FiguresArgs) -> Result<()> {
+    if let Some(results) = &args.exp1 {
+        exp1(&report::read_exp1(results)?.body, &args.out)?;
+    }
     if let Some(results) = &args.exp2 {
         exp2(&report::read_exp2(results)?.body, &args.out)?;
     }
@@ -147,12 +153,7 @@ fn memory(exp2: &Exp2, canvas: &Canvas<'_>) -> Result<()> {
         .label_style((FONT, 14))
         .draw()
         .map_err(refused)?;
-    let entry = |i: usize, name: &str, style: ShapeStyle| -> Result<()> {
-        let y = 64 + 20 * i as i32;
-        legend.draw(&PathElement::new([(0, y), (22, y)], style)).map_err(refused)?;
-        let text = TextStyle::from((FONT, 13)).pos(Pos::new(HPos::Left, VPos::Center));
-        legend.draw(&Text::new(name.to_owned(), (28, y), text)).map_err(refused)
-    };
+    let entry = |i: usize, name: &str, style| legend_entry(&legend, i, name, style);
     for (i, row) in rows.iter().enumerate() {
         // A second round of the colours has thin lines.
         let style = COLOURS[i % COLOURS.len()].stroke_width(if i < COLOURS.len() { 3 } else { 1 });
@@ -164,6 +165,14 @@ fn memory(exp2: &Exp2, canvas: &Canvas<'_>) -> Result<()> {
     let line = DashedLineSeries::new([(0.0, cap), (seconds, cap)], 6, 4, style);
     chart.draw_series(line).map_err(refused)?;
     entry(rows.len(), &format!("cap, {}", human(exp2.config.vram_bytes)), style)
+}
+
+/// The line of a legend with the number `i`.
+fn legend_entry(legend: &Canvas<'_>, i: usize, name: &str, style: ShapeStyle) -> Result<()> {
+    let y = 64 + 20 * i as i32;
+    legend.draw(&PathElement::new([(0, y), (22, y)], style)).map_err(refused)?;
+    let text = TextStyle::from((FONT, 13)).pos(Pos::new(HPos::Left, VPos::Center));
+    legend.draw(&Text::new(name.to_owned(), (28, y), text)).map_err(refused)
 }
 
 fn in_gib(bytes: u64) -> f64 {

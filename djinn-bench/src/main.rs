@@ -1,9 +1,10 @@
-//! The `djinn-bench` command: measures the link, experiment 2, batches and predictions; renders reports and
-//! figures.
+//! The `djinn-bench` command: measures the link, experiments 1 and 2, batches and predictions; renders reports
+//! and figures.
 #![forbid(unsafe_code)]
 
 mod args;
 mod document;
+mod exp1;
 mod exp2;
 mod figures;
 mod gpu;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.command {
         Command::Link(args) => link::run(args),
+        Command::Exp1(args) => exp1::run(args),
         Command::Exp2(args) => exp2::run(args),
         Command::Sweep(args) => sweep::run(args),
         Command::Plan(args) => plan::run(args),

@@ -1,5 +1,6 @@
 //! Results as Markdown.
 
+mod exp1;
 mod exp2;
 mod older;
 #[cfg(test)]
@@ -12,6 +13,7 @@ use crate::plan::Comparison;
 use crate::size::human;
 use crate::sweep::Sweep;
 use anyhow::{Context, Result, ensure};
+pub(crate) use exp1::exp1;
 pub(crate) use exp2::exp2;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -60,6 +62,7 @@ fn render(path: &Path) -> Result<Option<String>> {
     let text = std::fs::read_to_string(path).with_context(name)?;
     let value: Value = serde_json::from_str(&text).with_context(name)?;
     let section = match value.get("experiment").and_then(Value::as_str) {
+        Some("exp1") => Some(exp1(&read(value).with_context(name)?)),
         Some("exp2") => Some(exp2(&read(value).with_context(name)?)),
         Some("link") => Some(link(&read(value).with_context(name)?)),
         Some("sweep") => Some(sweep(&read(value).with_context(name)?)),
@@ -71,14 +74,21 @@ fn render(path: &Path) -> Result<Option<String>> {
 
 /// Reads a result of experiment 2 from its file.
 pub(crate) fn read_exp2(path: &Path) -> Result<Document<crate::exp2::results::Exp2>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let value: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    ensure!(
-        value.get("experiment").and_then(Value::as_str) == Some("exp2"),
-        "{}: no result of exp2",
-        path.display()
-    );
-    read(value).with_context(|| path.display().to_string())
+    read_of(path, "exp2")
+}
+
+/// Reads a result of experiment 1 from its file.
+pub(crate) fn read_exp1(path: &Path) -> Result<Document<crate::exp1::results::Exp1>> {
+    read_of(path, "exp1")
+}
+
+fn read_of<T: DeserializeOwned>(path: &Path, experiment: &str) -> Result<Document<T>> {
+    let name = || path.display().to_string();
+    let text = std::fs::read_to_string(path).with_context(name)?;
+    let value: Value = serde_json::from_str(&text).with_context(name)?;
+    let found = value.get("experiment").and_then(Value::as_str);
+    ensure!(found == Some(experiment), "{}: no result of {experiment}", name());
+    read(value).with_context(name)
 }
 
 fn read<T: DeserializeOwned>(value: Value) -> Result<Document<T>> {

@@ -1,0 +1,337 @@
+//! Experiment 1, agent density: many sessions that wait for tools most of the time on one device, under one policy
+//! after another, in one engine.
+
+mod bed;
+mod calibrate;
+mod live;
+mod load;
+mod map;
+mod policies;
+pub(crate) mod results;
+mod room;
+mod rows;
+
+use crate::args::{DeviceName, Exp1Args};
+use crate::document::Document;
+use crate::subject::{self, Work};
+use crate::{figures, interrupt, remark, report, size};
+use anyhow::{Context, Result, bail, ensure};
+use bed::{Bed, Ran, SimBed};
+use djinn_device::Ops;
+use djinn_engine::Options;
+use djinn_models::Model;
+use djinn_scheduler::sim::{Oracle, Profile, Span, Workload};
+use djinn_srg::cost::Machine;
+use live::LiveBed;
+use load::Load;
+use policies::Policies;
+use results::{Config, Density, Exp1, Point, Row, Simulated, Unloaded, compare};
+use room::Room;
+use serde_json::Value;
+use std::path::Path;
+use std::time::Duration;
+
+/// A number of agents holds the bound if P99 latency is at most so many times the unloaded one.
+const FACTOR: f64 = 1.5;
+/// The unloaded latency is of so many seconds at most.
+const ALONE: Duration = Duration::from_secs(30);
+/// The machine whose roofline is simulated where nothing else is said.
+const DEFAULT_MACHINE: &str = "h200";
+
+/// What was asked for, checked.
+struct Experiment<'a> {
+    args: &'a Exp1Args,
+    model: &'a Model,
+    load: Load,
+    policies: Policies,
+    room: Room,
+    /// As `--profile` gives it.
+    profile: Option<Profile>,
+}
+
+/// `djinn-bench exp1`.
+pub(crate) fn run(args: &Exp1Args) -> Result<()> {
+    for path in args.json.iter().filter_map(|path| path.parent()).filter(|p| !p.as_os_str().is_empty()) {
+        ensure!(path.is_dir(), "{}: no such folder for --json", path.display());
+    }
+    let policies = Policies::new(args)?;
+    let profile = args.profile.as_deref().map(read_profile).transpose()?;
+    if args.simulate {
+        ensure!(args.device.device == DeviceName::Cpu, "--simulate uses no device; leave out --device");
+        ensure!(args.device.threads.is_none(), "--simulate uses no device; leave out --threads");
+    } else {
+        subject::check_device(args.device.device)?;
+    }
+    let model = subject::open(&args.model)?;
+    let load = Load::new(args, model.graph.max_context)?;
+    let room = room(args, &model, &load, profile.as_ref())?;
+    let experiment = Experiment { args, model: &model, load, policies, room, profile };
+    interrupt::catch()?;
+    let document = if args.simulate {
+        experiment.simulated()?
+    } else {
+        let (vram, pinned) = (Some(args.vram), experiment.room.pinned_bytes);
+        subject::on_device(&args.device, vram, pinned, &experiment)?
+    };
+    print!("{}", report::exp1(&document));
+    if let Some(folder) = &args.figures {
+        figures::exp1(&document.body, folder)?;
+    }
+    let failed: Vec<String> = document.body.policies.iter().filter_map(failed).collect();
+    ensure!(failed.is_empty(), "{}", failed.join("; "));
+    Ok(())
+}
+
+fn failed(row: &Row) -> Option<String> {
+    row.failure.as_ref().map(|why| format!("{}: {why}", row.policy))
+}
+
+/// The room; a profile must be of the pages that it has. A simulated device keeps keys and values in 16 bits, unless
+/// the profile is of pages in 32.
+fn room(args: &Exp1Args, model: &Model, load: &Load, profile: Option<&Profile>) -> Result<Room> {
+    let device = if args.simulate { DeviceName::Cuda(0) } else { args.device.device };
+    let room = Room::new(args, device, model, load)?;
+    let Some(profile) = profile else { return Ok(room) };
+    let wanted = profile.cost.page_bytes;
+    if wanted == room.page_bytes {
+        return Ok(room);
+    }
+    if args.simulate {
+        let wide = Room::new(args, DeviceName::Cpu, model, load)?;
+        if wanted == wide.page_bytes {
+            return Ok(wide);
+        }
+    }
+    bail!(
+        "--profile: its KV pages have {wanted} bytes and those of {} {}; take a profile of the same model",
+        model.name,
+        room.page_bytes
+    )
+}
+
+/// Reads a profile, or the one of a result of exp1.
+fn read_profile(path: &Path) -> Result<Profile> {
+    let name = || format!("--profile {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(name)?;
+    let mut value: Value = serde_json::from_str(&text).with_context(name)?;
+    if value.get("experiment").and_then(Value::as_str) == Some("exp1") {
+        value = value["profile"].take();
+    }
+    let profile: Profile = serde_json::from_value(value)
+        .with_context(|| format!("{}: neither a result of exp1 nor a profile", name()))?;
+    profile.check().with_context(name)?;
+    Ok(profile)
+}
+
+impl Work for &Experiment<'_> {
+    type Out = Document<Exp1>;
+
+    fn on<D: Ops>(self, device: D) -> Result<Document<Exp1>> {
+        let options = self.room.fill(self.model, device.info().reserved_bytes)?;
+        remark(&format!("loading {}", self.model.name));
+        let mut engine = subject::load(device, self.model, &options)?;
+        let (times, profile) = match &self.profile {
+            Some(profile) => (self.profile_name(), profile.clone()),
+            None => {
+                remark("measuring steps, prefill and the link");
+                (
+                    "measured before the runs".to_owned(),
+                    calibrate::measure(&mut engine, &self.room, &options)?,
+                )
+            }
+        };
+        let mut document = self.document(&options, times, profile);
+        let mut bed = LiveBed::new(engine, self.args.seed)?;
+        self.conduct(&mut bed, &mut document)?;
+        Ok(document)
+    }
+}
+
+impl Experiment<'_> {
+    fn simulated(&self) -> Result<Document<Exp1>> {
+        let machine = || Machine::named(DEFAULT_MACHINE).expect("a known machine");
+        let machine = self.args.gpu.clone().unwrap_or_else(machine);
+        let mapping = djinn_cuda::mapping_bytes(self.room.pinned_bytes);
+        let options = self.room.fill(self.model, machine.reserved_bytes + mapping)?;
+        let (times, profile) = match &self.profile {
+            Some(profile) => (self.profile_name(), profile.clone()),
+            None => {
+                let profile = self.room.roofline(self.model, &options, &machine)?;
+                (format!("the roofline of {}", machine.name), profile)
+            }
+        };
+        let mut document = self.document(&options, times, profile.clone());
+        let mut bed = SimBed { capacity: Room::capacity(&options), profile };
+        self.conduct(&mut bed, &mut document)?;
+        Ok(document)
+    }
+
+    fn profile_name(&self) -> String {
+        let name = self.args.profile.as_deref().and_then(Path::file_name).unwrap_or_default();
+        format!("from {}", name.to_string_lossy())
+    }
+
+    fn document(&self, options: &Options, times: String, profile: Profile) -> Document<Exp1> {
+        let Experiment { args, load, room, .. } = self;
+        let capacity = Room::capacity(options);
+        let device = if args.simulate { "simulated".to_owned() } else { args.device.device.to_string() };
+        let config = Config {
+            model: self.model.name.clone(),
+            device,
+            vram_bytes: args.vram,
+            host_kv_bytes: capacity.host_pages as u64 * room.page_bytes,
+            workload: load.description.clone(),
+            agents: load.agents,
+            context: load.context,
+            warm_up_s: load.span.warm_up.as_secs_f64(),
+            seconds: (load.span.end - load.span.warm_up).as_secs_f64(),
+            seed: args.seed,
+        };
+        let notes = load.notes.iter().cloned().chain([self.policies.note(args)]).collect();
+        let body = Exp1 {
+            config,
+            contexts_on_device: capacity.device_pages / room.context_pages,
+            capacity,
+            times,
+            profile,
+            notes,
+            unloaded: None,
+            policies: vec![],
+            density: None,
+        };
+        remark(&format!(
+            "{} KV pages of {} on the device, {} on the host: {} contexts of {} tokens fit the device",
+            body.capacity.device_pages,
+            size::human(room.page_bytes),
+            body.capacity.host_pages,
+            body.contexts_on_device,
+            load.context
+        ));
+        Document::new("exp1", args.device.device, body)
+    }
+
+    /// All runs, each kept as soon as it has ended.
+    fn conduct(&self, bed: &mut dyn Bed, document: &mut Document<Exp1>) -> Result<()> {
+        if let Some(alone) = self.load.alone() {
+            remark("one agent alone");
+            let span = Span { warm_up: Duration::ZERO, end: ALONE };
+            let ran = self.drive(bed, &document.body.profile, "none", &alone, span)?;
+            if let Some(why) = ran.report.failure {
+                bail!("one agent alone: {why}");
+            }
+            document.body.unloaded = Some(Unloaded::of(&ran.report)).filter(|unloaded| unloaded.turns > 0);
+        }
+        for &policy in &self.policies.names {
+            if broken(&document.body) {
+                break;
+            }
+            remark(&format!("{policy}: {} agents", self.load.agents));
+            let row = self.row(bed, &document.body.profile, policy)?;
+            remark(&format!(
+                "{policy}: {:.1} tokens/s, {} turns, P99 {:.2} s",
+                row.tokens_per_s, row.turns, row.p99.latency_s
+            ));
+            document.body.policies.push(row);
+            compare(&mut document.body.policies);
+            self.keep(document)?;
+        }
+        if !self.args.density.is_empty() && !broken(&document.body) {
+            self.density(bed, document)?;
+        }
+        self.keep(document)
+    }
+
+    fn keep(&self, document: &Document<Exp1>) -> Result<()> {
+        self.args.json.as_ref().map_or(Ok(()), |path| document.write(path))
+    }
+
+    fn drive(
+        &self,
+        bed: &mut dyn Bed,
+        profile: &Profile,
+        policy: &str,
+        workload: &Workload,
+        span: Span,
+    ) -> Result<Ran> {
+        let oracle = Oracle::default();
+        let scheduler = self.policies.scheduler(policy, bed.capacity(), profile.cost, &oracle)?;
+        bed.run(scheduler, workload, span, &oracle)
+    }
+
+    fn row(&self, bed: &mut dyn Bed, profile: &Profile, policy: &str) -> Result<Row> {
+        let (workload, span) = (self.load.workload(self.load.agents), self.load.span);
+        let ran = self.drive(bed, profile, policy, &workload, span)?;
+        let mut row = Row::of(policy, ran);
+        if self.args.simulate_too && row.failure.is_none() {
+            let mut twin = SimBed { capacity: bed.capacity(), profile: profile.clone() };
+            let ran = self.drive(&mut twin, profile, policy, &workload, span)?;
+            row.simulated = Some(Simulated::of(&ran.report, &row));
+        }
+        Ok(row)
+    }
+
+    /// For each policy more and more agents, until the bound is exceeded.
+    fn density(&self, bed: &mut dyn Bed, document: &mut Document<Exp1>) -> Result<()> {
+        let unloaded = document.body.unloaded.with_context(|| {
+            format!("--density: no turn of one agent alone ended within {} s", ALONE.as_secs())
+        })?;
+        let bound_s = FACTOR * unloaded.p99_s;
+        document.body.density = Some(Density { factor: FACTOR, bound_s, points: vec![] });
+        let mut counts = self.args.density.clone();
+        counts.sort_unstable();
+        counts.dedup();
+        for &policy in &self.policies.names {
+            for &agents in &counts {
+                let Some(point) = self.point(bed, &document.body, policy, agents, bound_s)? else {
+                    return Ok(());
+                };
+                let (holds, p99_s) = (point.holds, point.p99_s);
+                let verdict = if holds { "holds" } else { "exceeds" };
+                remark(&format!("{policy}: {agents} agents: P99 {p99_s:.2} s {verdict} {bound_s:.2} s"));
+                document.body.density.as_mut().expect("just made").points.push(point);
+                self.keep(document)?;
+                if !holds {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One policy under one number of agents; `None` if the run was interrupted.
+    fn point(
+        &self,
+        bed: &mut dyn Bed,
+        body: &Exp1,
+        policy: &str,
+        agents: u32,
+        bound_s: f64,
+    ) -> Result<Option<Point>> {
+        let measured = body.policies.iter().find(|row| row.policy == policy);
+        let row = match measured.filter(|_| agents == self.load.agents) {
+            Some(row) => row.clone(),
+            None => {
+                let workload = self.load.workload(agents);
+                Row::of(policy, self.drive(bed, &body.profile, policy, &workload, self.load.span)?)
+            }
+        };
+        if let Some(why) = &row.failure {
+            ensure!(interrupt::presses() > 0, "{policy}, {agents} agents: {why}");
+            return Ok(None);
+        }
+        Ok(Some(Point {
+            policy: policy.to_owned(),
+            agents,
+            turns: row.turns,
+            p50_s: row.p50.latency_s,
+            p99_s: row.p99.latency_s,
+            // Who was refused had no latency.
+            holds: row.turns > 0 && row.refused == 0 && row.p99.latency_s <= bound_s,
+        }))
+    }
+}
+
+/// Whether a run ended early: the engine is in no state to go on, or the user does not want to.
+fn broken(body: &Exp1) -> bool {
+    body.policies.iter().any(|row| row.failure.is_some())
+}

@@ -1,0 +1,58 @@
+//! Test beds: what executes the plans of a run, and what was seen of it.
+
+use super::map::{Map, Watched};
+use anyhow::Result;
+use djinn_scheduler::sim::{Oracle, Profile, Report, SimBackend, Span, Workload};
+use djinn_scheduler::{Capacity, Scheduler, Virtual, drive};
+use djinn_vmu::Direction;
+
+/// A copy of a session's pages, in seconds by the device's clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Swap {
+    pub(super) direction: Direction,
+    pub(super) bytes: u64,
+    /// In which bytes moved.
+    pub(super) moved_s: f64,
+    /// From the call to the first byte.
+    pub(super) first_byte_s: f64,
+    /// From the session's signal to the call; only of copies out of sessions that wait.
+    pub(super) submit_s: Option<f64>,
+}
+
+/// What one run left.
+#[derive(Debug)]
+pub(super) struct Ran {
+    pub(super) report: Report,
+    pub(super) map: Map,
+    /// Copies within the measured span that the device timed.
+    pub(super) swaps: Vec<Swap>,
+}
+
+/// What runs are driven on.
+pub(super) trait Bed {
+    /// Pages and rows.
+    fn capacity(&self) -> Capacity;
+
+    /// Runs a workload.
+    fn run(&mut self, scheduler: Scheduler, workload: &Workload, span: Span, oracle: &Oracle) -> Result<Ran>;
+}
+
+/// A table of times.
+#[derive(Debug)]
+pub(super) struct SimBed {
+    pub(super) capacity: Capacity,
+    pub(super) profile: Profile,
+}
+
+impl Bed for SimBed {
+    fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    fn run(&mut self, scheduler: Scheduler, workload: &Workload, span: Span, oracle: &Oracle) -> Result<Ran> {
+        let mut backend = Watched::new(SimBackend::new(self.profile.clone())?, span);
+        let report = drive(scheduler, &mut backend, &mut Virtual::default(), workload, span, Some(oracle));
+        let (_, map) = backend.into_parts();
+        Ok(Ran { report, map, swaps: vec![] })
+    }
+}

@@ -1,0 +1,217 @@
+//! Times of the machine with the model: decode steps over batch and context, prefill, copies each way.
+
+use super::room::{Room, grid};
+use crate::statistics::median;
+use anyhow::{Context, Result};
+use djinn_device::{Buffer, Ops, Space, Stream};
+use djinn_engine::{Engine, Entry, Options, Wanted};
+use djinn_scheduler::CostModel;
+use djinn_scheduler::sim::{DecodeTimes, Profile};
+use djinn_vmu::Sequence;
+use std::time::Instant;
+
+/// Steps that are not timed, in which a device captures what it replays then, and steps that are.
+const WARM: u64 = 3;
+const TIMED: u64 = 6;
+/// Copies are timed for so long at least.
+const SPAN_S: f64 = 0.1;
+
+/// Measures a profile; leaves the engine as it was.
+///
+/// # Errors
+/// A failure of the device.
+pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Options) -> Result<Profile> {
+    let fit = options.pages.unwrap_or_default() / room.context_pages;
+    let most = options.sequences.min(fit).max(1);
+    let batches: Vec<u32> = grid(1, most as u64).into_iter().map(|batch| batch as u32).collect();
+    let room_for_steps = options.context.saturating_sub(WARM + TIMED).max(1);
+    let contexts = vec![room_for_steps.div_ceil(4), room_for_steps];
+    let mut filled = Filled::new(engine, most, options.prefill_rows as usize);
+    let mut ms = vec![Vec::new(); batches.len()];
+    for &context in &contexts {
+        filled.grow(context)?;
+        for (row, &batch) in ms.iter_mut().zip(&batches) {
+            row.push(filled.decode(batch, context)? * 1e3);
+        }
+    }
+    let step_s = ms.last().and_then(|row| row.last()).copied().unwrap_or(1.0) / 1e3;
+    let probe = Probe::new(filled.engine.device(), room.probe_bytes)?;
+    let rates = probe.rates(filled.engine.device());
+    let slowed = rates.and_then(|rates| Ok((rates, filled.beside_copies(&probe, most, rates.both, step_s)?)));
+    probe.free(filled.engine.device());
+    let (rates, slowed_s) = slowed?;
+    let prefill_tokens_per_s = filled.prefilled as f64 / filled.prefill_s;
+    filled.release();
+    let cost = CostModel {
+        page_bytes: room.page_bytes,
+        out_bytes_per_s: rates.out,
+        in_bytes_per_s: rates.back,
+        prefill_tokens_per_s,
+    };
+    let profile = Profile {
+        cost,
+        both_ways_bytes_per_s: rates.both,
+        slowed_by_copies: (slowed_s / step_s).clamp(1.0, 100.0),
+        decode: DecodeTimes { batches, contexts, ms },
+    };
+    profile.check().context("what was measured is no profile")?;
+    Ok(profile)
+}
+
+/// Sequences that are filled with tokens.
+struct Filled<'a, D: Ops> {
+    engine: &'a mut Engine<D>,
+    sequences: Vec<Sequence>,
+    chunk: usize,
+    prefilled: u64,
+    prefill_s: f64,
+}
+
+impl<'a, D: Ops> Filled<'a, D> {
+    fn new(engine: &'a mut Engine<D>, sequences: u32, chunk: usize) -> Self {
+        let sequences = (0..sequences).map(|_| Sequence::default()).collect();
+        Filled { engine, sequences, chunk, prefilled: 0, prefill_s: 0.0 }
+    }
+
+    /// Prefills every sequence up to `context` tokens, chunk by chunk.
+    fn grow(&mut self, context: u64) -> Result<()> {
+        let vocab = self.engine.graph().vocab;
+        for sequence in &mut self.sequences {
+            let tokens: Vec<u32> = (sequence.tokens()..context).map(|at| (at * 37 % vocab) as u32).collect();
+            for piece in tokens.chunks(self.chunk) {
+                let start = Instant::now();
+                self.engine.step(&mut [Entry::new(sequence, piece, Wanted::Last)])?;
+                self.prefill_s += start.elapsed().as_secs_f64();
+                self.prefilled += piece.len() as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// One step of the first `batch` sequences, in seconds.
+    fn step(&mut self, batch: u32) -> Result<f64> {
+        let entry = |sequence| Entry::new(sequence, &[1], Wanted::Last);
+        let start = Instant::now();
+        let mut entries: Vec<_> = self.sequences[..batch as usize].iter_mut().map(entry).collect();
+        self.engine.step(&mut entries)?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// The median of steps at `context` tokens, in seconds; sequences are as before then.
+    fn decode(&mut self, batch: u32, context: u64) -> Result<f64> {
+        let mut times = Vec::new();
+        for step in 0..WARM + TIMED {
+            let seconds = self.step(batch)?;
+            times.extend((step >= WARM).then_some(seconds));
+        }
+        for sequence in &mut self.sequences[..batch as usize] {
+            self.engine.truncate(sequence, context);
+        }
+        Ok(median(times).unwrap_or_default())
+    }
+
+    /// The median of steps while copies run both ways.
+    fn beside_copies(&mut self, probe: &Probe, batch: u32, rate: f64, step_s: f64) -> Result<f64> {
+        // So many outlast a step, within reason.
+        let copies = (1.5 * step_s * rate / probe.bytes as f64).ceil().clamp(1.0, 1_000.0) as u32;
+        let mut times = Vec::new();
+        for _ in 0..TIMED {
+            for _ in 0..copies {
+                probe.both(self.engine.device())?;
+            }
+            times.push(self.step(batch)?);
+            probe.sync(self.engine.device())?;
+        }
+        Ok(median(times).unwrap_or_default())
+    }
+
+    fn release(self) {
+        for sequence in self.sequences {
+            self.engine.release(sequence);
+        }
+    }
+}
+
+/// Bytes per second.
+#[derive(Clone, Copy, Debug)]
+struct Rates {
+    out: f64,
+    back: f64,
+    /// Each way while both are busy.
+    both: f64,
+}
+
+/// Buffers and a stream for each direction.
+struct Probe {
+    hosts: [Buffer; 2],
+    devices: [Buffer; 2],
+    streams: [Stream; 2],
+    bytes: u64,
+}
+
+impl Probe {
+    fn new<D: Ops>(device: &D, bytes: u64) -> djinn_device::Result<Self> {
+        let alloc = |space| device.alloc(space, bytes);
+        let probe = Probe {
+            hosts: [alloc(Space::Host)?, alloc(Space::Host)?],
+            devices: [alloc(Space::Device)?, alloc(Space::Device)?],
+            streams: [device.stream()?, device.stream()?],
+            bytes,
+        };
+        for (host, space) in probe.hosts.iter().zip(&probe.devices) {
+            device.write_host(host.span(), |bytes| bytes.fill(0x5A));
+            device.fill(probe.streams[0], space.span(), 0xA5)?;
+        }
+        device.sync(probe.streams[0])?;
+        Ok(probe)
+    }
+
+    fn out<D: Ops>(&self, device: &D) -> djinn_device::Result<()> {
+        device.copy(self.streams[0], self.devices[0].span(), self.hosts[0].span())
+    }
+
+    fn back<D: Ops>(&self, device: &D) -> djinn_device::Result<()> {
+        device.copy(self.streams[1], self.hosts[1].span(), self.devices[1].span())
+    }
+
+    fn both<D: Ops>(&self, device: &D) -> djinn_device::Result<()> {
+        self.out(device)?;
+        self.back(device)
+    }
+
+    fn sync<D: Ops>(&self, device: &D) -> djinn_device::Result<()> {
+        self.streams.iter().try_for_each(|&stream| device.sync(stream))
+    }
+
+    fn rates<D: Ops>(&self, device: &D) -> Result<Rates> {
+        Ok(Rates {
+            out: self.rate(device, Self::out)?,
+            back: self.rate(device, Self::back)?,
+            both: self.rate(device, Self::both)?,
+        })
+    }
+
+    /// Bytes per second and direction.
+    fn rate<D: Ops>(
+        &self,
+        device: &D,
+        copy: fn(&Self, &D) -> djinn_device::Result<()>,
+    ) -> djinn_device::Result<f64> {
+        copy(self, device)?;
+        self.sync(device)?;
+        let (start, mut copies) = (Instant::now(), 0u64);
+        while copies == 0 || start.elapsed().as_secs_f64() < SPAN_S {
+            // Several in a row, so that the host's waits between them do not count.
+            for _ in 0..16 {
+                copy(self, device)?;
+            }
+            self.sync(device)?;
+            copies += 16;
+        }
+        Ok(copies as f64 * self.bytes as f64 / start.elapsed().as_secs_f64())
+    }
+
+    fn free<D: Ops>(self, device: &D) {
+        self.hosts.into_iter().chain(self.devices).for_each(|buffer| device.free(buffer));
+    }
+}

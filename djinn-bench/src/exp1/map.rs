@@ -1,0 +1,99 @@
+//! Where each session's pages were over time: seen from the plans that a backend gets.
+
+use crate::interrupt;
+use djinn_scheduler::sim::Span;
+use djinn_scheduler::{Backend, Completion, Plan, Residency, SessionId, State};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Columns of a map, at most.
+const COLUMNS: u32 = 240;
+
+/// Sessions by columns of time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Map {
+    /// Time of each column, in seconds.
+    pub(crate) seconds: Vec<f64>,
+    /// Sessions in order of their coming.
+    pub(crate) sessions: Vec<Line>,
+}
+
+/// One session.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Line {
+    pub(crate) session: u64,
+    /// The column in which it was first seen.
+    pub(crate) from: usize,
+    /// A letter for each column from there: `d`evice, `h`ost, `m`oving, or `g`one, i.e. without pages.
+    pub(crate) cells: String,
+}
+
+/// A backend that is watched. Ctrl-C makes it fail, which ends the run.
+#[derive(Debug)]
+pub(super) struct Watched<B> {
+    backend: B,
+    every: Duration,
+    next: Duration,
+    presses: u32,
+    seconds: Vec<f64>,
+    lines: BTreeMap<SessionId, Line>,
+}
+
+impl<B: Backend> Watched<B> {
+    pub(super) fn new(backend: B, span: Span) -> Self {
+        Watched {
+            backend,
+            every: span.end / COLUMNS,
+            next: Duration::ZERO,
+            presses: interrupt::presses(),
+            seconds: Vec::new(),
+            lines: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn into_parts(self) -> (B, Map) {
+        (self.backend, Map { seconds: self.seconds, sessions: self.lines.into_values().collect() })
+    }
+
+    fn look(&mut self, state: &State, now: Duration) {
+        if now < self.next {
+            return;
+        }
+        self.next = now + self.every;
+        let column = self.seconds.len();
+        self.seconds.push(now.as_secs_f64());
+        for session in state.sessions() {
+            let new = || Line { session: session.id.0, from: column, cells: String::new() };
+            self.lines.entry(session.id).or_insert_with(new).cells.push(match session.residency {
+                Residency::Device => 'd',
+                Residency::Host => 'h',
+                Residency::Leaving | Residency::Arriving => 'm',
+                Residency::Gone => 'g',
+            });
+        }
+    }
+}
+
+impl<B: Backend> Backend for Watched<B> {
+    fn name(&self) -> &str {
+        self.backend.name()
+    }
+
+    fn submit(&mut self, plan: &Plan, state: &State, now: Duration) {
+        self.look(state, now);
+        self.backend.submit(plan, state, now);
+    }
+
+    fn next_event(&self) -> Option<Duration> {
+        self.backend.next_event()
+    }
+
+    fn poll(&mut self, now: Duration) -> Completion {
+        let mut completion = self.backend.poll(now);
+        if interrupt::presses() != self.presses {
+            completion.failure.get_or_insert_with(|| "interrupted".to_owned());
+        }
+        completion
+    }
+}

@@ -1,0 +1,188 @@
+//! What fits: the KV pages that a budget leaves on the device and on the host, and the rows of steps.
+
+use super::load::Load;
+use crate::args::{DeviceName, Exp1Args};
+use crate::document::memory_bytes;
+use crate::{size, subject};
+use anyhow::{Context, Result, bail, ensure};
+use djinn_engine::Options;
+use djinn_models::Model;
+use djinn_scheduler::sim::{DecodeTimes, Profile};
+use djinn_scheduler::{Capacity, CostModel};
+use djinn_srg::cost::{Machine, Work};
+use djinn_vmu::predict;
+
+/// Sessions that a step holds at most.
+const MOST_SEQUENCES: u32 = 256;
+/// Device bytes left free for measuring the link, as a share of the budget, within bounds.
+const PROBE_SHARE: u64 = 256;
+const LEAST_PROBE: u64 = 4 << 10;
+const MOST_PROBE: u64 = 16 << 20;
+/// What the host holds beside weights and pages: inputs, logits, staging.
+const BESIDE: u64 = 256 << 20;
+
+/// A model's memory for the experiment.
+#[derive(Clone, Debug)]
+pub(super) struct Room {
+    /// For the engine; how many KV pages the device has is not chosen yet.
+    pub(super) options: Options,
+    /// KV pages that hold a whole context.
+    pub(super) context_pages: u32,
+    pub(super) page_bytes: u64,
+    /// Host memory that will be taken at most.
+    pub(super) pinned_bytes: u64,
+    /// Device and host bytes of each of two buffers in which the link is measured.
+    pub(super) probe_bytes: u64,
+    /// The most sessions at once that the experiment wants room for.
+    most: u32,
+    vram: u64,
+}
+
+impl Room {
+    /// Everything but the number of device pages, which depends on what the device takes for itself. Keys and values
+    /// are as `device` keeps them.
+    ///
+    /// # Errors
+    /// In one line: a context beyond the model's, a host budget below one page or beyond `--ram`.
+    pub(super) fn new(args: &Exp1Args, device: DeviceName, model: &Model, load: &Load) -> Result<Self> {
+        let most = args.density.iter().copied().chain([load.agents]).max().unwrap_or(1);
+        let mut options =
+            subject::options(model, device, load.context)?.serving(most.clamp(1, MOST_SEQUENCES));
+        // Chunks are whole pages.
+        let pages = options.context.div_ceil(options.page_tokens as u64) as u32;
+        options.prefill_rows = options.prefill_rows.min(pages * options.page_tokens);
+        // Weights that stream would hide what pages cost.
+        options.budget.resident_fraction = Some(1.0);
+        let context_pages = u32::try_from(options.context.div_ceil(options.page_tokens as u64))?;
+        let plan = with_pages(&options, context_pages, None).plan(&model.graph, 0)?;
+        let page_bytes = plan.kv.page_bytes();
+        let weights = plan.host_weight_bytes();
+        options.host_pages = host_pages(args, most, context_pages, page_bytes, weights)?;
+        options.budget.ram = args.ram;
+        let plan = with_pages(&options, context_pages, None).plan(&model.graph, 0)?;
+        Ok(Room {
+            context_pages,
+            page_bytes,
+            pinned_bytes: plan.host_bytes.saturating_add(BESIDE),
+            probe_bytes: (args.vram / PROBE_SHARE).clamp(LEAST_PROBE, MOST_PROBE) & !0xfff,
+            most,
+            vram: args.vram,
+            options,
+        })
+    }
+
+    /// Options with as many device pages as the budget leaves, on a device that takes `reserved_bytes` for itself; no
+    /// more than all agents' contexts need.
+    ///
+    /// # Errors
+    /// If the budget does not hold the weights and one context, with the least that would do.
+    pub(super) fn fill(&self, model: &Model, reserved_bytes: u64) -> Result<Options> {
+        // The probe's two buffers are beside the plan.
+        let vram = self.vram.saturating_sub(2 * self.probe_bytes);
+        let plan = |pages| with_pages(&self.options, pages, Some(vram)).plan(&model.graph, reserved_bytes);
+        if plan(self.context_pages).is_err() {
+            let free =
+                with_pages(&self.options, self.context_pages, None).plan(&model.graph, reserved_bytes)?;
+            // The probe takes its share of whatever the budget is.
+            let total = free.segments.total() + 2 * LEAST_PROBE;
+            let least = (total + total / (PROBE_SHARE / 2 - 1) + 1).min(total + 2 * MOST_PROBE);
+            bail!(
+                "--vram {} does not hold {}, its activations and the KV pages of one context of {} tokens, which exp1 \
+                 keeps on the device; give {least} bytes ({}) or more",
+                size::human(self.vram),
+                model.name,
+                self.options.context,
+                size::human(least)
+            );
+        }
+        let useful = self.context_pages.saturating_mul(self.most);
+        let (mut fits, mut above) = (self.context_pages, useful.saturating_add(1));
+        while above - fits > 1 {
+            let middle = fits + (above - fits) / 2;
+            *(if plan(middle).is_ok() { &mut fits } else { &mut above }) = middle;
+        }
+        Ok(with_pages(&self.options, fits, Some(vram)))
+    }
+
+    /// What the scheduler is told of an engine with these options.
+    pub(super) fn capacity(options: &Options) -> Capacity {
+        Capacity {
+            device_pages: options.pages.unwrap_or_default(),
+            host_pages: options.host_pages,
+            page_tokens: options.page_tokens,
+            rows: options.decode_rows + options.prefill_rows,
+            sequences: options.sequences,
+            chunk: options.prefill_rows,
+        }
+    }
+
+    /// Times as a machine's roofline gives them.
+    ///
+    /// # Errors
+    /// As the plan.
+    pub(super) fn roofline(&self, model: &Model, options: &Options, machine: &Machine) -> Result<Profile> {
+        let plan = options.plan(&model.graph, machine.reserved_bytes)?;
+        let seconds = |work: &Work| predict(&model.graph, &plan, work, machine).seconds;
+        let chunk = options.prefill_rows as u64;
+        let batches = grid(1, options.sequences as u64).into_iter().map(|b| b as u32).collect::<Vec<_>>();
+        let contexts = vec![options.context.div_ceil(4), options.context];
+        let ms =
+            |batch: u32, context: u64| seconds(&Work::decode(batch as u64, context, options.kv_dtype)) * 1e3;
+        let row = |&batch: &u32| contexts.iter().map(|&context| ms(batch, context)).collect();
+        let ms = batches.iter().map(row).collect();
+        let cost = CostModel {
+            page_bytes: self.page_bytes,
+            out_bytes_per_s: machine.link,
+            in_bytes_per_s: machine.link,
+            prefill_tokens_per_s: chunk as f64 / seconds(&Work::prefill(chunk, options.kv_dtype)),
+        };
+        let decode = DecodeTimes { batches, contexts, ms };
+        // What both directions at once, and a copy beside a step, cost on PCIe of the fifth generation.
+        let profile =
+            Profile { cost, both_ways_bytes_per_s: 0.9 * machine.link, slowed_by_copies: 1.02, decode };
+        profile.check()?;
+        Ok(profile)
+    }
+}
+
+/// Points from `low` to `high`, each twice the one before, but for the last.
+pub(super) fn grid(low: u64, high: u64) -> Vec<u64> {
+    let doubling = std::iter::successors(Some(low.max(1)), |&x| Some(2 * x));
+    doubling.take_while(|&x| x < high).chain([high.max(1)]).collect()
+}
+
+fn with_pages(options: &Options, pages: u32, vram: Option<u64>) -> Options {
+    let mut options = Options { pages: Some(pages), ..options.clone() };
+    options.budget.vram = vram;
+    options
+}
+
+/// Pages on the host: as asked for, else those of every agent's context, within half of the machine's memory where
+/// they are really taken.
+fn host_pages(
+    args: &Exp1Args,
+    agents: u32,
+    context_pages: u32,
+    page_bytes: u64,
+    weights: u64,
+) -> Result<u32> {
+    let pages = |bytes: u64| u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX);
+    match args.host_kv {
+        Some(0) => Ok(0),
+        Some(bytes) => {
+            ensure!(
+                bytes >= page_bytes,
+                "--host-kv {} is less than a KV page, {}; give that or more, or 0 for none",
+                size::human(bytes),
+                size::human(page_bytes)
+            );
+            Ok(pages(bytes))
+        }
+        None => {
+            let half = if args.simulate { Some(u64::MAX) } else { memory_bytes().map(|bytes| bytes / 2) };
+            let ram = args.ram.or(half).context("cannot tell the machine's memory; give --ram")?;
+            Ok(pages(ram.saturating_sub(weights))
+                .min(agents.min(MOST_SEQUENCES).saturating_mul(context_pages)))
+        }
+    }
+}
