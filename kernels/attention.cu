@@ -84,10 +84,16 @@ __device__ __forceinline__ float *partial(const djinn_attention_args &a, const P
 /* N elements at once, CHUNKS times 8 lanes, for up to HEADS heads. */
 template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
     static constexpr unsigned DIM = LANES * CHUNKS * N;
+    /* Registers of sums, and of a position's elements. */
+    static constexpr unsigned SUMS = CHUNKS * N * HEADS;
+    static constexpr unsigned EACH = CHUNKS * (N * sizeof(T) > 4 ? N * sizeof(T) / 4 : 1);
     /* Positions under way at once, and blocks that a multiprocessor holds: as registers allow. */
-    static constexpr unsigned UNROLL = CHUNKS * N * HEADS <= 32 ? SPLIT / SWEEP : 2;
-    static constexpr unsigned BLOCKS = CHUNKS * N * HEADS <= 64 ? 2 : 1;
+    static constexpr unsigned UNROLL = 4 * EACH + SUMS <= 64 ? 4 : 2 * EACH + SUMS <= 80 ? 2 : 1;
+    static_assert(SPLIT % (UNROLL * SWEEP) == 0);
+    static constexpr unsigned BLOCKS = SUMS <= 64 ? 2 : 1;
     static constexpr unsigned OUTPUTS = (HEADS * DIM + THREADS - 1) / THREADS;
+    /* All values of a split are under way before its scores are known. */
+    static constexpr bool AHEAD = UNROLL * SWEEP == SPLIT && 2 * UNROLL * EACH + SUMS <= 96;
 
     struct Shared {
         float query[HEADS][DIM];
@@ -99,6 +105,31 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
         float part[WARPS][HEADS * DIM];
     };
 
+    /* The thread's elements of the positions under way: of every SWEEPth one. */
+    struct Batch {
+        Pack<T, N> at[UNROLL][CHUNKS];
+
+        /* All loads start before any is used, and before shared memory is written, which they might refer to. */
+        __device__ __forceinline__ void load(const Shared &shared, unsigned first, unsigned count, unsigned dim,
+                                             size_t offset) {
+            const unsigned lane = threadIdx.x % LANES;
+#pragma unroll
+            for (unsigned u = 0; u < UNROLL; ++u) {
+                const unsigned position = first + u * SWEEP;
+                if (position < count) {
+                    const T *from = shared.key[position] + offset;
+                    __builtin_assume(__isGlobal(from));
+#pragma unroll
+                    for (unsigned c = 0; c < CHUNKS; ++c) {
+                        if ((lane + LANES * c) * N < dim) {
+                            at[u][c] = djinn::load<T, N>(from + (lane + LANES * c) * N);
+                        }
+                    }
+                }
+            }
+        }
+    };
+
     /*
      * Scores of the positions `hidden .. count` of a split, which starts at `base`. The bias of the row's own position
      * is taken from all, so that biases cost no precision where weights are greatest.
@@ -106,46 +137,49 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
     static __device__ __forceinline__ void score(Shared &shared, const djinn_attention_args &a, unsigned base,
                                                  unsigned hidden, unsigned count) {
         const unsigned dim = a.kv.head_dim;
+        for (unsigned begin = threadIdx.x / LANES; begin < SPLIT; begin += UNROLL * SWEEP) {
+            Batch keys;
+            keys.load(shared, begin, count, dim, 0);
+#pragma unroll
+            for (unsigned u = 0; u < UNROLL; ++u) {
+                score_one(shared, a, keys.at[u], base, begin + u * SWEEP, hidden, count);
+            }
+        }
+    }
+
+    /* The score of one position. */
+    static __device__ __forceinline__ void score_one(Shared &shared, const djinn_attention_args &a,
+                                                     const Pack<T, N> (&key)[CHUNKS], unsigned base, unsigned position,
+                                                     unsigned hidden, unsigned count) {
         const unsigned lane = threadIdx.x % LANES;
-#pragma unroll UNROLL
-        for (unsigned position = threadIdx.x / LANES; position < SPLIT; position += SWEEP) {
-            const bool live = position < count;
-            float dots[HEADS] = {};
-            Pack<T, N> keys[CHUNKS];
+        const bool live = position < count;
+        float dots[HEADS] = {};
 #pragma unroll
-            for (unsigned c = 0; c < CHUNKS; ++c) {
-                const unsigned at = (lane + LANES * c) * N;
-                if (live && at < dim) {
-                    keys[c] = load<T, N>(shared.key[position] + at);
-                }
-            }
+        for (unsigned c = 0; c < CHUNKS; ++c) {
+            const unsigned at = (lane + LANES * c) * N;
+            if (live && at < a.kv.head_dim) {
 #pragma unroll
-            for (unsigned c = 0; c < CHUNKS; ++c) {
-                const unsigned at = (lane + LANES * c) * N;
-                if (live && at < dim) {
+                for (unsigned i = 0; i < N; ++i) {
 #pragma unroll
-                    for (unsigned i = 0; i < N; ++i) {
-#pragma unroll
-                        for (unsigned h = 0; h < HEADS; ++h) {
-                            dots[h] = __fmaf_rn(shared.query[h][at + i], widen(keys[c].at[i]), dots[h]);
-                        }
+                    for (unsigned h = 0; h < HEADS; ++h) {
+                        dots[h] = __fmaf_rn(shared.query[h][at + i], widen(key[c].at[i]), dots[h]);
                     }
                 }
             }
+        }
 #pragma unroll
-            for (unsigned h = 0; h < HEADS; ++h) {
+        for (unsigned h = 0; h < HEADS; ++h) {
 #pragma unroll
-                for (unsigned step = LANES / 2; step > 0; step /= 2) {
-                    dots[h] += __shfl_xor_sync(0xffffffffu, dots[h], step);
+            for (unsigned step = LANES / 2; step > 0; step /= 2) {
+                dots[h] += __shfl_xor_sync(0xffffffffu, dots[h], step);
+            }
+            if (lane == 0) {
+                if (a.alibi != 0) {
+                    const float bias = bias_at(shared.slope[h], base + position) - shared.own[h];
+                    dots[h] = __fadd_rn(dots[h], bias);
                 }
-                if (lane == 0) {
-                    if (a.alibi != 0) {
-                        const float bias = bias_at(shared.slope[h], base + position) - shared.own[h];
-                        dots[h] = __fadd_rn(dots[h], bias);
-                    }
-                    const bool seen = live && position >= hidden;
-                    shared.score[h][position] = seen ? __fmul_rn(dots[h], a.scale) : -INFINITY;
-                }
+                const bool seen = live && position >= hidden;
+                shared.score[h][position] = seen ? __fmul_rn(dots[h], a.scale) : -INFINITY;
             }
         }
     }
@@ -176,30 +210,29 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
         }
     }
 
-    /* Each warp's weighted sum of values. */
-    static __device__ __forceinline__ void gather(Shared &shared, unsigned count, unsigned dim, size_t value) {
+    /* Each warp's weighted sum of values, of which the first batch is loaded if AHEAD. */
+    static __device__ __forceinline__ void gather(Shared &shared, Batch &values, unsigned count, unsigned dim,
+                                                  size_t value) {
         const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / 32;
         float sums[HEADS][CHUNKS * N] = {};
-#pragma unroll UNROLL
-        for (unsigned position = threadIdx.x / LANES; position < count; position += SWEEP) {
-            const T *from = shared.key[position] + value;
-            Pack<T, N> values[CHUNKS];
-#pragma unroll
-            for (unsigned c = 0; c < CHUNKS; ++c) {
-                const unsigned at = (lane + LANES * c) * N;
-                if (at < dim) {
-                    values[c] = load<T, N>(from + at);
-                }
+        for (unsigned begin = threadIdx.x / LANES; begin < count; begin += UNROLL * SWEEP) {
+            if (!AHEAD) {
+                values.load(shared, begin, count, dim, value);
             }
 #pragma unroll
-            for (unsigned c = 0; c < CHUNKS; ++c) {
-                if ((lane + LANES * c) * N < dim) {
+            for (unsigned u = 0; u < UNROLL; ++u) {
+                const unsigned position = begin + u * SWEEP;
 #pragma unroll
-                    for (unsigned h = 0; h < HEADS; ++h) {
-                        const float weight = shared.score[h][position];
+                for (unsigned c = 0; c < CHUNKS; ++c) {
+                    if (position < count && (lane + LANES * c) * N < dim) {
 #pragma unroll
-                        for (unsigned i = 0; i < N; ++i) {
-                            sums[h][c * N + i] = __fmaf_rn(weight, widen(values[c].at[i]), sums[h][c * N + i]);
+                        for (unsigned h = 0; h < HEADS; ++h) {
+                            const float weight = shared.score[h][position];
+#pragma unroll
+                            for (unsigned i = 0; i < N; ++i) {
+                                float &sum = sums[h][c * N + i];
+                                sum = __fmaf_rn(weight, widen(values.at[u][c].at[i]), sum);
+                            }
                         }
                     }
                 }
@@ -263,11 +296,15 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
                 shared.key[threadIdx.x] = key_at<T>(a.kv, sequence, base + max(threadIdx.x, hidden), kv_head);
             }
             __syncthreads();
+            Batch values;
+            if (AHEAD) {
+                values.load(shared, threadIdx.x / LANES, count, dim, value_offset(a.kv));
+            }
             score(shared, a, base, hidden, count);
             __syncthreads();
             weigh(shared);
             __syncthreads();
-            gather(shared, count, dim, value_offset(a.kv));
+            gather(shared, values, count, dim, value_offset(a.kv));
             __syncthreads();
 #pragma unroll
             for (unsigned o = 0; o < OUTPUTS; ++o) {
@@ -311,6 +348,8 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
                 return;
             }
             each_output([&](unsigned o, unsigned h, unsigned at) {
+                /* Unrolled, so that loads run ahead of the merges. */
+#pragma unroll 4
                 for (unsigned split = 0; split < splits - start; ++split) {
                     /* Past the first-level cache: other multiprocessors wrote them. */
                     const float *from = partial(a, part, row, head + h, split);

@@ -129,14 +129,24 @@ typedef struct djinn_head_norm_args {
 int djinn_head_norm(const djinn_head_norm_args *args, void *stream);
 
 /*
- * out[r, out_column + j] = sum of x[r, i] weight[j, i] + bias[j], for j in 0 .. n. Reads the weight once for
- * every 16 rows: meant for up to 16, right for any number.
+ * out[r, out_column + j] = sum of x[r, i] weight[j, i] + bias[j], for j in 0 .. n. A row's bits depend on no other
+ * row. Reads the weight once for up to 16 rows, and once for every DJINN_LINEAR_ROWS where devices have clusters
+ * (sm_90), weights are 16-bit, k is a multiple of 64 and the workspace holds 4 k bytes for each row, of rows rounded
+ * up to whole 16 and at least 32; else once for every 16.
+ *
+ * The workspace (or null) then holds x in two parts of the weight's type each. With `is_split` it does so already, from
+ * a launch before with the same x, rows, k, weight_dtype and workspace and up to DJINN_LINEAR_ROWS rows.
  */
+enum {
+    DJINN_LINEAR_ROWS = 64,
+};
 typedef struct djinn_linear_args {
     const float *x;        /* [rows, k] */
     const void *weight;    /* [n, k] */
     const void *bias;      /* [n], or null */
     float *out;            /* [rows, out_width] */
+    void *workspace;       /* or null */
+    uint64_t workspace_bytes;
     uint32_t weight_dtype; /* djinn_dtype */
     uint32_t bias_dtype;   /* djinn_dtype */
     uint32_t k;
@@ -144,6 +154,7 @@ typedef struct djinn_linear_args {
     uint32_t out_width;
     uint32_t out_column;
     uint32_t rows;
+    uint32_t is_split; /* non-zero: the workspace holds x in parts */
 } djinn_linear_args;
 int djinn_linear(const djinn_linear_args *args, void *stream);
 

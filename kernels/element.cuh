@@ -67,6 +67,12 @@ __device__ __forceinline__ void copy_async(void *to, const void *from, bool insi
                  : "memory");
 }
 
+/* As `copy_async`; all 128 bytes around the source come to the second-level cache, for copies that follow. */
+__device__ __forceinline__ void copy_async_ahead(void *to, const void *from) {
+    const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+
 /* Ends a group of this thread's copies. */
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
@@ -134,20 +140,45 @@ inline int current_device() {
     return device < MOST_DEVICES ? device : MOST_DEVICES - 1;
 }
 
+/* A launch of a kernel that keeps the rules of `await_previous`, in clusters of so many blocks; 1 for none. */
+struct LaunchConfig {
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+
+    LaunchConfig(dim3 grid, dim3 block, size_t shared, void *stream, unsigned cluster) {
+        config.gridDim = grid;
+        config.blockDim = block;
+        config.dynamicSmemBytes = shared;
+        config.stream = static_cast<cudaStream_t>(stream);
+        config.attrs = attributes;
+        if (all_devices()[current_device()].overlaps) {
+            cudaLaunchAttribute &overlap = attributes[config.numAttrs++];
+            overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+            overlap.val.programmaticStreamSerializationAllowed = 1;
+        }
+        if (cluster > 1) {
+            cudaLaunchAttribute &clusters = attributes[config.numAttrs++];
+            clusters.id = cudaLaunchAttributeClusterDimension;
+            clusters.val.clusterDim.x = cluster;
+            clusters.val.clusterDim.y = clusters.val.clusterDim.z = 1;
+        }
+    }
+
+    LaunchConfig(const LaunchConfig &) = delete;
+};
+
 /* Launches a kernel that keeps the rules of `await_previous`, with `shared` bytes of dynamic shared memory. */
 template <typename... Params, typename... Args>
+int launch_clusters(unsigned cluster, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, void *stream,
+                    const Args &...args) {
+    const LaunchConfig launch(grid, block, shared, stream, cluster);
+    return cudaLaunchKernelEx(&launch.config, kernel, Params(args)...);
+}
+
+/* As `launch_clusters`, without clusters. */
+template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, void *stream, const Args &...args) {
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared;
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &overlap;
-    config.numAttrs = all_devices()[current_device()].overlaps ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, Params(args)...);
+    return launch_clusters(1, kernel, grid, block, shared, stream, args...);
 }
 
 inline unsigned ceil_div(uint64_t a, uint64_t b) { return static_cast<unsigned>((a + b - 1) / b); }

@@ -11,7 +11,8 @@
  * empty, and their blocks end at once. So no block reads weights before the previous kernel is done.
  * CPU reference: djinn-device, kernels/reference/routing.rs, `expert_linear`.
  *
- * Meant for up to 16 rows, where the time is that of reading the weight; more rows take a launch for each 16.
+ * For up to 16 rows, where the time is that of reading the weight. More rows are linear_wide.cu's where it serves
+ * them; else they take a launch for each 16.
  *
  * f16 and bf16 with k a multiple of 64: tensor cores. x is split into a sum of two numbers of the weight's type,
  * which hold 22 (f16) or 16 (bf16) bits of it; so with f16 weights, x is limited to the range of f16. The two
@@ -25,7 +26,7 @@
  * Otherwise: a warp for each row of the weight, 8 warps a block; a lane takes every 32nd group of elements, and
  * the lanes' sums are added in a tree.
  */
-#include "element.cuh"
+#include "linear.cuh"
 
 #include <atomic>
 #include <type_traits>
@@ -35,21 +36,9 @@ namespace djinn {
 /* Of the plain kernels. */
 constexpr unsigned WARPS = 8;
 constexpr unsigned THREADS = 32 * WARPS;
-constexpr unsigned MOST_ROWS = 16;
 
 /* Of the tensor kernels. */
 constexpr unsigned TENSOR_THREADS = 512;
-
-__device__ __forceinline__ float bias_of(const djinn_linear_args &a, unsigned j) {
-    if (a.bias == nullptr) {
-        return 0;
-    }
-    switch (a.bias_dtype) {
-    case DJINN_F32: return static_cast<const f32 *>(a.bias)[j];
-    case DJINN_F16: return widen(static_cast<const f16 *>(a.bias)[j]);
-    default: return widen(static_cast<const bf16 *>(a.bias)[j]);
-    }
-}
 
 /* Rows of x and of out: one after another. */
 struct InOrder {
@@ -81,57 +70,12 @@ __device__ __forceinline__ Routed group_of(const djinn_expert_linear_args &a) {
     return {first < end ? min(end - first, MOST_ROWS) : 0, a.order + first, a.slots_per_row};
 }
 
-/* Two f32 as a pair of T. */
-template <typename T> __device__ __forceinline__ uint32_t pack(float a, float b);
-template <> __device__ __forceinline__ uint32_t pack<f16>(float a, float b) {
-    const __half2 pair = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const uint32_t *>(&pair);
-}
-template <> __device__ __forceinline__ uint32_t pack<bf16>(float a, float b) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const uint32_t *>(&pair);
-}
-
-/* A pair of T as two f32. */
-template <typename T> __device__ __forceinline__ float2 unpack(uint32_t pair);
-template <> __device__ __forceinline__ float2 unpack<f16>(uint32_t pair) {
-    return __half22float2(*reinterpret_cast<const __half2 *>(&pair));
-}
-template <> __device__ __forceinline__ float2 unpack<bf16>(uint32_t pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-
-/* Four elements of a row of x: the pairs of their leading parts, and of what those leave. */
-struct Split {
-    uint32_t high[2], low[2];
-};
-template <typename T> __device__ __forceinline__ Split split(const float4 &x) {
-    const uint32_t a = pack<T>(x.x, x.y), b = pack<T>(x.z, x.w);
-    const float2 ra = unpack<T>(a), rb = unpack<T>(b);
-    return {{a, b}, {pack<T>(x.x - ra.x, x.y - ra.y), pack<T>(x.z - rb.x, x.w - rb.y)}};
-}
-
-/*
- * sum[16, 8] += a[16, 16] b[16, 8]. Rows 0 to 7 of a are the leading parts of as many rows of x, rows 8 to 15 the
- * rest of them; columns of b are rows of the weight.
- */
-template <typename T> __device__ __forceinline__ void multiply(float (&sum)[4], const Split &a, uint32_t b0, uint32_t b1);
-#define DJINN_MULTIPLY(T, name)                                                                              \
-    template <>                                                                                              \
-    __device__ __forceinline__ void multiply<T>(float (&sum)[4], const Split &a, uint32_t b0, uint32_t b1) { \
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, "                 \
-            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                                  \
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                         \
-            : "r"(a.high[0]), "r"(a.low[0]), "r"(a.high[1]), "r"(a.low[1]), "r"(b0), "r"(b1));               \
-    }
-DJINN_MULTIPLY(f16, "f16")
-DJINN_MULTIPLY(bf16, "bf16")
-
 /* Up to 8 UNITS rows of the weight by up to 8 TILES rows of x, which `Rows` finds. */
 template <typename T, unsigned UNITS, unsigned TILES, typename Rows> struct Tensor {
     static constexpr unsigned THREADS = TENSOR_THREADS, WARPS = THREADS / 32;
-    /* Columns of a run, its 16-byte chunks, and its parts of 32 columns, from which a lane takes 8. */
-    static constexpr unsigned RUN = 64, CHUNKS = RUN / 8, PARTS = RUN / 32;
+    static_assert(WARPS == PARTIALS);
+    /* A run's 16-byte chunks, and its parts of 32 columns, from which a lane takes 8. */
+    static constexpr unsigned CHUNKS = RUN / 8, PARTS = RUN / 32;
     /* Of the 8 rows of a piece, those that the lanes copy at once. */
     static constexpr unsigned AT_ONCE = 32 / CHUNKS, COPIES = 8 / AT_ONCE;
     static constexpr unsigned PIECE = 8 * CHUNKS;
@@ -511,12 +455,16 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     if (args->bias != nullptr && args->bias_dtype > DJINN_BF16) {
         return cudaErrorInvalidValue;
     }
-    for (unsigned row = 0; row < args->rows; row += djinn::MOST_ROWS) {
+    const bool wide = args->rows > djinn::MOST_ROWS && djinn::serves_wide(*args);
+    const unsigned step = wide ? DJINN_LINEAR_ROWS : djinn::MOST_ROWS;
+    for (unsigned row = 0; row < args->rows; row += step) {
         djinn_linear_args part = *args;
-        part.rows = args->rows - row < djinn::MOST_ROWS ? args->rows - row : djinn::MOST_ROWS;
+        part.rows = args->rows - row < step ? args->rows - row : step;
         part.x += size_t(row) * args->k;
         part.out += size_t(row) * args->out_width;
-        const int code = djinn::linear_rows(part, djinn::Plan{part, 1}, stream);
+        part.is_split = args->is_split != 0 && args->rows <= step;
+        const int code = part.rows > djinn::MOST_ROWS ? djinn::linear_wide(part, stream)
+                                                      : djinn::linear_rows(part, djinn::Plan{part, 1}, stream);
         if (code != cudaSuccess) {
             return code;
         }

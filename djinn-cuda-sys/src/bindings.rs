@@ -1,5 +1,6 @@
 //! Generated from kernels/djinn.h by scripts/bindgen.sh; do not edit.
 
+
 pub const djinn_dtype_DJINN_F32: djinn_dtype = 0;
 pub const djinn_dtype_DJINN_F16: djinn_dtype = 1;
 pub const djinn_dtype_DJINN_BF16: djinn_dtype = 2;
@@ -116,6 +117,8 @@ unsafe extern "C" {
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
 }
+pub const DJINN_LINEAR_ROWS: _bindgen_ty_1 = 64;
+pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct djinn_linear_args {
@@ -123,6 +126,8 @@ pub struct djinn_linear_args {
     pub weight: *const ::std::os::raw::c_void,
     pub bias: *const ::std::os::raw::c_void,
     pub out: *mut f32,
+    pub workspace: *mut ::std::os::raw::c_void,
+    pub workspace_bytes: u64,
     pub weight_dtype: u32,
     pub bias_dtype: u32,
     pub k: u32,
@@ -130,6 +135,7 @@ pub struct djinn_linear_args {
     pub out_width: u32,
     pub out_column: u32,
     pub rows: u32,
+    pub is_split: u32,
 }
 unsafe extern "C" {
     pub fn djinn_linear(
@@ -227,9 +233,9 @@ unsafe extern "C" {
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
 }
-pub const DJINN_PREFILL_RUN: _bindgen_ty_1 = 32;
-pub const DJINN_SPLIT_ROWS: _bindgen_ty_1 = 64;
-pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
+pub const DJINN_PREFILL_RUN: _bindgen_ty_2 = 32;
+pub const DJINN_SPLIT_ROWS: _bindgen_ty_2 = 64;
+pub type _bindgen_ty_2 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct djinn_attention_args {

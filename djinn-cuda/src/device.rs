@@ -6,9 +6,11 @@ use crate::event::Events;
 use crate::launch::Launch;
 use crate::matmul::Matmul;
 use crate::memory::Memory;
+use crate::ops::ROWS_ALONE;
 use crate::scratch::Scratch;
 use crate::stream::RawStream;
 use crate::{CudaConfig, Error, mapping_bytes, warm_up};
+use djinn_device::args::Linear;
 use djinn_device::{Buffer, Capture, DType, Device, DeviceInfo, Event, Result, Space, Span, Stream, Usage};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::{Mutex, PoisonError};
@@ -42,15 +44,38 @@ pub struct CudaDevice {
     reserved_bytes: u64,
     lost: OnceCell<djinn_device::Error>,
     /// What the workspace for activations holds, if that was the last thing done.
-    pub(crate) rounded: Cell<Option<Rounded>>,
+    pub(crate) prepared: Cell<Option<Prepared>>,
 }
 
-/// Activations rounded to a weight's type, for a product.
+/// How activations of a product are prepared.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rounded {
+pub(crate) enum Form {
+    /// Rounded to the weight's type, for the library.
+    Rounded,
+    /// As two parts of the weight's type, for the own kernel.
+    Split,
+}
+
+/// Activations prepared for a product.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Prepared {
     pub(crate) stream: Stream,
-    pub(crate) x: Span,
-    pub(crate) dtype: DType,
+    x: Span,
+    rows: u32,
+    dtype: DType,
+    form: Form,
+}
+
+impl Prepared {
+    /// Those of a product that was enqueued.
+    pub(crate) fn new(stream: Stream, args: &Linear, form: Form) -> Self {
+        Prepared { stream, x: args.x, rows: args.rows, dtype: args.weight.dtype, form }
+    }
+
+    /// Whether they serve another product.
+    pub(crate) fn is(self, args: &Linear, form: Form) -> bool {
+        self == Prepared::new(self.stream, args, form)
+    }
 }
 
 impl CudaDevice {
@@ -73,7 +98,7 @@ impl CudaDevice {
             name: format!("cuda:{} ({})", config.ordinal, context.name()?),
             reserved_bytes: 0,
             lost: OnceCell::new(),
-            rounded: Cell::new(None),
+            prepared: Cell::new(None),
         };
         if !context.is_measured() {
             warm_up::run(&device)?;
@@ -122,7 +147,7 @@ impl CudaDevice {
     fn on<T>(&self, stream: Stream, work: impl FnOnce(&RawStream) -> crate::Result<T>) -> Result<T> {
         let streams = self.streams.borrow();
         let raw = self.raw(&streams, stream);
-        self.rounded.set(None);
+        self.prepared.set(None);
         self.enter()?;
         self.sticky(work(raw))
     }
@@ -160,7 +185,7 @@ impl Device for CudaDevice {
             host_memory: false,
             reserved_bytes: self.reserved_bytes,
             captures: true,
-            rows_alone: crate::ops::SMALL_BATCH,
+            rows_alone: ROWS_ALONE,
             run_alone: djinn_cuda_sys::DJINN_PREFILL_RUN,
         }
     }
@@ -251,15 +276,15 @@ impl Device for CudaDevice {
             Error::Driver { code, .. } if code == OUT_OF_MEMORY => error.refused("a captured pass"),
             error => self.lose(&error),
         };
-        self.rounded.set(None);
+        self.prepared.set(None);
         let captured = self.captures.capture((streams, &raw), work, || self.events.end_capture(), failed);
-        self.rounded.set(None);
+        self.prepared.set(None);
         captured
     }
 
     fn replay(&self, capture: Capture) -> Result<()> {
         self.enter()?;
-        self.rounded.set(None);
+        self.prepared.set(None);
         let all = self.streams.borrow();
         self.captures.with(capture, |kept: &Kept| {
             let raw = kept.streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();

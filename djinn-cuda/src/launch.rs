@@ -102,7 +102,9 @@ impl Launch<'_> {
         kernel!(djinn_head_norm, raw, self.stream)
     }
 
-    pub(crate) fn linear(self, args: &Linear) -> Result<()> {
+    /// With `workspace` for more than 16 rows; results do not depend on it. It may hold the product's activations in
+    /// parts already (`is_split`): then nothing else has used it since.
+    pub(crate) fn linear(self, args: &Linear, workspace: Option<Place>, is_split: bool) -> Result<()> {
         let bias = args.bias.map(|bias| (self.memory.resolve(bias.span).input(), dtype(bias.dtype)));
         let (bias, bias_dtype) = bias.unwrap_or((std::ptr::null(), dtype(DType::F32)));
         let raw = sys::djinn_linear_args {
@@ -110,6 +112,8 @@ impl Launch<'_> {
             weight: self.memory.resolve(args.weight.span).input(),
             bias,
             out: self.memory.resolve(args.out).output(),
+            workspace: workspace.map_or(std::ptr::null_mut(), Place::bytes),
+            workspace_bytes: workspace.map_or(0, Place::len),
             weight_dtype: dtype(args.weight.dtype),
             bias_dtype,
             k: args.k,
@@ -117,6 +121,7 @@ impl Launch<'_> {
             out_width: args.out_width,
             out_column: args.out_column,
             rows: args.rows,
+            is_split: is_split.into(),
         };
         kernel!(djinn_linear, raw, self.stream)
     }
@@ -275,6 +280,8 @@ impl Launch<'_> {
             weight: self.memory.resolve(args.weight.span).input(),
             bias: std::ptr::null(),
             out: self.memory.resolve(args.out).output(),
+            workspace: std::ptr::null_mut(),
+            workspace_bytes: 0,
             weight_dtype: dtype(args.weight.dtype),
             bias_dtype: dtype(DType::F32),
             k: args.k,
@@ -282,6 +289,7 @@ impl Launch<'_> {
             out_width: args.out_width,
             out_column: args.out_column,
             rows: args.slots,
+            is_split: 0,
         };
         let raw = sys::djinn_expert_linear_args {
             linear,

@@ -1,6 +1,6 @@
 //! The operations: which kernel or library computes each.
 
-use crate::device::{CudaDevice, Rounded};
+use crate::device::{CudaDevice, Form, Prepared};
 use crate::launch::Launch;
 use crate::matmul::Shape;
 use djinn_device::args::{
@@ -9,8 +9,11 @@ use djinn_device::args::{
 };
 use djinn_device::{DType, Ops, Result, Stream};
 
-/// Up to so many rows a product reads the weight once in an own kernel, and a row's bits do not depend on the
-/// others; beyond, cuBLASLt computes it.
+/// Up to so many rows an own kernel computes a product, and a row's bits do not depend on the others; beyond,
+/// cuBLASLt computes it.
+pub(crate) const ROWS_ALONE: u32 = djinn_cuda_sys::DJINN_LINEAR_ROWS;
+
+/// Up to so many rows the own kernel needs no workspace.
 pub(crate) const SMALL_BATCH: u32 = 16;
 
 /// Rows of a piece are a multiple of this, where so many fit.
@@ -19,7 +22,12 @@ const PIECE: u64 = 64;
 impl CudaDevice {
     /// A product of many rows; whether the library could do it. `known` says what the workspace holds already:
     /// tiles of one weight follow one another, and share their activations.
-    fn large_linear(&self, launch: Launch<'_>, args: &Linear, known: Option<Rounded>) -> crate::Result<bool> {
+    fn large_linear(
+        &self,
+        launch: Launch<'_>,
+        args: &Linear,
+        known: Option<Prepared>,
+    ) -> crate::Result<bool> {
         let (dtype, rows, k) = (args.weight.dtype, u64::from(args.rows), u64::from(args.k));
         let (x, out) = (launch.memory.resolve(args.x), launch.memory.resolve(args.out));
         let weight = launch.memory.resolve(args.weight.span);
@@ -48,7 +56,7 @@ impl CudaDevice {
         for first in (0..rows).step_by(step as usize) {
             let count = step.min(rows - first);
             let rounded = self.scratch.activations().slice(0, count * row);
-            if known.is_none_or(|known| count < rows || known.x != args.x || known.dtype != dtype) {
+            if count < rows || known.is_none_or(|known| !known.is(args, Form::Rounded)) {
                 launch.convert(x.slice(first * row * 2, count * row * 2), rounded, dtype)?;
             }
             let (shape, out) =
@@ -59,6 +67,22 @@ impl CudaDevice {
         }
         launch.add_bias(args)?;
         Ok(true)
+    }
+
+    /// `linear` by cuBLASLt, whatever the number of rows; whether it has an algorithm. For measuring: rows of small
+    /// batches do not get the bits that `linear` gives.
+    ///
+    /// # Errors
+    /// As for any operation.
+    pub fn library_linear(&self, stream: Stream, args: &Linear) -> Result<bool> {
+        debug_assert_eq!(args.check(), ());
+        self.claim_scratch(stream)?;
+        let mut done = false;
+        self.launch(stream, |launch| {
+            done = self.large_linear(launch, args, None)?;
+            Ok(())
+        })?;
+        Ok(done)
     }
 }
 
@@ -108,23 +132,27 @@ impl Ops for CudaDevice {
     fn linear(&self, stream: Stream, args: &Linear) -> Result<()> {
         debug_assert_eq!(args.check(), ());
         if args.rows <= SMALL_BATCH {
-            return self.launch(stream, |launch| launch.linear(args));
+            return self.launch(stream, |launch| launch.linear(args, None, false));
         }
-        let known = self.rounded.take().filter(|known| known.stream == stream);
+        let known = self.prepared.take().filter(|known| known.stream == stream);
         self.claim_scratch(stream)?;
-        let mut rounded = None;
+        let (workspace, mut form) = (self.scratch.activations(), None);
         self.launch(stream, |launch| {
+            if args.rows <= ROWS_ALONE {
+                form = Some(Form::Split);
+                let is_split = known.is_some_and(|known| known.is(args, Form::Split));
+                return launch.linear(args, Some(workspace), is_split);
+            }
             if !self.large_linear(launch, args, known)? {
-                return launch.linear(args);
+                return launch.linear(args, Some(workspace), false);
             }
-            let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
-            if args.weight.dtype != DType::F32 && fits {
-                rounded = Some(Rounded { stream, x: args.x, dtype: args.weight.dtype });
-            }
+            let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= workspace.len();
+            form = (args.weight.dtype != DType::F32 && fits).then_some(Form::Rounded);
             Ok(())
         })?;
-        // Left out where the output overwrites what was rounded.
-        self.rounded.set(rounded.filter(|rounded| !rounded.x.overlaps(args.out)));
+        // Left out where the output overwrites what was prepared.
+        let prepared = form.map(|form| Prepared::new(stream, args, form));
+        self.prepared.set(prepared.filter(|_| !args.x.overlaps(args.out)));
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 //! measured: CUDA loads kernels when they are first used.
 
 use crate::device::CudaDevice;
-use crate::ops::SMALL_BATCH;
+use crate::ops::{ROWS_ALONE, SMALL_BATCH};
 use djinn_device::args::{
     Add, Argmax, Attention, Checksum, Combine, CopyExpert, CopyPages, Embed, ExpertLinear, Gelu, Group,
     HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
@@ -65,7 +65,7 @@ impl Work<'_> {
         let (query, key, qkv) = (self.weight(64, dtype), self.weight(64, dtype), self.output(4 * 3 * 64));
         let (heads, kv_heads, head_dim) = (1, 1, 64);
         self.device.head_norm(stream, &HeadNorm { qkv, query, key, eps, heads, kv_heads, head_dim, rows })?;
-        for rows in (1..=SMALL_BATCH).chain([17, 64, 512]) {
+        for rows in (1..=SMALL_BATCH).chain([ROWS_ALONE, ROWS_ALONE + 1, 512]) {
             for k in [256, 255] {
                 self.linear(stream, dtype, rows, 128, k)?;
             }
@@ -75,6 +75,14 @@ impl Work<'_> {
             for rows in [1, SMALL_BATCH] {
                 self.linear(stream, dtype, rows, units * 8 * 132, 64)?;
                 self.expert_linear(stream, dtype, rows, units * 8 * 132, 64)?;
+            }
+        }
+        if dtype != DType::F32 {
+            for units in [1, 2, 3, 4, 6, 8] {
+                for rows in [17, 33, 49] {
+                    // Of 132 multiprocessors, clusters leave up to 8 idle.
+                    self.linear(stream, dtype, rows, units * 8 * 124, 64)?;
+                }
             }
         }
         for slots in [1, 2, 4, 8, SMALL_BATCH] {

@@ -13,7 +13,7 @@ use crate::{Device, Result, Stream};
 /// Every operation computes each output row from that row's inputs alone, in an order that does not depend
 /// on how many rows there are: results are *batch-invariant*. A device may compute `linear` and `attention` of
 /// many rows on other units, in another order; it states the number of rows up to which a row's bits are the
-/// same in every batch ([`Tolerance::batch_rows`](crate::conformance::Tolerance::batch_rows)).
+/// same in every batch ([`DeviceInfo::rows_alone`](crate::DeviceInfo::rows_alone)).
 pub trait Ops: Device {
     /// See [`Embed`].
     fn embed(&self, stream: Stream, args: &Embed) -> Result<()>;

@@ -59,7 +59,7 @@ pub struct Group {
 /// `0..n`. Rows of other experts' slots are left alone, and without slots the weight is not read.
 ///
 /// A row has the bits that [`Linear`](super::Linear) gives for it in a batch within
-/// [`Tolerance::batch_rows`](crate::conformance::Tolerance::batch_rows), whatever other slots there are.
+/// [`DeviceInfo::rows_alone`](crate::DeviceInfo::rows_alone), whatever other slots there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertLinear {
     /// f32 `[slots / slots_per_row, k]`.

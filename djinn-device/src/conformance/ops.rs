@@ -25,16 +25,14 @@ pub struct Tolerance {
     pub f16: f64,
     /// For bf16.
     pub bf16: f64,
-    /// The greatest batch within which a row's bits may not depend on the others.
-    pub batch_rows: usize,
 }
 
 impl Tolerance {
-    /// For devices that round activations to the weights' type, and compute more than 16 rows on other units.
-    pub const ROUNDING: Tolerance = Tolerance { f32: 1e-5, f16: 2e-3, bf16: 1e-2, batch_rows: 16 };
+    /// For devices that round activations to the weights' type.
+    pub const ROUNDING: Tolerance = Tolerance { f32: 1e-5, f16: 2e-3, bf16: 1e-2 };
 
     /// For devices that widen weights and compute in f32.
-    pub const WIDENING: Tolerance = Tolerance { f32: 1e-5, f16: 1e-5, bf16: 1e-5, batch_rows: usize::MAX };
+    pub const WIDENING: Tolerance = Tolerance { f32: 1e-5, f16: 1e-5, bf16: 1e-5 };
 
     /// The entry for a type.
     fn of(self, dtype: DType) -> f64 {
@@ -63,11 +61,12 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 47] = named![
+    let checks: [Check<D>; 48] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
         linear::is_batch_invariant,
+        linear::computes_rows_alone,
         linear::serves_unusual_widths,
         attention::matches_the_reference,
         attention::is_batch_invariant,

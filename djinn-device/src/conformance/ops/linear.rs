@@ -10,6 +10,25 @@ const ROWS: [usize; 7] = [1, 2, 5, 7, 16, 33, 64];
 const INNER: [usize; 8] = [1, 16, 17, 32, 33, 63, 576, 577];
 const OUTER: [usize; 6] = [1, 3, 4, 5, 37, 130];
 
+/// Weights of many rows: rows, `k`, `n`.
+const LARGE: [[usize; 3]; 12] = [
+    [1, 64, 1707],
+    [2, 1088, 2113],
+    [5, 192, 4100],
+    [16, 640, 5001],
+    [9, 64, 6400],
+    [3, 128, 20_000],
+    [17, 1088, 2113],
+    [24, 192, 4100],
+    [40, 320, 3001],
+    [33, 64, 6001],
+    [64, 64, 8200],
+    [50, 128, 10_003],
+];
+
+/// Rows in one launch, of those that a device computes alone.
+const ALONE: [usize; 10] = [1, 5, 8, 16, 17, 24, 32, 33, 48, 64];
+
 /// One product and where it goes.
 struct Case {
     rows: usize,
@@ -86,9 +105,7 @@ pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
 /// Weights of many rows, which devices divide between their parts, evenly or not.
 pub(super) fn divides_large_weights<D: Ops>(rig: &mut Rig<D>) {
     for dtype in [DType::F16, DType::BF16] {
-        for [rows, k, n] in
-            [[1, 64, 1707], [2, 1088, 2113], [5, 192, 4100], [16, 640, 5001], [9, 64, 6400], [3, 128, 20_000]]
-        {
+        for [rows, k, n] in LARGE {
             let case = Case::new(rig, [rows, k, n], dtype, Some(dtype));
             let all = case.run(rig, 0, rows);
             let name = format!("linear {rows}x{k}x{n} {}", dtype.name());
@@ -139,6 +156,26 @@ pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
                 let got = case.run(rig, first, count);
                 let name = format!("rows {first}+{count} of 33 in linear {k}x{n} {}", dtype.name());
                 same_bits(&name, &got, &all[first * n..(first + count) * n]);
+            }
+        }
+    }
+}
+
+/// Up to as many rows as the device says it computes alone: each has the bits of a launch of its own.
+pub(super) fn computes_rows_alone<D: Ops>(rig: &mut Rig<D>) {
+    let most = (rig.device.info().rows_alone as usize).min(64);
+    for dtype in DTYPES {
+        for [k, n] in [[64, 5], [577, 37], [704, 130], [1088, 1003], [4096, 37]] {
+            let case = Case::new(rig, [most, k, n], dtype, Some(dtype));
+            let case = Case { out_width: n + 3, out_column: 2, ..case };
+            let alone: Vec<Vec<f32>> = (0..most).map(|row| case.run(rig, row, 1)).collect();
+            for rows in ALONE.into_iter().filter(|&rows| rows <= most) {
+                // The last rows: each stands in another place of every launch.
+                let got = case.run(rig, most - rows, rows);
+                for (i, (got, alone)) in got.chunks(n + 3).zip(&alone[most - rows..]).enumerate() {
+                    let name = format!("row {i} of {rows} in linear {k}x{n} {}", dtype.name());
+                    same_bits(&name, got, alone);
+                }
             }
         }
     }

@@ -85,7 +85,7 @@ impl<D: Ops> Rig<D> {
         rows: usize,
         run: impl Fn(&mut Self, usize, usize) -> Vec<f32>,
     ) -> Vec<f32> {
-        let step = self.tolerance.batch_rows.min(rows);
+        let step = rows.min(self.device.info().rows_alone as usize);
         (0..rows).step_by(step).flat_map(|first| run(self, first, step.min(rows - first))).collect()
     }
 
