@@ -152,11 +152,7 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
         let mut entries: Vec<Entry<'_>> = sequences
             .iter_mut()
             .zip(&next)
-            .map(|(sequence, token)| Entry {
-                sequence,
-                tokens: std::slice::from_ref(token),
-                wanted: Wanted::Last,
-            })
+            .map(|(sequence, token)| Entry::new(sequence, std::slice::from_ref(token), Wanted::Last))
             .collect();
         let (logits, _) = engine.step(&mut entries)?;
         next = logits.chunks_exact(vocab as usize).map(|row| sampler.choose(row)).collect();

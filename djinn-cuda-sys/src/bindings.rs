@@ -1,6 +1,5 @@
 //! Generated from kernels/djinn.h by scripts/bindgen.sh; do not edit.
 
-
 pub const djinn_dtype_DJINN_F32: djinn_dtype = 0;
 pub const djinn_dtype_DJINN_F16: djinn_dtype = 1;
 pub const djinn_dtype_DJINN_BF16: djinn_dtype = 2;

@@ -43,7 +43,7 @@ impl<'a> Entry<'a> {
     /// An entry whose tokens are one chunk if they are more than [`SHORT_RUN`].
     pub fn new(sequence: &'a mut Sequence, tokens: &'a [u32], wanted: Wanted) -> Self {
         /// The entry, whatever its length.
-        const WHOLE: &[Range<usize>] = &[0..usize::MAX];
+        const WHOLE: &[Range<usize>] = std::slice::from_ref(&(0..usize::MAX));
         let chunks = if tokens.len() > SHORT_RUN { WHOLE } else { &[] };
         Entry { sequence, tokens, chunks, wanted }
     }
@@ -59,7 +59,10 @@ impl<'a> Entry<'a> {
     /// The tokens that are computed as chunks, within the entry.
     fn chunks(&self) -> impl Iterator<Item = Range<usize>> {
         let end = self.tokens.len();
-        self.chunks.iter().map(move |chunk| chunk.start.min(end)..chunk.end.min(end)).filter(|c| !c.is_empty())
+        self.chunks
+            .iter()
+            .map(move |chunk| chunk.start.min(end)..chunk.end.min(end))
+            .filter(|c| !c.is_empty())
     }
 }
 
@@ -114,7 +117,8 @@ impl Layout {
         for (seq, entry) in batch.iter().enumerate() {
             let mut from = 0;
             let mut alone = 0;
-            for chunk in entry.chunks().chain([entry.tokens.len()..entry.tokens.len()]) {
+            let end = entry.tokens.len();
+            for chunk in entry.chunks().chain(std::iter::once(end..end)) {
                 alone += chunk.start - from;
                 layout.push(seq, entry, from..chunk.start, &mut row_of[seq]);
                 from = chunk.end;

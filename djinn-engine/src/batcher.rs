@@ -95,7 +95,9 @@ impl<D: Ops> Batcher<D> {
         if rows.rows < u64::from(capacity.sequences + capacity.chunk)
             || rows.logit_rows < capacity.sequences.into()
         {
-            return Err(Error::Option("decode_rows and logit_rows must be as many as sequences, to serve them"));
+            return Err(Error::Option(
+                "decode_rows and logit_rows must be as many as sequences, to serve them",
+            ));
         }
         if !capacity.chunk.is_multiple_of(capacity.page_tokens) {
             return Err(Error::Option("prefill_rows must be a multiple of page_tokens, to serve sessions"));

@@ -8,7 +8,8 @@ use crate::{Error, Options, Result};
 use djinn_device::{Buffer, DeviceInfo, Event, Ops, Space, Stream, Usage};
 use djinn_srg::{Dim, Graph, Op, Rows, Value, ValueId};
 use djinn_vmu::{
-    DataSegment, MemoryPlan, PassStats, Sequence, StackSegment, TextSegment, TextStore, Transfer, WeightSource,
+    DataSegment, MemoryPlan, PassStats, Sequence, StackSegment, TextSegment, TextStore, Transfer,
+    WeightSource,
 };
 use std::time::Instant;
 

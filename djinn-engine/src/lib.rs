@@ -19,9 +19,9 @@ mod sampler;
 mod service;
 mod trace;
 
-pub use djinn_vmu::{Budget, MemoryPlan, PassStats, Segments};
-pub use batcher::{Batcher, NewToken, Origin, Turn};
 pub use batch::{Entry, SHORT_RUN, Wanted};
+pub use batcher::{Batcher, NewToken, Origin, Turn};
+pub use djinn_vmu::{Budget, MemoryPlan, PassStats, Segments};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use generate::{Finish, Generated, Request, Session, Stats};

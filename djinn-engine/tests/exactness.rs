@@ -280,11 +280,8 @@ fn a_slow_link_never_rests() {
     let mut sequence = djinn_vmu::Sequence::default();
     let mut passes = Vec::new();
     for token in [1, 2, 3, 4, 5] {
-        let entry = djinn_engine::Entry {
-            sequence: &mut sequence,
-            tokens: &[token],
-            wanted: djinn_engine::Wanted::Last,
-        };
+        let tokens = [token];
+        let entry = djinn_engine::Entry::new(&mut sequence, &tokens, djinn_engine::Wanted::Last);
         passes.push(engine.step(&mut [entry]).expect("it runs").1);
     }
     let pass = passes[3];

@@ -125,10 +125,11 @@ impl<D: Ops> Batcher<D> {
                 Err(error) => return Err(error),
             }
         }
-        let arriving = self.conversations.iter().filter_map(|(&id, conversation)| match &conversation.place {
-            Place::Arriving(arriving) if self.engine.has_arrived(arriving) => Some(id),
-            _ => None,
-        });
+        let arriving =
+            self.conversations.iter().filter_map(|(&id, conversation)| match &conversation.place {
+                Place::Arriving(arriving) if self.engine.has_arrived(arriving) => Some(id),
+                _ => None,
+            });
         for id in arriving.collect::<Vec<_>>() {
             let Place::Arriving(arriving) = self.take_place(id) else { unreachable!("it arrives") };
             self.moving.remove(&arriving.ticket());

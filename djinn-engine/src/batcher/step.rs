@@ -58,7 +58,8 @@ impl<D: Ops> Batcher<D> {
         let chunk = self.engine.chunk();
         let data = &mut self.engine.memory.as_mut().expect("loaded").data;
         let conversation = self.conversations.get_mut(&session);
-        let conversation = conversation.unwrap_or_else(|| panic!("{session} is in a plan, but was not opened"));
+        let conversation =
+            conversation.unwrap_or_else(|| panic!("{session} is in a plan, but was not opened"));
         let planned = match conversation.place {
             Place::Device(_) => conversation.held(),
             _ => 0,
@@ -140,4 +141,3 @@ fn take_sequence(conversation: Option<&mut Conversation>, id: SessionId) -> Sequ
         other => panic!("{id} is to compute, but is {other:?}"),
     }
 }
-

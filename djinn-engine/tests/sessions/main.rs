@@ -50,12 +50,7 @@ fn options(pages: u32, host_pages: u32) -> Options {
 }
 
 fn cost() -> CostModel {
-    CostModel {
-        page_bytes: 4096,
-        out_bytes_per_s: 1e9,
-        in_bytes_per_s: 1e9,
-        prefill_tokens_per_s: 1e4,
-    }
+    CostModel { page_bytes: 4096, out_bytes_per_s: 1e9, in_bytes_per_s: 1e9, prefill_tokens_per_s: 1e4 }
 }
 
 fn settings(policy: &str) -> Settings {
@@ -83,7 +78,8 @@ fn alone(family: &str, turns: &[(Vec<u32>, u64)]) -> Vec<Vec<u32>> {
         prompt.extend(tokens);
         let request =
             Request { prompt: prompt.clone(), max_tokens: *max_tokens as usize, ..Request::default() };
-        let new = engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
+        let new =
+            engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
         prompt.extend(&new.tokens);
         generated.push(new.tokens);
     }

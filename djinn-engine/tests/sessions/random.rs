@@ -68,7 +68,8 @@ impl World {
             }
             Step::Signal { who, ms } => {
                 let Some(id) = of(&self.open, who) else { return };
-                let wait = Signal::IoWait { tool: Some(format!("tool {}", ms % 5)), estimated_resume_ms: Some(ms) };
+                let wait =
+                    Signal::IoWait { tool: Some(format!("tool {}", ms % 5)), estimated_resume_ms: Some(ms) };
                 self.service.signal(id, &wait);
             }
             Step::Pause(who) => self.tell(who, Event::Pause),

@@ -90,7 +90,9 @@ fn shared_pages_of_parked_sessions_are_accounted_for() {
     assert_eq!(of(stranger, &tokens), alone(family, &[(all, 4)])[0]);
     service.state().audit();
     for (at, id) in (0..).zip(ids) {
-        service.turn(id, Turn { tokens: prompt(60 + at, 3), max_tokens: 3, ..Turn::default() }).expect("it waits");
+        service
+            .turn(id, Turn { tokens: prompt(60 + at, 3), max_tokens: 3, ..Turn::default() })
+            .expect("it waits");
         let tokens = settle(&mut service);
         let first = [&prefix[..], &prompt(50 + at, 4)[..]].concat();
         assert_eq!(of(id, &tokens), alone(family, &[(first, 2), (prompt(60 + at, 3), 3)])[1], "session {at}");
@@ -108,10 +110,11 @@ fn forks_go_their_own_ways() {
         let parent = open_with(&mut service, &first, 5, Origin::Own);
         let answer = of(parent, &settle(&mut service));
         let free = service.batcher().engine().free_pages().0;
-        let forks: Vec<SessionId> = (0..2)
-            .map(|at| open_with(&mut service, &prompt(20 + at, 6), 4, Origin::Fork(parent)))
-            .collect();
-        service.turn(parent, Turn { tokens: prompt(30, 6), max_tokens: 4, ..Turn::default() }).expect("it waits");
+        let forks: Vec<SessionId> =
+            (0..2).map(|at| open_with(&mut service, &prompt(20 + at, 6), 4, Origin::Fork(parent))).collect();
+        service
+            .turn(parent, Turn { tokens: prompt(30, 6), max_tokens: 4, ..Turn::default() })
+            .expect("it waits");
         let tokens = settle(&mut service);
         for (id, seed) in [(forks[0], 20), (forks[1], 21), (parent, 30)] {
             let both = [(first.clone(), 5), (prompt(seed, 6), 4)];

@@ -58,7 +58,8 @@ fn demand_beyond_all_memory_ends() {
 fn a_session_that_can_never_fit_is_refused_at_once() {
     let mut service = serve(cpu(), "tiny-gqa", &options(4, 0), &settings("signal"));
     let turn = Turn { tokens: prompt(1, 40), max_tokens: 4, ..Turn::default() };
-    let error = service.open(Opening { turn: turn.clone(), ..Opening::default() }).expect_err("12 pages of 4");
+    let error =
+        service.open(Opening { turn: turn.clone(), ..Opening::default() }).expect_err("12 pages of 4");
     assert!(error.to_string().contains("12 KV pages"), "{error}");
     let small = Turn { tokens: prompt(1, 4), ..turn.clone() };
     service.open(Opening { turn: small, limit: Some(32), ..Opening::default() }).expect("four pages fit");

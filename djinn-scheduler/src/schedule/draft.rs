@@ -301,7 +301,8 @@ impl<'a> Draft<'a> {
             return;
         }
         let (view, policy) = (self.view(), &self.parts.policy);
-        let off = |s: &&Session| s.residency == Residency::Host && !s.is_ending() && !self.moved.contains(&s.id);
+        let off =
+            |s: &&Session| s.residency == Residency::Host && !s.is_ending() && !self.moved.contains(&s.id);
         let later = |s: &&Session| match s.is_ready() {
             true => (None, Some(s.rank())),
             false => (Some(policy.rank(&view, s)), None),
