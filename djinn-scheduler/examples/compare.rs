@@ -28,6 +28,15 @@ impl Machine {
         Self::new(8_192, 16_384, 128 << 10, 16e9, Duration::from_millis(5))
     }
 
+    /// The same with 96 GiB on the host, a link of 54 GB/s alone and 50 both ways, and slower prefill.
+    pub(crate) fn llama_3_8b_small_host() -> Self {
+        let mut machine = Self::llama_3_8b().with_link(54e9);
+        machine.capacity.host_pages = 12_288;
+        machine.profile.both_ways_bytes_per_s = 50e9;
+        machine.profile.cost.prefill_tokens_per_s = 18_000.0;
+        machine
+    }
+
     /// The same with another link.
     pub(crate) fn with_link(mut self, bytes_per_s: f64) -> Self {
         let cost = &mut self.profile.cost;
@@ -162,6 +171,13 @@ fn main() -> Result<()> {
     let whole = Span { warm_up: Duration::ZERO, end: Duration::from_secs(86_400) };
     let reports: Result<Vec<_>> = policies.iter().map(|p| run(&machine, p, &workload, whole)).collect();
     print("80 sessions of two turns, Poisson 0.2/s, think U(10, 20) s, 2,048 tokens; 48 fit", &reports?);
+
+    for agents in [24, 32, 40, 48] {
+        let (machine, ramp) = (Machine::llama_3_8b_small_host(), Duration::from_secs(60));
+        let workload = Workload::closed_loop(&Shape::coding_agents(), agents, ramp, seed);
+        let reports: Result<Vec<_>> = policies.iter().map(|p| run(&machine, p, &workload, span)).collect();
+        print(&format!("{agents} coding agents, 96 GiB on the host; about 36 fit in all"), &reports?);
+    }
 
     for (link, agents) in [(50, 12), (50, 24), (50, 36), (50, 48), (10, 24), (10, 36)] {
         let machine = Machine::llama_3_8b().with_link(link as f64 * 1e9);

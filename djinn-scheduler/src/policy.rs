@@ -94,7 +94,7 @@ pub enum Why {
     Short {
         /// What is left of the wait.
         remaining: Duration,
-        /// Time of the copies.
+        /// Time of the copies, and of the recomputation where the host is full.
         copies: Duration,
     },
     /// The wait is long and pages are missing.
@@ -134,7 +134,7 @@ impl fmt::Display for Why {
             Why::NoPressure => f.write_str("nobody needs the pages"),
             Why::Short { remaining, copies } => write!(
                 f,
-                "{} ms of wait left, copies would take {} ms",
+                "{} ms of wait left, moving would cost {} ms",
                 remaining.as_millis(),
                 copies.as_millis()
             ),

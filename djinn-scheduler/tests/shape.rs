@@ -41,8 +41,7 @@ fn nothing_moves_where_everybody_fits() {
 }
 
 /// Work per second over several seeds.
-fn coding(link: f64, agents: u32, policies: &[&'static str]) -> Vec<f64> {
-    let machine = Machine::llama_3_8b().with_link(link);
+fn coding(machine: Machine, agents: u32, policies: &[&'static str]) -> Vec<f64> {
     let span = Span { warm_up: s(120), end: s(720) };
     let work = |policy: &str| {
         let of = |seed| {
@@ -62,7 +61,8 @@ fn coding_agents_under_pressure_and_without() {
     // Where copies cost something, to learn is better than either; at 50 GB/s they hide behind steps that are
     // bound by arithmetic, and swapping at every wait is as good.
     for (link, agents, gain) in [(50e9, 12, 1.0), (10e9, 24, 1.01), (10e9, 36, 1.0), (50e9, 36, 0.99)] {
-        let work = coding(link, agents, &["none", "always", "signal", "predicted"]);
+        let machine = Machine::llama_3_8b().with_link(link);
+        let work = coding(machine, agents, &["none", "always", "signal", "predicted"]);
         let [keep, swap, signal, predicted] = work[..] else { panic!("four policies") };
         let best = keep.max(swap);
         let figures = format!("{agents} agents at {link:.0e} B/s: {work:.1?}");
@@ -73,9 +73,17 @@ fn coding_agents_under_pressure_and_without() {
 
 #[test]
 fn swapping_at_every_wait_loses_on_a_slow_link() {
-    let work = coding(10e9, 12, &["lru", "always", "predicted"]);
+    let machine = Machine::llama_3_8b().with_link(10e9);
+    let work = coding(machine, 12, &["lru", "always", "predicted"]);
     let [keep, swap, predicted] = work[..] else { panic!("three policies") };
     assert!(swap < 0.99 * keep && predicted > 0.995 * keep, "{work:.1?}");
+}
+
+#[test]
+fn a_full_host_is_left_to_those_who_are_away_for_long() {
+    let work = coding(Machine::llama_3_8b_small_host(), 48, &["none", "always", "signal", "predicted"]);
+    let [keep, swap, signal, predicted] = work[..] else { panic!("four policies") };
+    assert!(signal.min(predicted) > 1.05 * keep.max(swap), "{work:.1?}");
 }
 
 #[test]

@@ -372,8 +372,11 @@ impl<'a> Run<'a> {
         self.report.swaps_in += plan.swap_in.len() as u64;
         self.report.bytes_out += plan.swap_out.iter().map(|copy| bytes(copy.pages)).sum::<u64>();
         self.report.bytes_in += plan.swap_in.iter().map(|copy| bytes(copy.pages)).sum::<u64>();
+        for id in plan.swap_out.iter().map(|copy| copy.session).chain(plan.discard.iter().copied()) {
+            let computes = self.clients.get(&id).is_some_and(|client| client.waits_since.is_none());
+            self.report.preemptions += computes as u64;
+        }
         for copy in &plan.swap_out {
-            // Sessions that computed have not waited.
             let waits_since = self.clients.get(&copy.session).and_then(|client| client.waits_since);
             let Some(since) = waits_since else { continue };
             self.leaving.insert(copy.session, since);

@@ -25,7 +25,8 @@ pub trait Forecast: fmt::Debug + Send {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weights {
     /// A wait must last so many times the copies out and back before its pages are moved: what a wrong guess
-    /// costs (a stalled turn) is more than what a right one gains.
+    /// costs (a stalled turn) is more than what a right one gains. Where the host has no room for the pages, the
+    /// time to compute the context again is added to the copies, for that is what making room costs.
     pub hysteresis: f64,
     /// A restore begins so many times its own duration before the session is due.
     pub restore_ahead: f64,
@@ -79,19 +80,22 @@ impl<F: Forecast> EvictionPolicy for Weighed<F> {
     fn verdict(&self, view: &View<'_>, session: &Session) -> Verdict {
         let remaining = self.remaining(session, view.now);
         let copies = view.cost.round_trip(session.device_pages);
-        let threshold = copies.mul_f64(self.weights.hysteresis);
+        let recompute = view.cost.recompute(session.context);
+        // Into a full host there is no way that does not make somebody be computed again.
+        let full = session.device_pages > view.host_free;
+        let moving = if full { copies + recompute } else { copies };
+        let threshold = moving.mul_f64(self.weights.hysteresis);
         if remaining <= threshold {
             // Once overdue by as much again, the forecast is not to be believed.
             let lease = remaining + threshold;
             let review = Some(view.now + lease);
-            return Verdict { lease, review, ..Verdict::keep(Why::Short { remaining, copies }) };
+            return Verdict { lease, review, ..Verdict::keep(Why::Short { remaining, copies: moving }) };
         }
         if view.short == 0 {
             return Verdict::keep(Why::NoPressure);
         }
-        let recompute = view.cost.recompute(session.context);
         let (short, discard) = (view.short, recompute < copies.mul_f64(self.weights.recompute_below));
-        let costs = if discard { recompute } else { copies };
+        let costs = if discard { recompute } else { moving };
         let decision = if discard { Decision::Discard } else { Decision::Swap };
         Verdict::go(decision, Why::Long { remaining, costs, short })
     }

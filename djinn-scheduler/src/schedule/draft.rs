@@ -27,6 +27,8 @@ pub(super) struct Draft<'a> {
     hard: u32,
     /// Pages missing for what is about to come.
     soft: u32,
+    /// Pages missing for those that cannot grow, or else for the first that queues in vain.
+    urgent: u32,
     /// Sessions that compute on the device, by rank.
     resident: Vec<&'a Session>,
     /// Those of them that lack pages to grow.
@@ -53,6 +55,7 @@ impl<'a> Draft<'a> {
             coming: on_the_way.map(|s| s.device_pages).sum(),
             hard: 0,
             soft: 0,
+            urgent: 0,
             resident,
             starved: Vec::new(),
             blocked: None,
@@ -104,6 +107,7 @@ impl<'a> Draft<'a> {
                 self.starved.push(session);
             }
         }
+        self.urgent = self.hard.saturating_sub(self.free);
     }
 
     /// Refuses a session for which there has been no room for too long; otherwise wakes when it will have been.
@@ -146,6 +150,9 @@ impl<'a> Draft<'a> {
             }
             if room && looked_at < LOOKAHEAD {
                 looked_at += 1;
+                if self.starved.is_empty() && self.blocked.is_none() {
+                    self.urgent = need.saturating_sub(self.free);
+                }
                 self.hard = self.hard.saturating_add(need);
             }
             self.blocked = self.blocked.or(Some(session));
@@ -155,8 +162,10 @@ impl<'a> Draft<'a> {
             self.hard = self.hard.saturating_sub(self.free);
         }
         // Pages that become free go to the executor first.
-        if self.hard > 0 {
-            self.hard = self.hard.saturating_add(self.state.deficit());
+        for missing in [&mut self.hard, &mut self.urgent] {
+            if *missing > 0 {
+                *missing = missing.saturating_add(self.state.deficit());
+            }
         }
     }
 
@@ -275,7 +284,7 @@ impl<'a> Draft<'a> {
     }
 
     /// If no session that waits can give enough: sessions that compute, the last in rank first, for one that
-    /// cannot grow, or for one with a better priority.
+    /// cannot grow, or for one with a better priority; no more of them than that one needs.
     pub(super) fn preempt(&mut self) {
         if self.parts.policy.reserves() {
             return;
@@ -286,7 +295,7 @@ impl<'a> Draft<'a> {
             let was_here = victim.residency == Residency::Device;
             let outranked = victim.priority > needy.priority && victim.lease_until <= self.now;
             let yields = victim.rank() > needy.rank() && (grows || outranked);
-            if was_here && yields && self.hard > self.coming {
+            if was_here && yields && self.urgent > self.coming {
                 self.plan.grants.retain(|grant| grant.session != victim.id);
                 self.send_away(victim, Decision::Swap, true);
             }

@@ -10,6 +10,7 @@ use crate::policy::{Decision, EvictionPolicy, Lru, Never, Told, Ttl, Weighed, We
 use crate::schedule::Parts;
 use crate::session::{Arrival, Residency, Session, SessionId};
 use crate::signal::{Signal, SignalOutcome};
+use crate::state::Capacity;
 use std::time::Duration;
 
 fn signal_policy() -> Box<dyn EvictionPolicy> {
@@ -522,4 +523,51 @@ fn a_long_turn_that_is_preempted_is_not_refused_at_once() {
     scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
     let plan = step(&mut scheduler, &[], ms(10_510));
     assert_eq!((plan.refused.len(), plan.batch[0].session()), (0, id(1)));
+}
+
+#[test]
+fn growth_takes_no_more_from_those_who_compute_than_it_needs() {
+    let mut scheduler = small(Box::new(Lru));
+    // Four sessions of 16 pages fill the device; three more queue.
+    for session in 0..7 {
+        scheduler.arrive(&arrival(session, 255, 512), ms(session)).expect("it fits or queues");
+    }
+    let plans: Vec<_> = (10..40).map(|at| step(&mut scheduler, &[], ms(at))).collect();
+    let moved = plans.iter().map(|plan| {
+        let copied = plan.swap_out.iter().map(|copy| copy.session);
+        copied.chain(plan.discard.iter().copied()).collect::<Vec<_>>()
+    });
+    // The first ones need a page each: the last one's 16 are enough, whoever queues behind it.
+    assert_eq!(moved.into_iter().find(|moved| !moved.is_empty()), Some(vec![id(3)]));
+}
+
+#[test]
+fn a_full_host_makes_moving_dear() {
+    let (mut capacity, cost) = small_machine();
+    capacity.host_pages = 20;
+    let mut scheduler = Scheduler::new(capacity, parts(signal_policy(), cost)).expect("a small machine");
+    waiting(&mut scheduler, 0, 600, ms(0));
+    // Copies of 38 pages both ways take 12.8 ms and to compute 600 tokens again 30 ms; twice the sum is 85 ms.
+    let mut lease = |estimate| {
+        let answer = scheduler.signal(id(0), &io_wait(Some(estimate)), ms(0));
+        (of(&scheduler, 0).lease_until.as_millis(), answer.why)
+    };
+    assert_eq!(lease(60), (145, "60 ms of wait left, moving would cost 42 ms".to_owned()));
+    assert_eq!(lease(90), (0, "nobody needs the pages".to_owned()));
+}
+
+#[test]
+fn machines_that_cannot_run_anything_are_refused_with_the_remedy() {
+    let (capacity, cost) = small_machine();
+    let refusal = |capacity: Capacity| {
+        let refused = Scheduler::new(capacity, parts(Box::new(Lru), cost)).expect_err("no machine");
+        refused.to_string()
+    };
+    let no_page = refusal(Capacity { device_pages: 0, ..capacity });
+    assert_eq!(no_page, "the device holds no KV page; raise the device budget");
+    let narrow = refusal(Capacity { rows: 128, ..capacity });
+    assert!(narrow.ends_with("cannot hold 64 decodes and a chunk of 128; raise rows to sequences + chunk"));
+    assert_eq!(refusal(Capacity { chunk: 0, ..capacity }), "a chunk holds no token; set chunk to 1 or more");
+    assert!(refusal(Capacity { page_tokens: 0, ..capacity }).contains("set page_tokens to 1 or more"));
+    assert!(refusal(Capacity { sequences: 0, ..capacity }).contains("set sequences to 1 or more"));
 }

@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(Profile::from_json(&text), Ok(profile.clone()));
         let message = |text: &str| Profile::from_json(text).expect_err(text).to_string();
         let named = message(&text.replace("slowed_by_copies", "slowed"));
-        assert!(named.contains("unknown field `slowed`") && named.contains("line 8"), "{named}");
+        assert!(named.contains("unknown field `slowed`") && named.contains("line 9"), "{named}");
         assert!(message("{").starts_with("the profile is not one: EOF"), "{}", message("{"));
         let slow = Profile { slowed_by_copies: 0.5, ..profile };
         assert!(message(&slow.to_json()).contains("slowed_by_copies is not 1 to 100"));

@@ -99,6 +99,8 @@ pub struct Report {
     pub bytes_in: u64,
     /// Contexts given up.
     pub discards: u64,
+    /// Contexts that left the device, either way, while their sessions computed.
+    pub preemptions: u64,
     /// Prompt tokens that were found in a cache of prefixes.
     pub found: u64,
     /// Steps.
