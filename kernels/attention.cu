@@ -9,6 +9,7 @@
  * blocks, by the last of them to end, with the same arithmetic. So the result depends on neither the batch nor
  * the workspace. Splits before a row's window are left out; in the one in which it begins, hidden positions read the
  * first that is seen instead, with a weight of zero.
+ * The loads of a split start before its scores are computed, those of values included, as far as registers allow.
  * Launch: blocks of 256 threads; x over rows times groups of up to 4 query heads that share a key head, y over
  * splits, from the first that the row sees. 8 lanes share a position, in steps of 16 bytes where head_dim allows; a
  * block takes 32 positions at once. Blocks beyond a row's context end at once. Beside the tiled path, blocks take
@@ -88,9 +89,9 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
     static constexpr unsigned SUMS = CHUNKS * N * HEADS;
     static constexpr unsigned EACH = CHUNKS * (N * sizeof(T) > 4 ? N * sizeof(T) / 4 : 1);
     /* Positions under way at once, and blocks that a multiprocessor holds: as registers allow. */
-    static constexpr unsigned UNROLL = 4 * EACH + SUMS <= 64 ? 4 : 2 * EACH + SUMS <= 80 ? 2 : 1;
+    static constexpr unsigned UNROLL = 4 * EACH + SUMS <= 64 ? 4 : 2 * EACH + SUMS <= 64 ? 2 : 1;
     static_assert(SPLIT % (UNROLL * SWEEP) == 0);
-    static constexpr unsigned BLOCKS = SUMS <= 64 ? 2 : 1;
+    static constexpr unsigned BLOCKS = SUMS + EACH <= 80 ? 2 : 1;
     static constexpr unsigned OUTPUTS = (HEADS * DIM + THREADS - 1) / THREADS;
     /* All values of a split are under way before its scores are known. */
     static constexpr bool AHEAD = UNROLL * SWEEP == SPLIT && 2 * UNROLL * EACH + SUMS <= 96;
@@ -137,6 +138,7 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
     static __device__ __forceinline__ void score(Shared &shared, const djinn_attention_args &a, unsigned base,
                                                  unsigned hidden, unsigned count) {
         const unsigned dim = a.kv.head_dim;
+#pragma unroll 1
         for (unsigned begin = threadIdx.x / LANES; begin < SPLIT; begin += UNROLL * SWEEP) {
             Batch keys;
             keys.load(shared, begin, count, dim, 0);
@@ -215,6 +217,7 @@ template <typename T, unsigned N, unsigned CHUNKS, unsigned HEADS> struct Rows {
                                                   size_t value) {
         const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / 32;
         float sums[HEADS][CHUNKS * N] = {};
+#pragma unroll 1
         for (unsigned begin = threadIdx.x / LANES; begin < count; begin += UNROLL * SWEEP) {
             if (!AHEAD) {
                 values.load(shared, begin, count, dim, value);

@@ -30,7 +30,7 @@ namespace djinn {
 constexpr unsigned CLUSTER = 4;
 
 /* Columns of a stage in each partial sum. */
-constexpr unsigned STEP = 32, STEPS = RUN / STEP;
+constexpr unsigned STEP = 32;
 
 /* Warps that compute, beside the one that fetches. */
 constexpr unsigned COMPUTING = 8, HALVES = 2;
@@ -84,6 +84,7 @@ template <unsigned STAGES> struct Place {
 /* Up to 8 SLABS UNITS rows of the weight by 8 TILES rows of x, PARTS partial sums at once. */
 template <typename T, unsigned PARTS, unsigned SLABS, unsigned UNITS, unsigned TILES> struct Wide {
     static_assert(PARTS * SLABS * HALVES == COMPUTING && PARTIALS % PARTS == 0 && TILES % HALVES == 0);
+    static constexpr unsigned STEPS = RUN / STEP;
     static constexpr unsigned ALL_UNITS = SLABS * UNITS, MINE = TILES / HALVES;
     static constexpr unsigned X_BYTES = TILES * TILE_BYTES, SLICE = X_BYTES / CLUSTER;
     static_assert(SLICE % 16 == 0);
