@@ -85,6 +85,6 @@ fn a_service_that_cannot_be_made_says_why() {
         let engine = load(cpu(), "tiny-gqa", &odd);
         Service::new(engine, |capacity| Registry::default().scheduler(&settings("lru"), capacity, cost()))
     });
-    let error = made.err().expect("44 rows are no whole pages").to_string();
+    let error = made.map(|_| ()).expect_err("44 rows are no whole pages").to_string();
     assert!(error.contains("page_tokens"), "{error}");
 }
