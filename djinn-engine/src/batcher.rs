@@ -206,39 +206,19 @@ impl<D: Ops> Batcher<D> {
     /// Pages that stay on the device for sessions which are not there: parked ones share them with others, or a fork
     /// has not begun yet. Tell the scheduler before it plans ([`Scheduler::reserve`](djinn_scheduler::Scheduler::reserve));
     /// a [`Completion`] has them, too.
+    ///
+    /// A page that a session on the device shares is counted here as well as with that session: it may be given up, or
+    /// write to its own copy, in the very plan that this count is for.
     pub fn held_beside(&self) -> u32 {
-        let page_tokens = u64::from(self.engine.plan().kv.page_tokens);
         let mut held: BTreeSet<u32> = BTreeSet::new();
-        // A shared page with room in it becomes two once somebody writes to it.
-        let mut partial = 0;
         for conversation in self.conversations.values() {
-            let before = held.len();
-            let tokens = match &conversation.place {
-                Place::Parked(parked) => {
-                    held.extend(parked.shared_pages());
-                    parked.tokens()
-                }
-                Place::Forked(sequence) => {
-                    held.extend(sequence.pages());
-                    sequence.tokens()
-                }
-                Place::Gone | Place::Device(_) | Place::Arriving(_) => continue,
-            };
-            partial += u32::from(held.len() > before && !tokens.is_multiple_of(page_tokens));
-        }
-        if !held.is_empty() {
-            for conversation in self.conversations.values() {
-                let pages = match &conversation.place {
-                    Place::Device(sequence) => sequence.pages(),
-                    Place::Arriving(arriving) => arriving.pages(),
-                    _ => continue,
-                };
-                for page in pages {
-                    held.remove(page);
-                }
+            match &conversation.place {
+                Place::Parked(parked) => held.extend(parked.shared_pages()),
+                Place::Forked(sequence) => held.extend(sequence.pages()),
+                Place::Gone | Place::Device(_) | Place::Arriving(_) => {}
             }
         }
-        held.len() as u32 + partial
+        held.len() as u32
     }
 
     /// Books a failure of the engine; from now on nothing is executed.

@@ -2,7 +2,7 @@
 
 use super::conversation::{Conversation, Place};
 use super::{Batcher, Completion, NewToken};
-use crate::{Entry, Result, Wanted};
+use crate::{Entry, Error, Result, Wanted};
 use djinn_device::Ops;
 use djinn_scheduler::{Entry as Planned, Plan, SessionId, TurnEnd};
 use djinn_vmu::Sequence;
@@ -47,7 +47,15 @@ impl<D: Ops> Batcher<D> {
             step.parts.push(part);
         }
         if step.runs() {
-            self.begin_pass(&step)?;
+            match self.begin_pass(&step) {
+                // A session that writes to a page which a fork holds needs another one, that the scheduler could not
+                // plan for: the fork came later than the pages were granted.
+                Err(Error::ContextFull { tokens, context }) if tokens <= context => {
+                    self.drop_seeds();
+                    self.begin_pass(&step)?;
+                }
+                begun => begun?,
+            }
         }
         self.under_way = Some(step);
         Ok(())
