@@ -99,7 +99,7 @@ fn no_order_of_events_changes_a_session() {
     let family = "tiny-gqa";
     let scripts = scripts(6);
     let expected: Vec<_> = scripts.iter().map(|script| alone(family, script)).collect();
-    for seed in 0..60 {
+    for seed in 0..200 {
         let policy = POLICIES[seed as usize % POLICIES.len()];
         let pages = (16, [16, 4, 0][seed as usize % 3]);
         let options = Options {
