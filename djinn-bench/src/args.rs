@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Exp2(Exp2Args),
     /// Decode in batches, streaming and resident
     Sweep(SweepArgs),
+    /// Move KV caches between device and host memory, alone and beside decoding
+    Swap(SwapArgs),
     /// Compare predicted with measured times per token
     Plan(PlanArgs),
     /// Render results as Markdown
@@ -172,6 +174,33 @@ pub(crate) struct SweepArgs {
     /// Leave out the sweep with all weights resident
     #[arg(long)]
     pub(crate) skip_resident: bool,
+    /// Write the results there
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SwapArgs {
+    /// The model
+    #[arg(long, default_value = "synthetic:llama-2-7b")]
+    pub(crate) model: String,
+    /// Cap on device memory while streaming [default: what keeps half of the weights resident]
+    #[arg(long, value_parser = size::parse)]
+    pub(crate) vram: Option<u64>,
+    /// Tokens of each session's context
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) tokens: u32,
+    /// Sessions that move each way at a time while another one decodes
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) moving: u32,
+    /// Timed decode steps, without swaps and beside them
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) steps: u32,
+    /// Transfers of each kind while nothing is computed
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     /// Write the results there
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

@@ -1,5 +1,5 @@
-//! The `djinn-bench` command: measures the link, experiments 1 and 2, batches and predictions; renders reports
-//! and figures.
+//! The `djinn-bench` command: measures the link, experiments 1 and 2, batches, swaps and predictions; renders
+//! reports and figures.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -16,6 +16,7 @@ mod report;
 mod sample;
 mod statistics;
 mod subject;
+mod swap;
 mod sweep;
 
 use args::{Cli, Command};
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Exp1(args) => exp1::run(args),
         Command::Exp2(args) => exp2::run(args),
         Command::Sweep(args) => sweep::run(args),
+        Command::Swap(args) => swap::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Report(args) => report::run(args),
         Command::Figures(args) => figures::run(args),

@@ -3,6 +3,7 @@
 mod exp1;
 mod exp2;
 mod older;
+mod swap;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ pub(crate) use exp2::exp2;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+pub(crate) use swap::swap;
 
 /// `djinn-bench report`.
 pub(crate) fn run(args: &ReportArgs) -> Result<()> {
@@ -66,6 +68,7 @@ fn render(path: &Path) -> Result<Option<String>> {
         Some("exp2") => Some(exp2(&read(value).with_context(name)?)),
         Some("link") => Some(link(&read(value).with_context(name)?)),
         Some("sweep") => Some(sweep(&read(value).with_context(name)?)),
+        Some("swap") => Some(swap(&read(value).with_context(name)?)),
         Some("plan") => Some(plan(&read(value).with_context(name)?)),
         _ => older::render(&value),
     };

@@ -218,6 +218,51 @@ fn batches_and_predictions_are_measured() {
 }
 
 #[test]
+fn swaps_are_measured_alone_and_beside_decoding() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("swap.json");
+    let path = path.to_str().expect("UTF-8");
+    let size = ["--tokens", "48", "--steps", "12", "--runs", "2", "--moving", "1", "--threads", "1"];
+    let output = bench(&[&["swap", "--model", MODEL, "--json", path][..], &size[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("JSON")).expect("JSON");
+    let whole = document["session_bytes"].as_u64().expect("bytes");
+    let copied: Vec<u64> = document["transfers"]
+        .as_array()
+        .expect("transfers")
+        .iter()
+        .map(|way| {
+            assert_eq!(way["samples_ms"].as_array().map(Vec::len), Some(2), "{way}");
+            way["bytes"].as_u64().expect("bytes")
+        })
+        .collect();
+    assert_eq!(copied, [whole, whole, 0, whole, whole]);
+    let [streamed, resident] = [&document["modes"][0], &document["modes"][1]];
+    assert!(streamed["streamed_bytes_per_pass"].as_u64() > Some(0), "{streamed}");
+    assert_eq!(resident["streamed_bytes_per_pass"], 0);
+    for mode in [streamed, resident] {
+        for (run, swaps) in [(&mode["runs"][0], false), (&mode["runs"][1], true)] {
+            assert_eq!(
+                (run["swaps"].as_bool(), run["samples_ms"].as_array().map(Vec::len)),
+                (Some(swaps), Some(12))
+            );
+            assert!(run["token_ms"].as_f64() > Some(0.0), "{run}");
+            assert_eq!(run["weights_gbps"].is_number(), mode["name"] == "streamed", "{run}");
+            for way in ["in_gbps", "out_gbps"] {
+                assert_eq!(run[way].is_number(), swaps, "{way} in {run}");
+            }
+        }
+    }
+    let report = text(&output.stdout);
+    assert!(report.contains("| park again, unchanged | 0.000 |"), "{report}");
+    // Where everything fits nothing streams: that is said, and the rest measured.
+    let output =
+        bench(&[&["swap", "--model", MODEL, "--vram", "1GiB", "--json", path][..], &size[..]].concat());
+    assert!(text(&output.stderr).contains("error: all weights fit"), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("| resident | swaps both ways |"), "{}", text(&output.stdout));
+}
+
+#[test]
 fn bad_arguments_fail_in_one_line() {
     let cases: &[&[&str]] = &[
         &["exp2", "--model", "synthetic:none"],
@@ -228,6 +273,8 @@ fn bad_arguments_fail_in_one_line() {
         &["link", "--device", "cuda:99"],
         &["plan", "--case", "synthetic:tiny@1KiB"],
         &["sweep", "--model", "/no/such/model"],
+        &["swap", "--model", "synthetic:tiny", "--vram", "1KiB", "--tokens", "4"],
+        &["swap", "--model", "synthetic:tiny", "--tokens", "4000"],
         &["report", "/no/such/results"],
         &["figures", "--trace", "/no/such/trace", "--out", "/tmp"],
     ];

@@ -22,5 +22,5 @@ pub use error::{Error, Result};
 pub use kernels::reference::checksum;
 pub use memory::{Buffer, Space, Span, Usage};
 pub use ops::Ops;
-pub use sim::{SimCalls, SimConfig, SimDevice};
+pub use sim::{SimCalls, SimConfig, SimCopy, SimDevice};
 pub use stream::{Capture, Device, DeviceInfo, Event, Stream};

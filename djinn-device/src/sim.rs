@@ -19,6 +19,7 @@ use crate::kernels::Kernels;
 use crate::{Buffer, Capture, Device, DeviceInfo, Error, Event, Result, Space, Span, Stream, Usage};
 use clock::Clock;
 use order::Order;
+pub use queue::SimCopy;
 use queue::{Command, Machine, POISON, Streams};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -142,6 +143,11 @@ impl SimDevice {
     /// The calls so far.
     pub fn calls(&self) -> SimCalls {
         self.calls.get()
+    }
+
+    /// The plain copies carried out so far, in the order in which they ended.
+    pub fn copies(&self) -> Vec<SimCopy> {
+        self.streams.borrow().copies.clone()
     }
 
     pub(crate) fn launch(&self, stream: Stream, op: Op) -> Result<()> {

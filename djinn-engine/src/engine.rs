@@ -274,6 +274,7 @@ impl<D: Ops> Engine<D> {
 
     fn run(&mut self, batch: &[Entry<'_>], rows: Rows) -> Result<()> {
         let began = Instant::now();
+        self.share_link(rows)?;
         let layout = Layout::new(batch, &self.info);
         self.write_inputs(batch, &layout);
         let began = lap(&mut self.trace, HostSpan::Upload, began);

@@ -2,6 +2,7 @@
 
 use crate::{Engine, Entry, Result, Session, Wanted};
 use djinn_device::{Ops, Space};
+use djinn_srg::Rows;
 use djinn_vmu::{Arriving, DataSegment, NotMoved, Parked, Sequence, SwapStats, Transfer};
 
 impl<D: Ops> Engine<D> {
@@ -19,7 +20,7 @@ impl<D: Ops> Engine<D> {
     }
 
     pub(crate) fn move_there_and_back(&mut self, sequence: &mut Sequence) -> Result<bool> {
-        self.transfers = self.poll_copies()?;
+        self.transfers = self.poll_swaps()?;
         let parked = match self.park(std::mem::take(sequence))? {
             Ok(parked) => parked,
             Err(not_moved) => {
@@ -28,7 +29,7 @@ impl<D: Ops> Engine<D> {
             }
         };
         // Its own pages may be the only ones that it could come back to.
-        self.settle_copies()?;
+        self.transfers = self.settle_swaps()?;
         match self.restore(parked)? {
             Ok(arriving) => {
                 *sequence = self.resume(arriving)?;
@@ -42,52 +43,97 @@ impl<D: Ops> Engine<D> {
         }
     }
 
-    fn memory_and_device(&mut self) -> (&mut DataSegment, &D) {
-        (&mut self.memory.as_mut().expect("loaded").data, &self.device)
-    }
-
-    /// Enqueues a sequence's way to host memory, as [`DataSegment::park`].
-    pub(crate) fn park(&mut self, sequence: Sequence) -> Result<Result<Parked, NotMoved<Sequence>>> {
+    /// Begins to copy a sequence's own pages to pinned host memory, after all work enqueued so far; without room there
+    /// the sequence stays as it is. See [`DataSegment::park`].
+    ///
+    /// # Errors
+    /// A failure of the device, after which the engine runs no further step.
+    pub fn park(&mut self, sequence: Sequence) -> Result<std::result::Result<Parked, NotMoved<Sequence>>> {
         let compute = self.compute;
-        let (data, device) = self.memory_and_device();
-        Ok(data.park(device, compute, sequence)?)
+        self.swapping(|data, device| data.park(device, compute, sequence))
     }
 
-    /// Enqueues its way back, as [`DataSegment::restore`].
-    pub(crate) fn restore(&mut self, parked: Parked) -> Result<Result<Arriving, NotMoved<Parked>>> {
-        let (data, device) = self.memory_and_device();
-        Ok(data.restore(device, parked)?)
+    /// Begins to copy a parked sequence back, beside computation; without room on the device it stays parked. See
+    /// [`DataSegment::restore`].
+    ///
+    /// # Errors
+    /// As [`park`](Self::park).
+    pub fn restore(&mut self, parked: Parked) -> Result<std::result::Result<Arriving, NotMoved<Parked>>> {
+        self.swapping(|data, device| data.restore(device, parked))
     }
 
-    pub(crate) fn has_arrived(&self, arriving: &Arriving) -> bool {
+    /// Whether a sequence was seen to be back, as of the latest [`poll_swaps`](Self::poll_swaps).
+    pub fn has_arrived(&self, arriving: &Arriving) -> bool {
         self.memory.as_ref().expect("loaded").data.has_arrived(arriving)
     }
 
-    pub(crate) fn resume(&mut self, arriving: Arriving) -> Result<Sequence> {
+    /// A sequence that steps may use; they wait for its copies if these are not done.
+    ///
+    /// # Errors
+    /// As [`park`](Self::park).
+    pub fn resume(&mut self, arriving: Arriving) -> Result<Sequence> {
         let compute = self.compute;
-        let (data, device) = self.memory_and_device();
-        Ok(data.resume(device, compute, arriving)?)
+        self.swapping(|data, device| data.resume(device, compute, arriving))
     }
 
-    pub(crate) fn discard(&mut self, parked: Parked) {
-        self.memory_and_device().0.discard(parked);
+    /// Gives a parked sequence up.
+    pub fn discard(&mut self, parked: Parked) {
+        self.memory.as_mut().expect("loaded").data.discard(parked);
     }
 
-    /// The copies of pages that ended since the last call, as [`DataSegment::poll`].
-    pub(crate) fn poll_copies(&mut self) -> Result<Vec<Transfer>> {
-        let (data, device) = self.memory_and_device();
-        let ended = data.poll(device)?;
+    /// Gives a sequence up that is on its way back.
+    pub fn cancel(&mut self, arriving: Arriving) {
+        self.memory.as_mut().expect("loaded").data.cancel(arriving);
+    }
+
+    /// Sees which copies are done, frees the pages that they came from and enqueues what was held back; gives the
+    /// transfers that ended since. A few microseconds: call it between steps.
+    ///
+    /// # Errors
+    /// As [`park`](Self::park); in check mode, a page that came back with other bytes, whose sequence is lost while
+    /// the engine goes on.
+    pub fn poll_swaps(&mut self) -> Result<Vec<Transfer>> {
+        let ended = self.swapping(|data, device| data.poll(device))?;
+        Ok(self.with_earlier(ended))
+    }
+
+    /// As [`poll_swaps`](Self::poll_swaps), once all copies are done: for a caller that has nothing else to do.
+    ///
+    /// # Errors
+    /// As [`poll_swaps`](Self::poll_swaps).
+    pub fn settle_swaps(&mut self) -> Result<Vec<Transfer>> {
+        let ended = self.swapping(|data, device| data.settle(device))?;
+        Ok(self.with_earlier(ended))
+    }
+
+    /// Transfers that were seen to end, but not told yet, and those of now.
+    fn with_earlier(&mut self, ended: Vec<Transfer>) -> Vec<Transfer> {
         let mut all = std::mem::take(&mut self.transfers);
         all.extend(ended);
-        Ok(all)
+        all
     }
 
-    /// Waits for the copies under way; what they did is told by the next poll.
-    pub(crate) fn settle_copies(&mut self) -> Result<()> {
-        let (data, device) = self.memory_and_device();
-        let ended = data.settle(device)?;
-        self.transfers.extend(ended);
-        Ok(())
+    /// Lets go of the copies that host memory keeps of pages that came back: who parks next is copied whole, as a
+    /// measurement wants.
+    pub fn forget_copies(&mut self) {
+        self.memory.as_mut().expect("loaded").data.forget_copies();
+    }
+
+    /// Shares the link between swaps and the weights of a pass of `rows` that is about to be enqueued.
+    pub(crate) fn share_link(&mut self, rows: Rows) -> Result<()> {
+        let Engine { device, memory, plan, .. } = self;
+        let memory = memory.as_mut().expect("loaded");
+        let bytes = plan.placement.expected_streamed_bytes(rows.rows);
+        Ok(memory.data.share_link(device, memory.text.copy_stream(), bytes)?)
+    }
+
+    /// Moves pages; after a failure of the device no step runs any more.
+    fn swapping<T>(&mut self, work: impl FnOnce(&mut DataSegment, &D) -> djinn_vmu::Result<T>) -> Result<T> {
+        let outcome = work(&mut self.memory.as_mut().expect("loaded").data, &self.device);
+        if let Err(error @ djinn_vmu::Error::Device(_)) = &outcome {
+            self.stopped = Some(error.to_string());
+        }
+        Ok(outcome?)
     }
 
     /// Parks a session if it is time to, where [`Options::force_park_every`](crate::Options::force_park_every) asks

@@ -1,8 +1,9 @@
 //! Forced parking: a session's tokens and the bytes of its keys and values are those of one that never left.
 
 use djinn_device::{CpuConfig, CpuDevice, Math, Ops, SimConfig, SimDevice};
-use djinn_engine::{Budget, Engine, Error, Options, Request, Session};
+use djinn_engine::{Budget, Engine, Entry, Error, Options, Request, Session, Wanted};
 use djinn_models::{Location, OpenOptions, open};
+use djinn_vmu::Sequence;
 use std::ops::ControlFlow;
 
 const FAMILIES: [&str; 4] = ["tiny-gqa", "tiny-window", "tiny-mixtral", "tiny-gpt2"];
@@ -142,4 +143,98 @@ fn a_session_that_ends_after_parking_leaves_its_pages_to_the_next() {
             engine.close(session);
         }
     }
+}
+
+/// Sequences go both ways beside the steps of another one, streamed or not, and nobody's results change.
+#[test]
+fn sequences_move_beside_the_steps_of_others() {
+    let prompt = |of: u32| -> Vec<u32> { (0..24).map(|i| (i * 29 + of * 7 + 3) % 256).collect() };
+    let life = |device: SimDevice, fraction: Option<f64>, swaps: bool| -> Result<_, Error> {
+        let model = open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("known");
+        let budget = Budget { resident_fraction: fraction, stream_check: swaps, ..Budget::default() };
+        let options = Options { budget, sequences: 3, host_pages: 6, ..options(None) };
+        let mut engine = Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| {})?;
+        let mut sequences = [0, 1, 2].map(|_| Sequence::default());
+        for (of, sequence) in (0..).zip(&mut sequences) {
+            for piece in prompt(of).chunks(16) {
+                engine.step(&mut [Entry::new(sequence, piece, Wanted::Last)])?;
+            }
+        }
+        let [mut one, first, second] = sequences;
+        let (mut live, mut parked, mut arriving) = (vec![first, second], vec![], vec![]);
+        let (mut logits, mut moved) = (Vec::new(), 0);
+        for token in 0..12 {
+            logits.push(engine.step(&mut [Entry::new(&mut one, &[token], Wanted::Last)])?.0);
+            if !swaps {
+                continue;
+            }
+            moved += engine.poll_swaps()?.len();
+            match token % 3 {
+                0 => parked.push(engine.park(live.remove(0))?.expect("room on the host")),
+                1 => arriving.push(engine.restore(parked.remove(0))?.expect("room on the device")),
+                _ => live.push(engine.resume(arriving.remove(0))?),
+            }
+        }
+        moved += engine.settle_swaps()?.len();
+        for sequence in &mut live {
+            logits.push(engine.step(&mut [Entry::new(sequence, &[5], Wanted::Last)])?.0);
+        }
+        for sequence in live.into_iter().chain([one]) {
+            engine.release(sequence);
+        }
+        Ok((logits, moved))
+    };
+    for seed in 0..60 {
+        let fraction = [None, Some(0.0), Some(0.5)][seed as usize % 3];
+        let alone = life(sim(SimConfig { seed, ..SimConfig::default() }), fraction, false).expect("it runs");
+        let beside = life(sim(SimConfig { seed, ..SimConfig::default() }), fraction, true).expect("it runs");
+        assert!(alone.0 == beside.0, "seed {seed}: other logits");
+        assert_eq!(beside.1, 8, "seed {seed}: four ways there, four back");
+    }
+}
+
+/// What can be given up is given up, and a failed copy stops the engine.
+#[test]
+fn parked_sequences_can_be_given_up() {
+    let model = open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("known");
+    let options = Options { sequences: 2, host_pages: 10, ..options(None) };
+    let load =
+        |config| Engine::load(sim(config), model.graph.clone(), &*model.source, &options, &mut |_, _| {});
+    let mut engine = load(SimConfig::default()).expect("it loads");
+    let grown = |engine: &mut Engine<SimDevice>| -> Result<Sequence, Error> {
+        let mut sequence = Sequence::default();
+        engine.step(&mut [Entry::new(&mut sequence, &[1; 16], Wanted::Last)])?;
+        Ok(sequence)
+    };
+    // Ten pages of the device, one each: whatever is lost would be missed.
+    for turn in 0..30 {
+        let sequence = grown(&mut engine).expect("it runs");
+        let parked = engine.park(sequence).expect("sound").expect("room");
+        engine.settle_swaps().expect("sound");
+        if turn % 2 == 0 {
+            engine.discard(parked);
+        } else {
+            let arriving = engine.restore(parked).expect("sound").expect("room");
+            engine.cancel(arriving);
+        }
+        engine.settle_swaps().expect("sound");
+    }
+    let copies = engine.unload().calls().copies;
+    // The copies of a life are the same up to the first parking, whose copy fails.
+    let mut failed = 0;
+    for at in 1..=copies.min(40) {
+        let Ok(mut engine) = load(SimConfig { fail_copy_at: Some(at), ..SimConfig::default() }) else {
+            continue;
+        };
+        let Ok(sequence) = grown(&mut engine) else { continue };
+        let outcome = engine.park(sequence).and_then(|parked| {
+            engine.discard(parked.expect("room"));
+            engine.settle_swaps()
+        });
+        if outcome.is_err() {
+            failed += 1;
+            assert!(matches!(grown(&mut engine), Err(Error::Stopped(_))), "copy {at}");
+        }
+    }
+    assert!(failed > 0, "no parking failed");
 }

@@ -2,6 +2,7 @@
 //!
 //! `pager` moves sequences to host memory and back, `prefix` finds pages by what they hold.
 
+mod audit;
 mod layout;
 mod pager;
 mod pool;
@@ -13,7 +14,7 @@ mod transfer;
 
 pub use layout::KvLayout;
 pub use pager::{Arriving, HostFull, NotMoved, Parked, Refusal};
-pub use swap::SWAP_PIECE_BYTES;
+pub use swap::{SWAP_PIECE_BYTES, SwapPace};
 pub use transfer::{Direction, Moved, SwapStats, Transfer};
 
 use crate::Result;
@@ -170,6 +171,9 @@ impl DataSegment {
             fresh.remove(0);
         } else if let Some(page) = written {
             self.prefix.forget(page);
+            if let Some(swap) = &mut self.swap {
+                swap.forget_copy(page);
+            }
         }
         sequence.pages.append(&mut fresh);
         sequence.tokens += tokens;
@@ -275,6 +279,9 @@ impl DataSegment {
 
     /// Nothing uses the page any more.
     fn idle(&mut self, page: u32) {
+        if let Some(swap) = &mut self.swap {
+            swap.forget_copy(page);
+        }
         if !self.prefix.make_idle(page) {
             self.pages.give(page);
         }

@@ -18,7 +18,7 @@ mod text;
 
 pub use data::{
     Arriving, DataSegment, Direction, HostFull, KvLayout, Moved, NotMoved, PagesFull, Parked, Refusal,
-    SWAP_PIECE_BYTES, Sequence, SwapStats, Transfer,
+    SWAP_PIECE_BYTES, Sequence, SwapPace, SwapStats, Transfer,
 };
 pub use error::{Error, Result};
 pub use plan::{Budget, Demand, MemoryPlan, Segments};

@@ -1,6 +1,8 @@
 //! Parking and restoring under adversarial orders: bytes equal, no page lost, every missing wait noticed, copies
 //! beside computation.
 
+#[path = "pager/fairness.rs"]
+mod fairness;
 #[path = "pager/large.rs"]
 mod large;
 #[path = "pager/timing.rs"]
@@ -42,6 +44,8 @@ fn add(sum: &mut Reached, one: &Reached) {
     sum.refused += one.refused;
     sum.shared += one.shared;
     sum.overtaken += one.overtaken;
+    sum.kept += one.kept;
+    sum.paced += one.paced;
 }
 
 #[test]
@@ -53,9 +57,10 @@ fn sequences_keep_their_bytes_in_any_order_of_the_device() {
         live(&mut world, seed, 150).unwrap_or_else(|stop| panic!("seed {seed}: {stop:?}"));
         add(&mut reached, &world.end());
     }
-    let Reached { parked, resumed, resumed_early, found, host_full, pages_full, refused, shared, overtaken } =
-        reached;
-    let often = [parked, resumed, resumed_early, found, host_full, pages_full, shared, overtaken];
+    let Reached { parked, resumed, resumed_early, found, host_full, pages_full, .. } = reached;
+    let Reached { refused, shared, overtaken, kept, paced, .. } = reached;
+    let often =
+        [parked, resumed, resumed_early, found, host_full, pages_full, shared, overtaken, kept, paced];
     assert!(often.iter().all(|&n| n > SEEDS / 4) && refused == 0, "{reached:?}");
 }
 
@@ -152,8 +157,8 @@ fn every_wait_is_needed_but_those_for_nothing() {
         });
         caught.push(wrong);
     }
-    // None dropped; out after computation; in after out; in after what sequences grew by (nothing here); use after in.
-    assert_eq!(caught, [false, true, true, false, true]);
+    // None dropped; out after computation; in after what sequences grew by (nothing here); in after out; use after in.
+    assert_eq!(caught, [false, true, false, true, true]);
 }
 
 /// A page whose copy into a fork is enqueued is given back; a parked sequence comes back into it.

@@ -88,6 +88,25 @@ fn other_experiments_become_tables() {
     assert!(text.contains("| streaming, 20.0 GiB | 8 | 5.700 | 105.00 | 76.2 | 7.87 |"), "{text}");
     assert!(text.contains("| resident | no room |"), "{text}");
 
+    let swap = r#""model": "m", "device": "cuda:0", "tokens": 2048, "session_bytes": 1073741824, "moving": 2,
+        "transfers": [{"name": "park", "bytes": 1073741824, "gbps": 54.96, "first_byte_us": 12.4, "total_ms": 19.6,
+        "samples_ms": []}, {"name": "park again, unchanged", "bytes": 0, "gbps": null, "first_byte_us": 9,
+        "total_ms": 0.02, "samples_ms": []}], "modes": [{"name": "streamed", "vram_bytes": 6442450944,
+        "streamed_bytes_per_pass": 6700000000, "failure": null, "runs": [{"swaps": false, "token_ms": 120,
+        "samples_ms": [], "weights_gbps": 55.8, "in_gbps": null, "out_gbps": null}, {"swaps": true, "token_ms": 150,
+        "samples_ms": [], "weights_gbps": 44.7, "in_gbps": 7.1, "out_gbps": 7.2}]}, {"name": "resident",
+        "vram_bytes": null, "streamed_bytes_per_pass": 0, "failure": "no room", "runs": []}]"#;
+    let text = rendered("a.json", &around("swap", swap)).unwrap().unwrap();
+    for line in [
+        "| park | 1.074 | 55.0 | 12 | 19.60 |",
+        "| park again, unchanged | 0.000 | – | 9 | 0.02 |",
+        "| streamed (6.700 GB per pass) | nothing | 120.00 | 1.00 | 55.8 | – | – |",
+        "| streamed (6.700 GB per pass) | swaps both ways | 150.00 | 1.25 | 44.7 | 7.1 | 7.2 |",
+        "| resident | no room | – | – | – | – | – |",
+    ] {
+        assert!(text.contains(line), "{line} is missing in {text}");
+    }
+
     let plan = r#""predicted_for": "h200", "prompt": 512, "tokens": 21, "runs": 3, "cases": [{"model": "m",
         "vram_bytes": 21474836480, "streamed_bytes_per_pass": 5700000000, "bottleneck": "link",
         "predicted_tpot_ms": 98, "measured_tpot_ms": 100, "relative_error": -0.02, "samples_ms": [], "failure": null}]"#;

@@ -23,8 +23,12 @@ struct Report {
     /// Everything on the device.
     device_bytes: u64,
     vram_bytes: Option<u64>,
-    /// Weights kept on the host.
+    /// Everything that is kept on the host.
     host_bytes: u64,
+    /// Weights of it: streamed chunks and gathered tables.
+    host_weight_bytes: u64,
+    /// KV pages of it, for parked sessions.
+    host_kv_bytes: u64,
     /// Streamed weights that the host holds once for several layers.
     shared_host_bytes: u64,
     resident_bytes: u64,
@@ -118,6 +122,8 @@ fn report(args: &PlanArgs, model: &Model, options: &Options, plan: &MemoryPlan, 
         device_bytes: plan.segments.total(),
         vram_bytes: options.budget.vram,
         host_bytes: plan.host_bytes,
+        host_weight_bytes: plan.host_weight_bytes(),
+        host_kv_bytes: plan.kv.host_bytes(),
         shared_host_bytes: placement.streamed_bytes() - placement.host_bytes(),
         resident_bytes: placement.resident_bytes(),
         streamed_bytes_per_pass: placement.streamed_bytes(),
@@ -178,7 +184,7 @@ fn table(r: &Report) -> String {
         _ => format!("{}, the default; choose with --gpu or djinn doctor --save", r.machine.machine.name),
     };
     lines.extend([
-        host(r),
+        host(r.host_weight_bytes, r.host_kv_bytes, r.shared_host_bytes),
         streamed(r),
         format!("predicted for {machine}:"),
         format!(
@@ -198,12 +204,16 @@ fn table(r: &Report) -> String {
     lines.join("\n")
 }
 
-fn host(r: &Report) -> String {
-    let shared = match r.shared_host_bytes {
+fn host(weights: u64, kv: u64, shared: u64) -> String {
+    let shared = match shared {
         0 => String::new(),
         bytes => format!(", for {} more that layers share", size::human(bytes)),
     };
-    format!("host memory: {} of weights{shared}", size::human(r.host_bytes))
+    let kv = match kv {
+        0 => String::new(),
+        bytes => format!("; {} of KV pages for parked sessions", size::human(bytes)),
+    };
+    format!("host memory: {} of weights{shared}{kv}", size::human(weights))
 }
 
 fn streamed(r: &Report) -> String {
@@ -245,5 +255,20 @@ fn limit(bottleneck: Bottleneck) -> &'static str {
         Bottleneck::Link => "the link",
         Bottleneck::Memory => "device memory",
         Bottleneck::Compute => "arithmetic",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_memory_is_told_by_what_it_holds() {
+        assert_eq!(host(3 << 30, 0, 0), "host memory: 3.00 GiB of weights");
+        assert_eq!(
+            host(3 << 30, 2 << 30, 1 << 30),
+            "host memory: 3.00 GiB of weights, for 1.00 GiB more that layers share; 2.00 GiB of KV pages for parked \
+             sessions"
+        );
     }
 }

@@ -26,8 +26,10 @@ fn the_report_adds_up() {
     );
     assert_eq!(u(&segments["resident"]), u(&plan["resident_bytes"]));
     // All weights lie on one side or the other; chunks are padded a little.
-    let weights = u(&plan["resident_bytes"]) + u(&plan["host_bytes"]);
+    let weights = u(&plan["resident_bytes"]) + u(&plan["host_weight_bytes"]);
     assert!(weights >= u(&plan["weight_bytes"]) && weights < u(&plan["weight_bytes"]) + (1 << 20));
+    assert_eq!(u(&plan["host_kv_bytes"]), 0, "no session is parked");
+    assert_eq!(u(&plan["host_bytes"]), u(&plan["host_weight_bytes"]));
     let chunks = &plan["chunks"];
     assert_eq!(u(&chunks["count"]), u(&chunks["resident"]) + u(&chunks["streamed"]));
     assert_eq!(u(&plan["ring"]["slots"]), u(&chunks["streamed"]));

@@ -53,9 +53,22 @@ struct Queue {
     now: Duration,
 }
 
+/// A copy that a [`SimDevice`](crate::SimDevice) carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimCopy {
+    /// Where it was enqueued.
+    pub stream: Stream,
+    /// What was read.
+    pub src: Span,
+    /// What was written.
+    pub dst: Span,
+}
+
 /// The streams of a device.
 pub(super) struct Streams {
     queues: Vec<Queue>,
+    /// In the order in which they ended.
+    pub(super) copies: Vec<SimCopy>,
     order: Order,
     pub(super) clock: Clock,
     poison: bool,
@@ -72,7 +85,15 @@ pub(super) struct Machine<'a> {
 
 impl Streams {
     pub(super) fn new(order: Order, clock: Clock, poison: bool) -> Self {
-        Streams { queues: Vec::new(), order, clock, poison, failure: None, ready: Vec::new() }
+        Streams {
+            queues: Vec::new(),
+            copies: Vec::new(),
+            order,
+            clock,
+            poison,
+            failure: None,
+            ready: Vec::new(),
+        }
     }
 
     pub(super) fn create(&mut self) -> Stream {
@@ -217,6 +238,7 @@ impl Streams {
                     self.failure = Some(Error::CopyFailed { bytes: src.len(), stream: id as u32 });
                 } else {
                     memory.copy(*src, *dst);
+                    self.copies.push(SimCopy { stream: Stream::from_raw(id as u32), src: *src, dst: *dst });
                 }
                 self.clock.copy(from, src.buffer().space(), dst.buffer().space(), src.len())
             }

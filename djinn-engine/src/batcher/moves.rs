@@ -108,7 +108,7 @@ impl<D: Ops> Batcher<D> {
     /// Takes in which copies are done.
     pub(super) fn see_copies(&mut self) -> Result<()> {
         loop {
-            match self.engine.poll_copies() {
+            match self.engine.poll_swaps() {
                 Ok(transfers) => {
                     for transfer in transfers {
                         self.see(transfer);
@@ -192,7 +192,7 @@ impl<D: Ops> Batcher<D> {
             self.give_up(id);
         }
         self.conversations.clear();
-        self.engine.settle_copies()?;
+        self.engine.settle_swaps()?;
         Ok(())
     }
 

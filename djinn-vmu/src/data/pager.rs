@@ -23,10 +23,10 @@
 #[cfg(test)]
 mod tests;
 
-use super::swap::{Failure, Move};
-use super::{DataSegment, PagesFull, Sequence, SwapStats, Transfer};
+use super::swap::{Failure, Move, Order, Swap};
+use super::{DataSegment, PagesFull, Sequence, SwapPace, SwapStats, Transfer};
 use crate::Result;
-use djinn_device::{Device, Ops, Stream};
+use djinn_device::{Ops, Stream};
 
 /// A sequence whose own pages are in host memory, or on their way there. Give it back with
 /// [`restore`](DataSegment::restore) or [`discard`](DataSegment::discard).
@@ -60,7 +60,15 @@ impl Parked {
 
     /// Pages in host memory: as many as a restore needs on the device.
     pub fn host_pages(&self) -> u32 {
-        self.places.iter().filter(|place| matches!(place, Place::Host(_))).count() as u32
+        self.pages_on_host().count() as u32
+    }
+
+    /// Those pages, in order of position.
+    pub(super) fn pages_on_host(&self) -> impl Iterator<Item = u32> {
+        self.places.iter().filter_map(|place| match place {
+            Place::Host(page) => Some(*page),
+            Place::Device(_) => None,
+        })
     }
 
     /// Pages that stayed on the device because others share them.
@@ -146,34 +154,50 @@ impl DataSegment {
             sequence.pages.iter().copied().filter(|&page| self.pages.references(page) == 1).collect();
         own.sort_unstable();
         let requested = own.len() as u32;
-        let host = self.swap.as_mut().map(|swap| &mut swap.host_pages);
-        let (free, leaving) = host.as_ref().map_or((0, 0), |host| (host.free(), host.in_transit()));
+        let (free, leaving) = (self.free_host_pages(), self.leaving_host_pages());
         if requested > free {
             let why = Refusal::HostFull(HostFull { requested, free, leaving });
             return Ok(Err(NotMoved { sequence, why }));
         }
-        // Both in ascending order, so that neighbours stay neighbours.
-        let hosts = host.into_iter().flat_map(|host| std::iter::from_fn(|| host.take()));
-        let moves: Vec<Move> = own.iter().zip(hosts).map(|(&device, host)| Move { device, host }).collect();
+        let (moves, kept) = self.places_on_host(&own);
         let (ticket, mut left) = (self.tickets, None);
-        if let (Some(swap), false) = (&mut self.swap, moves.is_empty()) {
+        if let (Some(swap), false) = (&mut self.swap, own.is_empty()) {
             own.retain(|&page| self.layout.check && !self.prefix.holds(page));
-            match swap.leave(device, compute, &mut self.pages, ticket, &moves, &own) {
+            let order = Order { ticket, moves: &moves, kept: &kept, poison: &own, left: None };
+            match swap.leave(device, compute, &mut self.pages, &order) {
                 Ok(last) => left = last,
                 Err(failure) => {
                     moves.iter().for_each(|m| swap.drop_host(m.host));
+                    kept.iter().for_each(|m| swap.keep(m.device, m.host));
                     return self.stays(failure, sequence, Self::release).map(Err);
                 }
             }
         }
         self.tickets += 1;
-        let place = |&page: &u32| match moves.binary_search_by_key(&page, |m| m.device) {
-            Ok(at) => Place::Host(moves[at].host),
+        let mut left_for: Vec<Move> = moves.into_iter().chain(kept).collect();
+        left_for.sort_unstable_by_key(|m| m.device);
+        let place = |&page: &u32| match left_for.binary_search_by_key(&page, |m| m.device) {
+            Ok(at) => Place::Host(left_for[at].host),
             Err(_) => Place::Device(page),
         };
         let places = sequence.pages.iter().map(place).collect();
-        moves.iter().rev().for_each(|m| self.drop_reference(m.device));
+        left_for.iter().rev().for_each(|m| self.drop_reference(m.device));
         Ok(Ok(Parked { ticket, tokens: sequence.tokens, places, left }))
+    }
+
+    /// Takes host pages for `own`, ascending: those to copy, in ascending order on both sides so that neighbours stay
+    /// neighbours, and those whose clean copies are there.
+    fn places_on_host(&mut self, own: &[u32]) -> (Vec<Move>, Vec<Move>) {
+        let Some(swap) = &mut self.swap else { return (Vec::new(), Vec::new()) };
+        let (mut changed, mut kept) = (Vec::new(), Vec::new());
+        for &device in own {
+            match swap.take_copy(device) {
+                Some(host) => kept.push(Move { device, host }),
+                None => changed.push(device),
+            }
+        }
+        let hosts = swap.take_hosts(changed.len());
+        (changed.into_iter().zip(hosts).map(|(device, host)| Move { device, host }).collect(), kept)
     }
 
     /// Takes device pages for a parked sequence and enqueues copies back, after its way out. Computation goes on
@@ -202,7 +226,7 @@ impl DataSegment {
                     return self.stays(failure, parked, Self::discard).map(Err);
                 }
             }
-            moves.iter().for_each(|m| swap.drop_host(m.host));
+            moves.iter().for_each(|m| swap.keep(m.device, m.host));
         }
         let Parked { ticket, tokens, .. } = parked;
         Ok(Ok(Arriving { ticket, sequence: Sequence { pages, tokens }, back }))
@@ -210,14 +234,7 @@ impl DataSegment {
 
     /// Takes device pages for those in host memory: moves in ascending order, and all pages in order of position.
     fn places_on_device(&mut self, parked: &Parked) -> (Vec<Move>, Vec<u32>) {
-        let mut hosts: Vec<u32> = parked
-            .places
-            .iter()
-            .filter_map(|place| match place {
-                Place::Host(page) => Some(*page),
-                Place::Device(_) => None,
-            })
-            .collect();
+        let mut hosts: Vec<u32> = parked.pages_on_host().collect();
         hosts.sort_unstable();
         let mut own = self.take(hosts.len() as u32);
         own.sort_unstable();
@@ -243,19 +260,43 @@ impl DataSegment {
     }
 
     /// Makes `compute` wait for the copies back, if they are not done; work enqueued on it from now on may use the
-    /// sequence.
+    /// sequence. Copies that were held back ([`share_link`](Self::share_link)) are enqueued first.
     ///
     /// # Errors
-    /// A failure of the device; the sequence is lost then.
-    pub fn resume<D: Device>(&mut self, device: &D, compute: Stream, arriving: Arriving) -> Result<Sequence> {
-        if let (Some(swap), Some(piece)) = (&self.swap, arriving.back)
-            && let Err(error) = swap.join(device, compute, piece)
+    /// A failure of the device, or one of these copies is refused again and again; the sequence is lost then.
+    pub fn resume<D: Ops>(&mut self, device: &D, compute: Stream, arriving: Arriving) -> Result<Sequence> {
+        if let (Some(swap), Some(piece)) = (&mut self.swap, arriving.back)
+            && let Err(failure) = swap.join(device, compute, piece)
         {
-            self.give_up();
+            self.broken(&failure);
             self.release(arriving.sequence);
-            return Err(error.into());
+            return Err(failure.into());
         }
         Ok(arriving.sequence)
+    }
+
+    /// Cuts and paces transfers in another way from now on; bytes do not depend on it.
+    pub fn set_pace(&mut self, pace: SwapPace) {
+        if let Some(swap) = &mut self.swap {
+            swap.pace.rule = pace;
+        }
+    }
+
+    /// Shares the link between swaps and the weights of a pass that is about to be enqueued, and that streams
+    /// `streamed_bytes` of them on `weights`: no more than that is under way to the device at a time (some pieces at
+    /// least), and what was enqueued before the pass before comes before this pass's weights. So neither starves,
+    /// whatever order the device chooses, and the host need not look within a pass. Without streaming nothing is held
+    /// back. [`poll`](Self::poll) enqueues the rest as room appears.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn share_link<D: Ops>(&mut self, device: &D, weights: Stream, streamed_bytes: u64) -> Result<()> {
+        let Some(swap) = &mut self.swap else { return Ok(()) };
+        let shared = swap.share(device, weights, streamed_bytes);
+        shared.map_err(|failure| {
+            self.broken(&failure);
+            failure.into()
+        })
     }
 
     /// Gives a parked sequence up: its pages are free once copies under way are done.
@@ -279,12 +320,13 @@ impl DataSegment {
     ///
     /// # Errors
     /// In check mode, [`Error::KvCorrupt`](crate::Error::KvCorrupt) for a page that came back with other bytes: its
-    /// sequence is lost, everything else goes on; poll again for what else there is to tell. A failure of the device.
-    pub fn poll<D: Device>(&mut self, device: &D) -> Result<Vec<Transfer>> {
+    /// sequence is lost, everything else goes on; poll again for what else there is to tell. A failure of the device;
+    /// a copy that was held back ([`share_link`](Self::share_link)) and is refused although none is under way.
+    pub fn poll<D: Ops>(&mut self, device: &D) -> Result<Vec<Transfer>> {
         let Some(swap) = &mut self.swap else { return Ok(Vec::new()) };
         let mut idle = Vec::new();
         let seen = swap.poll(device, &mut self.pages, &mut idle);
-        if seen.is_err() {
+        if let Err(Failure::Broken(_)) = seen {
             swap.give_up(&mut self.pages, &mut idle);
         }
         let (corrupt, transfers) = (swap.corrupt.pop_front(), &mut swap.transfers);
@@ -299,14 +341,22 @@ impl DataSegment {
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
-    pub fn settle<D: Device>(&mut self, device: &D) -> Result<Vec<Transfer>> {
-        if let Some(swap) = &self.swap
-            && let Err(error) = swap.settle(device)
-        {
-            self.give_up();
-            return Err(error.into());
+    pub fn settle<D: Ops>(&mut self, device: &D) -> Result<Vec<Transfer>> {
+        let mut told = Vec::new();
+        loop {
+            let Some(swap) = &mut self.swap else { return Ok(told) };
+            let more = match swap.settle(device) {
+                Ok(more) => more,
+                Err(failure) => {
+                    self.broken(&failure);
+                    return Err(failure.into());
+                }
+            };
+            told.append(&mut self.poll(device)?);
+            if !more {
+                return Ok(told);
+            }
         }
-        self.poll(device)
     }
 
     /// What swapping did so far, of transfers that [`poll`](Self::poll) saw end.
@@ -314,14 +364,21 @@ impl DataSegment {
         self.swap.as_ref().map(|swap| swap.stats).unwrap_or_default()
     }
 
-    /// Pinned pages that hold nothing.
+    /// Pinned pages that can be had: those that hold nothing, and clean copies of pages that came back.
     pub fn free_host_pages(&self) -> u32 {
-        self.swap.as_ref().map_or(0, |swap| swap.host_pages.free())
+        self.swap.as_ref().map_or(0, Swap::free_host)
     }
 
-    /// Pinned pages that nothing refers to, but that copies under way still touch.
+    /// Pinned pages that can be had once copies under way are done.
     pub fn leaving_host_pages(&self) -> u32 {
-        self.swap.as_ref().map_or(0, |swap| swap.host_pages.in_transit())
+        self.swap.as_ref().map_or(0, Swap::leaving_host)
+    }
+
+    /// Lets go of the copies that host memory keeps of pages that came back: who parks next is copied whole.
+    pub fn forget_copies(&mut self) {
+        if let Some(swap) = &mut self.swap {
+            swap.forget_copies();
+        }
     }
 
     /// A transfer was not enqueued: the sequence stays where it is, or is lost with the device.
@@ -333,6 +390,13 @@ impl DataSegment {
                 lose(self, sequence);
                 Err(error.into())
             }
+        }
+    }
+
+    /// If the device failed, no copy is waited for any more.
+    fn broken(&mut self, failure: &Failure) {
+        if let Failure::Broken(_) = failure {
+            self.give_up();
         }
     }
 

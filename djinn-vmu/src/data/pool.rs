@@ -63,6 +63,11 @@ impl PagePool {
         *count == 0 && !self.is_moving(page)
     }
 
+    /// References to the page, copies that touch it, and whether it is free.
+    pub(super) fn state(&self, page: u32) -> (u32, u32, bool) {
+        (self.references[page as usize], self.moving[page as usize], self.free.contains(&page))
+    }
+
     /// One more copy touches the page.
     pub(super) fn begin_move(&mut self, page: u32) {
         self.moving[page as usize] += 1;

@@ -77,6 +77,20 @@ impl PrefixIndex {
         }
     }
 
+    /// # Panics
+    /// If the index contradicts itself, or `is_idle`, which says whether nothing uses a page.
+    pub(super) fn audit(&self, is_idle: impl Fn(u32) -> bool) {
+        assert_eq!(self.by_hash.len(), self.by_page.len(), "each cached page has one name");
+        for (hash, page) in &self.by_hash {
+            assert_eq!(self.by_page.get(page).map(|cached| &cached.hash), Some(hash), "name of page {page}");
+        }
+        for (&page, cached) in &self.by_page {
+            assert_eq!(cached.idle.is_some(), is_idle(page), "page {page} is cached, is it idle?");
+        }
+        let idle = self.by_page.iter().filter_map(|(&page, cached)| Some((cached.idle?, page)));
+        assert_eq!(idle.collect::<BTreeMap<u64, u32>>(), self.idle, "idle pages by age");
+    }
+
     fn insert(&mut self, hash: Hash, page: u32) {
         if !self.by_hash.contains_key(&hash) && !self.by_page.contains_key(&page) {
             self.by_hash.insert(hash, page);

@@ -1,10 +1,13 @@
 //! Copies of pages between device and host memory: a stream each way, and the pinned pages.
 //!
-//! What a transfer enqueues is cut into pieces, so that copies of weights on the same link come between, and pages
-//! are free piece by piece. Each piece ends with an event; the host looks at events and never waits for them.
+//! A transfer is cut into pieces, so that copies of weights on the same link come between (`send`), and pages are free
+//! piece by piece. Each piece ends with an event; the host looks at events and never waits for them. What came back and
+//! was not written since need not leave again (`clean`).
 
 mod check;
+mod clean;
 mod lane;
+mod send;
 #[cfg(test)]
 mod tests;
 
@@ -12,11 +15,15 @@ pub(super) use check::SUM_BYTES;
 pub(super) use lane::Move;
 
 use super::pool::PagePool;
-use super::{Direction, KvLayout, POISON, SwapStats, Transfer};
+use super::{Direction, KvLayout, SwapStats, Transfer};
 use crate::{Error, Result};
 use check::Check;
+use clean::CleanCopies;
 use djinn_device::{Buffer, Device, Error as DeviceError, Event, Ops, Space, Span, Stream};
-use lane::{Lane, Piece, Whole, pieces, runs};
+use lane::{Lane, Piece, Whole};
+pub(super) use send::Order;
+use send::Pace;
+pub use send::SwapPace;
 use std::collections::VecDeque;
 
 /// The most bytes of one copy: at this size a link runs at full speed, and whoever else copies waits for no more than
@@ -45,6 +52,14 @@ pub(super) enum Failure {
     Broken(DeviceError),
 }
 
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(error) | Failure::Broken(error) => error.into(),
+        }
+    }
+}
+
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Self {
         match error {
@@ -60,8 +75,10 @@ pub(super) struct Swap {
     device: Slab,
     host: Slab,
     pub(super) host_pages: PagePool,
+    clean: CleanCopies,
     out: Lane,
     back: Lane,
+    pub(super) pace: Pace,
     /// Does nothing but record when the host called.
     bell: Stream,
     /// The compute stream's work on pages that are about to leave.
@@ -90,8 +107,10 @@ impl Swap {
             device: Slab { buffer: pages, page_bytes },
             host: Slab { buffer, page_bytes },
             host_pages: PagePool::new(layout.host_pages),
+            clean: CleanCopies::default(),
             out: Lane::new(device)?,
             back: Lane::new(device)?,
+            pace: Pace::default(),
             bell: device.stream()?,
             used: device.event()?,
             grown: device.event()?,
@@ -114,13 +133,11 @@ impl Swap {
         device: &D,
         compute: Stream,
         pages: &mut PagePool,
-        ticket: u64,
-        moves: &[Move],
-        poison: &[u32],
+        order: &Order<'_>,
     ) -> Result<Option<u64>, Failure> {
         device.record(compute, self.used)?;
         device.wait(self.out.stream, self.used)?;
-        self.send(device, pages, Direction::Out, ticket, moves, poison)
+        self.send(device, pages, Direction::Out, order)
     }
 
     /// Enqueues the way back, after the piece `left` of the way out. The last piece's number.
@@ -132,26 +149,22 @@ impl Swap {
         moves: &[Move],
         left: Option<u64>,
     ) -> Result<Option<u64>, Failure> {
-        if let Some(end) = left.and_then(|piece| self.out.end(piece)) {
-            device.wait(self.back.stream, end)?;
-        }
         device.wait(self.back.stream, self.grown)?;
-        self.send(device, pages, Direction::In, ticket, moves, &[])
+        self.send(device, pages, Direction::In, &Order { ticket, moves, kept: &[], poison: &[], left })
     }
 
-    /// Makes `compute` wait for a piece of the way back.
-    pub(super) fn join<D: Device>(
-        &self,
-        device: &D,
-        compute: Stream,
-        piece: u64,
-    ) -> djinn_device::Result<()> {
-        self.back.end(piece).map_or(Ok(()), |end| device.wait(compute, end))
+    /// Makes `compute` wait for a piece of the way back, which is enqueued if it was not yet.
+    pub(super) fn join<D: Ops>(&mut self, device: &D, compute: Stream, piece: u64) -> Result<(), Failure> {
+        self.advance_to(device, piece)?;
+        match self.back.end(piece) {
+            Some(end) => Ok(device.wait(compute, end).map_err(Failure::Broken)?),
+            None => Ok(()),
+        }
     }
 
     /// Whether a piece of the way back was seen to be done.
     pub(super) fn is_back(&self, piece: u64) -> bool {
-        self.back.end(piece).is_none()
+        piece < self.back.done
     }
 
     fn lane(&mut self, direction: Direction) -> &mut Lane {
@@ -161,102 +174,28 @@ impl Swap {
         }
     }
 
-    fn send<D: Ops>(
-        &mut self,
-        device: &D,
-        pages: &mut PagePool,
-        direction: Direction,
-        ticket: u64,
-        moves: &[Move],
-        poison: &[u32],
-    ) -> Result<Option<u64>, Failure> {
-        // Poison comes once every copy is enqueued: one that is refused leaves the pages as they were.
-        let piece_bytes = if poison.is_empty() { SWAP_PIECE_BYTES } else { u64::MAX };
-        let pieces: Vec<&[Move]> = pieces(moves, self.host.page_bytes, piece_bytes).collect();
-        while self.spare.len() < pieces.len() + 2 {
-            self.spare.push(device.event()?);
-        }
-        let (asked, begin) = (self.event(), self.event());
-        let whole = Whole { pages: moves.len() as u32, asked, begin };
-        let stream = self.lane(direction).stream;
-        device.record(self.bell, asked)?;
-        device.record(stream, begin)?;
-        for (i, &piece) in pieces.iter().enumerate() {
-            let end = self.event();
-            let enqueued = self.copies(device, stream, direction, piece, poison);
-            // What was enqueued ends with the event, also where the rest was refused.
-            device.record(stream, end).map_err(Failure::Broken)?;
-            for &Move { device, host } in piece {
-                pages.begin_move(device);
-                self.host_pages.begin_move(host);
-            }
-            let complete = enqueued.is_ok();
-            let last = (i + 1 == pieces.len() && complete).then_some(whole);
-            let moves = piece.to_vec();
-            self.lane(direction).under_way.push_back(Piece { moves, end, last, ticket, complete });
-            if let Err(failure) = enqueued {
-                self.spare.extend([asked, begin]);
-                return Err(failure);
-            }
-        }
-        Ok(self.lane(direction).latest())
-    }
-
-    /// Enqueues one piece: a plain copy for each run of pages that lie together on both sides.
-    fn copies<D: Ops>(
-        &self,
-        device: &D,
-        stream: Stream,
-        direction: Direction,
-        piece: &[Move],
-        poison: &[u32],
-    ) -> Result<(), Failure> {
-        if let (Some(check), Direction::Out) = (&self.check, direction) {
-            check.sum(device, stream, direction, piece, |page| self.device.span(page, 1))?;
-        }
-        for (first, count) in runs(piece) {
-            let (here, there) = (self.device.span(first.device, count), self.host.span(first.host, count));
-            let mut at = 0;
-            while at < here.len() {
-                let bytes = SWAP_PIECE_BYTES.min(here.len() - at);
-                let (here, there) = (here.slice(at, bytes), there.slice(at, bytes));
-                match direction {
-                    Direction::Out => device.copy(stream, here, there)?,
-                    Direction::In => device.copy(stream, there, here)?,
-                }
-                at += bytes;
-            }
-        }
-        if let (Some(check), Direction::In) = (&self.check, direction) {
-            check.sum(device, stream, direction, piece, |page| self.device.span(page, 1))?;
-        }
-        for &page in poison {
-            device.fill(stream, self.device.span(page, 1), POISON).map_err(Failure::Broken)?;
-        }
-        Ok(())
-    }
-
     fn event(&mut self) -> Event {
         self.spare.pop().expect("a transfer's events are made before it begins")
     }
 
-    /// Takes in what is done by now; `idle` gets the device pages that nothing uses any more.
-    pub(super) fn poll<D: Device>(
+    /// Takes in what is done by now, and enqueues what may follow; `idle` gets the device pages that nothing uses any
+    /// more.
+    pub(super) fn poll<D: Ops>(
         &mut self,
         device: &D,
         pages: &mut PagePool,
         idle: &mut Vec<u32>,
-    ) -> djinn_device::Result<()> {
+    ) -> Result<(), Failure> {
         for direction in [Direction::Out, Direction::In] {
             while let Some(piece) = self.lane(direction).under_way.front() {
-                if !device.is_done(piece.end)? {
+                if !device.is_done(piece.end).map_err(Failure::Broken)? {
                     break;
                 }
                 let piece = self.lane(direction).under_way.pop_front().expect("it is at the front");
                 self.end(device, pages, direction, piece, idle);
             }
         }
-        Ok(())
+        self.try_advance(device)
     }
 
     fn end<D: Device>(
@@ -270,7 +209,7 @@ impl Swap {
         if let (Some(check), Direction::In, true) = (&self.check, direction, piece.complete) {
             self.corrupt.extend(check.verify(device, piece.ticket, &piece.moves).err());
         }
-        if let Some(Whole { pages, asked, begin }) = piece.last {
+        if let Some(Whole { pages, kept, asked, begin }) = piece.last {
             let (bytes, ticket) = (pages as u64 * self.host.page_bytes, piece.ticket);
             let [asked, begin, end] = [asked, begin, piece.end].map(|event| device.timestamp(event));
             let transfer = Transfer { ticket, direction, pages, bytes, asked, begin, end };
@@ -282,6 +221,7 @@ impl Swap {
             moved.pages += pages as u64;
             moved.bytes += bytes;
             moved.busy += transfer.moved().unwrap_or_default();
+            self.stats.kept += kept as u64;
             self.transfers.push(transfer);
         }
         self.retire(pages, direction, piece, idle);
@@ -292,7 +232,7 @@ impl Swap {
         self.lane(direction).done += 1;
         self.spare.push(piece.end);
         self.spare.extend(piece.last.iter().flat_map(|whole| [whole.asked, whole.begin]));
-        for Move { device, host } in piece.moves {
+        for Move { device, host } in piece.pages() {
             if pages.end_move(device) {
                 idle.push(device);
             }
@@ -305,16 +245,29 @@ impl Swap {
     /// The device failed: no copy runs any more, and none is waited for.
     pub(super) fn give_up(&mut self, pages: &mut PagePool, idle: &mut Vec<u32>) {
         for direction in [Direction::Out, Direction::In] {
-            while let Some(piece) = self.lane(direction).under_way.pop_front() {
-                self.retire(pages, direction, piece, idle);
-            }
+            let lane = self.lane(direction);
+            let mut all = std::mem::take(&mut lane.under_way);
+            all.append(&mut lane.pending);
+            all.into_iter().for_each(|piece| self.retire(pages, direction, piece, idle));
         }
     }
 
-    /// Blocks the host until all copies under way are done.
-    pub(super) fn settle<D: Device>(&self, device: &D) -> djinn_device::Result<()> {
+    /// Blocks the host until all copies under way are done. Whether others wait behind them, which were refused.
+    pub(super) fn settle<D: Ops>(&mut self, device: &D) -> Result<bool, Failure> {
+        match self.advance_to(device, u64::MAX) {
+            Err(Failure::Refused(_)) if !self.back.under_way.is_empty() => {}
+            advanced => advanced?,
+        }
         let mut ends = [&self.out, &self.back].into_iter().filter_map(|lane| lane.under_way.back());
-        ends.try_for_each(|piece| device.sync_event(piece.end))
+        ends.try_for_each(|piece| device.sync_event(piece.end)).map_err(Failure::Broken)?;
+        Ok(!self.back.pending.is_empty())
+    }
+
+    /// Pages of copies under way or held back, each as often as it is touched.
+    pub(super) fn moves(&self) -> impl Iterator<Item = Move> {
+        let pieces =
+            [&self.out, &self.back].into_iter().flat_map(|lane| lane.under_way.iter().chain(&lane.pending));
+        pieces.flat_map(Piece::pages)
     }
 
     /// The bytes of a pinned page.

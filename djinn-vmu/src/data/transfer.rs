@@ -18,9 +18,9 @@ pub struct Transfer {
     pub ticket: u64,
     /// Which way.
     pub direction: Direction,
-    /// Pages moved.
+    /// Pages copied; those that leave for an unchanged copy on the host are not.
     pub pages: u32,
-    /// Bytes moved.
+    /// Bytes copied.
     pub bytes: u64,
     /// The call. `None` where the device has not passed that point of its own yet.
     pub asked: Option<Duration>,
@@ -67,4 +67,6 @@ pub struct SwapStats {
     pub out: Moved,
     /// Back to the device.
     pub back: Moved,
+    /// Pages that left without a copy: the host had their bytes since they last came back.
+    pub kept: u64,
 }

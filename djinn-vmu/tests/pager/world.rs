@@ -2,7 +2,7 @@
 
 use djinn_device::{Buffer, DType, Error as DeviceError, Ops, Space, Stream};
 use djinn_srg::KvShape;
-use djinn_vmu::{Arriving, DataSegment, Error, KvLayout, NotMoved, Parked, Refusal, Sequence};
+use djinn_vmu::{Arriving, DataSegment, Error, KvLayout, NotMoved, Parked, Refusal, Sequence, SwapPace};
 use std::collections::HashSet;
 
 pub(crate) const PAGES: u32 = 16;
@@ -86,6 +86,9 @@ pub(crate) struct Reached {
     pub(crate) refused: u64,
     pub(crate) shared: u64,
     pub(crate) overtaken: u64,
+    /// Pages that left without a copy.
+    pub(crate) kept: u64,
+    pub(crate) paced: u64,
 }
 
 pub(crate) struct World<D: Ops> {
@@ -93,6 +96,8 @@ pub(crate) struct World<D: Ops> {
     pub(crate) data: DataSegment,
     pub(crate) compute: Stream,
     pub(crate) reached: Reached,
+    /// As of a model's weights.
+    weights: Stream,
     page: Buffer,
     live: Vec<Told<Sequence>>,
     parked: Vec<Told<Parked>>,
@@ -112,11 +117,13 @@ fn places(slot: u64) -> impl Iterator<Item = u64> {
 
 impl<D: Ops> World<D> {
     pub(crate) fn new(device: D, check: bool) -> Result<Self, Stop> {
-        let data = DataSegment::new(&device, layout(check))?;
-        let compute = device.stream()?;
+        let mut data = DataSegment::new(&device, layout(check))?;
+        let page_bytes = layout(check).page_bytes();
+        data.set_pace(SwapPace { piece_bytes: 2 * page_bytes, least_bytes: page_bytes });
+        let (compute, weights) = (device.stream()?, device.stream()?);
         let page = device.alloc(Space::Host, layout(check).page_bytes())?;
         let (live, parked, coming) = (vec![], vec![], vec![]);
-        Ok(World { device, data, compute, reached: Reached::default(), page, live, parked, coming })
+        Ok(World { device, data, compute, reached: Reached::default(), weights, page, live, parked, coming })
     }
 
     /// One event, chosen by three numbers.
@@ -148,6 +155,12 @@ impl<D: Ops> World<D> {
                     Ok(())
                 }
                 (2, ..) => self.data.settle(&self.device).map(drop).map_err(Stop::from),
+                (3 | 4, ..) => {
+                    // As before a pass that streams a page, or nothing.
+                    let bytes = (a % 3).min(1) * self.data.layout().page_bytes();
+                    self.reached.paced += (bytes > 0) as u64;
+                    Ok(self.data.share_link(&self.device, self.weights, bytes)?)
+                }
                 _ => self.data.poll(&self.device).map(drop).map_err(Stop::from),
             },
             14 if !self.live.is_empty() => {
@@ -294,6 +307,12 @@ impl<D: Ops> World<D> {
 
     /// No page is lost, and none is in two places.
     pub(crate) fn audit(&self) -> Result<(), Stop> {
+        let live = self.live.iter().map(|told| &told.it);
+        self.data.audit(
+            live,
+            self.parked.iter().map(|told| &told.it),
+            self.coming.iter().map(|told| &told.it),
+        );
         let parked = self.parked.iter().flat_map(|told| told.it.shared_pages());
         let used: HashSet<u32> = self
             .live
@@ -346,6 +365,8 @@ impl<D: Ops> World<D> {
         self.parked.into_iter().for_each(|told| self.data.discard(told.it));
         self.coming.into_iter().for_each(|told| self.data.cancel(told.it));
         let _ = self.data.settle(&self.device);
+        self.data.audit(None, None, None);
+        self.reached.kept = self.data.swap_stats().kept;
         assert_eq!((self.data.free_pages(), self.data.leaving_pages()), (PAGES, 0), "every page is back");
         let host = (self.data.free_host_pages(), self.data.leaving_host_pages());
         assert_eq!(host, (HOST_PAGES, 0), "every host page is back");

@@ -150,3 +150,149 @@ fn without_host_pages_only_what_is_shared_is_parked() {
     assert!(data.has_arrived(&arriving));
     assert_eq!(data.resume(&device, compute, arriving).unwrap(), refused.sequence);
 }
+
+/// Parks a sequence, settles and takes it back; pages copied out and left without a copy since the start.
+fn there_and_back(
+    device: &SimDevice,
+    compute: Stream,
+    data: &mut DataSegment,
+    sequence: Sequence,
+) -> (Sequence, u64, u64) {
+    let parked = data.park(device, compute, sequence).unwrap().unwrap();
+    data.settle(device).unwrap();
+    let arriving = data.restore(device, parked).unwrap().unwrap();
+    let sequence = data.resume(device, compute, arriving).unwrap();
+    data.settle(device).unwrap();
+    let stats = data.swap_stats();
+    (sequence, stats.out.pages, stats.kept)
+}
+
+#[test]
+fn only_what_changed_is_copied_out_again() {
+    for check in [false, true] {
+        let (device, compute, mut data) = rig(check);
+        // Pages of two tokens: three tokens are a full page and a partial one.
+        let mut sequence = grown(&device, compute, &mut data, 3);
+        sequence.pages().iter().for_each(|&page| device.fill(compute, data.page(page), 5).unwrap());
+        let (mut out, mut kept);
+        (sequence, out, kept) = there_and_back(&device, compute, &mut data, sequence);
+        assert_eq!((out, kept), (2, 0));
+        assert_eq!((data.free_host_pages(), data.leaving_host_pages()), (6, 0), "clean copies can be had");
+        (sequence, out, kept) = there_and_back(&device, compute, &mut data, sequence);
+        assert_eq!((out, kept), (2, 2), "nothing changed");
+        // A fourth token is written into the partial page, a fifth into a fresh one.
+        data.grow(&device, compute, &mut sequence, 2).unwrap().unwrap();
+        for &page in &sequence.pages()[1..] {
+            device.fill(compute, data.page(page), 6).unwrap();
+        }
+        (sequence, out, kept) = there_and_back(&device, compute, &mut data, sequence);
+        assert_eq!((out, kept), (4, 3), "the full page stayed as it was");
+        let held: Vec<u8> =
+            sequence.pages().iter().map(|&page| bytes(&device, compute, &data, page)[0]).collect();
+        assert_eq!(held, [5, 6, 6]);
+        // A turn is taken back and another one written in its place.
+        device.sync(compute).unwrap();
+        data.truncate(&mut sequence, 1);
+        data.grow(&device, compute, &mut sequence, 1).unwrap().unwrap();
+        device.fill(compute, data.page(sequence.pages()[0]), 7).unwrap();
+        (sequence, out, kept) = there_and_back(&device, compute, &mut data, sequence);
+        assert_eq!((out, kept), (5, 3));
+        assert_eq!(bytes(&device, compute, &data, sequence.pages()[0])[0], 7);
+        data.forget_copies();
+        (sequence, out, kept) = there_and_back(&device, compute, &mut data, sequence);
+        assert_eq!((out, kept), (6, 3));
+        data.audit([&sequence], None, None);
+        data.release(sequence);
+        data.audit(None, None, None);
+    }
+}
+
+#[test]
+fn clean_copies_make_room_for_who_leaves() {
+    let (device, compute, mut data) = rig(true);
+    let first = grown(&device, compute, &mut data, 8);
+    first.pages().iter().for_each(|&page| device.fill(compute, data.page(page), 1).unwrap());
+    let (first, ..) = there_and_back(&device, compute, &mut data, first);
+    let second = grown(&device, compute, &mut data, 4);
+    second.pages().iter().for_each(|&page| device.fill(compute, data.page(page), 2).unwrap());
+    // Four of six host pages hold clean copies; two are empty. The other leaves first, then both are out.
+    let second = data.park(&device, compute, second).unwrap().unwrap();
+    data.settle(&device).unwrap();
+    let third = grown(&device, compute, &mut data, 2);
+    device.fill(compute, data.page(third.pages()[0]), 3).unwrap();
+    let third = data.park(&device, compute, third).unwrap().unwrap();
+    assert_eq!(data.free_host_pages(), 3, "the oldest copy went");
+    data.audit([&first], [&second, &third], None);
+    let refused = data.park(&device, compute, first).unwrap().unwrap_err();
+    let crate::Refusal::HostFull(full) = refused.why else { panic!("{refused:?}") };
+    assert_eq!((full.requested, full.free), (4, 3));
+    data.settle(&device).unwrap();
+    data.discard(third);
+    let parked = data.park(&device, compute, refused.sequence).unwrap().unwrap();
+    data.settle(&device).unwrap();
+    assert_eq!(data.swap_stats().kept, 3);
+    let arriving = data.restore(&device, parked).unwrap().unwrap();
+    let first = data.resume(&device, compute, arriving).unwrap();
+    data.settle(&device).unwrap();
+    for &page in first.pages() {
+        assert!(bytes(&device, compute, &data, page).iter().all(|&b| b == 1));
+    }
+    data.audit([&first], [&second], None);
+}
+
+#[test]
+fn check_mode_notices_a_copy_that_is_clean_no_more() {
+    let (device, compute, mut data) = rig(true);
+    let sequence = grown(&device, compute, &mut data, 4);
+    sequence.pages().iter().for_each(|&page| device.fill(compute, data.page(page), 1).unwrap());
+    let (sequence, ..) = there_and_back(&device, compute, &mut data, sequence);
+    // Nobody was told of this.
+    device.fill(compute, data.page(sequence.pages()[1]), 2).unwrap();
+    let parked = data.park(&device, compute, sequence).unwrap().unwrap();
+    data.settle(&device).unwrap();
+    let arriving = data.restore(&device, parked).unwrap().unwrap();
+    let page = arriving.pages()[1];
+    let Err(Error::KvCorrupt { page: found, .. }) = data.settle(&device) else { panic!("unnoticed") };
+    assert_eq!(found, page);
+    data.cancel(arriving);
+}
+
+#[test]
+fn a_copy_that_is_held_back_comes_when_it_is_wanted() {
+    let (device, compute, mut data) = rig(false);
+    let page_bytes = data.layout().page_bytes();
+    data.set_pace(crate::SwapPace { piece_bytes: page_bytes, least_bytes: 2 * page_bytes });
+    let weights = device.stream().unwrap();
+    let sequence = grown(&device, compute, &mut data, 10);
+    sequence.pages().iter().for_each(|&page| device.fill(compute, data.page(page), 9).unwrap());
+    let parked = data.park(&device, compute, sequence).unwrap().unwrap();
+    data.settle(&device).unwrap();
+    data.share_link(&device, weights, 1).unwrap();
+    let before = device.calls().copies;
+    let arriving = data.restore(&device, parked).unwrap().unwrap();
+    assert_eq!(device.calls().copies - before, 2, "two of five pages may be under way");
+    assert!(!data.has_arrived(&arriving));
+    data.audit(None, None, [&arriving]);
+    let sequence = data.resume(&device, compute, arriving).unwrap();
+    assert_eq!(device.calls().copies - before, 5);
+    assert!(sequence.pages().iter().all(|&page| bytes(&device, compute, &data, page)[0] == 9));
+    data.settle(&device).unwrap();
+    data.audit([&sequence], None, None);
+
+    // Without streaming nothing is held back; while copies are, the host's looks bring the rest.
+    for streamed in [0, 1] {
+        data.forget_copies();
+        let sequence = grown(&device, compute, &mut data, 2);
+        let parked = data.park(&device, compute, sequence).unwrap().unwrap();
+        data.settle(&device).unwrap();
+        data.share_link(&device, weights, streamed).unwrap();
+        let arriving = data.restore(&device, parked).unwrap().unwrap();
+        while !data.has_arrived(&arriving) {
+            data.poll(&device).unwrap();
+        }
+        data.cancel(arriving);
+    }
+    data.release(sequence);
+    data.settle(&device).unwrap();
+    data.audit(None, None, None);
+}

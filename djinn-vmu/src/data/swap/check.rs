@@ -39,7 +39,7 @@ impl Check {
         device: &D,
         stream: Stream,
         direction: Direction,
-        moves: &[Move],
+        moves: impl Iterator<Item = Move>,
         page: impl Fn(u32) -> Span,
     ) -> djinn_device::Result<()> {
         let to = match direction {

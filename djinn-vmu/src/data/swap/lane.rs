@@ -28,6 +28,14 @@ pub(super) fn runs(moves: &[Move]) -> impl Iterator<Item = (Move, u32)> {
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) moves: Vec<Move>,
+    /// Pages that leave without a copy: the host has their bytes.
+    pub(super) kept: Vec<Move>,
+    /// Device pages to poison once the copies are enqueued.
+    pub(super) poison: Vec<u32>,
+    /// The piece of the way out that it comes after, if it is the first of the way back.
+    pub(super) left: Option<u64>,
+    /// The transfer's begin, if it is its first piece.
+    pub(super) begin: Option<Event>,
     pub(super) end: Event,
     /// The transfer that it is the last of.
     pub(super) last: Option<Whole>,
@@ -36,10 +44,20 @@ pub(super) struct Piece {
     pub(super) complete: bool,
 }
 
+impl Piece {
+    /// All pages that it holds.
+    pub(super) fn pages(&self) -> impl Iterator<Item = Move> {
+        self.moves.iter().chain(&self.kept).copied()
+    }
+}
+
 /// A transfer under way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Whole {
+    /// Pages that are copied.
     pub(super) pages: u32,
+    /// Pages that leave without a copy.
+    pub(super) kept: u32,
     pub(super) asked: Event,
     pub(super) begin: Event,
 }
@@ -48,24 +66,38 @@ pub(super) struct Whole {
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) stream: Stream,
-    pub(super) under_way: VecDeque<Piece>,
     /// Pieces seen to be done.
     pub(super) done: u64,
+    /// Enqueued on the stream.
+    pub(super) under_way: VecDeque<Piece>,
+    /// To be enqueued after these.
+    pub(super) pending: VecDeque<Piece>,
 }
 
 impl Lane {
     pub(super) fn new<D: Device>(device: &D) -> Result<Self> {
-        Ok(Lane { stream: device.stream()?, under_way: VecDeque::new(), done: 0 })
+        let (under_way, pending) = (VecDeque::new(), VecDeque::new());
+        Ok(Lane { stream: device.stream()?, done: 0, under_way, pending })
     }
 
-    /// The event at the end of a piece, unless it was seen to be done.
+    /// The event at the end of a piece that is under way.
     pub(super) fn end(&self, piece: u64) -> Option<Event> {
         let at = piece.checked_sub(self.done)?;
         Some(self.under_way.get(at as usize)?.end)
     }
 
-    /// The number of the piece that was enqueued last.
+    /// How many pieces were enqueued so far.
+    pub(super) fn enqueued(&self) -> u64 {
+        self.done + self.under_way.len() as u64
+    }
+
+    /// The number of the piece that comes last.
     pub(super) fn latest(&self) -> Option<u64> {
-        (self.done + self.under_way.len() as u64).checked_sub(1)
+        (self.enqueued() + self.pending.len() as u64).checked_sub(1)
+    }
+
+    /// Pages under way.
+    pub(super) fn pages_under_way(&self) -> u64 {
+        self.under_way.iter().map(|piece| piece.moves.len() as u64).sum()
     }
 }

@@ -1,6 +1,6 @@
 //! How transfers are cut.
 
-use super::*;
+use super::lane::{Move, pieces, runs};
 
 fn moves(pairs: &[(u32, u32)]) -> Vec<Move> {
     pairs.iter().map(|&(device, host)| Move { device, host }).collect()
