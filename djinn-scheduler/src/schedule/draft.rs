@@ -305,7 +305,8 @@ impl<'a> Draft<'a> {
     /// Pages that sessions off the device hold on it, which they share with one another, go last: whoever will be back
     /// last gives its part up and is computed again. Only where nobody computes and nothing comes free by itself.
     pub(super) fn release_shared(&mut self) {
-        let stuck = self.hard > self.coming && self.coming == 0 && self.resident.is_empty();
+        let nobody_computes = self.resident.len() == self.starved.len();
+        let stuck = self.hard > self.coming && self.coming == 0 && nobody_computes;
         if !stuck || self.state.reserved() == 0 || !self.plan.swap_in.is_empty() {
             return;
         }
