@@ -130,9 +130,9 @@ int djinn_head_norm(const djinn_head_norm_args *args, void *stream);
 
 /*
  * out[r, out_column + j] = sum of x[r, i] weight[j, i] + bias[j], for j in 0 .. n. A row's bits depend on no other
- * row. Reads the weight once for up to 16 rows, and once for every DJINN_LINEAR_ROWS where devices have clusters
+ * row. Reads the weight once for every 16 rows; more than 32 once for every DJINN_LINEAR_ROWS where devices have clusters
  * (sm_90), weights are 16-bit, k is a multiple of 64 and the workspace holds 4 k bytes for each row, of rows rounded
- * up to whole 16 and at least 32; else once for every 16.
+ * up to whole 16.
  *
  * The workspace (or null) then holds x in two parts of the weight's type each. With `is_split` it does so already, from
  * a launch before with the same x, rows, k, weight_dtype and workspace and up to DJINN_LINEAR_ROWS rows.

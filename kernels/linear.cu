@@ -11,8 +11,8 @@
  * empty, and their blocks end at once. So no block reads weights before the previous kernel is done.
  * CPU reference: djinn-device, kernels/reference/routing.rs, `expert_linear`.
  *
- * For up to 16 rows, where the time is that of reading the weight. More rows are linear_wide.cu's where it serves
- * them; else they take a launch for each 16.
+ * For up to 16 rows, where the time is that of reading the weight. More rows take a launch for each 16; more than 32
+ * are linear_wide.cu's where it serves them: from there on one slower read costs less than three.
  *
  * f16 and bf16 with k a multiple of 64: tensor cores. x is split into a sum of two numbers of the weight's type,
  * which hold 22 (f16) or 16 (bf16) bits of it; so with f16 weights, x is limited to the range of f16. The two
@@ -455,7 +455,7 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     if (args->bias != nullptr && args->bias_dtype > DJINN_BF16) {
         return cudaErrorInvalidValue;
     }
-    const bool wide = args->rows > djinn::MOST_ROWS && djinn::serves_wide(*args);
+    const bool wide = args->rows > 2 * djinn::MOST_ROWS && djinn::serves_wide(*args);
     const unsigned step = wide ? DJINN_LINEAR_ROWS : djinn::MOST_ROWS;
     for (unsigned row = 0; row < args->rows; row += step) {
         djinn_linear_args part = *args;

@@ -18,7 +18,7 @@ constexpr unsigned MOST_ROWS = 16;
 /* Whether `linear_wide` serves these sizes on the current device, with this workspace. */
 bool serves_wide(const djinn_linear_args &a);
 
-/* Up to DJINN_LINEAR_ROWS rows at once. */
+/* From 33 to DJINN_LINEAR_ROWS rows at once; fewer are served, too. */
 int linear_wide(const djinn_linear_args &a, void *stream);
 
 __device__ __forceinline__ float bias_of(const djinn_linear_args &a, unsigned j) {

@@ -1,5 +1,5 @@
 /*
- * linear for up to 64 rows with one read of the weight: out[r, out_column + j] = sum over i of x[r, i] weight[j, i],
+ * linear for 33 to 64 rows with one read of the weight: out[r, out_column + j] = sum over i of x[r, i] weight[j, i],
  * plus bias[j], with the bits that each row has alone in linear.cu. For f16 and bf16, k a multiple of 64, sm_90.
  * Shapes: x f32 [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * CPU reference: djinn-device, kernels/reference.rs, `linear`.
@@ -44,7 +44,7 @@ constexpr size_t MOST_SHARED = 227 * 1024;
 
 /* Tiles of 8 rows that a kernel exists for. */
 __host__ __device__ constexpr unsigned tiles_of(unsigned rows) {
-    return rows <= 32 ? 4 : rows <= 48 ? 6 : 8;
+    return rows <= 48 ? 6 : 8;
 }
 
 /* Threads that split x. */
@@ -401,11 +401,7 @@ template <typename T, unsigned TILES> WideChoice choose_units(unsigned units) {
 }
 
 template <typename T> WideChoice choose(unsigned units, unsigned tiles) {
-    switch (tiles) {
-    case 4: return choose_units<T, 4>(units);
-    case 6: return choose_units<T, 6>(units);
-    default: return choose_units<T, 8>(units);
-    }
+    return tiles == 6 ? choose_units<T, 6>(units) : choose_units<T, 8>(units);
 }
 
 WideChoice choose(const djinn_linear_args &a, unsigned units) {

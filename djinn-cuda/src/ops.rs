@@ -13,8 +13,11 @@ use djinn_device::{DType, Ops, Result, Stream};
 /// cuBLASLt computes it.
 pub(crate) const ROWS_ALONE: u32 = djinn_cuda_sys::DJINN_LINEAR_ROWS;
 
-/// Up to so many rows the own kernel needs no workspace.
+/// Rows of one launch of the own kernels.
 pub(crate) const SMALL_BATCH: u32 = 16;
+
+/// Up to so many rows the own kernels use no workspace.
+const NO_WORKSPACE: u32 = 2 * SMALL_BATCH;
 
 /// Rows of a piece are a multiple of this, where so many fit.
 const PIECE: u64 = 64;
@@ -131,7 +134,7 @@ impl Ops for CudaDevice {
 
     fn linear(&self, stream: Stream, args: &Linear) -> Result<()> {
         debug_assert_eq!(args.check(), ());
-        if args.rows <= SMALL_BATCH {
+        if args.rows <= NO_WORKSPACE {
             return self.launch(stream, |launch| launch.linear(args, None, false));
         }
         let known = self.prepared.take().filter(|known| known.stream == stream);

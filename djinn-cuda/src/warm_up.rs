@@ -79,7 +79,7 @@ impl Work<'_> {
         }
         if dtype != DType::F32 {
             for units in [1, 2, 3, 4, 6, 8] {
-                for rows in [17, 33, 49] {
+                for rows in [33, 49] {
                     // Of 132 multiprocessors, clusters leave up to 8 idle.
                     self.linear(stream, dtype, rows, units * 8 * 124, 64)?;
                 }
