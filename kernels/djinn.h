@@ -381,6 +381,17 @@ typedef struct djinn_combine_args {
 int djinn_combine(const djinn_combine_args *args, void *stream);
 
 /*
+ * dst = src; either may lie in pinned host memory. Moved by multiprocessors: for few bytes that must not queue behind the
+ * copies of other streams.
+ */
+typedef struct djinn_copy_args {
+    const void *src;
+    void *dst;
+    uint64_t bytes; /* multiples of 16, from multiples of 16 on, are the fastest */
+} djinn_copy_args;
+int djinn_copy(const djinn_copy_args *args, void *stream);
+
+/*
  * If the expert has slots, i.e. starts[expert + 1] > starts[expert], dst = src and moved = 1; else moved = 0, and
  * neither src nor dst is touched. src may lie in pinned host memory. For a stream of copies: it overlaps with no kernel
  * of its stream, and what reads dst as a weight waits for an event after it.

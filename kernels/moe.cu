@@ -18,13 +18,7 @@
  * [rows, top_k], out f32 [rows, width]. Fused multiply-adds in the order of j.
  * Launch: blocks of 256 threads with 4 elements each, x over rows, y over columns.
  *
- * copy_expert: dst = src and moved = 1 if starts[expert + 1] > starts[expert], else moved = 0 and nothing else. src and
- * dst any bytes, src in pinned host memory or the device's; starts u32 [experts + 1]; moved u32, one.
- * Launch: 24 blocks of 512 threads in strides of the grid, 8 loads of 16 bytes under way a thread: enough to keep a
- * link busy, few enough to leave the multiprocessors to the stream that computes. It is launched without the
- * attribute that lets kernels overlap, and single bytes where addresses are no multiples of 16.
- *
- * CPU reference: djinn-device, kernels/reference/routing.rs, `route`, `group`, `combine`, `copy_expert`.
+ * CPU reference: djinn-device, kernels/reference/routing.rs, `route`, `group`, `combine`.
  */
 #include "element.cuh"
 
@@ -41,11 +35,6 @@ constexpr unsigned GROUP_WARPS = 8;
 constexpr unsigned GROUP_THREADS = 32 * GROUP_WARPS;
 constexpr unsigned COMBINE_THREADS = 256;
 constexpr unsigned COMBINE_BLOCK = 4 * COMBINE_THREADS;
-constexpr unsigned COPY_BLOCKS = 24;
-constexpr unsigned COPY_THREADS = 512;
-/* Loads of 16 bytes that a thread has under way. */
-constexpr unsigned COPY_EACH = 8;
-constexpr unsigned COPY_STEP = COPY_THREADS * COPY_EACH;
 
 /* One row, up to 32 EACH experts. */
 template <unsigned EACH> __device__ __forceinline__ void route_row(const djinn_route_args &a, unsigned row) {
@@ -229,42 +218,6 @@ extern "C" __global__ void __launch_bounds__(djinn::COMBINE_THREADS)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(djinn::COPY_THREADS)
-    djinn_copy_expert_u8(const __grid_constant__ djinn_copy_expert_args a) {
-    using namespace djinn;
-    const bool used = a.starts[a.expert + 1] > a.starts[a.expert];
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        *a.moved = used;
-    }
-    if (!used) {
-        return;
-    }
-    const bool aligned = ((reinterpret_cast<uintptr_t>(a.src) | reinterpret_cast<uintptr_t>(a.dst)) % 16) == 0;
-    const uint64_t packs = aligned ? a.bytes / sizeof(uint4) : 0;
-    const uint4 *from = static_cast<const uint4 *>(a.src);
-    uint4 *to = static_cast<uint4 *>(a.dst);
-    for (uint64_t first = uint64_t(blockIdx.x) * COPY_STEP; first < packs; first += uint64_t(gridDim.x) * COPY_STEP) {
-        const uint64_t mine = first + threadIdx.x;
-        uint4 kept[COPY_EACH];
-#pragma unroll
-        for (unsigned i = 0; i < COPY_EACH; ++i) {
-            if (mine + i * COPY_THREADS < packs) {
-                kept[i] = __ldcs(from + mine + i * COPY_THREADS);
-            }
-        }
-#pragma unroll
-        for (unsigned i = 0; i < COPY_EACH; ++i) {
-            if (mine + i * COPY_THREADS < packs) {
-                to[mine + i * COPY_THREADS] = kept[i];
-            }
-        }
-    }
-    const uint64_t thread = uint64_t(blockIdx.x) * COPY_THREADS + threadIdx.x;
-    for (uint64_t at = packs * sizeof(uint4) + thread; at < a.bytes; at += uint64_t(gridDim.x) * COPY_THREADS) {
-        static_cast<uint8_t *>(a.dst)[at] = static_cast<const uint8_t *>(a.src)[at];
-    }
-}
-
 extern "C" int djinn_route(const djinn_route_args *args, void *stream) {
     using namespace djinn;
     const djinn_route_args &a = *args;
@@ -290,14 +243,4 @@ extern "C" int djinn_combine(const djinn_combine_args *args, void *stream) {
     using namespace djinn;
     const dim3 grid(args->rows, ceil_div(args->width, COMBINE_BLOCK));
     return launch(djinn_combine_f32, grid, COMBINE_THREADS, 0, stream, *args);
-}
-
-extern "C" int djinn_copy_expert(const djinn_copy_expert_args *args, void *stream) {
-    using namespace djinn;
-    const uint64_t steps = (args->bytes / sizeof(uint4) + COPY_STEP - 1) / COPY_STEP;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(steps == 0 ? 1 : steps < COPY_BLOCKS ? unsigned(steps) : COPY_BLOCKS);
-    config.blockDim = dim3(COPY_THREADS);
-    config.stream = static_cast<cudaStream_t>(stream);
-    return cudaLaunchKernelEx(&config, djinn_copy_expert_u8, djinn_copy_expert_args(*args));
 }

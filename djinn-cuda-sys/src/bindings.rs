@@ -413,6 +413,19 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct djinn_copy_args {
+    pub src: *const ::std::os::raw::c_void,
+    pub dst: *mut ::std::os::raw::c_void,
+    pub bytes: u64,
+}
+unsafe extern "C" {
+    pub fn djinn_copy(
+        args: *const djinn_copy_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct djinn_copy_expert_args {
     pub src: *const ::std::os::raw::c_void,
     pub dst: *mut ::std::os::raw::c_void,

@@ -225,6 +225,16 @@ impl Device for CudaDevice {
         self.on(stream, |raw| raw.copy(src, dst))
     }
 
+    fn copy_promptly(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
+        assert!(src.len() == dst.len(), "a copy of {src:?} to {dst:?} of another length");
+        assert!(!src.overlaps(dst), "a copy of {src:?} to overlapping {dst:?}");
+        if src.is_empty() {
+            return Ok(());
+        }
+        let (src, dst) = (self.memory.resolve(src), self.memory.resolve(dst));
+        self.launch(stream, |launch| launch.copy(src, dst))
+    }
+
     fn fill(&self, stream: Stream, dst: Span, byte: u8) -> Result<()> {
         let dst = self.memory.resolve(dst);
         self.on(stream, |raw| raw.fill(dst, byte))

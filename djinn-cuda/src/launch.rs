@@ -313,6 +313,11 @@ impl Launch<'_> {
         kernel!(djinn_combine, raw, self.stream)
     }
 
+    pub(crate) fn copy(self, src: Place, dst: Place) -> Result<()> {
+        let raw = sys::djinn_copy_args { src: src.input(), dst: dst.bytes(), bytes: src.len() };
+        kernel!(djinn_copy, raw, self.stream)
+    }
+
     pub(crate) fn copy_expert(self, args: &CopyExpert) -> Result<()> {
         let raw = sys::djinn_copy_expert_args {
             src: self.memory.resolve(args.src).input(),

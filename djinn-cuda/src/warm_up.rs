@@ -148,6 +148,7 @@ impl Work<'_> {
         let (src, dst, starts, moved) = (self.input(16), self.output(16), self.input(8), high(4));
         let copy = CopyExpert { src, dst, starts, moved, expert: 0, experts: 1 };
         self.device.copy_expert(stream, &copy)?;
+        self.device.copy_promptly(stream, self.input(16), self.output(16))?;
         let (y, weights, out) = (self.input(4 * 128), self.input(8), self.output(4 * 64));
         self.device.combine(stream, &Combine { y, weights, out, top_k: 2, width: 64, rows: 1 })
     }

@@ -100,6 +100,12 @@ pub trait Device: Send {
     /// Enqueues a copy between spans of equal length in any spaces, not overlapping.
     fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()>;
 
+    /// [`copy`](Device::copy) for the few bytes that a step takes and gives: on devices whose copies of a direction queue
+    /// behind those of other streams, this one does not.
+    fn copy_promptly(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
+        self.copy(stream, src, dst)
+    }
+
     /// Enqueues filling `dst` with `byte`.
     fn fill(&self, stream: Stream, dst: Span, byte: u8) -> Result<()>;
 

@@ -320,8 +320,10 @@ impl<D: Ops> Engine<D> {
         let work = Work { device: &self.device, compute: self.compute, graph: &self.graph, plan: &self.plan };
         let memory = self.memory.as_mut().expect("loaded");
         let (done, step) = (self.done, (key.rows, launches));
-        let captured =
-            work.device.capture(&[work.compute, copies], || work.enqueue(memory, None, step, done));
+        let streams = [work.compute, copies];
+        // Without copies the second stream stays out: a replay that joins it may queue behind copies of other streams.
+        let part = if work.plan.placement.streamed_bytes() == 0 { &streams[..1] } else { &streams };
+        let captured = work.device.capture(part, || work.enqueue(memory, None, step, done));
         let capture = match captured {
             Err(Error::Device(djinn_device::Error::Resource { .. })) => {
                 // No room for it. From now on passes are enqueued.
@@ -427,13 +429,13 @@ impl<D: Ops> Work<'_, D> {
         done: Event,
     ) -> Result<()> {
         let Work { device, compute, graph, .. } = *self;
-        device.copy(compute, memory.inputs.span(), memory.stack.inputs())?;
-        device.copy(compute, memory.table.span(), memory.data.table())?;
+        device.copy_promptly(compute, memory.inputs.span(), memory.stack.inputs())?;
+        device.copy_promptly(compute, memory.table.span(), memory.data.table())?;
         Executor::new(self, memory, rows, launches).traced(trace).pass()?;
         let wanted = graph.value(graph.logits).bytes(rows);
         if wanted > 0 {
             let logits = memory.stack.span(graph, graph.logits, rows);
-            device.copy(compute, logits, memory.logits.slice(0, wanted))?;
+            device.copy_promptly(compute, logits, memory.logits.slice(0, wanted))?;
         }
         Ok(device.record(compute, done)?)
     }

@@ -187,28 +187,33 @@ fn copies_between_all_spaces<D: Device>(rig: &Rig<D>) {
     for (from, to) in SPACES.into_iter().flat_map(|from| SPACES.map(|to| (from, to))) {
         for len in [1, 255, 4096, (1 << 20) + 3] {
             let bytes = pattern(len, len as u8);
-            let (src, dst) = (rig.upload(from, &bytes), rig.alloc(to, len as u64));
-            rig.copy(rig.stream, src.span(), dst.span());
-            rig.sync(rig.stream);
-            assert!(rig.download(dst.span()) == bytes, "{len} bytes from {from:?} to {to:?}");
-            assert!(rig.download(src.span()) == bytes, "a copy of {len} bytes changed its source");
+            for copy in [D::copy, D::copy_promptly] {
+                let (src, dst) = (rig.upload(from, &bytes), rig.alloc(to, len as u64));
+                copy(&rig.device, rig.stream, src.span(), dst.span()).expect("a copy is enqueued");
+                rig.sync(rig.stream);
+                assert!(rig.download(dst.span()) == bytes, "{len} bytes from {from:?} to {to:?}");
+                assert!(rig.download(src.span()) == bytes, "a copy of {len} bytes changed its source");
+            }
         }
     }
 }
 
 fn copies_spans_and_nothing_beside<D: Device>(rig: &Rig<D>) {
     for (from, to) in SPACES.into_iter().flat_map(|from| SPACES.map(|to| (from, to))) {
-        let (old, new) = (pattern(1000, 1), pattern(1000, 2));
-        let (src, dst) = (rig.upload(from, &new), rig.upload(to, &old));
-        let mut expected = old;
-        for (at, to, len) in [(0, 1, 7), (13, 64, 255), (513, 400, 0), (501, 501, 499)] {
-            rig.copy(rig.stream, src.slice(at, len), dst.slice(to, len));
-            let (at, to, len) = (at as usize, to as usize, len as usize);
-            expected[to..to + len].copy_from_slice(&new[at..at + len]);
+        for copy in [D::copy, D::copy_promptly] {
+            let (old, new) = (pattern(1000, 1), pattern(1000, 2));
+            let (src, dst) = (rig.upload(from, &new), rig.upload(to, &old));
+            let mut expected = old;
+            for (at, to, len) in [(0, 1, 7), (13, 64, 255), (513, 400, 0), (501, 501, 499)] {
+                let (from, into) = (src.slice(at, len), dst.slice(to, len));
+                copy(&rig.device, rig.stream, from, into).expect("a copy is enqueued");
+                let (at, to, len) = (at as usize, to as usize, len as usize);
+                expected[to..to + len].copy_from_slice(&new[at..at + len]);
+            }
+            rig.sync(rig.stream);
+            assert!(rig.download(dst.span()) == expected, "spans from {from:?} to {to:?}");
+            assert_eq!(rig.download(dst.span().slice(64, 300).slice(1, 9)), expected[65..74]);
         }
-        rig.sync(rig.stream);
-        assert!(rig.download(dst.span()) == expected, "spans from {from:?} to {to:?}");
-        assert_eq!(rig.download(dst.span().slice(64, 300).slice(1, 9)), expected[65..74]);
     }
     let buffer = rig.upload(Space::Device, &pattern(512, 3));
     rig.copy(rig.stream, buffer.slice(0, 256), buffer.slice(256, 256));

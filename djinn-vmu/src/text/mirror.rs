@@ -25,7 +25,7 @@ impl Mirror {
 
     /// Enqueues the copy to the host.
     pub(crate) fn enqueue<D: Device>(&self, device: &D, stream: Stream) -> Result<()> {
-        Ok(device.copy(stream, self.device.span(), self.host.span())?)
+        Ok(device.copy_promptly(stream, self.device.span(), self.host.span())?)
     }
 
     /// The host's bytes, once the copy is done.
