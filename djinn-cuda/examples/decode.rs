@@ -1,5 +1,6 @@
 //! Times what a step of many sessions spends on a card: products of 1 to 64 rows with the shapes of Llama-2-7B,
-//! beside cuBLASLt's, and attention of 1 to 48 sessions with 2,048 tokens each. One table on standard output.
+//! beside cuBLASLt's, and attention of 1 to 48 sessions with 2,048 tokens each, with key heads of their own and shared
+//! by four. One table on standard output.
 //!
 //! Weights and caches take turns over 2 GiB, so that no cache of the card holds them. Times are medians of seven.
 
@@ -21,6 +22,7 @@ const ROWS: [u32; 8] = [1, 8, 16, 17, 24, 32, 48, 64];
 const SESSIONS: [u32; 7] = [1, 2, 4, 8, 16, 32, 48];
 const TOKENS: u32 = 2048;
 const HEADS: u32 = 32;
+const KV_HEADS: [u32; 2] = [HEADS, HEADS / 4];
 const HEAD_DIM: u32 = 128;
 const PAGE_TOKENS: u32 = 16;
 
@@ -78,8 +80,10 @@ fn measure(device: &CudaDevice) -> Result<()> {
     }
     device.free(memory);
     println!("attention       sessions       us    GB/s");
-    for sessions in SESSIONS {
-        bench.attention(sessions)?;
+    for kv_heads in KV_HEADS {
+        for sessions in SESSIONS {
+            bench.attention(sessions, kv_heads)?;
+        }
     }
     Ok(())
 }
@@ -159,17 +163,17 @@ impl Bench<'_> {
     }
 
     /// Attention of one row of each of some sessions, over layers that take turns.
-    fn attention(&self, sessions: u32) -> Result<()> {
+    fn attention(&self, sessions: u32, kv_heads: u32) -> Result<()> {
         let session_pages = TOKENS / PAGE_TOKENS;
         let pages = sessions * session_pages;
-        let layer_bytes = u64::from(2 * HEADS * PAGE_TOKENS * HEAD_DIM) * 2;
+        let layer_bytes = u64::from(2 * kv_heads * PAGE_TOKENS * HEAD_DIM) * 2;
         let layers = (TURNS / (layer_bytes * u64::from(pages))).max(2);
         let cache = self.random(layer_bytes * layers * u64::from(pages), F16)?;
         let row_seq = self.upload((0..sessions).collect())?;
         let positions = self.upload(vec![TOKENS - 1; sessions as usize])?;
         // A session's pages lie far from one another: a prime step, greater than the number of pages.
         let page_table = self.upload((0..pages).map(|i| (i * 10_007) % pages).collect())?;
-        let qkv = self.random(u64::from(sessions * 3 * HEADS * HEAD_DIM) * 4, F32)?;
+        let qkv = self.random(u64::from(sessions * (HEADS + 2 * kv_heads) * HEAD_DIM) * 4, F32)?;
         let out = self.device.alloc(Space::Device, u64::from(sessions * HEADS * HEAD_DIM) * 4)?;
         let time = self.time(2 * layers as u32, |i| {
             let kv = KvPages {
@@ -178,7 +182,7 @@ impl Bench<'_> {
                 page_bytes: layer_bytes * layers,
                 page_tokens: PAGE_TOKENS,
                 layer: i % layers as u32,
-                kv_heads: HEADS,
+                kv_heads,
                 head_dim: HEAD_DIM,
                 page_table: page_table.span(),
                 table_width: session_pages,
@@ -198,7 +202,8 @@ impl Bench<'_> {
             args.check();
             self.device.attention(self.stream, &args)
         })?;
-        self.line("                     ", sessions, [(time, layer_bytes * u64::from(pages))]);
+        let name = format!("{HEADS} heads, {kv_heads:>2} of keys ");
+        self.line(&name, sessions, [(time, layer_bytes * u64::from(pages))]);
         for buffer in [cache, row_seq, positions, page_table, qkv, out] {
             self.device.free(buffer);
         }

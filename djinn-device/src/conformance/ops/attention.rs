@@ -180,11 +180,12 @@ impl Shape {
 pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
     for dtype in DTYPES {
         for shape in shapes(dtype) {
-            let batches: [&[(usize, usize)]; 4] = [
+            let batches: [&[(usize, usize)]; 5] = [
                 &[(0, 1)],
                 &[(0, 70)],
                 &[(63, 1), (64, 1), (65, 1), (150, 1), (0, 1)],
                 &[(60, 9), (0, 17), (129, 1)],
+                &[(255, 2), (600, 1), (31, 1), (1023, 2)],
             ];
             for segments in batches {
                 let batch = Batch::new(rig, shape, segments);
@@ -217,7 +218,7 @@ pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
 pub(super) fn keeps_sequences_apart<D: Ops>(rig: &mut Rig<D>) {
     for dtype in DTYPES {
         for shape in shapes(dtype) {
-            let segments = [(60, 40), (0, 70), (5, 3), (129, 1), (31, 33)];
+            let segments = [(60, 40), (0, 70), (5, 3), (129, 1), (31, 33), (510, 4), (300, 1)];
             let batch = Batch::new(rig, shape, &segments);
             let row = shape.heads * shape.dim;
             let all = batch.run(rig, 0, batch.positions.len());

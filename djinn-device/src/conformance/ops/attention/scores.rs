@@ -30,6 +30,9 @@ pub(in super::super) fn windows_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
             for window in [1, 64, 129, 400] {
                 check(rig, shape, &[(127, 1), (128, 1), (129, 1), (300, 1), (0, 1)], windowed(shape, window));
             }
+            for window in [257, 400] {
+                check(rig, shape, &[(255, 3), (700, 1), (511, 1)], windowed(shape, window));
+            }
             for window in [7, 64, 100] {
                 check(rig, shape, &[(0, 70), (5, 3), (95, 40), (256, 1)], windowed(shape, window));
             }
@@ -69,7 +72,7 @@ fn invariant<D: Ops>(rig: &mut Rig<D>, shape: Shape, scores: Scores) {
         let name = format!("rows {first}+{count} of attention {} {scores:?}", shape.name());
         same_bits(&name, &got, &all[first * row..(first + count) * row]);
     }
-    let segments = [(60, 40), (0, 70), (5, 3), (129, 1), (31, 33)];
+    let segments = [(60, 40), (0, 70), (5, 3), (129, 1), (31, 33), (510, 4), (300, 1)];
     let batch = Batch::scored(rig, shape, &segments, scores);
     let all = batch.run(rig, 0, batch.positions.len());
     let mut first = 0;
@@ -84,7 +87,7 @@ fn invariant<D: Ops>(rig: &mut Rig<D>, shape: Shape, scores: Scores) {
 pub(in super::super) fn windows_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
     for dtype in DTYPES {
         for shape in shapes(dtype) {
-            for window in [1, 50] {
+            for window in [1, 50, 300] {
                 invariant(rig, shape, windowed(shape, window));
             }
         }
