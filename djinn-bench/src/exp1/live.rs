@@ -37,11 +37,16 @@ impl<D: Ops + Send> Bed for LiveBed<D> {
     fn run(&mut self, scheduler: Scheduler, workload: &Workload, span: Span, oracle: &Oracle) -> Result<Ran> {
         let engine = self.engine.take().context("the engine did not come back from an earlier run")?;
         self.runs += 1;
+        let before = engine.swap_stats();
         let live = Live::new(Batcher::new(engine)?, self.seed, self.runs, span.warm_up);
         let mut backend = Watched::new(live, span);
         let mut clock = WallClock::default();
-        let report = drive(scheduler, &mut backend, &mut clock, workload, span, Some(oracle));
+        let mut report = drive(scheduler, &mut backend, &mut clock, workload, span, Some(oracle));
         let (live, map) = backend.into_parts();
+        // Plans count pages; those that the host has unchanged leave without a copy.
+        let after = live.batcher.engine().swap_stats();
+        report.bytes_out = after.out.bytes - before.out.bytes;
+        report.bytes_in = after.back.bytes - before.back.bytes;
         self.engine = match live.batcher.into_engine() {
             Ok(engine) => Some(engine),
             // The report says why.

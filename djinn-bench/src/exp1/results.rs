@@ -123,6 +123,7 @@ pub(crate) struct Row {
     pub(crate) open: u64,
     pub(crate) swaps_out: u64,
     pub(crate) swaps_in: u64,
+    /// Copied: pages that did not change since they came back leave without a copy, but for the simulator.
     pub(crate) bytes_out: u64,
     pub(crate) bytes_in: u64,
     /// Bytes by the time in which they moved, by the device's clock.
