@@ -94,17 +94,31 @@ impl Sampler {
 /// The first of the greatest; NaN is never greatest, unless there is nothing else.
 fn argmax(logits: &[f32]) -> u32 {
     assert!(!logits.is_empty(), "there are no logits to choose from");
-    // Lanes, so that compilers use vectors: this runs between two passes of the device.
+    // This runs between two passes of the device: maxima of blocks take vectors, and one block is searched.
+    const BLOCK: usize = 1024;
+    let (mut most, mut first) = (f32::NEG_INFINITY, 0);
+    for (block, logits) in logits.chunks(BLOCK).enumerate() {
+        let here = greatest(logits);
+        if here > most {
+            (most, first) = (here, block * BLOCK);
+        }
+    }
+    let at = logits[first..].iter().position(|&logit| logit == most);
+    at.map_or(0, |at| first + at) as u32
+}
+
+/// The greatest but for NaN; negative infinity if there is none.
+fn greatest(logits: &[f32]) -> f32 {
+    let greater = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; 16];
     let chunks = logits.chunks_exact(lanes.len());
     let rest = chunks.remainder().iter().copied();
     for chunk in chunks {
         for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-            *lane = if logit > *lane { logit } else { *lane };
+            *lane = greater(*lane, logit);
         }
     }
-    let most = lanes.into_iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
-    logits.iter().position(|&logit| logit == most).unwrap_or(0) as u32
+    lanes.into_iter().chain(rest).fold(f32::NEG_INFINITY, greater)
 }
 
 #[cfg(test)]
@@ -122,7 +136,7 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_best_and_never_nan() {
-        for len in [1, 15, 16, 17, 100] {
+        for len in [1, 15, 16, 17, 100, 1024, 1025, 2100] {
             for best in 0..len {
                 let mut logits = vec![-1.5; len];
                 logits[best] = 0.5;

@@ -122,6 +122,10 @@ pub enum Why {
     Computing,
     /// The host is full and nobody queues.
     HostFull,
+    /// There is no such session.
+    Missing,
+    /// An estimate of no time at all.
+    NoTime,
     /// Another reason, of a policy outside this crate.
     Other(&'static str),
 }
@@ -149,8 +153,18 @@ impl fmt::Display for Why {
             Why::NotOnDevice => f.write_str("its state is not on the device"),
             Why::Computing => f.write_str("it still computes"),
             Why::HostFull => f.write_str("the host is full"),
+            Why::Missing => f.write_str("there is no such session"),
+            Why::NoTime => {
+                f.write_str("estimated_resume_ms is 0; give 1 or more, or leave it out if it is unknown")
+            }
             Why::Other(text) => f.write_str(text),
         }
+    }
+}
+
+impl Serialize for Why {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

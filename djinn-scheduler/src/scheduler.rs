@@ -154,15 +154,14 @@ impl Scheduler {
             return SignalAnswer {
                 outcome: SignalOutcome::Missing,
                 decision: Decision::Discard,
-                why: format!("{id} does not exist"),
+                why: Why::Missing,
                 kv_bytes: 0,
                 residency: Residency::Gone,
                 eta_restore_ms: 0,
             };
         };
         if let Signal::IoWait { estimated_resume_ms: Some(0), .. } = signal {
-            let why = "estimated_resume_ms is 0; give 1 or more, or leave it out if it is unknown".to_owned();
-            return SignalAnswer { why, ..self.answer(id, SignalOutcome::Rejected, now) };
+            return SignalAnswer { why: Why::NoTime, ..self.answer(id, SignalOutcome::Rejected, now) };
         }
         let next = transition(Some(session.phase), signal.kind());
         let outcome = match next {
@@ -257,7 +256,7 @@ impl Scheduler {
         SignalAnswer {
             outcome,
             decision,
-            why: why.to_string(),
+            why,
             kv_bytes: cost.bytes(pages),
             residency: session.residency,
             eta_restore_ms: eta.as_nanos().div_ceil(1_000_000) as u64,

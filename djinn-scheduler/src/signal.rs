@@ -1,7 +1,7 @@
 //! What clients say about their sessions, and what they are answered.
 
 use crate::phase::EventKind;
-use crate::policy::Decision;
+use crate::policy::{Decision, Why};
 use crate::session::Residency;
 use serde::{Deserialize, Serialize};
 
@@ -51,14 +51,14 @@ pub enum SignalOutcome {
 }
 
 /// The answer to a signal.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SignalAnswer {
     /// What became of it.
     pub outcome: SignalOutcome,
     /// What the policy would do with the session's pages now. Demand of others may decide otherwise later.
     pub decision: Decision,
-    /// Why, for people.
-    pub why: String,
+    /// Why; serialized as the sentence that it displays.
+    pub why: Why,
     /// Bytes of the session's keys and values.
     pub kv_bytes: u64,
     /// Where they are at this moment.

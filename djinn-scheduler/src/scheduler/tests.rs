@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::handler::{PhaseHandler, StepRoom};
 use crate::phase::Phase;
 use crate::plan::{CopyOutcome, Entry, Outcome, Plan, Refusal, TurnEnd};
-use crate::policy::{Decision, EvictionPolicy, Lru, Never, Told, Ttl, Weighed, Weights};
+use crate::policy::{Decision, EvictionPolicy, Lru, Never, Told, Ttl, Weighed, Weights, Why};
 use crate::schedule::Parts;
 use crate::session::{Arrival, Residency, Session, SessionId};
 use crate::signal::{Signal, SignalOutcome};
@@ -169,7 +169,7 @@ fn without_host_pages_demand_discards_and_the_policy_keeps() {
     waiting(&mut scheduler, 0, 600, ms(0));
     assert!(step(&mut scheduler, &[], ms(10)).is_empty());
     let answer = scheduler.signal(id(0), &io_wait(None), ms(10));
-    assert_eq!((answer.decision, answer.why.as_str()), (Decision::Keep, "the host is full"));
+    assert_eq!((answer.decision, answer.why), (Decision::Keep, Why::HostFull));
     scheduler.arrive(&arrival(1, 600, 1_024), ms(20)).expect("it queues");
     let plan = step(&mut scheduler, &[], ms(20));
     assert_eq!((plan.discard.as_slice(), plan.wake), ([id(0)].as_slice(), Some(ms(20))));
@@ -203,7 +203,7 @@ fn signals_are_answered() {
     assert_eq!(scheduler.signal(id(9), &Signal::Idle, ms(0)).outcome, SignalOutcome::Missing);
     scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
     let answer = scheduler.signal(id(0), &io_wait(Some(500)), ms(0));
-    assert_eq!((answer.outcome, answer.why.as_str()), (SignalOutcome::Deferred, "it still computes"));
+    assert_eq!((answer.outcome, answer.why), (SignalOutcome::Deferred, Why::Computing));
     while of(&scheduler, 0).prompt > 128 {
         step(&mut scheduler, &[], ms(1));
     }
@@ -217,7 +217,7 @@ fn signals_are_answered() {
         (answer.kv_bytes, answer.eta_restore_ms, answer.residency),
         (38 * (8 << 20), 0, Residency::Device)
     );
-    assert_eq!(answer.why, "nobody needs the pages");
+    assert_eq!(answer.why, Why::NoPressure);
     assert_eq!(scheduler.signal(id(0), &io_wait(Some(0)), ms(3)).outcome, SignalOutcome::Rejected);
     assert_eq!(scheduler.signal(id(0), &Signal::Compute, ms(4)).outcome, SignalOutcome::Accepted);
     assert_eq!(of(&scheduler, 0).wait.expect("it waits").expected, Some(ms(2)));
@@ -550,7 +550,7 @@ fn a_full_host_makes_moving_dear() {
     // Copies of 38 pages both ways take 12.8 ms and to compute 600 tokens again 30 ms; twice the sum is 85 ms.
     let mut lease = |estimate| {
         let answer = scheduler.signal(id(0), &io_wait(Some(estimate)), ms(0));
-        (of(&scheduler, 0).lease_until.as_millis(), answer.why)
+        (of(&scheduler, 0).lease_until.as_millis(), answer.why.to_string())
     };
     assert_eq!(lease(60), (145, "60 ms of wait left, moving would cost 42 ms".to_owned()));
     assert_eq!(lease(90), (0, "nobody needs the pages".to_owned()));
