@@ -212,6 +212,8 @@ impl Swap {
         if let Some(Whole { pages, kept, asked, begin }) = piece.last {
             let (bytes, ticket) = (pages as u64 * self.host.page_bytes, piece.ticket);
             let [asked, begin, end] = [asked, begin, piece.end].map(|event| device.timestamp(event));
+            // What notes the call is a stream of its own, which may be late.
+            let asked = asked.or(begin);
             let transfer = Transfer { ticket, direction, pages, bytes, asked, begin, end };
             let moved = match direction {
                 Direction::Out => &mut self.stats.out,

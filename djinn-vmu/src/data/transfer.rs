@@ -22,7 +22,7 @@ pub struct Transfer {
     pub pages: u32,
     /// Bytes copied.
     pub bytes: u64,
-    /// The call. `None` where the device has not passed that point of its own yet.
+    /// The call; or, where the device was later to note it than to copy, the first byte.
     pub asked: Option<Duration>,
     /// The first byte could move.
     pub begin: Option<Duration>,
