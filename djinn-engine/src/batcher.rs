@@ -70,6 +70,8 @@ pub struct Batcher<D: Ops> {
     under_way: Option<UnderWay>,
     /// Pages came free that the scheduler does not know of yet.
     dropped_seeds: bool,
+    /// As of [`held_beside`](Self::held_beside), until something changes: whoever polls does so all the time.
+    held: Option<u32>,
     failure: Option<String>,
     steps: u64,
     generated: Vec<NewToken>,
@@ -112,6 +114,7 @@ impl<D: Ops> Batcher<D> {
             copied: Vec::new(),
             under_way: None,
             dropped_seeds: false,
+            held: None,
             failure: None,
             steps: 0,
             generated: Vec::new(),
@@ -160,6 +163,7 @@ impl<D: Ops> Batcher<D> {
             None => Conversation::new(id, salt, turn),
         };
         assert!(self.conversations.insert(id, conversation).is_none(), "{id} is opened twice");
+        self.held = None;
         Ok(())
     }
 
@@ -242,6 +246,7 @@ impl<D: Ops> Backend for Batcher<D> {
     }
 
     fn submit(&mut self, plan: &Plan, state: &State, _: Duration) {
+        self.held = None;
         self.attempt(|batcher| {
             batcher.leave_to(state);
             batcher.discard(&plan.discard);
@@ -271,7 +276,12 @@ impl<D: Ops> Backend for Batcher<D> {
         });
         completion.copies = std::mem::take(&mut self.copied);
         completion.failure = self.failure.clone();
-        completion.held = self.held_beside();
+        let changed = completion.step.is_some() || !completion.copies.is_empty();
+        completion.held = match self.held.filter(|_| !changed) {
+            Some(held) => held,
+            None => self.held_beside(),
+        };
+        self.held = Some(completion.held);
         self.dropped_seeds = false;
         completion
     }
