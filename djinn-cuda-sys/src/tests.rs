@@ -59,17 +59,17 @@ mod launchers {
     fn the_workspace_holds_every_split_of_every_row() {
         // SAFETY: pointers are not read.
         let bytes = |rows| unsafe { crate::djinn_attention_workspace(&attention(rows, 64)) };
-        // 1600 positions are 13 splits of 128; each keeps a maximum, a sum and a vector for each head.
-        assert_eq!(bytes(1), 13 * 4 * (64 + 2) * 4);
+        // 1600 positions are 7 splits of 256; each keeps a maximum, a sum and a vector for each head.
+        assert_eq!(bytes(1), 7 * 4 * (64 + 2) * 4);
         assert_eq!(bytes(64), 64 * bytes(1));
         assert_eq!(bytes(500), bytes(64));
-        // 130 positions touch three splits where the first is the last of one; a single one needs no workspace.
+        // 258 positions touch three splits where the first is the last of one; a single one needs no workspace.
         let windowed = |window| djinn_attention_args { window, ..attention(1, 64) };
         // SAFETY: as above.
         let bytes = |window| unsafe { crate::djinn_attention_workspace(&windowed(window)) };
-        assert_eq!(bytes(129), 2 * 4 * (64 + 2) * 4);
-        assert_eq!(bytes(130), 3 * 4 * (64 + 2) * 4);
-        assert_eq!((bytes(1), bytes(100_000)), (0, 13 * 4 * (64 + 2) * 4));
+        assert_eq!(bytes(257), 2 * 4 * (64 + 2) * 4);
+        assert_eq!(bytes(258), 3 * 4 * (64 + 2) * 4);
+        assert_eq!((bytes(1), bytes(100_000)), (0, 7 * 4 * (64 + 2) * 4));
     }
 }
 
