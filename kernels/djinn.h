@@ -130,19 +130,22 @@ int djinn_head_norm(const djinn_head_norm_args *args, void *stream);
 
 /*
  * out[r, out_column + j] = sum of x[r, i] weight[j, i] + bias[j], for j in 0 .. n. A row's bits depend on no other
- * row. Reads the weight once for every 16 rows; more than 32 once for every DJINN_LINEAR_ROWS where devices have clusters
+ * row. Reads the weight once for every 16 rows; more than 16 once for every DJINN_LINEAR_ROWS where devices have clusters
  * (sm_90), weights are 16-bit, k is a multiple of 64 and the workspace holds 4 k bytes for each row, of rows rounded
  * up to whole 16.
+ *
+ * The weight lies in tiles of tile_rows rows each, the last of which may have fewer.
  *
  * The workspace (or null) then holds x in two parts of the weight's type each. With `is_split` it does so already, from
  * a launch before with the same x, rows, k, weight_dtype and workspace and up to DJINN_LINEAR_ROWS rows.
  */
 enum {
     DJINN_LINEAR_ROWS = 64,
+    DJINN_LINEAR_TILES = 8,
 };
 typedef struct djinn_linear_args {
     const float *x;        /* [rows, k] */
-    const void *weight;    /* [n, k] */
+    const void *weights[DJINN_LINEAR_TILES]; /* [tile_rows, k] */
     const void *bias;      /* [n], or null */
     float *out;            /* [rows, out_width] */
     void *workspace;       /* or null */
@@ -150,7 +153,8 @@ typedef struct djinn_linear_args {
     uint32_t weight_dtype; /* djinn_dtype */
     uint32_t bias_dtype;   /* djinn_dtype */
     uint32_t k;
-    uint32_t n;
+    uint32_t n;         /* rows of all tiles */
+    uint32_t tile_rows; /* from 1 to n */
     uint32_t out_width;
     uint32_t out_column;
     uint32_t rows;

@@ -11,8 +11,8 @@
  * empty, and their blocks end at once. So no block reads weights before the previous kernel is done.
  * CPU reference: djinn-device, kernels/reference/routing.rs, `expert_linear`.
  *
- * For up to 16 rows, where the time is that of reading the weight. More rows take a launch for each 16; more than 32
- * are linear_wide.cu's where it serves them: from there on one slower read costs less than three.
+ * For up to 16 rows, where the time is that of reading the weight. More rows are linear_wide.cu's where it serves them,
+ * and else take a launch for each 16.
  *
  * f16 and bf16 with k a multiple of 64: tensor cores. x is split into a sum of two numbers of the weight's type,
  * which hold 22 (f16) or 16 (bf16) bits of it; so with f16 weights, x is limited to the range of f16. The two
@@ -95,19 +95,19 @@ template <typename T, unsigned UNITS, unsigned TILES, typename Rows> struct Tens
         size_t copy_bytes, unit_bytes;
         unsigned runs;
 
-        __device__ Fetcher(const djinn_linear_args &a, uint4 *ring, unsigned first, unsigned rows, unsigned warp,
-                           unsigned lane, unsigned runs)
+        __device__ Fetcher(const djinn_linear_args &a, uint4 *ring, const Share &share, unsigned warp, unsigned lane,
+                           unsigned runs)
             : ring(ring), runs(runs) {
             const unsigned row = lane / CHUNKS, chunk = lane % CHUNKS;
             const size_t row_bytes = size_t(a.k) * sizeof(T);
-            const T *weight = static_cast<const T *>(a.weight) + size_t(first) * a.k + warp * RUN + chunk * 8;
+            const T *weight = static_cast<const T *>(share.weight) + warp * RUN + chunk * 8;
             const char *base = reinterpret_cast<const char *>(weight);
             copy_bytes = AT_ONCE * row_bytes, unit_bytes = 8 * row_bytes, next = base + row * row_bytes;
 #pragma unroll
             for (unsigned i = 0; i < COPIES; ++i) {
                 const unsigned at = row + i * AT_ONCE;
                 to[i] = at * CHUNKS + (chunk ^ at);
-                last[i] = base + min((UNITS - 1) * 8 + at, rows - 1) * row_bytes;
+                last[i] = base + min((UNITS - 1) * 8 + at, share.rows - 1) * row_bytes;
             }
         }
 
@@ -158,17 +158,16 @@ template <typename T, unsigned UNITS, unsigned TILES, typename Rows> struct Tens
         }
     };
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Rows &rows, unsigned share) {
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Rows &rows, unsigned most) {
         extern __shared__ uint4 shared[];
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-        /* The last block ends with the weight, and may compute rows of the one before as well, to the same bits. */
-        const unsigned first = min(blockIdx.x * share, a.n - share);
+        const Share share = share_of<T>(a, most);
         const unsigned all_runs = a.k / RUN, runs = all_runs > warp ? (all_runs - warp + WARPS - 1) / WARPS : 0;
         uint4 *ring = shared + warp * PIECES * PIECE;
         if constexpr (!Rows::ROUTED) {
             release_next();
         }
-        Fetcher fetcher(a, ring, first, share, warp, lane, runs);
+        Fetcher fetcher(a, ring, share, warp, lane, runs);
 #pragma unroll
         for (unsigned i = 0; i + 1 < PIECES; ++i) {
             fetcher.fetch(i % UNITS, i);
@@ -229,13 +228,12 @@ template <typename T, unsigned UNITS, unsigned TILES, typename Rows> struct Tens
             }
         }
         wait_copies<0>();
-        reduce(a, rows, reinterpret_cast<float *>(shared), sums, first, share);
+        reduce(a, rows, reinterpret_cast<float *>(shared), sums, share);
     }
 
     /* Adds the warps' sums and stores them. They take the place of the weights. */
     static __device__ __forceinline__ void reduce(const djinn_linear_args &a, const Rows &rows, float *shared,
-                                                  const float (&sums)[UNITS][TILES][4], unsigned first,
-                                                  unsigned share) {
+                                                  const float (&sums)[UNITS][TILES][4], const Share &share) {
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
         auto &parts = *reinterpret_cast<float(*)[WARPS][COLUMNS][ROWS]>(shared);
         __syncthreads();
@@ -254,7 +252,7 @@ template <typename T, unsigned UNITS, unsigned TILES, typename Rows> struct Tens
         __syncthreads();
         for (unsigned i = threadIdx.x; i < rows.count() * ROWS; i += THREADS) {
             const unsigned column = i / ROWS, row = i % ROWS;
-            if (row >= share) {
+            if (row >= share.rows) {
                 continue;
             }
             float sum = parts[0][column][row];
@@ -262,7 +260,7 @@ template <typename T, unsigned UNITS, unsigned TILES, typename Rows> struct Tens
             for (unsigned other = 1; other < WARPS; ++other) {
                 sum += parts[other][column][row];
             }
-            const unsigned j = first + row;
+            const unsigned j = share.first + row;
             a.out[size_t(rows.out(column)) * a.out_width + a.out_column + j] = sum + bias_of(a, j);
         }
     }
@@ -275,7 +273,7 @@ __device__ __forceinline__ void linear_plain(const djinn_linear_args &a, const R
     if (j >= a.n) {
         return;
     }
-    const T *weight = static_cast<const T *>(a.weight) + size_t(j) * a.k;
+    const T *weight = static_cast<const T *>(a.weights[j / a.tile_rows]) + size_t(j % a.tile_rows) * a.k;
     unsigned from[ROWS];
 #pragma unroll
     for (unsigned r = 0; r < ROWS; ++r) {
@@ -392,7 +390,7 @@ template <typename T, unsigned UNITS, unsigned TILES, typename Args> TensorKerne
 
 /* Launches the tensor kernel for a number of units and tiles. */
 template <typename T, unsigned UNITS, unsigned TILES, typename Args>
-int launch_tensor(const Args &args, const Plan &plan, unsigned share, void *stream) {
+int launch_tensor(const Args &args, const Plan &plan, const Division &division, void *stream) {
     /* Memory and threads do not depend on where the rows are. */
     using Kind = Tensor<T, UNITS, TILES, InOrder>;
     const TensorKernel<Args> kernel = tensor_kernel<T, UNITS, TILES, Args>();
@@ -407,30 +405,29 @@ int launch_tensor(const Args &args, const Plan &plan, unsigned share, void *stre
         }
         allowed.fetch_or(device);
     }
-    const dim3 grid(ceil_div(plan.sizes.n, share), plan.groups);
-    return launch(kernel, grid, Kind::THREADS, Kind::SHARED_BYTES, stream, args, share);
+    const dim3 grid(division.blocks, plan.groups);
+    return launch(kernel, grid, Kind::THREADS, Kind::SHARED_BYTES, stream, args, division.share);
 }
 
 /* Launches the tensor kernel for a number of units. */
 template <typename T, unsigned UNITS, typename Args>
-int launch_units(const Args &args, const Plan &plan, unsigned share, void *stream) {
-    return plan.sizes.rows <= 8 ? launch_tensor<T, UNITS, 1>(args, plan, share, stream)
-                                : launch_tensor<T, UNITS, 2>(args, plan, share, stream);
+int launch_units(const Args &args, const Plan &plan, const Division &division, void *stream) {
+    return plan.sizes.rows <= 8 ? launch_tensor<T, UNITS, 1>(args, plan, division, stream)
+                                : launch_tensor<T, UNITS, 2>(args, plan, division, stream);
 }
 
 /* Up to 16 rows, or slots of a group, on the tensor cores. */
 template <typename T, typename Args> int linear_tensor(const Args &args, const Plan &plan, void *stream) {
     constexpr unsigned MOST_UNITS = 6;
-    const unsigned blocks = all_devices()[current_device()].multiprocessors, n = plan.sizes.n;
-    const unsigned waves = ceil_div(n, uint64_t(blocks) * 8 * MOST_UNITS);
-    const unsigned share = ceil_div(n, uint64_t(blocks) * waves);
-    switch (ceil_div(share, 8)) {
-    case 1: return launch_units<T, 1>(args, plan, share, stream);
-    case 2: return launch_units<T, 2>(args, plan, share, stream);
-    case 3: return launch_units<T, 3>(args, plan, share, stream);
-    case 4: return launch_units<T, 4>(args, plan, share, stream);
-    case 5: return launch_units<T, 5>(args, plan, share, stream);
-    default: return launch_units<T, 6>(args, plan, share, stream);
+    const unsigned blocks = all_devices()[current_device()].multiprocessors;
+    const Division division = divide(plan.sizes, blocks, 8 * MOST_UNITS);
+    switch (ceil_div(division.share, 8)) {
+    case 1: return launch_units<T, 1>(args, plan, division, stream);
+    case 2: return launch_units<T, 2>(args, plan, division, stream);
+    case 3: return launch_units<T, 3>(args, plan, division, stream);
+    case 4: return launch_units<T, 4>(args, plan, division, stream);
+    case 5: return launch_units<T, 5>(args, plan, division, stream);
+    default: return launch_units<T, 6>(args, plan, division, stream);
     }
 }
 
@@ -452,10 +449,11 @@ template <typename Args> int linear_rows(const Args &args, const Plan &plan, voi
 } // namespace djinn
 
 extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
-    if (args->bias != nullptr && args->bias_dtype > DJINN_BF16) {
+    const bool tiled = args->tile_rows > 0 && (args->n - 1) / args->tile_rows < DJINN_LINEAR_TILES;
+    if ((args->bias != nullptr && args->bias_dtype > DJINN_BF16) || args->n == 0 || !tiled) {
         return cudaErrorInvalidValue;
     }
-    const bool wide = args->rows > 2 * djinn::MOST_ROWS && djinn::serves_wide(*args);
+    const bool wide = args->rows > djinn::MOST_ROWS && djinn::serves_wide(*args);
     const unsigned step = wide ? DJINN_LINEAR_ROWS : djinn::MOST_ROWS;
     for (unsigned row = 0; row < args->rows; row += step) {
         djinn_linear_args part = *args;
@@ -475,7 +473,8 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
 extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream) {
     constexpr unsigned MOST_GROUPS = 65535;
     const unsigned groups = djinn::ceil_div(args->linear.rows, djinn::MOST_ROWS);
-    if (args->linear.bias != nullptr || args->slots_per_row == 0 || groups > MOST_GROUPS) {
+    const bool tiled = args->linear.tile_rows != args->linear.n || args->linear.n == 0;
+    if (args->linear.bias != nullptr || tiled || args->slots_per_row == 0 || groups > MOST_GROUPS) {
         return cudaErrorInvalidValue;
     }
     return djinn::linear_rows(*args, djinn::Plan{args->linear, groups}, stream);

@@ -18,8 +18,44 @@ constexpr unsigned MOST_ROWS = 16;
 /* Whether `linear_wide` serves these sizes on the current device, with this workspace. */
 bool serves_wide(const djinn_linear_args &a);
 
-/* From 33 to DJINN_LINEAR_ROWS rows at once; fewer are served, too. */
+/* From 17 to DJINN_LINEAR_ROWS rows at once; fewer are served, too. */
 int linear_wide(const djinn_linear_args &a, void *stream);
+
+/* Rows of the weight that a block computes: within one tile. */
+struct Share {
+    const void *weight;
+    unsigned first, rows;
+};
+
+/* How a launch divides the weight: blocks with shares of so many rows, or less where a tile has less. */
+struct Division {
+    unsigned share, blocks;
+};
+
+/* Equal shares of up to `most` rows, for whole waves of `at_once` blocks where that can be. */
+inline Division divide(const djinn_linear_args &a, unsigned at_once, unsigned most) {
+    const unsigned whole = (a.n - 1) / a.tile_rows, last = a.n - whole * a.tile_rows;
+    for (unsigned waves = ceil_div(a.n, uint64_t(at_once) * most);; ++waves) {
+        for (unsigned share = ceil_div(a.n, uint64_t(at_once) * waves); share <= most; ++share) {
+            const unsigned blocks = whole * ceil_div(a.tile_rows, share) + ceil_div(last, share);
+            if (blocks <= at_once * waves) {
+                return {share, blocks};
+            }
+        }
+    }
+}
+
+/*
+ * The share of this block; of blocks past the division's, the last. The last share of a tile ends with it, and may have
+ * rows of the one before as well, to the same bits.
+ */
+template <typename T> __device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share) {
+    const unsigned each = (a.tile_rows + share - 1) / share;
+    const unsigned tile = min(blockIdx.x / each, (a.n - 1) / a.tile_rows), start = tile * a.tile_rows;
+    const unsigned tile_rows = min(a.tile_rows, a.n - start), rows = min(share, tile_rows);
+    const unsigned first = min((blockIdx.x - tile * each) * share, tile_rows - rows);
+    return {static_cast<const T *>(a.weights[tile]) + size_t(first) * a.k, start + first, rows};
+}
 
 __device__ __forceinline__ float bias_of(const djinn_linear_args &a, unsigned j) {
     if (a.bias == nullptr) {

@@ -1,5 +1,5 @@
 /*
- * linear for 33 to 64 rows with one read of the weight: out[r, out_column + j] = sum over i of x[r, i] weight[j, i],
+ * linear for 17 to 64 rows with one read of the weight: out[r, out_column + j] = sum over i of x[r, i] weight[j, i],
  * plus bias[j], with the bits that each row has alone in linear.cu. For f16 and bf16, k a multiple of 64, sm_90.
  * Shapes: x f32 [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * CPU reference: djinn-device, kernels/reference.rs, `linear`.
@@ -32,9 +32,9 @@ constexpr unsigned CLUSTER = 4;
 /* Columns of a stage in each partial sum. */
 constexpr unsigned STEP = 32;
 
-/* Warps that compute, beside the one that fetches. */
-constexpr unsigned COMPUTING = 8, HALVES = 2;
-constexpr unsigned WIDE_THREADS = 32 * (COMPUTING + 1);
+/* Warps that compute, and those that fetch: so many that their instructions keep up with the memory. */
+constexpr unsigned COMPUTING = 8, FETCHING = 4, HALVES = 2;
+constexpr unsigned WIDE_THREADS = 32 * (COMPUTING + FETCHING);
 
 /* Bytes of x in a tile of a step. */
 constexpr unsigned TILE_BYTES = 2 * 32 * sizeof(Split);
@@ -44,7 +44,7 @@ constexpr size_t MOST_SHARED = 227 * 1024;
 
 /* Tiles of 8 rows that a kernel exists for. */
 __host__ __device__ constexpr unsigned tiles_of(unsigned rows) {
-    return rows <= 48 ? 6 : 8;
+    return rows <= 32 ? 4 : rows <= 48 ? 6 : 8;
 }
 
 /* Threads that split x. */
@@ -116,48 +116,49 @@ template <typename T, unsigned PARTS, unsigned SLABS, unsigned UNITS, unsigned T
         }
     }
 
-    /* The warp that fetches. */
+    /* A warp that fetches: of one partial sum, every so many units, and x if it is the first of those that do. */
     struct Fetcher {
+        static constexpr unsigned MATES = FETCHING / PARTS, UNITS_EACH = (ALL_UNITS + MATES - 1) / MATES;
+        static_assert(FETCHING % PARTS == 0);
         const djinn_linear_args &a;
         Shared &shared;
-        unsigned lane, runs;
-        /* The lane's part of each unit, from `base` on; rows past the block's repeat its last. */
-        const T *base;
-        unsigned rows[ALL_UNITS];
+        unsigned lane, part, mate, runs;
+        /* The lane's part of each unit; rows past the block's repeat its last. */
+        const T *rows[UNITS_EACH];
 
-        __device__ __forceinline__ Fetcher(const djinn_linear_args &a, Shared &shared, unsigned first, unsigned share,
+        __device__ __forceinline__ Fetcher(const djinn_linear_args &a, Shared &shared, const Share &share, unsigned warp,
                                            unsigned lane)
-            : a(a), shared(shared), lane(lane), runs(a.k / RUN) {
-            base = static_cast<const T *>(a.weight) + size_t(first) * a.k + lane % 4 * 8;
+            : a(a), shared(shared), lane(lane), part(warp % PARTS), mate(warp / PARTS), runs(a.k / RUN) {
+            const T *base = static_cast<const T *>(share.weight) + lane % 4 * 8 + part * RUN;
 #pragma unroll
-            for (unsigned unit = 0; unit < ALL_UNITS; ++unit) {
-                rows[unit] = min(unit * 8 + lane / 4, share - 1) * a.k;
+            for (unsigned i = 0; i < UNITS_EACH; ++i) {
+                rows[i] = base + size_t(min((mate + i * MATES) * 8 + lane / 4, share.rows - 1)) * a.k;
             }
         }
 
         __device__ __forceinline__ void weights(unsigned slot, unsigned run, unsigned step) {
-            Stage &stage = shared.stages[slot];
+            if (run + part < runs) {
+                const unsigned column = run * RUN + step * STEP;
 #pragma unroll
-            for (unsigned part = 0; part < PARTS; ++part) {
-                if (run + part < runs) {
-                    const T *column = base + (run + part) * RUN + step * STEP;
-#pragma unroll
-                    for (unsigned unit = 0; unit < ALL_UNITS; ++unit) {
-                        copy_async_ahead(&stage.weights[part][unit][lane], column + rows[unit]);
+                for (unsigned i = 0; i < UNITS_EACH; ++i) {
+                    const unsigned unit = mate + i * MATES;
+                    if (unit < ALL_UNITS) {
+                        copy_async_ahead(&shared.stages[slot].weights[part][unit][lane], rows[i] + column);
                     }
                 }
             }
             shared.ready[slot].arrive_after_copies();
         }
 
-        /* This block's slice of each piece, for all blocks. */
+        /* This block's slice of a piece, for all blocks. */
         __device__ __forceinline__ void x(unsigned slot, unsigned run, unsigned step) {
-            if (lane != 0) {
+            if (lane != 0 || mate != 0) {
                 return;
             }
-            const unsigned parts = min(PARTS, runs - run), slice = cluster_rank() * SLICE;
-            shared.ready[slot].arrive_expecting(parts * X_BYTES);
-            for (unsigned part = 0; part < parts; ++part) {
+            const bool present = run + part < runs;
+            shared.ready[slot].arrive_expecting(present ? X_BYTES : 0);
+            if (present) {
+                const unsigned slice = cluster_rank() * SLICE;
                 const size_t piece = (run + part) * STEPS + step;
                 const char *from = static_cast<const char *>(a.workspace) + piece * X_BYTES + slice;
                 char *to = reinterpret_cast<char *>(shared.stages[slot].x[part]) + slice;
@@ -290,8 +291,8 @@ template <typename T, unsigned PARTS, unsigned SLABS, unsigned UNITS, unsigned T
             }
         }
 
-        /* Stores the totals of the block's rows `first .. first + share` of the weight. */
-        __device__ __forceinline__ void store(const djinn_linear_args &a, unsigned first, unsigned share) const {
+        /* Stores the totals of the block's share of the weight. */
+        __device__ __forceinline__ void store(const djinn_linear_args &a, const Share &share) const {
             if (part != 0) {
                 return;
             }
@@ -299,8 +300,8 @@ template <typename T, unsigned PARTS, unsigned SLABS, unsigned UNITS, unsigned T
             for (unsigned unit = 0; unit < UNITS; ++unit) {
 #pragma unroll
                 for (unsigned i = 0; i < 2; ++i) {
-                    const unsigned at = (slab * UNITS + unit) * 8 + lane % 4 * 2 + i, j = first + at;
-                    if (at >= share) {
+                    const unsigned at = (slab * UNITS + unit) * 8 + lane % 4 * 2 + i, j = share.first + at;
+                    if (at >= share.rows) {
                         continue;
                     }
                     const float bias = bias_of(a, j);
@@ -316,27 +317,26 @@ template <typename T, unsigned PARTS, unsigned SLABS, unsigned UNITS, unsigned T
         }
     };
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, unsigned share) {
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, unsigned most) {
         extern __shared__ uint4 memory[];
         Shared &shared = *reinterpret_cast<Shared *>(memory);
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        /* The last blocks end with the weight, and may compute rows of others as well, to the same bits. */
-        const unsigned first = min(blockIdx.x * share, a.n - share);
+        const Share share = share_of<T>(a, most);
         release_next();
         if (threadIdx.x < STAGES) {
-            /* The lanes that copy weights, and the one that announces x. */
-            shared.ready[threadIdx.x].init(32 + 1);
+            /* The lanes that copy weights, and those that announce x. */
+            shared.ready[threadIdx.x].init(32 * FETCHING + PARTS);
             shared.free[threadIdx.x].init(COMPUTING * CLUSTER);
             Barrier::publish();
         }
         cluster_sync();
-        if (warp == COMPUTING) {
-            Fetcher(a, shared, first, share, lane).run();
+        if (warp >= COMPUTING) {
+            Fetcher(a, shared, share, warp - COMPUTING, lane).run();
         } else {
             Computer computer(shared, warp, lane);
             computer.run(a.k / RUN);
             await_previous();
-            computer.store(a, first, share);
+            computer.store(a, share);
         }
         /* No block ends while others may arrive at its barriers. */
         __syncwarp();
@@ -394,14 +394,24 @@ template <typename T, unsigned TILES> WideChoice choose_units(unsigned units) {
     case 2: return choice<T, 4, 1, 2, TILES>();
     case 3: return choice<T, 4, 1, 3, TILES>();
     case 4: return choice<T, 4, 1, 4, TILES>();
-    case 5:
-    case 6: return choice<T, 2, 2, 3, TILES>();
-    default: return choice<T, 2, 2, 4, TILES>();
+    case 5: return choice<T, 4, 1, 5, TILES>();
+    case 6: return choice<T, 4, 1, 6, TILES>();
+    default:
+        /* A warp's registers hold the sums of so many units for few tiles alone. */
+        if constexpr (TILES <= 4) {
+            return choice<T, 4, 1, 8, TILES>();
+        } else {
+            return choice<T, 2, 2, 4, TILES>();
+        }
     }
 }
 
 template <typename T> WideChoice choose(unsigned units, unsigned tiles) {
-    return tiles == 6 ? choose_units<T, 6>(units) : choose_units<T, 8>(units);
+    switch (tiles) {
+    case 4: return choose_units<T, 4>(units);
+    case 6: return choose_units<T, 6>(units);
+    default: return choose_units<T, 8>(units);
+    }
 }
 
 WideChoice choose(const djinn_linear_args &a, unsigned units) {
@@ -456,15 +466,14 @@ int linear_wide(const djinn_linear_args &a, void *stream) {
         }
     }
     const unsigned blocks = clusters_at_once() * CLUSTER;
-    const unsigned waves = ceil_div(a.n, uint64_t(blocks) * 8 * MOST_UNITS);
-    const unsigned share = ceil_div(a.n, uint64_t(blocks) * waves);
-    const WideChoice chosen = choose(a, ceil_div(share, 8));
+    const Division division = divide(a, blocks, 8 * MOST_UNITS);
+    const WideChoice chosen = choose(a, ceil_div(division.share, 8));
     const cudaError_t code = allow(chosen);
     if (code != cudaSuccess) {
         return code;
     }
-    const dim3 grid(ceil_div(ceil_div(a.n, share), CLUSTER) * CLUSTER);
-    return launch_clusters(CLUSTER, chosen.kernel, grid, WIDE_THREADS, chosen.shared_bytes, stream, a, share);
+    const dim3 grid(ceil_div(division.blocks, CLUSTER) * CLUSTER);
+    return launch_clusters(CLUSTER, chosen.kernel, grid, WIDE_THREADS, chosen.shared_bytes, stream, a, division.share);
 }
 
 } // namespace djinn

@@ -117,12 +117,13 @@ unsafe extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 pub const DJINN_LINEAR_ROWS: _bindgen_ty_1 = 64;
+pub const DJINN_LINEAR_TILES: _bindgen_ty_1 = 8;
 pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct djinn_linear_args {
     pub x: *const f32,
-    pub weight: *const ::std::os::raw::c_void,
+    pub weights: [*const ::std::os::raw::c_void; 8usize],
     pub bias: *const ::std::os::raw::c_void,
     pub out: *mut f32,
     pub workspace: *mut ::std::os::raw::c_void,
@@ -131,6 +132,7 @@ pub struct djinn_linear_args {
     pub bias_dtype: u32,
     pub k: u32,
     pub n: u32,
+    pub tile_rows: u32,
     pub out_width: u32,
     pub out_column: u32,
     pub rows: u32,

@@ -146,9 +146,10 @@ impl Bench<'_> {
         let times = [
             self.time(repeat, |i| self.device.linear(self.stream, &part(i % turns, 0, n)))?,
             self.time(repeat, |i| {
-                (0..n).step_by(tile as usize).try_for_each(|first| {
-                    self.device.linear(self.stream, &part(i % turns, first, tile.min(n - first)))
-                })
+                let tiles = (0..n).step_by(tile as usize);
+                let tiles: Vec<Linear> =
+                    tiles.map(|first| part(i % turns, first, tile.min(n - first))).collect();
+                self.device.linear_tiles(self.stream, &tiles)
             })?,
             self.time(repeat, |i| {
                 let served = self.device.library_linear(self.stream, &part(i % turns, 0, n))?;

@@ -12,6 +12,9 @@ use djinn_device::args::{
 use djinn_device::{DType, RopeStyle, Span};
 use std::ffi::{CStr, c_void};
 
+/// Tiles of a weight that one launch of a product takes.
+pub(crate) const TILES: usize = sys::DJINN_LINEAR_TILES as usize;
+
 /// A stream, and the memory that arguments refer to.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch<'a> {
@@ -104,12 +107,19 @@ impl Launch<'_> {
 
     /// With `workspace` for more than 16 rows; results do not depend on it. It may hold the product's activations in
     /// parts already (`is_split`): then nothing else has used it since.
-    pub(crate) fn linear(self, args: &Linear, workspace: Option<Place>, is_split: bool) -> Result<()> {
+    ///
+    /// `tiles` are up to [`TILES`] successive tiles of one weight, of as many rows each but for the last.
+    pub(crate) fn linear(self, tiles: &[Linear], workspace: Option<Place>, is_split: bool) -> Result<()> {
+        let args = &tiles[0];
+        let mut weights = [std::ptr::null(); TILES];
+        for (weight, tile) in weights.iter_mut().zip(tiles) {
+            *weight = self.memory.resolve(tile.weight.span).input();
+        }
         let bias = args.bias.map(|bias| (self.memory.resolve(bias.span).input(), dtype(bias.dtype)));
         let (bias, bias_dtype) = bias.unwrap_or((std::ptr::null(), dtype(DType::F32)));
         let raw = sys::djinn_linear_args {
             x: self.memory.resolve(args.x).input(),
-            weight: self.memory.resolve(args.weight.span).input(),
+            weights,
             bias,
             out: self.memory.resolve(args.out).output(),
             workspace: workspace.map_or(std::ptr::null_mut(), Place::bytes),
@@ -117,7 +127,8 @@ impl Launch<'_> {
             weight_dtype: dtype(args.weight.dtype),
             bias_dtype,
             k: args.k,
-            n: args.n,
+            n: tiles.iter().map(|tile| tile.n).sum(),
+            tile_rows: args.n,
             out_width: args.out_width,
             out_column: args.out_column,
             rows: args.rows,
@@ -275,9 +286,11 @@ impl Launch<'_> {
     }
 
     pub(crate) fn expert_linear(self, args: &ExpertLinear) -> Result<()> {
+        let mut weights = [std::ptr::null(); TILES];
+        weights[0] = self.memory.resolve(args.weight.span).input();
         let linear = sys::djinn_linear_args {
             x: self.memory.resolve(args.x).input(),
-            weight: self.memory.resolve(args.weight.span).input(),
+            weights,
             bias: std::ptr::null(),
             out: self.memory.resolve(args.out).output(),
             workspace: std::ptr::null_mut(),
@@ -286,6 +299,7 @@ impl Launch<'_> {
             bias_dtype: dtype(DType::F32),
             k: args.k,
             n: args.n,
+            tile_rows: args.n,
             out_width: args.out_width,
             out_column: args.out_column,
             rows: args.slots,

@@ -24,7 +24,7 @@ use std::mem::MaybeUninit;
 use std::rc::Rc;
 
 /// The classes of rows, by the rows that the algorithm is chosen for.
-const CLASSES: [u32; 2] = [64, 512];
+const CLASSES: [u32; 4] = [64, 128, 256, 512];
 
 /// `cublasOperation_t` of a transposed input; the bindings leave the type out.
 static CUBLAS_OP_T: u32 = 1;
@@ -52,7 +52,7 @@ impl Shape {
 
     /// The same product with as many rows as its class is tuned for.
     fn class(self) -> Shape {
-        let rows = CLASSES.into_iter().find(|&class| self.rows <= class).unwrap_or(CLASSES[1]);
+        let rows = CLASSES.into_iter().find(|&class| self.rows <= class).unwrap_or(CLASSES[3]);
         Shape { rows, ..self }
     }
 }

@@ -1,11 +1,11 @@
 //! The operations: which kernel or library computes each.
 
 use crate::device::{CudaDevice, Form, Prepared};
-use crate::launch::Launch;
+use crate::launch::{Launch, TILES};
 use crate::matmul::Shape;
 use djinn_device::args::{
     Add, Argmax, Attention, Checksum, Combine, CopyExpert, CopyPages, Embed, ExpertLinear, Gelu, Group,
-    HeadNorm, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    HeadNorm, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
 };
 use djinn_device::{DType, Ops, Result, Stream};
 
@@ -15,9 +15,6 @@ pub(crate) const ROWS_ALONE: u32 = djinn_cuda_sys::DJINN_LINEAR_ROWS;
 
 /// Rows of one launch of the own kernels.
 pub(crate) const SMALL_BATCH: u32 = 16;
-
-/// Up to so many rows the own kernels use no workspace.
-const NO_WORKSPACE: u32 = 2 * SMALL_BATCH;
 
 /// Rows of a piece are a multiple of this, where so many fit.
 const PIECE: u64 = 64;
@@ -72,6 +69,34 @@ impl CudaDevice {
         Ok(true)
     }
 
+    /// A product with tiles that one launch takes ([`at_once`]), or with one tile.
+    fn product(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
+        let args = &tiles[0];
+        if args.rows <= SMALL_BATCH {
+            return self.launch(stream, |launch| launch.linear(tiles, None, false));
+        }
+        let known = self.prepared.take().filter(|known| known.stream == stream);
+        self.claim_scratch(stream)?;
+        let (workspace, mut form) = (self.scratch.activations(), None);
+        self.launch(stream, |launch| {
+            if args.rows <= ROWS_ALONE {
+                form = Some(Form::Split);
+                let is_split = known.is_some_and(|known| known.is(args, Form::Split));
+                return launch.linear(tiles, Some(workspace), is_split);
+            }
+            if !self.large_linear(launch, args, known)? {
+                return launch.linear(tiles, Some(workspace), false);
+            }
+            let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= workspace.len();
+            form = (args.weight.dtype != DType::F32 && fits).then_some(Form::Rounded);
+            Ok(())
+        })?;
+        // Left out where the output overwrites what was prepared.
+        let prepared = form.map(|form| Prepared::new(stream, args, form));
+        self.prepared.set(prepared.filter(|_| !args.x.overlaps(args.out)));
+        Ok(())
+    }
+
     /// `linear` by cuBLASLt, whatever the number of rows; whether it has an algorithm. For measuring: rows of small
     /// batches do not get the bits that `linear` gives.
     ///
@@ -87,6 +112,21 @@ impl CudaDevice {
         })?;
         Ok(done)
     }
+}
+
+/// How many of the leading tiles one launch takes: those that follow one another in the output, of as many rows each
+/// but for the last, of the same product of few rows. A bias lies in tiles as well, of which a launch takes one.
+fn at_once(tiles: &[Linear]) -> usize {
+    let first = &tiles[0];
+    if first.rows > ROWS_ALONE || first.bias.is_some() {
+        return 1;
+    }
+    let follows = |(a, b): (&Linear, &Linear)| {
+        let (span, out_column) = (b.weight.span, a.out_column + a.n);
+        let like_first = Linear { weight: Weight { span, ..first.weight }, out_column, n: b.n, ..*first };
+        a.n == first.n && b.n <= first.n && *b == like_first
+    };
+    1 + tiles.iter().zip(&tiles[1..]).take(TILES - 1).take_while(|&pair| follows(pair)).count()
 }
 
 /// Defines operations that are one launch.
@@ -134,28 +174,16 @@ impl Ops for CudaDevice {
 
     fn linear(&self, stream: Stream, args: &Linear) -> Result<()> {
         debug_assert_eq!(args.check(), ());
-        if args.rows <= NO_WORKSPACE {
-            return self.launch(stream, |launch| launch.linear(args, None, false));
+        self.product(stream, std::slice::from_ref(args))
+    }
+
+    fn linear_tiles(&self, stream: Stream, mut tiles: &[Linear]) -> Result<()> {
+        while !tiles.is_empty() {
+            let (run, rest) = tiles.split_at(at_once(tiles));
+            run.iter().for_each(|tile| debug_assert_eq!(tile.check(), ()));
+            self.product(stream, run)?;
+            tiles = rest;
         }
-        let known = self.prepared.take().filter(|known| known.stream == stream);
-        self.claim_scratch(stream)?;
-        let (workspace, mut form) = (self.scratch.activations(), None);
-        self.launch(stream, |launch| {
-            if args.rows <= ROWS_ALONE {
-                form = Some(Form::Split);
-                let is_split = known.is_some_and(|known| known.is(args, Form::Split));
-                return launch.linear(args, Some(workspace), is_split);
-            }
-            if !self.large_linear(launch, args, known)? {
-                return launch.linear(args, Some(workspace), false);
-            }
-            let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= workspace.len();
-            form = (args.weight.dtype != DType::F32 && fits).then_some(Form::Rounded);
-            Ok(())
-        })?;
-        // Left out where the output overwrites what was prepared.
-        let prepared = form.map(|form| Prepared::new(stream, args, form));
-        self.prepared.set(prepared.filter(|_| !args.x.overlaps(args.out)));
         Ok(())
     }
 

@@ -65,7 +65,7 @@ impl Work<'_> {
         let (query, key, qkv) = (self.weight(64, dtype), self.weight(64, dtype), self.output(4 * 3 * 64));
         let (heads, kv_heads, head_dim) = (1, 1, 64);
         self.device.head_norm(stream, &HeadNorm { qkv, query, key, eps, heads, kv_heads, head_dim, rows })?;
-        for rows in (1..=SMALL_BATCH).chain([ROWS_ALONE, ROWS_ALONE + 1, 512]) {
+        for rows in (1..=SMALL_BATCH).chain([ROWS_ALONE, 128, 256, 512]) {
             for k in [256, 255] {
                 self.linear(stream, dtype, rows, 128, k)?;
             }
@@ -78,8 +78,8 @@ impl Work<'_> {
             }
         }
         if dtype != DType::F32 {
-            for units in [1, 2, 3, 4, 6, 8] {
-                for rows in [33, 49] {
+            for units in [1, 2, 3, 4, 5, 6, 8] {
+                for rows in [SMALL_BATCH + 1, 33, 49] {
                     // Of 132 multiprocessors, clusters leave up to 8 idle.
                     self.linear(stream, dtype, rows, units * 8 * 124, 64)?;
                 }

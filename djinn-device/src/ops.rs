@@ -66,6 +66,12 @@ pub trait Ops: Device {
         self.rms_norm(stream, norm)
     }
 
+    /// One [`linear`](Ops::linear) after another, with the same bits; devices may do those in one launch that are of
+    /// the same rows with successive tiles of a weight.
+    fn linear_tiles(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
+        tiles.iter().try_for_each(|tile| self.linear(stream, tile))
+    }
+
     /// [`rope`](Ops::rope), then [`kv_write`](Ops::kv_write) of the same `qkv`, with the same bits; devices may
     /// do both in one launch.
     fn rope_kv_write(&self, stream: Stream, rope: &Rope, write: &KvWrite) -> Result<()> {

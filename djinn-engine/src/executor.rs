@@ -10,11 +10,11 @@ use djinn_device::args::{
 };
 use djinn_device::{Ops, Span, Stream};
 use djinn_srg::{Dim, Graph, Lifecycle, Node, NodeId, Op, Rows, ValueId};
-use djinn_vmu::{ChunkId, MemoryPlan};
+use djinn_vmu::{ChunkId, MemoryPlan, Placement};
 use std::ops::Range;
 
-/// One pass over the graph. Every launch reads at most one chunk of weights; a chunk is held from the first
-/// launch that reads it to the last.
+/// One pass over the graph. A launch reads one chunk of weights, or several that stay on the device; a streamed chunk is
+/// held from the first launch that reads it to the last.
 pub(crate) struct Executor<'a, D: Ops> {
     device: &'a D,
     compute: Stream,
@@ -71,7 +71,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 }
             }
             if node.weights.is_empty() || matches!(node.op, Op::Embed) {
-                self.launch(node, None)?;
+                self.launch(node, &[])?;
                 self.mark_launch(id, None)?;
                 if matches!(node.op, Op::Group { .. }) {
                     let starts = self.span(node.also[0]);
@@ -79,13 +79,30 @@ impl<'a, D: Ops> Executor<'a, D> {
                 }
                 continue;
             }
-            while let Some(weights) = self.next_tile(id)? {
-                self.launch(node, Some(&weights))?;
-                self.mark_launch(id, Some(&weights))?;
+            while let Some(tile) = self.next_tile(id)? {
+                let mut tiles = vec![tile];
+                // A trace tells them apart.
+                while self.trace.is_none() && matches!(node.op, Op::Linear) && self.next_is_here_too(id) {
+                    tiles.extend(self.next_tile(id)?);
+                }
+                self.launch(node, &tiles)?;
+                for tile in &tiles {
+                    self.mark_launch(id, Some(tile))?;
+                }
             }
         }
         assert_eq!(self.tile, self.plan.placement.tiles.len(), "a pass uses every tile");
         self.swap_held(None)
+    }
+
+    /// Whether the node's next tile can be used in one launch with the one before: neither waits for the other's chunk
+    /// to make room.
+    fn next_is_here_too(&self, node: NodeId) -> bool {
+        let Placement { tiles, slots, .. } = &self.plan.placement;
+        let stays = |chunk: ChunkId| slots[chunk.0 as usize].is_none();
+        let next = tiles.get(self.tile).filter(|placed| placed.tile.node == node);
+        next.zip(self.held)
+            .is_some_and(|(next, (held, _))| next.chunk == held || (stays(next.chunk) && stays(held)))
     }
 
     /// The node's next tile, or `None` after its last.
@@ -177,14 +194,15 @@ impl<'a, D: Ops> Executor<'a, D> {
         }
     }
 
-    fn launch(&self, node: &Node, weights: Option<&Weights>) -> Result<()> {
+    /// Launches a node with its weights, of which only a product may have several tiles.
+    fn launch(&self, node: &Node, tiles: &[Weights]) -> Result<()> {
         let rows = self.launch_rows(node);
         if rows == 0 {
             return Ok(());
         }
         let (device, stream) = (self.device, self.compute);
         let input = |i: usize| self.span(node.inputs[i]);
-        let weight = |i: usize| weights.expect("the operation has weights").parts[i];
+        let weight = |i: usize| tiles[0].parts[i];
         let width = |id| self.width(id);
         macro_rules! enqueue {
             ($op:ident, $args:expr) => {{
@@ -232,7 +250,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                     rows
                 }
             ),
-            Op::Linear => self.linear(node, weights.expect("a product has weights"))?,
+            Op::Linear => self.linear(node, tiles)?,
             Op::Rope { .. } => enqueue!(rope, self.rope(node, rows)),
             Op::KvWrite { .. } => enqueue!(kv_write, self.kv_write(node, rows)),
             Op::Attention { .. } => self.attention(node)?,
@@ -269,7 +287,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 enqueue!(group, Group { ids: input(0), order, starts, experts, slots: rows })
             }
             Op::ExpertLinear { expert, slots_per_row, .. } => {
-                let tile = weights.expect("a product has weights");
+                let tile = &tiles[0];
                 enqueue!(
                     expert_linear,
                     ExpertLinear {
@@ -298,13 +316,13 @@ impl<'a, D: Ops> Executor<'a, D> {
     }
 
     /// A product, in the launches that keep sequences apart.
-    fn linear(&self, node: &Node, tile: &Weights) -> Result<()> {
+    fn linear(&self, node: &Node, tiles: &[Weights]) -> Result<()> {
         let (k, out_width) = (self.width(node.inputs[0]), self.width(node.output));
         let (x, out) = (self.span(node.inputs[0]), self.span(node.output));
         let of_logits = self.graph.value(node.output).shape[0] == Dim::LogitRows;
         let launches = if of_logits { &self.launches.logits } else { &self.launches.products };
         for rows in launches {
-            let args = Linear {
+            let args = |tile: &Weights| Linear {
                 x: words(x, rows, k),
                 weight: tile.parts[0],
                 bias: tile.parts.get(1).copied(),
@@ -315,8 +333,9 @@ impl<'a, D: Ops> Executor<'a, D> {
                 out_column: tile.first_row as u32,
                 rows: rows.end - rows.start,
             };
-            args.check();
-            self.device.linear(self.compute, &args)?;
+            let products: Vec<Linear> = tiles.iter().map(args).collect();
+            products.iter().for_each(Linear::check);
+            self.device.linear_tiles(self.compute, &products)?;
         }
         Ok(())
     }

@@ -61,12 +61,13 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 48] = named![
+    let checks: [Check<D>; 49] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
         linear::is_batch_invariant,
         linear::computes_rows_alone,
+        linear::takes_tiles_at_once,
         linear::serves_unusual_widths,
         attention::matches_the_reference,
         attention::is_batch_invariant,

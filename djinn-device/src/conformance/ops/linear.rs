@@ -3,7 +3,7 @@
 use super::rig::{DTYPES, Rig, Stored, same_bits};
 use crate::args::Linear;
 use crate::kernels::{data, reference};
-use crate::{DType, Ops};
+use crate::{DType, Ops, Result, Stream};
 
 /// Shapes with whole and ragged tiles in every direction.
 const ROWS: [usize; 7] = [1, 2, 5, 7, 16, 33, 64];
@@ -65,6 +65,38 @@ impl Case {
         };
         args.check();
         rig.enqueued(rig.device.linear(rig.stream, &args));
+        let got = rig.download(out);
+        rig.free_all();
+        got
+    }
+
+    /// The device's result for all rows, where the weight is in tiles of its own memory each.
+    fn run_tiles<D: Ops>(
+        &self,
+        rig: &mut Rig<D>,
+        tiles: &[usize],
+        run: impl Fn(&D, Stream, &[Linear]) -> Result<()>,
+    ) -> Vec<f32> {
+        let out = rig.blank_f32(self.rows * self.out_width);
+        let x = rig.upload(&self.x);
+        let mut products = Vec::new();
+        let mut first = 0;
+        for &n in tiles {
+            products.push(Linear {
+                x,
+                weight: rig.weight(&self.weight.part(first * self.k..(first + n) * self.k)),
+                bias: self.bias.as_ref().map(|bias| rig.weight(&bias.part(first..first + n))),
+                out,
+                k: self.k as u32,
+                n: n as u32,
+                out_width: self.out_width as u32,
+                out_column: (self.out_column + first) as u32,
+                rows: self.rows as u32,
+            });
+            first += n;
+        }
+        products.iter().for_each(Linear::check);
+        rig.enqueued(run(&rig.device, rig.stream, &products));
         let got = rig.download(out);
         rig.free_all();
         got
@@ -143,6 +175,37 @@ pub(super) fn leaves_other_columns_alone<D: Ops>(rig: &mut Rig<D>) {
             rig.compare(&name, &got[written.clone()], &want[written.clone()], DType::BF16);
             same_bits(&name, &got[..written.start], &want[..written.start]);
             same_bits(&name, &got[written.end..], &want[written.end..]);
+        }
+    }
+}
+
+/// Tiles of a weight at once: the bits that each gives by itself, and no other columns.
+pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
+    // Rows of the tiles: even ones, a smaller last one, too many for one launch, such as no launch takes together, and
+    // more than a device has blocks for at once.
+    let cuts: [&[usize]; 5] = [&[16, 16], &[203, 203, 41], &[8; 11], &[3, 5, 5, 2], &[5000, 5000, 300]];
+    for dtype in DTYPES {
+        for (i, rows) in [1, 8, 16, 17, 33, 64, 65].into_iter().enumerate() {
+            for (j, tiles) in cuts.into_iter().enumerate() {
+                let n = tiles.iter().sum::<usize>();
+                let k = if n > 10_000 { 64 } else { [64, 704, 577][(i + j) % 3] };
+                if n > 10_000 && ![1, 17].contains(&rows) {
+                    continue;
+                }
+                let bias = [None, None, Some(dtype)][(i + j / 2) % 3];
+                let case = Case::new(rig, [rows, k, n], dtype, bias);
+                let case = Case { out_width: n + 5, out_column: 3, ..case };
+                let name = format!("linear {rows}x{k}x{n} {} in {} tiles", dtype.name(), tiles.len());
+                let apart = case.run_tiles(rig, tiles, |device, stream, products| {
+                    products.iter().try_for_each(|product| device.linear(stream, product))
+                });
+                let at_once = case.run_tiles(rig, tiles, Ops::linear_tiles);
+                same_bits(&name, &at_once, &apart);
+                let columns = |out: &[f32]| {
+                    out.chunks(n + 5).flat_map(|row| row[3..n + 3].to_vec()).collect::<Vec<f32>>()
+                };
+                rig.compare(&name, &columns(&at_once), &columns(&case.reference()), dtype);
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::args::Weight;
 use crate::kernels::element::Elements;
 use crate::{Buffer, DType, Ops, Result, Space, Span, Stream};
 use half::{bf16, f16};
+use std::ops::Range;
 
 /// All types of weights and caches.
 pub(super) const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -130,6 +131,15 @@ impl Stored {
             DType::F16 => Stored::F16(values.iter().copied().map(f16::from_f32).collect()),
             DType::BF16 => Stored::BF16(values.iter().copied().map(bf16::from_f32).collect()),
             DType::U32 => unreachable!("no type of weights"),
+        }
+    }
+
+    /// Some of the elements.
+    pub(super) fn part(&self, range: Range<usize>) -> Stored {
+        match self {
+            Stored::F32(x) => Stored::F32(x[range].to_vec()),
+            Stored::F16(x) => Stored::F16(x[range].to_vec()),
+            Stored::BF16(x) => Stored::BF16(x[range].to_vec()),
         }
     }
 
