@@ -226,7 +226,7 @@ impl Experiment<'_> {
                 break;
             }
             remark(&format!("{policy}: {} agents", self.load.agents));
-            let row = self.row(bed, &document.body.profile, policy)?;
+            let row = self.row(bed, &document.body.profile, policy, self.load.agents)?;
             remark(&format!(
                 "{policy}: {:.1} tokens/s, {} turns, P99 {:.2} s",
                 row.tokens_per_s, row.turns, row.p99.latency_s
@@ -258,8 +258,8 @@ impl Experiment<'_> {
         bed.run(scheduler, workload, span, &oracle)
     }
 
-    fn row(&self, bed: &mut dyn Bed, profile: &Profile, policy: &str) -> Result<Row> {
-        let (workload, span) = (self.load.workload(self.load.agents), self.load.span);
+    fn row(&self, bed: &mut dyn Bed, profile: &Profile, policy: &str, agents: u32) -> Result<Row> {
+        let (workload, span) = (self.load.workload(agents), self.load.span);
         let ran = self.drive(bed, profile, policy, &workload, span)?;
         let mut row = Row::of(policy, ran);
         if self.args.simulate_too && row.failure.is_none() {
@@ -285,7 +285,7 @@ impl Experiment<'_> {
                 let Some(point) = self.point(bed, &document.body, policy, agents, bound_s)? else {
                     return Ok(());
                 };
-                let (holds, p99_s) = (point.holds, point.p99_s);
+                let (holds, p99_s) = (point.holds, point.p99.latency_s);
                 let verdict = if holds { "holds" } else { "exceeds" };
                 remark(&format!("{policy}: {agents} agents: P99 {p99_s:.2} s {verdict} {bound_s:.2} s"));
                 document.body.density.as_mut().expect("just made").points.push(point);
@@ -310,10 +310,7 @@ impl Experiment<'_> {
         let measured = body.policies.iter().find(|row| row.policy == policy);
         let row = match measured.filter(|_| agents == self.load.agents) {
             Some(row) => row.clone(),
-            None => {
-                let workload = self.load.workload(agents);
-                Row::of(policy, self.drive(bed, &body.profile, policy, &workload, self.load.span)?)
-            }
+            None => self.row(bed, &body.profile, policy, agents)?,
         };
         if let Some(why) = &row.failure {
             ensure!(interrupt::presses() > 0, "{policy}, {agents} agents: {why}");
@@ -323,8 +320,9 @@ impl Experiment<'_> {
             policy: policy.to_owned(),
             agents,
             turns: row.turns,
-            p50_s: row.p50.latency_s,
-            p99_s: row.p99.latency_s,
+            p50: row.p50,
+            p99: row.p99,
+            simulated_p99_s: row.simulated.map(|simulated| simulated.p99_s),
             // Who was refused had no latency.
             holds: row.turns > 0 && row.refused == 0 && row.p99.latency_s <= bound_s,
         }))

@@ -309,11 +309,11 @@ fn bad_files_are_refused_with_line_field_and_remedy() {
     };
     profile("a.json", "{\"a\": 1}", &["a.json: neither a result of exp1 nor a profile"]);
     let rates = r#""out_bytes_per_s": 1e9, "in_bytes_per_s": 1e9, "prefill_tokens_per_s": 1e4"#;
-    let table = r#"{"batches": [1], "contexts": [64], "ms": [[1.0]]}"#;
+    let table = r#"{"sizes": [1], "contexts": [64], "ms": [[1.0]]}"#;
     let whole = |bytes: u64, slowed: f64| {
         format!(
             r#"{{"cost": {{"page_bytes": {bytes}, {rates}}}, "both_ways_bytes_per_s": 1e9,
-                "slowed_by_copies": {slowed}, "decode": {table}}}"#
+                "slowed_by_copies": {slowed}, "decode": {table}, "chunk": {table}}}"#
         )
     };
     profile("b.json", &whole(12_345, 1.0), &["12345 bytes", "take a profile of the same model"]);

@@ -12,7 +12,7 @@ pub(crate) mod workload;
 pub use crate::drive::{Span, simulate};
 pub use backend::SimBackend;
 pub use belady::{Belady, Oracle};
-pub use profile::{DecodeTimes, Profile};
+pub use profile::{Profile, StepTimes};
 pub use report::{Parts, Report, Sample, TurnRecord, percentile};
 pub use rng::Rng;
 pub use trace::{parse_azure, parse_tracelab};

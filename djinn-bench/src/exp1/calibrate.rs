@@ -6,13 +6,15 @@ use anyhow::{Context, Result};
 use djinn_device::{Buffer, Ops, Space, Stream};
 use djinn_engine::{Engine, Entry, Options, Wanted};
 use djinn_scheduler::CostModel;
-use djinn_scheduler::sim::{DecodeTimes, Profile};
+use djinn_scheduler::sim::{Profile, StepTimes};
 use djinn_vmu::Sequence;
 use std::time::Instant;
 
 /// Steps that are not timed, in which a device captures what it replays then, and steps that are.
 const WARM: u64 = 3;
 const TIMED: u64 = 6;
+/// The smallest chunk that is timed; shorter ones are on the line through the first two.
+const LEAST_CHUNK: u64 = 64;
 /// Copies are timed for so long at least.
 const SPAN_S: f64 = 0.1;
 
@@ -23,24 +25,26 @@ const SPAN_S: f64 = 0.1;
 pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Options) -> Result<Profile> {
     let fit = options.pages.unwrap_or_default() / room.context_pages;
     let most = options.sequences.min(fit).max(1);
-    let batches: Vec<u32> = grid(1, most as u64).into_iter().map(|batch| batch as u32).collect();
+    let sizes = batches(most);
     let room_for_steps = options.context.saturating_sub(WARM + TIMED).max(1);
     let contexts = vec![room_for_steps.div_ceil(4), room_for_steps];
     let mut filled = Filled::new(engine, most, options.prefill_rows as usize);
-    let mut ms = vec![Vec::new(); batches.len()];
+    let mut ms = vec![Vec::new(); sizes.len()];
     for &context in &contexts {
         filled.grow(context)?;
-        for (row, &batch) in ms.iter_mut().zip(&batches) {
+        for (row, &batch) in ms.iter_mut().zip(&sizes) {
             row.push(filled.decode(batch, context)? * 1e3);
         }
     }
-    let step_s = ms.last().and_then(|row| row.last()).copied().unwrap_or(1.0) / 1e3;
+    let decode = StepTimes { sizes, contexts, ms };
+    let step_s = decode.step(most, room_for_steps as f64).as_secs_f64();
     let probe = Probe::new(filled.engine.device(), room.probe_bytes)?;
     let rates = probe.rates(filled.engine.device());
     let slowed = rates.and_then(|rates| Ok((rates, filled.beside_copies(&probe, most, rates.both, step_s)?)));
     probe.free(filled.engine.device());
     let (rates, slowed_s) = slowed?;
     let prefill_tokens_per_s = filled.prefilled as f64 / filled.prefill_s;
+    let chunk = filled.chunks(room_for_steps, decode.step(1, room_for_steps as f64).as_secs_f64())?;
     filled.release();
     let cost = CostModel {
         page_bytes: room.page_bytes,
@@ -52,10 +56,18 @@ pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Opt
         cost,
         both_ways_bytes_per_s: rates.both,
         slowed_by_copies: (slowed_s / step_s).clamp(1.0, 100.0),
-        decode: DecodeTimes { batches, contexts, ms },
+        decode,
+        chunk,
     };
     profile.check().context("what was measured is no profile")?;
     Ok(profile)
+}
+
+/// Numbers of sessions whose steps are timed: powers of two, and one more from 16 on, where a device may need one more
+/// launch for each product.
+fn batches(most: u32) -> Vec<u32> {
+    let doubled = grid(1, most.into()).into_iter().map(|batch| batch as u32);
+    doubled.flat_map(|batch| batch..batch + 1 + u32::from((16..most).contains(&batch))).collect()
 }
 
 /// Sequences that are filled with tokens.
@@ -106,6 +118,43 @@ impl<'a, D: Ops> Filled<'a, D> {
         }
         for sequence in &mut self.sequences[..batch as usize] {
             self.engine.truncate(sequence, context);
+        }
+        Ok(median(times).unwrap_or_default())
+    }
+
+    /// What chunks of a prompt add to a step, over their size and the tokens before them; all sequences have `tokens`.
+    /// Consumes the last sequence's tokens.
+    fn chunks(&mut self, tokens: u64, decode_s: f64) -> Result<StepTimes> {
+        let most = (self.chunk as u64).min(tokens);
+        let sizes: Vec<u32> = grid(LEAST_CHUNK.min(most), most).into_iter().map(|size| size as u32).collect();
+        let contexts = if most < tokens { vec![0, tokens - most] } else { vec![0] };
+        let mut ms = vec![vec![0.0; contexts.len()]; sizes.len()];
+        // The deepest first: a sequence can be shortened.
+        for (column, &context) in contexts.iter().enumerate().rev() {
+            for (row, &size) in ms.iter_mut().zip(&sizes) {
+                row[column] = (self.beside_decode(size, context, decode_s)? * 1e3).max(1e-3);
+            }
+        }
+        Ok(StepTimes { sizes, contexts, ms })
+    }
+
+    /// What a chunk of `size` tokens after `context` adds to a step in which one sequence decodes, which takes
+    /// `decode_s` alone; what it takes by itself, where only one sequence fits.
+    fn beside_decode(&mut self, size: u32, context: u64, decode_s: f64) -> Result<f64> {
+        let (last, others) = self.sequences.split_last_mut().expect("there is one");
+        let mut one = others.first_mut();
+        let before = one.as_ref().map_or(0, |sequence| sequence.tokens());
+        let alone_s = if one.is_some() { decode_s } else { 0.0 };
+        let piece: Vec<u32> = (0..size).map(|at| at % 31).collect();
+        let mut times = Vec::new();
+        for step in 0..WARM + TIMED {
+            self.engine.truncate(last, context);
+            let decodes = one.iter_mut().map(|one| Entry::new(one, &[1], Wanted::Last));
+            let start = Instant::now();
+            let mut entries: Vec<_> = decodes.chain([Entry::new(last, &piece, Wanted::Last)]).collect();
+            self.engine.step(&mut entries)?;
+            times.extend((step >= WARM).then(|| start.elapsed().as_secs_f64() - alone_s));
+            one.iter_mut().for_each(|one| self.engine.truncate(one, before));
         }
         Ok(median(times).unwrap_or_default())
     }

@@ -162,9 +162,11 @@ pub(crate) struct Point {
     pub(crate) policy: String,
     pub(crate) agents: u32,
     pub(crate) turns: usize,
-    pub(crate) p50_s: f64,
-    pub(crate) p99_s: f64,
+    pub(crate) p50: Split,
+    pub(crate) p99: Split,
     pub(crate) holds: bool,
+    /// P99 of the same run in the simulator.
+    pub(crate) simulated_p99_s: Option<f64>,
 }
 
 impl Density {
@@ -172,6 +174,12 @@ impl Density {
     pub(crate) fn most(&self, policy: &str) -> u32 {
         let holding = self.points.iter().filter(|point| point.policy == policy && point.holds);
         holding.map(|point| point.agents).max().unwrap_or(0)
+    }
+
+    /// The point of the most agents that hold the bound under `policy`.
+    pub(crate) fn last_to_hold(&self, policy: &str) -> Option<&Point> {
+        let most = self.most(policy);
+        self.points.iter().find(|point| point.policy == policy && point.agents == most)
     }
 
     /// Numbers of agents that were measured, ascending.

@@ -7,7 +7,7 @@ use crate::{size, subject};
 use anyhow::{Context, Result, bail, ensure};
 use djinn_engine::Options;
 use djinn_models::Model;
-use djinn_scheduler::sim::{DecodeTimes, Profile};
+use djinn_scheduler::sim::{Profile, StepTimes};
 use djinn_scheduler::{Capacity, CostModel};
 use djinn_srg::cost::{Machine, Work};
 use djinn_vmu::predict;
@@ -124,7 +124,10 @@ impl Room {
         let plan = options.plan(&model.graph, machine.reserved_bytes)?;
         let seconds = |work: &Work| predict(&model.graph, &plan, work, machine).seconds;
         let chunk = options.prefill_rows as u64;
-        let batches = grid(1, options.sequences as u64).into_iter().map(|b| b as u32).collect::<Vec<_>>();
+        let sizes = |low: u64, high: u64| -> Vec<u32> {
+            grid(low, high).into_iter().map(|size| size as u32).collect()
+        };
+        let batches = sizes(1, options.sequences.into());
         let contexts = vec![options.context.div_ceil(4), options.context];
         let ms =
             |batch: u32, context: u64| seconds(&Work::decode(batch as u64, context, options.kv_dtype)) * 1e3;
@@ -136,10 +139,18 @@ impl Room {
             in_bytes_per_s: machine.link,
             prefill_tokens_per_s: chunk as f64 / seconds(&Work::prefill(chunk, options.kv_dtype)),
         };
-        let decode = DecodeTimes { batches, contexts, ms };
+        let decode = StepTimes { sizes: batches, contexts, ms };
+        let tokens = sizes(64.min(chunk), chunk);
+        let ms = |&size: &u32| vec![seconds(&Work::prefill(size.into(), options.kv_dtype)) * 1e3];
+        let chunk = StepTimes { ms: tokens.iter().map(ms).collect(), sizes: tokens, contexts: vec![0] };
         // What both directions at once, and a copy beside a step, cost on PCIe of the fifth generation.
-        let profile =
-            Profile { cost, both_ways_bytes_per_s: 0.9 * machine.link, slowed_by_copies: 1.02, decode };
+        let profile = Profile {
+            cost,
+            both_ways_bytes_per_s: 0.9 * machine.link,
+            slowed_by_copies: 1.02,
+            decode,
+            chunk,
+        };
         profile.check()?;
         Ok(profile)
     }

@@ -35,7 +35,7 @@ fn latency(exp1: &Exp1, density: &Density, canvas: &Canvas<'_>) -> Result<()> {
     let agents = density.points.iter().map(|point| point.agents as f64);
     let right = agents.fold(1.0, f64::max) * 1.05;
     // One policy that is far off would flatten the others.
-    let top = density.points.iter().map(|point| point.p99_s).fold(density.bound_s, f64::max);
+    let top = density.points.iter().map(|point| point.p99.latency_s).fold(density.bound_s, f64::max);
     let top = top.min(4.0 * density.bound_s) * 1.05;
     let mut chart = ChartBuilder::on(&plot)
         .caption(format!("Turn latency by agents: {}", exp1.config.model), (FONT, 22))
@@ -59,7 +59,7 @@ fn latency(exp1: &Exp1, density: &Density, canvas: &Canvas<'_>) -> Result<()> {
             .points
             .iter()
             .filter(|point| point.policy == *policy)
-            .map(|point| (point.agents as f64, point.p99_s.min(top)))
+            .map(|point| (point.agents as f64, point.p99.latency_s.min(top)))
             .collect();
         chart.draw_series(LineSeries::new(points.clone(), style)).map_err(refused)?;
         let dots = points.into_iter().map(|point| Circle::new(point, 4, style.color.filled()));

@@ -2,8 +2,9 @@
 
 use super::{circumstances, number, table};
 use crate::document::Document;
-use crate::exp1::results::{Config, Density, Exp1, Row, Simulated, Spread};
+use crate::exp1::results::{Config, Density, Exp1, Row, Simulated, Split, Spread};
 use crate::size::human;
+use djinn_scheduler::sim::StepTimes;
 
 /// All of it.
 pub(crate) fn exp1(document: &Document<Exp1>) -> String {
@@ -23,7 +24,10 @@ pub(crate) fn exp1(document: &Document<Exp1>) -> String {
     for row in rows.iter().filter(|row| row.failure.is_some()) {
         text += &format!("\n{}: {}.\n", row.policy, row.failure.as_deref().unwrap_or_default());
     }
-    text += &format!("\n### Turn latency\n\n{}", latencies(rows));
+    text += &format!(
+        "\n### Turn latency\n\n{}",
+        latencies(rows.iter().map(|row| (row.policy.clone(), &row.p50, &row.p99)))
+    );
     if rows.iter().any(|row| row.signals.count > 0) {
         text += &format!("\n### Signals\n\n{}", signals(rows));
     }
@@ -91,12 +95,12 @@ fn policies(rows: &[Row]) -> String {
     table(1, &head, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
-fn latencies(rows: &[Row]) -> String {
-    let cells = |row: &Row| {
-        let (p50, p99) = (&row.p50, &row.p99);
+/// Turn latency and its parts, under the names of what was run.
+fn latencies<'a>(runs: impl Iterator<Item = (String, &'a Split, &'a Split)>) -> String {
+    let cells = |(name, p50, p99): (String, &Split, &Split)| {
         let pair = |p50: f64, p99: f64| format!("{p50:.3} / {p99:.3}");
         vec![
-            row.policy.clone(),
+            name,
             pair(p50.latency_s, p99.latency_s),
             pair(p50.queue_s, p99.queue_s),
             pair(p50.restore_s, p99.restore_s),
@@ -105,7 +109,7 @@ fn latencies(rows: &[Row]) -> String {
         ]
     };
     let head = ["P50 / P99, s", "turn", "queue", "restore", "prefill", "decode"];
-    let text = table(1, &head, &rows.iter().map(cells).collect::<Vec<_>>());
+    let text = table(1, &head, &runs.map(cells).collect::<Vec<_>>());
     text + "\nEach part's percentile is its own.\n"
 }
 
@@ -175,7 +179,11 @@ fn density(density: &Density) -> String {
         let point = density.points.iter().find(|point| point.policy == policy && point.agents == count);
         point.map_or_else(
             || "–".to_owned(),
-            |point| format!("{:.3} {}", point.p99_s, if point.holds { "holds" } else { "exceeds" }),
+            |point| {
+                let simulated = point.simulated_p99_s.map(|p99_s| format!(" (simulated {p99_s:.3})"));
+                let verdict = if point.holds { "holds" } else { "exceeds" };
+                format!("{:.3} {verdict}{}", point.p99.latency_s, simulated.unwrap_or_default())
+            },
         )
     };
     let row = |policy: &str| {
@@ -183,32 +191,30 @@ fn density(density: &Density) -> String {
         [policy.to_owned(), density.most(policy).to_string()].into_iter().chain(cells).collect()
     };
     let rows: Vec<Vec<String>> = density.policies().into_iter().map(row).collect();
+    let held = density.policies().into_iter().filter_map(|policy| density.last_to_hold(policy));
     let counts: Vec<String> = agents.iter().map(|count| format!("{count} agents")).collect();
     let head: Vec<&str> =
         ["policy", "the most"].into_iter().chain(counts.iter().map(String::as_str)).collect();
     format!(
         "P99 turn latency in s, and whether it holds {} × that of one agent alone, {:.3} s. Counts beyond the first that \
-         exceeds it are not measured.\n\n{}",
+         exceeds it are not measured.\n\n{}\nWith the most agents:\n\n{}",
         density.factor,
         density.bound_s,
-        table(1, &head, &rows)
+        table(1, &head, &rows),
+        latencies(held.map(|point| (
+            format!("{}, {} agents", point.policy, point.agents),
+            &point.p50,
+            &point.p99
+        )))
     )
 }
 
 fn times(exp1: &Exp1) -> String {
     let profile = &exp1.profile;
     let cost = &profile.cost;
-    let decode = &profile.decode;
-    let contexts: Vec<String> = decode.contexts.iter().map(|context| format!("{context} tokens")).collect();
-    let head: Vec<&str> = ["sessions"].into_iter().chain(contexts.iter().map(String::as_str)).collect();
-    let row = |(batch, times): (&u32, &Vec<f64>)| {
-        let times = times.iter().map(|ms| format!("{ms:.2}"));
-        [batch.to_string()].into_iter().chain(times).collect()
-    };
-    let rows: Vec<Vec<String>> = decode.batches.iter().zip(&decode.ms).map(row).collect();
     format!(
         "Profile: {}. Copies out {:.1} GB/s, in {:.1}, both at once {:.1} each; prefill {:.0} tokens/s; steps beside \
-         copies take {:.3} times as long. KV pages of {} bytes. Decode steps in ms:\n\n{}",
+         copies take {:.3} times as long. KV pages of {} bytes. Steps after so many tokens, in ms:\n\n{}\nWhat a chunk of a prompt adds to a step:\n\n{}",
         exp1.times,
         cost.out_bytes_per_s / 1e9,
         cost.in_bytes_per_s / 1e9,
@@ -216,6 +222,19 @@ fn times(exp1: &Exp1) -> String {
         cost.prefill_tokens_per_s,
         profile.slowed_by_copies,
         cost.page_bytes,
-        table(1, &head, &rows)
+        steps("sessions", &profile.decode),
+        steps("tokens", &profile.chunk)
     )
+}
+
+/// Times in ms, by size and context.
+fn steps(sizes: &str, times: &StepTimes) -> String {
+    let contexts: Vec<String> = times.contexts.iter().map(|context| format!("after {context}")).collect();
+    let head: Vec<&str> = [sizes].into_iter().chain(contexts.iter().map(String::as_str)).collect();
+    let row = |(size, times): (&u32, &Vec<f64>)| {
+        let times = times.iter().map(|ms| format!("{ms:.2}"));
+        [size.to_string()].into_iter().chain(times).collect()
+    };
+    let rows: Vec<Vec<String>> = times.sizes.iter().zip(&times.ms).map(row).collect();
+    table(1, &head, &rows)
 }

@@ -5,36 +5,36 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Times of decode steps, over sessions in the step and their mean context. Between the points, and beyond
-/// them, times are linear in both.
+/// Times of steps over their size, which is sessions that decode or tokens of a chunk, and over the mean context
+/// before them. Between the points, and beyond them, times are linear in both.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct DecodeTimes {
-    /// Sessions of a step, ascending.
-    pub batches: Vec<u32>,
+pub struct StepTimes {
+    /// Sessions or tokens, ascending.
+    pub sizes: Vec<u32>,
     /// Tokens of context, ascending.
     pub contexts: Vec<u64>,
-    /// Milliseconds `[batch][context]`.
+    /// Milliseconds `[size][context]`.
     pub ms: Vec<Vec<f64>>,
 }
 
-impl DecodeTimes {
+impl StepTimes {
     /// Refuses a table that is not one.
     pub fn check(&self) -> Result<()> {
-        let ascend = self.batches.is_sorted_by(|a, b| a < b) && self.contexts.is_sorted_by(|a, b| a < b);
-        let full = self.ms.len() == self.batches.len() && !self.ms.is_empty() && !self.contexts.is_empty();
+        let ascend = self.sizes.is_sorted_by(|a, b| a < b) && self.contexts.is_sorted_by(|a, b| a < b);
+        let full = self.ms.len() == self.sizes.len() && !self.ms.is_empty() && !self.contexts.is_empty();
         let wide = self.ms.iter().all(|row| row.len() == self.contexts.len());
         let positive = self.ms.iter().flatten().all(|&ms| ms.is_finite() && ms > 0.0);
         if ascend && full && wide && positive {
             return Ok(());
         }
-        let what = "the table of decode times is not a full grid of positive times".to_owned();
-        Err(Error::Machine { what, remedy: "give ms[batch][context] with batches and contexts ascending" })
+        let what = "a table of step times is not a full grid of positive times".to_owned();
+        Err(Error::Machine { what, remedy: "give ms[size][context] with sizes and contexts ascending" })
     }
 
-    /// Time of a step of `batch` sessions with `context` tokens on average.
-    pub fn step(&self, batch: u32, context: f64) -> Duration {
-        let (low, high, part) = between(&self.batches, batch as f64);
+    /// Time of a step of `size` sessions or tokens after `context` tokens on average.
+    pub fn step(&self, size: u32, context: f64) -> Duration {
+        let (low, high, part) = between(&self.sizes, size as f64);
         let at = |row: usize| {
             let (left, right, part) = between(&self.contexts, context);
             self.ms[row][left] + (self.ms[row][right] - self.ms[row][left]) * part
@@ -66,8 +66,10 @@ pub struct Profile {
     pub both_ways_bytes_per_s: f64,
     /// Steps last so many times as long while a copy is under way.
     pub slowed_by_copies: f64,
-    /// Decode steps.
-    pub decode: DecodeTimes,
+    /// Decode steps, over sessions.
+    pub decode: StepTimes,
+    /// What a chunk of a prompt adds to a step, over its tokens.
+    pub chunk: StepTimes,
 }
 
 impl Profile {
@@ -75,7 +77,7 @@ impl Profile {
     pub fn from_json(text: &str) -> Result<Self> {
         let profile: Profile = serde_json::from_str(text).map_err(|error| Error::Machine {
             what: format!("the profile is not one: {error}"),
-            remedy: "give cost, both_ways_bytes_per_s, slowed_by_copies and decode as `Profile` documents them",
+            remedy: "give the fields that `Profile` documents",
         })?;
         profile.check()?;
         Ok(profile)
@@ -87,8 +89,7 @@ impl Profile {
     }
 
     /// Time of a step. Decodes, and prompts of at most [`SHORT_PROMPT`] tokens, run together as rows of one
-    /// pass over the weights. Every other chunk of prefill is a pass of its own: bound by arithmetic, or, where it
-    /// is small, by reading the weights like a decode.
+    /// pass over the weights; every other chunk of prefill is a pass of its own.
     pub(super) fn step(&self, rows: &[u64], chunks: &[(u64, u64)]) -> Duration {
         let mut time = Duration::ZERO;
         if !rows.is_empty() {
@@ -96,7 +97,7 @@ impl Profile {
             time += self.decode.step(rows.len() as u32, mean);
         }
         for &(tokens, context) in chunks {
-            time += self.cost.recompute(tokens).max(self.decode.step(1, context as f64));
+            time += self.chunk.step(tokens.try_into().unwrap_or(u32::MAX), context as f64);
         }
         time
     }
@@ -115,12 +116,13 @@ impl Profile {
                 let remedy = "give measured figures";
                 Err(Error::Machine { what: format!("the profile's {what}"), remedy })
             }
-            None => self.decode.check(),
+            None => self.decode.check().and_then(|()| self.chunk.check()),
         }
     }
 
     /// A decoder whose step reads `weight_bytes` once and each session's context, at `memory_bytes_per_s`, with
-    /// `fixed` beside: a roofline where no table was measured.
+    /// `fixed` beside: a roofline where no table was measured. A chunk is bound by arithmetic or, where it is small,
+    /// by reading like a decode.
     pub fn roofline(
         cost: CostModel,
         page_tokens: u32,
@@ -133,13 +135,27 @@ impl Profile {
             let bytes = weight_bytes + batch as f64 * context as f64 * token_bytes;
             fixed.as_secs_f64() * 1e3 + bytes / memory_bytes_per_s * 1e3
         };
-        let (batches, contexts) = (vec![1, 64], vec![0, 32_768]);
+        let (sizes, contexts) = (vec![1, 64], vec![0, 32_768]);
         let row = |&batch: &u32| contexts.iter().map(|&context| ms(batch, context)).collect();
-        let ms = batches.iter().map(row).collect();
+        let decode = StepTimes { ms: sizes.iter().map(row).collect(), sizes, contexts: contexts.clone() };
+        // The tokens that take as long to compute as weights and context take to read.
+        let balance = |context: u64| {
+            let tokens = ms(1, context) / 1e3 * cost.prefill_tokens_per_s;
+            (tokens as u32).clamp(1, u32::MAX / 4)
+        };
+        let [low, high] = [contexts[0], contexts[1]].map(balance);
+        let mut sizes = vec![low - 1, low, high, 2 * high];
+        sizes.dedup();
+        let chunk_ms = |tokens: u32, context: u64| {
+            ms(1, context).max(f64::from(tokens) / cost.prefill_tokens_per_s * 1e3)
+        };
+        let row = |&tokens: &u32| contexts.iter().map(|&context| chunk_ms(tokens, context)).collect();
+        let chunk = StepTimes { ms: sizes.iter().map(row).collect(), sizes, contexts };
         Profile {
             both_ways_bytes_per_s: 0.9 * cost.in_bytes_per_s.min(cost.out_bytes_per_s),
             slowed_by_copies: 1.02,
-            decode: DecodeTimes { batches, contexts, ms },
+            decode,
+            chunk,
             cost,
         }
     }
@@ -151,8 +167,8 @@ mod tests {
 
     #[test]
     fn the_table_is_met_at_its_points_and_linear_between() {
-        let table = DecodeTimes {
-            batches: vec![1, 8, 64],
+        let table = StepTimes {
+            sizes: vec![1, 8, 64],
             contexts: vec![0, 1_000],
             ms: vec![vec![10.0, 11.0], vec![12.0, 20.0], vec![20.0, 84.0]],
         };
@@ -160,8 +176,8 @@ mod tests {
         let ms = |batch, context| (table.step(batch, context).as_secs_f64() * 1e6).round() / 1e3;
         assert_eq!([ms(1, 0.0), ms(8, 1e3), ms(64, 1e3)], [10.0, 20.0, 84.0]);
         assert_eq!([ms(8, 500.0), ms(36, 0.0), ms(8, 2e3)], [16.0, 16.0, 28.0]);
-        assert!(DecodeTimes { ms: vec![vec![1.0]], ..table.clone() }.check().is_err());
-        assert!(DecodeTimes { batches: vec![8, 1, 64], ..table }.check().is_err());
+        assert!(StepTimes { ms: vec![vec![1.0]], ..table.clone() }.check().is_err());
+        assert!(StepTimes { sizes: vec![8, 1, 64], ..table }.check().is_err());
     }
 
     fn profile() -> Profile {
