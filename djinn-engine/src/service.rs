@@ -132,7 +132,7 @@ impl<D: Ops> Service<D> {
     }
 
     /// Takes a hint, and answers what it changes.
-    pub fn signal(&mut self, id: SessionId, signal: &Signal) -> SignalAnswer {
+    pub fn signal(&mut self, id: SessionId, signal: Signal) -> SignalAnswer {
         self.stale = true;
         let now = self.now();
         self.scheduler.signal(id, signal, now)

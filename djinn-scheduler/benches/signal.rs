@@ -55,7 +55,7 @@ fn signal(c: &mut Criterion) {
             group.bench_function(BenchmarkId::new(policy, sessions), |b| {
                 b.iter(|| {
                     next = (next + 1) % sessions;
-                    black_box(scheduler.signal(SessionId(next), &hint, Duration::from_secs(1)))
+                    black_box(scheduler.signal(SessionId(next), hint.clone(), Duration::from_secs(1)))
                 });
             });
         }

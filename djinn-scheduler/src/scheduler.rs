@@ -6,7 +6,7 @@ mod tests;
 use crate::error::{Error, Result};
 use crate::phase::{EventKind, Next, Phase, transition};
 use crate::plan::{CopyOutcome, Outcome, Plan, Refusal, TurnEnd};
-use crate::policy::{Decision, View, Why};
+use crate::policy::{Decision, Verdict, View, Why};
 use crate::schedule::{Parts, schedule};
 use crate::session::{Arrival, Residency, Session, SessionId, Wait};
 use crate::signal::{Signal, SignalAnswer, SignalOutcome};
@@ -148,7 +148,7 @@ impl Scheduler {
     }
 
     /// A client's hint, and the answer to it.
-    pub fn signal(&mut self, id: SessionId, signal: &Signal, now: Duration) -> SignalAnswer {
+    pub fn signal(&mut self, id: SessionId, signal: Signal, now: Duration) -> SignalAnswer {
         let found = self.state.session(id).filter(|session| !session.ending);
         let Some(session) = found else {
             return SignalAnswer {
@@ -161,26 +161,37 @@ impl Scheduler {
             };
         };
         if let Signal::IoWait { estimated_resume_ms: Some(0), .. } = signal {
-            return SignalAnswer { why: Why::NoTime, ..self.answer(id, SignalOutcome::Rejected, now) };
+            let verdict = self.verdict(id, now);
+            return SignalAnswer {
+                why: Why::NoTime,
+                ..self.answer(id, SignalOutcome::Rejected, verdict, now)
+            };
         }
-        let next = transition(Some(session.phase), signal.kind());
-        let outcome = match next {
+        let (outcome, verdict) = match transition(Some(session.phase), signal.kind()) {
             Next::Deferred => {
-                self.session_mut(id).deferred = Some(signal.clone());
-                SignalOutcome::Deferred
+                self.session_mut(id).deferred = Some(signal);
+                (SignalOutcome::Deferred, self.verdict(id, now))
             }
             Next::To(_) | Next::Stay => self.apply_signal(id, signal, now),
-            Next::Rejected | Next::Back | Next::Ended | Next::Missing => SignalOutcome::Rejected,
+            Next::Rejected | Next::Back | Next::Ended | Next::Missing => {
+                (SignalOutcome::Rejected, self.verdict(id, now))
+            }
         };
-        self.answer(id, outcome, now)
+        self.answer(id, outcome, verdict, now)
     }
 
-    /// Changes the wait of a session as its client says. It computes or waits, but is not paused.
-    fn apply_signal(&mut self, id: SessionId, signal: &Signal, now: Duration) -> SignalOutcome {
+    /// Changes the wait of a session as its client says, and says what the policy makes of it. The session computes or
+    /// waits, but is not paused.
+    fn apply_signal(
+        &mut self,
+        id: SessionId,
+        signal: Signal,
+        now: Duration,
+    ) -> (SignalOutcome, Option<Verdict>) {
         let max_wait = self.parts.rules.max_wait;
         let session = self.session_mut(id);
         if session.phase.is_ready() {
-            return SignalOutcome::Accepted;
+            return (SignalOutcome::Accepted, None);
         }
         let since = session.wait.as_ref().map_or(now, |wait| wait.since);
         let elapsed = now.saturating_sub(since);
@@ -194,7 +205,7 @@ impl Scheduler {
                     elapsed + told.min(max_wait)
                 });
                 session.phase = Phase::IoWait;
-                (tool.clone(), expected)
+                (tool, expected)
             }
             Signal::Compute => (session.wait.take().and_then(|wait| wait.tool), Some(elapsed)),
             Signal::Idle => {
@@ -203,25 +214,25 @@ impl Scheduler {
             }
         };
         session.wait = Some(Wait { tool, since, expected });
-        self.begin_wait(id, now);
-        outcome
+        (outcome, self.begin_wait(id, now))
     }
 
-    /// Gives a session whose wait begins, or is known better, the lease that the policy wants for it.
-    fn begin_wait(&mut self, id: SessionId, now: Duration) {
-        let lease = match self.verdict(id, now) {
-            Some(verdict) if verdict.decision == Decision::Keep => verdict.lease,
-            _ => Duration::ZERO,
-        };
+    /// Gives a session whose wait begins, or is known better, the lease that the policy wants for it. Returns the
+    /// policy's word.
+    fn begin_wait(&mut self, id: SessionId, now: Duration) -> Option<Verdict> {
+        let verdict = self.verdict(id, now);
+        let keeps = verdict.filter(|verdict| verdict.decision == Decision::Keep);
+        let lease = keeps.map_or(Duration::ZERO, |verdict| verdict.lease);
         let max_lease = self.parts.rules.max_lease;
         let session = self.session_mut(id);
         let end = session.quiet_since() + max_lease;
         session.lease_until = (now + lease.min(max_lease)).min(end);
         session.prefetched = false;
+        verdict
     }
 
     /// What the policy says of a session that waits on the device.
-    fn verdict(&self, id: SessionId, now: Duration) -> Option<crate::policy::Verdict> {
+    fn verdict(&self, id: SessionId, now: Duration) -> Option<Verdict> {
         let session = self.state.session(id)?;
         let waits = !session.phase.is_ready() && session.residency == Residency::Device;
         waits.then(|| self.parts.policy.verdict(&self.view(now), session))
@@ -232,10 +243,16 @@ impl Scheduler {
         View { state, cost: &self.parts.cost, now, short: state.short, host_free }
     }
 
-    fn answer(&self, id: SessionId, outcome: SignalOutcome, now: Duration) -> SignalAnswer {
+    fn answer(
+        &self,
+        id: SessionId,
+        outcome: SignalOutcome,
+        verdict: Option<Verdict>,
+        now: Duration,
+    ) -> SignalAnswer {
         let session = &self.state.sessions[&id];
         let pages = self.parts.keeper.pages(self.state.capacity(), session.context);
-        let (decision, why) = match (self.verdict(id, now), session.residency) {
+        let (decision, why) = match (verdict, session.residency) {
             (Some(verdict), _) => {
                 let placed = self.parts.keeper.place(&self.view(now), session, verdict.decision, false);
                 let blocked = placed == Decision::Keep && verdict.decision != Decision::Keep;
@@ -343,7 +360,7 @@ impl Scheduler {
 
     fn apply_deferred(&mut self, id: SessionId, now: Duration) {
         if let Some(signal) = self.session_mut(id).deferred.take() {
-            self.apply_signal(id, &signal, now);
+            self.apply_signal(id, signal, now);
         }
     }
 

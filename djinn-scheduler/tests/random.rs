@@ -90,7 +90,7 @@ impl Machine {
                     2 => Signal::IoWait { tool, estimated_resume_ms: None },
                     _ => Signal::IoWait { tool, estimated_resume_ms: Some(estimate) },
                 };
-                self.scheduler.signal(id, &signal, self.now);
+                self.scheduler.signal(id, signal, self.now);
             }
             Happening::Step { end, fail, finds } => self.step(end, fail, finds),
             Happening::Copied { which, ok } => {

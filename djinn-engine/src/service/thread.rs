@@ -157,7 +157,7 @@ impl<D: Ops> Worker<D> {
                 let _ = answer.send(self.service.turn(id, turn));
             }
             Command::Signal(id, signal, answer) => {
-                let _ = answer.send(Ok(self.service.signal(id, &signal)));
+                let _ = answer.send(Ok(self.service.signal(id, signal)));
             }
             Command::Event(id, event, answer) => {
                 let done = self.service.event(id, event);

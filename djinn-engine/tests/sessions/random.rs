@@ -70,7 +70,7 @@ impl World {
                 let Some(id) = of(&self.open, who) else { return };
                 let wait =
                     Signal::IoWait { tool: Some(format!("tool {}", ms % 5)), estimated_resume_ms: Some(ms) };
-                self.service.signal(id, &wait);
+                self.service.signal(id, wait);
             }
             Step::Pause(who) => self.tell(who, Event::Pause),
             Step::Resume(who) => self.tell(who, Event::Resume),

@@ -42,7 +42,7 @@ pub(crate) fn run<D: Ops>(service: &mut Service<D>, scripts: &[Script]) -> Vec<V
             found[at].last_mut().expect("a turn").push(token);
             if finish.is_some() {
                 let estimated_resume_ms = Some(1 + id.0 % 3 * 40);
-                service.signal(id, &Signal::IoWait { tool: Some("bash".into()), estimated_resume_ms });
+                service.signal(id, Signal::IoWait { tool: Some("bash".into()), estimated_resume_ms });
                 waiting.insert(id, 3 + id.0 as u32 * 5 % 11);
             }
         }

@@ -37,7 +37,7 @@ fn demand_beyond_all_memory_ends() {
                     }
                     Happening::Token { finish: Some(_), .. } => {
                         let wait = Signal::IoWait { tool: None, estimated_resume_ms: Some(3_600_000) };
-                        service.signal(id, &wait);
+                        service.signal(id, wait);
                         second.insert(id);
                         service
                             .turn(id, Turn { tokens: vec![1, 2], max_tokens: 2, ..Turn::default() })

@@ -314,12 +314,12 @@ impl<'a> Run<'a> {
             oracle.tell(id, back);
         }
         if waits {
-            self.signal(id, &signal);
+            self.signal(id, signal);
         }
         self.push(back, Happening::Back(id));
     }
 
-    fn signal(&mut self, id: SessionId, signal: &Signal) {
+    fn signal(&mut self, id: SessionId, signal: Signal) {
         let before = self.clock.now();
         self.scheduler.signal(id, signal, self.now);
         let took = self.clock.now().saturating_sub(before);

@@ -168,7 +168,7 @@ fn without_host_pages_demand_discards_and_the_policy_keeps() {
     let mut scheduler = Scheduler::new(capacity, parts(Box::new(Ttl::new(ms(0))), cost)).expect("valid");
     waiting(&mut scheduler, 0, 600, ms(0));
     assert!(step(&mut scheduler, &[], ms(10)).is_empty());
-    let answer = scheduler.signal(id(0), &io_wait(None), ms(10));
+    let answer = scheduler.signal(id(0), io_wait(None), ms(10));
     assert_eq!((answer.decision, answer.why), (Decision::Keep, Why::HostFull));
     scheduler.arrive(&arrival(1, 600, 1_024), ms(20)).expect("it queues");
     let plan = step(&mut scheduler, &[], ms(20));
@@ -200,9 +200,9 @@ fn an_abort_waits_for_step_and_copy() {
 #[test]
 fn signals_are_answered() {
     let mut scheduler = small(signal_policy());
-    assert_eq!(scheduler.signal(id(9), &Signal::Idle, ms(0)).outcome, SignalOutcome::Missing);
+    assert_eq!(scheduler.signal(id(9), Signal::Idle, ms(0)).outcome, SignalOutcome::Missing);
     scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
-    let answer = scheduler.signal(id(0), &io_wait(Some(500)), ms(0));
+    let answer = scheduler.signal(id(0), io_wait(Some(500)), ms(0));
     assert_eq!((answer.outcome, answer.why), (SignalOutcome::Deferred, Why::Computing));
     while of(&scheduler, 0).prompt > 128 {
         step(&mut scheduler, &[], ms(1));
@@ -211,15 +211,15 @@ fn signals_are_answered() {
     let wait = of(&scheduler, 0).wait.expect("it waits");
     assert_eq!((wait.tool.as_deref(), wait.expected), (Some("bash"), Some(ms(500))));
 
-    let answer = scheduler.signal(id(0), &io_wait(Some(u64::MAX)), ms(3));
+    let answer = scheduler.signal(id(0), io_wait(Some(u64::MAX)), ms(3));
     assert_eq!((answer.outcome, answer.decision), (SignalOutcome::Clipped, Decision::Keep));
     assert_eq!(
         (answer.kv_bytes, answer.eta_restore_ms, answer.residency),
         (38 * (8 << 20), 0, Residency::Device)
     );
     assert_eq!(answer.why, Why::NoPressure);
-    assert_eq!(scheduler.signal(id(0), &io_wait(Some(0)), ms(3)).outcome, SignalOutcome::Rejected);
-    assert_eq!(scheduler.signal(id(0), &Signal::Compute, ms(4)).outcome, SignalOutcome::Accepted);
+    assert_eq!(scheduler.signal(id(0), io_wait(Some(0)), ms(3)).outcome, SignalOutcome::Rejected);
+    assert_eq!(scheduler.signal(id(0), Signal::Compute, ms(4)).outcome, SignalOutcome::Accepted);
     assert_eq!(of(&scheduler, 0).wait.expect("it waits").expected, Some(ms(2)));
 }
 
@@ -230,7 +230,7 @@ fn under_pressure_long_waits_go_short_ones_stay_and_come_back_in_time() {
     waiting(&mut scheduler, 1, 300, ms(0));
     waiting(&mut scheduler, 2, 300, ms(0));
     for (session, estimate) in [(0, 20_000), (1, 5), (2, 30_000)] {
-        assert_eq!(scheduler.signal(id(session), &io_wait(Some(estimate)), ms(0)).decision, Decision::Keep);
+        assert_eq!(scheduler.signal(id(session), io_wait(Some(estimate)), ms(0)).decision, Decision::Keep);
     }
     scheduler.arrive(&arrival(3, 300, 1_024), ms(1)).expect("it queues");
     let plan = step(&mut scheduler, &[], ms(1));
@@ -244,7 +244,7 @@ fn under_pressure_long_waits_go_short_ones_stay_and_come_back_in_time() {
 fn a_swapped_session_is_restored_before_it_is_due() {
     let mut scheduler = small(signal_policy());
     waiting(&mut scheduler, 0, 600, ms(0));
-    scheduler.signal(id(0), &io_wait(Some(10_000)), ms(0));
+    scheduler.signal(id(0), io_wait(Some(10_000)), ms(0));
     scheduler.arrive(&arrival(1, 600, 1_024), ms(1)).expect("it queues");
     step(&mut scheduler, &[], ms(1));
     scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
@@ -263,7 +263,7 @@ fn leases_end() {
     waiting(&mut scheduler, 0, 600, ms(0));
     // Always about to come back, never there.
     for at in 0..60 {
-        scheduler.signal(id(0), &io_wait(Some(5)), ms(at * 100));
+        scheduler.signal(id(0), io_wait(Some(5)), ms(at * 100));
         assert!(of(&scheduler, 0).lease_until <= ms(5_000));
     }
     scheduler.arrive(&arrival(1, 600, 1_024), ms(6_000)).expect("it queues");
@@ -331,7 +331,7 @@ fn a_lease_holds_demand_off_and_the_plan_wakes_at_its_end() {
     let mut scheduler = small(signal_policy());
     waiting(&mut scheduler, 0, 600, ms(0));
     // Copies of 38 pages both ways take 12.8 ms: a wait of 20 ms is not worth them.
-    scheduler.signal(id(0), &io_wait(Some(20)), ms(0));
+    scheduler.signal(id(0), io_wait(Some(20)), ms(0));
     let end = of(&scheduler, 0).lease_until;
     assert!((ms(40)..ms(50)).contains(&end), "{end:?}");
     scheduler.arrive(&arrival(1, 600, 1_024), ms(1)).expect("it queues");
@@ -366,7 +366,7 @@ fn a_full_host_gives_up_who_will_be_away_for_longest() {
     capacity.host_pages = 40;
     let mut scheduler = Scheduler::new(capacity, parts(signal_policy(), cost)).expect("a small machine");
     waiting(&mut scheduler, 0, 600, ms(0));
-    scheduler.signal(id(0), &io_wait(Some(600_000)), ms(0));
+    scheduler.signal(id(0), io_wait(Some(600_000)), ms(0));
     scheduler.arrive(&arrival(1, 600, 1_024), ms(1)).expect("it queues");
     step(&mut scheduler, &[], ms(1));
     scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
@@ -374,7 +374,7 @@ fn a_full_host_gives_up_who_will_be_away_for_longest() {
         step(&mut scheduler, &[], ms(2));
     }
     step(&mut scheduler, &[1], ms(2));
-    scheduler.signal(id(1), &io_wait(Some(30_000)), ms(2));
+    scheduler.signal(id(1), io_wait(Some(30_000)), ms(2));
     scheduler.arrive(&arrival(2, 600, 1_024), ms(3)).expect("it queues");
     let plan = step(&mut scheduler, &[], ms(3));
     assert_eq!((plan.discard.as_slice(), plan.swap_out[0].session), ([id(0)].as_slice(), id(1)));
@@ -549,7 +549,7 @@ fn a_full_host_makes_moving_dear() {
     waiting(&mut scheduler, 0, 600, ms(0));
     // Copies of 38 pages both ways take 12.8 ms and to compute 600 tokens again 30 ms; twice the sum is 85 ms.
     let mut lease = |estimate| {
-        let answer = scheduler.signal(id(0), &io_wait(Some(estimate)), ms(0));
+        let answer = scheduler.signal(id(0), io_wait(Some(estimate)), ms(0));
         (of(&scheduler, 0).lease_until.as_millis(), answer.why.to_string())
     };
     assert_eq!(lease(60), (145, "60 ms of wait left, moving would cost 42 ms".to_owned()));
