@@ -313,7 +313,7 @@ fn bad_files_are_refused_with_line_field_and_remedy() {
     let whole = |bytes: u64, slowed: f64| {
         format!(
             r#"{{"cost": {{"page_bytes": {bytes}, {rates}}}, "both_ways_bytes_per_s": 1e9,
-                "slowed_by_copies": {slowed}, "decode": {table}, "chunk": {table}}}"#
+                "slowed_by_copies": {slowed}, "decode": {table}}}"#
         )
     };
     profile("b.json", &whole(12_345, 1.0), &["12345 bytes", "take a profile of the same model"]);

@@ -20,19 +20,20 @@ impl Machine {
     /// again and half on the host, 50 GB/s each way, steps of 10 to 16 ms.
     pub(crate) fn llama_2_7b() -> Self {
         let pages = 2_048 / 64;
-        Self::new([48 * pages, 72 * pages], 512 << 10, 13.5e9, Duration::from_millis(6), 25_000.0)
+        Self::new(48 * pages, 72 * pages, 512 << 10, 13.5e9, Duration::from_millis(6))
     }
 
     /// Llama-3-8B in bf16: 64 GiB of KV on the device at 128 KiB a token, 128 GiB on the host.
     pub(crate) fn llama_3_8b() -> Self {
-        Self::new([8_192, 16_384], 128 << 10, 16e9, Duration::from_millis(5), 25_000.0)
+        Self::new(8_192, 16_384, 128 << 10, 16e9, Duration::from_millis(5))
     }
 
     /// The same with 96 GiB on the host, a link of 54 GB/s alone and 50 both ways, and slower prefill.
     pub(crate) fn llama_3_8b_small_host() -> Self {
-        let machine = Self::new([8_192, 12_288], 128 << 10, 16e9, Duration::from_millis(5), 18_000.0);
-        let mut machine = machine.with_link(54e9);
+        let mut machine = Self::llama_3_8b().with_link(54e9);
+        machine.capacity.host_pages = 12_288;
         machine.profile.both_ways_bytes_per_s = 50e9;
+        machine.profile.cost.prefill_tokens_per_s = 18_000.0;
         machine
     }
 
@@ -44,13 +45,7 @@ impl Machine {
         self
     }
 
-    fn new(
-        [device_pages, host_pages]: [u32; 2],
-        token_bytes: u64,
-        weight_bytes: f64,
-        fixed: Duration,
-        prefill_tokens_per_s: f64,
-    ) -> Self {
+    fn new(device_pages: u32, host_pages: u32, token_bytes: u64, weight_bytes: f64, fixed: Duration) -> Self {
         let (page_tokens, chunk, sequences) = (64, 512, 256);
         let rows = sequences + chunk;
         let capacity = Capacity { device_pages, host_pages, page_tokens, rows, sequences, chunk };
@@ -58,7 +53,7 @@ impl Machine {
             page_bytes: token_bytes * page_tokens as u64,
             out_bytes_per_s: 50e9,
             in_bytes_per_s: 50e9,
-            prefill_tokens_per_s,
+            prefill_tokens_per_s: 25_000.0,
         };
         Machine { capacity, profile: Profile::roofline(cost, page_tokens, weight_bytes, 3.4e12, fixed) }
     }

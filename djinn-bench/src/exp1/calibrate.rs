@@ -57,7 +57,7 @@ pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Opt
         both_ways_bytes_per_s: rates.both,
         slowed_by_copies: (slowed_s / step_s).clamp(1.0, 100.0),
         decode,
-        chunk,
+        chunk: Some(chunk),
     };
     profile.check().context("what was measured is no profile")?;
     Ok(profile)

@@ -142,7 +142,7 @@ impl Room {
         let decode = StepTimes { sizes: batches, contexts, ms };
         let tokens = sizes(64.min(chunk), chunk);
         let ms = |&size: &u32| vec![seconds(&Work::prefill(size.into(), options.kv_dtype)) * 1e3];
-        let chunk = StepTimes { ms: tokens.iter().map(ms).collect(), sizes: tokens, contexts: vec![0] };
+        let chunk = Some(StepTimes { ms: tokens.iter().map(ms).collect(), sizes: tokens, contexts: vec![0] });
         // What both directions at once, and a copy beside a step, cost on PCIe of the fifth generation.
         let profile = Profile {
             cost,

@@ -214,7 +214,7 @@ fn times(exp1: &Exp1) -> String {
     let cost = &profile.cost;
     format!(
         "Profile: {}. Copies out {:.1} GB/s, in {:.1}, both at once {:.1} each; prefill {:.0} tokens/s; steps beside \
-         copies take {:.3} times as long. KV pages of {} bytes. Steps after so many tokens, in ms:\n\n{}\nWhat a chunk of a prompt adds to a step:\n\n{}",
+         copies take {:.3} times as long. KV pages of {} bytes. Steps after so many tokens, in ms:\n\n{}{}",
         exp1.times,
         cost.out_bytes_per_s / 1e9,
         cost.in_bytes_per_s / 1e9,
@@ -223,7 +223,9 @@ fn times(exp1: &Exp1) -> String {
         profile.slowed_by_copies,
         cost.page_bytes,
         steps("sessions", &profile.decode),
-        steps("tokens", &profile.chunk)
+        profile.chunk.as_ref().map_or_else(String::new, |chunk| {
+            format!("\nWhat a chunk of a prompt adds to a step:\n\n{}", steps("tokens", chunk))
+        })
     )
 }
 

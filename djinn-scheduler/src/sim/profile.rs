@@ -11,6 +11,7 @@ use std::time::Duration;
 #[serde(deny_unknown_fields)]
 pub struct StepTimes {
     /// Sessions or tokens, ascending.
+    #[serde(alias = "batches")]
     pub sizes: Vec<u32>,
     /// Tokens of context, ascending.
     pub contexts: Vec<u64>,
@@ -68,8 +69,10 @@ pub struct Profile {
     pub slowed_by_copies: f64,
     /// Decode steps, over sessions.
     pub decode: StepTimes,
-    /// What a chunk of a prompt adds to a step, over its tokens.
-    pub chunk: StepTimes,
+    /// What a chunk of a prompt adds to a step, over its tokens. Without it, a chunk is bound by arithmetic or, where
+    /// it is small, by reading like a decode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<StepTimes>,
 }
 
 impl Profile {
@@ -97,7 +100,10 @@ impl Profile {
             time += self.decode.step(rows.len() as u32, mean);
         }
         for &(tokens, context) in chunks {
-            time += self.chunk.step(tokens.try_into().unwrap_or(u32::MAX), context as f64);
+            time += match &self.chunk {
+                Some(chunk) => chunk.step(tokens.try_into().unwrap_or(u32::MAX), context as f64),
+                None => self.cost.recompute(tokens).max(self.decode.step(1, context as f64)),
+            };
         }
         time
     }
@@ -116,13 +122,12 @@ impl Profile {
                 let remedy = "give measured figures";
                 Err(Error::Machine { what: format!("the profile's {what}"), remedy })
             }
-            None => self.decode.check().and_then(|()| self.chunk.check()),
+            None => self.chunk.iter().chain([&self.decode]).try_for_each(StepTimes::check),
         }
     }
 
     /// A decoder whose step reads `weight_bytes` once and each session's context, at `memory_bytes_per_s`, with
-    /// `fixed` beside: a roofline where no table was measured. A chunk is bound by arithmetic or, where it is small,
-    /// by reading like a decode.
+    /// `fixed` beside: a roofline where no table was measured.
     pub fn roofline(
         cost: CostModel,
         page_tokens: u32,
@@ -137,25 +142,12 @@ impl Profile {
         };
         let (sizes, contexts) = (vec![1, 64], vec![0, 32_768]);
         let row = |&batch: &u32| contexts.iter().map(|&context| ms(batch, context)).collect();
-        let decode = StepTimes { ms: sizes.iter().map(row).collect(), sizes, contexts: contexts.clone() };
-        // The tokens that take as long to compute as weights and context take to read.
-        let balance = |context: u64| {
-            let tokens = ms(1, context) / 1e3 * cost.prefill_tokens_per_s;
-            (tokens as u32).clamp(1, u32::MAX / 4)
-        };
-        let [low, high] = [contexts[0], contexts[1]].map(balance);
-        let mut sizes = vec![low - 1, low, high, 2 * high];
-        sizes.dedup();
-        let chunk_ms = |tokens: u32, context: u64| {
-            ms(1, context).max(f64::from(tokens) / cost.prefill_tokens_per_s * 1e3)
-        };
-        let row = |&tokens: &u32| contexts.iter().map(|&context| chunk_ms(tokens, context)).collect();
-        let chunk = StepTimes { ms: sizes.iter().map(row).collect(), sizes, contexts };
+        let decode = StepTimes { ms: sizes.iter().map(row).collect(), sizes, contexts };
         Profile {
             both_ways_bytes_per_s: 0.9 * cost.in_bytes_per_s.min(cost.out_bytes_per_s),
             slowed_by_copies: 1.02,
             decode,
-            chunk,
+            chunk: None,
             cost,
         }
     }
