@@ -67,7 +67,10 @@ pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Opt
 /// launch for each product.
 fn batches(most: u32) -> Vec<u32> {
     let doubled = grid(1, most.into()).into_iter().map(|batch| batch as u32);
-    doubled.flat_map(|batch| batch..batch + 1 + u32::from((16..most).contains(&batch))).collect()
+    let mut batches: Vec<u32> =
+        doubled.flat_map(|batch| [batch, if batch < 16 { batch } else { most.min(batch + 1) }]).collect();
+    batches.dedup();
+    batches
 }
 
 /// Sequences that are filled with tokens.
@@ -262,5 +265,21 @@ impl Probe {
 
     fn free<D: Ops>(self, device: &D) {
         self.hosts.into_iter().chain(self.devices).for_each(|buffer| device.free(buffer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::batches;
+
+    #[test]
+    fn batches_ascend_to_the_most() {
+        assert_eq!(batches(1), [1]);
+        assert_eq!(batches(14), [1, 2, 4, 8, 14]);
+        assert_eq!(batches(49), [1, 2, 4, 8, 16, 17, 32, 33, 49]);
+        for most in 1..300 {
+            let batches = batches(most);
+            assert!(batches.is_sorted_by(|a, b| a < b) && batches.last() == Some(&most), "{batches:?}");
+        }
     }
 }
