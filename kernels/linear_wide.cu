@@ -9,12 +9,12 @@
  * together: each a part of it, for all.
  *
  * Launch: clusters of CLUSTER blocks, one block on each multiprocessor that a cluster can have, each with an equal
- * share of the weight's rows; where that is more than 64, more clusters than fit at once. 9 warps a block. The last
- * one fetches: its lanes copy weights, and one of them has x copied. What they fill is a ring of stages, of 32 columns
- * of PARTS partial sums each; a stage is ready when its barrier has seen all copies, and free when the 8 warps of
- * all blocks of the cluster have read it. The 8 warps divide a stage by partial sum, rows of the weight (SLABS) and
- * halves of the rows of x. Warps of the first partial sum of a stage keep the total, to which the others' sums are
- * added in order, through shared memory: the order of linear.cu.
+ * share of the weight's rows; where that is more than 64, more clusters than fit at once. 12 warps a block. The last
+ * four fetch: their lanes copy weights, and for each partial sum one of them has x copied. What they fill is a ring of
+ * stages, of 32 columns of PARTS partial sums each; a stage is ready when its barrier has seen all copies, and free when
+ * the 8 other warps of all blocks of the cluster have read it. These divide a stage by partial sum, rows of the weight
+ * (SLABS) and halves of the rows of x. Warps of the first partial sum of a stage keep the total, to which the others'
+ * sums are added in order, through shared memory: the order of linear.cu.
  *
  * Workspace: uint32 [k / 32][tiles][2][32 lanes][4], for tiles of 8 rows of x: the four registers of a fragment.
  */
@@ -116,7 +116,7 @@ template <typename T, unsigned PARTS, unsigned SLABS, unsigned UNITS, unsigned T
         }
     }
 
-    /* A warp that fetches: of one partial sum, every so many units, and x if it is the first of those that do. */
+    /* A warp that fetches: of one partial sum, some of the units, and x if it is the first of those that do. */
     struct Fetcher {
         static constexpr unsigned MATES = FETCHING / PARTS, UNITS_EACH = (ALL_UNITS + MATES - 1) / MATES;
         static_assert(FETCHING % PARTS == 0);
