@@ -1,6 +1,6 @@
 //! Times of the machine with the model: decode steps over batch and context, prefill, copies each way.
 
-use super::room::{Room, grid};
+use super::room::{LEAST_CHUNK, Room, grid};
 use crate::statistics::median;
 use anyhow::{Context, Result};
 use djinn_device::{Buffer, Ops, Space, Stream};
@@ -13,8 +13,6 @@ use std::time::Instant;
 /// Steps that are not timed, in which a device captures what it replays then, and steps that are.
 const WARM: u64 = 3;
 const TIMED: u64 = 6;
-/// The smallest chunk that is timed; shorter ones are on the line through the first two.
-const LEAST_CHUNK: u64 = 64;
 /// Copies are timed for so long at least.
 const SPAN_S: f64 = 0.1;
 
@@ -63,12 +61,11 @@ pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Opt
     Ok(profile)
 }
 
-/// Numbers of sessions whose steps are timed: powers of two, and one more from 16 on, where a device may need one more
-/// launch for each product.
+/// Numbers of sessions whose steps are timed: powers of two, and one more from 16 on, where a device may go over to
+/// another way of computing products.
 fn batches(most: u32) -> Vec<u32> {
-    let doubled = grid(1, most.into()).into_iter().map(|batch| batch as u32);
-    let mut batches: Vec<u32> =
-        doubled.flat_map(|batch| [batch, if batch < 16 { batch } else { most.min(batch + 1) }]).collect();
+    let beside = |batch: u32| [batch, if batch < 16 { batch } else { most.min(batch + 1) }];
+    let mut batches: Vec<u32> = grid(1, most).into_iter().flat_map(beside).collect();
     batches.dedup();
     batches
 }
@@ -129,7 +126,7 @@ impl<'a, D: Ops> Filled<'a, D> {
     /// Consumes the last sequence's tokens.
     fn chunks(&mut self, tokens: u64, decode_s: f64) -> Result<StepTimes> {
         let most = (self.chunk as u64).min(tokens);
-        let sizes: Vec<u32> = grid(LEAST_CHUNK.min(most), most).into_iter().map(|size| size as u32).collect();
+        let sizes = grid(LEAST_CHUNK, most as u32);
         let contexts = if most < tokens { vec![0, tokens - most] } else { vec![0] };
         let mut ms = vec![vec![0.0; contexts.len()]; sizes.len()];
         // The deepest first: a sequence can be shortened.

@@ -124,10 +124,7 @@ impl Room {
         let plan = options.plan(&model.graph, machine.reserved_bytes)?;
         let seconds = |work: &Work| predict(&model.graph, &plan, work, machine).seconds;
         let chunk = options.prefill_rows as u64;
-        let sizes = |low: u64, high: u64| -> Vec<u32> {
-            grid(low, high).into_iter().map(|size| size as u32).collect()
-        };
-        let batches = sizes(1, options.sequences.into());
+        let batches = grid(1, options.sequences);
         let contexts = vec![options.context.div_ceil(4), options.context];
         let ms =
             |batch: u32, context: u64| seconds(&Work::decode(batch as u64, context, options.kv_dtype)) * 1e3;
@@ -140,7 +137,7 @@ impl Room {
             prefill_tokens_per_s: chunk as f64 / seconds(&Work::prefill(chunk, options.kv_dtype)),
         };
         let decode = StepTimes { sizes: batches, contexts, ms };
-        let tokens = sizes(64.min(chunk), chunk);
+        let tokens = grid(LEAST_CHUNK, options.prefill_rows);
         let ms = |&size: &u32| vec![seconds(&Work::prefill(size.into(), options.kv_dtype)) * 1e3];
         let chunk = Some(StepTimes { ms: tokens.iter().map(ms).collect(), sizes: tokens, contexts: vec![0] });
         // What both directions at once, and a copy beside a step, cost on PCIe of the fifth generation.
@@ -156,9 +153,12 @@ impl Room {
     }
 }
 
-/// Points from `low` to `high`, each twice the one before, but for the last.
-pub(super) fn grid(low: u64, high: u64) -> Vec<u64> {
-    let doubling = std::iter::successors(Some(low.max(1)), |&x| Some(2 * x));
+/// The smallest chunk of a prompt in a table of times; shorter ones are on the line through the first two.
+pub(super) const LEAST_CHUNK: u32 = 64;
+
+/// Points from `low` to `high`, each twice the one before, but for the last; `high` alone if `low` is above it.
+pub(super) fn grid(low: u32, high: u32) -> Vec<u32> {
+    let doubling = std::iter::successors(Some(low.max(1)), |&x: &u32| x.checked_mul(2));
     doubling.take_while(|&x| x < high).chain([high.max(1)]).collect()
 }
 

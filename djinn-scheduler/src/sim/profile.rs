@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepTimes {
-    /// Sessions or tokens, ascending.
+    /// Sessions or tokens, ascending; `batches` in older files.
     #[serde(alias = "batches")]
     pub sizes: Vec<u32>,
     /// Tokens of context, ascending.

@@ -201,10 +201,15 @@ pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
                 });
                 let at_once = case.run_tiles(rig, tiles, Ops::linear_tiles);
                 same_bits(&name, &at_once, &apart);
-                let columns = |out: &[f32]| {
-                    out.chunks(n + 5).flat_map(|row| row[3..n + 3].to_vec()).collect::<Vec<f32>>()
+                // Of each row first the columns that are written, then the others.
+                let split = |out: &[f32]| -> [Vec<f32>; 2] {
+                    let rows = || out.chunks(n + 5);
+                    let others = rows().flat_map(|row| [&row[..3], &row[n + 3..]].concat());
+                    [rows().flat_map(|row| row[3..n + 3].to_vec()).collect(), others.collect()]
                 };
-                rig.compare(&name, &columns(&at_once), &columns(&case.reference()), dtype);
+                let [[got, beside], [want, blank]] = [&at_once, &case.reference()].map(|out| split(out));
+                rig.compare(&name, &got, &want, dtype);
+                same_bits(&format!("what is beside {name}"), &beside, &blank);
             }
         }
     }
