@@ -48,10 +48,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error with its causes in one line.
+/// The error with its causes in one printable line.
 fn one_line(error: &anyhow::Error) -> String {
-    let text = format!("{error:#}");
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    djinn_models::printable::one_line(&format!("{error:#}"))
 }
 
 /// Tells the user how a long measurement goes on, on standard error.

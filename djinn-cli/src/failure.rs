@@ -1,21 +1,21 @@
 //! Failures as one line.
 
+use djinn_models::printable;
 use std::io;
 
-/// The error with its causes, joined in one line. A cause that the text above already ends with is not
+/// The error with its causes, joined in one printable line. A cause that the text above already ends with is not
 /// repeated.
 pub(crate) fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
-        let text = cause.to_string();
-        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = printable::one_line(&cause.to_string());
         if line.is_empty() {
             line = text;
         } else if !line.ends_with(&text) {
             line = format!("{line}: {text}");
         }
     }
-    line
+    printable::one_line(&line)
 }
 
 /// Whether the reader of standard output went away, which ends a command without a word.
@@ -33,6 +33,14 @@ mod tests {
     fn causes_are_joined_once() {
         let error = anyhow!("no such file").context("a.bin: no such file").context("cannot\nopen the model");
         assert_eq!(one_line(&error), "cannot open the model: a.bin: no such file");
+    }
+
+    #[test]
+    fn escapes_of_strangers_do_not_reach_the_terminal() {
+        let error = anyhow!("\x1b]0;owned\x07 {}", "x".repeat(10_000)).context("chat template");
+        let line = one_line(&error);
+        assert!(line.starts_with("chat template: \\u{1b}]0;owned\\u{7} xxx"), "{line}");
+        assert!(line.chars().count() <= printable::MAX_CHARS);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod families;
 mod file;
 pub mod gguf;
 mod open;
+pub mod printable;
 mod quant;
 pub mod safetensors;
 pub mod synthetic;

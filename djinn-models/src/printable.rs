@@ -1,0 +1,105 @@
+//! Text of strangers as one line that is safe on a terminal.
+//!
+//! Names, templates and messages that come out of a file may hold escapes that steer a terminal, characters that
+//! reorder what is read, and megabytes. Error texts and tables pass them through [`one_line`].
+
+/// The longest line that [`one_line`] gives, in characters.
+pub const MAX_CHARS: usize = 500;
+/// How much of a longer text's end is kept: remedies stand there.
+const TAIL: usize = 150;
+
+/// `text` as one printable line of at most [`MAX_CHARS`] characters.
+///
+/// Runs of ASCII white space become one space. Control characters, line separators and characters that are
+/// invisible or change the direction of text are written as `\u{1b}`. A longer text loses its middle, where `…`
+/// stands instead. Time and memory do not depend on the length of a text without long runs of white space.
+#[must_use]
+pub fn one_line(text: &str) -> String {
+    let (all, whole) = line(text.chars(), MAX_CHARS);
+    if whole {
+        return all.concat();
+    }
+    let (head, _) = line(text.chars(), MAX_CHARS - TAIL - 1);
+    let (mut tail, _) = line(text.chars().rev(), TAIL);
+    tail.reverse();
+    format!("{}…{}", head.concat(), tail.concat())
+}
+
+/// The first of `chars` as they are printed, `most` characters together, and whether that is all of them.
+fn line(chars: impl Iterator<Item = char>, most: usize) -> (Vec<String>, bool) {
+    let (mut pieces, mut length, mut space) = (Vec::new(), 0, false);
+    for c in chars {
+        if c.is_ascii_whitespace() {
+            space = length > 0;
+            continue;
+        }
+        let piece = if misleads(c) { c.escape_unicode().to_string() } else { c.to_string() };
+        let added = piece.chars().count() + usize::from(space);
+        if length + added > most {
+            return (pieces, false);
+        }
+        pieces.extend(space.then(|| " ".to_owned()));
+        pieces.push(piece);
+        length += added;
+        space = false;
+    }
+    (pieces, true)
+}
+
+/// Whether `c` steers a terminal, breaks the line, hides, or changes the direction of the text around it. The
+/// joiners U+200C and U+200D are part of words and are left.
+fn misleads(c: char) -> bool {
+    let hides_or_turns = matches!(
+        c,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'
+            | '\u{200e}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}'
+    );
+    c.is_control() || hides_or_turns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinary_text_stays() {
+        for text in ["", "a.gguf: no such file", "Grüße, 你好, नमस्ते, 👩\u{200d}👩\u{200d}👧, C:\\models"]
+        {
+            assert_eq!(one_line(text), text);
+        }
+        assert_eq!(one_line("\n cannot\r\n\topen  it \n"), "cannot open it");
+    }
+
+    #[test]
+    fn what_steers_or_deceives_is_written_out() {
+        assert_eq!(one_line("\x1b]0;title\x07"), "\\u{1b}]0;title\\u{7}");
+        assert_eq!(one_line("a\0b\x7f\u{9b}31m"), "a\\u{0}b\\u{7f}\\u{9b}31m");
+        assert_eq!(one_line("gguf\u{202e}exe\u{2066}"), "gguf\\u{202e}exe\\u{2066}");
+        assert_eq!(one_line("a\u{2028}b\u{2029}c\u{85}d\u{b}e"), "a\\u{2028}b\\u{2029}c\\u{85}d\\u{b}e");
+        let twice = one_line("\x1b[2J");
+        assert_eq!(one_line(&twice), twice);
+    }
+
+    #[test]
+    fn long_text_keeps_its_start_and_its_remedy() {
+        let longest = "é".repeat(MAX_CHARS);
+        assert_eq!(one_line(&longest), longest);
+        for filling in ["x", "\x1b", "a \n", "\u{202e}é"] {
+            let text = format!("model: {}; try another", filling.repeat(1_000_000));
+            let line = one_line(&text);
+            assert!(line.chars().count() <= MAX_CHARS && line.chars().all(|c| !misleads(c)), "{line}");
+            assert!(
+                line.starts_with("model: ") && line.contains('…') && line.ends_with("; try another"),
+                "{line}"
+            );
+        }
+    }
+}
