@@ -13,12 +13,13 @@ use std::path::PathBuf;
 /// MODEL is a directory in Hugging Face's layout, a .gguf or .safetensors file, a hub id, a short name
 /// (smollm2), or synthetic:NAME (the shapes of NAME with seeded random weights).
 ///
-/// Every flag is also read from the variable DJINN_<FLAG> and from the key <flag> of djinn.toml or
-/// djinn.yaml in the working directory. A flag wins over a variable, a variable over the file.
+/// Every flag is also read from the variable DJINN_<FLAG> and from the key <flag> of a settings file: djinn.toml or
+/// djinn.yaml in the working directory (memory, device and sampling only), then config.toml or config.yaml in
+/// ~/.config/djinn. A flag wins over a variable, a variable over the files.
 #[derive(Debug, Parser)]
 #[command(name = "djinn", version)]
 pub(crate) struct Cli {
-    /// Settings file [default: djinn.toml or djinn.yaml in the working directory, if there is one]
+    /// The settings file, in place of those that are looked for
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Print neither progress nor statistics

@@ -1,35 +1,47 @@
-//! Where a flag's value comes from: the command line, then its `DJINN_*` variable, then the settings file,
-//! then its default. Variables and keys are derived from the flags, so that every flag has both.
+//! Where a flag's value comes from: the command line, then its `DJINN_*` variable, then the settings files, then its
+//! default. Variables and keys are derived from the flags, so that every flag has both.
 
 mod file;
+mod places;
 #[cfg(test)]
 mod tests;
+mod variables;
 
 use crate::args::{Cli, Command, SamplingArgs};
+use crate::output;
 use anyhow::Result;
 use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
 use file::Settings;
+use places::{Found, Places};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use variables::variable;
 
-/// Reads the command line, the environment and the settings file. Ends the process where the command line
+/// Reads the command line, the environment and the settings files. Ends the process where the command line
 /// cannot be understood, or asks for help.
 pub(crate) fn load() -> Result<Cli> {
     read(std::env::args_os().collect())?.or_else(|error| error.exit())
 }
 
-/// The outer error is the settings file's, the inner one the command line's.
+/// The outer error is the settings files', the inner one the command line's.
 fn read(line: Vec<OsString>) -> Result<Result<Cli, clap::Error>> {
     // The first reading finds the settings file, and what is wrong with the command line alone.
     let first = match prepare(Cli::command(), &Settings::default()).try_get_matches_from(&line) {
         Ok(matches) => matches,
         Err(error) => return Ok(Err(error)),
     };
-    let settings = Settings::load(first.get_one::<PathBuf>("config"))?;
-    Ok(understand(&line, &settings))
+    let named = first.get_one::<PathBuf>("config").map(PathBuf::as_path);
+    let Found { settings, remark } = Places::from_env().load(named)?;
+    let cli = understand(&line, &settings);
+    if let Ok(cli) = &cli {
+        let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        variables::unknown(&Cli::command(), set).iter().for_each(|remark| output::remark(remark));
+        remark.filter(|_| !cli.quiet).iter().for_each(|remark| output::remark(remark));
+    }
+    Ok(cli)
 }
 
 fn understand(line: &[OsString], settings: &Settings) -> Result<Cli, clap::Error> {
@@ -50,7 +62,7 @@ fn prepare(command: clap::Command, settings: &Settings) -> clap::Command {
 
 fn prepare_flag(arg: Arg, settings: &Settings) -> Arg {
     let Some(key) = arg.get_long().map(str::to_owned) else { return arg };
-    let arg = arg.env(format!("DJINN_{}", key.to_uppercase().replace('-', "_"))).hide_env(true);
+    let arg = arg.env(variable(&key)).hide_env(true);
     let values = settings.get(&key);
     if !is_switch(&arg) {
         return if values.is_empty() { arg } else { arg.default_values(values.to_vec()) };

@@ -1,17 +1,19 @@
-//! The settings file: flat keys, named like the flags, in TOML or YAML.
+//! A settings file: flat keys, named like the flags, in TOML or YAML.
 
 use super::is_switch;
 use crate::args::Cli;
-use anyhow::{Context, Result, bail};
+use crate::nearest::nearest;
+use anyhow::{Result, bail};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Names that are looked for in the working directory.
-const NAMES: [&str; 3] = ["djinn.toml", "djinn.yaml", "djinn.yml"];
+/// Keys of which the one excludes the others, in one file.
+const GREEDY: &str = "greedy";
+const SAMPLING: [&str; 4] = ["min-p", "temperature", "top-k", "top-p"];
 
 /// Values by key, as the command line would spell them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,27 +22,6 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Reads `file`, or else the working directory's settings file if there is one.
-    pub(super) fn load(file: Option<&PathBuf>) -> Result<Self> {
-        let file = match file {
-            Some(file) => file.clone(),
-            None => {
-                let found: Vec<&str> = NAMES.into_iter().filter(|name| Path::new(name).is_file()).collect();
-                match found[..] {
-                    [] => return Ok(Settings::default()),
-                    [name] => PathBuf::from(name),
-                    _ => bail!(
-                        "several settings files: {}; keep one, or name it with --config",
-                        found.join(", ")
-                    ),
-                }
-            }
-        };
-        let text = std::fs::read_to_string(&file);
-        let text = text.with_context(|| format!("cannot read settings file {}", file.display()))?;
-        Self::parse(&file, &text)
-    }
-
     /// Reads a settings file's text; the extension of `file` tells the format.
     pub(super) fn parse(file: &Path, text: &str) -> Result<Self> {
         let place = file.display();
@@ -56,8 +37,14 @@ impl Settings {
         let mut values = BTreeMap::new();
         for (key, value) in &table {
             let Some((sub, arg)) = find(&command, key) else {
-                let known = keys(&command).into_iter().collect::<Vec<_>>().join(", ");
-                bail!("{place}: unknown key `{key}`; known keys: {known}");
+                let known = keys(&command);
+                match nearest(key, known.iter().map(String::as_str)) {
+                    Some(near) => bail!("{place}: unknown key `{key}`; did you mean `{near}`?"),
+                    None => {
+                        let known: Vec<String> = known.into_iter().collect();
+                        bail!("{place}: unknown key `{key}`; known keys: {}", known.join(", "));
+                    }
+                }
             };
             let spelled = spell(arg, value).map_err(|why| anyhow::anyhow!("{place}: key `{key}`: {why}"))?;
             if let Some(why) = refusal(sub, key, &spelled) {
@@ -66,6 +53,23 @@ impl Settings {
             values.insert(key.clone(), spelled);
         }
         Ok(Settings { values })
+    }
+
+    /// The keys that are set, in order.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.values.keys().map(String::as_str)
+    }
+
+    /// These settings where they say something, else those of `farther`.
+    pub(super) fn over(self, mut farther: Settings) -> Settings {
+        // Greedy decoding and the ways to sample exclude each other.
+        if self.get(GREEDY) == ["true"] {
+            SAMPLING.iter().for_each(|key| drop(farther.values.remove(*key)));
+        } else if SAMPLING.iter().any(|key| self.values.contains_key(*key)) {
+            farther.values.remove(GREEDY);
+        }
+        farther.values.extend(self.values);
+        farther
     }
 
     /// The values of a key; none if the file does not have it.

@@ -74,7 +74,9 @@ fn the_nearer_way_to_sample_wins() {
 #[test]
 fn unknown_keys_and_wrong_values_name_file_and_key() {
     for (text, expected) in [
-        ("vrma = 1", "djinn.toml: unknown key `vrma`; known keys: batch, chunk, "),
+        ("vrma = 1", "djinn.toml: unknown key `vrma`; did you mean `vram`?"),
+        ("max_tokens = 1", "djinn.toml: unknown key `max_tokens`; did you mean `max-tokens`?"),
+        ("flavour = 1", "djinn.toml: unknown key `flavour`; known keys: batch, chunk, "),
         ("config = \"x\"", "djinn.toml: unknown key `config`"),
         ("tokens = [1]", "djinn.toml: unknown key `tokens`"),
         ("vram = true", "djinn.toml: key `vram`: expected a text or a number, found true"),
@@ -105,4 +107,30 @@ fn yaml_is_read_alike() {
         let error = Settings::parse(Path::new("a.yaml"), text).unwrap_err().to_string();
         assert!(error.starts_with("a.yaml: ") && error.lines().count() == 1, "{error}");
     }
+}
+
+#[test]
+fn the_nearer_file_wins_whole() {
+    let (nearer, farther) =
+        (settings("vram = 1\nstop = [\"a\"]"), settings("vram = 2\nring = 3\nstop = [\"b\", \"c\"]"));
+    assert_eq!(nearer.over(farther), settings("vram = 1\nring = 3\nstop = [\"a\"]"));
+    let (greedy, warm) = (settings("greedy = true"), settings("temperature = 0.5\ntop-k = 3\nctx = 9"));
+    assert_eq!(greedy.clone().over(warm.clone()), settings("greedy = true\nctx = 9"));
+    assert_eq!(warm.clone().over(greedy), warm);
+    assert!(settings("greedy = false").over(warm).keys().eq(["ctx", "greedy", "temperature", "top-k"]));
+}
+
+#[test]
+fn misspelt_variables_are_named() {
+    let names =
+        ["DJINN_VRM", "DJINN_VRAM", "PATH", "DJINN_CACHE", "DJINN_XYZZY", "DJINN_MAX_TOKEN", "DJINN_COMMIT"];
+    let remarks = variables::unknown(&Cli::command(), names.map(str::to_owned));
+    assert_eq!(
+        remarks,
+        [
+            "the variable DJINN_MAX_TOKEN is unknown and has no effect; did you mean DJINN_MAX_TOKENS?",
+            "the variable DJINN_VRM is unknown and has no effect; did you mean DJINN_VRAM?",
+            "the variable DJINN_XYZZY is unknown and has no effect",
+        ]
+    );
 }

@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// A place of its own for a run of `djinn`: its working directory and its cache, and no `DJINN_*` variable.
+/// A place of its own for a run of `djinn`: its working directory, its cache and the user's own settings (in
+/// `home/djinn`), and no `DJINN_*` variable.
 struct Place {
     folder: TempDir,
     variables: Vec<(String, String)>,
@@ -47,6 +48,7 @@ impl Place {
             command.env_remove(name);
         }
         command.args(args).current_dir(self.path()).env("DJINN_CACHE", self.path().join("cache"));
+        command.env("XDG_CONFIG_HOME", self.path().join("home"));
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = pipes.spawn().unwrap();

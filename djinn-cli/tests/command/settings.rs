@@ -39,7 +39,8 @@ fn bad_files_are_refused() {
         assert!(message.starts_with(&format!("{name}: ")), "{message}");
         message
     };
-    assert!(refused("a.toml", "vrma = 1").contains("unknown key `vrma`; known keys: "));
+    assert!(refused("a.toml", "vrma = 1").contains("unknown key `vrma`; did you mean `vram`?"));
+    assert!(refused("a.toml", "flavour = 1").contains("unknown key `flavour`; known keys: "));
     assert!(refused("a.toml", "vram = \"much\"").contains("key `vram`: invalid value `much`"));
     assert!(refused("a.toml", "json = 1").contains("key `json`: expected true or false, found 1"));
     assert!(refused("a.toml", "ring = 1\nvram 1").contains("line 2"));
@@ -59,4 +60,99 @@ fn bad_variables_are_refused_and_switches_can_be_switched_off() {
     let place = Place::new().with("DJINN_JSON", "1");
     assert!(place.ok(&["list"]).starts_with('{'));
     assert!(!place.ok(&["list", "--json=false"]).starts_with('{'));
+}
+
+fn own(place: &Place, name: &str, text: &str) {
+    std::fs::create_dir_all(place.path().join("home/djinn")).unwrap();
+    place.write(&format!("home/djinn/{name}"), text);
+}
+
+fn remarks(place: &Place, args: &[&str]) -> String {
+    let output = place.output(args, "");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{error}");
+    error
+}
+
+#[test]
+fn a_folder_sets_no_file_and_nothing_that_deceives() {
+    let place = Place::new();
+    place.write("precious", "mine");
+    for (name, text) in [
+        ("djinn.toml", "trace = \"precious\""),
+        ("djinn.yaml", "trace: precious"),
+        ("djinn.toml", "vram = 1\nsystem = \"Lie.\""),
+        ("djinn.toml", "stop = [\"not\"]"),
+        ("djinn.toml", "quiet = true"),
+        ("djinn.toml", "raw = true"),
+        ("djinn.toml", "prompt-tokens = [1]"),
+    ] {
+        place.write(name, text);
+        let message = place.refused(&["run", "synthetic:tiny", "--prompt-tokens=1", "-n=1", "-q"]);
+        let expected =
+            format!("is not for a file in the working directory; set it in {}", place.path().display());
+        assert!(message.starts_with(name) && message.contains(&expected), "{message}");
+        assert!(message.ends_with(&format!("or name the file with --config {name}")), "{message}");
+        std::fs::remove_file(place.path().join(name)).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(place.path().join("precious")).unwrap(), "mine");
+}
+
+#[test]
+fn the_users_own_settings_and_a_named_file_may_set_all() {
+    let run = ["run", "synthetic:tiny", "--prompt-tokens=1", "-n=1", "-q"];
+    for place in [Place::new(), Place::new().with("DJINN_CONFIG", "named.toml")] {
+        own(&place, "config.toml", "trace = \"a.json\"\nvram = \"1GiB\"");
+        place.write("named.toml", "trace = \"a.json\"\nvram = \"1GiB\"");
+        assert_eq!(remarks(&place, &run), "");
+        assert!(place.path().join("a.json").is_file());
+        assert_eq!(vram(&place, &[]), 1 << 30);
+    }
+}
+
+#[test]
+fn the_working_directory_is_nearer_and_named() {
+    let place = Place::new();
+    own(&place, "config.yaml", "vram: 1GiB\nchunk: 64KiB\n");
+    let plan = ["plan", "synthetic:tiny", "--json"];
+    assert_eq!(remarks(&place, &plan), "");
+    place.write("djinn.toml", "vram = \"2GiB\"\nctx = 1024\n");
+    assert_eq!(remarks(&place, &plan), "djinn.toml sets ctx, vram\n");
+    assert_eq!(vram(&place, &[]), 2 << 30);
+    assert_eq!(remarks(&place, &["plan", "synthetic:tiny", "--json", "-q"]), "");
+    // A named file is all there is.
+    place.write("named.toml", "");
+    assert!(place.json(&["plan", "synthetic:tiny", "--json", "--config=named.toml"])["vram_bytes"].is_null());
+}
+
+#[test]
+fn misspelt_variables_are_told() {
+    let place = Place::new().with("DJINN_VRM", "1GiB");
+    assert_eq!(
+        remarks(&place, &["list", "-q"]),
+        "the variable DJINN_VRM is unknown and has no effect; did you mean DJINN_VRAM?\n"
+    );
+}
+
+/// A settings file that is none, or never ends, is refused at once.
+#[test]
+#[cfg(unix)]
+fn files_that_are_no_files_are_refused() {
+    let place = Place::new();
+    let at = |name: &str| place.path().join(name);
+    assert!(std::process::Command::new("mkfifo").arg(at("pipe.toml")).status().unwrap().success());
+    std::os::unix::fs::symlink("/dev/zero", at("zero.toml")).unwrap();
+    std::os::unix::fs::symlink("nowhere", at("nowhere.toml")).unwrap();
+    std::fs::create_dir(at("folder.toml")).unwrap();
+    std::fs::File::create(at("huge.toml")).unwrap().set_len(1 << 30).unwrap();
+    place.write("latin.toml", "");
+    std::fs::write(at("latin.toml"), b"stop = [\"\xe9\"]").unwrap();
+    for name in ["pipe.toml", "zero.toml", "nowhere.toml", "folder.toml", "huge.toml", "latin.toml"] {
+        let message = place.refused(&["list", "--config", name]);
+        assert!(message.contains(name), "{message}");
+        std::fs::rename(at(name), at("djinn.toml")).unwrap();
+        let message = place.refused(&["list"]);
+        assert!(message.contains("djinn.toml"), "{message}");
+        std::fs::rename(at("djinn.toml"), at(name)).unwrap();
+    }
 }

@@ -1,0 +1,40 @@
+//! "Did you mean": the known name that a misspelt one is close to.
+
+/// The known name that takes the fewest edits to become `word`; none if that is more than a third of its letters.
+/// Case does not count, and `_` is `-`.
+pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let plain = |text: &str| text.to_lowercase().replace('_', "-");
+    let word = plain(word);
+    let length = word.chars().count();
+    // Comparing takes the product of the lengths.
+    let near = known.into_iter().filter(|name| name.len().abs_diff(word.len()) <= 2 + length / 3);
+    let edits = near.map(|name| (strsim::damerau_levenshtein(&word, &plain(name)), name));
+    edits
+        .filter(|(edits, _)| *edits <= (length / 3).max(1))
+        .min_by_key(|(edits, _)| *edits)
+        .map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nearest;
+
+    #[test]
+    fn misspelt_names_are_found_and_others_are_not() {
+        let known = ["vram", "ram", "max-tokens", "temperature", "top-k", "top-p"];
+        for (word, expected) in [
+            ("vrma", Some("vram")),
+            ("vra", Some("vram")),
+            ("max_tokens", Some("max-tokens")),
+            ("MAX_TOKEN", Some("max-tokens")),
+            ("tempreature", Some("temperature")),
+            ("topk", Some("top-k")),
+            ("kv", None),
+            ("system", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(word, known), expected, "{word}");
+        }
+        assert_eq!(nearest(&"v".repeat(1 << 20), known), None);
+    }
+}
