@@ -1,13 +1,18 @@
 //! Why a model cannot be opened. Every message is one line: what, where, and what to do where that is known.
 
+mod line;
+
+pub use line::one_line;
+
+use std::fmt;
 use std::path::PathBuf;
 
-/// A checkpoint, configuration, tokenizer or template that cannot be used.
+/// A checkpoint, configuration, tokenizer or template that cannot be used. Displayed as [`one_line`], since
+/// messages quote the files of strangers.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused.
-    #[error("{}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
@@ -15,7 +20,6 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file is truncated, corrupt or hostile.
-    #[error("{}: {detail}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -23,7 +27,6 @@ pub enum Error {
         detail: String,
     },
     /// A tensor that the model needs is not in the checkpoint.
-    #[error("the checkpoint has no tensor {name}, which {architecture} needs")]
     MissingTensor {
         /// Its name in the file.
         name: String,
@@ -31,7 +34,6 @@ pub enum Error {
         architecture: String,
     },
     /// A tensor has another shape than the configuration says.
-    #[error("tensor {name} has shape {found:?}, the configuration asks for {expected:?}")]
     WrongShape {
         /// Its name in the file.
         name: String,
@@ -41,7 +43,6 @@ pub enum Error {
         expected: Vec<u64>,
     },
     /// A well-formed input that Djinn does not support; named, never ignored.
-    #[error("{what} is not supported; {remedy}")]
     Unsupported {
         /// The feature, with its value.
         what: String,
@@ -49,7 +50,6 @@ pub enum Error {
         remedy: String,
     },
     /// A key of a configuration is missing or out of range.
-    #[error("{}: `{key}`: {detail}", path.display())]
     Config {
         /// The file.
         path: PathBuf,
@@ -59,10 +59,8 @@ pub enum Error {
         detail: String,
     },
     /// The model's shapes do not form a graph.
-    #[error("the model's shapes do not fit together: {0}")]
     Graph(#[from] djinn_srg::GraphError),
     /// Nothing at this place looks like a model.
-    #[error("{place} is no model: {detail}")]
     NotAModel {
         /// As the user gave it.
         place: String,
@@ -70,11 +68,31 @@ pub enum Error {
         detail: String,
     },
     /// A tokenizer cannot be loaded, or text not be encoded.
-    #[error("tokenizer: {0}")]
     Tokenizer(String),
     /// A chat template does not parse or does not render.
-    #[error("chat template: {0}")]
     Template(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Self::Io { path, source } => format!("{}: {source}", path.display()),
+            Self::Malformed { path, detail } => format!("{}: {detail}", path.display()),
+            Self::MissingTensor { name, architecture } => {
+                format!("the checkpoint has no tensor {name}, which {architecture} needs")
+            }
+            Self::WrongShape { name, found, expected } => {
+                format!("tensor {name} has shape {found:?}, the configuration asks for {expected:?}")
+            }
+            Self::Unsupported { what, remedy } => format!("{what} is not supported; {remedy}"),
+            Self::Config { path, key, detail } => format!("{}: `{key}`: {detail}", path.display()),
+            Self::Graph(error) => format!("the model's shapes do not fit together: {error}"),
+            Self::NotAModel { place, detail } => format!("{place} is no model: {detail}"),
+            Self::Tokenizer(detail) => format!("tokenizer: {detail}"),
+            Self::Template(detail) => format!("chat template: {detail}"),
+        };
+        f.write_str(&one_line(&text))
+    }
 }
 
 /// This crate's result.

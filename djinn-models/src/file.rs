@@ -5,6 +5,13 @@
 //! SIGBUS; a positional read that meets the file's end is an error with a name. Reads carry their own
 //! offset, so that several threads read one file without a lock.
 
+mod regular;
+#[cfg(test)]
+mod tests;
+
+pub use regular::read_bounded;
+pub(crate) use regular::read_if_present;
+
 use crate::quant;
 use crate::{Error, Result, TensorInfo};
 use djinn_srg::DType;
@@ -82,13 +89,10 @@ impl fmt::Debug for Input {
 }
 
 impl Input {
-    /// Opens a regular file. Anything else (a directory, a pipe, which could block forever) is refused.
+    /// Opens a regular file; anything else is refused.
     pub(crate) fn open(path: &Path) -> Result<Self> {
+        let file = regular::open(path)?;
         let io_error = |source| Error::Io { path: path.to_owned(), source };
-        if !std::fs::metadata(path).map_err(io_error)?.is_file() {
-            return Err(Error::Malformed { path: path.to_owned(), detail: "is not a regular file".into() });
-        }
-        let file = File::open(path).map_err(io_error)?;
         let len = file.metadata().map_err(io_error)?.len();
         #[cfg(not(unix))]
         let file = std::sync::Mutex::new(file);
@@ -111,7 +115,7 @@ impl Input {
         })
     }
 
-    /// The error for bad contents. `detail` may quote the file: it is kept to one line.
+    /// The error for bad contents. `detail` may quote the file: line breaks in it are escaped, not joined.
     pub(crate) fn malformed(&self, detail: String) -> Error {
         let detail =
             if detail.contains(char::is_control) { detail.escape_debug().to_string() } else { detail };
@@ -198,6 +202,3 @@ pub(crate) fn stored_bytes(shape: &[u64], block: (u64, u64)) -> Option<u64> {
 pub(crate) fn missing(name: &str) -> Error {
     Error::MissingTensor { name: name.into(), architecture: "the model".into() }
 }
-
-#[cfg(test)]
-mod tests;

@@ -10,7 +10,7 @@ pub mod chat;
 mod decoder;
 mod error;
 mod families;
-mod file;
+pub mod file;
 pub mod gguf;
 mod open;
 pub mod printable;
@@ -22,7 +22,7 @@ pub mod tokenizer;
 mod weights;
 
 pub use chat::{ChatTemplate, Conversation, Message};
-pub use error::{Error, Result};
+pub use error::{Error, Result, one_line};
 pub use open::{GenerationDefaults, Location, Model, OpenOptions, open};
 pub use tensor::{Encoding, TensorFile, TensorInfo};
 pub use tokenizer::{TextStream, Tokenizer};

@@ -111,7 +111,7 @@ pub fn open(location: &Location, options: &OpenOptions) -> Result<Model> {
         Location::Gguf(path) => open_gguf(path, options),
         Location::Safetensors(path) => {
             let directory = path.parent().unwrap_or(Path::new(""));
-            if !directory.join("config.json").is_file() {
+            if !directory.join("config.json").exists() {
                 return Err(not_a_model(path, "a .safetensors file needs its config.json beside it"));
             }
             open_safetensors(directory, path, options)
@@ -122,7 +122,7 @@ pub fn open(location: &Location, options: &OpenOptions) -> Result<Model> {
 
 fn open_directory(path: &Path, options: &OpenOptions) -> Result<Model> {
     refuse_adapter(path)?;
-    if path.join("config.json").is_file() {
+    if path.join("config.json").exists() {
         return open_safetensors(path, path, options);
     }
     match gguf_files(path)?.as_slice() {

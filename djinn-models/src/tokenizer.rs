@@ -214,11 +214,7 @@ fn encode_with(tokenizer: &tokenizers::Tokenizer, text: &str) -> Result<Vec<u32>
     Ok(encoding.get_ids().to_vec())
 }
 
-/// The `tokenizers` crate's error as one line.
+/// The `tokenizers` crate's error as this crate's.
 fn error(error: &tokenizers::Error) -> Error {
-    Error::Tokenizer(one_line(&error.to_string()))
-}
-
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    Error::Tokenizer(error.to_string())
 }

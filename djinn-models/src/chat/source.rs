@@ -3,7 +3,7 @@
 use super::{DEFAULT, MAX_SOURCE, TOOL_USE};
 use crate::gguf::Gguf;
 use crate::tokenizer::{read_json, special_token};
-use crate::{Error, Result};
+use crate::{Error, Result, file};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -72,13 +72,7 @@ fn listed_in(value: &Value) -> Result<(String, Option<String>)> {
 
 /// A template's file; `None` if there is none.
 fn read_text(path: PathBuf) -> Result<Option<String>> {
-    match std::fs::metadata(&path) {
-        Ok(meta) if meta.len() > MAX_SOURCE as u64 => {
-            let detail = format!("{} bytes are more than a template may have ({MAX_SOURCE})", meta.len());
-            Err(Error::Malformed { path, detail })
-        }
-        Ok(_) => std::fs::read_to_string(&path).map(Some).map_err(|source| Error::Io { path, source }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Io { path, source }),
-    }
+    let Some(bytes) = file::read_if_present(&path, MAX_SOURCE as u64)? else { return Ok(None) };
+    let text = String::from_utf8(bytes);
+    text.map(Some).map_err(|_| Error::Malformed { path, detail: "is not UTF-8".into() })
 }

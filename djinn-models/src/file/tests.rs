@@ -93,6 +93,37 @@ fn only_regular_files_are_opened() {
     assert!(matches!(missing, Error::Io { .. }), "{missing}");
 }
 
+#[cfg(unix)]
+#[test]
+fn files_that_are_no_files_are_neither_waited_for_nor_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let socket = dir.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for path in [&fifo, dir.path(), Path::new("/dev/zero"), Path::new("/dev/null")] {
+        let whole = read_bounded(path, 10).unwrap_err().to_string();
+        assert!(whole.contains("not a regular file"), "{whole}");
+        assert_eq!(Input::open(path).unwrap_err().to_string(), whole);
+        assert!(read_if_present(path, 10).is_err());
+    }
+    assert!(read_if_present(&socket, 10).is_err());
+}
+
+#[test]
+fn small_files_are_read_up_to_a_bound() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(b"0123456789").unwrap();
+    assert_eq!(read_bounded(file.path(), 10).unwrap(), b"0123456789");
+    assert!(read_bounded(file.path(), 9).unwrap_err().to_string().contains("more than the 9 bytes"));
+    // Its length is 0 by its metadata, and it has contents all the same.
+    #[cfg(target_os = "linux")]
+    assert!(read_bounded("/proc/self/status", 9).is_err());
+    let missing = file.path().with_extension("missing");
+    assert!(read_if_present(&missing, 10).unwrap().is_none());
+    assert!(matches!(read_bounded(&missing, 10), Err(Error::Io { .. })));
+}
+
 #[test]
 fn errors_stay_on_one_line_whatever_the_file_says() {
     let error = Input::from_bytes("x", Vec::new()).malformed("name `a\nb\u{1b}[31m`".into()).to_string();

@@ -28,10 +28,7 @@ impl GenerationDefaults {
     /// # Errors
     /// A file is no JSON object, or a key's value is of a wrong type or out of range.
     pub fn from_dir(directory: &Path) -> Result<GenerationDefaults> {
-        let open = |name: &str| {
-            let path = directory.join(name);
-            path.is_file().then(|| JsonKeys::open(&path)).transpose()
-        };
+        let open = |name: &str| JsonKeys::open_if_present(&directory.join(name));
         let mut defaults = GenerationDefaults::default();
         for keys in [open("generation_config.json")?, open("config.json")?].into_iter().flatten() {
             let found = read(&keys)?;

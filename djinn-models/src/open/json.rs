@@ -1,6 +1,6 @@
 //! JSON files as keys with types: every failure names the file, the key and the value.
 
-use crate::{Error, Result};
+use crate::{Error, Result, file};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -21,14 +21,21 @@ impl JsonKeys {
     /// # Errors
     /// [`Error::Io`], or [`Error::Malformed`] when it is no JSON object.
     pub(crate) fn open(path: &Path) -> Result<JsonKeys> {
-        let io = |source| Error::Io { path: path.to_owned(), source };
+        Self::parse(path, &file::read_bounded(path, MAX_BYTES)?)
+    }
+
+    /// The same; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_if_present(path: &Path) -> Result<Option<JsonKeys>> {
+        let bytes = file::read_if_present(path, MAX_BYTES)?;
+        bytes.map(|bytes| Self::parse(path, &bytes)).transpose()
+    }
+
+    fn parse(path: &Path, text: &[u8]) -> Result<JsonKeys> {
         let malformed = |detail| Error::Malformed { path: path.to_owned(), detail };
-        let bytes = std::fs::metadata(path).map_err(io)?.len();
-        if bytes > MAX_BYTES {
-            return Err(malformed(format!("{bytes} bytes are too many for a configuration")));
-        }
-        let text = std::fs::read(path).map_err(io)?;
-        match serde_json::from_slice(&text) {
+        match serde_json::from_slice(text) {
             Ok(Value::Object(map)) => Ok(JsonKeys::new(path, map)),
             Ok(_) => Err(malformed("expected a JSON object".to_owned())),
             Err(error) => Err(malformed(format!("invalid JSON: {error}"))),

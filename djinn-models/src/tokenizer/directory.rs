@@ -3,13 +3,13 @@
 use super::pieces::{FirstSpace, Scheme};
 use super::post::Affixes;
 use super::slow::{self, Slow};
-use super::{Marks, Tokenizer, one_line};
-use crate::{Error, Result};
+use super::{Marks, Tokenizer};
+use crate::{Error, Result, file};
 use serde_json::Value;
 use std::path::Path;
 
 /// Larger files are refused before they are parsed; the largest in use are a tenth of it.
-const MAX_BYTES: u64 = 256 << 20;
+pub(super) const MAX_BYTES: u64 = 256 << 20;
 
 pub(super) fn load(dir: &Path) -> Result<Option<Tokenizer>> {
     let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
@@ -35,7 +35,7 @@ pub(super) fn load(dir: &Path) -> Result<Option<Tokenizer>> {
     }
     let added = json["added_tokens"].clone();
     let parsing: tokenizers::Tokenizer =
-        serde_json::from_value(json).map_err(|e| located(Error::Tokenizer(one_line(&e.to_string()))))?;
+        serde_json::from_value(json).map_err(|e| located(Error::Tokenizer(e.to_string())))?;
     check_added(&parsing, &added).map_err(located)?;
 
     let named = |key: &str| {
@@ -62,24 +62,10 @@ pub(crate) fn special_token(config: &Value, key: &str) -> Option<String> {
 
 /// A JSON file; `None` if there is none.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
-    let Some(bytes) = read_bounded(path)? else { return Ok(None) };
+    let Some(bytes) = file::read_if_present(path, MAX_BYTES)? else { return Ok(None) };
     let value = serde_json::from_slice(&bytes)
-        .map_err(|e| Error::Malformed { path: path.to_owned(), detail: one_line(&e.to_string()) })?;
+        .map_err(|e| Error::Malformed { path: path.to_owned(), detail: e.to_string() })?;
     Ok(Some(value))
-}
-
-/// A file's bytes; `None` if there is none. One that is too large for a tokenizer is refused unread.
-pub(super) fn read_bounded(path: &Path) -> Result<Option<Vec<u8>>> {
-    let io = |source| Error::Io { path: path.to_owned(), source };
-    match std::fs::metadata(path) {
-        Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(io(source)),
-        Ok(meta) if meta.len() > MAX_BYTES => {
-            let detail = format!("{} bytes are more than such a file may have ({MAX_BYTES})", meta.len());
-            Err(Error::Malformed { path: path.to_owned(), detail })
-        }
-        Ok(_) => std::fs::read(path).map(Some).map_err(io),
-    }
 }
 
 fn unsupported(what: String) -> Error {

@@ -2,9 +2,10 @@
 //! `tokenizer.model`, put into the form of a `tokenizer.json` as transformers' converters put them.
 
 use super::byte_level::QWEN2;
-use super::directory::{read_bounded, read_json, special_token};
+use super::directory::{MAX_BYTES, read_json, special_token};
 use super::model_proto::Model;
 use super::sentencepiece;
+use crate::file::read_if_present;
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -32,14 +33,14 @@ pub(super) fn read(dir: &Path, config: &Value, map: &Value) -> Result<Option<Slo
     let path = dir.join("vocab.json");
     if let Some(vocab) = read_json(&path)? {
         let merges = dir.join("merges.txt");
-        let Some(merges) = read_bounded(&merges)? else {
+        let Some(merges) = read_if_present(&merges, MAX_BYTES)? else {
             let detail = "there is neither merges.txt beside it nor a tokenizer.json".into();
             return Err(Error::Malformed { path, detail });
         };
         return byte_level(dir, config, map, vocab, &merges).map(Some).map_err(|e| located(e, &path));
     }
     let path = dir.join("tokenizer.model");
-    let Some(bytes) = read_bounded(&path)? else { return Ok(None) };
+    let Some(bytes) = read_if_present(&path, MAX_BYTES)? else { return Ok(None) };
     sentence_piece(dir, config, map, &bytes).map(Some).map_err(|e| located(e, &path))
 }
 
