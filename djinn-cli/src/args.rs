@@ -4,6 +4,7 @@
 use crate::{cache, size};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use djinn_host::{DeviceName, Generation, Setup};
 use djinn_srg::DType;
 use djinn_srg::cost::Machine;
 use std::path::PathBuf;
@@ -147,8 +148,8 @@ pub(crate) struct MemoryArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Device")]
 pub(crate) struct DeviceArgs {
-    /// cpu, or cuda[:N]
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = DeviceName::parse)]
+    /// cpu, cuda[:N], or auto: the GPU if there is one
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = clap::value_parser!(DeviceName))]
     pub(crate) device: DeviceName,
     /// Threads that compute [default: as many as the machine runs at once]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -158,22 +159,39 @@ pub(crate) struct DeviceArgs {
     pub(crate) trace: Option<PathBuf>,
 }
 
-/// A device as the user names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeviceName {
-    Cpu,
-    Cuda(u32),
+impl MemoryArgs {
+    /// As the library takes it, on `device`, with `threads` threads.
+    pub(crate) fn setup(&self, device: DeviceName, threads: Option<u32>) -> Setup {
+        Setup {
+            device,
+            threads,
+            vram: self.vram,
+            ram: self.ram,
+            resident_fraction: self.resident_fraction,
+            chunk: self.chunk,
+            ring: self.ring,
+            stream_check: self.stream_check,
+            context: self.ctx,
+            kv_dtype: self.kv_dtype,
+            dtype: self.dtype,
+            prefill_rows: self.prefill_chunk,
+        }
+    }
 }
 
-impl DeviceName {
-    fn parse(text: &str) -> Result<Self, String> {
-        let number = match text.split_once(':') {
-            None if text == "cpu" => return Ok(DeviceName::Cpu),
-            None if text == "cuda" => Some(0),
-            Some(("cuda", number)) => number.parse().ok(),
-            _ => None,
-        };
-        number.map(DeviceName::Cuda).ok_or_else(|| "expected cpu, cuda or cuda:N".to_owned())
+impl SamplingArgs {
+    /// As the library takes it; `max_tokens` where the user names no number.
+    pub(crate) fn generation(&self, max_tokens: u32) -> Generation {
+        Generation {
+            max_tokens: self.max_tokens.unwrap_or(max_tokens),
+            greedy: self.greedy,
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            seed: self.seed,
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+        }
     }
 }
 

@@ -12,7 +12,6 @@ mod output;
 mod profile;
 mod progress;
 mod stats;
-mod system;
 mod trace;
 
 use djinn_vmu::size;

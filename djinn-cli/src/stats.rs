@@ -1,9 +1,9 @@
 //! What a generation cost: for people on standard error, for programs in `run --json`.
 
-use crate::loaded::Running;
-use crate::{output, size, system};
+use crate::{output, size};
 use djinn_device::Space;
 use djinn_engine::{PassStats, Stats};
+use djinn_host::{AnyEngine, system};
 use djinn_vmu::Moved;
 use serde::Serialize;
 use std::time::Duration;
@@ -58,7 +58,7 @@ pub(crate) struct Report {
 
 impl Report {
     /// The report on `stats` of an engine that took `load` to load.
-    pub(crate) fn new(engine: &dyn Running, stats: &Stats, load: Duration, seed: Option<u64>) -> Self {
+    pub(crate) fn new(engine: &dyn AnyEngine, stats: &Stats, load: Duration, seed: Option<u64>) -> Self {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let mut all = PassStats::default();
         all.add(&stats.prefill_streamed);

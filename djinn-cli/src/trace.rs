@@ -1,7 +1,7 @@
 //! `--trace`: the file is opened before anything is loaded, and written when all is over.
 
-use crate::loaded::Running;
 use anyhow::{Context, Result};
+use djinn_host::AnyEngine;
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ impl TraceFile {
 
     /// Ends the engine's trace and writes it, whether what was traced succeeded or not. Gives that outcome
     /// back; its failure is told before one to write.
-    pub(crate) fn write<T>(mut self, engine: &mut dyn Running, outcome: Result<T>) -> Result<T> {
+    pub(crate) fn write<T>(mut self, engine: &mut dyn AnyEngine, outcome: Result<T>) -> Result<T> {
         let (Some(opened), Some(trace)) = (&mut self.0, engine.finish_trace()) else { return outcome };
         opened.empty = false;
         let written = (|| {

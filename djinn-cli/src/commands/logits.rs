@@ -1,9 +1,11 @@
 //! `djinn logits`: the logits of every position.
 
 use crate::args::LogitsArgs;
+use crate::loaded::in_flags;
 use crate::trace::TraceFile;
 use crate::{loaded, output};
 use anyhow::Result;
+use djinn_host::{check_prompt, context_for};
 use serde::Serialize;
 
 /// Bytes of logits that are computed at once, at most.
@@ -18,17 +20,17 @@ struct Output<'a> {
 }
 
 pub(super) fn run(args: &LogitsArgs, quiet: bool) -> Result<()> {
-    loaded::check_device(args.device.device)?;
+    args.device.device.find().map_err(in_flags)?;
     let trace = TraceFile::open(args.device.trace.as_deref())?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let vocab = model.graph.vocab as usize;
     let tokens = args.tokens.len() as u64;
-    loaded::check_tokens(&model, &args.tokens)?;
-    let context = args.memory.ctx.unwrap_or_else(|| loaded::context_for(tokens, &model));
-    let mut options = loaded::options(&args.memory, loaded::kv_dtype(args.device.device, &model), context);
+    check_prompt(&model, &args.tokens)?;
+    let setup = args.memory.setup(args.device.device, args.device.threads);
+    let mut options = setup.options(&model, context_for(tokens, &model)).map_err(in_flags)?;
     let rows = (MAX_LOGIT_BYTES / (model.graph.vocab * 4)).clamp(1, options.prefill_rows as u64) as u32;
     (options.prefill_rows, options.logit_rows) = (rows, rows);
-    let mut loaded = loaded::load(&model, &args.device, &options, quiet)?;
+    let mut loaded = loaded::load(&model, &setup, &options, args.device.trace.is_some(), quiet)?;
     let logits = loaded.engine.logits(&args.tokens);
     let logits = trace.write(&mut *loaded.engine, logits.map_err(Into::into))?;
     if let Some(bad) = logits.iter().position(|l| !l.is_finite()) {

@@ -5,6 +5,7 @@ use crate::profile::{self, Chosen};
 use crate::{loaded, output, size};
 use anyhow::Result;
 use djinn_engine::{MemoryPlan, Options, Segments};
+use djinn_host::{DeviceName, Setup, context_for};
 use djinn_models::Model;
 use djinn_srg::cost::Work;
 use djinn_srg::{DType, Rows};
@@ -81,18 +82,18 @@ pub(super) fn run(args: &PlanArgs, quiet: bool) -> Result<()> {
     let machine = profile::choose(args.work.gpu.as_deref())?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let tokens = args.work.prompt_len as u64 + args.max_tokens as u64;
-    let context = args.memory.ctx.unwrap_or_else(|| loaded::context_for(tokens, &model));
+    let context = args.memory.ctx.unwrap_or_else(|| context_for(tokens, &model));
     anyhow::ensure!(
         args.work.prompt_len as u64 <= context,
         "a prompt of {} tokens exceeds the context of {context}; lower --prompt-len",
         args.work.prompt_len
     );
     let sequences = args.work.batch;
-    let options = Options {
-        sequences,
-        logit_rows: sequences,
-        ..loaded::options(&args.memory, machine.kv_dtype(), context)
+    let setup = Setup {
+        kv_dtype: Some(args.memory.kv_dtype.unwrap_or(machine.kv_dtype())),
+        ..args.memory.setup(DeviceName::Cpu, None)
     };
+    let options = Options { sequences, logit_rows: sequences, ..setup.options(&model, context)? };
     let plan = options.plan(&model.graph, machine.reserved_bytes(options.most_host_bytes(&model.graph)))?;
     let report = report(args, &model, &options, &plan, machine);
     if args.json { output::json(&report) } else { output::line(&table(&report)) }

@@ -1,23 +1,23 @@
 //! `djinn run`: one answer to a prompt, or a chat.
 
-mod answer;
 mod chat;
 mod interrupt;
 mod prompt;
-mod sampling;
+mod show;
 
 use crate::args::RunArgs;
-use crate::loaded::{self, Loaded};
+use crate::loaded::{self, Loaded, in_flags};
 use crate::output;
 use crate::stats::Report;
 use crate::trace::TraceFile;
-use answer::{Answer, Speaker};
-use anyhow::Result;
-use djinn_engine::{Finish, Options, Request, Session};
+use anyhow::{Result, bail};
+use djinn_engine::{Finish, Options, Session};
+use djinn_host::{Answer, Speech, check_prompt, context_for, seed};
 use djinn_models::Model;
 use interrupt::Interrupt;
-use prompt::{Prompt, Speech};
+use prompt::Prompt;
 use serde::Serialize;
+use show::Shown;
 use std::process::ExitCode;
 
 /// As a shell reports a process that SIGINT ended.
@@ -37,44 +37,44 @@ struct Output<'a> {
 }
 
 pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
-    loaded::check_device(args.device.device)?;
+    args.device.device.find().map_err(in_flags)?;
     loaded::refuse_prompt(&args.model)?;
     let trace = TraceFile::open(args.device.trace.as_deref())?;
     let prompt = Prompt::read(args)?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
-    let speech = Speech::new(&model, args)?;
+    let speech = speech(args, &model)?;
     match prompt {
         Prompt::Chat => {
             let context = args.memory.ctx.unwrap_or(model.graph.max_context.min(MAX_CHAT_CONTEXT));
             let mut loaded = load(args, &model, context, quiet)?;
-            let (template, _) = request(args, &model, Vec::new(), MAX_CHAT_TOKENS);
+            let template = args.sampling.generation(MAX_CHAT_TOKENS).request(&model, Vec::new());
             let talked = chat::run(&mut loaded, &speech, &template, args, quiet);
             trace.write(&mut *loaded.engine, talked)?;
             Ok(ExitCode::SUCCESS)
         }
-        Prompt::Text(text) => once(args, &model, &speech, speech.tokens(&text)?, trace, quiet),
+        Prompt::Text(text) => {
+            once(args, &model, &speech, speech.tokens(&text).map_err(in_flags)?, trace, quiet)
+        }
         Prompt::Tokens(tokens) => once(args, &model, &speech, tokens, trace, quiet),
     }
 }
 
 fn load(args: &RunArgs, model: &Model, context: u64, quiet: bool) -> Result<Loaded> {
-    let options = Options {
-        force_park_every: args.force_park_every,
-        ..loaded::options(&args.memory, loaded::kv_dtype(args.device.device, model), context)
-    };
-    loaded::load(model, &args.device, &options, quiet)
+    let setup = args.memory.setup(args.device.device, args.device.threads);
+    let options = setup.options(model, context).map_err(in_flags)?;
+    let options = Options { force_park_every: args.force_park_every, ..options };
+    loaded::load(model, &setup, &options, args.device.trace.is_some(), quiet)
 }
 
-/// What to generate after `prompt`, and the seed where there is randomness.
-fn request(args: &RunArgs, model: &Model, prompt: Vec<u32>, max_tokens: u32) -> (Request, Option<u64>) {
-    let (sampling, seed) = sampling::choose(&args.sampling, &model.defaults);
-    let mut stop_tokens = Vec::new();
-    if !args.sampling.ignore_eos {
-        stop_tokens.extend_from_slice(&model.defaults.eos);
-        stop_tokens.extend(model.tokenizer.iter().flat_map(|t| t.end_tokens()));
+/// The model's way from text to tokens, as the flags want it.
+fn speech<'a>(args: &'a RunArgs, model: &'a Model) -> Result<Speech<'a>> {
+    if !args.sampling.stop.is_empty() && model.tokenizer.is_none() {
+        bail!("--stop needs a tokenizer, which {} lacks; drop it", model.name);
     }
-    let max_tokens = args.sampling.max_tokens.unwrap_or(max_tokens) as usize;
-    (Request { prompt, max_tokens, sampling, stop_tokens }, seed)
+    match args.raw || !args.prompt_tokens.is_empty() && model.chat.is_none() {
+        true => Ok(Speech::raw(model)),
+        false => Speech::chat(model, args.system.as_deref()).map_err(in_flags),
+    }
 }
 
 fn once(
@@ -85,17 +85,17 @@ fn once(
     trace: TraceFile,
     quiet: bool,
 ) -> Result<ExitCode> {
-    loaded::check_tokens(model, &tokens)?;
-    let (request, seed) = request(args, model, tokens, MAX_TOKENS);
+    check_prompt(model, &tokens)?;
+    let request = args.sampling.generation(MAX_TOKENS).request(model, tokens);
     let room = request.prompt.len() as u64 + request.max_tokens as u64;
-    let context = args.memory.ctx.unwrap_or_else(|| loaded::context_for(room, model));
+    let context = args.memory.ctx.unwrap_or_else(|| context_for(room, model));
     let Loaded { mut engine, time } = load(args, model, context, quiet)?;
-    let speaker = Speaker::new(speech, &args.sampling.stop, !args.json)?;
-    let interrupt = Interrupt::install()?;
-    let answer = speaker.answer(&mut *engine, &mut Session::default(), &request, &interrupt);
+    let shown =
+        Shown { speech, stop: &args.sampling.stop, interrupt: Interrupt::install()?, show: !args.json };
+    let answer = shown.answer(&mut *engine, &mut Session::default(), &request);
     let answer = trace.write(&mut *engine, answer)?;
     let Answer { tokens, text, finish, stats } = answer;
-    let stats = Report::new(&*engine, &stats, time, seed);
+    let stats = Report::new(&*engine, &stats, time, seed(&request.sampling));
     if args.json {
         let (text, prompt_tokens) = (text.as_deref(), &request.prompt[..]);
         let finish_name = name(finish);

@@ -2,7 +2,8 @@
 
 use super::file::keys;
 use super::*;
-use crate::args::{DeviceName, RunArgs};
+use crate::args::RunArgs;
+use djinn_host::DeviceName;
 use djinn_srg::DType;
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 use super::Finding;
 use crate::size::human;
-use crate::system::{self, Limit, Memory};
+use djinn_host::system::{self, Limit, Memory};
 
 /// Locked memory below this holds no useful share of a model.
 const LITTLE_MEMLOCK: u64 = 1 << 30;

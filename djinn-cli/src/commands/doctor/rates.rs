@@ -2,10 +2,10 @@
 
 use super::Finding;
 use crate::size::human;
-use crate::system;
 use anyhow::Result;
 use djinn_device::args::{Add, Linear, Weight};
 use djinn_device::{Buffer, CpuConfig, CpuDevice, DType, Device, Ops, Space, Span, Stream};
+use djinn_host::system;
 use djinn_srg::cost::Machine;
 use std::time::{Duration, Instant};
 

@@ -1,14 +1,14 @@
 //! A chat on the terminal: one session, whose keys and values are kept from turn to turn.
 
-use super::answer::Speaker;
 use super::interrupt::Interrupt;
-use super::prompt::Speech;
+use super::show::Shown;
 use crate::args::RunArgs;
-use crate::loaded::Loaded;
+use crate::loaded::{Loaded, in_flags};
 use crate::output;
 use crate::stats::Report;
 use anyhow::{Context, Result};
 use djinn_engine::{Error, Request, Session};
+use djinn_host::{Speech, seed};
 use djinn_models::Message;
 use std::io::Write;
 
@@ -21,9 +21,9 @@ pub(super) fn run(
     args: &RunArgs,
     quiet: bool,
 ) -> Result<()> {
-    speech.check_text()?;
+    speech.tokenizer().map_err(in_flags)?;
     let Loaded { engine, time } = loaded;
-    let interrupt = Interrupt::install()?;
+    let shown = Shown { speech, stop: &args.sampling.stop, interrupt: Interrupt::install()?, show: true };
     let (mut session, mut messages) = (Session::default(), speech.opening());
     if !quiet {
         output::remark("Ctrl-C ends an answer; /clear begins anew; /exit or Ctrl-D ends the chat");
@@ -39,15 +39,12 @@ pub(super) fn run(
             _ => messages.push(Message::new("user", line)),
         }
         let request = Request { prompt: speech.turn(&messages)?, ..template.clone() };
-        let speaker = Speaker::new(speech, &args.sampling.stop, true)?;
-        let answer = speaker.answer(&mut **engine, &mut session, &request, &interrupt);
-        match answer {
+        match shown.answer(&mut **engine, &mut session, &request) {
             Ok(answer) => {
                 output::piece("\n")?;
                 messages.push(Message::new("assistant", answer.text.unwrap_or_default()));
                 if !quiet {
-                    let random = template.sampling.temperature > 0.0;
-                    let seed = random.then_some(template.sampling.seed);
+                    let seed = seed(&request.sampling);
                     Report::new(&**engine, &answer.stats, *time, seed).remark();
                 }
             }

@@ -3,36 +3,39 @@
 use std::fs;
 
 /// The processor's name.
-pub(crate) fn cpu_name() -> Option<String> {
+pub fn cpu_name() -> Option<String> {
     let info = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = info.lines().find(|line| line.starts_with("model name") || line.starts_with("Model"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 /// Threads that run at once.
-pub(crate) fn threads() -> usize {
+pub fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Host memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Memory {
-    pub(crate) total: u64,
+pub struct Memory {
+    /// Of the machine.
+    pub total: u64,
     /// What can be had without swapping.
-    pub(crate) available: u64,
-    pub(crate) swap_free: u64,
-    /// Reserved huge pages that are free, and the size of one.
-    pub(crate) huge_free: u64,
-    pub(crate) huge_size: u64,
+    pub available: u64,
+    /// Swap space that is free.
+    pub swap_free: u64,
+    /// Reserved huge pages that are free.
+    pub huge_free: u64,
+    /// The size of a huge page.
+    pub huge_size: u64,
 }
 
 /// Host memory, as the kernel counts it.
-pub(crate) fn memory() -> Option<Memory> {
+pub fn memory() -> Option<Memory> {
     parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)
 }
 
 /// The most memory that this process had resident at once, in bytes.
-pub(crate) fn peak_memory() -> Option<u64> {
+pub fn peak_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
@@ -55,13 +58,15 @@ fn parse_meminfo(text: &str) -> Option<Memory> {
 
 /// How much memory a process may lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Limit {
+pub enum Limit {
+    /// A number of bytes.
     Bytes(u64),
+    /// Any amount.
     Unlimited,
 }
 
 /// The limit on locked (pinned) memory.
-pub(crate) fn memlock() -> Option<Limit> {
+pub fn memlock() -> Option<Limit> {
     parse_memlock(&fs::read_to_string("/proc/self/limits").ok()?)
 }
 
@@ -74,14 +79,14 @@ fn parse_memlock(text: &str) -> Option<Limit> {
 }
 
 /// When the kernel gives huge pages of its own accord: `always`, `madvise` or `never`.
-pub(crate) fn transparent_huge_pages() -> Option<String> {
+pub fn transparent_huge_pages() -> Option<String> {
     let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()?;
     let chosen = text.split_once('[')?.1.split_once(']')?.0;
     Some(chosen.to_owned())
 }
 
 /// The version of NVIDIA's driver, where its kernel module is loaded.
-pub(crate) fn cuda_driver() -> Option<String> {
+pub fn cuda_driver() -> Option<String> {
     let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     let version = text
         .lines()

@@ -1,0 +1,101 @@
+//! One answer: generated, cut at stop strings, given out as it comes.
+
+use crate::{AnyEngine, Result, Speech};
+use djinn_engine::{Finish, Request, Session, Stats};
+use djinn_models::TextStream;
+use djinn_models::tokenizer::StopStrings;
+use std::ops::ControlFlow;
+
+/// A finished answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// New tokens, a token that ends the text included.
+    pub tokens: Vec<u32>,
+    /// Their text, up to a stop string; none for a model without a tokenizer.
+    pub text: Option<String>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Times and bytes.
+    pub stats: Stats,
+}
+
+/// Turns the tokens of one answer into text.
+pub struct Speaker {
+    stream: Option<TextStream>,
+    stops: StopStrings,
+    text: String,
+    tokens: usize,
+    stopped: bool,
+}
+
+impl Speaker {
+    /// A speaker that ends the text before any of `stops`.
+    ///
+    /// # Errors
+    /// [`Error::Model`](crate::Error::Model) if one is empty, [`Error::NoTokenizer`](crate::Error::NoTokenizer) if
+    /// there is no text to look in.
+    pub fn new(speech: &Speech<'_>, stops: &[String]) -> Result<Self> {
+        if !stops.is_empty() {
+            speech.tokenizer()?;
+        }
+        let stops = StopStrings::new(stops.iter().cloned())?;
+        Ok(Speaker { stream: speech.stream(), stops, text: String::new(), tokens: 0, stopped: false })
+    }
+
+    /// Generates until the end, a stop string, or until `on_text` breaks. It is called after every token with the
+    /// text that is certain by then, which may be empty; without a tokenizer, with the token's number.
+    ///
+    /// # Errors
+    /// As [`Engine::generate`](djinn_engine::Engine::generate).
+    pub fn answer(
+        mut self,
+        engine: &mut dyn AnyEngine,
+        session: &mut Session,
+        request: &Request,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Answer> {
+        let generated = engine.generate(session, request, &mut |token| {
+            let piece = match request.stop_tokens.contains(&token) {
+                true => String::new(),
+                false => self.take(token),
+            };
+            let more = on_text(&piece);
+            if self.stopped { ControlFlow::Break(()) } else { more }
+        })?;
+        let rest = self.end();
+        if !rest.is_empty() {
+            // The answer has ended, wanted or not.
+            let _ = on_text(&rest);
+        }
+        let finish = if self.stopped { Finish::Stop } else { generated.finish };
+        let text = self.stream.is_some().then_some(self.text);
+        Ok(Answer { tokens: generated.tokens, text, finish, stats: generated.stats })
+    }
+
+    /// The text that `token` makes certain.
+    fn take(&mut self, token: u32) -> String {
+        self.tokens += 1;
+        match self.stream.as_mut().map(|stream| stream.push(token).unwrap_or_default()) {
+            Some(piece) => self.scan(&piece),
+            None if self.tokens > 1 => format!(" {token}"),
+            None => token.to_string(),
+        }
+    }
+
+    fn scan(&mut self, piece: &str) -> String {
+        let scan = self.stops.push(piece);
+        self.stopped |= scan.stopped;
+        self.text += &scan.text;
+        scan.text
+    }
+
+    /// What was withheld in case more should follow.
+    fn end(&mut self) -> String {
+        let rest = self.stream.as_mut().map(TextStream::finish).unwrap_or_default();
+        let mut text = self.scan(&rest);
+        let withheld = self.stops.finish();
+        self.text += &withheld;
+        text += &withheld;
+        text
+    }
+}

@@ -1,0 +1,73 @@
+//! Why a model cannot be opened, loaded or asked.
+
+use crate::DeviceName;
+use djinn_vmu::size;
+
+/// A failure of this crate, or of one below it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model cannot be opened, or its tokenizer or chat template fails on a text.
+    #[error(transparent)]
+    Model(#[from] djinn_models::Error),
+    /// The model cannot be loaded or run.
+    #[error(transparent)]
+    Engine(#[from] djinn_engine::Error),
+    /// The CPU device cannot be started.
+    #[error("cannot start the CPU device")]
+    Cpu(#[source] djinn_device::Error),
+    /// The GPU is not there, or not to be used.
+    #[error("device {device}")]
+    Gpu {
+        /// As asked for.
+        device: DeviceName,
+        /// Why not.
+        source: djinn_cuda::Error,
+    },
+    /// The host's memory would not hold the plan.
+    #[error(
+        "the model needs {} of memory and this machine has {} available; close other programs, shorten the \
+         context, or take a smaller model",
+        size::human(*needed_bytes), size::human(*available_bytes)
+    )]
+    HostMemory {
+        /// Host bytes of the plan; on the CPU device, the device's as well.
+        needed_bytes: u64,
+        /// What can be had, swap space included.
+        available_bytes: u64,
+    },
+    /// A prompt of no tokens.
+    #[error("the prompt has no tokens; give a longer one")]
+    EmptyPrompt,
+    /// A prompt that no context of the model holds.
+    #[error("{tokens} tokens exceed the model's context of {context}; give fewer")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: u64,
+        /// The longest context.
+        context: u64,
+    },
+    /// A token that the model does not have.
+    #[error("token {token} is outside the vocabulary of {vocab}; give ids below that")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: u64,
+    },
+    /// Text for a model that has no tokenizer.
+    #[error("{model} has no tokenizer; give token ids")]
+    NoTokenizer {
+        /// The model.
+        model: String,
+    },
+    /// A system message for a model that has no chat template, or whose template is left out.
+    #[error("a system message needs a chat template, and {model} is used without; leave it out")]
+    NoTemplate {
+        /// The model.
+        model: String,
+    },
+}
+
+/// This crate's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

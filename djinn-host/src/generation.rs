@@ -1,0 +1,131 @@
+//! How an answer is generated: the user's choices over what the model's makers suggest.
+
+use crate::{Error, Result};
+use djinn_engine::{Request, Sampling};
+use djinn_models::{GenerationDefaults, Model};
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// Choices for an answer. `None` leaves one to the model's makers, and else to greedy decoding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generation {
+    /// Tokens to generate at most.
+    pub max_tokens: u32,
+    /// Always take the likeliest token, whatever the fields below say.
+    pub greedy: bool,
+    /// Divides the logits; 0 is greedy.
+    pub temperature: Option<f32>,
+    /// Sample among the `top_k` likeliest tokens; 0 keeps all.
+    pub top_k: Option<u32>,
+    /// Sample among the likeliest tokens that reach probability `top_p`.
+    pub top_p: Option<f32>,
+    /// Seed of the random numbers: another one each time, if not given.
+    pub seed: Option<u64>,
+    /// The text ends before any of these.
+    pub stop: Vec<String>,
+    /// Go on after tokens that end a text.
+    pub ignore_eos: bool,
+}
+
+impl Default for Generation {
+    fn default() -> Self {
+        Generation {
+            max_tokens: 256,
+            greedy: false,
+            temperature: None,
+            top_k: None,
+            top_p: None,
+            seed: None,
+            stop: Vec::new(),
+            ignore_eos: false,
+        }
+    }
+}
+
+impl Generation {
+    /// How tokens are chosen. Any of temperature, top-k and top-p asks for sampling, as does a checkpoint with
+    /// `do_sample`; otherwise decoding is greedy, which is a temperature of 0.
+    pub fn sampling(&self, defaults: &GenerationDefaults) -> Sampling {
+        let asked = self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some();
+        let temperature = self.temperature.or(defaults.temperature).unwrap_or(1.0);
+        if self.greedy || !(asked || defaults.do_sample == Some(true)) || temperature == 0.0 {
+            return Sampling::default();
+        }
+        Sampling {
+            temperature,
+            top_k: self.top_k.or(defaults.top_k).unwrap_or(0),
+            top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
+            seed: self.seed.unwrap_or_else(new_seed),
+        }
+    }
+
+    /// The request to generate after `prompt`. Tokens that end a text or a turn of the model end the answer, unless
+    /// they are ignored.
+    pub fn request(&self, model: &Model, prompt: Vec<u32>) -> Request {
+        let mut stop_tokens = Vec::new();
+        if !self.ignore_eos {
+            stop_tokens.extend_from_slice(&model.defaults.eos);
+            stop_tokens.extend(model.tokenizer.iter().flat_map(|t| t.end_tokens()));
+        }
+        let sampling = self.sampling(&model.defaults);
+        Request { prompt, max_tokens: self.max_tokens as usize, sampling, stop_tokens }
+    }
+}
+
+/// The seed of `sampling`, where there is randomness.
+pub fn seed(sampling: &Sampling) -> Option<u64> {
+    (sampling.temperature > 0.0).then_some(sampling.seed)
+}
+
+/// Refuses a prompt that the model cannot take, before its weights are loaded.
+///
+/// # Errors
+/// [`Error::EmptyPrompt`], [`Error::PromptTooLong`] or [`Error::UnknownToken`].
+pub fn check_prompt(model: &Model, prompt: &[u32]) -> Result<()> {
+    let (context, vocab, tokens) = (model.graph.max_context, model.graph.vocab, prompt.len() as u64);
+    if tokens == 0 {
+        return Err(Error::EmptyPrompt);
+    }
+    if tokens > context {
+        return Err(Error::PromptTooLong { tokens, context });
+    }
+    match prompt.iter().find(|&&token| u64::from(token) >= vocab) {
+        Some(&token) => Err(Error::UnknownToken { token, vocab }),
+        None => Ok(()),
+    }
+}
+
+/// Another number each time; of 32 bits, which every reader of JSON takes exactly.
+fn new_seed() -> u64 {
+    RandomState::new().build_hasher().finish() >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_choices_win_over_the_checkpoint() {
+        let none = GenerationDefaults::default();
+        let warm = GenerationDefaults {
+            temperature: Some(0.6),
+            top_p: Some(0.9),
+            do_sample: Some(true),
+            ..GenerationDefaults::default()
+        };
+        let plain = || Generation { seed: Some(5), ..Generation::default() };
+        assert_eq!(plain().sampling(&none), Sampling::default());
+        let sampling = plain().sampling(&warm);
+        assert_eq!(sampling, Sampling { temperature: 0.6, top_k: 0, top_p: 0.9, seed: 5 });
+        assert_eq!(seed(&sampling), Some(5));
+        assert_eq!(Generation { greedy: true, ..plain() }.sampling(&warm), Sampling::default());
+        assert_eq!(seed(&Generation { temperature: Some(0.0), ..plain() }.sampling(&warm)), None);
+        let sampling = Generation { top_k: Some(3), ..plain() }.sampling(&none);
+        assert_eq!(sampling, Sampling { temperature: 1.0, top_k: 3, top_p: 1.0, seed: 5 });
+    }
+
+    #[test]
+    fn seeds_differ() {
+        let seeds: std::collections::HashSet<u64> = (0..8).map(|_| new_seed()).collect();
+        assert!(seeds.len() > 1 && seeds.iter().all(|s| *s <= u32::MAX as u64));
+    }
+}

@@ -1,0 +1,83 @@
+//! A model's way from text to tokens and back.
+
+use crate::{Error, Result};
+use djinn_models::{ChatTemplate, Message, Model, TextStream, Tokenizer};
+
+/// What a conversation begins with where nobody says otherwise. Small models do better with a plain system message
+/// than with their template's own.
+pub const SYSTEM: &str = "You are a helpful assistant.";
+
+/// Text for a model: through its chat template, or as it is.
+#[derive(Clone, Copy)]
+pub struct Speech<'a> {
+    model: &'a Model,
+    /// None for raw text, and for base models.
+    chat: Option<&'a ChatTemplate>,
+    system: Option<&'a str>,
+}
+
+impl<'a> Speech<'a> {
+    /// Text as it is, without a template.
+    pub fn raw(model: &'a Model) -> Self {
+        Speech { model, chat: None, system: None }
+    }
+
+    /// Text through the model's chat template, where it has one. A conversation begins with `system`, else with
+    /// [`SYSTEM`]; an empty `system` leaves it to the template.
+    ///
+    /// # Errors
+    /// [`Error::NoTemplate`] if there is a `system`, but no template to hold it.
+    pub fn chat(model: &'a Model, system: Option<&'a str>) -> Result<Self> {
+        let chat = model.chat.as_ref();
+        if system.is_some() && chat.is_none() {
+            return Err(Error::NoTemplate { model: model.name.clone() });
+        }
+        let system = chat.and(Some(system.unwrap_or(SYSTEM))).filter(|text| !text.is_empty());
+        Ok(Speech { model, chat, system })
+    }
+
+    /// The model's tokenizer.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`].
+    pub fn tokenizer(&self) -> Result<&'a Tokenizer> {
+        let none = || Error::NoTokenizer { model: self.model.name.clone() };
+        self.model.tokenizer.as_ref().ok_or_else(none)
+    }
+
+    /// The tokens of a single prompt.
+    ///
+    /// # Errors
+    /// As [`turn`](Self::turn).
+    pub fn tokens(&self, prompt: &str) -> Result<Vec<u32>> {
+        let mut messages = self.opening();
+        messages.push(Message::new("user", prompt));
+        self.turn(&messages)
+    }
+
+    /// What a conversation begins with.
+    pub fn opening(&self) -> Vec<Message> {
+        self.system.map(|text| Message::new("system", text)).into_iter().collect()
+    }
+
+    /// The tokens of a conversation, up to where the model speaks. Without a template it is one text.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`], or [`Error::Model`] if the template or the tokenizer refuses it.
+    pub fn turn(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        let tokenizer = self.tokenizer()?;
+        match self.chat {
+            Some(chat) => Ok(tokenizer.encode(&chat.render(messages, true)?, false)?),
+            None => {
+                let text: String = messages.iter().map(|m| m.content.as_str()).collect();
+                Ok(tokenizer.encode(&text, true)?)
+            }
+        }
+    }
+
+    /// What turns the model's tokens into text; none without a tokenizer.
+    pub fn stream(&self) -> Option<TextStream> {
+        let stream = self.model.tokenizer.as_ref()?.stream(true);
+        Some(if self.chat.is_some() { stream } else { stream.continuing() })
+    }
+}
