@@ -3,7 +3,7 @@
 //! The launchers of `kernels/*.cu` are declared once, in `kernels/djinn.h`; the bindings here were made from it
 //! by bindgen (`scripts/bindgen.sh`) and are committed. Under the feature `cuda` the kernels are compiled and
 //! linked; without it only the types are there, and calling a launcher does not link.
-#![cfg_attr(doctest, doc = include_str!("../README.md"))]
+#![doc = include_str!("../README.md")]
 
 #[allow(
     unsafe_code,

@@ -2,7 +2,7 @@
 //!
 //! Without the feature `cuda` the crate builds everywhere and [`CudaDevice::new`] says what is missing; with
 //! it, libraries are looked up when a device is made, so that the same binary starts without a driver.
-#![cfg_attr(doctest, doc = include_str!("../README.md"))]
+#![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
 mod config;

@@ -4,7 +4,7 @@
 //! [`CpuDevice`] computes on the host: a scalar reference for every operation, and a fast path checked
 //! against it. [`SimDevice`] runs the same arithmetic in an adversarial order limited only by events,
 //! poisons memory that holds nothing, and injects faults.
-#![cfg_attr(doctest, doc = include_str!("../README.md"))]
+#![doc = include_str!("../README.md")]
 
 pub mod args;
 pub mod conformance;

@@ -3,7 +3,7 @@
 //! [`Engine`] joins a graph, the virtual memory unit's segments and a device. [`Engine::step`] runs one
 //! pass for a batch of sequences; [`Engine::generate`] samples from it. [`Service`] serves many sessions: it runs a
 //! scheduler's plans through a [`Batcher`]. [`Engine::start_trace`] collects what ran when.
-#![cfg_attr(doctest, doc = include_str!("../README.md"))]
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 mod batch;

@@ -4,7 +4,7 @@
 //! [`Model`] and reads no weights. It holds no device code.
 
 #![forbid(unsafe_code)]
-#![cfg_attr(doctest, doc = include_str!("../README.md"))]
+#![doc = include_str!("../README.md")]
 
 pub mod chat;
 mod decoder;

@@ -19,7 +19,7 @@
 //!
 //! Skipping the end is the exact-size grant of the bip-buffer family (Simon Cooke, "The Bip Buffer",
 //! 2003; `grant_exact` in the crate `bbqueue`), with more than two regions and two-step freeing.
-
+#![doc = include_str!("../README.md")]
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,3 @@ mod ring;
 
 pub use layout::{Blocker, BlockerPass, CyclicLayout, LayoutError, Slot};
 pub use ring::{Full, Region, Ring};
-
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;

@@ -12,7 +12,7 @@
 //! - [`drive()`]: clients, scheduler and backend in simulated time or in the machine's, the only place with a clock.
 //! - [`sim`]: discrete events, workloads, traces, reports, and Belady's MIN as the bound.
 //! - [`conformance`]: what every policy must satisfy.
-
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -50,7 +50,3 @@ pub use session::{Arrival, Residency, Session, SessionId, Wait};
 pub use settings::Settings;
 pub use signal::{Signal, SignalAnswer, SignalOutcome};
 pub use state::{Capacity, State};
-
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;

@@ -4,7 +4,7 @@
 //! holds no device code and no bytes. Everything else is derived from it: the order in which weights are
 //! used ([`tiles`]), the stack segment's offsets ([`StackPlan`]), costs and bottlenecks ([`cost`]),
 //! and hook points.
-#![cfg_attr(doctest, doc = include_str!("../README.md"))]
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 pub mod cost;

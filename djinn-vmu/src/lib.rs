@@ -4,7 +4,7 @@
 //! [`predict`] says how fast a pass over that plan would be. Then [`TextSegment`] holds the weights (some
 //! resident, the rest streamed through a ring), [`DataSegment`] the KV cache in pages (shared,
 //! forked, parked in host memory), and [`StackSegment`] the activations.
-#![cfg_attr(doctest, doc = include_str!("../README.md"))]
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 mod data;
