@@ -26,6 +26,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import resource
 import statistics
 import subprocess
@@ -217,11 +218,11 @@ def library_versions():
     }
 
 
-def commit():
-    root = Path(__file__).resolve().parent
-    head = first_line(["git", "-C", str(root), "rev-parse", "HEAD"])
-    changed = first_line(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
-    return {"head": head, "changed_files": changed is not None}
+def commit(djinn):
+    """That of the binary, as it was recorded when it was built."""
+    version = djinn and first_line([str(djinn), "--version"])
+    found = version and re.search(r"\(commit (.+)\)", version)
+    return found.group(1) if found else "unknown"
 
 
 def shown_command():
@@ -340,7 +341,7 @@ def main():
     settings = ("threads", "runs", "prompt_tokens", "decode_tokens", "djinn_args")
     report = {
         "machine": machine(),
-        "commit": commit(),
+        "commit": commit(arguments.djinn),
         "command": shown_command(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "versions": {"djinn": arguments.djinn and first_line([str(arguments.djinn), "--version"])}

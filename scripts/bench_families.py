@@ -16,11 +16,10 @@ Needs torch (for the link's rate) beside the driver. Weights are synthetic; prom
 import argparse
 import datetime
 import json
-import os
 import sys
 from pathlib import Path
 
-from bench_gpu import command, nvidia, sample
+from bench_gpu import command, commit, nvidia, sample
 
 MARGIN = 1.15
 
@@ -78,7 +77,7 @@ def main():
     args = parser.parse_args()
     report = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": os.environ.get("DJINN_COMMIT", ""),
+        "commit": commit(args.djinn),
         "gpu": nvidia("name"),
         "driver": nvidia("driver_version"),
         "command": "scripts/bench_families.py " + " ".join(a for a in sys.argv[1:] if "/" not in a),

@@ -14,7 +14,6 @@ import argparse
 import datetime
 import json
 import math
-import os
 import re
 import statistics
 import subprocess
@@ -33,6 +32,11 @@ def command(*words, timeout=400):
     if result.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, words))[:200]}: {result.stderr.strip()[-400:]}")
     return result.stdout
+
+
+def commit(djinn):
+    """That of the binary, as it was recorded when it was built."""
+    return re.search(r"\(commit (.+)\)", command(djinn, "--version")).group(1)
 
 
 def nvidia(field):
@@ -187,7 +191,7 @@ def main():
     root = Path(__file__).resolve().parent.parent
     report = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": os.environ.get("DJINN_COMMIT", ""),
+        "commit": commit(args.djinn),
         "gpu": nvidia("name"),
         "driver": nvidia("driver_version"),
         "command": "scripts/bench_gpu.py " + " ".join(a for a in sys.argv[1:] if "/" not in a),

@@ -10,9 +10,12 @@ pub(crate) use exp1::Exp1Args;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+/// With the commit of the build.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("DJINN_COMMIT"), ")");
+
 /// Measures Djinn, its peers and the machine, and renders what was measured.
 #[derive(Debug, Parser)]
-#[command(name = "djinn-bench", version)]
+#[command(name = "djinn-bench", version, long_version = VERSION)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -272,7 +275,7 @@ pub(crate) struct FiguresArgs {
     /// Results of exp1: density against latency, sessions and their residency over time
     #[arg(long, value_name = "FILE")]
     pub(crate) exp1: Option<PathBuf>,
-    /// Results of exp2: bandwidth by system, memory over time
+    /// Results of exp2: time per token by system, memory over time
     #[arg(long, value_name = "FILE")]
     pub(crate) exp2: Option<PathBuf>,
     /// A Chrome trace (djinn run --trace): copy against compute

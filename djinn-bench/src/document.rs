@@ -5,7 +5,6 @@ use crate::gpu::Gpu;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A result with its circumstances.
@@ -15,7 +14,7 @@ pub(crate) struct Document<T> {
     pub(crate) experiment: String,
     /// When it began, UTC.
     pub(crate) date: String,
-    /// `DJINN_COMMIT`, else what git says; empty if neither tells.
+    /// That of this program's build, `-dirty` included, or `unknown`.
     pub(crate) commit: String,
     pub(crate) machine: Machine,
     pub(crate) command: String,
@@ -39,7 +38,7 @@ impl<T> Document<T> {
         Document {
             experiment: experiment.to_owned(),
             date: date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
-            commit: commit(),
+            commit: env!("DJINN_COMMIT").to_owned(),
             machine: machine(device),
             command: command(),
             body,
@@ -66,15 +65,6 @@ fn command() -> String {
     };
     let words: Vec<String> = std::env::args().skip(1).map(short).collect();
     format!("djinn-bench {}", words.join(" "))
-}
-
-fn commit() -> String {
-    std::env::var("DJINN_COMMIT").ok().filter(|commit| !commit.is_empty()).or_else(git).unwrap_or_default()
-}
-
-fn git() -> Option<String> {
-    let output = Command::new("git").args(["describe", "--always", "--dirty"]).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 fn machine(device: DeviceName) -> Machine {

@@ -9,6 +9,9 @@ use djinn_srg::DType;
 use djinn_srg::cost::Machine;
 use std::path::PathBuf;
 
+/// With the commit of the build.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("DJINN_COMMIT"), ")");
+
 /// Runs language models that are larger than device memory, by streaming their weights.
 ///
 /// MODEL is a directory in Hugging Face's layout, a .gguf or .safetensors file, a hub id, a short name
@@ -18,7 +21,7 @@ use std::path::PathBuf;
 /// djinn.yaml in the working directory (memory, device and sampling only), then config.toml or config.yaml in
 /// ~/.config/djinn. A flag wins over a variable, a variable over the files.
 #[derive(Debug, Parser)]
-#[command(name = "djinn", version)]
+#[command(name = "djinn", version, long_version = VERSION)]
 pub(crate) struct Cli {
     /// The settings file, in place of those that are looked for
     #[arg(long, global = true, value_name = "FILE")]

@@ -74,7 +74,9 @@ fn cpu(value: &Value) -> Option<String> {
             ])
         })
         .collect();
-    let commit: String = text("/commit/head").chars().take(7).collect();
+    // Older results name the whole hash of the script's tree.
+    let head = || text("/commit/head").chars().take(7).collect();
+    let commit: String = value.get("commit").and_then(Value::as_str).map_or_else(head, str::to_owned);
     let out = format!(
         "{}, {} threads, {}, commit {commit}: `{}`\n\nmedians of {} runs, {}-token prompt, {} further tokens.\n\n",
         text("/machine/cpu"),

@@ -1,0 +1,1 @@
+../djinn-bench/build.rs
