@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Exp1Args) -> Result<()> {
     };
     print!("{}", report::exp1(&document));
     if let Some(folder) = &args.figures {
-        figures::exp1(&document.body, folder)?;
+        figures::exp1(&document, folder)?;
     }
     let failed: Vec<String> = document.body.policies.iter().filter_map(failed).collect();
     ensure!(failed.is_empty(), "{}", failed.join("; "));

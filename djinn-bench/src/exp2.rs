@@ -207,7 +207,7 @@ fn shown(command: &Command) -> String {
 
 fn draw(args: &Exp2Args, document: &Document<Exp2>) -> Result<()> {
     let Some(folder) = &args.figures else { return Ok(()) };
-    figures::exp2(&document.body, folder)?;
+    figures::exp2(document, folder)?;
     if let Some(trace) = &args.trace {
         figures::timeline(trace, folder)?;
     }

@@ -75,7 +75,7 @@ fn own_systems_are_measured_and_give_equal_bits() {
     );
     let report = text(&output.stdout);
     assert!(report.contains("### What each mechanism contributes"), "{report}");
-    for figure in ["bandwidth.svg", "memory.svg"] {
+    for figure in ["token-time.svg", "memory.svg"] {
         let svg = std::fs::read_to_string(figures.join(figure)).expect("a figure");
         assert!(svg.starts_with("<svg") && svg.contains("FULL"), "{figure}");
     }

@@ -96,11 +96,6 @@ pub(crate) struct Medians {
 }
 
 impl Medians {
-    /// Of a row that moves weights in every pass.
-    pub(crate) fn streaming(row: &Row) -> Option<&Medians> {
-        row.medians.as_ref().filter(|medians| medians.streamed_bytes_per_pass > 0)
-    }
-
     /// Of samples; `None` of none.
     pub(crate) fn of(samples: &[Sample]) -> Option<Medians> {
         let each = |value: fn(&Sample) -> f64| median(samples.iter().map(value));

@@ -1,6 +1,6 @@
 //! Copy against compute, from a Chrome trace: one lane for each track, a bar for each event.
 
-use super::{COLOURS, Canvas, FONT, draw, refused};
+use super::{COLOURS, Canvas, FONT, GREY, Sheet, refused};
 use anyhow::{Context, Result, ensure};
 use plotters::prelude::*;
 use serde::Deserialize;
@@ -14,13 +14,23 @@ const TRACKS: [&str; 3] = ["copy", "compute", "host"];
 const MOST_BARS: usize = 1500;
 /// Bars have an edge from this width on, in pixels of the figure.
 const EDGED: f64 = 4.0;
-/// Names are written into bars from this width on.
-const NAMED: f64 = 60.0;
+/// Width of a letter of a name, and letters that a bar must have room for to be named.
+const LETTER: f64 = 7.0;
+const LEAST_LETTERS: usize = 4;
 
 #[derive(Deserialize)]
 struct Trace {
     #[serde(rename = "traceEvents")]
     events: Vec<Event>,
+    #[serde(default, rename = "otherData")]
+    other: Other,
+}
+
+/// What Djinn's traces say beside the events.
+#[derive(Default, Deserialize)]
+struct Other {
+    model: Option<String>,
+    device: Option<String>,
 }
 
 /// An event of the trace format; times in µs.
@@ -50,6 +60,13 @@ struct Bar {
     end: f64,
 }
 
+impl Bar {
+    /// Whether the track only waits: for a chunk, or for the device.
+    fn waits(&self) -> bool {
+        self.name == "wait" || self.name.starts_with("wait for ")
+    }
+}
+
 /// Draws `timeline.svg` into `folder`.
 ///
 /// # Errors
@@ -61,7 +78,17 @@ pub(crate) fn timeline(trace: &Path, folder: &Path) -> Result<()> {
         serde_json::from_str(&text).with_context(|| format!("{}: no Chrome trace", name()))?;
     let bars = middle(bars(&parsed.events));
     ensure!(!bars.is_empty(), "{}: no events on the tracks {}", name(), TRACKS.join(", "));
-    draw(folder, "timeline.svg", |canvas| figure(&bars, canvas))
+    let known = |name: Option<String>, what: &str| name.unwrap_or_else(|| format!("an unnamed {what}"));
+    let sheet = Sheet {
+        folder,
+        name: "timeline.svg".to_owned(),
+        title: format!("Copy against compute: {}", known(parsed.other.model, "model")),
+        foot: format!(
+            "Measured on {}, by its clock. Grey: waiting. Shares are of the time shown",
+            known(parsed.other.device, "device")
+        ),
+    };
+    sheet.draw(|canvas| figure(&bars, canvas))
 }
 
 /// Complete events of the known tracks, in order of time.
@@ -102,23 +129,31 @@ fn middle(bars: Vec<Bar>) -> Vec<Bar> {
     shown
 }
 
-/// Time in which a track was busy, overlaps counted once.
-fn busy(bars: &[Bar], track: usize) -> f64 {
+/// Time in which bars of a track ran, overlaps counted once.
+fn covered<'a>(bars: impl Iterator<Item = &'a Bar>) -> f64 {
     let (mut sum, mut until) = (0.0, f64::NEG_INFINITY);
-    for bar in bars.iter().filter(|bar| bar.track == track) {
+    for bar in bars {
         sum += (bar.end - bar.start.max(until)).max(0.0);
         until = until.max(bar.end);
     }
     sum
 }
 
+/// What share of `span` ms a track worked and waited, in words.
+fn shares(bars: &[Bar], track: usize, span: f64) -> String {
+    let share = |waits| {
+        let of_kind = bars.iter().filter(|bar| bar.track == track && bar.waits() == waits);
+        100.0 * covered(of_kind) / span
+    };
+    format!("{}: worked {:.1} %, waited {:.1} %", TRACKS[track], share(false), share(true))
+}
+
 fn figure(bars: &[Bar], canvas: &Canvas<'_>) -> Result<()> {
     let start = bars.first().map_or(0.0, |bar| bar.start);
     let span = (bars.iter().map(|bar| bar.end).fold(start, f64::max) - start).max(1e-6);
     let mut chart = ChartBuilder::on(canvas)
-        .caption("Copy against compute", (FONT, 22))
         .margin(16)
-        .x_label_area_size(48)
+        .x_label_area_size(44)
         .y_label_area_size(16)
         .build_cartesian_2d(0.0..span, 0.0..TRACKS.len() as f64)
         .map_err(refused)?;
@@ -126,27 +161,30 @@ fn figure(bars: &[Bar], canvas: &Canvas<'_>) -> Result<()> {
         .configure_mesh()
         .disable_y_mesh()
         .y_labels(0)
+        .max_light_lines(0)
         .x_desc("ms")
         .label_style((FONT, 14))
         .draw()
         .map_err(refused)?;
-    for (track, name) in TRACKS.iter().enumerate() {
+    for (track, own) in COLOURS.iter().take(TRACKS.len()).enumerate() {
         let low = (TRACKS.len() - 1 - track) as f64 + 0.15;
-        let share = 100.0 * busy(bars, track) / span;
-        let label = Text::new(format!("{name}: busy {share:.1} %"), (0.0, low + 0.8), (FONT, 14));
+        let label = Text::new(shares(bars, track, span), (0.0, low + 0.8), (FONT, 14));
         chart.draw_series([label]).map_err(refused)?;
         for bar in bars.iter().filter(|bar| bar.track == track) {
             let (left, right) = (bar.start - start, bar.end - start);
-            let shape = Rectangle::new([(left, low), (right, low + 0.6)], COLOURS[track].filled());
+            let (colour, ink) = if bar.waits() { (&GREY, BLACK) } else { (own, WHITE) };
+            let shape = Rectangle::new([(left, low), (right, low + 0.6)], colour.filled());
             chart.draw_series([shape]).map_err(refused)?;
             let pixels = (right - left) / span * super::WIDTH as f64;
             if pixels > EDGED {
                 let edge = Rectangle::new([(left, low), (right, low + 0.6)], WHITE);
                 chart.draw_series([edge]).map_err(refused)?;
             }
-            if pixels > NAMED {
-                let style = TextStyle::from((FONT, 11)).color(&WHITE);
-                let text = Text::new(bar.name.clone(), (left + span * 0.003, low + 0.35), style);
+            let letters = (pixels / LETTER) as usize;
+            if letters >= LEAST_LETTERS {
+                let style = TextStyle::from((FONT, 11)).color(&ink);
+                let name: String = bar.name.chars().take(letters).collect();
+                let text = Text::new(name, (left + span * 0.003, low + 0.35), style);
                 chart.draw_series([text]).map_err(refused)?;
             }
         }
@@ -158,7 +196,7 @@ fn figure(bars: &[Bar], canvas: &Canvas<'_>) -> Result<()> {
 mod tests {
     use super::*;
 
-    const TRACE: &str = r#"{"traceEvents": [
+    const TRACE: &str = r#"{"otherData": {"model": "tiny", "device": "a test card"}, "traceEvents": [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 7, "args": {"name": "copy"}},
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 8, "args": {"name": "compute"}},
         {"ph": "X", "name": "layer 0", "pid": 1, "tid": 8, "ts": 3000, "dur": 1000},
@@ -178,7 +216,7 @@ mod tests {
     #[test]
     fn overlaps_count_once_and_long_traces_show_their_middle() {
         let bar = |start: f64, end: f64| Bar { track: 0, name: String::new(), start, end };
-        assert_eq!(busy(&[bar(0.0, 4.0), bar(1.0, 2.0), bar(3.0, 6.0), bar(8.0, 9.0)], 0), 7.0);
+        assert_eq!(covered([bar(0.0, 4.0), bar(1.0, 2.0), bar(3.0, 6.0), bar(8.0, 9.0)].iter()), 7.0);
         let mut long: Vec<Bar> = (0..2000).map(|i| bar(i as f64, i as f64 + 1.0)).collect();
         long.push(Bar { track: 2, name: "load".into(), start: 0.0, end: 200.0 });
         long.push(Bar { track: 2, name: "step".into(), start: 200.0, end: 600.0 });
@@ -189,13 +227,35 @@ mod tests {
     }
 
     #[test]
-    fn the_figure_names_tracks_and_events() {
+    fn waiting_is_no_work() {
+        let bar = |track, name: &str, start: f64, end: f64| Bar { track, name: name.into(), start, end };
+        let bars = [
+            bar(1, "blk.0.q", 0.0, 281.0),
+            bar(1, "wait for chunk 7", 281.0, 573.0),
+            bar(2, "wait", 0.0, 573.0),
+        ];
+        assert_eq!(shares(&bars, 1, 573.0), "compute: worked 49.0 %, waited 51.0 %");
+        assert_eq!(shares(&bars, 2, 573.0), "host: worked 0.0 %, waited 100.0 %");
+        assert_eq!(shares(&bars, 0, 573.0), "copy: worked 0.0 %, waited 0.0 %");
+    }
+
+    #[test]
+    fn the_figure_names_model_machine_tracks_and_events() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace.json");
         std::fs::write(&path, TRACE).unwrap();
         timeline(&path, folder.path()).unwrap();
         let svg = std::fs::read_to_string(folder.path().join("timeline.svg")).unwrap();
-        for text in ["copy: busy 66.7 %", "compute: busy 33.3 %", "host: busy 0.0 %", "chunk 1", "layer 0"] {
+        for text in [
+            "tiny",
+            "a test card",
+            "ms",
+            "copy: worked 66.7 %, waited 0.0 %",
+            "compute: worked 33.3 %, waited 0.0 %",
+            "host: worked 0.0 %, waited 0.0 %",
+            "chunk 1",
+            "layer 0",
+        ] {
             assert!(svg.contains(text), "{text}");
         }
         std::fs::write(&path, "{\"traceEvents\": []}").unwrap();

@@ -45,18 +45,29 @@ fn figures_hold_every_series() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("exp2.json");
     std::fs::write(&path, EXP2).unwrap();
-    figures::exp2(&read_exp2(&path).unwrap().body, folder.path()).unwrap();
+    figures::exp2(&read_exp2(&path).unwrap(), folder.path()).unwrap();
     let svg = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
-    let bars = svg("bandwidth.svg");
-    // FULL, NO_PIPELINING and three-slot moved weights; RESIDENT did not, DeepSpeed did not run.
-    for text in ["FULL", "NO_PIPELINING", "three-slot", "55.2", "27.6", "54.5", "link, pinned: 55.5 GB/s"] {
-        assert!(bars.contains(text), "{text}");
+    let bars = svg("token-time.svg");
+    // DeepSpeed did not run. The link gave 55.5 GB/s: 5.7 GB take it 102.7 ms.
+    for text in [
+        "FULL",
+        "NO_PIPELINING",
+        "three-slot",
+        "RESIDENT",
+        "103.3 ms; the link takes 102.7 ms for 5.70 GB",
+        "206.6 ms; the link takes 102.7 ms for 5.70 GB",
+        "all resident",
+        "ms per token (median)",
+        "NVIDIA H200; commit abc1234",
+    ] {
+        assert!(bars.contains(text), "{text}: {bars}");
     }
-    assert!(!bars.contains("RESIDENT") && !bars.contains("deepspeed"));
+    assert!(!bars.contains("deepspeed"));
     let fills = |colour: &str| bars.matches(&format!("fill=\"{colour}\"")).count();
-    assert_eq!((fills("#0072B2"), fills("#E69F00")), (2, 1), "one bar each, peers in another colour");
+    assert_eq!((fills("#0072B2"), fills("#E69F00")), (3, 1), "one bar each, peers in another colour");
     let lines = svg("memory.svg");
-    for text in ["FULL", "three-slot", "cap, 20.0 GiB", "Device memory over time"] {
+    for text in ["FULL", "three-slot", "20.0 GiB", "Device memory over time", "GiB", "seconds", "NVIDIA H200"]
+    {
         assert!(lines.contains(text), "{text}");
     }
     assert!(lines.matches("<polyline").count() >= 2, "a line for each system with memory");
