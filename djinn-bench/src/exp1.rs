@@ -3,6 +3,7 @@
 
 mod bed;
 mod calibrate;
+mod defaults;
 mod live;
 mod load;
 mod map;
@@ -45,8 +46,8 @@ struct Experiment<'a> {
     load: Load,
     policies: Policies,
     room: Room,
-    /// As `--profile` gives it.
-    profile: Option<Profile>,
+    /// As `--profile` gives it: where its times are from, and the times.
+    profile: Option<(String, Profile)>,
 }
 
 /// `djinn-bench exp1`.
@@ -54,23 +55,25 @@ pub(crate) fn run(args: &Exp1Args) -> Result<()> {
     for path in args.json.iter().filter_map(|path| path.parent()).filter(|p| !p.as_os_str().is_empty()) {
         ensure!(path.is_dir(), "{}: no such folder for --json", path.display());
     }
+    if !args.simulate {
+        subject::check_device(args.device.device)?;
+    }
+    let args = &defaults::fill(args)?;
     let policies = Policies::new(args)?;
     let profile = args.profile.as_deref().map(read_profile).transpose()?;
     if args.simulate {
         ensure!(args.device.device == DeviceName::Cpu, "--simulate uses no device; leave out --device");
         ensure!(args.device.threads.is_none(), "--simulate uses no device; leave out --threads");
-    } else {
-        subject::check_device(args.device.device)?;
     }
-    let model = subject::open(&args.model)?;
+    let model = subject::open(args.model())?;
     let load = Load::new(args, model.graph.max_context)?;
-    let room = room(args, &model, &load, profile.as_ref())?;
+    let room = room(args, &model, &load, profile.as_ref().map(|(_, profile)| profile))?;
     let experiment = Experiment { args, model: &model, load, policies, room, profile };
-    interrupt::catch()?;
+    interrupt::catch(interrupt::exit)?;
     let document = if args.simulate {
         experiment.simulated()?
     } else {
-        let (vram, pinned) = (Some(args.vram), experiment.room.pinned_bytes);
+        let (vram, pinned) = (Some(args.vram()), experiment.room.pinned_bytes);
         subject::on_device(&args.device, vram, pinned, &experiment)?
     };
     print!("{}", report::exp1(&document));
@@ -109,18 +112,21 @@ fn room(args: &Exp1Args, model: &Model, load: &Load, profile: Option<&Profile>) 
     )
 }
 
-/// Reads a profile, or the one of a result of exp1.
-fn read_profile(path: &Path) -> Result<Profile> {
+/// Reads a profile, or the one of a result of exp1. Says where it is from.
+fn read_profile(path: &Path) -> Result<(String, Profile)> {
     let name = || format!("--profile {}", path.display());
     let text = std::fs::read_to_string(path).with_context(name)?;
     let mut value: Value = serde_json::from_str(&text).with_context(name)?;
+    let mut from = format!("from {}", path.file_name().unwrap_or_default().to_string_lossy());
     if value.get("experiment").and_then(Value::as_str) == Some("exp1") {
+        let machine = ["gpu", "cpu"].into_iter().find_map(|name| value["machine"][name].as_str());
+        from += &machine.map_or_else(String::new, |machine| format!(", measured on {machine}"));
         value = value["profile"].take();
     }
     let profile: Profile = serde_json::from_value(value)
         .with_context(|| format!("{}: neither a result of exp1 nor a profile", name()))?;
     profile.check().with_context(name)?;
-    Ok(profile)
+    Ok((from, profile))
 }
 
 impl Work for &Experiment<'_> {
@@ -128,16 +134,13 @@ impl Work for &Experiment<'_> {
 
     fn on<D: Ops>(self, device: D) -> Result<Document<Exp1>> {
         let options = self.room.fill(self.model, device.info().reserved_bytes)?;
-        remark(&format!("loading {}", self.model.name));
+        remark(&self.args.shown());
         let mut engine = subject::load(device, self.model, &options)?;
         let (times, profile) = match &self.profile {
-            Some(profile) => (self.profile_name(), profile.clone()),
+            Some(given) => given.clone(),
             None => {
-                remark("measuring steps, prefill and the link");
-                (
-                    "measured before the runs".to_owned(),
-                    calibrate::measure(&mut engine, &self.room, &options)?,
-                )
+                let profile = calibrate::measure(&mut engine, &self.room, &options)?;
+                ("measured before the runs".to_owned(), profile)
             }
         };
         let mut document = self.document(&options, times, profile);
@@ -154,7 +157,7 @@ impl Experiment<'_> {
         let mapping = djinn_cuda::mapping_bytes(self.room.pinned_bytes);
         let options = self.room.fill(self.model, machine.reserved_bytes + mapping)?;
         let (times, profile) = match &self.profile {
-            Some(profile) => (self.profile_name(), profile.clone()),
+            Some(given) => given.clone(),
             None => {
                 let profile = self.room.roofline(self.model, &options, &machine)?;
                 (format!("the roofline of {}", machine.name), profile)
@@ -166,11 +169,6 @@ impl Experiment<'_> {
         Ok(document)
     }
 
-    fn profile_name(&self) -> String {
-        let name = self.args.profile.as_deref().and_then(Path::file_name).unwrap_or_default();
-        format!("from {}", name.to_string_lossy())
-    }
-
     fn document(&self, options: &Options, times: String, profile: Profile) -> Document<Exp1> {
         let Experiment { args, load, room, .. } = self;
         let capacity = Room::capacity(options);
@@ -178,7 +176,7 @@ impl Experiment<'_> {
         let config = Config {
             model: self.model.name.clone(),
             device,
-            vram_bytes: args.vram,
+            vram_bytes: args.vram(),
             host_kv_bytes: capacity.host_pages as u64 * room.page_bytes,
             workload: load.description.clone(),
             agents: load.agents,
@@ -221,11 +219,15 @@ impl Experiment<'_> {
             }
             document.body.unloaded = Some(Unloaded::of(&ran.report)).filter(|unloaded| unloaded.turns > 0);
         }
-        for &policy in &self.policies.names {
+        interrupt::keep();
+        let names = &self.policies.names;
+        for (number, &policy) in (1..).zip(names) {
             if broken(&document.body) {
                 break;
             }
-            remark(&format!("{policy}: {} agents", self.load.agents));
+            let (agents, seconds) = (self.load.agents, self.load.span.end.as_secs_f64());
+            let of = names.len();
+            remark(&format!("{policy}: {agents} agents, {seconds} s at most (policy {number} of {of})"));
             let row = self.row(bed, &document.body.profile, policy, self.load.agents)?;
             remark(&format!(
                 "{policy}: {:.1} tokens/s, {} turns, P99 {:.2} s",

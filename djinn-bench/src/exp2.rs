@@ -28,7 +28,7 @@ const SLACK: u64 = 2 << 30;
 pub(crate) fn run(args: &Exp2Args) -> Result<()> {
     let chosen = chosen(args);
     check(args, &chosen)?;
-    interrupt::catch()?;
+    interrupt::catch(interrupt::stop_all)?;
     remark("measuring the link");
     let gpu = Gpu::open(args.device.device);
     let link = link::measure(&args.device)?;
@@ -95,6 +95,7 @@ fn measure(
     gpu: Option<&Gpu>,
     document: &mut Document<Exp2>,
 ) -> Result<()> {
+    interrupt::keep();
     let peers = Peers::new()?;
     for capped in [true, false] {
         let systems: Vec<_> = chosen.iter().filter(|s| s.capped == capped).collect();

@@ -55,5 +55,5 @@ fn one_line(error: &anyhow::Error) -> String {
 
 /// Tells the user how a long measurement goes on, on standard error.
 fn remark(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", djinn_models::printable::one_line(text));
 }

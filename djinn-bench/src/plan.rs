@@ -57,7 +57,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     let default = || DEFAULT.iter().map(|case| case.parse().expect("a case")).collect();
     let cases: Vec<Case> = if args.cases.is_empty() { default() } else { args.cases.clone() };
     let mut rows = cases.iter().map(|case| predicted(args, case)).collect::<Result<Vec<Row>>>()?;
-    interrupt::catch()?;
+    interrupt::catch(interrupt::stop_all)?;
+    interrupt::keep();
     let gpu = Gpu::open(args.device.device);
     for (row, case) in rows.iter_mut().zip(&cases) {
         if interrupt::stop() {

@@ -1,11 +1,16 @@
 //! A model on a device: opened, planned, loaded.
 
 use crate::args::{DeviceArgs, DeviceName};
+use crate::{remark, size};
 use anyhow::{Context, Result, ensure};
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::{CpuConfig, CpuDevice, DType, Ops};
 use djinn_engine::{Engine, Options};
 use djinn_models::{Location, Model, OpenOptions};
+use std::time::{Duration, Instant};
+
+/// Between two remarks on how far a load is.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// Work on a device of whatever kind.
 pub(crate) trait Work {
@@ -72,9 +77,17 @@ pub(crate) fn options(model: &Model, device: DeviceName, tokens: u64) -> Result<
     Ok(Options { context: (tokens.div_ceil(page) * page).min(most), kv_dtype, ..Options::default() })
 }
 
-/// Loads the model's weights.
+/// Loads the model's weights; says how far it is.
 pub(crate) fn load<D: Ops>(device: D, model: &Model, options: &Options) -> Result<Engine<D>> {
-    let engine = Engine::load(device, model.graph.clone(), &*model.source, options, &mut |_, _| {});
+    remark(&format!("loading {}", model.name));
+    let mut said = Instant::now();
+    let mut say = |done: u64, all: u64| {
+        if said.elapsed() >= AGAIN {
+            said = Instant::now();
+            remark(&format!("loading {}: {} of {}", model.name, size::human(done), size::human(all)));
+        }
+    };
+    let engine = Engine::load(device, model.graph.clone(), &*model.source, options, &mut say);
     engine.with_context(|| format!("cannot load {}", model.name))
 }
 

@@ -91,7 +91,6 @@ pub(crate) fn run(args: &SwapArgs) -> Result<()> {
     };
     // The transfers alone are measured by whichever loads first.
     for name in ["streamed", "resident"] {
-        remark(&format!("{name}: loading {}", model.name));
         let mut options = options.clone();
         if name == "streamed" {
             options.budget.vram = args.vram;

@@ -63,7 +63,6 @@ pub(crate) fn run(args: &SweepArgs) -> Result<()> {
     };
     let resident = (!args.skip_resident).then_some(("resident", None));
     for (name, vram) in [("streaming", Some(args.vram))].into_iter().chain(resident) {
-        remark(&format!("{name}: loading {}", model.name));
         let mut options = options.clone();
         options.budget.vram = vram;
         let pinned = options.most_host_bytes(&model.graph);

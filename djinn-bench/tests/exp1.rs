@@ -101,14 +101,23 @@ fn agents_run_live_under_each_policy() {
     assert!(Path::new(&out).join("residency-signal.svg").is_file());
     // Its profile is one for the simulator: the same sizes, without a device.
     let what = ["--model", "synthetic:tiny", "--context", "256", "--turn-tokens", "8", "--agents", "12"];
+    let drawn = folder.path().join("simulated");
+    let drawn_path = drawn.display().to_string();
     let machine = ["--simulate", "--profile", &path, "--policies", "signal", "--sessions", "2"];
+    let machine = [&machine[..], &["--density", "12", "--figures", &drawn_path]].concat();
     let simulated = tempfile::tempdir().expect("a folder");
     let (_, other) = exp1(simulated.path(), &[&what[..], &QUICK[..], &machine[..]].concat());
     assert_eq!(other["profile"], document["profile"]);
-    assert_eq!(
-        (&other["config"]["device"], &other["times"]),
-        (&"simulated".into(), &"from exp1.json".into())
-    );
+    assert_eq!(other["config"]["device"], "simulated");
+    let times = other["times"].as_str().expect("words");
+    assert!(times.starts_with("from exp1.json, measured on "), "{times}");
+    for figure in ["density.svg", "sessions.svg", "residency-signal.svg"] {
+        let svg = std::fs::read_to_string(drawn.join(figure)).expect("a figure");
+        let axis = if figure == "density.svg" { "P99 turn latency, seconds" } else { "seconds" };
+        for text in ["simulated", "synthetic:tiny", "GiB of device memory", "measured on", "commit", axis] {
+            assert!(svg.contains(text), "{figure} without {text}");
+        }
+    }
 }
 
 #[test]
@@ -188,6 +197,62 @@ fn an_interrupt_ends_the_run_and_keeps_what_was_measured() {
     let document: Value = serde_json::from_str(&std::fs::read_to_string(&json).expect("JSON")).expect("JSON");
     assert_eq!(document["policies"].as_array().map(Vec::len), Some(1), "the other policy is not begun");
     assert!(number(row(&document, "signal"), "turns") > 0.0);
+}
+
+#[test]
+fn without_flags_it_fits_the_machine_and_says_what_it_does() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // What takes time is cut short; model, budget, load and policies are as without flags.
+    let output = Command::new(env!("CARGO_BIN_EXE_djinn-bench"))
+        .args(["exp1", "--sessions", "1", "--think", "0.05,0.1", "--threads", "1"])
+        .args(["--json", folder.path().join("exp1.json").to_str().expect("UTF-8")])
+        .output()
+        .expect("it starts");
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let mut lines = said.lines();
+    for stage in [
+        "synthetic:tiny within 2.00 MiB, none, lru, always, signal",
+        "loading synthetic:tiny",
+        "measuring steps of 1 to",
+        "measuring the link",
+        "measuring chunks of prompts",
+        "one agent alone",
+        "none: 12 agents",
+        "lru: 12 agents",
+        "signal: 12 agents",
+    ] {
+        assert!(lines.any(|line| line.starts_with(stage)), "`{stage}` in its place: {said}");
+    }
+    assert!(said.contains("(policy 2 of 4)"), "{said}");
+    let document = std::fs::read_to_string(folder.path().join("exp1.json")).expect("JSON");
+    let document: Value = serde_json::from_str(&document).expect("JSON");
+    let fit = number(&document, "contexts_on_device");
+    assert!((1.0..12.0).contains(&fit), "policies differ only where not all contexts fit: {fit}");
+    assert!(number(row(&document, "signal"), "swaps_out") > 0.0);
+}
+
+#[test]
+fn an_interrupt_ends_the_program_while_it_loads() {
+    let mut harness = Command::new(env!("CARGO_BIN_EXE_djinn-bench"))
+        .args(["exp1", "--model", "synthetic:tiny?hidden=1024&intermediate=4096&layers=24", "--vram", "2GiB"])
+        .args([&LIVE[4..], &QUICK[..], &["--sessions", "1", "--agents", "1", "--policies", "none"]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let stderr = BufReader::new(harness.stderr.take().expect("a pipe"));
+    let id = harness.id().to_string();
+    let mut lines = Vec::new();
+    for line in stderr.lines().map(|line| line.expect("text")) {
+        if line.starts_with("loading") {
+            assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill runs").success());
+        }
+        lines.push(line);
+    }
+    assert_eq!(harness.wait().expect("it ends").code(), Some(130), "{lines:?}");
+    assert_eq!(lines.last().map(String::as_str), Some("error: interrupted"));
+    assert!(!lines.iter().any(|line| line.starts_with("none: ")), "no policy is begun: {lines:?}");
 }
 
 #[test]
@@ -297,6 +362,7 @@ fn bad_files_are_refused_with_line_field_and_remedy() {
     };
     let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,40,5\n";
     trace("a.csv", "a,b\n1,2\n", &["a.csv: line 1: header", "Azure's", "TraceLab's"]);
+    trace("esc.csv", "\u{1b}]0;owned\u{7}\0,b\n1,2\n", &["`\\u{1b}]0;owned\\u{7}\\u{0},b`"]);
     trace("b.csv", &format!("{azure}2023-11-16 18:17:04.0,x,5\n"), &["b.csv: line 3: ContextTokens", "`x`"]);
     trace(
         "c.csv",

@@ -6,16 +6,19 @@ use clap::Args;
 use djinn_srg::cost::Machine;
 use std::path::PathBuf;
 
-#[derive(Debug, Args)]
+/// Defaults are of the large experiment. On the CPU without --model they are of a small one that takes a minute.
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Exp1Args {
-    /// The model: synthetic:NAME, a directory or a file
-    #[arg(long, default_value = "synthetic:llama-2-7b")]
-    pub(crate) model: String,
+    /// The model: synthetic:NAME, a directory or a file [default: synthetic:tiny on the CPU, simulated and on cards of
+    /// 16 GiB or more synthetic:llama-2-7b, else synthetic:llama-3.2-1b]
+    #[arg(long)]
+    pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
-    /// Cap on device memory: weights, activations, and KV pages with what is left
-    #[arg(long, value_parser = size::parse, default_value = "63GiB")]
-    pub(crate) vram: u64,
+    /// Cap on device memory: weights, activations, and KV pages with what is left [default: 63GiB, or what the machine
+    /// has; 2MiB for the tiny model on the CPU]
+    #[arg(long, value_parser = size::parse)]
+    pub(crate) vram: Option<u64>,
     /// Cap on host memory that Djinn takes [default: half of the machine's; simulated: none]
     #[arg(long, value_parser = size::parse)]
     pub(crate) ram: Option<u64>,
@@ -25,8 +28,9 @@ pub(crate) struct Exp1Args {
     /// What agents do: closed, hard, reported, coding, or a trace: a CSV file of Azure's or TraceLab's columns
     #[arg(long, default_value = "closed")]
     pub(crate) workload: String,
-    /// Policies to measure, in this order: none, lru, ttl, always, signal, predicted, belady
-    #[arg(long, value_delimiter = ',', default_value = "none,lru,ttl,always,signal,predicted")]
+    /// Policies to measure, in this order: none, lru, ttl, always, signal, predicted, belady [default: all but belady;
+    /// with the tiny model none,lru,always,signal]
+    #[arg(long, value_delimiter = ',')]
     pub(crate) policies: Vec<String>,
     /// Agents; of `reported`, sessions that come [default: 80]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]

@@ -1,6 +1,7 @@
 //! Times of the machine with the model: decode steps over batch and context, prefill, copies each way.
 
 use super::room::{LEAST_CHUNK, Room, grid};
+use crate::remark;
 use crate::statistics::median;
 use anyhow::{Context, Result};
 use djinn_device::{Buffer, Ops, Space, Stream};
@@ -29,6 +30,7 @@ pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Opt
     let mut filled = Filled::new(engine, most, options.prefill_rows as usize);
     let mut ms = vec![Vec::new(); sizes.len()];
     for &context in &contexts {
+        remark(&format!("measuring steps of 1 to {most} sessions after {context} tokens each"));
         filled.grow(context)?;
         for (row, &batch) in ms.iter_mut().zip(&sizes) {
             row.push(filled.decode(batch, context)? * 1e3);
@@ -36,12 +38,14 @@ pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Opt
     }
     let decode = StepTimes { sizes, contexts, ms };
     let step_s = decode.step(most, room_for_steps as f64).as_secs_f64();
+    remark("measuring the link, alone and beside steps");
     let probe = Probe::new(filled.engine.device(), room.probe_bytes)?;
     let rates = probe.rates(filled.engine.device());
     let slowed = rates.and_then(|rates| Ok((rates, filled.beside_copies(&probe, most, rates.both, step_s)?)));
     probe.free(filled.engine.device());
     let (rates, slowed_s) = slowed?;
     let prefill_tokens_per_s = filled.prefilled as f64 / filled.prefill_s;
+    remark("measuring chunks of prompts");
     let chunk = filled.chunks(room_for_steps, decode.step(1, room_for_steps as f64).as_secs_f64())?;
     filled.release();
     let cost = CostModel {

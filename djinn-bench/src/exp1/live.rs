@@ -39,7 +39,7 @@ impl<D: Ops + Send> Bed for LiveBed<D> {
         self.runs += 1;
         let before = engine.swap_stats();
         let live = Live::new(Batcher::new(engine)?, self.seed, self.runs, span.warm_up);
-        let mut backend = Watched::new(live, span);
+        let mut backend = Watched::new(live, span).telling();
         let mut clock = WallClock::default();
         let mut report = drive(scheduler, &mut backend, &mut clock, workload, span, Some(oracle));
         let (live, map) = backend.into_parts();

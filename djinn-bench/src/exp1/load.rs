@@ -64,7 +64,7 @@ impl Load {
              another --model",
             args.workload,
             load.context,
-            args.model
+            args.model()
         );
         ensure!(
             args.density.is_empty() || matches!(load.source, Source::Closed(_)),

@@ -1,6 +1,6 @@
 //! Where each session's pages were over time: seen from the plans that a backend gets.
 
-use crate::interrupt;
+use crate::{interrupt, remark};
 use djinn_scheduler::sim::Span;
 use djinn_scheduler::{Backend, Completion, Plan, Residency, SessionId, State};
 use serde::{Deserialize, Serialize};
@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Columns of a map, at most.
 const COLUMNS: u32 = 240;
+/// Between two remarks on how far a run is.
+const AGAIN: Duration = Duration::from_secs(10);
 
 /// Sessions by columns of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -36,6 +38,9 @@ pub(super) struct Watched<B> {
     every: Duration,
     next: Duration,
     presses: u32,
+    /// When the next remark is due, where the clock is the user's.
+    say_at: Option<Duration>,
+    end: Duration,
     seconds: Vec<f64>,
     lines: BTreeMap<SessionId, Line>,
 }
@@ -47,8 +52,22 @@ impl<B: Backend> Watched<B> {
             every: span.end / COLUMNS,
             next: Duration::ZERO,
             presses: interrupt::presses(),
+            say_at: None,
+            end: span.end,
             seconds: Vec::new(),
             lines: BTreeMap::new(),
+        }
+    }
+
+    /// Tells the user from time to time how far the run is.
+    pub(super) fn telling(self) -> Self {
+        Watched { say_at: Some(AGAIN), ..self }
+    }
+
+    fn say(&mut self, now: Duration) {
+        if self.say_at.is_some_and(|at| now >= at) {
+            self.say_at = Some(now + AGAIN);
+            remark(&format!("after {:.0} of {:.0} s", now.as_secs_f64(), self.end.as_secs_f64()));
         }
     }
 
@@ -90,6 +109,7 @@ impl<B: Backend> Backend for Watched<B> {
     }
 
     fn poll(&mut self, now: Duration) -> Completion {
+        self.say(now);
         let mut completion = self.backend.poll(now);
         if interrupt::presses() != self.presses {
             completion.failure.get_or_insert_with(|| "interrupted".to_owned());

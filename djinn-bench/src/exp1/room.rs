@@ -64,9 +64,9 @@ impl Room {
             context_pages,
             page_bytes,
             pinned_bytes: plan.host_bytes.saturating_add(BESIDE),
-            probe_bytes: (args.vram / PROBE_SHARE).clamp(LEAST_PROBE, MOST_PROBE) & !0xfff,
+            probe_bytes: (args.vram() / PROBE_SHARE).clamp(LEAST_PROBE, MOST_PROBE) & !0xfff,
             most,
-            vram: args.vram,
+            vram: args.vram(),
             options,
         })
     }
