@@ -1,13 +1,14 @@
 //! Standard output, with failures to write as errors.
 
 use anyhow::{Context, Result};
+use djinn_models::printable;
 use serde::Serialize;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, IsTerminal, Write};
 
-/// Prints text and a line feed.
+/// Prints lines of text and a line feed; control characters are written out.
 pub(crate) fn line(text: &str) -> Result<()> {
     let mut out = BufWriter::new(std::io::stdout().lock());
-    writeln!(out, "{text}").and_then(|()| out.flush()).context("standard output")
+    writeln!(out, "{}", printable::lines(text)).and_then(|()| out.flush()).context("standard output")
 }
 
 /// Prints `value` as one JSON object on a line of its own.
@@ -17,14 +18,18 @@ pub(crate) fn json(value: &impl Serialize) -> Result<()> {
     writeln!(out).and_then(|()| out.flush()).context("standard output")
 }
 
-/// Prints text as it is, at once.
+/// Prints text at once: as it is, but without control characters that a terminal would obey.
 pub(crate) fn piece(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
+    if out.is_terminal() {
+        out.write_all(printable::lines(text).as_bytes())?;
+    } else {
+        out.write_all(text.as_bytes())?;
+    }
     out.flush()
 }
 
 /// Prints a remark for people to standard error; losing it harms nobody.
 pub(crate) fn remark(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", printable::lines(text));
 }

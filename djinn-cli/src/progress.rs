@@ -2,6 +2,7 @@
 
 use crate::cache::Progress as Pulled;
 use crate::{output, size};
+use djinn_models::printable;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::cell::RefCell;
 use std::io::IsTerminal;
@@ -18,6 +19,7 @@ pub(crate) struct Progress {
 impl Progress {
     /// Work called `what`, e.g. `loading smollm2`.
     pub(crate) fn new(what: String, quiet: bool) -> Self {
+        let what = printable::one_line(&what);
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let template = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}";
             let style = ProgressStyle::with_template(template).expect("the template is a constant");

@@ -1,12 +1,15 @@
-//! Text of strangers as one line that is safe on a terminal.
+//! Text of strangers, made safe to print on a terminal.
 //!
 //! Names, templates and messages that come out of a file may hold escapes that steer a terminal, characters that
-//! reorder what is read, and megabytes. Error texts and tables pass them through [`one_line`].
+//! reorder what is read, and megabytes. Error texts and tables pass them through [`one_line`]; text that keeps its
+//! lines, such as a model's answer, passes through [`lines`].
+
+use std::borrow::Cow;
 
 /// The longest line that [`one_line`] gives, in characters.
 pub const MAX_CHARS: usize = 500;
 /// How much of a longer text's end is kept: remedies stand there.
-const TAIL: usize = 150;
+const TAIL: usize = 200;
 
 /// `text` as one printable line of at most [`MAX_CHARS`] characters.
 ///
@@ -23,6 +26,20 @@ pub fn one_line(text: &str) -> String {
     let (mut tail, _) = line(text.chars().rev(), TAIL);
     tail.reverse();
     format!("{}…{}", head.concat(), tail.concat())
+}
+
+/// `text` with all control characters but line feeds and tabs written as `\u{1b}`.
+#[must_use]
+pub fn lines(text: &str) -> Cow<'_, str> {
+    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(steers) {
+        return Cow::Borrowed(text);
+    }
+    let mut printed = String::with_capacity(text.len());
+    for c in text.chars() {
+        if steers(c) { printed.extend(c.escape_unicode()) } else { printed.push(c) }
+    }
+    Cow::Owned(printed)
 }
 
 /// The first of `chars` as they are printed, `most` characters together, and whether that is all of them.
@@ -86,6 +103,12 @@ mod tests {
         assert_eq!(one_line("a\u{2028}b\u{2029}c\u{85}d\u{b}e"), "a\\u{2028}b\\u{2029}c\\u{85}d\\u{b}e");
         let twice = one_line("\x1b[2J");
         assert_eq!(one_line(&twice), twice);
+    }
+
+    #[test]
+    fn lines_stay_lines() {
+        assert_eq!(lines("a\n\tb\u{202e}"), "a\n\tb\u{202e}");
+        assert_eq!(lines("a\r\n\x1b[2Jb\u{9b}"), "a\\u{d}\n\\u{1b}[2Jb\\u{9b}");
     }
 
     #[test]
