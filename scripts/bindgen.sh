@@ -11,7 +11,7 @@ out=djinn-cuda-sys/src
         --no-doc-comments --default-macro-constant-type unsigned kernels/djinn.h -- "$@" |
         sed '1,/^$/{/automatically generated/d}'
 } >"$out/bindings.rs"
-python3 - kernels/djinn.h >"$out/header.hash" <<'PY'
+python3 -I - kernels/djinn.h >"$out/header.hash" <<'PY'
 import sys
 
 state = 0xCBF29CE484222325
