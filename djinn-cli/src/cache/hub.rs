@@ -1,13 +1,17 @@
 //! A model from the Hugging Face hub: its list of files, then each file, checked.
 
 use super::Progress;
-use super::manifest::{Item, Manifest, copy_hashed};
-use anyhow::{Context, Result, bail};
+use super::manifest::{self, Item, Manifest, copy_hashed};
+use crate::size;
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::fs::File;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 use ureq::Agent;
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::Uri;
 
 /// Files of a model besides its weights.
 const PLAIN: [&str; 8] = [
@@ -33,49 +37,137 @@ struct Listed {
     sha256: Option<String>,
 }
 
-/// Downloads the model `id` to `new`.
-pub(super) fn fetch(
-    endpoint: &str,
-    name: &str,
-    id: &str,
-    new: &Path,
-    progress: &dyn Fn(Progress),
-) -> Result<Manifest> {
-    let agent: Agent = Agent::config_builder()
-        .timeout_connect(Some(Duration::from_secs(10)))
-        .timeout_recv_response(Some(Duration::from_secs(30)))
-        .build()
-        .into();
-    progress(Progress::Step(format!("asking {endpoint} for {id}")));
-    let url = format!("{endpoint}/api/models/{id}/revision/main?blobs=true");
-    let mut response = get(&agent, &url, Duration::from_secs(60))?;
-    let text =
-        response.body_mut().with_config().limit(MAX_LIST).read_to_vec().context("the hub's list of files")?;
-    let list: Value = serde_json::from_slice(&text).context("the hub's list of files")?;
-    let commit = list["sha"].as_str().filter(|sha| sha.bytes().all(|b| b.is_ascii_hexdigit()));
-    let commit = commit.context("the hub's answer names no commit")?;
-    let mut files = Vec::new();
-    for listed in choose(&list)? {
-        progress(Progress::Step(format!("downloading {}", listed.path)));
-        let url = format!("{endpoint}/{id}/resolve/{commit}/{}", listed.path);
-        files.push(download(&agent, &url, &listed, new, progress).with_context(|| listed.path.clone())?);
-    }
-    Ok(Manifest { name: name.to_owned(), source: format!("hub:{id}@{commit}"), files })
+/// The hub, and who asks it.
+#[derive(Clone)]
+pub(super) struct Hub {
+    /// Without a slash at the end. Only some files have hashes that the hub tells, so that the rest is as safe as
+    /// the connection: it is `https`, or leads to this machine.
+    pub(super) endpoint: String,
+    /// Opens gated models. Sent to the endpoint's host alone.
+    pub(super) token: Option<String>,
 }
 
-fn get(agent: &Agent, url: &str, within: Duration) -> Result<ureq::http::Response<ureq::Body>> {
-    let mut request = agent.get(url).config().timeout_recv_body(Some(within)).build();
-    if let Ok(token) = std::env::var("HF_TOKEN") {
-        request = request.header("Authorization", format!("Bearer {token}"));
+impl Hub {
+    /// The hub that `HF_ENDPOINT` names, with `HF_TOKEN`.
+    pub(super) fn from_env() -> Self {
+        let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
+        Self { endpoint: endpoint.trim_end_matches('/').to_owned(), token: set("HF_TOKEN") }
     }
-    match request.call() {
-        Ok(response) => Ok(response),
-        Err(ureq::Error::StatusCode(401 | 403)) => {
-            bail!("the hub refuses {url}; a gated model needs HF_TOKEN")
+
+    /// Downloads the model `id` to `new`.
+    pub(super) fn fetch(
+        &self,
+        name: &str,
+        id: &str,
+        new: &Path,
+        progress: &dyn Fn(Progress),
+    ) -> Result<Manifest> {
+        let (endpoint, connection) = (&self.endpoint, self.connect()?);
+        progress(Progress::Step(format!("asking {endpoint} for {id}")));
+        let url = format!("{endpoint}/api/models/{id}/revision/main?blobs=true");
+        let mut response = connection.get(&url, Duration::from_secs(60))?;
+        let body = response.body_mut().with_config().limit(MAX_LIST);
+        let text = body.read_to_vec().context("the hub's list of files")?;
+        let list: Value = serde_json::from_slice(&text).context("the hub's list of files")?;
+        let hexadecimal = |sha: &&str| !sha.is_empty() && sha.bytes().all(|b| b.is_ascii_hexdigit());
+        let commit = list["sha"].as_str().filter(hexadecimal).context("the hub's answer names no commit")?;
+        let chosen = choose(&list)?;
+        check_space(&chosen, new)?;
+        let mut files = Vec::new();
+        for listed in chosen {
+            progress(Progress::Step(format!("downloading {}", listed.path)));
+            let url = format!("{endpoint}/{id}/resolve/{commit}/{}", listed.path);
+            let item = connection.download(&url, &listed, new, progress);
+            files.push(item.with_context(|| listed.path.clone())?);
         }
-        Err(ureq::Error::StatusCode(404)) => bail!("the hub has no {url}"),
-        Err(error) => bail!("{url}: {error}"),
+        Ok(Manifest { name: name.to_owned(), source: format!("hub:{id}@{commit}"), files })
     }
+
+    fn connect(&self) -> Result<Connection<'_>> {
+        let uri: Uri = self.endpoint.parse().with_context(|| format!("HF_ENDPOINT {:?}", self.endpoint))?;
+        let https = uri.scheme_str() == Some("https");
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+        let here = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        ensure!(
+            https || here,
+            "HF_ENDPOINT {:?} is no https address; models and HF_TOKEN go over https only",
+            self.endpoint
+        );
+        let agent: Agent = Agent::config_builder()
+            .https_only(https)
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .timeout_connect(Some(Duration::from_secs(10)))
+            .timeout_recv_response(Some(Duration::from_secs(30)))
+            .build()
+            .into();
+        Ok(Connection { agent, token: self.token.as_deref() })
+    }
+}
+
+struct Connection<'h> {
+    agent: Agent,
+    token: Option<&'h str>,
+}
+
+impl Connection<'_> {
+    fn get(&self, url: &str, within: Duration) -> Result<ureq::http::Response<ureq::Body>> {
+        let mut request = self.agent.get(url).config().timeout_recv_body(Some(within)).build();
+        if let Some(token) = self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        match request.call() {
+            Ok(response) => Ok(response),
+            Err(ureq::Error::StatusCode(401 | 403)) => {
+                bail!("the hub refuses {url}; a gated model needs HF_TOKEN")
+            }
+            Err(ureq::Error::StatusCode(404)) => bail!("the hub has no {url}"),
+            Err(error) => bail!("{url}: {error}"),
+        }
+    }
+
+    /// A file of the size, and where the hub tells it, the hash that were listed. No byte more is written.
+    fn download(&self, url: &str, listed: &Listed, new: &Path, progress: &dyn Fn(Progress)) -> Result<Item> {
+        let within = Duration::from_secs(60 + listed.bytes / SLOWEST);
+        let mut response = self.get(url, within)?;
+        let mut file = File::create(new.join(&listed.path))?;
+        let reader = response.body_mut().as_reader();
+        let (bytes, sha256) = copy_hashed(reader, &mut file, Some(listed.bytes), progress)?;
+        file.sync_all()?;
+        if bytes != listed.bytes {
+            bail!("{bytes} of {} bytes came", listed.bytes);
+        }
+        if let Some(wanted) = listed.sha256.as_ref().filter(|wanted| **wanted != sha256) {
+            bail!("its SHA-256 is {sha256}, not {wanted}");
+        }
+        let modified_ns = manifest::modified_ns(&file.metadata()?);
+        Ok(Item { path: listed.path.clone(), bytes, sha256, modified_ns })
+    }
+}
+
+/// Refuses a model that the disk has no room for.
+fn check_space(chosen: &[Listed], new: &Path) -> Result<()> {
+    let needed = chosen.iter().fold(0, |sum: u64, listed| sum.saturating_add(listed.bytes));
+    let Some(free) = free_bytes(new) else { return Ok(()) };
+    ensure!(
+        needed <= free,
+        "the model has {} and the cache's disk {} left; make room, or set DJINN_CACHE to a folder on another disk",
+        size::human(needed),
+        size::human(free)
+    );
+    Ok(())
+}
+
+/// What the user may still write on the disk of `folder`, where that is known.
+#[cfg(unix)]
+fn free_bytes(folder: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(folder).ok()?;
+    Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free_bytes(_: &Path) -> Option<u64> {
+    None
 }
 
 /// The files to download: safetensors with what belongs to them, or the only GGUF file.
@@ -105,26 +197,4 @@ fn listed(file: &Value) -> Option<Listed> {
     let sha256 = file["lfs"]["sha256"].as_str().map(str::to_owned);
     let bytes = file["size"].as_u64()?;
     (plain && !path.starts_with('.')).then(|| Listed { path: path.to_owned(), bytes, sha256 })
-}
-
-fn download(
-    agent: &Agent,
-    url: &str,
-    listed: &Listed,
-    new: &Path,
-    progress: &dyn Fn(Progress),
-) -> Result<Item> {
-    let within = Duration::from_secs(60 + listed.bytes / SLOWEST);
-    let mut response = get(agent, url, within)?;
-    let mut file = File::create(new.join(&listed.path))?;
-    let reader = response.body_mut().as_reader();
-    let (bytes, sha256) = copy_hashed(reader, &mut file, Some(listed.bytes), progress)?;
-    file.sync_all()?;
-    if bytes != listed.bytes {
-        bail!("{bytes} of {} bytes came", listed.bytes);
-    }
-    if let Some(wanted) = listed.sha256.as_ref().filter(|wanted| **wanted != sha256) {
-        bail!("its SHA-256 is {sha256}, not {wanted}");
-    }
-    Ok(Item { path: listed.path.clone(), bytes, sha256 })
 }

@@ -1,13 +1,20 @@
 //! What a model in the cache consists of.
 
-use super::{Entry, MANIFEST, Progress};
-use anyhow::{Context, Result, bail};
+use super::{Entry, Progress};
+use anyhow::{Context, Result, bail, ensure};
 use djinn_models::Location;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{Read, Write};
 use std::path::{Component, Path};
+use std::time::UNIX_EPOCH;
+
+pub(super) const MANIFEST: &str = "manifest.json";
+/// A manifest while it is written.
+const UNFINISHED: &str = ".manifest.json";
+/// The longest manifest that is read, in bytes.
+const MAX_MANIFEST: u64 = 16 << 20;
 
 /// `manifest.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,13 +33,18 @@ pub(super) struct Item {
     pub(super) bytes: u64,
     /// In lower-case hexadecimal digits.
     pub(super) sha256: String,
+    /// When the file was last changed, in nanoseconds since 1970; manifests of before have no times.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) modified_ns: Option<u64>,
 }
 
 impl Manifest {
     pub(super) fn read(directory: &Path) -> Result<Self> {
         let path = directory.join(MANIFEST);
-        let text = fs::read(&path).with_context(|| path.display().to_string())?;
-        let manifest: Self = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
+        let of = || path.display().to_string();
+        let mut text = Vec::new();
+        open_regular(&path)?.take(MAX_MANIFEST).read_to_end(&mut text).with_context(of)?;
+        let manifest: Self = serde_json::from_slice(&text).with_context(of)?;
         let inside = |item: &Item| {
             let mut parts = Path::new(&item.path).components();
             !item.path.is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))
@@ -43,42 +55,78 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Writes the manifest in one step.
     pub(super) fn write(&self, directory: &Path) -> Result<()> {
-        let path = directory.join(MANIFEST);
-        let mut file = File::create(&path).with_context(|| path.display().to_string())?;
-        file.write_all(serde_json::to_string_pretty(self)?.as_bytes())?;
-        file.write_all(b"\n")?;
-        file.sync_all().with_context(|| path.display().to_string())
+        let (path, unfinished) = (directory.join(MANIFEST), directory.join(UNFINISHED));
+        let of = || path.display().to_string();
+        let mut file = File::create(&unfinished).with_context(of)?;
+        file.write_all(serde_json::to_string_pretty(self)?.as_bytes()).with_context(of)?;
+        file.write_all(b"\n").with_context(of)?;
+        file.sync_all().with_context(of)?;
+        fs::rename(&unfinished, &path).with_context(of)
     }
 
     /// Whether all files are there with their sizes.
     pub(super) fn is_whole(&self, directory: &Path) -> bool {
-        let whole = |item: &Item| {
-            fs::metadata(directory.join(&item.path))
-                .is_ok_and(|meta| meta.is_file() && meta.len() == item.bytes)
-        };
-        self.files.iter().all(whole)
+        self.files.iter().all(|item| item.is_there(directory).is_ok())
     }
 
-    /// Whether all files have their hashes.
-    pub(super) fn is_intact(&self, directory: &Path, progress: &dyn Fn(Progress)) -> Result<bool> {
+    /// Whether all files have the sizes and times that they were pulled with. Reads none of them.
+    pub(super) fn is_unchanged(&self, directory: &Path) -> bool {
+        let unchanged = |item: &Item| {
+            let meta = item.is_there(directory).ok();
+            meta.is_some_and(|meta| item.modified_ns.is_none_or(|then| same_time(then, modified_ns(&meta))))
+        };
+        self.files.iter().all(unchanged)
+    }
+
+    /// What is wrong with the files, whose hashes are computed: the first fault.
+    pub(super) fn damage(&self, directory: &Path, progress: &dyn Fn(Progress)) -> Option<String> {
         for item in &self.files {
-            let found = Item::of(directory, &item.path, progress)?;
-            if found != *item {
-                return Ok(false);
+            let checked = item.is_there(directory).and_then(|_| {
+                let found = Item::of(directory, &item.path, progress)?;
+                ensure!(
+                    found.sha256 == item.sha256,
+                    "{} has changed: its SHA-256 is {}, not {}",
+                    item.path,
+                    found.sha256,
+                    item.sha256
+                );
+                Ok(())
+            });
+            if let Err(error) = checked {
+                return Some(format!("{error:#}"));
             }
         }
-        Ok(true)
+        self.stranger(directory)
+    }
+
+    /// A file that the manifest does not list: readers of the directory would take it for the model's.
+    fn stranger(&self, directory: &Path) -> Option<String> {
+        let names = fs::read_dir(directory).ok()?.flatten().map(|entry| entry.file_name());
+        let known = |name: &str| {
+            name == MANIFEST || name.starts_with('.') || self.files.iter().any(|item| item.path == name)
+        };
+        let name = names.map(|name| name.to_string_lossy().into_owned()).find(|name| !known(name))?;
+        Some(format!("{name} is no file of this model"))
+    }
+
+    /// Takes the files' times as they are now, when their hashes have been checked.
+    pub(super) fn renew_times(&mut self, directory: &Path) -> Result<()> {
+        for item in &mut self.files {
+            item.modified_ns = modified_ns(&item.is_there(directory)?);
+        }
+        self.write(directory)
     }
 
     /// The model as the cache lists it.
-    pub(super) fn entry(&self, directory: &Path) -> Entry {
+    pub(super) fn entry(&self, name: &str, directory: &Path) -> Entry {
         let weights = match self.files.as_slice() {
             [item] if item.path.to_ascii_lowercase().ends_with(".gguf") => Some(directory.join(&item.path)),
             _ => None,
         };
         Entry {
-            name: self.name.clone(),
+            name: name.to_owned(),
             source: self.source.clone(),
             bytes: self.files.iter().fold(0, |sum, item| sum.saturating_add(item.bytes)),
             location: weights.map_or_else(|| Location::Directory(directory.to_owned()), Location::Gguf),
@@ -91,12 +139,39 @@ impl Item {
     pub(super) fn of(directory: &Path, path: &str, progress: &dyn Fn(Progress)) -> Result<Self> {
         let full = directory.join(path);
         let of = || full.display().to_string();
-        let file = File::open(&full).with_context(of)?;
-        let total = file.metadata().with_context(of)?.len();
+        let file = open_regular(&full)?;
+        let meta = file.metadata().with_context(of)?;
         let (bytes, sha256) =
-            copy_hashed(file, &mut std::io::sink(), Some(total), progress).with_context(of)?;
-        Ok(Self { path: path.to_owned(), bytes, sha256 })
+            copy_hashed(file, &mut std::io::sink(), Some(meta.len()), progress).with_context(of)?;
+        Ok(Self { path: path.to_owned(), bytes, sha256, modified_ns: modified_ns(&meta) })
     }
+
+    /// The file's metadata, if it is a file of the right size.
+    fn is_there(&self, directory: &Path) -> Result<Metadata> {
+        let full = directory.join(&self.path);
+        let meta = fs::metadata(&full).with_context(|| full.display().to_string())?;
+        ensure!(meta.is_file(), "{} is no file", self.path);
+        ensure!(meta.len() == self.bytes, "{} has {} bytes, not {}", self.path, meta.len(), self.bytes);
+        Ok(meta)
+    }
+}
+
+/// Opens a file, and nothing that would block or never end.
+fn open_regular(path: &Path) -> Result<File> {
+    let of = || path.display().to_string();
+    ensure!(fs::metadata(path).with_context(of)?.is_file(), "{} is no file", path.display());
+    File::open(path).with_context(of)
+}
+
+pub(super) fn modified_ns(meta: &Metadata) -> Option<u64> {
+    let since = meta.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_nanos()).ok()
+}
+
+/// Whether a file has kept its time, perhaps through an archive that holds whole seconds.
+fn same_time(then: u64, now: Option<u64>) -> bool {
+    const SECOND: u64 = 1_000_000_000;
+    now.is_some_and(|now| now == then || (now % SECOND == 0 && now / SECOND == then / SECOND))
 }
 
 /// Copies to the end; gives the number of bytes and their SHA-256. Stops with an error after `total` bytes

@@ -3,6 +3,7 @@
 #[cfg(feature = "hub")]
 mod hub;
 
+use super::package::Package;
 use super::*;
 use std::cell::RefCell;
 use tempfile::TempDir;
@@ -35,7 +36,10 @@ fn cache() -> (TempDir, Cache) {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cache/tests/fake-python.sh"),
     ];
     // A port that nothing listens on.
-    cache.endpoint = "http://127.0.0.1:9".to_owned();
+    #[cfg(feature = "hub")]
+    {
+        cache.hub = super::hub::Hub { endpoint: "http://127.0.0.1:9".to_owned(), token: None };
+    }
     (root, cache)
 }
 
@@ -106,17 +110,13 @@ fn failures_say_what_was_tried_and_leave_nothing() {
 fn interrupted_pulls_and_damaged_models_are_replaced() {
     let (_root, cache) = cache();
     let left = cache.models.join(".partial-x1");
-    fs::create_dir_all(left.join("model")).unwrap();
+    folder::create(&left.join("model")).unwrap();
     fs::write(left.join("model/model.gguf"), "mod").unwrap();
     assert_eq!(cache.list().unwrap(), []);
     cache.pull("good", &quiet).unwrap();
     assert_eq!(names_on_disk(&cache), [".lock", "good"]);
 
     let file = cache.models.join("good/model.gguf");
-    // Of the same size: a listing does not see it, a pull checks the hashes.
-    fs::write(&file, "MODEL OF GOOD").unwrap();
-    cache.pull("good", &quiet).unwrap();
-    assert_eq!(fs::read_to_string(&file).unwrap(), "model of good");
     fs::write(&file, "short").unwrap();
     let listed = &cache.list().unwrap()[0];
     assert_eq!(
@@ -127,11 +127,110 @@ fn interrupted_pulls_and_damaged_models_are_replaced() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "model of good");
 
     // A manifest that leads out of the directory is no manifest.
-    let manifest = fs::read_to_string(cache.models.join("good").join(MANIFEST)).unwrap();
-    fs::write(cache.models.join("good").join(MANIFEST), manifest.replace("model.gguf", "../../model.gguf"))
-        .unwrap();
+    let path = cache.models.join("good").join(manifest::MANIFEST);
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(path, text.replace("model.gguf", "../../model.gguf")).unwrap();
     assert_eq!(cache.list().unwrap()[0].source, "damaged");
     assert!(cache.rm("good").unwrap() > 0);
+}
+
+/// Changes a file's bytes but not its size, and sets its time.
+#[cfg(unix)]
+fn change(file: &Path, text: &str, modified: std::time::SystemTime) {
+    fs::write(file, text).unwrap();
+    File::options().append(true).open(file).unwrap().set_modified(modified).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn changed_bytes_are_noticed() {
+    let (_root, cache) = cache();
+    cache.pull("good", &quiet).unwrap();
+    let directory = cache.models.join("good");
+    let file = directory.join("model.gguf");
+    let pulled = fs::metadata(&file).unwrap().modified().unwrap();
+    assert_eq!(cache.damage("good", &quiet).unwrap(), None);
+    let later = pulled + std::time::Duration::from_secs(1);
+
+    // Another time: loading checks the hash, and what is intact is not fetched again.
+    change(&file, "model of good", later);
+    assert_eq!((cache.find("good").unwrap(), cache.damage("good", &quiet).unwrap()), (None, None));
+    let said = RefCell::new(Vec::new());
+    let listen = |progress| said.borrow_mut().push(progress);
+    Resolver::new(cache.clone(), &listen).resolve("good").unwrap();
+    assert!(!format!("{said:?}").contains("downloading"), "{said:?}");
+    assert!(cache.find("good").unwrap().is_some(), "the new time is known");
+
+    // Other bytes as well: they are not loaded.
+    change(&file, "MODEL OF GOOD", pulled);
+    let damage = cache.damage("good", &quiet).unwrap().unwrap();
+    assert!(damage.starts_with("model.gguf has changed: its SHA-256 is "), "{damage}");
+    Resolver::new(cache.clone(), &listen).resolve("good").unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "model of good");
+
+    // The time kept: only the hash tells.
+    let pulled = fs::metadata(&file).unwrap().modified().unwrap();
+    change(&file, "MODEL OF GOOD", pulled);
+    assert!(cache.find("good").unwrap().is_some());
+    assert!(cache.damage("good", &quiet).unwrap().is_some());
+    cache.pull("good", &quiet).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "model of good");
+
+    // A file that was not pulled, and none at all.
+    fs::write(directory.join("chat_template.jinja"), "").unwrap();
+    let damage = cache.damage("good", &quiet).unwrap();
+    assert_eq!(damage.as_deref(), Some("chat_template.jinja is no file of this model"));
+    fs::remove_file(&file).unwrap();
+    assert!(cache.damage("good", &quiet).unwrap().unwrap().contains("model.gguf"));
+}
+
+#[cfg(unix)]
+#[test]
+fn times_survive_archives_of_whole_seconds() {
+    let (_root, cache) = cache();
+    cache.pull("good", &quiet).unwrap();
+    let file = cache.models.join("good/model.gguf");
+    let pulled = fs::metadata(&file).unwrap().modified().unwrap();
+    let seconds = pulled.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let whole = std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+    change(&file, "model of good", whole);
+    assert!(cache.find("good").unwrap().is_some());
+    // Manifests of before have no times.
+    let manifest = cache.models.join("good").join(manifest::MANIFEST);
+    let text = fs::read_to_string(&manifest).unwrap();
+    let old: Vec<&str> = text.lines().filter(|line| !line.contains("modified_ns")).collect();
+    fs::write(&manifest, old.join("\n").replace("\",\n    }", "\"\n    }")).unwrap();
+    assert!(cache.find("good").unwrap().is_some());
+}
+
+#[cfg(unix)]
+#[test]
+fn caches_that_others_may_write_to_are_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let (root, cache) = cache();
+    cache.pull("good", &quiet).unwrap();
+    for folder in [root.path(), &cache.models, &cache.models.join("good")] {
+        let mode = fs::metadata(folder).unwrap().permissions();
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
+        for refusal in [refused(cache.find("good")), refused(cache.pull("good", &quiet))] {
+            assert!(refusal.contains(&format!("chmod -R go-w {}", folder.display())), "{refusal}");
+        }
+        fs::set_permissions(folder, mode).unwrap();
+    }
+    assert!(cache.find("good").unwrap().is_some());
+}
+
+#[cfg(unix)]
+#[test]
+fn removing_a_linked_model_leaves_what_it_leads_to() {
+    let (root, cache) = cache();
+    cache.pull("good", &quiet).unwrap();
+    let elsewhere = root.path().join("elsewhere");
+    fs::rename(cache.models.join("good"), &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, cache.models.join("good")).unwrap();
+    assert!(cache.find("good").unwrap().is_some());
+    cache.rm("good").unwrap();
+    assert!(cache.list().unwrap().is_empty() && elsewhere.join("model.gguf").is_file());
 }
 
 #[test]
@@ -157,8 +256,8 @@ fn names_stay_inside_the_cache() {
         assert!(cache.pull(name, &quiet).is_err() && cache.find(name).is_err(), "{name}");
     }
     assert!(root.path().join("outside").is_dir());
-    check_name("smollm2").unwrap();
-    check_name("HuggingFaceTB/SmolLM2-135M-Instruct").unwrap();
+    names::check("smollm2").unwrap();
+    names::check("HuggingFaceTB/SmolLM2-135M-Instruct").unwrap();
     assert!(refused(cache.pull("llama", &quiet)).contains("good, failing"));
 }
 
@@ -188,7 +287,7 @@ fn hub_ids_need_the_hub_or_the_cache() {
     let resolver = Resolver::new(cache.clone(), &quiet);
     assert!(refused(resolver.resolve("org/model")).contains("--features hub"));
     let directory = cache.models.join("org--model");
-    fs::create_dir_all(&directory).unwrap();
+    folder::create(&directory).unwrap();
     fs::write(directory.join("config.json"), "{}").unwrap();
     let files = vec![manifest::Item::of(&directory, "config.json", &quiet).unwrap()];
     let manifest = Manifest { name: "org/model".into(), source: "hub:org/model@1".into(), files };

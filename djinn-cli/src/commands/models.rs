@@ -1,22 +1,36 @@
 //! `djinn pull`, `list` and `rm`: the model cache.
 
 use crate::args::ListArgs;
-use crate::cache::Cache;
+use crate::cache::{self, Cache, Entry};
 use crate::progress::PullProgress;
 use crate::{output, size};
-use anyhow::Result;
-use djinn_models::Location;
+use anyhow::{Context, Result, bail};
+use djinn_models::{Location, printable};
 use serde::Serialize;
 
-/// Fetches a model, or checks the one that is there.
+/// As a shell reports a process that SIGINT ended.
+const INTERRUPTED: i32 = 130;
+
+/// Fetches a model, or checks the one that is there. Ctrl-C removes what has come so far and ends the process.
 pub(super) fn pull(name: &str, quiet: bool) -> Result<()> {
+    ctrlc::set_handler(|| {
+        cache::abandon();
+        output::remark("\ninterrupted; nothing of it is kept");
+        std::process::exit(INTERRUPTED);
+    })
+    .context("cannot handle Ctrl-C")?;
     let progress = PullProgress::new(quiet);
     let entry = Cache::from_env()?.pull(name, &|event| progress.tell(event))?;
     drop(progress);
     if quiet {
         return Ok(());
     }
-    output::line(&format!("{}: {} from {}, intact", entry.name, size::human(entry.bytes), entry.source))
+    output::line(&format!(
+        "{}: {} from {}, intact",
+        entry.name,
+        size::human(entry.bytes),
+        shown(&entry.source)
+    ))
 }
 
 #[derive(Serialize)]
@@ -25,28 +39,67 @@ struct Listed {
     bytes: u64,
     source: String,
     path: String,
+    /// Whether the files have their hashes, where that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    intact: Option<bool>,
+    /// What is wrong with them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    damage: Option<String>,
 }
 
-/// Lists what the cache holds.
-pub(super) fn list(args: &ListArgs) -> Result<()> {
-    let listed = Cache::from_env()?.list()?.into_iter().map(|entry| Listed {
-        name: entry.name,
-        bytes: entry.bytes,
-        source: entry.source,
-        path: path(&entry.location),
-    });
-    let models: Vec<Listed> = listed.collect();
+/// Lists what the cache holds, and with `--check` what is wrong with it.
+pub(super) fn list(args: &ListArgs, quiet: bool) -> Result<()> {
+    let cache = Cache::from_env()?;
+    let progress = PullProgress::new(quiet);
+    let mut models = Vec::new();
+    for entry in cache.list()? {
+        let mut model = listed(&entry);
+        if args.check {
+            model.damage = cache.damage(&entry.name, &|event| progress.tell(event))?;
+            model.intact = Some(model.damage.is_none());
+        }
+        models.push(model);
+    }
+    drop(progress);
     if args.json {
-        return output::json(&serde_json::json!({ "models": models }));
+        output::json(&serde_json::json!({ "models": models }))?;
+    } else if models.is_empty() {
+        output::line("the cache is empty; `djinn pull smollm2` fetches the default model")?;
+    } else {
+        let width = models.iter().map(|m| m.name.len()).max().unwrap_or(0);
+        let rows: Vec<String> = models.iter().map(|model| row(model, width)).collect();
+        output::line(&rows.join("\n"))?;
     }
-    if models.is_empty() {
-        return output::line("the cache is empty; `djinn pull smollm2` fetches the default model");
+    let damaged: Vec<&str> =
+        models.iter().filter(|m| m.intact == Some(false)).map(|m| m.name.as_str()).collect();
+    match damaged.as_slice() {
+        [] => Ok(()),
+        [name] => bail!("{name} is damaged; `djinn pull {name}` fetches it again"),
+        names => {
+            bail!("{} are damaged; `djinn pull NAME` fetches one of them again", names.join(", "))
+        }
     }
-    let width = models.iter().map(|m| m.name.len()).max().unwrap_or(0);
-    let rows = models
-        .iter()
-        .map(|m| format!("{:width$}  {:>9}  {}  {}", m.name, size::human(m.bytes), m.source, m.path));
-    output::line(&rows.collect::<Vec<_>>().join("\n"))
+}
+
+fn listed(entry: &Entry) -> Listed {
+    Listed {
+        name: entry.name.clone(),
+        bytes: entry.bytes,
+        source: entry.source.clone(),
+        path: path(&entry.location),
+        intact: None,
+        damage: None,
+    }
+}
+
+fn row(model: &Listed, width: usize) -> String {
+    let state = match (model.intact, &model.damage) {
+        (None, _) => String::new(),
+        (Some(_), None) => "  intact".to_owned(),
+        (Some(_), Some(damage)) => format!("  damaged: {}", shown(damage)),
+    };
+    let (name, size) = (&model.name, size::human(model.bytes));
+    format!("{name:width$}  {size:>9}  {}  {}{state}", shown(&model.source), shown(&model.path))
 }
 
 /// Removes a model from the cache.
@@ -56,6 +109,11 @@ pub(super) fn rm(name: &str, quiet: bool) -> Result<()> {
         return Ok(());
     }
     output::line(&format!("removed {name}: {} freed", size::human(bytes)))
+}
+
+/// Manifests and folders may hold anything.
+fn shown(text: &str) -> String {
+    printable::one_line(text)
 }
 
 fn path(location: &Location) -> String {

