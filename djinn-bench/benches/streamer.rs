@@ -6,6 +6,7 @@ use djinn_device::{CpuConfig, CpuDevice, Device};
 use djinn_engine::{Budget, Options};
 use djinn_models::{Location, OpenOptions, open};
 use djinn_vmu::{ChunkId, TextSegment, TextStore};
+use std::ops::ControlFlow;
 
 /// Bytes of a chunk at most: the model below becomes about a hundred of them.
 const CHUNK: u64 = 40 << 10;
@@ -20,8 +21,10 @@ fn pass(c: &mut Criterion) {
     let compute = device.stream().expect("a stream");
     let mut store = TextStore::new();
     let mut text =
-        TextSegment::load(&device, &model.graph, &plan, &*model.source, &mut store, false, &mut |_| {})
-            .expect("it loads");
+        TextSegment::load(&device, &model.graph, &plan, &*model.source, &mut store, false, &mut |_| {
+            ControlFlow::Continue(())
+        })
+        .expect("it loads");
     let chunks = plan.placement.chunks.len();
     assert_eq!(plan.placement.streamed().count(), chunks, "every chunk is streamed");
     let mut group = c.benchmark_group("streamer");

@@ -7,7 +7,7 @@ use crate::statistics::{mean, median};
 use crate::subject::{self, Work};
 use anyhow::{Result, bail, ensure};
 use djinn_device::{Ops, Space};
-use djinn_engine::{Engine, Generated, Options, PassStats, Request, Session};
+use djinn_engine::{Engine, Generated, Options, PassStats, Progress, Request, Session};
 use djinn_models::Model;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
@@ -139,8 +139,10 @@ fn generate<D: Ops>(engine: &mut Engine<D>, prompt: &[u32], tokens: usize) -> Re
     let mut request = Request { prompt: prompt.to_vec(), max_tokens: tokens, ..Request::default() };
     let mut at = Vec::with_capacity(tokens);
     let start = Instant::now();
-    let generated = engine.generate(&mut session, &request, &mut |_| {
-        at.push(start.elapsed().as_secs_f64() * 1e3);
+    let generated = engine.generate(&mut session, &request, &mut |progress| {
+        if let Progress::Token(_) = progress {
+            at.push(start.elapsed().as_secs_f64() * 1e3);
+        }
         ControlFlow::Continue(())
     })?;
     request.prompt.extend_from_slice(&generated.tokens);

@@ -1,12 +1,13 @@
 //! A model on a device: opened, planned, loaded.
 
 use crate::args::{DeviceArgs, DeviceName};
-use crate::{remark, size};
+use crate::{interrupt, remark, size};
 use anyhow::{Context, Result, ensure};
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::{CpuConfig, CpuDevice, DType, Ops};
 use djinn_engine::{Engine, Options};
 use djinn_models::{Location, Model, OpenOptions};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// Between two remarks on how far a load is.
@@ -77,17 +78,21 @@ pub(crate) fn options(model: &Model, device: DeviceName, tokens: u64) -> Result<
     Ok(Options { context: (tokens.div_ceil(page) * page).min(most), kv_dtype, ..Options::default() })
 }
 
-/// Loads the model's weights; says how far it is.
+/// Loads the model's weights; says how far it is. Ctrl-C ends it.
 pub(crate) fn load<D: Ops>(device: D, model: &Model, options: &Options) -> Result<Engine<D>> {
     remark(&format!("loading {}", model.name));
-    let mut said = Instant::now();
-    let mut say = |done: u64, all: u64| {
+    let (mut said, presses) = (Instant::now(), interrupt::presses());
+    let mut progress = |done: u64, all: u64| {
         if said.elapsed() >= AGAIN {
             said = Instant::now();
             remark(&format!("loading {}: {} of {}", model.name, size::human(done), size::human(all)));
         }
+        match interrupt::presses() == presses {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
     };
-    let engine = Engine::load(device, model.graph.clone(), &*model.source, options, &mut say);
+    let engine = Engine::load(device, model.graph.clone(), &*model.source, options, &mut progress);
     engine.with_context(|| format!("cannot load {}", model.name))
 }
 

@@ -8,7 +8,7 @@ use crate::subject::{self, Work};
 use crate::{remark, report};
 use anyhow::{Result, anyhow, ensure};
 use djinn_device::Ops;
-use djinn_engine::{Engine, Entry, Options, PassStats, Sampler, Sampling, Wanted};
+use djinn_engine::{Engine, Entry, Options, PassStats, Wanted, greedy};
 use djinn_models::Model;
 use djinn_vmu::{Arriving, Direction, NotMoved, Parked, Refusal, Sequence, Transfer};
 use serde::{Deserialize, Serialize};
@@ -177,7 +177,8 @@ fn prefilled<D: Ops>(engine: &mut Engine<D>, tokens: u32, seed: u64) -> Result<(
     for piece in subject::prompt(tokens, engine.graph().vocab, seed).chunks(rows) {
         logits = engine.step(&mut [Entry::new(&mut sequence, piece, Wanted::Last)])?.0;
     }
-    Ok((sequence, Sampler::new(Sampling::default()).choose(&logits)))
+    let first = greedy(&logits, sequence.tokens() - 1)?;
+    Ok((sequence, first))
 }
 
 /// The session that decodes, the same tokens in every run.
@@ -203,7 +204,6 @@ impl Decoding {
         let swaps = movers.is_some();
         let (mut samples_ms, mut tokens) = (Vec::new(), vec![self.first]);
         let (mut streamed, mut ended) = (PassStats::default(), Vec::new());
-        let mut sampler = Sampler::new(Sampling::default());
         // The first step is not counted: copies get going.
         let mut began = Instant::now();
         for step in 0..=args.steps {
@@ -217,7 +217,7 @@ impl Decoding {
             let token = tokens[tokens.len() - 1];
             let entry = Entry::new(&mut self.sequence, std::slice::from_ref(&token), Wanted::Last);
             let (logits, pass) = engine.step(&mut [entry])?;
-            tokens.push(sampler.choose(&logits));
+            tokens.push(greedy(&logits, self.sequence.tokens() - 1)?);
             streamed.add(&pass);
             if step > 0 {
                 samples_ms.push(start.elapsed().as_secs_f64() * 1e3);

@@ -7,7 +7,7 @@ use crate::subject::{self, Work};
 use crate::{remark, report};
 use anyhow::{Result, ensure};
 use djinn_device::Ops;
-use djinn_engine::{Engine, Entry, Options, Sampler, Sampling, Wanted};
+use djinn_engine::{Engine, Entry, Options, Wanted, greedy};
 use djinn_models::Model;
 use djinn_vmu::Sequence;
 use serde::{Deserialize, Serialize};
@@ -133,7 +133,6 @@ impl Work for Sweeping<'_> {
 /// ms, sampling included.
 fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Result<Vec<f64>> {
     let vocab = engine.graph().vocab;
-    let mut sampler = Sampler::new(Sampling::default());
     let mut sequences: Vec<Sequence> = (0..batch).map(|_| Sequence::default()).collect();
     let mut next = Vec::new();
     let rows = engine.plan().stack.rows.rows as usize;
@@ -143,7 +142,7 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
         for piece in prompt.chunks(rows) {
             logits = engine.step(&mut [Entry::new(sequence, piece, Wanted::Last)])?.0;
         }
-        next.push(sampler.choose(&logits));
+        next.push(greedy(&logits, sequence.tokens() - 1)?);
     }
     let mut times = Vec::new();
     for pass in 0..=args.tokens {
@@ -154,7 +153,9 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
             .map(|(sequence, token)| Entry::new(sequence, std::slice::from_ref(token), Wanted::Last))
             .collect();
         let (logits, _) = engine.step(&mut entries)?;
-        next = logits.chunks_exact(vocab as usize).map(|row| sampler.choose(row)).collect();
+        let rows = logits.chunks_exact(vocab as usize).zip(&sequences);
+        let chosen = rows.map(|(row, sequence)| greedy(row, sequence.tokens() - 1));
+        next = chosen.collect::<Result<_, _>>()?;
         if pass > 0 {
             times.push(start.elapsed().as_secs_f64() * 1e3);
         }

@@ -7,6 +7,7 @@ use djinn_device::DType;
 use djinn_engine::Options;
 use djinn_host::{AnyEngine, Error, Setup};
 use djinn_models::{Location, Model, OpenOptions};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -30,17 +31,22 @@ pub(crate) struct Loaded {
     pub(crate) time: Duration,
 }
 
-/// Plans the memory, then loads the weights; from then on the engine is traced, if `traced`.
+/// Plans the memory, then loads the weights, unless `ended` says that the user wants no more of it; from then on the
+/// engine is traced, if `traced`.
 pub(crate) fn load(
     model: &Model,
     setup: &Setup,
     options: &Options,
     traced: bool,
     quiet: bool,
+    ended: &dyn Fn() -> bool,
 ) -> Result<Loaded> {
     let start = Instant::now();
     let progress = Progress::new(format!("loading {}", model.name), quiet);
-    let mut tell = |done, total| progress.tell(done, Some(total));
+    let mut tell = |done, total| {
+        progress.tell(done, Some(total));
+        if ended() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
     let mut engine = djinn_host::load(model, setup, options, &mut tell).map_err(in_flags)?;
     progress.finish(engine.plan().host_weight_bytes() + engine.plan().segments.resident);
     if traced {

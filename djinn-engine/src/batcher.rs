@@ -13,7 +13,7 @@ mod moves;
 mod step;
 
 use crate::batch::SHORT_RUN;
-use crate::{Engine, Error, Finish, Result, Sampling};
+use crate::{BadLogit, Engine, Error, Finish, Result, Sampling};
 use conversation::{Conversation, Place};
 use djinn_device::Ops;
 use djinn_scheduler::{Backend, Capacity, Completion, CopyOutcome, Plan, Residency, SessionId, State};
@@ -75,6 +75,7 @@ pub struct Batcher<D: Ops> {
     failure: Option<String>,
     steps: u64,
     generated: Vec<NewToken>,
+    failed: Vec<(SessionId, BadLogit)>,
     transfers: Vec<(SessionId, Transfer)>,
 }
 
@@ -118,6 +119,7 @@ impl<D: Ops> Batcher<D> {
             failure: None,
             steps: 0,
             generated: Vec::new(),
+            failed: Vec::new(),
             transfers: Vec::new(),
         })
     }
@@ -144,7 +146,8 @@ impl<D: Ops> Batcher<D> {
     /// A session begins; tell the scheduler first, which may refuse it. It lives until a plan's state lacks it.
     ///
     /// # Errors
-    /// Tokens outside the vocabulary, an empty turn, a fork of a session that does not exist; nothing is kept then.
+    /// Tokens outside the vocabulary, an empty turn, a sampling that means nothing, a fork of a session that does not
+    /// exist; nothing is kept then.
     pub fn open(&mut self, id: SessionId, turn: Turn, origin: Origin) -> Result<()> {
         self.check(&turn)?;
         let (salt, parent) = match origin {
@@ -158,9 +161,9 @@ impl<D: Ops> Batcher<D> {
         let conversation = match parent {
             Some(parent) => {
                 let data = &mut self.engine.memory.as_mut().expect("loaded").data;
-                parent.fork(id, data, turn)
+                parent.fork(id, data, turn)?
             }
-            None => Conversation::new(id, salt, turn),
+            None => Conversation::new(id, salt, turn)?,
         };
         assert!(self.conversations.insert(id, conversation).is_none(), "{id} is opened twice");
         self.held = None;
@@ -174,8 +177,7 @@ impl<D: Ops> Batcher<D> {
     pub fn extend(&mut self, id: SessionId, turn: Turn) -> Result<()> {
         self.check(&turn)?;
         let conversation = self.conversations.get_mut(&id).ok_or(Error::NoSession { session: id.0 })?;
-        conversation.extend(turn);
-        Ok(())
+        conversation.extend(turn)
     }
 
     pub(crate) fn check(&self, turn: &Turn) -> Result<()> {
@@ -186,6 +188,7 @@ impl<D: Ops> Batcher<D> {
         if turn.max_tokens == 0 {
             return Err(Error::Option("a turn generates one token at least; raise max_tokens"));
         }
+        turn.sampling.check()?;
         match turn.tokens.iter().find(|&&token| u64::from(token) >= vocab) {
             Some(&token) => Err(Error::UnknownToken { token, vocab }),
             None => Ok(()),
@@ -200,6 +203,11 @@ impl<D: Ops> Batcher<D> {
     /// Tokens that were generated since the last call.
     pub fn take_tokens(&mut self) -> Vec<NewToken> {
         std::mem::take(&mut self.generated)
+    }
+
+    /// Sessions that ended since the last call because no token can be chosen after their context.
+    pub fn take_failures(&mut self) -> Vec<(SessionId, BadLogit)> {
+        std::mem::take(&mut self.failed)
     }
 
     /// Copies of pages that ended since the last call.

@@ -2,6 +2,7 @@
 
 use crate::batch::{self, Entry, Launches, Layout, Wanted};
 use crate::executor::Executor;
+use crate::logits::check_finite;
 use crate::replay::{Choice, Key, Replays};
 use crate::trace::{HostSpan, Recorder, lap};
 use crate::{Error, Options, Result};
@@ -11,6 +12,7 @@ use djinn_vmu::{
     DataSegment, MemoryPlan, PassStats, Sequence, StackSegment, TextSegment, TextStore, Transfer,
     WeightSource,
 };
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 /// Memory of a loaded model on its device.
@@ -64,17 +66,18 @@ pub struct Engine<D: Ops> {
 }
 
 impl<D: Ops> Engine<D> {
-    /// Plans the memory, then loads the weights. `progress` is told the bytes read so far of all bytes.
+    /// Plans the memory, then loads the weights. `progress` is told the bytes read so far of all bytes, and may end
+    /// the work.
     ///
     /// # Errors
-    /// A budget that is too small (before anything is allocated), a weight that cannot be read, or a
-    /// device out of memory.
+    /// A budget that is too small (before anything is allocated), a weight that cannot be read, a device out of memory,
+    /// or [`Error::Cancelled`].
     pub fn load(
         device: D,
         graph: Graph,
         source: &dyn WeightSource,
         options: &Options,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
         let began = Instant::now();
         let info = device.info();
@@ -111,7 +114,7 @@ impl<D: Ops> Engine<D> {
         &mut self,
         source: &dyn WeightSource,
         check: bool,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Memory> {
         let Engine { device, graph, plan, store, .. } = self;
         // On an error the device is dropped with the engine, and what it holds with it.
@@ -369,6 +372,9 @@ impl<D: Ops> Engine<D> {
     }
 
     /// Logits of every position of `tokens`, f32 `[tokens, vocab]` row-major, in a sequence of their own.
+    ///
+    /// # Errors
+    /// As [`step`](Engine::step); [`BadLogit`](crate::BadLogit) if one is not finite.
     pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let mut sequence = Sequence::default();
         let result = (|| {
@@ -376,6 +382,8 @@ impl<D: Ops> Engine<D> {
             for piece in tokens.chunks(self.plan.stack.rows.logit_rows as usize) {
                 logits.extend(self.step(&mut [Entry::new(&mut sequence, piece, Wanted::All)])?.0);
             }
+            let rows = (0..).zip(logits.chunks_exact(self.graph.vocab as usize));
+            rows.into_iter().try_for_each(|(position, row)| check_finite(row, position))?;
             Ok(logits)
         })();
         self.release(sequence);

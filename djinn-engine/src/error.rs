@@ -1,12 +1,17 @@
 //! Why a model cannot be loaded or a request not be served.
 
+use crate::BadLogit;
+
 /// The engine's failure.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Memory cannot be planned, loaded or streamed.
     #[error(transparent)]
-    Memory(#[from] djinn_vmu::Error),
+    Memory(djinn_vmu::Error),
+    /// Whoever is told the progress of loading wants no more of it. Nothing stays loaded.
+    #[error("cancelled")]
+    Cancelled,
     /// The device failed.
     #[error(transparent)]
     Device(#[from] djinn_device::Error),
@@ -49,9 +54,31 @@ pub enum Error {
     /// An option that no run can have.
     #[error("{0}")]
     Option(&'static str),
+    /// A way to choose tokens that means nothing.
+    #[error("{field} is {value}; it must be {range}")]
+    Sampling {
+        /// The field of [`Sampling`](crate::Sampling).
+        field: &'static str,
+        /// As asked for.
+        value: f32,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// The model's logits are no numbers to choose by.
+    #[error(transparent)]
+    Logits(#[from] BadLogit),
     /// An earlier step failed in the middle; what the device holds is undefined.
     #[error("the engine stopped after an earlier failure: {0}")]
     Stopped(String),
+}
+
+impl From<djinn_vmu::Error> for Error {
+    fn from(error: djinn_vmu::Error) -> Self {
+        match error {
+            djinn_vmu::Error::Cancelled => Error::Cancelled,
+            error => Error::Memory(error),
+        }
+    }
 }
 
 /// This crate's result.

@@ -34,8 +34,22 @@ pub enum Finish {
     Stop,
     /// `max_tokens`, or the end of the context.
     Length,
-    /// The receiver of the tokens asked for no more.
+    /// The receiver of the progress asked for no more.
     Cancelled,
+}
+
+/// How far a generation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// A piece of the prompt comes next: of the `total` tokens to compute, `done` are computed.
+    Prefill {
+        /// Computed tokens.
+        done: usize,
+        /// Tokens to compute.
+        total: usize,
+    },
+    /// A token was chosen.
+    Token(u32),
 }
 
 /// Times and bytes of a generation.
@@ -76,34 +90,38 @@ pub struct Generated {
 }
 
 impl<D: Ops> Engine<D> {
-    /// Generates after `request.prompt`; `on_token` gets every token as it is chosen. The tokens depend on
-    /// nothing but the model and the request.
+    /// Generates after `request.prompt`; `on_progress` gets every token as it is chosen, is told of every piece of the
+    /// prompt before it is computed, and may end the work. The tokens depend on nothing but the model and the request.
     ///
     /// # Errors
-    /// As [`step`](Engine::step); the session then holds what was computed before.
+    /// As [`step`](Engine::step), [`Sampling::check`] and [`greedy`](crate::greedy); the session then holds what was
+    /// computed before, as it does when the work was ended.
     pub fn generate(
         &mut self,
         session: &mut Session,
         request: &Request,
-        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+        on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Generated> {
         let start = Instant::now();
         let mut stats = Stats::default();
-        let mut sampler = Sampler::new(request.sampling);
+        let mut sampler = Sampler::new(request.sampling)?;
         let mut generated = Vec::new();
         if request.max_tokens == 0 {
             return Ok(Generated { tokens: generated, finish: Finish::Length, stats });
         }
-        let mut logits = self.prefill(session, &request.prompt, &mut stats)?;
+        let prefilled = self.prefill(session, &request.prompt, &mut stats, on_progress)?;
+        let Some(mut logits) = prefilled else {
+            return Ok(Generated { tokens: generated, finish: Finish::Cancelled, stats });
+        };
         loop {
             let began = Instant::now();
-            let token = sampler.choose(&logits);
+            let token = sampler.choose(&logits, &session.tokens)?;
             lap(&mut self.trace, HostSpan::Sample, began);
             if generated.is_empty() {
                 stats.ttft = start.elapsed();
             }
             generated.push(token);
-            let finish = if on_token(token).is_break() {
+            let finish = if on_progress(Progress::Token(token)).is_break() {
                 Some(Finish::Cancelled)
             } else if request.stop_tokens.contains(&token) {
                 Some(Finish::Stop)
@@ -125,9 +143,15 @@ impl<D: Ops> Engine<D> {
     }
 
     /// Chooses the token after `request.prompt` and gives the logits that it was chosen from, f32 `[vocab]`.
+    ///
+    /// # Errors
+    /// As [`generate`](Engine::generate).
     pub fn next_token(&mut self, session: &mut Session, request: &Request) -> Result<(u32, Vec<f32>)> {
-        let logits = self.prefill(session, &request.prompt, &mut Stats::default())?;
-        Ok((Sampler::new(request.sampling).choose(&logits), logits))
+        let mut sampler = Sampler::new(request.sampling)?;
+        let go_on = &mut |_| ControlFlow::Continue(());
+        let logits = self.prefill(session, &request.prompt, &mut Stats::default(), go_on)?;
+        let logits = logits.expect("nobody ends the work");
+        Ok((sampler.choose(&logits, &session.tokens)?, logits))
     }
 
     /// Runs the largest prompt step, and decode steps of one row until one is replayed, on a sequence of zeros
@@ -162,8 +186,14 @@ impl<D: Ops> Engine<D> {
         self.release(session.sequence);
     }
 
-    /// Brings the session to the end of `prompt` and gives the logits there.
-    fn prefill(&mut self, session: &mut Session, prompt: &[u32], stats: &mut Stats) -> Result<Vec<f32>> {
+    /// Brings the session to the end of `prompt` and gives the logits there; none if `on_progress` ended the work.
+    fn prefill(
+        &mut self,
+        session: &mut Session,
+        prompt: &[u32],
+        stats: &mut Stats,
+        on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Option<Vec<f32>>> {
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt);
         }
@@ -176,17 +206,21 @@ impl<D: Ops> Engine<D> {
         self.truncate(&mut session.sequence, same as u64);
         session.tokens.truncate(same);
         stats.reused_tokens = same;
-        stats.prompt_tokens = prompt.len() - same;
+        let total = prompt.len() - same;
         let pieces = prompt[same..].chunks(self.chunk() as usize);
         let last = pieces.len() - 1;
         let mut logits = Vec::new();
         for (i, piece) in pieces.enumerate() {
+            if on_progress(Progress::Prefill { done: stats.prompt_tokens, total }).is_break() {
+                return Ok(None);
+            }
             let wanted = if i == last { Wanted::Last } else { Wanted::Nothing };
             let (found, pass) = self.advance(session, piece, wanted)?;
             logits = found;
+            stats.prompt_tokens += piece.len();
             stats.prefill_streamed.add(&pass);
         }
-        Ok(logits)
+        Ok(Some(logits))
     }
 
     fn advance(

@@ -7,7 +7,7 @@ mod thread;
 
 pub use thread::{Client, Stopped, spawn};
 
-use crate::{Batcher, Engine, Error, Finish, Origin, Result, Turn};
+use crate::{BadLogit, Batcher, Engine, Error, Finish, Origin, Result, Turn};
 use djinn_device::Ops;
 use djinn_scheduler::{
     Arrival, Backend, Event, Outcome, Plan, Refusal, Scheduler, SessionId, Signal, SignalAnswer, State,
@@ -29,7 +29,7 @@ pub struct Opening {
 }
 
 /// What happened to a session.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Happening {
     /// A token was generated; with the turn's last one, why the turn ended.
     Token {
@@ -40,6 +40,8 @@ pub enum Happening {
     },
     /// The session was refused, and is gone.
     Refused(Refusal),
+    /// No token can be chosen after the session's context; the session is gone.
+    Failed(BadLogit),
 }
 
 /// Many sessions on one engine.
@@ -94,7 +96,7 @@ impl<D: Ops> Service<D> {
     /// Opens a session.
     ///
     /// # Errors
-    /// Bad tokens, a turn that exceeds the limit, a machine that is full: [`djinn_scheduler::Error::Refused`].
+    /// Bad tokens or sampling, a turn that exceeds the limit, a machine that is full: [`djinn_scheduler::Error::Refused`].
     pub fn open(&mut self, opening: Opening) -> Result<SessionId> {
         let Opening { turn, priority, limit, origin } = opening;
         let forked = match &origin {
@@ -119,7 +121,7 @@ impl<D: Ops> Service<D> {
     /// Begins a session's next turn.
     ///
     /// # Errors
-    /// Bad tokens, a session that is gone or still busy, a turn that exceeds its limit.
+    /// Bad tokens or sampling, a session that is gone or still busy, a turn that exceeds its limit.
     pub fn turn(&mut self, id: SessionId, turn: Turn) -> Result<()> {
         self.batcher.check(&turn)?;
         // The last token of the turn before was chosen, but not computed.
@@ -194,10 +196,12 @@ impl<D: Ops> Service<D> {
             }
             None => self.scheduler.on_copied(&completion.copies),
         }
-        let tokens = self.batcher.take_tokens().into_iter().filter(|new| !gone.contains(&new.session));
-        Ok(tokens
-            .map(|new| (new.session, Happening::Token { token: new.token, finish: new.finish }))
-            .collect())
+        let tokens = self.batcher.take_tokens().into_iter();
+        let tokens =
+            tokens.map(|new| (new.session, Happening::Token { token: new.token, finish: new.finish }));
+        let failures = self.batcher.take_failures().into_iter();
+        let failures = failures.map(|(session, bad)| (session, Happening::Failed(bad)));
+        Ok(tokens.chain(failures).filter(|(session, _)| !gone.contains(session)).collect())
     }
 
     fn is_open(&self, id: SessionId) -> bool {

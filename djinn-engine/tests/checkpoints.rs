@@ -46,7 +46,8 @@ fn expected(path: &std::path::Path) -> Expected {
 fn engine(path: &std::path::Path, math: Math, options: &Options) -> Engine<CpuDevice> {
     let model = open(&Location::Directory(path.into()), &OpenOptions::default()).expect("it opens");
     let device = CpuDevice::new(CpuConfig { math, threads: 2, ..CpuConfig::default() }).expect("threads");
-    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| {}).expect("it loads")
+    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))
+        .expect("it loads")
 }
 
 fn distance(found: &[f32], expected: &[f32]) -> f64 {

@@ -3,6 +3,7 @@
 use djinn_device::{CpuConfig, CpuDevice, Error as DeviceError, Math, Ops, SimConfig, SimDevice, Space};
 use djinn_engine::{Budget, Engine, Error, Options};
 use djinn_models::{Location, Model, OpenOptions, open};
+use std::ops::ControlFlow;
 
 /// Three blocks, GQA, a tied table: some fifteen tiles of unequal size.
 const MODEL: &str =
@@ -32,7 +33,7 @@ fn options(fraction: f64, chunk: u64, rings: u64) -> Options {
 
 fn load<D: Ops>(device: D, options: &Options) -> Result<Engine<D>, Error> {
     let model = model();
-    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| {})
+    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))
 }
 
 fn cpu() -> CpuDevice {
@@ -258,7 +259,8 @@ fn one_layer_unequal_chunks_and_a_ring_that_holds_everything() {
         let model = model();
         let device = sim(SimConfig { seed, ..SimConfig::default() });
         let mut engine =
-            Engine::load(device, model.graph, &*model.source, options, &mut |_, _| {}).expect("loads");
+            Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))
+                .expect("loads");
         let first = engine.logits(&prompt(9)).expect("it runs");
         (first, engine.logits(&prompt(20)).expect("it runs"))
     };
@@ -302,8 +304,7 @@ fn a_blocking_copy_hides_nothing() {
         let mut session = djinn_engine::Session::default();
         let request =
             djinn_engine::Request { prompt: prompt(1), max_tokens: 5, ..djinn_engine::Request::default() };
-        let pass =
-            engine.generate(&mut session, &request, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+        let pass = engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).unwrap();
         let pass = pass.stats.decode_streamed;
         assert!(pass.streamed_bytes > 0 && pass.stall >= pass.copy, "{pass:?}");
         assert!(pass.hidden() < 1e-9, "{pass:?}");

@@ -27,7 +27,8 @@ fn prompt() -> Vec<u32> {
 fn run<D: Ops>(device: D, family: &str, options: &Options) -> (Vec<u32>, Vec<u32>) {
     let model = open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
     let mut engine =
-        Engine::load(device, model.graph, &*model.source, options, &mut |_, _| {}).expect("it loads");
+        Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))
+            .expect("it loads");
     let logits = engine.logits(&prompt()).expect("it runs");
     let request = Request { prompt: prompt(), max_tokens: 6, ..Request::default() };
     let mut session = Session::default();
@@ -75,8 +76,10 @@ fn a_window_hides_what_came_before_it() {
     let last = |tokens: &[u32]| {
         let model =
             open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
-        let mut engine =
-            Engine::load(cpu(), model.graph, &*model.source, &options(), &mut |_, _| {}).expect("it loads");
+        let mut engine = Engine::load(cpu(), model.graph, &*model.source, &options(), &mut |_, _| {
+            ControlFlow::Continue(())
+        })
+        .expect("it loads");
         engine.logits(tokens).expect("it runs").split_off((tokens.len() - 1) * 256)
     };
     assert!(last(&prompt()) == last(&other), "40 tokens, of which the last sees 24");
@@ -99,7 +102,8 @@ fn layers_that_share_weights_share_the_hosts_bytes() {
         let model =
             open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
         let engine =
-            Engine::load(sim(), model.graph, &*model.source, &options, &mut |_, _| {}).expect("it loads");
+            Engine::load(sim(), model.graph, &*model.source, &options, &mut |_, _| ControlFlow::Continue(()))
+                .expect("it loads");
         let plan = engine.plan();
         let placement = &plan.placement;
         shared += placement.streamed_bytes() - placement.host_bytes();

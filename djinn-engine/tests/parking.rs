@@ -12,7 +12,8 @@ const FAMILIES: [&str; 4] = ["tiny-gqa", "tiny-window", "tiny-mixtral", "tiny-gp
 /// partial last pages.
 fn run<D: Ops>(device: D, family: &str, options: &Options) -> Result<(Vec<u32>, Vec<u8>, u64), Error> {
     let model = open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
-    let mut engine = Engine::load(device, model.graph, &*model.source, options, &mut |_, _| {})?;
+    let mut engine =
+        Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))?;
     let mut session = Session::default();
     let mut tokens: Vec<u32> = (0..37).map(|i| (i * 37 + 11) % 256).collect();
     for _ in 0..2 {
@@ -111,7 +112,8 @@ fn a_session_without_room_on_the_host_stays() {
         open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
     let options = Options { host_pages: 1, ..options(None) };
     let mut engine =
-        Engine::load(cpu(), model.graph, &*model.source, &options, &mut |_, _| {}).expect("it loads");
+        Engine::load(cpu(), model.graph, &*model.source, &options, &mut |_, _| ControlFlow::Continue(()))
+            .expect("it loads");
     let mut session = Session::default();
     let request = Request { prompt: vec![5; 30], max_tokens: 3, ..Request::default() };
     engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
@@ -134,7 +136,14 @@ fn a_session_that_ends_after_parking_leaves_its_pages_to_the_next() {
         let options = Options { context: 48, ..options(Some(1)) };
         let device = sim(SimConfig { seed, ..SimConfig::default() });
         let mut engine =
-            Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| {}).expect("it loads");
+            Engine::load(
+                device,
+                model.graph,
+                &*model.source,
+                &options,
+                &mut |_, _| ControlFlow::Continue(()),
+            )
+            .expect("it loads");
         engine.warm_up().expect("it runs");
         for _ in 0..3 {
             let mut session = Session::default();
@@ -153,7 +162,9 @@ fn sequences_move_beside_the_steps_of_others() {
         let model = open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("known");
         let budget = Budget { resident_fraction: fraction, stream_check: swaps, ..Budget::default() };
         let options = Options { budget, sequences: 3, host_pages: 6, ..options(None) };
-        let mut engine = Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| {})?;
+        let mut engine = Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| {
+            ControlFlow::Continue(())
+        })?;
         let mut sequences = [0, 1, 2].map(|_| Sequence::default());
         for (of, sequence) in (0..).zip(&mut sequences) {
             for piece in prompt(of).chunks(16) {
@@ -198,8 +209,11 @@ fn sequences_move_beside_the_steps_of_others() {
 fn parked_sequences_can_be_given_up() {
     let model = open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("known");
     let options = Options { sequences: 2, host_pages: 10, ..options(None) };
-    let load =
-        |config| Engine::load(sim(config), model.graph.clone(), &*model.source, &options, &mut |_, _| {});
+    let load = |config| {
+        Engine::load(sim(config), model.graph.clone(), &*model.source, &options, &mut |_, _| {
+            ControlFlow::Continue(())
+        })
+    };
     let mut engine = load(SimConfig::default()).expect("it loads");
     let grown = |engine: &mut Engine<SimDevice>| -> Result<Sequence, Error> {
         let mut sequence = Sequence::default();

@@ -3,6 +3,7 @@
 use djinn_device::{CpuConfig, CpuDevice, Math, Ops, SimConfig, SimDevice, Space};
 use djinn_engine::{Budget, Engine, Entry, Options, Wanted};
 use djinn_models::{Location, OpenOptions, open};
+use std::ops::ControlFlow;
 
 const MODEL: &str =
     "tiny?layers=3&hidden=96&intermediate=160&heads=6&kv_heads=2&head_dim=16&vocab=700&tied=true";
@@ -16,7 +17,8 @@ fn options(fraction: f64, rings: u64, replay: bool) -> Options {
 
 fn load<D: Ops>(device: D, options: &Options) -> Engine<D> {
     let model = open(&Location::Synthetic(MODEL.into()), &OpenOptions::default()).expect("a known shape");
-    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| {}).expect("it fits")
+    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))
+        .expect("it fits")
 }
 
 fn sim(seed: u64) -> SimDevice {

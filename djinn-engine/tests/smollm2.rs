@@ -25,7 +25,8 @@ fn load(dtype: Option<DType>, budget: Budget) -> Loaded {
     let options = Options { budget, context: 256, ..Options::default() };
     let device = CpuDevice::new(CpuConfig::default()).expect("threads");
     let engine =
-        Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| {}).expect("it loads");
+        Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| ControlFlow::Continue(()))
+            .expect("it loads");
     let tokenizer = model.tokenizer.expect("the file has one");
     Loaded { engine, tokenizer, chat: model.chat.expect("the file has one") }
 }

@@ -25,7 +25,8 @@ fn options() -> Options {
 
 fn load<D: Ops>(device: D, options: &Options) -> Engine<D> {
     let model = model();
-    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| {}).expect("it loads")
+    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))
+        .expect("it loads")
 }
 
 fn cpu() -> CpuDevice {

@@ -1,7 +1,7 @@
 //! One answer: generated, cut at stop strings, given out as it comes.
 
 use crate::{AnyEngine, Result, Speech};
-use djinn_engine::{Finish, Request, Session, Stats};
+use djinn_engine::{Finish, Progress, Request, Session, Stats};
 use djinn_models::TextStream;
 use djinn_models::tokenizer::StopStrings;
 use std::ops::ControlFlow;
@@ -43,7 +43,8 @@ impl Speaker {
     }
 
     /// Generates until the end, a stop string, or until `on_text` breaks. It is called after every token with the
-    /// text that is certain by then, which may be empty; without a tokenizer, with the token's number.
+    /// text that is certain by then, which may be empty; without a tokenizer, with the token's number. It is called
+    /// without text before each piece of the prompt.
     ///
     /// # Errors
     /// As [`Engine::generate`](djinn_engine::Engine::generate).
@@ -54,10 +55,10 @@ impl Speaker {
         request: &Request,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Answer> {
-        let generated = engine.generate(session, request, &mut |token| {
-            let piece = match request.stop_tokens.contains(&token) {
-                true => String::new(),
-                false => self.take(token),
+        let generated = engine.generate(session, request, &mut |progress| {
+            let piece = match progress {
+                Progress::Token(token) if !request.stop_tokens.contains(&token) => self.take(token),
+                Progress::Token(_) | Progress::Prefill { .. } => String::new(),
             };
             let more = on_text(&piece);
             if self.stopped { ControlFlow::Break(()) } else { more }

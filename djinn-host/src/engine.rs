@@ -3,7 +3,7 @@
 use crate::{DeviceName, Error, Result, Setup, system};
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::{CpuConfig, CpuDevice, Device, DeviceInfo, Ops, Space, Usage};
-use djinn_engine::{Budget, Engine, Generated, MemoryPlan, Options, Request, Session, Trace};
+use djinn_engine::{Budget, Engine, Generated, MemoryPlan, Options, Progress, Request, Session, Trace};
 use djinn_models::Model;
 use djinn_vmu::SwapStats;
 use std::ops::ControlFlow;
@@ -15,7 +15,7 @@ pub trait AnyEngine {
         &mut self,
         session: &mut Session,
         request: &Request,
-        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+        on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> djinn_engine::Result<Generated>;
 
     /// See [`Engine::logits`].
@@ -54,9 +54,9 @@ impl<D: Ops> AnyEngine for Engine<D> {
         &mut self,
         session: &mut Session,
         request: &Request,
-        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+        on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> djinn_engine::Result<Generated> {
-        self.generate(session, request, on_token)
+        self.generate(session, request, on_progress)
     }
 
     fn logits(&mut self, tokens: &[u32]) -> djinn_engine::Result<Vec<f32>> {
@@ -101,7 +101,7 @@ impl<D: Ops> AnyEngine for Engine<D> {
 }
 
 /// Plans the memory under `options`, makes the device of `setup` and loads the model's weights;
-/// `on_progress` gets the bytes that are loaded and the bytes in all.
+/// `on_progress` gets the bytes that are loaded and the bytes in all, and may end the work.
 ///
 /// # Errors
 /// [`Error::Gpu`] if there is no such device, [`Error::HostMemory`] if the machine has too little, or as
@@ -110,7 +110,7 @@ pub fn load(
     model: &Model,
     setup: &Setup,
     options: &Options,
-    on_progress: &mut dyn FnMut(u64, u64),
+    on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Box<dyn AnyEngine>> {
     let Budget { vram, ram, .. } = options.budget;
     let device = setup.device.find()?;
@@ -133,7 +133,7 @@ fn load_on<D: Ops + 'static>(
     device: D,
     model: &Model,
     options: &Options,
-    on_progress: &mut dyn FnMut(u64, u64),
+    on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Box<dyn AnyEngine>> {
     let mut engine = Engine::load(device, model.graph.clone(), &*model.source, options, on_progress)?;
     let in_place = engine.plan().placement.streamed_bytes() == 0;

@@ -55,6 +55,7 @@ impl Generation {
             top_k: self.top_k.or(defaults.top_k).unwrap_or(0),
             top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
             seed: self.seed.unwrap_or_else(new_seed),
+            ..Sampling::default()
         }
     }
 
@@ -115,12 +116,12 @@ mod tests {
         let plain = || Generation { seed: Some(5), ..Generation::default() };
         assert_eq!(plain().sampling(&none), Sampling::default());
         let sampling = plain().sampling(&warm);
-        assert_eq!(sampling, Sampling { temperature: 0.6, top_k: 0, top_p: 0.9, seed: 5 });
+        assert_eq!(sampling, Sampling { temperature: 0.6, top_p: 0.9, seed: 5, ..Sampling::default() });
         assert_eq!(seed(&sampling), Some(5));
         assert_eq!(Generation { greedy: true, ..plain() }.sampling(&warm), Sampling::default());
         assert_eq!(seed(&Generation { temperature: Some(0.0), ..plain() }.sampling(&warm)), None);
         let sampling = Generation { top_k: Some(3), ..plain() }.sampling(&none);
-        assert_eq!(sampling, Sampling { temperature: 1.0, top_k: 3, top_p: 1.0, seed: 5 });
+        assert_eq!(sampling, Sampling { temperature: 1.0, top_k: 3, seed: 5, ..Sampling::default() });
     }
 
     #[test]

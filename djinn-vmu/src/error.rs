@@ -63,6 +63,9 @@ pub enum Error {
     /// A weight cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// Whoever is told the progress of loading wants no more of it.
+    #[error("cancelled")]
+    Cancelled,
     /// The device failed.
     #[error(transparent)]
     Device(#[from] djinn_device::Error),

@@ -5,7 +5,7 @@ use djinn_srg::{Graph, GraphBuilder, KvShape, Rows};
 use djinn_vmu::{
     Budget, Demand, Error, KvLayout, MemoryPlan, SourceError, TextSegment, TextStore, WeightSource,
 };
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 const KV: KvShape = KvShape { layers: 4, kv_heads: 1, head_dim: 8 };
 
@@ -77,7 +77,7 @@ fn load<D: djinn_device::Ops>(
     store: &mut TextStore,
     check: bool,
 ) -> Result<TextSegment, Error> {
-    TextSegment::load(device, graph, plan, source, store, check, &mut |_| {})
+    TextSegment::load(device, graph, plan, source, store, check, &mut |_| ControlFlow::Continue(()))
 }
 
 #[test]
@@ -135,6 +135,36 @@ fn a_source_that_fails_leaves_nothing_behind() {
         for space in [Space::Device, Space::Host] {
             assert_eq!((device.usage(space).in_use, store.bytes(space)), (0, 0));
         }
+    }
+}
+
+#[test]
+fn a_load_that_is_cancelled_leaves_nothing_behind() {
+    let (device, graph) = (SimDevice::new(SimConfig::default()).expect("a device"), graph());
+    let source = Pattern { seed: 7, equal_layers: true };
+    for fraction in [0.0, 0.5, 1.0] {
+        let plan = plan(&graph, fraction, true);
+        let load = |most: u64| {
+            let (mut told, mut store) = (0, TextStore::new());
+            let mut progress = |_| {
+                told += 1;
+                if told > most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            let text = TextSegment::load(&device, &graph, &plan, &source, &mut store, true, &mut progress);
+            if text.is_err() {
+                assert_eq!([Space::Device, Space::Host].map(|space| store.bytes(space)), [0, 0]);
+            }
+            text.map(|text| text.free(&device, &mut store))
+        };
+        let needed = (0..).find(|&most| match load(most) {
+            Ok(()) => true,
+            Err(error) => {
+                assert!(matches!(error, Error::Cancelled), "{error}");
+                assert_eq!([Space::Device, Space::Host].map(|space| device.usage(space).in_use), [0, 0]);
+                false
+            }
+        });
+        assert!(needed > Some(5), "progress is told {needed:?} times");
     }
 }
 

@@ -64,7 +64,7 @@ struct Live<D: Ops> {
     /// Number of the run: what was computed in another is not found again.
     run: u64,
     vocab: u64,
-    /// A turn that the batcher did not take.
+    /// A turn that the batcher did not take, or could not go on with.
     refused: Option<String>,
     warm_up: Duration,
     /// Tokens of each session at the end of the turn that was last given.
@@ -115,6 +115,9 @@ impl<D: Ops> Live<D> {
     fn collect(&mut self, now: Duration) {
         // Nobody reads them.
         self.batcher.take_tokens();
+        for (id, bad) in self.batcher.take_failures() {
+            self.refused.get_or_insert_with(|| format!("{id}: {bad}"));
+        }
         for (session, transfer) in self.batcher.take_transfers() {
             let submit_s = match transfer.direction {
                 Direction::Out => self.leaving.remove(&session),
@@ -173,8 +176,8 @@ impl<D: Ops + Send> Backend for Live<D> {
 
     fn poll(&mut self, now: Duration) -> Completion {
         let mut completion = self.batcher.poll(now);
-        completion.failure = completion.failure.or_else(|| self.refused.clone());
         self.collect(now);
+        completion.failure = completion.failure.or_else(|| self.refused.clone());
         completion
     }
 }

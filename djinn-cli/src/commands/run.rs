@@ -12,7 +12,7 @@ use crate::stats::Report;
 use crate::trace::TraceFile;
 use anyhow::{Result, bail};
 use djinn_engine::{Finish, Options, Session};
-use djinn_host::{Answer, Speech, check_prompt, context_for, seed};
+use djinn_host::{Answer, Error, Speech, check_prompt, context_for, seed};
 use djinn_models::Model;
 use interrupt::Interrupt;
 use prompt::Prompt;
@@ -43,27 +43,37 @@ pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
     let prompt = Prompt::read(args)?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let speech = speech(args, &model)?;
-    match prompt {
+    let interrupt = Interrupt::install()?;
+    let done = match prompt {
         Prompt::Chat => {
             let context = args.memory.ctx.unwrap_or(model.graph.max_context.min(MAX_CHAT_CONTEXT));
-            let mut loaded = load(args, &model, context, quiet)?;
+            let mut loaded = load(args, &model, context, &interrupt, quiet)?;
             let template = args.sampling.generation(MAX_CHAT_TOKENS).request(&model, Vec::new());
-            let talked = chat::run(&mut loaded, &speech, &template, args, quiet);
+            let talked = chat::run(&mut loaded, &speech, &template, args, &interrupt, quiet);
             trace.write(&mut *loaded.engine, talked)?;
             Ok(ExitCode::SUCCESS)
         }
         Prompt::Text(text) => {
-            once(args, &model, &speech, speech.tokens(&text).map_err(in_flags)?, trace, quiet)
+            let tokens = speech.tokens(&text).map_err(in_flags)?;
+            once(args, &model, &speech, tokens, trace, &interrupt, quiet)
         }
-        Prompt::Tokens(tokens) => once(args, &model, &speech, tokens, trace, quiet),
+        Prompt::Tokens(tokens) => once(args, &model, &speech, tokens, trace, &interrupt, quiet),
+    };
+    match done {
+        Err(error) if matches!(error.downcast_ref(), Some(Error::Engine(djinn_engine::Error::Cancelled))) => {
+            output::remark("interrupted while loading");
+            Ok(ExitCode::from(INTERRUPTED))
+        }
+        done => done,
     }
 }
 
-fn load(args: &RunArgs, model: &Model, context: u64, quiet: bool) -> Result<Loaded> {
+fn load(args: &RunArgs, model: &Model, context: u64, interrupt: &Interrupt, quiet: bool) -> Result<Loaded> {
     let setup = args.memory.setup(args.device.device, args.device.threads);
     let options = setup.options(model, context).map_err(in_flags)?;
     let options = Options { force_park_every: args.force_park_every, ..options };
-    loaded::load(model, &setup, &options, args.device.trace.is_some(), quiet)
+    let ended = || interrupt.asked();
+    interrupt.during(|| loaded::load(model, &setup, &options, args.device.trace.is_some(), quiet, &ended))
 }
 
 /// The model's way from text to tokens, as the flags want it.
@@ -83,18 +93,23 @@ fn once(
     speech: &Speech<'_>,
     tokens: Vec<u32>,
     trace: TraceFile,
+    interrupt: &Interrupt,
     quiet: bool,
 ) -> Result<ExitCode> {
     check_prompt(model, &tokens)?;
     let request = args.sampling.generation(MAX_TOKENS).request(model, tokens);
     let room = request.prompt.len() as u64 + request.max_tokens as u64;
     let context = args.memory.ctx.unwrap_or_else(|| context_for(room, model));
-    let Loaded { mut engine, time } = load(args, model, context, quiet)?;
-    let shown =
-        Shown { speech, stop: &args.sampling.stop, interrupt: Interrupt::install()?, show: !args.json };
+    let Loaded { mut engine, time } = load(args, model, context, interrupt, quiet)?;
+    let shown = Shown { speech, stop: &args.sampling.stop, interrupt, show: !args.json };
     let answer = shown.answer(&mut *engine, &mut Session::default(), &request);
     let answer = trace.write(&mut *engine, answer)?;
     let Answer { tokens, text, finish, stats } = answer;
+    if finish == Finish::Cancelled && tokens.is_empty() {
+        let (done, all) = (stats.reused_tokens + stats.prompt_tokens, request.prompt.len());
+        output::remark(&format!("interrupted after {done} of {all} prompt tokens"));
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
     let stats = Report::new(&*engine, &stats, time, seed(&request.sampling));
     if args.json {
         let (text, prompt_tokens) = (text.as_deref(), &request.prompt[..]);

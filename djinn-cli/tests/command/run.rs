@@ -188,6 +188,60 @@ fn an_interrupt_ends_the_answer_and_keeps_what_it_has() {
     assert!(trace["otherData"]["passes"].as_u64().unwrap() > 5);
 }
 
+/// A run of `djinn` that is interrupted once `wait` has seen what it waits for; its standard error.
+#[cfg(unix)]
+fn interrupted(args: &[&str], wait: impl FnOnce(&mut std::process::Child)) -> String {
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args(args)
+        .env("DJINN_CACHE", "/nonexistent")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait(&mut child);
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{error}");
+    error
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_is_heard_within_a_prompt() {
+    use std::io::{BufRead, BufReader};
+    let prompt = format!("--prompt-tokens={}", vec!["1"; 30_000].join(","));
+    let args = ["run", "synthetic:tiny?context=40000", &prompt, "--prefill-chunk=1"];
+    let error = interrupted(&args, |child| {
+        // A line that tells of loading comes before the prompt is computed.
+        let stderr = child.stderr.as_mut().unwrap();
+        assert!(BufReader::new(stderr).read_line(&mut String::new()).unwrap() > 0);
+    });
+    let done =
+        error.strip_prefix("interrupted after ").and_then(|rest| rest.split_once(" of 30000 prompt tokens"));
+    assert!(done.is_some_and(|(done, _)| done.parse::<u32>().unwrap() < 30_000), "{error}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupt_is_heard_while_weights_are_loaded() {
+    let args = ["run", "synthetic:llama-2-7b?layers=4", "--prompt-tokens=1", "--resident-fraction=0"];
+    let error = interrupted(&args, |child| {
+        // Of 2 GB of weights, 64 MB are there.
+        let memory = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+            let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0 kB");
+            resident.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+        };
+        while memory() < 64_000 {
+            std::thread::yield_now();
+        }
+    });
+    assert_eq!(error, "interrupted while loading\n");
+}
+
 #[test]
 fn people_see_tokens_and_statistics_unless_quiet() {
     let place = Place::new();

@@ -1,7 +1,7 @@
 //! A session as the batcher keeps it: its tokens, how they were computed, where their keys and values are.
 
 use super::{SHORT_RUN, Turn};
-use crate::{Finish, Sampler};
+use crate::{BadLogit, Finish, Result, Sampler};
 use djinn_scheduler::SessionId;
 use djinn_vmu::{Arriving, DataSegment, Parked, Sequence};
 use std::ops::Range;
@@ -40,40 +40,41 @@ pub(super) struct Conversation {
 
 impl Conversation {
     /// Without a salt, the prefix of nobody else is its own.
-    pub(super) fn new(id: SessionId, salt: Option<Vec<u8>>, turn: Turn) -> Self {
+    pub(super) fn new(id: SessionId, salt: Option<Vec<u8>>, turn: Turn) -> Result<Self> {
         // Told apart by the first byte.
         let salt = match salt {
             Some(salt) => [&[1], &*salt].concat(),
             None => [&[0], &id.0.to_le_bytes()[..]].concat(),
         };
-        Conversation {
+        Ok(Conversation {
             tokens: turn.tokens,
             place: Place::Gone,
             salt,
             chunks: Vec::new(),
             computed: 0,
-            sampler: Sampler::new(turn.sampling),
+            sampler: Sampler::new(turn.sampling)?,
             stop_tokens: turn.stop_tokens,
             max_tokens: turn.max_tokens,
             generated: 0,
-        }
+        })
     }
 
     /// A session that begins with all that this one has, and goes on with `turn`.
-    pub(super) fn fork(&self, id: SessionId, data: &mut DataSegment, turn: Turn) -> Self {
+    pub(super) fn fork(&self, id: SessionId, data: &mut DataSegment, turn: Turn) -> Result<Self> {
+        let tokens = [&*self.tokens, &*turn.tokens].concat();
+        let own = Conversation::new(id, None, Turn { tokens, ..turn })?;
         let place = match &self.place {
             Place::Device(sequence) | Place::Forked(sequence) => Place::Forked(data.fork(sequence)),
             _ => Place::Gone,
         };
-        let tokens = [&*self.tokens, &*turn.tokens].concat();
-        let own = Conversation::new(id, None, Turn { tokens, ..turn });
-        Conversation { place, chunks: self.chunks.clone(), computed: self.computed, ..own }
+        Ok(Conversation { place, chunks: self.chunks.clone(), computed: self.computed, ..own })
     }
 
-    pub(super) fn extend(&mut self, turn: Turn) {
+    pub(super) fn extend(&mut self, turn: Turn) -> Result<()> {
+        self.sampler = Sampler::new(turn.sampling)?;
         self.tokens.extend(turn.tokens);
-        self.sampler = Sampler::new(turn.sampling);
         (self.stop_tokens, self.max_tokens, self.generated) = (turn.stop_tokens, turn.max_tokens, 0);
+        Ok(())
     }
 
     /// Tokens whose keys and values are on the device.
@@ -143,8 +144,11 @@ impl Conversation {
     }
 
     /// Chooses a token after the context, and says why the turn ends if it does. `most` is the longest context.
-    pub(super) fn choose(&mut self, logits: &[f32], most: u64) -> (u32, Option<Finish>) {
-        let token = self.sampler.choose(logits);
+    ///
+    /// # Errors
+    /// Those of the sampler; the context stays as it is.
+    pub(super) fn choose(&mut self, logits: &[f32], most: u64) -> Result<(u32, Option<Finish>), BadLogit> {
+        let token = self.sampler.choose(logits, &self.tokens)?;
         self.tokens.push(token);
         self.generated += 1;
         let finish = if self.stop_tokens.contains(&token) {
@@ -154,7 +158,7 @@ impl Conversation {
         } else {
             None
         };
-        (token, finish)
+        Ok((token, finish))
     }
 }
 

@@ -116,15 +116,23 @@ impl<D: Ops> Batcher<D> {
         let mut ended = Vec::new();
         if step.runs() {
             let (most, vocab) = (self.engine.context(), self.engine.graph().vocab as usize);
-            let Batcher { engine, conversations, generated, .. } = self;
+            let Batcher { engine, conversations, generated, failed, .. } = self;
             engine.finish(|logits| {
                 let yielding = step.parts.iter().filter(|part| part.yields);
                 for (part, logits) in yielding.zip(logits.chunks_exact(vocab)) {
                     let conversation: &mut Conversation =
                         conversations.get_mut(&part.session).expect("it is in the step");
-                    let (token, finish) = conversation.choose(logits, most);
-                    generated.push(NewToken { session: part.session, token, finish });
-                    ended.extend(finish.map(|_| (part.session, TurnEnd::Finish)));
+                    let session = part.session;
+                    match conversation.choose(logits, most) {
+                        Ok((token, finish)) => {
+                            generated.push(NewToken { session, token, finish });
+                            ended.extend(finish.map(|_| (session, TurnEnd::Finish)));
+                        }
+                        Err(bad) => {
+                            failed.push((session, bad));
+                            ended.push((session, TurnEnd::Failed));
+                        }
+                    }
                 }
             })?;
         }

@@ -130,13 +130,13 @@ impl<D: Ops> Worker<D> {
                 self.obey(command);
             }
             for (id, happening) in self.service.advance()? {
-                let refused = matches!(happening, Happening::Refused(_));
+                let ended = matches!(happening, Happening::Refused(_) | Happening::Failed(_));
                 let gone = self.clients.get(&id).is_some_and(|client| client.send(happening).is_err());
                 if gone {
                     // It may have ended by itself.
                     let _ = self.service.event(id, Event::Abort);
                 }
-                if gone || refused {
+                if gone || ended {
                     self.clients.remove(&id);
                 }
             }

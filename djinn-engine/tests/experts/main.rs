@@ -10,6 +10,7 @@ use djinn_engine::{Budget, Engine, Entry, Error, MemoryPlan, Options, Wanted};
 use djinn_vmu::Chunk;
 use interpreter::{Outcome, interpret};
 use mixture::{EXPERTS, LAYERS, Random, TOP_K, VOCAB, graph};
+use std::ops::ControlFlow;
 use std::sync::LazyLock;
 
 /// Caps of a chunk: one of an expert's tiles, one of its weights, anything.
@@ -113,7 +114,7 @@ fn seeded(seed: u64) -> SimDevice {
 }
 
 fn load<D: Ops>(device: D, options: &Options) -> Result<Engine<D>, Error> {
-    Engine::load(device, graph(), &Random, options, &mut |_, _| {})
+    Engine::load(device, graph(), &Random, options, &mut |_, _| ControlFlow::Continue(()))
 }
 
 /// What a run gave.

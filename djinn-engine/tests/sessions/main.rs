@@ -23,7 +23,8 @@ const SWAP_STREAMS: [u32; 2] = [1, 2];
 
 fn load<D: Ops>(device: D, family: &str, options: &Options) -> Engine<D> {
     let model = open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
-    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| {}).expect("it loads")
+    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))
+        .expect("it loads")
 }
 
 fn cpu() -> CpuDevice {

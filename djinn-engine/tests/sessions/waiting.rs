@@ -44,6 +44,7 @@ fn demand_beyond_all_memory_ends() {
                             .expect("it waits");
                     }
                     Happening::Token { .. } => {}
+                    Happening::Failed(bad) => panic!("{id}: {bad}"),
                 }
             }
         }

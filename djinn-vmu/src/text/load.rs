@@ -3,9 +3,10 @@
 use crate::text::PlacedTile;
 use crate::text::segment::Home;
 use crate::text::store::{Hash, TextStore};
-use crate::{ChunkId, Placement, Result, SourceError, WeightSource};
+use crate::{ChunkId, Error, Placement, Result, WeightSource};
 use djinn_device::{Buffer, Device, Event, Space, Span, Stream};
 use djinn_srg::{Graph, ValueId};
+use std::ops::ControlFlow;
 use std::sync::Mutex;
 
 /// Rows are handed to reader threads in pieces of about this many bytes.
@@ -16,6 +17,32 @@ struct Piece<'a> {
     value: ValueId,
     rows: std::ops::Range<u64>,
     out: &'a mut [u8],
+}
+
+/// Tells how many bytes are loaded, and hears that no more are wanted.
+pub(crate) struct Meter<'a> {
+    loaded: u64,
+    progress: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
+}
+
+impl<'a> Meter<'a> {
+    pub(crate) fn new(progress: &'a mut dyn FnMut(u64) -> ControlFlow<()>) -> Self {
+        Meter { loaded: 0, progress }
+    }
+
+    /// `bytes` more are loaded.
+    fn add(&mut self, bytes: u64) -> Result<()> {
+        self.loaded += bytes;
+        self.tell(0)
+    }
+
+    /// Tells what is loaded, with `part` bytes of what is being loaded.
+    fn tell(&mut self, part: u64) -> Result<()> {
+        match (self.progress)(self.loaded + part) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Cancelled),
+        }
+    }
 }
 
 /// Loads chunks one after the other; resident ones pass through two staging buffers, so that reading
@@ -30,6 +57,7 @@ pub(crate) struct Loader<'a, D: Device> {
     check: bool,
     staging: Vec<(Buffer, Event)>,
     turn: usize,
+    meter: Meter<'a>,
 }
 
 impl<'a, D: Device> Loader<'a, D> {
@@ -40,9 +68,10 @@ impl<'a, D: Device> Loader<'a, D> {
         source: &'a dyn WeightSource,
         stream: Stream,
         check: bool,
+        meter: Meter<'a>,
     ) -> Result<Self> {
         let staging = Vec::new();
-        let mut loader = Loader { device, graph, placement, source, stream, check, staging, turn: 0 };
+        let mut loader = Loader { device, graph, placement, source, stream, check, staging, turn: 0, meter };
         let resident = placement.chunks.iter().zip(&placement.slots).filter(|(_, slot)| slot.is_none());
         if let Some(len) = resident.map(|(c, _)| c.bytes).max() {
             for _ in 0..2 {
@@ -67,11 +96,12 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 
     /// One more home for the weights of a chunk that is at `twin`: the same bytes on the host, a copy on the device.
-    pub(crate) fn again(&self, store: &mut TextStore, twin: &Home) -> Result<Home> {
+    pub(crate) fn again(&mut self, store: &mut TextStore, twin: &Home) -> Result<Home> {
         let shared = twin.hash.filter(|_| twin.buffer.space() == Space::Host);
         if let Some(buffer) = shared.and_then(|hash| store.share(Space::Host, &hash)) {
             return Ok(Home { buffer, ..*twin });
         }
+        self.meter.add(twin.buffer.len())?;
         let buffer = self.device.alloc(twin.buffer.space(), twin.buffer.len())?;
         let home = Home { buffer, hash: None };
         match self.device.copy(self.stream, twin.buffer.span(), buffer.span()) {
@@ -113,31 +143,36 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok((Home { buffer: shared.unwrap_or(buffer), hash: Some(hash) }, sum))
     }
 
-    fn read(&self, id: ChunkId, span: Span) -> Result<(Hash, u64)> {
-        let chunk = &self.placement.chunks[id.0 as usize];
-        let tiles = &self.placement.tiles[chunk.tiles.clone()];
-        self.device.write_host(span, |bytes| {
-            read_all(self.graph, self.source, pieces(self.graph, tiles, bytes))?;
-            let sum = if self.check { djinn_device::checksum(bytes) } else { 0 };
+    fn read(&mut self, id: ChunkId, span: Span) -> Result<(Hash, u64)> {
+        let Loader { device, graph, placement, source, check, meter, .. } = self;
+        let chunk = &placement.chunks[id.0 as usize];
+        let tiles = &placement.tiles[chunk.tiles.clone()];
+        let read = device.write_host(span, |bytes| {
+            read_all(graph, *source, pieces(graph, tiles, bytes), meter)?;
+            let sum = if *check { djinn_device::checksum(bytes) } else { 0 };
             Ok((*blake3::hash(bytes).as_bytes(), sum))
-        })
+        });
+        read.and_then(|read| meter.add(chunk.bytes).map(|()| read))
     }
 
     /// Loads a gathered table whole into host memory.
-    pub(crate) fn table(&self, value: ValueId) -> Result<Buffer> {
-        let [rows, columns] = self.graph.value(value).matrix();
-        let row_bytes = columns * self.graph.value(value).dtype.bytes();
-        let buffer = self.device.alloc(Space::Host, rows * row_bytes)?;
-        let read = self.device.write_host(buffer.span(), |bytes| {
+    pub(crate) fn table(&mut self, value: ValueId) -> Result<Buffer> {
+        let Loader { device, graph, source, meter, .. } = self;
+        let [rows, columns] = graph.value(value).matrix();
+        let row_bytes = columns * graph.value(value).dtype.bytes();
+        let buffer = device.alloc(Space::Host, rows * row_bytes)?;
+        let read = device.write_host(buffer.span(), |bytes| {
             let mut pieces = Vec::new();
             split(&mut pieces, value, 0..rows, row_bytes, bytes);
-            read_all(self.graph, self.source, pieces)
+            read_all(graph, *source, pieces, meter)
         });
-        if let Err(error) = read {
-            self.device.free(buffer);
-            return Err(error.into());
+        match read.and_then(|()| meter.add(buffer.len())) {
+            Ok(()) => Ok(buffer),
+            Err(error) => {
+                device.free(buffer);
+                Err(error)
+            }
         }
-        Ok(buffer)
     }
 
     /// Waits for the copies and frees the staging buffers.
@@ -182,22 +217,37 @@ fn split<'a>(
     }
 }
 
-/// Reads pieces on as many threads as the machine has cores.
-fn read_all(graph: &Graph, source: &dyn WeightSource, pieces: Vec<Piece<'_>>) -> Result<(), SourceError> {
+/// Reads pieces on as many threads as the machine has cores, this one included: it tells the progress. The first error
+/// ends the work of all.
+fn read_all(
+    graph: &Graph,
+    source: &dyn WeightSource,
+    pieces: Vec<Piece<'_>>,
+    meter: &mut Meter<'_>,
+) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(pieces.len());
-    let queue = Mutex::new(pieces.into_iter());
-    let next = || queue.lock().expect("readers do not panic").next();
-    let work = || -> Result<(), SourceError> {
-        while let Some(piece) = next() {
-            source.read_rows(&graph.value(piece.value).name, piece.rows, piece.out)?;
+    // What is to be read, and the bytes that were.
+    let queue = Mutex::new((pieces.into_iter(), 0));
+    let lock = || queue.lock().expect("readers do not panic");
+    let work = |tell: &mut dyn FnMut(u64) -> Result<()>| -> Result<()> {
+        loop {
+            let Some(Piece { value, rows, out }) = lock().0.next() else { return Ok(()) };
+            let done = source.read_rows(&graph.value(value).name, rows, out).map_err(Error::from);
+            let read = {
+                let mut queue = lock();
+                queue.1 += out.len() as u64;
+                queue.1
+            };
+            if let Err(error) = done.and_then(|()| tell(read)) {
+                lock().0 = Vec::new().into_iter();
+                return Err(error);
+            }
         }
-        Ok(())
     };
-    if threads <= 1 {
-        return work();
-    }
     std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        readers.into_iter().try_for_each(|reader| reader.join().expect("sources do not panic"))
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| work(&mut |_| Ok(())))).collect();
+        let own = work(&mut |read| meter.tell(read));
+        let mut others = others.into_iter().map(|reader| reader.join().expect("sources do not panic"));
+        others.try_for_each(|read| read).and(own)
     })
 }

@@ -1,13 +1,13 @@
 //! The loaded text segment.
 
-use crate::text::load::Loader;
+use crate::text::load::{Loader, Meter};
 use crate::text::slot::{Mode, Slot, Wrapped};
 use crate::text::store::{Hash, TextStore};
 use crate::text::streamer::{Phase, Streamer};
 use crate::{ChunkId, ChunkTimes, MemoryPlan, PassStats, Placement, Result, WeightSource};
 use djinn_device::{Buffer, Device, Ops, Space, Span, Stream};
 use djinn_srg::{Graph, NodeId, ValueId};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 /// Where a chunk's bytes are kept: on the device if it is resident, else on the host.
 #[derive(Clone, Copy, Debug)]
@@ -31,11 +31,12 @@ pub struct TextSegment {
 
 impl TextSegment {
     /// Loads the weights of `plan` from `source` and begins to prefetch. `progress` is told the bytes read
-    /// so far. With `check`, every streamed chunk is verified in every pass and freed ring space is
+    /// so far, every few MiB, and may end the work. With `check`, every streamed chunk is verified in every pass and freed ring space is
     /// poisoned.
     ///
     /// # Errors
-    /// A weight that cannot be read, or a device that is out of memory; nothing stays allocated then.
+    /// A weight that cannot be read, a device that is out of memory, or [`Error::Cancelled`](crate::Error::Cancelled);
+    /// nothing stays allocated then.
     pub fn load<D: Ops>(
         device: &D,
         graph: &Graph,
@@ -43,7 +44,7 @@ impl TextSegment {
         source: &dyn WeightSource,
         store: &mut TextStore,
         check: bool,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Self> {
         let copy = device.stream()?;
         let placement = plan.placement.clone();
@@ -73,7 +74,7 @@ impl TextSegment {
         source: &dyn WeightSource,
         store: &mut TextStore,
         check: bool,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<()> {
         let placement = &plan.placement;
         if !placement.ring.slots().is_empty() {
@@ -82,17 +83,14 @@ impl TextSegment {
         if plan.segments.bounce > 0 {
             self.bounce = Some(device.alloc(Space::Device, plan.segments.bounce)?);
         }
-        let mut loader = Loader::new(device, graph, placement, source, self.streamer.stream(), check)?;
+        let (copy, meter) = (self.streamer.stream(), Meter::new(progress));
+        let mut loader = Loader::new(device, graph, placement, source, copy, check, meter)?;
         let mut sums = Vec::new();
-        let mut read = 0;
         let loaded = (|| -> Result<()> {
             for &value in &placement.host_tables {
-                let buffer = loader.table(value)?;
-                self.tables.push((value, buffer));
-                read += buffer.len();
-                progress(read);
+                self.tables.push((value, loader.table(value)?));
             }
-            for (index, chunk) in placement.chunks.iter().enumerate() {
+            for index in 0..placement.chunks.len() {
                 let (home, sum) = match placement.twins[index] {
                     Some(ChunkId(twin)) => {
                         let twin = twin as usize;
@@ -102,9 +100,6 @@ impl TextSegment {
                 };
                 self.homes.push(home);
                 sums.push(sum);
-                let shared = placement.twins[index].is_some() && placement.slots[index].is_some();
-                read += if shared { 0 } else { chunk.bytes };
-                progress(read);
             }
             Ok(())
         })();

@@ -6,7 +6,7 @@ use djinn_vmu::{
     Arriving, Budget, ChunkId, DataSegment, Demand, Direction, Error, KvLayout, MemoryPlan, Parked, Sequence,
     SourceError, SwapPace, TextSegment, TextStore, Transfer, WeightSource,
 };
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::time::Duration;
 
 const SEEDS: u64 = 100;
@@ -83,7 +83,16 @@ impl Rig {
         })?;
         let compute = device.stream()?;
         let store = &mut TextStore::new();
-        let text = TextSegment::load(&device, graph, plan, &Zeros, store, false, &mut |_| {})?;
+        let text =
+            TextSegment::load(
+                &device,
+                graph,
+                plan,
+                &Zeros,
+                store,
+                false,
+                &mut |_| ControlFlow::Continue(()),
+            )?;
         let mut data = DataSegment::new(&device, plan.kv)?;
         let page_bytes = plan.kv.page_bytes();
         data.set_pace(SwapPace { piece_bytes: page_bytes, least_bytes: page_bytes });

@@ -19,11 +19,12 @@ pub(super) fn run(
     speech: &Speech<'_>,
     template: &Request,
     args: &RunArgs,
+    interrupt: &Interrupt,
     quiet: bool,
 ) -> Result<()> {
     speech.tokenizer().map_err(in_flags)?;
     let Loaded { engine, time } = loaded;
-    let shown = Shown { speech, stop: &args.sampling.stop, interrupt: Interrupt::install()?, show: true };
+    let shown = Shown { speech, stop: &args.sampling.stop, interrupt, show: true };
     let (mut session, mut messages) = (Session::default(), speech.opening());
     if !quiet {
         output::remark("Ctrl-C ends an answer; /clear begins anew; /exit or Ctrl-D ends the chat");

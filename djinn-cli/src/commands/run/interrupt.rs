@@ -1,11 +1,12 @@
-//! Ctrl-C: ends a generation after its present token; the second one, or one at rest, ends the process.
+//! Ctrl-C: ends loading after the bytes that are being read, or a generation after its present pass; the second one, or
+//! one at rest, ends the process.
 
 use super::INTERRUPTED;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Knows whether the user wants the present generation to end.
+/// Knows whether the user wants the present work to end.
 #[derive(Clone, Debug)]
 pub(super) struct Interrupt {
     flags: Arc<Flags>,
@@ -14,7 +15,7 @@ pub(super) struct Interrupt {
 /// Each flag stands for itself: no other memory is published through it.
 #[derive(Debug, Default)]
 struct Flags {
-    generating: AtomicBool,
+    working: AtomicBool,
     asked: AtomicBool,
 }
 
@@ -25,7 +26,7 @@ impl Interrupt {
         let seen = Arc::clone(&flags);
         ctrlc::set_handler(move || {
             let first = !seen.asked.swap(true, Ordering::SeqCst);
-            if !(first && seen.generating.load(Ordering::SeqCst)) {
+            if !(first && seen.working.load(Ordering::SeqCst)) {
                 std::process::exit(INTERRUPTED.into());
             }
         })
@@ -33,17 +34,17 @@ impl Interrupt {
         Ok(Interrupt { flags })
     }
 
-    /// Runs a generation, which Ctrl-C asks to end.
-    pub(super) fn during<R>(&self, generate: impl FnOnce() -> R) -> R {
+    /// Does work that Ctrl-C asks to end.
+    pub(super) fn during<R>(&self, work: impl FnOnce() -> R) -> R {
         self.flags.asked.store(false, Ordering::SeqCst);
-        self.flags.generating.store(true, Ordering::SeqCst);
-        let result = generate();
-        self.flags.generating.store(false, Ordering::SeqCst);
+        self.flags.working.store(true, Ordering::SeqCst);
+        let result = work();
+        self.flags.working.store(false, Ordering::SeqCst);
         self.flags.asked.store(false, Ordering::SeqCst);
         result
     }
 
-    /// Whether the generation should end.
+    /// Whether the work should end.
     pub(super) fn asked(&self) -> bool {
         self.flags.asked.load(Ordering::SeqCst)
     }

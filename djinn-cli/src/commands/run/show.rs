@@ -12,7 +12,7 @@ pub(super) struct Shown<'a> {
     pub(super) speech: &'a Speech<'a>,
     /// Strings that end an answer.
     pub(super) stop: &'a [String],
-    pub(super) interrupt: Interrupt,
+    pub(super) interrupt: &'a Interrupt,
     /// Whether text is printed as it comes.
     pub(super) show: bool,
 }
