@@ -64,7 +64,8 @@ fn nvcc() -> Result<(PathBuf, PathBuf), String> {
     let home = ["CUDA_HOME", "CUDA_PATH"].iter().find_map(env::var_os).map(PathBuf::from);
     let in_path = || {
         let paths = env::var_os("PATH")?;
-        env::split_paths(&paths).map(|dir| dir.join("nvcc")).find(|path| path.is_file())
+        let folders = env::split_paths(&paths).filter(|dir| dir.is_absolute());
+        folders.map(|dir| dir.join("nvcc")).find(|path| path.is_file())
     };
     let nvcc = named
         .or_else(|| home.as_ref().map(|home| home.join("bin/nvcc")))

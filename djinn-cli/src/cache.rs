@@ -231,7 +231,7 @@ impl Cache {
     #[cfg(not(feature = "hub"))]
     fn fetch_hub(&self, name: &str, _: &str, _: &Path, _: &dyn Fn(Progress)) -> Result<Manifest> {
         bail!(
-            "{name} is neither a path nor in the cache, and this build cannot reach the hub; give the path of a \
+            "{name} is neither a path nor whole in the cache, and this build cannot reach the hub; give the path of a \
              downloaded model, or build with `--features hub`"
         )
     }

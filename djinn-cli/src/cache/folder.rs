@@ -22,7 +22,8 @@ pub(super) fn check(folder: &Path, shared: bool) -> Result<()> {
         meta => meta.with_context(|| folder.display().to_string())?,
     };
     let place = folder.display();
-    match objection(&meta, shared) {
+    let Some((owner, user, mode)) = owner_and_mode(&meta) else { return Ok(()) };
+    match objection(owner, user, mode, shared) {
         None => Ok(()),
         Some(Objection::Owner(uid)) => bail!(
             "{place} belongs to another user (uid {uid}), who could change the models in it; set DJINN_CACHE to a \
@@ -42,21 +43,25 @@ enum Objection {
     Mode(u32),
 }
 
+/// The folder's owner, this process's user, and the folder's mode, where there are such.
 #[cfg(unix)]
-fn objection(meta: &Metadata, shared: bool) -> Option<Objection> {
+fn owner_and_mode(meta: &Metadata) -> Option<(u32, u32, u32)> {
     use std::os::unix::fs::MetadataExt;
-    const STICKY: u32 = 0o1000;
-    let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
-    // The administrator could change anything anyway.
-    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-        return Some(Objection::Owner(owner));
-    }
-    (mode & 0o022 != 0 && !(shared && mode & STICKY != 0)).then_some(Objection::Mode(mode))
+    Some((meta.uid(), rustix::process::geteuid().as_raw(), meta.mode() & 0o7777))
 }
 
 #[cfg(not(unix))]
-fn objection(_: &Metadata, _: bool) -> Option<Objection> {
+fn owner_and_mode(_: &Metadata) -> Option<(u32, u32, u32)> {
     None
+}
+
+fn objection(owner: u32, user: u32, mode: u32, shared: bool) -> Option<Objection> {
+    const STICKY: u32 = 0o1000;
+    // The administrator could change anything anyway.
+    if owner != 0 && owner != user {
+        return Some(Objection::Owner(owner));
+    }
+    (mode & 0o022 != 0 && !(shared && mode & STICKY != 0)).then_some(Objection::Mode(mode))
 }
 
 /// Opens the cache's lock file, which need not exist. A link is not followed, and what the file holds is left.
@@ -105,6 +110,15 @@ mod tests {
             assert_eq!(checked.is_ok(), fine, "{mode:o} {shared}: {checked:?}");
             let remedy = format!("chmod -R go-w {}", folder.display());
             assert!(fine || checked.unwrap_err().to_string().contains(&remedy));
+        }
+    }
+
+    #[test]
+    fn folders_of_other_users_are_refused() {
+        assert_eq!(objection(1000, 1000, 0o700, false), None);
+        assert_eq!(objection(0, 1000, 0o755, false), None);
+        for (owner, user) in [(1001, 1000), (1000, 0)] {
+            assert_eq!(objection(owner, user, 0o700, true), Some(Objection::Owner(owner)));
         }
     }
 

@@ -77,9 +77,12 @@ impl Drop for Partial {
     }
 }
 
-/// Removes the folders that this process works in. No pull goes on afterwards: the process has to end.
+/// Removes the folders that this process works in; then no pull goes on, and the process has to end.
 pub(crate) fn abandon() {
     let mut open = open();
+    if open.is_empty() {
+        return;
+    }
     open.values_mut().for_each(|child| drop(child.take()));
     // Time for the children to end.
     std::thread::sleep(5 * PAUSE);

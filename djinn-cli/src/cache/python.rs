@@ -32,6 +32,9 @@ pub(super) fn run(pythons: &[PathBuf], partial: &Partial, module: &[&str]) -> Re
         command.args(["-I", "-c", BOOT]).args(module);
         command.current_dir(partial.path()).env("TMPDIR", partial.path());
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        // Ctrl-C goes to this process alone, which then ends the child.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = match command.spawn() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             child => child?,

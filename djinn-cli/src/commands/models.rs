@@ -55,6 +55,7 @@ pub(super) fn list(args: &ListArgs, quiet: bool) -> Result<()> {
     for entry in cache.list()? {
         let mut model = listed(&entry);
         if args.check {
+            progress.tell(cache::Progress::Step(format!("checking {}", entry.name)));
             model.damage = cache.damage(&entry.name, &|event| progress.tell(event))?;
             model.intact = Some(model.damage.is_none());
         }
