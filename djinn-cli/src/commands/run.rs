@@ -41,9 +41,9 @@ pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
     loaded::refuse_prompt(&args.model)?;
     let trace = TraceFile::open(args.device.trace.as_deref())?;
     let prompt = Prompt::read(args)?;
+    let interrupt = Interrupt::install()?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let speech = speech(args, &model)?;
-    let interrupt = Interrupt::install()?;
     let done = match prompt {
         Prompt::Chat => {
             let context = args.memory.ctx.unwrap_or(model.graph.max_context.min(MAX_CHAT_CONTEXT));

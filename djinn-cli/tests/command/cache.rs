@@ -28,7 +28,7 @@ fn unknown_models_are_neither_pulled_nor_removed() {
 mod unix {
     use super::*;
     use std::fs;
-    use std::io::{BufRead, BufReader, Read};
+    use std::io::Read;
     use std::net::TcpListener;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::{Path, PathBuf};
@@ -84,11 +84,16 @@ while :; do mkdir -p "$TMPDIR/new" && date >>"$TMPDIR/new/part"; done
     impl SlowPull {
         /// A pull whose Python has begun to write.
         fn start() -> Self {
+            Self::start_by(&["pull", "smollm2"])
+        }
+
+        /// The same, by a command that needs the model.
+        fn start_by(args: &[&str]) -> Self {
             let place = Place::new();
             script(&place.path().join("bin/python3"), SLOW);
             let path = format!("{}:/usr/bin:/bin", place.path().join("bin").display());
             let child = Command::new(env!("CARGO_BIN_EXE_djinn"))
-                .args(["pull", "smollm2"])
+                .args(args)
                 .env("DJINN_CACHE", place.path().join("cache"))
                 .env("PIDS", place.path().join("pids"))
                 .env("PATH", path)
@@ -173,15 +178,17 @@ while :; do mkdir -p "$TMPDIR/new" && date >>"$TMPDIR/new/part"; done
 
     #[test]
     fn an_interrupted_pull_removes_what_has_come() {
-        let mut pull = SlowPull::start();
-        let id = pull.child.id().to_string();
-        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
-        let said: Vec<String> =
-            BufReader::new(pull.child.stderr.take().unwrap()).lines().map_while(Result::ok).collect();
-        assert_eq!(pull.child.wait().unwrap().code(), Some(130), "{said:?}");
-        assert!(said.last().unwrap().starts_with("interrupted"), "{said:?}");
-        assert!(pull.partials().is_empty(), "{:?}", pull.partials());
-        pull.wait(SlowPull::python_is_gone);
+        for args in [&["pull", "smollm2"][..], &["run", "smollm2", "Hello"]] {
+            let mut pull = SlowPull::start_by(args);
+            let id = pull.child.id().to_string();
+            assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+            let mut said = String::new();
+            pull.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            assert_eq!(pull.child.wait().unwrap().code(), Some(130), "{said}");
+            assert!(!said.contains("error"), "{said}");
+            assert!(pull.partials().is_empty(), "{args:?}: {:?}", pull.partials());
+            pull.wait(SlowPull::python_is_gone);
+        }
     }
 
     /// A cache with one model, as `pull` would leave it.

@@ -2,6 +2,7 @@
 //! one at rest, ends the process.
 
 use super::INTERRUPTED;
+use crate::cache;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +28,7 @@ impl Interrupt {
         ctrlc::set_handler(move || {
             let first = !seen.asked.swap(true, Ordering::SeqCst);
             if !(first && seen.working.load(Ordering::SeqCst)) {
+                cache::abandon();
                 std::process::exit(INTERRUPTED.into());
             }
         })
