@@ -51,7 +51,9 @@ pub(crate) fn run(args: &Exp2Args) -> Result<()> {
     let body = Exp2 { config, link, occupied_bytes: None, logits, systems: vec![] };
     let mut document = Document::new("exp2", args.device.device, body);
     if let (true, Some(path)) = (args.add, &args.json) {
-        document.body.add(report::read_exp2(path)?.body, &chosen)?;
+        let earlier = report::read_exp2(path)?;
+        let commit = (earlier.commit != document.commit).then_some(earlier.commit);
+        document.body.add(earlier.body, commit.as_deref(), &chosen)?;
     }
     measure(args, &chosen, gpu.as_ref(), &mut document)?;
     print!("{}", report::exp2(&document));

@@ -107,6 +107,14 @@ fn an_experiment_may_be_measured_in_parts() {
     assert_eq!(names, ["FULL", "NO_FRACTIONAL", "BASELINE"]);
     let share = |document: &Value| row(document, "NO_FRACTIONAL")["link_share"].clone();
     assert_eq!(share(&document), share(&added), "compared with the link of its own run");
+    assert_eq!(row(&added, "FULL")["note"], Value::Null, "measured by the same build");
+    let json = folder.path().join("exp2.json");
+    let by_another = added.to_string().replace(env!("DJINN_COMMIT"), "0123abc");
+    std::fs::write(&json, by_another).expect("a file");
+    let (_, added) = exp2(folder.path(), &["--systems", "baseline", "--add", "--runs", "1"]);
+    assert_eq!(added["commit"], env!("DJINN_COMMIT"));
+    assert_eq!(row(&added, "FULL")["note"], "measured by commit 0123abc");
+    assert_eq!(row(&added, "BASELINE")["note"], Value::Null);
 }
 
 #[test]

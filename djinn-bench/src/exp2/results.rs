@@ -163,16 +163,22 @@ fn thin(points: Vec<Point>) -> Vec<Point> {
 }
 
 impl Exp2 {
-    /// Takes over what an `earlier` part of the experiment found of systems that are not `chosen` now.
+    /// Takes over what an `earlier` part of the experiment found of systems that are not `chosen` now. Systems of Djinn's
+    /// own that another build measured say so: `commit` is its.
     ///
     /// # Errors
     /// If it asked for something else.
-    pub(crate) fn add(&mut self, earlier: Exp2, chosen: &[&System]) -> Result<()> {
+    pub(crate) fn add(&mut self, earlier: Exp2, commit: Option<&str>, chosen: &[&System]) -> Result<()> {
         let what = |c: &Config| (c.model.clone(), c.vram_bytes, c.prompt, c.tokens, c.device.clone());
         let (before, now) = (what(&earlier.config), what(&self.config));
         ensure!(before == now, "--add: the file's experiment is another, {before:?} instead of {now:?}");
         let others = earlier.systems.into_iter().filter(|row| !chosen.iter().any(|s| s.name == row.name));
-        self.systems.splice(0..0, others);
+        let noted = others.map(|mut row| {
+            row.note =
+                row.note.or_else(|| Some(format!("measured by commit {}", commit.filter(|_| row.own)?)));
+            row
+        });
+        self.systems.splice(0..0, noted);
         self.logits = self.logits.take().or(earlier.logits);
         self.occupied_bytes = self.occupied_bytes.or(earlier.occupied_bytes);
         Ok(())

@@ -20,15 +20,14 @@ pub(crate) fn exp2(document: &Document<Exp2>, folder: &Path) -> Result<()> {
         folder,
         name: name.to_owned(),
         title: format!("{title}: {}, {} for the capped systems", config.model, human(config.vram_bytes)),
-        foot: format!("{foot}; {}", source(document)),
+        foot: format!("Blue: Djinn; orange: others. {foot}. {}", source(document)),
     };
     let link = fastest_link(exp2);
     let tick = format!("Black: the least time for the bytes that cross the link, {link:.1} GB/s");
     sheet("token-time.svg", "Milliseconds per token".to_owned(), &tick)
         .draw(|canvas| token_time(exp2, link, canvas))?;
     let what = if exp2.link.memcpy { "Memory of the process" } else { "Device memory" };
-    sheet("memory.svg", format!("{what} over time"), "Dashed: the cap. Time from the start of the process")
-        .draw(|canvas| memory(exp2, canvas))
+    sheet("memory.svg", format!("{what} over time"), "Dashed: the cap").draw(|canvas| memory(exp2, canvas))
 }
 
 /// The most that the link gave, in 1e9 bytes/s. Parts of an experiment were compared with the link of their own call.

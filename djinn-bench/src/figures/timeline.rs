@@ -183,7 +183,9 @@ fn figure(bars: &[Bar], canvas: &Canvas<'_>) -> Result<()> {
             let letters = (pixels / LETTER) as usize;
             if letters >= LEAST_LETTERS {
                 let style = TextStyle::from((FONT, 11)).color(&ink);
-                let name: String = bar.name.chars().take(letters).collect();
+                let whole = bar.name.chars().count() <= letters;
+                let short = || bar.name.chars().take(letters - 1).chain(['…']).collect();
+                let name: String = if whole { bar.name.clone() } else { short() };
                 let text = Text::new(name, (left + span * 0.003, low + 0.35), style);
                 chart.draw_series([text]).map_err(refused)?;
             }
