@@ -1,14 +1,11 @@
 //! Why a model cannot be opened. Every message is one line: what, where, and what to do where that is known.
 
-mod line;
-
-pub use line::one_line;
-
+use crate::printable::one_line;
 use std::fmt;
 use std::path::PathBuf;
 
-/// A checkpoint, configuration, tokenizer or template that cannot be used. Displayed as [`one_line`], since
-/// messages quote the files of strangers.
+/// A checkpoint, configuration, tokenizer or template that cannot be used. Displayed as one printable
+/// line ([`one_line`]), since messages quote the files of strangers.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

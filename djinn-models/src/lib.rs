@@ -22,7 +22,7 @@ pub mod tokenizer;
 mod weights;
 
 pub use chat::{ChatTemplate, Conversation, Message};
-pub use error::{Error, Result, one_line};
+pub use error::{Error, Result};
 pub use open::{GenerationDefaults, Location, Model, OpenOptions, open};
 pub use tensor::{Encoding, TensorFile, TensorInfo};
 pub use tokenizer::{TextStream, Tokenizer};

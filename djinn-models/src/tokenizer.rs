@@ -1,15 +1,21 @@
 //! Text to token ids and back, from `tokenizer.json`, from the older `vocab.json` with `merges.txt` and
 //! `tokenizer.model`, or from GGUF metadata.
 //!
-//! Encoding is the `tokenizers` crate's; decoding is a table of each token's bytes, so that a stream of
+//! Ids are those of the `tokenizers` package; decoding is a table of each token's bytes, so that a stream of
 //! tokens decodes to exactly the text that the whole list decodes to. That text is the one of the
 //! `tokenizers` package's `decode`: `clean_up_tokenization_spaces`, with which transformers may change it
 //! further, is not applied.
 
+mod added;
 mod byte_level;
 mod directory;
+mod encoder;
 mod ggml;
+mod matcher;
+mod model;
 mod model_proto;
+mod normal;
+mod pattern;
 mod pieces;
 mod post;
 mod sentencepiece;
@@ -18,6 +24,8 @@ mod stops;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod words;
+mod work;
 
 pub(crate) use directory::{read_json, special_token};
 pub use stops::{StopScan, StopStrings};
@@ -25,10 +33,12 @@ pub use stream::TextStream;
 
 use crate::gguf::Gguf;
 use crate::{Error, Result};
+use encoder::Encoder;
 use pieces::{Pieces, Scheme};
 use post::Affixes;
+use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Names of tokens that end an assistant's turn or a text in the supported families.
 const END_NAMES: [&str; 9] = [
@@ -50,9 +60,7 @@ pub struct Tokenizer {
 }
 
 struct Inner {
-    parsing: tokenizers::Tokenizer,
-    /// The same, but reading special tokens' names as plain text; made on first use.
-    literal: OnceLock<tokenizers::Tokenizer>,
+    encoder: Encoder,
     pieces: Arc<Pieces>,
     affixes: Affixes,
     marks: Marks,
@@ -97,15 +105,8 @@ impl Tokenizer {
         ggml::load(file)
     }
 
-    fn assemble(
-        mut parsing: tokenizers::Tokenizer,
-        scheme: Scheme,
-        affixes: Affixes,
-        marks: Marks,
-    ) -> Result<Self> {
-        parsing.with_truncation(None).map_err(|e| error(&e))?;
-        parsing.with_padding(None);
-        let pieces = Arc::new(Pieces::new(&parsing, scheme)?);
+    fn assemble(encoder: Encoder, scheme: Scheme, affixes: Affixes, marks: Marks) -> Result<Self> {
+        let pieces = Arc::new(Pieces::new(&encoder, scheme)?);
         let known = |id: &u32| (*id as usize) < pieces.len();
         let named = [marks.bos, marks.eos, marks.eot].into_iter().flatten();
         let added = affixes.prefix.iter().chain(&affixes.suffix).copied();
@@ -113,17 +114,18 @@ impl Tokenizer {
             let size = pieces.len();
             return Err(Error::Tokenizer(format!("special token {id} is outside the vocabulary of {size}")));
         }
-        let inner = Inner { parsing, literal: OnceLock::new(), pieces, affixes, marks };
+        let inner = Inner { encoder, pieces, affixes, marks };
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The ids of `text`. Names of special tokens in it become those tokens, as chat templates need; with
-    /// `add_special` the model's BOS and EOS are added where its configuration asks for them.
+    /// The ids of `text`. Names of special tokens in it become those tokens; with `add_special` the model's
+    /// BOS and EOS are added where its configuration asks for them.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the tokenizer's own rules fail on this text.
+    /// [`Error::Tokenizer`] for more than 4 MiB of text, and if the tokenizer's own rules fail on this text
+    /// or take too long.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let ids = encode_with(&self.inner.parsing, text)?;
+        let ids = self.inner.encoder.encode(text, &[])?;
         if !add_special {
             return Ok(ids);
         }
@@ -131,18 +133,31 @@ impl Tokenizer {
         Ok([prefix, &ids[..], suffix].concat())
     }
 
-    /// The ids of `text` with special tokens' names read as ordinary text, and none added: for text that
-    /// must not be able to end a turn.
+    /// The ids of a rendered conversation, whose parts `literal` (byte ranges in order, apart from each other)
+    /// came from its content: control tokens are not recognised where they touch such a part, so that content
+    /// cannot end a turn. Those are the special tokens, and the added tokens that look like markup, such as
+    /// `<think>` and `</tool_response>`, whatever their file calls them. Where content has none of these, the
+    /// ids are those of the text as a whole. None are added.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
-    pub fn encode_literal(&self, text: &str) -> Result<Vec<u32>> {
-        let literal = self.inner.literal.get_or_init(|| {
-            let mut copy = self.inner.parsing.clone();
-            copy.set_encode_special_tokens(true);
-            copy
-        });
-        encode_with(literal, text)
+    /// As [`encode`](Self::encode); and [`Error::Tokenizer`] if the parts are not in order.
+    pub fn encode_rendered(&self, text: &str, literal: &[Range<usize>]) -> Result<Vec<u32>> {
+        self.inner.encoder.encode(text, literal)
+    }
+
+    /// Refuses a text of this length if it has more tokens than `context` whatever it says, before work is done
+    /// on it.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the text is longer than `context` times the longest token.
+    pub fn check_length(&self, bytes: usize, context: u64) -> Result<()> {
+        let Some(shrinks) = self.inner.encoder.shrinks() else { return Ok(()) };
+        let most = context.saturating_mul((self.inner.pieces.longest() * shrinks) as u64);
+        if bytes as u64 <= most {
+            return Ok(());
+        }
+        let detail = format!("{bytes} bytes of text do not fit in a context of {context} tokens; shorten it");
+        Err(Error::Tokenizer(detail))
     }
 
     /// The text of `ids`; with `skip_special` special tokens leave no trace. Bytes that are no UTF-8 become
@@ -170,12 +185,12 @@ impl Tokenizer {
 
     /// The id of a token by its spelling in the vocabulary.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.inner.parsing.token_to_id(token)
+        self.inner.encoder.token_id(token)
     }
 
     /// A token's spelling in the vocabulary.
     pub fn id_to_token(&self, id: u32) -> Option<String> {
-        self.inner.parsing.id_to_token(id)
+        self.inner.encoder.token(id)
     }
 
     /// Whether this is a special (control) token.
@@ -207,11 +222,6 @@ impl Tokenizer {
         ids.dedup();
         ids
     }
-}
-
-fn encode_with(tokenizer: &tokenizers::Tokenizer, text: &str) -> Result<Vec<u32>> {
-    let encoding = tokenizer.encode_fast(text, false).map_err(|e| error(&e))?;
-    Ok(encoding.get_ids().to_vec())
 }
 
 /// The `tokenizers` crate's error as this crate's.

@@ -1,19 +1,14 @@
 //! Byte-level BPE from GGUF: GPT-2's alphabet, a list of merges, and a pre-tokenizer chosen by name.
 
+use super::encoder::Encoder;
 use super::error;
 use super::ggml::Vocabulary;
+use super::matcher::{Behavior, Matcher};
+use super::normal::{Form, Normalizer};
+use super::pattern::Pattern;
+use super::words::{GPT2, Splitter};
 use crate::{Error, Result};
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::normalizers::unicode::NFC;
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::digits::Digits;
-use tokenizers::pre_tokenizers::sequence::Sequence;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::tokenizer::SplitDelimiterBehavior::Isolated;
-
-/// GPT-2's words: contractions, letters, digits, signs, each with at most one space before; spaces.
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// Llama 3's words: contractions, letters with one sign before them, up to three digits, signs, line ends,
 /// spaces.
@@ -84,34 +79,30 @@ impl Pre {
         matches!(self, Self::Llama3 | Self::Tekken)
     }
 
-    fn pre_tokenizer(self) -> Result<Sequence> {
-        let split = |pattern: &str| -> Result<PreTokenizerWrapper> {
-            let pattern = SplitPattern::Regex(pattern.to_owned());
-            Ok(Split::new(pattern, Isolated, false).map_err(|e| error(&e))?.into())
+    fn splitter(self) -> Result<Splitter> {
+        let patterns: &[&str] = match self {
+            Self::Gpt2 => &[GPT2],
+            Self::Smollm => &[GPT2],
+            Self::Llama3 | Self::Dbrx => &[LLAMA3],
+            Self::Qwen2 | Self::StableLm2 => &[QWEN2],
+            Self::Tekken => &[TEKKEN],
+            Self::Falcon => &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"],
+            Self::Unnamed => &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
         };
-        // Its regular expression is GPT-2's.
-        let gpt2: PreTokenizerWrapper = ByteLevel::new(false, true, true).into();
-        let bytes: PreTokenizerWrapper = ByteLevel::new(false, true, false).into();
-        let parts = match self {
-            Self::Gpt2 => vec![gpt2],
-            Self::Smollm => vec![Digits::new(true).into(), gpt2],
-            Self::Llama3 | Self::Dbrx => vec![split(LLAMA3)?, bytes],
-            Self::Qwen2 | Self::StableLm2 => vec![split(QWEN2)?, bytes],
-            Self::Tekken => vec![split(TEKKEN)?, bytes],
-            Self::Falcon => {
-                vec![split(r"[\p{P}\$\+<=>\^~\|`]+")?, split(GPT2)?, split("[0-9][0-9][0-9]")?, bytes]
-            }
-            Self::Unnamed => {
-                let signs = split(r"[\p{P}\$\+<=>\^~\|]+")?;
-                vec![signs, split(GPT2)?, split(r"\p{N}+")?, split("[0-9][0-9][0-9]")?, bytes]
-            }
-        };
-        Ok(Sequence::new(parts))
+        let mut splitter = Splitter::default();
+        if self == Self::Smollm {
+            splitter.digits(true);
+        }
+        for pattern in patterns {
+            splitter.split(Matcher::Pattern(Pattern::new(pattern)?), Behavior::Isolated);
+        }
+        splitter.byte_level(false, false)?;
+        Ok(splitter)
     }
 }
 
 /// Builds the encoder. `merges` are `left right`, most important first.
-pub(super) fn build(vocabulary: &Vocabulary, merges: &[String], pre: Pre) -> Result<tokenizers::Tokenizer> {
+pub(super) fn build(vocabulary: &Vocabulary, merges: &[String], pre: Pre) -> Result<Encoder> {
     let ids: Vocab = vocabulary.tokens.iter().zip(0..).map(|(token, id)| (token.clone(), id)).collect();
     let mut pairs = Vec::with_capacity(merges.len());
     for (at, merge) in merges.iter().enumerate() {
@@ -125,11 +116,7 @@ pub(super) fn build(vocabulary: &Vocabulary, merges: &[String], pre: Pre) -> Res
         pairs.push((left.to_owned(), right.to_owned()));
     }
     let model = BPE::builder().vocab_and_merges(ids, pairs).ignore_merges(pre.ignores_merges());
-    let mut tokenizer = tokenizers::Tokenizer::new(model.build().map_err(|e| error(&e))?);
-    if pre == Pre::Qwen2 {
-        tokenizer.with_normalizer(Some(NFC)).map_err(|e| error(&e))?;
-    }
-    tokenizer.with_pre_tokenizer(Some(pre.pre_tokenizer()?));
-    tokenizer.add_tokens(vocabulary.added()).map_err(|e| error(&e))?;
-    Ok(tokenizer)
+    let model = model.build().map_err(|e| error(&e))?;
+    let normalizer = if pre == Pre::Qwen2 { Normalizer::form(Form::C) } else { Normalizer::default() };
+    Encoder::new(model.into(), normalizer, pre.splitter()?, vocabulary.added())
 }

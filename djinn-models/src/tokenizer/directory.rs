@@ -1,9 +1,13 @@
 //! The tokenizer of a Hugging Face directory: `tokenizer.json`, or what older files say in its form.
 
+use super::added::AddedTokens;
+use super::encoder::Encoder;
+use super::normal::Normalizer;
 use super::pieces::{FirstSpace, Scheme};
 use super::post::Affixes;
 use super::slow::{self, Slow};
-use super::{Marks, Tokenizer};
+use super::words::Splitter;
+use super::{Marks, Tokenizer, model};
 use crate::{Error, Result, file};
 use serde_json::Value;
 use std::path::Path;
@@ -26,21 +30,11 @@ pub(super) fn load(dir: &Path) -> Result<Option<Tokenizer>> {
     };
     let scheme = scheme(&json["decoder"]).map_err(located)?;
     let mut affixes = Affixes::from_json(&json["post_processor"]).map_err(located)?;
-    check_model(&json["model"]).map_err(located)?;
-    check_normalizer(&json["normalizer"])?;
-    if let Some(fields) = json.as_object_mut() {
-        // Its work is done by `affixes`, its decoder's by `scheme`.
-        fields.insert("post_processor".into(), Value::Null);
-        fields.insert("decoder".into(), Value::Null);
-    }
-    let added = json["added_tokens"].clone();
-    let parsing: tokenizers::Tokenizer =
-        serde_json::from_value(json).map_err(|e| located(Error::Tokenizer(e.to_string())))?;
-    check_added(&parsing, &added).map_err(located)?;
+    let encoder = encoder(&mut json).map_err(located)?;
 
     let named = |key: &str| {
         let name = special_token(&config, key).or_else(|| special_token(&map, key))?;
-        parsing.token_to_id(&name)
+        encoder.token_id(&name)
     };
     let marks =
         Marks { bos: named("bos_token").or(bos), eos: named("eos_token").or(eos), eot: named("eot_token") };
@@ -50,7 +44,16 @@ pub(super) fn load(dir: &Path) -> Result<Option<Tokenizer>> {
         affixes.prefix.extend(marks.bos.filter(|_| wanted("add_bos_token", adds_bos)));
         affixes.suffix.extend(marks.eos.filter(|_| wanted("add_eos_token", false)));
     }
-    Tokenizer::assemble(parsing, scheme, affixes, marks).map(Some).map_err(located)
+    Tokenizer::assemble(encoder, scheme, affixes, marks).map(Some).map_err(located)
+}
+
+/// What a `tokenizer.json` says of encoding. Its model is taken out of it.
+fn encoder(json: &mut Value) -> Result<Encoder> {
+    let normalizer = Normalizer::from_json(&json["normalizer"])?;
+    let splitter = Splitter::from_json(&json["pre_tokenizer"])?;
+    let added = AddedTokens::read(&json["added_tokens"])?;
+    let model = model::from_json(json["model"].take())?;
+    Encoder::new(model, normalizer, splitter, added)
 }
 
 /// A special token's name in `tokenizer_config.json` or `special_tokens_map.json`: a string, or an object
@@ -126,50 +129,4 @@ fn scheme(decoder: &Value) -> Result<Scheme> {
         [Step::ByteFallback] | [Step::ByteFallback, Step::Fuse] => Ok(Scheme::Spaces { bytes: true, first }),
         _ => Err(unsupported("the tokenizer's sequence of decoders".into())),
     }
-}
-
-/// Refuses models other than BPE and plain word lists, and merges that are longer than any token, over
-/// which the `tokenizers` crate would fall.
-fn check_model(model: &Value) -> Result<()> {
-    let kind = model["type"].as_str().unwrap_or(if model["merges"].is_array() { "BPE" } else { "unknown" });
-    let vocab = model["vocab"].as_object();
-    let longest = vocab.map_or(0, |vocab| vocab.keys().map(String::len).max().unwrap_or(0));
-    match kind {
-        "WordLevel" => return Ok(()),
-        "BPE" => {}
-        other => return Err(unsupported(format!("the tokenizer model {other}"))),
-    }
-    let prefix = model["continuing_subword_prefix"].as_str().map_or(0, str::len);
-    for (at, merge) in model["merges"].as_array().map_or(&[][..], Vec::as_slice).iter().enumerate() {
-        let sides = match merge {
-            Value::String(text) => text.split_once(' '),
-            pair => pair[0].as_str().zip(pair[1].as_str()),
-        };
-        let joined = sides.and_then(|(left, right)| Some(left.len() + right.get(prefix..)?.len()));
-        if joined.is_none_or(|len| len > longest) {
-            return Err(Error::Tokenizer(format!("merge {at} gives no token of the vocabulary")));
-        }
-    }
-    Ok(())
-}
-
-fn check_normalizer(normalizer: &Value) -> Result<()> {
-    let parts = normalizer["normalizers"].as_array().map_or(std::slice::from_ref(normalizer), Vec::as_slice);
-    match parts.iter().any(|part| part["type"] == "Precompiled") {
-        true => Err(unsupported("the tokenizer's normalizer Precompiled".into())),
-        false => Ok(()),
-    }
-}
-
-/// Refuses added tokens whose ids in the file are not the ones that they got.
-fn check_added(tokenizer: &tokenizers::Tokenizer, added: &Value) -> Result<()> {
-    for token in added.as_array().map_or(&[][..], Vec::as_slice) {
-        let (content, id) = (token["content"].as_str().unwrap_or_default(), token["id"].as_u64());
-        let got = tokenizer.token_to_id(content).map(u64::from);
-        if !content.is_empty() && got != id {
-            let detail = format!("added token {content:?} has the id {id:?}, where {got:?} is next");
-            return Err(Error::Tokenizer(detail));
-        }
-    }
-    Ok(())
 }

@@ -1,5 +1,6 @@
 //! The tokenizer in a GGUF file's metadata.
 
+use super::added::Added;
 use super::byte_level::{self, Pre};
 use super::pieces::{FirstSpace, Scheme};
 use super::post::Affixes;
@@ -103,11 +104,15 @@ impl Vocabulary {
 
     /// Tokens that are looked for in the text before anything else: control tokens and the unknown token,
     /// which are special, and those that the model's author added.
-    pub(super) fn added(&self) -> Vec<tokenizers::AddedToken> {
-        let all = self.tokens.iter().zip(&self.kinds);
-        let added = all.filter(|(_, kind)| matches!(kind, Kind::Control | Kind::UserDefined | Kind::Unknown));
-        let added = added.map(|(token, kind)| {
-            tokenizers::AddedToken::from(token.clone(), *kind != Kind::UserDefined).normalized(false)
+    pub(super) fn added(&self) -> Vec<Added> {
+        let all = self.tokens.iter().zip(&self.kinds).zip(0..);
+        let added =
+            all.filter(|((_, kind), _)| matches!(kind, Kind::Control | Kind::UserDefined | Kind::Unknown));
+        let added = added.map(|((token, kind), id)| Added {
+            id,
+            content: token.clone(),
+            special: *kind != Kind::UserDefined,
+            ..Added::default()
         });
         added.collect()
     }

@@ -1,9 +1,10 @@
 //! What each token stands for in bytes: the decoding half of a tokenizer.
 
+use super::encoder::Encoder;
 use crate::{Error, Result};
 
 /// Most ids that a vocabulary may span; the largest in use has a quarter of a million.
-pub(super) const MAX_VOCAB: usize = 1 << 24;
+pub(super) const MAX_VOCAB: usize = 1 << 21;
 
 /// How a vocabulary spells bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,22 +38,20 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    pub(super) fn new(tokenizer: &tokenizers::Tokenizer, scheme: Scheme) -> Result<Self> {
-        let vocab = tokenizer.get_vocab(true);
-        let len = vocab.values().max().map_or(0, |id| *id as usize + 1);
+    pub(super) fn new(encoder: &Encoder, scheme: Scheme) -> Result<Self> {
+        let len = encoder.ids_end();
         if len == 0 {
             return Err(Error::Tokenizer("the vocabulary is empty".into()));
         }
         if len > MAX_VOCAB {
             return Err(Error::Tokenizer(format!("token id {} is out of range", len - 1)));
         }
-        let added = tokenizer.get_added_tokens_decoder();
         let mut pieces =
             Self { bytes: Vec::new(), ends: Vec::with_capacity(len), special: vec![false; len], scheme };
         for id in 0..len {
-            let added = added.get(&(id as u32));
+            let added = encoder.added(id as u32);
             // Of an added token that is looked for in normalised text, this is the normalised spelling.
-            if let Some(token) = tokenizer.id_to_token(id as u32) {
+            if let Some(token) = encoder.token(id as u32) {
                 push_bytes(&mut pieces.bytes, &token, scheme, added.is_some());
             }
             pieces.special[id] = added.is_some_and(|t| t.special);
@@ -63,6 +62,12 @@ impl Pieces {
 
     pub(super) fn len(&self) -> usize {
         self.ends.len()
+    }
+
+    /// Bytes of the longest token.
+    pub(super) fn longest(&self) -> usize {
+        let starts = [0].into_iter().chain(self.ends.iter().copied());
+        self.ends.iter().zip(starts).map(|(end, start)| end - start).max().unwrap_or(0)
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
@@ -141,11 +146,25 @@ fn alphabet_byte(c: char) -> Option<u8> {
 }
 
 /// The character of GPT-2's alphabet for a byte.
-#[cfg(test)]
 pub(super) fn alphabet_char(byte: u8) -> char {
-    if is_visible(byte) {
-        return char::from(byte);
-    }
-    let place = MOVED.iter().position(|b| *b == byte).expect("a byte is visible or moved");
-    char::from_u32(256 + place as u32).expect("below the surrogates")
+    ALPHABET[usize::from(byte)]
 }
+
+/// GPT-2's alphabet, in the order of the bytes.
+const ALPHABET: [char; 256] = {
+    let mut alphabet = ['\0'; 256];
+    let (mut byte, mut moved) = (0, 0);
+    while byte < 256 {
+        if is_visible(byte as u8) {
+            alphabet[byte] = byte as u8 as char;
+        } else {
+            alphabet[byte] = match char::from_u32(256 + moved) {
+                Some(c) => c,
+                None => unreachable!(),
+            };
+            moved += 1;
+        }
+        byte += 1;
+    }
+    alphabet
+};

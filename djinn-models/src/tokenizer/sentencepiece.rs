@@ -1,17 +1,19 @@
 //! SentencePiece BPE: pieces with scores, `▁` for a space, byte tokens for what has no piece.
 
+use super::encoder::Encoder;
 use super::ggml::{Kind, Vocabulary};
+use super::normal::Normalizer;
+use super::words::Splitter;
 use super::{error, pieces::byte_token};
 use crate::{Error, Result};
 use std::collections::HashMap;
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence};
 
 /// Longest piece in bytes; SentencePiece itself stops at 16 characters unless told otherwise.
 const MAX_PIECE: usize = 1024;
 
 /// Builds the encoder; with `prefix_space` a text is encoded as if it began with a space.
-pub(super) fn build(vocabulary: &Vocabulary, prefix_space: bool) -> Result<tokenizers::Tokenizer> {
+pub(super) fn build(vocabulary: &Vocabulary, prefix_space: bool) -> Result<Encoder> {
     let ids: Vocab = vocabulary.tokens.iter().zip(0..).map(|(token, id)| (token.clone(), id)).collect();
     let unknown = unknown(vocabulary)?;
     let mut model =
@@ -19,15 +21,9 @@ pub(super) fn build(vocabulary: &Vocabulary, prefix_space: bool) -> Result<token
     if let Some(unknown) = unknown {
         model = model.unk_token(unknown.to_owned());
     }
-    let mut tokenizer = tokenizers::Tokenizer::new(model.build().map_err(|e| error(&e))?);
-    let mut steps: Vec<NormalizerWrapper> = Vec::new();
-    if prefix_space {
-        steps.push(Prepend::new("▁".into()).into());
-    }
-    steps.push(Replace::new(" ", "▁").map_err(|e| error(&e))?.into());
-    tokenizer.with_normalizer(Some(Sequence::new(steps))).map_err(|e| error(&e))?;
-    tokenizer.add_tokens(vocabulary.added()).map_err(|e| error(&e))?;
-    Ok(tokenizer)
+    let model = model.build().map_err(|e| error(&e))?;
+    let normalizer = Normalizer::sentencepiece(prefix_space);
+    Encoder::new(model.into(), normalizer, Splitter::default(), vocabulary.added())
 }
 
 /// The token for what has no encoding. Refuses a vocabulary without one whose byte tokens are not complete.

@@ -8,6 +8,7 @@ use super::sentencepiece;
 use crate::file::read_if_present;
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 /// Keys of special tokens in `tokenizer_config.json` and `special_tokens_map.json`.
@@ -142,12 +143,10 @@ fn sentence_piece(dir: &Path, config: &Value, map: &Value, bytes: &[u8]) -> Resu
     let ids = vocabulary.tokens.iter().zip(0u32..);
     let mut vocab: Map<String, Value> = ids.map(|(token, id)| (token.clone(), id.into())).collect();
     let mut added = added_tokens(dir, config, map, &mut vocab)?;
-    for token in vocabulary.added() {
-        if !added.iter().any(|known| known["content"] == token.content) {
-            let id = vocab[&token.content].as_u64().unwrap_or_default();
-            added.push(added_token(&token.content, id, token.special, &Value::Null));
-        }
-    }
+    let known = contents(&added);
+    let fresh = vocabulary.added().into_iter().filter(|token| !known.contains(&token.content));
+    let fresh = fresh.map(|token| added_token(&token.content, token.id.into(), token.special, &Value::Null));
+    added.extend(fresh);
     let prefix = config["add_prefix_space"].as_bool().unwrap_or(prefix_space);
     let mut decoders = vec![
         json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
@@ -197,7 +196,7 @@ fn added_tokens(
     map: &Value,
     vocab: &mut Map<String, Value>,
 ) -> Result<Vec<Value>> {
-    let mut special: Vec<String> = SPECIAL
+    let mut special: BTreeSet<String> = SPECIAL
         .iter()
         .filter_map(|key| special_token(map, key).or_else(|| special_token(config, key)))
         .collect();
@@ -231,14 +230,18 @@ fn added_tokens(
             return Err(Error::Tokenizer(detail));
         }
     }
-    special.dedup();
+    let mut known = contents(&added);
     for name in special {
-        let fresh = !added.iter().any(|token| token["content"] == *name);
-        if let Some(id) = vocab.get(&name).and_then(Value::as_u64).filter(|_| fresh) {
+        let id = vocab.get(&name).and_then(Value::as_u64);
+        if let Some(id) = id.filter(|_| known.insert(name.clone())) {
             added.push(added_token(&name, id, true, &Value::Null));
         }
     }
     Ok(added)
+}
+
+fn contents(added: &[Value]) -> HashSet<String> {
+    added.iter().filter_map(|token| token["content"].as_str().map(str::to_owned)).collect()
 }
 
 /// An entry of `added_tokens`; `flags` may say more about it.

@@ -1,0 +1,67 @@
+//! How much an encoding may ask for. The rules of a tokenizer are a stranger's, and so may be the text.
+
+use crate::{Error, Result};
+
+/// Most bytes of text that are encoded at once; a million tokens of prose are as much.
+pub(super) const MAX_TEXT: usize = 4 << 20;
+
+/// Most bytes that the rules may make of it, all parts together.
+const MAX_BYTES: usize = 16 << 20;
+
+/// Most steps of patterns and searches; published tokenizers need about ten for a byte.
+const MAX_STEPS: u64 = 300_000_000;
+
+/// Most characters or bytes that a model joins to tokens, all words together.
+const MAX_SYMBOLS: usize = MAX_TEXT + (64 << 10);
+
+/// What is left for one text.
+#[derive(Debug)]
+pub(super) struct Work {
+    steps: u64,
+    bytes: usize,
+    symbols: usize,
+}
+
+impl Work {
+    pub(super) fn new() -> Self {
+        Self { steps: MAX_STEPS, bytes: MAX_BYTES, symbols: MAX_SYMBOLS }
+    }
+
+    /// The same with other limits to what a test waits for.
+    #[cfg(test)]
+    pub(super) fn with_steps(steps: u64) -> Self {
+        Self { steps, ..Self::new() }
+    }
+
+    /// Takes steps of work.
+    pub(super) fn step(&mut self, steps: u64) -> Result<()> {
+        self.steps = self.steps.checked_sub(steps).ok_or_else(too_slow)?;
+        Ok(())
+    }
+
+    /// Takes bytes by which the rules have made the text longer.
+    pub(super) fn grow(&mut self, bytes: usize) -> Result<()> {
+        self.bytes = self.bytes.checked_sub(bytes).ok_or_else(too_long)?;
+        Ok(())
+    }
+
+    /// Refuses to make a text of this length.
+    pub(super) fn check_length(bytes: usize) -> Result<()> {
+        if bytes > MAX_BYTES { Err(too_long()) } else { Ok(()) }
+    }
+
+    /// Takes symbols that the model begins with.
+    pub(super) fn symbols(&mut self, symbols: usize) -> Result<()> {
+        self.symbols = self.symbols.checked_sub(symbols).ok_or_else(too_long)?;
+        Ok(())
+    }
+}
+
+/// The error for rules that take too long.
+pub(super) fn too_slow() -> Error {
+    Error::Tokenizer("the tokenizer's rules take too long on this text; shorten it".into())
+}
+
+fn too_long() -> Error {
+    Error::Tokenizer("the tokenizer's rules make too much of this text; shorten it".into())
+}
