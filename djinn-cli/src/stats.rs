@@ -38,7 +38,7 @@ pub(crate) struct Report {
     pub(crate) stall_ms: f64,
     pub(crate) stalls: u32,
     /// Share of the copies' time that computation hid.
-    pub(crate) copy_hidden: f64,
+    pub(crate) copy_hidden: Option<f64>,
     /// How often the KV cache went to host memory and back.
     pub(crate) parkings: u64,
     /// Rates of those copies by the time in which they ran, GB/s.
@@ -154,7 +154,7 @@ impl Report {
     }
 
     fn streaming(&self) -> Option<String> {
-        let rate = self.copy_gbps?;
+        let (rate, hidden) = (self.copy_gbps?, self.copy_hidden?);
         let each = self.streamed_bytes_per_token.map_or_else(String::new, |bytes| {
             format!(", {} for each token after the first", size::human(bytes))
         });
@@ -163,7 +163,7 @@ impl Report {
             size::human(self.streamed_bytes),
             self.stalls,
             self.stall_ms,
-            self.copy_hidden * 100.0
+            hidden * 100.0
         ))
     }
 }

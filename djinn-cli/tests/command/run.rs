@@ -67,6 +67,10 @@ fn statistics_are_complete_and_true() {
     }
     assert!(number("stall_ms") >= 0.0 && number("stalls") >= 0.0);
     assert_eq!(stats["seed"], Value::Null);
+    let resident = place.json(&["run", "synthetic:tiny", "--prompt-tokens=1", "-n=2", "--json"]);
+    for key in ["copy_hidden", "copy_gbps"] {
+        assert_eq!(resident["stats"][key], Value::Null, "nothing is copied");
+    }
 }
 
 #[test]

@@ -39,12 +39,11 @@ pub struct PassStats {
 }
 
 impl PassStats {
-    /// Share of the copy time that computation, sampling or prefetch hid: 1 if nothing ever waited.
-    pub fn hidden(&self) -> f64 {
-        if self.copy.is_zero() {
-            return 1.0;
-        }
-        (1.0 - self.stall.as_secs_f64() / self.copy.as_secs_f64()).max(0.0)
+    /// Share of the copy time that computation, sampling or prefetch hid: 1 if nothing ever waited, none if nothing was
+    /// copied.
+    pub fn hidden(&self) -> Option<f64> {
+        let stalled = self.stall.as_secs_f64() / self.copy.as_secs_f64();
+        (!self.copy.is_zero()).then(|| (1.0 - stalled).max(0.0))
     }
 
     /// Adds another pass.
