@@ -1,8 +1,12 @@
 //! Sizes in bytes: as people write them, and for people to read.
 
-/// Units that a size may end with, as a power of ten or two.
-const UNITS: [(&str, u64); 9] = [
+/// Units that a size may end with, as a power of ten or two. `20G` is what other engines take for 20 GiB.
+const UNITS: [(&str, u64); 13] = [
     ("B", 1),
+    ("K", 1 << 10),
+    ("M", 1 << 20),
+    ("G", 1 << 30),
+    ("T", 1 << 40),
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
     ("GiB", 1 << 30),
@@ -16,7 +20,8 @@ const UNITS: [(&str, u64); 9] = [
 /// Digits after the decimal point that are told apart.
 const MAX_FRACTION: usize = 9;
 
-/// Reads a size: a number of bytes, or a decimal number with a unit, e.g. `20GiB`, `1.5 GB`. A fraction of
+/// Reads a size: a number of bytes, or a decimal number with a unit, e.g. `20GiB`, `20G` (the
+/// same), `1.5 GB` (a power of ten). A fraction of
 /// a byte is dropped.
 ///
 /// # Errors
@@ -28,7 +33,12 @@ pub fn parse(text: &str) -> Result<u64, String> {
     let factor = match UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) {
         Some(&(_, factor)) => factor,
         None if unit.is_empty() => 1,
-        None => return Err("expected a number of bytes, or a number with KiB, MiB, GiB, KB, MB or GB".into()),
+        None => {
+            return Err(
+                "expected a number of bytes, or a number with K, M or G (KiB, MiB, GiB), or KB, MB or GB"
+                    .into(),
+            );
+        }
     };
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let dangling = number.contains('.') && (unit.is_empty() || fraction.is_empty());
@@ -68,6 +78,7 @@ mod tests {
         assert_eq!(parse("1048576"), Ok(1 << 20));
         assert_eq!(parse("20GiB"), Ok(20 << 30));
         assert_eq!(parse(" 3 kib "), Ok(3 << 10));
+        assert_eq!((parse("20G"), parse("200m"), parse("1.5T")), (Ok(20 << 30), Ok(200 << 20), Ok(3 << 39)));
         assert_eq!(parse("1.5GiB"), Ok(3 << 29));
         assert_eq!(parse("0.1KB"), Ok(100));
         assert_eq!(parse("2TB"), Ok(2_000_000_000_000));
@@ -89,7 +100,7 @@ mod tests {
             "1.GiB",
             ".5GiB",
             "1.5",
-            "1G",
+            "1Gi",
             "1 GiB x",
             "0x10",
             "nan",
