@@ -5,6 +5,7 @@ mod exp1;
 use crate::exp2::systems::{self, Choice, System};
 use crate::size;
 use clap::{Args, Parser, Subcommand};
+use djinn_host::Card;
 use djinn_srg::cost::Machine;
 pub(crate) use exp1::Exp1Args;
 use std::path::PathBuf;
@@ -256,7 +257,7 @@ pub(crate) struct PlanArgs {
 }
 
 fn known_machine(name: &str) -> Result<Machine, String> {
-    Machine::named(name).ok_or_else(|| format!("not known; known are {}", Machine::NAMES.join(", ")))
+    Card::find(name).map(Card::machine).map_err(|error| error.to_string())
 }
 
 #[derive(Debug, Args)]

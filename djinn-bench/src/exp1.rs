@@ -20,9 +20,9 @@ use anyhow::{Context, Result, bail, ensure};
 use bed::{Bed, Ran, SimBed};
 use djinn_device::Ops;
 use djinn_engine::Options;
+use djinn_host::Card;
 use djinn_models::Model;
 use djinn_scheduler::sim::{Oracle, Profile, Span, Workload};
-use djinn_srg::cost::Machine;
 use live::LiveBed;
 use load::Load;
 use policies::Policies;
@@ -152,7 +152,7 @@ impl Work for &Experiment<'_> {
 
 impl Experiment<'_> {
     fn simulated(&self) -> Result<Document<Exp1>> {
-        let machine = || Machine::named(DEFAULT_MACHINE).expect("a known machine");
+        let machine = || Card::find(DEFAULT_MACHINE).expect("a known card").machine();
         let machine = self.args.gpu.clone().unwrap_or_else(machine);
         let mapping = djinn_cuda::mapping_bytes(self.room.pinned_bytes);
         let options = self.room.fill(self.model, machine.reserved_bytes + mapping)?;

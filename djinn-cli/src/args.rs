@@ -4,9 +4,8 @@
 use crate::{cache, size};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use djinn_host::{DeviceName, Generation, Setup};
+use djinn_host::{Card, DeviceName, Generation, Setup};
 use djinn_srg::DType;
-use djinn_srg::cost::Machine;
 use std::path::PathBuf;
 
 /// With the commit of the build.
@@ -40,6 +39,7 @@ pub(crate) enum Command {
     /// Print the logits of every position of a list of tokens
     Logits(LogitsArgs),
     /// Say where every byte would lie and how fast it would run; load nothing
+    #[command(mut_arg("stream_check", |arg| arg.hide(true)))]
     Plan(PlanArgs),
     /// Show the model's graph with its annotations
     Srg(SrgArgs),
@@ -116,7 +116,7 @@ pub(crate) struct SamplingArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Memory")]
 pub(crate) struct MemoryArgs {
-    /// Cap over everything on the device, e.g. 20GiB [default: none]
+    /// Cap over everything on the device, e.g. 20GiB or 20G [default: none; for a card of --gpu, its memory]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub(crate) vram: Option<u64>,
     /// Cap over the weights kept on the host [default: none]
@@ -195,6 +195,7 @@ impl SamplingArgs {
             seed: self.seed,
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
+            ..Generation::default()
         }
     }
 }
@@ -235,9 +236,19 @@ pub(crate) struct PlanArgs {
 /// The work and the machine that a prediction is for.
 #[derive(Debug, Args)]
 pub(crate) struct WorkArgs {
-    /// The machine [default: this one, if `djinn doctor --save` measured it; else h200]
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Machine::NAMES))]
-    pub(crate) gpu: Option<String>,
+    /// A card, e.g. rtx-3060, rtx-4090, a100-80, h200 [default: this machine's CPU, as `djinn doctor --save` measured
+    /// it, else measured at once]
+    #[arg(long, value_name = "NAME", value_parser = card)]
+    pub(crate) gpu: Option<&'static Card>,
+    /// Instead of the machine's: host memory to device, GB/s
+    #[arg(long, value_name = "X", value_parser = positive)]
+    pub(crate) link_gbps: Option<f64>,
+    /// Instead of the machine's: reads of device memory, GB/s
+    #[arg(long, value_name = "X", value_parser = positive)]
+    pub(crate) hbm_gbps: Option<f64>,
+    /// Instead of the machine's: matrix products of 16-bit numbers, TFLOP/s
+    #[arg(long, value_name = "X", value_parser = positive)]
+    pub(crate) tflops: Option<f64>,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 512,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -262,9 +273,9 @@ pub(crate) struct SrgArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) work: WorkArgs,
-    /// Element type of the KV cache
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = dtype())]
-    pub(crate) kv_dtype: DType,
+    /// Element type of the KV cache [default: f32 on the CPU and for f32 weights, else f16]
+    #[arg(long, value_name = "TYPE", value_parser = dtype())]
+    pub(crate) kv_dtype: Option<DType>,
     /// Element type of the weights in memory [default: as stored; f16 for quantised ones]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]
     pub(crate) dtype: Option<DType>,
@@ -311,6 +322,15 @@ fn dtype() -> impl TypedValueParser<Value = DType> {
         "f16" => DType::F16,
         _ => DType::BF16,
     })
+}
+
+fn card(text: &str) -> Result<&'static Card, String> {
+    Card::find(text).map_err(|error| error.to_string())
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0);
+    value.ok_or_else(|| "expected a number above 0".to_owned())
 }
 
 fn temperature(text: &str) -> Result<f32, String> {

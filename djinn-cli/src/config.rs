@@ -5,6 +5,7 @@ mod file;
 mod places;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod variables;
 
 use crate::args::{Cli, Command, SamplingArgs};
@@ -23,13 +24,17 @@ use variables::variable;
 /// Reads the command line, the environment and the settings files. Ends the process where the command line
 /// cannot be understood, or asks for help.
 pub(crate) fn load() -> Result<Cli> {
-    read(std::env::args_os().collect())?.or_else(|error| error.exit())
+    read(std::env::args_os().collect())?.or_else(|error| usage::end(&error))
 }
 
 /// The outer error is the settings files', the inner one the command line's.
 fn read(line: Vec<OsString>) -> Result<Result<Cli, clap::Error>> {
-    // The first reading finds the settings file, and what is wrong with the command line alone.
-    let first = match prepare(Cli::command(), &Settings::default()).try_get_matches_from(&line) {
+    // The first reading finds the settings file, which may name the model, and what is wrong with the command line
+    // alone.
+    let optional = |arg: Arg| if key(&arg) == Some("model") { arg.required(false) } else { arg };
+    let command = prepare(Cli::command(), &Settings::default());
+    let command = command.mut_subcommands(|sub| sub.mut_args(optional));
+    let first = match command.try_get_matches_from(&line) {
         Ok(matches) => matches,
         Err(error) => return Ok(Err(error)),
     };
@@ -61,16 +66,23 @@ fn prepare(command: clap::Command, settings: &Settings) -> clap::Command {
 }
 
 fn prepare_flag(arg: Arg, settings: &Settings) -> Arg {
-    let Some(key) = arg.get_long().map(str::to_owned) else { return arg };
+    let Some(key) = key(&arg).map(str::to_owned) else { return arg };
     let arg = arg.env(variable(&key)).hide_env(true);
     let values = settings.get(&key);
     if !is_switch(&arg) {
-        return if values.is_empty() { arg } else { arg.default_values(values.to_vec()) };
+        // A negative number is a value, to be refused by the flag's name.
+        let arg = arg.allow_negative_numbers(true);
+        return if values.is_empty() { arg } else { arg.required(false).default_values(values.to_vec()) };
     }
     // A switch takes an optional value, so that what a variable or the file switches on can be switched off.
     let arg = arg.action(ArgAction::Set).value_parser(BoolishValueParser::new()).hide_possible_values(true);
     let arg = arg.num_args(0..=1).require_equals(true).value_name("BOOL").default_missing_value("true");
     arg.default_value(values.first().cloned().unwrap_or_else(|| "false".into())).hide_default_value(true)
+}
+
+/// What an argument is called in a settings file, and in its variable: a flag by its name; and the model.
+fn key(arg: &Arg) -> Option<&str> {
+    arg.get_long().or_else(|| (arg.get_id() == "model").then_some("model"))
 }
 
 fn is_switch(arg: &Arg) -> bool {

@@ -7,7 +7,6 @@ mod commands;
 mod config;
 mod failure;
 mod loaded;
-mod nearest;
 mod output;
 mod profile;
 mod progress;

@@ -33,3 +33,12 @@ pub(crate) fn piece(text: &str) -> std::io::Result<()> {
 pub(crate) fn remark(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", printable::lines(text));
 }
+
+/// A large number for people: `13.016 billion`, `134.5 million`, `127304`.
+pub(crate) fn count(number: u64) -> String {
+    match number as f64 {
+        billions if billions >= 1e9 => format!("{:.3} billion", billions / 1e9),
+        millions if millions >= 1e6 => format!("{:.1} million", millions / 1e6),
+        _ => number.to_string(),
+    }
+}

@@ -1,40 +1,14 @@
-//! Machines that predictions are for: known GPUs, and the one that `djinn doctor --save` measured.
+//! The machine that predictions are for: a card, or this one as `djinn doctor --save` measured it.
 
+use crate::args::WorkArgs;
 use crate::cache::Cache;
 use anyhow::{Context, Result};
-use djinn_srg::DType;
+use djinn_host::Target;
 use djinn_srg::cost::Machine;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 const FILE: &str = "machine.json";
-/// The machine where none is named and none was measured.
-const DEFAULT: &str = "h200";
-
-/// A machine, and how it was chosen.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Chosen {
-    #[serde(flatten)]
-    pub(crate) machine: Machine,
-    /// `named`, `measured` or `default`.
-    pub(crate) chosen: &'static str,
-}
-
-impl Chosen {
-    /// The KV cache's element type: a GPU that the user names holds what `run --device cuda` would, else the
-    /// plan is that of the CPU device.
-    pub(crate) fn kv_dtype(&self) -> DType {
-        if self.chosen == "named" { DType::F16 } else { DType::F32 }
-    }
-
-    /// Device memory that the device itself takes with so much pinned host memory, likewise.
-    pub(crate) fn reserved_bytes(&self, pinned_bytes: u64) -> u64 {
-        match self.chosen {
-            "named" => self.machine.reserved_bytes + djinn_cuda::mapping_bytes(pinned_bytes),
-            _ => 0,
-        }
-    }
-}
 
 /// A measured machine in its file.
 #[derive(Serialize, Deserialize)]
@@ -52,16 +26,23 @@ pub(crate) fn path() -> Result<PathBuf> {
     Ok(Cache::from_env()?.root().join(FILE))
 }
 
-/// The machine called `gpu`, else the measured one, else the default.
-pub(crate) fn choose(gpu: Option<&str>) -> Result<Chosen> {
-    if let Some(name) = gpu {
-        let machine = Machine::named(name).with_context(|| format!("--gpu {name} is not known"))?;
-        return Ok(Chosen { machine, chosen: "named" });
+/// The card that is named, else this machine: as it was measured before, or measured now. What the flags say of it
+/// wins.
+pub(crate) fn choose(work: &WorkArgs) -> Result<Target> {
+    let mut target = match (work.gpu, measured()?) {
+        (Some(card), _) => Target::card(card),
+        (None, Some(machine)) => Target::measured(machine),
+        (None, None) => Target::quick()?,
+    };
+    let machine = &mut target.machine;
+    for (rate, flag) in [
+        (&mut machine.link, work.link_gbps.map(|rate| rate * 1e9)),
+        (&mut machine.memory, work.hbm_gbps.map(|rate| rate * 1e9)),
+        (&mut machine.flops, work.tflops.map(|rate| rate * 1e12)),
+    ] {
+        *rate = flag.unwrap_or(*rate);
     }
-    if let Some(machine) = measured()? {
-        return Ok(Chosen { machine, chosen: "measured" });
-    }
-    Ok(Chosen { machine: Machine::named(DEFAULT).expect("a known name"), chosen: "default" })
+    Ok(target)
 }
 
 fn measured() -> Result<Option<Machine>> {

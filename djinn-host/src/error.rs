@@ -36,6 +36,14 @@ pub enum Error {
         /// What can be had, swap space included.
         available_bytes: u64,
     },
+    /// A card that is not in the table.
+    #[error("there is no card {name}; {near}")]
+    UnknownCard {
+        /// As asked for.
+        name: String,
+        /// The names that are near, or all.
+        near: String,
+    },
     /// A prompt of no tokens.
     #[error("the prompt has no tokens; give a longer one")]
     EmptyPrompt,

@@ -24,6 +24,11 @@ pub struct Generation {
     pub stop: Vec<String>,
     /// Go on after tokens that end a text.
     pub ignore_eos: bool,
+    /// Give the model the prompt as it is, without its chat template.
+    pub raw: bool,
+    /// The system message that a conversation begins with: [`SYSTEM`](crate::SYSTEM), if not given; an empty one
+    /// leaves it to the template.
+    pub system: Option<String>,
 }
 
 impl Default for Generation {
@@ -37,6 +42,8 @@ impl Default for Generation {
             seed: None,
             stop: Vec::new(),
             ignore_eos: false,
+            raw: false,
+            system: None,
         }
     }
 }
@@ -77,17 +84,21 @@ pub fn seed(sampling: &Sampling) -> Option<u64> {
     (sampling.temperature > 0.0).then_some(sampling.seed)
 }
 
-/// Refuses a prompt that the model cannot take, before its weights are loaded.
+/// Refuses a prompt that the model cannot take, or whose context is `context` and too short, before weights are loaded.
 ///
 /// # Errors
-/// [`Error::EmptyPrompt`], [`Error::PromptTooLong`] or [`Error::UnknownToken`].
-pub fn check_prompt(model: &Model, prompt: &[u32]) -> Result<()> {
-    let (context, vocab, tokens) = (model.graph.max_context, model.graph.vocab, prompt.len() as u64);
+/// [`Error::EmptyPrompt`], [`Error::PromptTooLong`], [`Error::UnknownToken`], or [`Error::Engine`] for a prompt that
+/// exceeds `context`.
+pub fn check_prompt(model: &Model, context: Option<u64>, prompt: &[u32]) -> Result<()> {
+    let (most, vocab, tokens) = (model.graph.max_context, model.graph.vocab, prompt.len() as u64);
     if tokens == 0 {
         return Err(Error::EmptyPrompt);
     }
-    if tokens > context {
-        return Err(Error::PromptTooLong { tokens, context });
+    if tokens > most {
+        return Err(Error::PromptTooLong { tokens, context: most });
+    }
+    if let Some(context) = context.filter(|&context| tokens > context) {
+        return Err(djinn_engine::Error::ContextFull { tokens, context }.into());
     }
     match prompt.iter().find(|&&token| u64::from(token) >= vocab) {
         Some(&token) => Err(Error::UnknownToken { token, vocab }),

@@ -1,6 +1,6 @@
 //! A model's way from text to tokens and back.
 
-use crate::{Error, Result};
+use crate::{Error, Generation, Result};
 use djinn_models::{ChatTemplate, Message, Model, TextStream, Tokenizer};
 
 /// What a conversation begins with where nobody says otherwise. Small models do better with a plain system message
@@ -17,6 +17,17 @@ pub struct Speech<'a> {
 }
 
 impl<'a> Speech<'a> {
+    /// Text as `generation` wants it: [`raw`](Self::raw), or for a [`chat`](Self::chat) with its system message.
+    ///
+    /// # Errors
+    /// As [`chat`](Self::chat).
+    pub fn new(model: &'a Model, generation: &'a Generation) -> Result<Self> {
+        match generation.raw {
+            true => Ok(Speech::raw(model)),
+            false => Speech::chat(model, generation.system.as_deref()),
+        }
+    }
+
     /// Text as it is, without a template.
     pub fn raw(model: &'a Model) -> Self {
         Speech { model, chat: None, system: None }

@@ -5,7 +5,7 @@ use crate::{DType, Dim, Graph, Node, NodeId, Op, Rows};
 use serde::Serialize;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// What a step does, as far as costs depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -57,7 +57,7 @@ pub enum Bound {
     Memory,
 }
 
-/// What a machine sustains (not its peak figures): `doctor` measures one, the rest are typical values.
+/// What a machine sustains, not its peak figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
     /// Its name.
@@ -72,27 +72,6 @@ pub struct Machine {
     pub launch: f64,
     /// Device memory that code and workspaces take, bytes.
     pub reserved_bytes: u64,
-}
-
-impl Machine {
-    /// Names that [`named`](Machine::named) knows.
-    pub const NAMES: [&'static str; 4] = ["l4", "a100-40", "h100", "h200"];
-
-    /// A known GPU. The H200's rates were measured with Djinn's own kernels (PCIe Gen5 x16); the others are 80 %
-    /// of the vendor's arithmetic and 85 % of its memory figure, with the rate that pinned copies reach on their
-    /// link. From Hopper on, successive operations overlap, and one costs less by itself.
-    pub fn named(name: &str) -> Option<Self> {
-        let (flops, memory, link, launch) = match name {
-            "l4" => (97e12, 255e9, 25e9, 2e-6),
-            "a100-40" => (250e12, 1320e9, 25e9, 2e-6),
-            "h100" => (770e12, 2850e9, 55e9, 1.2e-6),
-            "h200" => (770e12, 4000e9, 55.4e9, 1.2e-6),
-            _ => return None,
-        };
-        // Context, code and workspaces of Djinn's own device, as it reports them on an H200.
-        let reserved_bytes = 689_504_256;
-        Some(Machine { name: name.to_owned(), flops, memory, link, launch, reserved_bytes })
-    }
 }
 
 impl Cost {

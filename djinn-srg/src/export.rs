@@ -101,12 +101,12 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, graph::tests::decoder};
+    use crate::{DType, cost::tests::h200, graph::tests::decoder};
 
     #[test]
     fn json_and_dot_name_every_node() {
         let graph = decoder(2, 2, 8, 16, 24, 30);
-        let (work, machine) = (Work::decode(1, 8, DType::F16), Machine::named("l4").unwrap());
+        let (work, machine) = (Work::decode(1, 8, DType::F16), h200());
         let json = graph.to_json(&work, &machine);
         assert_eq!(json["nodes"].as_array().unwrap().len(), graph.nodes.len());
         assert_eq!(json["annotations"].as_array().unwrap().len(), graph.nodes.len());

@@ -2,13 +2,17 @@
 
 mod checks;
 mod disk;
-mod rates;
 
 use crate::args::DoctorArgs;
 use crate::{output, profile};
 use anyhow::Result;
+use djinn_host::rates;
 use djinn_srg::cost::Machine;
 use serde::Serialize;
+use std::time::Duration;
+
+/// How long each rate is measured.
+const SPAN: Duration = Duration::from_millis(300);
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -45,9 +49,9 @@ pub(super) fn run(args: &DoctorArgs, quiet: bool) -> Result<()> {
     if !quiet {
         output::remark("measuring for about two seconds");
     }
-    let rates = rates::measure(args.threads.unwrap_or(0) as usize)?;
+    let rates = rates::measure(args.threads.unwrap_or(0) as usize, SPAN)?;
     let mut findings = checks::system();
-    findings.extend(rates.findings());
+    findings.extend(checks::rates(&rates));
     findings.push(disk::check());
     findings.push(checks::cuda());
     let saved = if args.save { Some(profile::save(&rates.machine)?) } else { None };

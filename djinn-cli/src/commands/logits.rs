@@ -25,7 +25,7 @@ pub(super) fn run(args: &LogitsArgs, quiet: bool) -> Result<()> {
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let vocab = model.graph.vocab as usize;
     let tokens = args.tokens.len() as u64;
-    check_prompt(&model, &args.tokens)?;
+    check_prompt(&model, args.memory.ctx, &args.tokens)?;
     let setup = args.memory.setup(args.device.device, args.device.threads);
     let mut options = setup.options(&model, context_for(tokens, &model)).map_err(in_flags)?;
     let rows = (MAX_LOGIT_BYTES / (model.graph.vocab * 4)).clamp(1, options.prefill_rows as u64) as u32;

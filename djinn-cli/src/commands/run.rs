@@ -14,6 +14,7 @@ use anyhow::{Result, bail};
 use djinn_engine::{Finish, Options, Session};
 use djinn_host::{Answer, Error, Speech, check_prompt, context_for, seed};
 use djinn_models::Model;
+use djinn_models::tokenizer::StopStrings;
 use interrupt::Interrupt;
 use prompt::Prompt;
 use serde::Serialize;
@@ -81,6 +82,7 @@ fn speech<'a>(args: &'a RunArgs, model: &'a Model) -> Result<Speech<'a>> {
     if !args.sampling.stop.is_empty() && model.tokenizer.is_none() {
         bail!("--stop needs a tokenizer, which {} lacks; drop it", model.name);
     }
+    StopStrings::new(args.sampling.stop.iter().cloned())?;
     match args.raw || !args.prompt_tokens.is_empty() && model.chat.is_none() {
         true => Ok(Speech::raw(model)),
         false => Speech::chat(model, args.system.as_deref()).map_err(in_flags),
@@ -96,7 +98,7 @@ fn once(
     interrupt: &Interrupt,
     quiet: bool,
 ) -> Result<ExitCode> {
-    check_prompt(model, &tokens)?;
+    check_prompt(model, args.memory.ctx, &tokens)?;
     let request = args.sampling.generation(MAX_TOKENS).request(model, tokens);
     let room = request.prompt.len() as u64 + request.max_tokens as u64;
     let context = args.memory.ctx.unwrap_or_else(|| context_for(room, model));

@@ -4,16 +4,17 @@ use crate::args::{Phase, SrgArgs};
 use crate::{loaded, output, profile, size};
 use anyhow::{Result, ensure};
 use djinn_srg::cost::{self, Bound, Cost, Machine, Work};
-use djinn_srg::{Graph, NodeId};
+use djinn_srg::{Graph, Node, NodeId};
 
 pub(super) fn run(args: &SrgArgs, quiet: bool) -> Result<()> {
-    let machine = profile::choose(args.work.gpu.as_deref())?.machine;
-    let model = loaded::open(&args.model, args.dtype, quiet)?;
-    let (kv_dtype, tokens) = (args.kv_dtype, args.work.prompt_len as u64);
     ensure!(
         args.phase == Phase::Decode || args.work.batch == 1,
         "--batch is for decoding; a prefill is of one sequence: drop it, or take --phase decode"
     );
+    let target = profile::choose(&args.work)?;
+    let model = loaded::open(&args.model, args.dtype, quiet)?;
+    let kv_dtype = args.kv_dtype.unwrap_or_else(|| target.kv_dtype(&model));
+    let (machine, tokens) = (target.machine, u64::from(args.work.prompt_len));
     let work = match args.phase {
         Phase::Prefill => Work::prefill(tokens, kv_dtype),
         Phase::Decode => Work::decode(args.work.batch as u64, tokens, kv_dtype),
@@ -48,26 +49,60 @@ fn groups(graph: &Graph) -> Vec<Group> {
     groups
 }
 
+/// Columns of the table.
+struct Table<'a> {
+    machine: &'a Machine,
+    /// Widths of the first two.
+    name: usize,
+    op: usize,
+}
+
+impl Table<'_> {
+    fn head(&self) -> String {
+        let Table { name, op, .. } = *self;
+        format!(
+            "{:<name$} {:<op$} {:>10} {:>11} {:>11} {:>11} {:>13}  bound",
+            "node", "op", "FLOP", "text", "data", "stack", "us"
+        )
+    }
+
+    fn row(&self, node: &str, kind: &str, cost: &Cost, seconds: f64) -> String {
+        let Table { name, op, machine } = *self;
+        let bytes = |bytes: f64| size::human(bytes as u64);
+        let bound = match cost.bound(machine) {
+            Bound::Compute => "compute",
+            Bound::Memory => "memory",
+        };
+        format!(
+            "{node:<name$} {kind:<op$} {:>10.3e} {:>11} {:>11} {:>11} {:>13.2}  {bound}",
+            cost.flops,
+            bytes(cost.text_bytes),
+            bytes(cost.data_bytes),
+            bytes(cost.stack_bytes),
+            seconds * 1e6
+        )
+    }
+}
+
 fn table(graph: &Graph, work: &Work, machine: &Machine, phase: &str) -> String {
     let groups = groups(graph);
     let cost = |i: usize| cost::node(graph, NodeId(i as u32), work);
     let kinds = |group: &Group| -> Vec<_> {
         group.nodes.clone().map(|i| (graph.nodes[i].op.name(), cost(i))).collect()
     };
+    let widest = |width: fn(&Node) -> usize| graph.nodes.iter().map(width).max().unwrap_or(0);
+    let table = Table { machine, name: widest(|n| n.name.len()), op: widest(|n| n.op.name().len()) };
     let mut lines = vec![
         format!(
-            "{}: {} nodes in {} blocks, {:.3} billion parameters, {} of weights",
+            "{}: {} nodes in {} blocks, {} parameters, {} of weights",
             graph.model,
             graph.nodes.len(),
             graph.kv.layers,
-            graph.parameters() as f64 / 1e9,
+            output::count(graph.parameters()),
             size::human(graph.text_bytes())
         ),
         format!("{phase}, on {}", machine.name),
-        format!(
-            "{:<28} {:<10} {:>10} {:>11} {:>11} {:>11} {:>10}  {}",
-            "node", "op", "FLOP", "text", "data", "stack", "us", "bound"
-        ),
+        table.head(),
     ];
     let mut i = 0;
     while i < groups.len() {
@@ -78,27 +113,11 @@ fn table(graph: &Graph, work: &Work, machine: &Machine, phase: &str) -> String {
         }
         for node in first.nodes.clone() {
             let entry = &graph.nodes[node];
-            lines.push(row(&entry.name, entry.op.name(), &cost(node), cost(node).seconds(machine), machine));
+            lines.push(table.row(&entry.name, entry.op.name(), &cost(node), cost(node).seconds(machine)));
         }
         i += alike;
     }
     let seconds = (0..graph.nodes.len()).map(|i| cost(i).seconds(machine)).sum();
-    lines.push(row("all", "", &cost::pass(graph, work), seconds, machine));
+    lines.push(table.row("all", "", &cost::pass(graph, work), seconds));
     lines.join("\n")
-}
-
-fn row(name: &str, op: &str, cost: &Cost, seconds: f64, machine: &Machine) -> String {
-    let bytes = |bytes: f64| size::human(bytes as u64);
-    let bound = match cost.bound(machine) {
-        Bound::Compute => "compute",
-        Bound::Memory => "memory",
-    };
-    format!(
-        "{name:<28} {op:<10} {:>10.3e} {:>11} {:>11} {:>11} {:>10.2}  {bound}",
-        cost.flops,
-        bytes(cost.text_bytes),
-        bytes(cost.data_bytes),
-        bytes(cost.stack_bytes),
-        seconds * 1e6
-    )
 }

@@ -2,10 +2,10 @@
 
 use super::is_switch;
 use crate::args::Cli;
-use crate::nearest::nearest;
 use anyhow::{Result, bail};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command, CommandFactory};
+use djinn_host::nearest;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -92,7 +92,7 @@ fn toml_error(file: &Path, text: &str, error: &toml::de::Error) -> anyhow::Error
 /// Whether a flag may be set in the file: all but those that a command cannot do without, and the file's
 /// own name.
 fn has_key(arg: &Arg) -> bool {
-    arg.get_long().is_some_and(|long| long != "config") && !arg.is_required_set()
+    super::key(arg).is_some_and(|key| key != "config") && !arg.is_required_set()
 }
 
 /// The flag that a key stands for, in a command that has it.
@@ -100,14 +100,14 @@ fn find<'a>(command: &'a Command, key: &str) -> Option<(Option<&'a str>, &'a Arg
     let own = command.get_arguments().map(|arg| (None, arg));
     let subs = command.get_subcommands();
     let subs = subs.flat_map(|sub| sub.get_arguments().map(|arg| (Some(sub.get_name()), arg)));
-    own.chain(subs).find(|(_, arg)| has_key(arg) && arg.get_long() == Some(key))
+    own.chain(subs).find(|(_, arg)| has_key(arg) && super::key(arg) == Some(key))
 }
 
 /// Every key.
 pub(super) fn keys(command: &Command) -> BTreeSet<String> {
     let subs = command.get_subcommands().flat_map(|sub| sub.get_arguments());
     let flags = command.get_arguments().chain(subs).filter(|arg| has_key(arg));
-    flags.filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
+    flags.filter_map(|arg| super::key(arg).map(str::to_owned)).collect()
 }
 
 /// The value as the command line would spell it.

@@ -67,7 +67,7 @@ fn models_and_prompts_that_cannot_be() {
         ),
         (
             &["plan", "synthetic:tiny", "--ctx=9", "--prompt-len=10"],
-            "a prompt of 10 tokens exceeds the context",
+            "a sequence of 10 tokens does not fit a context of 9",
         ),
         (&["srg", "synthetic:tiny", "--phase=prefill", "--batch=2"], "--batch is for decoding"),
         (&["plan", "synthetic:llama-2-70b?layers=9999&hidden=1048576", "--vram=1GiB"], ""),
@@ -123,6 +123,58 @@ fn values_and_combinations_that_no_flag_takes() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
         assert!(!error.contains("panicked"), "{args:?}: {error}");
+        assert!(
+            args.is_empty() || error.starts_with("error: ") && error.lines().count() == 1,
+            "{args:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn flags_are_refused_by_their_names() {
+    let place = Place::new();
+    let refused = |args: &[&str]| {
+        let output = place.output(args, "");
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for (flag, value) in [("--temperature", "-1"), ("--top-p", "-0.5"), ("--top-k", "-1"), ("--vram", "-1")] {
+        let message = refused(&["run", "synthetic:tiny", flag, value]);
+        assert!(message.starts_with(&format!("error: invalid value '{value}' for '{flag} ")), "{message}");
+    }
+    let message = refused(&["run", "--greedy", "--temperature", "0.8"]);
+    assert!(message.starts_with("error: --greedy contradicts --temperature"), "{message}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn help_that_cannot_be_written_is_a_failure() {
+    use std::process::Command;
+    for args in [&["--help"][..], &["--version"], &["run", "--help"], &["help", "plan"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_djinn")).args(args).stdout(full).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {error}");
+        assert!(error.starts_with("error: standard output: ") && error.lines().count() == 1, "{error}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_weights_are_read() {
+    let place = Place::new();
+    let folder = place.path().join("model");
+    copy_checkpoint("gqa-bf16", &folder);
+    let seventeen = vec!["1"; 17].join(",");
+    let run = ["run", "./model", "--prompt-tokens", &seventeen, "--vram=1GiB"];
+    // What was loaded is told in a line of its own, and a refusal is one line.
+    let loaded = place.output(&run, "");
+    assert!(String::from_utf8(loaded.stderr).unwrap().contains("loading model"));
+    for (more, expected) in [
+        ("--ctx=16", "a sequence of 17 tokens does not fit a context of 16"),
+        ("--ctx=4096", "--ctx 4096 exceeds the model's context of 512 tokens"),
+    ] {
+        let message = place.refused(&[&run[..], &[more]].concat());
+        assert!(message.starts_with(expected), "{message}");
     }
 }
 

@@ -2,14 +2,25 @@
 
 use super::Place;
 use serde_json::Value;
+use std::path::Path;
 
 fn u(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no whole number"))
 }
 
+const PROFILE: &str = r#"{"name":"mine","flops":1e12,"memory":1e11,"link":1e10,"launch":1e-6}"#;
+
+/// A place on a machine that was measured.
+fn place() -> Place {
+    let place = Place::new();
+    std::fs::create_dir(place.path().join("cache")).unwrap();
+    place.write("cache/machine.json", PROFILE);
+    place
+}
+
 #[test]
 fn the_report_adds_up() {
-    let place = Place::new();
+    let place = place();
     let cap = 20u64 << 30;
     let plan = place.json(&["plan", "synthetic:llama-2-13b", "--vram", "20GiB", "--json"]);
     assert_eq!(plan["model"], "synthetic:llama-2-13b");
@@ -36,7 +47,8 @@ fn the_report_adds_up() {
     assert_eq!(u(&plan["ring"]["bytes"]), u(&segments["ring"]));
     assert!(u(&chunks["largest_bytes"]) <= u(&plan["ring"]["bytes"]));
     assert_eq!(plan["bottleneck"]["decode"], "link");
-    assert_eq!((&plan["machine"]["name"], &plan["machine"]["chosen"]), (&"h200".into(), &"default".into()));
+    assert_eq!((&plan["machine"]["name"], &plan["machine"]["chosen"]), (&"mine".into(), &"measured".into()));
+    assert_eq!(u(&segments["reserved"]), 0, "the CPU device takes nothing for itself");
     // No pass is faster than its copies.
     let copies = u(&plan["streamed_bytes_per_pass"]) as f64 / plan["machine"]["link"].as_f64().unwrap();
     for key in ["ttft_ms", "tpot_ms"] {
@@ -45,15 +57,15 @@ fn the_report_adds_up() {
 }
 
 #[test]
-fn everything_is_resident_without_a_cap() {
+fn everything_is_resident_where_the_card_holds_it() {
     let long = ["--prompt-len=2048", "--prefill-chunk=2048"];
     let args = [&["plan", "synthetic:llama-2-7b", "--json", "--gpu", "l4"], &long[..]].concat();
     let plan = Place::new().json(&args);
     assert_eq!(u(&plan["streamed_bytes_per_pass"]), 0);
-    assert_eq!(plan["vram_bytes"], Value::Null);
+    assert_eq!(u(&plan["vram_bytes"]), 23034 << 20, "the card's memory");
     assert_eq!(plan["bottleneck"], serde_json::json!({ "prefill": "compute", "decode": "memory" }));
     assert_eq!(plan["machine"]["chosen"], "named");
-    // 13.5 GB of weights at 255 GB/s.
+    // 13.5 GB of weights at 250 GB/s.
     let tpot = plan["predicted"]["tpot_ms"].as_f64().unwrap();
     assert!((50.0..70.0).contains(&tpot), "{tpot}");
 }
@@ -62,7 +74,7 @@ fn everything_is_resident_without_a_cap() {
 fn long_prompts_take_several_passes() {
     let ttft = |prompt: &str| {
         let model = ["plan", "synthetic:llama-2-13b", "--vram=20GiB", "--ctx=4096"];
-        let args = [&model[..], &["--json", "--prompt-len", prompt]].concat();
+        let args = [&model[..], &["--json", "--gpu=h200", "--prompt-len", prompt]].concat();
         Place::new().json(&args)["predicted"]["ttft_ms"].as_f64().unwrap()
     };
     let ratio = ttft("2048") / ttft("512");
@@ -71,7 +83,7 @@ fn long_prompts_take_several_passes() {
 
 #[test]
 fn work_and_cache_settings_change_the_plan() {
-    let place = Place::new();
+    let place = place();
     let data = |more: &[&str]| {
         let args: Vec<&str> =
             ["plan", "synthetic:llama-2-7b", "--json"].iter().chain(more).copied().collect();
@@ -88,29 +100,110 @@ fn work_and_cache_settings_change_the_plan() {
 
 #[test]
 fn people_get_a_table() {
-    let text = Place::new().ok(&["plan", "synthetic:llama-2-13b", "--vram", "20GiB", "--stream-check"]);
-    for part in
-        ["13.016 billion", "cap 20.0 GiB", "resident", "ring", "KV cache", "check", "h200, the default"]
-    {
+    let text = place().ok(&["plan", "synthetic:llama-2-13b", "--vram", "20GiB", "--stream-check"]);
+    let rates = "mine (link 10.0 GB/s, memory 100.0 GB/s, 1.0 TFLOP/s, as measured by djinn doctor)";
+    for part in ["13.016 billion", "cap 20.0 GiB", "resident", "ring", "KV cache", "f32", "check", rates] {
         assert!(text.contains(part), "{part} is missing in {text}");
     }
+    let tiny = place().ok(&["plan", "synthetic:tiny"]);
+    assert!(tiny.starts_with("synthetic:tiny: 127304 parameters"), "{tiny}");
 }
 
 #[test]
 fn a_measured_machine_is_preferred_and_checked() {
-    let place = Place::new();
-    let cache = place.path().join("cache");
-    std::fs::create_dir(&cache).unwrap();
-    let profile = r#"{"name":"mine","flops":1e12,"memory":1e11,"link":1e10,"launch":1e-6}"#;
-    std::fs::write(cache.join("machine.json"), profile).unwrap();
+    let place = place();
     let plan = place.json(&["plan", "synthetic:tiny", "--json"]);
     assert_eq!((&plan["machine"]["name"], &plan["machine"]["chosen"]), (&"mine".into(), &"measured".into()));
     let named = place.json(&["plan", "synthetic:tiny", "--json", "--gpu", "h100"]);
     assert_eq!(named["machine"]["name"], "h100");
-    for bad in ["{", "{}", &profile.replace("1e10", "0"), &profile.replace("mine", "mine\",\"x\":\"")] {
-        std::fs::write(cache.join("machine.json"), bad).unwrap();
+    for bad in ["{", "{}", &PROFILE.replace("1e10", "0"), &PROFILE.replace("mine", "mine\",\"x\":\"")] {
+        place.write("cache/machine.json", bad);
         assert!(
             place.refused(&["plan", "synthetic:tiny"]).contains("measure again with `djinn doctor --save`")
         );
     }
+}
+
+#[test]
+fn a_machine_that_was_never_measured_is_measured_at_once() {
+    let place = Place::new();
+    let plan = place.json(&["plan", "synthetic:tiny", "--json"]);
+    assert_eq!((&plan["machine"]["chosen"], &plan["kv_dtype"]), (&"quick".into(), &"f32".into()));
+    for rate in ["flops", "memory", "link"] {
+        assert!(plan["machine"][rate].as_f64().unwrap() > 1e6, "{plan}");
+    }
+    assert!(!place.path().join("cache/machine.json").exists(), "only the doctor keeps what it measures");
+}
+
+#[test]
+fn a_plan_is_of_one_machine() {
+    let place = place();
+    let plan = |more: &[&str]| {
+        place.json(&[&["plan", "synthetic:llama-2-13b", "--vram", "20G", "--json"], more].concat())
+    };
+    let (cpu, card) = (plan(&[]), plan(&["--gpu", "RTX 4090"]));
+    assert_eq!((&cpu["kv_dtype"], &cpu["segments"]["reserved"]), (&"f32".into(), &0.into()));
+    assert_eq!((&card["kv_dtype"], &card["machine"]["name"]), (&"f16".into(), &"rtx-4090".into()));
+    assert!(u(&card["segments"]["reserved"]) > 500 << 20, "{card}");
+    // What the flags say of the machine wins, and changes nothing else.
+    let flags = ["--link-gbps=1", "--hbm-gbps=50", "--tflops=0.25"];
+    for (of, more) in [(&cpu, &flags[..]), (&card, &[&["--gpu=rtx-4090"], &flags[..]].concat())] {
+        let plan = plan(more);
+        let rates = ["link", "memory", "flops"].map(|rate| plan["machine"][rate].as_f64().unwrap());
+        assert_eq!(rates, [1e9, 50e9, 0.25e12]);
+        assert_eq!(plan["segments"], of["segments"]);
+    }
+}
+
+/// The bytes of the rows of a plan's table, and their sum as it is printed.
+fn rows(text: &str) -> (Vec<u64>, u64) {
+    let rows = text.lines().filter(|line| line.starts_with("  "));
+    let bytes = rows.filter_map(|row| row.split_whitespace().nth(1)?.parse().ok()).collect();
+    let total = text.split(" bytes)").next().unwrap().rsplit('(').next().unwrap();
+    (bytes, total.parse().unwrap())
+}
+
+#[test]
+fn the_rows_of_the_table_sum_to_the_total() {
+    let place = place();
+    for more in [
+        &["--vram=20GiB", "--stream-check"][..],
+        &["--gpu=rtx-3090"],
+        &["--gpu=h200", "--vram=16G", "--kv-dtype=f32", "--batch=4"],
+    ] {
+        for model in ["synthetic:llama-2-13b", "synthetic:mixtral-8x7b?layers=4"] {
+            let text = place.ok(&[&["plan", model], more].concat());
+            let (rows, total) = rows(&text);
+            assert!(rows.len() >= 4 && rows.iter().sum::<u64>() == total, "{rows:?}: {text}");
+        }
+    }
+    let card = place.ok(&["plan", "synthetic:llama-2-13b", "--gpu=rtx-3090"]);
+    assert!(card.contains("  reserved ") && card.contains("rtx-3090 has 24.0 GiB"), "{card}");
+}
+
+#[test]
+fn a_card_that_the_kernels_do_not_run_on_is_named() {
+    let place = place();
+    let last = |gpu: &str| place.ok(&["plan", "synthetic:tiny", gpu]).lines().last().unwrap().to_owned();
+    assert!(last("--gpu=t4").contains("t4 has 7.5 and does not run them"));
+    assert!(!last("--gpu=a10").contains("does not run"));
+}
+
+#[test]
+fn the_sample_of_the_readme_is_what_the_command_prints() {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = std::fs::read_to_string(readme).unwrap();
+    let sample = readme.split("$ djinn plan ").nth(1).unwrap().split("\n```").next().unwrap();
+    let (args, shown) = sample.split_once('\n').unwrap();
+    let args: Vec<&str> = ["plan"].into_iter().chain(args.split_whitespace()).collect();
+    assert_eq!(Place::new().ok(&args).trim_end(), shown, "of {args:?}");
+}
+
+#[test]
+fn flags_without_effect_on_a_plan_are_not_offered() {
+    let help = Place::new().ok(&["plan", "--help"]);
+    for flag in ["--stream-check", "--device", "--threads", "--trace"] {
+        assert!(!help.contains(flag), "{flag} is offered: {help}");
+    }
+    assert!(help.contains("--link-gbps"));
 }

@@ -156,3 +156,18 @@ fn files_that_are_no_files_are_refused() {
         std::fs::rename(at("djinn.toml"), at(name)).unwrap();
     }
 }
+
+#[test]
+fn the_model_has_a_variable_and_a_key() {
+    let place = Place::new().with("DJINN_MODEL", "synthetic:tiny");
+    let name = |args: &[&str]| place.json(args)["model"].as_str().unwrap().to_owned();
+    assert_eq!(name(&["plan", "--json"]), "synthetic:tiny");
+    assert_eq!(name(&["run", "--json", "-n=1", "--prompt-tokens=1"]), "synthetic:tiny");
+    assert_eq!(name(&["plan", "--json", "synthetic:tiny-gqa"]), "synthetic:tiny-gqa");
+    place.write("own.toml", "model = \"synthetic:tiny-gqa\"");
+    assert_eq!(name(&["plan", "--json", "--config=own.toml"]), "synthetic:tiny");
+    let place = Place::new();
+    place.write("own.toml", "model = \"synthetic:tiny-gqa\"");
+    let plan = place.json(&["plan", "--json", "--config=own.toml"]);
+    assert_eq!(plan["model"], "synthetic:tiny-gqa");
+}

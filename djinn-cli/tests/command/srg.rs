@@ -8,6 +8,20 @@ fn the_graph_is_shown_three_ways() {
     let table = place.ok(&["srg", "synthetic:llama-2-13b"]);
     assert!(table.contains("blocks 0 to 39, 40 alike:") && table.lines().count() < 30, "{table}");
     assert!(table.contains("blocks.0.attn.qkv") && !table.contains("blocks.1.attn.qkv"), "{table}");
+    let tiny = place.ok(&["srg", "synthetic:tiny"]);
+    assert!(tiny.contains(" 127304 parameters, "), "{tiny}");
+    for table in [table, tiny, place.ok(&["srg", "synthetic:mixtral-8x7b"])] {
+        // Every number ends where its column does.
+        let head = table.lines().find(|line| line.starts_with("node ")).unwrap();
+        let end = head.find("bound").unwrap();
+        let rows = table.lines().filter(|line| line.ends_with("memory") || line.ends_with("compute"));
+        for row in rows {
+            assert!(
+                row.as_bytes()[end - 1] == b' ' && row[end..].trim_start() == &row[end..],
+                "{row}\n{table}"
+            );
+        }
+    }
     let decode = place.json(&["srg", "synthetic:tiny", "--json"]);
     assert_eq!(decode["nodes"].as_array().unwrap().len(), decode["annotations"].as_array().unwrap().len());
     assert_eq!((&decode["work"]["rows"]["rows"], &decode["work"]["context"]), (&1.into(), &512.into()));

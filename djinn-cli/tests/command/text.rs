@@ -87,6 +87,6 @@ fn stop_strings_cut_the_text() {
     // What may begin a stop string is shown once it turns out not to.
     let almost = format!("{}\u{1}", &whole[whole.len() - 2..]);
     assert_eq!(place.json(&[&command[..], &["--stop", &almost]].concat())["text"], whole);
-    let message = place.refused(&["run", "./model", "Hi", "-q", "--stop="]);
+    let message = place.refused(&["run", "./model", "Hi", "--stop="]);
     assert!(message.contains("a stop string is empty"), "{message}");
 }

@@ -2,7 +2,9 @@
 
 use super::Finding;
 use crate::size::human;
+use djinn_host::rates::{COPY_BYTES, Rates};
 use djinn_host::system::{self, Limit, Memory};
+use djinn_srg::cost::Machine;
 
 /// Locked memory below this holds no useful share of a model.
 const LITTLE_MEMLOCK: u64 = 1 << 30;
@@ -59,6 +61,17 @@ fn huge_pages(transparent: Option<&str>, memory: Option<Memory>) -> Finding {
         ),
         Some(mode) => Finding::fine(name, format!("transparent: {mode}{reserved}")),
     }
+}
+
+/// What the CPU device sustains.
+pub(super) fn rates(rates: &Rates) -> Vec<Finding> {
+    let Machine { flops, memory, link, launch, .. } = &rates.machine;
+    vec![
+        Finding::fine("arithmetic", format!("{:.1} GFLOP/s, bf16 weights, {}", flops / 1e9, rates.device)),
+        Finding::fine("weight reads", format!("{:.2} GB/s, one row times bf16 weights", memory / 1e9)),
+        Finding::fine("memory copy", format!("{:.2} GB/s in pieces of {}", link / 1e9, human(COPY_BYTES))),
+        Finding::fine("operation", format!("{:.1} us each at least", launch * 1e6)),
+    ]
 }
 
 /// The first GPU, or why there is none.

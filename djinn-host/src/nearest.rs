@@ -2,7 +2,7 @@
 
 /// The known name that takes the fewest edits to become `word`; none if that is more than a third of its letters.
 /// Case does not count, and `_` is `-`.
-pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |text: &str| text.to_lowercase().replace('_', "-");
     let word = plain(word);
     let length = word.chars().count();

@@ -1,19 +1,15 @@
 //! What the CPU device sustains, measured with the operations that a model runs.
 
-use super::Finding;
-use crate::size::human;
-use anyhow::Result;
+use crate::{Error, Result, system};
 use djinn_device::args::{Add, Linear, Weight};
 use djinn_device::{Buffer, CpuConfig, CpuDevice, DType, Device, Ops, Space, Span, Stream};
-use djinn_host::system;
 use djinn_srg::cost::Machine;
 use std::time::{Duration, Instant};
 
-/// How long each rate is measured.
-const SPAN: Duration = Duration::from_millis(300);
 /// bf16 0.0115 and f32 0.0115: an ordinary number in every element type.
 const BYTE: u8 = 0x3c;
-const COPY_BYTES: u64 = 64 << 20;
+/// Bytes of the copies that are measured.
+pub const COPY_BYTES: u64 = 64 << 20;
 /// A weight that is larger than any cache it should not be read from, and one that is not.
 const LARGE: (u32, u32) = (8192, 8192);
 const SMALL: (u32, u32) = (1024, 1024);
@@ -22,16 +18,25 @@ const PREFILL_ROWS: u32 = 256;
 const BURST: u32 = 64;
 
 /// What was measured.
-pub(super) struct Rates {
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rates {
     /// The device's name: threads and instruction set.
-    pub(super) device: String,
-    pub(super) machine: Machine,
+    pub device: String,
+    /// For predictions.
+    pub machine: Machine,
 }
 
-/// Measures the CPU device with `threads` threads; 0 for all.
-pub(super) fn measure(threads: usize) -> Result<Rates> {
+/// Measures the CPU device with `threads` threads, 0 for all: each of four rates for `span`.
+///
+/// # Errors
+/// [`Error::Cpu`] if the device fails, e.g. for want of memory: 200 MiB will do.
+pub fn measure(threads: usize, span: Duration) -> Result<Rates> {
+    measured(threads, span).map_err(Error::Cpu)
+}
+
+fn measured(threads: usize, span: Duration) -> djinn_device::Result<Rates> {
     let device = CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() })?;
-    let bench = Bench { stream: device.stream()?, device };
+    let bench = Bench { stream: device.stream()?, device, span };
     let link = bench.copy()?;
     let [memory, flops] = [bench.linear(LARGE, 1)?, bench.linear(SMALL, PREFILL_ROWS)?];
     let device = bench.device.info().name;
@@ -50,22 +55,6 @@ pub(super) fn measure(threads: usize) -> Result<Rates> {
     Ok(Rates { device, machine })
 }
 
-impl Rates {
-    /// The rates as findings.
-    pub(super) fn findings(&self) -> Vec<Finding> {
-        let Machine { flops, memory, link, launch, .. } = &self.machine;
-        vec![
-            Finding::fine("arithmetic", format!("{:.1} GFLOP/s, bf16 weights, {}", flops / 1e9, self.device)),
-            Finding::fine("weight reads", format!("{:.2} GB/s, one row times bf16 weights", memory / 1e9)),
-            Finding::fine(
-                "memory copy",
-                format!("{:.2} GB/s in pieces of {}", link / 1e9, human(COPY_BYTES)),
-            ),
-            Finding::fine("operation", format!("{:.1} us each at least", launch * 1e6)),
-        ]
-    }
-}
-
 /// Rates of one operation.
 struct Rate {
     flops: f64,
@@ -75,21 +64,23 @@ struct Rate {
 struct Bench {
     device: CpuDevice,
     stream: Stream,
+    /// How long each rate is measured.
+    span: Duration,
 }
 
 impl Bench {
-    fn buffer(&self, space: Space, bytes: u64) -> Result<Buffer> {
+    fn buffer(&self, space: Space, bytes: u64) -> djinn_device::Result<Buffer> {
         let buffer = self.device.alloc(space, bytes)?;
         self.device.fill(self.stream, buffer.span(), BYTE)?;
         Ok(buffer)
     }
 
     /// Seconds of one `work`, which enqueues on the stream.
-    fn time(&self, work: impl Fn() -> djinn_device::Result<()>) -> Result<f64> {
+    fn time(&self, work: impl Fn() -> djinn_device::Result<()>) -> djinn_device::Result<f64> {
         work()?;
         self.device.sync(self.stream)?;
         let (start, mut rounds) = (Instant::now(), 0u32);
-        while rounds == 0 || start.elapsed() < SPAN {
+        while rounds == 0 || start.elapsed() < self.span {
             work()?;
             self.device.sync(self.stream)?;
             rounds += 1;
@@ -98,7 +89,7 @@ impl Bench {
     }
 
     /// Bytes per second from host to device.
-    fn copy(&self) -> Result<f64> {
+    fn copy(&self) -> djinn_device::Result<f64> {
         let (from, to) = (self.buffer(Space::Host, COPY_BYTES)?, self.buffer(Space::Device, COPY_BYTES)?);
         let seconds = self.time(|| self.device.copy(self.stream, from.span(), to.span()))?;
         self.free([from, to]);
@@ -106,7 +97,7 @@ impl Bench {
     }
 
     /// A product of `rows` rows with an `[n, k]` weight of bf16.
-    fn linear(&self, (n, k): (u32, u32), rows: u32) -> Result<Rate> {
+    fn linear(&self, (n, k): (u32, u32), rows: u32) -> djinn_device::Result<Rate> {
         let f32s = |columns: u32| self.buffer(Space::Device, 4 * rows as u64 * columns as u64);
         let weight_bytes = 2 * n as u64 * k as u64;
         let (x, out, weight) = (f32s(k)?, f32s(n)?, self.buffer(Space::Device, weight_bytes)?);
@@ -128,7 +119,7 @@ impl Bench {
     }
 
     /// Seconds of an operation that does next to nothing.
-    fn launch(&self) -> Result<f64> {
+    fn launch(&self) -> djinn_device::Result<f64> {
         let buffer = self.buffer(Space::Device, 3 * 256)?;
         let part = |i: u64| -> Span { buffer.slice(i * 256, 256) };
         let args = Add { a: part(0), b: part(1), out: part(2), len: 64 };

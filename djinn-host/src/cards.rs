@@ -1,0 +1,175 @@
+//! GPUs that people own: what their makers' data sheets say, and what Djinn gets of it.
+
+use crate::{Error, Result, nearest};
+use djinn_srg::cost::Machine;
+
+/// A GPU. Bandwidth and arithmetic are the data sheet's; memory is what the driver reports, which is less where error
+/// correction takes a share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Card {
+    /// For `--gpu`, e.g. `rtx-3060`.
+    pub name: &'static str,
+    /// Device memory.
+    pub memory_mib: u64,
+    /// Of device memory, GB/s.
+    pub memory_gbps: f64,
+    /// Dense matrix products of 16-bit numbers with sums in f32, TFLOP/s. GeForce cards do these at half the rate
+    /// of sums in f16.
+    pub tflops: f64,
+    /// Generation of PCI Express.
+    pub pcie: u32,
+    /// Its lanes.
+    pub lanes: u32,
+    /// Major and minor compute capability.
+    pub capability: (u32, u32),
+}
+
+const fn card(
+    name: &'static str,
+    memory_mib: u64,
+    memory_gbps: f64,
+    tflops: f64,
+    (pcie, lanes): (u32, u32),
+    capability: (u32, u32),
+) -> Card {
+    Card { name, memory_mib, memory_gbps, tflops, pcie, lanes, capability }
+}
+
+/// The cards that are known by name. From the vendor's data sheets and architecture white papers.
+pub const CARDS: &[Card] = &[
+    card("rtx-3060", 12288, 360.0, 25.5, (4, 16), (8, 6)),
+    card("rtx-3060-ti", 8192, 448.0, 32.4, (4, 16), (8, 6)),
+    card("rtx-3070", 8192, 448.0, 40.6, (4, 16), (8, 6)),
+    card("rtx-3070-ti", 8192, 608.0, 43.5, (4, 16), (8, 6)),
+    card("rtx-3080", 10240, 760.0, 59.5, (4, 16), (8, 6)),
+    card("rtx-3080-12", 12288, 912.0, 61.3, (4, 16), (8, 6)),
+    card("rtx-3080-ti", 12288, 912.0, 68.2, (4, 16), (8, 6)),
+    card("rtx-3090", 24576, 936.0, 71.0, (4, 16), (8, 6)),
+    card("rtx-3090-ti", 24564, 1008.0, 80.0, (4, 16), (8, 6)),
+    card("rtx-4060", 8188, 272.0, 30.2, (4, 8), (8, 9)),
+    card("rtx-4060-ti", 8188, 288.0, 44.1, (4, 8), (8, 9)),
+    card("rtx-4060-ti-16", 16380, 288.0, 44.1, (4, 8), (8, 9)),
+    card("rtx-4070", 12282, 504.0, 58.3, (4, 16), (8, 9)),
+    card("rtx-4070-super", 12282, 504.0, 71.0, (4, 16), (8, 9)),
+    card("rtx-4070-ti", 12282, 504.0, 80.2, (4, 16), (8, 9)),
+    card("rtx-4070-ti-super", 16376, 672.0, 88.2, (4, 16), (8, 9)),
+    card("rtx-4080", 16376, 716.8, 97.5, (4, 16), (8, 9)),
+    card("rtx-4080-super", 16376, 736.0, 104.4, (4, 16), (8, 9)),
+    card("rtx-4090", 24564, 1008.0, 165.2, (4, 16), (8, 9)),
+    card("rtx-5060", 8151, 448.0, 38.4, (5, 8), (12, 0)),
+    card("rtx-5060-ti", 8151, 448.0, 47.4, (5, 8), (12, 0)),
+    card("rtx-5060-ti-16", 16311, 448.0, 47.4, (5, 8), (12, 0)),
+    card("rtx-5070", 12227, 672.0, 61.7, (5, 16), (12, 0)),
+    card("rtx-5070-ti", 16303, 896.0, 87.9, (5, 16), (12, 0)),
+    card("rtx-5080", 16303, 960.0, 112.6, (5, 16), (12, 0)),
+    card("rtx-5090", 32607, 1792.0, 209.5, (5, 16), (12, 0)),
+    card("rtx-6000-ada", 49140, 960.0, 364.2, (4, 16), (8, 9)),
+    card("t4", 15360, 320.0, 65.0, (3, 16), (7, 5)),
+    card("a10", 23028, 600.0, 125.0, (4, 16), (8, 6)),
+    card("l4", 23034, 300.0, 121.0, (4, 16), (8, 9)),
+    card("l40s", 46068, 864.0, 362.0, (4, 16), (8, 9)),
+    card("a100-40", 40960, 1555.0, 312.0, (4, 16), (8, 0)),
+    card("a100-80", 81920, 2039.0, 312.0, (4, 16), (8, 0)),
+    card("a100-80-pcie", 81920, 1935.0, 312.0, (4, 16), (8, 0)),
+    card("h100", 81559, 3350.0, 989.0, (5, 16), (9, 0)),
+    card("h100-pcie", 81559, 2039.0, 756.0, (5, 16), (9, 0)),
+    card("h200", 143771, 4800.0, 989.0, (5, 16), (9, 0)),
+    card("b200", 183359, 7680.0, 2250.0, (5, 16), (10, 0)),
+];
+
+/// Shares of the data sheet's figures that Djinn's kernels sustain, as measured on an H200.
+const ARITHMETIC: f64 = 770.0 / 989.0;
+const MEMORY: f64 = 4000.0 / 4800.0;
+/// The oldest compute capability that the kernels run on.
+const OLDEST: (u32, u32) = (8, 0);
+/// Context, code and workspaces of Djinn's own device, as it reports them on an H200.
+const RESERVED_BYTES: u64 = 689_504_256;
+
+impl Card {
+    /// The card that is called `name`, in whatever spelling: `rtx-3060`, `RTX 3060`, `3060`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownCard`], with the names that are near.
+    pub fn find(name: &str) -> Result<&'static Card> {
+        let asked = plain(name);
+        CARDS.iter().find(|card| plain(card.name) == asked).ok_or_else(|| {
+            let names = CARDS.iter().map(|card| card.name);
+            let near = match nearest(name, names.clone()) {
+                Some(near) => format!("did you mean {near}?"),
+                None => format!("known are {}", names.collect::<Vec<_>>().join(", ")),
+            };
+            Error::UnknownCard { name: name.to_owned(), near }
+        })
+    }
+
+    /// Device memory, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_mib << 20
+    }
+
+    /// Whether Djinn's kernels run on it.
+    pub fn runs(&self) -> bool {
+        self.capability >= OLDEST
+    }
+
+    /// What Djinn sustains on the card: the shares of its figures that were measured on an H200, and the rate that
+    /// copies from pinned memory reach on such a link.
+    pub fn machine(&self) -> Machine {
+        let lane = match self.pcie {
+            3 => 12.5e9 / 16.0,
+            4 => 25e9 / 16.0,
+            _ => 55.4e9 / 16.0,
+        };
+        Machine {
+            name: self.name.to_owned(),
+            flops: self.tflops * 1e12 * ARITHMETIC,
+            memory: self.memory_gbps * 1e9 * MEMORY,
+            link: lane * f64::from(self.lanes),
+            // From Hopper on, successive operations overlap, and one costs less by itself.
+            launch: if self.capability >= (9, 0) { 1.2e-6 } else { 2e-6 },
+            reserved_bytes: RESERVED_BYTES,
+        }
+    }
+}
+
+/// A name without what people may leave out or write otherwise.
+fn plain(name: &str) -> String {
+    let name: String = name.to_lowercase().chars().filter(|c| !matches!(c, ' ' | '-' | '_')).collect();
+    let name = ["nvidia", "geforce", "rtx"]
+        .iter()
+        .fold(&*name, |name, word| name.strip_prefix(word).unwrap_or(name));
+    name.strip_suffix("gb").unwrap_or(name).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_are_found_in_any_spelling() {
+        for name in ["rtx-3060", "RTX 3060", "3060", "NVIDIA GeForce RTX 3060", "rtx_3060"] {
+            assert_eq!(Card::find(name).unwrap().name, "rtx-3060", "{name}");
+        }
+        assert_eq!(Card::find("A100 80GB").unwrap().name, "a100-80");
+        for card in CARDS {
+            assert_eq!(Card::find(card.name).unwrap(), card, "two cards have one name");
+        }
+        let message = |name| Card::find(name).unwrap_err().to_string();
+        assert_eq!(message("rtx-3061"), "there is no card rtx-3061; did you mean rtx-3060?");
+        assert!(message("abacus").ends_with("h200, b200"), "{}", message("abacus"));
+    }
+
+    #[test]
+    fn figures_are_of_their_kind() {
+        for card in CARDS {
+            assert!((8 << 30..192 << 30).contains(&(card.memory_bytes() + (1 << 30))), "{card:?}");
+            assert!((270.0..8000.0).contains(&card.memory_gbps), "{card:?}");
+            assert!((25.0..2300.0).contains(&card.tflops), "{card:?}");
+            assert!((3..=5).contains(&card.pcie) && [8, 16].contains(&card.lanes), "{card:?}");
+        }
+        let h200 = Card::find("h200").unwrap().machine();
+        assert!((h200.flops - 770e12).abs() < 1e6 && (h200.memory - 4000e9).abs() < 1.0, "{h200:?}");
+        assert_eq!(h200.link, 55.4e9);
+        assert!(!Card::find("t4").unwrap().runs() && Card::find("a100-40").unwrap().runs());
+    }
+}

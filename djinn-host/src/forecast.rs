@@ -1,0 +1,220 @@
+//! Where every byte of a model would lie on a machine, and how fast it would run; nothing is loaded.
+
+use crate::{DeviceName, Result, Setup, Target, context_for};
+use djinn_device::DType;
+use djinn_engine::{Error, MemoryPlan, Options, Segments};
+use djinn_models::Model;
+use djinn_srg::Rows;
+use djinn_srg::cost::Work;
+use djinn_vmu::{Bottleneck, Prediction, predict};
+use serde::Serialize;
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// Tokens of the prompt; at least 1.
+    pub prompt_tokens: u32,
+    /// Tokens to generate.
+    pub max_tokens: u32,
+    /// Sequences that decode together; at least 1.
+    pub sequences: u32,
+}
+
+/// The plan of a task on a machine.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Forecast {
+    /// The model's name.
+    pub model: String,
+    /// Its parameters.
+    pub parameters: u64,
+    /// Bytes of its weights.
+    pub weight_bytes: u64,
+    /// Tokens that a sequence may have.
+    pub context: u64,
+    /// Sequences that decode together.
+    pub sequences: u32,
+    /// Element type of the KV cache.
+    pub kv_dtype: DType,
+    /// Device bytes by what they hold.
+    pub segments: Segments,
+    /// Everything on the device: the sum of the segments.
+    pub device_bytes: u64,
+    /// The cap on it.
+    pub vram_bytes: Option<u64>,
+    /// Everything that is kept on the host.
+    pub host_bytes: u64,
+    /// Weights of it: streamed chunks and gathered tables.
+    pub host_weight_bytes: u64,
+    /// KV pages of it, for parked sessions.
+    pub host_kv_bytes: u64,
+    /// Streamed weights that the host holds once for several layers.
+    pub shared_host_bytes: u64,
+    /// Weights that stay on the device.
+    pub resident_bytes: u64,
+    /// What crosses to the device in every pass; at most, where it depends on the experts that a pass uses.
+    pub streamed_bytes_per_pass: u64,
+    /// The same of a decode pass, on average.
+    pub expected_streamed_bytes_per_pass: u64,
+    /// How the weights are cut.
+    pub chunks: Chunks,
+    /// How they stream.
+    pub ring: RingUse,
+    /// Times.
+    pub predicted: Predicted,
+    /// What limits them.
+    pub bottleneck: Bottlenecks,
+    /// What they are for.
+    pub machine: Target,
+}
+
+/// Units of residency and transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Chunks {
+    /// All of them.
+    pub count: usize,
+    /// Those that stay on the device.
+    pub resident: usize,
+    /// Those that stream.
+    pub streamed: usize,
+    /// Bytes of the largest.
+    pub largest_bytes: u64,
+}
+
+/// The ring through which chunks stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RingUse {
+    /// Its size.
+    pub bytes: u64,
+    /// Chunks of a cycle.
+    pub slots: usize,
+    /// Bytes that no chunk uses because none may straddle the wrap, over one cycle.
+    pub skipped_bytes: u64,
+}
+
+/// Predicted times.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Predicted {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens to generate.
+    pub max_tokens: u32,
+    /// Until the first token.
+    pub ttft_ms: f64,
+    /// For each token after it.
+    pub tpot_ms: f64,
+    /// Time in which the link is busy, per token.
+    pub copy_ms: f64,
+    /// Time in which operations run, per token.
+    pub compute_ms: f64,
+}
+
+/// What limits each phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Bottlenecks {
+    /// The longest pass of the prompt.
+    pub prefill: Bottleneck,
+    /// A decode pass.
+    pub decode: Bottleneck,
+}
+
+impl Forecast {
+    /// Plans `task` for `model` on `target`, which takes the place of the setup's device. A card's memory is the cap
+    /// where the setup has none.
+    ///
+    /// # Errors
+    /// If the budget or the context holds no such task.
+    pub fn new(model: &Model, setup: &Setup, target: Target, task: Task) -> Result<Self> {
+        let tokens = u64::from(task.prompt_tokens) + u64::from(task.max_tokens);
+        let setup = Setup {
+            device: DeviceName::Cpu,
+            kv_dtype: setup.kv_dtype.or_else(|| Some(target.kv_dtype(model))),
+            vram: setup.vram.or(target.card.map(|card| card.memory_bytes())),
+            ..*setup
+        };
+        let options = setup.options(model, context_for(tokens, model))?;
+        let options = Options { sequences: task.sequences, logit_rows: task.sequences, ..options };
+        let (tokens, context) = (u64::from(task.prompt_tokens), options.context);
+        if tokens > context {
+            return Err(Error::ContextFull { tokens, context }.into());
+        }
+        let reserved_bytes = target.reserved_bytes(options.most_host_bytes(&model.graph));
+        let plan = options.plan(&model.graph, reserved_bytes)?;
+        Ok(forecast(model, &options, &plan, target, task))
+    }
+}
+
+fn forecast(model: &Model, options: &Options, plan: &MemoryPlan, target: Target, task: Task) -> Forecast {
+    let (graph, placement, kv_dtype) = (&model.graph, &plan.placement, plan.kv.dtype);
+    let streamed = placement.streamed().count();
+    let (predicted, bottleneck) = times(model, options, plan, &target, task);
+    Forecast {
+        model: model.name.clone(),
+        parameters: graph.parameters(),
+        weight_bytes: graph.text_bytes(),
+        context: options.context,
+        sequences: options.sequences,
+        kv_dtype,
+        segments: plan.segments,
+        device_bytes: plan.segments.total(),
+        vram_bytes: options.budget.vram,
+        host_bytes: plan.host_bytes,
+        host_weight_bytes: plan.host_weight_bytes(),
+        host_kv_bytes: plan.kv.host_bytes(),
+        shared_host_bytes: placement.streamed_bytes() - placement.host_bytes(),
+        resident_bytes: placement.resident_bytes(),
+        streamed_bytes_per_pass: placement.streamed_bytes(),
+        expected_streamed_bytes_per_pass: placement.expected_streamed_bytes(task.sequences.into()),
+        chunks: Chunks {
+            count: placement.chunks.len(),
+            resident: placement.chunks.len() - streamed,
+            streamed,
+            largest_bytes: placement.chunks.iter().map(|c| c.bytes).max().unwrap_or(0),
+        },
+        ring: RingUse {
+            bytes: placement.ring.capacity(),
+            slots: placement.ring.slots().len(),
+            skipped_bytes: placement.ring.skipped_bytes(),
+        },
+        predicted,
+        bottleneck,
+        machine: target,
+    }
+}
+
+fn times(
+    model: &Model,
+    options: &Options,
+    plan: &MemoryPlan,
+    target: &Target,
+    task: Task,
+) -> (Predicted, Bottlenecks) {
+    let (kv_dtype, machine) = (plan.kv.dtype, &target.machine);
+    let prefill: Vec<Prediction> = prefill_passes(task.prompt_tokens.into(), plan.stack.rows.rows, kv_dtype)
+        .map(|work| predict(&model.graph, plan, &work, machine))
+        .collect();
+    let longest =
+        prefill.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds)).expect("a prompt is not empty");
+    let halfway = u64::from(task.prompt_tokens) + u64::from(task.max_tokens) / 2;
+    let decode = Work::decode(task.sequences.into(), halfway.min(options.context), kv_dtype);
+    let decode = predict(&model.graph, plan, &decode, machine);
+    let predicted = Predicted {
+        prompt_tokens: task.prompt_tokens,
+        max_tokens: task.max_tokens,
+        ttft_ms: prefill.iter().map(|p| p.seconds).sum::<f64>() * 1e3,
+        tpot_ms: decode.seconds * 1e3,
+        copy_ms: decode.copy_seconds * 1e3,
+        compute_ms: decode.compute_seconds * 1e3,
+    };
+    (predicted, Bottlenecks { prefill: longest.bottleneck, decode: decode.bottleneck })
+}
+
+/// The passes that bring a prompt in: pieces of at most `rows` tokens, logits for the last one only.
+fn prefill_passes(tokens: u64, rows: u64, kv_dtype: DType) -> impl Iterator<Item = Work> {
+    (0..tokens.div_ceil(rows)).map(move |piece| {
+        let start = piece * rows;
+        let count = rows.min(tokens - start);
+        let last = start + count == tokens;
+        let rows = Rows { rows: count, logit_rows: u64::from(last) };
+        Work { rows, context: start + count.div_ceil(2), sequences: 1, kv_dtype }
+    })
+}

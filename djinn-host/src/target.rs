@@ -1,0 +1,55 @@
+//! The machine that a plan is for: a card by name, or this machine's CPU.
+
+use crate::{Card, DeviceName, Result, kv_dtype, rates};
+use djinn_device::DType;
+use djinn_models::Model;
+use djinn_srg::cost::Machine;
+use serde::Serialize;
+use std::time::Duration;
+
+/// How long each rate is measured where nobody has measured the machine before.
+const QUICK: Duration = Duration::from_millis(30);
+
+/// A machine, and how it is known.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Target {
+    /// Its rates.
+    #[serde(flatten)]
+    pub machine: Machine,
+    /// `named`: a card. `measured`: this machine, measured before. `quick`: this machine, measured just now.
+    pub chosen: &'static str,
+    /// The card, if it is one.
+    #[serde(skip)]
+    pub card: Option<&'static Card>,
+}
+
+impl Target {
+    /// A card.
+    pub fn card(card: &'static Card) -> Self {
+        Target { machine: card.machine(), chosen: "named", card: Some(card) }
+    }
+
+    /// This machine's CPU, with rates that were measured before.
+    pub fn measured(machine: Machine) -> Self {
+        Target { machine, chosen: "measured", card: None }
+    }
+
+    /// This machine's CPU, measured for less than half a second.
+    ///
+    /// # Errors
+    /// As [`rates::measure`].
+    pub fn quick() -> Result<Self> {
+        Ok(Target { machine: rates::measure(0, QUICK)?.machine, chosen: "quick", card: None })
+    }
+
+    /// The KV cache's element type where none is asked for.
+    pub fn kv_dtype(&self, model: &Model) -> DType {
+        kv_dtype(if self.card.is_some() { DeviceName::Cuda(0) } else { DeviceName::Cpu }, model)
+    }
+
+    /// Device memory that the device itself takes, with `pinned_bytes` of pinned host memory.
+    pub fn reserved_bytes(&self, pinned_bytes: u64) -> u64 {
+        let mapping = self.card.map_or(0, |_| djinn_cuda::mapping_bytes(pinned_bytes));
+        self.machine.reserved_bytes + mapping
+    }
+}
