@@ -31,7 +31,7 @@ pub(super) fn fill(args: &Exp1Args) -> Result<Exp1Args> {
             SMALL
         }
         DeviceName::Cpu => (LARGE, memory_bytes().map_or(MOST_VRAM, |bytes| MOST_VRAM.min(bytes / 2))),
-        DeviceName::Cuda(ordinal) => on_card(free_bytes(ordinal, args.vram)?),
+        DeviceName::Cuda(ordinal) => on_card(free_bytes(ordinal, args.vram)?, args.model.is_some()),
     };
     args.model.get_or_insert_with(|| model.to_owned());
     args.vram.get_or_insert(vram);
@@ -48,9 +48,11 @@ fn free_bytes(ordinal: u32, given: Option<u64>) -> Result<u64> {
     free.or(given.map(|vram| vram + SLACK)).context("the card does not tell its free memory; give --vram")
 }
 
-fn on_card(free: u64) -> (&'static str, u64) {
+/// For a card with `free` bytes: a model, unless one was `given`, and a budget.
+fn on_card(free: u64, given: bool) -> (&'static str, u64) {
     let fits = free.saturating_sub(SLACK);
-    if free < LEAST_FOR_LARGE { (MIDDLE.0, MIDDLE.1.min(fits)) } else { (LARGE, MOST_VRAM.min(fits)) }
+    let large = given || free >= LEAST_FOR_LARGE;
+    if large { (LARGE, MOST_VRAM.min(fits)) } else { (MIDDLE.0, MIDDLE.1.min(fits)) }
 }
 
 /// Short turns and waits, four policies, as far as nothing else was asked for.
@@ -94,9 +96,10 @@ mod tests {
 
     #[test]
     fn cards_get_what_fits_them() {
-        assert_eq!(on_card(139 << 30), (LARGE, 63 << 30));
-        assert_eq!(on_card(23 << 30), (LARGE, 22 << 30));
-        assert_eq!(on_card(11 << 30), MIDDLE);
-        assert_eq!(on_card(4 << 30), (MIDDLE.0, 3 << 30));
+        assert_eq!(on_card(139 << 30, false), (LARGE, 63 << 30));
+        assert_eq!(on_card(23 << 30, false), (LARGE, 22 << 30));
+        assert_eq!(on_card(11 << 30, false), MIDDLE);
+        assert_eq!(on_card(4 << 30, false), (MIDDLE.0, 3 << 30));
+        assert_eq!(on_card(11 << 30, true).1, 10 << 30, "a model of the user's may take what the card has");
     }
 }
