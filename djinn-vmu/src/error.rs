@@ -1,6 +1,7 @@
 //! Why memory cannot be planned, loaded or streamed.
 
 use crate::SourceError;
+use crate::size::human;
 
 /// A plan that does not fit, or a failure while loading or streaming.
 #[derive(Debug, thiserror::Error)]
@@ -8,8 +9,9 @@ use crate::SourceError;
 pub enum Error {
     /// The budget does not hold even the smallest plan of this shape.
     #[error(
-        "a device budget of {vram_bytes} bytes is too small: this model, context and batch need at least \
-         {least_bytes} bytes ({reason}); raise --vram or lower --ctx"
+        "a device budget of {} is too small: this model, context and batch need at least {} ({least_bytes} bytes: \
+         {reason}); {remedy}",
+        human(*vram_bytes), human(*least_bytes)
     )]
     BudgetTooSmall {
         /// The budget.
@@ -18,13 +20,15 @@ pub enum Error {
         least_bytes: u64,
         /// What the least holds.
         reason: String,
+        /// What to change, by its flag.
+        remedy: &'static str,
     },
     /// The weights that stay on the host, and the pages for parked sequences, exceed the host budget.
     #[error(
-        "a host budget of {ram_bytes} bytes is too small: {} bytes of weights{} stay on the host; raise --ram or \
-         --vram",
-        needed_bytes - kv_bytes,
-        if *kv_bytes > 0 { format!(" and {kv_bytes} bytes of KV pages") } else { String::new() }
+        "a host budget of {} is too small: {} of weights{} stay on the host ({needed_bytes} bytes); {remedy}",
+        human(*ram_bytes),
+        human(needed_bytes - kv_bytes),
+        if *kv_bytes > 0 { format!(" and {} of KV pages", human(*kv_bytes)) } else { String::new() }
     )]
     HostBudgetTooSmall {
         /// The budget.
@@ -33,10 +37,13 @@ pub enum Error {
         needed_bytes: u64,
         /// Those of them that are for parked sequences.
         kv_bytes: u64,
+        /// What to change, by its flag.
+        remedy: &'static str,
     },
     /// Chunks cannot be smaller than the model's largest tile.
     #[error(
-        "--chunk of {chunk_bytes} bytes is smaller than the model's largest tile; use at least {least_bytes}"
+        "--chunk of {} is smaller than the model's largest tile; use at least {} ({least_bytes} bytes)",
+        human(*chunk_bytes), human(*least_bytes)
     )]
     ChunkTooSmall {
         /// As asked for.
@@ -46,7 +53,8 @@ pub enum Error {
     },
     /// The ring cannot hold the largest streamed chunk.
     #[error(
-        "--ring of {ring_bytes} bytes is smaller than the largest streamed chunk; use at least {least_bytes}"
+        "--ring of {} is smaller than the largest streamed chunk; use at least {} ({least_bytes} bytes)",
+        human(*ring_bytes), human(*least_bytes)
     )]
     RingTooSmall {
         /// As asked for.

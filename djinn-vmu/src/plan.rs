@@ -4,7 +4,7 @@
 pub(crate) mod tests;
 
 use crate::text::{CHECK_BYTES, Chunk, FLAG_BYTES, PlacedTile, choose_resident, layout, pack, twins};
-use crate::{Error, KvLayout, Placement, Result};
+use crate::{Error, KvLayout, Placement, Result, size};
 use djinn_srg::{Graph, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
 use serde::Serialize;
 
@@ -138,7 +138,12 @@ impl MemoryPlan {
             .checked_add(kv_bytes)
             .ok_or(Error::Overflow("host pages of the KV cache"))?;
         if let Some(ram_bytes) = budget.ram.filter(|&ram| host_bytes > ram) {
-            return Err(Error::HostBudgetTooSmall { ram_bytes, needed_bytes: host_bytes, kv_bytes });
+            // With a fraction, a larger device budget keeps no more weights off the host.
+            let remedy = match budget.resident_fraction.filter(|&fraction| fraction < 1.0) {
+                Some(_) => "raise --ram or --resident-fraction",
+                None => "raise --ram or --vram",
+            };
+            return Err(Error::HostBudgetTooSmall { ram_bytes, needed_bytes: host_bytes, kv_bytes, remedy });
         }
         Ok(MemoryPlan { placement, stack, kv: demand.kv, segments, host_bytes })
     }
@@ -174,14 +179,6 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
         Some(f) if f < 1.0 => (total as f64 * f) as u64,
         _ => total,
     };
-    let too_small = |segments: &Segments, weights: u64, what: &str| Error::BudgetTooSmall {
-        vram_bytes: vram,
-        least_bytes: segments.fixed().saturating_add(weights),
-        reason: format!(
-            "{} for KV cache, {} for activations, {weights} for {what}",
-            segments.data, segments.stack
-        ),
-    };
     // A chosen fraction must fit whole; otherwise any part of the weights may stay.
     let least = if budget.resident_fraction.is_some() { wanted } else { 0 };
     let available = vram.saturating_sub(segments.fixed());
@@ -191,7 +188,7 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
         return Ok(vec![true; chunks.len()]);
     }
     if least == total {
-        return Err(too_small(segments, total, "all weights"));
+        return Err(too_small(budget, segments, (total, "all weights"), largest, least));
     }
     segments.bounce = if budget.straddle { largest } else { 0 };
     let available = vram.saturating_sub(segments.fixed());
@@ -200,7 +197,13 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
     let ring = budget.ring.unwrap_or_else(default);
     let needed = ring.saturating_add(least);
     if vram < segments.fixed() || available < needed {
-        return Err(too_small(segments, needed, "the ring and the resident weights"));
+        return Err(too_small(
+            budget,
+            segments,
+            (needed, "the ring and the resident weights"),
+            largest,
+            least,
+        ));
     }
     let room = available - ring;
     let resident = choose_resident(chunks, wanted.min(room));
@@ -211,4 +214,40 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
     segments.flags = flags(chunks, |i| !resident[i]);
     segments.ring = if budget.ring.is_some() { ring } else { ring.min(sum(false)) };
     Ok(resident)
+}
+
+/// A device budget that does not hold the fixed segments and these weights, of which `least` are to stay; the smallest
+/// ring is of `largest` bytes.
+fn too_small(
+    budget: &Budget,
+    segments: &Segments,
+    (weights, what): (u64, &str),
+    largest: u64,
+    least: u64,
+) -> Error {
+    let Segments { data, stack, reserved, bounce, check, flags, .. } = *segments;
+    let parts = [
+        (data, "KV cache"),
+        (stack, "activations"),
+        (reserved, "the device itself"),
+        (bounce + check + flags, "streaming"),
+        (weights, what),
+    ];
+    let parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
+    let parts: Vec<String> =
+        parts.map(|(bytes, what)| format!("{} for {what}", size::human(*bytes))).collect();
+    let vram_bytes = budget.vram.unwrap_or(u64::MAX);
+    let available = vram_bytes.saturating_sub(segments.fixed());
+    Error::BudgetTooSmall {
+        vram_bytes,
+        least_bytes: segments.fixed().saturating_add(weights),
+        reason: parts.join(", "),
+        remedy: if budget.resident_fraction.is_some() && available >= budget.ring.unwrap_or(largest) {
+            "lower --resident-fraction or raise --vram"
+        } else if budget.ring.is_some() && available >= largest.saturating_add(least) {
+            "lower --ring or raise --vram"
+        } else {
+            "raise --vram or lower --ctx"
+        },
+    }
 }

@@ -12,8 +12,8 @@ fn run_tiny<'a>(more: &[&'a str]) -> Vec<&'a str> {
 fn budgets_that_are_too_small_name_the_least() {
     let place = Place::new();
     let message = place.refused(&run_tiny(&["--vram", "50KB"]));
-    assert!(message.starts_with("a device budget of 50000 bytes is too small"), "{message}");
-    let least = message.split("need at least ").nth(1).unwrap().split_whitespace().next().unwrap();
+    assert!(message.starts_with("a device budget of 48.8 KiB is too small"), "{message}");
+    let least = message.split_once(" (").unwrap().1.split_whitespace().next().unwrap();
     let output = place.json(&run_tiny(&["--json", "--vram", least]));
     let (peak, cap) = (&output["stats"]["device_peak_bytes"], &output["stats"]["vram_bytes"]);
     assert!(peak.as_u64().unwrap() <= cap.as_u64().unwrap(), "{output}");
@@ -23,10 +23,10 @@ fn budgets_that_are_too_small_name_the_least() {
     assert!(place.refused(&run_tiny(&["--vram", "0"])).contains("is too small"));
 
     let message = place.refused(&run_tiny(&["--ram", "1KiB", "--resident-fraction", "0"]));
-    assert!(message.starts_with("a host budget of 1024 bytes is too small"), "{message}");
-    assert!(place.refused(&run_tiny(&["--chunk", "1KiB"])).contains("--chunk of 1024 bytes"));
+    assert!(message.starts_with("a host budget of 1.00 KiB is too small"), "{message}");
+    assert!(place.refused(&run_tiny(&["--chunk", "1KiB"])).contains("--chunk of 1.00 KiB"));
     let message = place.refused(&run_tiny(&["--ring", "1KiB", "--resident-fraction", "0"]));
-    assert!(message.contains("--ring of 1024 bytes"), "{message}");
+    assert!(message.contains("--ring of 1.00 KiB"), "{message}");
 }
 
 #[test]

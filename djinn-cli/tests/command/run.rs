@@ -1,6 +1,6 @@
 //! `djinn run` and `logits` on token ids.
 
-use super::{Place, checkpoint, checkpoints};
+use super::{Place, checkpoint, checkpoints, copy_checkpoint};
 use serde_json::Value;
 
 fn ids(value: &Value) -> String {
@@ -244,6 +244,27 @@ fn an_interrupt_is_heard_while_weights_are_loaded() {
         }
     });
     assert_eq!(error, "interrupted while loading\n");
+}
+
+#[test]
+fn weights_that_are_not_numbers_give_no_text() {
+    let place = Place::new();
+    copy_checkpoint("gqa-bf16", &place.path().join("model"));
+    let file = place.path().join("model/model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    for weight in bytes[header..].chunks_exact_mut(2) {
+        weight.copy_from_slice(&0x7fc0u16.to_le_bytes());
+    }
+    std::fs::write(file, bytes).unwrap();
+    for args in [
+        &["run", "./model", "--prompt-tokens=1,2,3", "-q"][..],
+        &["logits", "./model", "--tokens=1,2,3", "-q"],
+    ] {
+        let message = place.refused(args);
+        assert!(message.starts_with("the logit of token 0 at position "), "{message}");
+        assert!(message.contains(" is NaN; use f32 weights"), "{message}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Plans keep their budget to the byte, and what is refused names the least that would do.
 
 use super::*;
+use crate::size::human;
 use djinn_srg::{DType, GraphBuilder, KvShape, RopeStyle, Scores, ValueId};
 use proptest::prelude::*;
 
@@ -225,7 +226,7 @@ fn pages_of_parked_sequences_count_as_host_memory() {
     assert!(MemoryPlan::new(&graph, &ram(plan.host_bytes), &demand).is_ok());
     let error = MemoryPlan::new(&graph, &ram(plan.host_bytes - 1), &demand).unwrap_err();
     let told =
-        format!("{} bytes of weights and {} bytes of KV pages", weights.host_bytes, plan.kv.host_bytes());
+        format!("{} of weights and {} of KV pages", human(weights.host_bytes), human(plan.kv.host_bytes()));
     assert!(error.to_string().contains(&told), "{error}");
     demand.kv.check = true;
     let checked = MemoryPlan::new(&graph, &Budget::default(), &demand).unwrap();
@@ -259,4 +260,33 @@ fn impossible_sizes_are_refused_with_the_least_that_would_do() {
         Err(Error::HostBudgetTooSmall { ram_bytes: 100, .. })
     ));
     assert!(matches!(plan(Budget { vram: Some(0), ..Budget::default() }), Err(Error::BudgetTooSmall { .. })));
+}
+
+#[test]
+fn the_remedy_is_the_flag_that_is_the_cause() {
+    let graph = decoder(2, 32, 64, 3000, true);
+    let demand = demand(&graph, 8, 64);
+    let free = MemoryPlan::new(&graph, &Budget::default(), &demand).unwrap();
+    let (fixed, weights) = (free.segments.fixed(), free.segments.resident);
+    let remedy = |vram, resident_fraction, ring| {
+        let budget = Budget { vram: Some(vram), resident_fraction, ring, ..Budget::default() };
+        MemoryPlan::new(&graph, &budget, &demand).unwrap_err().to_string()
+    };
+    for fraction in [0.9, 1.0] {
+        let message = remedy(fixed + weights / 2, Some(fraction), None);
+        assert!(message.ends_with("; lower --resident-fraction or raise --vram"), "{message}");
+    }
+    let message = remedy(fixed + weights / 2, None, Some(weights));
+    assert!(message.ends_with("; lower --ring or raise --vram"), "{message}");
+    for fraction in [None, Some(0.5)] {
+        let message = remedy(fixed / 2, fraction, None);
+        assert!(message.ends_with("; raise --vram or lower --ctx"), "{message}");
+    }
+    let ram = |resident_fraction| {
+        let budget =
+            Budget { ram: Some(1), resident_fraction, vram: Some(fixed + weights / 2), ..Budget::default() };
+        MemoryPlan::new(&graph, &budget, &demand).unwrap_err().to_string()
+    };
+    assert!(ram(None).ends_with("; raise --ram or --vram"));
+    assert!(ram(Some(0.0)).ends_with("; raise --ram or --resident-fraction"));
 }
