@@ -170,4 +170,5 @@ def main():
     (OUT / "expected.json").write_text(text + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("djinn-cuda-sys", 0),
     ("djinn-ringbuf", 0),
     ("djinn-srg", 0),
+    ("djinn-template", 0),
     ("djinn-device", 1),
     ("djinn-cuda", 2),
     ("djinn-vmu", 2),

@@ -46,7 +46,7 @@ fn prompt(loaded: &Loaded, case: &Value) -> Vec<u32> {
         let field = |m: &Value, key: &str| m[key].as_str().expect("text").to_owned();
         let messages: Vec<Message> =
             messages.iter().map(|m| Message::new(field(m, "role"), field(m, "content"))).collect();
-        assert_eq!(loaded.chat.render(&messages, true).expect("it renders"), text);
+        assert_eq!(loaded.chat.render(&messages, true).expect("it renders").text, text);
     }
     let prompt = tokens(&case["prompt"]);
     assert_eq!(loaded.tokenizer.encode(text, false).expect("it encodes"), prompt, "{text}");

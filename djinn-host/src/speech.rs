@@ -78,7 +78,10 @@ impl<'a> Speech<'a> {
     pub fn turn(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let tokenizer = self.tokenizer()?;
         match self.chat {
-            Some(chat) => Ok(tokenizer.encode(&chat.render(messages, true)?, false)?),
+            Some(chat) => {
+                let rendered = chat.render(messages, true)?;
+                Ok(tokenizer.encode_rendered(&rendered.text, &rendered.literal)?)
+            }
             None => {
                 let text: String = messages.iter().map(|m| m.content.as_str()).collect();
                 Ok(tokenizer.encode(&text, true)?)

@@ -21,7 +21,7 @@ mod tensor;
 pub mod tokenizer;
 mod weights;
 
-pub use chat::{ChatTemplate, Conversation, Message};
+pub use chat::{ChatTemplate, Conversation, Message, Rendered};
 pub use error::{Error, Result};
 pub use open::{GenerationDefaults, Location, Model, OpenOptions, open};
 pub use tensor::{Encoding, TensorFile, TensorInfo};

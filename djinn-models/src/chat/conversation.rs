@@ -1,7 +1,7 @@
 //! What a template is given: messages, tools, documents and variables.
 
 use crate::{Error, Result};
-use minijinja::value::{Value, ValueKind};
+use djinn_template::Value;
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
 
@@ -28,27 +28,26 @@ impl Message {
 /// documents, and variables of its own.
 #[derive(Clone, Debug)]
 pub struct Conversation {
-    messages: Vec<Value>,
+    messages: Value,
     tools: Value,
     documents: Value,
     variables: Vec<(String, Value)>,
     now: Option<SystemTime>,
-    bytes: usize,
 }
 
 impl Conversation {
     /// A conversation of words alone.
     pub fn from_messages(messages: &[Message]) -> Self {
         let value = |m: &Message| {
-            Value::from_pairs([("role", Value::from(&m.role)), ("content", Value::from(&m.content))])
+            [("role", Value::from(m.role.as_str())), ("content", Value::from(m.content.as_str()))]
         };
+        let messages = messages.iter().map(|m| Value::from_pairs(value(m))).collect::<Result<_, _>>();
         Self {
-            messages: messages.iter().map(value).collect(),
-            tools: Value::from(()),
-            documents: Value::from(()),
+            messages: messages.and_then(Value::from_items).expect("two levels are never too deep"),
+            tools: Value::NONE,
+            documents: Value::NONE,
             variables: Vec::new(),
             now: None,
-            bytes: messages.iter().map(|m| m.content.len() + m.role.len()).sum(),
         }
     }
 
@@ -58,33 +57,35 @@ impl Conversation {
     /// templates print objects as JSON.
     ///
     /// # Errors
-    /// [`Error::Template`] if it is no such object.
+    /// [`Error::Template`] if it is no such object, or larger than 16 MiB, a million values or 100 levels.
     pub fn from_json(text: &str) -> Result<Self> {
         let wrong = |detail: String| Error::Template(format!("the conversation {detail}"));
-        let value: Value = serde_json::from_str(text).map_err(|e| wrong(format!("is no JSON: {e}")))?;
-        if value.kind() != ValueKind::Map {
-            return Err(wrong("is no JSON object".into()));
-        }
-        let mut found = Self { bytes: text.len(), ..Self::from_messages(&[]) };
-        for key in value.try_iter().map_err(|e| super::error(&e))? {
-            let item = value.get_item(&key).map_err(|e| super::error(&e))?;
-            let key = key.to_string();
-            match key.as_str() {
-                "messages" | "tools" | "documents" => {
-                    let list = objects(&item)
-                        .ok_or_else(|| wrong(format!("has `{key}` that is no list of objects")))?;
-                    match key.as_str() {
-                        "messages" => found.messages = list.into_iter().map(with_reasoning).collect(),
-                        "tools" => found.tools = item,
-                        _ => found.documents = item,
-                    }
-                }
-                "add_generation_prompt" => {
-                    return Err(wrong("has add_generation_prompt, an argument of its own".into()));
-                }
-                _ => found.variables.push((key, item)),
+        let value = Value::from_json(text).map_err(|error| wrong(error.to_string()))?;
+        let entries = value.as_object().ok_or_else(|| wrong("is no JSON object".into()))?;
+        let mut found = Self::from_messages(&[]);
+        for (key, item) in entries {
+            if key == "add_generation_prompt" {
+                return Err(wrong("has add_generation_prompt, an argument of its own".into()));
             }
+            let list = match key {
+                "messages" => &mut found.messages,
+                "tools" => &mut found.tools,
+                "documents" => &mut found.documents,
+                _ => {
+                    found.variables.push((key.to_owned(), item.clone()));
+                    continue;
+                }
+            };
+            let objects =
+                item.as_list().is_some_and(|items| items.iter().all(|item| item.as_object().is_some()));
+            if !objects && !item.is_none() {
+                return Err(wrong(format!("has `{key}` that is no list of objects")));
+            }
+            *list = item.clone();
         }
+        let messages = found.messages.as_list().unwrap_or_default().iter().map(with_reasoning);
+        let messages = messages.collect::<Result<_, _>>().and_then(Value::from_items);
+        found.messages = messages.map_err(|error| wrong(error.to_string()))?;
         Ok(found)
     }
 
@@ -99,58 +100,27 @@ impl Conversation {
         self.now.unwrap_or_else(SystemTime::now)
     }
 
-    /// Messages, tools and documents in it.
-    pub(super) fn entries(&self) -> u64 {
-        let listed = self.tools.len().unwrap_or(0) + self.documents.len().unwrap_or(0);
-        (self.messages.len() + listed) as u64
-    }
-
     pub(super) fn has_tools(&self) -> bool {
         !self.tools.is_none()
     }
 
-    /// Length of what it says.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Everything by the name under which a template sees it.
     pub(super) fn variables(&self) -> impl Iterator<Item = (&str, Value)> {
-        let lists = [
-            ("messages", Value::from(self.messages.clone())),
-            ("tools", self.tools.clone()),
-            ("documents", self.documents.clone()),
-        ];
-        lists.into_iter().chain(self.variables.iter().map(|(name, value)| (name.as_str(), value.clone())))
-    }
-}
-
-/// The items of a list of objects; none for null, and `None` for anything else.
-fn objects(value: &Value) -> Option<Vec<Value>> {
-    match value.kind() {
-        ValueKind::None => Some(Vec::new()),
-        ValueKind::Seq => {
-            let items: Vec<Value> = value.try_iter().ok()?.collect();
-            items.iter().all(|item| item.kind() == ValueKind::Map).then_some(items)
-        }
-        _ => None,
+        let lists = [("messages", &self.messages), ("tools", &self.tools), ("documents", &self.documents)];
+        let own = self.variables.iter().map(|(name, value)| (name.as_str(), value));
+        lists.into_iter().chain(own).map(|(name, value)| (name, value.clone()))
     }
 }
 
 /// The message with its reasoning, under whichever name it was given, under those that templates read.
-fn with_reasoning(message: Value) -> Value {
-    let given = REASONING.iter().filter_map(|name| message.get_attr(name).ok());
-    let Some(reasoning) = given.into_iter().find(|value| !value.is_none() && !value.is_undefined()) else {
-        return message;
+fn with_reasoning(message: &Value) -> Result<Value, djinn_template::Error> {
+    let given = REASONING.iter().filter_map(|name| message.get(name));
+    let Some(reasoning) = given.into_iter().find(|value| !value.is_none()) else {
+        return Ok(message.clone());
     };
-    let keys = message.try_iter().into_iter().flatten();
-    let own: Vec<(Value, Value)> =
-        keys.filter_map(|key| message.get_item(&key).ok().map(|value| (key, value))).collect();
-    let mut pairs: Vec<(Value, Value)> = Vec::new();
-    if message.get_attr("thinking").is_ok_and(|value| value.is_undefined()) {
-        pairs.push(("thinking".into(), reasoning.clone()));
-    }
-    pairs.extend(own.into_iter().filter(|(key, _)| key.as_str() != Some(REASONING[0])));
-    pairs.push((REASONING[0].into(), reasoning));
-    Value::from_pairs(pairs)
+    // Of equal keys the last value counts, at the place of the first.
+    let thinking = [("thinking", reasoning)].into_iter();
+    let own = message.as_object().into_iter().flatten();
+    let last = [(REASONING[0], reasoning)];
+    Value::from_pairs(thinking.chain(own).chain(last).map(|(key, value)| (key, value.clone())))
 }

@@ -1,6 +1,6 @@
 //! `strftime_now`: the date in a template, in UTC.
 
-use minijinja::{Error, ErrorKind};
+use crate::error::Fault;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -35,7 +35,7 @@ struct Civil {
 }
 
 /// Formats a time as Python's `strftime` does, with the directives that templates use.
-pub(super) fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
+pub(crate) fn strftime(format: &str, now: SystemTime) -> Result<String, Fault> {
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let civil = Civil::at(seconds);
     let mut out = String::new();
@@ -52,7 +52,7 @@ pub(super) fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
         }
         civil.write(&mut out, directive, padded).ok_or_else(|| {
             let shown = directive.map_or(String::new(), String::from);
-            Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not know %{shown}"))
+            Fault::Unsupported(format!("strftime_now with %{shown}"))
         })?;
     }
     Ok(out)
@@ -110,5 +110,24 @@ impl Civil {
         };
         let width = if padded { width } else { 0 };
         write!(out, "{number:0width$}").ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn dates_are_formatted_as_python_formats_them() {
+        let at = |seconds, format: &str| strftime(format, UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+        assert_eq!(at(0, "%Y-%m-%d %H:%M:%S %A %j %p"), "1970-01-01 00:00:00 Thursday 001 AM");
+        // 29 February 2024, 13:05:09 UTC.
+        assert_eq!(
+            at(1_709_211_909, "%d %b %Y, %B %-d %y %I:%M:%S %p %a %j %%"),
+            "29 Feb 2024, February 29 24 01:05:09 PM Thu 060 %"
+        );
+        assert_eq!(at(4_107_542_399, "%Y %j"), "2100 059");
+        assert_eq!(at(12_622_780_800, "%Y-%m-%d %a"), "2370-01-01 Thu");
     }
 }

@@ -1,0 +1,108 @@
+//! What can go wrong, in one line each.
+
+/// Longest text of a template or a conversation that an error shows, in characters.
+const SHOWN: usize = 500;
+
+/// Why a template was not parsed or not rendered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The source is no Jinja.
+    #[error("{detail} (line {line})")]
+    Syntax {
+        /// Line of the source, from 1.
+        line: u32,
+        /// What is wrong.
+        detail: String,
+    },
+    /// Valid Jinja that this crate does not render.
+    #[error("{what} is not supported (line {line})")]
+    Unsupported {
+        /// Line of the source, from 1.
+        line: u32,
+        /// The statement, filter, test or function.
+        what: String,
+    },
+    /// The template called `raise_exception`.
+    #[error("{message} (line {line})")]
+    Raised {
+        /// Line of the source, from 1.
+        line: u32,
+        /// The template's own words: escaped, cut, in one line.
+        message: String,
+    },
+    /// An operation that Python refuses as well: an undefined value used, a wrong type, a wrong argument.
+    #[error("{detail} (line {line})")]
+    Evaluation {
+        /// Line of the source, from 1.
+        line: u32,
+        /// What is wrong.
+        detail: String,
+    },
+    /// The template asked for more memory, work or depth than it gets.
+    #[error("it {what} (line {line})")]
+    Limit {
+        /// Line of the source, from 1.
+        line: u32,
+        /// What it did, with the limit.
+        what: String,
+    },
+    /// Data for a template that is no JSON, or too large.
+    #[error("{0}")]
+    Data(String),
+}
+
+/// This crate's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A failure while rendering, before its line is known.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    Raised(String),
+    Evaluation(String),
+    Unsupported(String),
+    Limit(String),
+}
+
+impl Fault {
+    pub(crate) fn new(detail: impl Into<String>) -> Self {
+        Self::Evaluation(detail.into())
+    }
+
+    pub(crate) fn at(self, line: u32) -> Error {
+        match self {
+            Fault::Raised(message) => Error::Raised { line, message },
+            Fault::Evaluation(detail) => Error::Evaluation { line, detail },
+            Fault::Unsupported(what) => Error::Unsupported { line, what },
+            Fault::Limit(what) => Error::Limit { line, what },
+        }
+    }
+}
+
+/// Foreign text as an error may show it: in one line, without control or bidirectional characters, at most
+/// 500 characters.
+pub fn shown(text: &str) -> String {
+    let mut out = String::new();
+    let mut spaced = true;
+    for (at, c) in text.trim().chars().enumerate() {
+        if at == SHOWN {
+            out.push('…');
+            break;
+        }
+        if c.is_whitespace() {
+            if !spaced {
+                out.push(' ');
+            }
+            spaced = true;
+            continue;
+        }
+        spaced = false;
+        let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{61c}' | '\u{feff}');
+        if c.is_control() || hidden {
+            out.extend(c.escape_unicode());
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}

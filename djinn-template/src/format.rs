@@ -1,0 +1,387 @@
+//! Python's two ways to format text: `%` and `str.format`.
+
+use crate::error::{Fault, shown};
+use crate::numbers::{float, not_finite, with_exponent};
+use crate::operators::{integer, number};
+use crate::render::{Args, Renderer};
+use crate::text::{Text, TextBuilder};
+use crate::value::{Kind, SeqKind, Value};
+use std::iter::Peekable;
+use std::str::CharIndices;
+
+/// Widest field and finest precision.
+const MAX_WIDTH: usize = 10_000;
+
+/// How one value is written.
+#[derive(Default)]
+struct Spec {
+    fill: Option<char>,
+    /// `<`, `>`, `^` or `=`.
+    align: Option<char>,
+    /// `+` or a space before numbers that are not negative.
+    sign: Option<char>,
+    alternate: bool,
+    width: usize,
+    /// `,` or `_` between thousands.
+    grouping: Option<char>,
+    precision: Option<usize>,
+    kind: Option<char>,
+}
+
+type Chars<'t> = Peekable<CharIndices<'t>>;
+
+fn next_if(chars: &mut Chars<'_>, wanted: impl Fn(char) -> bool) -> Option<char> {
+    chars.next_if(|(_, c)| wanted(*c)).map(|(_, c)| c)
+}
+
+/// A number in decimal digits, 0 without one.
+fn digits(chars: &mut Chars<'_>) -> Result<Option<usize>, Fault> {
+    let mut found = None;
+    while let Some(c) = next_if(chars, |c| c.is_ascii_digit()) {
+        let value = found.unwrap_or(0) * 10 + (c as usize - '0' as usize);
+        if value > MAX_WIDTH {
+            return Err(Fault::Limit(format!("formats a field wider than {MAX_WIDTH} characters")));
+        }
+        found = Some(value);
+    }
+    Ok(found)
+}
+
+fn malformed(what: &str) -> Fault {
+    Fault::new(format!("the format is malformed: {what}"))
+}
+
+/// `text % values`.
+pub(crate) fn percent(r: &Renderer<'_>, text: &Text, values: &Value) -> Result<Value, Fault> {
+    let several = match &values.0 {
+        Kind::Seq(seq) if matches!(seq.kind, SeqKind::Tuple) => Some(seq.items.as_slice()),
+        _ => None,
+    };
+    let mut positional = several.unwrap_or(std::slice::from_ref(values)).iter();
+    let mut by_name = false;
+    let mut out = TextBuilder::default();
+    let mut plain = 0;
+    let mut chars: Chars<'_> = text.as_str().char_indices().peekable();
+    while let Some((at, c)) = chars.next() {
+        if c != '%' {
+            continue;
+        }
+        r.budget.work(20)?;
+        out.range(&r.budget, text, plain..at)?;
+        let mut named = None;
+        if next_if(&mut chars, |c| c == '(').is_some() {
+            let start = at + 2;
+            let Some((end, _)) = chars.find(|(_, c)| *c == ')') else {
+                return Err(malformed("a key is not closed"));
+            };
+            let key = &text.as_str()[start..end];
+            named = Some(values.get(key).ok_or_else(|| Fault::new(format!("no key '{}'", shown(key))))?);
+            by_name = true;
+        }
+        let spec = percent_spec(&mut chars)?;
+        plain = chars.peek().map_or(text.len(), |(at, _)| *at);
+        if spec.kind == Some('%') {
+            out.plain(&r.budget, "%")?;
+            continue;
+        }
+        let Some(value) = named.or_else(|| positional.next()) else {
+            return Err(Fault::new("not enough arguments for format string"));
+        };
+        percent_field(r, &mut out, spec, value)?;
+    }
+    out.range(&r.budget, text, plain..text.len())?;
+    let left_over = positional.next().is_some() && !by_name;
+    if left_over && (several.is_some() || values.as_dict().is_none()) {
+        return Err(Fault::new("not all arguments converted during string formatting"));
+    }
+    r.made(out)
+}
+
+fn percent_spec(chars: &mut Chars<'_>) -> Result<Spec, Fault> {
+    let mut spec = Spec::default();
+    while let Some(flag) = next_if(chars, |c| "-+ 0#".contains(c)) {
+        match flag {
+            '-' => spec.align = Some('<'),
+            '0' if spec.align.is_none() => (spec.fill, spec.align) = (Some('0'), Some('=')),
+            '#' => spec.alternate = true,
+            '+' => spec.sign = Some('+'),
+            ' ' if spec.sign.is_none() => spec.sign = Some(' '),
+            _ => {}
+        }
+    }
+    if spec.align == Some('<') {
+        spec.fill = None;
+    }
+    spec.width = digits(chars)?.unwrap_or(0);
+    if next_if(chars, |c| c == '.').is_some() {
+        spec.precision = Some(digits(chars)?.unwrap_or(0));
+    }
+    while next_if(chars, |c| "hlL".contains(c)).is_some() {}
+    spec.kind = chars.next().map(|(_, c)| c);
+    Ok(spec)
+}
+
+fn percent_field(r: &Renderer<'_>, out: &mut TextBuilder, spec: Spec, value: &Value) -> Result<(), Fault> {
+    let kind = spec.kind.ok_or_else(|| malformed("it ends in %"))?;
+    let wrong = || Fault::new(format!("%{kind} format: a number is required, not {}", value.type_name()));
+    match kind {
+        's' | 'r' | 'a' => {
+            let value = if kind == 's' { r.string(value)? } else { repr(r, value)? };
+            // Zeros are for numbers, and text stands on the right.
+            let align = Some(if spec.align == Some('<') { '<' } else { '>' });
+            write_text(r, out, &Spec { align, fill: None, ..spec }, &value)
+        }
+        'd' | 'i' | 'u' => {
+            let value = integer(value).or_else(|| number(value).map(|value| value.trunc() as i128));
+            write_integer(r, out, &Spec { kind: Some('d'), ..spec }, value.ok_or_else(wrong)?)
+        }
+        'x' | 'X' | 'o' => write_integer(r, out, &spec, integer(value).ok_or_else(wrong)?),
+        'e' | 'E' | 'f' | 'F' | 'g' | 'G' => write_float(r, out, &spec, number(value).ok_or_else(wrong)?),
+        'c' => match integer(value).map(|code| u32::try_from(code).ok().and_then(char::from_u32)) {
+            Some(Some(c)) => out.plain(&r.budget, c.encode_utf8(&mut [0; 4])),
+            Some(None) => Err(Fault::new("%c arg not in range")),
+            None => match value.as_text() {
+                Some(text) if text.as_str().chars().count() == 1 => out.text(&r.budget, text),
+                _ => Err(Fault::new("%c requires int or char")),
+            },
+        },
+        other => Err(malformed(&format!("unknown %{}", shown(&other.to_string())))),
+    }
+}
+
+fn repr(r: &Renderer<'_>, value: &Value) -> Result<Value, Fault> {
+    let mut out = TextBuilder::default();
+    r.repr(&mut out, value)?;
+    r.made(out)
+}
+
+/// `text.format(…)`.
+pub(crate) fn braces(r: &Renderer<'_>, text: &Text, args: Args) -> Result<Value, Fault> {
+    let mut out = TextBuilder::default();
+    let mut plain = 0;
+    let mut automatic = 0..;
+    let mut chars: Chars<'_> = text.as_str().char_indices().peekable();
+    while let Some((at, c)) = chars.next() {
+        if c != '{' && c != '}' {
+            continue;
+        }
+        r.budget.work(20)?;
+        // Doubled brackets stand for one.
+        if next_if(&mut chars, |next| next == c).is_some() {
+            out.range(&r.budget, text, plain..at + 1)?;
+            plain = at + 2;
+            continue;
+        }
+        if c == '}' {
+            return Err(malformed("a single '}'"));
+        }
+        out.range(&r.budget, text, plain..at)?;
+        let Some((end, _)) = chars.find(|(_, c)| *c == '}') else { return Err(malformed("a single '{'")) };
+        field(r, &mut out, &text.as_str()[at + 1..end], &args, &mut automatic)?;
+        plain = end + 1;
+    }
+    out.range(&r.budget, text, plain..text.len())?;
+    r.made(out)
+}
+
+/// One field of `str.format`: `name!conversion:spec`.
+fn field(
+    r: &Renderer<'_>,
+    out: &mut TextBuilder,
+    field: &str,
+    args: &Args,
+    automatic: &mut std::ops::RangeFrom<usize>,
+) -> Result<(), Fault> {
+    let (name, spec) = field.split_once(':').unwrap_or((field, ""));
+    let (name, conversion) = name.split_once('!').map_or((name, None), |(name, rest)| (name, Some(rest)));
+    if name.contains(['.', '[']) || spec.contains('{') {
+        return Err(Fault::Unsupported("str.format with attributes, items or nested fields".into()));
+    }
+    let value = if name.bytes().all(|byte| byte.is_ascii_digit()) {
+        let at = if name.is_empty() { automatic.next() } else { name.parse().ok() };
+        let found = at.and_then(|at| args.positional.get(at));
+        found.ok_or_else(|| Fault::new("Replacement index out of range for positional args tuple"))?
+    } else {
+        let found = args.named.iter().find(|(known, _)| known.as_str() == name);
+        &found.ok_or_else(|| Fault::new(format!("no argument '{}'", shown(name))))?.1
+    };
+    let value = match conversion {
+        None => value.clone(),
+        Some("s") => r.string(value)?,
+        Some("r") => repr(r, value)?,
+        Some(other) => return Err(malformed(&format!("unknown conversion '{}'", shown(other)))),
+    };
+    if spec.is_empty() {
+        return r.write(out, &value);
+    }
+    let spec = braces_spec(spec)?;
+    match (&value.0, spec.kind) {
+        (Kind::Str(_), None | Some('s')) => {
+            if spec.sign.is_some() || spec.align == Some('=') || spec.grouping.is_some() {
+                return Err(Fault::new("the format is not for text"));
+            }
+            let align = Some(spec.align.unwrap_or('<'));
+            write_text(r, out, &Spec { align, ..spec }, &value)
+        }
+        (Kind::Int(_) | Kind::Bool(_), None | Some('d' | 'x' | 'X' | 'o' | 'b' | 'n')) => {
+            if spec.precision.is_some() {
+                return Err(Fault::new("Precision not allowed in integer format specifier"));
+            }
+            write_integer(r, out, &spec, integer(&value).unwrap_or_default())
+        }
+        (
+            Kind::Int(_) | Kind::Bool(_) | Kind::Float(_),
+            None | Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%'),
+        ) => write_float(r, out, &spec, number(&value).unwrap_or_default()),
+        _ => Err(Fault::new(format!("the format is not for a {}", value.type_name()))),
+    }
+}
+
+fn braces_spec(text: &str) -> Result<Spec, Fault> {
+    let mut spec = Spec::default();
+    let mut chars: Chars<'_> = text.char_indices().peekable();
+    let is_align = |c: char| "<>^=".contains(c);
+    let mut front = text.chars();
+    if let (Some(fill), Some(align)) = (front.next(), front.next())
+        && is_align(align)
+    {
+        (spec.fill, spec.align) = (Some(fill), Some(align));
+        chars.next();
+        chars.next();
+    } else {
+        spec.align = next_if(&mut chars, is_align);
+    }
+    spec.sign = next_if(&mut chars, |c| "+- ".contains(c)).filter(|c| *c != '-');
+    spec.alternate = next_if(&mut chars, |c| c == '#').is_some();
+    if next_if(&mut chars, |c| c == '0').is_some() && spec.align.is_none() {
+        (spec.fill, spec.align) = (Some('0'), Some('='));
+    }
+    spec.width = digits(&mut chars)?.unwrap_or(0);
+    spec.grouping = next_if(&mut chars, |c| c == ',' || c == '_');
+    if next_if(&mut chars, |c| c == '.').is_some() {
+        spec.precision = Some(digits(&mut chars)?.ok_or_else(|| malformed("the precision is missing"))?);
+    }
+    spec.kind = chars.next().map(|(_, c)| c);
+    if chars.next().is_some() {
+        return Err(malformed("invalid format specifier"));
+    }
+    Ok(spec)
+}
+
+/// Writes text to its width, cut to its precision.
+fn write_text(r: &Renderer<'_>, out: &mut TextBuilder, spec: &Spec, value: &Value) -> Result<(), Fault> {
+    let Some(text) = value.as_text() else { return Err(Fault::new("not a string")) };
+    r.budget.work(text.len() as u64)?;
+    let cut = spec.precision.and_then(|length| text.as_str().char_indices().nth(length));
+    let end = cut.map_or(text.len(), |(at, _)| at);
+    let length = text.as_str()[..end].chars().count();
+    padded(r, out, spec, length, |out| out.range(&r.budget, text, 0..end))
+}
+
+/// Writes something of a known length with what fills its width.
+fn padded(
+    r: &Renderer<'_>,
+    out: &mut TextBuilder,
+    spec: &Spec,
+    length: usize,
+    write: impl FnOnce(&mut TextBuilder) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    let missing = spec.width.saturating_sub(length);
+    let left = match spec.align {
+        Some('<') => 0,
+        Some('^') => missing / 2,
+        _ => missing,
+    };
+    let fill = Text::plain(spec.fill.unwrap_or(' '));
+    out.repeat(&r.budget, &fill, left)?;
+    write(out)?;
+    out.repeat(&r.budget, &fill, missing - left)
+}
+
+/// Writes a sign, a prefix and digits; between sign and digits is where `=` fills.
+fn write_number(
+    r: &Renderer<'_>,
+    out: &mut TextBuilder,
+    spec: &Spec,
+    negative: bool,
+    prefix: &str,
+    digits: &str,
+) -> Result<(), Fault> {
+    let sign = if negative { "-".to_owned() } else { spec.sign.map_or(String::new(), String::from) };
+    let front = sign + prefix;
+    let digits = spec.grouping.map_or(digits.to_owned(), |mark| grouped(digits, mark));
+    if spec.align == Some('=') {
+        let fill = spec.fill.unwrap_or(' ').to_string();
+        let missing = spec.width.saturating_sub(front.len() + digits.len());
+        return out.plain(&r.budget, &(front + &fill.repeat(missing) + &digits));
+    }
+    let shown = front + &digits;
+    padded(r, out, spec, shown.len(), |out| out.plain(&r.budget, &shown))
+}
+
+/// Marks between thousands of the part before the point.
+fn grouped(digits: &str, mark: char) -> String {
+    let end = digits.bytes().take_while(u8::is_ascii_digit).count();
+    let mut out = String::new();
+    for (at, c) in digits[..end].chars().enumerate() {
+        if at > 0 && (end - at).is_multiple_of(3) {
+            out.push(mark);
+        }
+        out.push(c);
+    }
+    out + &digits[end..]
+}
+
+fn write_integer(r: &Renderer<'_>, out: &mut TextBuilder, spec: &Spec, value: i128) -> Result<(), Fault> {
+    let size = value.unsigned_abs();
+    let (prefix, mut digits) = match spec.kind {
+        Some('x') => ("0x", format!("{size:x}")),
+        Some('X') => ("0X", format!("{size:X}")),
+        Some('o') => ("0o", format!("{size:o}")),
+        Some('b') => ("0b", format!("{size:b}")),
+        _ => ("", size.to_string()),
+    };
+    if let Some(least) = spec.precision {
+        digits = format!("{digits:0>least$}");
+    }
+    write_number(r, out, spec, value < 0, if spec.alternate { prefix } else { "" }, &digits)
+}
+
+fn write_float(r: &Renderer<'_>, out: &mut TextBuilder, spec: &Spec, value: f64) -> Result<(), Fault> {
+    let size = value.abs();
+    let upper = spec.kind.is_some_and(char::is_uppercase);
+    let precision = spec.precision;
+    let mut digits = match (not_finite(size), spec.kind.map(|kind| kind.to_ascii_lowercase())) {
+        (Some(text), _) => text.to_owned(),
+        (None, Some('f')) => format!("{size:.*}", precision.unwrap_or(6)),
+        (None, Some('e')) => with_exponent(&format!("{size:.*e}", precision.unwrap_or(6))),
+        (None, Some('%')) => format!("{:.*}", precision.unwrap_or(6), size * 100.0),
+        (None, None) if precision.is_none() => float(size),
+        (None, kind) => general(size, precision.unwrap_or(6).max(1), kind.is_none()),
+    };
+    if spec.kind == Some('%') {
+        digits.push('%');
+    }
+    if upper {
+        digits = digits.to_uppercase();
+    }
+    write_number(r, out, spec, value.is_sign_negative() && !value.is_nan(), "", &digits)
+}
+
+/// The format `g`: so many significant digits, an exponent where the number is very small or large, no zeros
+/// at the end. Without a letter one digit stays behind the point.
+fn general(size: f64, precision: usize, keeps_point: bool) -> String {
+    let scientific = format!("{size:.*e}", precision - 1);
+    let exponent: i64 = scientific.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);
+    let limit = precision as i64 - i64::from(keeps_point);
+    let bare = |text: &str| match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text.to_owned(),
+    };
+    if exponent < -4 || exponent >= limit.max(1) && exponent >= limit {
+        let (digits, _) = scientific.split_once('e').unwrap_or((&scientific, ""));
+        return with_exponent(&format!("{}e{exponent}", bare(digits)));
+    }
+    let fixed = bare(&format!("{size:.*}", (precision as i64 - 1 - exponent).max(0) as usize));
+    if keeps_point && !fixed.contains('.') { fixed + ".0" } else { fixed }
+}

@@ -1,0 +1,380 @@
+//! Tokens to a tree: statements. What is not rendered is refused here, by name.
+
+mod expression;
+
+use crate::ast::{self, Expr, For, Macro, Name, Post, Statement, StatementKind, Target, Tree, Uses};
+use crate::error::{Error, Result, shown};
+use crate::lexer::{Kind, Token, tokens};
+use crate::text::Text;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Longest source, in bytes.
+const MAX_SOURCE: usize = 1 << 20;
+/// Deepest nesting of blocks and brackets.
+const MAX_NESTING: u32 = 80;
+
+/// Statements of Jinja that chat templates do not need: other templates, and what is not switched on.
+const REFUSED: [&str; 9] =
+    ["include", "import", "from", "extends", "block", "autoescape", "do", "trans", "debug"];
+
+/// Parses a source.
+pub(crate) fn parse(source: &str) -> Result<Tree> {
+    if source.len() > MAX_SOURCE {
+        let what = format!("has {} bytes of source, more than {MAX_SOURCE}", source.len());
+        return Err(Error::Limit { line: 1, what });
+    }
+    let mut parser = Parser {
+        tokens: tokens(source)?,
+        at: 0,
+        depth: 0,
+        loops: 0,
+        names: Vec::new(),
+        known: HashMap::new(),
+        macros: Vec::new(),
+        uses: Uses::default(),
+        missing: Vec::new(),
+    };
+    // These have fixed numbers.
+    for name in ast::FIXED_NAMES {
+        parser.intern(name);
+    }
+    let body = parser.statements(&[])?;
+    parser.refuse_missing(0)?;
+    Ok(Tree { body, names: parser.names, macros: parser.macros })
+}
+
+struct Parser {
+    tokens: Vec<Token>,
+    at: usize,
+    depth: u32,
+    /// Loops around this place, within its macro.
+    loops: u32,
+    names: Vec<Arc<Text>>,
+    known: HashMap<String, Name>,
+    macros: Vec<Macro>,
+    /// What the macro that is being parsed uses.
+    uses: Uses,
+    /// Filters and tests that are missing. As in Jinja, only a condition around them makes that no error.
+    missing: Vec<Error>,
+}
+
+impl Parser {
+    fn peek(&self) -> &Kind {
+        // The last token is the end, and is never stepped over.
+        &self.tokens[self.at].kind
+    }
+
+    fn line(&self) -> u32 {
+        self.tokens[self.at].line
+    }
+
+    fn next(&mut self) -> Kind {
+        let kind = self.tokens[self.at].kind.clone();
+        if kind != Kind::End {
+            self.at += 1;
+        }
+        kind
+    }
+
+    fn is_sign(&self, sign: &str) -> bool {
+        matches!(self.peek(), Kind::Sign(found) if *found == sign)
+    }
+
+    fn is_name(&self, name: &str) -> bool {
+        matches!(self.peek(), Kind::Name(found) if found == name)
+    }
+
+    fn skip_sign(&mut self, sign: &str) -> bool {
+        let found = self.is_sign(sign);
+        self.at += usize::from(found);
+        found
+    }
+
+    fn skip_name(&mut self, name: &str) -> bool {
+        let found = self.is_name(name);
+        self.at += usize::from(found);
+        found
+    }
+
+    fn expect_sign(&mut self, sign: &str) -> Result<()> {
+        if self.skip_sign(sign) { Ok(()) } else { self.unexpected(&format!("'{sign}'")) }
+    }
+
+    fn expect_name(&mut self) -> Result<String> {
+        match self.next() {
+            Kind::Name(name) => Ok(name),
+            _ => {
+                self.at = self.at.saturating_sub(1);
+                self.unexpected("a name")
+            }
+        }
+    }
+
+    fn error<T>(&self, detail: impl Into<String>) -> Result<T> {
+        Err(Error::Syntax { line: self.line(), detail: detail.into() })
+    }
+
+    fn unsupported<T>(&self, what: impl Into<String>) -> Result<T> {
+        Err(Error::Unsupported { line: self.line(), what: what.into() })
+    }
+
+    fn unexpected<T>(&self, wanted: &str) -> Result<T> {
+        let found = match self.peek() {
+            Kind::Data(_) => "text".to_owned(),
+            Kind::Sign(sign) => format!("'{sign}'"),
+            Kind::Name(name) => format!("'{}'", shown(name)),
+            Kind::Text(_) => "a string".to_owned(),
+            Kind::Integer(_) | Kind::Float(_) => "a number".to_owned(),
+            Kind::End => "the end of the template".to_owned(),
+        };
+        self.error(format!("expected {wanted}, found {found}"))
+    }
+
+    /// Parses something one level deeper.
+    fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if self.depth == MAX_NESTING {
+            let what = format!("nests more than {MAX_NESTING} blocks and brackets");
+            return Err(Error::Limit { line: self.line(), what });
+        }
+        self.depth += 1;
+        let found = parse(self);
+        self.depth -= 1;
+        found
+    }
+
+    /// The number of a name.
+    fn intern(&mut self, name: &str) -> Name {
+        if let Some(&found) = self.known.get(name) {
+            return found;
+        }
+        self.names.push(Arc::new(Text::plain(name)));
+        self.known.insert(name.to_owned(), self.names.len() - 1);
+        self.names.len() - 1
+    }
+
+    /// Statements up to a tag of one of these names, which is left to be read behind its bracket; up to the
+    /// end of the template if there are none.
+    fn statements(&mut self, ends: &[&str]) -> Result<Vec<Statement>> {
+        self.nested(|parser| {
+            let mut found = Vec::new();
+            loop {
+                let line = parser.line();
+                let kind = match parser.next() {
+                    Kind::Data(text) => StatementKind::Text(text),
+                    Kind::Sign("{{") => {
+                        let value = parser.tuple()?;
+                        parser.expect_sign("}}")?;
+                        StatementKind::Print(value)
+                    }
+                    Kind::Sign("{%") => {
+                        if ends.iter().any(|end| parser.is_name(end)) {
+                            return Ok(found);
+                        }
+                        parser.statement()?
+                    }
+                    Kind::End if ends.is_empty() => return Ok(found),
+                    _ => return parser.unexpected(&format!("`{}`", ends.last().unwrap_or(&"text"))),
+                };
+                found.push(Statement { line, kind });
+            }
+        })
+    }
+
+    /// A block's body up to its end tag, which is read as well.
+    fn body(&mut self, end: &str) -> Result<Vec<Statement>> {
+        self.expect_sign("%}")?;
+        let body = self.statements(&[end])?;
+        self.at += 1;
+        Ok(body)
+    }
+
+    /// Refuses what was found missing since there were so many.
+    fn refuse_missing(&mut self, known: usize) -> Result<()> {
+        self.missing.drain(known..).next().map_or(Ok(()), Err)
+    }
+
+    fn statement(&mut self) -> Result<StatementKind> {
+        let missing = self.missing.len();
+        let name = self.expect_name()?;
+        let kind = match name.as_str() {
+            "if" => self.if_statement()?,
+            "for" => self.for_statement()?,
+            "set" => self.set_statement()?,
+            "with" => self.with_statement()?,
+            "macro" => self.macro_statement()?,
+            "call" => self.call_statement()?,
+            "filter" => {
+                let filters = self.filters()?;
+                StatementKind::Filter(filters, self.body("endfilter")?)
+            }
+            "generation" => StatementKind::Generation(self.body("endgeneration")?),
+            "break" | "continue" if self.loops == 0 => return self.error(format!("`{name}` outside a loop")),
+            "break" => StatementKind::Break,
+            "continue" => StatementKind::Continue,
+            name if REFUSED.contains(&name) => return self.unsupported(format!("the statement `{name}`")),
+            name => return self.error(format!("unknown statement `{}`", shown(name))),
+        };
+        self.expect_sign("%}")?;
+        match kind {
+            StatementKind::If { .. } => self.missing.truncate(missing),
+            StatementKind::Set(..) => {}
+            _ => self.refuse_missing(missing)?,
+        }
+        Ok(kind)
+    }
+
+    fn if_statement(&mut self) -> Result<StatementKind> {
+        let mut arms = Vec::new();
+        loop {
+            let condition = self.tuple_without_condition()?;
+            self.expect_sign("%}")?;
+            arms.push((condition, self.statements(&["elif", "else", "endif"])?));
+            if self.skip_name("elif") {
+                continue;
+            }
+            let otherwise = if self.skip_name("else") { self.body("endif")? } else { Vec::new() };
+            self.skip_name("endif");
+            return Ok(StatementKind::If { arms, otherwise });
+        }
+    }
+
+    fn for_statement(&mut self) -> Result<StatementKind> {
+        let target = self.target(false)?;
+        if !self.skip_name("in") {
+            return self.unexpected("`in`");
+        }
+        let items = self.tuple_without_condition()?;
+        let condition = if self.skip_name("if") { Some(self.expression()?) } else { None };
+        if self.is_name("recursive") {
+            return self.unsupported("a `recursive` loop");
+        }
+        self.expect_sign("%}")?;
+        self.loops += 1;
+        let body = self.statements(&["else", "endfor"]);
+        self.loops -= 1;
+        let body = body?;
+        let otherwise = if self.skip_name("else") { self.body("endfor")? } else { Vec::new() };
+        self.skip_name("endfor");
+        Ok(StatementKind::For(Box::new(For { target, items, condition, body, otherwise })))
+    }
+
+    fn set_statement(&mut self) -> Result<StatementKind> {
+        let target = self.target(true)?;
+        if self.skip_sign("=") {
+            return Ok(StatementKind::Set(target, self.tuple()?));
+        }
+        let filters = if self.is_sign("|") { self.pipes()? } else { Vec::new() };
+        Ok(StatementKind::SetBlock(target, filters, self.body("endset")?))
+    }
+
+    fn with_statement(&mut self) -> Result<StatementKind> {
+        let mut assigned = Vec::new();
+        while !self.is_sign("%}") {
+            if !assigned.is_empty() {
+                self.expect_sign(",")?;
+            }
+            let target = self.single_target(false)?;
+            self.expect_sign("=")?;
+            assigned.push((target, self.expression()?));
+        }
+        Ok(StatementKind::With(assigned, self.body("endwith")?))
+    }
+
+    fn macro_statement(&mut self) -> Result<StatementKind> {
+        let name = self.expect_name()?;
+        let name = self.assigned(&name)?;
+        Ok(StatementKind::Macro(self.define(name, "endmacro", true, |_| Ok(()))?.1))
+    }
+
+    fn call_statement(&mut self) -> Result<StatementKind> {
+        let name = self.intern("caller");
+        let has_parameters = self.is_sign("(");
+        let ((callee, arguments), index) = self.define(name, "endcall", has_parameters, |parser| {
+            if let Expr::Post(base, mut posts) = parser.expression()?
+                && let Some(Post::Call(arguments)) = posts.pop()
+            {
+                let callee = if posts.is_empty() { *base } else { Expr::Post(base, posts) };
+                return Ok((callee, arguments));
+            }
+            parser.unexpected("a call")
+        })?;
+        Ok(StatementKind::Call(callee, arguments, index))
+    }
+
+    /// Parameters where there are any, what `between` reads, and a body: a new macro's index.
+    fn define<T>(
+        &mut self,
+        name: Name,
+        end: &str,
+        has_parameters: bool,
+        between: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<(T, usize)> {
+        let mut parameters: Vec<(Name, Option<Expr>)> = Vec::new();
+        if has_parameters {
+            self.expect_sign("(")?;
+            while !self.skip_sign(")") {
+                if !parameters.is_empty() {
+                    self.expect_sign(",")?;
+                }
+                let name = self.expect_name()?;
+                let name = self.assigned(&name)?;
+                let default = if self.skip_sign("=") { Some(self.expression()?) } else { None };
+                if default.is_none() && parameters.last().is_some_and(|(_, default)| default.is_some()) {
+                    return self.error("a parameter without a default follows one with a default");
+                }
+                parameters.push((name, default));
+            }
+        }
+        let between = between(self)?;
+        let outer = (std::mem::take(&mut self.loops), std::mem::take(&mut self.uses));
+        let body = self.body(end)?;
+        let uses = self.uses;
+        (self.loops, self.uses) = outer;
+        // A call block's body belongs to the macro around it, and may use that one's.
+        if end == "endcall" {
+            self.uses.caller |= uses.caller;
+        }
+        self.macros.push(Macro { name, parameters, body, uses });
+        Ok((between, self.macros.len() - 1))
+    }
+
+    /// A name that may be assigned to.
+    fn assigned(&mut self, name: &str) -> Result<Name> {
+        if matches!(name, "true" | "false" | "none" | "True" | "False" | "None") {
+            return self.error(format!("cannot assign to `{name}`"));
+        }
+        Ok(self.intern(name))
+    }
+
+    /// One target, or several with commas between them.
+    fn target(&mut self, namespaces: bool) -> Result<Target> {
+        let first = self.single_target(namespaces)?;
+        if !self.is_sign(",") {
+            return Ok(first);
+        }
+        let mut targets = vec![first];
+        while self.skip_sign(",") {
+            if !matches!(self.peek(), Kind::Name(name) if name != "in") && !self.is_sign("(") {
+                break;
+            }
+            targets.push(self.single_target(namespaces)?);
+        }
+        Ok(Target::Tuple(targets))
+    }
+
+    fn single_target(&mut self, namespaces: bool) -> Result<Target> {
+        if self.skip_sign("(") {
+            let inner = self.nested(|parser| parser.target(false))?;
+            self.expect_sign(")")?;
+            return Ok(inner);
+        }
+        let name = self.expect_name()?;
+        if namespaces && self.skip_sign(".") {
+            let attribute = self.expect_name()?;
+            let attribute = self.intern(&attribute);
+            return Ok(Target::Attribute(self.intern(&name), self.names[attribute].clone()));
+        }
+        self.assigned(&name).map(Target::Name)
+    }
+}

@@ -1,0 +1,329 @@
+//! The renderer: statements, scopes and loops. It walks the tree; the parser bounds the tree's depth, and the
+//! budget the depth of calls.
+
+mod access;
+mod call;
+mod expression;
+pub(crate) mod print;
+
+pub(crate) use call::Args;
+
+use crate::ast::{self, For, Name, Post, Statement, StatementKind, Target, Tree};
+use crate::budget::Budget;
+use crate::error::{Error, Fault};
+use crate::functions::{Function, Object};
+use crate::text::{Text, TextBuilder};
+use crate::value::{Closure, Kind, Seq, Value, truth, undefined};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// What a statement leads to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flow {
+    Next,
+    Break,
+    Continue,
+}
+
+/// Names assigned in one block.
+struct Scope {
+    /// Position of the scope around it.
+    parent: usize,
+    /// Tells it from others that had its position.
+    serial: u64,
+    names: Vec<(Name, Value)>,
+}
+
+/// A loop that runs.
+struct Loop {
+    id: u64,
+    items: Arc<Seq>,
+    /// Items of a generator that were given before this loop, and the position from there on.
+    first: usize,
+    at: usize,
+    /// What `loop.changed` was last called with.
+    changed: Option<Vec<Value>>,
+}
+
+/// One render of one template.
+pub(crate) struct Renderer<'t> {
+    tree: &'t Tree,
+    pub(crate) budget: Budget,
+    /// The outermost scope, by name: variables, functions, what is assigned outside all blocks.
+    root: Vec<Option<Value>>,
+    /// Scopes within it. Position 0 stands for it.
+    scopes: Vec<Scope>,
+    scope: usize,
+    loops: Vec<Loop>,
+    serial: u64,
+    /// Namespaces and their like.
+    pub(crate) objects: Vec<Object>,
+    out: TextBuilder,
+    line: u32,
+    pub(crate) now: SystemTime,
+}
+
+/// Renders a template over variables.
+pub(crate) fn render(tree: &Tree, variables: &[(String, Value)], now: SystemTime) -> Result<Text, Error> {
+    let input = variables.iter().map(|(_, value)| value.size()).sum();
+    let find = |name: &Arc<Text>| {
+        let given = variables.iter().rev().find(|(given, _)| given == name.as_str());
+        let function = || Function::find(name.as_str()).map(|function| Value(Kind::Function(function)));
+        given.map(|(_, value)| value.clone()).or_else(function)
+    };
+    let mut renderer = Renderer {
+        tree,
+        budget: Budget::new(input),
+        root: tree.names.iter().map(find).collect(),
+        scopes: vec![Scope { parent: 0, serial: 0, names: Vec::new() }],
+        scope: 0,
+        loops: Vec::new(),
+        serial: 0,
+        objects: Vec::new(),
+        out: TextBuilder::default(),
+        line: 1,
+        now,
+    };
+    match renderer.run(&tree.body) {
+        Ok(_) => Ok(renderer.out.finish()),
+        Err(fault) => Err(fault.at(renderer.line)),
+    }
+}
+
+impl<'t> Renderer<'t> {
+    fn run(&mut self, body: &'t [Statement]) -> Result<Flow, Fault> {
+        self.budget.enter()?;
+        let mut flow = Flow::Next;
+        for statement in body {
+            flow = self.statement(statement)?;
+            if flow != Flow::Next {
+                break;
+            }
+        }
+        self.budget.leave();
+        Ok(flow)
+    }
+
+    fn statement(&mut self, statement: &'t Statement) -> Result<Flow, Fault> {
+        self.line = statement.line;
+        self.budget.work(20)?;
+        match &statement.kind {
+            StatementKind::Text(text) => self.out.plain(&self.budget, text)?,
+            StatementKind::Print(value) => {
+                let value = self.eval(value)?;
+                self.print(&value)?;
+            }
+            StatementKind::If { arms, otherwise } => return self.run_if(arms, otherwise),
+            StatementKind::For(parts) => return self.run_for(parts),
+            StatementKind::Set(target, value) => {
+                let value = self.eval(value)?;
+                self.assign(target, value)?;
+            }
+            StatementKind::SetBlock(target, filters, body) => {
+                let text = self.captured(|r| r.block(body))?;
+                let value = self.filtered(text, filters)?;
+                self.assign(target, value)?;
+            }
+            StatementKind::With(assigned, body) => return self.run_with(assigned, body),
+            StatementKind::Macro(index) => {
+                let closure = self.closure(*index)?;
+                self.set(self.tree.macros[*index].name, closure)?;
+            }
+            StatementKind::Call(callee, arguments, index) => {
+                let caller = self.closure(*index)?;
+                let value = self.call_with(callee, arguments, caller)?;
+                self.print(&value)?;
+            }
+            StatementKind::Filter(filters, body) => {
+                let text = self.captured(|r| r.block(body))?;
+                let value = self.filtered(text, filters)?;
+                self.print(&value)?;
+            }
+            StatementKind::Generation(body) => return self.block(body),
+            StatementKind::Break => return Ok(Flow::Break),
+            StatementKind::Continue => return Ok(Flow::Continue),
+        }
+        Ok(Flow::Next)
+    }
+
+    fn print(&mut self, value: &Value) -> Result<(), Fault> {
+        let mut out = std::mem::take(&mut self.out);
+        self.write(&mut out, value)?;
+        self.out = out;
+        Ok(())
+    }
+
+    fn run_if(
+        &mut self,
+        arms: &'t [(ast::Expr, Vec<Statement>)],
+        otherwise: &'t [Statement],
+    ) -> Result<Flow, Fault> {
+        for (condition, body) in arms {
+            if truth(&self.eval(condition)?) {
+                return self.run(body);
+            }
+        }
+        self.run(otherwise)
+    }
+
+    fn run_with(
+        &mut self,
+        assigned: &'t [(Target, ast::Expr)],
+        body: &'t [Statement],
+    ) -> Result<Flow, Fault> {
+        let mut values = Vec::new();
+        for (_, value) in assigned {
+            values.push(self.eval(value)?);
+        }
+        self.within(self.scope, |r| {
+            for ((target, _), value) in assigned.iter().zip(values) {
+                r.assign(target, value)?;
+            }
+            r.run(body)
+        })
+    }
+
+    /// Runs statements in a scope of their own.
+    fn block(&mut self, body: &'t [Statement]) -> Result<Flow, Fault> {
+        self.within(self.scope, |r| r.run(body))
+    }
+
+    /// What statements print.
+    fn captured<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, Fault>) -> Result<Value, Fault> {
+        let outer = std::mem::take(&mut self.out);
+        run(self)?;
+        let inner = std::mem::replace(&mut self.out, outer);
+        self.made(inner)
+    }
+
+    /// The value of a text that was built.
+    pub(crate) fn made(&self, text: TextBuilder) -> Result<Value, Fault> {
+        self.budget.items::<u8>(0)?;
+        Ok(text.finish().into())
+    }
+
+    fn filtered(&mut self, mut value: Value, filters: &'t [Post]) -> Result<Value, Fault> {
+        for filter in filters {
+            value = self.post(value, filter)?;
+        }
+        Ok(value)
+    }
+
+    fn run_for(&mut self, parts: &'t For) -> Result<Flow, Fault> {
+        let iterated = self.eval(&parts.items)?;
+        let mut items = self.iterate(&iterated)?;
+        let mut first = items.items.len() - items.rest().len();
+        items.advance(usize::MAX);
+        if let Some(condition) = &parts.condition {
+            let mut kept = Vec::new();
+            for item in &items.items[first..] {
+                let keeps = self.within(self.scope, |r| {
+                    r.assign(&parts.target, item.clone())?;
+                    Ok(truth(&r.eval(condition)?))
+                })?;
+                if keeps {
+                    kept.push(item.clone());
+                }
+            }
+            (items, first) = (self.sequence(kept)?, 0);
+        }
+        if items.items.len() == first {
+            return self.block(&parts.otherwise);
+        }
+        self.serial += 1;
+        let id = self.serial;
+        self.loops.push(Loop { id, items: items.clone(), first, at: 0, changed: None });
+        for (at, item) in items.items[first..].iter().enumerate() {
+            self.budget.work(20)?;
+            if let Some(running) = self.loops.last_mut() {
+                running.at = at;
+            }
+            let flow = self.within(self.scope, |r| {
+                r.set(ast::LOOP, Value(Kind::Loop(id)))?;
+                r.assign(&parts.target, item.clone())?;
+                r.run(&parts.body)
+            })?;
+            if flow == Flow::Break {
+                break;
+            }
+        }
+        self.loops.pop();
+        Ok(Flow::Next)
+    }
+
+    /// Runs something in a new scope within the one at this position.
+    fn within<T>(
+        &mut self,
+        parent: usize,
+        run: impl FnOnce(&mut Self) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        self.serial += 1;
+        let outer = std::mem::replace(&mut self.scope, self.scopes.len());
+        self.scopes.push(Scope { parent, serial: self.serial, names: Vec::new() });
+        let found = run(self)?;
+        self.scopes.truncate(self.scope);
+        self.scope = outer;
+        Ok(found)
+    }
+
+    fn lookup(&self, name: Name) -> Result<Value, Fault> {
+        let mut at = self.scope;
+        while at > 0 {
+            let scope = &self.scopes[at];
+            self.budget.work(2 + scope.names.len() as u64)?;
+            if let Some((_, value)) = scope.names.iter().find(|(known, _)| *known == name) {
+                return Ok(value.clone());
+            }
+            at = scope.parent;
+        }
+        let missing = || Value(Kind::Undefined(Some(self.tree.names[name].clone())));
+        Ok(self.root[name].clone().unwrap_or_else(missing))
+    }
+
+    fn set(&mut self, name: Name, value: Value) -> Result<(), Fault> {
+        if self.scope == 0 {
+            self.root[name] = Some(value);
+            return Ok(());
+        }
+        let names = &mut self.scopes[self.scope].names;
+        self.budget.work(2 + names.len() as u64)?;
+        match names.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) => *known = value,
+            // The search makes many names in a scope too much work long before they are too much memory.
+            None => names.push((name, value)),
+        }
+        Ok(())
+    }
+
+    fn assign(&mut self, target: &'t Target, value: Value) -> Result<(), Fault> {
+        match target {
+            Target::Name(name) => self.set(*name, value),
+            Target::Attribute(name, attribute) => {
+                let object = self.lookup(*name)?;
+                self.set_attribute(&object, attribute, value)
+            }
+            Target::Tuple(targets) => {
+                if let Kind::Undefined(name) = &value.0 {
+                    return Err(undefined(name.as_deref()));
+                }
+                let items = self.iterate(&value)?;
+                let rest = items.rest();
+                if rest.len() != targets.len() {
+                    let detail = format!("expected {} values to unpack, found {}", targets.len(), rest.len());
+                    return Err(Fault::new(detail));
+                }
+                for (target, item) in targets.iter().zip(rest) {
+                    self.assign(target, item.clone())?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A macro, with the scope that it is defined in.
+    fn closure(&self, index: usize) -> Result<Value, Fault> {
+        self.budget.items::<u8>(0)?;
+        let (scope, serial) = (self.scope, self.scopes[self.scope].serial);
+        Ok(Value(Kind::Macro(Arc::new(Closure { index, scope, serial, caller: None }))))
+    }
+}

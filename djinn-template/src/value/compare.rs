@@ -1,0 +1,195 @@
+//! Truth, equality, order and membership, as Python has them.
+
+use super::{Kind, Seq, SeqKind, Value};
+use crate::budget::Budget;
+use crate::error::Fault;
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+/// Python's truth of a value.
+pub(crate) fn truth(value: &Value) -> bool {
+    match &value.0 {
+        Kind::Undefined(_) | Kind::None => false,
+        Kind::Bool(value) => *value,
+        Kind::Int(value) => *value != 0,
+        Kind::Float(value) => *value != 0.0,
+        Kind::Str(text) => text.len() > 0,
+        Kind::Seq(seq) => !seq.items.is_empty() || matches!(seq.kind, SeqKind::Generator(_)),
+        Kind::Dict(dict) => !dict.entries.is_empty(),
+        Kind::Object(_) | Kind::Loop(_) | Kind::Macro(_) | Kind::Function(_) | Kind::Method(_) => true,
+    }
+}
+
+/// Two numbers by their values; `None` if one is none.
+pub(crate) fn numbers(a: &Value, b: &Value) -> Option<Option<Ordering>> {
+    let integer = |value: &Value| match value.0 {
+        Kind::Bool(value) => Some(i128::from(value)),
+        Kind::Int(value) => Some(value),
+        _ => None,
+    };
+    match (integer(a), integer(b), &a.0, &b.0) {
+        (Some(a), Some(b), ..) => Some(Some(a.cmp(&b))),
+        (Some(a), None, _, Kind::Float(b)) => Some(integer_and_float(a, *b)),
+        (None, Some(b), Kind::Float(a), _) => Some(integer_and_float(b, *a).map(Ordering::reverse)),
+        (_, _, Kind::Float(a), Kind::Float(b)) => Some(a.partial_cmp(b)),
+        _ => None,
+    }
+}
+
+/// Exact, also where the integer is no float.
+fn integer_and_float(a: i128, b: f64) -> Option<Ordering> {
+    if b.is_nan() {
+        return None;
+    }
+    // The cast saturates, which keeps the order: no integer here is beyond the limits.
+    let whole = b.trunc();
+    Some(a.cmp(&(whole as i128)).then_with(|| {
+        let rest = b - whole;
+        if rest > 0.0 {
+            Ordering::Less
+        } else if rest < 0.0 {
+            Ordering::Greater
+        } else {
+            Ordering::Equal
+        }
+    }))
+}
+
+/// Python's `==`.
+pub(crate) fn equal(budget: &Budget, a: &Value, b: &Value) -> Result<bool, Fault> {
+    budget.work(8)?;
+    if let Some(order) = numbers(a, b) {
+        return Ok(order == Some(Ordering::Equal));
+    }
+    Ok(match (&a.0, &b.0) {
+        (Kind::Undefined(_), Kind::Undefined(_)) | (Kind::None, Kind::None) => true,
+        (Kind::Str(a), Kind::Str(b)) => {
+            if a.len() == b.len() {
+                budget.work(a.len() as u64 / 4)?;
+            }
+            a.as_str() == b.as_str()
+        }
+        (Kind::Seq(a), Kind::Seq(b)) => return equal_sequences(budget, a, b),
+        (Kind::Dict(a), Kind::Dict(b)) => {
+            if Arc::ptr_eq(a, b) {
+                return Ok(true);
+            }
+            if a.entries.len() != b.entries.len() {
+                return Ok(false);
+            }
+            for (key, value) in &a.entries {
+                budget.work(8 + key.as_str().map_or(0, str::len) as u64)?;
+                match b.entries.get(key) {
+                    Some(other) if equal(budget, value, other)? => {}
+                    _ => return Ok(false),
+                }
+            }
+            true
+        }
+        (Kind::Object(a), Kind::Object(b)) => a == b,
+        (Kind::Loop(a), Kind::Loop(b)) => a == b,
+        (Kind::Macro(a), Kind::Macro(b)) => Arc::ptr_eq(a, b),
+        (Kind::Function(a), Kind::Function(b)) => a == b,
+        (Kind::Method(a), Kind::Method(b)) => Arc::ptr_eq(a, b),
+        _ => false,
+    })
+}
+
+/// Whether sequences may be equal at all, by their kinds.
+fn comparable(a: &Seq, b: &Seq) -> bool {
+    use SeqKind::{Items, Keys, List, Range, Tuple};
+    matches!(
+        (&a.kind, &b.kind),
+        (List, List) | (Tuple, Tuple) | (Range(_), Range(_)) | (Keys, Keys) | (Items, Items)
+    )
+}
+
+fn equal_sequences(budget: &Budget, a: &Arc<Seq>, b: &Arc<Seq>) -> Result<bool, Fault> {
+    if Arc::ptr_eq(a, b) {
+        return Ok(true);
+    }
+    if !comparable(a, b) || a.items.len() != b.items.len() {
+        return Ok(false);
+    }
+    for (a, b) in a.items.iter().zip(&b.items) {
+        if !equal(budget, a, b)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Python's `<` as an order; what cannot be ordered is refused. `None` is the order of what is not a number.
+fn order(budget: &Budget, a: &Value, b: &Value, operator: &str) -> Result<Option<Ordering>, Fault> {
+    budget.work(8)?;
+    if let Some(order) = numbers(a, b) {
+        return Ok(order);
+    }
+    match (&a.0, &b.0) {
+        (Kind::Str(a), Kind::Str(b)) => {
+            budget.work(a.len().min(b.len()) as u64 / 4)?;
+            // Bytes of UTF-8 are in the order of their characters.
+            Ok(Some(a.as_str().cmp(b.as_str())))
+        }
+        (Kind::Seq(x), Kind::Seq(y))
+            if comparable(x, y) && matches!(x.kind, SeqKind::List | SeqKind::Tuple) =>
+        {
+            for (a, b) in x.items.iter().zip(&y.items) {
+                if !equal(budget, a, b)? {
+                    return order(budget, a, b, operator);
+                }
+            }
+            Ok(Some(x.items.len().cmp(&y.items.len())))
+        }
+        (Kind::Undefined(name), _) | (_, Kind::Undefined(name)) => Err(super::undefined(name.as_deref())),
+        _ => Err(Fault::new(format!(
+            "'{operator}' not supported between instances of '{}' and '{}'",
+            a.type_name(),
+            b.type_name()
+        ))),
+    }
+}
+
+/// One of Python's comparisons that order, by what it accepts.
+pub(crate) fn less(
+    budget: &Budget,
+    a: &Value,
+    b: &Value,
+    operator: &str,
+    accepts: fn(Ordering) -> bool,
+) -> Result<bool, Fault> {
+    Ok(order(budget, a, b, operator)?.is_some_and(accepts))
+}
+
+/// Python's `item in container`.
+pub(crate) fn contains(budget: &Budget, item: &Value, container: &Value) -> Result<bool, Fault> {
+    budget.work(8)?;
+    match &container.0 {
+        Kind::Str(text) => {
+            let Some(part) = item.as_str() else {
+                return Err(Fault::new(format!(
+                    "'in <string>' requires string as left operand, not {}",
+                    item.type_name()
+                )));
+            };
+            budget.work(text.len() as u64 + part.len() as u64)?;
+            Ok(text.as_str().contains(part))
+        }
+        Kind::Dict(dict) => {
+            let key = super::Key::new(budget, item.clone())?;
+            Ok(dict.entries.contains_key(&key))
+        }
+        Kind::Seq(seq) => {
+            for (at, other) in seq.rest().iter().enumerate() {
+                if equal(budget, item, other)? {
+                    seq.advance(at + 1);
+                    return Ok(true);
+                }
+            }
+            seq.advance(usize::MAX);
+            Ok(false)
+        }
+        Kind::Undefined(_) => Ok(false),
+        _ => Err(Fault::new(format!("argument of type '{}' is not iterable", container.type_name()))),
+    }
+}
