@@ -9,7 +9,7 @@ pub enum Error {
     /// Memory cannot be planned, loaded or streamed.
     #[error(transparent)]
     Memory(djinn_vmu::Error),
-    /// Whoever is told the progress of loading wants no more of it. Nothing stays loaded.
+    /// The progress callback ended the load. Nothing stays loaded.
     #[error("cancelled")]
     Cancelled,
     /// The device failed.

@@ -150,7 +150,7 @@ impl<D: Ops> Engine<D> {
         let mut sampler = Sampler::new(request.sampling)?;
         let go_on = &mut |_| ControlFlow::Continue(());
         let logits = self.prefill(session, &request.prompt, &mut Stats::default(), go_on)?;
-        let logits = logits.expect("nobody ends the work");
+        let logits = logits.expect("the callback does not end the work");
         Ok((sampler.choose(&logits, &session.tokens)?, logits))
     }
 

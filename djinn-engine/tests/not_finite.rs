@@ -1,4 +1,4 @@
-//! Weights that make logits NaN or infinite: whoever generates is told, and others go on as if nothing were.
+//! Weights that make logits NaN or infinite are an error in every way to generate; other sessions go on unchanged.
 
 use djinn_device::{CpuConfig, CpuDevice, Math, Ops, SimConfig, SimDevice};
 use djinn_engine::{

@@ -71,7 +71,7 @@ pub enum Error {
     /// A weight cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// Whoever is told the progress of loading wants no more of it.
+    /// The progress callback ended the load.
     #[error("cancelled")]
     Cancelled,
     /// The device failed.
