@@ -174,15 +174,15 @@ const DEFAULT_WINDOW: u64 = 4096;
 
 /// The windows of a family in which some blocks have one and others not.
 fn mixed_window(keys: &JsonKeys, layers: u64) -> Result<Option<Window>> {
+    let types = keys.list("layer_types", "a list of layer types", |v| v.as_str())?;
+    let full = keys.u64("max_window_layers")?.unwrap_or(28);
     if !keys.bool("use_sliding_window")?.unwrap_or(false) {
         return Ok(None);
     }
     // No window is written as null; a configuration without the key has transformers' default.
     let default = (!keys.contains("sliding_window")).then_some(DEFAULT_WINDOW);
     let Some(positions) = keys.u64("sliding_window")?.or(default) else { return Ok(None) };
-    let types = keys.list("layer_types", "a list of layer types", |v| v.as_str())?;
     let blocks = if types.is_empty() {
-        let full = keys.u64("max_window_layers")?.unwrap_or(28);
         (0..layers.min(1 << 16)).map(|block| block >= full).collect()
     } else {
         let windowed = |kind: &&str| match *kind {

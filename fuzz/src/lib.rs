@@ -2,7 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-use djinn_models::TensorFile;
+use djinn_models::gguf::Gguf;
+use djinn_models::{TensorFile, Tokenizer};
 use djinn_srg::DType;
 
 /// Reads every tensor to its end in two types. Errors are fine; panics are what is looked for.
@@ -13,6 +14,47 @@ pub fn read_everything(file: &impl TensorFile) {
         for dtype in [DType::F32, DType::BF16] {
             let mut out = vec![0; (elements * dtype.bytes()) as usize];
             let _ = file.read_rows(&info.name, 0..rows, dtype, &mut out);
+        }
+    }
+}
+
+/// Texts that find the ways of a tokenizer: words, runs, control tokens, several scripts.
+const TEXTS: [&str; 4] = [
+    "The 123 foxes don't\u{2019} jump\r\n\n   over <s>x</s><|im_end|> [INST] é e\u{301}\u{316} 狐\u{3000}\u{feff}👩\u{200d}👧 \u{fdfa}",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!",
+    "                                                                                               x",
+    "",
+];
+
+/// Loads a tokenizer from bytes, as the target `tokenizer` says, and encodes and decodes with it.
+pub fn encode_everything(bytes: &[u8]) {
+    let Some((kind, bytes)) = bytes.split_first() else { return };
+    let loaded = match kind {
+        b'g' => Gguf::from_bytes(bytes.to_vec()).and_then(|file| Tokenizer::from_gguf(&file)),
+        kind => {
+            let folder = tempfile::tempdir().expect("a folder can be made");
+            let write = |name, bytes: &[u8]| {
+                std::fs::write(folder.path().join(name), bytes).expect("it can be written")
+            };
+            match kind {
+                b'j' => write("tokenizer.json", bytes),
+                b'm' => write("tokenizer.model", bytes),
+                _ => {
+                    let cut = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+                    write("vocab.json", &bytes[..cut]);
+                    write("merges.txt", bytes.get(cut + 1..).unwrap_or_default());
+                }
+            }
+            Tokenizer::from_dir(folder.path())
+        }
+    };
+    let Ok(Some(tokenizer)) = loaded else { return };
+    for text in TEXTS {
+        let content = text.len() / 3..text.len();
+        for ids in
+            [tokenizer.encode(text, true), tokenizer.encode_rendered(text, &[content])].into_iter().flatten()
+        {
+            tokenizer.decode(&ids, true).expect("decoding has no errors");
         }
     }
 }

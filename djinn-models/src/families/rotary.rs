@@ -33,10 +33,13 @@ pub(super) fn partial_rotary(
 /// A rotation of no elements yet, and the share of a head that it is to have.
 fn settings(keys: &JsonKeys, names: &KeyNames, theta: f64) -> Result<(Rotary, Option<f64>)> {
     let (outer_theta, outer_factor) = (keys.f64(names.theta)?, keys.f64(names.rotary_dim)?);
-    let inner = match keys.object("rope_parameters")? {
-        Some(parameters) => Some(parameters),
-        None => keys.object("rope_scaling")?,
-    };
+    let (new, old) = (keys.object("rope_parameters")?, keys.object("rope_scaling")?);
+    if let (Some(new), Some(old)) = (&new, &old)
+        && scaling(old)? != scaling(new)?
+    {
+        return Err(keys.error("rope_scaling", "differs from `rope_parameters`, which is beside it".into()));
+    }
+    let inner = new.or(old);
     let (found_theta, factor, scaling) = match inner {
         None => (outer_theta, outer_factor, RopeScaling::Default),
         Some(inner) => (

@@ -125,6 +125,14 @@ fn the_families_after_llama_differ_in_biases_and_windows() {
     assert!(matches!(none, Err(Error::Config { key, .. }) if key == "sliding_window"));
     let untold = of(&qwen2::FAMILY, json!({"max_position_embeddings": null})).unwrap();
     assert_eq!(untold.sizes.context, 32_768);
+    // Checked where no window is on as well.
+    for (changes, named) in [
+        (json!({"layer_types": [1]}), "layer_types"),
+        (json!({"max_window_layers": "all"}), "max_window_layers"),
+    ] {
+        let error = of(&qwen2::FAMILY, changes).unwrap_err();
+        assert!(matches!(&error, Error::Config { key, .. } if key == named), "{error}");
+    }
 }
 
 #[test]
@@ -345,6 +353,13 @@ fn values_that_cannot_be_are_refused_with_key_and_value() {
         (json!({"rope_scaling": {"type": "linear", "factor": 0.0}}), "rope_scaling.factor", "0"),
         (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor", "missing"),
         (json!({"rope_scaling": "linear"}), "rope_scaling", "linear"),
+        (json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": 5}), "rope_scaling", "5"),
+        (
+            json!({"rope_parameters": {"rope_type": "default"},
+                "rope_scaling": {"type": "linear", "factor": 2.0}}),
+            "rope_scaling",
+            "differs",
+        ),
         (json!({"attention_bias": 1}), "attention_bias", "1"),
         (json!({"architectures": null, "model_type": null}), "architectures", "missing"),
     ];

@@ -286,7 +286,7 @@ fn generation_defaults_come_from_both_files() {
         open_dir(&dir).map(|model| model.defaults)
     };
     let full = json!({"eos_token_id": [2, 3], "bos_token_id": 1, "temperature": 0.5, "top_p": 0.75,
-        "top_k": 40, "do_sample": true});
+        "top_k": 40, "do_sample": true, "min_p": 0.25, "repetition_penalty": 1.5});
     let expected = GenerationDefaults {
         eos: vec![2, 3],
         bos: Some(1),
@@ -294,6 +294,9 @@ fn generation_defaults_come_from_both_files() {
         top_p: Some(0.75),
         top_k: Some(40),
         do_sample: Some(true),
+        min_p: Some(0.25),
+        repetition_penalty: Some(1.5),
+        ignored: Vec::new(),
     };
     assert_eq!(write(full).unwrap(), expected);
     assert_eq!(write(json!({"temperature": null})).unwrap().eos, [7]);
@@ -304,10 +307,51 @@ fn generation_defaults_come_from_both_files() {
         ("top_p", json!(1.5)),
         ("top_k", json!(1u64 << 40)),
         ("do_sample", json!("yes")),
+        ("min_p", json!(1.5)),
+        ("repetition_penalty", json!(0)),
+        ("repetition_penalty", json!("1.1")),
+        ("typical_p", json!("high")),
+        ("num_beams", json!([4])),
+        ("max_new_tokens", json!("many")),
+        ("suppress_tokens", json!(true)),
+        ("remove_invalid_values", json!(1)),
     ] {
         let message = write(json!({key: value})).unwrap_err().to_string();
         assert!(message.contains(key) && message.contains("generation_config.json"), "{message}");
     }
+}
+
+#[test]
+fn generation_keys_that_are_not_applied_are_named() {
+    let dir = directory(
+        |c, _| {
+            c["num_beams"] = json!(4);
+            c["typical_p"] = json!(0.9)
+        },
+        false,
+        false,
+    );
+    let ignored = |value: serde_json::Value| {
+        std::fs::write(dir.path().join("generation_config.json"), value.to_string()).unwrap();
+        open_dir(&dir).unwrap().defaults.ignored
+    };
+    // What the newer file says of a key counts, be it that nothing is wanted.
+    let neutral = json!({"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": null,
+        "suppress_tokens": [], "sequence_bias": {}, "max_new_tokens": 100, "early_stopping": true,
+        "repetition_penalty": 1.1, "transformers_version": "4.50.0", "remove_invalid_values": false});
+    assert!(ignored(neutral).is_empty());
+    let asks = json!({"num_beams": 1, "typical_p": 0.5, "no_repeat_ngram_size": 3, "bad_words_ids": [[1]],
+        "forced_eos_token_id": 2, "sequence_bias": [[[1], 2.0]], "penalty_alpha": 0.6});
+    let named = [
+        "penalty_alpha",
+        "typical_p",
+        "no_repeat_ngram_size",
+        "bad_words_ids",
+        "forced_eos_token_id",
+        "sequence_bias",
+    ];
+    assert_eq!(ignored(asks), named);
+    assert_eq!(ignored(json!({})), ["num_beams", "typical_p"]);
 }
 
 #[test]

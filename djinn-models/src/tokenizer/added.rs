@@ -94,7 +94,7 @@ impl AddedTokens {
             return Err(Error::Tokenizer(detail));
         }
         let mut added = Self::default();
-        let mut work = Work::new();
+        let mut work = Work::new(total);
         for token in tokens.into_iter().filter(|token| !token.content.is_empty()) {
             if token.content.len() > MAX_BYTES {
                 let detail =
@@ -188,6 +188,7 @@ impl AddedTokens {
             if token.single_word && !is_single(text, &range) {
                 continue;
             }
+            let found = range.clone();
             if token.lstrip {
                 let from = taken.min(range.start);
                 range.start = (from + text[from..range.start].trim_end().len()).max(taken);
@@ -195,12 +196,14 @@ impl AddedTokens {
             if token.rstrip {
                 range.end = text.len() - text[range.end..].trim_start().len();
             }
-            work.step(range.len() as u64)?;
+            work.step((found.start.saturating_sub(range.start) + range.end - found.end) as u64)?;
             if taken < range.start {
                 parts.push((taken..range.start, None));
             }
             taken = range.end;
-            parts.push((range, Some(token.id)));
+            if !range.is_empty() {
+                parts.push((range, Some(token.id)));
+            }
         }
         if taken < text.len() {
             parts.push((taken..text.len(), None));

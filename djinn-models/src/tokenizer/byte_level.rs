@@ -6,6 +6,7 @@ use super::ggml::Vocabulary;
 use super::matcher::{Behavior, Matcher};
 use super::normal::{Form, Normalizer};
 use super::pattern::Pattern;
+use super::pieces::check_merges;
 use super::words::{GPT2, Splitter};
 use crate::{Error, Result};
 use tokenizers::models::bpe::{BPE, Vocab};
@@ -104,6 +105,7 @@ impl Pre {
 /// Builds the encoder. `merges` are `left right`, most important first.
 pub(super) fn build(vocabulary: &Vocabulary, merges: &[String], pre: Pre) -> Result<Encoder> {
     let ids: Vocab = vocabulary.tokens.iter().zip(0..).map(|(token, id)| (token.clone(), id)).collect();
+    check_merges(merges.len())?;
     let mut pairs = Vec::with_capacity(merges.len());
     for (at, merge) in merges.iter().enumerate() {
         let pair = merge.split_once(' ').filter(|(left, right)| {

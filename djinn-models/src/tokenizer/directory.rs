@@ -12,8 +12,10 @@ use crate::{Error, Result, file};
 use serde_json::Value;
 use std::path::Path;
 
-/// Larger files are refused before they are parsed; the largest in use are a tenth of it.
-pub(super) const MAX_BYTES: u64 = 256 << 20;
+/// Larger files are refused before they are parsed, and JSON of more values; the largest in use have about half
+/// of it.
+pub(super) const MAX_BYTES: u64 = 64 << 20;
+const MAX_VALUES: usize = 3 << 20;
 
 pub(super) fn load(dir: &Path) -> Result<Option<Tokenizer>> {
     let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
@@ -66,9 +68,26 @@ pub(crate) fn special_token(config: &Value, key: &str) -> Option<String> {
 /// A JSON file; `None` if there is none.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
     let Some(bytes) = file::read_if_present(path, MAX_BYTES)? else { return Ok(None) };
-    let value = serde_json::from_slice(&bytes)
-        .map_err(|e| Error::Malformed { path: path.to_owned(), detail: e.to_string() })?;
-    Ok(Some(value))
+    let malformed = |detail| Error::Malformed { path: path.to_owned(), detail };
+    if values(&bytes) > MAX_VALUES {
+        return Err(malformed(format!("has more than the {MAX_VALUES} values that such a file may have")));
+    }
+    serde_json::from_slice(&bytes).map(Some).map_err(|e| malformed(e.to_string()))
+}
+
+/// At most how many values a JSON text has. Each takes far more memory than its text.
+fn values(json: &[u8]) -> usize {
+    let (mut count, mut in_text, mut escaped) = (1, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b',' | b'[' | b'{' if !in_text => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 fn unsupported(what: String) -> Error {

@@ -58,7 +58,7 @@ impl Encoder {
         if !literal.is_sorted_by(|a, b| a.start <= a.end && a.end <= b.start) {
             return Err(Error::Tokenizer("the literal parts of a text are not in order".into()));
         }
-        let mut work = Work::new();
+        let mut work = Work::new(text.len());
         let mut ids = Vec::new();
         for (range, token) in self.added.divide(text, literal, &mut work)? {
             match token {

@@ -2,7 +2,7 @@
 
 use super::added::Added;
 use super::byte_level::{self, Pre};
-use super::pieces::{FirstSpace, Scheme};
+use super::pieces::{FirstSpace, Scheme, check_vocabulary};
 use super::post::Affixes;
 use super::{Marks, Tokenizer, sentencepiece};
 use crate::gguf::Gguf;
@@ -75,9 +75,7 @@ impl Vocabulary {
         scores: Option<Vec<f32>>,
     ) -> Result<Self> {
         let len = tokens.len();
-        if len == 0 || len > super::pieces::MAX_VOCAB {
-            return Err(Error::Tokenizer(format!("a vocabulary of {len} tokens")));
-        }
+        check_vocabulary(tokens.iter())?;
         for (id, token) in tokens.iter_mut().enumerate().filter(|(_, token)| token.is_empty()) {
             *token = format!("[EMPTY_{id}]");
         }

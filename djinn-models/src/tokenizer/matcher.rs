@@ -18,9 +18,16 @@ pub(super) enum Matcher {
 /// A part of a text: a match, or what lies between two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    pub(super) start: usize,
-    pub(super) end: usize,
+    pub(super) start: u32,
+    pub(super) end: u32,
     pub(super) matched: bool,
+}
+
+impl Piece {
+    /// Its place in the text.
+    pub(super) fn range(self) -> Range<usize> {
+        self.start as usize..self.end as usize
+    }
 }
 
 impl Matcher {
@@ -38,6 +45,7 @@ impl Matcher {
     pub(super) fn pieces(&self, text: &str, work: &mut Work) -> Result<Vec<Piece>> {
         let (mut pieces, mut last) = (Vec::new(), 0);
         let mut found = |Range { start, end }: Range<usize>| {
+            let (start, end) = (start as u32, end as u32);
             if last < start {
                 pieces.push(Piece { start: last, end: start, matched: false });
             }
@@ -56,8 +64,9 @@ impl Matcher {
                 chars.for_each(|(at, c)| found(at..at + c.len_utf8()));
             }
         }
-        if last < text.len() {
-            pieces.push(Piece { start: last, end: text.len(), matched: false });
+        let end = text.len() as u32;
+        if last < end {
+            pieces.push(Piece { start: last, end, matched: false });
         }
         Ok(pieces)
     }
@@ -87,8 +96,8 @@ impl Behavior {
     }
 
     /// The parts that are kept, in order, without empty ones.
-    pub(super) fn kept(self, pieces: &[Piece]) -> Vec<Range<usize>> {
-        let mut kept: Vec<Range<usize>> = Vec::with_capacity(pieces.len());
+    pub(super) fn kept(self, pieces: &[Piece]) -> Vec<Range<u32>> {
+        let mut kept: Vec<Range<u32>> = Vec::with_capacity(pieces.len());
         for (at, piece) in pieces.iter().enumerate() {
             let before = at.checked_sub(1).map(|at| pieces[at].matched);
             let joined = match self {

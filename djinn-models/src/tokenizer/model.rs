@@ -1,9 +1,9 @@
 //! The model of a `tokenizer.json`: byte-pair encoding, or a plain list of words.
 
 use super::error;
-use super::pieces::MAX_VOCAB;
+use super::pieces::{check_merges, check_vocabulary};
 use crate::{Error, Result};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::models::wordlevel::WordLevel;
@@ -78,7 +78,7 @@ fn vocabulary(vocab: Value) -> Result<Vocab> {
     let Value::Object(vocab) = vocab else {
         return Err(Error::Tokenizer("the vocabulary is no object of tokens and their ids".into()));
     };
-    check_size(&vocab)?;
+    check_vocabulary(vocab.keys())?;
     let id = |(token, id): (String, Value)| {
         let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
         let wrong = || Error::Tokenizer(format!("the id of token {token:?} is {id}"));
@@ -88,19 +88,13 @@ fn vocabulary(vocab: Value) -> Result<Vocab> {
     vocab.into_iter().map(id).collect()
 }
 
-fn check_size(vocab: &Map<String, Value>) -> Result<()> {
-    match vocab.len() {
-        len if len > MAX_VOCAB => Err(Error::Tokenizer(format!("a vocabulary of {len} tokens"))),
-        _ => Ok(()),
-    }
-}
-
 /// The merges: pairs, or texts with one space. Refuses those that are longer than any token, over which the
 /// `tokenizers` crate would fall.
 fn merges(list: &Value, longest: usize, prefix: &str) -> Result<Merges> {
     let Some(list) = list.as_array() else {
         return Err(Error::Tokenizer("the merges are no list".into()));
     };
+    check_merges(list.len())?;
     // Older files begin with a line of `merges.txt`.
     let list = list.iter().filter(|merge| !merge.as_str().is_some_and(|text| text.starts_with("#version")));
     let merge = |(at, merge): (usize, &Value)| {

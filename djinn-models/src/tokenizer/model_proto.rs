@@ -3,6 +3,7 @@
 //! Field numbers are those of `sentencepiece_model.proto`; what is not needed is skipped.
 
 use super::ggml::Vocabulary;
+use super::pieces::MAX_VOCAB;
 use crate::{Error, Result};
 
 /// `TrainerSpec.model_type` of byte-pair encoding; 1 is Unigram, which is also the default.
@@ -30,6 +31,9 @@ impl Model {
             match field? {
                 (1, Wire::Bytes(piece)) => {
                     let (token, score, kind) = read_piece(piece)?;
+                    if tokens.len() == MAX_VOCAB {
+                        return Err(Error::Tokenizer(format!("more than {MAX_VOCAB} pieces")));
+                    }
                     tokens.push(token);
                     scores.push(score);
                     kinds.push(kind);

@@ -4,6 +4,7 @@ use super::matcher::Matcher;
 use super::work::Work;
 use crate::{Error, Result};
 use serde_json::Value;
+use std::ops::Range;
 use tokenizers::NormalizedString;
 
 /// Most steps, and deepest nesting of sequences, that a file may have; published ones have three, and one.
@@ -43,8 +44,8 @@ pub(super) struct Marked {
 
 impl Marked {
     /// Whether some byte of a range is literal.
-    pub(super) fn touches(&self, start: usize, end: usize) -> bool {
-        self.literal.get(start..end).is_some_and(|flags| flags.contains(&true))
+    pub(super) fn touches(&self, range: Range<usize>) -> bool {
+        self.literal.get(range).is_some_and(|flags| flags.contains(&true))
     }
 
     fn push(&mut self, text: &str, flagged: bool, literal: bool) {
@@ -142,7 +143,7 @@ impl Step {
             }
             Self::Lowercase => {
                 for (at, c) in from.text.char_indices() {
-                    let literal = from.touches(at, at + 1);
+                    let literal = from.touches(at..at + 1);
                     let mut bytes = [0; 4];
                     c.to_lowercase().for_each(|c| out.push(c.encode_utf8(&mut bytes), flagged, literal));
                 }
@@ -158,10 +159,10 @@ impl Step {
                     if piece.matched {
                         // Checked here: the product of the two is what a hostile file makes large.
                         Work::check_length(out.text.len() + content.len())?;
-                        out.push(content, flagged, from.touches(piece.start, piece.end));
+                        out.push(content, flagged, from.touches(piece.range()));
                     } else {
-                        out.text.push_str(&from.text[piece.start..piece.end]);
-                        out.literal.extend(from.literal.get(piece.start..piece.end).unwrap_or_default());
+                        out.text.push_str(&from.text[piece.range()]);
+                        out.literal.extend(from.literal.get(piece.range()).unwrap_or_default());
                     }
                 }
             }
@@ -191,7 +192,7 @@ impl Form {
             let end = start + 1 + rest.iter().position(u8::is_ascii).unwrap_or(rest.len());
             let part = &from.text[start..end];
             if part.len() == 1 {
-                out.push(part, flagged, from.touches(start, end));
+                out.push(part, flagged, from.touches(start..end));
             } else {
                 let mut normalized = NormalizedString::from(part);
                 match self {
@@ -203,8 +204,8 @@ impl Form {
                 let head = usize::from(
                     bytes[start].is_ascii() && normalized.get().as_bytes().first() == bytes.get(start),
                 );
-                out.push(&normalized.get()[..head], flagged, from.touches(start, start + head));
-                out.push(&normalized.get()[head..], flagged, from.touches(start + head, end));
+                out.push(&normalized.get()[..head], flagged, from.touches(start..start + head));
+                out.push(&normalized.get()[head..], flagged, from.touches(start + head..end));
             }
             start = end;
         }

@@ -6,6 +6,26 @@ use crate::{Error, Result};
 /// Most ids that a vocabulary may span; the largest in use has a quarter of a million.
 pub(super) const MAX_VOCAB: usize = 1 << 21;
 
+/// Most merges; the largest vocabularies have half a million.
+pub(super) const MAX_MERGES: usize = 1 << 21;
+
+/// Most bytes of all tokens; the largest vocabularies have some millions.
+const MAX_SPELLINGS: usize = 32 << 20;
+
+/// Refuses vocabularies of sizes that no model has, before tables are made of them.
+pub(super) fn check_vocabulary<'a>(tokens: impl ExactSizeIterator<Item = &'a String>) -> Result<()> {
+    let len = tokens.len();
+    let bytes: usize = tokens.map(String::len).sum();
+    if len == 0 || len > MAX_VOCAB || bytes > MAX_SPELLINGS {
+        return Err(Error::Tokenizer(format!("a vocabulary of {len} tokens and {bytes} bytes")));
+    }
+    Ok(())
+}
+
+pub(super) fn check_merges(count: usize) -> Result<()> {
+    if count > MAX_MERGES { Err(Error::Tokenizer(format!("{count} merges"))) } else { Ok(()) }
+}
+
 /// How a vocabulary spells bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {

@@ -3,6 +3,9 @@
 use crate::{Error, Result};
 use serde_json::Value;
 
+/// Most ids around a text; models have two.
+const MAX_IDS: usize = 1024;
+
 /// Ids added around a text on request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Affixes {
@@ -29,6 +32,9 @@ impl Affixes {
             Some("Sequence") => {
                 let mut all = Self::default();
                 for inner in processor["processors"].as_array().ok_or_else(malformed)? {
+                    if all.prefix.len() + all.suffix.len() > MAX_IDS {
+                        return Err(malformed());
+                    }
                     let Self { mut prefix, suffix } = Self::from_json(inner)?;
                     prefix.append(&mut all.prefix);
                     all.prefix = prefix;
@@ -67,6 +73,9 @@ fn template(processor: &Value) -> Result<Affixes> {
         let name = item["SpecialToken"]["id"].as_str().ok_or_else(malformed)?;
         let ids = processor["special_tokens"][name]["ids"].as_array().ok_or_else(malformed)?;
         let side = if seen_text { &mut affixes.suffix } else { &mut affixes.prefix };
+        if side.len() + ids.len() > MAX_IDS {
+            return Err(malformed());
+        }
         for value in ids {
             side.push(id(value)?);
         }

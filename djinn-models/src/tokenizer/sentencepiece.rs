@@ -1,16 +1,21 @@
 //! SentencePiece BPE: pieces with scores, `▁` for a space, byte tokens for what has no piece.
 
 use super::encoder::Encoder;
+use super::error;
 use super::ggml::{Kind, Vocabulary};
 use super::normal::Normalizer;
+use super::pieces::{byte_token, check_merges};
 use super::words::Splitter;
-use super::{error, pieces::byte_token};
 use crate::{Error, Result};
 use std::collections::HashMap;
 use tokenizers::models::bpe::{BPE, Vocab};
 
 /// Longest piece in bytes; SentencePiece itself stops at 16 characters unless told otherwise.
 const MAX_PIECE: usize = 1024;
+
+/// Most bytes that are looked at to find the merges, the squares of all pieces' lengths; published vocabularies
+/// need some millions.
+const MAX_LOOKED_AT: usize = 1 << 28;
 
 /// Builds the encoder; with `prefix_space` a text is encoded as if it began with a space.
 pub(super) fn build(vocabulary: &Vocabulary, prefix_space: bool) -> Result<Encoder> {
@@ -48,7 +53,7 @@ pub(super) fn merges(vocabulary: &Vocabulary) -> Result<Vec<(String, String)>> {
     let all = vocabulary.tokens.iter().zip(&vocabulary.kinds).zip(&vocabulary.scores);
     let normal = all.filter(|((_, kind), _)| **kind == Kind::Normal);
     let scores: HashMap<&str, f32> = normal.map(|((token, _), score)| (token.as_str(), *score)).collect();
-    let mut merges = Vec::new();
+    let (mut merges, mut looked_at) = (Vec::new(), 0usize);
     // In the vocabulary's order, so that ties come out the same every time.
     for token in &vocabulary.tokens {
         let Some(score) = scores.get(token.as_str()) else { continue };
@@ -56,9 +61,14 @@ pub(super) fn merges(vocabulary: &Vocabulary) -> Result<Vec<(String, String)>> {
             let detail = format!("a token of {} bytes; {MAX_PIECE} are the most supported", token.len());
             return Err(Error::Tokenizer(detail));
         }
+        looked_at += token.len() * token.len();
+        if looked_at > MAX_LOOKED_AT {
+            return Err(Error::Tokenizer("the pieces are too long to find their merges".into()));
+        }
         let cuts = token.char_indices().rev().filter(|(at, _)| *at > 0).map(|(at, _)| token.split_at(at));
         let cuts = cuts.filter(|(left, right)| scores.contains_key(left) && scores.contains_key(right));
         merges.extend(cuts.map(|(left, right)| (*score, left, right)));
+        check_merges(merges.len())?;
     }
     let lengths = |cut: &(f32, &str, &str)| (cut.1.chars().count(), cut.2.chars().count());
     merges.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| lengths(b).cmp(&lengths(a))));

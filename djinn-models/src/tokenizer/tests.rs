@@ -1,6 +1,7 @@
 //! Encodings against other implementations' (`tests/data/tokenizer`, made by
 //! `scripts/make_tokenizer_fixtures.py`), streams against whole decodings, and files that must be refused.
 
+mod bounds;
 mod hostile;
 mod older;
 mod streams;

@@ -222,7 +222,7 @@ impl Words {
                 pieces.iter_mut().for_each(|piece| piece.matched = !piece.matched);
             }
             let kept = behavior.kept(&pieces).into_iter();
-            ranges.extend(kept.map(|kept| range.start + kept.start as u32..range.start + kept.end as u32));
+            ranges.extend(kept.map(|kept| range.start + kept.start..range.start + kept.end));
         }
         Ok(Self { text: self.text, ranges })
     }

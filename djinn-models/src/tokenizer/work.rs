@@ -8,13 +8,15 @@ pub(super) const MAX_TEXT: usize = 4 << 20;
 /// Most bytes that the rules may make of it, all parts together.
 const MAX_BYTES: usize = 16 << 20;
 
-/// Most steps of patterns and searches; published tokenizers need about ten for a byte.
-const MAX_STEPS: u64 = 300_000_000;
+/// Most steps of patterns and searches: these for each byte of the text, and some more for short ones. Published
+/// tokenizers need 15 for each byte of most texts, and 50 of the worst.
+const STEPS_OF_A_BYTE: u64 = 128;
+const MORE_STEPS: u64 = 1 << 17;
 
 /// Most characters or bytes that a model joins to tokens, all words together.
 const MAX_SYMBOLS: usize = MAX_TEXT + (64 << 10);
 
-/// What is left for one text.
+/// What is left for a text.
 #[derive(Debug)]
 pub(super) struct Work {
     steps: u64,
@@ -23,14 +25,10 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn new() -> Self {
-        Self { steps: MAX_STEPS, bytes: MAX_BYTES, symbols: MAX_SYMBOLS }
-    }
-
-    /// The same with other limits to what a test waits for.
-    #[cfg(test)]
-    pub(super) fn with_steps(steps: u64) -> Self {
-        Self { steps, ..Self::new() }
+    /// What a text of this length may take.
+    pub(super) fn new(bytes: usize) -> Self {
+        let steps = MORE_STEPS + STEPS_OF_A_BYTE * bytes as u64;
+        Self { steps, bytes: MAX_BYTES, symbols: MAX_SYMBOLS }
     }
 
     /// Takes steps of work.
