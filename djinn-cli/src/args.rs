@@ -84,7 +84,7 @@ pub(crate) struct RunArgs {
     pub(crate) device: DeviceArgs,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Generation")]
 pub(crate) struct SamplingArgs {
     /// Tokens to generate at most [default: 256, in a chat 1024]

@@ -36,6 +36,9 @@ pub trait AnyEngine {
     /// See [`Engine::swap_stats`].
     fn swap_stats(&self) -> SwapStats;
 
+    /// See [`Engine::context`].
+    fn context(&self) -> u64;
+
     /// What the device is.
     fn device_info(&self) -> DeviceInfo;
 
@@ -81,6 +84,10 @@ impl<D: Ops> AnyEngine for Engine<D> {
 
     fn swap_stats(&self) -> SwapStats {
         self.swap_stats()
+    }
+
+    fn context(&self) -> u64 {
+        self.context()
     }
 
     fn device_info(&self) -> DeviceInfo {

@@ -2,6 +2,7 @@
 
 use crate::DeviceName;
 use djinn_vmu::size;
+use std::path::PathBuf;
 
 /// A failure of this crate, or of one below it.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +64,27 @@ pub enum Error {
         /// Size of the vocabulary.
         vocab: u64,
     },
+    /// A message that leaves no room for an answer, even when all turns before it are forgotten.
+    #[error(
+        "the message makes {tokens} tokens and the context holds {context}; shorten it, or load a longer context"
+    )]
+    MessageTooLong {
+        /// Tokens of the message with what always goes before it.
+        tokens: u64,
+        /// The context.
+        context: u64,
+    },
+    /// A settings file that is neither TOML nor YAML, or holds something else than keys and values.
+    #[error("{}: {detail}; a settings file holds lines of key and value, as TOML or YAML", file.display())]
+    Settings {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// Messages that are no conversation between two.
+    #[error("messages must be a system message or none, then the user's and the assistant's in turn")]
+    Conversation,
     /// Text for a model that has no tokenizer.
     #[error("{model} has no tokenizer; give token ids")]
     NoTokenizer {

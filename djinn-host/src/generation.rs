@@ -49,12 +49,26 @@ impl Default for Generation {
 }
 
 impl Generation {
+    /// The same for a chat, where greedy decoding repeats itself: if neither the user nor the model's makers name a way
+    /// to sample, a temperature of 0.7, top-p 0.95.
+    #[must_use]
+    pub fn for_chat(self, defaults: &GenerationDefaults) -> Self {
+        if self.greedy || self.asks() || defaults.do_sample == Some(true) {
+            return self;
+        }
+        Generation { temperature: Some(0.7), top_p: Some(0.95), ..self }
+    }
+
+    /// Whether the user asks for sampling.
+    fn asks(&self) -> bool {
+        self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some()
+    }
+
     /// How tokens are chosen. Any of temperature, top-k and top-p asks for sampling, as does a checkpoint with
     /// `do_sample`; otherwise decoding is greedy, which is a temperature of 0.
     pub fn sampling(&self, defaults: &GenerationDefaults) -> Sampling {
-        let asked = self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some();
         let temperature = self.temperature.or(defaults.temperature).unwrap_or(1.0);
-        if self.greedy || !(asked || defaults.do_sample == Some(true)) || temperature == 0.0 {
+        if self.greedy || !(self.asks() || defaults.do_sample == Some(true)) || temperature == 0.0 {
             return Sampling::default();
         }
         Sampling {

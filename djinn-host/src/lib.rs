@@ -5,6 +5,7 @@
 
 mod answer;
 mod cards;
+mod chat;
 mod device;
 mod djinn;
 mod engine;
@@ -13,6 +14,7 @@ mod forecast;
 mod generation;
 mod nearest;
 pub mod rates;
+pub mod settings;
 mod setup;
 mod speech;
 pub mod system;
@@ -20,6 +22,7 @@ mod target;
 
 pub use answer::{Answer, Speaker};
 pub use cards::{CARDS, Card};
+pub use chat::{Chat, Reply};
 pub use device::DeviceName;
 pub use djinn::Djinn;
 pub use engine::{AnyEngine, load};

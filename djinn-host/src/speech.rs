@@ -47,6 +47,22 @@ impl<'a> Speech<'a> {
         Ok(Speech { model, chat, system })
     }
 
+    /// The model that is spoken to.
+    pub fn model(&self) -> &'a Model {
+        self.model
+    }
+
+    /// Refuses a system message where there is no template to hold it; an empty one is none.
+    ///
+    /// # Errors
+    /// [`Error::NoTemplate`].
+    pub fn check_system(&self, text: &str) -> Result<()> {
+        match self.chat {
+            None if !text.is_empty() => Err(Error::NoTemplate { model: self.model.name.clone() }),
+            _ => Ok(()),
+        }
+    }
+
     /// The model's tokenizer.
     ///
     /// # Errors

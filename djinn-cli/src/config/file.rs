@@ -5,8 +5,8 @@ use crate::args::Cli;
 use anyhow::{Result, bail};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command, CommandFactory};
-use djinn_host::nearest;
-use serde_json::{Map, Value};
+use djinn_host::{nearest, settings};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::Path;
@@ -22,20 +22,29 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Reads a settings file's text; the extension of `file` tells the format.
-    pub(super) fn parse(file: &Path, text: &str) -> Result<Self> {
-        let place = file.display();
-        let table = match file.extension().and_then(|e| e.to_str()) {
-            Some("yaml" | "yml") if text.trim().is_empty() => Map::new(),
-            Some("yaml" | "yml") => {
-                serde_saphyr::from_str(text).map_err(|e| malformed(file, &e.to_string()))?
+    /// Reads a settings file.
+    pub(super) fn read(file: &Path) -> Result<Self> {
+        let table = settings::read(file).map_err(|error| match error {
+            error @ djinn_host::Error::Model(_) => {
+                anyhow::Error::from(error).context("cannot read the settings file")
             }
-            Some("toml") => toml::from_str(text).map_err(|e| toml_error(file, text, &e))?,
-            _ => bail!("settings file {place} is neither .toml nor .yaml; rename it"),
-        };
+            error => error.into(),
+        })?;
+        Self::spelled(file, &table)
+    }
+
+    /// Reads a settings file's text; the extension of `file` tells the format.
+    #[cfg(test)]
+    pub(super) fn parse(file: &Path, text: &str) -> Result<Self> {
+        Self::spelled(file, &settings::parse(file, text)?)
+    }
+
+    /// The values of `table`, which `file` holds, as the command line would spell them.
+    fn spelled(file: &Path, table: &settings::Settings) -> Result<Self> {
+        let place = file.display();
         let command = Cli::command();
         let mut values = BTreeMap::new();
-        for (key, value) in &table {
+        for (key, value) in table {
             let Some((sub, arg)) = find(&command, key) else {
                 let known = keys(&command);
                 match nearest(key, known.iter().map(String::as_str)) {
@@ -76,17 +85,6 @@ impl Settings {
     pub(super) fn get(&self, key: &str) -> &[String] {
         self.values.get(key).map_or(&[], Vec::as_slice)
     }
-}
-
-fn malformed(file: &Path, detail: &str) -> anyhow::Error {
-    let detail = detail.lines().next().unwrap_or_default();
-    anyhow::anyhow!("{}: {detail}; a settings file holds lines of key and value", file.display())
-}
-
-fn toml_error(file: &Path, text: &str, error: &toml::de::Error) -> anyhow::Error {
-    let before = error.span().and_then(|span| text.get(..span.start));
-    let line = before.map_or(1, |text| text.matches('\n').count() + 1);
-    malformed(file, &format!("line {line}: {}", error.message()))
 }
 
 /// Whether a flag may be set in the file: all but those that a command cannot do without, and the file's

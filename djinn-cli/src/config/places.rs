@@ -2,17 +2,12 @@
 //! own. A folder may be anybody's, so its file sets only what does no harm.
 
 use super::file::Settings;
-use anyhow::{Context, Result, bail};
-use std::fs::File;
-use std::io::Read;
+use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};
-
-/// Longest settings file, in bytes.
-const MAX_BYTES: u64 = 64 << 10;
 
 /// What a settings file in the working directory may set: how much memory, which device and how tokens are drawn.
 /// What is asked, shown, stopped at, run or written is not for a folder to say.
-const HARMLESS: [&str; 23] = [
+pub(super) const HARMLESS: [&str; 21] = [
     "batch",
     "chunk",
     "ctx",
@@ -22,11 +17,9 @@ const HARMLESS: [&str; 23] = [
     "greedy",
     "kv-dtype",
     "max-tokens",
-    "min-p",
     "prefill-chunk",
     "prompt-len",
     "ram",
-    "repetition-penalty",
     "resident-fraction",
     "ring",
     "seed",
@@ -66,16 +59,16 @@ impl Places {
     /// Reads the file `named`, or else those in the two folders, of which the working directory's is the nearer.
     pub(super) fn load(&self, named: Option<&Path>) -> Result<Found> {
         if let Some(file) = named {
-            return Ok(Found { settings: read(file)?, remark: None });
+            return Ok(Found { settings: Settings::read(file)?, remark: None });
         }
         let own = match &self.own {
-            Some(folder) => only(folder, "config")?.map(|file| read(&file)).transpose()?,
+            Some(folder) => only(folder, "config")?.map(|file| Settings::read(&file)).transpose()?,
             None => None,
         };
         let Some(file) = only(&self.working, "djinn")? else {
             return Ok(Found { settings: own.unwrap_or_default(), remark: None });
         };
-        let nearer = read(&file)?;
+        let nearer = Settings::read(&file)?;
         if let Some(key) = nearer.keys().find(|key| !HARMLESS.contains(key)) {
             let own = self.own.as_ref().map_or("your own settings".to_owned(), |folder| {
                 folder.join("config.toml").display().to_string()
@@ -101,22 +94,4 @@ fn only(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
         bail!("several settings files: {}; keep one, or name it with --config", found.join(", "));
     }
     Ok(found.into_iter().next())
-}
-
-fn read(file: &Path) -> Result<Settings> {
-    let text = text(file).with_context(|| format!("cannot read settings file {}", file.display()))?;
-    Settings::parse(file, &text)
-}
-
-/// The text of a regular file of bounded length.
-fn text(file: &Path) -> Result<String> {
-    if !file.metadata()?.is_file() {
-        bail!("it is no regular file; give one");
-    }
-    let mut text = String::new();
-    File::open(file)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_BYTES {
-        bail!("it is longer than a settings file may be ({MAX_BYTES} bytes)");
-    }
-    Ok(text)
 }

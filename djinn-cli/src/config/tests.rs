@@ -135,3 +135,52 @@ fn misspelt_variables_are_named() {
         ]
     );
 }
+
+#[test]
+fn a_folders_list_is_of_keys() {
+    let known = keys(&Cli::command());
+    assert!(places::HARMLESS.iter().all(|key| known.contains(*key)));
+}
+
+/// The fuzz target's corpus, and seeded mutations of it, as settings in both formats.
+#[test]
+fn no_text_panics() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/settings");
+    let mut seeds: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    seeds.sort();
+    assert!(seeds.len() >= 12);
+    let (mut read, mut state) = (0, 1u64);
+    let mut random = |below: usize| {
+        // Xorshift (Marsaglia 2003).
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below.max(1) as u64) as usize
+    };
+    for seed in seeds {
+        let whole = std::fs::read(&seed).unwrap();
+        for mutation in 0..40 {
+            let mut bytes = whole.clone();
+            if mutation > 0 && !bytes.is_empty() {
+                let at = random(bytes.len());
+                match random(4) {
+                    0 => bytes.truncate(at),
+                    1 => bytes[at] = b"\n=:[]{}\"'-&*#\t0.\xff"[random(17)],
+                    2 => drop(bytes.remove(at)),
+                    _ => bytes.extend_from_within(at..),
+                }
+            }
+            let text = String::from_utf8_lossy(&bytes);
+            for name in ["a.toml", "a.yaml"] {
+                match Settings::parse(Path::new(name), &text) {
+                    Ok(_) => read += 1,
+                    Err(error) => {
+                        let line = crate::failure::one_line(&error);
+                        assert!(line.starts_with("a.") && line.lines().count() == 1, "{line}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(read > 100, "only {read} mutants were read");
+}

@@ -46,7 +46,9 @@ fn bad_files_are_refused() {
     assert!(refused("a.toml", "ring = 1\nvram 1").contains("line 2"));
     assert!(refused("a.yaml", "- 1").contains("a settings file holds lines of key and value"));
     assert!(
-        place.refused(&["list", "--config", "none.toml"]).contains("cannot read settings file none.toml")
+        place
+            .refused(&["list", "--config", "none.toml"])
+            .contains("cannot read the settings file: none.toml")
     );
     place.write("djinn.toml", "");
     place.write("djinn.yml", "");
