@@ -102,6 +102,12 @@ pub(crate) struct SamplingArgs {
     /// Sample among the likeliest tokens that reach probability P
     #[arg(long, value_name = "P", value_parser = fraction)]
     pub(crate) top_p: Option<f32>,
+    /// Sample among tokens with at least P times the probability of the likeliest; 0 keeps all
+    #[arg(long, value_name = "P", value_parser = fraction)]
+    pub(crate) min_p: Option<f32>,
+    /// Divides the logits of tokens that the text has already; 1 changes nothing [default: as the model says]
+    #[arg(long, value_name = "F", value_parser = penalty)]
+    pub(crate) repetition_penalty: Option<f32>,
     /// Seed of the random numbers [default: a new one each time, told in the statistics]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
@@ -192,6 +198,8 @@ impl SamplingArgs {
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
             seed: self.seed,
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
@@ -336,6 +344,11 @@ fn positive(text: &str) -> Result<f64, String> {
 fn temperature(text: &str) -> Result<f32, String> {
     let value = text.parse::<f32>().ok().filter(|t| t.is_finite() && *t >= 0.0);
     value.ok_or_else(|| "expected a number, 0 or more".to_owned())
+}
+
+fn penalty(text: &str) -> Result<f32, String> {
+    let value = text.parse::<f32>().ok().filter(|f| f.is_finite() && *f > 0.0);
+    value.ok_or_else(|| "expected a number above 0".to_owned())
 }
 
 fn fraction(text: &str) -> Result<f32, String> {

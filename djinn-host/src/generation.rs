@@ -18,6 +18,10 @@ pub struct Generation {
     pub top_k: Option<u32>,
     /// Sample among the likeliest tokens that reach probability `top_p`.
     pub top_p: Option<f32>,
+    /// Sample among tokens with at least `min_p` times the probability of the likeliest; 0 keeps all.
+    pub min_p: Option<f32>,
+    /// Divides the logits of tokens that the text has already, also where decoding is greedy; 1 changes nothing.
+    pub repetition_penalty: Option<f32>,
     /// Seed of the random numbers: another one each time, if not given.
     pub seed: Option<u64>,
     /// The text ends before any of these.
@@ -39,6 +43,8 @@ impl Default for Generation {
             temperature: None,
             top_k: None,
             top_p: None,
+            min_p: None,
+            repetition_penalty: None,
             seed: None,
             stop: Vec::new(),
             ignore_eos: false,
@@ -50,33 +56,36 @@ impl Default for Generation {
 
 impl Generation {
     /// The same for a chat, where greedy decoding repeats itself: if neither the user nor the model's makers name a way
-    /// to sample, a temperature of 0.7, top-p 0.95.
+    /// to sample, a temperature of 0.7, top-p 0.95 and min-p 0.05; and a repetition penalty of 1.05, if none is named.
     #[must_use]
     pub fn for_chat(self, defaults: &GenerationDefaults) -> Self {
         if self.greedy || self.asks() || defaults.do_sample == Some(true) {
             return self;
         }
-        Generation { temperature: Some(0.7), top_p: Some(0.95), ..self }
+        let repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty).or(Some(1.05));
+        Generation { temperature: Some(0.7), top_p: Some(0.95), min_p: Some(0.05), repetition_penalty, ..self }
     }
 
     /// Whether the user asks for sampling.
     fn asks(&self) -> bool {
-        self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some()
+        self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some()
     }
 
-    /// How tokens are chosen. Any of temperature, top-k and top-p asks for sampling, as does a checkpoint with
+    /// How tokens are chosen. Any of temperature, top-k, top-p and min-p asks for sampling, as does a checkpoint with
     /// `do_sample`; otherwise decoding is greedy, which is a temperature of 0.
     pub fn sampling(&self, defaults: &GenerationDefaults) -> Sampling {
         let temperature = self.temperature.or(defaults.temperature).unwrap_or(1.0);
+        let repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
         if self.greedy || !(self.asks() || defaults.do_sample == Some(true)) || temperature == 0.0 {
-            return Sampling::default();
+            return Sampling { repetition_penalty, ..Sampling::default() };
         }
         Sampling {
+            repetition_penalty,
             temperature,
             top_k: self.top_k.or(defaults.top_k).unwrap_or(0),
             top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
+            min_p: self.min_p.or(defaults.min_p).unwrap_or(0.0),
             seed: self.seed.unwrap_or_else(new_seed),
-            ..Sampling::default()
         }
     }
 

@@ -4,6 +4,7 @@ mod chat;
 mod interrupt;
 mod prompt;
 mod show;
+mod terminal;
 
 use crate::args::RunArgs;
 use crate::loaded::{self, Loaded, in_flags};
@@ -12,13 +13,13 @@ use crate::stats::Report;
 use crate::trace::TraceFile;
 use anyhow::{Result, bail};
 use djinn_engine::{Finish, Options, Session};
-use djinn_host::{Answer, Error, Speech, check_prompt, context_for, seed};
+use djinn_host::{Answer, Error, Speaker, Speech, check_prompt, context_for, seed};
 use djinn_models::Model;
 use djinn_models::tokenizer::StopStrings;
 use interrupt::Interrupt;
 use prompt::Prompt;
 use serde::Serialize;
-use show::Shown;
+use show::show;
 use std::process::ExitCode;
 
 /// As a shell reports a process that SIGINT ended.
@@ -49,16 +50,15 @@ pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
         Prompt::Chat => {
             let context = args.memory.ctx.unwrap_or(model.graph.max_context.min(MAX_CHAT_CONTEXT));
             let mut loaded = load(args, &model, context, &interrupt, quiet)?;
-            let template = args.sampling.generation(MAX_CHAT_TOKENS).request(&model, Vec::new());
-            let talked = chat::run(&mut loaded, &speech, &template, args, &interrupt, quiet);
+            let talked = chat::run(&mut loaded, speech, args, &interrupt, quiet);
             trace.write(&mut *loaded.engine, talked)?;
             Ok(ExitCode::SUCCESS)
         }
         Prompt::Text(text) => {
             let tokens = speech.tokens(&text).map_err(in_flags)?;
-            once(args, &model, &speech, tokens, trace, &interrupt, quiet)
+            once(args, &speech, tokens, trace, &interrupt, quiet)
         }
-        Prompt::Tokens(tokens) => once(args, &model, &speech, tokens, trace, &interrupt, quiet),
+        Prompt::Tokens(tokens) => once(args, &speech, tokens, trace, &interrupt, quiet),
     };
     match done {
         Err(error) if matches!(error.downcast_ref(), Some(Error::Engine(djinn_engine::Error::Cancelled))) => {
@@ -91,20 +91,22 @@ fn speech<'a>(args: &'a RunArgs, model: &'a Model) -> Result<Speech<'a>> {
 
 fn once(
     args: &RunArgs,
-    model: &Model,
     speech: &Speech<'_>,
     tokens: Vec<u32>,
     trace: TraceFile,
     interrupt: &Interrupt,
     quiet: bool,
 ) -> Result<ExitCode> {
+    let model = speech.model();
     check_prompt(model, args.memory.ctx, &tokens)?;
     let request = args.sampling.generation(MAX_TOKENS).request(model, tokens);
     let room = request.prompt.len() as u64 + request.max_tokens as u64;
     let context = args.memory.ctx.unwrap_or_else(|| context_for(room, model));
     let Loaded { mut engine, time } = load(args, model, context, interrupt, quiet)?;
-    let shown = Shown { speech, stop: &args.sampling.stop, interrupt, show: !args.json };
-    let answer = shown.answer(&mut *engine, &mut Session::default(), &request);
+    let speaker = Speaker::new(speech, &args.sampling.stop)?;
+    let answer = show(interrupt, !args.json, |say| {
+        speaker.answer(&mut *engine, &mut Session::default(), &request, say)
+    });
     let answer = trace.write(&mut *engine, answer)?;
     let Answer { tokens, text, finish, stats } = answer;
     if finish == Finish::Cancelled && tokens.is_empty() {

@@ -1,6 +1,8 @@
 //! The built `djinn` binary, from its command line to its output.
 
 mod cache;
+#[cfg(unix)]
+mod chat;
 mod failures;
 mod plan;
 mod run;
@@ -16,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// A place of its own for a run of `djinn`: its working directory, its cache and the user's own settings (in
-/// `home/djinn`), and no `DJINN_*` variable.
+/// A place of its own for a run of `djinn`: its working directory, its cache, the user's own settings and
+/// history (in `home/djinn`), and no `DJINN_*` variable.
 struct Place {
     folder: TempDir,
     variables: Vec<(String, String)>,
@@ -41,15 +43,22 @@ impl Place {
         std::fs::write(self.path().join(name), text).unwrap();
     }
 
-    fn output(&self, args: &[&str], input: &str) -> Output {
+    fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_djinn"));
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("DJINN_"))
         {
             command.env_remove(name);
         }
         command.args(args).current_dir(self.path()).env("DJINN_CACHE", self.path().join("cache"));
-        command.env("XDG_CONFIG_HOME", self.path().join("home"));
+        command
+            .env("XDG_CONFIG_HOME", self.path().join("home"))
+            .env("XDG_STATE_HOME", self.path().join("home"));
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    fn output(&self, args: &[&str], input: &str) -> Output {
+        let mut command = self.command(args);
         let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = pipes.spawn().unwrap();
         // A command that does not read its input may be gone already.

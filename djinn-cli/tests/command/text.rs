@@ -7,7 +7,7 @@ const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% 
                         {% if add_generation_prompt %}>{% endif %}";
 
 /// A place with `./model`, whose greedy text is the same in every run.
-fn place() -> Place {
+pub(super) fn place() -> Place {
     let place = Place::new();
     let folder = place.path().join("model");
     copy_checkpoint("tied-f32", &folder);
@@ -33,7 +33,7 @@ fn tokenizer() -> Value {
     })
 }
 
-fn ascii(value: &Value) -> String {
+pub(super) fn ascii(value: &Value) -> String {
     let bytes = value.as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u8);
     bytes.map(char::from).collect()
 }
@@ -62,6 +62,27 @@ fn standard_input_is_a_prompt() {
             serde_json::from_str(&place.ok_with(&[args, &GREEDY].concat(), "two\nlines\r\n")).unwrap();
         assert!(ascii(&output["prompt_tokens"]).ends_with("[user:two\nlines]>"));
     }
+}
+
+#[test]
+fn a_prompt_and_standard_input_are_joined() {
+    let place = place();
+    let command = [&["run", "./model", "Translate:"], &GREEDY[..]].concat();
+    let prompt = |input: &str| {
+        let output: Value = serde_json::from_str(&place.ok_with(&command, input)).unwrap();
+        ascii(&output["prompt_tokens"])
+    };
+    assert!(prompt("good\nmorning\n").ends_with("[user:Translate:\n\ngood\nmorning]>"));
+    assert!(prompt("").ends_with("[user:Translate:]>"));
+    // An input without an end is given up.
+    let endless = std::fs::File::open("/dev/zero").unwrap();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args(["run", "x", "y"])
+        .env_clear()
+        .stdin(endless)
+        .output();
+    let error = String::from_utf8(output.unwrap().stderr).unwrap();
+    assert_eq!(error, "error: standard input is longer than 67108864 bytes; give less\n");
 }
 
 #[test]

@@ -1,74 +1,214 @@
 //! A chat on the terminal: one session, whose keys and values are kept from turn to turn.
 
+mod choices;
+mod editor;
+mod line;
+mod saved;
+
 use super::interrupt::Interrupt;
-use super::show::Shown;
+use super::show::show;
+use super::{MAX_CHAT_TOKENS, terminal};
 use crate::args::RunArgs;
+use crate::failure;
 use crate::loaded::{Loaded, in_flags};
 use crate::output;
 use crate::stats::Report;
-use anyhow::{Context, Result};
-use djinn_engine::{Error, Request, Session};
-use djinn_host::{Speech, seed};
-use djinn_models::Message;
-use std::io::Write;
+use anyhow::{Result, anyhow};
+use choices::Choices;
+use djinn_engine::{Finish, Stats};
+use djinn_host::{Chat, Error, Generation, Reply, Speech, seed};
+use djinn_models::Model;
+use editor::{Asked, Editor};
+use line::{Command, Line};
+use saved::Saved;
+use std::path::Path;
 
-/// Talks until the end of standard input, `/exit` or Ctrl-C at rest. `template` is the request without its
-/// prompt.
+/// Talks until Ctrl-D or `/exit`.
 pub(super) fn run(
     loaded: &mut Loaded,
-    speech: &Speech<'_>,
-    template: &Request,
+    speech: Speech<'_>,
     args: &RunArgs,
     interrupt: &Interrupt,
     quiet: bool,
 ) -> Result<()> {
     speech.tokenizer().map_err(in_flags)?;
-    let Loaded { engine, time } = loaded;
-    let shown = Shown { speech, stop: &args.sampling.stop, interrupt, show: true };
-    let (mut session, mut messages) = (Session::default(), speech.opening());
-    if !quiet {
-        output::remark("Ctrl-C ends an answer; /clear begins anew; /exit or Ctrl-D ends the chat");
-    }
-    while let Some(line) = ask()? {
-        match line.trim() {
-            "" => continue,
-            "/exit" => break,
-            "/clear" => {
-                messages = speech.opening();
-                continue;
-            }
-            _ => messages.push(Message::new("user", line)),
-        }
-        let request = Request { prompt: speech.turn(&messages)?, ..template.clone() };
-        match shown.answer(&mut **engine, &mut session, &request) {
-            Ok(answer) => {
-                output::piece("\n")?;
-                messages.push(Message::new("assistant", answer.text.unwrap_or_default()));
-                if !quiet {
-                    let seed = seed(&request.sampling);
-                    Report::new(&**engine, &answer.stats, *time, seed).remark();
-                }
-            }
-            Err(error) => match error.downcast_ref::<Error>() {
-                Some(full @ Error::ContextFull { .. }) => {
-                    output::remark(&format!("{full}, or begin anew with /clear"));
-                    messages.pop();
-                }
-                _ => return Err(error),
+    let model = speech.model();
+    interrupt.chat();
+    let _hushed = terminal::hush();
+    let choices = Choices::new(&args.sampling);
+    let mut talk = Talk { loaded, model, chat: Chat::new(speech), choices, interrupt, quiet, last: None };
+    let mut editor = Editor::new(choices::names())?;
+    let (device, context) = (talk.loaded.engine.device_info().name, talk.context());
+    talk.remark(&format!(
+        "{} on {device}, a context of {context} tokens; /help lists what can be done",
+        model.name
+    ));
+    loop {
+        let text = match editor.ask()? {
+            Asked::End => return Ok(()),
+            Asked::Dropped => continue,
+            Asked::Text(text) => text,
+        };
+        match Line::parse(&text) {
+            Err(why) => tell(&anyhow!(why)),
+            Ok(Line::Empty) => {}
+            Ok(Line::Command(Command::Exit)) => return Ok(()),
+            Ok(Line::Command(command)) => match talk.obey(command) {
+                Ok(said) => output::remark(&said),
+                Err(error) => tell(&error),
             },
+            Ok(Line::Message(text)) => talk.answer(&text)?,
         }
     }
-    Ok(())
 }
 
-/// The user's next line; none at the end.
-fn ask() -> Result<Option<String>> {
-    // A prompt that cannot be shown harms nobody.
-    let mut terminal = std::io::stderr();
-    let _ = write!(terminal, "> ").and_then(|()| terminal.flush());
-    let mut line = String::new();
-    let read = std::io::stdin().read_line(&mut line).context("cannot read from the terminal")?;
-    let end = line.trim_end_matches(['\n', '\r']).len();
-    line.truncate(end);
-    Ok((read > 0).then_some(line))
+/// Tells the user what cannot be done; the chat goes on.
+fn tell(error: &anyhow::Error) {
+    output::remark(&failure::one_line(error));
+}
+
+/// A chat under way.
+struct Talk<'a> {
+    loaded: &'a mut Loaded,
+    model: &'a Model,
+    chat: Chat<'a>,
+    choices: Choices,
+    interrupt: &'a Interrupt,
+    quiet: bool,
+    /// What the last answer cost.
+    last: Option<Last>,
+}
+
+struct Last {
+    stats: Stats,
+    seed: Option<u64>,
+    left: u64,
+}
+
+impl Talk<'_> {
+    fn context(&self) -> u64 {
+        self.loaded.engine.context()
+    }
+
+    fn generation(&self) -> Generation {
+        self.choices.args().generation(MAX_CHAT_TOKENS).for_chat(&self.model.defaults)
+    }
+
+    fn remark(&self, text: &str) {
+        if !self.quiet {
+            output::remark(text);
+        }
+    }
+
+    /// Answers a message on standard output. What is wrong with the message is told; other errors end the chat.
+    fn answer(&mut self, text: &str) -> Result<()> {
+        let generation = self.generation();
+        let (chat, engine) = (&mut self.chat, &mut *self.loaded.engine);
+        let reply = show(self.interrupt, true, |say| chat.ask(engine, &generation, text, say));
+        match reply {
+            Ok(reply) => {
+                output::piece("\n")?;
+                self.conclude(reply);
+                Ok(())
+            }
+            Err(error) if error.downcast_ref().is_some_and(is_the_message) => {
+                tell(&error);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Says what the user would not notice.
+    fn conclude(&mut self, reply: Reply) {
+        let Reply { answer, sampling, forgotten, left } = reply;
+        let context = self.context();
+        match forgotten {
+            0 => {}
+            1 => self
+                .remark(&format!("(the oldest turn was forgotten, to fit the context of {context} tokens)")),
+            many => {
+                self.remark(&format!(
+                    "(the oldest {many} turns were forgotten, to fit the context of {context} tokens)"
+                ));
+            }
+        }
+        if answer.finish == Finish::Length {
+            self.remark(&match left {
+                0 => format!(
+                    "(the answer ends here: the context of {context} tokens is full; --ctx sets another)"
+                ),
+                _ => {
+                    format!("(the answer ends here, after {} tokens: /set max-tokens N)", answer.tokens.len())
+                }
+            });
+        }
+        self.last = Some(Last { stats: answer.stats, seed: seed(&sampling), left });
+    }
+
+    /// Does what the user wants of the chat; gives what to say.
+    fn obey(&mut self, command: Command) -> Result<String> {
+        match command {
+            Command::Help => Ok(line::help()),
+            Command::System(text) => self.system(text),
+            Command::Set(None) => Ok(choices::describe(&self.generation(), &self.model.defaults)),
+            Command::Set(Some((name, value))) => {
+                self.choices.set(&name, value.as_deref()).map_err(|why| anyhow!(why))?;
+                Ok(choices::describe(&self.generation(), &self.model.defaults))
+            }
+            Command::Stats => Ok(self.stats()),
+            Command::Clear => {
+                self.chat.clear();
+                Ok("the conversation begins anew".to_owned())
+            }
+            Command::Save { file, overwrite } => {
+                let saved =
+                    Saved { messages: self.chat.messages(), settings: self.choices.changes().clone() };
+                saved.write(Path::new(&file), overwrite)?;
+                Ok(format!("{} messages are in {file}", saved.messages.len()))
+            }
+            Command::Load(file) => self.load(&file),
+            Command::Exit => Ok(String::new()),
+        }
+    }
+
+    fn system(&mut self, text: Option<String>) -> Result<String> {
+        if let Some(text) = text {
+            self.chat.set_system(&text).map_err(in_flags)?;
+        }
+        Ok(match self.chat.system() {
+            Some(text) => format!("system message: {text}"),
+            None => "no system message; the chat template may have its own".to_owned(),
+        })
+    }
+
+    fn stats(&self) -> String {
+        let context = self.context();
+        let Some(Last { stats, seed, left }) = &self.last else {
+            return format!("no answer yet; a context of {context} tokens");
+        };
+        let report = Report::new(&*self.loaded.engine, stats, self.loaded.time, *seed);
+        report.remark();
+        format!("{left} of {context} tokens of context left")
+    }
+
+    fn load(&mut self, file: &str) -> Result<String> {
+        let Saved { messages, settings } = Saved::read(Path::new(file))?;
+        let (count, names) = (messages.len(), settings.keys().cloned().collect::<Vec<_>>().join(", "));
+        let before = self.choices.changes().clone();
+        self.choices.replace(settings).map_err(|why| anyhow!("{file}: {why}"))?;
+        if let Err(error) = self.chat.resume(messages) {
+            self.choices.replace(before).map_err(|why| anyhow!(why))?;
+            return Err(in_flags(error).context(file.to_owned()));
+        }
+        Ok(match &*names {
+            "" => format!("{count} messages from {file}"),
+            names => format!("{count} messages from {file}, and {names}"),
+        })
+    }
+}
+
+/// Whether the message or the conversation is at fault, not the model or the machine.
+fn is_the_message(error: &Error) -> bool {
+    matches!(error, Error::MessageTooLong { .. } | Error::Model(_))
 }

@@ -1,7 +1,7 @@
-//! Ctrl-C: ends loading after the bytes that are being read, or a generation after its present pass; the second one, or
-//! one at rest, ends the process.
+//! Ctrl-C: the first one ends the present work, the second one the process. At rest it ends the process, but never a
+//! chat.
 
-use super::INTERRUPTED;
+use super::{INTERRUPTED, terminal};
 use crate::cache;
 use anyhow::{Context, Result};
 use std::sync::Arc;
@@ -18,6 +18,21 @@ pub(super) struct Interrupt {
 struct Flags {
     working: AtomicBool,
     asked: AtomicBool,
+    chatting: AtomicBool,
+}
+
+impl Flags {
+    fn hear(&self) {
+        let ends = match self.working.load(Ordering::SeqCst) {
+            true => self.asked.swap(true, Ordering::SeqCst),
+            false => !self.chatting.load(Ordering::SeqCst),
+        };
+        if ends {
+            terminal::restore();
+            cache::abandon();
+            std::process::exit(INTERRUPTED.into());
+        }
+    }
 }
 
 impl Interrupt {
@@ -25,28 +40,25 @@ impl Interrupt {
     pub(super) fn install() -> Result<Self> {
         let flags = Arc::new(Flags::default());
         let seen = Arc::clone(&flags);
-        ctrlc::set_handler(move || {
-            let first = !seen.asked.swap(true, Ordering::SeqCst);
-            if !(first && seen.working.load(Ordering::SeqCst)) {
-                cache::abandon();
-                std::process::exit(INTERRUPTED.into());
-            }
-        })
-        .context("cannot handle Ctrl-C")?;
+        ctrlc::set_handler(move || seen.hear()).context("cannot handle Ctrl-C")?;
         Ok(Interrupt { flags })
     }
 
-    /// Does work that Ctrl-C asks to end.
+    /// Ctrl-C at rest is the line editor's business from now on.
+    pub(super) fn chat(&self) {
+        self.flags.chatting.store(true, Ordering::SeqCst);
+    }
+
+    /// Runs work that Ctrl-C asks to end.
     pub(super) fn during<R>(&self, work: impl FnOnce() -> R) -> R {
         self.flags.asked.store(false, Ordering::SeqCst);
         self.flags.working.store(true, Ordering::SeqCst);
         let result = work();
         self.flags.working.store(false, Ordering::SeqCst);
-        self.flags.asked.store(false, Ordering::SeqCst);
         result
     }
 
-    /// Whether the work should end.
+    /// Whether the work should end; after it, whether it was asked to.
     pub(super) fn asked(&self) -> bool {
         self.flags.asked.load(Ordering::SeqCst)
     }

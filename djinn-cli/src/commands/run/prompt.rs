@@ -14,13 +14,21 @@ pub(super) enum Prompt {
 }
 
 impl Prompt {
-    /// The prompt of the command line, or of standard input.
+    /// The prompt of the command line and of standard input. Where both have one, they are joined by an empty line. A
+    /// pipe or file is read to its end; a terminal is read where nothing else gives a prompt.
     pub(super) fn read(args: &RunArgs) -> Result<Self> {
+        if !args.prompt_tokens.is_empty() {
+            return Ok(Prompt::Tokens(args.prompt_tokens.clone()));
+        }
+        let terminal = std::io::stdin().is_terminal();
         let text = match args.prompt.as_deref() {
             Some("-") => standard_input()?,
-            Some(text) => text.to_owned(),
-            None if !args.prompt_tokens.is_empty() => return Ok(Prompt::Tokens(args.prompt_tokens.clone())),
-            None if !std::io::stdin().is_terminal() => standard_input()?,
+            Some(text) if terminal => text.to_owned(),
+            Some(text) => match standard_input()? {
+                input if input.is_empty() => text.to_owned(),
+                input => format!("{text}\n\n{input}"),
+            },
+            None if !terminal => standard_input()?,
             None if args.json => bail!("--json needs a prompt; give one, or - to read standard input"),
             None => return Ok(Prompt::Chat),
         };
@@ -29,13 +37,15 @@ impl Prompt {
     }
 }
 
+/// The longest standard input that is read, in bytes: more than any context holds.
+const MAX_INPUT: u64 = 64 << 20;
+
 /// All of standard input, without the line feed that a shell adds.
 fn standard_input() -> Result<String> {
     let mut text = String::new();
-    std::io::stdin()
-        .lock()
-        .read_to_string(&mut text)
-        .context("cannot read the prompt from standard input")?;
+    let mut input = std::io::stdin().lock().take(MAX_INPUT + 1);
+    input.read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+    ensure!(text.len() as u64 <= MAX_INPUT, "standard input is longer than {MAX_INPUT} bytes; give less");
     let trimmed = text.strip_suffix('\n').map_or(text.len(), |line| line.trim_end_matches('\r').len());
     text.truncate(trimmed);
     Ok(text)
