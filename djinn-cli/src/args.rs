@@ -111,6 +111,9 @@ pub(crate) struct SamplingArgs {
     /// Seed of the random numbers [default: a new one each time, told in the statistics]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
+    /// Whether the command line has the seed; elsewhere it is a default for runs that sample.
+    #[arg(skip)]
+    pub(crate) seed_is_asked_for: bool,
     /// End the text before this string; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,

@@ -89,17 +89,21 @@ fn is_switch(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue)
 }
 
+/// Where the sampling's values come from decides what they mean: a seed on the command line is for this run;
 /// `--greedy` and the other ways to sample exclude each other; the nearer source wins.
 fn settle_sampling(sampling: &mut SamplingArgs, matches: &ArgMatches) -> Result<(), clap::Error> {
-    let rivals = ["temperature", "top_k", "top_p"].iter().filter_map(|id| matches.value_source(id)).max();
+    sampling.seed_is_asked_for = matches.value_source("seed") == Some(ValueSource::CommandLine);
+    let rivals =
+        ["temperature", "top_k", "top_p", "min_p"].iter().filter_map(|id| matches.value_source(id)).max();
     let (Some(rival), true) = (rivals, sampling.greedy) else { return Ok(()) };
     match matches.value_source("greedy").unwrap_or(ValueSource::DefaultValue).cmp(&rival) {
         std::cmp::Ordering::Less => sampling.greedy = false,
         std::cmp::Ordering::Greater => {
-            (sampling.temperature, sampling.top_k, sampling.top_p) = (None, None, None);
+            (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) = (None, None, None, None);
         }
         std::cmp::Ordering::Equal => {
-            let message = "--greedy contradicts --temperature, --top-k and --top-p; give one or the others\n";
+            let message =
+                "--greedy contradicts --temperature, --top-k, --top-p and --min-p; give one or the others\n";
             return Err(Cli::command().error(ErrorKind::ArgumentConflict, message));
         }
     }

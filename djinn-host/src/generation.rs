@@ -62,8 +62,14 @@ impl Generation {
         if self.greedy || self.asks() || defaults.do_sample == Some(true) {
             return self;
         }
-        let repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty).or(Some(1.05));
-        Generation { temperature: Some(0.7), top_p: Some(0.95), min_p: Some(0.05), repetition_penalty, ..self }
+        let repetition_penalty = self.repetition_penalty.or(Some(1.05));
+        Generation {
+            temperature: Some(0.7),
+            top_p: Some(0.95),
+            min_p: Some(0.05),
+            repetition_penalty,
+            ..self
+        }
     }
 
     /// Whether the user asks for sampling.
@@ -75,7 +81,7 @@ impl Generation {
     /// `do_sample`; otherwise decoding is greedy, which is a temperature of 0.
     pub fn sampling(&self, defaults: &GenerationDefaults) -> Sampling {
         let temperature = self.temperature.or(defaults.temperature).unwrap_or(1.0);
-        let repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
+        let repetition_penalty = self.repetition_penalty.unwrap_or(1.0);
         if self.greedy || !(self.asks() || defaults.do_sample == Some(true)) || temperature == 0.0 {
             return Sampling { repetition_penalty, ..Sampling::default() };
         }
@@ -84,7 +90,7 @@ impl Generation {
             temperature,
             top_k: self.top_k.or(defaults.top_k).unwrap_or(0),
             top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
-            min_p: self.min_p.or(defaults.min_p).unwrap_or(0.0),
+            min_p: self.min_p.unwrap_or(0.0),
             seed: self.seed.unwrap_or_else(new_seed),
         }
     }

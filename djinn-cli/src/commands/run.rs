@@ -11,7 +11,7 @@ use crate::loaded::{self, Loaded, in_flags};
 use crate::output;
 use crate::stats::Report;
 use crate::trace::TraceFile;
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use djinn_engine::{Finish, Options, Session};
 use djinn_host::{Answer, Error, Speaker, Speech, check_prompt, context_for, seed};
 use djinn_models::Model;
@@ -100,6 +100,10 @@ fn once(
     let model = speech.model();
     check_prompt(model, args.memory.ctx, &tokens)?;
     let request = args.sampling.generation(MAX_TOKENS).request(model, tokens);
+    ensure!(
+        !args.sampling.seed_is_asked_for || seed(&request.sampling).is_some(),
+        "--seed has no effect without --temperature, --top-k, --top-p or --min-p, or a model that asks for sampling"
+    );
     let room = request.prompt.len() as u64 + request.max_tokens as u64;
     let context = args.memory.ctx.unwrap_or_else(|| context_for(room, model));
     let Loaded { mut engine, time } = load(args, model, context, interrupt, quiet)?;

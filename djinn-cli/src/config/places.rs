@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// What a settings file in the working directory may set: how much memory, which device and how tokens are drawn.
 /// What is asked, shown, stopped at, run or written is not for a folder to say.
-pub(super) const HARMLESS: [&str; 21] = [
+pub(super) const HARMLESS: [&str; 23] = [
     "batch",
     "chunk",
     "ctx",
@@ -17,9 +17,11 @@ pub(super) const HARMLESS: [&str; 21] = [
     "greedy",
     "kv-dtype",
     "max-tokens",
+    "min-p",
     "prefill-chunk",
     "prompt-len",
     "ram",
+    "repetition-penalty",
     "resident-fraction",
     "ring",
     "seed",

@@ -182,7 +182,7 @@ fn commands_are_obeyed_and_unknown_ones_refused() {
     }
     assert!(talk.say("/hlep").contains("there is no command /hlep; did you mean /help?"));
     assert!(talk.say("/he\t").contains("Ctrl-D"), "completed");
-    assert!(talk.say("/set").starts_with("greedy, max-tokens 8"));
+    assert!(talk.say("/set").starts_with("greedy, repetition-penalty 1, max-tokens 8"));
     let warm = talk.say("/set temperature 0.5");
     assert!(warm.starts_with("temperature 0.5, "), "{warm}");
     assert!(talk.say("/set temperature hot").contains("invalid value 'hot'"));
@@ -198,6 +198,12 @@ fn commands_are_obeyed_and_unknown_ones_refused() {
     talk.say("/clear");
     assert!(talk.users(&place).is_empty());
     assert!(talk.end("/exit\r").1);
+    let mut talk = Talk::begin(&place, &["--ctx=2000"]);
+    let set = talk.say("/set");
+    assert!(
+        set.starts_with("temperature 0.7, top-k 0, top-p 0.95, min-p 0.05, another seed each time"),
+        "{set}"
+    );
 }
 
 #[test]

@@ -131,6 +131,15 @@ fn a_seed_repeats_and_the_checkpoint_decides_whether_to_sample() {
     assert_eq!(run(&model, &["--temperature=0"])["tokens"], greedy["tokens"]);
     assert_eq!(run(&model, &["--top-k=1"])["tokens"], greedy["tokens"]);
     assert_eq!(run("synthetic:tiny", &[])["stats"]["seed"], Value::Null);
+    assert_eq!(run("synthetic:tiny", &["--min-p=0.1", "--seed=3"])["stats"]["seed"], 3);
+    let free = run("synthetic:tiny", &[])["tokens"].clone();
+    assert_ne!(run("synthetic:tiny", &["--repetition-penalty=5"])["tokens"], free);
+    // A seed for nothing is refused on the command line, and elsewhere waits for a run that samples.
+    let args = ["run", "synthetic:tiny", "--prompt-tokens=1", "--seed=3", "-q"];
+    assert!(place.refused(&args).starts_with("--seed has no effect without --temperature"));
+    place.write("djinn.toml", "seed = 3");
+    assert_eq!(run("synthetic:tiny", &[])["stats"]["seed"], Value::Null);
+    assert_eq!(run("synthetic:tiny", &["--temperature=1"])["stats"]["seed"], 3);
 }
 
 #[test]

@@ -108,9 +108,10 @@ pub(super) fn describe(generation: &Generation, defaults: &GenerationDefaults) -
     let sampling = generation.sampling(defaults);
     let mut text = match sampling.temperature {
         0.0 => "greedy".to_owned(),
-        temperature => {
-            format!("temperature {temperature}, top-k {}, top-p {}", sampling.top_k, sampling.top_p)
-        }
+        temperature => format!(
+            "temperature {temperature}, top-k {}, top-p {}, min-p {}",
+            sampling.top_k, sampling.top_p, sampling.min_p
+        ),
     };
     if sampling.temperature > 0.0 {
         text += &match generation.seed {
@@ -118,6 +119,7 @@ pub(super) fn describe(generation: &Generation, defaults: &GenerationDefaults) -
             None => ", another seed each time".to_owned(),
         };
     }
+    text += &format!(", repetition-penalty {}", sampling.repetition_penalty);
     text += &format!(", max-tokens {}", generation.max_tokens);
     if !generation.stop.is_empty() {
         text += &format!(", stop {:?}", generation.stop);
