@@ -198,6 +198,10 @@ fn commands_are_obeyed_and_unknown_ones_refused() {
     talk.say("/clear");
     assert!(talk.users(&place).is_empty());
     assert!(talk.end("/exit\r").1);
+    // What the model's makers say counts, else what suits a chat.
+    let mut talk = Talk::begin(&place, &["--ctx=2000"]);
+    assert!(talk.say("/set").starts_with("temperature 0.6, top-k 0, top-p 0.9, min-p 0, "));
+    place.write("model/generation_config.json", "{}");
     let mut talk = Talk::begin(&place, &["--ctx=2000"]);
     let set = talk.say("/set");
     assert!(

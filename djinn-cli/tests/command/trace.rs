@@ -48,8 +48,8 @@ fn the_variable_and_the_key_ask_for_it_as_well() {
     place.ok(&args("logits", &["--tokens=1"]));
     assert!(count(&spans(&place, "variable.json"), "load") == 1);
     let place = Place::new();
-    place.write("djinn.toml", "trace = \"file.json\"\n");
-    place.ok(&args("logits", &["--tokens=1"]));
+    place.write("named.toml", "trace = \"file.json\"\n");
+    place.ok(&args("logits", &["--tokens=1", "--config=named.toml"]));
     assert!(count(&spans(&place, "file.json"), "load") == 1);
 }
 
