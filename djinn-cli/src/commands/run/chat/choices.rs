@@ -1,10 +1,10 @@
 //! How the chat's answers are generated: the flags that the chat began with, and what `/set` made of them.
 
 use crate::args::SamplingArgs;
-use crate::nearest::nearest;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Command, CommandFactory, FromArgMatches, Parser};
 use djinn_host::Generation;
+use djinn_host::nearest;
 use djinn_models::GenerationDefaults;
 use std::collections::BTreeMap;
 

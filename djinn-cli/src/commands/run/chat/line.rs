@@ -1,6 +1,6 @@
 //! What a line of a chat is: a message, or a command that begins with a slash.
 
-use crate::nearest::nearest;
+use djinn_host::nearest;
 
 /// Opens and closes a message of several lines.
 const FENCE: &str = "\"\"\"";
