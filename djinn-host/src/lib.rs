@@ -32,4 +32,4 @@ pub use generation::{Generation, check_prompt, seed};
 pub use nearest::nearest;
 pub use setup::{Setup, context_for, kv_dtype};
 pub use speech::{SYSTEM, Speech};
-pub use target::Target;
+pub use target::{Known, Target};

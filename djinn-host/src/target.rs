@@ -10,14 +10,26 @@ use std::time::Duration;
 /// How long each rate is measured where nobody has measured the machine before.
 const QUICK: Duration = Duration::from_millis(30);
 
+/// How a machine's rates are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Known {
+    /// A card's, from the table.
+    Named,
+    /// This machine's, measured before.
+    Measured,
+    /// This machine's, measured just now.
+    Quick,
+}
+
 /// A machine, and how it is known.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Target {
     /// Its rates.
     #[serde(flatten)]
     pub machine: Machine,
-    /// `named`: a card. `measured`: this machine, measured before. `quick`: this machine, measured just now.
-    pub chosen: &'static str,
+    /// Where they are from.
+    pub chosen: Known,
     /// The card, if it is one.
     #[serde(skip)]
     pub card: Option<&'static Card>,
@@ -26,12 +38,12 @@ pub struct Target {
 impl Target {
     /// A card.
     pub fn card(card: &'static Card) -> Self {
-        Target { machine: card.machine(), chosen: "named", card: Some(card) }
+        Target { machine: card.machine(), chosen: Known::Named, card: Some(card) }
     }
 
     /// This machine's CPU, with rates that were measured before.
     pub fn measured(machine: Machine) -> Self {
-        Target { machine, chosen: "measured", card: None }
+        Target { machine, chosen: Known::Measured, card: None }
     }
 
     /// This machine's CPU, measured for less than half a second.
@@ -39,7 +51,7 @@ impl Target {
     /// # Errors
     /// As [`rates::measure`].
     pub fn quick() -> Result<Self> {
-        Ok(Target { machine: rates::measure(0, QUICK)?.machine, chosen: "quick", card: None })
+        Ok(Target { machine: rates::measure(0, QUICK)?.machine, chosen: Known::Quick, card: None })
     }
 
     /// The KV cache's element type where none is asked for.

@@ -4,7 +4,7 @@ use crate::args::PlanArgs;
 use crate::loaded::in_flags;
 use crate::{loaded, output, profile, size};
 use anyhow::Result;
-use djinn_host::{DeviceName, Forecast, Target, Task};
+use djinn_host::{DeviceName, Forecast, Known, Target, Task};
 use djinn_vmu::Bottleneck;
 
 pub(super) fn run(args: &PlanArgs, quiet: bool) -> Result<()> {
@@ -61,9 +61,9 @@ fn table(f: &Forecast) -> String {
 /// The machine, the rates that it is taken to have, and where they are from.
 fn machine(target: &Target) -> String {
     let known = match target.chosen {
-        "named" => "",
-        "measured" => ", as measured by djinn doctor",
-        _ => ", measured just now; djinn doctor --save measures for longer and keeps it",
+        Known::Named => "",
+        Known::Measured => ", as measured by djinn doctor",
+        Known::Quick => ", measured just now; djinn doctor --save measures for longer and keeps it",
     };
     let m = &target.machine;
     let flops = match m.flops {
