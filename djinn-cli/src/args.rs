@@ -252,13 +252,13 @@ pub(crate) struct WorkArgs {
     #[arg(long, value_name = "NAME", value_parser = card)]
     pub(crate) gpu: Option<&'static Card>,
     /// Instead of the machine's: host memory to device, GB/s
-    #[arg(long, value_name = "X", value_parser = positive)]
+    #[arg(long, value_name = "X", value_parser = rate)]
     pub(crate) link_gbps: Option<f64>,
     /// Instead of the machine's: reads of device memory, GB/s
-    #[arg(long, value_name = "X", value_parser = positive)]
+    #[arg(long, value_name = "X", value_parser = rate)]
     pub(crate) hbm_gbps: Option<f64>,
     /// Instead of the machine's: matrix products of 16-bit numbers, TFLOP/s
-    #[arg(long, value_name = "X", value_parser = positive)]
+    #[arg(long, value_name = "X", value_parser = rate)]
     pub(crate) tflops: Option<f64>,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 512,
@@ -339,9 +339,9 @@ fn card(text: &str) -> Result<&'static Card, String> {
     Card::find(text).map_err(|error| error.to_string())
 }
 
-fn positive(text: &str) -> Result<f64, String> {
-    let value = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0);
-    value.ok_or_else(|| "expected a number above 0".to_owned())
+fn rate(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|rate| (0.001..=1e6).contains(rate));
+    value.ok_or_else(|| "expected a number from 0.001 to 1000000".to_owned())
 }
 
 fn temperature(text: &str) -> Result<f32, String> {

@@ -12,7 +12,9 @@ fn main() -> Result<()> {
 /// Answers `prompt` with at most 150 MiB on the device.
 pub(crate) fn generate(model: &str, prompt: &str, on_text: impl FnMut(&str)) -> Result<String> {
     let mut djinn = Djinn::open(model, Setup { vram: Some(150 << 20), ..Setup::default() })?;
-    let answer = djinn.generate(prompt, &Generation::default(), on_text)?;
+    // With a seed, the text is the same each time.
+    let generation = Generation { seed: Some(1), ..Generation::default() };
+    let answer = djinn.generate(prompt, &generation, on_text)?;
     eprintln!("first token after {:?}", answer.stats.ttft);
     Ok(answer.text.unwrap_or_default())
 }
