@@ -87,19 +87,24 @@ impl<'a> Speech<'a> {
         self.system.map(|text| Message::new("system", text)).into_iter().collect()
     }
 
-    /// The tokens of a conversation, up to where the model speaks. Without a template it is one text.
+    /// The tokens of a conversation, up to where the model speaks. Names of control tokens in its messages are text.
+    /// Without a template it is one text, in which they are tokens.
     ///
     /// # Errors
-    /// [`Error::NoTokenizer`], or [`Error::Model`] if the template or the tokenizer refuses it.
+    /// [`Error::NoTokenizer`], or [`Error::Model`] if the template or the tokenizer refuses it, or if it is longer than
+    /// any text that fits the model's context.
     pub fn turn(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let tokenizer = self.tokenizer()?;
+        let fits = |text: &str| tokenizer.check_length(text.len(), self.model.graph.max_context);
         match self.chat {
             Some(chat) => {
                 let rendered = chat.render(messages, true)?;
+                fits(&rendered.text)?;
                 Ok(tokenizer.encode_rendered(&rendered.text, &rendered.literal)?)
             }
             None => {
                 let text: String = messages.iter().map(|m| m.content.as_str()).collect();
+                fits(&text)?;
                 Ok(tokenizer.encode(&text, true)?)
             }
         }
