@@ -131,31 +131,42 @@ impl<'a> Chat<'a> {
     /// The tokens of the conversation with `text` at its end, and how many turns have to be forgotten to leave
     /// `reserve` tokens of the context: the fewest.
     fn prompt(&self, text: &str, context: u64, reserve: u64) -> Result<(Vec<u32>, usize)> {
-        let from = |first: usize| {
-            let mut messages = self.messages_from(first);
-            messages.push(Message::new("user", text));
-            self.speech.turn(&messages)
+        let fitting = |forgotten| match self.tokens(forgotten, text, context)? {
+            Some(tokens) if tokens.len() as u64 + reserve <= context => Ok(Some(tokens)),
+            _ => Ok::<_, Error>(None),
         };
-        let whole = from(0)?;
-        if whole.len() as u64 + reserve <= context {
+        if let Some(whole) = fitting(0)? {
             return Ok((whole, 0));
         }
         // Each turn that is forgotten makes the prompt shorter: the fewest are found by halving.
-        let (mut few, mut enough) = (0, self.turns.len());
-        let mut prompt = from(enough)?;
+        let (mut few, mut enough, mut prompt) = (0, self.turns.len(), None);
         while enough - few > 1 {
             let middle = few + (enough - few) / 2;
-            let tried = from(middle)?;
-            if tried.len() as u64 + reserve <= context {
-                (enough, prompt) = (middle, tried);
-            } else {
-                few = middle;
+            match fitting(middle)? {
+                Some(tokens) => (enough, prompt) = (middle, Some(tokens)),
+                None => few = middle,
             }
         }
-        let tokens = prompt.len() as u64;
-        if tokens >= context {
-            return Err(Error::MessageTooLong { tokens, context });
+        if let Some(prompt) = prompt {
+            return Ok((prompt, enough));
         }
-        Ok((prompt, enough))
+        let alone = self.tokens(enough, text, context)?;
+        let tokens = alone.as_ref().map(|tokens| tokens.len() as u64);
+        match alone {
+            Some(alone) if tokens < Some(context) => Ok((alone, enough)),
+            _ => Err(Error::MessageTooLong { bytes: text.len(), tokens, context }),
+        }
+    }
+
+    /// The tokens of the conversation without its first turns and with `text` at its end; none if it has more bytes
+    /// than any text of `context` tokens.
+    fn tokens(&self, forgotten: usize, text: &str, context: u64) -> Result<Option<Vec<u32>>> {
+        let mut messages = self.messages_from(forgotten);
+        messages.push(Message::new("user", text));
+        let bytes = messages.iter().map(|message| message.content.len()).sum();
+        match self.speech.tokenizer()?.check_length(bytes, context) {
+            Ok(()) => self.speech.turn(&messages).map(Some),
+            Err(_) => Ok(None),
+        }
     }
 }

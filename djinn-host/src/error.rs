@@ -66,11 +66,14 @@ pub enum Error {
     },
     /// A message that leaves no room for an answer, even when all turns before it are forgotten.
     #[error(
-        "the message makes {tokens} tokens and the context holds {context}; shorten it, or load a longer context"
+        "a message of {bytes} bytes{} does not fit a context of {context} tokens; shorten it, or load a longer context",
+        tokens.map_or_else(String::new, |tokens| format!(", which makes {tokens} tokens,"))
     )]
     MessageTooLong {
-        /// Tokens of the message with what always goes before it.
-        tokens: u64,
+        /// Bytes of the message.
+        bytes: usize,
+        /// Tokens of the message with what always goes before it; none if it is too long to be counted.
+        tokens: Option<u64>,
         /// The context.
         context: u64,
     },

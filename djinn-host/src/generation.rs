@@ -62,7 +62,7 @@ impl Generation {
         if self.greedy || self.asks() || defaults.do_sample == Some(true) {
             return self;
         }
-        let repetition_penalty = self.repetition_penalty.or(Some(1.05));
+        let repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty).or(Some(1.05));
         Generation {
             temperature: Some(0.7),
             top_p: Some(0.95),
@@ -81,7 +81,7 @@ impl Generation {
     /// `do_sample`; otherwise decoding is greedy, which is a temperature of 0.
     pub fn sampling(&self, defaults: &GenerationDefaults) -> Sampling {
         let temperature = self.temperature.or(defaults.temperature).unwrap_or(1.0);
-        let repetition_penalty = self.repetition_penalty.unwrap_or(1.0);
+        let repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
         if self.greedy || !(self.asks() || defaults.do_sample == Some(true)) || temperature == 0.0 {
             return Sampling { repetition_penalty, ..Sampling::default() };
         }
@@ -90,7 +90,7 @@ impl Generation {
             temperature,
             top_k: self.top_k.or(defaults.top_k).unwrap_or(0),
             top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
-            min_p: self.min_p.unwrap_or(0.0),
+            min_p: self.min_p.or(defaults.min_p).unwrap_or(0.0),
             seed: self.seed.unwrap_or_else(new_seed),
         }
     }
@@ -162,6 +162,44 @@ mod tests {
         assert_eq!(seed(&Generation { temperature: Some(0.0), ..plain() }.sampling(&warm)), None);
         let sampling = Generation { top_k: Some(3), ..plain() }.sampling(&none);
         assert_eq!(sampling, Sampling { temperature: 1.0, top_k: 3, seed: 5, ..Sampling::default() });
+    }
+
+    #[test]
+    fn penalties_and_min_p_come_from_the_user_or_the_checkpoint() {
+        let named = GenerationDefaults {
+            min_p: Some(0.1),
+            repetition_penalty: Some(1.1),
+            ..GenerationDefaults::default()
+        };
+        let plain = || Generation { seed: Some(5), ..Generation::default() };
+        // Greedy decoding has a penalty, too, as transformers has it.
+        assert_eq!(plain().sampling(&named), Sampling { repetition_penalty: 1.1, ..Sampling::default() });
+        let warm = Generation { temperature: Some(0.5), repetition_penalty: Some(1.0), ..plain() };
+        let expected = Sampling { temperature: 0.5, min_p: 0.1, seed: 5, ..Sampling::default() };
+        assert_eq!(warm.sampling(&named), expected);
+    }
+
+    #[test]
+    fn a_chat_samples_unless_somebody_says_how() {
+        let (none, plain) =
+            (GenerationDefaults::default(), || Generation { seed: Some(5), ..Generation::default() });
+        let chat = Sampling {
+            repetition_penalty: 1.05,
+            temperature: 0.7,
+            top_k: 0,
+            top_p: 0.95,
+            min_p: 0.05,
+            seed: 5,
+        };
+        assert_eq!(plain().for_chat(&none).sampling(&none), chat);
+        let sampled = GenerationDefaults { do_sample: Some(true), ..none.clone() };
+        for (asked, defaults) in [
+            (Generation { greedy: true, ..plain() }, &none),
+            (Generation { min_p: Some(0.2), ..plain() }, &none),
+            (plain(), &sampled),
+        ] {
+            assert_eq!(asked.clone().for_chat(defaults), asked);
+        }
     }
 
     #[test]

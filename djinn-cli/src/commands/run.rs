@@ -46,6 +46,10 @@ pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let speech = speech(args, &model)?;
+    if !quiet && !model.defaults.ignored.is_empty() {
+        let keys = model.defaults.ignored.join(", ");
+        output::remark(&format!("{} asks for {keys}, which has no effect here", model.name));
+    }
     let done = match prompt {
         Prompt::Chat => {
             let context = args.memory.ctx.unwrap_or(model.graph.max_context.min(MAX_CHAT_CONTEXT));

@@ -143,6 +143,18 @@ fn a_seed_repeats_and_the_checkpoint_decides_whether_to_sample() {
 }
 
 #[test]
+fn what_a_checkpoint_asks_for_without_effect_is_named() {
+    let place = Place::new();
+    let folder = place.path().join("model");
+    super::copy_checkpoint("tied-f32", &folder);
+    std::fs::write(folder.join("generation_config.json"), r#"{"typical_p": 0.9, "num_beams": 4}"#).unwrap();
+    let args = ["run", "./model", "--prompt-tokens=9,8", "-n=2"];
+    let error = String::from_utf8(place.output(&args, "").stderr).unwrap();
+    assert!(error.contains("model asks for num_beams, typical_p, which has no effect here\n"), "{error}");
+    assert!(place.output(&[&args[..], &["-q"]].concat(), "").stderr.is_empty());
+}
+
+#[test]
 fn end_tokens_end_and_contexts_are_full() {
     let place = Place::new();
     let greedy =
