@@ -258,7 +258,7 @@ fn a_full_context_forgets_the_oldest_turns_and_says_so() {
     assert_eq!(talk.users(&place).last().unwrap(), "Message number 7 of them.");
     // A message that cannot fit is refused, and one that leaves little room is answered as far as that goes.
     let refused = talk.say(&"x".repeat(150));
-    assert!(refused.starts_with("a message of 150 bytes, which makes 196 tokens, does not fit"), "{refused}");
+    assert!(refused.starts_with("a message of 150 bytes does not fit a context of 160"), "{refused}");
     let cut = talk.say(&"y".repeat(160 - 8 - "[system:You are a helpful assistant.][user:]>".len()));
     assert!(cut.contains("the context of 160 tokens is full"), "{cut}");
     assert!(talk.end(CTRL_D).1);
