@@ -331,7 +331,7 @@ impl Parser {
         let body = self.body(end)?;
         let uses = self.uses;
         (self.loops, self.uses) = outer;
-        // A call block's body belongs to the macro around it, and may use that one's.
+        // For Jinja a macro uses `caller` also where only a call block in it does.
         if end == "endcall" {
             self.uses.caller |= uses.caller;
         }

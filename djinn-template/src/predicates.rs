@@ -2,6 +2,7 @@
 
 use crate::ast::Comparison;
 use crate::error::Fault;
+use crate::functions::Object;
 use crate::methods::strings;
 use crate::operators::{integer, number};
 use crate::render::{Args, Renderer};
@@ -27,7 +28,7 @@ pub(crate) fn find(name: &str) -> Option<TestFn> {
         "mapping" => |_, value, args| plain("mapping", args, value.as_dict().is_some()),
         "sequence" => |_, value, args| plain("sequence", args, is_sequence(value)),
         "iterable" => |_, value, args| plain("iterable", args, is_iterable(value)),
-        "callable" => |_, value, args| plain("callable", args, is_callable(value)),
+        "callable" => |r, value, args| plain("callable", args, is_callable(r, value)),
         "escaped" => |_, _, args| plain("escaped", args, false),
         "odd" => |_, value, args| remainder("odd", args, value, 2, 1),
         "even" => |_, value, args| remainder("even", args, value, 2, 0),
@@ -107,9 +108,12 @@ fn is_iterable(value: &Value) -> bool {
     matches!(value.0, Kind::Str(_) | Kind::Dict(_) | Kind::Undefined(_) | Kind::Seq(_) | Kind::Loop(_))
 }
 
-fn is_callable(value: &Value) -> bool {
-    // Jinja's undefined has a method that refuses the call.
-    matches!(value.0, Kind::Macro(_) | Kind::Function(_) | Kind::Method(_) | Kind::Undefined(_))
+fn is_callable(r: &Renderer<'_>, value: &Value) -> bool {
+    match value.0 {
+        Kind::Object(at) => matches!(r.objects[at], Object::Joiner { .. }),
+        // Jinja's undefined has a method that refuses the call.
+        _ => matches!(value.0, Kind::Macro(_) | Kind::Function(_) | Kind::Method(_) | Kind::Undefined(_)),
+    }
 }
 
 /// Python's `is`, where it does not depend on how Python stores small values.

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use djinn_models::gguf::Gguf;
-use djinn_models::{TensorFile, Tokenizer};
+use djinn_models::{ChatTemplate, Conversation, TensorFile, Tokenizer};
 use djinn_srg::DType;
 
 /// Reads every tensor to its end in two types. Errors are fine; panics are what is looked for.
@@ -56,5 +56,25 @@ pub fn encode_everything(bytes: &[u8]) {
         {
             tokenizer.decode(&ids, true).expect("decoding has no errors");
         }
+    }
+}
+
+/// Renders a template of strangers.
+pub fn render_template(source: &str) {
+    let given = r#"{"messages": [{"role": "user", "content": "Hi <s>"}, {"role": "assistant", "content": null}],
+        "tools": [{"name": "f", "parameters": {"a": [1, 2.5]}}]}"#;
+    let given = Conversation::from_json(given).expect("it is a conversation");
+    if let Ok(template) = ChatTemplate::new(source, Some("<s>".into()), None) {
+        let _ = template.render_conversation(&given, true);
+    }
+}
+
+/// Prints a conversation of strangers in several ways.
+pub fn render_conversation(text: &str) {
+    let source = "{{ messages }}{{ messages | tojson(indent=2) }}{{ tools }}{{ documents }}{{ x | string | upper }}\
+        {% for m in messages %}{{ m.role }}{{ m.content }}{{ m.get('tool_calls') | tojson }}{% endfor %}";
+    let template = ChatTemplate::new(source, None, None).expect("it is a template");
+    if let Ok(given) = Conversation::from_json(text) {
+        let _ = template.render_conversation(&given, true);
     }
 }

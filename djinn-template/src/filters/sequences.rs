@@ -47,6 +47,10 @@ struct Look {
 }
 
 impl Look {
+    fn or_default(&self, found: Value) -> Value {
+        self.default.clone().filter(|_| found.is_undefined()).unwrap_or(found)
+    }
+
     fn at(&self, r: &Renderer<'_>, item: &Value) -> Result<Value, Fault> {
         let mut found = item.clone();
         match &self.attribute {
@@ -59,15 +63,10 @@ impl Look {
                         _ => Value::token(part),
                     };
                     r.budget.items::<u8>(part.len())?;
-                    found = r.item(&found, &index)?;
+                    found = self.or_default(r.item(&found, &index)?);
                 }
             }
-            Some(index) => found = r.item(&found, index)?,
-        }
-        if found.is_undefined()
-            && let Some(default) = &self.default
-        {
-            return Ok(default.clone());
+            Some(index) => found = self.or_default(r.item(&found, index)?),
         }
         match &found.0 {
             Kind::Str(text) if self.ignores_case => change_case(r, text, "lower"),

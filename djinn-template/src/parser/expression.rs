@@ -281,6 +281,9 @@ impl Parser {
         let mut parts: [Option<Expr>; 3] = [None, None, None];
         let mut at = 0;
         while !self.skip_sign("]") {
+            if self.is_sign(",") {
+                return self.unsupported("an index of several values");
+            }
             if self.skip_sign(":") {
                 at += 1;
             } else if at < 3 && parts[at].is_none() {

@@ -173,10 +173,7 @@ impl<'t> Renderer<'t> {
             let by_name = named.iter().position(|(given, _)| given.as_str() == "caller");
             let given = by_name.map(|at| named.remove(at).1).or(caller);
             let missing = || Value(Kind::Undefined(Some(tree.names[ast::CALLER].clone())));
-            // A call block's own body has no caller: the name is that of the macro around it.
-            if given.is_some() || tree.names[defined.name].as_str() != "caller" {
-                self.set(ast::CALLER, given.unwrap_or_else(missing))?;
-            }
+            self.set(ast::CALLER, given.unwrap_or_else(missing))?;
         } else if closure.caller.is_some() {
             return Err(Fault::new(format!("macro '{}' does not use `caller`", name())));
         }
