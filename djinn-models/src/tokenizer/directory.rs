@@ -54,7 +54,7 @@ fn encoder(json: &mut Value) -> Result<Encoder> {
     let normalizer = Normalizer::from_json(&json["normalizer"])?;
     let splitter = Splitter::from_json(&json["pre_tokenizer"])?;
     let added = AddedTokens::read(&json["added_tokens"])?;
-    let model = model::from_json(json["model"].take())?;
+    let model = model::from_json(json.get_mut("model").map(Value::take).unwrap_or_default())?;
     Encoder::new(model, normalizer, splitter, added)
 }
 
