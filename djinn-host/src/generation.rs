@@ -56,13 +56,13 @@ impl Default for Generation {
 
 impl Generation {
     /// The same for a chat, where greedy decoding repeats itself: if neither the user nor the model's makers name a way
-    /// to sample, a temperature of 0.7, top-p 0.95 and min-p 0.05; and a repetition penalty of 1.05, if none is named.
+    /// to sample, a temperature of 0.7, top-p 0.95 and min-p 0.05; and a repetition penalty of 1.1, if none is named.
     #[must_use]
     pub fn for_chat(self, defaults: &GenerationDefaults) -> Self {
         if self.greedy || self.asks() || defaults.do_sample == Some(true) {
             return self;
         }
-        let repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty).or(Some(1.05));
+        let repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty).or(Some(1.1));
         Generation {
             temperature: Some(0.7),
             top_p: Some(0.95),
@@ -184,7 +184,7 @@ mod tests {
         let (none, plain) =
             (GenerationDefaults::default(), || Generation { seed: Some(5), ..Generation::default() });
         let chat = Sampling {
-            repetition_penalty: 1.05,
+            repetition_penalty: 1.1,
             temperature: 0.7,
             top_k: 0,
             top_p: 0.95,

@@ -182,6 +182,7 @@ impl Talk<'_> {
         })
     }
 
+    /// Prints what the last answer cost; gives what is left.
     fn stats(&self) -> String {
         let context = self.context();
         let Some(Last { stats, seed, left }) = &self.last else {

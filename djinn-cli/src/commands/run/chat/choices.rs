@@ -3,8 +3,7 @@
 use crate::args::SamplingArgs;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Command, CommandFactory, FromArgMatches, Parser};
-use djinn_host::Generation;
-use djinn_host::nearest;
+use djinn_host::{Generation, nearest};
 use djinn_models::GenerationDefaults;
 use std::collections::BTreeMap;
 
