@@ -9,9 +9,10 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Answers `prompt` with at most 150 MiB on the device.
+/// Answers `prompt` with at most 150 MiB on the device: keys and values of 512 tokens, and what fits of the weights.
 pub(crate) fn generate(model: &str, prompt: &str, on_text: impl FnMut(&str)) -> Result<String> {
-    let mut djinn = Djinn::open(model, Setup { vram: Some(150 << 20), ..Setup::default() })?;
+    let mut djinn =
+        Djinn::open(model, Setup { vram: Some(150 << 20), context: Some(512), ..Setup::default() })?;
     // With a seed, the text is the same each time.
     let generation = Generation { seed: Some(1), ..Generation::default() };
     let answer = djinn.generate(prompt, &generation, on_text)?;

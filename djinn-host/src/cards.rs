@@ -89,14 +89,18 @@ impl Card {
     /// The card that is called `name`, in whatever spelling: `rtx-3060`, `RTX 3060`, `3060`.
     ///
     /// # Errors
-    /// [`Error::UnknownCard`], with the names that are near.
+    /// [`Error::UnknownCard`], with the nearest name, or with all.
     pub fn find(name: &str) -> Result<&'static Card> {
         let asked = plain(name);
-        CARDS.iter().find(|card| plain(card.name) == asked).ok_or_else(|| {
-            let names = CARDS.iter().map(|card| card.name);
-            let near = match nearest(name, names.clone()) {
-                Some(near) => format!("did you mean {near}?"),
-                None => format!("known are {}", names.collect::<Vec<_>>().join(", ")),
+        let called = |plainly: &str| CARDS.iter().find(|card| plain(card.name) == plainly);
+        called(&asked).ok_or_else(|| {
+            let names: Vec<String> = CARDS.iter().map(|card| plain(card.name)).collect();
+            let near = nearest(&asked, names.iter().map(String::as_str)).and_then(called);
+            let near = match near {
+                Some(near) => format!("did you mean {}?", near.name),
+                None => {
+                    format!("known are {}", CARDS.iter().map(|card| card.name).collect::<Vec<_>>().join(", "))
+                }
             };
             Error::UnknownCard { name: name.to_owned(), near }
         })
@@ -156,6 +160,7 @@ mod tests {
         }
         let message = |name| Card::find(name).unwrap_err().to_string();
         assert_eq!(message("rtx-3061"), "there is no card rtx-3061; did you mean rtx-3060?");
+        assert_eq!(message("409O"), "there is no card 409O; did you mean rtx-4090?");
         assert!(message("abacus").ends_with("h200, b200"), "{}", message("abacus"));
     }
 

@@ -42,7 +42,7 @@ pub enum Error {
     UnknownCard {
         /// As asked for.
         name: String,
-        /// The names that are near, or all.
+        /// The nearest name, or all.
         near: String,
     },
     /// A prompt of no tokens.
