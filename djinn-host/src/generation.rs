@@ -55,19 +55,19 @@ impl Default for Generation {
 }
 
 impl Generation {
-    /// The same for a chat, where greedy decoding repeats itself: if neither the user nor the model's makers name a way
-    /// to sample, a temperature of 0.7, top-p 0.95 and min-p 0.05; and a repetition penalty of 1.1, if none is named.
+    /// The same for a chat, where greedy decoding repeats itself: what neither the user nor the model's makers name is a
+    /// temperature of 0.7, top-p 0.95, min-p 0.05 and a repetition penalty of 1.1. Checkpoints with `do_sample` keep
+    /// what their makers left out neutral.
     #[must_use]
     pub fn for_chat(self, defaults: &GenerationDefaults) -> Self {
-        if self.greedy || self.asks() || defaults.do_sample == Some(true) {
+        if self.greedy || defaults.do_sample == Some(true) {
             return self;
         }
-        let repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty).or(Some(1.1));
         Generation {
-            temperature: Some(0.7),
-            top_p: Some(0.95),
-            min_p: Some(0.05),
-            repetition_penalty,
+            temperature: self.temperature.or(defaults.temperature).or(Some(0.7)),
+            top_p: self.top_p.or(defaults.top_p).or(Some(0.95)),
+            min_p: self.min_p.or(defaults.min_p).or(Some(0.05)),
+            repetition_penalty: self.repetition_penalty.or(defaults.repetition_penalty).or(Some(1.1)),
             ..self
         }
     }
@@ -193,13 +193,11 @@ mod tests {
         };
         assert_eq!(plain().for_chat(&none).sampling(&none), chat);
         let sampled = GenerationDefaults { do_sample: Some(true), ..none.clone() };
-        for (asked, defaults) in [
-            (Generation { greedy: true, ..plain() }, &none),
-            (Generation { min_p: Some(0.2), ..plain() }, &none),
-            (plain(), &sampled),
-        ] {
+        for (asked, defaults) in [(Generation { greedy: true, ..plain() }, &none), (plain(), &sampled)] {
             assert_eq!(asked.clone().for_chat(defaults), asked);
         }
+        let cool = Generation { temperature: Some(0.3), ..plain() }.for_chat(&none).sampling(&none);
+        assert_eq!(cool, Sampling { temperature: 0.3, ..chat }, "one choice leaves the others as they were");
     }
 
     #[test]
