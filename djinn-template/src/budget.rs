@@ -1,6 +1,7 @@
 //! What a render may use: memory and work, counted before they are spent, and depth.
 
 use crate::error::Fault;
+use crate::value::Value;
 use std::cell::Cell;
 
 /// Memory for values and text that a render makes, in bytes, and for each byte of its input.
@@ -41,6 +42,11 @@ impl Budget {
         let left = self.work.get().checked_sub(units);
         self.work.set(left.ok_or_else(|| Fault::Limit("takes too long".into()))?);
         Ok(())
+    }
+
+    /// Counts the work of reading a text once; of other values what is done with them counts.
+    pub(crate) fn look_at(&self, value: &Value) -> Result<(), Fault> {
+        self.work(value.as_str().map_or(0, |text| text.len() as u64))
     }
 
     /// Counts bytes that are about to be allocated, and the work of filling them.

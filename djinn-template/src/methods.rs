@@ -81,6 +81,7 @@ pub(crate) fn exists(value: &Value, name: &str) -> bool {
 /// Calls a method that exists.
 pub(crate) fn call(r: &mut Renderer<'_>, value: &Value, name: &str, args: Args) -> Result<Value, Fault> {
     r.budget.work(20)?;
+    r.budget.look_at(value)?;
     match (&value.0, name) {
         (Kind::Str(text), _) => strings::call(r, text, name, args),
         (Kind::Dict(dict), _) => dict_method(r, value, dict, name, args),

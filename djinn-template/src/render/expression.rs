@@ -169,11 +169,13 @@ impl<'t> Renderer<'t> {
             }
             Post::Filter(filter, arguments) => {
                 let args = self.arguments(arguments)?;
+                self.budget.look_at(&value)?;
                 filter(self, &value, args)
             }
             Post::Missing(what) => Err(Fault::Unsupported(what.clone())),
             Post::Test(test, arguments, negated) => {
                 let args = self.arguments(arguments)?;
+                self.budget.look_at(&value)?;
                 Ok((test(self, &value, args)? != *negated).into())
             }
         }
