@@ -7,7 +7,8 @@
 Every case is a process of its own on a copy of a tiny checkpoint. It must end by itself, without a signal and without
 a panic, within 2 s of processor time and 1 GiB of resident memory; where it fails, with exactly one line on standard
 error that begins with "error: ", holds no control character and has at most 1,000 bytes. A case that breaks a rule is
-listed with its seed; `--keep DIR` keeps its folder. The same seed makes the same cases.
+listed with its seed; `--keep DIR` keeps its folder. The same seed makes the same cases. The memory that is told is an
+upper bound: the system also counts what this script held when it began the process.
 """
 
 import argparse
@@ -222,7 +223,8 @@ def json_tokenizer(rng, folder):
         t["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x" * 100_000}] * rng.choice([10, 1000])}
     elif kind == 2:
         n = rng.choice([1_000, 100_000, 1_000_000])
-        t["added_tokens"] += [{"id": 1_000 + i, "content": f"<{i}>", "single_word": False, "lstrip": rng.random() < 0.5, "rstrip": False, "normalized": rng.random() < 0.5, "special": True} for i in range(n)]
+        first = 1 + max([*t["model"]["vocab"].values(), *(token["id"] for token in t["added_tokens"])])
+        t["added_tokens"] += [{"id": first + i, "content": f"<{i}>", "single_word": False, "lstrip": rng.random() < 0.5, "rstrip": False, "normalized": rng.random() < 0.5, "special": True} for i in range(n)]
     elif kind == 3:
         t["model"] = rng.choice([{"type": "Unigram", "vocab": [["a", -1.0]] * 1000, "unk_id": 0}, {"type": "WordPiece", "vocab": {"a": 0}}, {"type": "BPE", "vocab": {}, "merges": []},
                                  {"type": "BPE", "vocab": {"a": (1 << 32) - 1}, "merges": []}, {"type": "BPE", "vocab": {"a": 0, "b": 0}, "merges": ["a b"] * 1000}, {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "b"}])

@@ -3,7 +3,7 @@
 use crate::{Error, Generation, Result};
 use djinn_models::{ChatTemplate, Message, Model, TextStream, Tokenizer};
 
-/// What a conversation begins with where nobody says otherwise. Small models do better with a plain system message
+/// What a conversation begins with unless a caller says otherwise. Small models do better with a plain system message
 /// than with their template's own.
 pub const SYSTEM: &str = "You are a helpful assistant.";
 

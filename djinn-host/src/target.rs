@@ -7,7 +7,7 @@ use djinn_srg::cost::Machine;
 use serde::Serialize;
 use std::time::Duration;
 
-/// How long each rate is measured where nobody has measured the machine before.
+/// How long each rate is measured on a machine without saved measurements.
 const QUICK: Duration = Duration::from_millis(30);
 
 /// How a machine's rates are known.

@@ -30,7 +30,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// The account for an input of so many bytes.
+    /// The account for an input of `input_bytes`.
     pub(crate) fn new(input_bytes: u64) -> Self {
         let memory = MEMORY.saturating_add(MEMORY_PER_BYTE.saturating_mul(input_bytes));
         let work = WORK.saturating_add(WORK_PER_BYTE.saturating_mul(input_bytes));

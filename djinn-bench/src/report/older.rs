@@ -1,11 +1,12 @@
-//! Results of the project's scripts: `bench_gpu.py`, `bench_families.py` and `bench_cpu.py`.
+//! Results of the project's scripts: `bench_gpu.py`, `bench_families.py`, `bench_cpu.py`, `compare_templates.py` and
+//! `hostile.py`.
 
 use super::table;
 use serde_json::Value;
 
-/// As Markdown; `None` if it is neither.
+/// As Markdown; `None` if it is none of them.
 pub(super) fn render(value: &Value) -> Option<String> {
-    gpu(value).or_else(|| cpu(value))
+    gpu(value).or_else(|| cpu(value)).or_else(|| templates(value)).or_else(|| hostile(value))
 }
 
 /// `scripts/bench_gpu.py` and `scripts/bench_families.py`.
@@ -88,4 +89,46 @@ fn cpu(value: &Value) -> Option<String> {
         count("/settings/decode_tokens")
     );
     Some(out + &table(1, &["", "TTFT ms", "ms/token", "peak MiB"], &rows?))
+}
+
+/// `scripts/compare_templates.py`.
+fn templates(value: &Value) -> Option<String> {
+    let text = |key: &str| value.get(key).and_then(Value::as_str);
+    let count = |key: &str| value.get(key).and_then(Value::as_u64);
+    let head = format!(
+        "{} published templates and {} conversations, with and without the beginning of an answer, beside transformers {} \
+         and Jinja2 {}.\n\n",
+        count("templates")?,
+        count("conversations")?,
+        text("transformers")?,
+        text("jinja2")?
+    );
+    let outcomes = ["equal", "both_raise", "we_raise", "they_raise", "differ"];
+    let total = value.get("total")?;
+    let counts = outcomes.map(|outcome| total.get(outcome).and_then(Value::as_u64).unwrap_or(0).to_string());
+    let row = [vec![count("renderings")?.to_string()], counts.to_vec()].concat();
+    let columns = ["renderings", "equal", "both raise", "only Djinn raises", "only Python raises", "differ"];
+    Some(head + &table(0, &columns, &[row]))
+}
+
+/// `scripts/hostile.py`.
+fn hostile(value: &Value) -> Option<String> {
+    let text = |key: &str| value.get(key).and_then(Value::as_str);
+    let head = format!(
+        "{}, {}, {}: `{}`. Each case is a process; a fault is a signal, a panic, more than 2 s of processor time or 1 GiB, \
+         or a refusal that is not one printable line.\n\n",
+        text("machine")?,
+        text("date")?,
+        text("version")?,
+        text("command")?
+    );
+    let row = |(name, found): (&String, &Value)| {
+        let number = |key: &str| found.get(key).map(Value::to_string);
+        let columns = ["cases", "answered", "refused", "faults", "most_cpu_s", "most_peak_mib"];
+        let cells: Option<Vec<String>> = columns.into_iter().map(number).collect();
+        Some([vec![name.clone()], cells?].concat())
+    };
+    let rows: Option<Vec<Vec<String>>> = value.get("families")?.as_object()?.iter().map(row).collect();
+    let columns = ["", "cases", "answered", "refused", "faults", "most s of processor time", "most MiB"];
+    Some(head + &table(1, &columns, &rows?))
 }

@@ -1,4 +1,4 @@
-//! The cache's folders and its lock. Models are trusted as they lie there, so that nobody else may write to them.
+//! The cache's folders and its lock. Models are trusted as they lie there, so only the user may write to them.
 
 use anyhow::{Context, Result, bail};
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};

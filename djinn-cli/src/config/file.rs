@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::Path;
 
-/// Keys of which the one excludes the others, in one file.
+/// Greedy decoding and the keys that ask for sampling exclude each other in one file.
 const GREEDY: &str = "greedy";
 const SAMPLING: [&str; 4] = ["min-p", "temperature", "top-k", "top-p"];
 

@@ -58,7 +58,7 @@ impl Places {
         Places { working: PathBuf::new(), own: own.map(|folder| folder.join("djinn")) }
     }
 
-    /// Reads the file `named`, or else those in the two folders, of which the working directory's is the nearer.
+    /// Reads the file `named`, or else those in the two folders: the working directory's comes first.
     pub(super) fn load(&self, named: Option<&Path>) -> Result<Found> {
         if let Some(file) = named {
             return Ok(Found { settings: Settings::read(file)?, remark: None });

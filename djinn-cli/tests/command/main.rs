@@ -8,6 +8,8 @@ mod plan;
 mod run;
 mod settings;
 mod srg;
+#[cfg(unix)]
+mod stranger;
 mod streaming;
 mod text;
 mod trace;

@@ -97,8 +97,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// The symbols that the model begins a word with: its characters, or their bytes where it has byte
-    /// tokens, of which a space needs none.
+    /// The symbols that the model begins a word with: its characters, or the bytes of all but spaces
+    /// where it has byte tokens.
     fn symbols(&self, word: &str) -> usize {
         let ModelWrapper::BPE(bpe) = &self.model else { return 1 };
         match bpe.byte_fallback {

@@ -40,7 +40,7 @@ pub(super) fn from_gguf(name: &str) -> Tokenizer {
     Tokenizer::from_gguf(&gguf(name)).unwrap().expect("the file has a tokenizer")
 }
 
-/// The ids of a text all of which is content.
+/// The ids of a text that is content from end to end.
 fn literal(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     tokenizer.encode_rendered(text, std::slice::from_ref(&(0..text.len()))).unwrap()
 }

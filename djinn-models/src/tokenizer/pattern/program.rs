@@ -89,49 +89,33 @@ fn emit_inner(
 /// Each alternative is tried before the next. Neighbours that begin with the same set share it, so that most
 /// characters are turned away once.
 fn emit_alternatives(alternatives: &[Node], program: &mut Vec<Instruction>) -> Result<()> {
-    let mut jumps = Vec::new();
-    let mut rest = alternatives;
-    while let Some(first) = rest.first() {
-        let head = head(first);
-        let shared = match head {
-            Some(_) => rest.iter().take_while(|node| self::head(node) == head).count(),
-            None => 1,
-        };
-        let (group, after) = rest.split_at(shared);
-        rest = after;
-        let start = program.len();
-        if !rest.is_empty() {
-            program.push(Instruction::Try { other: 0 });
-        }
-        if let (Some(set), true) = (head, shared > 1) {
+    let shares = |a: &Node, b: &Node| head(a).is_some() && head(a) == head(b);
+    let groups: Vec<&[Node]> = alternatives.chunk_by(shares).collect();
+    emit_choice(&groups, program, |group, program| match (head(&group[0]), *group) {
+        (Some(set), [_, _, ..]) => {
             program.push(Instruction::Set(set));
             let tails: Vec<Node> = group.iter().map(tail).collect();
-            emit_alternatives_apart(&tails, program)?;
-        } else {
-            emit(first, program)?;
+            emit_choice(&tails, program, emit)
         }
-        if !rest.is_empty() {
-            jumps.push(program.len());
-            program.push(Instruction::Jump { to: 0 });
-            program[start] = Instruction::Try { other: program.len() };
-        }
-    }
-    let end = program.len();
-    jumps.into_iter().for_each(|at| program[at] = Instruction::Jump { to: end });
-    Ok(())
+        _ => emit(&group[0], program),
+    })
 }
 
-/// The same without looking at how they begin.
-fn emit_alternatives_apart(alternatives: &[Node], program: &mut Vec<Instruction>) -> Result<()> {
+/// What `emit_one` makes of each choice, tried in order.
+fn emit_choice<T>(
+    choices: &[T],
+    program: &mut Vec<Instruction>,
+    emit_one: impl Fn(&T, &mut Vec<Instruction>) -> Result<()>,
+) -> Result<()> {
     let mut jumps = Vec::new();
-    for (at, node) in alternatives.iter().enumerate() {
-        let last = at + 1 == alternatives.len();
+    for (at, choice) in choices.iter().enumerate() {
+        let is_last = at + 1 == choices.len();
         let start = program.len();
-        if !last {
+        if !is_last {
             program.push(Instruction::Try { other: 0 });
         }
-        emit(node, program)?;
-        if !last {
+        emit_one(choice, program)?;
+        if !is_last {
             jumps.push(program.len());
             program.push(Instruction::Jump { to: 0 });
             program[start] = Instruction::Try { other: program.len() };
