@@ -4,8 +4,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Machine code for these, and PTX of the last for what comes after.
-const ARCHITECTURES: &str = "80,89,90";
+/// Machine code for these, and PTX of the last for what comes after: without what `90a` alone has.
+const ARCHITECTURES: &str = "80,89,90a";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -39,7 +39,11 @@ fn build(kernels: &Path) -> Result<(), String> {
     for arch in architectures.split(',') {
         command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
     }
+    if architectures.split(',').any(|arch| arch == "90a") {
+        command.arg("-DDJINN_SM90A");
+    }
     let last = architectures.split(',').next_back().expect("split gives at least one part");
+    let last = last.trim_end_matches('a');
     command.arg(format!("-gencode=arch=compute_{last},code=compute_{last}"));
     command.arg("-o").arg(out.join("libdjinn_kernels.a")).args(&sources);
     let status = command.status().map_err(|e| format!("{}: {e}", nvcc.display()))?;

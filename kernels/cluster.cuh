@@ -20,15 +20,19 @@ __device__ __forceinline__ unsigned cluster_rank() {
     return rank;
 }
 
-/* Every thread of every block of the cluster waits for all others, and sees what they wrote before. */
+/* Every thread of every block of the cluster arrives, and later waits for all others: it sees what they wrote before. */
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_arrive();
+    cluster_wait();
 }
 
-/* Some warps of the block wait for one another: `threads` of them, at barrier `id` from 1 on. */
-__device__ __forceinline__ void sync_some(unsigned id, unsigned threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+/* The address of the same place in the shared memory of the block of a rank. */
+__device__ __forceinline__ unsigned address_at(unsigned address, unsigned rank) {
+    unsigned remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
 }
 
 /* A barrier in shared memory. Its phases end when all arrivals and all bytes that they announced are there. */
@@ -44,26 +48,41 @@ struct Barrier {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 
+    /* Arrives. Orders reads before later copies, and no writes. */
+    __device__ __forceinline__ void arrive() {
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+    }
+
     /* Arrives, and announces bytes. */
     __device__ __forceinline__ void arrive_expecting(unsigned bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
                      : "memory");
     }
 
-    /* Arrives once this thread's copies so far (`copy_async`) are done. */
-    __device__ __forceinline__ void arrive_after_copies() {
-        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(this)) : "memory");
+    /* Arrives at the barrier of the block of a rank: those who wait for it there see what this warp wrote. */
+    __device__ __forceinline__ void arrive_with_writes(unsigned rank, unsigned lane) {
+        asm volatile("fence.acq_rel.cluster;" ::: "memory");
+        __syncwarp();
+        if (lane == 0) {
+            asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+                             address_at(shared_address(this), rank))
+                         : "memory");
+        }
     }
 
-    /* Arrives at the same barrier of the block of a rank. Orders reads before later copies, and no writes. */
-    __device__ __forceinline__ void arrive_at(unsigned rank) {
-        asm volatile("{\n"
-                     ".reg .b32 remote;\n"
-                     "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                     "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-                     "}" ::"r"(shared_address(this)),
-                     "r"(rank)
-                     : "memory");
+    /* As `wait`, for arrivals with writes. */
+    __device__ __forceinline__ void wait_for_writes(unsigned parity) {
+        unsigned done;
+        do {
+            asm volatile("{\n"
+                         ".reg .pred done;\n"
+                         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
+                         "selp.u32 %0, 1, 0, done;\n"
+                         "}"
+                         : "=r"(done)
+                         : "r"(shared_address(this)), "r"(parity)
+                         : "memory");
+        } while (done == 0);
     }
 
     /* Waits for the end of the phase of a parity: the first is 0, the next 1, and so on in turn. */
@@ -82,29 +101,8 @@ struct Barrier {
     }
 };
 
-/* Global memory that earlier kernels wrote may be read by `copy_to_cluster` of this thread. */
+/* Global memory that earlier kernels wrote may be read by copies to shared memory that this thread starts. */
 __device__ __forceinline__ void admit_bulk_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
-/*
- * Starts a copy of `bytes`, a multiple of 16, to the same place in the shared memory of the first `BLOCKS` blocks of
- * the cluster; it completes on the same barrier of each of them.
- */
-template <unsigned BLOCKS>
-__device__ __forceinline__ void copy_to_cluster(void *to, const void *from, unsigned bytes, Barrier &barrier) {
-    static_assert(BLOCKS >= 1 && BLOCKS <= 16);
-    if constexpr (BLOCKS == 1) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         shared_address(to)),
-                     "l"(from), "r"(bytes), "r"(shared_address(&barrier))
-                     : "memory");
-    } else {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                     "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-                     "l"(from), "r"(bytes), "r"(shared_address(&barrier)),
-                     "h"(static_cast<uint16_t>((1u << BLOCKS) - 1))
-                     : "memory");
-    }
-}
 
 } // namespace djinn
 

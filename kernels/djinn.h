@@ -130,17 +130,13 @@ int djinn_head_norm(const djinn_head_norm_args *args, void *stream);
 
 /*
  * out[r, out_column + j] = sum of x[r, i] weight[j, i] + bias[j], for j in 0 .. n. A row's bits depend on no other
- * row. Reads the weight once for every 16 rows; more than 16 once for every DJINN_LINEAR_ROWS where devices have clusters
- * (sm_90), weights are 16-bit, k is a multiple of 64 and the workspace holds 4 k bytes for each row, of rows rounded
- * up to whole 16.
+ * row. With 16-bit weights and k a multiple of 64, x is rounded to the weight's type.
  *
- * The weight lies in tiles of tile_rows rows each, the last of which may have fewer.
- *
- * The workspace (or null) then holds x in two parts of the weight's type each. With `is_split` it does so already, from
- * a launch before with the same x, rows, k, weight_dtype and workspace and up to DJINN_LINEAR_ROWS rows.
+ * Reads the weight once for every 16 rows; up to djinn_linear_rows() once, if weights are 16-bit, k is a multiple of 64
+ * and `rounded` is given. The weight lies in tiles of tile_rows rows each, the last of which may have fewer.
  */
 enum {
-    DJINN_LINEAR_ROWS = 64,
+    DJINN_LINEAR_ROWS = 256,
     DJINN_LINEAR_TILES = 8,
 };
 typedef struct djinn_linear_args {
@@ -148,8 +144,7 @@ typedef struct djinn_linear_args {
     const void *weights[DJINN_LINEAR_TILES]; /* [tile_rows, k] */
     const void *bias;      /* [n], or null */
     float *out;            /* [rows, out_width] */
-    void *workspace;       /* or null */
-    uint64_t workspace_bytes;
+    const void *rounded;   /* x in the weight's type: [rows, k]; or null */
     uint32_t weight_dtype; /* djinn_dtype */
     uint32_t bias_dtype;   /* djinn_dtype */
     uint32_t k;
@@ -158,9 +153,14 @@ typedef struct djinn_linear_args {
     uint32_t out_width;
     uint32_t out_column;
     uint32_t rows;
-    uint32_t is_split; /* non-zero: the workspace holds x in parts */
 } djinn_linear_args;
 int djinn_linear(const djinn_linear_args *args, void *stream);
+
+/* Most rows for which djinn_linear reads the weight once on the current device: DJINN_LINEAR_ROWS or 16. */
+uint32_t djinn_linear_rows(void);
+
+/* Whether djinn_linear is to be given x rounded for such a product on the current device (non-zero), or does without. */
+int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype);
 
 /* out[i] = x[i] rounded to nearest even, to f16 or bf16. For a matrix product on 16-bit inputs. */
 typedef struct djinn_convert_args {

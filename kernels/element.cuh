@@ -67,12 +67,6 @@ __device__ __forceinline__ void copy_async(void *to, const void *from, bool insi
                  : "memory");
 }
 
-/* As `copy_async`; all 128 bytes around the source come to the second-level cache, for copies that follow. */
-__device__ __forceinline__ void copy_async_ahead(void *to, const void *from) {
-    const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-
 /* Ends a group of this thread's copies. */
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
@@ -111,6 +105,10 @@ struct DeviceFacts {
     unsigned multiprocessors;
     /* Whether kernels of a stream may overlap. */
     bool overlaps;
+    /* Whether code for sm_90a runs. */
+    bool is_hopper;
+    /* Shared memory that a block may have, in bytes. */
+    unsigned block_shared;
 };
 
 constexpr int MOST_DEVICES = 64;
@@ -123,10 +121,13 @@ inline const DeviceFacts *all_devices() {
             int count = 0;
             cudaGetDeviceCount(&count);
             for (int i = 0; i < count && i < MOST_DEVICES; ++i) {
-                int multiprocessors = 0, major = 0;
+                int multiprocessors = 0, major = 0, minor = 0, shared = 0;
                 cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, i);
                 cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i);
-                at[i] = {multiprocessors > 0 ? unsigned(multiprocessors) : 1u, major >= 9};
+                cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, i);
+                cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, i);
+                at[i] = {multiprocessors > 0 ? unsigned(multiprocessors) : 1u, major >= 9, major == 9 && minor == 0,
+                         unsigned(shared)};
             }
         }
     } all;

@@ -11,17 +11,16 @@
  * empty, and their blocks end at once. So no block reads weights before the previous kernel is done.
  * CPU reference: djinn-device, kernels/reference/routing.rs, `expert_linear`.
  *
- * For up to 16 rows, where the time is that of reading the weight. More rows are linear_wide.cu's where it serves them,
+ * For up to 16 rows, where the time is that of reading the weight. More rows are linear_hopper.cu's where it serves them,
  * and else take a launch for each 16.
  *
- * f16 and bf16 with k a multiple of 64: tensor cores. x is split into a sum of two numbers of the weight's type,
- * which hold 22 (f16) or 16 (bf16) bits of it; so with f16 weights, x is limited to the range of f16. The two
- * parts of 8 rows of x fill the 16 rows of a matrix fragment, and products accumulate in f32.
- * Launch: one block of 16 warps for each multiprocessor (or twice, thrice ... as many), with equal shares of the
- * weight's rows, in units of 8. The warps take turns at runs of 64 columns; each copies its own pieces (a unit of
- * a run, 1 KiB) to a ring in shared memory, so that many loads are under way and no barrier is met. The first
- * copies start before the previous kernel is done, since no kernel writes weights. The warps' partial sums are
- * added in their order. A row's arithmetic depends on k alone: it is the same whatever the other rows and n are.
+ * f16 and bf16 with k a multiple of 64: tensor cores. x is rounded to the weight's type; so with f16 weights, x is
+ * limited to the range of f16. Products accumulate in f32.
+ * Launch: one block for each multiprocessor (or twice, thrice ... as many), with equal shares of the weight's rows, in
+ * units of 8. A warp computes a partial sum of EACH units; it copies its own pieces (a unit of a run, 1 KiB) to a ring
+ * in shared memory, so that many loads are under way and no barrier is met. The first copies start before the previous
+ * kernel is done, since no kernel writes weights. The partial sums are added in order. A row's arithmetic depends on k
+ * alone: it is the same whatever the other rows and n are.
  *
  * Otherwise: a warp for each row of the weight, 8 warps a block; a lane takes every 32nd group of elements, and
  * the lanes' sums are added in a tree.
@@ -36,9 +35,6 @@ namespace djinn {
 /* Of the plain kernels. */
 constexpr unsigned WARPS = 8;
 constexpr unsigned THREADS = 32 * WARPS;
-
-/* Of the tensor kernels. */
-constexpr unsigned TENSOR_THREADS = 512;
 
 /* Rows of x and of out: one after another. */
 struct InOrder {
@@ -70,160 +66,219 @@ __device__ __forceinline__ Routed group_of(const djinn_expert_linear_args &a) {
     return {first < end ? min(end - first, MOST_ROWS) : 0, a.order + first, a.slots_per_row};
 }
 
-/* Up to 8 UNITS rows of the weight by up to 8 TILES rows of x, which `Rows` finds. */
-template <typename T, unsigned UNITS, unsigned TILES, typename Rows> struct Tensor {
-    static constexpr unsigned THREADS = TENSOR_THREADS, WARPS = THREADS / 32;
-    static_assert(WARPS == PARTIALS);
-    /* A run's 16-byte chunks, and its parts of 32 columns, from which a lane takes 8. */
-    static constexpr unsigned CHUNKS = RUN / 8, PARTS = RUN / 32;
+/* Four columns of a row of x, rounded: two registers of a fragment. */
+struct alignas(8) Four {
+    uint32_t low, high;
+};
+
+/* sum[16, 8] += x[16, 16] weight[8, 16]^T: rows 0 to 7 and 8 to 15 of x. */
+template <typename T>
+__device__ __forceinline__ void multiply(float (&sum)[4], const Four &first, const Four &second, const uint2 &weight);
+#define DJINN_MULTIPLY(T, name)                                                                              \
+    template <>                                                                                              \
+    __device__ __forceinline__ void multiply<T>(float (&sum)[4], const Four &first, const Four &second,      \
+                                                const uint2 &weight) {                                       \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, "                 \
+            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                                  \
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                         \
+            : "r"(first.low), "r"(second.low), "r"(first.high), "r"(second.high), "r"(weight.x), "r"(weight.y)); \
+    }
+DJINN_MULTIPLY(f16, "f16")
+DJINN_MULTIPLY(bf16, "bf16")
+
+/* Of the rings of a tensor kernel, at most. */
+constexpr unsigned MOST_RING = 100 * 1024;
+
+/* Bytes between rows of x in shared memory: lanes that read at once, four rows of 32 bytes, meet no bank twice. */
+__host__ __device__ inline unsigned staged_pitch(unsigned k) { return k * 2 + 32; }
+
+/*
+ * GROUPS times EACH units of 8 rows of the weight by up to 8 TILES rows of x, which `Rows` finds. STAGED: a block rounds
+ * these first, to shared memory; else each warp loads and rounds what it needs as it goes, which waits for the memory.
+ */
+template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename Rows, bool STAGED> struct Tensor {
+    static_assert(TILES <= 2);
+    static constexpr unsigned WARPS = PARTIALS * GROUPS, THREADS = 32 * WARPS;
+    /* A run's 16-byte chunks, and its steps of 16 columns, from which a lane takes 4. */
+    static constexpr unsigned CHUNKS = RUN / 8, STEPS = RUN / 16;
     /* Of the 8 rows of a piece, those that the lanes copy at once. */
     static constexpr unsigned AT_ONCE = 32 / CHUNKS, COPIES = 8 / AT_ONCE;
     static constexpr unsigned PIECE = 8 * CHUNKS;
-    /* Pieces in a warp's ring: 96 KiB for all warps. */
-    static constexpr unsigned PIECES = 6;
-    static constexpr unsigned COLUMNS = 8 * TILES, ROWS = 8 * UNITS;
+    /* Pieces in a warp's ring: about 100 KiB for all warps. */
+    static constexpr unsigned PIECES = WARPS == 4 ? 24 : 100 / WARPS;
+    static constexpr unsigned UNITS = GROUPS * EACH, COLUMNS = 8 * TILES, ROWS = 8 * UNITS;
     static constexpr size_t RING_BYTES = sizeof(uint4) * WARPS * PIECES * PIECE;
-    static constexpr size_t SUMS_BYTES = sizeof(float) * WARPS * COLUMNS * ROWS;
+    static constexpr size_t SUMS_BYTES = sizeof(float) * PARTIALS * COLUMNS * ROWS;
     static constexpr size_t SHARED_BYTES = RING_BYTES > SUMS_BYTES ? RING_BYTES : SUMS_BYTES;
+
+    /* Where a chunk of a row of a piece is: lanes that read at once, four rows of two chunks, meet no bank twice. */
+    static __device__ __forceinline__ unsigned place(unsigned row, unsigned chunk) {
+        return row * CHUNKS + (chunk ^ row % 4 * 2);
+    }
 
     /* Copies a warp's pieces, unit by unit and run by run. */
     struct Fetcher {
         uint4 *ring;
         unsigned to[COPIES];
-        /* The lane's source in the next piece; rows of the last unit that are past the block's repeat its last. */
-        const char *next, *last[COPIES];
-        size_t copy_bytes, unit_bytes;
+        /* The lane's sources in the next run; rows past the block's repeat its last. */
+        const char *next[EACH][COPIES];
         unsigned runs;
 
-        __device__ Fetcher(const djinn_linear_args &a, uint4 *ring, const Share &share, unsigned warp, unsigned lane,
-                           unsigned runs)
+        __device__ Fetcher(const djinn_linear_args &a, uint4 *ring, const Share &share, unsigned partial,
+                           unsigned group, unsigned lane, unsigned runs)
             : ring(ring), runs(runs) {
             const unsigned row = lane / CHUNKS, chunk = lane % CHUNKS;
-            const size_t row_bytes = size_t(a.k) * sizeof(T);
-            const T *weight = static_cast<const T *>(share.weight) + warp * RUN + chunk * 8;
-            const char *base = reinterpret_cast<const char *>(weight);
-            copy_bytes = AT_ONCE * row_bytes, unit_bytes = 8 * row_bytes, next = base + row * row_bytes;
+            const T *base = static_cast<const T *>(share.weight) + partial * RUN + chunk * 8;
 #pragma unroll
             for (unsigned i = 0; i < COPIES; ++i) {
                 const unsigned at = row + i * AT_ONCE;
-                to[i] = at * CHUNKS + (chunk ^ at);
-                last[i] = base + min((UNITS - 1) * 8 + at, share.rows - 1) * row_bytes;
+                to[i] = place(at, chunk);
+#pragma unroll
+                for (unsigned unit = 0; unit < EACH; ++unit) {
+                    const unsigned from = min((group * EACH + unit) * 8 + at, share.rows - 1);
+                    next[unit][i] = reinterpret_cast<const char *>(base + size_t(from) * a.k);
+                }
             }
         }
 
         /* The next piece, which is of `unit`, to a slot of the ring. */
         __device__ __forceinline__ void fetch(unsigned unit, unsigned slot) {
-            constexpr size_t STRIDE = WARPS * RUN * sizeof(T);
+            constexpr size_t STRIDE = PARTIALS * RUN * sizeof(T);
             if (runs > 0) {
 #pragma unroll
                 for (unsigned i = 0; i < COPIES; ++i) {
-                    const char *from = unit + 1 == UNITS ? last[i] : next + i * copy_bytes;
-                    copy_async(ring + slot * PIECE + to[i], from, true);
+                    copy_async(ring + slot * PIECE + to[i], next[unit][i], true);
+                    next[unit][i] += STRIDE;
                 }
             }
             commit_copies();
-            if (unit + 1 < UNITS) {
-                next += unit_bytes;
-                return;
-            }
-            runs -= runs > 0;
-            next += STRIDE - (UNITS - 1) * unit_bytes;
-#pragma unroll
-            for (unsigned i = 0; i < COPIES; ++i) {
-                last[i] += STRIDE;
+            if (unit + 1 == EACH) {
+                runs -= runs > 0;
             }
         }
     };
 
-    /* The lane's elements of a run of x: for each part 8 of the same columns in a row for each tile. */
+    /* The lane's elements of a run of x: for each step four of the same columns in a row for each tile. */
     struct Columns {
-        float4 at[PARTS][TILES][2];
+        float4 at[STEPS][TILES];
 
         /* `from` are the lane's rows of x in each tile. */
         __device__ __forceinline__ void load(const djinn_linear_args &a, const Rows &rows,
                                              const unsigned (&from)[TILES], unsigned column, unsigned row,
                                              bool inside) {
 #pragma unroll
-            for (unsigned part = 0; part < PARTS; ++part) {
+            for (unsigned step = 0; step < STEPS; ++step) {
 #pragma unroll
                 for (unsigned tile = 0; tile < TILES; ++tile) {
-                    at[part][tile][0] = at[part][tile][1] = make_float4(0, 0, 0, 0);
+                    at[step][tile] = make_float4(0, 0, 0, 0);
                     if (inside && row + 8 * tile < rows.count()) {
-                        const float *x = a.x + size_t(from[tile]) * a.k + column + part * 32;
-                        at[part][tile][0] = *reinterpret_cast<const float4 *>(x);
-                        at[part][tile][1] = *reinterpret_cast<const float4 *>(x + 4);
+                        const float *x = a.x + size_t(from[tile]) * a.k + column + step * 16;
+                        at[step][tile] = *reinterpret_cast<const float4 *>(x);
                     }
                 }
             }
         }
+
+        __device__ __forceinline__ Four rounded(unsigned step, unsigned tile) const {
+            const float4 &x = at[step][tile];
+            return {pack<T>(x.x, x.y), pack<T>(x.z, x.w)};
+        }
     };
+
+    /* Rounds x to shared memory. */
+    static __device__ __forceinline__ void stage(const djinn_linear_args &a, const Rows &rows, char *staged) {
+        /* Loads of a thread that are under way at once. */
+        constexpr unsigned BATCH = 4;
+        const unsigned chunks = a.k / 8, all = rows.count() * chunks;
+        for (unsigned first = threadIdx.x; first < all; first += BATCH * THREADS) {
+            float4 x[BATCH][2];
+#pragma unroll
+            for (unsigned i = 0; i < BATCH; ++i) {
+                const unsigned at = min(first + i * THREADS, all - 1);
+                const float *from = a.x + size_t(rows.in(at / chunks)) * a.k + at % chunks * 8;
+                x[i][0] = *reinterpret_cast<const float4 *>(from);
+                x[i][1] = *reinterpret_cast<const float4 *>(from + 4);
+            }
+#pragma unroll
+            for (unsigned i = 0; i < BATCH; ++i) {
+                const unsigned at = min(first + i * THREADS, all - 1);
+                char *to = staged + at / chunks * staged_pitch(a.k) + at % chunks * 16;
+                *reinterpret_cast<uint4 *>(to) = {pack<T>(x[i][0].x, x[i][0].y), pack<T>(x[i][0].z, x[i][0].w),
+                                                  pack<T>(x[i][1].x, x[i][1].y), pack<T>(x[i][1].z, x[i][1].w)};
+            }
+        }
+        __syncthreads();
+    }
 
     static __device__ __forceinline__ void run(const djinn_linear_args &a, const Rows &rows, unsigned most) {
         extern __shared__ uint4 shared[];
-        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-        const Share share = share_of<T>(a, most);
-        const unsigned all_runs = a.k / RUN, runs = all_runs > warp ? (all_runs - warp + WARPS - 1) / WARPS : 0;
+        char *staged = reinterpret_cast<char *>(shared) + SHARED_BYTES;
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
+        const unsigned partial = warp % PARTIALS, group = warp / PARTIALS;
+        const Share share = share_of<T>(a, most, blockIdx.x);
+        const unsigned runs = runs_of(a, partial);
         uint4 *ring = shared + warp * PIECES * PIECE;
         if constexpr (!Rows::ROUTED) {
             release_next();
         }
-        Fetcher fetcher(a, ring, share, warp, lane, runs);
+        Fetcher fetcher(a, ring, share, partial, group, lane, runs);
 #pragma unroll
         for (unsigned i = 0; i + 1 < PIECES; ++i) {
-            fetcher.fetch(i % UNITS, i);
+            fetcher.fetch(i % EACH, i);
         }
         if constexpr (!Rows::ROUTED) {
             await_previous();
+        }
+        if constexpr (STAGED) {
+            stage(a, rows, staged);
         }
 
         unsigned from[TILES];
 #pragma unroll
         for (unsigned tile = 0; tile < TILES; ++tile) {
-            from[tile] = rows.in(group + 8 * tile);
+            from[tile] = rows.in(row + 8 * tile);
         }
-        float sums[UNITS][TILES][4] = {};
-        const auto column_of = [&](unsigned i) { return (i * WARPS + warp) * RUN + quad * 8; };
-        /* One tile leaves registers to load x a run ahead. */
-        constexpr bool AHEAD = TILES == 1;
+        float sums[EACH][4] = {};
+        const auto column_of = [&](unsigned i) { return (i * PARTIALS + partial) * RUN + quad * 4; };
+        /* One run ahead. */
         Columns x;
-        if (AHEAD) {
-            x.load(a, rows, from, column_of(0), group, runs > 0);
+        if constexpr (!STAGED) {
+            x.load(a, rows, from, column_of(0), row, runs > 0);
         }
+#pragma unroll 1
         for (unsigned i = 0, slot = 0; i < runs; ++i) {
-            if (!AHEAD) {
-                x.load(a, rows, from, column_of(i), group, true);
-            }
-            Split parts[PARTS][TILES][2];
+            Four parts[STEPS][2] = {};
 #pragma unroll
-            for (unsigned part = 0; part < PARTS; ++part) {
+            for (unsigned step = 0; step < STEPS; ++step) {
 #pragma unroll
                 for (unsigned tile = 0; tile < TILES; ++tile) {
-                    parts[part][tile][0] = split<T>(x.at[part][tile][0]);
-                    parts[part][tile][1] = split<T>(x.at[part][tile][1]);
+                    if constexpr (!STAGED) {
+                        parts[step][tile] = x.rounded(step, tile);
+                    } else if (row + 8 * tile < rows.count()) {
+                        const unsigned at = (row + 8 * tile) * staged_pitch(a.k) + (column_of(i) + step * 16) * 2;
+                        parts[step][tile] = *reinterpret_cast<const Four *>(staged + at);
+                    }
                 }
             }
-            if (AHEAD) {
-                x.load(a, rows, from, column_of(i + 1), group, i + 1 < runs);
+            if constexpr (!STAGED) {
+                x.load(a, rows, from, column_of(i + 1), row, i + 1 < runs);
             }
 #pragma unroll
-            for (unsigned unit = 0; unit < UNITS; ++unit) {
+            for (unsigned unit = 0; unit < EACH; ++unit) {
                 wait_copies<PIECES - 2>();
                 __syncwarp();
-                uint4 weights[PARTS];
+                uint2 weights[STEPS];
 #pragma unroll
-                for (unsigned part = 0; part < PARTS; ++part) {
-                    weights[part] = ring[slot * PIECE + group * CHUNKS + ((part * 4 + quad) ^ group)];
+                for (unsigned step = 0; step < STEPS; ++step) {
+                    const uint4 *chunk = ring + slot * PIECE + place(row, step * 2 + quad / 2);
+                    weights[step] = reinterpret_cast<const uint2 *>(chunk)[quad % 2];
                 }
                 /* To the slot of the piece before, which all lanes have read. */
-                fetcher.fetch((unit + PIECES - 1) % UNITS, slot == 0 ? PIECES - 1 : slot - 1);
+                fetcher.fetch((unit + PIECES - 1) % EACH, slot == 0 ? PIECES - 1 : slot - 1);
                 slot = slot + 1 == PIECES ? 0 : slot + 1;
 #pragma unroll
-                for (unsigned part = 0; part < PARTS; ++part) {
-#pragma unroll
-                    for (unsigned tile = 0; tile < TILES; ++tile) {
-                        multiply<T>(sums[unit][tile], parts[part][tile][0], weights[part].x, weights[part].y);
-                        multiply<T>(sums[unit][tile], parts[part][tile][1], weights[part].z, weights[part].w);
-                    }
+                for (unsigned step = 0; step < STEPS; ++step) {
+                    multiply<T>(sums[unit], parts[step][0], parts[step][1], weights[step]);
                 }
             }
         }
@@ -231,21 +286,21 @@ template <typename T, unsigned UNITS, unsigned TILES, typename Rows> struct Tens
         reduce(a, rows, reinterpret_cast<float *>(shared), sums, share);
     }
 
-    /* Adds the warps' sums and stores them. They take the place of the weights. */
+    /* Adds the partial sums and stores them. They take the place of the weights. */
     static __device__ __forceinline__ void reduce(const djinn_linear_args &a, const Rows &rows, float *shared,
-                                                  const float (&sums)[UNITS][TILES][4], const Share &share) {
-        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-        auto &parts = *reinterpret_cast<float(*)[WARPS][COLUMNS][ROWS]>(shared);
+                                                  const float (&sums)[EACH][4], const Share &share) {
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, x_row = lane / 4, quad = lane % 4;
+        const unsigned partial = warp % PARTIALS, group = warp / PARTIALS;
+        auto &parts = *reinterpret_cast<float(*)[PARTIALS][COLUMNS][ROWS]>(shared);
         __syncthreads();
 #pragma unroll
-        for (unsigned unit = 0; unit < UNITS; ++unit) {
+        for (unsigned unit = 0; unit < EACH; ++unit) {
 #pragma unroll
             for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
                 for (unsigned i = 0; i < 2; ++i) {
-                    /* The leading parts' sum and the rest's. */
-                    parts[warp][tile * 8 + group][unit * 8 + quad * 2 + i] =
-                        sums[unit][tile][i] + sums[unit][tile][i + 2];
+                    const unsigned row = (group * EACH + unit) * 8 + quad * 2 + i;
+                    parts[partial][tile * 8 + x_row][row] = sums[unit][tile * 2 + i];
                 }
             }
         }
@@ -257,7 +312,7 @@ template <typename T, unsigned UNITS, unsigned TILES, typename Rows> struct Tens
             }
             float sum = parts[0][column][row];
 #pragma unroll
-            for (unsigned other = 1; other < WARPS; ++other) {
+            for (unsigned other = 1; other < PARTIALS; ++other) {
                 sum += parts[other][column][row];
             }
             const unsigned j = share.first + row;
@@ -307,18 +362,18 @@ __device__ __forceinline__ void linear_plain(const djinn_linear_args &a, const R
 } // namespace djinn
 
 #define DJINN_TENSOR(suffix, T)                                                                              \
-    template <unsigned UNITS, unsigned TILES>                                                                \
-    __global__ void __launch_bounds__(djinn::TENSOR_THREADS)                                                 \
+    template <unsigned GROUPS, unsigned EACH, unsigned TILES, bool STAGED>                                   \
+    __global__ void __launch_bounds__(32 * djinn::PARTIALS * GROUPS)                                         \
         djinn_linear_tensor_##suffix(const __grid_constant__ djinn_linear_args a, unsigned share) {          \
-        djinn::Tensor<T, UNITS, TILES, djinn::InOrder>::run(a, {a}, share);                             \
+        djinn::Tensor<T, GROUPS, EACH, TILES, djinn::InOrder, STAGED>::run(a, {a}, share);                   \
     }                                                                                                        \
-    template <unsigned UNITS, unsigned TILES>                                                                \
-    __global__ void __launch_bounds__(djinn::TENSOR_THREADS)                                                 \
+    template <unsigned GROUPS, unsigned EACH, unsigned TILES, bool STAGED>                                   \
+    __global__ void __launch_bounds__(32 * djinn::PARTIALS * GROUPS)                                         \
         djinn_expert_linear_tensor_##suffix(const __grid_constant__ djinn_expert_linear_args a,              \
                                             unsigned share) {                                                \
         const djinn::Routed rows = djinn::group_of(a);                                                       \
         if (rows.count() > 0) {                                                                                \
-            djinn::Tensor<T, UNITS, TILES, djinn::Routed>::run(a.linear, rows, share);                       \
+            djinn::Tensor<T, GROUPS, EACH, TILES, djinn::Routed, STAGED>::run(a.linear, rows, share);        \
         }                                                                                                    \
     }
 DJINN_TENSOR(f16, djinn::f16)
@@ -347,6 +402,12 @@ namespace djinn {
 struct Plan {
     const djinn_linear_args &sizes;
     unsigned groups;
+
+    /* Bytes of the rows of x that a block computes, in shared memory. */
+    unsigned staged_bytes() const { return staged_bytes(sizes.rows, sizes.k); }
+    static unsigned staged_bytes(unsigned rows, unsigned k) {
+        return (rows < MOST_ROWS ? rows : MOST_ROWS) * staged_pitch(k);
+    }
 };
 
 /* The kernel for up to 16 rows. */
@@ -379,56 +440,86 @@ template <> PlainKernel<djinn_expert_linear_args> plain_kernel<djinn_expert_line
     DJINN_PLAIN(djinn_expert_linear, a)
 }
 
-template <typename T, unsigned UNITS, unsigned TILES, typename Args> TensorKernel<Args> tensor_kernel() {
+template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, bool STAGED, typename Args>
+TensorKernel<Args> tensor_kernel() {
     constexpr bool HALF = std::is_same_v<T, f16>;
     if constexpr (std::is_same_v<Args, djinn_linear_args>) {
-        return HALF ? djinn_linear_tensor_f16<UNITS, TILES> : djinn_linear_tensor_bf16<UNITS, TILES>;
+        return HALF ? djinn_linear_tensor_f16<GROUPS, EACH, TILES, STAGED>
+                    : djinn_linear_tensor_bf16<GROUPS, EACH, TILES, STAGED>;
     } else {
-        return HALF ? djinn_expert_linear_tensor_f16<UNITS, TILES> : djinn_expert_linear_tensor_bf16<UNITS, TILES>;
+        return HALF ? djinn_expert_linear_tensor_f16<GROUPS, EACH, TILES, STAGED>
+                    : djinn_expert_linear_tensor_bf16<GROUPS, EACH, TILES, STAGED>;
     }
 }
 
-/* Launches the tensor kernel for a number of units and tiles. */
-template <typename T, unsigned UNITS, unsigned TILES, typename Args>
-int launch_tensor(const Args &args, const Plan &plan, const Division &division, void *stream) {
+/* Launches a tensor kernel, with memory for `staged` bytes of x. */
+template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, bool STAGED, typename Args>
+int launch_tensor(const Args &args, const Plan &plan, const Division &division, unsigned staged, void *stream) {
     /* Memory and threads do not depend on where the rows are. */
-    using Kind = Tensor<T, UNITS, TILES, InOrder>;
-    const TensorKernel<Args> kernel = tensor_kernel<T, UNITS, TILES, Args>();
-    /* Devices on which the kernel may use so much shared memory. */
+    using Kind = Tensor<T, GROUPS, EACH, TILES, InOrder, STAGED>;
+    static_assert(Kind::SHARED_BYTES <= MOST_RING);
+    const TensorKernel<Args> kernel = tensor_kernel<T, GROUPS, EACH, TILES, STAGED, Args>();
+    /* Devices on which the kernel may use as much shared memory as there is. */
     static std::atomic<uint64_t> allowed{0};
     const uint64_t device = uint64_t(1) << current_device();
     if ((allowed.load() & device) == 0) {
         const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-        const cudaError_t code = cudaFuncSetAttribute(kernel, limit, int(Kind::SHARED_BYTES));
+        const cudaError_t code = cudaFuncSetAttribute(kernel, limit, int(all_devices()[current_device()].block_shared));
         if (code != cudaSuccess) {
             return code;
         }
         allowed.fetch_or(device);
     }
-    const dim3 grid(division.blocks, plan.groups);
-    return launch(kernel, grid, Kind::THREADS, Kind::SHARED_BYTES, stream, args, division.share);
+    /* Where each multiprocessor is to have a block, none has room for two: the next launch's would not spread evenly. */
+    const DeviceFacts &facts = all_devices()[current_device()];
+    const unsigned needed = unsigned(Kind::SHARED_BYTES) + staged, alone = facts.block_shared / 2 + 1024;
+    const unsigned shared = division.blocks <= facts.multiprocessors && needed < alone ? alone : needed;
+    return launch(kernel, dim3(division.blocks, plan.groups), Kind::THREADS, shared, stream, args, division.share);
 }
 
-/* Launches the tensor kernel for a number of units. */
-template <typename T, unsigned UNITS, typename Args>
+/* Launches the tensor kernel for a number of units: groups of warps, and units of each. */
+template <typename T, unsigned GROUPS, unsigned EACH, bool STAGED, typename Args>
 int launch_units(const Args &args, const Plan &plan, const Division &division, void *stream) {
-    return plan.sizes.rows <= 8 ? launch_tensor<T, UNITS, 1>(args, plan, division, stream)
-                                : launch_tensor<T, UNITS, 2>(args, plan, division, stream);
+    const unsigned staged = STAGED ? plan.staged_bytes() : 0;
+    return plan.sizes.rows <= 8 ? launch_tensor<T, GROUPS, EACH, 1, STAGED>(args, plan, division, staged, stream)
+                                : launch_tensor<T, GROUPS, EACH, 2, STAGED>(args, plan, division, staged, stream);
 }
 
-/* Up to 16 rows, or slots of a group, on the tensor cores. */
-template <typename T, typename Args> int linear_tensor(const Args &args, const Plan &plan, void *stream) {
-    constexpr unsigned MOST_UNITS = 6;
-    const unsigned blocks = all_devices()[current_device()].multiprocessors;
-    const Division division = divide(plan.sizes, blocks, 8 * MOST_UNITS);
+/* The tensor kernel for up to 6 units. */
+template <typename T, bool STAGED, typename Args>
+int launch_few_units(const Args &args, const Plan &plan, const Division &division, void *stream) {
     switch (ceil_div(division.share, 8)) {
-    case 1: return launch_units<T, 1>(args, plan, division, stream);
-    case 2: return launch_units<T, 2>(args, plan, division, stream);
-    case 3: return launch_units<T, 3>(args, plan, division, stream);
-    case 4: return launch_units<T, 4>(args, plan, division, stream);
-    case 5: return launch_units<T, 5>(args, plan, division, stream);
-    default: return launch_units<T, 6>(args, plan, division, stream);
+    case 1: return launch_units<T, 1, 1, STAGED>(args, plan, division, stream);
+    case 2: return launch_units<T, 2, 1, STAGED>(args, plan, division, stream);
+    case 3: return launch_units<T, 3, 1, STAGED>(args, plan, division, stream);
+    case 4: return launch_units<T, 4, 1, STAGED>(args, plan, division, stream);
+    case 5:
+        if (MOST_RING <= all_devices()[current_device()].block_shared) {
+            return launch_units<T, 5, 1, STAGED>(args, plan, division, stream);
+        }
+        [[fallthrough]];
+    default: return launch_units<T, 3, 2, STAGED>(args, plan, division, stream);
     }
+}
+
+/*
+ * Up to 16 rows, or slots of a group, on the tensor cores. Of blocks with few units two run on a multiprocessor at once,
+ * and one computes while the next one's first weights arrive; where x leaves no room for two, a block takes more units.
+ */
+template <typename T, typename Args> int linear_tensor(const Args &args, const Plan &plan, void *stream) {
+    const DeviceFacts &device = all_devices()[current_device()];
+    const bool staged = MOST_RING + plan.staged_bytes() <= device.block_shared;
+    const bool alone = staged && MOST_RING + plan.staged_bytes() > device.block_shared / 2;
+    const Division division = divide(plan.sizes, device.multiprocessors, 8 * (alone ? 15 : 6));
+    const unsigned units = ceil_div(division.share, 8);
+    if (!staged) {
+        return launch_few_units<T, false>(args, plan, division, stream);
+    }
+    return units <= 6    ? launch_few_units<T, true>(args, plan, division, stream)
+           : units <= 8  ? launch_units<T, 4, 2, true>(args, plan, division, stream)
+           : units <= 10 ? launch_units<T, 5, 2, true>(args, plan, division, stream)
+           : units <= 12 ? launch_units<T, 4, 3, true>(args, plan, division, stream)
+                         : launch_units<T, 5, 3, true>(args, plan, division, stream);
 }
 
 template <typename Args> int linear_rows(const Args &args, const Plan &plan, void *stream) {
@@ -453,21 +544,27 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     if ((args->bias != nullptr && args->bias_dtype > DJINN_BF16) || args->n == 0 || !tiled) {
         return cudaErrorInvalidValue;
     }
-    const bool wide = args->rows > djinn::MOST_ROWS && djinn::serves_wide(*args);
-    const unsigned step = wide ? DJINN_LINEAR_ROWS : djinn::MOST_ROWS;
-    for (unsigned row = 0; row < args->rows; row += step) {
+    if (args->rounded != nullptr && args->rows <= DJINN_LINEAR_ROWS && djinn::serves_hopper(*args)) {
+        return djinn::linear_hopper(*args, stream);
+    }
+    for (unsigned row = 0; row < args->rows; row += djinn::MOST_ROWS) {
         djinn_linear_args part = *args;
-        part.rows = args->rows - row < step ? args->rows - row : step;
+        part.rows = args->rows - row < djinn::MOST_ROWS ? args->rows - row : djinn::MOST_ROWS;
         part.x += size_t(row) * args->k;
         part.out += size_t(row) * args->out_width;
-        part.is_split = args->is_split != 0 && args->rows <= step;
-        const int code = part.rows > djinn::MOST_ROWS ? djinn::linear_wide(part, stream)
-                                                      : djinn::linear_rows(part, djinn::Plan{part, 1}, stream);
+        const int code = djinn::linear_rows(part, djinn::Plan{part, 1}, stream);
         if (code != cudaSuccess) {
             return code;
         }
     }
     return cudaSuccess;
+}
+
+extern "C" int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype) {
+    const bool tensor = weight_dtype != DJINN_F32 && k % djinn::RUN == 0;
+    const unsigned room = djinn::all_devices()[djinn::current_device()].block_shared;
+    const bool staged = djinn::MOST_RING + djinn::Plan::staged_bytes(rows, k) <= room;
+    return tensor && djinn_linear_rows() >= rows && (rows > djinn::MOST_ROWS || !staged);
 }
 
 extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream) {

@@ -116,7 +116,7 @@ unsafe extern "C" {
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
 }
-pub const DJINN_LINEAR_ROWS: _bindgen_ty_1 = 64;
+pub const DJINN_LINEAR_ROWS: _bindgen_ty_1 = 256;
 pub const DJINN_LINEAR_TILES: _bindgen_ty_1 = 8;
 pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
 #[repr(C)]
@@ -126,8 +126,7 @@ pub struct djinn_linear_args {
     pub weights: [*const ::std::os::raw::c_void; 8usize],
     pub bias: *const ::std::os::raw::c_void,
     pub out: *mut f32,
-    pub workspace: *mut ::std::os::raw::c_void,
-    pub workspace_bytes: u64,
+    pub rounded: *const ::std::os::raw::c_void,
     pub weight_dtype: u32,
     pub bias_dtype: u32,
     pub k: u32,
@@ -136,13 +135,18 @@ pub struct djinn_linear_args {
     pub out_width: u32,
     pub out_column: u32,
     pub rows: u32,
-    pub is_split: u32,
 }
 unsafe extern "C" {
     pub fn djinn_linear(
         args: *const djinn_linear_args,
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn djinn_linear_rows() -> u32;
+}
+unsafe extern "C" {
+    pub fn djinn_linear_rounded(rows: u32, k: u32, weight_dtype: u32) -> ::std::os::raw::c_int;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

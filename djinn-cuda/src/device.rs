@@ -3,10 +3,9 @@
 use crate::capture::{Captures, Kept};
 use crate::context::Context;
 use crate::event::Events;
-use crate::launch::Launch;
+use crate::launch::{Launch, rows_at_once};
 use crate::matmul::Matmul;
 use crate::memory::Memory;
-use crate::ops::ROWS_ALONE;
 use crate::scratch::Scratch;
 use crate::stream::RawStream;
 use crate::{CudaConfig, Error, mapping_bytes, warm_up};
@@ -45,36 +44,28 @@ pub struct CudaDevice {
     lost: OnceCell<djinn_device::Error>,
     /// What the workspace for activations holds, if that was the last thing done.
     pub(crate) prepared: Cell<Option<Prepared>>,
+    /// Most rows for which a product reads the weight once.
+    pub(crate) rows_at_once: u32,
 }
 
-/// How activations of a product are prepared.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// Rounded to the weight's type, for the library.
-    Rounded,
-    /// As two parts of the weight's type, for the own kernel.
-    Split,
-}
-
-/// Activations prepared for a product.
+/// Activations of a product that the workspace holds, rounded to the weight's type.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Prepared {
     pub(crate) stream: Stream,
     x: Span,
     rows: u32,
     dtype: DType,
-    form: Form,
 }
 
 impl Prepared {
     /// Those of a product that was enqueued.
-    pub(crate) fn new(stream: Stream, args: &Linear, form: Form) -> Self {
-        Prepared { stream, x: args.x, rows: args.rows, dtype: args.weight.dtype, form }
+    pub(crate) fn new(stream: Stream, args: &Linear) -> Self {
+        Prepared { stream, x: args.x, rows: args.rows, dtype: args.weight.dtype }
     }
 
     /// Whether they serve another product.
-    pub(crate) fn is(self, args: &Linear, form: Form) -> bool {
-        self == Prepared::new(self.stream, args, form)
+    pub(crate) fn is(self, args: &Linear) -> bool {
+        self == Prepared::new(self.stream, args)
     }
 }
 
@@ -99,6 +90,7 @@ impl CudaDevice {
             reserved_bytes: 0,
             lost: OnceCell::new(),
             prepared: Cell::new(None),
+            rows_at_once: rows_at_once(),
         };
         if !context.is_measured() {
             warm_up::run(&device)?;
@@ -185,7 +177,7 @@ impl Device for CudaDevice {
             host_memory: false,
             reserved_bytes: self.reserved_bytes,
             captures: true,
-            rows_alone: ROWS_ALONE,
+            rows_alone: self.rows_alone(),
             run_alone: djinn_cuda_sys::DJINN_PREFILL_RUN,
         }
     }

@@ -11,9 +11,22 @@ use djinn_device::args::{
 };
 use djinn_device::{DType, RopeStyle, Span};
 use std::ffi::{CStr, c_void};
+use std::ops::Range;
 
 /// Tiles of a weight that one launch of a product takes.
 pub(crate) const TILES: usize = sys::DJINN_LINEAR_TILES as usize;
+
+/// Most rows for which a product reads the weight once, on the card of the current context.
+pub(crate) fn rows_at_once() -> u32 {
+    // SAFETY: asks the driver, and has no other effect.
+    unsafe { sys::djinn_linear_rows() }
+}
+
+/// Whether the own kernel for a product takes its activations rounded, on the card of the current context.
+pub(crate) fn wants_rounded(args: &Linear) -> bool {
+    // SAFETY: as above.
+    unsafe { sys::djinn_linear_rounded(args.rows, args.k, dtype(args.weight.dtype)) != 0 }
+}
 
 /// A stream, and the memory that arguments refer to.
 #[derive(Clone, Copy)]
@@ -105,11 +118,11 @@ impl Launch<'_> {
         kernel!(djinn_head_norm, raw, self.stream)
     }
 
-    /// With `workspace` for more than 16 rows; results do not depend on it. It may hold the product's activations in
-    /// parts already (`is_split`): then nothing else has used it since.
+    /// Some rows of a product. `rounded` are those of the activations in the weight's type, where
+    /// [`wants_rounded`] says so; results do not depend on it.
     ///
     /// `tiles` are up to [`TILES`] successive tiles of one weight, of as many rows each but for the last.
-    pub(crate) fn linear(self, tiles: &[Linear], workspace: Option<Place>, is_split: bool) -> Result<()> {
+    pub(crate) fn linear(self, tiles: &[Linear], rows: Range<u32>, rounded: Option<Place>) -> Result<()> {
         let args = &tiles[0];
         let mut weights = [std::ptr::null(); TILES];
         for (weight, tile) in weights.iter_mut().zip(tiles) {
@@ -117,13 +130,17 @@ impl Launch<'_> {
         }
         let bias = args.bias.map(|bias| (self.memory.resolve(bias.span).input(), dtype(bias.dtype)));
         let (bias, bias_dtype) = bias.unwrap_or((std::ptr::null(), dtype(DType::F32)));
+        let part = |span: Span, width: u32| {
+            let row = u64::from(width) * 4;
+            let place = self.memory.resolve(span);
+            place.slice(u64::from(rows.start) * row, rows.len() as u64 * row)
+        };
         let raw = sys::djinn_linear_args {
-            x: self.memory.resolve(args.x).input(),
+            x: part(args.x, args.k).input(),
             weights,
             bias,
-            out: self.memory.resolve(args.out).output(),
-            workspace: workspace.map_or(std::ptr::null_mut(), Place::bytes),
-            workspace_bytes: workspace.map_or(0, Place::len),
+            out: part(args.out, args.out_width).output(),
+            rounded: rounded.map_or(std::ptr::null(), Place::input),
             weight_dtype: dtype(args.weight.dtype),
             bias_dtype,
             k: args.k,
@@ -131,8 +148,7 @@ impl Launch<'_> {
             tile_rows: args.n,
             out_width: args.out_width,
             out_column: args.out_column,
-            rows: args.rows,
-            is_split: is_split.into(),
+            rows: rows.len() as u32,
         };
         kernel!(djinn_linear, raw, self.stream)
     }
@@ -293,8 +309,7 @@ impl Launch<'_> {
             weights,
             bias: std::ptr::null(),
             out: self.memory.resolve(args.out).output(),
-            workspace: std::ptr::null_mut(),
-            workspace_bytes: 0,
+            rounded: std::ptr::null(),
             weight_dtype: dtype(args.weight.dtype),
             bias_dtype: dtype(DType::F32),
             k: args.k,
@@ -303,7 +318,6 @@ impl Launch<'_> {
             out_width: args.out_width,
             out_column: args.out_column,
             rows: args.slots,
-            is_split: 0,
         };
         let raw = sys::djinn_expert_linear_args {
             linear,

@@ -1,99 +1,117 @@
 //! The operations: which kernel or library computes each.
 
-use crate::device::{CudaDevice, Form, Prepared};
-use crate::launch::{Launch, TILES};
+use crate::device::{CudaDevice, Prepared};
+use crate::launch::{Launch, TILES, wants_rounded};
 use crate::matmul::Shape;
+use crate::memory::Place;
 use djinn_device::args::{
     Add, Argmax, Attention, Checksum, Combine, CopyExpert, CopyPages, Embed, ExpertLinear, Gelu, Group,
     HeadNorm, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
 };
 use djinn_device::{DType, Ops, Result, Stream};
+use std::ops::Range;
 
-/// Up to so many rows an own kernel computes a product, and a row's bits do not depend on the others; beyond,
-/// cuBLASLt computes it.
-pub(crate) const ROWS_ALONE: u32 = djinn_cuda_sys::DJINN_LINEAR_ROWS;
+/// Up to this many rows an own kernel computes a product, and a row's bits do not depend on the others; beyond,
+/// cuBLASLt computes it. For cards on which the kernel reads the weight once for 16 rows.
+const ROWS_ALONE: u32 = 64;
 
-/// Rows of one launch of the own kernels.
-pub(crate) const SMALL_BATCH: u32 = 16;
+impl CudaDevice {
+    /// As [`ROWS_ALONE`], for this card: where the weight is read once for more rows, as many as that.
+    pub(crate) fn rows_alone(&self) -> u32 {
+        self.rows_at_once.max(ROWS_ALONE)
+    }
+}
 
 /// Rows of a piece are a multiple of this, where so many fit.
 const PIECE: u64 = 64;
 
 impl CudaDevice {
-    /// A product of many rows; whether the library could do it. `known` says what the workspace holds already:
-    /// tiles of one weight follow one another, and share their activations.
+    /// Rounds the activations of a product to the weight's type in the workspace, in pieces that fit it, and hands the
+    /// rows of each with their place to `work`, until one fails or answers that it could not. `known` says what the
+    /// workspace holds already: tiles of one weight follow one another, and share their activations.
+    fn in_pieces(
+        &self,
+        launch: Launch<'_>,
+        args: &Linear,
+        known: Option<Prepared>,
+        mut work: impl FnMut(Range<u32>, Place) -> crate::Result<bool>,
+    ) -> crate::Result<bool> {
+        let row = u64::from(args.k) * 2;
+        let fit = self.scratch.activations().len() / row;
+        let step = (if fit >= PIECE { fit - fit % PIECE } else { fit }).min(args.rows.into()) as u32;
+        if step == 0 {
+            return Ok(false);
+        }
+        for first in (0..args.rows).step_by(step as usize) {
+            let rows = first..args.rows.min(first + step);
+            let bytes = rows.len() as u64 * row;
+            let rounded = self.scratch.activations().slice(0, bytes);
+            if step < args.rows || known.is_none_or(|known| !known.is(args)) {
+                let x = launch.memory.resolve(args.x).slice(u64::from(first) * row * 2, bytes * 2);
+                launch.convert(x, rounded, args.weight.dtype)?;
+            }
+            if !work(rows, rounded)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// A product by cuBLASLt; whether it could do it.
     fn large_linear(
         &self,
         launch: Launch<'_>,
         args: &Linear,
         known: Option<Prepared>,
     ) -> crate::Result<bool> {
-        let (dtype, rows, k) = (args.weight.dtype, u64::from(args.rows), u64::from(args.k));
         let (x, out) = (launch.memory.resolve(args.x), launch.memory.resolve(args.out));
         let weight = launch.memory.resolve(args.weight.span);
-        let workspace = self.scratch.cublas();
-        let shape = Shape {
-            rows: args.rows,
-            k: args.k,
-            n: args.n,
-            out_width: args.out_width,
-            out_column: args.out_column,
-            dtype,
+        let product = |rows: Range<u32>, x: Place| {
+            let row = u64::from(args.out_width) * 4;
+            let out = out.slice(u64::from(rows.start) * row, rows.len() as u64 * row);
+            let shape = Shape {
+                rows: rows.len() as u32,
+                k: args.k,
+                n: args.n,
+                out_width: args.out_width,
+                out_column: args.out_column,
+                dtype: args.weight.dtype,
+            };
+            self.matmul.product(launch.stream, shape, [x, weight, out, self.scratch.cublas()])
         };
-        if dtype == DType::F32 {
-            if !self.matmul.product(launch.stream, shape, [x, weight, out, workspace])? {
-                return Ok(false);
-            }
+        let done = match args.weight.dtype {
+            DType::F32 => product(0..args.rows, x)?,
+            _ => self.in_pieces(launch, args, known, product)?,
+        };
+        if done {
             launch.add_bias(args)?;
-            return Ok(true);
         }
-        let (row, out_row) = (k * 2, u64::from(args.out_width) * 4);
-        let fit = self.scratch.activations().len() / row;
-        let step = if fit >= PIECE { fit - fit % PIECE } else { fit };
-        if step == 0 {
-            return Ok(false);
-        }
-        for first in (0..rows).step_by(step as usize) {
-            let count = step.min(rows - first);
-            let rounded = self.scratch.activations().slice(0, count * row);
-            if count < rows || known.is_none_or(|known| !known.is(args, Form::Rounded)) {
-                launch.convert(x.slice(first * row * 2, count * row * 2), rounded, dtype)?;
-            }
-            let (shape, out) =
-                (Shape { rows: count as u32, ..shape }, out.slice(first * out_row, count * out_row));
-            if !self.matmul.product(launch.stream, shape, [rounded, weight, out, workspace])? {
-                return Ok(false);
-            }
-        }
-        launch.add_bias(args)?;
-        Ok(true)
+        Ok(done)
     }
 
     /// A product with tiles that one launch takes ([`at_once`]), or with one tile.
     fn product(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
         let args = &tiles[0];
-        if args.rows <= SMALL_BATCH {
-            return self.launch(stream, |launch| launch.linear(tiles, None, false));
+        let few = args.rows <= self.rows_alone();
+        if few && !wants_rounded(args) {
+            return self.launch(stream, |launch| launch.linear(tiles, 0..args.rows, None));
         }
         let known = self.prepared.take().filter(|known| known.stream == stream);
         self.claim_scratch(stream)?;
-        let (workspace, mut form) = (self.scratch.activations(), None);
         self.launch(stream, |launch| {
-            if args.rows <= ROWS_ALONE {
-                form = Some(Form::Split);
-                let is_split = known.is_some_and(|known| known.is(args, Form::Split));
-                return launch.linear(tiles, Some(workspace), is_split);
-            }
-            if !self.large_linear(launch, args, known)? {
-                return launch.linear(tiles, Some(workspace), false);
-            }
-            let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= workspace.len();
-            form = (args.weight.dtype != DType::F32 && fits).then_some(Form::Rounded);
-            Ok(())
+            let done = if few {
+                self.in_pieces(launch, args, known, |rows, x| {
+                    launch.linear(tiles, rows, Some(x)).map(|()| true)
+                })?
+            } else {
+                self.large_linear(launch, args, known)?
+            };
+            if done { Ok(()) } else { launch.linear(tiles, 0..args.rows, None) }
         })?;
-        // Left out where the output overwrites what was prepared.
-        let prepared = form.map(|form| Prepared::new(stream, args, form));
-        self.prepared.set(prepared.filter(|_| !args.x.overlaps(args.out)));
+        // Left out where the workspace holds not all of it, or the output overwrites what was prepared.
+        let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
+        let holds = args.weight.dtype != DType::F32 && fits && !args.x.overlaps(args.out);
+        self.prepared.set(holds.then(|| Prepared::new(stream, args)));
         Ok(())
     }
 
@@ -115,10 +133,10 @@ impl CudaDevice {
 }
 
 /// How many of the leading tiles one launch takes: those that follow one another in the output, of as many rows each
-/// but for the last, of the same product of few rows. A bias lies in tiles as well, of which a launch takes one.
-fn at_once(tiles: &[Linear]) -> usize {
+/// but for the last, of the same product of up to `few` rows. A bias lies in tiles as well, of which a launch takes one.
+fn at_once(tiles: &[Linear], few: u32) -> usize {
     let first = &tiles[0];
-    if first.rows > ROWS_ALONE || first.bias.is_some() {
+    if first.rows > few || first.bias.is_some() {
         return 1;
     }
     let follows = |(a, b): (&Linear, &Linear)| {
@@ -179,7 +197,7 @@ impl Ops for CudaDevice {
 
     fn linear_tiles(&self, stream: Stream, mut tiles: &[Linear]) -> Result<()> {
         while !tiles.is_empty() {
-            let (run, rest) = tiles.split_at(at_once(tiles));
+            let (run, rest) = tiles.split_at(at_once(tiles, self.rows_alone()));
             run.iter().for_each(|tile| debug_assert_eq!(tile.check(), ()));
             self.product(stream, run)?;
             tiles = rest;

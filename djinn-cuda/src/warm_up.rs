@@ -2,7 +2,6 @@
 //! measured: CUDA loads kernels when they are first used.
 
 use crate::device::CudaDevice;
-use crate::ops::{ROWS_ALONE, SMALL_BATCH};
 use djinn_device::args::{
     Add, Argmax, Attention, Checksum, Combine, CopyExpert, CopyPages, Embed, ExpertLinear, Gelu, Group,
     HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
@@ -13,6 +12,9 @@ use djinn_device::{Buffer, DType, Device, Ops, Result, RopeStyle, Space, Span, S
 /// Bytes of each of the three regions: inputs, which are zero and so are valid indices; weights, zero as well;
 /// and outputs.
 const REGION: u64 = 2 << 20;
+
+/// Rows, and slots of an expert, of one launch of the kernels that read x as it is.
+const MOST_SLOTS: u32 = 16;
 
 /// Launches every operation on zeros, in every type and path, and waits.
 ///
@@ -65,33 +67,32 @@ impl Work<'_> {
         let (query, key, qkv) = (self.weight(64, dtype), self.weight(64, dtype), self.output(4 * 3 * 64));
         let (heads, kv_heads, head_dim) = (1, 1, 64);
         self.device.head_norm(stream, &HeadNorm { qkv, query, key, eps, heads, kv_heads, head_dim, rows })?;
-        for rows in (1..=SMALL_BATCH).chain([ROWS_ALONE, 128, 256, 512]) {
+        for rows in (1..=MOST_SLOTS).chain([64, 128, 256, 512]) {
             for k in [256, 255] {
                 self.linear(stream, dtype, rows, 128, k)?;
             }
         }
-        // Kernels for more rows of the weight, as large cards divide them.
+        // Kernels for more rows of the weight, as large cards divide them: between blocks, and between clusters.
         for units in 2..=6 {
-            for rows in [1, SMALL_BATCH] {
+            for rows in [1, MOST_SLOTS] {
                 self.linear(stream, dtype, rows, units * 8 * 132, 64)?;
                 self.expert_linear(stream, dtype, rows, units * 8 * 132, 64)?;
             }
         }
         if dtype != DType::F32 {
-            for units in [1, 2, 3, 4, 5, 6, 8] {
-                for rows in [SMALL_BATCH + 1, 33, 49] {
-                    // Of 132 multiprocessors, clusters leave up to 8 idle.
-                    self.linear(stream, dtype, rows, units * 8 * 124, 64)?;
+            for (rows, most) in [(17, 4), (33, 4), (65, 4), (129, 2)] {
+                for tiles in 1..=most {
+                    self.linear(stream, dtype, rows, tiles * 64 * 30, 64)?;
                 }
             }
         }
-        for slots in [1, 2, 4, 8, SMALL_BATCH] {
+        for slots in [1, 2, 4, 8, MOST_SLOTS] {
             for k in [256, 255] {
                 self.expert_linear(stream, dtype, slots, 128, k)?;
             }
         }
         for head_dim in [32, 64, 128, 256] {
-            for rows in [1, SMALL_BATCH + 1, 65] {
+            for rows in [1, 17, 65] {
                 self.attention(stream, dtype, [2, head_dim], rows)?;
             }
             for heads in [1, 4] {
@@ -180,6 +181,7 @@ impl Work<'_> {
         let kv = kv(self.output(cache.len()));
         self.device.kv_write(stream, &KvWrite { qkv, kv, row_seq, positions, heads, rows })?;
         let (qkv, rows) = (self.output(u64::from((heads + 2 * kv_heads) * head_dim) * 4), 1);
+        let (row_seq, positions) = (zeros(rows), zeros(rows));
         let kv = KvPages { pages: self.buffer.slice(5 * REGION / 2, page * dtype.bytes()), ..kv };
         let (table, rotary_dim, style) = (zeros(head_dim), head_dim, RopeStyle::Half);
         let rope = Rope { qkv, table, heads, kv_heads, head_dim, rotary_dim, style, rows };

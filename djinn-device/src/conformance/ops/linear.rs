@@ -11,7 +11,7 @@ const INNER: [usize; 8] = [1, 16, 17, 32, 33, 63, 576, 577];
 const OUTER: [usize; 6] = [1, 3, 4, 5, 37, 130];
 
 /// Weights of many rows: rows, `k`, `n`.
-const LARGE: [[usize; 3]; 12] = [
+const LARGE: [[usize; 3]; 15] = [
     [1, 64, 1707],
     [2, 1088, 2113],
     [5, 192, 4100],
@@ -24,10 +24,13 @@ const LARGE: [[usize; 3]; 12] = [
     [33, 64, 6001],
     [64, 64, 8200],
     [50, 128, 10_003],
+    [100, 128, 2050],
+    [129, 192, 1501],
+    [256, 64, 4100],
 ];
 
 /// Rows in one launch, of those that a device computes alone.
-const ALONE: [usize; 10] = [1, 5, 8, 16, 17, 24, 32, 33, 48, 64];
+const ALONE: [usize; 18] = [1, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 100, 128, 129, 200, 255, 256];
 
 /// One product and where it goes.
 struct Case {
@@ -185,7 +188,7 @@ pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
     // more than a device has blocks for at once.
     let cuts: [&[usize]; 5] = [&[16, 16], &[203, 203, 41], &[8; 11], &[3, 5, 5, 2], &[5000, 5000, 300]];
     for dtype in DTYPES {
-        for (i, rows) in [1, 8, 16, 17, 33, 64, 65].into_iter().enumerate() {
+        for (i, rows) in [1, 8, 16, 17, 33, 64, 65, 200].into_iter().enumerate() {
             for (j, tiles) in cuts.into_iter().enumerate() {
                 let n = tiles.iter().sum::<usize>();
                 let k = if n > 10_000 { 64 } else { [64, 704, 577][(i + j) % 3] };
@@ -231,7 +234,9 @@ pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
 
 /// Up to as many rows as the device says it computes alone: each has the bits of a launch of its own.
 pub(super) fn computes_rows_alone<D: Ops>(rig: &mut Rig<D>) {
-    let most = (rig.device.info().rows_alone as usize).min(64);
+    let info = rig.device.info();
+    // Processors of the host take a thinner grid: their products have no kernels for more rows.
+    let most = (info.rows_alone as usize).min(if info.host_memory { 64 } else { 256 });
     for dtype in DTYPES {
         for [k, n] in [[64, 5], [577, 37], [704, 130], [1088, 1003], [4096, 37]] {
             let case = Case::new(rig, [most, k, n], dtype, Some(dtype));

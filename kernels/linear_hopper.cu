@@ -1,0 +1,358 @@
+/*
+ * linear on Hopper (sm_90a) for more rows than linear.cu's kernel takes at once, up to DJINN_LINEAR_ROWS, with one read
+ * of the weight: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row
+ * has alone in linear.cu. For f16 and bf16, k a multiple of 64.
+ * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
+ * CPU reference: djinn-device, kernels/reference.rs, `linear`.
+ *
+ * Rows of the weight are the wide operand of the matrix units (64 at once), rows of x the narrow one (N). A product of 16
+ * columns adds to a sum the same bits whatever N is, and the same as a product of linear.cu's.
+ *
+ * Launch: clusters of a block for each partial sum, one block on each multiprocessor that a cluster can have; a cluster
+ * takes an equal share of the weight's rows, up to 64 TILES. In each block one warp has weight and x copied to a ring of
+ * stages of one run each, weights before the previous kernel is done; a warpgroup for each 64 rows multiplies. At the
+ * end the partial sums of the rows of the warps w of all warpgroups go to the block of rank w, which adds them in order.
+ */
+#include "linear.cuh"
+#include "wgmma.cuh"
+
+#include <atomic>
+#include <type_traits>
+
+namespace djinn {
+
+/* Of the weight: what a warpgroup multiplies at once. */
+constexpr unsigned TILE_ROWS = 64;
+
+/* Stages of a ring, at most. */
+constexpr unsigned MOST_STAGES = 16;
+
+/* Dynamic shared memory of a block, at most: what a block may have, less the barriers and what alignment takes. */
+constexpr unsigned MOST_SHARED = 226 * 1024;
+
+/* What the copy engine knows of the weight's tiles, and of x. */
+struct Maps {
+    CUtensorMap weights[DJINN_LINEAR_TILES];
+    CUtensorMap x;
+};
+
+/* Rows of the weight that a cluster takes, and stages of a block's ring. */
+struct Frame {
+    uint32_t share, stages;
+};
+
+/* Bytes of a stage for N rows of x: whole groups of 8 rows of the weight, then x. */
+__host__ __device__ inline unsigned stage_bytes(unsigned share, unsigned n) {
+    return ((share + 7) / 8 * 8 + n) * BLOCK_ROW;
+}
+
+/* N rows of x by 64 TILES rows of the weight. */
+template <typename T, unsigned N, unsigned TILES> struct Hopper {
+    static constexpr unsigned COMPUTING = 128 * TILES, THREADS = COMPUTING + 32;
+    static constexpr unsigned X_BYTES = N * BLOCK_ROW;
+
+    struct Barriers {
+        Barrier ready[MOST_STAGES], free[MOST_STAGES], summed;
+    };
+    /* The partial sums that a block adds: of each part and warpgroup, for each 8 rows of x, those of a warp's lanes. */
+    struct Sums {
+        float4 at[PARTIALS][TILES][N / 8][32];
+    };
+
+    const djinn_linear_args &a;
+    const Frame &f;
+    Barriers &barriers;
+    /* Stages; at the end the sums. */
+    char *ring;
+    unsigned part, runs;
+
+    /* Copies all stages. By one lane; `lane` says which this is. */
+    __device__ __forceinline__ void supply(const Maps &maps, const Share &share, unsigned lane) {
+        const CUtensorMap &map = maps.weights[share.first / a.tile_rows];
+        const unsigned row = share.first % a.tile_rows, bytes = stage_bytes(f.share, N);
+        const unsigned ahead = min(runs, f.stages);
+        const auto column = [&](unsigned i) { return (part + i * PARTIALS) * RUN; };
+        const auto weights = [&](unsigned slot, unsigned i) {
+            barriers.ready[slot].arrive_expecting(f.share * BLOCK_ROW + X_BYTES);
+            copy_box(ring + slot * bytes, map, column(i), row, barriers.ready[slot]);
+        };
+        if (lane == 0) {
+            for (unsigned i = 0; i < ahead; ++i) {
+                weights(i, i);
+            }
+        }
+        await_previous();
+        if (lane == 0) {
+            admit_bulk_copies();
+            unsigned slot = 0, parity = 1;
+            for (unsigned i = 0; i < runs; ++i) {
+                if (i >= ahead) {
+                    barriers.free[slot].wait(parity);
+                    weights(slot, i);
+                }
+                copy_box(ring + (slot + 1) * bytes - X_BYTES, maps.x, column(i), 0, barriers.ready[slot]);
+                if (++slot == f.stages) {
+                    slot = 0, parity ^= 1;
+                }
+            }
+        }
+        __syncwarp();
+    }
+
+    /* The products of a warpgroup with its rows of all stages. */
+    __device__ __forceinline__ void compute(float (&sums)[N / 2], unsigned group, unsigned lane) {
+        const unsigned bytes = stage_bytes(f.share, N);
+        unsigned slot = 0, parity = 0, last = 0;
+        for (unsigned i = 0; i < runs; ++i) {
+            const char *stage = ring + slot * bytes;
+            const uint64_t weights = describe(stage + group * TILE_ROWS * BLOCK_ROW);
+            const uint64_t x = describe(stage + bytes - X_BYTES);
+            barriers.ready[slot].wait(parity);
+            begin_products();
+#pragma unroll
+            for (unsigned step = 0; step < RUN / 16; ++step) {
+                multiply_block<T, N>(sums, weights + 2 * step, x + 2 * step);
+            }
+            commit_products();
+            if (i > 0) {
+                wait_products<1>();
+                if (lane == 0) {
+                    barriers.free[last].arrive();
+                }
+            }
+            last = slot;
+            if (++slot == f.stages) {
+                slot = 0, parity ^= 1;
+            }
+        }
+        wait_products<0>();
+        settle(sums);
+    }
+
+    /* Hands a warp's partial sums to the block that adds them, and waits for those that this block adds. */
+    __device__ __forceinline__ void exchange(const float (&sums)[N / 2], unsigned group, unsigned warp, unsigned lane) {
+        Sums &to = *reinterpret_cast<Sums *>(ring);
+        const unsigned address = address_at(shared_address(&to.at[part][group][0][lane]), warp);
+#pragma unroll
+        for (unsigned g = 0; g < N / 8; ++g) {
+            store_to_cluster(address + g * sizeof(to.at[0][0][0]), sums + 4 * g);
+        }
+        barriers.summed.arrive_with_writes(warp, lane);
+        barriers.summed.wait_for_writes(0);
+    }
+
+    /* Adds the partial sums in order, and stores. */
+    __device__ __forceinline__ void add(const Share &share, unsigned warp, unsigned lane) {
+        const Sums &from = *reinterpret_cast<const Sums *>(ring);
+        const unsigned used = (a.rows + 7) / 8;
+        for (unsigned at = warp; at < TILES * used; at += COMPUTING / 32) {
+            const unsigned group = at / used, g = at % used;
+            float4 total = from.at[0][group][g][lane];
+#pragma unroll
+            for (unsigned other = 1; other < PARTIALS; ++other) {
+                const float4 more = from.at[other][group][g][lane];
+                total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+            }
+            const unsigned row = group * TILE_ROWS + part * 16 + lane / 4, column = g * 8 + lane % 4 * 2;
+            store(share, row, column, total.x, total.y);
+            store(share, row + 8, column, total.z, total.w);
+        }
+    }
+
+    /* Stores what two successive rows of x give with a row of the share. */
+    __device__ __forceinline__ void store(const Share &share, unsigned row, unsigned x_row, float even, float odd) {
+        if (row >= share.rows || x_row >= a.rows) {
+            return;
+        }
+        const unsigned j = share.first + row;
+        const float bias = bias_of(a, j);
+        float *out = a.out + size_t(x_row) * a.out_width + a.out_column + j;
+        out[0] = even + bias;
+        if (x_row + 1 < a.rows) {
+            out[a.out_width] = odd + bias;
+        }
+    }
+
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Maps &maps, const Frame &f) {
+        extern __shared__ char memory[];
+        __shared__ Barriers barriers;
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = cluster_rank();
+        char *ring = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
+        const Share share = share_of<T>(a, f.share, blockIdx.x / PARTIALS);
+        Hopper work{a, f, barriers, ring, part, runs_of(a, part)};
+        release_next();
+        if (threadIdx.x < f.stages) {
+            barriers.ready[threadIdx.x].init(1);
+            barriers.free[threadIdx.x].init(COMPUTING / 32);
+            Barrier::publish();
+        }
+        if (threadIdx.x == 32) {
+            barriers.summed.init(PARTIALS * TILES);
+            Barrier::publish();
+        }
+        __syncthreads();
+        float sums[N / 2] = {};
+        if (warp >= COMPUTING / 32) {
+            work.supply(maps, share, lane);
+            cluster_sync();
+            return;
+        }
+        work.compute(sums, warp / 4, lane);
+        await_previous();
+        /* All rings of the cluster are read. */
+        cluster_sync();
+        work.exchange(sums, warp / 4, warp % 4, lane);
+        work.add(share, warp, lane);
+    }
+};
+
+} // namespace djinn
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define DJINN_ON_HOPPER(...) __VA_ARGS__
+#else
+#define DJINN_ON_HOPPER(...)
+#endif
+
+#define DJINN_HOPPER(suffix, T)                                                                              \
+    template <unsigned N, unsigned TILES>                                                                    \
+    __global__ void __launch_bounds__(djinn::Hopper<T, N, TILES>::THREADS, 1)                                \
+        djinn_linear_hopper_##suffix(const __grid_constant__ djinn_linear_args a,                            \
+                                     const __grid_constant__ djinn::Maps maps,                               \
+                                     const __grid_constant__ djinn::Frame f) {                               \
+        DJINN_ON_HOPPER(djinn::Hopper<T, N, TILES>::run(a, maps, f));                                        \
+    }
+DJINN_HOPPER(f16, djinn::f16)
+DJINN_HOPPER(bf16, djinn::bf16)
+
+namespace djinn {
+
+using HopperKernel = void (*)(djinn_linear_args, Maps, Frame);
+
+/* A kernel, and what its launches need to know of it. */
+struct HopperChoice {
+    HopperKernel kernel;
+    unsigned n, tiles;
+    size_t sums_bytes;
+};
+
+template <typename T, unsigned N, unsigned TILES> HopperChoice hopper_choice() {
+    using Kind = Hopper<T, N, TILES>;
+    if constexpr (std::is_same_v<T, f16>) {
+        return {djinn_linear_hopper_f16<N, TILES>, N, TILES, sizeof(typename Kind::Sums)};
+    } else {
+        return {djinn_linear_hopper_bf16<N, TILES>, N, TILES, sizeof(typename Kind::Sums)};
+    }
+}
+
+/* A warp's registers hold the sums of 256 rows for two warpgroups alone. */
+constexpr unsigned most_tiles(unsigned n) { return n <= 128 ? 4 : 2; }
+
+template <typename T, unsigned N> HopperChoice choose_tiles(unsigned tiles) {
+    if constexpr (most_tiles(N) == 4) {
+        if (tiles > 2) {
+            return tiles == 3 ? hopper_choice<T, N, 3>() : hopper_choice<T, N, 4>();
+        }
+    }
+    return tiles == 1 ? hopper_choice<T, N, 1>() : hopper_choice<T, N, 2>();
+}
+
+template <typename T> HopperChoice choose_of(unsigned n, unsigned tiles) {
+    switch (n) {
+    case 32: return choose_tiles<T, 32>(tiles);
+    case 64: return choose_tiles<T, 64>(tiles);
+    case 128: return choose_tiles<T, 128>(tiles);
+    default: return choose_tiles<T, 256>(tiles);
+    }
+}
+
+HopperChoice choose_hopper(uint32_t dtype, unsigned n, unsigned tiles) {
+    return dtype == DJINN_F16 ? choose_of<f16>(n, tiles) : choose_of<bf16>(n, tiles);
+}
+
+/* Rows of x that a kernel exists for. */
+unsigned columns_of(unsigned rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 128 ? 128 : 256; }
+
+/* Lets a kernel use its shared memory. */
+cudaError_t allow(const HopperChoice &choice) {
+    return cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(MOST_SHARED));
+}
+
+/* Clusters that the current device runs at once; 0 if it has no code for them. */
+unsigned clusters_at_once() {
+    /* One more than the number; 0 until it is known. */
+    static std::atomic<unsigned> known[MOST_DEVICES];
+    const int device = current_device();
+    unsigned found = known[device].load();
+    if (found == 0) {
+        found = 1;
+#ifdef DJINN_SM90A
+        const HopperChoice largest = choose_hopper(DJINN_F16, 128, 4);
+        LaunchConfig launch({PARTIALS}, 128 * largest.tiles + 32, MOST_SHARED, nullptr, PARTIALS);
+        int clusters = 0;
+        if (all_devices()[device].is_hopper && map_encoder() != nullptr && allow(largest) == cudaSuccess &&
+            cudaOccupancyMaxActiveClusters(&clusters, largest.kernel, &launch.config) == cudaSuccess && clusters > 0) {
+            found += clusters;
+        } else {
+            /* The failure is answered by the other path: it is none of the next launch. */
+            cudaGetLastError();
+        }
+#endif
+        known[device].store(found);
+    }
+    return found - 1;
+}
+
+/* Rows of the weight for each cluster: for the fewest waves of products of 64 rows, with what a wave costs besides. */
+unsigned choose_share(unsigned n, unsigned rows, unsigned at_once) {
+    unsigned best = 0, best_cost = 0;
+    for (unsigned tiles = 1; tiles <= most_tiles(n); ++tiles) {
+        const unsigned waves = ceil_div(rows, at_once * tiles * TILE_ROWS);
+        /* Many products a weight: what counts is how often 64 rows are multiplied. */
+        const unsigned share = n <= 128 ? ceil_div(rows, at_once * waves) : tiles * TILE_ROWS;
+        const unsigned cost = waves * (5 * ceil_div(share, TILE_ROWS) + 2);
+        if (best == 0 || cost < best_cost) {
+            best = share, best_cost = cost;
+        }
+    }
+    return best;
+}
+
+bool serves_hopper(const djinn_linear_args &a) {
+    return a.k % RUN == 0 && (a.weight_dtype == DJINN_F16 || a.weight_dtype == DJINN_BF16) && a.rounded != nullptr &&
+           clusters_at_once() > 0;
+}
+
+int linear_hopper(const djinn_linear_args &a, void *stream) {
+    const unsigned n = columns_of(a.rows);
+    const unsigned share = choose_share(n, a.n, clusters_at_once());
+    const HopperChoice chosen = choose_hopper(a.weight_dtype, n, ceil_div(share, TILE_ROWS));
+    const unsigned bytes = stage_bytes(share, n), room = MOST_SHARED - BLOCK_ALIGN;
+    /* Products read whole tiles, also of the last stage. */
+    const unsigned past = chosen.tiles * TILE_ROWS * BLOCK_ROW - (bytes - n * BLOCK_ROW);
+    const unsigned past_x = past > n * BLOCK_ROW ? past - n * BLOCK_ROW : 0;
+    const unsigned fit = (room - past_x) / bytes;
+    const Frame frame{share, fit < MOST_STAGES ? fit : MOST_STAGES};
+    Maps maps;
+    const unsigned tiles = ceil_div(a.n, a.tile_rows);
+    bool encoded = encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, n);
+    for (unsigned tile = 0; tile < tiles; ++tile) {
+        const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
+        encoded = encoded && encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, share);
+    }
+    if (!encoded) {
+        return cudaErrorInvalidValue;
+    }
+    const cudaError_t code = allow(chosen);
+    if (code != cudaSuccess) {
+        return code;
+    }
+    const dim3 grid(shares_of(a, share) * PARTIALS);
+    return launch_clusters(PARTIALS, chosen.kernel, grid, 128 * chosen.tiles + 32, MOST_SHARED, stream, a, maps, frame);
+}
+
+} // namespace djinn
+
+extern "C" uint32_t djinn_linear_rows(void) {
+    return djinn::clusters_at_once() > 0 ? uint32_t(DJINN_LINEAR_ROWS) : djinn::MOST_ROWS;
+}

@@ -1,0 +1,137 @@
+/*
+ * The matrix units and the copy engine of Hopper (sm_90a): products of 64 rows that a warpgroup computes from shared
+ * memory, and copies of boxes of a matrix to it.
+ *
+ * Both see a matrix of 16-bit elements in blocks of 64 columns: 128 bytes a row, rows one after the other, blocks at
+ * multiples of 1024 bytes, and the 16-byte chunks of row r at places chunk ^ (r % 8) (a swizzle of 128 bytes).
+ */
+#ifndef DJINN_WGMMA_CUH
+#define DJINN_WGMMA_CUH
+
+#include "cluster.cuh"
+
+#include <cuda.h>
+
+namespace djinn {
+
+/* Columns of a block, bytes of its rows, and the alignment that its rows repeat after. */
+constexpr unsigned BLOCK_COLUMNS = 64, BLOCK_ROW = 128, BLOCK_ALIGN = 1024;
+
+/* The descriptor of a block for the matrix units. Of the columns from 16 i on: 2 i more. */
+__device__ __forceinline__ uint64_t describe(const void *block) {
+    constexpr uint64_t SWIZZLE_128 = uint64_t(1) << 62, GROUP_OF_8_ROWS = uint64_t(BLOCK_ALIGN >> 4) << 32;
+    return SWIZZLE_128 | GROUP_OF_8_ROWS | uint64_t(1) << 16 | (shared_address(block) & 0x3ffff) >> 4;
+}
+
+/* Starts a copy of a box of a map, from a column and a row on, which completes on a barrier of this block. */
+__device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned column, unsigned row,
+                                         Barrier &barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
+                 "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier))
+                 : "memory");
+}
+
+/* Four floats to an address in the shared memory of a block of the cluster. */
+__device__ __forceinline__ void store_to_cluster(unsigned address, const float *four) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(four[0]), "f"(four[1]),
+                 "f"(four[2]), "f"(four[3])
+                 : "memory");
+}
+
+/* Before the first product of a batch, and after registers of sums changed otherwise. */
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+/* Ends a batch of products. */
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+/* Waits until at most `N` batches are under way. */
+template <unsigned N> __device__ __forceinline__ void wait_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Sums may be read from here on: keeps the compiler from reading them before the wait. */
+template <unsigned COUNT> __device__ __forceinline__ void settle(float (&sums)[COUNT]) {
+#pragma unroll
+    for (unsigned i = 0; i < COUNT; ++i) {
+        asm volatile("" : "+f"(sums[i])::"memory");
+    }
+}
+
+/*
+ * sums[64, N] += a[64, 16] b[N, 16]^T, for the whole warpgroup, asynchronously. Of lane l of warp w,
+ * sums[4 g + 2 h + i] is at row 16 w + 8 h + l / 4, column 8 g + 2 (l % 4) + i.
+ */
+template <typename T, unsigned N>
+__device__ __forceinline__ void multiply_block(float (&sums)[N / 2], uint64_t a, uint64_t b);
+
+#define DJINN_R4(i) "+f"(s[i]), "+f"(s[i + 1]), "+f"(s[i + 2]), "+f"(s[i + 3])
+#define DJINN_R8(i) DJINN_R4(i), DJINN_R4(i + 4)
+#define DJINN_R16(i) DJINN_R8(i), DJINN_R8(i + 8)
+#define DJINN_R32(i) DJINN_R16(i), DJINN_R16(i + 16)
+#define DJINN_R64(i) DJINN_R32(i), DJINN_R32(i + 32)
+#define DJINN_R128(i) DJINN_R64(i), DJINN_R64(i + 64)
+#define DJINN_N4 "%0,%1,%2,%3"
+#define DJINN_N8 DJINN_N4 ",%4,%5,%6,%7"
+#define DJINN_N16 DJINN_N8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define DJINN_N32                                                                                            \
+    DJINN_N16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define DJINN_N64                                                                                            \
+    DJINN_N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                             \
+              ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define DJINN_N128                                                                                           \
+    DJINN_N64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"                             \
+              ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                             \
+              ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"                 \
+              ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+/* For N columns: their registers in each thread, and the operands that follow these. */
+#define DJINN_MULTIPLY_BLOCK(T, name, N, registers, a_at, b_at)                                              \
+    template <>                                                                                              \
+    __device__ __forceinline__ void multiply_block<T, N>(float(&s)[N / 2], uint64_t a, uint64_t b) {         \
+        asm volatile("{\n"                                                                                   \
+                     ".reg .pred add;\n"                                                                     \
+                     "setp.eq.u32 add, 0, 0;\n"                                                              \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." name "." name                         \
+                     " {" DJINN_N##registers "}, %" #a_at ", %" #b_at ", add, 1, 1, 0, 0;\n"                 \
+                     "}"                                                                                     \
+                     : DJINN_R##registers(0)                                                                 \
+                     : "l"(a), "l"(b));                                                                      \
+    }
+#define DJINN_MULTIPLY_BLOCKS(T, name)                                                                       \
+    DJINN_MULTIPLY_BLOCK(T, name, 32, 16, 16, 17)                                                            \
+    DJINN_MULTIPLY_BLOCK(T, name, 64, 32, 32, 33)                                                            \
+    DJINN_MULTIPLY_BLOCK(T, name, 128, 64, 64, 65)                                                           \
+    DJINN_MULTIPLY_BLOCK(T, name, 256, 128, 128, 129)
+DJINN_MULTIPLY_BLOCKS(f16, "f16")
+DJINN_MULTIPLY_BLOCKS(bf16, "bf16")
+
+/* The driver's encoder of maps; null without one. */
+inline decltype(&cuTensorMapEncodeTiled) map_encoder() {
+    static const auto found = [] {
+        void *entry = nullptr;
+        cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
+#else
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &result);
+#endif
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
+    }();
+    return found;
+}
+
+/* Describes a row-major matrix of f16 or bf16 to the copy engine, in boxes of a block's columns and up to 256 rows. */
+inline bool encode_map(CUtensorMap &map, const void *matrix, uint32_t dtype, uint32_t rows, uint32_t columns,
+                       uint32_t box_rows) {
+    const auto type = dtype == DJINN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const cuuint64_t sizes[2] = {columns, rows}, strides[1] = {uint64_t(columns) * 2};
+    const cuuint32_t box[2] = {BLOCK_COLUMNS, box_rows}, steps[2] = {1, 1};
+    return map_encoder()(&map, type, 2, const_cast<void *>(matrix), sizes, strides, box, steps,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+} // namespace djinn
+
+#endif
