@@ -140,7 +140,8 @@ pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
 /// Weights of many rows, which devices divide between their parts, evenly or not.
 pub(super) fn divides_large_weights<D: Ops>(rig: &mut Rig<D>) {
     for dtype in [DType::F16, DType::BF16] {
-        for [rows, k, n] in LARGE {
+        let most = most_alone(rig);
+        for [rows, k, n] in LARGE.into_iter().filter(|&[rows, ..]| rows <= most) {
             let case = Case::new(rig, [rows, k, n], dtype, Some(dtype));
             let all = case.run(rig, 0, rows);
             let name = format!("linear {rows}x{k}x{n} {}", dtype.name());
@@ -190,6 +191,9 @@ pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
     for dtype in DTYPES {
         for (i, rows) in [1, 8, 16, 17, 33, 64, 65, 200].into_iter().enumerate() {
             for (j, tiles) in cuts.into_iter().enumerate() {
+                if rows > most_alone(rig).max(65) {
+                    continue;
+                }
                 let n = tiles.iter().sum::<usize>();
                 let k = if n > 10_000 { 64 } else { [64, 704, 577][(i + j) % 3] };
                 if n > 10_000 && ![1, 17].contains(&rows) {
@@ -232,11 +236,17 @@ pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
+/// The most rows of a check of rows alone. A device without a limit has no kernels of its own for more.
+fn most_alone<D: Ops>(rig: &Rig<D>) -> usize {
+    match rig.device.info().rows_alone {
+        u32::MAX => 64,
+        rows => rows.min(256) as usize,
+    }
+}
+
 /// Up to as many rows as the device says it computes alone: each has the bits of a launch of its own.
 pub(super) fn computes_rows_alone<D: Ops>(rig: &mut Rig<D>) {
-    let info = rig.device.info();
-    // Processors of the host take a thinner grid: their products have no kernels for more rows.
-    let most = (info.rows_alone as usize).min(if info.host_memory { 64 } else { 256 });
+    let most = most_alone(rig);
     for dtype in DTYPES {
         for [k, n] in [[64, 5], [577, 37], [704, 130], [1088, 1003], [4096, 37]] {
             let case = Case::new(rig, [most, k, n], dtype, Some(dtype));
