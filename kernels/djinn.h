@@ -159,7 +159,10 @@ int djinn_linear(const djinn_linear_args *args, void *stream);
 /* Most rows for which djinn_linear reads the weight once on the current device: DJINN_LINEAR_ROWS or 16. */
 uint32_t djinn_linear_rows(void);
 
-/* Whether djinn_linear is to be given x rounded for such a product on the current device (non-zero), or does without. */
+/*
+ * Whether djinn_linear is to be given x rounded for such a product on the current device (non-zero), or does without;
+ * likewise djinn_expert_linear a workspace, for `rows` slots.
+ */
 int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype);
 
 /* out[i] = x[i] rounded to nearest even, to f16 or bf16. For a matrix product on 16-bit inputs. */
@@ -362,12 +365,15 @@ int djinn_group(const djinn_group_args *args, void *stream);
 /*
  * djinn_linear for the slots of one expert, those of order[starts[expert] .. starts[expert + 1]]: row s of out from
  * row s / slots_per_row of x, with the bits of djinn_linear for that row. Other rows of out are left alone; without
- * slots no weight is read. linear.rows is the number of all slots, and so of rows of out; there is no bias.
+ * slots no weight is read. linear.rows is the number of all slots, and so of rows of out; there is no bias, and
+ * linear.rounded is null. The result does not depend on the workspace.
  */
 typedef struct djinn_expert_linear_args {
     djinn_linear_args linear;
     const uint32_t *order;  /* [linear.rows] */
     const uint32_t *starts; /* of at least expert + 2 */
+    void *workspace;        /* for rows of x in the weight's type, at a multiple of 16 bytes; or null */
+    uint64_t workspace_bytes;
     uint32_t expert;
     uint32_t slots_per_row;
 } djinn_expert_linear_args;

@@ -11,8 +11,8 @@
  * empty, and their blocks end at once. So no block reads weights before the previous kernel is done.
  * CPU reference: djinn-device, kernels/reference/routing.rs, `expert_linear`.
  *
- * For up to 16 rows, where the time is that of reading the weight. More rows are linear_hopper.cu's where it serves them,
- * and else take a launch for each 16.
+ * For up to 16 rows or slots, where the time is that of reading the weight. More are linear_hopper.cu's where it serves
+ * them. Elsewhere more rows take a launch for each 16.
  *
  * f16 and bf16 with k a multiple of 64: tensor cores. x is rounded to the weight's type; so with f16 weights, x is
  * limited to the range of f16. Products accumulate in f32.
@@ -35,36 +35,6 @@ namespace djinn {
 /* Of the plain kernels. */
 constexpr unsigned WARPS = 8;
 constexpr unsigned THREADS = 32 * WARPS;
-
-/* Rows of x and of out: one after another. */
-struct InOrder {
-    static constexpr bool ROUTED = false;
-    const djinn_linear_args &a;
-
-    __device__ __forceinline__ unsigned count() const { return a.rows; }
-    __device__ __forceinline__ unsigned in(unsigned i) const { return i; }
-    __device__ __forceinline__ unsigned out(unsigned i) const { return i; }
-};
-
-/* Rows of x and of out: those of up to 16 slots of an expert. */
-struct Routed {
-    static constexpr bool ROUTED = true;
-    unsigned slot_count;
-    const uint32_t *slots;
-    unsigned slots_per_row;
-
-    __device__ __forceinline__ unsigned count() const { return slot_count; }
-    /* Past the last one, the last. */
-    __device__ __forceinline__ unsigned in(unsigned i) const { return slots[min(i, slot_count - 1)] / slots_per_row; }
-    __device__ __forceinline__ unsigned out(unsigned i) const { return slots[i]; }
-};
-
-/* The group of this block, once the previous kernel is done; perhaps of no slot. */
-__device__ __forceinline__ Routed group_of(const djinn_expert_linear_args &a) {
-    enter();
-    const unsigned first = a.starts[a.expert] + blockIdx.y * MOST_ROWS, end = a.starts[a.expert + 1];
-    return {first < end ? min(end - first, MOST_ROWS) : 0, a.order + first, a.slots_per_row};
-}
 
 /* Four columns of a row of x, rounded: two registers of a fragment. */
 struct alignas(8) Four {
@@ -371,7 +341,7 @@ __device__ __forceinline__ void linear_plain(const djinn_linear_args &a, const R
     __global__ void __launch_bounds__(32 * djinn::PARTIALS * GROUPS)                                         \
         djinn_expert_linear_tensor_##suffix(const __grid_constant__ djinn_expert_linear_args a,              \
                                             unsigned share) {                                                \
-        const djinn::Routed rows = djinn::group_of(a);                                                       \
+        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y * djinn::MOST_ROWS, djinn::MOST_ROWS);                                                       \
         if (rows.count() > 0) {                                                                                \
             djinn::Tensor<T, GROUPS, EACH, TILES, djinn::Routed, STAGED>::run(a.linear, rows, share);        \
         }                                                                                                    \
@@ -389,7 +359,7 @@ DJINN_TENSOR(bf16, djinn::bf16)
     template <unsigned N, unsigned ROWS>                                                                     \
     __global__ void __launch_bounds__(djinn::THREADS)                                                        \
         djinn_expert_linear_##suffix(const __grid_constant__ djinn_expert_linear_args a) {                   \
-        const djinn::Routed rows = djinn::group_of(a);                                                       \
+        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y * djinn::MOST_ROWS, djinn::MOST_ROWS);                                                       \
         if (rows.count() > 0) {                                                                                \
             djinn::linear_plain<T, N, ROWS, djinn::Routed>(a.linear, rows);                                  \
         }                                                                                                    \
@@ -544,7 +514,7 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     if ((args->bias != nullptr && args->bias_dtype > DJINN_BF16) || args->n == 0 || !tiled) {
         return cudaErrorInvalidValue;
     }
-    if (args->rounded != nullptr && args->rows <= DJINN_LINEAR_ROWS && djinn::serves_hopper(*args)) {
+    if (args->rounded != nullptr && args->rows <= DJINN_LINEAR_ROWS && djinn::serves_hopper(args->k, args->weight_dtype)) {
         return djinn::linear_hopper(*args, stream);
     }
     for (unsigned row = 0; row < args->rows; row += djinn::MOST_ROWS) {
@@ -561,10 +531,9 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
 }
 
 extern "C" int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype) {
-    const bool tensor = weight_dtype != DJINN_F32 && k % djinn::RUN == 0;
     const unsigned room = djinn::all_devices()[djinn::current_device()].block_shared;
     const bool staged = djinn::MOST_RING + djinn::Plan::staged_bytes(rows, k) <= room;
-    return tensor && djinn_linear_rows() >= rows && (rows > djinn::MOST_ROWS || !staged);
+    return djinn::serves_hopper(k, weight_dtype) && (rows > djinn::MOST_ROWS || !staged);
 }
 
 extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream) {
@@ -573,6 +542,10 @@ extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *s
     const bool tiled = args->linear.tile_rows != args->linear.n || args->linear.n == 0;
     if (args->linear.bias != nullptr || tiled || args->slots_per_row == 0 || groups > MOST_GROUPS) {
         return cudaErrorInvalidValue;
+    }
+    const bool fits = args->workspace_bytes / 2 / djinn::MOST_GROUP >= args->linear.k;
+    if (fits && djinn::serves_hopper(args->linear.k, args->linear.weight_dtype)) {
+        return djinn::expert_linear_hopper(*args, stream);
     }
     return djinn::linear_rows(*args, djinn::Plan{args->linear, groups}, stream);
 }

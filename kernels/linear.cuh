@@ -23,11 +23,47 @@ __device__ __forceinline__ unsigned runs_of(const djinn_linear_args &a, unsigned
 /* Rows of one launch of linear.cu's kernels. */
 constexpr unsigned MOST_ROWS = 16;
 
-/* Whether `linear_hopper` serves this product on the current device. */
-bool serves_hopper(const djinn_linear_args &a);
+/* Whether linear_hopper.cu serves such a product on the current device. */
+bool serves_hopper(uint32_t k, uint32_t weight_dtype);
 
 /* Up to DJINN_LINEAR_ROWS rows at once. */
 int linear_hopper(const djinn_linear_args &a, void *stream);
+
+/* Slots of an expert that `expert_linear_hopper` takes at once, at most: the workspace holds as many. */
+constexpr unsigned MOST_GROUP = 128;
+
+/* Any number of slots, with the workspace. */
+int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream);
+
+/* Rows of x and of out: one after another. */
+struct InOrder {
+    static constexpr bool ROUTED = false;
+    const djinn_linear_args &a;
+
+    __device__ __forceinline__ unsigned count() const { return a.rows; }
+    __device__ __forceinline__ unsigned in(unsigned i) const { return i; }
+    __device__ __forceinline__ unsigned out(unsigned i) const { return i; }
+};
+
+/* Rows of x and of out: those of some slots of an expert. */
+struct Routed {
+    static constexpr bool ROUTED = true;
+    unsigned slot_count;
+    const uint32_t *slots;
+    unsigned slots_per_row;
+
+    __device__ __forceinline__ unsigned count() const { return slot_count; }
+    /* Past the last one, the last. */
+    __device__ __forceinline__ unsigned in(unsigned i) const { return slots[min(i, slot_count - 1)] / slots_per_row; }
+    __device__ __forceinline__ unsigned out(unsigned i) const { return slots[i]; }
+};
+
+/* Of the expert's slots up to `most` from its `first` on, once the previous kernel is done; perhaps none. */
+__device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, unsigned first, unsigned most) {
+    enter();
+    const unsigned from = a.starts[a.expert] + first, end = a.starts[a.expert + 1];
+    return {from < end ? min(end - from, most) : 0, a.order + from, a.slots_per_row};
+}
 
 /* Rows of the weight that a block computes: within one tile. */
 struct Share {

@@ -5,6 +5,12 @@
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * CPU reference: djinn-device, kernels/reference.rs, `linear`.
  *
+ * expert_linear, for any number of slots: a first launch gathers and rounds the rows of x of the expert's slots, one
+ * block a slot; then, as above, y over groups of up to 128 slots. Of the blocks of both, those past the expert's slots
+ * end at once; since the previous kernel may have found the slots, none reads weights before it is done.
+ * Shapes: as in linear.cu.
+ * CPU reference: djinn-device, kernels/reference/routing.rs, `expert_linear`.
+ *
  * Rows of the weight are the wide operand of the matrix units (64 at once), rows of x the narrow one (N). A product of 16
  * columns adds to a sum the same bits whatever N is, and the same as a product of linear.cu's.
  *
@@ -36,9 +42,9 @@ struct Maps {
     CUtensorMap x;
 };
 
-/* Rows of the weight that a cluster takes, and stages of a block's ring. */
+/* Rows of the weight that a cluster takes, stages of a block's ring, and the expert's slot that the launch begins with. */
 struct Frame {
-    uint32_t share, stages;
+    uint32_t share, stages, first;
 };
 
 /* Bytes of a stage for N rows of x: whole groups of 8 rows of the weight, then x. */
@@ -46,8 +52,8 @@ __host__ __device__ inline unsigned stage_bytes(unsigned share, unsigned n) {
     return ((share + 7) / 8 * 8 + n) * BLOCK_ROW;
 }
 
-/* N rows of x by 64 TILES rows of the weight. */
-template <typename T, unsigned N, unsigned TILES> struct Hopper {
+/* N rows of x by 64 TILES rows of the weight; `Rows` finds those of out. */
+template <typename T, unsigned N, unsigned TILES, typename Rows> struct Hopper {
     static constexpr unsigned COMPUTING = 128 * TILES, THREADS = COMPUTING + 32;
     static constexpr unsigned X_BYTES = N * BLOCK_ROW;
 
@@ -60,6 +66,7 @@ template <typename T, unsigned N, unsigned TILES> struct Hopper {
     };
 
     const djinn_linear_args &a;
+    const Rows &rows;
     const Frame &f;
     Barriers &barriers;
     /* Stages; at the end the sums. */
@@ -90,7 +97,7 @@ template <typename T, unsigned N, unsigned TILES> struct Hopper {
                     barriers.free[slot].wait(parity);
                     weights(slot, i);
                 }
-                copy_box(ring + (slot + 1) * bytes - X_BYTES, maps.x, column(i), 0, barriers.ready[slot]);
+                copy_box(ring + (slot + 1) * bytes - X_BYTES, maps.x, column(i), blockIdx.y * N, barriers.ready[slot]);
                 if (++slot == f.stages) {
                     slot = 0, parity ^= 1;
                 }
@@ -144,7 +151,7 @@ template <typename T, unsigned N, unsigned TILES> struct Hopper {
     /* Adds the partial sums in order, and stores. */
     __device__ __forceinline__ void add(const Share &share, unsigned warp, unsigned lane) {
         const Sums &from = *reinterpret_cast<const Sums *>(ring);
-        const unsigned used = (a.rows + 7) / 8;
+        const unsigned used = (rows.count() + 7) / 8;
         for (unsigned at = warp; at < TILES * used; at += COMPUTING / 32) {
             const unsigned group = at / used, g = at % used;
             float4 total = from.at[0][group][g][lane];
@@ -161,25 +168,26 @@ template <typename T, unsigned N, unsigned TILES> struct Hopper {
 
     /* Stores what two successive rows of x give with a row of the share. */
     __device__ __forceinline__ void store(const Share &share, unsigned row, unsigned x_row, float even, float odd) {
-        if (row >= share.rows || x_row >= a.rows) {
+        if (row >= share.rows || x_row >= rows.count()) {
             return;
         }
         const unsigned j = share.first + row;
         const float bias = bias_of(a, j);
-        float *out = a.out + size_t(x_row) * a.out_width + a.out_column + j;
-        out[0] = even + bias;
-        if (x_row + 1 < a.rows) {
-            out[a.out_width] = odd + bias;
+        float *out = a.out + a.out_column + j;
+        out[size_t(rows.out(x_row)) * a.out_width] = even + bias;
+        if (x_row + 1 < rows.count()) {
+            out[size_t(rows.out(x_row + 1)) * a.out_width] = odd + bias;
         }
     }
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Maps &maps, const Frame &f) {
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Rows &rows, const Maps &maps,
+                                               const Frame &f) {
         extern __shared__ char memory[];
         __shared__ Barriers barriers;
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = cluster_rank();
         char *ring = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
         const Share share = share_of<T>(a, f.share, blockIdx.x / PARTIALS);
-        Hopper work{a, f, barriers, ring, part, runs_of(a, part)};
+        Hopper work{a, rows, f, barriers, ring, part, runs_of(a, part)};
         release_next();
         if (threadIdx.x < f.stages) {
             barriers.ready[threadIdx.x].init(1);
@@ -206,6 +214,19 @@ template <typename T, unsigned N, unsigned TILES> struct Hopper {
     }
 };
 
+constexpr unsigned GATHER_THREADS = 256;
+
+/* A row of x, rounded, to the block's place in the workspace. */
+template <typename T> __device__ __forceinline__ void gather(const djinn_expert_linear_args &a, unsigned row) {
+    const unsigned k = a.linear.k;
+    const float4 *x = reinterpret_cast<const float4 *>(a.linear.x + size_t(row) * k);
+    uint2 *to = reinterpret_cast<uint2 *>(static_cast<T *>(a.workspace) + size_t(blockIdx.x) * k);
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < k / 4; i += GATHER_THREADS) {
+        to[i] = {pack<T>(x[i].x, x[i].y), pack<T>(x[i].z, x[i].w)};
+    }
+}
+
 } // namespace djinn
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -216,65 +237,86 @@ template <typename T, unsigned N, unsigned TILES> struct Hopper {
 
 #define DJINN_HOPPER(suffix, T)                                                                              \
     template <unsigned N, unsigned TILES>                                                                    \
-    __global__ void __launch_bounds__(djinn::Hopper<T, N, TILES>::THREADS, 1)                                \
+    __global__ void __launch_bounds__(128 * TILES + 32, 1)                                                   \
         djinn_linear_hopper_##suffix(const __grid_constant__ djinn_linear_args a,                            \
                                      const __grid_constant__ djinn::Maps maps,                               \
                                      const __grid_constant__ djinn::Frame f) {                               \
-        DJINN_ON_HOPPER(djinn::Hopper<T, N, TILES>::run(a, maps, f));                                        \
+        DJINN_ON_HOPPER(djinn::Hopper<T, N, TILES, djinn::InOrder>::run(a, {a}, maps, f));                   \
+    }                                                                                                        \
+    template <unsigned N, unsigned TILES>                                                                    \
+    __global__ void __launch_bounds__(128 * TILES + 32, 1)                                                   \
+        djinn_expert_linear_hopper_##suffix(const __grid_constant__ djinn_expert_linear_args a,              \
+                                            const __grid_constant__ djinn::Maps maps,                        \
+                                            const __grid_constant__ djinn::Frame f) {                        \
+        const djinn::Routed rows = djinn::slots_of(a, f.first + blockIdx.y * N, N);                          \
+        if (rows.count() > 0) {                                                                              \
+            DJINN_ON_HOPPER(djinn::Hopper<T, N, TILES, djinn::Routed>::run(a.linear, rows, maps, f));        \
+        }                                                                                                    \
+    }                                                                                                        \
+    /* Rows of x of the expert's slots from `first` on, one a block, rounded: [gridDim.x, k]. */             \
+    __global__ void __launch_bounds__(djinn::GATHER_THREADS)                                                 \
+        djinn_gather_##suffix(const __grid_constant__ djinn_expert_linear_args a, unsigned first) {          \
+        const djinn::Routed rows = djinn::slots_of(a, first + blockIdx.x, 1);                                \
+        if (rows.count() > 0) {                                                                              \
+            djinn::gather<T>(a, rows.in(0));                                                                 \
+        }                                                                                                    \
     }
 DJINN_HOPPER(f16, djinn::f16)
 DJINN_HOPPER(bf16, djinn::bf16)
 
 namespace djinn {
 
-using HopperKernel = void (*)(djinn_linear_args, Maps, Frame);
+template <typename Args> using HopperKernel = void (*)(Args, Maps, Frame);
 
-/* A kernel, and what its launches need to know of it. */
-struct HopperChoice {
-    HopperKernel kernel;
+/* A kernel, and the rows of x and tiles of rows of the weight that a block of it takes. */
+template <typename Args> struct HopperChoice {
+    HopperKernel<Args> kernel;
     unsigned n, tiles;
-    size_t sums_bytes;
 };
 
-template <typename T, unsigned N, unsigned TILES> HopperChoice hopper_choice() {
-    using Kind = Hopper<T, N, TILES>;
-    if constexpr (std::is_same_v<T, f16>) {
-        return {djinn_linear_hopper_f16<N, TILES>, N, TILES, sizeof(typename Kind::Sums)};
+template <typename Args, typename T, unsigned N, unsigned TILES> HopperChoice<Args> hopper_choice() {
+    constexpr bool HALF = std::is_same_v<T, f16>;
+    if constexpr (std::is_same_v<Args, djinn_linear_args>) {
+        return {HALF ? djinn_linear_hopper_f16<N, TILES> : djinn_linear_hopper_bf16<N, TILES>, N, TILES};
     } else {
-        return {djinn_linear_hopper_bf16<N, TILES>, N, TILES, sizeof(typename Kind::Sums)};
+        return {HALF ? djinn_expert_linear_hopper_f16<N, TILES> : djinn_expert_linear_hopper_bf16<N, TILES>, N, TILES};
     }
 }
 
 /* A warp's registers hold the sums of 256 rows for two warpgroups alone. */
 constexpr unsigned most_tiles(unsigned n) { return n <= 128 ? 4 : 2; }
 
-template <typename T, unsigned N> HopperChoice choose_tiles(unsigned tiles) {
+template <typename Args, typename T, unsigned N> HopperChoice<Args> choose_tiles(unsigned tiles) {
     if constexpr (most_tiles(N) == 4) {
         if (tiles > 2) {
-            return tiles == 3 ? hopper_choice<T, N, 3>() : hopper_choice<T, N, 4>();
+            return tiles == 3 ? hopper_choice<Args, T, N, 3>() : hopper_choice<Args, T, N, 4>();
         }
     }
-    return tiles == 1 ? hopper_choice<T, N, 1>() : hopper_choice<T, N, 2>();
+    return tiles == 1 ? hopper_choice<Args, T, N, 1>() : hopper_choice<Args, T, N, 2>();
 }
 
-template <typename T> HopperChoice choose_of(unsigned n, unsigned tiles) {
+template <typename Args, typename T> HopperChoice<Args> choose_of(unsigned n, unsigned tiles) {
+    if constexpr (std::is_same_v<Args, djinn_linear_args>) {
+        if (n > MOST_GROUP) {
+            return choose_tiles<Args, T, 256>(tiles);
+        }
+    }
     switch (n) {
-    case 32: return choose_tiles<T, 32>(tiles);
-    case 64: return choose_tiles<T, 64>(tiles);
-    case 128: return choose_tiles<T, 128>(tiles);
-    default: return choose_tiles<T, 256>(tiles);
+    case 32: return choose_tiles<Args, T, 32>(tiles);
+    case 64: return choose_tiles<Args, T, 64>(tiles);
+    default: return choose_tiles<Args, T, 128>(tiles);
     }
 }
 
-HopperChoice choose_hopper(uint32_t dtype, unsigned n, unsigned tiles) {
-    return dtype == DJINN_F16 ? choose_of<f16>(n, tiles) : choose_of<bf16>(n, tiles);
+template <typename Args> HopperChoice<Args> choose_hopper(uint32_t dtype, unsigned n, unsigned tiles) {
+    return dtype == DJINN_F16 ? choose_of<Args, f16>(n, tiles) : choose_of<Args, bf16>(n, tiles);
 }
 
 /* Rows of x that a kernel exists for. */
 unsigned columns_of(unsigned rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 128 ? 128 : 256; }
 
 /* Lets a kernel use its shared memory. */
-cudaError_t allow(const HopperChoice &choice) {
+template <typename Args> cudaError_t allow(const HopperChoice<Args> &choice) {
     return cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(MOST_SHARED));
 }
 
@@ -287,7 +329,7 @@ unsigned clusters_at_once() {
     if (found == 0) {
         found = 1;
 #ifdef DJINN_SM90A
-        const HopperChoice largest = choose_hopper(DJINN_F16, 128, 4);
+        const auto largest = choose_hopper<djinn_linear_args>(DJINN_F16, 128, 4);
         LaunchConfig launch({PARTIALS}, 128 * largest.tiles + 32, MOST_SHARED, nullptr, PARTIALS);
         int clusters = 0;
         if (all_devices()[device].is_hopper && map_encoder() != nullptr && allow(largest) == cudaSuccess &&
@@ -318,24 +360,29 @@ unsigned choose_share(unsigned n, unsigned rows, unsigned at_once) {
     return best;
 }
 
-bool serves_hopper(const djinn_linear_args &a) {
-    return a.k % RUN == 0 && (a.weight_dtype == DJINN_F16 || a.weight_dtype == DJINN_BF16) && a.rounded != nullptr &&
-           clusters_at_once() > 0;
+bool serves_hopper(uint32_t k, uint32_t weight_dtype) {
+    return k % RUN == 0 && (weight_dtype == DJINN_F16 || weight_dtype == DJINN_BF16) && clusters_at_once() > 0;
 }
 
-int linear_hopper(const djinn_linear_args &a, void *stream) {
-    const unsigned n = columns_of(a.rows);
-    const unsigned share = choose_share(n, a.n, clusters_at_once());
-    const HopperChoice chosen = choose_hopper(a.weight_dtype, n, ceil_div(share, TILE_ROWS));
+/* Rows of x that a launch multiplies, `n` at once, and the expert's slot that they begin with. */
+struct Batch {
+    const void *rounded;
+    unsigned rows, n, first;
+};
+
+template <typename Args>
+int launch_hopper(const Args &args, const djinn_linear_args &a, const Batch &batch, void *stream) {
+    const unsigned n = batch.n, share = choose_share(n, a.n, clusters_at_once());
+    const auto chosen = choose_hopper<Args>(a.weight_dtype, n, ceil_div(share, TILE_ROWS));
     const unsigned bytes = stage_bytes(share, n), room = MOST_SHARED - BLOCK_ALIGN;
     /* Products read whole tiles, also of the last stage. */
     const unsigned past = chosen.tiles * TILE_ROWS * BLOCK_ROW - (bytes - n * BLOCK_ROW);
     const unsigned past_x = past > n * BLOCK_ROW ? past - n * BLOCK_ROW : 0;
     const unsigned fit = (room - past_x) / bytes;
-    const Frame frame{share, fit < MOST_STAGES ? fit : MOST_STAGES};
+    const Frame frame{share, fit < MOST_STAGES ? fit : MOST_STAGES, batch.first};
     Maps maps;
     const unsigned tiles = ceil_div(a.n, a.tile_rows);
-    bool encoded = encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, n);
+    bool encoded = encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, n);
     for (unsigned tile = 0; tile < tiles; ++tile) {
         const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
         encoded = encoded && encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, share);
@@ -347,8 +394,32 @@ int linear_hopper(const djinn_linear_args &a, void *stream) {
     if (code != cudaSuccess) {
         return code;
     }
-    const dim3 grid(shares_of(a, share) * PARTIALS);
-    return launch_clusters(PARTIALS, chosen.kernel, grid, 128 * chosen.tiles + 32, MOST_SHARED, stream, a, maps, frame);
+    const dim3 grid(shares_of(a, share) * PARTIALS, ceil_div(batch.rows, n));
+    return launch_clusters(PARTIALS, chosen.kernel, grid, 128 * chosen.tiles + 32, MOST_SHARED, stream, args, maps, frame);
+}
+
+int linear_hopper(const djinn_linear_args &a, void *stream) {
+    return launch_hopper(a, a, {a.rounded, a.rows, columns_of(a.rows), 0}, stream);
+}
+
+int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream) {
+    constexpr unsigned MOST_GROUPS = 65535;
+    const djinn_linear_args &linear = a.linear;
+    const unsigned slots = linear.rows, n = slots <= MOST_GROUP ? columns_of(slots) : MOST_GROUP;
+    const uint64_t groups = a.workspace_bytes / (uint64_t(linear.k) * 2 * n);
+    const unsigned step = unsigned(groups < MOST_GROUPS ? groups : MOST_GROUPS) * n;
+    for (unsigned first = 0; first < slots; first += step) {
+        const unsigned rows = slots - first < step ? slots - first : step;
+        const auto gather = linear.weight_dtype == DJINN_F16 ? djinn_gather_f16 : djinn_gather_bf16;
+        int code = launch(gather, rows, GATHER_THREADS, 0, stream, a, first);
+        if (code == cudaSuccess) {
+            code = launch_hopper(a, linear, {a.workspace, rows, n, first}, stream);
+        }
+        if (code != cudaSuccess) {
+            return code;
+        }
+    }
+    return cudaSuccess;
 }
 
 } // namespace djinn

@@ -392,6 +392,8 @@ pub struct djinn_expert_linear_args {
     pub linear: djinn_linear_args,
     pub order: *const u32,
     pub starts: *const u32,
+    pub workspace: *mut ::std::os::raw::c_void,
+    pub workspace_bytes: u64,
     pub expert: u32,
     pub slots_per_row: u32,
 }

@@ -22,10 +22,11 @@ pub(crate) fn rows_at_once() -> u32 {
     unsafe { sys::djinn_linear_rows() }
 }
 
-/// Whether the own kernel for a product takes its activations rounded, on the card of the current context.
-pub(crate) fn wants_rounded(args: &Linear) -> bool {
+/// Whether the own kernel for a product of this many rows, or slots of experts, takes its activations rounded, on the
+/// card of the current context.
+pub(crate) fn wants_rounded(rows: u32, k: u32, weight: DType) -> bool {
     // SAFETY: as above.
-    unsafe { sys::djinn_linear_rounded(args.rows, args.k, dtype(args.weight.dtype)) != 0 }
+    unsafe { sys::djinn_linear_rounded(rows, k, dtype(weight)) != 0 }
 }
 
 /// A stream, and the memory that arguments refer to.
@@ -301,7 +302,8 @@ impl Launch<'_> {
         kernel!(djinn_group, raw, self.stream)
     }
 
-    pub(crate) fn expert_linear(self, args: &ExpertLinear) -> Result<()> {
+    /// With a workspace for rounded activations where [`wants_rounded`] says so; results do not depend on it.
+    pub(crate) fn expert_linear(self, args: &ExpertLinear, workspace: Option<Place>) -> Result<()> {
         let mut weights = [std::ptr::null(); TILES];
         weights[0] = self.memory.resolve(args.weight.span).input();
         let linear = sys::djinn_linear_args {
@@ -323,6 +325,8 @@ impl Launch<'_> {
             linear,
             order: self.memory.resolve(args.order).input(),
             starts: self.memory.resolve(args.starts).input(),
+            workspace: workspace.map_or(std::ptr::null_mut(), Place::bytes),
+            workspace_bytes: workspace.map_or(0, Place::len),
             expert: args.expert,
             slots_per_row: args.slots_per_row,
         };

@@ -93,7 +93,7 @@ impl CudaDevice {
     fn product(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
         let args = &tiles[0];
         let few = args.rows <= self.rows_alone();
-        if few && !wants_rounded(args) {
+        if few && !wants_rounded(args.rows, args.k, args.weight.dtype) {
             return self.launch(stream, |launch| launch.linear(tiles, 0..args.rows, None));
         }
         let known = self.prepared.take().filter(|known| known.stream == stream);
@@ -174,7 +174,6 @@ impl Ops for CudaDevice {
         copy_pages: CopyPages,
         route: Route,
         group: Group,
-        expert_linear: ExpertLinear,
         combine: Combine,
         copy_expert: CopyExpert,
         checksum: Checksum,
@@ -203,6 +202,15 @@ impl Ops for CudaDevice {
             tiles = rest;
         }
         Ok(())
+    }
+
+    fn expert_linear(&self, stream: Stream, args: &ExpertLinear) -> Result<()> {
+        debug_assert_eq!(args.check(), ());
+        if !wants_rounded(args.slots, args.k, args.weight.dtype) {
+            return self.launch(stream, |launch| launch.expert_linear(args, None));
+        }
+        self.claim_scratch(stream)?;
+        self.launch(stream, |launch| launch.expert_linear(args, Some(self.scratch.activations())))
     }
 
     fn attention(&self, stream: Stream, args: &Attention) -> Result<()> {

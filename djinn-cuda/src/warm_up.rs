@@ -83,6 +83,7 @@ impl Work<'_> {
             for (rows, most) in [(17, 4), (33, 4), (65, 4), (129, 2)] {
                 for tiles in 1..=most {
                     self.linear(stream, dtype, rows, tiles * 64 * 30, 64)?;
+                    self.expert_linear(stream, dtype, rows, tiles * 64 * 30, 64)?;
                 }
             }
         }
