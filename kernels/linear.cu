@@ -63,8 +63,9 @@ constexpr unsigned MOST_RING = 100 * 1024;
 __host__ __device__ inline unsigned staged_pitch(unsigned k) { return k * 2 + 32; }
 
 /*
- * GROUPS times EACH units of 8 rows of the weight by up to 8 TILES rows of x, which `Rows` finds. STAGED: a block rounds
- * these first, to shared memory; else each warp loads and rounds what it needs as it goes, which waits for the memory.
+ * GROUPS times EACH units of 8 rows of the weight by up to 8 TILES rows of x, which `Rows` finds. STAGED: a block
+ * rounds these first, to shared memory; else each warp loads and rounds what it needs as it goes, which waits for the
+ * memory.
  */
 template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename Rows, bool STAGED> struct Tensor {
     static_assert(TILES <= 2);
@@ -341,7 +342,7 @@ __device__ __forceinline__ void linear_plain(const djinn_linear_args &a, const R
     __global__ void __launch_bounds__(32 * djinn::PARTIALS * GROUPS)                                         \
         djinn_expert_linear_tensor_##suffix(const __grid_constant__ djinn_expert_linear_args a,              \
                                             unsigned share) {                                                \
-        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y * djinn::MOST_ROWS, djinn::MOST_ROWS);                                                       \
+        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y * djinn::MOST_ROWS, djinn::MOST_ROWS);  \
         if (rows.count() > 0) {                                                                                \
             djinn::Tensor<T, GROUPS, EACH, TILES, djinn::Routed, STAGED>::run(a.linear, rows, share);        \
         }                                                                                                    \
@@ -359,7 +360,7 @@ DJINN_TENSOR(bf16, djinn::bf16)
     template <unsigned N, unsigned ROWS>                                                                     \
     __global__ void __launch_bounds__(djinn::THREADS)                                                        \
         djinn_expert_linear_##suffix(const __grid_constant__ djinn_expert_linear_args a) {                   \
-        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y * djinn::MOST_ROWS, djinn::MOST_ROWS);                                                       \
+        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y * djinn::MOST_ROWS, djinn::MOST_ROWS);  \
         if (rows.count() > 0) {                                                                                \
             djinn::linear_plain<T, N, ROWS, djinn::Routed>(a.linear, rows);                                  \
         }                                                                                                    \
@@ -440,7 +441,7 @@ int launch_tensor(const Args &args, const Plan &plan, const Division &division, 
         }
         allowed.fetch_or(device);
     }
-    /* Where each multiprocessor is to have a block, none has room for two: the next launch's would not spread evenly. */
+    /* Where each multiprocessor is to have a block, none has room for two: the next launch's would not spread. */
     const DeviceFacts &facts = all_devices()[current_device()];
     const unsigned needed = unsigned(Kind::SHARED_BYTES) + staged, alone = facts.block_shared / 2 + 1024;
     const unsigned shared = division.blocks <= facts.multiprocessors && needed < alone ? alone : needed;
@@ -473,8 +474,9 @@ int launch_few_units(const Args &args, const Plan &plan, const Division &divisio
 }
 
 /*
- * Up to 16 rows, or slots of a group, on the tensor cores. Of blocks with few units two run on a multiprocessor at once,
- * and one computes while the next one's first weights arrive; where x leaves no room for two, a block takes more units.
+ * Up to 16 rows, or slots of a group, on the tensor cores. Of blocks with few units two run on a multiprocessor at
+ * once, and one computes while the next one's first weights arrive; where x leaves no room for two, a block takes more
+ * units.
  */
 template <typename T, typename Args> int linear_tensor(const Args &args, const Plan &plan, void *stream) {
     const DeviceFacts &device = all_devices()[current_device()];
@@ -514,7 +516,8 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     if ((args->bias != nullptr && args->bias_dtype > DJINN_BF16) || args->n == 0 || !tiled) {
         return cudaErrorInvalidValue;
     }
-    if (args->rounded != nullptr && args->rows <= DJINN_LINEAR_ROWS && djinn::serves_hopper(args->k, args->weight_dtype)) {
+    const bool prepared = args->rounded != nullptr && args->rows <= DJINN_LINEAR_ROWS;
+    if (prepared && djinn::serves_hopper(args->k, args->weight_dtype)) {
         return djinn::linear_hopper(*args, stream);
     }
     for (unsigned row = 0; row < args->rows; row += djinn::MOST_ROWS) {

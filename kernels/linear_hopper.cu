@@ -11,13 +11,14 @@
  * Shapes: as in linear.cu.
  * CPU reference: djinn-device, kernels/reference/routing.rs, `expert_linear`.
  *
- * Rows of the weight are the wide operand of the matrix units (64 at once), rows of x the narrow one (N). A product of 16
- * columns adds to a sum the same bits whatever N is, and the same as a product of linear.cu's.
+ * Rows of the weight are the wide operand of the matrix units (64 at once), rows of x the narrow one (N). A product of
+ * 16 columns adds to a sum the same bits whatever N is, and the same as a product of linear.cu's.
  *
- * Launch: clusters of a block for each partial sum, one block on each multiprocessor that a cluster can have; a cluster
- * takes an equal share of the weight's rows, up to 64 TILES. In each block one warp has weight and x copied to a ring of
- * stages of one run each, weights before the previous kernel is done; a warpgroup for each 64 rows multiplies. At the
- * end the partial sums of the rows of the warps w of all warpgroups go to the block of rank w, which adds them in order.
+ * Launch: clusters of a block for each partial sum, one block on each multiprocessor that a cluster can have; a
+ * cluster takes an equal share of the weight's rows, up to 64 TILES. In each block one warp has weight and x copied to
+ * a ring of stages of one run each, weights before the previous kernel is done; a warpgroup for each 64 rows
+ * multiplies. At the end the partial sums of the rows of the warps w of all warpgroups go to the block of rank w,
+ * which adds them in order.
  */
 #include "linear.cuh"
 #include "wgmma.cuh"
@@ -42,7 +43,7 @@ struct Maps {
     CUtensorMap x;
 };
 
-/* Rows of the weight that a cluster takes, stages of a block's ring, and the expert's slot that the launch begins with. */
+/* Rows of the weight that a cluster takes, stages of a block's ring, and the first of the expert's slots. */
 struct Frame {
     uint32_t share, stages, first;
 };
@@ -395,7 +396,8 @@ int launch_hopper(const Args &args, const djinn_linear_args &a, const Batch &bat
         return code;
     }
     const dim3 grid(shares_of(a, share) * PARTIALS, ceil_div(batch.rows, n));
-    return launch_clusters(PARTIALS, chosen.kernel, grid, 128 * chosen.tiles + 32, MOST_SHARED, stream, args, maps, frame);
+    const unsigned threads = 128 * chosen.tiles + 32;
+    return launch_clusters(PARTIALS, chosen.kernel, grid, threads, MOST_SHARED, stream, args, maps, frame);
 }
 
 int linear_hopper(const djinn_linear_args &a, void *stream) {

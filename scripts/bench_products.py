@@ -59,7 +59,8 @@ def main():
 
     def speed(model, runs, tokens, *more):
         result = bench_gpu.sample(args.djinn, model, runs, tokens, *more)
-        result["share_of_link"] = result["streamed_bytes_per_pass"] / report["link_gbps"] / 1e6 / result["tpot_ms"]
+        moved = result["samples"][0]["streamed_bytes_per_token"]
+        result["share_of_link"] = moved / report["link_gbps"] / 1e6 / result["tpot_ms"]
         report["results"].append(result)
         return f"TTFT(512) {result['ttft_ms']:.1f} ms, {result['tpot_ms']:.2f} ms/token"
 
