@@ -133,7 +133,8 @@ impl CudaDevice {
 }
 
 /// How many of the leading tiles one launch takes: those that follow one another in the output, of as many rows each
-/// but for the last, of the same product of up to `few` rows. A bias lies in tiles as well, of which a launch takes one.
+/// but for the last, of the same product of up to `few` rows. A bias is cut into tiles as well, and a launch takes one
+/// tile of it.
 fn at_once(tiles: &[Linear], few: u32) -> usize {
     let first = &tiles[0];
     if first.rows > few || first.bias.is_some() {

@@ -13,7 +13,6 @@ mod families;
 pub mod file;
 pub mod gguf;
 mod open;
-pub mod printable;
 mod quant;
 pub mod safetensors;
 pub mod synthetic;
@@ -22,6 +21,7 @@ pub mod tokenizer;
 mod weights;
 
 pub use chat::{ChatTemplate, Conversation, Message, Rendered};
+pub use djinn_template::printable;
 pub use error::{Error, Result};
 pub use open::{GenerationDefaults, Location, Model, OpenOptions, open};
 pub use tensor::{Encoding, TensorFile, TensorInfo};

@@ -1,8 +1,5 @@
 //! What can go wrong, in one line each.
 
-/// Longest text of a template or a conversation that an error shows, in characters.
-const SHOWN: usize = 500;
-
 /// Why a template was not parsed or not rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -77,32 +74,4 @@ impl Fault {
             Fault::Limit(what) => Error::Limit { line, what },
         }
     }
-}
-
-/// Foreign text as an error may show it: in one line, without control or bidirectional characters, at most
-/// 500 characters.
-pub fn shown(text: &str) -> String {
-    let mut out = String::new();
-    let mut spaced = true;
-    for (at, c) in text.trim().chars().enumerate() {
-        if at == SHOWN {
-            out.push('…');
-            break;
-        }
-        if c.is_whitespace() {
-            if !spaced {
-                out.push(' ');
-            }
-            spaced = true;
-            continue;
-        }
-        spaced = false;
-        let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{61c}' | '\u{feff}');
-        if c.is_control() || hidden {
-            out.extend(c.escape_unicode());
-        } else {
-            out.push(c);
-        }
-    }
-    out
 }

@@ -1,8 +1,9 @@
 //! Python's two ways to format text: `%` and `str.format`.
 
-use crate::error::{Fault, shown};
+use crate::error::Fault;
 use crate::numbers::{float, not_finite, with_exponent};
 use crate::operators::{integer, number};
+use crate::printable::one_line;
 use crate::render::{Args, Renderer};
 use crate::text::{Text, TextBuilder};
 use crate::value::{Kind, SeqKind, Value};
@@ -75,7 +76,7 @@ pub(crate) fn percent(r: &Renderer<'_>, text: &Text, values: &Value) -> Result<V
                 return Err(malformed("a key is not closed"));
             };
             let key = &text.as_str()[start..end];
-            named = Some(values.get(key).ok_or_else(|| Fault::new(format!("no key '{}'", shown(key))))?);
+            named = Some(values.get(key).ok_or_else(|| Fault::new(format!("no key '{}'", one_line(key))))?);
             by_name = true;
         }
         let spec = percent_spec(&mut chars)?;
@@ -145,7 +146,7 @@ fn percent_field(r: &Renderer<'_>, out: &mut TextBuilder, spec: Spec, value: &Va
                 _ => Err(Fault::new("%c requires int or char")),
             },
         },
-        other => Err(malformed(&format!("unknown %{}", shown(&other.to_string())))),
+        other => Err(malformed(&format!("unknown %{}", one_line(&other.to_string())))),
     }
 }
 
@@ -203,13 +204,13 @@ fn field(
         found.ok_or_else(|| Fault::new("Replacement index out of range for positional args tuple"))?
     } else {
         let found = args.named.iter().find(|(known, _)| known.as_str() == name);
-        &found.ok_or_else(|| Fault::new(format!("no argument '{}'", shown(name))))?.1
+        &found.ok_or_else(|| Fault::new(format!("no argument '{}'", one_line(name))))?.1
     };
     let value = match conversion {
         None => value.clone(),
         Some("s") => r.string(value)?,
         Some("r") => repr(r, value)?,
-        Some(other) => return Err(malformed(&format!("unknown conversion '{}'", shown(other)))),
+        Some(other) => return Err(malformed(&format!("unknown conversion '{}'", one_line(other)))),
     };
     if spec.is_empty() {
         return r.write(out, &value);
@@ -368,8 +369,8 @@ fn write_float(r: &Renderer<'_>, out: &mut TextBuilder, spec: &Spec, value: f64)
     write_number(r, out, spec, value.is_sign_negative() && !value.is_nan(), "", &digits)
 }
 
-/// The format `g`: so many significant digits, an exponent where the number is very small or large, no zeros
-/// at the end. Without a letter one digit stays behind the point.
+/// The format `g`: `precision` significant digits, an exponent where the number is very small or large, no zeros
+/// at the end. With `keeps_point` one digit stays behind the point.
 fn general(size: f64, precision: usize, keeps_point: bool) -> String {
     let scientific = format!("{size:.*e}", precision - 1);
     let exponent: i64 = scientific.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);

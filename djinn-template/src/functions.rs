@@ -1,7 +1,8 @@
 //! The functions that every template sees, and what they keep: namespaces and joiners.
 
-use crate::error::{Fault, shown};
+use crate::error::Fault;
 use crate::operators::integer;
+use crate::printable::one_line;
 use crate::render::{Args, Renderer};
 use crate::time;
 use crate::value::{Key, Kind, SeqKind, Value};
@@ -65,7 +66,7 @@ pub(crate) fn call(r: &mut Renderer<'_>, function: Function, args: Args) -> Resu
             let [message] = args.bind("raise_exception", ["message"])?;
             let message = message.ok_or_else(|| Fault::new("raise_exception needs a message"))?;
             let message = r.string(&message)?;
-            Err(Fault::Raised(shown(message.as_str().unwrap_or_default())))
+            Err(Fault::Raised(one_line(message.as_str().unwrap_or_default())))
         }
         Function::StrftimeNow => {
             let [format] = args.bind("strftime_now", ["format"])?;
@@ -149,7 +150,7 @@ fn entries(r: &Renderer<'_>, args: Args) -> Result<IndexMap<Key, Value>, Fault> 
 /// Refuses attributes of namespaces that transformers refuses.
 pub(crate) fn check_attribute(name: &str) -> Result<(), Fault> {
     if name.starts_with('_') {
-        let name = shown(name);
+        let name = one_line(name);
         return Err(Fault::new(format!(
             "a namespace has no attributes with an underscore in front ('{name}')"
         )));

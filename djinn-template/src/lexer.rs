@@ -1,8 +1,9 @@
 //! Source to tokens, with white space trimmed as transformers has Jinja trim it: the line end after a block,
 //! the indentation before one, and what `-` and `+` ask for.
 
-use crate::error::{Error, Result, shown};
+use crate::error::{Error, Result};
 use crate::methods::is_space;
+use crate::printable::one_line;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Kind {
@@ -195,7 +196,7 @@ impl<'s> Lexer<'s> {
     fn operator(&mut self, brackets: &mut Vec<&'static str>) -> Result<()> {
         let Some(&found) = OPERATORS.iter().find(|o| self.rest().starts_with(**o)) else {
             let c: String = self.rest().chars().take(1).collect();
-            return self.error(format!("unexpected character '{}'", shown(&c)));
+            return self.error(format!("unexpected character '{}'", one_line(&c)));
         };
         match found {
             "(" => brackets.push(")"),

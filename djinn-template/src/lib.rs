@@ -26,12 +26,13 @@ mod numbers;
 mod operators;
 mod parser;
 mod predicates;
+pub mod printable;
 mod render;
 mod template;
 mod text;
 mod time;
 mod value;
 
-pub use error::{Error, Result, shown};
+pub use error::{Error, Result};
 pub use template::{Context, Rendered, Template};
 pub use value::Value;

@@ -2,8 +2,9 @@
 
 pub(crate) mod strings;
 
-use crate::error::{Fault, shown};
+use crate::error::Fault;
 use crate::operators::integer;
+use crate::printable::one_line;
 use crate::render::{Args, Renderer};
 use crate::value::{Dict, Key, Kind, Seq, SeqKind, Value, equal};
 
@@ -97,7 +98,7 @@ pub(crate) fn call(r: &mut Renderer<'_>, value: &Value, name: &str, args: Args) 
 }
 
 pub(crate) fn unsupported(value: &Value, name: &str) -> Fault {
-    Fault::Unsupported(format!("the method `{}` of a {}", shown(name), value.type_name()))
+    Fault::Unsupported(format!("the method `{}` of a {}", one_line(name), value.type_name()))
 }
 
 fn dict_method(r: &Renderer<'_>, value: &Value, dict: &Dict, name: &str, args: Args) -> Result<Value, Fault> {

@@ -3,8 +3,9 @@
 mod expression;
 
 use crate::ast::{self, Expr, For, Macro, Name, Post, Statement, StatementKind, Target, Tree, Uses};
-use crate::error::{Error, Result, shown};
+use crate::error::{Error, Result};
 use crate::lexer::{Kind, Token, tokens};
+use crate::printable::one_line;
 use crate::text::Text;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -123,7 +124,7 @@ impl Parser {
         let found = match self.peek() {
             Kind::Data(_) => "text".to_owned(),
             Kind::Sign(sign) => format!("'{sign}'"),
-            Kind::Name(name) => format!("'{}'", shown(name)),
+            Kind::Name(name) => format!("'{}'", one_line(name)),
             Kind::Text(_) => "a string".to_owned(),
             Kind::Integer(_) | Kind::Float(_) => "a number".to_owned(),
             Kind::End => "the end of the template".to_owned(),
@@ -189,7 +190,7 @@ impl Parser {
         Ok(body)
     }
 
-    /// Refuses what was found missing since there were so many.
+    /// Refuses the first thing found missing after the first `known`.
     fn refuse_missing(&mut self, known: usize) -> Result<()> {
         self.missing.drain(known..).next().map_or(Ok(()), Err)
     }
@@ -213,7 +214,7 @@ impl Parser {
             "break" => StatementKind::Break,
             "continue" => StatementKind::Continue,
             name if REFUSED.contains(&name) => return self.unsupported(format!("the statement `{name}`")),
-            name => return self.error(format!("unknown statement `{}`", shown(name))),
+            name => return self.error(format!("unknown statement `{}`", one_line(name))),
         };
         self.expect_sign("%}")?;
         match kind {

@@ -338,7 +338,7 @@ impl Equivalent<Key> for str {
 /// The refusal of an operation on what is not there.
 pub(crate) fn undefined(name: Option<&Text>) -> Fault {
     match name {
-        Some(name) => Fault::new(format!("'{}' is undefined", crate::error::shown(name.as_str()))),
+        Some(name) => Fault::new(format!("'{}' is undefined", crate::printable::one_line(name.as_str()))),
         None => Fault::new("the value is undefined"),
     }
 }

@@ -216,8 +216,8 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
     Ok(resident)
 }
 
-/// A device budget that does not hold the fixed segments and these weights, of which `least` are to stay; the smallest
-/// ring is of `largest` bytes.
+/// The error for a device budget that is too small for the fixed segments and `weights` bytes together. The smallest
+/// ring takes `largest` bytes, and `least` bytes of weights have to be resident.
 fn too_small(
     budget: &Budget,
     segments: &Segments,

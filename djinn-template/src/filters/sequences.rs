@@ -2,10 +2,11 @@
 
 use super::{count_of, is_set};
 use crate::ast::Arithmetic;
-use crate::error::{Fault, shown};
+use crate::error::Fault;
 use crate::methods::{self, pairs, strings::change_case};
 use crate::operators::arithmetic;
 use crate::predicates;
+use crate::printable::one_line;
 use crate::render::{Args, Renderer};
 use crate::value::{Key, Kind, SeqKind, Value, equal, less, truth};
 use indexmap::IndexSet;
@@ -335,7 +336,7 @@ pub(super) fn map(r: &mut Renderer<'_>, value: &Value, args: Args) -> Result<Val
     }
     let (name, rest) = split_name(args, "map")?;
     let Some(filter) = super::find(&name) else {
-        return Err(Fault::new(format!("No filter named '{}'", shown(&name))));
+        return Err(Fault::new(format!("No filter named '{}'", one_line(&name))));
     };
     for item in &items {
         let args = copied(r, &rest)?;
@@ -367,7 +368,7 @@ pub(super) fn select(
         false => {
             let (name, rest) = split_name(args, "select")?;
             let Some(test) = predicates::find(&name) else {
-                return Err(Fault::new(format!("No test named '{}'", shown(&name))));
+                return Err(Fault::new(format!("No test named '{}'", one_line(&name))));
             };
             Some((test, rest))
         }

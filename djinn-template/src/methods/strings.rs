@@ -225,7 +225,7 @@ fn partition(r: &Renderer<'_>, text: &Text, name: &str, args: Args) -> Result<Va
     Value::tuple(&r.budget, vec![r.part(text, left)?, r.part(text, middle)?, r.part(text, right)?])
 }
 
-/// Replaces at most so many occurrences; the replacement keeps its own origin.
+/// Replaces at most `limit` occurrences, all if it is negative; the replacement keeps its own origin.
 pub(crate) fn replace(
     r: &Renderer<'_>,
     text: &Text,

@@ -1,9 +1,10 @@
-//! Expressions: one function for each precedence, each of which reads a chain in a loop.
+//! Expressions: one function for each precedence, which reads a chain in a loop.
 
 use super::Parser;
 use crate::ast::{Arguments, Arithmetic, Comparison, Expr, Post};
-use crate::error::{Error, Result, shown};
+use crate::error::{Error, Result};
 use crate::lexer::Kind;
+use crate::printable::one_line;
 use crate::text::Text;
 use crate::value::{self, Value};
 use crate::{filters, predicates};
@@ -364,7 +365,7 @@ impl Parser {
     }
 
     fn missing(&mut self, kind: &str, name: &str) -> Post {
-        let what = format!("the {kind} `{}`", shown(name));
+        let what = format!("the {kind} `{}`", one_line(name));
         self.missing.push(Error::Unsupported { line: self.line(), what: what.clone() });
         Post::Missing(what)
     }

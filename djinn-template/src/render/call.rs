@@ -33,7 +33,7 @@ impl Args {
         }
         for (name, value) in self.named {
             let Some(at) = names.iter().position(|known| *known == name.as_str()) else {
-                let name = crate::error::shown(name.as_str());
+                let name = crate::printable::one_line(name.as_str());
                 return Err(Fault::new(format!("{callee} has no argument '{name}'")));
             };
             if found[at].replace(value).is_some() {
@@ -145,7 +145,7 @@ impl<'t> Renderer<'t> {
         args: Args,
     ) -> Result<(), Fault> {
         let tree = self.tree;
-        let name = || crate::error::shown(tree.names[defined.name].as_str());
+        let name = || crate::printable::one_line(tree.names[defined.name].as_str());
         let Args { positional, mut named } = args;
         let mut positional = positional.into_iter();
         let mut caller = closure.caller.clone();
@@ -193,7 +193,7 @@ impl<'t> Renderer<'t> {
             let entries = Value::dict(&self.budget, entries)?;
             self.set(ast::KWARGS, entries)?;
         } else if let Some((unknown, _)) = named.first() {
-            let unknown = crate::error::shown(unknown.as_str());
+            let unknown = crate::printable::one_line(unknown.as_str());
             return Err(Fault::new(format!("macro '{}' takes no keyword argument '{unknown}'", name())));
         }
         Ok(())

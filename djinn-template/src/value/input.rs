@@ -1,7 +1,8 @@
 //! Values from outside: Rust's own, and JSON within bounds.
 
 use super::{Dict, Key, Kind, Seq, SeqKind, Value};
-use crate::error::{Error, Result, shown};
+use crate::error::{Error, Result};
+use crate::printable::one_line;
 use crate::text::Text;
 use indexmap::IndexMap;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -28,7 +29,7 @@ impl Value {
         let mut reader = serde_json::Deserializer::from_str(text);
         let read = Reader { left: &mut left, depth: 0 }.deserialize(&mut reader);
         let value = read.and_then(|value| reader.end().map(|()| value));
-        value.map_err(|error| Error::Data(format!("is not valid JSON: {}", shown(&error.to_string()))))
+        value.map_err(|error| Error::Data(format!("is not valid JSON: {}", one_line(&error.to_string()))))
     }
 
     /// A list.
