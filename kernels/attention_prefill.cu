@@ -2,7 +2,7 @@
  * attention in tiles, on the tensor cores, for rows in runs of more than DJINN_PREFILL_RUN of one sequence:
  * out[r, h, :] = softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r], or the last `window` of them.
  * Shapes: as in attention.cu; f16 or bf16 pages, head_dim 64 or 128.
- * CPU reference: djinn-device, kernels/reference.rs, `attention`.
+ * Reference: djinn-device, src/reference.rs, `attention`.
  *
  * The method is FlashAttention-2 (Dao, 2023): the running maximum and sum of each row are kept while 64 keys and
  * values at a time pass through shared memory, two stages deep. Tiles of keys start at position 0, and a tile that a
@@ -17,31 +17,6 @@ namespace djinn {
 
 constexpr unsigned THREADS = 128;
 constexpr unsigned TILE = 64;
-constexpr float LOG2_E = 1.44269504088896340736f;
-
-/* Two f32 rounded into a word, the first in its lower half. */
-template <typename T> __device__ __forceinline__ uint32_t pack(float first, float second) {
-    const Pack<T, 2> both = {narrow<T>(first), narrow<T>(second)};
-    return *reinterpret_cast<const uint32_t *>(&both);
-}
-
-/* sum[16, 8] += a[16, 16] b[16, 8]. */
-template <typename T>
-__device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-template <>
-__device__ __forceinline__ void multiply<f16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-template <>
-__device__ __forceinline__ void multiply<bf16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 /* Four 8 x 8 matrices of 16-bit elements, transposed; each lane gives the address of one of their rows. */
 __device__ __forceinline__ void load_transposed(uint32_t (&to)[4], const void *row) {
@@ -50,16 +25,6 @@ __device__ __forceinline__ void load_transposed(uint32_t (&to)[4], const void *r
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(address)
                  : "memory");
-}
-
-/* The greatest, and the sum, over the four lanes that hold a row of a fragment. */
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
 template <typename T, unsigned DIM> struct Tiles {
@@ -270,6 +235,11 @@ DJINN_KERNEL(bf16, djinn::bf16)
 namespace djinn {
 
 using Kernel = void (*)(djinn_attention_args);
+
+bool serves_runs(const djinn_attention_args &a) {
+    const bool fits = a.kv.dtype != DJINN_F32 && (a.kv.head_dim == 64 || a.kv.head_dim == 128);
+    return fits && may_have_runs(a) && a.alibi == 0;
+}
 
 int attention_runs(const djinn_attention_args &a, void *stream) {
     const bool wide = a.kv.head_dim == 128, half = a.kv.dtype == DJINN_F16;

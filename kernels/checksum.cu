@@ -4,7 +4,7 @@
  * Shapes: src any bytes from a multiple of 16 on, out u64 [1].
  * Launch: out is cleared, then up to 2048 blocks of 256 threads walk 16 bytes a thread and step; one 64-bit
  * atomic addition a warp. Wrapping addition commutes, so the result has one value.
- * CPU reference: djinn-device, kernels/reference.rs, `checksum`.
+ * Reference: djinn-device, src/reference.rs, `checksum`.
  */
 #include "element.cuh"
 

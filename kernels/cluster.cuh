@@ -104,6 +104,11 @@ struct Barrier {
 /* Global memory that earlier kernels wrote may be read by copies to shared memory that this thread starts. */
 __device__ __forceinline__ void admit_bulk_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
+/* Shared memory that this thread's stores and `copy_async` wrote may be read by the matrix units. */
+__device__ __forceinline__ void admit_shared_writes() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 } // namespace djinn
 
 #endif

@@ -11,7 +11,7 @@
  * Launch: up to 24 blocks of 512 threads in strides of the grid, 8 loads of 16 bytes under way a thread: enough to keep
  * a link busy, few enough to leave the multiprocessors to the stream that computes. Single bytes where addresses are no
  * multiples of 16.
- * CPU reference: the device's own copy; djinn-device, kernels/reference/routing.rs, `copy_expert`.
+ * Reference: the device's own copy; djinn-device, src/reference/routing.rs, `copy_expert`.
  */
 #include "element.cuh"
 

@@ -245,17 +245,16 @@ int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream);
  * the bias of key j is bf16(bf16(slope(h)) bf16(j)), where with m the largest power of two up to heads, the first
  * m slopes are 2^(-8 (i + 1) / m) and the others 2^(-4 (2 i + 1) / m); else it is 0.
  *
- * Two paths. Row by row, in f32: always right. In tiles on the tensor cores, queries and probabilities rounded
- * to the cache's dtype: for rows that stand in a run of more than DJINN_PREFILL_RUN rows of their sequence,
- * when the cache is f16 or bf16, head_dim is 64 or 128 and there is no bias; `exact` turns it off. So a row's
- * bits depend on its own run's length at most, never on other sequences, nor on the workspace.
+ * Two paths. Row by row; and in tiles, for rows that stand in a run of more than DJINN_PREFILL_RUN rows of their
+ * sequence, when the cache is f16 or bf16: on Hopper with a head_dim that is a multiple of 8 and a workspace for a row
+ * at least, elsewhere with a head_dim of 64 or 128 and no bias. So a row's bits depend on its own run's length at
+ * most, never on other sequences. Where the cache is f16 or bf16 and head_dim a multiple of 8, queries and
+ * probabilities are rounded to its type; all else is f32.
  *
- * The workspace lets the row-by-row path split contexts over more of the device, for up to
- * DJINN_SPLIT_ROWS rows. Any amount is right, null included; djinn_attention_workspace() is the most it uses.
+ * The workspace holds partial results of contexts that are split over the device. Any amount is right, null included.
  */
 enum {
     DJINN_PREFILL_RUN = 32,
-    DJINN_SPLIT_ROWS = 64,
 };
 typedef struct djinn_attention_args {
     const float *qkv;          /* [rows, (heads + 2 kv_heads) head_dim]; only the queries are read */
@@ -270,11 +269,8 @@ typedef struct djinn_attention_args {
     uint32_t window; /* positions that a row sees, its own the last; 0 for all */
     uint32_t alibi;  /* non-zero: scores are biased by position */
     uint32_t rows;
-    uint32_t exact; /* non-zero: row by row, whatever the length of a run */
 } djinn_attention_args;
 int djinn_attention(const djinn_attention_args *args, void *stream);
-/* Bytes of workspace that djinn_attention can use with these sizes (pointers are not read); 0 for none. */
-uint64_t djinn_attention_workspace(const djinn_attention_args *args);
 
 /* out[r, i] = silu(x[r, i]) x[r, width + i], for x[rows, 2 width]. */
 typedef struct djinn_silu_mul_args {
@@ -312,29 +308,6 @@ typedef struct djinn_select_rows_args {
     uint32_t rows;
 } djinn_select_rows_args;
 int djinn_select_rows(const djinn_select_rows_args *args, void *stream);
-
-/* out[r] = the first index of the greatest element of x[r, :], NaN never; the first index that is no NaN, or 0. */
-typedef struct djinn_argmax_args {
-    const float *x; /* [rows, width] */
-    uint32_t *out;  /* [rows] */
-    uint32_t width;
-    uint32_t rows;
-} djinn_argmax_args;
-int djinn_argmax(const djinn_argmax_args *args, void *stream);
-
-/*
- * Page dst_pages[i] of dst = page src_pages[i] of src, for i in 0 .. count; page i where there is no list. Either
- * side may lie in pinned host memory. Which of two writes to one page stays is not said.
- */
-typedef struct djinn_copy_pages_args {
-    const void *src;
-    void *dst;
-    const uint32_t *src_pages; /* [count], or null */
-    const uint32_t *dst_pages; /* [count], or null */
-    uint64_t page_bytes;       /* a multiple of 16 */
-    uint32_t count;
-} djinn_copy_pages_args;
-int djinn_copy_pages(const djinn_copy_pages_args *args, void *stream);
 
 /*
  * ids[r, :] = the top_k greatest of logits[r, :], in descending order, the lower id first among equals; weights are

@@ -43,6 +43,17 @@ template <typename T, unsigned N> __device__ __forceinline__ void store(T *to, c
     *reinterpret_cast<Pack<T, N> *>(to) = pack;
 }
 
+/* Two f32, rounded, as a pair of T. */
+template <typename T> __device__ __forceinline__ uint32_t pack(float a, float b);
+template <> __device__ __forceinline__ uint32_t pack<f16>(float a, float b) {
+    const __half2 pair = __floats2half2_rn(a, b);
+    return *reinterpret_cast<const uint32_t *>(&pair);
+}
+template <> __device__ __forceinline__ uint32_t pack<bf16>(float a, float b) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t *>(&pair);
+}
+
 /* All lanes get the sum, added in an order that depends on the lanes alone. */
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
@@ -141,7 +152,7 @@ inline int current_device() {
     return device < MOST_DEVICES ? device : MOST_DEVICES - 1;
 }
 
-/* A launch of a kernel that keeps the rules of `await_previous`, in clusters of so many blocks; 1 for none. */
+/* A launch of a kernel that keeps the rules of `await_previous`, in clusters of `cluster` blocks; 1 for none. */
 struct LaunchConfig {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};

@@ -11,7 +11,7 @@
  * convert: out = x rounded to nearest even. x f32 [len], out f16 or bf16 [len].
  * Launch of these: blocks of 256 threads with 4 elements each.
  *
- * CPU reference: djinn-device, kernels/reference.rs, `silu_mul`, `select_rows`, `add`, `gelu`; `linear` for the bias;
+ * Reference: djinn-device, src/reference.rs, `silu_mul`, `select_rows`, `add`, `gelu`; `linear` for the bias;
  * kernels/element.rs, `narrow`.
  */
 #include "element.cuh"

@@ -2,7 +2,7 @@
  * embed: out[r, :] = table[tokens[r] - first_row, :], for the rows whose token lies in this tile of the table.
  * Shapes: tokens u32 [rows], table [table_rows, width], out f32 [rows, width].
  * Launch: one block of 256 threads a row; 16 bytes of the table a thread and step where rows are aligned.
- * CPU reference: djinn-device, kernels/reference.rs, `embed`.
+ * Reference: djinn-device, src/reference.rs, `embed`.
  */
 #include "element.cuh"
 

@@ -6,7 +6,7 @@
  *
  * Launch: a warp for each row and head (of keys and values, or all), in turn where there are many; blocks of 8
  * warps. 4 elements a lane and step where head_dim allows.
- * CPU reference: djinn-device, kernels/reference.rs, `kv_write` and `rope`.
+ * Reference: djinn-device, src/reference.rs, `kv_write` and `rope`.
  */
 #include "kv.cuh"
 #include "rope.cuh"

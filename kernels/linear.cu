@@ -1,15 +1,15 @@
 /*
  * linear: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j].
  * Shapes: x f32 [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
- * CPU reference: djinn-device, kernels/reference.rs, `linear`.
+ * Reference: djinn-device, src/reference.rs, `linear`.
  *
  * expert_linear: the same, bit for bit, for the rows s of out that order[starts[expert] .. starts[expert + 1]]
  * lists, from rows s / slots_per_row of x.
  * Shapes: x f32 [slots / slots_per_row, k], weight [n, k], order u32 [slots], starts u32 [_], out f32
  * [slots, out_width].
- * Launch: as below, and y over groups of 16 slots, of which there may be as many as there are slots: most are
- * empty, and their blocks end at once. So no block reads weights before the previous kernel is done.
- * CPU reference: djinn-device, kernels/reference/routing.rs, `expert_linear`.
+ * Launch: as below, and y over groups of 16 slots, as many groups as there are slots: most are empty, and
+ * their blocks end at once. So no block reads weights before the previous kernel is done.
+ * Reference: djinn-device, src/reference/routing.rs, `expert_linear`.
  *
  * For up to 16 rows or slots, where the time is that of reading the weight. More are linear_hopper.cu's where it serves
  * them. Elsewhere more rows take a launch for each 16.
@@ -369,7 +369,7 @@ DJINN_FOR_DTYPES(DJINN_KERNEL)
 
 namespace djinn {
 
-/* What a launch needs besides its arguments: sizes, of which `rows` choose the kernel, and the grid's height. */
+/* What a launch needs besides its arguments: sizes, whose `rows` choose the kernel, and the grid's height. */
 struct Plan {
     const djinn_linear_args &sizes;
     unsigned groups;

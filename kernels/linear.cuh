@@ -71,7 +71,7 @@ struct Share {
     unsigned first, rows;
 };
 
-/* How a launch divides the weight: blocks with shares of so many rows, or less where a tile has less. */
+/* How a launch divides the weight: `blocks` blocks, each with `share` rows, or fewer where a tile has fewer. */
 struct Division {
     unsigned share, blocks;
 };
@@ -116,17 +116,6 @@ __device__ __forceinline__ float bias_of(const djinn_linear_args &a, unsigned j)
     case DJINN_F16: return widen(static_cast<const f16 *>(a.bias)[j]);
     default: return widen(static_cast<const bf16 *>(a.bias)[j]);
     }
-}
-
-/* Two f32, rounded, as a pair of T. */
-template <typename T> __device__ __forceinline__ uint32_t pack(float a, float b);
-template <> __device__ __forceinline__ uint32_t pack<f16>(float a, float b) {
-    const __half2 pair = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const uint32_t *>(&pair);
-}
-template <> __device__ __forceinline__ uint32_t pack<bf16>(float a, float b) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const uint32_t *>(&pair);
 }
 
 } // namespace djinn

@@ -3,13 +3,13 @@
  * of the weight: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row
  * has alone in linear.cu. For f16 and bf16, k a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
- * CPU reference: djinn-device, kernels/reference.rs, `linear`.
+ * Reference: djinn-device, src/reference.rs, `linear`.
  *
  * expert_linear, for any number of slots: a first launch gathers and rounds the rows of x of the expert's slots, one
  * block a slot; then, as above, y over groups of up to 128 slots. Of the blocks of both, those past the expert's slots
  * end at once; since the previous kernel may have found the slots, none reads weights before it is done.
  * Shapes: as in linear.cu.
- * CPU reference: djinn-device, kernels/reference/routing.rs, `expert_linear`.
+ * Reference: djinn-device, src/reference/routing.rs, `expert_linear`.
  *
  * Rows of the weight are the wide operand of the matrix units (64 at once), rows of x the narrow one (N). A product of
  * 16 columns adds to a sum the same bits whatever N is, and the same as a product of linear.cu's.

@@ -18,7 +18,7 @@
  * [rows, top_k], out f32 [rows, width]. Fused multiply-adds in the order of j.
  * Launch: blocks of 256 threads with 4 elements each, x over rows, y over columns.
  *
- * CPU reference: djinn-device, kernels/reference/routing.rs, `route`, `group`, `combine`.
+ * Reference: djinn-device, src/reference/routing.rs, `route`, `group`, `combine`.
  */
 #include "element.cuh"
 

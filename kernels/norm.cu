@@ -13,7 +13,7 @@
  *
  * Launch of the others: one block of 512 threads a row; 4 elements a thread and step where the width allows, the first 4
  * steps kept in registers.
- * CPU reference: djinn-device, kernels/reference.rs, `rms_norm`, `layer_norm`, `add` and `head_norm`.
+ * Reference: djinn-device, src/reference.rs, `rms_norm`, `layer_norm`, `add` and `head_norm`.
  */
 #include "element.cuh"
 

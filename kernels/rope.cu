@@ -8,7 +8,7 @@
  * Shapes: qkv f32 [rows, (heads + 2 kv_heads) head_dim], table f32 [rows, rotary_dim].
  * Launch: blocks of 256 pairs, x over rows, y over the pairs of a row.
  *
- * CPU reference: djinn-device, kernels/reference.rs, `rope_table` and `rope`.
+ * Reference: djinn-device, src/reference.rs, `rope_table` and `rope`.
  */
 #include "rope.cuh"
 

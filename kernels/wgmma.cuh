@@ -17,10 +17,13 @@ namespace djinn {
 /* Columns of a block, bytes of its rows, and the alignment that its rows repeat after. */
 constexpr unsigned BLOCK_COLUMNS = 64, BLOCK_ROW = 128, BLOCK_ALIGN = 1024;
 
-/* The descriptor of a block for the matrix units. Of the columns from 16 i on: 2 i more. */
-__device__ __forceinline__ uint64_t describe(const void *block) {
+/*
+ * The descriptor of a block for the matrix units. Of the columns from 16 i on: 2 i more. Where rows are what is summed
+ * over, blocks are `apart` bytes apart; of the rows from 16 i on: 128 i more.
+ */
+__device__ __forceinline__ uint64_t describe(const void *block, unsigned apart = 16) {
     constexpr uint64_t SWIZZLE_128 = uint64_t(1) << 62, GROUP_OF_8_ROWS = uint64_t(BLOCK_ALIGN >> 4) << 32;
-    return SWIZZLE_128 | GROUP_OF_8_ROWS | uint64_t(1) << 16 | (shared_address(block) & 0x3ffff) >> 4;
+    return SWIZZLE_128 | GROUP_OF_8_ROWS | uint64_t(apart >> 4) << 16 | (shared_address(block) & 0x3ffff) >> 4;
 }
 
 /* Starts a copy of a box of a map, from a column and a row on, which completes on a barrier of this block. */
@@ -29,6 +32,15 @@ __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsig
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
                  "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier))
+                 : "memory");
+}
+
+/* As above, of a map with three dimensions. */
+__device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned column, unsigned row, unsigned page,
+                                         Barrier &barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
+                 "l"(&map), "r"(column), "r"(row), "r"(page), "r"(shared_address(&barrier))
                  : "memory");
 }
 
@@ -69,6 +81,7 @@ __device__ __forceinline__ void multiply_block(float (&sums)[N / 2], uint64_t a,
 #define DJINN_R8(i) DJINN_R4(i), DJINN_R4(i + 4)
 #define DJINN_R16(i) DJINN_R8(i), DJINN_R8(i + 8)
 #define DJINN_R32(i) DJINN_R16(i), DJINN_R16(i + 16)
+#define DJINN_R48(i) DJINN_R32(i), DJINN_R16(i + 32)
 #define DJINN_R64(i) DJINN_R32(i), DJINN_R32(i + 32)
 #define DJINN_R128(i) DJINN_R64(i), DJINN_R64(i + 64)
 #define DJINN_N4 "%0,%1,%2,%3"
@@ -76,35 +89,66 @@ __device__ __forceinline__ void multiply_block(float (&sums)[N / 2], uint64_t a,
 #define DJINN_N16 DJINN_N8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define DJINN_N32                                                                                            \
     DJINN_N16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define DJINN_N48 DJINN_N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define DJINN_N64                                                                                            \
-    DJINN_N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                             \
-              ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+    DJINN_N48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define DJINN_N128                                                                                           \
     DJINN_N64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"                             \
               ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                             \
               ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"                 \
               ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
+/* As `multiply_block`, with sums that were anything before. */
+template <typename T, unsigned N>
+__device__ __forceinline__ void set_block(float (&sums)[N / 2], uint64_t a, uint64_t b);
+
+/*
+ * sums[64, N] += a[64, 16] b[16, N], where a is in registers and b is described by its blocks and how far they are
+ * apart. Of lane l of warp w, a[2 g + h] has columns 8 g + 2 (l % 4) and the next of row 16 w + 8 h + l / 4.
+ */
+template <typename T, unsigned N>
+__device__ __forceinline__ void multiply_values(float (&sums)[N / 2], const uint32_t (&a)[4], uint64_t b);
+
 /* For N columns: their registers in each thread, and the operands that follow these. */
-#define DJINN_MULTIPLY_BLOCK(T, name, N, registers, a_at, b_at)                                              \
+#define DJINN_MULTIPLY(T, name, function, add, N, registers, a_at, b_at)                                     \
     template <>                                                                                              \
-    __device__ __forceinline__ void multiply_block<T, N>(float(&s)[N / 2], uint64_t a, uint64_t b) {         \
+    __device__ __forceinline__ void function<T, N>(float(&s)[N / 2], uint64_t a, uint64_t b) {               \
         asm volatile("{\n"                                                                                   \
                      ".reg .pred add;\n"                                                                     \
-                     "setp.eq.u32 add, 0, 0;\n"                                                              \
+                     "setp." add ".u32 add, 0, 0;\n"                                                         \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." name "." name                         \
                      " {" DJINN_N##registers "}, %" #a_at ", %" #b_at ", add, 1, 1, 0, 0;\n"                 \
                      "}"                                                                                     \
                      : DJINN_R##registers(0)                                                                 \
                      : "l"(a), "l"(b));                                                                      \
     }
-#define DJINN_MULTIPLY_BLOCKS(T, name)                                                                       \
-    DJINN_MULTIPLY_BLOCK(T, name, 32, 16, 16, 17)                                                            \
-    DJINN_MULTIPLY_BLOCK(T, name, 64, 32, 32, 33)                                                            \
-    DJINN_MULTIPLY_BLOCK(T, name, 128, 64, 64, 65)                                                           \
-    DJINN_MULTIPLY_BLOCK(T, name, 256, 128, 128, 129)
-DJINN_MULTIPLY_BLOCKS(f16, "f16")
-DJINN_MULTIPLY_BLOCKS(bf16, "bf16")
+#define DJINN_MULTIPLY_VALUES(T, name, N, registers, a0, a1, a2, a3, b_at)                                   \
+    template <>                                                                                              \
+    __device__ __forceinline__ void multiply_values<T, N>(float(&s)[N / 2], const uint32_t(&a)[4],           \
+                                                          uint64_t b) {                                      \
+        asm volatile("{\n"                                                                                   \
+                     ".reg .pred add;\n"                                                                     \
+                     "setp.eq.u32 add, 0, 0;\n"                                                              \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." name "." name                         \
+                     " {" DJINN_N##registers "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at          \
+                     ", add, 1, 1, 1;\n"                                                                     \
+                     "}"                                                                                     \
+                     : DJINN_R##registers(0)                                                                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                  \
+    }
+#define DJINN_MULTIPLY_ALL(T, name)                                                                          \
+    DJINN_MULTIPLY(T, name, multiply_block, "eq", 32, 16, 16, 17)                                            \
+    DJINN_MULTIPLY(T, name, multiply_block, "eq", 64, 32, 32, 33)                                            \
+    DJINN_MULTIPLY(T, name, multiply_block, "eq", 128, 64, 64, 65)                                           \
+    DJINN_MULTIPLY(T, name, multiply_block, "eq", 256, 128, 128, 129)                                        \
+    DJINN_MULTIPLY(T, name, set_block, "ne", 64, 32, 32, 33)                                                 \
+    DJINN_MULTIPLY(T, name, set_block, "ne", 128, 64, 64, 65)                                                \
+    DJINN_MULTIPLY_VALUES(T, name, 64, 32, 32, 33, 34, 35, 36)                                               \
+    DJINN_MULTIPLY_VALUES(T, name, 96, 48, 48, 49, 50, 51, 52)                                               \
+    DJINN_MULTIPLY_VALUES(T, name, 128, 64, 64, 65, 66, 67, 68)                                              \
+    DJINN_MULTIPLY_VALUES(T, name, 256, 128, 128, 129, 130, 131, 132)
+DJINN_MULTIPLY_ALL(f16, "f16")
+DJINN_MULTIPLY_ALL(bf16, "bf16")
 
 /* The driver's encoder of maps; null without one. */
 inline decltype(&cuTensorMapEncodeTiled) map_encoder() {
@@ -129,6 +173,19 @@ inline bool encode_map(CUtensorMap &map, const void *matrix, uint32_t dtype, uin
     const cuuint32_t box[2] = {BLOCK_COLUMNS, box_rows}, steps[2] = {1, 1};
     return map_encoder()(&map, type, 2, const_cast<void *>(matrix), sizes, strides, box, steps,
                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* Describes pages of f16 or bf16 to the copy engine: columns, the rows of a page, pages; in boxes of `box_rows` rows. */
+inline bool encode_pages(CUtensorMap &map, const djinn_kv_pages &kv, uint32_t box_rows) {
+    const auto type = kv.dtype == DJINN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    /* Whatever the page table names is there. */
+    constexpr cuuint64_t MOST_PAGES = 1u << 31;
+    const cuuint64_t row = uint64_t(kv.head_dim) * 2, sizes[3] = {kv.head_dim, kv.page_bytes / row, MOST_PAGES};
+    const cuuint64_t strides[2] = {row, kv.page_bytes};
+    const cuuint32_t box[3] = {BLOCK_COLUMNS, box_rows, 1}, steps[3] = {1, 1, 1};
+    return map_encoder()(&map, type, 3, kv.pages, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

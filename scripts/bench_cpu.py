@@ -36,6 +36,8 @@ import threading
 import time
 from pathlib import Path
 
+import results
+
 METRICS = ("ttft_ms", "tpot_ms")
 FIRST_PLAIN_TOKEN = 17  # smaller ids are special tokens
 TIMEOUT_S = 600
@@ -283,6 +285,17 @@ def agreement(samples):
     return out
 
 
+def markdown(report):
+    settings = report["settings"]
+    where = f"{report['machine']['cpu']}, {settings['threads']} threads, {report['date']}, commit {report['commit']}"
+    how = f"medians of {settings['runs']} runs, {settings['prompt_tokens']}-token prompt, {settings['decode_tokens']} further tokens."
+    rows = [
+        [name, f"{row['ttft_ms']:.1f}", f"{row['tpot_ms']:.2f}", f"{row['peak_rss'] / (1 << 20):.0f}"]
+        for name, row in report["medians"].items()
+    ]
+    return f"{where}: `{report['command']}`\n\n{how}\n\n" + results.table(1, ["", "TTFT ms", "ms/token", "peak MiB"], rows)
+
+
 def print_table(report):
     bandwidth = report["read_bandwidth"]["bytes_per_s"]
     print(f"{report['machine']['cpu']}, {report['settings']['threads']} threads, read {bandwidth / 1e9:.1f} GB/s")
@@ -358,7 +371,7 @@ def main():
         "samples": samples,
     }
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    results.write(arguments.json, report, markdown(report))
     print_table(report)
 
 

@@ -19,7 +19,8 @@ import json
 import sys
 from pathlib import Path
 
-from bench_gpu import command, commit, nvidia, sample
+import results
+from bench_gpu import command, commit, markdown, nvidia, sample
 
 MARGIN = 1.15
 
@@ -99,7 +100,7 @@ def main():
                 f"NVML peak {result['nvml_peak_mib']} MiB",
                 flush=True,
             )
-            args.json.write_text(json.dumps(report, indent=1) + "\n")
+            results.write(args.json, report, markdown(report))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ import threading
 import time
 from pathlib import Path
 
+import results
+
 GIB = 1 << 30
 # Against transformers' float32 logits, where transformers itself is exact in the checkpoint's own type.
 TOLERANCE = {"f32": 1e-4, "f16": 2e-3, "bf16": 2e-3}
@@ -147,19 +149,6 @@ def generate(djinn, model, prompt, tokens, *more):
     return json.loads(command(djinn, "run", model, *words, "--json", "-q", *more))
 
 
-def check_parking(djinn):
-    """A session whose keys and values leave for host memory after every step, each page checked, gives the tokens of
-    one that stays: prompts in four pieces, partial last pages, a thousand swaps."""
-    model, more = "synthetic:llama-2-7b", ("--prefill-chunk", 150)
-    plain = generate(djinn, model, 512, 1000, *more)
-    parked = generate(djinn, model, 512, 1000, *more, "--force-park-every", 1, "--stream-check")
-    if parked["tokens"] != plain["tokens"]:
-        raise RuntimeError("parking changed the tokens")
-    stats = generate(djinn, model, 512, 200, *more, "--force-park-every", 1)["stats"]
-    swaps = {key: stats[key] for key in ("park_gbps", "restore_gbps")}
-    return {"checked_swaps": parked["stats"]["parkings"], **swaps}
-
-
 def sample(djinn, model, runs, tokens, *more):
     samples = []
     for _ in range(runs):
@@ -178,6 +167,25 @@ def sample(djinn, model, runs, tokens, *more):
         "nvml_peak_mib": max(s["nvml_peak_mib"] for s in samples),
         "samples": samples,
     }
+
+
+def markdown(report):
+    """What `djinn-bench report` prints of a report with the link's rate and samples."""
+    head = ["model", "flags", "GB streamed per pass, at most", "per token", "TTFT ms", "ms/token", "share of link", "peak MiB (outside)"]
+    rows = []
+    for r in report["results"]:
+        # What moved, where experts make it less than what could have.
+        moved = r["samples"][0].get("streamed_bytes_per_token")
+        rows.append([
+            r["model"], " ".join(r["flags"]), f"{r['streamed_bytes_per_pass'] / 1e9:.3f}",
+            "" if moved is None else f"{moved / 1e9:.3f}", f"{r['ttft_ms']:.1f}", f"{r['tpot_ms']:.2f}",
+            f"{r['share_of_link']:.3f}", f"{r['nvml_peak_mib']:.0f}",
+        ])
+    told = [report["conformance"]] if "conformance" in report else []
+    told += [f"the link gave {report['link_gbps']:.1f} GB/s."] if "link_gbps" in report else []
+    where = ", ".join([report["gpu"], f"driver {report['driver']}", report["date"], f"commit {report['commit']}"])
+    text = f"{where}: `{report['command']}`\n\n{'; '.join(told)}\n\n"
+    return text + results.table(2, head, rows)
 
 
 def main():
@@ -215,22 +223,20 @@ def main():
     report["stream_checked_passes"] = checked["stats"]["decode_passes"] + 1
     print(report["stream_checked_passes"], "passes with --stream-check")
 
-    report["parking"] = check_parking(args.djinn)
-    print("parking:", report["parking"])
 
     import torch
 
     free, _ = torch.cuda.mem_get_info()
     rest = torch.empty(free - 22 * GIB, dtype=torch.uint8, device="cuda")
     report["occupied_bytes"] = rest.numel()
-    results = [sample(args.djinn, "synthetic:llama-2-13b", args.runs, 51, "--vram", "20GiB")]
+    samples = [sample(args.djinn, "synthetic:llama-2-13b", args.runs, 51, "--vram", "20GiB")]
     del rest
     torch.cuda.empty_cache()
-    results.append(sample(args.djinn, "synthetic:llama-2-13b", args.runs, 51))
+    samples.append(sample(args.djinn, "synthetic:llama-2-13b", args.runs, 51))
     if not args.skip_70b:
-        results.append(sample(args.djinn, "synthetic:llama-2-70b", 1, 9, "--vram", "80GiB"))
-    report["results"] = results
-    for r in results:
+        samples.append(sample(args.djinn, "synthetic:llama-2-70b", 1, 9, "--vram", "80GiB"))
+    report["results"] = samples
+    for r in samples:
         floor = r["streamed_bytes_per_pass"] / link / 1e6
         r["share_of_link"] = floor / r["tpot_ms"]
         print(
@@ -238,7 +244,7 @@ def main():
             f"{r['streamed_bytes_per_pass'] / 1e9:.3f} GB streamed = {r['share_of_link']:.3f} of the link, "
             f"NVML peak {r['nvml_peak_mib']} MiB"
         )
-    args.json.write_text(json.dumps(report, indent=1) + "\n")
+    results.write(args.json, report, markdown(report))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import bench_gpu
+import results
 
 ROOT = Path(__file__).resolve().parent.parent
 MIXTRAL = "synthetic:mixtral-8x7b"
@@ -89,7 +90,7 @@ def main():
             told = step()
         except Exception as error:
             told = report["failures"][name] = str(error)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        results.write(args.json, report, bench_gpu.markdown(report))
         print(f"{name}, {time.monotonic() - before:.0f} s: {told}", flush=True)
         if name == "conformance" and report["failures"]:
             break

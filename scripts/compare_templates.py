@@ -22,6 +22,7 @@ import pathlib
 import subprocess
 
 import jinja2
+import results
 import transformers
 from make_chats import CALL, CALL_TEXT, CONVERSATIONS, NOW, PARTS, SPECIAL, SYSTEM, TIME, WEATHER, FixedTime, chat, datetime, msg, render
 
@@ -59,6 +60,14 @@ def ours(requests):
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     run = subprocess.run([ROOT / "target/debug/examples/render"], input=lines, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in run.stdout.split("\n") if line]
+
+
+def markdown(result):
+    text = (f"{result['templates']} published templates and {result['conversations']} conversations, with and without the beginning "
+            f"of an answer, beside transformers {result['transformers']} and Jinja2 {result['jinja2']}.\n\n")
+    outcomes = ["equal", "both_raise", "we_raise", "they_raise", "differ"]
+    head = ["renderings", "equal", "both raise", "only Djinn raises", "only Python raises", "differ"]
+    return text + results.table(0, head, [[result["renderings"], *(result["total"].get(kind, 0) for kind in outcomes)]])
 
 
 def main():
@@ -102,7 +111,7 @@ def main():
             "total": dict(sorted(total.items())),
             "by_template": {name: dict(sorted(found.items())) for name, found in sorted(counts.items())},
         }
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        results.write(args.out, result, markdown(result))
 
 
 if __name__ == "__main__":

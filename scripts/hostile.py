@@ -31,6 +31,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import results
+
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINT = ROOT / "djinn-models/tests/checkpoints/tied-f32"
 TOKENIZERS = ROOT / "djinn-models/tests/tokenizers"
@@ -463,6 +465,17 @@ def summary(rows):
     }
 
 
+def markdown(result):
+    text = (
+        f"{result['machine']}, {result['date']}, {result['version']}: `{result['command']}`. Each case is a process; a fault is a signal, a panic, "
+        "more than 2 s of processor time or 1 GiB, or a refusal that is not one printable line.\n\n"
+    )
+    columns = ["cases", "answered", "refused", "faults", "most_cpu_s", "most_peak_mib"]
+    head = ["", "cases", "answered", "refused", "faults", "most s of processor time", "most MiB"]
+    rows = [[name, *(found[key] for key in columns)] for name, found in result["families"].items()]
+    return text + results.table(1, head, rows)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--djinn", required=True, type=Path)
@@ -498,7 +511,7 @@ def main():
     for row in bad[:40]:
         print(row["family"], row["seed"], row["what"], row["faults"], row["line"], sep=" | ")
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        results.write(args.json, result, markdown(result))
     sys.exit(bool(bad))
 
 

@@ -57,7 +57,7 @@ def write_vectors(rng):
         (out / f"{kind.name}.bin").write_bytes(blocks.tobytes() + dequantize(blocks, kind).astype("<f4").tobytes())
     for kind, nan in ((T.F16, 0x7C00), (T.BF16, 0x7F80)):
         bits = rng.integers(0, 1 << 16, 600, dtype=np.uint16)
-        # Both zeros, infinities, the least and greatest subnormal; no NaN, whose bits nobody promises.
+        # Both zeros, infinities, the least and greatest subnormal; no NaN, whose bits are not promised.
         bits[:6] = [0, 0x8000, nan, nan | 0x8000, 1, 0x7F if kind == T.BF16 else 0x3FF]
         bits = bits[~(((bits & nan) == nan) & ((bits & ~np.uint16(nan | 0x8000)) != 0))].astype("<u2")
         values = dequantize(bits.view(np.uint8), kind).astype("<f4")

@@ -99,7 +99,7 @@ def main():
     sources = [f"{{{{ {expression} }}}}" for line in EXPRESSIONS.replace("'a\\\nb'", "'x'").split("\n") for expression in split(line)]
     sources = list(dict.fromkeys(sources + TEMPLATES))
     cases = [[source, render(source)] for source in sources]
-    # Addresses of objects are nobody's to match.
+    # Addresses of objects cannot match.
     cases = [case for case in cases if " at 0x" not in (case[1] or "") and "<class" not in (case[1] or "")]
     lines = ",\n".join(json.dumps(case) for case in cases)
     OUT.write_text(f'{{"variables": {json.dumps(json.dumps(VARIABLES))}, "cases": [\n{lines}\n]}}\n')

@@ -2,10 +2,11 @@
 //! their copies are nearly free.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use djinn_device::{CpuConfig, CpuDevice, Device};
+use djinn_cpu::{CpuConfig, CpuDevice};
+use djinn_device::Device;
 use djinn_engine::{Budget, Options};
 use djinn_models::{Location, OpenOptions, open};
-use djinn_vmu::{ChunkId, TextSegment, TextStore};
+use djinn_vmu::{Allocations, ChunkId, TextSegment, TextStore};
 use std::ops::ControlFlow;
 
 /// Bytes of a chunk at most: the model below becomes about a hundred of them.
@@ -20,11 +21,10 @@ fn pass(c: &mut Criterion) {
     let device = CpuDevice::new(CpuConfig { threads: 1, ..CpuConfig::default() }).expect("a device");
     let compute = device.stream().expect("a stream");
     let mut store = TextStore::new();
-    let mut text =
-        TextSegment::load(&device, &model.graph, &plan, &*model.source, &mut store, false, &mut |_| {
-            ControlFlow::Continue(())
-        })
-        .expect("it loads");
+    let (mut held, source) = (Allocations::default(), &*model.source);
+    let mut progress = |_| ControlFlow::Continue(());
+    let text = TextSegment::load(&device, &model.graph, &plan, source, &mut store, &mut progress, &mut held);
+    let mut text = text.expect("it loads");
     let chunks = plan.placement.chunks.len();
     assert_eq!(plan.placement.streamed().count(), chunks, "every chunk is streamed");
     let mut group = c.benchmark_group("streamer");
@@ -32,15 +32,15 @@ fn pass(c: &mut Criterion) {
     group.bench_function("acquire_release", |b| {
         b.iter(|| {
             for chunk in (0..chunks as u32).map(ChunkId) {
-                text.acquire(&device, compute, chunk).expect("its copy was enqueued");
-                text.release(&device, compute, chunk).expect("it was acquired");
+                text.streamer.acquire(&device, compute, chunk).expect("its copy was enqueued");
+                text.streamer.release(&device, compute, chunk).expect("it was acquired");
             }
             device.sync(compute).expect("nothing failed");
-            text.end_pass(&device).expect("nothing failed")
+            text.streamer.end_pass(&device).expect("nothing failed")
         });
     });
     group.finish();
-    text.free(&device, &mut store);
+    held.free(&device, &mut store);
 }
 
 criterion_group!(benches, pass);

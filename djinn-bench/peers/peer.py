@@ -95,7 +95,7 @@ class Shape:
 
 
 def card_used(device):
-    """Bytes in use on the card, whoever uses them; None where nothing tells."""
+    """Bytes in use on the card by all processes; None where nothing tells."""
     command = ["nvidia-smi", "-i", str(device.index or 0), "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * MIB

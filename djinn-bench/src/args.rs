@@ -5,8 +5,7 @@ mod exp1;
 use crate::exp2::systems::{self, Choice, System};
 use crate::size;
 use clap::{Args, Parser, Subcommand};
-use djinn_host::Card;
-use djinn_srg::cost::Machine;
+use djinn_host::{Card, DeviceArgs};
 pub(crate) use exp1::Exp1Args;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -45,48 +44,6 @@ pub(crate) enum Command {
     Sample(SampleArgs),
 }
 
-/// Where to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeviceName {
-    Cpu,
-    Cuda(u32),
-}
-
-impl FromStr for DeviceName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once(':').unwrap_or((text, "0")) {
-            ("cpu", "0") if text == "cpu" => Ok(DeviceName::Cpu),
-            ("cuda", ordinal) => ordinal.parse().map(DeviceName::Cuda).map_err(|_| wrong_device()),
-            _ => Err(wrong_device()),
-        }
-    }
-}
-
-fn wrong_device() -> String {
-    "expected cpu, cuda or cuda:N".to_owned()
-}
-
-impl std::fmt::Display for DeviceName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            DeviceName::Cpu => f.write_str("cpu"),
-            DeviceName::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
-        }
-    }
-}
-
-#[derive(Clone, Debug, Args)]
-pub(crate) struct DeviceArgs {
-    /// Where to run: cpu, cuda or cuda:N
-    #[arg(long, default_value = "cpu")]
-    pub(crate) device: DeviceName,
-    /// Threads of the CPU device; all by default
-    #[arg(long)]
-    pub(crate) threads: Option<u32>,
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct LinkArgs {
     #[command(flatten)]
@@ -119,7 +76,7 @@ pub(crate) struct Exp2Args {
     /// Runs of each peer
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) peer_runs: u32,
-    /// Start no further run of a system after it was measured for so many seconds
+    /// Start no further run of a system after it was measured for this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub(crate) most_seconds: Option<u64>,
     /// Load anew, in a process of its own, for every run of Djinn
@@ -235,8 +192,8 @@ pub(crate) struct PlanArgs {
     #[arg(long = "case", value_name = "MODEL@VRAM")]
     pub(crate) cases: Vec<Case>,
     /// The machine that predictions are for
-    #[arg(long, default_value = "h200", value_parser = known_machine)]
-    pub(crate) gpu: Machine,
+    #[arg(long, default_value = "h200", value_parser = Card::find)]
+    pub(crate) gpu: &'static Card,
     /// Tokens of the prompt
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) prompt: u32,
@@ -254,10 +211,6 @@ pub(crate) struct PlanArgs {
     /// Write the results there
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-}
-
-fn known_machine(name: &str) -> Result<Machine, String> {
-    Card::find(name).map(Card::machine).map_err(|error| error.to_string())
 }
 
 #[derive(Debug, Args)]
@@ -319,13 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_and_cases_are_read() {
-        assert_eq!("cpu".parse(), Ok(DeviceName::Cpu));
-        assert_eq!("cuda".parse(), Ok(DeviceName::Cuda(0)));
-        assert_eq!("cuda:3".parse(), Ok(DeviceName::Cuda(3)));
-        for wrong in ["", "cpu:0", "gpu", "cuda:", "cuda:x", "cuda:-1"] {
-            assert!(wrong.parse::<DeviceName>().is_err(), "{wrong}");
-        }
+    fn cases_are_read() {
         let case: Case = "synthetic:tiny?seed=3@20GiB".parse().unwrap();
         assert_eq!(case, Case { model: "synthetic:tiny?seed=3".into(), vram: 20 << 30 });
         for wrong in ["tiny", "@20GiB", "tiny@", "tiny@20"] {

@@ -1,8 +1,8 @@
 //! Results as JSON: where, when, from which commit and by which command, around what was measured.
 
-use crate::args::DeviceName;
 use crate::gpu::Gpu;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use djinn_host::{DeviceName, system};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,15 +16,14 @@ pub(crate) struct Document<T> {
     pub(crate) date: String,
     /// That of this program's build, `-dirty` included, or `unknown`.
     pub(crate) commit: String,
-    pub(crate) machine: Machine,
+    pub(crate) machine: MeasuredOn,
     pub(crate) command: String,
     #[serde(flatten)]
     pub(crate) body: T,
 }
 
-/// Where it was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Machine {
+pub(crate) struct MeasuredOn {
     pub(crate) gpu: Option<String>,
     pub(crate) driver: Option<String>,
     pub(crate) cpu: Option<String>,
@@ -40,55 +39,55 @@ impl<T> Document<T> {
             date: date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
             commit: env!("DJINN_COMMIT").to_owned(),
             machine: machine(device),
-            command: command(),
+            command: command_line(["djinn-bench".to_owned()].into_iter().chain(std::env::args().skip(1))),
             body,
         }
     }
 }
 
 impl<T: Serialize> Document<T> {
+    /// Writes it to the file `json`, if one is wanted, and prints its `report`.
+    pub(crate) fn publish(&self, json: Option<&Path>, report: fn(&Self) -> String) -> Result<()> {
+        if let Some(path) = json {
+            self.write(path)?;
+        }
+        print!("{}", report(self));
+        Ok(())
+    }
+
     /// Writes it to a file.
-    ///
-    /// # Errors
-    /// If that fails.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
         std::fs::write(path, text).with_context(|| path.display().to_string())
     }
 }
 
-/// The command line, without the folders of this machine.
-fn command() -> String {
+/// Refuses a file for results that could not be written after the measurement.
+pub(crate) fn check_folder(json: Option<&Path>) -> Result<()> {
+    if let Some(path) = json.and_then(Path::parent).filter(|path| !path.as_os_str().is_empty()) {
+        ensure!(path.is_dir(), "{}: no such folder for --json", path.display());
+    }
+    Ok(())
+}
+
+/// A command line without the folders of this machine.
+pub(crate) fn command_line(words: impl Iterator<Item = String>) -> String {
     let short = |word: String| match word.starts_with('/').then(|| word.rsplit_once('/')) {
         Some(Some((_, name))) => name.to_owned(),
         _ => word,
     };
-    let words: Vec<String> = std::env::args().skip(1).map(short).collect();
-    format!("djinn-bench {}", words.join(" "))
+    words.map(short).collect::<Vec<_>>().join(" ")
 }
 
-fn machine(device: DeviceName) -> Machine {
+fn machine(device: DeviceName) -> MeasuredOn {
     let gpu = Gpu::open(device);
-    Machine {
+    MeasuredOn {
         gpu: gpu.as_ref().map(|gpu| gpu.name.clone()),
         driver: gpu.map(|gpu| gpu.driver),
-        cpu: line("/proc/cpuinfo", "model name"),
-        threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        memory_bytes: memory_bytes(),
+        cpu: system::cpu_name(),
+        threads: system::threads(),
+        memory_bytes: system::memory().map(|memory| memory.total),
     }
-}
-
-/// What follows the colon of a file's first line that begins with `key`.
-fn line(file: &str, key: &str) -> Option<String> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let line = text.lines().find(|line| line.starts_with(key))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
-}
-
-/// The machine's memory, in bytes.
-pub(crate) fn memory_bytes() -> Option<u64> {
-    let kib: u64 = line("/proc/meminfo", "MemTotal")?.split_whitespace().next()?.parse().ok()?;
-    Some(kib << 10)
 }
 
 /// Seconds since 1970 as a date and time of UTC, by the proleptic Gregorian calendar.

@@ -7,22 +7,22 @@ mod defaults;
 mod live;
 mod load;
 mod map;
-mod policies;
+pub(crate) mod policies;
 pub(crate) mod results;
 mod room;
 mod rows;
 
-use crate::args::{DeviceName, Exp1Args};
-use crate::document::Document;
-use crate::subject::{self, Work};
+use crate::args::Exp1Args;
+use crate::document::{self, Document};
+use crate::model;
 use crate::{figures, interrupt, remark, report, size};
 use anyhow::{Context, Result, bail, ensure};
 use bed::{Bed, Ran, SimBed};
 use djinn_device::Ops;
 use djinn_engine::Options;
-use djinn_host::Card;
+use djinn_host::{Card, DeviceName, OnDevice, Setup};
 use djinn_models::Model;
-use djinn_scheduler::sim::{Oracle, Profile, Span, Workload};
+use djinn_scheduler::sim::{Oracle, Profile, RunSpan, Workload};
 use live::LiveBed;
 use load::Load;
 use policies::Policies;
@@ -32,9 +32,9 @@ use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
 
-/// A number of agents holds the bound if P99 latency is at most so many times the unloaded one.
+/// A number of agents holds the bound if P99 latency is at most this multiple of the unloaded one.
 const FACTOR: f64 = 1.5;
-/// The unloaded latency is of so many seconds at most.
+/// The unloaded latency is measured over this many seconds at most.
 const ALONE: Duration = Duration::from_secs(30);
 /// The machine whose roofline is simulated where nothing else is said.
 const DEFAULT_MACHINE: &str = "h200";
@@ -52,20 +52,16 @@ struct Experiment<'a> {
 
 /// `djinn-bench exp1`.
 pub(crate) fn run(args: &Exp1Args) -> Result<()> {
-    for path in args.json.iter().filter_map(|path| path.parent()).filter(|p| !p.as_os_str().is_empty()) {
-        ensure!(path.is_dir(), "{}: no such folder for --json", path.display());
-    }
-    if !args.simulate {
-        subject::check_device(args.device.device)?;
+    document::check_folder(args.json.as_deref())?;
+    if args.simulate {
+        let none = matches!(args.device.device, DeviceName::Auto | DeviceName::Cpu);
+        ensure!(none, "--simulate uses no device; leave out --device");
+        ensure!(args.device.threads.is_none(), "--simulate uses no device; leave out --threads");
     }
     let args = &defaults::fill(args)?;
     let policies = Policies::new(args)?;
     let profile = args.profile.as_deref().map(read_profile).transpose()?;
-    if args.simulate {
-        ensure!(args.device.device == DeviceName::Cpu, "--simulate uses no device; leave out --device");
-        ensure!(args.device.threads.is_none(), "--simulate uses no device; leave out --threads");
-    }
-    let model = subject::open(args.model())?;
+    let model = model::open(&Setup::default(), args.model())?;
     let load = Load::new(args, model.graph.max_context)?;
     let room = room(args, &model, &load, profile.as_ref().map(|(_, profile)| profile))?;
     let experiment = Experiment { args, model: &model, load, policies, room, profile };
@@ -73,8 +69,8 @@ pub(crate) fn run(args: &Exp1Args) -> Result<()> {
     let document = if args.simulate {
         experiment.simulated()?
     } else {
-        let (vram, pinned) = (Some(args.vram()), experiment.room.pinned_bytes);
-        subject::on_device(&args.device, vram, pinned, &experiment)?
+        let setup = Setup { vram: Some(args.vram()), ..args.device.setup()? };
+        setup.on_device(experiment.room.pinned_bytes, &experiment)?
     };
     print!("{}", report::exp1(&document));
     if let Some(folder) = &args.figures {
@@ -129,13 +125,14 @@ fn read_profile(path: &Path) -> Result<(String, Profile)> {
     Ok((from, profile))
 }
 
-impl Work for &Experiment<'_> {
+impl OnDevice for &Experiment<'_> {
     type Out = Document<Exp1>;
+    type Error = anyhow::Error;
 
-    fn on<D: Ops>(self, device: D) -> Result<Document<Exp1>> {
+    fn on<D: Ops + 'static>(self, device: D) -> Result<Document<Exp1>> {
         let options = self.room.fill(self.model, device.info().reserved_bytes)?;
         remark(&self.args.shown());
-        let mut engine = subject::load(device, self.model, &options)?;
+        let mut engine = model::load(device, self.model, &options)?;
         let (times, profile) = match &self.profile {
             Some(given) => given.clone(),
             None => {
@@ -153,7 +150,7 @@ impl Work for &Experiment<'_> {
 impl Experiment<'_> {
     fn simulated(&self) -> Result<Document<Exp1>> {
         let machine = || Card::find(DEFAULT_MACHINE).expect("a known card").machine();
-        let machine = self.args.gpu.clone().unwrap_or_else(machine);
+        let machine = self.args.gpu.map_or_else(machine, Card::machine);
         let mapping = djinn_cuda::mapping_bytes(self.room.pinned_bytes);
         let options = self.room.fill(self.model, machine.reserved_bytes + mapping)?;
         let (times, profile) = match &self.profile {
@@ -188,7 +185,7 @@ impl Experiment<'_> {
         let notes = load.notes.iter().cloned().chain([self.policies.note(args)]).collect();
         let body = Exp1 {
             config,
-            contexts_on_device: capacity.device_pages / room.context_pages,
+            contexts_on_device: room.contexts(&capacity, load.shared),
             capacity,
             times,
             profile,
@@ -212,7 +209,7 @@ impl Experiment<'_> {
     fn conduct(&self, bed: &mut dyn Bed, document: &mut Document<Exp1>) -> Result<()> {
         if let Some(alone) = self.load.alone() {
             remark("one agent alone");
-            let span = Span { warm_up: Duration::ZERO, end: ALONE };
+            let span = RunSpan { warm_up: Duration::ZERO, end: ALONE };
             let ran = self.drive(bed, &document.body.profile, "none", &alone, span)?;
             if let Some(why) = ran.report.failure {
                 bail!("one agent alone: {why}");
@@ -221,7 +218,7 @@ impl Experiment<'_> {
         }
         interrupt::keep();
         let names = &self.policies.names;
-        for (number, &policy) in (1..).zip(names) {
+        for (number, policy) in (1..).zip(names) {
             if broken(&document.body) {
                 break;
             }
@@ -253,7 +250,7 @@ impl Experiment<'_> {
         profile: &Profile,
         policy: &str,
         workload: &Workload,
-        span: Span,
+        span: RunSpan,
     ) -> Result<Ran> {
         let oracle = Oracle::default();
         let scheduler = self.policies.scheduler(policy, bed.capacity(), profile.cost, &oracle)?;
@@ -282,7 +279,7 @@ impl Experiment<'_> {
         let mut counts = self.args.density.clone();
         counts.sort_unstable();
         counts.dedup();
-        for &policy in &self.policies.names {
+        for policy in &self.policies.names {
             for &agents in &counts {
                 let Some(point) = self.point(bed, &document.body, policy, agents, bound_s)? else {
                     return Ok(());

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, anyhow};
 pub(crate) use exp1::exp1;
 pub(crate) use exp2::exp2;
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::AsRangedCoord;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::path::Path;
@@ -20,7 +21,6 @@ const WIDTH: u32 = 960;
 const HEIGHT: u32 = 540;
 /// Height of the line at the foot of a figure.
 const FOOT: u32 = 26;
-/// Width of a legend beside a figure.
 const LEGEND: i32 = 190;
 const FONT: &str = "sans-serif";
 const GREY: RGBColor = RGBColor(190, 190, 190);
@@ -41,10 +41,10 @@ type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// `djinn-bench figures`.
 pub(crate) fn run(args: &FiguresArgs) -> Result<()> {
     if let Some(results) = &args.exp1 {
-        exp1(&report::read_exp1(results)?, &args.out)?;
+        exp1(&report::read(results, "exp1")?, &args.out)?;
     }
     if let Some(results) = &args.exp2 {
-        exp2(&report::read_exp2(results)?, &args.out)?;
+        exp2(&report::read(results, "exp2")?, &args.out)?;
     }
     if let Some(trace) = &args.trace {
         timeline(trace, &args.out)?;
@@ -80,6 +80,25 @@ impl Sheet<'_> {
         let path = folder.join(&name);
         std::fs::write(&path, svg).with_context(|| path.display().to_string())
     }
+}
+
+type Chart<'a, 'b, X, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>;
+
+/// A chart's area and axes: `areas` are the height below it and the width left of it, for labels.
+fn chart<'a, 'b, X: AsRangedCoord, Y: AsRangedCoord>(
+    on: &'a Canvas<'b>,
+    caption: Option<&str>,
+    areas: [u32; 2],
+    x: X,
+    y: Y,
+) -> Result<Chart<'a, 'b, X::CoordDescType, Y::CoordDescType>> {
+    let mut builder = ChartBuilder::on(on);
+    builder.margin(if caption.is_some() { 6 } else { 16 });
+    builder.x_label_area_size(areas[0]).y_label_area_size(areas[1]);
+    if let Some(caption) = caption {
+        builder.caption(caption, (FONT, 14));
+    }
+    builder.build_cartesian_2d(x, y).map_err(refused)
 }
 
 /// Where and when a result was measured, and by which build.

@@ -1,6 +1,6 @@
 //! What a card's management library (NVML), or `nvidia-smi` where it is absent, says of a card.
 
-use crate::args::DeviceName;
+use djinn_host::DeviceName;
 use std::process::Command;
 
 /// State of the link to the host: PCIe generation and lanes, as trained now and as the card and slot could.
@@ -12,7 +12,6 @@ pub(crate) struct Pcie {
     pub(crate) max_width: u32,
 }
 
-/// A card.
 pub(crate) struct Gpu {
     /// NVML's number of it, or its UUID.
     id: String,
@@ -23,7 +22,7 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// The card that `device` names; `None` on the CPU, or if nothing tells of it.
+    /// The card that `device` names; `None` on the CPU, or if neither knows it.
     pub(crate) fn open(device: DeviceName) -> Option<Gpu> {
         let DeviceName::Cuda(ordinal) = device else { return None };
         let id = id(ordinal, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())?;
@@ -47,7 +46,7 @@ impl Gpu {
         })
     }
 
-    /// Memory that is in use, whoever uses it, in bytes.
+    /// Memory that is in use by all processes, in bytes.
     pub(crate) fn used_bytes(&self) -> Option<u64> {
         #[cfg(feature = "cuda")]
         if let Some(nvml) = &self.nvml {

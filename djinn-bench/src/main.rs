@@ -10,19 +10,20 @@ mod figures;
 mod gpu;
 mod interrupt;
 mod link;
+mod model;
 mod plan;
+mod probe;
 mod process;
 mod report;
 mod sample;
 mod statistics;
-mod subject;
 mod swap;
 mod sweep;
 
 use args::{Cli, Command};
 use clap::Parser;
+use djinn_host::{one_line, remark};
 use djinn_vmu::size;
-use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -41,19 +42,8 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody is left to tell if standard error is gone as well.
-            let _ = writeln!(std::io::stderr(), "error: {}", one_line(&error));
+            remark(&format!("error: {}", one_line(error.as_ref())));
             ExitCode::FAILURE
         }
     }
-}
-
-/// The error with its causes in one printable line.
-fn one_line(error: &anyhow::Error) -> String {
-    djinn_models::printable::one_line(&format!("{error:#}"))
-}
-
-/// Tells the user how a long measurement goes on, on standard error.
-fn remark(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", djinn_models::printable::one_line(text));
 }

@@ -4,14 +4,13 @@ use crate::args::{Case, PlanArgs};
 use crate::document::Document;
 use crate::exp2::systems::FULL;
 use crate::gpu::Gpu;
-use crate::sample::Samples;
+use crate::sample::{self, Samples};
 use crate::statistics::median;
-use crate::{interrupt, process, remark, report, size, subject};
+use crate::{interrupt, model, process, remark, report, size};
 use anyhow::{Context, Result, anyhow, ensure};
-use djinn_srg::cost::Work;
-use djinn_vmu::{Bottleneck, predict};
+use djinn_host::{Setup, Target, Task, TaskPlan, kv_dtype};
+use djinn_vmu::Bottleneck;
 use serde::{Deserialize, Serialize};
-use std::process::Command;
 use std::time::Duration;
 
 /// Three budgets of two models.
@@ -24,7 +23,6 @@ const DEFAULT: [&str; 6] = [
     "synthetic:llama-2-13b@20GiB",
 ];
 
-/// The comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Comparison {
     /// The machine that predictions are for.
@@ -35,7 +33,6 @@ pub(crate) struct Comparison {
     pub(crate) cases: Vec<Row>,
 }
 
-/// One configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) model: String,
@@ -53,13 +50,13 @@ pub(crate) struct Row {
 
 /// `djinn-bench plan`.
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
-    subject::check_device(args.device.device)?;
+    let setup = args.device.setup()?;
     let default = || DEFAULT.iter().map(|case| case.parse().expect("a case")).collect();
     let cases: Vec<Case> = if args.cases.is_empty() { default() } else { args.cases.clone() };
-    let mut rows = cases.iter().map(|case| predicted(args, case)).collect::<Result<Vec<Row>>>()?;
+    let mut rows = cases.iter().map(|case| predicted(args, &setup, case)).collect::<Result<Vec<Row>>>()?;
     interrupt::catch(interrupt::stop_all)?;
     interrupt::keep();
-    let gpu = Gpu::open(args.device.device);
+    let gpu = Gpu::open(setup.device);
     for (row, case) in rows.iter_mut().zip(&cases) {
         if interrupt::stop() {
             row.failure = Some("stopped".to_owned());
@@ -71,44 +68,37 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
             size::human(case.vram),
             row.predicted_tpot_ms
         ));
-        match measured(args, case, gpu.as_ref()) {
+        match measured(args, &setup, case, gpu.as_ref()) {
             Ok(samples) => {
                 row.samples_ms = samples.samples.iter().map(|sample| sample.tpot_ms).collect();
                 row.measured_tpot_ms = median(row.samples_ms.iter().copied());
                 row.relative_error = row.measured_tpot_ms.map(|ms| row.predicted_tpot_ms / ms - 1.0);
             }
-            Err(error) => row.failure = Some(crate::one_line(&error)),
+            Err(error) => row.failure = Some(crate::one_line(error.as_ref())),
         }
     }
     let body = Comparison {
-        predicted_for: args.gpu.name.clone(),
+        predicted_for: args.gpu.name.to_owned(),
         prompt: args.prompt,
         tokens: args.tokens,
         runs: args.runs,
         cases: rows,
     };
-    let document = Document::new("plan", args.device.device, body);
-    if let Some(path) = &args.json {
-        document.write(path)?;
-    }
-    print!("{}", report::plan(&document));
+    let document = Document::new("plan", setup.device, body);
+    document.publish(args.json.as_deref(), report::plan)?;
     let failed = document.body.cases.iter().filter(|row| row.failure.is_some()).count();
     ensure!(failed == 0, "{failed} of {} configurations were not measured", document.body.cases.len());
     Ok(())
 }
 
-/// What `djinn plan --gpu` would say, halfway through the generation.
-fn predicted(args: &PlanArgs, case: &Case) -> Result<Row> {
-    let model = subject::open(&case.model)?;
-    let mut options =
-        subject::options(&model, args.device.device, args.prompt as u64 + args.tokens as u64 + 1)?;
-    options.budget.vram = Some(case.vram);
-    let mapping = djinn_cuda::mapping_bytes(options.most_host_bytes(&model.graph));
-    let plan = options.plan(&model.graph, args.gpu.reserved_bytes + mapping);
-    let plan = plan.with_context(|| format!("{} at {}", case.model, size::human(case.vram)))?;
-    let halfway = args.prompt as u64 + args.tokens as u64 / 2;
-    let prediction = predict(&model.graph, &plan, &Work::decode(1, halfway, options.kv_dtype), &args.gpu);
-    let bottleneck = match prediction.bottleneck {
+/// What `djinn plan --gpu` says, for keys and values as the device of the run keeps them.
+fn predicted(args: &PlanArgs, setup: &Setup, case: &Case) -> Result<Row> {
+    let model = model::open(setup, &case.model)?;
+    let setup = Setup { vram: Some(case.vram), kv_dtype: Some(kv_dtype(setup.device, &model)), ..*setup };
+    let task = Task { prompt_tokens: args.prompt, max_tokens: args.tokens, sequences: 1 };
+    let forecast = TaskPlan::new(&model, &setup, Target::card(args.gpu), task);
+    let forecast = forecast.with_context(|| format!("{} at {}", case.model, size::human(case.vram)))?;
+    let bottleneck = match forecast.bottleneck.decode {
         Bottleneck::Link => "link",
         Bottleneck::Memory => "memory",
         Bottleneck::Compute => "compute",
@@ -116,9 +106,9 @@ fn predicted(args: &PlanArgs, case: &Case) -> Result<Row> {
     Ok(Row {
         model: case.model.clone(),
         vram_bytes: case.vram,
-        streamed_bytes_per_pass: plan.placement.streamed_bytes(),
+        streamed_bytes_per_pass: forecast.streamed_bytes_per_pass,
         bottleneck: bottleneck.to_owned(),
-        predicted_tpot_ms: prediction.seconds * 1e3,
+        predicted_tpot_ms: forecast.predicted.tpot_ms,
         measured_tpot_ms: None,
         relative_error: None,
         samples_ms: vec![],
@@ -127,14 +117,9 @@ fn predicted(args: &PlanArgs, case: &Case) -> Result<Row> {
 }
 
 /// Takes the samples in a process of their own.
-fn measured(args: &PlanArgs, case: &Case, gpu: Option<&Gpu>) -> Result<Samples> {
-    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
-    command.args(["sample", "--system", FULL, "--model", &case.model, "--vram", &case.vram.to_string()]);
-    command.args(["--prompt", &args.prompt.to_string(), "--tokens", &args.tokens.to_string()]);
-    command.args(["--runs", &args.runs.to_string(), "--device", &args.device.device.to_string()]);
-    if let Some(threads) = args.device.threads {
-        command.args(["--threads", &threads.to_string()]);
-    }
+fn measured(args: &PlanArgs, setup: &Setup, case: &Case, gpu: Option<&Gpu>) -> Result<Samples> {
+    let setup = Setup { vram: Some(case.vram), ..*setup };
+    let command = sample::command(FULL, &setup, &case.model, [args.prompt, args.tokens, args.runs], None)?;
     let ended = process::run(command, Duration::from_secs(args.timeout), gpu);
     Samples::parse(&ended.output.map_err(|why| anyhow!(why))?)
 }

@@ -1,7 +1,11 @@
 //! Child processes that take samples: bounded in time, ended by Ctrl-C, their memory watched.
 
+#[cfg(test)]
+mod tests;
+
 use crate::gpu::Gpu;
 use crate::interrupt;
+use djinn_host::system;
 use serde::{Deserialize, Serialize};
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -47,12 +51,13 @@ pub(crate) fn run(mut command: Command, limit: Duration, gpu: Option<&Gpu>) -> E
     let stdout = collect(child.stdout.take().expect("a pipe"));
     let stderr = collect(child.stderr.take().expect("a pipe"));
     let mut memory = Vec::new();
-    let ended = wait(&mut child, limit, |start| {
+    let pid = child.id();
+    let ended = wait(&mut child, limit, |seconds| {
         let bytes = match gpu {
             Some(gpu) => gpu.used_bytes().map(|used| used.saturating_sub(base)),
-            None => resident(start.1),
+            None => system::resident_memory(pid),
         };
-        memory.extend(bytes.map(|bytes| Point { seconds: start.0.elapsed().as_secs_f64(), bytes }));
+        memory.extend(bytes.map(|bytes| Point { seconds, bytes }));
     });
     let text = |from: Receiver<Vec<u8>>| {
         let bytes = from.recv_timeout(DRAIN).unwrap_or_default();
@@ -64,12 +69,8 @@ pub(crate) fn run(mut command: Command, limit: Duration, gpu: Option<&Gpu>) -> E
     Ended { output, memory }
 }
 
-/// Waits for the child's end, or ends it.
-fn wait(
-    child: &mut Child,
-    limit: Duration,
-    mut watch: impl FnMut((Instant, u32)),
-) -> Result<ExitStatus, String> {
+/// Waits for the child's end, or ends it; calls `watch` now and then with the seconds so far.
+fn wait(child: &mut Child, limit: Duration, mut watch: impl FnMut(f64)) -> Result<ExitStatus, String> {
     let (start, presses) = (Instant::now(), interrupt::presses());
     let mut next = Duration::ZERO;
     loop {
@@ -93,7 +94,7 @@ fn wait(
             return Err(why);
         }
         if start.elapsed() >= next {
-            watch((start, child.id()));
+            watch(start.elapsed().as_secs_f64());
             next = start.elapsed() + WATCH;
         }
         std::thread::sleep(POLL);
@@ -119,49 +120,4 @@ fn failure(status: ExitStatus, stderr: &str) -> String {
     let last = stderr.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing");
     let last: String = last.chars().take(300).collect();
     format!("{status}: {}", last.strip_prefix("error: ").unwrap_or(&last))
-}
-
-/// Resident memory of a process, in bytes.
-fn resident(pid: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn shell(script: &str, limit: Duration) -> Ended {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]);
-        run(command, limit, None)
-    }
-
-    #[test]
-    fn output_and_memory_are_kept() {
-        let ended = shell("echo one; sleep 0.15; echo two", Duration::from_secs(20));
-        assert_eq!(ended.output.as_deref(), Ok("one\ntwo\n"));
-        assert!(ended.memory.iter().any(|point| point.bytes > 0));
-    }
-
-    #[test]
-    fn failures_are_one_line() {
-        let output = |script| shell(script, Duration::from_secs(20)).output.unwrap_err();
-        assert_eq!(
-            output("echo a >&2; echo 'error: no card' >&2; echo >&2; exit 3"),
-            "exit status: 3: no card"
-        );
-        assert_eq!(output("exit 1"), "exit status: 1: it said nothing");
-        let missing = run(Command::new("/no/such/program"), Duration::from_secs(1), None);
-        assert!(missing.output.unwrap_err().starts_with("cannot start /no/such/program"));
-    }
-
-    #[test]
-    fn a_child_that_hangs_is_ended() {
-        let start = Instant::now();
-        let ended = shell("exec sleep 30", Duration::from_millis(100));
-        assert_eq!(ended.output.unwrap_err(), "it took more than 0 s");
-        assert!(start.elapsed() < Duration::from_secs(20));
-    }
 }

@@ -2,7 +2,6 @@
 
 mod exp1;
 mod exp2;
-mod older;
 mod swap;
 #[cfg(test)]
 mod tests;
@@ -10,9 +9,9 @@ mod tests;
 use crate::args::ReportArgs;
 use crate::document::Document;
 use crate::link::Link;
-use crate::plan::Comparison;
+use crate::plan::{Comparison, Row};
 use crate::size::human;
-use crate::sweep::Sweep;
+use crate::sweep::{Batch, Mode, Sweep};
 use anyhow::{Context, Result, ensure};
 pub(crate) use exp1::exp1;
 pub(crate) use exp2::exp2;
@@ -60,42 +59,34 @@ fn files(place: &Path) -> Result<Vec<PathBuf>> {
 
 /// A result as Markdown; `None` if it is of another kind.
 fn render(path: &Path) -> Result<Option<String>> {
-    let name = || path.display().to_string();
-    let text = std::fs::read_to_string(path).with_context(name)?;
-    let value: Value = serde_json::from_str(&text).with_context(name)?;
+    fn section<T: DeserializeOwned>(value: Value, text: fn(&Document<T>) -> String) -> Result<String> {
+        Ok(text(&serde_json::from_value(value)?))
+    }
+    let value = json(path)?;
     let section = match value.get("experiment").and_then(Value::as_str) {
-        Some("exp1") => Some(exp1(&read(value).with_context(name)?)),
-        Some("exp2") => Some(exp2(&read(value).with_context(name)?)),
-        Some("link") => Some(link(&read(value).with_context(name)?)),
-        Some("sweep") => Some(sweep(&read(value).with_context(name)?)),
-        Some("swap") => Some(swap(&read(value).with_context(name)?)),
-        Some("plan") => Some(plan(&read(value).with_context(name)?)),
-        _ => older::render(&value),
+        Some("exp1") => section(value, exp1),
+        Some("exp2") => section(value, exp2),
+        Some("link") => section(value, link),
+        Some("sweep") => section(value, sweep),
+        Some("swap") => section(value, swap),
+        Some("plan") => section(value, plan),
+        // Those of the project's scripts bring it along.
+        _ => return Ok(value.get("report").and_then(Value::as_str).map(str::to_owned)),
     };
-    Ok(section)
+    section.map(Some).with_context(|| path.display().to_string())
 }
 
-/// Reads a result of experiment 2 from its file.
-pub(crate) fn read_exp2(path: &Path) -> Result<Document<crate::exp2::results::Exp2>> {
-    read_of(path, "exp2")
-}
-
-/// Reads a result of experiment 1 from its file.
-pub(crate) fn read_exp1(path: &Path) -> Result<Document<crate::exp1::results::Exp1>> {
-    read_of(path, "exp1")
-}
-
-fn read_of<T: DeserializeOwned>(path: &Path, experiment: &str) -> Result<Document<T>> {
+fn json(path: &Path) -> Result<Value> {
     let name = || path.display().to_string();
-    let text = std::fs::read_to_string(path).with_context(name)?;
-    let value: Value = serde_json::from_str(&text).with_context(name)?;
+    serde_json::from_str(&std::fs::read_to_string(path).with_context(name)?).with_context(name)
+}
+
+/// Reads a result of `experiment` from its file.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path, experiment: &str) -> Result<Document<T>> {
+    let (name, value) = (|| path.display().to_string(), json(path)?);
     let found = value.get("experiment").and_then(Value::as_str);
     ensure!(found == Some(experiment), "{}: no result of {experiment}", name());
-    read(value).with_context(name)
-}
-
-fn read<T: DeserializeOwned>(value: Value) -> Result<Document<T>> {
-    Ok(serde_json::from_value(value)?)
+    serde_json::from_value(value).with_context(name)
 }
 
 /// Where, when and how.
@@ -110,19 +101,36 @@ fn circumstances<T>(document: &Document<T>) -> String {
     format!("{}, {}, commit {commit}: `{}`\n", places.join(", "), document.date, document.command)
 }
 
-/// A table: the first `left` columns are text, the others numbers.
-fn table(left: usize, head: &[&str], rows: &[Vec<String>]) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let heads: Vec<String> = head.iter().map(|h| (*h).to_owned()).collect();
-    let rule: Vec<&str> = (0..head.len()).map(|i| if i < left { "---" } else { "--:" }).collect();
+/// A column of a table: its head, and what it says of a row.
+type Column<'a, R> = (&'a str, &'a dyn Fn(&R) -> String);
+
+/// A table of `rows`: the first `left` columns are text, the others numbers.
+fn table<R>(left: usize, rows: impl IntoIterator<Item = R>, columns: &[Column<'_, R>]) -> String {
+    let heads = columns.iter().map(|(head, _)| (*head).to_owned()).collect();
+    grid(left, heads, rows.into_iter().map(|row| columns.iter().map(|(_, cell)| cell(&row)).collect()))
+}
+
+/// A table of `heads` and cells, where the columns depend on what was measured.
+fn grid(left: usize, heads: Vec<String>, rows: impl Iterator<Item = Vec<String>>) -> String {
+    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let rule: Vec<&str> = (0..heads.len()).map(|i| if i < left { "---" } else { "--:" }).collect();
     let rule = format!("|{}|\n", rule.join("|"));
-    let rows: String = rows.iter().map(|row| line(row)).collect();
-    format!("{}{rule}{rows}", line(&heads))
+    [line(heads), rule].into_iter().chain(rows.map(line)).collect()
 }
 
 /// A number with `digits` after the point, or a dash.
-fn number(value: Option<f64>, digits: usize) -> String {
-    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
+fn number(value: impl Into<Option<f64>>, digits: usize) -> String {
+    value.into().map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
+}
+
+/// Bytes in 1e9.
+fn gb(bytes: u64, digits: usize) -> String {
+    number(bytes as f64 / 1e9, digits)
+}
+
+/// A ratio − 1 in percent, or a dash.
+fn percent(error: Option<f64>) -> String {
+    error.map_or_else(|| "–".to_owned(), |error| format!("{:+.1} %", 100.0 * error))
 }
 
 /// The link.
@@ -132,16 +140,18 @@ pub(crate) fn link(document: &Document<Link>) -> String {
 
 fn link_table(link: &Link) -> String {
     let kind = if link.memcpy { "memory copies (no link is crossed)" } else { "the link" };
-    let row = |name: &str, rates: crate::link::Rates| {
-        vec![name.to_owned(), format!("{:.1}", rates.up_gbps), format!("{:.1}", rates.down_gbps)]
-    };
-    let rows = [
-        row("pinned", link.pinned),
-        row("pinned, both at once", link.both),
-        row("pageable, staged", link.staged),
-    ];
+    let rows =
+        [("pinned", link.pinned), ("pinned, both at once", link.both), ("pageable, staged", link.staged)];
     let mut text = format!("{}: {kind}, GB/s.\n\n", link.device);
-    text += &table(1, &["", "to the device", "from the device"], &rows);
+    text += &table(
+        1,
+        rows,
+        &[
+            ("", &|(name, _)| (*name).to_owned()),
+            ("to the device", &|(_, rates)| number(rates.up_gbps, 1)),
+            ("from the device", &|(_, rates)| number(rates.down_gbps, 1)),
+        ],
+    );
     if let Some(expected) = &link.expected {
         text += &format!("\n{} gives {:.1} GB/s at least.\n", expected.link, expected.gbps);
     }
@@ -159,29 +169,26 @@ pub(crate) fn sweep(document: &Document<Sweep>) -> String {
         "\n{} on {}, {}-token prompts, medians of {} passes.\n\n",
         sweep.model, sweep.device, sweep.prompt, sweep.tokens
     );
-    let mut rows = Vec::new();
-    for mode in &sweep.modes {
-        let what = match mode.vram_bytes {
-            Some(vram) => format!("{}, {}", mode.name, human(vram)),
-            None => mode.name.clone(),
-        };
-        let streamed = format!("{:.3}", mode.streamed_bytes_per_pass as f64 / 1e9);
-        if let Some(failure) = &mode.failure {
-            rows.push(vec![what, failure.clone(), "–".into(), "–".into(), "–".into(), "–".into()]);
-            continue;
-        }
-        rows.extend(mode.batches.iter().map(|batch| {
-            vec![
-                what.clone(),
-                batch.batch.to_string(),
-                streamed.clone(),
-                format!("{:.2}", batch.pass_ms),
-                format!("{:.1}", batch.tokens_per_s),
-                format!("{:.2}", batch.ratio),
-            ]
-        }));
-    }
-    text + &table(1, &["weights", "batch", "GB streamed per pass", "ms per pass", "tokens/s", "ratio"], &rows)
+    let rows = sweep.modes.iter().flat_map(|mode| {
+        let failed = mode.failure.as_ref().map(|_| (mode, None));
+        failed.into_iter().chain(mode.batches.iter().map(move |batch| (mode, Some(batch))))
+    });
+    let weights = |mode: &Mode| match mode.vram_bytes {
+        Some(vram) => format!("{}, {}", mode.name, human(vram)),
+        None => mode.name.clone(),
+    };
+    let failure = |mode: &Mode| mode.failure.clone().unwrap_or_default();
+    let columns: [Column<'_, (&Mode, Option<&Batch>)>; 6] = [
+        ("weights", &|(mode, _)| weights(mode)),
+        ("batch", &|(mode, batch)| batch.map_or_else(|| failure(mode), |batch| batch.batch.to_string())),
+        ("GB streamed per pass", &|(mode, batch)| {
+            batch.map_or_else(|| number(None, 0), |_| gb(mode.streamed_bytes_per_pass, 3))
+        }),
+        ("ms per pass", &|(_, batch)| number(batch.map(|batch| batch.pass_ms), 2)),
+        ("tokens/s", &|(_, batch)| number(batch.map(|batch| batch.tokens_per_s), 1)),
+        ("ratio", &|(_, batch)| number(batch.map(|batch| batch.ratio), 2)),
+    ];
+    text + &table(1, rows, &columns)
 }
 
 /// Predictions beside measurements.
@@ -192,22 +199,15 @@ pub(crate) fn plan(document: &Document<Comparison>) -> String {
         "\nTime per token, predicted for {}, {}-token prompt, medians of {} runs.\n\n",
         comparison.predicted_for, comparison.prompt, comparison.runs
     );
-    let rows: Vec<Vec<String>> = comparison
-        .cases
-        .iter()
-        .map(|case| {
-            vec![
-                case.model.clone(),
-                case.failure.clone().unwrap_or_else(|| format!("the {}", case.bottleneck)),
-                human(case.vram_bytes),
-                format!("{:.3}", case.streamed_bytes_per_pass as f64 / 1e9),
-                format!("{:.2}", case.predicted_tpot_ms),
-                number(case.measured_tpot_ms, 2),
-                case.relative_error.map_or_else(|| "–".to_owned(), |e| format!("{:+.1} %", 100.0 * e)),
-            ]
-        })
-        .collect();
-    let head =
-        ["model", "limited by", "budget", "GB streamed per pass", "predicted ms", "measured ms", "error"];
-    text + &table(2, &head, &rows)
+    let limit = |case: &Row| case.failure.clone().unwrap_or_else(|| format!("the {}", case.bottleneck));
+    let columns: [Column<'_, &Row>; 7] = [
+        ("model", &|case| case.model.clone()),
+        ("limited by", &|case| limit(case)),
+        ("budget", &|case| human(case.vram_bytes)),
+        ("GB streamed per pass", &|case| gb(case.streamed_bytes_per_pass, 3)),
+        ("predicted ms", &|case| number(case.predicted_tpot_ms, 2)),
+        ("measured ms", &|case| number(case.measured_tpot_ms, 2)),
+        ("error", &|case| percent(case.relative_error)),
+    ];
+    text + &table(2, &comparison.cases, &columns)
 }

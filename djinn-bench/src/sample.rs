@@ -3,14 +3,16 @@
 
 use crate::args::SampleArgs;
 use crate::exp2::systems::Kind;
+use crate::model;
 use crate::statistics::{mean, median};
-use crate::subject::{self, Work};
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use djinn_device::{Ops, Space};
-use djinn_engine::{Engine, Generated, Options, PassStats, Progress, Request, Session};
+use djinn_engine::{Engine, Generate, Generated, Options, PassStats, Progress, Request, Service};
+use djinn_host::{OnDevice, Setup, system};
 use djinn_models::Model;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
+use std::process::Command;
 use std::time::Instant;
 
 /// One generation. Peers leave out what they do not know.
@@ -68,9 +70,6 @@ pub(crate) struct Samples {
 
 impl Samples {
     /// Reads a process's output: the last line that is a JSON object, as libraries may print before it.
-    ///
-    /// # Errors
-    /// In one line, if there is none or it makes no sense.
     pub(crate) fn parse(output: &str) -> Result<Samples> {
         let Some(line) = output.lines().rev().find(|line| line.starts_with('{')) else {
             let start: String = output.trim().chars().take(80).collect();
@@ -93,63 +92,90 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
     let Kind::Own(change) = args.system.kind else {
         bail!("{} is no system of Djinn's own", args.system.name)
     };
-    let model = subject::open(&args.model)?;
+    let setup = Setup { vram: args.vram, ..args.device.setup()? };
+    let model = model::open(&setup, &args.model)?;
     // One more position, for the logits after the last token.
-    let mut options =
-        subject::options(&model, args.device.device, args.prompt as u64 + args.tokens as u64 + 1)?;
-    options.budget.vram = args.vram;
+    let mut options = setup.options_for(&model, args.prompt as u64 + args.tokens as u64 + 1)?;
     change(&mut options.budget);
     let pinned = options.most_host_bytes(&model.graph);
-    let work = Sampling { args, model: &model, options: &options };
-    let samples = subject::on_device(&args.device, args.vram, pinned, work)?;
+    let work = TakeSamples { args, model: &model, options: &options };
+    let samples = setup.on_device(pinned, work)?;
     println!("{}", serde_json::to_string(&samples)?);
     Ok(())
 }
 
-struct Sampling<'a> {
+/// This program as a process that takes samples of `system`, one of Djinn's own: `shape` is the tokens of the prompt,
+/// those to generate, and the runs.
+pub(crate) fn command(
+    system: &str,
+    setup: &Setup,
+    model: &str,
+    shape: [u32; 3],
+    most_seconds: Option<u64>,
+) -> Result<Command> {
+    let [prompt, tokens, runs] = shape.map(|number| number.to_string());
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+    command.args(["sample", "--system", system, "--model", model, "--prompt", &prompt, "--tokens", &tokens]);
+    command.args(["--runs", &runs, "--device", &setup.device.to_string()]);
+    let mut option = |flag: &str, value: Option<u64>| {
+        if let Some(value) = value {
+            command.args([flag, &value.to_string()]);
+        }
+    };
+    option("--vram", setup.vram);
+    option("--most-seconds", most_seconds);
+    option("--threads", setup.threads.map(u64::from));
+    Ok(command)
+}
+
+struct TakeSamples<'a> {
     args: &'a SampleArgs,
     model: &'a Model,
     options: &'a Options,
 }
 
-impl Work for Sampling<'_> {
+impl OnDevice for TakeSamples<'_> {
     type Out = Samples;
+    type Error = anyhow::Error;
 
-    fn on<D: Ops>(self, device: D) -> Result<Samples> {
-        let Sampling { args, model, options } = self;
+    fn on<D: Ops + 'static>(self, device: D) -> Result<Samples> {
+        let TakeSamples { args, model, options } = self;
         let start = Instant::now();
-        let mut engine = subject::load(device, model, options)?;
-        let prompt = subject::prompt(args.prompt, model.graph.vocab, 0);
+        let mut engine = model::load(device, model, options)?;
+        let prompt = model::prompt(args.prompt, model.graph.vocab, 0);
         engine.warm_up()?;
+        let mut service = Service::single(engine)?;
         let load_ms = Some(start.elapsed().as_secs_f64() * 1e3);
         let (start, mut samples) = (Instant::now(), Vec::new());
         let enough = |samples: &[Sample]| {
             args.most_seconds.is_some_and(|most| !samples.is_empty() && start.elapsed().as_secs() >= most)
         };
         while samples.len() < args.runs as usize && !enough(&samples) {
-            samples.push(generate(&mut engine, &prompt, args.tokens as usize)?);
+            samples.push(generate(&mut service, &prompt, args.tokens as usize)?);
         }
         Ok(Samples { load_ms, samples, ..Samples::default() })
     }
 }
 
 /// Generates `tokens` tokens in a session of their own.
-fn generate<D: Ops>(engine: &mut Engine<D>, prompt: &[u32], tokens: usize) -> Result<Sample> {
-    let mut session = Session::default();
+fn generate<D: Ops>(service: &mut Service<D>, prompt: &[u32], tokens: usize) -> Result<Sample> {
+    let mut session = None;
     let mut request = Request { prompt: prompt.to_vec(), max_tokens: tokens, ..Request::default() };
     let mut at = Vec::with_capacity(tokens);
     let start = Instant::now();
-    let generated = engine.generate(&mut session, &request, &mut |progress| {
+    let generated = service.generate(&mut session, &request, &mut |progress| {
         if let Progress::Token(_) = progress {
             at.push(start.elapsed().as_secs_f64() * 1e3);
         }
         ControlFlow::Continue(())
     })?;
     request.prompt.extend_from_slice(&generated.tokens);
-    let (_, logits) = engine.next_token(&mut session, &request)?;
-    engine.close(session);
+    request.max_tokens = 1;
+    service.generate(&mut session, &request, &mut |_| ControlFlow::Continue(()))?;
+    let logits = service.engine().latest_logits(0);
+    service.close(session)?;
     ensure!(generated.tokens.len() == tokens, "generated {} tokens of {tokens}", generated.tokens.len());
-    Ok(sample(engine, generated, &at, &logits))
+    Ok(sample(service.engine(), generated, &at, &logits))
 }
 
 /// `at`: when each token came, in ms.
@@ -172,19 +198,12 @@ fn sample<D: Ops>(engine: &Engine<D>, generated: Generated, at: &[f64], logits: 
         streamed_bytes_per_pass: engine.plan().placement.streamed_bytes(),
         copy_gbps: copied,
         device_peak_bytes: Some(engine.usage(Space::Device).peak + engine.device().info().reserved_bytes),
-        host_peak_bytes: peak_memory(),
+        host_peak_bytes: system::peak_memory(),
         stalls: Some(all.stalls),
         stall_ms: Some(all.stall.as_secs_f64() * 1e3),
         tokens: generated.tokens,
         logits: Some(hash.finalize().to_hex().to_string()),
     }
-}
-
-/// The most memory that this process had resident at once, in bytes.
-fn peak_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
 #[cfg(test)]

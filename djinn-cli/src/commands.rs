@@ -1,21 +1,38 @@
-//! The commands, one module each.
+//! The command line, and the commands, one module each.
 
 mod doctor;
 mod logits;
 mod models;
 mod plan;
 mod run;
+mod serve;
 mod srg;
 
 use crate::args::{Cli, Command};
+use crate::interrupt::Interrupt;
+use crate::{config, output};
 use anyhow::Result;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Runs the command that the user asked for.
-pub(crate) fn run(cli: &Cli) -> Result<ExitCode> {
-    let quiet = cli.quiet;
+/// Runs the command that a command line asks for; `line` begins with the program's name. Errors go to standard error, as
+/// one line.
+pub fn run(line: Vec<OsString>) -> ExitCode {
+    match config::load(line).and_then(|cli| command(&cli)) {
+        Ok(code) => code,
+        Err(error) if output::reader_left(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::remark(&format!("error: {}", output::one_line(error.as_ref())));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn command(cli: &Cli) -> Result<ExitCode> {
+    let (quiet, interrupt) = (cli.quiet, Interrupt::install()?);
     match &cli.command {
-        Command::Run(args) => return run::run(args, quiet),
+        Command::Run(args) => return run::run(args, &interrupt, quiet),
+        Command::Serve(args) => serve::run(args, &interrupt, quiet)?,
         Command::Logits(args) => logits::run(args, quiet)?,
         Command::Plan(args) => plan::run(args, quiet)?,
         Command::Srg(args) => srg::run(args, quiet)?,

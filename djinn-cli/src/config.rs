@@ -15,7 +15,7 @@ use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
-use file::Settings;
+use file::FileSettings;
 use places::{Found, Places};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,8 +23,8 @@ use variables::variable;
 
 /// Reads the command line, the environment and the settings files. Ends the process where the command line
 /// cannot be understood, or asks for help.
-pub(crate) fn load() -> Result<Cli> {
-    read(std::env::args_os().collect())?.or_else(|error| usage::end(&error))
+pub(crate) fn load(line: Vec<OsString>) -> Result<Cli> {
+    read(line)?.or_else(|error| usage::end(&error))
 }
 
 /// The outer error is the settings files', the inner one the command line's.
@@ -32,7 +32,7 @@ fn read(line: Vec<OsString>) -> Result<Result<Cli, clap::Error>> {
     // The first reading finds the settings file, which may name the model, and what is wrong with the command line
     // alone.
     let optional = |arg: Arg| if key(&arg) == Some("model") { arg.required(false) } else { arg };
-    let command = prepare(Cli::command(), &Settings::default());
+    let command = prepare(Cli::command(), &FileSettings::default());
     let command = command.mut_subcommands(|sub| sub.mut_args(optional));
     let first = match command.try_get_matches_from(&line) {
         Ok(matches) => matches,
@@ -49,7 +49,7 @@ fn read(line: Vec<OsString>) -> Result<Result<Cli, clap::Error>> {
     Ok(cli)
 }
 
-fn understand(line: &[OsString], settings: &Settings) -> Result<Cli, clap::Error> {
+fn understand(line: &[OsString], settings: &FileSettings) -> Result<Cli, clap::Error> {
     let matches = prepare(Cli::command(), settings).try_get_matches_from(line)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
     if let (Command::Run(run), Some(("run", matches))) = (&mut cli.command, matches.subcommand()) {
@@ -59,13 +59,13 @@ fn understand(line: &[OsString], settings: &Settings) -> Result<Cli, clap::Error
 }
 
 /// Gives every flag its variable, and its key's value as the default.
-fn prepare(command: clap::Command, settings: &Settings) -> clap::Command {
+fn prepare(command: clap::Command, settings: &FileSettings) -> clap::Command {
     command
         .mut_args(|arg| prepare_flag(arg, settings))
         .mut_subcommands(|sub| sub.mut_args(|arg| prepare_flag(arg, settings)))
 }
 
-fn prepare_flag(arg: Arg, settings: &Settings) -> Arg {
+fn prepare_flag(arg: Arg, settings: &FileSettings) -> Arg {
     let Some(key) = key(&arg).map(str::to_owned) else { return arg };
     let arg = arg.env(variable(&key)).hide_env(true);
     let values = settings.get(&key);
@@ -83,6 +83,13 @@ fn prepare_flag(arg: Arg, settings: &Settings) -> Arg {
 /// What an argument is called in a settings file, and in its variable: a flag by its name; and the model.
 fn key(arg: &Arg) -> Option<&str> {
     arg.get_long().or_else(|| (arg.get_id() == "model").then_some("model"))
+}
+
+/// Every flag, with the command that has it; flags of all commands have none.
+fn flags(command: &clap::Command) -> impl Iterator<Item = (Option<&str>, &Arg)> {
+    let own = command.get_arguments().map(|arg| (None, arg));
+    let subs = command.get_subcommands();
+    own.chain(subs.flat_map(|sub| sub.get_arguments().map(|arg| (Some(sub.get_name()), arg))))
 }
 
 fn is_switch(arg: &Arg) -> bool {

@@ -1,33 +1,26 @@
 //! From a model's name to an engine that holds it.
 
-use crate::cache::{Cache, Resolver};
-use crate::progress::{Progress, PullProgress};
-use anyhow::{Result, anyhow, bail};
+use crate::cache::Cache;
+use crate::progress::PullProgress;
+use anyhow::{Result, bail};
 use djinn_device::DType;
 use djinn_engine::Options;
-use djinn_host::{AnyEngine, Error, Setup};
-use djinn_models::{Location, Model, OpenOptions};
+use djinn_host::{AnyEngine, Meter, Setup};
+use djinn_models::{Model, OpenOptions};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Finds a model, pulling it where needed, and opens it. No weights are read.
 pub(crate) fn open(spec: &str, dtype: Option<DType>, quiet: bool) -> Result<Model> {
-    let location = locate(spec, quiet)?;
+    let progress = PullProgress::new(quiet);
+    let location = Cache::from_env()?.resolve(spec, &|event| progress.show(event))?;
+    drop(progress);
     Ok(djinn_models::open(&location, &OpenOptions { dtype })?)
 }
 
-fn locate(spec: &str, quiet: bool) -> Result<Location> {
-    let progress = PullProgress::new(quiet);
-    let tell = |event| progress.tell(event);
-    let location = Resolver::new(Cache::from_env()?, &tell).resolve(spec)?;
-    Ok(location)
-}
-
-/// A model on its device.
 pub(crate) struct Loaded {
     pub(crate) engine: Box<dyn AnyEngine>,
-    /// How long it took.
     pub(crate) time: Duration,
 }
 
@@ -42,13 +35,14 @@ pub(crate) fn load(
     ended: &dyn Fn() -> bool,
 ) -> Result<Loaded> {
     let start = Instant::now();
-    let progress = Progress::new(format!("loading {}", model.name), quiet);
-    let mut tell = |done, total| {
-        progress.tell(done, Some(total));
+    let progress = Meter::new(format!("loading {}", model.name), quiet);
+    let mut on_progress = |done, total| {
+        progress.set(done, Some(total));
         if ended() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let mut engine = djinn_host::load(model, setup, options, &mut tell).map_err(in_flags)?;
-    progress.finish(engine.plan().host_weight_bytes() + engine.plan().segments.resident);
+    let mut engine = djinn_host::load(model, setup, options, &mut on_progress)?;
+    let plan = engine.plan();
+    progress.finish(plan.host_weight_bytes() + plan.segments.resident);
     if traced {
         engine.start_trace()?;
     }
@@ -61,16 +55,4 @@ pub(crate) fn refuse_prompt(spec: &str) -> Result<()> {
         bail!("{spec:?} is no model; the model comes before the prompt: djinn run MODEL PROMPT");
     }
     Ok(())
-}
-
-/// A failure of the library, with the command's flags where it names fields.
-pub(crate) fn in_flags(error: Error) -> anyhow::Error {
-    match error {
-        Error::Gpu { device, source } => anyhow!(source).context(format!("--device {device}")),
-        Error::NoTokenizer { model } => anyhow!("{model} has no tokenizer; give --prompt-tokens 1,2,3"),
-        Error::NoTemplate { model } => {
-            anyhow!("--system needs a chat template, which {model} lacks; drop it")
-        }
-        error => error.into(),
-    }
 }

@@ -1,9 +1,10 @@
 //! Standard output, with failures to write as errors.
 
 use anyhow::{Context, Result};
+pub(crate) use djinn_host::{one_line, remark};
 use djinn_models::printable;
 use serde::Serialize;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
 
 /// Prints lines of text and a line feed; control characters are written out.
 pub(crate) fn line(text: &str) -> Result<()> {
@@ -18,7 +19,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<()> {
     writeln!(out).and_then(|()| out.flush()).context("standard output")
 }
 
-/// Prints text at once: as it is, but without control characters that a terminal would obey.
+/// Prints text at once: as it is, but without control characters that a terminal acts on.
 pub(crate) fn piece(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if out.is_terminal() {
@@ -29,16 +30,29 @@ pub(crate) fn piece(text: &str) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Prints a remark for people to standard error; losing it harms nobody.
-pub(crate) fn remark(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", printable::lines(text));
-}
-
 /// A large number for people: `13.016 billion`, `134.5 million`, `127304`.
 pub(crate) fn count(number: u64) -> String {
     match number as f64 {
         billions if billions >= 1e9 => format!("{:.3} billion", billions / 1e9),
         millions if millions >= 1e6 => format!("{:.1} million", millions / 1e6),
         _ => number.to_string(),
+    }
+}
+
+/// Whether the reader of standard output went away, which ends a command without a word.
+pub(crate) fn reader_left(error: &anyhow::Error) -> bool {
+    let broken = |e: &std::io::Error| e.kind() == ErrorKind::BrokenPipe;
+    error.chain().filter_map(|cause| cause.downcast_ref()).any(broken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_pipe_is_found_below_its_context() {
+        let broken = |kind| anyhow::Error::from(std::io::Error::from(kind)).context("writing");
+        assert!(reader_left(&broken(ErrorKind::BrokenPipe)));
+        assert!(!reader_left(&broken(ErrorKind::NotFound)));
     }
 }

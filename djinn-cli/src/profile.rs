@@ -4,22 +4,10 @@ use crate::args::WorkArgs;
 use crate::cache::Cache;
 use anyhow::{Context, Result};
 use djinn_host::Target;
-use djinn_srg::cost::Machine;
-use serde::{Deserialize, Serialize};
+use djinn_vmu::Machine;
 use std::path::PathBuf;
 
 const FILE: &str = "machine.json";
-
-/// A measured machine in its file.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Profile {
-    name: String,
-    flops: f64,
-    memory: f64,
-    link: f64,
-    launch: f64,
-}
 
 /// Where the measured machine is kept.
 pub(crate) fn path() -> Result<PathBuf> {
@@ -53,20 +41,20 @@ fn measured() -> Result<Option<Machine>> {
         text => text.with_context(|| path.display().to_string())?,
     };
     let remedy = || format!("{}: measure again with `djinn doctor --save`", path.display());
-    let Profile { name, flops, memory, link, launch } = serde_json::from_str(&text).with_context(remedy)?;
-    let rates_are_fine = [flops, memory, link].iter().all(|r| r.is_finite() && *r > 0.0);
+    let machine: Machine = serde_json::from_str(&text).with_context(remedy)?;
+    let rates_are_fine =
+        [machine.flops, machine.memory, machine.link].iter().all(|r| r.is_finite() && *r > 0.0);
     anyhow::ensure!(
-        rates_are_fine && launch.is_finite() && launch >= 0.0,
+        rates_are_fine && machine.launch.is_finite() && machine.launch >= 0.0,
         "{}: its rates must be positive numbers",
         remedy()
     );
-    Ok(Some(Machine { name, flops, memory, link, launch, reserved_bytes: 0 }))
+    Ok(Some(machine))
 }
 
 /// Keeps a measured machine; says where.
 pub(crate) fn save(machine: &Machine) -> Result<PathBuf> {
-    let Machine { name, flops, memory, link, launch, .. } = machine.clone();
-    let text = serde_json::to_string_pretty(&Profile { name, flops, memory, link, launch })?;
+    let text = serde_json::to_string_pretty(machine)?;
     let path = path()?;
     let folder = path.parent().context("the cache has no folder")?;
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;

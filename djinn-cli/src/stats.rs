@@ -4,13 +4,12 @@ use crate::{output, size};
 use djinn_device::Space;
 use djinn_engine::{PassStats, Stats};
 use djinn_host::{AnyEngine, system};
-use djinn_vmu::Moved;
 use serde::Serialize;
 use std::time::Duration;
 
 /// Times, bytes and rates of a generation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct RunStats {
     pub(crate) device: String,
     /// Of the random numbers; none for greedy decoding.
     pub(crate) seed: Option<u64>,
@@ -39,11 +38,6 @@ pub(crate) struct Report {
     pub(crate) stalls: u32,
     /// Share of the copies' time that computation hid.
     pub(crate) copy_hidden: Option<f64>,
-    /// How often the KV cache went to host memory and back.
-    pub(crate) parkings: u64,
-    /// Rates of those copies by the time in which they ran, GB/s.
-    pub(crate) park_gbps: Option<f64>,
-    pub(crate) restore_gbps: Option<f64>,
     /// Weights that stay on the device.
     pub(crate) resident_bytes: u64,
     /// Streamed weights that the host holds once for several layers.
@@ -56,7 +50,7 @@ pub(crate) struct Report {
     pub(crate) host_peak_bytes: Option<u64>,
 }
 
-impl Report {
+impl RunStats {
     /// The report on `stats` of an engine that took `load` to load.
     pub(crate) fn new(engine: &dyn AnyEngine, stats: &Stats, load: Duration, seed: Option<u64>) -> Self {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
@@ -67,11 +61,7 @@ impl Report {
         let copied = (!all.copy.is_zero()).then(|| all.streamed_bytes as f64 / all.copy.as_secs_f64() / 1e9);
         let tpot = stats.time_per_token();
         let placement = &engine.plan().placement;
-        let swaps = engine.swap_stats();
-        let rate = |moved: &Moved| {
-            (!moved.busy.is_zero()).then(|| moved.bytes as f64 / moved.busy.as_secs_f64() / 1e9)
-        };
-        Report {
+        RunStats {
             device: device.name,
             seed,
             prompt_tokens: stats.prompt_tokens,
@@ -92,9 +82,6 @@ impl Report {
             stall_ms: ms(all.stall),
             stalls: all.stalls,
             copy_hidden: all.hidden(),
-            parkings: engine.parkings(),
-            park_gbps: rate(&swaps.out),
-            restore_gbps: rate(&swaps.back),
             resident_bytes: engine.plan().segments.resident,
             shared_host_bytes: placement.streamed_bytes() - placement.host_bytes(),
             device_peak_bytes: usage.peak + device.reserved_bytes,
@@ -107,12 +94,6 @@ impl Report {
     pub(crate) fn remark(&self) {
         output::remark(&self.times());
         output::remark(&self.memory());
-        if let (Some(park), Some(restore)) = (self.park_gbps, self.restore_gbps) {
-            let times = self.parkings;
-            output::remark(&format!(
-                "KV cache parked {times} times: {park:.2} GB/s out, {restore:.2} GB/s back"
-            ));
-        }
         if self.shared_host_bytes > 0 {
             let shared = size::human(self.shared_host_bytes);
             output::remark(&format!(

@@ -52,7 +52,7 @@ impl TraceFile {
 impl Drop for Opened {
     fn drop(&mut self) {
         if self.empty {
-            // What is left is an empty file, which harms nobody.
+            // If that fails, an empty file is left.
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -239,7 +239,6 @@ unsafe extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 pub const DJINN_PREFILL_RUN: _bindgen_ty_2 = 32;
-pub const DJINN_SPLIT_ROWS: _bindgen_ty_2 = 64;
 pub type _bindgen_ty_2 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -256,16 +255,12 @@ pub struct djinn_attention_args {
     pub window: u32,
     pub alibi: u32,
     pub rows: u32,
-    pub exact: u32,
 }
 unsafe extern "C" {
     pub fn djinn_attention(
         args: *const djinn_attention_args,
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn djinn_attention_workspace(args: *const djinn_attention_args) -> u64;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -321,36 +316,6 @@ pub struct djinn_select_rows_args {
 unsafe extern "C" {
     pub fn djinn_select_rows(
         args: *const djinn_select_rows_args,
-        stream: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct djinn_argmax_args {
-    pub x: *const f32,
-    pub out: *mut u32,
-    pub width: u32,
-    pub rows: u32,
-}
-unsafe extern "C" {
-    pub fn djinn_argmax(
-        args: *const djinn_argmax_args,
-        stream: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct djinn_copy_pages_args {
-    pub src: *const ::std::os::raw::c_void,
-    pub dst: *mut ::std::os::raw::c_void,
-    pub src_pages: *const u32,
-    pub dst_pages: *const u32,
-    pub page_bytes: u64,
-    pub count: u32,
-}
-unsafe extern "C" {
-    pub fn djinn_copy_pages(
-        args: *const djinn_copy_pages_args,
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
 }

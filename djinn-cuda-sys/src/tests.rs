@@ -36,7 +36,6 @@ mod launchers {
             window: 0,
             alibi: 0,
             rows,
-            exact: 0,
         }
     }
 
@@ -53,23 +52,6 @@ mod launchers {
         let text = unsafe { crate::djinn_error_string(code) };
         // SAFETY: the text is static and ends with NUL.
         assert_eq!(unsafe { CStr::from_ptr(text) }, c"invalid argument");
-    }
-
-    #[test]
-    fn the_workspace_holds_every_split_of_every_row() {
-        // SAFETY: pointers are not read.
-        let bytes = |rows| unsafe { crate::djinn_attention_workspace(&attention(rows, 64)) };
-        // 1600 positions are 7 splits of 256; each keeps a maximum, a sum and a vector for each head.
-        assert_eq!(bytes(1), 7 * 4 * (64 + 2) * 4);
-        assert_eq!(bytes(64), 64 * bytes(1));
-        assert_eq!(bytes(500), bytes(64));
-        // 258 positions touch three splits where the first is the last of one; a single one needs no workspace.
-        let windowed = |window| djinn_attention_args { window, ..attention(1, 64) };
-        // SAFETY: as above.
-        let bytes = |window| unsafe { crate::djinn_attention_workspace(&windowed(window)) };
-        assert_eq!(bytes(257), 2 * 4 * (64 + 2) * 4);
-        assert_eq!(bytes(258), 3 * 4 * (64 + 2) * 4);
-        assert_eq!((bytes(1), bytes(100_000)), (0, 7 * 4 * (64 + 2) * 4));
     }
 }
 

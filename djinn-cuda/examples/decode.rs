@@ -29,7 +29,7 @@ const PAGE_TOKENS: u32 = 16;
 /// Bytes that weights and caches take turns over.
 const TURNS: u64 = 2 << 30;
 
-/// The engine cuts weights into tiles of at most so many bytes, each a launch.
+/// The engine cuts weights into tiles of at most this many bytes, each a launch.
 const TILE: u64 = 64 << 20;
 
 /// Bits of each 16-bit word of random data that are the same, and those that are random.
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
 
 fn measure(device: &CudaDevice) -> Result<()> {
     let bench = Bench { device, stream: device.stream()? };
-    println!("{}, f16; own kernels up to {} rows", device.info().name, device.info().rows_alone);
+    println!("{}, f16; own kernels up to {} rows", device.info().name, device.info().batch_invariant_rows);
     println!("linear              rows   own us    GB/s  tiles us    GB/s  cuBLASLt us    GB/s");
     let memory = bench.random(TURNS, F16)?;
     let mut passes = [[Duration::ZERO; 3]; ROWS.len()];
@@ -182,7 +182,7 @@ impl Bench<'_> {
                 dtype: DType::F16,
                 page_bytes: layer_bytes * layers,
                 page_tokens: PAGE_TOKENS,
-                layer: i % layers as u32,
+                offset: u64::from(i) % layers * layer_bytes,
                 kv_heads,
                 head_dim: HEAD_DIM,
                 page_table: page_table.span(),

@@ -38,7 +38,7 @@ pub struct Probe {
     pub name: String,
     /// Its memory, in bytes.
     pub total_bytes: u64,
-    /// Bytes that nobody uses, where the management library (NVML) tells.
+    /// Free bytes, where the management library (NVML) tells.
     pub free_bytes: Option<u64>,
     /// Major and minor compute capability.
     pub compute_capability: (u32, u32),

@@ -5,12 +5,12 @@
 #[non_exhaustive]
 pub enum Error {
     /// The feature `cuda` was off.
-    #[error("this build has no CUDA support; build with --features cuda, or use --device cpu")]
+    #[error("this build has no CUDA support; build with --features cuda, or use `device` cpu")]
     NotBuilt,
     /// The driver's library is not on this machine.
     #[error(
         "no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver (version 580 or later), or use \
-         --device cpu"
+         `device` cpu"
     )]
     NoDriver,
     /// The driver is older than the build needs.
@@ -40,7 +40,7 @@ pub enum Error {
     },
     /// The cap leaves nothing to allocate.
     #[error(
-        "--vram of {vram_bytes} bytes is too small: the CUDA context, code and workspaces alone take \
+        "`vram` of {vram_bytes} bytes is too small: the CUDA context, code and workspaces alone take \
          {needed_bytes} bytes"
     )]
     CapTooSmall {
@@ -51,7 +51,7 @@ pub enum Error {
     },
     /// Others hold the card's memory.
     #[error(
-        "the card has {free_bytes} bytes free, but {requested_bytes} are needed to fill --vram; lower --vram, or \
+        "the card has {free_bytes} bytes free, but {requested_bytes} are needed to fill `vram`; lower `vram`, or \
          stop other processes on the card"
     )]
     CardFull {

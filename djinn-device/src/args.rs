@@ -3,12 +3,17 @@
 //! Activations are row-major f32 `[rows, width]`; token ids, positions and tables are u32; weights are
 //! row-major in their own dtype. Every span starts at a multiple of 16 bytes unless said otherwise.
 
-mod check;
+mod attention;
+pub(crate) mod check;
 mod routing;
+#[cfg(test)]
+mod tests;
 
+pub use attention::{Attention, KvPages, KvWrite, Rope, RopeTable};
 pub use routing::{Combine, CopyExpert, ExpertLinear, Group, Route};
 
-use crate::{DType, RopeStyle, Span};
+use crate::{DType, Span};
+use check::{ALIGN, Checks, qkv_width};
 
 /// A weight: bytes with their element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,21 +45,15 @@ pub struct Embed {
     pub rows: u32,
 }
 
-/// `out[r, i] = cos(positions[r] · inv_freq[i]) · scale`, `out[r, half + i] = sin(…) · scale`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RopeTable {
-    /// u32 `[rows]`.
-    pub positions: Span,
-    /// f32 `[half]`.
-    pub inv_freq: Span,
-    /// f32 `[rows, 2 half]`.
-    pub out: Span,
-    /// Frequencies.
-    pub half: u32,
-    /// Attention factor.
-    pub scale: f32,
-    /// Rows.
-    pub rows: u32,
+impl Embed {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        let (rows, width) = (self.rows.into(), self.width.into());
+        checks.words("tokens", self.tokens, &[rows]);
+        checks.weight("table", self.table, &[self.table_rows.into(), width]);
+        checks.words("out", self.out, &[rows, width]);
+        let end = self.first_row.checked_add(self.table_rows);
+        assert!(end.is_some(), "embed: {} rows from {} overflow", self.table_rows, self.first_row);
+    }
 }
 
 /// `out[r, :] = x[r, :] / sqrt(mean(x[r, :]²) + eps) · weight`.
@@ -72,6 +71,15 @@ pub struct RmsNorm {
     pub width: u32,
     /// Rows.
     pub rows: u32,
+}
+
+impl RmsNorm {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        let (rows, width) = (self.rows.into(), self.width.into());
+        checks.words("x", self.x, &[rows, width]);
+        checks.weight("weight", self.weight, &[width]);
+        checks.words("out", self.out, &[rows, width]);
+    }
 }
 
 /// `out[r, :] = (x[r, :] - mean) / sqrt(variance + eps) · weight + bias`, with the mean and the biased variance of
@@ -94,6 +102,16 @@ pub struct LayerNorm {
     pub rows: u32,
 }
 
+impl LayerNorm {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        let (rows, width) = (self.rows.into(), self.width.into());
+        checks.words("x", self.x, &[rows, width]);
+        checks.weight("weight", self.weight, &[width]);
+        checks.weight("bias", self.bias, &[width]);
+        checks.words("out", self.out, &[rows, width]);
+    }
+}
+
 /// In `qkv[rows, (heads + 2 kv_heads) · head_dim]`, [`RmsNorm`] of each query head by `query` and of each key head
 /// by `key`, in place.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -114,6 +132,17 @@ pub struct HeadNorm {
     pub head_dim: u32,
     /// Rows.
     pub rows: u32,
+}
+
+impl HeadNorm {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        let [heads, dim] = qkv_width(self.heads, self.kv_heads, self.head_dim);
+        checks.words("qkv", self.qkv, &[self.rows.into(), heads, dim]);
+        checks.weight("query", self.query, &[dim]);
+        checks.weight("key", self.key, &[dim]);
+        let (query, key) = (self.query.dtype.name(), self.key.dtype.name());
+        assert!(query == key, "head_norm: weights of {query} and of {key}");
+    }
 }
 
 /// `out[r, out_column + j] = Σ x[r, i] · weight[j, i] + bias[j]`, for `j` in `0..n`.
@@ -139,101 +168,22 @@ pub struct Linear {
     pub rows: u32,
 }
 
-/// Rotates, in place, the first `rotary_dim` elements of each query and key head of
-/// `qkv[rows, (heads + 2 kv_heads) · head_dim]`: `(a, b) -> (a cos - b sin, b cos + a sin)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rope {
-    /// f32, in and out.
-    pub qkv: Span,
-    /// f32 `[rows, rotary_dim]`, of [`RopeTable`].
-    pub table: Span,
-    /// Query heads.
-    pub heads: u32,
-    /// Key and value heads.
-    pub kv_heads: u32,
-    /// Elements of a head.
-    pub head_dim: u32,
-    /// Leading elements of a head that are rotated.
-    pub rotary_dim: u32,
-    /// Pairing.
-    pub style: RopeStyle,
-    /// Rows.
-    pub rows: u32,
-}
-
-/// Where the KV cache of one layer lies: pages of `page_tokens` tokens for *all* layers. Within a page,
-/// row-major `[layer][k|v][kv_head][slot][head_dim]` in `dtype`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvPages {
-    /// All pages; page `p` starts at `p · page_bytes`.
-    pub pages: Span,
-    /// f32, f16 or bf16.
-    pub dtype: DType,
-    /// Bytes of a page.
-    pub page_bytes: u64,
-    /// Tokens of a page.
-    pub page_tokens: u32,
-    /// The layer.
-    pub layer: u32,
-    /// Key and value heads.
-    pub kv_heads: u32,
-    /// Elements of a head.
-    pub head_dim: u32,
-    /// u32 `[sequences, table_width]`: pages of each sequence in order of position.
-    pub page_table: Span,
-    /// Columns of the page table.
-    pub table_width: u32,
-}
-
-/// Writes keys and values of `qkv[rows, (heads + 2 kv_heads) · head_dim]` into the pages, at each row's
-/// sequence and position, rounded to the pages' dtype (to nearest even).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvWrite {
-    /// f32.
-    pub qkv: Span,
-    /// Destination.
-    pub kv: KvPages,
-    /// u32 `[rows]`: each row's sequence.
-    pub row_seq: Span,
-    /// u32 `[rows]`: each row's position in its sequence.
-    pub positions: Span,
-    /// Query heads.
-    pub heads: u32,
-    /// Rows.
-    pub rows: u32,
-}
-
-/// `out[r, h, :] = softmax((q[r, h, :] · K + bias) · scale) · V` over positions `0..=p` of the row's sequence, where
-/// `p = positions[r]`, keys and values read from the pages (the row's own included: [`KvWrite`] ran before).
-///
-/// With a window, over positions `max(0, p + 1 - window)..=p`. What no row sees is not read: its pages may hold
-/// anything, and so may their entries of the page table.
-///
-/// The bias is 0, or with `alibi` that of [`Op::Attention`](djinn_srg::Op::Attention), whose slopes follow from
-/// `heads`. A device may take the same number from all scores of a row, which changes no softmax.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Attention {
-    /// f32 `[rows, (heads + 2 kv_heads) · head_dim]`; only the queries are read.
-    pub qkv: Span,
-    /// Keys and values.
-    pub kv: KvPages,
-    /// u32 `[rows]`: each row's sequence. Where more than [`run_alone`](crate::DeviceInfo::run_alone) rows of one
-    /// sequence are adjacent, their positions ascend by one. From here on aligned to 4 bytes, as positions are.
-    pub row_seq: Span,
-    /// u32 `[rows]`: each row's position in its sequence.
-    pub positions: Span,
-    /// f32 `[rows, heads · head_dim]`.
-    pub out: Span,
-    /// Query heads.
-    pub heads: u32,
-    /// Factor on the scores.
-    pub scale: f32,
-    /// Positions that a row sees, its own the last; at least 1, and all without.
-    pub window: Option<u32>,
-    /// Whether scores are biased by position.
-    pub alibi: bool,
-    /// Rows.
-    pub rows: u32,
+impl Linear {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        let (rows, k, n) = (self.rows.into(), self.k.into(), self.n.into());
+        checks.words("x", self.x, &[rows, k]);
+        checks.weight("weight", self.weight, &[n, k]);
+        checks.words("out", self.out, &[rows, self.out_width.into()]);
+        if let Some(bias) = self.bias {
+            checks.weight("bias", bias, &[n]);
+        }
+        assert!(
+            u64::from(self.out_column) + n <= self.out_width.into(),
+            "linear: {n} columns from {} do not fit {}",
+            self.out_column,
+            self.out_width
+        );
+    }
 }
 
 /// `out[r, i] = silu(x[r, i]) · x[r, width + i]`, for `x[rows, 2 width]`.
@@ -249,6 +199,14 @@ pub struct SiluMul {
     pub rows: u32,
 }
 
+impl SiluMul {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        let (rows, width) = (self.rows.into(), self.width.into());
+        checks.words("x", self.x, &[rows, 2, width]);
+        checks.words("out", self.out, &[rows, width]);
+    }
+}
+
 /// `out = gelu(x)`, element by element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gelu {
@@ -257,9 +215,16 @@ pub struct Gelu {
     /// f32 `[len]`; may be `x` itself.
     pub out: Span,
     /// Which form.
-    pub form: crate::Gelu,
+    pub form: crate::GeluForm,
     /// Elements.
     pub len: u64,
+}
+
+impl Gelu {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        checks.words("x", self.x, &[self.len]);
+        checks.words("out", self.out, &[self.len]);
+    }
 }
 
 /// `out = a + b`, element by element.
@@ -273,6 +238,14 @@ pub struct Add {
     pub out: Span,
     /// Elements.
     pub len: u64,
+}
+
+impl Add {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        for (name, span) in [("a", self.a), ("b", self.b), ("out", self.out)] {
+            checks.words(name, span, &[self.len]);
+        }
+    }
 }
 
 /// `out[i, :] = x[indices[i], :]`.
@@ -290,38 +263,19 @@ pub struct SelectRows {
     pub rows: u32,
 }
 
-/// `out[r]` is the first index of the greatest element of `x[r, :]`, i.e. the greedy choice from logits. A NaN is
-/// never the greatest: where nothing is greater than -∞ it is the first index that is no NaN, or 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Argmax {
-    /// f32 `[rows, width]`.
-    pub x: Span,
-    /// u32 `[rows]`.
-    pub out: Span,
-    /// Columns.
-    pub width: u32,
-    /// Rows.
-    pub rows: u32,
-}
-
-/// Page `dst_pages[i]` of `dst` becomes page `src_pages[i]` of `src`, for `i` in `0..count`: a gather of scattered
-/// pages into a run, a scatter of a run, or both. Pages that are not named are left alone. A page past its span's
-/// last is the caller's to rule out (CPU devices panic, others touch memory that is not theirs), and so is a page
-/// written twice in one copy, which then holds either.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyPages {
-    /// Whole pages, in either space.
-    pub src: Span,
-    /// Whole pages, in either space; shares no byte with `src`.
-    pub dst: Span,
-    /// u32 `[count]`; without it, page `i` is read from page `i`, and `src` holds at least `count` pages.
-    pub src_pages: Option<Span>,
-    /// u32 `[count]`, all different; without it, page `i` is written to page `i`, and `dst` holds at least `count`.
-    pub dst_pages: Option<Span>,
-    /// Bytes of a page, a multiple of 16.
-    pub page_bytes: u64,
-    /// Pages copied.
-    pub count: u32,
+impl SelectRows {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        let (rows, width) = (self.rows.into(), self.width.into());
+        let row = checks.product("a row", &[width, 4]);
+        assert!(
+            !self.x.is_empty() && self.x.len().is_multiple_of(row),
+            "select_rows: x has {} bytes, no whole number of rows of {row}",
+            self.x.len()
+        );
+        checks.aligned("x", self.x, ALIGN);
+        checks.words("indices", self.indices, &[rows]);
+        checks.words("out", self.out, &[rows, width]);
+    }
 }
 
 /// `out = checksum(src)`: the wrapping sum, over the 32-bit little-endian words `w` of `src` (the last one
@@ -333,4 +287,40 @@ pub struct Checksum {
     pub src: Span,
     /// u64, one.
     pub out: Span,
+}
+
+impl Checksum {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        checks.aligned("src", self.src, ALIGN);
+        checks.holds("out", self.out, &[1], 8);
+    }
+}
+
+impl Checksum {
+    /// SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014; Stafford's variant 13 of the constants).
+    #[inline(always)]
+    pub const fn mix(mut z: u64) -> u64 {
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// What [`Checksum`] gives for some bytes.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    let mut sum = 0_u64;
+    for (index, chunk) in bytes.chunks(4).enumerate() {
+        let mut word = [0; 4];
+        word[..chunk.len()].copy_from_slice(chunk);
+        let word = u64::from(u32::from_le_bytes(word));
+        sum = sum.wrapping_add(Checksum::mix(word ^ Checksum::mix(index as u64)));
+    }
+    sum
+}
+
+impl Checks {
+    fn weight(self, name: &str, weight: Weight, sizes: &[u64]) {
+        self.dtype(name, weight.dtype);
+        self.holds(name, weight.span, sizes, weight.dtype.bytes());
+    }
 }

@@ -1,7 +1,8 @@
 //! What every device must do, as functions that a backend's tests call. They panic where it does not.
 //!
 //! ```
-//! use djinn_device::{SimConfig, SimDevice, conformance};
+//! use djinn_cpu::{SimConfig, SimDevice};
+//! use djinn_device::conformance;
 //!
 //! conformance::device(|| SimDevice::new(SimConfig::default()).unwrap());
 //! ```

@@ -1,26 +1,48 @@
 //! The device seam: memory, streams, events and copies ([`Device`]) and the closed list of decoder
-//! operations ([`Ops`]), with two devices behind it.
+//! operations ([`Ops`]).
 //!
-//! [`CpuDevice`] computes on the host: a scalar reference for every operation, and a fast path checked
-//! against it. [`SimDevice`] runs the same arithmetic in an adversarial order limited only by events,
-//! poisons memory that holds nothing, and injects faults.
+//! # Contract
+//!
+//! **Who validates.** The caller checks an operation's arguments once, with `args.check()`, when it builds them; devices
+//! only `debug_assert` that. A device checks what only it can know: that handles are its own and alive, and that spans
+//! of a copy fit each other. Whatever fails here is a bug of the caller and panics, with ids and sizes.
+//!
+//! **Order.** Work on one stream runs in the order of the calls. Work on different streams runs in any order, except
+//! that after [`wait`](Device::wait) a stream goes on only behind the work that the event stood for at that call. Calls
+//! that enqueue return at once. The host knows that work is done by [`sync`](Device::sync),
+//! [`sync_event`](Device::sync_event) or [`is_done`](Device::is_done), and by nothing else.
+//!
+//! **Lifetime of memory.** A buffer's bytes live from [`alloc`](Device::alloc) to [`free`](Device::free), at one place.
+//! Until enqueued work on them is done they may not be freed, and the host may not touch them. No device waits to make
+//! that true; the simulator panics where it is not. Fresh memory holds anything.
+//!
+//! **Errors.** An [`Error`] is what a caller cannot foresee. A refusal at the call (no memory, no resource) leaves the
+//! device as it was. A failure of enqueued work is sticky: no work runs after it, and every later call that can fail
+//! returns it. There is no way back but another device.
+//!
+//! **Results.** The scalar [`reference`] defines each operation, up to a tolerance that the [`conformance`] suite
+//! states. Every row is computed from its own inputs in one order, so bits depend neither on where bytes lie nor,
+//! up to [`DeviceInfo::batch_invariant_rows`], on other rows.
+//!
+//! **Why static dispatch?** A program has one device, chosen when it starts. Generic code has no table of functions on
+//! the way to a launch, and a device may override a pair of operations with one kernel.
+//!
+//! **Why handles?** Work is enqueued and runs later, on another thread or another processor. A borrow cannot say that;
+//! a handle that is checked can, and it may be captured and replayed.
 #![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
 
 pub mod args;
 pub mod conformance;
-mod cpu;
 mod error;
-mod kernels;
 mod memory;
 mod ops;
-mod sim;
+pub mod reference;
 mod stream;
 
-pub use cpu::{CpuConfig, CpuDevice, Math};
-pub use djinn_srg::{DType, Gelu, RopeStyle};
+pub use args::checksum;
+pub use djinn_srg::{DType, GeluForm, RopeStyle};
 pub use error::{Error, Result};
-pub use kernels::reference::checksum;
 pub use memory::{Buffer, Space, Span, Usage};
-pub use ops::Ops;
-pub use sim::{SimCalls, SimConfig, SimCopy, SimDevice};
+pub use ops::{Access, Operation, Ops};
 pub use stream::{Capture, Device, DeviceInfo, Event, Stream};

@@ -1,81 +1,232 @@
-//! The [`Ops`] trait: the closed list of decoder operations.
+//! The table of operations, and what is generated from it here: the trait [`Ops`], operations as values, and of every
+//! operation's arguments which spans it uses and the checks.
 
-use crate::args::{
-    Add, Argmax, Attention, Checksum, Combine, CopyExpert, CopyPages, Embed, ExpertLinear, Gelu, Group,
-    HeadNorm, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
-};
-use crate::{Device, Result, Stream};
+use crate::args::check::Checks;
+use crate::args::{self, Add, KvWrite, Linear, RmsNorm, Rope, Weight};
+use crate::{Device, Result, Span, Stream};
 
-/// Decoder operations. Each enqueues on `stream` and returns at once; results are defined by the scalar
-/// reference of the CPU device, up to the tolerance of [`conformance`](crate::conformance). Arguments were
-/// checked by the caller (`args.check()`); devices only `debug_assert` them.
+/// Calls the macro `$then` with the tokens `$with` and the table of operations. An entry has the operation's name, the
+/// type of its arguments in [`args`](crate::args), and which of their fields it reads and writes. A field `in_place` is
+/// read, and may be the output itself; apart from that, outputs share no byte with other fields.
 ///
-/// Every operation computes each output row from that row's inputs alone, in an order that does not depend
-/// on how many rows there are: results are *batch-invariant*. A device may compute `linear` and `attention` of
-/// many rows on other units, in another order; it states the number of rows up to which a row's bits are the
-/// same in every batch ([`DeviceInfo::rows_alone`](crate::DeviceInfo::rows_alone)).
-pub trait Ops: Device {
-    /// See [`Embed`].
-    fn embed(&self, stream: Stream, args: &Embed) -> Result<()>;
-    /// See [`RopeTable`].
-    fn rope_table(&self, stream: Stream, args: &RopeTable) -> Result<()>;
-    /// See [`RmsNorm`].
-    fn rms_norm(&self, stream: Stream, args: &RmsNorm) -> Result<()>;
-    /// See [`LayerNorm`].
-    fn layer_norm(&self, stream: Stream, args: &LayerNorm) -> Result<()>;
-    /// See [`HeadNorm`].
-    fn head_norm(&self, stream: Stream, args: &HeadNorm) -> Result<()>;
-    /// See [`Linear`].
-    fn linear(&self, stream: Stream, args: &Linear) -> Result<()>;
-    /// See [`Rope`].
-    fn rope(&self, stream: Stream, args: &Rope) -> Result<()>;
-    /// See [`KvWrite`].
-    fn kv_write(&self, stream: Stream, args: &KvWrite) -> Result<()>;
-    /// See [`Attention`].
-    fn attention(&self, stream: Stream, args: &Attention) -> Result<()>;
-    /// See [`SiluMul`].
-    fn silu_mul(&self, stream: Stream, args: &SiluMul) -> Result<()>;
-    /// See [`Gelu`].
-    fn gelu(&self, stream: Stream, args: &Gelu) -> Result<()>;
-    /// See [`Add`].
-    fn add(&self, stream: Stream, args: &Add) -> Result<()>;
-    /// See [`SelectRows`].
-    fn select_rows(&self, stream: Stream, args: &SelectRows) -> Result<()>;
-    /// See [`Argmax`].
-    fn argmax(&self, stream: Stream, args: &Argmax) -> Result<()>;
-    /// See [`CopyPages`].
-    fn copy_pages(&self, stream: Stream, args: &CopyPages) -> Result<()>;
-    /// See [`Route`].
-    fn route(&self, stream: Stream, args: &Route) -> Result<()>;
-    /// See [`Group`].
-    fn group(&self, stream: Stream, args: &Group) -> Result<()>;
-    /// See [`ExpertLinear`].
-    fn expert_linear(&self, stream: Stream, args: &ExpertLinear) -> Result<()>;
-    /// See [`Combine`].
-    fn combine(&self, stream: Stream, args: &Combine) -> Result<()>;
-    /// See [`CopyExpert`].
-    fn copy_expert(&self, stream: Stream, args: &CopyExpert) -> Result<()>;
-    /// See [`Checksum`].
-    fn checksum(&self, stream: Stream, args: &Checksum) -> Result<()>;
+/// ```
+/// macro_rules! names {
+///     ([$first:literal] $($op:ident: $Args:ident $uses:tt,)*) => { [$first, $(stringify!($op)),*] };
+/// }
+/// let names = djinn_device::for_each_op!(names ["sync"]);
+/// assert_eq!(names[..3], ["sync", "embed", "rope_table"]);
+/// ```
+#[macro_export]
+macro_rules! for_each_op {
+    ($then:ident $($with:tt)*) => {
+        $then! {
+            $($with)*
+            embed: Embed { reads: [tokens, table], in_place: [], writes: [out] },
+            rope_table: RopeTable { reads: [positions, inv_freq], in_place: [], writes: [out] },
+            rms_norm: RmsNorm { reads: [weight], in_place: [x], writes: [out] },
+            layer_norm: LayerNorm { reads: [weight, bias], in_place: [x], writes: [out] },
+            head_norm: HeadNorm { reads: [query, key], in_place: [], writes: [qkv] },
+            linear: Linear { reads: [x, weight, bias], in_place: [], writes: [out] },
+            rope: Rope { reads: [table], in_place: [], writes: [qkv] },
+            kv_write: KvWrite {
+                reads: [qkv, row_seq, positions, kv.page_table], in_place: [], writes: [kv.pages]
+            },
+            attention: Attention {
+                reads: [qkv, row_seq, positions, kv.page_table, kv.pages], in_place: [], writes: [out]
+            },
+            silu_mul: SiluMul { reads: [x], in_place: [], writes: [out] },
+            gelu: Gelu { reads: [], in_place: [x], writes: [out] },
+            add: Add { reads: [], in_place: [a, b], writes: [out] },
+            select_rows: SelectRows { reads: [x, indices], in_place: [], writes: [out] },
+            route: Route { reads: [logits], in_place: [], writes: [weights, ids] },
+            group: Group { reads: [ids], in_place: [], writes: [order, starts] },
+            expert_linear: ExpertLinear { reads: [x, weight, order, starts], in_place: [], writes: [out] },
+            combine: Combine { reads: [y, weights], in_place: [], writes: [out] },
+            copy_expert: CopyExpert { reads: [src, starts], in_place: [], writes: [dst, moved] },
+            checksum: Checksum { reads: [src], in_place: [], writes: [out] },
+        }
+    };
+}
 
-    /// [`add`](Ops::add), then [`rms_norm`](Ops::rms_norm) of the sum, with the same bits; devices may do both in
-    /// one launch. `norm.x` is `add.out`; each of `add.out` and `norm.out` is one of `add.a` and `add.b` as a
-    /// whole, or shares no byte with them.
-    fn add_rms_norm(&self, stream: Stream, add: &Add, norm: &RmsNorm) -> Result<()> {
-        self.add(stream, add)?;
-        self.rms_norm(stream, norm)
-    }
+/// How an operation uses a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reads it.
+    Read(Span),
+    /// Writes it, and perhaps reads it as well.
+    Write(Span),
+}
 
-    /// One [`linear`](Ops::linear) after another, with the same bits; devices may do those in one launch that are of
-    /// the same rows with successive tiles of a weight.
-    fn linear_tiles(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
-        tiles.iter().try_for_each(|tile| self.linear(stream, tile))
-    }
-
-    /// [`rope`](Ops::rope), then [`kv_write`](Ops::kv_write) of the same `qkv`, with the same bits; devices may
-    /// do both in one launch.
-    fn rope_kv_write(&self, stream: Stream, rope: &Rope, write: &KvWrite) -> Result<()> {
-        self.rope(stream, rope)?;
-        self.kv_write(stream, write)
+impl Access {
+    /// The span.
+    pub const fn span(self) -> Span {
+        match self {
+            Access::Read(span) | Access::Write(span) => span,
+        }
     }
 }
+
+/// A field of arguments that refers to memory, or to none.
+trait Field {
+    fn span(self) -> Option<Span>;
+}
+
+impl Field for Span {
+    fn span(self) -> Option<Span> {
+        Some(self)
+    }
+}
+
+impl Field for Weight {
+    fn span(self) -> Option<Span> {
+        Some(self.span)
+    }
+}
+
+impl Field for Option<Weight> {
+    fn span(self) -> Option<Span> {
+        self.map(|weight| weight.span)
+    }
+}
+
+/// The methods of every operation's arguments.
+macro_rules! arguments {
+    ($($op:ident: $Args:ident {
+        reads: [$($($read:ident).+),*], in_place: [$($in_place:ident),*], writes: [$($($write:ident).+),*]
+    },)*) => {$(
+        impl args::$Args {
+            /// Calls `visit` with every span that the operation uses, and the field's name.
+            pub fn each_access(&self, mut visit: impl FnMut(&'static str, Access)) {
+                let mut read = |name, field: Option<Span>| {
+                    if let Some(span) = field {
+                        visit(name, Access::Read(span));
+                    }
+                };
+                $(read(stringify!($($read).+), Field::span(self.$($read).+));)*
+                $(read(stringify!($in_place), Field::span(self.$in_place));)*
+                $(visit(stringify!($($write).+), Access::Write(self.$($write).+));)*
+            }
+
+            /// Checks sizes, alignment and overlap.
+            ///
+            /// # Panics
+            /// If one of them is wrong.
+            pub fn check(&self) {
+                self.check_sizes(Checks(stringify!($op)));
+                let in_place: &[&str] = &[$(stringify!($in_place)),*];
+                self.each_access(|name, access| {
+                    let Access::Write(out) = access else { return };
+                    self.each_access(|other, access| {
+                        if !out.overlaps(access.span()) || other == name {
+                            return;
+                        }
+                        let may_equal = in_place.contains(&other);
+                        assert!(
+                            may_equal && access.span() == out,
+                            "{}: the output {name} {out:?} overlaps {}{other} {:?}",
+                            stringify!($op),
+                            if may_equal { "part of " } else { "" },
+                            access.span()
+                        );
+                    });
+                });
+            }
+        }
+    )*};
+}
+
+for_each_op!(arguments);
+
+/// Operations as values.
+macro_rules! values {
+    ($($op:ident: $Args:ident $uses:tt,)*) => {
+        /// An operation with its arguments: for devices that queue them on the host, and for those who compare devices.
+        #[derive(Clone, Copy, Debug)]
+        pub enum Operation {
+            $(
+                #[doc = concat!("See [`args::", stringify!($Args), "`].")]
+                $Args(args::$Args),
+            )*
+        }
+
+        $(impl From<args::$Args> for Operation {
+            fn from(args: args::$Args) -> Self {
+                Operation::$Args(args)
+            }
+        })*
+
+        impl Operation {
+            /// Calls `visit` with every span that the operation uses.
+            pub fn each_access(&self, mut visit: impl FnMut(Access)) {
+                match self {
+                    $(Operation::$Args(args) => args.each_access(|_, access| visit(access))),*
+                }
+            }
+
+            /// Checks sizes, alignment and overlap.
+            ///
+            /// # Panics
+            /// If one of them is wrong.
+            pub fn check(&self) {
+                match self {
+                    $(Operation::$Args(args) => args.check()),*
+                }
+            }
+
+            /// Enqueues it; its arguments were checked.
+            ///
+            /// # Errors
+            /// The device's.
+            pub fn enqueue<D: Ops>(&self, device: &D, stream: Stream) -> Result<()> {
+                match self {
+                    $(Operation::$Args(args) => device.$op(stream, args)),*
+                }
+            }
+        }
+    };
+}
+
+for_each_op!(values);
+
+/// The trait.
+macro_rules! operations {
+    ($($op:ident: $Args:ident $uses:tt,)*) => {
+        /// Decoder operations. Each enqueues on `stream` and returns at once; results are defined by the
+        /// scalar [`reference`](crate::reference), up to the tolerance of the conformance suite. Arguments were checked by the
+        /// caller (`args.check()`); devices only `debug_assert` them.
+        ///
+        /// Every operation computes each output row from that row's inputs alone, in an order that does not depend
+        /// on how many rows there are: results are *batch-invariant*. A device may compute `linear` and `attention`
+        /// of many rows on other units, in another order; it states the number of rows up to which a row's bits are
+        /// the same in every batch ([`DeviceInfo::batch_invariant_rows`](crate::DeviceInfo::batch_invariant_rows)).
+        pub trait Ops: Device {
+            $(
+                #[doc = concat!("See [`args::", stringify!($Args), "`].")]
+                fn $op(&self, stream: Stream, args: &args::$Args) -> Result<()>;
+            )*
+
+            /// [`add`](Ops::add), then [`rms_norm`](Ops::rms_norm) of the sum, with the same bits; devices may do both
+            /// in one launch. `norm.x` is `add.out`; each of `add.out` and `norm.out` is one of `add.a` and `add.b` as
+            /// a whole, or shares no byte with them.
+            fn add_rms_norm(&self, stream: Stream, add: &Add, norm: &RmsNorm) -> Result<()> {
+                self.add(stream, add)?;
+                self.rms_norm(stream, norm)
+            }
+
+            /// One [`linear`](Ops::linear) after another, with the same bits; devices may do those in one launch that
+            /// are of the same rows with successive tiles of a weight.
+            fn linear_tiles(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
+                tiles.iter().try_for_each(|tile| self.linear(stream, tile))
+            }
+
+            /// [`rope`](Ops::rope), then [`kv_write`](Ops::kv_write) of the same `qkv`, with the same bits; devices
+            /// may do both in one launch.
+            fn rope_kv_write(&self, stream: Stream, rope: &Rope, write: &KvWrite) -> Result<()> {
+                self.rope(stream, rope)?;
+                self.kv_write(stream, write)
+            }
+        }
+    };
+}
+
+for_each_op!(operations);

@@ -63,10 +63,10 @@ pub struct DeviceInfo {
     pub reserved_bytes: u64,
     /// Whether work can be captured and replayed.
     pub captures: bool,
-    /// Products of up to so many rows compute each row by itself: its bits depend on no other row.
-    pub rows_alone: u32,
-    /// Attention computes the rows of one sequence by themselves where there are up to so many.
-    pub run_alone: u32,
+    /// `linear` is batch-invariant for up to this many rows: a row's bits do not depend on the rest of the batch.
+    pub batch_invariant_rows: u32,
+    /// `attention` is batch-invariant for up to this many adjacent rows of one sequence.
+    pub batch_invariant_run: u32,
 }
 
 /// Memory, streams, events and copies.

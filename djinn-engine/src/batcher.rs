@@ -1,7 +1,7 @@
 //! Many sessions on one engine: carries out the scheduler's plans.
 //!
 //! A plan has sizes and ids; the batcher has the tokens. It enqueues the plan's copies of KV pages and begins its step
-//! in one call, and tells in [`poll`](Backend::poll) what has ended, so that nobody waits while the device works.
+//! in one call, and tells in [`poll`](djinn_scheduler::Backend::poll) what has ended, so that the host does not wait while the device works.
 //!
 //! **A session's tokens depend on the session alone**: not on its neighbours, on being moved, on hints. On devices whose
 //! products choose their arithmetic by the number of rows, that takes care: a step's rows are launched so that each
@@ -12,19 +12,18 @@ mod conversation;
 mod moves;
 mod step;
 
-use crate::batch::SHORT_RUN;
-use crate::{BadLogit, Engine, Error, Finish, Result, Sampling};
-use conversation::{Conversation, Place};
+use crate::sampler::check_logprobs;
+use crate::{Constraint, Engine, Error, NoToken, Result, SHORT_RUN, Sampling, TokenLogprobs};
+use conversation::Conversation;
 use djinn_device::Ops;
-use djinn_scheduler::{Backend, Capacity, Completion, CopyOutcome, Plan, Residency, SessionId, State};
-use djinn_vmu::{Direction, Transfer};
-use std::collections::{BTreeMap, BTreeSet};
+use djinn_scheduler::{Capacity, CopyOutcome, PageName, SessionId};
+use djinn_vmu::{PassStats, Transfer};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
 use step::UnderWay;
 
 /// What a session is to do next.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct Turn {
     /// New tokens: the first prompt, or what follows the turn before.
     pub tokens: Vec<u32>,
@@ -34,6 +33,23 @@ pub struct Turn {
     pub sampling: Sampling,
     /// Tokens that end the turn; the one that was met is the last of it.
     pub stop_tokens: Vec<u32>,
+    /// What the turn's tokens must obey.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// With each token, its log-probability and those of the best 0 to 20 tokens.
+    pub logprobs: Option<u8>,
+}
+
+/// Why a turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token came up.
+    Stop,
+    /// The turn's constraint allows nothing more.
+    Complete,
+    /// `max_tokens`, or the end of the context.
+    Length,
+    /// The receiver asked for no more.
+    Cancelled,
 }
 
 /// Where a new session's keys and values may come from.
@@ -50,7 +66,7 @@ pub enum Origin {
 }
 
 /// A token that was generated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NewToken {
     /// The session.
     pub session: SessionId,
@@ -58,24 +74,25 @@ pub struct NewToken {
     pub token: u32,
     /// With the last token of a turn, why it ended.
     pub finish: Option<Finish>,
+    /// Set if the turn asks for them.
+    pub logprobs: Option<Box<TokenLogprobs>>,
 }
 
 /// Executes plans on an engine.
 pub struct Batcher<D: Ops> {
     engine: Engine<D>,
     conversations: BTreeMap<SessionId, Conversation>,
-    /// Parkings whose copies are under way.
-    moving: BTreeMap<u64, SessionId>,
+    /// Sessions whose pages are on their way.
+    moving: usize,
     copied: Vec<CopyOutcome>,
     under_way: Option<UnderWay>,
-    /// Pages came free that the scheduler does not know of yet.
-    dropped_seeds: bool,
-    /// As of [`held_beside`](Self::held_beside), until something changes: whoever polls does so all the time.
-    held: Option<u32>,
     failure: Option<String>,
-    steps: u64,
+    /// The failure itself, until it is taken.
+    error: Option<Error>,
+    /// What streaming did in the steps that ended, until it is taken.
+    streamed: PassStats,
     generated: Vec<NewToken>,
-    failed: Vec<(SessionId, BadLogit)>,
+    failed: Vec<(SessionId, NoToken)>,
     transfers: Vec<(SessionId, Transfer)>,
 }
 
@@ -90,34 +107,34 @@ impl<D: Ops> Batcher<D> {
     /// A batcher without sessions on a loaded engine.
     ///
     /// # Errors
-    /// Options that no scheduler can plan for: a step needs a row for each of its sequences beside a chunk
-    /// ([`Options::decode_rows`](crate::Options::decode_rows)) and logits for each, and chunks are whole pages.
+    /// Options that no scheduler can plan for: a step needs a row for each other sequence beside a prefill chunk
+    /// ([`Options::decode_rows`](crate::Options::decode_rows)) and logits for each, and prefill chunks are whole pages where sequences are many.
     pub fn new(engine: Engine<D>) -> Result<Self> {
         let capacity = capacity(&engine);
         let rows = engine.plan().stack.rows;
-        if rows.rows < u64::from(capacity.sequences + capacity.chunk)
+        if rows.rows < u64::from(capacity.sequences - 1 + capacity.chunk)
             || rows.logit_rows < capacity.sequences.into()
         {
             return Err(Error::Option(
                 "decode_rows and logit_rows must be as many as sequences, to serve them",
             ));
         }
-        if !capacity.chunk.is_multiple_of(capacity.page_tokens) {
+        let many = capacity.sequences > 1;
+        if many && !capacity.chunk.is_multiple_of(capacity.page_tokens) {
             return Err(Error::Option("prefill_rows must be a multiple of page_tokens, to serve sessions"));
         }
-        if engine.plan().kv.sequences > 1 && !engine.rows_are_aligned() {
+        if many && !engine.rows_are_aligned() {
             return Err(Error::Option("this model's odd widths allow one sequence at a time on this device"));
         }
         Ok(Batcher {
             engine,
             conversations: BTreeMap::new(),
-            moving: BTreeMap::new(),
+            moving: 0,
             copied: Vec::new(),
             under_way: None,
-            dropped_seeds: false,
-            held: None,
             failure: None,
-            steps: 0,
+            error: None,
+            streamed: PassStats::default(),
             generated: Vec::new(),
             failed: Vec::new(),
             transfers: Vec::new(),
@@ -134,6 +151,19 @@ impl<D: Ops> Batcher<D> {
         &self.engine
     }
 
+    /// The engine, for what needs no session.
+    pub fn engine_mut(&mut self) -> &mut Engine<D> {
+        &mut self.engine
+    }
+
+    /// Waits until the step under way is over on the device.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn wait(&mut self) -> Result<()> {
+        if self.under_way.is_some() { self.engine.wait() } else { Ok(()) }
+    }
+
     /// Gives the engine back, after all sessions were dropped.
     ///
     /// # Errors
@@ -146,7 +176,7 @@ impl<D: Ops> Batcher<D> {
     /// A session begins; tell the scheduler first, which may refuse it. It lives until a plan's state lacks it.
     ///
     /// # Errors
-    /// Tokens outside the vocabulary, an empty turn, a sampling that means nothing, a fork of a session that does not
+    /// Tokens outside the vocabulary, an empty turn, a sampling that means nothing, too many log-probabilities, a fork of a session that does not
     /// exist; nothing is kept then.
     pub fn open(&mut self, id: SessionId, turn: Turn, origin: Origin) -> Result<()> {
         self.check(&turn)?;
@@ -159,14 +189,10 @@ impl<D: Ops> Batcher<D> {
             }
         };
         let conversation = match parent {
-            Some(parent) => {
-                let data = &mut self.engine.memory.as_mut().expect("loaded").data;
-                parent.fork(id, data, turn)?
-            }
+            Some(parent) => parent.fork(id, turn)?,
             None => Conversation::new(id, salt, turn)?,
         };
         assert!(self.conversations.insert(id, conversation).is_none(), "{id} is opened twice");
-        self.held = None;
         Ok(())
     }
 
@@ -189,7 +215,13 @@ impl<D: Ops> Batcher<D> {
             return Err(Error::Option("a turn generates one token at least; raise max_tokens"));
         }
         turn.sampling.check()?;
-        match turn.tokens.iter().find(|&&token| u64::from(token) >= vocab) {
+        check_logprobs(turn.logprobs)?;
+        match turn
+            .tokens
+            .iter()
+            .chain(turn.sampling.logit_bias.keys())
+            .find(|&&token| u64::from(token) >= vocab)
+        {
             Some(&token) => Err(Error::UnknownToken { token, vocab }),
             None => Ok(()),
         }
@@ -200,13 +232,36 @@ impl<D: Ops> Batcher<D> {
         self.conversations.get(&id).map(|conversation| &*conversation.tokens)
     }
 
+    /// Ends a session's turn: no token is chosen for it until the next one. Whether it was in one.
+    pub(crate) fn end_turn(&mut self, id: SessionId) -> bool {
+        self.conversations.get_mut(&id).is_some_and(|conversation| conversation.end_turn())
+    }
+
+    /// How many of a session's first `tokens` tokens it can keep without those after them.
+    pub(crate) fn tokens_to_keep(&self, id: SessionId, tokens: u64) -> Result<u64> {
+        let conversation = self.conversations.get(&id).ok_or(Error::NoSession { session: id.0 })?;
+        Ok(conversation.tokens_to_keep(tokens, &self.engine.device().info()))
+    }
+
+    /// Forgets all but the first `tokens` tokens of a session, which is in no step.
+    pub(crate) fn truncate(&mut self, id: SessionId, tokens: u64) {
+        let page_tokens = u64::from(self.capacity().page_tokens);
+        let conversation = self.conversations.get_mut(&id).unwrap_or_else(|| panic!("{id} is unknown"));
+        conversation.truncate(tokens, page_tokens);
+    }
+
+    /// What streaming did since the last call, in steps that ended.
+    pub(crate) fn take_streamed(&mut self) -> PassStats {
+        std::mem::take(&mut self.streamed)
+    }
+
     /// Tokens that were generated since the last call.
     pub fn take_tokens(&mut self) -> Vec<NewToken> {
         std::mem::take(&mut self.generated)
     }
 
     /// Sessions that ended since the last call because no token can be chosen after their context.
-    pub fn take_failures(&mut self) -> Vec<(SessionId, BadLogit)> {
+    pub fn take_failures(&mut self) -> Vec<(SessionId, NoToken)> {
         std::mem::take(&mut self.failed)
     }
 
@@ -215,83 +270,15 @@ impl<D: Ops> Batcher<D> {
         std::mem::take(&mut self.transfers)
     }
 
-    /// Pages that stay on the device for sessions which are not there: parked ones share them with others, or a fork
-    /// has not begun yet. Tell the scheduler before it plans ([`Scheduler::reserve`](djinn_scheduler::Scheduler::reserve));
-    /// a [`Completion`] has them, too.
-    ///
-    /// A page that a session on the device shares is counted here as well as with that session: it may be given up, or
-    /// write to its own copy, in the very plan that this count is for.
-    pub fn held_beside(&self) -> u32 {
-        let mut held: BTreeSet<u32> = BTreeSet::new();
-        for conversation in self.conversations.values() {
-            match &conversation.place {
-                Place::Parked(parked) => held.extend(parked.shared_pages()),
-                Place::Forked(sequence) => held.extend(sequence.pages()),
-                Place::Gone | Place::Device(_) | Place::Arriving(_) => {}
-            }
-        }
-        held.len() as u32
+    /// Names of the full pages of a session's tokens, for the scheduler.
+    pub fn page_names(&mut self, id: SessionId) -> Vec<PageName> {
+        let page_tokens = self.engine.plan().kv.page_tokens;
+        self.conversations.get_mut(&id).map(|one| one.page_names(page_tokens)).unwrap_or_default()
     }
 
-    /// Books a failure of the engine; from now on nothing is executed.
-    fn fail(&mut self, error: &Error) {
-        self.failure.get_or_insert_with(|| error.to_string());
-        self.under_way = None;
-    }
-
-    fn attempt(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) {
-        if self.failure.is_none()
-            && let Err(error) = work(self)
-        {
-            self.fail(&error);
-        }
-    }
-}
-
-impl<D: Ops> Backend for Batcher<D> {
-    fn name(&self) -> &str {
-        "engine"
-    }
-
-    fn submit(&mut self, plan: &Plan, state: &State, _: Duration) {
-        self.held = None;
-        self.attempt(|batcher| {
-            batcher.leave_to(state);
-            batcher.discard(&plan.discard);
-            if plan.batch.is_empty() && plan.short > 0 {
-                batcher.drop_seeds();
-            }
-            batcher.swap_out(&plan.swap_out)?;
-            batcher.swap_in(&plan.swap_in)?;
-            batcher.begin(plan)
-        });
-    }
-
-    fn next_event(&self) -> Option<Duration> {
-        let busy = self.under_way.is_some()
-            || self.dropped_seeds
-            || !self.copied.is_empty()
-            || self.copies_under_way();
-        // Whoever asks polls until something has ended.
-        (busy || self.failure.is_some()).then_some(Duration::ZERO)
-    }
-
-    fn poll(&mut self, _: Duration) -> Completion {
-        let mut completion = Completion::default();
-        self.attempt(|batcher| {
-            batcher.see_copies()?;
-            batcher.finish(&mut completion)
-        });
-        completion.copies = std::mem::take(&mut self.copied);
-        completion.failure = self.failure.clone();
-        let changed = completion.step.is_some() || !completion.copies.is_empty();
-        completion.held = match self.held.filter(|_| !changed) {
-            Some(held) => held,
-            None => self.held_beside(),
-        };
-        self.held = Some(completion.held);
-        self.dropped_seeds = false;
-        completion
+    /// The error that broke the engine; once.
+    pub(crate) fn take_error(&mut self) -> Option<Error> {
+        self.error.take()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Why a model cannot be loaded or a request not be served.
 
-use crate::BadLogit;
+use crate::{BadLogit, ConstraintError};
 
 /// The engine's failure.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum Error {
     Device(#[from] djinn_device::Error),
     /// The scheduler refuses a session, or what it is asked of one.
     #[error(transparent)]
-    Scheduler(#[from] djinn_scheduler::Error),
+    Scheduler(djinn_scheduler::Error),
     /// A token that the vocabulary does not have.
     #[error("token {token} is outside the vocabulary of {vocab}")]
     UnknownToken {
@@ -30,7 +30,7 @@ pub enum Error {
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,
     /// The sequence would outgrow its KV pages.
-    #[error("a sequence of {tokens} tokens does not fit a context of {context}; raise --ctx")]
+    #[error("a sequence of {tokens} tokens does not fit a context of {context}; raise `context`")]
     ContextFull {
         /// Tokens that the sequence would have.
         tokens: u64,
@@ -38,7 +38,7 @@ pub enum Error {
         context: u64,
     },
     /// The context that was asked for exceeds what the model was made for.
-    #[error("--ctx {asked} exceeds the model's context of {most} tokens")]
+    #[error("`context` {asked} exceeds the model's context of {most} tokens")]
     ContextTooLong {
         /// As asked for.
         asked: u64,
@@ -67,6 +67,9 @@ pub enum Error {
     /// The model's logits are no numbers to choose by.
     #[error(transparent)]
     Logits(#[from] BadLogit),
+    /// A turn's constraint failed.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// An earlier step failed in the middle; what the device holds is undefined.
     #[error("the engine stopped after an earlier failure: {0}")]
     Stopped(String),
@@ -77,6 +80,15 @@ impl From<djinn_vmu::Error> for Error {
         match error {
             djinn_vmu::Error::Cancelled => Error::Cancelled,
             error => Error::Memory(error),
+        }
+    }
+}
+
+impl From<djinn_scheduler::Error> for Error {
+    fn from(error: djinn_scheduler::Error) -> Self {
+        match error {
+            djinn_scheduler::Error::Backend { reason } => Error::Stopped(reason),
+            error => Error::Scheduler(error),
         }
     }
 }

@@ -1,33 +1,40 @@
 //! Runs a model on a device: one executor walks the graph of any model on any device.
 //!
-//! [`Engine`] joins a graph, the virtual memory unit's segments and a device. [`Engine::step`] runs one
-//! pass for a batch of sequences; [`Engine::generate`] samples from it. [`Service`] serves many sessions: it runs a
-//! scheduler's plans through a [`Batcher`]. [`Engine::start_trace`] collects what ran when.
+//! An [`Engine`] is a model on a [`Runtime`], a device that several models may share.
+//! [`Engine::step`] runs one pass for a batch of sequences. [`Service`] serves sessions: it runs a scheduler's plans through
+//! a [`Batcher`]; [`Generate::generate`] drives one of them through a turn. [`Engine::start_trace`] collects what ran when.
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
-mod batch;
 mod batcher;
 mod engine;
 mod error;
-mod executor;
-mod generate;
+mod kv;
 mod logits;
 mod options;
-mod parking;
-mod replay;
+mod parts;
+mod pass;
+mod runtime;
 mod sampler;
+mod sequence;
 mod service;
 mod trace;
 
-pub use batch::{Entry, SHORT_RUN, Wanted};
-pub use batcher::{Batcher, NewToken, Origin, Turn};
+pub use batcher::{Batcher, Finish, NewToken, Origin, Turn};
+pub use djinn_scheduler::SessionId;
 pub use djinn_vmu::{Budget, MemoryPlan, PassStats, Segments};
 pub use engine::Engine;
 pub use error::{Error, Result};
-pub use generate::{Finish, Generated, Progress, Request, Session, Stats};
 pub use logits::{BadLogit, greedy};
 pub use options::Options;
-pub use sampler::{Sampler, Sampling};
-pub use service::{Client, Happening, Opening, Service, Stopped, spawn};
+pub use pass::batch::{BatchEntry, SHORT_RUN, Wanted};
+pub use runtime::Runtime;
+pub use sampler::{
+    Choice, Constraint, ConstraintError, NoToken, Sampler, Sampling, TokenLogprobs, TokenMask,
+};
+pub use sequence::{Entry, Sequence};
+pub use service::{
+    Client, Generate, Generated, Happening, Inbox, Listener, Occupancy, Opening, Progress, Request, Service,
+    Stats, spawn,
+};
 pub use trace::Trace;

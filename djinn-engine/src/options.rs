@@ -3,7 +3,7 @@
 use crate::{Error, Result};
 use djinn_device::DType;
 use djinn_device::args::ExpertLinear;
-use djinn_srg::{Graph, Op, Rows};
+use djinn_srg::{Graph, KvPlan, Rows};
 use djinn_vmu::{Budget, Demand, KvLayout, MemoryPlan};
 
 /// How to run a model. None of these changes results, but for `kv_dtype` and, in the last bits on some
@@ -30,9 +30,6 @@ pub struct Options {
     pub page_tokens: u32,
     /// KV pages in pinned host memory, for sessions that are parked.
     pub host_pages: u32,
-    /// Park the session of a generation after every so many steps and take it back at once, to test that it changes
-    /// nothing. Has [`host_pages`](Self::host_pages) for it, at least.
-    pub force_park_every: Option<u32>,
     /// Capture decode passes and replay them, on devices that can. Traced passes never are.
     pub replay: bool,
 }
@@ -50,7 +47,6 @@ impl Default for Options {
             kv_dtype: DType::F32,
             page_tokens: 16,
             host_pages: 0,
-            force_park_every: None,
             replay: true,
         }
     }
@@ -82,9 +78,6 @@ impl Options {
         {
             return Err(Error::Option("context, sequences, rows and page size must not be zero"));
         }
-        if self.force_park_every == Some(0) {
-            return Err(Error::Option("a session is parked after every step at most"));
-        }
         if self.pages == Some(0) {
             return Err(Error::Option("the KV cache needs one page at least; raise the budget for it"));
         }
@@ -97,24 +90,21 @@ impl Options {
             return Err(Error::Option("the context needs more KV pages than can be numbered"));
         };
         let kv = KvLayout {
-            shape: graph.kv,
+            token_elements: KvPlan::new(graph).token_elements(),
             dtype: self.kv_dtype,
             page_tokens: self.page_tokens,
             pages,
             sequences: self.sequences,
             table_width,
-            host_pages: self.host_pages.max(if self.force_park_every.is_some() { table_width } else { 0 }),
+            host_pages: self.host_pages,
             check: self.budget.stream_check,
         };
         // No step has more rows than the context has tokens, and at least one for each sequence.
         let piece = (self.prefill_rows as u64).min(self.context);
         let rows = (piece + u64::from(self.decode_rows)).max(self.sequences as u64);
         let logit_rows = (self.logit_rows as u64).min(rows);
-        let most_chosen = graph.nodes.iter().map(|node| match node.op {
-            Op::Group { top_k, .. } => u64::from(top_k),
-            _ => 0,
-        });
-        if rows * most_chosen.max().unwrap_or(0) > ExpertLinear::MOST_SLOTS.into() {
+        let most_chosen = graph.nodes.iter().filter_map(|node| node.op.announces_choice()).max();
+        if rows * u64::from(most_chosen.unwrap_or(0)) > ExpertLinear::MOST_SLOTS.into() {
             return Err(Error::Option(
                 "a step's rows, each with its experts, are too many; lower the rows of a step",
             ));

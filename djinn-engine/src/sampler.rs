@@ -1,64 +1,39 @@
 //! From logits to a token.
 
+mod constraint;
+mod logprobs;
 mod penalty;
+mod sampling;
 
-use crate::logits::{BadLogit, Best, best};
+pub use constraint::{Constraint, ConstraintError, NoToken, TokenMask};
+pub use logprobs::TokenLogprobs;
+pub use sampling::Sampling;
+
+use crate::logits::{Best, best};
 use crate::{Error, Result};
 use penalty::Penalty;
 
-/// How tokens are chosen. Fields apply in the order of transformers: repetition penalty, temperature, top-k, top-p,
-/// min-p.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// Divides the positive logits of tokens that the context has, and multiplies the negative ones (Keskar et al.
-    /// 2019), also where decoding is greedy; 1 changes nothing.
-    pub repetition_penalty: f32,
-    /// Divides the logits; 0 always takes the best token (greedy).
-    pub temperature: f32,
-    /// Keeps the best `top_k` tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keeps the fewest best tokens whose probability reaches `top_p` (nucleus sampling, Holtzman et al.
-    /// 2020); 1 keeps all.
-    pub top_p: f32,
-    /// Keeps tokens with at least `min_p` times the probability of the best one (Nguyen et al. 2024); 0 keeps all.
-    pub min_p: f32,
-    /// Same seed, same logits: same tokens.
-    pub seed: u64,
+/// A token that was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The token.
+    pub token: u32,
+    /// How probable the model found it and others, if that was asked for.
+    pub logprobs: Option<Box<TokenLogprobs>>,
 }
 
-impl Default for Sampling {
-    /// Greedy.
-    fn default() -> Self {
-        Sampling { repetition_penalty: 1.0, temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 }
-    }
-}
-
-impl Sampling {
-    /// Refuses values that mean nothing.
-    ///
-    /// # Errors
-    /// [`Error::Sampling`] names the field: a temperature below 0, a penalty of 0 or less, a probability outside 0 to
-    /// 1, or any that is not finite.
-    pub fn check(&self) -> Result<()> {
-        let fields = [
-            ("temperature", self.temperature, self.temperature >= 0.0, "0 or more"),
-            ("top_p", self.top_p, (0.0..=1.0).contains(&self.top_p), "between 0 and 1"),
-            ("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "between 0 and 1"),
-            ("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0.0, "more than 0"),
-        ];
-        match fields.into_iter().find(|(_, value, fits, _)| !(*fits && value.is_finite())) {
-            None => Ok(()),
-            Some((field, value, _, range)) => Err(Error::Sampling { field, value, range }),
-        }
-    }
-}
-
-/// Draws the tokens of one sequence: holds the state of its random numbers, and which tokens it has.
+/// Draws the tokens of one turn: holds the state of its random numbers, and which tokens its sequence has.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
     state: u64,
     penalty: Penalty,
+    constraint: Option<Box<dyn Constraint>>,
+    /// What the constraint allows, at the latest call.
+    allowed: TokenMask,
+    logprobs: Option<u8>,
+    /// The logits of the latest call, where something changed them.
+    changed: Vec<f32>,
 }
 
 impl Sampler {
@@ -68,20 +43,59 @@ impl Sampler {
     /// As [`Sampling::check`].
     pub fn new(sampling: Sampling) -> Result<Self> {
         sampling.check()?;
-        Ok(Sampler { sampling, state: sampling.seed, penalty: Penalty::new(sampling.repetition_penalty) })
+        Ok(Sampler {
+            state: sampling.seed,
+            sampling,
+            penalty: Penalty::default(),
+            constraint: None,
+            allowed: TokenMask::default(),
+            logprobs: None,
+            changed: Vec::new(),
+        })
+    }
+
+    /// The same, for tokens that `constraint` allows.
+    #[must_use]
+    pub fn with_constraint(self, constraint: Option<Box<dyn Constraint>>) -> Self {
+        Sampler { constraint, ..self }
+    }
+
+    /// The same, with the log-probabilities of each chosen token and of the best `top`, if any.
+    ///
+    /// # Errors
+    /// [`Error::Sampling`] for more than [`TokenLogprobs::MOST`].
+    pub fn with_logprobs(self, top: Option<u8>) -> Result<Self> {
+        check_logprobs(top)?;
+        Ok(Sampler { logprobs: top, ..self })
+    }
+
+    /// Whether the constraint allows nothing more.
+    pub fn is_complete(&self) -> bool {
+        self.constraint.as_ref().is_some_and(|constraint| constraint.is_complete())
     }
 
     /// Chooses a token from the logits that follow `context`: all tokens of the sequence, those of earlier calls at its
     /// start. Of equals the token with the lower id is the better one.
     ///
     /// # Errors
-    /// As [`greedy`](crate::greedy).
+    /// As [`greedy`](crate::greedy), or a failure of the constraint.
     ///
     /// # Panics
-    /// If there are no logits, or the context has a token that these lack.
-    pub fn choose(&mut self, logits: &[f32], context: &[u32]) -> Result<u32, BadLogit> {
+    /// If there are no logits, or the context or a bias has a token that these lack.
+    pub fn choose(&mut self, logits: &[f32], context: &[u32]) -> Result<Choice, NoToken> {
+        log::trace!(target: "djinn::sampler", "after {} tokens", context.len());
+        let token = self.choose_token(logits, context)?;
+        self.penalty.took(&self.sampling, token);
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token)?;
+        }
+        let logprobs = self.logprobs.map(|top| Box::new(TokenLogprobs::new(logits, token, top)));
+        Ok(Choice { token, logprobs })
+    }
+
+    fn choose_token(&mut self, logits: &[f32], context: &[u32]) -> Result<u32, NoToken> {
         let position = (context.len() as u64).saturating_sub(1);
-        let logits = self.penalty.apply(logits, context);
+        let logits = if self.change(logits, context)? { &self.changed } else { logits };
         let best = best(logits, position)?;
         let Sampling { temperature, top_k, .. } = self.sampling;
         if temperature == 0.0 || top_k == 1 {
@@ -89,6 +103,32 @@ impl Sampler {
         }
         let kept = keep(&self.sampling, logits, best);
         Ok(draw(&kept, uniform(&mut self.state)))
+    }
+
+    /// Applies the constraint, biases and penalties to a copy of the logits, where there are any.
+    fn change(&mut self, logits: &[f32], context: &[u32]) -> Result<bool, ConstraintError> {
+        if self.constraint.is_none() && Penalty::is_off(&self.sampling) {
+            return Ok(false);
+        }
+        self.changed.clear();
+        self.changed.extend_from_slice(logits);
+        if let Some(constraint) = &mut self.constraint {
+            self.allowed.reset(logits.len());
+            constraint.allow(&mut self.allowed)?;
+            if self.allowed.is_empty() {
+                return Err(ConstraintError("it allows no token of the vocabulary".to_owned()));
+            }
+            self.allowed.apply(&mut self.changed);
+        }
+        self.penalty.apply(&self.sampling, &mut self.changed, context);
+        Ok(true)
+    }
+}
+
+pub(crate) fn check_logprobs(top: Option<u8>) -> Result<()> {
+    match top.filter(|&top| top > TokenLogprobs::MOST) {
+        Some(top) => Err(Error::Sampling { field: "logprobs", value: top.into(), range: "between 0 and 20" }),
+        None => Ok(()),
     }
 }
 

@@ -3,20 +3,27 @@
 //! [`Service`] is driven by calls, on one thread; [`spawn`] gives it a thread of its own and clients that talk to it
 //! over channels. Sessions persist between turns until they are closed, refused, or their client is gone.
 
+mod generate;
+mod request;
+mod sessions;
 mod thread;
 
-pub use thread::{Client, Stopped, spawn};
+pub use generate::Generate;
+pub use request::{Generated, Progress, Request, Stats};
+pub use thread::{Client, Inbox, Listener, Occupancy, spawn};
 
-use crate::{BadLogit, Batcher, Engine, Error, Finish, Origin, Result, Turn};
+use crate::{Batcher, Engine, Error, Finish, NewToken, NoToken, Origin, Result, TokenLogprobs, Turn};
 use djinn_device::Ops;
+use djinn_scheduler::policy::Lru;
 use djinn_scheduler::{
-    Arrival, Backend, Event, Outcome, Plan, Refusal, Scheduler, SessionId, Signal, SignalAnswer, State,
+    ChunkedPrefill, CostModel, DecodeOne, EventLoop, Parts, Pumped, Refusal, Rules, ScheduledSession,
+    Scheduler, SessionId, SpillToHost, State,
 };
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// A session to open, with its first turn.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct Opening {
     /// The first turn.
     pub turn: Turn,
@@ -37,24 +44,39 @@ pub enum Happening {
         token: u32,
         /// Set with the last.
         finish: Option<Finish>,
+        /// Set if the turn asks for them.
+        logprobs: Option<Box<TokenLogprobs>>,
     },
     /// The session was refused, and is gone.
     Refused(Refusal),
     /// No token can be chosen after the session's context; the session is gone.
-    Failed(BadLogit),
+    Failed(NoToken),
+    /// [`EndTurn`](djinn_scheduler::SessionEvent::EndTurn) ended the turn: no more tokens come of it, and the session
+    /// takes its next turn.
+    TurnEnded,
+}
+
+impl Happening {
+    /// Why a session is gone.
+    fn into_error(self, session: SessionId) -> Error {
+        match self {
+            Happening::Refused(why) => djinn_scheduler::Error::Refused { session, why }.into(),
+            Happening::Failed(NoToken::Logits(bad)) => bad.into(),
+            Happening::Failed(NoToken::Constraint(why)) => why.into(),
+            Happening::Token { .. } | Happening::TurnEnded => unreachable!("{session} lives on"),
+        }
+    }
 }
 
 /// Many sessions on one engine.
 #[derive(Debug)]
 pub struct Service<D: Ops> {
-    scheduler: Scheduler,
+    core: EventLoop,
     batcher: Batcher<D>,
     origin: Instant,
     sessions: u64,
-    under_way: Option<Plan>,
-    wake: Option<Duration>,
-    /// Something changed since the last plan.
-    stale: bool,
+    /// Sessions whose turn was ended by their client, until they are told.
+    ended: BTreeSet<SessionId>,
 }
 
 impl<D: Ops> Service<D> {
@@ -67,16 +89,32 @@ impl<D: Ops> Service<D> {
         make: impl FnOnce(djinn_scheduler::Capacity) -> djinn_scheduler::Result<Scheduler>,
     ) -> Result<Self> {
         let batcher = Batcher::new(engine)?;
-        let scheduler = make(batcher.capacity())?;
-        Ok(Service {
-            scheduler,
-            batcher,
-            origin: Instant::now(),
-            sessions: 0,
-            under_way: None,
-            wake: None,
-            stale: false,
-        })
+        let core = EventLoop::new(make(batcher.capacity())?);
+        Ok(Service { core, batcher, origin: Instant::now(), sessions: 0, ended: BTreeSet::new() })
+    }
+
+    /// A service for one conversation at a time, with nothing to weigh: others that wait give their pages up.
+    ///
+    /// # Errors
+    /// Those of [`Batcher::new`](crate::Batcher::new).
+    pub fn single(engine: Engine<D>) -> Result<Self> {
+        // Nothing is decided by these rates: there is no choice.
+        let cost = CostModel {
+            page_bytes: engine.plan().kv.page_bytes(),
+            out_bytes_per_s: 1e9,
+            in_bytes_per_s: 1e9,
+            prefill_tokens_per_s: 1e3,
+        };
+        let rules = Rules { lease: Duration::ZERO, headroom: 0.0, ..Rules::default() };
+        let parts = Parts {
+            policy: Box::new(Lru),
+            keeper: Box::new(SpillToHost),
+            prefill: Box::new(ChunkedPrefill),
+            decode: Box::new(DecodeOne),
+            cost,
+            rules,
+        };
+        Service::new(engine, |capacity| Scheduler::new(capacity, parts))
     }
 
     fn now(&self) -> Duration {
@@ -85,7 +123,7 @@ impl<D: Ops> Service<D> {
 
     /// The sessions and pages, as the scheduler counts them.
     pub fn state(&self) -> &State {
-        self.scheduler.state()
+        self.core.scheduler().state()
     }
 
     /// The batcher.
@@ -93,115 +131,69 @@ impl<D: Ops> Service<D> {
         &self.batcher
     }
 
-    /// Opens a session.
-    ///
-    /// # Errors
-    /// Bad tokens or sampling, a turn that exceeds the limit, a machine that is full: [`djinn_scheduler::Error::Refused`].
-    pub fn open(&mut self, opening: Opening) -> Result<SessionId> {
-        let Opening { turn, priority, limit, origin } = opening;
-        let forked = match &origin {
-            Origin::Fork(parent) => {
-                let tokens = self.batcher.tokens(*parent).ok_or(Error::NoSession { session: parent.0 })?;
-                tokens.len() as u64
-            }
-            Origin::Own | Origin::Salt(_) => 0,
-        };
-        let id = SessionId(self.sessions + 1);
-        let prompt = forked + turn.tokens.len() as u64;
-        let context = self.batcher.engine().context();
-        let limit = limit.unwrap_or(context).min(context);
-        let arrival = Arrival { id, priority, prompt, max_tokens: turn.max_tokens, limit };
-        self.batcher.check(&turn)?;
-        self.scheduler.arrive(&arrival, self.now())?;
-        self.batcher.open(id, turn, origin)?;
-        (self.sessions, self.stale) = (id.0, true);
-        Ok(id)
+    /// The engine.
+    pub fn engine(&self) -> &Engine<D> {
+        self.batcher.engine()
     }
 
-    /// Begins a session's next turn.
-    ///
-    /// # Errors
-    /// Bad tokens or sampling, a session that is gone or still busy, a turn that exceeds its limit.
-    pub fn turn(&mut self, id: SessionId, turn: Turn) -> Result<()> {
-        self.batcher.check(&turn)?;
-        // The last token of the turn before was chosen, but not computed.
-        let prompt = turn.tokens.len() as u64 + 1;
-        let now = self.now();
-        self.scheduler.event(id, Event::NextTurn { prompt, max_tokens: turn.max_tokens }, now)?;
-        self.batcher.extend(id, turn)?;
-        self.stale = true;
-        Ok(())
+    /// The engine, for what needs no session, while no step is under way.
+    pub fn engine_mut(&mut self) -> &mut Engine<D> {
+        self.batcher.engine_mut()
     }
 
-    /// Takes a hint, and answers what it changes.
-    pub fn signal(&mut self, id: SessionId, signal: Signal) -> SignalAnswer {
-        self.stale = true;
-        let now = self.now();
-        self.scheduler.signal(id, signal, now)
-    }
-
-    /// Holds a session, lets it go on, or ends it: at any point, without harm to others. Use [`turn`](Self::turn) for
-    /// turns.
-    ///
-    /// # Errors
-    /// A session that is gone, or an event that makes no sense in its phase.
-    pub fn event(&mut self, id: SessionId, event: Event) -> Result<()> {
-        self.stale = true;
-        let now = self.now();
-        Ok(self.scheduler.event(id, event, now)?)
-    }
-
-    /// Books what has ended, and begins what comes next. Returns at once; what happened to which session, in order.
+    /// Does everything that can be done now, and returns at once; what happened to which session, in order.
     ///
     /// # Errors
     /// The engine failed: all sessions are lost.
     pub fn advance(&mut self) -> Result<Vec<(SessionId, Happening)>> {
-        let mut happened = self.book()?;
-        while self.under_way.is_none() && self.is_due() {
-            let now = self.now();
-            self.scheduler.reserve(self.batcher.held_beside());
-            let plan = self.scheduler.schedule(now);
-            self.batcher.submit(&plan, self.scheduler.state(), now);
-            happened.extend(plan.refused.iter().map(|(id, why)| (*id, Happening::Refused(*why))));
-            (self.wake, self.stale) = (plan.wake, false);
-            if !plan.batch.is_empty() {
-                self.under_way = Some(plan);
-            }
+        let mut happened = Vec::new();
+        while let Some(more) = self.pump()? {
+            happened.extend(more);
         }
         Ok(happened)
     }
 
-    fn is_due(&self) -> bool {
-        self.stale || self.wake.is_some_and(|at| at <= self.now())
-    }
-
-    fn book(&mut self) -> Result<Vec<(SessionId, Happening)>> {
-        let now = self.now();
-        let completion = self.batcher.poll(now);
-        if let Some(reason) = completion.failure {
-            return Err(Error::Stopped(reason));
-        }
-        let held = self.scheduler.state().reserved();
-        self.stale |= completion.step.is_some() || !completion.copies.is_empty() || completion.held < held;
+    /// One part of [`advance`](Self::advance): books a step or copies that ended, or plans and begins what comes next.
+    /// `None` if there is nothing to do.
+    ///
+    /// # Errors
+    /// As [`advance`](Self::advance).
+    pub fn pump(&mut self) -> Result<Option<Vec<(SessionId, Happening)>>> {
         // A session whose client is gone is told nothing more.
-        let gone: BTreeSet<SessionId> = match &self.under_way {
-            Some(plan) => plan.batch.iter().map(|e| e.session()).filter(|&id| !self.is_open(id)).collect(),
-            None => BTreeSet::new(),
-        };
-        match completion.step {
-            Some(ended) => {
-                let plan = self.under_way.take().expect("a step that ended was begun");
-                let outcome = Outcome { ended, copies: completion.copies, found: completion.found };
-                self.scheduler.on_completed(&plan, &outcome, now);
+        let members = self.core.plan().batch.iter().map(ScheduledSession::session);
+        let gone: BTreeSet<SessionId> = members.filter(|&id| !self.is_open(id)).collect();
+        let now = self.now();
+        let pumped = self.core.pump(&mut self.batcher, now);
+        let pumped = pumped.map_err(|error| self.batcher.take_error().unwrap_or(error.into()))?;
+        // They are for measurements.
+        self.batcher.take_transfers();
+        let mut happened: Vec<(SessionId, Happening)> = match pumped {
+            None => return Ok(None),
+            Some(Pumped::Copies(_)) => Vec::new(),
+            Some(Pumped::Plan) => {
+                let refused = self.core.plan().refused.iter();
+                refused.map(|&(id, why)| (id, Happening::Refused(why))).collect()
             }
-            None => self.scheduler.on_copied(&completion.copies),
-        }
-        let tokens = self.batcher.take_tokens().into_iter();
-        let tokens =
-            tokens.map(|new| (new.session, Happening::Token { token: new.token, finish: new.finish }));
-        let failures = self.batcher.take_failures().into_iter();
-        let failures = failures.map(|(session, bad)| (session, Happening::Failed(bad)));
-        Ok(tokens.chain(failures).filter(|(session, _)| !gone.contains(session)).collect())
+            Some(Pumped::Step(_)) => {
+                let tokens = self.batcher.take_tokens().into_iter();
+                let tokens = tokens.map(|NewToken { session, token, finish, logprobs }| {
+                    (session, Happening::Token { token, finish, logprobs })
+                });
+                let failures = self.batcher.take_failures().into_iter();
+                let failures = failures.map(|(session, why)| (session, Happening::Failed(why)));
+                tokens.chain(failures).filter(|(session, _)| !gone.contains(session)).collect()
+            }
+        };
+        let state = self.core.scheduler().state();
+        self.ended.retain(|&id| match state.session(id).filter(|session| !session.is_ending()) {
+            Some(session) if session.phase.is_ready() => true,
+            Some(_) => {
+                happened.push((id, Happening::TurnEnded));
+                false
+            }
+            None => false,
+        });
+        Ok(Some(happened))
     }
 
     fn is_open(&self, id: SessionId) -> bool {
@@ -211,10 +203,7 @@ impl<D: Ops> Service<D> {
     /// How long nothing can happen unless a client asks for it: call [`advance`](Self::advance) then. Zero while the
     /// device works, `None` if there is nothing to wait for.
     pub fn idle_for(&self) -> Option<Duration> {
-        if self.stale || self.batcher.next_event().is_some() {
-            return Some(Duration::ZERO);
-        }
-        self.wake.map(|at| at.saturating_sub(self.now()))
+        self.core.next_event(&self.batcher).map(|at| at.saturating_sub(self.now()))
     }
 
     /// Drops all sessions and gives the engine back.

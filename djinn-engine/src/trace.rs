@@ -6,10 +6,11 @@
 
 mod write;
 
-use crate::{Engine, Result};
-use djinn_device::{Device, Event, Ops, Stream};
-use djinn_srg::NodeId;
-use djinn_vmu::{ChunkId, ChunkTimes, MemoryPlan, STALL};
+use crate::Result;
+use crate::parts::Parts;
+use djinn_device::{Device, Event, Stream};
+use djinn_vmu::{ChunkId, ChunkTimes, Launch, MemoryPlan, STALL};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// How often the clocks are compared; the closest comparison counts.
@@ -18,15 +19,6 @@ const COMPARISONS: usize = 8;
 /// Nanoseconds on the device's clock; negative before its origin.
 type Nanos = i64;
 
-/// A launch: rows of one node's output, or one tile of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Launch {
-    pub(crate) node: NodeId,
-    /// First and end row of the tile of weights.
-    pub(crate) tile: Option<(u64, u64)>,
-    pub(crate) rows: u32,
-}
-
 /// A point on the compute stream, by what was enqueued just before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
@@ -34,8 +26,8 @@ pub(crate) enum Mark {
     Begin,
     /// The wait for the next streamed chunk, and what makes it ready for use.
     Acquired,
-    /// A launch.
-    Launch(Launch),
+    /// A launch of the program, with the rows that it computes.
+    Launch { index: usize, rows: u32 },
 }
 
 /// What the host does.
@@ -59,8 +51,8 @@ enum What {
     Join(ChunkId),
     /// A chunk is compared with its checksum.
     Check(ChunkId),
-    /// An operation runs.
-    Launch(Launch),
+    /// A launch of the program runs.
+    Launch { index: usize, rows: u32 },
     /// The host works or waits.
     Host(HostSpan),
 }
@@ -127,6 +119,16 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
+    /// Begins to collect. The model was loaded from the first instant to the second.
+    pub(crate) fn new<D: Device>(device: &D, compute: Stream, loaded: [Instant; 2]) -> Result<Self> {
+        let clocks = Clocks::compare(device, compute)?;
+        let mut recorder =
+            Recorder { clocks, events: Vec::new(), marks: Vec::new(), passes: 0, spans: Vec::new() };
+        let [began, ended] = loaded;
+        recorder.host(HostSpan::Load, began, ended);
+        Ok(recorder)
+    }
+
     /// Records that what `mark` says was enqueued on `compute`.
     pub(crate) fn mark<D: Device>(&mut self, device: &D, compute: Stream, mark: Mark) -> Result<()> {
         if mark == Mark::Begin {
@@ -154,7 +156,7 @@ impl Recorder {
             let mut push = |what, begin, end| self.spans.push(Span { what, pass: self.passes, begin, end });
             match mark {
                 Mark::Begin => {}
-                Mark::Launch(launch) => push(What::Launch(launch), previous, now),
+                Mark::Launch { index, rows } => push(What::Launch { index, rows }, previous, now),
                 Mark::Acquired => {
                     let times = chunks.next().expect("a mark for each streamed chunk");
                     let ChunkTimes { chunk, bytes, begin, ready, need, go, done } = times;
@@ -180,6 +182,32 @@ impl Recorder {
         let (begin, end) = (self.clocks.on_device(from), self.clocks.on_device(to));
         self.spans.push(Span { what: What::Host(what), pass: self.passes, begin, end });
     }
+
+    /// What was collected, with the names for it.
+    pub(crate) fn finish(self, parts: &Parts, device: &str) -> Trace {
+        let Parts { graph, plan, program, .. } = parts;
+        let placement = &plan.placement;
+        let name = |launch: &Launch| {
+            let node = graph.node(launch.node);
+            let tile = placement.tiles[launch.tiles.clone()].first().map(|placed| placed.tile.rows.clone());
+            LaunchName { node: node.name.clone(), op: node.op.name(), layer: node.layer, tile }
+        };
+        let weights = |chunk: &djinn_vmu::Chunk| {
+            let parts = placement.tiles[chunk.tiles.clone()].iter().flat_map(|placed| &placed.tile.parts);
+            let mut names: Vec<_> = parts.map(|part| graph.value(part.value).name.clone()).collect();
+            names.dedup();
+            names
+        };
+        Trace {
+            model: graph.model.clone(),
+            device: device.to_owned(),
+            launches: program.launches.iter().map(name).collect(),
+            chunks: placement.chunks.iter().map(weights).collect(),
+            clock_error: self.clocks.error,
+            passes: self.passes,
+            spans: self.spans,
+        }
+    }
 }
 
 /// Ends what the host did since `began`; gives the present instant, at which the next begins.
@@ -196,7 +224,7 @@ pub(crate) fn lap(trace: &mut Option<Recorder>, what: HostSpan, began: Instant) 
 pub struct Trace {
     model: String,
     device: String,
-    nodes: Vec<Node>,
+    launches: Vec<LaunchName>,
     /// The weights of each chunk.
     chunks: Vec<Vec<String>>,
     clock_error: Duration,
@@ -204,11 +232,14 @@ pub struct Trace {
     spans: Vec<Span>,
 }
 
+/// What a launch computes: a node, or one tile of it.
 #[derive(Clone, Debug)]
-struct Node {
-    name: String,
+struct LaunchName {
+    node: String,
     op: &'static str,
     layer: Option<u32>,
+    /// Output rows of its tile of weights.
+    tile: Option<Range<u64>>,
 }
 
 impl Trace {
@@ -220,53 +251,5 @@ impl Trace {
     /// By how much times of the host may be off against those of the device.
     pub fn clock_error(&self) -> Duration {
         self.clock_error
-    }
-}
-
-impl<D: Ops> Engine<D> {
-    /// Collects times from now on, of whole passes; what was collected before is dropped. The loading of the
-    /// model is told as well. Memory grows by some 50 bytes for each launch and each streamed chunk.
-    ///
-    /// # Errors
-    /// If the device fails or has no more events.
-    pub fn start_trace(&mut self) -> Result<()> {
-        let clocks = Clocks::compare(&self.device, self.compute)?;
-        let mut recorder =
-            Recorder { clocks, events: Vec::new(), marks: Vec::new(), passes: 0, spans: Vec::new() };
-        let [began, ended] = self.loaded;
-        recorder.host(HostSpan::Load, began, ended);
-        self.trace = Some(recorder);
-        Ok(())
-    }
-
-    /// Whether times are being collected: every launch of a pass must then be made, not replayed.
-    pub fn tracing(&self) -> bool {
-        self.trace.is_some()
-    }
-
-    /// Ends the collection and gives what there is, also after a failure of the device, which it does not
-    /// touch. `None` if none was started.
-    pub fn finish_trace(&mut self) -> Option<Trace> {
-        let Recorder { clocks, passes, spans, .. } = self.trace.take()?;
-        let node = |node: &djinn_srg::Node| {
-            let (name, op, layer) = (node.name.clone(), node.op.name(), node.layer);
-            Node { name, op, layer }
-        };
-        let placement = &self.plan.placement;
-        let weights = |chunk: &djinn_vmu::Chunk| {
-            let parts = placement.tiles[chunk.tiles.clone()].iter().flat_map(|placed| &placed.tile.parts);
-            let mut names: Vec<_> = parts.map(|part| self.graph.value(part.value).name.clone()).collect();
-            names.dedup();
-            names
-        };
-        Some(Trace {
-            model: self.graph.model.clone(),
-            device: self.device.info().name,
-            nodes: self.graph.nodes.iter().map(node).collect(),
-            chunks: placement.chunks.iter().map(weights).collect(),
-            clock_error: clocks.error,
-            passes,
-            spans,
-        })
     }
 }

@@ -1,7 +1,8 @@
 //! Work that its caller ends leaves nothing behind, and can be taken up again.
 
-use djinn_device::{CpuConfig, CpuDevice, Math, Ops, SimConfig, SimDevice};
-use djinn_engine::{Budget, Engine, Error, Finish, Options, Progress, Request, Session};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::Ops;
+use djinn_engine::{Budget, Engine, Error, Finish, Generate, Options, Progress, Request, Service};
 use djinn_models::{Location, OpenOptions, open};
 use std::ops::ControlFlow;
 
@@ -16,8 +17,9 @@ fn load<D: Ops>(
     Engine::load(device, model.graph, &*model.source, &options, on_progress)
 }
 
-fn loaded<D: Ops>(device: D) -> Engine<D> {
-    load(device, &mut |_, _| ControlFlow::Continue(())).expect("it loads")
+fn loaded<D: Ops>(device: D) -> Service<D> {
+    let engine = load(device, &mut |_, _| ControlFlow::Continue(())).expect("it loads");
+    Service::single(engine).expect("it serves")
 }
 
 fn cpu() -> CpuDevice {
@@ -26,7 +28,7 @@ fn cpu() -> CpuDevice {
 
 /// A simulator that computes longer runs otherwise than short ones, as GPUs do.
 fn sim() -> SimDevice {
-    let config = SimConfig { math: Math::Fast, rows_alone: 4, ..SimConfig::default() };
+    let config = SimConfig { math: Math::Fast, batch_invariant_rows: 4, ..SimConfig::default() };
     SimDevice::new(config).expect("a device")
 }
 
@@ -64,27 +66,28 @@ fn a_prompt_that_was_left_is_taken_up_where_it_was_left() {
             told.push(progress);
             ControlFlow::Continue(())
         };
-        let whole = loaded(device()).generate(&mut Session::default(), &request, &mut keep).expect("it runs");
+        let whole = loaded(device()).generate(&mut None, &request, &mut keep).expect("it runs");
         let pieces = [0, 40, 80, 120, 160].map(|done| Progress::Prefill { done, total: 170 });
         assert_eq!(told[..5], pieces);
         assert_eq!(told[5..], whole.tokens.iter().map(|&token| Progress::Token(token)).collect::<Vec<_>>());
 
-        let mut engine = loaded(device());
-        let free = engine.free_pages();
+        let mut service = loaded(device());
+        let free = service.engine().free_pages();
         for (last, piece) in pieces.into_iter().enumerate() {
-            let mut session = Session::default();
-            let left = engine.generate(&mut session, &request, &mut |progress| {
+            let mut session = None;
+            let left = service.generate(&mut session, &request, &mut |progress| {
                 if progress == piece { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
             let left = left.expect("it runs");
             assert_eq!((left.tokens, left.finish), (vec![], Finish::Cancelled));
             assert_eq!(left.stats.prompt_tokens, 40 * last);
-            let taken_up =
-                engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
+            let taken_up = service
+                .generate(&mut session, &request, &mut |_| ControlFlow::Continue(()))
+                .expect("it runs");
             assert_eq!(taken_up.tokens, whole.tokens, "left after {last} pieces");
             assert_eq!(taken_up.stats.reused_tokens, 40 * last);
-            engine.close(session);
-            assert_eq!(engine.free_pages(), free);
+            service.close(session).expect("it runs");
+            assert_eq!(service.engine().free_pages(), free);
         }
     }
     check(cpu);

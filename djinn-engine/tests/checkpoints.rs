@@ -1,7 +1,7 @@
 //! Tiny checkpoints written by Hugging Face transformers: same logits, same tokens.
 
-use djinn_device::{CpuConfig, CpuDevice, Math};
-use djinn_engine::{Budget, Engine, Options, Request, Session};
+use djinn_cpu::{CpuConfig, CpuDevice, Math};
+use djinn_engine::{Budget, Engine, Generate, Options, Request, Service};
 use djinn_models::{Location, OpenOptions, open};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -76,11 +76,10 @@ fn compare(math: Math, options: &Options) {
             max_tokens: expected.greedy.tokens.len(),
             ..Request::default()
         };
-        let mut session = Session::default();
-        let generated =
-            engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
+        let mut service = Service::single(engine).expect("it serves");
+        let go_on = &mut |_| ControlFlow::Continue(());
+        let generated = service.generate(&mut None, &request, go_on).expect("it runs");
         assert_eq!(generated.tokens, expected.greedy.tokens, "{name}");
-        engine.close(session);
     }
 }
 

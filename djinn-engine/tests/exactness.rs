@@ -1,7 +1,8 @@
 //! Logits are the same bits wherever the weights are, in whatever order the device works.
 
-use djinn_device::{CpuConfig, CpuDevice, Error as DeviceError, Math, Ops, SimConfig, SimDevice, Space};
-use djinn_engine::{Budget, Engine, Error, Options};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::{Error as DeviceError, Ops, Space};
+use djinn_engine::{Budget, Engine, Error, Generate, Options, Request, Service};
 use djinn_models::{Location, Model, OpenOptions, open};
 use std::ops::ControlFlow;
 
@@ -46,19 +47,18 @@ fn sim(config: SimConfig) -> SimDevice {
 
 /// The bits of the logits after the prompt and after each of two more tokens.
 fn run<D: Ops>(device: D, options: &Options, prompt_len: usize) -> Result<Vec<u32>, Error> {
-    use djinn_engine::{Request, Session};
-    let mut engine = load(device, options)?;
-    let mut session = Session::default();
+    let mut service = Service::single(load(device, options)?)?;
+    let mut session = None;
     let mut bits = Vec::new();
     let mut tokens = prompt(prompt_len);
     for _ in 0..3 {
         let request = Request { prompt: tokens.clone(), max_tokens: 1, ..Request::default() };
-        let (token, logits) = engine.next_token(&mut session, &request)?;
-        bits.extend(logits.iter().map(|l| l.to_bits()));
-        tokens.push(token);
+        let generated = service.generate(&mut session, &request, &mut |_| ControlFlow::Continue(()))?;
+        bits.extend(service.engine().latest_logits(0).iter().map(|l| l.to_bits()));
+        tokens.extend(generated.tokens);
     }
-    engine.close(session);
-    let device = engine.unload();
+    service.close(session)?;
+    let device = service.into_engine()?.unload();
     for space in [Space::Device, Space::Host] {
         assert_eq!(device.usage(space).in_use, 0, "{space:?} memory is given back");
     }
@@ -248,7 +248,7 @@ fn a_budget_that_is_too_small_says_what_would_do() {
     let options = Options { budget, context: 64, ..Options::default() };
     let Err(error) = load(cpu(), &options) else { panic!("a kilobyte is not enough") };
     let text = error.to_string();
-    assert!(text.contains("at least") && text.contains("--vram"), "{text}");
+    assert!(text.contains("at least") && text.contains("`vram`"), "{text}");
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn a_slow_link_never_rests() {
     options.context = 64;
     let config = SimConfig { link_bytes_per_second: 1e8, ..SimConfig::default() };
     let mut engine = load(sim(config), &options).expect("it loads");
-    let mut sequence = djinn_vmu::Sequence::default();
+    let mut sequence = djinn_engine::Sequence::default();
     let mut passes = Vec::new();
     for token in [1, 2, 3, 4, 5] {
         let tokens = [token];
@@ -300,11 +300,10 @@ fn a_blocking_copy_hides_nothing() {
         let mut options = options(0.25, CHUNKS[0], 5);
         (options.context, options.budget.blocking_copies) = (64, true);
         let config = SimConfig { link_bytes_per_second: rate, ..SimConfig::default() };
-        let mut engine = load(sim(config), &options).expect("it loads");
-        let mut session = djinn_engine::Session::default();
-        let request =
-            djinn_engine::Request { prompt: prompt(1), max_tokens: 5, ..djinn_engine::Request::default() };
-        let pass = engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).unwrap();
+        let engine = load(sim(config), &options).expect("it loads");
+        let mut service = Service::single(engine).expect("it serves");
+        let request = Request { prompt: prompt(1), max_tokens: 5, ..Request::default() };
+        let pass = service.generate(&mut None, &request, &mut |_| ControlFlow::Continue(())).unwrap();
         let pass = pass.stats.decode_streamed;
         assert!(pass.streamed_bytes > 0 && pass.stall >= pass.copy, "{pass:?}");
         assert!(pass.hidden().is_some_and(|hidden| hidden < 1e-9), "{pass:?}");

@@ -1,8 +1,9 @@
 //! Every family's blocks, on synthetic weights: the same bits wherever the weights are, in whatever order the device
 //! works, and however a prompt is cut.
 
-use djinn_device::{CpuConfig, CpuDevice, Device, Math, Ops, SimConfig, SimDevice, Space};
-use djinn_engine::{Budget, Engine, Options, Request, Session};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::{Device, Ops, Space};
+use djinn_engine::{Budget, Engine, Generate, Options, Request, Service};
 use djinn_models::{Location, OpenOptions, open};
 use std::ops::ControlFlow;
 
@@ -31,10 +32,9 @@ fn run<D: Ops>(device: D, family: &str, options: &Options) -> (Vec<u32>, Vec<u32
             .expect("it loads");
     let logits = engine.logits(&prompt()).expect("it runs");
     let request = Request { prompt: prompt(), max_tokens: 6, ..Request::default() };
-    let mut session = Session::default();
-    let generated =
-        engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
-    engine.close(session);
+    let mut service = Service::single(engine).expect("it serves");
+    let go_on = &mut |_| ControlFlow::Continue(());
+    let generated = service.generate(&mut None, &request, go_on).expect("it runs");
     (logits.iter().map(|l| l.to_bits()).collect(), generated.tokens)
 }
 

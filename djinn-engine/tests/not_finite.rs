@@ -1,8 +1,10 @@
 //! Weights that make logits NaN or infinite are an error in every way to generate; other sessions go on unchanged.
 
-use djinn_device::{CpuConfig, CpuDevice, Math, Ops, SimConfig, SimDevice};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::Ops;
 use djinn_engine::{
-    BadLogit, Budget, Engine, Error, Happening, Opening, Options, Request, Sampling, Service, Session, Turn,
+    BadLogit, Budget, Engine, Error, Generate, Happening, NoToken, Opening, Options, Request, Sampling,
+    Service, Turn,
 };
 use djinn_models::{Location, Model, OpenOptions, open};
 use djinn_scheduler::{CostModel, Registry, SessionId};
@@ -57,7 +59,7 @@ fn cpu() -> CpuDevice {
 }
 
 fn sim() -> SimDevice {
-    let config = SimConfig { math: Math::Fast, rows_alone: 4, ..SimConfig::default() };
+    let config = SimConfig { math: Math::Fast, batch_invariant_rows: 4, ..SimConfig::default() };
     SimDevice::new(config).expect("a device")
 }
 
@@ -74,19 +76,22 @@ fn bad<T>(result: Result<T, Error>) -> Option<BadLogit> {
 }
 
 /// Generates in every way; the error, which is the same in all.
-fn generate<D: Ops>(mut engine: Engine<D>) -> Option<BadLogit> {
+fn generate<D: Ops>(engine: Engine<D>) -> Option<BadLogit> {
+    let mut service = Service::single(engine).expect("it serves");
+    let go_on = &mut |_| ControlFlow::Continue(());
     let warm = Sampling { temperature: 1.0, repetition_penalty: 1.1, ..Sampling::default() };
     let mut found = Vec::new();
     for sampling in [Sampling::default(), warm] {
-        let mut session = Session::default();
-        found.push(bad(engine.next_token(&mut session, &request(sampling))));
-        let generated = engine.generate(&mut session, &request(sampling), &mut |_| ControlFlow::Continue(()));
-        found.push(bad(generated));
-        engine.close(session);
+        let mut session = None;
+        for max_tokens in [1, 3] {
+            let request = Request { max_tokens, ..request(sampling.clone()) };
+            found.push(bad(service.generate(&mut session, &request, go_on)));
+        }
+        service.close(session).expect("the device is sound");
     }
     assert_eq!(found.iter().filter(|found| found.is_some()).count() % 4, 0, "{found:?}");
     if found[0].is_some() {
-        bad(engine.logits(&[3, 1, 4, 1, 5])).expect("every logit is looked at");
+        bad(service.engine_mut().logits(&[3, 1, 4, 1, 5])).expect("every logit is looked at");
     }
     found[0]
 }
@@ -144,9 +149,12 @@ fn an_infinite_row_of_the_head_is_one_or_the_other() {
     assert_eq!((found.token, found.position), (9, 4));
     let infinite = [INFINITY, NEG_INFINITY].map(|value| {
         let planted = Planted { model: &model, place: &place, value };
-        let next = load(cpu(), &planted).next_token(&mut Session::default(), &request(Sampling::default()));
-        if let Ok((token, logits)) = &next {
-            assert!(logits[9] == f32::NEG_INFINITY && *token != 9);
+        let mut service = Service::single(load(cpu(), &planted)).expect("it serves");
+        let one = Request { max_tokens: 1, ..request(Sampling::default()) };
+        let next = service.generate(&mut None, &one, &mut |_| ControlFlow::Continue(()));
+        if let Ok(generated) = &next {
+            let logits = service.engine().latest_logits(0);
+            assert!(logits[9] == f32::NEG_INFINITY && generated.tokens != [9]);
         }
         bad(next)
     });
@@ -176,15 +184,15 @@ fn serve<D: Ops>(engine: Engine<D>, prompts: &[Vec<u32>]) -> Vec<(Vec<u32>, Opti
             let (tokens, failed) = outcomes.get_mut(&id).expect("it was opened");
             assert!(failed.is_none(), "{id} is gone");
             match happening {
-                Happening::Token { token, finish } => {
+                Happening::Token { token, finish, .. } => {
                     tokens.push(token);
                     going -= usize::from(finish.is_some());
                 }
-                Happening::Failed(bad) => {
+                Happening::Failed(NoToken::Logits(bad)) => {
                     *failed = Some(bad);
                     going -= 1;
                 }
-                Happening::Refused(why) => panic!("{id}: {why}"),
+                other => panic!("{id}: {other:?}"),
             }
         }
     }

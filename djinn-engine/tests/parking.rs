@@ -1,34 +1,105 @@
 //! Forced parking: a session's tokens and the bytes of its keys and values are those of one that never left.
 
-use djinn_device::{CpuConfig, CpuDevice, Math, Ops, SimConfig, SimDevice};
-use djinn_engine::{Budget, Engine, Entry, Error, Options, Request, Session, Wanted};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::Ops;
+use djinn_engine::{Budget, Engine, Entry, Error, Options, Sequence, Wanted, greedy};
 use djinn_models::{Location, OpenOptions, open};
-use djinn_vmu::Sequence;
+use djinn_scheduler::Residency;
+use djinn_vmu::Direction;
 use std::ops::ControlFlow;
 
 const FAMILIES: [&str; 4] = ["tiny-gqa", "tiny-window", "tiny-mixtral", "tiny-gpt2"];
 
-/// Two turns of a conversation: prompts cut into pieces of 16, so that sessions are parked between them and with
-/// partial last pages.
-fn run<D: Ops>(device: D, family: &str, options: &Options) -> Result<(Vec<u32>, Vec<u8>, u64), Error> {
-    let model = open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
-    let mut engine =
-        Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))?;
-    let mut session = Session::default();
-    let mut tokens: Vec<u32> = (0..37).map(|i| (i * 37 + 11) % 256).collect();
-    for _ in 0..2 {
-        let request = Request { prompt: tokens.clone(), max_tokens: 9, ..Request::default() };
-        let generated = engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(()))?;
-        tokens.extend(generated.tokens);
-        tokens.extend([1, 2, 3]);
-    }
-    let bytes = engine.kv_bytes(&session)?;
-    engine.close(session);
-    Ok((tokens, bytes, engine.parkings()))
+/// A sequence that leaves for host memory and comes back after every few steps.
+struct Walk<D: Ops> {
+    engine: Engine<D>,
+    sequence: Sequence,
+    every: Option<u64>,
+    steps: u64,
+    parkings: u64,
 }
 
-fn options(every: Option<u32>) -> Options {
-    Options { context: 80, prefill_rows: 16, force_park_every: every, ..Options::default() }
+impl<D: Ops> Walk<D> {
+    fn load(device: D, family: &str, options: &Options, every: Option<u64>) -> Result<Self, Error> {
+        let model =
+            open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
+        let go_on = &mut |_, _| ControlFlow::Continue(());
+        let engine = Engine::load(device, model.graph, &*model.source, options, go_on)?;
+        Ok(Walk { engine, sequence: Sequence::default(), every, steps: 0, parkings: 0 })
+    }
+
+    /// Brings the sequence to the end of `tokens` in pieces of 16; the logits of its last step.
+    fn compute(&mut self, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+        let mut logits = Vec::new();
+        while (self.sequence.tokens() as usize) < tokens.len() {
+            let held = self.sequence.tokens() as usize;
+            let piece = &tokens[held..tokens.len().min(held + 16)];
+            logits = self.engine.step(&mut [Entry::new(&mut self.sequence, piece, Wanted::Last)])?.0;
+            self.steps += 1;
+            if held + piece.len() < tokens.len() && self.is_due() {
+                self.park_and_restore()?;
+            }
+        }
+        Ok(logits)
+    }
+
+    /// The token after `tokens`, after which the sequence may leave and come back.
+    fn advance(&mut self, tokens: &[u32]) -> Result<u32, Error> {
+        let logits = self.compute(tokens)?;
+        let token = greedy(&logits, tokens.len() as u64 - 1).expect("sound weights");
+        if self.is_due() {
+            self.park_and_restore()?;
+        }
+        Ok(token)
+    }
+
+    fn is_due(&self) -> bool {
+        self.every.is_some_and(|every| self.steps.is_multiple_of(every))
+    }
+
+    /// Whether it left and came back; without room on the host it stays, and one that cannot come back is lost.
+    fn park_and_restore(&mut self) -> Result<bool, Error> {
+        for direction in [Direction::Out, Direction::In] {
+            if !self.engine.begin_swap(direction, 0, &mut self.sequence)? {
+                return Ok(false);
+            }
+            for transfer in self.engine.settle_swaps()? {
+                self.engine.end_swap(&mut self.sequence, &transfer);
+                if transfer.fault.is_some() {
+                    return Ok(false);
+                }
+            }
+        }
+        self.parkings += 1;
+        Ok(true)
+    }
+}
+
+/// Two turns of a conversation: prompts cut into pieces of 16, so that sequences are parked between them and with
+/// partial last pages. Its tokens, its keys and values, and how often it left.
+fn run<D: Ops>(
+    device: D,
+    family: &str,
+    options: &Options,
+    every: Option<u64>,
+) -> Result<(Vec<u32>, Vec<u8>, u64), Error> {
+    let mut walk = Walk::load(device, family, options, every)?;
+    let mut tokens: Vec<u32> = (0..37).map(|i| (i * 37 + 11) % 256).collect();
+    for _ in 0..2 {
+        for _ in 0..9 {
+            let token = walk.advance(&tokens)?;
+            tokens.push(token);
+        }
+        tokens.extend([1, 2, 3]);
+    }
+    // One that was lost is computed again.
+    walk.compute(&tokens[..tokens.len() - 4])?;
+    let bytes = walk.engine.kv_bytes(&walk.sequence)?;
+    Ok((tokens, bytes, walk.parkings))
+}
+
+fn options() -> Options {
+    Options { context: 80, prefill_rows: 16, host_pages: 5, ..Options::default() }
 }
 
 fn cpu() -> CpuDevice {
@@ -42,17 +113,17 @@ fn sim(config: SimConfig) -> SimDevice {
 #[test]
 fn a_parked_session_goes_on_as_if_it_had_not_been() {
     for family in FAMILIES {
-        let (tokens, bytes, parkings) = run(cpu(), family, &options(None)).expect("it runs");
+        let (tokens, bytes, parkings) = run(cpu(), family, &options(), None).expect("it runs");
         assert_eq!(parkings, 0);
         let model =
             open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
-        let each = model.graph.kv.bytes_per_token(djinn_device::DType::F32);
+        let each = djinn_srg::KvPlan::new(&model.graph).token_bytes(djinn_device::DType::F32);
         // The last token chosen in each turn is run in the next; the three after the last turn are not.
         assert_eq!(bytes.len() as u64, (tokens.len() as u64 - 4) * each);
         for every in [1, 2, 8] {
-            let found = run(cpu(), family, &options(Some(every))).expect("it runs");
+            let found = run(cpu(), family, &options(), Some(every)).expect("it runs");
             assert!(found.0 == tokens && found.1 == bytes, "{family}, every {every}");
-            assert!(found.2 >= 20 / u64::from(every), "{family}, every {every}: {} times", found.2);
+            assert!(found.2 >= 20 / every, "{family}, every {every}: {} times", found.2);
         }
     }
 }
@@ -61,7 +132,7 @@ fn a_parked_session_goes_on_as_if_it_had_not_been() {
 #[test]
 fn no_order_of_events_changes_a_parked_session() {
     for (at, family) in FAMILIES.into_iter().enumerate() {
-        let (tokens, bytes, _) = run(cpu(), family, &options(None)).expect("it runs");
+        let (tokens, bytes, _) = run(cpu(), family, &options(), None).expect("it runs");
         for seed in (at as u64..200).step_by(FAMILIES.len()) {
             let budget = Budget {
                 resident_fraction: [None, Some(0.0), Some(0.5)][seed as usize % 3],
@@ -69,9 +140,9 @@ fn no_order_of_events_changes_a_parked_session() {
                 ..Budget::default()
             };
             let every = [1, 2, 8][seed as usize / 3 % 3];
-            let options = Options { budget, replay: seed % 5 != 0, ..options(Some(every)) };
-            let found =
-                run(sim(SimConfig { seed, ..SimConfig::default() }), family, &options).expect("it runs");
+            let options = Options { budget, replay: seed % 5 != 0, ..options() };
+            let device = sim(SimConfig { seed, ..SimConfig::default() });
+            let found = run(device, family, &options, Some(every)).expect("it runs");
             assert!(found.0 == tokens && found.1 == bytes, "{family}, seed {seed}, every {every}");
             assert!(found.2 > 0);
         }
@@ -82,7 +153,7 @@ fn no_order_of_events_changes_a_parked_session() {
 #[test]
 fn copies_that_fail_give_an_error_or_the_same_tokens() {
     let family = "tiny-gqa";
-    let (tokens, bytes, _) = run(cpu(), family, &options(None)).expect("it runs");
+    let (tokens, bytes, _) = run(cpu(), family, &options(), None).expect("it runs");
     let (mut refused, mut failed) = (0, 0);
     for seed in 0..60 {
         let (late, at) = (seed % 2 == 0, 1 + 3 * (seed / 2));
@@ -90,7 +161,7 @@ fn copies_that_fail_give_an_error_or_the_same_tokens() {
             true => SimConfig { seed, fail_copy_at: Some(at), ..SimConfig::default() },
             false => SimConfig { seed, refuse_copy_at: Some(at), ..SimConfig::default() },
         };
-        match run(sim(config), family, &options(Some(1))) {
+        match run(sim(config), family, &options(), Some(1)) {
             Ok(found) => {
                 assert_eq!(found.0, tokens, "seed {seed}, copy {at}");
                 assert!(found.1 == bytes, "seed {seed}, copy {at} failed unnoticed");
@@ -105,63 +176,47 @@ fn copies_that_fail_give_an_error_or_the_same_tokens() {
     assert!(refused > 5 && failed > 20, "{refused} refusals survived, {failed} failures");
 }
 
-/// Without room on the host nothing moves, and a discarded session is computed again.
+/// Without room on the host nothing moves.
 #[test]
-fn a_session_without_room_on_the_host_stays() {
-    let model =
-        open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
-    let options = Options { host_pages: 1, ..options(None) };
-    let mut engine =
-        Engine::load(cpu(), model.graph, &*model.source, &options, &mut |_, _| ControlFlow::Continue(()))
-            .expect("it loads");
-    let mut session = Session::default();
-    let request = Request { prompt: vec![5; 30], max_tokens: 3, ..Request::default() };
-    engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
-    let before = engine.kv_bytes(&session).expect("it reads");
-    assert!(!engine.park_and_restore(&mut session).expect("it is no error"), "two pages do not fit in one");
-    assert!(engine.kv_bytes(&session).expect("it reads") == before);
-    let request = Request { prompt: vec![5; 10], max_tokens: 1, ..request };
-    engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
-    assert!(engine.park_and_restore(&mut session).expect("it is no error"), "one page fits");
-    assert_eq!(engine.parkings(), 1);
-    engine.close(session);
+fn a_sequence_without_room_on_the_host_stays() {
+    let options = Options { host_pages: 1, ..options() };
+    let mut walk = Walk::load(cpu(), "tiny-gqa", &options, None).expect("it loads");
+    walk.advance(&[5; 32]).expect("it runs");
+    let before = walk.engine.kv_bytes(&walk.sequence).expect("it reads");
+    assert!(!walk.park_and_restore().expect("it is no error"), "two pages do not fit in one");
+    assert!(walk.engine.kv_bytes(&walk.sequence).expect("it reads") == before);
+    walk.engine.truncate(&mut walk.sequence, 10);
+    assert!(walk.park_and_restore().expect("it is no error"), "one page fits");
+    assert_eq!(walk.parkings, 1);
 }
 
-/// Pages that copies still touch when a session ends are waited for, not missed, by the next.
+/// Pages that copies still touch when a sequence ends are waited for, not missed, by the next.
 #[test]
-fn a_session_that_ends_after_parking_leaves_its_pages_to_the_next() {
+fn a_sequence_that_ends_after_parking_leaves_its_pages_to_the_next() {
     for seed in 0..40 {
-        let model =
-            open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
-        let options = Options { context: 48, ..options(Some(1)) };
+        let options = Options { context: 48, ..options() };
         let device = sim(SimConfig { seed, ..SimConfig::default() });
-        let mut engine =
-            Engine::load(
-                device,
-                model.graph,
-                &*model.source,
-                &options,
-                &mut |_, _| ControlFlow::Continue(()),
-            )
-            .expect("it loads");
-        engine.warm_up().expect("it runs");
+        let mut walk = Walk::load(device, "tiny-gqa", &options, Some(1)).expect("it loads");
+        walk.engine.warm_up().expect("it runs");
         for _ in 0..3 {
-            let mut session = Session::default();
-            let request = Request { prompt: vec![7; 40], max_tokens: 4, ..Request::default() };
-            engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
-            engine.close(session);
+            let mut tokens = vec![7; 40];
+            for _ in 0..4 {
+                let token = walk.advance(&tokens).expect("it runs");
+                tokens.push(token);
+            }
+            walk.engine.release(std::mem::take(&mut walk.sequence));
         }
     }
 }
 
-/// Sequences go both ways beside the steps of another one, streamed or not, and nobody's results change.
+/// Sequences go both ways beside the steps of another one, streamed or not, and no result changes.
 #[test]
 fn sequences_move_beside_the_steps_of_others() {
     let prompt = |of: u32| -> Vec<u32> { (0..24).map(|i| (i * 29 + of * 7 + 3) % 256).collect() };
     let life = |device: SimDevice, fraction: Option<f64>, swaps: bool| -> Result<_, Error> {
         let model = open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("known");
         let budget = Budget { resident_fraction: fraction, stream_check: swaps, ..Budget::default() };
-        let options = Options { budget, sequences: 3, host_pages: 6, ..options(None) };
+        let options = Options { budget, sequences: 3, host_pages: 6, ..options() };
         let mut engine = Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| {
             ControlFlow::Continue(())
         })?;
@@ -171,28 +226,41 @@ fn sequences_move_beside_the_steps_of_others() {
                 engine.step(&mut [Entry::new(sequence, piece, Wanted::Last)])?;
             }
         }
-        let [mut one, first, second] = sequences;
-        let (mut live, mut parked, mut arriving) = (vec![first, second], vec![], vec![]);
         let (mut logits, mut moved) = (Vec::new(), 0);
-        for token in 0..12 {
-            logits.push(engine.step(&mut [Entry::new(&mut one, &[token], Wanted::Last)])?.0);
+        for _ in 0..12 {
+            let [one, others @ ..] = &mut sequences;
+            logits.push(engine.step(&mut [Entry::new(one, &[7], Wanted::Last)])?.0);
             if !swaps {
                 continue;
             }
-            moved += engine.poll_swaps()?.len();
-            match token % 3 {
-                0 => parked.push(engine.park(live.remove(0))?.expect("room on the host")),
-                1 => arriving.push(engine.restore(parked.remove(0))?.expect("room on the device")),
-                _ => live.push(engine.resume(arriving.remove(0))?),
+            for transfer in engine.poll_swaps()? {
+                engine.end_swap(&mut others[transfer.ticket as usize], &transfer);
+                moved += 1;
+            }
+            for (ticket, sequence) in (0..).zip(others) {
+                let _under_way = match sequence.residency() {
+                    Residency::Device => engine.begin_swap(Direction::Out, ticket, sequence)?,
+                    Residency::Host => engine.begin_swap(Direction::In, ticket, sequence)?,
+                    _ => true,
+                };
             }
         }
-        moved += engine.settle_swaps()?.len();
-        for sequence in &mut live {
+        let [_, others @ ..] = &mut sequences;
+        while others.iter().any(|sequence| sequence.residency() != Residency::Device) {
+            for transfer in engine.settle_swaps()? {
+                engine.end_swap(&mut others[transfer.ticket as usize], &transfer);
+                moved += 1;
+            }
+            for (ticket, sequence) in (0..).zip(&mut *others) {
+                if sequence.residency() == Residency::Host {
+                    assert!(engine.begin_swap(Direction::In, ticket, sequence)?, "room on the device");
+                }
+            }
+        }
+        for sequence in others {
             logits.push(engine.step(&mut [Entry::new(sequence, &[5], Wanted::Last)])?.0);
         }
-        for sequence in live.into_iter().chain([one]) {
-            engine.release(sequence);
-        }
+        sequences.into_iter().for_each(|sequence| engine.release(sequence));
         Ok((logits, moved))
     };
     for seed in 0..60 {
@@ -200,7 +268,7 @@ fn sequences_move_beside_the_steps_of_others() {
         let alone = life(sim(SimConfig { seed, ..SimConfig::default() }), fraction, false).expect("it runs");
         let beside = life(sim(SimConfig { seed, ..SimConfig::default() }), fraction, true).expect("it runs");
         assert!(alone.0 == beside.0, "seed {seed}: other logits");
-        assert_eq!(beside.1, 8, "seed {seed}: four ways there, four back");
+        assert!(beside.1 >= 4 && beside.1 % 2 == 0, "seed {seed}: {} ways there and back", beside.1);
     }
 }
 
@@ -208,13 +276,18 @@ fn sequences_move_beside_the_steps_of_others() {
 #[test]
 fn parked_sequences_can_be_given_up() {
     let model = open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("known");
-    let options = Options { sequences: 2, host_pages: 10, ..options(None) };
+    let options = Options { sequences: 2, host_pages: 10, ..options() };
     let load = |config| {
         Engine::load(sim(config), model.graph.clone(), &*model.source, &options, &mut |_, _| {
             ControlFlow::Continue(())
         })
     };
     let mut engine = load(SimConfig::default()).expect("it loads");
+    let there = |engine: &mut Engine<SimDevice>, sequence: &mut Sequence| -> Result<bool, Error> {
+        let begun = engine.begin_swap(Direction::Out, 0, sequence)?;
+        engine.settle_swaps()?.iter().for_each(|transfer| engine.end_swap(sequence, transfer));
+        Ok(begun)
+    };
     let grown = |engine: &mut Engine<SimDevice>| -> Result<Sequence, Error> {
         let mut sequence = Sequence::default();
         engine.step(&mut [Entry::new(&mut sequence, &[1; 16], Wanted::Last)])?;
@@ -222,16 +295,14 @@ fn parked_sequences_can_be_given_up() {
     };
     // Ten pages of the device, one each: whatever is lost would be missed.
     for turn in 0..30 {
-        let sequence = grown(&mut engine).expect("it runs");
-        let parked = engine.park(sequence).expect("sound").expect("room");
-        engine.settle_swaps().expect("sound");
-        if turn % 2 == 0 {
-            engine.discard(parked);
-        } else {
-            let arriving = engine.restore(parked).expect("sound").expect("room");
-            engine.cancel(arriving);
+        let mut sequence = grown(&mut engine).expect("it runs");
+        assert!(there(&mut engine, &mut sequence).expect("sound"), "room on the host");
+        if turn % 2 == 1 {
+            assert!(engine.begin_swap(Direction::In, 0, &mut sequence).expect("sound"), "room on the device");
+            let ended = engine.settle_swaps().expect("sound");
+            engine.end_swap(&mut sequence, &ended[0]);
         }
-        engine.settle_swaps().expect("sound");
+        engine.release(sequence);
     }
     let copies = engine.unload().calls().copies;
     // The copies of a life are the same up to the first parking, whose copy fails.
@@ -240,11 +311,8 @@ fn parked_sequences_can_be_given_up() {
         let Ok(mut engine) = load(SimConfig { fail_copy_at: Some(at), ..SimConfig::default() }) else {
             continue;
         };
-        let Ok(sequence) = grown(&mut engine) else { continue };
-        let outcome = engine.park(sequence).and_then(|parked| {
-            engine.discard(parked.expect("room"));
-            engine.settle_swaps()
-        });
+        let Ok(mut sequence) = grown(&mut engine) else { continue };
+        let outcome = there(&mut engine, &mut sequence);
         if outcome.is_err() {
             failed += 1;
             assert!(matches!(grown(&mut engine), Err(Error::Stopped(_))), "copy {at}");

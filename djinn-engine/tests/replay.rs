@@ -1,6 +1,7 @@
 //! Decode passes that are replayed give the bits of those that are enqueued, whatever runs between them.
 
-use djinn_device::{CpuConfig, CpuDevice, Math, Ops, SimConfig, SimDevice, Space};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::{Ops, Space};
 use djinn_engine::{Budget, Engine, Entry, Options, Wanted};
 use djinn_models::{Location, OpenOptions, open};
 use std::ops::ControlFlow;

@@ -1,8 +1,9 @@
 //! SmolLM2-135M-Instruct from GGUF against llama.cpp on the same weights: same prompt tokens, same logits,
 //! same greedy text. Needs the file: `scripts/test.sh` fetches it and names it in `DJINN_SMOLLM2`.
 
-use djinn_device::{CpuConfig, CpuDevice, DType};
-use djinn_engine::{Budget, Engine, Options, Request, Session};
+use djinn_cpu::{CpuConfig, CpuDevice};
+use djinn_device::DType;
+use djinn_engine::{Budget, Engine, Generate, Options, Request, Service};
 use djinn_models::{ChatTemplate, Location, Message, OpenOptions, Tokenizer, open};
 use serde_json::Value;
 use std::ops::ControlFlow;
@@ -13,7 +14,7 @@ fn expected() -> Value {
 }
 
 struct Loaded {
-    engine: Engine<CpuDevice>,
+    service: Service<CpuDevice>,
     tokenizer: Tokenizer,
     chat: ChatTemplate,
 }
@@ -28,7 +29,8 @@ fn load(dtype: Option<DType>, budget: Budget) -> Loaded {
         Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| ControlFlow::Continue(()))
             .expect("it loads");
     let tokenizer = model.tokenizer.expect("the file has one");
-    Loaded { engine, tokenizer, chat: model.chat.expect("the file has one") }
+    let service = Service::single(engine).expect("it serves");
+    Loaded { service, tokenizer, chat: model.chat.expect("the file has one") }
 }
 
 fn tokens(value: &Value) -> Vec<u32> {
@@ -56,18 +58,20 @@ fn prompt(loaded: &Loaded, case: &Value) -> Vec<u32> {
 fn continues(loaded: &mut Loaded, prompt: &[u32], answer: &Value) {
     let expected = tokens(&answer["tokens"]);
     let request = Request { prompt: prompt.to_vec(), max_tokens: expected.len(), ..Request::default() };
-    let mut session = Session::default();
+    let mut session = None;
     let mut keep = |_| ControlFlow::Continue(());
-    let generated = loaded.engine.generate(&mut session, &request, &mut keep).expect("it runs");
-    loaded.engine.close(session);
+    let generated = loaded.service.generate(&mut session, &request, &mut keep).expect("it runs");
+    loaded.service.close(session).expect("it runs");
     assert_eq!(generated.tokens, expected, "llama.cpp says {}", answer["text"]);
 }
 
 fn agrees(loaded: &mut Loaded, prompt: &[u32], logits: &Value) {
-    let mut session = Session::default();
-    let request = Request { prompt: prompt.to_vec(), ..Request::default() };
-    let (_, found) = loaded.engine.next_token(&mut session, &request).expect("it runs");
-    loaded.engine.close(session);
+    let mut session = None;
+    let request = Request { prompt: prompt.to_vec(), max_tokens: 1, ..Request::default() };
+    let mut keep = |_| ControlFlow::Continue(());
+    loaded.service.generate(&mut session, &request, &mut keep).expect("it runs");
+    let found = loaded.service.engine().latest_logits(0);
+    loaded.service.close(session).expect("it runs");
     let wanted = floats(&logits["every_stride"]);
     let stride = logits["stride"].as_u64().expect("a number") as usize;
     let (mut error, mut norm) = (0.0, 0.0);
@@ -101,7 +105,7 @@ fn rounded_weights_agree_as_well_and_streaming_changes_nothing() {
     for (dtype, name) in [(None, "f16"), (Some(DType::BF16), "bf16")] {
         for vram in [None, Some(150 << 20)] {
             let mut loaded = load(dtype, Budget { vram, ..Budget::default() });
-            assert_eq!(loaded.engine.plan().placement.streamed_bytes() > 0, vram.is_some());
+            assert_eq!(loaded.service.engine().plan().placement.streamed_bytes() > 0, vram.is_some());
             let prompt = prompt(&loaded, &expected);
             agrees(&mut loaded, &prompt, &expected[name]["last_logits"]);
             continues(&mut loaded, &prompt, &expected[name]["ignoring_end"]);

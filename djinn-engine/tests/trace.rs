@@ -1,7 +1,8 @@
 //! Traces say what the device did: every chunk, every launch, in order and to the nanosecond.
 
-use djinn_device::{CpuConfig, CpuDevice, Device, Math, Ops, SimConfig, SimDevice};
-use djinn_engine::{Budget, Engine, Entry, Error, Options, PassStats, Request, Session, Wanted};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::{Device, Ops};
+use djinn_engine::{Budget, Engine, Entry, Error, Generate, Options, PassStats, Request, Service, Wanted};
 use djinn_models::{Location, Model, OpenOptions, open};
 use serde_json::Value;
 use std::ops::ControlFlow;
@@ -93,7 +94,7 @@ impl Timeline {
 
 /// A prompt of five tokens, then one token at a time.
 fn run<D: Ops>(engine: &mut Engine<D>) -> (Vec<PassStats>, Vec<Vec<f32>>) {
-    let mut sequence = djinn_vmu::Sequence::default();
+    let mut sequence = djinn_engine::Sequence::default();
     let passes = (0..PASSES).map(|pass| {
         let tokens: &[u32] = if pass == 0 { &[1, 2, 3, 4, 5] } else { &[7] };
         let entry = Entry::new(&mut sequence, tokens, Wanted::Last);
@@ -225,8 +226,9 @@ fn a_generation_tells_its_sampling_and_a_failed_one_what_came_before() {
     let generate = |device: SimDevice| {
         let mut engine = load(device, &options());
         engine.start_trace().expect("it starts");
-        let result = engine.generate(&mut Session::default(), &request, &mut |_| ControlFlow::Continue(()));
-        (result.map(|g| g.tokens.len()), Timeline::of(&mut engine))
+        let mut service = Service::single(engine).expect("it serves");
+        let result = service.generate(&mut None, &request, &mut |_| ControlFlow::Continue(()));
+        (result.map(|g| g.tokens.len()), Timeline::of(service.engine_mut()))
     };
     let (tokens, timeline) = generate(sim(0));
     let samples = |timeline: &Timeline| timeline.track("host").iter().filter(|s| s.name == "sample").count();

@@ -1,7 +1,6 @@
 //! A chat, one line after the other: `cargo run --release --example chat -- MODEL`.
 
 use djinn_host::{Djinn, Generation, Setup};
-use djinn_models::Message;
 use std::io::{BufRead, Write, stdin, stdout};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -17,14 +16,11 @@ pub(crate) fn chat(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let mut djinn = Djinn::open(model, Setup::default())?;
     let generation = Generation { temperature: Some(0.7), seed: Some(1), ..Generation::default() };
-    let mut messages = vec![Message::new("system", "You are a helpful assistant.")];
+    let mut chat = djinn.chat(&generation)?;
     for line in input.lines() {
-        messages.push(Message::new("user", line?));
         let mut failed = Ok(());
-        let answer =
-            djinn.answer(&messages, &generation, |piece| failed = output.write_all(piece.as_bytes()))?;
+        chat.say(&line?, |piece| failed = output.write_all(piece.as_bytes()))?;
         failed.and_then(|()| writeln!(output))?;
-        messages.push(Message::new("assistant", answer.text.unwrap_or_default()));
     }
     Ok(())
 }

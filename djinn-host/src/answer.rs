@@ -1,7 +1,7 @@
 //! One answer: generated, cut at stop strings, given out as it comes.
 
 use crate::{AnyEngine, Result, Speech};
-use djinn_engine::{Finish, Progress, Request, Session, Stats};
+use djinn_engine::{Finish, Progress, Request, SessionId, Stats};
 use djinn_models::TextStream;
 use djinn_models::tokenizer::StopStrings;
 use std::ops::ControlFlow;
@@ -47,11 +47,11 @@ impl Speaker {
     /// without text before each piece of the prompt.
     ///
     /// # Errors
-    /// As [`Engine::generate`](djinn_engine::Engine::generate).
+    /// As [`Generate::generate`](djinn_engine::Generate::generate).
     pub fn answer(
         mut self,
         engine: &mut dyn AnyEngine,
-        session: &mut Session,
+        session: &mut Option<SessionId>,
         request: &Request,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Answer> {

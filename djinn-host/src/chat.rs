@@ -1,7 +1,7 @@
 //! A conversation, turn by turn, in a context that may be shorter: the oldest turns go where there is no room.
 
 use crate::{Answer, AnyEngine, Error, Generation, Result, Speaker, Speech};
-use djinn_engine::{Finish, Sampling, Session};
+use djinn_engine::{Finish, Sampling, SessionId};
 use djinn_models::Message;
 use std::ops::ControlFlow;
 
@@ -17,7 +17,7 @@ pub struct Chat<'a> {
     speech: Speech<'a>,
     system: Option<String>,
     turns: Vec<Turn>,
-    session: Session,
+    session: Option<SessionId>,
 }
 
 /// An answer, and what became of the conversation.
@@ -37,7 +37,7 @@ impl<'a> Chat<'a> {
     /// A conversation that begins as `speech` does.
     pub fn new(speech: Speech<'a>) -> Self {
         let system = speech.opening().into_iter().next().map(|message| message.content);
-        Chat { speech, system, turns: Vec::new(), session: Session::default() }
+        Chat { speech, system, turns: Vec::new(), session: None }
     }
 
     /// The system message.
@@ -116,7 +116,7 @@ impl<'a> Chat<'a> {
         let prompt_tokens = prompt.len() as u64;
         let speaker = Speaker::new(&self.speech, &generation.stop)?;
         let request = generation.request(self.speech.model(), prompt);
-        let sampling = request.sampling;
+        let sampling = request.sampling.clone();
         let answer = speaker.answer(engine, &mut self.session, &request, on_text)?;
         let left = context.saturating_sub(prompt_tokens + answer.tokens.len() as u64);
         if answer.finish == Finish::Cancelled && answer.tokens.is_empty() {

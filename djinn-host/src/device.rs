@@ -1,6 +1,12 @@
-//! Devices by name.
+//! Devices by name, and work on the one that a name means.
 
-use crate::{Error, Result};
+#[cfg(test)]
+mod tests;
+
+use crate::{Error, Result, Setup};
+use djinn_cpu::{CpuConfig, CpuDevice};
+use djinn_cuda::{CudaConfig, CudaDevice};
+use djinn_device::Ops;
 use std::fmt;
 use std::str::FromStr;
 
@@ -22,14 +28,49 @@ impl DeviceName {
     /// # Errors
     /// [`Error::Gpu`] if a GPU is named that is not there. The CPU always is.
     pub fn find(self) -> Result<DeviceName> {
-        match self {
-            DeviceName::Cpu => Ok(DeviceName::Cpu),
-            DeviceName::Auto => Ok(DeviceName::Cuda(0).find().unwrap_or(DeviceName::Cpu)),
-            DeviceName::Cuda(ordinal) => match djinn_cuda::probe(ordinal) {
-                Ok(_) => Ok(self),
-                Err(source) => Err(Error::Gpu { device: self, source }),
-            },
+        let device = self.meant();
+        if let DeviceName::Cuda(ordinal) = device {
+            djinn_cuda::probe(ordinal).map_err(|source| Error::Gpu { device, source })?;
         }
+        Ok(device)
+    }
+
+    /// The same, whether the device is there or not.
+    pub(crate) fn meant(self) -> DeviceName {
+        match self {
+            DeviceName::Auto if djinn_cuda::probe(0).is_ok() => DeviceName::Cuda(0),
+            DeviceName::Auto => DeviceName::Cpu,
+            named => named,
+        }
+    }
+}
+
+/// Work on a device that is chosen when the program runs.
+pub trait OnDevice {
+    /// What comes of it.
+    type Out;
+    /// Its failures, and those of the device.
+    type Error: From<Error>;
+
+    /// Does it.
+    fn on<D: Ops + 'static>(self, device: D) -> Result<Self::Out, Self::Error>;
+}
+
+impl Setup {
+    /// Makes the device, within the setup's budgets, and does `work` on it, which takes up to `pinned_bytes` of host
+    /// memory for the device to reach.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] or [`Error::Cpu`] if there is no such device, or as the work.
+    pub fn on_device<W: OnDevice>(&self, pinned_bytes: u64, work: W) -> Result<W::Out, W::Error> {
+        let (device, Setup { vram, ram, .. }) = (self.device.find()?, *self);
+        let DeviceName::Cuda(ordinal) = device else {
+            let threads = self.threads.unwrap_or(0) as usize;
+            let config = CpuConfig { vram, threads, ..CpuConfig::default() };
+            return work.on(CpuDevice::new(config).map_err(Error::Cpu)?);
+        };
+        let config = CudaConfig { ordinal, vram, ram, pinned_bytes, ..CudaConfig::default() };
+        work.on(CudaDevice::new(config).map_err(|source| Error::Gpu { device, source })?)
     }
 }
 
@@ -55,32 +96,5 @@ impl fmt::Display for DeviceName {
             DeviceName::Cpu => f.write_str("cpu"),
             DeviceName::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_read_and_written() {
-        for (text, device) in
-            [("auto", DeviceName::Auto), ("cpu", DeviceName::Cpu), ("cuda:3", DeviceName::Cuda(3))]
-        {
-            assert_eq!(text.parse(), Ok(device));
-            assert_eq!(device.to_string(), text);
-        }
-        assert_eq!("cuda".parse(), Ok(DeviceName::Cuda(0)));
-        for text in ["", "CPU", "cpu:0", "auto:0", "cuda:", "cuda:-1", "cuda:x", "tpu"] {
-            assert!(text.parse::<DeviceName>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn auto_is_a_device_that_is_there() {
-        let found = DeviceName::Auto.find().unwrap();
-        assert_ne!(found, DeviceName::Auto);
-        assert_eq!(found.find().unwrap(), found);
-        assert!(matches!(DeviceName::Cuda(999).find(), Err(Error::Gpu { .. })));
     }
 }

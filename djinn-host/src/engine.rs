@@ -1,43 +1,27 @@
-//! An engine on whatever device, and how a model gets there.
+//! An engine on any device, and how a model gets there.
 
-use crate::{DeviceName, Error, Result, Setup, system};
-use djinn_cuda::{CudaConfig, CudaDevice};
-use djinn_device::{CpuConfig, CpuDevice, Device, DeviceInfo, Ops, Space, Usage};
-use djinn_engine::{Budget, Engine, Generated, MemoryPlan, Options, Progress, Request, Session, Trace};
+use crate::{Error, OnDevice, Result, Setup, system};
+use djinn_device::{DeviceInfo, Ops, Space, Usage};
+use djinn_engine::{Engine, Generate, MemoryPlan, Options, Service, Trace};
 use djinn_models::Model;
-use djinn_vmu::SwapStats;
 use std::ops::ControlFlow;
 
-/// An [`Engine`] whose device is chosen when the program runs.
-pub trait AnyEngine {
-    /// See [`Engine::generate`].
-    fn generate(
-        &mut self,
-        session: &mut Session,
-        request: &Request,
-        on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    ) -> djinn_engine::Result<Generated>;
-
+/// A [`Service`] for one conversation at a time, on a device that is chosen when the program runs.
+pub trait AnyEngine: Generate {
     /// See [`Engine::logits`].
     fn logits(&mut self, tokens: &[u32]) -> djinn_engine::Result<Vec<f32>>;
 
     /// See [`Engine::plan`].
     fn plan(&self) -> &MemoryPlan;
 
-    /// See [`Engine::usage`].
-    fn usage(&self, space: Space) -> Usage;
+    /// See [`Engine::context`].
+    fn context(&self) -> u64;
 
     /// See [`Engine::replayed_passes`].
     fn replayed_passes(&self) -> u64;
 
-    /// See [`Engine::parkings`].
-    fn parkings(&self) -> u64;
-
-    /// See [`Engine::swap_stats`].
-    fn swap_stats(&self) -> SwapStats;
-
-    /// See [`Engine::context`].
-    fn context(&self) -> u64;
+    /// See [`Engine::usage`].
+    fn usage(&self, space: Space) -> Usage;
 
     /// What the device is.
     fn device_info(&self) -> DeviceInfo;
@@ -47,109 +31,89 @@ pub trait AnyEngine {
 
     /// See [`Engine::finish_trace`].
     fn finish_trace(&mut self) -> Option<Trace>;
-
-    /// See [`Engine::close`].
-    fn close(&mut self, session: Session);
 }
 
-impl<D: Ops> AnyEngine for Engine<D> {
-    fn generate(
-        &mut self,
-        session: &mut Session,
-        request: &Request,
-        on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    ) -> djinn_engine::Result<Generated> {
-        self.generate(session, request, on_progress)
-    }
-
+impl<D: Ops> AnyEngine for Service<D> {
     fn logits(&mut self, tokens: &[u32]) -> djinn_engine::Result<Vec<f32>> {
-        self.logits(tokens)
+        self.engine_mut().logits(tokens)
     }
 
     fn plan(&self) -> &MemoryPlan {
-        self.plan()
-    }
-
-    fn usage(&self, space: Space) -> Usage {
-        self.usage(space)
-    }
-
-    fn replayed_passes(&self) -> u64 {
-        self.replayed_passes()
-    }
-
-    fn parkings(&self) -> u64 {
-        self.parkings()
-    }
-
-    fn swap_stats(&self) -> SwapStats {
-        self.swap_stats()
+        self.engine().plan()
     }
 
     fn context(&self) -> u64 {
-        self.context()
+        self.engine().context()
+    }
+
+    fn replayed_passes(&self) -> u64 {
+        self.engine().replayed_passes()
+    }
+
+    fn usage(&self, space: Space) -> Usage {
+        self.engine().usage(space)
     }
 
     fn device_info(&self) -> DeviceInfo {
-        self.device().info()
+        self.engine().device().info()
     }
 
     fn start_trace(&mut self) -> djinn_engine::Result<()> {
-        self.start_trace()
+        self.engine_mut().start_trace()
     }
 
     fn finish_trace(&mut self) -> Option<Trace> {
-        self.finish_trace()
-    }
-
-    fn close(&mut self, session: Session) {
-        self.close(session);
+        self.engine_mut().finish_trace()
     }
 }
 
-/// Plans the memory under `options`, makes the device of `setup` and loads the model's weights;
-/// `on_progress` gets the bytes that are loaded and the bytes in all, and may end the work.
+/// Makes the device of `setup` and loads the model onto it, as [`load_on`] does.
 ///
 /// # Errors
-/// [`Error::Gpu`] if there is no such device, [`Error::HostMemory`] if the machine has too little, or as
-/// [`Engine::load`].
+/// As [`Setup::on_device`] and [`load_on`].
 pub fn load(
     model: &Model,
     setup: &Setup,
     options: &Options,
     on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Box<dyn AnyEngine>> {
-    let Budget { vram, ram, .. } = options.budget;
-    let device = setup.device.find()?;
-    let DeviceName::Cuda(ordinal) = device else {
-        let plan = options.plan(&model.graph, 0)?;
-        check_host_memory(plan.segments.total().saturating_add(plan.host_bytes))?;
-        let threads = setup.threads.unwrap_or(0) as usize;
-        let cpu = CpuDevice::new(CpuConfig { vram, threads, ..CpuConfig::default() }).map_err(Error::Cpu)?;
-        return load_on(cpu, model, options, on_progress);
-    };
-    let pinned_bytes = options.most_host_bytes(&model.graph);
-    let config = CudaConfig { ordinal, vram, ram, pinned_bytes, ..CudaConfig::default() };
-    let cuda = CudaDevice::new(config).map_err(|source| Error::Gpu { device, source })?;
-    let plan = options.plan(&model.graph, cuda.info().reserved_bytes)?;
-    check_host_memory(plan.host_bytes)?;
-    load_on(cuda, model, options, on_progress)
+    struct Loading<'a>(&'a Model, &'a Options, &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>);
+
+    impl OnDevice for Loading<'_> {
+        type Out = Box<dyn AnyEngine>;
+        type Error = Error;
+
+        fn on<D: Ops + 'static>(self, device: D) -> Result<Self::Out> {
+            let engine = load_on(device, self.0, self.1, self.2)?;
+            Ok(Box::new(Service::single(engine)?))
+        }
+    }
+
+    setup.on_device(options.most_host_bytes(&model.graph), Loading(model, options, on_progress))
 }
 
-fn load_on<D: Ops + 'static>(
+/// Plans the memory under `options` and loads the model's weights; `on_progress` gets the bytes that are loaded and the
+/// bytes in all, and may end the work.
+///
+/// # Errors
+/// [`Error::HostMemory`] if the machine has too little, or as [`Engine::load`].
+pub fn load_on<D: Ops>(
     device: D,
     model: &Model,
     options: &Options,
     on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<Box<dyn AnyEngine>> {
+) -> Result<Engine<D>> {
+    let DeviceInfo { host_memory, reserved_bytes, .. } = device.info();
+    let plan = options.plan(&model.graph, reserved_bytes)?;
+    let device_bytes = if host_memory { plan.segments.total() } else { 0 };
+    check_host_memory(plan.host_bytes.saturating_add(device_bytes))?;
     let mut engine = Engine::load(device, model.graph.clone(), &*model.source, options, on_progress)?;
-    let in_place = engine.plan().placement.streamed_bytes() == 0;
-    if in_place && !engine.device().info().host_memory {
+    if plan.placement.streamed_bytes() == 0 && !host_memory {
         // Milliseconds, by which the first answer would else be later. Where weights are streamed, the link hides
         // them.
         engine.warm_up()?;
     }
-    Ok(Box::new(engine))
+    Ok(engine)
 }
 
 /// Refuses what the system would only kill later: weights on the host, and the CPU device's own memory.

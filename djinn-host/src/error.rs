@@ -18,7 +18,7 @@ pub enum Error {
     #[error("cannot start the CPU device")]
     Cpu(#[source] djinn_device::Error),
     /// The GPU is not there, or not to be used.
-    #[error("device {device}")]
+    #[error("`device` {device}")]
     Gpu {
         /// As asked for.
         device: DeviceName,
@@ -89,13 +89,13 @@ pub enum Error {
     #[error("messages must be a system message or none, then the user's and the assistant's in turn")]
     Conversation,
     /// Text for a model that has no tokenizer.
-    #[error("{model} has no tokenizer; give token ids")]
+    #[error("{model} has no tokenizer; give `prompt_tokens` 1,2,3")]
     NoTokenizer {
         /// The model.
         model: String,
     },
     /// A system message for a model that has no chat template, or whose template is left out.
-    #[error("a system message needs a chat template, and {model} is used without; leave it out")]
+    #[error("`system` needs a chat template, which {model} lacks; drop it")]
     NoTemplate {
         /// The model.
         model: String,

@@ -22,7 +22,7 @@ pub struct Task {
 
 /// The plan of a task on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Forecast {
+pub struct TaskPlan {
     /// The model's name.
     pub model: String,
     /// Its parameters.
@@ -60,7 +60,7 @@ pub struct Forecast {
     /// How they stream.
     pub ring: RingUse,
     /// Times.
-    pub predicted: Predicted,
+    pub predicted: PredictedTimes,
     /// What limits them.
     pub bottleneck: Bottlenecks,
     /// What they are for.
@@ -91,9 +91,9 @@ pub struct RingUse {
     pub skipped_bytes: u64,
 }
 
-/// Predicted times.
+/// PredictedTimes times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Predicted {
+pub struct PredictedTimes {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// Tokens to generate.
@@ -117,7 +117,7 @@ pub struct Bottlenecks {
     pub decode: Bottleneck,
 }
 
-impl Forecast {
+impl TaskPlan {
     /// Plans `task` for `model` on `target`, which takes the place of the setup's device. A card's memory is the cap
     /// where the setup has none.
     ///
@@ -131,7 +131,7 @@ impl Forecast {
             vram: setup.vram.or(target.card.map(|card| card.memory_bytes())),
             ..*setup
         };
-        let options = setup.options(model, context_for(tokens, model))?;
+        let options = setup.options(model, context_for(tokens, model));
         let options = Options { sequences: task.sequences, logit_rows: task.sequences, ..options };
         let (tokens, context) = (u64::from(task.prompt_tokens), options.context);
         if tokens > context {
@@ -143,11 +143,11 @@ impl Forecast {
     }
 }
 
-fn forecast(model: &Model, options: &Options, plan: &MemoryPlan, target: Target, task: Task) -> Forecast {
+fn forecast(model: &Model, options: &Options, plan: &MemoryPlan, target: Target, task: Task) -> TaskPlan {
     let (graph, placement, kv_dtype) = (&model.graph, &plan.placement, plan.kv.dtype);
     let streamed = placement.streamed().count();
     let (predicted, bottleneck) = times(model, options, plan, &target, task);
-    Forecast {
+    TaskPlan {
         model: model.name.clone(),
         parameters: graph.parameters(),
         weight_bytes: graph.text_bytes(),
@@ -187,7 +187,7 @@ fn times(
     plan: &MemoryPlan,
     target: &Target,
     task: Task,
-) -> (Predicted, Bottlenecks) {
+) -> (PredictedTimes, Bottlenecks) {
     let (kv_dtype, machine) = (plan.kv.dtype, &target.machine);
     let prefill: Vec<Prediction> = prefill_passes(task.prompt_tokens.into(), plan.stack.rows.rows, kv_dtype)
         .map(|work| predict(&model.graph, plan, &work, machine))
@@ -197,7 +197,7 @@ fn times(
     let halfway = u64::from(task.prompt_tokens) + u64::from(task.max_tokens) / 2;
     let decode = Work::decode(task.sequences.into(), halfway.min(options.context), kv_dtype);
     let decode = predict(&model.graph, plan, &decode, machine);
-    let predicted = Predicted {
+    let predicted = PredictedTimes {
         prompt_tokens: task.prompt_tokens,
         max_tokens: task.max_tokens,
         ttft_ms: prefill.iter().map(|p| p.seconds).sum::<f64>() * 1e3,

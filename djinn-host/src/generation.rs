@@ -92,6 +92,7 @@ impl Generation {
             top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
             min_p: self.min_p.or(defaults.min_p).unwrap_or(0.0),
             seed: self.seed.unwrap_or_else(new_seed),
+            ..Sampling::default()
         }
     }
 
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chat_samples_unless_somebody_says_how() {
+    fn a_chat_samples_unless_the_user_or_the_model_says_how() {
         let (none, plain) =
             (GenerationDefaults::default(), || Generation { seed: Some(5), ..Generation::default() });
         let chat = Sampling {
@@ -190,6 +191,7 @@ mod tests {
             top_p: 0.95,
             min_p: 0.05,
             seed: 5,
+            ..Sampling::default()
         };
         assert_eq!(plain().for_chat(&none).sampling(&none), chat);
         let sampled = GenerationDefaults { do_sample: Some(true), ..none.clone() };

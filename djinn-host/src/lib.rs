@@ -4,15 +4,18 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod args;
 mod cards;
 mod chat;
 mod device;
 mod djinn;
 mod engine;
 mod error;
+mod failure;
 mod forecast;
 mod generation;
 mod nearest;
+mod progress;
 pub mod rates;
 pub mod settings;
 mod setup;
@@ -21,15 +24,18 @@ pub mod system;
 mod target;
 
 pub use answer::{Answer, Speaker};
+pub use args::{DeviceArgs, dtype, share};
 pub use cards::{CARDS, Card};
 pub use chat::{Chat, Reply};
-pub use device::DeviceName;
-pub use djinn::Djinn;
-pub use engine::{AnyEngine, load};
+pub use device::{DeviceName, OnDevice};
+pub use djinn::{Djinn, OpenChat};
+pub use engine::{AnyEngine, load, load_on};
 pub use error::{Error, Result};
-pub use forecast::{Bottlenecks, Chunks, Forecast, Predicted, RingUse, Task};
+pub use failure::one_line;
+pub use forecast::{Bottlenecks, Chunks, PredictedTimes, RingUse, Task, TaskPlan};
 pub use generation::{Generation, check_prompt, seed};
 pub use nearest::nearest;
+pub use progress::{Meter, remark};
 pub use setup::{Setup, context_for, kv_dtype};
 pub use speech::{SYSTEM, Speech};
 pub use target::{Known, Target};

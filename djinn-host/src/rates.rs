@@ -1,9 +1,10 @@
 //! What the CPU device sustains, measured with the operations that a model runs.
 
 use crate::{Error, Result, system};
+use djinn_cpu::{CpuConfig, CpuDevice};
 use djinn_device::args::{Add, Linear, Weight};
-use djinn_device::{Buffer, CpuConfig, CpuDevice, DType, Device, Ops, Space, Span, Stream};
-use djinn_srg::cost::Machine;
+use djinn_device::{Buffer, DType, Device, Ops, Space, Span, Stream};
+use djinn_vmu::Machine;
 use std::time::{Duration, Instant};
 
 /// bf16 0.0115 and f32 0.0115: an ordinary number in every element type.

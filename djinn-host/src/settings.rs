@@ -8,13 +8,13 @@ use std::path::Path;
 const MAX_BYTES: u64 = 64 << 10;
 
 /// Values by key.
-pub type Settings = Map<String, Value>;
+pub type FlatSettings = Map<String, Value>;
 
-/// Reads a settings file; its extension tells the format.
+/// Reads a settings file; its extension gives the format.
 ///
 /// # Errors
 /// [`Error::Model`] if it cannot be read, is no regular file or is longer than 64 KiB, or as [`parse`].
-pub fn read(file: &Path) -> Result<Settings> {
+pub fn read(file: &Path) -> Result<FlatSettings> {
     let bytes = djinn_models::file::read_bounded(file, MAX_BYTES)?;
     let text = String::from_utf8(bytes).map_err(|_| malformed(file, "it is not UTF-8"))?;
     parse(file, &text)
@@ -24,9 +24,9 @@ pub fn read(file: &Path) -> Result<Settings> {
 ///
 /// # Errors
 /// [`Error::Settings`] if it is neither, or holds something else than keys and values.
-pub fn parse(file: &Path, text: &str) -> Result<Settings> {
+pub fn parse(file: &Path, text: &str) -> Result<FlatSettings> {
     match file.extension().and_then(|extension| extension.to_str()) {
-        Some("yaml" | "yml") if text.trim().is_empty() => Ok(Settings::new()),
+        Some("yaml" | "yml") if text.trim().is_empty() => Ok(FlatSettings::new()),
         Some("yaml" | "yml") => {
             serde_saphyr::from_str(text).map_err(|error| malformed(file, &error.to_string()))
         }

@@ -1,70 +1,81 @@
 //! What a model is loaded with: a device, a budget, a context.
 
-use crate::{DeviceName, Result};
+use crate::args::{dtype, share};
+use crate::{DeviceName, Error, Result};
 use djinn_device::DType;
 use djinn_engine::{Budget, Options};
-use djinn_models::Model;
+use djinn_models::{Location, Model, OpenOptions};
+use djinn_vmu::size;
 
-/// Where and within what a model runs. `None` leaves a choice to Djinn.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Where and within what a model runs; the commands take it from flags. `None` leaves a choice to Djinn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args)]
+#[command(next_help_heading = "Memory")]
 pub struct Setup {
-    /// The device.
+    /// The device: the GPU if there is one. [`DeviceArgs`](crate::DeviceArgs) has its flags.
+    #[arg(skip)]
     pub device: DeviceName,
     /// Threads of the CPU device: as many as the machine runs at once, if not given.
+    #[arg(skip)]
     pub threads: Option<u32>,
-    /// Cap over everything on the device, in bytes.
+    /// Cap over everything on the device, e.g. 20GiB or 20G [default: none; for a card of --gpu, its memory]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub vram: Option<u64>,
-    /// Cap over what is kept on the host, in bytes.
+    /// Cap over the weights kept on the host [default: none]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub ram: Option<u64>,
-    /// Share of the weights that stays on the device, 0 to 1: as much as fits, if not given.
+    /// Share of the weights that stays on the device, 0 to 1 [default: as much as fits]
+    #[arg(long, value_name = "F", value_parser = share)]
     pub resident_fraction: Option<f64>,
-    /// Cap of a chunk, the unit of residency and transfer, in bytes: the model's tile size, if not given.
+    /// Largest unit of residency and transfer [default: the model's tile size]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub chunk: Option<u64>,
-    /// Bytes of the ring through which weights stream: three chunks, fewer where that does not fit.
+    /// Ring through which weights stream [default: three chunks, fewer where that does not fit]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub ring: Option<u64>,
-    /// Check every streamed chunk against its host copy.
+    /// Check every streamed chunk against its host copy
+    #[arg(long)]
     pub stream_check: bool,
-    /// Tokens that a sequence may have: what the work needs, if not given.
+    /// Tokens that a sequence may have, rounded up to pages of 16 [default: what the request needs; in a chat at most 4096]
+    #[arg(long = "ctx", short = 'c', value_name = "N", visible_aliases = ["ctx-size", "max-model-len"],
+          value_parser = clap::value_parser!(u64).range(1..))]
     pub context: Option<u64>,
-    /// Element type of the KV cache: see [`kv_dtype`], if not given.
+    /// Element type of the KV cache [default: f32 on the CPU and for f32 weights, else f16]
+    #[arg(long, value_name = "TYPE", value_parser = dtype())]
     pub kv_dtype: Option<DType>,
-    /// Element type of the weights in memory: as stored, and f16 for quantised ones, if not given.
+    /// Element type of the weights in memory [default: as stored; f16 for quantised ones]
+    #[arg(long, value_name = "TYPE", value_parser = dtype())]
     pub dtype: Option<DType>,
-    /// Tokens of a prompt that are run at once.
-    pub prefill_rows: u32,
-}
-
-impl Default for Setup {
-    fn default() -> Self {
-        Setup {
-            device: DeviceName::Auto,
-            threads: None,
-            vram: None,
-            ram: None,
-            resident_fraction: None,
-            chunk: None,
-            ring: None,
-            stream_check: false,
-            context: None,
-            kv_dtype: None,
-            dtype: None,
-            prefill_rows: 512,
-        }
-    }
+    /// Tokens of a prompt that are run at once [default: 512]
+    #[arg(long = "prefill-chunk", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub prefill_rows: Option<u32>,
 }
 
 impl Setup {
-    /// The engine's options for `model`, with sequences of up to `context` tokens unless the setup names
-    /// another.
+    /// Opens the model at `place` (a directory, a `.gguf` or `.safetensors` file, `synthetic:NAME`); reads no weights.
     ///
     /// # Errors
-    /// As [`DeviceName::find`].
-    pub fn options(&self, model: &Model, context: u64) -> Result<Options> {
-        let kv_dtype = match self.kv_dtype {
-            Some(dtype) => dtype,
-            None => kv_dtype(self.device.find()?, model),
-        };
-        Ok(Options {
+    /// As [`Location::find`] and [`djinn_models::open`].
+    pub fn open(&self, place: &str) -> Result<Model> {
+        Ok(djinn_models::open(&Location::find(place)?, &OpenOptions { dtype: self.dtype })?)
+    }
+
+    /// The engine's options for `model`, with sequences of `tokens` tokens in whole pages.
+    ///
+    /// # Errors
+    /// [`Error::PromptTooLong`] if the model's context is shorter.
+    pub fn options_for(&self, model: &Model, tokens: u64) -> Result<Options> {
+        let context = model.graph.max_context;
+        if tokens > context {
+            return Err(Error::PromptTooLong { tokens, context });
+        }
+        Ok(self.options(model, context_for(tokens, model)))
+    }
+
+    /// The engine's options for `model`, with sequences of up to `context` tokens unless the setup names
+    /// another.
+    pub fn options(&self, model: &Model, context: u64) -> Options {
+        let default = Options::default();
+        Options {
             budget: Budget {
                 vram: self.vram,
                 ram: self.ram,
@@ -75,17 +86,17 @@ impl Setup {
                 ..Budget::default()
             },
             context: self.context.unwrap_or(context),
-            prefill_rows: self.prefill_rows,
-            kv_dtype,
-            ..Options::default()
-        })
+            prefill_rows: self.prefill_rows.unwrap_or(default.prefill_rows),
+            kv_dtype: self.kv_dtype.unwrap_or_else(|| kv_dtype(self.device.meant(), model)),
+            ..default
+        }
     }
 }
 
 /// The KV cache's element type where none is asked for: f32 on the CPU and for f32 models, else f16.
 pub fn kv_dtype(device: DeviceName, model: &Model) -> DType {
     let unembed = model.graph.nodes.last().and_then(|node| node.weights.first());
-    let is_f32 = unembed.is_some_and(|&w| model.graph.value(w).dtype == DType::F32);
+    let is_f32 = unembed.is_some_and(|&w| model.graph.value(w).dtype() == DType::F32);
     if device == DeviceName::Cpu || is_f32 { DType::F32 } else { DType::F16 }
 }
 

@@ -36,8 +36,17 @@ pub fn memory() -> Option<Memory> {
 
 /// The most memory that this process had resident at once, in bytes.
 pub fn peak_memory() -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    status("self", "VmHWM:")
+}
+
+/// The memory that a process has resident, in bytes.
+pub fn resident_memory(process: u32) -> Option<u64> {
+    status(&process.to_string(), "VmRSS:")
+}
+
+fn status(process: &str, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 

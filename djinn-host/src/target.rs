@@ -3,7 +3,7 @@
 use crate::{Card, DeviceName, Result, kv_dtype, rates};
 use djinn_device::DType;
 use djinn_models::Model;
-use djinn_srg::cost::Machine;
+use djinn_vmu::Machine;
 use serde::Serialize;
 use std::time::Duration;
 

@@ -58,7 +58,7 @@ impl ChatTemplate {
     }
 
     /// The template of a Hugging Face directory: `chat_template.jinja`, `chat_template.json`, or the key
-    /// `chat_template` of `tokenizer_config.json`; text, or a list of which `default` is taken, and `tool_use`
+    /// `chat_template` of `tokenizer_config.json`; text, or a list: `default` is taken, and `tool_use`
     /// for conversations with tools, which may also be in `additional_chat_templates`. `None` if there is none.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ pub(crate) use limits::{KeyNames, Origin, Sizes};
 pub(crate) use rope::{RopeScaling, Rotary};
 pub(crate) use tensors::{Experts, Fused, Qkv, Tensors};
 
-use djinn_srg::Gelu;
+use djinn_srg::GeluForm;
 
 /// A decoder-only transformer.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,7 +80,7 @@ pub(crate) enum Mlp {
     /// `down(silu(gate) * up)`.
     SwiGlu,
     /// `down(gelu(up))`.
-    Gelu(Gelu),
+    Gelu(GeluForm),
     /// `chosen` of `count` SwiGLUs for each row, by a router's softmax (Jiang et al. 2024).
     Experts { count: u64, chosen: u64 },
 }

@@ -21,7 +21,7 @@ pub(crate) use gguf::from_gguf;
 use crate::decoder::{Decoder, KeyNames, Norm, NormKind, Origin, Sizes, Window};
 use crate::open::JsonKeys;
 use crate::{Error, Result};
-use djinn_srg::Gelu;
+use djinn_srg::GeluForm;
 
 /// A family, as `config.json` names it.
 pub(crate) struct Family {
@@ -160,11 +160,11 @@ fn norm(keys: &JsonKeys, family: &Family, kind: NormKind, default: f64) -> Resul
 }
 
 /// The function between the products of an MLP without a gate.
-fn gelu(keys: &JsonKeys, key: &str, default: &str) -> Result<Gelu> {
+fn gelu(keys: &JsonKeys, key: &str, default: &str) -> Result<GeluForm> {
     match keys.string(key)?.unwrap_or(default) {
-        "gelu" => Ok(Gelu::Erf),
+        "gelu" => Ok(GeluForm::Erf),
         // transformers calls the same function by these names.
-        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Gelu::Tanh),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(GeluForm::Tanh),
         other => Err(unsupported(format!("{key} {other}"), "supported: gelu, gelu_new, gelu_pytorch_tanh")),
     }
 }

@@ -36,6 +36,7 @@ use crate::{Error, Result};
 use encoder::Encoder;
 use pieces::{Pieces, Scheme};
 use post::Affixes;
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -142,6 +143,7 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode); and [`Error::Tokenizer`] if the parts are not in order.
     pub fn encode_rendered(&self, text: &str, literal: &[Range<usize>]) -> Result<Vec<u32>> {
+        log::trace!(target: "djinn::tokenizer", "encode {} bytes", text.len());
         self.inner.encoder.encode(text, literal)
     }
 
@@ -196,6 +198,13 @@ impl Tokenizer {
     /// Whether this is a special (control) token.
     pub fn is_special(&self, id: u32) -> bool {
         self.inner.pieces.is_special(id)
+    }
+
+    /// The bytes that a token adds to a text that goes on: the bytes of a byte token, spaces for `▁`. `None` for
+    /// special tokens, and for ids that stand for nothing.
+    pub fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
+        let bytes = self.inner.pieces.text_bytes(id);
+        (!self.is_special(id) && !bytes.is_empty()).then_some(bytes)
     }
 
     /// The token that begins a text.

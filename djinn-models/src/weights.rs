@@ -14,7 +14,7 @@ use std::ops::Range;
 pub(crate) enum RowOrder {
     /// As the graph wants them.
     AsStored,
-    /// Heads of `head_rows` rows, in each of which rows `2i` and `2i + 1` are a rotary pair; the graph wants
+    /// Heads of `head_rows` rows. In each, rows `2i` and `2i + 1` are a rotary pair; the graph wants
     /// the pair at `i` and `i + head_rows / 2`. GGUF stores the queries and keys of Llama like this.
     Interleaved {
         /// Rows of a head; even.
@@ -307,7 +307,7 @@ impl CheckpointSource {
                     part.tensor,
                     element / part.shape[1..].last().copied().unwrap_or(1)
                 ),
-                remedy: "use --dtype bf16".to_owned(),
+                remedy: "use `dtype` bf16".to_owned(),
             }),
         }
     }

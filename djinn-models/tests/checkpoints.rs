@@ -2,7 +2,7 @@
 //! parameters that transformers counted, and gives the bytes of its tensors however rows are cut.
 
 use djinn_models::{Location, Model, OpenOptions, TensorFile, open, safetensors::SafetensorsDir};
-use djinn_srg::DType;
+use djinn_srg::{DType, KvPlan};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -56,23 +56,25 @@ fn the_graph_says_what_the_configuration_does() {
         // GPT-2's names and those that came after it.
         let number = |keys: [&str; 2]| keys.iter().find_map(|key| config[key].as_u64()).unwrap();
         let graph = &model.graph;
-        assert_eq!(u64::from(graph.kv.layers), number(["num_hidden_layers", "n_layer"]));
+        let caches: Vec<_> = KvPlan::new(graph).places().collect();
+        assert_eq!(caches.len() as u64, number(["num_hidden_layers", "n_layer"]));
         let divided = number(["hidden_size", "n_embd"]) / number(["num_attention_heads", "n_head"]);
         let head_dim = config["head_dim"].as_u64().unwrap_or(divided);
-        assert_eq!(u64::from(graph.kv.head_dim), head_dim);
+        assert!(caches.iter().all(|cache| u64::from(cache.head_dim) == head_dim));
         assert_eq!(graph.max_context, number(["max_position_embeddings", "n_positions"]), "{variant}");
         assert_eq!(graph.vocab, number(["vocab_size", "vocab_size"]));
         let has = |name: &str| graph.weights().any(|(_, v)| v.name == name);
         assert_eq!(has("unembed.weight"), !config["tie_word_embeddings"].as_bool().unwrap(), "{variant}");
         if named_as_llama(variant) {
-            assert_eq!(u64::from(graph.kv.kv_heads), config["num_key_value_heads"].as_u64().unwrap());
+            let kv_heads = config["num_key_value_heads"].as_u64().unwrap();
+            assert!(caches.iter().all(|cache| u64::from(cache.kv_heads) == kv_heads));
             let biased = config["attention_bias"].as_bool().unwrap_or(false);
             assert_eq!(has("blocks.0.attn.out.bias"), biased, "{variant}");
             assert_eq!(has("blocks.0.attn.qkv.bias"), biased || variant.starts_with("qwen2"), "{variant}");
         }
         let dtype = variant.rsplit('-').next().unwrap();
         for (_, value) in graph.weights().filter(|(_, v)| v.name != "rope.inv_freq") {
-            assert_eq!(value.dtype.name(), dtype, "{variant}: {}", value.name);
+            assert_eq!(value.dtype().name(), dtype, "{variant}: {}", value.name);
         }
     }
 }
@@ -121,12 +123,12 @@ fn rows_equal_the_naive_concatenation_however_they_are_cut() {
         let file = SafetensorsDir::open(directory(variant)).unwrap();
         for (_, value) in model.graph.weights().filter(|(_, v)| v.name != "rope.inv_freq") {
             let [rows, columns] = value.matrix();
-            let mut expected = vec![0; (rows * columns * value.dtype.bytes()) as usize];
+            let mut expected = vec![0; (rows * columns * value.dtype().bytes()) as usize];
             model.source.read_rows(&value.name, 0..rows, &mut expected).unwrap();
             if named_as_llama(variant) {
-                assert!(expected == naive(&file, &tensors(&value.name), value.dtype), "{}", value.name);
+                assert!(expected == naive(&file, &tensors(&value.name), value.dtype()), "{}", value.name);
             }
-            let row_bytes = (columns * value.dtype.bytes()) as usize;
+            let row_bytes = (columns * value.dtype().bytes()) as usize;
             for step in [1, 7, 32, 50, rows] {
                 let mut out = vec![0; expected.len()];
                 for (index, out) in out.chunks_mut(step as usize * row_bytes).enumerate() {

@@ -50,10 +50,10 @@ fn each_file_gives_transformers_logits_and_tokens() {
 fn numbers(model: &Model, name: &str) -> Vec<f32> {
     let (_, value) = model.graph.weights().find(|(_, value)| value.name == name).unwrap();
     let [rows, columns] = value.matrix();
-    let mut bytes = vec![0; (rows * columns * value.dtype.bytes()) as usize];
+    let mut bytes = vec![0; (rows * columns * value.dtype().bytes()) as usize];
     model.source.read_rows(name, 0..rows, &mut bytes).unwrap();
     let halves = || bytes.as_chunks::<2>().0;
-    match value.dtype {
+    match value.dtype() {
         DType::F16 => halves().iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
         DType::BF16 => halves().iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
         _ => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),

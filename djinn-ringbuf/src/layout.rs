@@ -15,7 +15,7 @@ pub use error::LayoutError;
 /// A *pass* copies and uses every slot once, in order; passes follow one another without end. Every pass
 /// uses the same offsets and starts at offset 0, so one pass can be recorded and replayed.
 ///
-/// A copy into a slot overwrites what lay there, so it must wait for its [`Blocker`]. Whoever issues
+/// A copy into a slot overwrites what lay there, so it must wait for its [`Blocker`]. The caller that issues
 /// copies in order, each once its blocker's uses are done, never overwrites bytes that are still needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CyclicLayout {
@@ -71,7 +71,7 @@ impl CyclicLayout {
 
     /// As [`new`](Self::new), but nothing is skipped at the end of the ring: a region that does not fit
     /// before it goes on at offset 0, in two [parts](Self::parts). For comparison with skip-end: a region in
-    /// two parts takes two copies, and whoever needs contiguous bytes must join them elsewhere.
+    /// two parts takes two copies, and a user of contiguous bytes must join them elsewhere.
     ///
     /// # Errors
     /// As `new`.

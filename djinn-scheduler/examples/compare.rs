@@ -3,7 +3,7 @@
 //! `cargo run --release -p djinn-scheduler --example compare [SECONDS [SEED]]`
 
 use djinn_scheduler::policy::Ttl;
-use djinn_scheduler::sim::{Belady, Oracle, Profile, Report, Shape, SimBackend, Span, Workload, simulate};
+use djinn_scheduler::sim::{Belady, Oracle, Profile, Report, RunSpan, Shape, SimBackend, Workload, simulate};
 use djinn_scheduler::{Capacity, CostModel, Registry, Result, Scheduler, Settings};
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ impl Machine {
     }
 }
 
-/// Settings under which nobody is refused for having queued.
+/// Settings under which no session is refused for having queued.
 pub(crate) fn settings(policy: &str) -> Settings {
     let mut settings = Settings { policy: policy.to_owned(), ..Settings::default() };
     settings.rules.queue_timeout = Duration::from_secs(86_400);
@@ -67,7 +67,7 @@ pub(crate) fn settings(policy: &str) -> Settings {
 }
 
 /// Runs one policy: a name of the registry, `always` (swap at every wait) or `belady`.
-pub(crate) fn run(machine: &Machine, policy: &str, workload: &Workload, span: Span) -> Result<Report> {
+pub(crate) fn run(machine: &Machine, policy: &str, workload: &Workload, span: RunSpan) -> Result<Report> {
     let cost = machine.profile.cost;
     let oracle = Oracle::default();
     let chosen = settings(if matches!(policy, "always" | "belady") { "lru" } else { policy });
@@ -128,7 +128,7 @@ fn print(title: &str, reports: &[Report]) {
 /// The most agents, in eights, that hold 1.5 times the latency of one alone.
 #[allow(dead_code, reason = "a test includes this file for the machines and for `run`")]
 fn density(machine: &Machine, policy: &str, seed: u64) -> Result<u32> {
-    let span = Span { warm_up: Duration::from_secs(60), end: Duration::from_secs(360) };
+    let span = RunSpan { warm_up: Duration::from_secs(60), end: Duration::from_secs(360) };
     let p99 = |agents| {
         let workload = Workload::closed_loop(&Shape::thinkers(8), agents, Duration::from_secs(15), seed);
         run(machine, policy, &workload, span).map(|report| report.latency(0.99))
@@ -150,7 +150,7 @@ fn main() -> Result<()> {
         None => default,
     };
     let (seconds, seed) = (number(1, 900).max(10), number(2, 1));
-    let span = Span { warm_up: Duration::from_secs(seconds / 5), end: Duration::from_secs(seconds) };
+    let span = RunSpan { warm_up: Duration::from_secs(seconds / 5), end: Duration::from_secs(seconds) };
     let policies = ["none", "lru", "always", "ttl", "signal", "predicted", "belady"];
 
     let machine = Machine::llama_2_7b();
@@ -168,7 +168,7 @@ fn main() -> Result<()> {
     }
 
     let workload = Workload::poisson(&Shape::thinkers(2), 80, 0.2, seed);
-    let whole = Span { warm_up: Duration::ZERO, end: Duration::from_secs(86_400) };
+    let whole = RunSpan { warm_up: Duration::ZERO, end: Duration::from_secs(86_400) };
     let reports: Result<Vec<_>> = policies.iter().map(|p| run(&machine, p, &workload, whole)).collect();
     print("80 sessions of two turns, Poisson 0.2/s, think U(10, 20) s, 2,048 tokens; 48 fit", &reports?);
 

@@ -1,9 +1,10 @@
 //! A backend of one's own, chosen by name: steps of fixed length, copies at once. An engine's backend has the
 //! same three calls: begin a plan, say when to look, say what has ended.
 
-use djinn_scheduler::sim::{Report, Shape, Span, Workload, simulate};
+use djinn_scheduler::sim::{Report, RunSpan, Shape, Workload, simulate};
 use djinn_scheduler::{
-    Backend, Completion, CopyOutcome, Entry, Plan, Registry, Result, SessionId, State, TurnEnd, conformance,
+    Backend, Completion, CopyOutcome, Plan, Registry, Result, ScheduledSession, SessionId, State, TurnEnd,
+    conformance,
 };
 use std::time::Duration;
 
@@ -22,8 +23,8 @@ impl Backend for Metronome {
     fn submit(&mut self, plan: &Plan, state: &State, now: Duration) {
         let moved = plan.swap_out.iter().chain(&plan.swap_in);
         self.copies.extend(moved.map(|copy| (now, CopyOutcome { session: copy.session, ok: true })));
-        let over = |entry: &&Entry| {
-            let yields = !matches!(entry, Entry::Prefill { last: false, .. });
+        let over = |entry: &&ScheduledSession| {
+            let yields = !matches!(entry, ScheduledSession::Prefill { last: false, .. });
             let session = state.session(entry.session());
             yields && session.is_some_and(|session| session.generated + 1 >= session.max_tokens)
         };
@@ -55,7 +56,7 @@ pub(crate) fn run() -> Result<Report> {
     let mut shape = Shape::thinkers(2);
     (shape.first_prompt, shape.max_context) = (djinn_scheduler::sim::Distribution::Fixed(100.0), 512);
     let workload = Workload::closed_loop(&shape, 1, Duration::ZERO, 1);
-    let span = Span { warm_up: Duration::ZERO, end: Duration::from_secs(120) };
+    let span = RunSpan { warm_up: Duration::ZERO, end: Duration::from_secs(120) };
     Ok(simulate(scheduler, backend, &workload, span, None))
 }
 

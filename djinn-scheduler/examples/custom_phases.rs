@@ -28,7 +28,7 @@ impl PhaseHandler for Gentle {
 /// The rows of the steps in which one session decodes and another comes with a long prompt.
 pub(crate) fn run() -> Result<Vec<u64>> {
     let mut registry = Registry::default();
-    registry.handler("gentle", |_| Box::new(Gentle));
+    registry.handler("gentle", || Box::new(Gentle));
     let settings = registry.toml("[scheduler]\nprefill = \"gentle\"\n")?;
     let (capacity, cost) = conformance::small_machine();
     let mut scheduler = registry.scheduler(&settings, capacity, cost)?;

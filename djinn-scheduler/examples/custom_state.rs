@@ -37,7 +37,7 @@ impl StateKeeper for Windowed {
 /// one can have them then.
 pub(crate) fn run() -> Result<(u32, bool)> {
     let mut registry = Registry::default();
-    registry.keeper("windowed", |_| Box::new(Windowed { window: 256 }));
+    registry.keeper("windowed", || Box::new(Windowed { window: 256 }));
     let settings = registry.yaml("scheduler: {state: windowed, policy: lru}")?;
     let (capacity, cost) = conformance::small_machine();
     let capacity = Capacity { device_pages: 20, host_pages: 0, ..capacity };
@@ -48,8 +48,11 @@ pub(crate) fn run() -> Result<(u32, bool)> {
     let mut held = 0;
     for at in 0..40 {
         let plan = scheduler.schedule(Duration::from_millis(at));
-        held = scheduler.state().session(long.id).map_or(0, |session| session.device_pages);
-        let last = plan.batch.iter().any(|e| matches!(e, djinn_scheduler::Entry::Prefill { last: true, .. }));
+        held = scheduler.state().session(long.id).map_or(0, |session| session.device_pages());
+        let last = plan
+            .batch
+            .iter()
+            .any(|e| matches!(e, djinn_scheduler::ScheduledSession::Prefill { last: true, .. }));
         let ended = if last { vec![(long.id, TurnEnd::ToolCall { tool: None })] } else { Vec::new() };
         let outcome = Outcome { ended, ..Outcome::default() };
         scheduler.on_completed(&plan, &outcome, Duration::from_millis(at));

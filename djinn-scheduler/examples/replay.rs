@@ -1,6 +1,6 @@
 //! Replays a trace in either CSV format: `… --example replay FILE [POLICY]`.
 
-use djinn_scheduler::sim::{Profile, SimBackend, Span, parse_azure, parse_tracelab, simulate};
+use djinn_scheduler::sim::{Profile, RunSpan, SimBackend, parse_azure, parse_tracelab, simulate};
 use djinn_scheduler::{Capacity, CostModel, Registry, Settings};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn replay(text: &str, policy: &str) -> Result<String, Box<dyn std::error::Error>
     let settings = Settings { policy: policy.to_owned(), ..Settings::default() };
     let scheduler = Registry::default().scheduler(&settings, capacity, cost)?;
     let profile = Profile::roofline(cost, 64, 16e9, 3.4e12, Duration::from_millis(5));
-    let span = Span { warm_up: Duration::ZERO, end: Duration::from_secs(86_400) };
+    let span = RunSpan { warm_up: Duration::ZERO, end: Duration::from_secs(86_400) };
     let report = simulate(scheduler, Box::new(SimBackend::new(profile)?), &workload, span, None);
     Ok(format!(
         "{}: {} sessions, {} finished, {} refused in {:.1} s; {:.1} tokens/s; turns P50 {:.2} s, P99 {:.2} s; \

@@ -28,12 +28,8 @@ pub trait Backend: fmt::Debug + Send {
 pub struct Completion {
     /// If the step ended: the sessions whose turn ended with it.
     pub step: Option<Vec<(SessionId, TurnEnd)>>,
-    /// With a step that ended: prompt tokens found in a cache of prefixes, as in [`Outcome`](crate::Outcome).
-    pub found: Vec<(SessionId, u64)>,
     /// Copies that ended.
     pub copies: Vec<CopyOutcome>,
-    /// Device pages held beside those of sessions, for [`Scheduler::reserve`](crate::Scheduler::reserve).
-    pub held: u32,
     /// The backend is broken, and why: nothing that is under way will end.
     pub failure: Option<String>,
 }

@@ -1,15 +1,16 @@
 //! What every eviction policy must satisfy, to be run by the tests of those who write one.
 
 use crate::cost::CostModel;
-use crate::handler::{Chunked, Single};
-use crate::keeper::Tiered;
-use crate::plan::{CopyOutcome, Entry, Outcome, TurnEnd};
+use crate::handler::{ChunkedPrefill, DecodeOne};
+use crate::keeper::SpillToHost;
+use crate::plan::{CopyOutcome, Outcome, ScheduledSession, TurnEnd};
 use crate::policy::EvictionPolicy;
 use crate::schedule::{Parts, Rules};
-use crate::scheduler::{Event, Scheduler};
-use crate::session::{Arrival, Residency, SessionId};
-use crate::sim::{Profile, Rng, Shape, SimBackend, Span, Workload, simulate};
+use crate::scheduler::{Scheduler, SessionEvent};
+use crate::session::{Arrival, SessionId};
+use crate::sim::{Profile, Rng, RunSpan, Shape, SimBackend, Workload, simulate};
 use crate::state::Capacity;
+use djinn_pages::Residency;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -31,9 +32,9 @@ pub fn parts(policy: Box<dyn EvictionPolicy>, cost: CostModel) -> Parts {
     let rules = Rules { queue_timeout: Duration::from_secs(5), ..Rules::default() };
     Parts {
         policy,
-        keeper: Box::new(Tiered),
-        prefill: Box::new(Chunked),
-        decode: Box::new(Single),
+        keeper: Box::new(SpillToHost),
+        prefill: Box::new(ChunkedPrefill),
+        decode: Box::new(DecodeOne),
         cost,
         rules,
     }
@@ -66,15 +67,15 @@ fn only_waiting_sessions_are_moved(make: &dyn Fn() -> Box<dyn EvictionPolicy>) {
         let session = |id| before.session(id).expect("a session that moves exists");
         for session in plan.swap_out.iter().map(|copy| session(copy.session)) {
             assert!(session.is_parked(), "{} was moved while it computed", session.id);
-            assert_eq!(session.residency, Residency::Device, "{} was moved from elsewhere", session.id);
+            assert_eq!(session.residency(), Residency::Device, "{} was moved from elsewhere", session.id);
         }
         for session in plan.discard.iter().map(|&id| session(id)) {
             assert!(session.is_parked(), "{} was discarded while it computed", session.id);
-            assert_ne!(session.residency, Residency::Gone, "{} has nothing to discard", session.id);
+            assert_ne!(session.residency(), Residency::Gone, "{} has nothing to discard", session.id);
         }
         // Every other session waits for a tool after its first token.
-        let calls = |entry: &Entry| match *entry {
-            Entry::Prefill { session, last: true, .. } if session.0 % 2 == 0 => Some(session),
+        let calls = |entry: &ScheduledSession| match *entry {
+            ScheduledSession::Prefill { session, last: true, .. } if session.0 % 2 == 0 => Some(session),
             _ => None,
         };
         let ended = plan.batch.iter().filter_map(calls).map(|id| (id, TurnEnd::ToolCall { tool: None }));
@@ -118,7 +119,7 @@ fn run(scheduler: Scheduler, cost: CostModel, workload: &Workload, end: Duration
     let page_tokens = scheduler.state().capacity().page_tokens;
     let profile = Profile::roofline(cost, page_tokens, 10e9, 4e12, Duration::from_millis(1));
     let backend = SimBackend::new(profile).expect("a valid profile");
-    simulate(scheduler, Box::new(backend), workload, Span { warm_up: Duration::ZERO, end }, None)
+    simulate(scheduler, Box::new(backend), workload, RunSpan { warm_up: Duration::ZERO, end }, None)
 }
 
 /// Four times the machine, all waiting: each session finishes or is refused.
@@ -180,10 +181,10 @@ fn misses(policy: Box<dyn EvictionPolicy>, references: &[u64]) -> Option<usize> 
             let arrival = Arrival { id: session, priority: 0, prompt: 250, max_tokens: 1, limit: 1_024 };
             scheduler.arrive(&arrival, now).expect("room to queue");
         } else {
-            let event = Event::NextTurn { prompt: 1, max_tokens: 1 };
+            let event = SessionEvent::NextTurn { prompt: 1, max_tokens: 1 };
             scheduler.event(session, event, now).expect("a waiting session takes a turn");
         }
-        let here = scheduler.state().session(session).map(|s| s.residency) == Some(Residency::Device);
+        let here = scheduler.state().session(session).map(|s| s.residency()) == Some(Residency::Device);
         missed += !here as usize;
         settle(&mut scheduler, session, now);
     }
@@ -202,7 +203,7 @@ fn settle(scheduler: &mut Scheduler, session: SessionId, now: Duration) {
         }
         let over = scheduler.state().session(session).is_some_and(|s| s.in_step > 0 && s.in_step == s.prompt);
         let ended = if over { vec![(session, TurnEnd::ToolCall { tool: None })] } else { Vec::new() };
-        scheduler.on_completed(&plan, &Outcome { ended, copies, ..Outcome::default() }, now);
+        scheduler.on_completed(&plan, &Outcome { ended, copies }, now);
         if over {
             return;
         }

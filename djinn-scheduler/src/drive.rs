@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// What is run, and what of it is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct RunSpan {
     /// Nothing counts before: the machine fills.
     pub warm_up: Duration,
     /// The end. A workload that ends is over earlier.
@@ -35,7 +35,7 @@ pub fn drive(
     backend: &mut dyn Backend,
     clock: &mut dyn Clock,
     workload: &Workload,
-    span: Span,
+    span: RunSpan,
     oracle: Option<&Oracle>,
 ) -> Report {
     let mut run = Run::new(scheduler, backend, clock, workload, span, oracle);
@@ -49,7 +49,7 @@ pub fn simulate(
     scheduler: Scheduler,
     mut backend: Box<dyn Backend>,
     workload: &Workload,
-    span: Span,
+    span: RunSpan,
     oracle: Option<&Oracle>,
 ) -> Report {
     drive(scheduler, &mut *backend, &mut Virtual::default(), workload, span, oracle)

@@ -59,6 +59,12 @@ pub enum Error {
         /// Why.
         why: Refusal,
     },
+    /// The backend is broken: nothing that is under way will end.
+    #[error("{reason}")]
+    Backend {
+        /// Why, as the backend says.
+        reason: String,
+    },
     /// A settings text that cannot be used.
     #[error("line {line}: {field}: {problem}")]
     Settings {
@@ -69,15 +75,13 @@ pub enum Error {
         /// What is wrong, and the remedy.
         problem: String,
     },
-    /// A name that no constructor is registered under.
-    #[error("{field}: there is no `{name}`; known names: {known}")]
-    UnknownName {
-        /// The field of the settings.
-        field: &'static str,
-        /// The name.
-        name: String,
-        /// Names that exist.
-        known: String,
+    /// A field of the settings that cannot be used.
+    #[error("{field}: {problem}")]
+    Setting {
+        /// The field.
+        field: String,
+        /// What is wrong, and the remedy.
+        problem: String,
     },
     /// A machine description that cannot be used.
     #[error("{what}; {remedy}")]

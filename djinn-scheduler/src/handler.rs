@@ -34,9 +34,9 @@ pub trait PhaseHandler: fmt::Debug + Send {
 
 /// Decodes: one token each, before all prefill.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Single;
+pub struct DecodeOne;
 
-impl PhaseHandler for Single {
+impl PhaseHandler for DecodeOne {
     fn name(&self) -> &str {
         "single"
     }
@@ -54,9 +54,9 @@ impl PhaseHandler for Single {
 /// the context ends in, or the prompt's shorter rest, enters a step entirely or not at all. So a context that
 /// was discarded is computed again in the pieces that it had, and a prefix is whole chunks.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Chunked;
+pub struct ChunkedPrefill;
 
-impl PhaseHandler for Chunked {
+impl PhaseHandler for ChunkedPrefill {
     fn name(&self) -> &str {
         "chunked"
     }

@@ -15,7 +15,7 @@ pub trait StateKeeper: fmt::Debug + Send {
         capacity.pages(tokens)
     }
 
-    /// What is done with a session on the device of which the policy says `wish`, or whose pages others
+    /// What is done with a session on the device when the policy says `wish` of it, or when its pages others
     /// demand (`pressing`). A swap takes `pages(context)` of `view.host_free`; when `pressing`, an
     /// answer of `Keep` means that the next candidate is asked.
     fn place(&self, view: &View<'_>, session: &Session, wish: Decision, pressing: bool) -> Decision;
@@ -23,9 +23,9 @@ pub trait StateKeeper: fmt::Debug + Send {
 
 /// The default: to the host while it has room and copies work; otherwise, under demand, recompute.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tiered;
+pub struct SpillToHost;
 
-impl StateKeeper for Tiered {
+impl StateKeeper for SpillToHost {
     fn name(&self) -> &str {
         "tiered"
     }

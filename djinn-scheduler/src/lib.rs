@@ -9,17 +9,20 @@
 //!   [`on_completed`](Scheduler::on_completed) books what came of it, [`signal`](Scheduler::signal) takes hints.
 //! - Four seams, each a trait with a default, chosen by name from [`Settings`] through a [`Registry`]:
 //!   [`EvictionPolicy`], [`StateKeeper`], [`PhaseHandler`], [`Backend`].
-//! - [`drive()`]: clients, scheduler and backend in simulated time or in the machine's, the only place with a clock.
+//! - [`EventLoop`]: a scheduler and its backend, pumped by what serves sessions.
+//! - [`drive()`]: workloads through that loop, in simulated time or in the machine's, the only place with a clock.
 //! - [`sim`]: discrete events, workloads, traces, reports, and Belady's MIN as the bound.
 //! - [`conformance`]: what every policy must satisfy.
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod answer;
 mod backend;
 pub mod conformance;
 mod cost;
 mod drive;
 mod error;
+mod event_loop;
 mod handler;
 mod keeper;
 mod phase;
@@ -34,19 +37,23 @@ mod signal;
 pub mod sim;
 mod state;
 
+pub use djinn_pages::{BlockTable, PageName, Pages, Residency};
+
+pub use answer::{SignalAnswer, SignalOutcome};
 pub use backend::{Backend, Completion};
 pub use cost::CostModel;
-pub use drive::{Clock, Span, Virtual, WallClock, drive};
+pub use drive::{Clock, RunSpan, Virtual, WallClock, drive};
 pub use error::{Error, Result};
-pub use handler::{Chunked, PhaseHandler, Single, StepRoom};
-pub use keeper::{StateKeeper, Tiered};
+pub use event_loop::{EventLoop, Pumped};
+pub use handler::{ChunkedPrefill, DecodeOne, PhaseHandler, StepRoom};
+pub use keeper::{SpillToHost, StateKeeper};
 pub use phase::{EventKind, Next, Phase, table, transition};
-pub use plan::{CopyOutcome, Entry, Grant, Move, Outcome, Plan, Refusal, TurnEnd};
+pub use plan::{CopyOutcome, Grant, Move, Outcome, Plan, Refusal, ScheduledSession, TurnEnd};
 pub use policy::{Decision, EvictionPolicy, Verdict, View, Why};
-pub use registry::Registry;
+pub use registry::{NoConstants, Registry};
 pub use schedule::{Parts, Rules, schedule};
-pub use scheduler::{Event, Scheduler};
-pub use session::{Arrival, Residency, Session, SessionId, Wait};
-pub use settings::Settings;
-pub use signal::{Signal, SignalAnswer, SignalOutcome};
+pub use scheduler::{Scheduler, SessionEvent};
+pub use session::{Arrival, Session, SessionId, Wait};
+pub use settings::{Constants, Settings};
+pub use signal::Signal;
 pub use state::{Capacity, State};

@@ -18,7 +18,7 @@ pub enum Phase {
     IoWait,
     /// Held at a breakpoint or by its user.
     Paused,
-    /// Between turns, and nobody said for how long.
+    /// Between turns, for a time that is not known.
     Idle,
 }
 
@@ -55,6 +55,8 @@ pub enum EventKind {
     ToolCall,
     /// The turn ended.
     Finish,
+    /// The client ends the turn, and the session lives on.
+    EndTurn,
     /// The client says that the session waits for a tool.
     SignalIoWait,
     /// The client says that the session is about to compute.
@@ -63,6 +65,8 @@ pub enum EventKind {
     SignalIdle,
     /// Another prompt came.
     NextTurn,
+    /// The latest tokens are forgotten.
+    Rollback,
     /// Hold it.
     Pause,
     /// Let it go on.
@@ -77,15 +81,17 @@ pub enum EventKind {
 
 impl EventKind {
     /// All events.
-    pub const ALL: [EventKind; 13] = [
+    pub const ALL: [EventKind; 15] = [
         EventKind::Arrive,
         EventKind::PromptDone,
         EventKind::ToolCall,
         EventKind::Finish,
+        EventKind::EndTurn,
         EventKind::SignalIoWait,
         EventKind::SignalCompute,
         EventKind::SignalIdle,
         EventKind::NextTurn,
+        EventKind::Rollback,
         EventKind::Pause,
         EventKind::Resume,
         EventKind::StateLost,
@@ -99,6 +105,8 @@ impl EventKind {
 pub enum Next {
     /// The session goes to this phase.
     To(Phase),
+    /// The session stays paused, and goes on in this phase.
+    Later(Phase),
     /// The session goes back to what it did before it was paused; `Decode` becomes `Prefill` where its
     /// state is gone.
     Back,
@@ -117,7 +125,7 @@ pub enum Next {
 /// The table: what `event` does to a session in phase `from`; `None` is a session that does not exist.
 pub fn transition(from: Option<Phase>, event: EventKind) -> Next {
     use EventKind as E;
-    use Next::{Back, Deferred, Ended, Missing, Rejected, Stay, To};
+    use Next::{Back, Deferred, Ended, Later, Missing, Rejected, Stay, To};
     let Some(phase) = from else {
         return if event == E::Arrive { To(Phase::Prefill) } else { Missing };
     };
@@ -128,6 +136,11 @@ pub fn transition(from: Option<Phase>, event: EventKind) -> Next {
         (Phase::Prefill, E::PromptDone) => To(Phase::Decode),
         (Phase::Decode, E::ToolCall) => To(Phase::IoWait),
         (Phase::Decode, E::Finish) => To(Phase::Idle),
+        (Phase::Prefill | Phase::Decode, E::EndTurn) => To(Phase::Idle),
+        (Phase::Paused, E::PromptDone) => Later(Phase::Decode),
+        (Phase::Paused, E::ToolCall) => Later(Phase::IoWait),
+        (Phase::Paused, E::Finish | E::EndTurn) => Later(Phase::Idle),
+        (Phase::IoWait | Phase::Idle, E::EndTurn) => Stay,
         (_, E::PromptDone | E::ToolCall | E::Finish) => Rejected,
 
         (Phase::Prefill | Phase::Decode, E::SignalCompute) => Stay,
@@ -138,7 +151,8 @@ pub fn transition(from: Option<Phase>, event: EventKind) -> Next {
         (Phase::IoWait | Phase::Idle, E::SignalIoWait | E::SignalCompute | E::SignalIdle) => Stay,
 
         (Phase::IoWait | Phase::Idle, E::NextTurn) => To(Phase::Prefill),
-        (_, E::NextTurn) => Rejected,
+        (Phase::IoWait | Phase::Idle, E::Rollback) => Stay,
+        (_, E::NextTurn | E::Rollback) => Rejected,
 
         (Phase::Paused, E::Pause) => Stay,
         (_, E::Pause) => To(Phase::Paused),
@@ -163,6 +177,7 @@ pub fn table() -> String {
         for column in columns.clone() {
             let cell = match transition(column, event) {
                 Next::To(phase) => format!("-> {phase}"),
+                Next::Later(phase) => format!("=> {phase}"),
                 other => format!("{other:?}").to_lowercase(),
             };
             text += &format!("| {cell:<10}");

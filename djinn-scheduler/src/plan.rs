@@ -1,6 +1,7 @@
 //! What the scheduler decides, and what came of it. One plan type for every policy.
 
 use crate::session::SessionId;
+use djinn_pages::{Duplicate, PageCopies};
 use std::fmt;
 use std::time::Duration;
 
@@ -13,9 +14,11 @@ pub struct Plan {
     /// Number of the plan, from 1.
     pub id: u64,
     /// Rows of the step, decodes first.
-    pub batch: Vec<Entry>,
-    /// Device pages that sessions get in addition, before the step.
+    pub batch: Vec<ScheduledSession>,
+    /// Device pages that sessions get, before the step.
     pub grants: Vec<Grant>,
+    /// Shared pages that sessions of the step write to, and are copied before it.
+    pub duplicates: Vec<Duplicate>,
     /// Sessions whose pages are copied to the host.
     pub swap_out: Vec<Move>,
     /// Sessions whose pages are copied to the device.
@@ -49,7 +52,7 @@ impl Plan {
 
 /// One session's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum ScheduledSession {
     /// A run of prompt tokens. The prompt's last token yields the first generated one.
     Prefill {
         /// The session.
@@ -66,39 +69,45 @@ pub enum Entry {
     },
 }
 
-impl Entry {
+impl ScheduledSession {
     /// The session.
     pub fn session(&self) -> SessionId {
         match *self {
-            Entry::Prefill { session, .. } | Entry::Decode { session } => session,
+            ScheduledSession::Prefill { session, .. } | ScheduledSession::Decode { session } => session,
         }
     }
 
     /// Tokens: rows of the step.
     pub fn tokens(&self) -> u64 {
         match *self {
-            Entry::Prefill { tokens, .. } => tokens,
-            Entry::Decode { .. } => 1,
+            ScheduledSession::Prefill { tokens, .. } => tokens,
+            ScheduledSession::Decode { .. } => 1,
         }
     }
 }
 
-/// Device pages for a session in addition to those that it holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Device pages for a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The session.
     pub session: SessionId,
-    /// Pages, at least 1.
+    /// Pages that it has with them.
     pub pages: u32,
+    /// Tokens of its prompt that others computed, and whose pages it has from now on.
+    pub found: u64,
+    /// Pages that hold nothing yet.
+    pub fresh: Vec<u32>,
 }
 
 /// A copy of a session's pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The session.
     pub session: SessionId,
-    /// Pages with content.
+    /// Pages that are copied.
     pub pages: u32,
+    /// Which pages go where.
+    pub way: PageCopies,
 }
 
 /// Why a session is refused.
@@ -161,10 +170,6 @@ pub enum TurnEnd {
 /// What came of a plan's step. Entries of the batch that it does not name go on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Sessions of the batch of whose prompt more is on the device than the step computed: so many further
-    /// tokens were found in a cache of prefixes. The prompt's last token is never one of them. Booked before
-    /// `ended`.
-    pub found: Vec<(SessionId, u64)>,
     /// Sessions of the batch whose turn ended with this step.
     pub ended: Vec<(SessionId, TurnEnd)>,
     /// Copies, of this plan or of earlier ones, that ended.

@@ -8,13 +8,15 @@ mod ttl;
 mod waits;
 mod weighed;
 
-pub use learned::Learned;
+pub use learned::LearnedWaits;
 pub use lru::Lru;
-pub use never::Never;
-pub use signal::Told;
+pub use never::NeverEvict;
+pub use signal::SignalledWaits;
 pub use ttl::Ttl;
+pub(crate) use ttl::TtlSettings;
 pub use waits::Waits;
-pub use weighed::{Forecast, Weighed, Weights};
+pub(crate) use weighed::WeighedSettings;
+pub use weighed::{CostPolicy, Forecast, Weights};
 
 use crate::cost::CostModel;
 use crate::session::{Session, Wait};
@@ -24,10 +26,10 @@ use std::fmt;
 use std::time::Duration;
 
 /// The policy `signal`: weighs by what clients say.
-pub type Signalled = Weighed<Told>;
+pub type SignalPolicy = CostPolicy<SignalledWaits>;
 
 /// The policy `predicted`: as `signal`, with waits learned online per tool.
-pub type Predicted = Weighed<Learned>;
+pub type PredictedPolicy = CostPolicy<LearnedWaits>;
 
 /// What a policy may look at.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +65,7 @@ pub struct Verdict {
     pub decision: Decision,
     /// Why.
     pub why: Why,
-    /// With `Keep`, at the beginning of a wait: so long nobody's demand takes the pages. The rules bound it.
+    /// With `Keep`, at the beginning of a wait: for this time no demand takes the pages. The rules bound it.
     pub lease: Duration,
     /// With `Keep`: when the word may change with nothing but time passing.
     pub review: Option<Duration>,
@@ -88,7 +90,7 @@ pub enum Why {
     NeverEvicts,
     /// The policy moves only on demand.
     OnDemandOnly,
-    /// Nobody needs the pages.
+    /// No session needs the pages.
     NoPressure,
     /// The wait is shorter than it pays to move for.
     Short {
@@ -120,7 +122,7 @@ pub enum Why {
     NotOnDevice,
     /// The session computes.
     Computing,
-    /// The host is full and nobody queues.
+    /// The host is full and no session queues.
     HostFull,
     /// There is no such session.
     Missing,

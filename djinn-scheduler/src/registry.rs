@@ -3,22 +3,31 @@
 use crate::backend::Backend;
 use crate::cost::CostModel;
 use crate::error::{Error, Result};
-use crate::handler::{Chunked, PhaseHandler, Single};
-use crate::keeper::{StateKeeper, Tiered};
-use crate::policy::{EvictionPolicy, Learned, Lru, Never, Told, Ttl, Weighed};
+use crate::handler::{ChunkedPrefill, DecodeOne, PhaseHandler};
+use crate::keeper::{SpillToHost, StateKeeper};
+use crate::policy::{
+    EvictionPolicy, LearnedWaits, Lru, NeverEvict, SignalledWaits, Ttl, TtlSettings, WeighedSettings,
+};
 use crate::schedule::Parts;
 use crate::scheduler::Scheduler;
-use crate::settings::{self, Settings};
+use crate::settings::{self, Constants, Settings};
 use crate::state::Capacity;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt;
 
-type Make<T> = Box<dyn Fn(&Settings) -> Box<T> + Send + Sync>;
+type Make<T> = Box<dyn Fn() -> Box<T> + Send + Sync>;
+type MakePolicy = Box<dyn Fn(&mut Constants) -> Result<Box<dyn EvictionPolicy>> + Send + Sync>;
 type MakeBackend = Box<dyn Fn(&Capacity, &CostModel) -> Box<dyn Backend> + Send + Sync>;
+
+/// The fields of a policy that reads none.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct NoConstants {}
 
 /// Constructors by name. The default has this crate's own parts; a name registered again replaces them.
 pub struct Registry {
-    policies: BTreeMap<String, Make<dyn EvictionPolicy>>,
+    policies: BTreeMap<String, MakePolicy>,
     keepers: BTreeMap<String, Make<dyn StateKeeper>>,
     handlers: BTreeMap<String, Make<dyn PhaseHandler>>,
     backends: BTreeMap<String, MakeBackend>,
@@ -43,33 +52,40 @@ impl Default for Registry {
             handlers: BTreeMap::new(),
             backends: BTreeMap::new(),
         };
-        registry.policy("none", |_| Box::new(Never));
-        registry.policy("lru", |_| Box::new(Lru));
-        registry.policy("ttl", |settings| Box::new(Ttl::new(settings.ttl)));
-        registry.policy("signal", |s| Box::new(Weighed::new(Told::new(s.default_wait), s.weights)));
-        registry.policy("predicted", |s| Box::new(Weighed::new(Learned::new(s.default_wait), s.weights)));
-        registry.keeper("tiered", |_| Box::new(Tiered));
-        registry.handler("chunked", |_| Box::new(Chunked));
-        registry.handler("single", |_| Box::new(Single));
+        registry.policy("none", |_: NoConstants| Box::new(NeverEvict));
+        registry.policy("lru", |_: NoConstants| Box::new(Lru));
+        registry.policy("ttl", |settings: TtlSettings| Box::new(Ttl::from(settings)));
+        registry.policy("signal", |s: WeighedSettings| Box::new(s.policy(SignalledWaits::new)));
+        registry.policy("predicted", |s: WeighedSettings| Box::new(s.policy(LearnedWaits::new)));
+        registry.keeper("tiered", || Box::new(SpillToHost));
+        registry.handler("chunked", || Box::new(ChunkedPrefill));
+        registry.handler("single", || Box::new(DecodeOne));
         registry.backend("sim", crate::sim::SimBackend::from_costs);
         registry
     }
 }
 
 impl Registry {
-    /// Registers an eviction policy.
-    pub fn policy<F>(&mut self, name: &str, make: F) -> &mut Self
+    /// Registers an eviction policy. `C` is a struct of the fields that it reads of the settings, [`NoConstants`] if there
+    /// are none.
+    pub fn policy<C, F>(&mut self, name: &str, make: F) -> &mut Self
     where
-        F: Fn(&Settings) -> Box<dyn EvictionPolicy> + Send + Sync + 'static,
+        C: DeserializeOwned,
+        F: Fn(C) -> Box<dyn EvictionPolicy> + Send + Sync + 'static,
     {
-        self.policies.insert(name.to_owned(), Box::new(make));
+        self.policies.insert(name.to_owned(), Box::new(move |constants| constants.take().map(&make)));
         self
+    }
+
+    /// The names of the policies, in alphabetical order.
+    pub fn policies(&self) -> impl Iterator<Item = &str> {
+        self.policies.keys().map(String::as_str)
     }
 
     /// Registers a state keeper.
     pub fn keeper<F>(&mut self, name: &str, make: F) -> &mut Self
     where
-        F: Fn(&Settings) -> Box<dyn StateKeeper> + Send + Sync + 'static,
+        F: Fn() -> Box<dyn StateKeeper> + Send + Sync + 'static,
     {
         self.keepers.insert(name.to_owned(), Box::new(make));
         self
@@ -78,7 +94,7 @@ impl Registry {
     /// Registers a phase handler.
     pub fn handler<F>(&mut self, name: &str, make: F) -> &mut Self
     where
-        F: Fn(&Settings) -> Box<dyn PhaseHandler> + Send + Sync + 'static,
+        F: Fn() -> Box<dyn PhaseHandler> + Send + Sync + 'static,
     {
         self.handlers.insert(name.to_owned(), Box::new(make));
         self
@@ -93,39 +109,51 @@ impl Registry {
         self
     }
 
-    /// The parts that settings choose.
+    /// The parts that settings choose. Fields that the policy does not read are left to others.
+    ///
+    /// # Errors
+    /// A name that does not exist, a constant of the policy that is none.
     pub fn parts(&self, settings: &Settings, cost: CostModel) -> Result<Parts> {
         Ok(Parts {
-            policy: find(&self.policies, "policy", &settings.policy)?(settings),
-            keeper: find(&self.keepers, "state", &settings.state)?(settings),
-            prefill: find(&self.handlers, "prefill", &settings.prefill)?(settings),
-            decode: find(&self.handlers, "decode", &settings.decode)?(settings),
+            policy: find(&self.policies, "policy", &settings.policy)?(&mut settings.constants.clone())?,
+            keeper: find(&self.keepers, "state", &settings.state)?(),
+            prefill: find(&self.handlers, "prefill", &settings.prefill)?(),
+            decode: find(&self.handlers, "decode", &settings.decode)?(),
             cost,
             rules: settings.rules,
         })
     }
 
-    /// Reads settings from YAML, and checks that the names in them exist.
+    /// Reads settings from YAML, and checks that the names in them exist and that each field is read.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] has the line, the field and the remedy.
     pub fn yaml(&self, text: &str) -> Result<Settings> {
-        self.checked(text, Settings::from_yaml(text)?)
-    }
-
-    /// Reads settings from TOML, and checks that the names in them exist.
-    pub fn toml(&self, text: &str) -> Result<Settings> {
-        self.checked(text, Settings::from_toml(text)?)
-    }
-
-    fn checked(&self, text: &str, settings: Settings) -> Result<Settings> {
-        let exist = || {
-            find(&self.policies, "policy", &settings.policy)?;
-            find(&self.keepers, "state", &settings.state)?;
-            find(&self.handlers, "prefill", &settings.prefill)?;
-            find(&self.handlers, "decode", &settings.decode)?;
-            let backend = settings.backend.as_ref();
-            backend.map_or(Ok(()), |name| find(&self.backends, "backend", name).map(|_| ()))
-        };
-        exist().map_err(|error| settings::at_its_line(text, error))?;
+        let settings = Settings::from_yaml(text)?;
+        self.check(&settings).map_err(|error| settings::at_its_line(text, error))?;
         Ok(settings)
+    }
+
+    /// Reads settings from TOML, as [`yaml`](Self::yaml) does.
+    ///
+    /// # Errors
+    /// As [`yaml`](Self::yaml).
+    pub fn toml(&self, text: &str) -> Result<Settings> {
+        let settings = Settings::from_toml(text)?;
+        self.check(&settings).map_err(|error| settings::at_its_line(text, error))?;
+        Ok(settings)
+    }
+
+    fn check(&self, settings: &Settings) -> Result<()> {
+        find(&self.keepers, "state", &settings.state)?;
+        find(&self.handlers, "prefill", &settings.prefill)?;
+        find(&self.handlers, "decode", &settings.decode)?;
+        if let Some(name) = &settings.backend {
+            find(&self.backends, "backend", name)?;
+        }
+        let mut constants = settings.constants.clone();
+        find(&self.policies, "policy", &settings.policy)?(&mut constants)?;
+        constants.expect_none(&settings.policy)
     }
 
     /// A scheduler as settings choose it.
@@ -152,6 +180,9 @@ fn names<T>(map: &BTreeMap<String, T>) -> Vec<&str> {
 fn find<'a, T>(map: &'a BTreeMap<String, T>, field: &'static str, name: &str) -> Result<&'a T> {
     map.get(name).ok_or_else(|| {
         let known = names(map).join(", ");
-        Error::UnknownName { field, name: name.to_owned(), known }
+        Error::Setting {
+            field: field.to_owned(),
+            problem: format!("there is no `{name}`; known names: {known}"),
+        }
     })
 }

@@ -76,7 +76,6 @@ pub fn schedule(state: &State, parts: &Parts, now: Duration) -> Plan {
     draft.headroom();
     draft.evict();
     draft.preempt();
-    draft.release_shared();
     draft.fill();
     draft.finish()
 }

@@ -3,19 +3,21 @@
 #[cfg(test)]
 mod tests;
 
+use crate::answer::{SignalAnswer, SignalOutcome};
 use crate::error::{Error, Result};
 use crate::phase::{EventKind, Next, Phase, transition};
-use crate::plan::{CopyOutcome, Outcome, Plan, Refusal, TurnEnd};
+use crate::plan::{CopyOutcome, Outcome, Plan, Refusal, ScheduledSession, TurnEnd};
 use crate::policy::{Decision, Verdict, View, Why};
 use crate::schedule::{Parts, schedule};
-use crate::session::{Arrival, Residency, Session, SessionId, Wait};
-use crate::signal::{Signal, SignalAnswer, SignalOutcome};
+use crate::session::{Arrival, Session, SessionId, Wait};
+use crate::signal::Signal;
 use crate::state::{Capacity, State};
+use djinn_pages::{PageName, Residency};
 use std::time::Duration;
 
 /// What a client does with a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum SessionEvent {
     /// Another turn.
     NextTurn {
         /// Tokens to prefill, at least 1. The last token of the turn before is one of them: it was generated,
@@ -24,6 +26,13 @@ pub enum Event {
         /// Tokens that the turn may generate, at least 1.
         max_tokens: u64,
     },
+    /// The latest tokens of a session that waits are forgotten. Its pages are given up if they are not on the device.
+    Rollback {
+        /// The first tokens, which stay.
+        tokens: u64,
+    },
+    /// The turn ends, now or with the step that the session is in, as if with the last token; the session waits.
+    EndTurn,
     /// Hold the session; a step that it is in still counts.
     Pause,
     /// Let it go on.
@@ -34,14 +43,16 @@ pub enum Event {
     End,
 }
 
-impl Event {
+impl SessionEvent {
     fn kind(&self) -> EventKind {
         match self {
-            Event::NextTurn { .. } => EventKind::NextTurn,
-            Event::Pause => EventKind::Pause,
-            Event::Resume => EventKind::Resume,
-            Event::Abort => EventKind::Abort,
-            Event::End => EventKind::End,
+            SessionEvent::NextTurn { .. } => EventKind::NextTurn,
+            SessionEvent::Rollback { .. } => EventKind::Rollback,
+            SessionEvent::EndTurn => EventKind::EndTurn,
+            SessionEvent::Pause => EventKind::Pause,
+            SessionEvent::Resume => EventKind::Resume,
+            SessionEvent::Abort => EventKind::Abort,
+            SessionEvent::End => EventKind::End,
         }
     }
 }
@@ -69,12 +80,6 @@ impl Scheduler {
         &self.state
     }
 
-    /// Says how many device pages the executor holds beside those of sessions: pages that parked sessions share
-    /// with others, for instance, and that stay. They count as not free until the next call.
-    pub fn reserve(&mut self, pages: u32) {
-        self.state.reserve(pages);
-    }
-
     /// The parts that decide.
     pub fn parts(&self) -> &Parts {
         &self.parts
@@ -82,6 +87,24 @@ impl Scheduler {
 
     /// A session comes, with its first turn.
     pub fn arrive(&mut self, arrival: &Arrival, now: Duration) -> Result<()> {
+        self.arrive_from(None, arrival, now)
+    }
+
+    /// A session comes whose prompt begins with all tokens of `parent`. It begins with the pages that this one has on
+    /// the device, and waits for no room until it writes.
+    pub fn fork(&mut self, parent: SessionId, arrival: &Arrival, now: Duration) -> Result<()> {
+        self.arrive_from(Some(parent), arrival, now)
+    }
+
+    /// Says what the full pages of a session's tokens hold: pages of equal names are shared. The names are those of
+    /// all its tokens so far, with any turn that is to come.
+    pub fn name_pages(&mut self, id: SessionId, names: Vec<PageName>) {
+        if let Some(session) = self.state.sessions.get_mut(&id) {
+            session.names = names;
+        }
+    }
+
+    fn arrive_from(&mut self, parent: Option<SessionId>, arrival: &Arrival, now: Duration) -> Result<()> {
         let Arrival { id, prompt, max_tokens, limit, .. } = *arrival;
         if self.state.session(id).is_some() {
             return Err(Error::Exists { session: id });
@@ -89,13 +112,17 @@ impl Scheduler {
         check_turn(id, 0, prompt, max_tokens, limit)?;
         let pages = self.parts.keeper.pages(self.state.capacity(), limit);
         let device_pages = self.state.capacity().device_pages;
-        let off = |s: &&Session| s.is_ready() && matches!(s.residency, Residency::Gone | Residency::Host);
+        let off = |s: &&Session| s.is_ready() && matches!(s.residency(), Residency::Gone | Residency::Host);
         let queued = self.state.sessions().filter(off).count();
         let why = match () {
             () if pages > device_pages => Refusal::TooLarge { pages, device_pages },
             () if queued >= self.parts.rules.max_queue => Refusal::QueueFull { queued },
             () => {
-                self.state.sessions.insert(id, Session::new(arrival, now));
+                let mut session = Session::new(arrival, now);
+                if let Some(parent) = parent {
+                    self.state.fork(parent, &mut session);
+                }
+                self.state.sessions.insert(id, session);
                 return Ok(());
             }
         };
@@ -103,43 +130,41 @@ impl Scheduler {
     }
 
     /// Something happens to a session.
-    pub fn event(&mut self, id: SessionId, event: Event, now: Duration) -> Result<()> {
+    pub fn event(&mut self, id: SessionId, event: SessionEvent, now: Duration) -> Result<()> {
         let session = self.state.sessions.get_mut(&id).filter(|session| !session.ending);
         let session = session.ok_or(Error::Missing { session: id })?;
         let kind = event.kind();
-        let next = transition(Some(session.phase), kind);
-        match (next, event) {
+        let allowed = transition(Some(session.phase), kind) != Next::Rejected;
+        if let (SessionEvent::NextTurn { prompt, max_tokens }, true) = (event, allowed) {
+            check_turn(id, session.context + session.prompt, prompt, max_tokens, session.limit)?;
+        }
+        if event == SessionEvent::EndTurn && session.in_step > 0 {
+            session.turn_ends = true;
+            return Ok(());
+        }
+        let phase = session.phase;
+        match (session.apply(kind), event) {
             (Next::Ended, _) => self.state.remove(id),
-            (Next::Rejected, _) => {
-                return Err(Error::NotNow { session: id, phase: session.phase, event: kind });
-            }
-            (_, Event::NextTurn { prompt, max_tokens }) => {
-                check_turn(id, session.context + session.prompt, prompt, max_tokens, session.limit)?;
+            (Next::Rejected, _) => return Err(Error::NotNow { session: id, phase, event: kind }),
+            (_, SessionEvent::NextTurn { prompt, max_tokens }) => {
                 if let Some(wait) = session.wait.take() {
                     self.parts.policy.observe(&wait, wait.elapsed(now));
                 }
                 session.prompt += prompt;
                 (session.max_tokens, session.generated) = (max_tokens, 0);
-                (session.phase, session.ready_since) = (Phase::Prefill, now);
+                session.ready_since = now;
                 (session.prefetched, session.deferred) = (false, None);
             }
-            (Next::To(Phase::Paused), _) => {
-                session.paused_from = Some(session.phase);
-                session.phase = Phase::Paused;
-            }
-            (Next::Back, _) => self.unpause(id, now),
+            (_, SessionEvent::Rollback { tokens }) => self.state.roll_back(id, tokens),
+            (Next::To(_) | Next::Later(_), SessionEvent::EndTurn) => self.begin_idling(id, now),
+            (Next::Back, _) => self.resume(id, now),
             _ => {}
         }
         Ok(())
     }
 
-    fn unpause(&mut self, id: SessionId, now: Duration) {
+    fn resume(&mut self, id: SessionId, now: Duration) {
         let session = self.session_mut(id);
-        session.phase = match session.paused_from.take() {
-            Some(waiting @ (Phase::IoWait | Phase::Idle)) => waiting,
-            _ if session.prompt > 0 => Phase::Prefill,
-            _ => Phase::Decode,
-        };
         if session.phase.is_ready() {
             session.ready_since = now;
         } else {
@@ -173,7 +198,7 @@ impl Scheduler {
                 (SignalOutcome::Deferred, self.verdict(id, now))
             }
             Next::To(_) | Next::Stay => self.apply_signal(id, signal, now),
-            Next::Rejected | Next::Back | Next::Ended | Next::Missing => {
+            Next::Later(_) | Next::Rejected | Next::Back | Next::Ended | Next::Missing => {
                 (SignalOutcome::Rejected, self.verdict(id, now))
             }
         };
@@ -190,6 +215,7 @@ impl Scheduler {
     ) -> (SignalOutcome, Option<Verdict>) {
         let max_wait = self.parts.rules.max_wait;
         let session = self.session_mut(id);
+        session.apply(signal.kind());
         if session.phase.is_ready() {
             return (SignalOutcome::Accepted, None);
         }
@@ -204,14 +230,10 @@ impl Scheduler {
                     }
                     elapsed + told.min(max_wait)
                 });
-                session.phase = Phase::IoWait;
                 (tool, expected)
             }
             Signal::Compute => (session.wait.take().and_then(|wait| wait.tool), Some(elapsed)),
-            Signal::Idle => {
-                session.phase = Phase::Idle;
-                (Some(Wait::IDLE.to_owned()), None)
-            }
+            Signal::Idle => (Some(Wait::IDLE.to_owned()), None),
         };
         session.wait = Some(Wait { tool, since, expected });
         (outcome, self.begin_wait(id, now))
@@ -234,7 +256,7 @@ impl Scheduler {
     /// What the policy says of a session that waits on the device.
     fn verdict(&self, id: SessionId, now: Duration) -> Option<Verdict> {
         let session = self.state.session(id)?;
-        let waits = !session.phase.is_ready() && session.residency == Residency::Device;
+        let waits = !session.phase.is_ready() && session.residency() == Residency::Device;
         waits.then(|| self.parts.policy.verdict(&self.view(now), session))
     }
 
@@ -252,7 +274,7 @@ impl Scheduler {
     ) -> SignalAnswer {
         let session = &self.state.sessions[&id];
         let pages = self.parts.keeper.pages(self.state.capacity(), session.context);
-        let (decision, why) = match (verdict, session.residency) {
+        let (decision, why) = match (verdict, session.residency()) {
             (Some(verdict), _) => {
                 let placed = self.parts.keeper.place(&self.view(now), session, verdict.decision, false);
                 let blocked = placed == Decision::Keep && verdict.decision != Decision::Keep;
@@ -264,7 +286,7 @@ impl Scheduler {
             (None, _) => (Decision::Keep, Why::NotOnDevice),
         };
         let cost = &self.parts.cost;
-        let eta = match (session.residency, decision) {
+        let eta = match (session.residency(), decision) {
             (Residency::Leaving, _) => cost.round_trip(pages),
             (Residency::Host | Residency::Arriving, _) | (_, Decision::Swap) => cost.swap_in(pages),
             (Residency::Gone, _) | (_, Decision::Discard) => cost.recompute(session.context + session.prompt),
@@ -275,7 +297,7 @@ impl Scheduler {
             decision,
             why,
             kv_bytes: cost.bytes(pages),
-            residency: session.residency,
+            residency: session.residency(),
             eta_restore_ms: eta.as_nanos().div_ceil(1_000_000) as u64,
         }
     }
@@ -285,8 +307,8 @@ impl Scheduler {
     /// # Panics
     /// If a step is under way.
     pub fn schedule(&mut self, now: Duration) -> Plan {
-        let plan = schedule(&self.state, &self.parts, now);
-        self.state.begin(&plan, self.parts.rules.lease, now);
+        let mut plan = schedule(&self.state, &self.parts, now);
+        self.state.begin(&mut plan, self.parts.rules.lease, now);
         for &id in &plan.discard {
             self.state_lost(id);
         }
@@ -294,18 +316,15 @@ impl Scheduler {
     }
 
     fn state_lost(&mut self, id: SessionId) {
-        if let Some(session) = self.state.sessions.get_mut(&id)
-            && let Next::To(phase) = transition(Some(session.phase), EventKind::StateLost)
-        {
-            session.phase = phase;
+        if let Some(session) = self.state.sessions.get_mut(&id) {
+            session.apply(EventKind::StateLost);
         }
     }
 
     /// Books the end of a plan's step, and of copies.
     ///
     /// # Panics
-    /// If the plan's step is not under way, or the outcome names a session that was not in it, or more tokens
-    /// found than its prompt has without its last.
+    /// If the plan's step is not under way, or the outcome names a session that was not in it.
     pub fn on_completed(&mut self, plan: &Plan, outcome: &Outcome, now: Duration) {
         assert_eq!(self.state.step, Some(plan.id), "the step that ended is not the one under way");
         self.state.step = None;
@@ -314,20 +333,23 @@ impl Scheduler {
             let session = self.session_mut(entry.session());
             if session.ending {
                 self.state.remove(entry.session());
-            } else if session.prompt == 0
-                && let Next::To(phase) = transition(Some(session.phase), EventKind::PromptDone)
-            {
-                session.phase = phase;
+            } else if session.prompt == 0 {
+                session.apply(EventKind::PromptDone);
             }
         }
         let took_part = |id| plan.batch.iter().any(|entry| entry.session() == id);
-        for &(id, tokens) in &outcome.found {
-            assert!(took_part(id), "{tokens} tokens of {id} were found in plan {} without it", plan.id);
-            self.state.found(id, tokens);
-        }
         for (id, end) in &outcome.ended {
             assert!(took_part(*id), "{id} ended a turn in plan {}, but was not in its step", plan.id);
             self.end_turn(*id, end, now);
+        }
+        for id in plan.batch.iter().map(ScheduledSession::session) {
+            let session = self.state.sessions.get_mut(&id);
+            if session.is_some_and(|session| std::mem::take(&mut session.turn_ends)) {
+                // Its last token may have ended it.
+                if let Next::To(_) | Next::Later(_) = self.session_mut(id).apply(EventKind::EndTurn) {
+                    self.begin_idling(id, now);
+                }
+            }
         }
         self.on_copied(&outcome.copies);
     }
@@ -343,19 +365,31 @@ impl Scheduler {
 
     fn end_turn(&mut self, id: SessionId, end: &TurnEnd, now: Duration) {
         let Some(session) = self.state.sessions.get_mut(&id) else { return };
-        let (phase, tool) = match end {
-            TurnEnd::Failed => return self.state.remove(id),
-            TurnEnd::Finish => (Phase::Idle, Some(Wait::IDLE.to_owned())),
-            TurnEnd::ToolCall { tool } => (Phase::IoWait, tool.clone()),
-        };
-        session.wait = Some(Wait { tool, since: now, expected: None });
-        if session.phase == Phase::Paused {
-            session.paused_from = Some(phase);
-            return;
+        match end {
+            TurnEnd::Failed => self.state.remove(id),
+            TurnEnd::Finish => {
+                session.apply(EventKind::Finish);
+                self.begin_idling(id, now);
+            }
+            TurnEnd::ToolCall { tool } => {
+                session.apply(EventKind::ToolCall);
+                self.end_with(id, tool.clone(), now);
+            }
         }
-        session.phase = phase;
-        self.begin_wait(id, now);
-        self.apply_deferred(id, now);
+    }
+
+    fn begin_idling(&mut self, id: SessionId, now: Duration) {
+        self.end_with(id, Some(Wait::IDLE.to_owned()), now);
+    }
+
+    /// A session's turn has ended, and it waits, or will once it is resumed.
+    fn end_with(&mut self, id: SessionId, tool: Option<String>, now: Duration) {
+        let session = self.session_mut(id);
+        session.wait = Some(Wait { tool, since: now, expected: None });
+        if session.phase != Phase::Paused {
+            self.begin_wait(id, now);
+            self.apply_deferred(id, now);
+        }
     }
 
     fn apply_deferred(&mut self, id: SessionId, now: Duration) {
@@ -373,6 +407,7 @@ fn check_turn(id: SessionId, before: u64, prompt: u64, max_tokens: u64, limit: u
     if prompt == 0 || max_tokens == 0 {
         return Err(Error::EmptyTurn { session: id });
     }
-    let tokens = before.saturating_add(prompt).saturating_add(max_tokens);
+    // The last token needs no room: nothing is computed after it.
+    let tokens = before.saturating_add(prompt).saturating_add(max_tokens - 1);
     if tokens > limit { Err(Error::TooLong { session: id, tokens, limit }) } else { Ok(()) }
 }

@@ -1,6 +1,7 @@
 //! One session: who it is, what it does, how much state it has and where that lies.
 
-use crate::phase::Phase;
+use crate::phase::{EventKind, Next, Phase, transition};
+use djinn_pages::{BlockTable, PageName, Residency};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -13,22 +14,6 @@ impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "session {}", self.0)
     }
-}
-
-/// Where a session's KV pages are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Residency {
-    /// On the device, ready for use.
-    Device,
-    /// In host memory.
-    Host,
-    /// Nowhere: not computed yet, or discarded. It is computed from the tokens when it is wanted.
-    Gone,
-    /// Being copied to host memory; it takes room at both ends.
-    Leaving,
-    /// Being copied to the device; it takes room at both ends.
-    Arriving,
 }
 
 /// What a session waits for.
@@ -87,12 +72,6 @@ pub struct Session {
     pub generated: u64,
     /// Tokens that this turn may generate.
     pub max_tokens: u64,
-    /// Device pages held, reserved ones included.
-    pub device_pages: u32,
-    /// Host pages held.
-    pub host_pages: u32,
-    /// Where its pages are.
-    pub residency: Residency,
     /// When it came.
     pub arrived: Duration,
     /// When it last became ready to compute.
@@ -109,8 +88,17 @@ pub struct Session {
     pub failed_copies: u32,
     /// Tokens that it puts into the step under way; 0 means it takes no part.
     pub in_step: u64,
+    /// Its pages.
+    pub(crate) table: BlockTable,
+    /// Names of the full pages of its tokens: what others may share, and what it may find.
+    pub(crate) names: Vec<PageName>,
+    /// Tokens that were ever computed, and how many of the first ones were computed in whole prefill chunks.
+    pub(crate) computed: u64,
+    pub(crate) in_whole_chunks: u64,
     pub(crate) deferred: Option<crate::signal::Signal>,
     pub(crate) prefetched: bool,
+    /// Its turn ends with the step that it is in.
+    pub(crate) turn_ends: bool,
     pub(crate) ending: bool,
 }
 
@@ -125,9 +113,6 @@ impl Session {
             limit: arrival.limit,
             generated: 0,
             max_tokens: arrival.max_tokens,
-            device_pages: 0,
-            host_pages: 0,
-            residency: Residency::Gone,
             arrived: now,
             ready_since: now,
             last_use: now,
@@ -136,10 +121,75 @@ impl Session {
             paused_from: None,
             failed_copies: 0,
             in_step: 0,
+            table: BlockTable::default(),
+            names: Vec::new(),
+            computed: 0,
+            in_whole_chunks: 0,
             deferred: None,
             prefetched: false,
+            turn_ends: false,
             ending: false,
         }
+    }
+
+    /// Where its pages are.
+    pub fn residency(&self) -> Residency {
+        self.table.residency()
+    }
+
+    /// Its pages in order of position.
+    pub fn table(&self) -> &BlockTable {
+        &self.table
+    }
+
+    /// Device pages held, shared and reserved ones included.
+    pub fn device_pages(&self) -> u32 {
+        self.table.device().len() as u32
+    }
+
+    /// Host pages held.
+    pub fn host_pages(&self) -> u32 {
+        self.table.host().len() as u32
+    }
+
+    /// The most tokens that may be taken from pages found by name. Positions that were computed otherwise than in whole
+    /// prefill chunks may differ from what others computed in the last bits.
+    pub(crate) fn findable(&self) -> u64 {
+        let tokens = self.prompt.saturating_sub(1);
+        if self.computed > self.in_whole_chunks { tokens.min(self.in_whole_chunks) } else { tokens }
+    }
+
+    /// Books tokens of the context: `whole` says that they are whole prefill chunks.
+    pub(crate) fn extend(&mut self, tokens: u64, whole: bool) {
+        let end = self.context + tokens;
+        if whole && self.context.max(self.computed) <= self.in_whole_chunks {
+            self.in_whole_chunks = self.in_whole_chunks.max(end);
+        }
+        self.context = end;
+        self.computed = self.computed.max(end);
+    }
+
+    /// Does to the phase what the table says of `event`: nothing else changes phases.
+    pub(crate) fn apply(&mut self, event: EventKind) -> Next {
+        let next = transition(Some(self.phase), event);
+        match next {
+            Next::To(phase) => {
+                self.paused_from = (phase == Phase::Paused).then_some(self.phase);
+                self.phase = phase;
+            }
+            // It was paused while it waited: no turn is there to end.
+            Next::Later(_) if self.paused_from.is_some_and(|phase| !phase.is_ready()) => return Next::Stay,
+            Next::Later(phase) => self.paused_from = Some(phase),
+            Next::Back => {
+                self.phase = match self.paused_from.take() {
+                    Some(waiting @ (Phase::IoWait | Phase::Idle)) => waiting,
+                    _ if self.prompt > 0 => Phase::Prefill,
+                    _ => Phase::Decode,
+                }
+            }
+            Next::Stay | Next::Deferred | Next::Rejected | Next::Ended | Next::Missing => {}
+        }
+        next
     }
 
     /// Whether it goes as soon as the step and the copy that it is in have ended.

@@ -1,8 +1,6 @@
-//! What clients say about their sessions, and what they are answered.
+//! What clients say about their sessions.
 
 use crate::phase::EventKind;
-use crate::policy::{Decision, Why};
-use crate::session::Residency;
 use serde::{Deserialize, Serialize};
 
 /// A hint. It changes when a session's state moves, never what the session computes.
@@ -32,37 +30,4 @@ impl Signal {
             Signal::Idle => EventKind::SignalIdle,
         }
     }
-}
-
-/// What became of a signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SignalOutcome {
-    /// It counts as it is.
-    Accepted,
-    /// It counts with the longest estimate that is allowed.
-    Clipped,
-    /// It counts once the session waits.
-    Deferred,
-    /// It makes no sense; nothing changed.
-    Rejected,
-    /// There is no such session.
-    Missing,
-}
-
-/// The answer to a signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct SignalAnswer {
-    /// What became of it.
-    pub outcome: SignalOutcome,
-    /// What the policy would do with the session's pages now. Demand of others may decide otherwise later.
-    pub decision: Decision,
-    /// Why; serialized as the sentence that it displays.
-    pub why: Why,
-    /// Bytes of the session's keys and values.
-    pub kv_bytes: u64,
-    /// Where they are at this moment.
-    pub residency: Residency,
-    /// Milliseconds that it takes to have them back, once that is wanted and there is room.
-    pub eta_restore_ms: u64,
 }

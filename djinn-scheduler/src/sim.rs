@@ -9,11 +9,11 @@ mod rng;
 mod trace;
 pub(crate) mod workload;
 
-pub use crate::drive::{Span, simulate};
+pub use crate::drive::{RunSpan, simulate};
 pub use backend::SimBackend;
 pub use belady::{Belady, Oracle};
 pub use profile::{Profile, StepTimes};
-pub use report::{Parts, Report, Sample, TurnRecord, percentile};
+pub use report::{LatencyParts, Report, Sample, TurnRecord, percentile};
 pub use rng::Rng;
 pub use trace::{parse_azure, parse_tracelab};
-pub use workload::{Distribution, Hint, Script, Shape, Tool, Turn, Workload};
+pub use workload::{Distribution, Hint, Script, Shape, Tool, Workload, WorkloadTurn};

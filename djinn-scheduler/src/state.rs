@@ -1,9 +1,10 @@
-//! All sessions and all pages: who holds what. The only place that moves counts of pages.
+//! All sessions and all pages: who holds what. The only place where pages change hands.
 
 use crate::error::{Error, Result};
 use crate::phase::Phase;
-use crate::plan::{CopyOutcome, Entry, Plan};
-use crate::session::{Residency, Session, SessionId};
+use crate::plan::{CopyOutcome, Plan, ScheduledSession};
+use crate::session::{Session, SessionId};
+use djinn_pages::{Pages, Residency};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -37,9 +38,12 @@ impl Capacity {
             () if page_tokens == 0 => refuse("a page holds no token", "set page_tokens to 1 or more"),
             () if sequences == 0 => refuse("a step holds no session", "set sequences to 1 or more"),
             () if chunk == 0 => refuse("a chunk holds no token", "set chunk to 1 or more"),
-            () if rows < chunk.saturating_add(sequences) => refuse(
-                &format!("a step of {rows} rows cannot hold {sequences} decodes and a chunk of {chunk}"),
-                "raise rows to sequences + chunk",
+            () if rows < chunk.saturating_add(sequences - 1) => refuse(
+                &format!(
+                    "a step of {rows} rows cannot hold {} decodes and a chunk of {chunk}",
+                    sequences - 1
+                ),
+                "raise rows to sequences - 1 + chunk",
             ),
             () => Ok(()),
         }
@@ -56,10 +60,7 @@ impl Capacity {
 pub struct State {
     capacity: Capacity,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
-    device_free: u32,
-    host_free: u32,
-    /// Free device pages that are the executor's.
-    reserved: u32,
+    pages: Pages,
     /// The plan whose step is under way.
     pub(crate) step: Option<u64>,
     pub(crate) plans: u64,
@@ -75,9 +76,7 @@ impl State {
         Ok(State {
             capacity,
             sessions: BTreeMap::new(),
-            device_free: device_pages,
-            host_free: host_pages,
-            reserved: 0,
+            pages: Pages::new(device_pages, host_pages),
             step: None,
             plans: 0,
             short: 0,
@@ -99,28 +98,19 @@ impl State {
         self.sessions.get(&id)
     }
 
-    /// Device pages that nobody holds, neither sessions nor the executor.
+    /// Who holds which page.
+    pub fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    /// Device pages that no session holds.
     pub fn device_free(&self) -> u32 {
-        self.device_free.saturating_sub(self.reserved)
+        self.pages.device_free()
     }
 
-    /// Device pages that the executor holds beside those of sessions.
-    pub fn reserved(&self) -> u32 {
-        self.reserved
-    }
-
-    /// Pages that are to become free before [`device_free`](Self::device_free) grows.
-    pub(crate) fn deficit(&self) -> u32 {
-        self.reserved.saturating_sub(self.device_free)
-    }
-
-    pub(crate) fn reserve(&mut self, pages: u32) {
-        self.reserved = pages;
-    }
-
-    /// Host pages that nobody holds.
+    /// Host pages that no session holds.
     pub fn host_free(&self) -> u32 {
-        self.host_free
+        self.pages.host_free()
     }
 
     /// Device pages that were missing when the last plan was made.
@@ -133,26 +123,15 @@ impl State {
         self.step
     }
 
-    /// Checks the accounts: free and held pages add up, and every session holds what its residency says.
+    /// Checks the accounts: every page is free or held by the sessions that are counted.
     ///
     /// # Panics
     /// If they do not: a bug of the scheduler.
     pub fn audit(&self) {
-        let sum = |pages: fn(&Session) -> u32| self.sessions.values().map(|s| pages(s) as u64).sum::<u64>();
-        let (device, host) = (sum(|s| s.device_pages), sum(|s| s.host_pages));
-        assert_eq!(device + self.device_free as u64, self.capacity.device_pages as u64, "device pages");
-        assert_eq!(host + self.host_free as u64, self.capacity.host_pages as u64, "host pages");
+        self.pages.audit(self.sessions.values().map(Session::table));
         for s in self.sessions.values() {
-            let held = (s.device_pages > 0, s.host_pages > 0);
-            let expected = match s.residency {
-                Residency::Device => (true, false),
-                Residency::Host => (false, true),
-                Residency::Gone => (false, false),
-                Residency::Leaving | Residency::Arriving => (true, true),
-            };
-            assert_eq!(held, expected, "{} is {:?}", s.id, s.residency);
-            assert!(s.residency != Residency::Gone || s.context == 0, "{} has lost its context", s.id);
-            assert!(s.in_step == 0 || s.residency == Residency::Device, "{} computes elsewhere", s.id);
+            assert!(s.residency() != Residency::Gone || s.context == 0, "{} has lost its context", s.id);
+            assert!(s.in_step == 0 || s.residency() == Residency::Device, "{} computes elsewhere", s.id);
         }
     }
 
@@ -160,76 +139,142 @@ impl State {
         self.sessions.get_mut(&id).unwrap_or_else(|| panic!("{id} is in a plan but not in the state"))
     }
 
-    /// Takes device pages for a session that is on the device, or comes to it.
-    fn grant(&mut self, id: SessionId, pages: u32) {
-        assert!(pages <= self.device_free, "{id} wants {pages} pages, {} are free", self.device_free);
-        self.device_free -= pages;
-        self.must(id).device_pages += pages;
+    /// The pages, and a session's own part.
+    fn with(&mut self, id: SessionId) -> (&mut Pages, &mut Session) {
+        let session = self.sessions.get_mut(&id);
+        (&mut self.pages, session.unwrap_or_else(|| panic!("{id} is in a plan but not in the state")))
     }
 
-    /// Books what a plan moves, grants and computes. A page that leaves is free once its copy has ended.
-    pub(crate) fn begin(&mut self, plan: &Plan, lease: Duration, now: Duration) {
+    /// Pages on the device that hold what a session off the device would have there: those of its prefix that
+    /// others computed, or those that others brought back.
+    pub(crate) fn present(&self, session: &Session) -> Vec<u32> {
+        if session.residency() != Residency::Gone {
+            return self.pages.returned(&session.table);
+        }
+        let Capacity { page_tokens, chunk, .. } = self.capacity;
+        if !chunk.is_multiple_of(page_tokens) {
+            return Vec::new();
+        }
+        let chunks = session.findable() / u64::from(chunk);
+        let most = (chunks * u64::from(chunk) / u64::from(page_tokens)) as usize;
+        let mut found = self.pages.find(&session.names[..session.names.len().min(most)]);
+        let tokens = found.len() as u64 * u64::from(page_tokens);
+        found.truncate((tokens / u64::from(chunk) * u64::from(chunk) / u64::from(page_tokens)) as usize);
+        found
+    }
+
+    /// Whether a session's next token goes into a page that others hold as well.
+    pub(crate) fn writes_shared(&self, session: &Session) -> bool {
+        let page_tokens = u64::from(self.capacity.page_tokens);
+        !session.context.is_multiple_of(page_tokens)
+            && self.pages.is_shared(&session.table, session.context / page_tokens)
+    }
+
+    /// A new session that begins with what `parent` has on the device.
+    pub(crate) fn fork(&mut self, parent: SessionId, session: &mut Session) {
+        let Some(parent) = self.sessions.get(&parent).filter(|_| session.prompt > 1) else { return };
+        if parent.residency() != Residency::Device {
+            return;
+        }
+        let tokens = parent.context.min(session.prompt - 1);
+        session.table = self.pages.fork(&parent.table, self.capacity.pages(tokens));
+        session.prompt -= tokens;
+        (session.computed, session.in_whole_chunks) = (parent.computed, parent.in_whole_chunks);
+        session.context = tokens;
+    }
+
+    /// Books what a plan moves, grants and computes, and writes into it which pages these are. A page that leaves is
+    /// free once its copy has ended.
+    pub(crate) fn begin(&mut self, plan: &mut Plan, lease: Duration, now: Duration) {
         (self.plans, self.short) = (plan.id, plan.short);
+        // What the plan counts on is held before anything is given away.
+        let counted: Vec<u32> =
+            plan.grants.iter().flat_map(|grant| self.present(&self.sessions[&grant.session])).collect();
+        let mut counted = self.pages.attach(&counted);
         for &id in &plan.discard {
             self.discard(id);
         }
         for &(id, _) in &plan.refused {
             self.remove(id);
         }
-        for copy in &plan.swap_out {
-            assert!(copy.pages <= self.host_free, "{} does not fit the host", copy.session);
-            self.host_free -= copy.pages;
-            let session = self.must(copy.session);
-            let unused = session.device_pages - copy.pages;
-            (session.device_pages, session.host_pages) = (copy.pages, copy.pages);
-            session.residency = Residency::Leaving;
-            self.device_free += unused;
+        let (discarded, wake) = (plan.discard.len(), &mut plan.wake);
+        plan.swap_out.retain_mut(|copy| {
+            let (pages, session) = self.with(copy.session);
+            // Copies that it counted on may have gone with a session that was given up.
+            if pages.host_need(&session.table, copy.pages) > pages.host_free() {
+                plan.discard.push(copy.session);
+                return false;
+            }
+            copy.way = pages.swap_out(&mut session.table, copy.pages);
+            copy.pages = copy.way.copies.len() as u32;
+            true
+        });
+        for &id in &plan.discard[discarded..] {
+            self.discard(id);
+            *wake = Some(now);
         }
-        for copy in &plan.swap_in {
-            let session = self.must(copy.session);
-            session.residency = Residency::Arriving;
+        for copy in &mut plan.swap_in {
+            let grant = plan.grants.iter().find(|grant| grant.session == copy.session);
+            let length = grant.expect("a session that comes back has a grant").pages;
+            let (pages, session) = self.with(copy.session);
+            copy.way = pages.swap_in(&mut session.table, length);
+            copy.pages = copy.way.copies.len() as u32;
             session.prefetched = true;
         }
-        for grant in &plan.grants {
-            self.grant(grant.session, grant.pages);
-            let session = self.must(grant.session);
-            if session.residency == Residency::Gone {
-                session.residency = Residency::Device;
-            }
+        for grant in &mut plan.grants {
+            let page_tokens = u64::from(self.capacity.page_tokens);
+            let found = self.present(&self.sessions[&grant.session]);
+            let (pages, session) = self.with(grant.session);
             session.lease_until = session.lease_until.max(now + lease);
+            if session.residency() == Residency::Arriving {
+                continue;
+            }
+            if session.residency() == Residency::Gone {
+                session.table = pages.attach(&found);
+                assert_eq!(
+                    grant.found,
+                    found.len() as u64 * page_tokens,
+                    "{} finds other pages",
+                    grant.session
+                );
+                session.prompt -= grant.found;
+                session.extend(grant.found, true);
+            }
+            grant.fresh = pages.grow(&mut session.table, grant.pages);
         }
+        self.pages.release(&mut counted);
         for entry in &plan.batch {
-            self.must(entry.session()).in_step = entry.tokens();
+            let page_tokens = u64::from(self.capacity.page_tokens);
+            let (pages, session) = self.with(entry.session());
+            session.in_step = entry.tokens();
+            if !session.context.is_multiple_of(page_tokens) {
+                plan.duplicates.extend(pages.write(&mut session.table, session.context / page_tokens));
+            }
         }
         self.step = (!plan.batch.is_empty()).then_some(plan.id);
     }
 
-    /// Books a step that has run: contexts grow. Phases are the scheduler's.
-    pub(crate) fn advance(&mut self, entry: &Entry, now: Duration) {
-        let session = self.must(entry.session());
+    /// Books a step that has run: contexts grow, and whole prefill chunks are found by others. Phases are the
+    /// scheduler's.
+    pub(crate) fn advance(&mut self, entry: &ScheduledSession, now: Duration) {
+        let Capacity { chunk, page_tokens, .. } = self.capacity;
+        let (pages, session) = self.with(entry.session());
         session.in_step = 0;
         session.last_use = now;
-        session.context += entry.tokens();
-        match entry {
-            Entry::Prefill { tokens, last, .. } => {
+        match *entry {
+            ScheduledSession::Prefill { tokens, last, .. } => {
+                let whole = tokens == u64::from(chunk) && session.context.is_multiple_of(tokens);
+                session.extend(tokens, whole);
                 session.prompt -= tokens;
-                session.generated += *last as u64;
+                session.generated += u64::from(last);
+                let shared = (session.in_whole_chunks.min(session.context) / u64::from(page_tokens)) as usize;
+                pages.publish(&session.table, &session.names[..session.names.len().min(shared)]);
             }
-            Entry::Decode { .. } => session.generated += 1,
+            ScheduledSession::Decode { .. } => {
+                session.extend(1, false);
+                session.generated += 1;
+            }
         }
-    }
-
-    /// Books prompt tokens of a session that were found in a cache. Nothing happens if it ended meanwhile.
-    ///
-    /// # Panics
-    /// If it is not on the device, or has not so many prompt tokens and one more.
-    pub(crate) fn found(&mut self, id: SessionId, tokens: u64) {
-        let Some(session) = self.sessions.get_mut(&id).filter(|_| tokens > 0) else { return };
-        let (residency, prompt) = (session.residency, session.prompt);
-        assert_eq!(residency, Residency::Device, "{tokens} tokens of {id} were found, but it is elsewhere");
-        assert!(tokens < prompt, "{tokens} tokens of {id} were found, and its prompt has {prompt} left");
-        session.context += tokens;
-        session.prompt -= tokens;
     }
 
     /// Books a copy that has ended. Returns whether the session's state is lost by it.
@@ -237,24 +282,12 @@ impl State {
         let CopyOutcome { session: id, ok } = copy;
         let Some(session) = self.sessions.get_mut(&id) else { return false };
         session.failed_copies = if ok { 0 } else { session.failed_copies + 1 };
-        let lost = match (session.residency, ok) {
-            (Residency::Leaving, true) => {
-                self.device_free += std::mem::take(&mut session.device_pages);
-                session.residency = Residency::Host;
-                false
-            }
-            // Nothing was lost: the pages on the device are as they were.
-            (Residency::Leaving, false) | (Residency::Arriving, true) => {
-                self.host_free += std::mem::take(&mut session.host_pages);
-                session.residency = Residency::Device;
-                false
-            }
-            (Residency::Arriving, false) => {
-                self.discard(id);
-                true
-            }
-            (other, _) => panic!("a copy of {id} ended, but it is {other:?}"),
-        };
+        self.pages.end_copy(&mut session.table, ok);
+        // Without a context, it was rolled back on its way.
+        let lost = session.residency() == Residency::Gone || session.context == 0;
+        if lost {
+            self.discard(id);
+        }
         if self.sessions[&id].ending {
             self.remove(id);
         }
@@ -263,22 +296,41 @@ impl State {
 
     /// Gives a session's pages back; its tokens are to be computed again.
     pub(crate) fn discard(&mut self, id: SessionId) {
-        let session = self.must(id);
+        let (pages, session) = self.with(id);
         // A session that decodes has chosen a token that it has not computed: it comes after the rest.
         let pending = session.phase == Phase::Decode || session.paused_from == Some(Phase::Decode);
         session.prompt += std::mem::take(&mut session.context) + u64::from(pending);
-        session.residency = Residency::Gone;
-        let device = std::mem::take(&mut session.device_pages);
-        let host = std::mem::take(&mut session.host_pages);
-        self.device_free += device;
-        self.host_free += host;
+        pages.release(&mut session.table);
+    }
+
+    /// Forgets all but a session's first tokens. Pages that are not on the device are given up: at once, or once they
+    /// are there.
+    pub(crate) fn roll_back(&mut self, id: SessionId, tokens: u64) {
+        let Capacity { page_tokens, .. } = self.capacity;
+        let (pages, session) = self.with(id);
+        let known = tokens.min(session.context + session.prompt);
+        let residency = session.residency();
+        session.context = if residency == Residency::Device { session.context.min(known) } else { 0 };
+        session.prompt = known - session.context;
+        session.computed = session.computed.min(known);
+        session.in_whole_chunks = session.in_whole_chunks.min(known);
+        session.names.truncate((known / u64::from(page_tokens)) as usize);
+        match residency {
+            Residency::Host => self.discard(id),
+            Residency::Device if session.context == 0 => self.discard(id),
+            Residency::Device => {
+                let most = session.context.div_ceil(u64::from(page_tokens)) as u32;
+                pages.truncate(&mut session.table, most);
+            }
+            Residency::Gone | Residency::Leaving | Residency::Arriving => {}
+        }
     }
 
     /// Ends a session: at once, or once the step and the copy that it is in have ended.
     pub(crate) fn remove(&mut self, id: SessionId) {
         let session = self.must(id);
         session.ending = true;
-        let copying = matches!(session.residency, Residency::Leaving | Residency::Arriving);
+        let copying = matches!(session.residency(), Residency::Leaving | Residency::Arriving);
         if session.in_step == 0 && !copying {
             self.discard(id);
             self.sessions.remove(&id);

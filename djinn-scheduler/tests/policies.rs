@@ -1,6 +1,6 @@
 //! Every policy of the crate, and Belady's, passes the suite.
 
-use djinn_scheduler::policy::{Learned, Lru, Never, Told, Ttl, Weighed, Weights};
+use djinn_scheduler::policy::{CostPolicy, LearnedWaits, Lru, NeverEvict, SignalledWaits, Ttl, Weights};
 use djinn_scheduler::{EvictionPolicy, conformance};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const WAIT: Duration = Duration::from_millis(300);
 
 #[test]
 fn none() {
-    suite(|| Box::new(Never));
+    suite(|| Box::new(NeverEvict));
 }
 
 #[test]
@@ -29,10 +29,10 @@ fn ttl() {
 
 #[test]
 fn signal() {
-    suite(|| Box::new(Weighed::new(Told::new(WAIT), Weights::default())));
+    suite(|| Box::new(CostPolicy::new(SignalledWaits::new(WAIT), Weights::default())));
 }
 
 #[test]
 fn predicted() {
-    suite(|| Box::new(Weighed::new(Learned::new(WAIT), Weights::default())));
+    suite(|| Box::new(CostPolicy::new(LearnedWaits::new(WAIT), Weights::default())));
 }

@@ -1,8 +1,8 @@
-//! Random events: no page is lost or made, nobody hangs, and the same events give the same plans.
+//! Random events: no page is lost or made, no session hangs, and the same events give the same plans.
 
 use djinn_scheduler::{
-    Arrival, CopyOutcome, Entry, Event, Outcome, Plan, Registry, Scheduler, SessionId, Settings, Signal,
-    TurnEnd, conformance,
+    Arrival, CopyOutcome, Outcome, PageName, Plan, Registry, Scheduler, SessionEvent, SessionId, Settings,
+    Signal, TurnEnd, conformance,
 };
 use proptest::prelude::*;
 use std::time::Duration;
@@ -15,10 +15,10 @@ enum Happening {
     Arrive { prompt: u64, more: u64, priority: i32 },
     Client(u8, u64),
     Signal(u8, u64),
-    Step { end: u8, fail: bool, finds: u64 },
+    Step { end: u8, fail: bool },
     Copied { which: u8, ok: bool },
     Wait(u64),
-    Reserve(u32),
+    Fork(u64),
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -27,11 +27,10 @@ fn happening() -> impl Strategy<Value = Happening> {
             .prop_map(|(prompt, more, priority)| Happening::Arrive { prompt, more, priority }),
         4 => (any::<u8>(), 1u64..60).prop_map(|(kind, size)| Happening::Client(kind, size)),
         3 => (any::<u8>(), 1u64..20_000).prop_map(|(kind, ms)| Happening::Signal(kind, ms)),
-        8 => (any::<u8>(), prop::bool::weighted(0.02), 0u64..400)
-            .prop_map(|(end, fail, finds)| Happening::Step { end, fail, finds }),
+        8 => (any::<u8>(), prop::bool::weighted(0.02)).prop_map(|(end, fail)| Happening::Step { end, fail }),
         5 => (any::<u8>(), prop::bool::weighted(0.85)).prop_map(|(which, ok)| Happening::Copied { which, ok }),
         2 => (1u64..3_000).prop_map(Happening::Wait),
-        1 => prop_oneof![Just(0), 0u32..70].prop_map(Happening::Reserve),
+        1 => (0u64..400).prop_map(Happening::Fork),
     ]
 }
 
@@ -43,7 +42,8 @@ struct Machine {
     plans: Vec<Plan>,
     now: Duration,
     next_id: u64,
-    found: usize,
+    found: u64,
+    duplicates: usize,
 }
 
 impl Machine {
@@ -53,7 +53,7 @@ impl Machine {
         settings.rules.queue_timeout = Duration::from_secs(20);
         let scheduler = Registry::default().scheduler(&settings, capacity, cost).expect("known parts");
         let (copying, step, plans) = (Vec::new(), None, Vec::new());
-        Machine { scheduler, copying, step, plans, now: Duration::ZERO, next_id: 0, found: 0 }
+        Machine { scheduler, copying, step, plans, now: Duration::ZERO, next_id: 0, found: 0, duplicates: 0 }
     }
 
     fn pick(&self, which: u64) -> Option<SessionId> {
@@ -69,15 +69,30 @@ impl Machine {
                 let limit = prompt + more + 64;
                 let arrival = Arrival { id, priority, prompt, max_tokens: more, limit };
                 let _refused = self.scheduler.arrive(&arrival, self.now);
+                // Half of the sessions have one of two long prefixes in common.
+                let own = |at: u64| if at < 384 { prompt % 2 } else { prompt };
+                let tokens: Vec<u32> = (0..prompt).map(|at| own(at) as u32).collect();
+                let (mut names, salt) = (Vec::new(), id.0 * (more % 2));
+                PageName::extend(&mut names, &salt.to_le_bytes(), &tokens, 16);
+                self.scheduler.name_pages(id, names);
+            }
+            Happening::Fork(more) => {
+                let Some(parent) = self.pick(more) else { return };
+                let id = SessionId(self.next_id);
+                self.next_id += 1;
+                let known = self.scheduler.state().session(parent).expect("just picked");
+                let prompt = known.context + known.prompt + 1 + more % 40;
+                let arrival = Arrival { id, priority: 0, prompt, max_tokens: 8, limit: prompt + 64 };
+                let _refused = self.scheduler.fork(parent, &arrival, self.now);
             }
             Happening::Client(kind, size) => {
                 let Some(id) = self.pick(size) else { return };
                 let event = match kind % 16 {
-                    0 => Event::Abort,
-                    1 => Event::End,
-                    2 | 3 => Event::Pause,
-                    4..=7 => Event::Resume,
-                    _ => Event::NextTurn { prompt: size, max_tokens: 4 },
+                    0 => SessionEvent::Abort,
+                    1 => SessionEvent::End,
+                    2 | 3 => SessionEvent::Pause,
+                    4..=7 => SessionEvent::Resume,
+                    _ => SessionEvent::NextTurn { prompt: size, max_tokens: 4 },
                 };
                 let _not_now = self.scheduler.event(id, event, self.now);
             }
@@ -92,7 +107,7 @@ impl Machine {
                 };
                 self.scheduler.signal(id, signal, self.now);
             }
-            Happening::Step { end, fail, finds } => self.step(end, fail, finds),
+            Happening::Step { end, fail } => self.step(end, fail),
             Happening::Copied { which, ok } => {
                 if !self.copying.is_empty() {
                     let session = self.copying.remove(which as usize % self.copying.len());
@@ -100,17 +115,18 @@ impl Machine {
                 }
             }
             Happening::Wait(ms) => self.now += Duration::from_millis(ms),
-            Happening::Reserve(pages) => self.scheduler.reserve(pages),
         }
         self.scheduler.state().audit();
     }
 
-    /// Ends the step under way, in which up to `finds` tokens of each prompt were found, or begins one.
-    fn step(&mut self, end: u8, fail: bool, finds: u64) {
+    /// Ends the step under way, or begins one.
+    fn step(&mut self, end: u8, fail: bool) {
         self.now += Duration::from_millis(10);
         let Some(plan) = self.step.take() else {
             let plan = self.scheduler.schedule(self.now);
             self.copying.extend(plan.swap_out.iter().chain(&plan.swap_in).map(|copy| copy.session));
+            self.found += plan.grants.iter().map(|grant| grant.found).sum::<u64>();
+            self.duplicates += plan.duplicates.len();
             self.plans.push(plan.clone());
             self.step = (!plan.batch.is_empty()).then_some(plan);
             return;
@@ -126,18 +142,9 @@ impl Machine {
             0 => TurnEnd::Finish,
             _ => TurnEnd::ToolCall { tool: Some("tool 1".to_owned()) },
         };
-        // What is left of a prompt after the step, but for its last token.
-        let rest = |entry: &Entry| {
-            let prompt = state.session(entry.session()).expect("a session of the step").prompt;
-            let Entry::Prefill { tokens, .. } = *entry else { return None };
-            let found = prompt.saturating_sub(tokens + 1).min(finds);
-            (found > 0).then_some((entry.session(), found))
-        };
-        let found: Vec<_> = plan.batch.iter().filter_map(rest).collect();
-        self.found += found.len();
         let ids = plan.batch.iter().map(|entry| entry.session()).filter(|&id| over(id));
         let ended = ids.map(|id| (id, how())).collect();
-        let outcome = Outcome { found, ended, ..Outcome::default() };
+        let outcome = Outcome { ended, ..Outcome::default() };
         self.scheduler.on_completed(&plan, &outcome, self.now);
     }
 
@@ -147,7 +154,7 @@ impl Machine {
             for session in std::mem::take(&mut self.copying) {
                 self.scheduler.on_copied(&[CopyOutcome { session, ok: true }]);
             }
-            self.step(1, false, 0);
+            self.step(1, false);
             self.scheduler.state().audit();
             let ready = self.scheduler.state().sessions().any(|session| session.is_ready());
             if !ready && self.step.is_none() && self.copying.is_empty() {
@@ -173,9 +180,8 @@ proptest! {
         prop_assert!(machine.drain(), "{policy}: sessions hang: {:#?}", machine.scheduler.state());
         let ids: Vec<_> = machine.scheduler.state().sessions().map(|session| session.id).collect();
         for id in ids {
-            machine.scheduler.event(id, Event::End, machine.now).expect("an open session can end");
+            machine.scheduler.event(id, SessionEvent::End, machine.now).expect("an open session can end");
         }
-        machine.scheduler.reserve(0);
         let state = machine.scheduler.state();
         prop_assert_eq!((state.device_free(), state.host_free()), (64, 64));
         prop_assert_eq!(state.sessions().count(), 0);
@@ -210,13 +216,13 @@ fn ten_thousand_events_leak_nothing() {
         }
         swaps += machine.plans.iter().map(|plan| plan.swap_out.len()).sum::<usize>();
         assert!(swaps > 50 || policy == "none", "{policy}: {swaps} swaps exercise nothing");
-        assert!(machine.found > 20, "{policy}: {} finds exercise nothing", machine.found);
+        assert!(machine.found >= 128, "{policy}: {} tokens found exercise nothing", machine.found);
+        assert!(machine.duplicates > 2, "{policy}: {} copies for forks exercise nothing", machine.duplicates);
         assert!(machine.drain(), "{policy}: {:#?}", machine.scheduler.state());
         let ids: Vec<_> = machine.scheduler.state().sessions().map(|session| session.id).collect();
         for id in ids {
-            machine.scheduler.event(id, Event::End, machine.now).expect("an open session can end");
+            machine.scheduler.event(id, SessionEvent::End, machine.now).expect("an open session can end");
         }
-        machine.scheduler.reserve(0);
         let state = machine.scheduler.state();
         assert_eq!((state.device_free(), state.host_free()), (64, 64), "{policy}");
     }

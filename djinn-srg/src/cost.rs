@@ -1,11 +1,11 @@
-//! FLOPs and bytes of operations, and the roofline that turns them into time.
+//! FLOPs and bytes of operations.
 
 use crate::order::share_used;
 use crate::{DType, Dim, Graph, Node, NodeId, Op, Rows};
 use serde::Serialize;
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 /// What a step does, as far as costs depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -47,52 +47,10 @@ pub struct Cost {
     pub stack_bytes: f64,
 }
 
-/// Which of a machine's limits an operation meets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Bound {
-    /// Arithmetic.
-    Compute,
-    /// Device memory.
-    Memory,
-}
-
-/// What a machine sustains, not its peak figures.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Machine {
-    /// Its name.
-    pub name: String,
-    /// Matrix products on 16-bit inputs, FLOP/s.
-    pub flops: f64,
-    /// Device memory, read, bytes/s.
-    pub memory: f64,
-    /// Pinned host memory to device, bytes/s.
-    pub link: f64,
-    /// Fixed cost of one operation, seconds.
-    pub launch: f64,
-    /// Device memory that code and workspaces take, bytes.
-    pub reserved_bytes: u64,
-}
-
 impl Cost {
     /// Bytes of all segments.
     pub fn bytes(&self) -> f64 {
         self.text_bytes + self.data_bytes + self.stack_bytes
-    }
-
-    /// Seconds on `machine`, by the roofline (Williams et al. 2009): the larger of arithmetic and memory
-    /// time.
-    pub fn seconds(&self, machine: &Machine) -> f64 {
-        (self.flops / machine.flops).max(self.bytes() / machine.memory) + machine.launch
-    }
-
-    /// Which limit the operation meets on `machine`.
-    pub fn bound(&self, machine: &Machine) -> Bound {
-        if self.flops / machine.flops > self.bytes() / machine.memory {
-            Bound::Compute
-        } else {
-            Bound::Memory
-        }
     }
 }
 
@@ -111,7 +69,7 @@ impl std::iter::Sum for Cost {
 /// use it, and of slots that are its own.
 pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
     let node = graph.node(id);
-    let rows = graph.value(node.output).rows(work.rows) as f64;
+    let rows = graph.value(node.outputs[0]).rows(work.rows) as f64;
     let flops = flops(graph, node, rows, work.context as f64);
     let (data_bytes, text_bytes) = match node.op {
         Op::KvWrite { kv_heads, head_dim, .. } => {
@@ -130,7 +88,7 @@ pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
         }
         Op::Embed => {
             let table = graph.value(node.weights[0]);
-            (0.0, rows * (table.matrix()[1] * table.dtype.bytes()) as f64)
+            (0.0, rows * table.row_bytes() as f64)
         }
         Op::ExpertLinear { experts, .. } => {
             (0.0, text_bytes(graph, node) * expert_share(node, graph, work, experts))
@@ -143,7 +101,8 @@ pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
             rows / f64::from(experts) * 4.0 * (n + k + 1) as f64
         }
         _ => {
-            let touched = node.inputs.iter().copied().chain(node.outputs()).map(|v| graph.value(v));
+            let touched =
+                node.inputs.iter().copied().chain(node.outputs.iter().copied()).map(|v| graph.value(v));
             let stack = touched.filter(|v| v.lifecycle == crate::Lifecycle::Stack);
             stack.map(|v| v.bytes(work.rows) as f64).sum()
         }
@@ -153,12 +112,12 @@ pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
 
 fn text_bytes(graph: &Graph, node: &Node) -> f64 {
     let text = node.weights.iter().map(|&w| graph.value(w));
-    text.map(|v| (v.matrix()[0] * v.matrix()[1] * v.dtype.bytes()) as f64).sum()
+    text.map(|v| (v.matrix()[0] * v.row_bytes()) as f64).sum()
 }
 
 /// The share of steps in which some row chooses the node's expert.
 fn expert_share(node: &Node, graph: &Graph, work: &Work, experts: u32) -> f64 {
-    let top_k = match graph.value(node.output).shape.first() {
+    let top_k = match graph.value(node.outputs[0]).shape.first() {
         Some(&Dim::Slots(top_k)) => top_k,
         _ => experts,
     };
@@ -171,7 +130,7 @@ pub fn pass(graph: &Graph, work: &Work) -> Cost {
 }
 
 fn flops(graph: &Graph, node: &Node, rows: f64, context: f64) -> f64 {
-    let width = match graph.value(node.output).shape.as_slice() {
+    let width = match graph.value(node.outputs[0]).shape.as_slice() {
         [.., Dim::Fixed(width)] => *width as f64,
         _ => 0.0,
     };

@@ -25,7 +25,7 @@ impl DType {
         }
     }
 
-    /// The lower-case name, as in `--kv-dtype` and the JSON exports.
+    /// The lower-case name, as in flags and the JSON exports.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",

@@ -4,9 +4,9 @@ mod builder;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use builder::{GraphBuilder, GraphError, Routing};
+pub use builder::{GraphBuilder, GraphError, Heads, Routing};
 
-use crate::{DType, Lifecycle, Op, Value, ValueId};
+use crate::{Lifecycle, Op, Value, ValueId};
 use serde::Serialize;
 
 /// Index of a [`Node`] in its graph; also its place in the execution order.
@@ -25,43 +25,10 @@ pub struct Node {
     pub inputs: Vec<ValueId>,
     /// Weights read, in the operation's order.
     pub weights: Vec<ValueId>,
-    /// The value written; an input where the operation works in place.
-    pub output: ValueId,
-    /// Further values written, in the operation's order.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub also: Vec<ValueId>,
+    /// Values written, in the operation's order; an input where the operation works in place.
+    pub outputs: Vec<ValueId>,
     /// The decoder block that the node belongs to.
     pub layer: Option<u32>,
-}
-
-impl Node {
-    /// Every value written.
-    pub fn outputs(&self) -> impl Iterator<Item = ValueId> + '_ {
-        std::iter::once(self.output).chain(self.also.iter().copied())
-    }
-}
-
-/// Shape of the KV cache of one token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct KvShape {
-    /// Decoder blocks.
-    pub layers: u32,
-    /// Key and value heads of each.
-    pub kv_heads: u32,
-    /// Elements of a head.
-    pub head_dim: u32,
-}
-
-impl KvShape {
-    /// Elements of one token's keys and values over all layers.
-    pub const fn elements_per_token(self) -> u64 {
-        self.layers as u64 * 2 * self.kv_heads as u64 * self.head_dim as u64
-    }
-
-    /// Bytes of one token's keys and values over all layers, stored as `dtype`.
-    pub const fn bytes_per_token(self, dtype: DType) -> u64 {
-        self.elements_per_token() * dtype.bytes()
-    }
 }
 
 /// A decoder: values, and operations over them in execution order.
@@ -73,8 +40,6 @@ pub struct Graph {
     pub values: Vec<Value>,
     /// Every operation, in execution order, indexed by [`NodeId`].
     pub nodes: Vec<Node>,
-    /// Shape of the KV cache.
-    pub kv: KvShape,
     /// Size of the vocabulary: columns of the logits.
     pub vocab: u64,
     /// Longest sequence that the model was made for, in tokens.
@@ -89,6 +54,18 @@ pub struct Graph {
     pub logit_rows: ValueId,
     /// Step output: `[logit_rows, vocab]` f32.
     pub logits: ValueId,
+    /// Hook points in order of execution. A value may have several; its first is the canonical one.
+    pub hooks: Vec<Hook>,
+}
+
+/// A name under which people look for an activation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Hook {
+    /// As TransformerLens 3 (`blocks.3.hook_out`) or its earlier versions (`blocks.3.hook_resid_post`) call it, or
+    /// the checkpoint the module that computes it (`model.layers.3`).
+    pub name: String,
+    /// The activation.
+    pub value: ValueId,
 }
 
 impl Graph {
@@ -100,6 +77,11 @@ impl Graph {
     /// The node with this id.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0 as usize]
+    }
+
+    /// The activation that is known by this name.
+    pub fn hook(&self, name: &str) -> Option<ValueId> {
+        self.hooks.iter().find(|hook| hook.name == name).map(|hook| hook.value)
     }
 
     /// Weights, in order of declaration.
@@ -119,6 +101,6 @@ impl Graph {
 
     /// Bytes of all weights.
     pub fn text_bytes(&self) -> u64 {
-        self.weights().map(|(_, v)| v.matrix().iter().product::<u64>() * v.dtype.bytes()).sum()
+        self.weights().map(|(_, v)| v.matrix()[0] * v.row_bytes()).sum()
     }
 }

@@ -2,23 +2,25 @@
 //!
 //! A [`Graph`] lists a model's operations in execution order over values whose lifetimes are known. It
 //! holds no device code and no bytes. Everything else is derived from it: the order in which weights are
-//! used ([`tiles`]), the stack segment's offsets ([`StackPlan`]), costs and bottlenecks ([`cost`]),
+//! used ([`tiles`]), the stack segment's offsets ([`StackPlan`]), the KV cache's
+//! ([`KvPlan`]), costs and bottlenecks ([`cost`]),
 //! and hook points.
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 pub mod cost;
 mod dtype;
-mod export;
 mod graph;
+mod kv;
 mod liveness;
 mod op;
 mod order;
 mod value;
 
 pub use dtype::DType;
-pub use graph::{Graph, GraphBuilder, GraphError, KvShape, Node, NodeId, Routing};
+pub use graph::{Graph, GraphBuilder, GraphError, Heads, Hook, Node, NodeId, Routing};
+pub use kv::{KvPlace, KvPlan};
 pub use liveness::StackPlan;
-pub use op::{Gelu, Op, RopeStyle, Scores};
+pub use op::{GeluForm, Op, RopeStyle, Scores};
 pub use order::{Condition, Part, Tile, gathered_tables, tile_bytes, tiles};
-pub use value::{Dim, Lifecycle, Owner, Rows, Value, ValueId};
+pub use value::{Dim, Lifecycle, Rows, Value, ValueId};

@@ -84,7 +84,7 @@ fn lifetimes(graph: &Graph) -> Vec<Option<(ValueId, RangeInclusive<u32>)>> {
         lives[input.0 as usize] = Some(0..=last);
     }
     for (at, node) in graph.nodes.iter().enumerate() {
-        for id in node.inputs.iter().copied().chain(node.outputs()) {
+        for id in node.inputs.iter().copied().chain(node.outputs.iter().copied()) {
             let life = &mut lives[id.0 as usize];
             let start = life.as_ref().map_or(at as u32, |l| *l.start());
             let end = life.as_ref().map_or(0, |l| *l.end());

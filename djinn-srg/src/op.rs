@@ -15,7 +15,7 @@ pub enum RopeStyle {
 /// Which form of GELU (Hendrycks & Gimpel 2016).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Gelu {
+pub enum GeluForm {
     /// `x/2 (1 + erf(x/√2))`, i.e. `x` times the normal distribution function (`gelu` of Hugging Face).
     Erf,
     /// `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))` (`gelu_new`, `gelu_pytorch_tanh`).
@@ -132,7 +132,7 @@ pub enum Op {
     /// `x[rows, f] -> [rows, f]`: GELU of each element.
     Gelu {
         /// Which form.
-        form: Gelu,
+        form: GeluForm,
     },
     /// `a[rows, d], b[rows, d] -> [rows, d]`: the sum.
     Add,
@@ -175,6 +175,26 @@ pub enum Op {
 }
 
 impl Op {
+    /// Whether it gathers single rows of its weight, which then stays off the device.
+    pub const fn reads_rows(&self) -> bool {
+        matches!(self, Op::Embed)
+    }
+
+    /// Whether each output column depends on one row of its weights alone, so that the weights can be cut into tiles of
+    /// rows. Other operations read theirs whole.
+    pub const fn splits_by_rows(&self) -> bool {
+        matches!(self, Op::Linear | Op::ExpertLinear { .. })
+    }
+
+    /// The number of experts that each row chose, if the operation's outputs say which; from then on it is known
+    /// which weights the step reads.
+    pub const fn announces_choice(&self) -> Option<u32> {
+        match *self {
+            Op::Group { top_k, .. } => Some(top_k),
+            _ => None,
+        }
+    }
+
     /// The operation's name, as in traces and exports.
     pub const fn name(&self) -> &'static str {
         match self {

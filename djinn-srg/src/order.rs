@@ -77,19 +77,16 @@ pub fn tiles(graph: &Graph, tile_bytes: u64) -> Vec<Tile> {
     let mut tiles = Vec::new();
     let mut groups = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
-        if let Op::Group { top_k, .. } = node.op {
-            groups.push((node.also[0], NodeId(index as u32), top_k));
+        if let Some(top_k) = node.op.announces_choice() {
+            groups.push((node.outputs[1], NodeId(index as u32), top_k));
         }
-        if node.weights.is_empty() || matches!(node.op, Op::Embed) {
+        if node.weights.is_empty() || node.op.reads_rows() {
             continue;
         }
-        let row_bytes: Vec<u64> =
-            node.weights.iter().map(|&w| graph.value(w).matrix()[1] * graph.value(w).dtype.bytes()).collect();
+        let row_bytes: Vec<u64> = node.weights.iter().map(|&w| graph.value(w).row_bytes()).collect();
         let total: u64 = row_bytes.iter().sum();
         let rows = graph.value(node.weights[0]).matrix()[0];
-        // Only the rows of a product are independent; every other operation reads its weights whole.
-        let product = matches!(node.op, Op::Linear | Op::ExpertLinear { .. });
-        let step = if product { tile_rows(rows, tile_bytes / total) } else { rows };
+        let step = if node.op.splits_by_rows() { tile_rows(rows, tile_bytes / total) } else { rows };
         let condition = condition(node, &groups);
         let mut start = 0;
         while start < rows {
@@ -118,9 +115,9 @@ fn tile_rows(rows: u64, limit: u64) -> u64 {
     rows.div_ceil(rows.div_ceil(limit)).next_multiple_of(unit).min(rows)
 }
 
-/// Weights of which a pass reads single rows (embedding tables). They are gathered from host memory, or
+/// Weights whose single rows a pass reads (embedding tables). They are gathered from host memory, or
 /// from the device where a tied output projection keeps them there.
 pub fn gathered_tables(graph: &Graph) -> Vec<ValueId> {
-    let nodes = graph.nodes.iter().filter(|n| matches!(n.op, Op::Embed));
+    let nodes = graph.nodes.iter().filter(|n| n.op.reads_rows());
     nodes.flat_map(|n| n.weights.iter().copied()).collect()
 }

@@ -1,4 +1,4 @@
-//! Values: what operations read and write, with shape, lifecycle and owner.
+//! Values: what operations read and write, with shape and lifecycle.
 
 use crate::DType;
 use serde::Serialize;
@@ -54,18 +54,6 @@ pub enum Lifecycle {
     Stack,
 }
 
-/// Who a value belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Owner {
-    /// Every session of the model.
-    Model,
-    /// One session.
-    Session,
-    /// One step.
-    Step,
-}
-
 /// A tensor that the graph names.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Value {
@@ -73,14 +61,12 @@ pub struct Value {
     pub name: String,
     /// Row-major shape.
     pub shape: Vec<Dim>,
-    /// Element type.
-    pub dtype: DType,
+    /// Element type; `None` for data, whose type the run chooses.
+    pub dtype: Option<DType>,
     /// Segment.
     pub lifecycle: Lifecycle,
     /// The decoder block that the value belongs to.
     pub layer: Option<u32>,
-    /// Hook point that this value is, in TransformerLens's names (`blocks.3.hook_resid_post`).
-    pub hook: Option<String>,
 }
 
 impl Value {
@@ -99,17 +85,24 @@ impl Value {
     }
 
     /// Bytes in a step of `rows`. Saturates instead of overflowing.
+    ///
+    /// # Panics
+    /// If it is a data value.
     pub fn bytes(&self, rows: Rows) -> u64 {
-        self.elements(rows).saturating_mul(self.dtype.bytes())
+        self.elements(rows).saturating_mul(self.dtype().bytes())
     }
 
-    /// Who the value belongs to; follows from the lifecycle.
-    pub const fn owner(&self) -> Owner {
-        match self.lifecycle {
-            Lifecycle::Text => Owner::Model,
-            Lifecycle::Data => Owner::Session,
-            Lifecycle::Stack => Owner::Step,
-        }
+    /// The element type of a weight or an activation.
+    ///
+    /// # Panics
+    /// If it is a data value.
+    pub fn dtype(&self) -> DType {
+        self.dtype.unwrap_or_else(|| panic!("the type of {} is the run's", self.name))
+    }
+
+    /// Bytes of one row of a weight. See [`matrix`](Self::matrix).
+    pub fn row_bytes(&self) -> u64 {
+        self.matrix()[1] * self.dtype().bytes()
     }
 
     /// The constant shape of a weight as `[rows, columns]`; a vector counts as one column.

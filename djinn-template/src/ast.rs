@@ -1,8 +1,7 @@
 //! A template as a tree. Chains (`a.b.c`, `a + b + c`, `not not a`, `elif`) are lists, so that a tree is only as
 //! deep as its brackets and blocks, which the parser bounds.
 
-use crate::filters::FilterFn;
-use crate::predicates::TestFn;
+use crate::arguments::Builtin;
 use crate::text::Text;
 use crate::value::Value;
 use std::sync::Arc;
@@ -36,20 +35,12 @@ pub(crate) struct Statement {
 pub(crate) enum StatementKind {
     Text(String),
     Print(Expr),
-    If {
-        arms: Vec<(Expr, Vec<Statement>)>,
-        otherwise: Vec<Statement>,
-    },
+    If(Vec<(Expr, Vec<Statement>)>, Vec<Statement>),
     For(Box<For>),
     Set(Target, Expr),
-    /// A block's text, through filters.
-    SetBlock(Target, Vec<Post>, Vec<Statement>),
     With(Vec<(Target, Expr)>, Vec<Statement>),
     /// Defines a macro under its own name.
     Macro(usize),
-    /// Calls a macro with the one of this index as `caller`.
-    Call(Expr, Arguments, usize),
-    Filter(Vec<Post>, Vec<Statement>),
     /// What transformers marks for training: a scope that prints its body.
     Generation(Vec<Statement>),
     Break,
@@ -102,52 +93,33 @@ pub(crate) enum Expr {
     /// `not`, or with `true` its double: Python's truth.
     Not(bool, Box<Expr>),
     /// Operators of one precedence, from left to right.
-    Chain(Box<Expr>, Vec<(Arithmetic, Expr)>),
+    Chain(Box<Expr>, Vec<(&'static str, Expr)>),
     Concat(Vec<Expr>),
     And(Vec<Expr>),
     Or(Vec<Expr>),
-    Compare(Box<Expr>, Vec<(Comparison, Expr)>),
+    Compare(Box<Expr>, Vec<(&'static str, Expr)>),
     /// `value if condition else …`: pairs of condition and value, and what is left.
     Conditional(Vec<(Expr, Expr)>, Option<Box<Expr>>),
+    /// What a block prints.
+    Block(Vec<Statement>),
+    /// A call of a macro with the one of this index as `caller`.
+    CallBlock(Box<Expr>, Arguments, usize),
     /// What follows a value: attributes, items, calls, filters, tests.
     Post(Box<Expr>, Vec<Post>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arithmetic {
-    Add,
-    Subtract,
-    Multiply,
-    Divide,
-    FloorDivide,
-    Remainder,
-    Power,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Comparison {
-    Equal,
-    NotEqual,
-    Less,
-    LessEqual,
-    Greater,
-    GreaterEqual,
-    In,
-    NotIn,
 }
 
 #[derive(Debug)]
 pub(crate) enum Post {
     Attribute(Arc<Text>),
     Item(Box<Expr>),
-    /// Start, stop and step.
-    Slice(Box<[Option<Expr>; 3]>),
+    /// Start, stop and step, `None` where one is not given.
+    Slice(Box<[Expr; 3]>),
     Call(Arguments),
-    Filter(FilterFn, Arguments),
+    Filter(&'static Builtin, Arguments),
     /// A filter or test that is not known, or not supported; refused when it is reached.
     Missing(String),
     /// A test, its arguments, and whether it is negated.
-    Test(TestFn, Arguments, bool),
+    Test(&'static Builtin, Arguments, bool),
 }
 
 #[derive(Debug, Default)]

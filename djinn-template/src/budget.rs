@@ -1,6 +1,6 @@
 //! What a render may use: memory and work, counted before they are spent, and depth.
 
-use crate::error::Fault;
+use crate::error::{Eval, Fault};
 use crate::value::Value;
 use std::cell::Cell;
 
@@ -18,7 +18,7 @@ pub(crate) const MAX_VALUE_DEPTH: u16 = 160;
 const MAX_DEPTH: u32 = 400;
 
 /// Bytes that an object costs beside its contents.
-const OBJECT: u64 = 96;
+const OBJECT: usize = 96;
 
 /// The account of one render. All sums are of what was ever made or done: nothing is given back.
 #[derive(Debug)]
@@ -38,41 +38,39 @@ impl Budget {
     }
 
     /// Counts work, in units.
-    pub(crate) fn work(&self, units: u64) -> Result<(), Fault> {
+    pub(crate) fn work(&self, units: u64) -> Eval<()> {
         let left = self.work.get().checked_sub(units);
         self.work.set(left.ok_or_else(|| Fault::Limit("takes too long".into()))?);
         Ok(())
     }
 
     /// Counts the work of reading a text once; of other values what is done with them counts.
-    pub(crate) fn look_at(&self, value: &Value) -> Result<(), Fault> {
+    pub(crate) fn look_at(&self, value: &Value) -> Eval<()> {
         self.work(value.as_str().map_or(0, |text| text.len() as u64))
     }
 
     /// Counts bytes that are about to be allocated, and the work of filling them.
-    pub(crate) fn bytes(&self, bytes: usize) -> Result<(), Fault> {
+    pub(crate) fn bytes(&self, bytes: usize) -> Eval<()> {
         let left = self.memory.get().checked_sub(bytes as u64);
-        self.memory.set(left.ok_or_else(|| {
-            Fault::Limit(format!("made more than {} MiB of text and lists", self.memory_limit >> 20))
-        })?);
+        let limit = self.memory_limit >> 20;
+        let refused = || Fault::Limit(format!("made more than {limit} MiB of text and lists"));
+        self.memory.set(left.ok_or_else(refused)?);
         self.work(bytes as u64)
     }
 
     /// Counts an object with a list of items of `T`.
-    pub(crate) fn items<T>(&self, count: usize) -> Result<(), Fault> {
-        self.bytes((OBJECT as usize).saturating_add(count.saturating_mul(size_of::<T>())))
+    pub(crate) fn items<T>(&self, count: usize) -> Eval<()> {
+        self.bytes(OBJECT.saturating_add(count.saturating_mul(size_of::<T>())))
     }
 
-    /// Goes one level deeper, as far as the stack's limit; [`leave`](Self::leave) comes back.
-    pub(crate) fn enter(&self) -> Result<(), Fault> {
+    /// Does something one level deeper, as far as the stack's limit.
+    pub(crate) fn deeper<T>(&self, run: impl FnOnce() -> Eval<T>) -> Eval<T> {
         if self.depth.get() == MAX_DEPTH {
             return Err(Fault::Limit(format!("nests more than {MAX_DEPTH} calls and blocks")));
         }
         self.depth.set(self.depth.get() + 1);
-        Ok(())
-    }
-
-    pub(crate) fn leave(&self) {
+        let found = run();
         self.depth.set(self.depth.get() - 1);
+        found
     }
 }

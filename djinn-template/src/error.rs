@@ -52,6 +52,15 @@ pub enum Error {
 /// This crate's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// What a step of a render gives.
+pub(crate) type Eval<T = crate::value::Value> = Result<T, Fault>;
+
+/// A refusal of what Python refuses as well, with a message as of `format!`.
+macro_rules! refuse {
+    ($($message:tt)*) => { Err($crate::error::Fault::Evaluation(format!($($message)*))) };
+}
+pub(crate) use refuse;
+
 /// A failure while rendering, before its line is known.
 #[derive(Debug)]
 pub(crate) enum Fault {
@@ -62,10 +71,6 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    pub(crate) fn new(detail: impl Into<String>) -> Self {
-        Self::Evaluation(detail.into())
-    }
-
     pub(crate) fn at(self, line: u32) -> Error {
         match self {
             Fault::Raised(message) => Error::Raised { line, message },

@@ -1,14 +1,16 @@
 //! Python's two ways to format text: `%` and `str.format`.
 
-use crate::error::Fault;
+use crate::arguments::Args;
+use crate::error::{Eval, Fault, refuse};
 use crate::numbers::{float, not_finite, with_exponent};
 use crate::operators::{integer, number};
 use crate::printable::one_line;
-use crate::render::{Args, Renderer};
+use crate::render::Renderer;
 use crate::text::{Text, TextBuilder};
 use crate::value::{Kind, SeqKind, Value};
 use std::iter::Peekable;
 use std::str::CharIndices;
+use std::sync::Arc;
 
 /// Widest field and finest precision.
 const MAX_WIDTH: usize = 10_000;
@@ -36,7 +38,7 @@ fn next_if(chars: &mut Chars<'_>, wanted: impl Fn(char) -> bool) -> Option<char>
 }
 
 /// A number in decimal digits, 0 without one.
-fn digits(chars: &mut Chars<'_>) -> Result<Option<usize>, Fault> {
+fn digits(chars: &mut Chars<'_>) -> Eval<Option<usize>> {
     let mut found = None;
     while let Some(c) = next_if(chars, |c| c.is_ascii_digit()) {
         let value = found.unwrap_or(0) * 10 + (c as usize - '0' as usize);
@@ -48,57 +50,53 @@ fn digits(chars: &mut Chars<'_>) -> Result<Option<usize>, Fault> {
     Ok(found)
 }
 
-fn malformed(what: &str) -> Fault {
-    Fault::new(format!("the format is malformed: {what}"))
+fn malformed<T>(what: &str) -> Eval<T> {
+    refuse!("the format is malformed: {what}")
 }
 
 /// `text % values`.
-pub(crate) fn percent(r: &Renderer<'_>, text: &Text, values: &Value) -> Result<Value, Fault> {
+pub(crate) fn percent(r: &Renderer<'_>, text: &Text, values: &Value) -> Eval {
     let several = match &values.0 {
         Kind::Seq(seq) if matches!(seq.kind, SeqKind::Tuple) => Some(seq.items.as_slice()),
         _ => None,
     };
     let mut positional = several.unwrap_or(std::slice::from_ref(values)).iter();
-    let mut by_name = false;
-    let mut out = TextBuilder::default();
+    // Of a mapping what is not used is no error, nor where keys are used.
+    let mut leaves = several.is_none() && values.as_dict().is_some();
+    let mut out = r.builder();
     let mut plain = 0;
     let mut chars: Chars<'_> = text.as_str().char_indices().peekable();
-    while let Some((at, c)) = chars.next() {
-        if c != '%' {
-            continue;
-        }
+    while let Some((at, _)) = chars.find(|(_, c)| *c == '%') {
         r.budget.work(20)?;
-        out.range(&r.budget, text, plain..at)?;
+        out.range(text, plain..at)?;
         let mut named = None;
         if next_if(&mut chars, |c| c == '(').is_some() {
-            let start = at + 2;
             let Some((end, _)) = chars.find(|(_, c)| *c == ')') else {
-                return Err(malformed("a key is not closed"));
+                return malformed("a key is not closed");
             };
-            let key = &text.as_str()[start..end];
-            named = Some(values.get(key).ok_or_else(|| Fault::new(format!("no key '{}'", one_line(key))))?);
-            by_name = true;
+            let key = &text.as_str()[at + 2..end];
+            named = Some(values.get(key).map_or_else(|| refuse!("no key '{}'", one_line(key)), Ok)?);
+            leaves = true;
         }
         let spec = percent_spec(&mut chars)?;
         plain = chars.peek().map_or(text.len(), |(at, _)| *at);
         if spec.kind == Some('%') {
-            out.plain(&r.budget, "%")?;
+            out.plain("%")?;
             continue;
         }
         let Some(value) = named.or_else(|| positional.next()) else {
-            return Err(Fault::new("not enough arguments for format string"));
+            return refuse!("not enough arguments for format string");
         };
         percent_field(r, &mut out, spec, value)?;
     }
-    out.range(&r.budget, text, plain..text.len())?;
-    let left_over = positional.next().is_some() && !by_name;
-    if left_over && (several.is_some() || values.as_dict().is_none()) {
-        return Err(Fault::new("not all arguments converted during string formatting"));
+    out.range(text, plain..text.len())?;
+    if positional.next().is_some() && !leaves {
+        return refuse!("not all arguments converted during string formatting");
     }
-    r.made(out)
+    out.value()
 }
 
-fn percent_spec(chars: &mut Chars<'_>) -> Result<Spec, Fault> {
+fn percent_spec(chars: &mut Chars<'_>) -> Eval<Spec> {
     let mut spec = Spec::default();
     while let Some(flag) = next_if(chars, |c| "-+ 0#".contains(c)) {
         match flag {
@@ -122,136 +120,129 @@ fn percent_spec(chars: &mut Chars<'_>) -> Result<Spec, Fault> {
     Ok(spec)
 }
 
-fn percent_field(r: &Renderer<'_>, out: &mut TextBuilder, spec: Spec, value: &Value) -> Result<(), Fault> {
-    let kind = spec.kind.ok_or_else(|| malformed("it ends in %"))?;
-    let wrong = || Fault::new(format!("%{kind} format: a number is required, not {}", value.type_name()));
-    match kind {
-        's' | 'r' | 'a' => {
-            let value = if kind == 's' { r.string(value)? } else { repr(r, value)? };
+fn percent_field(r: &Renderer<'_>, out: &mut TextBuilder<'_>, spec: Spec, value: &Value) -> Eval<()> {
+    let Some(kind) = spec.kind else { return malformed("it ends in %") };
+    match (kind, integer(value), number(value)) {
+        ('s' | 'r' | 'a', ..) => {
+            let text = if kind == 's' { r.printed(value)? } else { repr(r, value)? };
             // Zeros are for numbers, and text stands on the right.
             let align = Some(if spec.align == Some('<') { '<' } else { '>' });
-            write_text(r, out, &Spec { align, fill: None, ..spec }, &value)
+            write_text(out, &Spec { align, fill: None, ..spec }, &text)
         }
-        'd' | 'i' | 'u' => {
-            let value = integer(value).or_else(|| number(value).map(|value| value.trunc() as i128));
-            write_integer(r, out, &Spec { kind: Some('d'), ..spec }, value.ok_or_else(wrong)?)
+        ('d' | 'i' | 'u', Some(value), _) => write_integer(out, &Spec { kind: Some('d'), ..spec }, value),
+        ('d' | 'i' | 'u', None, Some(value)) => {
+            write_integer(out, &Spec { kind: Some('d'), ..spec }, value.trunc() as i128)
         }
-        'x' | 'X' | 'o' => write_integer(r, out, &spec, integer(value).ok_or_else(wrong)?),
-        'e' | 'E' | 'f' | 'F' | 'g' | 'G' => write_float(r, out, &spec, number(value).ok_or_else(wrong)?),
-        'c' => match integer(value).map(|code| u32::try_from(code).ok().and_then(char::from_u32)) {
-            Some(Some(c)) => out.plain(&r.budget, c.encode_utf8(&mut [0; 4])),
-            Some(None) => Err(Fault::new("%c arg not in range")),
-            None => match value.as_text() {
-                Some(text) if text.as_str().chars().count() == 1 => out.text(&r.budget, text),
-                _ => Err(Fault::new("%c requires int or char")),
-            },
+        ('x' | 'X' | 'o', Some(value), _) => write_integer(out, &spec, value),
+        ('e' | 'E' | 'f' | 'F' | 'g' | 'G', _, Some(value)) => write_float(out, &spec, value),
+        ('c', Some(code), _) => match u32::try_from(code).ok().and_then(char::from_u32) {
+            Some(c) => out.plain(c.encode_utf8(&mut [0; 4])),
+            None => refuse!("%c arg not in range"),
         },
-        other => Err(malformed(&format!("unknown %{}", one_line(&other.to_string())))),
+        ('c', None, _) => match value.as_text() {
+            Some(text) if text.as_str().chars().count() == 1 => out.text(text),
+            _ => refuse!("%c requires int or char"),
+        },
+        ('d' | 'i' | 'u' | 'x' | 'X' | 'o' | 'e' | 'E' | 'f' | 'F' | 'g' | 'G', ..) => {
+            refuse!("%{kind} format: a number is required, not {}", value.type_name())
+        }
+        _ => malformed(&format!("unknown %{}", one_line(&kind.to_string()))),
     }
 }
 
-fn repr(r: &Renderer<'_>, value: &Value) -> Result<Value, Fault> {
-    let mut out = TextBuilder::default();
+fn repr(r: &Renderer<'_>, value: &Value) -> Eval<Arc<Text>> {
+    let mut out = r.builder();
     r.repr(&mut out, value)?;
-    r.made(out)
+    Ok(Arc::new(out.finish()))
 }
 
 /// `text.format(…)`.
-pub(crate) fn braces(r: &Renderer<'_>, text: &Text, args: Args) -> Result<Value, Fault> {
-    let mut out = TextBuilder::default();
+pub(crate) fn braces(r: &Renderer<'_>, text: &Text, args: &Args) -> Eval {
+    let mut out = r.builder();
     let mut plain = 0;
     let mut automatic = 0..;
     let mut chars: Chars<'_> = text.as_str().char_indices().peekable();
-    while let Some((at, c)) = chars.next() {
-        if c != '{' && c != '}' {
-            continue;
-        }
+    while let Some((at, c)) = chars.find(|(_, c)| matches!(c, '{' | '}')) {
         r.budget.work(20)?;
         // Doubled brackets stand for one.
         if next_if(&mut chars, |next| next == c).is_some() {
-            out.range(&r.budget, text, plain..at + 1)?;
+            out.range(text, plain..at + 1)?;
             plain = at + 2;
             continue;
         }
         if c == '}' {
-            return Err(malformed("a single '}'"));
+            return malformed("a single '}'");
         }
-        out.range(&r.budget, text, plain..at)?;
-        let Some((end, _)) = chars.find(|(_, c)| *c == '}') else { return Err(malformed("a single '{'")) };
-        field(r, &mut out, &text.as_str()[at + 1..end], &args, &mut automatic)?;
+        out.range(text, plain..at)?;
+        let Some((end, _)) = chars.find(|(_, c)| *c == '}') else { return malformed("a single '{'") };
+        field(r, &mut out, &text.as_str()[at + 1..end], args, &mut automatic)?;
         plain = end + 1;
     }
-    out.range(&r.budget, text, plain..text.len())?;
-    r.made(out)
+    out.range(text, plain..text.len())?;
+    out.value()
 }
 
 /// One field of `str.format`: `name!conversion:spec`.
 fn field(
     r: &Renderer<'_>,
-    out: &mut TextBuilder,
+    out: &mut TextBuilder<'_>,
     field: &str,
     args: &Args,
     automatic: &mut std::ops::RangeFrom<usize>,
-) -> Result<(), Fault> {
+) -> Eval<()> {
     let (name, spec) = field.split_once(':').unwrap_or((field, ""));
     let (name, conversion) = name.split_once('!').map_or((name, None), |(name, rest)| (name, Some(rest)));
     if name.contains(['.', '[']) || spec.contains('{') {
         return Err(Fault::Unsupported("str.format with attributes, items or nested fields".into()));
     }
-    let value = if name.bytes().all(|byte| byte.is_ascii_digit()) {
+    let found = if name.bytes().all(|byte| byte.is_ascii_digit()) {
         let at = if name.is_empty() { automatic.next() } else { name.parse().ok() };
-        let found = at.and_then(|at| args.positional.get(at));
-        found.ok_or_else(|| Fault::new("Replacement index out of range for positional args tuple"))?
+        at.and_then(|at| args.positional.get(at))
     } else {
-        let found = args.named.iter().find(|(known, _)| known.as_str() == name);
-        &found.ok_or_else(|| Fault::new(format!("no argument '{}'", one_line(name))))?.1
+        args.named.iter().find(|(known, _)| known.as_str() == name).map(|(_, value)| value)
     };
+    let Some(value) = found else { return refuse!("no argument '{}' for str.format", one_line(name)) };
     let value = match conversion {
         None => value.clone(),
-        Some("s") => r.string(value)?,
-        Some("r") => repr(r, value)?,
-        Some(other) => return Err(malformed(&format!("unknown conversion '{}'", one_line(other)))),
+        Some("s") => r.printed(value)?.into(),
+        Some("r") => repr(r, value)?.into(),
+        Some(other) => return malformed(&format!("unknown conversion '{}'", one_line(other))),
     };
     if spec.is_empty() {
         return r.write(out, &value);
     }
     let spec = braces_spec(spec)?;
     match (&value.0, spec.kind) {
-        (Kind::Str(_), None | Some('s')) => {
-            if spec.sign.is_some() || spec.align == Some('=') || spec.grouping.is_some() {
-                return Err(Fault::new("the format is not for text"));
-            }
-            let align = Some(spec.align.unwrap_or('<'));
-            write_text(r, out, &Spec { align, ..spec }, &value)
+        (Kind::Str(_), None | Some('s'))
+            if spec.sign.is_some() || spec.align == Some('=') || spec.grouping.is_some() =>
+        {
+            refuse!("the format is not for text")
+        }
+        (Kind::Str(text), None | Some('s')) => {
+            write_text(out, &Spec { align: Some(spec.align.unwrap_or('<')), ..spec }, text)
         }
         (Kind::Int(_) | Kind::Bool(_), None | Some('d' | 'x' | 'X' | 'o' | 'b' | 'n')) => {
             if spec.precision.is_some() {
-                return Err(Fault::new("Precision not allowed in integer format specifier"));
+                return refuse!("Precision not allowed in integer format specifier");
             }
-            write_integer(r, out, &spec, integer(&value).unwrap_or_default())
+            write_integer(out, &spec, integer(&value).unwrap_or_default())
         }
         (
             Kind::Int(_) | Kind::Bool(_) | Kind::Float(_),
             None | Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%'),
-        ) => write_float(r, out, &spec, number(&value).unwrap_or_default()),
-        _ => Err(Fault::new(format!("the format is not for a {}", value.type_name()))),
+        ) => write_float(out, &spec, number(&value).unwrap_or_default()),
+        _ => refuse!("the format is not for a {}", value.type_name()),
     }
 }
 
-fn braces_spec(text: &str) -> Result<Spec, Fault> {
+fn braces_spec(text: &str) -> Eval<Spec> {
     let mut spec = Spec::default();
     let mut chars: Chars<'_> = text.char_indices().peekable();
     let is_align = |c: char| "<>^=".contains(c);
-    let mut front = text.chars();
-    if let (Some(fill), Some(align)) = (front.next(), front.next())
-        && is_align(align)
-    {
-        (spec.fill, spec.align) = (Some(fill), Some(align));
-        chars.next();
-        chars.next();
-    } else {
-        spec.align = next_if(&mut chars, is_align);
+    if text.chars().nth(1).is_some_and(is_align) {
+        spec.fill = next_if(&mut chars, |_| true);
     }
+    spec.align = next_if(&mut chars, is_align);
     spec.sign = next_if(&mut chars, |c| "+- ".contains(c)).filter(|c| *c != '-');
     spec.alternate = next_if(&mut chars, |c| c == '#').is_some();
     if next_if(&mut chars, |c| c == '0').is_some() && spec.align.is_none() {
@@ -260,64 +251,48 @@ fn braces_spec(text: &str) -> Result<Spec, Fault> {
     spec.width = digits(&mut chars)?.unwrap_or(0);
     spec.grouping = next_if(&mut chars, |c| c == ',' || c == '_');
     if next_if(&mut chars, |c| c == '.').is_some() {
-        spec.precision = Some(digits(&mut chars)?.ok_or_else(|| malformed("the precision is missing"))?);
+        spec.precision = digits(&mut chars)?;
+        spec.precision.map_or_else(|| malformed("the precision is missing"), Ok)?;
     }
     spec.kind = chars.next().map(|(_, c)| c);
     if chars.next().is_some() {
-        return Err(malformed("invalid format specifier"));
+        return malformed("invalid format specifier");
     }
     Ok(spec)
 }
 
 /// Writes text to its width, cut to its precision.
-fn write_text(r: &Renderer<'_>, out: &mut TextBuilder, spec: &Spec, value: &Value) -> Result<(), Fault> {
-    let Some(text) = value.as_text() else { return Err(Fault::new("not a string")) };
-    r.budget.work(text.len() as u64)?;
+fn write_text(out: &mut TextBuilder<'_>, spec: &Spec, text: &Text) -> Eval<()> {
     let cut = spec.precision.and_then(|length| text.as_str().char_indices().nth(length));
-    let end = cut.map_or(text.len(), |(at, _)| at);
-    let length = text.as_str()[..end].chars().count();
-    padded(r, out, spec, length, |out| out.range(&r.budget, text, 0..end))
+    padded(out, spec, text, cut.map_or(text.len(), |(at, _)| at))
 }
 
-/// Writes something of a known length with what fills its width.
-fn padded(
-    r: &Renderer<'_>,
-    out: &mut TextBuilder,
-    spec: &Spec,
-    length: usize,
-    write: impl FnOnce(&mut TextBuilder) -> Result<(), Fault>,
-) -> Result<(), Fault> {
-    let missing = spec.width.saturating_sub(length);
+/// Writes a text up to `end`, with what fills its width.
+fn padded(out: &mut TextBuilder<'_>, spec: &Spec, text: &Text, end: usize) -> Eval<()> {
+    let missing = spec.width.saturating_sub(text.as_str()[..end].chars().count());
     let left = match spec.align {
         Some('<') => 0,
         Some('^') => missing / 2,
         _ => missing,
     };
     let fill = Text::plain(spec.fill.unwrap_or(' '));
-    out.repeat(&r.budget, &fill, left)?;
-    write(out)?;
-    out.repeat(&r.budget, &fill, missing - left)
+    out.repeat(&fill, left)?;
+    out.range(text, 0..end)?;
+    out.repeat(&fill, missing - left)
 }
 
 /// Writes a sign, a prefix and digits; between sign and digits is where `=` fills.
-fn write_number(
-    r: &Renderer<'_>,
-    out: &mut TextBuilder,
-    spec: &Spec,
-    negative: bool,
-    prefix: &str,
-    digits: &str,
-) -> Result<(), Fault> {
-    let sign = if negative { "-".to_owned() } else { spec.sign.map_or(String::new(), String::from) };
-    let front = sign + prefix;
+fn write_number(out: &mut TextBuilder<'_>, spec: &Spec, minus: bool, prefix: &str, digits: &str) -> Eval<()> {
+    let sign = if minus { Some('-') } else { spec.sign };
+    let front = sign.map_or(String::new(), String::from) + prefix;
     let digits = spec.grouping.map_or(digits.to_owned(), |mark| grouped(digits, mark));
     if spec.align == Some('=') {
-        let fill = spec.fill.unwrap_or(' ').to_string();
-        let missing = spec.width.saturating_sub(front.len() + digits.len());
-        return out.plain(&r.budget, &(front + &fill.repeat(missing) + &digits));
+        out.plain(&front)?;
+        let spec = Spec { width: spec.width.saturating_sub(front.len()), fill: spec.fill, ..Spec::default() };
+        return padded(out, &spec, &Text::plain(&*digits), digits.len());
     }
-    let shown = front + &digits;
-    padded(r, out, spec, shown.len(), |out| out.plain(&r.budget, &shown))
+    let shown = Text::plain(front + &digits);
+    padded(out, spec, &shown, shown.len())
 }
 
 /// Marks between thousands of the part before the point.
@@ -333,7 +308,7 @@ fn grouped(digits: &str, mark: char) -> String {
     out + &digits[end..]
 }
 
-fn write_integer(r: &Renderer<'_>, out: &mut TextBuilder, spec: &Spec, value: i128) -> Result<(), Fault> {
+fn write_integer(out: &mut TextBuilder<'_>, spec: &Spec, value: i128) -> Eval<()> {
     let size = value.unsigned_abs();
     let (prefix, mut digits) = match spec.kind {
         Some('x') => ("0x", format!("{size:x}")),
@@ -345,10 +320,10 @@ fn write_integer(r: &Renderer<'_>, out: &mut TextBuilder, spec: &Spec, value: i1
     if let Some(least) = spec.precision {
         digits = format!("{digits:0>least$}");
     }
-    write_number(r, out, spec, value < 0, if spec.alternate { prefix } else { "" }, &digits)
+    write_number(out, spec, value < 0, if spec.alternate { prefix } else { "" }, &digits)
 }
 
-fn write_float(r: &Renderer<'_>, out: &mut TextBuilder, spec: &Spec, value: f64) -> Result<(), Fault> {
+fn write_float(out: &mut TextBuilder<'_>, spec: &Spec, value: f64) -> Eval<()> {
     let size = value.abs();
     let upper = spec.kind.is_some_and(char::is_uppercase);
     let precision = spec.precision;
@@ -366,7 +341,7 @@ fn write_float(r: &Renderer<'_>, out: &mut TextBuilder, spec: &Spec, value: f64)
     if upper {
         digits = digits.to_uppercase();
     }
-    write_number(r, out, spec, value.is_sign_negative() && !value.is_nan(), "", &digits)
+    write_number(out, spec, value.is_sign_negative() && !value.is_nan(), "", &digits)
 }
 
 /// The format `g`: `precision` significant digits, an exponent where the number is very small or large, no zeros

@@ -1,74 +1,53 @@
 //! The filter `tojson` as transformers defines it: Python's `json.dumps`.
 
-use crate::error::Fault;
+use crate::arguments::Given;
+use crate::error::{Eval, refuse};
+use crate::filters::{sorted, spaces};
 use crate::numbers::{float, not_finite};
-use crate::operators::integer;
-use crate::render::{Args, Renderer};
+use crate::render::Renderer;
 use crate::text::{Text, TextBuilder};
-use crate::value::{Key, Kind, SeqKind, Value, truth};
+use crate::value::{Key, Kind, SeqKind, Value, compare};
+use std::sync::Arc;
 
-/// How JSON is written: the arguments of Python's `json.dumps`.
-struct Style {
+/// Writes JSON as the arguments of Python's `json.dumps` say.
+struct Writer<'a, 't> {
+    r: &'a Renderer<'t>,
+    out: TextBuilder<'t>,
     /// What one level is indented by; everything is in one line without it.
-    indent: Option<Text>,
-    between_items: Text,
-    after_key: Text,
+    indent: Option<Arc<Text>>,
+    between_items: Arc<Text>,
+    after_key: Arc<Text>,
     ascii: bool,
     sorted: bool,
 }
 
 /// The filter. Strings keep their origin; brackets and numbers are not literal.
-pub(crate) fn tojson(r: &mut Renderer<'_>, value: &Value, args: Args) -> Result<Value, Fault> {
-    let style = Style::new(r, args)?;
-    let mut writer = Writer { r, style, out: TextBuilder::default() };
+pub(crate) fn tojson(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
+    let indent = match given.some("indent") {
+        None => None,
+        Some(Value(Kind::Str(text))) => Some(text),
+        Some(_) => Some(Arc::new(spaces(r, given.count("indent", 0)?)?)),
+    };
+    let [between_items, after_key] = match given.some("separators") {
+        None => [if indent.is_some() { "," } else { ", " }, ": "].map(|text| Arc::new(Text::plain(text))),
+        Some(two) => match r.taken(&two)?.as_slice() {
+            [Value(Kind::Str(item)), Value(Kind::Str(key))] => [item.clone(), key.clone()],
+            _ => return refuse!("tojson: separators must be two strings"),
+        },
+    };
+    let (ascii, sorted) = (given.is_set("ensure_ascii"), given.is_set("sort_keys"));
+    let mut writer = Writer { r, out: r.builder(), indent, between_items, after_key, ascii, sorted };
     writer.value(value, 0)?;
-    let out = writer.out;
-    r.made(out)
-}
-
-impl Style {
-    fn new(r: &Renderer<'_>, args: Args) -> Result<Self, Fault> {
-        let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-        let [ascii, indent, separators, sorted] = args.bind("tojson", names)?;
-        let given = |value: Option<Value>| value.filter(|value| !value.is_none());
-        let is_set = |value: Option<Value>| value.is_some_and(|value| truth(&value));
-        let indent = match given(indent) {
-            None => None,
-            Some(Value(Kind::Str(text))) => Some((*text).clone()),
-            Some(value) => {
-                let Some(width) = integer(&value) else {
-                    return Err(Fault::new("tojson: indent is no number"));
-                };
-                let width = usize::try_from(width.max(0)).unwrap_or(usize::MAX);
-                r.budget.bytes(width)?;
-                Some(Text::plain(" ".repeat(width)))
-            }
-        };
-        let between = if indent.is_some() { "," } else { ", " };
-        let [between_items, after_key] = match given(separators) {
-            None => [Text::plain(between), Text::plain(": ")],
-            Some(two) => match r.taken(&two)?.as_slice() {
-                [Value(Kind::Str(item)), Value(Kind::Str(key))] => [(**item).clone(), (**key).clone()],
-                _ => return Err(Fault::new("tojson: separators must be two strings")),
-            },
-        };
-        Ok(Self { indent, between_items, after_key, ascii: is_set(ascii), sorted: is_set(sorted) })
-    }
-}
-
-struct Writer<'a, 't> {
-    r: &'a Renderer<'t>,
-    style: Style,
-    out: TextBuilder,
+    writer.out.value()
 }
 
 impl Writer<'_, '_> {
-    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Fault> {
+    fn value(&mut self, value: &Value, depth: usize) -> Eval<()> {
         self.r.budget.work(10)?;
         match &value.0 {
             Kind::Str(text) => self.text(text),
             Kind::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple) => {
-                self.plain("[")?;
+                self.out.plain("[")?;
                 for (at, item) in seq.items.iter().enumerate() {
                     self.separate(at, depth + 1)?;
                     self.value(item, depth + 1)?;
@@ -78,89 +57,72 @@ impl Writer<'_, '_> {
             Kind::Dict(dict) => {
                 let mut entries: Vec<(&Key, &Value)> = dict.entries.iter().collect();
                 self.r.budget.items::<(&Key, &Value)>(entries.len())?;
-                if self.style.sorted {
-                    entries = self.sorted(entries)?;
+                if self.sorted {
+                    let less = |a: &(&Key, _), b: &(&Key, _)| compare(self.r.budget, "<", &a.0.0, &b.0.0);
+                    entries = sorted(entries, &less)?;
                 }
-                self.plain("{")?;
+                self.out.plain("{")?;
                 for (at, (key, item)) in entries.into_iter().enumerate() {
                     self.separate(at, depth + 1)?;
                     match key.0.as_text() {
                         Some(text) => self.text(text)?,
                         None => self.text(&Text::plain(scalar(&key.0)?))?,
                     }
-                    self.out.text(&self.r.budget, &self.style.after_key)?;
+                    self.out.text(&self.after_key)?;
                     self.value(item, depth + 1)?;
                 }
                 self.close("}", dict.entries.is_empty(), depth)
             }
-            _ => self.plain(&scalar(value)?),
+            _ => self.out.plain(&scalar(value)?),
         }
     }
 
-    fn sorted<'v>(&self, entries: Vec<(&'v Key, &'v Value)>) -> Result<Vec<(&'v Key, &'v Value)>, Fault> {
-        crate::filters::sorted(entries, |a, b| {
-            crate::value::less(&self.r.budget, &a.0.0, &b.0.0, "<", |order| order.is_lt())
-        })
-    }
-
-    fn plain(&mut self, text: &str) -> Result<(), Fault> {
-        self.out.plain(&self.r.budget, text)
-    }
-
-    fn separate(&mut self, at: usize, depth: usize) -> Result<(), Fault> {
+    fn separate(&mut self, at: usize, depth: usize) -> Eval<()> {
         if at > 0 {
-            self.out.text(&self.r.budget, &self.style.between_items)?;
+            self.out.text(&self.between_items)?;
         }
         self.line(depth)
     }
 
-    fn close(&mut self, bracket: &str, empty: bool, depth: usize) -> Result<(), Fault> {
+    fn close(&mut self, bracket: &str, empty: bool, depth: usize) -> Eval<()> {
         if !empty {
             self.line(depth)?;
         }
-        self.plain(bracket)
+        self.out.plain(bracket)
     }
 
-    fn line(&mut self, depth: usize) -> Result<(), Fault> {
-        let Some(indent) = &self.style.indent else { return Ok(()) };
-        self.out.plain(&self.r.budget, "\n")?;
-        self.out.repeat(&self.r.budget, indent, depth)
+    fn line(&mut self, depth: usize) -> Eval<()> {
+        let Some(indent) = &self.indent else { return Ok(()) };
+        self.out.plain("\n")?;
+        self.out.repeat(indent, depth)
     }
 
     /// A string: nothing is escaped beyond what JSON itself asks for, unless all is to be ASCII.
-    fn text(&mut self, text: &Text) -> Result<(), Fault> {
-        self.r.budget.work(text.len() as u64 * 4)?;
-        self.plain("\"")?;
-        for (run, literal) in text.runs(0..text.len()) {
-            let mut escaped = String::with_capacity(run.len());
-            for c in run.chars() {
-                match c {
-                    '"' => escaped.push_str("\\\""),
-                    '\\' => escaped.push_str("\\\\"),
-                    '\n' => escaped.push_str("\\n"),
-                    '\r' => escaped.push_str("\\r"),
-                    '\t' => escaped.push_str("\\t"),
-                    '\u{8}' => escaped.push_str("\\b"),
-                    '\u{c}' => escaped.push_str("\\f"),
-                    c if c < ' ' || (self.style.ascii && !c.is_ascii()) => {
-                        let mut units = [0; 2];
-                        let units = c.encode_utf16(&mut units).iter();
-                        escaped.extend(units.map(|unit| format!("\\u{unit:04x}")));
-                    }
-                    c => escaped.push(c),
-                }
+    fn text(&mut self, text: &Text) -> Eval<()> {
+        let ascii = self.ascii;
+        self.out.plain("\"")?;
+        self.out.chars(text, |out, c| match c {
+            '"' => *out += "\\\"",
+            '\\' => *out += "\\\\",
+            '\n' => *out += "\\n",
+            '\r' => *out += "\\r",
+            '\t' => *out += "\\t",
+            '\u{8}' => *out += "\\b",
+            '\u{c}' => *out += "\\f",
+            c if c < ' ' || (ascii && !c.is_ascii()) => {
+                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| *out += &format!("\\u{unit:04x}"));
             }
-            self.out.push(&self.r.budget, &escaped, literal)?;
-        }
-        self.plain("\"")
+            c => out.push(c),
+        })?;
+        self.out.plain("\"")
     }
 }
 
 /// `null`, a boolean, or a number as Python writes it.
-fn scalar(value: &Value) -> Result<String, Fault> {
+fn scalar(value: &Value) -> Eval<String> {
     Ok(match value.0 {
         Kind::None => "null".to_owned(),
-        Kind::Bool(value) => if value { "true" } else { "false" }.to_owned(),
+        Kind::Bool(value) => value.to_string(),
         Kind::Int(value) => value.to_string(),
         Kind::Float(value) => match not_finite(value) {
             Some("nan") => "NaN".to_owned(),
@@ -168,8 +130,6 @@ fn scalar(value: &Value) -> Result<String, Fault> {
             Some(_) => "-Infinity".to_owned(),
             None => float(value),
         },
-        _ => {
-            return Err(Fault::new(format!("Object of type {} is not JSON serializable", value.type_name())));
-        }
+        _ => return refuse!("Object of type {} is not JSON serializable", value.type_name()),
     })
 }

@@ -2,8 +2,8 @@
 //! the indentation before one, and what `-` and `+` ask for.
 
 use crate::error::{Error, Result};
-use crate::methods::is_space;
 use crate::printable::one_line;
+use crate::text::is_space;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Kind {
@@ -76,36 +76,26 @@ impl<'s> Lexer<'s> {
     fn data(&mut self) -> Result<()> {
         // At the start, or behind a tag that took its line's end.
         let line_start = self.source[..self.at].is_empty() || self.source[..self.at].ends_with('\n');
-        let mut from = 0;
-        let open = loop {
-            match self.rest()[from..].find('{') {
-                None => break self.rest().len(),
-                Some(found) => from += found,
-            }
-            if matches!(self.rest().as_bytes().get(from + 1), Some(b'{' | b'%' | b'#')) {
-                break from;
-            }
-            from += 1;
-        };
-        let (text, tag) = self.rest().split_at(open);
-        let Some(begin) = tag.get(..2) else {
-            self.text(text);
+        let rest = self.rest();
+        let opens = |at: &usize| rest[at + 1..].starts_with(['{', '%', '#']);
+        let Some(open) = rest.match_indices('{').map(|(at, _)| at).find(opens) else {
+            self.text(rest);
             self.at = self.source.len();
             return Ok(());
         };
-        let sign = tag[2..].chars().next().filter(|c| matches!(c, '-' | '+'));
+        let (text, begin, tag) = (&rest[..open], &rest[open..open + 2], &rest[open + 2..]);
+        let sign = sign_of(tag);
         self.text(trimmed(text, sign, begin != "{{", line_start));
-        self.at += open;
-        let start = self.at;
-        self.at += 2 + sign.map_or(0, char::len_utf8);
+        self.at += open + 2 + sign.map_or(0, char::len_utf8);
         match begin {
             "{#" => {
                 let Some(close) = self.rest().find("#}") else {
                     return self.error("a comment is not closed");
                 };
                 self.at += close;
-                let trims = self.source[start + 2..self.at].ends_with('-');
-                self.after_tag("#}", trims, !self.source[start + 2..self.at].ends_with('+'));
+                // One sign may both open and close a comment.
+                let comment = &tag[..sign.map_or(0, char::len_utf8) + close];
+                self.after_tag("#}", comment.ends_with('-'), !comment.ends_with('+'));
                 Ok(())
             }
             "{%" => match self.raw_tag("raw") {
@@ -136,7 +126,7 @@ impl<'s> Lexer<'s> {
     /// Whether a tag of one word begins here, behind its bracket: where it closes, and the sign there.
     fn raw_tag(&self, word: &str) -> Option<(usize, Option<char>)> {
         let rest = self.rest().trim_start_matches(is_space).strip_prefix(word)?.trim_start_matches(is_space);
-        let sign = rest.chars().next().filter(|c| matches!(c, '-' | '+'));
+        let sign = sign_of(rest);
         let rest = &rest[sign.map_or(0, char::len_utf8)..];
         rest.starts_with("%}").then(|| (self.source.len() - rest.len(), sign))
     }
@@ -151,7 +141,7 @@ impl<'s> Lexer<'s> {
             let Some(open) = self.rest().find("{%") else { return self.error("`raw` is not closed") };
             let before = self.at + open;
             self.at = before + 2;
-            let sign = self.rest().chars().next().filter(|c| matches!(c, '-' | '+'));
+            let sign = sign_of(self.rest());
             self.at += sign.map_or(0, char::len_utf8);
             if let Some((close, end)) = self.raw_tag("endraw") {
                 self.text(trimmed(&self.source[start..before], sign, true, line_start));
@@ -213,43 +203,37 @@ impl<'s> Lexer<'s> {
     }
 
     fn number(&mut self) -> Result<()> {
-        let rest = self.rest().as_bytes();
-        let digits = |from: usize, radix: u32| {
-            let is_digit = |byte: &u8| *byte == b'_' || char::from(*byte).is_digit(radix);
-            from + rest[from..].iter().take_while(|byte| is_digit(byte)).count()
+        let rest = self.rest();
+        let (start, radix) = match rest.get(..2) {
+            Some("0x" | "0X") => (2, 16),
+            Some("0o" | "0O") => (2, 8),
+            Some("0b" | "0B") => (2, 2),
+            _ => (0, 10),
         };
-        let radix = match rest.get(1).map(u8::to_ascii_lowercase) {
-            Some(b'x') if rest[0] == b'0' => 16,
-            Some(b'o') if rest[0] == b'0' => 8,
-            Some(b'b') if rest[0] == b'0' => 2,
-            _ => 10,
+        let digits = |from: usize| {
+            let length = rest[from..].find(|c: char| c != '_' && !c.is_digit(radix));
+            length.map_or(rest.len(), |length| from + length)
         };
-        let start = if radix == 10 { 0 } else { 2 };
-        let mut end = digits(start, radix);
+        let is_digit = |at: usize| rest.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
+        let mut end = digits(start);
         let mut float = false;
         // `a.0.1` has no float in it.
-        let after_dot = self.source[..self.at].ends_with('.');
-        if radix == 10 && !after_dot {
-            if rest.get(end) == Some(&b'.') && rest.get(end + 1).is_some_and(u8::is_ascii_digit) {
-                (end, float) = (digits(end + 1, 10), true);
+        if radix == 10 && !self.source[..self.at].ends_with('.') {
+            if rest[end..].starts_with('.') && is_digit(end + 1) {
+                (end, float) = (digits(end + 1), true);
             }
-            let signed = usize::from(matches!(rest.get(end + 1), Some(b'+' | b'-')));
-            let exponent = matches!(rest.get(end), Some(b'e' | b'E'))
-                && rest.get(end + 1 + signed).is_some_and(u8::is_ascii_digit);
-            if exponent {
-                (end, float) = (digits(end + 1 + signed, 10), true);
+            let signed = usize::from(matches!(rest.as_bytes().get(end + 1), Some(b'+' | b'-')));
+            if rest[end..].starts_with(['e', 'E']) && is_digit(end + 1 + signed) {
+                (end, float) = (digits(end + 1 + signed), true);
             }
         }
-        let shown = self.rest()[start..end].replace('_', "");
-        let kind = if float {
-            shown.parse().ok().map(Kind::Float)
-        } else {
-            i128::from_str_radix(&shown, radix).ok().map(Kind::Integer)
+        let shown = rest[start..end].replace('_', "");
+        let kind = match float {
+            true => shown.parse().ok().map(Kind::Float),
+            false => i128::from_str_radix(&shown, radix).ok().map(Kind::Integer),
         };
-        match kind {
-            Some(kind) => self.push(kind),
-            None => return self.error("a number is malformed or too large"),
-        }
+        let Some(kind) = kind else { return self.error("a number is malformed or too large") };
+        self.push(kind);
         self.at += end;
         Ok(())
     }
@@ -257,29 +241,29 @@ impl<'s> Lexer<'s> {
     /// A string, escapes resolved.
     fn string(&mut self, quote: char) -> Result<()> {
         let mut out = String::new();
-        let mut chars = self.rest()[1..].char_indices();
+        let mut rest = &self.rest()[1..];
         loop {
-            let Some((at, c)) = chars.next() else { return self.error("a string is not closed") };
-            match c {
-                _ if c == quote => {
-                    self.push(Kind::Text(out));
-                    self.at += 1 + at + 1;
-                    return Ok(());
-                }
-                '\\' => {
-                    let escaped = &self.rest()[1 + at + 1..];
-                    let Some(length) = unescape(escaped, &mut out) else {
-                        return self.error("a string has an escape that is no character");
-                    };
-                    // What is escaped is ASCII, or one character.
-                    for _ in escaped[..length].chars() {
-                        chars.next();
-                    }
-                }
-                _ => out.push(c),
+            let Some(length) = rest.find([quote, '\\']) else { return self.error("a string is not closed") };
+            out.push_str(&rest[..length]);
+            let closed = rest[length..].starts_with(quote);
+            rest = &rest[length + 1..];
+            if closed {
+                break;
             }
+            let Some(length) = unescape(rest, &mut out) else {
+                return self.error("a string has an escape that is no character");
+            };
+            rest = &rest[length..];
         }
+        self.push(Kind::Text(out));
+        self.at = self.source.len() - rest.len();
+        Ok(())
     }
+}
+
+/// The sign of a tag beside its bracket.
+fn sign_of(text: &str) -> Option<char> {
+    text.chars().next().filter(|c| matches!(c, '-' | '+'))
 }
 
 /// Text before a tag: without white space at its end by `-`, without its last line's if only that is there.
@@ -298,36 +282,36 @@ fn trimmed(text: &str, sign: Option<char>, is_block: bool, line_start: bool) -> 
 /// is no character.
 fn unescape(escaped: &str, out: &mut String) -> Option<usize> {
     let first = escaped.chars().next()?;
-    let hex = |digits: usize| {
-        let shown = escaped.get(1..1 + digits)?;
-        let valid = shown.bytes().all(|byte| byte.is_ascii_hexdigit());
-        Some((char::from_u32(u32::from_str_radix(shown, 16).ok().filter(|_| valid)?)?, 1 + digits))
-    };
-    let (c, length) = match first {
+    let c = match first {
         '\n' => return Some(1),
-        'x' => hex(2)?,
-        'u' => hex(4)?,
-        'U' => hex(8)?,
+        '\\' | '\'' | '"' => first,
+        'n' => '\n',
+        't' => '\t',
+        'r' => '\r',
+        'a' => '\u{7}',
+        'b' => '\u{8}',
+        'f' => '\u{c}',
+        'v' => '\u{b}',
+        'x' | 'u' | 'U' | '0'..='7' => {
+            let octal = escaped.bytes().take(3).take_while(|byte| (b'0'..=b'7').contains(byte)).count();
+            let (digits, radix) = match first {
+                'x' => (1..3, 16),
+                'u' => (1..5, 16),
+                'U' => (1..9, 16),
+                _ => (0..octal, 8),
+            };
+            let length = digits.end;
+            let shown = escaped.get(digits).filter(|shown| shown.bytes().all(|b| b.is_ascii_hexdigit()))?;
+            out.push(char::from_u32(u32::from_str_radix(shown, radix).ok()?)?);
+            return Some(length);
+        }
         // By the names of Unicode.
         'N' => return None,
-        '0'..='7' => {
-            let length = escaped.bytes().take(3).take_while(|byte| (b'0'..=b'7').contains(byte)).count();
-            (char::from_u32(u32::from_str_radix(&escaped[..length], 8).ok()?)?, length)
-        }
-        '\\' | '\'' | '"' => (first, 1),
-        'n' => ('\n', 1),
-        't' => ('\t', 1),
-        'r' => ('\r', 1),
-        'a' => ('\u{7}', 1),
-        'b' => ('\u{8}', 1),
-        'f' => ('\u{c}', 1),
-        'v' => ('\u{b}', 1),
         other => {
             out.push('\\');
-            out.push(other);
-            return Some(other.len_utf8());
+            other
         }
     };
     out.push(c);
-    Some(length)
+    Some(first.len_utf8())
 }

@@ -1,148 +1,97 @@
-//! The methods of Python's types, by name.
+//! The methods of Python's types, by name. Those that Python has and templates do without are refused by name.
 
 pub(crate) mod strings;
 
-use crate::error::Fault;
-use crate::operators::integer;
-use crate::printable::one_line;
-use crate::render::{Args, Renderer};
-use crate::value::{Dict, Key, Kind, Seq, SeqKind, Value, equal};
+use crate::arguments::{Builtin, Given, unsupported};
+use crate::error::{Eval, refuse};
+use crate::render::Renderer;
+use crate::value::{Dict, Key, Kind, SeqKind, Value, equal};
 
-/// Methods of strings, sorted.
-const STRINGS: &[&str] = &[
-    "capitalize",
-    "casefold",
-    "center",
-    "count",
-    "encode",
-    "endswith",
-    "expandtabs",
-    "find",
-    "format",
-    "format_map",
-    "index",
-    "isalnum",
-    "isalpha",
-    "isascii",
-    "isdecimal",
-    "isdigit",
-    "isidentifier",
-    "islower",
-    "isnumeric",
-    "isprintable",
-    "isspace",
-    "istitle",
-    "isupper",
-    "join",
-    "ljust",
-    "lower",
-    "lstrip",
-    "maketrans",
-    "partition",
-    "removeprefix",
-    "removesuffix",
-    "replace",
-    "rfind",
-    "rindex",
-    "rjust",
-    "rpartition",
-    "rsplit",
-    "rstrip",
-    "split",
-    "splitlines",
-    "startswith",
-    "strip",
-    "swapcase",
-    "title",
-    "translate",
-    "upper",
-    "zfill",
-];
 /// Methods of mappings that change nothing; the sandbox hides the others.
-const DICTS: &[&str] = &["copy", "fromkeys", "get", "items", "keys", "values"];
+static DICTS: &[Builtin] = &[
+    Builtin("copy", "", dict_method),
+    Builtin("fromkeys", "*", unsupported),
+    Builtin("get", "key default", get),
+    Builtin("items", "", dict_method),
+    Builtin("keys", "", dict_method),
+    Builtin("values", "", dict_method),
+];
+/// Methods of sequences; the last one of lists only.
+static SEQUENCES: &[Builtin] =
+    &[Builtin("count", "value", search), Builtin("index", "value", search), Builtin("copy", "*", copy)];
 /// Methods of integers and floats.
-const NUMBERS: &[&str] = &["as_integer_ratio", "conjugate", "is_integer", "bit_length"];
+static NUMBERS: &[Builtin] = &[
+    Builtin("as_integer_ratio", "*", unsupported),
+    Builtin("bit_length", "*", unsupported),
+    Builtin("conjugate", "*", unsupported),
+    Builtin("is_integer", "*", |_, value, _| match value.0 {
+        Kind::Float(number) => Ok((number.fract() == 0.0).into()),
+        _ => Ok(true.into()),
+    }),
+];
+static LOOPS: &[Builtin] = &[
+    Builtin("cycle", "*", |r, value, given| r.loop_method(value, given)),
+    Builtin("changed", "*", |r, value, given| r.loop_method(value, given)),
+];
 
-/// Whether a value has a method of this name.
-pub(crate) fn exists(value: &Value, name: &str) -> bool {
-    match &value.0 {
-        Kind::Str(_) => STRINGS.binary_search(&name).is_ok(),
-        Kind::Dict(_) => DICTS.contains(&name),
+/// The method of this name that a value has.
+pub(crate) fn find(value: &Value, name: &str) -> Option<&'static Builtin> {
+    let table = match &value.0 {
+        Kind::Str(_) => strings::METHODS,
+        Kind::Dict(_) => DICTS,
         Kind::Seq(seq) => match seq.kind {
-            SeqKind::List => matches!(name, "count" | "index" | "copy"),
-            SeqKind::Tuple | SeqKind::Range(_) => matches!(name, "count" | "index"),
-            _ => false,
+            SeqKind::List => SEQUENCES,
+            SeqKind::Tuple | SeqKind::Range(_) => &SEQUENCES[..2],
+            _ => return None,
         },
-        Kind::Int(_) | Kind::Float(_) | Kind::Bool(_) => NUMBERS.contains(&name),
-        Kind::Loop(_) => matches!(name, "cycle" | "changed"),
-        _ => false,
-    }
+        Kind::Int(_) | Kind::Float(_) | Kind::Bool(_) => NUMBERS,
+        Kind::Loop(_) => LOOPS,
+        _ => return None,
+    };
+    Builtin::find(table, name)
 }
 
-/// Calls a method that exists.
-pub(crate) fn call(r: &mut Renderer<'_>, value: &Value, name: &str, args: Args) -> Result<Value, Fault> {
-    r.budget.work(20)?;
-    r.budget.look_at(value)?;
-    match (&value.0, name) {
-        (Kind::Str(text), _) => strings::call(r, text, name, args),
-        (Kind::Dict(dict), _) => dict_method(r, value, dict, name, args),
-        (Kind::Seq(seq), "count" | "index") => sequence_method(r, seq, name, args),
-        (Kind::Seq(seq), "copy") => {
-            r.budget.items::<Value>(seq.items.len())?;
-            Value::list(&r.budget, seq.items.clone())
-        }
-        (Kind::Float(number), "is_integer") => Ok((number.fract() == 0.0).into()),
-        (_, "is_integer") if integer(value).is_some() => Ok(true.into()),
-        _ => Err(unsupported(value, name)),
-    }
+fn get(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
+    let key = Key::new(r.budget, given.required("key")?)?;
+    let found = value.as_dict().and_then(|dict| dict.entries.get(&key).cloned());
+    Ok(found.or(given.value("default")).unwrap_or(Value::NONE))
 }
 
-pub(crate) fn unsupported(value: &Value, name: &str) -> Fault {
-    Fault::Unsupported(format!("the method `{}` of a {}", one_line(name), value.type_name()))
-}
-
-fn dict_method(r: &Renderer<'_>, value: &Value, dict: &Dict, name: &str, args: Args) -> Result<Value, Fault> {
-    if name == "get" {
-        let [key, default] = args.bind("get", ["key", "default"])?;
-        let key = Key::new(&r.budget, key.ok_or_else(|| Fault::new("get expected at least 1 argument"))?)?;
-        return Ok(dict.entries.get(&key).cloned().or(default).unwrap_or(Value::NONE));
-    }
-    let [] = args.bind(name, [])?;
+fn dict_method(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
+    let Some(dict) = value.as_dict() else { return unsupported(r, value, given) };
     r.budget.items::<Value>(dict.entries.len())?;
-    match name {
-        "copy" => Value::dict(&r.budget, dict.entries.clone()),
-        "keys" => {
-            let keys = dict.entries.keys().map(|key| key.0.clone()).collect();
-            Value::seq(&r.budget, SeqKind::Keys, keys)
-        }
-        "values" => Value::seq(&r.budget, SeqKind::Values, dict.entries.values().cloned().collect()),
-        "items" => Value::seq(&r.budget, SeqKind::Items, pairs(r, dict)?),
-        _ => Err(unsupported(value, name)),
-    }
+    let (kind, items) = match given.callee {
+        "copy" => return Value::dict(r.budget, dict.entries.clone()),
+        "keys" => (SeqKind::Keys, dict.entries.keys().map(|key| key.0.clone()).collect()),
+        "values" => (SeqKind::Values, dict.entries.values().cloned().collect()),
+        _ => (SeqKind::Items, pairs(r, dict)?),
+    };
+    Value::seq(r.budget, kind, items)
 }
 
 /// The entries of a mapping as tuples.
-pub(crate) fn pairs(r: &Renderer<'_>, dict: &Dict) -> Result<Vec<Value>, Fault> {
-    let pair = |(key, value): (&Key, &Value)| Value::tuple(&r.budget, vec![key.0.clone(), value.clone()]);
+pub(crate) fn pairs(r: &Renderer<'_>, dict: &Dict) -> Eval<Vec<Value>> {
+    let pair = |(key, value): (&Key, &Value)| Value::tuple(r.budget, vec![key.0.clone(), value.clone()]);
     dict.entries.iter().map(pair).collect()
 }
 
-fn sequence_method(r: &Renderer<'_>, seq: &Seq, name: &str, args: Args) -> Result<Value, Fault> {
-    let [item] = args.bind(name, ["value"])?;
-    let item = item.ok_or_else(|| Fault::new(format!("{name} expected 1 argument")))?;
+fn copy(r: &mut Renderer<'_>, value: &Value, _: &Given) -> Eval {
+    let items = value.as_list().unwrap_or_default();
+    r.budget.items::<Value>(items.len())?;
+    Value::list(r.budget, items.to_vec())
+}
+
+/// `count` and `index`.
+fn search(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
+    let item = given.required("value")?;
     let mut count = 0_i64;
-    for (at, other) in seq.items.iter().enumerate() {
-        if equal(&r.budget, &item, other)? {
-            if name == "index" {
+    for (at, other) in value.as_list().unwrap_or_default().iter().enumerate() {
+        if equal(r.budget, &item, other)? {
+            if given.callee == "index" {
                 return Ok((at as i64).into());
             }
             count += 1;
         }
     }
-    if name == "index" { Err(Fault::new("the value is not in the list")) } else { Ok(count.into()) }
-}
-
-/// Python's white space: Unicode's, and four separators beside it.
-pub(crate) fn is_space(c: char) -> bool {
-    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
+    if given.callee == "index" { refuse!("the value is not in the list") } else { Ok(count.into()) }
 }

@@ -1,5 +1,7 @@
 //! Numbers as Python writes and reads them.
 
+use crate::text::is_space;
+
 /// A float as Python's `repr`: the shortest digits that read back, with an exponent from 1e16 on and below
 /// 1e-4.
 pub(crate) fn float(number: f64) -> String {
@@ -31,7 +33,7 @@ pub(crate) fn with_exponent(shown: &str) -> String {
 
 /// An integer in text, as Python's `int` reads it.
 pub(crate) fn parse_integer(text: &str, base: u32) -> Option<i128> {
-    let text = text.trim_matches(crate::methods::is_space);
+    let text = text.trim_matches(is_space);
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
@@ -54,7 +56,7 @@ pub(crate) fn parse_integer(text: &str, base: u32) -> Option<i128> {
 
 /// A float in text, as Python's `float` reads it.
 pub(crate) fn parse_float(text: &str) -> Option<f64> {
-    let text = text.trim_matches(crate::methods::is_space);
+    let text = text.trim_matches(is_space);
     if text.starts_with('_') || text.ends_with('_') || text.contains("__") {
         return None;
     }
@@ -62,7 +64,7 @@ pub(crate) fn parse_float(text: &str) -> Option<f64> {
 }
 
 /// Python's `round`: half to even, decided on the exact value.
-pub(crate) fn round(number: f64, digits: i32) -> f64 {
+pub(crate) fn rounded(number: f64, digits: i32) -> f64 {
     if !number.is_finite() || digits > 300 {
         return number;
     }

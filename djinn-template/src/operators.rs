@@ -1,11 +1,9 @@
-//! Arithmetic, as Python does it on numbers, text and sequences.
+//! Arithmetic, as Python does it on numbers, text and sequences. An operator is its sign.
 
-use crate::ast::Arithmetic;
-use crate::error::Fault;
+use crate::error::{Eval, Fault, refuse};
 use crate::filters::escape;
 use crate::format;
 use crate::render::Renderer;
-use crate::text::TextBuilder;
 use crate::value::{Kind, Seq, SeqKind, Value, undefined};
 
 /// Integers beyond this are refused, where Python's have no end.
@@ -14,16 +12,14 @@ fn too_large() -> Fault {
 }
 
 /// `-value` or `+value`.
-pub(crate) fn signed(minus: bool, value: &Value) -> Result<Value, Fault> {
-    Ok(Value(match value.0 {
-        Kind::Float(value) => Kind::Float(if minus { -value } else { value }),
-        Kind::Int(_) | Kind::Bool(_) => {
-            let value = integer(value).unwrap_or_default();
-            Kind::Int(if minus { value.checked_neg().ok_or_else(too_large)? } else { value })
-        }
-        Kind::Undefined(ref name) => return Err(undefined(name.as_deref())),
-        _ => return Err(Fault::new(format!("bad operand type for a sign: '{}'", value.type_name()))),
-    }))
+pub(crate) fn signed(minus: bool, value: &Value) -> Eval {
+    match (&value.0, integer(value)) {
+        (_, Some(value)) if minus => value.checked_neg().map(Value::from).ok_or_else(too_large),
+        (_, Some(value)) => Ok(value.into()),
+        (Kind::Float(value), _) => Ok(if minus { -value } else { *value }.into()),
+        (Kind::Undefined(name), _) => undefined(name),
+        _ => refuse!("bad operand type for a sign: '{}'", value.type_name()),
+    }
 }
 
 /// The number of an integer or a boolean.
@@ -44,17 +40,12 @@ pub(crate) fn number(value: &Value) -> Option<f64> {
 }
 
 /// One operator on two values.
-pub(crate) fn arithmetic(
-    renderer: &mut Renderer<'_>,
-    operator: Arithmetic,
-    a: &Value,
-    b: &Value,
-) -> Result<Value, Fault> {
-    if let Some(missing) = [a, b].into_iter().find(|value| value.is_undefined())
-        && !(operator == Arithmetic::Remainder && a.as_text().is_some())
-        && let Kind::Undefined(name) = &missing.0
+pub(crate) fn arithmetic(r: &Renderer<'_>, operator: &str, a: &Value, b: &Value) -> Eval {
+    let formats = operator == "%" && a.as_text().is_some();
+    if let (Kind::Undefined(name), _) | (_, Kind::Undefined(name)) = (&a.0, &b.0)
+        && !formats
     {
-        return Err(undefined(name.as_deref()));
+        return undefined(name);
     }
     if let (Some(a), Some(b)) = (integer(a), integer(b)) {
         return integers(operator, a, b);
@@ -63,44 +54,26 @@ pub(crate) fn arithmetic(
         return floats(operator, a, b);
     }
     match (operator, &a.0, &b.0) {
-        (Arithmetic::Add, Kind::Str(x), Kind::Str(y)) => {
-            let markup = x.markup || y.markup;
-            let mut out = TextBuilder::marked(markup);
-            for (text, value) in [(x, a), (y, b)] {
-                match markup && !text.markup {
-                    true => escape(renderer, &mut out, value)?,
-                    false => out.text(&renderer.budget, text)?,
-                }
+        ("+", Kind::Str(x), Kind::Str(y)) => {
+            let mut out = r.builder();
+            out.markup = x.markup || y.markup;
+            for text in [x, y] {
+                if out.markup && !text.markup { escape(&mut out, text)? } else { out.text(text)? }
             }
-            renderer.made(out)
+            out.value()
         }
-        (Arithmetic::Add, Kind::Seq(x), Kind::Seq(y)) if same_list(x, y) => {
-            renderer.budget.items::<Value>(x.items.len() + y.items.len())?;
-            like(renderer, x, [x.items.as_slice(), &y.items].concat())
+        ("+", Kind::Seq(x), Kind::Seq(y)) if same_list(x, y) => {
+            r.budget.items::<Value>(x.items.len() + y.items.len())?;
+            like(r, x, [x.items.as_slice(), &y.items].concat())
         }
-        (Arithmetic::Multiply, Kind::Str(_) | Kind::Seq(_), _) if integer(b).is_some() => {
-            repeated(renderer, a, integer(b).unwrap_or_default())
+        ("*", Kind::Str(_) | Kind::Seq(_), Kind::Int(_) | Kind::Bool(_)) => repeated(r, a, b),
+        ("*", Kind::Int(_) | Kind::Bool(_), Kind::Str(_) | Kind::Seq(_)) => repeated(r, b, a),
+        ("%", Kind::Str(text), _) => format::percent(r, text, b),
+        _ => {
+            let (a, b) = (a.type_name(), b.type_name());
+            refuse!("unsupported operand types for {operator}: '{a}' and '{b}'")
         }
-        (Arithmetic::Multiply, _, Kind::Str(_) | Kind::Seq(_)) if integer(a).is_some() => {
-            repeated(renderer, b, integer(a).unwrap_or_default())
-        }
-        (Arithmetic::Remainder, Kind::Str(text), _) => format::percent(renderer, text, b),
-        _ => Err(unsupported(operator, a, b)),
     }
-}
-
-fn unsupported(operator: Arithmetic, a: &Value, b: &Value) -> Fault {
-    let sign = match operator {
-        Arithmetic::Add => "+",
-        Arithmetic::Subtract => "-",
-        Arithmetic::Multiply => "*",
-        Arithmetic::Divide => "/",
-        Arithmetic::FloorDivide => "//",
-        Arithmetic::Remainder => "%",
-        Arithmetic::Power => "**",
-    };
-    let (a, b) = (a.type_name(), b.type_name());
-    Fault::new(format!("unsupported operand types for {sign}: '{a}' and '{b}'"))
 }
 
 /// Two lists, or two tuples.
@@ -109,83 +82,73 @@ fn same_list(a: &Seq, b: &Seq) -> bool {
 }
 
 /// A list or tuple, whichever the first one is.
-fn like(renderer: &Renderer<'_>, first: &Seq, items: Vec<Value>) -> Result<Value, Fault> {
+fn like(r: &Renderer<'_>, first: &Seq, items: Vec<Value>) -> Eval {
     let kind = if matches!(first.kind, SeqKind::Tuple) { SeqKind::Tuple } else { SeqKind::List };
-    Value::seq(&renderer.budget, kind, items)
+    Value::seq(r.budget, kind, items)
 }
 
-fn repeated(renderer: &Renderer<'_>, value: &Value, times: i128) -> Result<Value, Fault> {
-    let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
+fn repeated(r: &Renderer<'_>, value: &Value, times: &Value) -> Eval {
+    let times = usize::try_from(integer(times).unwrap_or_default().max(0)).unwrap_or(usize::MAX);
     match &value.0 {
         Kind::Str(text) => {
-            let mut out = TextBuilder::default();
-            out.repeat(&renderer.budget, text, times)?;
-            renderer.made(out)
+            let mut out = r.builder();
+            out.repeat(text, times)?;
+            out.value()
         }
         Kind::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple) => {
-            renderer.budget.items::<Value>(seq.items.len().saturating_mul(times))?;
             let count = seq.items.len().saturating_mul(times);
-            like(renderer, seq, seq.items.iter().cycle().take(count).cloned().collect())
+            r.budget.items::<Value>(count)?;
+            like(r, seq, seq.items.iter().cycle().take(count).cloned().collect())
         }
-        _ => Err(Fault::new(format!("cannot repeat a {}", value.type_name()))),
+        _ => refuse!("cannot repeat a {}", value.type_name()),
     }
 }
 
-fn integers(operator: Arithmetic, a: i128, b: i128) -> Result<Value, Fault> {
-    let zero = || Fault::new("division by zero");
+fn integers(operator: &str, a: i128, b: i128) -> Eval {
     let found = match operator {
-        Arithmetic::Add => a.checked_add(b),
-        Arithmetic::Subtract => a.checked_sub(b),
-        Arithmetic::Multiply => a.checked_mul(b),
-        Arithmetic::Divide if b == 0 => return Err(zero()),
-        Arithmetic::Divide => return Ok((a as f64 / b as f64).into()),
-        Arithmetic::FloorDivide | Arithmetic::Remainder if b == 0 => return Err(zero()),
-        Arithmetic::FloorDivide => {
+        "+" => a.checked_add(b),
+        "-" => a.checked_sub(b),
+        "*" => a.checked_mul(b),
+        "/" | "//" | "%" if b == 0 => return refuse!("division by zero"),
+        "/" => return Ok((a as f64 / b as f64).into()),
+        "//" => {
             let whole = a.checked_div(b).ok_or_else(too_large)?;
             Some(if a % b != 0 && (a < 0) != (b < 0) { whole - 1 } else { whole })
         }
-        Arithmetic::Remainder => {
+        "%" => {
             let rest = a.checked_rem(b).unwrap_or(0);
             Some(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
         }
-        Arithmetic::Power if b < 0 && a == 0 => return Err(zero()),
-        Arithmetic::Power if b < 0 => return Ok((a as f64).powf(b as f64).into()),
-        Arithmetic::Power => match (a, u32::try_from(b)) {
+        _ if b < 0 && a == 0 => return refuse!("division by zero"),
+        _ if b < 0 => return Ok((a as f64).powf(b as f64).into()),
+        _ => match (a, u32::try_from(b)) {
             (0 | 1, _) => Some(if b == 0 { 1 } else { a }),
             (-1, _) => Some(if b % 2 == 0 { 1 } else { -1 }),
             (_, Ok(b)) => a.checked_pow(b),
             _ => None,
         },
     };
-    found.map(|value| Value(Kind::Int(value))).ok_or_else(too_large)
+    found.map(Value::from).ok_or_else(too_large)
 }
 
-fn floats(operator: Arithmetic, a: f64, b: f64) -> Result<Value, Fault> {
-    let divides = matches!(operator, Arithmetic::Divide | Arithmetic::FloorDivide | Arithmetic::Remainder);
-    if divides && b == 0.0 {
-        return Err(Fault::new("float division by zero"));
-    }
+fn floats(operator: &str, a: f64, b: f64) -> Eval {
     let rest = || {
         let rest = a % b;
         if rest != 0.0 && (rest < 0.0) != (b < 0.0) { rest + b } else { rest }
     };
-    Ok(match operator {
-        Arithmetic::Add => a + b,
-        Arithmetic::Subtract => a - b,
-        Arithmetic::Multiply => a * b,
-        Arithmetic::Divide => a / b,
-        Arithmetic::FloorDivide => ((a - rest()) / b).round_ties_even(),
-        Arithmetic::Remainder => rest(),
-        Arithmetic::Power => {
-            let found = a.powf(b);
-            if a == 0.0 && b < 0.0 {
-                return Err(Fault::new("0.0 cannot be raised to a negative power"));
-            }
-            if found.is_infinite() && a.is_finite() && b.is_finite() {
-                return Err(Fault::new("the result of ** is too large"));
-            }
-            found
-        }
+    let found = match operator {
+        "+" => a + b,
+        "-" => a - b,
+        "*" => a * b,
+        "/" | "//" | "%" if b == 0.0 => return refuse!("float division by zero"),
+        "/" => a / b,
+        "//" => ((a - rest()) / b).round_ties_even(),
+        "%" => rest(),
+        _ if a == 0.0 && b < 0.0 => return refuse!("0.0 cannot be raised to a negative power"),
+        _ => a.powf(b),
+    };
+    if operator == "**" && found.is_infinite() && a.is_finite() && b.is_finite() {
+        return refuse!("the result of ** is too large");
     }
-    .into())
+    Ok(found.into())
 }

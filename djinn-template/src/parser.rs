@@ -2,6 +2,8 @@
 
 mod expression;
 
+use expression::with_posts;
+
 use crate::ast::{self, Expr, For, Macro, Name, Post, Statement, StatementKind, Target, Tree, Uses};
 use crate::error::{Error, Result};
 use crate::lexer::{Kind, Token, tokens};
@@ -66,6 +68,11 @@ impl Parser {
         &self.tokens[self.at].kind
     }
 
+    /// Whether the token behind the next one is of this kind.
+    fn is_next(&self, kind: impl Fn(&Kind) -> bool) -> bool {
+        self.tokens.get(self.at + 1).is_some_and(|token| kind(&token.kind))
+    }
+
     fn line(&self) -> u32 {
         self.tokens[self.at].line
     }
@@ -78,28 +85,23 @@ impl Parser {
         kind
     }
 
-    fn is_sign(&self, sign: &str) -> bool {
-        matches!(self.peek(), Kind::Sign(found) if *found == sign)
+    /// Whether this sign or name comes next.
+    fn is(&self, wanted: &str) -> bool {
+        match self.peek() {
+            Kind::Sign(found) => *found == wanted,
+            Kind::Name(found) => found == wanted,
+            _ => false,
+        }
     }
 
-    fn is_name(&self, name: &str) -> bool {
-        matches!(self.peek(), Kind::Name(found) if found == name)
-    }
-
-    fn skip_sign(&mut self, sign: &str) -> bool {
-        let found = self.is_sign(sign);
+    fn skip(&mut self, wanted: &str) -> bool {
+        let found = self.is(wanted);
         self.at += usize::from(found);
         found
     }
 
-    fn skip_name(&mut self, name: &str) -> bool {
-        let found = self.is_name(name);
-        self.at += usize::from(found);
-        found
-    }
-
-    fn expect_sign(&mut self, sign: &str) -> Result<()> {
-        if self.skip_sign(sign) { Ok(()) } else { self.unexpected(&format!("'{sign}'")) }
+    fn expect(&mut self, sign: &str) -> Result<()> {
+        if self.skip(sign) { Ok(()) } else { self.unexpected(&format!("'{sign}'")) }
     }
 
     fn expect_name(&mut self) -> Result<String> {
@@ -165,11 +167,11 @@ impl Parser {
                     Kind::Data(text) => StatementKind::Text(text),
                     Kind::Sign("{{") => {
                         let value = parser.tuple()?;
-                        parser.expect_sign("}}")?;
+                        parser.expect("}}")?;
                         StatementKind::Print(value)
                     }
                     Kind::Sign("{%") => {
-                        if ends.iter().any(|end| parser.is_name(end)) {
+                        if ends.iter().any(|end| parser.is(end)) {
                             return Ok(found);
                         }
                         parser.statement()?
@@ -184,7 +186,7 @@ impl Parser {
 
     /// A block's body up to its end tag, which is read as well.
     fn body(&mut self, end: &str) -> Result<Vec<Statement>> {
-        self.expect_sign("%}")?;
+        self.expect("%}")?;
         let body = self.statements(&[end])?;
         self.at += 1;
         Ok(body)
@@ -207,7 +209,7 @@ impl Parser {
             "call" => self.call_statement()?,
             "filter" => {
                 let filters = self.filters()?;
-                StatementKind::Filter(filters, self.body("endfilter")?)
+                StatementKind::Print(with_posts(Expr::Block(self.body("endfilter")?), filters))
             }
             "generation" => StatementKind::Generation(self.body("endgeneration")?),
             "break" | "continue" if self.loops == 0 => return self.error(format!("`{name}` outside a loop")),
@@ -216,9 +218,9 @@ impl Parser {
             name if REFUSED.contains(&name) => return self.unsupported(format!("the statement `{name}`")),
             name => return self.error(format!("unknown statement `{}`", one_line(name))),
         };
-        self.expect_sign("%}")?;
+        self.expect("%}")?;
         match kind {
-            StatementKind::If { .. } => self.missing.truncate(missing),
+            StatementKind::If(..) => self.missing.truncate(missing),
             StatementKind::Set(..) => {}
             _ => self.refuse_missing(missing)?,
         }
@@ -229,54 +231,57 @@ impl Parser {
         let mut arms = Vec::new();
         loop {
             let condition = self.tuple_without_condition()?;
-            self.expect_sign("%}")?;
+            self.expect("%}")?;
             arms.push((condition, self.statements(&["elif", "else", "endif"])?));
-            if self.skip_name("elif") {
+            if self.skip("elif") {
                 continue;
             }
-            let otherwise = if self.skip_name("else") { self.body("endif")? } else { Vec::new() };
-            self.skip_name("endif");
-            return Ok(StatementKind::If { arms, otherwise });
+            let otherwise = if self.skip("else") { self.body("endif")? } else { Vec::new() };
+            self.skip("endif");
+            return Ok(StatementKind::If(arms, otherwise));
         }
     }
 
     fn for_statement(&mut self) -> Result<StatementKind> {
         let target = self.target(false)?;
-        if !self.skip_name("in") {
+        if !self.skip("in") {
             return self.unexpected("`in`");
         }
         let items = self.tuple_without_condition()?;
-        let condition = if self.skip_name("if") { Some(self.expression()?) } else { None };
-        if self.is_name("recursive") {
+        let condition = if self.skip("if") { Some(self.expression()?) } else { None };
+        if self.is("recursive") {
             return self.unsupported("a `recursive` loop");
         }
-        self.expect_sign("%}")?;
+        self.expect("%}")?;
         self.loops += 1;
         let body = self.statements(&["else", "endfor"]);
         self.loops -= 1;
         let body = body?;
-        let otherwise = if self.skip_name("else") { self.body("endfor")? } else { Vec::new() };
-        self.skip_name("endfor");
+        let otherwise = if self.skip("else") { self.body("endfor")? } else { Vec::new() };
+        self.skip("endfor");
         Ok(StatementKind::For(Box::new(For { target, items, condition, body, otherwise })))
     }
 
     fn set_statement(&mut self) -> Result<StatementKind> {
         let target = self.target(true)?;
-        if self.skip_sign("=") {
+        if self.skip("=") {
             return Ok(StatementKind::Set(target, self.tuple()?));
         }
-        let filters = if self.is_sign("|") { self.pipes()? } else { Vec::new() };
-        Ok(StatementKind::SetBlock(target, filters, self.body("endset")?))
+        let missing = self.missing.len();
+        let filters = if self.is("|") { self.pipes()? } else { Vec::new() };
+        let body = self.body("endset")?;
+        self.refuse_missing(missing)?;
+        Ok(StatementKind::Set(target, with_posts(Expr::Block(body), filters)))
     }
 
     fn with_statement(&mut self) -> Result<StatementKind> {
         let mut assigned = Vec::new();
-        while !self.is_sign("%}") {
+        while !self.is("%}") {
             if !assigned.is_empty() {
-                self.expect_sign(",")?;
+                self.expect(",")?;
             }
             let target = self.single_target(false)?;
-            self.expect_sign("=")?;
+            self.expect("=")?;
             assigned.push((target, self.expression()?));
         }
         Ok(StatementKind::With(assigned, self.body("endwith")?))
@@ -290,7 +295,7 @@ impl Parser {
 
     fn call_statement(&mut self) -> Result<StatementKind> {
         let name = self.intern("caller");
-        let has_parameters = self.is_sign("(");
+        let has_parameters = self.is("(");
         let ((callee, arguments), index) = self.define(name, "endcall", has_parameters, |parser| {
             if let Expr::Post(base, mut posts) = parser.expression()?
                 && let Some(Post::Call(arguments)) = posts.pop()
@@ -300,7 +305,7 @@ impl Parser {
             }
             parser.unexpected("a call")
         })?;
-        Ok(StatementKind::Call(callee, arguments, index))
+        Ok(StatementKind::Print(Expr::CallBlock(Box::new(callee), arguments, index)))
     }
 
     /// Parameters where there are any, what `between` reads, and a body: a new macro's index.
@@ -313,14 +318,14 @@ impl Parser {
     ) -> Result<(T, usize)> {
         let mut parameters: Vec<(Name, Option<Expr>)> = Vec::new();
         if has_parameters {
-            self.expect_sign("(")?;
-            while !self.skip_sign(")") {
+            self.expect("(")?;
+            while !self.skip(")") {
                 if !parameters.is_empty() {
-                    self.expect_sign(",")?;
+                    self.expect(",")?;
                 }
                 let name = self.expect_name()?;
                 let name = self.assigned(&name)?;
-                let default = if self.skip_sign("=") { Some(self.expression()?) } else { None };
+                let default = if self.skip("=") { Some(self.expression()?) } else { None };
                 if default.is_none() && parameters.last().is_some_and(|(_, default)| default.is_some()) {
                     return self.error("a parameter without a default follows one with a default");
                 }
@@ -351,12 +356,12 @@ impl Parser {
     /// One target, or several with commas between them.
     fn target(&mut self, namespaces: bool) -> Result<Target> {
         let first = self.single_target(namespaces)?;
-        if !self.is_sign(",") {
+        if !self.is(",") {
             return Ok(first);
         }
         let mut targets = vec![first];
-        while self.skip_sign(",") {
-            if !matches!(self.peek(), Kind::Name(name) if name != "in") && !self.is_sign("(") {
+        while self.skip(",") {
+            if !matches!(self.peek(), Kind::Name(name) if name != "in") && !self.is("(") {
                 break;
             }
             targets.push(self.single_target(namespaces)?);
@@ -365,13 +370,13 @@ impl Parser {
     }
 
     fn single_target(&mut self, namespaces: bool) -> Result<Target> {
-        if self.skip_sign("(") {
+        if self.skip("(") {
             let inner = self.nested(|parser| parser.target(false))?;
-            self.expect_sign(")")?;
+            self.expect(")")?;
             return Ok(inner);
         }
         let name = self.expect_name()?;
-        if namespaces && self.skip_sign(".") {
+        if namespaces && self.skip(".") {
             let attribute = self.expect_name()?;
             let attribute = self.intern(&attribute);
             return Ok(Target::Attribute(self.intern(&name), self.names[attribute].clone()));

@@ -1,98 +1,81 @@
 //! Jinja's tests: what stands behind `is`.
 
-use crate::ast::Comparison;
-use crate::error::Fault;
+use crate::arguments::{Builtin, Given};
+use crate::error::{Eval, refuse};
 use crate::functions::Object;
 use crate::methods::strings;
 use crate::operators::{integer, number};
-use crate::render::{Args, Renderer};
-use crate::value::{Kind, SeqKind, Value};
+use crate::render::Renderer;
+use crate::value::{Kind, SeqKind, Value, compare};
 use std::sync::Arc;
 
-/// A test: whether it holds for a value, with arguments.
-pub(crate) type TestFn = fn(&mut Renderer<'_>, &Value, Args) -> Result<bool, Fault>;
+/// The tests; each gives a boolean.
+pub(crate) static TESTS: &[Builtin] = &[
+    Builtin("!=", "other", |r, a, given| compared(r, "!=", a, given)),
+    Builtin("<", "other", |r, a, given| compared(r, "<", a, given)),
+    Builtin("<=", "other", |r, a, given| compared(r, "<=", a, given)),
+    Builtin("==", "other", |r, a, given| compared(r, "==", a, given)),
+    Builtin(">", "other", |r, a, given| compared(r, ">", a, given)),
+    Builtin(">=", "other", |r, a, given| compared(r, ">=", a, given)),
+    Builtin("boolean", "", |_, value, _| Ok(matches!(value.0, Kind::Bool(_)).into())),
+    Builtin("callable", "", |r, value, _| Ok(is_callable(r, value).into())),
+    Builtin("defined", "", |_, value, _| Ok((!value.is_undefined()).into())),
+    Builtin("divisibleby", "num", |_, value, given| match integer(&given.required("num")?) {
+        None | Some(0) => refuse!("divisibleby needs an integer other than 0"),
+        Some(divisor) => remainder(given, value, divisor, 0),
+    }),
+    Builtin("eq", "other", |r, a, given| compared(r, "==", a, given)),
+    Builtin("equalto", "other", |r, a, given| compared(r, "==", a, given)),
+    Builtin("escaped", "", |_, _, _| Ok(false.into())),
+    Builtin("even", "", |_, value, given| remainder(given, value, 2, 0)),
+    Builtin("false", "", |_, value, _| Ok(matches!(value.0, Kind::Bool(false)).into())),
+    Builtin("filter", "", |_, value, _| Ok(is_in(crate::filters::FILTERS, value))),
+    Builtin("float", "", |_, value, _| Ok(matches!(value.0, Kind::Float(_)).into())),
+    Builtin("ge", "other", |r, a, given| compared(r, ">=", a, given)),
+    Builtin("greaterthan", "other", |r, a, given| compared(r, ">", a, given)),
+    Builtin("gt", "other", |r, a, given| compared(r, ">", a, given)),
+    Builtin("in", "other", |r, a, given| compared(r, "in", a, given)),
+    Builtin("integer", "", |_, value, _| Ok(matches!(value.0, Kind::Int(_)).into())),
+    Builtin("iterable", "", |_, value, _| Ok(is_iterable(value).into())),
+    Builtin("le", "other", |r, a, given| compared(r, "<=", a, given)),
+    Builtin("lessthan", "other", |r, a, given| compared(r, "<", a, given)),
+    Builtin("lower", "", |r, value, _| letters(r, "islower", value)),
+    Builtin("lt", "other", |r, a, given| compared(r, "<", a, given)),
+    Builtin("mapping", "", |_, value, _| Ok(value.as_dict().is_some().into())),
+    Builtin("ne", "other", |r, a, given| compared(r, "!=", a, given)),
+    Builtin("none", "", |_, value, _| Ok(value.is_none().into())),
+    Builtin("number", "", |_, value, _| Ok(number(value).is_some().into())),
+    Builtin("odd", "", |_, value, given| remainder(given, value, 2, 1)),
+    Builtin("sameas", "other", |_, a, given| Ok(is_same(a, &given.required("other")?).into())),
+    Builtin("sequence", "", |_, value, _| Ok(is_sequence(value).into())),
+    Builtin("string", "", |_, value, _| Ok(value.as_str().is_some().into())),
+    Builtin("test", "", |_, value, _| Ok(is_in(TESTS, value))),
+    Builtin("true", "", |_, value, _| Ok(matches!(value.0, Kind::Bool(true)).into())),
+    Builtin("undefined", "", |_, value, _| Ok(value.is_undefined().into())),
+    Builtin("upper", "", |r, value, _| letters(r, "isupper", value)),
+];
 
-/// A test by its name.
-pub(crate) fn find(name: &str) -> Option<TestFn> {
-    Some(match name {
-        "defined" => |_, value, args| plain("defined", args, !value.is_undefined()),
-        "undefined" => |_, value, args| plain("undefined", args, value.is_undefined()),
-        "none" => |_, value, args| plain("none", args, value.is_none()),
-        "boolean" => |_, value, args| plain("boolean", args, matches!(value.0, Kind::Bool(_))),
-        "true" => |_, value, args| plain("true", args, matches!(value.0, Kind::Bool(true))),
-        "false" => |_, value, args| plain("false", args, matches!(value.0, Kind::Bool(false))),
-        "integer" => |_, value, args| plain("integer", args, matches!(value.0, Kind::Int(_))),
-        "float" => |_, value, args| plain("float", args, matches!(value.0, Kind::Float(_))),
-        "number" => |_, value, args| plain("number", args, number(value).is_some()),
-        "string" => |_, value, args| plain("string", args, value.as_str().is_some()),
-        "mapping" => |_, value, args| plain("mapping", args, value.as_dict().is_some()),
-        "sequence" => |_, value, args| plain("sequence", args, is_sequence(value)),
-        "iterable" => |_, value, args| plain("iterable", args, is_iterable(value)),
-        "callable" => |r, value, args| plain("callable", args, is_callable(r, value)),
-        "escaped" => |_, _, args| plain("escaped", args, false),
-        "odd" => |_, value, args| remainder("odd", args, value, 2, 1),
-        "even" => |_, value, args| remainder("even", args, value, 2, 0),
-        "divisibleby" => |_, value, args| {
-            let divisor = only("divisibleby", args)?;
-            let Some(divisor) = integer(&divisor).filter(|divisor| *divisor != 0) else {
-                return Err(Fault::new("divisibleby needs an integer other than 0"));
-            };
-            remainder("divisibleby", Args::default(), value, divisor, 0)
-        },
-        "lower" => |r, value, args| letters(r, "islower", value, args),
-        "upper" => |r, value, args| letters(r, "isupper", value, args),
-        "sameas" => |_, value, args| only("sameas", args).map(|other| is_same(value, &other)),
-        "filter" => {
-            |_, value, args| named("filter", args, value, |name| crate::filters::find(name).is_some())
-        }
-        "test" => |_, value, args| named("test", args, value, |name| find(name).is_some()),
-        "eq" | "equalto" | "==" => |r, value, args| compared(r, Comparison::Equal, value, args),
-        "ne" | "!=" => |r, value, args| compared(r, Comparison::NotEqual, value, args),
-        "lt" | "lessthan" | "<" => |r, value, args| compared(r, Comparison::Less, value, args),
-        "le" | "<=" => |r, value, args| compared(r, Comparison::LessEqual, value, args),
-        "gt" | "greaterthan" | ">" => |r, value, args| compared(r, Comparison::Greater, value, args),
-        "ge" | ">=" => |r, value, args| compared(r, Comparison::GreaterEqual, value, args),
-        "in" => |r, value, args| compared(r, Comparison::In, value, args),
-        _ => return None,
-    })
+fn is_in(table: &'static [Builtin], name: &Value) -> Value {
+    name.as_str().is_some_and(|name| Builtin::find(table, name).is_some()).into()
 }
 
-fn plain(name: &str, args: Args, holds: bool) -> Result<bool, Fault> {
-    let [] = args.bind(name, [])?;
-    Ok(holds)
+fn compared(r: &Renderer<'_>, operator: &str, value: &Value, given: &Given) -> Eval {
+    compare(r.budget, operator, value, &given.required("other")?).map(Value::from)
 }
 
-fn only(name: &str, args: Args) -> Result<Value, Fault> {
-    let [other] = args.bind(name, ["other"])?;
-    other.ok_or_else(|| Fault::new(format!("the test {name} needs an argument")))
-}
-
-fn compared(r: &Renderer<'_>, comparison: Comparison, value: &Value, args: Args) -> Result<bool, Fault> {
-    let other = only("comparison", args)?;
-    r.compare(comparison, value, &other)
-}
-
-fn remainder(name: &str, args: Args, value: &Value, divisor: i128, wanted: i128) -> Result<bool, Fault> {
-    let [] = args.bind(name, [])?;
+fn remainder(given: &Given, value: &Value, divisor: i128, wanted: i128) -> Eval {
     match (integer(value), &value.0) {
-        (Some(value), _) => Ok(value.checked_rem_euclid(divisor) == Some(wanted)),
-        (None, Kind::Float(value)) => Ok(value.rem_euclid(divisor as f64) == wanted as f64),
-        _ => Err(Fault::new(format!("the test {name} needs a number, not {}", value.type_name()))),
+        (Some(value), _) => Ok((value.checked_rem_euclid(divisor) == Some(wanted)).into()),
+        (None, Kind::Float(value)) => Ok((value.rem_euclid(divisor as f64) == wanted as f64).into()),
+        _ => refuse!("the test {} needs a number, not {}", given.callee, value.type_name()),
     }
 }
 
 /// `islower` and `isupper` of a value's text.
-fn letters(r: &Renderer<'_>, method: &str, value: &Value, args: Args) -> Result<bool, Fault> {
-    let [] = args.bind(method, [])?;
-    let text = r.string(value)?;
-    let text = text.as_str().unwrap_or_default();
+fn letters(r: &Renderer<'_>, method: &str, value: &Value) -> Eval {
+    let text = r.printed(value)?;
     r.budget.work(text.len() as u64 * 4)?;
-    Ok(strings::is(text, method))
-}
-
-fn named(name: &str, args: Args, value: &Value, known: fn(&str) -> bool) -> Result<bool, Fault> {
-    let [] = args.bind(name, [])?;
-    Ok(value.as_str().is_some_and(known))
+    Ok(strings::is(text.as_str(), method).into())
 }
 
 /// What has a length and positions; mappings as well, for Jinja.
@@ -118,17 +101,13 @@ fn is_callable(r: &Renderer<'_>, value: &Value) -> bool {
 
 /// Python's `is`, where it does not depend on how Python stores small values.
 fn is_same(a: &Value, b: &Value) -> bool {
+    let empty_tuple = |value: &Value| matches!(&value.0, Kind::Seq(seq) if seq.items.is_empty() && matches!(seq.kind, SeqKind::Tuple));
     match (&a.0, &b.0) {
         (Kind::None, Kind::None) => true,
         (Kind::Bool(a), Kind::Bool(b)) => a == b,
         (Kind::Int(a), Kind::Int(b)) => a == b,
         (Kind::Str(a), Kind::Str(b)) => a.as_str() == b.as_str(),
-        (Kind::Seq(a), Kind::Seq(b)) => {
-            Arc::ptr_eq(a, b)
-                || a.items.is_empty()
-                    && b.items.is_empty()
-                    && matches!((&a.kind, &b.kind), (SeqKind::Tuple, SeqKind::Tuple))
-        }
+        (Kind::Seq(x), Kind::Seq(y)) => Arc::ptr_eq(x, y) || empty_tuple(a) && empty_tuple(b),
         (Kind::Dict(a), Kind::Dict(b)) => Arc::ptr_eq(a, b),
         (Kind::Object(a), Kind::Object(b)) => a == b,
         _ => false,

@@ -6,14 +6,13 @@ mod call;
 mod expression;
 pub(crate) mod print;
 
-pub(crate) use call::Args;
-
-use crate::ast::{self, For, Name, Post, Statement, StatementKind, Target, Tree};
+use crate::arguments::Builtin;
+use crate::ast::{self, Expr, For, Name, Statement, StatementKind, Target, Tree};
 use crate::budget::Budget;
-use crate::error::{Error, Fault};
-use crate::functions::{Function, Object};
+use crate::error::{Error, Eval, refuse};
+use crate::functions::{FUNCTIONS, Object};
 use crate::text::{Text, TextBuilder};
-use crate::value::{Closure, Kind, Seq, Value, truth, undefined};
+use crate::value::{Closure, Kind, Seq, SeqKind, Value, truth, undefined};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -48,7 +47,7 @@ struct Loop {
 /// One render of one template.
 pub(crate) struct Renderer<'t> {
     tree: &'t Tree,
-    pub(crate) budget: Budget,
+    pub(crate) budget: &'t Budget,
     /// The outermost scope, by name: variables, functions, what is assigned outside all blocks.
     root: Vec<Option<Value>>,
     /// Scopes within it. Position 0 stands for it.
@@ -58,86 +57,68 @@ pub(crate) struct Renderer<'t> {
     serial: u64,
     /// Namespaces and their like.
     pub(crate) objects: Vec<Object>,
-    out: TextBuilder,
+    out: TextBuilder<'t>,
     line: u32,
     pub(crate) now: SystemTime,
 }
 
 /// Renders a template over variables.
 pub(crate) fn render(tree: &Tree, variables: &[(String, Value)], now: SystemTime) -> Result<Text, Error> {
-    let input = variables.iter().map(|(_, value)| value.size()).sum();
+    let budget = Budget::new(variables.iter().map(|(_, value)| value.size()).sum());
     let find = |name: &Arc<Text>| {
         let given = variables.iter().rev().find(|(given, _)| given == name.as_str());
-        let function = || Function::find(name.as_str()).map(|function| Value(Kind::Function(function)));
+        let function = || Some(Value(Kind::Function(Builtin::find(FUNCTIONS, name.as_str())?)));
         given.map(|(_, value)| value.clone()).or_else(function)
     };
     let mut renderer = Renderer {
         tree,
-        budget: Budget::new(input),
+        budget: &budget,
         root: tree.names.iter().map(find).collect(),
         scopes: vec![Scope { parent: 0, serial: 0, names: Vec::new() }],
         scope: 0,
         loops: Vec::new(),
         serial: 0,
         objects: Vec::new(),
-        out: TextBuilder::default(),
+        out: TextBuilder::new(&budget),
         line: 1,
         now,
     };
-    match renderer.run(&tree.body) {
-        Ok(_) => Ok(renderer.out.finish()),
-        Err(fault) => Err(fault.at(renderer.line)),
-    }
+    let rendered = renderer.run(&tree.body);
+    rendered.map_err(|fault| fault.at(renderer.line)).map(|_| renderer.out.finish())
 }
 
 impl<'t> Renderer<'t> {
-    fn run(&mut self, body: &'t [Statement]) -> Result<Flow, Fault> {
-        self.budget.enter()?;
-        let mut flow = Flow::Next;
-        for statement in body {
-            flow = self.statement(statement)?;
-            if flow != Flow::Next {
-                break;
+    fn run(&mut self, body: &'t [Statement]) -> Eval<Flow> {
+        self.budget.deeper(|| {
+            for statement in body {
+                let flow = self.statement(statement)?;
+                if flow != Flow::Next {
+                    return Ok(flow);
+                }
             }
-        }
-        self.budget.leave();
-        Ok(flow)
+            Ok(Flow::Next)
+        })
     }
 
-    fn statement(&mut self, statement: &'t Statement) -> Result<Flow, Fault> {
+    fn statement(&mut self, statement: &'t Statement) -> Eval<Flow> {
         self.line = statement.line;
         self.budget.work(20)?;
         match &statement.kind {
-            StatementKind::Text(text) => self.out.plain(&self.budget, text)?,
+            StatementKind::Text(text) => self.out.plain(text)?,
             StatementKind::Print(value) => {
                 let value = self.eval(value)?;
                 self.print(&value)?;
             }
-            StatementKind::If { arms, otherwise } => return self.run_if(arms, otherwise),
+            StatementKind::If(arms, otherwise) => return self.run_if(arms, otherwise),
             StatementKind::For(parts) => return self.run_for(parts),
             StatementKind::Set(target, value) => {
                 let value = self.eval(value)?;
-                self.assign(target, value)?;
-            }
-            StatementKind::SetBlock(target, filters, body) => {
-                let text = self.captured(|r| r.block(body))?;
-                let value = self.filtered(text, filters)?;
                 self.assign(target, value)?;
             }
             StatementKind::With(assigned, body) => return self.run_with(assigned, body),
             StatementKind::Macro(index) => {
                 let closure = self.closure(*index)?;
                 self.set(self.tree.macros[*index].name, closure)?;
-            }
-            StatementKind::Call(callee, arguments, index) => {
-                let caller = self.closure(*index)?;
-                let value = self.call_with(callee, arguments, caller)?;
-                self.print(&value)?;
-            }
-            StatementKind::Filter(filters, body) => {
-                let text = self.captured(|r| r.block(body))?;
-                let value = self.filtered(text, filters)?;
-                self.print(&value)?;
             }
             StatementKind::Generation(body) => return self.block(body),
             StatementKind::Break => return Ok(Flow::Break),
@@ -146,18 +127,14 @@ impl<'t> Renderer<'t> {
         Ok(Flow::Next)
     }
 
-    fn print(&mut self, value: &Value) -> Result<(), Fault> {
-        let mut out = std::mem::take(&mut self.out);
+    fn print(&mut self, value: &Value) -> Eval<()> {
+        let mut out = std::mem::replace(&mut self.out, TextBuilder::new(self.budget));
         self.write(&mut out, value)?;
         self.out = out;
         Ok(())
     }
 
-    fn run_if(
-        &mut self,
-        arms: &'t [(ast::Expr, Vec<Statement>)],
-        otherwise: &'t [Statement],
-    ) -> Result<Flow, Fault> {
+    fn run_if(&mut self, arms: &'t [(Expr, Vec<Statement>)], otherwise: &'t [Statement]) -> Eval<Flow> {
         for (condition, body) in arms {
             if truth(&self.eval(condition)?) {
                 return self.run(body);
@@ -166,15 +143,9 @@ impl<'t> Renderer<'t> {
         self.run(otherwise)
     }
 
-    fn run_with(
-        &mut self,
-        assigned: &'t [(Target, ast::Expr)],
-        body: &'t [Statement],
-    ) -> Result<Flow, Fault> {
-        let mut values = Vec::new();
-        for (_, value) in assigned {
-            values.push(self.eval(value)?);
-        }
+    fn run_with(&mut self, assigned: &'t [(Target, Expr)], body: &'t [Statement]) -> Eval<Flow> {
+        let values: Eval<Vec<_>> = assigned.iter().map(|(_, value)| self.eval(value)).collect();
+        let values = values?;
         self.within(self.scope, |r| {
             for ((target, _), value) in assigned.iter().zip(values) {
                 r.assign(target, value)?;
@@ -184,32 +155,23 @@ impl<'t> Renderer<'t> {
     }
 
     /// Runs statements in a scope of their own.
-    fn block(&mut self, body: &'t [Statement]) -> Result<Flow, Fault> {
+    fn block(&mut self, body: &'t [Statement]) -> Eval<Flow> {
         self.within(self.scope, |r| r.run(body))
     }
 
     /// What statements print.
-    fn captured<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, Fault>) -> Result<Value, Fault> {
-        let outer = std::mem::take(&mut self.out);
+    fn captured<T>(&mut self, run: impl FnOnce(&mut Self) -> Eval<T>) -> Eval {
+        let outer = std::mem::replace(&mut self.out, TextBuilder::new(self.budget));
         run(self)?;
-        let inner = std::mem::replace(&mut self.out, outer);
-        self.made(inner)
+        std::mem::replace(&mut self.out, outer).value()
     }
 
-    /// The value of a text that was built.
-    pub(crate) fn made(&self, text: TextBuilder) -> Result<Value, Fault> {
-        self.budget.items::<u8>(0)?;
-        Ok(text.finish().into())
+    /// A text to be built.
+    pub(crate) fn builder(&self) -> TextBuilder<'t> {
+        TextBuilder::new(self.budget)
     }
 
-    fn filtered(&mut self, mut value: Value, filters: &'t [Post]) -> Result<Value, Fault> {
-        for filter in filters {
-            value = self.post(value, filter)?;
-        }
-        Ok(value)
-    }
-
-    fn run_for(&mut self, parts: &'t For) -> Result<Flow, Fault> {
+    fn run_for(&mut self, parts: &'t For) -> Eval<Flow> {
         let iterated = self.eval(&parts.items)?;
         let mut items = self.iterate(&iterated)?;
         let mut first = items.items.len() - items.rest().len();
@@ -225,7 +187,7 @@ impl<'t> Renderer<'t> {
                     kept.push(item.clone());
                 }
             }
-            (items, first) = (self.sequence(kept)?, 0);
+            (items, first) = (Arc::new(Seq::new(self.budget, SeqKind::List, kept)?), 0);
         }
         if items.items.len() == first {
             return self.block(&parts.otherwise);
@@ -252,11 +214,7 @@ impl<'t> Renderer<'t> {
     }
 
     /// Runs something in a new scope within the one at this position.
-    fn within<T>(
-        &mut self,
-        parent: usize,
-        run: impl FnOnce(&mut Self) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
+    fn within<T>(&mut self, parent: usize, run: impl FnOnce(&mut Self) -> Eval<T>) -> Eval<T> {
         self.serial += 1;
         let outer = std::mem::replace(&mut self.scope, self.scopes.len());
         self.scopes.push(Scope { parent, serial: self.serial, names: Vec::new() });
@@ -266,7 +224,7 @@ impl<'t> Renderer<'t> {
         Ok(found)
     }
 
-    fn lookup(&self, name: Name) -> Result<Value, Fault> {
+    fn lookup(&self, name: Name) -> Eval {
         let mut at = self.scope;
         while at > 0 {
             let scope = &self.scopes[at];
@@ -276,11 +234,10 @@ impl<'t> Renderer<'t> {
             }
             at = scope.parent;
         }
-        let missing = || Value(Kind::Undefined(Some(self.tree.names[name].clone())));
-        Ok(self.root[name].clone().unwrap_or_else(missing))
+        Ok(self.root[name].clone().unwrap_or_else(|| Value::missing(&self.tree.names[name])))
     }
 
-    fn set(&mut self, name: Name, value: Value) -> Result<(), Fault> {
+    fn set(&mut self, name: Name, value: Value) -> Eval<()> {
         if self.scope == 0 {
             self.root[name] = Some(value);
             return Ok(());
@@ -295,7 +252,7 @@ impl<'t> Renderer<'t> {
         Ok(())
     }
 
-    fn assign(&mut self, target: &'t Target, value: Value) -> Result<(), Fault> {
+    fn assign(&mut self, target: &'t Target, value: Value) -> Eval<()> {
         match target {
             Target::Name(name) => self.set(*name, value),
             Target::Attribute(name, attribute) => {
@@ -304,26 +261,22 @@ impl<'t> Renderer<'t> {
             }
             Target::Tuple(targets) => {
                 if let Kind::Undefined(name) = &value.0 {
-                    return Err(undefined(name.as_deref()));
+                    return undefined(name);
                 }
                 let items = self.iterate(&value)?;
                 let rest = items.rest();
                 if rest.len() != targets.len() {
-                    let detail = format!("expected {} values to unpack, found {}", targets.len(), rest.len());
-                    return Err(Fault::new(detail));
+                    return refuse!("expected {} values to unpack, found {}", targets.len(), rest.len());
                 }
-                for (target, item) in targets.iter().zip(rest) {
-                    self.assign(target, item.clone())?;
-                }
-                Ok(())
+                targets.iter().zip(rest).try_for_each(|(target, item)| self.assign(target, item.clone()))
             }
         }
     }
 
     /// A macro, with the scope that it is defined in.
-    fn closure(&self, index: usize) -> Result<Value, Fault> {
+    fn closure(&self, index: usize) -> Eval {
         self.budget.items::<u8>(0)?;
         let (scope, serial) = (self.scope, self.scopes[self.scope].serial);
-        Ok(Value(Kind::Macro(Arc::new(Closure { index, scope, serial, caller: None }))))
+        Ok(Value(Kind::Macro(Arc::new(Closure { index, scope, serial }))))
     }
 }

@@ -1,7 +1,7 @@
 //! Text that remembers which of its bytes are literal: bytes of the conversation, not of the template.
 
 use crate::budget::Budget;
-use crate::error::Fault;
+use crate::error::Eval;
 use std::ops::Range;
 
 /// Work of appending a piece, beside its bytes.
@@ -48,17 +48,15 @@ impl Text {
     /// The string and its literal ranges.
     pub(crate) fn into_parts(self) -> (String, Vec<Range<usize>>) {
         let ranges = match self.literal {
-            Literal::None => Vec::new(),
-            Literal::All if self.text.is_empty() => Vec::new(),
-            #[expect(clippy::single_range_in_vec_init, reason = "one range it is")]
-            Literal::All => vec![0..self.text.len()],
+            Literal::All if !self.text.is_empty() => std::iter::once(0..self.text.len()).collect(),
             Literal::Ranges(ranges) => ranges,
+            _ => Vec::new(),
         };
         (self.text, ranges)
     }
 
     /// The runs of one origin in a range of bytes: each with whether it is literal.
-    pub(crate) fn runs(&self, range: Range<usize>) -> impl Iterator<Item = (&str, bool)> {
+    fn runs(&self, range: Range<usize>) -> impl Iterator<Item = (&str, bool)> {
         let ranges: &[Range<usize>] = match &self.literal {
             Literal::Ranges(ranges) => ranges,
             _ => &[],
@@ -86,31 +84,30 @@ impl Text {
 }
 
 /// Builds a [`Text`], counting its bytes.
-#[derive(Default)]
-pub(crate) struct TextBuilder {
+pub(crate) struct TextBuilder<'b> {
+    budget: &'b Budget,
     text: String,
     literal: Vec<Range<usize>>,
     /// Of the result.
-    markup: bool,
+    pub(crate) markup: bool,
 }
 
-impl TextBuilder {
-    /// A builder of text that is HTML already, or is not.
-    pub(crate) fn marked(markup: bool) -> Self {
-        Self { markup, ..Self::default() }
+impl<'b> TextBuilder<'b> {
+    pub(crate) fn new(budget: &'b Budget) -> Self {
+        Self { budget, text: String::new(), literal: Vec::new(), markup: false }
     }
 
     /// Appends a piece of one origin.
-    pub(crate) fn push(&mut self, budget: &Budget, piece: &str, literal: bool) -> Result<(), Fault> {
-        budget.work(PIECE)?;
-        budget.bytes(piece.len())?;
+    fn push(&mut self, piece: &str, literal: bool) -> Eval<()> {
+        self.budget.work(PIECE)?;
+        self.budget.bytes(piece.len())?;
         let start = self.text.len();
         self.text.push_str(piece);
         if literal && !piece.is_empty() {
             match self.literal.last_mut() {
                 Some(last) if last.end == start => last.end = self.text.len(),
                 _ => {
-                    budget.bytes(size_of::<Range<usize>>())?;
+                    self.budget.bytes(size_of::<Range<usize>>())?;
                     self.literal.push(start..self.text.len());
                 }
             }
@@ -119,31 +116,46 @@ impl TextBuilder {
     }
 
     /// Appends text that the template or the engine wrote.
-    pub(crate) fn plain(&mut self, budget: &Budget, piece: &str) -> Result<(), Fault> {
-        self.push(budget, piece, false)
+    pub(crate) fn plain(&mut self, piece: &str) -> Eval<()> {
+        self.push(piece, false)
     }
 
-    pub(crate) fn text(&mut self, budget: &Budget, text: &Text) -> Result<(), Fault> {
-        self.range(budget, text, 0..text.len())
+    pub(crate) fn text(&mut self, text: &Text) -> Eval<()> {
+        self.range(text, 0..text.len())
     }
 
     /// Appends a part of a text.
-    pub(crate) fn range(&mut self, budget: &Budget, text: &Text, range: Range<usize>) -> Result<(), Fault> {
-        text.runs(range).try_for_each(|(run, literal)| self.push(budget, run, literal))
+    pub(crate) fn range(&mut self, text: &Text, range: Range<usize>) -> Eval<()> {
+        text.runs(range).try_for_each(|(run, literal)| self.push(run, literal))
     }
 
     /// Appends the same text several times.
-    pub(crate) fn repeat(&mut self, budget: &Budget, text: &Text, times: usize) -> Result<(), Fault> {
+    pub(crate) fn repeat(&mut self, text: &Text, times: usize) -> Eval<()> {
         if text.len() > 0 && matches!(text.literal, Literal::None) {
-            let length = text.len().saturating_mul(times);
-            budget.bytes(length)?;
+            self.budget.bytes(text.len().saturating_mul(times))?;
             self.text.extend(std::iter::repeat_n(text.as_str(), times));
             return Ok(());
         }
         let times = if text.len() == 0 { 0 } else { times };
-        (0..times).try_for_each(|_| self.text(budget, text))
+        (0..times).try_for_each(|_| self.text(text))
     }
 
+    /// Appends what `write` makes of each run of one origin, which stays the origin.
+    pub(crate) fn runs(&mut self, text: &Text, mut write: impl FnMut(&mut String, &str)) -> Eval<()> {
+        self.budget.work(text.len() as u64 * 4)?;
+        text.runs(0..text.len()).try_for_each(|(run, literal)| {
+            let mut changed = String::with_capacity(run.len());
+            write(&mut changed, run);
+            self.push(&changed, literal)
+        })
+    }
+
+    /// [`runs`](Self::runs) character by character.
+    pub(crate) fn chars(&mut self, text: &Text, mut write: impl FnMut(&mut String, char)) -> Eval<()> {
+        self.runs(text, |out, run| run.chars().for_each(|c| write(out, c)))
+    }
+
+    /// The text, not yet a value.
     pub(crate) fn finish(self) -> Text {
         let literal = match self.literal.as_slice() {
             [] => Literal::None,
@@ -152,4 +164,15 @@ impl TextBuilder {
         };
         Text { text: self.text, literal, markup: self.markup }
     }
+
+    /// The text as a value.
+    pub(crate) fn value(self) -> Eval {
+        self.budget.items::<u8>(0)?;
+        Ok(self.finish().into())
+    }
+}
+
+/// Python's white space: Unicode's, and four separators beside it.
+pub(crate) fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }

@@ -1,25 +1,16 @@
 //! `strftime_now`: the date in a template, in UTC.
 
-use crate::error::Fault;
-use std::fmt::Write;
+use crate::error::{Eval, Fault};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
+/// Three letters of each are its short name.
+const MONTHS: &str = "January February March April May June July August September October November December";
 /// From the first of January 1970 on.
-const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+const DAYS: &str = "Thursday Friday Saturday Sunday Monday Tuesday Wednesday";
+
+fn nth(names: &'static str, at: usize) -> &'static str {
+    names.split(' ').nth(at).unwrap_or_default()
+}
 
 /// A point in time, taken apart.
 struct Civil {
@@ -35,7 +26,7 @@ struct Civil {
 }
 
 /// Formats a time as Python's `strftime` does, with the directives that templates use.
-pub(crate) fn strftime(format: &str, now: SystemTime) -> Result<String, Fault> {
+pub(crate) fn strftime(format: &str, now: SystemTime) -> Eval<String> {
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let civil = Civil::at(seconds);
     let mut out = String::new();
@@ -50,10 +41,12 @@ pub(crate) fn strftime(format: &str, now: SystemTime) -> Result<String, Fault> {
         if !padded {
             directive = chars.next();
         }
-        civil.write(&mut out, directive, padded).ok_or_else(|| {
-            let shown = directive.map_or(String::new(), String::from);
-            Fault::Unsupported(format!("strftime_now with %{shown}"))
-        })?;
+        let shown = directive.and_then(|directive| civil.shown(directive, padded));
+        let Some(shown) = shown else {
+            let directive = directive.map_or(String::new(), String::from);
+            return Err(Fault::Unsupported(format!("strftime_now with %{directive}")));
+        };
+        out += &shown;
     }
     Ok(out)
 }
@@ -61,7 +54,7 @@ pub(crate) fn strftime(format: &str, now: SystemTime) -> Result<String, Fault> {
 impl Civil {
     fn at(seconds: u64) -> Self {
         let mut days = seconds / 86_400;
-        let weekday = DAYS[(days % 7) as usize];
+        let weekday = nth(DAYS, (days % 7) as usize);
         let leap =
             |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
         // 400 years have 146097 days: the loop below runs at most 400 times.
@@ -81,35 +74,32 @@ impl Civil {
         Self { year, month, day: days + 1, day_of_year, weekday, seconds: seconds % 86_400 }
     }
 
-    /// Writes one directive; `None` if it is not known.
-    fn write(&self, out: &mut String, directive: Option<char>, padded: bool) -> Option<()> {
-        let hour = self.seconds / 3600;
-        let (number, width) = match directive? {
-            'Y' => (self.year, 4),
-            'y' => (self.year % 100, 2),
-            'm' => (self.month as u64 + 1, 2),
-            'd' => (self.day, 2),
-            'j' => (self.day_of_year, 3),
-            'H' => (hour, 2),
-            'I' => ((hour + 11) % 12 + 1, 2),
-            'M' => (self.seconds / 60 % 60, 2),
-            'S' => (self.seconds % 60, 2),
-            text => {
-                match text {
-                    'B' => out.push_str(MONTHS[self.month]),
-                    'b' => out.push_str(&MONTHS[self.month][..3]),
-                    'A' => out.push_str(self.weekday),
-                    'a' => out.push_str(&self.weekday[..3]),
-                    'p' => out.push_str(if hour < 12 { "AM" } else { "PM" }),
-                    'Z' => out.push_str("UTC"),
-                    '%' => out.push('%'),
-                    _ => return None,
-                }
-                return Some(());
-            }
+    /// What one directive stands for; `None` if it is not known.
+    fn shown(&self, directive: char, padded: bool) -> Option<String> {
+        let number = |number: u64, width: usize| {
+            let width = if padded { width } else { 0 };
+            format!("{number:0width$}")
         };
-        let width = if padded { width } else { 0 };
-        write!(out, "{number:0width$}").ok()
+        let hour = self.seconds / 3600;
+        Some(match directive {
+            'Y' => number(self.year, 4),
+            'y' => number(self.year % 100, 2),
+            'm' => number(self.month as u64 + 1, 2),
+            'd' => number(self.day, 2),
+            'j' => number(self.day_of_year, 3),
+            'H' => number(hour, 2),
+            'I' => number((hour + 11) % 12 + 1, 2),
+            'M' => number(self.seconds / 60 % 60, 2),
+            'S' => number(self.seconds % 60, 2),
+            'B' => nth(MONTHS, self.month).to_owned(),
+            'b' => nth(MONTHS, self.month)[..3].to_owned(),
+            'A' => self.weekday.to_owned(),
+            'a' => self.weekday[..3].to_owned(),
+            'p' => if hour < 12 { "AM" } else { "PM" }.to_owned(),
+            'Z' => "UTC".to_owned(),
+            '%' => "%".to_owned(),
+            _ => return None,
+        })
     }
 }
 

@@ -4,11 +4,12 @@
 mod compare;
 mod input;
 
-pub(crate) use compare::{contains, equal, less, truth};
+pub(crate) use compare::{all_equal, compare, equal, truth};
 
+use crate::arguments::Builtin;
 use crate::budget::{Budget, MAX_VALUE_DEPTH};
-use crate::error::Fault;
-use crate::functions::Function;
+use crate::error::{Eval, Fault, refuse};
+use crate::printable::one_line;
 use crate::text::Text;
 use indexmap::{Equivalent, IndexMap};
 use std::hash::{Hash, Hasher};
@@ -39,7 +40,7 @@ pub(crate) enum Kind {
     /// A running loop by its number.
     Loop(u64),
     Macro(Arc<Closure>),
-    Function(Function),
+    Function(&'static Builtin),
     Method(Arc<Bound>),
 }
 
@@ -80,15 +81,13 @@ pub(crate) struct Closure {
     /// Position of its scope in the stack, and the serial number that the scope has there.
     pub(crate) scope: usize,
     pub(crate) serial: u64,
-    /// What `caller` is in it.
-    pub(crate) caller: Option<Value>,
 }
 
 /// A method that was looked up and not yet called.
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) receiver: Value,
-    pub(crate) name: Arc<Text>,
+    pub(crate) method: &'static Builtin,
 }
 
 impl Value {
@@ -101,23 +100,23 @@ impl Value {
         Text::plain(text).into()
     }
 
-    pub(crate) fn seq(budget: &Budget, kind: SeqKind, items: Vec<Value>) -> Result<Self, Fault> {
+    pub(crate) fn seq(budget: &Budget, kind: SeqKind, items: Vec<Value>) -> Eval<Self> {
         Ok(Self(Kind::Seq(Arc::new(Seq::new(budget, kind, items)?))))
     }
 
-    pub(crate) fn list(budget: &Budget, items: Vec<Value>) -> Result<Self, Fault> {
+    pub(crate) fn list(budget: &Budget, items: Vec<Value>) -> Eval<Self> {
         Self::seq(budget, SeqKind::List, items)
     }
 
-    pub(crate) fn tuple(budget: &Budget, items: Vec<Value>) -> Result<Self, Fault> {
+    pub(crate) fn tuple(budget: &Budget, items: Vec<Value>) -> Eval<Self> {
         Self::seq(budget, SeqKind::Tuple, items)
     }
 
-    pub(crate) fn generator(budget: &Budget, items: Vec<Value>) -> Result<Self, Fault> {
+    pub(crate) fn generator(budget: &Budget, items: Vec<Value>) -> Eval<Self> {
         Self::seq(budget, SeqKind::Generator(AtomicUsize::new(0)), items)
     }
 
-    pub(crate) fn dict(budget: &Budget, entries: IndexMap<Key, Value>) -> Result<Self, Fault> {
+    pub(crate) fn dict(budget: &Budget, entries: IndexMap<Key, Value>) -> Eval<Self> {
         // An entry holds its hash as well, and the table its position.
         budget.items::<[Value; 3]>(entries.capacity())?;
         let nested = entries.iter().map(|(key, value)| key.0.depth().max(value.depth()));
@@ -126,20 +125,24 @@ impl Value {
         Ok(Self(Kind::Dict(Arc::new(Dict { entries, depth }))))
     }
 
+    /// What is looked for under a name and is not there.
+    pub(crate) fn missing(name: &Arc<Text>) -> Self {
+        Self(Kind::Undefined(Some(name.clone())))
+    }
+
     /// How deeply it is nested: 0 for what holds no values.
     fn depth(&self) -> u16 {
         match &self.0 {
             Kind::Seq(seq) => seq.depth,
             Kind::Dict(dict) => dict.depth,
             Kind::Method(bound) => 1 + bound.receiver.depth(),
-            Kind::Macro(closure) => 1 + closure.caller.as_ref().map_or(0, Value::depth),
             _ => 0,
         }
     }
 
-    pub(crate) fn method(receiver: &Value, name: &Arc<Text>) -> Result<Self, Fault> {
+    pub(crate) fn method(receiver: &Value, method: &'static Builtin) -> Eval {
         check_depth(1 + receiver.depth())?;
-        Ok(Self(Kind::Method(Arc::new(Bound { receiver: receiver.clone(), name: name.clone() }))))
+        Ok(Self(Kind::Method(Arc::new(Bound { receiver: receiver.clone(), method }))))
     }
 
     pub(crate) fn is_undefined(&self) -> bool {
@@ -227,7 +230,7 @@ impl Value {
     }
 }
 
-fn check_depth(depth: u16) -> Result<(), Fault> {
+fn check_depth(depth: u16) -> Eval<()> {
     if depth > MAX_VALUE_DEPTH {
         return Err(Fault::Limit(format!("nests a value more than {MAX_VALUE_DEPTH} deep")));
     }
@@ -235,7 +238,7 @@ fn check_depth(depth: u16) -> Result<(), Fault> {
 }
 
 impl Seq {
-    pub(crate) fn new(budget: &Budget, kind: SeqKind, items: Vec<Value>) -> Result<Self, Fault> {
+    pub(crate) fn new(budget: &Budget, kind: SeqKind, items: Vec<Value>) -> Eval<Self> {
         budget.items::<Value>(items.capacity())?;
         let depth = 1 + items.iter().map(Value::depth).max().unwrap_or(0);
         check_depth(depth)?;
@@ -268,14 +271,14 @@ impl Seq {
 pub(crate) struct Key(pub(crate) Value);
 
 impl Key {
-    pub(crate) fn new(budget: &Budget, value: Value) -> Result<Self, Fault> {
+    pub(crate) fn new(budget: &Budget, value: Value) -> Eval<Self> {
         budget.work(8 + value.as_text().map_or(0, |text| text.len() as u64))?;
         match &value.0 {
             Kind::Seq(seq) if matches!(seq.kind, SeqKind::Tuple) => {
                 seq.items.iter().try_for_each(|item| Key::new(budget, item.clone()).map(drop))?;
             }
             Kind::None | Kind::Bool(_) | Kind::Int(_) | Kind::Float(_) | Kind::Str(_) => {}
-            _ => return Err(Fault::new(format!("unhashable type: '{}'", value.type_name()))),
+            _ => return refuse!("unhashable type: '{}'", value.type_name()),
         }
         Ok(Self(value))
     }
@@ -336,9 +339,9 @@ impl Equivalent<Key> for str {
 }
 
 /// The refusal of an operation on what is not there.
-pub(crate) fn undefined(name: Option<&Text>) -> Fault {
+pub(crate) fn undefined<T>(name: &Option<Arc<Text>>) -> Eval<T> {
     match name {
-        Some(name) => Fault::new(format!("'{}' is undefined", crate::printable::one_line(name.as_str()))),
-        None => Fault::new("the value is undefined"),
+        Some(name) => refuse!("'{}' is undefined", one_line(name.as_str())),
+        None => refuse!("the value is undefined"),
     }
 }

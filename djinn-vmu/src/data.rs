@@ -1,117 +1,50 @@
-//! The data segment: KV caches in pages, private to sequences, shared by reference count.
-//!
-//! `pager` moves sequences to host memory and back, `prefix` finds pages by what they hold.
+//! The data segment: KV caches in pages. It maps numbers of pages to bytes and copies them; who holds which page is
+//! [`djinn_pages::Pages`]' business.
 
-mod audit;
 mod layout;
-mod pager;
-mod pool;
-mod prefix;
 mod swap;
 #[cfg(test)]
 mod tests;
 mod transfer;
 
 pub use layout::KvLayout;
-pub use pager::{Arriving, HostFull, NotMoved, Parked, Refusal};
 pub use swap::{SWAP_PIECE_BYTES, SwapPace};
-pub use transfer::{Direction, Moved, SwapStats, Transfer};
+pub use transfer::{Direction, Moved, SwapFault, SwapStats, Transfer};
 
-use crate::Result;
-use djinn_device::{Buffer, Device, Space, Span, Stream, args::KvPages};
-use pool::PagePool;
-use prefix::PrefixIndex;
+use crate::{Allocations, Result};
+use djinn_device::{Buffer, Device, Ops, Space, Span, Stream, args::KvPages};
+use djinn_pages::{Duplicate, PageCopies};
+use djinn_srg::KvPlace;
 use swap::Swap;
 
 /// NaN in every element type: what a page holds before it is written, in check mode.
 const POISON: u8 = 0xFF;
 
-/// The KV cache of one sequence: its pages in order of position.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Sequence {
-    pages: Vec<u32>,
-    tokens: u64,
-}
-
-impl Sequence {
-    /// Tokens whose keys and values are, or are about to be, in the pages.
-    pub fn tokens(&self) -> u64 {
-        self.tokens
-    }
-
-    /// Pages in order of position.
-    pub fn pages(&self) -> &[u32] {
-        &self.pages
-    }
-}
-
-/// Too few pages are free, or the sequence would be longer than the page table is wide: an outcome, not an
-/// error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PagesFull {
-    /// Pages asked for.
-    pub requested: u32,
-    /// Pages free, those of the prefix cache included.
-    pub free: u32,
-    /// Pages that will be free once copies under way are done: [`DataSegment::poll`], then ask again.
-    pub leaving: u32,
-}
-
-/// All KV pages of a device, and who refers to them.
+/// The bytes of all KV pages, on the device and in pinned host memory.
 #[derive(Debug)]
 pub struct DataSegment {
     layout: KvLayout,
     buffer: Buffer,
     table: Buffer,
-    pages: PagePool,
-    prefix: PrefixIndex,
     /// None without host pages.
     swap: Option<Swap>,
-    /// Sequences parked so far.
-    tickets: u64,
 }
 
 impl DataSegment {
-    /// Allocates the pages and the page table of `layout`, and its pinned host pages.
+    /// Allocates the pages and the page table of `layout`, and its pinned host pages; all of it is `held`.
     ///
     /// # Errors
-    /// A device out of memory or streams; nothing stays allocated then.
-    pub fn new<D: Device>(device: &D, layout: KvLayout) -> Result<Self> {
-        let mut held = Vec::new();
-        let segment = Self::allocate(device, layout, &mut held);
-        if segment.is_err() {
-            held.into_iter().for_each(|buffer| device.free(buffer));
-        }
-        segment
-    }
-
-    /// Tells `held` every buffer that it allocates.
-    fn allocate<D: Device>(device: &D, layout: KvLayout, held: &mut Vec<Buffer>) -> Result<Self> {
-        let mut alloc = |space, bytes| -> Result<Buffer> {
-            let buffer = device.alloc(space, bytes)?;
-            held.push(buffer);
-            Ok(buffer)
-        };
-        let buffer = alloc(Space::Device, layout.bytes())?;
-        let table = alloc(Space::Device, layout.table_bytes())?;
-        let swap = (layout.host_pages > 0).then(|| Swap::new(device, &layout, buffer, &mut alloc));
-        let (swap, pages) = (swap.transpose()?, PagePool::new(layout.pages));
-        Ok(DataSegment { layout, buffer, table, pages, prefix: PrefixIndex::default(), swap, tickets: 0 })
+    /// A device out of memory or streams.
+    pub fn new<D: Device>(device: &D, layout: KvLayout, held: &mut Allocations) -> Result<Self> {
+        let buffer = held.alloc(device, Space::Device, layout.bytes())?;
+        let table = held.alloc(device, Space::Device, layout.table_bytes())?;
+        let swap = (layout.host_pages > 0).then(|| Swap::new(device, &layout, buffer, held));
+        Ok(DataSegment { layout, buffer, table, swap: swap.transpose()? })
     }
 
     /// The layout.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
-    }
-
-    /// Pages that can be had: those that hold nothing, and those that only the prefix cache keeps.
-    pub fn free_pages(&self) -> u32 {
-        self.pages.free() + self.prefix.idle()
-    }
-
-    /// Pages that nothing refers to, but that copies under way still touch.
-    pub fn leaving_pages(&self) -> u32 {
-        self.pages.in_transit()
     }
 
     /// The page table on the device, u32 `[sequences, table_width]`.
@@ -125,165 +58,109 @@ impl DataSegment {
         self.buffer.slice(page as u64 * bytes, bytes)
     }
 
-    /// One layer's keys and values, as operations address them.
-    pub fn layer(&self, layer: u32) -> KvPages {
-        let KvLayout { shape, dtype, page_tokens, table_width, .. } = self.layout;
+    /// The keys and values at `place`, as operations address them.
+    pub fn at(&self, place: KvPlace) -> KvPages {
+        let KvLayout { dtype, page_tokens, table_width, .. } = self.layout;
         KvPages {
             pages: self.buffer.span(),
             dtype,
             page_bytes: self.layout.page_bytes(),
             page_tokens,
-            layer,
-            kv_heads: shape.kv_heads,
-            head_dim: shape.head_dim,
+            offset: place.first * u64::from(page_tokens) * dtype.bytes(),
+            kv_heads: place.kv_heads,
+            head_dim: place.head_dim,
             page_table: self.table.span(),
             table_width,
         }
     }
 
-    /// Makes room for `tokens` more tokens of `sequence`, all or nothing. A shared last page that will be
-    /// written is copied first, on `stream`: the compute stream, which all work on sequences runs on.
-    pub fn grow<D: Device>(
-        &mut self,
-        device: &D,
-        stream: Stream,
-        sequence: &mut Sequence,
-        tokens: u64,
-    ) -> Result<std::result::Result<(), PagesFull>> {
-        if tokens == 0 {
-            return Ok(Ok(()));
-        }
-        let pages = (sequence.tokens + tokens).div_ceil(self.layout.page_tokens as u64);
-        let (written, shared) = self.tail(sequence);
-        let requested = pages - sequence.pages.len() as u64 + shared.is_some() as u64;
-        if pages > self.layout.table_width as u64 || requested > self.free_pages() as u64 {
-            return Ok(Err(self.full(requested.min(u32::MAX as u64) as u32)));
-        }
-        let mut fresh = self.take(requested as u32);
-        let copy = shared.zip(fresh.first().copied());
-        if let Err(error) = self.prepare(device, stream, &fresh, copy) {
-            fresh.into_iter().for_each(|page| self.drop_reference(page));
-            return Err(error.into());
-        }
-        if let Some((from, to)) = copy {
-            *sequence.pages.last_mut().expect("a partial page is a page") = to;
-            self.drop_reference(from);
-            fresh.remove(0);
-        } else if let Some(page) = written {
-            self.prefix.forget(page);
-            if let Some(swap) = &mut self.swap {
-                swap.forget_copy(page);
-            }
-        }
-        sequence.pages.append(&mut fresh);
-        sequence.tokens += tokens;
-        Ok(Ok(()))
-    }
-
-    /// The last page if it has room for tokens, and the same if others read it: sequences, lookups to come that find
-    /// a content which is still being copied out.
-    fn tail(&self, sequence: &Sequence) -> (Option<u32>, Option<u32>) {
-        if sequence.tokens.is_multiple_of(self.layout.page_tokens as u64) {
-            return (None, None);
-        }
-        let page = *sequence.pages.last().expect("a partial page is a page");
-        let copied_out = self.prefix.holds(page) && self.pages.is_moving(page);
-        (Some(page), (self.pages.references(page) > 1 || copied_out).then_some(page))
-    }
-
-    /// Enqueues what new pages need before they are written: poison in check mode, the content of a shared one.
-    fn prepare<D: Device>(
+    /// Enqueues on `compute` what pages need before they are written: the content of shared ones and, in check mode,
+    /// NaN in `fresh` ones.
+    ///
+    /// # Errors
+    /// A failure of the device, or a copy that it refused.
+    pub fn prepare<D: Device>(
         &self,
         device: &D,
-        stream: Stream,
+        compute: Stream,
         fresh: &[u32],
-        copy: Option<(u32, u32)>,
-    ) -> djinn_device::Result<()> {
-        if !self.layout.check && copy.is_none() {
+        duplicates: &[Duplicate],
+    ) -> Result<()> {
+        if duplicates.is_empty() && (!self.layout.check || fresh.is_empty()) {
             return Ok(());
         }
-        let enqueued = (|| {
-            for &page in fresh.iter().filter(|_| self.layout.check) {
-                device.fill(stream, self.page(page), POISON)?;
-            }
-            copy.map_or(Ok(()), |(from, to)| device.copy(stream, self.page(from), self.page(to)))
-        })();
+        for &page in fresh.iter().filter(|_| self.layout.check) {
+            device.fill(compute, self.page(page), POISON)?;
+        }
+        for copy in duplicates {
+            device.copy(compute, self.page(copy.from), self.page(copy.to))?;
+        }
         if let Some(swap) = &self.swap {
-            swap.grown(device, stream)?;
+            swap.grown(device, compute)?;
         }
-        enqueued
+        Ok(())
     }
 
-    /// A second sequence with the same keys and values; no byte is copied until one of them writes.
-    pub fn fork(&mut self, sequence: &Sequence) -> Sequence {
-        for &page in &sequence.pages {
-            self.pages.refer(page);
-        }
-        Sequence { pages: sequence.pages.clone(), tokens: sequence.tokens }
-    }
-
-    /// Shortens a sequence to its first `tokens` tokens and gives the pages beyond back. The caller has
-    /// synced all work that it enqueued on them.
+    /// Begins the way of a session's pages to pinned host memory, after all work enqueued so far on `compute`, or back
+    /// from there; computation goes on beside it. `ticket` names it in its [`Transfer`], which tells its end, also
+    /// where the device refused a copy. A session has one way at a time.
+    ///
+    /// # Errors
+    /// A failure of the device.
     ///
     /// # Panics
-    /// If the sequence is shorter.
-    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) {
-        assert!(tokens <= sequence.tokens, "{} tokens cannot become {tokens}", sequence.tokens);
-        sequence.tokens = tokens;
-        let keep = tokens.div_ceil(self.layout.page_tokens as u64) as usize;
-        self.drop_references(sequence.pages.split_off(keep));
+    /// If the layout has no host pages.
+    pub fn swap<D: Ops>(
+        &mut self,
+        device: &D,
+        compute: Stream,
+        direction: Direction,
+        ticket: u64,
+        way: &PageCopies,
+    ) -> Result<()> {
+        let swap = self.swap.as_mut().expect("pages are swapped where the host has some");
+        swap.begin(device, compute, direction, ticket, way)
     }
 
-    /// Gives a sequence's pages back. The caller has synced all work that it enqueued on them; copies of the pager
-    /// may still run.
-    pub fn release(&mut self, sequence: Sequence) {
-        self.drop_references(sequence.pages);
+    /// Takes in which copies are done, enqueues what was held back, and gives the transfers that ended. A few
+    /// microseconds; call it between steps, and before giving up for lack of pages.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn poll<D: Ops>(&mut self, device: &D) -> Result<Vec<Transfer>> {
+        self.swap.as_mut().map_or(Ok(Vec::new()), |swap| swap.poll(device))
     }
 
-    /// Frees the segment.
-    pub fn free<D: Device>(self, device: &D) {
-        if let Some(swap) = self.swap {
-            swap.free(device);
-        }
-        device.free(self.buffer);
-        device.free(self.table);
+    /// Blocks the host until all copies under way are done, then [`poll`](Self::poll)s: for a host with nothing else
+    /// to do.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub fn settle<D: Ops>(&mut self, device: &D) -> Result<Vec<Transfer>> {
+        self.swap.as_mut().map_or(Ok(Vec::new()), |swap| swap.settle(device))
     }
 
-    fn full(&self, requested: u32) -> PagesFull {
-        PagesFull { requested, free: self.free_pages(), leaving: self.leaving_pages() }
-    }
-
-    /// Pages with one reference each, which the caller knows to be there.
-    fn take(&mut self, count: u32) -> Vec<u32> {
-        let mut one = || {
-            if let Some(page) = self.pages.take() {
-                return page;
-            }
-            let page = self.prefix.evict().expect("the caller counted the free pages");
-            self.pages.refer(page);
-            page
-        };
-        (0..count).map(|_| one()).collect()
-    }
-
-    /// Last pages first: a cached page is of no use without those before it.
-    fn drop_references(&mut self, pages: Vec<u32>) {
-        pages.into_iter().rev().for_each(|page| self.drop_reference(page));
-    }
-
-    fn drop_reference(&mut self, page: u32) {
-        if self.pages.drop_reference(page) {
-            self.idle(page);
-        }
-    }
-
-    /// Nothing uses the page any more.
-    fn idle(&mut self, page: u32) {
+    /// Cuts and paces transfers in another way from now on; bytes do not depend on it.
+    pub fn set_pace(&mut self, pace: SwapPace) {
         if let Some(swap) = &mut self.swap {
-            swap.forget_copy(page);
+            swap.pace.rule = pace;
         }
-        if !self.prefix.make_idle(page) {
-            self.pages.give(page);
-        }
+    }
+
+    /// Shares the link between swaps and the weights of a pass that is about to be enqueued, and that streams
+    /// `streamed_bytes` of them on `weights`: no more than that is under way to the device at a time (some pieces at
+    /// least), and what was enqueued before the pass before comes before this pass's weights. So neither starves,
+    /// whatever order the device chooses, and the host need not look within a pass. Without streaming nothing is held
+    /// back. [`poll`](Self::poll) enqueues the rest as room appears.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn share_link<D: Ops>(&mut self, device: &D, weights: Stream, streamed_bytes: u64) -> Result<()> {
+        self.swap.as_mut().map_or(Ok(()), |swap| swap.share(device, weights, streamed_bytes))
+    }
+
+    /// What swapping did so far, of transfers that [`poll`](Self::poll) saw end.
+    pub fn swap_stats(&self) -> SwapStats {
+        self.swap.as_ref().map(|swap| swap.stats).unwrap_or_default()
     }
 }

@@ -20,7 +20,7 @@ pub enum Error {
         least_bytes: u64,
         /// What the least holds.
         reason: String,
-        /// What to change, by its flag.
+        /// What to change, by its field.
         remedy: &'static str,
     },
     /// The weights that stay on the host, and the pages for parked sequences, exceed the host budget.
@@ -37,12 +37,12 @@ pub enum Error {
         needed_bytes: u64,
         /// Those of them that are for parked sequences.
         kv_bytes: u64,
-        /// What to change, by its flag.
+        /// What to change, by its field.
         remedy: &'static str,
     },
     /// Chunks cannot be smaller than the model's largest tile.
     #[error(
-        "--chunk of {} is smaller than the model's largest tile; use at least {} ({least_bytes} bytes)",
+        "`chunk` of {} is smaller than the model's largest tile; use at least {} ({least_bytes} bytes)",
         human(*chunk_bytes), human(*least_bytes)
     )]
     ChunkTooSmall {
@@ -53,7 +53,7 @@ pub enum Error {
     },
     /// The ring cannot hold the largest streamed chunk.
     #[error(
-        "--ring of {} is smaller than the largest streamed chunk; use at least {} ({least_bytes} bytes)",
+        "`ring` of {} is smaller than the largest streamed chunk; use at least {} ({least_bytes} bytes)",
         human(*ring_bytes), human(*least_bytes)
     )]
     RingTooSmall {
@@ -63,7 +63,7 @@ pub enum Error {
         least_bytes: u64,
     },
     /// A fraction outside 0 to 1.
-    #[error("--resident-fraction {0} is not between 0 and 1")]
+    #[error("`resident_fraction` {0} is not between 0 and 1")]
     Fraction(f64),
     /// Sizes overflow 64 bits.
     #[error("the plan's sizes overflow: {0}")]
@@ -77,7 +77,7 @@ pub enum Error {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] djinn_device::Error),
-    /// `--stream-check` found a chunk in the ring that differs from what was loaded.
+    /// The stream check found a chunk in the ring that differs from what was loaded.
     #[error(
         "stream check: chunk {chunk} differs from its host copy in pass {pass}: expected {expected:#018x}, found {found:#018x}"
     )]
@@ -89,22 +89,6 @@ pub enum Error {
         /// Checksum at load.
         expected: u64,
         /// Checksum on the device.
-        found: u64,
-    },
-    /// Check mode found a KV page that came back from host memory with other bytes than it left with. The
-    /// sequence's tokens must be computed again.
-    #[error(
-        "KV check: page {page} of parked sequence {sequence} came back from host memory with checksum \
-         {found:#018x} instead of {expected:#018x}"
-    )]
-    KvCorrupt {
-        /// The sequence's ticket, as its parking gave it.
-        sequence: u64,
-        /// The device page that it came back to.
-        page: u32,
-        /// Checksum before the page left.
-        expected: u64,
-        /// Checksum of what came back.
         found: u64,
     },
 }

@@ -2,29 +2,35 @@
 //!
 //! [`MemoryPlan`] decides, from a graph and a budget, where every byte lies, before anything is allocated;
 //! [`predict`] says how fast a pass over that plan would be. Then [`TextSegment`] holds the weights (some
-//! resident, the rest streamed through a ring), [`DataSegment`] the KV cache in pages (shared,
-//! forked, parked in host memory), and [`StackSegment`] the activations.
+//! resident, the rest streamed through a ring), [`DataSegment`] the bytes of the KV cache's pages
+//! (on the device and in host memory), and [`StackSegment`] the activations.
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod allocations;
 mod data;
 mod error;
+mod machine;
 mod plan;
 mod predict;
+mod program;
 pub mod size;
 mod source;
 mod stack;
 mod text;
 
+pub use allocations::Allocations;
 pub use data::{
-    Arriving, DataSegment, Direction, HostFull, KvLayout, Moved, NotMoved, PagesFull, Parked, Refusal,
-    SWAP_PIECE_BYTES, Sequence, SwapPace, SwapStats, Transfer,
+    DataSegment, Direction, KvLayout, Moved, SWAP_PIECE_BYTES, SwapFault, SwapPace, SwapStats, Transfer,
 };
 pub use error::{Error, Result};
+pub use machine::{Bound, Machine};
 pub use plan::{Budget, Demand, MemoryPlan, Segments};
 pub use predict::{Bottleneck, Prediction, predict};
+pub use program::{Detail, Fused, Launch, Program};
 pub use source::{SourceError, WeightSource};
 pub use stack::StackSegment;
 pub use text::{
-    Chunk, ChunkId, ChunkTimes, PassStats, Phase, PlacedTile, Placement, STALL, TextSegment, TextStore,
+    Chunk, ChunkId, ChunkTimes, LoadedTile, PassStats, PlacedTile, Placement, STALL, StreamPosition,
+    Streamer, TextSegment, TextStore,
 };

@@ -5,7 +5,7 @@ pub(crate) mod tests;
 
 use crate::text::{CHECK_BYTES, Chunk, FLAG_BYTES, PlacedTile, choose_resident, layout, pack, twins};
 use crate::{Error, KvLayout, Placement, Result, size};
-use djinn_srg::{Graph, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
+use djinn_srg::{Graph, KvPlan, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
 use serde::Serialize;
 
 /// What the user allows, in bytes. `None` leaves a choice to the plan.
@@ -21,7 +21,7 @@ pub struct Budget {
     pub chunk: Option<u64>,
     /// Bytes of the ring. By default three chunks, fewer where that does not fit.
     pub ring: Option<u64>,
-    /// Reserve what `--stream-check` needs.
+    /// Reserve what the stream check needs.
     pub stream_check: bool,
     /// Ablation: no pipelining. A chunk's copy begins only when the operation that needs it is reached, on
     /// the device's clock, and that operation waits for it.
@@ -56,7 +56,7 @@ pub struct Segments {
     pub data: u64,
     /// Stack: activations and step inputs.
     pub stack: u64,
-    /// Checksums of `--stream-check`.
+    /// Checksums of the stream check.
     pub check: u64,
     /// Whether the pass moved each streamed chunk; 0 where every pass moves all.
     #[serde(skip_serializing_if = "is_zero")]
@@ -92,6 +92,8 @@ pub struct MemoryPlan {
     pub stack: StackPlan,
     /// KV cache.
     pub kv: KvLayout,
+    /// Its values in a page.
+    pub kv_places: KvPlan,
     /// Device bytes by segment.
     pub segments: Segments,
     /// Bytes kept on the host: weights (streamed chunks and gathered tables) and the pages of parked sequences.
@@ -140,12 +142,13 @@ impl MemoryPlan {
         if let Some(ram_bytes) = budget.ram.filter(|&ram| host_bytes > ram) {
             // With a fraction, a larger device budget keeps no more weights off the host.
             let remedy = match budget.resident_fraction.filter(|&fraction| fraction < 1.0) {
-                Some(_) => "raise --ram or --resident-fraction",
-                None => "raise --ram or --vram",
+                Some(_) => "raise `ram` or `resident_fraction`",
+                None => "raise `ram` or `vram`",
             };
             return Err(Error::HostBudgetTooSmall { ram_bytes, needed_bytes: host_bytes, kv_bytes, remedy });
         }
-        Ok(MemoryPlan { placement, stack, kv: demand.kv, segments, host_bytes })
+        let (kv, kv_places) = (demand.kv, KvPlan::new(graph));
+        Ok(MemoryPlan { placement, stack, kv, kv_places, segments, host_bytes })
     }
 }
 
@@ -243,11 +246,11 @@ fn too_small(
         least_bytes: segments.fixed().saturating_add(weights),
         reason: parts.join(", "),
         remedy: if budget.resident_fraction.is_some() && available >= budget.ring.unwrap_or(largest) {
-            "lower --resident-fraction or raise --vram"
+            "lower `resident_fraction` or raise `vram`"
         } else if budget.ring.is_some() && available >= largest.saturating_add(least) {
-            "lower --ring or raise --vram"
+            "lower `ring` or raise `vram`"
         } else {
-            "raise --vram or lower --ctx"
+            "raise `vram` or lower `context`"
         },
     }
 }

@@ -1,12 +1,13 @@
-//! Predicts the time of a pass over a plan, by playing its copies and operations on a clock.
+//! Predicts the time of a pass, by playing its program's copies and launches on a clock.
 
 #[cfg(test)]
 mod tests;
 
-use crate::{Chunk, MemoryPlan};
+use crate::program::{Detail, Launch, Program};
+use crate::{Bound, ChunkId, Machine, MemoryPlan};
 use djinn_ringbuf::BlockerPass;
-use djinn_srg::cost::{self, Bound, Machine, Work};
-use djinn_srg::{Graph, NodeId};
+use djinn_srg::Graph;
+use djinn_srg::cost::{self, Work};
 use serde::Serialize;
 
 /// A predicted pass in steady state.
@@ -38,9 +39,13 @@ pub enum Bottleneck {
 /// ring allows, so the pass begins with a full ring, unless the plan has them wait until they are needed. Copies and
 /// operations of experts count by how often a pass uses them, and the copies wait for their router.
 pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine) -> Prediction {
-    let (slots, blocking) = (plan.placement.ring.slots(), plan.placement.blocking_copies);
-    let steps = steps(graph, plan, work, machine);
-    let copies = copies(plan, work);
+    let placement = &plan.placement;
+    let slots = placement.ring.slots();
+    let slot = |chunk: ChunkId| placement.slots[chunk.0 as usize].expect("it is streamed") as usize;
+    let copied = |chunk: ChunkId| placement.chunks[chunk.0 as usize].expected_bytes(work.rows.rows);
+    let program = Program::new(graph, plan, Detail::Fused);
+    let timed = |launch| (launch, seconds(graph, plan, launch, work, machine));
+    let launches: Vec<(&Launch, f64)> = program.launches.iter().map(timed).collect();
     // When each router's choice was known, by its node.
     let mut known = vec![0.0f64; graph.nodes.len()];
     // A slot is copied as soon as the link is free and its blocker's use is done.
@@ -49,32 +54,32 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
     let mut start = 0.0;
     for pass in 0..3 {
         start = clock;
-        for step in &steps {
-            if let Some(slot) = step.slot.filter(|_| step.first) {
-                let blocker = slots[slot].blocker;
+        for &(launch, seconds) in &launches {
+            if let Some(chunk) = launch.acquire {
+                let blocker = slots[slot(chunk)].blocker;
                 let free = match blocker.pass {
+                    _ if placement.blocking_copies => clock,
                     BlockerPass::Same => used[blocker.index],
                     BlockerPass::Previous if pass > 0 => previous[blocker.index],
                     BlockerPass::Previous => 0.0,
                 };
-                let free = if blocking { clock } else { free };
-                let Copy { bytes, group } = copies[slot];
-                let free = group.map_or(free, |group| free.max(known[group.0 as usize]));
-                link = link.max(free) + bytes / machine.link;
+                let condition = placement.chunks[chunk.0 as usize].condition;
+                let free = condition.map_or(free, |of| free.max(known[of.group.0 as usize]));
+                link = link.max(free) + copied(chunk) / machine.link;
                 clock = clock.max(link);
             }
-            clock += step.seconds + step.join;
-            known[step.node.0 as usize] = clock;
-            if let Some(slot) = step.slot {
-                used[slot] = clock;
+            clock += seconds;
+            known[launch.node.0 as usize] = clock;
+            if let Some(chunk) = launch.release {
+                used[slot(chunk)] = clock;
             }
         }
         std::mem::swap(&mut used, &mut previous);
     }
-    let compute_seconds: f64 = steps.iter().map(|s| s.seconds + s.join).sum();
+    let compute_seconds: f64 = launches.iter().map(|(_, seconds)| seconds).sum();
     // The sum of none is -0, which would be shown.
-    let copy_seconds = copies.iter().fold(0.0, |sum, copy| sum + copy.bytes) / machine.link;
-    let bottleneck = match cost::pass(graph, work).bound(machine) {
+    let copy_seconds = placement.streamed().fold(0.0, |sum, chunk| sum + copied(chunk)) / machine.link;
+    let bottleneck = match machine.bound(&cost::pass(graph, work)) {
         _ if copy_seconds > compute_seconds => Bottleneck::Link,
         Bound::Compute => Bottleneck::Compute,
         Bound::Memory => Bottleneck::Memory,
@@ -82,64 +87,26 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
     Prediction { seconds: clock - start, copy_seconds, compute_seconds, bottleneck }
 }
 
-/// A copy to one of the ring's slots.
-#[derive(Clone, Copy)]
-struct Copy {
-    /// Moved on average.
-    bytes: f64,
-    /// The router that it waits for.
-    group: Option<NodeId>,
-}
-
-fn copies(plan: &MemoryPlan, work: &Work) -> Vec<Copy> {
-    let chunks = plan.placement.streamed().map(|id| &plan.placement.chunks[id.0 as usize]);
-    let copy = |chunk: &Chunk| {
-        let bytes = chunk.expected_bytes(work.rows.rows);
-        Copy { bytes, group: chunk.condition.map(|condition| condition.group) }
-    };
-    chunks.map(copy).collect()
-}
-
-/// A launch, with the ring slot that it reads.
-struct Step {
-    node: NodeId,
-    slot: Option<usize>,
-    /// Whether it is the first launch to read the slot in this pass.
-    first: bool,
-    seconds: f64,
-    /// Joining a chunk that straddles the ring's wrap: the first launch to read it waits for two copies.
-    join: f64,
-}
-
-fn steps(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine) -> Vec<Step> {
+/// Time of a launch, as its share of its nodes' costs; and before the first use of a chunk that straddles the ring's
+/// wrap, of joining its parts, which are read and written once more.
+fn seconds(graph: &Graph, plan: &MemoryPlan, launch: &Launch, work: &Work, machine: &Machine) -> f64 {
     let placement = &plan.placement;
-    let mut tiles = placement.tiles.iter().peekable();
-    let (mut steps, mut current) = (Vec::new(), None);
-    for index in 0..graph.nodes.len() {
-        let node = NodeId(index as u32);
-        let seconds = cost::node(graph, node, work).seconds(machine);
-        if tiles.peek().is_none_or(|t| t.tile.node != node) {
-            steps.push(Step { node, slot: None, first: false, seconds, join: 0.0 });
-            continue;
+    let nodes = [Some(launch.node), launch.fused.map(|fused| fused.node)].into_iter().flatten();
+    let whole: f64 = nodes.map(|node| machine.seconds(&cost::node(graph, node, work))).sum();
+    let share = match &placement.tiles[launch.tiles.clone()] {
+        [] => 1.0,
+        [first, ..] => {
+            let last = &placement.tiles[launch.tiles.end - 1];
+            let rows = graph.value(first.tile.parts[0].value).matrix()[0];
+            (last.tile.rows.end - first.tile.rows.start) as f64 / rows as f64
         }
-        let rows = graph.value(graph.node(node).weights[0]).matrix()[0] as f64;
-        while let Some(placed) = tiles.next_if(|t| t.tile.node == node) {
-            let share = (placed.tile.rows.end - placed.tile.rows.start) as f64 / rows;
-            let slot = placement.slots[placed.chunk.0 as usize].map(|s| s as usize);
-            let first = current != Some(placed.chunk);
-            let join = slot.filter(|_| first).map_or(0.0, |slot| join_seconds(plan, slot, machine));
-            steps.push(Step { node, slot, first, seconds: seconds * share, join });
-            current = Some(placed.chunk);
+    };
+    let join = match launch.acquire.filter(|&chunk| placement.straddles(chunk)) {
+        Some(chunk) => {
+            let bytes = placement.chunks[chunk.0 as usize].bytes;
+            2.0 * bytes as f64 / machine.memory + 2.0 * machine.launch
         }
-    }
-    steps
-}
-
-/// Time in which the parts of a slot are read and written once more, if there are two.
-fn join_seconds(plan: &MemoryPlan, slot: usize, machine: &Machine) -> f64 {
-    let ring = &plan.placement.ring;
-    if ring.parts(slot)[1].is_empty() {
-        return 0.0;
-    }
-    2.0 * ring.slots()[slot].len as f64 / machine.memory + 2.0 * machine.launch
+        None => 0.0,
+    };
+    whole * share + join
 }

@@ -1,6 +1,6 @@
 //! The stack segment: activations at offsets planned once.
 
-use crate::Result;
+use crate::{Allocations, Result};
 use djinn_device::{Buffer, Device, Space, Span};
 use djinn_srg::{Graph, Rows, StackPlan, ValueId};
 
@@ -13,8 +13,11 @@ pub struct StackSegment {
 
 impl StackSegment {
     /// Allocates the arena of `plan`.
-    pub fn new<D: Device>(device: &D, plan: StackPlan) -> Result<Self> {
-        Ok(StackSegment { buffer: device.alloc(Space::Device, plan.bytes)?, plan })
+    ///
+    /// # Errors
+    /// A device out of memory.
+    pub fn new<D: Device>(device: &D, plan: StackPlan, held: &mut Allocations) -> Result<Self> {
+        Ok(StackSegment { buffer: held.alloc(device, Space::Device, plan.bytes)?, plan })
     }
 
     /// The bytes of a stack value in a step of `rows`.
@@ -38,10 +41,5 @@ impl StackSegment {
     /// Offsets and sizes.
     pub fn plan(&self) -> &StackPlan {
         &self.plan
-    }
-
-    /// Frees the arena.
-    pub fn free<D: Device>(self, device: &D) {
-        device.free(self.buffer);
     }
 }

@@ -13,10 +13,11 @@ mod streamer;
 pub use chunk::{Chunk, ChunkId, PlacedTile};
 pub use pass::{ChunkTimes, PassStats, STALL};
 pub use placement::Placement;
-pub use segment::TextSegment;
+pub use segment::{LoadedTile, TextSegment};
 pub use store::TextStore;
-pub use streamer::Phase;
 pub(crate) use streamer::{CHECK_BYTES, FLAG_BYTES};
+pub use streamer::{StreamPosition, Streamer};
 
 pub(crate) use chunk::pack;
 pub(crate) use placement::{choose_resident, layout, twins};
+pub(crate) use store::Hash;

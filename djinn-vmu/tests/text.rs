@@ -1,17 +1,17 @@
 //! Loaded weights: equal content is kept once, every byte is given back, a corrupt stream is noticed.
 
-use djinn_device::{CpuConfig, CpuDevice, DType, Device, Math, SimConfig, SimDevice, Space};
-use djinn_srg::{Graph, GraphBuilder, KvShape, Rows};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::{DType, Device, Space};
+use djinn_srg::{Graph, GraphBuilder, Rows};
 use djinn_vmu::{
-    Budget, Demand, Error, KvLayout, MemoryPlan, SourceError, TextSegment, TextStore, WeightSource,
+    Allocations, Budget, Demand, Error, KvLayout, MemoryPlan, SourceError, TextSegment, TextStore,
+    WeightSource,
 };
 use std::ops::{ControlFlow, Range};
 
-const KV: KvShape = KvShape { layers: 4, kv_heads: 1, head_dim: 8 };
-
 /// Four equal products between an untied table and an output projection.
 fn graph() -> Graph {
-    let mut b = GraphBuilder::new("test", KV, 600, 64);
+    let mut b = GraphBuilder::new("test", 600, 64);
     let build = |b: &mut GraphBuilder| {
         let table = b.weight("embed", &[600, 200], DType::F16)?;
         let mut x = b.embed("x", table)?;
@@ -29,7 +29,7 @@ fn graph() -> Graph {
 
 fn plan(graph: &Graph, fraction: f64, stream_check: bool) -> MemoryPlan {
     let kv = KvLayout {
-        shape: KV,
+        token_elements: 64,
         dtype: DType::F16,
         page_tokens: 16,
         pages: 1,
@@ -75,9 +75,15 @@ fn load<D: djinn_device::Ops>(
     plan: &MemoryPlan,
     source: &Pattern,
     store: &mut TextStore,
-    check: bool,
-) -> Result<TextSegment, Error> {
-    TextSegment::load(device, graph, plan, source, store, check, &mut |_| ControlFlow::Continue(()))
+) -> Result<(TextSegment, Allocations), Error> {
+    let (mut held, mut progress) = (Allocations::default(), |_| ControlFlow::Continue(()));
+    match TextSegment::load(device, graph, plan, source, store, &mut progress, &mut held) {
+        Ok(text) => Ok((text, held)),
+        Err(error) => {
+            held.free(device, store);
+            Err(error)
+        }
+    }
 }
 
 #[test]
@@ -88,15 +94,15 @@ fn two_models_share_equal_chunks() {
         let same = Pattern { seed: 7, equal_layers: false };
         let other = Pattern { seed: 8, equal_layers: false };
         let held = |store: &TextStore| [Space::Device, Space::Host].map(|space| store.bytes(space));
-        let first = load(&device, &graph, &plan, &same, &mut store, false).expect("it loads");
+        let (_, first) = load(&device, &graph, &plan, &same, &mut store).expect("it loads");
         let once = held(&store);
         assert_eq!(
             once.iter().sum::<u64>(),
             plan.placement.resident_bytes() + plan.placement.streamed_bytes()
         );
-        let second = load(&device, &graph, &plan, &same, &mut store, false).expect("it loads");
+        let (_, second) = load(&device, &graph, &plan, &same, &mut store).expect("it loads");
         assert_eq!(held(&store), once, "the second model takes nothing");
-        let third = load(&device, &graph, &plan, &other, &mut store, false).expect("it loads");
+        let (_, third) = load(&device, &graph, &plan, &other, &mut store).expect("it loads");
         assert_eq!(held(&store), once.map(|bytes| 2 * bytes), "other weights are kept beside");
         first.free(&device, &mut store);
         assert_eq!(held(&store), once.map(|bytes| 2 * bytes), "the second model still needs them");
@@ -116,9 +122,9 @@ fn equal_layers_of_one_model_are_kept_once() {
     let bytes = |equal_layers| {
         let mut store = TextStore::new();
         let source = Pattern { seed: 7, equal_layers };
-        let text = load(&device, &graph, &plan, &source, &mut store, false).expect("it loads");
+        let (_, held) = load(&device, &graph, &plan, &source, &mut store).expect("it loads");
         let bytes = store.bytes(Space::Host);
-        text.free(&device, &mut store);
+        held.free(&device, &mut store);
         bytes
     };
     assert!(bytes(true) + 3 * 200 * 200 * 2 <= bytes(false) + 1024, "three of four copies are saved");
@@ -130,7 +136,7 @@ fn a_source_that_fails_leaves_nothing_behind() {
     for fraction in [0.0, 0.5, 1.0] {
         let broken = Pattern { seed: 0, equal_layers: false };
         let plan = plan(&graph, fraction, true);
-        let error = load(&device, &graph, &plan, &broken, &mut store, true).expect_err("w2 cannot be read");
+        let error = load(&device, &graph, &plan, &broken, &mut store).expect_err("w2 cannot be read");
         assert_eq!(error.to_string(), "cannot read weight w2: the disk is gone");
         for space in [Space::Device, Space::Host] {
             assert_eq!((device.usage(space).in_use, store.bytes(space)), (0, 0));
@@ -150,11 +156,12 @@ fn a_load_that_is_cancelled_leaves_nothing_behind() {
                 told += 1;
                 if told > most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             };
-            let text = TextSegment::load(&device, &graph, &plan, &source, &mut store, true, &mut progress);
-            if text.is_err() {
-                assert_eq!([Space::Device, Space::Host].map(|space| store.bytes(space)), [0, 0]);
-            }
-            text.map(|text| text.free(&device, &mut store))
+            let mut held = Allocations::default();
+            let text =
+                TextSegment::load(&device, &graph, &plan, &source, &mut store, &mut progress, &mut held);
+            held.free(&device, &mut store);
+            assert_eq!([Space::Device, Space::Host].map(|space| store.bytes(space)), [0, 0]);
+            text.map(|_| ())
         };
         let needed = (0..).find(|&most| match load(most) {
             Ok(()) => true,
@@ -175,17 +182,17 @@ fn a_stream_that_lost_a_wait_is_noticed_by_the_check() {
     let pass = |device: SimDevice| -> Result<(), Error> {
         let compute = device.stream()?;
         let (mut store, source) = (TextStore::new(), Pattern { seed: 3, equal_layers: false });
-        let mut text = load(&device, &graph, &plan, &source, &mut store, true)?;
+        let (mut text, held) = load(&device, &graph, &plan, &source, &mut store)?;
         for _ in 0..3 {
             for index in 0..plan.placement.chunks.len() {
                 let chunk = djinn_vmu::ChunkId(index as u32);
-                text.acquire(&device, compute, chunk)?;
-                text.release(&device, compute, chunk)?;
+                text.streamer.acquire(&device, compute, chunk)?;
+                text.streamer.release(&device, compute, chunk)?;
             }
             device.sync(compute)?;
-            text.end_pass(&device)?;
+            text.streamer.end_pass(&device)?;
         }
-        text.free(&device, &mut store);
+        held.free(&device, &mut store);
         Ok(())
     };
     let sim = |seed, drop_wait_at| {
@@ -202,7 +209,7 @@ fn a_stream_that_lost_a_wait_is_noticed_by_the_check() {
 
 /// A router over four experts of two products each.
 fn mixture() -> (Graph, djinn_srg::Routing) {
-    let mut b = GraphBuilder::new("mixture", KvShape { layers: 1, ..KV }, 600, 64);
+    let mut b = GraphBuilder::new("mixture", 600, 64);
     let mut routing = None;
     let mut build = |b: &mut GraphBuilder| {
         let table = b.weight("embed", &[600, 200], DType::F16)?;
@@ -229,14 +236,13 @@ fn mixture() -> (Graph, djinn_srg::Routing) {
     (b.finish(logits).expect("shapes fit"), routing.expect("it was built"))
 }
 
-/// Passes over a mixture of which each uses the experts of one entry of `chosen`; the bytes that each moved.
+/// Passes over a mixture; each uses the experts of one entry of `chosen`; the bytes that each moved.
 fn passes(device: &SimDevice, plan: &MemoryPlan, chosen: &[[bool; 4]]) -> Result<Vec<u64>, Error> {
     let (graph, routing) = mixture();
     let compute = device.stream()?;
     let (told, starts) = (device.alloc(Space::Host, 20)?, device.alloc(Space::Device, 20)?);
     let (mut store, source) = (TextStore::new(), Pattern { seed: 5, equal_layers: false });
-    let check = plan.segments.check > 0;
-    let mut text = load(device, &graph, plan, &source, &mut store, check)?;
+    let (mut text, held) = load(device, &graph, plan, &source, &mut store)?;
     let mut moved = Vec::new();
     for used in chosen {
         let mut counts = [0u32; 5];
@@ -250,18 +256,20 @@ fn passes(device: &SimDevice, plan: &MemoryPlan, chosen: &[[bool; 4]]) -> Result
         for (index, chunk) in plan.placement.chunks.iter().enumerate() {
             if chunk.condition.is_some() && !std::mem::replace(&mut announced, true) {
                 device.copy(compute, told.span(), starts.span())?;
-                text.routed(device, compute, routing.group, starts.span())?;
+                text.streamer.routed(device, compute, routing.group, starts.span())?;
             }
-            text.acquire(device, compute, djinn_vmu::ChunkId(index as u32))?;
-            text.release(device, compute, djinn_vmu::ChunkId(index as u32))?;
+            if plan.placement.slots[index].is_some() {
+                text.streamer.acquire(device, compute, djinn_vmu::ChunkId(index as u32))?;
+                text.streamer.release(device, compute, djinn_vmu::ChunkId(index as u32))?;
+            }
         }
         device.sync(compute)?;
-        let stats = text.end_pass(device)?;
-        let times: Vec<_> = text.times(device).collect();
+        let stats = text.streamer.end_pass(device)?;
+        let times: Vec<_> = text.streamer.times(device).collect();
         assert_eq!(stats.streamed_bytes, times.iter().map(|t| t.bytes).sum::<u64>());
         moved.push(stats.streamed_bytes);
     }
-    text.free(device, &mut store);
+    held.free(device, &mut store);
     device.free(told);
     device.free(starts);
     for space in [Space::Device, Space::Host] {
@@ -305,9 +313,9 @@ fn an_expert_is_not_acquired_before_its_router_spoke() {
     let (device, plan) = (cpu(), plan(&graph, 0.0, false));
     let compute = device.stream().expect("a stream");
     let (mut store, source) = (TextStore::new(), Pattern { seed: 5, equal_layers: false });
-    let mut text = load(&device, &graph, &plan, &source, &mut store, false).expect("it loads");
+    let (mut text, _held) = load(&device, &graph, &plan, &source, &mut store).expect("it loads");
     for index in 0..plan.placement.chunks.len() {
-        text.acquire(&device, compute, djinn_vmu::ChunkId(index as u32)).expect("it is enqueued");
-        text.release(&device, compute, djinn_vmu::ChunkId(index as u32)).expect("it is enqueued");
+        text.streamer.acquire(&device, compute, djinn_vmu::ChunkId(index as u32)).expect("it is enqueued");
+        text.streamer.release(&device, compute, djinn_vmu::ChunkId(index as u32)).expect("it is enqueued");
     }
 }

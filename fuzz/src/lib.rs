@@ -4,6 +4,7 @@
 
 use djinn_models::gguf::Gguf;
 use djinn_models::{ChatTemplate, Conversation, TensorFile, Tokenizer};
+use djinn_server::{OutputEvent, OutputParser, ReasoningMode, ToolFormat};
 use djinn_srg::DType;
 
 /// Reads every tensor to its end in two types. Errors are fine; panics are what is looked for.
@@ -77,4 +78,47 @@ pub fn render_conversation(text: &str) {
     if let Ok(given) = Conversation::from_json(text) {
         let _ = template.render_conversation(&given, true);
     }
+}
+
+/// Reads a model's text for tool calls, in the format that the first byte names: whole, and character by character.
+/// Both must give the same.
+pub fn read_output(bytes: &[u8]) {
+    let Some((&kind, bytes)) = bytes.split_first() else { return };
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let format = [
+        Some(ToolFormat::Hermes),
+        Some(ToolFormat::Llama3Json),
+        Some(ToolFormat::Mistral),
+        Some(ToolFormat::Pythonic),
+        Some(ToolFormat::JsonList),
+        None,
+    ][usize::from(kind) % 6];
+    let reasoning = [ReasoningMode::Off, ReasoningMode::Tagged, ReasoningMode::Open][usize::from(kind) / 6 % 3];
+    let parser = || OutputParser::new(format, reasoning, ["f".to_owned(), "get_weather".to_owned()], 7);
+    let (mut whole, mut parts) = (parser(), parser());
+    let all = [whole.push(text), whole.finish()].concat();
+    let mut pieces: Vec<OutputEvent> =
+        text.chars().flat_map(|c| parts.push(c.encode_utf8(&mut [0; 4]))).collect();
+    pieces.extend(parts.finish());
+    assert_eq!(spelled(&all), spelled(&pieces));
+}
+
+/// Events as one text, in which it does not matter how pieces were cut.
+fn spelled(events: &[OutputEvent]) -> String {
+    let (mut text, mut last) = (String::new(), String::new());
+    for event in events {
+        let (kind, piece) = match event {
+            OutputEvent::Text(text) => ("text".to_owned(), text.as_str()),
+            OutputEvent::Reasoning(text) => ("reasoning".to_owned(), text.as_str()),
+            OutputEvent::CallStart { index, id, name } => (format!("call {index} {id}"), name.as_str()),
+            OutputEvent::CallArguments { index, piece } => (format!("arguments {index}"), piece.as_str()),
+            OutputEvent::CallEnd { index } => (format!("end {index}"), ""),
+        };
+        if kind != last {
+            text += &format!("\n{kind}: ");
+            last = kind;
+        }
+        text += piece;
+    }
+    text
 }

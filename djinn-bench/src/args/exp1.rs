@@ -1,9 +1,9 @@
 //! The command line of experiment 1.
 
-use super::{DeviceArgs, known_machine};
+use crate::exp1::policies;
 use crate::size;
 use clap::Args;
-use djinn_srg::cost::Machine;
+use djinn_host::{Card, DeviceArgs};
 use std::path::PathBuf;
 
 /// Defaults are of the large experiment. On the CPU without --model they are of a small one that takes a minute.
@@ -28,14 +28,12 @@ pub(crate) struct Exp1Args {
     /// What agents do: closed, hard, reported, coding, or a trace: a CSV file of Azure's or TraceLab's columns
     #[arg(long, default_value = "closed")]
     pub(crate) workload: String,
-    /// Policies to measure, in this order: none, lru, ttl, always, signal, predicted, belady [default: all but belady;
-    /// with the tiny model none,lru,always,signal]
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', help = policies::help())]
     pub(crate) policies: Vec<String>,
     /// Agents; of `reported`, sessions that come [default: 80]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) agents: Option<u32>,
-    /// Each agent of a closed loop runs so many sessions and stops [default: goes on until the time is over]
+    /// Sessions that each agent of a closed loop runs before it stops [default: goes on until the time is over]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) sessions: Option<u32>,
     /// Seconds that are measured; less where the workload ends [default: 120; reported and traces: 900]
@@ -59,6 +57,10 @@ pub(crate) struct Exp1Args {
     /// Seconds between turns, uniform between two [default: 10,20]
     #[arg(long, value_name = "LEAST,MOST", value_delimiter = ',')]
     pub(crate) think: Vec<f64>,
+    /// What share of a session's first prompt is the same in all sessions, 0 to 1; its keys and values are shared in
+    /// whole prefill chunks
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    pub(crate) shared_prefix: f64,
     /// Sessions of `reported` that come per second, at random [default: 0.2]
     #[arg(long, value_name = "PER_SECOND")]
     pub(crate) rate: Option<f64>,
@@ -78,8 +80,8 @@ pub(crate) struct Exp1Args {
     #[arg(long, value_name = "FILE")]
     pub(crate) profile: Option<PathBuf>,
     /// The machine whose roofline is simulated where there is no profile [default: h200]
-    #[arg(long, requires = "simulate", conflicts_with = "profile", value_parser = known_machine)]
-    pub(crate) gpu: Option<Machine>,
+    #[arg(long, requires = "simulate", conflicts_with = "profile", value_parser = Card::find)]
+    pub(crate) gpu: Option<&'static Card>,
     /// Write the results there
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

@@ -1,8 +1,8 @@
 //! Test beds: what executes the plans of a run, and what was seen of it.
 
-use super::map::{Map, Watched};
+use super::map::{Seen, Watched};
 use anyhow::Result;
-use djinn_scheduler::sim::{Oracle, Profile, Report, SimBackend, Span, Workload};
+use djinn_scheduler::sim::{Oracle, Profile, Report, RunSpan, SimBackend, Workload};
 use djinn_scheduler::{Capacity, Scheduler, Virtual, drive};
 use djinn_vmu::Direction;
 
@@ -23,18 +23,22 @@ pub(super) struct Swap {
 #[derive(Debug)]
 pub(super) struct Ran {
     pub(super) report: Report,
-    pub(super) map: Map,
+    pub(super) seen: Seen,
     /// Copies within the measured span that the device timed.
     pub(super) swaps: Vec<Swap>,
 }
 
 /// What runs are driven on.
 pub(super) trait Bed {
-    /// Pages and rows.
     fn capacity(&self) -> Capacity;
 
-    /// Runs a workload.
-    fn run(&mut self, scheduler: Scheduler, workload: &Workload, span: Span, oracle: &Oracle) -> Result<Ran>;
+    fn run(
+        &mut self,
+        scheduler: Scheduler,
+        workload: &Workload,
+        span: RunSpan,
+        oracle: &Oracle,
+    ) -> Result<Ran>;
 }
 
 /// A table of times.
@@ -49,10 +53,16 @@ impl Bed for SimBed {
         self.capacity
     }
 
-    fn run(&mut self, scheduler: Scheduler, workload: &Workload, span: Span, oracle: &Oracle) -> Result<Ran> {
+    fn run(
+        &mut self,
+        scheduler: Scheduler,
+        workload: &Workload,
+        span: RunSpan,
+        oracle: &Oracle,
+    ) -> Result<Ran> {
         let mut backend = Watched::new(SimBackend::new(self.profile.clone())?, span);
         let report = drive(scheduler, &mut backend, &mut Virtual::default(), workload, span, Some(oracle));
-        let (_, map) = backend.into_parts();
-        Ok(Ran { report, map, swaps: vec![] })
+        let (_, seen) = backend.into_parts();
+        Ok(Ran { report, seen, swaps: vec![] })
     }
 }

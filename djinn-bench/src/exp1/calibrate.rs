@@ -1,26 +1,23 @@
 //! Times of the machine with the model: decode steps over batch and context, prefill, copies each way.
 
 use super::room::{LEAST_CHUNK, Room, grid};
+use crate::probe::Probe;
 use crate::remark;
 use crate::statistics::median;
 use anyhow::{Context, Result};
-use djinn_device::{Buffer, Ops, Space, Stream};
-use djinn_engine::{Engine, Entry, Options, Wanted};
+use djinn_device::Ops;
+use djinn_engine::{Engine, Entry, Options, Sequence, Wanted};
 use djinn_scheduler::CostModel;
 use djinn_scheduler::sim::{Profile, StepTimes};
-use djinn_vmu::Sequence;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Steps that are not timed, in which a device captures what it replays then, and steps that are.
 const WARM: u64 = 3;
 const TIMED: u64 = 6;
 /// Copies are timed for so long at least.
-const SPAN_S: f64 = 0.1;
+const SPAN: Duration = Duration::from_millis(100);
 
 /// Measures a profile; leaves the engine as it was.
-///
-/// # Errors
-/// A failure of the device.
 pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Options) -> Result<Profile> {
     let fit = options.pages.unwrap_or_default() / room.context_pages;
     let most = options.sequences.min(fit).max(1);
@@ -40,8 +37,8 @@ pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Opt
     let step_s = decode.step(most, room_for_steps as f64).as_secs_f64();
     remark("measuring the link, alone and beside steps");
     let probe = Probe::new(filled.engine.device(), room.probe_bytes)?;
-    let rates = probe.rates(filled.engine.device());
-    let slowed = rates.and_then(|rates| Ok((rates, filled.beside_copies(&probe, most, rates.both, step_s)?)));
+    let slowed = rates(&probe, filled.engine.device())
+        .and_then(|rates| Ok((rates, filled.beside_copies(&probe, most, rates.both, step_s)?)));
     probe.free(filled.engine.device());
     let (rates, slowed_s) = slowed?;
     let prefill_tokens_per_s = filled.prefilled as f64 / filled.prefill_s;
@@ -165,7 +162,7 @@ impl<'a, D: Ops> Filled<'a, D> {
 
     /// The median of steps while copies run both ways.
     fn beside_copies(&mut self, probe: &Probe, batch: u32, rate: f64, step_s: f64) -> Result<f64> {
-        // So many outlast a step, within reason.
+        // Enough to outlast a step, within reason.
         let copies = (1.5 * step_s * rate / probe.bytes as f64).ceil().clamp(1.0, 1_000.0) as u32;
         let mut times = Vec::new();
         for _ in 0..TIMED {
@@ -194,79 +191,9 @@ struct Rates {
     both: f64,
 }
 
-/// Buffers and a stream for each direction.
-struct Probe {
-    hosts: [Buffer; 2],
-    devices: [Buffer; 2],
-    streams: [Stream; 2],
-    bytes: u64,
-}
-
-impl Probe {
-    fn new<D: Ops>(device: &D, bytes: u64) -> djinn_device::Result<Self> {
-        let alloc = |space| device.alloc(space, bytes);
-        let probe = Probe {
-            hosts: [alloc(Space::Host)?, alloc(Space::Host)?],
-            devices: [alloc(Space::Device)?, alloc(Space::Device)?],
-            streams: [device.stream()?, device.stream()?],
-            bytes,
-        };
-        for (host, space) in probe.hosts.iter().zip(&probe.devices) {
-            device.write_host(host.span(), |bytes| bytes.fill(0x5A));
-            device.fill(probe.streams[0], space.span(), 0xA5)?;
-        }
-        device.sync(probe.streams[0])?;
-        Ok(probe)
-    }
-
-    fn out<D: Ops>(&self, device: &D) -> djinn_device::Result<()> {
-        device.copy(self.streams[0], self.devices[0].span(), self.hosts[0].span())
-    }
-
-    fn back<D: Ops>(&self, device: &D) -> djinn_device::Result<()> {
-        device.copy(self.streams[1], self.hosts[1].span(), self.devices[1].span())
-    }
-
-    fn both<D: Ops>(&self, device: &D) -> djinn_device::Result<()> {
-        self.out(device)?;
-        self.back(device)
-    }
-
-    fn sync<D: Ops>(&self, device: &D) -> djinn_device::Result<()> {
-        self.streams.iter().try_for_each(|&stream| device.sync(stream))
-    }
-
-    fn rates<D: Ops>(&self, device: &D) -> Result<Rates> {
-        Ok(Rates {
-            out: self.rate(device, Self::out)?,
-            back: self.rate(device, Self::back)?,
-            both: self.rate(device, Self::both)?,
-        })
-    }
-
-    /// Bytes per second and direction.
-    fn rate<D: Ops>(
-        &self,
-        device: &D,
-        copy: fn(&Self, &D) -> djinn_device::Result<()>,
-    ) -> djinn_device::Result<f64> {
-        copy(self, device)?;
-        self.sync(device)?;
-        let (start, mut copies) = (Instant::now(), 0u64);
-        while copies == 0 || start.elapsed().as_secs_f64() < SPAN_S {
-            // Several in a row, so that the host's waits between them do not count.
-            for _ in 0..16 {
-                copy(self, device)?;
-            }
-            self.sync(device)?;
-            copies += 16;
-        }
-        Ok(copies as f64 * self.bytes as f64 / start.elapsed().as_secs_f64())
-    }
-
-    fn free<D: Ops>(self, device: &D) {
-        self.hosts.into_iter().chain(self.devices).for_each(|buffer| device.free(buffer));
-    }
+fn rates<D: Ops>(probe: &Probe, device: &D) -> Result<Rates> {
+    let rate = |copy| probe.rate(device, copy, SPAN);
+    Ok(Rates { out: rate(Probe::down)?, back: rate(Probe::up)?, both: rate(Probe::both)? })
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! What experiment 1 does where the command line is silent: something that fits the machine.
 
-use crate::args::{DeviceName, Exp1Args};
-use crate::document::memory_bytes;
+use super::policies;
+use crate::args::Exp1Args;
 use crate::size;
 use anyhow::{Context, Result};
+use djinn_host::{DeviceName, system};
 
 /// The most device memory that is taken unasked.
 const MOST_VRAM: u64 = 63 << 30;
@@ -19,32 +20,29 @@ const SMALL: (&str, u64) = ("synthetic:tiny", 2 << 20);
 
 /// The arguments with a model, a budget and policies. On the CPU without a model the workload `closed` is one of
 /// short turns and waits, a minute in all.
-///
-/// # Errors
-/// If there is no such card, or it does not tell its memory.
 pub(super) fn fill(args: &Exp1Args) -> Result<Exp1Args> {
     let mut args = args.clone();
+    args.device.device = if args.simulate { DeviceName::Cpu } else { args.device.device.find()? };
     let (model, vram) = match args.device.device {
         _ if args.simulate => (LARGE, MOST_VRAM),
         DeviceName::Cpu if args.model.is_none() => {
             small(&mut args);
             SMALL
         }
-        DeviceName::Cpu => (LARGE, memory_bytes().map_or(MOST_VRAM, |bytes| MOST_VRAM.min(bytes / 2))),
         DeviceName::Cuda(ordinal) => on_card(free_bytes(ordinal, args.vram)?, args.model.is_some()),
+        _ => (LARGE, system::memory().map_or(MOST_VRAM, |memory| MOST_VRAM.min(memory.total / 2))),
     };
     args.model.get_or_insert_with(|| model.to_owned());
     args.vram.get_or_insert(vram);
     if args.policies.is_empty() {
-        let names = ["none", "lru", "ttl", "always", "signal", "predicted"];
-        args.policies = names.map(str::to_owned).to_vec();
+        args.policies = policies::usual();
     }
     Ok(args)
 }
 
 /// A card's free memory. One that does not tell it needs a budget from the user.
 fn free_bytes(ordinal: u32, given: Option<u64>) -> Result<u64> {
-    let free = djinn_cuda::probe(ordinal).with_context(|| format!("--device cuda:{ordinal}"))?.free_bytes;
+    let free = djinn_cuda::probe(ordinal)?.free_bytes;
     free.or(given.map(|vram| vram + SLACK)).context("the card does not tell its free memory; give --vram")
 }
 
@@ -58,7 +56,7 @@ fn on_card(free: u64, given: bool) -> (&'static str, u64) {
 /// Short turns and waits, four policies, as far as nothing else was asked for.
 fn small(args: &mut Exp1Args) {
     if args.policies.is_empty() {
-        args.policies = ["none", "lru", "always", "signal"].map(str::to_owned).to_vec();
+        args.policies = policies::TINY.map(str::to_owned).to_vec();
     }
     if args.workload != "closed" {
         return;
@@ -74,12 +72,10 @@ fn small(args: &mut Exp1Args) {
 }
 
 impl Exp1Args {
-    /// The model's name.
     pub(super) fn model(&self) -> &str {
         self.model.as_deref().unwrap_or(LARGE)
     }
 
-    /// The cap on device memory.
     pub(super) fn vram(&self) -> u64 {
         self.vram.unwrap_or(MOST_VRAM)
     }

@@ -4,28 +4,26 @@ use super::bed::{Bed, Ran, Swap};
 use super::map::Watched;
 use anyhow::{Context, Result};
 use djinn_device::Ops;
-use djinn_engine::{Batcher, Engine, Origin, Sampling, Turn};
-use djinn_scheduler::sim::{Oracle, Span, Workload};
+use djinn_engine::{Batcher, Engine, Origin, Turn};
+use djinn_scheduler::sim::{Oracle, RunSpan, Workload};
 use djinn_scheduler::{Backend, Capacity, Completion, Plan, Scheduler, SessionId, State, WallClock, drive};
 use djinn_vmu::Direction;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// A loaded model.
 pub(super) struct LiveBed<D: Ops> {
     /// Absent only while a run has it, and after one that did not give it back.
     engine: Option<Engine<D>>,
     capacity: Capacity,
     seed: u64,
-    runs: u64,
 }
 
 impl<D: Ops> LiveBed<D> {
     pub(super) fn new(engine: Engine<D>, seed: u64) -> Result<Self> {
         let batcher = Batcher::new(engine)?;
         let capacity = batcher.capacity();
-        Ok(LiveBed { engine: Some(batcher.into_engine()?), capacity, seed, runs: 0 })
+        Ok(LiveBed { engine: Some(batcher.into_engine()?), capacity, seed })
     }
 }
 
@@ -34,15 +32,20 @@ impl<D: Ops + Send> Bed for LiveBed<D> {
         self.capacity
     }
 
-    fn run(&mut self, scheduler: Scheduler, workload: &Workload, span: Span, oracle: &Oracle) -> Result<Ran> {
+    fn run(
+        &mut self,
+        scheduler: Scheduler,
+        workload: &Workload,
+        span: RunSpan,
+        oracle: &Oracle,
+    ) -> Result<Ran> {
         let engine = self.engine.take().context("the engine did not come back from an earlier run")?;
-        self.runs += 1;
         let before = engine.swap_stats();
-        let live = Live::new(Batcher::new(engine)?, self.seed, self.runs, span.warm_up);
+        let live = Live::new(Batcher::new(engine)?, self.seed, workload.shared(), span.warm_up);
         let mut backend = Watched::new(live, span).telling();
         let mut clock = WallClock::default();
         let mut report = drive(scheduler, &mut backend, &mut clock, workload, span, Some(oracle));
-        let (live, map) = backend.into_parts();
+        let (live, seen) = backend.into_parts();
         // Plans count pages; those that the host has unchanged leave without a copy.
         let after = live.batcher.engine().swap_stats();
         report.bytes_out = after.out.bytes - before.out.bytes;
@@ -53,16 +56,16 @@ impl<D: Ops + Send> Bed for LiveBed<D> {
             Err(_) if report.failure.is_some() => None,
             Err(error) => return Err(error.into()),
         };
-        Ok(Ran { report, map, swaps: live.swaps })
+        Ok(Ran { report, seen, swaps: live.swaps })
     }
 }
 
-/// A batcher that is given the tokens of whoever the scheduler knows.
+/// A batcher that is given the tokens of the sessions that the scheduler knows.
 struct Live<D: Ops> {
     batcher: Batcher<D>,
     seed: u64,
-    /// Number of the run: what was computed in another is not found again.
-    run: u64,
+    /// Tokens that all first prompts begin with. The driver names the pages so.
+    shared: u64,
     vocab: u64,
     /// A turn that the batcher did not take, or could not go on with.
     refused: Option<String>,
@@ -75,10 +78,10 @@ struct Live<D: Ops> {
 }
 
 impl<D: Ops> Live<D> {
-    fn new(batcher: Batcher<D>, seed: u64, run: u64, warm_up: Duration) -> Self {
+    fn new(batcher: Batcher<D>, seed: u64, shared: u64, warm_up: Duration) -> Self {
         let vocab = batcher.engine().graph().vocab;
         let (given, leaving) = Default::default();
-        Live { batcher, seed, run, vocab, refused: None, warm_up, given, leaving, swaps: Vec::new() }
+        Live { batcher, seed, shared, vocab, refused: None, warm_up, given, leaving, swaps: Vec::new() }
     }
 
     /// Gives the batcher each turn that it does not have yet.
@@ -92,17 +95,15 @@ impl<D: Ops> Live<D> {
                 continue;
             }
             let (seed, vocab) = (self.seed, self.vocab);
+            // Sessions are numbered from 1.
+            let salt = |at| if at < self.shared { 0 } else { session.id.0 };
             let turn = Turn {
-                tokens: (from..known).map(|at| salted(seed, session.id.0, at, vocab)).collect(),
+                tokens: (from..known).map(|at| salted(seed, salt(at), at, vocab)).collect(),
                 max_tokens: session.max_tokens,
-                sampling: Sampling::default(),
-                stop_tokens: vec![],
+                ..Turn::default()
             };
             let taken = match given {
-                None => {
-                    let salt = [self.run, session.id.0].map(u64::to_le_bytes).concat();
-                    self.batcher.open(session.id, turn, Origin::Salt(salt))
-                }
+                None => self.batcher.open(session.id, turn, Origin::Own),
                 Some(_) => self.batcher.extend(session.id, turn),
             };
             if let Err(error) = taken {
@@ -113,7 +114,7 @@ impl<D: Ops> Live<D> {
     }
 
     fn collect(&mut self, now: Duration) {
-        // Nobody reads them.
+        // They are not read.
         self.batcher.take_tokens();
         for (id, bad) in self.batcher.take_failures() {
             self.refused.get_or_insert_with(|| format!("{id}: {bad}"));

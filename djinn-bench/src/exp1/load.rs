@@ -4,7 +4,7 @@ mod trace;
 
 use crate::args::Exp1Args;
 use anyhow::{Result, ensure};
-use djinn_scheduler::sim::{Distribution, Hint, Shape, Span, Tool, Workload};
+use djinn_scheduler::sim::{Distribution, Hint, RunSpan, Shape, Tool, Workload};
 use std::path::Path;
 use std::time::Duration;
 use trace::Trace;
@@ -21,9 +21,8 @@ const ALONE_SESSIONS: u64 = 3;
 enum Source {
     /// Agents that run one session after another.
     Closed(Shape),
-    /// Sessions that come at random, so many per second.
+    /// Sessions that come at random; the rate per second.
     Poisson(Shape, f64),
-    /// A trace.
     Trace(Trace),
 }
 
@@ -42,16 +41,15 @@ pub(super) struct Load {
     seed: u64,
     /// Tokens that a session may have.
     pub(super) context: u64,
-    pub(super) span: Span,
+    /// Tokens that all first prompts begin with.
+    pub(super) shared: u64,
+    pub(super) span: RunSpan,
 }
 
 impl Load {
     /// Reads the flags for a model of `max_context` tokens.
-    ///
-    /// # Errors
-    /// In one line: a flag out of range, one that the workload does not read, a trace with a broken row.
     pub(super) fn new(args: &Exp1Args, max_context: u64) -> Result<Self> {
-        let load = match args.workload.as_str() {
+        let mut load = match args.workload.as_str() {
             "closed" => thinkers(args, "closed loop", 2_048)?,
             "hard" => thinkers(args, "hard closed loop", 32_768)?,
             "reported" => reported(args)?,
@@ -70,18 +68,39 @@ impl Load {
             args.density.is_empty() || matches!(load.source, Source::Closed(_)),
             "--density is of closed loops; leave it out, or give --workload closed, hard or coding"
         );
+        load.share(args)?;
         Ok(load)
+    }
+
+    /// Sets the prefix that `--shared-prefix` asks for. The last token of a prompt is every session's own.
+    fn share(&mut self, args: &Exp1Args) -> Result<()> {
+        let share = args.shared_prefix;
+        ensure!((0.0..=1.0).contains(&share), "--shared-prefix {share} is out of range; give 0 to 1");
+        if let Source::Closed(shape) | Source::Poisson(shape, _) = &self.source
+            && let Distribution::Fixed(first) | Distribution::LogNormal(first, _) = shape.first_prompt
+        {
+            self.shared = ((first * share) as u64).min((first as u64).saturating_sub(1));
+        } else {
+            refuse(args, &[("--shared-prefix", share > 0.0)])?;
+        }
+        self.description += &match self.shared {
+            0 => "; distinct prompts".to_owned(),
+            shared => format!("; first prompts begin with the same {shared} tokens"),
+        };
+        Ok(())
     }
 
     /// `agents` of them, always the same.
     pub(super) fn workload(&self, agents: u32) -> Workload {
         let Load { ramp, seed, .. } = *self;
-        match (&self.source, self.sessions) {
+        let mut workload = match (&self.source, self.sessions) {
             (Source::Closed(shape), None) => Workload::closed_loop(shape, agents, ramp, seed),
             (Source::Closed(shape), Some(each)) => Workload::finite(shape, agents, each.into(), ramp, seed),
             (Source::Poisson(shape, rate), _) => Workload::poisson(shape, agents, *rate, seed),
             (Source::Trace(trace), _) => trace.workload.clone(),
-        }
+        };
+        workload.share(self.shared);
+        workload
     }
 
     /// One agent that does not wait between turns, for some sessions; of a trace there is none.
@@ -89,7 +108,9 @@ impl Load {
         let (Source::Closed(shape) | Source::Poisson(shape, _)) = &self.source else { return None };
         let mut shape = shape.clone();
         shape.tools.iter_mut().for_each(|tool| tool.seconds = Distribution::Fixed(0.0));
-        Some(Workload::finite(&shape, 1, ALONE_SESSIONS, Duration::ZERO, self.seed))
+        let mut workload = Workload::finite(&shape, 1, ALONE_SESSIONS, Duration::ZERO, self.seed);
+        workload.share(self.shared);
+        Some(workload)
     }
 }
 
@@ -140,8 +161,7 @@ fn described(shape: &Shape, (low, high): (f64, f64)) -> String {
     let Distribution::Fixed(output) = shape.output else { return String::new() };
     let Distribution::Fixed(turns) = shape.turns else { return String::new() };
     format!(
-        "sessions of {turns} turns of {output} tokens, contexts that end at {} tokens, distinct prompts, think \
-         U({low}, {high}) s",
+        "sessions of {turns} turns of {output} tokens, contexts that end at {} tokens, think U({low}, {high}) s",
         shape.max_context
     )
 }
@@ -158,6 +178,7 @@ fn thinkers(args: &Exp1Args, name: &str, context: u64) -> Result<Load> {
         ramp: seconds("--think", think.1)?,
         seed: args.seed,
         context: shape.max_context,
+        shared: 0,
         span: span(args, 120.0, if args.sessions.is_some() { 0.0 } else { 30.0 })?,
         source: Source::Closed(shape),
     })
@@ -180,6 +201,7 @@ fn reported(args: &Exp1Args) -> Result<Load> {
         ramp: Duration::ZERO,
         seed: args.seed,
         context: shape.max_context,
+        shared: 0,
         span: span(args, 900.0, 0.0)?,
         source: Source::Poisson(shape, rate),
     })
@@ -221,6 +243,7 @@ fn coding(args: &Exp1Args, max_context: u64) -> Result<Load> {
         ramp: Duration::from_secs(20),
         seed: args.seed,
         context,
+        shared: 0,
         span: span(args, 120.0, if args.sessions.is_some() { 0.0 } else { 30.0 })?,
         source: Source::Closed(shape),
     })
@@ -244,27 +267,24 @@ fn replayed(args: &Exp1Args, path: &Path, max_context: u64) -> Result<Load> {
     let trace = Trace::read(path, args.context.unwrap_or(max_context).min(max_context))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     Ok(Load {
-        description: format!(
-            "{} sessions of {name} ({}), distinct prompts",
-            trace.workload.len(),
-            trace.columns
-        ),
+        description: format!("{} sessions of {name} ({})", trace.workload.len(), trace.columns),
         notes: vec![],
         agents: trace.workload.len() as u32,
         sessions: None,
         ramp: Duration::ZERO,
         seed: args.seed,
         context: args.context.unwrap_or(trace.longest),
+        shared: 0,
         span: span(args, 900.0, 0.0)?,
         source: Source::Trace(trace),
     })
 }
 
-fn span(args: &Exp1Args, measured: f64, warm_up: f64) -> Result<Span> {
+fn span(args: &Exp1Args, measured: f64, warm_up: f64) -> Result<RunSpan> {
     let warm_up = seconds("--warm-up", args.warm_up.unwrap_or(warm_up))?;
     let measured = seconds("--seconds", args.seconds.unwrap_or(measured))?;
     ensure!(!measured.is_zero(), "--seconds 0 measures nothing; give more");
-    Ok(Span { warm_up, end: warm_up + measured })
+    Ok(RunSpan { warm_up, end: warm_up + measured })
 }
 
 fn seconds(flag: &str, value: f64) -> Result<Duration> {

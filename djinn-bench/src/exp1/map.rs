@@ -1,7 +1,7 @@
 //! Where each session's pages were over time: seen from the plans that a backend gets.
 
 use crate::{interrupt, remark};
-use djinn_scheduler::sim::Span;
+use djinn_scheduler::sim::RunSpan;
 use djinn_scheduler::{Backend, Completion, Plan, Residency, SessionId, State};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -21,7 +21,6 @@ pub(crate) struct Map {
     pub(crate) sessions: Vec<Line>,
 }
 
-/// One session.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Line {
     pub(crate) session: u64,
@@ -43,10 +42,19 @@ pub(super) struct Watched<B> {
     end: Duration,
     seconds: Vec<f64>,
     lines: BTreeMap<SessionId, Line>,
+    admitted: u32,
+}
+
+/// What was seen of a run.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) map: Map,
+    /// The most sessions whose pages were on the device at once.
+    pub(super) admitted: u32,
 }
 
 impl<B: Backend> Watched<B> {
-    pub(super) fn new(backend: B, span: Span) -> Self {
+    pub(super) fn new(backend: B, span: RunSpan) -> Self {
         Watched {
             backend,
             every: span.end / COLUMNS,
@@ -56,6 +64,7 @@ impl<B: Backend> Watched<B> {
             end: span.end,
             seconds: Vec::new(),
             lines: BTreeMap::new(),
+            admitted: 0,
         }
     }
 
@@ -71,11 +80,14 @@ impl<B: Backend> Watched<B> {
         }
     }
 
-    pub(super) fn into_parts(self) -> (B, Map) {
-        (self.backend, Map { seconds: self.seconds, sessions: self.lines.into_values().collect() })
+    pub(super) fn into_parts(self) -> (B, Seen) {
+        let map = Map { seconds: self.seconds, sessions: self.lines.into_values().collect() };
+        (self.backend, Seen { map, admitted: self.admitted })
     }
 
     fn look(&mut self, state: &State, now: Duration) {
+        let on_device = state.sessions().filter(|session| session.residency() == Residency::Device);
+        self.admitted = self.admitted.max(on_device.count() as u32);
         if now < self.next {
             return;
         }
@@ -84,7 +96,7 @@ impl<B: Backend> Watched<B> {
         self.seconds.push(now.as_secs_f64());
         for session in state.sessions() {
             let new = || Line { session: session.id.0, from: column, cells: String::new() };
-            self.lines.entry(session.id).or_insert_with(new).cells.push(match session.residency {
+            self.lines.entry(session.id).or_insert_with(new).cells.push(match session.residency() {
                 Residency::Device => 'd',
                 Residency::Host => 'h',
                 Residency::Leaving | Residency::Arriving => 'm',

@@ -1,7 +1,10 @@
 //! What experiment 1 found, as it lies in JSON.
 
+#[cfg(test)]
+mod tests;
+
 use super::bed::{Ran, Swap};
-use super::map::Map;
+use super::map::{Map, Seen};
 use super::rows;
 use djinn_scheduler::Capacity;
 use djinn_scheduler::sim::{Profile, Report, percentile};
@@ -9,13 +12,12 @@ use djinn_vmu::Direction;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Exp1 {
     pub(crate) config: Config,
     /// Pages and rows that the scheduler had.
     pub(crate) capacity: Capacity,
-    /// Whole contexts that the device's pages hold.
+    /// Whole contexts that the device's pages hold, their common prefix counted once.
     pub(crate) contexts_on_device: u32,
     /// Where the profile is from.
     pub(crate) times: String,
@@ -99,7 +101,6 @@ pub(crate) struct Simulated {
     pub(crate) sessions_error: Option<f64>,
 }
 
-/// One policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) policy: String,
@@ -131,6 +132,12 @@ pub(crate) struct Row {
     pub(crate) in_gbps: Option<f64>,
     pub(crate) failed_copies: u64,
     pub(crate) discards: u64,
+    /// The most sessions whose pages were on the device at once.
+    #[serde(default)]
+    pub(crate) admitted: Option<u32>,
+    /// Tokens of first prompts that were found on the device, and not computed again.
+    #[serde(default)]
+    pub(crate) found: Option<u64>,
     pub(crate) steps: u64,
     /// Sessions that decode in a step, on average.
     pub(crate) mean_decodes: f64,
@@ -190,7 +197,6 @@ impl Density {
         agents
     }
 
-    /// Policies that were measured.
     pub(crate) fn policies(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for point in &self.points {
@@ -227,7 +233,7 @@ impl Simulated {
 
 impl Row {
     pub(super) fn of(policy: &str, ran: Ran) -> Self {
-        let Ran { report, map, swaps } = ran;
+        let Ran { report, seen: Seen { map, admitted }, swaps } = ran;
         let sum = |direction| gbps(swaps.iter().filter(|swap| swap.direction == direction));
         Row {
             policy: policy.to_owned(),
@@ -251,6 +257,8 @@ impl Row {
             in_gbps: sum(Direction::In),
             failed_copies: report.failed_copies,
             discards: report.discards,
+            admitted: Some(admitted),
+            found: Some(report.found),
             steps: report.steps,
             mean_decodes: report.mean_decodes(),
             signals: signals(&report, &swaps),
@@ -324,47 +332,4 @@ fn samples(report: &Report) -> Vec<[f64; 9]> {
         [s.at.as_secs_f64(), sessions, ready, device, host, moving, gone, pages, host_pages]
     };
     report.samples.iter().map(row).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_most_that_holds_is_of_its_policy() {
-        let point =
-            |policy: &str, agents, holds| Point { policy: policy.into(), agents, holds, ..Point::default() };
-        let points = vec![
-            point("none", 8, true),
-            point("lru", 8, true),
-            point("lru", 16, true),
-            point("lru", 24, false),
-        ];
-        let density = Density { points, ..Density::default() };
-        assert_eq!(["none", "lru", "ttl"].map(|policy| density.most(policy)), [8, 16, 0]);
-        assert_eq!((density.agents(), density.policies()), (vec![8, 16, 24], vec!["none", "lru"]));
-    }
-
-    #[test]
-    fn work_is_beside_none_and_rates_are_by_the_time_in_which_bytes_moved() {
-        let row = |policy: &str, tokens_per_s| Row { policy: policy.into(), tokens_per_s, ..Row::default() };
-        let mut rows = [row("lru", 30.0), row("none", 20.0)];
-        compare(&mut rows);
-        assert_eq!(rows.map(|row| row.ratio), [Some(1.5), Some(1.0)]);
-        let mut alone = [row("lru", 30.0)];
-        compare(&mut alone);
-        assert_eq!(alone[0].ratio, None);
-        let swap = |bytes, moved_s| Swap {
-            direction: Direction::Out,
-            bytes,
-            moved_s,
-            first_byte_s: 1.0,
-            submit_s: Some(2.0),
-        };
-        let swaps = [swap(3_000_000_000, 0.5), swap(1_000_000_000, 1.5)];
-        assert_eq!(gbps(swaps.iter()), Some(2.0));
-        assert_eq!(gbps([].iter()), None);
-        let first = signals(&Report::default(), &swaps).first_byte_ms.unwrap();
-        assert_eq!((first.p50, first.p99), (3000.0, 3000.0));
-    }
 }

@@ -1,16 +1,16 @@
 //! What fits: the KV pages that a budget leaves on the device and on the host, and the rows of steps.
 
 use super::load::Load;
-use crate::args::{DeviceName, Exp1Args};
-use crate::document::memory_bytes;
-use crate::{size, subject};
+use crate::args::Exp1Args;
+use crate::size;
 use anyhow::{Context, Result, bail, ensure};
 use djinn_engine::Options;
+use djinn_host::{DeviceName, Setup, system};
 use djinn_models::Model;
 use djinn_scheduler::sim::{Profile, StepTimes};
 use djinn_scheduler::{Capacity, CostModel};
-use djinn_srg::cost::{Machine, Work};
-use djinn_vmu::predict;
+use djinn_srg::cost::Work;
+use djinn_vmu::{Machine, predict};
 
 /// Sessions that a step holds at most.
 const MOST_SEQUENCES: u32 = 256;
@@ -41,13 +41,11 @@ pub(super) struct Room {
 impl Room {
     /// Everything but the number of device pages, which depends on what the device takes for itself. Keys and values
     /// are as `device` keeps them.
-    ///
-    /// # Errors
-    /// In one line: a context beyond the model's, a host budget below one page or beyond `--ram`.
     pub(super) fn new(args: &Exp1Args, device: DeviceName, model: &Model, load: &Load) -> Result<Self> {
         let most = args.density.iter().copied().chain([load.agents]).max().unwrap_or(1);
-        let mut options =
-            subject::options(model, device, load.context)?.serving(most.clamp(1, MOST_SEQUENCES));
+        let setup = Setup { device, ..Setup::default() };
+        let options = setup.options_for(model, load.context)?;
+        let mut options = options.serving(most.clamp(1, MOST_SEQUENCES));
         // Chunks are whole pages.
         let pages = options.context.div_ceil(options.page_tokens as u64) as u32;
         options.prefill_rows = options.prefill_rows.min(pages * options.page_tokens);
@@ -73,9 +71,6 @@ impl Room {
 
     /// Options with as many device pages as the budget leaves, on a device that takes `reserved_bytes` for itself; no
     /// more than all agents' contexts need.
-    ///
-    /// # Errors
-    /// If the budget does not hold the weights and one context, with the least that would do.
     pub(super) fn fill(&self, model: &Model, reserved_bytes: u64) -> Result<Options> {
         // The probe's two buffers are beside the plan.
         let vram = self.vram.saturating_sub(2 * self.probe_bytes);
@@ -116,10 +111,15 @@ impl Room {
         }
     }
 
+    /// Whole contexts that a device of this capacity holds where all first prompts begin with the same `shared` tokens.
+    /// Pages are shared in whole prefill chunks and count once.
+    pub(super) fn contexts(&self, capacity: &Capacity, shared: u64) -> u32 {
+        let chunk = u64::from(capacity.chunk);
+        let shared = (shared / chunk * chunk / u64::from(capacity.page_tokens)) as u32;
+        (capacity.device_pages - shared) / (self.context_pages - shared)
+    }
+
     /// Times as a machine's roofline gives them.
-    ///
-    /// # Errors
-    /// As the plan.
     pub(super) fn roofline(&self, model: &Model, options: &Options, machine: &Machine) -> Result<Profile> {
         let plan = options.plan(&model.graph, machine.reserved_bytes)?;
         let seconds = |work: &Work| predict(&model.graph, &plan, work, machine).seconds;
@@ -190,7 +190,10 @@ fn host_pages(
             Ok(pages(bytes))
         }
         None => {
-            let half = if args.simulate { Some(u64::MAX) } else { memory_bytes().map(|bytes| bytes / 2) };
+            let half = match args.simulate {
+                true => Some(u64::MAX),
+                false => system::memory().map(|memory| memory.total / 2),
+            };
             let ram = args.ram.or(half).context("cannot tell the machine's memory; give --ram")?;
             Ok(pages(ram.saturating_sub(weights))
                 .min(agents.min(MOST_SEQUENCES).saturating_mul(context_pages)))

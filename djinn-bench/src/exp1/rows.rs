@@ -12,7 +12,6 @@ pub(super) fn serialize<S: Serializer, const N: usize>(
     rows.iter().map(row).collect::<Vec<_>>().serialize(serializer)
 }
 
-/// The reverse.
 pub(super) fn deserialize<'de, D: Deserializer<'de>, const N: usize>(
     deserializer: D,
 ) -> Result<Vec<[f64; N]>, D::Error> {

@@ -1,10 +1,10 @@
 //! Compares logits with those that transformers wrote beside a checkpoint.
 
 use super::results::LogitCheck;
-use crate::args::DeviceArgs;
-use crate::subject::{self, Work};
+use crate::model;
 use anyhow::{Context, Result, ensure};
 use djinn_device::Ops;
+use djinn_host::{OnDevice, Setup};
 use serde::Deserialize;
 use std::path::Path;
 
@@ -24,32 +24,30 @@ struct Case {
 }
 
 /// Runs the checkpoint, every weight streamed, and compares with its `expected.json`.
-///
-/// # Errors
-/// If the checkpoint cannot be read or run.
-pub(super) fn compare(checkpoint: &Path, device: &DeviceArgs) -> Result<LogitCheck> {
+pub(super) fn compare(checkpoint: &Path, setup: &Setup) -> Result<LogitCheck> {
     let path = checkpoint.join("expected.json");
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let expected: Expected = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    subject::on_device(device, None, 0, Comparison { checkpoint, device, expected })
+    setup.on_device(0, Comparison { checkpoint, setup, expected })
 }
 
 struct Comparison<'a> {
     checkpoint: &'a Path,
-    device: &'a DeviceArgs,
+    setup: &'a Setup,
     expected: Expected,
 }
 
-impl Work for Comparison<'_> {
+impl OnDevice for Comparison<'_> {
     type Out = LogitCheck;
+    type Error = anyhow::Error;
 
-    fn on<D: Ops>(self, device: D) -> Result<LogitCheck> {
-        let model = subject::open(&self.checkpoint.to_string_lossy())?;
+    fn on<D: Ops + 'static>(self, device: D) -> Result<LogitCheck> {
+        let model = model::open(self.setup, &self.checkpoint.to_string_lossy())?;
         let longest = self.expected.cases.iter().map(|case| case.prompt.len()).max().unwrap_or(0);
-        let mut options = subject::options(&model, self.device.device, longest as u64)?;
+        let mut options = self.setup.options_for(&model, longest as u64)?;
         options.budget.resident_fraction = Some(0.0);
         options.logit_rows = ROWS;
-        let mut engine = subject::load(device, &model, &options)?;
+        let mut engine = model::load(device, &model, &options)?;
         let vocab = model.graph.vocab as usize;
         let mut check =
             LogitCheck { checkpoint: model.name, positions: 0, relative_error: 0.0, difference_norm: 0.0 };

@@ -1,7 +1,8 @@
 //! The peers' scripts: carried in the program, written to a folder of their own, run by the user's Python.
 
-use crate::args::{DeviceName, Exp2Args};
+use crate::args::Exp2Args;
 use anyhow::{Context, Result};
+use djinn_host::DeviceName;
 use std::process::Command;
 use tempfile::TempDir;
 
@@ -38,20 +39,22 @@ impl Peers {
     }
 
     /// The process that takes `runs` samples by `script`; or why there is none.
-    pub(super) fn command(&self, args: &Exp2Args, script: &str, runs: u32) -> Result<Command, String> {
+    pub(super) fn command(
+        &self,
+        args: &Exp2Args,
+        device: DeviceName,
+        script: &str,
+        runs: u32,
+    ) -> Result<Command, String> {
         let Some((_, model)) = MODELS.iter().find(|(name, _)| *name == args.model) else {
             let known: Vec<&str> = MODELS.iter().map(|(name, _)| *name).collect();
             return Err(format!("the peers know {}, not {}", known.join(", "), args.model));
-        };
-        let device = match args.device.device {
-            DeviceName::Cpu => "cpu".to_owned(),
-            DeviceName::Cuda(ordinal) => format!("cuda:{ordinal}"),
         };
         let mut command = Command::new(&args.python);
         command.arg(self.folder.path().join(script)).args(["--model", model]);
         command.args(["--vram-gib", &(args.vram as f64 / (1u64 << 30) as f64).to_string()]);
         command.args(["--prompt", &args.prompt.to_string(), "--tokens", &args.tokens.to_string()]);
-        command.args(["--runs", &runs.to_string(), "--device", &device, "--json"]);
+        command.args(["--runs", &runs.to_string(), "--device", &device.to_string(), "--json"]);
         if let Some(most) = args.most_seconds {
             command.args(["--most-seconds", &most.to_string()]);
         }

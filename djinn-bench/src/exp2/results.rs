@@ -1,5 +1,8 @@
 //! What experiment 2 found, as it lies in JSON.
 
+#[cfg(test)]
+mod tests;
+
 use super::systems::System;
 use crate::link::Link;
 use crate::process::Point;
@@ -11,7 +14,6 @@ use serde::{Deserialize, Serialize};
 /// Points of memory over time that a result keeps for each system.
 const MOST_POINTS: usize = 400;
 
-/// The experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Exp2 {
     pub(crate) config: Config,
@@ -51,7 +53,6 @@ pub(crate) struct LogitCheck {
     pub(crate) difference_norm: f64,
 }
 
-/// One system.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
@@ -80,7 +81,6 @@ pub(crate) struct Row {
     pub(crate) memory: Vec<Point>,
 }
 
-/// Medians over a system's samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Medians {
     pub(crate) ttft_ms: f64,
@@ -165,9 +165,6 @@ fn thin(points: Vec<Point>) -> Vec<Point> {
 impl Exp2 {
     /// Takes over what an `earlier` part of the experiment found of systems that are not `chosen` now. Systems of Djinn's
     /// own that another build measured say so: `commit` is its.
-    ///
-    /// # Errors
-    /// If it asked for something else.
     pub(crate) fn add(&mut self, earlier: Exp2, commit: Option<&str>, chosen: &[&System]) -> Result<()> {
         let what = |c: &Config| (c.model.clone(), c.vram_bytes, c.prompt, c.tokens, c.device.clone());
         let (before, now) = (what(&earlier.config), what(&self.config));
@@ -203,57 +200,5 @@ impl Exp2 {
                 _ => None,
             };
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::exp2::systems::SYSTEMS;
-
-    fn sample(tpot_ms: f64, token: u32) -> Sample {
-        Sample {
-            ttft_ms: 10.0 * tpot_ms,
-            tpot_ms,
-            tpot_mean_ms: tpot_ms,
-            total_ms: 100.0,
-            streamed_bytes_per_pass: 2_000_000_000,
-            tokens: vec![token],
-            ..Sample::default()
-        }
-    }
-
-    #[test]
-    fn medians_and_effective_bandwidth() {
-        let samples = [sample(50.0, 1), sample(40.0, 1), sample(90.0, 1)];
-        let medians = Medians::of(&samples).unwrap();
-        assert_eq!((medians.tpot_ms, medians.ttft_ms), (50.0, 500.0));
-        assert_eq!((medians.tpot_least_ms, medians.tpot_most_ms), (40.0, 90.0));
-        assert_eq!(medians.effective_gbps, 40.0);
-        assert_eq!(Medians::of(&[]), None);
-    }
-
-    #[test]
-    fn a_row_keeps_failures_and_compares_bits() {
-        let mut rows: Vec<Row> = SYSTEMS[..3].iter().map(Row::new).collect();
-        let points = |n: u64| (0..n).map(|i| Point { seconds: i as f64, bytes: i }).collect::<Vec<_>>();
-        let given = |token| Ok(Samples { samples: vec![sample(40.0, token)], ..Samples::default() });
-        rows[0].add(given(1), points(1000));
-        rows[1].add(given(2), points(3));
-        rows[2].add(Err("no card".into()), vec![]);
-        assert_eq!((rows[0].memory.len(), rows[0].peak_bytes), (334, Some(999)));
-        assert!(rows[0].measured() && !rows[2].measured());
-        let link = serde_json::json!({"device": "test", "memcpy": false, "warnings": [], "expected": null,
-            "pinned": {"up_gbps": 50.0, "down_gbps": 50.0}, "both": {"up_gbps": 50.0, "down_gbps": 50.0},
-            "staged": {"up_gbps": 10.0, "down_gbps": 10.0}});
-        let config = serde_json::json!({"model": "m", "vram_bytes": 1, "prompt": 1, "tokens": 2, "runs": 1,
-            "ablation_runs": 1, "peer_runs": 1, "process_per_run": false, "device": "cpu"});
-        let mut exp2: Exp2 =
-            serde_json::from_value(serde_json::json!({"config": config, "link": link, "systems": rows}))
-                .unwrap();
-        exp2.compare("FULL");
-        assert_eq!(exp2.systems[0].link_share, Some(1.0));
-        let same: Vec<_> = exp2.systems.iter().map(|row| row.same_as_full).collect();
-        assert_eq!(same, [Some(true), Some(false), None]);
     }
 }

@@ -1,5 +1,8 @@
 //! The systems of experiment 2: Djinn whole, without one mechanism each, and its peers.
 
+#[cfg(test)]
+mod tests;
+
 use djinn_engine::Budget;
 
 /// How a system is run.
@@ -124,9 +127,6 @@ pub(crate) fn find(name: &str) -> Option<&'static System> {
 }
 
 /// What a word of `--systems` stands for.
-///
-/// # Errors
-/// In one line, with the words that are known.
 pub(crate) fn parse(word: &str) -> Result<Choice, String> {
     let of = |keep: fn(&System) -> bool| Choice(SYSTEMS.iter().filter(|s| keep(s)).collect());
     match word {
@@ -141,33 +141,6 @@ pub(crate) fn parse(word: &str) -> Result<Choice, String> {
 }
 
 /// Finds one of Djinn's own systems.
-///
-/// # Errors
-/// In one line, for anything else.
 pub(crate) fn parse_own(name: &str) -> Result<&'static System, String> {
     find(name).filter(|s| s.is_own()).ok_or_else(|| format!("{name} is no system of Djinn's own"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_found_and_unknown_ones_refused() {
-        assert_eq!(find("no-pipelining").unwrap().name, "NO_PIPELINING");
-        assert_eq!(find("Three_Slot").unwrap().name, "three-slot");
-        assert_eq!(parse("own").unwrap().0.len() + parse("peers").unwrap().0.len(), SYSTEMS.len());
-        assert!(parse("vllm").unwrap_err().contains("three-slot"));
-        assert!(parse_own("eager").is_err());
-    }
-
-    #[test]
-    fn each_ablation_changes_the_budget_and_says_why() {
-        for system in SYSTEMS {
-            let Kind::Own(change) = system.kind else { continue };
-            let mut budget = Budget::default();
-            change(&mut budget);
-            assert_eq!(budget != Budget::default(), system.why.is_some(), "{}", system.name);
-        }
-    }
 }

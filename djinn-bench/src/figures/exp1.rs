@@ -1,7 +1,10 @@
 //! Experiment 1: density against latency, sessions in the system over time, where each session's pages were.
 
+#[cfg(test)]
+mod tests;
+
 use super::{
-    COLOURS, Canvas, FONT, GREY, LEGEND, Sheet, WIDTH, legend_entry, legend_text, refused, round_axis,
+    COLOURS, Canvas, FONT, GREY, LEGEND, Sheet, WIDTH, chart, legend_entry, legend_text, refused, round_axis,
     source, whole,
 };
 use crate::document::Document;
@@ -30,9 +33,6 @@ const LANES: [(&str, RGBColor); 5] = [
 ];
 
 /// `density.svg` where that was measured, `sessions.svg`, and `residency-POLICY.svg` for each policy, into `folder`.
-///
-/// # Errors
-/// If a file cannot be written.
 pub(crate) fn exp1(document: &Document<Exp1>, folder: &Path) -> Result<()> {
     let exp1 = &document.body;
     let config = &exp1.config;
@@ -69,12 +69,7 @@ fn latency(density: &Density, canvas: &Canvas<'_>) -> Result<()> {
     let latencies = || density.points.iter().map(|point| point.p99.latency_s);
     let top = latencies().filter(|&s| s < 1.5 * density.bound_s).fold(density.bound_s, f64::max) * 1.1;
     let bottom = latencies().fold(density.bound_s, f64::min) * 0.9;
-    let mut chart = ChartBuilder::on(&plot)
-        .margin(16)
-        .x_label_area_size(44)
-        .y_label_area_size(64)
-        .build_cartesian_2d(0.0..right, bottom..top)
-        .map_err(refused)?;
+    let mut chart = chart(&plot, None, [44, 64], 0.0..right, bottom..top)?;
     chart
         .configure_mesh()
         .max_light_lines(2)
@@ -123,13 +118,7 @@ fn sessions(exp1: &Exp1, canvas: &Canvas<'_>) -> Result<()> {
     let columns = if exp1.policies.len() > 3 { 2 } else { 1 };
     let panels = plot.split_evenly((exp1.policies.len().div_ceil(columns).max(1), columns));
     for (row, panel) in exp1.policies.iter().zip(&panels) {
-        let mut chart = ChartBuilder::on(panel)
-            .caption(&row.policy, (FONT, 14))
-            .margin(6)
-            .x_label_area_size(34)
-            .y_label_area_size(50)
-            .build_cartesian_2d(0.0..seconds, (0.0..most).step(step))
-            .map_err(refused)?;
+        let mut chart = chart(panel, Some(&row.policy), [34, 50], 0.0..seconds, (0.0..most).step(step))?;
         chart
             .configure_mesh()
             .disable_mesh()
@@ -168,12 +157,7 @@ fn residency(row: &Row, canvas: &Canvas<'_>) -> Result<()> {
     let end = row.samples.last().map_or(0.0, |sample| sample[0]).max(times.last().copied().unwrap_or(0.0));
     let end = end.max(1e-3) * 1.005;
     let (most, step) = round_axis(count as f64);
-    let mut chart = ChartBuilder::on(&plot)
-        .margin(16)
-        .x_label_area_size(44)
-        .y_label_area_size(64)
-        .build_cartesian_2d(0.0..end, (0.0..most).step(step))
-        .map_err(refused)?;
+    let mut chart = chart(&plot, None, [44, 64], 0.0..end, (0.0..most).step(step))?;
     chart
         .configure_mesh()
         .disable_mesh()
@@ -242,28 +226,4 @@ fn lanes(row: &Row) -> Lanes {
         }
     }
     Lanes { runs, ends, count: free_from.len() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::exp1::results::Row;
-
-    #[test]
-    fn stretches_are_joined_and_lanes_are_used_again() {
-        let map = serde_json::json!({"seconds": [0.0, 1.0, 2.0, 3.0, 4.0], "sessions": [
-            {"session": 1, "from": 0, "cells": "ddh"},
-            {"session": 2, "from": 1, "cells": "gdgm"},
-            {"session": 3, "from": 3, "cells": "gd"},
-        ]});
-        let row = Row { map: serde_json::from_value(map).unwrap(), ..Row::default() };
-        let Lanes { runs, ends, count } = lanes(&row);
-        assert_eq!(count, 2);
-        let first = [(0, 0, 2, 0), (0, 2, 3, 2)];
-        // Before its pages come a session is not admitted; after that it has given them up.
-        let second = [(1, 1, 2, 3), (1, 2, 3, 0), (1, 3, 4, 4), (1, 4, 5, 1)];
-        let third = [(0, 3, 4, 3), (0, 4, 5, 0)];
-        assert_eq!(runs, [&first[..], &second[..], &third[..]].concat());
-        assert_eq!(ends, [(0, 3)], "the others are there at the end");
-    }
 }

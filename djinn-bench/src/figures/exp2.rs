@@ -1,6 +1,6 @@
 //! Experiment 2: the time per token of each system beside the link's limit, and memory over time.
 
-use super::{COLOURS, Canvas, FONT, Sheet, refused, source, whole};
+use super::{COLOURS, Canvas, FONT, Sheet, chart, refused, source, whole};
 use crate::document::Document;
 use crate::exp2::results::{Exp2, Medians, Row};
 use crate::size::human;
@@ -10,9 +10,6 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::path::Path;
 
 /// `token-time.svg` and `memory.svg`, into `folder`.
-///
-/// # Errors
-/// If a file cannot be written.
 pub(crate) fn exp2(document: &Document<Exp2>, folder: &Path) -> Result<()> {
     let exp2 = &document.body;
     let config = &exp2.config;
@@ -41,12 +38,7 @@ fn token_time(exp2: &Exp2, link: f64, canvas: &Canvas<'_>) -> Result<()> {
     let rows: Vec<(&Row, &Medians)> =
         exp2.systems.iter().filter_map(|row| Some((row, row.medians.as_ref()?))).collect();
     let most = rows.iter().map(|(_, medians)| medians.tpot_ms).fold(1e-3, f64::max) * 1.5;
-    let mut chart = ChartBuilder::on(canvas)
-        .margin(16)
-        .x_label_area_size(44)
-        .y_label_area_size(130)
-        .build_cartesian_2d(0.0..most, 0.0..rows.len().max(1) as f64)
-        .map_err(refused)?;
+    let mut chart = chart(canvas, None, [44, 130], 0.0..most, 0.0..rows.len().max(1) as f64)?;
     chart
         .configure_mesh()
         .disable_mesh()
@@ -92,13 +84,7 @@ fn memory(exp2: &Exp2, canvas: &Canvas<'_>) -> Result<()> {
     let panels = canvas.split_evenly((rows.len().div_ceil(columns).max(1), columns));
     for (row, panel) in rows.iter().zip(&panels) {
         let seconds = row.memory.iter().map(|point| point.seconds).fold(1e-3, f64::max);
-        let mut chart = ChartBuilder::on(panel)
-            .caption(&row.name, (FONT, 14))
-            .margin(6)
-            .x_label_area_size(34)
-            .y_label_area_size(46)
-            .build_cartesian_2d(0.0..seconds, 0.0..most)
-            .map_err(refused)?;
+        let mut chart = chart(panel, Some(&row.name), [34, 46], 0.0..seconds, 0.0..most)?;
         let digits = usize::from(seconds < 5.0);
         chart
             .configure_mesh()

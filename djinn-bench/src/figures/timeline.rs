@@ -1,6 +1,9 @@
-//! Copy against compute, from a Chrome trace: one lane for each track, a bar for each event.
+//! Copy against compute, from a Chrome trace: one row for each track, a bar for each event.
 
-use super::{COLOURS, Canvas, FONT, GREY, Sheet, refused};
+#[cfg(test)]
+mod tests;
+
+use super::{COLOURS, Canvas, FONT, GREY, Sheet, chart, refused};
 use anyhow::{Context, Result, ensure};
 use plotters::prelude::*;
 use serde::Deserialize;
@@ -19,23 +22,23 @@ const LETTER: f64 = 7.0;
 const LEAST_LETTERS: usize = 4;
 
 #[derive(Deserialize)]
-struct Trace {
+struct ChromeTrace {
     #[serde(rename = "traceEvents")]
-    events: Vec<Event>,
+    events: Vec<TraceEvent>,
     #[serde(default, rename = "otherData")]
-    other: Other,
+    other: TraceOrigin,
 }
 
 /// What Djinn's traces say beside the events.
 #[derive(Default, Deserialize)]
-struct Other {
+struct TraceOrigin {
     model: Option<String>,
     device: Option<String>,
 }
 
 /// An event of the trace format; times in µs.
 #[derive(Deserialize)]
-struct Event {
+struct TraceEvent {
     ph: String,
     #[serde(default)]
     name: String,
@@ -68,13 +71,10 @@ impl Bar {
 }
 
 /// Draws `timeline.svg` into `folder`.
-///
-/// # Errors
-/// If the file is no trace, or has no events on the tracks `copy`, `compute` and `host`.
 pub(crate) fn timeline(trace: &Path, folder: &Path) -> Result<()> {
     let name = || trace.display().to_string();
     let text = std::fs::read_to_string(trace).with_context(name)?;
-    let parsed: Trace =
+    let parsed: ChromeTrace =
         serde_json::from_str(&text).with_context(|| format!("{}: no Chrome trace", name()))?;
     let bars = middle(bars(&parsed.events));
     ensure!(!bars.is_empty(), "{}: no events on the tracks {}", name(), TRACKS.join(", "));
@@ -92,14 +92,14 @@ pub(crate) fn timeline(trace: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Complete events of the known tracks, in order of time.
-fn bars(events: &[Event]) -> Vec<Bar> {
-    let key = |event: &Event| (event.pid.to_string(), event.tid.to_string());
+fn bars(events: &[TraceEvent]) -> Vec<Bar> {
+    let key = |event: &TraceEvent| (event.pid.to_string(), event.tid.to_string());
     let mut tracks = HashMap::new();
     for event in events.iter().filter(|e| e.ph == "M" && e.name == "thread_name") {
         let name = event.args.get("name").and_then(Value::as_str).unwrap_or_default();
         tracks.extend(TRACKS.iter().position(|track| *track == name).map(|track| (key(event), track)));
     }
-    let bar = |event: &Event| {
+    let bar = |event: &TraceEvent| {
         let track = *tracks.get(&key(event))?;
         let fine = event.ts.is_finite() && event.dur.is_finite() && event.dur >= 0.0;
         let (start, end) = (event.ts / 1e3, (event.ts + event.dur) / 1e3);
@@ -151,12 +151,7 @@ fn shares(bars: &[Bar], track: usize, span: f64) -> String {
 fn figure(bars: &[Bar], canvas: &Canvas<'_>) -> Result<()> {
     let start = bars.first().map_or(0.0, |bar| bar.start);
     let span = (bars.iter().map(|bar| bar.end).fold(start, f64::max) - start).max(1e-6);
-    let mut chart = ChartBuilder::on(canvas)
-        .margin(16)
-        .x_label_area_size(44)
-        .y_label_area_size(16)
-        .build_cartesian_2d(0.0..span, 0.0..TRACKS.len() as f64)
-        .map_err(refused)?;
+    let mut chart = chart(canvas, None, [44, 16], 0.0..span, 0.0..TRACKS.len() as f64)?;
     chart
         .configure_mesh()
         .disable_y_mesh()
@@ -192,77 +187,4 @@ fn figure(bars: &[Bar], canvas: &Canvas<'_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TRACE: &str = r#"{"otherData": {"model": "tiny", "device": "a test card"}, "traceEvents": [
-        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 7, "args": {"name": "copy"}},
-        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 8, "args": {"name": "compute"}},
-        {"ph": "X", "name": "layer 0", "pid": 1, "tid": 8, "ts": 3000, "dur": 1000},
-        {"ph": "X", "name": "chunk 1", "pid": 1, "tid": 7, "ts": 1000, "dur": 2000},
-        {"ph": "X", "name": "elsewhere", "pid": 1, "tid": 9, "ts": 0, "dur": 9000},
-        {"ph": "i", "name": "mark", "pid": 1, "tid": 7, "ts": 5}
-    ]}"#;
-
-    #[test]
-    fn complete_events_of_known_tracks_are_bars() {
-        let trace: Trace = serde_json::from_str(TRACE).unwrap();
-        let found = bars(&trace.events);
-        assert_eq!(found[0], Bar { track: 0, name: "chunk 1".into(), start: 1.0, end: 3.0 });
-        assert_eq!((found.len(), found[1].track), (2, 1));
-    }
-
-    #[test]
-    fn overlaps_count_once_and_long_traces_show_their_middle() {
-        let bar = |start: f64, end: f64| Bar { track: 0, name: String::new(), start, end };
-        assert_eq!(covered([bar(0.0, 4.0), bar(1.0, 2.0), bar(3.0, 6.0), bar(8.0, 9.0)].iter()), 7.0);
-        let mut long: Vec<Bar> = (0..2000).map(|i| bar(i as f64, i as f64 + 1.0)).collect();
-        long.push(Bar { track: 2, name: "load".into(), start: 0.0, end: 200.0 });
-        long.push(Bar { track: 2, name: "step".into(), start: 200.0, end: 600.0 });
-        let shown = middle(long);
-        assert_eq!((shown.len(), shown[0].start), (MOST_BARS + 1, 250.0));
-        let step = shown.iter().find(|bar| bar.track == 2).unwrap();
-        assert_eq!((step.start, step.end), (250.0, 600.0), "cut to the stretch");
-    }
-
-    #[test]
-    fn waiting_is_no_work() {
-        let bar = |track, name: &str, start: f64, end: f64| Bar { track, name: name.into(), start, end };
-        let bars = [
-            bar(1, "blk.0.q", 0.0, 281.0),
-            bar(1, "wait for chunk 7", 281.0, 573.0),
-            bar(2, "wait", 0.0, 573.0),
-        ];
-        assert_eq!(shares(&bars, 1, 573.0), "compute: worked 49.0 %, waited 51.0 %");
-        assert_eq!(shares(&bars, 2, 573.0), "host: worked 0.0 %, waited 100.0 %");
-        assert_eq!(shares(&bars, 0, 573.0), "copy: worked 0.0 %, waited 0.0 %");
-    }
-
-    #[test]
-    fn the_figure_names_model_machine_tracks_and_events() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("trace.json");
-        std::fs::write(&path, TRACE).unwrap();
-        timeline(&path, folder.path()).unwrap();
-        let svg = std::fs::read_to_string(folder.path().join("timeline.svg")).unwrap();
-        for text in [
-            "tiny",
-            "a test card",
-            "ms",
-            "copy: worked 66.7 %, waited 0.0 %",
-            "compute: worked 33.3 %, waited 0.0 %",
-            "host: worked 0.0 %, waited 0.0 %",
-            "chunk 1",
-            "layer 0",
-        ] {
-            assert!(svg.contains(text), "{text}");
-        }
-        std::fs::write(&path, "{\"traceEvents\": []}").unwrap();
-        assert!(timeline(&path, folder.path()).unwrap_err().to_string().contains("no events"));
-        std::fs::write(&path, "hello").unwrap();
-        assert!(timeline(&path, folder.path()).unwrap_err().to_string().contains("no Chrome trace"));
-    }
 }

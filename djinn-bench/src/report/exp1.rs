@@ -1,12 +1,11 @@
 //! Experiment 1 as Markdown: the policies side by side, their latencies, signals, the simulator, density.
 
-use super::{circumstances, number, table};
+use super::{Column, circumstances, gb, grid, number, percent, table};
 use crate::document::Document;
 use crate::exp1::results::{Config, Density, Exp1, Row, Simulated, Split, Spread};
 use crate::size::human;
 use djinn_scheduler::sim::StepTimes;
 
-/// All of it.
 pub(crate) fn exp1(document: &Document<Exp1>) -> String {
     let exp1 = &document.body;
     let mut text = circumstances(document) + "\n" + &setting(exp1);
@@ -53,121 +52,83 @@ fn setting(exp1: &Exp1) -> String {
 }
 
 fn policies(rows: &[Row]) -> String {
-    let cells = |row: &Row| {
-        let gb = |bytes: u64| format!("{:.2}", bytes as f64 / 1e9);
-        vec![
-            row.policy.clone(),
-            format!("{:.1}", row.measured_s),
-            row.sessions.to_string(),
-            row.turns.to_string(),
-            format!("{:.1}", row.tokens_per_s),
-            number(row.ratio, 2),
-            format!("{:.1}", row.mean_decodes),
-            row.swaps_out.to_string(),
-            row.swaps_in.to_string(),
-            gb(row.bytes_out),
-            gb(row.bytes_in),
-            number(row.out_gbps, 1),
-            number(row.in_gbps, 1),
-            row.discards.to_string(),
-            row.refused.to_string(),
-            row.open.to_string(),
-        ]
-    };
-    let head = [
-        "policy",
-        "seconds",
-        "sessions",
-        "turns",
-        "tokens/s",
-        "times none",
-        "decodes a step",
-        "swaps out",
-        "swaps in",
-        "GB out",
-        "GB in",
-        "GB/s out",
-        "GB/s in",
-        "discards",
-        "refused",
-        "open",
+    let columns: [Column<'_, &Row>; 18] = [
+        ("policy", &|row| row.policy.clone()),
+        ("seconds", &|row| number(row.measured_s, 1)),
+        ("sessions", &|row| row.sessions.to_string()),
+        ("turns", &|row| row.turns.to_string()),
+        ("tokens/s", &|row| number(row.tokens_per_s, 1)),
+        ("times none", &|row| number(row.ratio, 2)),
+        ("at once", &|row| number(row.admitted.map(f64::from), 0)),
+        ("tokens found", &|row| number(row.found.map(|found| found as f64), 0)),
+        ("decodes a step", &|row| number(row.mean_decodes, 1)),
+        ("swaps out", &|row| row.swaps_out.to_string()),
+        ("swaps in", &|row| row.swaps_in.to_string()),
+        ("GB out", &|row| gb(row.bytes_out, 2)),
+        ("GB in", &|row| gb(row.bytes_in, 2)),
+        ("GB/s out", &|row| number(row.out_gbps, 1)),
+        ("GB/s in", &|row| number(row.in_gbps, 1)),
+        ("discards", &|row| row.discards.to_string()),
+        ("refused", &|row| row.refused.to_string()),
+        ("open", &|row| row.open.to_string()),
     ];
-    table(1, &head, &rows.iter().map(cells).collect::<Vec<_>>())
+    table(1, rows, &columns)
 }
 
 /// Turn latency and its parts, under the names of what was run.
 fn latencies<'a>(runs: impl Iterator<Item = (String, &'a Split, &'a Split)>) -> String {
-    let cells = |(name, p50, p99): (String, &Split, &Split)| {
-        let pair = |p50: f64, p99: f64| format!("{p50:.3} / {p99:.3}");
-        vec![
-            name,
-            pair(p50.latency_s, p99.latency_s),
-            pair(p50.queue_s, p99.queue_s),
-            pair(p50.restore_s, p99.restore_s),
-            pair(p50.prefill_s, p99.prefill_s),
-            pair(p50.decode_s, p99.decode_s),
-        ]
-    };
-    let head = ["P50 / P99, s", "turn", "queue", "restore", "prefill", "decode"];
-    let text = table(1, &head, &runs.map(cells).collect::<Vec<_>>());
-    text + "\nEach part's percentile is its own.\n"
+    let pair =
+        |p50: &Split, p99: &Split, part: fn(&Split) -> f64| format!("{:.3} / {:.3}", part(p50), part(p99));
+    let columns: [Column<'_, (String, &Split, &Split)>; 6] = [
+        ("P50 / P99, s", &|(name, ..)| name.clone()),
+        ("turn", &|(_, p50, p99)| pair(p50, p99, |split| split.latency_s)),
+        ("queue", &|(_, p50, p99)| pair(p50, p99, |split| split.queue_s)),
+        ("restore", &|(_, p50, p99)| pair(p50, p99, |split| split.restore_s)),
+        ("prefill", &|(_, p50, p99)| pair(p50, p99, |split| split.prefill_s)),
+        ("decode", &|(_, p50, p99)| pair(p50, p99, |split| split.decode_s)),
+    ];
+    table(1, runs, &columns) + "\nEach part's percentile is its own.\n"
 }
 
 fn signals(rows: &[Row]) -> String {
-    let pair = |spread: &Option<Spread>, digits: usize| {
-        let pair = spread.map(|s| format!("{:.digits$} / {:.digits$}", s.p50, s.p99));
-        pair.unwrap_or_else(|| "–".to_owned())
+    let pair = |spread: &Option<Spread>, digits: usize| match spread {
+        Some(Spread { p50, p99 }) => format!("{p50:.digits$} / {p99:.digits$}"),
+        None => "–".to_owned(),
     };
-    let cells = |row: &Row| {
-        let signals = &row.signals;
-        vec![
-            row.policy.clone(),
-            signals.count.to_string(),
-            pair(&signals.cost_us, 2),
-            pair(&signals.submit_ms, 1),
-            pair(&signals.call_to_first_byte_ms, 3),
-            pair(&signals.first_byte_ms, 1),
-            pair(&signals.free_ms, 1),
-        ]
-    };
-    let head = [
-        "P50 / P99",
-        "signals",
-        "cost µs",
-        "signal → copy asked ms",
-        "asked → first byte ms",
-        "signal → first byte ms",
-        "signal → pages free ms",
+    let columns: [Column<'_, &Row>; 7] = [
+        ("P50 / P99", &|row| row.policy.clone()),
+        ("signals", &|row| row.signals.count.to_string()),
+        ("cost µs", &|row| pair(&row.signals.cost_us, 3)),
+        ("signal → copy asked ms", &|row| pair(&row.signals.submit_ms, 1)),
+        ("asked → first byte ms", &|row| pair(&row.signals.call_to_first_byte_ms, 3)),
+        ("signal → first byte ms", &|row| pair(&row.signals.first_byte_ms, 1)),
+        ("signal → pages free ms", &|row| pair(&row.signals.free_ms, 1)),
     ];
-    table(1, &head, &rows.iter().map(cells).collect::<Vec<_>>())
+    table(1, rows, &columns)
 }
 
 fn simulated(rows: &[Row]) -> String {
-    let cells = |row: &Row| {
-        let simulated = row.simulated.as_ref()?;
-        let percent =
-            |error: Option<f64>| error.map_or_else(|| "–".to_owned(), |e| format!("{:+.1} %", 100.0 * e));
-        Some(vec![
-            row.policy.clone(),
-            row.turns.to_string(),
-            simulated.turns.to_string(),
-            percent(simulated.turns_error),
-            row.sessions.to_string(),
-            simulated.sessions.to_string(),
-            percent(simulated.sessions_error),
-            format!("{:.3}", row.p99.latency_s),
-            format!("{:.3}", simulated.p99_s),
-        ])
-    };
-    let head =
-        ["policy", "turns", "simulated", "error", "sessions", "simulated", "error", "P99 s", "simulated"];
+    let both = || rows.iter().filter_map(|row| Some((row, row.simulated.as_ref()?)));
+    let columns: [Column<'_, (&Row, &Simulated)>; 9] = [
+        ("policy", &|(row, _)| row.policy.clone()),
+        ("turns", &|(row, _)| row.turns.to_string()),
+        ("simulated", &|(_, simulated)| simulated.turns.to_string()),
+        ("error", &|(_, simulated)| percent(simulated.turns_error)),
+        ("sessions", &|(row, _)| row.sessions.to_string()),
+        ("simulated", &|(_, simulated)| simulated.sessions.to_string()),
+        ("error", &|(_, simulated)| percent(simulated.sessions_error)),
+        ("P99 s", &|(row, _)| number(row.p99.latency_s, 3)),
+        ("simulated", &|(_, simulated)| number(simulated.p99_s, 3)),
+    ];
     let worst = |error: fn(&Simulated) -> Option<f64>| {
-        let errors = rows.iter().filter_map(|row| error(row.simulated.as_ref()?));
-        errors.map(|error| 100.0 * error.abs()).fold(0.0, f64::max)
+        both()
+            .filter_map(|(_, simulated)| error(simulated))
+            .map(|error| 100.0 * error.abs())
+            .fold(0.0, f64::max)
     };
     format!(
         "{}\nAt most {:.1} % off in turns and {:.1} % in sessions.\n",
-        table(1, &head, &rows.iter().filter_map(cells).collect::<Vec<_>>()),
+        table(1, both(), &columns),
         worst(|simulated| simulated.turns_error),
         worst(|simulated| simulated.sessions_error)
     )
@@ -177,30 +138,24 @@ fn density(density: &Density) -> String {
     let agents = density.agents();
     let cell = |policy: &str, count: u32| {
         let point = density.points.iter().find(|point| point.policy == policy && point.agents == count);
-        point.map_or_else(
-            || "–".to_owned(),
-            |point| {
-                let simulated = point.simulated_p99_s.map(|p99_s| format!(" (simulated {p99_s:.3})"));
-                let verdict = if point.holds { "holds" } else { "exceeds" };
-                format!("{:.3} {verdict}{}", point.p99.latency_s, simulated.unwrap_or_default())
-            },
-        )
+        let Some(point) = point else { return number(None, 0) };
+        let simulated = point.simulated_p99_s.map(|p99_s| format!(" (simulated {p99_s:.3})"));
+        let verdict = if point.holds { "holds" } else { "exceeds" };
+        format!("{:.3} {verdict}{}", point.p99.latency_s, simulated.unwrap_or_default())
     };
     let row = |policy: &str| {
         let cells = agents.iter().map(|&count| cell(policy, count));
         [policy.to_owned(), density.most(policy).to_string()].into_iter().chain(cells).collect()
     };
-    let rows: Vec<Vec<String>> = density.policies().into_iter().map(row).collect();
+    let counts = agents.iter().map(|count| format!("{count} agents"));
+    let heads = ["policy".to_owned(), "the most".to_owned()].into_iter().chain(counts).collect();
     let held = density.policies().into_iter().filter_map(|policy| density.last_to_hold(policy));
-    let counts: Vec<String> = agents.iter().map(|count| format!("{count} agents")).collect();
-    let head: Vec<&str> =
-        ["policy", "the most"].into_iter().chain(counts.iter().map(String::as_str)).collect();
     format!(
         "P99 turn latency in s, and whether it holds {} × that of one agent alone, {:.3} s. Counts beyond the first that \
          exceeds it are not measured.\n\n{}\nWith the most agents:\n\n{}",
         density.factor,
         density.bound_s,
-        table(1, &head, &rows),
+        grid(1, heads, density.policies().into_iter().map(row)),
         latencies(held.map(|point| (
             format!("{}, {} agents", point.policy, point.agents),
             &point.p50,
@@ -214,7 +169,7 @@ fn times(exp1: &Exp1) -> String {
     let cost = &profile.cost;
     format!(
         "Profile: {}. Copies out {:.1} GB/s, in {:.1}, both at once {:.1} each; prefill {:.0} tokens/s; steps beside \
-         copies take {:.3} times as long. KV pages of {} bytes. Steps after so many tokens, in ms:\n\n{}{}",
+         copies take {:.3} times as long. KV pages of {} bytes. Milliseconds of a step by tokens before it:\n\n{}{}",
         exp1.times,
         cost.out_bytes_per_s / 1e9,
         cost.in_bytes_per_s / 1e9,
@@ -231,12 +186,10 @@ fn times(exp1: &Exp1) -> String {
 
 /// Times in ms, by size and context.
 fn steps(sizes: &str, times: &StepTimes) -> String {
-    let contexts: Vec<String> = times.contexts.iter().map(|context| format!("after {context}")).collect();
-    let head: Vec<&str> = [sizes].into_iter().chain(contexts.iter().map(String::as_str)).collect();
+    let contexts = times.contexts.iter().map(|context| format!("after {context}"));
+    let heads = [sizes.to_owned()].into_iter().chain(contexts).collect();
     let row = |(size, times): (&u32, &Vec<f64>)| {
-        let times = times.iter().map(|ms| format!("{ms:.2}"));
-        [size.to_string()].into_iter().chain(times).collect()
+        [size.to_string()].into_iter().chain(times.iter().map(|&ms| number(ms, 2))).collect()
     };
-    let rows: Vec<Vec<String>> = times.sizes.iter().zip(&times.ms).map(row).collect();
-    table(1, &head, &rows)
+    grid(1, heads, times.sizes.iter().zip(&times.ms).map(row))
 }

@@ -1,12 +1,11 @@
 //! Experiment 2 as Markdown: the systems side by side, then what each mechanism contributes.
 
-use super::{circumstances, link_table, number, table};
+use super::{Column, circumstances, link_table, number, table};
 use crate::document::Document;
-use crate::exp2::results::{Config, Exp2, Row};
+use crate::exp2::results::{Config, Exp2, Medians, Row};
 use crate::exp2::systems::FULL;
 use crate::size::human;
 
-/// All of it.
 pub(crate) fn exp2(document: &Document<Exp2>) -> String {
     let exp2 = &document.body;
     let mut text = circumstances(document) + "\n" + &setting(&exp2.config, exp2.occupied_bytes);
@@ -50,74 +49,58 @@ fn setting(config: &Config, occupied: Option<u64>) -> String {
 }
 
 fn systems(rows: &[Row]) -> String {
-    let cells = |row: &Row| {
-        let medians = row.medians.as_ref();
-        let mib = |bytes: Option<u64>| number(bytes.map(|b| b as f64 / (1 << 20) as f64), 0);
-        let own_peak = row.samples.iter().filter_map(|s| s.device_peak_bytes).max();
-        let name = match row.failure.as_ref().or(row.unavailable.as_ref()) {
-            Some(why) => format!("{} ({}): {why}", row.name, row.title),
-            None => format!("{} ({})", row.name, row.title),
-        };
-        vec![
-            name.replace('|', "/"),
-            if row.capped { "yes" } else { "no" }.to_owned(),
-            row.samples.len().to_string(),
-            number(medians.map(|m| m.streamed_bytes_per_pass as f64 / 1e9), 3),
-            number(medians.map(|m| m.ttft_ms), 1),
-            number(medians.map(|m| m.tpot_ms), 2),
-            number(medians.map(|m| m.tpot_mean_ms), 2),
-            number(medians.map(|m| m.total_ms), 0),
-            number(medians.filter(|m| m.streamed_bytes_per_pass > 0).map(|m| m.effective_gbps), 1),
-            number(row.link_share, 3),
-            mib(row.peak_bytes),
-            mib(own_peak),
-        ]
+    let name = |row: &Row| match row.failure.as_ref().or(row.unavailable.as_ref()) {
+        Some(why) => format!("{} ({}): {why}", row.name, row.title),
+        None => format!("{} ({})", row.name, row.title),
     };
-    let head = [
-        "system",
-        "capped",
-        "runs",
-        "GB off the device",
-        "TTFT ms",
-        "ms/token (median)",
-        "ms/token (mean)",
-        "total ms",
-        "GB/s",
-        "share of link",
-        "peak MiB (outside)",
-        "peak MiB (own)",
+    let median = |row: &Row, value: fn(&Medians) -> f64| row.medians.as_ref().map(value);
+    let effective = |row: &Row| {
+        let medians = row.medians.as_ref().filter(|medians| medians.streamed_bytes_per_pass > 0);
+        medians.map(|medians| medians.effective_gbps)
+    };
+    let mib = |bytes: Option<u64>| number(bytes.map(|bytes| bytes as f64 / (1 << 20) as f64), 0);
+    let own_peak = |row: &Row| row.samples.iter().filter_map(|sample| sample.device_peak_bytes).max();
+    let columns: [Column<'_, &Row>; 12] = [
+        ("system", &|row| name(row).replace('|', "/")),
+        ("capped", &|row| if row.capped { "yes" } else { "no" }.to_owned()),
+        ("runs", &|row| row.samples.len().to_string()),
+        ("GB off the device", &|row| number(median(row, |m| m.streamed_bytes_per_pass as f64 / 1e9), 3)),
+        ("TTFT ms", &|row| number(median(row, |m| m.ttft_ms), 1)),
+        ("ms/token (median)", &|row| number(median(row, |m| m.tpot_ms), 2)),
+        ("ms/token (mean)", &|row| number(median(row, |m| m.tpot_mean_ms), 2)),
+        ("total ms", &|row| number(median(row, |m| m.total_ms), 0)),
+        ("GB/s", &|row| number(effective(row), 1)),
+        ("share of link", &|row| number(row.link_share, 3)),
+        ("peak MiB (outside)", &|row| mib(row.peak_bytes)),
+        ("peak MiB (own)", &|row| mib(own_peak(row))),
     ];
-    table(2, &head, &rows.iter().map(cells).collect::<Vec<_>>())
+    table(2, rows, &columns)
 }
+
+/// An ablation that was measured, and what its mechanism does.
+type Ablation<'a> = (&'a Row, &'a Medians, &'a String);
 
 /// Each ablation beside FULL; `None` without both.
 fn ablations(rows: &[Row]) -> Option<String> {
     let full = rows.iter().find(|row| row.name == FULL)?.medians.as_ref()?;
-    let cells: Vec<Vec<String>> = rows
-        .iter()
-        .filter_map(|row| {
-            let medians = row.medians.as_ref()?;
-            let why = row.why.as_ref()?;
-            let same = match row.same_as_full {
-                Some(true) => "equal",
-                Some(false) => "DIFFERENT",
-                None => "–",
-            };
-            let streamed = medians.streamed_bytes_per_pass as f64 - full.streamed_bytes_per_pass as f64;
-            Some(vec![
-                row.name.clone(),
-                format!("{:+.2}", medians.tpot_ms - full.tpot_ms),
-                format!("{:.3}", medians.tpot_ms / full.tpot_ms),
-                format!("{:+.1}", medians.ttft_ms - full.ttft_ms),
-                format!("{:+.3}", streamed / 1e9),
-                same.to_owned(),
-                why.clone(),
-            ])
-        })
-        .collect();
-    if cells.is_empty() {
+    let rows: Vec<Ablation<'_>> =
+        rows.iter().filter_map(|row| Some((row, row.medians.as_ref()?, row.why.as_ref()?))).collect();
+    if rows.is_empty() {
         return None;
     }
-    let head = ["without", "ms/token", "times FULL", "TTFT ms", "GB per pass", "logits", "why"];
-    Some(table(1, &head, &cells))
+    let streamed = |of: &Medians| of.streamed_bytes_per_pass as f64 / 1e9;
+    let columns: [Column<'_, Ablation<'_>>; 7] = [
+        ("without", &|(row, ..)| row.name.clone()),
+        ("ms/token", &|(_, without, _)| format!("{:+.2}", without.tpot_ms - full.tpot_ms)),
+        ("times FULL", &|(_, without, _)| number(without.tpot_ms / full.tpot_ms, 3)),
+        ("TTFT ms", &|(_, without, _)| format!("{:+.1}", without.ttft_ms - full.ttft_ms)),
+        ("GB per pass", &|(_, without, _)| format!("{:+.3}", streamed(without) - streamed(full))),
+        ("logits", &|(row, ..)| match row.same_as_full {
+            Some(true) => "equal".to_owned(),
+            Some(false) => "DIFFERENT".to_owned(),
+            None => "–".to_owned(),
+        }),
+        ("why", &|(.., why)| (*why).clone()),
+    ];
+    Some(table(1, rows, &columns))
 }

@@ -45,7 +45,7 @@ fn figures_hold_every_series() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("exp2.json");
     std::fs::write(&path, EXP2).unwrap();
-    figures::exp2(&read_exp2(&path).unwrap(), folder.path()).unwrap();
+    figures::exp2(&read(&path, "exp2").unwrap(), folder.path()).unwrap();
     let svg = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
     let bars = svg("token-time.svg");
     // DeepSpeed did not run. The link gave 55.5 GB/s: 5.7 GB take it 102.7 ms.
@@ -130,13 +130,40 @@ fn unknown_and_broken_results_are_told_apart() {
     assert_eq!(rendered("a.json", "{\"hello\": 1}").unwrap(), None);
     assert!(rendered("a.json", "{").is_err());
     let broken = rendered("a.json", "{\"experiment\": \"exp2\"}").unwrap_err();
-    assert!(crate::one_line(&broken).contains("missing field"), "{broken:#}");
+    assert!(crate::one_line(broken.as_ref()).contains("missing field"), "{broken:#}");
+}
+
+/// A file of the folder `results`.
+fn result(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../results").join(name)
 }
 
 #[test]
-fn the_projects_own_results_are_known() {
-    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
-    for path in files(&results).unwrap() {
-        assert!(render(&path).unwrap().is_some(), "{}", path.display());
+fn the_projects_own_results_render_as_they_are_committed() {
+    let report = std::fs::read_to_string(result("README.md")).unwrap();
+    for path in files(&result("")).unwrap() {
+        let name = path.file_name().unwrap().to_string_lossy();
+        let section = format!("## {name}\n\n{}", render(&path).unwrap().unwrap());
+        assert!(report.contains(&section), "{name} renders otherwise: {section}");
+    }
+}
+
+#[test]
+fn the_projects_own_figures_are_drawn_as_they_are_committed() {
+    let folder = tempfile::tempdir().unwrap();
+    figures::exp1(&read(&result("exp1-h200.json"), "exp1").unwrap(), folder.path()).unwrap();
+    figures::exp1(
+        &read(&result("exp1-density-28-simulated.json"), "exp1").unwrap(),
+        &folder.path().join("28"),
+    )
+    .unwrap();
+    figures::exp2(&read(&result("exp2-h200.json"), "exp2").unwrap(), folder.path()).unwrap();
+    figures::timeline(&result("traces/smollm2-cpu.json"), folder.path()).unwrap();
+    std::fs::rename(folder.path().join("28/density.svg"), folder.path().join("density.svg")).unwrap();
+    for entry in std::fs::read_dir(result("figures")).unwrap() {
+        let path = entry.unwrap().path();
+        let drawn = std::fs::read_to_string(folder.path().join(path.file_name().unwrap()));
+        let committed = std::fs::read_to_string(&path).unwrap();
+        assert!(drawn.is_ok_and(|drawn| drawn == committed), "{} is drawn otherwise", path.display());
     }
 }

@@ -1,18 +1,12 @@
 //! The cache's folders and its lock. Models are trusted as they lie there, so only the user may write to them.
 
+#[cfg(all(test, unix))]
+mod tests;
+
 use anyhow::{Context, Result, bail};
-use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::ErrorKind;
 use std::path::Path;
-
-/// Makes a folder that is the user's alone, with those above it that are missing.
-pub(super) fn create(folder: &Path) -> Result<()> {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder).with_context(|| folder.display().to_string())
-}
 
 /// Refuses a folder that another user owns or may write to; one that does not exist is fine. `shared` allows a
 /// folder like `/tmp`, in which all may create files and each may change only their own.
@@ -81,58 +75,4 @@ pub(super) fn open_lock(path: &Path) -> Result<File> {
         bail!("{}: it is no regular file", what());
     }
     Ok(file)
-}
-
-#[cfg(all(test, unix))]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::PermissionsExt;
-
-    #[test]
-    fn folders_that_others_may_write_to_are_refused() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = place.path().join("a/b");
-        check(&folder, false).unwrap();
-        create(&folder).unwrap();
-        for made in [&folder, &place.path().join("a")] {
-            assert_eq!(fs::metadata(made).unwrap().permissions().mode() & 0o7777, 0o700);
-        }
-        for (mode, shared, fine) in [
-            (0o755, false, true),
-            (0o775, false, false),
-            (0o775, true, false),
-            (0o757, false, false),
-            (0o1777, false, false),
-            (0o1777, true, true),
-        ] {
-            fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
-            let checked = check(&folder, shared);
-            assert_eq!(checked.is_ok(), fine, "{mode:o} {shared}: {checked:?}");
-            let remedy = format!("chmod -R go-w {}", folder.display());
-            assert!(fine || checked.unwrap_err().to_string().contains(&remedy));
-        }
-    }
-
-    #[test]
-    fn folders_of_other_users_are_refused() {
-        assert_eq!(objection(1000, 1000, 0o700, false), None);
-        assert_eq!(objection(0, 1000, 0o755, false), None);
-        for (owner, user) in [(1001, 1000), (1000, 0)] {
-            assert_eq!(objection(owner, user, 0o700, true), Some(Objection::Owner(owner)));
-        }
-    }
-
-    #[test]
-    fn the_lock_follows_no_link_and_keeps_what_it_finds() {
-        let place = tempfile::tempdir().unwrap();
-        let (lock, precious) = (place.path().join(".lock"), place.path().join("precious"));
-        fs::write(&precious, "precious").unwrap();
-        std::os::unix::fs::symlink(&precious, &lock).unwrap();
-        assert!(open_lock(&lock).unwrap_err().to_string().contains("remove it"));
-        fs::remove_file(&lock).unwrap();
-        fs::create_dir(&lock).unwrap();
-        open_lock(&lock).unwrap_err();
-        open_lock(&precious).unwrap();
-        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
-    }
 }

@@ -1,6 +1,6 @@
 //! A model from the Hugging Face hub: its list of files, then each file, checked.
 
-use super::Progress;
+use super::PullEvent;
 use super::manifest::{self, Item, Manifest, copy_hashed};
 use crate::size;
 use anyhow::{Context, Result, bail, ensure};
@@ -40,7 +40,7 @@ struct Listed {
 /// The hub, and who asks it.
 #[derive(Clone)]
 pub(super) struct Hub {
-    /// Without a slash at the end. Only some files have hashes that the hub tells, so that the rest is as safe as
+    /// Without a slash at the end. The hub gives hashes of some files only, so that the rest is as safe as
     /// the connection: it is `https`, or leads to this machine.
     pub(super) endpoint: String,
     /// Opens gated models. Sent to the endpoint's host alone.
@@ -61,10 +61,10 @@ impl Hub {
         name: &str,
         id: &str,
         new: &Path,
-        progress: &dyn Fn(Progress),
+        progress: &dyn Fn(PullEvent),
     ) -> Result<Manifest> {
         let (endpoint, connection) = (&self.endpoint, self.connect()?);
-        progress(Progress::Step(format!("asking {endpoint} for {id}")));
+        progress(PullEvent::Step(format!("asking {endpoint} for {id}")));
         let url = format!("{endpoint}/api/models/{id}/revision/main?blobs=true");
         let mut response = connection.get(&url, Duration::from_secs(60))?;
         let body = response.body_mut().with_config().limit(MAX_LIST);
@@ -76,7 +76,7 @@ impl Hub {
         check_space(&chosen, new)?;
         let mut files = Vec::new();
         for listed in chosen {
-            progress(Progress::Step(format!("downloading {}", listed.path)));
+            progress(PullEvent::Step(format!("downloading {}", listed.path)));
             let url = format!("{endpoint}/{id}/resolve/{commit}/{}", listed.path);
             let item = connection.download(&url, &listed, new, progress);
             files.push(item.with_context(|| listed.path.clone())?);
@@ -126,8 +126,8 @@ impl Connection<'_> {
         }
     }
 
-    /// A file of the size, and where the hub tells it, the hash that were listed. No byte more is written.
-    fn download(&self, url: &str, listed: &Listed, new: &Path, progress: &dyn Fn(Progress)) -> Result<Item> {
+    /// A file of the size, and where the hub gives it, the hash that were listed. No byte more is written.
+    fn download(&self, url: &str, listed: &Listed, new: &Path, progress: &dyn Fn(PullEvent)) -> Result<Item> {
         let within = Duration::from_secs(60 + listed.bytes / SLOWEST);
         let mut response = self.get(url, within)?;
         let mut file = File::create(new.join(&listed.path))?;

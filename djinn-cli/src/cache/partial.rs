@@ -2,7 +2,7 @@
 //! the pull ends: by the pull, by Ctrl-C through [`abandon`], or, where the process was killed, by the next
 //! [`sweep`].
 
-use super::folder;
+use crate::own;
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,7 +39,7 @@ impl Partial {
         let mut open = open();
         let free = (0..).map(|n| path.with_extension(n.to_string())).find(|path| !path.exists());
         let path = free.context("no name is left for a folder")?;
-        folder::create(&path)?;
+        own::create(&path)?;
         open.insert(path.clone(), None);
         Ok(Partial { path })
     }
@@ -77,11 +77,11 @@ impl Drop for Partial {
     }
 }
 
-/// Removes the folders that this process works in; then no pull goes on, and the process has to end.
-pub(crate) fn abandon() {
+/// Removes the folders that this process works in, if there are any; then no pull goes on, and the process has to end.
+pub(crate) fn abandon() -> bool {
     let mut open = open();
     if open.is_empty() {
-        return;
+        return false;
     }
     open.values_mut().for_each(|child| drop(child.take()));
     // Time for the children to end.
@@ -91,6 +91,7 @@ pub(crate) fn abandon() {
     }
     // Pulls wait here until the process has ended, so that none puts a model together or prints that it failed.
     std::mem::forget(open);
+    true
 }
 
 /// Removes what killed pulls left in `models`. Called under the cache's lock, so that nothing there is in use.

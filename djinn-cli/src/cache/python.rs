@@ -23,9 +23,6 @@ runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)
 ///
 /// `-I` keeps modules of the working directory and of `PYTHONPATH` out. The working directory is `partial`, so that
 /// relative entries of `PATH` and of pip's settings lead to no file of others; so is the folder for temporary files.
-///
-/// # Errors
-/// The last line that the module said, or that there is no Python.
 pub(super) fn run(pythons: &[PathBuf], partial: &Partial, module: &[&str]) -> Result<()> {
     for python in pythons {
         let mut command = Command::new(python);

@@ -43,7 +43,7 @@ fn cache() -> (TempDir, Cache) {
     (root, cache)
 }
 
-fn quiet(_: Progress) {}
+fn quiet(_: PullEvent) {}
 
 fn refused<T: std::fmt::Debug>(result: Result<T>) -> String {
     let message = format!("{:#}", result.expect_err("it must be refused"));
@@ -66,18 +66,18 @@ fn a_short_name_is_pulled_once_and_found_again() {
     assert_eq!((cache.list().unwrap(), cache.find("good").unwrap()), (vec![], None));
     let said = RefCell::new(Vec::new());
     let listen = |progress| said.borrow_mut().push(progress);
-    let location = Resolver::new(cache.clone(), &listen).resolve("good").unwrap();
+    let location = cache.resolve("good", &listen).unwrap();
     let path = cache.models.join("good/model.gguf");
     assert_eq!(location, Location::Gguf(path.clone()));
     assert_eq!(fs::read_to_string(path).unwrap(), "model of good");
     assert_eq!(names_on_disk(&cache), [".lock", "good"]);
-    assert!(said.borrow().contains(&Progress::Step("downloading good with pip".into())));
-    assert!(said.borrow().contains(&Progress::Bytes { done: 13, total: Some(13) }));
+    assert!(said.borrow().contains(&PullEvent::Step("downloading good with pip".into())));
+    assert!(said.borrow().contains(&PullEvent::Bytes { done: 13, total: Some(13) }));
 
     said.borrow_mut().clear();
-    assert_eq!(Resolver::new(cache.clone(), &listen).resolve("good").unwrap(), location);
+    assert_eq!(cache.resolve("good", &listen).unwrap(), location);
     assert!(said.borrow().is_empty(), "nothing is fetched again");
-    let entry = Entry { name: "good".into(), source: "pip:good".into(), bytes: 13, location };
+    let entry = CachedModel { name: "good".into(), source: "pip:good".into(), bytes: 13, location };
     assert_eq!(cache.list().unwrap(), [entry]);
 
     assert_eq!(cache.rm("good").unwrap(), 13);
@@ -110,7 +110,7 @@ fn failures_say_what_was_tried_and_leave_nothing() {
 fn interrupted_pulls_and_damaged_models_are_replaced() {
     let (_root, cache) = cache();
     let left = cache.models.join(".partial-x1");
-    folder::create(&left.join("model")).unwrap();
+    own::create(&left.join("model")).unwrap();
     fs::write(left.join("model/model.gguf"), "mod").unwrap();
     assert_eq!(cache.list().unwrap(), []);
     cache.pull("good", &quiet).unwrap();
@@ -157,7 +157,7 @@ fn changed_bytes_are_noticed() {
     assert_eq!((cache.find("good").unwrap(), cache.damage("good", &quiet).unwrap()), (None, None));
     let said = RefCell::new(Vec::new());
     let listen = |progress| said.borrow_mut().push(progress);
-    Resolver::new(cache.clone(), &listen).resolve("good").unwrap();
+    cache.resolve("good", &listen).unwrap();
     assert!(!format!("{said:?}").contains("downloading"), "{said:?}");
     assert!(cache.find("good").unwrap().is_some(), "the new time is known");
 
@@ -165,7 +165,7 @@ fn changed_bytes_are_noticed() {
     change(&file, "MODEL OF GOOD", pulled);
     let damage = cache.damage("good", &quiet).unwrap().unwrap();
     assert!(damage.starts_with("model.gguf has changed: its SHA-256 is "), "{damage}");
-    Resolver::new(cache.clone(), &listen).resolve("good").unwrap();
+    cache.resolve("good", &listen).unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), "model of good");
 
     // The time kept: only the hash tells.
@@ -264,7 +264,7 @@ fn names_stay_inside_the_cache() {
 #[test]
 fn paths_and_synthetic_models_are_resolved_without_the_cache() {
     let (root, cache) = cache();
-    let resolve = |spec: &str| Resolver::new(cache.clone(), &quiet).resolve(spec);
+    let resolve = |spec: &str| cache.resolve(spec, &quiet);
     assert_eq!(resolve("synthetic:llama-2-13b").unwrap(), Location::Synthetic("llama-2-13b".into()));
     let at = |name: &str| root.path().join(name);
     for name in ["m.gguf", "m.safetensors", "m.txt"] {
@@ -284,14 +284,13 @@ fn paths_and_synthetic_models_are_resolved_without_the_cache() {
 #[test]
 fn hub_ids_need_the_hub_or_the_cache() {
     let (_root, cache) = cache();
-    let resolver = Resolver::new(cache.clone(), &quiet);
-    assert!(refused(resolver.resolve("org/model")).contains("--features hub"));
+    assert!(refused(cache.resolve("org/model", &quiet)).contains("--features hub"));
     let directory = cache.models.join("org--model");
-    folder::create(&directory).unwrap();
+    own::create(&directory).unwrap();
     fs::write(directory.join("config.json"), "{}").unwrap();
     let files = vec![manifest::Item::of(&directory, "config.json", &quiet).unwrap()];
     let manifest = Manifest { name: "org/model".into(), source: "hub:org/model@1".into(), files };
     manifest.write(&directory).unwrap();
-    assert_eq!(resolver.resolve("org/model").unwrap(), Location::Directory(directory));
+    assert_eq!(cache.resolve("org/model", &quiet).unwrap(), Location::Directory(directory));
     assert_eq!(cache.list().unwrap()[0].name, "org/model");
 }

@@ -7,7 +7,7 @@ use crate::args::DoctorArgs;
 use crate::{output, profile};
 use anyhow::Result;
 use djinn_host::rates;
-use djinn_srg::cost::Machine;
+use djinn_vmu::Machine;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl Finding {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct Findings {
     device: String,
     findings: Vec<Finding>,
     /// Rates for the predictions of `djinn plan`.
@@ -56,11 +56,11 @@ pub(super) fn run(args: &DoctorArgs, quiet: bool) -> Result<()> {
     findings.push(checks::cuda());
     let saved = if args.save { Some(profile::save(&rates.machine)?) } else { None };
     let saved = saved.map(|path| path.display().to_string());
-    let report = Report { device: rates.device.clone(), findings, machine: rates.machine, saved };
+    let report = Findings { device: rates.device.clone(), findings, machine: rates.machine, saved };
     if args.json { output::json(&report) } else { output::line(&table(&report)) }
 }
 
-fn table(report: &Report) -> String {
+fn table(report: &Findings) -> String {
     let width = report.findings.iter().map(|f| f.name.len()).max().unwrap_or(0);
     let mut lines = Vec::new();
     for finding in &report.findings {

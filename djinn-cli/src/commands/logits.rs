@@ -1,7 +1,6 @@
 //! `djinn logits`: the logits of every position.
 
 use crate::args::LogitsArgs;
-use crate::loaded::in_flags;
 use crate::trace::TraceFile;
 use crate::{loaded, output};
 use anyhow::Result;
@@ -20,17 +19,17 @@ struct Output<'a> {
 }
 
 pub(super) fn run(args: &LogitsArgs, quiet: bool) -> Result<()> {
-    args.device.device.find().map_err(in_flags)?;
-    let trace = TraceFile::open(args.device.trace.as_deref())?;
+    args.device.device.find()?;
+    let trace = TraceFile::open(args.trace.as_deref())?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let vocab = model.graph.vocab as usize;
     let tokens = args.tokens.len() as u64;
-    check_prompt(&model, args.memory.ctx, &args.tokens)?;
-    let setup = args.memory.setup(args.device.device, args.device.threads);
-    let mut options = setup.options(&model, context_for(tokens, &model)).map_err(in_flags)?;
+    check_prompt(&model, args.memory.context, &args.tokens)?;
+    let setup = args.device.with(&args.memory);
+    let mut options = setup.options(&model, context_for(tokens, &model));
     let rows = (MAX_LOGIT_BYTES / (model.graph.vocab * 4)).clamp(1, options.prefill_rows as u64) as u32;
     (options.prefill_rows, options.logit_rows) = (rows, rows);
-    let mut loaded = loaded::load(&model, &setup, &options, args.device.trace.is_some(), quiet, &|| false)?;
+    let mut loaded = loaded::load(&model, &setup, &options, args.trace.is_some(), quiet, &|| false)?;
     let logits = loaded.engine.logits(&args.tokens);
     let logits = trace.write(&mut *loaded.engine, logits.map_err(Into::into))?;
     if args.json {

@@ -1,26 +1,17 @@
 //! `djinn pull`, `list` and `rm`: the model cache.
 
 use crate::args::ListArgs;
-use crate::cache::{self, Cache, Entry};
+use crate::cache::{self, Cache, CachedModel};
 use crate::progress::PullProgress;
 use crate::{output, size};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use djinn_models::{Location, printable};
 use serde::Serialize;
 
-/// As a shell reports a process that SIGINT ended.
-const INTERRUPTED: i32 = 130;
-
-/// Fetches a model, or checks the one that is there. Ctrl-C removes what has come so far and ends the process.
+/// Fetches a model, or checks the one that is there.
 pub(super) fn pull(name: &str, quiet: bool) -> Result<()> {
-    ctrlc::set_handler(|| {
-        cache::abandon();
-        output::remark("\ninterrupted; nothing of it is kept");
-        std::process::exit(INTERRUPTED);
-    })
-    .context("cannot handle Ctrl-C")?;
     let progress = PullProgress::new(quiet);
-    let entry = Cache::from_env()?.pull(name, &|event| progress.tell(event))?;
+    let entry = Cache::from_env()?.pull(name, &|event| progress.show(event))?;
     drop(progress);
     if quiet {
         return Ok(());
@@ -55,8 +46,8 @@ pub(super) fn list(args: &ListArgs, quiet: bool) -> Result<()> {
     for entry in cache.list()? {
         let mut model = listed(&entry);
         if args.check {
-            progress.tell(cache::Progress::Step(format!("checking {}", entry.name)));
-            model.damage = cache.damage(&entry.name, &|event| progress.tell(event))?;
+            progress.show(cache::PullEvent::Step(format!("checking {}", entry.name)));
+            model.damage = cache.damage(&entry.name, &|event| progress.show(event))?;
             model.intact = Some(model.damage.is_none());
         }
         models.push(model);
@@ -82,7 +73,7 @@ pub(super) fn list(args: &ListArgs, quiet: bool) -> Result<()> {
     }
 }
 
-fn listed(entry: &Entry) -> Listed {
+fn listed(entry: &CachedModel) -> Listed {
     Listed {
         name: entry.name.clone(),
         bytes: entry.bytes,
@@ -103,7 +94,6 @@ fn row(model: &Listed, width: usize) -> String {
     format!("{name:width$}  {size:>9}  {}  {}{state}", shown(&model.source), shown(&model.path))
 }
 
-/// Removes a model from the cache.
 pub(super) fn rm(name: &str, quiet: bool) -> Result<()> {
     let bytes = Cache::from_env()?.rm(name)?;
     if quiet {

@@ -1,10 +1,9 @@
 //! `djinn plan`: where every byte would lie, and how fast it would run.
 
 use crate::args::PlanArgs;
-use crate::loaded::in_flags;
 use crate::{loaded, output, profile, size};
 use anyhow::Result;
-use djinn_host::{DeviceName, Forecast, Known, Target, Task};
+use djinn_host::{Known, Target, Task, TaskPlan};
 use djinn_vmu::Bottleneck;
 
 pub(super) fn run(args: &PlanArgs, quiet: bool) -> Result<()> {
@@ -12,12 +11,11 @@ pub(super) fn run(args: &PlanArgs, quiet: bool) -> Result<()> {
     let target = profile::choose(&args.work)?;
     let task =
         Task { prompt_tokens: args.work.prompt_len, max_tokens: args.max_tokens, sequences: args.work.batch };
-    let setup = args.memory.setup(DeviceName::Cpu, None);
-    let forecast = Forecast::new(&model, &setup, target, task).map_err(in_flags)?;
+    let forecast = TaskPlan::new(&model, &args.memory, target, task)?;
     if args.json { output::json(&forecast) } else { output::line(&table(&forecast)) }
 }
 
-fn table(f: &Forecast) -> String {
+fn table(f: &TaskPlan) -> String {
     let human = size::human;
     let cap = match (f.vram_bytes, f.machine.card) {
         (None, _) => "no cap".to_owned(),
@@ -85,7 +83,7 @@ fn host(weights: u64, kv: u64, shared: u64) -> String {
     format!("host memory: {} of weights{shared}{kv}", size::human(weights))
 }
 
-fn streamed(f: &Forecast) -> String {
+fn streamed(f: &TaskPlan) -> String {
     let (most, expected) = (f.streamed_bytes_per_pass, f.expected_streamed_bytes_per_pass);
     let human = size::human;
     if expected == most {
@@ -99,7 +97,7 @@ fn streamed(f: &Forecast) -> String {
 }
 
 /// A line for each segment that has bytes, and for those that every plan has. Their bytes are those of the device.
-fn segments(f: &Forecast) -> Vec<String> {
+fn segments(f: &TaskPlan) -> Vec<String> {
     let s = &f.segments;
     let rows = [
         ("resident", s.resident, format!("{} of {} chunks", f.chunks.resident, f.chunks.count)),

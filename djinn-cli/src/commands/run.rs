@@ -1,29 +1,25 @@
 //! `djinn run`: one answer to a prompt, or a chat.
 
 mod chat;
-mod interrupt;
 mod prompt;
 mod show;
-mod terminal;
 
 use crate::args::RunArgs;
-use crate::loaded::{self, Loaded, in_flags};
+use crate::interrupt::{INTERRUPTED, Interrupt};
+use crate::loaded::{self, Loaded};
 use crate::output;
-use crate::stats::Report;
+use crate::stats::RunStats;
 use crate::trace::TraceFile;
 use anyhow::{Result, bail, ensure};
-use djinn_engine::{Finish, Options, Session};
+use djinn_engine::Finish;
 use djinn_host::{Answer, Error, Speaker, Speech, check_prompt, context_for, seed};
 use djinn_models::Model;
 use djinn_models::tokenizer::StopStrings;
-use interrupt::Interrupt;
 use prompt::Prompt;
 use serde::Serialize;
-use show::show;
+use show::Show;
 use std::process::ExitCode;
 
-/// As a shell reports a process that SIGINT ended.
-const INTERRUPTED: u8 = 130;
 const MAX_TOKENS: u32 = 256;
 const MAX_CHAT_TOKENS: u32 = 1024;
 const MAX_CHAT_CONTEXT: u64 = 4096;
@@ -35,15 +31,14 @@ struct Output<'a> {
     tokens: &'a [u32],
     text: Option<&'a str>,
     finish: &'static str,
-    stats: Report,
+    stats: RunStats,
 }
 
-pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
-    args.device.device.find().map_err(in_flags)?;
+pub(super) fn run(args: &RunArgs, interrupt: &Interrupt, quiet: bool) -> Result<ExitCode> {
+    args.device.device.find()?;
     loaded::refuse_prompt(&args.model)?;
-    let trace = TraceFile::open(args.device.trace.as_deref())?;
+    let trace = TraceFile::open(args.trace.as_deref())?;
     let prompt = Prompt::read(args)?;
-    let interrupt = Interrupt::install()?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let speech = speech(args, &model)?;
     if !quiet && !model.defaults.ignored.is_empty() {
@@ -52,17 +47,17 @@ pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
     }
     let done = match prompt {
         Prompt::Chat => {
-            let context = args.memory.ctx.unwrap_or(model.graph.max_context.min(MAX_CHAT_CONTEXT));
-            let mut loaded = load(args, &model, context, &interrupt, quiet)?;
-            let talked = chat::run(&mut loaded, speech, args, &interrupt, quiet);
+            let context = args.memory.context.unwrap_or(model.graph.max_context.min(MAX_CHAT_CONTEXT));
+            let mut loaded = load(args, &model, context, interrupt, quiet)?;
+            let talked = chat::run(&mut loaded, speech, args, interrupt, quiet);
             trace.write(&mut *loaded.engine, talked)?;
             Ok(ExitCode::SUCCESS)
         }
         Prompt::Text(text) => {
-            let tokens = speech.tokens(&text).map_err(in_flags)?;
-            once(args, &speech, tokens, trace, &interrupt, quiet)
+            let tokens = speech.tokens(&text)?;
+            once(args, &speech, tokens, trace, interrupt, quiet)
         }
-        Prompt::Tokens(tokens) => once(args, &speech, tokens, trace, &interrupt, quiet),
+        Prompt::Tokens(tokens) => once(args, &speech, tokens, trace, interrupt, quiet),
     };
     match done {
         Err(error) if matches!(error.downcast_ref(), Some(Error::Engine(djinn_engine::Error::Cancelled))) => {
@@ -74,11 +69,10 @@ pub(super) fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
 }
 
 fn load(args: &RunArgs, model: &Model, context: u64, interrupt: &Interrupt, quiet: bool) -> Result<Loaded> {
-    let setup = args.memory.setup(args.device.device, args.device.threads);
-    let options = setup.options(model, context).map_err(in_flags)?;
-    let options = Options { force_park_every: args.force_park_every, ..options };
-    let ended = || interrupt.asked();
-    interrupt.during(|| loaded::load(model, &setup, &options, args.device.trace.is_some(), quiet, &ended))
+    let setup = args.device.with(&args.memory);
+    let options = setup.options(model, context);
+    let _work = interrupt.work();
+    loaded::load(model, &setup, &options, args.trace.is_some(), quiet, &|| interrupt.asked())
 }
 
 /// The model's way from text to tokens, as the flags want it.
@@ -89,7 +83,7 @@ fn speech<'a>(args: &'a RunArgs, model: &'a Model) -> Result<Speech<'a>> {
     StopStrings::new(args.sampling.stop.iter().cloned())?;
     match args.raw || !args.prompt_tokens.is_empty() && model.chat.is_none() {
         true => Ok(Speech::raw(model)),
-        false => Speech::chat(model, args.system.as_deref()).map_err(in_flags),
+        false => Ok(Speech::chat(model, args.system.as_deref())?),
     }
 }
 
@@ -102,37 +96,33 @@ fn once(
     quiet: bool,
 ) -> Result<ExitCode> {
     let model = speech.model();
-    check_prompt(model, args.memory.ctx, &tokens)?;
+    check_prompt(model, args.memory.context, &tokens)?;
     let request = args.sampling.generation(MAX_TOKENS).request(model, tokens);
     ensure!(
         !args.sampling.seed_is_asked_for || seed(&request.sampling).is_some(),
         "--seed has no effect without --temperature, --top-k, --top-p or --min-p, or a model that asks for sampling"
     );
     let room = request.prompt.len() as u64 + request.max_tokens as u64;
-    let context = args.memory.ctx.unwrap_or_else(|| context_for(room, model));
+    let context = args.memory.context.unwrap_or_else(|| context_for(room, model));
     let Loaded { mut engine, time } = load(args, model, context, interrupt, quiet)?;
     let speaker = Speaker::new(speech, &args.sampling.stop)?;
-    let answer = show(interrupt, !args.json, |say| {
-        speaker.answer(&mut *engine, &mut Session::default(), &request, say)
-    });
-    let answer = trace.write(&mut *engine, answer)?;
+    let mut show = Show::new(interrupt, !args.json);
+    let answered = speaker.answer(&mut *engine, &mut None, &request, &mut |text| show.piece(text));
+    let answer = trace.write(&mut *engine, show.end(answered))?;
     let Answer { tokens, text, finish, stats } = answer;
     if finish == Finish::Cancelled && tokens.is_empty() {
         let (done, all) = (stats.reused_tokens + stats.prompt_tokens, request.prompt.len());
         output::remark(&format!("interrupted after {done} of {all} prompt tokens"));
         return Ok(ExitCode::from(INTERRUPTED));
     }
-    let stats = Report::new(&*engine, &stats, time, seed(&request.sampling));
+    let stats = RunStats::new(&*engine, &stats, time, seed(&request.sampling));
     if args.json {
-        let (text, prompt_tokens) = (text.as_deref(), &request.prompt[..]);
-        let finish_name = name(finish);
-        let tokens = &tokens[..];
         output::json(&Output {
             model: &model.name,
-            prompt_tokens,
-            tokens,
-            text,
-            finish: finish_name,
+            prompt_tokens: &request.prompt,
+            tokens: &tokens,
+            text: text.as_deref(),
+            finish: name(finish),
             stats,
         })?;
     } else {
@@ -146,7 +136,7 @@ fn once(
 
 fn name(finish: Finish) -> &'static str {
     match finish {
-        Finish::Stop => "stop",
+        Finish::Stop | Finish::Complete => "stop",
         Finish::Length => "length",
         Finish::Cancelled => "cancelled",
     }

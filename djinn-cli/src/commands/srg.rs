@@ -1,14 +1,18 @@
 //! `djinn srg`: the graph with its annotations.
 
-use crate::args::{Phase, SrgArgs};
+mod export;
+
+use crate::args::{CostPhase, SrgArgs};
 use crate::{loaded, output, profile, size};
 use anyhow::{Result, ensure};
-use djinn_srg::cost::{self, Bound, Cost, Machine, Work};
-use djinn_srg::{Graph, Node, NodeId};
+use djinn_engine::Options;
+use djinn_srg::cost::{self, Cost, Work};
+use djinn_srg::{Graph, Hook, Node, NodeId};
+use djinn_vmu::{Bound, Detail, Machine, Program};
 
 pub(super) fn run(args: &SrgArgs, quiet: bool) -> Result<()> {
     ensure!(
-        args.phase == Phase::Decode || args.work.batch == 1,
+        args.phase == CostPhase::Decode || args.work.batch == 1,
         "--batch is for decoding; a prefill is of one sequence: drop it, or take --phase decode"
     );
     let target = profile::choose(&args.work)?;
@@ -16,34 +20,47 @@ pub(super) fn run(args: &SrgArgs, quiet: bool) -> Result<()> {
     let kv_dtype = args.kv_dtype.unwrap_or_else(|| target.kv_dtype(&model));
     let (machine, tokens) = (target.machine, u64::from(args.work.prompt_len));
     let work = match args.phase {
-        Phase::Prefill => Work::prefill(tokens, kv_dtype),
-        Phase::Decode => Work::decode(args.work.batch as u64, tokens, kv_dtype),
+        CostPhase::Prefill => Work::prefill(tokens, kv_dtype),
+        CostPhase::Decode => Work::decode(args.work.batch as u64, tokens, kv_dtype),
     };
     if args.json {
-        return output::json(&model.graph.to_json(&work, &machine));
+        // All weights resident: where they are changes nothing but the chunks.
+        let plan = Options { context: 1, ..Options::default() }.plan(&model.graph, 0)?;
+        let program = Program::new(&model.graph, &plan, Detail::Fused);
+        return output::json(&export::json(&model.graph, &program, &work, &machine));
+    }
+    if args.hooks {
+        return output::line(&hooks(&model.graph));
     }
     if args.dot {
-        return output::line(model.graph.to_dot(&work, &machine).trim_end());
+        return output::line(export::dot(&model.graph, &work, &machine).trim_end());
     }
     let phase = match args.phase {
-        Phase::Prefill => format!("prefill of {tokens} tokens"),
-        Phase::Decode => format!("decode of {} x 1 token at {tokens} tokens", args.work.batch),
+        CostPhase::Prefill => format!("prefill of {tokens} tokens"),
+        CostPhase::Decode => format!("decode of {} x 1 token at {tokens} tokens", args.work.batch),
     };
     output::line(&table(&model.graph, &work, &machine, &phase))
 }
 
+/// A line for each name of an activation.
+fn hooks(graph: &Graph) -> String {
+    let width = graph.hooks.iter().map(|hook| hook.name.len()).max().unwrap_or(0);
+    let line = |hook: &Hook| format!("{:<width$} {}", hook.name, graph.value(hook.value).name);
+    graph.hooks.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
 /// A run of nodes of the same block, or of none.
-struct Group {
+struct Block {
     layer: Option<u32>,
     nodes: std::ops::Range<usize>,
 }
 
-fn groups(graph: &Graph) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+fn groups(graph: &Graph) -> Vec<Block> {
+    let mut groups: Vec<Block> = Vec::new();
     for (i, node) in graph.nodes.iter().enumerate() {
         match groups.last_mut() {
             Some(last) if last.layer == node.layer => last.nodes.end = i + 1,
-            _ => groups.push(Group { layer: node.layer, nodes: i..i + 1 }),
+            _ => groups.push(Block { layer: node.layer, nodes: i..i + 1 }),
         }
     }
     groups
@@ -69,7 +86,7 @@ impl Table<'_> {
     fn row(&self, node: &str, kind: &str, cost: &Cost, seconds: f64) -> String {
         let Table { name, op, machine } = *self;
         let bytes = |bytes: f64| size::human(bytes as u64);
-        let bound = match cost.bound(machine) {
+        let bound = match machine.bound(cost) {
             Bound::Compute => "compute",
             Bound::Memory => "memory",
         };
@@ -87,7 +104,7 @@ impl Table<'_> {
 fn table(graph: &Graph, work: &Work, machine: &Machine, phase: &str) -> String {
     let groups = groups(graph);
     let cost = |i: usize| cost::node(graph, NodeId(i as u32), work);
-    let kinds = |group: &Group| -> Vec<_> {
+    let kinds = |group: &Block| -> Vec<_> {
         group.nodes.clone().map(|i| (graph.nodes[i].op.name(), cost(i))).collect()
     };
     let widest = |width: fn(&Node) -> usize| graph.nodes.iter().map(width).max().unwrap_or(0);
@@ -97,7 +114,7 @@ fn table(graph: &Graph, work: &Work, machine: &Machine, phase: &str) -> String {
             "{}: {} nodes in {} blocks, {} parameters, {} of weights",
             graph.model,
             graph.nodes.len(),
-            graph.kv.layers,
+            graph.nodes.iter().filter_map(|n| n.layer).max().map_or(0, |last| last + 1),
             output::count(graph.parameters()),
             size::human(graph.text_bytes())
         ),
@@ -113,11 +130,11 @@ fn table(graph: &Graph, work: &Work, machine: &Machine, phase: &str) -> String {
         }
         for node in first.nodes.clone() {
             let entry = &graph.nodes[node];
-            lines.push(table.row(&entry.name, entry.op.name(), &cost(node), cost(node).seconds(machine)));
+            lines.push(table.row(&entry.name, entry.op.name(), &cost(node), machine.seconds(&cost(node))));
         }
         i += alike;
     }
-    let seconds = (0..graph.nodes.len()).map(|i| cost(i).seconds(machine)).sum();
+    let seconds = (0..graph.nodes.len()).map(|i| machine.seconds(&cost(i))).sum();
     lines.push(table.row("all", "", &cost::pass(graph, work), seconds));
     lines.join("\n")
 }

@@ -1,6 +1,6 @@
 //! A settings file: flat keys, named like the flags, in TOML or YAML.
 
-use super::is_switch;
+use super::{flags, is_switch};
 use crate::args::Cli;
 use anyhow::{Result, bail};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -17,12 +17,11 @@ const SAMPLING: [&str; 4] = ["min-p", "temperature", "top-k", "top-p"];
 
 /// Values by key, as the command line would spell them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Settings {
+pub(super) struct FileSettings {
     values: BTreeMap<String, Vec<String>>,
 }
 
-impl Settings {
-    /// Reads a settings file.
+impl FileSettings {
     pub(super) fn read(file: &Path) -> Result<Self> {
         let table = settings::read(file).map_err(|error| match error {
             error @ djinn_host::Error::Model(_) => {
@@ -33,14 +32,14 @@ impl Settings {
         Self::spelled(file, &table)
     }
 
-    /// Reads a settings file's text; the extension of `file` tells the format.
+    /// Reads a settings file's text; the extension of `file` gives the format.
     #[cfg(test)]
     pub(super) fn parse(file: &Path, text: &str) -> Result<Self> {
         Self::spelled(file, &settings::parse(file, text)?)
     }
 
     /// The values of `table`, which `file` holds, as the command line would spell them.
-    fn spelled(file: &Path, table: &settings::Settings) -> Result<Self> {
+    fn spelled(file: &Path, table: &settings::FlatSettings) -> Result<Self> {
         let place = file.display();
         let command = Cli::command();
         let mut values = BTreeMap::new();
@@ -61,7 +60,7 @@ impl Settings {
             }
             values.insert(key.clone(), spelled);
         }
-        Ok(Settings { values })
+        Ok(FileSettings { values })
     }
 
     /// The keys that are set, in order.
@@ -70,7 +69,7 @@ impl Settings {
     }
 
     /// These settings where they say something, else those of `farther`.
-    pub(super) fn over(self, mut farther: Settings) -> Settings {
+    pub(super) fn over(self, mut farther: FileSettings) -> FileSettings {
         // Greedy decoding and the ways to sample exclude each other.
         if self.get(GREEDY) == ["true"] {
             SAMPLING.iter().for_each(|key| drop(farther.values.remove(*key)));
@@ -95,17 +94,15 @@ fn has_key(arg: &Arg) -> bool {
 
 /// The flag that a key stands for, in a command that has it.
 fn find<'a>(command: &'a Command, key: &str) -> Option<(Option<&'a str>, &'a Arg)> {
-    let own = command.get_arguments().map(|arg| (None, arg));
-    let subs = command.get_subcommands();
-    let subs = subs.flat_map(|sub| sub.get_arguments().map(|arg| (Some(sub.get_name()), arg)));
-    own.chain(subs).find(|(_, arg)| has_key(arg) && super::key(arg) == Some(key))
+    flags(command).find(|(_, arg)| has_key(arg) && super::key(arg) == Some(key))
 }
 
-/// Every key.
 pub(super) fn keys(command: &Command) -> BTreeSet<String> {
-    let subs = command.get_subcommands().flat_map(|sub| sub.get_arguments());
-    let flags = command.get_arguments().chain(subs).filter(|arg| has_key(arg));
-    flags.filter_map(|arg| super::key(arg).map(str::to_owned)).collect()
+    flags(command)
+        .filter(|(_, arg)| has_key(arg))
+        .filter_map(|(_, arg)| super::key(arg))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// The value as the command line would spell it.

@@ -1,7 +1,8 @@
 //! Where settings come from: the file that `--config` names, or else the working directory's file over the user's
-//! own. A folder may be anybody's, so its file sets only what does no harm.
+//! own. The working directory may be a stranger's, so its file sets only what does no harm.
 
-use super::file::Settings;
+use super::file::FileSettings;
+use crate::own;
 use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};
 
@@ -44,7 +45,7 @@ pub(super) struct Places {
 /// What the settings files say.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    pub(super) settings: Settings,
+    pub(super) settings: FileSettings,
     /// What the user should know: that the working directory has a say.
     pub(super) remark: Option<String>,
 }
@@ -52,25 +53,22 @@ pub(super) struct Found {
 impl Places {
     /// The working directory, and `$XDG_CONFIG_HOME/djinn` or `~/.config/djinn`.
     pub(super) fn from_env() -> Self {
-        // A relative folder would be the working directory's.
-        let set = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let own = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")));
-        Places { working: PathBuf::new(), own: own.map(|folder| folder.join("djinn")) }
+        Places { working: PathBuf::new(), own: own::folder("XDG_CONFIG_HOME", ".config") }
     }
 
     /// Reads the file `named`, or else those in the two folders: the working directory's comes first.
     pub(super) fn load(&self, named: Option<&Path>) -> Result<Found> {
         if let Some(file) = named {
-            return Ok(Found { settings: Settings::read(file)?, remark: None });
+            return Ok(Found { settings: FileSettings::read(file)?, remark: None });
         }
         let own = match &self.own {
-            Some(folder) => only(folder, "config")?.map(|file| Settings::read(&file)).transpose()?,
+            Some(folder) => only(folder, "config")?.map(|file| FileSettings::read(&file)).transpose()?,
             None => None,
         };
         let Some(file) = only(&self.working, "djinn")? else {
             return Ok(Found { settings: own.unwrap_or_default(), remark: None });
         };
-        let nearer = Settings::read(&file)?;
+        let nearer = FileSettings::read(&file)?;
         if let Some(key) = nearer.keys().find(|key| !HARMLESS.contains(key)) {
             let own = self.own.as_ref().map_or("your own settings".to_owned(), |folder| {
                 folder.join("config.toml").display().to_string()

@@ -7,15 +7,15 @@ use djinn_host::DeviceName;
 use djinn_srg::DType;
 use std::path::Path;
 
-fn settings(text: &str) -> Settings {
-    Settings::parse(Path::new("djinn.toml"), text).unwrap()
+fn settings(text: &str) -> FileSettings {
+    FileSettings::parse(Path::new("djinn.toml"), text).unwrap()
 }
 
 fn refused(text: &str) -> String {
-    Settings::parse(Path::new("djinn.toml"), text).unwrap_err().to_string()
+    FileSettings::parse(Path::new("djinn.toml"), text).unwrap_err().to_string()
 }
 
-fn run(line: &[&str], settings: &Settings) -> Result<RunArgs, clap::Error> {
+fn run(line: &[&str], settings: &FileSettings) -> Result<RunArgs, clap::Error> {
     let line: Vec<OsString> = ["djinn", "run"].iter().chain(line).map(OsString::from).collect();
     match understand(&line, settings)?.command {
         Command::Run(run) => Ok(run),
@@ -25,7 +25,7 @@ fn run(line: &[&str], settings: &Settings) -> Result<RunArgs, clap::Error> {
 
 #[test]
 fn every_flag_has_a_variable_and_a_key() {
-    let command = prepare(Cli::command(), &Settings::default());
+    let command = prepare(Cli::command(), &FileSettings::default());
     let known = keys(&command);
     let subs = command.get_subcommands().flat_map(|sub| sub.get_arguments());
     let flags: Vec<&Arg> = command.get_arguments().chain(subs).filter(|a| a.get_long().is_some()).collect();
@@ -53,7 +53,7 @@ fn a_key_is_a_default_and_a_flag_wins() {
     assert_eq!(args.sampling.stop, ["a", "b"]);
     assert_eq!(args.sampling.temperature, Some(0.5));
     assert_eq!(args.prompt_tokens, [1, 2]);
-    assert_eq!((args.device.device, args.device.threads), (DeviceName::Cpu, Some(3)));
+    assert_eq!((args.device.device, args.device.threads), (DeviceName::Auto, Some(3)));
     let args =
         run(&["--vram", "7", "--stream-check=false", "--stop", "c", "--kv-dtype=f32"], &settings).unwrap();
     assert_eq!((args.memory.vram, args.memory.stream_check), (Some(7), false));
@@ -77,7 +77,7 @@ fn unknown_keys_and_wrong_values_name_file_and_key() {
     for (text, expected) in [
         ("vrma = 1", "djinn.toml: unknown key `vrma`; did you mean `vram`?"),
         ("max_tokens = 1", "djinn.toml: unknown key `max_tokens`; did you mean `max-tokens`?"),
-        ("flavour = 1", "djinn.toml: unknown key `flavour`; known keys: batch, check, chunk, "),
+        ("flavour = 1", "djinn.toml: unknown key `flavour`; known keys: alias, allowed-host, "),
         ("config = \"x\"", "djinn.toml: unknown key `config`"),
         ("tokens = [1]", "djinn.toml: unknown key `tokens`"),
         ("vram = true", "djinn.toml: key `vram`: expected a text or a number, found true"),
@@ -102,10 +102,10 @@ fn unknown_keys_and_wrong_values_name_file_and_key() {
 fn yaml_is_read_alike() {
     let toml = settings("vram = \"20GiB\"\nring = 4096\nstop = [\"a\"]\ngreedy = true\ntop-p = 0.5");
     let text = "vram: 20GiB\nring: 4096\nstop: [a]\ngreedy: true\ntop-p: 0.5\n";
-    assert_eq!(Settings::parse(Path::new("djinn.yaml"), text).unwrap(), toml);
-    assert_eq!(Settings::parse(Path::new("a.yml"), "").unwrap(), Settings::default());
+    assert_eq!(FileSettings::parse(Path::new("djinn.yaml"), text).unwrap(), toml);
+    assert_eq!(FileSettings::parse(Path::new("a.yml"), "").unwrap(), FileSettings::default());
     for text in ["- 1\n- 2\n", "vram: [", "just text", "vrma: 1", "a: &x 1\nb: *y\n"] {
-        let error = Settings::parse(Path::new("a.yaml"), text).unwrap_err().to_string();
+        let error = FileSettings::parse(Path::new("a.yaml"), text).unwrap_err().to_string();
         assert!(error.starts_with("a.yaml: ") && error.lines().count() == 1, "{error}");
     }
 }
@@ -172,10 +172,10 @@ fn no_text_panics() {
             }
             let text = String::from_utf8_lossy(&bytes);
             for name in ["a.toml", "a.yaml"] {
-                match Settings::parse(Path::new(name), &text) {
+                match FileSettings::parse(Path::new(name), &text) {
                     Ok(_) => read += 1,
                     Err(error) => {
-                        let line = crate::failure::one_line(&error);
+                        let line = djinn_host::one_line(error.as_ref());
                         assert!(line.starts_with("a.") && line.lines().count() == 1, "{line}");
                     }
                 }

@@ -1,19 +1,22 @@
 //! A command line that cannot be understood, or that asks for help.
 
-use crate::{failure, output};
+#[cfg(test)]
+mod tests;
+
+use crate::output;
 use anyhow::Context;
 use clap::error::ErrorKind;
 use djinn_models::printable;
 use std::io::Write;
 
-/// Tells what `error` says, help on standard output and a failure in one line on standard error, and ends the process.
+/// Prints what `error` says, help on standard output and a failure in one line on standard error, and ends the process.
 pub(super) fn end(error: &clap::Error) -> ! {
     let code = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             let shown = error.print().and_then(|()| std::io::stdout().flush()).context("standard output");
             match shown {
-                Err(error) if !failure::reader_left(&error) => {
-                    output::remark(&format!("error: {}", failure::one_line(&error)));
+                Err(error) if !output::reader_left(&error) => {
+                    output::remark(&format!("error: {}", output::one_line(error.as_ref())));
                     1
                 }
                 _ => 0,
@@ -54,42 +57,4 @@ fn one_line(text: &str, kind: ErrorKind) -> String {
         _ => "see --help".to_owned(),
     };
     printable::one_line(&format!("{line}; {remedy}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::args::Cli;
-    use clap::CommandFactory;
-
-    fn line(args: &[&str]) -> String {
-        let error = Cli::command().try_get_matches_from(args).unwrap_err();
-        one_line(&error.render().to_string(), error.kind())
-    }
-
-    #[test]
-    fn failures_are_one_line_with_what_was_meant() {
-        for (args, expected) in [
-            (
-                &["djinn", "run", "--vrma", "1"][..],
-                "error: unexpected argument '--vrma' found; a similar argument exists: '--vram'; see --help",
-            ),
-            (
-                &["djinn", "logits", "m"],
-                "error: the following required arguments were not provided: --tokens <IDS>; usage: djinn logits \
-                 --tokens <IDS> <MODEL>",
-            ),
-            (
-                &["djinn", "srg", "m", "--phase", "x"],
-                "error: invalid value 'x' for '--phase <PHASE>' [possible values: prefill, decode]; see --help",
-            ),
-            (
-                &["djinn", "plan", "m", "--gpu", "rtx-3061"],
-                "error: invalid value 'rtx-3061' for '--gpu <NAME>': there is no card rtx-3061; did you mean rtx-3060?; \
-                 see --help",
-            ),
-        ] {
-            assert_eq!(line(args), expected);
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! Variables that look like Djinn's and are none: a misspelt one is named, not passed over in silence.
 
-use super::key;
+use super::{flags, key};
 use clap::Command;
 use djinn_host::nearest;
 use std::collections::BTreeSet;
@@ -16,8 +16,7 @@ pub(super) fn variable(long: &str) -> String {
 
 /// A remark for each of the variables `names` that begins with `DJINN_` and is unknown, in order.
 pub(super) fn unknown(command: &Command, names: impl IntoIterator<Item = String>) -> Vec<String> {
-    let subs = command.get_subcommands().flat_map(Command::get_arguments);
-    let flags = command.get_arguments().chain(subs).filter_map(|arg| key(arg).map(variable));
+    let flags = flags(command).filter_map(|(_, arg)| key(arg).map(variable));
     let known: BTreeSet<String> = flags.chain(OTHERS.map(str::to_owned)).collect();
     let names: BTreeSet<String> = names.into_iter().filter(|name| name.starts_with("DJINN_")).collect();
     let remark = |name: &String| match nearest(name, known.iter().map(String::as_str)) {

@@ -178,7 +178,13 @@ while :; do mkdir -p "$TMPDIR/new" && date >>"$TMPDIR/new/part"; done
 
     #[test]
     fn an_interrupted_pull_removes_what_has_come() {
-        for args in [&["pull", "smollm2"][..], &["run", "smollm2", "Hello"]] {
+        for args in [
+            &["pull", "smollm2"][..],
+            &["run", "smollm2", "Hello"],
+            &["plan", "smollm2"],
+            &["logits", "smollm2", "--tokens=1"],
+            &["srg", "smollm2"],
+        ] {
             let mut pull = SlowPull::start_by(args);
             let id = pull.child.id().to_string();
             assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());

@@ -2,6 +2,7 @@
 
 use super::Place;
 use super::text;
+use rexpect::process::Signal;
 use rexpect::reader::Options;
 use rexpect::session::{PtySession, spawn_with_options};
 use serde_json::Value;
@@ -152,6 +153,27 @@ fn ctrl_c_ends_the_answer_and_never_the_chat() {
     }
     assert_eq!(talk.users(&place), ["Go"]);
     assert!(talk.end(CTRL_D).1);
+}
+
+#[test]
+fn a_chat_that_is_terminated_leaves_the_terminal_as_it_was() {
+    use rustix::termios::{LocalModes, tcgetattr};
+    for answering in [false, true] {
+        let place = place();
+        let mut talk = Talk::begin(&place, &ENDLESS);
+        if answering {
+            talk.press("Hi\r");
+            talk.terminal.exp_string(HEARD).unwrap();
+        }
+        let terminal = talk.terminal.process().get_file_handle().unwrap();
+        let by_lines = || tcgetattr(&terminal).unwrap().local_modes.contains(LocalModes::ICANON);
+        // The editor, and the chat while it answers, take keys one by one.
+        assert!(!by_lines(), "answering: {answering}");
+        talk.terminal.process_mut().signal(Signal::SIGTERM).unwrap();
+        let status = talk.terminal.process().wait().unwrap();
+        assert!(format!("{status:?}").contains("SIGTERM"), "{status:?}");
+        assert!(by_lines(), "answering: {answering}");
+    }
 }
 
 #[test]

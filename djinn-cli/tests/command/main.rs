@@ -4,8 +4,10 @@ mod cache;
 #[cfg(unix)]
 mod chat;
 mod failures;
+mod one_token;
 mod plan;
 mod run;
+mod serve;
 mod settings;
 mod srg;
 #[cfg(unix)]

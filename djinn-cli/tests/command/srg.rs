@@ -24,11 +24,25 @@ fn the_graph_is_shown_three_ways() {
     }
     let decode = place.json(&["srg", "synthetic:tiny", "--json"]);
     assert_eq!(decode["nodes"].as_array().unwrap().len(), decode["annotations"].as_array().unwrap().len());
+    assert_eq!(decode["annotations"][0]["bound"], "memory");
     assert_eq!((&decode["work"]["rows"]["rows"], &decode["work"]["context"]), (&1.into(), &512.into()));
     let prefill = place.json(&["srg", "synthetic:tiny", "--json", "--phase=prefill", "--prompt-len=40"]);
     assert_eq!(prefill["work"]["rows"], serde_json::json!({ "rows": 40, "logit_rows": 1 }));
     let dot = place.ok(&["srg", &checkpoint("gqa-bf16"), "--dot"]);
     assert!(dot.starts_with("digraph srg {") && dot.trim_end().ends_with('}'), "{dot}");
+    let graph = place.json(&["srg", &checkpoint("gqa-bf16"), "--json"]);
+    let nodes = graph["nodes"].as_array().unwrap();
+    assert!(nodes.iter().all(|node| dot.contains(node["name"].as_str().unwrap())), "{dot}");
+    let blocks = nodes.iter().filter_map(|node| node["layer"].as_u64()).max().unwrap() + 1;
+    assert_eq!(dot.matches("subgraph").count() as u64, blocks);
+    assert!(dot.contains("style=dashed"), "{dot}");
+    let hooks = place.ok(&["srg", &checkpoint("gqa-bf16"), "--hooks"]);
+    let value = |name: &str| {
+        hooks.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ').map(str::trim_start))
+    };
+    let residual = ["blocks.0.hook_out", "blocks.1.hook_resid_pre", "model.layers.0"].map(value);
+    assert_eq!(residual, [Some("blocks.0.mlp.add.out"); 3], "{hooks}");
+    assert_eq!(graph["hooks"].as_array().unwrap().len(), hooks.lines().count());
 }
 
 #[test]

@@ -6,7 +6,8 @@
 //! al. 2023). [`CopyExpert`] fetches weights that the choice needs.
 
 use super::Weight;
-use crate::Span;
+use super::check::Checks;
+use crate::{Space, Span};
 use djinn_srg::Routing;
 
 /// `ids[r, :]` are the `top_k` greatest of `logits[r, :]` in descending order, the lower id first among equals;
@@ -34,6 +35,18 @@ pub struct Route {
 }
 
 impl Route {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        checks.experts(self.experts);
+        let most = self.experts.min(Route::MOST_CHOSEN);
+        assert!((1..=most).contains(&self.top_k), "route: {} of {most} experts at most", self.top_k);
+        let (rows, top_k) = (self.rows.into(), self.top_k.into());
+        checks.words("logits", self.logits, &[rows, self.experts.into()]);
+        checks.words("weights", self.weights, &[rows, top_k]);
+        checks.words("ids", self.ids, &[rows, top_k]);
+    }
+}
+
+impl Route {
     /// The greatest number of experts.
     pub const MOST_EXPERTS: u32 = Routing::MOST_EXPERTS;
     /// The greatest number of experts of a row.
@@ -55,11 +68,21 @@ pub struct Group {
     pub slots: u32,
 }
 
+impl Group {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        checks.experts(self.experts);
+        let slots = self.slots.into();
+        checks.words("ids", self.ids, &[slots]);
+        checks.words("order", self.order, &[slots]);
+        checks.words("starts", self.starts, &[u64::from(self.experts) + 1]);
+    }
+}
+
 /// `out[s, out_column + j] = Σ x[s / slots_per_row, i] · weight[j, i]`, for the slots `s` of one expert and `j` in
 /// `0..n`. Rows of other experts' slots are left alone, and without slots the weight is not read.
 ///
 /// A row has the bits that [`Linear`](super::Linear) gives for it in a batch within
-/// [`DeviceInfo::rows_alone`](crate::DeviceInfo::rows_alone), whatever other slots there are.
+/// [`DeviceInfo::batch_invariant_rows`](crate::DeviceInfo::batch_invariant_rows), whatever other slots there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertLinear {
     /// f32 `[slots / slots_per_row, k]`.
@@ -89,6 +112,36 @@ pub struct ExpertLinear {
 }
 
 impl ExpertLinear {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        let (slots, k, n) = (self.slots.into(), self.k.into(), self.n.into());
+        let most = ExpertLinear::MOST_SLOTS;
+        assert!(self.slots <= most, "expert_linear: {slots} slots are more than {most}");
+        assert!(
+            self.slots_per_row > 0 && self.slots.is_multiple_of(self.slots_per_row),
+            "expert_linear: {slots} slots are no multiple of {} a row",
+            self.slots_per_row
+        );
+        checks.words("x", self.x, &[slots / u64::from(self.slots_per_row), k]);
+        checks.weight("weight", self.weight, &[n, k]);
+        checks.words("order", self.order, &[slots]);
+        checks.words("starts", self.starts, &[self.starts.len() / 4]);
+        assert!(
+            u64::from(self.expert) + 1 < self.starts.len() / 4,
+            "expert_linear: expert {} of starts with {} bytes",
+            self.expert,
+            self.starts.len()
+        );
+        checks.words("out", self.out, &[slots, self.out_width.into()]);
+        assert!(
+            u64::from(self.out_column) + n <= self.out_width.into(),
+            "expert_linear: {n} columns from {} do not fit {}",
+            self.out_column,
+            self.out_width
+        );
+    }
+}
+
+impl ExpertLinear {
     /// The greatest number of slots.
     pub const MOST_SLOTS: u32 = 1 << 19;
 }
@@ -110,8 +163,17 @@ pub struct Combine {
     pub rows: u32,
 }
 
+impl Combine {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        let (rows, top_k, width) = (self.rows.into(), self.top_k.into(), self.width.into());
+        checks.words("y", self.y, &[rows, top_k, width]);
+        checks.words("weights", self.weights, &[rows, top_k]);
+        checks.words("out", self.out, &[rows, width]);
+    }
+}
+
 /// `dst = src` if the expert has slots, i.e. `starts[expert + 1] > starts[expert]`, and `moved = 1`; else `moved = 0`,
-/// and `src` and `dst` are not touched. The device decides: whoever enqueues it need not know the choice.
+/// and `src` and `dst` are not touched. The device decides: the host enqueues it without knowing the choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyExpert {
     /// Any bytes, in either space, from anywhere on; multiples of 16 are the fastest.
@@ -126,4 +188,32 @@ pub struct CopyExpert {
     pub expert: u32,
     /// Experts, up to [`Route::MOST_EXPERTS`].
     pub experts: u32,
+}
+
+impl CopyExpert {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        checks.experts(self.experts);
+        let (src, dst) = (self.src, self.dst);
+        assert!(
+            !src.is_empty() && src.len() == dst.len(),
+            "copy_expert: a copy of {} bytes to {}",
+            src.len(),
+            dst.len()
+        );
+        assert!(dst.buffer().space() == Space::Device, "copy_expert: a copy to host memory, {dst:?}");
+        checks.words("starts", self.starts, &[u64::from(self.experts) + 1]);
+        assert!(self.expert < self.experts, "copy_expert: expert {} of {}", self.expert, self.experts);
+        assert!(
+            self.moved.len() == 4 && self.moved.offset().is_multiple_of(4),
+            "copy_expert: moved is no word, but {:?}",
+            self.moved
+        );
+    }
+}
+
+impl Checks {
+    fn experts(self, experts: u32) {
+        let most = Route::MOST_EXPERTS;
+        assert!((1..=most).contains(&experts), "{}: {experts} experts are not within 1 to {most}", self.0);
+    }
 }

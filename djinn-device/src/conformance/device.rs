@@ -256,7 +256,7 @@ fn treats_a_fresh_event_as_done<D: Device>(rig: &Rig<D>) {
     rig.sync(other);
 }
 
-/// A chain through three streams and back, each step of which needs the one before.
+/// A chain through three streams and back: each step needs the one before.
 fn orders_streams_by_events<D: Device>(rig: &Rig<D>) {
     let streams = [rig.stream, rig.stream(), rig.stream()];
     let (scratch, event) = (rig.scratch(), rig.event());

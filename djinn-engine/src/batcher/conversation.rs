@@ -1,45 +1,33 @@
-//! A session as the batcher keeps it: its tokens, how they were computed, where their keys and values are.
+//! A session as the batcher keeps it: its tokens, and how they were computed.
 
 use super::{SHORT_RUN, Turn};
-use crate::{BadLogit, Finish, Result, Sampler};
-use djinn_scheduler::SessionId;
-use djinn_vmu::{Arriving, DataSegment, Parked, Sequence};
+use crate::{Constraint, Finish, Result, Sampler, Sampling};
+use djinn_device::DeviceInfo;
+use djinn_scheduler::{PageName, SessionId};
 use std::ops::Range;
-
-/// Where keys and values are.
-#[derive(Debug)]
-pub(super) enum Place {
-    /// Nowhere.
-    Gone,
-    /// On the device, in use.
-    Device(Sequence),
-    /// On the device, as those of another session, until the session's first step.
-    Forked(Sequence),
-    /// In host memory, or on the way there.
-    Parked(Parked),
-    /// On the way back.
-    Arriving(Arriving),
-}
 
 /// A session.
 #[derive(Debug)]
 pub(super) struct Conversation {
     /// All tokens; keys and values exist for a leading part.
     pub(super) tokens: Vec<u32>,
-    pub(super) place: Place,
     /// Names the sessions that share prefixes.
     salt: Vec<u8>,
+    /// Of the full pages of the tokens.
+    names: Vec<PageName>,
     /// Positions that were computed as chunks, ascending; all others below `computed` were computed row by row.
     chunks: Vec<Range<u64>>,
     computed: u64,
-    sampler: Sampler,
+    pub(super) sampler: Sampler,
     stop_tokens: Vec<u32>,
     max_tokens: u64,
     generated: u64,
+    /// No token is chosen until the next turn.
+    rests: bool,
 }
 
 impl Conversation {
-    /// Without a salt, the prefix of nobody else is its own.
+    /// Without a salt, it shares no prefix.
     pub(super) fn new(id: SessionId, salt: Option<Vec<u8>>, turn: Turn) -> Result<Self> {
         // Told apart by the first byte.
         let salt = match salt {
@@ -47,63 +35,71 @@ impl Conversation {
             None => [&[0], &id.0.to_le_bytes()[..]].concat(),
         };
         Ok(Conversation {
+            sampler: sampler(turn.sampling, turn.constraint, turn.logprobs)?,
             tokens: turn.tokens,
-            place: Place::Gone,
             salt,
+            names: Vec::new(),
             chunks: Vec::new(),
             computed: 0,
-            sampler: Sampler::new(turn.sampling)?,
             stop_tokens: turn.stop_tokens,
             max_tokens: turn.max_tokens,
             generated: 0,
+            rests: false,
         })
     }
 
     /// A session that begins with all that this one has, and goes on with `turn`.
-    pub(super) fn fork(&self, id: SessionId, data: &mut DataSegment, turn: Turn) -> Result<Self> {
+    pub(super) fn fork(&self, id: SessionId, turn: Turn) -> Result<Self> {
         let tokens = [&*self.tokens, &*turn.tokens].concat();
         let own = Conversation::new(id, None, Turn { tokens, ..turn })?;
-        let place = match &self.place {
-            Place::Device(sequence) | Place::Forked(sequence) => Place::Forked(data.fork(sequence)),
-            _ => Place::Gone,
-        };
-        Ok(Conversation { place, chunks: self.chunks.clone(), computed: self.computed, ..own })
+        Ok(Conversation { chunks: self.chunks.clone(), computed: self.computed, ..own })
     }
 
     pub(super) fn extend(&mut self, turn: Turn) -> Result<()> {
-        self.sampler = Sampler::new(turn.sampling)?;
+        self.sampler = sampler(turn.sampling, turn.constraint, turn.logprobs)?;
         self.tokens.extend(turn.tokens);
         (self.stop_tokens, self.max_tokens, self.generated) = (turn.stop_tokens, turn.max_tokens, 0);
+        self.rests = false;
         Ok(())
     }
 
-    /// Tokens whose keys and values are on the device.
-    pub(super) fn held(&self) -> u64 {
-        match &self.place {
-            Place::Device(sequence) | Place::Forked(sequence) => sequence.tokens(),
-            Place::Gone | Place::Parked(_) | Place::Arriving(_) => 0,
+    /// Names of the full pages of all tokens.
+    pub(super) fn page_names(&mut self, page_tokens: u32) -> Vec<PageName> {
+        PageName::extend(&mut self.names, &self.salt, &self.tokens, page_tokens);
+        self.names.clone()
+    }
+
+    /// Chooses no token until the next turn. Whether one was to be chosen.
+    pub(super) fn end_turn(&mut self) -> bool {
+        !std::mem::replace(&mut self.rests, true)
+    }
+
+    pub(super) fn rests(&self) -> bool {
+        self.rests
+    }
+
+    /// How many of the first `tokens` tokens can be kept without those after them. A prefill chunk of more rows than
+    /// the device computes each by itself goes as a whole, since a shorter one has other bits.
+    pub(super) fn tokens_to_keep(&self, tokens: u64, info: &DeviceInfo) -> u64 {
+        let invariant_rows = u64::from(info.batch_invariant_rows.min(info.batch_invariant_run));
+        let cut = |chunk: &&Range<u64>| chunk.start < tokens && tokens < chunk.end;
+        let chunk = self.chunks.iter().find(cut).filter(|chunk| chunk.end - chunk.start > invariant_rows);
+        chunk.map_or(tokens.min(self.tokens.len() as u64), |chunk| chunk.start)
+    }
+
+    /// Forgets all but the first `tokens` tokens.
+    pub(super) fn truncate(&mut self, tokens: u64, page_tokens: u64) {
+        self.tokens.truncate(tokens as usize);
+        self.names.truncate((tokens / page_tokens) as usize);
+        self.computed = self.computed.min(tokens);
+        self.chunks.retain(|chunk| chunk.start < tokens);
+        if let Some(last) = self.chunks.last_mut() {
+            last.end = last.end.min(tokens);
         }
     }
 
-    /// Brings what can be found of the prompt to a session that has nothing on the device; the tokens found. The last
-    /// token is always left to compute.
-    pub(super) fn find(&mut self, data: &mut DataSegment, chunk: u32) -> u64 {
-        self.place = match std::mem::replace(&mut self.place, Place::Gone) {
-            Place::Gone => {
-                let mut found = data.lookup(&self.salt, &self.tokens[..self.tokens.len() - 1]);
-                let whole = found.tokens() / u64::from(chunk) * u64::from(chunk);
-                data.truncate(&mut found, whole);
-                self.computed_as_chunks(whole, chunk);
-                Place::Device(found)
-            }
-            Place::Forked(sequence) => Place::Device(sequence),
-            other => other,
-        };
-        self.held()
-    }
-
     /// The first `tokens` positions hold what whole chunks would have computed.
-    fn computed_as_chunks(&mut self, tokens: u64, chunk: u32) {
+    pub(super) fn computed_as_chunks(&mut self, tokens: u64, chunk: u32) {
         if tokens > self.computed {
             let starts = if is_long(chunk.into()) { 0..tokens } else { 0..0 }.step_by(chunk as usize);
             self.chunks = starts.map(|start| start..start + u64::from(chunk)).collect();
@@ -128,38 +124,31 @@ impl Conversation {
         within.map(|chunk| at(chunk.start)..at(chunk.end)).collect()
     }
 
-    /// Lets others find the whole chunks that the session begins with, once its prompt is computed.
-    pub(super) fn publish(&self, data: &mut DataSegment, chunk: u32) {
-        let Place::Device(sequence) = &self.place else { return };
-        let chunk = u64::from(chunk);
-        let whole = if is_long(chunk) {
-            let expected = |at: u64| at * chunk..(at + 1) * chunk;
-            (0..).zip(&self.chunks).take_while(|(at, chunk)| **chunk == expected(*at)).count() as u64
-        } else {
-            // No position was computed as part of a chunk, whatever the prompts were.
-            self.computed / chunk
-        };
-        let tokens = (whole * chunk).min(sequence.tokens());
-        data.publish(&self.salt, &self.tokens[..tokens as usize], sequence);
-    }
-
-    /// Chooses a token after the context, and says why the turn ends if it does. `most` is the longest context.
-    ///
-    /// # Errors
-    /// Those of the sampler; the context stays as it is.
-    pub(super) fn choose(&mut self, logits: &[f32], most: u64) -> Result<(u32, Option<Finish>), BadLogit> {
-        let token = self.sampler.choose(logits, &self.tokens)?;
+    /// Takes a token that was chosen after the context; why the turn ends with it, if it does. `most` is the longest
+    /// context.
+    pub(super) fn push(&mut self, token: u32, most: u64) -> Option<Finish> {
         self.tokens.push(token);
         self.generated += 1;
         let finish = if self.stop_tokens.contains(&token) {
             Some(Finish::Stop)
+        } else if self.sampler.is_complete() {
+            Some(Finish::Complete)
         } else if self.generated >= self.max_tokens || self.tokens.len() as u64 > most {
             Some(Finish::Length)
         } else {
             None
         };
-        Ok((token, finish))
+        self.rests = finish.is_some();
+        finish
     }
+}
+
+fn sampler(
+    sampling: Sampling,
+    constraint: Option<Box<dyn Constraint>>,
+    logprobs: Option<u8>,
+) -> Result<Sampler> {
+    Sampler::new(sampling)?.with_constraint(constraint).with_logprobs(logprobs)
 }
 
 /// Whether a run of tokens is computed as a chunk.

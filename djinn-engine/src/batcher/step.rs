@@ -1,159 +1,153 @@
-//! A plan's step: from its entries to the engine's batch, and from logits to tokens.
+//! A plan carried out: its copies and its step, from entries to the engine's batch, and from logits to tokens.
 
-use super::conversation::{Conversation, Place};
-use super::{Batcher, Completion, NewToken};
-use crate::{Entry, Error, Result, Wanted};
+use super::{Batcher, NewToken};
+use crate::{BatchEntry, Choice, Result, Wanted};
 use djinn_device::Ops;
-use djinn_scheduler::{Entry as Planned, Plan, SessionId, TurnEnd};
-use djinn_vmu::Sequence;
+use djinn_scheduler::{Backend, Completion, Plan, ScheduledSession, SessionId, State, TurnEnd};
+use djinn_vmu::Direction;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// A step between its beginning and its end.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     parts: Vec<Part>,
-    /// Tokens that were found beyond what the step was to compute.
-    found: Vec<(SessionId, u64)>,
 }
 
 /// A session's part of a step.
 #[derive(Debug)]
 struct Part {
     session: SessionId,
-    /// Tokens to compute, by position; none where all were found.
-    tokens: Range<u64>,
-    chunks: Vec<Range<usize>>,
     /// Whether a token is chosen after it.
     yields: bool,
-    prompt_ends: bool,
 }
 
-impl UnderWay {
-    /// Whether the engine has a pass for it.
-    pub(super) fn runs(&self) -> bool {
-        self.parts.iter().any(|part| !part.tokens.is_empty())
+impl<D: Ops> Backend for Batcher<D> {
+    fn name(&self) -> &str {
+        "engine"
+    }
+
+    fn submit(&mut self, plan: &Plan, state: &State, _: Duration) {
+        self.attempt(|batcher| {
+            batcher.leave_to(state);
+            let fresh: Vec<u32> = plan.grants.iter().flat_map(|grant| grant.fresh.iter().copied()).collect();
+            batcher.engine.prepare(&fresh, &plan.duplicates)?;
+            batcher.swap(Direction::Out, &plan.swap_out)?;
+            batcher.swap(Direction::In, &plan.swap_in)?;
+            batcher.begin(plan, state)
+        });
+    }
+
+    fn next_event(&self) -> Option<Duration> {
+        let busy = self.under_way.is_some() || self.moving > 0 || !self.copied.is_empty();
+        // The caller polls until something has ended.
+        (busy || self.failure.is_some()).then_some(Duration::ZERO)
+    }
+
+    fn poll(&mut self, _: Duration) -> Completion {
+        let mut completion = Completion::default();
+        self.attempt(|batcher| {
+            batcher.see_copies()?;
+            batcher.finish(&mut completion)
+        });
+        completion.copies = std::mem::take(&mut self.copied);
+        completion.failure = self.failure.clone();
+        completion
     }
 }
 
 impl<D: Ops> Batcher<D> {
-    /// Begins the plan's step.
-    pub(super) fn begin(&mut self, plan: &Plan) -> Result<()> {
+    /// Works on the engine, unless it has failed; after a failure nothing is executed any more.
+    fn attempt(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) {
+        if self.failure.is_none()
+            && let Err(error) = work(self)
+        {
+            self.failure = Some(error.to_string());
+            self.error = Some(error);
+            self.under_way = None;
+        }
+    }
+
+    /// Begins the plan's step. `state` has the pages of its sessions.
+    fn begin(&mut self, plan: &Plan, state: &State) -> Result<()> {
         if plan.batch.is_empty() {
             return Ok(());
         }
-        let mut step = UnderWay { parts: Vec::new(), found: Vec::new() };
+        let chunk = self.engine.chunk();
+        let mut chunks: Vec<Vec<Range<usize>>> = Vec::new();
         for entry in &plan.batch {
-            let part = self.part(entry, &mut step.found);
-            step.parts.push(part);
+            let from = context(state, entry.session());
+            let conversation = self.conversations.get_mut(&entry.session());
+            let conversation = conversation.expect("a session in a plan was opened");
+            // What it did not compute was found, in whole chunks.
+            conversation.computed_as_chunks(from, chunk);
+            chunks.push(conversation.cut(from, entry.tokens()));
         }
-        if step.runs() {
-            match self.begin_pass(&step) {
-                // A session that writes to a page which a fork holds needs another one, that the scheduler could not
-                // plan for: the fork came later than the pages were granted.
-                Err(Error::ContextFull { tokens, context }) if tokens <= context => {
-                    self.drop_seeds();
-                    self.begin_pass(&step)?;
-                }
-                begun => begun?,
-            }
+        let part = |entry: &ScheduledSession| Part {
+            session: entry.session(),
+            yields: matches!(
+                entry,
+                ScheduledSession::Decode { .. } | ScheduledSession::Prefill { last: true, .. }
+            ),
+        };
+        let parts: Vec<Part> = plan.batch.iter().map(part).collect();
+        let mut batch: Vec<BatchEntry<'_>> = Vec::new();
+        for ((entry, part), chunks) in plan.batch.iter().zip(&parts).zip(&chunks) {
+            let from = context(state, part.session);
+            let tokens = &self.conversations[&part.session].tokens;
+            batch.push(BatchEntry {
+                pages: state.session(part.session).expect("it is in the plan").table().device(),
+                from,
+                tokens: &tokens[from as usize..(from + entry.tokens()) as usize],
+                chunks,
+                wanted: if part.yields { Wanted::Last } else { Wanted::Nothing },
+            });
         }
-        self.under_way = Some(step);
+        self.engine.begin(&batch)?;
+        self.under_way = Some(UnderWay { parts });
         Ok(())
     }
 
-    fn part(&mut self, entry: &Planned, found: &mut Vec<(SessionId, u64)>) -> Part {
-        let session = entry.session();
-        let chunk = self.engine.chunk();
-        let data = &mut self.engine.memory.as_mut().expect("loaded").data;
-        let conversation = self.conversations.get_mut(&session);
-        let conversation =
-            conversation.unwrap_or_else(|| panic!("{session} is in a plan, but was not opened"));
-        let planned = match conversation.place {
-            Place::Device(_) => conversation.held(),
-            _ => 0,
-        };
-        let from = conversation.find(data, chunk);
-        let end = planned + entry.tokens();
-        if from > end {
-            found.push((session, from - end));
-        }
-        let (prompt_ends, yields) = match entry {
-            Planned::Prefill { last, .. } => (*last, *last),
-            Planned::Decode { .. } => (false, true),
-        };
-        let tokens = from.min(end)..end;
-        let chunks = conversation.cut(tokens.start, end - tokens.start);
-        Part { session, tokens, chunks, yields, prompt_ends }
-    }
-
-    fn begin_pass(&mut self, step: &UnderWay) -> Result<()> {
-        let Batcher { engine, conversations, .. } = self;
-        // A step has each session once, so that their sequences can be taken out for it.
-        let running = || step.parts.iter().filter(|part| !part.tokens.is_empty());
-        let mut sequences: Vec<Sequence> =
-            running().map(|part| take_sequence(conversations.get_mut(&part.session), part.session)).collect();
-        let mut batch: Vec<Entry<'_>> = Vec::new();
-        for (part, sequence) in running().zip(&mut sequences) {
-            let tokens = &conversations[&part.session].tokens;
-            let tokens = &tokens[part.tokens.start as usize..part.tokens.end as usize];
-            let wanted = if part.yields { Wanted::Last } else { Wanted::Nothing };
-            batch.push(Entry { sequence, tokens, chunks: &part.chunks, wanted });
-        }
-        let begun = engine.begin(&mut batch);
-        for (part, sequence) in running().zip(sequences) {
-            conversations.get_mut(&part.session).expect("it is in the step").place = Place::Device(sequence);
-        }
-        begun
-    }
-
     /// Ends the step if the device is done with it.
-    pub(super) fn finish(&mut self, completion: &mut Completion) -> Result<()> {
-        let Some(step) = &self.under_way else { return Ok(()) };
-        if step.runs() && !self.engine.is_done()? {
+    fn finish(&mut self, completion: &mut Completion) -> Result<()> {
+        if self.under_way.is_none() || !self.engine.is_done()? {
             return Ok(());
         }
         let step = self.under_way.take().expect("just seen");
         let mut ended = Vec::new();
-        if step.runs() {
-            let (most, vocab) = (self.engine.context(), self.engine.graph().vocab as usize);
-            let Batcher { engine, conversations, generated, failed, .. } = self;
-            engine.finish(|logits| {
-                let yielding = step.parts.iter().filter(|part| part.yields);
-                for (part, logits) in yielding.zip(logits.chunks_exact(vocab)) {
-                    let conversation: &mut Conversation =
-                        conversations.get_mut(&part.session).expect("it is in the step");
-                    let session = part.session;
-                    match conversation.choose(logits, most) {
-                        Ok((token, finish)) => {
-                            generated.push(NewToken { session, token, finish });
-                            ended.extend(finish.map(|_| (session, TurnEnd::Finish)));
-                        }
-                        Err(bad) => {
-                            failed.push((session, bad));
-                            ended.push((session, TurnEnd::Failed));
-                        }
+        let (most, vocab) = (self.engine.context(), self.engine.graph().vocab as usize);
+        let Batcher { engine, conversations, generated, failed, streamed, .. } = self;
+        let (began, pass) = engine.finish(|logits| {
+            let began = Instant::now();
+            let yielding = step.parts.iter().filter(|part| part.yields);
+            for (part, logits) in yielding.zip(logits.chunks_exact(vocab)) {
+                let session = part.session;
+                let conversation = conversations.get_mut(&session).expect("it is in the step");
+                if conversation.rests() {
+                    continue;
+                }
+                match conversation.sampler.choose(logits, &conversation.tokens) {
+                    Ok(Choice { token, logprobs }) => {
+                        let finish = conversation.push(token, most);
+                        generated.push(NewToken { session, token, finish, logprobs });
+                        ended.extend(finish.map(|_| (session, TurnEnd::Finish)));
+                    }
+                    Err(why) => {
+                        failed.push((session, why));
+                        ended.push((session, TurnEnd::Failed));
                     }
                 }
-            })?;
-        }
-        self.steps += 1;
-        let chunk = self.engine.chunk();
-        for part in step.parts.iter().filter(|part| part.prompt_ends) {
-            let data = &mut self.engine.memory.as_mut().expect("loaded").data;
-            self.conversations[&part.session].publish(data, chunk);
-        }
-        let sessions: Vec<SessionId> = step.parts.iter().map(|part| part.session).collect();
-        self.park_if_due(&sessions)?;
-        completion.found = step.found;
+            }
+            began
+        })?;
+        engine.sampled(began);
+        streamed.add(&pass);
         completion.step = Some(ended);
         Ok(())
     }
 }
 
-fn take_sequence(conversation: Option<&mut Conversation>, id: SessionId) -> Sequence {
-    let place = &mut conversation.expect("it is in the step").place;
-    match std::mem::replace(place, Place::Gone) {
-        Place::Device(sequence) => sequence,
-        other => panic!("{id} is to compute, but is {other:?}"),
-    }
+/// Tokens of a session whose keys and values are in its pages.
+fn context(state: &State, id: SessionId) -> u64 {
+    state.session(id).expect("a session in a plan is in the state").context
 }

@@ -1,24 +1,38 @@
 //! Tokens are drawn as transformers would, whatever the fields.
 
 use super::*;
+use std::collections::BTreeMap;
 
-const WARM: Sampling =
-    Sampling { repetition_penalty: 1.0, temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1 };
+const WARM: Sampling = Sampling {
+    logit_bias: BTreeMap::new(),
+    repetition_penalty: 1.0,
+    frequency_penalty: 0.0,
+    presence_penalty: 0.0,
+    temperature: 1.0,
+    top_k: 0,
+    top_p: 1.0,
+    min_p: 0.0,
+    seed: 1,
+};
+
+fn choose(sampler: &mut Sampler, logits: &[f32], context: &[u32]) -> u32 {
+    sampler.choose(logits, context).unwrap().token
+}
 
 fn frequencies(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
     let mut sampler = Sampler::new(sampling).unwrap();
     let mut counts = vec![0.0; logits.len()];
     for _ in 0..40_000 {
-        counts[sampler.choose(logits, &[]).unwrap() as usize] += 1.0 / 40_000.0;
+        counts[choose(&mut sampler, logits, &[]) as usize] += 1.0 / 40_000.0;
     }
     counts
 }
 
 /// Which tokens the sampling keeps after `context`.
 fn kept(sampling: Sampling, logits: &[f32], context: &[u32]) -> Vec<u32> {
-    let mut penalty = Penalty::new(sampling.repetition_penalty);
-    let logits = penalty.apply(logits, context);
-    keep(&sampling, logits, best(logits, 0).unwrap()).into_iter().map(|(token, _)| token).collect()
+    let mut logits = logits.to_vec();
+    Penalty::default().apply(&sampling, &mut logits, context);
+    keep(&sampling, &logits, best(&logits, 0).unwrap()).into_iter().map(|(token, _)| token).collect()
 }
 
 #[test]
@@ -65,7 +79,7 @@ fn a_token_without_probability_is_never_drawn() {
 fn what_was_said_is_said_less_often() {
     let penalised = |repetition_penalty| Sampling { repetition_penalty, ..Sampling::default() };
     let choose = |sampling, logits: &[f32], context: &[u32]| {
-        Sampler::new(sampling).unwrap().choose(logits, context).unwrap()
+        choose(&mut Sampler::new(sampling).unwrap(), logits, context)
     };
     // Once for each token, however often it came: 3 / 1.5 = 2 is above 1.9, and 3 / 1.5 / 1.5 is below.
     assert_eq!(choose(penalised(1.5), &[3.0, 1.9, 0.0], &[0, 0, 0]), 0);
@@ -88,9 +102,9 @@ fn a_context_is_taken_in_as_it_grows() {
     let mut sampler = Sampler::new(sampling).unwrap();
     let mut context = vec![3];
     for _ in 0..50 {
-        let mut fresh = Sampler { penalty: Penalty::new(1.3), ..sampler.clone() };
-        let token = sampler.choose(&logits, &context).unwrap();
-        assert_eq!(fresh.choose(&logits, &context).unwrap(), token);
+        let mut fresh = Sampler { penalty: Penalty::default(), ..sampler.clone() };
+        let token = choose(&mut sampler, &logits, &context);
+        assert_eq!(choose(&mut fresh, &logits, &context), token);
         context.push(token);
     }
 }
@@ -99,7 +113,7 @@ fn a_context_is_taken_in_as_it_grows() {
 fn a_seed_repeats_its_tokens() {
     let draw = |seed| {
         let mut sampler = Sampler::new(Sampling { seed, ..WARM }).unwrap();
-        (0..50).map(|_| sampler.choose(&[0.1, 0.2, 0.3, 0.4], &[]).unwrap()).collect::<Vec<_>>()
+        (0..50).map(|_| choose(&mut sampler, &[0.1, 0.2, 0.3, 0.4], &[])).collect::<Vec<_>>()
     };
     assert_eq!(draw(7), draw(7));
     assert_ne!(draw(7), draw(8));
@@ -110,11 +124,16 @@ fn a_bad_logit_is_an_error_however_tokens_are_chosen() {
     let penalised = Sampling { repetition_penalty: 2.0, ..WARM };
     for sampling in [Sampling::default(), WARM, Sampling { top_k: 1, ..WARM }, penalised] {
         for bad in [f32::NAN, f32::INFINITY] {
-            let mut sampler = Sampler::new(sampling).unwrap();
-            let error = sampler.choose(&[1.0, bad, 2.0], &[1, 0, 2]).unwrap_err();
+            let mut sampler = Sampler::new(sampling.clone()).unwrap();
+            let NoToken::Logits(error) = sampler.choose(&[1.0, bad, 2.0], &[1, 0, 2]).unwrap_err() else {
+                panic!("there is no constraint")
+            };
             assert_eq!((error.token, error.position), (1, 2));
             assert!(error.to_string().contains("use f32 weights"), "{error}");
         }
+        // A biased logit that is no number is still found.
+        let biased = Sampling { logit_bias: [(1, -100.0)].into(), ..sampling.clone() };
+        assert!(Sampler::new(biased).unwrap().choose(&[1.0, f32::NAN, 2.0], &[0]).is_err());
         let none = [f32::NEG_INFINITY; 3];
         assert!(Sampler::new(sampling).unwrap().choose(&none, &[0]).is_err());
     }
@@ -132,9 +151,170 @@ fn fields_that_mean_nothing_are_named() {
         ("min_p", Sampling { min_p: f32::NAN, ..WARM }),
         ("repetition_penalty", Sampling { repetition_penalty: 0.0, ..WARM }),
         ("repetition_penalty", Sampling { repetition_penalty: f32::INFINITY, ..WARM }),
+        ("frequency_penalty", Sampling { frequency_penalty: 2.1, ..WARM }),
+        ("frequency_penalty", Sampling { frequency_penalty: f32::NAN, ..WARM }),
+        ("presence_penalty", Sampling { presence_penalty: -2.1, ..WARM }),
+        ("a value of logit_bias", Sampling { logit_bias: [(3, 100.5)].into(), ..WARM }),
+        ("a value of logit_bias", Sampling { logit_bias: [(3, f32::NAN)].into(), ..WARM }),
+        ("the length of logit_bias", Sampling { logit_bias: (0..1025).map(|t| (t, 1.0)).collect(), ..WARM }),
     ];
     for (field, sampling) in wrong {
         let error = Sampler::new(sampling).expect_err(field);
         assert!(error.to_string().starts_with(&format!("{field} is ")), "{error}");
+    }
+}
+
+#[test]
+fn the_most_that_a_field_may_be_is_taken() {
+    let logit_bias = (0..Sampling::MAX_BIASES as u32).map(|token| (token, -100.0)).collect();
+    let most = Sampling { logit_bias, frequency_penalty: 2.0, presence_penalty: -2.0, ..WARM };
+    assert!(Sampler::new(most).unwrap().with_logprobs(Some(20)).is_ok());
+    let error = Sampler::new(WARM).unwrap().with_logprobs(Some(21)).unwrap_err();
+    assert_eq!(error.to_string(), "logprobs is 21; it must be between 0 and 20");
+}
+
+#[test]
+fn a_bias_moves_single_tokens() {
+    let biased = |logit_bias| Sampling { logit_bias, ..Sampling::default() };
+    let logits = [3.0, 2.0, f32::NEG_INFINITY, -100.0];
+    let choose = |sampling| choose(&mut Sampler::new(sampling).unwrap(), &logits, &[0]);
+    assert_eq!(choose(biased([(1, 0.9)].into())), 0);
+    assert_eq!(choose(biased([(1, 1.1)].into())), 1);
+    assert_eq!(choose(biased([(0, -100.0), (1, -100.0)].into())), 0);
+    assert_eq!(choose(biased([(0, -100.0), (1, -100.0), (3, 100.0)].into())), 3);
+    // What the model ruled out stays so.
+    assert_eq!(choose(biased([(2, 100.0)].into())), 0);
+    // The bias comes before the repetition penalty: 3 / 1.5 = 2 is less than 2.1, and (3 + 1) / 1.5 is more.
+    let both = Sampling { repetition_penalty: 1.5, ..biased([(0, 1.0), (1, 0.1)].into()) };
+    assert_eq!(choose(both), 0);
+}
+
+#[test]
+fn generated_tokens_are_penalised_by_their_number_and_prompts_are_not() {
+    let run = |sampling: Sampling, logits: &[f32]| -> Vec<u32> {
+        let mut sampler = Sampler::new(sampling).unwrap();
+        let mut context = vec![0, 0, 0];
+        for _ in 0..6 {
+            let token = choose(&mut sampler, logits, &context);
+            context.push(token);
+        }
+        context.split_off(3)
+    };
+    // Token 0 loses 1 each time: 3, 2, 1, 0 beside 1.5 and, once that was taken, 0.5.
+    let frequency = Sampling { frequency_penalty: 1.0, ..Sampling::default() };
+    assert_eq!(run(frequency, &[3.0, 1.5, -9.0]), [0, 0, 1, 0, 1, 0]);
+    // Once for each token, however often it came.
+    let presence = Sampling { presence_penalty: 1.0, ..Sampling::default() };
+    assert_eq!(run(presence.clone(), &[3.0, 1.5, -9.0]), [0; 6]);
+    assert_eq!(run(presence, &[3.0, 2.5, -9.0]), [0, 1, 0, 0, 0, 0]);
+    // Below 0 repetition is asked for.
+    let more = Sampling { frequency_penalty: -2.0, seed: 4, ..WARM };
+    let tokens = run(more, &[0.0, 0.0, 0.0]);
+    assert!(tokens[3..].iter().all(|token| *token == tokens[5]), "{tokens:?}");
+}
+
+#[test]
+fn logprobs_are_those_of_the_model() {
+    let logits = [1.0, 3.0, f32::NEG_INFINITY, 3.0, 0.0];
+    let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    let expected = |token: usize| (f64::from(logits[token]) - total.ln()) as f32;
+    // Whatever moves the choice, it does not move the figures.
+    let sampling = Sampling { logit_bias: [(4, 50.0)].into(), temperature: 0.3, ..WARM };
+    for top in [0, 1, 3, 20] {
+        let mut sampler = Sampler::new(sampling.clone()).unwrap().with_logprobs(Some(top)).unwrap();
+        let Choice { token, logprobs } = sampler.choose(&logits, &[1]).unwrap();
+        let found = logprobs.expect("asked for");
+        assert_eq!(token, 4);
+        assert!((found.chosen - expected(4)).abs() < 1e-6, "{found:?}");
+        // Equals come in the order of their ids, and what is impossible is left out.
+        let tokens: Vec<u32> = found.top.iter().map(|&(token, _)| token).collect();
+        assert_eq!(tokens, [1, 3, 0, 4][..usize::from(top).min(4)]);
+        for (token, logprob) in found.top {
+            assert!((logprob - expected(token as usize)).abs() < 1e-6, "{token}: {logprob}");
+        }
+    }
+    assert_eq!(Sampler::new(WARM).unwrap().choose(&logits, &[1]).unwrap().logprobs, None);
+    // Large numbers are no trouble.
+    let mut sampler = Sampler::new(Sampling::default()).unwrap().with_logprobs(Some(2)).unwrap();
+    let found = sampler.choose(&[f32::MAX, f32::MIN], &[0]).unwrap().logprobs.expect("asked for");
+    assert_eq!((found.chosen, found.top[0]), (0.0, (0, 0.0)));
+}
+
+/// Allows the tokens of a list, one after the other.
+#[derive(Clone, Debug)]
+struct Listed {
+    tokens: Vec<u32>,
+    at: usize,
+}
+
+impl Constraint for Listed {
+    fn allow(&mut self, allowed: &mut TokenMask) -> Result<(), ConstraintError> {
+        match self.tokens.get(self.at) {
+            Some(&token) if (token as usize) < allowed.vocab() => allowed.insert(token),
+            Some(_) => {}
+            None => return Err(ConstraintError("the list is over".to_owned())),
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        assert_eq!(token, self.tokens[self.at], "only allowed tokens are chosen");
+        self.at += 1;
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.at == self.tokens.len()
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn a_constraint_rules_tokens_out_before_all_else() {
+    let logits: Vec<f32> = (0..70).map(|token| token as f32).collect();
+    let tokens = vec![5, 69, 0, 31, 32, 5];
+    let against = Sampling { logit_bias: [(5, -100.0), (6, 100.0)].into(), top_k: 1, ..WARM };
+    let penalised = Sampling { frequency_penalty: 2.0, repetition_penalty: 1.5, ..WARM };
+    for sampling in [Sampling::default(), WARM, against, penalised, Sampling { min_p: 1.0, ..WARM }] {
+        let constraint = Listed { tokens: tokens.clone(), at: 0 };
+        let mut sampler = Sampler::new(sampling).unwrap().with_constraint(Some(Box::new(constraint)));
+        let mut context = vec![1];
+        for &token in &tokens {
+            assert!(!sampler.is_complete());
+            // A copy goes its own way.
+            let mut copy = sampler.clone();
+            assert_eq!(choose(&mut copy, &logits, &context), token);
+            assert_eq!(choose(&mut sampler, &logits, &context), token);
+            context.push(token);
+        }
+        assert!(sampler.is_complete());
+        let error = sampler.choose(&logits, &context).unwrap_err();
+        assert_eq!(error.to_string(), "the constraint on the output failed: the list is over");
+    }
+    let mut sampler = Sampler::new(WARM).unwrap();
+    sampler = sampler.with_constraint(Some(Box::new(Listed { tokens: vec![70], at: 0 })));
+    assert!(sampler.choose(&logits, &[1]).unwrap_err().to_string().contains("allows no token"));
+    // A bad logit is found although its token is ruled out.
+    sampler = sampler.with_constraint(Some(Box::new(Listed { tokens: vec![3], at: 0 })));
+    assert!(matches!(sampler.choose(&[0.0, f32::NAN, 0.0, 0.0], &[1]), Err(NoToken::Logits(_))));
+}
+
+#[test]
+fn a_mask_keeps_within_its_vocabulary() {
+    for vocab in [1, 31, 32, 33, 64, 100] {
+        let mut mask = TokenMask::new(vocab);
+        assert!(mask.is_empty());
+        mask.insert_words(&[u32::MAX; 9]);
+        let count = (0..400).filter(|&token| mask.contains(token)).count();
+        assert_eq!(count, vocab);
+        let mut one = TokenMask::new(vocab);
+        one.insert(vocab as u32 - 1);
+        let mut logits = vec![1.0; vocab];
+        one.apply(&mut logits);
+        assert_eq!(logits.iter().filter(|logit| logit.is_finite()).count(), 1);
+        assert_eq!(logits[vocab - 1], 1.0);
     }
 }

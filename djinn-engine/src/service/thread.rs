@@ -4,7 +4,7 @@ use super::{Happening, Opening, Service};
 use crate::{Error, Result, Turn};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use djinn_device::Ops;
-use djinn_scheduler::{Event, SessionId, Signal, SignalAnswer};
+use djinn_scheduler::{Residency, SessionEvent, SessionId, Signal, SignalAnswer, State};
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -12,66 +12,156 @@ use std::time::Duration;
 /// While the device works, the thread looks at it as often.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-type Answer<T> = Sender<Result<T>>;
+type Answer<T> = Box<dyn FnOnce(Result<T>) + Send>;
+
+/// Gets what happens to a session, on the service's thread, and must not wait. False ends the session. It is dropped when
+/// the session is gone.
+pub type Listener = Box<dyn FnMut(Happening) -> bool + Send>;
 
 enum Command {
-    Open(Box<Opening>, Sender<Happening>, Answer<SessionId>),
+    Open(Box<Opening>, Listener, Answer<SessionId>),
     Turn(SessionId, Turn, Answer<()>),
+    Rollback(SessionId, u64, Answer<u64>),
     Signal(SessionId, Signal, Answer<SignalAnswer>),
-    Event(SessionId, Event, Answer<()>),
+    Event(SessionId, SessionEvent, Answer<()>),
+    Count(Answer<Occupancy>),
 }
 
-/// The service's thread has ended, since its engine failed or it was told to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the service has stopped")]
-pub struct Stopped;
+/// What a service holds at a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Sessions that compute, with pages on the device.
+    pub running: usize,
+    /// Sessions that would compute, and wait for pages.
+    pub waiting: usize,
+    /// Sessions between turns, or held by their client.
+    pub parked: usize,
+    /// KV pages of the device.
+    pub device_pages: u32,
+    /// Those that no session holds.
+    pub device_free: u32,
+    /// KV pages of the host.
+    pub host_pages: u32,
+    /// Those that no session holds.
+    pub host_free: u32,
+}
 
-/// Talks to a service from any thread. When the last one is dropped, the thread ends with its sessions.
+/// Talks to a service from any thread. When the last one is dropped, the service ends with its sessions.
 #[derive(Clone, Debug)]
 pub struct Client {
     commands: Sender<Command>,
 }
 
+/// What clients ask of a service that is still to come.
+pub struct Inbox {
+    commands: Receiver<Command>,
+}
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inbox").field("commands", &self.commands.len()).finish()
+    }
+}
+
+impl Inbox {
+    /// Runs a service on this thread until its last client is dropped.
+    ///
+    /// # Errors
+    /// The engine failed: all sessions are lost, and clients are told so from now on.
+    pub fn serve<D: Ops>(self, service: Service<D>) -> Result<()> {
+        Worker { service, inbox: self.commands, listeners: BTreeMap::new() }.run()
+    }
+}
+
 impl Client {
+    /// A client, and the inbox to [serve](Inbox::serve) on another thread. Commands wait until then.
+    pub fn pair() -> (Client, Inbox) {
+        let (commands, inbox) = unbounded();
+        (Client { commands }, Inbox { commands: inbox })
+    }
+
     /// Opens a session. What happens to it comes from the receiver; dropping that ends the session. The channel
     /// closes when the session is gone.
     ///
     /// # Errors
-    /// [`Stopped`], or within, what [`Service::open`] says.
-    pub fn open(&self, opening: Opening) -> Result<Result<(SessionId, Receiver<Happening>)>, Stopped> {
+    /// As [`Service::open`], or [`Error::Stopped`] if the service has ended.
+    pub fn open(&self, opening: Opening) -> Result<(SessionId, Receiver<Happening>)> {
         let (sender, happenings) = unbounded();
-        let opened = self.ask(|answer| Command::Open(Box::new(opening), sender, answer))?;
-        Ok(opened.map(|id| (id, happenings)))
+        let listener: Listener = Box::new(move |happening| sender.send(happening).is_ok());
+        let id = self.ask(|answer| Command::Open(Box::new(opening), listener, answer))?;
+        Ok((id, happenings))
+    }
+
+    /// [`open`](Self::open) without waiting: `answer` gets its result, and `listener` what happens, both on the service's
+    /// thread, where they must not wait. If the service has ended, both are dropped.
+    pub fn begin_open(
+        &self,
+        opening: Opening,
+        listener: Listener,
+        answer: impl FnOnce(Result<SessionId>) + Send + 'static,
+    ) {
+        self.tell(Command::Open(Box::new(opening), listener, Box::new(answer)));
+    }
+
+    /// Ends a session without waiting for it: its pages are free after the step that it is in.
+    pub fn abort(&self, id: SessionId) {
+        // It may have ended by itself.
+        self.tell(Command::Event(id, SessionEvent::Abort, Box::new(|_| ())));
+    }
+
+    /// Tells `answer` what the service holds, on the service's thread; drops it if the service has ended.
+    pub fn begin_count(&self, answer: impl FnOnce(Occupancy) + Send + 'static) {
+        self.tell(Command::Count(Box::new(|counted| {
+            if let Ok(occupancy) = counted {
+                answer(occupancy);
+            }
+        })));
     }
 
     /// As [`Service::turn`].
     ///
     /// # Errors
-    /// [`Stopped`], or within, what [`Service::turn`] says.
-    pub fn turn(&self, id: SessionId, turn: Turn) -> Result<Result<()>, Stopped> {
+    /// As [`Service::turn`], or [`Error::Stopped`] if the service has ended.
+    pub fn turn(&self, id: SessionId, turn: Turn) -> Result<()> {
         self.ask(|answer| Command::Turn(id, turn, answer))
+    }
+
+    /// As [`Service::rollback`].
+    ///
+    /// # Errors
+    /// As [`Service::rollback`], or [`Error::Stopped`] if the service has ended.
+    pub fn rollback(&self, id: SessionId, tokens: u64) -> Result<u64> {
+        self.ask(|answer| Command::Rollback(id, tokens, answer))
     }
 
     /// As [`Service::signal`]; while a step runs as well.
     ///
     /// # Errors
-    /// [`Stopped`].
-    pub fn signal(&self, id: SessionId, signal: Signal) -> Result<SignalAnswer, Stopped> {
-        self.ask(|answer| Command::Signal(id, signal, answer))?.map_err(|_| Stopped)
+    /// [`Error::Stopped`] if the service has ended.
+    pub fn signal(&self, id: SessionId, signal: Signal) -> Result<SignalAnswer> {
+        self.ask(|answer| Command::Signal(id, signal, answer))
     }
 
     /// As [`Service::event`].
     ///
     /// # Errors
-    /// [`Stopped`], or within, what [`Service::event`] says.
-    pub fn event(&self, id: SessionId, event: Event) -> Result<Result<()>, Stopped> {
+    /// As [`Service::event`], or [`Error::Stopped`] if the service has ended.
+    pub fn event(&self, id: SessionId, event: SessionEvent) -> Result<()> {
         self.ask(|answer| Command::Event(id, event, answer))
     }
 
-    fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<Result<T>, Stopped> {
-        let (answer, answered) = crossbeam_channel::bounded(1);
-        self.commands.send(command(answer)).map_err(|_| Stopped)?;
-        answered.recv().map_err(|_| Stopped)
+    fn ask<T: Send + 'static>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T> {
+        let ended = || Error::Stopped("the service has ended".to_owned());
+        let (sender, answered) = crossbeam_channel::bounded(1);
+        // Clients that do not wait for their answer are no failure.
+        let answer = Box::new(move |result| drop(sender.send(result)));
+        self.commands.send(command(answer)).map_err(|_| ended())?;
+        answered.recv().unwrap_or_else(|_| Err(ended()))
+    }
+
+    /// A service that has ended has no session to act on: the command is dropped.
+    fn tell(&self, command: Command) {
+        let _ = self.commands.send(command);
     }
 }
 
@@ -83,13 +173,13 @@ impl Client {
 pub fn spawn<D: Ops + 'static>(
     make: impl FnOnce() -> Result<Service<D>> + Send + 'static,
 ) -> Result<(Client, JoinHandle<Result<()>>)> {
-    let (commands, inbox) = unbounded();
+    let (client, inbox) = Client::pair();
     let (made, is_made) = crossbeam_channel::bounded(1);
     let run = move || match make() {
         Ok(service) => {
             // The caller waits for it.
             let _ = made.send(Ok(()));
-            Worker { service, inbox, clients: BTreeMap::new() }.run()
+            inbox.serve(service)
         }
         Err(error) => {
             let _ = made.send(Err(error));
@@ -99,7 +189,7 @@ pub fn spawn<D: Ops + 'static>(
     let thread = std::thread::Builder::new().name("djinn-engine".to_owned()).spawn(run);
     let thread = thread.map_err(|error| Error::Stopped(format!("no thread for the service: {error}")))?;
     match is_made.recv() {
-        Ok(Ok(())) => Ok((Client { commands }, thread)),
+        Ok(Ok(())) => Ok((client, thread)),
         Ok(Err(error)) => Err(error),
         Err(_) => match thread.join() {
             Ok(_) => Err(Error::Stopped("the service ended while it was made".to_owned())),
@@ -111,7 +201,7 @@ pub fn spawn<D: Ops + 'static>(
 struct Worker<D: Ops> {
     service: Service<D>,
     inbox: Receiver<Command>,
-    clients: BTreeMap<SessionId, Sender<Happening>>,
+    listeners: BTreeMap<SessionId, Listener>,
 }
 
 impl<D: Ops> Worker<D> {
@@ -131,41 +221,59 @@ impl<D: Ops> Worker<D> {
             }
             for (id, happening) in self.service.advance()? {
                 let ended = matches!(happening, Happening::Refused(_) | Happening::Failed(_));
-                let gone = self.clients.get(&id).is_some_and(|client| client.send(happening).is_err());
+                let gone = self.listeners.get_mut(&id).is_some_and(|listener| !listener(happening));
                 if gone {
                     // It may have ended by itself.
-                    let _ = self.service.event(id, Event::Abort);
+                    let _ = self.service.event(id, SessionEvent::Abort);
                 }
                 if gone || ended {
-                    self.clients.remove(&id);
+                    self.listeners.remove(&id);
                 }
             }
         }
     }
 
-    /// Clients that do not wait for their answer are no failure.
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Open(opening, happenings, answer) => {
+            Command::Open(opening, listener, answer) => {
                 let opened = self.service.open(*opening);
                 if let Ok(id) = opened {
-                    self.clients.insert(id, happenings);
+                    self.listeners.insert(id, listener);
                 }
-                let _ = answer.send(opened);
+                answer(opened);
             }
-            Command::Turn(id, turn, answer) => {
-                let _ = answer.send(self.service.turn(id, turn));
-            }
-            Command::Signal(id, signal, answer) => {
-                let _ = answer.send(Ok(self.service.signal(id, signal)));
-            }
+            Command::Turn(id, turn, answer) => answer(self.service.turn(id, turn)),
+            Command::Rollback(id, tokens, answer) => answer(self.service.rollback(id, tokens)),
+            Command::Signal(id, signal, answer) => answer(Ok(self.service.signal(id, signal))),
             Command::Event(id, event, answer) => {
                 let done = self.service.event(id, event);
                 if done.is_ok() && self.service.state().session(id).is_none_or(|s| s.is_ending()) {
-                    self.clients.remove(&id);
+                    self.listeners.remove(&id);
                 }
-                let _ = answer.send(done);
+                answer(done);
             }
+            Command::Count(answer) => answer(Ok(Occupancy::of(self.service.state()))),
         }
+    }
+}
+
+impl Occupancy {
+    fn of(state: &State) -> Self {
+        let mut counted = Occupancy {
+            device_pages: state.capacity().device_pages,
+            device_free: state.device_free(),
+            host_pages: state.capacity().host_pages,
+            host_free: state.host_free(),
+            ..Occupancy::default()
+        };
+        for session in state.sessions() {
+            let count = match (session.is_ready(), session.residency()) {
+                (true, Residency::Device) => &mut counted.running,
+                (true, _) => &mut counted.waiting,
+                (false, _) => &mut counted.parked,
+            };
+            *count += 1;
+        }
+        counted
     }
 }

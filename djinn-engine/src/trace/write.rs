@@ -3,7 +3,7 @@
 //! Times are microseconds since the trace's first instant. All spans are complete events (`X`) on three
 //! tracks; the names of the tracks are metadata (`M`); the ring's contents are a counter (`C`).
 
-use super::{HostSpan, Launch, Nanos, Span, Trace, What};
+use super::{HostSpan, LaunchName, Nanos, Span, Trace, What};
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 
@@ -85,16 +85,16 @@ impl Trace {
             What::Check(chunk) => {
                 (Track::Compute, format!("check chunk {}", chunk.0), json!({"chunk": chunk.0}))
             }
-            What::Launch(Launch { node, tile, rows }) => {
-                let node = &self.nodes[node.0 as usize];
-                let mut args = json!({"op": node.op, "rows": rows});
-                if let Some(layer) = node.layer {
+            What::Launch { index, rows } => {
+                let LaunchName { node, op, layer, tile } = &self.launches[index];
+                let mut args = json!({"op": op, "rows": rows});
+                if let Some(layer) = *layer {
                     args["layer"] = layer.into();
                 }
-                if let Some((first, end)) = tile {
-                    args["tile_rows"] = json!([first, end]);
+                if let Some(tile) = tile {
+                    args["tile_rows"] = json!([tile.start, tile.end]);
                 }
-                (Track::Compute, node.name.clone(), args)
+                (Track::Compute, node.clone(), args)
             }
             What::Host(what) => (Track::Host, what.name().to_owned(), Value::Object(Map::new())),
         };

@@ -104,7 +104,7 @@ impl Run<'_> {
             Op::Route { top_k, renormalise, .. } => self.route(node, top_k as usize, renormalise),
             Op::Group { .. } => {
                 let ids = self.ids[&input(0)].clone();
-                self.ids.insert(node.output, ids.clone());
+                self.ids.insert(node.outputs[0], ids.clone());
                 self.chosen.insert(id, ids);
                 return;
             }
@@ -123,7 +123,7 @@ impl Run<'_> {
             }
             ref other => panic!("the mixture has no {other:?}"),
         };
-        self.values.insert(node.output, output);
+        self.values.insert(node.outputs[0], output);
     }
 
     fn rotate(&self, node: &Node, heads: usize, head_dim: usize) -> Vec<f64> {
@@ -171,7 +171,7 @@ impl Run<'_> {
             weights.extend(shares.iter().map(|share| share / sum));
             ids.push(order);
         }
-        self.ids.insert(node.also[0], ids);
+        self.ids.insert(node.outputs[1], ids);
         weights
     }
 

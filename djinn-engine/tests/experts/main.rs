@@ -3,13 +3,13 @@
 mod interpreter;
 mod mixture;
 
-use djinn_device::{
-    CpuConfig, CpuDevice, Device, Error as DeviceError, Math, Ops, SimConfig, SimDevice, Space,
-};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::{Device, Error as DeviceError, Ops, Space};
 use djinn_engine::{Budget, Engine, Entry, Error, MemoryPlan, Options, Wanted};
+use djinn_srg::Graph;
 use djinn_vmu::Chunk;
 use interpreter::{Outcome, interpret};
-use mixture::{EXPERTS, LAYERS, Random, TOP_K, VOCAB, graph};
+use mixture::{EXPERTS, LAYERS, Random, TOP_K, VOCAB, graph, uneven};
 use std::ops::ControlFlow;
 use std::sync::LazyLock;
 
@@ -45,7 +45,7 @@ struct Expected {
 }
 
 impl Expected {
-    fn of(script: &Script) -> Self {
+    fn of(graph: &Graph, script: &Script) -> Self {
         let mut lengths = [0; 2];
         let mut passes = Vec::new();
         for pass in script {
@@ -55,10 +55,9 @@ impl Expected {
             };
             passes.push(pass.iter().map(take).collect());
         }
-        let graph = graph();
         let outcome = |s: usize| {
             let tokens: Vec<u32> = (0..lengths[s].max(1)).map(|at| token(s, at)).collect();
-            interpret(&graph, &tokens)
+            interpret(graph, &tokens)
         };
         Expected { sequences: [outcome(0), outcome(1)], passes }
     }
@@ -78,6 +77,18 @@ impl Expected {
         chunks.filter(|chunk| self.uses(pass, chunk)).map(|chunk| chunk.bytes).sum()
     }
 
+    /// Compares the bits of every pass's logits.
+    fn check_logits(&self, passes: &[Vec<u32>]) {
+        for (pass, bits) in passes.iter().enumerate() {
+            let (mut difference, mut norm) = (0.0, 0.0);
+            for (&bits, want) in bits.iter().zip(self.logits(pass)) {
+                difference += (f64::from(f32::from_bits(bits)) - want).powi(2);
+                norm += want.powi(2);
+            }
+            assert!(difference.sqrt() < 1e-4 * norm.sqrt(), "pass {pass}: {difference} of {norm}");
+        }
+    }
+
     /// Logits of the last token of each sequence in a pass.
     fn logits(&self, pass: usize) -> Vec<f64> {
         let vocab = VOCAB as usize;
@@ -88,7 +99,7 @@ impl Expected {
     }
 }
 
-static EXPECTED: LazyLock<Expected> = LazyLock::new(|| Expected::of(&script()));
+static EXPECTED: LazyLock<Expected> = LazyLock::new(|| Expected::of(&graph(), &script()));
 /// The logits' bits with all weights resident, on the CPU.
 static RESIDENT: LazyLock<Vec<Vec<u32>>> = LazyLock::new(|| {
     let options = Options { budget: Budget::default(), ..options(1.0, CHUNKS[0], 1) };
@@ -130,7 +141,7 @@ struct Ran {
 /// Runs a script: the logits of each sequence's last token in every pass, or of all where the plan has room for more
 /// than one of each.
 fn passes<D: Ops>(engine: &mut Engine<D>, script: &Script) -> Result<(Vec<Vec<u32>>, Vec<u64>), Error> {
-    let (mut sequences, mut lengths) = ([(); 2].map(|()| djinn_vmu::Sequence::default()), [0; 2]);
+    let (mut sequences, mut lengths) = ([(); 2].map(|()| djinn_engine::Sequence::default()), [0; 2]);
     let (mut bits, mut streamed) = (Vec::new(), Vec::new());
     for pass in script {
         let tokens = pass.iter().map(|&(sequence, count)| {
@@ -182,18 +193,27 @@ fn placements() -> impl Iterator<Item = (f64, u64, u64)> {
 
 #[test]
 fn logits_are_those_of_the_same_graph_in_f64() {
-    for (pass, bits) in RESIDENT.iter().enumerate() {
-        let (mut difference, mut norm) = (0.0, 0.0);
-        for (&bits, want) in bits.iter().zip(EXPECTED.logits(pass)) {
-            difference += (f64::from(f32::from_bits(bits)) - want).powi(2);
-            norm += want.powi(2);
-        }
-        assert!(difference.sqrt() < 1e-4 * norm.sqrt(), "pass {pass}: {difference} of {norm}");
-    }
+    EXPECTED.check_logits(&RESIDENT);
     let chosen = &EXPECTED.sequences[0].chosen;
     assert_eq!(chosen.len(), LAYERS as usize);
     let used = |e| chosen.values().flatten().filter(|experts| experts.contains(&e)).count();
     assert!((0..EXPERTS).all(|e| used(e) > 0), "every expert has its tokens");
+}
+
+/// Attention in some blocks only, and caches of two shapes.
+#[test]
+fn caches_lie_where_the_graph_s_values_say() {
+    let (graph, budget) = (uneven(), Budget { resident_fraction: Some(0.5), ..Budget::default() });
+    let options = Options { budget, context: 64, sequences: 2, logit_rows: 2, ..Options::default() };
+    let mut engine =
+        Engine::load(cpu(), graph.clone(), &Random, &options, &mut |_, _| ControlFlow::Continue(()))
+            .expect("it loads");
+    let places: Vec<_> =
+        engine.plan().kv_places.places().map(|p| (p.first, p.kv_heads, p.head_dim)).collect();
+    assert_eq!(places, [(0, 2, 12), (48, 1, 24)]);
+    assert_eq!(engine.plan().kv.page_bytes(), 16 * 96 * 4);
+    let (bits, _) = passes(&mut engine, &script()).expect("it runs");
+    Expected::of(&graph, &script()).check_logits(&bits);
 }
 
 #[test]

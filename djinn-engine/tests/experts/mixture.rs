@@ -1,6 +1,6 @@
 //! A small decoder with a mixture of experts in each block, and its weights.
 
-use djinn_srg::{DType, Graph, GraphBuilder, GraphError, KvShape, RopeStyle, Routing, Scores, ValueId};
+use djinn_srg::{DType, Graph, GraphBuilder, GraphError, Heads, RopeStyle, Routing, Scores, ValueId};
 use djinn_vmu::{SourceError, WeightSource};
 use std::ops::Range;
 
@@ -18,8 +18,7 @@ const DTYPE: DType = DType::F32;
 
 /// Three blocks, GQA, the best two of eight experts.
 pub(crate) fn graph() -> Graph {
-    let kv = KvShape { layers: LAYERS, kv_heads: KV_HEADS, head_dim: HEAD_DIM };
-    let mut b = GraphBuilder::new("mixture", kv, VOCAB, 256);
+    let mut b = GraphBuilder::new("mixture", VOCAB, 256);
     let logits = build(&mut b).expect("shapes fit");
     b.finish(logits).expect("shapes fit")
 }
@@ -35,8 +34,9 @@ fn build(b: &mut GraphBuilder) -> Result<ValueId, GraphError> {
         let normed = norm(b, &name("ln1"), x)?;
         let qkv = u64::from((HEADS + 2 * KV_HEADS) * HEAD_DIM);
         let qkv = linear(b, &name("attn.qkv"), normed, [qkv, WIDTH])?;
-        b.rope(&name("attn.rope"), qkv, rope, HEADS, RopeStyle::Half)?;
-        let attended = b.attention(&name("attn"), qkv, HEADS, Scores::scaled(0.3))?;
+        let heads = Heads { heads: HEADS, kv_heads: KV_HEADS, head_dim: HEAD_DIM };
+        b.rope(&name("attn.rope"), qkv, rope, heads, RopeStyle::Half)?;
+        let attended = b.attention(&name("attn"), qkv, heads, Scores::scaled(0.3))?;
         let out = linear(b, &name("attn.out"), attended, [WIDTH, u64::from(HEADS * HEAD_DIM)])?;
         x = b.add(&name("attn.add"), x, out)?;
         let normed = norm(b, &name("ln2"), x)?;
@@ -52,6 +52,37 @@ fn build(b: &mut GraphBuilder) -> Result<ValueId, GraphError> {
     let last = b.select_rows("select", x)?;
     let normed = norm(b, "ln_final", last)?;
     linear(b, "unembed", normed, [VOCAB, WIDTH])
+}
+
+/// Blocks that are not alike: the first and the last attend, with caches of two shapes; the other has experts' products
+/// alone.
+pub(crate) fn uneven() -> Graph {
+    let mut b = GraphBuilder::new("uneven", VOCAB, 256);
+    let logits = build_uneven(&mut b).expect("shapes fit");
+    b.finish(logits).expect("shapes fit")
+}
+
+fn build_uneven(b: &mut GraphBuilder) -> Result<ValueId, GraphError> {
+    let table = b.weight("embed.weight", &[VOCAB, WIDTH], DTYPE)?;
+    let mut x = b.embed("embed", table)?;
+    let heads = |heads, kv_heads| Heads { heads, kv_heads, head_dim: WIDTH as u32 / heads };
+    for (layer, heads) in [(0, Some(heads(4, 2))), (1, None), (2, Some(heads(2, 1)))] {
+        b.set_layer(Some(layer));
+        let name = |part: &str| format!("blocks.{layer}.{part}");
+        let normed = norm(b, &name("ln1"), x)?;
+        let y = if let Some(heads) = heads {
+            let qkv = u64::from((heads.heads + 2 * heads.kv_heads) * heads.head_dim);
+            let qkv = linear(b, &name("attn.qkv"), normed, [qkv, WIDTH])?;
+            b.attention(&name("attn"), qkv, heads, Scores::scaled(0.3))?
+        } else {
+            let gate_up = linear(b, &name("mlp.gate_up"), normed, [2 * WIDTH, WIDTH])?;
+            b.silu_mul(&name("mlp.act"), gate_up)?
+        };
+        x = b.add(&name("add"), x, y)?;
+    }
+    b.set_layer(None);
+    let last = b.select_rows("select", x)?;
+    linear(b, "unembed", last, [VOCAB, WIDTH])
 }
 
 fn norm(b: &mut GraphBuilder, name: &str, x: ValueId) -> Result<ValueId, GraphError> {

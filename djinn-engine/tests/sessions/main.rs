@@ -1,13 +1,16 @@
 //! Many sessions on one engine: each gets the tokens that it would get alone, whatever happens to the others.
 
 mod clients;
+mod constrained;
+mod ended;
 mod random;
 mod scripts;
 mod sharing;
 mod waiting;
 
-use djinn_device::{CpuConfig, CpuDevice, Math, Ops, SimConfig, SimDevice};
-use djinn_engine::{Budget, Engine, Options, Request, Service, Session};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::Ops;
+use djinn_engine::{Budget, Engine, Generate, Options, Request, Service};
 use djinn_models::{Location, OpenOptions, open};
 use djinn_scheduler::{CostModel, Registry, Settings};
 use std::ops::ControlFlow;
@@ -31,9 +34,10 @@ fn cpu() -> CpuDevice {
     CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).expect("threads")
 }
 
-/// A simulator that says to compute three rows alone at most, so that steps are cut as on devices that need it.
+/// A simulator whose products of more than four rows depend on their number, so that steps are cut as on devices that
+/// need it.
 fn sim(config: SimConfig) -> SimDevice {
-    SimDevice::new(SimConfig { math: Math::Fast, rows_alone: 4, ..config }).expect("a device")
+    SimDevice::new(SimConfig { math: Math::Fast, batch_invariant_rows: 4, ..config }).expect("a device")
 }
 
 /// Pages for some contexts on the device and in host memory, steps of up to four sessions.
@@ -55,8 +59,9 @@ fn cost() -> CostModel {
 }
 
 fn settings(policy: &str) -> Settings {
-    let mut settings = Settings { policy: policy.to_owned(), ttl: Duration::ZERO, ..Settings::default() };
-    // Nobody is refused for having queued, however slow the machine is, and leases end at once.
+    let mut settings = Settings::from_yaml("scheduler: {ttl_ms: 0}").expect("valid settings");
+    settings.policy = policy.to_owned();
+    // No session is refused for having queued, however slow the machine is, and leases end at once.
     settings.rules.queue_timeout = Duration::from_secs(3_600);
     settings.rules.lease = Duration::ZERO;
     settings.rules.max_lease = Duration::ZERO;
@@ -69,18 +74,22 @@ fn serve<D: Ops>(device: D, family: &str, options: &Options, settings: &Settings
     Service::new(engine, |capacity| registry.scheduler(settings, capacity, cost())).expect("it serves")
 }
 
-/// What a session alone generates: for each turn, the new tokens after its prompt.
+/// What a session alone generates on the CPU: for each turn, the new tokens after its prompt.
 fn alone(family: &str, turns: &[(Vec<u32>, u64)]) -> Vec<Vec<u32>> {
+    alone_on(cpu(), family, turns)
+}
+
+fn alone_on<D: Ops>(device: D, family: &str, turns: &[(Vec<u32>, u64)]) -> Vec<Vec<u32>> {
     let options = Options { context: CONTEXT, prefill_rows: CHUNK, page_tokens: PAGE, ..Options::default() };
-    let mut engine = load(cpu(), family, &options);
-    let mut session = Session::default();
+    let mut service = Service::single(load(device, family, &options)).expect("it serves");
+    let mut session = None;
     let (mut prompt, mut generated) = (Vec::new(), Vec::new());
     for (tokens, max_tokens) in turns {
         prompt.extend(tokens);
         let request =
             Request { prompt: prompt.clone(), max_tokens: *max_tokens as usize, ..Request::default() };
         let new =
-            engine.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
+            service.generate(&mut session, &request, &mut |_| ControlFlow::Continue(())).expect("it runs");
         prompt.extend(&new.tokens);
         generated.push(new.tokens);
     }

@@ -1,9 +1,9 @@
-//! Random events, ten thousand of them: whatever clients and copies do, pages come back, and nobody is forgotten.
+//! Random events, ten thousand of them: whatever clients and copies do, pages come back, and no session is forgotten.
 
-use super::sharing::{open_with, settle};
+use super::sharing::{end_all, open_with, settle};
 use super::*;
 use djinn_engine::{Happening, Origin, Turn};
-use djinn_scheduler::{Event, SessionId, Signal};
+use djinn_scheduler::{SessionEvent, SessionId, Signal};
 use proptest::prelude::*;
 
 /// What clients do, to one of the sessions.
@@ -15,6 +15,8 @@ enum Step {
     Signal { who: usize, ms: u64 },
     Pause(usize),
     Resume(usize),
+    EndTurn(usize),
+    Rollback { who: usize, tokens: u64 },
     Abort(usize),
     Advance(u8),
 }
@@ -29,6 +31,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (who.clone(), 1u64..100_000).prop_map(|(who, ms)| Step::Signal { who, ms }),
         1 => who.clone().prop_map(Step::Pause),
         2 => who.clone().prop_map(Step::Resume),
+        2 => who.clone().prop_map(Step::EndTurn),
+        1 => (who.clone(), 0u64..90).prop_map(|(who, tokens)| Step::Rollback { who, tokens }),
         2 => who.prop_map(Step::Abort),
         12 => (1u8..6).prop_map(Step::Advance),
     ]
@@ -72,11 +76,18 @@ impl World {
                     Signal::IoWait { tool: Some(format!("tool {}", ms % 5)), estimated_resume_ms: Some(ms) };
                 self.service.signal(id, wait);
             }
-            Step::Pause(who) => self.tell(who, Event::Pause),
-            Step::Resume(who) => self.tell(who, Event::Resume),
+            Step::Pause(who) => self.tell(who, SessionEvent::Pause),
+            Step::Resume(who) => self.tell(who, SessionEvent::Resume),
+            Step::EndTurn(who) => self.tell(who, SessionEvent::EndTurn),
+            Step::Rollback { who, tokens } => {
+                let Some(id) = of(&self.open, who) else { return };
+                // It may be busy.
+                let kept = self.service.rollback(id, tokens);
+                assert!(kept.is_err() || kept.is_ok_and(|kept| kept <= tokens));
+            }
             Step::Abort(who) => {
                 if let Some(id) = of(&self.open, who) {
-                    self.service.event(id, Event::Abort).expect("an open session can be aborted");
+                    self.service.event(id, SessionEvent::Abort).expect("an open session can be aborted");
                     self.open.retain(|&open| open != id);
                 }
             }
@@ -85,7 +96,7 @@ impl World {
         self.service.state().audit();
     }
 
-    fn tell(&mut self, who: usize, event: Event) {
+    fn tell(&mut self, who: usize, event: SessionEvent) {
         if let Some(&id) = self.open.get(who % self.open.len().max(1)) {
             // Not everybody can be paused or resumed.
             let _ = self.service.event(id, event);
@@ -121,15 +132,14 @@ proptest! {
         }
         // Everybody is let go on, and comes to rest; then everybody leaves.
         for id in world.open.clone() {
-            let _ = world.service.event(id, Event::Resume);
+            let _ = world.service.event(id, SessionEvent::Resume);
         }
         settle(&mut world.service);
         for id in world.open.clone() {
-            world.service.event(id, Event::End).expect("it is at rest");
+            world.service.event(id, SessionEvent::End).expect("it is at rest");
         }
         settle(&mut world.service);
         prop_assert_eq!(world.service.state().sessions().count(), 0);
-        let engine = world.service.into_engine().expect("the device is sound");
-        prop_assert_eq!(engine.free_pages(), (20, 14));
+        end_all(world.service, (20, 14));
     }
 }

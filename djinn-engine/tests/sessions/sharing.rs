@@ -2,7 +2,7 @@
 
 use super::*;
 use djinn_engine::{Happening, Opening, Origin, Turn};
-use djinn_scheduler::{Event, SessionId};
+use djinn_scheduler::{SessionEvent, SessionId};
 
 /// Advances until nothing is left to do; the tokens that came.
 pub(crate) fn settle<D: Ops>(service: &mut Service<D>) -> Vec<(SessionId, u32)> {
@@ -10,8 +10,11 @@ pub(crate) fn settle<D: Ops>(service: &mut Service<D>) -> Vec<(SessionId, u32)> 
     let began = std::time::Instant::now();
     while began.elapsed() < Duration::from_secs(60) {
         for (id, happening) in service.advance().expect("the device is sound") {
-            let Happening::Token { token, .. } = happening else { panic!("{id}: {happening:?}") };
-            tokens.push((id, token));
+            match happening {
+                Happening::Token { token, .. } => tokens.push((id, token)),
+                Happening::TurnEnded => {}
+                other => panic!("{id}: {other:?}"),
+            }
         }
         // A wake-up for a lease or a restore may be far away; nothing computes then.
         if service.idle_for() != Some(Duration::ZERO)
@@ -21,7 +24,7 @@ pub(crate) fn settle<D: Ops>(service: &mut Service<D>) -> Vec<(SessionId, u32)> 
         }
     }
     let state = service.state();
-    let of = |s: &djinn_scheduler::Session| (s.id.0, s.phase, s.residency, s.context, s.prompt, s.in_step);
+    let of = |s: &djinn_scheduler::Session| (s.id.0, s.phase, s.residency(), s.context, s.prompt, s.in_step);
     let sessions: Vec<_> = state.sessions().map(of).collect();
     panic!("no rest: {} pages free, {} on the host, {sessions:?}", state.device_free(), state.host_free());
 }
@@ -34,6 +37,19 @@ pub(crate) fn open_with<D: Ops>(
 ) -> SessionId {
     let turn = Turn { tokens: tokens.to_vec(), max_tokens, ..Turn::default() };
     service.open(Opening { turn, origin, ..Opening::default() }).expect("there is room to queue")
+}
+
+/// Ends all sessions; every page is free then.
+pub(crate) fn end_all<D: Ops>(mut service: Service<D>, pages: (u32, u32)) {
+    let ids: Vec<SessionId> = service.state().sessions().map(|session| session.id).collect();
+    for id in ids {
+        // One that is ending already is missing to its client.
+        let _missing = service.event(id, SessionEvent::Abort);
+    }
+    settle(&mut service);
+    service.state().audit();
+    assert_eq!((service.state().device_free(), service.state().host_free()), pages, "pages leaked");
+    service.into_engine().expect("the device is sound");
 }
 
 fn of(id: SessionId, tokens: &[(SessionId, u32)]) -> Vec<u32> {
@@ -50,24 +66,24 @@ fn equal_salts_share_whole_chunks() {
     let a = open_with(&mut service, &first, 4, salt());
     let before = settle(&mut service);
     assert_eq!(of(a, &before), alone(family, &[(first.clone(), 4)])[0]);
-    let free = service.batcher().engine().free_pages().0;
+    let free = service.state().device_free();
     let b = open_with(&mut service, &second, 4, salt());
     let stranger = open_with(&mut service, &second, 4, Origin::Salt(b"another".to_vec()));
     let tokens = settle(&mut service);
     let expected = alone(family, &[(second.clone(), 4)]);
     assert_eq!((of(b, &tokens), of(stranger, &tokens)), (expected[0].clone(), expected[0].clone()));
     // 50 tokens take 7 pages; a chunk of 40 tokens, 5 pages, is that of the first session.
-    let taken = free - service.batcher().engine().free_pages().0;
+    let taken = free - service.state().device_free();
     assert_eq!(taken, 2 + 7, "pages taken by one that shares and one that does not");
     // A session that is alone in the end keeps what it shares.
-    service.event(a, Event::End).expect("it waits");
+    service.event(a, SessionEvent::End).expect("it waits");
     let more = Turn { tokens: prompt(7, 5), max_tokens: 3, ..Turn::default() };
     service.turn(b, more).expect("it waits");
     let tokens = settle(&mut service);
     assert_eq!(of(b, &tokens), alone(family, &[(second, 4), (prompt(7, 5), 3)])[1]);
 }
 
-/// Parked sessions that share pages with one another hold them on the device, and the scheduler knows.
+/// Sessions that share pages leave the device with them, and find them again.
 #[test]
 fn shared_pages_of_parked_sessions_are_accounted_for() {
     let family = "tiny-gqa";
@@ -82,7 +98,7 @@ fn shared_pages_of_parked_sessions_are_accounted_for() {
             id
         })
         .collect();
-    assert_eq!(24 - service.batcher().engine().free_pages().0, 5 + 3 * 2, "the prefix is there once");
+    assert_eq!(24 - service.state().device_free(), 5 + 3 * 2, "the prefix is there once");
     // A stranger who needs nearly everything sends them away.
     let all = prompt(9, 88);
     let stranger = open_with(&mut service, &all, 4, Origin::Own);
@@ -97,8 +113,7 @@ fn shared_pages_of_parked_sessions_are_accounted_for() {
         let first = [&prefix[..], &prompt(50 + at, 4)[..]].concat();
         assert_eq!(of(id, &tokens), alone(family, &[(first, 2), (prompt(60 + at, 3), 3)])[1], "session {at}");
     }
-    let engine = service.into_engine().expect("the device is sound");
-    assert_eq!(engine.free_pages(), (24, 24));
+    end_all(service, (24, 24));
 }
 
 #[test]
@@ -109,7 +124,7 @@ fn forks_go_their_own_ways() {
         let first = prompt(5, 27);
         let parent = open_with(&mut service, &first, 5, Origin::Own);
         let answer = of(parent, &settle(&mut service));
-        let free = service.batcher().engine().free_pages().0;
+        let free = service.state().device_free();
         let forks: Vec<SessionId> =
             (0..2).map(|at| open_with(&mut service, &prompt(20 + at, 6), 4, Origin::Fork(parent))).collect();
         service
@@ -122,9 +137,8 @@ fn forks_go_their_own_ways() {
         }
         if pages == 36 {
             // 41 tokens are 6 pages; forks share the first three.
-            assert_eq!(free - service.batcher().engine().free_pages().0, 2 + 2 * 3, "pages of two forks");
+            assert_eq!(free - service.state().device_free(), 2 + 2 * 3, "pages of two forks");
         }
-        let engine = service.into_engine().expect("the device is sound");
-        assert_eq!(engine.free_pages(), (pages, 24));
+        end_all(service, (pages, 24));
     }
 }

@@ -1,8 +1,9 @@
 //! Liveness: whatever the demand, each session finishes or is refused.
 
+use super::sharing::end_all;
 use super::*;
 use djinn_engine::{Happening, Opening, Turn};
-use djinn_scheduler::{Event, Signal};
+use djinn_scheduler::{SessionEvent, Signal};
 use std::collections::BTreeSet;
 
 /// Four times as much as device and host hold, and everybody waits for a tool with the longest estimate.
@@ -32,7 +33,7 @@ fn demand_beyond_all_memory_ends() {
                         ended.insert(id);
                     }
                     Happening::Token { finish: Some(_), .. } if second.contains(&id) => {
-                        service.event(id, Event::End).expect("it waits");
+                        service.event(id, SessionEvent::End).expect("it waits");
                         ended.insert(id);
                     }
                     Happening::Token { finish: Some(_), .. } => {
@@ -44,14 +45,12 @@ fn demand_beyond_all_memory_ends() {
                             .expect("it waits");
                     }
                     Happening::Token { .. } => {}
-                    Happening::Failed(bad) => panic!("{id}: {bad}"),
+                    other => panic!("{id}: {other:?}"),
                 }
             }
         }
-        service.state().audit();
         assert!(refused < 16, "{policy} refused everybody");
-        let engine = service.into_engine().expect("the device is sound");
-        assert_eq!(engine.free_pages(), (12, 12), "{policy}");
+        end_all(service, (12, 12));
     }
 }
 

@@ -1,9 +1,9 @@
 //! A decoder as a graph, and the recipe of each weight, written together so that neither can lack the other's.
 
 use super::tensors::Kind;
-use super::{Block, Decoder, Mlp, NormKind, Positions};
+use super::{Block, Decoder, Experts, Mlp, NormKind, Positions, Sizes};
 use crate::weights::{Part, Recipe, WeightMap};
-use djinn_srg::{DType, Graph, GraphBuilder, GraphError, KvShape, Scores, ValueId};
+use djinn_srg::{DType, Graph, GraphBuilder, GraphError, Heads, Scores, ValueId};
 use std::collections::HashMap;
 
 /// The graph named `model` and its weights. `dtype` gives each weight's element type. Blocks from the one at
@@ -18,13 +18,13 @@ pub(crate) fn build(
     dtype: &dyn Fn(&Recipe) -> DType,
 ) -> Result<(Graph, WeightMap), GraphError> {
     let sizes = &decoder.sizes;
-    let kv = KvShape {
-        layers: sizes.layers as u32,
-        kv_heads: sizes.kv_heads as u32,
-        head_dim: sizes.head_dim as u32,
-    };
-    let graph = GraphBuilder::new(model, kv, sizes.vocab, sizes.context);
+    let graph = GraphBuilder::new(model, sizes.vocab, sizes.context);
     Writer { decoder, distinct, dtype, graph, map: WeightMap::default(), made: HashMap::new() }.write()
+}
+
+/// The module that a module is in: `self_attn` of `self_attn.o_proj`; none of its own name.
+fn parent(module: &str) -> &str {
+    module.rsplit_once('.').map_or("", |(parent, _)| parent)
 }
 
 struct Writer<'a> {
@@ -44,7 +44,7 @@ impl Writer<'_> {
         let embedding = tensors.top(tensors.embedding, Kind::Weight);
         let table = self.weight("embed.weight", &[vocab, d], vec![Part::new(embedding, &[vocab, d])])?;
         let mut x = self.graph.embed("embed", table)?;
-        self.graph.hook(x, "hook_embed".to_owned());
+        self.hook(x, &["embed.hook_out", "hook_embed", &tensors.module(tensors.embedding)])?;
         if decoder.positions == Positions::Learned {
             x = self.learned_positions(x)?;
         }
@@ -64,8 +64,10 @@ impl Writer<'_> {
         // Rows are chosen before the norm: the others' logits are never wanted.
         x = self.graph.select_rows("select", x)?;
         x = self.norm("ln_final", x, |kind| tensors.top(tensors.final_norm, kind))?;
-        self.graph.hook(x, "ln_final.hook_normalized".to_owned());
+        let module = tensors.module(tensors.final_norm);
+        self.hook(x, &["ln_final.hook_out", "ln_final.hook_normalized", "unembed.hook_in", &module])?;
         let logits = self.head(x, table)?;
+        self.hook(logits, &["unembed.hook_out", tensors.head])?;
         for name in tensors.ignored(decoder.sizes.layers) {
             self.map.ignore(name);
         }
@@ -78,7 +80,8 @@ impl Writer<'_> {
         let tensor = tensors.top(tensors.positions, Kind::Weight);
         let table = self.weight("pos_embed.weight", &shape, vec![Part::new(tensor, &shape)])?;
         let positions = self.graph.embed_positions("pos_embed", table)?;
-        self.graph.hook(positions, "hook_pos_embed".to_owned());
+        let module = tensors.module(tensors.positions);
+        self.hook(positions, &["pos_embed.hook_out", "hook_pos_embed", &module])?;
         self.graph.add("embed.add", x, positions)
     }
 
@@ -106,27 +109,63 @@ impl Writer<'_> {
         let decoder = self.decoder;
         let tensors = &decoder.tensors;
         let at = |part: &str| format!("blocks.{block}.{part}");
+        self.hook_in(block, x, &["hook_in", "hook_resid_pre", "pre_attn"], &[])?;
         let normed = self.norm(&at("ln1"), x, |kind| tensors.in_block(block, tensors.norms[0], kind))?;
+        self.hook_in(block, normed, &["ln1.hook_out", "attn.hook_in"], &[tensors.norms[0]])?;
         let attn_out = self.attention(block, normed, angles)?;
-        self.graph.hook(attn_out, at("hook_attn_out"));
+        let modules = [tensors.out, parent(tensors.out)];
+        self.hook_in(block, attn_out, &["attn.hook_out", "attn.o.hook_out", "hook_attn_out"], &modules)?;
         let mid = self.graph.add(&at("attn.add"), x, attn_out)?;
-        let second = |kind| tensors.in_block(block, tensors.norms[1], kind);
         let normed = match decoder.block {
-            Block::Sequential => {
-                self.graph.hook(mid, at("hook_resid_mid"));
-                self.norm(&at("ln2"), mid, second)?
-            }
             Block::Parallel => normed,
-            Block::ParallelTwoNorms => self.norm(&at("ln2"), x, second)?,
+            Block::Sequential => {
+                self.hook_in(block, mid, &["hook_resid_mid", "post_attn"], &[])?;
+                self.second_norm(block, mid)?
+            }
+            Block::ParallelTwoNorms => self.second_norm(block, x)?,
         };
+        self.hook_in(block, normed, &["mlp.hook_in"], &[])?;
         let mlp_out = match decoder.mlp {
             Mlp::Experts { count, chosen } => self.experts(block, normed, count, chosen)?,
             Mlp::SwiGlu | Mlp::Gelu(_) => self.mlp(block, normed)?,
         };
-        self.graph.hook(mlp_out, at("hook_mlp_out"));
+        let modules = match (decoder.mlp, tensors.experts) {
+            (Mlp::Experts { .. }, Experts::Apart { module, .. }) => ["", parent(module)],
+            (Mlp::Experts { .. }, Experts::Stacked(_)) => [""; 2],
+            _ => [tensors.mlp[2], parent(tensors.mlp[2])],
+        };
+        self.hook_in(block, mlp_out, &["mlp.hook_out", "hook_mlp_out"], &modules)?;
         let post = self.graph.add(&at("mlp.add"), mid, mlp_out)?;
-        self.graph.hook(post, at("hook_resid_post"));
+        self.hook_in(block, post, &["hook_out", "hook_resid_post", "post_block"], &[])?;
+        self.hook(post, &[&tensors.block(block)])?;
         Ok(post)
+    }
+
+    fn second_norm(&mut self, block: u64, x: ValueId) -> Result<ValueId, GraphError> {
+        let tensors = &self.decoder.tensors;
+        let tensor = |kind| tensors.in_block(block, tensors.norms[1], kind);
+        let normed = self.norm(&format!("blocks.{block}.ln2"), x, tensor)?;
+        self.hook_in(block, normed, &["ln2.hook_out"], &[tensors.norms[1]])?;
+        Ok(normed)
+    }
+
+    /// Names an activation for people.
+    fn hook(&mut self, value: ValueId, names: &[&str]) -> Result<(), GraphError> {
+        names.iter().try_for_each(|name| self.graph.hook(value, (*name).to_owned()))
+    }
+
+    /// Names an activation of a block, also after the checkpoint's modules that end with it.
+    fn hook_in(
+        &mut self,
+        block: u64,
+        value: ValueId,
+        names: &[&str],
+        modules: &[&str],
+    ) -> Result<(), GraphError> {
+        names.iter().try_for_each(|name| self.graph.hook(value, format!("blocks.{block}.{name}")))?;
+        let path = self.decoder.tensors.block(block);
+        let mut modules = modules.iter().filter(|module| !module.is_empty());
+        modules.try_for_each(|module| self.graph.hook(value, format!("{path}.{module}")))
     }
 
     fn attention(
@@ -137,7 +176,8 @@ impl Writer<'_> {
     ) -> Result<ValueId, GraphError> {
         let decoder = self.decoder;
         let (d, q) = (decoder.sizes.hidden, decoder.q_rows());
-        let (heads, head_dim) = (decoder.sizes.heads as u32, decoder.sizes.head_dim);
+        let Sizes { heads, kv_heads, head_dim, .. } = decoder.sizes;
+        let heads = Heads { heads: heads as u32, kv_heads: kv_heads as u32, head_dim: head_dim as u32 };
         let at = |part: &str| format!("blocks.{block}.{part}");
         let rows = q + 2 * decoder.kv_rows();
         let qkv = self.linear(&at("attn.qkv"), normed, [rows, d], decoder.biases.qkv, |kind| {
@@ -160,6 +200,7 @@ impl Writer<'_> {
             alibi: decoder.positions == Positions::Alibi,
         };
         let mixed = self.graph.attention(&at("attn"), qkv, heads, scores)?;
+        self.hook_in(block, mixed, &["attn.o.hook_in", "attn.hook_z"], &[])?;
         let out = decoder.tensors.out;
         self.linear(&at("attn.out"), mixed, [d, q], decoder.biases.out, |kind| {
             vec![decoder.product(decoder.tensors.in_block(block, out, kind), [d, q], kind)]
@@ -177,6 +218,7 @@ impl Writer<'_> {
             Mlp::Gelu(form) => {
                 let up =
                     self.linear(&at("mlp.up"), normed, [f, d], bias, |kind| vec![part(1, [f, d], kind)])?;
+                self.hook_in(block, up, &["mlp.hook_pre"], &[decoder.tensors.mlp[1]])?;
                 self.graph.gelu(&at("mlp.act"), up, form)?
             }
             _ => {
@@ -186,6 +228,7 @@ impl Writer<'_> {
                 self.graph.silu_mul(&at("mlp.act"), gate_up)?
             }
         };
+        self.hook_in(block, hidden, &["mlp.hook_post"], &[])?;
         self.linear(&at("mlp.down"), hidden, [d, f], bias, |kind| vec![part(2, [d, f], kind)])
     }
 

@@ -108,9 +108,19 @@ impl Tensors {
         }
     }
 
-    /// A module outside the blocks.
+    /// The name of a module outside the blocks.
+    pub(super) fn module(&self, module: &str) -> String {
+        format!("{}{module}", self.prefix)
+    }
+
+    /// The name of a block.
+    pub(super) fn block(&self, block: u64) -> String {
+        format!("{}{}{block}", self.prefix, self.blocks)
+    }
+
+    /// A weight or bias outside the blocks.
     pub(crate) fn top(&self, module: &str, kind: Kind) -> String {
-        format!("{}{module}.{}", self.prefix, kind.name())
+        format!("{}.{}", self.module(module), kind.name())
     }
 
     pub(crate) fn head(&self, kind: Kind) -> String {
@@ -118,14 +128,13 @@ impl Tensors {
     }
 
     pub(crate) fn in_block(&self, block: u64, module: &str, kind: Kind) -> String {
-        format!("{}{}{block}.{module}.{}", self.prefix, self.blocks, kind.name())
+        format!("{}.{module}.{}", self.block(block), kind.name())
     }
 
     /// Tensors that the checkpoint may have and that are not read.
     pub(crate) fn ignored(&self, layers: u64) -> impl Iterator<Item = String> {
-        let of_block = move |block| {
-            self.ignored.iter().map(move |name| format!("{}{}{block}.{name}", self.prefix, self.blocks))
-        };
+        let of_block =
+            move |block| self.ignored.iter().map(move |name| format!("{}.{name}", self.block(block)));
         let before = self.read_before.iter().map(|name| (*name).to_owned());
         (0..layers).flat_map(of_block).chain(before)
     }

@@ -1,10 +1,12 @@
 //! Graphs, recipes of weights, and rotary frequencies.
 
+mod hooks;
+
 use super::*;
 use crate::Error;
 use crate::families::tests::{read, with};
 use crate::weights::{Recipe, WeightMap};
-use djinn_srg::{DType, Graph, Op, Owner};
+use djinn_srg::{DType, Graph, KvPlace, KvPlan, Op};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -33,16 +35,8 @@ fn graph_of(changes: Value) -> Graph {
 }
 
 #[test]
-fn the_graph_names_every_hook_and_weight() {
+fn the_graph_has_every_weight_in_its_shape() {
     let graph = graph_of(json!({}));
-    let hooks: Vec<&str> = graph.values.iter().filter_map(|v| v.hook.as_deref()).collect();
-    let block =
-        |l: u32| ["attn_out", "resid_mid", "mlp_out", "resid_post"].map(|h| format!("blocks.{l}.hook_{h}"));
-    let mut expected = vec!["hook_embed".to_owned()];
-    expected.extend(block(0).into_iter().chain(block(1)));
-    expected.push("ln_final.hook_normalized".to_owned());
-    assert_eq!(hooks, expected);
-
     let weights: Vec<(&str, Vec<u64>)> = graph
         .weights()
         .map(|(_, v)| (v.name.as_str(), v.matrix().to_vec()))
@@ -61,8 +55,8 @@ fn the_graph_names_every_hook_and_weight() {
         ("unembed.weight", [128, 64]),
     ];
     assert_eq!(weights, expected.map(|(name, shape)| (name, shape.to_vec())));
-    assert!(graph.weights().all(|(_, v)| v.owner() == Owner::Model));
-    assert_eq!((graph.kv.layers, graph.kv.kv_heads, graph.kv.head_dim), (2, 2, 16));
+    let place = |first| KvPlace { first, kv_heads: 2, head_dim: 16 };
+    assert_eq!(KvPlan::new(&graph).places().collect::<Vec<_>>(), [place(0), place(64)]);
     assert_eq!((graph.vocab, graph.max_context), (128, 512));
 }
 
@@ -163,8 +157,6 @@ fn a_parallel_block_adds_both_to_what_came_in() {
     let expected =
         [&["embed", "rope_table"][..], &block[..], &["select_rows", "layer_norm", "linear"][..]].concat();
     assert_eq!(names, expected);
-    let hooks: Vec<&str> = graph.values.iter().filter_map(|v| v.hook.as_deref()).collect();
-    assert!(!hooks.contains(&"blocks.0.hook_resid_mid"), "{hooks:?}");
     let rope = graph.nodes.iter().find(|n| n.op.name() == "rope").unwrap();
     assert!(matches!(rope.op, Op::Rope { rotary_dim: 8, head_dim: 16, .. }));
 }

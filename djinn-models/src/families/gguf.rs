@@ -15,7 +15,7 @@ use crate::decoder::{
 };
 use crate::gguf::Gguf;
 use crate::{Error, Result, TensorFile};
-use djinn_srg::Gelu;
+use djinn_srg::GeluForm;
 
 /// After the architecture and a dot.
 const KEYS: KeyNames = KeyNames {
@@ -134,7 +134,7 @@ impl File<'_> {
         Ok(Decoder {
             architecture: "GPT2LMHeadModel",
             positions: Positions::Learned,
-            mlp: Mlp::Gelu(Gelu::Tanh),
+            mlp: Mlp::Gelu(GeluForm::Tanh),
             biases: Biases { qkv: true, out: true, mlp: true, head: false },
             tensors: Tensors { read_before: &[], ..base.tensors.clone() },
             ..base
@@ -152,7 +152,7 @@ impl File<'_> {
             architecture: "FalconForCausalLM",
             positions: Positions::Rotary(self.rotary(base.sizes.head_dim)?),
             block: if two { Block::ParallelTwoNorms } else { Block::Parallel },
-            mlp: Mlp::Gelu(Gelu::Erf),
+            mlp: Mlp::Gelu(GeluForm::Erf),
             tensors: Tensors { norms, ..base.tensors.clone() },
             ..base
         })
@@ -167,7 +167,7 @@ impl File<'_> {
             norm: self.layer_norm()?,
             positions: Positions::Learned,
             block: Block::Sequential,
-            mlp: Mlp::Gelu(Gelu::Erf),
+            mlp: Mlp::Gelu(GeluForm::Erf),
             biases: Biases::default(),
             head_norms: false,
             window: None,

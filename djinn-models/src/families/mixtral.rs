@@ -1,4 +1,4 @@
-//! Mixtral (Jiang et al. 2024): Mistral with several MLPs in each block, of which a router chooses some for each row.
+//! Mixtral (Jiang et al. 2024): Mistral with several MLPs in each block; a router chooses some for each row.
 
 use super::llama::{DEFAULTS, Defaults, TENSORS, base};
 use super::mistral::window;

@@ -199,9 +199,9 @@ fn gpt(family: &Family, more: Value) -> Result<Decoder> {
 fn gpts_have_names_of_their_own() {
     let two = gpt(&gpt2::FAMILY, json!({})).unwrap();
     assert_eq!((two.sizes.intermediate, two.sizes.context, two.tied), (256, 1024, true));
-    assert_eq!((two.mlp, two.positions), (Mlp::Gelu(Gelu::Tanh), Positions::Learned));
+    assert_eq!((two.mlp, two.positions), (Mlp::Gelu(GeluForm::Tanh), Positions::Learned));
     let exact = gpt(&gpt2::FAMILY, json!({"activation_function": "gelu", "n_inner": 100})).unwrap();
-    assert_eq!((exact.mlp, exact.sizes.intermediate), (Mlp::Gelu(Gelu::Erf), 100));
+    assert_eq!((exact.mlp, exact.sizes.intermediate), (Mlp::Gelu(GeluForm::Erf), 100));
     let j = gpt(&gptj::FAMILY, json!({"rotary_dim": 8})).unwrap();
     assert_eq!((rotary_of(&j).dim, j.tied, j.biases.head, j.sizes.context), (8, false, true, 2048));
     for (family, changes, named) in [
@@ -274,7 +274,7 @@ fn gpt_neox_is_parallel_with_two_norms_and_biased_unless_told_otherwise() {
     // Llama's two key heads are no key of this family's.
     let untold = neox(json!({"max_position_embeddings": null})).unwrap();
     assert_eq!((untold.block, untold.biases), (Block::ParallelTwoNorms, biases(true)));
-    assert_eq!((untold.mlp, untold.norm.kind), (Mlp::Gelu(Gelu::Erf), NormKind::Layer));
+    assert_eq!((untold.mlp, untold.norm.kind), (Mlp::Gelu(GeluForm::Erf), NormKind::Layer));
     assert_eq!((untold.sizes.context, untold.sizes.kv_heads, untold.norm.eps), (2048, 4, 1e-5));
     let told = neox(json!({
         "use_parallel_residual": false, "attention_bias": false, "hidden_act": "gelu_fast",
@@ -282,7 +282,7 @@ fn gpt_neox_is_parallel_with_two_norms_and_biased_unless_told_otherwise() {
     }));
     let told = told.unwrap();
     assert_eq!((told.block, told.biases, told.tied), (Block::Sequential, biases(false), true));
-    assert_eq!((told.mlp, told.norm.eps, untold.tied), (Mlp::Gelu(Gelu::Tanh), 1e-3, false));
+    assert_eq!((told.mlp, told.norm.eps, untold.tied), (Mlp::Gelu(GeluForm::Tanh), 1e-3, false));
     for (changes, named) in [
         (json!({"hidden_act": "relu"}), "hidden_act relu"),
         (json!({"rope_theta": 500.0}), "rope_theta 500"),

@@ -58,7 +58,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.bytes(what)?))
     }
 
-    /// A length as u64 and so many bytes of UTF-8.
+    /// A length as u64, then that many bytes of UTF-8.
     pub(super) fn string(&mut self, what: &str) -> Result<String> {
         let len = self.u64(what)?;
         self.check_count(len, 1, what)?;

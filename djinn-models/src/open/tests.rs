@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 fn read(model: &Model, weight: &str, rows: std::ops::Range<u64>) -> Vec<u8> {
     let (_, value) = model.graph.weights().find(|(_, v)| v.name == weight).unwrap();
-    let row_bytes = value.matrix()[1] * value.dtype.bytes();
+    let row_bytes = value.row_bytes();
     let mut out = vec![0; ((rows.end - rows.start) * row_bytes) as usize];
     model.source.read_rows(weight, rows, &mut out).unwrap();
     out
@@ -23,7 +23,7 @@ fn whole(model: &Model, weight: &str) -> Vec<u8> {
 }
 
 fn dtype_of(model: &Model, weight: &str) -> DType {
-    model.graph.weights().find(|(_, v)| v.name == weight).unwrap().1.dtype
+    model.graph.weights().find(|(_, v)| v.name == weight).unwrap().1.dtype()
 }
 
 /// The tensors of the file, one below the other.

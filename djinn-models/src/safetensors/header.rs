@@ -1,4 +1,4 @@
-//! The header of one safetensors file: a length as u64, so many bytes of JSON, then the data.
+//! The header of one safetensors file: a length as u64, that many bytes of JSON, then the data.
 
 use crate::file::{Input, Stored};
 use crate::{Encoding, Result, TensorInfo};

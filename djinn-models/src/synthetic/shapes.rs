@@ -7,6 +7,7 @@ use crate::{Error, Result, families};
 use djinn_srg::DType;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// A synthetic model's name, taken apart.
 pub(super) struct Request {
@@ -19,180 +20,97 @@ pub(super) struct Request {
     pub(super) chosen: bool,
 }
 
-/// A known model's name, the one that it differs from, and the keys of `config.json` that make the difference.
-type Shape = (&'static str, &'static str, &'static str);
+/// The models' published configurations, as far as they decide shapes: a name, the shape that it differs from, and the
+/// keys of `config.json` that make the difference.
+const SHAPES: &str = r#"[
+    {"name":"llama-2-7b","model_type":"llama","hidden_size":4096,"intermediate_size":11008,
+     "num_hidden_layers":32,"num_attention_heads":32,"vocab_size":32000,"max_position_embeddings":4096,
+     "rms_norm_eps":1e-5,"rope_theta":10000.0,"torch_dtype":"float16"},
+    {"name":"llama-2-13b","like":"llama-2-7b","hidden_size":5120,"intermediate_size":13824,
+     "num_hidden_layers":40,"num_attention_heads":40},
+    {"name":"llama-2-70b","like":"llama-2-7b","hidden_size":8192,"intermediate_size":28672,
+     "num_hidden_layers":80,"num_attention_heads":64,"num_key_value_heads":8},
+    {"name":"llama-3-8b","like":"llama-2-7b","intermediate_size":14336,"num_key_value_heads":8,
+     "vocab_size":128256,"max_position_embeddings":8192,"rope_theta":500000.0,"torch_dtype":"bfloat16"},
+    {"name":"llama-3-70b","like":"llama-3-8b","hidden_size":8192,"intermediate_size":28672,
+     "num_hidden_layers":80,"num_attention_heads":64},
+    {"name":"llama-3.1-8b","like":"llama-3-8b","max_position_embeddings":131072,
+     "rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
+     "original_max_position_embeddings":8192}},
+    {"name":"llama-3.2-1b","like":"llama-3-8b","hidden_size":2048,"intermediate_size":8192,
+     "num_hidden_layers":16,"tie_word_embeddings":true,"max_position_embeddings":131072,
+     "rope_scaling":{"rope_type":"llama3","factor":32.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
+     "original_max_position_embeddings":8192}},
+    {"name":"smollm2-135m","like":"llama-3-8b","hidden_size":576,"intermediate_size":1536,
+     "num_hidden_layers":30,"num_attention_heads":9,"num_key_value_heads":3,"vocab_size":49152,
+     "rope_theta":100000.0,"tie_word_embeddings":true},
+    {"name":"mistral-7b","like":"llama-3-8b","model_type":"mistral","sliding_window":null,
+     "vocab_size":32768,"max_position_embeddings":32768,"rope_theta":1e6},
+    {"name":"mixtral-8x7b","like":"mistral-7b","model_type":"mixtral","vocab_size":32000,
+     "num_local_experts":8,"num_experts_per_tok":2},
+    {"name":"qwen2.5-7b","like":"llama-3-8b","model_type":"qwen2","hidden_size":3584,
+     "intermediate_size":18944,"num_hidden_layers":28,"num_attention_heads":28,"num_key_value_heads":4,
+     "vocab_size":152064,"max_position_embeddings":32768,"rope_theta":1e6},
+    {"name":"qwen3-8b","like":"llama-3-8b","model_type":"qwen3","intermediate_size":12288,
+     "num_hidden_layers":36,"vocab_size":151936,"max_position_embeddings":40960,"rope_theta":1e6},
+    {"name":"gpt2","model_type":"gpt2","n_embd":768,"n_layer":12,"n_head":12,"n_positions":1024,
+     "vocab_size":50257,"layer_norm_epsilon":1e-5,"torch_dtype":"float32"},
+    {"name":"gpt-j-6b","model_type":"gptj","n_embd":4096,"n_layer":28,"n_head":16,"n_positions":2048,
+     "vocab_size":50400,"rotary_dim":64,"layer_norm_epsilon":1e-5,"torch_dtype":"float16"},
+    {"name":"pythia-6.9b","model_type":"gpt_neox","hidden_size":4096,"intermediate_size":16384,
+     "num_hidden_layers":32,"num_attention_heads":32,"vocab_size":50432,"max_position_embeddings":2048,
+     "rotary_pct":0.25,"rotary_emb_base":10000,"layer_norm_eps":1e-5,"use_parallel_residual":true,
+     "torch_dtype":"float16"},
+    {"name":"falcon-7b","model_type":"falcon","hidden_size":4544,"num_hidden_layers":32,
+     "num_attention_heads":71,"vocab_size":65024,"max_position_embeddings":2048,"layer_norm_epsilon":1e-5,
+     "torch_dtype":"bfloat16"},
+    {"name":"falcon-40b","like":"falcon-7b","hidden_size":8192,"num_hidden_layers":60,
+     "num_attention_heads":128,"num_kv_heads":8,"new_decoder_architecture":true},
+    {"name":"falcon-180b","like":"falcon-40b","hidden_size":14848,"num_hidden_layers":80,
+     "num_attention_heads":232},
+    {"name":"falcon-rw-1b","like":"falcon-7b","hidden_size":2048,"num_hidden_layers":24,
+     "num_attention_heads":32,"vocab_size":50304,"alibi":true,"bias":true,"multi_query":false,
+     "parallel_attn":false},
+    {"name":"tiny","like":"llama-2-7b","hidden_size":64,"intermediate_size":160,"num_hidden_layers":2,
+     "num_attention_heads":4,"vocab_size":256,"max_position_embeddings":2048,"torch_dtype":"bfloat16"},
+    {"name":"tiny-gqa","like":"tiny","num_key_value_heads":2},
+    {"name":"tiny-mqa","like":"tiny","num_key_value_heads":1},
+    {"name":"tiny-tied","like":"tiny","tie_word_embeddings":true},
+    {"name":"tiny-bias","like":"tiny","attention_bias":true,"mlp_bias":true},
+    {"name":"tiny-1layer","like":"tiny","num_hidden_layers":1},
+    {"name":"tiny-qwen3","like":"tiny-gqa","model_type":"qwen3","head_dim":16},
+    {"name":"tiny-window","like":"tiny-gqa","model_type":"mistral","sliding_window":24},
+    {"name":"tiny-mixtral","like":"tiny-gqa","model_type":"mixtral","num_local_experts":8,
+     "num_experts_per_tok":2},
+    {"name":"tiny-gpt2","like":"gpt2","n_embd":64,"n_layer":2,"n_head":4,"vocab_size":256,
+     "torch_dtype":"bfloat16"},
+    {"name":"tiny-gptj","like":"gpt-j-6b","n_embd":64,"n_layer":2,"n_head":4,"vocab_size":256,
+     "rotary_dim":8,"torch_dtype":"bfloat16"},
+    {"name":"tiny-gpt-neox","like":"pythia-6.9b","hidden_size":64,"intermediate_size":160,
+     "num_hidden_layers":2,"num_attention_heads":4,"vocab_size":256,"torch_dtype":"bfloat16"},
+    {"name":"tiny-falcon","like":"falcon-40b","hidden_size":64,"num_hidden_layers":2,
+     "num_attention_heads":4,"num_kv_heads":2,"vocab_size":256},
+    {"name":"tiny-falcon-rw","like":"falcon-rw-1b","hidden_size":64,"num_hidden_layers":2,
+     "num_attention_heads":4,"vocab_size":256}
+]"#;
 
-/// The models' published configurations, as far as they decide shapes.
-const SHAPES: &[Shape] = &[
-    (
-        "llama-2-7b",
-        "",
-        r#"{"model_type":"llama","hidden_size":4096,"intermediate_size":11008,"num_hidden_layers":32,
-            "num_attention_heads":32,"vocab_size":32000,"max_position_embeddings":4096,"rms_norm_eps":1e-5,
-            "rope_theta":10000.0,"torch_dtype":"float16"}"#,
-    ),
-    (
-        "llama-2-13b",
-        "llama-2-7b",
-        r#"{"hidden_size":5120,"intermediate_size":13824,"num_hidden_layers":40,"num_attention_heads":40}"#,
-    ),
-    (
-        "llama-2-70b",
-        "llama-2-7b",
-        r#"{"hidden_size":8192,"intermediate_size":28672,"num_hidden_layers":80,"num_attention_heads":64,
-            "num_key_value_heads":8}"#,
-    ),
-    (
-        "llama-3-8b",
-        "llama-2-7b",
-        r#"{"intermediate_size":14336,"num_key_value_heads":8,"vocab_size":128256,
-            "max_position_embeddings":8192,"rope_theta":500000.0,"torch_dtype":"bfloat16"}"#,
-    ),
-    (
-        "llama-3-70b",
-        "llama-3-8b",
-        r#"{"hidden_size":8192,"intermediate_size":28672,"num_hidden_layers":80,"num_attention_heads":64}"#,
-    ),
-    (
-        "llama-3.1-8b",
-        "llama-3-8b",
-        r#"{"max_position_embeddings":131072,"rope_scaling":{"rope_type":"llama3","factor":8.0,
-            "low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192}}"#,
-    ),
-    (
-        "llama-3.2-1b",
-        "llama-3-8b",
-        r#"{"hidden_size":2048,"intermediate_size":8192,"num_hidden_layers":16,"tie_word_embeddings":true,
-            "max_position_embeddings":131072,"rope_scaling":{"rope_type":"llama3","factor":32.0,
-            "low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192}}"#,
-    ),
-    (
-        "smollm2-135m",
-        "llama-3-8b",
-        r#"{"hidden_size":576,"intermediate_size":1536,"num_hidden_layers":30,"num_attention_heads":9,
-            "num_key_value_heads":3,"vocab_size":49152,"rope_theta":100000.0,"tie_word_embeddings":true}"#,
-    ),
-    (
-        "mistral-7b",
-        "llama-3-8b",
-        r#"{"model_type":"mistral","sliding_window":null,"vocab_size":32768,"max_position_embeddings":32768,
-            "rope_theta":1e6}"#,
-    ),
-    (
-        "mixtral-8x7b",
-        "mistral-7b",
-        r#"{"model_type":"mixtral","vocab_size":32000,"num_local_experts":8,"num_experts_per_tok":2}"#,
-    ),
-    (
-        "qwen2.5-7b",
-        "llama-3-8b",
-        r#"{"model_type":"qwen2","hidden_size":3584,"intermediate_size":18944,"num_hidden_layers":28,
-            "num_attention_heads":28,"num_key_value_heads":4,"vocab_size":152064,
-            "max_position_embeddings":32768,"rope_theta":1e6}"#,
-    ),
-    (
-        "qwen3-8b",
-        "llama-3-8b",
-        r#"{"model_type":"qwen3","intermediate_size":12288,"num_hidden_layers":36,"vocab_size":151936,
-            "max_position_embeddings":40960,"rope_theta":1e6}"#,
-    ),
-    (
-        "gpt2",
-        "",
-        r#"{"model_type":"gpt2","n_embd":768,"n_layer":12,"n_head":12,"n_positions":1024,"vocab_size":50257,
-            "layer_norm_epsilon":1e-5,"torch_dtype":"float32"}"#,
-    ),
-    (
-        "gpt-j-6b",
-        "",
-        r#"{"model_type":"gptj","n_embd":4096,"n_layer":28,"n_head":16,"n_positions":2048,"vocab_size":50400,
-            "rotary_dim":64,"layer_norm_epsilon":1e-5,"torch_dtype":"float16"}"#,
-    ),
-    (
-        "pythia-6.9b",
-        "",
-        r#"{"model_type":"gpt_neox","hidden_size":4096,"intermediate_size":16384,"num_hidden_layers":32,
-            "num_attention_heads":32,"vocab_size":50432,"max_position_embeddings":2048,"rotary_pct":0.25,
-            "rotary_emb_base":10000,"layer_norm_eps":1e-5,"use_parallel_residual":true,"torch_dtype":"float16"}"#,
-    ),
-    (
-        "falcon-7b",
-        "",
-        r#"{"model_type":"falcon","hidden_size":4544,"num_hidden_layers":32,"num_attention_heads":71,
-            "vocab_size":65024,"max_position_embeddings":2048,"layer_norm_epsilon":1e-5,
-            "torch_dtype":"bfloat16"}"#,
-    ),
-    (
-        "falcon-40b",
-        "falcon-7b",
-        r#"{"hidden_size":8192,"num_hidden_layers":60,"num_attention_heads":128,"num_kv_heads":8,
-            "new_decoder_architecture":true}"#,
-    ),
-    (
-        "falcon-180b",
-        "falcon-40b",
-        r#"{"hidden_size":14848,"num_hidden_layers":80,"num_attention_heads":232}"#,
-    ),
-    (
-        "falcon-rw-1b",
-        "falcon-7b",
-        r#"{"hidden_size":2048,"num_hidden_layers":24,"num_attention_heads":32,"vocab_size":50304,
-            "alibi":true,"bias":true,"multi_query":false,"parallel_attn":false}"#,
-    ),
-    (
-        "tiny",
-        "llama-2-7b",
-        r#"{"hidden_size":64,"intermediate_size":160,"num_hidden_layers":2,"num_attention_heads":4,
-            "vocab_size":256,"max_position_embeddings":2048,"torch_dtype":"bfloat16"}"#,
-    ),
-    ("tiny-gqa", "tiny", r#"{"num_key_value_heads":2}"#),
-    ("tiny-mqa", "tiny", r#"{"num_key_value_heads":1}"#),
-    ("tiny-tied", "tiny", r#"{"tie_word_embeddings":true}"#),
-    ("tiny-bias", "tiny", r#"{"attention_bias":true,"mlp_bias":true}"#),
-    ("tiny-1layer", "tiny", r#"{"num_hidden_layers":1}"#),
-    ("tiny-qwen3", "tiny-gqa", r#"{"model_type":"qwen3","head_dim":16}"#),
-    ("tiny-window", "tiny-gqa", r#"{"model_type":"mistral","sliding_window":24}"#),
-    ("tiny-mixtral", "tiny-gqa", r#"{"model_type":"mixtral","num_local_experts":8,"num_experts_per_tok":2}"#),
-    (
-        "tiny-gpt2",
-        "gpt2",
-        r#"{"n_embd":64,"n_layer":2,"n_head":4,"vocab_size":256,"torch_dtype":"bfloat16"}"#,
-    ),
-    (
-        "tiny-gptj",
-        "gpt-j-6b",
-        r#"{"n_embd":64,"n_layer":2,"n_head":4,"vocab_size":256,"rotary_dim":8,"torch_dtype":"bfloat16"}"#,
-    ),
-    (
-        "tiny-gpt-neox",
-        "pythia-6.9b",
-        r#"{"hidden_size":64,"intermediate_size":160,"num_hidden_layers":2,"num_attention_heads":4,
-            "vocab_size":256,"torch_dtype":"bfloat16"}"#,
-    ),
-    (
-        "tiny-falcon",
-        "falcon-40b",
-        r#"{"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":4,"num_kv_heads":2,
-            "vocab_size":256}"#,
-    ),
-    (
-        "tiny-falcon-rw",
-        "falcon-rw-1b",
-        r#"{"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":4,"vocab_size":256}"#,
-    ),
-];
+static TABLE: LazyLock<Vec<Map<String, Value>>> =
+    LazyLock::new(|| serde_json::from_str(SHAPES).expect("the table is JSON"));
+
+fn text<'a>(shape: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
+    shape.get(key).and_then(Value::as_str)
+}
 
 /// The shapes' names.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    SHAPES.iter().map(|(name, _, _)| *name)
+    TABLE.iter().filter_map(|shape| text(shape, "name"))
 }
 
 /// The configuration of a known shape.
 fn configuration(name: &str) -> Option<Map<String, Value>> {
-    let (_, base, keys) = SHAPES.iter().find(|(known, _, _)| *known == name)?;
-    let mut config = if base.is_empty() { Map::new() } else { configuration(base)? };
-    let keys: Map<String, Value> = serde_json::from_str(keys).expect("the table is JSON");
-    config.extend(keys);
+    let shape = TABLE.iter().find(|shape| text(shape, "name") == Some(name))?;
+    let mut config = text(shape, "like").map_or(Some(Map::new()), configuration)?;
+    config.extend(shape.clone());
     Some(config)
 }
 

@@ -11,7 +11,7 @@ fn model(name: &str) -> Model {
 
 fn shape_of(model: &Model, weight: &str) -> ([u64; 2], DType) {
     let (_, value) = model.graph.weights().find(|(_, v)| v.name == weight).unwrap();
-    (value.matrix(), value.dtype)
+    (value.matrix(), value.dtype())
 }
 
 fn bytes(model: &Model, weight: &str) -> Vec<u8> {
@@ -77,8 +77,8 @@ fn every_name_opens_and_every_weight_reads() {
         let model = model(name);
         assert_eq!(model.name, format!("synthetic:{name}"));
         for (_, value) in model.graph.weights() {
-            let [rows, columns] = value.matrix();
-            let mut out = vec![0; (columns * value.dtype.bytes()) as usize];
+            let [rows, _] = value.matrix();
+            let mut out = vec![0; value.row_bytes() as usize];
             model.source.read_rows(&value.name, rows - 1..rows, &mut out).unwrap();
             assert!(out.iter().any(|&b| b != 0), "{name}: {}", value.name);
         }

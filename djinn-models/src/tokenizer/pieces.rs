@@ -2,6 +2,8 @@
 
 use super::encoder::Encoder;
 use crate::{Error, Result};
+use std::borrow::Cow;
+use std::sync::LazyLock;
 
 /// Most ids that a vocabulary may span; the largest in use has a quarter of a million.
 pub(super) const MAX_VOCAB: usize = 1 << 21;
@@ -108,6 +110,21 @@ impl Pieces {
     }
 }
 
+impl Pieces {
+    /// What a token adds to a text that goes on.
+    pub(super) fn text_bytes(&self, id: u32) -> Cow<'_, [u8]> {
+        let piece = self.get(id);
+        let Scheme::Spaces { bytes, .. } = self.scheme else { return piece.into() };
+        // Spellings are whole strings: nothing is lost here.
+        let spelling = String::from_utf8_lossy(piece);
+        match byte_token(&spelling).filter(|_| bytes) {
+            Some(byte) => vec![byte].into(),
+            None if spelling.contains('▁') => spelling.replace('▁', " ").into_bytes().into(),
+            None => piece.into(),
+        }
+    }
+}
+
 fn push_bytes(out: &mut Vec<u8>, token: &str, scheme: Scheme, added: bool) {
     match scheme {
         Scheme::ByteLevel { added: false } if added => out.extend_from_slice(token.as_bytes()),
@@ -139,29 +156,15 @@ pub(super) fn byte_token(token: &str) -> Option<u8> {
 }
 
 /// Whether GPT-2's alphabet writes this byte as the character of the same number.
-const fn is_visible(byte: u8) -> bool {
+fn is_visible(byte: u8) -> bool {
     matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF)
 }
 
-/// The bytes that the alphabet moves to U+0100 and up, in order.
-const MOVED: [u8; 68] = {
-    let mut moved = [0; 68];
-    let (mut byte, mut n) = (0, 0);
-    while byte < 256 {
-        if !is_visible(byte as u8) {
-            moved[n] = byte as u8;
-            n += 1;
-        }
-        byte += 1;
-    }
-    moved
-};
-
-/// The byte that a character of GPT-2's alphabet stands for.
+/// The byte that a character of GPT-2's alphabet stands for. Bytes that are not visible are at U+0100 and up, in order.
 fn alphabet_byte(c: char) -> Option<u8> {
     match u8::try_from(u32::from(c)) {
         Ok(byte) => is_visible(byte).then_some(byte),
-        Err(_) => MOVED.get((u32::from(c) - 256) as usize).copied(),
+        Err(_) => (0..=255).filter(|byte| !is_visible(*byte)).nth((u32::from(c) - 256) as usize),
     }
 }
 
@@ -171,20 +174,10 @@ pub(super) fn alphabet_char(byte: u8) -> char {
 }
 
 /// GPT-2's alphabet, in the order of the bytes.
-const ALPHABET: [char; 256] = {
-    let mut alphabet = ['\0'; 256];
-    let (mut byte, mut moved) = (0, 0);
-    while byte < 256 {
-        if is_visible(byte as u8) {
-            alphabet[byte] = byte as u8 as char;
-        } else {
-            alphabet[byte] = match char::from_u32(256 + moved) {
-                Some(c) => c,
-                None => unreachable!(),
-            };
-            moved += 1;
-        }
-        byte += 1;
-    }
-    alphabet
-};
+static ALPHABET: LazyLock<[char; 256]> = LazyLock::new(|| {
+    let mut moved = '\u{100}'..;
+    std::array::from_fn(|byte| match byte as u8 {
+        byte if is_visible(byte) => char::from(byte),
+        _ => moved.next().expect("there are many more characters than bytes"),
+    })
+});

@@ -8,7 +8,8 @@ use crate::{Error, Result};
 pub struct StopStrings {
     stops: Vec<String>,
     withheld: String,
-    stopped: bool,
+    /// The stop string that was met.
+    met: Option<usize>,
 }
 
 /// What a piece of text led to.
@@ -36,16 +37,16 @@ impl StopStrings {
     /// Takes the next piece of text. The match that ends first wins; among those, the longest. After a stop
     /// nothing comes out any more.
     pub fn push(&mut self, piece: &str) -> StopScan {
-        if self.stopped {
+        if self.met.is_some() {
             return StopScan { text: String::new(), stopped: true };
         }
         self.withheld.push_str(piece);
-        let found = self.stops.iter().filter_map(|stop| {
+        let found = self.stops.iter().enumerate().filter_map(|(at, stop)| {
             let start = self.withheld.find(stop.as_str())?;
-            Some((start + stop.len(), start))
+            Some((start + stop.len(), start, at))
         });
-        if let Some((_, start)) = found.min() {
-            self.stopped = true;
+        if let Some((_, start, at)) = found.min() {
+            self.met = Some(at);
             let mut text = std::mem::take(&mut self.withheld);
             text.truncate(start);
             return StopScan { text, stopped: true };
@@ -53,6 +54,11 @@ impl StopStrings {
         let keep = self.undecided();
         let rest = self.withheld.split_off(self.withheld.len() - keep);
         StopScan { text: std::mem::replace(&mut self.withheld, rest), stopped: false }
+    }
+
+    /// The stop string that was met, if one was.
+    pub fn met(&self) -> Option<&str> {
+        self.stops.get(self.met?).map(String::as_str)
     }
 
     /// The end of the text: what was withheld and is no stop string after all.

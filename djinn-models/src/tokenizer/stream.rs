@@ -39,6 +39,7 @@ impl TextStream {
 
     /// Takes a token; gives the text that is certain now, if any.
     pub fn push(&mut self, token: u32) -> Option<String> {
+        log::trace!(target: "djinn::tokenizer", "decode {token}");
         let mut text = String::new();
         self.push_to(token, &mut text);
         (!text.is_empty()).then_some(text)

@@ -222,7 +222,7 @@ fn a_number_beyond_f16_is_refused_and_named() {
     narrow.read_rows("w", 0..1, &mut [0; 4]).unwrap();
     let error = narrow.read_rows("w", 0..2, &mut [0; 8]).unwrap_err();
     let detail = error.source.to_string();
-    assert!(["big", "row 1", "-70000", "--dtype bf16"].iter().all(|part| detail.contains(part)), "{detail}");
+    assert!(["big", "row 1", "-70000", "`dtype` bf16"].iter().all(|part| detail.contains(part)), "{detail}");
 
     let wide = source(file(), one_part("big", &[2, 2]), Some(DType::BF16));
     wide.read_rows("w", 0..2, &mut [0; 8]).unwrap();

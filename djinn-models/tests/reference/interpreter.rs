@@ -1,7 +1,7 @@
 //! A plain f64 interpreter of a model's graph, fed by its weight source.
 
 use djinn_models::{Location, Model, OpenOptions, open};
-use djinn_srg::{DType, Gelu, Node, Op, RopeStyle, ValueId};
+use djinn_srg::{DType, GeluForm, Node, Op, RopeStyle, ValueId};
 use half::{bf16, f16};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -44,10 +44,10 @@ impl Interpreter {
         let model = open(location, options).unwrap();
         let weights = model.graph.weights().map(|(id, value)| {
             let [rows, columns] = value.matrix();
-            let mut bytes = vec![0; (rows * columns * value.dtype.bytes()) as usize];
+            let mut bytes = vec![0; (rows * columns * value.dtype().bytes()) as usize];
             model.source.read_rows(&value.name, 0..rows, &mut bytes).unwrap();
             let halves = || bytes.as_chunks::<2>().0;
-            let data = match value.dtype {
+            let data = match value.dtype() {
                 DType::F16 => halves().iter().map(|b| f16::from_le_bytes(*b).to_f64()).collect(),
                 DType::BF16 => halves().iter().map(|b| bf16::from_le_bytes(*b).to_f64()).collect(),
                 _ => bytes.as_chunks::<4>().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect(),
@@ -67,17 +67,17 @@ impl Interpreter {
                 Op::KvWrite { .. } => continue,
                 Op::Route { top_k, renormalise, .. } => {
                     let [weights, ids] = route(&values[&node.inputs[0]], *top_k as usize, *renormalise);
-                    values.insert(node.also[0], ids);
+                    values.insert(node.outputs[1], ids);
                     weights
                 }
                 Op::Group { experts, .. } => {
                     let [order, starts] = group(&values[&node.inputs[0]], *experts as usize);
-                    values.insert(node.also[0], starts);
+                    values.insert(node.outputs[1], starts);
                     order
                 }
                 _ => self.run(node, &values, tokens),
             };
-            values.insert(node.output, output);
+            values.insert(node.outputs[0], output);
         }
         values.remove(&self.model.graph.logits).unwrap()
     }
@@ -224,14 +224,14 @@ fn distance_bias(head: usize, heads: usize, position: usize) -> f64 {
     rounded(rounded(slope) * rounded(position as f64))
 }
 
-fn gelu(x: f64, form: Gelu) -> f64 {
+fn gelu(x: f64, form: GeluForm) -> f64 {
     match form {
-        Gelu::Tanh => {
+        GeluForm::Tanh => {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
             0.5 * x * (1.0 + inner.tanh())
         }
         // The integral of the normal density from 0 to x, by Simpson's rule.
-        Gelu::Erf => {
+        GeluForm::Erf => {
             const STEPS: i32 = 200;
             let density = |t: f64| (-0.5 * t * t).exp() / std::f64::consts::TAU.sqrt();
             let h = x / f64::from(STEPS);

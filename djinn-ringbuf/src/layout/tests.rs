@@ -168,7 +168,7 @@ fn branches(layout: &CyclicLayout) -> BTreeSet<Branch> {
 
 type Place = fn(u64, u64, &[u64]) -> Result<CyclicLayout, LayoutError>;
 
-/// A ring with slots of which some are large and some small, and none too large.
+/// A ring with some large slots and some small ones, and none too large.
 fn case_of(place: Place) -> impl Strategy<Value = (CyclicLayout, u64)> {
     (1..=64_u64, 0..4_u32).prop_flat_map(move |(capacity, align)| {
         let len = prop_oneof![1..=capacity, 1..=capacity.div_ceil(8)];

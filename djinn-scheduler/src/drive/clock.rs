@@ -7,7 +7,7 @@ pub trait Clock {
     /// The time since the clock's origin. It never goes back.
     fn now(&mut self) -> Duration;
 
-    /// Waits until `until`; for a short moment at most where something is `under_way`, of which only asking
+    /// Waits until `until`; for a short moment at most where something is `under_way`, whose end only asking
     /// tells when it ends.
     fn wait(&mut self, until: Option<Duration>, under_way: bool);
 

@@ -1,14 +1,16 @@
 //! One run: what clients do, what the scheduler plans, what the backend reports.
 
-use super::{Clock, Span};
-use crate::backend::{Backend, Completion};
-use crate::plan::{CopyOutcome, Entry, Outcome, Plan, TurnEnd};
-use crate::scheduler::{Event, Scheduler};
-use crate::session::{Arrival, Residency, SessionId};
+use super::{Clock, RunSpan};
+use crate::backend::Backend;
+use crate::event_loop::{EventLoop, Pumped};
+use crate::plan::{CopyOutcome, Move, Outcome, ScheduledSession, TurnEnd};
+use crate::scheduler::{Scheduler, SessionEvent};
+use crate::session::{Arrival, SessionId};
 use crate::signal::Signal;
-use crate::sim::report::{Parts, Report, Sample, TurnRecord};
+use crate::sim::report::{LatencyParts, Report, Sample, TurnRecord};
 use crate::sim::workload::{Agent, Script};
 use crate::sim::{Oracle, Workload};
+use djinn_pages::{PageName, Residency};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
@@ -41,20 +43,20 @@ struct Client {
 }
 
 pub(super) struct Run<'a> {
-    scheduler: Scheduler,
+    core: EventLoop,
     backend: &'a mut dyn Backend,
     clock: &'a mut dyn Clock,
     agents: Vec<Agent>,
+    /// Tokens that all first prompts begin with.
+    shared: u64,
     oracle: Option<&'a Oracle>,
-    span: Span,
+    span: RunSpan,
     now: Duration,
     heap: BinaryHeap<Reverse<(Duration, u64, Happening)>>,
     events: u64,
     clients: BTreeMap<SessionId, Client>,
-    under_way: Option<Plan>,
     /// Since when the sessions whose pages leave have waited.
     leaving: BTreeMap<SessionId, Duration>,
-    wake: Option<Duration>,
     next_sample: Duration,
     pub(super) report: Report,
 }
@@ -65,24 +67,23 @@ impl<'a> Run<'a> {
         backend: &'a mut dyn Backend,
         clock: &'a mut dyn Clock,
         workload: &Workload,
-        span: Span,
+        span: RunSpan,
         oracle: Option<&'a Oracle>,
     ) -> Self {
         let policy = scheduler.parts().policy.name().to_owned();
         let mut run = Run {
-            scheduler,
+            core: EventLoop::new(scheduler),
             backend,
             clock,
             agents: workload.agents.clone(),
+            shared: workload.shared,
             oracle,
             span,
             now: Duration::ZERO,
             heap: BinaryHeap::new(),
             events: 0,
             clients: BTreeMap::new(),
-            under_way: None,
             leaving: BTreeMap::new(),
-            wake: None,
             next_sample: Duration::ZERO,
             report: Report { policy, ..Report::default() },
         };
@@ -101,13 +102,10 @@ impl<'a> Run<'a> {
                 break;
             }
             self.sample();
-            let acted = self.happen();
-            let completed = self.complete();
+            self.happen();
+            self.pump();
             if self.report.failure.is_some() {
                 break;
-            }
-            if acted || completed || self.wake.is_some_and(|wake| wake <= self.now) {
-                self.plan();
             }
         }
         self.report.open = self.clients.len() as u64;
@@ -117,37 +115,25 @@ impl<'a> Run<'a> {
 
     /// Ends what is open, and waits for what is under way. The report is complete before.
     pub(super) fn close(&mut self) {
-        let ids: Vec<_> = self.scheduler.state().sessions().map(|session| session.id).collect();
+        let ids: Vec<_> = self.core.scheduler().state().sessions().map(|session| session.id).collect();
         for id in ids {
             // One that is ending already is missing to its client.
-            let _missing = self.scheduler.event(id, Event::Abort, self.now);
+            let _missing = self.core.scheduler_mut().event(id, SessionEvent::Abort, self.now);
         }
         while self.report.failure.is_none() {
-            while let Some(at) = self.backend.next_event() {
-                self.clock.wait(Some(at), true);
-                self.tick();
-                let Completion { step, found, copies, held, failure } = self.backend.poll(self.now);
-                if failure.is_some() {
-                    self.report.failure = failure;
-                    return;
-                }
-                self.scheduler.reserve(held);
-                match step.and_then(|ended| Some((ended, self.under_way.take()?))) {
-                    Some((ended, plan)) => {
-                        let outcome = Outcome { ended, found, copies };
-                        self.scheduler.on_completed(&plan, &outcome, self.now);
-                    }
-                    None => self.scheduler.on_copied(&copies),
-                }
+            match self.core.pump(self.backend, self.now) {
+                Ok(Some(_)) => {}
+                Ok(None) => match self.backend.next_event() {
+                    Some(at) => self.clock.wait(Some(at), true),
+                    None => break,
+                },
+                Err(error) => self.report.failure = Some(error.to_string()),
             }
-            // The backend sees who is gone.
-            let plan = self.scheduler.schedule(self.now);
-            self.backend.submit(&plan, self.scheduler.state(), self.now);
-            if plan.is_empty() && self.backend.next_event().is_none() {
-                break;
-            }
+            self.tick();
         }
-        self.scheduler.state().audit();
+        if self.report.failure.is_none() {
+            self.core.scheduler().state().audit();
+        }
     }
 
     fn tick(&mut self) {
@@ -161,29 +147,25 @@ impl<'a> Run<'a> {
 
     fn next_time(&self) -> Option<Duration> {
         let client = self.heap.peek().map(|Reverse((at, ..))| *at);
-        let wake = self.wake.filter(|_| self.under_way.is_none());
-        [client, self.backend.next_event(), wake].into_iter().flatten().min()
+        client.into_iter().chain(self.core.next_event(self.backend)).min()
     }
 
     fn measured(&self) -> bool {
         self.now >= self.span.warm_up
     }
 
-    /// Clients whose time has come act. Returns whether one did.
-    fn happen(&mut self) -> bool {
-        let mut acted = false;
+    /// Clients whose time has come act.
+    fn happen(&mut self) {
         while let Some(Reverse((at, _, happening))) = self.heap.peek().copied() {
             if at > self.now {
                 break;
             }
             self.heap.pop();
-            acted = true;
             match happening {
                 Happening::Start(agent) => self.start(agent, at),
                 Happening::Back(id) => self.back(id, at),
             }
         }
-        acted
     }
 
     fn start(&mut self, agent: usize, asked: Duration) {
@@ -198,8 +180,10 @@ impl<'a> Run<'a> {
             max_tokens: turn.output,
             limit: script.tokens(),
         };
-        match self.scheduler.arrive(&arrival, self.now) {
+        match self.core.scheduler_mut().arrive(&arrival, self.now) {
             Ok(()) => {
+                let names = self.names(id, arrival.prompt);
+                self.core.scheduler_mut().name_pages(id, names);
                 let client = Client {
                     agent,
                     script,
@@ -219,6 +203,15 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Names of the pages of a first prompt: sessions differ after the tokens that they share.
+    fn names(&self, id: SessionId, prompt: u64) -> Vec<PageName> {
+        let mut names = Vec::new();
+        let own = |at: u64| if at < self.shared { 0 } else { id.0 as u32 };
+        let tokens: Vec<u32> = (0..prompt).filter(|_| self.shared > 0).map(own).collect();
+        PageName::extend(&mut names, &[], &tokens, self.core.scheduler().state().capacity().page_tokens);
+        names
+    }
+
     /// A session's wait is over: its next turn, or its end and its agent's next session.
     fn back(&mut self, id: SessionId, asked: Duration) {
         let measured = self.measured();
@@ -227,51 +220,58 @@ impl<'a> Run<'a> {
         let Some(turn) = client.script.turns.get(client.turn) else {
             let agent = client.agent;
             self.clients.remove(&id);
-            self.scheduler.event(id, Event::End, self.now).expect("an open session can end");
+            self.core
+                .scheduler_mut()
+                .event(id, SessionEvent::End, self.now)
+                .expect("an open session can end");
             self.report.finished += 1;
             self.report.finished_in_span += measured as u64;
             return self.start(agent, asked);
         };
         // The last token of the turn before has no keys and values yet.
-        let event = Event::NextTurn { prompt: turn.prompt + 1, max_tokens: turn.output };
-        let arriving = self.scheduler.state().session(id).is_some_and(|s| s.residency == Residency::Arriving);
+        let event = SessionEvent::NextTurn { prompt: turn.prompt + 1, max_tokens: turn.output };
+        let session = self.core.scheduler().state().session(id);
+        let arriving = session.is_some_and(|session| session.residency() == Residency::Arriving);
         client.asked = asked;
         (client.restore_from, client.first_step) = (arriving.then_some(asked), None);
         client.waits_since = None;
-        self.scheduler.event(id, event, self.now).expect("a script's turns fit its session");
+        self.core.scheduler_mut().event(id, event, self.now).expect("a script's turns fit its session");
     }
 
-    /// The backend reports. Returns whether something ended.
-    fn complete(&mut self) -> bool {
-        let Completion { step, found, copies, held, failure } = self.backend.poll(self.now);
-        if failure.is_some() {
-            self.report.failure = failure;
-            return true;
+    /// Does what is to be done now. Clients that come back at once act before the next plan.
+    fn pump(&mut self) {
+        loop {
+            let pumped = self.core.pump(self.backend, self.now);
+            self.tick();
+            match pumped {
+                Ok(None) => return,
+                Ok(Some(Pumped::Step(outcome))) => self.completed(&outcome),
+                Ok(Some(Pumped::Copies(copies))) => self.copied(&copies),
+                Ok(Some(Pumped::Plan)) => self.planned(),
+                Err(error) => {
+                    self.report.failure = Some(error.to_string());
+                    return;
+                }
+            }
+            self.happen();
         }
-        self.scheduler.reserve(held);
-        self.tick();
-        self.copied(&copies);
-        let Some(ended) = step else {
-            self.scheduler.on_copied(&copies);
-            return !copies.is_empty();
-        };
-        let plan = self.under_way.take().expect("a step that ended had begun");
-        for entry in &plan.batch {
-            let yields = !matches!(entry, Entry::Prefill { last: false, .. });
-            self.report.tokens += (yields && self.measured()) as u64;
-            if let (Entry::Prefill { session, last: true, .. }, true) = (entry, yields)
+    }
+
+    fn completed(&mut self, outcome: &Outcome) {
+        self.copied(&outcome.copies);
+        let measured = self.measured();
+        for entry in &self.core.plan().batch {
+            let yields = !matches!(entry, ScheduledSession::Prefill { last: false, .. });
+            self.report.tokens += (yields && measured) as u64;
+            if let ScheduledSession::Prefill { session, last: true, .. } = entry
                 && let Some(client) = self.clients.get_mut(session)
             {
                 client.prefilled = self.now;
             }
         }
-        self.report.found += found.iter().map(|&(_, tokens)| tokens).sum::<u64>();
-        let outcome = Outcome { ended, found, copies };
-        self.scheduler.on_completed(&plan, &outcome, self.now);
-        for (id, end) in outcome.ended {
-            self.end_turn(id, &end);
+        for (id, end) in &outcome.ended {
+            self.end_turn(*id, end);
         }
-        true
     }
 
     fn copied(&mut self, copies: &[CopyOutcome]) {
@@ -296,7 +296,7 @@ impl<'a> Run<'a> {
         let began = client.first_step.unwrap_or(now);
         let room = client.restore_from.unwrap_or(began).min(began).max(client.asked);
         let prefilled = client.prefilled.max(began);
-        let parts = Parts {
+        let parts = LatencyParts {
             queue: room - client.asked,
             restore: began - room,
             prefill: prefilled - began,
@@ -321,7 +321,7 @@ impl<'a> Run<'a> {
 
     fn signal(&mut self, id: SessionId, signal: Signal) {
         let before = self.clock.now();
-        self.scheduler.signal(id, signal, self.now);
+        self.core.scheduler_mut().signal(id, signal, self.now);
         let took = self.clock.now().saturating_sub(before);
         if self.measured() && self.clock.is_real() {
             self.report.signals.push(took);
@@ -338,40 +338,21 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Plans, and plans again while a plan only frees pages for the next.
-    fn plan(&mut self) {
-        while self.under_way.is_none() {
-            // Turns that end at once may bring clients back at once.
-            self.tick();
-            self.happen();
-            let plan = self.scheduler.schedule(self.now);
-            let again = plan.wake.is_some_and(|wake| wake <= self.now);
-            self.backend.submit(&plan, self.scheduler.state(), self.now);
-            self.tick();
-            self.count(&plan);
-            for &(id, _) in &plan.refused {
-                self.refuse(id);
-            }
-            self.wake = plan.wake;
-            if !plan.batch.is_empty() {
-                self.under_way = Some(plan);
-            } else if !again {
-                break;
-            }
-        }
-    }
-
-    fn count(&mut self, plan: &Plan) {
-        let bytes = |pages| self.scheduler.parts().cost.bytes(pages);
+    fn planned(&mut self) {
         let measured = self.measured();
-        let decodes = plan.batch.iter().filter(|entry| matches!(entry, Entry::Decode { .. })).count();
+        let plan = self.core.plan();
+        let cost = &self.core.scheduler().parts().cost;
+        let bytes = |moves: &[Move]| moves.iter().map(|copy| cost.bytes(copy.pages)).sum::<u64>();
+        let decodes =
+            plan.batch.iter().filter(|entry| matches!(entry, ScheduledSession::Decode { .. })).count();
         self.report.steps += !plan.batch.is_empty() as u64;
         self.report.decodes += decodes as u64;
+        self.report.found += plan.grants.iter().map(|grant| grant.found).sum::<u64>();
         self.report.discards += plan.discard.len() as u64;
         self.report.swaps_out += plan.swap_out.len() as u64;
         self.report.swaps_in += plan.swap_in.len() as u64;
-        self.report.bytes_out += plan.swap_out.iter().map(|copy| bytes(copy.pages)).sum::<u64>();
-        self.report.bytes_in += plan.swap_in.iter().map(|copy| bytes(copy.pages)).sum::<u64>();
+        self.report.bytes_out += bytes(&plan.swap_out);
+        self.report.bytes_in += bytes(&plan.swap_in);
         for id in plan.swap_out.iter().map(|copy| copy.session).chain(plan.discard.iter().copied()) {
             let computes = self.clients.get(&id).is_some_and(|client| client.waits_since.is_none());
             self.report.preemptions += computes as u64;
@@ -394,6 +375,9 @@ impl<'a> Run<'a> {
                 client.first_step.get_or_insert(self.now);
             }
         }
+        for (id, _) in plan.refused.clone() {
+            self.refuse(id);
+        }
     }
 
     fn sample(&mut self) {
@@ -401,7 +385,7 @@ impl<'a> Run<'a> {
             return;
         }
         self.next_sample = self.now + self.span.end / SAMPLES;
-        let state = self.scheduler.state();
+        let state = self.core.scheduler().state();
         let capacity = state.capacity();
         let mut sample = Sample {
             at: self.now,
@@ -412,7 +396,7 @@ impl<'a> Run<'a> {
         for session in state.sessions() {
             sample.sessions += 1;
             sample.ready += session.is_ready() as u32;
-            *match session.residency {
+            *match session.residency() {
                 Residency::Device => &mut sample.on_device,
                 Residency::Host => &mut sample.on_host,
                 Residency::Gone => &mut sample.gone,

@@ -13,7 +13,7 @@ const JUDGED_AFTER: u64 = 5;
 /// Forecasts by tool, learned online. A tool that is new starts with what all tools together
 /// did.
 #[derive(Clone, Debug)]
-pub struct Learned {
+pub struct LearnedWaits {
     all: Tool,
     tools: BTreeMap<String, Tool>,
 }
@@ -57,10 +57,10 @@ fn spread(waits: &Waits) -> f64 {
     0.5 * (at(0.75) - at(0.25))
 }
 
-impl Learned {
+impl LearnedWaits {
     /// Before anything is learned, waits are around `default_wait`, within a factor of 8 either way.
     pub fn new(default_wait: Duration) -> Self {
-        Learned { all: Tool::new(Waits::prior(default_wait, 8.0, 2.0)), tools: BTreeMap::new() }
+        LearnedWaits { all: Tool::new(Waits::prior(default_wait, 8.0, 2.0)), tools: BTreeMap::new() }
     }
 
     /// What is known of a wait's tool.
@@ -75,7 +75,7 @@ impl Learned {
     }
 }
 
-impl Forecast for Learned {
+impl Forecast for LearnedWaits {
     fn name(&self) -> &str {
         "predicted"
     }
@@ -124,14 +124,14 @@ mod tests {
     }
 
     /// What is left of a wait at its start, milliseconds.
-    fn forecast(learned: &Learned, wait: &Wait) -> u64 {
+    fn forecast(learned: &LearnedWaits, wait: &Wait) -> u64 {
         let arrival = Arrival { id: SessionId(0), priority: 0, prompt: 1, max_tokens: 1, limit: 2 };
         learned.remaining(&Session::new(&arrival, ms(0)), wait, ms(0)).as_millis() as u64
     }
 
     #[test]
     fn tools_are_learned_apart_and_new_ones_from_all() {
-        let mut learned = Learned::new(ms(300));
+        let mut learned = LearnedWaits::new(ms(300));
         for _ in 0..30 {
             learned.observe(&wait("read", None), ms(100));
             learned.observe(&wait("build", None), ms(30_000));
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn waits_between_turns_teach_nothing_of_tools() {
-        let mut learned = Learned::new(ms(300));
+        let mut learned = LearnedWaits::new(ms(300));
         let before = forecast(&learned, &wait("new", None));
         (0..50).for_each(|_| learned.observe(&wait(Wait::IDLE, None), ms(600_000)));
         assert_eq!(forecast(&learned, &wait("new", None)), before);
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn estimates_count_as_long_as_they_are_good() {
-        let (mut honest, mut wrong) = (Learned::new(ms(300)), Learned::new(ms(300)));
+        let (mut honest, mut wrong) = (LearnedWaits::new(ms(300)), LearnedWaits::new(ms(300)));
         for at in 0..40 {
             let lasted = [200, 2_000, 20_000][at % 3];
             honest.observe(&wait("bash", Some(lasted * 11 / 10)), ms(lasted));
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn names_of_tools_do_not_fill_the_memory() {
-        let mut learned = Learned::new(ms(300));
+        let mut learned = LearnedWaits::new(ms(300));
         (0..10_000).for_each(|at| learned.observe(&wait(&format!("tool {at}"), None), ms(50)));
         assert_eq!(learned.tools.len(), TOOLS);
     }

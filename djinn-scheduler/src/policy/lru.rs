@@ -1,4 +1,4 @@
-//! The policy `lru`: on demand, whoever computed longest ago.
+//! The policy `lru`: on demand, the session that computed longest ago.
 
 use super::{EvictionPolicy, Verdict, View, Why};
 use crate::session::Session;

@@ -5,9 +5,9 @@ use crate::session::Session;
 
 /// Sessions get all pages that they may ever need, or queue.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Never;
+pub struct NeverEvict;
 
-impl EvictionPolicy for Never {
+impl EvictionPolicy for NeverEvict {
     fn name(&self) -> &str {
         "none"
     }

@@ -7,18 +7,18 @@ use std::time::Duration;
 /// Believes the client's estimate. Without one, or once it has passed, a wait will last as long again as it
 /// has lasted.
 #[derive(Clone, Copy, Debug)]
-pub struct Told {
+pub struct SignalledWaits {
     default_wait: Duration,
 }
 
-impl Told {
-    /// Waits of which nothing is known last at least `default_wait`.
+impl SignalledWaits {
+    /// Waits that nothing is known about last at least `default_wait`.
     pub fn new(default_wait: Duration) -> Self {
-        Told { default_wait }
+        SignalledWaits { default_wait }
     }
 }
 
-impl Forecast for Told {
+impl Forecast for SignalledWaits {
     fn name(&self) -> &str {
         "signal"
     }
@@ -27,7 +27,7 @@ impl Forecast for Told {
         let elapsed = wait.elapsed(now);
         match wait.expected {
             Some(expected) if elapsed < expected => expected - elapsed,
-            // Overdue by a little is about to come; overdue by much, nobody knows when.
+            // Overdue by a little is about to come; overdue by much may come at any time.
             Some(expected) => elapsed - expected,
             None => elapsed.max(self.default_wait),
         }

@@ -2,6 +2,8 @@
 
 use super::{Decision, EvictionPolicy, Verdict, View, Why};
 use crate::session::Session;
+use crate::settings::{DAY_MS, Whole};
+use serde::Deserialize;
 use std::time::Duration;
 
 /// Swaps whatever has waited for longer than a fixed time; 0 swaps at every wait.
@@ -14,6 +16,25 @@ impl Ttl {
     /// Keeps for `ttl`.
     pub fn new(ttl: Duration) -> Self {
         Ttl { ttl }
+    }
+}
+
+/// The settings of `ttl`.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+pub(crate) struct TtlSettings {
+    ttl_ms: Whole<0, DAY_MS>,
+}
+
+impl Default for TtlSettings {
+    fn default() -> Self {
+        TtlSettings { ttl_ms: Whole(2_000) }
+    }
+}
+
+impl From<TtlSettings> for Ttl {
+    fn from(settings: TtlSettings) -> Self {
+        Ttl::new(settings.ttl_ms.ms())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Decision, EvictionPolicy, Verdict, View, Why};
 use crate::session::{Session, Wait};
+use crate::settings::{DAY_MS, Number, Whole};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -24,11 +25,11 @@ pub trait Forecast: fmt::Debug + Send {
 /// Constants of the weighing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weights {
-    /// A wait must last so many times the copies out and back before its pages are moved: what a wrong guess
+    /// A wait must last this multiple of the copies out and back before its pages are moved: what a wrong guess
     /// costs (a stalled turn) is more than what a right one gains. Where the host has no room for the pages, the
     /// time to compute the context again is added to the copies, for that is what making room costs.
     pub hysteresis: f64,
-    /// A restore begins so many times its own duration before the session is due.
+    /// A restore begins this multiple of its own duration before the session is due.
     pub restore_ahead: f64,
     /// Recomputing is chosen where it takes less than this part of the copies: it keeps others from computing,
     /// while copies run beside them.
@@ -41,21 +42,55 @@ impl Default for Weights {
     }
 }
 
+/// The settings of the policies that weigh.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+pub(crate) struct WeighedSettings {
+    default_wait_ms: Whole<1, DAY_MS>,
+    hysteresis: Number<1_000>,
+    restore_ahead: Number<100>,
+    recompute_below: Number<100>,
+}
+
+impl Default for WeighedSettings {
+    fn default() -> Self {
+        let Weights { hysteresis, restore_ahead, recompute_below } = Weights::default();
+        WeighedSettings {
+            default_wait_ms: Whole(300),
+            hysteresis: Number(hysteresis),
+            restore_ahead: Number(restore_ahead),
+            recompute_below: Number(recompute_below),
+        }
+    }
+}
+
+impl WeighedSettings {
+    /// A policy that weighs by what `forecast` makes of the wait that nothing is known about.
+    pub(crate) fn policy<F: Forecast>(&self, forecast: impl FnOnce(Duration) -> F) -> CostPolicy<F> {
+        let weights = Weights {
+            hysteresis: self.hysteresis.0,
+            restore_ahead: self.restore_ahead.0,
+            recompute_below: self.recompute_below.0,
+        };
+        CostPolicy::new(forecast(self.default_wait_ms.ms()), weights)
+    }
+}
+
 /// A policy made of a forecast: pages leave when they are missing and the wait is long against the copies,
 /// the farthest return first; they come back before they are due.
 ///
 /// Evicting what is used farthest in the future is Belady's rule ("A study of replacement algorithms for a
 /// virtual-storage computer", 1966), applied to a forecast.
 #[derive(Clone, Debug)]
-pub struct Weighed<F> {
+pub struct CostPolicy<F> {
     forecast: F,
     weights: Weights,
 }
 
-impl<F: Forecast> Weighed<F> {
+impl<F: Forecast> CostPolicy<F> {
     /// Weighs by `forecast`.
     pub fn new(forecast: F, weights: Weights) -> Self {
-        Weighed { forecast, weights }
+        CostPolicy { forecast, weights }
     }
 
     /// The forecast.
@@ -72,17 +107,17 @@ impl<F: Forecast> Weighed<F> {
     }
 }
 
-impl<F: Forecast> EvictionPolicy for Weighed<F> {
+impl<F: Forecast> EvictionPolicy for CostPolicy<F> {
     fn name(&self) -> &str {
         self.forecast.name()
     }
 
     fn verdict(&self, view: &View<'_>, session: &Session) -> Verdict {
         let remaining = self.remaining(session, view.now);
-        let copies = view.cost.round_trip(session.device_pages);
+        let copies = view.cost.round_trip(session.device_pages());
         let recompute = view.cost.recompute(session.context);
         // Into a full host there is no way that does not make somebody be computed again.
-        let full = session.device_pages > view.host_free;
+        let full = session.device_pages() > view.host_free;
         let moving = if full { copies + recompute } else { copies };
         let threshold = moving.mul_f64(self.weights.hysteresis);
         if remaining <= threshold {
@@ -106,7 +141,7 @@ impl<F: Forecast> EvictionPolicy for Weighed<F> {
 
     fn restore_at(&self, view: &View<'_>, session: &Session) -> Option<Duration> {
         let due = self.forecast.due(session, session.wait.as_ref()?)?;
-        let ahead = view.cost.swap_in(session.host_pages).mul_f64(self.weights.restore_ahead);
+        let ahead = view.cost.swap_in(session.host_pages()).mul_f64(self.weights.restore_ahead);
         Some(due.saturating_sub(ahead))
     }
 

@@ -3,16 +3,29 @@
 use super::Parts;
 use crate::handler::{PhaseHandler, StepRoom, chunk_left};
 use crate::phase::Phase;
-use crate::plan::{Entry, Grant, Move, Plan, Refusal};
+use crate::plan::{Grant, Move, Plan, Refusal, ScheduledSession};
 use crate::policy::{Decision, View};
-use crate::session::{Residency, Session, SessionId};
+use crate::session::{Session, SessionId};
 use crate::state::State;
+use djinn_pages::{PageCopies, Residency};
+use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Sessions that queue for which room is made at once.
 const LOOKAHEAD: usize = 8;
+
+/// Device pages that are missing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Deficit {
+    /// For sessions that could compute.
+    hard: u32,
+    /// For what is about to come.
+    soft: u32,
+    /// For the most urgent session: a running one that cannot grow, or else the head of the queue.
+    urgent: u32,
+}
 
 pub(super) struct Draft<'a> {
     state: &'a State,
@@ -21,19 +34,21 @@ pub(super) struct Draft<'a> {
     /// Pages free now, without those whose copy to the host is under way.
     free: u32,
     host_free: u32,
-    /// Pages whose copy to the host is under way, or begins with this plan.
+    /// Pages that become free: their copy to the host is under way, or they are given up with this plan.
     coming: u32,
-    /// Pages missing for sessions that could compute.
-    hard: u32,
-    /// Pages missing for what is about to come.
-    soft: u32,
-    /// Pages missing for those that cannot grow, or else for the first that queues in vain.
-    urgent: u32,
+    /// By page: how many of the tables that refer to it let go of it.
+    released: BTreeMap<u32, u32>,
+    /// Pages that count as free, and that this plan gives to sessions for what they hold.
+    claimed: BTreeSet<u32>,
+    /// Pages that sessions which compute hold alone and write to next. One that is given to another as well costs a
+    /// page: its writer needs a copy.
+    written: BTreeSet<u32>,
+    missing: Deficit,
     /// Sessions that compute on the device, by rank.
     resident: Vec<&'a Session>,
     /// Those of them that lack pages to grow.
     starved: Vec<&'a Session>,
-    /// The first session that queues in vain.
+    /// The head of the queue, if it does not come in.
     blocked: Option<&'a Session>,
     /// Sessions that are moved or discarded with this plan.
     moved: BTreeSet<SessionId>,
@@ -43,24 +58,42 @@ pub(super) struct Draft<'a> {
 impl<'a> Draft<'a> {
     pub(super) fn new(state: &'a State, parts: &'a Parts, now: Duration) -> Self {
         let mut resident: Vec<_> =
-            state.sessions().filter(|s| s.is_ready() && s.residency == Residency::Device).collect();
+            state.sessions().filter(|s| s.is_ready() && s.residency() == Residency::Device).collect();
         resident.sort_by_key(|s| s.rank());
-        let on_the_way = state.sessions().filter(|s| s.residency == Residency::Leaving);
-        Draft {
+        let page_tokens = u64::from(state.capacity().page_tokens);
+        let writes = |s: &&Session| {
+            let page = s.table().device().get((s.context / page_tokens) as usize).copied();
+            page.filter(|&page| !s.context.is_multiple_of(page_tokens) && state.pages().references(page) == 1)
+        };
+        let written = resident.iter().filter_map(writes).collect();
+        let mut draft = Draft {
             state,
             parts,
             now,
             free: state.device_free(),
             host_free: state.host_free(),
-            coming: on_the_way.map(|s| s.device_pages).sum(),
-            hard: 0,
-            soft: 0,
-            urgent: 0,
+            coming: 0,
+            released: BTreeMap::new(),
+            claimed: BTreeSet::new(),
+            written,
+            missing: Deficit::default(),
             resident,
             starved: Vec::new(),
             blocked: None,
             moved: BTreeSet::new(),
             plan: Plan { id: state.plans + 1, ..Plan::default() },
+        };
+        let leaving = state.sessions().filter(|s| s.residency() == Residency::Leaving);
+        leaving.for_each(|session| draft.let_go(session));
+        draft
+    }
+
+    /// A session's pages become free, but for those that others hold.
+    fn let_go(&mut self, session: &Session) {
+        for &page in session.table().device() {
+            let released = self.released.entry(page).or_default();
+            *released += 1;
+            self.coming += u32::from(*released == self.state.pages().references(page));
         }
     }
 
@@ -80,7 +113,7 @@ impl<'a> Draft<'a> {
     }
 
     fn short(&self) -> u32 {
-        self.hard.saturating_add(self.soft).saturating_sub(self.coming)
+        self.missing.hard.saturating_add(self.missing.soft).saturating_sub(self.coming)
     }
 
     fn wake_at(&mut self, at: Duration) {
@@ -88,26 +121,48 @@ impl<'a> Draft<'a> {
         self.plan.wake = Some(self.plan.wake.map_or(at, |wake| wake.min(at)));
     }
 
-    fn grant(&mut self, session: SessionId, pages: u32) {
-        self.free -= pages;
-        self.plan.grants.push(Grant { session, pages });
+    /// Gives a session `need` of the free pages, so that it has `pages`.
+    fn grant(&mut self, session: &Session, pages: u32, need: u32) {
+        self.free -= need;
+        let present = self.state.present(session);
+        let found = match session.residency() {
+            Residency::Gone => present.len() as u64 * u64::from(self.state.capacity().page_tokens),
+            _ => 0,
+        };
+        let idle = |page: &u32| self.state.pages().references(*page) == 0;
+        self.written.retain(|page| !present.contains(page));
+        self.claimed.extend(present.into_iter().filter(idle));
+        self.plan.grants.push(Grant { session: session.id, pages, found, fresh: Vec::new() });
+    }
+
+    /// Free pages that it takes to bring a session in with `pages` pages: those that are there already, since others
+    /// hold them, cost nothing, unless their holder writes to them next.
+    fn need(&self, session: &Session, pages: u32) -> u32 {
+        let present = self.state.present(session);
+        let counts_as_free =
+            |page: &&u32| self.state.pages().references(**page) == 0 && !self.claimed.contains(page);
+        let idle = present.iter().filter(counts_as_free).count();
+        let copied = present.iter().filter(|page| self.written.contains(page)).count();
+        pages.saturating_sub(present.len() as u32) + (idle + copied) as u32
     }
 
     /// Sessions that compute get the pages that their next tokens need.
     pub(super) fn grow(&mut self) {
         for session in self.resident.clone() {
-            let need = self.target(session).saturating_sub(session.device_pages);
+            let pages = self.target(session).max(session.device_pages());
+            let own = u32::from(self.state.writes_shared(session));
+            let need = pages - session.device_pages() + own;
             if need == 0 {
                 continue;
             }
             if need <= self.free && self.starved.is_empty() {
-                self.grant(session.id, need);
+                self.grant(session, pages, need);
             } else if !self.times_out(session) {
-                self.hard = self.hard.saturating_add(need);
+                self.missing.hard = self.missing.hard.saturating_add(need);
                 self.starved.push(session);
             }
         }
-        self.urgent = self.hard.saturating_sub(self.free);
+        self.missing.urgent = self.missing.hard.saturating_sub(self.free);
     }
 
     /// Refuses a session for which there has been no room for too long; otherwise wakes when it will have been.
@@ -127,19 +182,21 @@ impl<'a> Draft<'a> {
 
     /// Sessions that queue come in, in order: a smaller one does not overtake.
     pub(super) fn admit(&mut self) {
-        let off = |s: &&Session| matches!(s.residency, Residency::Host | Residency::Gone);
+        let off = |s: &&Session| matches!(s.residency(), Residency::Host | Residency::Gone);
         let mut queue: Vec<_> = self.state.sessions().filter(|s| s.is_ready()).filter(off).collect();
         queue.sort_by_key(|s| s.rank());
-        let arriving = |s: &&Session| s.is_ready() && s.residency == Residency::Arriving;
+        let arriving = |s: &&Session| s.is_ready() && s.residency() == Residency::Arriving;
         let mut active = self.resident.len() + self.state.sessions().filter(arriving).count();
         let mut looked_at = 0;
         for session in queue {
-            let need = self.target(session);
             let room = active < self.state.capacity().sequences as usize;
-            if room && need <= self.free && self.starved.is_empty() && self.blocked.is_none() {
+            let first = self.starved.is_empty() && self.blocked.is_none();
+            // Whom room is made for is looked up; the rest of the queue waits as it is.
+            let need = (room && looked_at < LOOKAHEAD).then(|| self.need(session, self.target(session)));
+            if let Some(need) = need.filter(|&need| first && need <= self.free) {
                 active += 1;
-                self.grant(session.id, need);
-                match session.residency {
+                self.grant(session, self.target(session), need);
+                match session.residency() {
                     Residency::Host => self.swap_in(session),
                     _ => self.resident.push(session),
                 }
@@ -148,36 +205,31 @@ impl<'a> Draft<'a> {
             if self.times_out(session) {
                 continue;
             }
-            if room && looked_at < LOOKAHEAD {
+            if let Some(need) = need {
                 looked_at += 1;
-                if self.starved.is_empty() && self.blocked.is_none() {
-                    self.urgent = need.saturating_sub(self.free);
+                if first {
+                    self.missing.urgent = need.saturating_sub(self.free);
                 }
-                self.hard = self.hard.saturating_add(need);
+                self.missing.hard = self.missing.hard.saturating_add(need);
             }
             self.blocked = self.blocked.or(Some(session));
         }
         // What is free already is not missing.
         if self.blocked.is_some() || !self.starved.is_empty() {
-            self.hard = self.hard.saturating_sub(self.free);
-        }
-        // Pages that become free go to the executor first.
-        for missing in [&mut self.hard, &mut self.urgent] {
-            if *missing > 0 {
-                *missing = missing.saturating_add(self.state.deficit());
-            }
+            self.missing.hard = self.missing.hard.saturating_sub(self.free);
         }
     }
 
     fn swap_in(&mut self, session: &Session) {
         self.moved.insert(session.id);
-        self.plan.swap_in.push(Move { session: session.id, pages: session.host_pages });
+        let (id, pages) = (session.id, session.host_pages());
+        self.plan.swap_in.push(Move { session: id, pages, way: PageCopies::default() });
     }
 
     /// Sessions that still wait, but not for long, come back.
     pub(super) fn restore(&mut self) {
         let mut due = Vec::new();
-        let away = |s: &&Session| s.is_parked() && s.residency == Residency::Host && !s.prefetched;
+        let away = |s: &&Session| s.is_parked() && s.residency() == Residency::Host && !s.prefetched;
         for session in self.state.sessions().filter(away) {
             match self.parts.policy.restore_at(&self.view(), session) {
                 Some(at) if at <= self.now => due.push((session.priority, at, session)),
@@ -187,31 +239,29 @@ impl<'a> Draft<'a> {
         }
         due.sort_by_key(|&(priority, at, session)| (priority, at, session.id));
         for (.., session) in due {
-            let need = session.host_pages;
-            if self.hard == 0 && self.blocked.is_none() && need <= self.free {
-                self.grant(session.id, need);
+            let pages = session.host_pages();
+            let need = self.need(session, pages);
+            if self.missing.hard == 0 && self.blocked.is_none() && need <= self.free {
+                self.grant(session, pages, need);
                 self.swap_in(session);
             } else {
-                self.soft = self.soft.saturating_add(need);
+                self.missing.soft = self.missing.soft.saturating_add(need);
             }
         }
     }
 
     /// While sessions are off the device, some pages are kept free for the next one that comes back.
     pub(super) fn headroom(&mut self) {
-        let off = |s: &Session| !matches!(s.residency, Residency::Device | Residency::Arriving);
+        let off = |s: &Session| !matches!(s.residency(), Residency::Device | Residency::Arriving);
         if !self.parts.policy.reserves() && self.state.sessions().any(off) {
             let pages = self.state.capacity().device_pages as f64 * self.parts.rules.headroom;
-            self.soft = self.soft.saturating_add((pages as u32).saturating_sub(self.free));
-        }
-        if self.hard == 0 && self.soft > 0 {
-            self.soft = self.soft.saturating_add(self.state.deficit());
+            self.missing.soft = self.missing.soft.saturating_add((pages as u32).saturating_sub(self.free));
         }
     }
 
     /// Pages of sessions that wait: those that the policy gives up unasked, then those that others demand.
     pub(super) fn evict(&mut self) {
-        let parked = self.state.sessions().filter(|s| s.is_parked() && s.residency == Residency::Device);
+        let parked = self.state.sessions().filter(|s| s.is_parked() && s.residency() == Residency::Device);
         let (leased, mut lapsed): (Vec<_>, Vec<_>) = parked.partition(|s| s.lease_until > self.now);
         let view = self.view();
         lapsed.sort_by_cached_key(|s| (Reverse(self.parts.policy.rank(&view, s)), Reverse(s.priority), s.id));
@@ -223,7 +273,7 @@ impl<'a> Draft<'a> {
             self.send_away(session, verdict.decision, false);
         }
         for session in &lapsed {
-            let wanted = self.hard > self.coming;
+            let wanted = self.missing.hard > self.coming;
             if wanted && self.parts.policy.rank(&view, session).is_some() {
                 self.send_away(session, Decision::Swap, true);
             }
@@ -247,15 +297,16 @@ impl<'a> Draft<'a> {
         let pages = self.pages(session.context);
         let host_full = wish == Decision::Swap && placed == Decision::Discard && pages > self.host_free;
         let placed = if host_full && self.clear_host(session, pages) { Decision::Swap } else { placed };
+        let need = self.state.pages().host_need(session.table(), pages);
         match placed {
-            Decision::Swap if pages <= self.host_free => {
-                self.host_free -= pages;
-                self.plan.swap_out.push(Move { session: session.id, pages });
+            Decision::Swap if need <= self.host_free => {
+                self.host_free -= need;
+                self.plan.swap_out.push(Move { session: session.id, pages, way: PageCopies::default() });
             }
             Decision::Discard => self.plan.discard.push(session.id),
             Decision::Keep | Decision::Swap => return,
         }
-        self.coming += session.device_pages;
+        self.let_go(session);
         self.moved.insert(session.id);
     }
 
@@ -265,13 +316,13 @@ impl<'a> Draft<'a> {
         let (view, policy) = (self.view(), &self.parts.policy);
         let own = if session.is_parked() { policy.rank(&view, session) } else { Some(0) };
         let away =
-            |s: &&Session| s.is_parked() && s.residency == Residency::Host && !self.moved.contains(&s.id);
+            |s: &&Session| s.is_parked() && s.residency() == Residency::Host && !self.moved.contains(&s.id);
         let ranked = self.state.sessions().filter(away).map(|s| (policy.rank(&view, s), s));
         let mut longer: Vec<_> = ranked.filter(|(rank, _)| *rank > own).collect();
         longer.sort_by_key(|&(rank, s)| (Reverse(rank), s.id));
         let mut freed = self.host_free;
         let enough = longer.iter().position(|(_, s)| {
-            freed += s.host_pages;
+            freed += s.host_pages();
             freed >= pages
         });
         let Some(last) = enough else { return false };
@@ -292,35 +343,13 @@ impl<'a> Draft<'a> {
         let Some(needy) = self.starved.first().copied().or(self.blocked) else { return };
         let grows = !self.starved.is_empty();
         for victim in self.resident.clone().into_iter().rev() {
-            let was_here = victim.residency == Residency::Device;
+            let was_here = victim.residency() == Residency::Device;
             let outranked = victim.priority > needy.priority && victim.lease_until <= self.now;
             let yields = victim.rank() > needy.rank() && (grows || outranked);
-            if was_here && yields && self.urgent > self.coming {
+            if was_here && yields && self.missing.urgent > self.coming {
                 self.plan.grants.retain(|grant| grant.session != victim.id);
                 self.send_away(victim, Decision::Swap, true);
             }
-        }
-    }
-
-    /// Pages that sessions off the device hold on it, which they share with one another, go last: whoever will be back
-    /// last gives its part up and is computed again. Only where nobody computes and nothing comes free by itself.
-    pub(super) fn release_shared(&mut self) {
-        let nobody_computes = self.resident.len() == self.starved.len();
-        let stuck = self.hard > self.coming && self.coming == 0 && nobody_computes;
-        if !stuck || self.state.reserved() == 0 || !self.plan.swap_in.is_empty() {
-            return;
-        }
-        let (view, policy) = (self.view(), &self.parts.policy);
-        let off =
-            |s: &&Session| s.residency == Residency::Host && !s.is_ending() && !self.moved.contains(&s.id);
-        let later = |s: &&Session| match s.is_ready() {
-            true => (None, Some(s.rank())),
-            false => (Some(policy.rank(&view, s)), None),
-        };
-        let last = self.state.sessions().filter(off).max_by_key(later);
-        if let Some(last) = last {
-            self.plan.discard.push(last.id);
-            self.moved.insert(last.id);
         }
     }
 
@@ -342,13 +371,27 @@ impl<'a> Draft<'a> {
             if self.plan.batch.len() >= capacity.sequences as usize || room.rows_left == 0 {
                 break;
             }
-            let tokens = self.handler(session).tokens(&room, session);
-            self.enter(session, tokens, &mut room);
+            let session = self.with_found(session);
+            let tokens = self.handler(&session).tokens(&room, &session);
+            self.enter(&session, tokens, &mut room);
         }
-        // A handler may be picky, but a step that nobody enters would never end.
+        // A handler may be picky, but a step without sessions would never end.
         if let (true, Some(session)) = (self.plan.batch.is_empty(), runnable.first()) {
-            self.enter(session, chunk_left(session.context, capacity.chunk), &mut room);
+            let session = self.with_found(session);
+            self.enter(&session, chunk_left(session.context, capacity.chunk), &mut room);
         }
+    }
+
+    /// A session as it is once it has what this plan finds of its prompt.
+    fn with_found(&self, session: &'a Session) -> Cow<'a, Session> {
+        let mut session = Cow::Borrowed(session);
+        if session.residency() == Residency::Gone {
+            let grant = self.plan.grants.iter().find(|grant| grant.session == session.id);
+            let found = grant.map_or(0, |grant| grant.found);
+            let session = session.to_mut();
+            (session.context, session.prompt) = (session.context + found, session.prompt - found);
+        }
+        session
     }
 
     fn handler(&self, session: &Session) -> &'a dyn PhaseHandler {
@@ -367,20 +410,20 @@ impl<'a> Draft<'a> {
         room.rows_left -= tokens as u32;
         self.plan.batch.push(if session.phase == Phase::Prefill {
             room.prefilling += tokens as u32;
-            Entry::Prefill { session: session.id, tokens, last: tokens == session.prompt }
+            ScheduledSession::Prefill { session: session.id, tokens, last: tokens == session.prompt }
         } else {
             room.decoding += 1;
-            Entry::Decode { session: session.id }
+            ScheduledSession::Decode { session: session.id }
         });
     }
 
     pub(super) fn finish(mut self) -> Plan {
         let freed_at_once = !self.plan.discard.is_empty() || !self.plan.refused.is_empty();
-        if freed_at_once && (self.hard > 0 || self.blocked.is_some()) {
+        if freed_at_once && (self.missing.hard > 0 || self.blocked.is_some()) {
             self.wake_at(self.now);
         }
         // Leases of sessions that compute end as well.
-        if let (Some(needy), true) = (self.blocked, self.hard > self.coming) {
+        if let (Some(needy), true) = (self.blocked, self.missing.hard > self.coming) {
             let lapse = |s: &&Session| s.priority > needy.priority && s.lease_until > self.now;
             let ends = self.state.sessions().filter(|s| s.is_ready()).filter(lapse).map(|s| s.lease_until);
             if let Some(end) = ends.min() {

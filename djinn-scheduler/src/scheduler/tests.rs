@@ -1,20 +1,24 @@
 //! The scheduler step by step on a small machine.
 
-use super::{Event, Scheduler};
+use super::{Scheduler, SessionEvent};
+use crate::answer::SignalOutcome;
 use crate::conformance::{parts, small_machine};
 use crate::error::Error;
 use crate::handler::{PhaseHandler, StepRoom};
 use crate::phase::Phase;
-use crate::plan::{CopyOutcome, Entry, Outcome, Plan, Refusal, TurnEnd};
-use crate::policy::{Decision, EvictionPolicy, Lru, Never, Told, Ttl, Weighed, Weights, Why};
+use crate::plan::{CopyOutcome, Outcome, Plan, Refusal, ScheduledSession, TurnEnd};
+use crate::policy::{
+    CostPolicy, Decision, EvictionPolicy, Lru, NeverEvict, SignalledWaits, Ttl, Weights, Why,
+};
 use crate::schedule::Parts;
-use crate::session::{Arrival, Residency, Session, SessionId};
-use crate::signal::{Signal, SignalOutcome};
+use crate::session::{Arrival, Session, SessionId};
+use crate::signal::Signal;
 use crate::state::Capacity;
+use djinn_pages::{PageName, Residency};
 use std::time::Duration;
 
 fn signal_policy() -> Box<dyn EvictionPolicy> {
-    Box::new(Weighed::new(Told::new(ms(300)), Weights::default()))
+    Box::new(CostPolicy::new(SignalledWaits::new(ms(300)), Weights::default()))
 }
 
 fn small(policy: Box<dyn EvictionPolicy>) -> Scheduler {
@@ -75,10 +79,12 @@ fn decodes_come_first_and_prefill_fills_the_step_with_whole_chunks() {
         scheduler.arrive(&arrival(session, 100, 128), ms(session)).expect("it fits");
     }
     let first = step(&mut scheduler, &[], ms(10));
-    assert_eq!(first.batch, [Entry::Prefill { session: id(0), tokens: 100, last: true }]);
+    assert_eq!(first.batch, [ScheduledSession::Prefill { session: id(0), tokens: 100, last: true }]);
     let second = step(&mut scheduler, &[], ms(20));
-    let expected =
-        [Entry::Decode { session: id(0) }, Entry::Prefill { session: id(1), tokens: 100, last: true }];
+    let expected = [
+        ScheduledSession::Decode { session: id(0) },
+        ScheduledSession::Prefill { session: id(1), tokens: 100, last: true },
+    ];
     assert_eq!(second.batch, expected);
     assert_eq!(of(&scheduler, 0).context, 101);
     assert_eq!((of(&scheduler, 0).generated, of(&scheduler, 1).generated), (2, 1));
@@ -110,7 +116,7 @@ fn a_better_priority_takes_pages_from_one_that_computes_once_its_lease_is_over()
     assert!(plan.swap_out.is_empty() && plan.wake.is_some(), "{plan:?}");
     let plan = step(&mut scheduler, &[], ms(600));
     assert_eq!(plan.swap_out.iter().map(|copy| copy.session).collect::<Vec<_>>(), [id(0)]);
-    assert_eq!(of(&scheduler, 0).residency, Residency::Leaving);
+    assert_eq!(of(&scheduler, 0).residency(), Residency::Leaving);
 }
 
 #[test]
@@ -119,19 +125,19 @@ fn swaps_go_out_and_back() {
     capacity.host_pages = 128;
     let mut scheduler = Scheduler::new(capacity, parts(Box::new(Lru), cost)).expect("a small machine");
     waiting(&mut scheduler, 0, 600, ms(0));
-    assert_eq!(of(&scheduler, 0).device_pages, 38);
+    assert_eq!(of(&scheduler, 0).device_pages(), 38);
     scheduler.arrive(&arrival(1, 600, 1_024), ms(10)).expect("it queues");
     let plan = step(&mut scheduler, &[], ms(10));
     assert_eq!((plan.swap_out[0].session, plan.swap_out[0].pages), (id(0), 38));
     assert_eq!(scheduler.state().device_free(), 26);
     scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
-    assert_eq!((scheduler.state().device_free(), of(&scheduler, 0).residency), (64, Residency::Host));
+    assert_eq!((scheduler.state().device_free(), of(&scheduler, 0).residency()), (64, Residency::Host));
     while of(&scheduler, 1).prompt > 128 {
         step(&mut scheduler, &[], ms(20));
     }
     step(&mut scheduler, &[1], ms(20));
 
-    let event = Event::NextTurn { prompt: 5, max_tokens: 8 };
+    let event = SessionEvent::NextTurn { prompt: 5, max_tokens: 8 };
     scheduler.event(id(0), event, ms(30)).expect("it waits");
     assert_eq!(step(&mut scheduler, &[], ms(30)).swap_out[0].session, id(1));
     scheduler.on_copied(&[CopyOutcome { session: id(1), ok: true }]);
@@ -148,16 +154,16 @@ fn a_failed_copy_out_keeps_the_pages_and_a_failed_copy_in_recomputes() {
     assert_eq!(step(&mut scheduler, &[], ms(1)).swap_out.len(), 1);
     scheduler.on_copied(&[CopyOutcome { session: id(0), ok: false }]);
     let session = of(&scheduler, 0);
-    assert_eq!((session.residency, session.context, session.failed_copies), (Residency::Device, 600, 1));
+    assert_eq!((session.residency(), session.context, session.failed_copies), (Residency::Device, 600, 1));
     step(&mut scheduler, &[], ms(2));
     scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
-    scheduler.event(id(0), Event::NextTurn { prompt: 5, max_tokens: 8 }, ms(3)).expect("it waits");
+    scheduler.event(id(0), SessionEvent::NextTurn { prompt: 5, max_tokens: 8 }, ms(3)).expect("it waits");
     step(&mut scheduler, &[], ms(4));
-    assert_eq!(of(&scheduler, 0).residency, Residency::Arriving);
+    assert_eq!(of(&scheduler, 0).residency(), Residency::Arriving);
     scheduler.on_copied(&[CopyOutcome { session: id(0), ok: false }]);
     scheduler.state().audit();
     let session = of(&scheduler, 0);
-    assert_eq!((session.residency, session.context, session.prompt), (Residency::Gone, 0, 605));
+    assert_eq!((session.residency(), session.context, session.prompt), (Residency::Gone, 0, 605));
     assert_eq!(step(&mut scheduler, &[], ms(5)).batch[0].tokens(), 128);
 }
 
@@ -181,17 +187,17 @@ fn an_abort_waits_for_step_and_copy() {
     let mut scheduler = small(Box::new(Ttl::new(ms(0))));
     waiting(&mut scheduler, 0, 600, ms(0));
     scheduler.schedule(ms(1));
-    assert_eq!(of(&scheduler, 0).residency, Residency::Leaving);
-    scheduler.event(id(0), Event::Abort, ms(1)).expect("it exists");
+    assert_eq!(of(&scheduler, 0).residency(), Residency::Leaving);
+    scheduler.event(id(0), SessionEvent::Abort, ms(1)).expect("it exists");
     assert_eq!(scheduler.state().device_free(), 64 - 38);
-    let again = scheduler.event(id(0), Event::Abort, ms(1));
+    let again = scheduler.event(id(0), SessionEvent::Abort, ms(1));
     assert_eq!(again, Err(Error::Missing { session: id(0) }));
     scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
     assert_eq!((scheduler.state().device_free(), scheduler.state().host_free()), (64, 64));
 
     scheduler.arrive(&arrival(1, 100, 128), ms(2)).expect("it fits");
     let plan = scheduler.schedule(ms(2));
-    scheduler.event(id(1), Event::Abort, ms(3)).expect("it exists");
+    scheduler.event(id(1), SessionEvent::Abort, ms(3)).expect("it exists");
     assert!(scheduler.state().device_free() < 64);
     scheduler.on_completed(&plan, &Outcome::default(), ms(4));
     assert_eq!((scheduler.state().device_free(), scheduler.state().sessions().count()), (64, 0));
@@ -248,8 +254,8 @@ fn a_swapped_session_is_restored_before_it_is_due() {
     scheduler.arrive(&arrival(1, 600, 1_024), ms(1)).expect("it queues");
     step(&mut scheduler, &[], ms(1));
     scheduler.on_copied(&[CopyOutcome { session: id(0), ok: true }]);
-    assert_eq!(of(&scheduler, 0).residency, Residency::Host);
-    scheduler.event(id(1), Event::End, ms(2)).expect("it exists");
+    assert_eq!(of(&scheduler, 0).residency(), Residency::Host);
+    scheduler.event(id(1), SessionEvent::End, ms(2)).expect("it exists");
     let plan = scheduler.schedule(ms(3));
     let wake = plan.wake.expect("a restore is planned");
     // 38 pages of 8 MiB at 50 GB/s take 6.4 ms, and begin twice that ahead.
@@ -272,7 +278,7 @@ fn leases_end() {
 
 #[test]
 fn refusals_say_why() {
-    let mut scheduler = small(Box::new(Never));
+    let mut scheduler = small(Box::new(NeverEvict));
     let too_large = scheduler.arrive(&arrival(0, 100, 4_096), ms(0)).expect_err("too large");
     let why = Refusal::TooLarge { pages: 256, device_pages: 64 };
     assert_eq!((too_large, why.status()), (Error::Refused { session: id(0), why }, 413));
@@ -297,10 +303,10 @@ fn misuse_is_an_error_of_one_line() {
         let error = scheduler.arrive(&arrival(1, prompt, limit), ms(0)).expect_err("no turn").to_string();
         assert!(error.starts_with("session 1") && !error.contains('\n'), "{error}");
     }
-    let next = Event::NextTurn { prompt: 1, max_tokens: 1 };
+    let next = SessionEvent::NextTurn { prompt: 1, max_tokens: 1 };
     let early = scheduler.event(id(0), next, ms(0)).expect_err("it computes").to_string();
     assert_eq!(early, "session 0 is in the phase prefill, where NextTurn has no meaning");
-    let missing = scheduler.event(id(7), Event::End, ms(0));
+    let missing = scheduler.event(id(7), SessionEvent::End, ms(0));
     assert_eq!(missing, Err(Error::Missing { session: id(7) }));
 }
 
@@ -309,13 +315,13 @@ fn a_pause_within_a_step_keeps_what_the_step_did() {
     let mut scheduler = small(Box::new(Lru));
     scheduler.arrive(&arrival(0, 100, 128), ms(0)).expect("it fits");
     let plan = scheduler.schedule(ms(1));
-    scheduler.event(id(0), Event::Pause, ms(1)).expect("it computes");
+    scheduler.event(id(0), SessionEvent::Pause, ms(1)).expect("it computes");
     scheduler.on_completed(&plan, &Outcome::default(), ms(2));
     let session = of(&scheduler, 0);
     assert_eq!((session.phase, session.context, session.prompt), (Phase::Paused, 100, 0));
     assert!(scheduler.schedule(ms(3)).batch.is_empty());
-    scheduler.event(id(0), Event::Resume, ms(4)).expect("it is paused");
-    assert_eq!(scheduler.schedule(ms(5)).batch, [Entry::Decode { session: id(0) }]);
+    scheduler.event(id(0), SessionEvent::Resume, ms(4)).expect("it is paused");
+    assert_eq!(scheduler.schedule(ms(5)).batch, [ScheduledSession::Decode { session: id(0) }]);
 }
 
 #[test]
@@ -378,14 +384,14 @@ fn a_full_host_gives_up_who_will_be_away_for_longest() {
     scheduler.arrive(&arrival(2, 600, 1_024), ms(3)).expect("it queues");
     let plan = step(&mut scheduler, &[], ms(3));
     assert_eq!((plan.discard.as_slice(), plan.swap_out[0].session), ([id(0)].as_slice(), id(1)));
-    assert_eq!((of(&scheduler, 0).residency, of(&scheduler, 0).prompt), (Residency::Gone, 600));
+    assert_eq!((of(&scheduler, 0).residency(), of(&scheduler, 0).prompt), (Residency::Gone, 600));
 }
 
 #[test]
 fn prefill_ends_at_multiples_of_the_chunk_in_the_context() {
     let mut scheduler = small(Box::new(Ttl::new(ms(0))));
     waiting(&mut scheduler, 0, 150, ms(0));
-    scheduler.event(id(0), Event::NextTurn { prompt: 300, max_tokens: 8 }, ms(1)).expect("it waits");
+    scheduler.event(id(0), SessionEvent::NextTurn { prompt: 300, max_tokens: 8 }, ms(1)).expect("it waits");
     // The context has 150 tokens: 106 to 256, then a chunk, then the rest.
     let tokens: Vec<_> = (2..6).map(|at| step(&mut scheduler, &[], ms(at)).rows()).collect();
     assert_eq!(tokens, [106, 128, 66, 1]);
@@ -414,103 +420,132 @@ fn a_picky_handler_is_overruled_up_to_the_end_of_the_chunk() {
     assert_eq!(tokens, [100, 28, 128, 44, 1]);
 }
 
-/// Completes a step in which so many further tokens of a session's prompt were found.
-fn step_finding(scheduler: &mut Scheduler, session: u64, tokens: u64, now: Duration) -> Plan {
-    let plan = scheduler.schedule(now);
-    let outcome = Outcome { found: vec![(id(session), tokens)], ..Outcome::default() };
-    scheduler.on_completed(&plan, &outcome, now);
-    scheduler.state().audit();
-    plan
+/// Names of the full pages of a prompt whose first `shared` tokens everybody has; `who` has the others.
+fn names(who: u64, shared: u32, tokens: u32) -> Vec<PageName> {
+    let (mut names, own) = (Vec::new(), 1_000 * (1 + who as u32));
+    let tokens: Vec<u32> = (0..tokens).map(|at| if at < shared { at } else { own + at }).collect();
+    PageName::extend(&mut names, b"a team", &tokens, 16);
+    names
+}
+
+/// A session arrives whose first `shared` tokens of `prompt` are everybody's.
+fn arrive_sharing(scheduler: &mut Scheduler, session: u64, shared: u32, prompt: u32, now: Duration) {
+    scheduler.arrive(&arrival(session, prompt.into(), 1_024), now).expect("it fits");
+    scheduler.name_pages(id(session), names(session, shared, prompt));
 }
 
 #[test]
-fn found_tokens_are_context() {
+fn whole_chunks_that_others_computed_are_context() {
     let mut scheduler = small(Box::new(Lru));
-    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
-    step_finding(&mut scheduler, 0, 256, ms(0));
-    let session = of(&scheduler, 0);
-    assert_eq!((session.context, session.prompt, session.phase), (384, 216, Phase::Prefill));
-    // All but the last token; and none, which says nothing.
-    step_finding(&mut scheduler, 0, 87, ms(1));
-    let plan = step_finding(&mut scheduler, 0, 0, ms(2));
-    assert_eq!(plan.batch, [Entry::Prefill { session: id(0), tokens: 1, last: true }]);
-    assert_eq!((of(&scheduler, 0).context, of(&scheduler, 0).generated), (600, 1));
+    arrive_sharing(&mut scheduler, 0, 300, 300, ms(0));
+    let tokens: Vec<_> = (0..2).map(|at| step(&mut scheduler, &[], ms(at)).rows()).collect();
+    assert_eq!(tokens, [128, 128]);
+    arrive_sharing(&mut scheduler, 1, 300, 300, ms(2));
+    // 300 tokens are two chunks and a rest, which is not shared, nor is the first one's partial page.
+    let plan = step(&mut scheduler, &[], ms(3));
+    let grant = plan.grants.iter().find(|grant| grant.session == id(1)).expect("it is admitted");
+    assert_eq!((grant.found, grant.pages, grant.fresh.len()), (256, 19, 3));
+    assert_eq!(scheduler.state().device_free(), 64 - 19 - 3);
+    assert_eq!((of(&scheduler, 1).context, of(&scheduler, 1).generated), (300, 1));
+    let (first, second) = (of(&scheduler, 0), of(&scheduler, 1));
+    assert_eq!(first.table().device()[..16], second.table().device()[..16]);
+    assert_ne!(first.table().device()[16], second.table().device()[16]);
+    // The last token of a prompt is computed, wherever it is.
+    arrive_sharing(&mut scheduler, 2, 256, 256, ms(5));
+    step(&mut scheduler, &[], ms(5));
+    assert_eq!(of(&scheduler, 2).table().device()[..8], first.table().device()[..8]);
+    assert_ne!(of(&scheduler, 2).table().device()[8], first.table().device()[8]);
+    // A session that names nothing shares nothing.
+    scheduler.arrive(&arrival(3, 100, 1_024), ms(6)).expect("it fits");
+    assert_eq!(step(&mut scheduler, &[], ms(6)).grants[0].found, 0);
 }
 
 #[test]
-fn what_is_found_of_a_session_that_ended_meanwhile_is_nothing() {
-    let mut scheduler = small(Box::new(Lru));
-    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
-    let plan = scheduler.schedule(ms(0));
-    scheduler.event(id(0), Event::Abort, ms(0)).expect("it exists");
-    let outcome = Outcome { found: vec![(id(0), 256)], ..Outcome::default() };
-    scheduler.on_completed(&plan, &outcome, ms(1));
-    assert_eq!((scheduler.state().device_free(), scheduler.state().sessions().count()), (64, 0));
-}
-
-#[test]
-#[should_panic(expected = "472 tokens of session 0 were found, and its prompt has 472 left")]
-fn the_last_token_is_never_found() {
-    let mut scheduler = small(Box::new(Lru));
-    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
-    step_finding(&mut scheduler, 0, 472, ms(0));
-}
-
-#[test]
-#[should_panic(expected = "5 tokens of session 1 were found in plan 1 without it")]
-fn only_sessions_of_the_step_find_tokens() {
-    let mut scheduler = small(Box::new(Lru));
-    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
-    step_finding(&mut scheduler, 1, 5, ms(0));
-}
-
-#[test]
-fn reserved_pages_are_not_free() {
-    let mut scheduler = small(Box::new(Lru));
-    waiting(&mut scheduler, 0, 600, ms(0));
-    scheduler.reserve(10);
-    assert_eq!((scheduler.state().device_free(), scheduler.state().reserved()), (16, 10));
-    scheduler.arrive(&arrival(1, 300, 1_024), ms(1)).expect("it queues");
-    // 19 pages are wanted, 26 are free and 10 of these the executor's.
-    let plan = step(&mut scheduler, &[], ms(1));
-    assert_eq!((plan.swap_out[0].session, plan.batch.len()), (id(0), 0));
-    scheduler.reserve(0);
-    assert_eq!(step(&mut scheduler, &[], ms(2)).batch.len(), 1);
-}
-
-#[test]
-fn pages_that_become_free_are_the_executors_first() {
-    let mut scheduler = small(Box::new(Lru));
-    for session in 0..4 {
-        waiting(&mut scheduler, session, 250, ms(session));
-    }
-    scheduler.reserve(8);
-    assert_eq!(scheduler.state().device_free(), 0);
-    scheduler.arrive(&arrival(4, 250, 1_024), ms(10)).expect("it queues");
-    // 16 pages are wanted and 8 are owed: two sessions of 16 leave.
+fn what_was_not_computed_in_whole_chunks_is_neither_found_nor_shared() {
+    let mut scheduler = small(Box::new(Ttl::new(ms(0))));
+    arrive_sharing(&mut scheduler, 0, 400, 150, ms(0));
+    step(&mut scheduler, &[], ms(0));
+    step(&mut scheduler, &[0], ms(0));
+    // Its next turn ends the second chunk, which another one computes as a whole.
+    scheduler.event(id(0), SessionEvent::NextTurn { prompt: 250, max_tokens: 8 }, ms(1)).expect("it waits");
+    scheduler.name_pages(id(0), names(0, 400, 400));
+    (0..3).for_each(|at| drop(step(&mut scheduler, &[], ms(2 + at))));
+    assert_eq!(of(&scheduler, 0).context, 400);
+    arrive_sharing(&mut scheduler, 1, 400, 400, ms(6));
+    assert_eq!(step(&mut scheduler, &[], ms(6)).grants[0].found, 128);
+    step(&mut scheduler, &[], ms(7));
+    step(&mut scheduler, &[], ms(8));
+    // The first is preempted with what it has, and finds only what it had computed so.
+    scheduler.state.discard(id(0));
+    let plan = step(&mut scheduler, &[], ms(9));
+    assert_eq!(plan.grants.iter().find(|grant| grant.session == id(0)).map(|grant| grant.found), Some(128));
+    arrive_sharing(&mut scheduler, 2, 400, 400, ms(10));
     let plan = step(&mut scheduler, &[], ms(10));
-    let moved: Vec<_> = plan.swap_out.iter().map(|copy| copy.session).collect();
-    assert_eq!(moved, [id(0), id(1)]);
-    scheduler.on_copied(&[id(0), id(1)].map(|session| CopyOutcome { session, ok: true }));
-    assert_eq!(step(&mut scheduler, &[], ms(11)).batch[0].session(), id(4));
+    assert_eq!(plan.grants.iter().find(|grant| grant.session == id(2)).map(|grant| grant.found), Some(384));
+}
+
+/// Prompts of 512 tokens, three quarters of them in all sessions: a session alone takes 33 of 64 pages, and each
+/// further one 9.
+#[test]
+fn a_shared_prefix_raises_admission_as_the_pages_say() {
+    for (shared, at_once) in [(0, 1), (384, 1 + (64 - 33) / 9)] {
+        let mut scheduler = small(Box::new(Lru));
+        // One computes the prefix before the others come.
+        arrive_sharing(&mut scheduler, 0, shared, 512, ms(0));
+        (0..4).for_each(|at| drop(step(&mut scheduler, &[], ms(at))));
+        (1..8).for_each(|session| arrive_sharing(&mut scheduler, session, shared, 512, ms(session)));
+        let mut most = 0;
+        for at in 10..18 {
+            step(&mut scheduler, &[], ms(at));
+            let resident = scheduler.state().sessions().filter(|s| s.residency() == Residency::Device);
+            most = most.max(resident.count());
+        }
+        assert_eq!(most, at_once, "{shared} tokens shared");
+    }
 }
 
 #[test]
-fn who_cannot_grow_for_reserved_pages_is_refused() {
-    let mut scheduler = small(Box::new(Lru));
-    scheduler.arrive(&arrival(0, 600, 1_024), ms(0)).expect("it fits");
-    scheduler.reserve(26);
-    // 608 tokens fit the 38 pages that it has.
-    for at in 0..14 {
-        step(&mut scheduler, &[], ms(6_000 + at));
+fn pages_that_others_hold_are_not_free_and_leave_once() {
+    let (mut capacity, cost) = small_machine();
+    capacity.host_pages = 128;
+    let mut scheduler = Scheduler::new(capacity, parts(Box::new(Lru), cost)).expect("a small machine");
+    for session in 0..2 {
+        arrive_sharing(&mut scheduler, session, 256, 300, ms(session));
+        (0..3).for_each(|at| drop(step(&mut scheduler, &[], ms(at))));
+        let ended = step(&mut scheduler, &[session], ms(3));
+        assert_eq!(ended.batch.len(), 1);
     }
-    let plan = step(&mut scheduler, &[], ms(6_020));
-    let context = of(&scheduler, 0).context;
-    assert_eq!((context, plan.batch.len(), plan.short), (608, 0, 1));
-    let end = plan.wake.expect("a deadline");
-    let plan = step(&mut scheduler, &[], end);
-    assert_eq!(plan.refused, [(id(0), Refusal::QueueTimeout { waited: ms(5_000) })]);
-    assert_eq!(scheduler.state().device_free(), 38);
+    assert_eq!(scheduler.state().device_free(), 64 - 19 - 3);
+    // 57 pages are wanted and 42 are free. The first gives 3, which is not enough; the second what both hold.
+    scheduler.arrive(&arrival(2, 900, 1_024), ms(10)).expect("it queues");
+    let plan = step(&mut scheduler, &[], ms(10));
+    let moved: Vec<_> = plan.swap_out.iter().map(|copy| (copy.session, copy.pages)).collect();
+    assert_eq!(moved, [(id(0), 19), (id(1), 19)], "{plan:?}");
+    scheduler.on_copied(&[id(0), id(1)].map(|session| CopyOutcome { session, ok: true }));
+    scheduler.state().audit();
+    assert_eq!(scheduler.state().device_free(), 64);
+}
+
+#[test]
+fn a_fork_begins_with_its_parents_pages_and_writes_to_its_own() {
+    let mut scheduler = small(Box::new(Lru));
+    waiting(&mut scheduler, 0, 120, ms(0));
+    assert_eq!(scheduler.state().device_free(), 64 - 8);
+    // 100 more tokens after the 121 of the parent, whose last was not computed.
+    scheduler.fork(id(0), &arrival(1, 221, 1_024), ms(1)).expect("it fits");
+    let fork = of(&scheduler, 1);
+    assert_eq!((fork.context, fork.prompt, fork.residency()), (120, 101, Residency::Device));
+    assert_eq!(scheduler.state().device_free(), 64 - 8);
+    let plan = step(&mut scheduler, &[], ms(1));
+    // The partial page is copied; 221 tokens and one more are 14 pages.
+    assert_eq!((plan.duplicates.len(), plan.batch[0].tokens()), (1, 8));
+    assert_eq!(plan.duplicates[0].from, of(&scheduler, 0).table().device()[7]);
+    assert_eq!(plan.duplicates[0].to, of(&scheduler, 1).table().device()[7]);
+    assert_eq!(scheduler.state().device_free(), 64 - 8 - 7);
+    // A fork of a session that is away is computed from its tokens.
+    scheduler.state.discard(id(0));
+    scheduler.fork(id(0), &arrival(2, 221, 1_024), ms(2)).expect("it fits");
+    assert_eq!((of(&scheduler, 2).context, of(&scheduler, 2).prompt), (0, 221));
 }
 
 #[test]
@@ -537,7 +572,7 @@ fn growth_takes_no_more_from_those_who_compute_than_it_needs() {
         let copied = plan.swap_out.iter().map(|copy| copy.session);
         copied.chain(plan.discard.iter().copied()).collect::<Vec<_>>()
     });
-    // The first ones need a page each: the last one's 16 are enough, whoever queues behind it.
+    // The first ones need a page each: the last one's 16 are enough, with any queue behind it.
     assert_eq!(moved.into_iter().find(|moved| !moved.is_empty()), Some(vec![id(3)]));
 }
 
@@ -566,7 +601,9 @@ fn machines_that_cannot_run_anything_are_refused_with_the_remedy() {
     let no_page = refusal(Capacity { device_pages: 0, ..capacity });
     assert_eq!(no_page, "the device holds no KV page; raise the device budget");
     let narrow = refusal(Capacity { rows: 128, ..capacity });
-    assert!(narrow.ends_with("cannot hold 64 decodes and a chunk of 128; raise rows to sequences + chunk"));
+    assert!(
+        narrow.ends_with("cannot hold 63 decodes and a chunk of 128; raise rows to sequences - 1 + chunk")
+    );
     assert_eq!(refusal(Capacity { chunk: 0, ..capacity }), "a chunk holds no token; set chunk to 1 or more");
     assert!(refusal(Capacity { page_tokens: 0, ..capacity }).contains("set page_tokens to 1 or more"));
     assert!(refusal(Capacity { sequences: 0, ..capacity }).contains("set sequences to 1 or more"));

@@ -1,14 +1,15 @@
 //! Settings: what is read, and what is said of what cannot be.
 
-use super::Settings;
-use std::time::Duration;
+use super::{Number, Settings, Whole};
+use crate::registry::Registry;
+use serde::Deserialize;
 
 fn yaml_error(text: &str) -> String {
-    Settings::from_yaml(text).expect_err(text).to_string()
+    Registry::default().yaml(text).expect_err(text).to_string()
 }
 
 fn toml_error(text: &str) -> String {
-    Settings::from_toml(text).expect_err(text).to_string()
+    Registry::default().toml(text).expect_err(text).to_string()
 }
 
 #[test]
@@ -18,7 +19,9 @@ fn yaml_and_toml_say_the_same() {
     let toml = "model = 'smollm2'\n[scheduler]\npolicy = 'ttl'\nttl_ms = 750\nmax_queue = 3\nheadroom_percent = 5.0\n";
     let settings = Settings::from_yaml(yaml).expect("valid");
     assert_eq!(settings, Settings::from_toml(toml).expect("valid"));
-    assert_eq!((settings.ttl, settings.rules.max_queue), (Duration::from_millis(750), 3));
+    let registry = Registry::default();
+    assert_eq!(registry.yaml(yaml), registry.toml(toml));
+    assert_eq!((registry.yaml(yaml), settings.rules.max_queue), (Ok(settings.clone()), 3));
     assert!((settings.rules.headroom - 0.05).abs() < 1e-12);
 }
 
@@ -64,9 +67,47 @@ fn ranges_are_checked() {
 #[test]
 fn a_constant_that_the_policy_does_not_read_is_refused() {
     let message = yaml_error("scheduler:\n  policy: lru\n  ttl_ms: 5\n");
-    assert_eq!(message, "line 3: ttl_ms: the policy `lru` does not read it, only ttl; leave it out");
-    assert!(Settings::from_yaml("scheduler:\n  policy: own\n  ttl_ms: 5\n").is_ok());
-    assert!(Settings::from_yaml("scheduler:\n  policy: lru\n  max_lease_ms: 5 # not ttl_ms: 5\n").is_ok());
+    let start = "line 3: ttl_ms: it is not read with the policy `lru`; leave it out, or give policy, state, ";
+    assert!(message.starts_with(start) && message.ends_with(", headroom_percent"), "{message}");
+    assert!(
+        yaml_error("scheduler: {policy: signal, ttl_ms: 5}")
+            .ends_with(", hysteresis, restore_ahead, recompute_below")
+    );
+    let registry = Registry::default();
+    assert!(registry.yaml("scheduler:\n  policy: lru\n  max_lease_ms: 5 # not ttl_ms: 5\n").is_ok());
+    // Beside other policies, as when several are compared, it is left alone.
+    let mut settings = registry.yaml("scheduler: {policy: ttl, ttl_ms: 5}").expect("valid");
+    settings.policy = "lru".to_owned();
+    let cost = crate::conformance::small_machine().1;
+    assert_eq!(registry.parts(&settings, cost).expect("known parts").policy.name(), "lru");
+}
+
+/// A policy's own fields, as another crate declares them.
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(default)]
+struct Own {
+    share: Number<1>,
+    count: Whole<1, 9>,
+    name: String,
+}
+
+impl Default for Own {
+    fn default() -> Self {
+        Own { share: Number(0.5), count: Whole(1), name: "none".to_owned() }
+    }
+}
+
+#[test]
+fn fields_become_the_type_of_the_part_that_takes_them() {
+    let take = |text: &str| Settings::from_yaml(text).expect("fields").constants.take::<Own>();
+    let all = take("scheduler: {policy: own, share: 1, count: 9, name: x}").expect("in range");
+    assert_eq!(all, Own { share: Number(1.0), count: Whole(9), name: "x".to_owned() });
+    assert_eq!(take("scheduler: {policy: own}").expect("defaults"), Own::default());
+    let refused = |text: &str| take(text).expect_err(text).to_string();
+    assert_eq!(refused("scheduler: {share: 1.5}"), "share: 1.5 is out of range; give 0 to 1");
+    assert_eq!(refused("scheduler: {count: 10}"), "count: 10 is out of range; give 1 to 9");
+    assert!(refused("scheduler: {count: 1.5}").starts_with("count: invalid type"));
+    assert_eq!(refused("scheduler: {name: [x]}"), "name: it is neither a number nor a text");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::profile::{Profile, SHORT_PROMPT};
 use super::rng::Rng;
 use crate::backend::{Backend, Completion};
 use crate::cost::{CostModel, seconds};
-use crate::plan::{CopyOutcome, Entry, Move, Plan, TurnEnd};
+use crate::plan::{CopyOutcome, Move, Plan, ScheduledSession, TurnEnd};
 use crate::session::SessionId;
 use crate::state::{Capacity, State};
 use std::time::Duration;
@@ -69,11 +69,11 @@ impl SimBackend {
         for entry in &plan.batch {
             let context = state.session(entry.session()).map_or(0, |session| session.context);
             match entry {
-                Entry::Prefill { tokens, last: true, .. } if *tokens <= SHORT_PROMPT => {
+                ScheduledSession::Prefill { tokens, last: true, .. } if *tokens <= SHORT_PROMPT => {
                     rows.extend((0..*tokens).map(|at| context + at));
                 }
-                Entry::Prefill { tokens, .. } => chunks.push((*tokens, context)),
-                Entry::Decode { .. } => rows.push(context),
+                ScheduledSession::Prefill { tokens, .. } => chunks.push((*tokens, context)),
+                ScheduledSession::Decode { .. } => rows.push(context),
             }
         }
         let time = self.profile.step(&rows, &chunks);
@@ -85,8 +85,9 @@ impl SimBackend {
 
 /// Sessions of a batch whose turn is over with this step.
 fn turns_over(plan: &Plan, state: &State) -> Vec<(SessionId, TurnEnd)> {
-    let over = |entry: &&Entry| {
-        let yields = matches!(entry, Entry::Decode { .. } | Entry::Prefill { last: true, .. });
+    let over = |entry: &&ScheduledSession| {
+        let yields =
+            matches!(entry, ScheduledSession::Decode { .. } | ScheduledSession::Prefill { last: true, .. });
         let session = state.session(entry.session());
         yields && session.is_some_and(|session| session.generated + 1 >= session.max_tokens)
     };

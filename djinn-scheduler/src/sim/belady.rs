@@ -1,12 +1,12 @@
 //! The policy that knows the future: a bound, only for simulations.
 
-use crate::policy::{Forecast, Weighed, Weights};
+use crate::policy::{CostPolicy, Forecast, Weights};
 use crate::session::{Session, SessionId, Wait};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Whoever waits, with the time at which the wait will end. The simulation writes it, the policy reads it.
+/// The sessions that wait, with the time at which each wait will end. The simulation writes it, the policy reads it.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     next_use: Arc<Mutex<BTreeMap<SessionId, Duration>>>,
@@ -43,11 +43,11 @@ impl Forecast for Oracle {
 }
 
 /// Belady's MIN over the true ends of waits.
-pub type Belady = Weighed<Oracle>;
+pub type Belady = CostPolicy<Oracle>;
 
 impl Belady {
     /// A policy that looks into `oracle`.
     pub fn knowing(oracle: &Oracle) -> Self {
-        Weighed::new(oracle.clone(), Weights::default())
+        CostPolicy::new(oracle.clone(), Weights::default())
     }
 }

@@ -54,7 +54,7 @@ fn between<T: Copy + Into<u64>>(points: &[T], x: f64) -> (usize, usize, f64) {
     (high - 1, high, (x - at(high - 1)) / (at(high) - at(high - 1)))
 }
 
-/// Prompts of so many tokens at most are computed like decodes, a row for each token.
+/// Prompts of at most this many tokens are computed like decodes, a row for each token.
 pub(super) const SHORT_PROMPT: u64 = 32;
 
 /// Times of a machine.
@@ -65,7 +65,7 @@ pub struct Profile {
     pub cost: CostModel,
     /// Bytes per second each way while both directions of the link are busy.
     pub both_ways_bytes_per_s: f64,
-    /// Steps last so many times as long while a copy is under way.
+    /// Steps last this multiple of their time while a copy is under way.
     pub slowed_by_copies: f64,
     /// Decode steps, over sessions.
     pub decode: StepTimes,

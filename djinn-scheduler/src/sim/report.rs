@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The parts of a turn's latency, from its request to its last token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Parts {
+pub struct LatencyParts {
     /// Until there was room, and a step to enter.
     pub queue: Duration,
     /// For its state to come back from the host.
@@ -29,7 +29,7 @@ pub struct TurnRecord {
     /// Tokens generated.
     pub tokens: u64,
     /// Where the time went.
-    pub parts: Parts,
+    pub parts: LatencyParts,
 }
 
 impl TurnRecord {
@@ -140,9 +140,11 @@ impl Report {
     }
 
     /// A percentile of each part of latency on its own.
-    pub fn parts(&self, share: f64) -> Parts {
-        let of = |part: fn(&Parts) -> Duration| percentile(self.turns.iter().map(|t| part(&t.parts)), share);
-        Parts {
+    pub fn parts(&self, share: f64) -> LatencyParts {
+        let of = |part: fn(&LatencyParts) -> Duration| {
+            percentile(self.turns.iter().map(|t| part(&t.parts)), share)
+        };
+        LatencyParts {
             queue: of(|p| p.queue),
             restore: of(|p| p.restore),
             prefill: of(|p| p.prefill),

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::workload::{Script, Turn, Workload};
+use super::workload::{Script, Workload, WorkloadTurn};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -71,9 +71,9 @@ pub fn parse_tracelab(text: &str) -> Result<Workload> {
     Ok(Workload::open(order.iter().filter_map(|id| sessions.remove(id)).collect()))
 }
 
-fn turn(prompt: u64, output: u64, wait: Duration) -> Turn {
+fn turn(prompt: u64, output: u64, wait: Duration) -> WorkloadTurn {
     let tool = (!wait.is_zero()).then(|| "tool".to_owned());
-    Turn { prompt, output, tool, wait, hint: None }
+    WorkloadTurn { prompt, output, tool, wait, hint: None }
 }
 
 struct Row<'a> {

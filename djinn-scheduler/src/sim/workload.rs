@@ -90,7 +90,7 @@ pub struct Shape {
 
 /// One turn of a session.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Turn {
+pub struct WorkloadTurn {
     /// New tokens.
     pub prompt: u64,
     /// Tokens generated.
@@ -109,7 +109,7 @@ pub struct Script {
     /// Lower goes first.
     pub priority: i32,
     /// At least one.
-    pub turns: Vec<Turn>,
+    pub turns: Vec<WorkloadTurn>,
 }
 
 impl Script {
@@ -136,7 +136,7 @@ impl Shape {
                 Hint::Exact => Some(wait),
                 Hint::Noisy(sigma) => Some(wait.mul_f64((sigma * rng.normal()).exp())),
             };
-            turns.push(Turn { prompt, output, tool, wait, hint });
+            turns.push(WorkloadTurn { prompt, output, tool, wait, hint });
         }
         Script { priority: 0, turns }
     }
@@ -229,9 +229,20 @@ impl Agent {
 #[derive(Clone, Debug)]
 pub struct Workload {
     pub(crate) agents: Vec<Agent>,
+    pub(crate) shared: u64,
 }
 
 impl Workload {
+    /// From now on all first prompts begin with the same `tokens` tokens, as far as they go.
+    pub fn share(&mut self, tokens: u64) {
+        self.shared = tokens;
+    }
+
+    /// Tokens that all first prompts begin with.
+    pub fn shared(&self) -> u64 {
+        self.shared
+    }
+
     /// `agents` agents, each running one session of `shape` after another, started within `ramp`.
     pub fn closed_loop(shape: &Shape, agents: u32, ramp: Duration, seed: u64) -> Self {
         Self::looping(shape, agents, u64::MAX, ramp, seed)
@@ -257,7 +268,7 @@ impl Workload {
             let start = ramp.mul_f64(rng.uniform());
             Agent { start, source: Source::Loop(Box::new(shape.clone()), rng, sessions_each) }
         };
-        Workload { agents: (0..agents).map(agent).collect() }
+        Workload { agents: (0..agents).map(agent).collect(), shared: 0 }
     }
 
     /// `sessions` sessions of `shape` that come at random, `per_second` on average.
@@ -277,7 +288,7 @@ impl Workload {
             let script = Some(script).filter(|script| !script.turns.is_empty());
             Agent { start, source: Source::Once(script) }
         };
-        Workload { agents: scripts.into_iter().map(agent).collect() }
+        Workload { agents: scripts.into_iter().map(agent).collect(), shared: 0 }
     }
 
     /// Agents, or sessions of an open workload.
@@ -285,7 +296,7 @@ impl Workload {
         self.agents.len()
     }
 
-    /// Whether nobody comes.
+    /// Whether no session comes.
     pub fn is_empty(&self) -> bool {
         self.agents.is_empty()
     }

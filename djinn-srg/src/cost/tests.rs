@@ -3,22 +3,6 @@
 use super::*;
 use crate::graph::tests::{classic, decoder, mixture};
 
-/// A machine as fast as an H200.
-pub(crate) fn h200() -> Machine {
-    let name = "h200".to_owned();
-    Machine { name, flops: 770e12, memory: 4000e9, link: 55.4e9, launch: 1.2e-6, reserved_bytes: 0 }
-}
-
-#[test]
-fn decode_is_memory_bound_and_prefill_compute_bound() {
-    let graph = decoder(4, 32, 128, 4096, 11008, 32000);
-    let machine = h200();
-    let linear = graph.nodes.iter().position(|n| n.name == "blocks.1.mlp.gate_up").unwrap();
-    let linear = NodeId(linear as u32);
-    assert_eq!(node(&graph, linear, &Work::decode(1, 512, DType::F16)).bound(&machine), Bound::Memory);
-    assert_eq!(node(&graph, linear, &Work::prefill(2048, DType::F16)).bound(&machine), Bound::Compute);
-}
-
 #[test]
 fn a_decode_pass_reads_every_weight_once_but_the_embedding_table() {
     let graph = decoder(2, 4, 8, 32, 64, 100);

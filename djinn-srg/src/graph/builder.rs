@@ -4,8 +4,8 @@ mod experts;
 
 pub use experts::Routing;
 
-use super::{Graph, KvShape, Node};
-use crate::{DType, Dim, Gelu, Lifecycle, Op, RopeStyle, Scores, Value, ValueId};
+use super::{Graph, Hook, Node};
+use crate::{DType, Dim, GeluForm, Lifecycle, Op, RopeStyle, Scores, Value, ValueId};
 use std::collections::HashSet;
 
 /// Why a graph cannot be built. Shapes come from checkpoints, so these are errors, not panics.
@@ -40,11 +40,14 @@ impl std::error::Error for GraphError {}
 type Result<T> = std::result::Result<T, GraphError>;
 
 /// Attention geometry of a block.
-#[derive(Clone, Copy)]
-struct Heads {
-    heads: u32,
-    kv_heads: u32,
-    head_dim: u32,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
 }
 
 impl Heads {
@@ -57,17 +60,17 @@ impl Heads {
 pub struct GraphBuilder {
     graph: Graph,
     names: HashSet<String>,
+    hook_names: HashSet<String>,
     layer: Option<u32>,
 }
 
 impl GraphBuilder {
     /// A graph with its four step inputs and no operation.
-    pub fn new(model: &str, kv: KvShape, vocab: u64, max_context: u64) -> Self {
+    pub fn new(model: &str, vocab: u64, max_context: u64) -> Self {
         let graph = Graph {
             model: model.to_owned(),
             values: Vec::new(),
             nodes: Vec::new(),
-            kv,
             vocab,
             max_context,
             tokens: ValueId(0),
@@ -75,15 +78,17 @@ impl GraphBuilder {
             row_seq: ValueId(2),
             logit_rows: ValueId(3),
             logits: ValueId(u32::MAX),
+            hooks: Vec::new(),
         };
-        let mut builder = GraphBuilder { graph, names: HashSet::new(), layer: None };
+        let mut builder =
+            GraphBuilder { graph, names: HashSet::new(), hook_names: HashSet::new(), layer: None };
         for (name, dim) in [
             ("tokens", Dim::Rows),
             ("positions", Dim::Rows),
             ("row_seq", Dim::Rows),
             ("logit_rows", Dim::LogitRows),
         ] {
-            builder.value(name, vec![dim], DType::U32, Lifecycle::Stack).expect("four distinct names");
+            builder.value(name, vec![dim], Some(DType::U32), Lifecycle::Stack).expect("four distinct names");
         }
         builder
     }
@@ -98,9 +103,16 @@ impl GraphBuilder {
         (self.graph.tokens, self.graph.positions)
     }
 
-    /// Marks `value` as the hook point `name` (TransformerLens's names).
-    pub fn hook(&mut self, value: ValueId, name: String) {
-        self.graph.values[value.0 as usize].hook = Some(name);
+    /// Names an activation for people. Its first name is the canonical one.
+    ///
+    /// # Errors
+    /// A name that another hook has.
+    pub fn hook(&mut self, value: ValueId, name: String) -> Result<()> {
+        if !self.hook_names.insert(name.clone()) {
+            return Err(GraphError::DuplicateName(name));
+        }
+        self.graph.hooks.push(Hook { name, value });
+        Ok(())
     }
 
     /// A weight of one or two dimensions.
@@ -109,7 +121,7 @@ impl GraphBuilder {
         if elements.is_none_or(|n| n > u64::MAX >> 8) {
             return Err(GraphError::TooLarge(name.to_owned()));
         }
-        self.value(name, shape.iter().map(|&d| Dim::Fixed(d)).collect(), dtype, Lifecycle::Text)
+        self.value(name, shape.iter().map(|&d| Dim::Fixed(d)).collect(), Some(dtype), Lifecycle::Text)
     }
 
     /// `table[vocab, d]` gathered by token: `[rows, d]`.
@@ -184,20 +196,17 @@ impl GraphBuilder {
         name: &str,
         qkv: ValueId,
         [query, key]: [ValueId; 2],
-        heads: u32,
+        heads: Heads,
         eps: f32,
     ) -> Result<()> {
-        let Heads { kv_heads, head_dim, .. } = self.heads(name, qkv, heads)?;
+        self.check_heads(name, qkv, heads)?;
+        let Heads { heads, kv_heads, head_dim } = heads;
         for weight in [query, key] {
             self.expect(name, "norm weight", self.graph.value(weight).matrix(), [head_dim.into(), 1])?;
         }
-        self.push_into(
-            name,
-            Op::HeadNorm { heads, kv_heads, head_dim, eps },
-            vec![qkv],
-            vec![query, key],
-            qkv,
-        )
+        let op = Op::HeadNorm { heads, kv_heads, head_dim, eps };
+        self.push_into(name, op, vec![qkv], vec![query, key], vec![qkv]);
+        Ok(())
     }
 
     /// Rotates `qkv` in place by `table`.
@@ -206,35 +215,33 @@ impl GraphBuilder {
         name: &str,
         qkv: ValueId,
         table: ValueId,
-        heads: u32,
+        heads: Heads,
         style: RopeStyle,
     ) -> Result<()> {
         let (_, rotary) = self.activation(name, table)?;
-        let Heads { kv_heads, head_dim, .. } = self.heads(name, qkv, heads)?;
+        self.check_heads(name, qkv, heads)?;
+        let Heads { heads, kv_heads, head_dim } = heads;
         if rotary > head_dim as u64 || rotary == 0 {
             return Err(self.shape(name, format!("rotary size {rotary} does not fit heads of {head_dim}")));
         }
         let op = Op::Rope { heads, kv_heads, head_dim, rotary_dim: rotary as u32, style };
-        self.push_into(name, op, vec![qkv, table], vec![], qkv)
+        self.push_into(name, op, vec![qkv, table], vec![], vec![qkv]);
+        Ok(())
     }
 
-    /// Appends keys and values of `qkv` to the KV cache of the current layer, then attends:
-    /// `[rows, heads * head_dim]`.
-    pub fn attention(&mut self, name: &str, qkv: ValueId, heads: u32, scores: Scores) -> Result<ValueId> {
-        let Heads { kv_heads, head_dim, .. } = self.heads(name, qkv, heads)?;
+    /// Appends keys and values of `qkv` to a KV cache of its own, `name.kv`, then attends: `[rows, heads * head_dim]`.
+    pub fn attention(&mut self, name: &str, qkv: ValueId, heads: Heads, scores: Scores) -> Result<ValueId> {
+        self.check_heads(name, qkv, heads)?;
+        let Heads { heads, kv_heads, head_dim } = heads;
         let Scores { scale, window, alibi } = scores;
         if window == Some(0) {
             return Err(self.shape(name, "a window of no position".to_owned()));
         }
         let (row_seq, positions) = (self.graph.row_seq, self.graph.positions);
-        let kv = self.value(
-            &format!("{name}.kv"),
-            vec![Dim::Fixed(2), Dim::Fixed(kv_heads as u64), Dim::Fixed(head_dim as u64)],
-            DType::F16,
-            Lifecycle::Data,
-        )?;
+        let shape = vec![Dim::Fixed(2), Dim::Fixed(kv_heads.into()), Dim::Fixed(head_dim.into())];
+        let kv = self.value(&format!("{name}.kv"), shape, None, Lifecycle::Data)?;
         let write = Op::KvWrite { heads, kv_heads, head_dim };
-        self.push_into(&format!("{name}.kv_write"), write, vec![qkv, row_seq, positions], vec![], kv)?;
+        self.push_into(&format!("{name}.kv_write"), write, vec![qkv, row_seq, positions], vec![], vec![kv]);
         let op = Op::Attention { heads, kv_heads, head_dim, scale, window, alibi };
         let width = heads as u64 * head_dim as u64;
         self.push(name, op, vec![qkv, kv, row_seq, positions], vec![], Dim::Rows, width)
@@ -250,7 +257,7 @@ impl GraphBuilder {
     }
 
     /// GELU of each element of `x[rows, f]`: `[rows, f]`.
-    pub fn gelu(&mut self, name: &str, x: ValueId, form: Gelu) -> Result<ValueId> {
+    pub fn gelu(&mut self, name: &str, x: ValueId, form: GeluForm) -> Result<ValueId> {
         let (dim, width) = self.activation(name, x)?;
         self.push(name, Op::Gelu { form }, vec![x], vec![], dim, width)
     }
@@ -278,13 +285,19 @@ impl GraphBuilder {
         Ok(self.graph)
     }
 
-    fn value(&mut self, name: &str, shape: Vec<Dim>, dtype: DType, lifecycle: Lifecycle) -> Result<ValueId> {
+    fn value(
+        &mut self,
+        name: &str,
+        shape: Vec<Dim>,
+        dtype: Option<DType>,
+        lifecycle: Lifecycle,
+    ) -> Result<ValueId> {
         if !self.names.insert(name.to_owned()) {
             return Err(GraphError::DuplicateName(name.to_owned()));
         }
         let id = ValueId(self.graph.values.len() as u32);
         let layer = self.layer;
-        self.graph.values.push(Value { name: name.to_owned(), shape, dtype, lifecycle, layer, hook: None });
+        self.graph.values.push(Value { name: name.to_owned(), shape, dtype, lifecycle, layer });
         Ok(id)
     }
 
@@ -297,9 +310,13 @@ impl GraphBuilder {
         dim: Dim,
         width: u64,
     ) -> Result<ValueId> {
-        let output =
-            self.value(&format!("{name}.out"), vec![dim, Dim::Fixed(width)], DType::F32, Lifecycle::Stack)?;
-        self.push_into(name, op, inputs, weights, output)?;
+        let output = self.value(
+            &format!("{name}.out"),
+            vec![dim, Dim::Fixed(width)],
+            Some(DType::F32),
+            Lifecycle::Stack,
+        )?;
+        self.push_into(name, op, inputs, weights, vec![output]);
         Ok(output)
     }
 
@@ -309,32 +326,29 @@ impl GraphBuilder {
         op: Op,
         inputs: Vec<ValueId>,
         weights: Vec<ValueId>,
-        output: ValueId,
-    ) -> Result<()> {
-        let layer = self.layer;
-        let also = Vec::new();
-        self.graph.nodes.push(Node { name: name.to_owned(), op, inputs, weights, output, also, layer });
-        Ok(())
+        outputs: Vec<ValueId>,
+    ) {
+        let (name, layer) = (name.to_owned(), self.layer);
+        self.graph.nodes.push(Node { name, op, inputs, weights, outputs, layer });
     }
 
     /// The row dimension and width of an activation.
     fn activation(&self, node: &str, id: ValueId) -> Result<(Dim, u64)> {
         let value = self.graph.value(id);
         match (value.lifecycle, value.dtype, value.shape.as_slice()) {
-            (Lifecycle::Stack, DType::F32, &[dim, Dim::Fixed(width)]) => Ok((dim, width)),
+            (Lifecycle::Stack, Some(DType::F32), &[dim, Dim::Fixed(width)]) => Ok((dim, width)),
             _ => Err(self.shape(node, format!("{} is no activation", value.name))),
         }
     }
 
-    fn heads(&self, node: &str, qkv: ValueId, heads: u32) -> Result<Heads> {
+    fn check_heads(&self, node: &str, qkv: ValueId, of: Heads) -> Result<()> {
         let (_, width) = self.activation(node, qkv)?;
-        let KvShape { kv_heads, head_dim, .. } = self.graph.kv;
-        let found = Heads { heads, kv_heads, head_dim };
-        self.expect(node, "qkv columns", width, found.qkv())?;
+        let Heads { heads, kv_heads, .. } = of;
+        self.expect(node, "qkv columns", width, of.qkv())?;
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(self.shape(node, format!("{heads} heads do not share {kv_heads} key/value heads")));
         }
-        Ok(found)
+        Ok(())
     }
 
     fn expect<T: PartialEq + std::fmt::Debug>(

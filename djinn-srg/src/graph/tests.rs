@@ -1,7 +1,7 @@
 //! Graphs that build, and shapes that do not fit.
 
 use super::*;
-use crate::{Gelu, RopeStyle, Scores};
+use crate::{DType, GeluForm, RopeStyle, Scores};
 
 /// A small decoder in the shape of a Llama block, for tests of the analyses.
 pub(crate) fn decoder(layers: u32, heads: u32, head_dim: u32, d: u64, ffn: u64, vocab: u64) -> Graph {
@@ -18,8 +18,7 @@ fn build(
     [d, ffn, vocab]: [u64; 3],
     experts: Option<[u32; 2]>,
 ) -> Result<Graph, GraphError> {
-    let kv = KvShape { layers, kv_heads: 1, head_dim };
-    let mut b = GraphBuilder::new("test", kv, vocab, 128);
+    let mut b = GraphBuilder::new("test", vocab, 128);
     let table = b.weight("embed.weight", &[vocab, d], DType::F16)?;
     let inv_freq = b.weight("rope.inv_freq", &[head_dim as u64 / 2], DType::F32)?;
     let rope = b.rope_table("rope", inv_freq, 1.0)?;
@@ -33,8 +32,9 @@ fn build(
         let w = b.weight(&name("attn.qkv.weight"), &[width, d], DType::F16)?;
         let bias = b.weight(&name("attn.qkv.bias"), &[width], DType::F16)?;
         let qkv = b.linear(&name("attn.qkv"), normed, w, Some(bias))?;
-        b.rope(&name("attn.rope"), qkv, rope, heads, RopeStyle::Half)?;
-        let attended = b.attention(&name("attn"), qkv, heads, Scores::scaled(0.5))?;
+        let geometry = Heads { heads, kv_heads: 1, head_dim };
+        b.rope(&name("attn.rope"), qkv, rope, geometry, RopeStyle::Half)?;
+        let attended = b.attention(&name("attn"), qkv, geometry, Scores::scaled(0.5))?;
         let w = b.weight(&name("attn.out.weight"), &[d, heads as u64 * head_dim as u64], DType::F16)?;
         let out = b.linear(&name("attn.out"), attended, w, None)?;
         x = b.add(&name("attn.add"), x, out)?;
@@ -49,7 +49,8 @@ fn build(
         let w = b.weight(&name("mlp.down.weight"), &[d, ffn], DType::F16)?;
         let down = b.linear(&name("mlp.down"), mid, w, None)?;
         x = b.add(&name("mlp.add"), x, down)?;
-        b.hook(x, name("hook_resid_post"));
+        b.hook(x, name("hook_out"))?;
+        b.hook(x, name("hook_resid_post"))?;
     }
     b.set_layer(None);
     let last = b.select_rows("select", x)?;
@@ -89,25 +90,31 @@ fn a_decoder_builds() {
     let per_layer = 32 + 48 * 32 + 48 + 32 * 32 + 96 * 32 + 32 * 48;
     assert_eq!(graph.parameters(), 100 * 32 + 4 + 3 * per_layer);
     assert_eq!(graph.text_bytes(), 2 * graph.parameters() + 2 * 4);
-    assert!(graph.values.iter().any(|v| v.hook.as_deref() == Some("blocks.2.hook_resid_post")));
+    let value = |name| graph.hook(name).map(|id| graph.value(id).name.as_str());
+    assert_eq!(value("blocks.2.hook_resid_post"), Some("blocks.2.mlp.add.out"));
+    assert_eq!(value("blocks.2.hook_out"), value("blocks.2.hook_resid_post"));
+    assert_eq!(value("blocks.3.hook_out"), None);
 }
 
 #[test]
 fn wrong_shapes_are_refused_by_node() {
-    let mut b = GraphBuilder::new("t", KvShape { layers: 1, kv_heads: 2, head_dim: 4 }, 10, 8);
+    let mut b = GraphBuilder::new("t", 10, 8);
     let table = b.weight("table", &[10, 6], DType::F32).unwrap();
     let x = b.embed("embed", table).unwrap();
     let w = b.weight("w", &[5, 7], DType::F32).unwrap();
     let error = b.linear("proj", x, w, None).unwrap_err();
     assert_eq!(error.to_string(), "proj: weight columns: expected 6, found 7");
     assert!(matches!(b.weight("w", &[1], DType::F32), Err(GraphError::DuplicateName(n)) if n == "w"));
+    b.hook(x, "x".to_owned()).unwrap();
+    assert!(matches!(b.hook(x, "x".to_owned()), Err(GraphError::DuplicateName(n)) if n == "x"));
     assert!(matches!(b.weight("huge", &[u64::MAX, 9], DType::F32), Err(GraphError::TooLarge(_))));
     let w = b.weight("qkv", &[28, 6], DType::F32).unwrap();
     let qkv = b.linear("qkv_proj", x, w, None).unwrap();
     let plain = Scores::scaled(1.0);
-    let error = b.attention("attn", qkv, 3, plain).unwrap_err().to_string();
+    let heads = |heads| Heads { heads, kv_heads: 2, head_dim: 4 };
+    let error = b.attention("attn", qkv, heads(3), plain).unwrap_err().to_string();
     assert!(error.contains("3 heads do not share 2"), "{error}");
-    assert!(b.attention("attn2", qkv, 2, plain).is_err());
+    assert!(b.attention("attn2", qkv, heads(2), plain).is_err());
     let error = classic(Some(0), 64).unwrap_err().to_string();
     assert_eq!(error, "attn: a window of no position");
 }
@@ -115,7 +122,7 @@ fn wrong_shapes_are_refused_by_node() {
 /// The parts of GPT-2's shape: learned positions, LayerNorm with biases, GELU; with a window and biased scores.
 pub(crate) fn classic(window: Option<u32>, context: u64) -> Result<Graph, GraphError> {
     let (d, vocab) = (16, 100);
-    let mut b = GraphBuilder::new("classic", KvShape { layers: 1, kv_heads: 2, head_dim: 8 }, vocab, context);
+    let mut b = GraphBuilder::new("classic", vocab, context);
     let table = b.weight("embed.weight", &[vocab, d], DType::F16)?;
     let positions = b.weight("pos_embed.weight", &[64, d], DType::F32)?;
     let (tokens, places) = (b.embed("embed", table)?, b.embed_positions("pos_embed", positions)?);
@@ -126,9 +133,14 @@ pub(crate) fn classic(window: Option<u32>, context: u64) -> Result<Graph, GraphE
     let normed = b.layer_norm("ln1", x, weight, bias, 1e-5)?;
     let w = b.weight("attn.qkv.weight", &[48, d], DType::F16)?;
     let qkv = b.linear("attn.qkv", normed, w, None)?;
-    let attended = b.attention("attn", qkv, 2, Scores { scale: 0.5, window, alibi: true })?;
+    let attended = b.attention(
+        "attn",
+        qkv,
+        Heads { heads: 2, kv_heads: 2, head_dim: 8 },
+        Scores { scale: 0.5, window, alibi: true },
+    )?;
     x = b.add("attn.add", x, attended)?;
-    x = b.gelu("mlp.act", x, Gelu::Tanh)?;
+    x = b.gelu("mlp.act", x, GeluForm::Tanh)?;
     b.set_layer(None);
     let last = b.select_rows("select", x)?;
     let logits = b.linear("unembed", last, table, None)?;
@@ -154,7 +166,7 @@ fn positions_are_gathered_like_tokens() {
 
 #[test]
 fn a_norm_s_bias_has_its_width() {
-    let mut b = GraphBuilder::new("t", KvShape { layers: 1, kv_heads: 1, head_dim: 4 }, 10, 8);
+    let mut b = GraphBuilder::new("t", 10, 8);
     let table = b.weight("table", &[10, 6], DType::F32).unwrap();
     let x = b.embed("embed", table).unwrap();
     let weight = b.weight("weight", &[6], DType::F32).unwrap();
@@ -166,7 +178,7 @@ fn a_norm_s_bias_has_its_width() {
 #[test]
 fn constants_are_exported() {
     let export = |op: Op| serde_json::to_value(op).unwrap();
-    let gelu = export(Op::Gelu { form: Gelu::Erf });
+    let gelu = export(Op::Gelu { form: GeluForm::Erf });
     assert_eq!(gelu, serde_json::json!({ "op": "gelu", "form": "erf" }));
     let graph = classic(Some(7), 64).unwrap();
     let attention = graph.nodes.iter().find(|n| n.name == "attn").unwrap();

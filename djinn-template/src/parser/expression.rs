@@ -1,14 +1,18 @@
 //! Expressions: one function for each precedence, which reads a chain in a loop.
 
 use super::Parser;
-use crate::ast::{Arguments, Arithmetic, Comparison, Expr, Post};
+use crate::arguments::Builtin;
+use crate::ast::{Arguments, Expr, Post};
 use crate::error::{Error, Result};
+use crate::filters::FILTERS;
 use crate::lexer::Kind;
+use crate::predicates::TESTS;
 use crate::printable::one_line;
 use crate::text::Text;
-use crate::value::{self, Value};
-use crate::{filters, predicates};
+use crate::value::Value;
 use std::sync::Arc;
+
+type Parse = fn(&mut Parser) -> Result<Expr>;
 
 impl Parser {
     /// An expression, or a tuple of them without brackets.
@@ -23,12 +27,12 @@ impl Parser {
 
     fn tuple_of(&mut self, item: impl Fn(&mut Self) -> Result<Expr>) -> Result<Expr> {
         let first = item(self)?;
-        if !self.is_sign(",") {
+        if !self.is(",") {
             return Ok(first);
         }
         let mut items = vec![first];
-        while self.skip_sign(",") {
-            if matches!(self.peek(), Kind::Sign("}}" | "%}" | ")")) || self.is_name("in") {
+        while self.skip(",") {
+            if matches!(self.peek(), Kind::Sign("}}" | "%}" | ")")) || self.is("in") {
                 break;
             }
             items.push(item(self)?);
@@ -43,19 +47,17 @@ impl Parser {
             let mut arms = Vec::new();
             loop {
                 let value = parser.or()?;
-                if !parser.skip_name("if") {
-                    return Ok(match arms.is_empty() {
-                        true => value,
-                        false => {
-                            parser.missing.truncate(missing);
-                            Expr::Conditional(arms, Some(Box::new(value)))
-                        }
-                    });
+                if !parser.skip("if") {
+                    if arms.is_empty() {
+                        return Ok(value);
+                    }
+                    parser.missing.truncate(missing);
+                    return Ok(Expr::Conditional(arms, Some(Box::new(value))));
                 }
                 arms.push((parser.or()?, value));
                 parser.missing.truncate(missing);
-                if !parser.skip_name("else") {
-                    if parser.is_name("if") {
+                if !parser.skip("else") {
+                    if parser.is("if") {
                         return parser.unsupported("an `if` behind an `if` without `else`");
                     }
                     return Ok(Expr::Conditional(arms, None));
@@ -72,18 +74,14 @@ impl Parser {
         self.list_of("and", Self::not, Expr::And)
     }
 
-    fn list_of(
-        &mut self,
-        word: &str,
-        item: fn(&mut Self) -> Result<Expr>,
-        form: fn(Vec<Expr>) -> Expr,
-    ) -> Result<Expr> {
+    /// Items with this between them, as one form; a single one is itself.
+    fn list_of(&mut self, between: &str, item: Parse, form: fn(Vec<Expr>) -> Expr) -> Result<Expr> {
         let first = item(self)?;
-        if !self.is_name(word) {
+        if !self.is(between) {
             return Ok(first);
         }
         let mut items = vec![first];
-        while self.skip_name(word) {
+        while self.skip(between) {
             items.push(item(self)?);
         }
         Ok(form(items))
@@ -91,7 +89,7 @@ impl Parser {
 
     fn not(&mut self) -> Result<Expr> {
         let mut count = 0_usize;
-        while self.skip_name("not") {
+        while self.skip("not") {
             count += 1;
         }
         let value = self.compare()?;
@@ -103,20 +101,13 @@ impl Parser {
         let mut rest = Vec::new();
         loop {
             let operator = match self.peek() {
-                Kind::Sign("==") => Comparison::Equal,
-                Kind::Sign("!=") => Comparison::NotEqual,
-                Kind::Sign("<") => Comparison::Less,
-                Kind::Sign("<=") => Comparison::LessEqual,
-                Kind::Sign(">") => Comparison::Greater,
-                Kind::Sign(">=") => Comparison::GreaterEqual,
-                Kind::Name(name) if name == "in" => Comparison::In,
-                Kind::Name(name) if name == "not" => {
-                    let next = self.tokens.get(self.at + 1).map(|token| &token.kind);
-                    if !matches!(next, Some(Kind::Name(name)) if name == "in") {
-                        break;
-                    }
+                Kind::Sign(sign @ ("==" | "!=" | "<" | "<=" | ">" | ">=")) => *sign,
+                Kind::Name(name) if name == "in" => "in",
+                Kind::Name(name)
+                    if name == "not" && self.is_next(|kind| *kind == Kind::Name("in".into())) =>
+                {
                     self.at += 1;
-                    Comparison::NotIn
+                    "not in"
                 }
                 _ => break,
             };
@@ -127,45 +118,21 @@ impl Parser {
     }
 
     fn sum(&mut self) -> Result<Expr> {
-        self.chain(&[("+", Arithmetic::Add), ("-", Arithmetic::Subtract)], Self::concat)
-    }
-
-    fn concat(&mut self) -> Result<Expr> {
-        let first = self.product()?;
-        if !self.is_sign("~") {
-            return Ok(first);
-        }
-        let mut items = vec![first];
-        while self.skip_sign("~") {
-            items.push(self.product()?);
-        }
-        Ok(Expr::Concat(items))
+        self.chain(&["+", "-"], |parser| parser.list_of("~", Self::product, Expr::Concat))
     }
 
     fn product(&mut self) -> Result<Expr> {
-        const OPERATORS: [(&str, Arithmetic); 4] = [
-            ("*", Arithmetic::Multiply),
-            ("/", Arithmetic::Divide),
-            ("//", Arithmetic::FloorDivide),
-            ("%", Arithmetic::Remainder),
-        ];
-        self.chain(&OPERATORS, Self::power)
+        self.chain(&["*", "/", "//", "%"], |parser| parser.chain(&["**"], Self::unary))
     }
 
-    fn power(&mut self) -> Result<Expr> {
-        self.chain(&[("**", Arithmetic::Power)], Self::unary)
-    }
-
-    fn chain(
-        &mut self,
-        operators: &[(&str, Arithmetic)],
-        item: fn(&mut Self) -> Result<Expr>,
-    ) -> Result<Expr> {
+    fn chain(&mut self, signs: &[&str], item: Parse) -> Result<Expr> {
         let first = item(self)?;
         let mut rest = Vec::new();
-        while let Some((_, operator)) = operators.iter().find(|(sign, _)| self.is_sign(sign)) {
+        while let Kind::Sign(sign) = *self.peek()
+            && signs.contains(&sign)
+        {
             self.at += 1;
-            rest.push((*operator, item(self)?));
+            rest.push((sign, item(self)?));
         }
         Ok(if rest.is_empty() { first } else { Expr::Chain(Box::new(first), rest) })
     }
@@ -183,11 +150,11 @@ impl Parser {
             value = Expr::Signed(signs, Box::new(with_posts(value, std::mem::take(&mut posts))));
         }
         loop {
-            if self.is_sign("|") {
+            if self.is("|") {
                 posts.extend(self.pipes()?);
-            } else if self.skip_name("is") {
+            } else if self.skip("is") {
                 posts.push(self.test()?);
-            } else if self.is_sign("(") {
+            } else if self.is("(") {
                 posts.push(Post::Call(self.arguments()?));
             } else {
                 return Ok(with_posts(value, posts));
@@ -216,18 +183,18 @@ impl Parser {
                 }
                 Ok(Expr::Constant(Value::token(text)))
             }
-            Kind::Integer(value) => Ok(Expr::Constant(Value(value::Kind::Int(value)))),
+            Kind::Integer(value) => Ok(Expr::Constant(value.into())),
             Kind::Float(value) => Ok(Expr::Constant(value.into())),
             Kind::Sign("(") => {
-                let inner = if self.is_sign(")") { Expr::Tuple(Vec::new()) } else { self.tuple()? };
-                self.expect_sign(")")?;
+                let inner = if self.is(")") { Expr::Tuple(Vec::new()) } else { self.tuple()? };
+                self.expect(")")?;
                 Ok(inner)
             }
             Kind::Sign("[") => self.until("]", Self::expression).map(Expr::List),
             Kind::Sign("{") => {
                 let pair = |parser: &mut Self| {
                     let key = parser.expression()?;
-                    parser.expect_sign(":")?;
+                    parser.expect(":")?;
                     Ok((key, parser.expression()?))
                 };
                 self.until("}", pair).map(Expr::Dict)
@@ -240,12 +207,12 @@ impl Parser {
     }
 
     /// Items with commas between them, up to a closing bracket.
-    fn until<T>(&mut self, close: &str, item: impl Fn(&mut Self) -> Result<T>) -> Result<Vec<T>> {
+    fn until<T>(&mut self, close: &str, mut item: impl FnMut(&mut Self) -> Result<T>) -> Result<Vec<T>> {
         let mut items = Vec::new();
-        while !self.skip_sign(close) {
+        while !self.skip(close) {
             if !items.is_empty() {
-                self.expect_sign(",")?;
-                if self.skip_sign(close) {
+                self.expect(",")?;
+                if self.skip(close) {
                     break;
                 }
             }
@@ -258,18 +225,18 @@ impl Parser {
     fn postfixes(&mut self) -> Result<Vec<Post>> {
         let mut posts = Vec::new();
         loop {
-            if self.skip_sign(".") {
+            if self.skip(".") {
                 posts.push(match self.next() {
                     Kind::Name(name) => {
                         let name = self.intern(&name);
                         Post::Attribute(self.names[name].clone())
                     }
-                    Kind::Integer(at) => Post::Item(Box::new(Expr::Constant(Value(value::Kind::Int(at))))),
+                    Kind::Integer(at) => Post::Item(Box::new(Expr::Constant(at.into()))),
                     _ => return self.error("expected a name or a number behind '.'"),
                 });
-            } else if self.skip_sign("[") {
+            } else if self.skip("[") {
                 posts.push(self.subscript()?);
-            } else if self.is_sign("(") {
+            } else if self.is("(") {
                 posts.push(Post::Call(self.arguments()?));
             } else {
                 return Ok(posts);
@@ -281,70 +248,63 @@ impl Parser {
     fn subscript(&mut self) -> Result<Post> {
         let mut parts: [Option<Expr>; 3] = [None, None, None];
         let mut at = 0;
-        while !self.skip_sign("]") {
-            if self.is_sign(",") {
+        while !self.skip("]") {
+            if self.is(",") {
                 return self.unsupported("an index of several values");
             }
-            if self.skip_sign(":") {
+            if at < 2 && self.skip(":") {
                 at += 1;
-            } else if at < 3 && parts[at].is_none() {
+            } else if parts[at].is_none() && !self.is(":") {
                 parts[at] = Some(self.expression()?);
             } else {
                 return self.unexpected("']'");
             }
-            if at > 2 {
-                return self.unexpected("']'");
-            }
-        }
-        if at > 0 {
-            return Ok(Post::Slice(Box::new(parts)));
         }
         match parts {
-            [Some(index), ..] => Ok(Post::Item(Box::new(index))),
-            _ => self.error("an index is missing"),
+            [Some(index), ..] if at == 0 => Ok(Post::Item(Box::new(index))),
+            _ if at == 0 => self.error("an index is missing"),
+            parts => {
+                let given = |part: Option<Expr>| part.unwrap_or(Expr::Constant(Value::NONE));
+                Ok(Post::Slice(Box::new(parts.map(given))))
+            }
         }
     }
 
     /// The arguments of a call, brackets included.
     fn arguments(&mut self) -> Result<Arguments> {
-        self.expect_sign("(")?;
+        self.expect("(")?;
         let mut arguments = Arguments::default();
-        let mut first = true;
-        while !self.skip_sign(")") {
-            if !first {
-                self.expect_sign(",")?;
-                if self.skip_sign(")") {
-                    break;
-                }
-            }
-            first = false;
-            let assigns = matches!(self.tokens.get(self.at + 1).map(|t| &t.kind), Some(Kind::Sign("=")));
-            if self.skip_sign("**") {
-                let value = self.expression()?;
-                if arguments.unpacked_named.replace(Box::new(value)).is_some() {
-                    return self.error("a call has `**` twice");
-                }
-            } else if self.skip_sign("*") {
-                let value = self.expression()?;
-                if arguments.unpacked.replace(Box::new(value)).is_some() {
-                    return self.error("a call has `*` twice");
-                }
-            } else if assigns {
-                let name = self.expect_name()?;
-                self.at += 1;
-                arguments.named.push((Arc::new(Text::plain(name)), self.expression()?));
-            } else if arguments.named.is_empty() && arguments.unpacked_named.is_none() {
-                arguments.positional.push(self.expression()?);
-            } else {
-                return self.error("a positional argument follows one with a name");
-            }
-        }
+        self.until(")", |parser| parser.argument(&mut arguments))?;
         Ok(arguments)
+    }
+
+    fn argument(&mut self, arguments: &mut Arguments) -> Result<()> {
+        let unpacked = match self.peek() {
+            Kind::Sign("**") => Some(("**", &mut arguments.unpacked_named)),
+            Kind::Sign("*") => Some(("*", &mut arguments.unpacked)),
+            _ => None,
+        };
+        if let Some((sign, place)) = unpacked {
+            self.at += 1;
+            let value = self.expression()?;
+            if place.replace(Box::new(value)).is_some() {
+                return self.error(format!("a call has `{sign}` twice"));
+            }
+        } else if self.is_next(|kind| *kind == Kind::Sign("=")) {
+            let name = self.expect_name()?;
+            self.at += 1;
+            arguments.named.push((Arc::new(Text::plain(name)), self.expression()?));
+        } else if arguments.named.is_empty() && arguments.unpacked_named.is_none() {
+            arguments.positional.push(self.expression()?);
+        } else {
+            return self.error("a positional argument follows one with a name");
+        }
+        Ok(())
     }
 
     /// Filters, each behind its `|`.
     pub(super) fn pipes(&mut self) -> Result<Vec<Post>> {
-        self.expect_sign("|")?;
+        self.expect("|")?;
         self.filters()
     }
 
@@ -353,12 +313,12 @@ impl Parser {
         let mut found = Vec::new();
         loop {
             let name = self.dotted_name()?;
-            let arguments = if self.is_sign("(") { self.arguments()? } else { Arguments::default() };
-            found.push(match filters::find(&name) {
+            let arguments = if self.is("(") { self.arguments()? } else { Arguments::default() };
+            found.push(match Builtin::find(FILTERS, &name) {
                 Some(filter) => Post::Filter(filter, arguments),
                 None => self.missing("filter", &name),
             });
-            if !self.skip_sign("|") {
+            if !self.skip("|") {
                 return Ok(found);
             }
         }
@@ -372,7 +332,7 @@ impl Parser {
 
     fn dotted_name(&mut self) -> Result<String> {
         let mut name = self.expect_name()?;
-        while self.skip_sign(".") {
+        while self.skip(".") {
             name.push('.');
             name.push_str(&self.expect_name()?);
         }
@@ -381,7 +341,7 @@ impl Parser {
 
     /// A test, behind `is`.
     fn test(&mut self) -> Result<Post> {
-        let negated = self.skip_name("not");
+        let negated = self.skip("not");
         let name = self.dotted_name()?;
         let mut arguments = Arguments::default();
         let begins_value = match self.peek() {
@@ -389,22 +349,23 @@ impl Parser {
             Kind::Text(_) | Kind::Integer(_) | Kind::Float(_) | Kind::Sign("[" | "{") => true,
             _ => false,
         };
-        if self.is_sign("(") {
+        if self.is("(") {
             arguments = self.arguments()?;
         } else if begins_value {
             let value = self.nested(Self::primary)?;
             let posts = self.postfixes()?;
             arguments.positional.push(with_posts(value, posts));
-        } else if self.is_name("is") {
+        } else if self.is("is") {
             return self.error("tests cannot be chained with `is`");
         }
-        Ok(match predicates::find(&name) {
+        Ok(match Builtin::find(TESTS, &name) {
             Some(test) => Post::Test(test, arguments, negated),
             None => self.missing("test", &name),
         })
     }
 }
 
-fn with_posts(value: Expr, posts: Vec<Post>) -> Expr {
+/// A value with what follows it.
+pub(super) fn with_posts(value: Expr, posts: Vec<Post>) -> Expr {
     if posts.is_empty() { value } else { Expr::Post(Box::new(value), posts) }
 }

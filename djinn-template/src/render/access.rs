@@ -1,49 +1,49 @@
 //! Attributes, items, slices and iteration: what is inside a value.
 
 use super::Renderer;
-use crate::error::Fault;
+use crate::arguments::Given;
+use crate::error::{Eval, Fault, refuse};
 use crate::functions::Object;
 use crate::methods;
-use crate::text::{Text, TextBuilder};
-use crate::value::{Key, Kind, Seq, SeqKind, Value, undefined};
+use crate::operators::integer;
+use crate::text::Text;
+use crate::value::{Key, Kind, Seq, SeqKind, Value, all_equal, undefined};
 use std::sync::Arc;
 
 impl Renderer<'_> {
     /// `value.name`: a method, an entry, or undefined. Names with an underscore in front are never there, as
     /// in Jinja's sandbox.
-    pub(crate) fn attribute(&self, value: &Value, name: &Arc<Text>) -> Result<Value, Fault> {
-        if let Kind::Undefined(missing) = &value.0 {
-            return Err(undefined(missing.as_deref()));
-        }
+    pub(crate) fn attribute(&self, value: &Value, name: &Arc<Text>) -> Eval {
         let key = name.as_str();
-        if !key.starts_with('_') && methods::exists(value, key) {
-            return Value::method(value, name);
+        if let Some(method) = methods::find(value, key) {
+            return Value::method(value, method);
         }
-        let missing = || Value(Kind::Undefined(Some(name.clone())));
-        Ok(match &value.0 {
+        let found = match &value.0 {
+            Kind::Undefined(missing) => return undefined(missing),
             Kind::Dict(dict) => {
                 self.budget.work(10)?;
-                dict.entries.get(key).cloned().unwrap_or_else(missing)
+                dict.entries.get(key).cloned()
             }
             Kind::Object(at) => match &self.objects[*at] {
-                Object::Namespace(entries) => entries.get(key).cloned().unwrap_or_else(missing),
-                Object::Joiner { .. } => missing(),
+                Object::Namespace(entries) => entries.get(key).cloned(),
+                Object::Joiner { .. } => None,
             },
-            Kind::Loop(id) => self.loop_attribute(*id, key)?.unwrap_or_else(missing),
-            _ => missing(),
-        })
+            Kind::Loop(id) => self.loop_attribute(*id, key)?,
+            _ => None,
+        };
+        Ok(found.unwrap_or_else(|| Value::missing(name)))
     }
 
     /// `value[index]`.
-    pub(crate) fn item(&self, value: &Value, index: &Value) -> Result<Value, Fault> {
+    pub(crate) fn item(&self, value: &Value, index: &Value) -> Eval {
         let found = match (&value.0, &index.0) {
-            (Kind::Undefined(missing), _) => return Err(undefined(missing.as_deref())),
+            (Kind::Undefined(missing), _) => return undefined(missing),
             (Kind::Dict(dict), Kind::Str(key)) => {
                 self.budget.work(10 + key.len() as u64)?;
                 dict.entries.get(key.as_str()).cloned()
             }
             (Kind::Dict(dict), Kind::None | Kind::Bool(_) | Kind::Int(_) | Kind::Float(_) | Kind::Seq(_)) => {
-                match Key::new(&self.budget, index.clone()) {
+                match Key::new(self.budget, index.clone()) {
                     Ok(key) => dict.entries.get(&key).cloned(),
                     Err(Fault::Evaluation(_)) => None,
                     Err(fault) => return Err(fault),
@@ -62,14 +62,16 @@ impl Renderer<'_> {
         match (found, &index.0) {
             (Some(found), _) => Ok(found),
             (None, Kind::Str(name)) if !matches!(value.0, Kind::Dict(_)) => self.attribute(value, name),
-            (None, Kind::Str(name)) if methods::exists(value, name.as_str()) => Value::method(value, name),
-            (None, Kind::Str(name)) => Ok(Value(Kind::Undefined(Some(name.clone())))),
+            (None, Kind::Str(name)) => match methods::find(value, name.as_str()) {
+                Some(method) => Value::method(value, method),
+                None => Ok(Value::missing(name)),
+            },
             _ => Ok(Value::UNDEFINED),
         }
     }
 
     /// `value[start:stop:step]`; missing parts are none.
-    pub(super) fn slice(&self, value: &Value, parts: &[Value; 3]) -> Result<Value, Fault> {
+    pub(super) fn slice(&self, value: &Value, parts: &[Value; 3]) -> Eval {
         match &value.0 {
             Kind::Str(text) => {
                 let offsets = Offsets::new(self, text)?;
@@ -77,59 +79,56 @@ impl Renderer<'_> {
                 if step == 1 {
                     return self.part(text, offsets.at(start)..offsets.at(start + count));
                 }
-                let mut out = TextBuilder::default();
+                let mut out = self.builder();
                 for at in steps(start, count, step) {
-                    out.range(&self.budget, text, offsets.at(at)..offsets.at(at + 1))?;
+                    out.range(text, offsets.at(at)..offsets.at(at + 1))?;
                 }
-                self.made(out)
+                out.value()
             }
             Kind::Seq(seq) if seq.is_indexed() => {
                 let (start, count, step) = slice_range(parts, seq.items.len())?;
                 let items = steps(start, count, step).map(|at| seq.items[at].clone()).collect();
-                match seq.kind {
-                    SeqKind::Tuple => Value::tuple(&self.budget, items),
+                let kind = match seq.kind {
+                    SeqKind::Tuple => SeqKind::Tuple,
                     SeqKind::Range([first, _, by]) => {
-                        let begin = first + by * start as i64;
-                        let by = by * step as i64;
-                        let kind = SeqKind::Range([begin, begin + by * count as i64, by]);
-                        Value::seq(&self.budget, kind, items)
+                        let (begin, by) = (first + by * start as i64, by * step as i64);
+                        SeqKind::Range([begin, begin + by * count as i64, by])
                     }
-                    _ => Value::list(&self.budget, items),
-                }
+                    _ => SeqKind::List,
+                };
+                Value::seq(self.budget, kind, items)
             }
-            Kind::Undefined(missing) => Err(undefined(missing.as_deref())),
+            Kind::Undefined(missing) => undefined(missing),
             _ => Ok(Value::UNDEFINED),
         }
     }
 
     /// A part of a text.
-    pub(crate) fn part(&self, text: &Text, range: std::ops::Range<usize>) -> Result<Value, Fault> {
-        let mut out = TextBuilder::marked(text.markup);
-        out.range(&self.budget, text, range)?;
-        self.made(out)
+    pub(crate) fn part(&self, text: &Text, range: std::ops::Range<usize>) -> Eval {
+        let mut out = self.builder();
+        out.markup = text.markup;
+        out.range(text, range)?;
+        out.value()
     }
 
     /// What a loop over a value gives.
-    pub(crate) fn iterate(&self, value: &Value) -> Result<Arc<Seq>, Fault> {
-        match &value.0 {
-            Kind::Seq(seq) => Ok(seq.clone()),
-            Kind::Dict(dict) => self.sequence(dict.entries.keys().map(|key| key.0.clone()).collect()),
+    pub(crate) fn iterate(&self, value: &Value) -> Eval<Arc<Seq>> {
+        let items = match &value.0 {
+            Kind::Seq(seq) => return Ok(seq.clone()),
+            Kind::Dict(dict) => dict.entries.keys().map(|key| key.0.clone()).collect(),
             Kind::Str(text) => {
                 let offsets = Offsets::new(self, text)?;
                 let each = (0..offsets.len()).map(|at| self.part(text, offsets.at(at)..offsets.at(at + 1)));
-                self.sequence(each.collect::<Result<_, _>>()?)
+                each.collect::<Eval<_>>()?
             }
-            Kind::Undefined(_) => self.sequence(Vec::new()),
-            _ => Err(Fault::new(format!("'{}' object is not iterable", value.type_name()))),
-        }
-    }
-
-    pub(super) fn sequence(&self, items: Vec<Value>) -> Result<Arc<Seq>, Fault> {
-        Seq::new(&self.budget, SeqKind::List, items).map(Arc::new)
+            Kind::Undefined(_) => Vec::new(),
+            _ => return refuse!("'{}' object is not iterable", value.type_name()),
+        };
+        Ok(Arc::new(Seq::new(self.budget, SeqKind::List, items)?))
     }
 
     /// The items that a filter takes from a value; a generator gives them once.
-    pub(crate) fn taken(&self, value: &Value) -> Result<Vec<Value>, Fault> {
+    pub(crate) fn taken(&self, value: &Value) -> Eval<Vec<Value>> {
         let seq = self.iterate(value)?;
         self.budget.items::<Value>(seq.rest().len())?;
         let items = seq.rest().to_vec();
@@ -137,12 +136,16 @@ impl Renderer<'_> {
         Ok(items)
     }
 
-    fn loop_attribute(&self, id: u64, name: &str) -> Result<Option<Value>, Fault> {
-        let Some(running) = self.loops.iter().rev().find(|running| running.id == id) else {
-            return Err(Fault::Unsupported("`loop` behind its loop's end".into()));
-        };
+    /// The position of a running loop.
+    fn running(&self, id: u64) -> Eval<usize> {
+        let found = self.loops.iter().rposition(|running| running.id == id);
+        found.ok_or_else(|| Fault::Unsupported("`loop` behind its loop's end".into()))
+    }
+
+    fn loop_attribute(&self, id: u64, name: &str) -> Eval<Option<Value>> {
+        let running = &self.loops[self.running(id)?];
         let (items, at) = (&running.items.items[running.first..], running.at);
-        let number = |value: usize| Some(Value(Kind::Int(value as i128)));
+        let number = |value: usize| Some(Value::from(value as i128));
         let neighbour = |item: Option<&Value>| Some(item.cloned().unwrap_or(Value::UNDEFINED));
         Ok(match name {
             "index" => number(at + 1),
@@ -161,42 +164,32 @@ impl Renderer<'_> {
     }
 
     /// `loop.cycle(…)` and `loop.changed(…)`.
-    pub(super) fn loop_method(&mut self, id: u64, name: &str, given: Vec<Value>) -> Result<Value, Fault> {
-        let Some(running) = self.loops.iter_mut().rev().find(|running| running.id == id) else {
-            return Err(Fault::Unsupported("`loop` behind its loop's end".into()));
-        };
-        if name == "cycle" {
-            let count = given.len();
-            let found = running.at.checked_rem(count).and_then(|at| given.into_iter().nth(at));
-            return found.ok_or_else(|| Fault::new("loop.cycle: no items for cycling given"));
+    pub(crate) fn loop_method(&mut self, value: &Value, given: &Given) -> Eval {
+        let Kind::Loop(id) = value.0 else { return Ok(Value::UNDEFINED) };
+        let at = self.running(id)?;
+        let (running, given_now) = (&mut self.loops[at], &given.any.positional);
+        if given.callee == "cycle" {
+            let found = running.at.checked_rem(given_now.len()).map(|at| given_now[at].clone());
+            return found.map_or_else(|| refuse!("loop.cycle: no items for cycling given"), Ok);
         }
-        let last = running.changed.replace(given.clone());
-        let Some(last) = last else { return Ok(true.into()) };
-        let mut same = last.len() == given.len();
-        for (a, b) in last.iter().zip(&given) {
-            same = same && crate::value::equal(&self.budget, a, b)?;
-        }
+        let Some(last) = running.changed.replace(given_now.clone()) else { return Ok(true.into()) };
+        let same = last.len() == given_now.len() && all_equal(self.budget, &last, given_now)?;
         Ok((!same).into())
     }
 
     /// Assigns an attribute of a namespace; nothing else can change.
-    pub(super) fn set_attribute(
-        &mut self,
-        object: &Value,
-        name: &Arc<Text>,
-        value: Value,
-    ) -> Result<(), Fault> {
+    pub(super) fn set_attribute(&mut self, object: &Value, name: &Arc<Text>, value: Value) -> Eval<()> {
         let Kind::Object(at) = object.0 else {
-            return Err(Fault::new("cannot assign attribute on non-namespace object"));
+            return refuse!("cannot assign attribute on non-namespace object");
         };
         let Object::Namespace(entries) = &mut self.objects[at] else {
-            return Err(Fault::new("cannot assign attribute on non-namespace object"));
+            return refuse!("cannot assign attribute on non-namespace object");
         };
         crate::functions::check_attribute(name.as_str())?;
         if entries.get(name.as_str()).is_none() {
             self.budget.items::<[Value; 3]>(1)?;
         }
-        entries.insert(Key::new(&self.budget, Value(Kind::Str(name.clone())))?, value);
+        entries.insert(Key::new(self.budget, Value(Kind::Str(name.clone())))?, value);
         Ok(())
     }
 }
@@ -209,7 +202,7 @@ struct Offsets {
 }
 
 impl Offsets {
-    fn new(renderer: &Renderer<'_>, text: &Text) -> Result<Self, Fault> {
+    fn new(renderer: &Renderer<'_>, text: &Text) -> Eval<Self> {
         renderer.budget.work(text.len() as u64 / 8)?;
         if text.as_str().is_ascii() {
             return Ok(Self { starts: None, end: text.len() });
@@ -233,27 +226,22 @@ impl Offsets {
 
 /// The position that an index names, if there is one: from the end if it is negative.
 fn position(index: &Value, length: usize) -> Option<usize> {
-    let index = match index.0 {
-        Kind::Int(index) => index,
-        Kind::Bool(index) => index.into(),
-        _ => return None,
-    };
+    let index = integer(index)?;
     let index = if index < 0 { index.checked_add(length as i128)? } else { index };
     usize::try_from(index).ok().filter(|&at| at < length)
 }
 
 /// Where a slice begins, how many items it has, and its step.
-fn slice_range(parts: &[Value; 3], length: usize) -> Result<(usize, usize, i128), Fault> {
-    let number = |value: &Value| match value.0 {
-        Kind::None => Ok(None),
-        Kind::Int(value) => Ok(Some(value.clamp(-(1 << 40), 1 << 40))),
-        Kind::Bool(value) => Ok(Some(i128::from(value))),
-        _ => Err(Fault::new("slice indices must be integers or None")),
+fn slice_range(parts: &[Value; 3], length: usize) -> Eval<(usize, usize, i128)> {
+    let number = |value: &Value| match integer(value) {
+        Some(value) => Ok(Some(value.clamp(-(1 << 40), 1 << 40))),
+        None if value.is_none() => Ok(None),
+        None => refuse!("slice indices must be integers or None"),
     };
     let [start, stop, step] = [number(&parts[0])?, number(&parts[1])?, number(&parts[2])?];
     let (step, length) = (step.unwrap_or(1), length as i128);
     if step == 0 {
-        return Err(Fault::new("slice step cannot be zero"));
+        return refuse!("slice step cannot be zero");
     }
     let (lowest, highest) = if step > 0 { (0, length) } else { (-1, length - 1) };
     let bound = |value: Option<i128>, default| match value {

@@ -1,39 +1,30 @@
 //! Expressions: one short function for each form, so that the stack holds little of each level.
 
 use super::Renderer;
-use crate::ast::{Comparison, Expr, Post};
-use crate::error::Fault;
+use crate::ast::{Expr, Post};
+use crate::error::{Eval, Fault};
 use crate::operators::{arithmetic, signed};
-use crate::text::TextBuilder;
-use crate::value::{Key, Kind, Value, contains, equal, less, truth};
+use crate::value::{Key, Value, compare, truth};
 use indexmap::IndexMap;
 
 impl<'t> Renderer<'t> {
     /// The value of an expression.
-    pub(super) fn eval(&mut self, expr: &'t Expr) -> Result<Value, Fault> {
+    pub(super) fn eval(&mut self, expr: &'t Expr) -> Eval {
         self.budget.work(15)?;
         match expr {
             Expr::Constant(value) => return Ok(value.clone()),
             Expr::Name(name) => return self.lookup(*name),
+            Expr::Block(body) => return self.captured(|r| r.block(body)),
             _ => {}
         }
-        self.budget.enter()?;
-        let value = self.compound(expr)?;
-        self.budget.leave();
-        Ok(value)
+        self.budget.deeper(|| self.compound(expr))
     }
 
-    fn compound(&mut self, expr: &'t Expr) -> Result<Value, Fault> {
+    fn compound(&mut self, expr: &'t Expr) -> Eval {
         match expr {
-            Expr::Constant(_) | Expr::Name(_) => self.eval(expr),
-            Expr::List(items) => {
-                let items = self.each(items)?;
-                Value::list(&self.budget, items)
-            }
-            Expr::Tuple(items) => {
-                let items = self.each(items)?;
-                Value::tuple(&self.budget, items)
-            }
+            Expr::Constant(_) | Expr::Name(_) | Expr::Block(_) => self.eval(expr),
+            Expr::List(items) => Value::list(self.budget, self.each(items)?),
+            Expr::Tuple(items) => Value::tuple(self.budget, self.each(items)?),
             Expr::Dict(pairs) => self.dict(pairs),
             Expr::Signed(signs, value) => {
                 let value = self.eval(value)?;
@@ -44,7 +35,7 @@ impl<'t> Renderer<'t> {
                 let mut value = self.eval(first)?;
                 for (operator, right) in rest {
                     let right = self.eval(right)?;
-                    value = arithmetic(self, *operator, &value, &right)?;
+                    value = arithmetic(self, operator, &value, &right)?;
                 }
                 Ok(value)
             }
@@ -60,39 +51,35 @@ impl<'t> Renderer<'t> {
                 }
                 otherwise.as_ref().map_or(Ok(Value::UNDEFINED), |value| self.eval(value))
             }
+            Expr::CallBlock(callee, arguments, index) => self.call_with(callee, arguments, *index),
             Expr::Post(base, posts) => self.posts(base, posts),
         }
     }
 
     /// The values of expressions.
-    pub(super) fn each(&mut self, items: &'t [Expr]) -> Result<Vec<Value>, Fault> {
-        let mut values = Vec::with_capacity(items.len());
-        for item in items {
-            values.push(self.eval(item)?);
-        }
-        Ok(values)
+    pub(super) fn each(&mut self, items: &'t [Expr]) -> Eval<Vec<Value>> {
+        items.iter().map(|item| self.eval(item)).collect()
     }
 
-    fn dict(&mut self, pairs: &'t [(Expr, Expr)]) -> Result<Value, Fault> {
+    fn dict(&mut self, pairs: &'t [(Expr, Expr)]) -> Eval {
         let mut entries = IndexMap::new();
         for (key, value) in pairs {
-            let key = self.eval(key)?;
-            entries.insert(Key::new(&self.budget, key)?, self.eval(value)?);
+            entries.insert(Key::new(self.budget, self.eval(key)?)?, self.eval(value)?);
         }
-        Value::dict(&self.budget, entries)
+        Value::dict(self.budget, entries)
     }
 
-    fn concat(&mut self, items: &'t [Expr]) -> Result<Value, Fault> {
-        let mut out = TextBuilder::default();
+    fn concat(&mut self, items: &'t [Expr]) -> Eval {
+        let mut out = self.builder();
         for item in items {
             let item = self.eval(item)?;
             self.write(&mut out, &item)?;
         }
-        self.made(out)
+        out.value()
     }
 
     /// The first value with this truth, or the last value.
-    fn first_with(&mut self, items: &'t [Expr], wanted: bool) -> Result<Value, Fault> {
+    fn first_with(&mut self, items: &'t [Expr], wanted: bool) -> Eval {
         let mut value = Value::UNDEFINED;
         for item in items {
             value = self.eval(item)?;
@@ -103,11 +90,11 @@ impl<'t> Renderer<'t> {
         Ok(value)
     }
 
-    fn comparisons(&mut self, first: &'t Expr, rest: &'t [(Comparison, Expr)]) -> Result<Value, Fault> {
+    fn comparisons(&mut self, first: &'t Expr, rest: &'t [(&str, Expr)]) -> Eval {
         let mut left = self.eval(first)?;
-        for (comparison, right) in rest {
+        for (operator, right) in rest {
             let right = self.eval(right)?;
-            if !self.compare(*comparison, &left, &right)? {
+            if !compare(self.budget, operator, &left, &right)? {
                 return Ok(false.into());
             }
             left = right;
@@ -115,22 +102,7 @@ impl<'t> Renderer<'t> {
         Ok(true.into())
     }
 
-    /// One comparison.
-    pub(crate) fn compare(&self, comparison: Comparison, a: &Value, b: &Value) -> Result<bool, Fault> {
-        let budget = &self.budget;
-        match comparison {
-            Comparison::Equal => equal(budget, a, b),
-            Comparison::NotEqual => equal(budget, a, b).map(|same| !same),
-            Comparison::Less => less(budget, a, b, "<", |order| order.is_lt()),
-            Comparison::LessEqual => less(budget, a, b, "<=", |order| order.is_le()),
-            Comparison::Greater => less(budget, a, b, ">", |order| order.is_gt()),
-            Comparison::GreaterEqual => less(budget, a, b, ">=", |order| order.is_ge()),
-            Comparison::In => contains(budget, a, b),
-            Comparison::NotIn => contains(budget, a, b).map(|found| !found),
-        }
-    }
-
-    fn posts(&mut self, base: &'t Expr, posts: &'t [Post]) -> Result<Value, Fault> {
+    fn posts(&mut self, base: &'t Expr, posts: &'t [Post]) -> Eval {
         let mut value = self.eval(base)?;
         let mut rest = posts;
         while let Some((post, after)) = rest.split_first() {
@@ -147,7 +119,7 @@ impl<'t> Renderer<'t> {
     }
 
     /// One of what may follow a value.
-    pub(super) fn post(&mut self, value: Value, post: &'t Post) -> Result<Value, Fault> {
+    pub(super) fn post(&mut self, value: Value, post: &'t Post) -> Eval {
         match post {
             Post::Attribute(name) => self.attribute(&value, name),
             Post::Item(index) => {
@@ -155,13 +127,8 @@ impl<'t> Renderer<'t> {
                 self.item(&value, &index)
             }
             Post::Slice(parts) => {
-                let mut given = [const { Value(Kind::None) }; 3];
-                for (given, part) in given.iter_mut().zip(parts.iter()) {
-                    if let Some(part) = part {
-                        *given = self.eval(part)?;
-                    }
-                }
-                self.slice(&value, &given)
+                let [start, stop, step] = parts.each_ref().map(|part| self.eval(part));
+                self.slice(&value, &[start?, stop?, step?])
             }
             Post::Call(arguments) => {
                 let args = self.arguments(arguments)?;
@@ -169,14 +136,12 @@ impl<'t> Renderer<'t> {
             }
             Post::Filter(filter, arguments) => {
                 let args = self.arguments(arguments)?;
-                self.budget.look_at(&value)?;
-                filter(self, &value, args)
+                filter.call(self, &value, args)
             }
             Post::Missing(what) => Err(Fault::Unsupported(what.clone())),
             Post::Test(test, arguments, negated) => {
                 let args = self.arguments(arguments)?;
-                self.budget.look_at(&value)?;
-                Ok((test(self, &value, args)? != *negated).into())
+                Ok((truth(&test.call(self, &value, args)?) != *negated).into())
             }
         }
     }

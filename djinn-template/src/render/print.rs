@@ -1,83 +1,77 @@
 //! Values as text: Python's `str` and `repr`.
 
 use super::Renderer;
-use crate::error::Fault;
+use crate::error::{Eval, refuse};
 use crate::functions::Object;
 use crate::numbers::float;
 use crate::text::{Text, TextBuilder};
 use crate::value::{Key, Kind, Seq, SeqKind, Value};
+use std::sync::Arc;
 
 impl Renderer<'_> {
     /// Appends what `{{ value }}` prints.
-    pub(crate) fn write(&self, out: &mut TextBuilder, value: &Value) -> Result<(), Fault> {
+    pub(crate) fn write(&self, out: &mut TextBuilder<'_>, value: &Value) -> Eval<()> {
         match &value.0 {
             Kind::Undefined(_) => Ok(()),
-            Kind::Str(text) => out.text(&self.budget, text),
+            Kind::Str(text) => out.text(text),
             _ => self.repr(out, value),
         }
     }
 
     /// The text that `{{ value }}` prints.
-    pub(crate) fn string(&self, value: &Value) -> Result<Value, Fault> {
-        if let Kind::Str(_) = value.0 {
-            return Ok(value.clone());
+    pub(crate) fn printed(&self, value: &Value) -> Eval<Arc<Text>> {
+        if let Kind::Str(text) = &value.0 {
+            return Ok(text.clone());
         }
-        let mut out = TextBuilder::default();
+        let mut out = self.builder();
         self.write(&mut out, value)?;
-        self.made(out)
+        self.budget.items::<u8>(0)?;
+        Ok(Arc::new(out.finish()))
     }
 
     /// Appends Python's `repr`.
-    pub(crate) fn repr(&self, out: &mut TextBuilder, value: &Value) -> Result<(), Fault> {
-        let budget = &self.budget;
-        budget.work(10)?;
+    pub(crate) fn repr(&self, out: &mut TextBuilder<'_>, value: &Value) -> Eval<()> {
+        self.budget.work(10)?;
         match &value.0 {
-            Kind::Undefined(_) => out.plain(budget, "Undefined"),
-            Kind::None => out.plain(budget, "None"),
-            Kind::Bool(value) => out.plain(budget, if *value { "True" } else { "False" }),
-            Kind::Int(value) => out.plain(budget, &value.to_string()),
-            Kind::Float(value) => out.plain(budget, &float(*value)),
+            Kind::Undefined(_) => out.plain("Undefined"),
+            Kind::None => out.plain("None"),
+            Kind::Bool(value) => out.plain(if *value { "True" } else { "False" }),
+            Kind::Int(value) => out.plain(&value.to_string()),
+            Kind::Float(value) => out.plain(&float(*value)),
             Kind::Str(text) => self.quoted(out, text),
             Kind::Seq(seq) => self.repr_sequence(out, seq),
-            Kind::Dict(dict) => {
-                out.plain(budget, "{")?;
-                self.repr_entries(out, dict.entries.iter())?;
-                out.plain(budget, "}")
-            }
+            Kind::Dict(dict) => self.repr_entries(out, "{", dict.entries.iter(), "}"),
             Kind::Object(at) => match &self.objects[*at] {
+                // A namespace may hold itself.
                 Object::Namespace(entries) => {
-                    // A namespace may hold itself.
-                    budget.enter()?;
-                    out.plain(budget, "<Namespace {")?;
-                    self.repr_entries(out, entries.iter())?;
-                    out.plain(budget, "}>")?;
-                    budget.leave();
-                    Ok(())
+                    self.budget.deeper(|| self.repr_entries(out, "<Namespace {", entries.iter(), "}>"))
                 }
-                Object::Joiner { .. } => Err(unprintable(value)),
+                Object::Joiner { .. } => refuse!("a joiner has no text"),
             },
-            Kind::Loop(_) | Kind::Macro(_) | Kind::Function(_) | Kind::Method(_) => Err(unprintable(value)),
+            Kind::Loop(_) | Kind::Macro(_) | Kind::Function(_) | Kind::Method(_) => {
+                refuse!("a {} has no text", value.type_name())
+            }
         }
     }
 
     fn repr_entries<'a>(
         &self,
-        out: &mut TextBuilder,
+        out: &mut TextBuilder<'_>,
+        open: &str,
         entries: impl Iterator<Item = (&'a Key, &'a Value)>,
-    ) -> Result<(), Fault> {
+        close: &str,
+    ) -> Eval<()> {
+        out.plain(open)?;
         for (at, (key, value)) in entries.enumerate() {
-            if at > 0 {
-                out.plain(&self.budget, ", ")?;
-            }
+            out.plain(if at > 0 { ", " } else { "" })?;
             self.repr(out, &key.0)?;
-            out.plain(&self.budget, ": ")?;
+            out.plain(": ")?;
             self.repr(out, value)?;
         }
-        Ok(())
+        out.plain(close)
     }
 
-    fn repr_sequence(&self, out: &mut TextBuilder, seq: &Seq) -> Result<(), Fault> {
-        let budget = &self.budget;
+    fn repr_sequence(&self, out: &mut TextBuilder<'_>, seq: &Seq) -> Eval<()> {
         let (open, close) = match &seq.kind {
             SeqKind::List => ("[", "]"),
             SeqKind::Tuple if seq.items.len() == 1 => ("(", ",)"),
@@ -85,43 +79,28 @@ impl Renderer<'_> {
             SeqKind::Keys => ("dict_keys([", "])"),
             SeqKind::Values => ("dict_values([", "])"),
             SeqKind::Items => ("dict_items([", "])"),
-            SeqKind::Range([start, stop, 1]) => return out.plain(budget, &format!("range({start}, {stop})")),
+            SeqKind::Range([start, stop, 1]) => return out.plain(&format!("range({start}, {stop})")),
             SeqKind::Range([start, stop, step]) => {
-                return out.plain(budget, &format!("range({start}, {stop}, {step})"));
+                return out.plain(&format!("range({start}, {stop}, {step})"));
             }
-            SeqKind::Generator(_) => {
-                return Err(Fault::new("a generator has no text; make it a list with `| list`"));
-            }
+            SeqKind::Generator(_) => return refuse!("a generator has no text; make it a list with `| list`"),
         };
-        out.plain(budget, open)?;
+        out.plain(open)?;
         for (at, item) in seq.items.iter().enumerate() {
-            if at > 0 {
-                out.plain(budget, ", ")?;
-            }
+            out.plain(if at > 0 { ", " } else { "" })?;
             self.repr(out, item)?;
         }
-        out.plain(budget, close)
+        out.plain(close)
     }
 
     /// A string in quotes: single ones, unless only those are in it.
-    fn quoted(&self, out: &mut TextBuilder, text: &Text) -> Result<(), Fault> {
-        self.budget.work(text.len() as u64 * 4)?;
+    fn quoted(&self, out: &mut TextBuilder<'_>, text: &Text) -> Eval<()> {
         let double = text.as_str().contains('\'') && !text.as_str().contains('"');
         let quote = if double { "\"" } else { "'" };
-        out.plain(&self.budget, quote)?;
-        for (run, literal) in text.runs(0..text.len()) {
-            let mut escaped = String::with_capacity(run.len());
-            for c in run.chars() {
-                escape(&mut escaped, c, double);
-            }
-            out.push(&self.budget, &escaped, literal)?;
-        }
-        out.plain(&self.budget, quote)
+        out.plain(quote)?;
+        out.chars(text, |out, c| escape(out, c, double))?;
+        out.plain(quote)
     }
-}
-
-fn unprintable(value: &Value) -> Fault {
-    Fault::new(format!("a {} has no text", value.type_name()))
 }
 
 /// A character as `repr` writes it.

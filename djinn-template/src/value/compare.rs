@@ -1,8 +1,9 @@
 //! Truth, equality, order and membership, as Python has them.
 
-use super::{Kind, Seq, SeqKind, Value};
+use super::{Key, Kind, Seq, SeqKind, Value, undefined};
 use crate::budget::Budget;
-use crate::error::Fault;
+use crate::error::{Eval, refuse};
+use crate::operators::integer;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
@@ -21,12 +22,7 @@ pub(crate) fn truth(value: &Value) -> bool {
 }
 
 /// Two numbers by their values; `None` if one is none.
-pub(crate) fn numbers(a: &Value, b: &Value) -> Option<Option<Ordering>> {
-    let integer = |value: &Value| match value.0 {
-        Kind::Bool(value) => Some(i128::from(value)),
-        Kind::Int(value) => Some(value),
-        _ => None,
-    };
+fn numbers(a: &Value, b: &Value) -> Option<Option<Ordering>> {
     match (integer(a), integer(b), &a.0, &b.0) {
         (Some(a), Some(b), ..) => Some(Some(a.cmp(&b))),
         (Some(a), None, _, Kind::Float(b)) => Some(integer_and_float(a, *b)),
@@ -38,25 +34,14 @@ pub(crate) fn numbers(a: &Value, b: &Value) -> Option<Option<Ordering>> {
 
 /// Exact, also where the integer is no float.
 fn integer_and_float(a: i128, b: f64) -> Option<Ordering> {
-    if b.is_nan() {
-        return None;
-    }
     // The cast saturates, which keeps the order: no integer here is beyond the limits.
     let whole = b.trunc();
-    Some(a.cmp(&(whole as i128)).then_with(|| {
-        let rest = b - whole;
-        if rest > 0.0 {
-            Ordering::Less
-        } else if rest < 0.0 {
-            Ordering::Greater
-        } else {
-            Ordering::Equal
-        }
-    }))
+    let rest = 0.0_f64.partial_cmp(&(b - whole));
+    (!b.is_nan()).then(|| a.cmp(&(whole as i128)).then(rest.unwrap_or(Ordering::Equal)))
 }
 
 /// Python's `==`.
-pub(crate) fn equal(budget: &Budget, a: &Value, b: &Value) -> Result<bool, Fault> {
+pub(crate) fn equal(budget: &Budget, a: &Value, b: &Value) -> Eval<bool> {
     budget.work(8)?;
     if let Some(order) = numbers(a, b) {
         return Ok(order == Some(Ordering::Equal));
@@ -71,25 +56,20 @@ pub(crate) fn equal(budget: &Budget, a: &Value, b: &Value) -> Result<bool, Fault
         }
         (Kind::Seq(a), Kind::Seq(b)) => return equal_sequences(budget, a, b),
         (Kind::Dict(a), Kind::Dict(b)) => {
-            if Arc::ptr_eq(a, b) {
-                return Ok(true);
-            }
-            if a.entries.len() != b.entries.len() {
-                return Ok(false);
-            }
+            let mut same = a.entries.len() == b.entries.len();
             for (key, value) in &a.entries {
-                budget.work(8 + key.as_str().map_or(0, str::len) as u64)?;
-                match b.entries.get(key) {
-                    Some(other) if equal(budget, value, other)? => {}
-                    _ => return Ok(false),
+                if !same || Arc::ptr_eq(a, b) {
+                    break;
                 }
+                budget.work(8 + key.as_str().map_or(0, str::len) as u64)?;
+                same = b.entries.get(key).map_or(Ok(false), |other| equal(budget, value, other))?;
             }
-            true
+            same
         }
         (Kind::Object(a), Kind::Object(b)) => a == b,
         (Kind::Loop(a), Kind::Loop(b)) => a == b,
         (Kind::Macro(a), Kind::Macro(b)) => Arc::ptr_eq(a, b),
-        (Kind::Function(a), Kind::Function(b)) => a == b,
+        (Kind::Function(a), Kind::Function(b)) => a.0 == b.0,
         (Kind::Method(a), Kind::Method(b)) => Arc::ptr_eq(a, b),
         _ => false,
     })
@@ -104,14 +84,16 @@ fn comparable(a: &Seq, b: &Seq) -> bool {
     )
 }
 
-fn equal_sequences(budget: &Budget, a: &Arc<Seq>, b: &Arc<Seq>) -> Result<bool, Fault> {
+fn equal_sequences(budget: &Budget, a: &Arc<Seq>, b: &Arc<Seq>) -> Eval<bool> {
     if Arc::ptr_eq(a, b) {
         return Ok(true);
     }
-    if !comparable(a, b) || a.items.len() != b.items.len() {
-        return Ok(false);
-    }
-    for (a, b) in a.items.iter().zip(&b.items) {
+    Ok(comparable(a, b) && a.items.len() == b.items.len() && all_equal(budget, &a.items, &b.items)?)
+}
+
+/// Whether values are equal, as far as both lists go.
+pub(crate) fn all_equal(budget: &Budget, a: &[Value], b: &[Value]) -> Eval<bool> {
+    for (a, b) in a.iter().zip(b) {
         if !equal(budget, a, b)? {
             return Ok(false);
         }
@@ -120,7 +102,7 @@ fn equal_sequences(budget: &Budget, a: &Arc<Seq>, b: &Arc<Seq>) -> Result<bool, 
 }
 
 /// Python's `<` as an order; what cannot be ordered is refused. `None` is the order of what is not a number.
-fn order(budget: &Budget, a: &Value, b: &Value, operator: &str) -> Result<Option<Ordering>, Fault> {
+fn order(budget: &Budget, operator: &str, a: &Value, b: &Value) -> Eval<Option<Ordering>> {
     budget.work(8)?;
     if let Some(order) = numbers(a, b) {
         return Ok(order);
@@ -136,49 +118,47 @@ fn order(budget: &Budget, a: &Value, b: &Value, operator: &str) -> Result<Option
         {
             for (a, b) in x.items.iter().zip(&y.items) {
                 if !equal(budget, a, b)? {
-                    return order(budget, a, b, operator);
+                    return order(budget, operator, a, b);
                 }
             }
             Ok(Some(x.items.len().cmp(&y.items.len())))
         }
-        (Kind::Undefined(name), _) | (_, Kind::Undefined(name)) => Err(super::undefined(name.as_deref())),
-        _ => Err(Fault::new(format!(
-            "'{operator}' not supported between instances of '{}' and '{}'",
-            a.type_name(),
-            b.type_name()
-        ))),
+        (Kind::Undefined(name), _) | (_, Kind::Undefined(name)) => undefined(name),
+        _ => {
+            let (a, b) = (a.type_name(), b.type_name());
+            refuse!("'{operator}' not supported between instances of '{a}' and '{b}'")
+        }
     }
 }
 
-/// One of Python's comparisons that order, by what it accepts.
-pub(crate) fn less(
-    budget: &Budget,
-    a: &Value,
-    b: &Value,
-    operator: &str,
-    accepts: fn(Ordering) -> bool,
-) -> Result<bool, Fault> {
-    Ok(order(budget, a, b, operator)?.is_some_and(accepts))
+/// One of Python's comparisons by its sign.
+pub(crate) fn compare(budget: &Budget, operator: &str, a: &Value, b: &Value) -> Eval<bool> {
+    let accepts = match operator {
+        "==" => return equal(budget, a, b),
+        "!=" => return Ok(!equal(budget, a, b)?),
+        "in" => return contains(budget, a, b),
+        "not in" => return Ok(!contains(budget, a, b)?),
+        "<" => Ordering::is_lt,
+        "<=" => Ordering::is_le,
+        ">" => Ordering::is_gt,
+        _ => Ordering::is_ge,
+    };
+    Ok(order(budget, operator, a, b)?.is_some_and(accepts))
 }
 
 /// Python's `item in container`.
-pub(crate) fn contains(budget: &Budget, item: &Value, container: &Value) -> Result<bool, Fault> {
+fn contains(budget: &Budget, item: &Value, container: &Value) -> Eval<bool> {
     budget.work(8)?;
     match &container.0 {
         Kind::Str(text) => {
             let Some(part) = item.as_str() else {
-                return Err(Fault::new(format!(
-                    "'in <string>' requires string as left operand, not {}",
-                    item.type_name()
-                )));
+                let found = item.type_name();
+                return refuse!("'in <string>' requires string as left operand, not {found}");
             };
             budget.work(text.len() as u64 + part.len() as u64)?;
             Ok(text.as_str().contains(part))
         }
-        Kind::Dict(dict) => {
-            let key = super::Key::new(budget, item.clone())?;
-            Ok(dict.entries.contains_key(&key))
-        }
+        Kind::Dict(dict) => Ok(dict.entries.contains_key(&Key::new(budget, item.clone())?)),
         Kind::Seq(seq) => {
             for (at, other) in seq.rest().iter().enumerate() {
                 if equal(budget, item, other)? {
@@ -190,6 +170,6 @@ pub(crate) fn contains(budget: &Budget, item: &Value, container: &Value) -> Resu
             Ok(false)
         }
         Kind::Undefined(_) => Ok(false),
-        _ => Err(Fault::new(format!("argument of type '{}' is not iterable", container.type_name()))),
+        _ => refuse!("argument of type '{}' is not iterable", container.type_name()),
     }
 }

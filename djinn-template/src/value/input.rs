@@ -58,40 +58,26 @@ fn too_deep() -> Error {
     Error::Data(format!("is nested more than {MAX_DEPTH} deep"))
 }
 
-impl From<Text> for Value {
-    fn from(text: Text) -> Self {
-        Self(Kind::Str(Arc::new(text)))
-    }
+macro_rules! from {
+    ($($from:ty, $value:ident => $kind:expr;)*) => {$(
+        impl From<$from> for Value {
+            fn from($value: $from) -> Self {
+                Self($kind)
+            }
+        }
+    )*};
 }
 
-impl From<&str> for Value {
-    fn from(text: &str) -> Self {
-        Text::literal(text).into()
-    }
-}
-
-impl From<String> for Value {
-    fn from(text: String) -> Self {
-        Text::literal(text).into()
-    }
-}
-
-impl From<bool> for Value {
-    fn from(value: bool) -> Self {
-        Self(Kind::Bool(value))
-    }
-}
-
-impl From<i64> for Value {
-    fn from(value: i64) -> Self {
-        Self(Kind::Int(value.into()))
-    }
-}
-
-impl From<f64> for Value {
-    fn from(value: f64) -> Self {
-        Self(Kind::Float(value))
-    }
+from! {
+    Text, text => Kind::Str(Arc::new(text));
+    Arc<Text>, text => Kind::Str(text);
+    &str, text => Kind::Str(Arc::new(Text::literal(text)));
+    String, text => Kind::Str(Arc::new(Text::literal(text)));
+    bool, value => Kind::Bool(value);
+    i64, value => Kind::Int(value.into());
+    u64, value => Kind::Int(value.into());
+    i128, value => Kind::Int(value);
+    f64, value => Kind::Float(value);
 }
 
 /// Reads one value, counting.
@@ -121,6 +107,14 @@ impl<'de> DeserializeSeed<'de> for Reader<'_> {
     }
 }
 
+macro_rules! visit {
+    ($($name:ident($from:ty))*) => {$(
+        fn $name<E>(self, value: $from) -> Result<Value, E> {
+            Ok(value.into())
+        }
+    )*};
+}
+
 impl<'de> Visitor<'de> for Reader<'_> {
     type Value = Value;
 
@@ -132,29 +126,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
         Ok(Value::NONE)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(Value(Kind::Int(value.into())))
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
-        Ok(value.into())
-    }
+    visit! { visit_bool(bool) visit_i64(i64) visit_u64(u64) visit_f64(f64) visit_str(&str) }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut from: A) -> Result<Value, A::Error> {
         let mut items = Vec::new();
@@ -166,10 +138,10 @@ impl<'de> Visitor<'de> for Reader<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut from: A) -> Result<Value, A::Error> {
-        let mut entries = IndexMap::new();
+        let mut pairs = Vec::new();
         while let Some(key) = from.next_key::<String>()? {
-            entries.insert(Key(key.into()), from.next_value_seed(self.nested())?);
+            pairs.push((key, from.next_value_seed(self.nested())?));
         }
-        Value::from_pairs(entries.into_iter().map(|(key, value)| (key.0, value))).map_err(A::Error::custom)
+        Value::from_pairs(pairs).map_err(A::Error::custom)
     }
 }

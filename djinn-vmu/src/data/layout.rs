@@ -2,14 +2,13 @@
 
 use super::swap::SUM_BYTES;
 use djinn_device::DType;
-use djinn_srg::KvShape;
 
 /// How keys and values are laid out: a page holds a run of tokens for *all* layers, contiguous, so that
 /// moving a page is one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
-    /// Shape of one token's keys and values.
-    pub shape: KvShape,
+    /// Elements of one token's keys and values. See [`KvPlan`](djinn_srg::KvPlan).
+    pub token_elements: u64,
     /// Their element type.
     pub dtype: DType,
     /// Tokens of a page.
@@ -29,7 +28,7 @@ pub struct KvLayout {
 impl KvLayout {
     /// Bytes of one page. Saturates instead of overflowing.
     pub fn page_bytes(&self) -> u64 {
-        self.shape.bytes_per_token(self.dtype).saturating_mul(self.page_tokens as u64)
+        self.token_elements.saturating_mul(self.dtype.bytes()).saturating_mul(self.page_tokens as u64)
     }
 
     /// Bytes of all pages. Saturates instead of overflowing.
@@ -45,8 +44,9 @@ impl KvLayout {
 
     /// Pinned bytes of the segment in host memory: pages, checksums in check mode. Saturates.
     pub fn host_bytes(&self) -> u64 {
-        let sums = if self.checks_swaps() { 2 * SUM_BYTES } else { 0 };
-        self.page_bytes().saturating_add(sums).saturating_mul(self.host_pages as u64)
+        let sums = if self.checks_swaps() { SUM_BYTES } else { 0 };
+        let bytes = self.page_bytes().saturating_add(sums).saturating_mul(self.host_pages as u64);
+        bytes.saturating_add(sums * self.pages as u64)
     }
 
     fn checks_swaps(&self) -> bool {

@@ -1,34 +1,64 @@
 //! Copies of pages between device and host memory: a stream each way, and the pinned pages.
 //!
-//! A transfer is cut into pieces, so that copies of weights on the same link come between (`send`), and pages are free
-//! piece by piece. Each piece ends with an event; the host looks at events and never waits for them. What came back and
-//! was not written since need not leave again (`clean`).
+//! A transfer is cut into pieces, so that copies of weights on the same link come between. Each piece ends with an
+//! event; the host looks at events and never waits for them.
+//!
+//! ```text
+//! host     │ share_link, pass n   │ share_link, pass n+1 │      pieces that wait are enqueued here, and in `poll`
+//! weights  ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓○▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓        ○ waits for what was enqueued before pass n
+//! swaps in   ▓   ▓▓     ▓     ▓▓▓▓╯ ▓▓▓   ▓                     never more under way than a pass streams
+//! ```
+//!
+//! **What if a copy fails?** A call that the device refuses ([`djinn_device::Error::Resource`]) leaves the device
+//! sound: the rest of the transfer is dropped, and its end, once what was enqueued before is done, is told with
+//! [`SwapFault::Refused`]. Work that fails later is a failure of the whole device in the seam (and on GPUs, where it
+//! ends the context): every method then returns the error, and what was on the host is lost.
 
 mod check;
-mod clean;
 mod lane;
-mod send;
 #[cfg(test)]
 mod tests;
 
 pub(super) use check::SUM_BYTES;
-pub(super) use lane::Move;
 
-use super::pool::PagePool;
-use super::{Direction, KvLayout, SwapStats, Transfer};
-use crate::{Error, Result};
+use super::{Direction, KvLayout, POISON, SwapFault, SwapStats, Transfer};
+use crate::{Allocations, Result};
 use check::Check;
-use clean::CleanCopies;
 use djinn_device::{Buffer, Device, Error as DeviceError, Event, Ops, Space, Span, Stream};
-use lane::{Lane, Piece, Whole};
-pub(super) use send::Order;
-use send::Pace;
-pub use send::SwapPace;
-use std::collections::VecDeque;
+use djinn_pages::{PageCopies, PagePair};
+use lane::{Lane, Piece, Whole, pieces, runs};
 
-/// The most bytes of one copy: at this size a link runs at full speed, and whoever else copies waits for no more than
-/// a third of a millisecond on a link of 50 GB/s.
+/// The most bytes of one copy: at this size a link runs at full speed, and other copies wait for no more than a third
+/// of a millisecond on a link of 50 GB/s.
 pub const SWAP_PIECE_BYTES: u64 = 16 << 20;
+
+/// How transfers are cut, and how many bytes of them are under way beside weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwapPace {
+    /// The most bytes of one copy, unless a page has more. [`SWAP_PIECE_BYTES`] by default.
+    pub piece_bytes: u64,
+    /// Bytes that may be under way to the device whatever a pass streams; 256 MiB by default, 5 ms of a link of
+    /// 50 GB/s. Less would hold swaps back for nothing where a pass streams little and the link is idle.
+    pub least_bytes: u64,
+}
+
+impl Default for SwapPace {
+    fn default() -> Self {
+        SwapPace { piece_bytes: SWAP_PIECE_BYTES, least_bytes: 256 << 20 }
+    }
+}
+
+/// How swaps to the device share the link with weights. No order in which a device carries out what is enqueued on two
+/// streams makes one of them starve: swaps are ahead of a pass's weights by no more than the limit, and weights wait
+/// for swaps that a whole pass went by.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    pub(super) rule: SwapPace,
+    /// The most bytes under way to the device, unless one piece is more; none while no weights stream.
+    limit: Option<u64>,
+    /// Pieces to the device that were enqueued before the latest pass.
+    before_pass: u64,
+}
 
 /// Equal pages, one after another in a buffer.
 #[derive(Clone, Copy, Debug)]
@@ -43,55 +73,25 @@ impl Slab {
     }
 }
 
-/// Why a transfer was not enqueued as a whole.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// The device refused a call and is sound: what was enqueued before ends as usual.
-    Refused(DeviceError),
-    /// The device failed.
-    Broken(DeviceError),
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Refused(error) | Failure::Broken(error) => error.into(),
-        }
-    }
-}
-
-impl From<DeviceError> for Failure {
-    fn from(error: DeviceError) -> Self {
-        match error {
-            DeviceError::Resource { .. } => Failure::Refused(error),
-            _ => Failure::Broken(error),
-        }
-    }
-}
-
 /// The lanes, the pinned pages, and what orders them.
 #[derive(Debug)]
 pub(super) struct Swap {
     device: Slab,
     host: Slab,
-    pub(super) host_pages: PagePool,
-    clean: CleanCopies,
     out: Lane,
     back: Lane,
     pub(super) pace: Pace,
-    /// Does nothing but record when the host called.
-    bell: Stream,
+    /// Carries no work: its events time-stamp the host's calls.
+    calls: Stream,
     /// The compute stream's work on pages that are about to leave.
     used: Event,
-    /// The compute stream's work on pages that a sequence grew by.
+    /// The compute stream's work on pages before they were written.
     grown: Event,
     spare: Vec<Event>,
     check: Option<Check>,
     pub(super) stats: SwapStats,
     /// What ended and was not told yet.
-    pub(super) transfers: Vec<Transfer>,
-    /// Pages that came back with other bytes, not told yet.
-    pub(super) corrupt: VecDeque<Error>,
+    ended: Vec<Transfer>,
 }
 
 impl Swap {
@@ -99,26 +99,24 @@ impl Swap {
         device: &D,
         layout: &KvLayout,
         pages: Buffer,
-        alloc: &mut impl FnMut(Space, u64) -> Result<Buffer>,
+        held: &mut Allocations,
     ) -> Result<Self> {
         let page_bytes = layout.page_bytes();
-        let buffer = alloc(Space::Host, page_bytes.saturating_mul(layout.host_pages as u64))?;
+        let host_bytes = page_bytes.saturating_mul(layout.host_pages as u64);
+        let buffer = held.alloc(device, Space::Host, host_bytes)?;
         Ok(Swap {
             device: Slab { buffer: pages, page_bytes },
             host: Slab { buffer, page_bytes },
-            host_pages: PagePool::new(layout.host_pages),
-            clean: CleanCopies::default(),
-            out: Lane::new(device)?,
-            back: Lane::new(device)?,
+            out: Lane::new(held.stream(device)?),
+            back: Lane::new(held.stream(device)?),
             pace: Pace::default(),
-            bell: device.stream()?,
+            calls: device.stream()?,
             used: device.event()?,
             grown: device.event()?,
             spare: Vec::new(),
-            check: layout.check.then(|| Check::new(layout, alloc)).transpose()?,
+            check: layout.check.then(|| Check::new(device, layout, held)).transpose()?,
             stats: SwapStats::default(),
-            transfers: Vec::new(),
-            corrupt: VecDeque::new(),
+            ended: Vec::new(),
         })
     }
 
@@ -127,44 +125,82 @@ impl Swap {
         device.record(compute, self.grown)
     }
 
-    /// Enqueues the way out, after all work so far on `compute`. The last piece's number.
-    pub(super) fn leave<D: Ops>(
+    /// Cuts a transfer into pieces and enqueues what may be.
+    pub(super) fn begin<D: Ops>(
         &mut self,
         device: &D,
         compute: Stream,
-        pages: &mut PagePool,
-        order: &Order<'_>,
-    ) -> Result<Option<u64>, Failure> {
-        device.record(compute, self.used)?;
-        device.wait(self.out.stream, self.used)?;
-        self.send(device, pages, Direction::Out, order)
-    }
-
-    /// Enqueues the way back, after the piece `left` of the way out. The last piece's number.
-    pub(super) fn come_back<D: Ops>(
-        &mut self,
-        device: &D,
-        pages: &mut PagePool,
+        direction: Direction,
         ticket: u64,
-        moves: &[Move],
-        left: Option<u64>,
-    ) -> Result<Option<u64>, Failure> {
-        device.wait(self.back.stream, self.grown)?;
-        self.send(device, pages, Direction::In, &Order { ticket, moves, kept: &[], poison: &[], left })
-    }
-
-    /// Makes `compute` wait for a piece of the way back, which is enqueued if it was not yet.
-    pub(super) fn join<D: Ops>(&mut self, device: &D, compute: Stream, piece: u64) -> Result<(), Failure> {
-        self.advance_to(device, piece)?;
-        match self.back.end(piece) {
-            Some(end) => Ok(device.wait(compute, end).map_err(Failure::Broken)?),
-            None => Ok(()),
+        way: &PageCopies,
+    ) -> Result<()> {
+        match self.line_up(device, compute, direction, ticket, way) {
+            Err(DeviceError::Resource { .. }) => {
+                let fault = Some(SwapFault::Refused);
+                self.ended.push(Transfer { fault, ..Transfer::new(ticket, direction) });
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+            Ok(()) => match direction {
+                Direction::Out => self.advance(device, direction, |_| true),
+                Direction::In => self.advance_paced(device),
+            },
         }
     }
 
-    /// Whether a piece of the way back was seen to be done.
-    pub(super) fn is_back(&self, piece: u64) -> bool {
-        piece < self.back.done
+    fn line_up<D: Ops>(
+        &mut self,
+        device: &D,
+        compute: Stream,
+        direction: Direction,
+        ticket: u64,
+        way: &PageCopies,
+    ) -> djinn_device::Result<()> {
+        // Pages that the host has already are compared; if they differ, those on the device must be whole.
+        let poison = if self.check.is_some() && way.kept.is_empty() { way.emptied.as_slice() } else { &[] };
+        // Poison comes once every copy is enqueued: one that is refused leaves the pages as they were.
+        let most = if poison.is_empty() { self.pace.rule.piece_bytes } else { u64::MAX };
+        let mut cut: Vec<&[_]> = pieces(&way.copies, self.host.page_bytes, most).collect();
+        if cut.is_empty() {
+            cut.push(&[]);
+        }
+        while self.spare.len() < cut.len() + 2 {
+            self.spare.push(device.event()?);
+        }
+        match direction {
+            Direction::Out => {
+                device.record(compute, self.used)?;
+                device.wait(self.out.stream, self.used)?;
+            }
+            Direction::In => device.wait(self.back.stream, self.grown)?,
+        }
+        let mut event = || self.spare.pop().expect("a transfer's events are made before it begins");
+        let (asked, begin) = (event(), event());
+        device.record(self.calls, asked)?;
+        // Pages that several sessions leave with are compared once at a time.
+        let compared: Vec<PagePair> = match (&self.check, direction) {
+            (Some(_), Direction::Out) => {
+                way.kept.iter().filter(|pair| !self.out.compares(pair.device)).copied().collect()
+            }
+            _ => Vec::new(),
+        };
+        let last = cut.len() - 1;
+        let (pages, kept) = (way.copies.len() as u32, way.kept.len() as u32);
+        for (i, copies) in cut.into_iter().enumerate() {
+            let piece = Piece {
+                copies: copies.to_vec(),
+                kept: if i == last { compared.clone() } else { Vec::new() },
+                poison: if i == last { poison.to_vec() } else { Vec::new() },
+                begin: (i == 0).then_some(begin),
+                end: event(),
+                last: (i == last).then_some(Whole { pages, kept, asked, begin }),
+                ticket,
+                refused: false,
+            };
+            let lane = if direction == Direction::Out { &mut self.out } else { &mut self.back };
+            lane.pending.push_back(piece);
+        }
+        Ok(())
     }
 
     fn lane(&mut self, direction: Direction) -> &mut Lane {
@@ -174,124 +210,160 @@ impl Swap {
         }
     }
 
-    fn event(&mut self) -> Event {
-        self.spare.pop().expect("a transfer's events are made before it begins")
+    /// Enqueues the pieces to the device that the pace allows.
+    fn advance_paced<D: Ops>(&mut self, device: &D) -> Result<()> {
+        let (limit, page_bytes) = (self.pace.limit, self.host.page_bytes);
+        self.advance(device, Direction::In, |lane| {
+            let Some((limit, next)) = limit.zip(lane.pending.front()) else { return true };
+            let (now, next) = (lane.pages_under_way(), next.copies.len() as u64);
+            now == 0 || (now + next).saturating_mul(page_bytes) <= limit
+        })
     }
 
-    /// Takes in what is done by now, and enqueues what may follow; `idle` gets the device pages that nothing uses any
-    /// more.
-    pub(super) fn poll<D: Ops>(
+    /// Enqueues pieces in order as long as one `may`. One that is refused is the last of its transfer.
+    fn advance<D: Ops>(
         &mut self,
         device: &D,
-        pages: &mut PagePool,
-        idle: &mut Vec<u32>,
-    ) -> Result<(), Failure> {
+        direction: Direction,
+        may: impl Fn(&Lane) -> bool,
+    ) -> Result<()> {
+        while may(self.lane(direction)) {
+            let Some(mut piece) = self.lane(direction).pending.pop_front() else { break };
+            let stream = self.lane(direction).stream;
+            match self.enqueue(device, stream, direction, &piece) {
+                Err(DeviceError::Resource { .. }) => {
+                    piece.refused = true;
+                    while piece.last.is_none() {
+                        let next = self.lane(direction).pending.pop_front();
+                        let next = next.expect("a transfer has a last piece");
+                        self.spare.push(next.end);
+                        piece.last = next.last;
+                    }
+                    // What was enqueued of it ends with the event.
+                    device.record(stream, piece.end)?;
+                }
+                enqueued => enqueued?,
+            }
+            self.lane(direction).under_way.push_back(piece);
+        }
+        Ok(())
+    }
+
+    /// Enqueues one piece: a plain copy for each run of pages that lie together on both sides.
+    fn enqueue<D: Ops>(
+        &self,
+        device: &D,
+        stream: Stream,
+        direction: Direction,
+        piece: &Piece,
+    ) -> djinn_device::Result<()> {
+        if let Some(begin) = piece.begin {
+            device.record(stream, begin)?;
+        }
+        let page = |page| self.device.span(page, 1);
+        if let (Some(check), Direction::Out) = (&self.check, direction) {
+            check.sum_leaving(device, stream, &piece.copies, page)?;
+            check.sum_on_device(device, stream, &piece.kept, page)?;
+        }
+        for (first, count) in runs(&piece.copies) {
+            let (here, there) = (self.device.span(first.device, count), self.host.span(first.host, count));
+            let mut at = 0;
+            while at < here.len() {
+                let bytes = self.pace.rule.piece_bytes.max(1).min(here.len() - at);
+                let (here, there) = (here.slice(at, bytes), there.slice(at, bytes));
+                match direction {
+                    Direction::Out => device.copy(stream, here, there)?,
+                    Direction::In => device.copy(stream, there, here)?,
+                }
+                at += bytes;
+            }
+        }
+        if let (Some(check), Direction::In) = (&self.check, direction) {
+            check.sum_on_device(device, stream, &piece.copies, page)?;
+        }
+        for &at in &piece.poison {
+            match device.fill(stream, page(at), POISON) {
+                // The copies are enqueued: the transfer is whole without it.
+                Err(DeviceError::Resource { .. }) => break,
+                filled => filled?,
+            }
+        }
+        device.record(stream, piece.end)
+    }
+
+    /// Takes in what is done by now, enqueues what may follow, and gives the transfers that ended.
+    pub(super) fn poll<D: Ops>(&mut self, device: &D) -> Result<Vec<Transfer>> {
         for direction in [Direction::Out, Direction::In] {
             while let Some(piece) = self.lane(direction).under_way.front() {
-                if !device.is_done(piece.end).map_err(Failure::Broken)? {
+                if !device.is_done(piece.end)? {
                     break;
                 }
                 let piece = self.lane(direction).under_way.pop_front().expect("it is at the front");
-                self.end(device, pages, direction, piece, idle);
+                self.end(device, direction, piece);
             }
         }
-        self.try_advance(device)
+        self.advance_paced(device)?;
+        Ok(std::mem::take(&mut self.ended))
     }
 
-    fn end<D: Device>(
-        &mut self,
-        device: &D,
-        pages: &mut PagePool,
-        direction: Direction,
-        piece: Piece,
-        idle: &mut Vec<u32>,
-    ) {
-        if let (Some(check), Direction::In, true) = (&self.check, direction, piece.complete) {
-            self.corrupt.extend(check.verify(device, piece.ticket, &piece.moves).err());
-        }
-        if let Some(Whole { pages, kept, asked, begin }) = piece.last {
-            let (bytes, ticket) = (pages as u64 * self.host.page_bytes, piece.ticket);
-            let [asked, begin, end] = [asked, begin, piece.end].map(|event| device.timestamp(event));
-            // What notes the call is a stream of its own, which may be late.
-            let asked = asked.or(begin);
-            let transfer = Transfer { ticket, direction, pages, bytes, asked, begin, end };
-            let moved = match direction {
-                Direction::Out => &mut self.stats.out,
-                Direction::In => &mut self.stats.back,
-            };
-            moved.transfers += 1;
-            moved.pages += pages as u64;
-            moved.bytes += bytes;
-            moved.busy += transfer.moved().unwrap_or_default();
-            self.stats.kept += kept as u64;
-            self.transfers.push(transfer);
-        }
-        self.retire(pages, direction, piece, idle);
-    }
-
-    /// The copies of a piece that left the lane touch its pages no more.
-    fn retire(&mut self, pages: &mut PagePool, direction: Direction, piece: Piece, idle: &mut Vec<u32>) {
-        self.lane(direction).done += 1;
+    fn end<D: Device>(&mut self, device: &D, direction: Direction, piece: Piece) {
+        let compared = if direction == Direction::In { &piece.copies } else { &piece.kept };
+        let fault = match &self.check {
+            _ if piece.refused => Some(SwapFault::Refused),
+            Some(check) => check.compare(device, compared),
+            None => None,
+        };
+        let lane = self.lane(direction);
+        lane.done += 1;
+        lane.fault = lane.fault.or(fault);
         self.spare.push(piece.end);
-        self.spare.extend(piece.last.iter().flat_map(|whole| [whole.asked, whole.begin]));
-        for Move { device, host } in piece.pages() {
-            if pages.end_move(device) {
-                idle.push(device);
-            }
-            if self.host_pages.end_move(host) {
-                self.host_pages.give(host);
-            }
+        let Some(Whole { pages, kept, asked, begin }) = piece.last else { return };
+        let fault = self.lane(direction).fault.take();
+        let bytes = pages as u64 * self.host.page_bytes;
+        let [asked_at, begin_at, end_at] = [asked, begin, piece.end]
+            .map(|event| if fault.is_none() { device.timestamp(event) } else { None });
+        // What notes the call is a stream of its own, which may be late.
+        let asked_at = asked_at.or(begin_at);
+        let transfer = Transfer {
+            pages,
+            bytes,
+            asked: asked_at,
+            begin: begin_at,
+            end: end_at,
+            fault,
+            ..Transfer::new(piece.ticket, direction)
+        };
+        self.spare.extend([asked, begin]);
+        if fault.is_none() {
+            self.stats.add(&transfer, kept);
         }
+        self.ended.push(transfer);
     }
 
-    /// The device failed: no copy runs any more, and none is waited for.
-    pub(super) fn give_up(&mut self, pages: &mut PagePool, idle: &mut Vec<u32>) {
-        for direction in [Direction::Out, Direction::In] {
-            let lane = self.lane(direction);
-            let mut all = std::mem::take(&mut lane.under_way);
-            all.append(&mut lane.pending);
-            all.into_iter().for_each(|piece| self.retire(pages, direction, piece, idle));
+    /// Blocks the host until all copies are done.
+    pub(super) fn settle<D: Ops>(&mut self, device: &D) -> Result<Vec<Transfer>> {
+        self.advance(device, Direction::In, |_| true)?;
+        for lane in [&self.out, &self.back] {
+            lane.under_way.back().map_or(Ok(()), |piece| device.sync_event(piece.end))?;
         }
+        self.poll(device)
     }
 
-    /// Blocks the host until all copies under way are done. Whether others wait behind them, which were refused.
-    pub(super) fn settle<D: Ops>(&mut self, device: &D) -> Result<bool, Failure> {
-        match self.advance_to(device, u64::MAX) {
-            Err(Failure::Refused(_)) if !self.back.under_way.is_empty() => {}
-            advanced => advanced?,
+    /// A pass that streams `bytes` is about to be enqueued, its weights on `weights`.
+    pub(super) fn share<D: Ops>(&mut self, device: &D, weights: Stream, bytes: u64) -> Result<()> {
+        self.pace.limit = (bytes > 0).then(|| bytes.max(self.pace.rule.least_bytes));
+        let passed = self.pace.before_pass.checked_sub(1).and_then(|piece| self.back.end(piece));
+        if let (Some(end), Some(_)) = (passed, self.pace.limit) {
+            device.wait(weights, end)?;
         }
-        let mut ends = [&self.out, &self.back].into_iter().filter_map(|lane| lane.under_way.back());
-        ends.try_for_each(|piece| device.sync_event(piece.end)).map_err(Failure::Broken)?;
-        Ok(!self.back.pending.is_empty())
-    }
-
-    /// Pages of copies under way or held back, each as often as it is touched.
-    pub(super) fn moves(&self) -> impl Iterator<Item = Move> {
-        let pieces =
-            [&self.out, &self.back].into_iter().flat_map(|lane| lane.under_way.iter().chain(&lane.pending));
-        pieces.flat_map(Piece::pages)
+        self.advance_paced(device)?;
+        self.pace.before_pass = self.back.enqueued();
+        Ok(())
     }
 
     /// The bytes of a pinned page.
     #[cfg(test)]
     pub(super) fn host_page(&self, page: u32) -> Span {
         self.host.span(page, 1)
-    }
-
-    pub(super) fn drop_host(&mut self, page: u32) {
-        if self.host_pages.drop_reference(page) {
-            self.host_pages.give(page);
-        }
-    }
-
-    pub(super) fn free<D: Device>(self, device: &D) {
-        for lane in [self.out, self.back] {
-            // A failure is sticky: the next sync of the device returns it.
-            let _ = device.sync(lane.stream);
-        }
-        device.free(self.host.buffer);
-        if let Some(check) = self.check {
-            check.free(device);
-        }
     }
 }

@@ -14,7 +14,7 @@ pub enum Direction {
 /// One sequence's pages moved one way, by the device's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Which parking this belongs to.
+    /// Which swap this is, as it was given.
     pub ticket: u64,
     /// Which way.
     pub direction: Direction,
@@ -28,9 +28,31 @@ pub struct Transfer {
     pub begin: Option<Duration>,
     /// The last byte was there, and all pages at the other end free.
     pub end: Option<Duration>,
+    /// Why it counts for nothing.
+    pub fault: Option<SwapFault>,
+}
+
+/// Why the pages at a transfer's end are worth nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwapFault {
+    /// The device is sound but refused a call.
+    Refused,
+    /// In check mode: a page on the device differs from what left for the host.
+    Corrupt {
+        /// Page of the device.
+        page: u32,
+        /// Checksum of what left.
+        expected: u64,
+        /// Checksum of what is there.
+        found: u64,
+    },
 }
 
 impl Transfer {
+    pub(super) fn new(ticket: u64, direction: Direction) -> Self {
+        Transfer { ticket, direction, pages: 0, bytes: 0, asked: None, begin: None, end: None, fault: None }
+    }
+
     /// From the call to the first byte.
     pub fn first_byte(&self) -> Option<Duration> {
         Some(self.begin?.saturating_sub(self.asked?))
@@ -69,4 +91,20 @@ pub struct SwapStats {
     pub back: Moved,
     /// Pages that left without a copy: the host had their bytes since they last came back.
     pub kept: u64,
+}
+
+impl SwapStats {
+    pub(super) fn add(&mut self, transfer: &Transfer, kept: u32) {
+        let moved = match transfer.direction {
+            Direction::Out => {
+                self.kept += kept as u64;
+                &mut self.out
+            }
+            Direction::In => &mut self.back,
+        };
+        moved.transfers += 1;
+        moved.pages += transfer.pages as u64;
+        moved.bytes += transfer.bytes;
+        moved.busy += transfer.moved().unwrap_or_default();
+    }
 }

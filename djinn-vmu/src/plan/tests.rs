@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::size::human;
-use djinn_srg::{DType, GraphBuilder, KvShape, RopeStyle, Scores, ValueId};
+use djinn_srg::{DType, GraphBuilder, Heads, KvPlan, RopeStyle, Scores, ValueId};
 use proptest::prelude::*;
 
 /// A Llama-shaped decoder, its output projection tied to the embedding or not.
@@ -21,9 +21,9 @@ pub(crate) fn mixture(
     tied: bool,
     [experts, top_k]: [u32; 2],
 ) -> Graph {
-    let head_dim = 8;
-    let heads = (d / 8) as u32;
-    let mut b = GraphBuilder::new("test", KvShape { layers, kv_heads: heads, head_dim }, vocab, 4096);
+    let count = (d / 8) as u32;
+    let heads = Heads { heads: count, kv_heads: count, head_dim: 8 };
+    let mut b = GraphBuilder::new("test", vocab, 4096);
     let build = |b: &mut GraphBuilder| -> Built<ValueId> {
         let table = b.weight("embed", &[vocab, d], DType::BF16)?;
         let head = if tied { table } else { b.weight("unembed", &[vocab, d], DType::BF16)? };
@@ -89,7 +89,7 @@ fn mix(
 
 pub(crate) fn demand(graph: &Graph, rows: u64, context: u32) -> Demand {
     let kv = KvLayout {
-        shape: graph.kv,
+        token_elements: KvPlan::new(graph).token_elements(),
         dtype: DType::F16,
         page_tokens: 16,
         pages: context.div_ceil(16),
@@ -230,7 +230,7 @@ fn pages_of_parked_sequences_count_as_host_memory() {
     assert!(error.to_string().contains(&told), "{error}");
     demand.kv.check = true;
     let checked = MemoryPlan::new(&graph, &Budget::default(), &demand).unwrap();
-    assert_eq!(checked.host_bytes, plan.host_bytes + 7 * 32);
+    assert_eq!(checked.host_bytes, plan.host_bytes + 16 * (7 + demand.kv.pages as u64));
     assert_eq!(checked.segments.data, plan.segments.data + 16 * demand.kv.pages as u64);
     demand.kv.host_pages = u32::MAX;
     demand.kv.page_tokens = u32::MAX;
@@ -274,19 +274,19 @@ fn the_remedy_is_the_flag_that_is_the_cause() {
     };
     for fraction in [0.9, 1.0] {
         let message = remedy(fixed + weights / 2, Some(fraction), None);
-        assert!(message.ends_with("; lower --resident-fraction or raise --vram"), "{message}");
+        assert!(message.ends_with("; lower `resident_fraction` or raise `vram`"), "{message}");
     }
     let message = remedy(fixed + weights / 2, None, Some(weights));
-    assert!(message.ends_with("; lower --ring or raise --vram"), "{message}");
+    assert!(message.ends_with("; lower `ring` or raise `vram`"), "{message}");
     for fraction in [None, Some(0.5)] {
         let message = remedy(fixed / 2, fraction, None);
-        assert!(message.ends_with("; raise --vram or lower --ctx"), "{message}");
+        assert!(message.ends_with("; raise `vram` or lower `context`"), "{message}");
     }
     let ram = |resident_fraction| {
         let budget =
             Budget { ram: Some(1), resident_fraction, vram: Some(fixed + weights / 2), ..Budget::default() };
         MemoryPlan::new(&graph, &budget, &demand).unwrap_err().to_string()
     };
-    assert!(ram(None).ends_with("; raise --ram or --vram"));
-    assert!(ram(Some(0.0)).ends_with("; raise --ram or --resident-fraction"));
+    assert!(ram(None).ends_with("; raise `ram` or `vram`"));
+    assert!(ram(Some(0.0)).ends_with("; raise `ram` or `resident_fraction`"));
 }

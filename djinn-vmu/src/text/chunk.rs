@@ -1,13 +1,14 @@
 //! Packs tiles into chunks, the unit of residency and transfer.
 
 use djinn_srg::{Condition, Graph, Tile};
+use serde::Serialize;
 use std::ops::Range;
 
 /// Every part of a tile starts at a multiple of this within its chunk.
 const ALIGN: u64 = 256;
 
 /// Index of a [`Chunk`], in order of use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct ChunkId(pub u32);
 
 /// One contiguous blob of whole tiles that are used one after the other.

@@ -1,12 +1,11 @@
 //! Reads weights from their source into host memory and, for resident chunks, on to the device.
 
 use crate::text::PlacedTile;
-use crate::text::segment::Home;
 use crate::text::store::{Hash, TextStore};
-use crate::{ChunkId, Error, Placement, Result, WeightSource};
+use crate::{Allocations, ChunkId, Error, MemoryPlan, Placement, Result, WeightSource};
 use djinn_device::{Buffer, Device, Event, Space, Span, Stream};
 use djinn_srg::{Graph, ValueId};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Mutex;
 
 /// Rows are handed to reader threads in pieces of about this many bytes.
@@ -15,21 +14,17 @@ const PIECE: u64 = 2 << 20;
 /// A run of rows of one weight and where it goes.
 struct Piece<'a> {
     value: ValueId,
-    rows: std::ops::Range<u64>,
+    rows: Range<u64>,
     out: &'a mut [u8],
 }
 
 /// Tells how many bytes are loaded, and hears that no more are wanted.
-pub(crate) struct Meter<'a> {
+struct Meter<'a> {
     loaded: u64,
     progress: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
 }
 
-impl<'a> Meter<'a> {
-    pub(crate) fn new(progress: &'a mut dyn FnMut(u64) -> ControlFlow<()>) -> Self {
-        Meter { loaded: 0, progress }
-    }
-
+impl Meter<'_> {
     /// `bytes` more are loaded.
     fn add(&mut self, bytes: u64) -> Result<()> {
         self.loaded += bytes;
@@ -45,102 +40,151 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// Loads chunks one after the other; resident ones pass through two staging buffers, so that reading
-/// overlaps copying.
+/// Where a chunk's bytes are kept: on the device if it is resident, else on the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Home {
+    pub(crate) span: Span,
+    /// Of the bytes, in check mode.
+    pub(crate) checksum: u64,
+    /// In the store; none if the memory is the segment's own.
+    hash: Option<Hash>,
+}
+
+/// Loads a model's weights.
 pub(crate) struct Loader<'a, D: Device> {
-    pub(crate) device: &'a D,
-    pub(crate) graph: &'a Graph,
-    pub(crate) placement: &'a Placement,
-    pub(crate) source: &'a dyn WeightSource,
-    stream: Stream,
+    device: &'a D,
+    graph: &'a Graph,
+    placement: &'a Placement,
+    source: &'a dyn WeightSource,
+    store: &'a mut TextStore,
     /// Whether checksums are wanted.
     check: bool,
-    staging: Vec<(Buffer, Event)>,
-    turn: usize,
     meter: Meter<'a>,
+    pub(crate) stream: Stream,
+    pub(crate) held: &'a mut Allocations,
 }
 
 impl<'a, D: Device> Loader<'a, D> {
+    /// Copies run on a stream of its own.
     pub(crate) fn new(
         device: &'a D,
         graph: &'a Graph,
-        placement: &'a Placement,
+        plan: &'a MemoryPlan,
         source: &'a dyn WeightSource,
-        stream: Stream,
-        check: bool,
-        meter: Meter<'a>,
+        store: &'a mut TextStore,
+        progress: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
+        held: &'a mut Allocations,
     ) -> Result<Self> {
-        let staging = Vec::new();
-        let mut loader = Loader { device, graph, placement, source, stream, check, staging, turn: 0, meter };
-        let resident = placement.chunks.iter().zip(&placement.slots).filter(|(_, slot)| slot.is_none());
-        if let Some(len) = resident.map(|(c, _)| c.bytes).max() {
+        let (placement, check) = (&plan.placement, plan.segments.check > 0);
+        let (stream, meter) = (held.stream(device)?, Meter { loaded: 0, progress });
+        Ok(Loader { device, graph, placement, source, store, check, meter, stream, held })
+    }
+
+    /// Loads gathered tables that no tile holds, whole, into host memory.
+    pub(crate) fn tables(&mut self) -> Result<Vec<Span>> {
+        self.placement.host_tables.iter().map(|&table| self.table(table)).collect()
+    }
+
+    fn table(&mut self, value: ValueId) -> Result<Span> {
+        let Loader { device, graph, source, meter, held, .. } = self;
+        let (rows, row_bytes) = (graph.value(value).matrix()[0], graph.value(value).row_bytes());
+        let table = held.alloc(*device, Space::Host, rows * row_bytes)?.span();
+        device.write_host(table, |bytes| {
+            let mut pieces = Vec::new();
+            split(&mut pieces, value, 0..rows, row_bytes, bytes);
+            read_all(graph, *source, pieces, meter)
+        })?;
+        meter.add(table.len())?;
+        Ok(table)
+    }
+
+    /// Loads every chunk to where the placement wants it, one after the other. Resident ones pass through two staging
+    /// buffers by turns, so that reading overlaps copying.
+    pub(crate) fn chunks(&mut self) -> Result<Vec<Home>> {
+        let Placement { chunks, slots, twins, .. } = self.placement;
+        let resident = chunks.iter().zip(slots).filter(|(_, slot)| slot.is_none());
+        let mut staging = Vec::new();
+        if let Some(largest) = resident.map(|(chunk, _)| chunk.bytes).max() {
             for _ in 0..2 {
-                match device.alloc(Space::Host, len) {
-                    Ok(buffer) => loader.staging.push((buffer, device.event()?)),
-                    Err(error) => {
-                        loader.finish()?;
-                        return Err(error.into());
-                    }
+                staging.push((self.held.alloc(self.device, Space::Host, largest)?, self.device.event()?));
+            }
+        }
+        let mut homes: Vec<Home> = Vec::with_capacity(chunks.len());
+        for (index, slot) in slots.iter().enumerate() {
+            let chunk = ChunkId(index as u32);
+            let home = match (twins[index], slot) {
+                (Some(twin), _) => self.copy_of(&homes[twin.0 as usize])?,
+                (None, Some(_)) => self.streamed(chunk)?,
+                (None, None) => {
+                    staging.rotate_left(1);
+                    self.resident(chunk, staging[0])?
                 }
-            }
+            };
+            homes.push(home);
         }
-        Ok(loader)
+        self.device.sync(self.stream)?;
+        for (buffer, _) in staging {
+            self.held.free_buffer(self.device, buffer);
+        }
+        Ok(homes)
     }
 
-    /// Loads one chunk to where the placement wants it. Returns its home and, if wanted, its checksum.
-    pub(crate) fn chunk(&mut self, store: &mut TextStore, id: ChunkId) -> Result<(Home, u64)> {
-        match self.placement.slots[id.0 as usize] {
-            None => self.resident(store, id),
-            Some(_) => self.streamed(store, id),
+    /// The home of a chunk of the same weights as the one at `twin`: the same bytes on the host, a copy on the device.
+    fn copy_of(&mut self, twin: &Home) -> Result<Home> {
+        let space = twin.span.buffer().space();
+        if let (Space::Host, Some(hash)) = (space, twin.hash)
+            && self.share(Space::Host, &hash).is_some()
+        {
+            return Ok(*twin);
         }
+        self.meter.add(twin.span.len())?;
+        let copy = self.held.alloc(self.device, space, twin.span.len())?;
+        self.device.copy(self.stream, twin.span, copy.span())?;
+        Ok(Home { span: copy.span(), hash: None, ..*twin })
     }
 
-    /// One more home for the weights of a chunk that is at `twin`: the same bytes on the host, a copy on the device.
-    pub(crate) fn again(&mut self, store: &mut TextStore, twin: &Home) -> Result<Home> {
-        let shared = twin.hash.filter(|_| twin.buffer.space() == Space::Host);
-        if let Some(buffer) = shared.and_then(|hash| store.share(Space::Host, &hash)) {
-            return Ok(Home { buffer, ..*twin });
-        }
-        self.meter.add(twin.buffer.len())?;
-        let buffer = self.device.alloc(twin.buffer.space(), twin.buffer.len())?;
-        let home = Home { buffer, hash: None };
-        match self.device.copy(self.stream, twin.buffer.span(), buffer.span()) {
-            Ok(()) => Ok(home),
-            Err(error) => {
-                self.device.free(buffer);
-                Err(error.into())
-            }
-        }
-    }
-
-    fn resident(&mut self, store: &mut TextStore, id: ChunkId) -> Result<(Home, u64)> {
-        let (staging, free) = self.staging[self.turn % 2];
-        self.turn += 1;
+    fn resident(&mut self, id: ChunkId, (staging, free): (Buffer, Event)) -> Result<Home> {
         self.device.sync_event(free)?;
-        let len = self.placement.chunks[id.0 as usize].bytes;
-        let (hash, sum) = self.read(id, staging.slice(0, len))?;
-        if let Some(buffer) = store.share(Space::Device, &hash) {
-            return Ok((Home { buffer, hash: Some(hash) }, sum));
-        }
-        let buffer = self.device.alloc(Space::Device, len)?;
-        store.insert(hash, buffer);
-        self.device.copy(self.stream, staging.slice(0, len), buffer.span())?;
-        self.device.record(self.stream, free)?;
-        Ok((Home { buffer, hash: Some(hash) }, sum))
+        let staged = staging.slice(0, self.placement.chunks[id.0 as usize].bytes);
+        let (hash, checksum) = self.read(id, staged)?;
+        let span = match self.share(Space::Device, &hash) {
+            Some(span) => span,
+            None => {
+                let buffer = self.device.alloc(Space::Device, staged.len())?;
+                self.keep(hash, buffer);
+                self.device.copy(self.stream, staged, buffer.span())?;
+                self.device.record(self.stream, free)?;
+                buffer.span()
+            }
+        };
+        Ok(Home { span, checksum, hash: Some(hash) })
     }
 
-    fn streamed(&mut self, store: &mut TextStore, id: ChunkId) -> Result<(Home, u64)> {
+    fn streamed(&mut self, id: ChunkId) -> Result<Home> {
         let buffer = self.device.alloc(Space::Host, self.placement.chunks[id.0 as usize].bytes)?;
         let read = self.read(id, buffer.span());
-        let shared = read.as_ref().ok().and_then(|(hash, _)| store.share(Space::Host, hash));
+        let shared = read.as_ref().ok().and_then(|(hash, _)| self.share(Space::Host, hash));
         if read.is_err() || shared.is_some() {
             self.device.free(buffer);
         }
-        let (hash, sum) = read?;
+        let (hash, checksum) = read?;
         if shared.is_none() {
-            store.insert(hash, buffer);
+            self.keep(hash, buffer);
         }
-        Ok((Home { buffer: shared.unwrap_or(buffer), hash: Some(hash) }, sum))
+        Ok(Home { span: shared.unwrap_or(buffer.span()), checksum, hash: Some(hash) })
+    }
+
+    /// The store's bytes with this content, if it has them.
+    fn share(&mut self, space: Space, hash: &Hash) -> Option<Span> {
+        let shared = self.store.share(space, hash)?;
+        self.held.share(space, *hash);
+        Some(shared.span())
+    }
+
+    /// Gives the store bytes that it does not have yet.
+    fn keep(&mut self, hash: Hash, buffer: Buffer) {
+        self.store.insert(hash, buffer);
+        self.held.share(buffer.space(), hash);
     }
 
     fn read(&mut self, id: ChunkId, span: Span) -> Result<(Hash, u64)> {
@@ -154,35 +198,6 @@ impl<'a, D: Device> Loader<'a, D> {
         });
         read.and_then(|read| meter.add(chunk.bytes).map(|()| read))
     }
-
-    /// Loads a gathered table whole into host memory.
-    pub(crate) fn table(&mut self, value: ValueId) -> Result<Buffer> {
-        let Loader { device, graph, source, meter, .. } = self;
-        let [rows, columns] = graph.value(value).matrix();
-        let row_bytes = columns * graph.value(value).dtype.bytes();
-        let buffer = device.alloc(Space::Host, rows * row_bytes)?;
-        let read = device.write_host(buffer.span(), |bytes| {
-            let mut pieces = Vec::new();
-            split(&mut pieces, value, 0..rows, row_bytes, bytes);
-            read_all(graph, *source, pieces, meter)
-        });
-        match read.and_then(|()| meter.add(buffer.len())) {
-            Ok(()) => Ok(buffer),
-            Err(error) => {
-                device.free(buffer);
-                Err(error)
-            }
-        }
-    }
-
-    /// Waits for the copies and frees the staging buffers.
-    pub(crate) fn finish(self) -> Result<()> {
-        let synced = self.device.sync(self.stream);
-        for (buffer, _) in self.staging {
-            self.device.free(buffer);
-        }
-        Ok(synced?)
-    }
 }
 
 /// The runs of rows that make up a chunk's bytes; padding is zeroed.
@@ -194,7 +209,7 @@ fn pieces<'a>(graph: &Graph, tiles: &[PlacedTile], mut bytes: &'a mut [u8]) -> V
             padding.fill(0);
             let (out, rest) = rest.split_at_mut(part.bytes as usize);
             let value = graph.value(part.value);
-            let row_bytes = value.matrix()[1] * value.dtype.bytes();
+            let row_bytes = value.row_bytes();
             split(&mut pieces, part.value, placed.tile.rows.clone(), row_bytes, out);
             bytes = rest;
             at = offset + part.bytes;
@@ -207,7 +222,7 @@ fn pieces<'a>(graph: &Graph, tiles: &[PlacedTile], mut bytes: &'a mut [u8]) -> V
 fn split<'a>(
     pieces: &mut Vec<Piece<'a>>,
     value: ValueId,
-    rows: std::ops::Range<u64>,
+    rows: Range<u64>,
     row_bytes: u64,
     out: &'a mut [u8],
 ) {

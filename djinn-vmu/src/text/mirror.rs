@@ -1,40 +1,29 @@
-//! A buffer that every pass writes on the device and the host reads after it.
+//! Memory that every pass writes on the device and the host reads after it.
 
-use crate::Result;
-use djinn_device::{Buffer, Device, Space, Stream};
+use crate::{Allocations, Result};
+use djinn_device::{Device, Space, Span, Stream};
 
-/// The buffer, and where it is copied to.
+/// The bytes on the device, and where they are copied to.
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    pub(crate) device: Buffer,
-    host: Buffer,
+    pub(crate) device: Span,
+    host: Span,
 }
 
 impl Mirror {
     /// Of `bytes` bytes, in both spaces.
-    pub(crate) fn new<D: Device>(device: &D, bytes: u64) -> Result<Self> {
-        let buffer = device.alloc(Space::Device, bytes)?;
-        match device.alloc(Space::Host, bytes) {
-            Ok(host) => Ok(Mirror { device: buffer, host }),
-            Err(error) => {
-                device.free(buffer);
-                Err(error.into())
-            }
-        }
+    pub(crate) fn new<D: Device>(device: &D, held: &mut Allocations, bytes: u64) -> Result<Self> {
+        let mut alloc = |space| held.alloc(device, space, bytes);
+        Ok(Mirror { device: alloc(Space::Device)?.span(), host: alloc(Space::Host)?.span() })
     }
 
     /// Enqueues the copy to the host.
     pub(crate) fn enqueue<D: Device>(&self, device: &D, stream: Stream) -> Result<()> {
-        Ok(device.copy_promptly(stream, self.device.span(), self.host.span())?)
+        Ok(device.copy_promptly(stream, self.device, self.host)?)
     }
 
     /// The host's bytes, once the copy is done.
     pub(crate) fn read<D: Device, T>(&self, device: &D, read: impl FnOnce(&[u8]) -> T) -> T {
-        device.read_host(self.host.span(), read)
-    }
-
-    pub(crate) fn free<D: Device>(self, device: &D) {
-        device.free(self.device);
-        device.free(self.host);
+        device.read_host(self.host, read)
     }
 }

@@ -1,56 +1,69 @@
-//! Slots of the ring, and how their chunks are moved.
+//! Slots of the ring, and how their chunks are copied.
 
-use crate::ChunkId;
-use djinn_device::Span;
+use crate::text::{ChunkId, Placement};
+use djinn_device::{Buffer, Device, Span, Stream};
 use djinn_ringbuf::Blocker;
 use djinn_srg::Condition;
 
 /// One streamed chunk's place in the ring.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub(crate) chunk: ChunkId,
-    pub(crate) host: Span,
-    pub(crate) ring: Span,
-    /// Where the chunk goes on if it straddles the wrap, and where it is joined before its use.
-    pub(crate) wrapped: Option<Wrapped>,
+    pub(crate) copy: CopyPlan,
     pub(crate) blocker: Blocker,
     pub(crate) checksum: u64,
     /// When a pass uses the chunk; every pass does without one.
     pub(crate) condition: Option<Condition>,
 }
 
-/// The second part of a chunk that straddles the wrap.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wrapped {
-    /// In the ring, from offset 0.
-    pub(crate) ring: Span,
-    /// The whole chunk, contiguous, in the bounce buffer that all such chunks share.
-    pub(crate) joined: Span,
+/// How a chunk is copied: the one place that knows of both ablations.
+#[derive(Clone, Debug)]
+pub(crate) struct CopyPlan {
+    /// From host memory to the ring: in two parts if the chunk straddles the wrap.
+    pub(crate) parts: Vec<(Span, Span)>,
+    /// Where two parts are joined before their use: in a bounce buffer that all such chunks share.
+    joined: Option<Span>,
+    /// Whether the copy begins only when the chunk is needed.
+    pub(crate) when_needed: bool,
 }
 
-impl Slot {
-    /// Each part in host memory, in the ring, and where it is joined if there are two.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = (Span, Span, Option<Span>)> {
-        let (host, before) = (self.host, self.ring.len());
-        let joined = self.wrapped.map(|w| w.joined);
-        let part = move |at, ring: Span| {
-            (host.slice(at, ring.len()), ring, joined.map(|joined| joined.slice(at, ring.len())))
-        };
-        let second = self.wrapped.map(|w| part(before, w.ring));
-        [part(0, self.ring)].into_iter().chain(second)
+impl CopyPlan {
+    /// From `host` to the slot `index` of `ring`.
+    pub(crate) fn new(
+        host: Span,
+        ring: Buffer,
+        placement: &Placement,
+        index: usize,
+        bounce: Option<Buffer>,
+    ) -> Self {
+        let (mut parts, mut at) = (Vec::new(), 0);
+        for part in placement.ring.parts(index).into_iter().filter(|part| !part.is_empty()) {
+            let len = part.end - part.start;
+            parts.push((host.slice(at, len), ring.slice(part.start, len)));
+            at += len;
+        }
+        let join = || bounce.expect("planned for chunks that straddle").slice(0, host.len());
+        let joined = (parts.len() > 1).then(join);
+        CopyPlan { parts, joined, when_needed: placement.blocking_copies }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.parts.iter().map(|(host, _)| host.len()).sum()
     }
 
     /// Where operations read the chunk.
-    pub(crate) fn contiguous(&self) -> Span {
-        self.wrapped.map_or(self.ring, |w| w.joined)
+    pub(crate) fn destination(&self) -> Span {
+        self.joined.unwrap_or(self.parts[0].1)
     }
-}
 
-/// How a pass's chunks are moved.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Mode {
-    /// Verify every chunk and poison freed ring space.
-    pub(crate) check: bool,
-    /// Begin a copy only when it is needed.
-    pub(crate) blocking: bool,
+    /// Enqueues the joining of two parts. A chunk that the pass skipped is joined as well, and nothing reads it.
+    pub(crate) fn join<D: Device>(&self, device: &D, compute: Stream) -> djinn_device::Result<()> {
+        let Some(joined) = self.joined else { return Ok(()) };
+        let mut at = 0;
+        self.parts.iter().try_for_each(|(_, ring)| {
+            let to = joined.slice(at, ring.len());
+            at += ring.len();
+            device.copy(compute, *ring, to)
+        })
+    }
 }

@@ -7,16 +7,16 @@ use std::collections::HashMap;
 pub(crate) type Hash = [u8; 32];
 
 #[derive(Debug)]
-struct Held {
+struct Blob {
     buffer: Buffer,
     references: u32,
 }
 
-/// The chunks of all models on one device, by content. Dropping it frees nothing: segments give their
-/// chunks back when they are freed.
+/// The chunks of all models on one device, by content. Dropping it frees nothing: models give their
+/// chunks back with their [`Allocations`](crate::Allocations).
 #[derive(Debug, Default)]
 pub struct TextStore {
-    held: HashMap<(Space, Hash), Held>,
+    held: HashMap<(Space, Hash), Blob>,
 }
 
 impl TextStore {
@@ -39,7 +39,7 @@ impl TextStore {
 
     /// Takes a new blob in, with one reference.
     pub(crate) fn insert(&mut self, hash: Hash, buffer: Buffer) {
-        let old = self.held.insert((buffer.space(), hash), Held { buffer, references: 1 });
+        let old = self.held.insert((buffer.space(), hash), Blob { buffer, references: 1 });
         assert!(old.is_none(), "buffer {} has the content of another", buffer.id());
     }
 

@@ -5,25 +5,25 @@
 
 mod choices;
 
+use crate::text::ChunkId;
 use crate::text::mirror::Mirror;
-use crate::text::slot::{Mode, Slot};
-use crate::{ChunkTimes, Error, PassStats, Result, STALL};
+use crate::text::pass::{ChunkTimes, PassStats, STALL};
+use crate::text::slot::Slot;
+use crate::{Allocations, Error, Result};
 use choices::Choices;
+pub(crate) use choices::FLAG_BYTES;
 use djinn_device::args::Checksum;
 use djinn_device::{Device, Event, Ops, Span, Stream};
-use djinn_ringbuf::{Blocker, BlockerPass};
+use djinn_ringbuf::BlockerPass;
 use djinn_srg::NodeId;
 use std::time::Duration;
 
-/// Device bytes of each chunk for `--stream-check`: a checksum, aligned.
+/// Device bytes of each chunk for the stream check: a checksum, aligned.
 pub(crate) const CHECK_BYTES: u64 = 16;
-
-/// Device bytes of each streamed chunk where a pass may skip some: whether it was moved.
-pub(crate) const FLAG_BYTES: u64 = 4;
 
 /// Where streaming stands between two passes: passes that begin alike enqueue alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Phase {
+pub struct StreamPosition {
     /// Copies enqueued for uses to come.
     ahead: u64,
     /// Past uses that the copy stream has not waited for.
@@ -46,6 +46,13 @@ struct Marks {
     go: Event,
 }
 
+impl Marks {
+    fn new<D: Device>(device: &D) -> Result<Self> {
+        let event = || device.event();
+        Ok(Marks { begin: event()?, ready: event()?, need: event()?, go: event()? })
+    }
+}
+
 /// Copies are counted over all passes: copy `n` fills slot `n % slots` in pass `n / slots`. Copies are
 /// enqueued in order, each once the last use of its blocker is *recorded*; the device then makes it wait
 /// until that use is *done*. So the host never blocks, and no wait ever refers to a use not yet recorded.
@@ -53,7 +60,7 @@ struct Marks {
 /// A chunk with a condition is copied by an operation that the device carries out or skips. It is enqueued once its
 /// router's choice is, in the pass that uses it: prefetch stops before it until then.
 #[derive(Debug)]
-pub(crate) struct Streamer {
+pub struct Streamer {
     stream: Stream,
     slots: Vec<Slot>,
     marks: [Vec<Marks>; 2],
@@ -61,7 +68,6 @@ pub(crate) struct Streamer {
     /// Checksums of the pass.
     check: Option<Mirror>,
     choices: Choices,
-    blocking: bool,
     /// Copies enqueued.
     copied: u64,
     /// Slots acquired.
@@ -75,60 +81,52 @@ pub(crate) struct Streamer {
 }
 
 impl Streamer {
-    /// A streamer without slots, on its own copy stream.
-    pub(crate) fn new(stream: Stream) -> Self {
-        let marks = [Vec::new(), Vec::new()];
-        let (slots, done) = (Vec::new(), Vec::new());
+    /// Takes the slots of a pass and begins to prefetch on `stream`. With `check`, every chunk is verified in every pass,
+    /// and freed ring space is poisoned.
+    pub(crate) fn start<D: Ops>(
+        device: &D,
+        stream: Stream,
+        slots: Vec<Slot>,
+        check: bool,
+        held: &mut Allocations,
+    ) -> Result<Self> {
+        let sums = CHECK_BYTES * slots.len() as u64;
+        let check = check.then(|| Mirror::new(device, held, sums)).transpose()?;
+        let choices = Choices::new(device, held, &slots)?;
+        let marks = || slots.iter().map(|_| Marks::new(device)).collect::<Result<Vec<_>>>();
+        let marks = [marks()?, marks()?];
+        let done = slots.iter().map(|_| Ok(device.event()?)).collect::<Result<_>>()?;
         let (copied, acquired, released, waited, passes) = (0, 0, 0, 0, 0);
-        let (check, choices, blocking) = (None, Choices::default(), false);
-        Streamer {
+        let mut streamer = Streamer {
             stream,
             slots,
             marks,
             done,
             check,
             choices,
-            blocking,
             copied,
             acquired,
             released,
             waited,
             passes,
-        }
+        };
+        streamer.prefetch(device)?;
+        Ok(streamer)
     }
 
-    pub(crate) fn stream(&self) -> Stream {
+    /// The stream that copies run on.
+    pub fn stream(&self) -> Stream {
         self.stream
     }
 
-    /// Takes the slots of a pass and begins to prefetch.
-    pub(crate) fn start<D: Ops>(&mut self, device: &D, slots: Vec<Slot>, mode: Mode) -> Result<()> {
-        let bytes = CHECK_BYTES * slots.len() as u64;
-        self.blocking = mode.blocking;
-        if mode.check {
-            self.check = Some(Mirror::new(device, bytes)?);
-        }
-        self.choices = Choices::new(device, &slots)?;
-        for marks in &mut self.marks {
-            for _ in &slots {
-                let [begin, ready, need, go] =
-                    [device.event()?, device.event()?, device.event()?, device.event()?];
-                marks.push(Marks { begin, ready, need, go });
-            }
-        }
-        for _ in &slots {
-            self.done.push(device.event()?);
-        }
-        self.slots = slots;
-        self.prefetch(device)
-    }
-
-    pub(crate) fn acquire<D: Ops>(&mut self, device: &D, compute: Stream, slot: usize) -> Result<Span> {
-        self.expect_next(slot, self.acquired);
+    /// Lets work that is enqueued on `compute` from now until [`release`](Self::release) read a streamed chunk. Chunks
+    /// must be acquired in order of use, once in each pass, one at a time.
+    pub fn acquire<D: Ops>(&mut self, device: &D, compute: Stream, chunk: ChunkId) -> Result<()> {
+        let slot = self.expect_next(chunk, self.acquired);
         assert!(self.acquired == self.released, "slot {slot} is acquired while another is held");
         let marks = self.marks(self.acquired);
         device.record(compute, marks.need)?;
-        if self.blocking {
+        if self.slots[slot].copy.when_needed {
             // All earlier uses come before the need, the blocker's among them.
             device.wait(self.stream, marks.need)?;
             self.waited = self.released;
@@ -138,85 +136,81 @@ impl Streamer {
         device.wait(compute, marks.ready)?;
         device.record(compute, marks.go)?;
         self.acquired += 1;
-        // The bounce buffer's last user was enqueued on the compute stream before. A chunk that the pass skipped is
-        // joined as well, and nobody reads it.
-        for (_, ring, joined) in self.slots[slot].parts() {
-            if let Some(joined) = joined {
-                device.copy(compute, ring, joined)?;
-            }
-        }
+        // The bounce buffer's last user was enqueued on the compute stream before.
+        let copy = &self.slots[slot].copy;
+        copy.join(device, compute)?;
         if slot + 1 == self.slots.len() {
             self.choices.read_back(device, compute)?;
         }
-        let chunk = self.slots[slot].contiguous();
         if let Some(check) = &self.check {
-            let args = Checksum { src: chunk, out: check.device.slice(CHECK_BYTES * slot as u64, 8) };
+            let args =
+                Checksum { src: copy.destination(), out: check.device.slice(CHECK_BYTES * slot as u64, 8) };
             args.check();
             device.checksum(compute, &args)?;
             if slot + 1 == self.slots.len() {
                 check.enqueue(device, compute)?;
             }
         }
-        Ok(chunk)
+        Ok(())
     }
 
-    pub(crate) fn release<D: Ops>(&mut self, device: &D, compute: Stream, slot: usize) -> Result<()> {
-        self.expect_next(slot, self.released);
+    /// All work that reads the chunk is enqueued on `compute`: its bytes may be overwritten after it.
+    pub fn release<D: Ops>(&mut self, device: &D, compute: Stream, chunk: ChunkId) -> Result<()> {
+        let slot = self.expect_next(chunk, self.released);
         assert!(self.released < self.acquired, "slot {slot} is released but not acquired");
         device.record(compute, self.done[slot])?;
         self.released += 1;
         if self.check.is_some() {
-            // Whoever still reads the slot from now on reads NaN, also if the pass skipped its copy.
+            // What still reads the slot from now on reads NaN, also if the pass skipped its copy.
             device.wait(self.stream, self.done[slot])?;
             self.waited = self.released;
-            for (_, ring, _) in self.slots[slot].parts() {
-                device.fill(self.stream, ring, 0xFF)?;
+            for (_, ring) in &self.slots[slot].copy.parts {
+                device.fill(self.stream, *ring, 0xFF)?;
             }
         }
         self.prefetch(device)
     }
 
-    /// The choice of `group` is enqueued on `compute`, and with it where each expert's slots begin.
-    pub(crate) fn routed<D: Ops>(
-        &mut self,
-        device: &D,
-        compute: Stream,
-        group: NodeId,
-        starts: Span,
-    ) -> Result<()> {
-        self.choices.announce(device, compute, group, starts, self.released, self.blocking)?;
+    /// The router's choice of node `group` is enqueued on `compute`, with `starts`, u32 `[experts + 1]`: where each
+    /// expert's slots begin, kept until the last of them is used. The copies of those experts' chunks wait for it on
+    /// the device, and move only what it needs. To be called once for each such node in each pass, before any chunk
+    /// of its experts is acquired.
+    pub fn routed<D: Ops>(&mut self, device: &D, compute: Stream, group: NodeId, starts: Span) -> Result<()> {
+        let when_needed = self.slots.iter().any(|slot| slot.copy.when_needed);
+        self.choices.announce(device, compute, group, starts, self.released, when_needed)?;
         self.prefetch(device)
     }
 
-    /// Where streaming stands, before or after a pass's work is enqueued.
-    pub(crate) fn phase(&self) -> Phase {
-        Phase {
+    /// Where streaming stands, before or after a pass's work is enqueued: passes that begin alike enqueue the same, and
+    /// may be replayed.
+    pub fn position(&self) -> StreamPosition {
+        StreamPosition {
             ahead: self.copied - self.acquired,
             unwaited: self.released - self.waited,
             odd: !self.slots.is_empty() && self.passes % 2 == 1,
         }
     }
 
-    /// A replay enqueued what a pass would have that left streaming at `end`.
-    pub(crate) fn replayed(&mut self, end: Phase) {
-        let slots = self.slots.len() as u64;
-        self.acquired += slots;
-        self.released += slots;
-        self.copied = self.acquired + end.ahead;
-        self.waited = self.released - end.unwaited;
+    /// A replay enqueued what a pass from the present position to `end` would have.
+    pub fn replayed(&mut self, end: StreamPosition) {
+        self.stand_at(self.passes + 1, end);
     }
 
-    /// A pass from `start` was told to the streamer but never enqueued.
-    pub(crate) fn withdrawn(&mut self, start: Phase) {
-        let slots = self.slots.len() as u64;
-        self.acquired -= slots;
-        self.released -= slots;
-        self.copied = self.acquired + start.ahead;
-        self.waited = self.released - start.unwaited;
+    /// The work of a pass that began at `start` was captured but will not run.
+    pub fn withdrawn(&mut self, start: StreamPosition) {
+        self.stand_at(self.passes, start);
         self.choices.forget();
     }
 
-    pub(crate) fn end_pass<D: Device>(&mut self, device: &D) -> Result<PassStats> {
+    fn stand_at(&mut self, passes: u64, position: StreamPosition) {
+        self.acquired = passes * self.slots.len() as u64;
+        self.released = self.acquired;
+        self.copied = self.acquired + position.ahead;
+        self.waited = self.released - position.unwaited;
+    }
+
+    /// Ends a pass whose work on `compute` is done (synced): verifies checksums and gives its statistics.
+    pub fn end_pass<D: Device>(&mut self, device: &D) -> Result<PassStats> {
         let slots = self.slots.len() as u64;
         let pass = self.passes;
         self.passes += 1;
@@ -242,9 +236,9 @@ impl Streamer {
         Ok(stats)
     }
 
-    /// The times of the pass that ended last, in order of use; none before the first ended. They are known
-    /// until the next pass begins.
-    pub(crate) fn times<D: Device>(&self, device: &D) -> impl Iterator<Item = ChunkTimes> {
+    /// When each streamed chunk of the pass that ended last was copied and first used, in order of use; none before the
+    /// first pass ended. They are known until the next pass begins.
+    pub fn times<D: Device>(&self, device: &D) -> impl Iterator<Item = ChunkTimes> {
         self.ended().map(|(slot, bytes, marks, done)| {
             // A pass that ended has passed its events.
             let at = |event| device.timestamp(event).unwrap_or_default();
@@ -259,55 +253,38 @@ impl Streamer {
         let marks = self.passes.checked_sub(1).map_or(&[][..], |pass| &self.marks[(pass % 2) as usize]);
         let slots = self.slots.iter().zip(self.choices.moved()).zip(marks).zip(&self.done);
         slots.map(|(((slot, moved), marks), &done)| {
-            (slot, if *moved { slot.host.len() } else { 0 }, marks, done)
+            (slot, if *moved { slot.copy.bytes() } else { 0 }, marks, done)
         })
-    }
-
-    pub(crate) fn free<D: Device>(self, device: &D) {
-        // A failure is sticky: the next sync of the device returns it.
-        let _ = device.sync(self.stream);
-        if let Some(check) = self.check {
-            check.free(device);
-        }
-        self.choices.free(device);
     }
 
     /// Enqueues every copy whose blocker's use is recorded, up to the first whose choice is not announced yet; none
     /// where copies wait until they are needed.
     fn prefetch<D: Ops>(&mut self, device: &D) -> Result<()> {
         let slots = self.slots.len() as u64;
-        if slots == 0 || self.blocking {
-            return Ok(());
-        }
         loop {
-            let (pass, slot) = (self.copied / slots, (self.copied % slots) as usize);
-            let Blocker { index, pass: of } = self.slots[slot].blocker;
-            let blocker = match of {
-                BlockerPass::Same => Some(pass * slots + index as u64),
-                BlockerPass::Previous => pass.checked_sub(1).map(|pass| pass * slots + index as u64),
+            let index = self.copied.checked_rem(slots).unwrap_or(0);
+            let Some(slot) = self.slots.get(index as usize).filter(|slot| !slot.copy.when_needed) else {
+                return Ok(());
             };
-            if blocker.is_some_and(|use_| use_ >= self.released) {
+            let (pass, blocker, condition) = (self.copied / slots, slot.blocker, slot.condition);
+            let of = match blocker.pass {
+                BlockerPass::Same => Some(pass),
+                BlockerPass::Previous => pass.checked_sub(1),
+            };
+            let blocking_use = of.map(|pass| pass * slots + blocker.index as u64);
+            let announced = |condition| pass <= self.passes && self.choices.announced(condition);
+            if blocking_use.is_some_and(|of| of >= self.released) || !condition.is_none_or(announced) {
                 return Ok(());
             }
-            let condition = self.slots[slot].condition;
-            if condition.is_some_and(|condition| pass > self.passes || !self.choices.announced(condition)) {
-                return Ok(());
+            // Uses end in order: waiting for one, or for a choice after it, covers those before.
+            let choice = condition.and_then(|condition| self.choices.wait_for(condition, self.waited));
+            if let Some((known, released)) = choice {
+                device.wait(self.stream, known)?;
+                self.waited = self.waited.max(released);
             }
-            // Uses are done in order, so a later one that was waited for covers this one.
-            let blocker = blocker.filter(|&use_| use_ >= self.waited);
-            let unknown = condition.and_then(|condition| self.choices.unknown(condition, self.waited));
-            match (blocker, unknown) {
-                // Of the two, the later on the compute stream covers the other.
-                (Some(use_), unknown) if unknown.is_none_or(|choice| use_ >= choice.released) => {
-                    device.wait(self.stream, self.done[index])?;
-                    self.waited = use_ + 1;
-                }
-                (_, Some(choice)) => {
-                    device.wait(self.stream, choice.known)?;
-                    self.waited = self.waited.max(choice.released);
-                    condition.into_iter().for_each(|condition| self.choices.waited(condition));
-                }
-                (_, None) => {}
+            if let Some(of) = blocking_use.filter(|&of| of >= self.waited) {
+                device.wait(self.stream, self.done[blocker.index])?;
+                self.waited = of + 1;
             }
             self.enqueue_copy(device)?;
         }
@@ -319,7 +296,7 @@ impl Streamer {
         let index = (self.copied % self.slots.len() as u64) as usize;
         let slot = &self.slots[index];
         device.record(self.stream, marks.begin)?;
-        for (host, ring, _) in slot.parts() {
+        for &(host, ring) in &slot.copy.parts {
             self.choices.copy(device, self.stream, (index, slot), [host, ring])?;
         }
         device.record(self.stream, marks.ready)?;
@@ -344,8 +321,11 @@ impl Streamer {
         self.marks[(count / slots % 2) as usize][(count % slots) as usize]
     }
 
-    fn expect_next(&self, slot: usize, count: u64) {
-        let next = count % self.slots.len() as u64;
-        assert!(next == slot as u64, "slot {slot} is used out of order; the next is {next}");
+    /// The slot of `chunk`, which is the next after `count` others.
+    fn expect_next(&self, chunk: ChunkId, count: u64) -> usize {
+        let next = count.checked_rem(self.slots.len() as u64).expect("a streamed chunk has a slot") as usize;
+        let expected = self.slots[next].chunk;
+        assert!(chunk == expected, "chunk {} is used out of order; the next is {}", chunk.0, expected.0);
+        next
     }
 }

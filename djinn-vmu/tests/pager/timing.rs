@@ -1,11 +1,12 @@
 //! Copies beside computation and beside each other, on the simulated clock.
 
-use djinn_device::{Device, SimConfig, SimDevice, Space, Stream};
-use djinn_srg::KvShape;
-use djinn_vmu::{DataSegment, Direction, KvLayout, SWAP_PIECE_BYTES, Sequence, Transfer};
+use super::kv::Kv;
+use djinn_cpu::{SimConfig, SimDevice};
+use djinn_device::{Device, Space, Stream};
+use djinn_vmu::{Direction, KvLayout, SWAP_PIECE_BYTES, Transfer};
 use std::time::Duration;
 
-const TOKENS: u64 = 16;
+const PAGES: u32 = 4;
 
 /// A link of a byte each microsecond; computation that moves eight bytes in that time.
 fn device(seed: u64) -> SimDevice {
@@ -17,15 +18,6 @@ fn device(seed: u64) -> SimDevice {
         ..SimConfig::default()
     })
     .expect("a device")
-}
-
-fn grown(device: &SimDevice, data: &mut DataSegment, compute: Stream) -> Sequence {
-    let mut sequence = Sequence::default();
-    data.grow(device, compute, &mut sequence, TOKENS).unwrap().unwrap();
-    for &page in sequence.pages() {
-        device.fill(compute, data.page(page), 1).unwrap();
-    }
-    sequence
 }
 
 /// When all work so far on the stream is done.
@@ -44,68 +36,47 @@ fn only(transfers: &[Transfer], direction: Direction) -> Transfer {
 }
 
 #[test]
-fn parking_runs_beside_computation() {
+fn swaps_run_beside_computation() {
     for seed in 0..50 {
         let device = device(seed);
-        let compute = device.stream().unwrap();
-        let mut data = DataSegment::new(&device, super::world::layout(false)).unwrap();
+        let mut kv = Kv::new(&device, super::world::layout(false)).unwrap();
         let work = device.alloc(Space::Device, 64 << 10).unwrap();
-        let sequence = grown(&device, &mut data, compute);
-        let bytes = sequence.pages().len() as u64 * data.layout().page_bytes();
-        let written = now(&device, compute);
-        let parked = data.park(&device, compute, sequence).unwrap().unwrap();
-        device.fill(compute, work.span(), 0).unwrap();
-        let computed = now(&device, compute);
+        let mut table = kv.filled(PAGES);
+        let bytes = PAGES as u64 * kv.data.layout().page_bytes();
+        let written = now(&device, kv.compute);
+        assert!(kv.swap(Direction::Out, 0, &mut table).unwrap());
+        device.fill(kv.compute, work.span(), 0).unwrap();
+        let computed = now(&device, kv.compute);
         assert_eq!(computed, written + Duration::from_micros((64 << 10) / 8), "nothing waited for the copy");
-        let out = only(&data.settle(&device).unwrap(), Direction::Out);
+        let out = kv.settle(&mut table).unwrap();
         assert_eq!((out.begin, out.moved()), (Some(written), Some(Duration::from_micros(bytes))));
         assert!(out.end.unwrap() < computed, "the copy is done before the computation beside it");
         assert_eq!(out.asked.map(|at| at <= written), Some(true));
         assert_eq!(out.total(), Some(out.first_byte().unwrap() + out.moved().unwrap()));
 
-        // And back: computation goes on until the sequence is used.
-        let arriving = data.restore(&device, parked).unwrap().unwrap();
-        device.fill(compute, work.span(), 0).unwrap();
-        let beside = now(&device, compute);
-        let sequence = data.resume(&device, compute, arriving).unwrap();
-        let resumed = now(&device, compute);
-        let back = only(&data.settle(&device).unwrap(), Direction::In);
+        // And back: nothing waits for it.
+        assert!(kv.swap(Direction::In, 0, &mut table).unwrap());
+        device.fill(kv.compute, work.span(), 0).unwrap();
+        let beside = now(&device, kv.compute);
+        assert_eq!(beside, computed + Duration::from_micros((64 << 10) / 8));
+        let back = kv.settle(&mut table).unwrap();
         assert!(back.begin.unwrap() < beside && back.end.unwrap() <= beside, "{back:?} beside {beside:?}");
-        assert_eq!(resumed, beside, "nothing is left to wait for");
-        data.release(sequence);
     }
-}
-
-#[test]
-fn a_resumed_sequence_waits_for_its_copy_and_no_more() {
-    let device = device(1);
-    let compute = device.stream().unwrap();
-    let mut data = DataSegment::new(&device, super::world::layout(false)).unwrap();
-    let sequence = grown(&device, &mut data, compute);
-    let parked = data.park(&device, compute, sequence).unwrap().unwrap();
-    data.settle(&device).unwrap();
-    let arriving = data.restore(&device, parked).unwrap().unwrap();
-    data.resume(&device, compute, arriving).unwrap();
-    let resumed = now(&device, compute);
-    let back = only(&data.settle(&device).unwrap(), Direction::In);
-    assert_eq!(Some(resumed), back.end);
 }
 
 #[test]
 fn the_two_directions_run_at_once() {
     for seed in 0..50 {
         let device = device(seed);
-        let compute = device.stream().unwrap();
         let layout = KvLayout { host_pages: 8, ..super::world::layout(false) };
-        let mut data = DataSegment::new(&device, layout).unwrap();
-        let first = grown(&device, &mut data, compute);
-        let second = grown(&device, &mut data, compute);
-        let parked = data.park(&device, compute, first).unwrap().unwrap();
-        data.settle(&device).unwrap();
-        let start = now(&device, compute);
-        data.park(&device, compute, second).unwrap().unwrap();
-        data.restore(&device, parked).unwrap().unwrap();
-        let ended = data.settle(&device).unwrap();
+        let mut kv = Kv::new(&device, layout).unwrap();
+        let (mut first, mut second) = (kv.filled(PAGES), kv.filled(PAGES));
+        assert!(kv.swap(Direction::Out, 0, &mut first).unwrap());
+        kv.settle(&mut first).unwrap();
+        let start = now(&device, kv.compute);
+        assert!(kv.swap(Direction::Out, 1, &mut second).unwrap());
+        assert!(kv.swap(Direction::In, 0, &mut first).unwrap());
+        let ended = kv.data.settle(&device).unwrap();
         let (out, back) = (only(&ended, Direction::Out), only(&ended, Direction::In));
         let one = out.moved().unwrap();
         assert_eq!(back.moved(), Some(one));
@@ -121,27 +92,26 @@ fn copies_of_weights_come_between_the_pieces_of_a_restore() {
     let mut between = 0;
     for seed in 0..20 {
         let device = device(seed);
-        let (compute, weights) = (device.stream().unwrap(), device.stream().unwrap());
+        let weights = device.stream().unwrap();
         let head_dim = (SWAP_PIECE_BYTES / 8) as u32;
         let layout = KvLayout {
-            shape: KvShape { layers: 1, kv_heads: 1, head_dim },
+            token_elements: 2 * u64::from(head_dim),
             page_tokens: 1,
             pages: 4,
             table_width: 4,
             host_pages: 4,
             ..super::world::layout(false)
         };
-        let mut data = DataSegment::new(&device, layout).unwrap();
-        let mut sequence = Sequence::default();
-        data.grow(&device, compute, &mut sequence, 4).unwrap().unwrap();
-        let parked = data.park(&device, compute, sequence).unwrap().unwrap();
-        data.settle(&device).unwrap();
+        let mut kv = Kv::new(&device, layout).unwrap();
+        let mut table = kv.filled(4);
+        assert!(kv.swap(Direction::Out, 0, &mut table).unwrap());
+        kv.settle(&mut table).unwrap();
         let host = device.alloc(Space::Host, WEIGHT_BYTES).unwrap();
         let ring = device.alloc(Space::Device, WEIGHT_BYTES).unwrap();
-        data.restore(&device, parked).unwrap().unwrap();
+        assert!(kv.swap(Direction::In, 0, &mut table).unwrap());
         device.copy(weights, host.span(), ring.span()).unwrap();
         let weight = now(&device, weights);
-        let back = only(&data.settle(&device).unwrap(), Direction::In);
+        let back = kv.settle(&mut table).unwrap();
         let after_a_piece = weight - time(WEIGHT_BYTES) >= back.begin.unwrap() + time(SWAP_PIECE_BYTES);
         between += (after_a_piece && weight < back.end.unwrap()) as u32;
     }

@@ -4,7 +4,6 @@ use anyhow::{Context, Result, bail, ensure};
 use djinn_scheduler::sim::{Workload, parse_azure, parse_tracelab};
 use std::path::Path;
 
-/// A trace.
 #[derive(Clone, Debug)]
 pub(super) struct Trace {
     pub(super) workload: Workload,
@@ -16,10 +15,6 @@ pub(super) struct Trace {
 
 impl Trace {
     /// Reads a file whose sessions must fit `context` tokens.
-    ///
-    /// # Errors
-    /// In one line with the line, the field and the remedy: an unknown header, a broken row, one that exceeds the
-    /// context.
     pub(super) fn read(path: &Path, context: u64) -> Result<Self> {
         let file = || path.display().to_string();
         let text = std::fs::read_to_string(path).with_context(|| format!("--workload {}", file()))?;

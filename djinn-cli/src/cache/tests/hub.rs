@@ -59,7 +59,7 @@ fn a_model_is_downloaded_and_checked() {
         ("/org/model/resolve/c0ffee/config.json", "{}".into()),
         ("/org/model/resolve/c0ffee/model.safetensors", "model of good".into()),
     ]);
-    let location = Resolver::new(cache.clone(), &quiet).resolve("org/model").unwrap();
+    let location = cache.resolve("org/model", &quiet).unwrap();
     let directory = cache.models.join("org--model");
     assert_eq!(location, Location::Directory(directory.clone()));
     assert_eq!(fs::read_to_string(directory.join("model.safetensors")).unwrap(), "model of good");

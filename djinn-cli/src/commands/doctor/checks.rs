@@ -1,10 +1,13 @@
 //! What the operating system says, judged.
 
+#[cfg(test)]
+mod tests;
+
 use super::Finding;
 use crate::size::human;
 use djinn_host::rates::{COPY_BYTES, Rates};
 use djinn_host::system::{self, Limit, Memory};
-use djinn_srg::cost::Machine;
+use djinn_vmu::Machine;
 
 /// Locked memory below this holds no useful share of a model.
 const LITTLE_MEMLOCK: u64 = 1 << 30;
@@ -92,34 +95,6 @@ pub(super) fn cuda() -> Finding {
             "build with --features cuda",
         ),
         (Err(djinn_cuda::Error::NoDriver), None) => Finding::fine(name, "the machine has no driver"),
-        (Err(error), _) => Finding::poor(name, error.to_string(), "--device cpu works without"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_in_the_way_has_a_remedy() {
-        let little =
-            Memory { total: 8 << 30, available: 1 << 30, swap_free: 0, huge_free: 0, huge_size: 2 << 20 };
-        let much = Memory { available: 7 << 30, huge_free: 3, ..little };
-        let poor =
-            [memory(Some(little)), memlock(Some(Limit::Bytes(65536))), huge_pages(Some("never"), None)];
-        for finding in poor {
-            assert!(!finding.ok && finding.remedy.is_some(), "{finding:?}");
-        }
-        let fine = [
-            memory(Some(much)),
-            memory(None),
-            memlock(Some(Limit::Unlimited)),
-            memlock(Some(Limit::Bytes(8 << 30))),
-            huge_pages(Some("always"), Some(much)),
-        ];
-        for finding in &fine {
-            assert!(finding.ok && finding.remedy.is_none(), "{finding:?}");
-        }
-        assert_eq!(fine[4].value, "transparent: always, 6.00 MiB reserved");
+        (Err(error), _) => Finding::poor(name, djinn_host::one_line(&error), "--device cpu works without"),
     }
 }

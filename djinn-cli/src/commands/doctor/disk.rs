@@ -24,7 +24,7 @@ pub(super) fn check() -> Finding {
     });
     match measured {
         Err(error) => {
-            let detail = crate::failure::one_line(&error);
+            let detail = djinn_host::one_line(error.as_ref());
             Finding::poor(name, detail, "set DJINN_CACHE to a folder that can be written")
         }
         Ok((None, folder)) => {

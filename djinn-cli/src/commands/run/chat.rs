@@ -5,14 +5,14 @@ mod editor;
 mod line;
 mod saved;
 
-use super::interrupt::Interrupt;
-use super::show::show;
-use super::{MAX_CHAT_TOKENS, terminal};
+use super::MAX_CHAT_TOKENS;
+use super::show::Show;
 use crate::args::RunArgs;
-use crate::failure;
-use crate::loaded::{Loaded, in_flags};
+use crate::interrupt::Interrupt;
+use crate::loaded::Loaded;
 use crate::output;
-use crate::stats::Report;
+use crate::stats::RunStats;
+use crate::terminal;
 use anyhow::{Result, anyhow};
 use choices::Choices;
 use djinn_engine::{Finish, Stats};
@@ -31,7 +31,7 @@ pub(super) fn run(
     interrupt: &Interrupt,
     quiet: bool,
 ) -> Result<()> {
-    speech.tokenizer().map_err(in_flags)?;
+    speech.tokenizer()?;
     let model = speech.model();
     interrupt.chat();
     let _hushed = terminal::hush();
@@ -64,7 +64,7 @@ pub(super) fn run(
 
 /// Tells the user what cannot be done; the chat goes on.
 fn tell(error: &anyhow::Error) {
-    output::remark(&failure::one_line(error));
+    output::remark(&output::one_line(error.as_ref()));
 }
 
 /// A chat under way.
@@ -104,8 +104,9 @@ impl Talk<'_> {
     fn answer(&mut self, text: &str) -> Result<()> {
         let generation = self.generation();
         let (chat, engine) = (&mut self.chat, &mut *self.loaded.engine);
-        let reply = show(self.interrupt, true, |say| chat.ask(engine, &generation, text, say));
-        match reply {
+        let mut show = Show::new(self.interrupt, true);
+        let asked = chat.ask(engine, &generation, text, &mut |piece| show.piece(piece));
+        match show.end(asked) {
             Ok(reply) => {
                 output::piece("\n")?;
                 self.conclude(reply);
@@ -174,7 +175,7 @@ impl Talk<'_> {
 
     fn system(&mut self, text: Option<String>) -> Result<String> {
         if let Some(text) = text {
-            self.chat.set_system(&text).map_err(in_flags)?;
+            self.chat.set_system(&text)?;
         }
         Ok(match self.chat.system() {
             Some(text) => format!("system message: {text}"),
@@ -188,7 +189,7 @@ impl Talk<'_> {
         let Some(Last { stats, seed, left }) = &self.last else {
             return format!("no answer yet; a context of {context} tokens");
         };
-        let report = Report::new(&*self.loaded.engine, stats, self.loaded.time, *seed);
+        let report = RunStats::new(&*self.loaded.engine, stats, self.loaded.time, *seed);
         report.remark();
         format!("{left} of {context} tokens of context left")
     }
@@ -200,7 +201,7 @@ impl Talk<'_> {
         self.choices.replace(settings).map_err(|why| anyhow!("{file}: {why}"))?;
         if let Err(error) = self.chat.resume(messages) {
             self.choices.replace(before).map_err(|why| anyhow!(why))?;
-            return Err(in_flags(error).context(file.to_owned()));
+            return Err(anyhow::Error::from(error).context(file.to_owned()));
         }
         Ok(match &*names {
             "" => format!("{count} messages from {file}"),

@@ -1,31 +1,44 @@
 //! Answers on standard output, until they end or Ctrl-C ends them.
 
-use super::interrupt::Interrupt;
-use crate::loaded::in_flags;
+use crate::interrupt::{Interrupt, Work};
 use crate::output;
 use anyhow::{Context, Result};
+use std::io;
 use std::ops::ControlFlow;
 
-/// Runs `answer`, which hands over text as it comes, and prints that unless it is not to be `seen`. Ctrl-C ends the
-/// answer, as does an output that takes no more.
-pub(super) fn show<T>(
-    interrupt: &Interrupt,
+/// Prints one answer as it comes, unless it is not to be seen.
+pub(super) struct Show<'a> {
+    interrupt: &'a Interrupt,
     seen: bool,
-    answer: impl FnOnce(&mut dyn FnMut(&str) -> ControlFlow<()>) -> djinn_host::Result<T>,
-) -> Result<T> {
-    let mut failed = None;
-    let mut say = |text: &str| {
-        if seen && failed.is_none() && !text.is_empty() {
-            failed = output::piece(text).err();
+    failed: Option<io::Error>,
+    _work: Work<'a>,
+}
+
+impl<'a> Show<'a> {
+    /// From now on Ctrl-C asks for the answer's end.
+    pub(super) fn new(interrupt: &'a Interrupt, seen: bool) -> Self {
+        Show { interrupt, seen, failed: None, _work: interrupt.work() }
+    }
+
+    /// Prints the answer's next piece of text. Breaks the answer off after Ctrl-C, and where the output takes no more.
+    pub(super) fn piece(&mut self, text: &str) -> ControlFlow<()> {
+        if self.seen && self.failed.is_none() && !text.is_empty() {
+            self.failed = output::piece(text).err();
         }
-        match failed.is_some() || interrupt.asked() {
+        match self.failed.is_some() || self.interrupt.asked() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
-    };
-    let answered = interrupt.during(|| answer(&mut say));
-    match failed {
-        Some(error) => Err(error).context("standard output"),
-        None => answered.map_err(in_flags),
+    }
+
+    /// What came of the answer.
+    ///
+    /// # Errors
+    /// A failure of standard output, or the answer's own.
+    pub(super) fn end<T>(self, answered: djinn_host::Result<T>) -> Result<T> {
+        match self.failed {
+            Some(error) => Err(error).context("standard output"),
+            None => Ok(answered?),
+        }
     }
 }

@@ -1,16 +1,26 @@
 //! Checks of [`Attention`] and [`KvWrite`].
 
-pub(super) mod scores;
-
-use super::rig::{DTYPES, Rig, Stored, same_bits};
+use super::rig::{DTYPES, Rig, rows, same_bits};
 use crate::args::{Attention, KvPages, KvWrite, Rope};
-use crate::kernels::element::ElementsMut;
-use crate::kernels::{data, reference};
-use crate::{DType, Ops, RopeStyle};
+use crate::{DType, Ops, RopeStyle, Span};
 use djinn_srg::Scores;
 
 const LAYERS: usize = 3;
 const LAYER: usize = 1;
+
+/// Parts of 33 rows, those of `SEGMENTS`, that must give the same bits as all of them.
+const PARTS: [(usize, usize); 9] =
+    [(0, 1), (5, 1), (6, 2), (18, 1), (20, 1), (21, 5), (32, 1), (3, 16), (17, 16)];
+
+/// Sequences in order: the first row's position, and rows.
+type Segments = [(usize, usize)];
+
+const SEGMENTS: [(usize, usize); 3] = [(58, 19), (127, 3), (0, 11)];
+
+/// Long runs and short ones in one batch; the context of the last but one is long or not.
+const fn mixed(context: usize) -> [(usize, usize); 7] {
+    [(60, 40), (0, 70), (5, 3), (129, 1), (31, 33), (context, 4), (300, 1)]
+}
 
 /// Heads, and how their cache is cut.
 #[derive(Clone, Copy)]
@@ -25,12 +35,46 @@ struct Shape {
 impl Shape {
     fn page_elements(self) -> usize {
         // Rounded up to whole 16 bytes of the smallest type.
-        (LAYERS * 2 * self.kv_heads * self.page_tokens * self.dim).next_multiple_of(8)
+        (LAYERS * self.layer_elements()).next_multiple_of(8)
+    }
+
+    fn layer_elements(self) -> usize {
+        2 * self.kv_heads * self.page_tokens * self.dim
     }
 
     fn width(self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.dim
     }
+
+    /// Scores on a larger scale than usual, so that the softmax is far from uniform.
+    fn scores(self) -> Scores {
+        Scores::scaled(4.0 / (self.dim as f32).sqrt())
+    }
+
+    fn windowed(self, window: u32) -> Scores {
+        Scores { window: Some(window), ..self.scores() }
+    }
+
+    fn biased(self, window: Option<u32>) -> Scores {
+        Scores { window, alibi: true, ..self.scores() }
+    }
+
+    fn name(self) -> String {
+        format!("{}/{}x{} {}", self.heads, self.kv_heads, self.dim, self.dtype.name())
+    }
+}
+
+/// Multi-head, grouped and multi-query; ragged dimensions and pages; in every type.
+fn shapes() -> impl Iterator<Item = Shape> {
+    DTYPES.into_iter().flat_map(|dtype| {
+        [
+            Shape { heads: 9, kv_heads: 3, dim: 64, page_tokens: 16, dtype },
+            Shape { heads: 2, kv_heads: 2, dim: 20, page_tokens: 5, dtype },
+            Shape { heads: 5, kv_heads: 1, dim: 33, page_tokens: 64, dtype },
+            Shape { heads: 4, kv_heads: 2, dim: 128, page_tokens: 32, dtype },
+            Shape { heads: 1, kv_heads: 1, dim: 8, page_tokens: 1, dtype },
+        ]
+    })
 }
 
 /// A batch: rows of several sequences over one cache.
@@ -38,7 +82,7 @@ struct Batch {
     shape: Shape,
     scores: Scores,
     qkv: Vec<f32>,
-    pages: Stored,
+    cache: Vec<f32>,
     table: Vec<u32>,
     table_width: usize,
     row_seq: Vec<u32>,
@@ -46,48 +90,50 @@ struct Batch {
 }
 
 impl Batch {
-    /// `segments` are sequences in order: the first row's position, and rows. Slots of the cache that no row
-    /// may read hold NaN.
-    fn new<D: Ops>(rig: &mut Rig<D>, shape: Shape, segments: &[(usize, usize)]) -> Batch {
-        Batch::scored(rig, shape, segments, Scores::scaled(scale(shape)))
-    }
-
-    /// With other scores. Pages that a window hides from all rows of their sequence do not exist.
-    fn scored<D: Ops>(rig: &mut Rig<D>, shape: Shape, segments: &[(usize, usize)], scores: Scores) -> Batch {
+    /// Slots of the cache that no row may read hold NaN. Pages that a window hides from all rows of their sequence do
+    /// not exist.
+    fn new<D: Ops>(rig: &mut Rig<D>, shape: Shape, segments: &Segments, scores: Scores) -> Batch {
         let longest = segments.iter().map(|(first, rows)| first + rows).max().expect("a sequence");
-        let table_width = longest.div_ceil(shape.page_tokens);
+        let (dim, page_tokens, table_width) =
+            (shape.dim, shape.page_tokens, longest.div_ceil(shape.page_tokens));
         let mut table = rig.random.permutation(segments.len() * table_width);
         let (mut row_seq, mut positions) = (Vec::new(), Vec::new());
         let mut cache = vec![f32::NAN; table.len() * shape.page_elements()];
         for (sequence, &(first, rows)) in segments.iter().enumerate() {
             row_seq.extend(vec![sequence as u32; rows]);
             positions.extend((first as u32)..(first + rows) as u32);
-            let layout = layout(shape, &table, table_width);
-            for position in unseen(scores, first)..first + rows {
-                for head in 0..shape.kv_heads {
-                    for part in [data::Part::Keys, data::Part::Values] {
-                        let at = layout.offset(sequence, position, part, head);
-                        cache[at..at + shape.dim].copy_from_slice(&rig.random.floats(shape.dim));
-                    }
+            let pages = &mut table[sequence * table_width..][..table_width];
+            let unseen = scores.window.map_or(0, |window| (first + 1).saturating_sub(window as usize));
+            for position in unseen..first + rows {
+                let page = pages[position / page_tokens] as usize * shape.page_elements();
+                for plane in 0..2 * shape.kv_heads {
+                    let vector = (LAYER * 2 * shape.kv_heads + plane) * page_tokens + position % page_tokens;
+                    cache[page + vector * dim..][..dim].copy_from_slice(&rig.random.floats(dim));
                 }
             }
-        }
-        for (entries, &(first, _)) in table.chunks_exact_mut(table_width).zip(segments) {
-            entries[..unseen(scores, first) / shape.page_tokens].fill(u32::MAX);
+            pages[..unseen / page_tokens].fill(u32::MAX);
         }
         let qkv = rig.random.floats(positions.len() * shape.width());
-        let pages = Stored::round(&cache, shape.dtype);
-        Batch { shape, scores, qkv, pages, table, table_width, row_seq, positions }
+        Batch { shape, scores, qkv, cache, table, table_width, row_seq, positions }
+    }
+
+    fn rows(&self) -> usize {
+        self.positions.len()
+    }
+
+    fn name(&self) -> String {
+        let Scores { window, alibi, .. } = self.scores;
+        format!("attention {}, window {window:?}, alibi {alibi}", self.shape.name())
     }
 
     fn kv<D: Ops>(&self, rig: &mut Rig<D>) -> KvPages {
         let shape = self.shape;
         KvPages {
-            pages: rig.upload(self.pages.bytes()),
+            pages: rig.weight(&self.cache, shape.dtype).span,
             dtype: shape.dtype,
             page_bytes: shape.page_elements() as u64 * shape.dtype.bytes(),
             page_tokens: shape.page_tokens as u32,
-            layer: LAYER as u32,
+            offset: (LAYER * shape.layer_elements()) as u64 * shape.dtype.bytes(),
             kv_heads: shape.kv_heads as u32,
             head_dim: shape.dim as u32,
             page_table: rig.upload(&self.table),
@@ -95,141 +141,198 @@ impl Batch {
         }
     }
 
-    /// The device's result for `count` rows from `first`.
-    fn run<D: Ops>(&self, rig: &mut Rig<D>, first: usize, count: usize) -> Vec<f32> {
-        let (shape, rows) = (self.shape, first..first + count);
-        let out = rig.blank_f32(count * shape.heads * shape.dim);
-        let args = Attention {
-            qkv: rig.upload(&self.qkv[first * shape.width()..rows.end * shape.width()]),
+    /// Some rows' attention.
+    fn part<D: Ops>(&self) -> impl Fn(&mut Rig<D>, usize, usize) -> (Attention, Span) {
+        move |rig, first, count| {
+            let (shape, part) = (self.shape, first..first + count);
+            let out = rig.blank_f32(count * shape.heads * shape.dim);
+            let args = Attention {
+                qkv: rig.upload(rows(&self.qkv, shape.width(), first, count)),
+                kv: self.kv(rig),
+                row_seq: rig.upload(&self.row_seq[part.clone()]),
+                positions: rig.upload(&self.positions[part]),
+                out,
+                heads: shape.heads as u32,
+                scale: self.scores.scale,
+                window: self.scores.window,
+                alibi: self.scores.alibi,
+                rows: count as u32,
+            };
+            (args, out)
+        }
+    }
+
+    /// The write of all rows' keys and values.
+    fn write<D: Ops>(&self, rig: &mut Rig<D>) -> KvWrite {
+        KvWrite {
+            qkv: rig.upload(&self.qkv),
             kv: self.kv(rig),
-            row_seq: rig.upload(&self.row_seq[rows.clone()]),
-            positions: rig.upload(&self.positions[rows]),
-            out,
-            heads: shape.heads as u32,
-            scale: self.scores.scale,
-            window: self.scores.window,
-            alibi: self.scores.alibi,
-            rows: count as u32,
-        };
-        args.check();
-        rig.enqueued(rig.device.attention(rig.stream, &args));
-        let got = rig.download(out);
-        rig.free_all();
-        got
-    }
-
-    fn reference(&self) -> Vec<f32> {
-        let shape = self.shape;
-        let mut out = vec![f32::NAN; self.positions.len() * shape.heads * shape.dim];
-        reference::attention(data::Attention {
-            qkv: &self.qkv,
-            pages: self.pages.elements(),
-            layout: layout(shape, &self.table, self.table_width),
-            row_seq: &self.row_seq,
-            positions: &self.positions,
-            heads: shape.heads,
-            scale: self.scores.scale,
-            window: self.scores.window.map(|window| window as usize),
-            alibi: self.scores.alibi,
-            out: &mut out,
-        });
-        out
+            row_seq: rig.upload(&self.row_seq),
+            positions: rig.upload(&self.positions),
+            heads: self.shape.heads as u32,
+            rows: self.rows() as u32,
+        }
     }
 }
 
-/// Positions that are hidden from a row at `position`.
-fn unseen(scores: Scores, position: usize) -> usize {
-    data::first_seen(scores.window.map(|window| window as usize), position)
+/// Compares a whole batch.
+fn check<D: Ops>(rig: &mut Rig<D>, shape: Shape, segments: &Segments, scores: Scores) -> Batch {
+    let batch = Batch::new(rig, shape, segments, scores);
+    rig.agrees(&format!("{} {segments:?}", batch.name()), shape.dtype, batch.rows(), batch.part());
+    batch
 }
 
-fn layout(shape: Shape, table: &[u32], table_width: usize) -> data::KvLayout<'_> {
-    data::KvLayout {
-        page_elements: shape.page_elements(),
-        page_tokens: shape.page_tokens,
-        layer: LAYER,
-        kv_heads: shape.kv_heads,
-        head_dim: shape.dim,
-        page_table: table,
-        table_width,
-    }
+/// Rows have the bits that they have in other parts of the batch.
+fn invariant<D: Ops>(rig: &mut Rig<D>, shape: Shape, scores: Scores) {
+    let batch = Batch::new(rig, shape, &SEGMENTS, scores);
+    rig.invariant(&batch.name(), batch.rows(), &PARTS, batch.part());
 }
 
-/// Larger than usual, so that the softmax is far from uniform.
-fn scale(shape: Shape) -> f32 {
-    4.0 / (shape.dim as f32).sqrt()
-}
-
-/// Multi-head, grouped and multi-query; ragged dimensions and pages.
-fn shapes(dtype: DType) -> [Shape; 5] {
-    [
-        Shape { heads: 9, kv_heads: 3, dim: 64, page_tokens: 16, dtype },
-        Shape { heads: 2, kv_heads: 2, dim: 20, page_tokens: 5, dtype },
-        Shape { heads: 5, kv_heads: 1, dim: 33, page_tokens: 64, dtype },
-        Shape { heads: 4, kv_heads: 2, dim: 128, page_tokens: 32, dtype },
-        Shape { heads: 1, kv_heads: 1, dim: 8, page_tokens: 1, dtype },
-    ]
-}
-
-impl Shape {
-    /// For messages.
-    fn name(self) -> String {
-        format!("{}/{}x{} {}", self.heads, self.kv_heads, self.dim, self.dtype.name())
-    }
+/// Each sequence's rows have the bits that they have alone.
+fn apart<D: Ops>(rig: &mut Rig<D>, batch: &Batch, segments: &Segments) {
+    let all = rig.output((0, batch.rows()), &batch.part());
+    let firsts = segments.iter().scan(0, |next, &(_, count)| {
+        *next += count;
+        Some((*next - count, count))
+    });
+    rig.parts_of(&all, &batch.name(), batch.rows(), &firsts.collect::<Vec<_>>(), batch.part());
 }
 
 pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
-    for dtype in DTYPES {
-        for shape in shapes(dtype) {
-            let batches: [&[(usize, usize)]; 5] = [
-                &[(0, 1)],
-                &[(0, 70)],
-                &[(63, 1), (64, 1), (65, 1), (150, 1), (0, 1)],
-                &[(60, 9), (0, 17), (129, 1)],
-                &[(255, 2), (600, 1), (31, 1), (1023, 2)],
-            ];
-            for segments in batches {
-                let batch = Batch::new(rig, shape, segments);
-                let got = batch.run(rig, 0, batch.positions.len());
-                let name = format!("attention {} {segments:?}", shape.name());
-                rig.compare(&name, &got, &batch.reference(), dtype);
-            }
+    for shape in shapes() {
+        let batches: [&Segments; 5] = [
+            &[(0, 1)],
+            &[(0, 70)],
+            &[(63, 1), (64, 1), (65, 1), (150, 1), (0, 1)],
+            &[(60, 9), (0, 17), (129, 1)],
+            &[(255, 2), (600, 1), (31, 1), (1023, 2)],
+        ];
+        for segments in batches {
+            check(rig, shape, segments, shape.scores());
         }
     }
 }
 
 pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
+    for shape in shapes() {
+        invariant(rig, shape, shape.scores());
+    }
+}
+
+pub(super) fn keeps_sequences_apart<D: Ops>(rig: &mut Rig<D>) {
+    for shape in shapes() {
+        let batch = Batch::new(rig, shape, &mixed(510), shape.scores());
+        apart(rig, &batch, &mixed(510));
+    }
+}
+
+/// Contexts of several thousand positions, on both sides of where a device may cut them: against the reference, and
+/// each sequence's rows with the bits that they have alone.
+pub(super) fn takes_long_contexts<D: Ops>(rig: &mut Rig<D>) {
     for dtype in DTYPES {
-        for shape in shapes(dtype) {
-            let batch = Batch::new(rig, shape, &[(58, 19), (127, 3), (0, 11)]);
-            let row = shape.heads * shape.dim;
-            let rows = batch.positions.len();
-            let all = rig.in_batches(rows, |rig, first, count| batch.run(rig, first, count));
-            let parts = [(0, 1), (5, 1), (6, 2), (18, 1), (20, 1), (21, 5), (32, 1), (3, 16), (17, 16)];
-            for (first, count) in parts {
-                let got = batch.run(rig, first, count);
-                let name = format!("rows {first}+{count} of attention {} {}", shape.dim, dtype.name());
-                same_bits(&name, &got, &all[first * row..(first + count) * row]);
+        let shape = Shape { heads: 2, kv_heads: 1, dim: 64, page_tokens: 16, dtype };
+        for window in [None, Some(4500)] {
+            let segments = [(4090, 40), (8191, 1), (255, 1)];
+            let batch = check(rig, shape, &segments, Scores { window, ..shape.scores() });
+            apart(rig, &batch, &segments);
+        }
+    }
+}
+
+/// Windows of one position, less than a page, across pages, of whole pages, and longer than every context; rows
+/// on both sides of a window's end, of pages and of a device's pieces; long runs and single rows at once.
+pub(super) fn windows_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
+    let cases: [(&[u32], &Segments); 3] = [
+        (&[1, 64, 129, 400], &[(127, 1), (128, 1), (129, 1), (300, 1), (0, 1)]),
+        (&[257, 400], &[(255, 3), (700, 1), (511, 1)]),
+        (&[7, 64, 100], &[(0, 70), (5, 3), (95, 40), (256, 1)]),
+    ];
+    for shape in shapes() {
+        for (windows, segments) in cases {
+            for &window in windows {
+                check(rig, shape, segments, shape.windowed(window));
             }
         }
     }
 }
 
-/// Long runs and short ones in one batch: each sequence's rows have the bits that they have alone.
-pub(super) fn keeps_sequences_apart<D: Ops>(rig: &mut Rig<D>) {
-    for dtype in DTYPES {
-        for shape in shapes(dtype) {
-            let segments = [(60, 40), (0, 70), (5, 3), (129, 1), (31, 33), (510, 4), (300, 1)];
-            let batch = Batch::new(rig, shape, &segments);
-            let row = shape.heads * shape.dim;
-            let all = batch.run(rig, 0, batch.positions.len());
-            let mut first = 0;
-            for (position, count) in segments {
-                let alone = batch.run(rig, first, count);
-                let name =
-                    format!("{count} rows from {position} of attention {} {}", shape.dim, dtype.name());
-                same_bits(&name, &alone, &all[first * row..(first + count) * row]);
-                first += count;
+/// Rows that a window hides nothing from have the bits that they have without it.
+pub(super) fn windows_that_hide_nothing_change_nothing<D: Ops>(rig: &mut Rig<D>) {
+    for shape in shapes() {
+        for segments in [&[(0, 140)][..], &[(120, 9)], &[(200, 1), (3, 2)]] {
+            let mut batch = Batch::new(rig, shape, segments, shape.scores());
+            let all = rig.output((0, batch.rows()), &batch.part());
+            for window in [130, 1000] {
+                batch.scores = shape.windowed(window);
+                let (got, row) = (rig.output((0, batch.rows()), &batch.part()), shape.heads * shape.dim);
+                for (r, _) in batch.positions.iter().enumerate().filter(|(_, p)| **p < window) {
+                    same_bits(
+                        &format!("row {r} of {}", batch.name()),
+                        rows(&got, row, r, 1),
+                        rows(&all, row, r, 1),
+                    );
+                }
             }
+        }
+    }
+}
+
+/// Rows alone and in batches; sequences alone and beside others.
+fn scores_are_invariant<D: Ops>(rig: &mut Rig<D>, shape: Shape, scores: Scores) {
+    invariant(rig, shape, scores);
+    let batch = Batch::new(rig, shape, &mixed(255), scores);
+    apart(rig, &batch, &mixed(255));
+}
+
+pub(super) fn windows_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
+    for shape in shapes() {
+        for window in [1, 50, 300] {
+            scores_are_invariant(rig, shape, shape.windowed(window));
+        }
+    }
+}
+
+/// Slopes of heads in a power of two and in other numbers.
+fn biased_shapes(dtype: DType) -> [Shape; 3] {
+    [
+        Shape { heads: 71, kv_heads: 71, dim: 64, page_tokens: 8, dtype },
+        Shape { heads: 12, kv_heads: 12, dim: 64, page_tokens: 16, dtype },
+        Shape { heads: 1, kv_heads: 1, dim: 20, page_tokens: 5, dtype },
+    ]
+}
+
+pub(super) fn biases_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in DTYPES {
+        let [many, some, one] = biased_shapes(dtype);
+        for window in [None, Some(1), Some(20)] {
+            check(rig, many, &[(0, 34), (20, 1)], many.biased(window));
+            check(rig, some, &[(0, 70), (129, 2)], some.biased(window));
+            check(rig, one, &[(0, 70), (129, 1), (300, 2)], one.biased(window));
+        }
+    }
+    // Groups that share a key head, each query head with a slope of its own.
+    for shape in shapes() {
+        check(rig, shape, &[(0, 40), (129, 1)], shape.biased(None));
+    }
+}
+
+pub(super) fn biases_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in DTYPES {
+        let [_, some, one] = biased_shapes(dtype);
+        scores_are_invariant(rig, some, some.biased(None));
+        scores_are_invariant(rig, one, one.biased(Some(50)));
+    }
+}
+
+/// Falcon's 71 queries to one key and 29 to each of 8, GPT-J's heads of 256, GPT-2's 12 of 64.
+pub(super) fn serves_unusual_heads<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in DTYPES {
+        for (heads, kv_heads, dim) in [(71, 1, 64), (232, 8, 64), (16, 16, 256), (12, 12, 64)] {
+            let shape = Shape { heads, kv_heads, dim, page_tokens: 16, dtype };
+            let segments = [(0, 34), (if dim == 256 { 39 } else { 129 }, 1)];
+            let batch = check(rig, shape, &segments, shape.scores());
+            let all = rig.output((0, 35), &batch.part());
+            rig.parts_of(&all, &batch.name(), 35, &[(34, 1)], batch.part());
         }
     }
 }
@@ -251,84 +354,53 @@ const DELICATE: [f32; 12] = [
 ];
 
 pub(super) fn writes_the_cache_exactly<D: Ops>(rig: &mut Rig<D>) {
-    for dtype in DTYPES {
-        for shape in shapes(dtype) {
-            let mut batch = Batch::new(rig, shape, &[(60, 9), (0, 17), (129, 1)]);
-            for (i, x) in batch.qkv.iter_mut().enumerate().filter(|(i, _)| i % 3 == 0) {
-                *x = DELICATE[i / 3 % DELICATE.len()];
-            }
-            let kv = batch.kv(rig);
-            let args = KvWrite {
-                qkv: rig.upload(&batch.qkv),
-                kv,
-                row_seq: rig.upload(&batch.row_seq),
-                positions: rig.upload(&batch.positions),
-                heads: shape.heads as u32,
-                rows: batch.positions.len() as u32,
-            };
-            args.check();
-            rig.enqueued(rig.device.kv_write(rig.stream, &args));
-            let got: Vec<u8> = rig.download(kv.pages);
-            rig.free_all();
-            let mut want = batch.pages.clone();
-            reference::kv_write(data::KvWrite {
-                qkv: &batch.qkv,
-                pages: match &mut want {
-                    Stored::F32(x) => ElementsMut::F32(x),
-                    Stored::F16(x) => ElementsMut::F16(x),
-                    Stored::BF16(x) => ElementsMut::BF16(x),
-                },
-                layout: layout(shape, &batch.table, batch.table_width),
-                row_seq: &batch.row_seq,
-                positions: &batch.positions,
-                heads: shape.heads,
-            });
-            let wrong = got.iter().zip(want.bytes()).position(|(got, want)| got != want);
-            assert_eq!(wrong, None, "kv_write {} x{}: a wrong byte there", dtype.name(), shape.dim);
+    for shape in shapes() {
+        let mut batch = Batch::new(rig, shape, &[(60, 9), (0, 17), (129, 1)], shape.scores());
+        for (i, x) in batch.qkv.iter_mut().enumerate().filter(|(i, _)| i % 3 == 0) {
+            *x = DELICATE[i / 3 % DELICATE.len()];
         }
+        let write = batch.write(rig);
+        rig.run(write);
+        rig.matches(&format!("kv_write {}", shape.name()), shape.dtype);
     }
 }
 
 /// The pair of operations gives the bits of one after the other.
 pub(super) fn rotates_and_writes_at_once<D: Ops>(rig: &mut Rig<D>) {
-    for dtype in DTYPES {
-        for (i, shape) in shapes(dtype).into_iter().enumerate() {
-            let batch = Batch::new(rig, shape, &[(60, 9), (0, 17), (129, 1)]);
-            let rows = batch.positions.len();
-            let rotary = if i % 2 == 0 { shape.dim / 2 * 2 } else { (shape.dim / 4 * 2).max(2) };
-            let table = rig.random.floats(rows * rotary);
-            let style = [RopeStyle::Half, RopeStyle::Interleaved][i % 2];
-            let mut run = |at_once: bool| {
-                let (qkv, kv) = (rig.upload(&batch.qkv), batch.kv(rig));
-                let (heads, rows) = (shape.heads as u32, rows as u32);
-                let rope = Rope {
-                    qkv,
-                    table: rig.upload(&table),
-                    heads,
-                    kv_heads: shape.kv_heads as u32,
-                    head_dim: shape.dim as u32,
-                    rotary_dim: rotary as u32,
-                    style,
-                    rows,
-                };
-                let (row_seq, positions) = (rig.upload(&batch.row_seq), rig.upload(&batch.positions));
-                let write = KvWrite { qkv, kv, row_seq, positions, heads, rows };
+    for (i, shape) in shapes().enumerate() {
+        let batch = Batch::new(rig, shape, &[(60, 9), (0, 17), (129, 1)], shape.scores());
+        let rotary = if i % 2 == 0 { shape.dim / 2 * 2 } else { (shape.dim / 4 * 2).max(2) };
+        let table = rig.random.floats(batch.rows() * rotary);
+        let style = [RopeStyle::Half, RopeStyle::Interleaved][i % 2];
+        let mut run = |at_once: bool| {
+            let write = batch.write(rig);
+            let KvWrite { qkv, kv, heads, rows, .. } = write;
+            let (table, rotary_dim) = (rig.upload(&table), rotary as u32);
+            let rope = Rope {
+                qkv,
+                table,
+                heads,
+                kv_heads: kv.kv_heads,
+                head_dim: kv.head_dim,
+                rotary_dim,
+                style,
+                rows,
+            };
+            if at_once {
                 rope.check();
                 write.check();
-                if at_once {
-                    rig.enqueued(rig.device.rope_kv_write(rig.stream, &rope, &write));
-                } else {
-                    rig.enqueued(rig.device.rope(rig.stream, &rope));
-                    rig.enqueued(rig.device.kv_write(rig.stream, &write));
-                }
-                let both: (Vec<f32>, Vec<u8>) = (rig.download(qkv), rig.download(kv.pages));
-                rig.free_all();
-                both
-            };
-            let (want, got) = (run(false), run(true));
-            let name = format!("rope_kv_write {} x{}", dtype.name(), shape.dim);
-            same_bits(&format!("qkv of {name}"), &got.0, &want.0);
-            assert!(got.1 == want.1, "{name}: other bytes in the cache");
-        }
+                rig.enqueued(rig.device.rope_kv_write(rig.stream, &rope, &write));
+            } else {
+                rig.enqueue(rope);
+                rig.enqueue(write);
+            }
+            let both: (Vec<f32>, Vec<u8>) = (rig.download(qkv), rig.download(kv.pages));
+            rig.clear();
+            both
+        };
+        let (want, got) = (run(false), run(true));
+        let name = format!("rope_kv_write {}", shape.name());
+        same_bits(&format!("qkv of {name}"), &got.0, &want.0);
+        assert!(got.1 == want.1, "{name}: other bytes in the cache");
     }
 }

@@ -3,10 +3,8 @@
 mod copies;
 mod experts;
 
-use super::rig::{Rig, same_bits};
+use super::rig::{Rig, rows};
 use crate::args::{Combine, Group, Route};
-use crate::kernels::data;
-use crate::kernels::reference::routing as reference;
 use crate::{DType, Ops, Span};
 
 pub(super) use copies::{copies_experts_in_use, copies_wherever_bytes_begin};
@@ -29,82 +27,38 @@ const CHOICES: [[usize; 2]; 12] = [
     [1024, 10],
 ];
 
-/// Logits and how they are routed.
-#[derive(Clone, Copy)]
-struct Case<'a> {
-    logits: &'a [f32],
-    experts: usize,
-    top_k: usize,
+/// Some rows' routes.
+fn route<D: Ops>(
+    logits: &[f32],
+    [experts, top_k]: [usize; 2],
     renormalise: bool,
-}
-
-impl Case<'_> {
-    fn name(self) -> String {
-        let Case { logits, experts, top_k, renormalise } = self;
-        let rows = logits.len() / experts;
-        format!(
-            "route {rows} rows to {top_k} of {experts}{}",
-            if renormalise { ", renormalised" } else { "" }
-        )
-    }
-
-    /// Enqueues `route` for spans of the device.
-    fn enqueue<D: Ops>(self, rig: &mut Rig<D>) -> (Span, Span) {
-        let rows = self.logits.len() / self.experts;
-        let weights = rig.blank_f32(rows * self.top_k);
-        let ids = rig.blank(rows * self.top_k * 4);
+) -> impl Fn(&mut Rig<D>, usize, usize) -> (Route, Span) {
+    move |rig, first, count| {
+        let weights = rig.blank_f32(count * top_k);
         let args = Route {
-            logits: rig.upload(self.logits),
+            logits: rig.upload(rows(logits, experts, first, count)),
             weights,
-            ids,
-            experts: self.experts as u32,
-            top_k: self.top_k as u32,
-            renormalise: self.renormalise,
-            rows: rows as u32,
-        };
-        args.check();
-        rig.enqueued(rig.device.route(rig.stream, &args));
-        (weights, ids)
-    }
-
-    /// Weights and ids on the device.
-    fn run<D: Ops>(self, rig: &mut Rig<D>) -> (Vec<f32>, Vec<u32>) {
-        let (weights, ids) = self.enqueue(rig);
-        let both = (rig.download(weights), rig.download(ids));
-        rig.free_all();
-        both
-    }
-
-    fn reference(self) -> (Vec<f32>, Vec<u32>) {
-        let Case { logits, experts, top_k, renormalise } = self;
-        let len = logits.len() / experts * top_k;
-        let (mut weights, mut ids) = (vec![f32::NAN; len], vec![u32::MAX; len]);
-        let (weights_out, ids_out) = (&mut weights[..], &mut ids[..]);
-        reference::route(data::Route {
-            logits,
-            experts,
-            top_k,
+            ids: rig.blank(count * top_k * 4),
+            experts: experts as u32,
+            top_k: top_k as u32,
             renormalise,
-            weights: weights_out,
-            ids: ids_out,
-        });
-        (weights, ids)
+            rows: count as u32,
+        };
+        (args, weights)
     }
 }
 
 pub(super) fn routes_to_the_greatest<D: Ops>(rig: &mut Rig<D>) {
-    for (i, [experts, top_k]) in CHOICES.into_iter().enumerate() {
+    for (i, choice) in CHOICES.into_iter().enumerate() {
         for (j, rows) in ROWS.into_iter().enumerate() {
-            let mut logits: Vec<f32> = rig.random.floats(rows * experts).iter().map(|x| x * 8.0).collect();
+            let mut logits = rig.random.spread(rows * choice[0], 8.0);
             if (i + j) % 2 == 0 {
                 // Few different values leave ties.
                 logits.iter_mut().for_each(|x| *x = (*x / 2.0).round());
             }
             for renormalise in [false, true] {
-                let case = Case { logits: &logits, experts, top_k, renormalise };
-                let ((weights, ids), (want, want_ids)) = (case.run(rig), case.reference());
-                assert_eq!(ids, want_ids, "{}", case.name());
-                rig.compare(&case.name(), &weights, &want, DType::F32);
+                let name = format!("route {rows} rows to {choice:?}, renormalise {renormalise}");
+                rig.agrees(&name, DType::F32, rows, route(&logits, choice, renormalise));
             }
         }
     }
@@ -122,49 +76,50 @@ pub(super) fn routes_without_numbers<D: Ops>(rig: &mut Rig<D>) {
         ([0.0, INF, 1.0, -INF, 2.0], [1, 4, 2], false),
         ([-INF, 4.0, -INF, -INF, 3.0], [1, 4, 0], true),
     ];
-    let logits: Vec<f32> = rows.iter().flat_map(|(logits, ..)| *logits).collect();
     for renormalise in [false, true] {
-        let case = Case { logits: &logits, experts: 5, top_k: 3, renormalise };
-        let ((weights, ids), (want, want_ids)) = (case.run(rig), case.reference());
-        assert_eq!(ids, want_ids, "{}", case.name());
-        for (r, (logits, ids, finite)) in rows.iter().enumerate() {
-            let row = r * 3..r * 3 + 3;
-            assert_eq!(want_ids[row.clone()], ids[..], "the reference for {logits:?}");
-            let name = format!("weights of {logits:?}");
-            if *finite {
-                rig.compare(&name, &weights[row.clone()], &want[row], DType::F32);
-            } else {
-                let nan = |weights: &[f32]| weights.iter().all(|weight| weight.is_nan());
-                assert!(nan(&want[row.clone()]) && nan(&weights[row]), "{name}: {weights:?} and {want:?}");
-            }
+        for (logits, ids, finite) in rows {
+            let (op, _) = route(&logits, [5, 3], renormalise)(rig, 0, 1);
+            rig.run(op);
+            let (weights, want) = rig.results(op.weights);
+            let name = format!("a route of {logits:?}: {weights:?}");
+            assert_eq!(rig.download::<u32>(op.ids), ids, "{name}");
+            assert!(
+                weights.iter().chain(&want).all(|weight| weight.is_nan() != finite),
+                "{name} and {want:?}"
+            );
+            rig.matches(&name, DType::F32);
         }
+        let logits: Vec<f32> = rows.iter().flat_map(|(logits, ..)| *logits).collect();
+        let name = format!("routes without numbers, renormalise {renormalise}");
+        rig.agrees(&name, DType::F32, rows.len(), route(&logits, [5, 3], renormalise));
     }
 }
 
 pub(super) fn routes_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
-    for [experts, top_k] in CHOICES {
-        let logits = rig.random.floats(33 * experts);
-        let all = Case { logits: &logits, experts, top_k, renormalise: true };
-        let (weights, ids) = all.run(rig);
+    for choice in CHOICES {
+        let logits = rig.random.floats(33 * choice[0]);
+        let name = format!("route to {choice:?}");
+        // The weights and, by their bits, the ids.
+        let mut run = |first, count| {
+            let (op, weights) = route(&logits, choice, true)(rig, first, count);
+            rig.enqueue(op);
+            let both: [Vec<u32>; 2] = [weights, op.ids].map(|span| rig.download(span));
+            rig.clear();
+            both
+        };
+        let all = run(0, 33);
         for (first, count) in [(0, 1), (32, 1), (4, 2), (11, 5), (3, 16)] {
-            let part = first * top_k..(first + count) * top_k;
-            let logits = &logits[first * experts..(first + count) * experts];
-            let (got, got_ids) = Case { logits, ..all }.run(rig);
-            let name = format!("rows {first}+{count} of {}", all.name());
-            assert_eq!(got_ids, ids[part.clone()], "{name}");
-            same_bits(&name, &got, &weights[part]);
+            let part = first * choice[1]..(first + count) * choice[1];
+            let want = [0, 1].map(|i| all[i][part.clone()].to_vec());
+            assert_eq!(run(first, count), want, "weights' bits and ids of rows {first}+{count} of {name}");
         }
     }
 }
 
-/// Spans of the order and the starts, once `group` is enqueued.
-fn group<D: Ops>(rig: &mut Rig<D>, ids: Span, experts: usize) -> (Span, Span) {
+/// The operation for slots of these experts.
+fn group<D: Ops>(rig: &mut Rig<D>, ids: Span, experts: usize) -> Group {
     let (order, starts) = (rig.blank(ids.len() as usize), rig.blank((experts + 1) * 4));
-    let (slots, experts) = ((ids.len() / 4) as u32, experts as u32);
-    let args = Group { ids, order, starts, experts, slots };
-    args.check();
-    rig.enqueued(rig.device.group(rig.stream, &args));
-    (order, starts)
+    Group { ids, order, starts, experts: experts as u32, slots: (ids.len() / 4) as u32 }
 }
 
 pub(super) fn groups_slots_by_expert<D: Ops>(rig: &mut Rig<D>) {
@@ -172,53 +127,37 @@ pub(super) fn groups_slots_by_expert<D: Ops>(rig: &mut Rig<D>) {
         for slots in [1, 2, 5, 16, 33, 255, 256, 257, 1000, 5003] {
             // Among all of them, and among a few, so that most have no slot.
             for used in [experts, experts.div_ceil(3)] {
-                let ids: Vec<u32> = (0..slots).map(|_| rig.random.below(used) as u32).collect();
-                let (mut want_order, mut want_starts) = (vec![u32::MAX; slots], vec![u32::MAX; experts + 1]);
-                let (order, starts) = (&mut want_order[..], &mut want_starts[..]);
-                reference::group(data::Group { ids: &ids, order, starts });
+                let ids = rig.random.indices(slots, used);
                 let ids = rig.upload(&ids);
-                let (order, starts) = group(rig, ids, experts);
-                let (got_order, got_starts): (Vec<u32>, Vec<u32>) =
-                    (rig.download(order), rig.download(starts));
-                rig.free_all();
-                assert_eq!(got_starts, want_starts, "starts of {experts} experts with {slots} slots");
-                assert_eq!(got_order, want_order, "order of {slots} slots of {experts} experts");
+                let op = group(rig, ids, experts);
+                rig.run(op);
+                rig.matches(&format!("{slots} slots of {experts} experts"), DType::F32);
             }
         }
     }
 }
 
-/// Spans of the sums, once `combine` is enqueued.
-fn combine<D: Ops>(rig: &mut Rig<D>, y: Span, weights: Span, [rows, top_k, width]: [usize; 3]) -> Span {
+/// The operation for `[rows, top_k, width]`.
+fn combine<D: Ops>(rig: &mut Rig<D>, y: Span, weights: Span, [rows, top_k, width]: [usize; 3]) -> Combine {
     let out = rig.blank_f32(rows * width);
-    let (top_k, width, rows) = (top_k as u32, width as u32, rows as u32);
-    let args = Combine { y, weights, out, top_k, width, rows };
-    args.check();
-    rig.enqueued(rig.device.combine(rig.stream, &args));
-    out
+    Combine { y, weights, out, top_k: top_k as u32, width: width as u32, rows: rows as u32 }
 }
 
 pub(super) fn combines<D: Ops>(rig: &mut Rig<D>) {
-    for (i, rows) in ROWS.into_iter().enumerate() {
+    for (i, count) in ROWS.into_iter().enumerate() {
         for (j, width) in [1, 17, 64, 577, 1028, 2048].into_iter().enumerate() {
             let top_k = [1, 2, 8, 16][(i + j) % 4];
-            let y = rig.random.floats(rows * top_k * width);
-            let weights = rig.random.floats(rows * top_k);
-            let mut want = vec![f32::NAN; rows * width];
-            reference::combine(data::Combine { y: &y, weights: &weights, top_k, width, out: &mut want });
-            let mut run = |y: &[f32], weights: &[f32]| {
-                let rows = weights.len() / top_k;
-                let (y, weights) = (rig.upload(y), rig.upload(weights));
-                let out = combine(rig, y, weights, [rows, top_k, width]);
-                let got: Vec<f32> = rig.download(out);
-                rig.free_all();
-                got
+            let (y, weights) = (rig.random.floats(count * top_k * width), rig.random.floats(count * top_k));
+            let make = |rig: &mut Rig<D>, first, count| {
+                let y = rig.upload(rows(&y, top_k * width, first, count));
+                let weights = rig.upload(rows(&weights, top_k, first, count));
+                let op = combine(rig, y, weights, [count, top_k, width]);
+                (op, op.out)
             };
-            let got = run(&y, &weights);
-            let last = run(&y[(rows - 1) * top_k * width..], &weights[(rows - 1) * top_k..]);
-            let name = format!("combine {rows}x{top_k}x{width}");
-            rig.compare(&name, &got, &want, DType::F32);
-            same_bits(&format!("the last row of {name}"), &last, &got[(rows - 1) * width..]);
+            let name = format!("combine {count}x{top_k}x{width}");
+            rig.agrees(&name, DType::F32, count, make);
+            let all = rig.output((0, count), &make);
+            rig.parts_of(&all, &name, count, &[(count - 1, 1)], make);
         }
     }
 }

@@ -1,48 +1,32 @@
 //! Checks of the operations on rows.
 
-use super::rig::{DTYPES, Rig, Stored, same_bits};
-use crate::args::{Add, Checksum, Embed, HeadNorm, RmsNorm, Rope, RopeTable, SelectRows, SiluMul, Weight};
-use crate::kernels::{data, reference};
-use crate::{DType, Ops, RopeStyle, Span};
+use super::rig::{DTYPES, PARTS, Rig, rows, same_bits};
+use crate::args::{
+    Add, Checksum, Embed, Gelu, HeadNorm, LayerNorm, RmsNorm, Rope, RopeTable, SelectRows, SiluMul, Weight,
+};
+use crate::reference::encode;
+use crate::{DType, GeluForm, Ops, RopeStyle, Space, Span};
 
-/// Parts of 33 rows that must give the same bits as all of them.
-const PARTS: [(usize, usize); 6] = [(0, 1), (32, 1), (4, 2), (11, 5), (3, 16), (17, 16)];
-
-const NAN: f32 = f32::from_bits(u32::MAX);
+/// Numbers of rows that cases take by turns.
+const ROWS: [usize; 4] = [1, 2, 5, 33];
 
 pub(super) fn embeds_the_rows_of_its_tile<D: Ops>(rig: &mut Rig<D>) {
     for dtype in DTYPES {
-        for (width, on_host) in [(1, false), (17, true), (576, false), (64, true)] {
-            let table = Stored::round(&rig.random.floats(10 * width), dtype);
-            let tokens: Vec<u32> = (0..29).map(|_| rig.random.below(24) as u32).collect();
-            let mut want = vec![NAN; tokens.len() * width];
-            let (first_row, table_rows) = (7, 10);
-            let mut op = data::Embed {
-                tokens: &tokens,
-                table: table.elements(),
-                first_row,
-                table_rows,
-                width,
-                out: &mut [],
-            };
-            op.out = &mut want;
-            reference::embed(op);
-            let span = if on_host { rig.upload_host(table.bytes()) } else { rig.weight(&table).span };
-            let out = rig.blank_f32(want.len());
+        let spaces = [Space::Device, Space::Host];
+        for (i, width) in [1, 17, 576, 64].into_iter().enumerate() {
+            let table = encode(&rig.random.floats(10 * width), dtype);
+            let tokens = rig.random.indices(29, 24);
             let args = Embed {
                 tokens: rig.upload(&tokens),
-                table: Weight { span, dtype },
-                first_row,
-                table_rows,
+                table: Weight { span: rig.upload_to(spaces[i % 2], table), dtype },
+                first_row: 7,
+                table_rows: 10,
                 width: width as u32,
-                out,
+                out: rig.blank_f32(tokens.len() * width),
                 rows: tokens.len() as u32,
             };
-            args.check();
-            rig.enqueued(rig.device.embed(rig.stream, &args));
-            let got = rig.download(out);
-            rig.free_all();
-            same_bits(&format!("embed {width} {}", dtype.name()), &got, &want);
+            rig.run(args);
+            rig.matches(&format!("embed {width} {}", dtype.name()), dtype);
         }
     }
 }
@@ -50,122 +34,135 @@ pub(super) fn embeds_the_rows_of_its_tile<D: Ops>(rig: &mut Rig<D>) {
 pub(super) fn tabulates_rotations<D: Ops>(rig: &mut Rig<D>) {
     for (half, scale) in [(32, 1.0), (1, 1.0), (7, 1.25)] {
         let inv_freq: Vec<f32> = (0..half).map(|i| 10_000_f32.powf(-(i as f32) / half as f32)).collect();
-        let positions = [0, 1, 2, 63, 511, 4096, 131_071];
-        let mut want = vec![NAN; positions.len() * 2 * half];
-        reference::rope_table(data::RopeTable {
-            positions: &positions,
-            inv_freq: &inv_freq,
-            scale,
-            out: &mut want,
-        });
-        let out = rig.blank_f32(want.len());
+        let positions = [0_u32, 1, 2, 63, 511, 4096, 131_071];
         let args = RopeTable {
             positions: rig.upload(&positions),
             inv_freq: rig.upload(&inv_freq),
-            out,
+            out: rig.blank_f32(positions.len() * 2 * half),
             half: half as u32,
             scale,
             rows: positions.len() as u32,
         };
-        args.check();
-        rig.enqueued(rig.device.rope_table(rig.stream, &args));
-        let got = rig.download(out);
-        rig.free_all();
-        rig.compare(&format!("rope_table {half}"), &got, &want, DType::F32);
+        rig.run(args);
+        rig.matches(&format!("rope_table {half}"), DType::F32);
     }
 }
 
-/// `rms_norm` of `x` on the device.
-fn norm<D: Ops>(rig: &mut Rig<D>, x: &[f32], weight: &Stored, width: usize, in_place: bool) -> Vec<f32> {
+/// `x` on the device, and an output, which may be the same memory.
+fn in_and_out<D: Ops>(rig: &mut Rig<D>, x: &[f32], in_place: bool) -> (Span, Span) {
     let x_span = rig.upload(x);
-    let out = if in_place { x_span } else { rig.blank_f32(x.len()) };
-    let args = RmsNorm {
-        x: x_span,
-        weight: rig.weight(weight),
-        out,
-        eps: 1e-5,
-        width: width as u32,
-        rows: (x.len() / width) as u32,
-    };
-    args.check();
-    rig.enqueued(rig.device.rms_norm(rig.stream, &args));
-    let got = rig.download(out);
-    rig.free_all();
-    got
+    (x_span, if in_place { x_span } else { rig.blank_f32(x.len()) })
+}
+
+/// Some rows through `rms_norm`, by a weight of a type.
+fn rms_norm<D: Ops>(
+    x: &[f32],
+    (weight, dtype): (&[f32], DType),
+    in_place: bool,
+) -> impl Fn(&mut Rig<D>, usize, usize) -> (RmsNorm, Span) {
+    move |rig, first, count| {
+        let (x, out) = in_and_out(rig, rows(x, weight.len(), first, count), in_place);
+        let (width, rows) = (weight.len() as u32, count as u32);
+        (RmsNorm { x, weight: rig.weight(weight, dtype), out, eps: 1e-5, width, rows }, out)
+    }
 }
 
 pub(super) fn normalises<D: Ops>(rig: &mut Rig<D>) {
     for dtype in DTYPES {
         for (i, width) in [1, 16, 17, 33, 100, 576, 577].into_iter().enumerate() {
-            let rows = [1, 2, 5, 33][i % 4];
-            let x = rig.random.floats(rows * width);
-            let weight = Stored::round(&rig.random.floats(width), dtype);
-            let mut want = vec![NAN; x.len()];
-            let elements = weight.elements();
-            reference::rms_norm(data::RmsNorm {
-                x: Some(&x),
-                weight: elements,
-                eps: 1e-5,
-                width,
-                out: &mut want,
-            });
+            let rows = ROWS[i % 4];
+            let (x, weight) = (rig.random.floats(rows * width), rig.random.floats(width));
+            let name = format!("rms_norm {rows}x{width} {}", dtype.name());
             for in_place in [false, true] {
-                let got = norm(rig, &x, &weight, width, in_place);
-                rig.compare(&format!("rms_norm {rows}x{width} {}", dtype.name()), &got, &want, dtype);
+                rig.agrees(&name, dtype, rows, rms_norm(&x, (&weight, dtype), in_place));
             }
         }
     }
 }
 
 pub(super) fn norms_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
-    let width = 577;
-    let x = rig.random.floats(33 * width);
-    let weight = Stored::round(&rig.random.floats(width), DType::BF16);
-    let all = norm(rig, &x, &weight, width, false);
-    for (first, count) in PARTS {
-        let part = first * width..(first + count) * width;
-        let got = norm(rig, &x[part.clone()], &weight, width, false);
-        same_bits(&format!("rows {first}+{count} of rms_norm"), &got, &all[part]);
-    }
+    let (x, weight) = (rig.random.floats(33 * 577), rig.random.floats(577));
+    rig.invariant("rms_norm", 33, &PARTS, rms_norm(&x, (&weight, DType::BF16), false));
 }
 
 /// The pair of operations gives the bits of one after the other, wherever its outputs lie.
 pub(super) fn adds_and_normalises_at_once<D: Ops>(rig: &mut Rig<D>) {
     for dtype in DTYPES {
         for (rows, width) in [(1, 64), (3, 577), (16, 5120), (2, 9001), (5, 8192 + 4)] {
-            let (a, b) = (rig.random.floats(rows * width), rig.random.floats(rows * width));
-            let weight = Stored::round(&rig.random.floats(width), dtype);
+            let len = rows * width;
+            let (a, b, weight) = (rig.random.floats(len), rig.random.floats(len), rig.random.floats(width));
+            let name = format!("add_rms_norm {rows}x{width} {}", dtype.name());
             let mut run = |sum_is_a: bool, out_is_b: bool, at_once: bool| {
                 let (a, b) = (rig.upload(&a), rig.upload(&b));
-                let sum = if sum_is_a { a } else { rig.blank_f32(rows * width) };
-                let out = if out_is_b { b } else { rig.blank_f32(rows * width) };
-                let add = Add { a, b, out: sum, len: (rows * width) as u64 };
-                let (weight, width, rows) = (rig.weight(&weight), width as u32, rows as u32);
+                let sum = if sum_is_a { a } else { rig.blank_f32(len) };
+                let out = if out_is_b { b } else { rig.blank_f32(len) };
+                let add = Add { a, b, out: sum, len: len as u64 };
+                let (weight, width, rows) = (rig.weight(&weight, dtype), width as u32, rows as u32);
                 let norm = RmsNorm { x: sum, weight, out, eps: 1e-5, width, rows };
-                add.check();
-                norm.check();
                 if at_once {
+                    add.check();
+                    norm.check();
                     rig.enqueued(rig.device.add_rms_norm(rig.stream, &add, &norm));
                 } else {
-                    rig.enqueued(rig.device.add(rig.stream, &add));
-                    rig.enqueued(rig.device.rms_norm(rig.stream, &norm));
+                    rig.enqueue(add);
+                    rig.enqueue(norm);
                 }
-                let both: (Vec<f32>, Vec<f32>) = (rig.download(sum), rig.download(out));
-                rig.free_all();
+                rig.expect(add);
+                rig.expect(norm);
+                let both: [Vec<f32>; 2] = [sum, out].map(|span| rig.download(span));
+                rig.matches(&name, dtype);
                 both
             };
-            let (sum, out) = run(false, false, false);
+            let apart = run(false, false, false);
             for (sum_is_a, out_is_b) in [(false, false), (true, false), (false, true), (true, true)] {
-                let (got_sum, got_out) = run(sum_is_a, out_is_b, true);
-                let name = format!("add_rms_norm {rows}x{width} {}", dtype.name());
-                same_bits(&format!("the sum of {name}"), &got_sum, &sum);
-                same_bits(&name, &got_out, &out);
+                let at_once = run(sum_is_a, out_is_b, true);
+                same_bits(&format!("the sum of {name}"), &at_once[0], &apart[0]);
+                same_bits(&name, &at_once[1], &apart[1]);
             }
         }
     }
 }
 
-/// A shape to rotate.
+/// Some rows through `layer_norm`, by a weight and a bias of a type each.
+fn layer_norm<'a, D: Ops>(
+    x: &'a [f32],
+    affine: &'a [Vec<f32>; 2],
+    [weight, bias]: [DType; 2],
+    in_place: bool,
+) -> impl Fn(&mut Rig<D>, usize, usize) -> (LayerNorm, Span) + 'a {
+    move |rig, first, count| {
+        let width = affine[0].len();
+        let (x, out) = in_and_out(rig, rows(x, width, first, count), in_place);
+        let (weight, bias) = (rig.weight(&affine[0], weight), rig.weight(&affine[1], bias));
+        (LayerNorm { x, weight, bias, out, eps: 1e-5, width: width as u32, rows: count as u32 }, out)
+    }
+}
+
+/// Rows far from zero, whose variance would cancel in a mean of squares; all pairs of types.
+pub(super) fn centres_and_normalises<D: Ops>(rig: &mut Rig<D>) {
+    let widths = [1, 16, 17, 33, 100, 576, 577, 4544, 9001, 14_848];
+    for (i, width) in widths.into_iter().enumerate() {
+        for dtypes in DTYPES.into_iter().flat_map(|weight| DTYPES.map(|bias| [weight, bias])) {
+            let (rows, far) = (ROWS[i % 4], [0.0, 3.0, -40.0][i % 3]);
+            let x: Vec<f32> = rig.random.floats(rows * width).iter().map(|x| x + far).collect();
+            let affine = [(); 2].map(|()| rig.random.floats(width));
+            let name = format!("layer_norm {rows}x{width} {}", dtypes.map(DType::name).join(" + "));
+            for in_place in [false, true] {
+                rig.agrees(&name, dtypes[0], rows, layer_norm(&x, &affine, dtypes, in_place));
+            }
+        }
+    }
+}
+
+pub(super) fn centred_norms_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
+    for width in [577, 4544] {
+        let (x, affine) = (rig.random.floats(33 * width), [(); 2].map(|()| rig.random.floats(width)));
+        let make = layer_norm(&x, &affine, [DType::BF16, DType::F32], false);
+        rig.invariant(&format!("layer_norm {width}"), 33, &PARTS, make);
+    }
+}
+
+/// A shape of queries, keys and values.
 #[derive(Clone, Copy)]
 struct Heads {
     heads: usize,
@@ -180,24 +177,31 @@ impl Heads {
         (self.heads + 2 * self.kv_heads) * self.dim
     }
 
-    /// `rope` on the device.
-    fn run<D: Ops>(self, rig: &mut Rig<D>, x: &[f32], table: &[f32]) -> Vec<f32> {
-        let qkv = rig.upload(x);
-        let args = Rope {
-            qkv,
-            table: rig.upload(table),
-            heads: self.heads as u32,
-            kv_heads: self.kv_heads as u32,
-            head_dim: self.dim as u32,
-            rotary_dim: self.rotary as u32,
-            style: self.style,
-            rows: (x.len() / self.width()) as u32,
-        };
-        args.check();
-        rig.enqueued(rig.device.rope(rig.stream, &args));
-        let got = rig.download(qkv);
-        rig.free_all();
-        got
+    /// Some rows through `rope`.
+    fn rope<D: Ops>(self, x: &[f32], table: &[f32]) -> impl Fn(&mut Rig<D>, usize, usize) -> (Rope, Span) {
+        move |rig, first, count| {
+            let qkv = rig.upload(rows(x, self.width(), first, count));
+            let table = rig.upload(rows(table, self.rotary, first, count));
+            let [heads, kv_heads, head_dim, rotary_dim] =
+                [self.heads, self.kv_heads, self.dim, self.rotary].map(|n| n as u32);
+            let (style, rows) = (self.style, count as u32);
+            (Rope { qkv, table, heads, kv_heads, head_dim, rotary_dim, style, rows }, qkv)
+        }
+    }
+
+    /// Some rows through `head_norm`, by weights of queries and keys.
+    fn norm<D: Ops>(
+        self,
+        x: &[f32],
+        weights: &[Vec<f32>; 2],
+        dtype: DType,
+    ) -> impl Fn(&mut Rig<D>, usize, usize) -> (HeadNorm, Span) {
+        move |rig, first, count| {
+            let qkv = rig.upload(rows(x, self.width(), first, count));
+            let [query, key] = [0, 1].map(|i| rig.weight(&weights[i], dtype));
+            let [heads, kv_heads, head_dim] = [self.heads, self.kv_heads, self.dim].map(|n| n as u32);
+            (HeadNorm { qkv, query, key, eps: 1e-6, heads, kv_heads, head_dim, rows: count as u32 }, qkv)
+        }
     }
 }
 
@@ -218,63 +222,17 @@ fn all_heads() -> Vec<Heads> {
 pub(super) fn rotates<D: Ops>(rig: &mut Rig<D>) {
     for (i, heads) in all_heads().into_iter().enumerate() {
         let rows = [1, 2, 7, 33][i % 4];
-        let x = rig.random.floats(rows * heads.width());
-        let table = rig.random.floats(rows * heads.rotary);
-        let mut want = x.clone();
-        reference::rope(data::Rope {
-            qkv: &mut want,
-            table: &table,
-            heads: heads.heads,
-            kv_heads: heads.kv_heads,
-            head_dim: heads.dim,
-            rotary_dim: heads.rotary,
-            style: heads.style,
-        });
-        let got = heads.run(rig, &x, &table);
+        let (x, table) = (rig.random.floats(rows * heads.width()), rig.random.floats(rows * heads.rotary));
         let name = format!("rope {rows}x{} of {}, {:?}", heads.rotary, heads.dim, heads.style);
-        rig.compare(&name, &got, &want, DType::F32);
-        let rotated = (heads.heads + heads.kv_heads) * heads.dim;
-        for (got, x) in got.chunks(heads.width()).zip(x.chunks(heads.width())) {
-            same_bits(&format!("values of {name}"), &got[rotated..], &x[rotated..]);
-            for (got, x) in got[..rotated].chunks(heads.dim).zip(x.chunks(heads.dim)) {
-                same_bits(&format!("the rest of {name}"), &got[heads.rotary..], &x[heads.rotary..]);
-            }
-        }
+        rig.agrees(&name, DType::F32, rows, heads.rope(&x, &table));
     }
 }
 
 pub(super) fn rotations_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
     for heads in all_heads() {
-        let x = rig.random.floats(33 * heads.width());
-        let table = rig.random.floats(33 * heads.rotary);
-        let all = heads.run(rig, &x, &table);
-        for (first, count) in PARTS {
-            let end = first + count;
-            let part = first * heads.width()..end * heads.width();
-            let got = heads.run(rig, &x[part.clone()], &table[first * heads.rotary..end * heads.rotary]);
-            same_bits(&format!("rows {first}+{count} of rope"), &got, &all[part]);
-        }
+        let (x, table) = (rig.random.floats(33 * heads.width()), rig.random.floats(33 * heads.rotary));
+        rig.invariant("rope", 33, &PARTS, heads.rope(&x, &table));
     }
-}
-
-/// `head_norm` on the device, by `weights` of queries and keys.
-fn head_norm<D: Ops>(rig: &mut Rig<D>, heads: Heads, x: &[f32], weights: &[Stored; 2]) -> Vec<f32> {
-    let qkv = rig.upload(x);
-    let args = HeadNorm {
-        qkv,
-        query: rig.weight(&weights[0]),
-        key: rig.weight(&weights[1]),
-        eps: 1e-6,
-        heads: heads.heads as u32,
-        kv_heads: heads.kv_heads as u32,
-        head_dim: heads.dim as u32,
-        rows: (x.len() / heads.width()) as u32,
-    };
-    args.check();
-    rig.enqueued(rig.device.head_norm(rig.stream, &args));
-    let got = rig.download(qkv);
-    rig.free_all();
-    got
 }
 
 pub(super) fn normalises_heads<D: Ops>(rig: &mut Rig<D>) {
@@ -282,24 +240,9 @@ pub(super) fn normalises_heads<D: Ops>(rig: &mut Rig<D>) {
         for (i, heads) in all_heads().into_iter().take(4).enumerate() {
             let rows = [1, 2, 7, 33][i % 4];
             let x = rig.random.floats(rows * heads.width());
-            let weights = [(); 2].map(|()| Stored::round(&rig.random.floats(heads.dim), dtype));
-            let mut want = x.clone();
-            reference::head_norm(data::HeadNorm {
-                qkv: &mut want,
-                query: weights[0].elements(),
-                key: weights[1].elements(),
-                eps: 1e-6,
-                heads: heads.heads,
-                kv_heads: heads.kv_heads,
-                head_dim: heads.dim,
-            });
-            let got = head_norm(rig, heads, &x, &weights);
+            let weights = [(); 2].map(|()| rig.random.floats(heads.dim));
             let name = format!("head_norm {rows} rows, heads of {} {}", heads.dim, dtype.name());
-            rig.compare(&name, &got, &want, dtype);
-            let values = (heads.heads + heads.kv_heads) * heads.dim;
-            for (got, x) in got.chunks(heads.width()).zip(x.chunks(heads.width())) {
-                same_bits(&format!("values of {name}"), &got[values..], &x[values..]);
-            }
+            rig.agrees(&name, dtype, rows, heads.norm(&x, &weights, dtype));
         }
     }
 }
@@ -307,97 +250,105 @@ pub(super) fn normalises_heads<D: Ops>(rig: &mut Rig<D>) {
 pub(super) fn head_norms_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
     for heads in all_heads().into_iter().take(4) {
         let x = rig.random.floats(33 * heads.width());
-        let weights = [(); 2].map(|()| Stored::round(&rig.random.floats(heads.dim), DType::BF16));
-        let all = head_norm(rig, heads, &x, &weights);
-        for (first, count) in PARTS {
-            let part = first * heads.width()..(first + count) * heads.width();
-            let got = head_norm(rig, heads, &x[part.clone()], &weights);
-            same_bits(&format!("rows {first}+{count} of head_norm"), &got, &all[part]);
-        }
+        let weights = [(); 2].map(|()| rig.random.floats(heads.dim));
+        rig.invariant("head_norm", 33, &PARTS, heads.norm(&x, &weights, DType::BF16));
     }
 }
 
-/// `silu_mul` on the device.
-fn activate<D: Ops>(rig: &mut Rig<D>, x: &[f32], width: usize) -> Vec<f32> {
-    let out = rig.blank_f32(x.len() / 2);
-    let rows = (x.len() / 2 / width) as u32;
-    let args = SiluMul { x: rig.upload(x), out, width: width as u32, rows };
-    args.check();
-    rig.enqueued(rig.device.silu_mul(rig.stream, &args));
-    let got = rig.download(out);
-    rig.free_all();
-    got
+/// Some rows through `silu_mul`.
+fn silu_mul<D: Ops>(x: &[f32], width: usize) -> impl Fn(&mut Rig<D>, usize, usize) -> (SiluMul, Span) {
+    move |rig, first, count| {
+        let (x, out) = (rig.upload(rows(x, 2 * width, first, count)), rig.blank_f32(count * width));
+        (SiluMul { x, out, width: width as u32, rows: count as u32 }, out)
+    }
 }
 
 pub(super) fn activates<D: Ops>(rig: &mut Rig<D>) {
     for (i, width) in [1, 8, 17, 33, 576, 1537].into_iter().enumerate() {
-        let rows = [1, 2, 5, 33][i % 4];
         // Gates from the linear part to far beyond where the exponential leaves f32's range.
-        let spread = [1.0, 10.0, 100.0, 400.0][i % 4];
-        let x: Vec<f32> = rig.random.floats(rows * 2 * width).iter().map(|x| x * spread).collect();
-        let mut want = vec![NAN; rows * width];
-        reference::silu_mul(data::SiluMul { x: &x, width, out: &mut want });
-        let got = activate(rig, &x, width);
-        rig.compare(&format!("silu_mul {rows}x{width}"), &got, &want, DType::F32);
+        let (rows, spread) = (ROWS[i % 4], [1.0, 10.0, 100.0, 400.0][i % 4]);
+        let x = rig.random.spread(rows * 2 * width, spread);
+        rig.agrees(&format!("silu_mul {rows}x{width}"), DType::F32, rows, silu_mul(&x, width));
     }
 }
 
 pub(super) fn activations_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
-    let width = 577;
-    let x = rig.random.floats(33 * 2 * width);
-    let all = activate(rig, &x, width);
-    for (first, count) in PARTS {
-        let end = first + count;
-        let got = activate(rig, &x[first * 2 * width..end * 2 * width], width);
-        same_bits(&format!("rows {first}+{count} of silu_mul"), &got, &all[first * width..end * width]);
+    let x = rig.random.floats(33 * 2 * 577);
+    rig.invariant("silu_mul", 33, &PARTS, silu_mul(&x, 577));
+}
+
+const FORMS: [GeluForm; 2] = [GeluForm::Erf, GeluForm::Tanh];
+
+/// Some elements through `gelu`.
+fn gelu<D: Ops>(
+    x: &[f32],
+    form: GeluForm,
+    in_place: bool,
+) -> impl Fn(&mut Rig<D>, usize, usize) -> (Gelu, Span) {
+    move |rig, first, count| {
+        let (x, out) = in_and_out(rig, &x[first..first + count], in_place);
+        (Gelu { x, out, form, len: count as u64 }, out)
+    }
+}
+
+pub(super) fn has_two_forms_of_gelu<D: Ops>(rig: &mut Rig<D>) {
+    for form in FORMS {
+        for (i, len) in [1, 15, 16, 577, 4099, 40_000].into_iter().enumerate() {
+            // From the curve's middle to far beyond where the exponential leaves f32's range.
+            let spread = [1.0, 4.0, 10.0, 1000.0][i % 4];
+            let x = rig.random.spread(len, spread);
+            let name = format!("gelu {form:?} of {len} up to {spread}");
+            for in_place in [false, true] {
+                let (op, out) = gelu(&x, form, in_place)(rig, 0, len);
+                rig.run(op);
+                let (got, want) = rig.results(out);
+                // The two forms differ by up to 5e-4, and each is to be right in its tails as well.
+                for ((got, want), x) in got.iter().zip(&want).zip(&x) {
+                    let allowed = 1e-6 * x.abs().max(1.0);
+                    assert!((got - want).abs() <= allowed, "{name}: {got:?} instead of {want:?} at {x}");
+                }
+                rig.matches(&name, DType::F32);
+            }
+        }
+    }
+}
+
+pub(super) fn gelu_is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
+    let x = rig.random.spread(33 * 577, 4.0);
+    for form in FORMS {
+        let make = gelu(&x, form, false);
+        let all = rig.output((0, x.len()), &make);
+        rig.parts_of(&all, "gelu's elements", x.len(), &[(0, 577), (577, 1154), (32 * 577, 577)], make);
     }
 }
 
 pub(super) fn adds<D: Ops>(rig: &mut Rig<D>) {
     for len in [1, 15, 16, 577, 40_000] {
         let (a, b) = (rig.random.floats(len), rig.random.floats(len));
-        let sum = |a: &[f32], b: &[f32]| -> Vec<f32> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
         // Into memory of its own, over either operand, and an operand onto itself.
-        for (alias, want) in [(0, sum(&a, &b)), (1, sum(&a, &b)), (2, sum(&a, &b)), (3, sum(&a, &a))] {
-            let (a, b) = (rig.upload(&a), rig.upload(&b));
-            let blank = rig.blank_f32(len);
-            let (b, out): (Span, Span) = [(b, blank), (b, a), (b, b), (a, a)][alias];
-            let args = Add { a, b, out, len: len as u64 };
-            args.check();
-            rig.enqueued(rig.device.add(rig.stream, &args));
-            let got = rig.download(out);
-            rig.free_all();
-            same_bits(&format!("add {len}, aliasing {alias}"), &got, &want);
+        for alias in 0..4 {
+            let (a, b, blank) = (rig.upload(&a), rig.upload(&b), rig.blank_f32(len));
+            let (b, out) = [(b, blank), (b, a), (b, b), (a, a)][alias];
+            rig.run(Add { a, b, out, len: len as u64 });
+            rig.matches(&format!("add {len}, aliasing {alias}"), DType::F32);
         }
     }
 }
 
 pub(super) fn selects_rows<D: Ops>(rig: &mut Rig<D>) {
     for (rows, width) in [(1, 1), (5, 17), (33, 576)] {
-        let x = rig.random.floats(20 * width);
-        let indices: Vec<u32> = (0..rows).map(|_| rig.random.below(20) as u32).collect();
-        let mut want = vec![NAN; rows * width];
-        reference::select_rows(data::SelectRows { x: &x, indices: &indices, width, out: &mut want });
-        let out = rig.blank_f32(want.len());
-        let (x, indices) = (rig.upload(&x), rig.upload(&indices));
-        let args = SelectRows { x, indices, out, width: width as u32, rows: rows as u32 };
-        args.check();
-        rig.enqueued(rig.device.select_rows(rig.stream, &args));
-        let got = rig.download(out);
-        rig.free_all();
-        same_bits(&format!("select_rows {rows}x{width}"), &got, &want);
+        let (x, indices) = (rig.random.floats(20 * width), rig.random.indices(rows, 20));
+        let (x, indices, out) = (rig.upload(&x), rig.upload(&indices), rig.blank_f32(rows * width));
+        rig.run(SelectRows { x, indices, out, width: width as u32, rows: rows as u32 });
+        rig.matches(&format!("select_rows {rows}x{width}"), DType::F32);
     }
 }
 
 pub(super) fn sums_bytes<D: Ops>(rig: &mut Rig<D>) {
     for len in [1, 3, 4, 5, 63, 64, 1023, 262_144, 600_001] {
         let bytes = rig.random.bytes(len);
-        let out = rig.blank(8);
-        let args = Checksum { src: rig.upload(&bytes), out };
-        args.check();
-        rig.enqueued(rig.device.checksum(rig.stream, &args));
-        let got: Vec<u64> = rig.download(out);
-        rig.free_all();
-        assert_eq!(got, [reference::checksum(&bytes)], "checksum of {len} bytes");
+        let (src, out) = (rig.upload(&bytes), rig.blank(8));
+        rig.run(Checksum { src, out });
+        rig.matches(&format!("checksum of {len} bytes"), DType::F32);
     }
 }

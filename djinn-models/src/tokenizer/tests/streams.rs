@@ -132,3 +132,21 @@ proptest! {
         prop_assert_eq!(shown, cut(&pieces.concat(), &stops));
     }
 }
+
+#[test]
+fn bytes_of_tokens_join_to_the_text() {
+    for (name, text) in
+        [("byte_level.gguf", "The 🙂 foxes\n\n don't"), ("sentencepiece.gguf", "The 🙂 foxes\n\n don't")]
+    {
+        let tokenizer = from_gguf(name);
+        let ids = tokenizer.encode(text, false).unwrap();
+        let joined: Vec<u8> =
+            ids.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap().into_owned()).collect();
+        let joined = String::from_utf8(joined).unwrap();
+        assert_eq!(joined.trim_start(), text, "{name}");
+        let vocab = tokenizer.vocab_size() as u32;
+        assert_eq!(tokenizer.token_bytes(vocab), None);
+        let mut special = (0..vocab).filter(|&id| tokenizer.is_special(id));
+        assert!(special.all(|id| tokenizer.token_bytes(id).is_none()));
+    }
+}

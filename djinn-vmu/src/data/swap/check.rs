@@ -1,10 +1,11 @@
-//! Check mode: a checksum of every page before it leaves, compared with one after it is back.
+//! Check mode: a checksum of every page before it leaves, compared with one of what the device holds later: after it
+//! is back, or when it is about to leave again without a copy.
 
-use super::Move;
-use crate::data::{Direction, KvLayout};
-use crate::{Error, Result};
+use crate::data::{KvLayout, SwapFault};
+use crate::{Allocations, Result};
 use djinn_device::args::Checksum;
 use djinn_device::{Buffer, Device, Ops, Space, Span, Stream};
+use djinn_pages::PagePair;
 
 /// Bytes of a checksum, aligned.
 pub(in crate::data) const SUM_BYTES: u64 = 16;
@@ -12,66 +13,77 @@ pub(in crate::data) const SUM_BYTES: u64 = 16;
 /// Checksums, by page.
 #[derive(Debug)]
 pub(super) struct Check {
-    /// By device page, on the device: of the page's latest move. A page moves one way after the other.
+    /// By device page, on the device: of the page's latest move.
     device: Buffer,
-    /// By host page, in host memory: as it left.
+    /// By host page, in host memory: of what left.
     left: Buffer,
-    /// By host page, in host memory: as it came back.
-    back: Buffer,
+    /// By device page, in host memory: of what is on the device.
+    here: Buffer,
 }
 
 impl Check {
-    pub(super) fn new(
-        layout: &KvLayout,
-        alloc: &mut impl FnMut(Space, u64) -> Result<Buffer>,
-    ) -> Result<Self> {
-        let host_bytes = SUM_BYTES * layout.host_pages as u64;
+    pub(super) fn new<D: Device>(device: &D, layout: &KvLayout, held: &mut Allocations) -> Result<Self> {
+        let [pages, host_pages] = [layout.pages, layout.host_pages].map(|pages| SUM_BYTES * pages as u64);
+        let mut alloc = |space, bytes| held.alloc(device, space, bytes);
         Ok(Check {
-            device: alloc(Space::Device, SUM_BYTES * layout.pages as u64)?,
-            left: alloc(Space::Host, host_bytes)?,
-            back: alloc(Space::Host, host_bytes)?,
+            device: alloc(Space::Device, pages)?,
+            left: alloc(Space::Host, host_pages)?,
+            here: alloc(Space::Host, pages)?,
         })
     }
 
-    /// Enqueues the checksums of device pages, and their way to the host.
-    pub(super) fn sum<D: Ops>(
+    /// Enqueues the checksums of pages that are about to be copied to the host.
+    pub(super) fn sum_leaving<D: Ops>(
         &self,
         device: &D,
         stream: Stream,
-        direction: Direction,
-        moves: impl Iterator<Item = Move>,
+        pairs: &[PagePair],
         page: impl Fn(u32) -> Span,
     ) -> djinn_device::Result<()> {
-        let to = match direction {
-            Direction::Out => self.left,
-            Direction::In => self.back,
+        let to = |pair: &PagePair| sum_of(self.left, pair.host);
+        pairs.iter().try_for_each(|pair| self.sum(device, stream, pair.device, page(pair.device), to(pair)))
+    }
+
+    /// Enqueues the checksums of pages as they are on the device.
+    pub(super) fn sum_on_device<D: Ops>(
+        &self,
+        device: &D,
+        stream: Stream,
+        pairs: &[PagePair],
+        page: impl Fn(u32) -> Span,
+    ) -> djinn_device::Result<()> {
+        let to = |pair: &PagePair| sum_of(self.here, pair.device);
+        pairs.iter().try_for_each(|pair| self.sum(device, stream, pair.device, page(pair.device), to(pair)))
+    }
+
+    fn sum<D: Ops>(
+        &self,
+        device: &D,
+        stream: Stream,
+        page: u32,
+        src: Span,
+        to: Span,
+    ) -> djinn_device::Result<()> {
+        let sum = sum_of(self.device, page);
+        let args = Checksum { src, out: sum.slice(0, 8) };
+        args.check();
+        device.checksum(stream, &args)?;
+        device.copy(stream, sum, to)
+    }
+
+    /// Compares the checksums of pages on the device with those of what left.
+    pub(super) fn compare<D: Device>(&self, device: &D, pairs: &[PagePair]) -> Option<SwapFault> {
+        let read = |span: Span| {
+            device.read_host(span.slice(0, 8), |sum| u64::from_le_bytes(sum.try_into().expect("eight bytes")))
         };
-        for m in moves {
-            let sum = self.device.slice(SUM_BYTES * m.device as u64, SUM_BYTES);
-            let args = Checksum { src: page(m.device), out: sum.slice(0, 8) };
-            args.check();
-            device.checksum(stream, &args)?;
-            device.copy(stream, sum, to.slice(SUM_BYTES * m.host as u64, SUM_BYTES))?;
-        }
-        Ok(())
+        pairs.iter().find_map(|pair| {
+            let expected = read(sum_of(self.left, pair.host));
+            let found = read(sum_of(self.here, pair.device));
+            (expected != found).then_some(SwapFault::Corrupt { page: pair.device, expected, found })
+        })
     }
+}
 
-    /// Compares the checksums of pages that are back.
-    pub(super) fn verify<D: Device>(&self, device: &D, sequence: u64, moves: &[Move]) -> Result<()> {
-        for m in moves {
-            let read = |buffer: Buffer| {
-                let span = buffer.slice(SUM_BYTES * m.host as u64, 8);
-                device.read_host(span, |sum| u64::from_le_bytes(sum.try_into().expect("eight bytes")))
-            };
-            let (expected, found) = (read(self.left), read(self.back));
-            if expected != found {
-                return Err(Error::KvCorrupt { sequence, page: m.device, expected, found });
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn free<D: Device>(self, device: &D) {
-        [self.device, self.left, self.back].into_iter().for_each(|buffer| device.free(buffer));
-    }
+fn sum_of(sums: Buffer, page: u32) -> Span {
+    sums.slice(SUM_BYTES * page as u64, SUM_BYTES)
 }

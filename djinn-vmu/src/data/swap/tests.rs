@@ -1,14 +1,15 @@
 //! How transfers are cut.
 
-use super::lane::{Move, pieces, runs};
+use super::lane::{pieces, runs};
+use djinn_pages::PagePair;
 
-fn moves(pairs: &[(u32, u32)]) -> Vec<Move> {
-    pairs.iter().map(|&(device, host)| Move { device, host }).collect()
+fn moves(pairs: &[(u32, u32)]) -> Vec<PagePair> {
+    pairs.iter().map(|&(device, host)| PagePair { device, host }).collect()
 }
 
 #[test]
 fn pieces_hold_as_many_pages_as_fit_and_at_least_one() {
-    let moves: Vec<Move> = (0..7).map(|i| Move { device: i, host: i }).collect();
+    let moves: Vec<PagePair> = (0..7).map(|i| PagePair { device: i, host: i }).collect();
     let lengths = |page_bytes, most| pieces(&moves, page_bytes, most).map(<[_]>::len).collect::<Vec<_>>();
     assert_eq!(lengths(10, 30), [3, 3, 1]);
     assert_eq!(lengths(10, 39), [3, 3, 1]);

@@ -4,13 +4,15 @@
 //! The device decides whether such a copy moves bytes, from where each expert's slots begin. So it may be enqueued once
 //! the choice is, and runs once the choice is known.
 
-use super::FLAG_BYTES;
-use crate::Result;
 use crate::text::mirror::Mirror;
 use crate::text::slot::Slot;
+use crate::{Allocations, Result};
 use djinn_device::args::CopyExpert;
 use djinn_device::{Device, Event, Ops, Span, Stream};
 use djinn_srg::{Condition, NodeId};
+
+/// Device bytes of each streamed chunk where a pass may skip some: whether it was moved.
+pub(crate) const FLAG_BYTES: u64 = 4;
 
 /// The choices that streamed chunks depend on.
 #[derive(Debug, Default)]
@@ -42,18 +44,9 @@ struct Choice {
     waited: bool,
 }
 
-/// A choice that the copy stream must still wait for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Unknown {
-    /// Recorded after it.
-    pub(crate) known: Event,
-    /// Uses that are done once it is known.
-    pub(crate) released: u64,
-}
-
 impl Choices {
     /// For a pass's slots.
-    pub(crate) fn new<D: Device>(device: &D, slots: &[Slot]) -> Result<Self> {
+    pub(crate) fn new<D: Device>(device: &D, held: &mut Allocations, slots: &[Slot]) -> Result<Self> {
         let mut choices = Choices { moved: vec![true; slots.len()], ..Choices::default() };
         for condition in slots.iter().filter_map(|slot| slot.condition) {
             if choices.group(condition.group).is_none() {
@@ -62,7 +55,7 @@ impl Choices {
             }
         }
         if !choices.groups.is_empty() {
-            choices.flags = Some(Mirror::new(device, FLAG_BYTES * slots.len() as u64)?);
+            choices.flags = Some(Mirror::new(device, held, FLAG_BYTES * slots.len() as u64)?);
         }
         Ok(choices)
     }
@@ -99,19 +92,13 @@ impl Choices {
         self.choice(condition).is_some()
     }
 
-    /// What a copy under `condition` must wait for, if the copy stream, which has waited for the end of `waited` uses,
-    /// may run ahead of the choice.
-    pub(crate) fn unknown(&self, condition: Condition, waited: u64) -> Option<Unknown> {
-        let group = self.groups.iter().find(|group| group.node == condition.group)?;
-        let choice = group.choice.filter(|choice| !choice.waited && waited <= choice.released)?;
-        Some(Unknown { known: group.known, released: choice.released })
-    }
-
-    /// The copy stream waits for the choice.
-    pub(crate) fn waited(&mut self, condition: Condition) {
-        if let Some(choice) = self.group(condition.group).and_then(|group| group.choice.as_mut()) {
-            choice.waited = true;
-        }
+    /// The event that a copy under `condition` must wait for, and the uses that have ended once it is passed; none if the
+    /// copy stream has waited for it, or for the end of more than these uses.
+    pub(crate) fn wait_for(&mut self, condition: Condition, waited: u64) -> Option<(Event, u64)> {
+        let Group { known, choice, .. } = self.group(condition.group)?;
+        let choice = choice.as_mut().filter(|choice| !choice.waited && waited <= choice.released)?;
+        choice.waited = true;
+        Some((*known, choice.released))
     }
 
     /// Enqueues the copy of a part of a slot, which happens if the pass uses it.
@@ -160,11 +147,5 @@ impl Choices {
     /// For each slot whether its bytes moved in the pass that ended last.
     pub(crate) fn moved(&self) -> &[bool] {
         &self.moved
-    }
-
-    pub(crate) fn free<D: Device>(self, device: &D) {
-        if let Some(flags) = self.flags {
-            flags.free(device);
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! The line editor: keys, history across chats, completion of commands.
 
 use super::line;
-use crate::output;
+use crate::{output, own};
 use anyhow::{Context as _, Result};
 use rustyline::completion::Completer;
 use rustyline::config::{BellStyle, CompletionType};
@@ -48,7 +48,8 @@ impl Editor {
         let mut inner = rustyline::Editor::with_config(config.behavior(behavior).build())?;
         inner.set_helper(Some(Commands { settings }));
         let mut editor = Editor { inner, history: None };
-        if let Some(file) = history_file() {
+        if let Some(folder) = own::folder("XDG_STATE_HOME", ".local/state") {
+            let file = folder.join("history");
             match editor.recall(&file) {
                 Ok(()) => editor.history = Some(file),
                 Err(error) => {
@@ -61,7 +62,7 @@ impl Editor {
 
     fn recall(&mut self, file: &Path) -> Result<()> {
         if let Some(folder) = file.parent() {
-            private_folder(folder)?;
+            own::create(folder)?;
         }
         match file.metadata() {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -97,22 +98,6 @@ impl Editor {
             let _ = self.inner.append_history(file);
         }
     }
-}
-
-/// `$XDG_STATE_HOME/djinn/history`, else `~/.local/state/djinn/history`.
-fn history_file() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")))?;
-    Some(state.join("djinn/history"))
-}
-
-/// Makes a folder that only the user may enter, unless it is there.
-fn private_folder(folder: &Path) -> std::io::Result<()> {
-    let mut builder = std::fs::DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder)
 }
 
 /// What the editor knows of a chat's lines: commands, settings, and when a message goes on.

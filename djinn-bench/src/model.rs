@@ -1,0 +1,46 @@
+//! Models for measuring: loaded with progress, with prompts that differ.
+
+use crate::interrupt;
+use anyhow::{Context, Result};
+use djinn_device::Ops;
+use djinn_engine::{Engine, Entry, Options, Sequence, Wanted, greedy};
+use djinn_host::{Meter, Setup};
+use djinn_models::Model;
+use std::ops::ControlFlow;
+
+/// Opens the model that `--model` names; reads no weights.
+pub(crate) fn open(setup: &Setup, name: &str) -> Result<Model> {
+    setup.open(name).with_context(|| format!("--model {name}"))
+}
+
+/// Loads the model's weights; shows how far it is. Ctrl-C ends it.
+pub(crate) fn load<D: Ops>(device: D, model: &Model, options: &Options) -> Result<Engine<D>> {
+    let (meter, presses) = (Meter::new(format!("loading {}", model.name), false), interrupt::presses());
+    meter.announce();
+    let mut progress = |done: u64, all: u64| {
+        meter.set(done, Some(all));
+        match interrupt::presses() == presses {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
+    };
+    let engine = djinn_host::load_on(device, model, options, &mut progress);
+    engine.with_context(|| format!("cannot load {}", model.name))
+}
+
+/// Token ids of a prompt of `len` tokens; prompts of different `seed` differ.
+pub(crate) fn prompt(len: u32, vocab: u64, seed: u64) -> Vec<u32> {
+    (0..len as u64).map(|i| (((i + 131 * seed) * 37 + 5) % vocab) as u32).collect()
+}
+
+/// A sequence with a prompt of its own, and the token after it.
+pub(crate) fn prefilled<D: Ops>(engine: &mut Engine<D>, tokens: u32, seed: u64) -> Result<(Sequence, u32)> {
+    let mut sequence = Sequence::default();
+    let rows = engine.plan().stack.rows.rows as usize;
+    let mut logits = Vec::new();
+    for piece in prompt(tokens, engine.graph().vocab, seed).chunks(rows) {
+        logits = engine.step(&mut [Entry::new(&mut sequence, piece, Wanted::Last)])?.0;
+    }
+    let first = greedy(&logits, sequence.tokens() - 1)?;
+    Ok((sequence, first))
+}

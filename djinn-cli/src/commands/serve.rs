@@ -1,0 +1,95 @@
+//! `djinn serve`: a model over HTTP, until the process is told to end.
+
+mod lines;
+
+use crate::args::{AccessArgs, LoadArgs, ServeArgs};
+use crate::interrupt::Interrupt;
+use crate::{loaded, output};
+use anyhow::{Result, bail};
+use djinn_host::Meter;
+use djinn_server::{AccessRules, Keys, Limits, ServedModel, Server, Serving};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Result<()> {
+    let keys = keys(args)?;
+    args.device.device.find()?;
+    lines::install(quiet)?;
+    let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
+    let own_name =
+        if args.model.contains(['/', '\\', ':']) { model.name.clone() } else { args.model.clone() };
+    let names = if args.alias.is_empty() { vec![own_name] } else { args.alias.clone() };
+    let progress = Meter::new(format!("loading {}", model.name), quiet);
+    let mut on_progress = |done, total| {
+        progress.set(done, Some(total));
+        if interrupt.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let LoadArgs { max_num_seqs, kv_cache, swap_space, .. } = args.load;
+    let serving = Serving {
+        sequences: max_num_seqs,
+        kv_bytes: kv_cache,
+        host_kv_bytes: swap_space,
+        ..Serving::default()
+    };
+    let setup = args.device.with(&args.memory);
+    let loading = interrupt.work();
+    let started = ServedModel::start(model, &setup, &serving, &mut on_progress);
+    drop(loading);
+    drop(progress);
+    let model = started?;
+    let context = model.context();
+    let server = Server::new().named(&names, model).limits(limits(&args.load)?).keys(keys);
+    let bound = server.access(access(args.host, &args.access)).bind(SocketAddr::new(args.host, args.port))?;
+    if !quiet {
+        let (address, names) = (bound.address(), names.join(", "));
+        output::remark(&format!(
+            "serving {names} at http://{address}/v1, with a context of {context} tokens"
+        ));
+    }
+    let stop = bound.stop();
+    interrupt.serve(move || {
+        output::remark("ending; requests that are served may end first");
+        stop.stop();
+    });
+    Ok(bound.run()?)
+}
+
+/// The keys that requests need. Without any, the address must be one that only this machine reaches.
+fn keys(args: &ServeArgs) -> Result<Keys> {
+    let AccessArgs { api_key, api_key_file, insecure_public, .. } = &args.access;
+    let mut keys = Keys::new(api_key)?;
+    if let Some(file) = api_key_file {
+        keys = keys.and(Keys::from_file(file)?);
+    }
+    if keys.is_empty() && !args.host.is_loopback() && !insecure_public {
+        bail!(
+            "--host {} lets others reach the server, and it has no key; give --api-key-file FILE, or \
+             --insecure-public if that is meant",
+            args.host
+        );
+    }
+    Ok(keys)
+}
+
+fn limits(load: &LoadArgs) -> Result<Limits> {
+    let Ok(body_bytes) = usize::try_from(load.max_body) else {
+        bail!("--max-body {} is more than this machine can address", load.max_body)
+    };
+    Ok(Limits {
+        body_bytes,
+        requests: load.max_requests as usize,
+        connections: load.max_connections as usize,
+        drain_time: Duration::from_secs(load.drain.into()),
+        ..Limits::default()
+    })
+}
+
+fn access(host: IpAddr, args: &AccessArgs) -> AccessRules {
+    let mut access = AccessRules::at(host);
+    if !args.allowed_host.is_empty() {
+        access.hosts = Some(args.allowed_host.clone());
+    }
+    access.origins.clone_from(&args.allowed_origin);
+    access
+}

@@ -1,0 +1,36 @@
+//! Usage errors are one line.
+
+use super::*;
+use crate::args::Cli;
+use clap::CommandFactory;
+
+fn line(args: &[&str]) -> String {
+    let error = Cli::command().try_get_matches_from(args).unwrap_err();
+    one_line(&error.render().to_string(), error.kind())
+}
+
+#[test]
+fn failures_are_one_line_with_what_was_meant() {
+    for (args, expected) in [
+        (
+            &["djinn", "run", "--vrma", "1"][..],
+            "error: unexpected argument '--vrma' found; a similar argument exists: '--vram'; see --help",
+        ),
+        (
+            &["djinn", "logits", "m"],
+            "error: the following required arguments were not provided: --tokens <IDS>; usage: djinn logits \
+             --tokens <IDS> <MODEL>",
+        ),
+        (
+            &["djinn", "srg", "m", "--phase", "x"],
+            "error: invalid value 'x' for '--phase <PHASE>' [possible values: prefill, decode]; see --help",
+        ),
+        (
+            &["djinn", "plan", "m", "--gpu", "rtx-3061"],
+            "error: invalid value 'rtx-3061' for '--gpu <NAME>': there is no card rtx-3061; did you mean rtx-3060?; \
+             see --help",
+        ),
+    ] {
+        assert_eq!(line(args), expected);
+    }
+}

@@ -1,0 +1,134 @@
+//! Signals. Ctrl-C: the first one ends the present work, the second one the process. At rest it ends the process, but
+//! never a chat. SIGTERM ends the process. A server that serves is told to end by the first of either. Whatever ends it leaves no half pull, and the terminal as it was.
+
+use crate::{cache, output, terminal};
+use anyhow::{Context, Result};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// As a shell reports a process that SIGINT ended.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// Knows whether the user wants the present work to end.
+#[derive(Clone, Debug)]
+pub(crate) struct Interrupt {
+    flags: Arc<Flags>,
+}
+
+type End = Box<dyn FnOnce() + Send>;
+
+/// Each flag stands for itself: no other memory is published through it.
+#[derive(Default)]
+struct Flags {
+    working: AtomicBool,
+    asked: AtomicBool,
+    chatting: AtomicBool,
+    /// Ends what serves, once.
+    end: Mutex<Option<End>>,
+}
+
+impl std::fmt::Debug for Flags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flags")
+            .field("working", &self.working)
+            .field("asked", &self.asked)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Flags {
+    /// Tells what serves to end; false if nothing serves, or it was told before.
+    fn end(&self) -> bool {
+        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
+        end.map(|end| end()).is_some()
+    }
+
+    fn hear(&self) {
+        if self.end() {
+            return;
+        }
+        let ends = match self.working.load(Ordering::SeqCst) {
+            true => self.asked.swap(true, Ordering::SeqCst),
+            false => !self.chatting.load(Ordering::SeqCst),
+        };
+        if ends {
+            clean_up();
+            std::process::exit(INTERRUPTED.into());
+        }
+    }
+}
+
+/// Undoes what would outlive the process.
+fn clean_up() {
+    terminal::restore();
+    if cache::abandon() {
+        output::remark("\ninterrupted; nothing of it is kept");
+    }
+}
+
+#[cfg(unix)]
+fn clean_up_on_termination(flags: Arc<Flags>) -> std::io::Result<()> {
+    use signal_hook::{consts::SIGTERM, iterator::Signals, low_level::emulate_default_handler};
+    let mut signals = Signals::new([SIGTERM])?;
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            if flags.end() {
+                continue;
+            }
+            clean_up();
+            // Ends the process.
+            let _ = emulate_default_handler(signal);
+        }
+    });
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn clean_up_on_termination(_: Arc<Flags>) -> std::io::Result<()> {
+    Ok(())
+}
+
+impl Interrupt {
+    /// Handles signals from now on. Once in a process.
+    pub(crate) fn install() -> Result<Self> {
+        let flags = Arc::new(Flags::default());
+        let seen = Arc::clone(&flags);
+        ctrlc::set_handler(move || seen.hear()).context("cannot handle Ctrl-C")?;
+        clean_up_on_termination(Arc::clone(&flags)).context("cannot handle SIGTERM")?;
+        Ok(Interrupt { flags })
+    }
+
+    /// Ctrl-C at rest is the line editor's business from now on.
+    pub(crate) fn chat(&self) {
+        self.flags.chatting.store(true, Ordering::SeqCst);
+    }
+
+    /// The first Ctrl-C or SIGTERM from now on calls `end`, and the process goes on.
+    pub(crate) fn serve(&self, end: impl FnOnce() + Send + 'static) {
+        *self.flags.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(end));
+    }
+
+    /// Until the value is dropped, Ctrl-C asks for the end of the work.
+    pub(crate) fn work(&self) -> Work<'_> {
+        self.flags.asked.store(false, Ordering::SeqCst);
+        self.flags.working.store(true, Ordering::SeqCst);
+        Work { flags: &self.flags }
+    }
+
+    /// Whether the work should end; after it, whether it was asked to.
+    pub(crate) fn asked(&self) -> bool {
+        self.flags.asked.load(Ordering::SeqCst)
+    }
+}
+
+/// Work under way that Ctrl-C asks to end.
+#[derive(Debug)]
+pub(crate) struct Work<'a> {
+    flags: &'a Flags,
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        self.flags.working.store(false, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,79 @@
+//! Events: each recording is a completion of its own, so that a wait refers to the recording of its time.
+
+use djinn_device::Event;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+
+/// Turns at which a waiting thread gives way before it sleeps.
+pub(crate) const SPINS: u32 = 200;
+
+/// Whether, and when, one recording's work was done. Set once.
+#[derive(Default)]
+pub(crate) struct Completion(OnceLock<Option<Duration>>);
+
+impl Completion {
+    /// The work is done at `at`, or was given up (`None`). Of several calls the first counts.
+    pub(crate) fn complete(&self, at: Option<Duration>) {
+        // A second completion of a recording does not exist; were there one, the first stays true.
+        let _ = self.0.set(at);
+    }
+
+    /// Whether the work is done or given up.
+    pub(crate) fn is_done(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// When the work was done.
+    pub(crate) fn at(&self) -> Option<Duration> {
+        self.0.get().copied().flatten()
+    }
+
+    /// Waits until the work is done or given up.
+    pub(crate) fn block(&self) {
+        for _ in 0..SPINS {
+            if self.is_done() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        self.0.wait();
+    }
+}
+
+/// The events of one device.
+#[derive(Default)]
+pub(crate) struct Events(RwLock<Vec<Option<Arc<Completion>>>>);
+
+impl Events {
+    /// A new event, never recorded.
+    pub(crate) fn create(&self) -> Event {
+        let mut events = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        events.push(None);
+        Event::from_raw(events.len() as u32 - 1)
+    }
+
+    /// Makes `event` stand for `completion`.
+    ///
+    /// # Panics
+    /// If the event is foreign.
+    pub(crate) fn record(&self, event: Event, completion: Arc<Completion>) {
+        let mut events = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let count = events.len();
+        match events.get_mut(event.id() as usize) {
+            Some(latest) => *latest = Some(completion),
+            None => panic!("{event:?} is not an event of this device, which has {count}"),
+        }
+    }
+
+    /// The latest recording; `None` before the first.
+    ///
+    /// # Panics
+    /// If the event is foreign.
+    pub(crate) fn latest(&self, event: Event) -> Option<Arc<Completion>> {
+        let events = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match events.get(event.id() as usize) {
+            Some(latest) => latest.clone(),
+            None => panic!("{event:?} is not an event of this device, which has {}", events.len()),
+        }
+    }
+}

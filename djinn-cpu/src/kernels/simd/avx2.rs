@@ -1,0 +1,126 @@
+//! [`Simd`](super::Simd) on AVX2 with FMA and F16C: 8 lanes.
+#![allow(unsafe_code, reason = "vector instructions; each needs the proof that the processor has it")]
+
+use super::x86::x86_vectors;
+use half::{bf16, f16};
+use std::arch::x86_64::*;
+
+x86_vectors! {
+    /// Proof that the processor has AVX2, FMA and F16C.
+    Avx2: __m256 of 8 lanes, tiles of 2 vectors, with ["avx2", "fma", "f16c"] = "avx2,fma,f16c";
+    safe {
+        splat(x: f32) -> __m256 = _mm256_set1_ps(x);
+        add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
+        sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
+        mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        div(a: __m256, b: __m256) -> __m256 = _mm256_div_ps(a, b);
+        min(a: __m256, b: __m256) -> __m256 = _mm256_min_ps(a, b);
+        max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
+        fma(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        round(a: __m256) -> __m256 = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        scale_by_power(a: __m256, n: __m256) -> __m256 = scale_by_power(a, n);
+        zero_where_less(x: __m256, bound: __m256, a: __m256) -> __m256 = zero_where_less(x, bound, a);
+        sums(a: [__m256; 4]) -> [f32; 4] = sums(a);
+        largest(a: __m256) -> f32 = largest(a);
+    }
+    unsafe {
+        load(from: *const f32) -> __m256 = _mm256_loadu_ps(from);
+        load_f16(from: *const f16) -> __m256 = load_f16(from);
+        load_bf16(from: *const bf16) -> __m256 = load_bf16(from);
+        load_bf16_even(from: *const bf16) -> __m256 = load_bf16_even(from);
+        load_bf16_odd(from: *const bf16) -> __m256 = load_bf16_odd(from);
+        store(to: *mut f32, a: __m256) = _mm256_storeu_ps(to, a);
+    }
+    transpose by transposed, _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps;
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn scale_by_power(a: __m256, n: __m256) -> __m256 {
+    let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn zero_where_less(x: __m256, bound: __m256, a: __m256) -> __m256 {
+    _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, bound), a)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sums([a, b, c, d]: [__m256; 4]) -> [f32; 4] {
+    let ab = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+    let cd = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(c, d), _mm256_permute2f128_ps::<0x31>(c, d));
+    let pairs = _mm256_add_ps(_mm256_shuffle_ps::<0x44>(ab, cd), _mm256_shuffle_ps::<0xee>(ab, cd));
+    let sums = _mm256_add_ps(pairs, _mm256_permute_ps::<0xb1>(pairs));
+    let mut lanes = [0.0; 8];
+    // SAFETY: `lanes` has eight f32.
+    unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sums) };
+    [lanes[0], lanes[4], lanes[2], lanes[6]]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn largest(a: __m256) -> f32 {
+    let mut lanes = [0.0; 8];
+    // SAFETY: `lanes` has eight f32.
+    unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), a) };
+    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn load_f16(from: *const f16) -> __m256 {
+    // SAFETY: the caller vouches for 8 elements, 16 bytes.
+    let halves = unsafe { _mm_loadu_si128(from.cast()) };
+    _mm256_cvtph_ps(halves)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_bf16(from: *const bf16) -> __m256 {
+    // SAFETY: the caller vouches for 8 elements, 16 bytes.
+    let halves = unsafe { _mm_loadu_si128(from.cast()) };
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_bf16_even(from: *const bf16) -> __m256 {
+    // SAFETY: the caller vouches for 16 elements, 32 bytes.
+    let pairs = unsafe { _mm256_loadu_si256(from.cast()) };
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_bf16_odd(from: *const bf16) -> __m256 {
+    // SAFETY: the caller vouches for 16 elements, 32 bytes.
+    let pairs = unsafe { _mm256_loadu_si256(from.cast()) };
+    _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transposed(rows: [__m256; 8]) -> [__m256; 8] {
+    let zero = _mm256_setzero_ps();
+    let (mut pairs, mut quads, mut out) = ([zero; 8], [zero; 8], [zero; 8]);
+    for i in (0..8).step_by(2) {
+        pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    // quads[4 i + c] holds, in half q, column 4 q + c of rows 4 i ..= 4 i + 3.
+    for i in (0..8).step_by(4) {
+        for half in 0..2 {
+            let (a, b) = (_mm256_castps_pd(pairs[i + half]), _mm256_castps_pd(pairs[i + half + 2]));
+            quads[i + 2 * half] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
+            quads[i + 2 * half + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+        }
+    }
+    for c in 0..4 {
+        out[c] = _mm256_permute2f128_ps::<0x20>(quads[c], quads[4 + c]);
+        out[4 + c] = _mm256_permute2f128_ps::<0x31>(quads[c], quads[4 + c]);
+    }
+    out
+}

@@ -1,0 +1,139 @@
+//! The conformance suite on every instruction set of the machine, and what it cannot see.
+
+use super::{Fast, Kernels, Math, Path, data, element, simd};
+use crate::{CpuConfig, CpuDevice};
+use djinn_device::conformance::{self, Tolerance};
+use element::Elements;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+#[test]
+fn names_say_what_computes() {
+    let name = |math, threads| Kernels::new(math, threads).unwrap().name();
+    assert_eq!(name(Math::Reference, 4), "scalar reference, 1 thread");
+    assert!(name(Math::Fast, 1).starts_with("1 thread, "));
+    assert!(name(Math::Fast, 2).starts_with("2 threads, "));
+    let all = std::thread::available_parallelism().unwrap().get();
+    assert!(name(Math::Fast, 0).starts_with(&format!("{all} thread")));
+}
+
+/// Checks whose errors are held to a tenth of what devices may make: sums of some hundred terms of either sign.
+const STRICT: [&str; 7] = [
+    "linear::matches_the_reference",
+    "attention::matches_the_reference",
+    "attention::windows_match_the_reference",
+    "attention::biases_match_the_reference",
+    "rows::normalises",
+    "rows::activates",
+    "rows::has_two_forms_of_gelu",
+];
+
+#[test]
+fn all_instruction_sets_conform() {
+    let strict = Tolerance { f32: 1e-6, f16: 1e-6, bf16: 1e-6 };
+    for isa in simd::Isa::available() {
+        let kernels = || Kernels { path: Path::Fast(Fast::new(isa, 2).unwrap()) };
+        for (tolerance, is_strict) in [(strict, true), (Tolerance::WIDENING, false)] {
+            let make = || CpuDevice::with(CpuConfig::default(), kernels());
+            conformance::run_each(make, tolerance, |name, check| {
+                if STRICT.contains(&name) == is_strict {
+                    println!("{} {name}", isa.name());
+                    check();
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn layer_norms_on_all_instruction_sets() {
+    let (rows, width) = (70, 301);
+    let x: Vec<f32> = (0..rows * width).map(|i| (i as f32 * 0.37).sin() * 5.0).collect();
+    let (weight, bias) = (&x[..width], &x[width..2 * width]);
+    let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+    let want = x.chunks(width).flat_map(|row| {
+        let row = wide(row);
+        let mean = row.iter().sum::<f64>() / width as f64;
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
+        let affine = wide(weight).into_iter().zip(wide(bias));
+        let scaled = row.into_iter().map(move |x| (x - mean) / (variance + 1e-5_f64).sqrt());
+        scaled.zip(affine).map(|(x, (weight, bias))| x * weight + bias)
+    });
+    let want: Vec<f64> = want.collect();
+    for isa in simd::Isa::available() {
+        let mut out = vec![f32::NAN; x.len()];
+        let [weight, bias] = [weight, bias].map(Elements::F32);
+        let op = data::LayerNorm { x: Some(&x), weight, bias, eps: 1e-5, width, out: &mut out };
+        Fast::new(isa, 2).unwrap().layer_norm(op);
+        let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+        let difference = norm(&mut wide(&out).iter().zip(&want).map(|(a, b)| a - b));
+        assert!(difference < 1e-6 * norm(&mut want.iter().copied()), "{}: {difference:e}", isa.name());
+    }
+}
+
+#[test]
+fn checksums_on_all_instruction_sets() {
+    let bytes: Vec<u8> = (0..600_000_u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
+    for isa in simd::Isa::available() {
+        let fast = Fast::new(isa, 2).unwrap();
+        for len in [0, 1, 6, bytes.len()] {
+            assert_eq!(fast.sum(&bytes[..len]), djinn_device::checksum(&bytes[..len]), "{}", isa.name());
+        }
+    }
+}
+
+/// A prefill of 100 rows, by any arithmetic.
+fn attention(window: Option<usize>, alibi: bool, run: impl Fn(data::Attention<'_>)) -> Vec<f32> {
+    let (heads, kv_heads, head_dim, page_tokens, rows) = (6, 2, 24, 8, 100);
+    let page_table: Vec<u32> = (0..13).rev().collect();
+    let page_elements = 2 * kv_heads * page_tokens * head_dim;
+    let values = |n: usize| (0..n).map(|i| (i as f32 * 0.731).sin() * 3.0).collect::<Vec<f32>>();
+    let (pages, qkv) = (values(13 * page_elements), values(rows * (heads + 2 * kv_heads) * head_dim));
+    let positions: Vec<u32> = (0..rows as u32).collect();
+    let mut out = vec![f32::NAN; rows * heads * head_dim];
+    run(data::Attention {
+        qkv: &qkv,
+        pages: Elements::F32(&pages),
+        layout: data::KvLayout {
+            page_elements,
+            page_tokens,
+            first: 0,
+            kv_heads,
+            head_dim,
+            page_table: &page_table,
+            table_width: 13,
+        },
+        row_seq: &vec![0; rows],
+        positions: &positions,
+        heads,
+        scale: 0.4,
+        window,
+        alibi,
+        out: &mut out,
+    });
+    out
+}
+
+#[test]
+fn a_window_that_hides_nothing_changes_nothing() {
+    for isa in simd::Isa::available() {
+        let fast = Fast::new(isa, 2).unwrap();
+        for alibi in [false, true] {
+            let run = |window| attention(window, alibi, |op| fast.attention(op));
+            let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let (all, windowed) = (bits(run(None)), bits(run(Some(60))));
+            assert_eq!(bits(run(Some(100))), all, "{}", isa.name());
+            // Heads of 24, six in a row: rows up to the 60th see everything.
+            assert_eq!(windowed[..60 * 144], all[..60 * 144], "{}", isa.name());
+            assert_ne!(windowed[60 * 144..61 * 144], all[60 * 144..61 * 144], "{}", isa.name());
+        }
+    }
+}
+
+/// What a caller must rule out is a panic, not a write elsewhere.
+#[test]
+fn experts_out_of_range_panic() {
+    let fast = Fast::new(simd::Isa::detect(), 2).unwrap();
+    let group = |id: u32| fast.group(data::Group { ids: &[0, id], order: &mut [0; 2], starts: &mut [0; 4] });
+    let panics = |id| catch_unwind(AssertUnwindSafe(|| group(id))).is_err();
+    assert!(!panics(2) && panics(3));
+}

@@ -1,0 +1,83 @@
+//! Spans of memory as slices, for one operation.
+#![allow(unsafe_code, reason = "slices of shared memory")]
+
+use super::element::{Elements, ElementsMut};
+use crate::memory::Memory;
+use djinn_device::reference::Contents;
+use djinn_device::{DType, Span, args};
+
+/// Memory during one operation, which is the only user of the bytes that it writes, and whose inputs nothing
+/// writes meanwhile: the device runs an operation only after all that its stream and events put before it.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a>(pub(super) &'a Memory);
+
+impl Contents for View<'_> {
+    fn bytes(&self, span: Span) -> &[u8] {
+        // SAFETY: an input of the operation, see `View`; the reference keeps no slice when it has given what to write.
+        unsafe { self.0.slice(span) }
+    }
+}
+
+impl<'a> View<'a> {
+    pub(super) fn floats(&self, span: Span) -> &'a [f32] {
+        // SAFETY: an input of the operation, see `View`.
+        unsafe { self.0.slice(span) }
+    }
+
+    pub(super) fn indices(&self, span: Span) -> &'a [u32] {
+        // SAFETY: an input of the operation, see `View`.
+        unsafe { self.0.slice(span) }
+    }
+
+    pub(super) fn bytes(&self, span: Span) -> &'a [u8] {
+        // SAFETY: an input of the operation, see `View`.
+        unsafe { self.0.slice(span) }
+    }
+
+    pub(super) fn output(&self, span: Span) -> &'a mut [f32] {
+        // SAFETY: an output of the operation, see `View`; taken once, and inputs that lie in it are not
+        // taken.
+        unsafe { self.0.slice_mut(span) }
+    }
+
+    pub(super) fn output_indices(&self, span: Span) -> &'a mut [u32] {
+        // SAFETY: an output of the operation, see `View`; taken once.
+        unsafe { self.0.slice_mut(span) }
+    }
+
+    pub(super) fn output_bytes(&self, span: Span) -> &'a mut [u8] {
+        // SAFETY: the output of the operation, see `View`; taken once.
+        unsafe { self.0.slice_mut(span) }
+    }
+
+    pub(super) fn elements(&self, span: Span, dtype: DType) -> Elements<'a> {
+        match dtype {
+            DType::F32 => Elements::F32(self.floats(span)),
+            // SAFETY: an input of the operation, see `View`.
+            DType::F16 => Elements::F16(unsafe { self.0.slice(span) }),
+            // SAFETY: an input of the operation, see `View`.
+            DType::BF16 => Elements::BF16(unsafe { self.0.slice(span) }),
+            DType::U32 => panic!("u32 is no type of weights or caches"),
+        }
+    }
+
+    pub(super) fn elements_mut(&self, span: Span, dtype: DType) -> ElementsMut<'a> {
+        match dtype {
+            DType::F32 => ElementsMut::F32(self.output(span)),
+            // SAFETY: the output of the operation, see `View`.
+            DType::F16 => ElementsMut::F16(unsafe { self.0.slice_mut(span) }),
+            // SAFETY: the output of the operation, see `View`.
+            DType::BF16 => ElementsMut::BF16(unsafe { self.0.slice_mut(span) }),
+            DType::U32 => panic!("u32 is no type of weights or caches"),
+        }
+    }
+
+    pub(super) fn weight(&self, weight: args::Weight) -> Elements<'a> {
+        self.elements(weight.span, weight.dtype)
+    }
+
+    /// The input, unless it is the output's own memory.
+    pub(super) fn unless_output(&self, input: Span, output: Span) -> Option<&'a [f32]> {
+        (input != output).then(|| self.floats(input))
+    }
+}

@@ -1,0 +1,385 @@
+//! The simulated device: the CPU's arithmetic in the worst order that the events allow.
+//!
+//! Commands are queued and run on the host's thread, when the host syncs or at seeded moments before; each
+//! step takes the head of any stream that can go on, chosen by a seeded adversary. A program that is right
+//! gives the same bits under every seed; one that lacks a wait gives NaN, old data or a panic under some.
+
+mod clock;
+mod order;
+mod queue;
+mod rng;
+mod tape;
+#[cfg(test)]
+mod tests;
+
+use crate::device::queue_operations;
+use crate::event::{Completion, Events};
+use crate::kernels::{Kernels, Math};
+use crate::memory::{self, Memory};
+use clock::Clock;
+use djinn_device::{
+    Access, Buffer, Capture, Device, DeviceInfo, Error, Event, Operation, Result, Space, Span, Stream, Usage,
+};
+use order::Order;
+pub use queue::SimCopy;
+use queue::{Command, Machine, POISON, Streams};
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::time::Duration;
+use tape::{Call, Tape, Tapes};
+
+/// What a [`SimDevice`] does. Planted faults count calls from 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SimConfig {
+    /// Chooses the order; the same seed and calls give the same order.
+    pub seed: u64,
+    /// Whether fresh allocations and the destinations of copies under way are filled with 0xFF: NaN as
+    /// f32, f16 and bf16. (A freed buffer needs no poison: its handle panics.)
+    pub poison: bool,
+    /// Cap on [`Space::Device`], in bytes; none without.
+    pub vram: Option<u64>,
+    /// Cap on [`Space::Host`], in bytes; none without.
+    pub ram: Option<u64>,
+    /// The `alloc` that is refused.
+    pub fail_alloc_at: Option<u64>,
+    /// The `copy` that fails, or the `copy_expert` if it moves anything: its destination is left poisoned, work after
+    /// it is skipped.
+    pub fail_copy_at: Option<u64>,
+    /// The `copy` that is refused at the call, with [`Error::Resource`](djinn_device::Error::Resource): nothing is enqueued,
+    /// and the device stays sound.
+    pub refuse_copy_at: Option<u64>,
+    /// A stream, by its number, and how many of its copies are accepted before each that is refused.
+    pub refuse_copies_on: Option<(u32, u64)>,
+    /// The `wait` that is ignored.
+    pub drop_wait_at: Option<u64>,
+    /// The `capture` that is refused, after its work.
+    pub fail_capture_at: Option<u64>,
+    /// Speed of copies between host and device, each way, in virtual time.
+    pub link_bytes_per_second: f64,
+    /// Speed of everything else: bytes that it moves in virtual time.
+    pub memory_bytes_per_second: f64,
+    /// Virtual time that everything but a copy across the link takes on top.
+    pub launch_overhead: Duration,
+    /// What [`DeviceInfo`] says of batch-invariant rows. The low bits of a product of more rows depend on their number; all
+    /// other results are those of the CPU device.
+    pub batch_invariant_rows: u32,
+    /// Which arithmetic.
+    pub math: Math,
+}
+
+impl Default for SimConfig {
+    /// Seed 0, poison, no caps, no faults, and about the speeds of a data-centre GPU on PCIe 4.
+    fn default() -> Self {
+        SimConfig {
+            seed: 0,
+            poison: true,
+            vram: None,
+            ram: None,
+            fail_alloc_at: None,
+            fail_copy_at: None,
+            refuse_copy_at: None,
+            refuse_copies_on: None,
+            drop_wait_at: None,
+            fail_capture_at: None,
+            link_bytes_per_second: 25e9,
+            memory_bytes_per_second: 2e12,
+            launch_overhead: Duration::from_micros(2),
+            batch_invariant_rows: u32::MAX,
+            math: Math::Reference,
+        }
+    }
+}
+
+/// How often the calls were made in which faults can be planted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SimCalls {
+    /// Calls of `alloc`.
+    pub allocs: u64,
+    /// Calls of `copy` and `copy_expert`.
+    pub copies: u64,
+    /// Copies on the stream of [`SimConfig::refuse_copies_on`].
+    pub copies_on_stream: u64,
+    /// Calls of `wait`.
+    pub waits: u64,
+    /// Calls of `capture`.
+    pub captures: u64,
+}
+
+/// A device that obeys the letter of [`Device`] and nothing more.
+///
+/// Panics, naming buffers and streams, if the host frees a buffer that queued work uses, writes host bytes
+/// that it uses, or reads host bytes that it writes. Work that panics loses the device, as on
+/// [`CpuDevice`](crate::CpuDevice).
+pub struct SimDevice {
+    config: SimConfig,
+    memory: Memory,
+    kernels: Kernels,
+    events: Events,
+    streams: RefCell<Streams>,
+    calls: Cell<SimCalls>,
+    tapes: RefCell<Tapes>,
+}
+
+impl SimDevice {
+    /// A device without streams or buffers.
+    ///
+    /// # Errors
+    /// [`Error::Resource`](djinn_device::Error::Resource) if the system refuses what the kernels need.
+    ///
+    /// # Panics
+    /// If a bandwidth is not positive.
+    pub fn new(config: SimConfig) -> Result<Self> {
+        let (link, local) = (config.link_bytes_per_second, config.memory_bytes_per_second);
+        assert!(link > 0.0 && local > 0.0, "bandwidths of {link} and {local} bytes per second");
+        let clock = Clock::new(link, local, config.launch_overhead);
+        Ok(SimDevice {
+            config,
+            memory: Memory::new(config.vram.unwrap_or(u64::MAX), config.ram.unwrap_or(u64::MAX)),
+            kernels: Kernels::new(config.math, 1)?,
+            events: Events::default(),
+            streams: RefCell::new(Streams::new(Order::new(config.seed), clock, config.poison)),
+            calls: Cell::default(),
+            tapes: RefCell::default(),
+        })
+    }
+
+    /// The calls so far.
+    pub fn calls(&self) -> SimCalls {
+        self.calls.get()
+    }
+
+    /// The plain copies carried out so far, in the order in which they ended.
+    pub fn copies(&self) -> Vec<SimCopy> {
+        self.streams.borrow().copies.clone()
+    }
+
+    fn launch(&self, stream: Stream, operation: Operation) -> Result<()> {
+        operation.each_access(|access| self.memory.check(access.span()));
+        if self.captured(stream, Call::Operation(operation)) {
+            return Ok(());
+        }
+        let Operation::CopyExpert(args) = operation else {
+            return self.enqueue(stream, Command::Operation(operation));
+        };
+        let fails = self.count(|calls| &mut calls.copies, self.config.fail_copy_at);
+        self.enqueue(stream, Command::CopyExpert { args, fails })
+    }
+
+    /// Whether the call was kept in a capture.
+    fn captured(&self, stream: Stream, call: Call) -> bool {
+        self.tapes.borrow_mut().keep(stream, call)
+    }
+
+    /// Makes every stream of a capture wait for what is enqueued on the others.
+    fn join(&self, tape: &Tape) -> Result<()> {
+        for (&stream, &joint) in tape.streams.iter().zip(&tape.joints) {
+            self.record(stream, joint)?;
+        }
+        for (i, &stream) in tape.streams.iter().enumerate() {
+            for (j, &end) in tape.joints.iter().enumerate() {
+                if i != j {
+                    self.wait(stream, end)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn enqueue(&self, stream: Stream, command: Command) -> Result<()> {
+        self.streams.borrow_mut().enqueue(stream, command, self.machine())
+    }
+
+    fn machine(&self) -> Machine<'_> {
+        let batch_invariant_rows = self.config.batch_invariant_rows;
+        Machine { memory: &self.memory, kernels: &self.kernels, batch_invariant_rows }
+    }
+
+    /// Adds one to a count of calls; whether this is the call with the planted fault.
+    fn count(&self, which: fn(&mut SimCalls) -> &mut u64, fault: Option<u64>) -> bool {
+        let mut calls = self.calls.get();
+        let count = which(&mut calls);
+        *count += 1;
+        let planted = fault == Some(*count);
+        self.calls.set(calls);
+        planted
+    }
+
+    /// Counts the copies of the stream on which some are refused; whether this is one of them.
+    fn refuses_on(&self, stream: Stream) -> bool {
+        let Some((_, accepted)) = self.config.refuse_copies_on.filter(|(on, _)| *on == stream.id()) else {
+            return false;
+        };
+        self.count(|calls| &mut calls.copies_on_stream, None);
+        self.calls().copies_on_stream.is_multiple_of(accepted + 1)
+    }
+
+    /// # Panics
+    /// If queued work clashes with the host's use of a span.
+    fn host_uses(&self, what: &str, access: Access) {
+        if let Some((stream, queued)) = self.streams.borrow().clash(access) {
+            panic!("the host {what} {:?} while stream {} has queued {queued:?}", access.span(), stream.id());
+        }
+    }
+}
+
+djinn_device::for_each_op!(queue_operations SimDevice:);
+
+impl Device for SimDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: format!("sim (seed {})", self.config.seed),
+            host_memory: false,
+            reserved_bytes: 0,
+            captures: true,
+            batch_invariant_rows: self.config.batch_invariant_rows,
+            batch_invariant_run: self.config.batch_invariant_rows,
+        }
+    }
+
+    fn alloc(&self, space: Space, len: u64) -> Result<Buffer> {
+        if self.count(|calls| &mut calls.allocs, self.config.fail_alloc_at) {
+            return Err(memory::out_of_memory(space, len, self.memory.usage(space)));
+        }
+        let buffer = self.memory.alloc(space, len)?;
+        if self.config.poison {
+            self.memory.fill(buffer.span(), POISON);
+        }
+        Ok(buffer)
+    }
+
+    fn free(&self, buffer: Buffer) {
+        self.host_uses("frees", Access::Write(buffer.span()));
+        self.memory.free(buffer);
+    }
+
+    fn usage(&self, space: Space) -> Usage {
+        self.memory.usage(space)
+    }
+
+    fn stream(&self) -> Result<Stream> {
+        Ok(self.streams.borrow_mut().create())
+    }
+
+    fn event(&self) -> Result<Event> {
+        Ok(self.events.create())
+    }
+
+    fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
+        memory::check_copy(src, dst);
+        self.memory.check(src);
+        self.memory.check(dst);
+        if self.captured(stream, Call::Copy { src, dst }) {
+            return Ok(());
+        }
+        let fails = self.count(|calls| &mut calls.copies, self.config.fail_copy_at);
+        if self.config.refuse_copy_at == Some(self.calls().copies) || self.refuses_on(stream) {
+            return Err(Error::Resource { what: "a copy", reason: "as planned".to_owned() });
+        }
+        self.enqueue(stream, Command::Copy { src, dst, fails })
+    }
+
+    fn fill(&self, stream: Stream, dst: Span, byte: u8) -> Result<()> {
+        self.memory.check(dst);
+        if self.captured(stream, Call::Fill { dst, byte }) {
+            return Ok(());
+        }
+        self.enqueue(stream, Command::Fill { dst, byte })
+    }
+
+    fn record(&self, stream: Stream, event: Event) -> Result<()> {
+        if self.captured(stream, Call::Record(event)) {
+            return Ok(());
+        }
+        let completion = Arc::new(Completion::default());
+        self.events.record(event, Arc::clone(&completion));
+        self.enqueue(stream, Command::Record(completion))
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        if self.captured(stream, Call::Wait(event)) {
+            return Ok(());
+        }
+        let dropped = self.count(|calls| &mut calls.waits, self.config.drop_wait_at);
+        match self.events.latest(event) {
+            Some(completion) if !dropped => self.enqueue(stream, Command::Wait(completion)),
+            _ => self.streams.borrow().check(),
+        }
+    }
+
+    fn is_done(&self, event: Event) -> Result<bool> {
+        let mut streams = self.streams.borrow_mut();
+        streams.poll(self.machine());
+        let latest = self.events.latest(event);
+        let done = latest.as_ref().is_none_or(|completion| completion.is_done());
+        if let Some(at) = latest.and_then(|completion| completion.at()) {
+            streams.clock.host_saw(at);
+        }
+        streams.check().map(|()| done)
+    }
+
+    fn sync(&self, stream: Stream) -> Result<()> {
+        self.tapes.borrow().refuse("waits for a stream");
+        let mut streams = self.streams.borrow_mut();
+        streams.drain(stream, self.machine());
+        streams.check()
+    }
+
+    fn sync_event(&self, event: Event) -> Result<()> {
+        self.tapes.borrow().refuse("waits for an event");
+        let mut streams = self.streams.borrow_mut();
+        if let Some(completion) = self.events.latest(event) {
+            streams.drain_to(&completion, self.machine());
+        }
+        streams.check()
+    }
+
+    fn timestamp(&self, event: Event) -> Option<Duration> {
+        self.events.latest(event)?.at()
+    }
+
+    fn capture<E: From<Error>>(
+        &self,
+        streams: &[Stream],
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Capture, E> {
+        let joints = streams.iter().map(|_| self.event()).collect::<Result<_>>()?;
+        self.tapes.borrow_mut().begin(streams, joints);
+        let outcome = work();
+        let tape = self.tapes.borrow_mut().end();
+        outcome?;
+        if self.count(|calls| &mut calls.captures, self.config.fail_capture_at) {
+            let reason = "as planned".to_owned();
+            return Err(Error::Resource { what: "a capture", reason }.into());
+        }
+        Ok(self.tapes.borrow_mut().store(tape))
+    }
+
+    fn replay(&self, capture: Capture) -> Result<()> {
+        let tape = self.tapes.borrow().get(capture);
+        self.join(&tape)?;
+        for &(stream, call) in &tape.calls {
+            match call {
+                Call::Copy { src, dst } => self.copy(stream, src, dst),
+                Call::Fill { dst, byte } => self.fill(stream, dst, byte),
+                Call::Operation(operation) => self.launch(stream, operation),
+                Call::Record(event) => self.record(stream, event),
+                Call::Wait(event) => self.wait(stream, event),
+            }?;
+        }
+        self.join(&tape)
+    }
+
+    fn free_capture(&self, capture: Capture) {
+        self.tapes.borrow_mut().free(capture);
+    }
+
+    fn read_host<R>(&self, span: Span, read: impl FnOnce(&[u8]) -> R) -> R {
+        self.host_uses("reads", Access::Read(span));
+        read(&self.memory.host_bytes(span))
+    }
+
+    fn write_host<R>(&self, span: Span, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.host_uses("writes", Access::Write(span));
+        self.memory.write_host(span, write)
+    }
+}

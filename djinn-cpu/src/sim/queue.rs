@@ -1,0 +1,286 @@
+//! The streams' queues and how their commands are carried out, step by step.
+
+use super::clock::Clock;
+use super::order::Order;
+use crate::event::Completion;
+use crate::kernels::Kernels;
+use crate::memory::Memory;
+use crate::ops::{bytes_moved, copied};
+use crate::stream::first_line;
+use djinn_device::args::{CopyExpert, Linear};
+use djinn_device::{Access, Error, Operation, Result, Span, Stream};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Every byte of memory that holds nothing; a NaN in f32, f16 and bf16.
+pub(super) const POISON: u8 = 0xFF;
+
+/// One entry of a stream's queue.
+#[derive(Clone)]
+pub(super) enum Command {
+    Copy { src: Span, dst: Span, fails: bool },
+    CopyExpert { args: CopyExpert, fails: bool },
+    Fill { dst: Span, byte: u8 },
+    Operation(Operation),
+    Record(Arc<Completion>),
+    Wait(Arc<Completion>),
+}
+
+impl Command {
+    fn each_access(&self, mut visit: impl FnMut(Access)) {
+        match self {
+            Command::Copy { src, dst, .. } => {
+                visit(Access::Read(*src));
+                visit(Access::Write(*dst));
+            }
+            Command::CopyExpert { args, .. } => Operation::CopyExpert(*args).each_access(visit),
+            Command::Fill { dst, .. } => visit(Access::Write(*dst)),
+            Command::Operation(operation) => operation.each_access(visit),
+            Command::Record(_) | Command::Wait(_) => {}
+        }
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Each with the host's time when it was enqueued.
+    commands: VecDeque<(Command, Duration)>,
+    /// The first command is a copy that has begun.
+    copying: bool,
+    /// When the stream's last command ended.
+    now: Duration,
+}
+
+/// A copy that a [`SimDevice`](crate::SimDevice) carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimCopy {
+    /// Where it was enqueued.
+    pub stream: Stream,
+    /// What was read.
+    pub src: Span,
+    /// What was written.
+    pub dst: Span,
+}
+
+/// The streams of a device.
+pub(super) struct Streams {
+    queues: Vec<Queue>,
+    /// In the order in which they ended.
+    pub(super) copies: Vec<SimCopy>,
+    order: Order,
+    pub(super) clock: Clock,
+    poison: bool,
+    failure: Option<Error>,
+    ready: Vec<usize>,
+}
+
+/// What commands work on.
+#[derive(Clone, Copy)]
+pub(super) struct Machine<'a> {
+    pub(super) memory: &'a Memory,
+    pub(super) kernels: &'a Kernels,
+    /// See [`SimConfig::batch_invariant_rows`](super::SimConfig::batch_invariant_rows).
+    pub(super) batch_invariant_rows: u32,
+}
+
+/// Makes the low bits of a product depend on the number of its rows.
+fn vary(memory: &Memory, product: &Linear) {
+    let Linear { out, n, out_width, out_column, rows, .. } = *product;
+    let low_bits = 1 + (rows.wrapping_mul(0x9E37_79B9) >> 22);
+    memory.change_floats(out, |at, value| {
+        let column = at as u32 % out_width;
+        let written = (out_column..out_column + n).contains(&column);
+        if written && value.is_finite() { f32::from_bits(value.to_bits() ^ low_bits) } else { value }
+    });
+}
+
+impl Streams {
+    pub(super) fn new(order: Order, clock: Clock, poison: bool) -> Self {
+        Streams {
+            queues: Vec::new(),
+            copies: Vec::new(),
+            order,
+            clock,
+            poison,
+            failure: None,
+            ready: Vec::new(),
+        }
+    }
+
+    pub(super) fn create(&mut self) -> Stream {
+        self.queues.push(Queue::default());
+        Stream::from_raw(self.queues.len() as u32 - 1)
+    }
+
+    /// The device's sticky failure.
+    pub(super) fn check(&self) -> Result<()> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Enqueues, and now and then runs a few steps of any stream.
+    ///
+    /// # Panics
+    /// If the stream is foreign.
+    pub(super) fn enqueue(&mut self, stream: Stream, command: Command, machine: Machine<'_>) -> Result<()> {
+        let issued = self.clock.host();
+        self.queue(stream).commands.push_back((command, issued));
+        let steps = self.order.steps_at_enqueue();
+        self.run(steps, machine);
+        self.check()
+    }
+
+    /// Runs a few steps, or none.
+    pub(super) fn poll(&mut self, machine: Machine<'_>) {
+        let steps = self.order.steps_at_poll();
+        self.run(steps, machine);
+    }
+
+    /// Runs until the stream is empty; other streams run along as the order has it.
+    ///
+    /// # Panics
+    /// If the stream is foreign.
+    pub(super) fn drain(&mut self, stream: Stream, machine: Machine<'_>) {
+        while !self.queue(stream).commands.is_empty() {
+            assert!(self.step(machine), "{stream:?} waits for work that was never enqueued");
+        }
+        let now = self.queue(stream).now;
+        self.clock.host_saw(now);
+    }
+
+    /// Runs until the recording is complete.
+    pub(super) fn drain_to(&mut self, completion: &Completion, machine: Machine<'_>) {
+        while !completion.is_done() {
+            assert!(self.step(machine), "an event stands for work that was never enqueued");
+        }
+        self.clock.host_saw(completion.at().unwrap_or_default());
+    }
+
+    /// The stream and the use of a queued command that clashes with `access` by the host; a read by both
+    /// is none.
+    pub(super) fn clash(&self, access: Access) -> Option<(Stream, Access)> {
+        let mut found = None;
+        for (id, queue) in self.queues.iter().enumerate() {
+            for (command, _) in &queue.commands {
+                command.each_access(|queued| {
+                    let reads = matches!((queued, access), (Access::Read(_), Access::Read(_)));
+                    if !reads && queued.span().overlaps(access.span()) {
+                        found.get_or_insert((Stream::from_raw(id as u32), queued));
+                    }
+                });
+            }
+        }
+        found
+    }
+
+    fn queue(&mut self, stream: Stream) -> &mut Queue {
+        let count = self.queues.len();
+        match self.queues.get_mut(stream.id() as usize) {
+            Some(queue) => queue,
+            None => panic!("{stream:?} is not a stream of this device, which has {count}"),
+        }
+    }
+
+    fn run(&mut self, steps: u64, machine: Machine<'_>) {
+        for _ in 0..steps {
+            if !self.step(machine) {
+                return;
+            }
+        }
+    }
+
+    /// One step of one stream that can go on; false if none can.
+    fn step(&mut self, machine: Machine<'_>) -> bool {
+        self.ready.clear();
+        let ready = self.queues.iter().enumerate().filter(|(_, queue)| match queue.commands.front() {
+            Some((Command::Wait(completion), _)) => completion.is_done(),
+            head => head.is_some(),
+        });
+        self.ready.extend(ready.map(|(id, _)| id));
+        if self.ready.is_empty() {
+            return false;
+        }
+        let id = self.order.pick(&self.ready);
+        if self.begin_copy(id, machine) {
+            return true;
+        }
+        let queue = &mut self.queues[id];
+        queue.copying = false;
+        let (command, issued) = queue.commands.pop_front().expect("a ready stream has a command");
+        let from = queue.now.max(issued);
+        let work = AssertUnwindSafe(|| self.finish(id, &command, from, machine));
+        if let Err(panic) = catch_unwind(work) {
+            let reason = format!("work on stream {id} panicked: {}", first_line(&*panic));
+            self.failure = Some(Error::DeviceLost { reason });
+        }
+        if let Command::Record(completion) = command {
+            completion.complete(self.failure.is_none().then_some(self.queues[id].now));
+        }
+        true
+    }
+
+    /// The first half of a copy, after which other streams may run; false if there is none to begin.
+    fn begin_copy(&mut self, id: usize, machine: Machine<'_>) -> bool {
+        let queue = &mut self.queues[id];
+        let dst = match queue.commands.front() {
+            Some((Command::Copy { dst, .. }, _)) => *dst,
+            Some((Command::CopyExpert { args, .. }, _)) => args.dst.slice(0, copied(machine.memory, args)),
+            _ => return false,
+        };
+        if queue.copying || self.failure.is_some() {
+            return false;
+        }
+        queue.copying = true;
+        if self.poison {
+            machine.memory.fill(dst, POISON);
+        }
+        true
+    }
+
+    /// Carries a command out, unless the device has failed, and advances its stream's clock.
+    fn finish(&mut self, id: usize, command: &Command, from: Duration, machine: Machine<'_>) {
+        if self.failure.is_some() {
+            return;
+        }
+        let Machine { memory, kernels, batch_invariant_rows } = machine;
+        self.queues[id].now = match command {
+            Command::Copy { src, dst, fails } => {
+                if *fails {
+                    memory.fill(*dst, POISON);
+                    self.failure = Some(Error::CopyFailed { bytes: src.len(), stream: id as u32 });
+                } else {
+                    memory.copy(*src, *dst);
+                    self.copies.push(SimCopy { stream: Stream::from_raw(id as u32), src: *src, dst: *dst });
+                }
+                self.clock.copy(from, src.buffer().space(), dst.buffer().space(), src.len())
+            }
+            Command::CopyExpert { args, fails } => {
+                let bytes = copied(memory, args);
+                if *fails && bytes > 0 {
+                    memory.fill(args.dst, POISON);
+                    self.failure = Some(Error::CopyFailed { bytes, stream: id as u32 });
+                } else {
+                    kernels.run(memory, &Operation::CopyExpert(*args));
+                }
+                self.clock.copy(from, args.src.buffer().space(), args.dst.buffer().space(), bytes)
+            }
+            Command::Fill { dst, byte } => {
+                memory.fill(*dst, *byte);
+                self.clock.work(from, dst.len())
+            }
+            Command::Operation(operation) => {
+                let bytes = bytes_moved(operation, memory);
+                kernels.run(memory, operation);
+                if let Operation::Linear(product) = operation
+                    && product.rows > batch_invariant_rows
+                {
+                    vary(memory, product);
+                }
+                self.clock.work(from, bytes)
+            }
+            Command::Record(_) => from,
+            Command::Wait(completion) => from.max(completion.at().unwrap_or_default()),
+        };
+    }
+}

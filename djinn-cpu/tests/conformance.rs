@@ -1,0 +1,46 @@
+//! The devices of this crate against the suite that every device runs.
+
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::conformance::{self, Tolerance};
+
+const CAP: u64 = 64 << 20;
+
+fn cpu(math: Math, threads: usize) -> CpuDevice {
+    CpuDevice::new(CpuConfig { vram: Some(CAP), ram: Some(CAP), threads, math }).unwrap()
+}
+
+#[test]
+fn cpu_reference() {
+    conformance::run_all(|| cpu(Math::Reference, 1), Tolerance::WIDENING);
+}
+
+#[test]
+fn cpu_fast() {
+    conformance::run_all(|| cpu(Math::Fast, 0), Tolerance::WIDENING);
+}
+
+#[test]
+fn cpu_fast_on_three_threads() {
+    conformance::run_all(|| cpu(Math::Fast, 3), Tolerance::WIDENING);
+}
+
+#[test]
+fn cpu_without_caps() {
+    conformance::device(|| CpuDevice::new(CpuConfig::default()).unwrap());
+}
+
+#[test]
+fn sim_under_several_seeds() {
+    for seed in 0..8 {
+        let config = SimConfig { seed, vram: Some(CAP), ..SimConfig::default() };
+        conformance::device(|| SimDevice::new(config).unwrap());
+    }
+}
+
+#[test]
+fn sim_computes() {
+    for (seed, math) in [(1, Math::Reference), (2, Math::Fast)] {
+        let config = SimConfig { seed, math, ..SimConfig::default() };
+        conformance::ops(|| SimDevice::new(config).unwrap(), Tolerance::WIDENING);
+    }
+}

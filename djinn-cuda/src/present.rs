@@ -1,0 +1,17 @@
+//! The device of a build with CUDA.
+
+mod capture;
+mod context;
+mod device;
+mod event;
+mod launch;
+mod matmul;
+mod memory;
+mod nvml;
+mod ops;
+mod scratch;
+mod stream;
+mod warm_up;
+
+pub use context::probe;
+pub use device::CudaDevice;

@@ -1,0 +1,126 @@
+//! Captured work: graphs of the driver, with the streams and events that take part.
+
+use crate::Result;
+use crate::present::stream::{RawEvent, RawGraph, RawStream};
+use djinn_device::{Capture, Event, Stream};
+use std::cell::{Cell, RefCell};
+
+/// A device's captures.
+#[derive(Default)]
+pub(crate) struct Captures {
+    open: Cell<bool>,
+    kept: RefCell<Vec<Option<Kept>>>,
+}
+
+/// One capture.
+pub(crate) struct Kept {
+    graph: RawGraph,
+    /// The first launches the graph.
+    pub(crate) streams: Vec<Stream>,
+    /// Those that a replay records.
+    pub(crate) events: Vec<Event>,
+    joints: Joints,
+}
+
+/// Where streams fork from the first, and join it.
+struct Joints {
+    fork: RawEvent,
+    joins: Vec<RawEvent>,
+}
+
+impl Joints {
+    /// For `count` streams.
+    fn new(count: usize) -> Result<Self> {
+        let joins = (1..count).map(|_| RawEvent::new()).collect::<Result<_>>()?;
+        Ok(Joints { fork: RawEvent::new()?, joins })
+    }
+
+    /// Orders later work on every stream after all work so far on the first.
+    fn fork(&self, streams: &[&RawStream]) -> Result<()> {
+        let [first, others @ ..] = streams else { return Ok(()) };
+        if others.is_empty() {
+            return Ok(());
+        }
+        first.record(&self.fork)?;
+        others.iter().try_for_each(|stream| stream.wait(&self.fork))
+    }
+
+    /// Orders later work on the first stream after all work so far on every one.
+    fn join(&self, streams: &[&RawStream]) -> Result<()> {
+        let [first, others @ ..] = streams else { return Ok(()) };
+        others.iter().zip(&self.joins).try_for_each(|(stream, event)| {
+            stream.record(event)?;
+            first.wait(event)
+        })
+    }
+}
+
+impl Captures {
+    /// Whether a capture is under way.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.get()
+    }
+
+    /// Captures what `work` enqueues. `events` tells which events were recorded meanwhile, and is called in any
+    /// case.
+    ///
+    /// # Panics
+    /// If a capture is under way, or there are no streams.
+    pub(crate) fn capture<E: From<djinn_device::Error>>(
+        &self,
+        streams: (&[Stream], &[&RawStream]),
+        work: impl FnOnce() -> Result<(), E>,
+        events: impl FnOnce() -> Vec<Event>,
+        failed: impl Fn(crate::Error) -> djinn_device::Error,
+    ) -> Result<Capture, E> {
+        let (handles, raw) = streams;
+        assert!(!self.is_open(), "a capture begins within another");
+        let first = raw.first().expect("a capture has a stream");
+        let begun = || {
+            let joints = Joints::new(raw.len())?;
+            first.begin_capture()?;
+            let forked = joints.fork(raw);
+            Ok((joints, forked))
+        };
+        let (joints, forked) = begun().map_err(&failed)?;
+        self.open.set(true);
+        let outcome = forked.map_err(|error| E::from(failed(error))).and_then(|()| work());
+        self.open.set(false);
+        let events = events();
+        // Ended whatever happened, so that the streams are of use again.
+        let joined = joints.join(raw);
+        let graph = first.end_capture();
+        outcome?;
+        let graph = joined.and(graph).map_err(failed)?;
+        let mut kept = self.kept.borrow_mut();
+        kept.push(Some(Kept { graph, streams: handles.to_vec(), events, joints }));
+        Ok(Capture::from_raw(kept.len() as u32 - 1))
+    }
+
+    /// What `then` makes of a capture.
+    ///
+    /// # Panics
+    /// If it is foreign or was freed.
+    pub(crate) fn with<T>(&self, capture: Capture, then: impl FnOnce(&Kept) -> T) -> T {
+        match self.kept.borrow().get(capture.id() as usize) {
+            Some(Some(kept)) => then(kept),
+            _ => panic!("{capture:?} is not a capture of this device"),
+        }
+    }
+
+    /// # Panics
+    /// If the capture is foreign or was freed.
+    pub(crate) fn free(&self, capture: Capture) {
+        self.with(capture, |_| ());
+        self.kept.borrow_mut()[capture.id() as usize] = None;
+    }
+}
+
+impl Kept {
+    /// Enqueues the work between joints with all its streams.
+    pub(crate) fn replay(&self, streams: &[&RawStream]) -> Result<()> {
+        self.joints.join(streams)?;
+        streams[0].launch(&self.graph)?;
+        self.joints.fork(streams)
+    }
+}

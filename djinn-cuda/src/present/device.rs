@@ -1,0 +1,322 @@
+//! The device: a card's context with its memory, streams and events.
+
+use super::warm_up;
+use crate::present::capture::{Captures, Kept};
+use crate::present::context::Context;
+use crate::present::event::Events;
+use crate::present::launch::{Launch, rows_at_once};
+use crate::present::matmul::Matmul;
+use crate::present::memory::Memory;
+use crate::present::scratch::Scratch;
+use crate::present::stream::RawStream;
+use crate::{CudaConfig, Error, mapping_bytes};
+use djinn_device::args::Linear;
+use djinn_device::{Buffer, Capture, DType, Device, DeviceInfo, Event, Result, Space, Span, Stream, Usage};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Room for what is loaded late: code of cuBLASLt for shapes that the warm-up did not use, and what the driver
+/// takes for streams.
+const LATE_BYTES: u64 = 32 << 20;
+
+/// The driver's code for it (`CUDA_ERROR_OUT_OF_MEMORY`).
+const OUT_OF_MEMORY: i32 = 2;
+
+/// Held while a device is made, so that what the first one measures is its own.
+static MAKING: Mutex<()> = Mutex::new(());
+
+/// A card.
+///
+/// Calls may come from any thread, one at a time. A failure of enqueued work is sticky: every later call that
+/// enqueues or waits returns it. One process may make several devices of a card; a cap counts the context and
+/// the code for each of them.
+pub struct CudaDevice {
+    // Dropped in this order: what lives in the context goes before the memory that it uses.
+    captures: Captures,
+    events: Events,
+    streams: RefCell<Vec<RawStream>>,
+    pub(crate) matmul: Matmul,
+    pub(crate) scratch: Scratch,
+    memory: Memory,
+    context: Context,
+    name: String,
+    reserved_bytes: u64,
+    lost: OnceCell<djinn_device::Error>,
+    /// What the workspace for activations holds, if that was the last thing done.
+    pub(crate) prepared: Cell<Option<Prepared>>,
+    /// Most rows for which a product reads the weight once.
+    pub(crate) rows_at_once: u32,
+}
+
+/// Activations of a product that the workspace holds, rounded to the weight's type.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Prepared {
+    pub(crate) stream: Stream,
+    x: Span,
+    rows: u32,
+    dtype: DType,
+}
+
+impl Prepared {
+    /// Those of a product that was enqueued.
+    pub(crate) fn new(stream: Stream, args: &Linear) -> Self {
+        Prepared { stream, x: args.x, rows: args.rows, dtype: args.weight.dtype }
+    }
+
+    /// Whether they serve another product.
+    pub(crate) fn is(self, args: &Linear) -> bool {
+        self == Prepared::new(self.stream, args)
+    }
+}
+
+impl CudaDevice {
+    /// A device of a card without streams or buffers. With a cap, takes all of it at once.
+    ///
+    /// # Errors
+    /// If driver, cuBLASLt or card are missing or too old, if the cap is less than what context and workspaces
+    /// take, or if the card has less free.
+    pub fn new(config: CudaConfig) -> crate::Result<Self> {
+        let _alone = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let context = Context::open(config.ordinal)?;
+        let mut device = CudaDevice {
+            captures: Captures::default(),
+            events: Events::new()?,
+            streams: RefCell::default(),
+            matmul: Matmul::new()?,
+            scratch: Scratch::new(config.max_activation_bytes, context.free_bytes()?)?,
+            memory: Memory::new(context.total_bytes, config.ram),
+            context,
+            name: format!("cuda:{} ({})", config.ordinal, context.name()?),
+            reserved_bytes: 0,
+            lost: OnceCell::new(),
+            prepared: Cell::new(None),
+            rows_at_once: rows_at_once(),
+        };
+        if !context.is_measured() {
+            warm_up::run(&device)?;
+            device.streams.borrow_mut().clear();
+            device.memory.reset_peak();
+        }
+        let scratch_bytes = device.scratch.bytes();
+        let reserved =
+            context.overhead(scratch_bytes) + scratch_bytes + LATE_BYTES + mapping_bytes(config.pinned_bytes);
+        device.reserved_bytes = match config.vram {
+            Some(vram) => vram - device.memory.cap(vram, reserved, context.free_bytes()?)?,
+            None => reserved,
+        };
+        Ok(device)
+    }
+
+    /// Bytes that are free on the card now.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn free_bytes(&self) -> Result<u64> {
+        self.enter()?;
+        self.context.free_bytes().map_err(|error| error.lost())
+    }
+
+    /// Launches on a stream.
+    pub(crate) fn launch(
+        &self,
+        stream: Stream,
+        work: impl FnOnce(Launch<'_>) -> crate::Result<()>,
+    ) -> Result<()> {
+        self.on(stream, |raw| work(Launch { memory: &self.memory, stream: raw }))
+    }
+
+    /// Before the workspaces are used on a stream.
+    pub(crate) fn claim_scratch(&self, stream: Stream) -> Result<()> {
+        self.on(stream, |raw| {
+            self.scratch.claim((stream, raw), |owner, then| {
+                let streams = self.streams.borrow();
+                streams.get(owner.id() as usize).map_or(Ok(()), then)
+            })
+        })
+    }
+
+    /// Calls into the driver about a stream, unless the device is lost.
+    fn on<T>(&self, stream: Stream, work: impl FnOnce(&RawStream) -> crate::Result<T>) -> Result<T> {
+        let streams = self.streams.borrow();
+        let raw = self.raw(&streams, stream);
+        self.prepared.set(None);
+        self.enter()?;
+        self.sticky(work(raw))
+    }
+
+    /// # Panics
+    /// If the stream is foreign.
+    fn raw<'a>(&self, all: &'a [RawStream], stream: Stream) -> &'a RawStream {
+        let count = all.len();
+        let raw = all.get(stream.id() as usize);
+        raw.unwrap_or_else(|| panic!("{stream:?} is not a stream of this device, which has {count}"))
+    }
+
+    /// Refuses if the device is lost; else makes its context current on the calling thread.
+    fn enter(&self) -> Result<()> {
+        match self.lost.get() {
+            Some(lost) => Err(lost.clone()),
+            None => self.sticky(self.context.make_current()),
+        }
+    }
+
+    /// Remembers the first failure.
+    fn sticky<T>(&self, outcome: Result<T, Error>) -> Result<T> {
+        outcome.map_err(|error| self.lose(&error))
+    }
+
+    fn lose(&self, error: &Error) -> djinn_device::Error {
+        self.lost.get_or_init(|| error.lost()).clone()
+    }
+}
+
+impl Device for CudaDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: self.name.clone(),
+            host_memory: false,
+            reserved_bytes: self.reserved_bytes,
+            captures: true,
+            batch_invariant_rows: self.batch_invariant_rows(),
+            batch_invariant_run: djinn_cuda_sys::DJINN_PREFILL_RUN,
+        }
+    }
+
+    fn alloc(&self, space: Space, len: u64) -> Result<Buffer> {
+        self.enter()?;
+        self.memory.alloc(space, len)
+    }
+
+    fn free(&self, buffer: Buffer) {
+        // On a lost device the driver refuses to free; the context's end does.
+        let _ = self.context.make_current();
+        self.memory.free(buffer);
+    }
+
+    fn usage(&self, space: Space) -> Usage {
+        self.memory.usage(space)
+    }
+
+    fn stream(&self) -> Result<Stream> {
+        self.enter()?;
+        let raw = RawStream::new().map_err(|error| error.refused("a stream"))?;
+        let mut streams = self.streams.borrow_mut();
+        streams.push(raw);
+        Ok(Stream::from_raw(streams.len() as u32 - 1))
+    }
+
+    fn event(&self) -> Result<Event> {
+        self.enter()?;
+        self.events.create().map_err(|error| error.refused("an event"))
+    }
+
+    fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
+        assert!(src.len() == dst.len(), "a copy of {src:?} to {dst:?} of another length");
+        assert!(!src.overlaps(dst), "a copy of {src:?} to overlapping {dst:?}");
+        let (src, dst) = (self.memory.resolve(src), self.memory.resolve(dst));
+        self.on(stream, |raw| raw.copy(src, dst))
+    }
+
+    fn copy_promptly(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
+        assert!(src.len() == dst.len(), "a copy of {src:?} to {dst:?} of another length");
+        assert!(!src.overlaps(dst), "a copy of {src:?} to overlapping {dst:?}");
+        if src.is_empty() {
+            return Ok(());
+        }
+        let (src, dst) = (self.memory.resolve(src), self.memory.resolve(dst));
+        self.launch(stream, |launch| launch.copy(src, dst))
+    }
+
+    fn fill(&self, stream: Stream, dst: Span, byte: u8) -> Result<()> {
+        let dst = self.memory.resolve(dst);
+        self.on(stream, |raw| raw.fill(dst, byte))
+    }
+
+    fn record(&self, stream: Stream, event: Event) -> Result<()> {
+        self.on(stream, |raw| match self.captures.is_open() {
+            true => self.events.capture_record(raw, event),
+            false => self.events.record(raw, event),
+        })
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        self.on(stream, |raw| match self.captures.is_open() {
+            true => self.events.capture_wait(raw, event),
+            false => self.events.wait(raw, event),
+        })
+    }
+
+    fn is_done(&self, event: Event) -> Result<bool> {
+        self.enter()?;
+        self.sticky(self.events.is_done(event))
+    }
+
+    fn sync(&self, stream: Stream) -> Result<()> {
+        self.on(stream, RawStream::sync)
+    }
+
+    fn sync_event(&self, event: Event) -> Result<()> {
+        self.enter()?;
+        self.sticky(self.events.sync(event))
+    }
+
+    fn timestamp(&self, event: Event) -> Option<Duration> {
+        self.enter().ok()?;
+        self.sticky(self.events.timestamp(event)).ok()?
+    }
+
+    fn capture<E: From<djinn_device::Error>>(
+        &self,
+        streams: &[Stream],
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Capture, E> {
+        self.enter()?;
+        let all = self.streams.borrow();
+        let raw = streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();
+        // A graph needs a little memory of the card; without it the device is as sound as before.
+        let failed = |error: Error| match error {
+            Error::Driver { code, .. } if code == OUT_OF_MEMORY => error.refused("a captured pass"),
+            error => self.lose(&error),
+        };
+        self.prepared.set(None);
+        let captured = self.captures.capture((streams, &raw), work, || self.events.end_capture(), failed);
+        self.prepared.set(None);
+        captured
+    }
+
+    fn replay(&self, capture: Capture) -> Result<()> {
+        self.enter()?;
+        self.prepared.set(None);
+        let all = self.streams.borrow();
+        self.captures.with(capture, |kept: &Kept| {
+            let raw = kept.streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();
+            self.sticky(kept.replay(&raw))?;
+            self.events.replayed(&kept.events);
+            Ok(())
+        })
+    }
+
+    fn free_capture(&self, capture: Capture) {
+        let _ = self.context.make_current();
+        self.captures.free(capture);
+    }
+
+    fn read_host<R>(&self, span: Span, read: impl FnOnce(&[u8]) -> R) -> R {
+        self.memory.read_host(span, read)
+    }
+
+    fn write_host<R>(&self, span: Span, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.memory.write_host(span, write)
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // Drains the streams. Failures cannot be returned any more; a caller that cares syncs before.
+        let _ = self.context.make_current();
+        for stream in self.streams.borrow().iter() {
+            let _ = stream.sync();
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The table of a device's events.
+
+use crate::Result;
+use crate::present::stream::{RawEvent, RawStream};
+use djinn_device::Event;
+use std::cell::RefCell;
+use std::time::Duration;
+
+/// The driver tells times between two events as f32 milliseconds: to half a microsecond within this span.
+const FINE_MS: f32 = 4096.0;
+
+/// Events by id, and the clock of their timestamps.
+pub(crate) struct Events {
+    all: RefCell<Vec<Entry>>,
+    clock: RefCell<Clock>,
+}
+
+/// A recent event whose time is known.
+struct Clock {
+    /// Does nothing but record it.
+    stream: RawStream,
+    mark: RawEvent,
+    /// Milliseconds from the device's origin to the mark.
+    at: f64,
+}
+
+impl Clock {
+    fn new() -> Result<Self> {
+        let (stream, mark) = (RawStream::new()?, RawEvent::new()?);
+        stream.record(&mark)?;
+        stream.sync()?;
+        Ok(Clock { stream, mark, at: 0.0 })
+    }
+
+    /// When the event's work was done, since the origin.
+    fn time(&mut self, event: &RawEvent) -> Result<Option<Duration>> {
+        let Some(mut ms) = event.since(&self.mark)? else { return Ok(None) };
+        if ms > FINE_MS {
+            let mark = RawEvent::new()?;
+            self.stream.record(&mark)?;
+            self.stream.sync()?;
+            self.at += mark.since(&self.mark)?.map_or(0.0, f64::from);
+            self.mark = mark;
+            ms = event.since(&self.mark)?.unwrap_or(0.0);
+        }
+        Ok(Some(Duration::from_secs_f64((self.at + f64::from(ms)).max(0.0) / 1e3)))
+    }
+}
+
+struct Entry {
+    raw: RawEvent,
+    /// A fresh event is done, has no time, and nothing waits for it.
+    recorded: bool,
+    /// Its point in the capture under way. The driver orders captured work by events that are recorded in the
+    /// capture, and tells the times of others, so that each of ours is one of either kind.
+    point: Option<RawEvent>,
+}
+
+impl Events {
+    /// No events; the origin of their times is now.
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Events { all: RefCell::default(), clock: RefCell::new(Clock::new()?) })
+    }
+
+    pub(crate) fn create(&self) -> Result<Event> {
+        let raw = RawEvent::new()?;
+        let mut all = self.all.borrow_mut();
+        all.push(Entry { raw, recorded: false, point: None });
+        Ok(Event::from_raw(all.len() as u32 - 1))
+    }
+
+    pub(crate) fn record(&self, stream: &RawStream, event: Event) -> Result<()> {
+        let mut all = self.all.borrow_mut();
+        let count = all.len();
+        let entry = all.get_mut(event.id() as usize).unwrap_or_else(|| foreign(event, count));
+        stream.record(&entry.raw)?;
+        entry.recorded = true;
+        Ok(())
+    }
+
+    pub(crate) fn wait(&self, stream: &RawStream, event: Event) -> Result<()> {
+        self.recorded(event, |raw| stream.wait(raw)).unwrap_or(Ok(()))
+    }
+
+    /// [`record`](Self::record), while the stream is captured.
+    pub(crate) fn capture_record(&self, stream: &RawStream, event: Event) -> Result<()> {
+        let mut all = self.all.borrow_mut();
+        let count = all.len();
+        let entry = all.get_mut(event.id() as usize).unwrap_or_else(|| foreign(event, count));
+        stream.record_in_replay(&entry.raw)?;
+        if entry.point.is_none() {
+            entry.point = Some(RawEvent::new()?);
+        }
+        entry.point.as_ref().map_or(Ok(()), |point| stream.record(point))
+    }
+
+    /// [`wait`](Self::wait), while the stream is captured: only for what was recorded since.
+    pub(crate) fn capture_wait(&self, stream: &RawStream, event: Event) -> Result<()> {
+        let all = self.all.borrow();
+        let entry = all.get(event.id() as usize).unwrap_or_else(|| foreign(event, all.len()));
+        entry.point.as_ref().map_or(Ok(()), |point| stream.wait(point))
+    }
+
+    /// Ends a capture. The events recorded in it, which stand for nothing new before the first replay.
+    pub(crate) fn end_capture(&self) -> Vec<Event> {
+        let mut recorded = Vec::new();
+        for (id, entry) in self.all.borrow_mut().iter_mut().enumerate() {
+            if entry.point.take().is_some() {
+                recorded.push(Event::from_raw(id as u32));
+            }
+        }
+        recorded
+    }
+
+    /// A replay recorded these events.
+    pub(crate) fn replayed(&self, events: &[Event]) {
+        let mut all = self.all.borrow_mut();
+        for event in events {
+            all[event.id() as usize].recorded = true;
+        }
+    }
+
+    pub(crate) fn is_done(&self, event: Event) -> Result<bool> {
+        self.recorded(event, RawEvent::is_done).unwrap_or(Ok(true))
+    }
+
+    pub(crate) fn sync(&self, event: Event) -> Result<()> {
+        self.recorded(event, RawEvent::sync).unwrap_or(Ok(()))
+    }
+
+    pub(crate) fn timestamp(&self, event: Event) -> Result<Option<Duration>> {
+        self.recorded(event, |raw| self.clock.borrow_mut().time(raw)).unwrap_or(Ok(None))
+    }
+
+    /// What `then` says of an event that was recorded.
+    fn recorded<T>(&self, event: Event, then: impl FnOnce(&RawEvent) -> T) -> Option<T> {
+        let all = self.all.borrow();
+        let entry = all.get(event.id() as usize).unwrap_or_else(|| foreign(event, all.len()));
+        entry.recorded.then(|| then(&entry.raw))
+    }
+}
+
+fn foreign(event: Event, count: usize) -> ! {
+    panic!("{event:?} is not an event of this device, which has {count}")
+}

@@ -1,0 +1,311 @@
+//! One typed launch for each kernel: spans become addresses, and the launcher's code an error.
+#![allow(unsafe_code, reason = "calls the launchers of the kernels")]
+
+use crate::present::memory::{Memory, Place};
+use crate::present::stream::RawStream;
+use crate::{Error, Result};
+use djinn_cuda_sys as sys;
+use djinn_device::args::{self, KvPages, Linear};
+use djinn_device::{DType, GeluForm, RopeStyle, Span};
+use std::ffi::{CStr, c_void};
+use std::ops::Range;
+
+/// Tiles of a weight that one launch of a product takes.
+pub(crate) const TILES: usize = sys::DJINN_LINEAR_TILES as usize;
+
+/// Most rows for which a product reads the weight once, on the card of the current context.
+pub(crate) fn rows_at_once() -> u32 {
+    // SAFETY: asks the driver, and has no other effect.
+    unsafe { sys::djinn_linear_rows() }
+}
+
+/// Whether the own kernel for a product of this many rows, or slots of experts, takes its activations rounded, on the
+/// card of the current context.
+pub(crate) fn wants_rounded(rows: u32, k: u32, weight: DType) -> bool {
+    // SAFETY: as above.
+    unsafe { sys::djinn_linear_rounded(rows, k, dtype(weight)) != 0 }
+}
+
+/// A stream, and the memory that arguments refer to.
+#[derive(Clone, Copy)]
+pub(crate) struct Launch<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) stream: &'a RawStream,
+}
+
+/// Calls a launcher with its arguments.
+macro_rules! kernel {
+    ($launcher:ident, $args:expr, $stream:expr) => {{
+        let args = $args;
+        // SAFETY: every pointer is the address of a `Place`, i.e. of live memory of the size that the
+        // operation's `check` demands, kept until the work is done by the device's contract; the launcher
+        // reads `args` during the call; the stream is alive and its context current.
+        let code = unsafe { sys::$launcher(&args, $stream.raw().cast::<c_void>()) };
+        outcome(stringify!($launcher), code)
+    }};
+}
+
+/// Arguments of a launcher, by the name of the operation.
+trait Raw {
+    type Args;
+    fn raw(&self, memory: &Memory) -> Self::Args;
+}
+
+/// Defines launches whose arguments have the names of the operation's: addresses of what is read and written, weights
+/// with their types, numbers as they are, and the rest by an expression.
+macro_rules! launches {
+    ($($op:ident: $Args:ident = $launcher:ident($Raw:ident) {
+        read [$($read:ident),*], write [$($write:ident),*], weights [$($weight:ident $dtype:ident),*],
+        same [$($same:ident),*], $(|$args:ident, $memory:ident| [$($field:ident: $value:expr),*],)?
+    })*) => {
+        $(impl Raw for args::$Args {
+            type Args = sys::$Raw;
+
+            fn raw(&self, memory: &Memory) -> sys::$Raw {
+                $(let ($args, $memory) = (self, memory);)?
+                sys::$Raw {
+                    $($read: memory.resolve(self.$read).input(),)*
+                    $($write: memory.resolve(self.$write).output(),)*
+                    $($weight: memory.resolve(self.$weight.span).input(), $dtype: dtype(self.$weight.dtype),)*
+                    $($same: self.$same,)*
+                    $($($field: $value,)*)?
+                }
+            }
+        })*
+
+        impl Launch<'_> {
+            $(pub(crate) fn $op(self, args: &args::$Args) -> Result<()> {
+                kernel!($launcher, args.raw(self.memory), self.stream)
+            })*
+        }
+    };
+}
+
+launches! {
+    embed: Embed = djinn_embed(djinn_embed_args) {
+        read [tokens], write [out], weights [table table_dtype], same [first_row, table_rows, width, rows],
+    }
+    rope_table: RopeTable = djinn_rope_table(djinn_rope_table_args) {
+        read [positions, inv_freq], write [out], weights [], same [half, scale, rows],
+    }
+    rms_norm: RmsNorm = djinn_rms_norm(djinn_rms_norm_args) {
+        read [x], write [out], weights [weight weight_dtype], same [eps, width, rows],
+    }
+    layer_norm: LayerNorm = djinn_layer_norm(djinn_layer_norm_args) {
+        read [x], write [out], weights [weight weight_dtype, bias bias_dtype], same [eps, width, rows],
+    }
+    head_norm: HeadNorm = djinn_head_norm(djinn_head_norm_args) {
+        read [], write [qkv], weights [query weight_dtype], same [eps, heads, kv_heads, head_dim, rows],
+        |args, memory| [key: memory.resolve(args.key.span).input()],
+    }
+    rope: Rope = djinn_rope(djinn_rope_args) {
+        read [table], write [qkv], weights [], same [heads, kv_heads, head_dim, rotary_dim, rows],
+        |args, _memory| [style: match args.style {
+            RopeStyle::Half => sys::djinn_rope_style_DJINN_ROPE_HALF,
+            RopeStyle::Interleaved => sys::djinn_rope_style_DJINN_ROPE_INTERLEAVED,
+        }],
+    }
+    kv_write: KvWrite = djinn_kv_write(djinn_kv_write_args) {
+        read [qkv, row_seq, positions], write [], weights [], same [heads, rows],
+        |args, memory| [kv: pages(&args.kv, memory)],
+    }
+    silu_mul: SiluMul = djinn_silu_mul(djinn_silu_mul_args) {
+        read [x], write [out], weights [], same [width, rows],
+    }
+    gelu: Gelu = djinn_gelu(djinn_gelu_args) {
+        read [x], write [out], weights [], same [len],
+        |args, _memory| [form: match args.form {
+            GeluForm::Erf => sys::djinn_gelu_form_DJINN_GELU_ERF,
+            GeluForm::Tanh => sys::djinn_gelu_form_DJINN_GELU_TANH,
+        }],
+    }
+    add: Add = djinn_add(djinn_add_args) {
+        read [a, b], write [out], weights [], same [len],
+    }
+    select_rows: SelectRows = djinn_select_rows(djinn_select_rows_args) {
+        read [x, indices], write [out], weights [], same [width, rows],
+    }
+    route: Route = djinn_route(djinn_route_args) {
+        read [logits], write [weights, ids], weights [], same [experts, top_k, rows],
+        |args, _memory| [renormalise: args.renormalise.into()],
+    }
+    group: Group = djinn_group(djinn_group_args) {
+        read [ids], write [order, starts], weights [], same [experts, slots],
+    }
+    combine: Combine = djinn_combine(djinn_combine_args) {
+        read [y, weights], write [out], weights [], same [top_k, width, rows],
+    }
+    copy_expert: CopyExpert = djinn_copy_expert(djinn_copy_expert_args) {
+        read [src, starts], write [moved], weights [], same [expert],
+        |args, memory| [dst: memory.resolve(args.dst).bytes(), bytes: args.src.len()],
+    }
+    checksum: Checksum = djinn_checksum(djinn_checksum_args) {
+        read [src], write [out], weights [], same [],
+        |args, _memory| [bytes: args.src.len()],
+    }
+}
+
+impl Launch<'_> {
+    pub(crate) fn add_rms_norm(self, add: &args::Add, norm: &args::RmsNorm) -> Result<()> {
+        let raw = sys::djinn_add_rms_norm_args {
+            a: self.memory.resolve(add.a).input(),
+            b: self.memory.resolve(add.b).input(),
+            sum: self.memory.resolve(add.out).output(),
+            norm: norm.raw(self.memory),
+        };
+        kernel!(djinn_add_rms_norm, raw, self.stream)
+    }
+
+    pub(crate) fn rope_kv_write(self, rope: &args::Rope, write: &args::KvWrite) -> Result<()> {
+        let raw =
+            sys::djinn_rope_kv_write_args { rope: rope.raw(self.memory), write: write.raw(self.memory) };
+        kernel!(djinn_rope_kv_write, raw, self.stream)
+    }
+
+    /// Some rows of a product. `rounded` are those of the activations in the weight's type, where
+    /// [`wants_rounded`] says so; results do not depend on it.
+    ///
+    /// `tiles` are up to [`TILES`] successive tiles of one weight, of as many rows each but for the last.
+    pub(crate) fn linear(self, tiles: &[Linear], rows: Range<u32>, rounded: Option<Place>) -> Result<()> {
+        let args = &tiles[0];
+        let mut weights = [std::ptr::null(); TILES];
+        for (weight, tile) in weights.iter_mut().zip(tiles) {
+            *weight = self.memory.resolve(tile.weight.span).input();
+        }
+        let bias = args.bias.map(|bias| (self.memory.resolve(bias.span).input(), dtype(bias.dtype)));
+        let (bias, bias_dtype) = bias.unwrap_or((std::ptr::null(), dtype(DType::F32)));
+        let part = |span: Span, width: u32| {
+            let row = u64::from(width) * 4;
+            let place = self.memory.resolve(span);
+            place.slice(u64::from(rows.start) * row, rows.len() as u64 * row)
+        };
+        let raw = sys::djinn_linear_args {
+            x: part(args.x, args.k).input(),
+            weights,
+            bias,
+            out: part(args.out, args.out_width).output(),
+            rounded: rounded.map_or(std::ptr::null(), Place::input),
+            weight_dtype: dtype(args.weight.dtype),
+            bias_dtype,
+            k: args.k,
+            n: tiles.iter().map(|tile| tile.n).sum(),
+            tile_rows: args.n,
+            out_width: args.out_width,
+            out_column: args.out_column,
+            rows: rows.len() as u32,
+        };
+        kernel!(djinn_linear, raw, self.stream)
+    }
+
+    /// Rounds f32 elements to a 16-bit type; `out` holds as many of them as `x`.
+    pub(crate) fn convert(self, x: Place, out: Place, to: DType) -> Result<()> {
+        debug_assert_eq!(out.len(), x.len() / 2);
+        let len = x.len() / 4;
+        let raw = sys::djinn_convert_args { x: x.input(), out: out.output(), out_dtype: dtype(to), len };
+        kernel!(djinn_convert, raw, self.stream)
+    }
+
+    /// Adds the bias of a product that was computed without one.
+    pub(crate) fn add_bias(self, args: &Linear) -> Result<()> {
+        let Some(bias) = args.bias else { return Ok(()) };
+        let raw = sys::djinn_add_bias_args {
+            out: self.memory.resolve(args.out).output(),
+            bias: self.memory.resolve(bias.span).input(),
+            bias_dtype: dtype(bias.dtype),
+            n: args.n,
+            out_width: args.out_width,
+            out_column: args.out_column,
+            rows: args.rows,
+        };
+        kernel!(djinn_add_bias, raw, self.stream)
+    }
+
+    /// With `workspace` for the partial results of long contexts; results do not depend on it.
+    pub(crate) fn attention(self, args: &args::Attention, workspace: Place) -> Result<()> {
+        let raw = sys::djinn_attention_args {
+            qkv: self.memory.resolve(args.qkv).input(),
+            row_seq: self.memory.resolve(args.row_seq).input(),
+            positions: self.memory.resolve(args.positions).input(),
+            out: self.memory.resolve(args.out).output(),
+            workspace: workspace.output(),
+            workspace_bytes: workspace.len(),
+            kv: pages(&args.kv, self.memory),
+            heads: args.heads,
+            scale: args.scale,
+            window: args.window.unwrap_or(0),
+            alibi: args.alibi.into(),
+            rows: args.rows,
+        };
+        kernel!(djinn_attention, raw, self.stream)
+    }
+
+    /// With a workspace for rounded activations where [`wants_rounded`] says so; results do not depend on it.
+    pub(crate) fn expert_linear(self, args: &args::ExpertLinear, workspace: Option<Place>) -> Result<()> {
+        let mut weights = [std::ptr::null(); TILES];
+        weights[0] = self.memory.resolve(args.weight.span).input();
+        let linear = sys::djinn_linear_args {
+            x: self.memory.resolve(args.x).input(),
+            weights,
+            bias: std::ptr::null(),
+            out: self.memory.resolve(args.out).output(),
+            rounded: std::ptr::null(),
+            weight_dtype: dtype(args.weight.dtype),
+            bias_dtype: dtype(DType::F32),
+            k: args.k,
+            n: args.n,
+            tile_rows: args.n,
+            out_width: args.out_width,
+            out_column: args.out_column,
+            rows: args.slots,
+        };
+        let raw = sys::djinn_expert_linear_args {
+            linear,
+            order: self.memory.resolve(args.order).input(),
+            starts: self.memory.resolve(args.starts).input(),
+            workspace: workspace.map_or(std::ptr::null_mut(), Place::bytes),
+            workspace_bytes: workspace.map_or(0, Place::len),
+            expert: args.expert,
+            slots_per_row: args.slots_per_row,
+        };
+        kernel!(djinn_expert_linear, raw, self.stream)
+    }
+
+    pub(crate) fn copy(self, src: Place, dst: Place) -> Result<()> {
+        let raw = sys::djinn_copy_args { src: src.input(), dst: dst.bytes(), bytes: src.len() };
+        kernel!(djinn_copy, raw, self.stream)
+    }
+}
+
+fn pages(kv: &KvPages, memory: &Memory) -> sys::djinn_kv_pages {
+    sys::djinn_kv_pages {
+        pages: memory.resolve(kv.pages.slice(kv.offset, kv.pages.len() - kv.offset)).bytes(),
+        page_table: memory.resolve(kv.page_table).input(),
+        page_bytes: kv.page_bytes,
+        dtype: dtype(kv.dtype),
+        page_tokens: kv.page_tokens,
+        layer: 0,
+        kv_heads: kv.kv_heads,
+        head_dim: kv.head_dim,
+        table_width: kv.table_width,
+    }
+}
+
+fn dtype(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => sys::djinn_dtype_DJINN_F32,
+        DType::F16 => sys::djinn_dtype_DJINN_F16,
+        DType::BF16 => sys::djinn_dtype_DJINN_BF16,
+        DType::U32 => unreachable!("no type of weights or caches"),
+    }
+}
+
+fn outcome(kernel: &'static str, code: i32) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    // SAFETY: any code is allowed.
+    let text = unsafe { sys::djinn_error_string(code) };
+    // SAFETY: the text is static and ends with NUL.
+    let text = unsafe { CStr::from_ptr(text) };
+    Err(Error::Launch { kernel, code, text: text.to_string_lossy().into_owned() })
+}

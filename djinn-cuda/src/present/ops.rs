@@ -1,0 +1,211 @@
+//! The operations: which kernel or library computes each.
+
+use crate::present::device::{CudaDevice, Prepared};
+use crate::present::launch::{Launch, TILES, wants_rounded};
+use crate::present::matmul::Shape;
+use crate::present::memory::Place;
+use djinn_device::args::{self, Linear};
+use djinn_device::{DType, Ops, Result, Stream};
+use std::ops::Range;
+
+/// Up to this many rows an own kernel computes a product, and a row's bits do not depend on the others; beyond,
+/// cuBLASLt computes it. For cards on which the kernel reads the weight once for 16 rows.
+const BATCH_INVARIANT_ROWS: u32 = 64;
+
+impl CudaDevice {
+    /// As [`BATCH_INVARIANT_ROWS`], for this card: where the weight is read once for more rows, as many as that.
+    pub(crate) fn batch_invariant_rows(&self) -> u32 {
+        self.rows_at_once.max(BATCH_INVARIANT_ROWS)
+    }
+}
+
+/// Rows of a piece are a multiple of this, where there is room for it.
+const PIECE: u64 = 64;
+
+impl CudaDevice {
+    /// Rounds the activations of a product to the weight's type in the workspace, in pieces that fit it, and hands the
+    /// rows of each with their place to `work`, until one fails or answers that it could not. `known` says what the
+    /// workspace holds already: tiles of one weight follow one another, and share their activations.
+    fn in_pieces(
+        &self,
+        launch: Launch<'_>,
+        args: &Linear,
+        known: Option<Prepared>,
+        mut work: impl FnMut(Range<u32>, Place) -> crate::Result<bool>,
+    ) -> crate::Result<bool> {
+        let row = u64::from(args.k) * 2;
+        let fit = self.scratch.activations().len() / row;
+        let step = (if fit >= PIECE { fit - fit % PIECE } else { fit }).min(args.rows.into()) as u32;
+        if step == 0 {
+            return Ok(false);
+        }
+        for first in (0..args.rows).step_by(step as usize) {
+            let rows = first..args.rows.min(first + step);
+            let bytes = rows.len() as u64 * row;
+            let rounded = self.scratch.activations().slice(0, bytes);
+            if step < args.rows || known.is_none_or(|known| !known.is(args)) {
+                let x = launch.memory.resolve(args.x).slice(u64::from(first) * row * 2, bytes * 2);
+                launch.convert(x, rounded, args.weight.dtype)?;
+            }
+            if !work(rows, rounded)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// A product by cuBLASLt; whether it could do it.
+    fn large_linear(
+        &self,
+        launch: Launch<'_>,
+        args: &Linear,
+        known: Option<Prepared>,
+    ) -> crate::Result<bool> {
+        let (x, out) = (launch.memory.resolve(args.x), launch.memory.resolve(args.out));
+        let weight = launch.memory.resolve(args.weight.span);
+        let product = |rows: Range<u32>, x: Place| {
+            let row = u64::from(args.out_width) * 4;
+            let out = out.slice(u64::from(rows.start) * row, rows.len() as u64 * row);
+            let shape = Shape {
+                rows: rows.len() as u32,
+                k: args.k,
+                n: args.n,
+                out_width: args.out_width,
+                out_column: args.out_column,
+                dtype: args.weight.dtype,
+            };
+            self.matmul.product(launch.stream, shape, [x, weight, out, self.scratch.cublas()])
+        };
+        let done = match args.weight.dtype {
+            DType::F32 => product(0..args.rows, x)?,
+            _ => self.in_pieces(launch, args, known, product)?,
+        };
+        if done {
+            launch.add_bias(args)?;
+        }
+        Ok(done)
+    }
+
+    /// A product with tiles that one launch takes ([`at_once`]), or with one tile.
+    fn product(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
+        let args = &tiles[0];
+        let few = args.rows <= self.batch_invariant_rows();
+        if few && !wants_rounded(args.rows, args.k, args.weight.dtype) {
+            return self.launch(stream, |launch| launch.linear(tiles, 0..args.rows, None));
+        }
+        let known = self.prepared.take().filter(|known| known.stream == stream);
+        self.claim_scratch(stream)?;
+        self.launch(stream, |launch| {
+            let done = if few {
+                self.in_pieces(launch, args, known, |rows, x| {
+                    launch.linear(tiles, rows, Some(x)).map(|()| true)
+                })?
+            } else {
+                self.large_linear(launch, args, known)?
+            };
+            if done { Ok(()) } else { launch.linear(tiles, 0..args.rows, None) }
+        })?;
+        // Left out where the workspace holds not all of it, or the output overwrites what was prepared.
+        let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
+        let holds = args.weight.dtype != DType::F32 && fits && !args.x.overlaps(args.out);
+        self.prepared.set(holds.then(|| Prepared::new(stream, args)));
+        Ok(())
+    }
+
+    /// `linear` by cuBLASLt, whatever the number of rows; whether it has an algorithm. For measuring: rows of small
+    /// batches do not get the bits that `linear` gives.
+    ///
+    /// # Errors
+    /// As for any operation.
+    pub fn library_linear(&self, stream: Stream, args: &Linear) -> Result<bool> {
+        debug_assert_eq!(args.check(), ());
+        self.claim_scratch(stream)?;
+        let mut done = false;
+        self.launch(stream, |launch| {
+            done = self.large_linear(launch, args, None)?;
+            Ok(())
+        })?;
+        Ok(done)
+    }
+}
+
+/// How many of the leading tiles one launch takes: those that follow one another in the output, of as many rows each
+/// but for the last, of the same product of up to `few` rows. A bias is cut into tiles as well, and a launch takes one
+/// tile of it.
+fn at_once(tiles: &[Linear], few: u32) -> usize {
+    let first = &tiles[0];
+    if first.rows > few || first.bias.is_some() {
+        return 1;
+    }
+    let follows = |(a, b): (&Linear, &Linear)| {
+        let (span, out_column) = (b.weight.span, a.out_column + a.n);
+        let like_first =
+            Linear { weight: args::Weight { span, ..first.weight }, out_column, n: b.n, ..*first };
+        a.n == first.n && b.n <= first.n && *b == like_first
+    };
+    1 + tiles.iter().zip(&tiles[1..]).take(TILES - 1).take_while(|&pair| follows(pair)).count()
+}
+
+/// Defines an operation: those that are more than one launch, or need a workspace, and all others.
+macro_rules! operation {
+    (linear $Args:ident) => {
+        fn linear(&self, stream: Stream, args: &Linear) -> Result<()> {
+            debug_assert_eq!(args.check(), ());
+            self.product(stream, std::slice::from_ref(args))
+        }
+    };
+    (expert_linear $Args:ident) => {
+        fn expert_linear(&self, stream: Stream, args: &args::ExpertLinear) -> Result<()> {
+            debug_assert_eq!(args.check(), ());
+            if !wants_rounded(args.slots, args.k, args.weight.dtype) {
+                return self.launch(stream, |launch| launch.expert_linear(args, None));
+            }
+            self.claim_scratch(stream)?;
+            self.launch(stream, |launch| launch.expert_linear(args, Some(self.scratch.activations())))
+        }
+    };
+    (attention $Args:ident) => {
+        fn attention(&self, stream: Stream, args: &args::Attention) -> Result<()> {
+            debug_assert_eq!(args.check(), ());
+            self.claim_scratch(stream)?;
+            self.launch(stream, |launch| launch.attention(args, self.scratch.activations()))
+        }
+    };
+    ($op:ident $Args:ident) => {
+        fn $op(&self, stream: Stream, args: &args::$Args) -> Result<()> {
+            debug_assert_eq!(args.check(), ());
+            self.launch(stream, |launch| launch.$op(args))
+        }
+    };
+}
+
+/// Defines every operation of the table.
+macro_rules! operations {
+    ($($op:ident: $Args:ident $uses:tt,)*) => {
+        $(operation!($op $Args);)*
+    };
+}
+
+impl Ops for CudaDevice {
+    djinn_device::for_each_op!(operations);
+
+    fn add_rms_norm(&self, stream: Stream, add: &args::Add, norm: &args::RmsNorm) -> Result<()> {
+        debug_assert_eq!((add.check(), norm.check()), ((), ()));
+        self.launch(stream, |launch| launch.add_rms_norm(add, norm))
+    }
+
+    fn rope_kv_write(&self, stream: Stream, rope: &args::Rope, write: &args::KvWrite) -> Result<()> {
+        debug_assert_eq!((rope.check(), write.check()), ((), ()));
+        self.launch(stream, |launch| launch.rope_kv_write(rope, write))
+    }
+
+    fn linear_tiles(&self, stream: Stream, mut tiles: &[Linear]) -> Result<()> {
+        while !tiles.is_empty() {
+            let (run, rest) = tiles.split_at(at_once(tiles, self.batch_invariant_rows()));
+            run.iter().for_each(|tile| debug_assert_eq!(tile.check(), ()));
+            self.product(stream, run)?;
+            tiles = rest;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,348 @@
+//! The scalar reference: for each operation plain loops that add up in f64. They define the results that every device is
+//! compared with, and say which bytes an operation writes.
+
+pub mod alibi;
+mod routing;
+#[cfg(test)]
+mod tests;
+
+use crate::args::{
+    Add, Attention, Checksum, Embed, Gelu, HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope,
+    RopeTable, SelectRows, SiluMul, Weight,
+};
+use crate::{DType, GeluForm, Operation, RopeStyle, Span};
+use half::{bf16, f16};
+use routing::{combine, copy_expert, expert_linear, group, route};
+
+/// Memory that operations read.
+pub trait Contents {
+    /// The bytes of a span.
+    fn bytes(&self, span: Span) -> &[u8];
+}
+
+/// What an operation leaves in some of its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Where.
+    pub span: Span,
+    /// The new bytes.
+    pub bytes: Vec<u8>,
+    /// Whether devices give these very bytes; they are f32 up to rounding otherwise.
+    pub exact: bool,
+}
+
+impl Written {
+    fn exact(span: Span, bytes: Vec<u8>) -> Self {
+        Written { span, bytes, exact: true }
+    }
+
+    fn words(span: Span, words: &[u32]) -> Self {
+        Written::exact(span, words.iter().flat_map(|word| word.to_le_bytes()).collect())
+    }
+
+    /// f32 up to rounding, from element `first` of `span` on.
+    fn floats(span: Span, first: usize, floats: &[f32]) -> Self {
+        let span = span.slice(first as u64 * 4, floats.len() as u64 * 4);
+        Written { span, bytes: encode(floats, DType::F32), exact: false }
+    }
+}
+
+macro_rules! dispatch {
+    ($($op:ident: $Args:ident $uses:tt,)*) => {
+        /// What an operation writes, given what lies in memory before it.
+        ///
+        /// # Panics
+        /// If an index that it reads is out of range.
+        pub fn written(operation: &Operation, memory: &dyn Contents) -> Vec<Written> {
+            match operation {
+                $(Operation::$Args(args) => $op(args, Reader(memory)),)*
+            }
+        }
+    };
+}
+
+crate::for_each_op!(dispatch);
+
+/// Values in the bytes of f32, f16 or bf16, rounded to nearest, ties to even.
+///
+/// # Panics
+/// If the type is another.
+pub fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+        DType::BF16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+        DType::U32 => panic!("u32 is no type of weights or caches"),
+    }
+}
+
+/// Typed reads.
+#[derive(Clone, Copy)]
+struct Reader<'a>(&'a dyn Contents);
+
+impl<'a> Reader<'a> {
+    fn words(self, span: Span) -> Vec<u32> {
+        let (words, _) = self.0.bytes(span).as_chunks::<4>();
+        words.iter().map(|&word| u32::from_le_bytes(word)).collect()
+    }
+
+    fn floats(self, span: Span) -> Vec<f32> {
+        self.words(span).into_iter().map(f32::from_bits).collect()
+    }
+
+    fn elements(self, span: Span, dtype: DType) -> Elements<'a> {
+        Elements { bytes: self.0.bytes(span), dtype }
+    }
+
+    /// All elements of a weight.
+    fn weight(self, weight: Weight) -> Vec<f64> {
+        let count = weight.span.len() / weight.dtype.bytes();
+        self.elements(weight.span, weight.dtype).range(0, count as usize)
+    }
+}
+
+/// Elements of any type.
+#[derive(Clone, Copy)]
+struct Elements<'a> {
+    bytes: &'a [u8],
+    dtype: DType,
+}
+
+impl Elements<'_> {
+    fn range(self, first: usize, count: usize) -> Vec<f64> {
+        let size = self.dtype.bytes() as usize;
+        let bytes = &self.bytes[first * size..(first + count) * size];
+        let (halves, words) = (bytes.as_chunks::<2>().0, bytes.as_chunks::<4>().0);
+        match self.dtype {
+            DType::F32 => words.iter().map(|&x| f32::from_le_bytes(x).into()).collect(),
+            DType::F16 => halves.iter().map(|&x| f16::from_le_bytes(x).into()).collect(),
+            DType::BF16 => halves.iter().map(|&x| bf16::from_le_bytes(x).into()).collect(),
+            DType::U32 => panic!("u32 is no type of weights or caches"),
+        }
+    }
+}
+
+fn embed(op: &Embed, memory: Reader<'_>) -> Vec<Written> {
+    let (table, width) = (memory.elements(op.table.span, op.table.dtype), op.width as usize);
+    let mut written = Vec::new();
+    for (r, token) in memory.words(op.tokens).into_iter().enumerate() {
+        let row = token.checked_sub(op.first_row).filter(|&row| row < op.table_rows);
+        let Some(row) = row else { continue };
+        let row: Vec<f32> = table.range(row as usize * width, width).into_iter().map(|x| x as f32).collect();
+        written.push(Written { exact: true, ..Written::floats(op.out, r * width, &row) });
+    }
+    written
+}
+
+fn rope_table(op: &RopeTable, memory: Reader<'_>) -> Vec<Written> {
+    let (inv_freq, mut out) = (memory.floats(op.inv_freq), Vec::new());
+    for position in memory.words(op.positions) {
+        let pairs: Vec<_> = inv_freq.iter().map(|&freq| RopeTable::pair(position, freq, op.scale)).collect();
+        out.extend(pairs.iter().map(|(cos, _)| *cos).chain(pairs.iter().map(|(_, sin)| *sin)));
+    }
+    vec![Written::floats(op.out, 0, &out)]
+}
+
+/// Rows of `x`, divided by the root of their mean square and times the weight.
+fn normalised(x: &[f32], weight: &[f64], eps: f32) -> Vec<f32> {
+    let rows = x.chunks_exact(weight.len()).map(|row| {
+        let mean = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>() / row.len() as f64;
+        let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+        row.iter().zip(weight).map(move |(&x, weight)| (f64::from(x) * scale * weight) as f32)
+    });
+    rows.flatten().collect()
+}
+
+fn rms_norm(op: &RmsNorm, memory: Reader<'_>) -> Vec<Written> {
+    let out = normalised(&memory.floats(op.x), &memory.weight(op.weight), op.eps);
+    vec![Written::floats(op.out, 0, &out)]
+}
+
+fn layer_norm(op: &LayerNorm, memory: Reader<'_>) -> Vec<Written> {
+    let (weight, bias, mut out) = (memory.weight(op.weight), memory.weight(op.bias), Vec::new());
+    for row in memory.floats(op.x).chunks_exact(op.width as usize) {
+        let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / row.len() as f64;
+        let x: Vec<f64> = row.iter().map(|&x| f64::from(x) - mean).collect();
+        let variance = x.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
+        let scale = 1.0 / (variance + f64::from(op.eps)).sqrt();
+        out.extend(
+            x.iter().zip(&weight).zip(&bias).map(|((x, weight), bias)| (x * scale * weight + bias) as f32),
+        );
+    }
+    vec![Written::floats(op.out, 0, &out)]
+}
+
+fn head_norm(op: &HeadNorm, memory: Reader<'_>) -> Vec<Written> {
+    let [heads, kv_heads, dim] = [op.heads, op.kv_heads, op.head_dim].map(|n| n as usize);
+    let (query, key) = (memory.weight(op.query), memory.weight(op.key));
+    let (qkv, width) = (memory.floats(op.qkv), (heads + 2 * kv_heads) * dim);
+    let rows = qkv.chunks_exact(width).enumerate().map(|(r, row)| {
+        let (queries, rest) = row.split_at(heads * dim);
+        let keys = normalised(&rest[..kv_heads * dim], &key, op.eps);
+        Written::floats(op.qkv, r * width, &[normalised(queries, &query, op.eps), keys].concat())
+    });
+    rows.collect()
+}
+
+/// Each row of `x[_, k]` times all rows of `weight[n, k]`, plus `bias[n]`.
+fn products(x: &[f32], weight: Elements<'_>, bias: Option<Vec<f64>>, k: usize, n: usize) -> Vec<Vec<f32>> {
+    let x: Vec<f64> = x.iter().map(|&x| x.into()).collect();
+    let mut out = vec![vec![0.0; n]; x.len() / k];
+    for j in 0..n {
+        let (weight, bias) = (weight.range(j * k, k), bias.as_ref().map_or(0.0, |bias| bias[j]));
+        for (x, out) in x.chunks_exact(k).zip(&mut out) {
+            out[j] = (x.iter().zip(&weight).map(|(x, weight)| x * weight).sum::<f64>() + bias) as f32;
+        }
+    }
+    out
+}
+
+fn linear(op: &Linear, memory: Reader<'_>) -> Vec<Written> {
+    let (weight, bias) =
+        (memory.elements(op.weight.span, op.weight.dtype), op.bias.map(|bias| memory.weight(bias)));
+    let rows =
+        products(&memory.floats(op.x), weight, bias, op.k as usize, op.n as usize).into_iter().enumerate();
+    let at = |r| r * op.out_width as usize + op.out_column as usize;
+    rows.map(|(r, row)| Written::floats(op.out, at(r), &row)).collect()
+}
+
+fn rope(op: &Rope, memory: Reader<'_>) -> Vec<Written> {
+    let [heads, kv_heads, dim, rotary] =
+        [op.heads, op.kv_heads, op.head_dim, op.rotary_dim].map(|n| n as usize);
+    let (qkv, width, half) = (memory.floats(op.qkv), (heads + 2 * kv_heads) * dim, rotary / 2);
+    let mut written = Vec::new();
+    for (r, table) in memory.floats(op.table).chunks_exact(rotary).enumerate() {
+        for head in 0..heads + kv_heads {
+            let start = r * width + head * dim;
+            let mut x = qkv[start..start + rotary].to_vec();
+            for i in 0..half {
+                let (first, second) = match op.style {
+                    RopeStyle::Half => (i, half + i),
+                    RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+                };
+                let (a, b) = (f64::from(x[first]), f64::from(x[second]));
+                let (cos, sin) = (f64::from(table[i]), f64::from(table[half + i]));
+                (x[first], x[second]) = ((a * cos - b * sin) as f32, (b * cos + a * sin) as f32);
+            }
+            written.push(Written::floats(op.qkv, start, &x));
+        }
+    }
+    written
+}
+
+/// The keys (`part` 0) or values (1) of a head at a position of a sequence, in the pages.
+fn vector(kv: &KvPages, table: &[u32], [sequence, position]: [u32; 2], part: u32, head: u32) -> Span {
+    let (column, slot) = (position / kv.page_tokens, position % kv.page_tokens);
+    assert!(column < kv.table_width, "position {position} lies past {} pages", kv.table_width);
+    let page = u64::from(table[(sequence * kv.table_width + column) as usize]);
+    let plane = u64::from(part * kv.kv_heads + head);
+    let bytes = u64::from(kv.head_dim) * kv.dtype.bytes();
+    let vector = plane * u64::from(kv.page_tokens) + u64::from(slot);
+    kv.pages.slice(page * kv.page_bytes + kv.offset + vector * bytes, bytes)
+}
+
+fn kv_write(op: &KvWrite, memory: Reader<'_>) -> Vec<Written> {
+    let (qkv, dim, mut written) = (memory.floats(op.qkv), op.kv.head_dim as usize, Vec::new());
+    let (table, row_seq) = (memory.words(op.kv.page_table), memory.words(op.row_seq));
+    let rows = row_seq.into_iter().zip(memory.words(op.positions));
+    for (row, (sequence, position)) in qkv.chunks_exact(qkv.len() / op.rows as usize).zip(rows) {
+        for (i, x) in row[op.heads as usize * dim..].chunks_exact(dim).enumerate() {
+            let (part, head) = (i as u32 / op.kv.kv_heads, i as u32 % op.kv.kv_heads);
+            let to = vector(&op.kv, &table, [sequence, position], part, head);
+            written.push(Written::exact(to, encode(x, op.kv.dtype)));
+        }
+    }
+    written
+}
+
+fn attention(op: &Attention, memory: Reader<'_>) -> Vec<Written> {
+    let (qkv, dim, group) = (memory.floats(op.qkv), op.kv.head_dim as usize, op.heads / op.kv.kv_heads);
+    let (table, row_seq) = (memory.words(op.kv.page_table), memory.words(op.row_seq));
+    let rows = row_seq.into_iter().zip(memory.words(op.positions));
+    let mut out = Vec::new();
+    for (row, (sequence, position)) in qkv.chunks_exact(qkv.len() / op.rows as usize).zip(rows) {
+        let first = op.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        for head in 0..op.heads {
+            let table = &table;
+            let vectors = |part| {
+                let at = move |p| vector(&op.kv, table, [sequence, p], part, head / group);
+                (first..=position).map(move |p| memory.elements(at(p), op.kv.dtype).range(0, dim))
+            };
+            let query = &row[head as usize * dim..][..dim];
+            let slope = if op.alibi { alibi::slope(head as usize, op.heads as usize) } else { 0.0 };
+            let mut weights = Vec::new();
+            for (p, key) in (first..).zip(vectors(0)) {
+                let product: f64 = query.iter().zip(key).map(|(&q, k)| f64::from(q) * k).sum();
+                weights.push((product + f64::from(alibi::bias(slope, p as usize))) * f64::from(op.scale));
+            }
+            let largest = weights.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
+            weights.iter_mut().for_each(|w| *w = (*w - largest).exp());
+            let total: f64 = weights.iter().sum();
+            let mut sums = vec![0.0; dim];
+            for (weight, value) in weights.iter().zip(vectors(1)) {
+                sums.iter_mut().zip(value).for_each(|(sum, value)| *sum += weight * value);
+            }
+            out.extend(sums.iter().map(|sum| (sum / total) as f32));
+        }
+    }
+    vec![Written::floats(op.out, 0, &out)]
+}
+
+fn silu_mul(op: &SiluMul, memory: Reader<'_>) -> Vec<Written> {
+    let mut out = Vec::new();
+    for row in memory.floats(op.x).chunks_exact(2 * op.width as usize) {
+        let (gates, up) = row.split_at(op.width as usize);
+        out.extend(gates.iter().zip(up).map(|(&gate, &up)| {
+            let gate = f64::from(gate);
+            (gate / (1.0 + (-gate).exp()) * f64::from(up)) as f32
+        }));
+    }
+    vec![Written::floats(op.out, 0, &out)]
+}
+
+fn gelu(op: &Gelu, memory: Reader<'_>) -> Vec<Written> {
+    let of = |x: f32| {
+        let x = f64::from(x);
+        let both = match op.form {
+            GeluForm::Erf => 1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2),
+            // 1 + tanh(y), written so that nothing cancels.
+            GeluForm::Tanh => {
+                let y = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+                2.0 / (1.0 + (-2.0 * y).exp())
+            }
+        };
+        (0.5 * x * both) as f32
+    };
+    let out: Vec<f32> = memory.floats(op.x).into_iter().map(of).collect();
+    vec![Written::floats(op.out, 0, &out)]
+}
+
+/// The error function, to 1e-15: the series of Abramowitz & Stegun 7.1.6, whose terms all have one sign.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    while term.abs() > sum.abs() * 1e-17 {
+        n += 1.0;
+        term *= 2.0 * x * x / (2.0 * n + 1.0);
+        sum += term;
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
+}
+
+fn add(op: &Add, memory: Reader<'_>) -> Vec<Written> {
+    let (a, b) = (memory.floats(op.a), memory.floats(op.b));
+    let sums: Vec<f32> = a.iter().zip(b).map(|(a, b)| a + b).collect();
+    vec![Written { exact: true, ..Written::floats(op.out, 0, &sums) }]
+}
+
+fn select_rows(op: &SelectRows, memory: Reader<'_>) -> Vec<Written> {
+    let (x, row) = (memory.0.bytes(op.x), op.width as usize * 4);
+    let rows = memory.words(op.indices).into_iter().flat_map(|index| &x[index as usize * row..][..row]);
+    vec![Written::exact(op.out, rows.copied().collect())]
+}
+
+fn checksum(op: &Checksum, memory: Reader<'_>) -> Vec<Written> {
+    vec![Written::exact(op.out, crate::checksum(memory.0.bytes(op.src)).to_le_bytes().to_vec())]
+}

@@ -1,0 +1,157 @@
+//! KV pages: those that a scheduler gives to its sessions, and sequences that an engine keeps for itself.
+
+use crate::{Engine, Error, Result, Runtime, Sequence};
+use djinn_device::{Ops, Space};
+use djinn_pages::{Duplicate, PageCopies, Residency};
+use djinn_srg::KvPlace;
+use djinn_vmu::{DataSegment, Direction, SwapStats, Transfer};
+use std::ops::Deref;
+
+impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
+    /// A second sequence with the same keys and values; no byte is copied until one of them writes.
+    pub fn fork(&mut self, sequence: &Sequence) -> Sequence {
+        let table = self.pages.fork(&sequence.table, sequence.pages().len() as u32);
+        Sequence { table, tokens: sequence.tokens }
+    }
+
+    /// Shortens a sequence to its first `tokens` tokens, if it has more.
+    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) {
+        let page_tokens = u64::from(self.plan().kv.page_tokens);
+        sequence.truncate(&mut self.pages, tokens, page_tokens);
+    }
+
+    /// Gives a sequence's pages back.
+    ///
+    /// # Panics
+    /// If it is on its way.
+    pub fn release(&mut self, mut sequence: Sequence) {
+        let at = sequence.residency();
+        assert!(
+            !matches!(at, Residency::Leaving | Residency::Arriving),
+            "a sequence is released that is {at:?}"
+        );
+        self.pages.release(&mut sequence.table);
+    }
+
+    /// Pages that no sequence of the engine's own refers to: on the device, and in host memory.
+    pub fn free_pages(&self) -> (u32, u32) {
+        (self.pages.device_free(), self.pages.host_free())
+    }
+
+    /// Begins to copy a sequence to pinned host memory, or back, after all work enqueued so far, beside what comes
+    /// next. Its [`Transfer`] has the `ticket` and goes to [`end_swap`](Self::end_swap). False without room.
+    ///
+    /// # Errors
+    /// A failure of the device, after which the engine runs no further step.
+    ///
+    /// # Panics
+    /// If the sequence has no tokens, or is not at the other end.
+    pub fn begin_swap(&mut self, direction: Direction, ticket: u64, sequence: &mut Sequence) -> Result<bool> {
+        let pages = sequence.tokens.div_ceil(u64::from(self.plan().kv.page_tokens)) as u32;
+        let (book, table) = (&mut self.pages, &mut sequence.table);
+        let way = match direction {
+            Direction::Out if book.host_need(table, pages) > book.host_free() => return Ok(false),
+            Direction::In if pages > book.device_free() => return Ok(false),
+            Direction::Out => book.swap_out(table, pages),
+            Direction::In => book.swap_in(table, pages),
+        };
+        self.swap(direction, ticket, &way)?;
+        Ok(true)
+    }
+
+    /// Books that a sequence's way has ended. One whose way back failed has no tokens.
+    pub fn end_swap(&mut self, sequence: &mut Sequence, transfer: &Transfer) {
+        self.pages.end_copy(&mut sequence.table, transfer.fault.is_none());
+        if sequence.residency() == Residency::Gone {
+            sequence.tokens = 0;
+        }
+    }
+
+    /// Lets go of the copies that host memory keeps of pages that came back: a sequence that leaves next is copied
+    /// whole, as a measurement wants.
+    pub fn forget_copies(&mut self) {
+        self.pages.forget_copies();
+    }
+
+    /// Enqueues what pages need before they are written. See [`DataSegment::prepare`].
+    ///
+    /// # Errors
+    /// A failure of the device, after which the engine runs no further step.
+    pub fn prepare(&mut self, fresh: &[u32], duplicates: &[Duplicate]) -> Result<()> {
+        let compute = self.runtime.compute;
+        self.on_data(|data, device| data.prepare(device, compute, fresh, duplicates))
+    }
+
+    /// Begins the way of a session's pages to pinned host memory or back. See [`DataSegment::swap`].
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn swap(&mut self, direction: Direction, ticket: u64, way: &PageCopies) -> Result<()> {
+        let compute = self.runtime.compute;
+        self.on_data(|data, device| data.swap(device, compute, direction, ticket, way))
+    }
+
+    /// Sees which copies are done and enqueues what was held back; gives the transfers that ended. A few
+    /// microseconds: call it between steps.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn poll_swaps(&mut self) -> Result<Vec<Transfer>> {
+        self.on_data(|data, device| data.poll(device))
+    }
+
+    /// As [`poll_swaps`](Self::poll_swaps), once all copies are done: for a caller that has nothing else to do.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn settle_swaps(&mut self) -> Result<Vec<Transfer>> {
+        self.on_data(|data, device| data.settle(device))
+    }
+
+    /// Works on the pages' bytes; after a failure no step runs any more.
+    fn on_data<T>(&mut self, work: impl FnOnce(&mut DataSegment, &D) -> djinn_vmu::Result<T>) -> Result<T> {
+        let outcome = work(&mut self.parts.data, &self.runtime.device).map_err(Error::from);
+        self.stop_on(outcome)
+    }
+
+    /// A sequence's keys and values as its pages hold them, those of its tokens alone: page by page
+    /// `[value][k|v][kv head][token][head dim]` in the cache's element type.
+    ///
+    /// # Errors
+    /// A device that is out of memory or has failed.
+    pub fn kv_bytes(&self, sequence: &Sequence) -> Result<Vec<u8>> {
+        let data = &self.parts.data;
+        let layout = data.layout();
+        let slots = layout.page_tokens as usize;
+        let page_bytes = layout.page_bytes();
+        let Runtime { device, compute, .. } = &*self.runtime;
+        let host = device.alloc(Space::Host, page_bytes)?;
+        let mut bytes = Vec::new();
+        let mut left = sequence.tokens() as usize;
+        let read = (|| {
+            for &page in sequence.pages() {
+                device.copy(*compute, data.page(page), host.span())?;
+                device.sync(*compute)?;
+                let used = left.min(slots);
+                device.read_host(host.span(), |mut page| {
+                    for KvPlace { kv_heads, head_dim, .. } in self.parts.plan.kv_places.places() {
+                        let row = head_dim as usize * layout.dtype.bytes() as usize;
+                        let (value, rest) = page.split_at(2 * kv_heads as usize * slots * row);
+                        let planes = value.chunks_exact(slots * row);
+                        planes.for_each(|plane| bytes.extend_from_slice(&plane[..used * row]));
+                        page = rest;
+                    }
+                });
+                left -= used;
+            }
+            Ok(())
+        })();
+        device.free(host);
+        read.map(|()| bytes)
+    }
+
+    /// What parking moved so far, of the copies that were seen to end.
+    pub fn swap_stats(&self) -> SwapStats {
+        self.parts.data.swap_stats()
+    }
+}

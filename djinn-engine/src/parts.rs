@@ -1,0 +1,90 @@
+//! What a loaded model is made of: what a pass computes, and the memory that it works in.
+
+use crate::{Result, Runtime};
+use djinn_device::{Buffer, Ops, Space, Stream};
+use djinn_srg::{Graph, Rows};
+use djinn_vmu::{
+    Allocations, DataSegment, Detail, MemoryPlan, Program, StackSegment, TextSegment, WeightSource,
+};
+use std::ops::ControlFlow;
+
+/// A model's graph, and its memory on a device.
+pub(crate) struct Parts {
+    pub(crate) graph: Graph,
+    pub(crate) plan: MemoryPlan,
+    pub(crate) program: Program,
+    pub(crate) text: TextSegment,
+    pub(crate) data: DataSegment,
+    pub(crate) stack: StackSegment,
+    /// Step inputs as they lie on the stack, the block table, and the logits of a step: all in host memory.
+    pub(crate) inputs: Buffer,
+    pub(crate) table: Buffer,
+    pub(crate) logits: Buffer,
+    held: Allocations,
+}
+
+impl Parts {
+    /// Allocates the memory of `plan` and loads the weights; `progress` is told the bytes. Nothing stays allocated on an error.
+    pub(crate) fn load<D: Ops>(
+        runtime: &Runtime<D>,
+        graph: Graph,
+        plan: MemoryPlan,
+        source: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        let mut held = Allocations::default();
+        match Self::build(runtime, graph, plan, source, progress, &mut held) {
+            Ok(parts) => Ok(Parts { held, ..parts }),
+            Err(error) => {
+                held.free(&runtime.device, &mut runtime.shared.borrow_mut().store);
+                Err(error)
+            }
+        }
+    }
+
+    /// What it allocates is `held`.
+    fn build<D: Ops>(
+        runtime: &Runtime<D>,
+        graph: Graph,
+        plan: MemoryPlan,
+        source: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+        held: &mut Allocations,
+    ) -> Result<Self> {
+        let Runtime { device, shared, .. } = runtime;
+        let stack = StackSegment::new(device, plan.stack.clone(), held)?;
+        let logits_bytes = graph.value(graph.logits).bytes(plan.stack.rows);
+        let mut host = |bytes| held.alloc(device, Space::Host, bytes);
+        let (inputs, table) = (host(plan.stack.input_bytes)?, host(plan.kv.table_bytes())?);
+        let logits = host(logits_bytes)?;
+        let data = DataSegment::new(device, plan.kv, held)?;
+        let total = plan.host_weight_bytes() + plan.segments.resident;
+        let (store, mut told) = (&mut shared.borrow_mut().store, |read| progress(read, total));
+        let text = TextSegment::load(device, &graph, &plan, source, store, &mut told, held)?;
+        let (program, held) = (Program::new(&graph, &plan, Detail::Fused), Allocations::default());
+        Ok(Parts { graph, plan, program, text, data, stack, inputs, table, logits, held })
+    }
+
+    /// Lowers the graph anew.
+    pub(crate) fn lower(&mut self, detail: Detail) {
+        self.program = Program::new(&self.graph, &self.plan, detail);
+    }
+
+    /// Shares the link between swaps and the weights of a pass of `rows` that is about to be enqueued.
+    pub(crate) fn share_link<D: Ops>(&mut self, device: &D, rows: Rows) -> Result<()> {
+        let bytes = self.plan.placement.expected_streamed_bytes(rows.rows);
+        Ok(self.data.share_link(device, self.text.streamer.stream(), bytes)?)
+    }
+
+    /// Streams that a pass enqueues work on: without streaming only the first, since a replay that joins another may
+    /// queue behind the copies of others.
+    pub(crate) fn streams(&self, compute: Stream) -> Vec<Stream> {
+        let copies = (self.plan.placement.streamed_bytes() > 0).then(|| self.text.streamer.stream());
+        [compute].into_iter().chain(copies).collect()
+    }
+
+    /// Frees the memory, once all work on it is done.
+    pub(crate) fn free<D: Ops>(self, runtime: &Runtime<D>) {
+        self.held.free(&runtime.device, &mut runtime.shared.borrow_mut().store);
+    }
+}

@@ -1,0 +1,163 @@
+//! Passes of a model, one at a time: begun, then enqueued launch by launch or replayed with one call, and finished.
+
+pub(crate) mod batch;
+mod executor;
+pub(crate) mod passes;
+mod replay;
+
+use crate::parts::Parts;
+use crate::trace::{HostSpan, Recorder, lap};
+use crate::{BatchEntry, Engine, Error, Result, Runtime};
+use batch::{Layout, RowRuns};
+use djinn_device::Ops;
+use djinn_srg::Rows;
+use djinn_vmu::PassStats;
+use executor::Executor;
+use passes::{Passes, UnderWay};
+use replay::{Choice, Key};
+use std::ops::Deref;
+use std::time::Instant;
+
+impl Passes {
+    /// Captures a pass and replays it. Where there is no room for a capture, this pass and all later ones are enqueued.
+    fn capture<D: Ops>(
+        &mut self,
+        runtime: &Runtime<D>,
+        parts: &mut Parts,
+        key: Key,
+        runs: &RowRuns,
+    ) -> Result<()> {
+        let Runtime { device, compute, .. } = runtime;
+        let streams = parts.streams(*compute);
+        let captured = device.capture(&streams, || self.enqueue(runtime, parts, None, key.rows, runs));
+        let replays = self.replays.as_mut().expect("a pass is captured to be replayed");
+        let capture = match captured {
+            Err(Error::Device(djinn_device::Error::Resource { .. })) => {
+                parts.text.streamer.withdrawn(key.position);
+                device.sync(*compute)?;
+                replays.free(device);
+                self.replays = None;
+                return self.enqueue(runtime, parts, None, key.rows, runs);
+            }
+            captured => captured?,
+        };
+        if let Some(evicted) = replays.keep(key, capture, parts.text.streamer.position()) {
+            device.sync(*compute)?;
+            device.free_capture(evicted);
+        }
+        Ok(device.replay(capture)?)
+    }
+
+    /// Enqueues a pass, from the copies of its inputs to that of its logits, and records that it is done.
+    fn enqueue<D: Ops>(
+        &self,
+        runtime: &Runtime<D>,
+        parts: &mut Parts,
+        trace: Option<&mut Recorder>,
+        rows: Rows,
+        runs: &RowRuns,
+    ) -> Result<()> {
+        let Runtime { device, compute, .. } = runtime;
+        device.copy_promptly(*compute, parts.inputs.span(), parts.stack.inputs())?;
+        device.copy_promptly(*compute, parts.table.span(), parts.data.table())?;
+        Executor::new(runtime, parts, rows, runs, trace).pass()?;
+        let wanted = parts.graph.value(parts.graph.logits).bytes(rows);
+        if wanted > 0 {
+            let logits = parts.stack.span(&parts.graph, parts.graph.logits, rows);
+            device.copy_promptly(*compute, logits, parts.logits.slice(0, wanted))?;
+        }
+        Ok(device.record(*compute, self.done)?)
+    }
+}
+
+impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
+    /// Begins a step over a batch whose pages were prepared, and returns once it is enqueued. Nothing else may be asked
+    /// of its pages until it was [finished](Self::finish).
+    ///
+    /// # Errors
+    /// Bad tokens. A failure of the device stops the model: later steps are refused.
+    ///
+    /// # Panics
+    /// If the batch is larger than the plan's step, or a step that was begun is under way.
+    pub fn begin(&mut self, batch: &[BatchEntry<'_>]) -> Result<()> {
+        let rows = self.check_batch(batch)?;
+        let begun = self.begin_pass(batch, rows);
+        self.stop_on(begun)
+    }
+
+    fn begin_pass(&mut self, batch: &[BatchEntry<'_>], rows: Rows) -> Result<()> {
+        let began = Instant::now();
+        let Engine { runtime, parts, passes, trace, .. } = self;
+        let device = &runtime.device;
+        parts.share_link(device, rows)?;
+        let layout = Layout::new(batch, &runtime.info);
+        layout.write(device, parts, batch);
+        let began = lap(trace, HostSpan::Upload, began);
+        let key = Key { rows, position: parts.text.streamer.position() };
+        let one_token_each = batch.len() as u64 == rows.rows;
+        let choice = match &mut passes.replays {
+            Some(replays) if one_token_each && trace.is_none() => replays.choose(key),
+            _ => Choice::Enqueue,
+        };
+        match choice {
+            Choice::Enqueue => passes.enqueue(runtime, parts, trace.as_mut(), rows, &layout.runs)?,
+            Choice::Capture => passes.capture(runtime, parts, key, &layout.runs)?,
+            Choice::Replay(capture, end) => {
+                device.replay(capture)?;
+                parts.text.streamer.replayed(end);
+                passes.replayed += 1;
+            }
+        }
+        let enqueued = lap(trace, HostSpan::Enqueue, began);
+        passes.under_way = Some(UnderWay { rows, enqueued });
+        Ok(())
+    }
+
+    /// Whether the step that was begun is over, so that finishing it waits for nothing.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn is_done(&mut self) -> Result<bool> {
+        let done = self.runtime.device.is_done(self.passes.done);
+        self.stop_on(done.map_err(Error::from))
+    }
+
+    /// Waits until the step that was begun is over.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn wait(&mut self) -> Result<()> {
+        let done = self.runtime.device.sync_event(self.passes.done);
+        self.stop_on(done.map_err(Error::from))
+    }
+
+    /// Waits for the step that was begun, and reads its logits where the device left them, f32 `[rows wanted, vocab]`
+    /// row-major in order of the entries.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    ///
+    /// # Panics
+    /// If none was begun.
+    pub fn finish<T>(&mut self, read: impl FnOnce(&[f32]) -> T) -> Result<(T, PassStats)> {
+        let under_way = self.passes.under_way.take();
+        let UnderWay { rows, enqueued } = under_way.expect("a pass is finished that was not begun");
+        self.wait()?;
+        lap(&mut self.trace, HostSpan::Wait, enqueued);
+        let Engine { runtime, parts, trace, .. } = self;
+        let device = &runtime.device;
+        let ended = end_pass(device, parts, trace);
+        let stats = self.stop_on(ended)?;
+        let logits = self.parts.logits.slice(0, self.parts.graph.value(self.parts.graph.logits).bytes(rows));
+        Ok((self.runtime.device.read_host(logits, |bytes| read(bytemuck::cast_slice(bytes))), stats))
+    }
+}
+
+/// What streaming did in a pass that is over.
+fn end_pass<D: Ops>(device: &D, parts: &mut Parts, trace: &mut Option<Recorder>) -> Result<PassStats> {
+    let stats = parts.text.streamer.end_pass(device)?;
+    if let Some(trace) = trace {
+        trace.end_pass(device, &parts.plan, parts.text.streamer.times(device));
+    }
+    Ok(stats)
+}

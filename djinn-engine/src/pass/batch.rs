@@ -1,0 +1,198 @@
+//! A step's batch: its entries, the order of their rows, and which rows are launched together.
+//!
+//! A session's tokens must not depend on its neighbours, nor on how many there are. Devices give that for launches of
+//! few rows ([`DeviceInfo::batch_invariant_rows`]); products of many rows choose their algorithm by the number of rows. So a step
+//! has two kinds of rows. Rows *alone*, single tokens and short prompts, come first, and products take them in pieces
+//! of up to `batch_invariant_rows`. *Chunks*, longer runs of a prompt, are launched one by one: a chunk's results depend on its
+//! own length, which is the session's business alone.
+
+use crate::parts::Parts;
+use crate::{Error, Result};
+use djinn_device::{DeviceInfo, Ops};
+use djinn_srg::{Rows, ValueId};
+use std::ops::Range;
+
+/// Runs of up to this many tokens are computed as batch-invariant rows, together with those of other sequences.
+pub const SHORT_RUN: usize = 32;
+
+/// Whose logits a step gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// None.
+    Nothing,
+    /// Those of the entry's last token.
+    Last,
+    /// Those of all its tokens.
+    All,
+}
+
+/// One session's share of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchEntry<'a> {
+    /// Its pages in order of position, with room for the tokens.
+    pub pages: &'a [u32],
+    /// Position of the first token.
+    pub from: u64,
+    /// Tokens, at least one.
+    pub tokens: &'a [u32],
+    /// Which of the tokens are computed as chunks, ascending and apart; the rest is computed row by row.
+    pub chunks: &'a [Range<usize>],
+    /// Whose logits are wanted.
+    pub wanted: Wanted,
+}
+
+impl BatchEntry<'_> {
+    pub(crate) fn logit_rows(&self) -> u64 {
+        match self.wanted {
+            Wanted::Nothing => 0,
+            Wanted::Last => 1,
+            Wanted::All => self.tokens.len() as u64,
+        }
+    }
+
+    /// The tokens that are computed as chunks, within the entry.
+    fn chunks(&self) -> impl Iterator<Item = Range<usize>> {
+        let end = self.tokens.len();
+        self.chunks
+            .iter()
+            .map(move |chunk| chunk.start.min(end)..chunk.end.min(end))
+            .filter(|c| !c.is_empty())
+    }
+}
+
+/// The rows of a batch, after the entries' tokens were checked.
+///
+/// # Errors
+/// An entry without tokens, a token outside the vocabulary.
+pub(crate) fn rows(batch: &[BatchEntry<'_>], vocab: u64) -> Result<Rows> {
+    let mut rows = Rows { rows: 0, logit_rows: 0 };
+    for entry in batch {
+        if entry.tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if let Some(&token) = entry.tokens.iter().find(|&&t| t as u64 >= vocab) {
+            return Err(Error::UnknownToken { token, vocab });
+        }
+        rows.rows += entry.tokens.len() as u64;
+        rows.logit_rows += entry.logit_rows();
+    }
+    Ok(rows)
+}
+
+/// Which rows one launch takes. Other operations take all rows at once: they look at each row alone anyway.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RowRuns {
+    /// Of products over the step's rows.
+    pub(crate) products: Vec<Range<u32>>,
+    /// Of products over the rows whose logits are wanted.
+    pub(crate) logits: Vec<Range<u32>>,
+    /// Of attention.
+    pub(crate) attention: Vec<Range<u32>>,
+}
+
+/// What a pass reads beside its weights: a number for each row, and the launches.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) positions: Vec<u32>,
+    /// The entry that each row belongs to.
+    pub(crate) row_seq: Vec<u32>,
+    /// Rows whose logits are wanted, in order of the entries.
+    pub(crate) wanted: Vec<u32>,
+    pub(crate) runs: RowRuns,
+}
+
+impl Layout {
+    /// Lays a batch out.
+    pub(crate) fn new(batch: &[BatchEntry<'_>], info: &DeviceInfo) -> Self {
+        let mut layout = Layout::default();
+        let mut row_of: Vec<Vec<u32>> = batch.iter().map(|entry| vec![0; entry.tokens.len()]).collect();
+        let mut longest_alone = 0;
+        for (seq, entry) in batch.iter().enumerate() {
+            let mut from = 0;
+            let mut alone = 0;
+            let end = entry.tokens.len();
+            for chunk in entry.chunks().chain(std::iter::once(end..end)) {
+                alone += chunk.start - from;
+                layout.push(seq, entry, from..chunk.start, &mut row_of[seq]);
+                from = chunk.end;
+            }
+            longest_alone = longest_alone.max(alone);
+        }
+        let alone = layout.tokens.len() as u32;
+        let mut runs =
+            RowRuns { products: pieces(0..alone, info.batch_invariant_rows), ..RowRuns::default() };
+        // A sequence's rows may stand in line as a run of the device's; none is longer than this.
+        let most = info.batch_invariant_run;
+        let run = if longest_alone as u64 > most.into() { most } else { u32::MAX };
+        runs.attention = pieces(0..alone, run);
+        for (seq, entry) in batch.iter().enumerate() {
+            for chunk in entry.chunks() {
+                let first = layout.tokens.len() as u32;
+                layout.push(seq, entry, chunk, &mut row_of[seq]);
+                let rows = first..layout.tokens.len() as u32;
+                runs.products.push(rows.clone());
+                runs.attention.push(rows);
+            }
+        }
+        layout.runs = runs;
+        layout.want(batch, &row_of, info);
+        if info.batch_invariant_rows == u32::MAX {
+            layout.runs.products = pieces(0..layout.tokens.len() as u32, u32::MAX);
+        }
+        layout
+    }
+
+    fn push(&mut self, seq: usize, entry: &BatchEntry<'_>, tokens: Range<usize>, row_of: &mut [u32]) {
+        for at in tokens {
+            row_of[at] = self.tokens.len() as u32;
+            self.tokens.push(entry.tokens[at]);
+            self.positions.push((entry.from + at as u64) as u32);
+            self.row_seq.push(seq as u32);
+        }
+    }
+
+    fn want(&mut self, batch: &[BatchEntry<'_>], row_of: &[Vec<u32>], info: &DeviceInfo) {
+        for (entry, rows) in batch.iter().zip(row_of) {
+            self.wanted.extend(&rows[rows.len() - entry.logit_rows() as usize..]);
+        }
+        // The step has no other sequence: the logits may be computed as a prefill chunk.
+        let by_itself = matches!(batch, [entry] if entry.wanted == Wanted::All);
+        let most = if by_itself { u32::MAX } else { info.batch_invariant_rows };
+        self.runs.logits = pieces(0..self.wanted.len() as u32, most);
+    }
+
+    /// Writes the step's inputs, and its batch's block table, to where its copies take them from.
+    pub(crate) fn write<D: Ops>(&self, device: &D, parts: &Parts, batch: &[BatchEntry<'_>]) {
+        let Parts { graph, plan, inputs, table, .. } = parts;
+        let place = |id: ValueId| plan.stack.offset(id) as usize;
+        device.write_host(inputs.span(), |bytes| {
+            put(&mut bytes[place(graph.tokens)..], &self.tokens);
+            put(&mut bytes[place(graph.positions)..], &self.positions);
+            put(&mut bytes[place(graph.row_seq)..], &self.row_seq);
+            put(&mut bytes[place(graph.logit_rows)..], &self.wanted);
+        });
+        let width = plan.kv.table_width as usize * 4;
+        device.write_host(table.span(), |bytes| {
+            for (row, entry) in bytes.chunks_exact_mut(width).zip(batch) {
+                put(row, entry.pages);
+            }
+        });
+    }
+}
+
+/// Writes `words` little-endian at the start of `bytes`.
+fn put(bytes: &mut [u8], words: &[u32]) {
+    for (out, word) in bytes.chunks_exact_mut(4).zip(words) {
+        out.copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// `rows` in pieces of up to `most`.
+fn pieces(rows: Range<u32>, most: u32) -> Vec<Range<u32>> {
+    let starts = rows.clone().step_by(most as usize);
+    starts.map(|start| start..rows.end.min(start.saturating_add(most))).collect()
+}
+
+#[cfg(test)]
+mod tests;

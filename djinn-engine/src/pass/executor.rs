@@ -1,0 +1,302 @@
+//! Runs a program: the one place that turns a node into a launch.
+
+use super::batch::RowRuns;
+use crate::parts::Parts;
+use crate::trace::{Mark, Recorder};
+use crate::{Result, Runtime};
+use djinn_device::args::{
+    Add, Attention, Combine, Embed, ExpertLinear, Gelu, Group, HeadNorm, KvPages, KvWrite, LayerNorm, Linear,
+    RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
+};
+use djinn_device::{Ops, Span, Stream};
+use djinn_srg::{Dim, Graph, KvPlan, Lifecycle, Node, Op, Rows, ValueId};
+use djinn_vmu::{DataSegment, Launch, LoadedTile, Program, StackSegment, TextSegment};
+use std::ops::Range;
+
+/// One pass: binds the rows of a step to the launches of a program.
+pub(super) struct Executor<'a, D: Ops> {
+    device: &'a D,
+    compute: Stream,
+    graph: &'a Graph,
+    program: &'a Program,
+    places: &'a KvPlan,
+    text: &'a mut TextSegment,
+    data: &'a DataSegment,
+    stack: &'a StackSegment,
+    rows: Rows,
+    runs: &'a RowRuns,
+    /// Marks the boundaries of launches, if they are wanted.
+    trace: Option<&'a mut Recorder>,
+}
+
+impl<'a, D: Ops> Executor<'a, D> {
+    /// Over a step of `rows`; `trace` records an event at every boundary between launches.
+    pub(super) fn new(
+        runtime: &'a Runtime<D>,
+        parts: &'a mut Parts,
+        rows: Rows,
+        runs: &'a RowRuns,
+        trace: Option<&'a mut Recorder>,
+    ) -> Self {
+        let Runtime { device, compute, .. } = runtime;
+        let Parts { graph, plan, program, text, data, stack, .. } = parts;
+        let (compute, places) = (*compute, &plan.kv_places);
+        Executor { device, compute, graph, program, places, text, data, stack, rows, runs, trace }
+    }
+
+    /// Enqueues every launch. A step without wanted logits still uses every chunk, so that the stream
+    /// stays in step.
+    pub(super) fn pass(mut self) -> Result<()> {
+        let Executor { device, compute, graph, program, .. } = self;
+        self.mark(Mark::Begin)?;
+        for (index, launch) in program.launches.iter().enumerate() {
+            if let Some(chunk) = launch.acquire {
+                self.text.streamer.acquire(device, compute, chunk)?;
+                self.mark(Mark::Acquired)?;
+            }
+            let node = graph.node(launch.node);
+            let rows = graph.value(node.outputs[0]).rows(self.rows) as u32;
+            if rows > 0 {
+                match launch.fused.map(|fused| (graph.node(fused.node), fused.most_rows)) {
+                    Some((next, most)) if u64::from(rows) <= most => {
+                        self.launch_pair(node, next, launch, rows)?;
+                    }
+                    Some((next, _)) => {
+                        self.launch(node, launch, rows)?;
+                        self.launch(next, launch, rows)?;
+                    }
+                    None => self.launch(node, launch, rows)?,
+                }
+                self.mark(Mark::Launch { index, rows })?;
+            }
+            if let Some(chunk) = launch.release {
+                self.text.streamer.release(device, compute, chunk)?;
+            }
+            if launch.announces {
+                let starts = self.span(node.outputs[1]);
+                self.text.streamer.routed(device, compute, launch.node, starts)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self, mark: Mark) -> Result<()> {
+        match &mut self.trace {
+            Some(trace) => trace.mark(self.device, self.compute, mark),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs two nodes at once.
+    fn launch_pair(&self, node: &Node, next: &Node, launch: &Launch, rows: u32) -> Result<()> {
+        match (&node.op, &next.op) {
+            (Op::Add, &Op::RmsNorm { eps }) => {
+                let weight = self.text.tiles()[launch.tiles.start].parts[0];
+                let (add, norm) = (self.add(node), self.rms_norm(next, eps, rows, weight));
+                add.check();
+                norm.check();
+                self.device.add_rms_norm(self.compute, &add, &norm)?;
+            }
+            (Op::Rope { .. }, Op::KvWrite { .. }) => {
+                let (rope, write) = (self.rope(node, rows), self.kv_write(next, rows));
+                rope.check();
+                write.check();
+                self.device.rope_kv_write(self.compute, &rope, &write)?;
+            }
+            (first, second) => panic!("no operation computes {first:?} and {second:?}"),
+        }
+        Ok(())
+    }
+
+    /// Launches a node; only a product may read several tiles.
+    fn launch(&self, node: &Node, launch: &Launch, rows: u32) -> Result<()> {
+        let (device, stream) = (self.device, self.compute);
+        let input = |i: usize| self.span(node.inputs[i]);
+        let output = |i: usize| self.span(node.outputs[i]);
+        let width = || self.width(node.outputs[0]);
+        let tiles = &self.text.tiles()[launch.tiles.clone()];
+        let weight = |i: usize| tiles[0].parts[i];
+        macro_rules! enqueue {
+            ($op:ident, $args:expr) => {{
+                let args = $args;
+                args.check();
+                device.$op(stream, &args)?;
+            }};
+        }
+        match node.op {
+            Op::Embed => {
+                for LoadedTile { rows: table, parts } in self.text.table(node.weights[0]) {
+                    let (first_row, table_rows) = (table.start as u32, (table.end - table.start) as u32);
+                    let (tokens, table, out) = (input(0), parts[0], output(0));
+                    enqueue!(
+                        embed,
+                        Embed { tokens, table, first_row, table_rows, width: width(), out, rows }
+                    );
+                }
+            }
+            Op::RopeTable { scale } => {
+                let (positions, inv_freq, half) = (input(0), weight(0).span, width() / 2);
+                enqueue!(rope_table, RopeTable { positions, inv_freq, out: output(0), half, scale, rows })
+            }
+            Op::RmsNorm { eps } => enqueue!(rms_norm, self.rms_norm(node, eps, rows, weight(0))),
+            Op::LayerNorm { eps } => {
+                let (x, weight, bias) = (input(0), weight(0), weight(1));
+                enqueue!(layer_norm, LayerNorm { x, weight, bias, out: output(0), eps, width: width(), rows })
+            }
+            Op::HeadNorm { heads, kv_heads, head_dim, eps } => {
+                let (qkv, query, key) = (input(0), weight(0), weight(1));
+                enqueue!(head_norm, HeadNorm { qkv, query, key, eps, heads, kv_heads, head_dim, rows })
+            }
+            Op::Linear => self.linear(node, tiles)?,
+            Op::Rope { .. } => enqueue!(rope, self.rope(node, rows)),
+            Op::KvWrite { .. } => enqueue!(kv_write, self.kv_write(node, rows)),
+            Op::Attention { .. } => self.attention(node)?,
+            Op::SiluMul => {
+                enqueue!(silu_mul, SiluMul { x: input(0), out: output(0), width: width(), rows })
+            }
+            Op::Gelu { form } => {
+                let len = self.graph.value(node.outputs[0]).elements(self.rows);
+                enqueue!(gelu, Gelu { x: input(0), out: output(0), form, len })
+            }
+            Op::Add => enqueue!(add, self.add(node)),
+            Op::SelectRows => {
+                let (x, indices, out) = (input(0), input(1), output(0));
+                enqueue!(select_rows, SelectRows { x, indices, out, width: width(), rows })
+            }
+            Op::Route { experts, top_k, renormalise } => {
+                let (logits, weights, ids) = (input(0), output(0), output(1));
+                enqueue!(route, Route { logits, weights, ids, experts, top_k, renormalise, rows })
+            }
+            Op::Group { experts, .. } => {
+                let (ids, order, starts) = (input(0), output(0), output(1));
+                enqueue!(group, Group { ids, order, starts, experts, slots: rows })
+            }
+            Op::ExpertLinear { expert, slots_per_row, .. } => {
+                let rows_of = &tiles[0].rows;
+                let args = ExpertLinear {
+                    x: input(0),
+                    weight: weight(0),
+                    order: input(1),
+                    starts: input(2),
+                    out: output(0),
+                    k: self.width(node.inputs[0]),
+                    n: (rows_of.end - rows_of.start) as u32,
+                    out_width: width(),
+                    out_column: rows_of.start as u32,
+                    expert,
+                    slots_per_row,
+                    slots: rows,
+                };
+                enqueue!(expert_linear, args)
+            }
+            Op::Combine { top_k } => {
+                let (y, weights, out) = (input(0), input(1), output(0));
+                enqueue!(combine, Combine { y, weights, out, top_k, width: width(), rows })
+            }
+        }
+        Ok(())
+    }
+
+    /// A product, in the launches that keep sequences apart.
+    fn linear(&self, node: &Node, tiles: &[LoadedTile]) -> Result<()> {
+        let (k, out_width) = (self.width(node.inputs[0]), self.width(node.outputs[0]));
+        let (x, out) = (self.span(node.inputs[0]), self.span(node.outputs[0]));
+        let of_logits = self.graph.value(node.outputs[0]).shape[0] == Dim::LogitRows;
+        let runs = if of_logits { &self.runs.logits } else { &self.runs.products };
+        for rows in runs {
+            let args = |tile: &LoadedTile| Linear {
+                x: words(x, rows, k),
+                weight: tile.parts[0],
+                bias: tile.parts.get(1).copied(),
+                out: words(out, rows, out_width),
+                k,
+                n: (tile.rows.end - tile.rows.start) as u32,
+                out_width,
+                out_column: tile.rows.start as u32,
+                rows: rows.end - rows.start,
+            };
+            let products: Vec<Linear> = tiles.iter().map(args).collect();
+            products.iter().for_each(Linear::check);
+            self.device.linear_tiles(self.compute, &products)?;
+        }
+        Ok(())
+    }
+
+    fn attention(&self, node: &Node) -> Result<()> {
+        let Op::Attention { heads, scale, window, alibi, .. } = node.op else {
+            unreachable!("called for attention")
+        };
+        let (qkv_width, out_width) = (self.width(node.inputs[0]), self.width(node.outputs[0]));
+        for rows in &self.runs.attention {
+            let args = Attention {
+                qkv: words(self.span(node.inputs[0]), rows, qkv_width),
+                kv: self.kv(node.inputs[1]),
+                row_seq: words(self.span(node.inputs[2]), rows, 1),
+                positions: words(self.span(node.inputs[3]), rows, 1),
+                out: words(self.span(node.outputs[0]), rows, out_width),
+                heads,
+                scale,
+                window,
+                alibi,
+                rows: rows.end - rows.start,
+            };
+            args.check();
+            self.device.attention(self.compute, &args)?;
+        }
+        Ok(())
+    }
+
+    fn add(&self, node: &Node) -> Add {
+        let len = self.graph.value(node.outputs[0]).elements(self.rows);
+        let (a, b, out) = (self.span(node.inputs[0]), self.span(node.inputs[1]), self.span(node.outputs[0]));
+        Add { a, b, out, len }
+    }
+
+    fn rms_norm(&self, node: &Node, eps: f32, rows: u32, weight: Weight) -> RmsNorm {
+        let (x, out, width) =
+            (self.span(node.inputs[0]), self.span(node.outputs[0]), self.width(node.outputs[0]));
+        RmsNorm { x, weight, out, eps, width, rows }
+    }
+
+    fn rope(&self, node: &Node, rows: u32) -> Rope {
+        let Op::Rope { heads, kv_heads, head_dim, rotary_dim, style } = node.op else {
+            unreachable!("called for a rotation")
+        };
+        let (qkv, table) = (self.span(node.inputs[0]), self.span(node.inputs[1]));
+        Rope { qkv, table, heads, kv_heads, head_dim, rotary_dim, style, rows }
+    }
+
+    fn kv_write(&self, node: &Node, rows: u32) -> KvWrite {
+        let Op::KvWrite { heads, .. } = node.op else { unreachable!("called for a cache write") };
+        KvWrite {
+            qkv: self.span(node.inputs[0]),
+            kv: self.kv(node.outputs[0]),
+            row_seq: self.span(node.inputs[1]),
+            positions: self.span(node.inputs[2]),
+            heads,
+            rows,
+        }
+    }
+
+    fn kv(&self, cache: ValueId) -> KvPages {
+        self.data.at(self.places.place(cache))
+    }
+
+    fn span(&self, id: ValueId) -> Span {
+        debug_assert_eq!(self.graph.value(id).lifecycle, Lifecycle::Stack);
+        self.stack.span(self.graph, id, self.rows)
+    }
+
+    fn width(&self, id: ValueId) -> u32 {
+        match self.graph.value(id).shape.as_slice() {
+            [_, Dim::Fixed(width)] => *width as u32,
+            shape => panic!("{} is no activation: {shape:?}", self.graph.value(id).name),
+        }
+    }
+}
+
+/// Some rows of a matrix of four-byte elements.
+fn words(all: Span, rows: &Range<u32>, width: u32) -> Span {
+    let row_bytes = u64::from(width) * 4;
+    all.slice(u64::from(rows.start) * row_bytes, u64::from(rows.end - rows.start) * row_bytes)
+}

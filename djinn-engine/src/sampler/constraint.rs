@@ -1,0 +1,123 @@
+//! Structured output: which tokens a turn may have next.
+
+use crate::BadLogit;
+use std::fmt;
+
+/// Says which tokens may come next in a turn. The turn's sampler owns it, calls it on the service's thread between two
+/// steps, and tells it each token exactly once, also where the session is swapped or computed again. A call must end
+/// soon, whatever was generated: all sessions wait for it.
+pub trait Constraint: fmt::Debug + Send {
+    /// Adds the tokens that may come next to `allowed`, which is empty: at least one. A token that ends the turn is
+    /// among them where the text may end.
+    ///
+    /// # Errors
+    /// [`ConstraintError`] if the constraint cannot go on; the session ends.
+    fn allow(&mut self, allowed: &mut TokenMask) -> Result<(), ConstraintError>;
+
+    /// Takes in the token that was chosen, which was allowed.
+    ///
+    /// # Errors
+    /// As [`allow`](Self::allow).
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError>;
+
+    /// Whether nothing may follow: the turn ends without a token that says so.
+    fn is_complete(&self) -> bool;
+
+    /// A copy in the same state, independent of this one.
+    fn boxed_clone(&self) -> Box<dyn Constraint>;
+}
+
+impl Clone for Box<dyn Constraint> {
+    fn clone(&self) -> Self {
+        self.boxed_clone()
+    }
+}
+
+/// Why a constraint cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the constraint on the output failed: {0}")]
+pub struct ConstraintError(
+    /// The reason.
+    pub String,
+);
+
+/// Why no token can be chosen after a context.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoToken {
+    /// The model's logits are no numbers to choose by.
+    #[error(transparent)]
+    Logits(#[from] BadLogit),
+    /// The turn's constraint failed.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
+}
+
+/// A set of tokens of a vocabulary: bit `token % 32` of word `token / 32`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenMask {
+    words: Vec<u32>,
+    vocab: usize,
+}
+
+impl TokenMask {
+    /// The empty set of a vocabulary of `vocab` tokens.
+    pub fn new(vocab: usize) -> Self {
+        TokenMask { words: vec![0; vocab.div_ceil(32)], vocab }
+    }
+
+    /// Tokens that the vocabulary has.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// Adds a token.
+    ///
+    /// # Panics
+    /// If the vocabulary lacks it.
+    pub fn insert(&mut self, token: u32) {
+        assert!((token as usize) < self.vocab, "token {token} is outside the vocabulary of {}", self.vocab);
+        self.words[token as usize / 32] |= 1 << (token % 32);
+    }
+
+    /// Adds the tokens of a set with the same layout. Those that the vocabulary lacks are left out.
+    pub fn insert_words(&mut self, words: &[u32]) {
+        for (own, more) in self.words.iter_mut().zip(words) {
+            *own |= more;
+        }
+        if let (Some(last), rest @ 1..) = (self.words.last_mut(), self.vocab % 32) {
+            *last &= (1 << rest) - 1;
+        }
+    }
+
+    /// Whether the set has a token.
+    pub fn contains(&self, token: u32) -> bool {
+        self.words.get(token as usize / 32).is_some_and(|word| word & (1 << (token % 32)) != 0)
+    }
+
+    /// Whether the set has no token.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|&word| word == 0)
+    }
+
+    /// Empties the set, and makes it one of `vocab` tokens.
+    pub(super) fn reset(&mut self, vocab: usize) {
+        self.vocab = vocab;
+        self.words.clear();
+        self.words.resize(vocab.div_ceil(32), 0);
+    }
+
+    /// Rules out the tokens that the set lacks. Logits that are not finite stay, so that a bad one is still found.
+    pub(super) fn apply(&self, logits: &mut [f32]) {
+        for (&word, logits) in self.words.iter().zip(logits.chunks_mut(32)) {
+            if word == u32::MAX {
+                continue;
+            }
+            for (bit, logit) in logits.iter_mut().enumerate() {
+                if word & (1 << bit) == 0 && logit.is_finite() {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! One conversation at a time: a session of the service, driven until its turn is over.
+
+use super::{Generated, Happening, Opening, Progress, Request, Service, Stats};
+use crate::{Error, Finish, Result, Turn};
+use djinn_device::Ops;
+use djinn_scheduler::{SessionEvent, SessionId};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+/// What generates one turn at a time, on any device.
+pub trait Generate {
+    /// Generates after `request.prompt`, as the next turn of `session`, or of a new one that is put there. A session
+    /// whose tokens are not the beginning of the prompt is [rolled back](Service::rollback) to where they are. `on_progress`
+    /// gets every token as it is chosen, is told of every prefill chunk before it is computed, and may end the work.
+    /// Happenings of other sessions meanwhile are lost.
+    ///
+    /// # Errors
+    /// As [`Service::open`] and [`Service::turn`], [`Error::ContextFull`], [`Error::Logits`], or a failure of the
+    /// device. A session that is gone by it is taken away.
+    fn generate(
+        &mut self,
+        session: &mut Option<SessionId>,
+        request: &Request,
+        on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Generated>;
+}
+
+impl<D: Ops> Generate for Service<D> {
+    fn generate(
+        &mut self,
+        session: &mut Option<SessionId>,
+        request: &Request,
+        on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        let start = Instant::now();
+        let mut generated = Generated { tokens: Vec::new(), finish: Finish::Length, stats: Stats::default() };
+        if request.max_tokens == 0 {
+            request.sampling.check()?;
+            return Ok(generated);
+        }
+        let Generated { tokens, finish, stats } = &mut generated;
+        let id = self.begin(session, request)?;
+        stats.reused_tokens = self.held(id);
+        let total = request.prompt.len() - stats.reused_tokens;
+        self.batcher.take_streamed();
+        // The prefill chunk that was announced last.
+        let mut announced = None;
+        loop {
+            let done = self.held(id).saturating_sub(stats.reused_tokens);
+            if done < total && announced != Some(done) {
+                announced = Some(done);
+                stats.prompt_tokens = done;
+                stats.prefill_streamed.add(&self.batcher.take_streamed());
+                if on_progress(Progress::Prefill { done, total }).is_break() {
+                    *finish = Finish::Cancelled;
+                    self.end_turn(id)?;
+                    return Ok(generated);
+                }
+            }
+            let began = Instant::now();
+            let (token, ended) = match self.await_happening(id)? {
+                None => continue,
+                Some(Happening::Token { token, finish, .. }) => (token, finish),
+                Some(gone) => {
+                    *session = None;
+                    return Err(gone.into_error(id));
+                }
+            };
+            let streamed = self.batcher.take_streamed();
+            if tokens.is_empty() {
+                (stats.ttft, stats.prompt_tokens) = (start.elapsed(), total);
+                stats.prefill_streamed.add(&streamed);
+            } else {
+                stats.decode += began.elapsed();
+                stats.decode_passes += 1;
+                stats.decode_streamed.add(&streamed);
+            }
+            tokens.push(token);
+            let more = on_progress(Progress::Token(token));
+            if more.is_break() && ended.is_none() {
+                self.end_turn(id)?;
+            }
+            let cancelled = more.is_break().then_some(Finish::Cancelled);
+            if let Some(why) = cancelled.or(ended) {
+                *finish = why;
+                return Ok(generated);
+            }
+        }
+    }
+}
+
+impl<D: Ops> Service<D> {
+    /// Gives the session its next turn, or opens it.
+    fn begin(&mut self, session: &mut Option<SessionId>, request: &Request) -> Result<SessionId> {
+        let Request { prompt, max_tokens, sampling, stop_tokens } = request;
+        let (tokens, context) = (prompt.len() as u64, self.batcher.engine().context());
+        if tokens > context {
+            return Err(Error::ContextFull { tokens, context });
+        }
+        let mut turn = Turn {
+            tokens: prompt.clone(),
+            // The last token needs no room, since nothing is computed after it.
+            max_tokens: (*max_tokens as u64).min(context - tokens + 1),
+            sampling: sampling.clone(),
+            stop_tokens: stop_tokens.clone(),
+            ..Turn::default()
+        };
+        let Some((id, known)) = session.and_then(|id| Some((id, self.batcher.tokens(id)?))) else {
+            let id = self.open(Opening { turn, ..Opening::default() })?;
+            *session = Some(id);
+            return Ok(id);
+        };
+        self.batcher.check(&turn)?;
+        // The last token is always computed: the logits after it are wanted.
+        let same = known.iter().zip(&prompt[..prompt.len() - 1]).take_while(|(a, b)| a == b).count();
+        if same < known.len() {
+            let kept = self.rollback(id, same as u64)?;
+            turn.tokens.drain(..kept as usize);
+        } else {
+            turn.tokens.drain(..same);
+        }
+        self.turn(id, turn)?;
+        Ok(id)
+    }
+
+    /// Ends the turn of a session that is in no step.
+    fn end_turn(&mut self, id: SessionId) -> Result<()> {
+        self.event(id, SessionEvent::EndTurn)?;
+        // The caller knows.
+        self.ended.remove(&id);
+        Ok(())
+    }
+
+    /// Tokens of a session whose keys and values exist.
+    fn held(&self, id: SessionId) -> usize {
+        self.state().session(id).map_or(0, |session| session.context as usize)
+    }
+
+    /// Goes on until a step has ended; what happened to the session in it.
+    fn await_happening(&mut self, id: SessionId) -> Result<Option<Happening>> {
+        let before = self.held(id);
+        loop {
+            let Some(happened) = self.pump()? else {
+                self.wait()?;
+                continue;
+            };
+            let own = happened.into_iter().find(|(session, _)| *session == id);
+            if own.is_some() || self.held(id) != before {
+                return Ok(own.map(|(_, happening)| happening));
+            }
+        }
+    }
+
+    /// Waits for what is under way: for a step on the device, for all else by the clock.
+    fn wait(&mut self) -> Result<()> {
+        /// Between two looks at copies.
+        const MOMENT: Duration = Duration::from_micros(50);
+        match self.idle_for() {
+            Some(Duration::ZERO) if self.state().step().is_some() => self.batcher.wait(),
+            Some(time) => {
+                std::thread::sleep(time.max(MOMENT));
+                Ok(())
+            }
+            None => Err(Error::Stopped("nothing is under way that a turn could end with".to_owned())),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What clients do with sessions: open them, give them turns and hints, end them.
+
+use super::{Opening, Service};
+use crate::{Error, Origin, Result, Turn};
+use djinn_device::Ops;
+use djinn_scheduler::{Arrival, SessionEvent, SessionId, Signal, SignalAnswer};
+
+impl<D: Ops> Service<D> {
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// Bad tokens or sampling, a turn that exceeds the limit, a machine that is full: [`djinn_scheduler::Error::Refused`].
+    pub fn open(&mut self, opening: Opening) -> Result<SessionId> {
+        let Opening { turn, priority, limit, origin } = opening;
+        let forked = match &origin {
+            Origin::Fork(parent) => {
+                let tokens = self.batcher.tokens(*parent).ok_or(Error::NoSession { session: parent.0 })?;
+                tokens.len() as u64
+            }
+            Origin::Own | Origin::Salt(_) => 0,
+        };
+        let id = SessionId(self.sessions + 1);
+        let prompt = forked + turn.tokens.len() as u64;
+        let context = self.batcher.engine().context();
+        let limit = limit.unwrap_or(context).min(context);
+        let arrival = Arrival { id, priority, prompt, max_tokens: turn.max_tokens, limit };
+        self.batcher.check(&turn)?;
+        let now = self.now();
+        let scheduler = self.core.scheduler_mut();
+        match origin {
+            Origin::Fork(parent) => scheduler.fork(parent, &arrival, now)?,
+            Origin::Own | Origin::Salt(_) => scheduler.arrive(&arrival, now)?,
+        }
+        self.batcher.open(id, turn, origin)?;
+        self.core.scheduler_mut().name_pages(id, self.batcher.page_names(id));
+        self.sessions = id.0;
+        Ok(id)
+    }
+
+    /// Begins a session's next turn.
+    ///
+    /// # Errors
+    /// Bad tokens or sampling, a session that is gone or still busy, a turn that exceeds its limit.
+    pub fn turn(&mut self, id: SessionId, turn: Turn) -> Result<()> {
+        self.batcher.check(&turn)?;
+        // What the scheduler does not know of: the new tokens, and one that was chosen but not computed.
+        let tokens = self.batcher.tokens(id).map_or(0, <[u32]>::len) + turn.tokens.len();
+        let known = self.state().session(id).map_or(0, |session| session.context + session.prompt);
+        let prompt = (tokens as u64).saturating_sub(known);
+        let now = self.now();
+        let event = SessionEvent::NextTurn { prompt, max_tokens: turn.max_tokens };
+        self.core.scheduler_mut().event(id, event, now)?;
+        self.batcher.extend(id, turn)?;
+        self.core.scheduler_mut().name_pages(id, self.batcher.page_names(id));
+        Ok(())
+    }
+
+    /// Takes a hint, and answers what it changes.
+    pub fn signal(&mut self, id: SessionId, signal: Signal) -> SignalAnswer {
+        let now = self.now();
+        self.core.scheduler_mut().signal(id, signal, now)
+    }
+
+    /// Holds a session, lets it go on, ends its turn or the session: at any point, without harm to others. Use
+    /// [`turn`](Self::turn) for turns and [`rollback`](Self::rollback) to forget some.
+    ///
+    /// # Errors
+    /// A session that is gone, or an event that makes no sense in its phase.
+    pub fn event(&mut self, id: SessionId, event: SessionEvent) -> Result<()> {
+        let now = self.now();
+        self.core.scheduler_mut().event(id, event, now)?;
+        if event == SessionEvent::EndTurn && self.batcher.end_turn(id) {
+            self.ended.insert(id);
+        }
+        Ok(())
+    }
+
+    /// Forgets what a session that waits has beyond its first `tokens` tokens, and gives how many it keeps. They may be
+    /// fewer: tokens that were computed together with later ones, as a prefill chunk whose arithmetic depends on its
+    /// length, go with these.
+    ///
+    /// # Errors
+    /// A session that is gone or busy.
+    pub fn rollback(&mut self, id: SessionId, tokens: u64) -> Result<u64> {
+        let kept = self.batcher.tokens_to_keep(id, tokens)?;
+        self.event(id, SessionEvent::Rollback { tokens: kept })?;
+        self.batcher.truncate(id, kept);
+        Ok(kept)
+    }
+
+    /// Ends a session and waits until its pages are free.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn close(&mut self, session: Option<SessionId>) -> Result<()> {
+        if let Some(id) = session.filter(|&id| self.state().session(id).is_some()) {
+            self.event(id, SessionEvent::End)?;
+            self.advance()?;
+        }
+        Ok(())
+    }
+}

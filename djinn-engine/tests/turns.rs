@@ -1,0 +1,83 @@
+//! One generation: a turn has the same bits whether a session is served beside others, alone, or generated at once, on a
+//! device whose products of many rows depend on the number of their rows.
+
+use djinn_cpu::{Math, SimConfig, SimDevice};
+use djinn_engine::{Engine, Generate, Happening, Opening, Options, Request, Service, Turn};
+use djinn_models::{Location, OpenOptions, open};
+use djinn_scheduler::{CostModel, Registry, Settings};
+use std::ops::ControlFlow;
+
+fn load() -> Engine<SimDevice> {
+    let config = SimConfig { math: Math::Fast, batch_invariant_rows: 4, ..SimConfig::default() };
+    let device = SimDevice::new(config).expect("a device");
+    let model =
+        open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
+    let options = Options { context: 256, prefill_rows: 48, ..Options::default() }.serving(2);
+    Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| ControlFlow::Continue(()))
+        .expect("it loads")
+}
+
+fn prompt(seed: u32, len: u32) -> Vec<u32> {
+    (0..len).map(|i| (seed * 7919 + i * 37 + i * i * seed) % 256).collect()
+}
+
+/// Prompts that end in the middle of a prefill chunk, and are longer than what is computed row by row.
+fn turns() -> [Vec<u32>; 3] {
+    [prompt(1, 60), prompt(2, 75), prompt(3, 50)]
+}
+
+const TOKENS: u64 = 5;
+
+/// The bits of the logits after each turn, and its tokens.
+type Bits = Vec<(Vec<u32>, Vec<u32>)>;
+
+fn served() -> Bits {
+    let cost =
+        CostModel { page_bytes: 4096, out_bytes_per_s: 1e9, in_bytes_per_s: 1e9, prefill_tokens_per_s: 1e4 };
+    let make = |capacity| Registry::default().scheduler(&Settings::default(), capacity, cost);
+    let mut service = Service::new(load(), make).expect("it serves");
+    let mut id = None;
+    let mut found = Vec::new();
+    for tokens in turns() {
+        let turn = Turn { tokens, max_tokens: TOKENS, ..Turn::default() };
+        match id {
+            None => id = Some(service.open(Opening { turn, ..Opening::default() }).expect("room")),
+            Some(id) => service.turn(id, turn).expect("it waits"),
+        }
+        let mut tokens = Vec::new();
+        while (tokens.len() as u64) < TOKENS {
+            for (_, happening) in service.advance().expect("the device is sound") {
+                let Happening::Token { token, .. } = happening else { panic!("{happening:?}") };
+                tokens.push(token);
+            }
+        }
+        let logits = service.engine().latest_logits(0);
+        found.push((logits.iter().map(|l| l.to_bits()).collect(), tokens));
+    }
+    found
+}
+
+fn generated() -> Bits {
+    let mut service = Service::single(load()).expect("it serves");
+    let mut session = None;
+    let mut request = Request { max_tokens: TOKENS as usize, ..Request::default() };
+    let mut found = Vec::new();
+    for tokens in turns() {
+        request.prompt.extend(tokens);
+        let go_on = &mut |_| ControlFlow::Continue(());
+        let tokens = service.generate(&mut session, &request, go_on).expect("it runs").tokens;
+        request.prompt.extend(&tokens);
+        found.push((service.engine().latest_logits(0).iter().map(|l| l.to_bits()).collect(), tokens));
+    }
+    found
+}
+
+#[test]
+fn a_turn_is_computed_alike_served_and_generated() {
+    let (served, generated) = (served(), generated());
+    for (turn, (served, generated)) in served.iter().zip(&generated).enumerate() {
+        assert_eq!(served.1, generated.1, "tokens of turn {turn}");
+        let other = served.0.iter().zip(&generated.0).filter(|(a, b)| a != b).count();
+        assert_eq!(other, 0, "logits after turn {turn} that differ, of {}", served.0.len());
+    }
+}

@@ -1,0 +1,55 @@
+//! Flags that the commands share, and how their values are read.
+
+use crate::{DeviceName, Result, Setup};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use djinn_device::DType;
+
+/// Where to compute.
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[command(next_help_heading = "Device")]
+pub struct DeviceArgs {
+    /// `cpu`, `cuda`, `cuda:N`, or `auto`.
+    #[arg(
+        help = "cpu, cuda[:N], or auto: the GPU if there is one",
+        long,
+        value_name = "DEVICE",
+        default_value_t
+    )]
+    pub device: DeviceName,
+    /// Threads of the CPU device [default: as many as the machine runs at once]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+}
+
+impl DeviceArgs {
+    /// The setup of `memory` on this device.
+    pub fn with(&self, memory: &Setup) -> Setup {
+        Setup { device: self.device, threads: self.threads, ..*memory }
+    }
+
+    /// The setup for this device, which is there, and nothing else.
+    ///
+    /// # Errors
+    /// As [`DeviceName::find`].
+    pub fn setup(&self) -> Result<Setup> {
+        Ok(Setup { device: self.device.find()?, threads: self.threads, ..Setup::default() })
+    }
+}
+
+/// Reads an element type.
+pub fn dtype() -> impl TypedValueParser<Value = DType> {
+    PossibleValuesParser::new(["f32", "f16", "bf16"]).map(|name| match name.as_str() {
+        "f32" => DType::F32,
+        "f16" => DType::F16,
+        _ => DType::BF16,
+    })
+}
+
+/// Reads a number from 0 to 1.
+///
+/// # Errors
+/// What was expected.
+pub fn share(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|f| (0.0..=1.0).contains(f));
+    value.ok_or_else(|| "expected a number from 0 to 1".to_owned())
+}

@@ -1,0 +1,32 @@
+//! Cards by name, and their figures.
+
+use super::*;
+
+#[test]
+fn cards_are_found_in_any_spelling() {
+    for name in ["rtx-3060", "RTX 3060", "3060", "NVIDIA GeForce RTX 3060", "rtx_3060"] {
+        assert_eq!(Card::find(name).unwrap().name, "rtx-3060", "{name}");
+    }
+    assert_eq!(Card::find("A100 80GB").unwrap().name, "a100-80");
+    for card in CARDS {
+        assert_eq!(Card::find(card.name).unwrap(), card, "two cards have one name");
+    }
+    let message = |name| Card::find(name).unwrap_err().to_string();
+    assert_eq!(message("rtx-3061"), "there is no card rtx-3061; did you mean rtx-3060?");
+    assert_eq!(message("409O"), "there is no card 409O; did you mean rtx-4090?");
+    assert!(message("abacus").ends_with("h200, b200"), "{}", message("abacus"));
+}
+
+#[test]
+fn figures_are_of_their_kind() {
+    for card in CARDS {
+        assert!((8 << 30..192 << 30).contains(&(card.memory_bytes() + (1 << 30))), "{card:?}");
+        assert!((270.0..8000.0).contains(&card.memory_gbps), "{card:?}");
+        assert!((25.0..2300.0).contains(&card.tflops), "{card:?}");
+        assert!((3..=5).contains(&card.pcie) && [8, 16].contains(&card.lanes), "{card:?}");
+    }
+    let h200 = Card::find("h200").unwrap().machine();
+    assert!((h200.flops - 770e12).abs() < 1e6 && (h200.memory - 4000e9).abs() < 1.0, "{h200:?}");
+    assert_eq!(h200.link, 55.4e9);
+    assert!(!Card::find("t4").unwrap().runs() && Card::find("a100-40").unwrap().runs());
+}

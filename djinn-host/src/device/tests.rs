@@ -1,0 +1,25 @@
+//! Device names, and what `auto` finds.
+
+use super::*;
+
+#[test]
+fn names_are_read_and_written() {
+    for (text, device) in
+        [("auto", DeviceName::Auto), ("cpu", DeviceName::Cpu), ("cuda:3", DeviceName::Cuda(3))]
+    {
+        assert_eq!(text.parse(), Ok(device));
+        assert_eq!(device.to_string(), text);
+    }
+    assert_eq!("cuda".parse(), Ok(DeviceName::Cuda(0)));
+    for text in ["", "CPU", "cpu:0", "auto:0", "cuda:", "cuda:-1", "cuda:x", "tpu"] {
+        assert!(text.parse::<DeviceName>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn auto_is_a_device_that_is_there() {
+    let found = DeviceName::Auto.find().unwrap();
+    assert_ne!(found, DeviceName::Auto);
+    assert_eq!(found.find().unwrap(), found);
+    assert!(matches!(DeviceName::Cuda(999).find(), Err(Error::Gpu { .. })));
+}

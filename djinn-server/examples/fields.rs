@@ -1,0 +1,5 @@
+//! Prints docs/server-fields.md.
+
+fn main() {
+    print!("{}", djinn_server::fields::document());
+}

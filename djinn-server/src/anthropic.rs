@@ -1,0 +1,141 @@
+//! Anthropic's Messages API: `/v1/messages` and `/v1/messages/count_tokens`.
+//!
+//! A request becomes a chat request ([`request`]) and takes the same way from there; its answer becomes content blocks
+//! ([`message`]). Errors have Anthropic's form on these paths, also those that arise before the route.
+
+mod message;
+mod request;
+
+use crate::body::Fields;
+use crate::fields::{COUNT_TOKENS, MESSAGES};
+use crate::openai::{answer_id, chat};
+use crate::reply::{self, EventSource, Frames};
+use crate::server::ApiRequest;
+use crate::{Answers, ApiError, GenerateRequest};
+use axum::body::Body;
+use axum::http::{HeaderMap, Response, StatusCode, header};
+use message::Message;
+use serde_json::{Value, json};
+
+/// The version of the API that is spoken here.
+const VERSION: &str = "2023-06-01";
+
+/// Whether a path belongs to this API.
+pub(crate) fn is_own(path: &str) -> bool {
+    path == "/v1/messages" || path.starts_with("/v1/messages/")
+}
+
+/// Answers `/v1/messages`.
+pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Result<Response<Body>, ApiError> {
+    check_version(&headers)?;
+    let fields = Fields::parse(&request.body, &MESSAGES)?;
+    let model = request.model(&fields)?;
+    let stream = fields.flag("stream")?;
+    let max_tokens = fields.integer("max_tokens", 1..=u64::MAX)?;
+    let max_tokens = max_tokens.ok_or_else(|| ApiError::field("max_tokens", "`max_tokens` is missing"))?;
+    let salt = request.salt();
+    let prepared = model.work(move |model| {
+        let stop = request::stop_sequences(&fields)?;
+        let chat = request::chat_fields(&fields)?;
+        request::check_last(&fields)?;
+        Ok(GenerateRequest { max_tokens: Some(max_tokens), stop, ..chat::generate(&chat, model, &salt)? })
+    });
+    let generate = prepared.await?;
+    let name = request.model_name(&model);
+    let mut answers = Answers::begin(model, generate).await?;
+    let mut message = Message::new(answer_id("msg_"), name, max_tokens);
+    if stream {
+        return Ok(reply::events(MessageStream { message, answers, begun: false }));
+    }
+    while let Some(piece) = answers.next().await {
+        message.take(piece?, &mut |_| {});
+    }
+    message.end(answers.usage(), &mut |_| {});
+    Ok(reply::json(StatusCode::OK, &message.body(answers.usage())))
+}
+
+/// Answers `/v1/messages/count_tokens`.
+pub(crate) async fn count_tokens(
+    headers: HeaderMap,
+    request: ApiRequest,
+) -> Result<Response<Body>, ApiError> {
+    check_version(&headers)?;
+    let fields = Fields::parse(&request.body, &COUNT_TOKENS)?;
+    let model = request.model(&fields)?;
+    let prompt = model.work(move |model| chat::prompt(&request::chat_fields(&fields)?, model));
+    let tokens = prompt.await?.len();
+    Ok(reply::json(StatusCode::OK, &json!({ "input_tokens": tokens })))
+}
+
+/// Clients that name a version name the one that they were made for.
+fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.get("anthropic-version") {
+        Some(version) if version != VERSION => Err(ApiError::invalid(format!(
+            "the header anthropic-version names an unknown version; give {VERSION}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// A failure, as Anthropic's clients read it.
+fn error_body(error: &ApiError) -> Value {
+    let kind = match error.status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::REQUEST_TIMEOUT => "timeout_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        status if status.is_server_error() => "api_error",
+        _ => "invalid_request_error",
+    };
+    json!({ "type": "error", "error": { "type": kind, "message": error.message } })
+}
+
+/// A response of one of the API's paths: where it is a failure, in Anthropic's form and with the request's id.
+pub(crate) fn in_own_form(response: Response<Body>, request_id: &str) -> Response<Body> {
+    let Some(error) = response.extensions().get::<ApiError>() else { return response };
+    let mut body = error_body(error);
+    body["request_id"] = json!(request_id);
+    let body = Body::from(body.to_string());
+    let (mut head, _) = response.into_parts();
+    head.headers.remove(header::CONTENT_LENGTH);
+    Response::from_parts(head, body)
+}
+
+/// An answer as it comes.
+struct MessageStream {
+    message: Message,
+    answers: Answers,
+    begun: bool,
+}
+
+impl EventSource for MessageStream {
+    async fn next(&mut self, events: &mut Frames) -> bool {
+        let MessageStream { message, answers, begun } = self;
+        if !std::mem::replace(begun, true) {
+            events.event(&message.start(answers.usage()));
+            events.event(&json!({ "type": "ping" }));
+            return true;
+        }
+        match answers.next().await {
+            Some(Ok(piece)) => {
+                message.take(piece, &mut |event| events.event(&event));
+                true
+            }
+            Some(Err(error)) => {
+                events.event(&error_body(&error));
+                false
+            }
+            None => {
+                message.end(answers.usage(), &mut |event| events.event(&event));
+                false
+            }
+        }
+    }
+
+    fn still_here(&mut self, events: &mut Frames) {
+        events.event(&json!({ "type": "ping" }));
+    }
+}

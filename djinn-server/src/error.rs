@@ -1,0 +1,182 @@
+//! Failures: of a server that cannot start, and of a request, as its client is told.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use djinn_engine::Error as EngineError;
+use djinn_scheduler::Refusal;
+use serde_json::{Value, json};
+use std::borrow::Cow;
+
+/// A server that cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model cannot be opened or loaded.
+    #[error(transparent)]
+    Host(#[from] djinn_host::Error),
+    /// The scheduler's settings cannot be used.
+    #[error(transparent)]
+    Scheduler(#[from] djinn_scheduler::Error),
+    /// The address cannot be listened to, or a thread not be started.
+    #[error("{what}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// Settings of the server that contradict each other or the machine.
+    #[error("{0}")]
+    Setting(String),
+}
+
+impl From<djinn_engine::Error> for Error {
+    fn from(error: djinn_engine::Error) -> Self {
+        Error::Host(error.into())
+    }
+}
+
+/// This crate's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a request fails, as its client is told: a status, and the object `error` of OpenAI's APIs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    /// The HTTP status.
+    pub status: StatusCode,
+    /// `invalid_request_error`, `authentication_error`, `rate_limit_error` or `server_error`.
+    pub kind: &'static str,
+    /// A name for programs, where there is one.
+    pub code: Option<&'static str>,
+    /// The request's field at fault.
+    pub param: Option<Cow<'static, str>>,
+    /// For people.
+    pub message: String,
+    /// Seconds after which to try again.
+    pub retry_after: Option<u32>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        let message = message.into();
+        ApiError { status, kind, code: None, param: None, message, retry_after: None }
+    }
+
+    /// 400: the request means nothing.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 400: a field of the request means nothing.
+    pub fn field(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        ApiError { param: Some(param.into()), ..Self::invalid(message) }
+    }
+
+    /// 400: a field that is known and not supported.
+    pub fn unsupported(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        ApiError { code: Some("unsupported_parameter"), ..Self::field(param, message) }
+    }
+
+    /// 400: the prompt exceeds the context.
+    pub(crate) fn too_long(param: &'static str, message: String) -> Self {
+        ApiError { code: Some("context_length_exceeded"), ..Self::field(param, message) }
+    }
+
+    /// Another status for a request that cannot be understood.
+    pub fn refused(status: StatusCode, message: impl Into<String>) -> Self {
+        Self::new(status, "invalid_request_error", message)
+    }
+
+    /// 401.
+    pub(crate) fn unauthorized(message: &str) -> Self {
+        let error = Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
+        ApiError { code: Some("invalid_api_key"), ..error }
+    }
+
+    /// 404: there is no such model.
+    pub(crate) fn no_model(name: &str) -> Self {
+        let name: String = name.chars().take(64).collect();
+        let error = Self::refused(
+            StatusCode::NOT_FOUND,
+            format!("the model `{name}` does not exist; see /v1/models"),
+        );
+        ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error }
+    }
+
+    /// 429: too much at once.
+    pub fn busy(message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        ApiError { retry_after: Some(1), ..error }
+    }
+
+    /// 503: the model cannot answer now.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
+        ApiError { retry_after: Some(5), ..error }
+    }
+
+    /// 500: the model failed on this request.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// As the engine refuses a session whose prompt is in the field `param`.
+    pub(crate) fn of_engine(error: &EngineError, param: &'static str) -> Self {
+        match error {
+            EngineError::Scheduler(djinn_scheduler::Error::Refused { why, .. }) => Self::of_refusal(*why),
+            EngineError::Scheduler(djinn_scheduler::Error::TooLong { tokens, limit, .. }) => Self::too_long(
+                param,
+                format!("the request needs {tokens} tokens of a context of {limit}; shorten it"),
+            ),
+            EngineError::ContextFull { .. } => Self::too_long(param, error.to_string()),
+            EngineError::UnknownToken { .. } | EngineError::EmptyPrompt => {
+                Self::field(param, error.to_string())
+            }
+            EngineError::Sampling { field, .. } => Self::field(*field, error.to_string()),
+            EngineError::Option(_) => Self::invalid(error.to_string()),
+            EngineError::Stopped(_) | EngineError::Device(_) => Self::unavailable(error.to_string()),
+            _ => Self::failed(error.to_string()),
+        }
+    }
+
+    /// As the scheduler refuses a session.
+    pub(crate) fn of_refusal(why: Refusal) -> Self {
+        match why {
+            Refusal::TooLarge { .. } => {
+                let error =
+                    Self::refused(StatusCode::PAYLOAD_TOO_LARGE, format!("the request is refused: {why}"));
+                ApiError { code: Some("context_length_exceeded"), ..error }
+            }
+            Refusal::QueueFull { .. } | Refusal::QueueTimeout { .. } => {
+                Self::busy(format!("the request is refused: {why}"))
+            }
+        }
+    }
+
+    /// As text of a model's tokenizer, template or grammar that fails on what the client sent.
+    pub(crate) fn of_text(error: &dyn std::fmt::Display, param: &'static str) -> Self {
+        Self::field(param, djinn_models::printable::one_line(&error.to_string()))
+    }
+
+    /// The object that the client gets.
+    pub fn json(&self) -> Value {
+        let ApiError { kind, code, param, message, .. } = self;
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let mut response = crate::reply::json(self.status, &self.json());
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        // For APIs that tell failures in another form.
+        response.extensions_mut().insert(self);
+        response
+    }
+}

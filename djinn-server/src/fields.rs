@@ -1,0 +1,335 @@
+//! Every field of every request: supported, ignored or refused. The documentation (`docs/server-fields.md`) and the
+//! refusals are made from these tables, and a test compares them with what clients send.
+
+/// What becomes of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// It does what its API says; within the limits of the note.
+    Supported {
+        /// What to know about it; may be empty.
+        note: &'static str,
+    },
+    /// It is accepted and changes nothing.
+    Ignored {
+        /// Why that is right.
+        because: &'static str,
+    },
+    /// It is answered with 400 and its name, unless it is null or neutral.
+    Refused {
+        /// Values, as JSON, with which it would change nothing.
+        neutral: &'static [&'static str],
+        /// What to do.
+        instead: &'static str,
+    },
+}
+
+/// A field of a request's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestField {
+    /// Its name.
+    pub name: &'static str,
+    /// What becomes of it.
+    pub support: Support,
+}
+
+/// A request that has a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Its path; it is posted to.
+    pub path: &'static str,
+    /// The fields that are known; others are ignored.
+    pub fields: &'static [RequestField],
+}
+
+const fn yes(name: &'static str, note: &'static str) -> RequestField {
+    RequestField { name, support: Support::Supported { note } }
+}
+
+const fn ignored(name: &'static str, because: &'static str) -> RequestField {
+    RequestField { name, support: Support::Ignored { because } }
+}
+
+const fn refused(
+    name: &'static str,
+    neutral: &'static [&'static str],
+    instead: &'static str,
+) -> RequestField {
+    RequestField { name, support: Support::Refused { neutral, instead } }
+}
+
+const LABEL: &str = "a label for the provider's own records";
+
+/// `/v1/chat/completions`.
+pub const CHAT: Endpoint = Endpoint {
+    path: "/v1/chat/completions",
+    fields: &[
+        yes("messages", "text, and parts of the type `text`; images, audio and files are refused"),
+        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+        yes("stream", ""),
+        yes("stream_options", "`include_usage`, `continuous_usage_stats`"),
+        yes("max_completion_tokens", "wins over `max_tokens`; else as many as the context has room for"),
+        yes("max_tokens", ""),
+        yes("temperature", "0 to 2; 0 is greedy. Default: the model's makers', else 1"),
+        yes("top_p", "0 to 1. Default: the model's makers', else 1"),
+        yes("top_k", "vLLM's; 0 or -1 keeps all. Default: the model's makers', else all"),
+        yes("min_p", "vLLM's; 0 to 1"),
+        yes("repetition_penalty", "vLLM's; above 0 to 10. Default: the model's makers', else 1"),
+        yes("frequency_penalty", "-2 to 2"),
+        yes("presence_penalty", "-2 to 2"),
+        yes("logit_bias", "token ids to -100 to 100; at most 1024"),
+        yes("seed", "same seed, same request: same answer. Else another one each time"),
+        yes("n", "1 to 16; each answer has its own seed"),
+        yes("stop", "one text or up to 4, each of up to 1024 bytes; never part of the answer"),
+        yes("stop_token_ids", "vLLM's; up to 64"),
+        yes("ignore_eos", "vLLM's"),
+        yes("logprobs", "of the model's own logits, before penalties and filters"),
+        yes("top_logprobs", "0 to 20, with `logprobs`"),
+        yes("priority", "vLLM's: a whole number, lower goes first"),
+        yes("cache_salt", "requests share prefixes only with those of the same salt and key"),
+        yes("chat_template_kwargs", "vLLM's: variables for the chat template, as `enable_thinking`"),
+        yes("add_generation_prompt", "vLLM's: `false` leaves the conversation where it ends"),
+        yes("documents", "for templates that read them"),
+        yes("reasoning_effort", "given to the chat template, which may not read it"),
+        yes(
+            "tools",
+            "up to 128 functions; given to the chat template, or to the system message where it knows no tools",
+        ),
+        refused("tool_choice", &["\"none\"", "\"auto\""], "give `auto`, and ask for the call in the prompt"),
+        refused("functions", &["[]"], "it is deprecated"),
+        refused("function_call", &["\"none\"", "\"auto\""], "it is deprecated"),
+        yes(
+            "response_format",
+            "`text`, `json_object`, `json_schema`; the last two not beside tools that may be called",
+        ),
+        ignored("parallel_tool_calls", "how many calls come is up to the model"),
+        refused("audio", &[], "answers are text"),
+        refused("modalities", &["[\"text\"]", "[]"], "answers are text; leave it out"),
+        refused("prediction", &[], "it changes no answer; leave it out"),
+        refused("web_search_options", &[], "the server searches nothing; give the model a tool"),
+        refused("moderation", &[], "the server moderates nothing; leave it out"),
+        refused("store", &["false"], "the server keeps no answers; leave it out"),
+        refused("verbosity", &["\"medium\""], "say it in the prompt"),
+        refused("best_of", &["1"], "take `n`, and choose by the log-probabilities"),
+        refused("echo", &["false"], "the prompt is not repeated"),
+        refused("continue_final_message", &["false"], "use `/v1/completions`"),
+        refused("min_tokens", &["0"], "use `ignore_eos` with `max_tokens`"),
+        refused("guided_json", &[], "use `response_format`"),
+        refused("guided_regex", &[], "use `response_format`"),
+        refused("guided_choice", &[], "use `response_format`"),
+        refused("guided_grammar", &[], "use `response_format`"),
+        refused("structured_outputs", &[], "use `response_format`"),
+        ignored("metadata", LABEL),
+        ignored("user", LABEL),
+        ignored("safety_identifier", LABEL),
+        ignored("service_tier", "there is one tier"),
+        ignored("prompt_cache_key", "prefixes are found by their content"),
+        ignored("prompt_cache_options", "prefixes are kept while there is room"),
+        ignored("prompt_cache_retention", "prefixes are kept while there is room"),
+        ignored("session_id", "prefixes are found by their content"),
+    ],
+};
+
+/// `/v1/completions`.
+pub const COMPLETIONS: Endpoint = Endpoint {
+    path: "/v1/completions",
+    fields: &[
+        yes("prompt", "a text, a list of token ids, or a list of one of these; several prompts are refused"),
+        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+        yes("stream", ""),
+        yes("stream_options", "`include_usage`, `continuous_usage_stats`"),
+        yes("max_tokens", "default 16"),
+        yes("temperature", "0 to 2; 0 is greedy. Default: the model's makers', else 1"),
+        yes("top_p", "0 to 1. Default: the model's makers', else 1"),
+        yes("top_k", "vLLM's; 0 or -1 keeps all. Default: the model's makers', else all"),
+        yes("min_p", "vLLM's; 0 to 1"),
+        yes("repetition_penalty", "vLLM's; above 0 to 10. Default: the model's makers', else 1"),
+        yes("frequency_penalty", "-2 to 2"),
+        yes("presence_penalty", "-2 to 2"),
+        yes("logit_bias", "token ids to -100 to 100; at most 1024"),
+        yes("seed", "same seed, same request: same answer. Else another one each time"),
+        yes("n", "1 to 16; each answer has its own seed"),
+        yes("stop", "one text or up to 4, each of up to 1024 bytes; never part of the answer"),
+        yes("stop_token_ids", "vLLM's; up to 64"),
+        yes("ignore_eos", "vLLM's"),
+        yes("logprobs", "0 to 20 alternatives; of the model's own logits, before penalties and filters"),
+        yes("echo", "the prompt goes before each answer; not together with `logprobs`"),
+        yes("add_special_tokens", "vLLM's: `false` adds no BOS to a text"),
+        yes("priority", "vLLM's: a whole number, lower goes first"),
+        yes("cache_salt", "requests share prefixes only with those of the same salt and key"),
+        refused("suffix", &["\"\""], "nothing is filled into a text"),
+        refused("best_of", &["1"], "take `n`, and choose by the log-probabilities"),
+        refused("response_format", &["{\"type\":\"text\"}"], "only `{\"type\": \"text\"}` is"),
+        refused("min_tokens", &["0"], "use `ignore_eos` with `max_tokens`"),
+        refused("prompt_logprobs", &["0"], "use `djinn logits`"),
+        ignored("user", LABEL),
+        ignored("session_id", "prefixes are found by their content"),
+        ignored("prompt_cache_key", "prefixes are found by their content"),
+    ],
+};
+
+/// `/v1/messages`.
+pub const MESSAGES: Endpoint = Endpoint { path: "/v1/messages", fields: MESSAGE_FIELDS };
+
+/// `/v1/messages/count_tokens`, whose fields are those of `/v1/messages` and mean the same.
+pub const COUNT_TOKENS: Endpoint = Endpoint { path: "/v1/messages/count_tokens", fields: MESSAGE_FIELDS };
+
+const MESSAGE_FIELDS: &[RequestField] = &[
+    yes(
+        "messages",
+        "text, tools' calls and results, thinking; images and documents are refused, and so is an answer's \
+                     beginning as the last message",
+    ),
+    yes("system", "a text or blocks of text"),
+    yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+    yes("max_tokens", "needed, but not to count tokens"),
+    yes("stream", ""),
+    yes("stop_sequences", "up to 16, each of up to 1024 bytes; never part of the answer"),
+    yes("temperature", "0 to 2; 0 is greedy. Default: the model's makers', else 1"),
+    yes("top_p", "0 to 1. Default: the model's makers', else 1"),
+    yes("top_k", "0 or -1 keeps all. Default: the model's makers', else all"),
+    yes("tools", "up to 128 of the client's own; tools that Anthropic's servers run are refused"),
+    yes("tool_choice", "`auto` and `none`; a call that is demanded is refused"),
+    yes(
+        "thinking",
+        "gives the chat template `enable_thinking`, which it may not read; `budget_tokens` has no effect",
+    ),
+    yes(
+        "output_config",
+        "`effort` is given to the chat template, which may not read it; `format` as `response_format` in `/v1/chat/completions`",
+    ),
+    yes("seed", "as in `/v1/chat/completions`"),
+    yes("priority", "as in `/v1/chat/completions`"),
+    yes("cache_salt", "as in `/v1/chat/completions`"),
+    yes("ignore_eos", "as in `/v1/chat/completions`"),
+    refused("container", &[], "the server runs no tools"),
+    refused("mcp_servers", &["[]"], "the server runs no tools"),
+    ignored("cache_control", "prefixes are found by their content, and kept while there is room"),
+    ignored("context_management", "the conversation is what the client sends"),
+    ignored("metadata", LABEL),
+    ignored("diagnostics", LABEL),
+    ignored("inference_geo", "the server is where it is"),
+    ignored("service_tier", "there is one tier"),
+    ignored("speed", "there is one speed"),
+    ignored("user_profile_id", LABEL),
+    ignored("workspace_id", LABEL),
+];
+
+/// `/v1/responses`.
+pub const RESPONSES: Endpoint = Endpoint {
+    path: "/v1/responses",
+    fields: &[
+        yes(
+            "input",
+            "a text or items: messages of text, function calls and their outputs, reasoning; others are refused",
+        ),
+        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+        yes("instructions", "the first system message; not taken over from the previous response"),
+        yes("previous_response_id", "goes on from a response that is kept"),
+        yes(
+            "store",
+            "default true; the 10,000 responses that were used last are kept, of 256 MiB in all, in memory",
+        ),
+        yes("stream", ""),
+        yes("max_output_tokens", "else as many as the context has room for"),
+        yes("temperature", "0 to 2; 0 is greedy. Default: the model's makers', else 1"),
+        yes("top_p", "0 to 1. Default: the model's makers', else 1"),
+        yes("tools", "up to 128 functions; others are refused"),
+        yes("tool_choice", "`none` and `auto`; a call that is demanded is refused"),
+        yes("parallel_tool_calls", "as in `/v1/chat/completions`"),
+        yes("text", "`format` as `response_format` in `/v1/chat/completions`; `verbosity` only as `medium`"),
+        yes(
+            "reasoning",
+            "`effort` is given to the chat template, which may not read it; there are no summaries",
+        ),
+        yes("include", "`message.output_text.logprobs`; others name what no answer has"),
+        yes("top_logprobs", "0 to 20, with `include`"),
+        yes("metadata", "given back"),
+        yes("top_k", "as in `/v1/chat/completions`"),
+        yes("min_p", "as in `/v1/chat/completions`"),
+        yes("repetition_penalty", "as in `/v1/chat/completions`"),
+        yes("frequency_penalty", "as in `/v1/chat/completions`"),
+        yes("presence_penalty", "as in `/v1/chat/completions`"),
+        yes("seed", "as in `/v1/chat/completions`"),
+        yes("ignore_eos", "as in `/v1/chat/completions`"),
+        yes("priority", "as in `/v1/chat/completions`"),
+        yes("cache_salt", "as in `/v1/chat/completions`"),
+        yes("chat_template_kwargs", "as in `/v1/chat/completions`"),
+        refused("background", &["false"], "stream the response"),
+        refused("conversation", &[], "use `previous_response_id`"),
+        refused("prompt", &[], "the server keeps no prompts"),
+        refused("truncation", &["\"disabled\""], "shorten the input"),
+        refused("context_management", &["[]"], "shorten the input"),
+        refused("moderation", &[], "the server moderates nothing; leave it out"),
+        ignored("background_options", "nothing runs in the background"),
+        ignored("access_programs", LABEL),
+        ignored("image", "the model reads text only"),
+        ignored("max_tool_calls", "counts calls of tools that the server runs, and it runs none"),
+        ignored("stream_options", "events are not padded"),
+        ignored("user", LABEL),
+        ignored("safety_identifier", LABEL),
+        ignored("service_tier", "there is one tier"),
+        ignored("prompt_cache_key", "prefixes are found by their content"),
+        ignored("prompt_cache_options", "prefixes are kept while there is room"),
+        ignored("prompt_cache_retention", "prefixes are kept while there is room"),
+    ],
+};
+
+/// `/tokenize`.
+pub const TOKENIZE: Endpoint = Endpoint {
+    path: "/tokenize",
+    fields: &[
+        yes("prompt", "a text"),
+        yes("content", "llama.cpp's name for `prompt`"),
+        yes("messages", "a conversation, in place of `prompt`"),
+        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+        yes("add_special_tokens", "default true for `prompt`, false for `content`"),
+        yes("add_special", "llama.cpp's name for `add_special_tokens`"),
+        yes("add_generation_prompt", "for `messages`; default true"),
+        yes("chat_template_kwargs", "for `messages`"),
+        yes("return_token_strs", "also gives each token's spelling"),
+        yes("with_pieces", "llama.cpp's: each token is an object with its `id` and `piece`"),
+        refused("tools", &["[]"], "leave it out"),
+        ignored(
+            "parse_special",
+            "names of special tokens in a text are those tokens; in messages they are text",
+        ),
+    ],
+};
+
+/// `/detokenize`.
+pub const DETOKENIZE: Endpoint = Endpoint {
+    path: "/detokenize",
+    fields: &[
+        yes("tokens", "a list of token ids"),
+        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+    ],
+};
+
+/// All requests that have a body.
+pub const ENDPOINTS: &[Endpoint] =
+    &[CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE];
+
+/// The tables as a page of Markdown.
+pub fn document() -> String {
+    let mut page = String::from(
+        "# Fields of requests\n\nEvery field of every request, and what becomes of it. A refused field is answered with \
+         status 400 and its name in `param`, unless it is null or neutral. Fields that are not listed are ignored. This \
+         page is made by `cargo run -p djinn-server --example fields`.\n",
+    );
+    for endpoint in ENDPOINTS {
+        page += &format!("\n## `POST {}`\n\n| field | | |\n|---|---|---|\n", endpoint.path);
+        for RequestField { name, support } in endpoint.fields {
+            let (word, note) = match support {
+                Support::Supported { note } => ("supported", (*note).to_owned()),
+                Support::Ignored { because } => ("ignored", (*because).to_owned()),
+                Support::Refused { neutral: [], instead } => ("refused", (*instead).to_owned()),
+                Support::Refused { neutral, instead } => {
+                    let neutral: Vec<String> = neutral.iter().map(|value| format!("`{value}`")).collect();
+                    ("refused", format!("{instead}. Neutral: {}", neutral.join(", ")))
+                }
+            };
+            page += &format!("| `{name}` | {word} | {note} |\n");
+        }
+    }
+    page
+}

@@ -1,0 +1,273 @@
+//! What every API asks a model for, and what comes of it.
+
+mod text;
+
+pub use text::{Piece, TokenInfo};
+
+use crate::model::ServedModel;
+use crate::{ApiError, ReasoningMode, ToolFormat};
+use djinn_engine::{Client, Constraint, Finish, Happening, Opening, Origin, Sampling, SessionId, Turn};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+use text::Speaking;
+use tokio::sync::{mpsc, oneshot};
+
+/// A generation as every API asks for it: one or more answers to one prompt.
+#[derive(Clone, Debug, Default)]
+pub struct GenerateRequest {
+    /// The prompt.
+    pub prompt: Vec<u32>,
+    /// The request's field that the prompt came from, to be named in errors.
+    pub prompt_field: &'static str,
+    /// How many answers, at least 1. The first has the seed of `sampling`, each other one the next.
+    pub choices: u32,
+    /// Tokens to generate at most for each answer; as many as the context has room for, if not given.
+    pub max_tokens: Option<u64>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// The text ends before any of these.
+    pub stop: Vec<String>,
+    /// Tokens that end the text, beside the model's own.
+    pub stop_tokens: Vec<u32>,
+    /// Go on after the model's own tokens that end a text.
+    pub ignore_eos: bool,
+    /// The text goes on from a prompt that is text, not from a rendered conversation.
+    pub continues_text: bool,
+    /// With each token, its log-probability and those of the best 0 to 20 tokens.
+    pub logprobs: Option<u8>,
+    /// What the tokens must obey.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// What is read out of the text.
+    pub form: OutputForm,
+    /// Lower goes first.
+    pub priority: i32,
+    /// Requests of one salt share the prefixes that they have in common.
+    pub salt: Vec<u8>,
+}
+
+/// What an answer's text may hold beside text.
+#[derive(Clone, Debug, Default)]
+pub struct OutputForm {
+    /// How calls are written; without it, none are read.
+    pub calls: Option<ToolFormat>,
+    /// Whether reasoning goes before the answer.
+    pub reasoning: ReasoningMode,
+    /// The functions that may be called.
+    pub functions: Vec<String>,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model ended it, or a stop string or token came up.
+    Stop,
+    /// The same, after calls of tools.
+    ToolCalls,
+    /// `max_tokens`, or the end of the context.
+    Length,
+}
+
+/// Tokens of a generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenUsage {
+    /// Of the prompt, once.
+    pub prompt: u64,
+    /// Generated, of all answers.
+    pub completion: u64,
+}
+
+/// A session that ends when this is dropped, at whatever point.
+struct Lease {
+    client: Client,
+    state: Arc<Mutex<LeaseState>>,
+}
+
+/// The engine's answer and the end of the lease may come in any order.
+enum LeaseState {
+    Asked,
+    Open(SessionId),
+    Ended,
+}
+
+impl Lease {
+    fn end(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let LeaseState::Open(id) = std::mem::replace(&mut *state, LeaseState::Ended) {
+            self.client.abort(id);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A generation under way. Dropping it ends its sessions within a step.
+pub struct Answers {
+    model: Arc<ServedModel>,
+    leases: Vec<Lease>,
+    speaking: Vec<Speaking>,
+    happenings: mpsc::UnboundedReceiver<(usize, Happening)>,
+    usage: TokenUsage,
+    asked: Instant,
+    latest: Option<Instant>,
+    open: usize,
+}
+
+impl Answers {
+    /// Opens a session for each answer. They have begun to queue once this returns.
+    ///
+    /// # Errors
+    /// A prompt or an option that the model refuses, a machine that is full, an engine that is gone.
+    pub async fn begin(model: Arc<ServedModel>, generate: GenerateRequest) -> Result<Self, ApiError> {
+        let field = generate.prompt_field;
+        let (tokens, context) = (generate.prompt.len() as u64, model.context());
+        if tokens == 0 {
+            return Err(ApiError::field(field, "the prompt has no tokens; give a longer one"));
+        }
+        if tokens > context {
+            return Err(ApiError::too_long(
+                field,
+                format!(
+                    "the prompt has {tokens} tokens, and the model's context is {context} tokens; shorten it"
+                ),
+            ));
+        }
+        // The last token needs no room, since nothing is computed after it.
+        let room = context - tokens + 1;
+        let max_tokens = generate.max_tokens.map_or(room, |most| most.min(room));
+        let client = model.client()?;
+        let (sender, happenings) = mpsc::unbounded_channel();
+        let speaking: Result<Vec<_>, _> =
+            (0..generate.choices).map(|choice| Speaking::new(&model, &generate, choice)).collect();
+        let mut opened = Vec::new();
+        let mut leases = Vec::new();
+        let mut stop_tokens = generate.stop_tokens.clone();
+        if !generate.ignore_eos {
+            stop_tokens.extend_from_slice(model.end_tokens());
+        }
+        for at in 0..generate.choices as usize {
+            let mut sampling = generate.sampling.clone();
+            sampling.seed = sampling.seed.wrapping_add(at as u64);
+            let turn = Turn {
+                tokens: generate.prompt.clone(),
+                max_tokens,
+                sampling,
+                stop_tokens: stop_tokens.clone(),
+                constraint: generate.constraint.clone(),
+                logprobs: generate.logprobs,
+            };
+            let limit = Some((tokens + max_tokens - 1).min(context));
+            let origin = Origin::Salt(generate.salt.clone());
+            let opening = Opening { turn, priority: generate.priority, limit, origin };
+            let sender = sender.clone();
+            let listener = Box::new(move |happening| sender.send((at, happening)).is_ok());
+            let state = Arc::new(Mutex::new(LeaseState::Asked));
+            let (answer, answered) = oneshot::channel();
+            let (shared, own) = (Arc::clone(&state), client.clone());
+            client.begin_open(opening, listener, move |result| {
+                if let Ok(id) = result {
+                    let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                    match *state {
+                        LeaseState::Ended => own.abort(id),
+                        LeaseState::Asked | LeaseState::Open(_) => *state = LeaseState::Open(id),
+                    }
+                }
+                // A client that has left reads no answer.
+                let _ = answer.send(result);
+            });
+            leases.push(Lease { client: client.clone(), state });
+            opened.push(answered);
+        }
+        drop(sender);
+        let open = leases.len();
+        let answers = Answers {
+            leases,
+            speaking: speaking?,
+            happenings,
+            usage: TokenUsage { prompt: tokens, completion: 0 },
+            asked: Instant::now(),
+            latest: None,
+            open,
+            model,
+        };
+        for answered in opened {
+            match answered.await {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => return Err(ApiError::of_engine(&error, field)),
+                Err(_) => return Err(answers.model.gone()),
+            }
+        }
+        answers.model.metrics().began(tokens);
+        Ok(answers)
+    }
+
+    /// The next piece of an answer; `None` once all have ended. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// An answer that cannot go on; all are over then.
+    pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
+        while self.open > 0 {
+            let Some((at, happening)) = self.happenings.recv().await else {
+                self.open = 0;
+                return Some(Err(self.model.gone()));
+            };
+            if self.speaking[at].is_over() {
+                continue;
+            }
+            match happening {
+                Happening::Token { token, finish, logprobs } => {
+                    self.count();
+                    let piece = self.speaking[at].take(token, finish, logprobs.as_deref());
+                    if let Some(reason) = piece.finish {
+                        self.open -= 1;
+                        self.leases[at].end();
+                        self.model.metrics().finished(reason, self.asked.elapsed());
+                    }
+                    if !piece.is_empty() {
+                        return Some(Ok(piece));
+                    }
+                }
+                Happening::TurnEnded => {}
+                Happening::Refused(why) => return Some(Err(self.fail(ApiError::of_refusal(why)))),
+                Happening::Failed(why) => return Some(Err(self.fail(ApiError::failed(why.to_string())))),
+            }
+        }
+        None
+    }
+
+    /// All answers are over.
+    fn fail(&mut self, error: ApiError) -> ApiError {
+        self.open = 0;
+        self.leases.clear();
+        error
+    }
+
+    fn count(&mut self) {
+        let now = Instant::now();
+        self.usage.completion += 1;
+        self.model.metrics().token(self.asked, self.latest, now);
+        self.latest = Some(now);
+    }
+
+    /// Tokens so far.
+    pub fn usage(&self) -> TokenUsage {
+        self.usage
+    }
+
+    /// The model that answers.
+    pub fn model(&self) -> &Arc<ServedModel> {
+        &self.model
+    }
+}
+
+impl From<Finish> for FinishReason {
+    fn from(finish: Finish) -> Self {
+        match finish {
+            Finish::Stop | Finish::Complete => FinishReason::Stop,
+            Finish::Length | Finish::Cancelled => FinishReason::Length,
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! From one answer's tokens to its text.
+
+use super::{FinishReason, GenerateRequest, OutputForm};
+use crate::model::ServedModel;
+use crate::{ApiError, OutputEvent, OutputParser};
+use djinn_engine::{Finish, TokenLogprobs};
+use djinn_models::Tokenizer;
+use djinn_models::tokenizer::{StopStrings, TextStream};
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// What a token made certain of an answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Piece {
+    /// Which of the answers, from 0.
+    pub choice: u32,
+    /// What comes next of its text, reasoning and calls, in order; neighbours differ in kind.
+    pub events: Vec<OutputEvent>,
+    /// The token, where log-probabilities are asked for. Its text may come later than it does.
+    pub token: Option<TokenInfo>,
+    /// With the last piece, why the answer ended.
+    pub finish: Option<FinishReason>,
+    /// With the last piece, the stop string that ended the answer, if one did.
+    pub stop_string: Option<String>,
+}
+
+impl Piece {
+    /// Its text alone.
+    pub fn text(&self) -> String {
+        let text = |event: &OutputEvent| match event {
+            OutputEvent::Text(text) => Some(text.clone()),
+            _ => None,
+        };
+        self.events.iter().filter_map(text).collect()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.token.is_none() && self.finish.is_none()
+    }
+}
+
+/// A token with its log-probability, and those of the best ones in its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenInfo {
+    /// Its text; bytes that are no UTF-8 by themselves are U+FFFD.
+    pub text: String,
+    /// The natural logarithm of its probability.
+    pub logprob: f32,
+    /// Texts and log-probabilities of the most probable tokens, the best first.
+    pub top: Vec<(String, f32)>,
+}
+
+/// One answer's tokens on their way to text.
+pub(super) struct Speaking {
+    choice: u32,
+    tokenizer: Option<Tokenizer>,
+    stream: Option<TextStream>,
+    stops: StopStrings,
+    parser: OutputParser,
+    /// Special tokens that the parser reads, with their text.
+    markers: Vec<(u32, &'static str)>,
+    called: bool,
+    /// Tokens that end the text and are no part of it.
+    ends: Vec<u32>,
+    over: bool,
+}
+
+impl Speaking {
+    pub(super) fn new(
+        model: &ServedModel,
+        generate: &GenerateRequest,
+        choice: u32,
+    ) -> Result<Self, ApiError> {
+        let tokenizer = model.tokenizer().cloned();
+        let stream = tokenizer.as_ref().map(|tokenizer| {
+            let stream = tokenizer.stream(true);
+            if generate.continues_text { stream.continuing() } else { stream }
+        });
+        let stops = StopStrings::new(generate.stop.iter().cloned());
+        let stops = stops.map_err(|error| ApiError::of_text(&error, "stop"))?;
+        if !generate.stop.is_empty() && stream.is_none() {
+            return Err(ApiError::unsupported(
+                "stop",
+                "the model has no tokenizer, and so no text to stop at",
+            ));
+        }
+        let mut ends = generate.stop_tokens.clone();
+        if !generate.ignore_eos {
+            ends.extend_from_slice(model.end_tokens());
+        }
+        let OutputForm { calls, reasoning, functions } = generate.form.clone();
+        let nonce = RandomState::new().build_hasher().finish();
+        let parser = OutputParser::new(calls, reasoning, functions, nonce);
+        let names = calls.map_or(&[][..], |format| format.markers()).iter().chain(&["<think>", "</think>"]);
+        let marker = |name: &&'static str| {
+            let tokenizer = tokenizer.as_ref()?;
+            let id = tokenizer.token_id(name).filter(|&id| tokenizer.is_special(id))?;
+            Some((id, *name))
+        };
+        let markers = names.filter_map(marker).collect();
+        Ok(Speaking { choice, tokenizer, stream, stops, parser, markers, called: false, ends, over: false })
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Takes the answer's next token.
+    pub(super) fn take(
+        &mut self,
+        token: u32,
+        finish: Option<Finish>,
+        logprobs: Option<&TokenLogprobs>,
+    ) -> Piece {
+        let ends = finish == Some(Finish::Stop) && self.ends.contains(&token);
+        let mut piece =
+            Piece { choice: self.choice, finish: finish.map(FinishReason::from), ..Piece::default() };
+        if let (Some(logprobs), false) = (logprobs, ends) {
+            piece.token = Some(self.info(token, logprobs));
+        }
+        let Some(stream) = &mut self.stream else {
+            self.over = finish.is_some();
+            return piece;
+        };
+        let mut text = String::new();
+        if let Some((_, marker)) = self.markers.iter().find(|&&(id, _)| id == token) {
+            text += &stream.finish();
+            text += marker;
+        } else if !ends {
+            text += &stream.push(token).unwrap_or_default();
+        }
+        if finish.is_some() {
+            text += &stream.finish();
+        }
+        let scan = self.stops.push(&text);
+        piece.events = self.parser.push(&scan.text);
+        if scan.stopped {
+            piece.finish = Some(FinishReason::Stop);
+            piece.stop_string = self.stops.met().map(str::to_owned);
+        } else if finish.is_some() {
+            let withheld = self.stops.finish();
+            piece.events.extend(self.parser.push(&withheld));
+        }
+        self.over = piece.finish.is_some();
+        if self.over {
+            piece.events.extend(self.parser.finish());
+        }
+        self.called |= piece.events.iter().any(|event| matches!(event, OutputEvent::CallStart { .. }));
+        if self.called && piece.finish == Some(FinishReason::Stop) {
+            piece.finish = Some(FinishReason::ToolCalls);
+        }
+        piece
+    }
+
+    fn info(&self, token: u32, logprobs: &TokenLogprobs) -> TokenInfo {
+        let text = |token: u32| {
+            let decoded = self.tokenizer.as_ref().map(|tokenizer| {
+                let mut stream = tokenizer.stream(false).continuing();
+                let mut text = stream.push(token).unwrap_or_default();
+                text += &stream.finish();
+                text
+            });
+            decoded.unwrap_or_else(|| format!("token_id:{token}"))
+        };
+        let top = logprobs.top.iter().map(|&(token, logprob)| (text(token), logprob)).collect();
+        TokenInfo { text: text(token), logprob: logprobs.chosen, top }
+    }
+}

@@ -1,0 +1,185 @@
+//! Structured output: JSON schemas as constraints on a model's tokens.
+//!
+//! `llguidance` says which tokens may come next. A schema comes from a stranger: its size and depth are bounded before
+//! it is compiled, its memory and work are bounded while it is compiled and at each token, and it is compiled on a
+//! thread of its own, with a stack for the deepest schema and a limit of time.
+
+mod constraint;
+mod schema;
+
+pub use schema::calls_schema;
+
+use constraint::GrammarConstraint;
+use djinn_engine::Constraint;
+use djinn_models::Tokenizer;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::Value;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+/// Why there is no constraint. All but [`Busy`](Self::Busy) are the request's fault.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrammarError {
+    /// The schema exceeds a bound.
+    #[error("the schema has {found} {what}; {most} is the most")]
+    TooLarge {
+        /// Of what.
+        what: &'static str,
+        /// How much the schema has.
+        found: usize,
+        /// How much it may have.
+        most: usize,
+    },
+    /// The schema means nothing, means nothing that can be met, or uses a keyword that is not supported.
+    #[error("the schema cannot be used: {0}")]
+    Refused(String),
+    /// The schema took too long to compile.
+    #[error("the schema took more than {} s to compile; simplify it", .0.as_secs())]
+    TooSlow(Duration),
+    /// Other schemas are being compiled.
+    #[error("too many schemas are being compiled; try again")]
+    Busy,
+    /// The model has no token that ends a text.
+    #[error("the model's tokenizer has no token that ends a text, which structured output needs")]
+    NoEnd,
+}
+
+/// Makes constraints for one model's tokens. Costs some megabytes and some tens of milliseconds; make it once.
+pub struct Grammars {
+    factory: Arc<ParserFactory>,
+    compiling: Arc<AtomicUsize>,
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars").finish_non_exhaustive()
+    }
+}
+
+impl Grammars {
+    /// For a tokenizer; `ends` are the tokens that end a turn.
+    ///
+    /// # Errors
+    /// [`GrammarError::NoEnd`] if there are none in the vocabulary.
+    pub fn new(tokenizer: &Tokenizer, ends: &[u32]) -> Result<Self, GrammarError> {
+        let ids = 0..tokenizer.vocab_size() as u32;
+        // An empty token is never allowed. Special tokens are no text.
+        let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default().into_owned();
+        Self::from_vocabulary(&ids.map(bytes).collect::<Vec<_>>(), ends)
+    }
+
+    /// For tokens by their bytes, none for those that are no text.
+    fn from_vocabulary(tokens: &[Vec<u8>], ends: &[u32]) -> Result<Self, GrammarError> {
+        let ends: Vec<u32> = ends.iter().copied().filter(|&end| (end as usize) < tokens.len()).collect();
+        let Some(&end) = ends.first() else { return Err(GrammarError::NoEnd) };
+        // A text is never a token that ends it.
+        let word = |(id, bytes): (u32, &Vec<u8>)| if ends.contains(&id) { Vec::new() } else { bytes.clone() };
+        let words: Vec<Vec<u8>> = (0..).zip(tokens).map(word).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), &words).with_eos_tokens(&ends);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let slices = llguidance::earley::SlicedBiasComputer::json_slices();
+        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
+            .map_err(|error| refused(&error))?;
+        factory.quiet();
+        *factory.limits_mut() = ParserLimits {
+            // Each takes one or two kilobytes.
+            max_lexer_states: 20_000,
+            max_grammar_size: 200_000,
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
+        Ok(Grammars { factory: Arc::new(factory), compiling: Arc::default() })
+    }
+
+    /// A constraint to texts that are JSON and meet a schema (draft 2020-12). White space between tokens of JSON is a
+    /// space, or a line break and its indentation. Blocks for up to [`COMPILE_LIMIT`]: not for an asynchronous task.
+    ///
+    /// # Errors
+    /// [`GrammarError`] for a schema that is too large, wrong, or not supported by `llguidance`, such as one with
+    /// references to other documents.
+    pub fn json_schema(&self, schema: &Value) -> Result<Box<dyn Constraint>, GrammarError> {
+        let schema = schema::checked(schema)?;
+        let constraint = self.compile(schema)?;
+        Ok(Box::new(constraint))
+    }
+
+    /// A constraint to any JSON object.
+    ///
+    /// # Errors
+    /// [`GrammarError::Busy`].
+    pub fn json_object(&self) -> Result<Box<dyn Constraint>, GrammarError> {
+        self.json_schema(&serde_json::json!({"type": "object"}))
+    }
+
+    fn compile(&self, schema: Value) -> Result<GrammarConstraint, GrammarError> {
+        let running = Running::new(&self.compiling)?;
+        let factory = Arc::clone(&self.factory);
+        let (done, result) = mpsc::sync_channel(1);
+        let work = move || {
+            let _running = running;
+            let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let parser = factory.create_parser(TopLevelGrammar::from_json_schema(schema));
+                let matcher = Matcher::new(parser);
+                match matcher.get_error() {
+                    Some(error) => Err(GrammarError::Refused(first_line(&error))),
+                    None => Ok(GrammarConstraint::new(matcher)),
+                }
+            }));
+            // The one that asked may have given up.
+            let _ = done.send(made.unwrap_or_else(|_| {
+                Err(GrammarError::Refused("the grammar's compiler failed on it".to_owned()))
+            }));
+        };
+        let thread = std::thread::Builder::new().name("djinn-grammar".to_owned()).stack_size(COMPILE_STACK);
+        thread.spawn(work).map_err(|_| GrammarError::Busy)?;
+        match result.recv_timeout(COMPILE_LIMIT) {
+            Ok(made) => made,
+            Err(RecvTimeoutError::Timeout) => Err(GrammarError::TooSlow(COMPILE_LIMIT)),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(GrammarError::Refused("the grammar's compiler failed on it".to_owned()))
+            }
+        }
+    }
+}
+
+/// How long a schema may take to compile.
+pub const COMPILE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Bytes of a compiling thread's stack: chains of references recurse. A usual schema touches little of it.
+const COMPILE_STACK: usize = 256 << 20;
+
+/// Schemas that may be compiled at the same time.
+const MOST_COMPILING: usize = 4;
+
+/// A place among those that compile.
+struct Running(Arc<AtomicUsize>);
+
+impl Running {
+    fn new(count: &Arc<AtomicUsize>) -> Result<Self, GrammarError> {
+        let running = Running(Arc::clone(count));
+        match count.fetch_add(1, Ordering::Relaxed) < MOST_COMPILING {
+            true => Ok(running),
+            false => Err(GrammarError::Busy),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn refused(error: &dyn std::fmt::Display) -> GrammarError {
+    GrammarError::Refused(first_line(&error.to_string()))
+}
+
+/// A library's message without the traces that may follow it, cut at 500 characters.
+fn first_line(message: &str) -> String {
+    message.lines().next().unwrap_or_default().chars().take(500).collect()
+}

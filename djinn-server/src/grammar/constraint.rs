@@ -1,0 +1,48 @@
+//! A compiled grammar at one point of a text.
+
+use super::first_line;
+use djinn_engine::{Constraint, ConstraintError, TokenMask};
+use llguidance::Matcher;
+use std::fmt;
+
+/// A grammar and where the text is in it.
+pub(super) struct GrammarConstraint {
+    matcher: Matcher,
+}
+
+impl GrammarConstraint {
+    pub(super) fn new(matcher: Matcher) -> Self {
+        GrammarConstraint { matcher }
+    }
+}
+
+impl fmt::Debug for GrammarConstraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarConstraint").field("stop", &self.matcher.stop_reason()).finish_non_exhaustive()
+    }
+}
+
+fn failed(error: &dyn fmt::Display) -> ConstraintError {
+    ConstraintError(first_line(&error.to_string()))
+}
+
+impl Constraint for GrammarConstraint {
+    fn allow(&mut self, allowed: &mut TokenMask) -> Result<(), ConstraintError> {
+        let mask = self.matcher.compute_mask().map_err(|error| failed(&error))?;
+        allowed.insert_words(mask.as_slice());
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        self.matcher.consume_token(token).map_err(|error| failed(&error))
+    }
+
+    fn is_complete(&self) -> bool {
+        self.matcher.is_stopped() && !self.matcher.is_error()
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Constraint> {
+        // A plain clone would share the caches of the lexer, and their lock.
+        Box::new(GrammarConstraint { matcher: self.matcher.deep_clone() })
+    }
+}

@@ -1,0 +1,28 @@
+//! Djinn over HTTP: OpenAI's and Anthropic's APIs over one engine for each model.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod anthropic;
+mod body;
+mod error;
+pub mod fields;
+mod generate;
+mod grammar;
+mod guard;
+mod listen;
+mod metrics;
+mod model;
+mod openai;
+mod reply;
+mod request;
+mod server;
+mod tools;
+
+pub use error::{ApiError, Error, Result};
+pub use generate::{Answers, FinishReason, GenerateRequest, OutputForm, Piece, TokenInfo, TokenUsage};
+pub use grammar::{COMPILE_LIMIT, GrammarError, Grammars, calls_schema};
+pub use guard::{AccessRules, Keys};
+pub use listen::{BoundServer, Stop};
+pub use model::{ServedModel, Serving};
+pub use server::{Limits, Server};
+pub use tools::{OutputEvent, OutputParser, ReasoningMode, ToolFormat};

@@ -1,0 +1,164 @@
+//! What Prometheus reads: vLLM's names with the prefix `djinn_`.
+
+use crate::FinishReason;
+use djinn_engine::Occupancy;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Upper bounds of a histogram's buckets, in seconds.
+const BOUNDS: [f64; 18] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+    900.0,
+];
+
+/// Times, counted in buckets.
+#[derive(Debug, Default)]
+struct Histogram {
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    micros: AtomicU64,
+}
+
+impl Histogram {
+    fn observe(&self, time: Duration) {
+        let bucket = BOUNDS.partition_point(|&bound| bound < time.as_secs_f64());
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn write(&self, page: &mut String, name: &str, model: &str) {
+        let mut count = 0;
+        for (at, bucket) in self.buckets.iter().enumerate() {
+            count += bucket.load(Ordering::Relaxed);
+            let bound = BOUNDS.get(at).map_or("+Inf".to_owned(), f64::to_string);
+            line(page, format_args!("{name}_bucket{{model_name=\"{model}\",le=\"{bound}\"}} {count}"));
+        }
+        let sum = self.micros.load(Ordering::Relaxed) as f64 / 1e6;
+        line(page, format_args!("{name}_sum{{model_name=\"{model}\"}} {sum}"));
+        line(page, format_args!("{name}_count{{model_name=\"{model}\"}} {count}"));
+    }
+}
+
+/// What one model did.
+#[derive(Debug, Default)]
+pub(crate) struct ModelMetrics {
+    prompt_tokens: AtomicU64,
+    generation_tokens: AtomicU64,
+    finished_stop: AtomicU64,
+    finished_calls: AtomicU64,
+    finished_length: AtomicU64,
+    first_token: Histogram,
+    between_tokens: Histogram,
+    whole: Histogram,
+}
+
+impl ModelMetrics {
+    /// A generation with so long a prompt began.
+    pub(crate) fn began(&self, prompt_tokens: u64) {
+        self.prompt_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
+    }
+
+    /// A token came.
+    pub(crate) fn token(&self, asked: Instant, latest: Option<Instant>, now: Instant) {
+        self.generation_tokens.fetch_add(1, Ordering::Relaxed);
+        match latest {
+            None => self.first_token.observe(now - asked),
+            Some(latest) => self.between_tokens.observe(now - latest),
+        }
+    }
+
+    /// An answer ended.
+    pub(crate) fn finished(&self, reason: FinishReason, time: Duration) {
+        let count = match reason {
+            FinishReason::Stop => &self.finished_stop,
+            FinishReason::ToolCalls => &self.finished_calls,
+            FinishReason::Length => &self.finished_length,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        self.whole.observe(time);
+    }
+}
+
+/// One model's part of the page.
+pub(crate) struct ModelPage<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) metrics: &'a ModelMetrics,
+    pub(crate) occupancy: Option<Occupancy>,
+}
+
+/// The page, in Prometheus' text format.
+pub(crate) fn page(models: &[ModelPage<'_>], requests: u64, refused: u64) -> String {
+    let mut page = String::new();
+    let mut family =
+        |name: &str, kind: &str, help: &str, write: &dyn Fn(&mut String, &str, &ModelPage<'_>)| {
+            line(&mut page, format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
+            for model in models {
+                write(&mut page, name, model);
+            }
+        };
+    /// A number of what the engine holds; absent while it does not run.
+    fn gauge(of: fn(&Occupancy) -> f64) -> impl Fn(&mut String, &str, &ModelPage<'_>) {
+        move |page, name, model| {
+            if let Some(occupancy) = &model.occupancy {
+                line(page, format_args!("{name}{{model_name=\"{}\"}} {}", label(model.name), of(occupancy)));
+            }
+        }
+    }
+    fn counter(of: fn(&ModelMetrics) -> &AtomicU64) -> impl Fn(&mut String, &str, &ModelPage<'_>) {
+        move |page, name, model| {
+            let count = of(model.metrics).load(Ordering::Relaxed);
+            line(page, format_args!("{name}{{model_name=\"{}\"}} {count}", label(model.name)));
+        }
+    }
+    fn histogram(of: fn(&ModelMetrics) -> &Histogram) -> impl Fn(&mut String, &str, &ModelPage<'_>) {
+        move |page, name, model| of(model.metrics).write(page, name, &label(model.name))
+    }
+    let up = |page: &mut String, name: &str, model: &ModelPage<'_>| {
+        let up = u8::from(model.occupancy.is_some());
+        line(page, format_args!("{name}{{model_name=\"{}\"}} {up}", label(model.name)));
+    };
+    family("djinn_model_up", "gauge", "Whether the model's engine runs.", &up);
+    let running = gauge(|held| held.running as f64);
+    family("djinn_num_requests_running", "gauge", "Sessions that compute.", &running);
+    let waiting = gauge(|held| held.waiting as f64);
+    family("djinn_num_requests_waiting", "gauge", "Sessions that wait for KV pages.", &waiting);
+    let used = gauge(|held| 1.0 - f64::from(held.device_free) / f64::from(held.device_pages.max(1)));
+    family("djinn_kv_cache_usage_perc", "gauge", "Share of the device's KV pages in use, 0 to 1.", &used);
+    let prompts = counter(|metrics| &metrics.prompt_tokens);
+    family("djinn_prompt_tokens_total", "counter", "Tokens of prompts.", &prompts);
+    let generated = counter(|metrics| &metrics.generation_tokens);
+    family("djinn_generation_tokens_total", "counter", "Generated tokens.", &generated);
+    let finished = |page: &mut String, name: &str, model: &ModelPage<'_>| {
+        let ModelMetrics { finished_stop, finished_calls, finished_length, .. } = model.metrics;
+        let counts = [("stop", finished_stop), ("tool_calls", finished_calls), ("length", finished_length)];
+        for (reason, count) in counts {
+            let (count, model) = (count.load(Ordering::Relaxed), label(model.name));
+            line(page, format_args!("{name}{{model_name=\"{model}\",finished_reason=\"{reason}\"}} {count}"));
+        }
+    };
+    family("djinn_request_success_total", "counter", "Answers that ended, by reason.", &finished);
+    let first = histogram(|metrics| &metrics.first_token);
+    family("djinn_time_to_first_token_seconds", "histogram", "From the request to its first token.", &first);
+    let between = histogram(|metrics| &metrics.between_tokens);
+    family("djinn_inter_token_latency_seconds", "histogram", "Between a request's tokens.", &between);
+    let whole = histogram(|metrics| &metrics.whole);
+    family("djinn_e2e_request_latency_seconds", "histogram", "From a request to an answer's end.", &whole);
+    let counts = [
+        ("djinn_http_requests_total", "HTTP requests.", requests),
+        ("djinn_http_requests_refused_total", "HTTP requests that were refused under load.", refused),
+    ];
+    for (name, help, count) in counts {
+        line(&mut page, format_args!("# HELP {name} {help}\n# TYPE {name} counter\n{name} {count}"));
+    }
+    page
+}
+
+fn line(page: &mut String, text: std::fmt::Arguments<'_>) {
+    // Writing to text does not fail.
+    let _ = writeln!(page, "{text}");
+}
+
+/// A label's value.
+fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}

@@ -1,0 +1,243 @@
+//! A model that is served: its engine on a thread of its own, and its way from text to tokens.
+
+mod engine_thread;
+
+use crate::error::{Error, Result};
+use crate::metrics::ModelMetrics;
+use crate::{ApiError, GrammarError, Grammars, reply};
+use djinn_engine::{Client, Occupancy};
+use djinn_host::Setup;
+use djinn_models::{ChatTemplate, Conversation, GenerationDefaults, Model, Tokenizer};
+use engine_thread::{Slot, Starting};
+use std::ops::ControlFlow;
+use std::sync::{Arc, OnceLock};
+use tokio::sync::oneshot;
+
+/// Tokens of a context where the setup names none, if the model has as many.
+const CONTEXT: u64 = 4096;
+
+/// How a model is served.
+#[derive(Clone, Debug)]
+pub struct Serving {
+    /// Sessions that a step may hold, at least 1.
+    pub sequences: u32,
+    /// Bytes of the KV cache on the device. If not given: what as many whole contexts take as a step holds sessions, but
+    /// at most a quarter of the device's budget, or of the memory that the host has available; always one context.
+    pub kv_bytes: Option<u64>,
+    /// Bytes of the KV cache in host memory, for sessions that are parked.
+    pub host_kv_bytes: u64,
+    /// Which parts the scheduler has, and their constants.
+    pub scheduler: djinn_scheduler::Settings,
+}
+
+impl Default for Serving {
+    fn default() -> Self {
+        Serving {
+            sequences: 16,
+            kv_bytes: None,
+            host_kv_bytes: 0,
+            scheduler: djinn_scheduler::Settings::default(),
+        }
+    }
+}
+
+/// A model on an engine of its own. The engine's thread ends when this is dropped.
+pub struct ServedModel {
+    model: Arc<Model>,
+    slot: Arc<Slot>,
+    context: u64,
+    end_tokens: Vec<u32>,
+    created: u64,
+    metrics: ModelMetrics,
+    /// Made when a request first asks for structured output.
+    grammars: OnceLock<std::result::Result<Grammars, GrammarError>>,
+}
+
+impl std::fmt::Debug for ServedModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServedModel").field("model", &self.model).field("context", &self.context).finish()
+    }
+}
+
+impl ServedModel {
+    /// Opens the model at `place` (a directory, a `.gguf` or `.safetensors` file, `synthetic:NAME`), loads it and starts
+    /// its engine.
+    ///
+    /// # Errors
+    /// As [`Setup::open`] and [`start`](Self::start).
+    pub fn open(place: &str, setup: &Setup, serving: &Serving) -> Result<Self> {
+        Self::start(setup.open(place)?, setup, serving, &mut |_, _| ControlFlow::Continue(()))
+    }
+
+    /// Loads a model and starts its engine; `on_progress` gets the bytes that are loaded and the bytes in all, and may
+    /// break off. The context is 4096 tokens where the setup names none, or what the model has if that is less. An engine
+    /// that fails later is started again; requests fail meanwhile.
+    ///
+    /// # Errors
+    /// The device is not there, or does not hold the model and one context of keys and values; settings of the scheduler
+    /// that name no part.
+    pub fn start(
+        model: Model,
+        setup: &Setup,
+        serving: &Serving,
+        on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        if serving.sequences == 0 {
+            return Err(Error::Setting("a step must hold one session at least".to_owned()));
+        }
+        let options = setup.options(&model, CONTEXT.min(model.graph.max_context));
+        let model = Arc::new(model);
+        let starting =
+            Starting { model: Arc::clone(&model), setup: *setup, options, serving: serving.clone() };
+        let (slot, context) = starting.start(on_progress)?;
+        let mut end_tokens = model.defaults.eos.clone();
+        end_tokens.extend(model.tokenizer.iter().flat_map(Tokenizer::end_tokens));
+        end_tokens.sort_unstable();
+        end_tokens.dedup();
+        let created = reply::unix_now();
+        let (metrics, grammars) = (ModelMetrics::default(), OnceLock::new());
+        Ok(ServedModel { model, slot, context, end_tokens, created, metrics, grammars })
+    }
+
+    /// Tokens that a sequence may have.
+    pub fn context(&self) -> u64 {
+        self.context
+    }
+
+    /// The model's own name: its directory's or file's.
+    pub fn name(&self) -> &str {
+        &self.model.name
+    }
+
+    /// Whether it answers requests now: its engine runs.
+    pub fn is_ready(&self) -> bool {
+        self.slot.client().is_ok()
+    }
+
+    /// When it was loaded, in seconds since 1970.
+    pub(crate) fn created(&self) -> u64 {
+        self.created
+    }
+
+    pub(crate) fn metrics(&self) -> &ModelMetrics {
+        &self.metrics
+    }
+
+    pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.model.tokenizer.as_ref()
+    }
+
+    pub(crate) fn template(&self) -> Option<&ChatTemplate> {
+        self.model.chat.as_ref()
+    }
+
+    pub(crate) fn defaults(&self) -> &GenerationDefaults {
+        &self.model.defaults
+    }
+
+    pub(crate) fn vocab(&self) -> u64 {
+        self.model.graph.vocab
+    }
+
+    /// Tokens after which a text ends.
+    pub(crate) fn end_tokens(&self) -> &[u32] {
+        &self.end_tokens
+    }
+
+    /// The engine's client.
+    pub(crate) fn client(&self) -> Result<Client, ApiError> {
+        self.slot.client().map_err(|why| ApiError::unavailable(format!("the model is not ready: {why}")))
+    }
+
+    /// What a request is told whose session was lost.
+    pub(crate) fn gone(&self) -> ApiError {
+        let why = self.slot.client().err().unwrap_or_else(|| "its engine was started again".to_owned());
+        ApiError::unavailable(format!("the model lost this request: {why}"))
+    }
+
+    /// What the engine holds; `None` if it is gone.
+    pub(crate) async fn occupancy(&self) -> Option<Occupancy> {
+        let (answer, answered) = oneshot::channel();
+        self.slot.client().ok()?.begin_count(move |occupancy| {
+            // A client that has left reads no answer.
+            let _ = answer.send(occupancy);
+        });
+        answered.await.ok()
+    }
+
+    /// Does work that takes a while on a thread that may be busy.
+    pub(crate) async fn work<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&ServedModel) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let model = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || work(&model)).await;
+        done.unwrap_or_else(|_| Err(ApiError::failed("the request could not be prepared")))
+    }
+
+    /// What makes constraints for the model's tokens. The first call takes some tens of milliseconds.
+    pub(crate) fn grammars(&self) -> std::result::Result<&Grammars, GrammarError> {
+        let made = self.grammars.get_or_init(|| {
+            let tokenizer = self.tokenizer().ok_or(GrammarError::NoEnd)?;
+            Grammars::new(tokenizer, &self.end_tokens)
+        });
+        made.as_ref().map_err(GrammarError::clone)
+    }
+
+    fn needs_tokenizer(&self, param: &'static str) -> Result<&Tokenizer, ApiError> {
+        let none =
+            || ApiError::field(param, "the model has no tokenizer; give the prompt as a list of token ids");
+        self.tokenizer().ok_or_else(none)
+    }
+
+    /// The tokens of a text, in the request's field `param`.
+    pub(crate) fn encode(
+        &self,
+        text: &str,
+        add_special: bool,
+        param: &'static str,
+    ) -> Result<Vec<u32>, ApiError> {
+        let tokenizer = self.needs_tokenizer(param)?;
+        self.check_length(tokenizer, text, param)?;
+        tokenizer.encode(text, add_special).map_err(|error| ApiError::of_text(&error, param))
+    }
+
+    /// The tokens of a conversation, in the request's field `messages`, and its text: up to where the model speaks, if
+    /// `prompts`. Names of control tokens in its messages are text.
+    pub(crate) fn encode_conversation(
+        &self,
+        conversation: &Conversation,
+        prompts: bool,
+    ) -> Result<(Vec<u32>, String), ApiError> {
+        let param = "messages";
+        let tokenizer = self.needs_tokenizer(param)?;
+        let none = || {
+            let error = "the model has no chat template; use /v1/completions";
+            ApiError::field(param, error)
+        };
+        let template = self.template().ok_or_else(none)?;
+        let rendered = template.render_conversation(conversation, prompts);
+        let rendered = rendered.map_err(|error| ApiError::of_text(&error, param))?;
+        self.check_length(tokenizer, &rendered.text, param)?;
+        let tokens = tokenizer.encode_rendered(&rendered.text, &rendered.literal);
+        let tokens = tokens.map_err(|error| ApiError::of_text(&error, param))?;
+        Ok((tokens, rendered.text))
+    }
+
+    /// Refuses a text that no context holds before work is done on it.
+    fn check_length(&self, tokenizer: &Tokenizer, text: &str, param: &'static str) -> Result<(), ApiError> {
+        let fits = tokenizer.check_length(text.len(), self.context);
+        fits.map_err(|error| ApiError::too_long(param, error.to_string()))
+    }
+
+    /// Refuses token ids that the model does not have.
+    pub(crate) fn check_tokens(&self, tokens: &[u32], param: &'static str) -> Result<(), ApiError> {
+        match tokens.iter().find(|&&token| u64::from(token) >= self.vocab()) {
+            None => Ok(()),
+            Some(token) => Err(ApiError::field(
+                param,
+                format!("token {token} is outside the vocabulary of {}; give ids below that", self.vocab()),
+            )),
+        }
+    }
+}

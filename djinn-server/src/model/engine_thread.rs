@@ -1,0 +1,202 @@
+//! The thread that owns an engine: makes the device, loads the model, serves, and starts again after a failure.
+
+use super::Serving;
+use crate::error::{Error, Result};
+use crossbeam_channel::Sender;
+use djinn_device::Ops;
+use djinn_engine::{Client, Inbox, Options, Service};
+use djinn_host::{OnDevice, Setup, load_on, one_line, system};
+use djinn_models::Model;
+use djinn_scheduler::{CostModel, Registry};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+/// Waits between failures of an engine and the next attempts to start it, in seconds; the last one counts for all others.
+const RESTART_AFTER: [u64; 6] = [0, 1, 2, 5, 10, 30];
+/// Share of the memory that there is which the KV cache takes where nobody says how much, as a divisor.
+const KV_SHARE: u64 = 4;
+
+/// Where the engine that runs now is reached.
+pub(super) struct Slot {
+    client: Mutex<Result<Client, String>>,
+}
+
+impl Slot {
+    /// The engine's client, or why there is none.
+    pub(super) fn client(&self) -> Result<Client, String> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, client: Result<Client, String>) {
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client;
+    }
+}
+
+/// All that an engine is started with, once or again.
+pub(super) struct Starting {
+    pub(super) model: Arc<Model>,
+    pub(super) setup: Setup,
+    pub(super) options: Options,
+    pub(super) serving: Serving,
+}
+
+/// What the thread tells while the model is loaded first.
+enum Report {
+    Loaded(u64, u64),
+    Ready(Box<Result<(Arc<Slot>, u64)>>),
+}
+
+impl Starting {
+    /// Starts the thread, and waits until the engine serves; where it is reached, and its context.
+    pub(super) fn start(
+        self,
+        on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<(Arc<Slot>, u64)> {
+        let (sender, reports) = crossbeam_channel::unbounded();
+        let ended = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&ended);
+        let run = move || self.run(&sender, &seen);
+        let thread = std::thread::Builder::new().name("djinn-engine".to_owned()).spawn(run);
+        thread.map_err(|source| Error::Io { what: "cannot start the engine's thread".to_owned(), source })?;
+        loop {
+            match reports.recv() {
+                Ok(Report::Loaded(done, total)) => {
+                    if on_progress(done, total).is_break() {
+                        ended.store(true, Ordering::Relaxed);
+                    }
+                }
+                Ok(Report::Ready(ready)) => return *ready,
+                Err(_) => return Err(Error::Setting("the engine's thread ended while it loaded".to_owned())),
+            }
+        }
+    }
+
+    fn run(&self, reports: &Sender<Report>, ended: &AtomicBool) {
+        let report = |report| drop(reports.send(report));
+        let mut on_progress = |done, total| {
+            report(Report::Loaded(done, total));
+            if ended.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        // The slot of the first start is the one of all others. It is the owner's: nothing is started again without one.
+        let mut slot: Weak<Slot> = Weak::new();
+        let first = self.serve(&mut on_progress, &mut |client, context| {
+            let made = Arc::new(Slot { client: Mutex::new(Ok(client)) });
+            slot = Arc::downgrade(&made);
+            report(Report::Ready(Box::new(Ok((made, context)))));
+        });
+        let mut failure = match first {
+            Err(error) if slot.strong_count() == 0 => return report(Report::Ready(Box::new(Err(error)))),
+            Err(error) => error,
+            Ok(()) => return,
+        };
+        let mut failures = 0;
+        loop {
+            let why = one_line(&failure);
+            log::error!(target: "djinn::server", "{}: the engine failed: {why}", self.model.name);
+            match slot.upgrade() {
+                None => return,
+                Some(slot) => slot.set(Err(why)),
+            }
+            let wait = RESTART_AFTER[failures.min(RESTART_AFTER.len() - 1)];
+            std::thread::sleep(Duration::from_secs(wait));
+            let mut on_progress = |_, _| match slot.strong_count() {
+                0 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            };
+            let mut runs = false;
+            let served = self.serve(&mut on_progress, &mut |client, _| {
+                runs = true;
+                if let Some(slot) = slot.upgrade() {
+                    slot.set(Ok(client));
+                    log::info!(target: "djinn::server", "{}: the engine runs again", self.model.name);
+                }
+            });
+            failures = if runs { 0 } else { failures + 1 };
+            failure = match served {
+                Ok(()) => return,
+                Err(error) => error,
+            };
+        }
+    }
+
+    /// Makes the device and the engine, gives its client to `on_ready` with its context, and serves until the last client
+    /// is gone.
+    fn serve(
+        &self,
+        on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+        on_ready: &mut dyn FnMut(Client, u64),
+    ) -> Result<()> {
+        let options = self.options()?;
+        let pinned_bytes = options.most_host_bytes(&self.model.graph);
+        self.setup.on_device(pinned_bytes, OnThread { starting: self, options, on_progress, on_ready })
+    }
+
+    /// The engine's options, with its KV pages.
+    fn options(&self) -> Result<Options> {
+        let Starting { model, serving, setup, options, .. } = self;
+        let table = options.context.div_ceil(options.page_tokens.into());
+        let mut options = options.clone().serving(serving.sequences);
+        // Prefill chunks are whole pages.
+        let page_tokens = u64::from(options.page_tokens);
+        let whole = (options.context / page_tokens * page_tokens).max(page_tokens);
+        let rows = u64::from(options.prefill_rows).next_multiple_of(page_tokens).min(whole);
+        options.prefill_rows = u32::try_from(rows).unwrap_or(options.prefill_rows);
+        options.pages = Some(u32::try_from(table).unwrap_or(u32::MAX));
+        let page_bytes =
+            options.plan(&model.graph, 0).map_err(djinn_host::Error::from)?.kv.page_bytes().max(1);
+        let wanted = table.saturating_mul(serving.sequences.into());
+        let bytes = match serving.kv_bytes {
+            Some(bytes) if bytes / page_bytes < table => {
+                let least = djinn_vmu::size::human(table * page_bytes);
+                return Err(Error::Setting(format!(
+                    "a KV cache of {bytes} bytes does not hold one context of {} tokens; give {least} at least, or a \
+                     shorter context",
+                    options.context
+                )));
+            }
+            Some(bytes) => bytes,
+            None => {
+                let memory = setup.vram.or_else(|| system::memory().map(|memory| memory.available));
+                memory.map_or(u64::MAX, |memory| memory / KV_SHARE).min(wanted.saturating_mul(page_bytes))
+            }
+        };
+        options.pages = Some(u32::try_from((bytes / page_bytes).max(table)).unwrap_or(u32::MAX));
+        options.host_pages = u32::try_from(serving.host_kv_bytes / page_bytes).unwrap_or(u32::MAX);
+        Ok(options)
+    }
+}
+
+/// Loads the model onto a device, and serves there.
+struct OnThread<'a> {
+    starting: &'a Starting,
+    options: Options,
+    on_progress: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    on_ready: &'a mut dyn FnMut(Client, u64),
+}
+
+impl OnDevice for OnThread<'_> {
+    type Out = ();
+    type Error = Error;
+
+    fn on<D: Ops + 'static>(self, device: D) -> Result<()> {
+        let OnThread { starting, options, on_progress, on_ready } = self;
+        let Starting { model, serving, .. } = starting;
+        let engine = load_on(device, model, &options, on_progress)?;
+        let cost = cost(engine.plan().kv.page_bytes());
+        let context = engine.context();
+        let settings = &serving.scheduler;
+        let service =
+            Service::new(engine, |capacity| Registry::default().scheduler(settings, capacity, cost))?;
+        let (client, inbox): (Client, Inbox) = Client::pair();
+        on_ready(client, context);
+        Ok(inbox.serve(service)?)
+    }
+}
+
+/// Rates that the policy weighs copies and recomputing by: those of a link of the fourth generation and of a card of the
+/// middle class. They decide which pages leave, never what is computed.
+fn cost(page_bytes: u64) -> CostModel {
+    CostModel { page_bytes, out_bytes_per_s: 20e9, in_bytes_per_s: 20e9, prefill_tokens_per_s: 5e3 }
+}

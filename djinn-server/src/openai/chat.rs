@@ -1,0 +1,302 @@
+//! `/v1/chat/completions`.
+
+use super::structure::{self, Tools};
+use super::{Streaming, UsageBody, answer_id, finish_name, finite, messages};
+use crate::body::Fields;
+use crate::fields::CHAT;
+use crate::model::ServedModel;
+use crate::reply::{self, EventSource, Frames};
+use crate::server::ApiRequest;
+use crate::{Answers, ApiError, FinishReason, GenerateRequest, OutputEvent, OutputForm, TokenInfo};
+use axum::body::Body;
+use axum::http::{Response, StatusCode};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Answers a request.
+pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiError> {
+    let fields = Fields::parse(&request.body, &CHAT)?;
+    let model = request.model(&fields)?;
+    let streaming = Streaming::read(&fields)?;
+    let salt = request.salt();
+    let generate = model.work(move |model| generate(&fields, model, &salt)).await?;
+    let name = request.model_name(&model);
+    let head = Head { id: answer_id("chatcmpl-"), created: reply::unix_now(), model: name };
+    let (choices, with_logprobs) = (generate.choices as usize, generate.logprobs.is_some());
+    let answers = Answers::begin(model, generate).await?;
+    match streaming.stream {
+        true => Ok(reply::events(ChatStream {
+            head,
+            answers,
+            streaming,
+            with_logprobs,
+            begun: vec![false; choices],
+            usage_is_due: streaming.usage,
+        })),
+        false => whole(head, answers, choices, with_logprobs).await,
+    }
+}
+
+/// The prompt's tokens.
+pub(crate) fn prompt(fields: &Fields, model: &ServedModel) -> Result<Vec<u32>, ApiError> {
+    let tools = Tools::read(fields)?;
+    Ok(rendered(fields, model, tools.as_ref())?.0)
+}
+
+/// The prompt's tokens and text.
+fn rendered(
+    fields: &Fields,
+    model: &ServedModel,
+    tools: Option<&Tools>,
+) -> Result<(Vec<u32>, String), ApiError> {
+    let told = tools.map(|tools| tools.told(model));
+    let conversation = messages::conversation(fields, told.as_ref())?;
+    let prompts = fields.read("add_generation_prompt")?.unwrap_or(true);
+    model.encode_conversation(&conversation, prompts)
+}
+
+/// All of a generation, for the tenant `salt`.
+pub(crate) fn generate(
+    fields: &Fields,
+    model: &ServedModel,
+    salt: &[u8],
+) -> Result<GenerateRequest, ApiError> {
+    let most = match fields.integer("max_completion_tokens", 1..=u64::MAX)? {
+        None => fields.integer("max_tokens", 1..=u64::MAX)?,
+        given => given,
+    };
+    let logprobs = match (fields.flag("logprobs")?, fields.integer("top_logprobs", 0..=20)?) {
+        (false, None | Some(0)) => None,
+        (false, Some(_)) => {
+            return Err(ApiError::field("top_logprobs", "`top_logprobs` needs `logprobs`"));
+        }
+        (true, top) => Some(top.unwrap_or(0) as u8),
+    };
+    let tools = Tools::read(fields)?;
+    let (prompt, text) = rendered(fields, model, tools.as_ref())?;
+    let constraint = structure::constraint(fields, model, tools.as_ref())?;
+    let form = match constraint {
+        // All of it is the answer.
+        Some(_) => OutputForm::default(),
+        None => structure::output(model, tools.as_ref(), &text),
+    };
+    Ok(GenerateRequest {
+        prompt,
+        form,
+        constraint,
+        prompt_field: "messages",
+        max_tokens: most,
+        logprobs,
+        ..super::generate(fields, model, salt)?
+    })
+}
+
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Logprob<'a> {
+    token: &'a str,
+    logprob: f32,
+    bytes: &'a [u8],
+}
+
+impl<'a> Logprob<'a> {
+    fn new(token: &'a str, logprob: f32) -> Self {
+        Logprob { token, logprob: finite(logprob), bytes: token.as_bytes() }
+    }
+}
+
+/// An entry of `logprobs.content`.
+pub(super) fn logprob(token: &TokenInfo) -> Value {
+    let top: Vec<_> = token.top.iter().map(|(text, logprob)| Logprob::new(text, *logprob)).collect();
+    let own = Logprob::new(&token.text, token.logprob);
+    json!({ "token": own.token, "logprob": own.logprob, "bytes": own.bytes, "top_logprobs": top })
+}
+
+/// One answer, as it is put together.
+#[derive(Default)]
+struct Message {
+    text: String,
+    reasoning: String,
+    calls: Vec<Value>,
+    tokens: Vec<Value>,
+    finish: Option<FinishReason>,
+}
+
+impl Message {
+    fn take(&mut self, event: OutputEvent) {
+        match event {
+            OutputEvent::Text(text) => self.text += &text,
+            OutputEvent::Reasoning(text) => self.reasoning += &text,
+            OutputEvent::CallStart { id, name, .. } => self.calls.push(call(&id, &name, "")),
+            OutputEvent::CallArguments { index, piece } => {
+                if let Some(Value::String(arguments)) =
+                    self.calls.get_mut(index as usize).map(|call| &mut call["function"]["arguments"])
+                {
+                    *arguments += &piece;
+                }
+            }
+            OutputEvent::CallEnd { .. } => {}
+        }
+    }
+
+    fn json(self, at: usize, with_logprobs: bool) -> Value {
+        let Message { text, reasoning, calls, tokens, finish } = self;
+        let content = if text.is_empty() && !calls.is_empty() { Value::Null } else { Value::String(text) };
+        let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+        if !reasoning.is_empty() {
+            message["reasoning_content"] = Value::String(reasoning);
+        }
+        if !calls.is_empty() {
+            message["tool_calls"] = Value::Array(calls);
+        }
+        json!({
+            "index": at,
+            "message": message,
+            "logprobs": with_logprobs.then(|| json!({ "content": tokens, "refusal": null })),
+            "finish_reason": finish.map(finish_name),
+        })
+    }
+}
+
+fn call(id: &str, name: &str, arguments: &str) -> Value {
+    json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
+}
+
+async fn whole(
+    head: Head,
+    mut answers: Answers,
+    choices: usize,
+    with_logprobs: bool,
+) -> Result<Response<Body>, ApiError> {
+    let mut messages: Vec<Message> = (0..choices).map(|_| Message::default()).collect();
+    while let Some(piece) = answers.next().await {
+        let piece = piece?;
+        let message = &mut messages[piece.choice as usize];
+        message.tokens.extend(piece.token.as_ref().map(logprob));
+        message.finish = message.finish.or(piece.finish);
+        piece.events.into_iter().for_each(|event| message.take(event));
+    }
+    let choices = messages.into_iter().enumerate().map(|(at, message)| message.json(at, with_logprobs));
+    let choices: Vec<Value> = choices.collect();
+    let body = json!({
+        "id": head.id,
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": choices,
+        "usage": UsageBody::from(answers.usage()),
+    });
+    Ok(reply::json(StatusCode::OK, &body))
+}
+
+/// The delta that tells of an event; none tells that a call is complete.
+fn delta(event: &OutputEvent) -> Option<Value> {
+    match event {
+        OutputEvent::Text(text) => Some(json!({ "content": text })),
+        OutputEvent::Reasoning(text) => Some(json!({ "reasoning_content": text })),
+        OutputEvent::CallStart { index, id, name } => {
+            let mut call = call(id, name, "");
+            call["index"] = json!(index);
+            Some(json!({ "tool_calls": [call] }))
+        }
+        OutputEvent::CallArguments { index, piece } => {
+            Some(json!({ "tool_calls": [{ "index": index, "function": { "arguments": piece } }] }))
+        }
+        OutputEvent::CallEnd { .. } => None,
+    }
+}
+
+struct ChatStream {
+    head: Head,
+    answers: Answers,
+    streaming: Streaming,
+    with_logprobs: bool,
+    /// Which answers have had their first chunk, which names the role.
+    begun: Vec<bool>,
+    usage_is_due: bool,
+}
+
+impl ChatStream {
+    fn chunk(&self, events: &mut Frames, choices: &[Value], usage: bool) {
+        let Head { id, created, model } = &self.head;
+        let mut chunk = json!({
+            "id": id,
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": model,
+            "choices": choices,
+        });
+        if usage || self.streaming.continuous {
+            chunk["usage"] = json!(UsageBody::from(self.answers.usage()));
+        }
+        events.data(&chunk);
+    }
+
+    /// A chunk of one answer, after the one that begins it.
+    fn choice_chunk(
+        &mut self,
+        events: &mut Frames,
+        choice: u32,
+        delta: &Value,
+        token: Option<&TokenInfo>,
+        finish: Option<FinishReason>,
+    ) {
+        if !std::mem::replace(&mut self.begun[choice as usize], true) {
+            let role = json!({ "role": "assistant", "content": "" });
+            self.choice_chunk(events, choice, &role, None, None);
+        }
+        let mut body = json!({ "index": choice, "delta": delta, "finish_reason": finish.map(finish_name) });
+        if self.with_logprobs {
+            let entry = token.map(|token| json!({ "content": [logprob(token)], "refusal": null }));
+            body["logprobs"] = entry.unwrap_or(Value::Null);
+        }
+        self.chunk(events, &[body], false);
+    }
+}
+
+impl EventSource for ChatStream {
+    async fn next(&mut self, events: &mut Frames) -> bool {
+        match self.answers.next().await {
+            Some(Ok(piece)) => {
+                let mut deltas: Vec<Value> = piece.events.iter().filter_map(delta).collect();
+                if deltas.is_empty() {
+                    deltas.push(if piece.token.is_some() { json!({ "content": "" }) } else { json!({}) });
+                }
+                // The token is told with the first, the end with the last.
+                let last = deltas.len() - 1;
+                for (at, delta) in deltas.iter().enumerate() {
+                    let token = piece.token.as_ref().filter(|_| at == 0);
+                    self.choice_chunk(
+                        events,
+                        piece.choice,
+                        delta,
+                        token,
+                        piece.finish.filter(|_| at == last),
+                    );
+                }
+                true
+            }
+            Some(Err(error)) => {
+                events.error(&error);
+                false
+            }
+            None => {
+                if std::mem::take(&mut self.usage_is_due) {
+                    self.chunk(events, &[], true);
+                }
+                events.done();
+                false
+            }
+        }
+    }
+
+    fn still_here(&mut self, events: &mut Frames) {
+        let choice = self.begun.iter().position(|begun| !begun).unwrap_or(0);
+        self.choice_chunk(events, choice as u32, &json!({}), None, None);
+    }
+}

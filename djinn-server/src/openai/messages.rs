@@ -1,0 +1,125 @@
+//! Messages as clients send them, made into what chat templates read.
+
+use crate::ApiError;
+use crate::body::Fields;
+use djinn_models::Conversation;
+use serde_json::{Map, Value};
+
+/// The conversation of a request, with the variables for its template, and with `tools` where the model is to know any.
+pub(super) fn conversation(fields: &Fields, tools: Option<&Told>) -> Result<Conversation, ApiError> {
+    let Some(Value::Array(messages)) = fields.get("messages") else {
+        return Err(ApiError::field("messages", "`messages` must be a list of messages"));
+    };
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "`messages` is empty; give at least one message"));
+    }
+    let messages = messages.iter().enumerate().map(|(at, message)| self::message(at, message));
+    let mut body = Map::new();
+    let mut messages = messages.collect::<Result<Vec<Value>, _>>()?;
+    match tools {
+        Some(Told::ByTemplate(tools)) => drop(body.insert("tools".to_owned(), tools.clone())),
+        Some(Told::BySystem(text)) => tell(&mut messages, text),
+        None => {}
+    }
+    body.insert("messages".to_owned(), Value::Array(messages));
+    if let Some(documents) = fields.get("documents") {
+        body.insert("documents".to_owned(), documents.clone());
+    }
+    if let Some(effort) = fields.get("reasoning_effort") {
+        body.insert("reasoning_effort".to_owned(), effort.clone());
+    }
+    let variables: Option<Map<String, Value>> = fields.read("chat_template_kwargs")?;
+    for (name, value) in variables.into_iter().flatten() {
+        if ["messages", "tools", "documents", "add_generation_prompt"].contains(&name.as_str()) {
+            let message = format!("`chat_template_kwargs` has `{name}`, which is a field of its own");
+            return Err(ApiError::field("chat_template_kwargs", message));
+        }
+        body.insert(name, value);
+    }
+    let text = Value::Object(body).to_string();
+    Conversation::from_json(&text).map_err(|error| ApiError::of_text(&error, "messages"))
+}
+
+/// How the model is told of its tools.
+pub(super) enum Told {
+    /// The chat template writes the list.
+    ByTemplate(Value),
+    /// The template knows no tools: this is put before the conversation.
+    BySystem(String),
+}
+
+/// Puts a text behind the system message, or makes one of it.
+fn tell(messages: &mut Vec<Value>, text: &str) {
+    match messages.first_mut().filter(|first| first["role"] == "system") {
+        Some(first) => {
+            let own = first["content"].as_str().unwrap_or_default();
+            first["content"] = Value::String(format!("{own}\n\n{text}"));
+        }
+        None => messages.insert(0, serde_json::json!({ "role": "system", "content": text })),
+    }
+}
+
+/// One message: its role is one that templates know, and its content one text.
+fn message(at: usize, message: &Value) -> Result<Value, ApiError> {
+    let wrong = |field: &str, detail: &str| {
+        let param =
+            if field.is_empty() { format!("messages[{at}]") } else { format!("messages[{at}].{field}") };
+        let message = format!("`{param}` {detail}");
+        ApiError::field(param, message)
+    };
+    let Value::Object(fields) = message else { return Err(wrong("", "must be an object")) };
+    let mut fields = fields.clone();
+    let role = match fields.get("role").and_then(Value::as_str) {
+        // Templates know it by its older name.
+        Some("developer") => "system",
+        Some("function") => "tool",
+        Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
+        _ => return Err(wrong("role", "must be developer, system, user, assistant or tool")),
+    };
+    let content = match fields.get("content") {
+        Some(Value::String(text)) => Value::String(text.clone()),
+        Some(Value::Array(parts)) => {
+            Value::String(text_of(parts).map_err(|detail| wrong("content", &detail))?)
+        }
+        None | Some(Value::Null) if role == "assistant" => Value::String(String::new()),
+        None | Some(Value::Null) => return Err(wrong("content", "is missing")),
+        Some(_) => return Err(wrong("content", "must be a text or a list of parts")),
+    };
+    fields.insert("role".to_owned(), Value::String(role.to_owned()));
+    fields.insert("content".to_owned(), content);
+    if let Some(calls) = fields.get_mut("tool_calls") {
+        read_arguments(calls);
+    }
+    fields.retain(|_, value| !value.is_null());
+    Ok(Value::Object(fields))
+}
+
+/// The text of a message in parts.
+fn text_of(parts: &[Value]) -> Result<String, String> {
+    let mut whole = String::new();
+    for part in parts {
+        let kind = part.get("type").and_then(Value::as_str).unwrap_or("?");
+        let text = match kind {
+            "text" => part.get("text"),
+            "refusal" => part.get("refusal"),
+            _ => return Err(format!("has a part of the type {kind:?}; only text is supported")),
+        };
+        let text = text.and_then(Value::as_str).ok_or_else(|| "has a part without text".to_owned())?;
+        whole += text;
+    }
+    Ok(whole)
+}
+
+/// Templates read the arguments of a call as an object; clients send them as its text.
+fn read_arguments(calls: &mut Value) {
+    for call in calls.as_array_mut().into_iter().flatten() {
+        let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments"))
+        else {
+            continue;
+        };
+        let read = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+        if let Some(object) = read.filter(Value::is_object) {
+            *arguments = object;
+        }
+    }
+}

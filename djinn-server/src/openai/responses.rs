@@ -1,0 +1,205 @@
+//! OpenAI's Responses API: `/v1/responses`, and what became of earlier ones.
+//!
+//! A request's items become a chat request ([`request`]) and take the same way from there; the answer becomes items
+//! ([`output`]). Responses are kept ([`store`]) unless the request says otherwise. One that goes on from an earlier one
+//! has its items before its own: the same prompt as before, longer, whose keys and values are found again by its content.
+
+mod output;
+mod request;
+mod store;
+
+use super::{answer_id, chat};
+use crate::body::Fields;
+use crate::fields::RESPONSES;
+use crate::guard::Tenant;
+use crate::reply::{self, EventSource, Frames};
+use crate::server::{ApiRequest, Server};
+use crate::{Answers, ApiError, Piece};
+use axum::body::Body;
+use axum::http::{Response, StatusCode};
+use output::{Outcome, Output};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use store::{Keeping, Kept};
+
+pub(crate) use store::ResponseStore;
+
+/// Items of a page of `input_items`.
+const PAGE: usize = 20;
+const LONGEST_PAGE: usize = 100;
+
+/// Answers `POST /v1/responses`.
+pub(crate) async fn create(request: ApiRequest) -> Result<Response<Body>, ApiError> {
+    let fields = Fields::parse(&request.body, &RESPONSES)?;
+    let model = request.model(&fields)?;
+    let stream = fields.flag("stream")?;
+    let store = fields.read("store")?.unwrap_or(true);
+    let previous: Option<String> = fields.read("previous_response_id")?;
+    let earlier = match &previous {
+        None => Vec::new(),
+        Some(id) => request.server.responses.items(id, request.tenant)?,
+    };
+    let (salt, name) = (request.salt(), request.model_name(&model));
+    let prepared = model.work(move |model| {
+        let input = request::items(fields.get("input"), "input")?;
+        let chat = request::chat_fields(&fields, &earlier, &input)?;
+        let mut generate = chat::generate(&chat, model, &salt).map_err(request::in_own_names)?;
+        generate.prompt_field = "input";
+        let head = output::head(&fields, &generate, name, store)?;
+        Ok((generate, input, head))
+    });
+    let (generate, input, head) = prepared.await?;
+    let id = answer_id("resp_");
+    let answers = Answers::begin(model, generate).await?;
+    let output = Output::new(id, head);
+    let keeping = store.then(|| {
+        let kept = Kept::new(request.tenant, previous, input, output.body(answers.usage()));
+        Keeping::begin(&request.server, kept)
+    });
+    let mut running = Running { output, answers, keeping };
+    if stream {
+        return Ok(reply::events(ResponseStream { running, begun: false }));
+    }
+    while let Some(piece) = running.next().await {
+        match piece {
+            Ok(piece) => running.output.take(piece, running.answers.usage(), &mut |_| {}),
+            Err(error) => {
+                running.end(&mut |_| {});
+                return Err(error);
+            }
+        }
+    }
+    let body = running.end(&mut |_| {});
+    Ok(reply::json(StatusCode::OK, &body))
+}
+
+/// A response under way.
+struct Running {
+    output: Output,
+    answers: Answers,
+    keeping: Option<Keeping>,
+}
+
+impl Running {
+    /// The next piece; `None` at the end, also when the response is cancelled. Dropping the future loses nothing.
+    async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
+        let Running { output, answers, keeping } = self;
+        let next = match keeping {
+            None => answers.next().await,
+            Some(keeping) => tokio::select! {
+                biased;
+                () = keeping.cancelled() => {
+                    output.set_outcome(Outcome::Cancelled);
+                    return None;
+                }
+                next = answers.next() => next,
+            },
+        };
+        if let Some(Err(error)) = &next {
+            output.set_outcome(Outcome::Failed(error.clone()));
+        }
+        next
+    }
+
+    /// Ends the response, and keeps it.
+    fn end(&mut self, send: &mut dyn FnMut(Value)) -> Value {
+        let usage = self.answers.usage();
+        self.output.end(usage, send);
+        let body = self.output.body(usage);
+        if let Some(keeping) = self.keeping.take() {
+            keeping.finish(body.clone());
+        }
+        body
+    }
+}
+
+/// A response as it comes.
+struct ResponseStream {
+    running: Running,
+    begun: bool,
+}
+
+impl EventSource for ResponseStream {
+    async fn next(&mut self, events: &mut Frames) -> bool {
+        let mut send = |event: Value| events.event(&event);
+        let running = &mut self.running;
+        if !std::mem::replace(&mut self.begun, true) {
+            running.output.begin(running.answers.usage(), &mut send);
+            return true;
+        }
+        match running.next().await {
+            Some(Ok(piece)) => {
+                running.output.take(piece, running.answers.usage(), &mut send);
+                true
+            }
+            Some(Err(_)) | None => {
+                running.end(&mut send);
+                false
+            }
+        }
+    }
+
+    fn still_here(&mut self, events: &mut Frames) {
+        let usage = self.running.answers.usage();
+        self.running.output.still_here(usage, &mut |event| events.event(&event));
+    }
+}
+
+/// Answers `GET /v1/responses/{id}`.
+pub(crate) fn retrieve(
+    server: &Server,
+    tenant: Option<Tenant>,
+    id: &str,
+    query: &HashMap<String, String>,
+) -> Result<Response<Body>, ApiError> {
+    if query.get("stream").is_some_and(|stream| stream != "false") {
+        let message = "responses are streamed where they are created; leave `stream` out";
+        return Err(ApiError::unsupported("stream", message));
+    }
+    Ok(reply::json(StatusCode::OK, &server.responses.body(id, tenant)?))
+}
+
+/// Answers `DELETE /v1/responses/{id}`.
+pub(crate) fn delete(server: &Server, tenant: Option<Tenant>, id: &str) -> Result<Response<Body>, ApiError> {
+    server.responses.delete(id, tenant)?;
+    Ok(reply::json(StatusCode::OK, &json!({ "id": id, "object": "response", "deleted": true })))
+}
+
+/// Answers `POST /v1/responses/{id}/cancel`.
+pub(crate) fn cancel(server: &Server, tenant: Option<Tenant>, id: &str) -> Result<Response<Body>, ApiError> {
+    Ok(reply::json(StatusCode::OK, &server.responses.cancel(id, tenant)?))
+}
+
+/// Answers `GET /v1/responses/{id}/input_items`.
+pub(crate) fn input_items(
+    server: &Server,
+    tenant: Option<Tenant>,
+    id: &str,
+    query: &HashMap<String, String>,
+) -> Result<Response<Body>, ApiError> {
+    let mut items = server.responses.input(id, tenant)?;
+    let limit = match query.get("limit") {
+        None => PAGE,
+        Some(limit) => match limit.parse() {
+            Ok(limit @ 1..=LONGEST_PAGE) => limit,
+            _ => return Err(ApiError::field("limit", format!("`limit` must be 1 to {LONGEST_PAGE}"))),
+        },
+    };
+    match query.get("order").map(String::as_str) {
+        None | Some("desc") => items.reverse(),
+        Some("asc") => {}
+        Some(_) => return Err(ApiError::field("order", "`order` must be asc or desc")),
+    }
+    if let Some(after) = query.get("after") {
+        let at = items.iter().position(|item| item["id"] == after.as_str());
+        let at = at.ok_or_else(|| ApiError::field("after", "`after` names no item of this response"))?;
+        items.drain(..=at);
+    }
+    let has_more = items.len() > limit;
+    items.truncate(limit);
+    let id = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
+    let (first, last) = (id(items.first()), id(items.last()));
+    let body =
+        json!({ "object": "list", "data": items, "first_id": first, "last_id": last, "has_more": has_more });
+    Ok(reply::json(StatusCode::OK, &body))
+}

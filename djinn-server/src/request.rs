@@ -1,0 +1,173 @@
+//! What happens to every request before and after its route: checks, limits, its id, its line in the log.
+
+use crate::ApiError;
+use crate::anthropic;
+use crate::guard::Tenant;
+use crate::server::{ApiRequest, Server};
+use axum::body::Body;
+use axum::extract::{FromRequest, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::IntoResponse;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+/// Paths that need no key: what balancers and orchestrators ask.
+const OPEN: [&str; 2] = ["/health", "/ready"];
+/// Longest id that a client may give its request.
+const LONGEST_ID: usize = 128;
+const REQUEST_ID: &str = "x-request-id";
+
+/// Checks a request, serves it, and writes its line once its response has gone.
+pub(crate) async fn guard(
+    State(server): State<Arc<Server>>,
+    mut request: Request,
+    next: Next,
+) -> Response<Body> {
+    let began = Instant::now();
+    server.count();
+    let id = request_id(request.headers());
+    let path = request.uri().path().to_owned();
+    let mut record = Record {
+        id: id.clone(),
+        method: request.method().clone(),
+        path: djinn_models::printable::one_line(request.uri().path()),
+        status: StatusCode::OK,
+        tenant: None,
+        began,
+        permit: None,
+    };
+    let (mut response, origin) = match admit(&server, &request, &mut record) {
+        Err(error) => (error.into_response(), None),
+        Ok(origin) if request.method() == Method::OPTIONS => (preflight(), origin),
+        Ok(origin) => {
+            if let Some(tenant) = record.tenant {
+                request.extensions_mut().insert(tenant);
+            }
+            (next.run(request).await, origin)
+        }
+    };
+    if anthropic::is_own(&path) {
+        response = anthropic::in_own_form(response, &id);
+    }
+    record.status = response.status();
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert(REQUEST_ID, id);
+    }
+    if let Some(origin) = origin.and_then(|origin| HeaderValue::from_str(&origin).ok()) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+    }
+    // The record goes with the body: it is written when the body has been sent, or its client is gone.
+    response.map(|body| {
+        Body::new(body.map_frame(move |frame| {
+            let _ = &record;
+            frame
+        }))
+    })
+}
+
+/// Whether the request may be served; the origin that the response is to name.
+fn admit(server: &Server, request: &Request, record: &mut Record) -> Result<Option<String>, ApiError> {
+    let origin = server.check_access(request.headers())?;
+    let path = request.uri().path();
+    if OPEN.contains(&path) || request.method() == Method::OPTIONS {
+        return Ok(origin);
+    }
+    record.tenant = server.tenant(request.headers())?;
+    if request.method() == Method::POST {
+        let permit = Arc::clone(&server.permits).try_acquire_owned();
+        record.permit = Some(permit.map_err(|_| {
+            server.count_refused();
+            ApiError::busy(format!(
+                "{} requests are served or queue already; try again later",
+                server.limits.requests
+            ))
+        })?);
+    }
+    Ok(origin)
+}
+
+/// What a browser asks before it lets a page of another origin send a request.
+fn preflight() -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));
+    let allowed = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    response
+}
+
+/// The client's own id for the request, or another one each time.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
+    let is_plain = |id: &&str| {
+        (1..=LONGEST_ID).contains(&id.len())
+            && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    };
+    match given.filter(is_plain) {
+        Some(id) => id.to_owned(),
+        None => format!("req-{:016x}", RandomState::new().build_hasher().finish()),
+    }
+}
+
+/// A request's line in the log, written when this is dropped. It holds the request's place among those that are served.
+struct Record {
+    id: String,
+    method: Method,
+    path: String,
+    status: StatusCode,
+    tenant: Option<Tenant>,
+    began: Instant,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.permit = None;
+        let Record { id, method, path, status, tenant, began, .. } = self;
+        let key = tenant.map_or_else(|| "-".to_owned(), |tenant| tenant.short());
+        let (status, ms) = (status.as_u16(), began.elapsed().as_secs_f64() * 1e3);
+        log::info!(
+            target: "djinn::server",
+            "request id={id} method={method} path={path:?} status={status} ms={ms:.1} key={key}"
+        );
+    }
+}
+
+impl FromRequest<Arc<Server>> for ApiRequest {
+    type Rejection = ApiError;
+
+    /// Reads the body, within the limits of bytes and time.
+    async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, ApiError> {
+        let limits = server.limits;
+        let tenant = request.extensions().get::<Tenant>().copied();
+        let too_large = || {
+            let message = format!("the request's body is longer than {} bytes", limits.body_bytes);
+            ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, message)
+        };
+        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        if length
+            .and_then(|length| length.parse::<u64>().ok())
+            .is_some_and(|length| length > limits.body_bytes as u64)
+        {
+            return Err(too_large());
+        }
+        let body = Limited::new(request.into_body(), limits.body_bytes).collect();
+        match timeout(limits.body_time, body).await {
+            Ok(Ok(body)) => Ok(ApiRequest { server: Arc::clone(server), tenant, body: body.to_bytes() }),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+            Ok(Err(_)) => Err(ApiError::invalid("the request's body broke off")),
+            Err(_) => {
+                Err(ApiError::refused(StatusCode::REQUEST_TIMEOUT, "the request's body came too slowly"))
+            }
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The server: models by name, who may ask, how much at once; and its routes.
+
+use crate::body::Fields;
+use crate::error::{Error, Result};
+use crate::guard::Tenant;
+use crate::listen::BoundServer;
+use crate::metrics::{self, ModelPage};
+use crate::model::ServedModel;
+use crate::openai::responses::{self, ResponseStore};
+use crate::openai::{chat, completions, models, tokens};
+use crate::{AccessRules, ApiError, Keys, anthropic, reply, request};
+use axum::Extension;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
+use axum::http::{HeaderMap, Response, StatusCode};
+use axum::middleware::from_fn_with_state;
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use bytes::Bytes;
+use serde_json::json;
+use std::collections::HashMap;
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// How much at once, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of a request's body.
+    pub body_bytes: usize,
+    /// Requests that are served or queue; others are answered with 429.
+    pub requests: usize,
+    /// Connections; others are closed at once with 503.
+    pub connections: usize,
+    /// For a request's headers to come, and between two requests of a connection.
+    pub header_time: Duration,
+    /// For a request's body to come.
+    pub body_time: Duration,
+    /// For a client to take in what is sent, at a time.
+    pub write_time: Duration,
+    /// For requests to end after the server was told to stop; those that are left are broken off.
+    pub drain_time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            body_bytes: 8 << 20,
+            requests: 256,
+            connections: 1024,
+            header_time: Duration::from_secs(30),
+            body_time: Duration::from_secs(30),
+            write_time: Duration::from_secs(60),
+            drain_time: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Models over HTTP.
+#[derive(Debug)]
+pub struct Server {
+    /// A model may have several names.
+    models: Vec<(String, Arc<ServedModel>)>,
+    pub(crate) limits: Limits,
+    keys: Keys,
+    /// As the address has it, if not given.
+    access: Option<AccessRules>,
+    pub(crate) permits: Arc<Semaphore>,
+    draining: AtomicBool,
+    pub(crate) responses: ResponseStore,
+    requests: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Server {
+    /// A server without models, with the limits' defaults, for everyone.
+    pub fn new() -> Self {
+        let limits = Limits::default();
+        Server {
+            models: Vec::new(),
+            limits,
+            keys: Keys::default(),
+            access: None,
+            permits: Arc::new(Semaphore::new(limits.requests)),
+            draining: AtomicBool::new(false),
+            responses: ResponseStore::default(),
+            requests: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// The same with a model under a name: what requests call `model`.
+    #[must_use]
+    pub fn model(self, name: impl Into<String>, model: ServedModel) -> Self {
+        self.named([name], model)
+    }
+
+    /// The same with a model under several names.
+    #[must_use]
+    pub fn named<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>, model: ServedModel) -> Self {
+        let model = Arc::new(model);
+        self.models.extend(names.into_iter().map(|name| (name.into(), Arc::clone(&model))));
+        self
+    }
+
+    /// The same with other limits.
+    #[must_use]
+    pub fn limits(self, limits: Limits) -> Self {
+        Server { limits, permits: Arc::new(Semaphore::new(limits.requests)), ..self }
+    }
+
+    /// The same for those who have a key.
+    #[must_use]
+    pub fn keys(self, keys: Keys) -> Self {
+        Server { keys, ..self }
+    }
+
+    /// The same for these hosts and origins; else as [`AccessRules::at`] says for the address.
+    #[must_use]
+    pub fn access(self, access: AccessRules) -> Self {
+        Server { access: Some(access), ..self }
+    }
+
+    /// Listens at an address; clients may connect from now on, and are served once the result [runs](BoundServer::run).
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the address is not this machine's or taken, [`Error::Setting`] for a server without models, or
+    /// two models of one name.
+    pub fn bind(mut self, address: impl ToSocketAddrs) -> Result<BoundServer> {
+        if self.models.is_empty() {
+            return Err(Error::Setting("the server has no model".to_owned()));
+        }
+        for (at, (name, _)) in self.models.iter().enumerate() {
+            if name.is_empty() || self.models[..at].iter().any(|(other, _)| other == name) {
+                return Err(Error::Setting(format!("two models are called {name:?}, or one has no name")));
+            }
+        }
+        let (listener, address) = crate::listen::listen(address)?;
+        self.access.get_or_insert_with(|| AccessRules::at(address.ip()));
+        Ok(BoundServer::new(Arc::new(self), listener, address))
+    }
+
+    /// Serves at an address until the process ends. Call it outside of an asynchronous runtime: it has its own.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind) and [`BoundServer::run`].
+    pub fn run(self, address: impl ToSocketAddrs) -> Result<()> {
+        self.bind(address)?.run()
+    }
+
+    /// The names of all models, in the order in which they were given.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.models.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// The model of a name.
+    pub(crate) fn served(&self, name: &str) -> Option<&Arc<ServedModel>> {
+        self.models.iter().find(|(known, _)| known == name).map(|(_, model)| model)
+    }
+
+    pub(crate) fn check_access(&self, headers: &axum::http::HeaderMap) -> Result<Option<String>, ApiError> {
+        self.access.as_ref().map_or(Ok(None), |access| access.check(headers))
+    }
+
+    pub(crate) fn tenant(&self, headers: &axum::http::HeaderMap) -> Result<Option<Tenant>, ApiError> {
+        self.keys.tenant(headers)
+    }
+
+    /// Counts a request.
+    pub(crate) fn count(&self) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request that is refused under load.
+    pub(crate) fn count_refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The server is about to end: it is not ready for more.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A request that may be answered.
+#[derive(Clone, Debug)]
+pub(crate) struct ApiRequest {
+    pub(crate) server: Arc<Server>,
+    pub(crate) tenant: Option<Tenant>,
+    pub(crate) body: Bytes,
+}
+
+impl ApiRequest {
+    /// The model that the field `model` names; the only one, where the field is absent.
+    pub(crate) fn model(&self, fields: &Fields) -> Result<Arc<ServedModel>, ApiError> {
+        let models = &self.server.models;
+        match fields.read::<String>("model")? {
+            Some(name) => self.server.served(&name).cloned().ok_or_else(|| ApiError::no_model(&name)),
+            None => match models.as_slice() {
+                [(_, only), more @ ..] if more.iter().all(|(_, other)| Arc::ptr_eq(only, other)) => {
+                    Ok(Arc::clone(only))
+                }
+                _ => Err(ApiError::field("model", "`model` is missing; see /v1/models")),
+            },
+        }
+    }
+
+    /// The name under which responses speak of a model: the first one.
+    pub(crate) fn model_name(&self, model: &Arc<ServedModel>) -> String {
+        let mut models = self.server.models.iter();
+        let found = models.find(|(_, other)| Arc::ptr_eq(model, other));
+        found.map_or_else(String::new, |(name, _)| name.clone())
+    }
+
+    /// What keeps the tenant's prefixes apart from those of others.
+    pub(crate) fn salt(&self) -> Vec<u8> {
+        self.tenant.as_ref().map_or_else(Vec::new, |tenant| tenant.salt().to_vec())
+    }
+}
+
+/// The routes.
+pub(crate) fn routes(server: &Arc<Server>) -> Router {
+    Router::new()
+        .route("/v1/models", get(async |State(server): Shared| models::list(&server)))
+        .route("/v1/models/{*name}", get(get_model))
+        .route(
+            "/v1/chat/completions",
+            post(async |request: ApiRequest| answer(chat::complete(request).await)),
+        )
+        .route(
+            "/v1/completions",
+            post(async |request: ApiRequest| answer(completions::complete(request).await)),
+        )
+        .route("/v1/responses", post(async |request: ApiRequest| answer(responses::create(request).await)))
+        .route("/v1/responses/{id}", get(get_response).delete(delete_response))
+        .route("/v1/responses/{id}/cancel", post(cancel_response))
+        .route("/v1/responses/{id}/input_items", get(get_input_items))
+        .route("/v1/messages", post(create_message))
+        .route("/v1/messages/count_tokens", post(count_message_tokens))
+        .route("/tokenize", post(async |request: ApiRequest| answer(tokens::tokenize(request).await)))
+        .route("/detokenize", post(async |request: ApiRequest| answer(tokens::detokenize(request).await)))
+        .route("/health", get(async || reply::json(StatusCode::OK, &json!({ "status": "ok" }))))
+        .route("/ready", get(ready))
+        .route(
+            "/version",
+            get(async || reply::json(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))),
+        )
+        .route("/metrics", get(metrics_page))
+        .fallback(async |request: Request| {
+            let message = format!("there is no {}", request.uri().path());
+            ApiError::refused(StatusCode::NOT_FOUND, djinn_models::printable::one_line(&message))
+        })
+        .method_not_allowed_fallback(async || {
+            ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
+        })
+        .layer(from_fn_with_state(Arc::clone(server), request::guard))
+        .layer(DefaultBodyLimit::disable())
+        .with_state(Arc::clone(server))
+}
+
+type Shared = State<Arc<Server>>;
+/// The tenant that the request's key stands for; none where no key is needed.
+type Asker = Option<Extension<Tenant>>;
+type Pairs = Query<HashMap<String, String>>;
+
+fn tenant_of(asker: Asker) -> Option<Tenant> {
+    asker.map(|Extension(tenant)| tenant)
+}
+
+fn answer(answered: Result<Response<Body>, ApiError>) -> Response<Body> {
+    answered.unwrap_or_else(ApiError::into_response)
+}
+
+async fn get_model(State(server): Shared, Path(name): Path<String>) -> Response<Body> {
+    answer(models::get(&server, &name))
+}
+
+async fn create_message(headers: HeaderMap, request: ApiRequest) -> Response<Body> {
+    answer(anthropic::create(headers, request).await)
+}
+
+async fn count_message_tokens(headers: HeaderMap, request: ApiRequest) -> Response<Body> {
+    answer(anthropic::count_tokens(headers, request).await)
+}
+
+async fn get_response(server: Shared, tenant: Asker, Path(id): Path<String>, query: Pairs) -> Response<Body> {
+    answer(responses::retrieve(&server, tenant_of(tenant), &id, &query.0))
+}
+
+async fn delete_response(server: Shared, tenant: Asker, Path(id): Path<String>) -> Response<Body> {
+    answer(responses::delete(&server, tenant_of(tenant), &id))
+}
+
+async fn cancel_response(server: Shared, tenant: Asker, Path(id): Path<String>) -> Response<Body> {
+    answer(responses::cancel(&server, tenant_of(tenant), &id))
+}
+
+async fn get_input_items(
+    server: Shared,
+    tenant: Asker,
+    Path(id): Path<String>,
+    query: Pairs,
+) -> Response<Body> {
+    answer(responses::input_items(&server, tenant_of(tenant), &id, &query.0))
+}
+
+/// Whether all models answer requests; not while the server ends.
+async fn ready(State(server): Shared) -> Response<Body> {
+    let ends = server.draining.load(Ordering::Relaxed);
+    let missing: Vec<&str> =
+        server.models.iter().filter(|(_, model)| !model.is_ready()).map(|(name, _)| name.as_str()).collect();
+    let ready = !ends && missing.is_empty();
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    reply::json(status, &json!({ "ready": ready, "draining": ends, "models_not_ready": missing }))
+}
+
+async fn metrics_page(State(server): Shared) -> Response<Body> {
+    let mut pages = Vec::new();
+    for (at, (name, model)) in server.models.iter().enumerate() {
+        if server.models[..at].iter().all(|(_, other)| !Arc::ptr_eq(other, model)) {
+            let occupancy = model.occupancy().await;
+            pages.push(ModelPage { name, metrics: model.metrics(), occupancy });
+        }
+    }
+    let requests = server.requests.load(Ordering::Relaxed);
+    let page = metrics::page(&pages, requests, server.refused.load(Ordering::Relaxed));
+    reply::text("text/plain; version=0.0.4; charset=utf-8", page)
+}

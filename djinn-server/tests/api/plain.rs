@@ -1,0 +1,218 @@
+//! Requests that are answered in one piece.
+
+use super::{chat, completion, shared};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+#[test]
+fn models_are_listed_by_name() {
+    let list = shared().get("/v1/models").json();
+    let ids: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!(ids, ["tiny", "alias/of-it"]);
+    assert_eq!(list["object"], "list");
+    let model = shared().get("/v1/models/tiny").json();
+    assert_eq!((&model["object"], &model["max_model_len"]), (&json!("model"), &json!(512)));
+    assert!(model["created"].as_u64().unwrap() > 1_700_000_000);
+    assert_eq!(shared().get("/v1/models/alias/of-it").json()["id"], "alias/of-it");
+    for name in ["none", "tiny/", "..%2f..%2fetc%2fpasswd"] {
+        let reply = shared().get(&format!("/v1/models/{name}"));
+        assert_eq!((reply.status, &reply.error()["code"]), (404, &json!("model_not_found")));
+    }
+}
+
+#[test]
+fn a_chat_is_answered() {
+    let answer = shared().ok(CHAT, &chat("Hi", json!({})));
+    assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert_eq!((&answer["object"], &answer["model"]), (&json!("chat.completion"), &json!("tiny")));
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["index"], &choice["finish_reason"]), (&json!(0), &json!("length")));
+    assert_eq!(choice["message"]["role"], "assistant");
+    let text = choice["message"]["content"].as_str().unwrap();
+    assert_eq!(text.len(), 12, "one byte for each token");
+    let prompt = "[user:Hi]>".len();
+    let usage = json!({ "prompt_tokens": prompt, "completion_tokens": 12, "total_tokens": prompt + 12 });
+    assert_eq!(answer["usage"], usage);
+    // The same prompt as text and as tokens has the same answer.
+    let bytes: Vec<u8> = "[user:Hi]>".bytes().collect();
+    for prompt in [json!("[user:Hi]>"), json!(bytes), json!(["[user:Hi]>"]), json!([bytes])] {
+        let answer = shared().ok(TEXT, &completion(prompt, json!({})));
+        assert_eq!(answer["choices"][0]["text"], text);
+        assert_eq!(answer["object"], "text_completion");
+    }
+}
+
+#[test]
+fn messages_come_in_every_form() {
+    let same = |messages: Value, prompt: &str| {
+        let body = json!({ "model": "tiny", "messages": messages });
+        let tokens = shared().ok("/tokenize", &body)["tokens"].clone();
+        let text: String =
+            tokens.as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u8 as char).collect();
+        assert_eq!(text, prompt);
+    };
+    same(json!([{ "role": "developer", "content": "Be." }]), "[system:Be.]>");
+    let parts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }]);
+    same(json!([{ "role": "user", "content": parts }]), "[user:ab]>");
+    same(
+        json!([{ "role": "user", "content": "a", "name": "x" }, { "role": "assistant", "content": null }]),
+        "[user:a][assistant:]>",
+    );
+    for (messages, param) in [
+        (json!("text"), "messages"),
+        (json!([]), "messages"),
+        (json!(["text"]), "messages[0]"),
+        (json!([{ "content": "x" }]), "messages[0].role"),
+        (json!([{ "role": "king", "content": "x" }]), "messages[0].role"),
+        (json!([{ "role": "user", "content": "x" }, { "role": "user" }]), "messages[1].content"),
+        (json!([{ "role": "user", "content": 5 }]), "messages[0].content"),
+        (
+            json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "x" } }] }]),
+            "messages[0].content",
+        ),
+    ] {
+        shared().refused(CHAT, &json!({ "model": "tiny", "messages": messages }), param);
+    }
+}
+
+#[test]
+fn answers_differ_by_seed_and_are_the_same_again() {
+    let ask = |seed: u64| {
+        let body = chat("Hi", json!({ "temperature": 1.5, "n": 3, "seed": seed, "max_tokens": 24 }));
+        let answer = shared().ok(CHAT, &body);
+        let choices = answer["choices"].as_array().unwrap().clone();
+        let index = |at: usize| choices[at]["index"].as_u64().unwrap() as usize;
+        assert!((0..3).all(|at| index(at) == at));
+        assert_eq!(answer["usage"]["completion_tokens"], 72);
+        choices
+            .iter()
+            .map(|choice| choice["message"]["content"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let first = ask(7);
+    assert_eq!(first, ask(7));
+    assert!(first[0] != first[1] && first[1] != first[2], "{first:?}");
+    assert_eq!(ask(8)[0], first[1], "each answer has the next seed");
+}
+
+#[test]
+fn stop_strings_cut_the_text_and_are_no_part_of_it() {
+    let whole = shared().ok(TEXT, &completion("Hi", json!({ "max_tokens": 30 })));
+    let whole = whole["choices"][0]["text"].as_str().unwrap().to_owned();
+    let stop = &whole[10..13];
+    let at = whole.find(stop).unwrap();
+    for stops in [json!(stop), json!(["never to be met", stop])] {
+        let answer = shared().ok(TEXT, &completion("Hi", json!({ "max_tokens": 30, "stop": stops })));
+        let choice = &answer["choices"][0];
+        assert_eq!(
+            (choice["text"].as_str().unwrap(), &choice["finish_reason"]),
+            (&whole[..at], &json!("stop"))
+        );
+        assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() <= 13);
+    }
+    // What may begin a stop string is sent once it turns out not to.
+    let almost = format!("{}\u{1}", &whole[whole.len() - 2..]);
+    let answer = shared().ok(TEXT, &completion("Hi", json!({ "max_tokens": 30, "stop": almost })));
+    assert_eq!(answer["choices"][0]["text"], whole);
+    let token = u64::from(whole.as_bytes()[4]);
+    let first = whole.bytes().position(|byte| u64::from(byte) == token).unwrap();
+    let answer = shared().ok(TEXT, &completion("Hi", json!({ "max_tokens": 30, "stop_token_ids": [token] })));
+    assert_eq!(answer["choices"][0]["text"], whole[..first]);
+    for stop in [json!(""), json!(5), json!(["a", "b", "c", "d", "e"]), json!([1]), json!("x".repeat(1025))] {
+        shared().refused(TEXT, &completion("Hi", json!({ "stop": stop })), "stop");
+    }
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_model() {
+    let body = chat("Hi", json!({ "logprobs": true, "top_logprobs": 3, "max_tokens": 4 }));
+    let answer = shared().ok(CHAT, &body);
+    let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(content.len(), 4);
+    let text: String = content.iter().map(|token| token["token"].as_str().unwrap()).collect();
+    assert_eq!(text, answer["choices"][0]["message"]["content"]);
+    for token in content {
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!((top.len(), &top[0]["token"]), (3, &token["token"]), "greedy decoding takes the best");
+        let logprobs: Vec<f64> = top.iter().map(|token| token["logprob"].as_f64().unwrap()).collect();
+        assert!(logprobs.is_sorted_by(|a, b| a >= b) && logprobs[0] <= 0.0);
+        assert_eq!(token["bytes"], json!(token["token"].as_str().unwrap().as_bytes()));
+    }
+    let answer = shared().ok(TEXT, &completion("Hi", json!({ "logprobs": 2, "max_tokens": 3 })));
+    let logprobs = &answer["choices"][0]["logprobs"];
+    assert_eq!(logprobs["text_offset"], json!([0, 1, 2]));
+    assert_eq!(logprobs["tokens"].as_array().unwrap().len(), 3);
+    assert_eq!(logprobs["top_logprobs"][0].as_object().unwrap().len(), 2);
+    shared().refused(CHAT, &chat("Hi", json!({ "top_logprobs": 3 })), "top_logprobs");
+    shared().refused(TEXT, &completion("Hi", json!({ "logprobs": 1, "echo": true })), "logprobs");
+}
+
+#[test]
+fn biases_and_penalties_change_the_text() {
+    let text = |more: Value| {
+        let answer = shared().ok(TEXT, &completion("Hi", more));
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let plain = text(json!({ "max_tokens": 24 }));
+    assert_eq!(text(json!({ "max_tokens": 8, "logit_bias": { "65": 100 } })), "AAAAAAAA");
+    let varied = text(json!({ "max_tokens": 24, "frequency_penalty": 2.0, "presence_penalty": 2.0 }));
+    let letters = |text: &str| text.bytes().collect::<std::collections::BTreeSet<u8>>().len();
+    assert!(letters(&varied) > letters(&plain), "{plain:?} {varied:?}");
+    shared().refused(TEXT, &completion("Hi", json!({ "logit_bias": { "128": 1 } })), "logit_bias");
+    shared().refused(TEXT, &completion("Hi", json!({ "logit_bias": { "x": 1 } })), "logit_bias");
+    shared().refused(TEXT, &completion("Hi", json!({ "logit_bias": [1] })), "logit_bias");
+}
+
+#[test]
+fn a_prompt_is_echoed() {
+    let plain = shared().ok(TEXT, &completion("Hi", json!({})));
+    let echoed = shared().ok(TEXT, &completion("Hi", json!({ "echo": true })));
+    let text = |answer: &Value| answer["choices"][0]["text"].as_str().unwrap().to_owned();
+    assert_eq!(text(&echoed), format!("Hi{}", text(&plain)));
+    let stream = shared().post(TEXT, &completion("Hi", json!({ "echo": true, "stream": true }))).chunks();
+    assert_eq!(stream.iter().map(text).collect::<String>(), text(&echoed));
+}
+
+#[test]
+fn text_becomes_tokens_and_text_again() {
+    let reply = shared().ok("/tokenize", &json!({ "prompt": "Hello", "return_token_strs": true }));
+    assert_eq!(reply["tokens"], json!([72, 101, 108, 108, 111]));
+    assert_eq!((&reply["count"], &reply["max_model_len"]), (&json!(5), &json!(512)));
+    assert_eq!(reply["token_strs"][0], "H");
+    let pieces = shared().ok("/tokenize", &json!({ "content": "Hi", "with_pieces": true }));
+    assert_eq!(pieces["tokens"], json!([{ "id": 72, "piece": "H" }, { "id": 105, "piece": "i" }]));
+    let text = shared().ok("/detokenize", &json!({ "tokens": [72, 105] }));
+    assert_eq!((&text["prompt"], &text["content"]), (&json!("Hi"), &json!("Hi")));
+    shared().refused("/detokenize", &json!({ "tokens": [128] }), "tokens");
+    shared().refused("/detokenize", &json!({ "tokens": [-1] }), "tokens");
+    shared().refused("/detokenize", &json!({}), "tokens");
+    shared().refused("/tokenize", &json!({}), "prompt");
+}
+
+#[test]
+fn the_server_tells_how_it_is() {
+    assert_eq!(shared().get("/health").json()["status"], "ok");
+    assert_eq!(shared().get("/ready").json()["ready"], true);
+    assert_eq!(shared().get("/version").json()["version"], env!("CARGO_PKG_VERSION"));
+    shared().ok(TEXT, &completion("metrics", json!({})));
+    let page = shared().get("/metrics");
+    assert_eq!(page.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    for line in page.body.lines() {
+        let is_sample = |line: &str| {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            name.starts_with("djinn_") && value.parse::<f64>().is_ok()
+        };
+        assert!(
+            line.starts_with("# HELP djinn_") || line.starts_with("# TYPE djinn_") || is_sample(line),
+            "{line}"
+        );
+    }
+    assert!(shared().metric("djinn_generation_tokens_total{model_name=\"tiny\"}") >= 12.0);
+    assert_eq!(shared().metric("djinn_model_up{model_name=\"tiny\"}"), 1.0);
+    let buckets =
+        page.body.lines().filter(|line| line.starts_with("djinn_time_to_first_token_seconds_bucket"));
+    let counts: Vec<f64> = buckets.map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect();
+    assert!(counts.is_sorted() && *counts.last().unwrap() >= 1.0);
+}

@@ -1,0 +1,108 @@
+//! Tools and response formats.
+
+use super::{chat, shared};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A function whose arguments are soon written, whatever the model likes.
+fn tools() -> Value {
+    let color = json!({ "enum": ["red", "green"] });
+    let pick = json!({ "type": "object", "properties": { "color": color }, "required": ["color"], "additionalProperties": false });
+    json!([{ "type": "function", "function": { "name": "pick", "description": "Picks.", "parameters": pick } }])
+}
+
+#[test]
+fn the_model_is_told_of_its_tools() {
+    let tokens =
+        |more: Value| shared().ok(CHAT, &chat("Hi", more))["usage"]["prompt_tokens"].as_u64().unwrap();
+    let plain = tokens(json!({}));
+    assert!(
+        tokens(json!({ "tools": tools() })) > plain + 300,
+        "the template knows no tools: the system message does"
+    );
+    assert_eq!(tokens(json!({ "tools": tools(), "tool_choice": "none" })), plain);
+    assert_eq!(tokens(json!({ "tools": [] })), plain);
+    // A conversation after a call.
+    let call = json!({ "id": "call_1", "type": "function", "function": { "name": "pick", "arguments": "{\"color\":\"red\"}" } });
+    let messages = json!([
+        { "role": "user", "content": "Pick." },
+        { "role": "assistant", "content": null, "tool_calls": [call] },
+        { "role": "tool", "tool_call_id": "call_1", "content": "ok" },
+    ]);
+    shared().ok(CHAT, &chat("", json!({ "messages": messages, "tools": tools() })));
+}
+
+#[test]
+fn tools_and_formats_that_cannot_be_are_named() {
+    let function = |function: Value| json!([{ "type": "function", "function": function }]);
+    for (tools, param) in [
+        (json!("x"), "tools"),
+        (json!([5]), "tools[0].type"),
+        (json!([{ "type": "custom" }]), "tools[0].type"),
+        (json!([{ "type": "function" }]), "tools[0].function"),
+        (function(json!({})), "tools[0].function.name"),
+        (function(json!({ "name": "with space" })), "tools[0].function.name"),
+        (function(json!({ "name": "x".repeat(65) })), "tools[0].function.name"),
+        (function(json!({ "name": "x", "parameters": [] })), "tools[0].function.parameters"),
+    ] {
+        shared().refused(CHAT, &chat("Hi", json!({ "tools": tools })), param);
+    }
+    let named = json!({ "type": "function", "function": { "name": "pick" } });
+    for choice in [json!("maybe"), json!(1), json!({}), json!("required"), named] {
+        shared().refused(
+            CHAT,
+            &chat("Hi", json!({ "tools": tools(), "tool_choice": choice })),
+            "tool_choice",
+        );
+    }
+    for format in [
+        json!("json"),
+        json!({}),
+        json!({ "type": "grammar" }),
+        json!({ "type": "json_schema" }),
+        schema_format(json!("x")),
+        schema_format(json!({ "type": "colour" })),
+        schema_format(json!({ "$ref": "https://example.com/schema" })),
+    ] {
+        shared().refused(CHAT, &chat("Hi", json!({ "response_format": format })), "response_format");
+    }
+    let both = json!({ "tools": tools(), "response_format": { "type": "json_object" } });
+    shared().refused(CHAT, &chat("Hi", both), "response_format");
+}
+
+fn schema_format(schema: Value) -> Value {
+    json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": schema } })
+}
+
+#[test]
+fn answers_obey_their_schema() {
+    let schema = json!({
+        "type": "object",
+        "properties": { "color": { "enum": ["red", "green"] }, "up": { "type": "boolean" } },
+        "required": ["color", "up"],
+        "additionalProperties": false,
+    });
+    let more = |seed: u64, stream: bool| {
+        let format = schema_format(schema.clone());
+        json!({ "response_format": format, "temperature": 1, "seed": seed, "max_tokens": 400, "ignore_eos": false, "stream": stream })
+    };
+    for seed in 0..4 {
+        let answer = shared().ok(CHAT, &chat("Hi", more(seed, false)));
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "stop", "{answer}");
+        let text = choice["message"]["content"].as_str().unwrap();
+        let read: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert!(["red", "green"].contains(&read["color"].as_str().unwrap()), "{text}");
+        assert!(read["up"].is_boolean() && read.as_object().unwrap().len() == 2, "{text}");
+        let events = shared().post(CHAT, &chat("Hi", more(seed, true))).events();
+        let pieces = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
+        let streamed: String = pieces
+            .filter_map(|piece| piece["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
+            .collect();
+        assert_eq!(streamed, text);
+    }
+    let object = json!({ "response_format": { "type": "json_object" }, "temperature": 1, "seed": 1, "ignore_eos": false });
+    let answer = shared().ok(CHAT, &chat("Hi", object));
+    assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'), "{answer}");
+}

@@ -1,0 +1,67 @@
+//! Where the KV cache's values lie in a page.
+
+use crate::{DType, Dim, Graph, Lifecycle, ValueId};
+
+#[cfg(test)]
+mod tests;
+
+/// Places of all data values in a page of the KV cache. Each holds the page's tokens side by side,
+/// `[k|v][kv head][token][head_dim]`, one value after the other in order of declaration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvPlan {
+    /// Of each value, by [`ValueId`]; `None` for text and stack.
+    places: Vec<Option<KvPlace>>,
+    token_elements: u64,
+}
+
+/// Place of a data value, in elements of one token: a page of `n` tokens has `n` times as many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvPlace {
+    /// Elements before it.
+    pub first: u64,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+}
+
+impl KvPlan {
+    /// Places the data values of `graph`.
+    pub fn new(graph: &Graph) -> Self {
+        let mut first = 0;
+        let mut place = |shape: &[Dim]| {
+            let &[Dim::Fixed(2), Dim::Fixed(kv_heads), Dim::Fixed(head_dim)] = shape else {
+                panic!("a data value holds keys and values by head: {shape:?}")
+            };
+            let place = KvPlace { first, kv_heads: kv_heads as u32, head_dim: head_dim as u32 };
+            first += 2 * kv_heads * head_dim;
+            place
+        };
+        let is_data = |lifecycle| lifecycle == Lifecycle::Data;
+        let places = graph.values.iter().map(|v| is_data(v.lifecycle).then(|| place(&v.shape))).collect();
+        KvPlan { places, token_elements: first }
+    }
+
+    /// Where a data value lies.
+    ///
+    /// # Panics
+    /// If the value is no data value.
+    pub fn place(&self, id: ValueId) -> KvPlace {
+        self.places[id.0 as usize].unwrap_or_else(|| panic!("value {} is not in the KV cache", id.0))
+    }
+
+    /// Every data value's place, in order.
+    pub fn places(&self) -> impl Iterator<Item = KvPlace> + '_ {
+        self.places.iter().copied().flatten()
+    }
+
+    /// Elements of one token's keys and values.
+    pub fn token_elements(&self) -> u64 {
+        self.token_elements
+    }
+
+    /// Bytes of one token's keys and values, stored as `dtype`.
+    pub fn token_bytes(&self, dtype: DType) -> u64 {
+        self.token_elements * dtype.bytes()
+    }
+}

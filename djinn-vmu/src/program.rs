@@ -1,0 +1,143 @@
+//! The program of a model: its graph, lowered once to the launches of a pass.
+//!
+//! ```text
+//! graph      embed │ norm │ qkv                  │ rope  kv_write │ attention │ …
+//! launches   embed │ norm │ tile 0 │ tiles 1, 2  │ rope+kv_write  │ attention │ …
+//! chunks       resident c0         ╰ acquire c1 … release c1
+//! ```
+
+use crate::{ChunkId, MemoryPlan, Placement};
+use djinn_srg::{Graph, NodeId, Op, Rows, StackPlan, ValueId};
+use serde::Serialize;
+use std::ops::Range;
+
+/// How much one launch may do. Results do not depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// As much as the device can do at once.
+    Fused,
+    /// One node with one tile of its weights: for traces, and where every value is to be seen or changed.
+    Apart,
+}
+
+/// One launch of a pass, for any number of rows. It reads tiles of one chunk, or several that stay on the device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Launch {
+    /// What it computes.
+    pub node: NodeId,
+    /// The next node, if one operation computes both.
+    pub fused: Option<Fused>,
+    /// The tiles that it reads, of [`Placement::tiles`].
+    pub tiles: Range<usize>,
+    /// A streamed chunk that it is the first to read.
+    pub acquire: Option<ChunkId>,
+    /// A streamed chunk that it is the last to read.
+    pub release: Option<ChunkId>,
+    /// Whether the routers' choice is known after it, on which copies of experts' chunks wait.
+    pub announces: bool,
+}
+
+/// The second node of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Fused {
+    /// The node.
+    pub node: NodeId,
+    /// With more rows the nodes are launched one after the other: the stack then lays the second one's output across
+    /// inputs of the first, which are dead by then.
+    pub most_rows: u64,
+}
+
+/// The launches of a pass, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// The launches.
+    pub launches: Vec<Launch>,
+}
+
+impl Program {
+    /// Lowers `graph` as `plan` lays it out.
+    pub fn new(graph: &Graph, plan: &MemoryPlan, detail: Detail) -> Self {
+        let placement = &plan.placement;
+        let mut launches = Vec::new();
+        let (mut node, mut tile) = (0, 0);
+        while node < graph.nodes.len() {
+            let id = NodeId(node as u32);
+            let fused = if detail == Detail::Fused { fused(graph, &plan.stack, id) } else { None };
+            let last = fused.map_or(id, |fused| fused.node);
+            loop {
+                let tiles = tile..run_end(graph, placement, tile, last, detail);
+                tile = tiles.end;
+                let announces = graph.node(id).op.announces_choice().is_some();
+                let (acquire, release) = brackets(placement, &tiles);
+                launches.push(Launch { node: id, fused, tiles, acquire, release, announces });
+                if placement.tiles.get(tile).is_none_or(|next| next.tile.node != last) {
+                    break;
+                }
+            }
+            node = last.0 as usize + 1;
+        }
+        assert_eq!(tile, placement.tiles.len(), "a pass uses every tile");
+        Program { launches }
+    }
+
+    /// The index of the launch that completes a value of the stack: where it can be seen before it is overwritten.
+    /// With [`Detail::Apart`], whatever reads it comes later.
+    pub fn completes(&self, graph: &Graph, value: ValueId) -> Option<usize> {
+        let writes = |id: NodeId| graph.node(id).outputs.contains(&value);
+        self.launches
+            .iter()
+            .rposition(|launch| writes(launch.node) || launch.fused.is_some_and(|fused| writes(fused.node)))
+    }
+}
+
+/// The node after `id`, if devices have an operation for both, with the bits of both.
+fn fused(graph: &Graph, stack: &StackPlan, id: NodeId) -> Option<Fused> {
+    let next = NodeId(id.0 + 1);
+    let (first, second) = (graph.node(id), graph.nodes.get(next.0 as usize)?);
+    match (&first.op, &second.op) {
+        (Op::Add, Op::RmsNorm { .. }) if second.inputs[0] == first.outputs[0] => {
+            let row_bytes = graph.value(first.outputs[0]).bytes(Rows { rows: 1, logit_rows: 1 });
+            let out = stack.offset(second.outputs[0]);
+            // Values of one size that begin together are one; others must not meet.
+            let apart = |input: &ValueId| match stack.offset(*input).abs_diff(out) {
+                0 => u64::MAX,
+                distance => distance / row_bytes,
+            };
+            let most_rows = first.inputs.iter().map(apart).min().unwrap_or(u64::MAX);
+            Some(Fused { node: next, most_rows })
+        }
+        (Op::Rope { .. }, Op::KvWrite { .. }) if second.inputs[0] == first.inputs[0] => {
+            Some(Fused { node: next, most_rows: u64::MAX })
+        }
+        _ => None,
+    }
+}
+
+/// The end of the run of tiles from `first` on that one launch of `node` reads: none if the first is another's.
+/// A product takes tiles together if neither waits for the other's chunk to make room.
+fn run_end(graph: &Graph, placement: &Placement, first: usize, node: NodeId, detail: Detail) -> usize {
+    let Placement { tiles, slots, .. } = placement;
+    let of_node = |at: usize| tiles.get(at).filter(|placed| placed.tile.node == node);
+    let Some(head) = of_node(first) else { return first };
+    let resident = |chunk: ChunkId| slots[chunk.0 as usize].is_none();
+    let together = |chunk| chunk == head.chunk || (resident(chunk) && resident(head.chunk));
+    let mut end = first + 1;
+    if detail == Detail::Fused && matches!(graph.node(node).op, Op::Linear) {
+        while of_node(end).is_some_and(|next| together(next.chunk)) {
+            end += 1;
+        }
+    }
+    end
+}
+
+/// The streamed chunk whose first tile is among `tiles`, and the one whose last is.
+fn brackets(placement: &Placement, tiles: &Range<usize>) -> (Option<ChunkId>, Option<ChunkId>) {
+    let Some(placed) = placement.tiles[tiles.clone()].first() else { return (None, None) };
+    let chunk = placed.chunk;
+    let (all, slot) = (&placement.chunks[chunk.0 as usize].tiles, placement.slots[chunk.0 as usize]);
+    let streamed = slot.map(|_| chunk);
+    (streamed.filter(|_| all.start == tiles.start), streamed.filter(|_| all.end == tiles.end))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,60 @@
+//! Budgets are kept, and streamed chunks lie evenly between the others.
+
+use super::*;
+use djinn_srg::{Condition, NodeId};
+use proptest::prelude::*;
+
+fn chunks(sizes: &[u64]) -> Vec<Chunk> {
+    sizes.iter().map(|&bytes| Chunk { tiles: 0..0, bytes, condition: None }).collect()
+}
+
+proptest! {
+    #[test]
+    fn the_budget_is_kept_and_nothing_more_would_fit(sizes in prop::collection::vec(1u64..100, 1..60),
+                                                     budget in 0u64..4000) {
+        let chunks = chunks(&sizes);
+        let resident = choose_resident(&chunks, budget);
+        let spent: u64 = sizes.iter().zip(&resident).filter(|(_, r)| **r).map(|(s, _)| s).sum();
+        prop_assert!(spent <= budget);
+        let smallest = sizes.iter().zip(&resident).filter(|(_, r)| !**r).map(|(s, _)| *s).min();
+        prop_assert!(smallest.is_none_or(|s| spent + s > budget));
+    }
+
+    #[test]
+    fn what_every_pass_uses_is_resident_first(sizes in prop::collection::vec((1u64..100, any::<bool>()), 1..60),
+                                              budget in 0u64..4000) {
+        let condition = Condition { group: NodeId(0), expert: 0, experts: 8, top_k: 2 };
+        let chunk = |&(bytes, expert): &(u64, bool)| Chunk {
+            tiles: 0..0,
+            bytes,
+            condition: expert.then_some(condition),
+        };
+        let chunks: Vec<Chunk> = sizes.iter().map(chunk).collect();
+        let resident = choose_resident(&chunks, budget);
+        let spent = |expert: bool| -> u64 {
+            let resident = sizes.iter().zip(&resident).filter(|((_, e), r)| *e == expert && **r);
+            resident.map(|((bytes, _), _)| bytes).sum()
+        };
+        prop_assert!(spent(false) + spent(true) <= budget);
+        let always: Vec<u64> = sizes.iter().filter(|(_, e)| !e).map(|(bytes, _)| *bytes).collect();
+        let alone = choose_resident(&self::chunks(&always), budget);
+        let of_alone = always.iter().zip(alone).filter(|(_, r)| *r).map(|(bytes, _)| bytes).sum::<u64>();
+        prop_assert_eq!(spent(false), of_alone, "experts take nothing from the others");
+        let left = budget - spent(false) - spent(true);
+        let streamed = sizes.iter().zip(&resident).filter(|(_, r)| !**r).map(|((bytes, _), _)| *bytes);
+        prop_assert!(streamed.min().is_none_or(|bytes| bytes > left));
+    }
+
+    #[test]
+    fn streamed_chunks_are_spread_evenly(n in 8usize..200, percent in 1u64..100) {
+        let resident = choose_resident(&chunks(&vec![100; n]), n as u64 * percent);
+        let share = resident.iter().filter(|r| **r).count() as f64 / n as f64;
+        // No window has many more resident chunks than its share.
+        for window in [8, n / 2 + 1] {
+            for run in resident.windows(window) {
+                let count = run.iter().filter(|r| **r).count() as f64;
+                prop_assert!((count - share * window as f64).abs() <= 3.0, "{run:?} of {share}");
+            }
+        }
+    }
+}

@@ -1,0 +1,386 @@
+#!/usr/bin/env python3
+"""Checks and times attention over pages alone, on an NVIDIA GPU, beside PyTorch's flash attention, in a minute.
+
+    python3 scripts/bench_attention.py --kernels LIBRARY.so --json OUT.json [--only check|time]
+
+The library is that of kernels/attention*.cu:
+    nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -DDJINN_SM90A -gencode=arch=compute_90a,code=sm_90a \\
+        -o LIBRARY.so kernels/attention*.cu
+Checks: rows against float64, for every size of head, windows and biases; a row's bits, whatever is launched with it.
+Times: medians of one layer of Llama-3.1-8B, and its share of what the card can do. Needs torch.
+"""
+
+import argparse
+import ctypes
+import datetime
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import results
+import torch
+import torch.nn.functional as functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+WORKSPACE = 64 << 20
+PAGE = 16
+# The suite's bounds for devices that round.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+class Pages(ctypes.Structure):
+    _fields_ = [
+        ("pages", ctypes.c_void_p),
+        ("page_table", ctypes.c_void_p),
+        ("page_bytes", ctypes.c_uint64),
+        *((name, ctypes.c_uint32) for name in "dtype page_tokens layer kv_heads head_dim table_width".split()),
+    ]
+
+
+class Args(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in "qkv row_seq positions out workspace".split()),
+        ("workspace_bytes", ctypes.c_uint64),
+        ("kv", Pages),
+        ("heads", ctypes.c_uint32),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_uint32) for name in "window alibi rows".split()),
+    ]
+
+
+class Case:
+    """Sequences of (first position, rows) over one cache of one layer."""
+
+    def __init__(
+        self, library, segments, heads=32, kv_heads=8, dim=128, dtype=torch.bfloat16, window=0, alibi=0, spread=1.0
+    ):
+        self.library, self.segments, self.dtype = library, segments, dtype
+        self.heads, self.kv_heads, self.dim, self.window, self.alibi = heads, kv_heads, dim, window, alibi
+        self.scale = spread / dim**0.5
+        longest = max(first + rows for first, rows in segments)
+        self.width = -(-longest // PAGE)
+        count = len(segments) * self.width
+        self.table = torch.randperm(count, device="cuda", dtype=torch.int32).reshape(len(segments), self.width)
+        self.pages = torch.empty(count, 2, kv_heads, PAGE, dim, device="cuda", dtype=dtype).uniform_(-1, 1)
+        self.row_seq = torch.tensor(
+            [s for s, (_, rows) in enumerate(segments) for _ in range(rows)], device="cuda", dtype=torch.int32
+        )
+        self.positions = torch.cat([torch.arange(f, f + n, device="cuda", dtype=torch.int32) for f, n in segments])
+        self.qkv = torch.empty(len(self.positions), (heads + 2 * kv_heads) * dim, device="cuda").uniform_(-1, 1)
+        self.workspace = torch.empty(WORKSPACE, device="cuda", dtype=torch.uint8)
+
+    def args(self, rows, out, workspace=WORKSPACE):
+        pages = Pages(
+            self.pages.data_ptr(),
+            self.table.data_ptr(),
+            2 * self.kv_heads * PAGE * self.dim * self.dtype.itemsize,
+            DTYPES[self.dtype],
+            PAGE,
+            0,
+            self.kv_heads,
+            self.dim,
+            self.width,
+        )
+        at = lambda tensor: tensor[rows].data_ptr()
+        return Args(
+            at(self.qkv),
+            at(self.row_seq),
+            at(self.positions),
+            out.data_ptr(),
+            self.workspace.data_ptr() if workspace else None,
+            workspace,
+            pages,
+            self.heads,
+            self.scale,
+            self.window,
+            self.alibi,
+            rows.stop - rows.start,
+        )
+
+    def launch(self, args):
+        code = self.library.djinn_attention(
+            ctypes.byref(args), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        )
+        if code:
+            raise RuntimeError(f"djinn_attention: CUDA error {code}")
+
+    def run(self, first=0, count=None, workspace=WORKSPACE):
+        rows = slice(first, len(self.positions) if count is None else first + count)
+        out = torch.full((rows.stop - rows.start, self.heads, self.dim), float("nan"), device="cuda")
+        self.launch(self.args(rows, out, workspace))
+        torch.cuda.synchronize()
+        return out
+
+    def dense(self, sequence):
+        """Keys and values of a sequence, [kv_heads, positions, dim]."""
+        both = self.pages[self.table[sequence].long()].permute(1, 2, 0, 3, 4).reshape(2, self.kv_heads, -1, self.dim)
+        return both[0], both[1]
+
+    def reference(self, row):
+        """A row in float64, [heads, dim]."""
+        position, sequence = int(self.positions[row]), int(self.row_seq[row])
+        begin = max(0, position + 1 - self.window) if self.window else 0
+        keys, values = (x[:, begin : position + 1].double() for x in self.dense(sequence))
+        query = self.qkv[row, : self.heads * self.dim].double().reshape(self.kv_heads, -1, self.dim)
+        scores = query @ keys.transpose(1, 2)
+        if self.alibi:
+            power = 1 << (self.heads.bit_length() - 1)
+            slopes = [
+                2.0 ** (-8 * (i + 1) / power) if i < power else 2.0 ** (-4 * (2 * (i - power) + 1) / power)
+                for i in range(self.heads)
+            ]
+            bf16 = lambda x: x.bfloat16().double()
+            slopes = bf16(torch.tensor(slopes, device="cuda")).reshape(self.kv_heads, -1, 1)
+            scores = scores + bf16((slopes * bf16(torch.arange(begin, position + 1, device="cuda").float())).float())
+        return ((scores * self.scale).softmax(-1) @ values).reshape(self.heads, self.dim)
+
+    def error(self, out, rows):
+        want = torch.stack([self.reference(row) for row in rows])
+        return float((out[rows].double() - want).norm() / want.norm())
+
+
+def check(library):
+    """Failures, and the worst error of each type as a part of what is allowed."""
+    failures, worst, cases = [], {}, 0
+    segments = [(60, 40), (0, 70), (5, 3), (4090, 1), (4000, 140), (8191, 33), (300, 1), (9000, 300)]
+    shapes = [
+        (32, 8, 128),
+        (8, 8, 64),
+        (9, 3, 64),
+        (4, 4, 80),
+        (6, 2, 96),
+        (4, 2, 256),
+        (71, 1, 64),
+        (29, 1, 128),
+        (2, 2, 8),
+        (3, 1, 24),
+    ]
+    for heads, kv_heads, dim in shapes:
+        print(f"checking {heads}/{kv_heads}x{dim}", *failures[-2:], flush=True)
+        for dtype in (torch.bfloat16, torch.float16):
+            for window, alibi in ((0, 0), (700, 0), (5000, 0), (0, 1), (100, 1)):
+                case = Case(library, segments, heads, kv_heads, dim, dtype, window, alibi, spread=4.0)
+                name = f"{heads}/{kv_heads}x{dim} {dtype} window {window} alibi {alibi}"
+                out = case.run()
+                rows = [*range(3, len(case.positions), 97), len(case.positions) - 1]
+                error = case.error(out, rows) / TOLERANCE[dtype]
+                worst[str(dtype)] = max(worst.get(str(dtype), 0), error)
+                cases += 1
+                if not error <= 1 or out.isnan().any():
+                    failures.append(
+                        f"{name}: error {error:.3g} of what is allowed, {int(out.isnan().sum())} elements NaN"
+                    )
+                first = 0
+                for position, count in segments:
+                    if not torch.equal(case.run(first, count), out[first : first + count]):
+                        failures.append(f"{name}: {count} rows from {position} have other bits alone")
+                    first += count
+                # The long run in two, and with room for few rows.
+                first -= 300
+                parts = torch.cat([case.run(first, 77), case.run(first + 77, 223)])
+                if not torch.equal(parts, out[first:]):
+                    failures.append(f"{name}: a run in two parts has other bits")
+                for workspace in (1 << 20, 3 << 20):
+                    if not torch.equal(case.run(workspace=workspace), out):
+                        failures.append(f"{name}: other bits with a workspace of {workspace}")
+    # Rows alone and among others, in long contexts.
+    print("checking long contexts", *failures[-2:], flush=True)
+    for context in (1, 255, 256, 257, 2048, 7168, 16384, 131072 - 256):
+        case = Case(library, [(context - 1, 1)] * 3 + [(context, 256)])
+        out, error = case.run(), 0
+        for first, count in ((0, 1), (2, 1), (3, 33), (3, 100), (100, 64), (2, 257)):
+            if not torch.equal(case.run(first, count), out[first : first + count]):
+                failures.append(f"{count} rows from {first} after {context} have other bits than in a batch")
+        cases += 1
+        error = case.error(out, [0, 3, 200, 258]) / TOLERANCE[case.dtype]
+        if not error <= 1:
+            failures.append(f"after {context}: error {error:.3g} of what is allowed")
+    return failures, {"cases": cases, "worst_of_allowed": worst}
+
+
+def milliseconds(works, runs=5):
+    """The median time of all works, one after the other."""
+    for work in works:
+        work()
+    samples = []
+    for _ in range(runs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        for work in works:
+            work()
+        end.record()
+        torch.cuda.synchronize()
+        samples.append(begin.elapsed_time(end))
+    return statistics.median(samples)
+
+
+def flash(case, rows):
+    """PyTorch's flash attention for rows of the one sequence."""
+    last = int(case.positions[rows.stop - 1]) + 1
+    keys, values = (x[None, :, :last].contiguous() for x in case.dense(0))
+    queries = (
+        case.qkv[rows, : case.heads * case.dim]
+        .to(case.dtype)
+        .reshape(1, -1, case.heads, case.dim)
+        .transpose(1, 2)
+        .contiguous()
+    )
+    mask = causal_lower_right(queries.shape[2], last)
+
+    def work():
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            functional.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, scale=case.scale, enable_gqa=True
+            )
+
+    return work
+
+
+def time_prompts(library, more=()):
+    table = []
+    for first, rows, chunk in (
+        (0, 2048, 512),
+        (0, 8192, 512),
+        (0, 16384, 512),
+        (0, 16384, 2048),
+        (32247, 64, 64),
+        (32247, 512, 512),
+        (0, 512, 512),
+    ):
+        case = Case(library, [(first, rows)])
+        out = torch.empty(rows, case.heads, case.dim, device="cuda")
+        works = []
+        for at in range(0, rows, chunk):
+            part = slice(at, at + chunk)
+            args = case.args(part, out[part])
+            works.append(lambda args=args: case.launch(args))
+        own = milliseconds(works)
+        try:
+            theirs = milliseconds([flash(case, slice(0, rows))])
+        except RuntimeError as error:
+            theirs, _ = None, print(str(error)[:200])
+        operations = 4 * case.heads * case.dim * sum(first + at + 1 for at in range(rows))
+        table.append(
+            {
+                "after": first,
+                "rows": rows,
+                "chunk": chunk,
+                "ms": own,
+                "tflops": operations / own / 1e9,
+                "flash_ms": theirs,
+                "flash_tflops": theirs and operations / theirs / 1e9,
+            }
+        )
+        print("prompt", {k: round(v, 3) if isinstance(v, float) else v for k, v in table[-1].items()}, flush=True)
+    return table
+
+
+def time_decoding(library):
+    table = []
+    for sequences, context in (
+        (1, 512),
+        (1, 2048),
+        (1, 32759),
+        (1, 131071),
+        (4, 8192),
+        (12, 32759),
+        (16, 2048),
+        (64, 512),
+        (64, 2048),
+        (128, 2048),
+        (256, 2048),
+        (256, 512),
+    ):
+        case = Case(library, [(context, 1)] * sequences)
+        out = torch.empty(sequences, case.heads, case.dim, device="cuda")
+        args = case.args(slice(0, sequences), out)
+        # Small caches take turns, so that no cache of the card holds them.
+        size = sequences * context * case.kv_heads * case.dim * 4
+        copies = max(1, min(32, -(-(1 << 28) // size)))
+        kept = [case.pages.clone() for _ in range(copies - 1)]
+        works = []
+        for pages in [case.pages, *kept]:
+            mine = case.args(slice(0, sequences), out)
+            mine.kv.pages = pages.data_ptr()
+            works.append(lambda mine=mine: case.launch(mine))
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for work in works:
+                work()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                for work in works:
+                    work()
+        own = milliseconds([graph.replay]) / copies
+        table.append({"sequences": sequences, "context": context, "us": own * 1e3, "tb_per_s": size / own / 1e9})
+        print("decode", {k: round(v, 3) if isinstance(v, float) else v for k, v in table[-1].items()}, flush=True)
+        del kept, case
+    return table
+
+
+def markdown(report):
+    """What `djinn-bench report` prints of a report."""
+    where = ", ".join([report["machine"], report["gpu"], report["date"], f"commit {report['commit']}"])
+    text = f"{where}: `{report['command']}`\n\n"
+    if "check" in report:
+        text += f"{report['check']['cases']} cases checked, {len(report['failures'])} failures.\n\n"
+    if "prompts" in report:
+        rows = [
+            [r["after"], r["rows"], r["chunk"], f"{r['ms']:.3f}", f"{r['tflops']:.0f}"]
+            + [f"{r[key]:.{digits}f}" if r[key] else "" for key, digits in (("flash_ms", 3), ("flash_tflops", 0))]
+            for r in report["prompts"]
+        ]
+        head = ["tokens before", "rows", "rows of a launch", "ms a layer", "TFLOP/s", "PyTorch's flash, ms", "TFLOP/s"]
+        text += results.table(0, head, rows) + "\n"
+    if "decoding" in report:
+        copies = report["copy_tb_per_s"]
+        rows = [
+            [r["sequences"], r["context"], f"{r['us']:.1f}", f"{r['tb_per_s']:.2f}", f"{r['tb_per_s'] / copies:.2f}"]
+            for r in report["decoding"]
+        ]
+        head = ["sequences", "tokens each", "us a layer", "TB/s", f"of a copy's {copies:.2f} TB/s"]
+        text += results.table(0, head, rows)
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--kernels", required=True)
+    parser.add_argument("--json", required=True, type=Path)
+    parser.add_argument("--commit", default="unknown", help="that of the library")
+    parser.add_argument("--only", choices=("check", "time"))
+    args = parser.parse_args()
+    torch.manual_seed(1)
+    library = ctypes.CDLL(args.kernels)
+    report = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": args.commit,
+        "machine": "one H200 machine",
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "command": "scripts/bench_attention.py " + " ".join(a for a in sys.argv[1:] if "/" not in a),
+    }
+    failures = []
+    if args.only != "time":
+        failures, report["check"] = check(library)
+        print(report["check"], *failures[:12], sep="\n", flush=True)
+    if args.only != "check":
+        x = torch.empty(1 << 30, dtype=torch.float32, device="cuda")
+        y = torch.empty_like(x)
+        report["copy_tb_per_s"] = 2 * x.nbytes / milliseconds([lambda: y.copy_(x)]) / 1e9
+        del x, y
+        print("copies", report["copy_tb_per_s"], "TB/s")
+        report["prompts"] = time_prompts(library)
+        report["decoding"] = time_decoding(library)
+    report["failures"] = failures
+    results.write(args.json, report, markdown(report))
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()
