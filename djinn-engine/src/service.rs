@@ -33,6 +33,8 @@ pub struct Opening {
     pub limit: Option<u64>,
     /// Whom it shares with.
     pub origin: Origin,
+    /// Without its [listener](Listener), the session ends its turn and waits for another one; else it ends.
+    pub outlives_listener: bool,
 }
 
 /// What happened to a session.
@@ -46,6 +48,8 @@ pub enum Happening {
         finish: Option<Finish>,
         /// Set if the turn asks for them.
         logprobs: Option<Box<TokenLogprobs>>,
+        /// Set with the first: tokens of the prompt that were not computed, since their keys and values existed.
+        reused: Option<u64>,
     },
     /// The session was refused, and is gone.
     Refused(Refusal),
@@ -177,7 +181,9 @@ impl<D: Ops> Service<D> {
             Some(Pumped::Step(_)) => {
                 let tokens = self.batcher.take_tokens().into_iter();
                 let tokens = tokens.map(|NewToken { session, token, finish, logprobs }| {
-                    (session, Happening::Token { token, finish, logprobs })
+                    let state = self.core.scheduler().state().session(session);
+                    let reused = state.filter(|state| state.generated == 1).and_then(|state| state.reused);
+                    (session, Happening::Token { token, finish, logprobs, reused })
                 });
                 let failures = self.batcher.take_failures().into_iter();
                 let failures = failures.map(|(session, why)| (session, Happening::Failed(why)));

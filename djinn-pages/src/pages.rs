@@ -107,13 +107,17 @@ impl Pages {
         BlockTable { device: pages.to_vec(), ..BlockTable::default() }
     }
 
-    /// Shortens a table on the device to its first `pages` pages.
+    /// Shortens a table to its first `pages` pages.
+    ///
+    /// # Panics
+    /// If it is on its way.
     pub fn truncate(&mut self, table: &mut BlockTable, pages: u32) {
         let at = table.residency();
-        assert!(matches!(at, Residency::Device | Residency::Gone), "a table is cut that is {at:?}");
-        let keep = table.device.len().min(pages as usize);
-        let cut = table.device.split_off(keep);
-        self.release_all(&cut);
+        assert!(!matches!(at, Residency::Leaving | Residency::Arriving), "a table is cut that is {at:?}");
+        let cut = |pages_held: &mut Vec<u32>| pages_held.split_off(pages_held.len().min(pages as usize));
+        let (device, host) = (cut(&mut table.device), cut(&mut table.host));
+        self.release_all(&device);
+        host.into_iter().rev().for_each(|page| self.release_host(page));
     }
 
     /// Gives all pages of a table back, and leaves it empty. Copies that touch them have ended.

@@ -72,7 +72,7 @@ impl Shadow {
                 let table = self.pages.fork(&self.sessions[at].table, pages_of(tokens.len()));
                 self.sessions.push(Session { tokens, salt, table, way: None });
             }
-            (6, Some(Residency::Device | Residency::Gone)) => {
+            (6, Some(Residency::Device | Residency::Gone | Residency::Host)) => {
                 let session = &mut self.sessions[at];
                 session.tokens.truncate((b % 24) as usize);
                 self.pages.truncate(&mut session.table, pages_of(session.tokens.len()));

@@ -1,5 +1,6 @@
-//! What clients are answered to their signals.
+//! What clients are told of their sessions.
 
+use crate::phase::Phase;
 use crate::policy::{Decision, Why};
 use djinn_pages::Residency;
 use serde::{Deserialize, Serialize};
@@ -34,5 +35,24 @@ pub struct SignalAnswer {
     /// Where they are at this moment.
     pub residency: Residency,
     /// Milliseconds that it takes to have them back, once that is wanted and there is room.
+    pub eta_restore_ms: u64,
+}
+
+/// A session at a moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SessionReport {
+    /// What it does.
+    pub phase: Phase,
+    /// The tool that it waits for, where one was named.
+    pub tool: Option<String>,
+    /// Tokens of its turns so far.
+    pub tokens: u64,
+    /// Those of them whose keys and values exist.
+    pub computed: u64,
+    /// Bytes of these keys and values.
+    pub kv_bytes: u64,
+    /// Where they are.
+    pub residency: Residency,
+    /// Milliseconds that it takes to have them on the device, once that is wanted and there is room.
     pub eta_restore_ms: u64,
 }

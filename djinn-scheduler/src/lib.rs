@@ -39,7 +39,7 @@ mod state;
 
 pub use djinn_pages::{BlockTable, PageName, Pages, Residency};
 
-pub use answer::{SignalAnswer, SignalOutcome};
+pub use answer::{SessionReport, SignalAnswer, SignalOutcome};
 pub use backend::{Backend, Completion};
 pub use cost::CostModel;
 pub use drive::{Clock, RunSpan, Virtual, WallClock, drive};

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::answer::{SignalAnswer, SignalOutcome};
+use crate::answer::{SessionReport, SignalAnswer, SignalOutcome};
 use crate::error::{Error, Result};
 use crate::phase::{EventKind, Next, Phase, transition};
 use crate::plan::{CopyOutcome, Outcome, Plan, Refusal, ScheduledSession, TurnEnd};
@@ -26,7 +26,7 @@ pub enum SessionEvent {
         /// Tokens that the turn may generate, at least 1.
         max_tokens: u64,
     },
-    /// The latest tokens of a session that waits are forgotten. Its pages are given up if they are not on the device.
+    /// The latest tokens of a session that waits are forgotten. Its pages are given up if they are on their way.
     Rollback {
         /// The first tokens, which stay.
         tokens: u64,
@@ -104,6 +104,42 @@ impl Scheduler {
         }
     }
 
+    /// From now on a session has this priority.
+    pub fn set_priority(&mut self, id: SessionId, priority: i32) {
+        if let Some(session) = self.state.sessions.get_mut(&id) {
+            session.priority = priority;
+        }
+    }
+
+    /// How a session is at this moment; `None` if there is none.
+    pub fn report(&self, id: SessionId) -> Option<SessionReport> {
+        let session = self.state.session(id).filter(|session| !session.ending)?;
+        let pages = self.parts.keeper.pages(self.state.capacity(), session.context);
+        let named = |wait: &Wait| wait.tool.clone().filter(|tool| tool != Wait::IDLE);
+        Some(SessionReport {
+            phase: session.phase,
+            tool: session.wait.as_ref().and_then(named),
+            tokens: session.context + session.prompt,
+            computed: session.context,
+            kv_bytes: self.parts.cost.bytes(pages),
+            residency: session.residency(),
+            eta_restore_ms: self.restore_ms(session, Decision::Keep),
+        })
+    }
+
+    /// Milliseconds until the session's pages are on the device once they are wanted, if `decision` is done to them.
+    fn restore_ms(&self, session: &Session, decision: Decision) -> u64 {
+        let cost = &self.parts.cost;
+        let pages = self.parts.keeper.pages(self.state.capacity(), session.context);
+        let eta = match (session.residency(), decision) {
+            (Residency::Leaving, _) => cost.round_trip(pages),
+            (Residency::Host | Residency::Arriving, _) | (_, Decision::Swap) => cost.swap_in(pages),
+            (Residency::Gone, _) | (_, Decision::Discard) => cost.recompute(session.context + session.prompt),
+            (Residency::Device, Decision::Keep) => Duration::ZERO,
+        };
+        u64::try_from(eta.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    }
+
     fn arrive_from(&mut self, parent: Option<SessionId>, arrival: &Arrival, now: Duration) -> Result<()> {
         let Arrival { id, prompt, max_tokens, limit, .. } = *arrival;
         if self.state.session(id).is_some() {
@@ -151,7 +187,7 @@ impl Scheduler {
                     self.parts.policy.observe(&wait, wait.elapsed(now));
                 }
                 session.prompt += prompt;
-                (session.max_tokens, session.generated) = (max_tokens, 0);
+                (session.max_tokens, session.generated, session.reused) = (max_tokens, 0, None);
                 session.ready_since = now;
                 (session.prefetched, session.deferred) = (false, None);
             }
@@ -285,20 +321,13 @@ impl Scheduler {
             (None, _) if session.phase.is_ready() => (Decision::Keep, Why::Computing),
             (None, _) => (Decision::Keep, Why::NotOnDevice),
         };
-        let cost = &self.parts.cost;
-        let eta = match (session.residency(), decision) {
-            (Residency::Leaving, _) => cost.round_trip(pages),
-            (Residency::Host | Residency::Arriving, _) | (_, Decision::Swap) => cost.swap_in(pages),
-            (Residency::Gone, _) | (_, Decision::Discard) => cost.recompute(session.context + session.prompt),
-            (Residency::Device, Decision::Keep) => Duration::ZERO,
-        };
         SignalAnswer {
             outcome,
             decision,
             why,
-            kv_bytes: cost.bytes(pages),
+            kv_bytes: self.parts.cost.bytes(pages),
             residency: session.residency(),
-            eta_restore_ms: eta.as_nanos().div_ceil(1_000_000) as u64,
+            eta_restore_ms: self.restore_ms(session, decision),
         }
     }
 

@@ -68,6 +68,8 @@ pub struct Session {
     pub prompt: u64,
     /// The most tokens that its context may hold.
     pub limit: u64,
+    /// Of this turn's prompt, the tokens whose keys and values existed when it was first computed; not known before.
+    pub reused: Option<u64>,
     /// Tokens generated in this turn.
     pub generated: u64,
     /// Tokens that this turn may generate.
@@ -111,6 +113,7 @@ impl Session {
             context: 0,
             prompt: arrival.prompt,
             limit: arrival.limit,
+            reused: None,
             generated: 0,
             max_tokens: arrival.max_tokens,
             arrived: now,

@@ -263,6 +263,7 @@ impl State {
         session.last_use = now;
         match *entry {
             ScheduledSession::Prefill { tokens, last, .. } => {
+                session.reused.get_or_insert(session.context);
                 let whole = tokens == u64::from(chunk) && session.context.is_multiple_of(tokens);
                 session.extend(tokens, whole);
                 session.prompt -= tokens;
@@ -303,22 +304,21 @@ impl State {
         pages.release(&mut session.table);
     }
 
-    /// Forgets all but a session's first tokens. Pages that are not on the device are given up: at once, or once they
-    /// are there.
+    /// Forgets all but a session's first tokens. Pages that are on their way are given up once they are there.
     pub(crate) fn roll_back(&mut self, id: SessionId, tokens: u64) {
         let Capacity { page_tokens, .. } = self.capacity;
         let (pages, session) = self.with(id);
         let known = tokens.min(session.context + session.prompt);
         let residency = session.residency();
-        session.context = if residency == Residency::Device { session.context.min(known) } else { 0 };
+        let moves = matches!(residency, Residency::Leaving | Residency::Arriving);
+        session.context = if moves { 0 } else { session.context.min(known) };
         session.prompt = known - session.context;
         session.computed = session.computed.min(known);
         session.in_whole_chunks = session.in_whole_chunks.min(known);
         session.names.truncate((known / u64::from(page_tokens)) as usize);
         match residency {
-            Residency::Host => self.discard(id),
-            Residency::Device if session.context == 0 => self.discard(id),
-            Residency::Device => {
+            Residency::Device | Residency::Host if session.context == 0 => self.discard(id),
+            Residency::Device | Residency::Host => {
                 let most = session.context.div_ceil(u64::from(page_tokens)) as u32;
                 pages.truncate(&mut session.table, most);
             }

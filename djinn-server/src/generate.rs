@@ -218,7 +218,7 @@ impl Answers {
                 continue;
             }
             match happening {
-                Happening::Token { token, finish, logprobs } => {
+                Happening::Token { token, finish, logprobs, .. } => {
                     self.count();
                     let piece = self.speaking[at].take(token, finish, logprobs.as_deref());
                     if let Some(reason) = piece.finish {

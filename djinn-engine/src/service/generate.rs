@@ -39,8 +39,8 @@ impl<D: Ops> Generate for Service<D> {
             return Ok(generated);
         }
         let Generated { tokens, finish, stats } = &mut generated;
-        let id = self.begin(session, request)?;
-        stats.reused_tokens = self.held(id);
+        let id;
+        (id, stats.reused_tokens) = self.begin(session, request)?;
         let total = request.prompt.len() - stats.reused_tokens;
         self.batcher.take_streamed();
         // The prefill chunk that was announced last.
@@ -90,14 +90,14 @@ impl<D: Ops> Generate for Service<D> {
 }
 
 impl<D: Ops> Service<D> {
-    /// Gives the session its next turn, or opens it.
-    fn begin(&mut self, session: &mut Option<SessionId>, request: &Request) -> Result<SessionId> {
+    /// Gives the session its next turn, or opens it; how many tokens need not be computed.
+    fn begin(&mut self, session: &mut Option<SessionId>, request: &Request) -> Result<(SessionId, usize)> {
         let Request { prompt, max_tokens, sampling, stop_tokens } = request;
         let (tokens, context) = (prompt.len() as u64, self.batcher.engine().context());
         if tokens > context {
             return Err(Error::ContextFull { tokens, context });
         }
-        let mut turn = Turn {
+        let turn = Turn {
             tokens: prompt.clone(),
             // The last token needs no room, since nothing is computed after it.
             max_tokens: (*max_tokens as u64).min(context - tokens + 1),
@@ -105,22 +105,14 @@ impl<D: Ops> Service<D> {
             stop_tokens: stop_tokens.clone(),
             ..Turn::default()
         };
-        let Some((id, known)) = session.and_then(|id| Some((id, self.batcher.tokens(id)?))) else {
-            let id = self.open(Opening { turn, ..Opening::default() })?;
-            *session = Some(id);
-            return Ok(id);
-        };
-        self.batcher.check(&turn)?;
-        // The last token is always computed: the logits after it are wanted.
-        let same = known.iter().zip(&prompt[..prompt.len() - 1]).take_while(|(a, b)| a == b).count();
-        if same < known.len() {
-            let kept = self.rollback(id, same as u64)?;
-            turn.tokens.drain(..kept as usize);
-        } else {
-            turn.tokens.drain(..same);
+        match session.filter(|&id| self.batcher.tokens(id).is_some()) {
+            Some(id) => Ok((id, self.prompt(id, turn)? as usize)),
+            None => {
+                let id = self.open(Opening { turn, ..Opening::default() })?;
+                *session = Some(id);
+                Ok((id, 0))
+            }
         }
-        self.turn(id, turn)?;
-        Ok(id)
     }
 
     /// Ends the turn of a session that is in no step.

@@ -3,7 +3,7 @@
 use super::{Opening, Service};
 use crate::{Error, Origin, Result, Turn};
 use djinn_device::Ops;
-use djinn_scheduler::{Arrival, SessionEvent, SessionId, Signal, SignalAnswer};
+use djinn_scheduler::{Arrival, SessionEvent, SessionId, SessionReport, Signal, SignalAnswer};
 
 impl<D: Ops> Service<D> {
     /// Opens a session.
@@ -11,7 +11,7 @@ impl<D: Ops> Service<D> {
     /// # Errors
     /// Bad tokens or sampling, a turn that exceeds the limit, a machine that is full: [`djinn_scheduler::Error::Refused`].
     pub fn open(&mut self, opening: Opening) -> Result<SessionId> {
-        let Opening { turn, priority, limit, origin } = opening;
+        let Opening { turn, priority, limit, origin, .. } = opening;
         let forked = match &origin {
             Origin::Fork(parent) => {
                 let tokens = self.batcher.tokens(*parent).ok_or(Error::NoSession { session: parent.0 })?;
@@ -53,6 +53,57 @@ impl<D: Ops> Service<D> {
         self.batcher.extend(id, turn)?;
         self.core.scheduler_mut().name_pages(id, self.batcher.page_names(id));
         Ok(())
+    }
+
+    /// Begins a session's next turn, whose tokens are the whole conversation: the session is
+    /// [rolled back](Self::rollback) to where they are the same as its own. How many of them need not be computed.
+    ///
+    /// # Errors
+    /// As [`turn`](Self::turn).
+    pub fn prompt(&mut self, id: SessionId, mut turn: Turn) -> Result<u64> {
+        self.batcher.check(&turn)?;
+        let known = self.batcher.tokens(id).ok_or(Error::NoSession { session: id.0 })?;
+        // The last token is always computed: the logits after it are wanted.
+        let old = &turn.tokens[..turn.tokens.len() - 1];
+        let same = known.iter().zip(old).take_while(|(a, b)| a == b).count();
+        let kept = if same < known.len() { self.rollback(id, same as u64)? as usize } else { same };
+        turn.tokens.drain(..kept);
+        self.turn(id, turn)?;
+        // Nobody waits for the end of the turn before.
+        self.ended.remove(&id);
+        Ok(self.state().session(id).map_or(0, |session| session.context))
+    }
+
+    /// A session that has all tokens of another one, and waits for a turn of its own. It begins with the pages that the
+    /// other one has on the device; they are copied before either writes to them. What is elsewhere is computed again.
+    ///
+    /// # Errors
+    /// A session that is gone, or whose context is full; a machine that is full.
+    pub fn fork(&mut self, parent: SessionId) -> Result<SessionId> {
+        let tokens = self.batcher.tokens(parent).ok_or(Error::NoSession { session: parent.0 })?;
+        let (count, last) = (tokens.len() as u64, tokens.last().copied().ok_or(Error::EmptyPrompt)?);
+        // A turn that ends before anything of it is computed.
+        let turn = Turn { tokens: vec![last], max_tokens: 1, ..Turn::default() };
+        let id = self.open(Opening { turn, origin: Origin::Fork(parent), ..Opening::default() })?;
+        self.event(id, SessionEvent::EndTurn)?;
+        self.ended.remove(&id);
+        self.rollback(id, count)?;
+        Ok(id)
+    }
+
+    /// Whether a session's turn was ended, and the step that it is in is not over.
+    pub(super) fn is_ending_turn(&self, id: SessionId) -> bool {
+        self.ended.contains(&id) && self.state().session(id).is_some_and(|session| session.is_ready())
+    }
+
+    /// From now on a session has this priority; lower goes first.
+    pub fn set_priority(&mut self, id: SessionId, priority: i32) {
+        self.core.scheduler_mut().set_priority(id, priority);
+    }
+
+    /// How a session is at this moment; `None` if it is gone.
+    pub fn report(&self, id: SessionId) -> Option<SessionReport> {
+        self.core.scheduler().report(id)
     }
 
     /// Takes a hint, and answers what it changes.

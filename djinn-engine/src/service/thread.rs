@@ -4,7 +4,7 @@ use super::{Happening, Opening, Service};
 use crate::{Error, Result, Turn};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use djinn_device::Ops;
-use djinn_scheduler::{Residency, SessionEvent, SessionId, Signal, SignalAnswer, State};
+use djinn_scheduler::{Residency, SessionEvent, SessionId, SessionReport, Signal, SignalAnswer, State};
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,17 +14,27 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 type Answer<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
-/// Gets what happens to a session, on the service's thread, and must not wait. False ends the session. It is dropped when
-/// the session is gone.
+/// Gets what happens to a session, on the service's thread, and must not wait. False ends the session, or its turn if it
+/// [outlives its listener](Opening::outlives_listener). It is dropped when the session is gone.
 pub type Listener = Box<dyn FnMut(Happening) -> bool + Send>;
 
 enum Command {
     Open(Box<Opening>, Listener, Answer<SessionId>),
     Turn(SessionId, Turn, Answer<()>),
+    Prompt(SessionId, Box<Prompt>, Answer<u64>),
+    Fork(SessionId, Answer<SessionId>),
     Rollback(SessionId, u64, Answer<u64>),
     Signal(SessionId, Signal, Answer<SignalAnswer>),
     Event(SessionId, SessionEvent, Answer<()>),
     Count(Answer<Occupancy>),
+    Report(Vec<SessionId>, Answer<Vec<Option<SessionReport>>>),
+}
+
+/// A turn with the whole conversation, for a session that lives.
+struct Prompt {
+    turn: Turn,
+    priority: i32,
+    listener: Listener,
 }
 
 /// What a service holds at a moment.
@@ -69,7 +79,9 @@ impl Inbox {
     /// # Errors
     /// The engine failed: all sessions are lost, and clients are told so from now on.
     pub fn serve<D: Ops>(self, service: Service<D>) -> Result<()> {
-        Worker { service, inbox: self.commands, listeners: BTreeMap::new() }.run()
+        let worker =
+            Worker { service, inbox: self.commands, listeners: BTreeMap::new(), postponed: Vec::new() };
+        worker.run()
     }
 }
 
@@ -78,6 +90,11 @@ impl Client {
     pub fn pair() -> (Client, Inbox) {
         let (commands, inbox) = unbounded();
         (Client { commands }, Inbox { commands: inbox })
+    }
+
+    /// Whether both talk to the same service.
+    pub fn is_same(&self, other: &Client) -> bool {
+        self.commands.same_channel(&other.commands)
     }
 
     /// Opens a session. What happens to it comes from the receiver; dropping that ends the session. The channel
@@ -103,10 +120,59 @@ impl Client {
         self.tell(Command::Open(Box::new(opening), listener, Box::new(answer)));
     }
 
+    /// [`Service::prompt`] without waiting, as in [`begin_open`](Self::begin_open): for a session that outlives its
+    /// listener, which is replaced. A turn that the client has ended may end first; where the new one is ended before
+    /// that, it does not begin, and `answer` is dropped.
+    pub fn begin_prompt(
+        &self,
+        id: SessionId,
+        turn: Turn,
+        priority: i32,
+        listener: Listener,
+        answer: impl FnOnce(Result<u64>) + Send + 'static,
+    ) {
+        let prompt = Box::new(Prompt { turn, priority, listener });
+        self.tell(Command::Prompt(id, prompt, Box::new(answer)));
+    }
+
+    /// [`Service::fork`] without waiting, as in [`begin_open`](Self::begin_open). The session has no listener yet.
+    pub fn begin_fork(&self, id: SessionId, answer: impl FnOnce(Result<SessionId>) + Send + 'static) {
+        self.tell(Command::Fork(id, Box::new(answer)));
+    }
+
+    /// [`signal`](Self::signal) without waiting.
+    pub fn begin_signal(
+        &self,
+        id: SessionId,
+        signal: Signal,
+        answer: impl FnOnce(Result<SignalAnswer>) + Send + 'static,
+    ) {
+        self.tell(Command::Signal(id, signal, Box::new(answer)));
+    }
+
+    /// [`event`](Self::event) without waiting.
+    pub fn begin_event(
+        &self,
+        id: SessionId,
+        event: SessionEvent,
+        answer: impl FnOnce(Result<()>) + Send + 'static,
+    ) {
+        self.tell(Command::Event(id, event, Box::new(answer)));
+    }
+
+    /// Tells `answer` how sessions are, as [`begin_count`](Self::begin_count) does: for each, `None` if it is gone.
+    pub fn begin_report(
+        &self,
+        ids: Vec<SessionId>,
+        answer: impl FnOnce(Result<Vec<Option<SessionReport>>>) + Send + 'static,
+    ) {
+        self.tell(Command::Report(ids, Box::new(answer)));
+    }
+
     /// Ends a session without waiting for it: its pages are free after the step that it is in.
     pub fn abort(&self, id: SessionId) {
         // It may have ended by itself.
-        self.tell(Command::Event(id, SessionEvent::Abort, Box::new(|_| ())));
+        self.begin_event(id, SessionEvent::Abort, |_| ());
     }
 
     /// Tells `answer` what the service holds, on the service's thread; drops it if the service has ended.
@@ -201,7 +267,15 @@ pub fn spawn<D: Ops + 'static>(
 struct Worker<D: Ops> {
     service: Service<D>,
     inbox: Receiver<Command>,
-    listeners: BTreeMap<SessionId, Listener>,
+    listeners: BTreeMap<SessionId, Ear>,
+    /// Prompts of sessions whose turn is about to end.
+    postponed: Vec<Command>,
+}
+
+struct Ear {
+    listener: Listener,
+    /// What happens to the session without its listener.
+    afterwards: SessionEvent,
 }
 
 impl<D: Ops> Worker<D> {
@@ -221,14 +295,18 @@ impl<D: Ops> Worker<D> {
             }
             for (id, happening) in self.service.advance()? {
                 let ended = matches!(happening, Happening::Refused(_) | Happening::Failed(_));
-                let gone = self.listeners.get_mut(&id).is_some_and(|listener| !listener(happening));
+                let Some(ear) = self.listeners.get_mut(&id) else { continue };
+                let gone = !(ear.listener)(happening);
                 if gone {
                     // It may have ended by itself.
-                    let _ = self.service.event(id, SessionEvent::Abort);
+                    let _ = self.service.event(id, ear.afterwards);
                 }
                 if gone || ended {
                     self.listeners.remove(&id);
                 }
+            }
+            for command in std::mem::take(&mut self.postponed) {
+                self.obey(command);
             }
         }
     }
@@ -236,16 +314,37 @@ impl<D: Ops> Worker<D> {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Open(opening, listener, answer) => {
+                let afterwards = match opening.outlives_listener {
+                    true => SessionEvent::EndTurn,
+                    false => SessionEvent::Abort,
+                };
                 let opened = self.service.open(*opening);
                 if let Ok(id) = opened {
-                    self.listeners.insert(id, listener);
+                    self.listeners.insert(id, Ear { listener, afterwards });
                 }
                 answer(opened);
             }
+            Command::Prompt(id, prompt, answer) if self.service.is_ending_turn(id) => {
+                self.postponed.push(Command::Prompt(id, prompt, answer));
+            }
+            Command::Prompt(id, prompt, answer) => {
+                let Prompt { turn, priority, listener } = *prompt;
+                let begun = self.service.prompt(id, turn);
+                if begun.is_ok() {
+                    self.service.set_priority(id, priority);
+                    self.listeners.insert(id, Ear { listener, afterwards: SessionEvent::EndTurn });
+                }
+                answer(begun);
+            }
+            Command::Fork(id, answer) => answer(self.service.fork(id)),
             Command::Turn(id, turn, answer) => answer(self.service.turn(id, turn)),
             Command::Rollback(id, tokens, answer) => answer(self.service.rollback(id, tokens)),
             Command::Signal(id, signal, answer) => answer(Ok(self.service.signal(id, signal))),
             Command::Event(id, event, answer) => {
+                if event == SessionEvent::EndTurn {
+                    // It is the latest turn that is not wanted.
+                    self.postponed.retain(|later| !matches!(later, Command::Prompt(of, ..) if *of == id));
+                }
                 let done = self.service.event(id, event);
                 if done.is_ok() && self.service.state().session(id).is_none_or(|s| s.is_ending()) {
                     self.listeners.remove(&id);
@@ -253,6 +352,9 @@ impl<D: Ops> Worker<D> {
                 answer(done);
             }
             Command::Count(answer) => answer(Ok(Occupancy::of(self.service.state()))),
+            Command::Report(ids, answer) => {
+                answer(Ok(ids.into_iter().map(|id| self.service.report(id)).collect()));
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! A service on its own thread, with clients on others.
 
+use super::sharing::{end_all, settle};
 use super::*;
-use djinn_engine::{Client, Happening, Opening, Turn, spawn};
+use djinn_engine::{Client, Happening, Listener, Opening, Turn, spawn};
 use djinn_scheduler::{SessionEvent, SessionId, Signal, SignalOutcome};
 
 fn start(policy: &'static str) -> (Client, std::thread::JoinHandle<djinn_engine::Result<()>>) {
@@ -102,6 +103,82 @@ fn a_turn_that_is_ended_leaves_its_session() {
     }
     drop(client);
     thread.join().expect("no panic").expect("the device is sound");
+}
+
+/// Tokens of a turn, its listener, and how many tokens it reads.
+fn listener(most: usize) -> (Listener, crossbeam_channel::Receiver<(u32, Option<u64>)>) {
+    let (sender, tokens) = crossbeam_channel::unbounded();
+    let mut left = most;
+    let listener = Box::new(move |happening| {
+        if let Happening::Token { token, reused, .. } = happening {
+            let _ = sender.send((token, reused));
+            left -= 1;
+        }
+        left > 0
+    });
+    (listener, tokens)
+}
+
+/// A session whose listener is gone takes a prompt that goes on from what it has, or that leaves it; a prompt that comes
+/// while the turn is about to end waits for that.
+#[test]
+fn a_session_that_outlives_its_listener_goes_on_from_what_is_the_same() {
+    let (client, thread) = start("signal");
+    let (whole, other) = (prompt(1, 60), [&prompt(1, 50)[..], &prompt(2, 10)].concat());
+    for ended_by_client in [false, true] {
+        let (heard, tokens) = listener(if ended_by_client { 1_000 } else { 2 });
+        let (opened, id) = crossbeam_channel::bounded(1);
+        let turn_of = |tokens: &[u32]| turn(tokens.to_vec(), 30);
+        let opening = Opening { turn: turn_of(&whole), outlives_listener: true, ..Opening::default() };
+        client.begin_open(opening, heard, move |id| opened.send(id).expect("it is awaited"));
+        let id = id.recv().expect("it runs").expect("it is admitted");
+        let first: Vec<u32> = tokens.iter().take(2).map(|(token, _)| token).collect();
+        if ended_by_client {
+            // The prompts below may come before the step is over.
+            client.begin_event(id, SessionEvent::EndTurn, |_| ());
+        }
+        let mut conversation = [&whole[..], &first].concat();
+        // The listener may hear its last token before the turn is ended.
+        while !ended_by_client
+            && client.signal(id, Signal::Idle).expect("it runs").outcome != SignalOutcome::Accepted
+        {}
+        for (prompt, kept) in [(&mut conversation, 61), (&mut other.clone(), 50)] {
+            let (heard, tokens) = listener(30);
+            let (begun, reused) = crossbeam_channel::bounded(1);
+            client.begin_prompt(id, turn_of(prompt), 3, heard, move |at| begun.send(at).expect("awaited"));
+            let at = reused.recv().expect("it runs").expect("it waits");
+            assert_eq!(at, kept, "as many tokens are the same");
+            let found: Vec<(u32, Option<u64>)> = tokens.iter().take(30).collect();
+            assert_eq!((found[0].1, found[1].1), (Some(kept), None));
+            let found: Vec<u32> = found.iter().map(|&(token, _)| token).collect();
+            assert_eq!(found, alone("tiny-gqa", &[(prompt.clone(), 30)])[0]);
+        }
+        client.event(id, SessionEvent::End).expect("it waits");
+    }
+    drop(client);
+    thread.join().expect("no panic").expect("the device is sound");
+}
+
+/// Two sessions that go on from one each get what a session of their own would get.
+#[test]
+fn a_fork_waits_for_a_turn_of_its_own() {
+    let mut service = serve(cpu(), "tiny-gqa", &options(24, 0), &settings("signal"));
+    let first = prompt(1, 43);
+    let opening = Opening { turn: turn(first.clone(), 4), ..Opening::default() };
+    let id = service.open(opening).expect("there is room");
+    let answer: Vec<u32> = settle(&mut service).into_iter().map(|(_, token)| token).collect();
+    let before = service.state().device_free();
+    let fork = service.fork(id).expect("it lives");
+    assert_eq!(service.state().device_free(), before, "pages are shared");
+    assert!(settle(&mut service).is_empty(), "a fork computes nothing");
+    for (session, more) in [(fork, prompt(2, 9)), (id, prompt(3, 7))] {
+        let whole = [&first[..], &answer, &more].concat();
+        assert_eq!(service.prompt(session, turn(whole.clone(), 5)).expect("it waits"), 46);
+        let found: Vec<u32> = settle(&mut service).into_iter().map(|(_, token)| token).collect();
+        assert_eq!(found, alone("tiny-gqa", &[(first.clone(), 4), (more, 5)])[1], "{session}");
+    }
+    assert!(service.fork(SessionId(99)).is_err());
+    end_all(service, (24, 0));
 }
 
 fn token(happening: Happening) -> u32 {

@@ -87,7 +87,7 @@ fn run<D: Ops>(service: &mut Service<D>, count: u64, pause: bool) -> Vec<Vec<Tok
     while left > 0 {
         assert!(began.elapsed() < Duration::from_secs(120), "{left} of {count} sessions hang");
         for (id, happening) in service.advance().expect("the device is sound") {
-            let Happening::Token { token, finish, logprobs } = happening else {
+            let Happening::Token { token, finish, logprobs, .. } = happening else {
                 panic!("{id}: {happening:?}")
             };
             let turns = found.get_mut(&id).expect("it was opened");

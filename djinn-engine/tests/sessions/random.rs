@@ -9,14 +9,34 @@ use proptest::prelude::*;
 /// What clients do, to one of the sessions.
 #[derive(Clone, Debug)]
 enum Step {
-    Open { len: usize, max_tokens: u64, salted: bool },
+    Open {
+        len: usize,
+        max_tokens: u64,
+        salted: bool,
+    },
     Fork(usize),
-    Turn { who: usize, len: usize },
-    Signal { who: usize, ms: u64 },
+    ForkIdle(usize),
+    Turn {
+        who: usize,
+        len: usize,
+    },
+    /// A turn with the whole conversation, which is the session's own up to there.
+    Prompt {
+        who: usize,
+        same: usize,
+        len: usize,
+    },
+    Signal {
+        who: usize,
+        ms: u64,
+    },
     Pause(usize),
     Resume(usize),
     EndTurn(usize),
-    Rollback { who: usize, tokens: u64 },
+    Rollback {
+        who: usize,
+        tokens: u64,
+    },
     Abort(usize),
     Advance(u8),
 }
@@ -27,6 +47,9 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (1usize..60, 1u64..12, any::<bool>())
             .prop_map(|(len, max_tokens, salted)| Step::Open { len, max_tokens, salted }),
         1 => who.clone().prop_map(Step::Fork),
+        1 => who.clone().prop_map(Step::ForkIdle),
+        4 => (who.clone(), 0usize..90, 1usize..20)
+            .prop_map(|(who, same, len)| Step::Prompt { who, same, len }),
         4 => (who.clone(), 1usize..20).prop_map(|(who, len)| Step::Turn { who, len }),
         3 => (who.clone(), 1u64..100_000).prop_map(|(who, ms)| Step::Signal { who, ms }),
         1 => who.clone().prop_map(Step::Pause),
@@ -69,6 +92,25 @@ impl World {
                 let turn = Turn { tokens: prompt(7, len), max_tokens: 4, ..Turn::default() };
                 // It may be busy, or have no room left.
                 let _ = self.service.turn(id, turn);
+            }
+            Step::ForkIdle(who) => {
+                let Some(parent) = of(&self.open, who) else { return };
+                // The context may be full.
+                let Ok(id) = self.service.fork(parent) else { return };
+                let tokens = |id| self.service.batcher().tokens(id).map(<[u32]>::to_vec);
+                assert_eq!(tokens(id), tokens(parent));
+                self.open.push(id);
+            }
+            Step::Prompt { who, same, len } => {
+                let Some(id) = of(&self.open, who) else { return };
+                let Some(known) = self.service.batcher().tokens(id) else { return };
+                let tokens = [&known[..same.min(known.len())], &prompt(11, len)].concat();
+                let most = tokens.len() as u64 - 1;
+                let turn = Turn { tokens, max_tokens: 4, ..Turn::default() };
+                // It may be busy, or have no room left.
+                if let Ok(reused) = self.service.prompt(id, turn) {
+                    assert!(reused <= most, "{reused} of {most} tokens");
+                }
             }
             Step::Signal { who, ms } => {
                 let Some(id) = of(&self.open, who) else { return };
