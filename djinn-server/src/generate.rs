@@ -161,7 +161,7 @@ impl Answers {
             };
             let limit = Some((tokens + max_tokens - 1).min(context));
             let origin = Origin::Salt(generate.salt.clone());
-            let opening = Opening { turn, priority: generate.priority, limit, origin };
+            let opening = Opening { turn, priority: generate.priority, limit, origin, ..Opening::default() };
             let sender = sender.clone();
             let listener = Box::new(move |happening| sender.send((at, happening)).is_ok());
             let state = Arc::new(Mutex::new(LeaseState::Asked));
