@@ -17,6 +17,8 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+/// The build that answers: a seed gives the same answer while this stays the same. llama.cpp's begin with a `b`, too.
+const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
 /// The most answers to one request.
 const MOST_CHOICES: u64 = 16;
 /// The most stop strings, and the bytes of each.

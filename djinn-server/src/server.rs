@@ -227,23 +227,24 @@ impl ApiRequest {
     }
 }
 
-/// The routes.
+/// OpenAI's routes.
+fn openai_routes() -> Router<Arc<Server>> {
+    Router::new()
+        .route("/models", get(async |State(server): Shared| models::list(&server)))
+        .route("/models/{*name}", get(get_model))
+        .route("/chat/completions", post(async |request: ApiRequest| answer(chat::complete(request).await)))
+        .route("/completions", post(async |request: ApiRequest| answer(completions::complete(request).await)))
+        .route("/responses", post(async |request: ApiRequest| answer(responses::create(request).await)))
+        .route("/responses/{id}", get(get_response).delete(delete_response))
+        .route("/responses/{id}/cancel", post(cancel_response))
+        .route("/responses/{id}/input_items", get(get_input_items))
+}
+
+/// The routes. Clients that are given the address without `/v1` find OpenAI's, too.
 pub(crate) fn routes(server: &Arc<Server>) -> Router {
     Router::new()
-        .route("/v1/models", get(async |State(server): Shared| models::list(&server)))
-        .route("/v1/models/{*name}", get(get_model))
-        .route(
-            "/v1/chat/completions",
-            post(async |request: ApiRequest| answer(chat::complete(request).await)),
-        )
-        .route(
-            "/v1/completions",
-            post(async |request: ApiRequest| answer(completions::complete(request).await)),
-        )
-        .route("/v1/responses", post(async |request: ApiRequest| answer(responses::create(request).await)))
-        .route("/v1/responses/{id}", get(get_response).delete(delete_response))
-        .route("/v1/responses/{id}/cancel", post(cancel_response))
-        .route("/v1/responses/{id}/input_items", get(get_input_items))
+        .nest("/v1", openai_routes())
+        .merge(openai_routes())
         .route("/v1/messages", post(create_message))
         .route("/v1/messages/count_tokens", post(count_message_tokens))
         .route("/tokenize", post(async |request: ApiRequest| answer(tokens::tokenize(request).await)))

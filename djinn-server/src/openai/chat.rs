@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`.
 
 use super::structure::{self, Tools};
-use super::{Streaming, UsageBody, answer_id, finish_name, finite, messages};
+use super::{FINGERPRINT, Streaming, UsageBody, answer_id, finish_name, finite, messages};
 use crate::body::Fields;
 use crate::fields::CHAT;
 use crate::model::ServedModel;
@@ -188,6 +188,7 @@ async fn whole(
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
+        "system_fingerprint": FINGERPRINT,
         "choices": choices,
         "usage": UsageBody::from(answers.usage()),
     });
@@ -229,6 +230,7 @@ impl ChatStream {
             "object": "chat.completion.chunk",
             "created": created,
             "model": model,
+            "system_fingerprint": FINGERPRINT,
             "choices": choices,
         });
         if usage || self.streaming.continuous {
@@ -264,20 +266,16 @@ impl EventSource for ChatStream {
         match self.answers.next().await {
             Some(Ok(piece)) => {
                 let mut deltas: Vec<Value> = piece.events.iter().filter_map(delta).collect();
-                if deltas.is_empty() {
-                    deltas.push(if piece.token.is_some() { json!({ "content": "" }) } else { json!({}) });
+                if deltas.is_empty() && piece.token.is_some() {
+                    deltas.push(json!({ "content": "" }));
                 }
-                // The token is told with the first, the end with the last.
-                let last = deltas.len() - 1;
-                for (at, delta) in deltas.iter().enumerate() {
-                    let token = piece.token.as_ref().filter(|_| at == 0);
-                    self.choice_chunk(
-                        events,
-                        piece.choice,
-                        delta,
-                        token,
-                        piece.finish.filter(|_| at == last),
-                    );
+                // The token is told with the first.
+                let mut token = piece.token.as_ref();
+                for delta in &deltas {
+                    self.choice_chunk(events, piece.choice, delta, token.take(), None);
+                }
+                if piece.finish.is_some() {
+                    self.choice_chunk(events, piece.choice, &json!({}), None, piece.finish);
                 }
                 true
             }

@@ -1,6 +1,6 @@
 //! `/v1/completions`.
 
-use super::{Streaming, UsageBody, answer_id, finish_name, finite};
+use super::{FINGERPRINT, Streaming, UsageBody, answer_id, finish_name, finite};
 use crate::body::Fields;
 use crate::fields::COMPLETIONS;
 use crate::model::ServedModel;
@@ -107,7 +107,14 @@ struct Head {
 impl Head {
     fn body(&self, choices: &[Value]) -> Value {
         let Head { id, created, model } = self;
-        json!({ "id": id, "object": "text_completion", "created": created, "model": model, "choices": choices })
+        json!({
+            "id": id,
+            "object": "text_completion",
+            "created": created,
+            "model": model,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+        })
     }
 }
 

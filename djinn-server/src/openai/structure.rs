@@ -99,37 +99,41 @@ pub(super) fn output(model: &ServedModel, tools: Option<&Tools>, prompt: &str) -
     }
 }
 
+const FORMAT: &str = "response_format";
+
+/// The schema at a place of the response format.
+fn schema_at<'a>(place: &str, schema: &'a Value) -> Result<&'a Value, ApiError> {
+    let wrong = || ApiError::field(FORMAT, format!("`{FORMAT}.{place}` must be an object"));
+    schema.is_object().then_some(schema).ok_or_else(wrong)
+}
+
 /// What the answer must obey; `None` for a text. Compiles a schema: call it where a thread may block.
 pub(super) fn constraint(
     fields: &Fields,
     model: &ServedModel,
     tools: Option<&Tools>,
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-    const NAME: &str = "response_format";
-    let Some(format) = fields.get(NAME) else { return Ok(None) };
+    let Some(format) = fields.get(FORMAT) else { return Ok(None) };
     let object = json!({ "type": "object" });
     let schema = match format["type"].as_str() {
         Some("text") => return Ok(None),
-        Some("json_object") => &object,
-        Some("json_schema") => {
-            let schema = format["json_schema"].get("schema").filter(|schema| schema.is_object());
-            schema.ok_or_else(|| {
-                ApiError::field(NAME, "`response_format.json_schema.schema` must be an object")
-            })?
-        }
+        Some("json_object") if format["schema"].is_null() => &object,
+        // llama.cpp's way to give a schema.
+        Some("json_object") => schema_at("schema", &format["schema"])?,
+        Some("json_schema") => schema_at("json_schema.schema", &format["json_schema"]["schema"])?,
         _ => {
             let message = "`response_format.type` must be text, json_object or json_schema";
-            return Err(ApiError::field(NAME, message));
+            return Err(ApiError::field(FORMAT, message));
         }
     };
     if tools.is_some() {
         let message =
             "an answer that must be JSON calls no tools; leave out `tools`, or give `tool_choice` as `none`";
-        return Err(ApiError::unsupported(NAME, message));
+        return Err(ApiError::unsupported(FORMAT, message));
     }
     let made = model.grammars().and_then(|grammars| grammars.json_schema(schema));
     made.map(Some).map_err(|error| match error {
         GrammarError::Busy => ApiError::busy(error.to_string()),
-        error => ApiError::of_text(&error, NAME),
+        error => ApiError::of_text(&error, FORMAT),
     })
 }

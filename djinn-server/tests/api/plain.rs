@@ -23,9 +23,23 @@ fn models_are_listed_by_name() {
 }
 
 #[test]
+fn clients_may_leave_the_version_out_of_the_path() {
+    let same = |path: &str, body: Value, at: &str| {
+        let short = shared().ok(path.strip_prefix("/v1").unwrap(), &body);
+        assert_eq!(short.pointer(at), shared().ok(path, &body).pointer(at));
+        assert!(short.pointer(at).is_some());
+    };
+    same(CHAT, chat("Hi", json!({})), "/choices/0/message/content");
+    same(TEXT, completion("Hi", json!({})), "/choices/0/text");
+    assert_eq!(shared().get("/models").json(), shared().get("/v1/models").json());
+    assert_eq!((shared().get("/chat").status, shared().get("/v1/chat/completions").status), (404, 405));
+}
+
+#[test]
 fn a_chat_is_answered() {
     let answer = shared().ok(CHAT, &chat("Hi", json!({})));
     assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert_eq!(answer["system_fingerprint"], concat!("b", env!("CARGO_PKG_VERSION")));
     assert_eq!((&answer["object"], &answer["model"]), (&json!("chat.completion"), &json!("tiny")));
     let choice = &answer["choices"][0];
     assert_eq!((&choice["index"], &choice["finish_reason"]), (&json!(0), &json!("length")));

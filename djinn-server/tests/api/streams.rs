@@ -22,9 +22,10 @@ fn a_chat_streams_what_it_answers() {
     assert_eq!(chunks[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
     let (last, before) = chunks.split_last().unwrap();
     assert_eq!(last["choices"][0]["finish_reason"], "length");
+    assert_eq!(last["choices"][0]["delta"], json!({}), "the end has a chunk of its own");
     for chunk in &chunks {
         assert_eq!(chunk["object"], "chat.completion.chunk");
-        for name in ["id", "created", "model"] {
+        for name in ["id", "created", "model", "system_fingerprint"] {
             assert_eq!(chunk[name], chunks[0][name]);
         }
         assert!(chunk.get("usage").is_none(), "nobody asked for it");

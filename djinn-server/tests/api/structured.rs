@@ -64,6 +64,8 @@ fn tools_and_formats_that_cannot_be_are_named() {
         schema_format(json!("x")),
         schema_format(json!({ "type": "colour" })),
         schema_format(json!({ "$ref": "https://example.com/schema" })),
+        json!({ "type": "json_object", "schema": 123 }),
+        json!({ "type": "json_object", "schema": { "type": "colour" } }),
     ] {
         shared().refused(CHAT, &chat("Hi", json!({ "response_format": format })), "response_format");
     }
@@ -102,6 +104,8 @@ fn answers_obey_their_schema() {
             .collect();
         assert_eq!(streamed, text);
     }
+    let more = json!({ "response_format": { "type": "json_object", "schema": { "const": 42 } }, "ignore_eos": false });
+    assert_eq!(shared().ok(CHAT, &chat("Hi", more))["choices"][0]["message"]["content"], "42");
     let object = json!({ "response_format": { "type": "json_object" }, "temperature": 1, "seed": 1, "ignore_eos": false });
     let answer = shared().ok(CHAT, &chat("Hi", object));
     assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'), "{answer}");
