@@ -15,7 +15,7 @@ step cargo test --workspace --locked
 export DJINN_CACHE="$PWD/target/test-cache"
 step "${CARGO_TARGET_DIR:-target}/debug/djinn" pull smollm2
 export DJINN_SMOLLM2="$DJINN_CACHE/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-step cargo test --workspace --locked --test smollm2 -- --ignored
+step cargo test --workspace --locked --tests -q -- --ignored
 RUSTDOCFLAGS="-D warnings" step cargo doc --workspace --lib --no-deps --locked
 for crate in djinn-*/; do
     cargo package --list --allow-dirty -p "${crate%/}" >/dev/null

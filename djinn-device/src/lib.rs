@@ -20,7 +20,7 @@
 //! device as it was. A failure of enqueued work is sticky: no work runs after it, and every later call that can fail
 //! returns it. There is no way back but another device.
 //!
-//! **Results.** The scalar [`reference`] defines each operation, up to a tolerance that the [`conformance`] suite
+//! **Results.** The scalar [`reference`](mod@reference) defines each operation, up to a tolerance that the [`conformance`] suite
 //! states. Every row is computed from its own inputs in one order, so bits depend neither on where bytes lie nor,
 //! up to [`DeviceInfo::batch_invariant_rows`], on other rows.
 //!
