@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-step() { printf '\n== %s\n' "$*"; "$@"; }
+step() { printf '\n== %s (after %d s)\n' "$*" "$SECONDS"; "$@"; }
 
 step cargo fmt --all --check
 step cargo clippy --workspace --all-targets --locked -- -D warnings

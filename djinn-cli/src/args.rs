@@ -205,6 +205,12 @@ pub(crate) struct LoadArgs {
     /// KV cache in host memory, for sessions that wait, e.g. 8GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0")]
     pub(crate) swap_space: u64,
+    /// Whose KV pages leave when others need them: signal, lru, ttl, predicted or none [default: signal]
+    #[arg(long, value_name = "NAME", conflicts_with = "scheduler")]
+    pub(crate) policy: Option<String>,
+    /// Settings of the scheduler: the table `scheduler` of a .yaml or .toml file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) scheduler: Option<PathBuf>,
     /// Requests that are served or queue; others are answered with 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) max_requests: u32,

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod batcher;
+mod cost;
 mod engine;
 mod error;
 mod kv;

@@ -320,3 +320,20 @@ fn parked_sequences_can_be_given_up() {
     }
     assert!(failed > 0, "no parking failed");
 }
+
+/// The rates that policies weigh are of ways that pages really took, and nothing is left of the measurement.
+#[test]
+fn rates_are_measured_and_leave_nothing() {
+    for host_pages in [0, 5] {
+        let options = Options { host_pages, ..options() };
+        let mut walk = Walk::load(sim(SimConfig::default()), "tiny-gqa", &options, None).expect("it loads");
+        let free = walk.engine.free_pages();
+        let cost = walk.engine.measure_cost().expect("it runs");
+        assert_eq!(walk.engine.free_pages(), free);
+        assert!(cost.prefill_tokens_per_s > 0.0 && cost.out_bytes_per_s > 0.0 && cost.in_bytes_per_s > 0.0);
+        let moved = walk.engine.swap_stats();
+        let ways = u64::from(host_pages > 0);
+        assert_eq!((moved.out.transfers, moved.back.transfers), (ways, ways), "{host_pages} host pages");
+        assert_eq!(cost.page_bytes, walk.engine.plan().kv.page_bytes());
+    }
+}

@@ -3,6 +3,7 @@
 use crate::phase::{EventKind, Phase};
 use crate::plan::Refusal;
 use crate::session::SessionId;
+use std::path::PathBuf;
 
 /// Result of the scheduler.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -72,6 +73,14 @@ pub enum Error {
         line: usize,
         /// The field.
         field: String,
+        /// What is wrong, and the remedy.
+        problem: String,
+    },
+    /// A settings file that cannot be read or used.
+    #[error("{}: {problem}", file.display())]
+    SettingsFile {
+        /// The file.
+        file: PathBuf,
         /// What is wrong, and the remedy.
         problem: String,
     },

@@ -15,7 +15,9 @@ use crate::state::Capacity;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fmt;
+use std::path::Path;
 
 type Make<T> = Box<dyn Fn() -> Box<T> + Send + Sync>;
 type MakePolicy = Box<dyn Fn(&mut Constants) -> Result<Box<dyn EvictionPolicy>> + Send + Sync>;
@@ -142,6 +144,21 @@ impl Registry {
         let settings = Settings::from_toml(text)?;
         self.check(&settings).map_err(|error| settings::at_its_line(text, error))?;
         Ok(settings)
+    }
+
+    /// Reads settings from a file, as [`yaml`](Self::yaml) or [`toml`](Self::toml) does by its name's end.
+    ///
+    /// # Errors
+    /// [`Error::SettingsFile`].
+    pub fn file(&self, path: &Path) -> Result<Settings> {
+        let fail = |problem: String| Error::SettingsFile { file: path.to_owned(), problem };
+        let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
+        let read = match path.extension().and_then(OsStr::to_str) {
+            Some("yaml" | "yml") => self.yaml(&text),
+            Some("toml") => self.toml(&text),
+            _ => return Err(fail("the name must end with .yaml, .yml or .toml".to_owned())),
+        };
+        read.map_err(|error| fail(error.to_string()))
     }
 
     fn check(&self, settings: &Settings) -> Result<()> {

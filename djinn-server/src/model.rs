@@ -8,8 +8,10 @@ use crate::{ApiError, GrammarError, Grammars, reply};
 use djinn_engine::{Client, Occupancy};
 use djinn_host::Setup;
 use djinn_models::{ChatTemplate, Conversation, GenerationDefaults, Model, Tokenizer};
+use djinn_scheduler::Registry;
 use engine_thread::{Slot, Starting};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::oneshot;
 
@@ -38,6 +40,31 @@ impl Default for Serving {
             host_kv_bytes: 0,
             scheduler: djinn_scheduler::Settings::default(),
         }
+    }
+}
+
+impl Serving {
+    /// The same with the scheduler's settings from a file: its table `scheduler`, in YAML or TOML.
+    ///
+    /// # Errors
+    /// [`Error::Scheduler`] with the file, the line and the field.
+    pub fn scheduler_file(self, file: &Path) -> Result<Self> {
+        Ok(Serving { scheduler: Registry::default().file(file)?, ..self })
+    }
+
+    /// The same with another eviction policy, one of [`Registry::policies`].
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if there is none of this name.
+    pub fn policy(mut self, name: &str) -> Result<Self> {
+        let registry = Registry::default();
+        let known: Vec<&str> = registry.policies().collect();
+        if !known.contains(&name) {
+            let known = known.join(", ");
+            return Err(Error::Setting(format!("there is no policy `{name}`; known names: {known}")));
+        }
+        self.scheduler.policy = name.to_owned();
+        Ok(self)
     }
 }
 

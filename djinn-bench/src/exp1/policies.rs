@@ -1,7 +1,7 @@
 //! The policies by name, with the constants of a settings file.
 
 use crate::args::Exp1Args;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use djinn_scheduler::policy::Ttl;
 use djinn_scheduler::sim::{Belady, Oracle};
 use djinn_scheduler::{Capacity, CostModel, NoConstants, Registry, Scheduler, Settings};
@@ -64,15 +64,8 @@ impl Policies {
         let mut settings = Settings::default();
         settings.rules.queue_timeout = PATIENCE;
         if let Some(path) = &args.config {
-            let file = || path.display().to_string();
-            let text = std::fs::read_to_string(path).with_context(file)?;
-            let registry = Registry::default();
-            settings = match path.extension().and_then(|extension| extension.to_str()) {
-                Some("yaml" | "yml") => registry.yaml(&text),
-                Some("toml") => registry.toml(&text),
-                _ => bail!("--config {}: the name must end with .yaml, .yml or .toml", file()),
-            }
-            .with_context(file)?;
+            let file = || path.display();
+            settings = Registry::default().file(path)?;
             // The file's policy says which constants it may set; others would be ignored.
             ensure!(
                 names.contains(&settings.policy),

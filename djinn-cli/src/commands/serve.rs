@@ -15,6 +15,7 @@ use std::time::Duration;
 pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Result<()> {
     let keys = keys(args)?;
     args.device.device.find()?;
+    let serving = serving(&args.load)?;
     lines::install(quiet)?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let own_name =
@@ -24,13 +25,6 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     let mut on_progress = |done, total| {
         progress.set(done, Some(total));
         if interrupt.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let LoadArgs { max_num_seqs, kv_cache, swap_space, .. } = args.load;
-    let serving = Serving {
-        sequences: max_num_seqs,
-        kv_bytes: kv_cache,
-        host_kv_bytes: swap_space,
-        ..Serving::default()
     };
     let setup = args.device.with(&args.memory);
     let loading = interrupt.work();
@@ -70,6 +64,16 @@ fn keys(args: &ServeArgs) -> Result<Keys> {
         );
     }
     Ok(keys)
+}
+
+fn serving(load: &LoadArgs) -> Result<Serving> {
+    let LoadArgs { max_num_seqs: sequences, kv_cache: kv_bytes, swap_space: host_kv_bytes, .. } = *load;
+    let serving = Serving { sequences, kv_bytes, host_kv_bytes, ..Serving::default() };
+    Ok(match (&load.scheduler, &load.policy) {
+        (Some(file), _) => serving.scheduler_file(file)?,
+        (None, Some(name)) => serving.policy(name)?,
+        (None, None) => serving,
+    })
 }
 
 fn limits(load: &LoadArgs) -> Result<Limits> {

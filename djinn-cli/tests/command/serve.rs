@@ -71,6 +71,20 @@ fn a_model_is_served_until_sigterm() {
 }
 
 #[test]
+fn the_scheduler_is_chosen_by_name_or_file() {
+    let place = place();
+    let refused = |args: &[&str]| place.refused(&[&["serve", "./model", "--device=cpu"], args].concat());
+    let message = refused(&["--policy=fifo"]);
+    assert!(message.contains("`fifo`") && message.contains("predicted"), "{message}");
+    place.write("wrong.yaml", "scheduler:\n  policy: ttl\n  ttl_ms: soon\n");
+    let message = refused(&["--scheduler=wrong.yaml"]);
+    assert!(message.contains("wrong.yaml: line 3: ttl_ms"), "{message}");
+    place.write("right.toml", "[scheduler]\npolicy = \"ttl\"\nttl_ms = 100\n");
+    let serving = serve(&place, &["--scheduler=right.toml"]);
+    assert!(serving.ask("GET /ready", "", "").starts_with("HTTP/1.1 200"));
+}
+
+#[test]
 fn keys_come_from_a_file_and_the_public_needs_one() {
     let place = place();
     let message = place.refused(&["serve", "./model", "--host", "0.0.0.0"]);

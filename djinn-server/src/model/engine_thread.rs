@@ -7,7 +7,7 @@ use djinn_device::Ops;
 use djinn_engine::{Client, Inbox, Options, Service};
 use djinn_host::{OnDevice, Setup, load_on, one_line, system};
 use djinn_models::Model;
-use djinn_scheduler::{CostModel, Registry};
+use djinn_scheduler::Registry;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -183,8 +183,8 @@ impl OnDevice for OnThread<'_> {
     fn on<D: Ops + 'static>(self, device: D) -> Result<()> {
         let OnThread { starting, options, on_progress, on_ready } = self;
         let Starting { model, serving, .. } = starting;
-        let engine = load_on(device, model, &options, on_progress)?;
-        let cost = cost(engine.plan().kv.page_bytes());
+        let mut engine = load_on(device, model, &options, on_progress)?;
+        let cost = engine.measure_cost()?;
         let context = engine.context();
         let settings = &serving.scheduler;
         let service =
@@ -193,10 +193,4 @@ impl OnDevice for OnThread<'_> {
         on_ready(client, context);
         Ok(inbox.serve(service)?)
     }
-}
-
-/// Rates that the policy weighs copies and recomputing by: those of a link of the fourth generation and of a card of the
-/// middle class. They decide which pages leave, never what is computed.
-fn cost(page_bytes: u64) -> CostModel {
-    CostModel { page_bytes, out_bytes_per_s: 20e9, in_bytes_per_s: 20e9, prefill_tokens_per_s: 5e3 }
 }

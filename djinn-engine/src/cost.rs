@@ -1,0 +1,62 @@
+//! Rates of this machine with a model, by which policies weigh copies of pages against recomputing them.
+
+use crate::{Engine, Entry, Result, Runtime, Sequence, Wanted};
+use djinn_device::Ops;
+use djinn_pages::Residency;
+use djinn_scheduler::CostModel;
+use djinn_vmu::Direction;
+use std::ops::Deref;
+use std::time::Instant;
+
+/// Tokens of the prompt that is timed, where the device computes on the host: longer ones are hardly faster.
+const HOST_TOKENS: u32 = 16;
+
+impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
+    /// Times a prefill chunk, and the way of its pages to host memory and back. Where the host has no room for them, no
+    /// policy copies any, and the rates of copies are nominal. The engine is left as it was.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn measure_cost(&mut self) -> Result<CostModel> {
+        let mut sequence = Sequence::default();
+        let measured = self.measure_on(&mut sequence);
+        self.release(sequence);
+        measured
+    }
+
+    fn measure_on(&mut self, sequence: &mut Sequence) -> Result<CostModel> {
+        let info = &self.runtime.info;
+        // Devices load and choose kernels when a shape first comes.
+        let (most, runs) = if info.host_memory { (HOST_TOKENS, 1) } else { (u32::MAX, 2) };
+        let tokens = vec![0; u64::from(self.chunk().min(most)).min(self.context()) as usize];
+        let mut prefill_tokens_per_s = 0.0;
+        for _ in 0..runs {
+            self.truncate(sequence, 0);
+            let began = Instant::now();
+            self.step(&mut [Entry::new(sequence, &tokens, Wanted::Last)])?;
+            prefill_tokens_per_s = tokens.len() as f64 / began.elapsed().as_secs_f64();
+        }
+        let out_bytes_per_s = self.swap_rate(Direction::Out, sequence)?;
+        let in_bytes_per_s = match sequence.residency() {
+            Residency::Host => self.swap_rate(Direction::In, sequence)?,
+            _ => out_bytes_per_s,
+        };
+        let page_bytes = self.plan().kv.page_bytes();
+        Ok(CostModel { page_bytes, out_bytes_per_s, in_bytes_per_s, prefill_tokens_per_s })
+    }
+
+    /// Bytes per second of a sequence's way.
+    fn swap_rate(&mut self, direction: Direction, sequence: &mut Sequence) -> Result<f64> {
+        /// Of a way that is not taken.
+        const NOMINAL: f64 = 1e9;
+        let mut rate = NOMINAL;
+        if self.begin_swap(direction, 0, sequence)? {
+            for transfer in self.settle_swaps()? {
+                self.end_swap(sequence, &transfer);
+                let moved = transfer.moved().filter(|moved| !moved.is_zero());
+                rate = moved.map_or(NOMINAL, |moved| transfer.bytes as f64 / moved.as_secs_f64());
+            }
+        }
+        Ok(rate)
+    }
+}
