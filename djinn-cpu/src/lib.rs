@@ -15,4 +15,4 @@ mod stream;
 
 pub use device::{CpuConfig, CpuDevice};
 pub use kernels::Math;
-pub use sim::{SimCalls, SimConfig, SimCopy, SimDevice};
+pub use sim::{SimCalls, SimConfig, SimCopy, SimDevice, SimFault, SimFaults};

@@ -5,6 +5,7 @@
 //! gives the same bits under every seed; one that lacks a wait gives NaN, old data or a panic under some.
 
 mod clock;
+mod faults;
 mod order;
 mod queue;
 mod rng;
@@ -20,6 +21,7 @@ use clock::Clock;
 use djinn_device::{
     Access, Buffer, Capture, Device, DeviceInfo, Error, Event, Operation, Result, Space, Span, Stream, Usage,
 };
+pub use faults::{SimFault, SimFaults};
 use order::Order;
 pub use queue::SimCopy;
 use queue::{Command, Machine, POISON, Streams};
@@ -112,6 +114,7 @@ pub struct SimCalls {
 /// [`CpuDevice`](crate::CpuDevice).
 pub struct SimDevice {
     config: SimConfig,
+    faults: SimFaults,
     memory: Memory,
     kernels: Kernels,
     events: Events,
@@ -129,11 +132,23 @@ impl SimDevice {
     /// # Panics
     /// If a bandwidth is not positive.
     pub fn new(config: SimConfig) -> Result<Self> {
+        Self::with_faults(config, SimFaults::default())
+    }
+
+    /// A device that meets `faults`, beside those of the configuration.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn with_faults(config: SimConfig, faults: SimFaults) -> Result<Self> {
         let (link, local) = (config.link_bytes_per_second, config.memory_bytes_per_second);
         assert!(link > 0.0 && local > 0.0, "bandwidths of {link} and {local} bytes per second");
         let clock = Clock::new(link, local, config.launch_overhead);
         Ok(SimDevice {
             config,
+            faults,
             memory: Memory::new(config.vram.unwrap_or(u64::MAX), config.ram.unwrap_or(u64::MAX)),
             kernels: Kernels::new(config.math, 1)?,
             events: Events::default(),
@@ -156,13 +171,13 @@ impl SimDevice {
     fn launch(&self, stream: Stream, operation: Operation) -> Result<()> {
         operation.each_access(|access| self.memory.check(access.span()));
         if self.captured(stream, Call::Operation(operation)) {
-            return Ok(());
+            return self.may_fail();
         }
         let Operation::CopyExpert(args) = operation else {
-            return self.enqueue(stream, Command::Operation(operation));
+            return self.enqueue_work(stream, Command::Operation(operation));
         };
         let fails = self.count(|calls| &mut calls.copies, self.config.fail_copy_at);
-        self.enqueue(stream, Command::CopyExpert { args, fails })
+        self.enqueue_work(stream, Command::CopyExpert { args, fails })
     }
 
     /// Whether the call was kept in a capture.
@@ -187,6 +202,27 @@ impl SimDevice {
 
     fn enqueue(&self, stream: Stream, command: Command) -> Result<()> {
         self.streams.borrow_mut().enqueue(stream, command, self.machine())
+    }
+
+    /// Enqueues work that a planted fault may spoil.
+    fn enqueue_work(&self, stream: Stream, command: Command) -> Result<()> {
+        let command = if self.is_spoilt()? { Command::Spoilt(Box::new(command)) } else { command };
+        self.enqueue(stream, command)
+    }
+
+    /// Counts a call; whether a planted fault spoils its work.
+    fn is_spoilt(&self) -> Result<bool> {
+        match self.faults.meet() {
+            None => Ok(false),
+            Some(SimFault::Work) => Ok(true),
+            Some(SimFault::Call) => Err(self.streams.borrow_mut().lose()),
+            Some(SimFault::Panic) => panic!("a planted panic"),
+        }
+    }
+
+    /// Counts a call that enqueues nothing to spoil.
+    fn may_fail(&self) -> Result<()> {
+        if self.is_spoilt()? { Err(self.streams.borrow_mut().lose()) } else { Ok(()) }
     }
 
     fn machine(&self) -> Machine<'_> {
@@ -237,6 +273,7 @@ impl Device for SimDevice {
     }
 
     fn alloc(&self, space: Space, len: u64) -> Result<Buffer> {
+        self.may_fail()?;
         if self.count(|calls| &mut calls.allocs, self.config.fail_alloc_at) {
             return Err(memory::out_of_memory(space, len, self.memory.usage(space)));
         }
@@ -257,10 +294,12 @@ impl Device for SimDevice {
     }
 
     fn stream(&self) -> Result<Stream> {
+        self.may_fail()?;
         Ok(self.streams.borrow_mut().create())
     }
 
     fn event(&self) -> Result<Event> {
+        self.may_fail()?;
         Ok(self.events.create())
     }
 
@@ -269,24 +308,25 @@ impl Device for SimDevice {
         self.memory.check(src);
         self.memory.check(dst);
         if self.captured(stream, Call::Copy { src, dst }) {
-            return Ok(());
+            return self.may_fail();
         }
         let fails = self.count(|calls| &mut calls.copies, self.config.fail_copy_at);
         if self.config.refuse_copy_at == Some(self.calls().copies) || self.refuses_on(stream) {
             return Err(Error::Resource { what: "a copy", reason: "as planned".to_owned() });
         }
-        self.enqueue(stream, Command::Copy { src, dst, fails })
+        self.enqueue_work(stream, Command::Copy { src, dst, fails })
     }
 
     fn fill(&self, stream: Stream, dst: Span, byte: u8) -> Result<()> {
         self.memory.check(dst);
         if self.captured(stream, Call::Fill { dst, byte }) {
-            return Ok(());
+            return self.may_fail();
         }
-        self.enqueue(stream, Command::Fill { dst, byte })
+        self.enqueue_work(stream, Command::Fill { dst, byte })
     }
 
     fn record(&self, stream: Stream, event: Event) -> Result<()> {
+        self.may_fail()?;
         if self.captured(stream, Call::Record(event)) {
             return Ok(());
         }
@@ -296,6 +336,7 @@ impl Device for SimDevice {
     }
 
     fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        self.may_fail()?;
         if self.captured(stream, Call::Wait(event)) {
             return Ok(());
         }
@@ -319,6 +360,7 @@ impl Device for SimDevice {
 
     fn sync(&self, stream: Stream) -> Result<()> {
         self.tapes.borrow().refuse("waits for a stream");
+        self.may_fail()?;
         let mut streams = self.streams.borrow_mut();
         streams.drain(stream, self.machine());
         streams.check()
@@ -326,6 +368,7 @@ impl Device for SimDevice {
 
     fn sync_event(&self, event: Event) -> Result<()> {
         self.tapes.borrow().refuse("waits for an event");
+        self.may_fail()?;
         let mut streams = self.streams.borrow_mut();
         if let Some(completion) = self.events.latest(event) {
             streams.drain_to(&completion, self.machine());

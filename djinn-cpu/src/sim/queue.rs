@@ -20,22 +20,35 @@ pub(super) const POISON: u8 = 0xFF;
 /// One entry of a stream's queue.
 #[derive(Clone)]
 pub(super) enum Command {
-    Copy { src: Span, dst: Span, fails: bool },
-    CopyExpert { args: CopyExpert, fails: bool },
-    Fill { dst: Span, byte: u8 },
+    Copy {
+        src: Span,
+        dst: Span,
+        fails: bool,
+    },
+    CopyExpert {
+        args: CopyExpert,
+        fails: bool,
+    },
+    Fill {
+        dst: Span,
+        byte: u8,
+    },
     Operation(Operation),
     Record(Arc<Completion>),
     Wait(Arc<Completion>),
+    /// Leaves poison in place of what the command would write, and the device is lost.
+    Spoilt(Box<Command>),
 }
 
 impl Command {
-    fn each_access(&self, mut visit: impl FnMut(Access)) {
+    fn each_access(&self, visit: &mut dyn FnMut(Access)) {
         match self {
             Command::Copy { src, dst, .. } => {
                 visit(Access::Read(*src));
                 visit(Access::Write(*dst));
             }
             Command::CopyExpert { args, .. } => Operation::CopyExpert(*args).each_access(visit),
+            Command::Spoilt(command) => command.each_access(visit),
             Command::Fill { dst, .. } => visit(Access::Write(*dst)),
             Command::Operation(operation) => operation.each_access(visit),
             Command::Record(_) | Command::Wait(_) => {}
@@ -114,6 +127,12 @@ impl Streams {
         Stream::from_raw(self.queues.len() as u32 - 1)
     }
 
+    /// Loses the device.
+    pub(super) fn lose(&mut self) -> Error {
+        let lost = Error::DeviceLost { reason: "as planted".to_owned() };
+        self.failure.get_or_insert(lost).clone()
+    }
+
     /// The device's sticky failure.
     pub(super) fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)
@@ -163,7 +182,7 @@ impl Streams {
         let mut found = None;
         for (id, queue) in self.queues.iter().enumerate() {
             for (command, _) in &queue.commands {
-                command.each_access(|queued| {
+                command.each_access(&mut |queued| {
                     let reads = matches!((queued, access), (Access::Read(_), Access::Read(_)));
                     if !reads && queued.span().overlaps(access.span()) {
                         found.get_or_insert((Stream::from_raw(id as u32), queued));
@@ -280,6 +299,15 @@ impl Streams {
                 self.clock.work(from, bytes)
             }
             Command::Record(_) => from,
+            Command::Spoilt(command) => {
+                command.each_access(&mut |access| {
+                    if let Access::Write(span) = access {
+                        memory.fill(span, POISON);
+                    }
+                });
+                self.lose();
+                from
+            }
             Command::Wait(completion) => from.max(completion.at().unwrap_or_default()),
         };
     }
