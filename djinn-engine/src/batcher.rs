@@ -11,6 +11,8 @@
 mod conversation;
 mod moves;
 mod step;
+#[cfg(test)]
+mod tests;
 
 use crate::sampler::check_logprobs;
 use crate::{Constraint, Engine, Error, NoToken, Result, SHORT_RUN, Sampling, TokenLogprobs};
@@ -20,6 +22,7 @@ use djinn_scheduler::{Capacity, CopyOutcome, PageName, SessionId};
 use djinn_vmu::{PassStats, Transfer};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use step::UnderWay;
 
 /// What a session is to do next.
@@ -82,6 +85,8 @@ pub struct NewToken {
 pub struct Batcher<D: Ops> {
     engine: Engine<D>,
     conversations: BTreeMap<SessionId, Conversation>,
+    /// By page of the device: the tenant that had it last, where that is known.
+    holders: Vec<Option<Arc<[u8]>>>,
     /// Sessions whose pages are on their way.
     moving: usize,
     copied: Vec<CopyOutcome>,
@@ -129,6 +134,7 @@ impl<D: Ops> Batcher<D> {
         Ok(Batcher {
             engine,
             conversations: BTreeMap::new(),
+            holders: vec![None; capacity.device_pages as usize],
             moving: 0,
             copied: Vec::new(),
             under_way: None,

@@ -82,6 +82,15 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         self.on_data(|data, device| data.prepare(device, compute, fresh, duplicates))
     }
 
+    /// Enqueues zeros in pages that pass to another tenant. See [`DataSegment::clear`].
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn clear(&mut self, pages: &[u32]) -> Result<()> {
+        let compute = self.runtime.compute;
+        self.on_data(|data, device| data.clear(device, compute, pages))
+    }
+
     /// Begins the way of a session's pages to pinned host memory or back. See [`DataSegment::swap`].
     ///
     /// # Errors

@@ -227,6 +227,8 @@ impl State {
             let (pages, session) = self.with(grant.session);
             session.lease_until = session.lease_until.max(now + lease);
             if session.residency() == Residency::Arriving {
+                // Beside those that the copies fill.
+                grant.fresh = session.table.device()[session.table.host().len()..].to_vec();
                 continue;
             }
             if session.residency() == Residency::Gone {

@@ -74,6 +74,27 @@ impl DataSegment {
         }
     }
 
+    /// Enqueues zeros on `compute` in pages that are about to be written by another than before: one fill for each run of
+    /// neighbours.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn clear<D: Device>(&self, device: &D, compute: Stream, pages: &[u32]) -> Result<()> {
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let (bytes, mut pages) = (self.layout.page_bytes(), pages.to_vec());
+        pages.sort_unstable();
+        for run in pages.chunk_by(|before, next| before + 1 == *next) {
+            let span = self.buffer.slice(u64::from(run[0]) * bytes, run.len() as u64 * bytes);
+            device.fill(compute, span, 0)?;
+        }
+        if let Some(swap) = &self.swap {
+            swap.grown(device, compute)?;
+        }
+        Ok(())
+    }
+
     /// Enqueues on `compute` what pages need before they are written: the content of shared ones and, in check mode,
     /// NaN in `fresh` ones.
     ///

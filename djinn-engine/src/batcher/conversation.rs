@@ -5,6 +5,7 @@ use crate::{Constraint, Finish, Result, Sampler, Sampling};
 use djinn_device::DeviceInfo;
 use djinn_scheduler::{PageName, SessionId};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A session.
 #[derive(Debug)]
@@ -12,7 +13,9 @@ pub(super) struct Conversation {
     /// All tokens; keys and values exist for a leading part.
     pub(super) tokens: Vec<u32>,
     /// Names the sessions that share prefixes.
-    salt: Vec<u8>,
+    salt: Arc<[u8]>,
+    /// The salt of the session that it was forked from at first, or its own: whose pages it may have as they are.
+    pub(super) tenant: Arc<[u8]>,
     /// Of the full pages of the tokens.
     names: Vec<PageName>,
     /// Positions that were computed as chunks, ascending; all others below `computed` were computed row by row.
@@ -30,13 +33,14 @@ impl Conversation {
     /// Without a salt, it shares no prefix.
     pub(super) fn new(id: SessionId, salt: Option<Vec<u8>>, turn: Turn) -> Result<Self> {
         // Told apart by the first byte.
-        let salt = match salt {
-            Some(salt) => [&[1], &*salt].concat(),
-            None => [&[0], &id.0.to_le_bytes()[..]].concat(),
+        let salt: Arc<[u8]> = match salt {
+            Some(salt) => [&[1], &*salt].concat().into(),
+            None => [&[0], &id.0.to_le_bytes()[..]].concat().into(),
         };
         Ok(Conversation {
             sampler: sampler(turn.sampling, turn.constraint, turn.logprobs)?,
             tokens: turn.tokens,
+            tenant: Arc::clone(&salt),
             salt,
             names: Vec::new(),
             chunks: Vec::new(),
@@ -52,7 +56,8 @@ impl Conversation {
     pub(super) fn fork(&self, id: SessionId, turn: Turn) -> Result<Self> {
         let tokens = [&*self.tokens, &*turn.tokens].concat();
         let own = Conversation::new(id, None, Turn { tokens, ..turn })?;
-        Ok(Conversation { chunks: self.chunks.clone(), computed: self.computed, ..own })
+        let tenant = Arc::clone(&self.tenant);
+        Ok(Conversation { chunks: self.chunks.clone(), computed: self.computed, tenant, ..own })
     }
 
     pub(super) fn extend(&mut self, turn: Turn) -> Result<()> {

@@ -3,13 +3,36 @@
 use super::Batcher;
 use crate::{Error, Result};
 use djinn_device::Ops;
-use djinn_scheduler::{CopyOutcome, Move, SessionId, State};
+use djinn_scheduler::{CopyOutcome, Grant, Move, Plan, SessionId, State};
 use djinn_vmu::Direction;
 
 impl<D: Ops> Batcher<D> {
     /// Drops the sessions that the scheduler does not know any more.
     pub(super) fn leave_to(&mut self, state: &State) {
         self.conversations.retain(|&id, _| state.session(id).is_some());
+    }
+
+    /// The pages that a plan gives to sessions and that another tenant had before, or nobody whom it knows; they are the
+    /// sessions' tenants' from now on. Pages that are copied to are overwritten whole.
+    pub(super) fn pass_on(&mut self, plan: &Plan) -> Vec<u32> {
+        let mut foreign = Vec::new();
+        for Grant { session, fresh, .. } in &plan.grants {
+            let tenant = self.conversations.get(session).map(|conversation| &conversation.tenant);
+            for &page in fresh {
+                let holder = &mut self.holders[page as usize];
+                if holder.is_none() || holder.as_ref() != tenant {
+                    *holder = tenant.cloned();
+                    foreign.push(page);
+                }
+            }
+        }
+        // A copy may fail, and leave the page as it was.
+        let copied =
+            plan.swap_in.iter().flat_map(|arrival| arrival.way.copies.iter().map(|pair| pair.device));
+        for page in copied.chain(plan.duplicates.iter().map(|copy| copy.to)) {
+            self.holders[page as usize] = None;
+        }
+        foreign
     }
 
     /// Begins copies of sessions' pages.

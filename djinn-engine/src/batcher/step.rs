@@ -30,6 +30,8 @@ impl<D: Ops> Backend for Batcher<D> {
     fn submit(&mut self, plan: &Plan, state: &State, _: Duration) {
         self.attempt(|batcher| {
             batcher.leave_to(state);
+            let foreign = batcher.pass_on(plan);
+            batcher.engine.clear(&foreign)?;
             let fresh: Vec<u32> = plan.grants.iter().flat_map(|grant| grant.fresh.iter().copied()).collect();
             batcher.engine.prepare(&fresh, &plan.duplicates)?;
             batcher.swap(Direction::Out, &plan.swap_out)?;
