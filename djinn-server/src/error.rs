@@ -26,6 +26,12 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// A bug: the engine's thread panicked.
+    #[error("the engine panicked: {what}")]
+    Panicked {
+        /// What the panic said.
+        what: String,
+    },
     /// Settings of the server that contradict each other or the machine.
     #[error("{0}")]
     Setting(String),

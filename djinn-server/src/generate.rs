@@ -114,6 +114,8 @@ pub struct Answers {
     asked: Instant,
     latest: Option<Instant>,
     open: usize,
+    /// How often the engine had failed before.
+    failures: u64,
 }
 
 impl Answers {
@@ -138,6 +140,7 @@ impl Answers {
         // The last token needs no room, since nothing is computed after it.
         let room = context - tokens + 1;
         let max_tokens = generate.max_tokens.map_or(room, |most| most.min(room));
+        let failures = model.failures();
         let client = model.client()?;
         let (sender, happenings) = mpsc::unbounded_channel();
         let speaking: Result<Vec<_>, _> =
@@ -191,13 +194,14 @@ impl Answers {
             asked: Instant::now(),
             latest: None,
             open,
+            failures,
             model,
         };
         for answered in opened {
             match answered.await {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => return Err(ApiError::of_engine(&error, field)),
-                Err(_) => return Err(answers.model.gone()),
+                Err(_) => return Err(answers.model.gone(answers.failures).await),
             }
         }
         answers.model.metrics().began(tokens);
@@ -211,8 +215,9 @@ impl Answers {
     pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         while self.open > 0 {
             let Some((at, happening)) = self.happenings.recv().await else {
+                let error = self.model.gone(self.failures).await;
                 self.open = 0;
-                return Some(Err(self.model.gone()));
+                return Some(Err(error));
             };
             if self.speaking[at].is_over() {
                 continue;

@@ -1,22 +1,28 @@
 //! A model that is served: its engine on a thread of its own, and its way from text to tokens.
 
 mod engine_thread;
+mod slot;
 
 use crate::error::{Error, Result};
 use crate::metrics::ModelMetrics;
 use crate::{ApiError, GrammarError, Grammars, reply};
+use djinn_device::Ops;
 use djinn_engine::{Client, Occupancy};
-use djinn_host::Setup;
+use djinn_host::{OnDevice, Setup};
 use djinn_models::{ChatTemplate, Conversation, GenerationDefaults, Model, Tokenizer};
 use djinn_scheduler::Registry;
-use engine_thread::{Slot, Starting};
+use engine_thread::{OnThread, Place, Starting};
+use slot::Slot;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Tokens of a context where the setup names none, if the model has as many.
 const CONTEXT: u64 = 4096;
+/// Seconds between failures of an engine and the attempts to start it again.
+const RESTART_AFTER: [u64; 6] = [0, 1, 2, 5, 10, 30];
 
 /// How a model is served.
 #[derive(Clone, Debug)]
@@ -30,6 +36,9 @@ pub struct Serving {
     pub host_kv_bytes: u64,
     /// Which parts the scheduler has, and their constants.
     pub scheduler: djinn_scheduler::Settings,
+    /// Waits after a failure of the engine: before the first attempt to start it again, the second and so on; the last
+    /// one counts for all others. By default 0, 1, 2, 5, 10 and 30 s.
+    pub restart_after: Vec<Duration>,
 }
 
 impl Default for Serving {
@@ -39,6 +48,7 @@ impl Default for Serving {
             kv_bytes: None,
             host_kv_bytes: 0,
             scheduler: djinn_scheduler::Settings::default(),
+            restart_after: RESTART_AFTER.map(Duration::from_secs).to_vec(),
         }
     }
 }
@@ -98,12 +108,42 @@ impl ServedModel {
 
     /// Loads a model and starts its engine; `on_progress` gets the bytes that are loaded and the bytes in all, and may
     /// break off. The context is 4096 tokens where the setup names none, or what the model has if that is less. An engine
-    /// that fails later is started again; requests fail meanwhile.
+    /// that fails or panics later is started again on the same device; requests fail meanwhile.
     ///
     /// # Errors
     /// The device is not there, or does not hold the model and one context of keys and values; settings of the scheduler
     /// that name no part.
     pub fn start(
+        model: Model,
+        setup: &Setup,
+        serving: &Serving,
+        on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        // After a failure, the first GPU is not replaced by the CPU.
+        let setup = Setup { device: setup.device.find()?, ..*setup };
+        let place = Box::new(move |pinned_bytes, work: OnThread<'_>| setup.on_device(pinned_bytes, work));
+        Self::start_at(place, model, &setup, serving, on_progress)
+    }
+
+    /// [`start`](Self::start) on devices of the caller's own: `device` makes the first one, and another after each failure.
+    /// The setup's device says no more than which elements the KV cache has.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start), or as `device`.
+    pub fn start_on<D: Ops + 'static>(
+        mut device: impl FnMut() -> djinn_device::Result<D> + Send + 'static,
+        model: Model,
+        setup: &Setup,
+        serving: &Serving,
+        on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        let place =
+            Box::new(move |_, work: OnThread<'_>| work.on(device().map_err(djinn_engine::Error::from)?));
+        Self::start_at(place, model, setup, serving, on_progress)
+    }
+
+    fn start_at(
+        place: Place,
         model: Model,
         setup: &Setup,
         serving: &Serving,
@@ -116,7 +156,7 @@ impl ServedModel {
         let model = Arc::new(model);
         let starting =
             Starting { model: Arc::clone(&model), setup: *setup, options, serving: serving.clone() };
-        let (slot, context) = starting.start(on_progress)?;
+        let (slot, context) = starting.start(place, on_progress)?;
         let mut end_tokens = model.defaults.eos.clone();
         end_tokens.extend(model.tokenizer.iter().flat_map(Tokenizer::end_tokens));
         end_tokens.sort_unstable();
@@ -176,9 +216,15 @@ impl ServedModel {
         self.slot.client().map_err(|why| ApiError::unavailable(format!("the model is not ready: {why}")))
     }
 
-    /// What a request is told whose session was lost.
-    pub(crate) fn gone(&self) -> ApiError {
-        let why = self.slot.client().err().unwrap_or_else(|| "its engine was started again".to_owned());
+    /// How often the engine has failed.
+    pub(crate) fn failures(&self) -> u64 {
+        self.slot.failures()
+    }
+
+    /// What a request is told whose session was lost, and that began when the engine had failed `before` times.
+    pub(crate) async fn gone(&self, before: u64) -> ApiError {
+        let why = self.slot.failure_after(before).await;
+        let why = why.unwrap_or_else(|| "its session was ended".to_owned());
         ApiError::unavailable(format!("the model lost this request: {why}"))
     }
 

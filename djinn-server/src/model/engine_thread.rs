@@ -1,38 +1,24 @@
 //! The thread that owns an engine: makes the device, loads the model, serves, and starts again after a failure.
 
 use super::Serving;
+use super::slot::Slot;
 use crate::error::{Error, Result};
-use crossbeam_channel::Sender;
+use crossbeam_channel::{RecvTimeoutError, Sender};
 use djinn_device::Ops;
 use djinn_engine::{Client, Inbox, Options, Service};
 use djinn_host::{OnDevice, Setup, load_on, one_line, system};
 use djinn_models::Model;
 use djinn_scheduler::Registry;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
 
-/// Waits between failures of an engine and the next attempts to start it, in seconds; the last one counts for all others.
-const RESTART_AFTER: [u64; 6] = [0, 1, 2, 5, 10, 30];
 /// Share of the memory that there is which the KV cache takes where nobody says how much, as a divisor.
 const KV_SHARE: u64 = 4;
 
-/// Where the engine that runs now is reached.
-pub(super) struct Slot {
-    client: Mutex<Result<Client, String>>,
-}
-
-impl Slot {
-    /// The engine's client, or why there is none.
-    pub(super) fn client(&self) -> Result<Client, String> {
-        self.client.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, client: Result<Client, String>) {
-        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client;
-    }
-}
+/// Makes a device that reaches so many bytes of pinned host memory, and does the thread's work on it.
+pub(super) type Place = Box<dyn FnMut(u64, OnThread<'_>) -> Result<()> + Send>;
 
 /// All that an engine is started with, once or again.
 pub(super) struct Starting {
@@ -52,12 +38,13 @@ impl Starting {
     /// Starts the thread, and waits until the engine serves; where it is reached, and its context.
     pub(super) fn start(
         self,
+        mut place: Place,
         on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<(Arc<Slot>, u64)> {
         let (sender, reports) = crossbeam_channel::unbounded();
         let ended = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ended);
-        let run = move || self.run(&sender, &seen);
+        let run = move || self.run(&mut place, &sender, &seen);
         let thread = std::thread::Builder::new().name("djinn-engine".to_owned()).spawn(run);
         thread.map_err(|source| Error::Io { what: "cannot start the engine's thread".to_owned(), source })?;
         loop {
@@ -73,7 +60,7 @@ impl Starting {
         }
     }
 
-    fn run(&self, reports: &Sender<Report>, ended: &AtomicBool) {
+    fn run(&self, place: &mut Place, reports: &Sender<Report>, ended: &AtomicBool) {
         let report = |report| drop(reports.send(report));
         let mut on_progress = |done, total| {
             report(Report::Loaded(done, total));
@@ -81,8 +68,11 @@ impl Starting {
         };
         // The slot of the first start is the one of all others. It is the owner's: nothing is started again without one.
         let mut slot: Weak<Slot> = Weak::new();
-        let first = self.serve(&mut on_progress, &mut |client, context| {
-            let made = Arc::new(Slot { client: Mutex::new(Ok(client)) });
+        let (owned, owner) = crossbeam_channel::bounded(0);
+        let mut owned = Some(owned);
+        let first = self.serve(place, &mut on_progress, &mut |client, context| {
+            let Some(owned) = owned.take() else { return };
+            let made = Arc::new(Slot::new(client, owned));
             slot = Arc::downgrade(&made);
             report(Report::Ready(Box::new(Ok((made, context)))));
         });
@@ -91,25 +81,29 @@ impl Starting {
             Err(error) => error,
             Ok(()) => return,
         };
+        let waits = &self.serving.restart_after;
         let mut failures = 0;
         loop {
             let why = one_line(&failure);
             log::error!(target: "djinn::server", "{}: the engine failed: {why}", self.model.name);
             match slot.upgrade() {
                 None => return,
-                Some(slot) => slot.set(Err(why)),
+                Some(slot) => slot.failed(why),
             }
-            let wait = RESTART_AFTER[failures.min(RESTART_AFTER.len() - 1)];
-            std::thread::sleep(Duration::from_secs(wait));
+            let wait = waits.get(failures).or(waits.last()).copied().unwrap_or_default();
+            // Nothing is ever sent.
+            if let Err(RecvTimeoutError::Disconnected) = owner.recv_timeout(wait) {
+                return;
+            }
             let mut on_progress = |_, _| match slot.strong_count() {
                 0 => ControlFlow::Break(()),
                 _ => ControlFlow::Continue(()),
             };
             let mut runs = false;
-            let served = self.serve(&mut on_progress, &mut |client, _| {
+            let served = self.serve(place, &mut on_progress, &mut |client, _| {
                 runs = true;
                 if let Some(slot) = slot.upgrade() {
-                    slot.set(Ok(client));
+                    slot.runs(client);
                     log::info!(target: "djinn::server", "{}: the engine runs again", self.model.name);
                 }
             });
@@ -122,15 +116,24 @@ impl Starting {
     }
 
     /// Makes the device and the engine, gives its client to `on_ready` with its context, and serves until the last client
-    /// is gone.
+    /// is gone. An engine that panics has failed.
     fn serve(
         &self,
+        place: &mut Place,
         on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
         on_ready: &mut dyn FnMut(Client, u64),
     ) -> Result<()> {
-        let options = self.options()?;
-        let pinned_bytes = options.most_host_bytes(&self.model.graph);
-        self.setup.on_device(pinned_bytes, OnThread { starting: self, options, on_progress, on_ready })
+        // What is shared with the engine is the model alone, which nothing changes.
+        let served = catch_unwind(AssertUnwindSafe(|| {
+            let options = self.options()?;
+            let pinned_bytes = options.most_host_bytes(&self.model.graph);
+            place(pinned_bytes, OnThread { starting: self, options, on_progress, on_ready })
+        }));
+        served.unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<&str>().copied();
+            let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+            Err(Error::Panicked { what: text.unwrap_or("without a message").to_owned() })
+        })
     }
 
     /// The engine's options, with its KV pages.
@@ -169,7 +172,7 @@ impl Starting {
 }
 
 /// Loads the model onto a device, and serves there.
-struct OnThread<'a> {
+pub(super) struct OnThread<'a> {
     starting: &'a Starting,
     options: Options,
     on_progress: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>,

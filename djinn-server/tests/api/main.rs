@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod client;
+mod failures;
 mod guard;
 mod hostile;
 mod load;

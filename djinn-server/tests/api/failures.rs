@@ -1,0 +1,313 @@
+//! Engines whose device fails, as planted.
+
+use super::client::Target;
+use super::{Files, Running, completion};
+use djinn_cpu::{SimConfig, SimDevice, SimFault, SimFaults};
+use djinn_device::Error as DeviceError;
+use djinn_host::{DeviceName, Setup};
+use djinn_server::{ServedModel, Server, Serving};
+use serde_json::{Value, json};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+const TEXT: &str = "/v1/completions";
+/// How often a server is asked again that is about to recover.
+const TRIES: u32 = 20_000;
+
+/// A server over simulated devices that fail as planted.
+struct Fragile {
+    server: Running,
+    faults: SimFaults,
+    /// Devices that were asked for.
+    devices: Arc<AtomicU64>,
+    /// Devices that are not there when they are asked for next.
+    missing: Arc<AtomicU64>,
+    /// While it is locked, no device is made.
+    gate: Arc<Mutex<()>>,
+    /// Disconnects when the engine's thread has ended.
+    thread: Receiver<()>,
+}
+
+/// What came of a stream.
+#[derive(Debug)]
+enum Outcome {
+    /// It was not begun.
+    Refused,
+    /// It broke off with an error, after these choices.
+    Broken(Vec<Value>),
+    /// It ended well.
+    Whole(Vec<Value>),
+}
+
+impl Fragile {
+    fn start(setup: Setup, restart_after: Vec<Duration>) -> Self {
+        let setup = Setup { device: DeviceName::Cpu, context: Some(64), prefill_rows: Some(16), ..setup };
+        let files = Arc::new(Files::new());
+        let (faults, gate) = (SimFaults::default(), Arc::new(Mutex::new(())));
+        let (devices, missing) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (alive, thread) = channel::<()>();
+        let (planted, made, lacking, open) = (faults.clone(), devices.clone(), missing.clone(), gate.clone());
+        let device = move || {
+            let _ = &alive;
+            let _open = open.lock().unwrap_or_else(PoisonError::into_inner);
+            let seed = made.fetch_add(1, Ordering::SeqCst);
+            if lacking.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+                return Err(DeviceError::DeviceLost { reason: "it is not there".to_owned() });
+            }
+            SimDevice::with_faults(SimConfig { seed, ..SimConfig::default() }, planted.clone())
+        };
+        let model = setup.open(files.path().to_str().unwrap()).unwrap();
+        let serving = Serving { sequences: 2, restart_after, ..Serving::default() };
+        let go_on = &mut |_, _| ControlFlow::Continue(());
+        let model = ServedModel::start_on(device, model, &setup, &serving, go_on).unwrap();
+        let server = Running::start(&files, Server::new().model("tiny", model));
+        Fragile { server, faults, devices, missing, gate, thread }
+    }
+
+    fn ask(&self) -> Outcome {
+        ask(&self.server.target)
+    }
+
+    /// The stream of a server that is sound.
+    fn whole(&self) -> Vec<Value> {
+        match self.ask() {
+            Outcome::Whole(choices) => choices,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits until the server is ready and gives the stream of before.
+    fn recovers(&self, expected: &[Value]) {
+        for _ in 0..TRIES {
+            if self.server.target.get("/ready").status == 200
+                && let Outcome::Whole(choices) = self.ask()
+            {
+                assert_eq!(choices, expected);
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("the server does not recover");
+    }
+
+    fn devices(&self) -> u64 {
+        self.devices.load(Ordering::SeqCst)
+    }
+}
+
+fn body() -> Value {
+    let more = json!({ "max_tokens": 4, "temperature": 0.8, "seed": 7, "logprobs": 2, "stream": true });
+    completion("a device that fails", more)
+}
+
+/// Asks for the stream, and looks at what comes.
+fn ask(target: &Target) -> Outcome {
+    let reply = target.post(TEXT, &body());
+    if reply.status == 503 {
+        assert!(reply.header("retry-after").is_some());
+        assert_eq!(reply.error()["type"], "server_error");
+        return Outcome::Refused;
+    }
+    let mut events = reply.events();
+    let last = events.pop().unwrap();
+    let parse = |event: &String| serde_json::from_str::<Value>(event).unwrap()["choices"][0].clone();
+    let choices = events.iter().map(parse).collect();
+    if last == "[DONE]" {
+        return Outcome::Whole(choices);
+    }
+    let error = serde_json::from_str::<Value>(&last).unwrap()["error"].clone();
+    assert_eq!(error["type"], "server_error", "{error}");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("planted") || message.contains("not there"), "{message}");
+    Outcome::Broken(choices)
+}
+
+fn at_once() -> Vec<Duration> {
+    vec![Duration::ZERO]
+}
+
+/// Loses the device at each call of a request in turn: the client gets what is right as far as it goes, and an error; and
+/// then the server is as if nothing had been. Servers side by side share the calls.
+fn fails_at_every_call(fault: SimFault, resident_fraction: f64) {
+    const SERVERS: u64 = 6;
+    let setup = Setup { resident_fraction: Some(resident_fraction), ..Setup::default() };
+    let (empty, broken) = (AtomicU64::new(0), AtomicU64::new(0));
+    let fail = |first: u64| {
+        let server = Fragile::start(setup, at_once());
+        let expected = server.whole();
+        for call in (first..).step_by(SERVERS as usize) {
+            assert!(call < 10_000, "a request ends");
+            server.faults.plant(call, fault);
+            let outcome = server.ask();
+            let reached = server.faults.clear() == 0;
+            match outcome {
+                Outcome::Whole(choices) => assert_eq!(choices, expected, "call {call}"),
+                Outcome::Broken(choices) => {
+                    assert!(reached && expected.starts_with(&choices), "call {call}: {choices:?}");
+                    let count = if choices.is_empty() { &empty } else { &broken };
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+                Outcome::Refused => assert!(reached, "call {call}"),
+            }
+            server.recovers(&expected);
+            if !reached {
+                break;
+            }
+        }
+    };
+    let fail = &fail;
+    std::thread::scope(|scope| (1..=SERVERS).for_each(|first| drop(scope.spawn(move || fail(first)))));
+    let (empty, broken) = (empty.into_inner(), broken.into_inner());
+    assert!(empty > 40 && broken > 40, "{empty} streams broke off at once, {broken} later");
+}
+
+#[test]
+fn a_device_that_fails_at_any_call_costs_the_requests_of_then() {
+    fails_at_every_call(SimFault::Call, 1.0);
+}
+
+#[test]
+fn work_that_fails_is_never_served() {
+    // Half of the weights stream, so that copies fail as well as operations.
+    fails_at_every_call(SimFault::Work, 0.5);
+}
+
+#[test]
+fn an_engine_that_panics_is_one_that_failed() {
+    let server = Fragile::start(Setup::default(), at_once());
+    let expected = server.whole();
+    for call in [1, 40, 90] {
+        server.faults.plant(call, SimFault::Panic);
+        assert!(!matches!(server.ask(), Outcome::Whole(_)));
+        server.recovers(&expected);
+    }
+}
+
+#[test]
+fn answers_that_are_not_streamed_are_503_with_the_reason() {
+    let server = Fragile::start(Setup::default(), at_once());
+    let body = completion("a device that fails", json!({}));
+    let expected = server.server.target.ok(TEXT, &body);
+    for fault in [SimFault::Call, SimFault::Work, SimFault::Panic] {
+        server.faults.plant(60, fault);
+        let reply = server.server.target.post(TEXT, &body);
+        assert_eq!((reply.status, reply.header("retry-after")), (503, Some("5")), "{reply:?}");
+        assert!(reply.error()["message"].as_str().unwrap().contains("planted"), "{reply:?}");
+        let ready = |_: &u32| server.server.target.get("/ready").status == 200;
+        assert!((0..TRIES).find(ready).is_some());
+        assert_eq!(server.server.target.ok(TEXT, &body)["choices"], expected["choices"]);
+    }
+}
+
+#[test]
+fn a_model_without_an_engine_is_not_ready_and_says_why() {
+    let server = Fragile::start(Setup::default(), at_once());
+    let target = &server.server.target;
+    let expected = server.whole();
+    let gate = server.gate.lock().unwrap();
+    server.faults.plant(30, SimFault::Call);
+    assert!(matches!(server.ask(), Outcome::Broken(_)));
+    let reply = target.get("/ready");
+    assert_eq!((reply.status, &reply.json()["models_not_ready"]), (503, &json!(["tiny"])));
+    let refused = target.post(TEXT, &body());
+    assert_eq!(refused.status, 503);
+    assert!(refused.error()["message"].as_str().unwrap().contains("as planted"), "{refused:?}");
+    assert_eq!(target.get("/health").status, 200);
+    assert_eq!(target.metric("djinn_model_up{model_name=\"tiny\"}"), 0.0);
+    drop(gate);
+    server.recovers(&expected);
+    assert_eq!(target.metric("djinn_model_up{model_name=\"tiny\"}"), 1.0);
+}
+
+#[test]
+fn failures_while_it_starts_again_are_borne() {
+    let server = Fragile::start(Setup::default(), at_once());
+    let expected = server.whole();
+    // Lost in the request; then at the first call of the next device, in the middle of loading, and by a panic there.
+    for (call, fault) in
+        [(50, SimFault::Call), (1, SimFault::Call), (30, SimFault::Work), (9, SimFault::Panic)]
+    {
+        server.faults.plant(call, fault);
+    }
+    assert!(!matches!(server.ask(), Outcome::Whole(_)));
+    server.recovers(&expected);
+    assert_eq!((server.devices(), server.faults.clear()), (5, 0));
+    // A device that is gone for a while.
+    server.missing.store(7, Ordering::SeqCst);
+    server.faults.plant(50, SimFault::Call);
+    assert!(!matches!(server.ask(), Outcome::Whole(_)));
+    server.recovers(&expected);
+    assert_eq!(server.devices(), 5 + 7 + 1);
+}
+
+#[test]
+fn a_device_that_fails_while_nobody_asks_costs_the_next_request_at_most() {
+    let server = Fragile::start(Setup::default(), at_once());
+    let expected = server.whole();
+    for fault in [SimFault::Call, SimFault::Work, SimFault::Panic] {
+        server.faults.plant(1, fault);
+        assert_eq!(server.server.target.get("/ready").status, 200);
+        assert!(!matches!(server.ask(), Outcome::Whole(_)));
+        server.recovers(&expected);
+    }
+}
+
+#[test]
+fn many_requests_are_lost_at_once_and_their_places_are_free_again() {
+    let server = Fragile::start(Setup::default(), at_once());
+    let expected = server.whole();
+    server.faults.plant(200, SimFault::Work);
+    let target = &server.server.target;
+    std::thread::scope(|scope| {
+        for _ in 0..12 {
+            scope.spawn(|| match ask(target) {
+                Outcome::Whole(choices) => assert_eq!(choices, expected),
+                Outcome::Broken(choices) => assert!(expected.starts_with(&choices)),
+                Outcome::Refused => {}
+            });
+        }
+    });
+    server.recovers(&expected);
+    let held = ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"];
+    let held = held.map(|name| target.metric(&format!("djinn_{name}{{model_name=\"tiny\"}}")));
+    assert_eq!(held, [0.0; 3]);
+}
+
+#[test]
+fn a_server_that_ends_does_not_wait_for_its_engine() {
+    // The engine waits for its next attempt.
+    let server = Fragile::start(Setup::default(), vec![Duration::from_secs(24 * 3600)]);
+    server.faults.plant(50, SimFault::Call);
+    assert!(!matches!(server.ask(), Outcome::Whole(_)));
+    let Fragile { server, thread, .. } = server;
+    server.stop.stop();
+    server.join();
+    assert_eq!(thread.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected));
+    // A device is being made, and comes when the server is gone.
+    let server = Fragile::start(Setup::default(), at_once());
+    let open = Arc::clone(&server.gate);
+    let gate = open.lock().unwrap();
+    server.faults.plant(50, SimFault::Call);
+    assert!(!matches!(server.ask(), Outcome::Whole(_)));
+    let Fragile { server, thread, .. } = server;
+    server.stop.stop();
+    server.join();
+    drop(gate);
+    assert_eq!(thread.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected));
+}
+
+#[test]
+fn an_engine_that_panics_while_it_is_loaded_first_is_an_error() {
+    let files = Files::new();
+    let setup = Setup { device: DeviceName::Cpu, ..Setup::default() };
+    let faults = SimFaults::default();
+    faults.plant(20, SimFault::Panic);
+    let device = move || SimDevice::with_faults(SimConfig::default(), faults.clone());
+    let model = setup.open(files.path().to_str().unwrap()).unwrap();
+    let go_on = &mut |_, _| ControlFlow::Continue(());
+    let started = ServedModel::start_on(device, model, &setup, &Serving::default(), go_on);
+    assert!(started.unwrap_err().to_string().contains("planted"));
+}
