@@ -5,7 +5,7 @@ mod text;
 pub use text::{Piece, TokenInfo};
 
 use crate::model::ServedModel;
-use crate::{ApiError, ReasoningMode, ToolFormat};
+use crate::{ApiError, ReasoningMode, ToolFormat, write_times};
 use djinn_engine::{Client, Constraint, Finish, Happening, Opening, Origin, Sampling, SessionId, Turn};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -109,7 +109,8 @@ pub struct Answers {
     model: Arc<ServedModel>,
     leases: Vec<Lease>,
     speaking: Vec<Speaking>,
-    happenings: mpsc::UnboundedReceiver<(usize, Happening)>,
+    /// Each with the answer that it happened to, and when the engine told it.
+    happenings: mpsc::UnboundedReceiver<(usize, Happening, Instant)>,
     usage: TokenUsage,
     asked: Instant,
     latest: Option<Instant>,
@@ -166,7 +167,7 @@ impl Answers {
             let origin = Origin::Salt(generate.salt.clone());
             let opening = Opening { turn, priority: generate.priority, limit, origin, ..Opening::default() };
             let sender = sender.clone();
-            let listener = Box::new(move |happening| sender.send((at, happening)).is_ok());
+            let listener = Box::new(move |happening| sender.send((at, happening, Instant::now())).is_ok());
             let state = Arc::new(Mutex::new(LeaseState::Asked));
             let (answer, answered) = oneshot::channel();
             let (shared, own) = (Arc::clone(&state), client.clone());
@@ -214,7 +215,7 @@ impl Answers {
     /// An answer that cannot go on; all are over then.
     pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         while self.open > 0 {
-            let Some((at, happening)) = self.happenings.recv().await else {
+            let Some((at, happening, told)) = self.happenings.recv().await else {
                 let error = self.model.gone(self.failures).await;
                 self.open = 0;
                 return Some(Err(error));
@@ -232,6 +233,7 @@ impl Answers {
                         self.model.metrics().finished(reason, self.asked.elapsed());
                     }
                     if !piece.is_empty() {
+                        write_times::told(told);
                         return Some(Ok(piece));
                     }
                 }

@@ -17,6 +17,7 @@ mod reply;
 mod request;
 mod server;
 mod tools;
+mod write_times;
 
 pub use error::{ApiError, Error, Result};
 pub use generate::{Answers, FinishReason, GenerateRequest, OutputForm, Piece, TokenInfo, TokenUsage};

@@ -4,6 +4,7 @@ mod timed;
 
 use crate::error::{Error, Result};
 use crate::server::{Limits, Server, routes};
+use crate::write_times::counted;
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -120,6 +121,7 @@ impl BoundServer {
             match Arc::clone(&connections).try_acquire_owned() {
                 Ok(permit) => {
                     let connection = connection(stream, routes.clone(), limits, graceful.watcher());
+                    let connection = counted(Arc::clone(&server.metrics.writes), connection);
                     tokio::spawn(async move {
                         connection.await;
                         drop(permit);

@@ -3,6 +3,7 @@
 use crate::FinishReason;
 use djinn_engine::Occupancy;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,30 +13,105 @@ const BOUNDS: [f64; 18] = [
     900.0,
 ];
 
+/// The same for the server's own part, which is short.
+const SHORT_BOUNDS: [f64; 15] = [
+    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+    0.5, 1.0,
+];
+
 /// Times, counted in buckets.
-#[derive(Debug, Default)]
-struct Histogram {
-    buckets: [AtomicU64; BOUNDS.len() + 1],
-    micros: AtomicU64,
+#[derive(Debug)]
+pub(crate) struct Histogram {
+    bounds: &'static [f64],
+    /// One more than there are bounds.
+    buckets: Box<[AtomicU64]>,
+    nanos: AtomicU64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self::new(&BOUNDS)
+    }
 }
 
 impl Histogram {
-    fn observe(&self, time: Duration) {
-        let bucket = BOUNDS.partition_point(|&bound| bound < time.as_secs_f64());
-        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        self.micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    fn new(bounds: &'static [f64]) -> Self {
+        let buckets = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
+        Histogram { bounds, buckets, nanos: AtomicU64::new(0) }
     }
 
-    fn write(&self, page: &mut String, name: &str, model: &str) {
+    /// For times of the server itself.
+    pub(crate) fn short() -> Self {
+        Self::new(&SHORT_BOUNDS)
+    }
+
+    pub(crate) fn observe(&self, time: Duration) {
+        let bucket = self.bounds.partition_point(|&bound| bound < time.as_secs_f64());
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Its lines, with a model's label where it is one's.
+    fn write(&self, page: &mut String, name: &str, model: Option<&str>) {
+        let own = model.map_or_else(String::new, |model| format!("model_name=\"{}\"", label(model)));
+        let comma = if own.is_empty() { "" } else { "," };
         let mut count = 0;
         for (at, bucket) in self.buckets.iter().enumerate() {
             count += bucket.load(Ordering::Relaxed);
-            let bound = BOUNDS.get(at).map_or("+Inf".to_owned(), f64::to_string);
-            line(page, format_args!("{name}_bucket{{model_name=\"{model}\",le=\"{bound}\"}} {count}"));
+            let bound = self.bounds.get(at).map_or("+Inf".to_owned(), f64::to_string);
+            line(page, format_args!("{name}_bucket{{{own}{comma}le=\"{bound}\"}} {count}"));
         }
-        let sum = self.micros.load(Ordering::Relaxed) as f64 / 1e6;
-        line(page, format_args!("{name}_sum{{model_name=\"{model}\"}} {sum}"));
-        line(page, format_args!("{name}_count{{model_name=\"{model}\"}} {count}"));
+        let braced = if own.is_empty() { own } else { format!("{{{own}}}") };
+        let sum = self.nanos.load(Ordering::Relaxed) as f64 / 1e9;
+        line(page, format_args!("{name}_sum{braced} {sum}"));
+        line(page, format_args!("{name}_count{braced} {count}"));
+    }
+}
+
+/// What the server itself did.
+#[derive(Debug)]
+pub(crate) struct ServerMetrics {
+    requests: AtomicU64,
+    refused: AtomicU64,
+    /// From tokens to the writes of their events.
+    pub(crate) writes: Arc<Histogram>,
+}
+
+impl Default for ServerMetrics {
+    fn default() -> Self {
+        let writes = Arc::new(Histogram::short());
+        ServerMetrics { requests: AtomicU64::new(0), refused: AtomicU64::new(0), writes }
+    }
+}
+
+impl ServerMetrics {
+    /// A request came.
+    pub(crate) fn request(&self) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A request was refused under load.
+    pub(crate) fn refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn write(&self, page: &mut String) {
+        let counts = [
+            ("djinn_http_requests_total", "HTTP requests.", &self.requests),
+            (
+                "djinn_http_requests_refused_total",
+                "HTTP requests that were refused under load.",
+                &self.refused,
+            ),
+        ];
+        for (name, help, count) in counts {
+            let count = count.load(Ordering::Relaxed);
+            line(page, format_args!("# HELP {name} {help}\n# TYPE {name} counter\n{name} {count}"));
+        }
+        let name = "djinn_http_write_seconds";
+        let help = "From a token of the engine to the write of its event, without the client's part.";
+        line(page, format_args!("# HELP {name} {help}\n# TYPE {name} histogram"));
+        self.writes.write(page, name, None);
     }
 }
 
@@ -87,7 +163,7 @@ pub(crate) struct ModelPage<'a> {
 }
 
 /// The page, in Prometheus' text format.
-pub(crate) fn page(models: &[ModelPage<'_>], requests: u64, refused: u64) -> String {
+pub(crate) fn page(models: &[ModelPage<'_>], server: &ServerMetrics) -> String {
     let mut page = String::new();
     let mut family =
         |name: &str, kind: &str, help: &str, write: &dyn Fn(&mut String, &str, &ModelPage<'_>)| {
@@ -111,7 +187,7 @@ pub(crate) fn page(models: &[ModelPage<'_>], requests: u64, refused: u64) -> Str
         }
     }
     fn histogram(of: fn(&ModelMetrics) -> &Histogram) -> impl Fn(&mut String, &str, &ModelPage<'_>) {
-        move |page, name, model| of(model.metrics).write(page, name, &label(model.name))
+        move |page, name, model| of(model.metrics).write(page, name, Some(model.name))
     }
     let up = |page: &mut String, name: &str, model: &ModelPage<'_>| {
         let up = u8::from(model.occupancy.is_some());
@@ -143,13 +219,7 @@ pub(crate) fn page(models: &[ModelPage<'_>], requests: u64, refused: u64) -> Str
     family("djinn_inter_token_latency_seconds", "histogram", "Between a request's tokens.", &between);
     let whole = histogram(|metrics| &metrics.whole);
     family("djinn_e2e_request_latency_seconds", "histogram", "From a request to an answer's end.", &whole);
-    let counts = [
-        ("djinn_http_requests_total", "HTTP requests.", requests),
-        ("djinn_http_requests_refused_total", "HTTP requests that were refused under load.", refused),
-    ];
-    for (name, help, count) in counts {
-        line(&mut page, format_args!("# HELP {name} {help}\n# TYPE {name} counter\n{name} {count}"));
-    }
+    server.write(&mut page);
     page
 }
 

@@ -1,6 +1,6 @@
 //! Answers as bytes: JSON objects, and streams of server-sent events.
 
-use crate::ApiError;
+use crate::{ApiError, write_times};
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use bytes::Bytes;
@@ -96,6 +96,7 @@ struct Stream<S> {
 /// The events of `source` as a response. Its headers go out at once; a comment follows every 5 s without an event, and
 /// an event every 30 s. A client that leaves drops the source.
 pub(crate) fn events(source: impl EventSource) -> Response<Body> {
+    write_times::stream_begins();
     let now = Instant::now();
     let state = Stream {
         source,
@@ -131,6 +132,7 @@ impl<S: EventSource> Stream<S> {
                 }
             }
             if let Some(bytes) = self.frames.take() {
+                write_times::framed();
                 let now = Instant::now();
                 (self.comment_at, self.event_at) = (now + COMMENT_EVERY, now + EVENT_EVERY);
                 return Some(bytes);

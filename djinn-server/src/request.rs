@@ -29,7 +29,7 @@ pub(crate) async fn guard(
     next: Next,
 ) -> Response<Body> {
     let began = Instant::now();
-    server.count();
+    server.metrics.request();
     let id = request_id(request.headers());
     let path = request.uri().path().to_owned();
     let mut record = Record {
@@ -83,7 +83,7 @@ fn admit(server: &Server, request: &Request, record: &mut Record) -> Result<Opti
     if request.method() == Method::POST {
         let permit = Arc::clone(&server.permits).try_acquire_owned();
         record.permit = Some(permit.map_err(|_| {
-            server.count_refused();
+            server.metrics.refused();
             ApiError::busy(format!(
                 "{} requests are served or queue already; try again later",
                 server.limits.requests

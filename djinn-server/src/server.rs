@@ -4,7 +4,7 @@ use crate::body::Fields;
 use crate::error::{Error, Result};
 use crate::guard::Tenant;
 use crate::listen::BoundServer;
-use crate::metrics::{self, ModelPage};
+use crate::metrics::{self, ModelPage, ServerMetrics};
 use crate::model::ServedModel;
 use crate::openai::responses::{self, ResponseStore};
 use crate::openai::{chat, completions, models, tokens};
@@ -22,7 +22,7 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -71,8 +71,7 @@ pub struct Server {
     pub(crate) permits: Arc<Semaphore>,
     draining: AtomicBool,
     pub(crate) responses: ResponseStore,
-    requests: AtomicU64,
-    refused: AtomicU64,
+    pub(crate) metrics: ServerMetrics,
 }
 
 impl Default for Server {
@@ -93,8 +92,7 @@ impl Server {
             permits: Arc::new(Semaphore::new(limits.requests)),
             draining: AtomicBool::new(false),
             responses: ResponseStore::default(),
-            requests: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
+            metrics: ServerMetrics::default(),
         }
     }
 
@@ -173,16 +171,6 @@ impl Server {
 
     pub(crate) fn tenant(&self, headers: &axum::http::HeaderMap) -> Result<Option<Tenant>, ApiError> {
         self.keys.tenant(headers)
-    }
-
-    /// Counts a request.
-    pub(crate) fn count(&self) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts a request that is refused under load.
-    pub(crate) fn count_refused(&self) {
-        self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The server is about to end: it is not ready for more.
@@ -332,7 +320,6 @@ async fn metrics_page(State(server): Shared) -> Response<Body> {
             pages.push(ModelPage { name, metrics: model.metrics(), occupancy });
         }
     }
-    let requests = server.requests.load(Ordering::Relaxed);
-    let page = metrics::page(&pages, requests, server.refused.load(Ordering::Relaxed));
+    let page = metrics::page(&pages, &server.metrics);
     reply::text("text/plain; version=0.0.4; charset=utf-8", page)
 }

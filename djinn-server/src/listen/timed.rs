@@ -1,5 +1,6 @@
 //! A connection whose writes must go on.
 
+use crate::write_times;
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -23,7 +24,9 @@ impl Timed {
 
     fn within<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
-            self.waiting = None;
+            if self.waiting.take().is_some() {
+                write_times::taken();
+            }
             return polled;
         }
         let limit = self.limit;
@@ -50,7 +53,9 @@ impl AsyncWrite for Timed {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.within(context, polled)
+        let polled = self.within(context, polled);
+        write_times::written();
+        polled
     }
 
     fn poll_write_vectored(
@@ -59,7 +64,9 @@ impl AsyncWrite for Timed {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
-        self.within(context, polled)
+        let polled = self.within(context, polled);
+        write_times::written();
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,7 +1,9 @@
 //! Requests that are answered in one piece.
 
-use super::{chat, completion, shared};
+use super::{Files, Running, chat, completion, shared};
+use djinn_server::{Server, Serving};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -229,4 +231,17 @@ fn the_server_tells_how_it_is() {
         page.body.lines().filter(|line| line.starts_with("djinn_time_to_first_token_seconds_bucket"));
     let counts: Vec<f64> = buckets.map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect();
     assert!(counts.is_sorted() && *counts.last().unwrap() >= 1.0);
+}
+
+#[test]
+fn the_way_of_events_to_the_socket_is_counted() {
+    let files = Arc::new(Files::new());
+    let server = Running::start(&files, Server::new().model("tiny", files.load(&Serving::default())));
+    let writes = || server.target.metric("djinn_http_write_seconds_count");
+    server.target.ok(TEXT, &completion("metrics", json!({})));
+    assert_eq!(writes(), 0.0, "answers as a whole are no events");
+    let chunks = server.target.post(TEXT, &completion("metrics", json!({ "stream": true }))).chunks();
+    let written = writes();
+    assert!(written >= 1.0 && written <= chunks.len() as f64, "{written} writes of {} events", chunks.len());
+    assert_eq!(server.target.metric("djinn_http_write_seconds_bucket{le=\"+Inf\"}"), written);
 }
