@@ -48,7 +48,7 @@ pub(crate) async fn guard(
             if let Some(tenant) = record.tenant {
                 request.extensions_mut().insert(tenant);
             }
-            (next.run(request).await, origin)
+            (in_own_form(next.run(request).await), origin)
         }
     };
     if anthropic::is_own(&path) {
@@ -91,6 +91,15 @@ fn admit(server: &Server, request: &Request, record: &mut Record) -> Result<Opti
         })?);
     }
     Ok(origin)
+}
+
+/// What the router itself refuses, in text of its own, in the form of all refusals.
+fn in_own_form(response: Response<Body>) -> Response<Body> {
+    if !response.status().is_client_error() || response.extensions().get::<ApiError>().is_some() {
+        return response;
+    }
+    let message = "the path or the query cannot be read; write it as percent-encoded UTF-8";
+    ApiError::refused(response.status(), message).into_response()
 }
 
 /// What a browser asks before it lets a page of another origin send a request.

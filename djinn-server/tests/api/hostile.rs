@@ -96,6 +96,11 @@ fn paths_and_methods_that_are_not_there_are_told() {
     assert_eq!(reply.status, 405);
     reply.error();
     assert_eq!(shared().send("DELETE", "/v1/models", b"").status, 405);
+    for path in ["/v1/models/%ff", "/v1/responses/%c3%28", "/v1/responses/%ff/input_items"] {
+        let reply = shared().get(path);
+        assert_eq!(reply.status, 400, "{path}");
+        reply.error();
+    }
     assert!(!shared().get("/v2/%1b%5b31mred").error()["message"].to_string().contains('\u{1b}'));
 }
 
