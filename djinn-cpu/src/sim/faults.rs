@@ -24,7 +24,7 @@ pub struct SimFaults {
 
 impl SimFaults {
     /// Plants a fault in the `call`th call that can fail, counted from 1: from now on, or from the fault that was planted
-    /// before and is still to come. `is_done` is not counted: a host asks it as often as it has time.
+    /// before and is still to come. `is_done` is not counted: how often it is asked depends on the host's speed.
     pub fn plant(&self, call: u64, fault: SimFault) {
         self.with(|planted| planted.push_back((call, fault)));
     }

@@ -12,8 +12,8 @@ impl<D: Ops> Batcher<D> {
         self.conversations.retain(|&id, _| state.session(id).is_some());
     }
 
-    /// The pages that a plan gives to sessions and that another tenant had before, or nobody whom it knows; they are the
-    /// sessions' tenants' from now on. Pages that are copied to are overwritten whole.
+    /// The pages that a plan gives to sessions and whose last tenant was another, or is unknown. From now on they belong to
+    /// the sessions' tenants. Pages that are copied to are overwritten whole.
     pub(super) fn pass_on(&mut self, plan: &Plan) -> Vec<u32> {
         let mut foreign = Vec::new();
         for Grant { session, fresh, .. } in &plan.grants {

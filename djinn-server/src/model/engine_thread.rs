@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 /// Share of the memory that there is which the KV cache takes where nobody says how much, as a divisor.
 const KV_SHARE: u64 = 4;
 
-/// Makes a device that reaches so many bytes of pinned host memory, and does the thread's work on it.
+/// Makes a device and does the thread's work on it. The number is the bytes of pinned host memory that it takes at most.
 pub(super) type Place = Box<dyn FnMut(u64, OnThread<'_>) -> Result<()> + Send>;
 
 /// All that an engine is started with, once or again.

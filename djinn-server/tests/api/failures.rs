@@ -244,7 +244,7 @@ fn failures_while_it_starts_again_are_borne() {
 }
 
 #[test]
-fn a_device_that_fails_while_nobody_asks_costs_the_next_request_at_most() {
+fn a_device_that_fails_without_requests_costs_the_next_one_at_most() {
     let server = Fragile::start(Setup::default(), at_once());
     let expected = server.whole();
     for fault in [SimFault::Call, SimFault::Work, SimFault::Panic] {
