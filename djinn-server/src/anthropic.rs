@@ -17,8 +17,9 @@ use axum::http::{HeaderMap, Response, StatusCode, header};
 use message::Message;
 use serde_json::{Value, json};
 
-/// The version of the API that is spoken here.
-const VERSION: &str = "2023-06-01";
+/// The versions of the API that are spoken here. The later one has the same answers, and has no temperature, `top_p` or
+/// `top_k`: these are supported all the same.
+const VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 
 /// Whether a path belongs to this API.
 pub(crate) fn is_own(path: &str) -> bool {
@@ -70,8 +71,9 @@ pub(crate) async fn count_tokens(
 /// Clients that name a version name the one that they were made for.
 fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
     match headers.get("anthropic-version") {
-        Some(version) if version != VERSION => Err(ApiError::invalid(format!(
-            "the header anthropic-version names an unknown version; give {VERSION}"
+        Some(version) if VERSIONS.iter().all(|known| version != known) => Err(ApiError::invalid(format!(
+            "the header anthropic-version names an unknown version; give {}",
+            VERSIONS.join(" or ")
         ))),
         _ => Ok(()),
     }

@@ -139,7 +139,13 @@ impl Message {
 
     fn close(&mut self, send: &mut dyn FnMut(Value)) {
         if std::mem::take(&mut self.is_open) {
-            send(json!({ "type": "content_block_stop", "index": self.blocks.len() - 1 }));
+            let index = self.blocks.len() - 1;
+            if matches!(self.blocks.last(), Some(Block::Thinking(_))) {
+                // Clients wait for it; nothing is signed here.
+                let delta = json!({ "type": "signature_delta", "signature": "" });
+                send(json!({ "type": "content_block_delta", "index": index, "delta": delta }));
+            }
+            send(json!({ "type": "content_block_stop", "index": index }));
         }
     }
 }
@@ -192,6 +198,7 @@ mod tests {
             "block_start",
             "block_delta",
             "block_delta",
+            "block_delta",
             "block_stop",
             "block_start",
             "block_delta",
@@ -208,13 +215,14 @@ mod tests {
         ];
         assert_eq!(names(&sent), order);
         let indices: Vec<u64> = sent.iter().filter_map(|event| event["index"].as_u64()).collect();
-        assert_eq!(indices, [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3]);
+        assert_eq!(indices, [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3]);
         assert_eq!(sent[0]["message"]["content"], json!([]));
         assert_eq!(sent[0]["message"]["stop_reason"], Value::Null);
         let start = json!({ "type": "tool_use", "id": "call_0", "name": "look", "input": {} });
-        assert_eq!(sent[8]["content_block"], start);
-        assert_eq!(sent[9]["delta"], json!({ "type": "input_json_delta", "partial_json": "{\"at\":" }));
-        assert_eq!(sent[15]["delta"]["stop_reason"], "tool_use");
+        assert_eq!(sent[4]["delta"], json!({ "type": "signature_delta", "signature": "" }));
+        assert_eq!(sent[9]["content_block"], start);
+        assert_eq!(sent[10]["delta"], json!({ "type": "input_json_delta", "partial_json": "{\"at\":" }));
+        assert_eq!(sent[16]["delta"]["stop_reason"], "tool_use");
         assert_eq!(body["content"][0]["thinking"], "Hmm.");
         assert_eq!(body["content"][2]["input"], json!({ "at": 1 }));
         assert_eq!(body["stop_reason"], "tool_use");

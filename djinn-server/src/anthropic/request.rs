@@ -245,9 +245,9 @@ fn tool(place: &str, tool: &Value) -> Result<Value, ApiError> {
 fn thinking(fields: &Fields) -> Result<Option<bool>, ApiError> {
     let Some(thinking) = fields.get("thinking") else { return Ok(None) };
     match kind_of("thinking", thinking)? {
-        "enabled" | "adaptive" => Ok(Some(true)),
+        "enabled" | "adaptive" | "between_tools" => Ok(Some(true)),
         "disabled" => Ok(Some(false)),
-        _ => Err(wrong("thinking.type", "must be enabled, adaptive or disabled")),
+        _ => Err(wrong("thinking.type", "must be enabled, adaptive, between_tools or disabled")),
     }
 }
 

@@ -191,8 +191,10 @@ fn failures_have_their_own_form() {
     assert!(text.contains("512"), "{text}");
     let other = shared().with("anthropic-version", "1999-01-01");
     failed(&other.post(MESSAGES, &message("Hi", json!({}))), 400, "invalid_request_error");
-    let known = shared().with("anthropic-version", "2023-06-01").with("anthropic-beta", "some-2025-01-01");
-    known.ok(MESSAGES, &message("Hi", json!({})));
+    for version in ["2023-06-01", "2026-10-21"] {
+        let known = shared().with("anthropic-version", version).with("anthropic-beta", "some-2025-01-01");
+        known.ok(MESSAGES, &message("Hi", json!({ "thinking": { "type": "between_tools" } })));
+    }
     // Other paths keep theirs.
     shared().get("/v1/messagesx").error();
 }
