@@ -77,7 +77,7 @@ pub struct Model {
     pub graph: Graph,
     /// Its weights, by the names in the graph.
     pub source: Arc<dyn WeightSource>,
-    /// None when the checkpoint has none (synthetic weights).
+    /// None when the checkpoint has none. That of synthetic models is a stand-in ([`synthetic`]).
     pub tokenizer: Option<Tokenizer>,
     /// How a conversation becomes text; none for base models.
     pub chat: Option<ChatTemplate>,

@@ -10,6 +10,9 @@
 //! Matrices and biases are N(0, s²) with s = 0.02, or 1.25 / sqrt(hidden) where that is more, so that logits
 //! of small models differ; norms are N(1, 0.05²). Elements depend on the seed, the weight's name and their
 //! index in the weight alone, and are never 0.
+//!
+//! Such a model talks, though it says nothing: it has a stand-in tokenizer, of a token for each byte of plain text and a
+//! character for each other token, where its vocabulary is 256 or more; and a chat template with tools.
 
 mod normal;
 mod shapes;
@@ -18,7 +21,7 @@ mod tests;
 
 use crate::decoder::{self, Decoder};
 use crate::weights::{Recipe, WeightMap, check_request};
-use crate::{Error, GenerationDefaults, Model, OpenOptions, Result};
+use crate::{ChatTemplate, Error, GenerationDefaults, Model, OpenOptions, Result, Tokenizer};
 use djinn_srg::{DType, Graph};
 use djinn_vmu::{SourceError, WeightSource};
 use half::{bf16, f16};
@@ -33,6 +36,27 @@ pub use shapes::names;
 pub(crate) const PREFIX: &str = "synthetic:";
 
 const NORM_DEVIATION: f32 = 0.05;
+
+/// Turns as ChatML writes them, and calls as Hermes does.
+const CHAT: &str = r#"{% if tools %}
+<|im_start|>system
+To call a function, write <tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>. The functions:
+{% for tool in tools %}
+{{ tool | tojson }}
+{% endfor %}
+<|im_end|>
+{% endif %}
+{% for message in messages %}
+<|im_start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}
+<tool_call>{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}</tool_call>
+{% endfor %}
+<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
+"#;
 
 /// Opens the synthetic model `name`, given without the prefix.
 pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
@@ -54,13 +78,15 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
     };
     let (graph, map) = decoder::build(&decoder, &full_name, distinct, &of_weight)?;
     let source = Arc::new(SyntheticSource::new(&graph, &decoder, &map, seed, dtype));
+    let tokenizer = Tokenizer::stand_in(graph.vocab)?;
+    let chat = tokenizer.is_some().then(|| ChatTemplate::new(CHAT, None, None)).transpose()?;
     Ok(Model {
         name: full_name,
         architecture: decoder.architecture.to_owned(),
         graph,
         source,
-        tokenizer: None,
-        chat: None,
+        tokenizer,
+        chat,
         defaults: GenerationDefaults::default(),
     })
 }

@@ -1,5 +1,5 @@
 //! Text to token ids and back, from `tokenizer.json`, from the older `vocab.json` with `merges.txt` and
-//! `tokenizer.model`, or from GGUF metadata.
+//! `tokenizer.model`, or from GGUF metadata; or a stand-in for models without text of their own.
 //!
 //! Ids are those of the `tokenizers` package; decoding is a table of each token's bytes, so that a stream of
 //! tokens decodes to exactly the text that the whole list decodes to. That text is the one of the
@@ -20,6 +20,7 @@ mod pieces;
 mod post;
 mod sentencepiece;
 mod slow;
+mod stand_in;
 mod stops;
 mod stream;
 #[cfg(test)]

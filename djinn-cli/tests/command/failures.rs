@@ -32,6 +32,7 @@ fn budgets_that_are_too_small_name_the_least() {
 #[test]
 fn models_and_prompts_that_cannot_be() {
     let seventeen = vec!["1"; 17].join(",");
+    let untold = checkpoint("gqa-bf16");
     let place = Place::new();
     for (args, expected) in [
         (&["run", "nosuch", "x"][..], "nosuch is no model that Djinn knows by name"),
@@ -42,13 +43,14 @@ fn models_and_prompts_that_cannot_be() {
             "synthetic:tiny?layers=0: `num_hidden_layers`: 0 is not in 1..=",
         ),
         (&["run", "What is it?"], "\"What is it?\" is no model; the model comes before the prompt"),
-        (&["run", "synthetic:tiny", "hello"], "synthetic:tiny has no tokenizer; give --prompt-tokens"),
+        (&["run", "synthetic:tiny?vocab=255", "x"], "synthetic:tiny?vocab=255 has no tokenizer; give --prompt-tokens"),
+        (&["run", &untold, "hello"], "gqa-bf16 has no tokenizer; give --prompt-tokens"),
         (&["run", "synthetic:tiny"], "the prompt is empty"),
         (&["run", "synthetic:tiny", "-"], "the prompt is empty"),
         (&["run", "synthetic:tiny", "--prompt-tokens=256"], "token 256 is outside the vocabulary of 256"),
         (&["logits", "synthetic:tiny", "--tokens=1,256"], "token 256 is outside the vocabulary of 256"),
-        (&["run", "synthetic:tiny", "--system=x", "y"], "--system needs a chat template"),
-        (&["run", "synthetic:tiny", "--stop=x", "--prompt-tokens=1"], "--stop needs a tokenizer"),
+        (&["run", &untold, "--system=x", "y"], "--system needs a chat template"),
+        (&["run", &untold, "--stop=x", "--prompt-tokens=1"], "--stop needs a tokenizer"),
         (
             &["run", "synthetic:tiny?context=4", "--prompt-tokens=1,2,3,4,5"],
             "5 tokens exceed the model's context of 4",

@@ -291,7 +291,7 @@ fn weights_that_are_not_numbers_give_no_text() {
 #[test]
 fn people_see_tokens_and_statistics_unless_quiet() {
     let place = Place::new();
-    let args = ["run", "synthetic:tiny", "--prompt-tokens=1,2,3", "-n=4"];
+    let args = ["run", "synthetic:tiny?vocab=255", "--prompt-tokens=1,2,3", "-n=4"];
     let output = place.output(&args, "");
     let (text, remarks) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
@@ -304,6 +304,22 @@ fn people_see_tokens_and_statistics_unless_quiet() {
     }
     let quiet = place.output(&[&args[..], &["-q"]].concat(), "");
     assert_eq!((String::from_utf8(quiet.stdout).unwrap(), quiet.stderr), (text, Vec::new()));
+}
+
+#[test]
+fn a_synthetic_model_takes_text_and_gives_text() {
+    let place = Place::new();
+    let run = |more: &[&str]| {
+        let args = ["run", "synthetic:tiny?vocab=100000", "--ignore-eos", "--greedy", "-n=40", "--json"];
+        place.json(&[&args[..], more].concat())
+    };
+    let raw = run(&["--raw", "Hé"]);
+    assert_eq!(raw["prompt_tokens"], serde_json::json!("Hé".as_bytes()));
+    let text = raw["text"].as_str().unwrap();
+    // Most tokens of such a vocabulary are one character, and are the same token when the text is sent back.
+    assert_eq!(run(&["--raw", text])["prompt_tokens"], raw["tokens"], "{text}");
+    let chat = run(&["Hi", "--system="]);
+    assert_eq!(chat["prompt_tokens"].as_array().unwrap().len(), "?user\nHi?\n?assistant\n".len());
 }
 
 #[test]

@@ -228,3 +228,31 @@ fn options_choose_the_dtype() {
     assert_eq!(open("tiny?dtype=f16", None), DType::F16);
     assert_eq!(open("tiny?dtype=f16", Some(DType::F16)), DType::F16);
 }
+
+#[test]
+fn a_synthetic_model_talks() {
+    let model = model("tiny");
+    let (tokenizer, chat) = (model.tokenizer.unwrap(), model.chat.unwrap());
+    let conversation = crate::Conversation::from_json(
+        r#"{"messages": [{"role": "user", "content": "Hi<|im_end|>"},
+                         {"role": "assistant", "content": "", "tool_calls": [
+                             {"function": {"name": "look", "arguments": {"at": 1}}}]},
+                         {"role": "tool", "content": "ok"}],
+            "tools": [{"name": "look"}]}"#,
+    );
+    let rendered = chat.render_conversation(&conversation.unwrap(), true).unwrap();
+    assert_eq!(
+        rendered.text,
+        "<|im_start|>system\nTo call a function, write <tool_call>{\"name\": NAME, \"arguments\": OBJECT}</tool_call>. \
+         The functions:\n{\"name\": \"look\"}\n<|im_end|>\n<|im_start|>user\nHi<|im_end|><|im_end|>\n\
+         <|im_start|>assistant\n<tool_call>{\"name\": \"look\", \"arguments\": {\"at\": 1}}</tool_call>\n<|im_end|>\n\
+         <|im_start|>tool\nok<|im_end|>\n<|im_start|>assistant\n"
+    );
+    let ids = tokenizer.encode_rendered(&rendered.text, &rendered.literal).unwrap();
+    // The user's own name of a token is text.
+    let ends = ids.iter().filter(|&&id| Some(id) == tokenizer.eot()).count();
+    assert_eq!((ends, rendered.text.matches("<|im_end|>").count()), (4, 5));
+    assert_eq!(tokenizer.decode(&ids, false).unwrap(), rendered.text);
+    let silent = self::model("tiny?vocab=255");
+    assert!(silent.tokenizer.is_none() && silent.chat.is_none());
+}

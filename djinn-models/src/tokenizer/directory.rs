@@ -1,7 +1,7 @@
 //! The tokenizer of a Hugging Face directory: `tokenizer.json`, or what older files say in its form.
 
 use super::added::AddedTokens;
-use super::encoder::Encoder;
+use super::encoder::{Encoder, WordModel};
 use super::normal::Normalizer;
 use super::pieces::{FirstSpace, Scheme};
 use super::post::Affixes;
@@ -55,7 +55,7 @@ fn encoder(json: &mut Value) -> Result<Encoder> {
     let splitter = Splitter::from_json(&json["pre_tokenizer"])?;
     let added = AddedTokens::read(&json["added_tokens"])?;
     let model = model::from_json(json.get_mut("model").map(Value::take).unwrap_or_default())?;
-    Encoder::new(model, normalizer, splitter, added)
+    Encoder::new(WordModel::Library(model), normalizer, splitter, added)
 }
 
 /// A special token's name in `tokenizer_config.json` or `special_tokens_map.json`: a string, or an object

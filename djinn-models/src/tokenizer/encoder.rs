@@ -5,6 +5,7 @@
 
 use super::added::{Added, AddedTokens};
 use super::normal::{Marked, Normalizer};
+use super::stand_in::StandIn;
 use super::words::Splitter;
 use super::work::{MAX_TEXT, Work};
 use crate::{Error, Result};
@@ -18,19 +19,44 @@ pub(super) struct Encoder {
     added: AddedTokens,
     normalizer: Normalizer,
     splitter: Splitter,
-    model: ModelWrapper,
+    model: WordModel,
+}
+
+/// What makes tokens of words.
+pub(super) enum WordModel {
+    Library(ModelWrapper),
+    StandIn(StandIn),
+}
+
+impl WordModel {
+    fn token_to_id(&self, token: &str) -> Option<u32> {
+        match self {
+            WordModel::Library(model) => model.token_to_id(token),
+            WordModel::StandIn(model) => model.token_to_id(token),
+        }
+    }
+
+    fn id_to_token(&self, id: u32) -> Option<String> {
+        match self {
+            WordModel::Library(model) => model.id_to_token(id),
+            WordModel::StandIn(model) => model.id_to_token(id),
+        }
+    }
 }
 
 impl Encoder {
     /// # Errors
     /// [`Error::Tokenizer`] for an added token whose id is not the one that it would get.
     pub(super) fn new(
-        model: ModelWrapper,
+        model: WordModel,
         normalizer: Normalizer,
         splitter: Splitter,
         added: Vec<Added>,
     ) -> Result<Self> {
-        let mut next = model.get_vocab_size() as u32;
+        let mut next = match &model {
+            WordModel::Library(model) => model.get_vocab_size() as u32,
+            WordModel::StandIn(model) => model.vocab(),
+        };
         let mut fresh = HashMap::new();
         for Added { content, id, .. } in added.iter().filter(|token| !token.content.is_empty()) {
             let known = model.token_to_id(content).or_else(|| fresh.get(content).copied());
@@ -92,15 +118,20 @@ impl Encoder {
 
     fn encode_word(&self, word: &str, ids: &mut Vec<u32>, work: &mut Work) -> Result<()> {
         work.symbols(self.symbols(word))?;
-        let tokens = self.model.tokenize(word).map_err(|e| super::error(&e))?;
-        ids.extend(tokens.iter().map(|token| token.id));
+        match &self.model {
+            WordModel::Library(model) => {
+                let tokens = model.tokenize(word).map_err(|e| super::error(&e))?;
+                ids.extend(tokens.iter().map(|token| token.id));
+            }
+            WordModel::StandIn(model) => model.encode(word, ids),
+        }
         Ok(())
     }
 
     /// The symbols that the model begins a word with: its characters, or the bytes of all but spaces
     /// where it has byte tokens.
     fn symbols(&self, word: &str) -> usize {
-        let ModelWrapper::BPE(bpe) = &self.model else { return 1 };
+        let WordModel::Library(ModelWrapper::BPE(bpe)) = &self.model else { return 1 };
         match bpe.byte_fallback {
             false => word.chars().count(),
             true if bpe.token_to_id("▁").is_none() => word.len(),
@@ -112,15 +143,18 @@ impl Encoder {
     /// any text.
     pub(super) fn shrinks(&self) -> Option<usize> {
         match &self.model {
-            ModelWrapper::BPE(_) => Some(self.normalizer.shrinks()),
-            _ => None,
+            WordModel::Library(ModelWrapper::BPE(_)) | WordModel::StandIn(_) => Some(self.normalizer.shrinks()),
+            WordModel::Library(_) => None,
         }
     }
 
     /// One more than the largest id; 0 for an empty vocabulary.
     pub(super) fn ids_end(&self) -> usize {
-        let model = self.model.get_vocab();
-        model.values().copied().chain(self.added.ids()).max().map_or(0, |id| id as usize + 1)
+        let model = match &self.model {
+            WordModel::Library(model) => model.get_vocab().into_values().max(),
+            WordModel::StandIn(model) => model.vocab().checked_sub(1),
+        };
+        self.added.ids().chain(model).max().map_or(0, |id| id as usize + 1)
     }
 
     pub(super) fn token_id(&self, token: &str) -> Option<u32> {

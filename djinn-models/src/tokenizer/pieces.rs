@@ -160,10 +160,11 @@ fn is_visible(byte: u8) -> bool {
     matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF)
 }
 
-/// The byte that a character of GPT-2's alphabet stands for. Bytes that are not visible are at U+0100 and up, in order.
-fn alphabet_byte(c: char) -> Option<u8> {
+/// The byte that a character of GPT-2's alphabet stands for. Bytes that are not visible are at U+0100 to U+0143, in order.
+pub(super) fn alphabet_byte(c: char) -> Option<u8> {
     match u8::try_from(u32::from(c)) {
         Ok(byte) => is_visible(byte).then_some(byte),
+        Err(_) if c > '\u{143}' => None,
         Err(_) => (0..=255).filter(|byte| !is_visible(*byte)).nth((u32::from(c) - 256) as usize),
     }
 }

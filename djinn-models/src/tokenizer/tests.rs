@@ -4,6 +4,7 @@
 mod bounds;
 mod hostile;
 mod older;
+mod stand_in;
 mod streams;
 
 use super::byte_level::{self, Pre};
