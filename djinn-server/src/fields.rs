@@ -92,16 +92,24 @@ pub const CHAT: Endpoint = Endpoint {
         yes("reasoning_effort", "given to the chat template, which may not read it"),
         yes(
             "tools",
-            "up to 128 functions; given to the chat template, or to the system message where it knows no tools",
+            "up to 128 functions; given to the chat template, or to the system message where it knows no tools. \
+             Arguments meet their schemas, `strict` or not, where a call is demanded; with `auto` they are what the model \
+             writes",
         ),
-        refused("tool_choice", &["\"none\"", "\"auto\""], "give `auto`, and ask for the call in the prompt"),
+        yes(
+            "tool_choice",
+            "`none`, `auto`, `required`, a function, `allowed_tools`. With a call that is demanded the answer is 1 to 32 \
+             calls, of a named function one, and arguments meet their schemas. Of tools that are not among the allowed \
+             ones the model is not told with `auto`",
+        ),
         refused("functions", &["[]"], "it is deprecated"),
         refused("function_call", &["\"none\"", "\"auto\""], "it is deprecated"),
         yes(
             "response_format",
-            "`text`, `json_object` (also with llama.cpp's `schema`), `json_schema`; the last two not beside tools that may be called",
+            "`text`, `json_object` (also with llama.cpp's `schema`), `json_schema`; the last two not beside tools that the \
+             model may call or not. Where a call is demanded there is no text to format",
         ),
-        ignored("parallel_tool_calls", "how many calls come is up to the model"),
+        yes("parallel_tool_calls", "with `false` the answer ends after its first call"),
         refused("audio", &[], "answers are text"),
         refused("modalities", &["[\"text\"]", "[]"], "answers are text; leave it out"),
         refused("prediction", &[], "it changes no answer; leave it out"),
@@ -192,7 +200,10 @@ const MESSAGE_FIELDS: &[RequestField] = &[
     yes("top_p", "0 to 1. Default: the model's makers', else 1"),
     yes("top_k", "0 or -1 keeps all. Default: the model's makers', else all"),
     yes("tools", "up to 128 of the client's own; tools that Anthropic's servers run are refused"),
-    yes("tool_choice", "`auto` and `none`; a call that is demanded is refused"),
+    yes(
+        "tool_choice",
+        "`auto`, `any`, `tool`, `none`; `disable_parallel_tool_use`. A call that is demanded comes without thinking",
+    ),
     yes(
         "thinking",
         "gives the chat template `enable_thinking`, which it may not read; `budget_tokens` has no effect",
@@ -238,7 +249,7 @@ pub const RESPONSES: Endpoint = Endpoint {
         yes("temperature", "0 to 2; 0 is greedy. Default: the model's makers', else 1"),
         yes("top_p", "0 to 1. Default: the model's makers', else 1"),
         yes("tools", "up to 128 functions; others are refused"),
-        yes("tool_choice", "`none` and `auto`; a call that is demanded is refused"),
+        yes("tool_choice", "as in `/v1/chat/completions`"),
         yes("parallel_tool_calls", "as in `/v1/chat/completions`"),
         yes("text", "`format` as `response_format` in `/v1/chat/completions`; `verbosity` only as `medium`"),
         yes(

@@ -54,6 +54,10 @@ pub struct OutputForm {
     pub reasoning: ReasoningMode,
     /// The functions that may be called.
     pub functions: Vec<String>,
+    /// The answer ends with its first call.
+    pub one_call: bool,
+    /// Ids of calls are nine letters and digits, which Mistral's templates demand.
+    pub short_ids: bool,
 }
 
 /// Why an answer ended.

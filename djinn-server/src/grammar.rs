@@ -16,9 +16,8 @@ use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::Value;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Why there is no constraint. All but [`Busy`](Self::Busy) are the request's fault.
@@ -52,7 +51,7 @@ pub enum GrammarError {
 /// Makes constraints for one model's tokens. Costs some megabytes and some tens of milliseconds; make it once.
 pub struct Grammars {
     factory: Arc<ParserFactory>,
-    compiling: Arc<AtomicUsize>,
+    compiling: Arc<Places>,
 }
 
 impl std::fmt::Debug for Grammars {
@@ -97,7 +96,8 @@ impl Grammars {
     }
 
     /// A constraint to texts that are JSON and meet a schema (draft 2020-12). White space between tokens of JSON is a
-    /// space, or a line break and its indentation. Blocks for up to [`COMPILE_LIMIT`]: not for an asynchronous task.
+    /// space, or a line break and its indentation. Blocks for up to [`COMPILE_LIMIT`], and as long before where others
+    /// compile: not for an asynchronous task.
     ///
     /// # Errors
     /// [`GrammarError`] for a schema that is too large, wrong, or not supported by `llguidance`, such as one with
@@ -156,22 +156,35 @@ const COMPILE_STACK: usize = 256 << 20;
 /// Schemas that may be compiled at the same time.
 const MOST_COMPILING: usize = 4;
 
+/// How many schemas are being compiled.
+#[derive(Debug, Default)]
+struct Places {
+    taken: Mutex<usize>,
+    freed: Condvar,
+}
+
 /// A place among those that compile.
-struct Running(Arc<AtomicUsize>);
+struct Running(Arc<Places>);
 
 impl Running {
-    fn new(count: &Arc<AtomicUsize>) -> Result<Self, GrammarError> {
-        let running = Running(Arc::clone(count));
-        match count.fetch_add(1, Ordering::Relaxed) < MOST_COMPILING {
-            true => Ok(running),
-            false => Err(GrammarError::Busy),
+    /// Waits for a place, as long as a compilation may take.
+    fn new(places: &Arc<Places>) -> Result<Self, GrammarError> {
+        let taken = places.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |taken: &mut usize| *taken >= MOST_COMPILING;
+        let waited = places.freed.wait_timeout_while(taken, COMPILE_LIMIT, full);
+        let (mut taken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return Err(GrammarError::Busy);
         }
+        *taken += 1;
+        Ok(Running(Arc::clone(places)))
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.freed.notify_one();
     }
 }
 

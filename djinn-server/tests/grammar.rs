@@ -283,6 +283,20 @@ fn calls_that_a_client_demands_are_calls() {
 }
 
 #[test]
+fn schemas_that_come_together_wait_for_each_other() {
+    let tokenizer = tokenizer("byte_level.gguf");
+    let grammars = Grammars::new(&tokenizer, &tokenizer.end_tokens()).expect("it has an end");
+    std::thread::scope(|scope| {
+        let make = |at| {
+            let grammars = &grammars;
+            scope.spawn(move || grammars.json_schema(&json!({ "const": at })).map(|_| ()))
+        };
+        let made: Vec<_> = (0..32).map(make).collect();
+        assert!(made.into_iter().all(|made| made.join().expect("no panic").is_ok()));
+    });
+}
+
+#[test]
 fn schemas_of_strangers_are_refused_in_time() {
     let tokenizer = tokenizer("byte_level.gguf");
     let grammars = Grammars::new(&tokenizer, &tokenizer.end_tokens()).expect("it has an end");

@@ -43,7 +43,10 @@ fn models_and_prompts_that_cannot_be() {
             "synthetic:tiny?layers=0: `num_hidden_layers`: 0 is not in 1..=",
         ),
         (&["run", "What is it?"], "\"What is it?\" is no model; the model comes before the prompt"),
-        (&["run", "synthetic:tiny?vocab=255", "x"], "synthetic:tiny?vocab=255 has no tokenizer; give --prompt-tokens"),
+        (
+            &["run", "synthetic:tiny?vocab=255", "x"],
+            "synthetic:tiny?vocab=255 has no tokenizer; give --prompt-tokens",
+        ),
         (&["run", &untold, "hello"], "gqa-bf16 has no tokenizer; give --prompt-tokens"),
         (&["run", "synthetic:tiny"], "the prompt is empty"),
         (&["run", "synthetic:tiny", "-"], "the prompt is empty"),

@@ -143,7 +143,9 @@ impl Encoder {
     /// any text.
     pub(super) fn shrinks(&self) -> Option<usize> {
         match &self.model {
-            WordModel::Library(ModelWrapper::BPE(_)) | WordModel::StandIn(_) => Some(self.normalizer.shrinks()),
+            WordModel::Library(ModelWrapper::BPE(_)) | WordModel::StandIn(_) => {
+                Some(self.normalizer.shrinks())
+            }
             WordModel::Library(_) => None,
         }
     }

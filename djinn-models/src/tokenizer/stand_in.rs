@@ -81,8 +81,12 @@ impl Tokenizer {
             return Ok(None);
         }
         let model = WordModel::StandIn(StandIn { vocab: vocab as u32 });
-        let special =
-            |(id, name): (u32, &str)| Added { id, content: name.to_owned(), special: true, ..Added::default() };
+        let special = |(id, name): (u32, &str)| Added {
+            id,
+            content: name.to_owned(),
+            special: true,
+            ..Added::default()
+        };
         let added = SPECIAL.map(special).to_vec();
         let encoder = Encoder::new(model, Normalizer::default(), Splitter::default(), added)?;
         let [(end, _), _, (end_of_turn, _)] = SPECIAL;

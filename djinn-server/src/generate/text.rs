@@ -33,6 +33,15 @@ impl Piece {
         self.events.iter().filter_map(text).collect()
     }
 
+    /// Drops what comes after the first call that ends here, if one does.
+    fn cut_after_call(&mut self) -> bool {
+        let end = self.events.iter().position(|event| matches!(event, OutputEvent::CallEnd { .. }));
+        if let Some(end) = end {
+            self.events.truncate(end + 1);
+        }
+        end.is_some()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.events.is_empty() && self.token.is_none() && self.finish.is_none()
     }
@@ -59,6 +68,8 @@ pub(super) struct Speaking {
     /// Special tokens that the parser reads, with their text.
     markers: Vec<(u32, &'static str)>,
     called: bool,
+    /// The answer ends with its first call.
+    one_call: bool,
     /// Tokens that end the text and are no part of it.
     ends: Vec<u32>,
     over: bool,
@@ -87,9 +98,12 @@ impl Speaking {
         if !generate.ignore_eos {
             ends.extend_from_slice(model.end_tokens());
         }
-        let OutputForm { calls, reasoning, functions } = generate.form.clone();
+        let OutputForm { calls, reasoning, functions, one_call, short_ids } = generate.form.clone();
         let nonce = RandomState::new().build_hasher().finish();
-        let parser = OutputParser::new(calls, reasoning, functions, nonce);
+        let mut parser = OutputParser::new(calls, reasoning, functions, nonce);
+        if short_ids {
+            parser = parser.short_ids();
+        }
         let names = calls.map_or(&[][..], |format| format.markers()).iter().chain(&["<think>", "</think>"]);
         let marker = |name: &&'static str| {
             let tokenizer = tokenizer.as_ref()?;
@@ -97,7 +111,8 @@ impl Speaking {
             Some((id, *name))
         };
         let markers = names.filter_map(marker).collect();
-        Ok(Speaking { choice, tokenizer, stream, stops, parser, markers, called: false, ends, over: false })
+        let (called, over) = (false, false);
+        Ok(Speaking { choice, tokenizer, stream, stops, parser, markers, called, one_call, ends, over })
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -144,6 +159,9 @@ impl Speaking {
         if self.over {
             piece.events.extend(self.parser.finish());
         }
+        if self.one_call && piece.cut_after_call() {
+            (piece.finish, self.over) = (Some(FinishReason::Stop), true);
+        }
         self.called |= piece.events.iter().any(|event| matches!(event, OutputEvent::CallStart { .. }));
         if self.called && piece.finish == Some(FinishReason::Stop) {
             piece.finish = Some(FinishReason::ToolCalls);
@@ -163,5 +181,24 @@ impl Speaking {
         };
         let top = logprobs.top.iter().map(|&(token, logprob)| (text(token), logprob)).collect();
         TokenInfo { text: text(token), logprob: logprobs.chosen, top }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_call_is_all_that_is_left() {
+        let start = |index| OutputEvent::CallStart { index, id: String::new(), name: "f".to_owned() };
+        let arguments = |index| OutputEvent::CallArguments { index, piece: "{}".to_owned() };
+        let end = |index| OutputEvent::CallEnd { index };
+        let first = vec![OutputEvent::Text("So: ".to_owned()), start(0), arguments(0)];
+        let mut piece = Piece { events: first.clone(), ..Piece::default() };
+        assert!(!piece.cut_after_call());
+        assert_eq!(piece.events, first);
+        piece.events.extend([end(0), OutputEvent::Text(" and".to_owned()), start(1), arguments(1), end(1)]);
+        assert!(piece.cut_after_call());
+        assert_eq!(piece.events, [first, vec![end(0)]].concat());
     }
 }

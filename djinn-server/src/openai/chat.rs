@@ -7,7 +7,7 @@ use crate::fields::CHAT;
 use crate::model::ServedModel;
 use crate::reply::{self, EventSource, Frames};
 use crate::server::ApiRequest;
-use crate::{Answers, ApiError, FinishReason, GenerateRequest, OutputEvent, OutputForm, TokenInfo};
+use crate::{Answers, ApiError, FinishReason, GenerateRequest, OutputEvent, TokenInfo};
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use serde::Serialize;
@@ -19,9 +19,10 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
     let model = request.model(&fields)?;
     let streaming = Streaming::read(&fields)?;
     let salt = request.salt();
+    let names_a_function = structure::names_a_function(&fields);
     let generate = model.work(move |model| generate(&fields, model, &salt)).await?;
     let name = request.model_name(&model);
-    let head = Head { id: answer_id("chatcmpl-"), created: reply::unix_now(), model: name };
+    let head = Head { id: answer_id("chatcmpl-"), created: reply::unix_now(), model: name, names_a_function };
     let (choices, with_logprobs) = (generate.choices as usize, generate.logprobs.is_some());
     let answers = Answers::begin(model, generate).await?;
     match streaming.stream {
@@ -75,11 +76,7 @@ pub(crate) fn generate(
     let tools = Tools::read(fields)?;
     let (prompt, text) = rendered(fields, model, tools.as_ref())?;
     let constraint = structure::constraint(fields, model, tools.as_ref())?;
-    let form = match constraint {
-        // All of it is the answer.
-        Some(_) => OutputForm::default(),
-        None => structure::output(model, tools.as_ref(), &text),
-    };
+    let form = structure::output(model, tools.as_ref(), &text, constraint.is_some());
     Ok(GenerateRequest {
         prompt,
         form,
@@ -95,6 +92,19 @@ struct Head {
     id: String,
     created: u64,
     model: String,
+    /// The client demanded one function by its name.
+    names_a_function: bool,
+}
+
+impl Head {
+    /// Why an answer ended. Calls that are demanded by name end with `stop` in OpenAI's API, others with `tool_calls`, as
+    /// vLLM's pull request 25054 found out by asking it.
+    fn finish(&self, reason: Option<FinishReason>) -> Option<&'static str> {
+        match reason {
+            Some(FinishReason::ToolCalls) if self.names_a_function => Some("stop"),
+            reason => reason.map(finish_name),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -144,7 +154,7 @@ impl Message {
         }
     }
 
-    fn json(self, at: usize, with_logprobs: bool) -> Value {
+    fn json(self, at: usize, head: &Head, with_logprobs: bool) -> Value {
         let Message { text, reasoning, calls, tokens, finish } = self;
         let content = if text.is_empty() && !calls.is_empty() { Value::Null } else { Value::String(text) };
         let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
@@ -158,7 +168,7 @@ impl Message {
             "index": at,
             "message": message,
             "logprobs": with_logprobs.then(|| json!({ "content": tokens, "refusal": null })),
-            "finish_reason": finish.map(finish_name),
+            "finish_reason": head.finish(finish),
         })
     }
 }
@@ -181,7 +191,8 @@ async fn whole(
         message.finish = message.finish.or(piece.finish);
         piece.events.into_iter().for_each(|event| message.take(event));
     }
-    let choices = messages.into_iter().enumerate().map(|(at, message)| message.json(at, with_logprobs));
+    let choices =
+        messages.into_iter().enumerate().map(|(at, message)| message.json(at, &head, with_logprobs));
     let choices: Vec<Value> = choices.collect();
     let body = json!({
         "id": head.id,
@@ -224,7 +235,7 @@ struct ChatStream {
 
 impl ChatStream {
     fn chunk(&self, events: &mut Frames, choices: &[Value], usage: bool) {
-        let Head { id, created, model } = &self.head;
+        let Head { id, created, model, .. } = &self.head;
         let mut chunk = json!({
             "id": id,
             "object": "chat.completion.chunk",
@@ -252,7 +263,7 @@ impl ChatStream {
             let role = json!({ "role": "assistant", "content": "" });
             self.choice_chunk(events, choice, &role, None, None);
         }
-        let mut body = json!({ "index": choice, "delta": delta, "finish_reason": finish.map(finish_name) });
+        let mut body = json!({ "index": choice, "delta": delta, "finish_reason": self.head.finish(finish) });
         if self.with_logprobs {
             let entry = token.map(|token| json!({ "content": [logprob(token)], "refusal": null }));
             body["logprobs"] = entry.unwrap_or(Value::Null);

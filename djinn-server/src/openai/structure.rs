@@ -3,27 +3,49 @@
 use super::messages::Told;
 use crate::body::Fields;
 use crate::model::ServedModel;
-use crate::{ApiError, GrammarError, OutputForm, ReasoningMode, ToolFormat};
+use crate::{ApiError, GrammarError, OutputForm, ReasoningMode, ToolFormat, calls_schema};
 use djinn_engine::Constraint;
 use serde_json::{Value, json};
 
+/// The field that says what form the answer has.
+const FORMAT: &str = "response_format";
+/// The field that says whether tools are called.
+const CHOICE: &str = "tool_choice";
 /// The most tools of a request.
 const MOST_TOOLS: usize = 128;
 /// The longest name of a function.
 const LONGEST_NAME: usize = 64;
 
+/// The most calls of one answer where the client demands some.
+const MOST_DEMANDED: u32 = 32;
+
+/// Who decides whether the answer calls a tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Decision {
+    /// There are no calls.
+    Never,
+    Model,
+    /// The client: at least one call.
+    Client,
+    /// The client, who names the function: one call.
+    Named,
+}
+
 /// A request's tools.
 pub(super) struct Tools {
-    /// The list as it came.
-    list: Value,
-    /// Their names.
+    /// The list, as the model is told of it.
+    list: Vec<Value>,
+    /// Names of those that may be called.
     functions: Vec<String>,
+    decision: Decision,
+    /// The answer has one call at most.
+    one_call: bool,
 }
 
 impl Tools {
     /// The tools that may be called; none where there are none, or none is to be called.
     pub(super) fn read(fields: &Fields) -> Result<Option<Self>, ApiError> {
-        let list = match fields.get("tools") {
+        let mut list = match fields.get("tools") {
             None => Vec::new(),
             Some(Value::Array(tools)) if tools.len() <= MOST_TOOLS => tools.clone(),
             Some(_) => {
@@ -32,19 +54,53 @@ impl Tools {
             }
         };
         let functions = list.iter().enumerate().map(|(at, tool)| function(at, tool));
-        let functions: Vec<String> = functions.collect::<Result<_, _>>()?;
-        // The table of fields leaves `auto` and `none`.
-        let may_call = fields.get("tool_choice").is_none_or(|choice| choice != "none");
-        Ok((may_call && !list.is_empty()).then_some(Tools { list: Value::Array(list), functions }))
+        let mut functions: Vec<String> = functions.collect::<Result<_, _>>()?;
+        let (decision, allowed) = choice(fields)?;
+        if let Some(allowed) = allowed {
+            if let Some(unknown) = allowed.iter().find(|name| !functions.contains(name)) {
+                let message = format!("`tool_choice` names {unknown:?}, which is not in `tools`");
+                return Err(ApiError::field(CHOICE, message));
+            }
+            functions = allowed;
+            if decision == Decision::Model {
+                // Nothing but its prompt keeps the model from the others.
+                list.retain(|tool| name_of(tool).is_some_and(|name| functions.contains(&name)));
+            }
+        }
+        let one_call = !fields.read("parallel_tool_calls")?.unwrap_or(true) || decision == Decision::Named;
+        match decision {
+            Decision::Client if functions.is_empty() => {
+                Err(ApiError::field(CHOICE, "`tool_choice` demands a call; give `tools`"))
+            }
+            Decision::Never => Ok(None),
+            _ if list.is_empty() => Ok(None),
+            _ => Ok(Some(Tools { list, functions, decision, one_call })),
+        }
+    }
+
+    /// Whether the answer is to be calls and nothing else.
+    fn are_demanded(&self) -> bool {
+        matches!(self.decision, Decision::Client | Decision::Named)
+    }
+
+    /// The schema of the calls that may be demanded.
+    fn schema(&self) -> Value {
+        let most = if self.one_call { 1 } else { MOST_DEMANDED };
+        let offered = self.list.iter().filter_map(|tool| {
+            let name = tool["function"]["name"].as_str()?;
+            let is_offered = self.functions.iter().any(|offered| offered == name);
+            is_offered.then_some((name, &tool["function"]["parameters"]))
+        });
+        calls_schema(offered, most)
     }
 
     /// How the model is told of them.
     pub(super) fn told(&self, model: &ServedModel) -> Told {
         match self.format(model) {
-            Some(_) => Told::ByTemplate(self.list.clone()),
+            Some(_) => Told::ByTemplate(Value::Array(self.list.clone())),
             None => {
                 let mut text = "You may call these functions, given as JSON:\n".to_owned();
-                for tool in self.list.as_array().into_iter().flatten() {
+                for tool in &self.list {
                     text += &format!("{tool}\n");
                 }
                 text += "To call one, answer with its name and arguments as JSON between tags:\n\
@@ -63,6 +119,44 @@ impl Tools {
         };
         ToolFormat::detect(model.template()?.source(), is_special)
     }
+}
+
+/// What `tool_choice` says: who decides, and the functions that may be called if it names some.
+fn choice(fields: &Fields) -> Result<(Decision, Option<Vec<String>>), ApiError> {
+    let wrong = |detail: &str| ApiError::field(CHOICE, format!("`tool_choice` {detail}"));
+    let mode = |mode: &Value| match mode.as_str() {
+        Some("auto") => Some(Decision::Model),
+        Some("required") => Some(Decision::Client),
+        _ => None,
+    };
+    let named = |tool: &Value| name_of(tool).ok_or_else(|| wrong("must name a function of `tools`"));
+    let Some(choice) = fields.get(CHOICE) else { return Ok((Decision::Model, None)) };
+    match choice["type"].as_str() {
+        _ if *choice == "none" => Ok((Decision::Never, None)),
+        Some("function") => Ok((Decision::Named, Some(vec![named(choice)?]))),
+        Some("allowed_tools") => {
+            let allowed = &choice["allowed_tools"];
+            let tools = allowed["tools"].as_array().filter(|tools| !tools.is_empty());
+            let tools = tools.ok_or_else(|| wrong("allows no tools; give `none`"))?;
+            let mode =
+                mode(&allowed["mode"]).ok_or_else(|| wrong("must have the `mode` auto or required"))?;
+            Ok((mode, Some(tools.iter().map(named).collect::<Result<_, _>>()?)))
+        }
+        _ => match mode(choice) {
+            Some(decision) => Ok((decision, None)),
+            None => Err(wrong("must be none, auto, required, a function or allowed_tools")),
+        },
+    }
+}
+
+/// The name in a tool, or in a choice of one.
+fn name_of(tool: &Value) -> Option<String> {
+    tool["function"]["name"].as_str().map(str::to_owned)
+}
+
+/// Whether the client demands one function by its name.
+pub(super) fn names_a_function(fields: &Fields) -> bool {
+    fields.get(CHOICE).is_some_and(|choice| choice["type"] == "function")
 }
 
 /// The name of a tool's function.
@@ -89,51 +183,77 @@ fn function(at: usize, tool: &Value) -> Result<String, ApiError> {
     }
 }
 
-/// What is read out of an answer to `prompt`, the rendered conversation.
-pub(super) fn output(model: &ServedModel, tools: Option<&Tools>, prompt: &str) -> OutputForm {
-    let source = model.template().map(|template| template.source());
+/// What is read out of an answer to `prompt`, the rendered conversation. One that is `constrained` begins with no
+/// reasoning.
+pub(super) fn output(
+    model: &ServedModel,
+    tools: Option<&Tools>,
+    prompt: &str,
+    constrained: bool,
+) -> OutputForm {
+    let source = model.template().map(|template| template.source()).filter(|_| !constrained);
+    let reasoning = source.map_or(ReasoningMode::Off, |source| ReasoningMode::detect(source, prompt));
+    let Some(tools) = tools else { return OutputForm { reasoning, ..OutputForm::default() } };
+    let format = tools.format(model).unwrap_or(ToolFormat::Hermes);
     OutputForm {
-        calls: tools.map(|tools| tools.format(model).unwrap_or(ToolFormat::Hermes)),
-        reasoning: source.map_or(ReasoningMode::Off, |source| ReasoningMode::detect(source, prompt)),
-        functions: tools.map_or_else(Vec::new, |tools| tools.functions.clone()),
+        calls: Some(if tools.are_demanded() { ToolFormat::JsonList } else { format }),
+        reasoning,
+        functions: tools.functions.clone(),
+        one_call: tools.one_call,
+        // Mistral's templates refuse other ids when the conversation goes on.
+        short_ids: format == ToolFormat::Mistral,
     }
 }
 
-const FORMAT: &str = "response_format";
-
-/// The schema at a place of the response format.
-fn schema_at<'a>(place: &str, schema: &'a Value) -> Result<&'a Value, ApiError> {
-    let wrong = || ApiError::field(FORMAT, format!("`{FORMAT}.{place}` must be an object"));
-    schema.is_object().then_some(schema).ok_or_else(wrong)
-}
-
-/// What the answer must obey; `None` for a text. Compiles a schema: call it where a thread may block.
+/// What the answer must obey: the calls that are demanded, else the response format. `None` for a text. Compiles a
+/// schema: call it where a thread may block.
 pub(super) fn constraint(
     fields: &Fields,
     model: &ServedModel,
     tools: Option<&Tools>,
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+    match (tools, format_schema(fields)?) {
+        // There is no text that the format could be for.
+        (Some(tools), _) if tools.are_demanded() => compile(model, &tools.schema(), "tools").map(Some),
+        (_, None) => Ok(None),
+        (Some(_), Some(_)) => {
+            let message = "an answer that must be JSON calls no tools; leave out `tools`, or give `tool_choice` as \
+                           `none` or `required`";
+            Err(ApiError::unsupported(FORMAT, message))
+        }
+        (None, Some(schema)) => compile(model, &schema, FORMAT).map(Some),
+    }
+}
+
+/// The schema that the response format asks for; `None` for a text.
+fn format_schema(fields: &Fields) -> Result<Option<Value>, ApiError> {
     let Some(format) = fields.get(FORMAT) else { return Ok(None) };
-    let object = json!({ "type": "object" });
-    let schema = match format["type"].as_str() {
-        Some("text") => return Ok(None),
-        Some("json_object") if format["schema"].is_null() => &object,
+    let schema_at = |place: &str, schema: &Value| {
+        let wrong = || ApiError::field(FORMAT, format!("`{FORMAT}.{place}` must be an object"));
+        schema.is_object().then(|| Some(schema.clone())).ok_or_else(wrong)
+    };
+    match format["type"].as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") if format["schema"].is_null() => Ok(Some(json!({ "type": "object" }))),
         // llama.cpp's way to give a schema.
-        Some("json_object") => schema_at("schema", &format["schema"])?,
-        Some("json_schema") => schema_at("json_schema.schema", &format["json_schema"]["schema"])?,
+        Some("json_object") => schema_at("schema", &format["schema"]),
+        Some("json_schema") => schema_at("json_schema.schema", &format["json_schema"]["schema"]),
         _ => {
             let message = "`response_format.type` must be text, json_object or json_schema";
-            return Err(ApiError::field(FORMAT, message));
+            Err(ApiError::field(FORMAT, message))
         }
-    };
-    if tools.is_some() {
-        let message =
-            "an answer that must be JSON calls no tools; leave out `tools`, or give `tool_choice` as `none`";
-        return Err(ApiError::unsupported(FORMAT, message));
     }
+}
+
+/// The constraint to a schema, which came in the field `param`.
+fn compile(
+    model: &ServedModel,
+    schema: &Value,
+    param: &'static str,
+) -> Result<Box<dyn Constraint>, ApiError> {
     let made = model.grammars().and_then(|grammars| grammars.json_schema(schema));
-    made.map(Some).map_err(|error| match error {
+    made.map_err(|error| match error {
         GrammarError::Busy => ApiError::busy(error.to_string()),
-        error => ApiError::of_text(&error, FORMAT),
+        error => ApiError::of_text(&error, param),
     })
 }

@@ -51,6 +51,8 @@ pub struct OutputParser {
     format: Option<ToolFormat>,
     names: BTreeSet<String>,
     nonce: u64,
+    /// Whether ids are those of Mistral's templates.
+    short_ids: bool,
     state: State,
     calls: u32,
     /// What may be the beginning of a marker or a call: text, if it turns out to be none.
@@ -125,6 +127,7 @@ impl OutputParser {
             format,
             names,
             nonce,
+            short_ids: format == Some(ToolFormat::Mistral),
             state,
             calls: 0,
             held,
@@ -133,6 +136,12 @@ impl OutputParser {
             marked: false,
             calling: false,
         }
+    }
+
+    /// The same with ids for Mistral's templates, whatever the format.
+    #[must_use]
+    pub fn short_ids(self) -> Self {
+        OutputParser { short_ids: true, ..self }
     }
 
     /// Takes the next piece of the text; gives what is certain now. Neighbouring events of one kind are one.
@@ -457,7 +466,7 @@ impl OutputParser {
     pub(super) fn id(&self) -> String {
         let mut state = self.nonce ^ u64::from(self.calls).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let (first, second) = (mix(&mut state), mix(&mut state));
-        if self.format == Some(ToolFormat::Mistral) {
+        if self.short_ids {
             const LETTERS: &[u8] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
             let digit = |at: u32| char::from(LETTERS[(first / 62u64.pow(at) % 62) as usize]);
             return (0..9).map(digit).collect();

@@ -230,6 +230,8 @@ fn ids_have_the_form_that_templates_take() {
         assert!(one.len() == if format == ToolFormat::Mistral { 9 } else { 29 }, "{one}");
         assert!(one.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'));
     }
+    let demanded = OutputParser::new(Some(ToolFormat::JsonList), ReasoningMode::Off, [], 1);
+    assert_eq!(demanded.short_ids().id().len(), 9);
 }
 
 #[test]

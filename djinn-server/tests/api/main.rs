@@ -1,6 +1,7 @@
 //! A server on a tiny model, asked over real connections. The model's 128 tokens are the bytes of ASCII.
 
 mod anthropic;
+mod calls;
 mod client;
 mod failures;
 mod guard;

@@ -48,14 +48,33 @@ fn tools_and_formats_that_cannot_be_are_named() {
     ] {
         shared().refused(CHAT, &chat("Hi", json!({ "tools": tools })), param);
     }
-    let named = json!({ "type": "function", "function": { "name": "pick" } });
-    for choice in [json!("maybe"), json!(1), json!({}), json!("required"), named] {
+    let named = |name: Value| json!({ "type": "function", "function": { "name": name } });
+    let allowed = |mode: &str, tools: Value| json!({ "type": "allowed_tools", "allowed_tools": { "mode": mode, "tools": tools } });
+    for choice in [
+        json!("maybe"),
+        json!(1),
+        json!({}),
+        json!({ "type": "custom", "custom": { "name": "pick" } }),
+        named(json!("drop")),
+        named(json!(null)),
+        allowed("none", json!([named(json!("pick"))])),
+        allowed("auto", json!([])),
+        allowed("auto", json!([named(json!("drop"))])),
+        allowed("auto", json!("pick")),
+    ] {
         shared().refused(
             CHAT,
             &chat("Hi", json!({ "tools": tools(), "tool_choice": choice })),
             "tool_choice",
         );
     }
+    for choice in [json!("required"), named(json!("pick"))] {
+        shared().refused(CHAT, &chat("Hi", json!({ "tool_choice": choice })), "tool_choice");
+    }
+    let far = function(json!({ "name": "x", "parameters": { "$ref": "https://example.com/schema" } }));
+    shared().refused(CHAT, &chat("Hi", json!({ "tools": far, "tool_choice": "required" })), "tools");
+    let count = json!({ "tools": tools(), "parallel_tool_calls": 1 });
+    shared().refused(CHAT, &chat("Hi", count), "parallel_tool_calls");
     for format in [
         json!("json"),
         json!({}),

@@ -34,7 +34,7 @@ fn every_token_has_a_spelling_and_text() {
 
 proptest! {
     #[test]
-    fn every_text_is_exact(text in "(?s).{0,40}", vocab in prop::sample::select(vec![256u64, 4000]) {
+    fn every_text_is_exact(text in "(?s).{0,40}", vocab in prop::sample::select(vec![256u64, 4000])) {
         let tokenizer = stand_in(vocab);
         let ids = tokenizer.encode(&text, true).unwrap();
         prop_assert_eq!(tokenizer.decode(&ids, false).unwrap(), text.clone());

@@ -256,16 +256,32 @@ fn add_tools(fields: &Fields, chat: &mut Map<String, Value>) -> Result<(), ApiEr
     if !functions.is_empty() {
         chat.insert("tools".to_owned(), Value::Array(functions));
     }
-    let choice = match fields.get("tool_choice") {
-        None => return Ok(()),
-        Some(Value::String(choice)) => json!(choice),
-        Some(choice) if choice["type"] == "function" => {
-            json!({ "type": "function", "function": { "name": text("tool_choice", choice, "name")? } })
-        }
-        Some(_) => return Err(wrong("tool_choice", "must be none, auto, required or a function")),
-    };
-    chat.insert("tool_choice".to_owned(), choice);
+    if let Some(choice) = fields.get("tool_choice") {
+        chat.insert("tool_choice".to_owned(), tool_choice(choice)?);
+    }
     Ok(())
+}
+
+/// A choice of tools; a function's name is not in an object of its own here, nor what is allowed.
+fn tool_choice(choice: &Value) -> Result<Value, ApiError> {
+    let place = "tool_choice";
+    let function = |place: &str, function: &Value| {
+        let name = text(place, function, "name")?;
+        Ok::<_, ApiError>(json!({ "type": "function", "function": { "name": name } }))
+    };
+    match choice["type"].as_str() {
+        _ if choice.is_string() => Ok(choice.clone()),
+        Some("function") => function(place, choice),
+        Some("allowed_tools") => {
+            let tools = choice["tools"].as_array().map_or(&[][..], Vec::as_slice);
+            let tool = |(at, tool)| function(&format!("{place}.tools[{at}]"), tool);
+            let tools: Vec<Value> = tools.iter().enumerate().map(tool).collect::<Result<_, _>>()?;
+            Ok(
+                json!({ "type": "allowed_tools", "allowed_tools": { "mode": choice["mode"], "tools": tools } }),
+            )
+        }
+        _ => Err(wrong(place, "must be none, auto, required, a function or allowed_tools")),
+    }
 }
 
 fn add_text(fields: &Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
