@@ -120,5 +120,5 @@ pub(super) fn build(vocabulary: &Vocabulary, merges: &[String], pre: Pre) -> Res
     let model = BPE::builder().vocab_and_merges(ids, pairs).ignore_merges(pre.ignores_merges());
     let model = model.build().map_err(|e| error(&e))?;
     let normalizer = if pre == Pre::Qwen2 { Normalizer::form(Form::C) } else { Normalizer::default() };
-    Encoder::new(WordModel::Library(model.into()), normalizer, pre.splitter()?, vocabulary.added())
+    Encoder::new(WordModel::library(model), normalizer, pre.splitter()?, vocabulary.added())
 }

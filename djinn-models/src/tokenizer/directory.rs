@@ -55,7 +55,7 @@ fn encoder(json: &mut Value) -> Result<Encoder> {
     let splitter = Splitter::from_json(&json["pre_tokenizer"])?;
     let added = AddedTokens::read(&json["added_tokens"])?;
     let model = model::from_json(json.get_mut("model").map(Value::take).unwrap_or_default())?;
-    Encoder::new(WordModel::Library(model), normalizer, splitter, added)
+    Encoder::new(WordModel::library(model), normalizer, splitter, added)
 }
 
 /// A special token's name in `tokenizer_config.json` or `special_tokens_map.json`: a string, or an object

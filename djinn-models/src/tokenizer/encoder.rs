@@ -24,11 +24,15 @@ pub(super) struct Encoder {
 
 /// What makes tokens of words.
 pub(super) enum WordModel {
-    Library(ModelWrapper),
+    Library(Box<ModelWrapper>),
     StandIn(StandIn),
 }
 
 impl WordModel {
+    pub(super) fn library(model: impl Into<ModelWrapper>) -> Self {
+        WordModel::Library(Box::new(model.into()))
+    }
+
     fn token_to_id(&self, token: &str) -> Option<u32> {
         match self {
             WordModel::Library(model) => model.token_to_id(token),
@@ -131,7 +135,8 @@ impl Encoder {
     /// The symbols that the model begins a word with: its characters, or the bytes of all but spaces
     /// where it has byte tokens.
     fn symbols(&self, word: &str) -> usize {
-        let WordModel::Library(ModelWrapper::BPE(bpe)) = &self.model else { return 1 };
+        let WordModel::Library(model) = &self.model else { return 1 };
+        let ModelWrapper::BPE(bpe) = &**model else { return 1 };
         match bpe.byte_fallback {
             false => word.chars().count(),
             true if bpe.token_to_id("▁").is_none() => word.len(),
@@ -143,10 +148,8 @@ impl Encoder {
     /// any text.
     pub(super) fn shrinks(&self) -> Option<usize> {
         match &self.model {
-            WordModel::Library(ModelWrapper::BPE(_)) | WordModel::StandIn(_) => {
-                Some(self.normalizer.shrinks())
-            }
-            WordModel::Library(_) => None,
+            WordModel::Library(model) if !matches!(**model, ModelWrapper::BPE(_)) => None,
+            _ => Some(self.normalizer.shrinks()),
         }
     }
 

@@ -28,7 +28,7 @@ pub(super) fn build(vocabulary: &Vocabulary, prefix_space: bool) -> Result<Encod
     }
     let model = model.build().map_err(|e| error(&e))?;
     let normalizer = Normalizer::sentencepiece(prefix_space);
-    Encoder::new(WordModel::Library(model.into()), normalizer, Splitter::default(), vocabulary.added())
+    Encoder::new(WordModel::library(model), normalizer, Splitter::default(), vocabulary.added())
 }
 
 /// The token for what has no encoding. Refuses a vocabulary without one whose byte tokens are not complete.
