@@ -137,7 +137,7 @@ impl fmt::Display for Why {
         match *self {
             Why::NeverEvicts => f.write_str("the policy never evicts"),
             Why::OnDemandOnly => f.write_str("the policy evicts only on demand"),
-            Why::NoPressure => f.write_str("nobody needs the pages"),
+            Why::NoPressure => f.write_str("no session waits for pages"),
             Why::Short { remaining, copies } => write!(
                 f,
                 "{} ms of wait left, moving would cost {} ms",

@@ -3,7 +3,8 @@
 mod timed;
 
 use crate::error::{Error, Result};
-use crate::server::{Limits, Server, routes};
+use crate::routes;
+use crate::server::{Limits, Server};
 use crate::write_times::counted;
 use axum::Router;
 use hyper::server::conn::http1;
@@ -103,7 +104,7 @@ impl BoundServer {
         let BoundServer { server, listener, stop, .. } = self;
         let listener = tokio::net::TcpListener::from_std(listener);
         let listener = listener.map_err(|source| Error::Io { what: "cannot listen".to_owned(), source })?;
-        let (limits, routes) = (server.limits, routes(&server));
+        let (limits, routes) = (server.limits, routes::router(&server));
         let connections = Arc::new(Semaphore::new(limits.connections));
         let graceful = GracefulShutdown::new();
         let mut stopped = stop.asked.subscribe();

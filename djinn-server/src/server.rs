@@ -1,4 +1,4 @@
-//! The server: models by name, who may ask, how much at once; and its routes.
+//! The server: models by name, who may ask, how much at once, and how it is.
 
 use crate::body::Fields;
 use crate::error::{Error, Result};
@@ -6,20 +6,13 @@ use crate::guard::Tenant;
 use crate::listen::BoundServer;
 use crate::metrics::{self, ModelPage, ServerMetrics};
 use crate::model::ServedModel;
-use crate::openai::responses::{self, ResponseStore};
-use crate::openai::{chat, completions, models, tokens};
-use crate::{AccessRules, ApiError, Keys, anthropic, reply, request};
-use axum::Extension;
-use axum::Router;
+use crate::openai::responses::ResponseStore;
+use crate::{AccessRules, ApiError, Keys, reply};
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
-use axum::http::{HeaderMap, Response, StatusCode};
-use axum::middleware::from_fn_with_state;
-use axum::response::IntoResponse;
-use axum::routing::{get, post};
+use axum::extract::State;
+use axum::http::{Response, StatusCode};
 use bytes::Bytes;
 use serde_json::json;
-use std::collections::HashMap;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -215,95 +208,8 @@ impl ApiRequest {
     }
 }
 
-/// OpenAI's routes.
-fn openai_routes() -> Router<Arc<Server>> {
-    Router::new()
-        .route("/models", get(async |State(server): Shared| models::list(&server)))
-        .route("/models/{*name}", get(get_model))
-        .route("/chat/completions", post(async |request: ApiRequest| answer(chat::complete(request).await)))
-        .route("/completions", post(async |request: ApiRequest| answer(completions::complete(request).await)))
-        .route("/responses", post(async |request: ApiRequest| answer(responses::create(request).await)))
-        .route("/responses/{id}", get(get_response).delete(delete_response))
-        .route("/responses/{id}/cancel", post(cancel_response))
-        .route("/responses/{id}/input_items", get(get_input_items))
-}
-
-/// The routes. Clients that are given the address without `/v1` find OpenAI's, too.
-pub(crate) fn routes(server: &Arc<Server>) -> Router {
-    Router::new()
-        .nest("/v1", openai_routes())
-        .merge(openai_routes())
-        .route("/v1/messages", post(create_message))
-        .route("/v1/messages/count_tokens", post(count_message_tokens))
-        .route("/tokenize", post(async |request: ApiRequest| answer(tokens::tokenize(request).await)))
-        .route("/detokenize", post(async |request: ApiRequest| answer(tokens::detokenize(request).await)))
-        .route("/health", get(async || reply::json(StatusCode::OK, &json!({ "status": "ok" }))))
-        .route("/ready", get(ready))
-        .route(
-            "/version",
-            get(async || reply::json(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))),
-        )
-        .route("/metrics", get(metrics_page))
-        .fallback(async |request: Request| {
-            let message = format!("there is no {}", request.uri().path());
-            ApiError::refused(StatusCode::NOT_FOUND, djinn_models::printable::one_line(&message))
-        })
-        .method_not_allowed_fallback(async || {
-            ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
-        })
-        .layer(from_fn_with_state(Arc::clone(server), request::guard))
-        .layer(DefaultBodyLimit::disable())
-        .with_state(Arc::clone(server))
-}
-
-type Shared = State<Arc<Server>>;
-/// The tenant that the request's key stands for; none where no key is needed.
-type Asker = Option<Extension<Tenant>>;
-type Pairs = Query<HashMap<String, String>>;
-
-fn tenant_of(asker: Asker) -> Option<Tenant> {
-    asker.map(|Extension(tenant)| tenant)
-}
-
-fn answer(answered: Result<Response<Body>, ApiError>) -> Response<Body> {
-    answered.unwrap_or_else(ApiError::into_response)
-}
-
-async fn get_model(State(server): Shared, Path(name): Path<String>) -> Response<Body> {
-    answer(models::get(&server, &name))
-}
-
-async fn create_message(headers: HeaderMap, request: ApiRequest) -> Response<Body> {
-    answer(anthropic::create(headers, request).await)
-}
-
-async fn count_message_tokens(headers: HeaderMap, request: ApiRequest) -> Response<Body> {
-    answer(anthropic::count_tokens(headers, request).await)
-}
-
-async fn get_response(server: Shared, tenant: Asker, Path(id): Path<String>, query: Pairs) -> Response<Body> {
-    answer(responses::retrieve(&server, tenant_of(tenant), &id, &query.0))
-}
-
-async fn delete_response(server: Shared, tenant: Asker, Path(id): Path<String>) -> Response<Body> {
-    answer(responses::delete(&server, tenant_of(tenant), &id))
-}
-
-async fn cancel_response(server: Shared, tenant: Asker, Path(id): Path<String>) -> Response<Body> {
-    answer(responses::cancel(&server, tenant_of(tenant), &id))
-}
-
-async fn get_input_items(
-    server: Shared,
-    tenant: Asker,
-    Path(id): Path<String>,
-    query: Pairs,
-) -> Response<Body> {
-    answer(responses::input_items(&server, tenant_of(tenant), &id, &query.0))
-}
-
 /// Whether all models answer requests; not while the server ends.
-async fn ready(State(server): Shared) -> Response<Body> {
+pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
     let ends = server.draining.load(Ordering::Relaxed);
     let missing: Vec<&str> =
         server.models.iter().filter(|(_, model)| !model.is_ready()).map(|(name, _)| name.as_str()).collect();
@@ -312,7 +218,8 @@ async fn ready(State(server): Shared) -> Response<Body> {
     reply::json(status, &json!({ "ready": ready, "draining": ends, "models_not_ready": missing }))
 }
 
-async fn metrics_page(State(server): Shared) -> Response<Body> {
+/// The counters, as Prometheus reads them.
+pub(crate) async fn metrics_page(State(server): State<Arc<Server>>) -> Response<Body> {
     let mut pages = Vec::new();
     for (at, (name, model)) in server.models.iter().enumerate() {
         if server.models[..at].iter().all(|(_, other)| !Arc::ptr_eq(other, model)) {

@@ -588,7 +588,7 @@ fn a_full_host_makes_moving_dear() {
         (of(&scheduler, 0).lease_until.as_millis(), answer.why.to_string())
     };
     assert_eq!(lease(60), (145, "60 ms of wait left, moving would cost 42 ms".to_owned()));
-    assert_eq!(lease(90), (0, "nobody needs the pages".to_owned()));
+    assert_eq!(lease(90), (0, "no session waits for pages".to_owned()));
 }
 
 #[test]

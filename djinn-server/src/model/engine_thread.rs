@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Share of the memory that there is which the KV cache takes where nobody says how much, as a divisor.
+/// The KV cache takes the memory that is available divided by this, unless its size is given.
 const KV_SHARE: u64 = 4;
 
 /// Makes a device and does the thread's work on it. The number is the bytes of pinned host memory that it takes at most.

@@ -7,6 +7,7 @@ mod failures;
 mod guard;
 mod hostile;
 mod load;
+mod openapi;
 mod plain;
 mod responses;
 mod streams;

@@ -28,7 +28,7 @@ fn a_chat_streams_what_it_answers() {
         for name in ["id", "created", "model", "system_fingerprint"] {
             assert_eq!(chunk[name], chunks[0][name]);
         }
-        assert!(chunk.get("usage").is_none(), "nobody asked for it");
+        assert!(chunk.get("usage").is_none(), "the request did not ask for it");
         let [choice] = chunk["choices"].as_array().unwrap().as_slice() else { panic!("{chunk}") };
         assert_eq!(choice["index"], 0);
         assert!(choice.get("finish_reason").is_some() && choice["delta"].is_object());

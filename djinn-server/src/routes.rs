@@ -1,0 +1,166 @@
+//! The routes: one table, from which the router and `/openapi.json` are made.
+
+use crate::guard::Tenant;
+use crate::openai::{chat, completions, models, responses, tokens};
+use crate::server::{ApiRequest, Server, metrics_page, ready};
+use crate::{ApiError, anthropic, openapi, reply, request};
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
+use axum::handler::Handler;
+use axum::http::{HeaderMap, Method, Response, StatusCode};
+use axum::middleware::from_fn_with_state;
+use axum::response::IntoResponse;
+use axum::routing::{MethodRouter, delete, get, post};
+use axum::{Extension, Router};
+use serde_json::json;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+
+/// A path with a method.
+pub(crate) struct Route {
+    pub(crate) method: Method,
+    pub(crate) path: &'static str,
+    /// What it does, in a few words.
+    pub(crate) summary: &'static str,
+    /// Parameters of its query.
+    pub(crate) query: &'static [&'static str],
+    /// The type of what it answers with.
+    pub(crate) content: &'static str,
+    handler: MethodRouter<Arc<Server>>,
+}
+
+fn reads<T: 'static>(
+    path: &'static str,
+    summary: &'static str,
+    handler: impl Handler<T, Arc<Server>>,
+) -> Route {
+    route(Method::GET, path, summary, get(handler))
+}
+
+fn posts<T: 'static>(
+    path: &'static str,
+    summary: &'static str,
+    handler: impl Handler<T, Arc<Server>>,
+) -> Route {
+    route(Method::POST, path, summary, post(handler))
+}
+
+fn route(
+    method: Method,
+    path: &'static str,
+    summary: &'static str,
+    handler: MethodRouter<Arc<Server>>,
+) -> Route {
+    Route { method, path, summary, query: &[], content: "application/json", handler }
+}
+
+/// The table.
+fn table() -> Vec<Route> {
+    let version = async || reply::json(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }));
+    vec![
+        posts("/v1/chat/completions", "Answers a conversation.", async |request: ApiRequest| {
+            answer(chat::complete(request).await)
+        }),
+        posts("/v1/completions", "Goes on with a text.", async |request: ApiRequest| {
+            answer(completions::complete(request).await)
+        }),
+        posts("/v1/responses", "Answers items, and keeps the response.", async |request: ApiRequest| {
+            answer(responses::create(request).await)
+        }),
+        reads("/v1/responses/{id}", "A response that is kept.", get_response),
+        route(Method::DELETE, "/v1/responses/{id}", "Forgets a response.", delete(delete_response)),
+        posts("/v1/responses/{id}/cancel", "Ends a response.", cancel_response),
+        Route {
+            query: &["limit", "order", "after"],
+            ..reads("/v1/responses/{id}/input_items", "What a response answers.", get_input_items)
+        },
+        posts("/v1/messages", "Answers a conversation, as Anthropic's API does.", create_message),
+        posts("/v1/messages/count_tokens", "Counts the tokens of such a conversation.", count_message_tokens),
+        reads("/v1/models", "The models by name.", async |State(server): Shared| models::list(&server)),
+        reads("/v1/models/{*name}", "A model.", get_model),
+        posts("/tokenize", "The tokens of a text or a conversation.", async |request: ApiRequest| {
+            answer(tokens::tokenize(request).await)
+        }),
+        posts("/detokenize", "The text of tokens.", async |request: ApiRequest| {
+            answer(tokens::detokenize(request).await)
+        }),
+        reads("/health", "The process lives.", async || {
+            reply::json(StatusCode::OK, &json!({ "status": "ok" }))
+        }),
+        reads("/ready", "Whether all models answer.", ready),
+        reads("/version", "The server's version.", version),
+        Route { content: "text/plain", ..reads("/metrics", "Counters, for Prometheus.", metrics_page) },
+        reads("/openapi.json", "This document.", async || {
+            static DOCUMENT: LazyLock<serde_json::Value> = LazyLock::new(|| openapi::document(&table()));
+            reply::json(StatusCode::OK, &*DOCUMENT)
+        }),
+    ]
+}
+
+/// The router. Clients that are given the address without `/v1` find OpenAI's paths, too.
+pub(crate) fn router(server: &Arc<Server>) -> Router {
+    let mut router = Router::new();
+    for Route { path, handler, .. } in table() {
+        if let Some(short) = path.strip_prefix("/v1").filter(|_| !anthropic::is_own(path)) {
+            router = router.route(short, handler.clone());
+        }
+        router = router.route(path, handler);
+    }
+    router
+        .fallback(async |request: Request| {
+            let message = format!("there is no {}", request.uri().path());
+            ApiError::refused(StatusCode::NOT_FOUND, djinn_models::printable::one_line(&message))
+        })
+        .method_not_allowed_fallback(async || {
+            ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
+        })
+        .layer(from_fn_with_state(Arc::clone(server), request::guard))
+        .layer(DefaultBodyLimit::disable())
+        .with_state(Arc::clone(server))
+}
+
+type Shared = State<Arc<Server>>;
+/// The tenant that the request's key stands for; none where no key is needed.
+type Asker = Option<Extension<Tenant>>;
+type Pairs = Query<HashMap<String, String>>;
+
+fn tenant_of(asker: Asker) -> Option<Tenant> {
+    asker.map(|Extension(tenant)| tenant)
+}
+
+fn answer(answered: Result<Response<Body>, ApiError>) -> Response<Body> {
+    answered.unwrap_or_else(ApiError::into_response)
+}
+
+async fn get_model(State(server): Shared, Path(name): Path<String>) -> Response<Body> {
+    answer(models::get(&server, &name))
+}
+
+async fn create_message(headers: HeaderMap, request: ApiRequest) -> Response<Body> {
+    answer(anthropic::create(headers, request).await)
+}
+
+async fn count_message_tokens(headers: HeaderMap, request: ApiRequest) -> Response<Body> {
+    answer(anthropic::count_tokens(headers, request).await)
+}
+
+async fn get_response(server: Shared, tenant: Asker, Path(id): Path<String>, query: Pairs) -> Response<Body> {
+    answer(responses::retrieve(&server, tenant_of(tenant), &id, &query.0))
+}
+
+async fn delete_response(server: Shared, tenant: Asker, Path(id): Path<String>) -> Response<Body> {
+    answer(responses::delete(&server, tenant_of(tenant), &id))
+}
+
+async fn cancel_response(server: Shared, tenant: Asker, Path(id): Path<String>) -> Response<Body> {
+    answer(responses::cancel(&server, tenant_of(tenant), &id))
+}
+
+async fn get_input_items(
+    server: Shared,
+    tenant: Asker,
+    Path(id): Path<String>,
+    query: Pairs,
+) -> Response<Body> {
+    answer(responses::input_items(&server, tenant_of(tenant), &id, &query.0))
+}
