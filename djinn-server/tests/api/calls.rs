@@ -58,7 +58,7 @@ fn ask(seed: u64, more: Value) -> Value {
     body
 }
 
-/// Names and arguments of a list of calls, each of which is a whole one with an id of its own.
+/// Names and arguments of a list of calls. Each is whole and has an id of its own.
 fn read(calls: &Value) -> Vec<(String, Value)> {
     let mut ids = Vec::new();
     let read = calls.as_array().into_iter().flatten().map(|call| {

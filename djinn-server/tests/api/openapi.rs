@@ -15,7 +15,7 @@ fn every_path_that_is_told_is_there_and_takes_the_methods_that_are_told() {
     let document = document();
     let paths = document["paths"].as_object().unwrap();
     for (path, methods) in paths {
-        let place = path.replace('{', "x").replace('}', "x");
+        let place = path.replace(['{', '}'], "x");
         for method in ["get", "post", "put", "delete"] {
             let reply = shared().send(&method.to_uppercase(), &place, b"{}");
             // Names that do not exist are another failure than paths that do not.
