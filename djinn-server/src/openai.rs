@@ -1,6 +1,7 @@
 //! What OpenAI's APIs have in common: sampling fields, stop strings, usage, names of answers.
 
 pub(crate) mod chat;
+mod chunks;
 pub(crate) mod completions;
 mod messages;
 pub(crate) mod models;

@@ -1,13 +1,14 @@
 //! `/v1/chat/completions`.
 
+use super::chunks::{Choices, Chunks, Head};
 use super::structure::{self, Tools};
-use super::{FINGERPRINT, Streaming, UsageBody, answer_id, finish_name, finite, messages};
+use super::{Streaming, UsageBody, finish_name, finite, messages};
 use crate::body::Fields;
 use crate::fields::CHAT;
 use crate::model::ServedModel;
-use crate::reply::{self, EventSource, Frames};
+use crate::reply;
 use crate::server::ApiRequest;
-use crate::{Answers, ApiError, FinishReason, GenerateRequest, OutputEvent, TokenInfo};
+use crate::{Answers, ApiError, FinishReason, GenerateRequest, OutputEvent, Piece, TokenInfo};
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use serde::Serialize;
@@ -22,19 +23,16 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
     let names_a_function = structure::names_a_function(&fields);
     let generate = model.work(move |model| generate(&fields, model, &salt)).await?;
     let name = request.model_name(&model);
-    let head = Head { id: answer_id("chatcmpl-"), created: reply::unix_now(), model: name, names_a_function };
-    let (choices, with_logprobs) = (generate.choices as usize, generate.logprobs.is_some());
+    let head = Head::new("chatcmpl-", name);
+    let choices = ChatChoices {
+        with_logprobs: generate.logprobs.is_some(),
+        names_a_function,
+        begun: vec![false; generate.choices as usize],
+    };
     let answers = Answers::begin(model, generate).await?;
     match streaming.stream {
-        true => Ok(reply::events(ChatStream {
-            head,
-            answers,
-            streaming,
-            with_logprobs,
-            begun: vec![false; choices],
-            usage_is_due: streaming.usage,
-        })),
-        false => whole(head, answers, choices, with_logprobs).await,
+        true => Ok(reply::events(Chunks::new(head, answers, streaming, choices))),
+        false => whole(&head, answers, &choices).await,
     }
 }
 
@@ -88,25 +86,6 @@ pub(crate) fn generate(
     })
 }
 
-struct Head {
-    id: String,
-    created: u64,
-    model: String,
-    /// The client demanded one function by its name.
-    names_a_function: bool,
-}
-
-impl Head {
-    /// Why an answer ended. Calls that are demanded by name end with `stop` in OpenAI's API, others with `tool_calls`, as
-    /// vLLM's pull request 25054 found out by asking it.
-    fn finish(&self, reason: Option<FinishReason>) -> Option<&'static str> {
-        match reason {
-            Some(FinishReason::ToolCalls) if self.names_a_function => Some("stop"),
-            reason => reason.map(finish_name),
-        }
-    }
-}
-
 #[derive(Clone, Debug, Serialize)]
 struct Logprob<'a> {
     token: &'a str,
@@ -154,7 +133,7 @@ impl Message {
         }
     }
 
-    fn json(self, at: usize, head: &Head, with_logprobs: bool) -> Value {
+    fn json(self, at: usize, choices: &ChatChoices) -> Value {
         let Message { text, reasoning, calls, tokens, finish } = self;
         let content = if text.is_empty() && !calls.is_empty() { Value::Null } else { Value::String(text) };
         let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
@@ -167,8 +146,8 @@ impl Message {
         json!({
             "index": at,
             "message": message,
-            "logprobs": with_logprobs.then(|| json!({ "content": tokens, "refusal": null })),
-            "finish_reason": head.finish(finish),
+            "logprobs": choices.with_logprobs.then(|| json!({ "content": tokens, "refusal": null })),
+            "finish_reason": choices.finish(finish),
         })
     }
 }
@@ -177,13 +156,8 @@ fn call(id: &str, name: &str, arguments: &str) -> Value {
     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
 }
 
-async fn whole(
-    head: Head,
-    mut answers: Answers,
-    choices: usize,
-    with_logprobs: bool,
-) -> Result<Response<Body>, ApiError> {
-    let mut messages: Vec<Message> = (0..choices).map(|_| Message::default()).collect();
+async fn whole(head: &Head, mut answers: Answers, choices: &ChatChoices) -> Result<Response<Body>, ApiError> {
+    let mut messages: Vec<Message> = choices.begun.iter().map(|_| Message::default()).collect();
     while let Some(piece) = answers.next().await {
         let piece = piece?;
         let message = &mut messages[piece.choice as usize];
@@ -191,18 +165,9 @@ async fn whole(
         message.finish = message.finish.or(piece.finish);
         piece.events.into_iter().for_each(|event| message.take(event));
     }
-    let choices =
-        messages.into_iter().enumerate().map(|(at, message)| message.json(at, &head, with_logprobs));
-    let choices: Vec<Value> = choices.collect();
-    let body = json!({
-        "id": head.id,
-        "object": "chat.completion",
-        "created": head.created,
-        "model": head.model,
-        "system_fingerprint": FINGERPRINT,
-        "choices": choices,
-        "usage": UsageBody::from(answers.usage()),
-    });
+    let messages = messages.into_iter().enumerate().map(|(at, message)| message.json(at, choices));
+    let mut body = head.body("chat.completion", &messages.collect::<Vec<_>>());
+    body["usage"] = json!(UsageBody::from(answers.usage()));
     Ok(reply::json(StatusCode::OK, &body))
 }
 
@@ -223,37 +188,29 @@ fn delta(event: &OutputEvent) -> Option<Value> {
     }
 }
 
-struct ChatStream {
-    head: Head,
-    answers: Answers,
-    streaming: Streaming,
+/// What the answers of a request are told as.
+struct ChatChoices {
     with_logprobs: bool,
+    /// The client demanded one function by its name.
+    names_a_function: bool,
     /// Which answers have had their first chunk, which names the role.
     begun: Vec<bool>,
-    usage_is_due: bool,
 }
 
-impl ChatStream {
-    fn chunk(&self, events: &mut Frames, choices: &[Value], usage: bool) {
-        let Head { id, created, model, .. } = &self.head;
-        let mut chunk = json!({
-            "id": id,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
-            "choices": choices,
-        });
-        if usage || self.streaming.continuous {
-            chunk["usage"] = json!(UsageBody::from(self.answers.usage()));
+impl ChatChoices {
+    /// Why an answer ended. Calls that are demanded by name end with `stop` in OpenAI's API, others with `tool_calls`, as
+    /// vLLM's pull request 25054 found out by asking it.
+    fn finish(&self, reason: Option<FinishReason>) -> Option<&'static str> {
+        match reason {
+            Some(FinishReason::ToolCalls) if self.names_a_function => Some("stop"),
+            reason => reason.map(finish_name),
         }
-        events.data(&chunk);
     }
 
-    /// A chunk of one answer, after the one that begins it.
-    fn choice_chunk(
+    /// Adds an entry for one answer, after the one that begins it.
+    fn add(
         &mut self,
-        events: &mut Frames,
+        entries: &mut Vec<Value>,
         choice: u32,
         delta: &Value,
         token: Option<&TokenInfo>,
@@ -261,51 +218,41 @@ impl ChatStream {
     ) {
         if !std::mem::replace(&mut self.begun[choice as usize], true) {
             let role = json!({ "role": "assistant", "content": "" });
-            self.choice_chunk(events, choice, &role, None, None);
+            self.add(entries, choice, &role, None, None);
         }
-        let mut body = json!({ "index": choice, "delta": delta, "finish_reason": self.head.finish(finish) });
+        let mut entry = json!({ "index": choice, "delta": delta, "finish_reason": self.finish(finish) });
         if self.with_logprobs {
-            let entry = token.map(|token| json!({ "content": [logprob(token)], "refusal": null }));
-            body["logprobs"] = entry.unwrap_or(Value::Null);
+            let logprobs = token.map(|token| json!({ "content": [logprob(token)], "refusal": null }));
+            entry["logprobs"] = logprobs.unwrap_or(Value::Null);
         }
-        self.chunk(events, &[body], false);
+        entries.push(entry);
     }
 }
 
-impl EventSource for ChatStream {
-    async fn next(&mut self, events: &mut Frames) -> bool {
-        match self.answers.next().await {
-            Some(Ok(piece)) => {
-                let mut deltas: Vec<Value> = piece.events.iter().filter_map(delta).collect();
-                if deltas.is_empty() && piece.token.is_some() {
-                    deltas.push(json!({ "content": "" }));
-                }
-                // The token is told with the first.
-                let mut token = piece.token.as_ref();
-                for delta in &deltas {
-                    self.choice_chunk(events, piece.choice, delta, token.take(), None);
-                }
-                if piece.finish.is_some() {
-                    self.choice_chunk(events, piece.choice, &json!({}), None, piece.finish);
-                }
-                true
-            }
-            Some(Err(error)) => {
-                events.error(&error);
-                false
-            }
-            None => {
-                if std::mem::take(&mut self.usage_is_due) {
-                    self.chunk(events, &[], true);
-                }
-                events.done();
-                false
-            }
+impl Choices for ChatChoices {
+    const OBJECT: &'static str = "chat.completion.chunk";
+
+    fn tell(&mut self, piece: &Piece) -> Vec<Value> {
+        let mut deltas: Vec<Value> = piece.events.iter().filter_map(delta).collect();
+        if deltas.is_empty() && piece.token.is_some() {
+            deltas.push(json!({ "content": "" }));
         }
+        let mut entries = Vec::new();
+        // The token is told with the first.
+        let mut token = piece.token.as_ref();
+        for delta in &deltas {
+            self.add(&mut entries, piece.choice, delta, token.take(), None);
+        }
+        if piece.finish.is_some() {
+            self.add(&mut entries, piece.choice, &json!({}), None, piece.finish);
+        }
+        entries
     }
 
-    fn still_here(&mut self, events: &mut Frames) {
+    fn still_here(&mut self) -> Vec<Value> {
         let choice = self.begun.iter().position(|begun| !begun).unwrap_or(0);
-        self.choice_chunk(events, choice as u32, &json!({}), None, None);
+        let mut entries = Vec::new();
+        self.add(&mut entries, choice as u32, &json!({}), None, None);
+        entries
     }
 }

@@ -1,12 +1,13 @@
 //! `/v1/completions`.
 
-use super::{FINGERPRINT, Streaming, UsageBody, answer_id, finish_name, finite};
+use super::chunks::{Choices, Chunks, Head};
+use super::{Streaming, UsageBody, finish_name, finite};
 use crate::body::Fields;
 use crate::fields::COMPLETIONS;
 use crate::model::ServedModel;
-use crate::reply::{self, EventSource, Frames};
+use crate::reply;
 use crate::server::ApiRequest;
-use crate::{Answers, ApiError, GenerateRequest, TokenInfo};
+use crate::{Answers, ApiError, FinishReason, GenerateRequest, Piece, TokenInfo};
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
@@ -42,19 +43,14 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
     });
     let (generate, echo) = prepared.await?;
     let name = request.model_name(&model);
-    let head = Head { id: answer_id("cmpl-"), created: reply::unix_now(), model: name };
-    let (choices, with_logprobs) = (generate.choices as usize, generate.logprobs.is_some());
+    let head = Head::new("cmpl-", name);
+    let count = generate.choices as usize;
+    let logprobs = generate.logprobs.map(|_| vec![0; count]);
+    let choices = TextChoices { logprobs, echo: vec![echo; count] };
     let answers = Answers::begin(model, generate).await?;
     match streaming.stream {
-        true => Ok(reply::events(TextChunks {
-            head,
-            answers,
-            streaming,
-            logprobs: with_logprobs.then(|| vec![0; choices]),
-            echo: vec![echo; choices],
-            usage_is_due: streaming.usage,
-        })),
-        false => whole(head, answers, choices, with_logprobs, &echo).await,
+        true => Ok(reply::events(Chunks::new(head, answers, streaming, choices))),
+        false => whole(&head, answers, choices).await,
     }
 }
 
@@ -98,26 +94,6 @@ fn prompt(fields: &Fields, model: &ServedModel) -> Result<(Vec<u32>, String), Ap
     }
 }
 
-struct Head {
-    id: String,
-    created: u64,
-    model: String,
-}
-
-impl Head {
-    fn body(&self, choices: &[Value]) -> Value {
-        let Head { id, created, model } = self;
-        json!({
-            "id": id,
-            "object": "text_completion",
-            "created": created,
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
-            "choices": choices,
-        })
-    }
-}
-
 fn choice(at: usize, text: &str, logprobs: &Value, finish: Option<&str>) -> Value {
     json!({ "index": at, "text": text, "logprobs": logprobs, "finish_reason": finish })
 }
@@ -141,14 +117,9 @@ fn logprobs(tokens: &[TokenInfo], offset: &mut usize) -> Value {
     })
 }
 
-async fn whole(
-    head: Head,
-    mut answers: Answers,
-    choices: usize,
-    with_logprobs: bool,
-    echo: &str,
-) -> Result<Response<Body>, ApiError> {
-    let mut texts = vec![(echo.to_owned(), Vec::new(), None); choices];
+async fn whole(head: &Head, mut answers: Answers, choices: TextChoices) -> Result<Response<Body>, ApiError> {
+    let with_logprobs = choices.logprobs.is_some();
+    let mut texts: Vec<_> = choices.echo.into_iter().map(|echo| (echo, Vec::new(), None)).collect();
     while let Some(piece) = answers.next().await {
         let piece = piece?;
         let (text, tokens, finish) = &mut texts[piece.choice as usize];
@@ -156,68 +127,37 @@ async fn whole(
         tokens.extend(piece.token);
         *finish = finish.or(piece.finish);
     }
-    let choices: Vec<Value> = texts
-        .iter()
-        .enumerate()
-        .map(|(at, (text, tokens, finish))| {
-            let logprobs = if with_logprobs { logprobs(tokens, &mut 0) } else { Value::Null };
-            choice(at, text, &logprobs, finish.map(finish_name))
-        })
-        .collect();
-    let mut body = head.body(&choices);
+    let entry = |(at, (text, tokens, finish)): (usize, &(String, Vec<TokenInfo>, Option<FinishReason>))| {
+        let logprobs = if with_logprobs { logprobs(tokens, &mut 0) } else { Value::Null };
+        choice(at, text, &logprobs, finish.map(finish_name))
+    };
+    let mut body = head.body(TextChoices::OBJECT, &texts.iter().enumerate().map(entry).collect::<Vec<_>>());
     body["usage"] = json!(UsageBody::from(answers.usage()));
     Ok(reply::json(StatusCode::OK, &body))
 }
 
-struct TextChunks {
-    head: Head,
-    answers: Answers,
-    streaming: Streaming,
+/// What the answers of a request are told as.
+struct TextChoices {
     /// Of each answer, where its next token begins; none if log-probabilities are not asked for.
     logprobs: Option<Vec<usize>>,
     /// What goes before each answer, until it has gone.
     echo: Vec<String>,
-    usage_is_due: bool,
 }
 
-impl TextChunks {
-    fn chunk(&self, events: &mut Frames, choices: &[Value], usage: bool) {
-        let mut chunk = self.head.body(choices);
-        if usage || self.streaming.continuous {
-            chunk["usage"] = json!(UsageBody::from(self.answers.usage()));
-        }
-        events.data(&chunk);
-    }
-}
+impl Choices for TextChoices {
+    const OBJECT: &'static str = "text_completion";
 
-impl EventSource for TextChunks {
-    async fn next(&mut self, events: &mut Frames) -> bool {
-        match self.answers.next().await {
-            Some(Ok(piece)) => {
-                let at = piece.choice as usize;
-                let text = std::mem::take(&mut self.echo[at]) + &piece.text();
-                let logprobs = match (&mut self.logprobs, &piece.token) {
-                    (Some(offsets), Some(token)) => logprobs(std::slice::from_ref(token), &mut offsets[at]),
-                    _ => Value::Null,
-                };
-                self.chunk(events, &[choice(at, &text, &logprobs, piece.finish.map(finish_name))], false);
-                true
-            }
-            Some(Err(error)) => {
-                events.error(&error);
-                false
-            }
-            None => {
-                if std::mem::take(&mut self.usage_is_due) {
-                    self.chunk(events, &[], true);
-                }
-                events.done();
-                false
-            }
-        }
+    fn tell(&mut self, piece: &Piece) -> Vec<Value> {
+        let at = piece.choice as usize;
+        let text = std::mem::take(&mut self.echo[at]) + &piece.text();
+        let logprobs = match (&mut self.logprobs, &piece.token) {
+            (Some(offsets), Some(token)) => logprobs(std::slice::from_ref(token), &mut offsets[at]),
+            _ => Value::Null,
+        };
+        vec![choice(at, &text, &logprobs, piece.finish.map(finish_name))]
     }
 
-    fn still_here(&mut self, events: &mut Frames) {
-        self.chunk(events, &[choice(0, "", &Value::Null, None)], false);
+    fn still_here(&mut self) -> Vec<Value> {
+        vec![choice(0, "", &Value::Null, None)]
     }
 }

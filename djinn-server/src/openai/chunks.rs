@@ -1,0 +1,98 @@
+//! The streams of OpenAI's completions: chunks with one head, usage, and an end.
+
+use super::{FINGERPRINT, Streaming, UsageBody, answer_id};
+use crate::reply::{self, EventSource, Frames};
+use crate::{Answers, Piece};
+use serde_json::{Value, json};
+
+/// What an answer begins with, whole or in each chunk.
+pub(super) struct Head {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl Head {
+    /// Of an answer that begins now; its id begins with `prefix`.
+    pub(super) fn new(prefix: &str, model: String) -> Self {
+        Head { id: answer_id(prefix), created: reply::unix_now(), model }
+    }
+
+    /// An answer or a chunk of it.
+    pub(super) fn body(&self, object: &str, choices: &[Value]) -> Value {
+        let Head { id, created, model } = self;
+        json!({
+            "id": id,
+            "object": object,
+            "created": created,
+            "model": model,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+        })
+    }
+}
+
+/// Makes the entries of `choices`.
+pub(super) trait Choices: Send + 'static {
+    /// What a chunk is called.
+    const OBJECT: &'static str;
+
+    /// The entries that tell of a piece, each for a chunk of its own.
+    fn tell(&mut self, piece: &Piece) -> Vec<Value>;
+
+    /// The entries that say no more than that the stream lives.
+    fn still_here(&mut self) -> Vec<Value>;
+}
+
+/// An answer as it comes.
+pub(super) struct Chunks<C> {
+    head: Head,
+    answers: Answers,
+    streaming: Streaming,
+    choices: C,
+    usage_is_due: bool,
+}
+
+impl<C: Choices> Chunks<C> {
+    pub(super) fn new(head: Head, answers: Answers, streaming: Streaming, choices: C) -> Self {
+        Chunks { head, answers, streaming, choices, usage_is_due: streaming.usage }
+    }
+
+    fn chunk(&self, events: &mut Frames, choices: &[Value], usage: bool) {
+        let mut chunk = self.head.body(C::OBJECT, choices);
+        if usage || self.streaming.continuous {
+            chunk["usage"] = json!(UsageBody::from(self.answers.usage()));
+        }
+        events.data(&chunk);
+    }
+}
+
+impl<C: Choices> EventSource for Chunks<C> {
+    async fn next(&mut self, events: &mut Frames) -> bool {
+        match self.answers.next().await {
+            Some(Ok(piece)) => {
+                for choice in self.choices.tell(&piece) {
+                    self.chunk(events, &[choice], false);
+                }
+                true
+            }
+            Some(Err(error)) => {
+                events.error(&error);
+                false
+            }
+            None => {
+                if std::mem::take(&mut self.usage_is_due) {
+                    self.chunk(events, &[], true);
+                }
+                events.done();
+                false
+            }
+        }
+    }
+
+    fn still_here(&mut self, events: &mut Frames) {
+        for choice in self.choices.still_here() {
+            self.chunk(events, &[choice], false);
+        }
+    }
+}
