@@ -211,6 +211,12 @@ pub(crate) struct LoadArgs {
     /// Settings of the scheduler: the table `scheduler` of a .yaml or .toml file
     #[arg(long, value_name = "FILE")]
     pub(crate) scheduler: Option<PathBuf>,
+    /// Sessions that are remembered by name; those that were not used for longest are forgotten for others
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) max_sessions: u32,
+    /// Seconds from a session's last use until it is forgotten
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u32).range(1..=604_800))]
+    pub(crate) session_ttl: u32,
     /// Requests that are served or queue; others are answered with 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) max_requests: u32,

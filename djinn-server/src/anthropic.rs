@@ -34,14 +34,15 @@ pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Result<Re
     let stream = fields.flag("stream")?;
     let max_tokens = fields.integer("max_tokens", 1..=u64::MAX)?;
     let max_tokens = max_tokens.ok_or_else(|| ApiError::field("max_tokens", "`max_tokens` is missing"))?;
-    let salt = request.salt();
+    let (salt, hints) = (request.salt(), request.hints(&fields, None)?);
     let prepared = model.work(move |model| {
         let stop = request::stop_sequences(&fields)?;
         let chat = request::chat_fields(&fields)?;
         request::check_last(&fields)?;
         Ok(GenerateRequest { max_tokens: Some(max_tokens), stop, ..chat::generate(&chat, model, &salt)? })
     });
-    let generate = prepared.await?;
+    let mut generate = prepared.await?;
+    hints.apply(&mut generate);
     let name = request.model_name(&model);
     let mut answers = Answers::begin(model, generate).await?;
     let mut message = Message::new(answer_id("msg_"), name, max_tokens);

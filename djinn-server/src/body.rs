@@ -29,6 +29,19 @@ impl Fields {
         Self::new(fields, endpoint)
     }
 
+    /// As [`parse`](Self::parse); an empty body has no fields.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub(crate) fn parse_or_none(body: &[u8], endpoint: &Endpoint) -> Result<Self, ApiError> {
+        Self::parse(if body.is_empty() { b"{}" } else { body }, endpoint)
+    }
+
+    /// All fields, as an object.
+    pub(crate) fn whole(&self) -> Value {
+        Value::Object(self.fields.clone())
+    }
+
     /// The fields of a request that was translated from another API's; the same refusals.
     ///
     /// # Errors

@@ -57,6 +57,29 @@ const fn refused(
     RequestField { name, support: Support::Refused { neutral, instead } }
 }
 
+/// What all requests that generate may say of their session.
+const HINTS: [RequestField; 3] = [
+    yes(
+        "agent_hints",
+        "`expected_tool_duration_ms`: how long the session waits after its turn; `cache_ttl_ms`: how long it is kept; others are labels",
+    ),
+    yes(
+        "nvext",
+        "Dynamo's: `agent_hints.priority` (higher goes first), `session_control` (`session_id`, `action`, `timeout` in seconds); others have no effect",
+    ),
+    yes(
+        "kv_hints",
+        "vLLM's envelope of version 0.1; the action `djinn.signal` of version 1 is a signal after the turn, others have no effect",
+    ),
+];
+
+/// Names the session where a better name is missing.
+const WEAKER: &str = "a text names the session, where nothing better does";
+const SESSION_ID: RequestField = yes(
+    "session_id",
+    "names the session that the request is a turn of, as headers do: [sessions](../djinn-server/README.md#sessions)",
+);
+
 const LABEL: &str = "a label for the provider's own records";
 
 /// `/v1/chat/completions`.
@@ -129,13 +152,18 @@ pub const CHAT: Endpoint = Endpoint {
         refused("guided_grammar", &[], "use `response_format`"),
         refused("structured_outputs", &[], "use `response_format`"),
         ignored("metadata", LABEL),
-        ignored("user", LABEL),
         ignored("safety_identifier", LABEL),
         ignored("service_tier", "there is one tier"),
-        ignored("prompt_cache_key", "prefixes are found by their content"),
         ignored("prompt_cache_options", "prefixes are kept while there is room"),
         ignored("prompt_cache_retention", "prefixes are kept while there is room"),
-        ignored("session_id", "prefixes are found by their content"),
+        SESSION_ID,
+        yes("prompt_cache_key", WEAKER),
+        yes("program_id", WEAKER),
+        yes("user", WEAKER),
+        HINTS[0],
+        HINTS[1],
+        HINTS[2],
+        yes("conversation", WEAKER),
     ],
 };
 
@@ -173,9 +201,14 @@ pub const COMPLETIONS: Endpoint = Endpoint {
         refused("grammar", &["\"\""], "use `/v1/chat/completions` with `response_format`"),
         refused("min_tokens", &["0"], "use `ignore_eos` with `max_tokens`"),
         refused("prompt_logprobs", &["0"], "use `djinn logits`"),
-        ignored("user", LABEL),
-        ignored("session_id", "prefixes are found by their content"),
-        ignored("prompt_cache_key", "prefixes are found by their content"),
+        SESSION_ID,
+        yes("prompt_cache_key", WEAKER),
+        yes("program_id", WEAKER),
+        yes("user", WEAKER),
+        HINTS[0],
+        HINTS[1],
+        HINTS[2],
+        yes("conversation", WEAKER),
     ],
 };
 
@@ -220,13 +253,21 @@ const MESSAGE_FIELDS: &[RequestField] = &[
     refused("mcp_servers", &["[]"], "the server runs no tools"),
     ignored("cache_control", "prefixes are found by their content, and kept while there is room"),
     ignored("context_management", "the conversation is what the client sends"),
-    ignored("metadata", LABEL),
+    yes("metadata", "`user_id` names the session, where nothing better does"),
     ignored("diagnostics", LABEL),
     ignored("inference_geo", "the server is where it is"),
     ignored("service_tier", "there is one tier"),
     ignored("speed", "there is one speed"),
     ignored("user_profile_id", LABEL),
     ignored("workspace_id", LABEL),
+    SESSION_ID,
+    yes("prompt_cache_key", WEAKER),
+    yes("program_id", WEAKER),
+    yes("user", WEAKER),
+    HINTS[0],
+    HINTS[1],
+    HINTS[2],
+    yes("conversation", WEAKER),
 ];
 
 /// `/v1/responses`.
@@ -280,12 +321,17 @@ pub const RESPONSES: Endpoint = Endpoint {
         ignored("image", "the model reads text only"),
         ignored("max_tool_calls", "counts calls of tools that the server runs, and it runs none"),
         ignored("stream_options", "events are not padded"),
-        ignored("user", LABEL),
         ignored("safety_identifier", LABEL),
         ignored("service_tier", "there is one tier"),
-        ignored("prompt_cache_key", "prefixes are found by their content"),
         ignored("prompt_cache_options", "prefixes are kept while there is room"),
         ignored("prompt_cache_retention", "prefixes are kept while there is room"),
+        SESSION_ID,
+        yes("prompt_cache_key", WEAKER),
+        yes("program_id", WEAKER),
+        yes("user", WEAKER),
+        HINTS[0],
+        HINTS[1],
+        HINTS[2],
     ],
 };
 
@@ -320,9 +366,36 @@ pub const DETOKENIZE: Endpoint = Endpoint {
     ],
 };
 
+/// `/v1/sessions`.
+pub const SESSIONS: Endpoint = Endpoint {
+    path: "/v1/sessions",
+    fields: &[
+        yes("id", "1 to 256 visible ASCII characters; another one each time, if not given"),
+        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+        yes("parent", "the name of another session; it is shown"),
+        yes("ttl_s", "seconds that it is kept without use"),
+    ],
+};
+
+/// `/v1/sessions/{id}/signal`.
+pub const SIGNAL: Endpoint = Endpoint {
+    path: "/v1/sessions/{id}/signal",
+    fields: &[
+        yes("phase", "`io_wait`, `compute` or `idle`"),
+        yes("tool", "for `io_wait`: waits are learned by this name, of up to 128 bytes"),
+        yes("estimated_resume_ms", "for `io_wait`: from now until the next request"),
+    ],
+};
+
+/// `/v1/sessions/{id}/fork`.
+pub const FORK: Endpoint = Endpoint {
+    path: "/v1/sessions/{id}/fork",
+    fields: &[yes("id", "the new session's; another one each time, if not given")],
+};
+
 /// All requests that have a body.
 pub const ENDPOINTS: &[Endpoint] =
-    &[CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE];
+    &[CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE, SESSIONS, SIGNAL, FORK];
 
 /// The tables as a page of Markdown.
 pub fn document() -> String {

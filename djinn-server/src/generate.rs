@@ -1,16 +1,19 @@
 //! What every API asks a model for, and what comes of it.
 
+mod lease;
 mod text;
 
 pub use text::{Piece, TokenInfo};
 
 use crate::model::ServedModel;
-use crate::{ApiError, ReasoningMode, ToolFormat, write_times};
-use djinn_engine::{Client, Constraint, Finish, Happening, Opening, Origin, Sampling, SessionId, Turn};
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::sessions::{TurnResult, conflict};
+use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, ToolFormat, write_times};
+use djinn_engine::{Constraint, Finish, Happening, Listener, Opening, Origin, Sampling, Turn};
+use lease::Lease;
+use std::sync::Arc;
 use std::time::Instant;
 use text::Speaking;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 /// A generation as every API asks for it: one or more answers to one prompt.
 #[derive(Clone, Debug, Default)]
@@ -43,6 +46,8 @@ pub struct GenerateRequest {
     pub priority: i32,
     /// Requests of one salt share the prefixes that they have in common.
     pub salt: Vec<u8>,
+    /// The session whose next turn the first answer is. Other answers have sessions of their own, which end with them.
+    pub session: Option<SessionUse>,
 }
 
 /// What an answer's text may hold beside text.
@@ -76,39 +81,13 @@ pub enum FinishReason {
 pub struct TokenUsage {
     /// Of the prompt, once.
     pub prompt: u64,
+    /// Those of the prompt that were not computed for the first answer, since their keys and values were there.
+    pub cached: u64,
     /// Generated, of all answers.
     pub completion: u64,
 }
 
-/// A session that ends when this is dropped, at whatever point.
-struct Lease {
-    client: Client,
-    state: Arc<Mutex<LeaseState>>,
-}
-
-/// The engine's answer and the end of the lease may come in any order.
-enum LeaseState {
-    Asked,
-    Open(SessionId),
-    Ended,
-}
-
-impl Lease {
-    fn end(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let LeaseState::Open(id) = std::mem::replace(&mut *state, LeaseState::Ended) {
-            self.client.abort(id);
-        }
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// A generation under way. Dropping it ends its sessions within a step.
+/// A generation under way. Dropping it ends its turns within a step, and its sessions but for one that a client named.
 pub struct Answers {
     model: Arc<ServedModel>,
     leases: Vec<Lease>,
@@ -121,6 +100,8 @@ pub struct Answers {
     open: usize,
     /// How often the engine had failed before.
     failures: u64,
+    /// The function that the first answer calls first.
+    tool: Option<String>,
 }
 
 impl Answers {
@@ -150,6 +131,11 @@ impl Answers {
         let (sender, happenings) = mpsc::unbounded_channel();
         let speaking: Result<Vec<_>, _> =
             (0..generate.choices).map(|choice| Speaking::new(&model, &generate, choice)).collect();
+        let speaking = speaking?;
+        let mut session = match generate.session.clone() {
+            Some(session) if generate.choices > 0 => model.sessions().begin(session, &generate.salt)?,
+            Some(_) | None => None,
+        };
         let mut opened = Vec::new();
         let mut leases = Vec::new();
         let mut stop_tokens = generate.stop_tokens.clone();
@@ -167,46 +153,44 @@ impl Answers {
                 constraint: generate.constraint.clone(),
                 logprobs: generate.logprobs,
             };
-            let limit = Some((tokens + max_tokens - 1).min(context));
+            let (ticket, waiting) = session.take().filter(|_| at == 0).unzip();
+            // A session that lives on has room for more turns.
+            let limit = ticket.is_none().then_some((tokens + max_tokens - 1).min(context));
             let origin = Origin::Salt(generate.salt.clone());
-            let opening = Opening { turn, priority: generate.priority, limit, origin, ..Opening::default() };
-            let sender = sender.clone();
-            let listener = Box::new(move |happening| sender.send((at, happening, Instant::now())).is_ok());
-            let state = Arc::new(Mutex::new(LeaseState::Asked));
-            let (answer, answered) = oneshot::channel();
-            let (shared, own) = (Arc::clone(&state), client.clone());
-            client.begin_open(opening, listener, move |result| {
-                if let Ok(id) = result {
-                    let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                    match *state {
-                        LeaseState::Ended => own.abort(id),
-                        LeaseState::Asked | LeaseState::Open(_) => *state = LeaseState::Open(id),
-                    }
-                }
-                // A client that has left reads no answer.
-                let _ = answer.send(result);
-            });
-            leases.push(Lease { client: client.clone(), state });
-            opened.push(answered);
+            let opening = Opening {
+                turn,
+                priority: generate.priority,
+                limit,
+                origin,
+                outlives_listener: ticket.is_some(),
+            };
+            let listener = || -> Listener {
+                let sender = sender.clone();
+                Box::new(move |happening| sender.send((at, happening, Instant::now())).is_ok())
+            };
+            let (lease, asked) = Lease::ask(client.clone(), opening, listener, ticket, waiting.flatten());
+            leases.push(lease);
+            opened.push(asked);
         }
         drop(sender);
         let open = leases.len();
         let answers = Answers {
             leases,
-            speaking: speaking?,
+            speaking,
             happenings,
-            usage: TokenUsage { prompt: tokens, completion: 0 },
+            usage: TokenUsage { prompt: tokens, ..TokenUsage::default() },
             asked: Instant::now(),
             latest: None,
             open,
             failures,
+            tool: None,
             model,
         };
-        for answered in opened {
-            match answered.await {
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => return Err(ApiError::of_engine(&error, field)),
-                Err(_) => return Err(answers.model.gone(answers.failures).await),
+        for (lease, asked) in answers.leases.iter().zip(opened) {
+            match lease.confirm(asked).await {
+                Some(Ok(())) => {}
+                Some(Err(error)) => return Err(ApiError::of_engine(&error, field)),
+                None => return Err(answers.model.gone(answers.failures).await),
             }
         }
         answers.model.metrics().began(tokens);
@@ -220,20 +204,30 @@ impl Answers {
     pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         while self.open > 0 {
             let Some((at, happening, told)) = self.happenings.recv().await else {
-                let error = self.model.gone(self.failures).await;
-                self.open = 0;
-                return Some(Err(error));
+                let gone = match self.leases.iter().any(Lease::is_deleted) {
+                    true => conflict("the session was deleted".to_owned(), "session_deleted"),
+                    false => self.model.gone(self.failures).await,
+                };
+                return Some(Err(self.fail(gone)));
             };
             if self.speaking[at].is_over() {
                 continue;
             }
             match happening {
-                Happening::Token { token, finish, logprobs, .. } => {
+                Happening::Token { token, finish, logprobs, reused } => {
                     self.count();
                     let piece = self.speaking[at].take(token, finish, logprobs.as_deref());
+                    if at == 0 {
+                        if let Some(reused) = reused {
+                            self.usage.cached = reused.min(self.usage.prompt);
+                            self.model.metrics().reused(self.usage.cached);
+                        }
+                        self.tool = self.tool.take().or_else(|| called(&piece));
+                    }
                     if let Some(reason) = piece.finish {
                         self.open -= 1;
-                        self.leases[at].end();
+                        let (tool, usage) = (self.tool.clone(), self.usage);
+                        self.leases[at].end(Some(TurnResult { finish: reason, tool, usage }));
                         self.model.metrics().finished(reason, self.asked.elapsed());
                     }
                     if !piece.is_empty() {
@@ -241,7 +235,10 @@ impl Answers {
                         return Some(Ok(piece));
                     }
                 }
-                Happening::TurnEnded => {}
+                Happening::TurnEnded => {
+                    let message = "the session's turn was ended".to_owned();
+                    return Some(Err(self.fail(conflict(message, "session_state"))));
+                }
                 Happening::Refused(why) => return Some(Err(self.fail(ApiError::of_refusal(why)))),
                 Happening::Failed(why) => return Some(Err(self.fail(ApiError::failed(why.to_string())))),
             }
@@ -272,6 +269,14 @@ impl Answers {
     pub fn model(&self) -> &Arc<ServedModel> {
         &self.model
     }
+}
+
+/// The first function that a piece of an answer begins to call.
+fn called(piece: &Piece) -> Option<String> {
+    piece.events.iter().find_map(|event| match event {
+        OutputEvent::CallStart { name, .. } => Some(name.clone()),
+        _ => None,
+    })
 }
 
 impl From<Finish> for FinishReason {

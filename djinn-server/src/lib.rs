@@ -18,6 +18,7 @@ mod reply;
 mod request;
 mod routes;
 mod server;
+mod sessions;
 mod tools;
 mod write_times;
 
@@ -28,4 +29,5 @@ pub use guard::{AccessRules, Keys};
 pub use listen::{BoundServer, Stop};
 pub use model::{ServedModel, Serving};
 pub use server::{Limits, Server};
+pub use sessions::SessionUse;
 pub use tools::{OutputEvent, OutputParser, ReasoningMode, ToolFormat};

@@ -27,6 +27,8 @@ const MOST_HEADERS: usize = 100;
 const READ_AHEAD: usize = 64 << 10;
 /// After a connection could not be accepted: the process may be out of descriptors for a moment.
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
+/// Between two looks for sessions whose time is over.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// What a client gets that finds too many connections.
 const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
@@ -108,6 +110,13 @@ impl BoundServer {
         let connections = Arc::new(Semaphore::new(limits.connections));
         let graceful = GracefulShutdown::new();
         let mut stopped = stop.asked.subscribe();
+        let swept = Arc::clone(&server);
+        let sweeper = tokio::spawn(async move {
+            loop {
+                sleep(SWEEP_EVERY).await;
+                swept.sweep_sessions();
+            }
+        });
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -137,6 +146,7 @@ impl BoundServer {
             () = graceful.shutdown() => {}
             () = sleep(limits.drain_time) => {}
         }
+        sweeper.abort();
         Ok(())
     }
 }

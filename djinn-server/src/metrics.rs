@@ -119,6 +119,7 @@ impl ServerMetrics {
 #[derive(Debug, Default)]
 pub(crate) struct ModelMetrics {
     prompt_tokens: AtomicU64,
+    reused_tokens: AtomicU64,
     generation_tokens: AtomicU64,
     finished_stop: AtomicU64,
     finished_calls: AtomicU64,
@@ -132,6 +133,11 @@ impl ModelMetrics {
     /// A generation with so long a prompt began.
     pub(crate) fn began(&self, prompt_tokens: u64) {
         self.prompt_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
+    }
+
+    /// Tokens of a prompt were not computed, since their keys and values were there.
+    pub(crate) fn reused(&self, tokens: u64) {
+        self.reused_tokens.fetch_add(tokens, Ordering::Relaxed);
     }
 
     /// A token came.
@@ -160,6 +166,8 @@ pub(crate) struct ModelPage<'a> {
     pub(crate) name: &'a str,
     pub(crate) metrics: &'a ModelMetrics,
     pub(crate) occupancy: Option<Occupancy>,
+    /// Sessions that are remembered by name.
+    pub(crate) sessions: usize,
 }
 
 /// The page, in Prometheus' text format.
@@ -198,10 +206,23 @@ pub(crate) fn page(models: &[ModelPage<'_>], server: &ServerMetrics) -> String {
     family("djinn_num_requests_running", "gauge", "Sessions that compute.", &running);
     let waiting = gauge(|held| held.waiting as f64);
     family("djinn_num_requests_waiting", "gauge", "Sessions that wait for KV pages.", &waiting);
+    let parked = gauge(|held| held.parked as f64);
+    family("djinn_num_sessions_parked", "gauge", "Sessions between turns, or held by their client.", &parked);
+    let named = |page: &mut String, name: &str, model: &ModelPage<'_>| {
+        line(page, format_args!("{name}{{model_name=\"{}\"}} {}", label(model.name), model.sessions));
+    };
+    family("djinn_num_sessions", "gauge", "Sessions that are remembered by name.", &named);
     let used = gauge(|held| 1.0 - f64::from(held.device_free) / f64::from(held.device_pages.max(1)));
     family("djinn_kv_cache_usage_perc", "gauge", "Share of the device's KV pages in use, 0 to 1.", &used);
     let prompts = counter(|metrics| &metrics.prompt_tokens);
     family("djinn_prompt_tokens_total", "counter", "Tokens of prompts.", &prompts);
+    let hits = counter(|metrics| &metrics.reused_tokens);
+    family(
+        "djinn_prefix_cache_hits_total",
+        "counter",
+        "Tokens of prompts that were not computed again.",
+        &hits,
+    );
     let generated = counter(|metrics| &metrics.generation_tokens);
     family("djinn_generation_tokens_total", "counter", "Generated tokens.", &generated);
     let finished = |page: &mut String, name: &str, model: &ModelPage<'_>| {

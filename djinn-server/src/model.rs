@@ -5,6 +5,7 @@ mod slot;
 
 use crate::error::{Error, Result};
 use crate::metrics::ModelMetrics;
+use crate::sessions::SessionTable;
 use crate::{ApiError, GrammarError, Grammars, reply};
 use djinn_device::Ops;
 use djinn_engine::{Client, Occupancy};
@@ -34,11 +35,18 @@ pub struct Serving {
     pub kv_bytes: Option<u64>,
     /// Bytes of the KV cache in host memory, for sessions that are parked.
     pub host_kv_bytes: u64,
-    /// Which parts the scheduler has, and their constants.
+    /// Which parts the scheduler has, and their constants. Under the policy `none`, which moves no pages, named sessions
+    /// keep no keys and values between turns: they would keep others out.
     pub scheduler: djinn_scheduler::Settings,
     /// Waits after a failure of the engine: before the first attempt to start it again, the second and so on; the last
     /// one counts for all others. By default 0, 1, 2, 5, 10 and 30 s.
     pub restart_after: Vec<Duration>,
+    /// Sessions that are remembered by name; those that were not used for longest are forgotten for others.
+    pub sessions: usize,
+    /// The same for those of one API key.
+    pub sessions_per_key: usize,
+    /// From a session's last use until it is forgotten, where its client does not say.
+    pub session_idle: Duration,
 }
 
 impl Default for Serving {
@@ -49,6 +57,9 @@ impl Default for Serving {
             host_kv_bytes: 0,
             scheduler: djinn_scheduler::Settings::default(),
             restart_after: RESTART_AFTER.map(Duration::from_secs).to_vec(),
+            sessions: 4096,
+            sessions_per_key: 1024,
+            session_idle: Duration::from_secs(30 * 60),
         }
     }
 }
@@ -86,6 +97,7 @@ pub struct ServedModel {
     end_tokens: Vec<u32>,
     created: u64,
     metrics: ModelMetrics,
+    sessions: Arc<SessionTable>,
     /// Made when a request first asks for structured output.
     grammars: OnceLock<std::result::Result<Grammars, GrammarError>>,
 }
@@ -162,8 +174,20 @@ impl ServedModel {
         end_tokens.sort_unstable();
         end_tokens.dedup();
         let created = reply::unix_now();
+        let Serving { sessions, sessions_per_key, session_idle, scheduler, .. } = serving;
+        let keeps = scheduler.policy != "none";
+        let sessions = SessionTable::new(*sessions, *sessions_per_key, *session_idle, keeps);
         let (metrics, grammars) = (ModelMetrics::default(), OnceLock::new());
-        Ok(ServedModel { model, slot, context, end_tokens, created, metrics, grammars })
+        Ok(ServedModel {
+            model,
+            slot,
+            context,
+            end_tokens,
+            created,
+            metrics,
+            sessions: Arc::new(sessions),
+            grammars,
+        })
     }
 
     /// Tokens that a sequence may have.
@@ -188,6 +212,10 @@ impl ServedModel {
 
     pub(crate) fn metrics(&self) -> &ModelMetrics {
         &self.metrics
+    }
+
+    pub(crate) fn sessions(&self) -> &Arc<SessionTable> {
+        &self.sessions
     }
 
     pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {

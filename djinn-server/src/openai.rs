@@ -154,6 +154,12 @@ struct UsageBody {
     prompt_tokens: u64,
     completion_tokens: u64,
     total_tokens: u64,
+    prompt_tokens_details: PromptDetails,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct PromptDetails {
+    cached_tokens: u64,
 }
 
 impl From<TokenUsage> for UsageBody {
@@ -162,6 +168,7 @@ impl From<TokenUsage> for UsageBody {
             prompt_tokens: usage.prompt,
             completion_tokens: usage.completion,
             total_tokens: usage.prompt + usage.completion,
+            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached },
         }
     }
 }

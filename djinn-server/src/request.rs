@@ -157,7 +157,7 @@ impl FromRequest<Arc<Server>> for ApiRequest {
     /// Reads the body, within the limits of bytes and time.
     async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, ApiError> {
         let limits = server.limits;
-        let tenant = request.extensions().get::<Tenant>().copied();
+        let (tenant, headers) = (request.extensions().get::<Tenant>().copied(), request.headers().clone());
         let too_large = || {
             let message = format!("the request's body is longer than {} bytes", limits.body_bytes);
             ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, message)
@@ -171,7 +171,9 @@ impl FromRequest<Arc<Server>> for ApiRequest {
         }
         let body = Limited::new(request.into_body(), limits.body_bytes).collect();
         match timeout(limits.body_time, body).await {
-            Ok(Ok(body)) => Ok(ApiRequest { server: Arc::clone(server), tenant, body: body.to_bytes() }),
+            Ok(Ok(body)) => {
+                Ok(ApiRequest { server: Arc::clone(server), tenant, headers, body: body.to_bytes() })
+            }
             Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
             Ok(Err(_)) => Err(ApiError::invalid("the request's body broke off")),
             Err(_) => {

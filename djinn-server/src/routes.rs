@@ -3,6 +3,7 @@
 use crate::guard::Tenant;
 use crate::openai::{chat, completions, models, responses, tokens};
 use crate::server::{ApiRequest, Server, metrics_page, ready};
+use crate::sessions::routes as sessions;
 use crate::{ApiError, anthropic, openapi, reply, request};
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
@@ -54,6 +55,14 @@ fn route(
     Route { method, path, summary, query: &[], content: "application/json", handler }
 }
 
+/// What is done to a session: the last part of the path.
+fn acts(path: &'static str, summary: &'static str) -> Route {
+    let action = path.rsplit('/').next().unwrap_or_default();
+    let handler =
+        move |id: Path<String>, query: Pairs, request: ApiRequest| sessions::act(id, action, query, request);
+    Route { query: &["model"], ..posts(path, summary, handler) }
+}
+
 /// The table.
 fn table() -> Vec<Route> {
     let version = async || reply::json(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }));
@@ -76,6 +85,18 @@ fn table() -> Vec<Route> {
         },
         posts("/v1/messages", "Answers a conversation, as Anthropic's API does.", create_message),
         posts("/v1/messages/count_tokens", "Counts the tokens of such a conversation.", count_message_tokens),
+        posts("/v1/sessions", "Makes a session of this name.", sessions::create),
+        reads("/v1/sessions", "The sessions of the key.", sessions::list),
+        Route { query: &["model"], ..reads("/v1/sessions/{id}", "A session.", sessions::show) },
+        Route {
+            query: &["model"],
+            ..route(Method::DELETE, "/v1/sessions/{id}", "Ends a session.", delete(sessions::delete))
+        },
+        acts("/v1/sessions/{id}/signal", "Takes a hint, and answers what it changes."),
+        acts("/v1/sessions/{id}/pause", "Holds a session."),
+        acts("/v1/sessions/{id}/resume", "Lets a session go on."),
+        acts("/v1/sessions/{id}/fork", "Makes a session that begins with all tokens of this one."),
+        acts("/v1/sessions/{id}/heartbeat", "Keeps a session."),
         reads("/v1/models", "The models by name.", async |State(server): Shared| models::list(&server)),
         reads("/v1/models/{*name}", "A model.", get_model),
         posts("/tokenize", "The tokens of a text or a conversation.", async |request: ApiRequest| {

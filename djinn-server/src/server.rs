@@ -7,10 +7,11 @@ use crate::listen::BoundServer;
 use crate::metrics::{self, ModelPage, ServerMetrics};
 use crate::model::ServedModel;
 use crate::openai::responses::ResponseStore;
+use crate::sessions::hints::Hints;
 use crate::{AccessRules, ApiError, Keys, reply};
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Response, StatusCode};
+use axum::http::{HeaderMap, Response, StatusCode};
 use bytes::Bytes;
 use serde_json::json;
 use std::net::ToSocketAddrs;
@@ -153,16 +154,31 @@ impl Server {
         self.models.iter().map(|(name, _)| name.as_str())
     }
 
+    /// The models, each with its first name.
+    pub(crate) fn distinct_models(&self) -> impl Iterator<Item = (&str, &Arc<ServedModel>)> {
+        let models = self.models.iter().enumerate();
+        let is_first =
+            |at: usize, model| self.models[..at].iter().all(|(_, other)| !Arc::ptr_eq(other, model));
+        models
+            .filter(move |(at, (_, model))| is_first(*at, model))
+            .map(|(_, (name, model))| (name.as_str(), model))
+    }
+
+    /// Forgets sessions that were not used for long.
+    pub(crate) fn sweep_sessions(&self) {
+        self.models.iter().for_each(|(_, model)| model.sessions().sweep());
+    }
+
     /// The model of a name.
     pub(crate) fn served(&self, name: &str) -> Option<&Arc<ServedModel>> {
         self.models.iter().find(|(known, _)| known == name).map(|(_, model)| model)
     }
 
-    pub(crate) fn check_access(&self, headers: &axum::http::HeaderMap) -> Result<Option<String>, ApiError> {
+    pub(crate) fn check_access(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         self.access.as_ref().map_or(Ok(None), |access| access.check(headers))
     }
 
-    pub(crate) fn tenant(&self, headers: &axum::http::HeaderMap) -> Result<Option<Tenant>, ApiError> {
+    pub(crate) fn tenant(&self, headers: &HeaderMap) -> Result<Option<Tenant>, ApiError> {
         self.keys.tenant(headers)
     }
 
@@ -177,6 +193,7 @@ impl Server {
 pub(crate) struct ApiRequest {
     pub(crate) server: Arc<Server>,
     pub(crate) tenant: Option<Tenant>,
+    pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
 
@@ -202,6 +219,11 @@ impl ApiRequest {
         found.map_or_else(String::new, |(name, _)| name.clone())
     }
 
+    /// What the request says of its session; `response` is the one that its response would name.
+    pub(crate) fn hints(&self, fields: &Fields, response: Option<&str>) -> Result<Hints, ApiError> {
+        Hints::read(&self.headers, fields, self.salt(), response)
+    }
+
     /// What keeps the tenant's prefixes apart from those of others.
     pub(crate) fn salt(&self) -> Vec<u8> {
         self.tenant.as_ref().map_or_else(Vec::new, |tenant| tenant.salt().to_vec())
@@ -221,11 +243,9 @@ pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
 /// The counters, as Prometheus reads them.
 pub(crate) async fn metrics_page(State(server): State<Arc<Server>>) -> Response<Body> {
     let mut pages = Vec::new();
-    for (at, (name, model)) in server.models.iter().enumerate() {
-        if server.models[..at].iter().all(|(_, other)| !Arc::ptr_eq(other, model)) {
-            let occupancy = model.occupancy().await;
-            pages.push(ModelPage { name, metrics: model.metrics(), occupancy });
-        }
+    for (name, model) in server.distinct_models() {
+        let (occupancy, sessions) = (model.occupancy().await, model.sessions().len());
+        pages.push(ModelPage { name, metrics: model.metrics(), occupancy, sessions });
     }
     let page = metrics::page(&pages, &server.metrics);
     reply::text("text/plain; version=0.0.4; charset=utf-8", page)

@@ -68,7 +68,9 @@ fn keys(args: &ServeArgs) -> Result<Keys> {
 
 fn serving(load: &LoadArgs) -> Result<Serving> {
     let LoadArgs { max_num_seqs: sequences, kv_cache: kv_bytes, swap_space: host_kv_bytes, .. } = *load;
-    let serving = Serving { sequences, kv_bytes, host_kv_bytes, ..Serving::default() };
+    let (sessions, session_idle) = (load.max_sessions as usize, Duration::from_secs(load.session_ttl.into()));
+    let serving =
+        Serving { sequences, kv_bytes, host_kv_bytes, sessions, session_idle, ..Serving::default() };
     Ok(match (&load.scheduler, &load.policy) {
         (Some(file), _) => serving.scheduler_file(file)?,
         (None, Some(name)) => serving.policy(name)?,

@@ -103,7 +103,10 @@ impl<D: Ops> Service<D> {
 
     /// How a session is at this moment; `None` if it is gone.
     pub fn report(&self, id: SessionId) -> Option<SessionReport> {
-        self.core.scheduler().report(id)
+        let report = self.core.scheduler().report(id)?;
+        // The scheduler does not count a token that was chosen and is not computed.
+        let tokens = self.batcher.tokens(id).map_or(report.tokens, |tokens| tokens.len() as u64);
+        Some(SessionReport { tokens, ..report })
     }
 
     /// Takes a hint, and answers what it changes.

@@ -151,7 +151,12 @@ impl Message {
 }
 
 fn usage_body(usage: TokenUsage) -> Value {
-    json!({ "input_tokens": usage.prompt, "output_tokens": usage.completion })
+    json!({
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_read_input_tokens": usage.cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.completion,
+    })
 }
 
 #[cfg(test)]
@@ -169,7 +174,7 @@ mod tests {
 
     fn message(events: Vec<OutputEvent>, finish: FinishReason) -> (Vec<Value>, Value) {
         let mut message = Message::new("msg_1".to_owned(), "tiny".to_owned(), 8);
-        let usage = TokenUsage { prompt: 3, completion: 8 };
+        let usage = TokenUsage { prompt: 3, cached: 1, completion: 8 };
         let mut sent = vec![message.start(usage)];
         for event in events {
             message.event(event, &mut |event| sent.push(event));

@@ -19,9 +19,10 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
     let fields = Fields::parse(&request.body, &CHAT)?;
     let model = request.model(&fields)?;
     let streaming = Streaming::read(&fields)?;
-    let salt = request.salt();
+    let (salt, hints) = (request.salt(), request.hints(&fields, None)?);
     let names_a_function = structure::names_a_function(&fields);
-    let generate = model.work(move |model| generate(&fields, model, &salt)).await?;
+    let mut generate = model.work(move |model| generate(&fields, model, &salt)).await?;
+    hints.apply(&mut generate);
     let name = request.model_name(&model);
     let head = Head::new("chatcmpl-", name);
     let choices = ChatChoices {

@@ -20,7 +20,7 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
     let fields = Fields::parse(&request.body, &COMPLETIONS)?;
     let model = request.model(&fields)?;
     let streaming = Streaming::read(&fields)?;
-    let salt = request.salt();
+    let (salt, hints) = (request.salt(), request.hints(&fields, None)?);
     let prepared = model.work(move |model| {
         let echo = fields.flag("echo")?;
         let logprobs = fields.integer("logprobs", 0..=20)?.map(|top| top as u8);
@@ -41,7 +41,8 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
         };
         Ok((generate, if echo { text } else { String::new() }))
     });
-    let (generate, echo) = prepared.await?;
+    let (mut generate, echo) = prepared.await?;
+    hints.apply(&mut generate);
     let name = request.model_name(&model);
     let head = Head::new("cmpl-", name);
     let count = generate.choices as usize;

@@ -2,7 +2,7 @@
 //!
 //! A request's items become a chat request ([`request`]) and take the same way from there; the answer becomes items
 //! ([`output`]). Responses are kept ([`store`]) unless the request says otherwise. One that goes on from an earlier one
-//! has its items before its own: the same prompt as before, longer, whose keys and values are found again by its content.
+//! has its items before its own, the same prompt as before, longer, and is the next turn of its session.
 
 mod output;
 mod request;
@@ -35,10 +35,15 @@ pub(crate) async fn create(request: ApiRequest) -> Result<Response<Body>, ApiErr
     let stream = fields.flag("stream")?;
     let store = fields.read("store")?.unwrap_or(true);
     let previous: Option<String> = fields.read("previous_response_id")?;
-    let earlier = match &previous {
-        None => Vec::new(),
+    let (earlier, session) = match &previous {
+        None => (Vec::new(), None),
         Some(id) => request.server.responses.items(id, request.tenant)?,
     };
+    let id = answer_id("resp_");
+    // A response that may be gone on from names the session of those that do.
+    let own = session.or_else(|| store.then(|| id.clone()));
+    let hints = request.hints(&fields, own.as_deref())?;
+    let session = hints.session_id().map(str::to_owned);
     let (salt, name) = (request.salt(), request.model_name(&model));
     let prepared = model.work(move |model| {
         let input = request::items(fields.get("input"), "input")?;
@@ -48,13 +53,13 @@ pub(crate) async fn create(request: ApiRequest) -> Result<Response<Body>, ApiErr
         let head = output::head(&fields, &generate, name, store)?;
         Ok((generate, input, head))
     });
-    let (generate, input, head) = prepared.await?;
-    let id = answer_id("resp_");
+    let (mut generate, input, head) = prepared.await?;
+    hints.apply(&mut generate);
     let answers = Answers::begin(model, generate).await?;
     let output = Output::new(id, head);
     let keeping = store.then(|| {
         let kept = Kept::new(request.tenant, previous, input, output.body(answers.usage()));
-        Keeping::begin(&request.server, kept)
+        Keeping::begin(&request.server, kept.in_session(session))
     });
     let mut running = Running { output, answers, keeping };
     if stream {
@@ -161,7 +166,14 @@ pub(crate) fn retrieve(
 
 /// Answers `DELETE /v1/responses/{id}`.
 pub(crate) fn delete(server: &Server, tenant: Option<Tenant>, id: &str) -> Result<Response<Body>, ApiError> {
-    server.responses.delete(id, tenant)?;
+    let session = server.responses.delete(id, tenant)?;
+    if session.as_deref() == Some(id) {
+        let tenant = tenant.map_or_else(Vec::new, |tenant| tenant.salt().to_vec());
+        let key = (tenant, id.to_owned());
+        for (_, model) in server.distinct_models() {
+            model.sessions().remove(&key);
+        }
+    }
     Ok(reply::json(StatusCode::OK, &json!({ "id": id, "object": "response", "deleted": true })))
 }
 

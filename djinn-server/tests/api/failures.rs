@@ -311,3 +311,27 @@ fn an_engine_that_panics_while_it_is_loaded_first_is_an_error() {
     let started = ServedModel::start_on(device, model, &setup, &Serving::default(), go_on);
     assert!(started.unwrap_err().to_string().contains("planted"));
 }
+
+/// A session outlives its engine: its next request has what it would have had, and computes all of it again.
+#[test]
+fn a_named_session_goes_on_after_its_engine_was_lost() {
+    let server = Fragile::start(Setup::default(), at_once());
+    let plain = &server.server.target;
+    let named = plain.with("x-session-id", "agent");
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+    let first = named.ok(TEXT, &completion("a session that", json!({})));
+    let next = format!("a session that{}", first["choices"][0]["text"].as_str().unwrap());
+    let next = completion(next, json!({}));
+    let expected = plain.ok(TEXT, &next)["choices"].clone();
+    for fault in [SimFault::Call, SimFault::Panic] {
+        server.faults.plant(1, fault);
+        assert_eq!(named.post(TEXT, &next).status, 503);
+        let answer = (0..TRIES).map(|_| named.post(TEXT, &next)).find(|reply| reply.status == 200);
+        let answer = answer.expect("the engine comes back").json();
+        assert_eq!((&answer["choices"], cached(&answer)), (&expected, json!(0)));
+        let again = named.ok(TEXT, &next);
+        assert_eq!((&again["choices"], cached(&again)), (&expected, json!(25)));
+    }
+    let list = plain.get("/v1/sessions").json();
+    assert_eq!((&list["data"][0]["id"], &list["data"][0]["state"]), (&json!("agent"), &json!("waiting")));
+}

@@ -259,7 +259,7 @@ fn requests_at_random_are_answered_or_refused() {
                 let error = reply.json();
                 assert!(error["type"] == "error" && error["error"]["message"].is_string(), "{reply:?}");
             }
-            400 | 404 => drop(reply.error()),
+            400 | 404 | 409 => drop(reply.error()),
             status => panic!("{status} for {}: {reply:?}", String::from_utf8_lossy(&bytes)),
         }
     }

@@ -10,6 +10,7 @@ mod load;
 mod openapi;
 mod plain;
 mod responses;
+mod sessions;
 mod streams;
 mod structured;
 

@@ -49,7 +49,10 @@ fn a_chat_is_answered() {
     let text = choice["message"]["content"].as_str().unwrap();
     assert_eq!(text.len(), 12, "one byte for each token");
     let prompt = "[user:Hi]>".len();
-    let usage = json!({ "prompt_tokens": prompt, "completion_tokens": 12, "total_tokens": prompt + 12 });
+    let usage = json!({
+        "prompt_tokens": prompt, "completion_tokens": 12, "total_tokens": prompt + 12,
+        "prompt_tokens_details": { "cached_tokens": 0 },
+    });
     assert_eq!(answer["usage"], usage);
     // The same prompt as text and as tokens has the same answer.
     let bytes: Vec<u8> = "[user:Hi]>".bytes().collect();

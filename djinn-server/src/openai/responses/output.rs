@@ -356,7 +356,7 @@ impl Output {
     fn usage_body(&self, usage: TokenUsage) -> Value {
         json!({
             "input_tokens": usage.prompt,
-            "input_tokens_details": { "cached_tokens": 0 },
+            "input_tokens_details": { "cached_tokens": usage.cached, "cache_write_tokens": 0 },
             "output_tokens": usage.completion,
             "output_tokens_details": { "reasoning_tokens": self.reasoning_tokens },
             "total_tokens": usage.prompt + usage.completion,

@@ -18,6 +18,8 @@ const MOST_BYTES: usize = 256 << 20;
 pub(super) struct Kept {
     tenant: Option<Tenant>,
     previous: Option<String>,
+    /// The session that it was a turn of.
+    session: Option<String>,
     input: Vec<Value>,
     body: Value,
     /// Of input and body, as JSON.
@@ -36,7 +38,12 @@ impl Kept {
         body: Value,
     ) -> Self {
         let bytes = length(&body) + input.iter().map(length).sum::<usize>();
-        Kept { tenant, previous, input, body, bytes, used: 0, cancel: None }
+        Kept { tenant, previous, session: None, input, body, bytes, used: 0, cancel: None }
+    }
+
+    /// The same as a turn of a session.
+    pub(super) fn in_session(self, session: Option<String>) -> Self {
+        Kept { session, ..self }
     }
 
     fn id(&self) -> &str {
@@ -101,9 +108,14 @@ impl ResponseStore {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All items up to the end of a response, from the first of those that it goes on from.
-    pub(super) fn items(&self, id: &str, tenant: Option<Tenant>) -> Result<Vec<Value>, ApiError> {
+    /// All items up to the end of a response, from the first of those that it goes on from; and its session.
+    pub(super) fn items(
+        &self,
+        id: &str,
+        tenant: Option<Tenant>,
+    ) -> Result<(Vec<Value>, Option<String>), ApiError> {
         let mut entries = self.entries();
+        let mut session = None;
         let mut turns = Vec::new();
         let mut next = Some(id.to_owned());
         while let Some(id) = next {
@@ -115,12 +127,15 @@ impl ResponseStore {
                 let message = format!("the response `{id}` is still in progress");
                 return Err(ApiError::field("previous_response_id", message));
             }
+            if turns.is_empty() {
+                session.clone_from(&entry.session);
+            }
             let output = entry.body["output"].as_array().cloned().unwrap_or_default();
             turns.push([entry.input.clone(), output].concat());
             next = entry.previous.clone();
         }
         turns.reverse();
-        Ok(turns.concat())
+        Ok((turns.concat(), session))
     }
 
     fn with<T>(
@@ -142,14 +157,13 @@ impl ResponseStore {
         self.with(id, tenant, |entry| entry.input.clone())
     }
 
-    /// Forgets a response; one that runs is cancelled.
-    pub(super) fn delete(&self, id: &str, tenant: Option<Tenant>) -> Result<(), ApiError> {
+    /// Forgets a response; one that runs is cancelled. The session that it was a turn of.
+    pub(super) fn delete(&self, id: &str, tenant: Option<Tenant>) -> Result<Option<String>, ApiError> {
         let mut entries = self.entries();
         entries.entry(id, tenant).ok_or_else(|| not_found(id))?;
-        if let Some(cancel) = entries.remove(id).and_then(|entry| entry.cancel) {
-            cancel.notify_one();
-        }
-        Ok(())
+        let entry = entries.remove(id).ok_or_else(|| not_found(id))?;
+        entry.cancel.iter().for_each(|cancel| cancel.notify_one());
+        Ok(entry.session)
     }
 
     /// Cancels a response that runs; its body.
@@ -203,7 +217,8 @@ impl Keeping {
         self.has_ended = true;
         let mut entries = self.server.responses.entries();
         if let Some(entry) = entries.remove(&self.id) {
-            entries.insert(Kept::new(entry.tenant, entry.previous, entry.input, body));
+            let kept = Kept::new(entry.tenant, entry.previous, entry.input, body);
+            entries.insert(kept.in_session(entry.session));
         }
     }
 }
@@ -235,7 +250,7 @@ mod tests {
         store.entries().insert(kept("a", None, "1"));
         store.entries().insert(kept("b", Some("a"), "2"));
         let all = json!([{ "in": "1" }, { "out": "1" }, { "in": "2" }, { "out": "2" }]);
-        assert_eq!(Value::from(store.items("b", None).unwrap()), all);
+        assert_eq!(Value::from(store.items("b", None).unwrap().0), all);
         store.delete("a", None).unwrap();
         let error = store.items("b", None).unwrap_err();
         assert_eq!(

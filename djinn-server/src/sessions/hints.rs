@@ -1,0 +1,207 @@
+//! What a request says of its session beyond the name: how it is to be treated, and what follows its turn.
+
+use super::identity;
+use crate::body::Fields;
+use crate::{ApiError, GenerateRequest};
+use axum::http::HeaderMap;
+use djinn_scheduler::Signal;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use std::time::Duration;
+
+/// The protocol of `kv_hints` that is spoken here.
+const KV_HINTS: &str = "0.1";
+/// The most actions of `kv_hints`.
+const MOST_ACTIONS: usize = 64;
+/// The longest time that a session may be kept without use, in seconds.
+pub(super) const LONGEST_TTL: u64 = 7 * 24 * 3600;
+
+/// A session that a request is a turn of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionUse {
+    /// Whose session it is: sessions of one tenant are found by that tenant alone.
+    pub tenant: Vec<u8>,
+    /// Its name.
+    pub id: String,
+    /// The session that it belongs to, by name.
+    pub parent: Option<String>,
+    /// The header or field that named it.
+    pub named_by: &'static str,
+    /// It ends with this turn.
+    pub is_last: bool,
+    /// How long it is kept without use.
+    pub time_to_live: Option<Duration>,
+    /// How long the tool takes that the turn's answer calls.
+    pub expected_wait: Option<Duration>,
+    /// What the session is to be told after the turn.
+    pub signal: Option<Signal>,
+}
+
+/// What a request says of its session.
+#[derive(Debug)]
+pub(crate) struct Hints {
+    session: Option<SessionUse>,
+    priority: Option<i32>,
+}
+
+impl Hints {
+    /// Reads the headers and fields of a request of `tenant`; `response` is the session that its response would name.
+    ///
+    /// # Errors
+    /// 400 that names the header or field.
+    pub(crate) fn read(
+        headers: &HeaderMap,
+        fields: &Fields,
+        tenant: Vec<u8>,
+        response: Option<&str>,
+    ) -> Result<Self, ApiError> {
+        let agent = Part::of(fields, "agent_hints")?;
+        let nvext = Part::of(fields, "nvext")?;
+        let (nv_agent, control) = (nvext.part("agent_hints")?, nvext.part("session_control")?);
+        let ends = match control.read::<String>("action")?.as_deref() {
+            None | Some("bind" | "open") => false,
+            Some("close") => true,
+            Some(_) => return Err(control.wrong("action", "must be bind, open or close")),
+        };
+        let lives = match (
+            control.whole("timeout", LONGEST_TTL)?,
+            agent.whole("cache_ttl_ms", LONGEST_TTL * 1000)?,
+        ) {
+            (Some(seconds), _) => Some(Duration::from_secs(seconds)),
+            (None, milliseconds) => milliseconds.map(Duration::from_millis),
+        };
+        let expected_wait = agent.whole("expected_tool_duration_ms", u64::MAX)?.map(Duration::from_millis);
+        let urgency: Option<i32> = nv_agent.read("priority")?;
+        let signal = kv_signal(fields)?;
+        let session = identity::find(headers, fields, response)?.map(|named| SessionUse {
+            tenant,
+            id: named.id,
+            parent: named.parent,
+            named_by: named.named_by,
+            is_last: named.is_last || ends,
+            time_to_live: lives,
+            expected_wait,
+            signal,
+        });
+        // Dynamo's higher priorities go first.
+        let priority = urgency.filter(|_| fields.get("priority").is_none()).map(i32::saturating_neg);
+        Ok(Hints { session, priority })
+    }
+
+    /// The session's name.
+    pub(crate) fn session_id(&self) -> Option<&str> {
+        self.session.as_ref().map(|session| session.id.as_str())
+    }
+
+    /// Makes a generation a turn of the session.
+    pub(crate) fn apply(self, generate: &mut GenerateRequest) {
+        generate.session = self.session;
+        generate.priority = self.priority.unwrap_or(generate.priority);
+    }
+}
+
+/// An object of the body, with the place where it is.
+#[derive(Default)]
+struct Part {
+    place: String,
+    fields: Map<String, Value>,
+}
+
+impl Part {
+    fn of(fields: &Fields, name: &'static str) -> Result<Self, ApiError> {
+        Self::new(name.to_owned(), fields.get(name))
+    }
+
+    fn new(place: String, value: Option<&Value>) -> Result<Self, ApiError> {
+        match value {
+            None | Some(Value::Null) => Ok(Part { place, fields: Map::new() }),
+            Some(Value::Object(fields)) => Ok(Part { place, fields: fields.clone() }),
+            Some(_) => Err(ApiError::field(place.clone(), format!("`{place}` must be an object"))),
+        }
+    }
+
+    fn part(&self, name: &str) -> Result<Self, ApiError> {
+        Self::new(format!("{}.{name}", self.place), self.fields.get(name))
+    }
+
+    fn wrong(&self, name: &str, detail: impl std::fmt::Display) -> ApiError {
+        let place = format!("{}.{name}", self.place);
+        let message = format!("`{place}` {detail}");
+        ApiError::field(place, message)
+    }
+
+    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.fields.get(name).filter(|value| !value.is_null()) else { return Ok(None) };
+        T::deserialize(value).map(Some).map_err(|error| self.wrong(name, format_args!("is wrong: {error}")))
+    }
+
+    /// A whole number from 1 to `most`.
+    fn whole(&self, name: &str, most: u64) -> Result<Option<u64>, ApiError> {
+        match self.read::<u64>(name)? {
+            Some(number) if !(1..=most).contains(&number) => {
+                Err(self.wrong(name, format_args!("is {number}; give 1 to {most}")))
+            }
+            number => Ok(number),
+        }
+    }
+}
+
+/// The signal among the actions of `kv_hints`, if there is one: `djinn.signal` of version 1. Others have no effect.
+fn kv_signal(fields: &Fields) -> Result<Option<Signal>, ApiError> {
+    let hints = Part::of(fields, "kv_hints")?;
+    if fields.get("kv_hints").is_none() {
+        return Ok(None);
+    }
+    if hints.read::<String>("protocol_version")?.as_deref() != Some(KV_HINTS) {
+        return Err(hints.wrong("protocol_version", format_args!("must be \"{KV_HINTS}\"")));
+    }
+    hints.read::<String>("message_id")?;
+    let actions: Vec<Value> = hints.read("actions")?.unwrap_or_default();
+    if actions.len() > MOST_ACTIONS {
+        return Err(hints.wrong("actions", format_args!("has more than {MOST_ACTIONS} actions")));
+    }
+    let mut signal = None;
+    for (at, action) in actions.iter().enumerate() {
+        let action = Part::new(format!("kv_hints.actions[{at}]"), Some(action))?;
+        let kind: Option<String> = action.read("action_type")?;
+        let kind = kind.ok_or_else(|| action.wrong("action_type", "is missing"))?;
+        let version = match action.fields.get("action_version") {
+            None | Some(Value::Null) => return Err(action.wrong("action_version", "is missing")),
+            Some(Value::String(version)) => version.clone(),
+            Some(Value::Number(version)) => version.to_string(),
+            Some(_) => return Err(action.wrong("action_version", "must be a text or a number")),
+        };
+        if (kind.as_str(), version.as_str()) == ("djinn.signal", "1") {
+            signal = Some(self::signal(action.fields.get("payload"), &format!("{}.payload", action.place))?);
+        }
+    }
+    Ok(signal)
+}
+
+/// A signal as clients write it, at a place in the body.
+pub(super) fn signal(value: Option<&Value>, place: &str) -> Result<Signal, ApiError> {
+    let part = Part::new(place.to_owned(), value)?;
+    let named = |name: &str| if place.is_empty() { name.to_owned() } else { format!("{place}.{name}") };
+    let wrong =
+        |name: &str, detail: &str| ApiError::field(named(name), format!("`{}` {detail}", named(name)));
+    match part.fields.get("phase").and_then(Value::as_str) {
+        Some("io_wait") => {
+            let tool = match part.fields.get("tool") {
+                None | Some(Value::Null) => None,
+                Some(Value::String(tool)) if tool.len() <= super::LONGEST_TOOL => Some(tool.clone()),
+                Some(_) => return Err(wrong("tool", "must be a text of up to 128 bytes")),
+            };
+            let estimated_resume_ms = match part.fields.get("estimated_resume_ms") {
+                None | Some(Value::Null) => None,
+                Some(time) => {
+                    let time = time.as_u64();
+                    Some(time.ok_or_else(|| wrong("estimated_resume_ms", "must be whole milliseconds"))?)
+                }
+            };
+            Ok(Signal::IoWait { tool, estimated_resume_ms })
+        }
+        Some("compute") => Ok(Signal::Compute),
+        Some("idle") => Ok(Signal::Idle),
+        _ => Err(wrong("phase", "must be io_wait, compute or idle")),
+    }
+}

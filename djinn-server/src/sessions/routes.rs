@@ -1,0 +1,322 @@
+//! `/v1/sessions`: what clients see of their sessions, and what they do with them.
+
+use super::hints::{LONGEST_TTL, signal};
+use super::table::{EngineSession, Record, conflict, exists};
+use super::{identity, residency_name};
+use crate::body::Fields;
+use crate::fields::{FORK, SESSIONS, SIGNAL};
+use crate::guard::Tenant;
+use crate::model::ServedModel;
+use crate::openai::answer_id;
+use crate::server::{ApiRequest, Server};
+use crate::{ApiError, reply};
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::{Response, StatusCode};
+use axum::response::IntoResponse;
+use djinn_engine::Error as EngineError;
+use djinn_scheduler::{Error as SchedulerError, SessionEvent, SessionReport, SignalOutcome};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+type Pairs = Query<HashMap<String, String>>;
+type Asker = Option<Extension<Tenant>>;
+type Answered = Result<Value, ApiError>;
+
+fn answer(answered: Answered) -> Response<Body> {
+    match answered {
+        Ok(body) => reply::json(StatusCode::OK, &body),
+        Err(error) => error.into_response(),
+    }
+}
+
+fn tenant_of(asker: Asker) -> Vec<u8> {
+    asker.map_or_else(Vec::new, |Extension(tenant)| tenant.salt().to_vec())
+}
+
+/// A session that a path names.
+struct Named {
+    model: Arc<ServedModel>,
+    model_name: String,
+    key: (Vec<u8>, String),
+    record: Record,
+}
+
+impl Named {
+    /// The session of a tenant; of the model that the query names, where several models have one.
+    fn find(server: &Server, tenant: Vec<u8>, id: &str, query: &Pairs) -> Result<Self, ApiError> {
+        let asked = query.get("model").map(String::as_str);
+        let key = (tenant, id.to_owned());
+        let mut found: Option<Self> = None;
+        for (name, model) in server.distinct_models() {
+            if asked.is_some_and(|asked| server.served(asked).is_none_or(|other| !Arc::ptr_eq(other, model)))
+            {
+                continue;
+            }
+            let Some(record) = model.sessions().record(&key) else { continue };
+            if found.is_some() {
+                let message = "several models have a session of this name; give `model` in the query";
+                return Err(ApiError::field("model", message));
+            }
+            let (model, model_name) = (Arc::clone(model), name.to_owned());
+            found = Some(Named { model, model_name, key: key.clone(), record });
+        }
+        found.ok_or_else(|| missing(id))
+    }
+
+    /// The session of the engine.
+    ///
+    /// # Errors
+    /// 409 if there is none.
+    fn engine(&self) -> Result<&EngineSession, ApiError> {
+        self.record.engine.as_ref().ok_or_else(|| self.no_state())
+    }
+
+    fn no_state(&self) -> ApiError {
+        let message = format!(
+            "the session `{}` has no keys and values: no request of it has run, or they were lost",
+            self.key.1
+        );
+        conflict(message, "session_without_state")
+    }
+
+    /// The session as its client sees it.
+    async fn body(&self) -> Value {
+        let mut reports = match &self.record.engine {
+            Some(engine) => reports(std::slice::from_ref(engine)).await,
+            None => Vec::new(),
+        };
+        body(&self.key.1, &self.model_name, &self.record, reports.pop().flatten())
+    }
+
+    /// Tells the engine of an event, and the table of what follows from it.
+    async fn event(&self, event: SessionEvent) -> Result<(), ApiError> {
+        let engine = self.engine()?;
+        let told = ask(|answer| engine.client.begin_event(engine.id, event, answer)).await;
+        match told {
+            Some(Ok(())) => Ok(()),
+            Some(Err(EngineError::Scheduler(SchedulerError::NotNow { .. }))) => {
+                let message = format!("the session `{}` is in no state for this", self.key.1);
+                Err(conflict(message, "session_state"))
+            }
+            Some(Err(_)) | None => Err(self.no_state()),
+        }
+    }
+}
+
+fn missing(id: &str) -> ApiError {
+    let id: String = id.chars().take(64).collect();
+    let error = ApiError::refused(StatusCode::NOT_FOUND, format!("there is no session `{id}`"));
+    ApiError { code: Some("session_not_found"), ..error }
+}
+
+/// What the engine answers; `None` if it is gone.
+async fn ask<T: Send + 'static>(tell: impl FnOnce(Box<dyn FnOnce(T) + Send>)) -> Option<T> {
+    let (answer, answered) = oneshot::channel();
+    // A client that has left reads no answer.
+    tell(Box::new(|told| drop(answer.send(told))));
+    answered.await.ok()
+}
+
+/// How sessions of one engine are.
+async fn reports(sessions: &[EngineSession]) -> Vec<Option<SessionReport>> {
+    let Some(first) = sessions.first() else { return Vec::new() };
+    let ids = sessions.iter().map(|session| session.id).collect();
+    let told = ask(|answer| first.client.begin_report(ids, answer)).await;
+    told.and_then(Result::ok).unwrap_or_else(|| vec![None; sessions.len()])
+}
+
+fn body(id: &str, model: &str, record: &Record, report: Option<SessionReport>) -> Value {
+    let state = match (&report, record.is_running()) {
+        _ if record.paused => "paused",
+        (_, true) => "running",
+        (Some(_), false) => "waiting",
+        (None, false) => "empty",
+    };
+    let residency = report.as_ref().map_or("none", |report| residency_name(report.residency));
+    let number = |of: fn(&SessionReport) -> u64| report.as_ref().map_or(0, of);
+    json!({
+        "id": id,
+        "object": "session",
+        "model": model,
+        "created_at": record.created,
+        "parent": record.parent,
+        "named_by": record.named_by,
+        "state": state,
+        "phase": report.as_ref().map(|report| report.phase),
+        "tool": report.as_ref().and_then(|report| report.tool.clone()),
+        "tokens": number(|report| report.tokens),
+        "computed_tokens": number(|report| report.computed),
+        "kv_bytes": number(|report| report.kv_bytes),
+        "residency": residency,
+        "eta_restore_ms": number(|report| report.eta_restore_ms),
+        "idle_ms": u64::try_from(record.used.elapsed().as_millis()).unwrap_or(u64::MAX),
+        "ttl_s": record.time_to_live.as_secs_f64(),
+        "requests": record.requests,
+        "usage": {
+            "prompt_tokens": record.usage.prompt,
+            "completion_tokens": record.usage.completion,
+            "cached_tokens": record.usage.cached,
+        },
+    })
+}
+
+/// Answers `GET /v1/sessions`.
+pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Response<Body> {
+    let tenant = tenant_of(asker);
+    let mut data = Vec::new();
+    for (name, model) in server.distinct_models() {
+        let records = model.sessions().of_tenant(&tenant);
+        let client = model.client().ok();
+        // An engine that has ended tells of none of its sessions.
+        let is_live =
+            |engine: &&EngineSession| client.as_ref().is_some_and(|client| client.is_same(&engine.client));
+        let live = |record: &Record| record.engine.as_ref().filter(is_live).cloned();
+        let engines: Vec<EngineSession> = records.iter().filter_map(|(_, record)| live(record)).collect();
+        let mut told = reports(&engines).await.into_iter();
+        for (id, record) in &records {
+            let report = live(record).and_then(|_| told.next().flatten());
+            data.push(body(id, name, record, report));
+        }
+    }
+    answer(Ok(json!({ "object": "list", "data": data })))
+}
+
+/// Answers `POST /v1/sessions`.
+pub(crate) async fn create(request: ApiRequest) -> Response<Body> {
+    answer(created(request).await)
+}
+
+async fn created(request: ApiRequest) -> Answered {
+    let fields = Fields::parse(&request.body, &SESSIONS)?;
+    let model = request.model(&fields)?;
+    let id = new_id(&fields)?;
+    let parent: Option<String> = fields.read("parent")?;
+    let parent = parent.map(|parent| identity::check(&parent, "parent")).transpose()?;
+    let time_to_live = fields.integer("ttl_s", 1..=LONGEST_TTL)?.map(Duration::from_secs);
+    let key = (request.salt(), id);
+    model.sessions().create(&key, parent, time_to_live)?;
+    let record = model.sessions().record(&key).ok_or_else(|| missing(&key.1))?;
+    Ok(body(&key.1, &request.model_name(&model), &record, None))
+}
+
+/// The field `id`, or a new name.
+fn new_id(fields: &Fields) -> Result<String, ApiError> {
+    match fields.read::<String>("id")? {
+        Some(id) => identity::check(&id, "id"),
+        None => Ok(answer_id("sess_")),
+    }
+}
+
+/// Answers `GET /v1/sessions/{id}`.
+pub(crate) async fn show(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(id): Path<String>,
+    query: Pairs,
+) -> Response<Body> {
+    answer(match Named::find(&server, tenant_of(asker), &id, &query) {
+        Ok(named) => Ok(named.body().await),
+        Err(error) => Err(error),
+    })
+}
+
+/// Answers `DELETE /v1/sessions/{id}`.
+pub(crate) async fn delete(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(id): Path<String>,
+    query: Pairs,
+) -> Response<Body> {
+    let found = Named::find(&server, tenant_of(asker), &id, &query);
+    answer(found.and_then(|named| match named.model.sessions().remove(&named.key) {
+        true => Ok(json!({ "id": id, "object": "session", "deleted": true })),
+        false => Err(missing(&id)),
+    }))
+}
+
+/// Answers `POST /v1/sessions/{id}/{action}`: signal, pause, resume, fork or heartbeat.
+pub(crate) async fn act(
+    Path(id): Path<String>,
+    action: &'static str,
+    query: Pairs,
+    request: ApiRequest,
+) -> Response<Body> {
+    answer(acted(&id, action, &query, &request).await)
+}
+
+async fn acted(id: &str, action: &str, query: &Pairs, request: &ApiRequest) -> Answered {
+    let named = Named::find(&request.server, request.salt(), id, query)?;
+    let table = named.model.sessions();
+    match action {
+        "signal" => return signalled(&named, request).await,
+        "fork" => return forked(&named, request).await,
+        "pause" => {
+            named.event(SessionEvent::Pause).await?;
+            table.change(&named.key, |record| record.paused = true);
+        }
+        "resume" => {
+            if !named.record.paused {
+                let message = format!("the session `{id}` is not paused");
+                return Err(conflict(message, "session_state"));
+            }
+            // One that was lost meanwhile is not held any more.
+            let resumed = named.event(SessionEvent::Resume).await;
+            table.change(&named.key, |record| record.paused = false);
+            resumed?;
+        }
+        _ => {}
+    }
+    table.change(&named.key, |record| record.used = Instant::now());
+    Ok(Named::find(&request.server, request.salt(), id, query)?.body().await)
+}
+
+async fn signalled(named: &Named, request: &ApiRequest) -> Answered {
+    let fields = Fields::parse(&request.body, &SIGNAL)?;
+    let signal = signal(Some(&fields.whole()), "")?;
+    let gone = || ApiError { status: StatusCode::NOT_FOUND, ..named.no_state() };
+    let engine = named.record.engine.as_ref().ok_or_else(gone)?;
+    let told = ask(|answer| engine.client.begin_signal(engine.id, signal, answer)).await;
+    let told = told.and_then(Result::ok).filter(|told| told.outcome != SignalOutcome::Missing);
+    let told = told.ok_or_else(gone)?;
+    named.model.sessions().change(&named.key, |record| {
+        record.used = Instant::now();
+        if told.outcome == SignalOutcome::Deferred {
+            record.is_told();
+        }
+    });
+    let mut body = json!(told);
+    body["residency"] = json!(residency_name(told.residency));
+    Ok(body)
+}
+
+async fn forked(named: &Named, request: &ApiRequest) -> Answered {
+    let fields = Fields::parse_or_none(&request.body, &FORK)?;
+    let id = new_id(&fields)?;
+    let table = named.model.sessions();
+    let key = (named.key.0.clone(), id);
+    if table.record(&key).is_some() {
+        return Err(exists(&key.1));
+    }
+    let engine = named.engine()?;
+    let client = engine.client.clone();
+    let told = ask(|answer| client.begin_fork(engine.id, answer)).await;
+    match told {
+        Some(Ok(id)) => table.adopt(&key, &named.key.1, EngineSession { client, id })?,
+        Some(Err(EngineError::Scheduler(SchedulerError::Refused { why, .. }))) => {
+            return Err(ApiError::of_refusal(why));
+        }
+        Some(Err(EngineError::Scheduler(SchedulerError::TooLong { .. }))) => {
+            let message = format!("the session `{}` has no room left in its context", named.key.1);
+            return Err(conflict(message, "session_state"));
+        }
+        Some(Err(_)) | None => return Err(named.no_state()),
+    }
+    let record = table.record(&key).ok_or_else(|| missing(&key.1))?;
+    let fork = Named { model: Arc::clone(&named.model), model_name: named.model_name.clone(), key, record };
+    Ok(fork.body().await)
+}

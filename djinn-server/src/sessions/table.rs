@@ -1,0 +1,387 @@
+//! The records of one model's sessions, within bounds.
+
+use super::{LONGEST_TOOL, SessionUse};
+use crate::{ApiError, FinishReason, TokenUsage, reply};
+use axum::http::StatusCode;
+use djinn_engine::{Client, SessionId};
+use djinn_scheduler::{SessionEvent, Signal};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A session of an engine. An engine that was started again has others, and another client.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineSession {
+    pub(crate) client: Client,
+    pub(crate) id: SessionId,
+}
+
+impl EngineSession {
+    /// Ends it, if it lives.
+    fn abort(&self) {
+        self.client.abort(self.id);
+    }
+}
+
+/// Bounds of a table.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    /// Records in all.
+    most: usize,
+    /// Records of one tenant.
+    most_of_tenant: usize,
+    /// From a session's last use until it is forgotten, unless its client says otherwise.
+    idle: Duration,
+    /// Whether keys and values are kept between turns.
+    keeps: bool,
+}
+
+/// A tenant, and the name of one of its sessions.
+type Key = (Vec<u8>, String);
+
+/// What is remembered of a session.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    pub(super) engine: Option<EngineSession>,
+    /// Of the engine's session.
+    salt: Vec<u8>,
+    /// The turn that runs.
+    turn: Option<(u64, Arc<AtomicBool>)>,
+    /// Held by its client.
+    pub(super) paused: bool,
+    /// The client told of the wait after this turn itself.
+    signalled: bool,
+    /// Seconds since 1970.
+    pub(super) created: u64,
+    pub(super) used: Instant,
+    pub(super) time_to_live: Duration,
+    pub(super) parent: Option<String>,
+    /// The header or field that named it.
+    pub(super) named_by: &'static str,
+    pub(super) requests: u64,
+    pub(super) usage: TokenUsage,
+}
+
+impl Record {
+    pub(super) fn is_running(&self) -> bool {
+        self.turn.is_some()
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        !self.is_running() && now.saturating_duration_since(self.used) >= self.time_to_live
+    }
+}
+
+/// The sessions of one model.
+#[derive(Debug)]
+pub(crate) struct SessionTable {
+    bounds: Bounds,
+    records: Mutex<Records>,
+}
+
+#[derive(Debug, Default)]
+struct Records {
+    by_key: BTreeMap<Key, Record>,
+    turns: u64,
+}
+
+impl Records {
+    /// Makes room for one more record of a tenant: those go that were not used for longest. False if all are busy.
+    fn make_room(&mut self, tenant: &[u8], bounds: &Bounds) -> bool {
+        let is_tenants = |key: &Key| key.0 == tenant;
+        let of_tenant = self.by_key.keys().filter(|key| is_tenants(key)).count();
+        let crowded = of_tenant >= bounds.most_of_tenant;
+        if !crowded && self.by_key.len() < bounds.most {
+            return true;
+        }
+        let idle =
+            self.by_key.iter().filter(|(key, record)| !record.is_running() && (!crowded || is_tenants(key)));
+        let Some(oldest) = idle.min_by_key(|(_, record)| record.used).map(|(key, _)| key.clone()) else {
+            return false;
+        };
+        self.remove(&oldest);
+        true
+    }
+
+    /// Forgets a session, and ends it; a request of it is told so.
+    fn remove(&mut self, key: &Key) -> bool {
+        let Some(record) = self.by_key.remove(key) else { return false };
+        if let Some((_, deleted)) = &record.turn {
+            deleted.store(true, Ordering::Relaxed);
+        }
+        record.engine.iter().for_each(EngineSession::abort);
+        true
+    }
+}
+
+impl SessionTable {
+    /// An empty table: `most` records in all and of one tenant, forgotten when they were `idle` for so long. `keeps` says
+    /// whether keys and values stay between turns.
+    pub(crate) fn new(most: usize, most_of_tenant: usize, idle: Duration, keeps: bool) -> Self {
+        let bounds = Bounds { most, most_of_tenant, idle, keeps };
+        SessionTable { bounds, records: Mutex::default() }
+    }
+
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fresh(&self, parent: Option<String>, named_by: &'static str) -> Record {
+        Record {
+            engine: None,
+            salt: Vec::new(),
+            turn: None,
+            paused: false,
+            signalled: false,
+            created: reply::unix_now(),
+            used: Instant::now(),
+            time_to_live: self.bounds.idle,
+            parent,
+            named_by,
+            requests: 0,
+            usage: TokenUsage::default(),
+        }
+    }
+
+    /// A turn of a session begins, and its record with it if there is none. The session of the engine that has its keys and
+    /// values, if one waits. `None` if the table is full of sessions that run.
+    ///
+    /// # Errors
+    /// 409 for a session that its client holds.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        using: SessionUse,
+        salt: &[u8],
+    ) -> Result<Option<(Ticket, Option<EngineSession>)>, ApiError> {
+        let mut records = self.records();
+        let key = (using.tenant.clone(), using.id.clone());
+        if !records.by_key.contains_key(&key) {
+            if !records.make_room(&key.0, &self.bounds) {
+                return Ok(None);
+            }
+            let record = self.fresh(using.parent.clone(), using.named_by);
+            records.by_key.insert(key.clone(), record);
+        }
+        records.turns += 1;
+        let number = records.turns;
+        let Some(record) = records.by_key.get_mut(&key) else { return Ok(None) };
+        if record.paused {
+            let message = format!("the session `{}` is paused; resume it first", key.1);
+            return Err(conflict(message, "session_paused"));
+        }
+        let deleted = Arc::new(AtomicBool::new(false));
+        let superseded = record.turn.replace((number, Arc::clone(&deleted))).is_some();
+        let mut waits = record.engine.clone();
+        if superseded {
+            // The former turn's ticket ends its session.
+            waits = None;
+            record.engine = None;
+        } else if record.salt != salt {
+            waits.take().iter().for_each(EngineSession::abort);
+            record.engine = None;
+        }
+        record.salt = salt.to_vec();
+        record.signalled = false;
+        record.used = Instant::now();
+        record.requests += 1;
+        record.parent = using.parent.clone().or(record.parent.take());
+        record.time_to_live = using.time_to_live.unwrap_or(record.time_to_live);
+        drop(records);
+        let ticket = Ticket { table: Arc::clone(self), key, number, deleted, using: Arc::new(using) };
+        Ok(Some((ticket, waits)))
+    }
+
+    /// Makes a record that no request has used.
+    ///
+    /// # Errors
+    /// 409 if there is one of that name, 429 if the table is full of sessions that run.
+    pub(super) fn create(
+        &self,
+        key: &Key,
+        parent: Option<String>,
+        time_to_live: Option<Duration>,
+    ) -> Result<(), ApiError> {
+        let mut records = self.records();
+        let record = self.insert_new(&mut records, key, self.fresh(parent, "id"))?;
+        record.time_to_live = time_to_live.unwrap_or(self.bounds.idle);
+        Ok(())
+    }
+
+    fn insert_new<'a>(
+        &self,
+        records: &'a mut Records,
+        key: &Key,
+        record: Record,
+    ) -> Result<&'a mut Record, ApiError> {
+        if records.by_key.contains_key(key) {
+            return Err(exists(&key.1));
+        }
+        if !records.make_room(&key.0, &self.bounds) {
+            return Err(ApiError::busy("all sessions that may be kept are in use; try again later"));
+        }
+        Ok(records.by_key.entry(key.clone()).or_insert(record))
+    }
+
+    /// Makes the record of a session that was forked from that of `parent`; ends it if there is no room.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub(super) fn adopt(&self, key: &Key, parent: &str, engine: EngineSession) -> Result<(), ApiError> {
+        let mut records = self.records();
+        let of = records.by_key.get(&(key.0.clone(), parent.to_owned()));
+        let inherited = of.map(|record| (record.salt.clone(), record.time_to_live));
+        match self.insert_new(&mut records, key, self.fresh(Some(parent.to_owned()), "fork")) {
+            Ok(record) => {
+                if let Some((salt, time_to_live)) = inherited {
+                    (record.salt, record.time_to_live) = (salt, time_to_live);
+                }
+                record.engine = Some(engine);
+                Ok(())
+            }
+            Err(error) => {
+                engine.abort();
+                Err(error)
+            }
+        }
+    }
+
+    /// A session's record.
+    pub(super) fn record(&self, key: &Key) -> Option<Record> {
+        self.records().by_key.get(key).cloned()
+    }
+
+    /// Changes a session's record, if it is there.
+    pub(super) fn change(&self, key: &Key, change: impl FnOnce(&mut Record)) {
+        if let Some(record) = self.records().by_key.get_mut(key) {
+            change(record);
+        }
+    }
+
+    /// All records of a tenant, by name.
+    pub(super) fn of_tenant(&self, tenant: &[u8]) -> Vec<(String, Record)> {
+        let records = self.records();
+        let own = records.by_key.iter().filter(|((owner, _), _)| owner == tenant);
+        own.map(|((_, id), record)| (id.clone(), record.clone())).collect()
+    }
+
+    /// Forgets a session and ends it; whether it was there.
+    pub(crate) fn remove(&self, key: &Key) -> bool {
+        self.records().remove(key)
+    }
+
+    /// The number of records.
+    pub(crate) fn len(&self) -> usize {
+        self.records().by_key.len()
+    }
+
+    /// Forgets sessions that were not used for as long as they live.
+    pub(crate) fn sweep(&self) {
+        let now = Instant::now();
+        let mut records = self.records();
+        let over = records.by_key.iter().filter(|(_, record)| record.is_over(now));
+        for key in over.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+            records.remove(&key);
+        }
+    }
+}
+
+impl Record {
+    /// The client told of the wait that follows this turn: nothing is inferred then.
+    pub(super) fn is_told(&mut self) {
+        self.signalled = self.is_running();
+    }
+}
+
+/// 409.
+pub(crate) fn conflict(message: String, code: &'static str) -> ApiError {
+    ApiError { code: Some(code), ..ApiError::refused(StatusCode::CONFLICT, message) }
+}
+
+pub(super) fn exists(id: &str) -> ApiError {
+    let error = conflict(format!("there is a session `{id}` already; choose another id"), "session_exists");
+    ApiError { param: Some("id".into()), ..error }
+}
+
+/// How a turn ended.
+#[derive(Clone, Debug)]
+pub(crate) struct TurnResult {
+    pub(crate) finish: FinishReason,
+    /// The function that the answer calls first.
+    pub(crate) tool: Option<String>,
+    pub(crate) usage: TokenUsage,
+}
+
+/// A request's right to its session, from the turn's beginning to its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Ticket {
+    table: Arc<SessionTable>,
+    key: Key,
+    number: u64,
+    deleted: Arc<AtomicBool>,
+    using: Arc<SessionUse>,
+}
+
+impl Ticket {
+    /// Whether the session was deleted while its turn ran.
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.deleted.load(Ordering::Relaxed)
+    }
+
+    /// The engine has opened the turn's session.
+    pub(crate) fn opened(&self, engine: EngineSession) {
+        let mut records = self.table.records();
+        match self.own(&mut records) {
+            Some(record) => record.engine = Some(engine),
+            None if self.is_deleted() => engine.abort(),
+            // It ends with its turn.
+            None => {}
+        }
+    }
+
+    /// The record, while the turn is its latest.
+    fn own<'a>(&self, records: &'a mut Records) -> Option<&'a mut Record> {
+        let record = records.by_key.get_mut(&self.key)?;
+        record.turn.as_ref().is_some_and(|&(number, _)| number == self.number).then_some(record)
+    }
+
+    /// The turn is over: by itself, with a result, or since its client left. `engine` is its session, if one was opened.
+    pub(crate) fn end(&self, engine: Option<EngineSession>, result: Option<TurnResult>) {
+        let mut records = self.table.records();
+        let Some(record) = self.own(&mut records) else {
+            engine.iter().for_each(EngineSession::abort);
+            return;
+        };
+        // The next turn is told to the engine after these, since no other begins before the record is free.
+        if let Some(engine) = &engine {
+            engine.client.begin_event(engine.id, SessionEvent::EndTurn, |_| ());
+            let wait =
+                result.as_ref().filter(|_| !record.signalled).and_then(|result| self.wait_after(result));
+            if let Some(wait) = wait {
+                engine.client.begin_signal(engine.id, wait, |_| ());
+            }
+        }
+        if let Some(TurnResult { usage, .. }) = result {
+            record.usage.prompt += usage.prompt;
+            record.usage.completion += usage.completion;
+            record.usage.cached += usage.cached;
+        }
+        record.turn = None;
+        record.used = Instant::now();
+        if self.using.is_last {
+            records.remove(&self.key);
+        } else if !self.table.bounds.keeps {
+            record.engine.take().iter().for_each(EngineSession::abort);
+        }
+    }
+
+    /// What the session waits for next: as its client said, or as the answer's calls tell.
+    fn wait_after(&self, result: &TurnResult) -> Option<Signal> {
+        let expected =
+            self.using.expected_wait.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        let calls = result.finish == FinishReason::ToolCalls;
+        let tool = result.tool.as_ref().map(|tool| tool.chars().take(LONGEST_TOOL / 4).collect());
+        let inferred = Signal::IoWait { tool, estimated_resume_ms: expected };
+        self.using.signal.clone().or((calls || expected.is_some()).then_some(inferred))
+    }
+}
