@@ -310,6 +310,26 @@ typedef struct djinn_select_rows_args {
 int djinn_select_rows(const djinn_select_rows_args *args, void *stream);
 
 /*
+ * y = clamp(scale y + along (y . direction) direction + add[i, :], low, high), where y are the columns from `column` on of
+ * row indices[i] of x. A scale of 0 sets y to add. With an `along` of 0 the direction is not read.
+ */
+typedef struct djinn_edit_rows_args {
+    float *x;                /* [_, x_width] */
+    const uint32_t *indices; /* [rows], distinct */
+    const float *direction;  /* [width] */
+    const float *add;        /* [rows, width] */
+    float scale;
+    float along;
+    float low;
+    float high;
+    uint32_t column;
+    uint32_t width;
+    uint32_t x_width;
+    uint32_t rows;
+} djinn_edit_rows_args;
+int djinn_edit_rows(const djinn_edit_rows_args *args, void *stream);
+
+/*
  * ids[r, :] = the top_k greatest of logits[r, :], in descending order, the lower id first among equals; weights are
  * the softmax over all experts at these, divided by their sum if `renormalise`. A NaN is chosen as minus infinity
  * would be; it, and a greatest logit that is infinite, make the row's weights NaN.

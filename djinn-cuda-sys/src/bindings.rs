@@ -321,6 +321,28 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct djinn_edit_rows_args {
+    pub x: *mut f32,
+    pub indices: *const u32,
+    pub direction: *const f32,
+    pub add: *const f32,
+    pub scale: f32,
+    pub along: f32,
+    pub low: f32,
+    pub high: f32,
+    pub column: u32,
+    pub width: u32,
+    pub x_width: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_edit_rows(
+        args: *const djinn_edit_rows_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct djinn_route_args {
     pub logits: *const f32,
     pub weights: *mut f32,

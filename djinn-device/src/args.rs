@@ -278,6 +278,85 @@ impl SelectRows {
     }
 }
 
+/// An intervention on some columns of some rows. With `y` those columns of row `indices[i]`:
+/// `y = clamp(scale·y + along·(y · direction)·direction + add[i, :], low, high)`.
+///
+/// A `scale` of 0 sets `y` to `add[i, :]` whatever it was, and needs an `along` of 0. With an `along` of 0 the direction
+/// is not read. An addend of 0 and bounds that are not passed leave each bit as it is. NaN passes no bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EditRows {
+    /// f32 `[_, x_width]`; changed in place.
+    pub x: Span,
+    /// u32 `[rows]`, distinct rows of `x`. This, `direction` and `add` may lie in host memory.
+    pub indices: Span,
+    /// f32 `[width]`.
+    pub direction: Span,
+    /// f32 `[rows, width]`.
+    pub add: Span,
+    /// What `y` is multiplied by.
+    pub scale: f32,
+    /// How much of `y`'s part along the direction is added; -1 takes it out if the direction has length 1.
+    pub along: f32,
+    /// The least that an element may be.
+    pub low: f32,
+    /// The most.
+    pub high: f32,
+    /// The first column.
+    pub column: u32,
+    /// Columns.
+    pub width: u32,
+    /// Columns of `x`.
+    pub x_width: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
+impl EditRows {
+    pub(crate) fn check_sizes(&self, checks: Checks) {
+        let (rows, width, x_width) = (self.rows.into(), self.width.into(), self.x_width.into());
+        let row = checks.product("a row", &[x_width, 4]);
+        assert!(
+            !self.x.is_empty() && self.x.len().is_multiple_of(row),
+            "edit_rows: x has {} bytes, no whole number of rows of {row}",
+            self.x.len()
+        );
+        checks.aligned("x", self.x, ALIGN);
+        checks.words("indices", self.indices, &[rows]);
+        checks.words("direction", self.direction, &[width]);
+        checks.words("add", self.add, &[rows, width]);
+        assert!(
+            u64::from(self.column) + width <= x_width,
+            "edit_rows: columns {} to {} of {x_width}",
+            self.column,
+            u64::from(self.column) + width
+        );
+        assert!(
+            self.scale != 0.0 || self.along == 0.0,
+            "edit_rows: what is set has no part along a direction"
+        );
+        assert!(self.low <= self.high, "edit_rows: bounds {} and {}", self.low, self.high);
+    }
+
+    /// What one element becomes, given the dot product of `y` with the direction.
+    #[inline(always)]
+    pub fn element(&self, y: f32, dot: f32, direction: f32, add: f32) -> f32 {
+        let mut y = if self.scale == 0.0 { add } else { y * self.scale };
+        if self.along != 0.0 {
+            y += self.along * dot * direction;
+        }
+        if self.scale != 0.0 && add != 0.0 {
+            y += add;
+        }
+        if y < self.low {
+            self.low
+        } else if y > self.high {
+            self.high
+        } else {
+            y
+        }
+    }
+}
+
 /// `out = checksum(src)`: the wrapping sum, over the 32-bit little-endian words `w` of `src` (the last one
 /// padded with zeros), of `mix(w ^ mix(index))`, where `mix` is SplitMix64's finaliser; 8 bytes,
 /// little-endian. The order of summation does not matter, so any device may split it.

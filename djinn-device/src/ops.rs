@@ -38,6 +38,7 @@ macro_rules! for_each_op {
             gelu: Gelu { reads: [], in_place: [x], writes: [out] },
             add: Add { reads: [], in_place: [a, b], writes: [out] },
             select_rows: SelectRows { reads: [x, indices], in_place: [], writes: [out] },
+            edit_rows: EditRows { reads: [indices, direction, add], in_place: [], writes: [x] },
             route: Route { reads: [logits], in_place: [], writes: [weights, ids] },
             group: Group { reads: [ids], in_place: [], writes: [order, starts] },
             expert_linear: ExpertLinear { reads: [x, weight, order, starts], in_place: [], writes: [out] },

@@ -7,8 +7,8 @@ mod routing;
 mod tests;
 
 use crate::args::{
-    Add, Attention, Checksum, Embed, Gelu, HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope,
-    RopeTable, SelectRows, SiluMul, Weight,
+    Add, Attention, Checksum, EditRows, Embed, Gelu, HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm,
+    Rope, RopeTable, SelectRows, SiluMul, Weight,
 };
 use crate::{DType, GeluForm, Operation, RopeStyle, Span};
 use half::{bf16, f16};
@@ -341,6 +341,26 @@ fn select_rows(op: &SelectRows, memory: Reader<'_>) -> Vec<Written> {
     let (x, row) = (memory.0.bytes(op.x), op.width as usize * 4);
     let rows = memory.words(op.indices).into_iter().flat_map(|index| &x[index as usize * row..][..row]);
     vec![Written::exact(op.out, rows.copied().collect())]
+}
+
+fn edit_rows(op: &EditRows, memory: Reader<'_>) -> Vec<Written> {
+    let (x, add) = (memory.floats(op.x), memory.floats(op.add));
+    let direction = if op.along == 0.0 { vec![] } else { memory.floats(op.direction) };
+    let (width, x_width) = (op.width as usize, op.x_width as usize);
+    let row = |(index, add): (u32, &[f32])| {
+        let first = index as usize * x_width + op.column as usize;
+        let y = &x[first..first + width];
+        let dot: f64 = y.iter().zip(&direction).map(|(&y, &d)| f64::from(y) * f64::from(d)).sum();
+        let element = |at: usize| {
+            let direction = direction.get(at).copied().unwrap_or(0.0);
+            op.element(y[at], dot as f32, direction, add[at])
+        };
+        let edited: Vec<f32> = (0..width).map(element).collect();
+        let written = Written::floats(op.x, first, &edited);
+        // Sums along a direction depend on their order.
+        Written { exact: op.along == 0.0, ..written }
+    };
+    memory.words(op.indices).into_iter().zip(add.chunks_exact(width)).map(row).collect()
 }
 
 fn checksum(op: &Checksum, memory: Reader<'_>) -> Vec<Written> {

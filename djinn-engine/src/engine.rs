@@ -5,7 +5,7 @@ use crate::parts::Parts;
 use crate::pass::batch;
 use crate::pass::passes::Passes;
 use crate::trace::{HostSpan, Recorder, Trace, lap};
-use crate::{BatchEntry, Entry, Error, Options, Result, Runtime, Sequence, Wanted};
+use crate::{BatchEntry, Captured, Entry, Error, Options, Result, Runtime, Sequence, Wanted};
 use djinn_device::{Ops, Space, Usage};
 use djinn_pages::Pages;
 use djinn_srg::{Dim, Graph, Op, Rows, Value};
@@ -22,6 +22,8 @@ pub struct Engine<D: Ops, R: Deref<Target = Runtime<D>> = Box<Runtime<D>>> {
     pub(crate) passes: Passes,
     /// Why no further step can run.
     stopped: Option<String>,
+    /// What the latest step read at hooks.
+    pub(crate) captured: Vec<Captured>,
     /// The KV pages of sequences that no scheduler knows.
     pub(crate) pages: Pages,
     prefill_rows: u32,
@@ -67,7 +69,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         let began = Instant::now();
         let plan = runtime.plan(&graph, options)?;
         let passes = Passes::new(runtime.device.event()?, options.replay && runtime.info.captures);
-        let parts = Parts::load(&runtime, graph, plan, source, progress)?;
+        let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;
         runtime.take(&parts.plan);
         let pages = Pages::new(parts.plan.kv.pages, parts.plan.kv.host_pages);
         Ok(Engine {
@@ -75,6 +77,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             parts,
             passes,
             stopped: None,
+            captured: Vec::new(),
             pages,
             prefill_rows: u64::from(options.prefill_rows).min(options.context) as u32,
             loaded: [began, Instant::now()],
@@ -147,7 +150,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// of the entries, and what streaming did.
     ///
     /// # Errors
-    /// Bad tokens and sequences that do not fit leave every sequence as it was. A failure of the device
+    /// Bad tokens or interventions and sequences that do not fit leave every sequence as it was. A failure of the device
     /// stops the model: later steps are refused.
     ///
     /// # Panics
@@ -157,7 +160,13 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         self.check_batch(&entries)?;
         self.grow(batch)?;
         let entries: Vec<BatchEntry<'_>> = batch.iter().map(Entry::in_batch).collect();
-        self.begin(&entries)?;
+        let begun = self.begin(&entries);
+        if let Err(Error::Intervention { .. }) = begun {
+            for Entry { sequence, tokens, .. } in batch {
+                self.truncate(sequence, sequence.tokens - tokens.len() as u64);
+            }
+        }
+        begun?;
         self.finish(<[f32]>::to_vec)
     }
 
@@ -243,6 +252,11 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         let bytes = self.graph().vocab * 4;
         let logits = self.parts.logits.slice(row as u64 * bytes, bytes);
         self.runtime.device.read_host(logits, |logits| bytemuck::cast_slice(logits).to_vec())
+    }
+
+    /// What the latest step that was finished read at hooks, in the order of the batch's entries and interventions.
+    pub fn take_captured(&mut self) -> Vec<Captured> {
+        std::mem::take(&mut self.captured)
     }
 
     /// Runs the largest prompt step, and decode steps of one row until one is replayed, on a sequence of zeros

@@ -51,6 +51,14 @@ pub enum Error {
         /// As asked for.
         session: u64,
     },
+    /// An intervention that its hook, its entry or the memory for it does not allow.
+    #[error("at {hook}: {detail}")]
+    Intervention {
+        /// The hook.
+        hook: String,
+        /// What is wrong.
+        detail: String,
+    },
     /// An option that no run can have.
     #[error("{0}")]
     Option(&'static str),

@@ -30,6 +30,8 @@ pub struct Options {
     pub page_tokens: u32,
     /// KV pages in pinned host memory, for sessions that are parked.
     pub host_pages: u32,
+    /// Pinned host memory for what a step reads and writes at hook points; 0 allows no [intervention](crate::Intervention).
+    pub hook_bytes: u64,
     /// Capture decode passes and replay them, on devices that can. Traced passes never are.
     pub replay: bool,
 }
@@ -47,6 +49,7 @@ impl Default for Options {
             kv_dtype: DType::F32,
             page_tokens: 16,
             host_pages: 0,
+            hook_bytes: 0,
             replay: true,
         }
     }

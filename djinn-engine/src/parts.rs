@@ -16,6 +16,8 @@ pub(crate) struct Parts {
     pub(crate) text: TextSegment,
     pub(crate) data: DataSegment,
     pub(crate) stack: StackSegment,
+    /// What steps read and write at hook points, in host memory, if they may.
+    pub(crate) hooks: Option<Buffer>,
     /// Step inputs as they lie on the stack, the block table, and the logits of a step: all in host memory.
     pub(crate) inputs: Buffer,
     pub(crate) table: Buffer,
@@ -29,11 +31,12 @@ impl Parts {
         runtime: &Runtime<D>,
         graph: Graph,
         plan: MemoryPlan,
+        hook_bytes: u64,
         source: &dyn WeightSource,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
         let mut held = Allocations::default();
-        match Self::build(runtime, graph, plan, source, progress, &mut held) {
+        match Self::build(runtime, graph, plan, hook_bytes, source, progress, &mut held) {
             Ok(parts) => Ok(Parts { held, ..parts }),
             Err(error) => {
                 held.free(&runtime.device, &mut runtime.shared.borrow_mut().store);
@@ -47,6 +50,7 @@ impl Parts {
         runtime: &Runtime<D>,
         graph: Graph,
         plan: MemoryPlan,
+        hook_bytes: u64,
         source: &dyn WeightSource,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
         held: &mut Allocations,
@@ -57,12 +61,13 @@ impl Parts {
         let mut host = |bytes| held.alloc(device, Space::Host, bytes);
         let (inputs, table) = (host(plan.stack.input_bytes)?, host(plan.kv.table_bytes())?);
         let logits = host(logits_bytes)?;
+        let hooks = (hook_bytes > 0).then(|| host(hook_bytes)).transpose()?;
         let data = DataSegment::new(device, plan.kv, held)?;
         let total = plan.host_weight_bytes() + plan.segments.resident;
         let (store, mut told) = (&mut shared.borrow_mut().store, |read| progress(read, total));
         let text = TextSegment::load(device, &graph, &plan, source, store, &mut told, held)?;
         let (program, held) = (Program::new(&graph, &plan, Detail::Fused), Allocations::default());
-        Ok(Parts { graph, plan, program, text, data, stack, inputs, table, logits, held })
+        Ok(Parts { graph, plan, program, text, data, stack, hooks, inputs, table, logits, held })
     }
 
     /// Lowers the graph anew.

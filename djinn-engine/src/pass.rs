@@ -5,6 +5,7 @@ mod executor;
 pub(crate) mod passes;
 mod replay;
 
+use crate::hooks::{self, Bound};
 use crate::parts::Parts;
 use crate::trace::{HostSpan, Recorder, lap};
 use crate::{BatchEntry, Engine, Error, Result, Runtime};
@@ -29,7 +30,8 @@ impl Passes {
     ) -> Result<()> {
         let Runtime { device, compute, .. } = runtime;
         let streams = parts.streams(*compute);
-        let captured = device.capture(&streams, || self.enqueue(runtime, parts, None, key.rows, runs));
+        let captured = device
+            .capture(&streams, || self.enqueue(runtime, parts, None, key.rows, runs, &Bound::default()));
         let replays = self.replays.as_mut().expect("a pass is captured to be replayed");
         let capture = match captured {
             Err(Error::Device(djinn_device::Error::Resource { .. })) => {
@@ -37,7 +39,7 @@ impl Passes {
                 device.sync(*compute)?;
                 replays.free(device);
                 self.replays = None;
-                return self.enqueue(runtime, parts, None, key.rows, runs);
+                return self.enqueue(runtime, parts, None, key.rows, runs, &Bound::default());
             }
             captured => captured?,
         };
@@ -56,11 +58,12 @@ impl Passes {
         trace: Option<&mut Recorder>,
         rows: Rows,
         runs: &RowRuns,
+        hooks: &Bound,
     ) -> Result<()> {
         let Runtime { device, compute, .. } = runtime;
         device.copy_promptly(*compute, parts.inputs.span(), parts.stack.inputs())?;
         device.copy_promptly(*compute, parts.table.span(), parts.data.table())?;
-        Executor::new(runtime, parts, rows, runs, trace).pass()?;
+        Executor::new(runtime, parts, rows, runs, trace).pass(&hooks.at)?;
         let wanted = parts.graph.value(parts.graph.logits).bytes(rows);
         if wanted > 0 {
             let logits = parts.stack.span(&parts.graph, parts.graph.logits, rows);
@@ -75,32 +78,39 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// of its pages until it was [finished](Self::finish).
     ///
     /// # Errors
-    /// Bad tokens. A failure of the device stops the model: later steps are refused.
+    /// Bad tokens or interventions. A failure of the device stops the model: later steps are refused.
     ///
     /// # Panics
     /// If the batch is larger than the plan's step, or a step that was begun is under way.
     pub fn begin(&mut self, batch: &[BatchEntry<'_>]) -> Result<()> {
         let rows = self.check_batch(batch)?;
-        let begun = self.begin_pass(batch, rows);
+        let layout = Layout::new(batch, &self.runtime.info);
+        let hooks = hooks::bind(&self.runtime.device, &self.parts, batch, &layout, rows)?;
+        let begun = self.begin_pass(batch, rows, &layout, hooks);
         self.stop_on(begun)
     }
 
-    fn begin_pass(&mut self, batch: &[BatchEntry<'_>], rows: Rows) -> Result<()> {
+    fn begin_pass(
+        &mut self,
+        batch: &[BatchEntry<'_>],
+        rows: Rows,
+        layout: &Layout,
+        hooks: Bound,
+    ) -> Result<()> {
         let began = Instant::now();
         let Engine { runtime, parts, passes, trace, .. } = self;
         let device = &runtime.device;
         parts.share_link(device, rows)?;
-        let layout = Layout::new(batch, &runtime.info);
         layout.write(device, parts, batch);
         let began = lap(trace, HostSpan::Upload, began);
         let key = Key { rows, position: parts.text.streamer.position() };
         let one_token_each = batch.len() as u64 == rows.rows;
         let choice = match &mut passes.replays {
-            Some(replays) if one_token_each && trace.is_none() => replays.choose(key),
+            Some(replays) if one_token_each && trace.is_none() && hooks.is_empty() => replays.choose(key),
             _ => Choice::Enqueue,
         };
         match choice {
-            Choice::Enqueue => passes.enqueue(runtime, parts, trace.as_mut(), rows, &layout.runs)?,
+            Choice::Enqueue => passes.enqueue(runtime, parts, trace.as_mut(), rows, &layout.runs, &hooks)?,
             Choice::Capture => passes.capture(runtime, parts, key, &layout.runs)?,
             Choice::Replay(capture, end) => {
                 device.replay(capture)?;
@@ -109,7 +119,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             }
         }
         let enqueued = lap(trace, HostSpan::Enqueue, began);
-        passes.under_way = Some(UnderWay { rows, enqueued });
+        passes.under_way = Some(UnderWay { rows, enqueued, hooks });
         Ok(())
     }
 
@@ -141,13 +151,14 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// If none was begun.
     pub fn finish<T>(&mut self, read: impl FnOnce(&[f32]) -> T) -> Result<(T, PassStats)> {
         let under_way = self.passes.under_way.take();
-        let UnderWay { rows, enqueued } = under_way.expect("a pass is finished that was not begun");
+        let UnderWay { rows, enqueued, hooks } = under_way.expect("a pass is finished that was not begun");
         self.wait()?;
         lap(&mut self.trace, HostSpan::Wait, enqueued);
         let Engine { runtime, parts, trace, .. } = self;
         let device = &runtime.device;
         let ended = end_pass(device, parts, trace);
         let stats = self.stop_on(ended)?;
+        self.captured = hooks.read(&self.runtime.device);
         let logits = self.parts.logits.slice(0, self.parts.graph.value(self.parts.graph.logits).bytes(rows));
         Ok((self.runtime.device.read_host(logits, |bytes| read(bytemuck::cast_slice(bytes))), stats))
     }

@@ -1,5 +1,6 @@
 //! Sequences that an engine keeps for itself, as tests and measurements use them.
 
+use crate::Intervention;
 use crate::pass::batch::{BatchEntry, SHORT_RUN, Wanted};
 use djinn_pages::{BlockTable, Duplicate, Pages, Residency};
 use std::ops::Range;
@@ -63,6 +64,8 @@ pub struct Entry<'a> {
     pub chunks: &'a [Range<usize>],
     /// Whose logits are wanted.
     pub wanted: Wanted,
+    /// As in a [`BatchEntry`].
+    pub interventions: &'a [Intervention],
 }
 
 impl<'a> Entry<'a> {
@@ -71,12 +74,12 @@ impl<'a> Entry<'a> {
         /// The entry, whatever its length.
         const WHOLE: &[Range<usize>] = std::slice::from_ref(&(0..usize::MAX));
         let chunks = if tokens.len() > SHORT_RUN { WHOLE } else { &[] };
-        Entry { sequence, tokens, chunks, wanted }
+        Entry { sequence, tokens, chunks, wanted, interventions: &[] }
     }
 
     pub(crate) fn in_batch(&self) -> BatchEntry<'_> {
-        let Entry { tokens, chunks, wanted, .. } = *self;
+        let Entry { tokens, chunks, wanted, interventions, .. } = *self;
         let from = self.sequence.tokens.saturating_sub(tokens.len() as u64);
-        BatchEntry { pages: self.sequence.pages(), from, tokens, chunks, wanted }
+        BatchEntry { pages: self.sequence.pages(), from, tokens, chunks, wanted, interventions }
     }
 }

@@ -58,7 +58,8 @@ pub struct Graph {
     pub hooks: Vec<Hook>,
 }
 
-/// A name under which people look for an activation.
+/// A name under which people look for an activation: where it is read, and where a change reaches all that read it by
+/// this name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Hook {
     /// As TransformerLens 3 (`blocks.3.hook_out`) or its earlier versions (`blocks.3.hook_resid_post`) call it, or
@@ -66,6 +67,10 @@ pub struct Hook {
     pub name: String,
     /// The activation.
     pub value: ValueId,
+    /// The node after which the value is what the name says: later ones may work on it in place.
+    pub after: NodeId,
+    /// The first column, and how many.
+    pub columns: (u64, u64),
 }
 
 impl Graph {
@@ -79,9 +84,9 @@ impl Graph {
         &self.nodes[id.0 as usize]
     }
 
-    /// The activation that is known by this name.
-    pub fn hook(&self, name: &str) -> Option<ValueId> {
-        self.hooks.iter().find(|hook| hook.name == name).map(|hook| hook.value)
+    /// The hook point that is known by this name.
+    pub fn hook(&self, name: &str) -> Option<&Hook> {
+        self.hooks.iter().find(|hook| hook.name == name)
     }
 
     /// Weights, in order of declaration.

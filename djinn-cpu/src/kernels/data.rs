@@ -244,6 +244,17 @@ bound! {
 }
 
 bound! {
+    /// See [`args::EditRows`]; rows are `indices.len()`.
+    EditRows(view, args) {
+        x: &'a mut [f32] = view.output(args.x),
+        indices: &'a [u32] = view.indices(args.indices),
+        direction: &'a [f32] = view.floats(args.direction),
+        add: &'a [f32] = view.floats(args.add),
+        args: args::EditRows = *args,
+    }
+}
+
+bound! {
     /// See [`args::Route`]; rows are `logits.len() / experts`.
     Route(view, args) {
         logits: &'a [f32] = view.floats(args.logits),

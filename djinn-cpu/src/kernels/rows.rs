@@ -5,7 +5,8 @@ mod kernels;
 use super::Fast;
 use super::buffer::Shared;
 use super::data::{
-    Add, Embed, Gelu, HeadNorm, KvWrite, LayerNorm, Part, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Add, EditRows, Embed, Gelu, HeadNorm, KvWrite, LayerNorm, Part, RmsNorm, Rope, RopeTable, SelectRows,
+    SiluMul,
 };
 use super::element::{Element, with_elements};
 use djinn_device::args;
@@ -155,6 +156,20 @@ impl Fast {
                 out.copy_from_slice(&op.x[index as usize * width..][..width]);
             }
         });
+    }
+
+    /// See [`djinn_device::args::EditRows`]. Rows are few: one thread edits them.
+    pub(crate) fn edit_rows(&self, op: EditRows<'_>) {
+        let EditRows { x, indices, direction, add, args } = op;
+        let (width, x_width) = (args.width as usize, args.x_width as usize);
+        for (&index, add) in indices.iter().zip(add.chunks_exact(width)) {
+            let row = &mut x[index as usize * x_width + args.column as usize..][..width];
+            let products = row.iter().zip(direction).map(|(&y, &d)| f64::from(y) * f64::from(d));
+            let dot = if args.along == 0.0 { 0.0 } else { products.sum::<f64>() as f32 };
+            for ((y, &direction), &add) in row.iter_mut().zip(direction).zip(add) {
+                *y = args.element(*y, dot, direction, add);
+            }
+        }
     }
 }
 

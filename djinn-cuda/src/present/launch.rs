@@ -125,6 +125,10 @@ launches! {
     select_rows: SelectRows = djinn_select_rows(djinn_select_rows_args) {
         read [x, indices], write [out], weights [], same [width, rows],
     }
+    edit_rows: EditRows = djinn_edit_rows(djinn_edit_rows_args) {
+        read [indices, direction, add], write [x], weights [],
+        same [scale, along, low, high, column, width, x_width, rows],
+    }
     route: Route = djinn_route(djinn_route_args) {
         read [logits], write [weights, ids], weights [], same [experts, top_k, rows],
         |args, _memory| [renormalise: args.renormalise.into()],

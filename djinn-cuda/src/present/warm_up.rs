@@ -2,8 +2,8 @@
 //! measured: CUDA loads kernels when they are first used.
 
 use djinn_device::args::{
-    Add, Attention, Checksum, Combine, CopyExpert, Embed, ExpertLinear, Gelu, Group, HeadNorm, KvPages,
-    KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
+    Add, Attention, Checksum, Combine, CopyExpert, EditRows, Embed, ExpertLinear, Gelu, Group, HeadNorm,
+    KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
 };
 use djinn_device::{Buffer, DType, Ops, Result, RopeStyle, Space, Span, Stream};
 
@@ -221,6 +221,23 @@ impl<D: Ops> Work<'_, D> {
             self.device.add_rms_norm(stream, &add, &norm)?;
         }
         self.device.select_rows(stream, &SelectRows { x: small, indices, out, width, rows })?;
+        let (low, high, column, x_width) = (-1.0, 1.0, 0, width);
+        let (direction, add, scale, along) = (small, small, 1.0, -1.0);
+        let edit = EditRows {
+            x: out,
+            indices,
+            direction,
+            add,
+            scale,
+            along,
+            low,
+            high,
+            column,
+            width,
+            x_width,
+            rows,
+        };
+        self.device.edit_rows(stream, &edit)?;
         self.device.checksum(stream, &Checksum { src: small, out: self.output(8) })
     }
 }

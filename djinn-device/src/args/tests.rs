@@ -1,7 +1,7 @@
 //! Each check accepts what is right, and names what is wrong.
 
 use super::*;
-use crate::args::{Combine, CopyExpert, ExpertLinear, Group, Route};
+use crate::args::{Combine, CopyExpert, EditRows, ExpertLinear, Group, Route};
 use crate::{Buffer, RopeStyle, Space, checksum};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -171,6 +171,25 @@ fn the_others_are_checked() {
         SelectRows { x: buffer(0, 64), indices: buffer(1, 8), out: buffer(2, 32), width: 4, rows: 2 };
     select.check();
     refuses(|| SelectRows { x: buffer(0, 60), ..select }.check(), "select_rows: x has 60 bytes");
+    let edit = EditRows {
+        x: buffer(0, 96),
+        indices: buffer(1, 8),
+        direction: buffer(2, 16),
+        add: buffer(3, 32),
+        scale: 1.0,
+        along: 0.0,
+        low: -1.0,
+        high: 1.0,
+        column: 4,
+        width: 4,
+        x_width: 8,
+        rows: 2,
+    };
+    edit.check();
+    refuses(|| EditRows { x: buffer(0, 100), ..edit }.check(), "edit_rows: x has 100 bytes");
+    refuses(|| EditRows { column: 5, ..edit }.check(), "edit_rows: columns 5 to 9 of 8");
+    refuses(|| EditRows { scale: 0.0, along: 1.0, ..edit }.check(), "edit_rows: what is set");
+    refuses(|| EditRows { low: 2.0, ..edit }.check(), "edit_rows: bounds 2 and 1");
     let checksum = Checksum { src: buffer(0, 13), out: buffer(1, 8) };
     checksum.check();
     refuses(

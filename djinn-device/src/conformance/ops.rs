@@ -57,7 +57,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 47] = named![
+    let checks: [Check<D>; 49] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -94,6 +94,8 @@ pub(super) fn each_op<D: Ops>(
         rows::gelu_is_batch_invariant,
         rows::adds,
         rows::selects_rows,
+        rows::edits_rows,
+        rows::edits_are_batch_invariant,
         rows::sums_bytes,
         routing::routes_to_the_greatest,
         routing::routes_without_numbers,

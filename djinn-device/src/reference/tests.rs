@@ -278,9 +278,49 @@ fn small_ones() {
     let out = memory.floats(&[UNTOUCHED; 4]);
     assert!(memory.run(SelectRows { x, indices, out, width: 2, rows: 2 }));
     assert_eq!(memory.read(out), [5.0, 6.0, 1.0, 2.0]);
+    edits_of_rows();
     let (src, out) = (memory.put(vec![1, 2, 3, 4, 5]), memory.put(vec![0; 8]));
     assert!(memory.run(Checksum { src, out }));
     assert_eq!(memory.bytes(out), crate::checksum(&[1, 2, 3, 4, 5]).to_le_bytes());
+}
+
+fn edits_of_rows() {
+    let mut memory = Memory::default();
+    // Three rows of four columns, of which the middle two are edited in rows 2 and 0.
+    let before = [1.0, 3.0, 4.0, 2.0, 5.0, 6.0, 7.0, 8.0, 9.0, -0.0, f32::NAN, 10.0];
+    let x = memory.floats(&before);
+    let (indices, direction) = (memory.words(&[2, 0]), memory.floats(&[0.6, 0.8]));
+    let add = memory.floats(&[0.0, -0.0, 0.5, 0.0]);
+    let edit = EditRows {
+        x,
+        indices,
+        direction,
+        add,
+        scale: 1.0,
+        along: 0.0,
+        low: f32::NEG_INFINITY,
+        high: f32::INFINITY,
+        column: 1,
+        width: 2,
+        x_width: 4,
+        rows: 2,
+    };
+    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let mut want = before;
+    want[1] = 3.5;
+    assert!(memory.run(edit));
+    assert_eq!(bits(&memory.read(x)), bits(&want), "zeros change no bit");
+    // What is set was NaN, and -0 stays -0.
+    (want[9], want[10], want[1], want[2]) = (0.0, -0.0, 0.5, 0.0);
+    assert!(memory.run(EditRows { scale: 0.0, ..edit }));
+    assert_eq!(bits(&memory.read(x)), bits(&want));
+    let (indices, none) = (memory.words(&[1]), memory.floats(&[0.0; 2]));
+    let one = EditRows { indices, add: none, rows: 1, ..edit };
+    // (6, 7) has 9.2 along (0.6, 0.8).
+    assert!(!memory.run(EditRows { along: -1.0, ..one }));
+    near(&memory.read(x)[4..8], &[5.0, 6.0 - 5.52, 7.0 - 7.36, 8.0]);
+    memory.run(EditRows { scale: 10.0, low: -1.0, high: 4.0, ..one });
+    near(&memory.read(x)[4..8], &[5.0, 4.0, -1.0, 8.0]);
 }
 
 fn routed(logits: &[f32], top_k: u32, renormalise: bool) -> (Vec<f32>, Vec<u32>) {

@@ -103,6 +103,7 @@ impl<D: Ops> Batcher<D> {
                 tokens: &tokens[from as usize..(from + entry.tokens()) as usize],
                 chunks,
                 wanted: if part.yields { Wanted::Last } else { Wanted::Nothing },
+                interventions: &[],
             });
         }
         self.engine.begin(&batch)?;

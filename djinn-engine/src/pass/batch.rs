@@ -7,7 +7,7 @@
 //! own length, which is the session's business alone.
 
 use crate::parts::Parts;
-use crate::{Error, Result};
+use crate::{Error, Intervention, Result};
 use djinn_device::{DeviceInfo, Ops};
 use djinn_srg::{Rows, ValueId};
 use std::ops::Range;
@@ -39,6 +39,8 @@ pub struct BatchEntry<'a> {
     pub chunks: &'a [Range<usize>],
     /// Whose logits are wanted.
     pub wanted: Wanted,
+    /// What to read and change on the way.
+    pub interventions: &'a [Intervention],
 }
 
 impl BatchEntry<'_> {

@@ -1,16 +1,19 @@
 //! What a model keeps of its passes. One at a time is under way.
 
 use super::replay::Replays;
+use crate::hooks::Bound;
 use djinn_device::{Event, Ops};
 use djinn_srg::Rows;
 use std::time::Instant;
 
 /// A pass between its beginning and its end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct UnderWay {
     pub(super) rows: Rows,
     /// When the host was done with enqueueing it.
     pub(super) enqueued: Instant,
+    /// What it does at hooks.
+    pub(super) hooks: Bound,
 }
 
 /// The passes of a model, one at a time.

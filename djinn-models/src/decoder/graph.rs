@@ -168,6 +168,17 @@ impl Writer<'_> {
         modules.try_for_each(|module| self.graph.hook(value, format!("{path}.{module}")))
     }
 
+    /// Names queries, keys and values, in this order, which lie side by side.
+    fn hook_parts(&mut self, block: u64, qkv: ValueId, names: &[&[&str]]) -> Result<(), GraphError> {
+        let (q, kv) = (self.decoder.q_rows(), self.decoder.kv_rows());
+        for (columns, names) in [(0, q), (q, kv), (q + kv, kv)].into_iter().zip(names) {
+            for name in *names {
+                self.graph.hook_columns(qkv, columns, format!("blocks.{block}.{name}"))?;
+            }
+        }
+        Ok(())
+    }
+
     fn attention(
         &mut self,
         block: u64,
@@ -183,6 +194,12 @@ impl Writer<'_> {
         let qkv = self.linear(&at("attn.qkv"), normed, [rows, d], decoder.biases.qkv, |kind| {
             decoder.qkv(block, kind)
         })?;
+        let names: [&[&str]; 3] = [
+            &["attn.q.hook_out", "attn.hook_q"],
+            &["attn.k.hook_out", "attn.hook_k"],
+            &["attn.v.hook_out", "attn.hook_v"],
+        ];
+        self.hook_parts(block, qkv, &names)?;
         if decoder.head_norms {
             let weights = [("attn.q_norm.weight", 0), ("attn.k_norm.weight", 1)].map(|(name, i)| {
                 let tensor = decoder.tensors.in_block(block, decoder.tensors.head_norms[i], Kind::Weight);
@@ -193,6 +210,7 @@ impl Writer<'_> {
         }
         if let (Positions::Rotary(rotary), Some(angles)) = (&decoder.positions, angles) {
             self.graph.rope(&at("attn.rope"), qkv, angles, heads, rotary.style)?;
+            self.hook_parts(block, qkv, &[&["attn.hook_rot_q"], &["attn.hook_rot_k"]])?;
         }
         let scores = Scores {
             scale: 1.0 / (head_dim as f32).sqrt(),

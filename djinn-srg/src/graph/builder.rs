@@ -4,7 +4,7 @@ mod experts;
 
 pub use experts::Routing;
 
-use super::{Graph, Hook, Node};
+use super::{Graph, Hook, Node, NodeId};
 use crate::{DType, Dim, GeluForm, Lifecycle, Op, RopeStyle, Scores, Value, ValueId};
 use std::collections::HashSet;
 
@@ -103,15 +103,38 @@ impl GraphBuilder {
         (self.graph.tokens, self.graph.positions)
     }
 
-    /// Names an activation for people. Its first name is the canonical one.
+    /// Names an activation for people, as it is after the latest node. Its first name is the canonical one.
     ///
     /// # Errors
-    /// A name that another hook has.
+    /// A name that another hook has, a value that is no activation.
     pub fn hook(&mut self, value: ValueId, name: String) -> Result<()> {
+        match self.graph.value(value).shape.as_slice() {
+            &[_, Dim::Fixed(width)] => self.hook_columns(value, (0, width), name),
+            shape => Err(self.shape(&name, format!("a hook is an activation, not {shape:?}"))),
+        }
+    }
+
+    /// As [`hook`](Self::hook), for some columns: the first, and how many.
+    ///
+    /// # Errors
+    /// A name that another hook has, columns that the value lacks.
+    pub fn hook_columns(&mut self, value: ValueId, columns: (u64, u64), name: String) -> Result<()> {
+        let width = match *self.graph.value(value).shape.as_slice() {
+            [Dim::Rows | Dim::LogitRows, Dim::Fixed(width)] => width,
+            _ => 0,
+        };
+        let writes = |node: &Node| node.outputs.contains(&value);
+        let last = self.graph.nodes.len().checked_sub(1).filter(|_| self.graph.nodes.iter().any(writes));
+        let (Some(last), true) = (last, columns.0.checked_add(columns.1).is_some_and(|end| end <= width))
+        else {
+            return Err(
+                self.shape(&name, format!("a hook is columns of an activation, not {columns:?} of {width}"))
+            );
+        };
         if !self.hook_names.insert(name.clone()) {
             return Err(GraphError::DuplicateName(name));
         }
-        self.graph.hooks.push(Hook { name, value });
+        self.graph.hooks.push(Hook { name, value, after: NodeId(last as u32), columns });
         Ok(())
     }
 

@@ -90,7 +90,7 @@ fn a_decoder_builds() {
     let per_layer = 32 + 48 * 32 + 48 + 32 * 32 + 96 * 32 + 32 * 48;
     assert_eq!(graph.parameters(), 100 * 32 + 4 + 3 * per_layer);
     assert_eq!(graph.text_bytes(), 2 * graph.parameters() + 2 * 4);
-    let value = |name| graph.hook(name).map(|id| graph.value(id).name.as_str());
+    let value = |name| graph.hook(name).map(|hook| graph.value(hook.value).name.as_str());
     assert_eq!(value("blocks.2.hook_resid_post"), Some("blocks.2.mlp.add.out"));
     assert_eq!(value("blocks.2.hook_out"), value("blocks.2.hook_resid_post"));
     assert_eq!(value("blocks.3.hook_out"), None);

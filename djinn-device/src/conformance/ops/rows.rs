@@ -2,7 +2,8 @@
 
 use super::rig::{DTYPES, PARTS, Rig, rows, same_bits};
 use crate::args::{
-    Add, Checksum, Embed, Gelu, HeadNorm, LayerNorm, RmsNorm, Rope, RopeTable, SelectRows, SiluMul, Weight,
+    Add, Checksum, EditRows, Embed, Gelu, HeadNorm, LayerNorm, RmsNorm, Rope, RopeTable, SelectRows, SiluMul,
+    Weight,
 };
 use crate::reference::encode;
 use crate::{DType, GeluForm, Ops, RopeStyle, Space, Span};
@@ -342,6 +343,79 @@ pub(super) fn selects_rows<D: Ops>(rig: &mut Rig<D>) {
         rig.run(SelectRows { x, indices, out, width: width as u32, rows: rows as u32 });
         rig.matches(&format!("select_rows {rows}x{width}"), DType::F32);
     }
+}
+
+/// How rows are edited: set, or scaled, with a part along a direction, within bounds.
+const EDITS: [(f32, f32, f32, f32); 5] = [
+    (0.0, 0.0, f32::NEG_INFINITY, f32::INFINITY),
+    (1.0, 0.0, f32::NEG_INFINITY, f32::INFINITY),
+    (0.5, 0.0, -0.25, 0.125),
+    (1.0, -1.0, f32::NEG_INFINITY, f32::INFINITY),
+    (-2.0, 0.75, -1.0, f32::INFINITY),
+];
+
+pub(super) fn edits_rows<D: Ops>(rig: &mut Rig<D>) {
+    for (width, column, x_width) in [(1, 0, 1), (17, 3, 20), (576, 0, 576), (64, 128, 256), (4099, 0, 4099)] {
+        for (scale, along, low, high) in EDITS {
+            // Vectors lie in host memory, and rows are in no order.
+            let (x, direction) = (rig.random.floats(7 * x_width), rig.random.floats(width));
+            let mut add = rig.random.floats(3 * width);
+            add[0] = 0.0;
+            let host = |rig: &mut Rig<D>, bytes: &[u8]| rig.upload_to(Space::Host, bytes.to_vec());
+            let indices = host(rig, bytemuck::cast_slice(&[5_u32, 0, 3]));
+            let direction = host(rig, bytemuck::cast_slice(&direction));
+            let add = host(rig, bytemuck::cast_slice(&add));
+            let x = rig.upload(&x);
+            let (column, width, x_width) = (column as u32, width as u32, x_width as u32);
+            let edit = EditRows {
+                x,
+                indices,
+                direction,
+                add,
+                scale,
+                along,
+                low,
+                high,
+                column,
+                width,
+                x_width,
+                rows: 3,
+            };
+            rig.run(edit);
+            rig.matches(&format!("edit_rows {width} of {x_width} by {scale}, {along}"), DType::F32);
+        }
+    }
+}
+
+pub(super) fn edits_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
+    let width = 577;
+    let (x, direction, add) =
+        (rig.random.floats(33 * width), rig.random.floats(width), rig.random.floats(33 * width));
+    let make = |rig: &mut Rig<D>, first: usize, rows: usize| {
+        let part = first * width..(first + rows) * width;
+        let out = rig.upload(&x[part.clone()]);
+        let indices: Vec<u32> = (0..rows as u32).collect();
+        let (indices, direction) = (rig.upload(&indices), rig.upload(&direction));
+        let add = rig.upload(&add[part]);
+        let (low, high, width, rows) = (-0.5, 0.75, width as u32, rows as u32);
+        let edit = EditRows {
+            x: out,
+            indices,
+            direction,
+            add,
+            scale: 1.5,
+            along: -0.5,
+            low,
+            high,
+            column: 0,
+            width,
+            x_width: width,
+            rows,
+        };
+        (edit, out)
+    };
+    let all = rig.output((0, 33), &make);
+    rig.parts_of(&all, "edit_rows", 33, &PARTS, make);
 }
 
 pub(super) fn sums_bytes<D: Ops>(rig: &mut Rig<D>) {

@@ -9,6 +9,8 @@ struct Modules {
     block: &'static str,
     embedding: &'static str,
     positions: Option<&'static str>,
+    /// Whether queries and keys are rotated.
+    rotates: bool,
     final_norm: &'static str,
     head: &'static str,
     /// Within the block: the norm before attention, attention, its last product.
@@ -41,6 +43,7 @@ const LLAMA: Modules = Modules {
     block: "model.layers.0",
     embedding: "model.embed_tokens",
     positions: None,
+    rotates: true,
     final_norm: "model.norm",
     head: "lm_head",
     attention: ["input_layernorm", "self_attn", "self_attn.o_proj"],
@@ -53,6 +56,7 @@ const GPT2: Modules = Modules {
     block: "transformer.h.0",
     embedding: "transformer.wte",
     positions: Some("transformer.wpe"),
+    rotates: false,
     final_norm: "transformer.ln_f",
     head: "lm_head",
     attention: ["ln_1", "attn", "attn.c_proj"],
@@ -65,6 +69,7 @@ const FALCON: Modules = Modules {
     block: "transformer.h.0",
     embedding: "transformer.word_embeddings",
     positions: None,
+    rotates: true,
     final_norm: "transformer.ln_f",
     head: "lm_head",
     attention: ["input_layernorm", "self_attention", "self_attention.dense"],
@@ -82,6 +87,7 @@ const FAMILIES: [Modules; 11] = [
     Modules {
         shape: "tiny-gptj",
         positions: None,
+        rotates: true,
         attention: ["ln_1", "attn", "attn.out_proj"],
         second_norm: None,
         mlp: Mlp::Plain(["mlp", "mlp.fc_in", "mlp.fc_out"]),
@@ -106,6 +112,7 @@ const FAMILIES: [Modules; 11] = [
     },
     Modules {
         shape: "tiny-falcon-rw",
+        rotates: false,
         second_norm: Some(("post_attention_layernorm", Reads::Middle)),
         ..FALCON
     },
@@ -134,6 +141,18 @@ impl Modules {
         add(read, &["hook_in", "hook_resid_pre", "pre_attn"], &[]);
         let [norm, attention, product] = self.attention;
         add("blocks.0.ln1.out", &["ln1.hook_out", "attn.hook_in"], &[norm]);
+        let names = [
+            "attn.q.hook_out",
+            "attn.hook_q",
+            "attn.k.hook_out",
+            "attn.hook_k",
+            "attn.v.hook_out",
+            "attn.hook_v",
+        ];
+        add("blocks.0.attn.qkv.out", &names, &[]);
+        if self.rotates {
+            add("blocks.0.attn.qkv.out", &["attn.hook_rot_q", "attn.hook_rot_k"], &[]);
+        }
         add("blocks.0.attn.out", &["attn.o.hook_in", "attn.hook_z"], &[]);
         let names = ["attn.hook_out", "attn.o.hook_out", "hook_attn_out"];
         add("blocks.0.attn.out.out", &names, &[product, attention]);
@@ -180,7 +199,7 @@ fn every_hook_of_every_family_names_its_value() {
         let found: Vec<_> = found.collect();
         assert_eq!(found, family.hooks(), "{}", family.shape);
         for (name, value) in &found {
-            let id = graph.hook(name).expect("it is found by its name");
+            let id = graph.hook(name).expect("it is found by its name").value;
             assert_eq!(&graph.value(id).name, value, "{}: {name}", family.shape);
         }
     }
@@ -193,7 +212,7 @@ fn the_residual_stream_and_its_parts_are_what_their_names_say() {
     for family in FAMILIES {
         let place = Location::Synthetic(format!("{}?layers=2", family.shape));
         let graph = open(&place, &OpenOptions::default()).expect(family.shape).graph;
-        let id = |name: &str| graph.hook(name).unwrap_or_else(|| panic!("{}: no {name}", family.shape));
+        let id = |name: &str| graph.hook(name).unwrap_or_else(|| panic!("{}: no {name}", family.shape)).value;
         let writer = |name: &str| {
             let id = id(name);
             graph.nodes.iter().find(|node| node.outputs.contains(&id)).expect("a node writes it")

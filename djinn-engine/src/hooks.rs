@@ -1,0 +1,157 @@
+//! Interventions: what a step reads and changes at hook points.
+//!
+//! ```text
+//! launches   … │ attn.add │ ln2 │ gate_up │ …       enqueued in order on the compute stream
+//!                         ▲
+//!              hook_resid_mid: edit rows 3 and 4, copy row 7 to the host
+//! ```
+//!
+//! An intervention names rows of one entry, so it changes no other: operations compute each row from that row's inputs.
+//! Rows are edited in place by one operation ([`EditRows`](djinn_device::args::EditRows)) and read by a copy, between the launch that completes the
+//! value and the first that reads it. Vectors and what is read lie in pinned host memory, so a hook takes no memory of
+//! the device.
+
+mod bind;
+
+pub(crate) use bind::{AtLaunch, Bound, Work, bind};
+
+use crate::{Error, Result};
+use djinn_srg::Hook;
+use std::ops::Range;
+
+/// What to do at a hook with some of an entry's tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Intervention {
+    /// Where, as [`Graph::hook`](djinn_srg::Graph::hook) gives it.
+    pub hook: Hook,
+    /// Which of the entry's tokens, by their places in it. At hooks after the choice of rows, only tokens whose logits
+    /// are wanted have a row.
+    pub tokens: Range<usize>,
+    /// What.
+    pub act: Act,
+}
+
+/// What an intervention does. Those of one hook happen in the order in which they are given.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Act {
+    /// Gives the values as they are then: see [`Engine::take_captured`](crate::Engine::take_captured).
+    Capture,
+    /// Changes them.
+    Edit(Edit),
+}
+
+/// A change of activations: each token's values `y` become
+/// `clamp(scale·y + along·(y · direction)·direction + add, low, high)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Edit {
+    scale: f32,
+    along: f32,
+    /// f32 `[width]`, of length 1; empty for none.
+    direction: Vec<f32>,
+    /// f32 `[width]` for every token, or `[tokens, width]`; empty for none.
+    add: Vec<f32>,
+    low: f32,
+    high: f32,
+}
+
+impl Edit {
+    const NONE: Edit = Edit {
+        scale: 1.0,
+        along: 0.0,
+        direction: Vec::new(),
+        add: Vec::new(),
+        low: f32::NEG_INFINITY,
+        high: f32::INFINITY,
+    };
+
+    /// Replaces the values: f32 `[width]` for every token, or `[tokens, width]`.
+    pub fn set(values: Vec<f32>) -> Self {
+        Edit { scale: 0.0, add: values, ..Edit::NONE }
+    }
+
+    /// Adds `strength` times a vector: f32 `[width]` for every token, or `[tokens, width]`. Zero changes no bit.
+    pub fn add(mut vector: Vec<f32>, strength: f32) -> Self {
+        vector.iter_mut().for_each(|x| *x *= strength);
+        Edit { add: vector, ..Edit::NONE }
+    }
+
+    /// Multiplies the values. Not by 0, which [`set`](Self::set) is for.
+    pub fn scale(factor: f32) -> Self {
+        match factor {
+            0.0 => Edit::set(vec![0.0]),
+            _ => Edit { scale: factor, ..Edit::NONE },
+        }
+    }
+
+    /// Keeps each value within bounds.
+    pub fn clamp(low: f32, high: f32) -> Self {
+        Edit { low, high, ..Edit::NONE }
+    }
+
+    /// Adds `factor` times the values' part along a direction, f32 `[width]` of any length but 0: -1 projects it out, 1
+    /// doubles it.
+    pub fn along(mut direction: Vec<f32>, factor: f32) -> Self {
+        let squares: f64 = direction.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+        direction.iter_mut().for_each(|x| *x = (f64::from(*x) / squares.sqrt()) as f32);
+        Edit { along: factor, direction, ..Edit::NONE }
+    }
+
+    /// Whether it changes no bit.
+    fn is_nothing(&self) -> bool {
+        let Edit { scale, along, add, low, high, .. } = self;
+        (*scale, *along, *low, *high) == (1.0, 0.0, f32::NEG_INFINITY, f32::INFINITY)
+            && add.iter().all(|&x| x == 0.0)
+    }
+
+    /// What is wrong with it for values of `width` columns and this many tokens.
+    fn problem(&self, width: usize, tokens: usize) -> Option<String> {
+        let Edit { scale, along, direction, add, low, high } = self;
+        let finite = [scale, along].into_iter().chain(direction).chain(add).all(|x| x.is_finite());
+        let widths = [0, 1, width, tokens * width];
+        match () {
+            () if !finite => Some("has numbers that are not finite, or a direction of length 0".to_owned()),
+            () if low.is_nan() || high.is_nan() || low > high => Some(format!("has bounds {low} and {high}")),
+            () if !widths.contains(&add.len()) => Some(format!(
+                "has {} values; {tokens} tokens of {width} values each take {width} or {}",
+                add.len(),
+                tokens * width
+            )),
+            () if !direction.is_empty() && direction.len() != width => {
+                Some(format!("has a direction of {} values, where {width} are", direction.len()))
+            }
+            () => None,
+        }
+    }
+}
+
+/// What a step read at a hook.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Captured {
+    /// The entry of the batch.
+    pub entry: usize,
+    /// The hook's name.
+    pub hook: String,
+    /// The entry's tokens, by their places in it.
+    pub tokens: Range<usize>,
+    /// f32 `[tokens, width]`.
+    pub values: Vec<f32>,
+}
+
+impl Intervention {
+    fn fail(&self, detail: impl std::fmt::Display) -> Error {
+        Error::Intervention { hook: self.hook.name.clone(), detail: detail.to_string() }
+    }
+
+    /// Checks it for an entry of `tokens` tokens.
+    fn check(&self, tokens: usize) -> Result<()> {
+        if self.tokens.is_empty() || self.tokens.end > tokens {
+            let Range { start, end } = self.tokens;
+            return Err(self.fail(format!("there are no tokens {start} to {end} among {tokens}")));
+        }
+        let problem = match &self.act {
+            Act::Capture => None,
+            Act::Edit(edit) => edit.problem(self.hook.columns.1 as usize, self.tokens.len()),
+        };
+        problem.map_or(Ok(()), |problem| Err(self.fail(format!("the edit {problem}"))))
+    }
+}

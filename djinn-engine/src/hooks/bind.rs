@@ -1,0 +1,228 @@
+//! From a batch's interventions to copies and operations, each after a launch.
+
+use super::{Act, Captured, Edit, Intervention};
+use crate::parts::Parts;
+use crate::pass::batch::Layout;
+use crate::{BatchEntry, Result};
+use djinn_device::args::EditRows;
+use djinn_device::{Buffer, Device, Span};
+use djinn_srg::{Dim, Graph, NodeId, Rows};
+use djinn_vmu::Program;
+use std::ops::Range;
+
+/// Where vectors and captures begin in host memory.
+const ALIGN: u64 = 16;
+
+/// What a step does at hooks.
+#[derive(Debug, Default)]
+pub(crate) struct Bound {
+    /// In order of launch.
+    pub(crate) at: Vec<AtLaunch>,
+    captures: Vec<Capture>,
+}
+
+/// Something to do right after a node.
+#[derive(Debug)]
+pub(crate) struct AtLaunch {
+    /// The launch.
+    pub(crate) launch: usize,
+    /// The node: the launch's first, or the one that is fused with it.
+    pub(crate) node: NodeId,
+    pub(crate) work: Work,
+}
+
+/// What is enqueued.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    Copy(Span, Span),
+    Edit(EditRows),
+}
+
+/// Where a capture's rows come to lie: whole rows, of which some columns are wanted.
+#[derive(Debug)]
+struct Capture {
+    entry: usize,
+    hook: String,
+    tokens: Range<usize>,
+    span: Span,
+    row: usize,
+    columns: Range<usize>,
+}
+
+/// Takes host memory piece by piece.
+struct Staging {
+    left: Option<Span>,
+}
+
+impl Staging {
+    fn take(&mut self, of: &Intervention, bytes: u64) -> Result<Span> {
+        let taken = bytes.next_multiple_of(ALIGN);
+        let have = self.left.map_or(0, |left| left.len());
+        let Some(left) = self.left.filter(|_| taken <= have) else {
+            let detail = format!("the step's interventions need {} more bytes of `hook_bytes`", taken - have);
+            return Err(of.fail(detail));
+        };
+        self.left = Some(left.slice(taken, have - taken));
+        Ok(left.slice(0, bytes))
+    }
+}
+
+/// Binds the interventions of a batch, whose vectors are written to host memory.
+///
+/// # Errors
+/// What does not fit the entry, the hook or the memory for it.
+pub(crate) fn bind<D: Device>(
+    device: &D,
+    parts: &Parts,
+    batch: &[BatchEntry<'_>],
+    layout: &Layout,
+    rows: Rows,
+) -> Result<Bound> {
+    let mut bound = Bound::default();
+    let mut staging = Staging { left: parts.hooks.map(Buffer::span) };
+    for (entry, BatchEntry { tokens, from, interventions, .. }) in batch.iter().enumerate() {
+        for intervention in *interventions {
+            intervention.check(tokens.len())?;
+            let rows_of = rows_of(&parts.graph, intervention, layout, entry, *from)?;
+            let launch = launch_of(&parts.program, intervention.hook.after);
+            let mut push = |work| bound.at.push(AtLaunch { launch, node: intervention.hook.after, work });
+            match &intervention.act {
+                Act::Capture => {
+                    let capture =
+                        capture(parts, intervention, entry, &rows_of, rows, &mut staging, &mut push)?;
+                    bound.captures.push(capture);
+                }
+                Act::Edit(edit) if edit.is_nothing() => {}
+                Act::Edit(edit) => {
+                    push(Work::Edit(edit_rows(
+                        device,
+                        parts,
+                        intervention,
+                        edit,
+                        &rows_of,
+                        rows,
+                        &mut staging,
+                    )?));
+                }
+            }
+        }
+    }
+    // Those of one place keep their order.
+    bound.at.sort_by_key(|at| (at.launch, at.node));
+    Ok(bound)
+}
+
+/// The rows of the hook's value that an intervention's tokens have.
+fn rows_of(graph: &Graph, of: &Intervention, layout: &Layout, entry: usize, from: u64) -> Result<Vec<u32>> {
+    let row = |token: usize| -> Option<u32> {
+        let position = (from + token as u64) as u32;
+        let mut rows = layout.row_seq.iter().zip(&layout.positions);
+        let row = rows.position(|(&seq, &at)| seq as usize == entry && at == position)? as u32;
+        match graph.value(of.hook.value).shape.first() {
+            Some(Dim::LogitRows) => {
+                layout.wanted.iter().position(|&wanted| wanted == row).map(|row| row as u32)
+            }
+            _ => Some(row),
+        }
+    };
+    let rows: Option<Vec<u32>> = of.tokens.clone().map(row).collect();
+    rows.ok_or_else(|| of.fail("only tokens whose logits are wanted have a row there"))
+}
+
+/// The launch that computes a node last: of a product in tiles, the last tile's.
+fn launch_of(program: &Program, node: NodeId) -> usize {
+    let computes =
+        |at: &djinn_vmu::Launch| at.node == node || at.fused.is_some_and(|fused| fused.node == node);
+    program.launches.iter().rposition(computes).expect("a program computes every node")
+}
+
+fn capture(
+    parts: &Parts,
+    of: &Intervention,
+    entry: usize,
+    rows_of: &[u32],
+    rows: Rows,
+    staging: &mut Staging,
+    push: &mut impl FnMut(Work),
+) -> Result<Capture> {
+    let value = parts.stack.span(&parts.graph, of.hook.value, rows);
+    let row_bytes = value.len() / parts.graph.value(of.hook.value).rows(rows);
+    let span = staging.take(of, row_bytes * rows_of.len() as u64)?;
+    // One copy for each run of rows that lie together.
+    let mut at = 0;
+    for run in rows_of.chunk_by(|a, b| a + 1 == *b) {
+        let bytes = row_bytes * run.len() as u64;
+        push(Work::Copy(value.slice(u64::from(run[0]) * row_bytes, bytes), span.slice(at, bytes)));
+        at += bytes;
+    }
+    let (first, count) = of.hook.columns;
+    let columns = first as usize..(first + count) as usize;
+    let (hook, tokens) = (of.hook.name.clone(), of.tokens.clone());
+    Ok(Capture { entry, hook, tokens, span, row: row_bytes as usize / 4, columns })
+}
+
+fn edit_rows<D: Device>(
+    device: &D,
+    parts: &Parts,
+    of: &Intervention,
+    edit: &Edit,
+    rows_of: &[u32],
+    rows: Rows,
+    staging: &mut Staging,
+) -> Result<EditRows> {
+    let x = parts.stack.span(&parts.graph, of.hook.value, rows);
+    let x_width = x.len() / parts.graph.value(of.hook.value).rows(rows) / 4;
+    let (column, width) = of.hook.columns;
+    let count = rows_of.len();
+    let indices = staging.take(of, count as u64 * 4)?;
+    let (direction, add) = (staging.take(of, width * 4)?, staging.take(of, count as u64 * width * 4)?);
+    device.write_host(indices, |bytes| bytes.copy_from_slice(bytemuck::cast_slice(rows_of)));
+    device.write_host(direction, |bytes| repeat(&edit.direction, bytes));
+    device.write_host(add, |bytes| repeat(&edit.add, bytes));
+    let &Edit { scale, along, low, high, .. } = edit;
+    Ok(EditRows {
+        x,
+        indices,
+        direction,
+        add,
+        scale,
+        along,
+        low,
+        high,
+        column: column as u32,
+        width: width as u32,
+        x_width: x_width as u32,
+        rows: count as u32,
+    })
+}
+
+/// Fills `bytes` with `values` over and over; with zeros if there are none.
+fn repeat(values: &[f32], bytes: &mut [u8]) {
+    if values.is_empty() {
+        return bytes.fill(0);
+    }
+    let values: &[u8] = bytemuck::cast_slice(values);
+    bytes.chunks_mut(values.len()).for_each(|part| part.copy_from_slice(&values[..part.len()]));
+}
+
+impl Bound {
+    /// Whether the step is one without interventions.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.at.is_empty()
+    }
+
+    /// What a step that is over has read.
+    pub(crate) fn read<D: Device>(self, device: &D) -> Vec<Captured> {
+        let read = |capture: Capture| {
+            let Capture { entry, hook, tokens, span, row, columns } = capture;
+            let values = device.read_host(span, |bytes| {
+                let rows = bytes.chunks_exact(row * 4);
+                let wanted = rows.flat_map(|row| &row[4 * columns.start..4 * columns.end]);
+                let wanted: Vec<u8> = wanted.copied().collect();
+                bytemuck::pod_collect_to_vec(&wanted)
+            });
+            Captured { entry, hook, tokens, values }
+        };
+        self.captures.into_iter().map(read).collect()
+    }
+}
