@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Show the model's graph with its annotations
     Srg(SrgArgs),
+    /// List the model's hook points: names of activations that can be read and changed
+    Hooks(HooksArgs),
     /// Examine and measure this machine
     Doctor(DoctorArgs),
     /// Fetch a model into the cache, or check the one that is there
@@ -293,6 +295,15 @@ pub(crate) struct WorkArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct HooksArgs {
+    /// The model
+    pub(crate) model: String,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct SrgArgs {
     /// The model
     pub(crate) model: String,
@@ -302,9 +313,6 @@ pub(crate) struct SrgArgs {
     /// Print the graph in Graphviz's DOT
     #[arg(long, conflicts_with = "json")]
     pub(crate) dot: bool,
-    /// List the hook points: names of activations, and the values that they are
-    #[arg(long, conflicts_with_all = ["json", "dot"])]
-    pub(crate) hooks: bool,
     /// Print the graph as one JSON object
     #[arg(long)]
     pub(crate) json: bool,

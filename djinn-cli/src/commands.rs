@@ -1,6 +1,7 @@
 //! The command line, and the commands, one module each.
 
 mod doctor;
+mod hooks;
 mod logits;
 mod models;
 mod plan;
@@ -36,6 +37,7 @@ fn command(cli: &Cli) -> Result<ExitCode> {
         Command::Logits(args) => logits::run(args, quiet)?,
         Command::Plan(args) => plan::run(args, quiet)?,
         Command::Srg(args) => srg::run(args, quiet)?,
+        Command::Hooks(args) => hooks::run(args, quiet)?,
         Command::Doctor(args) => doctor::run(args, quiet)?,
         Command::Pull(args) => models::pull(&args.name, quiet)?,
         Command::List(args) => models::list(args, quiet)?,

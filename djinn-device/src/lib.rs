@@ -32,6 +32,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod access;
 pub mod args;
 pub mod conformance;
 mod error;
@@ -40,9 +41,10 @@ mod ops;
 pub mod reference;
 mod stream;
 
+pub use access::Access;
 pub use args::checksum;
 pub use djinn_srg::{DType, GeluForm, RopeStyle};
 pub use error::{Error, Result};
 pub use memory::{Buffer, Space, Span, Usage};
-pub use ops::{Access, Operation, Ops};
+pub use ops::{Operation, Ops};
 pub use stream::{Capture, Device, DeviceInfo, Event, Stream};

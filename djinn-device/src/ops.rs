@@ -1,8 +1,9 @@
 //! The table of operations, and what is generated from it here: the trait [`Ops`], operations as values, and of every
 //! operation's arguments which spans it uses and the checks.
 
+use crate::access::{Access, Field};
 use crate::args::check::Checks;
-use crate::args::{self, Add, KvWrite, Linear, RmsNorm, Rope, Weight};
+use crate::args::{self, Add, KvWrite, Linear, RmsNorm, Rope};
 use crate::{Device, Result, Span, Stream};
 
 /// Calls the macro `$then` with the tokens `$with` and the table of operations. An entry has the operation's name, the
@@ -47,47 +48,6 @@ macro_rules! for_each_op {
             checksum: Checksum { reads: [src], in_place: [], writes: [out] },
         }
     };
-}
-
-/// How an operation uses a span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Reads it.
-    Read(Span),
-    /// Writes it, and perhaps reads it as well.
-    Write(Span),
-}
-
-impl Access {
-    /// The span.
-    pub const fn span(self) -> Span {
-        match self {
-            Access::Read(span) | Access::Write(span) => span,
-        }
-    }
-}
-
-/// A field of arguments that refers to memory, or to none.
-trait Field {
-    fn span(self) -> Option<Span>;
-}
-
-impl Field for Span {
-    fn span(self) -> Option<Span> {
-        Some(self)
-    }
-}
-
-impl Field for Weight {
-    fn span(self) -> Option<Span> {
-        Some(self.span)
-    }
-}
-
-impl Field for Option<Weight> {
-    fn span(self) -> Option<Span> {
-        self.map(|weight| weight.span)
-    }
 }
 
 /// The methods of every operation's arguments.

@@ -5,7 +5,7 @@ mod executor;
 pub(crate) mod passes;
 mod replay;
 
-use crate::hooks::{self, Bound};
+use crate::hooks::{Bound, NONE, Pending, bind};
 use crate::parts::Parts;
 use crate::trace::{HostSpan, Recorder, lap};
 use crate::{BatchEntry, Engine, Error, Result, Runtime};
@@ -30,8 +30,7 @@ impl Passes {
     ) -> Result<()> {
         let Runtime { device, compute, .. } = runtime;
         let streams = parts.streams(*compute);
-        let captured = device
-            .capture(&streams, || self.enqueue(runtime, parts, None, key.rows, runs, &Bound::default()));
+        let captured = device.capture(&streams, || self.enqueue(runtime, parts, None, key.rows, runs, NONE));
         let replays = self.replays.as_mut().expect("a pass is captured to be replayed");
         let capture = match captured {
             Err(Error::Device(djinn_device::Error::Resource { .. })) => {
@@ -39,7 +38,7 @@ impl Passes {
                 device.sync(*compute)?;
                 replays.free(device);
                 self.replays = None;
-                return self.enqueue(runtime, parts, None, key.rows, runs, &Bound::default());
+                return self.enqueue(runtime, parts, None, key.rows, runs, NONE);
             }
             captured => captured?,
         };
@@ -58,12 +57,12 @@ impl Passes {
         trace: Option<&mut Recorder>,
         rows: Rows,
         runs: &RowRuns,
-        hooks: &Bound,
+        hooks: Pending<'_>,
     ) -> Result<()> {
         let Runtime { device, compute, .. } = runtime;
         device.copy_promptly(*compute, parts.inputs.span(), parts.stack.inputs())?;
         device.copy_promptly(*compute, parts.table.span(), parts.data.table())?;
-        Executor::new(runtime, parts, rows, runs, trace).pass(&hooks.at)?;
+        Executor::new(runtime, parts, rows, runs, trace).pass(hooks)?;
         let wanted = parts.graph.value(parts.graph.logits).bytes(rows);
         if wanted > 0 {
             let logits = parts.stack.span(&parts.graph, parts.graph.logits, rows);
@@ -83,23 +82,17 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// # Panics
     /// If the batch is larger than the plan's step, or a step that was begun is under way.
     pub fn begin(&mut self, batch: &[BatchEntry<'_>]) -> Result<()> {
-        let rows = self.check_batch(batch)?;
+        self.check_batch(batch)?;
         let layout = Layout::new(batch, &self.runtime.info);
-        let hooks = hooks::bind(&self.runtime.device, &self.parts, batch, &layout, rows)?;
-        let begun = self.begin_pass(batch, rows, &layout, hooks);
+        let hooks = bind(&self.runtime.device, &self.parts, batch, &layout)?;
+        let begun = self.begin_pass(batch, &layout, hooks);
         self.stop_on(begun)
     }
 
-    fn begin_pass(
-        &mut self,
-        batch: &[BatchEntry<'_>],
-        rows: Rows,
-        layout: &Layout,
-        hooks: Bound,
-    ) -> Result<()> {
+    fn begin_pass(&mut self, batch: &[BatchEntry<'_>], layout: &Layout, hooks: Bound) -> Result<()> {
         let began = Instant::now();
         let Engine { runtime, parts, passes, trace, .. } = self;
-        let device = &runtime.device;
+        let (device, rows) = (&runtime.device, layout.rows());
         parts.share_link(device, rows)?;
         layout.write(device, parts, batch);
         let began = lap(trace, HostSpan::Upload, began);
@@ -110,7 +103,9 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             _ => Choice::Enqueue,
         };
         match choice {
-            Choice::Enqueue => passes.enqueue(runtime, parts, trace.as_mut(), rows, &layout.runs, &hooks)?,
+            Choice::Enqueue => {
+                passes.enqueue(runtime, parts, trace.as_mut(), rows, &layout.runs, hooks.pending())?
+            }
             Choice::Capture => passes.capture(runtime, parts, key, &layout.runs)?,
             Choice::Replay(capture, end) => {
                 device.replay(capture)?;
@@ -155,20 +150,14 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         self.wait()?;
         lap(&mut self.trace, HostSpan::Wait, enqueued);
         let Engine { runtime, parts, trace, .. } = self;
-        let device = &runtime.device;
-        let ended = end_pass(device, parts, trace);
-        let stats = self.stop_on(ended)?;
+        let (device, streamer) = (&runtime.device, &mut parts.text.streamer);
+        let ended = streamer.end_pass(device);
+        if let (Ok(_), Some(trace)) = (&ended, trace) {
+            trace.end_pass(device, &parts.plan, streamer.times(device));
+        }
+        let stats = self.stop_on(ended.map_err(Error::from))?;
         self.captured = hooks.read(&self.runtime.device);
         let logits = self.parts.logits.slice(0, self.parts.graph.value(self.parts.graph.logits).bytes(rows));
         Ok((self.runtime.device.read_host(logits, |bytes| read(bytemuck::cast_slice(bytes))), stats))
     }
-}
-
-/// What streaming did in a pass that is over.
-fn end_pass<D: Ops>(device: &D, parts: &mut Parts, trace: &mut Option<Recorder>) -> Result<PassStats> {
-    let stats = parts.text.streamer.end_pass(device)?;
-    if let Some(trace) = trace {
-        trace.end_pass(device, &parts.plan, parts.text.streamer.times(device));
-    }
-    Ok(stats)
 }

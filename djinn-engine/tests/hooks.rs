@@ -76,17 +76,9 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// All hooks of one value and place are one.
+/// The canonical names of all hook points.
 fn distinct<D: Ops>(engine: &Engine<D>) -> Vec<String> {
-    let mut seen = Vec::new();
-    let hooks = &engine.graph().hooks;
-    let first = |hook: &&djinn_srg::Hook| {
-        let key = (hook.value, hook.after, hook.columns);
-        let new = !seen.contains(&key);
-        seen.push(key);
-        new
-    };
-    hooks.iter().filter(first).map(|hook| hook.name.clone()).collect()
+    engine.graph().hook_points().iter().map(|names| names[0].name.clone()).collect()
 }
 
 /// The sums that blocks are made of hold for what is read, to the bit, and the last hook reads the logits.
@@ -106,12 +98,9 @@ fn what_is_read_is_what_the_model_computes() {
             "{family}: reading changes nothing"
         );
         assert_eq!(ran.captured.len(), every.len());
+        let points = engine.graph().hook_points();
         let values = |hook: &str| {
-            let of = engine.graph().hook(hook).map(|hook| (hook.value, hook.after, hook.columns));
-            let at = every.iter().position(|name| {
-                let hook = engine.graph().hook(name).expect("it is one of them");
-                Some((hook.value, hook.after, hook.columns)) == of
-            });
+            let at = points.iter().position(|names| names.iter().any(|known| known.name == hook));
             at.map(|at| ran.captured[at].values.clone())
         };
         let sum = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<f32>>();

@@ -8,6 +8,7 @@ pub use builder::{GraphBuilder, GraphError, Heads, Routing};
 
 use crate::{Lifecycle, Op, Value, ValueId};
 use serde::Serialize;
+use std::collections::HashMap;
 
 /// Index of a [`Node`] in its graph; also its place in the execution order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -87,6 +88,20 @@ impl Graph {
     /// The hook point that is known by this name.
     pub fn hook(&self, name: &str) -> Option<&Hook> {
         self.hooks.iter().find(|hook| hook.name == name)
+    }
+
+    /// Hook points in order of execution, each with all of its names; the first is the canonical one.
+    pub fn hook_points(&self) -> Vec<Vec<&Hook>> {
+        let mut points: Vec<Vec<&Hook>> = Vec::new();
+        let mut places = HashMap::new();
+        for hook in &self.hooks {
+            let place = *places.entry((hook.value, hook.after, hook.columns)).or_insert(points.len());
+            if place == points.len() {
+                points.push(Vec::new());
+            }
+            points[place].push(hook);
+        }
+        points
     }
 
     /// Weights, in order of declaration.

@@ -7,7 +7,7 @@ use crate::{loaded, output, profile, size};
 use anyhow::{Result, ensure};
 use djinn_engine::Options;
 use djinn_srg::cost::{self, Cost, Work};
-use djinn_srg::{Graph, Hook, Node, NodeId};
+use djinn_srg::{Graph, Node, NodeId};
 use djinn_vmu::{Bound, Detail, Machine, Program};
 
 pub(super) fn run(args: &SrgArgs, quiet: bool) -> Result<()> {
@@ -29,9 +29,6 @@ pub(super) fn run(args: &SrgArgs, quiet: bool) -> Result<()> {
         let program = Program::new(&model.graph, &plan, Detail::Fused);
         return output::json(&export::json(&model.graph, &program, &work, &machine));
     }
-    if args.hooks {
-        return output::line(&hooks(&model.graph));
-    }
     if args.dot {
         return output::line(export::dot(&model.graph, &work, &machine).trim_end());
     }
@@ -40,13 +37,6 @@ pub(super) fn run(args: &SrgArgs, quiet: bool) -> Result<()> {
         CostPhase::Decode => format!("decode of {} x 1 token at {tokens} tokens", args.work.batch),
     };
     output::line(&table(&model.graph, &work, &machine, &phase))
-}
-
-/// A line for each name of an activation.
-fn hooks(graph: &Graph) -> String {
-    let width = graph.hooks.iter().map(|hook| hook.name.len()).max().unwrap_or(0);
-    let line = |hook: &Hook| format!("{:<width$} {}", hook.name, graph.value(hook.value).name);
-    graph.hooks.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// A run of nodes of the same block, or of none.

@@ -36,13 +36,31 @@ fn the_graph_is_shown_three_ways() {
     let blocks = nodes.iter().filter_map(|node| node["layer"].as_u64()).max().unwrap() + 1;
     assert_eq!(dot.matches("subgraph").count() as u64, blocks);
     assert!(dot.contains("style=dashed"), "{dot}");
-    let hooks = place.ok(&["srg", &checkpoint("gqa-bf16"), "--hooks"]);
-    let value = |name: &str| {
-        hooks.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ').map(str::trim_start))
+}
+
+/// A point has a line with all of its names, old and new and the checkpoint's.
+#[test]
+fn hooks_are_listed_with_all_of_their_names() {
+    let place = Place::new();
+    let table = place.ok(&["hooks", &checkpoint("gqa-bf16")]);
+    let line = |name: &str| {
+        let has = |line: &&str| line.split([',', ' ']).any(|word| word == name);
+        table.lines().find(has).unwrap_or_else(|| panic!("no {name}: {table}"))
     };
-    let residual = ["blocks.0.hook_out", "blocks.1.hook_resid_pre", "model.layers.0"].map(value);
-    assert_eq!(residual, [Some("blocks.0.mlp.add.out"); 3], "{hooks}");
-    assert_eq!(graph["hooks"].as_array().unwrap().len(), hooks.lines().count());
+    let residual = ["blocks.0.hook_out", "blocks.1.hook_resid_pre", "model.layers.0"].map(line);
+    assert_eq!(residual, [residual[0]; 3]);
+    assert!(line("unembed.hook_out").contains("logits are wanted"), "{table}");
+    let hooks = place.json(&["hooks", &checkpoint("gqa-bf16"), "--json"]);
+    let points = hooks["hooks"].as_array().unwrap();
+    assert_eq!(points.len(), table.lines().count());
+    let graph = place.json(&["srg", &checkpoint("gqa-bf16"), "--json"]);
+    let names = points.iter().map(|point| 1 + point["aliases"].as_array().unwrap().len()).sum::<usize>();
+    assert_eq!(names, graph["hooks"].as_array().unwrap().len());
+    let widths = ["blocks.0.attn.hook_q", "blocks.0.attn.hook_k"].map(|name| {
+        let point = points.iter().find(|point| point["aliases"].as_array().unwrap().contains(&name.into()));
+        point.unwrap()["shape"][1].as_u64().unwrap()
+    });
+    assert!(widths[0] > widths[1], "queries have more heads than keys: {widths:?}");
 }
 
 #[test]

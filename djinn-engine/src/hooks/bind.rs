@@ -5,7 +5,7 @@ use crate::parts::Parts;
 use crate::pass::batch::Layout;
 use crate::{BatchEntry, Result};
 use djinn_device::args::EditRows;
-use djinn_device::{Buffer, Device, Span};
+use djinn_device::{Buffer, Device, Ops, Span, Stream};
 use djinn_srg::{Dim, Graph, NodeId, Rows};
 use djinn_vmu::Program;
 use std::ops::Range;
@@ -17,23 +17,21 @@ const ALIGN: u64 = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Bound {
     /// In order of launch.
-    pub(crate) at: Vec<AtLaunch>,
+    work: Vec<AtLaunch>,
     captures: Vec<Capture>,
 }
 
 /// Something to do right after a node.
 #[derive(Debug)]
-pub(crate) struct AtLaunch {
-    /// The launch.
-    pub(crate) launch: usize,
-    /// The node: the launch's first, or the one that is fused with it.
-    pub(crate) node: NodeId,
-    pub(crate) work: Work,
+struct AtLaunch {
+    /// The launch, and its node: the first, or the one that is fused with it.
+    at: (usize, NodeId),
+    work: Work,
 }
 
 /// What is enqueued.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Work {
+enum Work {
     Copy(Span, Span),
     Edit(EditRows),
 }
@@ -76,16 +74,16 @@ pub(crate) fn bind<D: Device>(
     parts: &Parts,
     batch: &[BatchEntry<'_>],
     layout: &Layout,
-    rows: Rows,
 ) -> Result<Bound> {
-    let mut bound = Bound::default();
+    let (mut bound, rows) = (Bound::default(), layout.rows());
     let mut staging = Staging { left: parts.hooks.map(Buffer::span) };
     for (entry, BatchEntry { tokens, from, interventions, .. }) in batch.iter().enumerate() {
         for intervention in *interventions {
             intervention.check(tokens.len())?;
             let rows_of = rows_of(&parts.graph, intervention, layout, entry, *from)?;
             let launch = launch_of(&parts.program, intervention.hook.after);
-            let mut push = |work| bound.at.push(AtLaunch { launch, node: intervention.hook.after, work });
+            let at = (launch, intervention.hook.after);
+            let mut push = |work| bound.work.push(AtLaunch { at, work });
             match &intervention.act {
                 Act::Capture => {
                     let capture =
@@ -108,7 +106,7 @@ pub(crate) fn bind<D: Device>(
         }
     }
     // Those of one place keep their order.
-    bound.at.sort_by_key(|at| (at.launch, at.node));
+    bound.work.sort_by_key(|work| work.at);
     Ok(bound)
 }
 
@@ -208,7 +206,12 @@ fn repeat(values: &[f32], bytes: &mut [u8]) {
 impl Bound {
     /// Whether the step is one without interventions.
     pub(crate) fn is_empty(&self) -> bool {
-        self.at.is_empty()
+        self.work.is_empty()
+    }
+
+    /// All of it, to be enqueued.
+    pub(crate) fn pending(&self) -> Pending<'_> {
+        Pending(&self.work)
     }
 
     /// What a step that is over has read.
@@ -224,5 +227,41 @@ impl Bound {
             Captured { entry, hook, tokens, values }
         };
         self.captures.into_iter().map(read).collect()
+    }
+}
+
+/// What a pass that is being enqueued still has to do at hooks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pending<'a>(&'a [AtLaunch]);
+
+/// Of a pass without interventions.
+pub(crate) const NONE: Pending<'static> = Pending(&[]);
+
+impl Pending<'_> {
+    /// Whether there is something to do within a launch or right after it.
+    pub(crate) fn are_at(&self, launch: usize) -> bool {
+        self.0.first().is_some_and(|work| work.at.0 == launch)
+    }
+
+    /// Enqueues what is to be done up to a launch's node.
+    pub(crate) fn enqueue<D: Ops>(
+        &mut self,
+        device: &D,
+        compute: Stream,
+        end: (usize, NodeId),
+    ) -> Result<()> {
+        while let Some((AtLaunch { at, work }, later)) = self.0.split_first()
+            && *at <= end
+        {
+            match work {
+                &Work::Copy(from, to) => device.copy_promptly(compute, from, to)?,
+                Work::Edit(edit) => {
+                    edit.check();
+                    device.edit_rows(compute, edit)?;
+                }
+            }
+            self.0 = later;
+        }
+        Ok(())
     }
 }

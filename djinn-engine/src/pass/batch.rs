@@ -145,6 +145,11 @@ impl Layout {
         layout
     }
 
+    /// How many rows it has.
+    pub(crate) fn rows(&self) -> Rows {
+        Rows { rows: self.tokens.len() as u64, logit_rows: self.wanted.len() as u64 }
+    }
+
     fn push(&mut self, seq: usize, entry: &BatchEntry<'_>, tokens: Range<usize>, row_of: &mut [u32]) {
         for at in tokens {
             row_of[at] = self.tokens.len() as u32;

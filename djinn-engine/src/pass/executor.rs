@@ -1,7 +1,7 @@
 //! Runs a program: the one place that turns a node into a launch.
 
 use super::batch::RowRuns;
-use crate::hooks::{AtLaunch, Work};
+use crate::hooks::Pending;
 use crate::parts::Parts;
 use crate::trace::{Mark, Recorder};
 use crate::{Result, Runtime};
@@ -10,7 +10,7 @@ use djinn_device::args::{
     RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
 };
 use djinn_device::{Ops, Span, Stream};
-use djinn_srg::{Dim, Graph, KvPlan, Lifecycle, Node, Op, Rows, ValueId};
+use djinn_srg::{Dim, Graph, KvPlan, Lifecycle, Node, NodeId, Op, Rows, ValueId};
 use djinn_vmu::{DataSegment, Launch, LoadedTile, Program, StackSegment, TextSegment};
 use std::ops::Range;
 
@@ -47,7 +47,7 @@ impl<'a, D: Ops> Executor<'a, D> {
 
     /// Enqueues every launch. A step without wanted logits still uses every chunk, so that the stream
     /// stays in step.
-    pub(super) fn pass(mut self, mut hooks: &[AtLaunch]) -> Result<()> {
+    pub(super) fn pass(mut self, mut hooks: Pending<'_>) -> Result<()> {
         let Executor { device, compute, graph, program, .. } = self;
         self.mark(Mark::Begin)?;
         for (index, launch) in program.launches.iter().enumerate() {
@@ -57,26 +57,19 @@ impl<'a, D: Ops> Executor<'a, D> {
             }
             let node = graph.node(launch.node);
             let rows = graph.value(node.outputs[0]).rows(self.rows) as u32;
-            let here = hooks.iter().take_while(|at| at.launch == index).count();
-            let (here, later) = hooks.split_at(here);
-            hooks = later;
             if rows > 0 {
                 match launch.fused.map(|fused| (graph.node(fused.node), fused.most_rows)) {
-                    Some((next, most)) if u64::from(rows) <= most && here.is_empty() => {
+                    Some((next, most)) if u64::from(rows) <= most && !hooks.are_at(index) => {
                         self.launch_pair(node, next, launch, rows)?;
                     }
                     Some((next, _)) => {
-                        let between = here.iter().take_while(|at| at.node == launch.node).count();
                         self.launch(node, launch, rows)?;
-                        self.intervene(&here[..between])?;
+                        hooks.enqueue(device, compute, (index, launch.node))?;
                         self.launch(next, launch, rows)?;
-                        self.intervene(&here[between..])?;
                     }
-                    None => {
-                        self.launch(node, launch, rows)?;
-                        self.intervene(here)?;
-                    }
+                    None => self.launch(node, launch, rows)?,
                 }
+                hooks.enqueue(device, compute, (index, NodeId(u32::MAX)))?;
                 self.mark(Mark::Launch { index, rows })?;
             }
             if let Some(chunk) = launch.release {
@@ -85,20 +78,6 @@ impl<'a, D: Ops> Executor<'a, D> {
             if launch.announces {
                 let starts = self.span(node.outputs[1]);
                 self.text.streamer.routed(device, compute, launch.node, starts)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads and changes rows between launches.
-    fn intervene(&self, here: &[AtLaunch]) -> Result<()> {
-        for at in here {
-            match &at.work {
-                &Work::Copy(from, to) => self.device.copy_promptly(self.compute, from, to)?,
-                Work::Edit(edit) => {
-                    edit.check();
-                    self.device.edit_rows(self.compute, edit)?;
-                }
             }
         }
         Ok(())

@@ -1,0 +1,48 @@
+//! `djinn hooks`: a model's hook points, as a table or JSON.
+
+use crate::args::HooksArgs;
+use crate::{loaded, output};
+use anyhow::Result;
+use djinn_srg::{Dim, Graph, Hook};
+use serde_json::{Value, json};
+
+pub(super) fn run(args: &HooksArgs, quiet: bool) -> Result<()> {
+    let graph = loaded::open(&args.model, None, quiet)?.graph;
+    match args.json {
+        true => output::json(&json!({ "model": graph.model, "hooks": points(&graph) })),
+        false => output::line(&table(&graph)),
+    }
+}
+
+/// The sides of what is read at a hook: rows as a step has them, and columns.
+fn shape(graph: &Graph, hook: &Hook) -> (&'static str, u64) {
+    let rows = match graph.value(hook.value).shape.first() {
+        Some(Dim::LogitRows) => "tokens whose logits are wanted",
+        _ => "tokens",
+    };
+    (rows, hook.columns.1)
+}
+
+fn points(graph: &Graph) -> Vec<Value> {
+    let point = |names: Vec<&Hook>| {
+        let aliases: Vec<&str> = names[1..].iter().map(|hook| hook.name.as_str()).collect();
+        json!({
+            "name": names[0].name,
+            "aliases": aliases,
+            "shape": shape(graph, names[0]),
+            "dtype": "f32",
+            "writable": true,
+        })
+    };
+    graph.hook_points().into_iter().map(point).collect()
+}
+
+/// A line for each point: its names, then how many columns of what.
+fn table(graph: &Graph) -> String {
+    let line = |names: Vec<&Hook>| {
+        let (rows, columns) = shape(graph, names[0]);
+        let all: Vec<&str> = names.iter().map(|hook| hook.name.as_str()).collect();
+        format!("{}  [{rows}, {columns}] f32", all.join(", "))
+    };
+    graph.hook_points().into_iter().map(line).collect::<Vec<_>>().join("\n")
+}
