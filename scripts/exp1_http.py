@@ -166,7 +166,7 @@ async def agent(server, number, args, sizes, turns):
             call, usage = await turn(server, body, f"agent-{number}-{session}", at + 1 == TURNS)
             turns.append((began, time.monotonic(), usage))
             await asyncio.sleep(dice.uniform(low, high))
-            messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": "done"})
 
 

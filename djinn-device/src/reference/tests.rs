@@ -286,7 +286,7 @@ fn small_ones() {
 
 fn edits_of_rows() {
     let mut memory = Memory::default();
-    // Three rows of four columns, of which the middle two are edited in rows 2 and 0.
+    // Three rows of four columns. The middle two are edited, in rows 2 and 0.
     let before = [1.0, 3.0, 4.0, 2.0, 5.0, 6.0, 7.0, 8.0, 9.0, -0.0, f32::NAN, 10.0];
     let x = memory.floats(&before);
     let (indices, direction) = (memory.words(&[2, 0]), memory.floats(&[0.6, 0.8]));
