@@ -36,7 +36,7 @@ enum Work {
     Edit(EditRows),
 }
 
-/// Where a capture's rows come to lie: whole rows, of which some columns are wanted.
+/// Where a capture's rows come to lie: whole rows, also where only some columns are wanted.
 #[derive(Debug)]
 struct Capture {
     entry: usize,
