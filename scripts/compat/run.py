@@ -33,8 +33,11 @@ class Missing(Exception):
 
 
 def install(*command, cwd=None):
-    """Runs a package manager."""
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """Runs a package manager, or what needs packages as it does."""
+    try:
+        done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    except FileNotFoundError as error:
+        raise Missing(str(error)) from error
     if done.returncode:
         raise Missing(f"{' '.join(map(str, command))}\n{done.stdout[-2000:]}")
 
@@ -61,7 +64,8 @@ def prepare(suite):
         pip = [folder / "venv" / "bin" / "python", "-m", "pip"]
         install(sys.executable, "-m", "venv", folder / "venv")
         install(*pip, "install", "-q", "--only-binary", ":all:", *suite["install"])
-        install(*pip, "install", "-q", *suite.get("build", [])) if "build" in suite else None
+        if "build" in suite:
+            install(*pip, "install", "-q", *suite["build"])
         if "source" in suite:
             package = suite["source"].split("==")[0]
             install(*pip, "download", "-q", "--no-deps", "--no-binary", package, "-d", folder, suite["source"])
@@ -203,16 +207,16 @@ def main():
     chosen = [suite for suite in suites
               if suite["name"] in (args.suite or [suite["name"]]) and (not args.quick or "quick" in suite)]
     os.environ.setdefault("DJINN_CACHE", str(TARGET / "test-cache"))
-    subprocess.run([args.djinn, "--quiet", "pull", MODEL], check=True)
     results, failed = [], 0
     for suite in chosen:
         began = time.monotonic()
         try:
+            install(args.djinn, "--quiet", "pull", MODEL)
             cases = run(suite, args.djinn, args.quick)
         except Missing as error:
             if not args.if_available:
                 raise
-            print(f"{suite['name']}: left out, a package cannot be had: {error}")
+            print(f"{suite['name']}: left out, since a package cannot be had: {error}", flush=True)
             continue
         counts = {kind: sum(outcome == kind for _, outcome, _ in cases) for kind in ("passed", "skipped", "failed")}
         print(f"{suite['name']} ({version_of(suite)}): {counts['passed']} passed, {counts['failed']} failed, "
