@@ -332,7 +332,8 @@ impl EditRows {
         );
         assert!(
             self.scale != 0.0 || self.along == 0.0,
-            "edit_rows: what is set has no part along a direction"
+            "edit_rows: what is set has no part along a direction, and {} of it is asked for",
+            self.along
         );
         assert!(self.low <= self.high, "edit_rows: bounds {} and {}", self.low, self.high);
     }

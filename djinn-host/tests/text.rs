@@ -106,7 +106,8 @@ fn what_cannot_be_answered_is_refused() {
         "{message}"
     );
     assert!(djinn.generate("Hi", &Generation { stop: vec![String::new()], ..short() }, |_| {}).is_err());
-    let mut textless = Djinn::open("synthetic:tiny", Setup { threads: Some(1), ..Setup::default() }).unwrap();
+    let mut textless =
+        Djinn::open("synthetic:tiny?vocab=255", Setup { threads: Some(1), ..Setup::default() }).unwrap();
     assert!(matches!(textless.generate("Hi", &short(), |_| {}), Err(Error::NoTokenizer { .. })));
     let system = Generation { system: Some("Be.".into()), ..short() };
     assert!(matches!(textless.generate("Hi", &system, |_| {}), Err(Error::NoTemplate { .. })));
