@@ -30,7 +30,13 @@ pub(super) enum WordModel {
 
 impl WordModel {
     pub(super) fn library(model: impl Into<ModelWrapper>) -> Self {
-        WordModel::Library(Box::new(model.into()))
+        let mut model = model.into();
+        if let ModelWrapper::BPE(bpe) = &mut model {
+            // The library keeps up to 10,000 words for each thread that encodes: gigabytes, where a server has many
+            // threads and strangers choose the words.
+            bpe.resize_cache(0);
+        }
+        WordModel::Library(Box::new(model))
     }
 
     fn token_to_id(&self, token: &str) -> Option<u32> {
