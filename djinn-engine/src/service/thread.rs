@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// While the device works, the thread looks at it as often.
+/// While the device works, the thread looks at it once in this time.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 type Answer<T> = Box<dyn FnOnce(Result<T>) + Send>;
