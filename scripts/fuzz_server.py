@@ -19,6 +19,7 @@ import random
 import resource
 import sys
 import time
+import urllib.parse
 from pathlib import Path
 
 import results
@@ -29,7 +30,7 @@ AT_ONCE, MOST_SECONDS = 48, 40
 WAITS = 3
 # The server's limits for heads and bodies are 30 s.
 CLOSED_WITHIN = 75
-# At any time, and what the second half of the work may add to what the first left.
+# At any time, and what the last third of the work may add to what the second left.
 MOST_PEAK_KIB, MOST_GROWTH_KIB = 1 << 20, 32 << 10
 CONTROL = {"model": "tiny", "prompt": "control", "max_tokens": 24, "ignore_eos": True, "temperature": 0.9, "seed": 11,
            "logprobs": 3}
@@ -365,7 +366,7 @@ async def hold(server, number, report, gate):
 
 
 async def run(server, args, first, report):
-    """Two rounds of half the requests and all idle connections each; what the process holds after each."""
+    """Three rounds of a third of the requests and all idle connections each; what the process holds after each."""
     rng = random.Random(args.seed)
     kinds = args.only.split(",")
     weights = [SHARES[kind] for kind in kinds]
@@ -373,7 +374,8 @@ async def run(server, args, first, report):
     quiet = asyncio.Lock()
     controls = asyncio.ensure_future(control(server, first, report, quiet))
     held = []
-    for part in (cases[: len(cases) // 2], cases[len(cases) // 2 :]):
+    third = -(-len(cases) // 3)
+    for part in (cases[at : at + third] for at in range(0, len(cases), third)):
         began = time.monotonic()
         await fuzz(server, part, report, args.keep)
         report["seconds"] += round(time.monotonic() - began)
@@ -398,8 +400,8 @@ def markdown(result):
         rows.append((kind, sum(counts.values()), *share.values()))
     told = (f"{result['requests']} requests in {result['seconds']} s, and {result['most_open']} connections at once that send "
             f"nothing or too slowly: {len(result['faults'])} faults. {result['controls']} control requests meanwhile, all as at "
-            f"first. Resident memory: {result['before']['rss_kib'] >> 10} MiB after the first half of both, "
-            f"{result['after']['rss_kib'] >> 10} MiB after the second, {result['after']['peak_rss_kib'] >> 10} MiB at most.\n\n")
+            f"first. Resident memory: {result['before']['rss_kib'] >> 10} MiB after two thirds of both, "
+            f"{result['after']['rss_kib'] >> 10} MiB after the last, {result['after']['peak_rss_kib'] >> 10} MiB at most.\n\n")
     return told + results.table(1, ("kind", "answers", "2xx", "4xx", "closed"), rows)
 
 
@@ -422,7 +424,11 @@ def main():
     with Served(args.djinn, *flags) as server:
         status, answer = server.ask("POST", "/v1/completions", CONTROL)
         assert status == 200, answer
-        before, after = asyncio.run(run(server, args, json.loads(answer)["choices"], report))
+        _, before, after = asyncio.run(run(server, args, json.loads(answer)["choices"], report))
+        # Sessions that requests named keep their pages until they are deleted.
+        _, answer = server.ask("GET", "/v1/sessions")
+        for session in json.loads(answer)["data"]:
+            server.ask("DELETE", f"/v1/sessions/{urllib.parse.quote(session['id'], safe='')}")
         left = server.rests()
         ready, _ = server.ask("GET", "/ready")
         result = server.facts()
