@@ -317,7 +317,7 @@ typedef struct djinn_edit_rows_args {
     float *x;                /* [_, x_width] */
     const uint32_t *indices; /* [rows], distinct */
     const float *direction;  /* [width] */
-    const float *add;        /* [rows, width] */
+    const float *add;        /* [rows, width], or [width] for all rows if add_rows is 1 */
     float scale;
     float along;
     float low;
@@ -326,6 +326,7 @@ typedef struct djinn_edit_rows_args {
     uint32_t width;
     uint32_t x_width;
     uint32_t rows;
+    uint32_t add_rows;
 } djinn_edit_rows_args;
 int djinn_edit_rows(const djinn_edit_rows_args *args, void *stream);
 

@@ -1,7 +1,7 @@
 /*
  * edit_rows: y = clamp(scale y + along (y . direction) direction + add[i, :], low, high) for the columns from `column`
  * on of row indices[i] of x. A scale of 0 sets y to add; an addend of 0 changes no bit; NaN passes no bound.
- * Shapes: x f32 [_, x_width], indices u32 [rows], direction f32 [width], add f32 [rows, width]; all but x may be pinned
+ * Shapes: x f32 [_, x_width], indices u32 [rows], direction f32 [width], add f32 [rows, width] or [1, width]; all but x may be pinned
  * host memory.
  * Launch: one block of 256 threads a row. Each thread adds up every 256th product, and warps are added in order.
  * Reference: djinn-device, src/reference.rs, `edit_rows`.
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(djinn::EDIT_THREADS)
     djinn::enter();
     __shared__ float parts[djinn::EDIT_THREADS / 32];
     float *y = a.x + size_t(a.indices[blockIdx.x]) * a.x_width + a.column;
-    const float *add = a.add + size_t(blockIdx.x) * a.width;
+    const float *add = a.add + (a.add_rows == 1 ? 0 : size_t(blockIdx.x) * a.width);
     float dot = 0.0f;
     if (a.along != 0.0f) {
         for (unsigned i = threadIdx.x; i < a.width; i += djinn::EDIT_THREADS) {

@@ -334,6 +334,7 @@ pub struct djinn_edit_rows_args {
     pub width: u32,
     pub x_width: u32,
     pub rows: u32,
+    pub add_rows: u32,
 }
 unsafe extern "C" {
     pub fn djinn_edit_rows(

@@ -291,7 +291,7 @@ pub struct EditRows {
     pub indices: Span,
     /// f32 `[width]`.
     pub direction: Span,
-    /// f32 `[rows, width]`.
+    /// f32 `[add_rows, width]`.
     pub add: Span,
     /// What `y` is multiplied by.
     pub scale: f32,
@@ -309,6 +309,8 @@ pub struct EditRows {
     pub x_width: u32,
     /// Rows.
     pub rows: u32,
+    /// As many as rows, or 1: then all rows have the same addend.
+    pub add_rows: u32,
 }
 
 impl EditRows {
@@ -323,7 +325,12 @@ impl EditRows {
         checks.aligned("x", self.x, ALIGN);
         checks.words("indices", self.indices, &[rows]);
         checks.words("direction", self.direction, &[width]);
-        checks.words("add", self.add, &[rows, width]);
+        assert!(
+            self.add_rows == 1 || self.add_rows == self.rows,
+            "edit_rows: {} addends for {rows} rows",
+            self.add_rows
+        );
+        checks.words("add", self.add, &[self.add_rows.into(), width]);
         assert!(
             u64::from(self.column) + width <= x_width,
             "edit_rows: columns {} to {} of {x_width}",

@@ -360,7 +360,7 @@ fn edit_rows(op: &EditRows, memory: Reader<'_>) -> Vec<Written> {
         // Sums along a direction depend on their order.
         Written { exact: op.along == 0.0, ..written }
     };
-    memory.words(op.indices).into_iter().zip(add.chunks_exact(width)).map(row).collect()
+    memory.words(op.indices).into_iter().zip(add.chunks_exact(width).cycle()).map(row).collect()
 }
 
 fn checksum(op: &Checksum, memory: Reader<'_>) -> Vec<Written> {

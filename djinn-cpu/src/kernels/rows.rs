@@ -162,7 +162,7 @@ impl Fast {
     pub(crate) fn edit_rows(&self, op: EditRows<'_>) {
         let EditRows { x, indices, direction, add, args } = op;
         let (width, x_width) = (args.width as usize, args.x_width as usize);
-        for (&index, add) in indices.iter().zip(add.chunks_exact(width)) {
+        for (&index, add) in indices.iter().zip(add.chunks_exact(width).cycle()) {
             let row = &mut x[index as usize * x_width + args.column as usize..][..width];
             let products = row.iter().zip(direction).map(|(&y, &d)| f64::from(y) * f64::from(d));
             let dot = if args.along == 0.0 { 0.0 } else { products.sum::<f64>() as f32 };

@@ -127,7 +127,7 @@ launches! {
     }
     edit_rows: EditRows = djinn_edit_rows(djinn_edit_rows_args) {
         read [indices, direction, add], write [x], weights [],
-        same [scale, along, low, high, column, width, x_width, rows],
+        same [scale, along, low, high, column, width, x_width, rows, add_rows],
     }
     route: Route = djinn_route(djinn_route_args) {
         read [logits], write [weights, ids], weights [], same [experts, top_k, rows],

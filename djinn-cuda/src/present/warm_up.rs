@@ -236,6 +236,7 @@ impl<D: Ops> Work<'_, D> {
             width,
             x_width,
             rows,
+            add_rows: rows,
         };
         self.device.edit_rows(stream, &edit)?;
         self.device.checksum(stream, &Checksum { src: small, out: self.output(8) })

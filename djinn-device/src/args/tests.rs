@@ -184,8 +184,11 @@ fn the_others_are_checked() {
         width: 4,
         x_width: 8,
         rows: 2,
+        add_rows: 2,
     };
     edit.check();
+    EditRows { add: buffer(3, 16), add_rows: 1, ..edit }.check();
+    refuses(|| EditRows { add_rows: 3, ..edit }.check(), "edit_rows: 3 addends for 2 rows");
     refuses(|| EditRows { x: buffer(0, 100), ..edit }.check(), "edit_rows: x has 100 bytes");
     refuses(|| EditRows { column: 5, ..edit }.check(), "edit_rows: columns 5 to 9 of 8");
     refuses(|| EditRows { scale: 0.0, along: 1.0, ..edit }.check(), "edit_rows: what is set");

@@ -304,6 +304,7 @@ fn edits_of_rows() {
         width: 2,
         x_width: 4,
         rows: 2,
+        add_rows: 2,
     };
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     let mut want = before;
@@ -315,12 +316,15 @@ fn edits_of_rows() {
     assert!(memory.run(EditRows { scale: 0.0, ..edit }));
     assert_eq!(bits(&memory.read(x)), bits(&want));
     let (indices, none) = (memory.words(&[1]), memory.floats(&[0.0; 2]));
-    let one = EditRows { indices, add: none, rows: 1, ..edit };
+    let one = EditRows { indices, add: none, rows: 1, add_rows: 1, ..edit };
     // (6, 7) has 9.2 along (0.6, 0.8).
     assert!(!memory.run(EditRows { along: -1.0, ..one }));
     near(&memory.read(x)[4..8], &[5.0, 6.0 - 5.52, 7.0 - 7.36, 8.0]);
     memory.run(EditRows { scale: 10.0, low: -1.0, high: 4.0, ..one });
     near(&memory.read(x)[4..8], &[5.0, 4.0, -1.0, 8.0]);
+    let (indices, all) = (memory.words(&[2, 1]), memory.floats(&[2.0, 1.0]));
+    memory.run(EditRows { indices, add: all, add_rows: 1, ..edit });
+    near(&memory.read(x)[4..], &[5.0, 6.0, 0.0, 8.0, 9.0, 2.0, 1.0, 10.0]);
 }
 
 fn routed(logits: &[f32], top_k: u32, renormalise: bool) -> (Vec<f32>, Vec<u32>) {
