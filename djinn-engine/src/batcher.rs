@@ -9,6 +9,7 @@
 //! in which it was computed first, and prefixes are shared in whole chunks, which would have been computed so anyway.
 
 mod conversation;
+mod debugged;
 mod moves;
 mod step;
 #[cfg(test)]

@@ -22,8 +22,8 @@ pub struct Engine<D: Ops, R: Deref<Target = Runtime<D>> = Box<Runtime<D>>> {
     pub(crate) passes: Passes,
     /// Why no further step can run.
     stopped: Option<String>,
-    /// What the latest step read at hooks.
-    pub(crate) captured: Vec<Captured>,
+    /// What the latest [`step`](Engine::step) read at hooks.
+    captured: Vec<Captured>,
     /// The KV pages of sequences that no scheduler knows.
     pub(crate) pages: Pages,
     prefill_rows: u32,
@@ -117,6 +117,11 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         &self.parts.plan
     }
 
+    /// Bytes of memory for what a step reads and changes at hooks.
+    pub fn hook_bytes(&self) -> u64 {
+        self.parts.hooks.map_or(0, |buffer| buffer.span().len())
+    }
+
     /// Passes so far that the device repeated from a capture, with one call of the host.
     pub fn replayed_passes(&self) -> u64 {
         self.passes.replayed
@@ -167,7 +172,9 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             }
         }
         begun?;
-        self.finish(<[f32]>::to_vec)
+        let ((logits, captured), stats) = self.finish(|logits, captured| (logits.to_vec(), captured))?;
+        self.captured = captured;
+        Ok((logits, stats))
     }
 
     /// After a failure no step runs any more.
@@ -254,7 +261,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         self.runtime.device.read_host(logits, |logits| bytemuck::cast_slice(logits).to_vec())
     }
 
-    /// What the latest step that was finished read at hooks, in the order of the batch's entries and interventions.
+    /// What the latest [`step`](Self::step) read at hooks, in the order of the batch's entries and interventions.
     pub fn take_captured(&mut self) -> Vec<Captured> {
         std::mem::take(&mut self.captured)
     }

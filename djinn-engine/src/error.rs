@@ -59,6 +59,23 @@ pub enum Error {
         /// What is wrong.
         detail: String,
     },
+    /// No hook of the model has this name.
+    #[error("the model has no hook `{0}`")]
+    UnknownHook(String),
+    /// What is asked for takes a session that is stopped at a breakpoint.
+    #[error("session {session} is not stopped at a breakpoint")]
+    NotPaused {
+        /// As asked for.
+        session: u64,
+    },
+    /// What is armed could need more memory in a step than there is for hooks.
+    #[error("with this, a step may need {need} bytes of memory for hooks, and `hook_bytes` is {have}")]
+    HookMemory {
+        /// Bytes.
+        need: u64,
+        /// Bytes.
+        have: u64,
+    },
     /// An option that no run can have.
     #[error("{0}")]
     Option(&'static str),

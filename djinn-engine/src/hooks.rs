@@ -16,7 +16,7 @@ mod bind;
 pub(crate) use bind::{Bound, NONE, Pending, bind};
 
 use crate::{Error, Result};
-use djinn_srg::Hook;
+use djinn_srg::{Dim, Graph, Hook};
 use std::ops::Range;
 
 /// What to do at a hook with some of an entry's tokens.
@@ -24,9 +24,9 @@ use std::ops::Range;
 pub struct Intervention {
     /// Where, as [`Graph::hook`](djinn_srg::Graph::hook) gives it.
     pub hook: Hook,
-    /// Which of the entry's tokens, by their places in it. At hooks after the choice of rows, only tokens whose logits
-    /// are wanted have a row.
-    pub tokens: Range<usize>,
+    /// Which of the entry's tokens, by their places in it, ascending and apart. At hooks after the choice of rows, only
+    /// tokens whose logits are wanted have a row.
+    pub tokens: Vec<Range<usize>>,
     /// What.
     pub act: Act,
 }
@@ -96,6 +96,25 @@ impl Edit {
         Edit { along: factor, direction, ..Edit::NONE }
     }
 
+    /// The same for some of its tokens, which have `width` values each.
+    pub(crate) fn part(&self, tokens: Range<usize>, width: usize) -> Self {
+        let add = match self.is_same_for_all(width) {
+            true => self.add.clone(),
+            false => self.add[tokens.start * width..tokens.end * width].to_vec(),
+        };
+        Edit { add, ..self.clone() }
+    }
+
+    /// How many addends it has, for values of `width` columns.
+    pub(crate) fn addends(&self, width: u64) -> u64 {
+        (self.add.len() as u64).div_ceil(width).max(1)
+    }
+
+    /// Whether every token has the same addend.
+    fn is_same_for_all(&self, width: usize) -> bool {
+        self.add.len() <= width
+    }
+
     /// Whether it changes no bit.
     fn is_nothing(&self) -> bool {
         let Edit { scale, along, add, low, high, .. } = self;
@@ -132,9 +151,14 @@ pub struct Captured {
     /// The hook's name.
     pub hook: String,
     /// The entry's tokens, by their places in it.
-    pub tokens: Range<usize>,
+    pub tokens: Vec<Range<usize>>,
     /// f32 `[tokens, width]`.
     pub values: Vec<f32>,
+}
+
+/// Whether a hook's values have rows only for tokens whose logits are wanted.
+pub(crate) fn of_logits(graph: &Graph, hook: &Hook) -> bool {
+    matches!(graph.value(hook.value).shape.first(), Some(Dim::LogitRows))
 }
 
 impl Intervention {
@@ -143,14 +167,20 @@ impl Intervention {
     }
 
     /// Checks it for an entry of `tokens` tokens.
-    fn check(&self, tokens: usize) -> Result<()> {
-        if self.tokens.is_empty() || self.tokens.end > tokens {
-            let Range { start, end } = self.tokens;
-            return Err(self.fail(format!("there are no tokens {start} to {end} among {tokens}")));
+    pub(crate) fn check(&self, tokens: usize) -> Result<()> {
+        let mut next = 0;
+        for run in &self.tokens {
+            let Range { start, end } = *run;
+            if start < next || run.is_empty() || end > tokens {
+                return Err(self.fail(format!("there are no tokens {start} to {end} among {tokens}")));
+            }
+            next = end;
         }
+        let count = self.tokens.iter().map(Range::len).sum();
         let problem = match &self.act {
+            _ if count == 0 => return Err(self.fail("it names no token")),
             Act::Capture => None,
-            Act::Edit(edit) => edit.problem(self.hook.columns.1 as usize, self.tokens.len()),
+            Act::Edit(edit) => edit.problem(self.hook.columns.1 as usize, count),
         };
         problem.map_or(Ok(()), |problem| Err(self.fail(format!("the edit {problem}"))))
     }

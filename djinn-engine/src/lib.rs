@@ -8,6 +8,7 @@
 
 mod batcher;
 mod cost;
+pub mod debug;
 mod engine;
 mod error;
 mod hooks;

@@ -8,7 +8,7 @@ mod replay;
 use crate::hooks::{Bound, NONE, Pending, bind};
 use crate::parts::Parts;
 use crate::trace::{HostSpan, Recorder, lap};
-use crate::{BatchEntry, Engine, Error, Result, Runtime};
+use crate::{BatchEntry, Captured, Engine, Error, Result, Runtime};
 use batch::{Layout, RowRuns};
 use djinn_device::Ops;
 use djinn_srg::Rows;
@@ -137,14 +137,14 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     }
 
     /// Waits for the step that was begun, and reads its logits where the device left them, f32 `[rows wanted, vocab]`
-    /// row-major in order of the entries.
+    /// row-major in order of the entries, and what it read at hooks, in the order of the entries and their interventions.
     ///
     /// # Errors
     /// A failure of the device.
     ///
     /// # Panics
     /// If none was begun.
-    pub fn finish<T>(&mut self, read: impl FnOnce(&[f32]) -> T) -> Result<(T, PassStats)> {
+    pub fn finish<T>(&mut self, read: impl FnOnce(&[f32], Vec<Captured>) -> T) -> Result<(T, PassStats)> {
         let under_way = self.passes.under_way.take();
         let UnderWay { rows, enqueued, hooks } = under_way.expect("a pass is finished that was not begun");
         self.wait()?;
@@ -156,8 +156,9 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             trace.end_pass(device, &parts.plan, streamer.times(device));
         }
         let stats = self.stop_on(ended.map_err(Error::from))?;
-        self.captured = hooks.read(&self.runtime.device);
+        let captured = hooks.read(&self.runtime.device);
         let logits = self.parts.logits.slice(0, self.parts.graph.value(self.parts.graph.logits).bytes(rows));
-        Ok((self.runtime.device.read_host(logits, |bytes| read(bytemuck::cast_slice(bytes))), stats))
+        let read = |bytes: &[u8]| read(bytemuck::cast_slice(bytes), captured);
+        Ok((self.runtime.device.read_host(logits, read), stats))
     }
 }

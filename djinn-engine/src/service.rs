@@ -3,6 +3,7 @@
 //! [`Service`] is driven by calls, on one thread; [`spawn`] gives it a thread of its own and clients that talk to it
 //! over channels. Sessions persist between turns until they are closed, refused, or their client is gone.
 
+mod debugger;
 mod generate;
 mod request;
 mod sessions;
@@ -12,7 +13,9 @@ pub use generate::Generate;
 pub use request::{Generated, Progress, Request, Stats};
 pub use thread::{Client, Inbox, Listener, Occupancy, spawn};
 
+use crate::debug::{DebugSetup, PausedAt};
 use crate::{Batcher, Engine, Error, Finish, NewToken, NoToken, Origin, Result, TokenLogprobs, Turn};
+use debugger::Stops;
 use djinn_device::Ops;
 use djinn_scheduler::policy::Lru;
 use djinn_scheduler::{
@@ -35,6 +38,8 @@ pub struct Opening {
     pub origin: Origin,
     /// Without its [listener](Listener), the session ends its turn and waits for another one; else it ends.
     pub outlives_listener: bool,
+    /// Breakpoints and steering that it begins with.
+    pub debug: DebugSetup,
 }
 
 /// What happened to a session.
@@ -58,6 +63,10 @@ pub enum Happening {
     /// [`EndTurn`](djinn_scheduler::SessionEvent::EndTurn) ended the turn: no more tokens come of it, and the session
     /// takes its next turn.
     TurnEnded,
+    /// The session is stopped at a breakpoint, and its turn goes on when it does.
+    Paused(Box<PausedAt>),
+    /// The session was stopped at a breakpoint for too long, and is gone.
+    Expired,
 }
 
 impl Happening {
@@ -67,7 +76,10 @@ impl Happening {
             Happening::Refused(why) => djinn_scheduler::Error::Refused { session, why }.into(),
             Happening::Failed(NoToken::Logits(bad)) => bad.into(),
             Happening::Failed(NoToken::Constraint(why)) => why.into(),
-            Happening::Token { .. } | Happening::TurnEnded => unreachable!("{session} lives on"),
+            Happening::Expired => Error::NoSession { session: session.0 },
+            Happening::Token { .. } | Happening::TurnEnded | Happening::Paused(_) => {
+                unreachable!("{session} lives on")
+            }
         }
     }
 }
@@ -81,6 +93,7 @@ pub struct Service<D: Ops> {
     sessions: u64,
     /// Sessions whose turn was ended by their client, until they are told.
     ended: BTreeSet<SessionId>,
+    stops: Stops,
 }
 
 impl<D: Ops> Service<D> {
@@ -94,7 +107,8 @@ impl<D: Ops> Service<D> {
     ) -> Result<Self> {
         let batcher = Batcher::new(engine)?;
         let core = EventLoop::new(make(batcher.capacity())?);
-        Ok(Service { core, batcher, origin: Instant::now(), sessions: 0, ended: BTreeSet::new() })
+        let (ended, stops) = (BTreeSet::new(), Stops::default());
+        Ok(Service { core, batcher, origin: Instant::now(), sessions: 0, ended, stops })
     }
 
     /// A service for one conversation at a time, with nothing to weigh: others that wait give their pages up.
@@ -171,14 +185,16 @@ impl<D: Ops> Service<D> {
         let pumped = pumped.map_err(|error| self.batcher.take_error().unwrap_or(error.into()))?;
         // They are for measurements.
         self.batcher.take_transfers();
+        let mut stopped = Vec::new();
         let mut happened: Vec<(SessionId, Happening)> = match pumped {
-            None => return Ok(None),
+            None => return Ok(self.end_stops()),
             Some(Pumped::Copies(_)) => Vec::new(),
             Some(Pumped::Plan) => {
                 let refused = self.core.plan().refused.iter();
                 refused.map(|&(id, why)| (id, Happening::Refused(why))).collect()
             }
-            Some(Pumped::Step(_)) => {
+            Some(Pumped::Step(outcome)) => {
+                stopped = outcome.stopped;
                 let tokens = self.batcher.take_tokens().into_iter();
                 let tokens = tokens.map(|NewToken { session, token, finish, logprobs }| {
                     let state = self.core.scheduler().state().session(session);
@@ -199,6 +215,7 @@ impl<D: Ops> Service<D> {
             }
             None => false,
         });
+        self.note_stops(&stopped, &mut happened);
         Ok(Some(happened))
     }
 
@@ -209,7 +226,8 @@ impl<D: Ops> Service<D> {
     /// How long nothing can happen unless a client asks for it: call [`advance`](Self::advance) then. Zero while the
     /// device works, `None` if there is nothing to wait for.
     pub fn idle_for(&self) -> Option<Duration> {
-        self.core.next_event(&self.batcher).map(|at| at.saturating_sub(self.now()))
+        let next = self.core.next_event(&self.batcher).map(|at| at.saturating_sub(self.now()));
+        next.into_iter().chain(self.next_end_of_a_stop()).min()
     }
 
     /// Drops all sessions and gives the engine back.

@@ -47,7 +47,7 @@ fn prompt(length: u32, seed: u32) -> Vec<u32> {
 
 fn at<D: Ops>(engine: &Engine<D>, hook: &str, tokens: std::ops::Range<usize>, act: Act) -> Intervention {
     let hook = engine.graph().hook(hook).unwrap_or_else(|| panic!("no {hook}")).clone();
-    Intervention { hook, tokens, act }
+    Intervention { hook, tokens: vec![tokens], act }
 }
 
 /// A sequence's logits for all of `tokens`, its keys and values, and what was read.

@@ -28,6 +28,8 @@ pub trait Backend: fmt::Debug + Send {
 pub struct Completion {
     /// If the step ended: the sessions whose turn ended with it.
     pub step: Option<Vec<(SessionId, TurnEnd)>>,
+    /// With the step: the sessions that met a breakpoint in it.
+    pub stopped: Vec<SessionId>,
     /// Copies that ended.
     pub copies: Vec<CopyOutcome>,
     /// The backend is broken, and why: nothing that is under way will end.

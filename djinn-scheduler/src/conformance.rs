@@ -203,7 +203,7 @@ fn settle(scheduler: &mut Scheduler, session: SessionId, now: Duration) {
         }
         let over = scheduler.state().session(session).is_some_and(|s| s.in_step > 0 && s.in_step == s.prompt);
         let ended = if over { vec![(session, TurnEnd::ToolCall { tool: None })] } else { Vec::new() };
-        scheduler.on_completed(&plan, &Outcome { ended, copies }, now);
+        scheduler.on_completed(&plan, &Outcome { ended, copies, ..Outcome::default() }, now);
         if over {
             return;
         }

@@ -58,14 +58,14 @@ impl EventLoop {
     /// # Errors
     /// [`Error::Backend`]: the backend is broken, and so is everything under way.
     pub fn pump(&mut self, backend: &mut dyn Backend, now: Duration) -> Result<Option<Pumped>> {
-        let Completion { step, copies, failure } = backend.poll(now);
+        let Completion { step, stopped, copies, failure } = backend.poll(now);
         if let Some(reason) = failure {
             return Err(Error::Backend { reason });
         }
         self.stale |= step.is_some() || !copies.is_empty();
         if let Some(ended) = step {
             self.running = false;
-            let outcome = Outcome { ended, copies };
+            let outcome = Outcome { ended, stopped, copies };
             self.scheduler.on_completed(&self.plan, &outcome, now);
             return Ok(Some(Pumped::Step(outcome)));
         }

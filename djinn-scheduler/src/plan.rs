@@ -172,6 +172,8 @@ pub enum TurnEnd {
 pub struct Outcome {
     /// Sessions of the batch whose turn ended with this step.
     pub ended: Vec<(SessionId, TurnEnd)>,
+    /// Sessions of the batch that met a breakpoint: their part of the step does not count, and they are paused before it.
+    pub stopped: Vec<SessionId>,
     /// Copies, of this plan or of earlier ones, that ended.
     pub copies: Vec<CopyOutcome>,
 }

@@ -358,10 +358,16 @@ impl Scheduler {
         assert_eq!(self.state.step, Some(plan.id), "the step that ended is not the one under way");
         self.state.step = None;
         for entry in &plan.batch {
-            self.state.advance(entry, now);
+            let stopped = outcome.stopped.contains(&entry.session());
+            match stopped {
+                true => self.state.take_back(entry.session(), now),
+                false => self.state.advance(entry, now),
+            }
             let session = self.session_mut(entry.session());
             if session.ending {
                 self.state.remove(entry.session());
+            } else if stopped {
+                session.apply(EventKind::Pause);
             } else if session.prompt == 0 {
                 session.apply(EventKind::PromptDone);
             }

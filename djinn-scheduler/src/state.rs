@@ -280,6 +280,13 @@ impl State {
         }
     }
 
+    /// Books a step that has run and does not count for a session: it computes the same again.
+    pub(crate) fn take_back(&mut self, id: SessionId, now: Duration) {
+        let session = self.must(id);
+        session.in_step = 0;
+        session.last_use = now;
+    }
+
     /// Books a copy that has ended. Returns whether the session's state is lost by it.
     pub(crate) fn settle(&mut self, copy: CopyOutcome) -> bool {
         let CopyOutcome { session: id, ok } = copy;

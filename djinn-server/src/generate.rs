@@ -8,6 +8,7 @@ pub use text::{Piece, TokenInfo};
 use crate::model::ServedModel;
 use crate::sessions::{TurnResult, conflict};
 use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, ToolFormat, write_times};
+use djinn_engine::debug::DebugSetup;
 use djinn_engine::{Constraint, Finish, Happening, Listener, Opening, Origin, Sampling, Turn};
 use lease::Lease;
 use std::sync::Arc;
@@ -163,6 +164,7 @@ impl Answers {
                 limit,
                 origin,
                 outlives_listener: ticket.is_some(),
+                debug: DebugSetup::default(),
             };
             let listener = || -> Listener {
                 let sender = sender.clone();
@@ -238,6 +240,12 @@ impl Answers {
                 Happening::TurnEnded => {
                     let message = "the session's turn was ended".to_owned();
                     return Some(Err(self.fail(conflict(message, "session_state"))));
+                }
+                // The stream stays alive until the session goes on.
+                Happening::Paused(_) => {}
+                Happening::Expired => {
+                    let message = "the session was stopped at a breakpoint for too long".to_owned();
+                    return Some(Err(self.fail(conflict(message, "session_expired"))));
                 }
                 Happening::Refused(why) => return Some(Err(self.fail(ApiError::of_refusal(why)))),
                 Happening::Failed(why) => return Some(Err(self.fail(ApiError::failed(why.to_string())))),

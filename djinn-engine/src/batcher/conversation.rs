@@ -1,6 +1,7 @@
 //! A session as the batcher keeps it: its tokens, and how they were computed.
 
 use super::{SHORT_RUN, Turn};
+use crate::debug::Record;
 use crate::{Constraint, Finish, Result, Sampler, Sampling};
 use djinn_device::DeviceInfo;
 use djinn_scheduler::{PageName, SessionId};
@@ -20,13 +21,17 @@ pub(super) struct Conversation {
     names: Vec<PageName>,
     /// Positions that were computed as chunks, ascending; all others below `computed` were computed row by row.
     chunks: Vec<Range<u64>>,
-    computed: u64,
+    pub(super) computed: u64,
     pub(super) sampler: Sampler,
     stop_tokens: Vec<u32>,
     max_tokens: u64,
     generated: u64,
+    /// Positions of generated tokens, by turn, ascending.
+    pub(super) by_model: Vec<Range<u64>>,
     /// No token is chosen until the next turn.
     rests: bool,
+    /// What is armed, changed and read at hooks, if anything ever was.
+    pub(super) record: Option<Box<Record>>,
 }
 
 impl Conversation {
@@ -48,7 +53,9 @@ impl Conversation {
             stop_tokens: turn.stop_tokens,
             max_tokens: turn.max_tokens,
             generated: 0,
+            by_model: Vec::new(),
             rests: false,
+            record: None,
         })
     }
 
@@ -56,8 +63,33 @@ impl Conversation {
     pub(super) fn fork(&self, id: SessionId, turn: Turn) -> Result<Self> {
         let tokens = [&*self.tokens, &*turn.tokens].concat();
         let own = Conversation::new(id, None, Turn { tokens, ..turn })?;
-        let tenant = Arc::clone(&self.tenant);
-        Ok(Conversation { chunks: self.chunks.clone(), computed: self.computed, tenant, ..own })
+        Ok(self.hand_down(own))
+    }
+
+    /// The same session again, in the middle of its turn, under a name of its own.
+    pub(super) fn fork_within_turn(&self, id: SessionId) -> Result<Self> {
+        let tokens = self.tokens.clone();
+        let own = Conversation::new(id, None, Turn { tokens, ..Turn::default() })?;
+        let (sampler, stop_tokens) = (self.sampler.clone(), self.stop_tokens.clone());
+        let (max_tokens, generated, rests) = (self.max_tokens, self.generated, self.rests);
+        Ok(self.hand_down(Conversation { sampler, stop_tokens, max_tokens, generated, rests, ..own }))
+    }
+
+    /// How a fork's tokens were computed.
+    fn hand_down(&self, fork: Conversation) -> Self {
+        Conversation {
+            tenant: Arc::clone(&self.tenant),
+            chunks: self.chunks.clone(),
+            computed: self.computed,
+            by_model: self.by_model.clone(),
+            record: self.record.as_ref().map(|record| Box::new(record.fork())),
+            ..fork
+        }
+    }
+
+    /// Tokens that the turn may still generate.
+    pub(super) fn tokens_left(&self) -> u64 {
+        self.max_tokens - self.generated
     }
 
     pub(super) fn extend(&mut self, turn: Turn) -> Result<()> {
@@ -65,13 +97,18 @@ impl Conversation {
         self.tokens.extend(turn.tokens);
         (self.stop_tokens, self.max_tokens, self.generated) = (turn.stop_tokens, turn.max_tokens, 0);
         self.rests = false;
+        if let Some(record) = &mut self.record {
+            record.begin_turn();
+        }
         Ok(())
     }
 
-    /// Names of the full pages of all tokens.
+    /// Names of the full pages of all tokens that others may share.
     pub(super) fn page_names(&mut self, page_tokens: u32) -> Vec<PageName> {
         PageName::extend(&mut self.names, &self.salt, &self.tokens, page_tokens);
-        self.names.clone()
+        let private_from = self.record.as_ref().and_then(|record| record.private_from()).unwrap_or(u64::MAX);
+        let most = (private_from / u64::from(page_tokens)).min(self.names.len() as u64);
+        self.names[..most as usize].to_vec()
     }
 
     /// Chooses no token until the next turn. Whether one was to be chosen.
@@ -100,6 +137,13 @@ impl Conversation {
         self.chunks.retain(|chunk| chunk.start < tokens);
         if let Some(last) = self.chunks.last_mut() {
             last.end = last.end.min(tokens);
+        }
+        self.by_model.retain(|turn| turn.start < tokens);
+        if let Some(last) = self.by_model.last_mut() {
+            last.end = last.end.min(tokens);
+        }
+        if let Some(record) = &mut self.record {
+            record.truncate(tokens);
         }
     }
 
@@ -132,6 +176,11 @@ impl Conversation {
     /// Takes a token that was chosen after the context; why the turn ends with it, if it does. `most` is the longest
     /// context.
     pub(super) fn push(&mut self, token: u32, most: u64) -> Option<Finish> {
+        let at = self.tokens.len() as u64;
+        match self.by_model.last_mut().filter(|turn| turn.end == at) {
+            Some(turn) => turn.end += 1,
+            None => self.by_model.push(at..at + 1),
+        }
         self.tokens.push(token);
         self.generated += 1;
         let finish = if self.stop_tokens.contains(&token) {

@@ -1,6 +1,7 @@
 //! A plan carried out: its copies and its step, from entries to the engine's batch, and from logits to tokens.
 
 use super::{Batcher, NewToken};
+use crate::debug::{Judged, Step};
 use crate::{BatchEntry, Choice, Result, Wanted};
 use djinn_device::Ops;
 use djinn_scheduler::{Backend, Completion, Plan, ScheduledSession, SessionId, State, TurnEnd};
@@ -18,8 +19,20 @@ pub(super) struct UnderWay {
 #[derive(Debug)]
 struct Part {
     session: SessionId,
+    /// Position of its first token, and how many there are.
+    from: u64,
+    tokens: u64,
     /// Whether a token is chosen after it.
     yields: bool,
+    /// What it does at hooks.
+    debugged: Option<Step>,
+}
+
+impl Part {
+    /// Whether there are logits after its last token.
+    fn has_logits(&self) -> bool {
+        self.yields || self.debugged.as_ref().is_some_and(|step| step.wants_logits)
+    }
 }
 
 impl<D: Ops> Backend for Batcher<D> {
@@ -85,25 +98,29 @@ impl<D: Ops> Batcher<D> {
             conversation.computed_as_chunks(from, chunk);
             chunks.push(conversation.cut(from, entry.tokens()));
         }
-        let part = |entry: &ScheduledSession| Part {
-            session: entry.session(),
-            yields: matches!(
-                entry,
-                ScheduledSession::Decode { .. } | ScheduledSession::Prefill { last: true, .. }
-            ),
+        let part = |entry: &ScheduledSession| {
+            let (session, tokens) = (entry.session(), entry.tokens());
+            let yields = !matches!(entry, ScheduledSession::Prefill { last: false, .. });
+            let from = context(state, session);
+            Part {
+                session,
+                from,
+                tokens,
+                yields,
+                debugged: self.step_at_hooks(session, from, tokens, yields),
+            }
         };
         let parts: Vec<Part> = plan.batch.iter().map(part).collect();
         let mut batch: Vec<BatchEntry<'_>> = Vec::new();
-        for ((entry, part), chunks) in plan.batch.iter().zip(&parts).zip(&chunks) {
-            let from = context(state, part.session);
+        for (part, chunks) in parts.iter().zip(&chunks) {
             let tokens = &self.conversations[&part.session].tokens;
             batch.push(BatchEntry {
                 pages: state.session(part.session).expect("it is in the plan").table().device(),
-                from,
-                tokens: &tokens[from as usize..(from + entry.tokens()) as usize],
+                from: part.from,
+                tokens: &tokens[part.from as usize..(part.from + part.tokens) as usize],
                 chunks,
-                wanted: if part.yields { Wanted::Last } else { Wanted::Nothing },
-                interventions: &[],
+                wanted: if part.has_logits() { Wanted::Last } else { Wanted::Nothing },
+                interventions: part.debugged.as_ref().map_or(&[], |step| &step.interventions),
             });
         }
         self.engine.begin(&batch)?;
@@ -120,15 +137,23 @@ impl<D: Ops> Batcher<D> {
         let mut ended = Vec::new();
         let (most, vocab) = (self.engine.context(), self.engine.graph().vocab as usize);
         let Batcher { engine, conversations, generated, failed, streamed, .. } = self;
-        let (began, pass) = engine.finish(|logits| {
+        let (began, pass) = engine.finish(|logits, captured| {
             let began = Instant::now();
-            let yielding = step.parts.iter().filter(|part| part.yields);
-            for (part, logits) in yielding.zip(logits.chunks_exact(vocab)) {
+            let (mut rows, mut captured) = (logits.chunks_exact(vocab), captured.into_iter().peekable());
+            for (entry, mut part) in step.parts.into_iter().enumerate() {
+                let logits = if part.has_logits() { rows.next() } else { None };
                 let session = part.session;
                 let conversation = conversations.get_mut(&session).expect("it is in the step");
-                if conversation.rests() {
-                    continue;
+                if let Some(debugged) = part.debugged.take() {
+                    let own = std::iter::from_fn(|| captured.next_if(|read| read.entry == entry)).collect();
+                    let judged =
+                        conversation.judge((part.from, part.tokens, part.yields), debugged, own, logits);
+                    if judged != Judged::Counts {
+                        completion.stopped.push(session);
+                        continue;
+                    }
                 }
+                let Some(logits) = logits.filter(|_| part.yields && !conversation.rests()) else { continue };
                 match conversation.sampler.choose(logits, &conversation.tokens) {
                     Ok(Choice { token, logprobs }) => {
                         let finish = conversation.push(token, most);

@@ -1,12 +1,12 @@
 //! From a batch's interventions to copies and operations, each after a launch.
 
-use super::{Act, Captured, Edit, Intervention};
+use super::{Act, Captured, Edit, Intervention, of_logits};
 use crate::parts::Parts;
 use crate::pass::batch::Layout;
 use crate::{BatchEntry, Result};
 use djinn_device::args::EditRows;
 use djinn_device::{Buffer, Device, Ops, Span, Stream};
-use djinn_srg::{Dim, Graph, NodeId, Rows};
+use djinn_srg::{Graph, NodeId, Rows};
 use djinn_vmu::Program;
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ enum Work {
 struct Capture {
     entry: usize,
     hook: String,
-    tokens: Range<usize>,
+    tokens: Vec<Range<usize>>,
     span: Span,
     row: usize,
     columns: Range<usize>,
@@ -116,14 +116,12 @@ fn rows_of(graph: &Graph, of: &Intervention, layout: &Layout, entry: usize, from
         let position = (from + token as u64) as u32;
         let mut rows = layout.row_seq.iter().zip(&layout.positions);
         let row = rows.position(|(&seq, &at)| seq as usize == entry && at == position)? as u32;
-        match graph.value(of.hook.value).shape.first() {
-            Some(Dim::LogitRows) => {
-                layout.wanted.iter().position(|&wanted| wanted == row).map(|row| row as u32)
-            }
-            _ => Some(row),
+        match of_logits(graph, &of.hook) {
+            true => layout.wanted.iter().position(|&wanted| wanted == row).map(|row| row as u32),
+            false => Some(row),
         }
     };
-    let rows: Option<Vec<u32>> = of.tokens.clone().map(row).collect();
+    let rows: Option<Vec<u32>> = of.tokens.iter().cloned().flatten().map(row).collect();
     rows.ok_or_else(|| of.fail("only tokens whose logits are wanted have a row there"))
 }
 
@@ -173,7 +171,8 @@ fn edit_rows<D: Device>(
     let (column, width) = of.hook.columns;
     let count = rows_of.len();
     let indices = staging.take(of, count as u64 * 4)?;
-    let (direction, add) = (staging.take(of, width * 4)?, staging.take(of, count as u64 * width * 4)?);
+    let add_rows = if edit.is_same_for_all(width as usize) { 1 } else { count };
+    let (direction, add) = (staging.take(of, width * 4)?, staging.take(of, add_rows as u64 * width * 4)?);
     device.write_host(indices, |bytes| bytes.copy_from_slice(bytemuck::cast_slice(rows_of)));
     device.write_host(direction, |bytes| repeat(&edit.direction, bytes));
     device.write_host(add, |bytes| repeat(&edit.add, bytes));
@@ -191,6 +190,7 @@ fn edit_rows<D: Device>(
         width: width as u32,
         x_width: x_width as u32,
         rows: count as u32,
+        add_rows: add_rows as u32,
     })
 }
 

@@ -11,7 +11,7 @@ impl<D: Ops> Service<D> {
     /// # Errors
     /// Bad tokens or sampling, a turn that exceeds the limit, a machine that is full: [`djinn_scheduler::Error::Refused`].
     pub fn open(&mut self, opening: Opening) -> Result<SessionId> {
-        let Opening { turn, priority, limit, origin, .. } = opening;
+        let Opening { turn, priority, limit, mut origin, debug, .. } = opening;
         let forked = match &origin {
             Origin::Fork(parent) => {
                 let tokens = self.batcher.tokens(*parent).ok_or(Error::NoSession { session: parent.0 })?;
@@ -25,6 +25,8 @@ impl<D: Ops> Service<D> {
         let limit = limit.unwrap_or(context).min(context);
         let arrival = Arrival { id, priority, prompt, max_tokens: turn.max_tokens, limit };
         self.batcher.check(&turn)?;
+        self.check_setup(&debug)?;
+        let salted = debug.salt(&mut origin);
         let now = self.now();
         let scheduler = self.core.scheduler_mut();
         match origin {
@@ -32,6 +34,9 @@ impl<D: Ops> Service<D> {
             Origin::Own | Origin::Salt(_) => scheduler.arrive(&arrival, now)?,
         }
         self.batcher.open(id, turn, origin)?;
+        if !debug.is_empty() {
+            self.batcher.set_up(id, debug, salted);
+        }
         self.core.scheduler_mut().name_pages(id, self.batcher.page_names(id));
         self.sessions = id.0;
         Ok(id)
@@ -125,6 +130,10 @@ impl<D: Ops> Service<D> {
         self.core.scheduler_mut().event(id, event, now)?;
         if event == SessionEvent::EndTurn && self.batcher.end_turn(id) {
             self.ended.insert(id);
+        }
+        let is_over = matches!(event, SessionEvent::EndTurn | SessionEvent::Resume);
+        if is_over && self.leave_stop(id) && event == SessionEvent::EndTurn {
+            self.let_go(id);
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! A service on a thread of its own, and its clients.
 
 use super::{Happening, Opening, Service};
+use crate::debug::Debugger;
 use crate::{Error, Result, Turn};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use djinn_device::Ops;
@@ -28,6 +29,7 @@ enum Command {
     Event(SessionId, SessionEvent, Answer<()>),
     Count(Answer<Occupancy>),
     Report(Vec<SessionId>, Answer<Vec<Option<SessionReport>>>),
+    Debug(Box<dyn FnOnce(&mut dyn Debugger) + Send>),
 }
 
 /// A turn with the whole conversation, for a session that lives.
@@ -169,6 +171,11 @@ impl Client {
         self.tell(Command::Report(ids, Box::new(answer)));
     }
 
+    /// Gives `work` a [`Debugger`] on the service's thread, where it must not wait. If the service has ended, it is dropped.
+    pub fn begin_debug(&self, work: impl FnOnce(&mut dyn Debugger) + Send + 'static) {
+        self.tell(Command::Debug(Box::new(work)));
+    }
+
     /// Ends a session without waiting for it: its pages are free after the step that it is in.
     pub fn abort(&self, id: SessionId) {
         // It may have ended by itself.
@@ -294,7 +301,8 @@ impl<D: Ops> Worker<D> {
                 self.obey(command);
             }
             for (id, happening) in self.service.advance()? {
-                let ended = matches!(happening, Happening::Refused(_) | Happening::Failed(_));
+                let ended =
+                    matches!(happening, Happening::Refused(_) | Happening::Failed(_) | Happening::Expired);
                 let Some(ear) = self.listeners.get_mut(&id) else { continue };
                 let gone = !(ear.listener)(happening);
                 if gone {
@@ -351,6 +359,7 @@ impl<D: Ops> Worker<D> {
                 }
                 answer(done);
             }
+            Command::Debug(work) => work(&mut self.service),
             Command::Count(answer) => answer(Ok(Occupancy::of(self.service.state()))),
             Command::Report(ids, answer) => {
                 answer(Ok(ids.into_iter().map(|id| self.service.report(id)).collect()));

@@ -6,6 +6,7 @@ mod ended;
 mod random;
 mod scripts;
 mod sharing;
+mod stopped;
 mod waiting;
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};

@@ -12,7 +12,7 @@ pub(crate) fn settle<D: Ops>(service: &mut Service<D>) -> Vec<(SessionId, u32)> 
         for (id, happening) in service.advance().expect("the device is sound") {
             match happening {
                 Happening::Token { token, .. } => tokens.push((id, token)),
-                Happening::TurnEnded => {}
+                Happening::TurnEnded | Happening::Paused(_) => {}
                 other => panic!("{id}: {other:?}"),
             }
         }

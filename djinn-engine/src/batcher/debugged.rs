@@ -1,0 +1,136 @@
+//! Sessions at hooks: what a step does for them there, and what it may.
+
+use super::Batcher;
+use super::conversation::Conversation;
+use crate::debug::{DebugSetup, Demand, EntryTokens, Judged, Look, Record, Steering, Step};
+use crate::hooks::of_logits;
+use crate::{Captured, Error, Result};
+use djinn_device::Ops;
+use djinn_scheduler::SessionId;
+use djinn_srg::{Dim, Graph, Hook};
+
+/// Bytes of a row of a hook's value: of all its columns.
+fn row_bytes(graph: &Graph, hook: &Hook) -> u64 {
+    match graph.value(hook.value).shape.as_slice() {
+        [_, Dim::Fixed(width)] => width * 4,
+        shape => panic!("a hook is rows of columns, not {shape:?}"),
+    }
+}
+
+impl<D: Ops> Batcher<D> {
+    /// What a step does at hooks for `tokens` tokens of a session, if anything was ever armed.
+    pub(super) fn step_at_hooks(&self, id: SessionId, from: u64, tokens: u64, yields: bool) -> Option<Step> {
+        let conversation = &self.conversations[&id];
+        let record = conversation.record.as_ref()?;
+        let graph = self.engine.graph();
+        Some(record.step(&conversation.entry(from, tokens, yields), &|hook| of_logits(graph, hook)))
+    }
+
+    /// What was armed, changed and read of a session.
+    ///
+    /// # Errors
+    /// A session that is gone.
+    pub(crate) fn record(&self, id: SessionId) -> Result<Option<&Record>> {
+        let conversation = self.conversations.get(&id).ok_or(Error::NoSession { session: id.0 })?;
+        Ok(conversation.record.as_deref())
+    }
+
+    /// The same, to be changed; a new one, if there is none.
+    ///
+    /// # Errors
+    /// A session that is gone.
+    pub(crate) fn record_mut(&mut self, id: SessionId) -> Result<&mut Record> {
+        let conversation = self.conversations.get_mut(&id).ok_or(Error::NoSession { session: id.0 })?;
+        let computed = conversation.computed;
+        Ok(conversation.record.get_or_insert_with(|| Box::new(Record::after(computed))))
+    }
+
+    /// Replaces a session's steering, from the tokens at which it is stopped, or the next that no step has begun.
+    ///
+    /// # Errors
+    /// A session that is gone.
+    pub(crate) fn steer(&mut self, id: SessionId, steering: Vec<Steering>) -> Result<()> {
+        let computed = self.conversations.get(&id).map_or(0, |conversation| conversation.computed);
+        let record = self.record_mut(id)?;
+        let from = record.paused_at().map_or(computed, |at| at.positions.start);
+        record.steer(steering, from);
+        Ok(())
+    }
+
+    /// Gives a session that has computed nothing what it begins with. `salted` says that the salt of its prefixes tells
+    /// its steering from that of others.
+    pub(crate) fn set_up(&mut self, id: SessionId, setup: DebugSetup, salted: bool) {
+        if let Some(conversation) = self.conversations.get_mut(&id) {
+            conversation.record = Some(Box::new(Record::new(setup, salted)));
+        }
+    }
+
+    /// Bytes of the memory for hooks.
+    pub(crate) fn hook_bytes(&self) -> u64 {
+        self.engine.hook_bytes()
+    }
+
+    /// Checks that no step can need more memory for hooks than there is, with `more` beside what is armed.
+    ///
+    /// # Errors
+    /// [`Error::HookMemory`].
+    pub(crate) fn check_hook_memory(&self, more: Demand) -> Result<()> {
+        let graph = self.engine.graph();
+        let records = self.conversations.values().filter_map(|conversation| conversation.record.as_ref());
+        let demands = records.map(|record| record.demand(&|hook| row_bytes(graph, hook)));
+        let rows = self.engine.plan().stack.rows.rows;
+        let (need, have) = (Demand::of_step(demands.chain([more]), rows), self.hook_bytes());
+        if need > have { Err(Error::HookMemory { need, have }) } else { Ok(()) }
+    }
+
+    /// What a record may need.
+    pub(crate) fn demand(&self, record: &Record) -> Demand {
+        record.demand(&|hook| row_bytes(self.engine.graph(), hook))
+    }
+
+    /// What a look may need.
+    pub(crate) fn demand_of_look(&self, look: &Look) -> Demand {
+        look.demand(&|hook| row_bytes(self.engine.graph(), hook))
+    }
+
+    /// A session begins that has all of a stopped one's tokens, and goes on within its turn.
+    ///
+    /// # Errors
+    /// A session that is gone.
+    pub(crate) fn fork_within_turn(&mut self, parent: SessionId, id: SessionId) -> Result<()> {
+        let parent = self.conversations.get(&parent).ok_or(Error::NoSession { session: parent.0 })?;
+        let fork = parent.fork_within_turn(id)?;
+        self.conversations.insert(id, fork);
+        Ok(())
+    }
+
+    /// Tokens that a session's turn may still generate, and its tokens that the model generated.
+    ///
+    /// # Errors
+    /// A session that is gone.
+    pub(crate) fn progress(&self, id: SessionId) -> Result<(u64, &[std::ops::Range<u64>])> {
+        let conversation = self.conversations.get(&id).ok_or(Error::NoSession { session: id.0 })?;
+        Ok((conversation.tokens_left(), &conversation.by_model))
+    }
+}
+
+impl Conversation {
+    fn entry(&self, from: u64, tokens: u64, yields: bool) -> EntryTokens<'_> {
+        let tokens = &self.tokens[from as usize..(from + tokens) as usize];
+        EntryTokens { from, tokens, yields, generated: &self.by_model }
+    }
+
+    /// Takes in what a step has read, and says whether it counts.
+    pub(super) fn judge(
+        &mut self,
+        (from, tokens, yields): (u64, u64, bool),
+        step: Step,
+        captured: Vec<Captured>,
+        logits: Option<&[f32]>,
+    ) -> Judged {
+        let Some(mut record) = self.record.take() else { return Judged::Counts };
+        let judged = record.judge(&self.entry(from, tokens, yields), step, captured, logits, self.rests());
+        self.record = Some(record);
+        judged
+    }
+}

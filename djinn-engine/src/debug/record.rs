@@ -1,0 +1,267 @@
+//! What is armed, changed and read of one session.
+
+use super::{
+    AtTtl, Breakpoint, BreakpointId, Captures, DebugSetup, Demand, Look, LookAnswer, Looked, PausedAt,
+    Steering, TokenKind,
+};
+use crate::Edit;
+use djinn_srg::{Hook, NodeId};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+#[derive(Clone, Debug)]
+pub(super) struct Armed {
+    pub(super) id: BreakpointId,
+    pub(super) breakpoint: Breakpoint,
+    pub(super) hits: u64,
+}
+
+impl Armed {
+    /// Whether it has had all of its hits.
+    pub(super) fn is_spent(&self) -> bool {
+        self.breakpoint.hits.is_some_and(|most| self.hits >= most)
+    }
+}
+
+/// A change by hand.
+#[derive(Clone, Debug)]
+pub(super) struct Written {
+    pub(super) hook: Hook,
+    pub(super) positions: Range<u64>,
+    pub(super) edit: Edit,
+}
+
+/// Where a session is stopped.
+#[derive(Clone, Debug)]
+pub(super) struct Stop {
+    pub(super) at: PausedAt,
+    /// Hooks up to this were passed.
+    pub(super) after: NodeId,
+    /// The values at the hook for all of the positions, where they were read and nothing was changed since.
+    pub(super) values: Option<Vec<f32>>,
+}
+
+/// A later hook at which a session stops again, for as long as it did before.
+#[derive(Clone, Debug)]
+pub(super) struct Until {
+    pub(super) hook: Hook,
+    pub(super) ttl: Option<Duration>,
+    pub(super) at_ttl: AtTtl,
+}
+
+/// A session's breakpoints, changes and captures.
+#[derive(Default)]
+pub(crate) struct Record {
+    /// Tokens before this position were computed, and counted.
+    pub(super) counted: u64,
+    /// From which position on which steering is applied, ascending.
+    pub(super) steering: Vec<(u64, Vec<Steering>)>,
+    pub(super) written: Vec<Written>,
+    pub(super) breakpoints: Vec<Armed>,
+    pub(super) armed: u64,
+    pub(super) stop: Option<Stop>,
+    /// Of the tokens from `counted` on: hooks up to this one were passed.
+    pub(super) passed: Option<NodeId>,
+    /// A later hook at which these tokens stop again.
+    pub(super) until: Option<Until>,
+    pub(super) looks: VecDeque<(Look, LookAnswer)>,
+    /// What to do after the looks: go on, perhaps to a hook.
+    pub(super) then: Option<Option<Hook>>,
+    pub(super) captures: Captures,
+    pub(super) held_bytes: usize,
+    pub(super) applied: BTreeMap<String, u64>,
+    /// Pages from this position on are shared with no other session.
+    pub(super) private_from: Option<u64>,
+}
+
+impl std::fmt::Debug for Record {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Record").field("breakpoints", &self.breakpoints).field("stop", &self.stop).finish()
+    }
+}
+
+impl Record {
+    /// Of a session that begins. `salted` says that the salt of its prefixes tells its steering from that of others.
+    pub(crate) fn new(setup: DebugSetup, salted: bool) -> Self {
+        let DebugSetup { breakpoints, steering } = setup;
+        let mut record = Record::after(0);
+        if !salted {
+            record.be_private();
+        }
+        if !steering.is_empty() {
+            record.steering.push((0, steering));
+        }
+        for breakpoint in breakpoints {
+            record.arm(breakpoint);
+        }
+        record
+    }
+
+    /// Of a session whose first `computed` tokens were computed already.
+    pub(crate) fn after(computed: u64) -> Self {
+        Record { counted: computed, ..Record::default() }
+    }
+
+    /// The same for a session that has all tokens of this one; where this one is stopped, if it is.
+    pub(crate) fn fork(&self) -> Self {
+        let stop = self.stop.clone().map(|mut stop| {
+            (stop.at.breakpoint, stop.at.since) = (None, Instant::now());
+            stop
+        });
+        Record {
+            counted: self.counted,
+            steering: self.steering.clone(),
+            written: self.written.clone(),
+            passed: self.passed,
+            stop,
+            private_from: Some(0),
+            ..Record::default()
+        }
+    }
+
+    /// Pages of tokens from this position on hold what only this session may have.
+    pub(crate) fn private_from(&self) -> Option<u64> {
+        self.private_from
+    }
+
+    pub(crate) fn arm(&mut self, breakpoint: Breakpoint) -> BreakpointId {
+        self.armed += 1;
+        let id = BreakpointId(self.armed);
+        self.breakpoints.push(Armed { id, breakpoint, hits: 0 });
+        self.be_private();
+        id
+    }
+
+    fn be_private(&mut self) {
+        self.private_from.get_or_insert(self.counted);
+    }
+
+    pub(crate) fn disarm(&mut self, id: BreakpointId) -> bool {
+        let before = self.breakpoints.len();
+        self.breakpoints.retain(|armed| armed.id != id);
+        self.breakpoints.len() < before
+    }
+
+    pub(crate) fn breakpoints(&self) -> impl Iterator<Item = (BreakpointId, &Breakpoint, u64)> {
+        self.breakpoints.iter().map(|armed| (armed.id, &armed.breakpoint, armed.hits))
+    }
+
+    /// Replaces the steering from a position on.
+    pub(crate) fn steer(&mut self, steering: Vec<Steering>, from: u64) {
+        self.steering.retain(|(start, _)| *start < from);
+        self.steering.push((from, steering));
+        self.be_private();
+    }
+
+    pub(crate) fn paused_at(&self) -> Option<&PausedAt> {
+        self.stop.as_ref().map(|stop| &stop.at)
+    }
+
+    /// Changes values at a hook from now on, for positions at which it is stopped.
+    pub(crate) fn write(&mut self, hook: Hook, positions: Range<u64>, edit: Edit) {
+        self.written.push(Written { hook, positions, edit });
+        if let Some(stop) = &mut self.stop {
+            stop.values = None;
+        }
+        self.be_private();
+    }
+
+    /// Asks for a look; answers at once where what it wants is known.
+    pub(crate) fn look(&mut self, look: Look, answer: LookAnswer) {
+        let known = self.stop.as_ref().and_then(|stop| {
+            let plain = look.edits.is_empty() && !look.logits && self.looks.is_empty();
+            let values = stop.values.as_ref().filter(|_| plain)?;
+            let [hook] = look.hooks.as_slice() else { return None };
+            let values = (hook.name == stop.at.hook).then(|| vec![(hook.name.clone(), values.clone())])?;
+            Some(Looked { positions: stop.at.positions.clone(), values, logits: Vec::new() })
+        });
+        match known {
+            Some(looked) => answer(Ok(looked)),
+            None => self.looks.push_back((look, answer)),
+        }
+    }
+
+    /// Whether looks are waiting for a step.
+    pub(crate) fn is_looking(&self) -> bool {
+        !self.looks.is_empty()
+    }
+
+    /// Gives up the looks that wait, and what was to follow; they are never answered.
+    pub(crate) fn drop_looks(&mut self) {
+        self.looks.clear();
+        self.then = None;
+    }
+
+    /// Goes on after the looks.
+    pub(crate) fn go_on_later(&mut self, until: Option<Hook>) {
+        self.then = Some(until);
+    }
+
+    /// What to do now that a look is over, if that was said.
+    pub(crate) fn take_then(&mut self) -> Option<Option<Hook>> {
+        self.then.take()
+    }
+
+    /// Goes on, perhaps to a hook.
+    pub(crate) fn go_on(&mut self, until: Option<Hook>) {
+        if let Some(stop) = self.stop.take() {
+            let PausedAt { ttl, at_ttl, .. } = stop.at;
+            (self.passed, self.until) = (Some(stop.after), until.map(|hook| Until { hook, ttl, at_ttl }));
+        }
+    }
+
+    pub(crate) fn take_captures(&mut self) -> Captures {
+        self.held_bytes = 0;
+        std::mem::take(&mut self.captures)
+    }
+
+    /// Another turn begins.
+    pub(crate) fn begin_turn(&mut self) {
+        self.applied.clear();
+    }
+
+    pub(crate) fn applied(&self) -> Vec<(String, u64)> {
+        self.applied.iter().map(|(name, &tokens)| (name.clone(), tokens)).collect()
+    }
+
+    /// Forgets all but the first `tokens` tokens.
+    pub(crate) fn truncate(&mut self, tokens: u64) {
+        self.written.retain(|written| written.positions.start < tokens);
+        for Written { hook, positions, edit } in &mut self.written {
+            if positions.end > tokens {
+                positions.end = tokens;
+                *edit = edit.part(0..(tokens - positions.start) as usize, hook.columns.1 as usize);
+            }
+        }
+        let latest = self.steering.pop();
+        self.steering.retain(|(from, _)| *from < tokens);
+        self.steering.extend(latest.map(|(from, steering)| (from.min(tokens), steering)));
+        if tokens < self.counted {
+            (self.counted, self.passed, self.until) = (tokens, None, None);
+        }
+    }
+
+    /// What a step may take of the memory for hooks. `row_bytes` gives the bytes of a row of a hook's value.
+    pub(crate) fn demand(&self, row_bytes: &dyn Fn(&Hook) -> u64) -> Demand {
+        let steering = self.steering.iter().flat_map(|(_, steering)| steering);
+        let steering = steering.map(|steering| Demand::of_edit(&steering.hook, &steering.edit));
+        let written = self.written.iter().map(|written| Demand::of_edit(&written.hook, &written.edit));
+        let armed =
+            self.breakpoints.iter().filter(|armed| !armed.is_spent()).map(|Armed { breakpoint, .. }| {
+                let bytes = row_bytes(&breakpoint.hook);
+                // Of tokens that are met for the first time, a step has one generated one.
+                match breakpoint.filter.tokens {
+                    TokenKind::Generated => Demand::capture_one(bytes),
+                    TokenKind::Any | TokenKind::Prompt => Demand::capture(bytes),
+                }
+            });
+        let looks = self.looks.iter().map(|(look, _)| look.demand(row_bytes));
+        let most_look = looks
+            .reduce(|a, b| Demand { row: a.row.max(b.row), fixed: a.fixed.max(b.fixed) })
+            .unwrap_or_default();
+        let until = self.until.iter().map(|until| Demand::capture(row_bytes(&until.hook)));
+        let all = steering.chain(written).chain(armed).chain(until).chain([most_look]);
+        all.fold(Demand::default(), |sum, more| sum + more)
+    }
+}

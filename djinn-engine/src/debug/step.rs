@@ -1,0 +1,362 @@
+//! From a session's tokens in a step to interventions, and from what these read to whether the session stops.
+
+use super::record::{Armed, Record, Stop, Until};
+use super::{
+    AtTtl, Breakpoint, BreakpointId, Captures, Condition, Looked, PausedAt, Steering, TokenCapture, TokenKind,
+};
+use crate::{Act, Captured, Intervention};
+use djinn_srg::Hook;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Instant;
+
+/// What a session's changes by hand are counted under.
+const BY_HAND: &str = "edit";
+
+/// A session's part of a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EntryTokens<'a> {
+    /// Position of the first token.
+    pub(crate) from: u64,
+    pub(crate) tokens: &'a [u32],
+    /// Whether a token is chosen after the last one.
+    pub(crate) yields: bool,
+    /// Positions of generated tokens, by turn, ascending.
+    pub(crate) generated: &'a [Range<u64>],
+}
+
+/// What a step is asked to do for a session, until it is over.
+#[derive(Debug, Default)]
+pub(crate) struct Step {
+    pub(crate) interventions: Vec<Intervention>,
+    /// What each capture is for, in order.
+    reads: Vec<Read>,
+    /// What steering changes of tokens that are computed for the first time.
+    changed: BTreeMap<String, u64>,
+    /// Whether the step only looks.
+    looks: bool,
+    /// Whether the last token's logits are wanted, though no token may be chosen.
+    pub(crate) wants_logits: bool,
+}
+
+#[derive(Debug)]
+enum Read {
+    Breakpoint(BreakpointId, Vec<u64>),
+    Until(Hook, Vec<u64>),
+    Look,
+}
+
+/// What becomes of a session's part of a step.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Judged {
+    /// It counts.
+    Counts,
+    /// It does not: a breakpoint was met.
+    Stopped,
+    /// It does not: it was a look.
+    Looked,
+}
+
+impl Record {
+    /// What a step is to do. `of_logits` says that a hook's values have rows only where logits are wanted.
+    pub(crate) fn step(&self, entry: &EntryTokens<'_>, of_logits: &dyn Fn(&Hook) -> bool) -> Step {
+        let positions = entry.from..entry.from + entry.tokens.len() as u64;
+        let covers = |stop: &&Stop| {
+            positions.start <= stop.at.positions.start && positions.end >= stop.at.positions.end
+        };
+        let look = self.looks.front().filter(|_| self.stop.as_ref().is_some_and(|stop| covers(&stop)));
+        let mut step = Step { looks: look.is_some(), ..Step::default() };
+        step.wants_logits = look.is_some_and(|(look, _)| {
+            look.logits || look.hooks.iter().chain(look.edits.iter().map(|(hook, ..)| hook)).any(of_logits)
+        });
+        let has_logits = entry.yields || step.wants_logits;
+        let rows = |hook: &Hook, tokens: Vec<Range<usize>>| match of_logits(hook) {
+            false => tokens,
+            true => {
+                let last = entry.tokens.len() - 1;
+                let kept = has_logits && tokens.last().is_some_and(|run| run.end > last);
+                if kept { vec![last..last + 1] } else { Vec::new() }
+            }
+        };
+        let within = |range: &Range<u64>| range.start.max(positions.start)..range.end.min(positions.end);
+        let places = |range: Range<u64>| match range.is_empty() {
+            true => Vec::new(),
+            false => {
+                let at = |position: u64| (position - positions.start) as usize;
+                vec![at(range.start)..at(range.end)]
+            }
+        };
+        let ends = self.steering.iter().skip(1).map(|(from, _)| *from).chain([u64::MAX]);
+        for ((from, steering), end) in self.steering.iter().zip(ends) {
+            for Steering { name, hook, edit, tokens } in steering {
+                let tokens = rows(hook, entry.of_kind(*tokens, within(&(*from..end))));
+                let new = tokens.iter().cloned().flatten();
+                let new = new.filter(|&at| positions.start + at as u64 >= self.counted).count();
+                step.changes(name, new as u64);
+                step.push(hook, tokens, Act::Edit(edit.clone()), None);
+            }
+        }
+        let written = self.written.iter().map(|written| (&written.hook, &written.positions, &written.edit));
+        let by_look = look.iter().flat_map(|(look, _)| &look.edits);
+        let written = written.chain(by_look.map(|(hook, positions, edit)| (hook, positions, edit)));
+        for (hook, range, edit) in written {
+            let part = within(range);
+            let tokens = rows(hook, places(part.clone()));
+            if part.is_empty() || tokens.is_empty() {
+                continue;
+            }
+            let of = |position: u64| (position - range.start) as usize;
+            let edit = edit.part(of(part.start)..of(part.end), hook.columns.1 as usize);
+            if part.start >= self.counted {
+                step.changes(BY_HAND, part.end - part.start);
+            }
+            step.push(hook, tokens, Act::Edit(edit), None);
+        }
+        match (look, &self.stop) {
+            (Some((look, _)), Some(stop)) => {
+                for hook in &look.hooks {
+                    let tokens = rows(hook, places(stop.at.positions.clone()));
+                    step.push(hook, tokens, Act::Capture, Some(Read::Look));
+                }
+            }
+            _ => self.read_at_breakpoints(entry, &mut step, &rows),
+        }
+        step
+    }
+
+    /// Reads what breakpoints are about, of tokens that are met for the first time.
+    fn read_at_breakpoints(
+        &self,
+        entry: &EntryTokens<'_>,
+        step: &mut Step,
+        rows: &dyn Fn(&Hook, Vec<Range<usize>>) -> Vec<Range<usize>>,
+    ) {
+        let end = entry.from + entry.tokens.len() as u64;
+        let new = entry.from.max(self.counted)..end;
+        let comes = |hook: &Hook| self.passed.is_none_or(|passed| hook.after > passed);
+        let at = |tokens: &[Range<usize>]| -> Vec<u64> {
+            tokens.iter().cloned().flatten().map(|at| entry.from + at as u64).collect()
+        };
+        for Armed { id, breakpoint, .. } in self.breakpoints.iter().filter(|armed| !armed.is_spent()) {
+            let Breakpoint { hook, filter, condition, pause, .. } = breakpoint;
+            // What only captures reads the run that counts.
+            if *pause && !comes(hook) {
+                continue;
+            }
+            let tokens = entry
+                .of_kind(filter.tokens, new.start.max(filter.positions.start)..end.min(filter.positions.end));
+            let mut tokens = runs(tokens.into_iter().flatten().filter(|&at| {
+                let step = entry.place_in_turn(entry.from + at as u64);
+                let listed =
+                    !matches!(condition, Some(Condition::Tokens(all)) if !all.contains(&entry.tokens[at]));
+                listed && step.is_none_or(|step| filter.steps.contains(&step))
+            }));
+            if let Some(Condition::Entropy { .. }) = condition {
+                let last = entry.tokens.len() - 1;
+                let kept = entry.yields && tokens.last().is_some_and(|run| run.end > last);
+                tokens = if kept { vec![last..last + 1] } else { Vec::new() };
+            }
+            let tokens = rows(hook, tokens);
+            let read = Read::Breakpoint(*id, at(&tokens));
+            step.push(hook, tokens, Act::Capture, Some(read));
+        }
+        if let Some(Until { hook, .. }) = self.until.as_ref().filter(|until| comes(&until.hook)) {
+            let first = (new.start - entry.from) as usize;
+            let tokens = rows(hook, runs(first..entry.tokens.len()));
+            let read = Read::Until(hook.clone(), at(&tokens));
+            step.push(hook, tokens, Act::Capture, Some(read));
+        }
+    }
+
+    /// Takes in what a step has read, and says whether it counts. `logits` are those of the last token, if there are
+    /// any; `rests` says that the turn was ended meanwhile, so that nothing stops any more.
+    pub(crate) fn judge(
+        &mut self,
+        entry: &EntryTokens<'_>,
+        step: Step,
+        captured: Vec<Captured>,
+        logits: Option<&[f32]>,
+        rests: bool,
+    ) -> Judged {
+        if step.looks
+            && let Some((look, answer)) = self.looks.pop_front()
+        {
+            let values = captured.into_iter().map(|read| (read.hook, read.values)).collect();
+            let logits = logits.filter(|_| look.logits).map_or_else(Vec::new, <[f32]>::to_vec);
+            let positions = self.stop.as_ref().map_or(0..0, |stop| stop.at.positions.clone());
+            answer(Ok(Looked { positions, values, logits }));
+            return Judged::Looked;
+        }
+        let end = entry.from + entry.tokens.len() as u64;
+        let hits = self.hits(step.reads, captured, logits);
+        let stops = hits.iter().filter(|hit| hit.pauses && !rests).min_by_key(|hit| hit.hook.after);
+        if let Some(stop) = stops.cloned() {
+            let positions = entry.from.max(self.counted)..end;
+            self.stop_at(entry, &stop, positions);
+            let together = |hit: &Hit| hit.pauses && hit.hook.after == stop.hook.after;
+            hits.into_iter().filter(together).for_each(|hit| self.count_hit(entry, hit));
+            return Judged::Stopped;
+        }
+        for hit in hits {
+            self.count_hit(entry, hit);
+        }
+        for (name, tokens) in step.changed.into_iter().filter(|(_, tokens)| *tokens > 0) {
+            *self.applied.entry(name).or_default() += tokens;
+        }
+        if end > self.counted {
+            (self.counted, self.passed, self.until) = (end, None, None);
+        }
+        Judged::Counts
+    }
+
+    /// Which breakpoints were met, at which tokens.
+    fn hits(&self, reads: Vec<Read>, captured: Vec<Captured>, logits: Option<&[f32]>) -> Vec<Hit> {
+        let mut hits = Vec::new();
+        for (read, Captured { values, .. }) in reads.into_iter().zip(captured) {
+            let (id, hook, positions, condition, pauses) = match read {
+                Read::Until(hook, positions) => (None, hook, positions, None, true),
+                Read::Breakpoint(id, positions) => {
+                    // It may have been removed while the step ran.
+                    let Some(armed) = self.breakpoints.iter().find(|armed| armed.id == id) else { continue };
+                    let Breakpoint { hook, condition, pause, .. } = &armed.breakpoint;
+                    (Some(id), hook.clone(), positions, condition.as_ref(), *pause)
+                }
+                Read::Look => continue,
+            };
+            let width = values.len() / positions.len();
+            let holds = |values: &[f32]| match condition {
+                None | Some(Condition::Tokens(_)) => true,
+                Some(Condition::Entropy { above }) => logits.is_some_and(|logits| entropy(logits) > *above),
+                Some(Condition::Probe { direction, above }) => {
+                    let products = values.iter().zip(direction).map(|(&y, &d)| f64::from(y) * f64::from(d));
+                    products.sum::<f64>() > f64::from(*above)
+                }
+            };
+            let rows = positions.iter().zip(values.chunks_exact(width));
+            let (met, kept): (Vec<u64>, Vec<&[f32]>) = rows.filter(|(_, values)| holds(values)).unzip();
+            if !met.is_empty() {
+                hits.push(Hit { id, hook, met, values: kept.concat(), pauses });
+            }
+        }
+        hits
+    }
+
+    fn stop_at(&mut self, entry: &EntryTokens<'_>, hit: &Hit, positions: Range<u64>) {
+        let armed = self.breakpoints.iter().find(|armed| Some(armed.id) == hit.id);
+        let (ttl, at_ttl) = match (armed, self.until.take()) {
+            (Some(armed), _) => (armed.breakpoint.ttl, armed.breakpoint.at_ttl),
+            (None, until) => until.map_or((None, AtTtl::Resume), |until| (until.ttl, until.at_ttl)),
+        };
+        let first = (positions.start - entry.from) as usize;
+        let at = PausedAt {
+            breakpoint: hit.id,
+            hook: hit.hook.name.clone(),
+            hit: hit.met.clone(),
+            tokens: entry.tokens[first..].to_vec(),
+            since: Instant::now(),
+            ttl,
+            at_ttl,
+            positions,
+        };
+        let all = hit.met.len() == at.tokens.len();
+        let values = all.then(|| hit.values.clone());
+        self.stop = Some(Stop { at, after: hit.hook.after, values });
+    }
+
+    /// Counts a breakpoint's hit, and keeps what it is to capture.
+    fn count_hit(&mut self, entry: &EntryTokens<'_>, hit: Hit) {
+        let Some(at) = self.breakpoints.iter().position(|armed| Some(armed.id) == hit.id) else { return };
+        let armed = &mut self.breakpoints[at];
+        armed.hits += 1;
+        let (id, capture) = (armed.id, armed.breakpoint.capture);
+        if !capture {
+            return;
+        }
+        let bytes = hit.values.len() * 4;
+        if self.held_bytes + bytes > Captures::MOST_BYTES {
+            self.captures.dropped += hit.met.len() as u64;
+            return;
+        }
+        self.held_bytes += bytes;
+        let tokens = hit.met.iter().map(|position| entry.tokens[(position - entry.from) as usize]).collect();
+        let (hook, positions, values) = (hit.hook.name, hit.met, hit.values);
+        self.captures.captures.push(TokenCapture { breakpoint: id, hook, positions, tokens, values });
+    }
+}
+
+/// A breakpoint that was met.
+#[derive(Clone, Debug)]
+struct Hit {
+    id: Option<BreakpointId>,
+    hook: Hook,
+    /// At which positions.
+    met: Vec<u64>,
+    /// f32 `[met, width]`.
+    values: Vec<f32>,
+    pauses: bool,
+}
+
+impl Step {
+    /// Counts changed tokens. A name that changes several hooks counts its tokens once.
+    fn changes(&mut self, name: &str, tokens: u64) {
+        let changed = self.changed.entry(name.to_owned()).or_default();
+        *changed = tokens.max(*changed);
+    }
+
+    fn push(&mut self, hook: &Hook, tokens: Vec<Range<usize>>, act: Act, read: Option<Read>) {
+        if !tokens.is_empty() {
+            self.interventions.push(Intervention { hook: hook.clone(), tokens, act });
+            self.reads.extend(read);
+        }
+    }
+}
+
+impl EntryTokens<'_> {
+    /// Which tokens within a range of positions are of a kind, by their places in the entry.
+    fn of_kind(&self, kind: TokenKind, within: Range<u64>) -> Vec<Range<usize>> {
+        let at = |position: u64| (position - self.from) as usize;
+        if within.is_empty() {
+            return Vec::new();
+        }
+        match kind {
+            TokenKind::Any => vec![at(within.start)..at(within.end)],
+            kind => runs(
+                within
+                    .filter(|&position| {
+                        self.place_in_turn(position).is_some() == (kind == TokenKind::Generated)
+                    })
+                    .map(at),
+            ),
+        }
+    }
+
+    /// Of a generated token: its place in its turn, from 1.
+    fn place_in_turn(&self, position: u64) -> Option<u64> {
+        let turn = self.generated.iter().rev().find(|turn| turn.contains(&position))?;
+        Some(position - turn.start + 1)
+    }
+}
+
+/// Ascending places as runs.
+fn runs(places: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for place in places {
+        match runs.last_mut().filter(|run| run.end == place) {
+            Some(run) => run.end += 1,
+            None => runs.push(place..place + 1),
+        }
+    }
+    runs
+}
+
+/// The entropy of the distribution that logits stand for, in nats.
+fn entropy(logits: &[f32]) -> f32 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights = logits.iter().map(|&logit| f64::from(logit - most));
+    let (total, mean) = weights.fold((0.0, 0.0), |(total, mean), x| {
+        let weight = x.exp();
+        // A weight of 0 adds nothing, though its logarithm is infinite.
+        (total + weight, mean + if weight > 0.0 { weight * x } else { 0.0 })
+    });
+    (f64::ln(total) - mean / total) as f32
+}

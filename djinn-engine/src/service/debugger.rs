@@ -1,0 +1,326 @@
+//! Debugging sessions of a service: what clients ask, and what becomes of sessions that stop.
+
+use super::{Happening, Service};
+use crate::debug::{
+    AtTtl, Breakpoint, BreakpointId, Captures, DebugSetup, Debugger, Demand, HookPoint, Look, LookAnswer,
+    PausedAt, Record, Steering,
+};
+use crate::hooks::of_logits;
+use crate::{Act, Edit, Error, Intervention, Result};
+use djinn_device::Ops;
+use djinn_scheduler::{Arrival, SessionEvent, SessionId};
+use djinn_srg::Hook;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// What waits for sessions to stop, and to go on.
+#[derive(Default)]
+pub(super) struct Stops {
+    waiting: BTreeMap<SessionId, Vec<Box<dyn FnOnce(PausedAt) + Send>>>,
+    /// When stopped sessions go on or end by themselves.
+    ends: BTreeMap<SessionId, (Instant, AtTtl)>,
+}
+
+impl fmt::Debug for Stops {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stops").field("waiting", &self.waiting.len()).field("ends", &self.ends).finish()
+    }
+}
+
+impl<D: Ops> Service<D> {
+    /// Takes in which sessions stopped in a step, at breakpoints or after a look.
+    pub(super) fn note_stops(&mut self, stopped: &[SessionId], happened: &mut Vec<(SessionId, Happening)>) {
+        for &id in stopped.iter().filter(|&&id| self.is_open(id)).collect::<Vec<_>>() {
+            let Ok(record) = self.batcher.record_mut(id) else { continue };
+            if record.is_looking() {
+                self.let_go(id);
+                continue;
+            }
+            if let Some(until) = record.take_then() {
+                // It is stopped, and can go on.
+                let _ = self.resume_until(id, until);
+                continue;
+            }
+            let Some(at) = record.paused_at().cloned().filter(|_| !self.stops.ends.contains_key(&id)) else {
+                continue;
+            };
+            let end = at.ttl.and_then(|ttl| at.since.checked_add(ttl));
+            self.stops.ends.extend(end.map(|end| (id, (end, at.at_ttl))));
+            for answer in self.stops.waiting.remove(&id).unwrap_or_default() {
+                answer(at.clone());
+            }
+            happened.push((id, Happening::Paused(Box::new(at))));
+        }
+    }
+
+    /// Lets go on, or ends, what was stopped for too long, and forgets what is gone. What happened, if anything was done.
+    pub(super) fn end_stops(&mut self) -> Option<Vec<(SessionId, Happening)>> {
+        if self.stops.ends.is_empty() && self.stops.waiting.is_empty() {
+            return None;
+        }
+        let mut happened = Vec::new();
+        let now = Instant::now();
+        let due: Vec<_> = self.stops.ends.iter().filter(|(_, (end, _))| *end <= now).collect();
+        let due: Vec<(SessionId, AtTtl)> = due.into_iter().map(|(&id, &(_, at_ttl))| (id, at_ttl)).collect();
+        let any = !due.is_empty();
+        for (id, at_ttl) in due {
+            self.stops.ends.remove(&id);
+            match at_ttl {
+                // It may have gone on or ended meanwhile.
+                AtTtl::Resume => drop(self.resume_until(id, None)),
+                AtTtl::Abort if self.event(id, SessionEvent::Abort).is_ok() => {
+                    happened.push((id, Happening::Expired));
+                }
+                AtTtl::Abort => {}
+            }
+        }
+        let state = self.core.scheduler().state();
+        let is_open = |id: &SessionId| state.session(*id).is_some_and(|session| !session.is_ending());
+        self.stops.waiting.retain(|id, _| is_open(id));
+        self.stops.ends.retain(|id, _| is_open(id));
+        any.then_some(happened)
+    }
+
+    /// How long until a stopped session goes on or ends by itself.
+    pub(super) fn next_end_of_a_stop(&self) -> Option<Duration> {
+        let end = self.stops.ends.values().map(|(end, _)| *end).min()?;
+        Some(end.saturating_duration_since(Instant::now()))
+    }
+
+    /// A session goes on that was stopped: to where, says its record.
+    pub(super) fn let_go(&mut self, id: SessionId) {
+        let now = self.now();
+        // It may be held by its user as well, and goes on with both.
+        let _ = self.core.scheduler_mut().event(id, SessionEvent::Resume, now);
+    }
+
+    /// What a session was told by other ways than a debugger's: it is let go on, or its turn ends.
+    pub(super) fn leave_stop(&mut self, id: SessionId) -> bool {
+        let record = self.batcher.record(id).ok().flatten();
+        if record.is_none_or(|record| record.paused_at().is_none()) {
+            return false;
+        }
+        if let Ok(record) = self.batcher.record_mut(id) {
+            record.go_on(None);
+            record.drop_looks();
+        }
+        self.stops.ends.remove(&id);
+        true
+    }
+
+    fn stopped(&self, id: SessionId) -> Result<&PausedAt> {
+        let record = self.batcher.record(id)?;
+        record.and_then(Record::paused_at).ok_or(Error::NotPaused { session: id.0 })
+    }
+
+    /// Whether there is memory for what a session is to do at hooks beside what it does.
+    fn check_room(&self, id: SessionId, more: Demand) -> Result<()> {
+        let record = self.batcher.record(id)?;
+        let own = record.map_or_else(Demand::default, |record| self.batcher.demand(record));
+        self.batcher.check_hook_memory(own + more)
+    }
+
+    fn demand_of(&self, setup: DebugSetup) -> Demand {
+        self.batcher.demand(&Record::new(setup, true))
+    }
+
+    /// Names what others may share of a session, after it became its own.
+    fn name_pages_anew(&mut self, id: SessionId) {
+        let names = self.batcher.page_names(id);
+        self.core.scheduler_mut().name_pages(id, names);
+    }
+
+    /// Checks what a session is to begin with.
+    pub(super) fn check_setup(&self, setup: &DebugSetup) -> Result<()> {
+        let DebugSetup { breakpoints, steering } = setup;
+        breakpoints.iter().try_for_each(|breakpoint| self.check_breakpoint(breakpoint))?;
+        steering.iter().try_for_each(check_steering)?;
+        steering.iter().try_for_each(|steering| self.check_hook(&steering.hook))?;
+        self.batcher.check_hook_memory(self.demand_of(setup.clone()))
+    }
+
+    fn check_breakpoint(&self, breakpoint: &Breakpoint) -> Result<()> {
+        breakpoint.check()?;
+        self.check_hook(&breakpoint.hook)
+    }
+
+    /// Whether a hook is one of this model's.
+    fn check_hook(&self, hook: &Hook) -> Result<()> {
+        match self.engine().graph().hook(&hook.name) {
+            Some(own) if own == hook => Ok(()),
+            _ => Err(Error::UnknownHook(hook.name.clone())),
+        }
+    }
+}
+
+/// Checks a change of some tokens by itself.
+fn check_edit(hook: &Hook, tokens: usize, edit: &Edit) -> Result<()> {
+    let all = vec![0..tokens];
+    Intervention { hook: hook.clone(), tokens: all, act: Act::Edit(edit.clone()) }.check(tokens)
+}
+
+fn check_steering(steering: &Steering) -> Result<()> {
+    check_edit(&steering.hook, 1, &steering.edit)
+}
+
+impl<D: Ops> Debugger for Service<D> {
+    fn hooks(&self) -> Vec<HookPoint> {
+        let graph = self.engine().graph();
+        let point = |names: Vec<&Hook>| HookPoint {
+            hook: names[0].clone(),
+            aliases: names[1..].iter().map(|hook| hook.name.clone()).collect(),
+            width: names[0].columns.1,
+            of_logits: of_logits(graph, names[0]),
+        };
+        graph.hook_points().into_iter().map(point).collect()
+    }
+
+    fn hook(&self, name: &str) -> Result<Hook> {
+        self.engine().graph().hook(name).cloned().ok_or_else(|| Error::UnknownHook(name.to_owned()))
+    }
+
+    fn set_breakpoint(&mut self, id: SessionId, breakpoint: Breakpoint) -> Result<BreakpointId> {
+        self.check_breakpoint(&breakpoint)?;
+        let setup = DebugSetup { breakpoints: vec![breakpoint.clone()], steering: Vec::new() };
+        self.check_room(id, self.demand_of(setup))?;
+        let armed = self.batcher.record_mut(id)?.arm(breakpoint);
+        self.name_pages_anew(id);
+        Ok(armed)
+    }
+
+    fn breakpoints(&self, id: SessionId) -> Result<Vec<(BreakpointId, Breakpoint, u64)>> {
+        let record = self.batcher.record(id)?;
+        let all = record.into_iter().flat_map(Record::breakpoints);
+        Ok(all.map(|(id, breakpoint, hits)| (id, breakpoint.clone(), hits)).collect())
+    }
+
+    fn clear_breakpoint(&mut self, id: SessionId, breakpoint: BreakpointId) -> Result<bool> {
+        match self.batcher.record(id)? {
+            Some(_) => Ok(self.batcher.record_mut(id)?.disarm(breakpoint)),
+            None => Ok(false),
+        }
+    }
+
+    fn steer(&mut self, id: SessionId, steering: Vec<Steering>) -> Result<()> {
+        for one in &steering {
+            check_steering(one)?;
+            self.check_hook(&one.hook)?;
+        }
+        let setup = DebugSetup { breakpoints: Vec::new(), steering: steering.clone() };
+        self.check_room(id, self.demand_of(setup))?;
+        self.batcher.steer(id, steering)?;
+        self.name_pages_anew(id);
+        Ok(())
+    }
+
+    fn paused_at(&self, id: SessionId) -> Option<PausedAt> {
+        self.stopped(id).ok().cloned()
+    }
+
+    fn on_pause(&mut self, id: SessionId, answer: Box<dyn FnOnce(PausedAt) + Send>) {
+        match self.paused_at(id) {
+            Some(at) => answer(at),
+            None if self.is_open(id) => self.stops.waiting.entry(id).or_default().push(answer),
+            None => {}
+        }
+    }
+
+    fn edit(&mut self, id: SessionId, hook: Hook, positions: Range<u64>, edit: Edit) -> Result<()> {
+        let at = self.stopped(id)?.positions.clone();
+        self.check_hook(&hook)?;
+        let last = at.end - 1..at.end;
+        let allowed = if of_logits(self.engine().graph(), &hook) { last } else { at };
+        let fail = |detail: String| Err(Error::Intervention { hook: hook.name.clone(), detail });
+        if positions.is_empty() || positions.start < allowed.start || positions.end > allowed.end {
+            let Range { start, end } = allowed;
+            return fail(format!("the session is stopped at positions {start} to {end}, not {positions:?}"));
+        }
+        check_edit(&hook, (positions.end - positions.start) as usize, &edit)?;
+        self.check_room(id, Demand::of_edit(&hook, &edit))?;
+        self.batcher.record_mut(id)?.write(hook, positions, edit);
+        self.name_pages_anew(id);
+        Ok(())
+    }
+
+    fn look(&mut self, id: SessionId, look: Look, answer: LookAnswer) {
+        let checked = self.stopped(id).map(|at| at.positions.clone()).and_then(|at| {
+            look.hooks.iter().try_for_each(|hook| self.check_hook(hook))?;
+            for (hook, positions, edit) in &look.edits {
+                self.check_hook(hook)?;
+                if positions.is_empty() || positions.start < at.start || positions.end > at.end {
+                    let detail = format!("the session is stopped at positions {} to {}", at.start, at.end);
+                    return Err(Error::Intervention { hook: hook.name.clone(), detail });
+                }
+                check_edit(hook, (positions.end - positions.start) as usize, edit)?;
+            }
+            self.check_room(id, self.batcher.demand_of_look(&look))
+        });
+        if let Err(error) = checked {
+            return answer(Err(error));
+        }
+        let Ok(record) = self.batcher.record_mut(id) else { return };
+        let was_looking = record.is_looking();
+        record.look(look, answer);
+        if !was_looking && record.is_looking() {
+            self.let_go(id);
+        }
+    }
+
+    fn resume_until(&mut self, id: SessionId, until: Option<Hook>) -> Result<()> {
+        self.stopped(id)?;
+        until.iter().try_for_each(|hook| self.check_hook(hook))?;
+        if let Some(hook) = &until {
+            self.check_room(
+                id,
+                self.batcher.demand_of_look(&Look { hooks: vec![hook.clone()], ..Look::default() }),
+            )?;
+        }
+        let record = self.batcher.record_mut(id)?;
+        if record.is_looking() {
+            record.go_on_later(until);
+            return Ok(());
+        }
+        record.go_on(until);
+        self.stops.ends.remove(&id);
+        let now = self.now();
+        Ok(self.core.scheduler_mut().event(id, SessionEvent::Resume, now)?)
+    }
+
+    fn fork_paused(&mut self, id: SessionId) -> Result<SessionId> {
+        let at = self.stopped(id)?.clone();
+        let (max_tokens, _) = self.batcher.progress(id)?;
+        let parent = self.state().session(id).ok_or(Error::NoSession { session: id.0 })?;
+        let (priority, limit) = (parent.priority, parent.limit);
+        let prompt = self.batcher.tokens(id).map_or(0, <[u32]>::len) as u64;
+        let fork = SessionId(self.sessions + 1);
+        let now = self.now();
+        let scheduler = self.core.scheduler_mut();
+        scheduler.fork(id, &Arrival { id: fork, priority, prompt, max_tokens, limit }, now)?;
+        scheduler.event(fork, SessionEvent::Pause, now)?;
+        self.batcher.fork_within_turn(id, fork)?;
+        self.sessions = fork.0;
+        let end = at.ttl.and_then(|ttl| Instant::now().checked_add(ttl));
+        self.stops.ends.extend(end.map(|end| (fork, (end, at.at_ttl))));
+        self.name_pages_anew(fork);
+        Ok(fork)
+    }
+
+    fn take_captures(&mut self, id: SessionId) -> Result<Captures> {
+        match self.batcher.record(id)? {
+            Some(_) => Ok(self.batcher.record_mut(id)?.take_captures()),
+            None => Ok(Captures::default()),
+        }
+    }
+
+    fn applied(&self, id: SessionId) -> Result<Vec<(String, u64)>> {
+        Ok(self.batcher.record(id)?.map(Record::applied).unwrap_or_default())
+    }
+
+    fn tokens(&self, id: SessionId) -> Result<(Vec<u32>, Vec<Range<u64>>)> {
+        let (_, by_model) = self.batcher.progress(id)?;
+        let tokens = self.batcher.tokens(id).unwrap_or_default();
+        Ok((tokens.to_vec(), by_model.to_vec()))
+    }
+}
