@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Exp1(Box<Exp1Args>),
     /// Experiment 2: a model larger than the device's memory, Djinn beside its ablations and peers
     Exp2(Exp2Args),
+    /// Experiment 3: sessions that stop at a breakpoint, more than the device's memory holds
+    Exp3(Exp3Args),
     /// Decode in batches, streaming and resident
     Sweep(SweepArgs),
     /// Move KV caches between device and host memory, alone and beside decoding
@@ -111,6 +113,42 @@ pub(crate) struct Exp2Args {
     /// A trace of Djinn (djinn run --trace) for the figure of copy against compute
     #[arg(long, value_name = "FILE", requires = "figures")]
     pub(crate) trace: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Exp3Args {
+    /// The model
+    #[arg(long, default_value = "synthetic:llama-2-13b")]
+    pub(crate) model: String,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Cap on device memory: weights, activations, and KV pages with what is left
+    #[arg(long, value_parser = size::parse, default_value = "80GiB")]
+    pub(crate) vram: u64,
+    /// Host memory for KV pages of sessions that are stopped
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "48GiB")]
+    pub(crate) host_kv: u64,
+    /// Sessions
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(2..=4096))]
+    pub(crate) sessions: u32,
+    /// Tokens of a session at its end
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(32..=1 << 20))]
+    pub(crate) context: u32,
+    /// Tokens that each session generates; it stops at the middle one
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=4096))]
+    pub(crate) tokens: u32,
+    /// Where they stop [default: the middle block's output]
+    #[arg(long)]
+    pub(crate) hook: Option<String>,
+    /// Sessions that decode together while the cost of breakpoints is measured
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=256))]
+    pub(crate) batch: u32,
+    /// Steps that are timed of each kind: nothing armed, armed, and with a stop in every step
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(10..=100_000))]
+    pub(crate) steps: u32,
+    /// Write the results there
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -1,4 +1,4 @@
-//! The `djinn-bench` command: measures the link, experiments 1 and 2, batches, swaps and predictions; renders
+//! The `djinn-bench` command: measures the link, experiments 1 to 3, batches, swaps and predictions; renders
 //! reports and figures.
 #![forbid(unsafe_code)]
 
@@ -6,6 +6,7 @@ mod args;
 mod document;
 mod exp1;
 mod exp2;
+mod exp3;
 mod figures;
 mod gpu;
 mod interrupt;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         Command::Link(args) => link::run(args),
         Command::Exp1(args) => exp1::run(args),
         Command::Exp2(args) => exp2::run(args),
+        Command::Exp3(args) => exp3::run(args),
         Command::Sweep(args) => sweep::run(args),
         Command::Swap(args) => swap::run(args),
         Command::Plan(args) => plan::run(args),

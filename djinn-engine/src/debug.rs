@@ -266,6 +266,12 @@ pub struct HookPoint {
     pub of_logits: bool,
 }
 
+/// What to do once a session is stopped.
+pub type PauseAnswer = Box<dyn FnOnce(PausedAt) + Send>;
+
+/// What to do with a debugger, on the thread of its service.
+pub type DebugWork = Box<dyn FnOnce(&mut dyn Debugger) + Send>;
+
 /// What to do once a look is over.
 pub type LookAnswer = Box<dyn FnOnce(Result<Looked>) + Send>;
 
@@ -302,7 +308,7 @@ pub trait Debugger {
     fn paused_at(&self, id: SessionId) -> Option<PausedAt>;
 
     /// Calls `answer` once the session is stopped: at once if it is. Drops it if the session ends.
-    fn on_pause(&mut self, id: SessionId, answer: Box<dyn FnOnce(PausedAt) + Send>);
+    fn on_pause(&mut self, id: SessionId, answer: PauseAnswer);
 
     /// Changes a session that is stopped, for all its future: values at a hook, for positions among those at which it
     /// stopped.

@@ -94,6 +94,7 @@ pub struct Service<D: Ops> {
     /// Sessions whose turn was ended by their client, until they are told.
     ended: BTreeSet<SessionId>,
     stops: Stops,
+    keeps_transfers: bool,
 }
 
 impl<D: Ops> Service<D> {
@@ -108,7 +109,15 @@ impl<D: Ops> Service<D> {
         let batcher = Batcher::new(engine)?;
         let core = EventLoop::new(make(batcher.capacity())?);
         let (ended, stops) = (BTreeSet::new(), Stops::default());
-        Ok(Service { core, batcher, origin: Instant::now(), sessions: 0, ended, stops })
+        Ok(Service {
+            core,
+            batcher,
+            origin: Instant::now(),
+            sessions: 0,
+            ended,
+            stops,
+            keeps_transfers: false,
+        })
     }
 
     /// A service for one conversation at a time, with nothing to weigh: others that wait give their pages up.
@@ -183,8 +192,9 @@ impl<D: Ops> Service<D> {
         let now = self.now();
         let pumped = self.core.pump(&mut self.batcher, now);
         let pumped = pumped.map_err(|error| self.batcher.take_error().unwrap_or(error.into()))?;
-        // They are for measurements.
-        self.batcher.take_transfers();
+        if !self.keeps_transfers {
+            self.batcher.take_transfers();
+        }
         let mut stopped = Vec::new();
         let mut happened: Vec<(SessionId, Happening)> = match pumped {
             None => return Ok(self.end_stops()),

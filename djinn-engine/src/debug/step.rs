@@ -10,6 +10,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
 
+/// Tokens by their places in an entry, ascending and apart.
+type Runs = Vec<Range<usize>>;
+
+/// Those of some tokens that have rows at a hook.
+type RowsOf<'a> = dyn Fn(&Hook, Runs) -> Runs + 'a;
+
 /// What a session's changes by hand are counted under.
 const BY_HAND: &str = "edit";
 
@@ -70,12 +76,12 @@ impl Record {
             look.logits || look.hooks.iter().chain(look.edits.iter().map(|(hook, ..)| hook)).any(of_logits)
         });
         let has_logits = entry.yields || step.wants_logits;
-        let rows = |hook: &Hook, tokens: Vec<Range<usize>>| match of_logits(hook) {
+        let rows = |hook: &Hook, tokens: Runs| match of_logits(hook) {
             false => tokens,
             true => {
                 let last = entry.tokens.len() - 1;
                 let kept = has_logits && tokens.last().is_some_and(|run| run.end > last);
-                if kept { vec![last..last + 1] } else { Vec::new() }
+                if kept { one(last..last + 1) } else { Vec::new() }
             }
         };
         let within = |range: &Range<u64>| range.start.max(positions.start)..range.end.min(positions.end);
@@ -83,7 +89,7 @@ impl Record {
             true => Vec::new(),
             false => {
                 let at = |position: u64| (position - positions.start) as usize;
-                vec![at(range.start)..at(range.end)]
+                one(at(range.start)..at(range.end))
             }
         };
         let ends = self.steering.iter().skip(1).map(|(from, _)| *from).chain([u64::MAX]);
@@ -125,12 +131,7 @@ impl Record {
     }
 
     /// Reads what breakpoints are about, of tokens that are met for the first time.
-    fn read_at_breakpoints(
-        &self,
-        entry: &EntryTokens<'_>,
-        step: &mut Step,
-        rows: &dyn Fn(&Hook, Vec<Range<usize>>) -> Vec<Range<usize>>,
-    ) {
+    fn read_at_breakpoints(&self, entry: &EntryTokens<'_>, step: &mut Step, rows: &RowsOf<'_>) {
         let end = entry.from + entry.tokens.len() as u64;
         let new = entry.from.max(self.counted)..end;
         let comes = |hook: &Hook| self.passed.is_none_or(|passed| hook.after > passed);
@@ -154,7 +155,7 @@ impl Record {
             if let Some(Condition::Entropy { .. }) = condition {
                 let last = entry.tokens.len() - 1;
                 let kept = entry.yields && tokens.last().is_some_and(|run| run.end > last);
-                tokens = if kept { vec![last..last + 1] } else { Vec::new() };
+                tokens = if kept { one(last..last + 1) } else { Vec::new() };
             }
             let tokens = rows(hook, tokens);
             let read = Read::Breakpoint(*id, at(&tokens));
@@ -303,7 +304,7 @@ impl Step {
         *changed = tokens.max(*changed);
     }
 
-    fn push(&mut self, hook: &Hook, tokens: Vec<Range<usize>>, act: Act, read: Option<Read>) {
+    fn push(&mut self, hook: &Hook, tokens: Runs, act: Act, read: Option<Read>) {
         if !tokens.is_empty() {
             self.interventions.push(Intervention { hook: hook.clone(), tokens, act });
             self.reads.extend(read);
@@ -313,13 +314,13 @@ impl Step {
 
 impl EntryTokens<'_> {
     /// Which tokens within a range of positions are of a kind, by their places in the entry.
-    fn of_kind(&self, kind: TokenKind, within: Range<u64>) -> Vec<Range<usize>> {
+    fn of_kind(&self, kind: TokenKind, within: Range<u64>) -> Runs {
         let at = |position: u64| (position - self.from) as usize;
         if within.is_empty() {
             return Vec::new();
         }
         match kind {
-            TokenKind::Any => vec![at(within.start)..at(within.end)],
+            TokenKind::Any => one(at(within.start)..at(within.end)),
             kind => runs(
                 within
                     .filter(|&position| {
@@ -337,9 +338,14 @@ impl EntryTokens<'_> {
     }
 }
 
+/// One run.
+fn one(run: Range<usize>) -> Runs {
+    std::iter::once(run).collect()
+}
+
 /// Ascending places as runs.
-fn runs(places: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
+fn runs(places: impl IntoIterator<Item = usize>) -> Runs {
+    let mut runs: Runs = Vec::new();
     for place in places {
         match runs.last_mut().filter(|run| run.end == place) {
             Some(run) => run.end += 1,

@@ -3,7 +3,7 @@
 use super::{Happening, Service};
 use crate::debug::{
     AtTtl, Breakpoint, BreakpointId, Captures, DebugSetup, Debugger, Demand, HookPoint, Look, LookAnswer,
-    PausedAt, Record, Steering,
+    PauseAnswer, PausedAt, Record, Steering,
 };
 use crate::hooks::of_logits;
 use crate::{Act, Edit, Error, Intervention, Result};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// What waits for sessions to stop, and to go on.
 #[derive(Default)]
 pub(super) struct Stops {
-    waiting: BTreeMap<SessionId, Vec<Box<dyn FnOnce(PausedAt) + Send>>>,
+    waiting: BTreeMap<SessionId, Vec<PauseAnswer>>,
     /// When stopped sessions go on or end by themselves.
     ends: BTreeMap<SessionId, (Instant, AtTtl)>,
 }
@@ -157,7 +157,7 @@ impl<D: Ops> Service<D> {
 
 /// Checks a change of some tokens by itself.
 fn check_edit(hook: &Hook, tokens: usize, edit: &Edit) -> Result<()> {
-    let all = vec![0..tokens];
+    let all = std::iter::once(0..tokens).collect();
     Intervention { hook: hook.clone(), tokens: all, act: Act::Edit(edit.clone()) }.check(tokens)
 }
 
@@ -219,7 +219,7 @@ impl<D: Ops> Debugger for Service<D> {
         self.stopped(id).ok().cloned()
     }
 
-    fn on_pause(&mut self, id: SessionId, answer: Box<dyn FnOnce(PausedAt) + Send>) {
+    fn on_pause(&mut self, id: SessionId, answer: PauseAnswer) {
         match self.paused_at(id) {
             Some(at) => answer(at),
             None if self.is_open(id) => self.stops.waiting.entry(id).or_default().push(answer),

@@ -4,6 +4,7 @@ use super::{Opening, Service};
 use crate::{Error, Origin, Result, Turn};
 use djinn_device::Ops;
 use djinn_scheduler::{Arrival, SessionEvent, SessionId, SessionReport, Signal, SignalAnswer};
+use djinn_vmu::Transfer;
 
 impl<D: Ops> Service<D> {
     /// Opens a session.
@@ -112,6 +113,12 @@ impl<D: Ops> Service<D> {
         // The scheduler does not count a token that was chosen and is not computed.
         let tokens = self.batcher.tokens(id).map_or(report.tokens, |tokens| tokens.len() as u64);
         Some(SessionReport { tokens, ..report })
+    }
+
+    /// Copies of sessions' pages that ended since the last call, with their times; none before the first call.
+    pub fn take_transfers(&mut self) -> Vec<(SessionId, Transfer)> {
+        self.keeps_transfers = true;
+        self.batcher.take_transfers()
     }
 
     /// Takes a hint, and answers what it changes.

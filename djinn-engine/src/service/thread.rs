@@ -1,7 +1,7 @@
 //! A service on a thread of its own, and its clients.
 
 use super::{Happening, Opening, Service};
-use crate::debug::Debugger;
+use crate::debug::{DebugWork, Debugger};
 use crate::{Error, Result, Turn};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use djinn_device::Ops;
@@ -29,7 +29,7 @@ enum Command {
     Event(SessionId, SessionEvent, Answer<()>),
     Count(Answer<Occupancy>),
     Report(Vec<SessionId>, Answer<Vec<Option<SessionReport>>>),
-    Debug(Box<dyn FnOnce(&mut dyn Debugger) + Send>),
+    Debug(DebugWork),
 }
 
 /// A turn with the whole conversation, for a session that lives.
