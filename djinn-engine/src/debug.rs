@@ -42,7 +42,7 @@ pub struct Breakpoint {
     /// At which tokens.
     pub filter: Filter,
     /// What must hold of them.
-    pub condition: Option<Condition>,
+    pub condition: Option<BreakCondition>,
     /// Stops the session.
     pub pause: bool,
     /// Keeps the values: see [`Debugger::take_captures`].
@@ -62,16 +62,20 @@ impl Breakpoint {
         let detail = match &self.condition {
             _ if !self.pause && !self.capture => "the breakpoint does nothing".to_owned(),
             _ if self.hits == Some(0) => "the breakpoint has no hits".to_owned(),
-            Some(Condition::Probe { direction, .. }) if direction.len() as u64 != width => {
+            Some(BreakCondition::Probe { direction, .. }) if direction.len() as u64 != width => {
                 format!("the probe has {} values, where {width} are", direction.len())
             }
-            Some(Condition::Probe { direction, above })
+            Some(BreakCondition::Probe { direction, above })
                 if !direction.iter().chain([above]).all(|x| x.is_finite()) =>
             {
                 "the probe has numbers that are not finite".to_owned()
             }
-            Some(Condition::Entropy { above }) if !above.is_finite() => format!("an entropy above {above}"),
-            Some(Condition::Tokens(tokens)) if tokens.is_empty() => "the condition lists no token".to_owned(),
+            Some(BreakCondition::Entropy { above }) if !above.is_finite() => {
+                format!("an entropy above {above}")
+            }
+            Some(BreakCondition::Tokens(tokens)) if tokens.is_empty() => {
+                "the condition lists no token".to_owned()
+            }
             _ => return Ok(()),
         };
         Err(Error::Intervention { hook: self.hook.name.clone(), detail })
@@ -109,7 +113,7 @@ pub enum TokenKind {
 
 /// What must hold of a token.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Condition {
+pub enum BreakCondition {
     /// It is one of these.
     Tokens(Vec<u32>),
     /// The distribution of the next token has an entropy above this, in nats. Only the last token of a prompt and

@@ -6,7 +6,7 @@ use crate::remark;
 use crate::statistics::median;
 use anyhow::Result;
 use djinn_device::Ops;
-use djinn_engine::debug::{Breakpoint, BreakpointId, Condition, DebugSetup, Debugger};
+use djinn_engine::debug::{BreakCondition, Breakpoint, BreakpointId, DebugSetup, Debugger};
 use djinn_engine::{Happening, SessionId};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
@@ -50,7 +50,7 @@ pub(super) fn measure<D: Ops>(bench: &mut Bench<'_, D>, hook: &str) -> Result<Co
     // Until all decode.
     block(bench, &ids, 2 * BLOCK, None)?;
     let width = bench.service.hook(hook)?.columns.1 as usize;
-    let never = Condition::Probe { direction: vec![1.0; width], above: f32::MAX };
+    let never = BreakCondition::Probe { direction: vec![1.0; width], above: f32::MAX };
     for round in 0..rounds as usize {
         for turn in 0..names.len() {
             let kind = (round + turn) % names.len();
@@ -77,7 +77,7 @@ pub(super) fn measure<D: Ops>(bench: &mut Bench<'_, D>, hook: &str) -> Result<Co
     Ok(Cost { batch: args.batch, context: prompt, kinds: kinds.collect() })
 }
 
-/// Times between tokens of the first session over `steps` steps, the first of which is not counted. With `stop`, another
+/// Times between tokens of the first session over `steps` steps; the first is not counted. With `stop`, another
 /// session stops in every step, and goes on in the next.
 fn block<D: Ops>(
     bench: &mut Bench<'_, D>,

@@ -2,7 +2,8 @@
 
 use super::record::{Armed, Record, Stop, Until};
 use super::{
-    AtTtl, Breakpoint, BreakpointId, Captures, Condition, Looked, PausedAt, Steering, TokenCapture, TokenKind,
+    AtTtl, BreakCondition, Breakpoint, BreakpointId, Captures, Looked, PausedAt, Steering, TokenCapture,
+    TokenKind,
 };
 use crate::{Act, Captured, Intervention};
 use djinn_srg::Hook;
@@ -149,10 +150,10 @@ impl Record {
             let mut tokens = runs(tokens.into_iter().flatten().filter(|&at| {
                 let step = entry.place_in_turn(entry.from + at as u64);
                 let listed =
-                    !matches!(condition, Some(Condition::Tokens(all)) if !all.contains(&entry.tokens[at]));
+                    !matches!(condition, Some(BreakCondition::Tokens(all)) if !all.contains(&entry.tokens[at]));
                 listed && step.is_none_or(|step| filter.steps.contains(&step))
             }));
-            if let Some(Condition::Entropy { .. }) = condition {
+            if let Some(BreakCondition::Entropy { .. }) = condition {
                 let last = entry.tokens.len() - 1;
                 let kept = entry.yields && tokens.last().is_some_and(|run| run.end > last);
                 tokens = if kept { one(last..last + 1) } else { Vec::new() };
@@ -226,9 +227,11 @@ impl Record {
             };
             let width = values.len() / positions.len();
             let holds = |values: &[f32]| match condition {
-                None | Some(Condition::Tokens(_)) => true,
-                Some(Condition::Entropy { above }) => logits.is_some_and(|logits| entropy(logits) > *above),
-                Some(Condition::Probe { direction, above }) => {
+                None | Some(BreakCondition::Tokens(_)) => true,
+                Some(BreakCondition::Entropy { above }) => {
+                    logits.is_some_and(|logits| entropy(logits) > *above)
+                }
+                Some(BreakCondition::Probe { direction, above }) => {
                     let products = values.iter().zip(direction).map(|(&y, &d)| f64::from(y) * f64::from(d));
                     products.sum::<f64>() > f64::from(*above)
                 }

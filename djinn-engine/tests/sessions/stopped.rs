@@ -4,7 +4,8 @@
 use super::sharing::{end_all, settle};
 use super::*;
 use djinn_engine::debug::{
-    AtTtl, Breakpoint, Captures, Condition, DebugSetup, Debugger, Filter, Look, Looked, Steering, TokenKind,
+    AtTtl, BreakCondition, Breakpoint, Captures, DebugSetup, Debugger, Filter, Look, Looked, Steering,
+    TokenKind,
 };
 use djinn_engine::{Edit, Error, Happening, Opening, Origin, Turn};
 use djinn_scheduler::{Residency, SessionEvent, SessionId};
@@ -216,7 +217,7 @@ fn stops_go_from_hook_to_hook() {
     let tokens = prompt(4, 20);
     let want = alone("tiny-gqa", &[(tokens.clone(), 6)]).remove(0);
     let mut service = service(2, 20);
-    let condition = Some(Condition::Tokens(vec![want[2]]));
+    let condition = Some(BreakCondition::Tokens(vec![want[2]]));
     let filter = Filter { tokens: TokenKind::Generated, ..Filter::default() };
     let stop = Breakpoint { filter, condition, hits: Some(1), ..breakpoint(&service, "blocks.0.hook_in") };
     let id = open(&mut service, &tokens, 6, DebugSetup { breakpoints: vec![stop], steering: Vec::new() });
@@ -233,9 +234,9 @@ fn stops_go_from_hook_to_hook() {
     service.resume_until(id, None).expect("it is stopped");
     settle(&mut service);
     assert_eq!(generated(&service, id), want);
-    // An entropy is above 0, and below any of so many tokens' most.
+    // An entropy is above 0, and below the most that a vocabulary of 256 tokens has.
     for (above, stops) in [(0.0, true), (5.6, false)] {
-        let condition = Some(Condition::Entropy { above });
+        let condition = Some(BreakCondition::Entropy { above });
         let stop = Breakpoint { condition, hits: Some(1), ..breakpoint(&service, "blocks.1.hook_out") };
         let id = open(
             &mut service,
@@ -333,7 +334,7 @@ fn refusals_name_what_is_wrong() {
     assert_eq!(text(refused.unwrap_err()), "session 1 is not stopped at a breakpoint");
     assert!(matches!(service.fork_paused(far), Err(Error::NoSession { session: 99 })));
     let plain = breakpoint(&service, "blocks.0.hook_out");
-    let condition = Some(Condition::Probe { direction: vec![1.0; 3], above: 0.0 });
+    let condition = Some(BreakCondition::Probe { direction: vec![1.0; 3], above: 0.0 });
     let wrong = Breakpoint { condition, ..plain.clone() };
     assert!(text(service.set_breakpoint(id, wrong).unwrap_err()).contains("the probe has 3 values"));
     let nothing = Breakpoint { pause: false, ..plain.clone() };
