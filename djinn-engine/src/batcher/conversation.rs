@@ -72,7 +72,9 @@ impl Conversation {
         let own = Conversation::new(id, None, Turn { tokens, ..Turn::default() })?;
         let (sampler, stop_tokens) = (self.sampler.clone(), self.stop_tokens.clone());
         let (max_tokens, generated, rests) = (self.max_tokens, self.generated, self.rests);
-        Ok(self.hand_down(Conversation { sampler, stop_tokens, max_tokens, generated, rests, ..own }))
+        let fork = self.hand_down(Conversation { sampler, stop_tokens, max_tokens, generated, rests, ..own });
+        let record = self.record.as_ref().map(|record| Box::new(record.fork_within_turn()));
+        Ok(Conversation { record, ..fork })
     }
 
     /// How a fork's tokens were computed.

@@ -103,21 +103,24 @@ impl Record {
         Record { counted: computed, ..Record::default() }
     }
 
-    /// The same for a session that has all tokens of this one; where this one is stopped, if it is.
+    /// The changes of a session that has all tokens of this one.
     pub(crate) fn fork(&self) -> Self {
-        let stop = self.stop.clone().map(|mut stop| {
-            (stop.at.breakpoint, stop.at.since) = (None, Instant::now());
-            stop
-        });
         Record {
             counted: self.counted,
             steering: self.steering.clone(),
             written: self.written.clone(),
-            passed: self.passed,
-            stop,
             private_from: Some(0),
             ..Record::default()
         }
+    }
+
+    /// The same for one that is within the same turn: it is stopped where this one is.
+    pub(crate) fn fork_within_turn(&self) -> Self {
+        let stop = self.stop.clone().map(|mut stop| {
+            (stop.at.breakpoint, stop.at.since) = (None, Instant::now());
+            stop
+        });
+        Record { passed: self.passed, stop, ..self.fork() }
     }
 
     /// Pages of tokens from this position on hold what only this session may have.

@@ -180,9 +180,9 @@ impl Record {
         logits: Option<&[f32]>,
         rests: bool,
     ) -> Judged {
-        if step.looks
-            && let Some((look, answer)) = self.looks.pop_front()
-        {
+        if step.looks {
+            // The session may have been let go on meanwhile, and the look given up.
+            let Some((look, answer)) = self.looks.pop_front() else { return Judged::Looked };
             let values = captured.into_iter().map(|read| (read.hook, read.values)).collect();
             let logits = logits.filter(|_| look.logits).map_or_else(Vec::new, <[f32]>::to_vec);
             let positions = self.stop.as_ref().map_or(0..0, |stop| stop.at.positions.clone());

@@ -34,7 +34,8 @@ impl<D: Ops> Service<D> {
     pub(super) fn note_stops(&mut self, stopped: &[SessionId], happened: &mut Vec<(SessionId, Happening)>) {
         for &id in stopped.iter().filter(|&&id| self.is_open(id)).collect::<Vec<_>>() {
             let Ok(record) = self.batcher.record_mut(id) else { continue };
-            if record.is_looking() {
+            // There is more to look at, or it was let go on during a look.
+            if record.is_looking() || record.paused_at().is_none() {
                 self.let_go(id);
                 continue;
             }

@@ -7,6 +7,7 @@ mod random;
 mod scripts;
 mod sharing;
 mod stopped;
+mod stopped_random;
 mod waiting;
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};

@@ -1,7 +1,10 @@
 //! Random events, ten thousand of them: whatever clients and copies do, pages come back, and no session is forgotten.
 
 use super::sharing::{end_all, open_with, settle};
+use super::stopped::{breakpoint, hooked};
 use super::*;
+use djinn_engine::debug::{AtTtl, Breakpoint, Debugger, Look, Looked};
+use djinn_engine::{Edit, Error};
 use djinn_engine::{Happening, Origin, Turn};
 use djinn_scheduler::{SessionEvent, SessionId, Signal};
 use proptest::prelude::*;
@@ -38,6 +41,21 @@ enum Step {
         tokens: u64,
     },
     Abort(usize),
+    /// A breakpoint at a hook that is not the same for all.
+    Break {
+        who: usize,
+        hook: usize,
+        ms: u64,
+        abort: bool,
+    },
+    /// A change of a session that is stopped, if it is.
+    Write(usize),
+    Look(usize),
+    GoOn {
+        who: usize,
+        hook: usize,
+    },
+    ForkStopped(usize),
     Advance(u8),
 }
 
@@ -56,7 +74,13 @@ fn step() -> impl Strategy<Value = Step> {
         2 => who.clone().prop_map(Step::Resume),
         2 => who.clone().prop_map(Step::EndTurn),
         1 => (who.clone(), 0u64..90).prop_map(|(who, tokens)| Step::Rollback { who, tokens }),
-        2 => who.prop_map(Step::Abort),
+        2 => who.clone().prop_map(Step::Abort),
+        3 => (who.clone(), 0usize..1000, 0u64..4, any::<bool>())
+            .prop_map(|(who, hook, ms, abort)| Step::Break { who, hook, ms, abort }),
+        3 => who.clone().prop_map(Step::Write),
+        3 => who.clone().prop_map(Step::Look),
+        3 => (who.clone(), 0usize..1000).prop_map(|(who, hook)| Step::GoOn { who, hook }),
+        1 => who.prop_map(Step::ForkStopped),
         12 => (1u8..6).prop_map(Step::Advance),
     ]
 }
@@ -133,6 +157,51 @@ impl World {
                     self.open.retain(|&open| open != id);
                 }
             }
+            Step::Break { who, hook, ms, abort } => {
+                let Some(id) = of(&self.open, who) else { return };
+                let hook = self.hook(hook);
+                let at_ttl = if abort { AtTtl::Abort } else { AtTtl::Resume };
+                // Without a time to live for every fourth.
+                let ttl = (ms > 0).then(|| Duration::from_millis(ms));
+                let stop = Breakpoint { ttl, at_ttl, hits: Some(2), ..breakpoint(&self.service, &hook.name) };
+                // The session may have ended.
+                let _ = self.service.set_breakpoint(id, stop);
+            }
+            Step::Write(who) => {
+                let Some(id) = of(&self.open, who) else { return };
+                let hook = self.hook(5);
+                let positions = self.service.paused_at(id).map(|at| at.positions);
+                let wrote = self.service.edit(id, hook, positions.clone().unwrap_or(0..1), Edit::scale(0.5));
+                match (wrote, positions) {
+                    (Ok(()), Some(_)) | (Err(Error::NotPaused { .. }), None) => {}
+                    (wrote, positions) => panic!("{id} at {positions:?}: {wrote:?}"),
+                }
+            }
+            Step::Look(who) => {
+                let Some(id) = of(&self.open, who) else { return };
+                let look = Look { hooks: vec![self.hook(9)], logits: true, ..Look::default() };
+                let stopped = self.service.paused_at(id).is_some();
+                // It may end before it is answered.
+                let answer = move |result: djinn_engine::Result<Looked>| match (result, stopped) {
+                    (Ok(_), true) | (Err(Error::NotPaused { .. }), false) => {}
+                    (result, _) => panic!("{id}: {result:?}"),
+                };
+                self.service.look(id, look, Box::new(answer));
+            }
+            Step::GoOn { who, hook } => {
+                let Some(id) = of(&self.open, who) else { return };
+                let stopped = self.service.paused_at(id).is_some();
+                let until = (hook % 2 == 0).then(|| self.hook(hook));
+                match (self.service.resume_until(id, until), stopped) {
+                    (Ok(()), true) | (Err(Error::NotPaused { .. }), false) => {}
+                    (result, _) => panic!("{id}: {result:?}"),
+                }
+            }
+            Step::ForkStopped(who) => {
+                let Some(id) = of(&self.open, who) else { return };
+                // It may not be stopped, or there may be no room to queue.
+                self.open.extend(self.service.fork_paused(id));
+            }
             Step::Advance(times) => (0..times).for_each(|_| self.advance()),
         }
         self.service.state().audit();
@@ -145,13 +214,30 @@ impl World {
         }
     }
 
+    fn hook(&self, number: usize) -> djinn_srg::Hook {
+        let hooks = self.service.hooks();
+        hooks[number % hooks.len()].hook.clone()
+    }
+
     fn advance(&mut self) {
         for (id, happening) in self.service.advance().expect("the device is sound") {
-            if let Happening::Refused(_) = happening {
+            if let Happening::Refused(_) | Happening::Expired = happening {
                 self.open.retain(|&open| open != id);
             }
         }
     }
+}
+
+/// Goes on until nothing computes, sessions that stop included.
+fn rest(service: &mut Service<SimDevice>) {
+    for _ in 0..1_000_000 {
+        service.advance().expect("the device is sound");
+        let busy = service.state().sessions().any(|session| session.is_ready());
+        if !busy && service.idle_for() != Some(Duration::ZERO) {
+            return;
+        }
+    }
+    panic!("no rest");
 }
 
 proptest! {
@@ -167,18 +253,18 @@ proptest! {
         let refuse_copies_on = Some((SWAP_STREAMS[refuse.0], refuse.1));
         let config = SimConfig { seed, refuse_copies_on, ..SimConfig::default() };
         let settings = settings(["lru", "ttl", "signal", "predicted"][policy]);
-        let service = serve(sim(config), "tiny-gqa", &options(20, 14), &settings);
+        let service = serve(sim(config), "tiny-gqa", &hooked(20, 14), &settings);
         let mut world = World { service, open: Vec::new() };
         for step in steps {
             world.take(step);
         }
-        // Everybody is let go on, and comes to rest; then everybody leaves.
+        // Everybody is let go on, and comes to rest or to another stop; then everybody leaves.
         for id in world.open.clone() {
             let _ = world.service.event(id, SessionEvent::Resume);
         }
-        settle(&mut world.service);
-        for id in world.open.clone() {
-            world.service.event(id, SessionEvent::End).expect("it is at rest");
+        rest(&mut world.service);
+        for session in world.service.state().sessions().map(|session| session.id).collect::<Vec<_>>() {
+            world.service.event(session, SessionEvent::End).expect("it is at rest");
         }
         settle(&mut world.service);
         prop_assert_eq!(world.service.state().sessions().count(), 0);

@@ -11,7 +11,7 @@ use djinn_engine::{Edit, Error, Happening, Opening, Origin, Turn};
 use djinn_scheduler::{Residency, SessionEvent, SessionId};
 use std::sync::mpsc;
 
-fn hooked(pages: u32, host_pages: u32) -> Options {
+pub(crate) fn hooked(pages: u32, host_pages: u32) -> Options {
     Options { hook_bytes: 4 << 20, ..options(pages, host_pages) }
 }
 
@@ -20,7 +20,7 @@ fn service(seed: u64, pages: u32) -> Service<SimDevice> {
     serve(sim(config), "tiny-gqa", &hooked(pages, 40), &settings("lru"))
 }
 
-fn breakpoint<D: Ops>(service: &Service<D>, hook: &str) -> Breakpoint {
+pub(crate) fn breakpoint<D: Ops>(service: &Service<D>, hook: &str) -> Breakpoint {
     Breakpoint {
         hook: service.hook(hook).expect("a hook of the model"),
         filter: Filter::default(),
@@ -39,7 +39,7 @@ fn open<D: Ops>(service: &mut Service<D>, tokens: &[u32], max_tokens: u64, debug
     service.open(Opening { turn, origin, debug, ..Opening::default() }).expect("there is room")
 }
 
-fn look<D: Ops>(service: &mut Service<D>, id: SessionId, look: Look) -> Looked {
+pub(crate) fn look<D: Ops>(service: &mut Service<D>, id: SessionId, look: Look) -> Looked {
     let (sender, looked) = mpsc::channel();
     service.look(id, look, Box::new(move |result| sender.send(result).expect("it is awaited")));
     settle(service);
