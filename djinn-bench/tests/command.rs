@@ -225,6 +225,37 @@ fn batches_and_predictions_are_measured() {
     assert!((error - (predicted / measured - 1.0)).abs() < 1e-9, "{case}");
 }
 
+/// More sessions stop than the device has pages for; all say what they would have said.
+#[test]
+fn stopped_sessions_give_their_pages_and_get_them_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("exp3.json");
+    let path = path.to_str().expect("UTF-8");
+    let size =
+        ["--vram", "1200KiB", "--host-kv", "16MiB", "--context", "128", "--tokens", "8", "--sessions", "10"];
+    let more = ["--batch", "3", "--steps", "10", "--device", "cpu", "--threads", "1", "--json", path];
+    let output = bench(&[&["exp3", "--model", "synthetic:tiny"][..], &size[..], &more[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("JSON")).expect("JSON");
+    let paused = &document["paused"];
+    assert_eq!((paused["stopped"].as_u64(), paused["tokens"].as_u64()), (Some(10), Some(80)));
+    assert_eq!(paused["equal_tokens"], paused["tokens"]);
+    assert!(paused["on_host"].as_u64() > Some(0), "{paused}");
+    let vram = document["vram_bytes"].as_u64().expect("bytes");
+    for moment in paused["memory"].as_array().expect("moments") {
+        let parts = ["weights", "activations", "kv_running", "kv_stopped"].map(|part| moment[part].as_u64());
+        assert!(parts.iter().flatten().sum::<u64>() <= vram, "{moment}");
+    }
+    let steering = document["steering"].as_array().expect("strengths");
+    assert_eq!(
+        (steering[0]["changed_tokens"].as_u64(), steering[0]["logits_change"].as_f64()),
+        (Some(0), Some(0.0))
+    );
+    assert!(steering.last().expect("some")["logits_change"].as_f64() > Some(0.1), "{steering:?}");
+    assert_eq!(document["cost"]["kinds"].as_array().map(Vec::len), Some(3));
+    assert!(text(&output.stdout).contains("10 of 10 stopped at once"), "{}", text(&output.stdout));
+}
+
 #[test]
 fn swaps_are_measured_alone_and_beside_decoding() {
     let folder = tempfile::tempdir().expect("a folder");
