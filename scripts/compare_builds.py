@@ -3,7 +3,7 @@
 meets both.
 
     python3 scripts/compare_builds.py --before FOLDER --after FOLDER --json OUT.json
-        [--cases 13b-20gib 13b 8b exp1 | smollm2] [--pairs 5] [--seconds 600] [--model FILE]
+        [--cases 13b-20gib 13b 8b 1b exp1 | smollm2] [--pairs 5] [--seconds 600] [--model FILE]
 
 Each folder has the binaries `djinn` and, for the cases 8b and exp1, `djinn-bench`. The order within a pair alternates.
 The report is written after every pair; the script stops before the seconds are over.
@@ -12,12 +12,14 @@ The report is written after every pair; the script stops before the seconds are 
     13b-20gib   synthetic:llama-2-13b in 20 GiB of a GPU: 512-token prompt, 31 tokens
     13b         the same, all resident, 51 tokens
     8b          synthetic:llama-3-8b resident: steps of 1 and of 32 sequences after 512 tokens
+    1b          synthetic:llama-3.2-1b resident: 64-token prompt, 401 tokens
     exp1        experiment 1's closed loop of 80 agents on synthetic:llama-2-7b in 63 GiB, policy `signal`, in all pairs
 """
 
 import argparse
 import datetime
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -58,6 +60,8 @@ def case(name, folder, model):
     if name == "13b-20gib":
         cap = ("--device", "cuda", "--vram", "20GiB")
         return run(folder, "synthetic:llama-2-13b?distinct=8", 31, prompt_13b(), *cap)
+    if name == "1b":
+        return run(folder, "synthetic:llama-3.2-1b", 401, list(range(1, 65)), "--device", "cuda")
     if name == "8b":
         words = "sweep --device cuda --model synthetic:llama-3-8b?distinct=8 --vram 60GiB --skip-resident".split()
         found = bench(folder, *words, "--batch", "1,32", "--prompt", "512", "--tokens", "20")
@@ -66,6 +70,14 @@ def case(name, folder, model):
     words = "exp1 --device cuda --vram 63GiB --host-kv 45GiB --agents 80 --policies signal --warm-up 8 --seconds 25"
     found = bench(folder, *words.split())["policies"][0]
     return {key: found[key] for key in ("tokens_per_s", "turns")}, None
+
+
+def interval(values):
+    """Between which two of the values their distribution's median lies, with 95 % or more (order statistics)."""
+    values, n = sorted(values), len(values)
+    below = lambda k: sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+    k = max((k for k in range(n // 2) if below(k) <= 0.025), default=None)
+    return None if k is None else [values[k], values[n - 1 - k]]
 
 
 def summary(pairs):
@@ -77,6 +89,7 @@ def summary(pairs):
             "before": median([p["before"][key] for p in pairs]),
             "after": median([p["after"][key] for p in pairs]),
             "ratio": median([p["after"][key] / p["before"][key] for p in pairs if p["before"][key]] or [1.0]),
+            "ratio_95": interval([p["after"][key] / p["before"][key] for p in pairs if p["before"][key]]),
         }
         for key in keys
     }
@@ -90,8 +103,10 @@ def markdown(report):
         same = "–" if None in equal else "different" if False in equal else "equal"
         for key, value in found["medians"].items():
             figures = [f"{value['before']:.3f}", f"{value['after']:.3f}", f"{value['ratio']:.4f}"]
+            within = value.get("ratio_95")
+            figures.append(f"{within[0]:.4f} to {within[1]:.4f}" if within else "–")
             rows.append([f"{name}: {key}", len(found["pairs"]), *figures, same])
-    head = ["", "pairs", report["before"], report["after"], "median of ratios", "tokens"]
+    head = ["", "pairs", report["before"], report["after"], "median of ratios", "95 % of it", "tokens"]
     return f"{where}, {report['date']}: `{report['command']}`\n\n" + results.table(1, head, rows)
 
 

@@ -4,6 +4,7 @@
 mod cost;
 mod paused;
 mod steering;
+mod written;
 
 pub(crate) use cost::Kind;
 pub(crate) use paused::Resumed;
@@ -12,14 +13,15 @@ pub(crate) use steering::Strength;
 use crate::args::Exp3Args;
 use crate::document::{Document, check_folder};
 use crate::{model, report};
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use djinn_device::Ops;
-use djinn_engine::debug::{AtTtl, Breakpoint, DebugSetup, Debugger, Filter, TokenKind};
+use djinn_engine::debug::{AtTtl, Breakpoint, DebugSetup, Debugger, Filter, Look, Looked, TokenKind};
 use djinn_engine::{Happening, Opening, Options, Service, SessionId, Turn};
 use djinn_host::{OnDevice, Setup};
 use djinn_models::Model;
 use djinn_scheduler::{Registry, SessionEvent, Settings};
 use serde::{Deserialize, Serialize};
+use std::sync::mpsc;
 use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,6 +37,7 @@ pub(crate) struct Exp3 {
     pub(crate) context: u32,
     pub(crate) paused: Option<paused::Paused>,
     pub(crate) cost: Option<cost::Cost>,
+    pub(crate) written: Option<written::Written>,
     pub(crate) steering: Vec<steering::Strength>,
 }
 
@@ -99,7 +102,7 @@ impl OnDevice for Stopping<'_> {
         let mut settings = Settings::default();
         settings.rules.queue_timeout = Duration::from_secs(3_600);
         let service = |capacity| Registry::default().scheduler(&settings, capacity, cost);
-        let mut bench = Bench { service: Service::new(engine, service)?, args };
+        let mut bench = Bench { service: Service::new(engine, service)?, args, logprobs: None };
         let engine = bench.service.engine();
         let blocks =
             engine.graph().nodes.iter().filter_map(|node| node.layer).max().map_or(1, |last| last + 1);
@@ -117,8 +120,10 @@ impl OnDevice for Stopping<'_> {
             context: args.context,
             paused: None,
             cost: None,
+            written: None,
             steering: Vec::new(),
         };
+        body.written = Some(written::measure(&mut bench)?);
         body.paused = Some(paused::measure(&mut bench, &body.hook)?);
         body.cost = Some(cost::measure(&mut bench, &body.hook)?);
         body.steering = steering::measure(&mut bench, &body.hook)?;
@@ -130,6 +135,8 @@ impl OnDevice for Stopping<'_> {
 struct Bench<'a, D: Ops> {
     service: Service<D>,
     args: &'a Exp3Args,
+    /// What sessions that are opened tell of each token: they take the host time.
+    logprobs: Option<u8>,
 }
 
 impl<D: Ops> Bench<'_, D> {
@@ -137,7 +144,7 @@ impl<D: Ops> Bench<'_, D> {
     fn open(&mut self, seed: u32, prompt: u32, max_tokens: u32, debug: DebugSetup) -> Result<SessionId> {
         let vocab = self.service.engine().graph().vocab;
         let tokens = model::prompt(prompt, vocab, seed.into());
-        let turn = Turn { tokens, max_tokens: max_tokens.into(), ..Turn::default() };
+        let turn = Turn { tokens, max_tokens: max_tokens.into(), logprobs: self.logprobs, ..Turn::default() };
         Ok(self.service.open(Opening { turn, debug, ..Opening::default() })?)
     }
 
@@ -192,4 +199,12 @@ impl<D: Ops> Bench<'_, D> {
         }
         self.settle()
     }
+}
+
+/// Reads a session that is stopped.
+fn look<D: Ops>(bench: &mut Bench<'_, D>, id: SessionId, look: Look) -> Result<Looked> {
+    let (sender, looked) = mpsc::channel();
+    bench.service.look(id, look, Box::new(move |result| drop(sender.send(result))));
+    bench.settle()?;
+    Ok(looked.try_recv().map_err(|_| anyhow!("the look was not answered"))??)
 }

@@ -241,6 +241,8 @@ fn stopped_sessions_give_their_pages_and_get_them_back() {
     assert_eq!((paused["stopped"].as_u64(), paused["tokens"].as_u64()), (Some(10), Some(80)));
     assert_eq!(paused["equal_tokens"], paused["tokens"]);
     assert!(paused["on_host"].as_u64() > Some(0), "{paused}");
+    let written = &document["written"];
+    assert_eq!((written["tokens"].as_u64(), written["equal_tokens"].as_u64()), (Some(8), Some(8)));
     let vram = document["vram_bytes"].as_u64().expect("bytes");
     for moment in paused["memory"].as_array().expect("moments") {
         let parts = ["weights", "activations", "kv_running", "kv_stopped"].map(|part| moment[part].as_u64());

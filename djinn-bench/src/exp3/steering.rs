@@ -1,12 +1,11 @@
 //! What a vector that is added at the hook does, by its strength.
 
-use super::Bench;
-use anyhow::{Result, anyhow};
+use super::{Bench, look};
+use anyhow::Result;
 use djinn_device::Ops;
-use djinn_engine::debug::{Breakpoint, DebugSetup, Debugger, Filter, Look, Looked, Steering, TokenKind};
-use djinn_engine::{Edit, SessionId};
+use djinn_engine::Edit;
+use djinn_engine::debug::{Breakpoint, DebugSetup, Debugger, Filter, Look, Steering, TokenKind};
 use serde::{Deserialize, Serialize};
-use std::sync::mpsc;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Strength {
@@ -63,13 +62,6 @@ pub(super) fn measure<D: Ops>(bench: &mut Bench<'_, D>, hook: &str) -> Result<Ve
     }
     bench.clear()?;
     Ok(strengths)
-}
-
-fn look<D: Ops>(bench: &mut Bench<'_, D>, id: SessionId, look: Look) -> Result<Looked> {
-    let (sender, looked) = mpsc::channel();
-    bench.service.look(id, look, Box::new(move |result| drop(sender.send(result))));
-    bench.settle()?;
-    Ok(looked.try_recv().map_err(|_| anyhow!("the look was not answered"))??)
 }
 
 fn norm(values: &[f32]) -> f64 {

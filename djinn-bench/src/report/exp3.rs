@@ -20,6 +20,13 @@ pub(crate) fn exp3(document: &Document<Exp3>) -> String {
         human(body.demand_bytes()),
         human(body.vram_bytes)
     );
+    if let Some(written) = &body.written {
+        text += &format!(
+            "\nWhat was read at all {} hooks of one token was written back in one step: {} of {} tokens and their \
+             log-probabilities are the same, to the bit.\n",
+            written.hooks, written.equal_tokens, written.tokens
+        );
+    }
     if let Some(paused) = &body.paused {
         text += &format!(
             "\n{} of {} stopped at once, {} of them with their pages on the host, {} without pages. All went on: {} of {} \
