@@ -1,0 +1,40 @@
+"""Djinn's own API from Python: stop a model at any layer, look, change, go on. Chats go through the `openai` client."""
+
+from .client import Djinn
+from .errors import (
+    ApiError,
+    BadRequest,
+    Conflict,
+    DjinnError,
+    NotFound,
+    PauseNotReached,
+    ServerError,
+    ServerUnreachable,
+    TooMuch,
+    Unauthorized,
+)
+from .pause import Pause
+from .session import Session
+from .steering import SteeringStore
+from .turn import Answer, Turn
+from .types import (
+    Breakpoint,
+    Captures,
+    EntropyCondition,
+    Hook,
+    LensRow,
+    LensToken,
+    PausedAt,
+    ProbeCondition,
+    Text,
+    TokenCondition,
+    Vector,
+    steering,
+)
+
+__all__ = [
+    "Answer", "ApiError", "BadRequest", "Breakpoint", "Captures", "Conflict", "Djinn", "DjinnError",
+    "EntropyCondition", "Hook", "LensRow", "LensToken", "NotFound", "Pause", "PauseNotReached", "PausedAt",
+    "ProbeCondition", "ServerError", "ServerUnreachable", "Session", "SteeringStore", "Text", "TokenCondition",
+    "TooMuch", "Turn", "Unauthorized", "Vector", "steering",
+]

@@ -1,0 +1,86 @@
+"""The server as a whole: its models, its sessions, its steering vectors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from .errors import Conflict
+from .http import Http
+from .session import Session
+from .steering import SteeringStore
+from .types import Hook
+
+
+class Djinn:
+    """A Djinn server.
+
+    >>> client = Djinn("http://127.0.0.1:5556")
+    >>> session = client.session("demo")
+
+    :param base_url: with or without `/v1`.
+    :param api_key: the server's key, if it has one; else `DJINN_API_KEY` of the environment.
+    :param transport: how requests travel, for tests.
+
+    Requests wait for their answers. From asyncio, call through `asyncio.to_thread`.
+    """
+
+    def __init__(self, base_url: str = "http://127.0.0.1:5556", api_key: str | None = None, *,
+                 transport: httpx.BaseTransport | None = None) -> None:
+        self._http = Http(base_url, api_key or os.environ.get("DJINN_API_KEY"), transport)
+        #: The server's steering vectors.
+        self.steering = SteeringStore(self._http)
+
+    def close(self) -> None:
+        self._http.client.close()
+
+    def __enter__(self) -> Djinn:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def models(self) -> list[str]:
+        """The names of the models that it serves."""
+        return [model["id"] for model in self._http.ask("GET", "/v1/models")["data"]]
+
+    def hooks(self, model: str | None = None) -> list[Hook]:
+        """Where values can be read and changed, in the order of computation; of its first model, if none is named."""
+        name = quote(model or self.models()[0], safe="")
+        return [Hook.of(hook) for hook in self._http.ask("GET", f"/v1/models/{name}/hooks")["data"]]
+
+    def session(self, name: str | None = None, *, model: str | None = None, ttl: float | None = None) -> Session:
+        """The session of this name, made if there is none; a new one without a name.
+
+        :param model: may be left out where the server has one model.
+        :param ttl: seconds that a new session is kept without use.
+        """
+        wanted = {"id": name, "model": model, "ttl_s": None if ttl is None else int(ttl)}
+        body = {key: value for key, value in wanted.items() if value is not None}
+        try:
+            made = self._http.ask("POST", "/v1/sessions", json=body)
+        except Conflict as error:
+            if error.code != "session_exists" or name is None:
+                raise
+            made = Session(self._http, name, model).info()
+        return Session(self._http, made["id"], made["model"])
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """All sessions of this key, as the server shows them."""
+        found: list[dict[str, Any]] = self._http.ask("GET", "/v1/sessions")["data"]
+        return found
+
+    def import_session(self, path: str | os.PathLike[str], name: str | None = None, *,
+                       model: str | None = None) -> Session:
+        """A session from a file that :meth:`Session.export` wrote, on this or another server of the same model."""
+        with Path(path).open("rb") as file:
+            pieces = iter(lambda: file.read(1 << 20), b"")
+            query = {"id": name, "model": model}
+            made = self._http.ask("POST", "/v1/sessions/import", query=query, content=pieces, timeout=None)
+        return Session(self._http, made["id"], made["model"])

@@ -1,0 +1,176 @@
+"""A session that is paused: reading, changing, stepping, forking, going on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from . import arrays
+from .errors import Conflict, NotFound
+from .turn import Turn
+from .types import Floats, LensRow, PausedAt
+
+if TYPE_CHECKING:
+    from .session import Session
+
+#: Places in the conversation.
+Positions = Sequence[int] | range | None
+
+
+class Pause:
+    """A pause of a session, until :meth:`resume` or the end of a `with` block.
+
+    Changes are made to the paused tokens; `positions` chooses some of them, by their places in the conversation, and
+    `hook` another hook than the one where the session stopped. They take effect when the session goes on.
+    """
+
+    def __init__(self, session: Session, at: PausedAt, turn: Turn | None) -> None:
+        self.session = session
+        #: Where, in the server's words.
+        self.at = at
+        #: The answer that is paused, if this client began it.
+        self.turn = turn
+        self._activation: Floats | None = None
+        self._over = False
+
+    def __repr__(self) -> str:
+        return f"Pause({self.session.name!r}, {self.hook!r}, {self.positions})"
+
+    def __enter__(self) -> Pause:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.leave()
+
+    @property
+    def hook(self) -> str:
+        """Where it stopped."""
+        return self.at.hook
+
+    @property
+    def positions(self) -> range:
+        """The paused tokens' places in the conversation."""
+        return self.at.positions
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The paused tokens."""
+        return self.at.token_ids
+
+    @property
+    def activation(self) -> Floats:
+        """The values where it stopped, f32 `[tokens, width]`. Writing to the array changes nothing: see :meth:`set`."""
+        if self._activation is None:
+            self._activation = self.read(self.hook)
+        return self._activation
+
+    @property
+    def logits(self) -> Floats:
+        """What the model would choose the next token by: f32 `[rows, vocabulary]`."""
+        return self.read("logits")
+
+    def read(self, hook: str) -> Floats:
+        """The paused tokens' values at any hook, before or after the one where it stopped: f32 `[tokens, width]`."""
+        path = f"activations/{quote(hook, safe='')}"
+        values: Floats = arrays.unpack(self.session._safetensors(path))["values"]
+        return values
+
+    def lens(self, top: int = 5, *, hooks: Sequence[str] | None = None, position: int | None = None) -> list[LensRow]:
+        """What the model would say if it ended after each block, or after these hooks.
+
+        :param top: how many tokens of each.
+        :param position: of the paused tokens, the last one if not given.
+        """
+        body: dict[str, Any] = {"top": top}
+        if hooks is not None:
+            body["hooks"] = list(hooks)
+        if position is not None:
+            body["position"] = position
+        return [LensRow.of(row) for row in self.session._ask("POST", "lens", json=body)["data"]]
+
+    # ------------------------------------------------------------------ changes
+
+    def set(self, values: Any, *, hook: str | None = None, positions: Positions = None) -> int:
+        """Replaces the values: `[width]` for every token, or `[tokens, width]`. Gives how many tokens were changed, as
+        the other changes do."""
+        return self._write("set", hook, positions, values=values)
+
+    def add(self, vector: Any, strength: float = 1.0, *, hook: str | None = None, positions: Positions = None) -> int:
+        """Adds `strength` times a vector: `[width]` for every token, or `[tokens, width]`."""
+        return self._write("add", hook, positions, values=vector, strength=float(strength))
+
+    def scale(self, factor: float, *, hook: str | None = None, positions: Positions = None) -> int:
+        """Multiplies the values."""
+        return self._write("scale", hook, positions, factor=float(factor))
+
+    def clamp(self, low: float | None = None, high: float | None = None, *, hook: str | None = None,
+              positions: Positions = None) -> int:
+        """Keeps each value within bounds."""
+        bounds = {"low": low, "high": high}
+        return self._write("clamp", hook, positions, **{k: float(v) for k, v in bounds.items() if v is not None})
+
+    def project_out(self, direction: Any, *, hook: str | None = None, positions: Positions = None) -> int:
+        """Takes away the values' part along a direction, `[width]`."""
+        return self._write("project_out", hook, positions, values=direction)
+
+    def _write(self, op: str, hook: str | None, positions: Positions, **how: Any) -> int:
+        path = f"activations/{quote(hook or self.hook, safe='')}"
+        values = arrays.floats(how.pop("values")) if "values" in how else None
+        if values is not None and values.ndim == 2 and positions is None and how.get("strength", 1.0) == 1.0:
+            # A row for each token may be large.
+            content = arrays.pack(values=values)
+            changed = self.session._ask("POST", path, query={"op": op}, content=content)
+        else:
+            body: dict[str, Any] = {"op": op, **how}
+            if values is not None:
+                body["values"] = values.tolist()
+            if positions is not None:
+                body["positions"] = [int(position) for position in positions]
+            changed = self.session._ask("POST", path, json=body)
+        self._activation = None
+        return int(changed["tokens"])
+
+    # ------------------------------------------------------------------ going on
+
+    def step_layer(self, timeout: float = 60.0) -> Pause:
+        """Goes on to the end of the next block, and pauses there. This is the new pause then."""
+        return self._step("next_layer", timeout)
+
+    def step_token(self, timeout: float = 60.0) -> Pause:
+        """Goes on to the same place of the next token."""
+        return self._step("next_token", timeout)
+
+    def step_to(self, hook: str, timeout: float = 60.0) -> Pause:
+        """Goes on to a later hook of the same tokens."""
+        return self._step({"hook": hook}, timeout)
+
+    def _step(self, until: str | dict[str, str], timeout: float) -> Pause:
+        self.session.resume(until)
+        self._over = True
+        self.at = self.session.paused(timeout, turn=self.turn).at
+        self._activation, self._over = None, False
+        return self
+
+    def fork(self, name: str | None = None) -> Pause:
+        """Another session that is paused at the same place, and goes on by itself: see :meth:`Session.tokens`."""
+        child = self.session.fork(name)
+        at = child.paused_at()
+        if at is None:
+            raise Conflict(409, f"the fork `{child.name}` is not paused")
+        return Pause(child, at, None)
+
+    def resume(self) -> None:
+        """Goes on, with all changes."""
+        self.session.resume()
+        self._over = True
+
+    def leave(self) -> None:
+        """Goes on, unless it did, or its time came to an end."""
+        if not self._over:
+            with suppress(Conflict, NotFound):
+                self.session.resume()
+            self._over = True

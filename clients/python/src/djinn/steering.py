@@ -1,0 +1,68 @@
+"""The server's steering vectors, by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from .arrays import floats
+from .http import Http
+
+
+class SteeringStore:
+    """Vectors that requests and sessions are steered with: `client.steering`."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def put(self, name: str, vectors: Any, *, layer: int | None = None, hook: str | None = None) -> dict[str, Any]:
+        """Stores vectors under a name, in the place of what was there.
+
+        :param vectors: by layer, `{12: v}`, each f32 `[hidden]`; or one vector, with its `layer` or `hook`. A layer's
+            is added to what its block gives to the next.
+        """
+        body: dict[str, Any] = {"name": name}
+        if isinstance(vectors, Mapping):
+            if layer is not None or hook is not None:
+                raise ValueError("vectors by layer have no `layer` or `hook` beside them")
+            body["layers"] = {str(int(at)): floats(vector).tolist() for at, vector in vectors.items()}
+        else:
+            if (layer is None) == (hook is None):
+                raise ValueError("one vector needs either `layer` or `hook`")
+            body |= {"vector": floats(vectors).tolist()} | ({"hook": hook} if layer is None else {"layer": layer})
+        return self._http.ask("POST", "/v1/steering", json=body)
+
+    def put_file(self, name: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Stores the control vectors of a safetensors or GGUF file (`direction.{layer}`)."""
+        content = Path(path).read_bytes()
+        return self._http.ask("POST", "/v1/steering", query={"name": name}, content=content,
+                              headers={"content-type": "application/octet-stream"})
+
+    def list(self) -> list[dict[str, Any]]:
+        """What is stored, without the numbers."""
+        found: list[dict[str, Any]] = self._http.ask("GET", "/v1/steering")["data"]
+        return found
+
+    def get(self, name: str) -> dict[str, Any]:
+        """One of them."""
+        return self._http.ask("GET", self._path(name))
+
+    def delete(self, name: str) -> None:
+        """Removes it."""
+        self._http.ask("DELETE", self._path(name))
+
+    def set_default(self, name: str, scale: float = 1.0, *, prompt: bool = True, generation: bool = True) -> None:
+        """Steers all sessions that are opened from now on."""
+        body = {"scale": float(scale), "apply": {"prompt": prompt, "generation": generation}}
+        self._http.ask("PUT", self._path(name) + "/default", json=body)
+
+    def clear_default(self, name: str) -> None:
+        """Ends that."""
+        self._http.ask("DELETE", self._path(name) + "/default")
+
+    @staticmethod
+    def _path(name: str) -> str:
+        return f"/v1/steering/{quote(name, safe='')}"

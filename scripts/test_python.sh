@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Builds the wheel of clients/python, installs it into a fresh environment below target/python, checks its types, and runs
+# its tests and the examples of its README against `djinn serve`, with a tiny model and with SmolLM2 on the CPU.
+# Needs Python 3.10 or newer and pip.
+#
+#   scripts/test_python.sh [--if-available] [DJINN]
+#
+# DJINN is the command to test [default: target/debug/djinn, built if it is missing]. With --if-available, packages that
+# cannot be had are told and are no failure.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+optional=
+[ "${1:-}" != --if-available ] || { optional=1; shift; }
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+DJINN=$(realpath -m "${1:-$target/debug/djinn}")
+export DJINN DJINN_CACHE="${DJINN_CACHE:-$target/test-cache}"
+[ -x "$DJINN" ] || cargo build --workspace --locked
+
+place=$target/python
+python=$place/venv/bin/python
+rm -rf "$place"
+mkdir -p "$place"
+packages() {
+    python3 -m venv "$place/venv"
+    # The build leaves a folder beside the sources, so it gets a copy of them.
+    cp -r clients/python "$place/source"
+    "$python" -m pip wheel -q --no-deps -w "$place" "$place/source"
+    "$python" -m pip install -q --only-binary :all: "$place"/djinn-*.whl \
+        pytest==8.4.2 mypy==2.4.1 openai==3.54.0
+    "$DJINN" --quiet pull smollm2
+}
+if ! packages >"$place/packages.log" 2>&1; then
+    echo "the Python client's tests: a package cannot be had: $(tail -n 1 "$place/packages.log")"
+    [ -n "$optional" ] && exit 0
+    exit 1
+fi
+
+cd "$place/source"
+# The tests see the wheel, not the sources.
+rm -r src
+"$python" -m mypy --strict -p djinn
+PYTHONDONTWRITEBYTECODE=1 SCRIPTS="$OLDPWD/scripts" "$python" -m pytest -q -p no:cacheprovider
