@@ -53,7 +53,9 @@ pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Result<Re
         message.take(piece?, &mut |_| {});
     }
     message.end(answers.usage(), &mut |_| {});
-    Ok(reply::json(StatusCode::OK, &message.body(answers.usage())))
+    let mut body = message.body(answers.usage());
+    answers.tell_applied(&mut body);
+    Ok(reply::json(StatusCode::OK, &body))
 }
 
 /// Answers `/v1/messages/count_tokens`.
@@ -132,7 +134,12 @@ impl EventSource for MessageStream {
                 false
             }
             None => {
-                message.end(answers.usage(), &mut |event| events.event(&event));
+                message.end(answers.usage(), &mut |mut event| {
+                    if event["type"] == "message_delta" {
+                        answers.tell_applied(&mut event);
+                    }
+                    events.event(&event);
+                });
                 false
             }
         }

@@ -4,10 +4,11 @@ use crate::ApiError;
 use crate::fields::{Endpoint, Support};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 /// The fields of a request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Fields {
     fields: Map<String, Value>,
 }
@@ -35,6 +36,15 @@ impl Fields {
     /// As [`parse`](Self::parse).
     pub(crate) fn parse_or_none(body: &[u8], endpoint: &Endpoint) -> Result<Self, ApiError> {
         Self::parse(if body.is_empty() { b"{}" } else { body }, endpoint)
+    }
+
+    /// The fields of a query, all texts.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn of_query(query: &HashMap<String, String>, endpoint: &Endpoint) -> Result<Self, ApiError> {
+        let fields = query.iter().map(|(name, value)| (name.clone(), Value::String(value.clone())));
+        Self::new(fields.collect(), endpoint)
     }
 
     /// All fields, as an object.
@@ -65,6 +75,11 @@ impl Fields {
     /// A field's value; null counts as absent.
     pub(crate) fn get(&self, name: &str) -> Option<&Value> {
         self.fields.get(name).filter(|value| !value.is_null())
+    }
+
+    /// Whether a field is there, and null.
+    pub(crate) fn is_null(&self, name: &str) -> bool {
+        self.fields.get(name).is_some_and(Value::is_null)
     }
 
     /// A field of the type `T`.
@@ -114,5 +129,89 @@ fn check<T: PartialOrd + std::fmt::Display>(
             Err(ApiError::field(name, format!("`{name}` is {value}; give {from} to {to}")))
         }
         value => Ok(value),
+    }
+}
+
+/// An object of the body, with the place where it is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Part {
+    place: String,
+    fields: Map<String, Value>,
+}
+
+impl Part {
+    /// The field `name` of a body.
+    pub(crate) fn of(fields: &Fields, name: &'static str) -> Result<Self, ApiError> {
+        Self::new(name.to_owned(), fields.get(name))
+    }
+
+    /// The object at a place; the body itself is at the place "". Null counts as empty.
+    ///
+    /// # Errors
+    /// 400 for what is no object.
+    pub(crate) fn new(place: String, value: Option<&Value>) -> Result<Self, ApiError> {
+        match value {
+            None | Some(Value::Null) => Ok(Part { place, fields: Map::new() }),
+            Some(Value::Object(fields)) => Ok(Part { place, fields: fields.clone() }),
+            Some(_) => Err(ApiError::field(place.clone(), format!("`{place}` must be an object"))),
+        }
+    }
+
+    pub(crate) fn part(&self, name: &str) -> Result<Self, ApiError> {
+        Self::new(self.place_of(name), self.fields.get(name))
+    }
+
+    /// A field's place in the body.
+    pub(crate) fn place_of(&self, name: &str) -> String {
+        if self.place.is_empty() { name.to_owned() } else { format!("{}.{name}", self.place) }
+    }
+
+    /// 400 for a field.
+    pub(crate) fn wrong(&self, name: &str, detail: impl std::fmt::Display) -> ApiError {
+        let place = self.place_of(name);
+        let message = format!("`{place}` {detail}");
+        ApiError::field(place, message)
+    }
+
+    /// A field's value; null counts as absent.
+    pub(crate) fn get(&self, name: &str) -> Option<&Value> {
+        self.fields.get(name).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        T::deserialize(value).map(Some).map_err(|error| self.wrong(name, format_args!("is wrong: {error}")))
+    }
+
+    /// A whole number from 1 to `most`.
+    pub(crate) fn whole(&self, name: &str, most: u64) -> Result<Option<u64>, ApiError> {
+        match self.read::<u64>(name)? {
+            Some(number) if !(1..=most).contains(&number) => {
+                Err(self.wrong(name, format_args!("is {number}; give 1 to {most}")))
+            }
+            number => Ok(number),
+        }
+    }
+
+    /// A number that is finite as f32.
+    pub(crate) fn finite(&self, name: &str) -> Result<Option<f32>, ApiError> {
+        match self.read::<f32>(name)? {
+            Some(number) if !number.is_finite() => Err(self.wrong(name, "is not finite")),
+            number => Ok(number),
+        }
+    }
+
+    /// Refuses fields that are none of `known`.
+    ///
+    /// # Errors
+    /// 400 that names the first.
+    pub(crate) fn only(&self, known: &[&str]) -> Result<(), ApiError> {
+        match self.fields.keys().find(|name| !known.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(name) => {
+                let name = djinn_models::printable::one_line(name);
+                Err(self.wrong(&name, format_args!("is unknown; known are {}", known.join(", "))))
+            }
+        }
     }
 }

@@ -1,6 +1,10 @@
 //! Every field of every request: supported, ignored or refused. The documentation (`docs/server-fields.md`) and the
 //! refusals are made from these tables, and a test compares them with what clients send.
 
+mod debug;
+
+pub use debug::{ACTIVATIONS, BREAKPOINTS, LENS, RESUME, SESSION_STEERING, STEERING, STEERING_DEFAULT};
+
 /// What becomes of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
@@ -35,7 +39,9 @@ pub struct RequestField {
 /// A request that has a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Its path; it is posted to.
+    /// Its method.
+    pub method: &'static str,
+    /// Its path.
     pub path: &'static str,
     /// The fields that are known; others are ignored.
     pub fields: &'static [RequestField],
@@ -73,6 +79,9 @@ const HINTS: [RequestField; 3] = [
     ),
 ];
 
+const MODEL: RequestField =
+    yes("model", "a name from `/v1/models`; may be left out where there is one model");
+
 /// Names the session where a better name is missing.
 const WEAKER: &str = "a text names the session, where nothing better does";
 const SESSION_ID: RequestField = yes(
@@ -84,10 +93,11 @@ const LABEL: &str = "a label for the provider's own records";
 
 /// `/v1/chat/completions`.
 pub const CHAT: Endpoint = Endpoint {
+    method: "POST",
     path: "/v1/chat/completions",
     fields: &[
         yes("messages", "text, and parts of the type `text`; images, audio and files are refused"),
-        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+        MODEL,
         yes("stream", ""),
         yes("stream_options", "`include_usage`, `continuous_usage_stats`"),
         yes("max_completion_tokens", "wins over `max_tokens`; else as many as the context has room for"),
@@ -163,16 +173,18 @@ pub const CHAT: Endpoint = Endpoint {
         HINTS[0],
         HINTS[1],
         HINTS[2],
+        debug::STEERED,
         yes("conversation", WEAKER),
     ],
 };
 
 /// `/v1/completions`.
 pub const COMPLETIONS: Endpoint = Endpoint {
+    method: "POST",
     path: "/v1/completions",
     fields: &[
         yes("prompt", "a text, a list of token ids, or a list of one of these; several prompts are refused"),
-        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+        MODEL,
         yes("stream", ""),
         yes("stream_options", "`include_usage`, `continuous_usage_stats`"),
         yes("max_tokens", "default 16"),
@@ -208,15 +220,17 @@ pub const COMPLETIONS: Endpoint = Endpoint {
         HINTS[0],
         HINTS[1],
         HINTS[2],
+        debug::STEERED,
         yes("conversation", WEAKER),
     ],
 };
 
 /// `/v1/messages`.
-pub const MESSAGES: Endpoint = Endpoint { path: "/v1/messages", fields: MESSAGE_FIELDS };
+pub const MESSAGES: Endpoint = Endpoint { method: "POST", path: "/v1/messages", fields: MESSAGE_FIELDS };
 
 /// `/v1/messages/count_tokens`, whose fields are those of `/v1/messages` and mean the same.
-pub const COUNT_TOKENS: Endpoint = Endpoint { path: "/v1/messages/count_tokens", fields: MESSAGE_FIELDS };
+pub const COUNT_TOKENS: Endpoint =
+    Endpoint { method: "POST", path: "/v1/messages/count_tokens", fields: MESSAGE_FIELDS };
 
 const MESSAGE_FIELDS: &[RequestField] = &[
     yes(
@@ -225,7 +239,7 @@ const MESSAGE_FIELDS: &[RequestField] = &[
                      beginning as the last message",
     ),
     yes("system", "a text or blocks of text"),
-    yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+    MODEL,
     yes("max_tokens", "needed, but not to count tokens"),
     yes("stream", ""),
     yes("stop_sequences", "up to 16, each of up to 1024 bytes; never part of the answer"),
@@ -267,18 +281,20 @@ const MESSAGE_FIELDS: &[RequestField] = &[
     HINTS[0],
     HINTS[1],
     HINTS[2],
+    debug::STEERED,
     yes("conversation", WEAKER),
 ];
 
 /// `/v1/responses`.
 pub const RESPONSES: Endpoint = Endpoint {
+    method: "POST",
     path: "/v1/responses",
     fields: &[
         yes(
             "input",
             "a text or items: messages of text, function calls and their outputs, reasoning; others are refused",
         ),
-        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+        MODEL,
         yes("instructions", "the first system message; not taken over from the previous response"),
         yes("previous_response_id", "goes on from a response that is kept"),
         yes(
@@ -332,17 +348,19 @@ pub const RESPONSES: Endpoint = Endpoint {
         HINTS[0],
         HINTS[1],
         HINTS[2],
+        debug::STEERED,
     ],
 };
 
 /// `/tokenize`.
 pub const TOKENIZE: Endpoint = Endpoint {
+    method: "POST",
     path: "/tokenize",
     fields: &[
         yes("prompt", "a text"),
         yes("content", "llama.cpp's name for `prompt`"),
         yes("messages", "a conversation, in place of `prompt`"),
-        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+        MODEL,
         yes("add_special_tokens", "default true for `prompt`, false for `content`"),
         yes("add_special", "llama.cpp's name for `add_special_tokens`"),
         yes("add_generation_prompt", "for `messages`; default true"),
@@ -358,20 +376,16 @@ pub const TOKENIZE: Endpoint = Endpoint {
 };
 
 /// `/detokenize`.
-pub const DETOKENIZE: Endpoint = Endpoint {
-    path: "/detokenize",
-    fields: &[
-        yes("tokens", "a list of token ids"),
-        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
-    ],
-};
+pub const DETOKENIZE: Endpoint =
+    Endpoint { method: "POST", path: "/detokenize", fields: &[yes("tokens", "a list of token ids"), MODEL] };
 
 /// `/v1/sessions`.
 pub const SESSIONS: Endpoint = Endpoint {
+    method: "POST",
     path: "/v1/sessions",
     fields: &[
         yes("id", "1 to 256 visible ASCII characters; another one each time, if not given"),
-        yes("model", "a name from `/v1/models`; may be left out where there is one model"),
+        MODEL,
         yes("parent", "the name of another session; it is shown"),
         yes("ttl_s", "seconds that it is kept without use"),
     ],
@@ -379,6 +393,7 @@ pub const SESSIONS: Endpoint = Endpoint {
 
 /// `/v1/sessions/{id}/signal`.
 pub const SIGNAL: Endpoint = Endpoint {
+    method: "POST",
     path: "/v1/sessions/{id}/signal",
     fields: &[
         yes("phase", "`io_wait`, `compute` or `idle`"),
@@ -389,13 +404,31 @@ pub const SIGNAL: Endpoint = Endpoint {
 
 /// `/v1/sessions/{id}/fork`.
 pub const FORK: Endpoint = Endpoint {
+    method: "POST",
     path: "/v1/sessions/{id}/fork",
     fields: &[yes("id", "the new session's; another one each time, if not given")],
 };
 
 /// All requests that have a body.
-pub const ENDPOINTS: &[Endpoint] =
-    &[CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE, SESSIONS, SIGNAL, FORK];
+pub const ENDPOINTS: &[Endpoint] = &[
+    CHAT,
+    COMPLETIONS,
+    RESPONSES,
+    MESSAGES,
+    COUNT_TOKENS,
+    TOKENIZE,
+    DETOKENIZE,
+    SESSIONS,
+    SIGNAL,
+    RESUME,
+    FORK,
+    BREAKPOINTS,
+    ACTIVATIONS,
+    LENS,
+    SESSION_STEERING,
+    STEERING,
+    STEERING_DEFAULT,
+];
 
 /// The tables as a page of Markdown.
 pub fn document() -> String {
@@ -405,7 +438,7 @@ pub fn document() -> String {
          page is made by `cargo run -p djinn-server --example fields`.\n",
     );
     for endpoint in ENDPOINTS {
-        page += &format!("\n## `POST {}`\n\n| field | | |\n|---|---|---|\n", endpoint.path);
+        page += &format!("\n## `{} {}`\n\n| field | | |\n|---|---|---|\n", endpoint.method, endpoint.path);
         for RequestField { name, support } in endpoint.fields {
             let (word, note) = match support {
                 Support::Supported { note } => ("supported", (*note).to_owned()),

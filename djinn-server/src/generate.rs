@@ -1,5 +1,6 @@
 //! What every API asks a model for, and what comes of it.
 
+mod applied;
 mod lease;
 mod text;
 
@@ -7,10 +8,13 @@ pub use text::{Piece, TokenInfo};
 
 use crate::model::ServedModel;
 use crate::sessions::{TurnResult, conflict};
-use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, ToolFormat, write_times};
+use crate::steering::Steered;
+use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, ToolFormat, VectorUse, write_times};
+use applied::Applied;
 use djinn_engine::debug::DebugSetup;
 use djinn_engine::{Constraint, Finish, Happening, Listener, Opening, Origin, Sampling, Turn};
 use lease::Lease;
+use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
 use text::Speaking;
@@ -47,6 +51,10 @@ pub struct GenerateRequest {
     pub priority: i32,
     /// Requests of one salt share the prefixes that they have in common.
     pub salt: Vec<u8>,
+    /// Whose request it is: those that its key steers by default.
+    pub tenant: Vec<u8>,
+    /// What is added to activations; what the session or the key has, if not given.
+    pub steering: Option<Vec<VectorUse>>,
     /// The session whose next turn the first answer is. Other answers have sessions of their own, which end with them.
     pub session: Option<SessionUse>,
 }
@@ -103,6 +111,8 @@ pub struct Answers {
     failures: u64,
     /// The function that the first answer calls first.
     tool: Option<String>,
+    /// What is told of steering and edits, if there is something to tell.
+    applied: Option<Applied>,
 }
 
 impl Answers {
@@ -133,10 +143,22 @@ impl Answers {
         let speaking: Result<Vec<_>, _> =
             (0..generate.choices).map(|choice| Speaking::new(&model, &generate, choice)).collect();
         let speaking = speaking?;
+        let sessions = model.sessions();
+        let own = generate.session.as_ref().and_then(|session| sessions.steering(session));
+        let named = generate.steering.as_deref().or(own.as_deref());
+        let steered = Steered::new(model.steering(), &generate.tenant, named, "steering.vectors")?;
+        let debugged = generate.session.as_ref().and_then(|session| sessions.debugged(session));
+        if let (Some(session), Some(engine)) = (&generate.session, &debugged) {
+            applied::check_free(&model, session, engine).await?;
+        }
         let mut session = match generate.session.clone() {
-            Some(session) if generate.choices > 0 => model.sessions().begin(session, &generate.salt)?,
+            Some(session) if generate.choices > 0 => {
+                sessions.begin(session, &generate.salt, steered.digest)?
+            }
             Some(_) | None => None,
         };
+        let breakpoints = session.as_ref().map(|(ticket, _)| ticket.breakpoints()).unwrap_or_default();
+        let tells = steered.digest.is_some() || debugged.is_some() || !breakpoints.is_empty();
         let mut opened = Vec::new();
         let mut leases = Vec::new();
         let mut stop_tokens = generate.stop_tokens.clone();
@@ -164,7 +186,10 @@ impl Answers {
                 limit,
                 origin,
                 outlives_listener: ticket.is_some(),
-                debug: DebugSetup::default(),
+                debug: DebugSetup {
+                    breakpoints: if ticket.is_some() { breakpoints.clone() } else { Vec::new() },
+                    steering: steered.edits.clone(),
+                },
             };
             let listener = || -> Listener {
                 let sender = sender.clone();
@@ -186,6 +211,7 @@ impl Answers {
             open,
             failures,
             tool: None,
+            applied: tells.then(Applied::default),
             model,
         };
         for (lease, asked) in answers.leases.iter().zip(opened) {
@@ -205,6 +231,13 @@ impl Answers {
     /// An answer that cannot go on; all are over then.
     pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         while self.open > 0 {
+            if let Some((at, piece)) = match &mut self.applied {
+                Some(applied) => applied.ended().await,
+                None => None,
+            } {
+                self.end(at, &piece);
+                return Some(Ok(piece));
+            }
             let Some((at, happening, told)) = self.happenings.recv().await else {
                 let gone = match self.leases.iter().any(Lease::is_deleted) {
                     true => conflict("the session was deleted".to_owned(), "session_deleted"),
@@ -226,11 +259,14 @@ impl Answers {
                         }
                         self.tool = self.tool.take().or_else(|| called(&piece));
                     }
-                    if let Some(reason) = piece.finish {
-                        self.open -= 1;
-                        let (tool, usage) = (self.tool.clone(), self.usage);
-                        self.leases[at].end(Some(TurnResult { finish: reason, tool, usage }));
-                        self.model.metrics().finished(reason, self.asked.elapsed());
+                    if piece.finish.is_some() {
+                        match &mut self.applied {
+                            Some(applied) => {
+                                applied.ask(at, piece, self.leases[at].session());
+                                continue;
+                            }
+                            None => self.end(at, &piece),
+                        }
                     }
                     if !piece.is_empty() {
                         write_times::told(told);
@@ -244,7 +280,7 @@ impl Answers {
                 // The stream stays alive until the session goes on.
                 Happening::Paused(_) => {}
                 Happening::Expired => {
-                    let message = "the session was stopped at a breakpoint for too long".to_owned();
+                    let message = "the session was paused at a breakpoint for too long".to_owned();
                     return Some(Err(self.fail(conflict(message, "session_expired"))));
                 }
                 Happening::Refused(why) => return Some(Err(self.fail(ApiError::of_refusal(why)))),
@@ -252,6 +288,22 @@ impl Answers {
             }
         }
         None
+    }
+
+    /// An answer is over with this piece.
+    fn end(&mut self, at: usize, last: &Piece) {
+        let Some(reason) = last.finish else { return };
+        self.open -= 1;
+        let (tool, usage) = (self.tool.clone(), self.usage);
+        self.leases[at].end(Some(TurnResult { finish: reason, tool, usage }));
+        self.model.metrics().finished(reason, self.asked.elapsed());
+    }
+
+    /// Puts what was added to activations, and changed at pauses, into the body of an answer that is over: `djinn`.
+    pub(crate) fn tell_applied(&self, body: &mut Value) {
+        if let Some(applied) = self.applied.as_ref().and_then(Applied::json) {
+            body["djinn"] = applied;
+        }
     }
 
     /// All answers are over.

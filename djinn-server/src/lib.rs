@@ -4,6 +4,7 @@
 
 mod anthropic;
 mod body;
+mod debug;
 mod error;
 pub mod fields;
 mod generate;
@@ -19,6 +20,7 @@ mod request;
 mod routes;
 mod server;
 mod sessions;
+mod steering;
 mod tools;
 mod write_times;
 
@@ -30,4 +32,5 @@ pub use listen::{BoundServer, Stop};
 pub use model::{ServedModel, Serving};
 pub use server::{Limits, Server};
 pub use sessions::SessionUse;
+pub use steering::{SteeredTokens, VectorUse};
 pub use tools::{OutputEvent, OutputParser, ReasoningMode, ToolFormat};

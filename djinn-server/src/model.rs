@@ -6,16 +6,18 @@ mod slot;
 use crate::error::{Error, Result};
 use crate::metrics::ModelMetrics;
 use crate::sessions::SessionTable;
+use crate::steering::SteeringStore;
 use crate::{ApiError, GrammarError, Grammars, reply};
 use djinn_device::Ops;
 use djinn_engine::{Client, Occupancy};
 use djinn_host::{OnDevice, Setup};
 use djinn_models::{ChatTemplate, Conversation, GenerationDefaults, Model, Tokenizer};
 use djinn_scheduler::Registry;
+use djinn_srg::Graph;
 use engine_thread::{OnThread, Place, Starting};
 use slot::Slot;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -47,6 +49,15 @@ pub struct Serving {
     pub sessions_per_key: usize,
     /// From a session's last use until it is forgotten, where its client does not say.
     pub session_idle: Duration,
+    /// Bytes of pinned host memory for what a step reads and changes at hook points; 0 allows no breakpoints and no
+    /// steering.
+    pub hook_bytes: u64,
+    /// How long a pause at a breakpoint may last, whatever its client says.
+    pub longest_pause: Duration,
+    /// Bytes of the steering vectors that are kept; those of one API key take a quarter of them at most.
+    pub steering_bytes: u64,
+    /// A folder with steering vectors for all keys: `.json`, `.safetensors` and `.gguf` files, which are read at start.
+    pub steering_dir: Option<PathBuf>,
 }
 
 impl Default for Serving {
@@ -60,6 +71,10 @@ impl Default for Serving {
             sessions: 4096,
             sessions_per_key: 1024,
             session_idle: Duration::from_secs(30 * 60),
+            hook_bytes: 64 << 20,
+            longest_pause: Duration::from_secs(3600),
+            steering_bytes: 256 << 20,
+            steering_dir: None,
         }
     }
 }
@@ -98,6 +113,8 @@ pub struct ServedModel {
     created: u64,
     metrics: ModelMetrics,
     sessions: Arc<SessionTable>,
+    steering: SteeringStore,
+    longest_pause: Duration,
     /// Made when a request first asks for structured output.
     grammars: OnceLock<std::result::Result<Grammars, GrammarError>>,
 }
@@ -165,6 +182,11 @@ impl ServedModel {
             return Err(Error::Setting("a step must hold one session at least".to_owned()));
         }
         let options = setup.options(&model, CONTEXT.min(model.graph.max_context));
+        let steering = SteeringStore::new(serving.steering_bytes);
+        let steering = match &serving.steering_dir {
+            Some(folder) => steering.with_folder(folder, &model.graph)?,
+            None => steering,
+        };
         let model = Arc::new(model);
         let starting =
             Starting { model: Arc::clone(&model), setup: *setup, options, serving: serving.clone() };
@@ -186,6 +208,8 @@ impl ServedModel {
             created,
             metrics,
             sessions: Arc::new(sessions),
+            steering,
+            longest_pause: serving.longest_pause,
             grammars,
         })
     }
@@ -216,6 +240,19 @@ impl ServedModel {
 
     pub(crate) fn sessions(&self) -> &Arc<SessionTable> {
         &self.sessions
+    }
+
+    pub(crate) fn steering(&self) -> &SteeringStore {
+        &self.steering
+    }
+
+    /// How long a pause at a breakpoint may last.
+    pub(crate) fn longest_pause(&self) -> Duration {
+        self.longest_pause
+    }
+
+    pub(crate) fn graph(&self) -> &Graph {
+        &self.model.graph
     }
 
     pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
@@ -283,6 +320,14 @@ impl ServedModel {
             Grammars::new(tokenizer, &self.end_tokens)
         });
         made.as_ref().map_err(GrammarError::clone)
+    }
+
+    /// The text of tokens; none without a tokenizer.
+    pub(crate) fn text_of(&self, tokens: &[u32]) -> Option<String> {
+        let mut stream = self.tokenizer()?.stream(false).continuing();
+        let mut text: String = tokens.iter().map(|&token| stream.push(token).unwrap_or_default()).collect();
+        text += &stream.finish();
+        Some(text)
     }
 
     fn needs_tokenizer(&self, param: &'static str) -> Result<&Tokenizer, ApiError> {

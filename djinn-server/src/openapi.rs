@@ -5,7 +5,6 @@
 
 use crate::fields::{ENDPOINTS, Endpoint, RequestField, Support};
 use crate::routes::Route;
-use axum::http::Method;
 use serde_json::{Map, Value, json};
 
 /// The document.
@@ -41,7 +40,7 @@ pub(crate) fn document(routes: &[Route]) -> Value {
 
 fn operation(route: &Route) -> Value {
     let endpoint =
-        ENDPOINTS.iter().find(|endpoint| endpoint.path == route.path && route.method == Method::POST);
+        ENDPOINTS.iter().find(|endpoint| endpoint.path == route.path && route.method == endpoint.method);
     let named = |place: &str, name: &str| json!({ "name": name, "in": place, "required": place == "path", "schema": { "type": "string" } });
     let in_path = route.path.split(['{', '}']).skip(1).step_by(2).map(|name| name.trim_start_matches('*'));
     let parameters = in_path.map(|name| named("path", name));
@@ -139,7 +138,8 @@ fn types(name: &str) -> &'static [&'static str] {
         | "text"
         | "reasoning"
         | "thinking"
-        | "output_config" => &["object", "null"],
+        | "output_config"
+        | "steering" => &["object", "null"],
         "tool_choice" => &["string", "object", "null"],
         // What templates make of it is theirs to say.
         _ => &["string", "number", "boolean", "array", "object", "null"],

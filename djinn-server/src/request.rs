@@ -4,12 +4,14 @@ use crate::ApiError;
 use crate::anthropic;
 use crate::guard::Tenant;
 use crate::server::{ApiRequest, Server};
+use axum::Extension;
 use axum::body::Body;
-use axum::extract::{FromRequest, Request, State};
+use axum::extract::{FromRequest, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::IntoResponse;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,6 +23,16 @@ const OPEN: [&str; 2] = ["/health", "/ready"];
 /// Longest id that a client may give its request.
 const LONGEST_ID: usize = 128;
 const REQUEST_ID: &str = "x-request-id";
+
+/// The tenant that the request's key stands for; none where no key is needed.
+pub(crate) type Asker = Option<Extension<Tenant>>;
+/// A request's query.
+pub(crate) type Pairs = Query<HashMap<String, String>>;
+
+/// What keeps the asker's sessions and prefixes apart from those of others.
+pub(crate) fn tenant_salt(asker: Asker) -> Vec<u8> {
+    asker.map_or_else(Vec::new, |Extension(tenant)| tenant.salt().to_vec())
+}
 
 /// Checks a request, serves it, and writes its line once its response has gone.
 pub(crate) async fn guard(
@@ -107,7 +119,7 @@ fn preflight() -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, PUT, DELETE"));
     let allowed = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));

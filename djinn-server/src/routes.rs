@@ -1,20 +1,22 @@
 //! The routes: one table, from which the router and `/openapi.json` are made.
 
+use crate::debug::{activation, captures, hooks, lens, routes as debug, tokens as session_tokens};
 use crate::guard::Tenant;
 use crate::openai::{chat, completions, models, responses, tokens};
+use crate::request::{Asker, Pairs};
 use crate::server::{ApiRequest, Server, metrics_page, ready};
 use crate::sessions::routes as sessions;
+use crate::steering::routes as steering;
 use crate::{ApiError, anthropic, openapi, reply, request};
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::handler::Handler;
 use axum::http::{HeaderMap, Method, Response, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::IntoResponse;
-use axum::routing::{MethodRouter, delete, get, post};
+use axum::routing::{MethodRouter, delete, get, post, put};
 use axum::{Extension, Router};
 use serde_json::json;
-use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
 /// A path with a method.
@@ -27,6 +29,8 @@ pub(crate) struct Route {
     pub(crate) query: &'static [&'static str],
     /// The type of what it answers with.
     pub(crate) content: &'static str,
+    /// Another route's handler answers it, since a name that may have slashes takes the rest of the path.
+    is_part: bool,
     handler: MethodRouter<Arc<Server>>,
 }
 
@@ -52,7 +56,12 @@ fn route(
     summary: &'static str,
     handler: MethodRouter<Arc<Server>>,
 ) -> Route {
-    Route { method, path, summary, query: &[], content: "application/json", handler }
+    Route { method, path, summary, query: &[], content: "application/json", is_part: false, handler }
+}
+
+/// The same for a session.
+fn of_session(route: Route) -> Route {
+    Route { query: &["model"], ..route }
 }
 
 /// What is done to a session: the last part of the path.
@@ -97,8 +106,91 @@ fn table() -> Vec<Route> {
         acts("/v1/sessions/{id}/resume", "Lets a session go on."),
         acts("/v1/sessions/{id}/fork", "Makes a session that begins with all tokens of this one."),
         acts("/v1/sessions/{id}/heartbeat", "Keeps a session."),
+        of_session(posts("/v1/sessions/{id}/breakpoints", "Sets a breakpoint.", debug::set)),
+        of_session(reads("/v1/sessions/{id}/breakpoints", "A session's breakpoints.", debug::list)),
+        of_session(route(
+            Method::DELETE,
+            "/v1/sessions/{id}/breakpoints/{breakpoint}",
+            "Takes a breakpoint away.",
+            delete(debug::clear),
+        )),
+        Route {
+            query: &["model", "timeout_ms"],
+            ..reads(
+                "/v1/sessions/{id}/pause",
+                "Waits until a session is paused at a breakpoint.",
+                debug::wait,
+            )
+        },
+        Route {
+            query: &["model", "format"],
+            ..reads(
+                "/v1/sessions/{id}/activations/{hook}",
+                "Values of a session that is paused.",
+                activation::read,
+            )
+        },
+        Route {
+            query: &["model", "op"],
+            ..posts(
+                "/v1/sessions/{id}/activations/{hook}",
+                "Changes values of a session that is paused.",
+                activation::write,
+            )
+        },
+        of_session(posts("/v1/sessions/{id}/lens", "The best tokens as of each block.", lens::show)),
+        Route {
+            query: &["model", "format"],
+            ..reads("/v1/sessions/{id}/captures", "Takes what breakpoints have read.", captures::take)
+        },
+        Route {
+            query: &["model", "wait_ms"],
+            ..reads("/v1/sessions/{id}/tokens", "All tokens of a session.", session_tokens::show)
+        },
+        of_session(posts(
+            "/v1/sessions/{id}/steering",
+            "Steers a session from its next token on.",
+            debug::steer,
+        )),
         reads("/v1/models", "The models by name.", async |State(server): Shared| models::list(&server)),
         reads("/v1/models/{*name}", "A model.", get_model),
+        Route { is_part: true, ..reads("/v1/models/{*name}/hooks", "A model's hook points.", get_model) },
+        Route {
+            query: &["name", "model", "hook", "layer"],
+            ..posts("/v1/steering", "Keeps steering vectors under a name.", steering::create)
+        },
+        reads("/v1/steering", "The steering vectors of the key.", steering::list),
+        Route {
+            query: &["model"],
+            ..reads("/v1/steering/{name}", "A steering vector with its values.", steering::show)
+        },
+        Route {
+            query: &["model"],
+            ..route(
+                Method::DELETE,
+                "/v1/steering/{name}",
+                "Forgets a steering vector.",
+                delete(steering::delete),
+            )
+        },
+        Route {
+            query: &["model"],
+            ..route(
+                Method::PUT,
+                "/v1/steering/{name}/default",
+                "Steers all requests that say nothing else.",
+                put(steering::set_default),
+            )
+        },
+        Route {
+            query: &["model"],
+            ..route(
+                Method::DELETE,
+                "/v1/steering/{name}/default",
+                "Ends that.",
+                delete(steering::end_default),
+            )
+        },
         posts("/tokenize", "The tokens of a text or a conversation.", async |request: ApiRequest| {
             answer(tokens::tokenize(request).await)
         }),
@@ -121,7 +213,7 @@ fn table() -> Vec<Route> {
 /// The router. Clients that are given the address without `/v1` find OpenAI's paths, too.
 pub(crate) fn router(server: &Arc<Server>) -> Router {
     let mut router = Router::new();
-    for Route { path, handler, .. } in table() {
+    for Route { path, handler, .. } in table().into_iter().filter(|route| !route.is_part) {
         if let Some(short) = path.strip_prefix("/v1").filter(|_| !anthropic::is_own(path)) {
             router = router.route(short, handler.clone());
         }
@@ -141,9 +233,6 @@ pub(crate) fn router(server: &Arc<Server>) -> Router {
 }
 
 type Shared = State<Arc<Server>>;
-/// The tenant that the request's key stands for; none where no key is needed.
-type Asker = Option<Extension<Tenant>>;
-type Pairs = Query<HashMap<String, String>>;
 
 fn tenant_of(asker: Asker) -> Option<Tenant> {
     asker.map(|Extension(tenant)| tenant)
@@ -154,7 +243,10 @@ fn answer(answered: Result<Response<Body>, ApiError>) -> Response<Body> {
 }
 
 async fn get_model(State(server): Shared, Path(name): Path<String>) -> Response<Body> {
-    answer(models::get(&server, &name))
+    answer(match name.strip_suffix("/hooks") {
+        Some(name) => hooks::list(&server, name),
+        None => models::get(&server, &name),
+    })
 }
 
 async fn create_message(headers: HeaderMap, request: ApiRequest) -> Response<Body> {

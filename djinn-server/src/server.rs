@@ -7,10 +7,11 @@ use crate::listen::BoundServer;
 use crate::metrics::{self, ModelPage, ServerMetrics};
 use crate::model::ServedModel;
 use crate::openai::responses::ResponseStore;
+use crate::request::Pairs;
 use crate::sessions::hints::Hints;
 use crate::{AccessRules, ApiError, Keys, reply};
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use bytes::Bytes;
 use serde_json::json;
@@ -162,6 +163,17 @@ impl Server {
         models
             .filter(move |(at, (_, model))| is_first(*at, model))
             .map(|(_, (name, model))| (name.as_str(), model))
+    }
+
+    /// The models that a query is about: that of its `model`, or all.
+    pub(crate) fn asked_models(
+        &self,
+        Query(query): &Pairs,
+    ) -> impl Iterator<Item = (&str, &Arc<ServedModel>)> {
+        let asked = query.get("model").map(|name| self.served(name));
+        self.distinct_models().filter(move |(_, model)| {
+            asked.is_none_or(|asked| asked.is_some_and(|asked| Arc::ptr_eq(asked, model)))
+        })
     }
 
     /// Forgets sessions that were not used for long.

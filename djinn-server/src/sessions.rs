@@ -5,12 +5,15 @@
 //! sessions. A request begins a turn ([`SessionTable::begin`]) and holds a [`Ticket`] until its end. A request that comes
 //! before that takes the name over: it computes on its own, and the former turn's session ends with that turn.
 
+mod debugged;
 pub(crate) mod hints;
 mod identity;
 pub(crate) mod routes;
 mod table;
 
 pub use hints::SessionUse;
+pub(crate) use identity::check as check_name;
+pub(crate) use routes::Named;
 pub(crate) use table::{EngineSession, SessionTable, Ticket, TurnResult, conflict};
 
 use djinn_scheduler::Residency;

@@ -93,6 +93,14 @@ impl Lease {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Its session, once the engine has opened it and until the turn is over.
+    pub(super) fn session(&self) -> Option<EngineSession> {
+        match &*self.state() {
+            LeaseState::Open(session) => Some(session.clone()),
+            LeaseState::Asked | LeaseState::Ended => None,
+        }
+    }
+
     /// Whether the client deleted the session while its turn ran.
     pub(super) fn is_deleted(&self) -> bool {
         self.ticket.as_ref().is_some_and(Ticket::is_deleted)

@@ -140,7 +140,8 @@ impl Starting {
     fn options(&self) -> Result<Options> {
         let Starting { model, serving, setup, options, .. } = self;
         let table = options.context.div_ceil(options.page_tokens.into());
-        let mut options = options.clone().serving(serving.sequences);
+        let mut options =
+            Options { hook_bytes: serving.hook_bytes, ..options.clone().serving(serving.sequences) };
         // Prefill chunks are whole pages.
         let page_tokens = u64::from(options.page_tokens);
         let whole = (options.context / page_tokens * page_tokens).max(page_tokens);

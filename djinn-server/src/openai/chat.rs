@@ -169,6 +169,7 @@ async fn whole(head: &Head, mut answers: Answers, choices: &ChatChoices) -> Resu
     let messages = messages.into_iter().enumerate().map(|(at, message)| message.json(at, choices));
     let mut body = head.body("chat.completion", &messages.collect::<Vec<_>>());
     body["usage"] = json!(UsageBody::from(answers.usage()));
+    answers.tell_applied(&mut body);
     Ok(reply::json(StatusCode::OK, &body))
 }
 

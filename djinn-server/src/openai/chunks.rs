@@ -58,10 +58,13 @@ impl<C: Choices> Chunks<C> {
         Chunks { head, answers, streaming, choices, usage_is_due: streaming.usage }
     }
 
-    fn chunk(&self, events: &mut Frames, choices: &[Value], usage: bool) {
+    fn chunk(&self, events: &mut Frames, choices: &[Value], usage: bool, ends: bool) {
         let mut chunk = self.head.body(C::OBJECT, choices);
         if usage || self.streaming.continuous {
             chunk["usage"] = json!(UsageBody::from(self.answers.usage()));
+        }
+        if ends {
+            self.answers.tell_applied(&mut chunk);
         }
         events.data(&chunk);
     }
@@ -71,8 +74,10 @@ impl<C: Choices> EventSource for Chunks<C> {
     async fn next(&mut self, events: &mut Frames) -> bool {
         match self.answers.next().await {
             Some(Ok(piece)) => {
-                for choice in self.choices.tell(&piece) {
-                    self.chunk(events, &[choice], false);
+                let entries = self.choices.tell(&piece);
+                let last = entries.len().saturating_sub(1);
+                for (at, choice) in entries.into_iter().enumerate() {
+                    self.chunk(events, &[choice], false, at == last && piece.finish.is_some());
                 }
                 true
             }
@@ -82,7 +87,7 @@ impl<C: Choices> EventSource for Chunks<C> {
             }
             None => {
                 if std::mem::take(&mut self.usage_is_due) {
-                    self.chunk(events, &[], true);
+                    self.chunk(events, &[], true, false);
                 }
                 events.done();
                 false
@@ -92,7 +97,7 @@ impl<C: Choices> EventSource for Chunks<C> {
 
     fn still_here(&mut self, events: &mut Frames) {
         for choice in self.choices.still_here() {
-            self.chunk(events, &[choice], false);
+            self.chunk(events, &[choice], false, false);
         }
     }
 }

@@ -134,6 +134,7 @@ async fn whole(head: &Head, mut answers: Answers, choices: TextChoices) -> Resul
     };
     let mut body = head.body(TextChoices::OBJECT, &texts.iter().enumerate().map(entry).collect::<Vec<_>>());
     body["usage"] = json!(UsageBody::from(answers.usage()));
+    answers.tell_applied(&mut body);
     Ok(reply::json(StatusCode::OK, &body))
 }
 

@@ -109,6 +109,7 @@ impl Running {
     /// Ends the response, and keeps it.
     fn end(&mut self, send: &mut dyn FnMut(Value)) -> Value {
         let usage = self.answers.usage();
+        self.output.tell(|head| self.answers.tell_applied(head));
         self.output.end(usage, send);
         let body = self.output.body(usage);
         if let Some(keeping) = self.keeping.take() {

@@ -1,12 +1,11 @@
 //! What a request says of its session beyond the name: how it is to be treated, and what follows its turn.
 
 use super::identity;
-use crate::body::Fields;
-use crate::{ApiError, GenerateRequest};
+use crate::body::{Fields, Part};
+use crate::{ApiError, GenerateRequest, VectorUse};
 use axum::http::HeaderMap;
 use djinn_scheduler::Signal;
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::time::Duration;
 
 /// The protocol of `kv_hints` that is spoken here.
@@ -40,8 +39,10 @@ pub struct SessionUse {
 /// What a request says of its session.
 #[derive(Debug)]
 pub(crate) struct Hints {
+    tenant: Vec<u8>,
     session: Option<SessionUse>,
     priority: Option<i32>,
+    steering: Option<Vec<VectorUse>>,
 }
 
 impl Hints {
@@ -74,7 +75,7 @@ impl Hints {
         let urgency: Option<i32> = nv_agent.read("priority")?;
         let signal = kv_signal(fields)?;
         let session = identity::find(headers, fields, response)?.map(|named| SessionUse {
-            tenant,
+            tenant: tenant.clone(),
             id: named.id,
             parent: named.parent,
             named_by: named.named_by,
@@ -85,7 +86,7 @@ impl Hints {
         });
         // Dynamo's higher priorities go first.
         let priority = urgency.filter(|_| fields.get("priority").is_none()).map(i32::saturating_neg);
-        Ok(Hints { session, priority })
+        Ok(Hints { tenant, session, priority, steering: VectorUse::read(fields)? })
     }
 
     /// The session's name.
@@ -96,53 +97,8 @@ impl Hints {
     /// Makes a generation a turn of the session.
     pub(crate) fn apply(self, generate: &mut GenerateRequest) {
         generate.session = self.session;
+        (generate.tenant, generate.steering) = (self.tenant, self.steering);
         generate.priority = self.priority.unwrap_or(generate.priority);
-    }
-}
-
-/// An object of the body, with the place where it is.
-#[derive(Default)]
-struct Part {
-    place: String,
-    fields: Map<String, Value>,
-}
-
-impl Part {
-    fn of(fields: &Fields, name: &'static str) -> Result<Self, ApiError> {
-        Self::new(name.to_owned(), fields.get(name))
-    }
-
-    fn new(place: String, value: Option<&Value>) -> Result<Self, ApiError> {
-        match value {
-            None | Some(Value::Null) => Ok(Part { place, fields: Map::new() }),
-            Some(Value::Object(fields)) => Ok(Part { place, fields: fields.clone() }),
-            Some(_) => Err(ApiError::field(place.clone(), format!("`{place}` must be an object"))),
-        }
-    }
-
-    fn part(&self, name: &str) -> Result<Self, ApiError> {
-        Self::new(format!("{}.{name}", self.place), self.fields.get(name))
-    }
-
-    fn wrong(&self, name: &str, detail: impl std::fmt::Display) -> ApiError {
-        let place = format!("{}.{name}", self.place);
-        let message = format!("`{place}` {detail}");
-        ApiError::field(place, message)
-    }
-
-    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ApiError> {
-        let Some(value) = self.fields.get(name).filter(|value| !value.is_null()) else { return Ok(None) };
-        T::deserialize(value).map(Some).map_err(|error| self.wrong(name, format_args!("is wrong: {error}")))
-    }
-
-    /// A whole number from 1 to `most`.
-    fn whole(&self, name: &str, most: u64) -> Result<Option<u64>, ApiError> {
-        match self.read::<u64>(name)? {
-            Some(number) if !(1..=most).contains(&number) => {
-                Err(self.wrong(name, format_args!("is {number}; give 1 to {most}")))
-            }
-            number => Ok(number),
-        }
     }
 }
 
@@ -165,14 +121,14 @@ fn kv_signal(fields: &Fields) -> Result<Option<Signal>, ApiError> {
         let action = Part::new(format!("kv_hints.actions[{at}]"), Some(action))?;
         let kind: Option<String> = action.read("action_type")?;
         let kind = kind.ok_or_else(|| action.wrong("action_type", "is missing"))?;
-        let version = match action.fields.get("action_version") {
-            None | Some(Value::Null) => return Err(action.wrong("action_version", "is missing")),
+        let version = match action.get("action_version") {
+            None => return Err(action.wrong("action_version", "is missing")),
             Some(Value::String(version)) => version.clone(),
             Some(Value::Number(version)) => version.to_string(),
             Some(_) => return Err(action.wrong("action_version", "must be a text or a number")),
         };
         if (kind.as_str(), version.as_str()) == ("djinn.signal", "1") {
-            signal = Some(self::signal(action.fields.get("payload"), &format!("{}.payload", action.place))?);
+            signal = Some(self::signal(action.get("payload"), &action.place_of("payload"))?);
         }
     }
     Ok(signal)
@@ -181,27 +137,24 @@ fn kv_signal(fields: &Fields) -> Result<Option<Signal>, ApiError> {
 /// A signal as clients write it, at a place in the body.
 pub(super) fn signal(value: Option<&Value>, place: &str) -> Result<Signal, ApiError> {
     let part = Part::new(place.to_owned(), value)?;
-    let named = |name: &str| if place.is_empty() { name.to_owned() } else { format!("{place}.{name}") };
-    let wrong =
-        |name: &str, detail: &str| ApiError::field(named(name), format!("`{}` {detail}", named(name)));
-    match part.fields.get("phase").and_then(Value::as_str) {
+    match part.get("phase").and_then(Value::as_str) {
         Some("io_wait") => {
-            let tool = match part.fields.get("tool") {
-                None | Some(Value::Null) => None,
+            let tool = match part.get("tool") {
+                None => None,
                 Some(Value::String(tool)) if tool.len() <= super::LONGEST_TOOL => Some(tool.clone()),
-                Some(_) => return Err(wrong("tool", "must be a text of up to 128 bytes")),
+                Some(_) => return Err(part.wrong("tool", "must be a text of up to 128 bytes")),
             };
-            let estimated_resume_ms = match part.fields.get("estimated_resume_ms") {
-                None | Some(Value::Null) => None,
+            let estimated_resume_ms = match part.get("estimated_resume_ms") {
+                None => None,
                 Some(time) => {
                     let time = time.as_u64();
-                    Some(time.ok_or_else(|| wrong("estimated_resume_ms", "must be whole milliseconds"))?)
+                    Some(time.ok_or_else(|| part.wrong("estimated_resume_ms", "must be whole milliseconds"))?)
                 }
             };
             Ok(Signal::IoWait { tool, estimated_resume_ms })
         }
         Some("compute") => Ok(Signal::Compute),
         Some("idle") => Ok(Signal::Idle),
-        _ => Err(wrong("phase", "must be io_wait, compute or idle")),
+        _ => Err(part.wrong("phase", "must be io_wait, compute or idle")),
     }
 }

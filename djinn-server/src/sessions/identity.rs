@@ -134,7 +134,7 @@ fn at<'a>(fields: &'a Fields, path: &str) -> Option<&'a Value> {
 ///
 /// # Errors
 /// 400 if it is not 1 to 256 visible characters of ASCII.
-pub(super) fn check(name: &str, place: &'static str) -> Result<String, ApiError> {
+pub(crate) fn check(name: &str, place: &'static str) -> Result<String, ApiError> {
     match is_plain(name) {
         true => Ok(name.to_owned()),
         false => {

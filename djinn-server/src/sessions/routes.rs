@@ -1,30 +1,30 @@
 //! `/v1/sessions`: what clients see of their sessions, and what they do with them.
 
 use super::hints::{LONGEST_TTL, signal};
-use super::table::{EngineSession, Record, conflict, exists};
+use super::table::{EngineSession, Key, Record, conflict, exists};
 use super::{identity, residency_name};
 use crate::body::Fields;
-use crate::fields::{FORK, SESSIONS, SIGNAL};
-use crate::guard::Tenant;
+use crate::debug::breakpoint::paused_json;
+use crate::debug::{self, debug};
+use crate::fields::{FORK, RESUME, SESSIONS, SIGNAL};
 use crate::model::ServedModel;
 use crate::openai::answer_id;
+use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::{ApiRequest, Server};
 use crate::{ApiError, reply};
-use axum::Extension;
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
 use djinn_engine::Error as EngineError;
+use djinn_engine::SessionId;
+use djinn_engine::debug::PausedAt;
 use djinn_scheduler::{Error as SchedulerError, SessionEvent, SessionReport, SignalOutcome};
 use serde_json::{Value, json};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-type Pairs = Query<HashMap<String, String>>;
-type Asker = Option<Extension<Tenant>>;
 type Answered = Result<Value, ApiError>;
 
 fn answer(answered: Answered) -> Response<Body> {
@@ -34,29 +34,20 @@ fn answer(answered: Answered) -> Response<Body> {
     }
 }
 
-fn tenant_of(asker: Asker) -> Vec<u8> {
-    asker.map_or_else(Vec::new, |Extension(tenant)| tenant.salt().to_vec())
-}
-
 /// A session that a path names.
-struct Named {
-    model: Arc<ServedModel>,
+pub(crate) struct Named {
+    pub(crate) model: Arc<ServedModel>,
     model_name: String,
-    key: (Vec<u8>, String),
-    record: Record,
+    pub(crate) key: Key,
+    pub(crate) record: Record,
 }
 
 impl Named {
     /// The session of a tenant; of the model that the query names, where several models have one.
-    fn find(server: &Server, tenant: Vec<u8>, id: &str, query: &Pairs) -> Result<Self, ApiError> {
-        let asked = query.get("model").map(String::as_str);
+    pub(crate) fn find(server: &Server, tenant: Vec<u8>, id: &str, query: &Pairs) -> Result<Self, ApiError> {
         let key = (tenant, id.to_owned());
         let mut found: Option<Self> = None;
-        for (name, model) in server.distinct_models() {
-            if asked.is_some_and(|asked| server.served(asked).is_none_or(|other| !Arc::ptr_eq(other, model)))
-            {
-                continue;
-            }
+        for (name, model) in server.asked_models(query) {
             let Some(record) = model.sessions().record(&key) else { continue };
             if found.is_some() {
                 let message = "several models have a session of this name; give `model` in the query";
@@ -72,7 +63,7 @@ impl Named {
     ///
     /// # Errors
     /// 409 if there is none.
-    fn engine(&self) -> Result<&EngineSession, ApiError> {
+    pub(crate) fn engine(&self) -> Result<&EngineSession, ApiError> {
         self.record.engine.as_ref().ok_or_else(|| self.no_state())
     }
 
@@ -84,13 +75,29 @@ impl Named {
         conflict(message, "session_without_state")
     }
 
+    /// How the engine says that it is.
+    async fn told(&self) -> Option<Told> {
+        let engine = self.record.engine.as_ref()?;
+        reports(std::slice::from_ref(engine)).await.pop().flatten()
+    }
+
     /// The session as its client sees it.
     async fn body(&self) -> Value {
-        let mut reports = match &self.record.engine {
-            Some(engine) => reports(std::slice::from_ref(engine)).await,
-            None => Vec::new(),
-        };
-        body(&self.key.1, &self.model_name, &self.record, reports.pop().flatten())
+        body(&self.key.1, &self.model_name, &self.record, self.told().await)
+    }
+
+    /// What it does, in a word.
+    pub(crate) async fn state(&self) -> &'static str {
+        state(&self.record, self.told().await.as_ref())
+    }
+
+    /// It was used.
+    pub(crate) fn touch(&self) {
+        self.model.sessions().change(&self.key, |record| record.used = Instant::now());
+    }
+
+    pub(crate) fn missing(&self) -> ApiError {
+        missing(&self.key.1)
     }
 
     /// Tells the engine of an event, and the table of what follows from it.
@@ -122,21 +129,47 @@ async fn ask<T: Send + 'static>(tell: impl FnOnce(Box<dyn FnOnce(T) + Send>)) ->
     answered.await.ok()
 }
 
-/// How sessions of one engine are.
-async fn reports(sessions: &[EngineSession]) -> Vec<Option<SessionReport>> {
-    let Some(first) = sessions.first() else { return Vec::new() };
-    let ids = sessions.iter().map(|session| session.id).collect();
-    let told = ask(|answer| first.client.begin_report(ids, answer)).await;
-    told.and_then(Result::ok).unwrap_or_else(|| vec![None; sessions.len()])
+/// What an engine says of a session.
+#[derive(Clone)]
+struct Told {
+    report: SessionReport,
+    /// Where it is paused at a breakpoint, if it is.
+    paused_at: Option<PausedAt>,
 }
 
-fn body(id: &str, model: &str, record: &Record, report: Option<SessionReport>) -> Value {
-    let state = match (&report, record.is_running()) {
+/// How sessions of one engine are.
+async fn reports(sessions: &[EngineSession]) -> Vec<Option<Told>> {
+    let Some(first) = sessions.first() else { return Vec::new() };
+    let ids: Vec<SessionId> = sessions.iter().map(|session| session.id).collect();
+    let own = ids.clone();
+    let reports = ask(|answer| first.client.begin_report(own, answer)).await.and_then(Result::ok);
+    let paused = ask(|answer: Box<dyn FnOnce(Vec<Option<PausedAt>>) + Send>| {
+        first.client.begin_debug(|debugger| {
+            answer(ids.into_iter().map(|id| debugger.paused_at(id)).collect());
+        });
+    });
+    let (Some(reports), Some(paused)) = (reports, paused.await) else { return vec![None; sessions.len()] };
+    let told = |(report, paused_at): (Option<_>, _)| report.map(|report| Told { report, paused_at });
+    reports.into_iter().zip(paused).map(told).collect()
+}
+
+fn state(record: &Record, told: Option<&Told>) -> &'static str {
+    let computes = told.is_some_and(|told| told.report.phase.is_ready());
+    match told {
         _ if record.paused => "paused",
-        (_, true) => "running",
-        (Some(_), false) => "waiting",
-        (None, false) => "empty",
-    };
+        Some(told) if told.paused_at.is_some() => "paused",
+        _ if record.is_running() || computes => "running",
+        Some(_) => "waiting",
+        None => "empty",
+    }
+}
+
+fn body(id: &str, model: &str, record: &Record, told: Option<Told>) -> Value {
+    let state = state(record, told.as_ref());
+    let (report, paused_at) = told.map(|told| (told.report, told.paused_at)).unzip();
+    let engine = record.engine.as_ref();
+    let paused_at = paused_at.flatten().zip(engine);
+    let paused_at = paused_at.map(|(at, engine)| paused_json(&at, engine.id, &record.breakpoints));
     let residency = report.as_ref().map_or("none", |report| residency_name(report.residency));
     let number = |of: fn(&SessionReport) -> u64| report.as_ref().map_or(0, of);
     json!({
@@ -153,6 +186,7 @@ fn body(id: &str, model: &str, record: &Record, report: Option<SessionReport>) -
         "computed_tokens": number(|report| report.computed),
         "kv_bytes": number(|report| report.kv_bytes),
         "residency": residency,
+        "paused_at": paused_at,
         "eta_restore_ms": number(|report| report.eta_restore_ms),
         "idle_ms": u64::try_from(record.used.elapsed().as_millis()).unwrap_or(u64::MAX),
         "ttl_s": record.time_to_live.as_secs_f64(),
@@ -167,7 +201,7 @@ fn body(id: &str, model: &str, record: &Record, report: Option<SessionReport>) -
 
 /// Answers `GET /v1/sessions`.
 pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Response<Body> {
-    let tenant = tenant_of(asker);
+    let tenant = tenant_salt(asker);
     let mut data = Vec::new();
     for (name, model) in server.distinct_models() {
         let records = model.sessions().of_tenant(&tenant);
@@ -219,7 +253,7 @@ pub(crate) async fn show(
     Path(id): Path<String>,
     query: Pairs,
 ) -> Response<Body> {
-    answer(match Named::find(&server, tenant_of(asker), &id, &query) {
+    answer(match Named::find(&server, tenant_salt(asker), &id, &query) {
         Ok(named) => Ok(named.body().await),
         Err(error) => Err(error),
     })
@@ -232,7 +266,7 @@ pub(crate) async fn delete(
     Path(id): Path<String>,
     query: Pairs,
 ) -> Response<Body> {
-    let found = Named::find(&server, tenant_of(asker), &id, &query);
+    let found = Named::find(&server, tenant_salt(asker), &id, &query);
     answer(found.and_then(|named| match named.model.sessions().remove(&named.key) {
         true => Ok(json!({ "id": id, "object": "session", "deleted": true })),
         false => Err(missing(&id)),
@@ -259,10 +293,16 @@ async fn acted(id: &str, action: &str, query: &Pairs, request: &ApiRequest) -> A
             named.event(SessionEvent::Pause).await?;
             table.change(&named.key, |record| record.paused = true);
         }
+        "resume" if !named.record.paused => {
+            let fields = Fields::parse_or_none(&request.body, &RESUME)?;
+            debug::resume(&named, &fields).await?;
+        }
         "resume" => {
-            if !named.record.paused {
-                let message = format!("the session `{id}` is not paused");
-                return Err(conflict(message, "session_state"));
+            let fields = Fields::parse_or_none(&request.body, &RESUME)?;
+            if fields.get("until").is_some() {
+                let message =
+                    "`until` is for a session that is paused at a breakpoint; its client holds this one";
+                return Err(ApiError::field("until", message));
             }
             // One that was lost meanwhile is not held any more.
             let resumed = named.event(SessionEvent::Resume).await;
@@ -304,7 +344,15 @@ async fn forked(named: &Named, request: &ApiRequest) -> Answered {
     }
     let engine = named.engine()?;
     let client = engine.client.clone();
-    let told = ask(|answer| client.begin_fork(engine.id, answer)).await;
+    // One that is paused at a breakpoint has a fork that is paused there.
+    let paused = debug(engine, named.model.graph(), |debugger, id| Ok(debugger.paused_at(id))).await?;
+    let told = match paused {
+        Some(_) => {
+            let made = debug(engine, named.model.graph(), |debugger, id| debugger.fork_paused(id)).await?;
+            Some(Ok(made))
+        }
+        None => ask(|answer| client.begin_fork(engine.id, answer)).await,
+    };
     match told {
         Some(Ok(id)) => table.adopt(&key, &named.key.1, EngineSession { client, id })?,
         Some(Err(EngineError::Scheduler(SchedulerError::Refused { why, .. }))) => {

@@ -1,8 +1,10 @@
 //! The records of one model's sessions, within bounds.
 
 use super::{LONGEST_TOOL, SessionUse};
-use crate::{ApiError, FinishReason, TokenUsage, reply};
+use crate::debug::{Armed, Bell};
+use crate::{ApiError, FinishReason, TokenUsage, VectorUse, reply};
 use axum::http::StatusCode;
+use djinn_engine::debug::Breakpoint;
 use djinn_engine::{Client, SessionId};
 use djinn_scheduler::{SessionEvent, Signal};
 use std::collections::BTreeMap;
@@ -38,14 +40,25 @@ struct Bounds {
 }
 
 /// A tenant, and the name of one of its sessions.
-type Key = (Vec<u8>, String);
+pub(crate) type Key = (Vec<u8>, String);
 
 /// What is remembered of a session.
 #[derive(Clone, Debug)]
-pub(super) struct Record {
-    pub(super) engine: Option<EngineSession>,
+pub(crate) struct Record {
+    pub(crate) engine: Option<EngineSession>,
     /// Of the engine's session.
     salt: Vec<u8>,
+    /// Of what steers it.
+    pub(super) steered: Option<blake3::Hash>,
+    /// What steers it where its requests do not say, if its client said so.
+    pub(super) steering: Option<Vec<VectorUse>>,
+    pub(super) breakpoints: Vec<Armed>,
+    /// Breakpoints so far.
+    pub(super) armed: u64,
+    /// It may be paused at a breakpoint, and changed there.
+    pub(super) is_debugged: bool,
+    /// Rings when it is opened or paused.
+    pub(crate) bell: Bell,
     /// The turn that runs.
     turn: Option<(u64, Arc<AtomicBool>)>,
     /// Held by its client.
@@ -131,6 +144,12 @@ impl SessionTable {
         Record {
             engine: None,
             salt: Vec::new(),
+            steered: None,
+            steering: None,
+            breakpoints: Vec::new(),
+            armed: 0,
+            is_debugged: false,
+            bell: Bell::default(),
             turn: None,
             paused: false,
             signalled: false,
@@ -153,6 +172,7 @@ impl SessionTable {
         self: &Arc<Self>,
         using: SessionUse,
         salt: &[u8],
+        steered: Option<blake3::Hash>,
     ) -> Result<Option<(Ticket, Option<EngineSession>)>, ApiError> {
         let mut records = self.records();
         let key = (using.tenant.clone(), using.id.clone());
@@ -177,18 +197,25 @@ impl SessionTable {
             // The former turn's ticket ends its session.
             waits = None;
             record.engine = None;
-        } else if record.salt != salt {
+        } else if record.salt != salt || record.steered != steered {
             waits.take().iter().for_each(EngineSession::abort);
             record.engine = None;
         }
-        record.salt = salt.to_vec();
+        (record.salt, record.steered) = (salt.to_vec(), steered);
         record.signalled = false;
         record.used = Instant::now();
         record.requests += 1;
         record.parent = using.parent.clone().or(record.parent.take());
         record.time_to_live = using.time_to_live.unwrap_or(record.time_to_live);
+        let armed = record
+            .breakpoints
+            .iter()
+            .filter(|armed| !armed.is_spent())
+            .map(|armed| (armed.number, armed.again()))
+            .collect();
         drop(records);
-        let ticket = Ticket { table: Arc::clone(self), key, number, deleted, using: Arc::new(using) };
+        let (table, armed, using) = (Arc::clone(self), Arc::new(armed), Arc::new(using));
+        let ticket = Ticket { table, key, number, deleted, armed, using };
         Ok(Some((ticket, waits)))
     }
 
@@ -230,11 +257,15 @@ impl SessionTable {
     pub(super) fn adopt(&self, key: &Key, parent: &str, engine: EngineSession) -> Result<(), ApiError> {
         let mut records = self.records();
         let of = records.by_key.get(&(key.0.clone(), parent.to_owned()));
-        let inherited = of.map(|record| (record.salt.clone(), record.time_to_live));
+        let inherited = of.map(|record| {
+            let Record { salt, steered, steering, time_to_live, is_debugged, .. } = record.clone();
+            (salt, steered, steering, time_to_live, is_debugged)
+        });
         match self.insert_new(&mut records, key, self.fresh(Some(parent.to_owned()), "fork")) {
             Ok(record) => {
-                if let Some((salt, time_to_live)) = inherited {
-                    (record.salt, record.time_to_live) = (salt, time_to_live);
+                if let Some(inherited) = inherited {
+                    (record.salt, record.steered, record.steering, record.time_to_live, record.is_debugged) =
+                        inherited;
                 }
                 record.engine = Some(engine);
                 Ok(())
@@ -247,7 +278,7 @@ impl SessionTable {
     }
 
     /// A session's record.
-    pub(super) fn record(&self, key: &Key) -> Option<Record> {
+    pub(crate) fn record(&self, key: &Key) -> Option<Record> {
         self.records().by_key.get(key).cloned()
     }
 
@@ -319,6 +350,8 @@ pub(crate) struct Ticket {
     key: Key,
     number: u64,
     deleted: Arc<AtomicBool>,
+    /// Breakpoints that a session begins with which is opened for the turn, with their numbers.
+    armed: Arc<Vec<(u64, Breakpoint)>>,
     using: Arc<SessionUse>,
 }
 
@@ -328,11 +361,20 @@ impl Ticket {
         self.deleted.load(Ordering::Relaxed)
     }
 
+    /// The breakpoints that a session begins with which is opened for the turn.
+    pub(crate) fn breakpoints(&self) -> Vec<Breakpoint> {
+        self.armed.iter().map(|(_, breakpoint)| breakpoint.clone()).collect()
+    }
+
     /// The engine has opened the turn's session.
     pub(crate) fn opened(&self, engine: EngineSession) {
         let mut records = self.table.records();
         match self.own(&mut records) {
-            Some(record) => record.engine = Some(engine),
+            Some(record) => {
+                record.opened(&engine, &self.armed, &self.table, &self.key);
+                record.engine = Some(engine);
+                record.bell.ring();
+            }
             None if self.is_deleted() => engine.abort(),
             // It ends with its turn.
             None => {}

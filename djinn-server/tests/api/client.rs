@@ -17,7 +17,9 @@ pub(crate) struct Target {
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, String)>,
+    /// Empty for what is no text.
     pub(crate) body: String,
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Reply {
@@ -82,29 +84,33 @@ impl Pending {
 
     /// The next part of a chunked body; `None` at its end, or where the connection breaks off.
     pub(crate) fn part(&mut self) -> Option<String> {
+        self.bytes().map(|bytes| String::from_utf8(bytes).unwrap())
+    }
+
+    fn bytes(&mut self) -> Option<Vec<u8>> {
         let mut line = String::new();
         self.reader.read_line(&mut line).ok()?;
         let length = usize::from_str_radix(line.trim_end(), 16).ok()?;
         let mut bytes = vec![0; length + 2];
         self.reader.read_exact(&mut bytes).ok()?;
         bytes.truncate(length);
-        (length > 0).then(|| String::from_utf8(bytes).unwrap())
+        (length > 0).then_some(bytes)
     }
 
     pub(crate) fn finish(mut self) -> Reply {
-        let mut body = String::new();
+        let mut bytes = Vec::new();
         if self.is_chunked() {
-            while let Some(part) = self.part() {
-                body += &part;
+            while let Some(part) = self.bytes() {
+                bytes.extend(part);
             }
         } else {
             let length = self.headers.iter().find(|(name, _)| name == "content-length");
             let length = length.map_or(0, |(_, length)| length.parse().unwrap());
-            let mut bytes = vec![0; length];
+            bytes = vec![0; length];
             self.reader.read_exact(&mut bytes).unwrap();
-            body = String::from_utf8(bytes).unwrap();
         }
-        Reply { status: self.status, headers: self.headers, body }
+        let body = String::from_utf8(bytes.clone()).unwrap_or_default();
+        Reply { status: self.status, headers: self.headers, body, bytes }
     }
 }
 

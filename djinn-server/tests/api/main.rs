@@ -1,6 +1,7 @@
 //! A server on a tiny model, asked over real connections. The model's 128 tokens are the bytes of ASCII.
 
 mod anthropic;
+mod breakpoints;
 mod calls;
 mod client;
 mod failures;
@@ -11,6 +12,7 @@ mod openapi;
 mod plain;
 mod responses;
 mod sessions;
+mod steering;
 mod streams;
 mod structured;
 

@@ -35,7 +35,8 @@ fn every_path_that_is_told_is_there_and_takes_the_methods_that_are_told() {
 fn every_field_is_told_with_its_type() {
     let document = document();
     for endpoint in ENDPOINTS {
-        let body = &document["paths"][endpoint.path]["post"]["requestBody"];
+        let method = endpoint.method.to_ascii_lowercase();
+        let body = &document["paths"][endpoint.path][method]["requestBody"];
         let properties = &body["content"]["application/json"]["schema"]["properties"];
         assert_eq!(properties.as_object().unwrap().len(), endpoint.fields.len(), "{}", endpoint.path);
         for field in endpoint.fields {

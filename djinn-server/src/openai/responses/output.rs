@@ -143,6 +143,15 @@ type Send<'a> = &'a mut dyn FnMut(Value);
 
 impl Output {
     /// An answer that has not begun.
+    /// Puts something into the response beside what the API has.
+    pub(super) fn tell(&mut self, add: impl FnOnce(&mut Value)) {
+        let mut head = Value::Object(std::mem::take(&mut self.head));
+        add(&mut head);
+        if let Value::Object(head) = head {
+            self.head = head;
+        }
+    }
+
     pub(super) fn new(id: String, head: Map<String, Value>) -> Self {
         Output {
             id,

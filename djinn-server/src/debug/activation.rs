@@ -1,0 +1,267 @@
+//! `/v1/sessions/{id}/activations/{hook}`: reading and changing a session that is paused.
+
+use super::engine::{debug, look};
+use super::{hooks, not_paused, tensors};
+use crate::body::{Fields, Part};
+use crate::fields::ACTIVATIONS;
+use crate::request::{Asker, Pairs, tenant_salt};
+use crate::server::{ApiRequest, Server};
+use crate::sessions::Named;
+use crate::steering::{BodyForm, body_form, check_values, one_tensor};
+use crate::{ApiError, reply};
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{Response, StatusCode};
+use djinn_engine::Edit;
+use djinn_engine::debug::{Debugger, Look, Looked};
+use djinn_srg::Hook;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::ops::Range;
+use std::sync::Arc;
+
+type Answered = Result<Response<Body>, ApiError>;
+
+/// Answers `GET /v1/sessions/{id}/activations/{hook}`.
+pub(crate) async fn read(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path((id, hook)): Path<(String, String)>,
+    query: Pairs,
+) -> Answered {
+    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+    let as_tensors = tensors::is_asked(&query)?;
+    let (engine, graph) = (named.engine()?, named.model.graph());
+    let hook = hooks::find(graph, &hook, "hook")?.clone();
+    let at = debug(engine, graph, |debugger, id| Ok(debugger.paused_at(id))).await?;
+    let at = at.ok_or_else(not_paused)?;
+    let wanted = Look { hooks: vec![hook.clone()], ..Look::default() };
+    let Looked { positions, values, .. } = look(engine, graph, wanted).await?;
+    let values = values.into_iter().next().map_or_else(Vec::new, |(_, values)| values);
+    named.touch();
+    let body = move || {
+        let (width, tokens) = (hook.columns.1 as usize, values.len() / hook.columns.1 as usize);
+        // After the choice of rows, only the last token has values.
+        let from = positions.end - tokens as u64;
+        let token_ids = &at.tokens[at.tokens.len().saturating_sub(tokens)..];
+        if as_tensors {
+            let (from, to) = (from.to_string(), positions.end.to_string());
+            let about = [("hook", hook.name.clone()), ("from", from), ("to", to)];
+            let mut file = tensors::File::default();
+            file.floats("values", &[tokens, width], &values);
+            file.integers("token_ids", token_ids.iter().map(|&token| i64::from(token)));
+            return file.response(about);
+        }
+        Ok(reply::json(
+            StatusCode::OK,
+            &json!({
+                "object": "activation",
+                "hook": hook.name,
+                "positions": { "from": from, "to": positions.end },
+                "token_ids": token_ids,
+                "shape": [tokens, width],
+                "dtype": "float32",
+                "values": values.chunks_exact(width).collect::<Vec<_>>(),
+            }),
+        ))
+    };
+    named.model.work(move |_| body()).await
+}
+
+/// Answers `POST /v1/sessions/{id}/activations/{hook}`.
+pub(crate) async fn write(
+    Path((id, hook)): Path<(String, String)>,
+    query: Pairs,
+    request: ApiRequest,
+) -> Answered {
+    let named = Named::find(&request.server, request.salt(), &id, &query)?;
+    let (engine, graph) = (named.engine()?, named.model.graph());
+    let hook = hooks::find(graph, &hook, "hook")?.clone();
+    let at = debug(engine, graph, |debugger, id| Ok(debugger.paused_at(id))).await?;
+    let at = at.ok_or_else(not_paused)?;
+    let (width, body) = (hook.columns.1 as usize, request.body.clone());
+    let of_query = query.0.clone();
+    let read = named.model.work(move |_| match body_form(&body) {
+        BodyForm::Json => Ok(Written { fields: Fields::parse(&body, &ACTIVATIONS)?, values: None }),
+        _ => {
+            let fields = Fields::of_query(&of_query, &ACTIVATIONS)?;
+            Ok(Written { fields, values: Some(one_tensor(body.to_vec(), "values", width)?) })
+        }
+    });
+    let written = read.await?;
+    let op = written.op()?;
+    // After the choice of rows, only the last token has values.
+    let mut all = at.positions.clone();
+    if hooks::of_logits(graph, &hook) {
+        all.start = all.end - 1;
+    }
+    let runs = written.positions(&all)?;
+    let edits = written.edits(&hook, &op, runs)?;
+    let tokens: u64 = edits.iter().map(|(run, _)| run.end - run.start).sum();
+    let name = hook.name.clone();
+    let write = move |debugger: &mut dyn Debugger, id| {
+        edits.into_iter().try_for_each(|(run, edit)| debugger.edit(id, hook.clone(), run, edit))
+    };
+    debug(engine, graph, write).await?;
+    named.touch();
+    Ok(reply::json(StatusCode::OK, &json!({ "object": "edit", "hook": name, "op": op, "tokens": tokens })))
+}
+
+/// What a client wants to change.
+struct Written {
+    fields: Fields,
+    /// Of a file.
+    values: Option<Vec<f32>>,
+}
+
+impl Written {
+    fn op(&self) -> Result<String, ApiError> {
+        let op: Option<String> = self.fields.read("op")?;
+        let known = ["set", "add", "scale", "clamp", "project_out"];
+        let from_file = self.values.is_some();
+        let op = op.or_else(|| from_file.then(|| "set".to_owned()));
+        let known = if from_file { &known[..2] } else { &known };
+        match op.filter(|op| known.contains(&op.as_str())) {
+            Some(op) => Ok(op),
+            None => Err(ApiError::field("op", format!("`op` must be one of {}", known.join(", ")))),
+        }
+    }
+
+    /// The tokens among `all`, as ascending runs of positions.
+    fn positions(&self, all: &Range<u64>) -> Result<Vec<Range<u64>>, ApiError> {
+        let outside = |position: u64| {
+            let message = format!(
+                "position {position} is not among those that are paused, {} to {}",
+                all.start, all.end
+            );
+            ApiError::field("positions", message)
+        };
+        let runs = match self.fields.get("positions") {
+            None => vec![all.clone()],
+            Some(list @ Value::Array(_)) => {
+                let list = Vec::<u64>::deserialize(list)
+                    .map_err(|error| ApiError::field("positions", format!("`positions`: {error}")))?;
+                if list.is_empty() || !list.is_sorted_by(|a, b| a < b) {
+                    return Err(ApiError::field(
+                        "positions",
+                        "`positions` must ascend, and hold one at least",
+                    ));
+                }
+                list.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[0] + run.len() as u64).collect()
+            }
+            Some(_) => {
+                let part = Part::of(&self.fields, "positions")?;
+                part.only(&["from", "to"])?;
+                let (from, to) = (part.read("from")?, part.read("to")?);
+                let run = from.unwrap_or(all.start)..to.unwrap_or(all.end);
+                vec![run]
+            }
+        };
+        for run in &runs {
+            if run.is_empty() {
+                let message = format!("there is nothing from {} to {}", run.start, run.end);
+                return Err(ApiError::field("positions", message));
+            }
+            let wrong = [run.start, run.end - 1].into_iter().find(|position| !all.contains(position));
+            wrong.map_or(Ok(()), |position| Err(outside(position)))?;
+        }
+        Ok(runs)
+    }
+
+    /// Values for `tokens` tokens: a row, or one for each.
+    fn values(&self, hook: &Hook, tokens: usize) -> Result<Vec<f32>, ApiError> {
+        let wrong = |error: &dyn std::fmt::Display| ApiError::field("values", format!("`values`: {error}"));
+        let values = match (&self.values, self.fields.get("values")) {
+            (Some(values), _) => values.clone(),
+            (None, None) => return Err(ApiError::field("values", "`values` is missing")),
+            (None, Some(Value::Array(rows))) if rows.first().is_some_and(Value::is_array) => {
+                let width = hook.columns.1 as usize;
+                let mut all = Vec::new();
+                for (at, row) in rows.iter().enumerate() {
+                    let row = Vec::<f32>::deserialize(row).map_err(|error| wrong(&error))?;
+                    if row.len() != width {
+                        return Err(wrong(&format_args!("row {at} has {} values, not {width}", row.len())));
+                    }
+                    all.extend(row);
+                }
+                all
+            }
+            (None, Some(values)) => Vec::<f32>::deserialize(values).map_err(|error| wrong(&error))?,
+        };
+        check_values(hook, &values, tokens, "values")?;
+        Ok(values)
+    }
+
+    fn number(&self, name: &'static str) -> Result<Option<f32>, ApiError> {
+        self.fields.number(name, f32::MIN..=f32::MAX)
+    }
+
+    /// The change, for each run of tokens.
+    fn edits(
+        &self,
+        hook: &Hook,
+        op: &str,
+        runs: Vec<Range<u64>>,
+    ) -> Result<Vec<(Range<u64>, Edit)>, ApiError> {
+        let width = hook.columns.1 as usize;
+        let tokens = runs.iter().map(|run| (run.end - run.start) as usize).sum();
+        let allowed: &[&str] = match op {
+            "set" => &["values"],
+            "add" => &["values", "strength"],
+            "scale" => &["factor"],
+            "clamp" => &["low", "high"],
+            _ => &["values"],
+        };
+        let other = ["values", "strength", "factor", "low", "high"].into_iter();
+        if let Some(name) =
+            other.filter(|name| self.fields.get(name).is_some()).find(|name| !allowed.contains(name))
+        {
+            return Err(ApiError::field(name, format!("`{name}` means nothing for `{op}`")));
+        }
+        let same = |edit: Edit| runs.iter().map(|run| (run.clone(), edit.clone())).collect::<Vec<_>>();
+        let missing = |name: &'static str| ApiError::field(name, format!("`{name}` is missing"));
+        match op {
+            "scale" => Ok(same(Edit::scale(self.number("factor")?.ok_or_else(|| missing("factor"))?))),
+            "clamp" => {
+                let (low, high) = (self.number("low")?, self.number("high")?);
+                if low.is_none() && high.is_none() {
+                    return Err(missing("low"));
+                }
+                let (low, high) = (low.unwrap_or(f32::NEG_INFINITY), high.unwrap_or(f32::INFINITY));
+                match low <= high {
+                    true => Ok(same(Edit::clamp(low, high))),
+                    false => Err(ApiError::field("low", format!("`low` is {low}, above `high`, {high}"))),
+                }
+            }
+            "project_out" => {
+                let direction = self.values(hook, 1)?;
+                match direction.iter().any(|&value| value != 0.0) {
+                    true => Ok(same(Edit::along(direction, -1.0))),
+                    false => Err(ApiError::field("values", "a direction of length 0 is none")),
+                }
+            }
+            op => {
+                let values = self.values(hook, tokens)?;
+                let strength = self.number("strength")?.unwrap_or(1.0);
+                if values.iter().any(|value| !(value * strength).is_finite()) {
+                    return Err(ApiError::field("strength", format!("{strength} makes values infinite")));
+                }
+                let edit = |values: Vec<f32>| match op {
+                    "set" => Edit::set(values),
+                    _ => Edit::add(values, strength),
+                };
+                if values.len() == width {
+                    return Ok(same(edit(values)));
+                }
+                let mut rest = values.as_slice();
+                let mut edits = Vec::new();
+                for run in runs {
+                    let (own, more) = rest.split_at((run.end - run.start) as usize * width);
+                    edits.push((run, edit(own.to_vec())));
+                    rest = more;
+                }
+                Ok(edits)
+            }
+        }
+    }
+}

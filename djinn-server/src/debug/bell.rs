@@ -1,0 +1,51 @@
+//! Rings when a session is opened or paused. The engine has one listener of a session, however many clients wait.
+
+use crate::sessions::EngineSession;
+use djinn_engine::SessionId;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::watch;
+
+/// Tells those who wait that a session has changed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bell {
+    rings: watch::Sender<()>,
+    /// The session of the engine that will ring.
+    listens: Arc<Mutex<Option<SessionId>>>,
+}
+
+impl Bell {
+    /// Waits for rings from now on.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
+        self.rings.subscribe()
+    }
+
+    pub(crate) fn ring(&self) {
+        self.rings.send_replace(());
+    }
+
+    /// Rings once this session of the engine is paused, at once if it is, and when it ends.
+    pub(crate) fn ring_at_pause(&self, session: &EngineSession) {
+        let id = session.id;
+        let before = self.listens.lock().unwrap_or_else(PoisonError::into_inner).replace(id);
+        if before == Some(id) {
+            return;
+        }
+        let ringing = Ringing { bell: self.clone(), id };
+        session.client.begin_debug(move |debugger| debugger.on_pause(id, Box::new(move |_| drop(ringing))));
+    }
+}
+
+/// Rings when it is dropped.
+struct Ringing {
+    bell: Bell,
+    id: SessionId,
+}
+
+impl Drop for Ringing {
+    fn drop(&mut self) {
+        let mut listens = self.bell.listens.lock().unwrap_or_else(PoisonError::into_inner);
+        listens.take_if(|id| *id == self.id);
+        drop(listens);
+        self.bell.ring();
+    }
+}

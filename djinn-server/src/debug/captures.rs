@@ -1,0 +1,136 @@
+//! `/v1/sessions/{id}/captures`: what breakpoints have read, taken once.
+
+use super::engine::debug;
+use super::tensors;
+use crate::debug::hooks;
+use crate::request::{Asker, Pairs, tenant_salt};
+use crate::server::Server;
+use crate::sessions::Named;
+use crate::{ApiError, reply};
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{Response, StatusCode};
+use djinn_engine::debug::Captures;
+use djinn_srg::Graph;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Answers `GET /v1/sessions/{id}/captures`.
+pub(crate) async fn take(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(id): Path<String>,
+    query: Pairs,
+) -> Result<Response<Body>, ApiError> {
+    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+    let as_tensors = tensors::is_asked(&query)?;
+    let graph = named.model.graph();
+    let captures = debug(named.engine()?, graph, |debugger, id| debugger.take_captures(id)).await?;
+    named.touch();
+    named
+        .model
+        .work(move |model| {
+            let read = AtHook::all(&captures, model.graph());
+            match as_tensors {
+                true => file(&read, captures.dropped),
+                false => Ok(reply::json(StatusCode::OK, &body(&read, captures.dropped))),
+            }
+        })
+        .await
+}
+
+/// All that was read at one hook, in order of time.
+struct AtHook {
+    hook: String,
+    layer: Option<u64>,
+    /// The hook's name in its block.
+    kind: Option<String>,
+    positions: Vec<u64>,
+    tokens: Vec<u32>,
+    /// f32 `[tokens, width]`.
+    values: Vec<f32>,
+}
+
+impl AtHook {
+    /// In order of execution.
+    fn all(captures: &Captures, graph: &Graph) -> Vec<Self> {
+        let mut all: Vec<AtHook> = Vec::new();
+        for capture in &captures.captures {
+            let at = all.iter().position(|known| known.hook == capture.hook).unwrap_or_else(|| {
+                let hook = graph.hook(&capture.hook);
+                all.push(AtHook {
+                    hook: capture.hook.clone(),
+                    layer: hook.and_then(hooks::layer),
+                    kind: hook.and_then(hooks::in_block).map(str::to_owned),
+                    positions: Vec::new(),
+                    tokens: Vec::new(),
+                    values: Vec::new(),
+                });
+                all.len() - 1
+            });
+            all[at].positions.extend(&capture.positions);
+            all[at].tokens.extend(&capture.tokens);
+            all[at].values.extend(&capture.values);
+        }
+        all.sort_by_key(|read| graph.hook(&read.hook).map(|hook| hook.after));
+        all
+    }
+
+    fn width(&self) -> usize {
+        self.values.len() / self.tokens.len().max(1)
+    }
+}
+
+fn body(read: &[AtHook], dropped: u64) -> Value {
+    let one = |read: &AtHook| {
+        json!({
+            "hook": read.hook,
+            "positions": read.positions,
+            "token_ids": read.tokens,
+            "shape": [read.tokens.len(), read.width()],
+            "values": read.values.chunks_exact(read.width().max(1)).collect::<Vec<_>>(),
+        })
+    };
+    json!({ "object": "list", "data": read.iter().map(one).collect::<Vec<_>>(), "dropped": dropped })
+}
+
+/// A tensor for each hook, and lists of tokens and positions; these are empty where hooks have read different tokens, and
+/// each hook has its own. Where hooks are of one kind, one for each of some layers, `hidden_states` holds all.
+fn file(read: &[AtHook], dropped: u64) -> Result<Response<Body>, ApiError> {
+    let mut file = tensors::File::default();
+    let same = read
+        .windows(2)
+        .all(|pair| (&pair[0].positions, &pair[0].tokens) == (&pair[1].positions, &pair[1].tokens));
+    let lists = |prefix: &str, tokens: &[u32], positions: &[u64], file: &mut tensors::File| {
+        file.integers(&format!("{prefix}token_ids"), tokens.iter().map(|&token| i64::from(token)));
+        // Positions are within a context, which is far below 2^63.
+        file.integers(&format!("{prefix}positions"), positions.iter().map(|&position| position as i64));
+    };
+    match read.first().filter(|_| same) {
+        Some(all) => lists("", &all.tokens, &all.positions, &mut file),
+        None => lists("", &[], &[], &mut file),
+    }
+    for one in read {
+        file.floats(&one.hook, &[one.tokens.len(), one.width()], &one.values);
+        if !same {
+            lists(&format!("{}.", one.hook), &one.tokens, &one.positions, &mut file);
+        }
+    }
+    let ascending = read.windows(2).all(|pair| {
+        pair[0].layer < pair[1].layer && pair[0].kind == pair[1].kind && pair[0].width() == pair[1].width()
+    });
+    if let [first, ..] = read
+        && first.layer.is_some()
+        && same
+        && ascending
+    {
+        let width = first.width();
+        let rows = (0..first.tokens.len()).flat_map(|token| {
+            read.iter().flat_map(move |one| &one.values[token * width..(token + 1) * width])
+        });
+        let states: Vec<f32> = rows.copied().collect();
+        file.floats("hidden_states", &[first.tokens.len(), read.len(), width], &states);
+    }
+    let names: Vec<&str> = read.iter().map(|one| one.hook.as_str()).collect();
+    file.response([("hooks", names.join(",")), ("dropped", dropped.to_string())])
+}

@@ -1,0 +1,105 @@
+//! `/v1/sessions/{id}/lens`: which tokens the model would choose if its blocks ended at a hook.
+
+use super::engine::{debug, look};
+use super::{hooks, not_paused};
+use crate::body::Fields;
+use crate::fields::LENS;
+use crate::model::ServedModel;
+use crate::request::Pairs;
+use crate::server::ApiRequest;
+use crate::sessions::Named;
+use crate::{ApiError, reply};
+use axum::body::Body;
+use axum::extract::Path;
+use axum::http::{Response, StatusCode};
+use djinn_engine::Edit;
+use djinn_engine::debug::Look;
+use djinn_srg::{Graph, Hook};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// The most hooks of a request.
+const MOST_HOOKS: usize = 1024;
+
+/// Answers `POST /v1/sessions/{id}/lens`.
+pub(crate) async fn show(
+    Path(id): Path<String>,
+    query: Pairs,
+    request: ApiRequest,
+) -> Result<Response<Body>, ApiError> {
+    let named = Named::find(&request.server, request.salt(), &id, &query)?;
+    let fields = Fields::parse_or_none(&request.body, &LENS)?;
+    let (engine, graph) = (named.engine()?, named.model.graph());
+    let last = ends(graph).pop().ok_or_else(|| ApiError::invalid("the model has no blocks"))?;
+    let chosen = chosen(&fields, graph, last)?;
+    let top = fields.integer("top", 1..=100)?.unwrap_or(5) as usize;
+    let at = debug(engine, graph, |debugger, id| Ok(debugger.paused_at(id))).await?;
+    let at = at.ok_or_else(not_paused)?.positions;
+    let position = fields.read("position")?.unwrap_or(at.end - 1);
+    if !at.contains(&position) {
+        let message =
+            format!("position {position} is not among those that are paused, {} to {}", at.start, at.end);
+        return Err(ApiError::field("position", message));
+    }
+    let mut data = Vec::new();
+    // One hook at a time: each takes a part of the memory for hooks.
+    for hook in chosen {
+        let read = Look { hooks: vec![hook.clone()], ..Look::default() };
+        let read = look(engine, graph, read).await?;
+        let width = hook.columns.1 as usize;
+        let row = (position - read.positions.start) as usize * width;
+        let values = read.values.first().and_then(|(_, values)| values.get(row..row + width));
+        let values = values.ok_or_else(not_paused)?.to_vec();
+        // Only the last token has logits: it gets the values of the one that is asked for.
+        let end = read.positions.end;
+        let edits = vec![(last.clone(), end - 1..end, Edit::set(values))];
+        let seen = look(engine, graph, Look { edits, logits: true, ..Look::default() }).await?;
+        data.push(json!({ "hook": hook.name, "top": best(&named.model, &seen.logits, top) }));
+    }
+    named.touch();
+    Ok(reply::json(StatusCode::OK, &json!({ "object": "list", "position": position, "data": data })))
+}
+
+/// Where blocks end, in order.
+fn ends(graph: &Graph) -> Vec<&Hook> {
+    (0..).map_while(|block| graph.hook(&format!("blocks.{block}.hook_out"))).collect()
+}
+
+/// The hooks that a request names, all of the residual stream.
+fn chosen<'a>(fields: &Fields, graph: &'a Graph, last: &Hook) -> Result<Vec<&'a Hook>, ApiError> {
+    let Some(names) = fields.read::<BTreeSet<String>>("hooks")? else { return Ok(ends(graph)) };
+    if names.is_empty() || names.len() > MOST_HOOKS {
+        return Err(ApiError::field("hooks", format!("give 1 to {MOST_HOOKS} hooks")));
+    }
+    let mut chosen = Vec::new();
+    for name in &names {
+        let hook = hooks::find(graph, name, "hooks")?;
+        if hook.columns.1 != last.columns.1 || hook.after > last.after {
+            let message =
+                format!("`{name}` has not what the last block ends with: give hooks of the residual stream");
+            return Err(ApiError::field("hooks", message));
+        }
+        chosen.push(hook);
+    }
+    chosen.sort_by_key(|hook| hook.after);
+    Ok(chosen)
+}
+
+/// The most probable tokens.
+fn best(model: &ServedModel, logits: &[f32], top: usize) -> Value {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    let top = top.min(order.len());
+    if top == 0 {
+        return json!([]);
+    }
+    order.select_nth_unstable_by(top - 1, |&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    order.truncate(top);
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    let most = f64::from(logits[order[0]]);
+    let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - most).exp()).sum();
+    let one = |&token: &usize| {
+        let probability = (f64::from(logits[token]) - most).exp() / total;
+        json!({ "token_id": token, "text": model.text_of(&[token as u32]), "probability": probability })
+    };
+    order.iter().map(one).collect()
+}

@@ -1,0 +1,186 @@
+//! `/v1/sessions/{id}/breakpoints`, `…/pause` and `…/steering`.
+
+use super::breakpoint::{self, Armed, MOST_BREAKPOINTS, paused_json};
+use super::engine::debug;
+use super::tokens::{LOOK_EVERY, wait_of};
+use crate::body::{Fields, Part};
+use crate::fields::{BREAKPOINTS, SESSION_STEERING};
+use crate::request::{Asker, Pairs, tenant_salt};
+use crate::server::{ApiRequest, Server};
+use crate::sessions::Named;
+use crate::steering::{Steered, VectorUse};
+use crate::{ApiError, reply};
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{Response, StatusCode};
+use djinn_engine::debug::{Breakpoint, PausedAt};
+use djinn_models::printable::one_line;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+/// The longest wait for a pause, in milliseconds.
+const LONGEST_WAIT: u64 = 60_000;
+
+type Answered = Result<Response<Body>, ApiError>;
+
+fn ok(body: &Value) -> Answered {
+    Ok(reply::json(StatusCode::OK, body))
+}
+
+/// Answers `POST /v1/sessions/{id}/breakpoints`.
+pub(crate) async fn set(Path(id): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
+    let named = Named::find(&request.server, request.salt(), &id, &query)?;
+    let fields = Fields::parse(&request.body, &BREAKPOINTS)?;
+    let breakpoint = breakpoint::read(&fields, &named.model)?;
+    let armed = arm(&named, breakpoint).await?;
+    Ok(reply::json(StatusCode::CREATED, &armed.json()))
+}
+
+/// Arms a breakpoint: now, or when the session gets keys and values.
+///
+/// # Errors
+/// 429 for too many, or too little memory for hooks.
+pub(super) async fn arm(named: &Named, breakpoint: Breakpoint) -> Result<Armed, ApiError> {
+    refresh(named).await;
+    let table = named.model.sessions();
+    let known = table.breakpoints(&named.key);
+    if known.len() >= MOST_BREAKPOINTS {
+        // The oldest that was used up goes.
+        let Some(spent) = known.iter().find(|armed| armed.is_spent()) else {
+            return Err(ApiError::busy(format!("the session has {} breakpoints; delete some", known.len())));
+        };
+        disarm(named, spent.number).await;
+    }
+    let at = match &named.record.engine {
+        None => None,
+        Some(engine) => {
+            let own = breakpoint.clone();
+            let armed =
+                debug(engine, named.model.graph(), |debugger, id| debugger.set_breakpoint(id, own)).await;
+            match armed {
+                Ok(armed) => Some((engine.id, armed)),
+                // It will be armed when the session is opened anew.
+                Err(error) if error.code == Some("session_without_state") => None,
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    named.touch();
+    table.add_breakpoint(&named.key, breakpoint, at).ok_or_else(|| named.missing())
+}
+
+/// Takes a breakpoint away; whether it was there.
+async fn disarm(named: &Named, number: u64) -> bool {
+    let Some(armed) = named.model.sessions().remove_breakpoint(&named.key, number) else { return false };
+    if let (Some(engine), Some((session, at))) = (&named.record.engine, armed.at)
+        && session == engine.id
+    {
+        // The session may be gone.
+        let _ =
+            debug(engine, named.model.graph(), move |debugger, id| debugger.clear_breakpoint(id, at)).await;
+    }
+    true
+}
+
+/// Brings what is known of a session's breakpoints up to date: those that are used up go.
+async fn refresh(named: &Named) {
+    let Some(engine) = &named.record.engine else { return };
+    let told = debug(engine, named.model.graph(), |debugger, id| debugger.breakpoints(id)).await;
+    if let Ok(told) = told {
+        named.model.sessions().update_breakpoints(&named.key, engine.id, &told);
+    }
+}
+
+/// Answers `GET /v1/sessions/{id}/breakpoints`.
+pub(crate) async fn list(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(id): Path<String>,
+    query: Pairs,
+) -> Answered {
+    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+    refresh(&named).await;
+    let data: Vec<Value> = named.model.sessions().breakpoints(&named.key).iter().map(Armed::json).collect();
+    ok(&json!({ "object": "list", "data": data }))
+}
+
+/// Answers `DELETE /v1/sessions/{id}/breakpoints/{breakpoint}`.
+pub(crate) async fn clear(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path((id, breakpoint)): Path<(String, String)>,
+    query: Pairs,
+) -> Answered {
+    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+    let was_there = match Armed::number(&breakpoint) {
+        Some(number) => disarm(&named, number).await,
+        None => false,
+    };
+    if !was_there {
+        let message = format!("the session has no breakpoint `{}`", one_line(&breakpoint));
+        let error = ApiError::refused(StatusCode::NOT_FOUND, message);
+        return Err(ApiError { code: Some("breakpoint_not_found"), ..error });
+    }
+    ok(&json!({ "id": breakpoint, "object": "breakpoint", "deleted": true }))
+}
+
+/// Answers `GET /v1/sessions/{id}/pause`, once the session is paused or the wait is over. A session without keys and values
+/// may get them meanwhile.
+pub(crate) async fn wait(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(id): Path<String>,
+    query: Pairs,
+) -> Answered {
+    let tenant = tenant_salt(asker);
+    let until = wait_of(&query, "timeout_ms", 30_000, LONGEST_WAIT)?;
+    loop {
+        let named = Named::find(&server, tenant.clone(), &id, &query)?;
+        let mut rings = named.record.bell.subscribe();
+        if let Some(at) = paused(&named).await {
+            return ok(&json!({ "paused_at": json_of(&named, &at) }));
+        }
+        named.record.engine.iter().for_each(|engine| named.record.bell.ring_at_pause(engine));
+        if timeout_at(until, rings.changed()).await.is_err() {
+            return ok(&json!({ "paused_at": null }));
+        }
+        if paused(&named).await.is_none() {
+            // It was opened, or it ended: what follows is not there yet.
+            sleep_until(until.min(Instant::now() + LOOK_EVERY)).await;
+        }
+    }
+}
+
+/// Where a session is paused at a breakpoint, if it is.
+async fn paused(named: &Named) -> Option<PausedAt> {
+    let engine = named.record.engine.as_ref()?;
+    debug(engine, named.model.graph(), |debugger, id| Ok(debugger.paused_at(id))).await.ok()?
+}
+
+fn json_of(named: &Named, at: &PausedAt) -> Option<Value> {
+    let engine = named.record.engine.as_ref()?;
+    Some(paused_json(at, engine.id, &named.model.sessions().breakpoints(&named.key)))
+}
+
+/// Answers `POST /v1/sessions/{id}/steering`.
+pub(crate) async fn steer(Path(id): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
+    let named = Named::find(&request.server, request.salt(), &id, &query)?;
+    let fields = Fields::parse(&request.body, &SESSION_STEERING)?;
+    let part = Part::new(String::new(), Some(&fields.whole()))?;
+    let uses = VectorUse::list(&part)?;
+    let steered = Steered::new(named.model.steering(), &named.key.0, Some(&uses), "vectors")?;
+    if let Some(engine) = &named.record.engine {
+        let edits = steered.edits;
+        let told = debug(engine, named.model.graph(), |debugger, id| debugger.steer(id, edits)).await;
+        match told {
+            Err(error) if error.code != Some("session_without_state") => return Err(error),
+            // One that was lost begins with it.
+            _ => {}
+        }
+    }
+    let data: Vec<Value> = uses.iter().map(VectorUse::json).collect();
+    named.model.sessions().steer(&named.key, uses, steered.digest);
+    named.touch();
+    ok(&json!({ "object": "session.steering", "vectors": data }))
+}

@@ -1,0 +1,77 @@
+//! What an answer tells of steering and edits: how many tokens they changed.
+
+use super::Piece;
+use crate::ApiError;
+use crate::SessionUse;
+use crate::debug::debug;
+use crate::model::ServedModel;
+use crate::sessions::{EngineSession, conflict};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use tokio::sync::oneshot;
+
+/// Names, and the tokens that were changed under them.
+type Counts = Vec<(String, u64)>;
+
+/// What changed tokens of a request, asked for at the end of each of its answers.
+#[derive(Default)]
+pub(super) struct Applied {
+    /// Answers that are over, with their last pieces, until the engine has told.
+    waiting: Vec<(usize, Piece, oneshot::Receiver<Counts>)>,
+    told: BTreeMap<String, u64>,
+}
+
+impl Applied {
+    /// Asks for what was changed in the session of an answer whose last piece this is.
+    pub(super) fn ask(&mut self, at: usize, last: Piece, session: Option<EngineSession>) {
+        let (answer, answered) = oneshot::channel();
+        if let Some(EngineSession { client, id }) = session {
+            client.begin_debug(move |debugger| {
+                // A client that has left reads no answer.
+                let _ = answer.send(debugger.applied(id).unwrap_or_default());
+            });
+        }
+        self.waiting.push((at, last, answered));
+    }
+
+    /// The next answer that is over, once the engine has told of it; `None` if none is. Dropping the future loses nothing.
+    pub(super) async fn ended(&mut self) -> Option<(usize, Piece)> {
+        let (.., answered) = self.waiting.first_mut()?;
+        let counts = answered.await.unwrap_or_default();
+        let (at, last, _) = self.waiting.remove(0);
+        for (name, tokens) in counts {
+            *self.told.entry(name).or_default() += tokens;
+        }
+        Some((at, last))
+    }
+
+    /// The object `djinn` of an answer, if something was changed.
+    pub(super) fn json(&self) -> Option<Value> {
+        let one = |(name, tokens): (&String, &u64)| json!({ "name": name, "tokens": tokens });
+        let steering: Vec<Value> = self.told.iter().filter(|(_, tokens)| **tokens > 0).map(one).collect();
+        (!steering.is_empty()).then(|| json!({ "steering": steering }))
+    }
+}
+
+/// Refuses a request of a session that breakpoints have stopped; brings the session's breakpoints up to date.
+///
+/// # Errors
+/// 409 for a session that is paused.
+pub(super) async fn check_free(
+    model: &ServedModel,
+    using: &SessionUse,
+    engine: &EngineSession,
+) -> Result<(), ApiError> {
+    let told = debug(engine, model.graph(), |debugger, id| {
+        Ok((debugger.paused_at(id).is_some(), debugger.breakpoints(id)?))
+    });
+    // One that is lost is opened anew.
+    let Ok((is_paused, breakpoints)) = told.await else { return Ok(()) };
+    if is_paused {
+        let message = format!("the session `{}` is paused at a breakpoint; resume it first", using.id);
+        return Err(conflict(message, "session_paused"));
+    }
+    let key = (using.tenant.clone(), using.id.clone());
+    model.sessions().update_breakpoints(&key, engine.id, &breakpoints);
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! What a session's record holds of breakpoints and steering.
+
+use super::table::{Key, Record};
+use super::{EngineSession, SessionTable, SessionUse};
+use crate::VectorUse;
+use crate::debug::Armed;
+use djinn_engine::SessionId;
+use djinn_engine::debug::{Breakpoint, BreakpointId};
+use std::sync::Arc;
+
+impl Record {
+    /// The engine has opened a session that began with `armed`; it numbers breakpoints from 1. What was set or taken away
+    /// since is set or taken away there, and noted in `table`.
+    pub(super) fn opened(
+        &mut self,
+        session: &EngineSession,
+        armed: &[(u64, Breakpoint)],
+        table: &Arc<SessionTable>,
+        key: &Key,
+    ) {
+        let id = |place: usize| BreakpointId(place as u64 + 1);
+        let client = &session.client;
+        for own in &mut self.breakpoints {
+            let place = armed.iter().position(|&(number, _)| number == own.number);
+            own.before = own.hits;
+            own.at = place.map(|place| (session.id, id(place)));
+            if place.is_none() && !own.is_spent() {
+                let (number, breakpoint) = (own.number, own.again());
+                let (session, table, key) = (session.id, Arc::clone(table), key.clone());
+                client.begin_debug(move |debugger| {
+                    // What does not fit stays unarmed, and is shown so.
+                    let at = debugger.set_breakpoint(session, breakpoint).ok();
+                    table.change(&key, |record| {
+                        let own = record.breakpoints.iter_mut().find(|armed| armed.number == number);
+                        own.into_iter().for_each(|own| own.at = at.map(|at| (session, at)));
+                    });
+                });
+            }
+        }
+        for (place, (number, _)) in armed.iter().enumerate() {
+            if self.breakpoints.iter().all(|own| own.number != *number) {
+                let session = session.id;
+                // It may have ended by then.
+                client.begin_debug(move |debugger| drop(debugger.clear_breakpoint(session, id(place))));
+            }
+        }
+    }
+}
+
+impl SessionTable {
+    /// A session's breakpoints, as last known.
+    pub(crate) fn breakpoints(&self, key: &Key) -> Vec<Armed> {
+        self.record(key).map_or_else(Vec::new, |record| record.breakpoints)
+    }
+
+    /// Adds a breakpoint, which is armed at a place of the engine if it has one. `None` if the session is gone.
+    pub(crate) fn add_breakpoint(
+        &self,
+        key: &Key,
+        breakpoint: Breakpoint,
+        at: Option<(SessionId, BreakpointId)>,
+    ) -> Option<Armed> {
+        let mut added = None;
+        self.change(key, |record| {
+            record.armed += 1;
+            record.is_debugged = true;
+            let armed = Armed { number: record.armed, breakpoint, at, hits: 0, before: 0 };
+            record.breakpoints.push(armed.clone());
+            added = Some(armed);
+        });
+        added
+    }
+
+    /// Takes a breakpoint away.
+    pub(crate) fn remove_breakpoint(&self, key: &Key, number: u64) -> Option<Armed> {
+        let mut removed = None;
+        self.change(key, |record| {
+            let at = record.breakpoints.iter().position(|armed| armed.number == number);
+            removed = at.map(|at| record.breakpoints.remove(at));
+        });
+        removed
+    }
+
+    /// Takes in what a session of the engine tells of its breakpoints.
+    pub(crate) fn update_breakpoints(
+        &self,
+        key: &Key,
+        session: SessionId,
+        told: &[(BreakpointId, Breakpoint, u64)],
+    ) {
+        self.change(key, |record| {
+            for armed in &mut record.breakpoints {
+                let own = told.iter().find(|(id, ..)| armed.at == Some((session, *id)));
+                armed.hits = own.map_or(armed.hits, |(.., hits)| armed.before + hits);
+            }
+        });
+    }
+
+    /// What steers a session where its requests do not say, and by what its keys and values were computed last.
+    pub(crate) fn steer(&self, key: &Key, steering: Vec<VectorUse>, digest: Option<blake3::Hash>) {
+        self.change(key, |record| (record.steering, record.steered) = (Some(steering), digest));
+    }
+
+    /// What steers the session of a request that does not say, if its client said so.
+    pub(crate) fn steering(&self, using: &SessionUse) -> Option<Vec<VectorUse>> {
+        self.record(&(using.tenant.clone(), using.id.clone()))?.steering
+    }
+
+    /// The engine's session of a request, if breakpoints may have stopped it.
+    pub(crate) fn debugged(&self, using: &SessionUse) -> Option<EngineSession> {
+        let record = self.record(&(using.tenant.clone(), using.id.clone()))?;
+        record.engine.filter(|_| record.is_debugged)
+    }
+}

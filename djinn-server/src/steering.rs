@@ -1,0 +1,53 @@
+//! Steering: vectors that are kept by name, and added to activations of the sessions that ask for them.
+//!
+//! A vector has a direction for each of some hook points, mostly the ends of blocks. [`parse`] reads it from JSON,
+//! safetensors or GGUF, [`store`] keeps it within bounds, [`apply`] makes a request's field `steering` of it, and
+//! [`routes`] shows it.
+
+mod apply;
+mod parse;
+pub(crate) mod routes;
+mod store;
+
+pub(crate) use apply::Steered;
+pub use apply::{SteeredTokens, VectorUse};
+pub(crate) use parse::{BodyForm, check_values, form as body_form, one_tensor};
+pub(crate) use store::SteeringStore;
+
+use djinn_srg::Hook;
+
+/// A direction at a hook point.
+#[derive(Clone, Debug, PartialEq)]
+struct Direction {
+    hook: Hook,
+    /// f32 `[width]`, all finite.
+    values: Vec<f32>,
+}
+
+/// What stands under a name.
+#[derive(Clone, Debug, PartialEq)]
+struct Vectors {
+    /// In order of execution, at most one at each hook point.
+    directions: Vec<Direction>,
+    /// Of all that they are.
+    digest: blake3::Hash,
+}
+
+impl Vectors {
+    fn new(directions: Vec<Direction>) -> Self {
+        let mut hash = blake3::Hasher::new();
+        for Direction { hook, values } in &directions {
+            hash.update(format!("{} {}\n", hook.name, values.len()).as_bytes());
+            for value in values {
+                hash.update(&value.to_le_bytes());
+            }
+        }
+        Vectors { directions, digest: hash.finalize() }
+    }
+
+    /// Bytes that it takes, about.
+    fn bytes(&self) -> u64 {
+        let one = |direction: &Direction| (direction.values.len() * 4 + direction.hook.name.len()) as u64;
+        self.directions.iter().map(one).sum()
+    }
+}

@@ -1,0 +1,215 @@
+//! The field `steering` of requests, in EasySteer's words, and what the engine gets of it.
+
+use super::store::{DefaultUse, SteeringStore};
+use crate::ApiError;
+use crate::body::{Fields, Part};
+use crate::debug::hooks;
+use djinn_engine::Edit;
+use djinn_engine::debug::{Steering, TokenKind};
+use djinn_models::printable::one_line;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// The most vectors of one request.
+const MOST_VECTORS: usize = 64;
+/// The most layers that one of them may choose.
+const MOST_LAYERS: usize = 4096;
+
+/// Which tokens of a session a vector is added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SteeredTokens {
+    /// Those of prompts.
+    pub prompt: bool,
+    /// Those that are generated.
+    pub generation: bool,
+}
+
+impl SteeredTokens {
+    /// The object `apply` of `part`: what it does not say is true.
+    pub(super) fn read(part: &Part) -> Result<Self, ApiError> {
+        let apply = part.part("apply")?;
+        apply.only(&["prompt", "generation"])?;
+        let flag = |name: &str| Ok::<bool, ApiError>(apply.read(name)?.unwrap_or(true));
+        Ok(SteeredTokens { prompt: flag("prompt")?, generation: flag("generation")? })
+    }
+
+    pub(super) fn json(self) -> Value {
+        json!({ "prompt": self.prompt, "generation": self.generation })
+    }
+
+    /// `None` for none.
+    fn kind(self) -> Option<TokenKind> {
+        match (self.prompt, self.generation) {
+            (true, true) => Some(TokenKind::Any),
+            (true, false) => Some(TokenKind::Prompt),
+            (false, true) => Some(TokenKind::Generated),
+            (false, false) => None,
+        }
+    }
+}
+
+/// A vector as a request uses it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VectorUse {
+    /// Its name.
+    pub source: String,
+    /// What it is multiplied by.
+    pub scale: f32,
+    /// The layers of it that are used; all, if not given.
+    pub layers: Option<BTreeSet<u64>>,
+    /// The tokens that it is added to.
+    pub tokens: SteeredTokens,
+}
+
+impl VectorUse {
+    /// The field `steering` of a request, if it has one: an object with `vectors`.
+    ///
+    /// # Errors
+    /// 400 that names the field at fault.
+    pub(crate) fn read(fields: &Fields) -> Result<Option<Vec<Self>>, ApiError> {
+        if fields.get("steering").is_none() {
+            return Ok(None);
+        }
+        let steering = Part::of(fields, "steering")?;
+        steering.only(&["vectors"])?;
+        Self::list(&steering).map(Some)
+    }
+
+    /// The list `vectors` of an object.
+    pub(crate) fn list(steering: &Part) -> Result<Vec<Self>, ApiError> {
+        let vectors: Vec<Value> = steering.read("vectors")?.unwrap_or_default();
+        if vectors.len() > MOST_VECTORS {
+            return Err(steering.wrong("vectors", format_args!("has more than {MOST_VECTORS} vectors")));
+        }
+        let place = steering.place_of("vectors");
+        let vectors = vectors.iter().enumerate();
+        vectors.map(|(at, vector)| Self::one(&Part::new(format!("{place}[{at}]"), Some(vector))?)).collect()
+    }
+
+    fn one(part: &Part) -> Result<Self, ApiError> {
+        part.only(&["source", "algorithm", "scale", "layers", "normalize", "apply", "params"])?;
+        let source: Option<String> = part.read("source")?;
+        let source =
+            source.ok_or_else(|| part.wrong("source", "is missing; name a vector of /v1/steering"))?;
+        if part.read::<String>("algorithm")?.is_some_and(|algorithm| algorithm != "direct") {
+            return Err(part.wrong("algorithm", "must be \"direct\": the vector is added"));
+        }
+        if part.read::<bool>("normalize")?.unwrap_or(false) {
+            return Err(part.wrong("normalize", "is not supported: activations do not keep their length"));
+        }
+        part.part("params")?.only(&[])?;
+        let layers: Option<BTreeSet<u64>> = part.read("layers")?;
+        if layers.as_ref().is_some_and(|layers| layers.len() > MOST_LAYERS) {
+            return Err(part.wrong("layers", format_args!("has more than {MOST_LAYERS} layers")));
+        }
+        let scale = part.finite("scale")?.unwrap_or(1.0);
+        Ok(VectorUse { source, scale, layers, tokens: SteeredTokens::read(part)? })
+    }
+
+    /// As its client wrote it, with defaults.
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "source": self.source,
+            "algorithm": "direct",
+            "scale": self.scale,
+            "layers": self.layers,
+            "normalize": false,
+            "apply": self.tokens.json(),
+        })
+    }
+
+    /// What the engine gets of it, added to `steered`; `place` is its own in the request.
+    fn resolve(
+        &self,
+        store: &SteeringStore,
+        tenant: &[u8],
+        place: &str,
+        steered: &mut Resolving,
+    ) -> Result<(), ApiError> {
+        let wrong = |field: &str, why: String| ApiError::field(format!("{place}.{field}"), why);
+        let found = store.get(tenant, &self.source);
+        let (stored, _) = found.ok_or_else(|| {
+            let name = one_line(&self.source);
+            wrong("source", format!("there is no steering vector `{name}`; see /v1/steering"))
+        })?;
+        let directions = &stored.vectors.directions;
+        if let Some(layers) = &self.layers {
+            let known: BTreeSet<u64> =
+                directions.iter().filter_map(|direction| hooks::layer(&direction.hook)).collect();
+            if let Some(layer) = layers.difference(&known).next() {
+                let why = format!("the vector `{}` has no layer {layer}", self.source);
+                return Err(wrong("layers", why));
+            }
+        }
+        let Some(tokens) = self.tokens.kind() else { return Ok(()) };
+        steered.hash.update(stored.vectors.digest.as_bytes());
+        steered.hash.update(format!("{} {:?} {:?}\n", self.scale, self.layers, self.tokens).as_bytes());
+        for direction in directions {
+            let layer = hooks::layer(&direction.hook);
+            let chosen = |layers: &BTreeSet<u64>| layer.is_some_and(|layer| layers.contains(&layer));
+            if !self.layers.as_ref().is_none_or(chosen) {
+                continue;
+            }
+            if direction.values.iter().any(|value| !(value * self.scale).is_finite()) {
+                return Err(wrong("scale", format!("{} makes values infinite", self.scale)));
+            }
+            let edit = Edit::add(direction.values.clone(), self.scale);
+            let name = self.source.clone();
+            steered.edits.push(Steering { name, hook: direction.hook.clone(), edit, tokens });
+        }
+        Ok(())
+    }
+}
+
+/// Edits of a turn as they are put together.
+#[derive(Default)]
+struct Resolving {
+    edits: Vec<Steering>,
+    hash: blake3::Hasher,
+}
+
+/// The standing edits of a turn.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Steered {
+    pub(crate) edits: Vec<Steering>,
+    /// Differs between different edits. None for none.
+    pub(crate) digest: Option<blake3::Hash>,
+}
+
+impl Steered {
+    /// What a tenant's request gets: the vectors that it names in the list at `place`, or else those that its key has by
+    /// default.
+    ///
+    /// # Errors
+    /// 400 that names the vector at fault.
+    pub(crate) fn new(
+        store: &SteeringStore,
+        tenant: &[u8],
+        named: Option<&[VectorUse]>,
+        place: &str,
+    ) -> Result<Self, ApiError> {
+        let default;
+        let uses = match named {
+            Some(uses) => uses,
+            None => {
+                let defaults = store.defaults(tenant).into_iter();
+                default = defaults
+                    .map(|(source, DefaultUse { scale, tokens })| VectorUse {
+                        source,
+                        scale,
+                        layers: None,
+                        tokens,
+                    })
+                    .collect::<Vec<_>>();
+                &default
+            }
+        };
+        let mut steered = Resolving::default();
+        for (at, vector) in uses.iter().enumerate() {
+            vector.resolve(store, tenant, &format!("{place}[{at}]"), &mut steered)?;
+        }
+        let Resolving { edits, hash } = steered;
+        let digest = (!edits.is_empty()).then(|| hash.finalize());
+        Ok(Steered { edits, digest })
+    }
+}

@@ -1,0 +1,186 @@
+//! `/v1/steering`: vectors by name.
+
+use super::apply::SteeredTokens;
+use super::parse::{self, BodyForm};
+use super::store::{DefaultUse, Stored};
+use super::{Direction, Vectors};
+use crate::body::{Fields, Part};
+use crate::debug::hooks;
+use crate::fields::{STEERING, STEERING_DEFAULT};
+use crate::model::ServedModel;
+use crate::request::{Asker, Pairs, tenant_salt};
+use crate::server::{ApiRequest, Server};
+use crate::{ApiError, reply};
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::{Response, StatusCode};
+use djinn_models::printable::one_line;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+type Answered = Result<Response<Body>, ApiError>;
+
+/// Answers `POST /v1/steering`.
+pub(crate) async fn create(Query(query): Pairs, request: ApiRequest) -> Answered {
+    let is_json = parse::form(&request.body) == BodyForm::Json;
+    let fields = match is_json {
+        true => Fields::parse(&request.body, &STEERING)?,
+        false => Fields::of_query(&query, &STEERING)?,
+    };
+    let model = request.model(&fields)?;
+    let name: Option<String> = fields.read("name")?;
+    let name = parse::name(&name.ok_or_else(|| ApiError::field("name", "`name` is missing"))?)?;
+    let (model_name, tenant, body) = (request.model_name(&model), request.salt(), request.body);
+    let made = model.work(move |model| {
+        let vectors = match is_json {
+            true => parse::json(&fields, model.graph())?,
+            false => parse::tensors(body.to_vec(), &fields, model.graph())?,
+        };
+        let is_new = model.steering().insert(Some(tenant.clone()), name.clone(), vectors)?;
+        Ok((is_new, Named::find(model, &tenant, &name)?.body(&model_name, false)))
+    });
+    let (is_new, body) = made.await?;
+    Ok(reply::json(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &body))
+}
+
+/// Answers `GET /v1/steering`.
+pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Answered {
+    let tenant = tenant_salt(asker);
+    let mut data = Vec::new();
+    for (model_name, model) in server.distinct_models() {
+        for name in model.steering().names(&tenant) {
+            // It may be gone meanwhile.
+            data.extend(Named::find(model, &tenant, &name).map(|named| named.body(model_name, false)));
+        }
+    }
+    Ok(reply::json(StatusCode::OK, &json!({ "object": "list", "data": data })))
+}
+
+/// Answers `GET /v1/steering/{name}`: with all values.
+pub(crate) async fn show(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(name): Path<String>,
+    query: Pairs,
+) -> Answered {
+    let tenant = tenant_salt(asker);
+    let (model_name, model) = of_query(&server, &tenant, &name, &query)?;
+    let named = Named::find(&model, &tenant, &name)?;
+    Ok(reply::json(StatusCode::OK, &named.body(&model_name, true)))
+}
+
+/// Answers `DELETE /v1/steering/{name}`.
+pub(crate) async fn delete(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(name): Path<String>,
+    query: Pairs,
+) -> Answered {
+    let tenant = tenant_salt(asker);
+    let (_, model) = of_query(&server, &tenant, &name, &query)?;
+    match model.steering().remove(&tenant, &name)? {
+        true => Ok(reply::json(
+            StatusCode::OK,
+            &json!({ "name": name, "object": "steering_vector", "deleted": true }),
+        )),
+        false => Err(missing(&name)),
+    }
+}
+
+/// Answers `PUT /v1/steering/{name}/default`.
+pub(crate) async fn set_default(Path(name): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
+    let fields = Fields::parse_or_none(&request.body, &STEERING_DEFAULT)?;
+    let part = Part::new(String::new(), Some(&fields.whole()))?;
+    let default =
+        DefaultUse { scale: part.finite("scale")?.unwrap_or(1.0), tokens: SteeredTokens::read(&part)? };
+    change_default(&request.server, &request.salt(), &name, &query, Some(default))
+}
+
+/// Answers `DELETE /v1/steering/{name}/default`.
+pub(crate) async fn end_default(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(name): Path<String>,
+    query: Pairs,
+) -> Answered {
+    change_default(&server, &tenant_salt(asker), &name, &query, None)
+}
+
+fn change_default(
+    server: &Server,
+    tenant: &[u8],
+    name: &str,
+    query: &Pairs,
+    default: Option<DefaultUse>,
+) -> Answered {
+    let (model_name, model) = of_query(server, tenant, name, query)?;
+    model.steering().set_default(tenant, name, default);
+    Ok(reply::json(StatusCode::OK, &Named::find(&model, tenant, name)?.body(&model_name, false)))
+}
+
+/// The model whose vectors a path names: the one that the query names, where several have them.
+fn of_query(
+    server: &Server,
+    tenant: &[u8],
+    name: &str,
+    query: &Pairs,
+) -> Result<(String, Arc<ServedModel>), ApiError> {
+    let mut found =
+        server.asked_models(query).filter(|(_, model)| model.steering().get(tenant, name).is_some());
+    let (model_name, model) = found.next().ok_or_else(|| missing(name))?;
+    match found.next() {
+        None => Ok((model_name.to_owned(), Arc::clone(model))),
+        Some(_) => {
+            let message = "several models have vectors of this name; give `model` in the query";
+            Err(ApiError::field("model", message))
+        }
+    }
+}
+
+fn missing(name: &str) -> ApiError {
+    let message = format!("there is no steering vector `{}`; see /v1/steering", one_line(name));
+    let error = ApiError::refused(StatusCode::NOT_FOUND, message);
+    ApiError { code: Some("steering_not_found"), param: Some("name".into()), ..error }
+}
+
+/// What a tenant has under a name.
+struct Named {
+    name: String,
+    stored: Stored,
+    default: Option<DefaultUse>,
+}
+
+impl Named {
+    fn find(model: &ServedModel, tenant: &[u8], name: &str) -> Result<Self, ApiError> {
+        let (stored, default) = model.steering().get(tenant, name).ok_or_else(|| missing(name))?;
+        Ok(Named { name: name.to_owned(), stored, default })
+    }
+
+    fn body(&self, model: &str, with_values: bool) -> Value {
+        let Named { name, stored: Stored { vectors, created, is_fixed }, default } = self;
+        let vectors: &Vectors = vectors;
+        let one = |Direction { hook, values }: &Direction| {
+            let squares: f64 = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+            let mut body = json!({
+                "hook": hook.name,
+                "layer": hooks::layer(hook),
+                "width": values.len(),
+                "norm": squares.sqrt(),
+            });
+            if with_values {
+                body["values"] = json!(values);
+            }
+            body
+        };
+        json!({
+            "name": name,
+            "object": "steering_vector",
+            "model": model,
+            "created_at": created,
+            "read_only": is_fixed,
+            "bytes": vectors.bytes(),
+            "directions": vectors.directions.iter().map(one).collect::<Vec<_>>(),
+            "default": default.map(|default| json!({ "scale": default.scale, "apply": default.tokens.json() })),
+        })
+    }
+}

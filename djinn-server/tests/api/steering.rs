@@ -1,0 +1,367 @@
+//! Hook points over HTTP, and steering vectors: kept by name, added to those requests alone that ask for them.
+
+use super::client::{Reply, Target};
+use super::{Files, Running, completion, shared};
+use djinn_server::{Keys, Server, Serving};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const STEERING: &str = "/v1/steering";
+/// Of the model's activations, and its layers.
+const WIDTH: usize = 48;
+const LAYERS: usize = 2;
+
+fn vector(seed: usize, size: f32) -> Vec<f32> {
+    (0..WIDTH).map(|at| ((at * 37 + seed * 11) % 17) as f32 * size - 8.0 * size).collect()
+}
+
+/// A file of safetensors with tensors of f32.
+fn safetensors(tensors: &[(&str, &[u64], &[f32])]) -> Vec<u8> {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, shape, values) in tensors {
+        let from = data.len();
+        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        header.insert(
+            (*name).to_owned(),
+            json!({ "dtype": "F32", "shape": shape, "data_offsets": [from, data.len()] }),
+        );
+    }
+    let header = Value::Object(header).to_string();
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
+}
+
+/// A file of GGUF with tensors of f32, as llama.cpp's control vectors are.
+fn gguf(tensors: &[(&str, &[f32])]) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let mut file = b"GGUF".to_vec();
+    file.extend(3u32.to_le_bytes());
+    file.extend((tensors.len() as u64).to_le_bytes());
+    file.extend(1u64.to_le_bytes());
+    file.extend([text("general.architecture"), 8u32.to_le_bytes().to_vec(), text("controlvector")].concat());
+    let mut offset = 0u64;
+    for (name, values) in tensors {
+        file.extend(text(name));
+        file.extend(1u32.to_le_bytes());
+        file.extend((values.len() as u64).to_le_bytes());
+        file.extend(0u32.to_le_bytes());
+        file.extend(offset.to_le_bytes());
+        offset += (values.len() as u64 * 4).next_multiple_of(32);
+    }
+    for (_, values) in tensors {
+        file.resize(file.len().next_multiple_of(32), 0);
+        file.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+    file.resize(file.len().next_multiple_of(32), 0);
+    file
+}
+
+fn keep(target: &Target, body: &Value) -> Value {
+    let reply = target.post(STEERING, body);
+    assert_eq!(reply.status, 201, "{reply:?}");
+    reply.json()
+}
+
+fn values(target: &Target, name: &str) -> Vec<(String, Vec<f32>)> {
+    let reply = target.get(&format!("{STEERING}/{name}"));
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let directions = reply.json()["directions"].as_array().unwrap().clone();
+    let values = |one: &Value| serde_json::from_value(one["values"].clone()).unwrap();
+    directions.iter().map(|one| (one["hook"].as_str().unwrap().to_owned(), values(one))).collect()
+}
+
+fn refused(reply: &Reply, status: u16, param: &str) {
+    assert_eq!(reply.status, status, "{reply:?}");
+    assert_eq!(reply.error()["param"], param, "{reply:?}");
+}
+
+#[test]
+fn hook_points_are_listed_with_their_aliases() {
+    for model in ["tiny", "alias/of-it"] {
+        let reply = shared().get(&format!("/v1/models/{model}/hooks"));
+        assert_eq!(reply.status, 200, "{reply:?}");
+        let body = reply.json();
+        assert_eq!(body["object"], "list");
+        let points = body["data"].as_array().unwrap();
+        let known = |name: &str| {
+            let is = |point: &&Value| {
+                point["name"] == name
+                    || point["aliases"].as_array().unwrap().iter().any(|alias| alias == name)
+            };
+            points.iter().find(is).unwrap_or_else(|| panic!("no {name}")).clone()
+        };
+        let end = known("blocks.1.hook_resid_post");
+        assert_eq!(
+            (&end["name"], &end["dtype"], &end["writable"]),
+            (&json!("blocks.1.hook_out"), &json!("float32"), &json!(true))
+        );
+        assert_eq!(end["shape"], json!(["tokens", WIDTH]));
+        assert_eq!(known("unembed.hook_out")["shape"], json!(["tokens", 128]));
+    }
+    let reply = shared().get("/v1/models/none/hooks");
+    refused(&reply, 404, "model");
+}
+
+#[test]
+fn vectors_are_kept_as_they_were_sent_in_each_form() {
+    let target = shared();
+    let (first, second) = (vector(1, 0.1), vector(2, 0.3));
+    let both = vec![
+        ("blocks.0.hook_out".to_owned(), first.clone()),
+        ("blocks.1.hook_out".to_owned(), second.clone()),
+    ];
+    keep(target, &json!({ "model": "tiny", "name": "json", "layers": { "1": second, "0": first } }));
+    assert_eq!(values(target, "json"), both);
+    let body = gguf(&[("direction.1", &second), ("direction.0", &first)]);
+    assert_eq!(target.send("POST", "/v1/steering?name=gguf&model=tiny", &body).status, 201);
+    assert_eq!(values(target, "gguf"), both);
+    // Names of hooks, and their aliases.
+    let shape = [1, WIDTH as u64];
+    let body = safetensors(&[
+        ("blocks.0.hook_out", &shape[1..], &first),
+        ("blocks.1.hook_resid_post", &shape, &second),
+    ]);
+    assert_eq!(target.send("POST", "/v1/steering?name=tensors&model=tiny", &body).status, 201);
+    let kept = values(target, "tensors");
+    assert_eq!(kept[0], both[0]);
+    assert_eq!(kept[1], ("blocks.1.hook_resid_post".to_owned(), second.clone()));
+    // The query says where a single tensor is added.
+    let body = safetensors(&[("mean", &shape, &first)]);
+    assert_eq!(target.send("POST", "/v1/steering?name=one&model=tiny&layer=1", &body).status, 201);
+    assert_eq!(values(target, "one"), [("blocks.1.hook_out".to_owned(), first.clone())]);
+    // What stood under a name is replaced, and can be forgotten.
+    let again = json!({ "model": "tiny", "name": "one", "hook": "blocks.0.mlp.hook_out", "vector": second });
+    assert_eq!(target.post(STEERING, &again).status, 200);
+    assert_eq!(values(target, "one"), [("blocks.0.mlp.hook_out".to_owned(), second)]);
+    let list = target.get(STEERING).json();
+    assert!(
+        list["data"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|one| one["name"] == "one" && one["directions"][0]["width"] == WIDTH)
+    );
+    assert_eq!(target.send("DELETE", "/v1/steering/one", b"").status, 200);
+    refused(&target.get("/v1/steering/one"), 404, "name");
+    refused(&target.send("DELETE", "/v1/steering/one", b""), 404, "name");
+}
+
+#[test]
+fn what_is_no_vector_of_the_model_is_refused_by_name() {
+    let target = shared();
+    let right = vector(1, 1.0);
+    for (body, param) in [
+        (json!({ "name": "bad" }), "vector"),
+        (json!({ "name": "bad", "vector": right }), "hook"),
+        (json!({ "vector": right, "layer": 0 }), "name"),
+        (json!({ "name": "a b", "vector": right, "layer": 0 }), "name"),
+        (json!({ "name": "bad", "vector": right, "layer": LAYERS }), "layer"),
+        (json!({ "name": "bad", "vector": right, "layer": 0, "hook": "blocks.0.hook_out" }), "layer"),
+        (json!({ "name": "bad", "vector": right, "hook": "blocks.0.hook_outt" }), "hook"),
+        (json!({ "name": "bad", "vector": &right[1..], "layer": 0 }), "vector"),
+        (json!({ "name": "bad", "vector": [], "layer": 0 }), "vector"),
+        (json!({ "name": "bad", "vector": vec![1e39; WIDTH], "layer": 0 }), "vector"),
+        (json!({ "name": "bad", "vector": vec!["1"; WIDTH], "layer": 0 }), "vector"),
+        (json!({ "name": "bad", "layers": {} }), "layers"),
+        (json!({ "name": "bad", "layers": { "x": right } }), "layers.x"),
+        (json!({ "name": "bad", "layers": { "7": right } }), "layers.7"),
+        (json!({ "name": "bad", "layers": { "0": right, "00": right } }), "layers"),
+        (json!({ "name": "bad", "layers": { "0": [1.0] } }), "layers.0"),
+    ] {
+        let mut body = body.clone();
+        body["model"] = json!("tiny");
+        target.refused(STEERING, &body, param);
+    }
+    let error = target.refused(
+        STEERING,
+        &json!({ "model": "tiny", "name": "bad", "vector": right, "hook": "blocks.0.hook_outt" }),
+        "hook",
+    );
+    assert!(error["message"].as_str().unwrap().contains("`blocks.0.hook_out`"), "{error}");
+    let mut nan = right.clone();
+    nan[7] = f32::NAN;
+    let shape = [WIDTH as u64];
+    for (body, query, param) in [
+        (safetensors(&[("direction.0", &shape, &nan)]), "", "direction.0"),
+        (safetensors(&[("direction.9", &shape, &right)]), "", "direction.9"),
+        (safetensors(&[("some", &shape, &right)]), "", "some"),
+        (safetensors(&[("direction.0", &[2, 24], &right)]), "", "direction.0"),
+        (safetensors(&[("a", &shape, &right), ("b", &shape, &right)]), "&layer=0", "hook"),
+        (safetensors(&[]), "", "body"),
+        (safetensors(&[("direction.0", &shape, &right)])[..200].to_vec(), "", "body"),
+        (gguf(&[("direction.0", &right)])[..100].to_vec(), "", "body"),
+        (gguf(&[("direction.0", &right[1..])]), "", "direction.0"),
+    ] {
+        let reply = target.send("POST", &format!("/v1/steering?name=bad&model=tiny{query}"), &body);
+        refused(&reply, 400, param);
+    }
+    refused(&target.get("/v1/steering/bad"), 404, "name");
+}
+
+/// Vectors take a bounded number of bytes, are their key's own, and those of a folder are everyone's.
+#[test]
+fn vectors_are_bounded_and_their_keys_own() {
+    let files = Arc::new(Files::new());
+    let folder = files.path().join("steering");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("given.gguf"), gguf(&[("direction.1", &vector(3, 0.2))])).unwrap();
+    std::fs::write(folder.join("note.txt"), "no vector").unwrap();
+    let bytes = 4 * 3 * 4 * WIDTH as u64;
+    let serving = Serving { steering_bytes: bytes, steering_dir: Some(folder.clone()), ..Serving::default() };
+    let keys = Keys::new(["first", "second"]).unwrap();
+    let server = Running::start(&files, Server::new().model("tiny", files.load(&serving)).keys(keys));
+    let [first, second] = ["first", "second"].map(|key| server.target.with("x-api-key", key));
+    let one = |name: &str| json!({ "name": name, "layer": 0, "vector": vector(1, 0.1) });
+    keep(&first, &one("a"));
+    keep(&first, &one("b"));
+    let reply = first.post(STEERING, &one("c"));
+    assert_eq!((reply.status, reply.header("retry-after")), (429, Some("1")), "{reply:?}");
+    assert_eq!(first.post(STEERING, &one("b")).status, 200, "what is replaced takes nothing more");
+    refused(&second.get("/v1/steering/a"), 404, "name");
+    refused(&second.send("DELETE", "/v1/steering/a", b""), 404, "name");
+    keep(&second, &one("c"));
+    let names = |target: &Target| {
+        let list = target.get(STEERING).json();
+        list["data"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["name"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (names(&first), names(&second)),
+        (vec!["a".into(), "b".into(), "given".into()], vec!["c".into(), "given".into()])
+    );
+    refused(&first.post(STEERING, &one("given")), 409, "name");
+    refused(&first.send("DELETE", "/v1/steering/given", b""), 409, "name");
+    assert_eq!(values(&second, "given"), [("blocks.1.hook_out".to_owned(), vector(3, 0.2))]);
+    // A file that is no vector of the model keeps the server from starting.
+    std::fs::write(folder.join("wrong.json"), json!({ "layer": 0, "vector": [1.0] }).to_string()).unwrap();
+    let setup = djinn_host::Setup { device: djinn_host::DeviceName::Cpu, ..djinn_host::Setup::default() };
+    let started = djinn_server::ServedModel::open(files.path().to_str().unwrap(), &setup, &serving);
+    let error = started.unwrap_err().to_string();
+    assert!(error.contains("wrong.json") && error.contains("48"), "{error}");
+}
+
+fn ask(target: &Target, prompt: &str, more: Value) -> Value {
+    target.ok("/v1/completions", &completion(prompt, more))
+}
+
+fn text(answer: &Value) -> &str {
+    answer["choices"][0]["text"].as_str().unwrap()
+}
+
+fn steered(source: &str, more: Value) -> Value {
+    let mut vector = json!({ "source": source });
+    more.as_object().unwrap().iter().for_each(|(name, value)| vector[name] = value.clone());
+    json!({ "steering": { "vectors": [vector] }, "max_tokens": 10 })
+}
+
+/// A vector changes what asks for it, on the tokens that it names, and nothing else; the answer says on how many.
+#[test]
+fn a_vector_steers_those_requests_that_ask_for_it() {
+    let target = shared();
+    let strong: Vec<f32> = (0..WIDTH).map(|at| if at % 3 == 0 { 30.0 } else { -15.0 }).collect();
+    keep(target, &json!({ "model": "tiny", "name": "strong", "layers": { "0": strong, "1": strong } }));
+    keep(target, &json!({ "model": "tiny", "name": "zero", "layer": 1, "vector": vec![0.0; WIDTH] }));
+    let prompt = "Steer this sentence, please, whoever reads it";
+    let plain = ask(target, prompt, json!({ "max_tokens": 10 }));
+    assert!(plain.get("djinn").is_none());
+    let told = |answer: &Value| answer["djinn"]["steering"].clone();
+    // A zero vector, and a scale of zero, change nothing.
+    for more in [steered("zero", json!({})), steered("strong", json!({ "scale": 0 }))] {
+        assert_eq!(text(&ask(target, prompt, more)), text(&plain));
+    }
+    let all = ask(target, prompt, steered("strong", json!({})));
+    assert_ne!(text(&all), text(&plain));
+    // Nothing is computed after the last token.
+    assert_eq!(told(&all), json!([{ "name": "strong", "tokens": prompt.len() + 9 }]));
+    // Prefixes that were computed with a vector are no one else's, and the other way round.
+    assert_eq!(text(&ask(target, prompt, json!({ "max_tokens": 10 }))), text(&plain));
+    assert_eq!(text(&ask(target, prompt, steered("strong", json!({})))), text(&all));
+    let generation = json!({ "apply": { "prompt": false } });
+    let later = ask(target, prompt, steered("strong", generation));
+    assert_eq!(told(&later), json!([{ "name": "strong", "tokens": 9 }]));
+    assert_eq!(text(&later)[..1], text(&plain)[..1], "the first token follows from the prompt");
+    let one_layer = ask(target, prompt, steered("strong", json!({ "layers": [1], "scale": 2.0 })));
+    assert_eq!(told(&one_layer)[0]["tokens"], prompt.len() + 9);
+    // Other answers that are computed at the same time are as they were.
+    let both: Vec<_> = [json!({ "max_tokens": 10, "cache_salt": "x" }), steered("strong", json!({}))]
+        .into_iter()
+        .map(|more| std::thread::spawn(move || text(&ask(shared(), prompt, more)).to_owned()))
+        .collect();
+    let both: Vec<String> = both.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert_eq!(both, [text(&plain), text(&all)]);
+    // All APIs have it, whole and as events.
+    let mut chat = super::chat("Hi", json!({ "stream": true }));
+    chat["steering"] = steered("strong", json!({}))["steering"].clone();
+    let chunks = target.post("/v1/chat/completions", &chat).chunks();
+    assert_eq!(chunks.last().unwrap()["djinn"]["steering"][0]["name"], "strong");
+    assert!(chunks[..chunks.len() - 1].iter().all(|chunk| chunk.get("djinn").is_none()));
+    let message = json!({
+        "model": "tiny", "max_tokens": 4, "messages": [{ "role": "user", "content": "Hi" }], "steering": chat["steering"],
+    });
+    assert_eq!(target.ok("/v1/messages", &message)["djinn"]["steering"][0]["name"], "strong");
+    let response =
+        json!({ "model": "tiny", "max_output_tokens": 4, "input": "Hi", "steering": chat["steering"] });
+    assert_eq!(target.ok("/v1/responses", &response)["djinn"]["steering"][0]["name"], "strong");
+    for (more, param) in [
+        (steered("none", json!({})), "steering.vectors[0].source"),
+        (steered("strong", json!({ "scale": 1e39 })), "steering.vectors[0].scale"),
+        (steered("strong", json!({ "scale": 1e38 })), "steering.vectors[0].scale"),
+        (steered("strong", json!({ "layers": [5] })), "steering.vectors[0].layers"),
+        (steered("strong", json!({ "normalize": true })), "steering.vectors[0].normalize"),
+        (steered("strong", json!({ "algorithm": "loreft" })), "steering.vectors[0].algorithm"),
+        (steered("strong", json!({ "apply": { "promt": true } })), "steering.vectors[0].apply.promt"),
+        (steered("strong", json!({ "strength": 1 })), "steering.vectors[0].strength"),
+        (json!({ "steering": { "vectors": [{}] } }), "steering.vectors[0].source"),
+        (json!({ "steering": { "vector": [] } }), "steering.vector"),
+        (json!({ "steering": [] }), "steering"),
+    ] {
+        target.refused("/v1/completions", &completion(prompt, more), param);
+    }
+}
+
+/// What steers a session counts for its requests that say nothing else; what a key steers by default for all of them.
+#[test]
+fn sessions_and_keys_are_steered_without_the_request_saying_so() {
+    let files = Arc::new(Files::new());
+    let server = Running::start(&files, Server::new().model("tiny", files.load(&Serving::default())));
+    let target = &server.target;
+    let strong: Vec<f32> = (0..WIDTH).map(|at| if at % 3 == 0 { 30.0 } else { -15.0 }).collect();
+    keep(target, &json!({ "name": "v", "layer": 0, "vector": strong }));
+    let prompt = "A session that is steered from here on";
+    let ten = || json!({ "max_tokens": 10 });
+    let plain = text(&ask(target, prompt, ten())).to_owned();
+    let strong = text(&ask(target, prompt, steered("v", json!({})))).to_owned();
+    assert_ne!(plain, strong);
+    let session = target.with("x-session-id", "s");
+    assert_eq!(text(&ask(&session, prompt, ten())), plain);
+    // A request's own steering holds for that request: the session's keys and values are not those of another one.
+    assert_eq!(text(&ask(&session, prompt, steered("v", json!({})))), strong);
+    assert_eq!(text(&ask(&session, prompt, ten())), plain);
+    let all = json!({ "vectors": [{ "source": "v", "scale": 1.0 }] });
+    assert_eq!(target.post("/v1/sessions", &json!({ "id": "t" })).status, 200);
+    assert_eq!(target.ok("/v1/sessions/t/steering", &all)["vectors"][0]["algorithm"], "direct");
+    let other = target.with("x-session-id", "t");
+    assert_eq!(text(&ask(&other, prompt, ten())), strong);
+    // It is kept between turns: what is computed is not computed again.
+    let next = format!("{prompt}{strong} on");
+    let answer = ask(&other, &next, ten());
+    assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], prompt.len() + 9);
+    assert_eq!(target.ok("/v1/sessions/t/steering", &json!({ "vectors": [] }))["vectors"], json!([]));
+    target.refused(
+        "/v1/sessions/t/steering",
+        &json!({ "vectors": [{ "source": "w" }] }),
+        "vectors[0].source",
+    );
+    let default = target.send("PUT", "/v1/steering/v/default", b"{\"scale\": 1.0}");
+    assert_eq!((default.status, &default.json()["default"]["scale"]), (200, &json!(1.0)), "{default:?}");
+    assert_eq!(text(&ask(target, prompt, ten())), strong);
+    assert_eq!(text(&ask(target, prompt, json!({ "max_tokens": 10, "steering": { "vectors": [] } }))), plain);
+    assert_eq!(target.send("DELETE", "/v1/steering/v/default", b"").status, 200);
+    assert_eq!(text(&ask(target, prompt, ten())), plain);
+    let wrong = target.send("PUT", "/v1/steering/v/default", b"{\"scale\": 1e39}");
+    refused(&wrong, 400, "scale");
+    refused(&target.send("PUT", "/v1/steering/w/default", b""), 404, "name");
+}
