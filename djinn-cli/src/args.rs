@@ -219,6 +219,15 @@ pub(crate) struct LoadArgs {
     /// Seconds from a session's last use until it is forgotten
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u32).range(1..=604_800))]
     pub(crate) session_ttl: u32,
+    /// Pinned host memory for activations that breakpoints and steering read and change in a step; 0 allows neither
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "64MiB")]
+    pub(crate) hook_memory: u64,
+    /// Seconds that a session may be paused at a breakpoint
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u32).range(1..=604_800))]
+    pub(crate) max_pause: u32,
+    /// Steering vectors for all: the .json, .safetensors and .gguf files of a folder, by their names
+    #[arg(long, value_name = "DIR")]
+    pub(crate) steering_dir: Option<PathBuf>,
     /// Requests that are served or queue; others are answered with 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) max_requests: u32,

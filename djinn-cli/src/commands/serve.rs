@@ -69,8 +69,17 @@ fn keys(args: &ServeArgs) -> Result<Keys> {
 fn serving(load: &LoadArgs) -> Result<Serving> {
     let LoadArgs { max_num_seqs: sequences, kv_cache: kv_bytes, swap_space: host_kv_bytes, .. } = *load;
     let (sessions, session_idle) = (load.max_sessions as usize, Duration::from_secs(load.session_ttl.into()));
-    let serving =
-        Serving { sequences, kv_bytes, host_kv_bytes, sessions, session_idle, ..Serving::default() };
+    let serving = Serving {
+        sequences,
+        kv_bytes,
+        host_kv_bytes,
+        sessions,
+        session_idle,
+        hook_bytes: load.hook_memory,
+        longest_pause: Duration::from_secs(load.max_pause.into()),
+        steering_dir: load.steering_dir.clone(),
+        ..Serving::default()
+    };
     Ok(match (&load.scheduler, &load.policy) {
         (Some(file), _) => serving.scheduler_file(file)?,
         (None, Some(name)) => serving.policy(name)?,
