@@ -14,6 +14,7 @@ mod moves;
 mod step;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 use crate::sampler::check_logprobs;
 use crate::{Constraint, Engine, Error, NoToken, Result, SHORT_RUN, Sampling, TokenLogprobs};

@@ -51,6 +51,32 @@ pub enum Error {
         /// As asked for.
         session: u64,
     },
+    /// A session that computes cannot be exported.
+    #[error("session {session} computes; export it between turns, or pause it")]
+    NotAtRest {
+        /// As asked for.
+        session: u64,
+    },
+    /// The activations of a session were read or changed: what it is depends on more than its tokens.
+    #[error("session {session} was stopped or steered at hooks; such sessions are not exported")]
+    Hooked {
+        /// As asked for.
+        session: u64,
+    },
+    /// What an exported session was is not there any more.
+    #[error("session {session} changed or was given up while it was read; export it again")]
+    ImageLost {
+        /// As asked for.
+        session: u64,
+    },
+    /// A session of another engine that this one cannot go on with.
+    #[error("the session cannot be imported: {what}: {detail}")]
+    Image {
+        /// What does not fit.
+        what: &'static str,
+        /// How.
+        detail: String,
+    },
     /// An intervention that its hook, its entry or the memory for it does not allow.
     #[error("at {hook}: {detail}")]
     Intervention {

@@ -117,6 +117,60 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         self.on_data(|data, device| data.settle(device))
     }
 
+    /// The most pages that [`begin_fetch`](Self::begin_fetch) and [`begin_store`](Self::begin_store) take.
+    pub(crate) fn staged_pages(&self) -> u32 {
+        self.parts.data.staged_pages()
+    }
+
+    /// Begins to read pages of one memory. See [`DataSegment::begin_fetch`]. The inner error is a refusal, after which the
+    /// engine goes on.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub(crate) fn begin_fetch(&mut self, space: Space, pages: &[u32]) -> Result<Result<()>> {
+        let compute = self.runtime.compute;
+        self.stage(|data, device| data.begin_fetch(device, compute, space, pages))
+    }
+
+    /// Begins to write pages of the device. See [`DataSegment::begin_store`].
+    ///
+    /// # Errors
+    /// As [`begin_fetch`](Self::begin_fetch).
+    pub(crate) fn begin_store(&mut self, pages: &[u32], bytes: &[u8]) -> Result<Result<()>> {
+        let compute = self.runtime.compute;
+        self.stage(|data, device| data.begin_store(device, compute, pages, bytes))
+    }
+
+    fn stage(
+        &mut self,
+        work: impl FnOnce(&mut DataSegment, &D) -> djinn_vmu::Result<()>,
+    ) -> Result<Result<()>> {
+        use djinn_device::Error::{OutOfMemory, Resource};
+        let staged = self
+            .parts
+            .open_staging(&self.runtime.device)
+            .and_then(|()| work(&mut self.parts.data, &self.runtime.device));
+        match staged {
+            Err(djinn_vmu::Error::Device(error @ (OutOfMemory { .. } | Resource { .. }))) => {
+                Ok(Err(error.into()))
+            }
+            staged => self.stop_on(staged.map_err(Error::from)).map(Ok),
+        }
+    }
+
+    /// Whether the latest of these moves is done.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub(crate) fn is_staged(&mut self) -> Result<bool> {
+        self.on_data(|data, device| data.is_staged(device))
+    }
+
+    /// The bytes of pages that were read.
+    pub(crate) fn fetched(&self, pages: usize) -> Vec<u8> {
+        self.parts.data.fetched(&self.runtime.device, pages)
+    }
+
     /// Works on the pages' bytes; after a failure no step runs any more.
     fn on_data<T>(&mut self, work: impl FnOnce(&mut DataSegment, &D) -> djinn_vmu::Result<T>) -> Result<T> {
         let outcome = work(&mut self.parts.data, &self.runtime.device).map_err(Error::from);

@@ -38,7 +38,7 @@ pub use sampler::{
 };
 pub use sequence::{Entry, Sequence};
 pub use service::{
-    Client, Generate, Generated, Happening, Inbox, Listener, Occupancy, Opening, Progress, Request, Service,
-    Stats, spawn,
+    Client, ExportedSession, Generate, Generated, Happening, Inbox, IncomingSession, KvShape, Listener,
+    Occupancy, Opening, Progress, Request, Service, SessionImage, Stats, spawn,
 };
 pub use trace::Trace;

@@ -70,6 +70,11 @@ impl Parts {
         Ok(Parts { graph, plan, program, text, data, stack, hooks, inputs, table, logits, held })
     }
 
+    /// Makes the buffer through which callers read and write pages.
+    pub(crate) fn open_staging<D: Ops>(&mut self, device: &D) -> djinn_vmu::Result<()> {
+        self.data.open_staging(device, &mut self.held)
+    }
+
     /// Lowers the graph anew.
     pub(crate) fn lower(&mut self, detail: Detail) {
         self.program = Program::new(&self.graph, &self.plan, detail);

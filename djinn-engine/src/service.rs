@@ -9,11 +9,13 @@ mod opening;
 mod request;
 mod sessions;
 mod thread;
+mod transfer;
 
 pub use generate::Generate;
 pub use opening::{Happening, Opening};
 pub use request::{Generated, Progress, Request, Stats};
 pub use thread::{Client, Inbox, Listener, Occupancy, spawn};
+pub use transfer::{ExportedSession, IncomingSession, KvShape, SessionImage};
 
 use crate::{Batcher, Engine, NewToken, Result};
 use debugger::Stops;
@@ -25,6 +27,10 @@ use djinn_scheduler::{
 };
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
+use transfer::Transfers;
+
+/// Gets the result of what a client asked, on the service's thread, and must not wait.
+type Answer<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
 /// Many sessions on one engine.
 #[derive(Debug)]
@@ -37,6 +43,7 @@ pub struct Service<D: Ops> {
     ended: BTreeSet<SessionId>,
     stops: Stops,
     keeps_transfers: bool,
+    transfers: Transfers,
 }
 
 impl<D: Ops> Service<D> {
@@ -59,6 +66,7 @@ impl<D: Ops> Service<D> {
             ended,
             stops,
             keeps_transfers: false,
+            transfers: Transfers::default(),
         })
     }
 
@@ -116,6 +124,7 @@ impl<D: Ops> Service<D> {
     /// The engine failed: all sessions are lost.
     pub fn advance(&mut self) -> Result<Vec<(SessionId, Happening)>> {
         let mut happened = Vec::new();
+        self.advance_transfers()?;
         while let Some(more) = self.pump()? {
             happened.extend(more);
         }
@@ -179,7 +188,7 @@ impl<D: Ops> Service<D> {
     /// device works, `None` if there is nothing to wait for.
     pub fn idle_for(&self) -> Option<Duration> {
         let next = self.core.next_event(&self.batcher).map(|at| at.saturating_sub(self.now()));
-        next.into_iter().chain(self.next_end_of_a_stop()).min()
+        [next, self.next_end_of_a_stop(), self.transfers.idle_for()].into_iter().flatten().min()
     }
 
     /// Drops all sessions and gives the engine back.

@@ -1,5 +1,6 @@
 //! The scheduler: keeps the state, books plans, answers signals.
 
+mod incoming;
 #[cfg(test)]
 mod tests;
 

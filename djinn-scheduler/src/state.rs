@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::phase::Phase;
 use crate::plan::{CopyOutcome, Plan, ScheduledSession};
 use crate::session::{Session, SessionId};
-use djinn_pages::{Pages, Residency};
+use djinn_pages::{BlockTable, Pages, Residency};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -58,14 +58,18 @@ impl Capacity {
 /// The sessions and the pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    capacity: Capacity,
+    pub(crate) capacity: Capacity,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
-    pages: Pages,
+    pub(crate) pages: Pages,
     /// The plan whose step is under way.
     pub(crate) step: Option<u64>,
     pub(crate) plans: u64,
     /// Device pages that were missing at the last plan.
     pub(crate) short: u32,
+    /// Pages that sessions to come hold, while their keys and values are brought in.
+    pub(crate) incoming: BTreeMap<SessionId, BlockTable>,
+    /// Device pages that the next such session waits for.
+    pub(crate) demanded: u32,
 }
 
 impl State {
@@ -80,6 +84,8 @@ impl State {
             step: None,
             plans: 0,
             short: 0,
+            incoming: BTreeMap::new(),
+            demanded: 0,
         })
     }
 
@@ -128,7 +134,7 @@ impl State {
     /// # Panics
     /// If they do not: a bug of the scheduler.
     pub fn audit(&self) {
-        self.pages.audit(self.sessions.values().map(Session::table));
+        self.pages.audit(self.sessions.values().map(Session::table).chain(self.incoming.values()));
         for s in self.sessions.values() {
             assert!(s.residency() != Residency::Gone || s.context == 0, "{} has lost its context", s.id);
             assert!(s.in_step == 0 || s.residency() == Residency::Device, "{} computes elsewhere", s.id);

@@ -1,6 +1,7 @@
 //! A model that is served: its engine on a thread of its own, and its way from text to tokens.
 
 mod engine_thread;
+mod fingerprint;
 mod slot;
 
 use crate::error::{Error, Result};
@@ -9,7 +10,7 @@ use crate::sessions::SessionTable;
 use crate::steering::SteeringStore;
 use crate::{ApiError, GrammarError, Grammars, reply};
 use djinn_device::Ops;
-use djinn_engine::{Client, Occupancy};
+use djinn_engine::{Client, KvShape, Occupancy};
 use djinn_host::{OnDevice, Setup};
 use djinn_models::{ChatTemplate, Conversation, GenerationDefaults, Model, Tokenizer};
 use djinn_scheduler::Registry;
@@ -20,10 +21,12 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Tokens of a context where the setup names none, if the model has as many.
 const CONTEXT: u64 = 4096;
+/// Sessions of a model that are exported and imported at a time: each takes some megabytes of memory.
+const TRANSFERS: usize = 4;
 /// Seconds between failures of an engine and the attempts to start it again.
 const RESTART_AFTER: [u64; 6] = [0, 1, 2, 5, 10, 30];
 
@@ -117,6 +120,9 @@ pub struct ServedModel {
     longest_pause: Duration,
     /// Made when a request first asks for structured output.
     grammars: OnceLock<std::result::Result<Grammars, GrammarError>>,
+    /// Made when a session is first exported or imported.
+    fingerprint: OnceLock<String>,
+    transfers: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for ServedModel {
@@ -211,6 +217,8 @@ impl ServedModel {
             steering,
             longest_pause: serving.longest_pause,
             grammars,
+            fingerprint: OnceLock::new(),
+            transfers: Arc::new(Semaphore::new(TRANSFERS)),
         })
     }
 
@@ -301,6 +309,37 @@ impl ServedModel {
             let _ = answer.send(occupancy);
         });
         answered.await.ok()
+    }
+
+    /// Leave to export or import a session.
+    ///
+    /// # Errors
+    /// 429 if others have it.
+    pub(crate) fn transfer_permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let permit = Arc::clone(&self.transfers).try_acquire_owned();
+        let busy = |_| ApiError::busy(format!("{TRANSFERS} sessions are exported or imported already"));
+        permit.map_err(busy)
+    }
+
+    /// How the engine of `client` keeps keys and values.
+    pub(crate) async fn kv_shape(&self, client: &Client) -> Result<KvShape, ApiError> {
+        let (answer, answered) = oneshot::channel();
+        client.begin_shape(move |shape| {
+            // A client that has left reads no answer.
+            let _ = answer.send(shape);
+        });
+        let told = answered.await.map_err(|_| ApiError::unavailable("the model's engine has ended"))?;
+        told.map_err(|error| ApiError::of_engine(&error, "id"))
+    }
+
+    /// Names the model by what it computes. The first call reads some of its weights.
+    pub(crate) fn fingerprint(&self) -> Result<String, ApiError> {
+        if let Some(made) = self.fingerprint.get() {
+            return Ok(made.clone());
+        }
+        let made = fingerprint::fingerprint(&self.model);
+        let made = made.map_err(|error| ApiError::failed(error.to_string()))?;
+        Ok(self.fingerprint.get_or_init(|| made).clone())
     }
 
     /// Does work that takes a while on a thread that may be busy.

@@ -59,6 +59,9 @@ fn operation(route: &Route) -> Value {
             "default": { "description": "A failure.", "content": { "application/json": failure } },
         },
     });
+    if let Some(content) = route.takes {
+        operation["requestBody"] = json!({ "required": true, "content": { content: {} } });
+    }
     if let Some(endpoint) = endpoint {
         let schema = json!({ "schema": request_schema(endpoint) });
         operation["requestBody"] = json!({ "required": true, "content": { "application/json": schema } });

@@ -5,7 +5,7 @@ use crate::guard::Tenant;
 use crate::openai::{chat, completions, models, responses, tokens};
 use crate::request::{Asker, Pairs};
 use crate::server::{ApiRequest, Server, metrics_page, ready};
-use crate::sessions::routes as sessions;
+use crate::sessions::{routes as sessions, transfer};
 use crate::steering::routes as steering;
 use crate::{ApiError, anthropic, openapi, reply, request};
 use axum::body::Body;
@@ -19,6 +19,9 @@ use axum::{Extension, Router};
 use serde_json::json;
 use std::sync::{Arc, LazyLock};
 
+/// The type of files.
+const BYTES: &str = "application/octet-stream";
+
 /// A path with a method.
 pub(crate) struct Route {
     pub(crate) method: Method,
@@ -27,6 +30,8 @@ pub(crate) struct Route {
     pub(crate) summary: &'static str,
     /// Parameters of its query.
     pub(crate) query: &'static [&'static str],
+    /// The type of the body that it takes, where that is no JSON.
+    pub(crate) takes: Option<&'static str>,
     /// The type of what it answers with.
     pub(crate) content: &'static str,
     /// Another route's handler answers it, since a name that may have slashes takes the rest of the path.
@@ -56,7 +61,16 @@ fn route(
     summary: &'static str,
     handler: MethodRouter<Arc<Server>>,
 ) -> Route {
-    Route { method, path, summary, query: &[], content: "application/json", is_part: false, handler }
+    Route {
+        method,
+        path,
+        summary,
+        query: &[],
+        takes: None,
+        content: "application/json",
+        is_part: false,
+        handler,
+    }
 }
 
 /// The same for a session.
@@ -100,6 +114,20 @@ fn table() -> Vec<Route> {
         Route {
             query: &["model"],
             ..route(Method::DELETE, "/v1/sessions/{id}", "Ends a session.", delete(sessions::delete))
+        },
+        Route {
+            query: &["model"],
+            content: BYTES,
+            ..reads(
+                "/v1/sessions/{id}/export",
+                "A session as a file, with its keys and values.",
+                transfer::export,
+            )
+        },
+        Route {
+            query: &["id", "model"],
+            takes: Some(BYTES),
+            ..posts("/v1/sessions/import", "Makes a session from such a file.", transfer::import)
         },
         acts("/v1/sessions/{id}/signal", "Takes a hint, and answers what it changes."),
         acts("/v1/sessions/{id}/pause", "Holds a session."),

@@ -186,6 +186,26 @@ impl Server {
         self.models.iter().find(|(known, _)| known == name).map(|(_, model)| model)
     }
 
+    /// The model of a name; the only one, without a name.
+    ///
+    /// # Errors
+    /// 404 if there is none of this name, 400 for no name where there are several models.
+    pub(crate) fn model_of(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
+        match (name, self.models.as_slice()) {
+            (Some(name), _) => self.served(name).cloned().ok_or_else(|| ApiError::no_model(name)),
+            (None, [(_, only), more @ ..]) if more.iter().all(|(_, other)| Arc::ptr_eq(only, other)) => {
+                Ok(Arc::clone(only))
+            }
+            _ => Err(ApiError::field("model", "`model` is missing; see /v1/models")),
+        }
+    }
+
+    /// The first name of a model.
+    pub(crate) fn first_name(&self, model: &Arc<ServedModel>) -> String {
+        let found = self.models.iter().find(|(_, other)| Arc::ptr_eq(model, other));
+        found.map_or_else(String::new, |(name, _)| name.clone())
+    }
+
     pub(crate) fn check_access(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         self.access.as_ref().map_or(Ok(None), |access| access.check(headers))
     }
@@ -212,23 +232,12 @@ pub(crate) struct ApiRequest {
 impl ApiRequest {
     /// The model that the field `model` names; the only one, where the field is absent.
     pub(crate) fn model(&self, fields: &Fields) -> Result<Arc<ServedModel>, ApiError> {
-        let models = &self.server.models;
-        match fields.read::<String>("model")? {
-            Some(name) => self.server.served(&name).cloned().ok_or_else(|| ApiError::no_model(&name)),
-            None => match models.as_slice() {
-                [(_, only), more @ ..] if more.iter().all(|(_, other)| Arc::ptr_eq(only, other)) => {
-                    Ok(Arc::clone(only))
-                }
-                _ => Err(ApiError::field("model", "`model` is missing; see /v1/models")),
-            },
-        }
+        self.server.model_of(fields.read::<String>("model")?.as_deref())
     }
 
     /// The name under which responses speak of a model: the first one.
     pub(crate) fn model_name(&self, model: &Arc<ServedModel>) -> String {
-        let mut models = self.server.models.iter();
-        let found = models.find(|(_, other)| Arc::ptr_eq(model, other));
-        found.map_or_else(String::new, |(name, _)| name.clone())
+        self.server.first_name(model)
     }
 
     /// What the request says of its session; `response` is the one that its response would name.

@@ -6,10 +6,12 @@
 //! before that takes the name over: it computes on its own, and the former turn's session ends with that turn.
 
 mod debugged;
+mod file;
 pub(crate) mod hints;
 mod identity;
 pub(crate) mod routes;
 mod table;
+pub(crate) mod transfer;
 
 pub use hints::SessionUse;
 pub(crate) use identity::check as check_name;

@@ -2,6 +2,7 @@
 //! [`djinn_pages::Pages`]' business.
 
 mod layout;
+mod staging;
 mod swap;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use crate::{Allocations, Result};
 use djinn_device::{Buffer, Device, Ops, Space, Span, Stream, args::KvPages};
 use djinn_pages::{Duplicate, PageCopies};
 use djinn_srg::KvPlace;
+use staging::Staging;
 use swap::Swap;
 
 /// NaN in every element type: what a page holds before it is written, in check mode.
@@ -28,6 +30,8 @@ pub struct DataSegment {
     table: Buffer,
     /// None without host pages.
     swap: Option<Swap>,
+    /// None until pages are first given to a caller.
+    staging: Option<Staging>,
 }
 
 impl DataSegment {
@@ -39,7 +43,7 @@ impl DataSegment {
         let buffer = held.alloc(device, Space::Device, layout.bytes())?;
         let table = held.alloc(device, Space::Device, layout.table_bytes())?;
         let swap = (layout.host_pages > 0).then(|| Swap::new(device, &layout, buffer, held));
-        Ok(DataSegment { layout, buffer, table, swap: swap.transpose()? })
+        Ok(DataSegment { layout, buffer, table, swap: swap.transpose()?, staging: None })
     }
 
     /// The layout.

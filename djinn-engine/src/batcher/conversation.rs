@@ -94,6 +94,22 @@ impl Conversation {
         self.max_tokens - self.generated
     }
 
+    /// A session between two turns, of whose tokens the first `computed` were ever computed, `chunks` of them as such.
+    pub(super) fn at_rest(
+        id: SessionId,
+        tokens: Vec<u32>,
+        computed: u64,
+        chunks: Vec<Range<u64>>,
+    ) -> Result<Self> {
+        let own = Conversation::new(id, None, Turn { tokens, ..Turn::default() })?;
+        Ok(Conversation { computed, chunks, rests: true, ..own })
+    }
+
+    /// How many tokens were ever computed, and which of them as chunks.
+    pub(super) fn computed(&self) -> (u64, &[Range<u64>]) {
+        (self.computed, &self.chunks)
+    }
+
     pub(super) fn extend(&mut self, turn: Turn) -> Result<()> {
         self.sampler = sampler(turn.sampling, turn.constraint, turn.logprobs)?;
         self.tokens.extend(turn.tokens);

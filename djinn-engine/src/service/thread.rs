@@ -1,6 +1,9 @@
 //! A service on a thread of its own, and its clients.
 
-use super::{Happening, Opening, Service};
+mod transfer;
+
+use super::transfer::TransferCommand;
+use super::{Answer, Happening, Opening, Service};
 use crate::debug::{DebugWork, Debugger};
 use crate::{Error, Result, Turn};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -12,8 +15,6 @@ use std::time::Duration;
 
 /// While the device works, the thread looks at it once in this time.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
-
-type Answer<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
 /// Gets what happens to a session, on the service's thread, and must not wait. False ends the session, or its turn if it
 /// [outlives its listener](Opening::outlives_listener). It is dropped when the session is gone.
@@ -30,6 +31,7 @@ enum Command {
     Count(Answer<Occupancy>),
     Report(Vec<SessionId>, Answer<Vec<Option<SessionReport>>>),
     Debug(DebugWork),
+    Transfer(TransferCommand),
 }
 
 /// A turn with the whole conversation, for a session that lives.
@@ -360,6 +362,7 @@ impl<D: Ops> Worker<D> {
                 answer(done);
             }
             Command::Debug(work) => work(&mut self.service),
+            Command::Transfer(command) => self.service.transfer(command),
             Command::Count(answer) => answer(Ok(Occupancy::of(self.service.state()))),
             Command::Report(ids, answer) => {
                 answer(Ok(ids.into_iter().map(|id| self.service.report(id)).collect()));

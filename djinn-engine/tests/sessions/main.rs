@@ -8,6 +8,7 @@ mod scripts;
 mod sharing;
 mod stopped;
 mod stopped_random;
+mod transfer;
 mod waiting;
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};

@@ -214,8 +214,11 @@ impl<'a> Draft<'a> {
             }
             self.blocked = self.blocked.or(Some(session));
         }
+        // A session that is brought in comes after those that queue.
+        let demanded = self.state.demanded;
+        self.missing.hard = self.missing.hard.saturating_add(demanded);
         // What is free already is not missing.
-        if self.blocked.is_some() || !self.starved.is_empty() {
+        if demanded > 0 || self.blocked.is_some() || !self.starved.is_empty() {
             self.missing.hard = self.missing.hard.saturating_sub(self.free);
         }
     }

@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 
 type Answered = Result<Value, ApiError>;
 
-fn answer(answered: Answered) -> Response<Body> {
+pub(super) fn answer(answered: Answered) -> Response<Body> {
     match answered {
         Ok(body) => reply::json(StatusCode::OK, &body),
         Err(error) => error.into_response(),
@@ -59,6 +59,16 @@ impl Named {
         found.ok_or_else(|| missing(id))
     }
 
+    /// A session that was just made.
+    pub(super) fn of(
+        model: Arc<ServedModel>,
+        model_name: String,
+        key: (Vec<u8>, String),
+    ) -> Result<Self, ApiError> {
+        let record = model.sessions().record(&key).ok_or_else(|| missing(&key.1))?;
+        Ok(Named { model, model_name, key, record })
+    }
+
     /// The session of the engine.
     ///
     /// # Errors
@@ -67,7 +77,7 @@ impl Named {
         self.record.engine.as_ref().ok_or_else(|| self.no_state())
     }
 
-    fn no_state(&self) -> ApiError {
+    pub(super) fn no_state(&self) -> ApiError {
         let message = format!(
             "the session `{}` has no keys and values: no request of it has run, or they were lost",
             self.key.1
@@ -82,7 +92,7 @@ impl Named {
     }
 
     /// The session as its client sees it.
-    async fn body(&self) -> Value {
+    pub(super) async fn body(&self) -> Value {
         body(&self.key.1, &self.model_name, &self.record, self.told().await)
     }
 
@@ -122,7 +132,7 @@ fn missing(id: &str) -> ApiError {
 }
 
 /// What the engine answers; `None` if it is gone.
-async fn ask<T: Send + 'static>(tell: impl FnOnce(Box<dyn FnOnce(T) + Send>)) -> Option<T> {
+pub(super) async fn ask<T: Send + 'static>(tell: impl FnOnce(Box<dyn FnOnce(T) + Send>)) -> Option<T> {
     let (answer, answered) = oneshot::channel();
     // A client that has left reads no answer.
     tell(Box::new(|told| drop(answer.send(told))));
@@ -364,7 +374,5 @@ async fn forked(named: &Named, request: &ApiRequest) -> Answered {
         }
         Some(Err(_)) | None => return Err(named.no_state()),
     }
-    let record = table.record(&key).ok_or_else(|| missing(&key.1))?;
-    let fork = Named { model: Arc::clone(&named.model), model_name: named.model_name.clone(), key, record };
-    Ok(fork.body().await)
+    Ok(Named::of(Arc::clone(&named.model), named.model_name.clone(), key)?.body().await)
 }

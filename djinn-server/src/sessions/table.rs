@@ -46,8 +46,8 @@ pub(crate) type Key = (Vec<u8>, String);
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) engine: Option<EngineSession>,
-    /// Of the engine's session.
-    salt: Vec<u8>,
+    /// Of the engine's session; one that was imported goes on with any, and shares with none.
+    salt: Option<Vec<u8>>,
     /// Of what steers it.
     pub(super) steered: Option<blake3::Hash>,
     /// What steers it where its requests do not say, if its client said so.
@@ -143,7 +143,7 @@ impl SessionTable {
     fn fresh(&self, parent: Option<String>, named_by: &'static str) -> Record {
         Record {
             engine: None,
-            salt: Vec::new(),
+            salt: None,
             steered: None,
             steering: None,
             breakpoints: Vec::new(),
@@ -197,11 +197,11 @@ impl SessionTable {
             // The former turn's ticket ends its session.
             waits = None;
             record.engine = None;
-        } else if record.salt != salt || record.steered != steered {
+        } else if record.salt.as_ref().is_some_and(|own| own != salt) || record.steered != steered {
             waits.take().iter().for_each(EngineSession::abort);
             record.engine = None;
         }
-        (record.salt, record.steered) = (salt.to_vec(), steered);
+        (record.salt, record.steered) = (Some(salt.to_vec()), steered);
         record.signalled = false;
         record.used = Instant::now();
         record.requests += 1;
@@ -275,6 +275,29 @@ impl SessionTable {
                 Err(error)
             }
         }
+    }
+
+    /// Makes the record of a session that was imported; ends it if there is no room.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub(super) fn bring_in(&self, key: &Key, engine: EngineSession) -> Result<(), ApiError> {
+        let mut records = self.records();
+        match self.insert_new(&mut records, key, self.fresh(None, "import")) {
+            Ok(record) => {
+                record.engine = Some(engine);
+                Ok(())
+            }
+            Err(error) => {
+                engine.abort();
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether keys and values stay between turns.
+    pub(super) fn keeps(&self) -> bool {
+        self.bounds.keeps
     }
 
     /// A session's record.

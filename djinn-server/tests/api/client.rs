@@ -97,6 +97,15 @@ impl Pending {
         (length > 0).then_some(bytes)
     }
 
+    /// The body of a response that tells its length.
+    pub(crate) fn whole(&mut self) -> Vec<u8> {
+        let length = self.headers.iter().find(|(name, _)| name == "content-length");
+        let length = length.map_or(0, |(_, length)| length.parse().unwrap());
+        let mut bytes = vec![0; length];
+        self.reader.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
     pub(crate) fn finish(mut self) -> Reply {
         let mut bytes = Vec::new();
         if self.is_chunked() {
@@ -104,10 +113,7 @@ impl Pending {
                 bytes.extend(part);
             }
         } else {
-            let length = self.headers.iter().find(|(name, _)| name == "content-length");
-            let length = length.map_or(0, |(_, length)| length.parse().unwrap());
-            bytes = vec![0; length];
-            self.reader.read_exact(&mut bytes).unwrap();
+            bytes = self.whole();
         }
         let body = String::from_utf8(bytes.clone()).unwrap_or_default();
         Reply { status: self.status, headers: self.headers, body, bytes }

@@ -15,6 +15,7 @@ mod sessions;
 mod steering;
 mod streams;
 mod structured;
+mod transfer;
 
 use client::Target;
 use djinn_host::{DeviceName, Setup};

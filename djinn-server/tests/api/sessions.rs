@@ -14,12 +14,12 @@ const SESSIONS: &str = "/v1/sessions";
 /// Bytes of keys and values of a context of 512 tokens.
 const CONTEXT_BYTES: u64 = 512 * 256;
 
-fn start(serving: &Serving) -> Running {
+pub(super) fn start(serving: &Serving) -> Running {
     let files = Arc::new(Files::new());
     Running::start(&files, Server::new().model("tiny", files.load(serving)))
 }
 
-fn serving(policy: &str) -> Serving {
+pub(super) fn serving(policy: &str) -> Serving {
     let mut scheduler = Settings::from_yaml("scheduler: {ttl_ms: 0}").unwrap();
     scheduler.policy = policy.to_owned();
     // Pages may be taken as soon as a session waits.
@@ -27,15 +27,15 @@ fn serving(policy: &str) -> Serving {
     Serving { sequences: 4, host_kv_bytes: 8 * CONTEXT_BYTES, scheduler, ..Serving::default() }
 }
 
-fn named(target: &Target, id: &str) -> Target {
+pub(super) fn named(target: &Target, id: &str) -> Target {
     target.with("x-session-id", id)
 }
 
-fn text(answer: &Value) -> String {
+pub(super) fn text(answer: &Value) -> String {
     answer["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 
-fn cached(answer: &Value) -> u64 {
+pub(super) fn cached(answer: &Value) -> u64 {
     answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
 }
 
@@ -72,7 +72,7 @@ fn rest(begun: &str, stream: Pending) -> String {
 }
 
 /// Asks until `is_so`.
-fn until<T: std::fmt::Debug>(ask: impl Fn() -> T, is_so: impl Fn(&T) -> bool) -> T {
+pub(super) fn until<T: std::fmt::Debug>(ask: impl Fn() -> T, is_so: impl Fn(&T) -> bool) -> T {
     let began = Instant::now();
     loop {
         let found = ask();
@@ -84,11 +84,11 @@ fn until<T: std::fmt::Debug>(ask: impl Fn() -> T, is_so: impl Fn(&T) -> bool) ->
     }
 }
 
-fn pages_in_use(target: &Target) -> f64 {
+pub(super) fn pages_in_use(target: &Target) -> f64 {
     target.metric("djinn_kv_cache_usage_perc{model_name=\"tiny\"}")
 }
 
-fn words(seed: usize, count: usize) -> String {
+pub(super) fn words(seed: usize, count: usize) -> String {
     (0..count).map(|at| char::from(b'a' + ((at * at + seed * 7 + at) % 26) as u8)).collect()
 }
 

@@ -362,7 +362,6 @@ impl Swap {
     }
 
     /// The bytes of a pinned page.
-    #[cfg(test)]
     pub(super) fn host_page(&self, page: u32) -> Span {
         self.host.span(page, 1)
     }

@@ -1,0 +1,364 @@
+//! Sessions that leave an engine, and come to another one of the same model, with their keys and values.
+//!
+//! A session is an [image](SessionImage) and its pages. Clients read and write pages a few at a time, so that neither side
+//! holds a whole session in memory. The engine's thread only enqueues copies and takes in their end.
+
+use super::{Answer, Service};
+use crate::{Error, Result};
+use djinn_device::{DType, Ops, Space};
+use djinn_scheduler::{Arrival, Error as SchedulerError, Refusal, Residency, SessionId};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Between two looks for room that a session to come waits for.
+const LOOK_FOR_ROOM: Duration = Duration::from_millis(5);
+
+/// How an engine keeps keys and values. Pages of another shape mean nothing to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Element type of the cache.
+    pub dtype: DType,
+    /// Tokens of a page.
+    pub page_tokens: u32,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Tokens of a prefill chunk: what is computed again is computed in these.
+    pub chunk: u32,
+}
+
+/// A session at rest, without its keys and values: all that an engine needs to go on with the same bits. How tokens are
+/// chosen is not part of it, since each turn brings its own sampling.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionImage {
+    /// All tokens.
+    pub tokens: Vec<u32>,
+    /// The first tokens whose keys and values are in the session's pages.
+    pub context: u64,
+    /// The first tokens that were ever computed.
+    pub computed: u64,
+    /// Those of them that were computed together, as chunks; all others were computed row by row.
+    pub chunks: Vec<Range<u64>>,
+}
+
+impl SessionImage {
+    /// Pages with keys and values.
+    pub fn pages(&self, shape: &KvShape) -> u32 {
+        u32::try_from(self.context.div_ceil(shape.page_tokens.into())).unwrap_or(u32::MAX)
+    }
+
+    /// Whether the tokens and chunks of another session begin with those that are in this one's pages.
+    fn begins(&self, tokens: &[u32], chunks: &[Range<u64>]) -> bool {
+        let context = self.context as usize;
+        let within = |chunks: &[Range<u64>]| -> Vec<Range<u64>> {
+            let within = chunks.iter().filter(|chunk| chunk.start < self.context);
+            within.map(|chunk| chunk.start..chunk.end.min(self.context)).collect()
+        };
+        tokens.get(..context) == self.tokens.get(..context) && within(chunks) == within(&self.chunks)
+    }
+
+    /// What no session of an engine is.
+    fn problem(&self, shape: &KvShape, vocab: u64, most: u64) -> Option<(&'static str, String)> {
+        let SessionImage { tokens, context, computed, chunks } = self;
+        let count = tokens.len() as u64;
+        let chunk = u64::from(shape.chunk).max(1);
+        let mut end = 0;
+        let bad = chunks.iter().find(|range| {
+            let follows = end <= range.start && range.start < range.end && range.end <= *computed;
+            let whole = follows && range.start / chunk == (range.end - 1) / chunk;
+            end = range.end;
+            !whole
+        });
+        match () {
+            () if tokens.is_empty() => Some(("tokens", "there are none".to_owned())),
+            () if count > most => Some(("tokens", format!("{count} do not fit a context of {most}"))),
+            () if tokens.iter().any(|&token| u64::from(token) >= vocab) => {
+                Some(("tokens", format!("some are outside the vocabulary of {vocab}")))
+            }
+            () if context > computed || *computed > count => {
+                Some(("context", format!("{context} of {computed} computed of {count} tokens")))
+            }
+            () => bad.map(|range| ("chunks", format!("{}..{} is none", range.start, range.end))),
+        }
+    }
+}
+
+/// A session that may be read: it goes on meanwhile, as long as what was computed stays.
+#[derive(Clone, Debug)]
+pub struct ExportedSession {
+    /// The session.
+    pub id: SessionId,
+    /// What it was when it was asked for.
+    pub image: Arc<SessionImage>,
+    /// Of its pages.
+    pub shape: KvShape,
+    /// The most pages that are read at a time.
+    pub most_pages: u32,
+}
+
+/// A session to come, whose pages are to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IncomingSession {
+    /// What it will be called.
+    pub id: SessionId,
+    /// The most pages that are written at a time.
+    pub most_pages: u32,
+}
+
+/// What clients ask.
+pub(super) enum TransferCommand {
+    Shape(Answer<KvShape>),
+    Export(SessionId, Answer<ExportedSession>),
+    Read(Box<ExportedSession>, Range<u32>, Answer<Vec<u8>>),
+    Import(KvShape, SessionImage, Answer<IncomingSession>),
+    Write(SessionId, u32, Vec<u8>, Answer<()>),
+    Finish(SessionId, bool, Answer<()>),
+}
+
+/// Sessions on their way out and in.
+#[derive(Default)]
+pub(super) struct Transfers {
+    /// What waits for its turn, or for a session to come to rest.
+    queue: VecDeque<TransferCommand>,
+    /// The move that uses the pinned buffer.
+    under_way: Option<Move>,
+    /// Sessions that wait for pages, and until when.
+    waiting: VecDeque<(SessionImage, Duration, Answer<IncomingSession>)>,
+    /// Sessions whose pages are being written, by number.
+    incoming: BTreeMap<SessionId, (SessionImage, Vec<u32>)>,
+}
+
+impl std::fmt::Debug for Transfers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (queued, incoming) = (self.queue.len() + self.waiting.len(), self.incoming.len());
+        f.debug_struct("Transfers").field("queued", &queued).field("incoming", &incoming).finish()
+    }
+}
+
+impl Transfers {
+    /// When to look again.
+    pub(super) fn idle_for(&self) -> Option<Duration> {
+        match self.queue.is_empty() && self.under_way.is_none() {
+            false => Some(Duration::ZERO),
+            true => (!self.waiting.is_empty()).then_some(LOOK_FOR_ROOM),
+        }
+    }
+}
+
+enum Move {
+    Fetch(usize, Answer<Vec<u8>>),
+    Store(Answer<()>),
+}
+
+/// What became of a command.
+enum Done {
+    Now,
+    /// It is to be asked again.
+    Later(TransferCommand),
+}
+
+impl<D: Ops> Service<D> {
+    /// How the engine keeps keys and values.
+    pub fn kv_shape(&self) -> KvShape {
+        let (engine, kv) = (self.engine(), &self.engine().plan().kv);
+        KvShape {
+            dtype: kv.dtype,
+            page_tokens: kv.page_tokens,
+            page_bytes: kv.page_bytes(),
+            chunk: engine.chunk(),
+        }
+    }
+
+    /// Takes a command; it is done in [`advance_transfers`](Self::advance_transfers).
+    pub(super) fn transfer(&mut self, command: TransferCommand) {
+        self.transfers.queue.push_back(command);
+    }
+
+    /// Does what can be done now.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub(super) fn advance_transfers(&mut self) -> Result<()> {
+        if self.transfers.idle_for().is_none() {
+            return Ok(());
+        }
+        self.end_move()?;
+        for _ in 0..self.transfers.queue.len() {
+            let Some(command) = self.transfers.queue.pop_front() else { break };
+            if let Done::Later(command) = self.carry_out(command)? {
+                self.transfers.queue.push_back(command);
+            }
+        }
+        self.look_for_room()
+    }
+
+    fn end_move(&mut self) -> Result<()> {
+        if self.transfers.under_way.is_none() || !self.engine_mut().is_staged()? {
+            return Ok(());
+        }
+        match self.transfers.under_way.take() {
+            Some(Move::Fetch(pages, answer)) => answer(Ok(self.engine().fetched(pages))),
+            Some(Move::Store(answer)) => answer(Ok(())),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, command: TransferCommand) -> Result<Done> {
+        match command {
+            TransferCommand::Shape(answer) => answer(Ok(self.kv_shape())),
+            TransferCommand::Export(id, answer) => {
+                let session = self.state().session(id).filter(|session| !session.is_ending());
+                match session {
+                    None => answer(Err(Error::NoSession { session: id.0 })),
+                    Some(session) if session.phase.is_ready() && !self.is_ending_turn(id) => {
+                        answer(Err(Error::NotAtRest { session: id.0 }));
+                    }
+                    // The step that it is in ends before.
+                    Some(session) if session.in_step > 0 || session.phase.is_ready() => {
+                        return Ok(Done::Later(TransferCommand::Export(id, answer)));
+                    }
+                    Some(session) => answer(self.image(id, session.context)),
+                }
+            }
+            TransferCommand::Read(of, pages, answer) => return self.read(of, pages, answer),
+            TransferCommand::Import(shape, image, answer) => {
+                let until = self.now() + self.core.scheduler().parts().rules.queue_timeout;
+                match self.check_image(&shape, &image) {
+                    Err(error) => answer(Err(error)),
+                    Ok(()) => self.transfers.waiting.push_back((image, until, answer)),
+                }
+            }
+            TransferCommand::Write(id, first, bytes, answer) => return self.write(id, first, bytes, answer),
+            TransferCommand::Finish(id, keeps, answer) => answer(self.finish_import(id, keeps)),
+        }
+        Ok(Done::Now)
+    }
+
+    fn image(&mut self, id: SessionId, context: u64) -> Result<ExportedSession> {
+        if self.batcher.is_hooked(id) {
+            return Err(Error::Hooked { session: id.0 });
+        }
+        let now = self.now();
+        self.core.scheduler_mut().keep_pages(id, now);
+        let (tokens, computed, chunks) = self.batcher.computed(id)?;
+        let image = SessionImage { tokens: tokens.to_vec(), context, computed, chunks: chunks.to_vec() };
+        let (shape, most_pages) = (self.kv_shape(), self.engine().staged_pages());
+        Ok(ExportedSession { id, image: Arc::new(image), shape, most_pages })
+    }
+
+    fn read(&mut self, of: Box<ExportedSession>, pages: Range<u32>, answer: Answer<Vec<u8>>) -> Result<Done> {
+        let (id, image) = (of.id, &of.image);
+        let lost = || Error::ImageLost { session: id.0 };
+        let session = self.state().session(id).filter(|session| session.context >= image.context);
+        let same = self.batcher.computed(id).is_ok_and(|(tokens, _, chunks)| image.begins(tokens, chunks));
+        let Some(session) = session.filter(|_| same) else {
+            answer(Err(lost()));
+            return Ok(Done::Now);
+        };
+        let (space, table) = match session.residency() {
+            Residency::Device => (Space::Device, session.table().device()),
+            Residency::Host => (Space::Host, session.table().host()),
+            Residency::Gone => {
+                answer(Err(lost()));
+                return Ok(Done::Now);
+            }
+            Residency::Leaving | Residency::Arriving => {
+                return Ok(Done::Later(TransferCommand::Read(of, pages, answer)));
+            }
+        };
+        if self.transfers.under_way.is_some() {
+            return Ok(Done::Later(TransferCommand::Read(of, pages, answer)));
+        }
+        let asked = pages.start as usize..pages.end as usize;
+        let few = asked.len() <= of.most_pages as usize && !asked.is_empty();
+        let Some(table) = table.get(asked).filter(|_| few).map(<[u32]>::to_vec) else {
+            answer(Err(Error::Option("the session has no such pages, or they are too many at a time")));
+            return Ok(Done::Now);
+        };
+        let now = self.now();
+        self.core.scheduler_mut().keep_pages(id, now);
+        match self.batcher.engine_mut().begin_fetch(space, &table)? {
+            Ok(()) => self.transfers.under_way = Some(Move::Fetch(table.len(), answer)),
+            Err(refused) => answer(Err(refused)),
+        }
+        Ok(Done::Now)
+    }
+
+    fn check_image(&self, shape: &KvShape, image: &SessionImage) -> Result<()> {
+        let own = self.kv_shape();
+        if *shape != own {
+            let detail = format!("it is {shape:?}, and this engine's is {own:?}");
+            return Err(Error::Image { what: "shape", detail });
+        }
+        let (vocab, most) = (self.engine().graph().vocab, self.engine().context());
+        match image.problem(shape, vocab, most) {
+            Some((what, detail)) => Err(Error::Image { what, detail }),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes pages for the sessions that wait for some, in order.
+    fn look_for_room(&mut self) -> Result<()> {
+        while let Some((image, until, answer)) = self.transfers.waiting.pop_front() {
+            let (id, pages, now) = (SessionId(self.sessions + 1), image.pages(&self.kv_shape()), self.now());
+            match self.core.scheduler_mut().take_pages(id, pages).map(|taken| taken.map(<[u32]>::to_vec)) {
+                Ok(Some(pages)) => {
+                    self.sessions = id.0;
+                    self.batcher.disown(&pages);
+                    let most_pages = self.engine().staged_pages();
+                    self.transfers.incoming.insert(id, (image, pages));
+                    answer(Ok(IncomingSession { id, most_pages }));
+                }
+                Ok(None) if now < until => {
+                    self.transfers.waiting.push_front((image, until, answer));
+                    break;
+                }
+                Ok(None) => {
+                    self.core.scheduler_mut().demand_nothing();
+                    let waited = self.core.scheduler().parts().rules.queue_timeout;
+                    let why = Refusal::QueueTimeout { waited };
+                    answer(Err(SchedulerError::Refused { session: id, why }.into()));
+                }
+                Err(error) => answer(Err(error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, id: SessionId, first: u32, bytes: Vec<u8>, answer: Answer<()>) -> Result<Done> {
+        if self.transfers.under_way.is_some() {
+            return Ok(Done::Later(TransferCommand::Write(id, first, bytes, answer)));
+        }
+        let (page_bytes, most) = (self.kv_shape().page_bytes, self.engine().staged_pages() as usize);
+        let (first, count) = (first as usize, bytes.len() / page_bytes.max(1) as usize);
+        let whole = bytes.len() as u64 == count as u64 * page_bytes && (1..=most).contains(&count);
+        let pages = self.transfers.incoming.get(&id).and_then(|(_, pages)| pages.get(first..)?.get(..count));
+        let Some(pages) = pages.filter(|_| whole).map(<[u32]>::to_vec) else {
+            answer(Err(Error::Option("no such pages are to be written, or they are too many at a time")));
+            return Ok(Done::Now);
+        };
+        match self.batcher.engine_mut().begin_store(&pages, &bytes)? {
+            Ok(()) => self.transfers.under_way = Some(Move::Store(answer)),
+            Err(refused) => answer(Err(refused)),
+        }
+        Ok(Done::Now)
+    }
+
+    /// A session whose pages were written begins between two turns; or it does not come.
+    fn finish_import(&mut self, id: SessionId, keeps: bool) -> Result<()> {
+        let (image, _) = self.transfers.incoming.remove(&id).ok_or(Error::NoSession { session: id.0 })?;
+        if !keeps {
+            self.core.scheduler_mut().give_back_pages(id);
+            return Ok(());
+        }
+        let SessionImage { tokens, context, computed, chunks } = image;
+        let limit = self.engine().context();
+        let arrival = Arrival { id, priority: 0, prompt: 0, max_tokens: 1, limit };
+        let now = self.now();
+        self.batcher.bring_in(id, tokens, computed, chunks)?;
+        self.core.scheduler_mut().begin_idle(&arrival, context, computed, now)?;
+        Ok(())
+    }
+}

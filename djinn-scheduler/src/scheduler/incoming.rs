@@ -1,0 +1,83 @@
+//! Sessions that come with keys and values that were computed elsewhere.
+//!
+//! Their pages are taken first, and belong to no session: no plan moves them. Once they are filled, the session begins
+//! between two turns.
+
+use super::Scheduler;
+use crate::error::{Error, Result};
+use crate::phase::Phase;
+use crate::plan::Refusal;
+use crate::session::{Arrival, Session, SessionId};
+use crate::state::State;
+use djinn_pages::BlockTable;
+use std::time::Duration;
+
+impl Scheduler {
+    /// Takes `pages` pages of the device for the session `id`, which is new; gives them in order of position. `None` if
+    /// too few are free: plans make room for them from now on, as for a session that waits at the end of the queue,
+    /// until a call takes them or [`demand_nothing`](Self::demand_nothing).
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the device never has as many, [`Error::Exists`].
+    pub fn take_pages(&mut self, id: SessionId, pages: u32) -> Result<Option<&[u32]>> {
+        let State { sessions, incoming, capacity, .. } = &self.state;
+        if sessions.contains_key(&id) || incoming.contains_key(&id) {
+            return Err(Error::Exists { session: id });
+        }
+        let device_pages = capacity.device_pages;
+        if pages > device_pages {
+            return Err(Error::Refused { session: id, why: Refusal::TooLarge { pages, device_pages } });
+        }
+        if pages > self.state.device_free() {
+            self.state.demanded = pages;
+            return Ok(None);
+        }
+        let mut table = BlockTable::default();
+        self.state.pages.grow(&mut table, pages);
+        self.state.demanded = 0;
+        Ok(Some(self.state.incoming.entry(id).or_insert(table).device()))
+    }
+
+    /// Nothing waits for pages that [`take_pages`](Self::take_pages) did not give.
+    pub fn demand_nothing(&mut self) {
+        self.state.demanded = 0;
+    }
+
+    /// Gives back what [`take_pages`](Self::take_pages) gave for a session that does not come.
+    pub fn give_back_pages(&mut self, id: SessionId) {
+        if let Some(mut table) = self.state.incoming.remove(&id) {
+            self.state.pages.release(&mut table);
+        }
+    }
+
+    /// The pages of a session that waits stay where they are for as long as a lease may last: somebody reads them.
+    pub fn keep_pages(&mut self, id: SessionId, now: Duration) {
+        let lease = self.parts.rules.max_lease;
+        if let Some(session) = self.state.sessions.get_mut(&id) {
+            session.lease_until = session.lease_until.max(now + lease);
+        }
+    }
+
+    /// A session whose pages were taken begins, and waits for its next turn. They hold the keys and values of its first
+    /// `context` tokens; `computed` were ever computed. Its tokens share nothing with others. Of its arrival, the prompt and
+    /// the most tokens do not count.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] if no pages were taken for it.
+    pub fn begin_idle(
+        &mut self,
+        arrival: &Arrival,
+        context: u64,
+        computed: u64,
+        now: Duration,
+    ) -> Result<()> {
+        let id = arrival.id;
+        let table = self.state.incoming.remove(&id).ok_or(Error::Missing { session: id })?;
+        let mut session = Session::new(&Arrival { prompt: 0, ..*arrival }, now);
+        (session.phase, session.table) = (Phase::Idle, table);
+        (session.context, session.computed) = (context, computed);
+        self.state.sessions.insert(id, session);
+        self.begin_idling(id, now);
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! Pages on their way between the device and a caller: one pinned buffer, made at the first use, and one move at a time.
+//!
+//! Copies are enqueued on the compute stream, so that they come after all that writes to the pages, and before all that
+//! will.
+
+use super::DataSegment;
+use crate::{Allocations, Result};
+use djinn_device::{Buffer, Device, Event, Space, Span, Stream};
+
+/// The most bytes of one move, unless a page has more.
+const STAGED_BYTES: u64 = 4 << 20;
+
+/// The pinned buffer, and the event at the end of the move that uses it.
+#[derive(Debug)]
+pub(super) struct Staging {
+    buffer: Buffer,
+    done: Event,
+}
+
+impl DataSegment {
+    /// The most pages that one move takes.
+    pub fn staged_pages(&self) -> u32 {
+        u32::try_from(STAGED_BYTES / self.layout.page_bytes().max(1)).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Makes the buffer that pages pass through, if there is none yet; it is `held`.
+    ///
+    /// # Errors
+    /// A device out of memory or events.
+    pub fn open_staging<D: Device>(&mut self, device: &D, held: &mut Allocations) -> Result<()> {
+        if self.staging.is_none() {
+            let bytes = self.layout.page_bytes().saturating_mul(self.staged_pages().into());
+            let done = device.event()?;
+            let buffer = held.alloc(device, Space::Host, bytes)?;
+            self.staging = Some(Staging { buffer, done });
+        }
+        Ok(())
+    }
+
+    /// Enqueues copies of pages that lie in `space`, and are on no way, into the buffer. They are there once the move
+    /// [is done](Self::is_staged).
+    ///
+    /// # Errors
+    /// A failure of the device; or a copy that it refused, and then nothing is under way.
+    ///
+    /// # Panics
+    /// Without a buffer, or if the pages exceed it.
+    pub fn begin_fetch<D: Device>(
+        &mut self,
+        device: &D,
+        compute: Stream,
+        space: Space,
+        pages: &[u32],
+    ) -> Result<()> {
+        self.stage(device, compute, space, pages, |page, staged| device.copy(compute, page, staged))
+    }
+
+    /// Writes `bytes`, those of all `pages`, through the buffer to pages of the device, as [`begin_fetch`](Self::begin_fetch)
+    /// reads them.
+    ///
+    /// # Errors
+    /// As [`begin_fetch`](Self::begin_fetch).
+    ///
+    /// # Panics
+    /// As [`begin_fetch`](Self::begin_fetch), or if the bytes are more or fewer than those of the pages.
+    pub fn begin_store<D: Device>(
+        &mut self,
+        device: &D,
+        compute: Stream,
+        pages: &[u32],
+        bytes: &[u8],
+    ) -> Result<()> {
+        device.write_host(self.staged(pages.len()), |staged| staged.copy_from_slice(bytes));
+        self.stage(device, compute, Space::Device, pages, |page, staged| device.copy(compute, staged, page))
+    }
+
+    /// Whether the latest move is done.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn is_staged<D: Device>(&self, device: &D) -> Result<bool> {
+        Ok(self.staging.as_ref().map_or(Ok(true), |staging| device.is_done(staging.done))?)
+    }
+
+    /// The bytes of the pages that were fetched.
+    pub fn fetched<D: Device>(&self, device: &D, pages: usize) -> Vec<u8> {
+        device.read_host(self.staged(pages), <[u8]>::to_vec)
+    }
+
+    fn staged(&self, pages: usize) -> Span {
+        let staging = self.staging.as_ref().expect("the buffer is made before it is used");
+        staging.buffer.slice(0, pages as u64 * self.layout.page_bytes())
+    }
+
+    /// Does `copy` for each page and its place in the buffer. Copies to the pages that come from the host come after it.
+    fn stage<D: Device>(
+        &self,
+        device: &D,
+        compute: Stream,
+        space: Space,
+        pages: &[u32],
+        copy: impl Fn(Span, Span) -> djinn_device::Result<()>,
+    ) -> Result<()> {
+        let (bytes, staged) = (self.layout.page_bytes(), self.staged(pages.len()));
+        let staging = self.staging.as_ref().expect("just used");
+        let enqueue = || {
+            for (at, &page) in (0..).zip(pages) {
+                let page = match (space, &self.swap) {
+                    (Space::Host, Some(swap)) => swap.host_page(page),
+                    _ => self.page(page),
+                };
+                copy(page, staged.slice(at * bytes, bytes))?;
+            }
+            if let Some(swap) = &self.swap {
+                swap.grown(device, compute)?;
+            }
+            device.record(compute, staging.done)
+        };
+        if let Err(error) = enqueue() {
+            // What was enqueued before the refusal uses the buffer.
+            device.sync(compute)?;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+}
