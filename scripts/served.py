@@ -35,19 +35,25 @@ def tokenizer():
 
 
 class Served:
-    """The server, until the block ends. The model's 128 tokens are the bytes of ASCII; its name is `tiny`."""
+    """The server, until the block ends. The model's 128 tokens are the bytes of ASCII; its name is `tiny`. Another tiny
+    checkpoint may be given as a folder, another model by its name."""
 
-    def __init__(self, djinn, *flags):
-        self.djinn, self.flags = Path(djinn).resolve(), flags
+    def __init__(self, djinn, *flags, model=CHECKPOINT):
+        self.djinn, self.flags, self.model = Path(djinn).resolve(), flags, model
+
+    def copy_model(self):
+        """The checkpoint with a tokenizer and a template."""
+        folder = self.folder / "model"
+        folder.mkdir()
+        for file in self.model.iterdir():
+            shutil.copy(file, folder)
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+        return folder
 
     def __enter__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="djinn-served-"))
-        model = self.folder / "model"
-        model.mkdir()
-        for file in ["config.json", "generation_config.json", "model.safetensors"]:
-            shutil.copy(CHECKPOINT / file, model / file)
-        (model / "tokenizer.json").write_text(json.dumps(tokenizer()))
-        (model / "chat_template.jinja").write_text(TEMPLATE)
+        model = self.copy_model() if isinstance(self.model, Path) else self.model
         self.log = self.folder / "log"
         # A process inherits the soft limit; the hard one is the most that it may have.
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

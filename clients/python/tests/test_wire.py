@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import safetensors.numpy
 from fake import BREAKPOINT, PAUSED, Fake, error
 
 import djinn
@@ -190,7 +191,7 @@ def test_changes(fake: Fake) -> None:
     stopped.set(np.ones((2, 3)), hook="blocks.1.hook_out")
     request = fake.requests[-1]
     assert (request.url.params["op"], request.headers["content-type"]) == ("set", "application/x-safetensors")
-    assert arrays.unpack(request.content)["values"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert arrays.unpack(request.content)[0]["values"].tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
 def test_numbers_keep_their_bits_as_json(fake: Fake) -> None:
@@ -236,15 +237,35 @@ def test_a_fork_is_paused_too(fake: Fake) -> None:
         pause(fake).fork("t")
 
 
-def test_captures(fake: Fake) -> None:
+def safetensors_of(metadata: dict[str, str], **tensors: Any) -> httpx.Response:
+    return httpx.Response(200, content=safetensors.numpy.save(tensors, metadata=metadata))
+
+
+def test_captures_of_the_same_tokens(fake: Fake) -> None:
     values = np.zeros((2, 3), np.float32)
     tensors = {"blocks.0.hook_out": values, "token_ids": np.array([4, 5]), "positions": np.array([0, 1])}
-    body = arrays.pack(**tensors, hidden_states=values[:, None])
-    fake.on("GET", f"{AT}/captures", lambda _: httpx.Response(200, content=body))
+    tensors |= {"hidden_states": values[:, None]}
+    answer = safetensors_of({"hooks": "blocks.0.hook_out", "dropped": "0"}, **tensors)
+    fake.on("GET", f"{AT}/captures", lambda _: answer)
     captures = fake.session.captures()
     assert list(captures.values) == ["blocks.0.hook_out"] and captures["blocks.0.hook_out"].shape == (2, 3)
     assert captures.hidden_states is not None and captures.hidden_states.shape == (2, 1, 3)
-    assert (captures.token_ids.tolist(), captures.positions.tolist(), len(captures)) == ([4, 5], [0, 1], 2)
+    assert captures.token_ids["blocks.0.hook_out"].tolist() == [4, 5]
+    assert captures.positions["blocks.0.hook_out"].tolist() == [0, 1]
+
+
+def test_captures_of_different_tokens(fake: Fake) -> None:
+    none, some = np.zeros(0, np.int64), np.array([7])
+    tensors: dict[str, Any] = {"a": np.ones((1, 3), np.float32), "b": np.ones((1, 2), np.float32)}
+    tensors |= {"token_ids": none, "positions": none, "a.token_ids": some, "a.positions": some}
+    tensors |= {"b.token_ids": some + 1, "b.positions": some + 2}
+    fake.on("GET", f"{AT}/captures", lambda _: safetensors_of({"hooks": "a,b", "dropped": "3"}, **tensors))
+    captures = fake.session.captures()
+    assert list(captures.values) == ["a", "b"] and captures.hidden_states is None and captures.dropped == 3
+    assert (captures.token_ids["b"].tolist(), captures.positions["b"].tolist()) == ([8], [9])
+    fake.on("GET", "/v1/sessions/t/captures",
+            lambda _: safetensors_of({"hooks": "", "dropped": "0"}, token_ids=none, positions=none))
+    assert djinn.Session(fake.client._http, "t", None).captures().values == {}
 
 
 def test_the_steering_store(fake: Fake, tmp_path: Path) -> None:
@@ -346,6 +367,9 @@ def test_tensors_become_float32() -> None:
         def numpy(self) -> Any:
             return np.array([1.5], np.float32)
 
+    for wrong in [float("nan"), float("inf"), 1e39]:
+        with pytest.raises(ValueError, match="finite"):
+            arrays.floats([wrong])
     for values in [Tensor(), [1.5], np.array([1.5], np.float64), np.array([0, 1.5, 0])[1:2]]:
         found = arrays.floats(values)
         assert found.dtype == np.float32 and found.tolist() == [1.5] and found.flags.c_contiguous

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,19 @@ from .types import Floats
 
 
 def floats(values: Any) -> Floats:
-    """f32, contiguous, of a list, an array or a tensor on any device."""
+    """f32, contiguous, of a list, an array or a tensor on any device.
+
+    :raises ValueError: a number is not finite.
+    """
     if hasattr(values, "detach") and hasattr(values, "cpu"):
         values = values.detach().cpu()
         # numpy knows no bfloat16.
         values = values.float().numpy()
-    return np.ascontiguousarray(values, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(values, dtype=np.float32)
+    if not np.isfinite(array).all():
+        raise ValueError("the values are not all finite")
+    return array
 
 
 def pack(**tensors: Floats) -> bytes:
@@ -24,6 +32,7 @@ def pack(**tensors: Floats) -> bytes:
     return safetensors.numpy.save(tensors)
 
 
-def unpack(data: bytes) -> dict[str, Any]:
-    """The tensors of a safetensors file, as arrays."""
-    return safetensors.numpy.load(data)
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors of a safetensors file, as arrays, and its metadata."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return safetensors.numpy.load(data), header.get("__metadata__", {})

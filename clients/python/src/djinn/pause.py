@@ -70,13 +70,15 @@ class Pause:
 
     @property
     def logits(self) -> Floats:
-        """What the model would choose the next token by: f32 `[rows, vocabulary]`."""
+        """What the model would choose the next token by: f32 `[1, vocabulary]`, of the last of the paused tokens."""
         return self.read("logits")
 
     def read(self, hook: str) -> Floats:
-        """The paused tokens' values at any hook, before or after the one where it stopped: f32 `[tokens, width]`."""
+        """The paused tokens' values at any hook, before or after the one where it stopped: f32 `[tokens, width]`. After
+        the last block, only the last token has values."""
         path = f"activations/{quote(hook, safe='')}"
-        values: Floats = arrays.unpack(self.session._safetensors(path))["values"]
+        tensors, _ = arrays.unpack(self.session._safetensors(path))
+        values: Floats = tensors["values"]
         return values
 
     def lens(self, top: int = 5, *, hooks: Sequence[str] | None = None, position: int | None = None) -> list[LensRow]:
@@ -137,11 +139,12 @@ class Pause:
     # ------------------------------------------------------------------ going on
 
     def step_layer(self, timeout: float = 60.0) -> Pause:
-        """Goes on to the end of the next block, and pauses there. This is the new pause then."""
+        """Goes on to the same hook of the next block; after the last block, to that of the next token's first one. This
+        is the new pause then."""
         return self._step("next_layer", timeout)
 
     def step_token(self, timeout: float = 60.0) -> Pause:
-        """Goes on to the same place of the next token."""
+        """Goes on to the same hook of the next token."""
         return self._step("next_token", timeout)
 
     def step_to(self, hook: str, timeout: float = 60.0) -> Pause:

@@ -176,10 +176,12 @@ class Session:
 
     def captures(self) -> Captures:
         """Takes what capture breakpoints have read since this was last asked."""
-        tensors = arrays.unpack(self._safetensors("captures"))
-        tokens, positions = tensors.pop("token_ids"), tensors.pop("positions")
-        return Captures(values=tensors, hidden_states=tensors.pop("hidden_states", None), token_ids=tokens,
-                        positions=positions)
+        tensors, about = arrays.unpack(self._safetensors("captures"))
+        hooks = [hook for hook in about["hooks"].split(",") if hook]
+        values = {hook: tensors[hook] for hook in hooks}
+        tokens, positions = ({hook: tensors.get(f"{hook}.{list_}", tensors[list_]) for hook in hooks}
+                             for list_ in ("token_ids", "positions"))
+        return Captures(values, tokens, positions, tensors.get("hidden_states"), int(about["dropped"]))
 
     def _safetensors(self, path: str) -> bytes:
         return self._http.send("GET", self._path(path), query=self._query({"format": "safetensors"})).content

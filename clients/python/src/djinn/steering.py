@@ -18,13 +18,15 @@ class SteeringStore:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def put(self, name: str, vectors: Any, *, layer: int | None = None, hook: str | None = None) -> dict[str, Any]:
+    def put(self, name: str, vectors: Any, *, layer: int | None = None, hook: str | None = None,
+            model: str | None = None) -> dict[str, Any]:
         """Stores vectors under a name, in the place of what was there.
 
         :param vectors: by layer, `{12: v}`, each f32 `[hidden]`; or one vector, with its `layer` or `hook`. A layer's
             is added to what its block gives to the next.
+        :param model: may be left out where the server has one model.
         """
-        body: dict[str, Any] = {"name": name}
+        body: dict[str, Any] = {"name": name} | ({} if model is None else {"model": model})
         if isinstance(vectors, Mapping):
             if layer is not None or hook is not None:
                 raise ValueError("vectors by layer have no `layer` or `hook` beside them")
@@ -35,10 +37,10 @@ class SteeringStore:
             body |= {"vector": floats(vectors).tolist()} | ({"hook": hook} if layer is None else {"layer": layer})
         return self._http.ask("POST", "/v1/steering", json=body)
 
-    def put_file(self, name: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    def put_file(self, name: str, path: str | os.PathLike[str], *, model: str | None = None) -> dict[str, Any]:
         """Stores the control vectors of a safetensors or GGUF file (`direction.{layer}`)."""
         content = Path(path).read_bytes()
-        return self._http.ask("POST", "/v1/steering", query={"name": name}, content=content,
+        return self._http.ask("POST", "/v1/steering", query={"name": name, "model": model}, content=content,
                               headers={"content-type": "application/octet-stream"})
 
     def list(self) -> list[dict[str, Any]]:

@@ -145,20 +145,20 @@ class Text:
 
 @dataclass(frozen=True)
 class Captures:
-    """What capture breakpoints have read: rows are tokens."""
+    """What capture breakpoints have read, by hook: rows are tokens, in order of time."""
 
-    #: By hook: f32 `[tokens, width]`.
+    #: f32 `[tokens, width]`.
     values: dict[str, Floats]
-    token_ids: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    #: f32 `[tokens, layers, hidden]`, where the hooks are one of each layer.
+    #: The rows' tokens, and their places in the conversation.
+    token_ids: dict[str, npt.NDArray[np.int64]]
+    positions: dict[str, npt.NDArray[np.int64]]
+    #: f32 `[tokens, layers, hidden]`, where the hooks are one of each layer and have read the same tokens.
     hidden_states: Floats | None
+    #: How many values the server had no room to keep.
+    dropped: int
 
     def __getitem__(self, hook: str) -> Floats:
         return self.values[hook]
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
 
 
 @dataclass(frozen=True)
