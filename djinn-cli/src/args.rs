@@ -2,8 +2,11 @@
 //! both, so that no flag can miss them.
 
 use crate::cache;
+use anyhow::{Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use djinn_host::{Card, DeviceArgs, Generation, Setup, dtype, share};
+use djinn_engine::Request;
+use djinn_host::{Card, DeviceArgs, Generation, Setup, dtype, seed, share};
+use djinn_models::Model;
 use djinn_srg::DType;
 use djinn_vmu::size;
 use std::net::IpAddr;
@@ -48,6 +51,8 @@ pub(crate) enum Command {
     Srg(SrgArgs),
     /// List the model's hook points: names of activations that can be read and changed
     Hooks(HooksArgs),
+    /// Stop a model at any layer, look, change, go on
+    Debug(DebugArgs),
     /// Examine and measure this machine
     Doctor(DoctorArgs),
     /// Fetch a model into the cache, or check the one that is there
@@ -143,6 +148,19 @@ impl SamplingArgs {
             ignore_eos: self.ignore_eos,
             ..Generation::default()
         }
+    }
+
+    /// The request to generate after `tokens`, `max_tokens` where the user names no number.
+    ///
+    /// # Errors
+    /// A seed on the command line where nothing is sampled.
+    pub(crate) fn request(&self, model: &Model, tokens: Vec<u32>, max_tokens: u32) -> Result<Request> {
+        let request = self.generation(max_tokens).request(model, tokens);
+        ensure!(
+            !self.seed_is_asked_for || seed(&request.sampling).is_some(),
+            "--seed has no effect without --temperature, --top-k, --top-p or --min-p, or a model that asks for sampling"
+        );
+        Ok(request)
     }
 }
 
@@ -310,6 +328,26 @@ pub(crate) struct HooksArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DebugArgs {
+    /// The model
+    pub(crate) model: String,
+    /// The prompt
+    pub(crate) prompt: Option<String>,
+    /// Give the model the prompt through its chat template
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// Memory for what is read and changed at hooks
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256MiB")]
+    pub(crate) hook_memory: u64,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) memory: Setup,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
 }
 
 #[derive(Debug, Args)]

@@ -1,6 +1,8 @@
 //! The command line, and the commands, one module each.
 
+mod debug;
 mod doctor;
+mod editor;
 mod hooks;
 mod logits;
 mod models;
@@ -34,6 +36,7 @@ fn command(cli: &Cli) -> Result<ExitCode> {
     match &cli.command {
         Command::Run(args) => return run::run(args, &interrupt, quiet),
         Command::Serve(args) => serve::run(args, &interrupt, quiet)?,
+        Command::Debug(args) => return debug::run(args, &interrupt, quiet),
         Command::Logits(args) => logits::run(args, quiet)?,
         Command::Plan(args) => plan::run(args, quiet)?,
         Command::Srg(args) => srg::run(args, quiet)?,

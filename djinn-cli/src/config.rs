@@ -52,8 +52,13 @@ fn read(line: Vec<OsString>) -> Result<Result<Cli, clap::Error>> {
 fn understand(line: &[OsString], settings: &FileSettings) -> Result<Cli, clap::Error> {
     let matches = prepare(Cli::command(), settings).try_get_matches_from(line)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
-    if let (Command::Run(run), Some(("run", matches))) = (&mut cli.command, matches.subcommand()) {
-        settle_sampling(&mut run.sampling, matches)?;
+    let sampling = match &mut cli.command {
+        Command::Run(run) => Some(&mut run.sampling),
+        Command::Debug(debug) => Some(&mut debug.sampling),
+        _ => None,
+    };
+    if let (Some(sampling), Some((_, matches))) = (sampling, matches.subcommand()) {
+        settle_sampling(sampling, matches)?;
     }
     Ok(cli)
 }

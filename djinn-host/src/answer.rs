@@ -57,13 +57,13 @@ impl Speaker {
     ) -> Result<Answer> {
         let generated = engine.generate(session, request, &mut |progress| {
             let piece = match progress {
-                Progress::Token(token) if !request.stop_tokens.contains(&token) => self.take(token),
+                Progress::Token(token) if !request.stop_tokens.contains(&token) => self.push(token),
                 Progress::Token(_) | Progress::Prefill { .. } => String::new(),
             };
             let more = on_text(&piece);
             if self.stopped { ControlFlow::Break(()) } else { more }
         })?;
-        let rest = self.end();
+        let rest = self.finish();
         if !rest.is_empty() {
             // The answer has ended, wanted or not.
             let _ = on_text(&rest);
@@ -73,14 +73,20 @@ impl Speaker {
         Ok(Answer { tokens: generated.tokens, text, finish, stats: generated.stats })
     }
 
-    /// The text that `token` makes certain.
-    fn take(&mut self, token: u32) -> String {
+    /// The text that a token makes certain, which may be none: up to a stop string; without a tokenizer, the token's
+    /// number. Tokens that end the text are not for it.
+    pub fn push(&mut self, token: u32) -> String {
         self.tokens += 1;
         match self.stream.as_mut().map(|stream| stream.push(token).unwrap_or_default()) {
             Some(piece) => self.scan(&piece),
             None if self.tokens > 1 => format!(" {token}"),
             None => token.to_string(),
         }
+    }
+
+    /// Whether the text ended before a stop string.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
     }
 
     fn scan(&mut self, piece: &str) -> String {
@@ -91,7 +97,7 @@ impl Speaker {
     }
 
     /// What was withheld in case more should follow.
-    fn end(&mut self) -> String {
+    pub fn finish(&mut self) -> String {
         let rest = self.stream.as_mut().map(TextStream::finish).unwrap_or_default();
         let mut text = self.scan(&rest);
         let withheld = self.stops.finish();

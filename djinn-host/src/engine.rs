@@ -2,12 +2,25 @@
 
 use crate::{Error, OnDevice, Result, Setup, system};
 use djinn_device::{DeviceInfo, Ops, Space, Usage};
-use djinn_engine::{Engine, Generate, MemoryPlan, Options, Service, Trace};
+use djinn_engine::debug::Debugger;
+use djinn_engine::{Engine, Generate, Happening, MemoryPlan, Opening, Options, Service, SessionId, Trace};
 use djinn_models::Model;
 use std::ops::ControlFlow;
 
 /// A [`Service`] for one conversation at a time, on a device that is chosen when the program runs.
-pub trait AnyEngine: Generate {
+pub trait AnyEngine: Generate + Debugger {
+    /// See [`Service::open`].
+    fn open(&mut self, opening: Opening) -> djinn_engine::Result<SessionId>;
+
+    /// See [`Service::go_on`].
+    fn go_on(&mut self) -> djinn_engine::Result<Vec<(SessionId, Happening)>>;
+
+    /// Ends the turn of a session that is in no step.
+    fn end_turn(&mut self, session: SessionId) -> djinn_engine::Result<()>;
+
+    /// See [`Service::close`].
+    fn close(&mut self, session: Option<SessionId>) -> djinn_engine::Result<()>;
+
     /// See [`Engine::logits`].
     fn logits(&mut self, tokens: &[u32]) -> djinn_engine::Result<Vec<f32>>;
 
@@ -34,6 +47,22 @@ pub trait AnyEngine: Generate {
 }
 
 impl<D: Ops> AnyEngine for Service<D> {
+    fn open(&mut self, opening: Opening) -> djinn_engine::Result<SessionId> {
+        self.open(opening)
+    }
+
+    fn go_on(&mut self) -> djinn_engine::Result<Vec<(SessionId, Happening)>> {
+        self.go_on()
+    }
+
+    fn end_turn(&mut self, session: SessionId) -> djinn_engine::Result<()> {
+        self.end_turn(session)
+    }
+
+    fn close(&mut self, session: Option<SessionId>) -> djinn_engine::Result<()> {
+        self.close(session)
+    }
+
     fn logits(&mut self, tokens: &[u32]) -> djinn_engine::Result<Vec<f32>> {
         self.engine_mut().logits(tokens)
     }

@@ -10,7 +10,7 @@ use crate::loaded::{self, Loaded};
 use crate::output;
 use crate::stats::RunStats;
 use crate::trace::TraceFile;
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use djinn_engine::Finish;
 use djinn_host::{Answer, Error, Speaker, Speech, check_prompt, context_for, seed};
 use djinn_models::Model;
@@ -20,7 +20,7 @@ use serde::Serialize;
 use show::Show;
 use std::process::ExitCode;
 
-const MAX_TOKENS: u32 = 256;
+pub(super) const MAX_TOKENS: u32 = 256;
 const MAX_CHAT_TOKENS: u32 = 1024;
 const MAX_CHAT_CONTEXT: u64 = 4096;
 
@@ -97,11 +97,7 @@ fn once(
 ) -> Result<ExitCode> {
     let model = speech.model();
     check_prompt(model, args.memory.context, &tokens)?;
-    let request = args.sampling.generation(MAX_TOKENS).request(model, tokens);
-    ensure!(
-        !args.sampling.seed_is_asked_for || seed(&request.sampling).is_some(),
-        "--seed has no effect without --temperature, --top-k, --top-p or --min-p, or a model that asks for sampling"
-    );
+    let request = args.sampling.request(model, tokens, MAX_TOKENS)?;
     let room = request.prompt.len() as u64 + request.max_tokens as u64;
     let context = args.memory.context.unwrap_or_else(|| context_for(room, model));
     let Loaded { mut engine, time } = load(args, model, context, interrupt, quiet)?;
@@ -134,7 +130,7 @@ fn once(
     Ok(if finish == Finish::Cancelled { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-fn name(finish: Finish) -> &'static str {
+pub(super) fn name(finish: Finish) -> &'static str {
     match finish {
         Finish::Stop | Finish::Complete => "stop",
         Finish::Length => "length",

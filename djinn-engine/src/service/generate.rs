@@ -116,7 +116,10 @@ impl<D: Ops> Service<D> {
     }
 
     /// Ends the turn of a session that is in no step.
-    fn end_turn(&mut self, id: SessionId) -> Result<()> {
+    ///
+    /// # Errors
+    /// A session that is gone.
+    pub fn end_turn(&mut self, id: SessionId) -> Result<()> {
         self.event(id, SessionEvent::EndTurn)?;
         // The caller knows.
         self.ended.remove(&id);
@@ -132,14 +135,21 @@ impl<D: Ops> Service<D> {
     fn await_happening(&mut self, id: SessionId) -> Result<Option<Happening>> {
         let before = self.held(id);
         loop {
-            let Some(happened) = self.pump()? else {
-                self.wait()?;
-                continue;
-            };
-            let own = happened.into_iter().find(|(session, _)| *session == id);
+            let own = self.go_on()?.into_iter().find(|(session, _)| *session == id);
             if own.is_some() || self.held(id) != before {
                 return Ok(own.map(|(_, happening)| happening));
             }
+        }
+    }
+
+    /// Does one part of what can be done now, or waits a moment for what is under way; what happened to which session.
+    ///
+    /// # Errors
+    /// As [`advance`](Self::advance), or [`Error::Stopped`] where nothing can happen any more unless a client asks for it.
+    pub fn go_on(&mut self) -> Result<Vec<(SessionId, Happening)>> {
+        match self.pump()? {
+            Some(happened) => Ok(happened),
+            None => self.wait().map(|()| Vec::new()),
         }
     }
 
@@ -153,7 +163,7 @@ impl<D: Ops> Service<D> {
                 std::thread::sleep(time.max(MOMENT));
                 Ok(())
             }
-            None => Err(Error::Stopped("nothing is under way that a turn could end with".to_owned())),
+            None => Err(Error::Stopped("nothing is under way that could end".to_owned())),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! A chat on the terminal: one session, whose keys and values are kept from turn to turn.
 
 mod choices;
-mod editor;
 mod line;
 mod saved;
 
 use super::MAX_CHAT_TOKENS;
 use super::show::Show;
 use crate::args::RunArgs;
+use crate::commands::editor::{Asked, Editor};
 use crate::interrupt::Interrupt;
 use crate::loaded::Loaded;
 use crate::output;
@@ -18,8 +18,7 @@ use choices::Choices;
 use djinn_engine::{Finish, Stats};
 use djinn_host::{Chat, Error, Generation, Reply, Speech, seed};
 use djinn_models::Model;
-use editor::{Asked, Editor};
-use line::{Command, Line};
+use line::{Command, Known, Line};
 use saved::Saved;
 use std::path::Path;
 
@@ -37,7 +36,7 @@ pub(super) fn run(
     let _hushed = terminal::hush();
     let choices = Choices::new(&args.sampling);
     let mut talk = Talk { loaded, model, chat: Chat::new(speech), choices, interrupt, quiet, last: None };
-    let mut editor = Editor::new(choices::names())?;
+    let mut editor = Editor::new("> ", "history", Known { settings: choices::names() })?;
     let (device, context) = (talk.loaded.engine.device_info().name, talk.context());
     talk.remark(&format!(
         "{} on {device}, a context of {context} tokens; /help lists what can be done",

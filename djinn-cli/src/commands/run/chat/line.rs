@@ -1,5 +1,6 @@
 //! What a line of a chat is: a message, or a command that begins with a slash.
 
+use crate::commands::editor::Lines;
 use djinn_host::nearest;
 
 /// Opens and closes a message of several lines.
@@ -58,8 +59,29 @@ const USAGES: [Usage; 9] = [
     Usage { name: "/exit", arguments: "", does: "end the chat, as Ctrl-D does" },
 ];
 
+/// What the line editor knows of a chat's lines.
+pub(super) struct Known {
+    /// Names that follow `/set`.
+    pub(super) settings: Vec<String>,
+}
+
+impl Lines for Known {
+    fn complete(&self, begun: &str) -> (usize, Vec<String>) {
+        let (start, known) = match begun.strip_prefix("/set ") {
+            Some(_) => ("/set ".len(), self.settings.clone()),
+            None => (0, names().map(str::to_owned).collect()),
+        };
+        let fits = |name: &String| !begun.is_empty() && name.starts_with(&begun[start..]);
+        (start, known.into_iter().filter(fits).collect())
+    }
+
+    fn is_open(&self, text: &str) -> bool {
+        is_open(text)
+    }
+}
+
 /// The commands' names.
-pub(super) fn names() -> impl Iterator<Item = &'static str> {
+fn names() -> impl Iterator<Item = &'static str> {
     USAGES.iter().map(|usage| usage.name)
 }
 
@@ -75,7 +97,7 @@ pub(super) fn help() -> String {
 }
 
 /// Whether more lines are to follow: a fence was opened and not closed.
-pub(super) fn is_open(text: &str) -> bool {
+fn is_open(text: &str) -> bool {
     text.trim().strip_prefix(FENCE).is_some_and(|rest| !rest.ends_with(FENCE))
 }
 

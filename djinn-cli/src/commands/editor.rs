@@ -1,6 +1,5 @@
-//! The line editor: keys, history across chats, completion of commands.
+//! The line editor of chats and of the debugger: keys, a history that outlives them, completion.
 
-use super::line;
 use crate::{output, own};
 use anyhow::{Context as _, Result};
 use rustyline::completion::Completer;
@@ -14,8 +13,7 @@ use rustyline::{Behavior, Config, Context, Helper};
 use std::io::{ErrorKind, IsTerminal};
 use std::path::{Path, PathBuf};
 
-const PROMPT: &str = "> ";
-/// Messages that the history keeps, and the longest of them in bytes.
+/// Lines that the history keeps, and the longest of them in bytes.
 const MAX_ENTRIES: usize = 1000;
 const MAX_ENTRY: usize = 8 << 10;
 /// The longest history file that is read, in bytes: entries, escaped.
@@ -31,29 +29,39 @@ pub(super) enum Asked {
     End,
 }
 
+/// What the editor knows of the lines that are typed.
+pub(super) trait Lines {
+    /// Where in a line, up to the cursor, what is completed begins, and what it may become.
+    fn complete(&self, begun: &str) -> (usize, Vec<String>);
+
+    /// Whether more lines are to follow.
+    fn is_open(&self, text: &str) -> bool;
+}
+
 /// Asks the user on the terminal.
-pub(super) struct Editor {
-    inner: rustyline::Editor<Commands, DefaultHistory>,
+pub(super) struct Editor<L: Lines> {
+    inner: rustyline::Editor<Known<L>, DefaultHistory>,
+    prompt: &'static str,
     /// Where the history is kept; none if it cannot be.
     history: Option<PathBuf>,
 }
 
-impl Editor {
-    /// An editor with the history of earlier chats. Completes commands, and `settings` after `/set`.
-    pub(super) fn new(settings: Vec<String>) -> Result<Self> {
+impl<L: Lines> Editor<L> {
+    /// An editor with the history of earlier lines, which is kept in the file of this name.
+    pub(super) fn new(prompt: &'static str, history: &str, lines: L) -> Result<Self> {
         // Where answers go to a file, the prompt does not.
         let behavior = if std::io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
         let config = Config::builder().max_history_size(MAX_ENTRIES)?.history_ignore_dups(true)?;
         let config = config.completion_type(CompletionType::List).bell_style(BellStyle::None);
         let mut inner = rustyline::Editor::with_config(config.behavior(behavior).build())?;
-        inner.set_helper(Some(Commands { settings }));
-        let mut editor = Editor { inner, history: None };
+        inner.set_helper(Some(Known(lines)));
+        let mut editor = Editor { inner, prompt, history: None };
         if let Some(folder) = own::folder("XDG_STATE_HOME", ".local/state") {
-            let file = folder.join("history");
+            let file = folder.join(history);
             match editor.recall(&file) {
                 Ok(()) => editor.history = Some(file),
                 Err(error) => {
-                    output::remark(&format!("no history of earlier chats: {}: {error:#}", file.display()))
+                    output::remark(&format!("no history of earlier lines: {}: {error:#}", file.display()))
                 }
             }
         }
@@ -77,7 +85,7 @@ impl Editor {
 
     /// The user's next line or pasted lines.
     pub(super) fn ask(&mut self) -> Result<Asked> {
-        match self.inner.readline(PROMPT) {
+        match self.inner.readline(self.prompt) {
             Ok(text) => {
                 self.remember(&text);
                 Ok(Asked::Text(text))
@@ -100,36 +108,27 @@ impl Editor {
     }
 }
 
-/// What the editor knows of a chat's lines: commands, settings, and when a message goes on.
-struct Commands {
-    settings: Vec<String>,
-}
+struct Known<L>(L);
 
-impl Helper for Commands {}
+impl<L: Lines> Helper for Known<L> {}
 
-impl Highlighter for Commands {}
+impl<L> Highlighter for Known<L> {}
 
-impl Hinter for Commands {
+impl<L> Hinter for Known<L> {
     type Hint = String;
 }
 
-impl Completer for Commands {
+impl<L: Lines> Completer for Known<L> {
     type Candidate = String;
 
     fn complete(&self, text: &str, at: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<String>)> {
-        let (start, known) = match text[..at].strip_prefix("/set ") {
-            Some(_) => ("/set ".len(), self.settings.clone()),
-            None => (0, line::names().map(str::to_owned).collect()),
-        };
-        let begun = &text[start..at];
-        let fits = |name: &String| !text[..at].is_empty() && name.starts_with(begun);
-        Ok((start, known.into_iter().filter(fits).collect()))
+        Ok(self.0.complete(&text[..at]))
     }
 }
 
-impl Validator for Commands {
+impl<L: Lines> Validator for Known<L> {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
-        let open = line::is_open(context.input());
+        let open = self.0.is_open(context.input());
         Ok(if open { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
     }
 }
