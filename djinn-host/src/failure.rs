@@ -7,11 +7,12 @@ use djinn_models::printable;
 use std::error::Error;
 
 /// Fields that the libraries' failures name, and the flags that set them.
-const FLAGS: [(&str, &str); 10] = [
+const FLAGS: [(&str, &str); 11] = [
     ("`chunk`", "--chunk"),
     ("`context`", "--ctx"),
     ("`device`", "--device"),
     ("`dtype`", "--dtype"),
+    ("`hook_bytes`", "--hook-memory"),
     ("`prompt_tokens`", "--prompt-tokens"),
     ("`ram`", "--ram"),
     ("`resident_fraction`", "--resident-fraction"),

@@ -8,24 +8,28 @@ use rexpect::session::{PtySession, spawn_with_options};
 use serde_json::Value;
 
 /// What the line editor writes when it begins to listen, and when it has heard. An answer cannot: it has no escapes.
-const LISTENS: &str = "\x1b[?2004h";
-const HEARD: &str = "\x1b[?2004l";
+pub(super) const LISTENS: &str = "\x1b[?2004h";
+pub(super) const HEARD: &str = "\x1b[?2004l";
 const PASTE: (&str, &str) = ("\x1b[200~", "\x1b[201~");
-const CTRL_C: &str = "\x03";
-const CTRL_D: &str = "\x04";
+pub(super) const CTRL_C: &str = "\x03";
+pub(super) const CTRL_D: &str = "\x04";
 const UP: &str = "\x1b[A";
 const LEFT: &str = "\x1b[D";
 
-/// A chat that somebody has on a terminal.
-struct Talk {
-    terminal: PtySession,
+/// A chat, or another command that hears lines, which somebody has on a terminal.
+pub(super) struct Talk {
+    pub(super) terminal: PtySession,
     /// What came before the first prompt.
     opening: String,
 }
 
 impl Talk {
     fn begin(place: &Place, args: &[&str]) -> Self {
-        let mut command = place.command(&[&["run", "./model"], args].concat());
+        Talk::with(place, &[&["run", "./model"], args].concat())
+    }
+
+    pub(super) fn with(place: &Place, args: &[&str]) -> Self {
+        let mut command = place.command(args);
         command.env("TERM", "xterm");
         let options = Options::new().timeout_ms(Some(60_000));
         let mut terminal = spawn_with_options(command, options).unwrap();
@@ -34,7 +38,7 @@ impl Talk {
     }
 
     /// Presses keys.
-    fn press(&mut self, keys: &str) {
+    pub(super) fn press(&mut self, keys: &str) {
         use std::io::Write;
         // The terminal takes what it has room for; a chat that reads makes room.
         let mut file = self.terminal.process().get_file_handle().unwrap();
@@ -48,13 +52,13 @@ impl Talk {
         reply.trim_start_matches("\r\n").to_owned()
     }
 
-    fn say(&mut self, text: &str) -> String {
+    pub(super) fn say(&mut self, text: &str) -> String {
         self.press(&format!("{text}\r"));
         self.reply()
     }
 
     /// Ends the chat, and gives the last words and whether it succeeded.
-    fn end(mut self, keys: &str) -> (String, bool) {
+    pub(super) fn end(mut self, keys: &str) -> (String, bool) {
         self.press(keys);
         self.terminal.exp_string(HEARD).unwrap();
         let last = self.terminal.exp_eof().unwrap();
@@ -81,7 +85,7 @@ const GREEDY: [&str; 4] = ["--greedy", "--ignore-eos", "-n=8", "--ctx=20000"];
 const ENDLESS: [&str; 4] = ["--greedy", "--ignore-eos", "-n=900000", "--ctx=900000"];
 
 /// A place with `./model`, which takes as many tokens as wanted.
-fn place() -> Place {
+pub(super) fn place() -> Place {
     let place = text::place();
     let file = place.path().join("model/config.json");
     let config = std::fs::read_to_string(&file).unwrap();

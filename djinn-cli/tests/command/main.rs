@@ -3,6 +3,7 @@
 mod cache;
 #[cfg(unix)]
 mod chat;
+mod debug;
 mod failures;
 mod one_token;
 mod plan;

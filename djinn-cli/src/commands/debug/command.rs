@@ -101,10 +101,20 @@ pub(super) fn stop(words: &mut Words) -> Result<Stop, String> {
     let one = |at: u64| at..at.saturating_add(1);
     while let Some(word) = words.next() {
         match &*word {
+            "prompt" if stop.steps.end != u64::MAX => {
+                return Err("a prompt's tokens have no steps".to_owned());
+            }
             "prompt" => stop.tokens = TokenKind::Prompt,
             "generated" => stop.tokens = TokenKind::Generated,
             "at" => stop.positions = one(words.number("the position")?),
-            "step" => stop.steps = one(words.number("the step")?),
+            "step" if stop.tokens == TokenKind::Prompt => {
+                return Err("a prompt's tokens have no steps".to_owned());
+            }
+            // Only generated tokens have steps.
+            "step" => {
+                stop.tokens = TokenKind::Generated;
+                stop.steps = one(words.number("the step")?);
+            }
             "once" => stop.once = true,
             "if" if words.eat("token") => stop.when = Some(When::Token(words.need("the token's text")?)),
             "if" if words.eat("entropy") && words.eat(">") => {

@@ -28,9 +28,9 @@ impl Debug<'_> {
         let same = first.iter().zip(&second).take_while(|(a, b)| a == b).count();
         let [left, right] = names;
         if same == first.len() && same == second.len() {
-            output::line(&format!("{left} and {right} have the same {same} tokens"))?;
+            output::line(&format!("{left} and {right} have the same tokens"))?;
         } else {
-            output::line(&format!("{same} tokens are the same, then:"))?;
+            output::line(&format!("{left} and {right} differ from token {} on:", same + 1))?;
             output::line(&self.beside(same, [(left, &first), (right, &second)]).text(""))?;
         }
         self.diff_values(ids, &hooks)

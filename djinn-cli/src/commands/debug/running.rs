@@ -146,11 +146,14 @@ impl Debug<'_> {
         for token in self.generated(id)? {
             speaker.push(token);
         }
+        let before = self.engine.tokens(id)?.0.len();
         let waited = self.wait(id, &mut speaker);
         if !matches!(waited, Ok(None)) {
             output::piece(&speaker.finish())?;
         }
-        output::piece("\n")?;
+        if self.engine.tokens(id).is_ok_and(|(tokens, _)| tokens.len() > before) {
+            output::piece("\n")?;
+        }
         match waited? {
             Some(finish) => {
                 let session = &mut self.sessions[self.current];

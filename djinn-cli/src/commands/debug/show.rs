@@ -69,7 +69,8 @@ impl Debug<'_> {
     pub(super) fn show_stop(&mut self, at: &PausedAt) -> Result<()> {
         let session = self.session()?;
         let (id, shown) = (session.id, session.shown);
-        let number = at.breakpoint.and_then(|id| session.armed.iter().find(|(_, of)| *of == id));
+        let met = at.breakpoint.filter(|_| at.hit.contains(&shown));
+        let number = met.and_then(|id| session.armed.iter().find(|(_, of)| *of == id));
         let by = number.map_or(String::new(), |(number, _)| format!("breakpoint {number}, "));
         let token = self.token(at.tokens[(shown - at.positions.start) as usize]);
         let (_, by_model) = self.engine.tokens(id)?;

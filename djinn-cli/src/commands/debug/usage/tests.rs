@@ -71,6 +71,8 @@ fn what_is_wrong_with_a_line_is_said() {
         ("break", "the hook is missing; usage: break HOOK"),
         ("break h if", "a condition is `if token TEXT` or `if entropy > X`; usage"),
         ("break h if entropy > NaN", "the entropy cannot be NaN; usage"),
+        ("break h step 2 prompt", "a prompt's tokens have no steps; usage"),
+        ("break h prompt step 2", "a prompt's tokens have no steps; usage"),
         ("break h at x", "the position cannot be \"x\"; usage"),
         ("set h", "the value is missing; usage"),
         ("set h inf", "the value cannot be inf; usage"),
