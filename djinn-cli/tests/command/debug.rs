@@ -88,7 +88,7 @@ fn stops_are_where_they_were_asked_for() {
     assert_eq!(position(stops[4]), position(stops[3]) + 1, "next token");
     assert_eq!(position(stops[5]), position(stops[4]), "next block");
     assert_eq!(position(stops[6]), position(stops[4]) + 1, "the first block of the next token");
-    assert!(output.contains("1  blocks.1.hook_out generated step 2 once  0 hits"), "{output}");
+    assert!(output.contains("1  blocks.1.hook_out generated step 2 once\n2  blocks.0"), "{output}");
     assert!(output.contains("1  blocks.1.hook_out generated step 2 once  1 hits"), "{output}");
     assert!(row(&output, "*").contains("main  stopped at blocks.1.hook_out, position "), "{output}");
     assert_eq!(lines.last().unwrap(), &"2  blocks.0.attn.hook_out at 1  1 hits");
@@ -116,10 +116,9 @@ fn what_is_set_is_read_and_changes_what_follows() {
     }
     // Both have ended: the tokens say where they part.
     let (_, tokens) = output.rsplit_once("main and other differ from token ").unwrap();
-    let mut rows = tokens.lines();
-    let first = rows.next().unwrap().trim_end_matches(" on:").to_owned();
+    let (first, tokens) = tokens.split_once(" on:\n").unwrap();
     let cells: Vec<&str> =
-        row(tokens, &first).split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        row(tokens, first).split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
     assert!(cells.len() == 3 && cells[1] != cells[2], "{tokens}");
 }
 
