@@ -191,7 +191,8 @@ fn a_session_goes_on_elsewhere_with_the_same_bits() {
         assert_eq!(there.report(given_up).residency, Residency::Gone);
         let again = there.go_on(given_up, tokens);
         assert_eq!(again, Answer { reused: 0, ..expected }, "{at:?}, computed again");
-        (here.end(), there.end());
+        here.end();
+        there.end();
     }
 }
 
@@ -267,7 +268,9 @@ fn room_is_made_for_a_session_that_comes() {
         matches!(error, Error::Scheduler(SchedulerError::Refused { why: Refusal::QueueTimeout { .. }, .. }))
     };
     assert!(refused.as_ref().is_err_and(timed_out), "{refused:?}");
-    (here.end(), evicts.end(), full.end());
+    here.end();
+    evicts.end();
+    full.end();
 }
 
 /// What no session of the engine can be is refused; a session that does not come leaves nothing behind.
@@ -297,8 +300,10 @@ fn images_that_do_not_fit_are_refused() {
     refuses("tokens", shape, with(&|image| image.tokens.resize(CONTEXT as usize + 1, 1)));
     refuses("context", shape, with(&|image| image.context = 56));
     refuses("context", shape, with(&|image| image.computed = 57));
-    for chunks in [vec![0..40, 39..50], vec![20..60], vec![30..30], vec![0..41], vec![0..40, 40..56]] {
-        refuses("chunks", shape, with(&|image| image.chunks.clone_from(&chunks)));
+    // One that overlaps another, crosses a multiple of 40, is empty, is too long, or goes beyond what was computed.
+    for chunks in [&[0..40, 39..50][..], &[0..20, 20..60], &[0..30, 30..30], &[0..1, 1..41], &[0..40, 40..56]]
+    {
+        refuses("chunks", shape, with(&|image| image.chunks = chunks.to_vec()));
     }
     let incoming = served.ask(|client, answer| client.begin_import(shape, image.clone(), answer));
     let incoming = incoming.expect("it fits").id;

@@ -126,7 +126,7 @@ impl Armed {
         id.strip_prefix("bp_")?.parse().ok()
     }
 
-    /// Whether it was hit as often as it may be.
+    /// Whether its hits are used up.
     pub(crate) fn is_spent(&self) -> bool {
         self.breakpoint.hits.is_some_and(|most| self.hits >= most)
     }
