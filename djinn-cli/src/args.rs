@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use djinn_engine::Request;
 use djinn_host::{Card, DeviceArgs, Generation, Setup, dtype, seed, share};
 use djinn_models::Model;
+use djinn_server::LogFormat;
 use djinn_srg::DType;
 use djinn_vmu::size;
 use std::net::IpAddr;
@@ -178,6 +179,9 @@ pub(crate) struct ServeArgs {
     /// Port to listen at; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 5556)]
     pub(crate) port: u16,
+    /// The form of the log, one line for each request
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = LogForm::Text)]
+    pub(crate) log_format: LogForm,
     #[command(flatten)]
     pub(crate) access: AccessArgs,
     #[command(flatten)]
@@ -186,6 +190,24 @@ pub(crate) struct ServeArgs {
     pub(crate) memory: Setup,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+}
+
+/// Words, or JSON objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogForm {
+    /// `name=value`
+    Text,
+    /// A JSON object a line
+    Json,
+}
+
+impl From<LogForm> for LogFormat {
+    fn from(form: LogForm) -> Self {
+        match form {
+            LogForm::Text => LogFormat::Text,
+            LogForm::Json => LogFormat::Json,
+        }
+    }
 }
 
 /// Who may ask.

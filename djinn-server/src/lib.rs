@@ -11,6 +11,7 @@ mod generate;
 mod grammar;
 mod guard;
 mod listen;
+mod log_format;
 mod metrics;
 mod model;
 mod openai;
@@ -29,6 +30,7 @@ pub use generate::{Answers, FinishReason, GenerateRequest, OutputForm, Piece, To
 pub use grammar::{COMPILE_LIMIT, GrammarError, Grammars, calls_schema};
 pub use guard::{AccessRules, Keys};
 pub use listen::{BoundServer, Stop};
+pub use log_format::LogFormat;
 pub use model::{ServedModel, Serving};
 pub use server::{Limits, Server};
 pub use sessions::SessionUse;

@@ -165,7 +165,8 @@ impl ModelMetrics {
 pub(crate) struct ModelPage<'a> {
     pub(crate) name: &'a str,
     pub(crate) metrics: &'a ModelMetrics,
-    pub(crate) occupancy: Option<Occupancy>,
+    /// With its age.
+    pub(crate) occupancy: Option<(Occupancy, Duration)>,
     /// Sessions that are remembered by name.
     pub(crate) sessions: usize,
 }
@@ -183,7 +184,7 @@ pub(crate) fn page(models: &[ModelPage<'_>], server: &ServerMetrics) -> String {
     /// A number of what the engine holds; absent while it does not run.
     fn gauge(of: fn(&Occupancy) -> f64) -> impl Fn(&mut String, &str, &ModelPage<'_>) {
         move |page, name, model| {
-            if let Some(occupancy) = &model.occupancy {
+            if let Some((occupancy, _)) = &model.occupancy {
                 line(page, format_args!("{name}{{model_name=\"{}\"}} {}", label(model.name), of(occupancy)));
             }
         }
@@ -202,6 +203,15 @@ pub(crate) fn page(models: &[ModelPage<'_>], server: &ServerMetrics) -> String {
         line(page, format_args!("{name}{{model_name=\"{}\"}} {up}", label(model.name)));
     };
     family("djinn_model_up", "gauge", "Whether the model's engine runs.", &up);
+    let age = |page: &mut String, name: &str, model: &ModelPage<'_>| {
+        if let Some((_, age)) = model.occupancy {
+            let (model, age) = (label(model.name), age.as_secs_f64());
+            line(page, format_args!("{name}{{model_name=\"{model}\"}} {age}"));
+        }
+    };
+    let help =
+        "Since the model's engine told the numbers that follow; it is asked each time, and may be busy.";
+    family("djinn_engine_counts_age_seconds", "gauge", help, &age);
     let running = gauge(|held| held.running as f64);
     family("djinn_num_requests_running", "gauge", "Sessions that compute.", &running);
     let waiting = gauge(|held| held.waiting as f64);

@@ -3,6 +3,8 @@
 mod engine_thread;
 mod fingerprint;
 mod slot;
+#[cfg(test)]
+mod tests;
 
 use crate::error::{Error, Result};
 use crate::metrics::ModelMetrics;
@@ -19,14 +21,17 @@ use engine_thread::{OnThread, Place, Starting};
 use slot::Slot;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::timeout;
 
 /// Tokens of a context where the setup names none, if the model has as many.
 const CONTEXT: u64 = 4096;
 /// Sessions of a model that are exported and imported at a time: each takes some megabytes of memory.
 const TRANSFERS: usize = 4;
+/// An engine whose thread hangs does not hold up those who count.
+const COUNTED_WITHIN: Duration = Duration::from_secs(1);
 /// Seconds between failures of an engine and the attempts to start it again.
 const RESTART_AFTER: [u64; 6] = [0, 1, 2, 5, 10, 30];
 
@@ -115,6 +120,8 @@ pub struct ServedModel {
     end_tokens: Vec<u32>,
     created: u64,
     metrics: ModelMetrics,
+    /// What the engine told last of what it holds.
+    counted: Mutex<Option<(Occupancy, Instant)>>,
     sessions: Arc<SessionTable>,
     steering: SteeringStore,
     longest_pause: Duration,
@@ -213,6 +220,7 @@ impl ServedModel {
             end_tokens,
             created,
             metrics,
+            counted: Mutex::default(),
             sessions: Arc::new(sessions),
             steering,
             longest_pause: serving.longest_pause,
@@ -301,14 +309,19 @@ impl ServedModel {
         ApiError::unavailable(format!("the model lost this request: {why}"))
     }
 
-    /// What the engine holds; `None` if it is gone.
-    pub(crate) async fn occupancy(&self) -> Option<Occupancy> {
+    /// What the engine holds, and how long ago: it may be busy. `None` if it is gone.
+    pub(crate) async fn occupancy(&self) -> Option<(Occupancy, Duration)> {
         let (answer, answered) = oneshot::channel();
         self.slot.client().ok()?.begin_count(move |occupancy| {
             // A client that has left reads no answer.
             let _ = answer.send(occupancy);
         });
-        answered.await.ok()
+        let counted = timeout(COUNTED_WITHIN, answered).await;
+        let mut latest = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(counted) = counted {
+            *latest = counted.ok().map(|occupancy| (occupancy, Instant::now()));
+        }
+        latest.map(|(occupancy, at)| (occupancy, at.elapsed()))
     }
 
     /// Leave to export or import a session.

@@ -3,6 +3,7 @@
 use crate::ApiError;
 use crate::anthropic;
 use crate::guard::Tenant;
+use crate::log_format::{LogFormat, RequestLine};
 use crate::server::{ApiRequest, Server};
 use axum::Extension;
 use axum::body::Body;
@@ -51,6 +52,7 @@ pub(crate) async fn guard(
         status: StatusCode::OK,
         tenant: None,
         began,
+        format: server.log_format,
         permit: None,
     };
     let (mut response, origin) = match admit(&server, &request, &mut record) {
@@ -147,19 +149,18 @@ struct Record {
     status: StatusCode,
     tenant: Option<Tenant>,
     began: Instant,
+    format: LogFormat,
     permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
         self.permit = None;
-        let Record { id, method, path, status, tenant, began, .. } = self;
+        let Record { id, method, path, status, tenant, began, format, .. } = self;
         let key = tenant.map_or_else(|| "-".to_owned(), |tenant| tenant.short());
         let (status, ms) = (status.as_u16(), began.elapsed().as_secs_f64() * 1e3);
-        log::info!(
-            target: "djinn::server",
-            "request id={id} method={method} path={path:?} status={status} ms={ms:.1} key={key}"
-        );
+        let line = RequestLine { id, method: method.as_str(), path, status, ms, key: &key };
+        log::info!(target: "djinn::server::request", "{}", line.write(*format));
     }
 }
 

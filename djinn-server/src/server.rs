@@ -9,7 +9,7 @@ use crate::model::ServedModel;
 use crate::openai::responses::ResponseStore;
 use crate::request::Pairs;
 use crate::sessions::hints::Hints;
-use crate::{AccessRules, ApiError, Keys, reply};
+use crate::{AccessRules, ApiError, Keys, LogFormat, reply};
 use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, Response, StatusCode};
@@ -67,6 +67,7 @@ pub struct Server {
     draining: AtomicBool,
     pub(crate) responses: ResponseStore,
     pub(crate) metrics: ServerMetrics,
+    pub(crate) log_format: LogFormat,
 }
 
 impl Default for Server {
@@ -88,6 +89,7 @@ impl Server {
             draining: AtomicBool::new(false),
             responses: ResponseStore::default(),
             metrics: ServerMetrics::default(),
+            log_format: LogFormat::default(),
         }
     }
 
@@ -109,6 +111,12 @@ impl Server {
     #[must_use]
     pub fn limits(self, limits: Limits) -> Self {
         Server { limits, permits: Arc::new(Semaphore::new(limits.requests)), ..self }
+    }
+
+    /// The same with requests logged in another form.
+    #[must_use]
+    pub fn log_format(self, log_format: LogFormat) -> Self {
+        Server { log_format, ..self }
     }
 
     /// The same for those who have a key.

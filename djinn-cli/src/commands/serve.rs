@@ -16,7 +16,8 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     let keys = keys(args)?;
     args.device.device.find()?;
     let serving = serving(&args.load)?;
-    lines::install(quiet)?;
+    let log_format = args.log_format.into();
+    lines::install(log_format, quiet)?;
     let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let own_name =
         if args.model.contains(['/', '\\', ':']) { model.name.clone() } else { args.model.clone() };
@@ -33,7 +34,8 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     drop(progress);
     let model = started?;
     let context = model.context();
-    let server = Server::new().named(&names, model).limits(limits(&args.load)?).keys(keys);
+    let server =
+        Server::new().named(&names, model).limits(limits(&args.load)?).keys(keys).log_format(log_format);
     let bound = server.access(access(args.host, &args.access)).bind(SocketAddr::new(args.host, args.port))?;
     if !quiet {
         let (address, names) = (bound.address(), names.join(", "));

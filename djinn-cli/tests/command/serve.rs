@@ -71,6 +71,22 @@ fn a_model_is_served_until_sigterm() {
 }
 
 #[test]
+fn the_log_is_json_where_that_is_asked_for() {
+    let place = place();
+    let mut serving = serve(&place, &["--log-format=json"]);
+    serving.ask("GET /v1/nothing", "x-request-id: my-id\r\nauthorization: Bearer secret\r\n", "");
+    let mut line = String::new();
+    serving.lines.read_line(&mut line).unwrap();
+    let found: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!((&found["level"], &found["message"]), (&"info".into(), &"request".into()), "{line}");
+    assert_eq!(
+        (&found["id"], &found["path"], &found["status"]),
+        (&"my-id".into(), &"/v1/nothing".into(), &404.into())
+    );
+    assert!(found["time"].is_u64() && found["ms"].is_f64() && !line.contains("secret"), "{line}");
+}
+
+#[test]
 fn the_scheduler_is_chosen_by_name_or_file() {
     let place = place();
     let refused = |args: &[&str]| place.refused(&[&["serve", "./model", "--device=cpu"], args].concat());

@@ -7,7 +7,7 @@ use super::show::{Table, number};
 use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use djinn_engine::Edit;
-use djinn_engine::debug::{AtTtl, Breakpoint, Condition, Filter, Steering, TokenKind};
+use djinn_engine::debug::{AtTtl, BreakCondition, Breakpoint, Filter, Steering, TokenKind};
 
 /// A breakpoint, which each session that begins gets.
 pub(super) struct Armed {
@@ -28,8 +28,8 @@ impl Debug<'_> {
     pub(super) fn set_breakpoint(&mut self, stop: Stop) -> Result<()> {
         let condition = match stop.when {
             None => None,
-            Some(When::Entropy(above)) => Some(Condition::Entropy { above }),
-            Some(When::Token(text)) => Some(Condition::Tokens(vec![self.one_token(&text)?])),
+            Some(When::Entropy(above)) => Some(BreakCondition::Entropy { above }),
+            Some(When::Token(text)) => Some(BreakCondition::Tokens(vec![self.one_token(&text)?])),
         };
         let breakpoint = Breakpoint {
             hook: self.hook(&stop.hook)?,
@@ -144,14 +144,14 @@ impl Debug<'_> {
             text += &format!(" {word} {}", range.start);
         }
         match &breakpoint.condition {
-            Some(Condition::Tokens(tokens)) => {
+            Some(BreakCondition::Tokens(tokens)) => {
                 text += &tokens
                     .iter()
                     .map(|&token| format!(" if token {}", self.token(token)))
                     .collect::<String>();
             }
-            Some(Condition::Entropy { above }) => text += &format!(" if entropy > {above}"),
-            Some(Condition::Probe { .. }) | None => {}
+            Some(BreakCondition::Entropy { above }) => text += &format!(" if entropy > {above}"),
+            Some(BreakCondition::Probe { .. }) | None => {}
         }
         if breakpoint.hits == Some(1) { text + " once" } else { text }
     }
