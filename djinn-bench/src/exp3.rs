@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Exp3Args) -> Result<()> {
 fn options(setup: &Setup, args: &Exp3Args, model: &Model) -> Result<Options> {
     let options = setup.options_for(model, args.context.into())?;
     let mut options = options.serving(args.batch.max(8).min(args.sessions));
-    options.hook_bytes = 64 << 20;
+    options.hook_bytes = 256 << 20;
     // Weights that stream would hide what stops cost.
     options.budget.resident_fraction = Some(1.0);
     let least = Options { pages: Some(1), ..options.clone() }.plan(&model.graph, 0)?;

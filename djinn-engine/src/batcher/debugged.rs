@@ -88,9 +88,9 @@ impl<D: Ops> Batcher<D> {
         record.demand(&|hook| row_bytes(self.engine.graph(), hook))
     }
 
-    /// What a look may need.
-    pub(crate) fn demand_of_look(&self, look: &Look) -> Demand {
-        look.demand(&|hook| row_bytes(self.engine.graph(), hook))
+    /// What a look at `rows` tokens may need.
+    pub(crate) fn demand_of_look(&self, look: &Look, rows: u64) -> Demand {
+        look.demand(rows, &|hook| row_bytes(self.engine.graph(), hook))
     }
 
     /// A session begins that has all of a stopped one's tokens, and goes on within its turn.

@@ -31,9 +31,9 @@ impl Demand {
         Demand { row: row_bytes, fixed: PIECE }
     }
 
-    /// Reading one row of this many bytes.
-    pub(crate) fn capture_one(row_bytes: u64) -> Self {
-        Demand { row: 0, fixed: row_bytes + PIECE }
+    /// Reading this many rows of `row_bytes` bytes.
+    pub(crate) fn capture_rows(rows: u64, row_bytes: u64) -> Self {
+        Demand { row: 0, fixed: rows * row_bytes + PIECE }
     }
 
     /// A change: which rows, its direction and its addends.
@@ -51,10 +51,11 @@ impl Demand {
 }
 
 impl Look {
-    /// What it may take in a step. `row_bytes` gives the bytes of a row of a hook's value.
-    pub(crate) fn demand(&self, row_bytes: &dyn Fn(&Hook) -> u64) -> Demand {
+    /// What it may take in a step, for a session that is stopped at `rows` tokens. `row_bytes` gives the bytes of a row of a
+    /// hook's value.
+    pub(crate) fn demand(&self, rows: u64, row_bytes: &dyn Fn(&Hook) -> u64) -> Demand {
         let edits = self.edits.iter().map(|(hook, _, edit)| Demand::of_edit(hook, edit));
-        let reads = self.hooks.iter().map(|hook| Demand::capture(row_bytes(hook)));
+        let reads = self.hooks.iter().map(|hook| Demand::capture_rows(rows, row_bytes(hook)));
         edits.chain(reads).fold(Demand::default(), |sum, more| sum + more)
     }
 }

@@ -46,6 +46,8 @@ pub(super) struct Stop {
 #[derive(Clone, Debug)]
 pub(super) struct Until {
     pub(super) hook: Hook,
+    /// How many tokens stop there.
+    rows: u64,
     pub(super) ttl: Option<Duration>,
     pub(super) at_ttl: AtTtl,
 }
@@ -209,8 +211,10 @@ impl Record {
     /// Goes on, perhaps to a hook.
     pub(crate) fn go_on(&mut self, until: Option<Hook>) {
         if let Some(stop) = self.stop.take() {
-            let PausedAt { ttl, at_ttl, .. } = stop.at;
-            (self.passed, self.until) = (Some(stop.after), until.map(|hook| Until { hook, ttl, at_ttl }));
+            let PausedAt { tokens, ttl, at_ttl, .. } = stop.at;
+            let rows = tokens.len() as u64;
+            (self.passed, self.until) =
+                (Some(stop.after), until.map(|hook| Until { hook, rows, ttl, at_ttl }));
         }
     }
 
@@ -255,15 +259,16 @@ impl Record {
                 let bytes = row_bytes(&breakpoint.hook);
                 // Of tokens that are met for the first time, a step has one generated one.
                 match breakpoint.filter.tokens {
-                    TokenKind::Generated => Demand::capture_one(bytes),
+                    TokenKind::Generated => Demand::capture_rows(1, bytes),
                     TokenKind::Any | TokenKind::Prompt => Demand::capture(bytes),
                 }
             });
-        let looks = self.looks.iter().map(|(look, _)| look.demand(row_bytes));
+        let rows = self.stop.as_ref().map_or(0, |stop| stop.at.tokens.len() as u64);
+        let looks = self.looks.iter().map(|(look, _)| look.demand(rows, row_bytes));
         let most_look = looks
             .reduce(|a, b| Demand { row: a.row.max(b.row), fixed: a.fixed.max(b.fixed) })
             .unwrap_or_default();
-        let until = self.until.iter().map(|until| Demand::capture(row_bytes(&until.hook)));
+        let until = self.until.iter().map(|until| Demand::capture_rows(until.rows, row_bytes(&until.hook)));
         let all = steering.chain(written).chain(armed).chain(until).chain([most_look]);
         all.fold(Demand::default(), |sum, more| sum + more)
     }

@@ -256,7 +256,7 @@ impl<D: Ops> Debugger for Service<D> {
                 }
                 check_edit(hook, (positions.end - positions.start) as usize, edit)?;
             }
-            self.check_room(id, self.batcher.demand_of_look(&look))
+            self.check_room(id, self.batcher.demand_of_look(&look, at.end - at.start))
         });
         if let Err(error) = checked {
             return answer(Err(error));
@@ -270,12 +270,12 @@ impl<D: Ops> Debugger for Service<D> {
     }
 
     fn resume_until(&mut self, id: SessionId, until: Option<Hook>) -> Result<()> {
-        self.stopped(id)?;
+        let rows = self.stopped(id)?.tokens.len() as u64;
         until.iter().try_for_each(|hook| self.check_hook(hook))?;
         if let Some(hook) = &until {
             self.check_room(
                 id,
-                self.batcher.demand_of_look(&Look { hooks: vec![hook.clone()], ..Look::default() }),
+                self.batcher.demand_of_look(&Look { hooks: vec![hook.clone()], ..Look::default() }, rows),
             )?;
         }
         let record = self.batcher.record_mut(id)?;

@@ -36,7 +36,7 @@ impl Table {
 pub(super) fn number(x: f32) -> String {
     match x.abs() {
         0.0 => "0".to_owned(),
-        small if small < 1e-3 || small >= 1e6 => format!("{x:.3e}"),
+        small if !(1e-3..1e6).contains(&small) => format!("{x:.3e}"),
         small => format!("{x:.*}", (3 - small.log10().floor() as i32).max(0) as usize),
     }
 }

@@ -1,4 +1,4 @@
-//! How commands are typed: one table, of which reading, help and completion are made.
+//! How commands are typed: one table, from which come reading, help and completion.
 
 #[cfg(test)]
 mod tests;

@@ -1,3 +1,5 @@
+//! What lines mean, what is wrong with others, and how they are completed.
+
 use super::super::command::{At, Direction, Stop, Topic, When};
 use super::*;
 use djinn_engine::debug::TokenKind;
