@@ -65,7 +65,7 @@ impl Writer<'_> {
         x = self.graph.select_rows("select", x)?;
         x = self.norm("ln_final", x, |kind| tensors.top(tensors.final_norm, kind))?;
         let module = tensors.module(tensors.final_norm);
-        self.hook(x, &["ln_final.hook_out", "ln_final.hook_normalized", "unembed.hook_in", &module])?;
+        self.hook(x, &["ln_final.hook_out", "unembed.hook_in", &module])?;
         let logits = self.head(x, table)?;
         self.hook(logits, &["unembed.hook_out", tensors.head])?;
         for name in tensors.ignored(decoder.sizes.layers) {

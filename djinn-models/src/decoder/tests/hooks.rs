@@ -183,7 +183,7 @@ impl Modules {
         let mut add = |value: &str, names: &[&str]| {
             hooks.extend(names.iter().map(|name| ((*name).to_owned(), value.to_owned())));
         };
-        let names = ["ln_final.hook_out", "ln_final.hook_normalized", "unembed.hook_in", self.final_norm];
+        let names = ["ln_final.hook_out", "unembed.hook_in", self.final_norm];
         add("ln_final.out", &names);
         add("unembed.out", &["unembed.hook_out", self.head]);
         hooks
@@ -230,7 +230,7 @@ fn the_residual_stream_and_its_parts_are_what_their_names_say() {
         // The heads' values before the output product, and what the logits are made of.
         assert_eq!(writer("blocks.1.attn.hook_z").op.name(), "attention");
         assert_eq!(writer("blocks.1.hook_attn_out").inputs, [id("blocks.1.attn.hook_z")]);
-        assert_eq!(writer("unembed.hook_out").inputs, [id("ln_final.hook_normalized")]);
+        assert_eq!(writer("unembed.hook_out").inputs, [id("ln_final.hook_out")]);
         assert_eq!(graph.logits, id("unembed.hook_out"));
     }
 }
