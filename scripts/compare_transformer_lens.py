@@ -133,9 +133,8 @@ def main():
         f"distance is over {TOLERANCE:g}. {left_out}\n\n"
         + results.table(1, head, cells))
     if arguments.json:
-        facts = served.Served(arguments.djinn).facts()
-        results.write(arguments.json, {"command": "scripts/compare_transformer_lens.py", **facts, **versions,
-                                       "tolerance": TOLERANCE, "checkpoints": rows}, report)
+        facts = {"command": "scripts/compare_transformer_lens.py", **served.Served(arguments.djinn).facts()}
+        results.write(arguments.json, {**facts, **versions, "tolerance": TOLERANCE, "checkpoints": rows}, report)
     print(report)
     if differ or not loaded:
         sys.exit(f"{differ} names differ")

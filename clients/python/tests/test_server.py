@@ -70,7 +70,7 @@ def test_a_pause_shows_every_hook_of_its_tokens(client: Djinn) -> None:
         logits = p.read("ln_final.hook_out") @ embedding.T
         np.testing.assert_allclose(p.logits, logits, rtol=1e-4, atol=1e-4)
         # The lens of the last block is what the model would say.
-        rows = p.lens(top=128)
+        rows = p.lens(top=100)
         assert [row.hook for row in rows] == HOOKS
         odds = np.exp(p.logits[0] - p.logits[0].max())
         for token in rows[-1].top:
@@ -175,8 +175,9 @@ def test_two_clients_debug_two_sessions_at_once(address: str) -> None:
             for _ in range(4):
                 p.step_token()
                 assert p.hook == hook
-        assert p.turn is not None
-        return p.turn.result(60).text, plain(client)
+            p.resume()
+            assert p.turn is not None
+            return p.turn.result(60).text, plain(client)
 
     with ThreadPoolExecutor() as pool:
         for found, wanted in pool.map(debug, HOOKS):
