@@ -1,5 +1,5 @@
 //! Signals. Ctrl-C: the first one ends the present work, the second one the process. At rest it ends the process, but
-//! never a chat. SIGTERM ends the process. A server that serves is told to end by the first of either. Whatever ends it leaves no half pull, and the terminal as it was.
+//! never a chat. SIGTERM ends the process. A server that serves is told to end by the first of either, and to load its models again by SIGUSR1. Whatever ends it leaves no half pull, and the terminal as it was.
 
 use crate::{cache, output, terminal};
 use anyhow::{Context, Result};
@@ -106,6 +106,19 @@ impl Interrupt {
     /// The first Ctrl-C or SIGTERM from now on calls `end`, and the process goes on.
     pub(crate) fn serve(&self, end: impl FnOnce() + Send + 'static) {
         *self.flags.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(end));
+    }
+
+    /// SIGUSR1 calls `reload` from now on, where the system has signals.
+    pub(crate) fn on_reload(&self, reload: impl Fn() + Send + 'static) -> Result<()> {
+        #[cfg(unix)]
+        {
+            use signal_hook::{consts::SIGUSR1, iterator::Signals};
+            let mut signals = Signals::new([SIGUSR1]).context("cannot handle SIGUSR1")?;
+            std::thread::spawn(move || signals.forever().for_each(|_| reload()));
+        }
+        #[cfg(not(unix))]
+        drop(reload);
+        Ok(())
     }
 
     /// Until the value is dropped, Ctrl-C asks for the end of the work.

@@ -124,6 +124,12 @@ pub enum Error {
     /// An earlier step failed in the middle; what the device holds is undefined.
     #[error("the engine stopped after an earlier failure: {0}")]
     Stopped(String),
+    /// The service was [told to end](crate::Client::retire), and takes nothing more.
+    #[error("the engine is unloaded: {why}")]
+    Retired {
+        /// Why it was.
+        why: String,
+    },
 }
 
 impl From<djinn_vmu::Error> for Error {

@@ -141,7 +141,9 @@ impl ApiError {
             }
             EngineError::Sampling { field, .. } => Self::field(*field, error.to_string()),
             EngineError::Option(_) => Self::invalid(error.to_string()),
-            EngineError::Stopped(_) | EngineError::Device(_) => Self::unavailable(error.to_string()),
+            EngineError::Stopped(_) | EngineError::Retired { .. } | EngineError::Device(_) => {
+                Self::unavailable(error.to_string())
+            }
             _ => Self::failed(error.to_string()),
         }
     }

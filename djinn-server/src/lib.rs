@@ -29,7 +29,7 @@ pub use error::{ApiError, Error, Result};
 pub use generate::{Answers, FinishReason, GenerateRequest, OutputForm, Piece, TokenInfo, TokenUsage};
 pub use grammar::{COMPILE_LIMIT, GrammarError, Grammars, calls_schema};
 pub use guard::{AccessRules, Keys};
-pub use listen::{BoundServer, Stop};
+pub use listen::{BoundServer, Reload, Stop};
 pub use log_format::LogFormat;
 pub use model::{ServedModel, Serving};
 pub use server::{Limits, Server};

@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use timed::Timed;
 use tokio::io::AsyncWriteExt;
@@ -63,6 +63,21 @@ impl Stop {
     }
 }
 
+/// Tells a server to load its models again.
+#[derive(Clone, Debug)]
+pub struct Reload {
+    server: Weak<Server>,
+}
+
+impl Reload {
+    /// [Reloads](crate::ServedModel::reload) every model, within the limits' time to drain. Returns at once; may be called
+    /// from any thread, and again.
+    pub fn reload(&self) {
+        let Some(server) = self.server.upgrade() else { return };
+        server.distinct_models().for_each(|(_, model)| model.reload(server.limits.drain_time));
+    }
+}
+
 impl BoundServer {
     pub(crate) fn new(server: Arc<Server>, listener: TcpListener, address: SocketAddr) -> Self {
         BoundServer { server, listener, address, stop: Stop { asked: Arc::new(watch::Sender::new(false)) } }
@@ -76,6 +91,11 @@ impl BoundServer {
     /// Ends the server from elsewhere.
     pub fn stop(&self) -> Stop {
         self.stop.clone()
+    }
+
+    /// Reloads the models from elsewhere, while it serves.
+    pub fn reload(&self) -> Reload {
+        Reload { server: Arc::downgrade(&self.server) }
     }
 
     /// Serves until it is told to stop and its requests have ended. Call it outside of an asynchronous runtime: it has its

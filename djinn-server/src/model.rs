@@ -245,6 +245,13 @@ impl ServedModel {
         self.slot.client().is_ok()
     }
 
+    /// Frees all that the model has, and loads it again on a new device of the same name. Requests that run may end first,
+    /// those that have not ended `within` this time are broken off, and new ones get 503 until the model is loaded. Named
+    /// sessions go on as after a failure: by computing again. Returns at once; a model that is being loaded is left alone.
+    pub fn reload(&self, within: Duration) {
+        self.slot.retire("the model is loaded again", within);
+    }
+
     /// When it was loaded, in seconds since 1970.
     pub(crate) fn created(&self) -> u64 {
         self.created
@@ -297,7 +304,7 @@ impl ServedModel {
         self.slot.client().map_err(|why| ApiError::unavailable(format!("the model is not ready: {why}")))
     }
 
-    /// How often the engine has failed.
+    /// How often the engine has failed, or was told to end.
     pub(crate) fn failures(&self) -> u64 {
         self.slot.failures()
     }

@@ -43,7 +43,11 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
             "serving {names} at http://{address}/v1, with a context of {context} tokens"
         ));
     }
-    let stop = bound.stop();
+    let (stop, reload) = (bound.stop(), bound.reload());
+    interrupt.on_reload(move || {
+        output::remark("loading again; requests that are served may end first");
+        reload.reload();
+    })?;
     interrupt.serve(move || {
         output::remark("ending; requests that are served may end first");
         stop.stop();

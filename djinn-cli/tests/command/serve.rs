@@ -70,6 +70,33 @@ fn a_model_is_served_until_sigterm() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn the_model_is_loaded_again_at_sigusr1() {
+    let place = place();
+    let mut serving = serve(&place, &["--alias=mine"]);
+    let body = r#"{"model":"mine","prompt":"Once","max_tokens":5,"temperature":0}"#;
+    let text = |serving: &Serving| {
+        let answer = serving.ask("POST /v1/completions", "", body);
+        answer.split("\"text\":").nth(1).map(|rest| rest.split('}').next().unwrap().to_owned())
+    };
+    let before = text(&serving);
+    assert!(before.is_some());
+    let pid = rustix::process::Pid::from_child(&serving.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::USR1).unwrap();
+    let mut log = String::new();
+    // Each answer is a line.
+    for _ in 0..2000 {
+        serving.ask("GET /ready", "", "");
+        serving.lines.read_line(&mut log).unwrap();
+        if log.contains("the engine runs again") {
+            break;
+        }
+    }
+    assert!(log.contains("the engine runs again"), "{log}");
+    assert_eq!(text(&serving), before);
+}
+
 #[test]
 fn the_log_is_json_where_that_is_asked_for() {
     let place = place();

@@ -11,7 +11,7 @@ use djinn_device::Ops;
 use djinn_scheduler::{Residency, SessionEvent, SessionId, SessionReport, Signal, SignalAnswer, State};
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// While the device works, the thread looks at it once in this time.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -32,6 +32,28 @@ enum Command {
     Report(Vec<SessionId>, Answer<Vec<Option<SessionReport>>>),
     Debug(DebugWork),
     Transfer(TransferCommand),
+    Retire(Retirement),
+}
+
+impl Command {
+    /// Refuses what would begin a turn, because the service ends; gives all else back.
+    fn refuse(self, why: &str) -> Option<Command> {
+        let error = Error::Retired { why: why.to_owned() };
+        match self {
+            Command::Open(_, _, answer) | Command::Fork(_, answer) => answer(Err(error)),
+            Command::Turn(_, _, answer) => answer(Err(error)),
+            Command::Prompt(_, _, answer) => answer(Err(error)),
+            other => return Some(other),
+        }
+        None
+    }
+}
+
+/// How a service is told to end.
+struct Retirement {
+    why: String,
+    /// Sessions that compute by then are broken off.
+    until: Instant,
 }
 
 /// A turn with the whole conversation, for a session that lives.
@@ -81,10 +103,15 @@ impl Inbox {
     /// Runs a service on this thread until its last client is dropped.
     ///
     /// # Errors
-    /// The engine failed: all sessions are lost, and clients are told so from now on.
+    /// The engine failed, or was [retired](Client::retire): all sessions are lost, and clients are told so from now on.
     pub fn serve<D: Ops>(self, service: Service<D>) -> Result<()> {
-        let worker =
-            Worker { service, inbox: self.commands, listeners: BTreeMap::new(), postponed: Vec::new() };
+        let worker = Worker {
+            service,
+            inbox: self.commands,
+            listeners: BTreeMap::new(),
+            postponed: Vec::new(),
+            retiring: None,
+        };
         worker.run()
     }
 }
@@ -184,6 +211,12 @@ impl Client {
         self.begin_event(id, SessionEvent::Abort, |_| ());
     }
 
+    /// Ends the service, and with it [`Inbox::serve`], once no session computes or waits for pages, or after `within`. No
+    /// turn begins from now on: clients get [`Error::Retired`].
+    pub fn retire(&self, why: String, within: Duration) {
+        self.tell(Command::Retire(Retirement { why, until: Instant::now() + within }));
+    }
+
     /// Tells `answer` what the service holds, on the service's thread; drops it if the service has ended.
     pub fn begin_count(&self, answer: impl FnOnce(Occupancy) + Send + 'static) {
         self.tell(Command::Count(Box::new(|counted| {
@@ -279,6 +312,7 @@ struct Worker<D: Ops> {
     listeners: BTreeMap<SessionId, Ear>,
     /// Prompts of sessions whose turn is about to end.
     postponed: Vec<Command>,
+    retiring: Option<Retirement>,
 }
 
 struct Ear {
@@ -290,8 +324,16 @@ struct Ear {
 impl<D: Ops> Worker<D> {
     fn run(mut self) -> Result<()> {
         loop {
-            let command = match self.service.idle_for() {
-                Some(wait) => self.inbox.recv_timeout(wait.max(LOOK_EVERY)),
+            let wait = self.service.idle_for().map(|wait| wait.max(LOOK_EVERY));
+            let left = self.retiring.as_ref().map(|end| end.until.saturating_duration_since(Instant::now()));
+            if left
+                .is_some_and(|left| left.is_zero() || self.service.state().sessions().all(|s| !s.is_ready()))
+            {
+                self.service.into_engine()?;
+                return Err(Error::Retired { why: self.retiring.map_or_else(String::new, |end| end.why) });
+            }
+            let command = match [wait, left].into_iter().flatten().min() {
+                Some(wait) => self.inbox.recv_timeout(wait),
                 None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match command {
@@ -322,6 +364,13 @@ impl<D: Ops> Worker<D> {
     }
 
     fn obey(&mut self, command: Command) {
+        let command = match &self.retiring {
+            Some(end) => match command.refuse(&end.why) {
+                Some(other) => other,
+                None => return,
+            },
+            None => command,
+        };
         match command {
             Command::Open(opening, listener, answer) => {
                 let afterwards = match opening.outlives_listener {
@@ -364,6 +413,7 @@ impl<D: Ops> Worker<D> {
             Command::Debug(work) => work(&mut self.service),
             Command::Transfer(command) => self.service.transfer(command),
             Command::Count(answer) => answer(Ok(Occupancy::of(self.service.state()))),
+            Command::Retire(retirement) => self.retiring = Some(retirement),
             Command::Report(ids, answer) => {
                 answer(Ok(ids.into_iter().map(|id| self.service.report(id)).collect()));
             }

@@ -2,7 +2,7 @@
 
 use super::sharing::{end_all, settle};
 use super::*;
-use djinn_engine::{Client, Happening, Listener, Opening, Turn, spawn};
+use djinn_engine::{Client, Error, Happening, Listener, Opening, Turn, spawn};
 use djinn_scheduler::{SessionEvent, SessionId, Signal, SignalOutcome};
 
 fn start(policy: &'static str) -> (Client, std::thread::JoinHandle<djinn_engine::Result<()>>) {
@@ -77,6 +77,35 @@ fn a_lost_client_frees_its_pages() {
     assert!(client.turn(SessionId(99), turn(vec![1], 1)).is_err());
     drop(client);
     thread.join().expect("no panic").expect("the device is sound");
+}
+
+/// A service that is retired ends with the turns that run, or when their time is over; no other turn begins.
+#[test]
+fn a_service_that_is_retired_ends_with_its_turns() {
+    let opening = || Opening { turn: turn(prompt(1, 30), 40), ..Opening::default() };
+    for (within, ends) in [(Duration::from_secs(1000), true), (Duration::ZERO, false)] {
+        let (client, thread) = start("signal");
+        let idle = Opening { turn: turn(prompt(2, 9), 1), ..Opening::default() };
+        let (idle, waits) = client.open(idle).expect("it is admitted");
+        assert!(waits.recv().is_ok());
+        let (sender, happenings) = crossbeam_channel::unbounded();
+        // From the service's own thread, so that it comes in the midst of the turn.
+        let retires = client.clone();
+        let listener: Listener = Box::new(move |happening| {
+            retires.retire("a test".to_owned(), within);
+            sender.send(happening).is_ok()
+        });
+        client.begin_open(opening(), listener, drop);
+        let tokens: Vec<_> = happenings.iter().collect();
+        let is_last = |happening| matches!(happening, &Happening::Token { finish: Some(_), .. });
+        assert_eq!(tokens.last().is_some_and(is_last), ends, "{tokens:?}");
+        for refused in [client.open(opening()).map(drop), client.turn(idle, turn(vec![1], 1))] {
+            let error = refused.expect_err("it ends");
+            assert!(matches!(error, Error::Retired { .. } | Error::Stopped(_)), "{error}");
+        }
+        let ended = thread.join().expect("no panic");
+        assert!(matches!(ended, Err(Error::Retired { why }) if why == "a test"));
+    }
 }
 
 /// Turns that their client ends, in the midst of a prompt or of an answer, leave a session that goes on.

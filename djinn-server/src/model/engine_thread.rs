@@ -1,4 +1,4 @@
-//! The thread that owns an engine: makes the device, loads the model, serves, and starts again after a failure.
+//! The thread that owns an engine: makes the device, loads the model, serves, and starts again after a failure, or when it was told to.
 
 use super::Serving;
 use super::slot::Slot;
@@ -85,7 +85,12 @@ impl Starting {
         let mut failures = 0;
         loop {
             let why = one_line(&failure);
-            log::error!(target: "djinn::server", "{}: the engine failed: {why}", self.model.name);
+            match is_planned(&failure) {
+                true => log::info!(target: "djinn::server", "{}: {why}", self.model.name),
+                false => {
+                    log::error!(target: "djinn::server", "{}: the engine failed: {why}", self.model.name)
+                }
+            }
             match slot.upgrade() {
                 None => return,
                 Some(slot) => slot.failed(why),
@@ -170,6 +175,11 @@ impl Starting {
         options.host_pages = u32::try_from(serving.host_kv_bytes / page_bytes).unwrap_or(u32::MAX);
         Ok(options)
     }
+}
+
+/// Whether the engine was told to end.
+fn is_planned(failure: &Error) -> bool {
+    matches!(failure, Error::Host(djinn_host::Error::Engine(djinn_engine::Error::Retired { .. })))
 }
 
 /// Loads the model onto a device, and serves there.

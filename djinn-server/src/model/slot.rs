@@ -38,7 +38,17 @@ impl Slot {
         reach.client.clone().ok_or_else(|| reach.why.clone())
     }
 
-    /// How often the engine has failed.
+    /// Tells the engine to end once its requests have ended, or after `within`; new ones are told `why` there is none.
+    pub(super) fn retire(&self, why: &str, within: Duration) {
+        self.engine.send_modify(|reach| {
+            if let Some(client) = reach.client.take() {
+                client.retire(why.to_owned(), within);
+                reach.why = why.to_owned();
+            }
+        });
+    }
+
+    /// How often the engine has failed, or was told to end.
     pub(super) fn failures(&self) -> u64 {
         self.engine.borrow().failures
     }

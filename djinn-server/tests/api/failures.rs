@@ -312,6 +312,37 @@ fn an_engine_that_panics_while_it_is_loaded_first_is_an_error() {
     assert!(started.unwrap_err().to_string().contains("planted"));
 }
 
+/// Streams that run end as if nothing were, those that come are told to wait, and then everything is as before.
+#[test]
+fn a_model_is_loaded_again_under_load() {
+    let server = Fragile::start(Setup::default(), at_once());
+    let expected = server.whole();
+    let (target, devices) = (&server.server.target, &server.devices);
+    let (whole, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+    for device in 2..6 {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while devices.load(Ordering::SeqCst) < device || target.get("/ready").status != 200 {
+                        match ask(target) {
+                            Outcome::Whole(choices) => {
+                                assert_eq!(choices, expected);
+                                whole.fetch_add(1, Ordering::SeqCst);
+                            }
+                            Outcome::Refused => drop(refused.fetch_add(1, Ordering::SeqCst)),
+                            Outcome::Broken(choices) => panic!("a stream was broken off: {choices:?}"),
+                        }
+                    }
+                });
+            }
+            server.server.reload.reload();
+        });
+        server.recovers(&expected);
+        assert_eq!(server.devices(), device);
+    }
+    assert!(whole.into_inner() > 0 && refused.into_inner() > 0);
+}
+
 /// A session outlives its engine: its next request has what it would have had, and computes all of it again.
 #[test]
 fn a_named_session_goes_on_after_its_engine_was_lost() {

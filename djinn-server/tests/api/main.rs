@@ -19,7 +19,7 @@ mod transfer;
 
 use client::Target;
 use djinn_host::{DeviceName, Setup};
-use djinn_server::{Limits, ServedModel, Server, Serving, Stop};
+use djinn_server::{Limits, Reload, ServedModel, Server, Serving, Stop};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -76,6 +76,7 @@ fn tokenizer() -> Value {
 pub(crate) struct Running {
     pub(crate) target: Target,
     pub(crate) stop: Stop,
+    pub(crate) reload: Reload,
     thread: Option<JoinHandle<djinn_server::Result<()>>>,
     _files: Arc<Files>,
 }
@@ -83,9 +84,16 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) fn start(files: &Arc<Files>, server: Server) -> Self {
         let bound = server.bind("127.0.0.1:0").unwrap();
-        let (address, stop): (SocketAddr, Stop) = (bound.address(), bound.stop());
+        let (address, stop, reload): (SocketAddr, Stop, Reload) =
+            (bound.address(), bound.stop(), bound.reload());
         let thread = std::thread::spawn(move || bound.run());
-        Running { target: Target::new(address), stop, thread: Some(thread), _files: Arc::clone(files) }
+        Running {
+            target: Target::new(address),
+            stop,
+            reload,
+            thread: Some(thread),
+            _files: Arc::clone(files),
+        }
     }
 
     /// Waits until the server has ended.
