@@ -283,9 +283,9 @@ pub type LookAnswer = Box<dyn FnOnce(Result<Looked>) + Send>;
 /// [`Client::begin_debug`](crate::Client::begin_debug) gives one.
 ///
 /// # Errors
-/// All calls: [`Error::NoSession`](crate::Error::NoSession), [`Error::NotPaused`](crate::Error::NotPaused) where the
-/// session must be stopped at a breakpoint, [`Error::Intervention`](crate::Error::Intervention) for what the hook does
-/// not allow, [`Error::HookMemory`](crate::Error::HookMemory).
+/// All calls: [`Error::NoSession`], [`Error::NotPaused`] where the
+/// session must be stopped at a breakpoint, [`Error::Intervention`] for what the hook does
+/// not allow, [`Error::HookMemory`].
 pub trait Debugger {
     /// All hook points, in order of execution.
     fn hooks(&self) -> Vec<HookPoint>;
@@ -293,7 +293,7 @@ pub trait Debugger {
     /// The hook of this name.
     ///
     /// # Errors
-    /// [`Error::UnknownHook`](crate::Error::UnknownHook).
+    /// [`Error::UnknownHook`].
     fn hook(&self, name: &str) -> Result<Hook>;
 
     /// Arms a breakpoint.

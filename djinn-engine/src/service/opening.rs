@@ -15,7 +15,7 @@ pub struct Opening {
     pub limit: Option<u64>,
     /// Whom it shares with.
     pub origin: Origin,
-    /// Without its [listener](Listener), the session ends its turn and waits for another one; else it ends.
+    /// Without its [listener](crate::Listener), the session ends its turn and waits for another one; else it ends.
     pub outlives_listener: bool,
     /// Breakpoints and steering that it begins with.
     pub debug: DebugSetup,

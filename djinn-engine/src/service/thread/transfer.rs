@@ -12,13 +12,13 @@ impl Client {
     }
 
     /// Asks for a session's [image](SessionImage), without waiting, as [`begin_open`](Self::begin_open) does. The session is
-    /// between turns or paused; else [`Error::NotAtRest`].
+    /// between turns or paused; else [`Error::NotAtRest`](crate::Error::NotAtRest).
     pub fn begin_export(&self, id: SessionId, answer: impl FnOnce(Result<ExportedSession>) + Send + 'static) {
         self.tell(Command::Transfer(TransferCommand::Export(id, Box::new(answer))));
     }
 
     /// Reads pages of an exported session, in order of position, at most as many as it says.
-    /// [`Error::ImageLost`] if they were given up or changed.
+    /// [`Error::ImageLost`](crate::Error::ImageLost) if they were given up or changed.
     pub fn begin_read(
         &self,
         session: &ExportedSession,
@@ -30,7 +30,7 @@ impl Client {
     }
 
     /// Takes pages for a session of another engine. The scheduler makes room for them; without it in time, the session is
-    /// refused as one that queues. [`Error::Image`] for what this engine cannot go on with. Each that is taken in is to be
+    /// refused as one that queues. [`Error::Image`](crate::Error::Image) for what this engine cannot go on with. Each that is taken in is to be
     /// [finished](Self::begin_finish).
     pub fn begin_import(
         &self,
