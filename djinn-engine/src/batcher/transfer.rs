@@ -23,7 +23,7 @@ impl<D: Ops> Batcher<D> {
         self.conversations.get(&id).is_some_and(|conversation| conversation.record.is_some())
     }
 
-    /// A session begins between two turns, and shares with nobody. Tell the scheduler next.
+    /// A session begins between two turns, and shares with no other. Tell the scheduler next.
     pub(crate) fn bring_in(
         &mut self,
         id: SessionId,

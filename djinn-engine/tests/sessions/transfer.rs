@@ -260,7 +260,7 @@ fn room_is_made_for_a_session_that_comes() {
     tokens.extend(prompt(51, 5));
     let expected = Answer { reused: 0, ..here.go_on(id, tokens.clone()) };
     assert_eq!(evicts.go_on(imported, tokens), expected, "the other one took its pages");
-    // Under this policy nobody is sent away.
+    // Under this policy no session is sent away.
     let full = Served::start(7, (12, 0), no_room());
     talk(&full, &prompt(6, 70));
     let refused = import(&full);
