@@ -31,6 +31,12 @@ impl Reply {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
+    /// The value of a sample of `/metrics`, by its name and labels.
+    pub(crate) fn sample(&self, name: &str) -> f64 {
+        let found = self.body.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        found.unwrap_or_else(|| panic!("no {name} in {}", self.body))
+    }
+
     /// The object `error` of a refusal, whose parts are all there.
     pub(crate) fn error(&self) -> Value {
         let error = self.json()["error"].clone();
@@ -203,9 +209,7 @@ impl Target {
     }
 
     /// A number of the metrics' page.
-    pub(crate) fn metric(&self, line: &str) -> f64 {
-        let page = self.get("/metrics").body;
-        let found = page.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok());
-        found.unwrap_or_else(|| panic!("no {line} in {page}"))
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        self.get("/metrics").sample(name)
     }
 }
