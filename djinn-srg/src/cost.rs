@@ -88,7 +88,7 @@ pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
         }
         Op::Embed => {
             let table = graph.value(node.weights[0]);
-            (0.0, rows * table.row_bytes() as f64)
+            (0.0, rows * (table.text_bytes() as f64 / table.matrix()[0] as f64))
         }
         Op::ExpertLinear { experts, .. } => {
             (0.0, text_bytes(graph, node) * expert_share(node, graph, work, experts))
@@ -111,8 +111,7 @@ pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
 }
 
 fn text_bytes(graph: &Graph, node: &Node) -> f64 {
-    let text = node.weights.iter().map(|&w| graph.value(w));
-    text.map(|v| (v.matrix()[0] * v.row_bytes()) as f64).sum()
+    node.weights.iter().map(|&w| graph.value(w).text_bytes() as f64).sum()
 }
 
 /// The share of steps in which some row chooses the node's expert.

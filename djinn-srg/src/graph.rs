@@ -121,6 +121,6 @@ impl Graph {
 
     /// Bytes of all weights.
     pub fn text_bytes(&self) -> u64 {
-        self.weights().map(|(_, v)| v.matrix()[0] * v.row_bytes()).sum()
+        self.weights().map(|(_, v)| v.text_bytes()).sum()
     }
 }

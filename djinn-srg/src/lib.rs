@@ -10,6 +10,7 @@
 
 pub mod cost;
 mod dtype;
+mod encoding;
 mod graph;
 mod kv;
 mod liveness;
@@ -18,6 +19,7 @@ mod order;
 mod value;
 
 pub use dtype::DType;
+pub use encoding::{BlockFormat, Encoding, Plane, RowEncodings, TileLayout};
 pub use graph::{Graph, GraphBuilder, GraphError, Heads, Hook, Node, NodeId, Routing};
 pub use kv::{KvPlace, KvPlan};
 pub use liveness::StackPlan;

@@ -3,8 +3,8 @@
 use crate::{Graph, Node, NodeId, Op, ValueId};
 use std::ops::Range;
 
-/// A run of output rows of one node's weights: what one launch of the node's operation reads. Weights are
-/// cut once, as a function of the model alone, so that results never depend on where a weight is.
+/// A run of output rows of one node's weights, of one [`Encoding`](crate::Encoding): what one launch of the node's
+/// operation reads. Weights are cut once, as a function of the model alone, so that results never depend on where a weight is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tile {
     /// The node that reads the tile.
@@ -72,7 +72,7 @@ pub fn tile_bytes(graph: &Graph) -> u64 {
 }
 
 /// The weights that a pass reads in full, in order of use, cut along their output rows so that no tile
-/// exceeds `tile_bytes` (unless a single row does).
+/// exceeds `tile_bytes` (unless a single row does) and none has rows of two encodings.
 pub fn tiles(graph: &Graph, tile_bytes: u64) -> Vec<Tile> {
     let mut tiles = Vec::new();
     let mut groups = Vec::new();
@@ -83,18 +83,19 @@ pub fn tiles(graph: &Graph, tile_bytes: u64) -> Vec<Tile> {
         if node.weights.is_empty() || node.op.reads_rows() {
             continue;
         }
-        let row_bytes: Vec<u64> = node.weights.iter().map(|&w| graph.value(w).row_bytes()).collect();
-        let total: u64 = row_bytes.iter().sum();
-        let rows = graph.value(node.weights[0]).matrix()[0];
-        let step = if node.op.splits_by_rows() { tile_rows(rows, tile_bytes / total) } else { rows };
+        let bytes = |value: ValueId, rows: Range<u64>| graph.value(value).stored_bytes(rows);
         let condition = condition(node, &groups);
-        let mut start = 0;
-        while start < rows {
-            let end = rows.min(start + step);
-            let parts = node.weights.iter().zip(&row_bytes);
-            let parts = parts.map(|(&value, b)| Part { value, bytes: b * (end - start) }).collect();
-            tiles.push(Tile { node: NodeId(index as u32), rows: start..end, parts, condition });
-            start = end;
+        let matrix = graph.value(node.weights[0]);
+        for (run, _) in matrix.encodings.runs(0..matrix.matrix()[0]) {
+            let row_bytes: u64 = node.weights.iter().map(|&w| bytes(w, run.start..run.start + 1)).sum();
+            let rows = run.end - run.start;
+            let step = if node.op.splits_by_rows() { tile_rows(rows, tile_bytes / row_bytes) } else { rows };
+            for start in run.clone().step_by(step as usize) {
+                let rows = start..run.end.min(start + step);
+                let part = |&value: &ValueId| Part { value, bytes: bytes(value, rows.clone()) };
+                let parts = node.weights.iter().map(part).collect();
+                tiles.push(Tile { node: NodeId(index as u32), rows, parts, condition });
+            }
         }
     }
     tiles

@@ -1,7 +1,8 @@
 //! Values: what operations read and write, with shape and lifecycle.
 
-use crate::DType;
+use crate::{DType, Encoding, RowEncodings};
 use serde::Serialize;
+use std::ops::Range;
 
 /// Index of a [`Value`] in its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -61,8 +62,11 @@ pub struct Value {
     pub name: String,
     /// Row-major shape.
     pub shape: Vec<Dim>,
-    /// Element type; `None` for data, whose type the run chooses.
+    /// Element type; `None` for data, whose type the run chooses. Encoded rows of a weight may stand for another.
     pub dtype: Option<DType>,
+    /// How a weight's rows are stored.
+    #[serde(skip_serializing_if = "RowEncodings::is_plain")]
+    pub encodings: RowEncodings,
     /// Segment.
     pub lifecycle: Lifecycle,
     /// The decoder block that the value belongs to.
@@ -84,7 +88,7 @@ impl Value {
         self.shape.iter().fold(1, |n, dim| n.saturating_mul(dim.resolve(rows)))
     }
 
-    /// Bytes in a step of `rows`. Saturates instead of overflowing.
+    /// Bytes of an activation in a step of `rows`. Saturates instead of overflowing.
     ///
     /// # Panics
     /// If it is a data value.
@@ -100,9 +104,22 @@ impl Value {
         self.dtype.unwrap_or_else(|| panic!("the type of {} is the run's", self.name))
     }
 
-    /// Bytes of one row of a weight. See [`matrix`](Self::matrix).
-    pub fn row_bytes(&self) -> u64 {
-        self.matrix()[1] * self.dtype().bytes()
+    /// Bytes of a weight.
+    pub fn text_bytes(&self) -> u64 {
+        self.stored_bytes(0..self.matrix()[0])
+    }
+
+    /// Bytes of some rows of a weight, as they are stored. See [`matrix`](Self::matrix).
+    ///
+    /// # Panics
+    /// If it is no weight; and for rows in blocks that do not divide them, which the builder has refused.
+    pub fn stored_bytes(&self, rows: Range<u64>) -> u64 {
+        let ([_, columns], dtype) = (self.matrix(), self.dtype());
+        let bytes = |(run, encoding): (Range<u64>, Encoding)| {
+            let tile = encoding.tile(dtype, run.end - run.start, columns);
+            tile.unwrap_or_else(|| panic!("{} is not cut into blocks of {encoding}", self.name)).bytes
+        };
+        self.encodings.runs(rows).map(bytes).sum()
     }
 
     /// The constant shape of a weight as `[rows, columns]`; a vector counts as one column.

@@ -130,8 +130,7 @@ impl MemoryPlan {
         let slots = resident.iter().map(|r| if *r { None } else { slots.next() }).collect();
         let mut host_tables = gathered_tables(graph);
         host_tables.retain(|t| !tiles.iter().any(|p| p.tile.parts.iter().any(|part| part.value == *t)));
-        let table_bytes: u64 =
-            host_tables.iter().map(|&t| graph.value(t).bytes(Rows { rows: 0, logit_rows: 0 })).sum();
+        let table_bytes: u64 = host_tables.iter().map(|&t| graph.value(t).text_bytes()).sum();
         let blocking_copies = budget.blocking_copies;
         let twins = twins(&tiles, &chunks, &resident);
         let placement = Placement { tiles, chunks, slots, twins, ring, blocking_copies, host_tables };

@@ -11,8 +11,7 @@ use tempfile::TempDir;
 
 fn read(model: &Model, weight: &str, rows: std::ops::Range<u64>) -> Vec<u8> {
     let (_, value) = model.graph.weights().find(|(_, v)| v.name == weight).unwrap();
-    let row_bytes = value.row_bytes();
-    let mut out = vec![0; ((rows.end - rows.start) * row_bytes) as usize];
+    let mut out = vec![0; value.stored_bytes(rows.clone()) as usize];
     model.source.read_rows(weight, rows, &mut out).unwrap();
     out
 }

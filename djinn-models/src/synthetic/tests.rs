@@ -78,7 +78,7 @@ fn every_name_opens_and_every_weight_reads() {
         assert_eq!(model.name, format!("synthetic:{name}"));
         for (_, value) in model.graph.weights() {
             let [rows, _] = value.matrix();
-            let mut out = vec![0; value.row_bytes() as usize];
+            let mut out = vec![0; value.stored_bytes(0..1) as usize];
             model.source.read_rows(&value.name, rows - 1..rows, &mut out).unwrap();
             assert!(out.iter().any(|&b| b != 0), "{name}: {}", value.name);
         }

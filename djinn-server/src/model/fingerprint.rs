@@ -17,7 +17,7 @@ pub(super) fn fingerprint(model: &Model) -> Result<String, djinn_vmu::SourceErro
     // Numbers are finite and keys are text: nothing here fails.
     hasher.update(&serde_json::to_vec(&graph).unwrap_or_default());
     for (_, weight) in graph.weights() {
-        let mut row = vec![0; weight.row_bytes() as usize];
+        let mut row = vec![0; weight.stored_bytes(0..1) as usize];
         model.source.read_rows(&weight.name, 0..1, &mut row)?;
         hasher.update(&row);
     }

@@ -5,7 +5,7 @@ mod experts;
 pub use experts::Routing;
 
 use super::{Graph, Hook, Node, NodeId};
-use crate::{DType, Dim, GeluForm, Lifecycle, Op, RopeStyle, Scores, Value, ValueId};
+use crate::{DType, Dim, GeluForm, Lifecycle, Op, RopeStyle, RowEncodings, Scores, Value, ValueId};
 use std::collections::HashSet;
 
 /// Why a graph cannot be built. Shapes come from checkpoints, so these are errors, not panics.
@@ -138,13 +138,35 @@ impl GraphBuilder {
         Ok(())
     }
 
-    /// A weight of one or two dimensions.
+    /// A weight of one or two dimensions whose rows are plain.
     pub fn weight(&mut self, name: &str, shape: &[u64], dtype: DType) -> Result<ValueId> {
+        self.encoded_weight(name, shape, dtype, RowEncodings::default())
+    }
+
+    /// A weight of one or two dimensions whose rows are stored as `encodings` says. A vector is plain.
+    pub fn encoded_weight(
+        &mut self,
+        name: &str,
+        shape: &[u64],
+        dtype: DType,
+        encodings: RowEncodings,
+    ) -> Result<ValueId> {
         let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
         if elements.is_none_or(|n| n > u64::MAX >> 8) {
             return Err(GraphError::TooLarge(name.to_owned()));
         }
-        self.value(name, shape.iter().map(|&d| Dim::Fixed(d)).collect(), Some(dtype), Lifecycle::Text)
+        let [rows, columns] = if let &[rows, columns] = shape { [rows, columns] } else { [0, 1] };
+        for (run, encoding) in encodings.runs(0..encodings.rows()) {
+            if run.end > rows || encoding.tile(dtype, run.end - run.start, columns).is_none() {
+                return Err(
+                    self.shape(name, format!("rows {run:?} of {rows} x {columns} are not {encoding}"))
+                );
+            }
+        }
+        let shape = shape.iter().map(|&d| Dim::Fixed(d)).collect();
+        let id = self.value(name, shape, Some(dtype), Lifecycle::Text)?;
+        self.graph.values[id.0 as usize].encodings = encodings;
+        Ok(id)
     }
 
     /// `table[vocab, d]` gathered by token: `[rows, d]`.
@@ -319,8 +341,8 @@ impl GraphBuilder {
             return Err(GraphError::DuplicateName(name.to_owned()));
         }
         let id = ValueId(self.graph.values.len() as u32);
-        let layer = self.layer;
-        self.graph.values.push(Value { name: name.to_owned(), shape, dtype, lifecycle, layer });
+        let (layer, encodings) = (self.layer, RowEncodings::default());
+        self.graph.values.push(Value { name: name.to_owned(), shape, dtype, encodings, lifecycle, layer });
         Ok(id)
     }
 

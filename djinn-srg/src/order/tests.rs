@@ -36,7 +36,7 @@ proptest! {
                 }
                 for (part, &w) in tile.parts.iter().zip(&node.weights) {
                     let v = graph.value(w);
-                    prop_assert_eq!(part.bytes, v.row_bytes() * (tile.rows.end - next));
+                    prop_assert_eq!(part.bytes, v.stored_bytes(next..tile.rows.end));
                 }
                 next = tile.rows.end;
                 at += 1;

@@ -87,11 +87,11 @@ impl<'a, D: Device> Loader<'a, D> {
 
     fn table(&mut self, value: ValueId) -> Result<Span> {
         let Loader { device, graph, source, meter, held, .. } = self;
-        let (rows, row_bytes) = (graph.value(value).matrix()[0], graph.value(value).row_bytes());
-        let table = held.alloc(*device, Space::Host, rows * row_bytes)?.span();
+        let (rows, bytes) = (graph.value(value).matrix()[0], graph.value(value).text_bytes());
+        let table = held.alloc(*device, Space::Host, bytes)?.span();
         device.write_host(table, |bytes| {
             let mut pieces = Vec::new();
-            split(&mut pieces, value, 0..rows, row_bytes, bytes);
+            split(&mut pieces, graph, value, 0..rows, bytes);
             read_all(graph, *source, pieces, meter)
         })?;
         meter.add(table.len())?;
@@ -208,9 +208,7 @@ fn pieces<'a>(graph: &Graph, tiles: &[PlacedTile], mut bytes: &'a mut [u8]) -> V
             let (padding, rest) = bytes.split_at_mut((offset - at) as usize);
             padding.fill(0);
             let (out, rest) = rest.split_at_mut(part.bytes as usize);
-            let value = graph.value(part.value);
-            let row_bytes = value.row_bytes();
-            split(&mut pieces, part.value, placed.tile.rows.clone(), row_bytes, out);
+            split(&mut pieces, graph, part.value, placed.tile.rows.clone(), out);
             bytes = rest;
             at = offset + part.bytes;
         }
@@ -221,14 +219,19 @@ fn pieces<'a>(graph: &Graph, tiles: &[PlacedTile], mut bytes: &'a mut [u8]) -> V
 
 fn split<'a>(
     pieces: &mut Vec<Piece<'a>>,
+    graph: &Graph,
     value: ValueId,
     rows: Range<u64>,
-    row_bytes: u64,
-    out: &'a mut [u8],
+    mut out: &'a mut [u8],
 ) {
-    let step = (PIECE / row_bytes).max(1);
-    for (start, out) in rows.clone().step_by(step as usize).zip(out.chunks_mut((step * row_bytes) as usize)) {
-        pieces.push(Piece { value, rows: start..rows.end.min(start + step), out });
+    let bytes = |rows: Range<u64>| graph.value(value).stored_bytes(rows);
+    let mut start = rows.start;
+    while start < rows.end {
+        let step = (PIECE / bytes(start..start + 1)).max(1);
+        let end = rows.end.min(start + step);
+        let (piece, rest) = out.split_at_mut(bytes(start..end) as usize);
+        pieces.push(Piece { value, rows: start..end, out: piece });
+        (start, out) = (end, rest);
     }
 }
 

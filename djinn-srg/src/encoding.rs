@@ -1,0 +1,162 @@
+//! How weights lie in memory, and the one place that knows how many bytes they take.
+//!
+//! A weight has an element type and, run of rows by run of rows, an [`Encoding`] of the elements. Whoever places,
+//! copies or reads a weight asks [`Encoding::tile`] for its bytes.
+
+mod block;
+#[cfg(test)]
+mod tests;
+
+pub use block::BlockFormat;
+
+use crate::DType;
+use serde::{Serialize, Serializer};
+use std::ops::Range;
+
+/// How a matrix's elements are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Encoding {
+    /// Row-major elements of the weight's type.
+    #[default]
+    Plain,
+    /// Row-major blocks of neighbouring elements of a row, which stand for f32.
+    Blocks(BlockFormat),
+}
+
+/// Where the bytes of some rows of a weight lie, from their first byte on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileLayout {
+    /// The runs of bytes that it is made of, in order of place. Those that the encoding does without are empty.
+    pub planes: [Plane; TileLayout::PLANES],
+    /// All bytes, from the first plane's first to the last one's last.
+    pub bytes: u64,
+}
+
+impl TileLayout {
+    /// The most planes of an encoding.
+    pub const PLANES: usize = 4;
+    /// A tile starts at a multiple of this many bytes, and so does each of its planes.
+    pub const ALIGN: u64 = 256;
+
+    /// Planes one after the other, given the bytes of each; `None` if the sum overflows.
+    const fn of(bytes: [u64; TileLayout::PLANES]) -> Option<TileLayout> {
+        let mut planes = [Plane { offset: 0, bytes: 0 }; TileLayout::PLANES];
+        let (mut end, mut i) = (0u64, 0);
+        while i < TileLayout::PLANES {
+            if bytes[i] > 0 {
+                let Some(offset) = end.checked_next_multiple_of(TileLayout::ALIGN) else { return None };
+                planes[i] = Plane { offset, bytes: bytes[i] };
+                let Some(after) = offset.checked_add(bytes[i]) else { return None };
+                end = after;
+            }
+            i += 1;
+        }
+        Some(TileLayout { planes, bytes: end })
+    }
+}
+
+/// A run of bytes of one kind in a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plane {
+    /// Of its first byte in the tile.
+    pub offset: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl Encoding {
+    /// Lays out `rows` rows of `columns` elements, whose type is `dtype` where the encoding keeps it. `None` if a row
+    /// is no whole number of blocks, or if the bytes overflow.
+    pub const fn tile(self, dtype: DType, rows: u64, columns: u64) -> Option<TileLayout> {
+        let (block_elements, block_bytes) = match self {
+            Encoding::Plain => (1, dtype.bytes()),
+            Encoding::Blocks(format) => (format.elements(), format.bytes()),
+        };
+        if !columns.is_multiple_of(block_elements) {
+            return None;
+        }
+        let Some(row) = (columns / block_elements).checked_mul(block_bytes) else { return None };
+        let Some(bytes) = rows.checked_mul(row) else { return None };
+        TileLayout::of([bytes, 0, 0, 0])
+    }
+
+    /// The name: `plain`, or a block format's own.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Encoding::Plain => "plain",
+            Encoding::Blocks(format) => format.name(),
+        }
+    }
+}
+
+impl std::fmt::Display for Encoding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Serialize for Encoding {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// The encoding of each of a weight's rows. The rows that it does not name are plain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RowEncodings {
+    /// Runs of rows from the first row on, by the row after each; neighbours differ.
+    runs: Vec<(u64, Encoding)>,
+}
+
+impl RowEncodings {
+    /// The next `rows` rows have this encoding.
+    pub fn push(&mut self, rows: u64, encoding: Encoding) {
+        let end = self.rows() + rows;
+        match self.runs.last_mut() {
+            _ if rows == 0 => {}
+            Some(last) if last.1 == encoding => last.0 = end,
+            _ => self.runs.push((end, encoding)),
+        }
+    }
+
+    /// Rows that are named.
+    pub fn rows(&self) -> u64 {
+        self.runs.last().map_or(0, |run| run.0)
+    }
+
+    /// Whether every row is plain.
+    pub fn is_plain(&self) -> bool {
+        self.runs.iter().all(|run| run.1 == Encoding::Plain)
+    }
+
+    /// The encoding of a row.
+    pub fn at(&self, row: u64) -> Encoding {
+        self.runs.iter().find(|run| row < run.0).map_or(Encoding::Plain, |run| run.1)
+    }
+
+    /// `rows`, cut where the encoding changes.
+    pub fn runs(&self, rows: Range<u64>) -> impl Iterator<Item = (Range<u64>, Encoding)> + '_ {
+        let plain = (u64::MAX, Encoding::Plain);
+        let mut start = 0;
+        self.runs.iter().copied().chain([plain]).filter_map(move |(end, encoding)| {
+            let run = start.max(rows.start)..end.min(rows.end);
+            start = end;
+            (run.start < run.end).then_some((run, encoding))
+        })
+    }
+}
+
+impl Serialize for RowEncodings {
+    /// A list of `{"rows": [start, end], "encoding": name}`.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Run {
+            rows: [u64; 2],
+            encoding: Encoding,
+        }
+        serializer.collect_seq(
+            self.runs(0..self.rows()).map(|(rows, encoding)| Run { rows: [rows.start, rows.end], encoding }),
+        )
+    }
+}

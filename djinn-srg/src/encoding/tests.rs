@@ -1,0 +1,57 @@
+//! Sizes of tiles, and runs of rows.
+
+use super::*;
+use proptest::prelude::*;
+
+#[test]
+fn blocks_take_the_bytes_of_whole_blocks() {
+    let bytes = |encoding: Encoding, rows, columns| Some(encoding.tile(DType::BF16, rows, columns)?.bytes);
+    assert_eq!(bytes(Encoding::Plain, 3, 5), Some(30));
+    for format in BlockFormat::ALL {
+        let (blocks, elements) = (Encoding::Blocks(format), format.elements());
+        assert_eq!(bytes(blocks, 7, 3 * elements), Some(21 * format.bytes()));
+        assert_eq!(bytes(blocks, 7, 3 * elements - 1), None, "{format:?} divides its rows");
+        assert_eq!(bytes(blocks, u64::MAX / 2, elements * 5), None, "{format:?} overflows");
+        assert!(BlockFormat::MOST_ELEMENTS.is_multiple_of(elements));
+        let last = format.scales().iter().max().unwrap();
+        assert!(*last as u64 + 2 <= format.bytes(), "{format:?} has a scale behind its end");
+    }
+}
+
+#[test]
+fn planes_start_aligned_and_end_with_the_tile() {
+    let layout = TileLayout::of([5, 0, 300, 1]).unwrap();
+    assert_eq!(
+        layout.planes.map(|plane| (plane.offset, plane.bytes)),
+        [(0, 5), (0, 0), (256, 300), (768, 1)]
+    );
+    assert_eq!(layout.bytes, 769);
+    assert_eq!(TileLayout::of([u64::MAX, 1, 0, 0]), None);
+}
+
+proptest! {
+    #[test]
+    fn runs_cover_any_rows_in_order(lens in prop::collection::vec((0u64..5, 0usize..3), 0..6), a in 0u64..25, b in 0u64..25) {
+        let kinds = [Encoding::Plain, Encoding::Blocks(BlockFormat::Q4_0), Encoding::Blocks(BlockFormat::Q6_K)];
+        let (mut encodings, mut each) = (RowEncodings::default(), Vec::new());
+        for (rows, kind) in lens {
+            encodings.push(rows, kinds[kind]);
+            each.extend((0..rows).map(|_| kinds[kind]));
+        }
+        let wanted = a.min(b)..a.max(b);
+        let mut next = wanted.start;
+        let mut before = None;
+        for (run, encoding) in encodings.runs(wanted.clone()) {
+            prop_assert!(run.start == next && run.end > next);
+            prop_assert_ne!(Some(encoding), before.replace(encoding).filter(|_| run.start != encodings.rows()));
+            for row in run.clone() {
+                let want = each.get(row as usize).copied().unwrap_or_default();
+                prop_assert_eq!(encoding, want);
+                prop_assert_eq!(encodings.at(row), want);
+            }
+            next = run.end;
+        }
+        prop_assert_eq!(next, wanted.end);
+        prop_assert_eq!(encodings.is_plain(), each.iter().all(|&encoding| encoding == Encoding::Plain));
+    }
+}
