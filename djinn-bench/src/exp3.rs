@@ -97,8 +97,8 @@ impl OnDevice for Stopping<'_> {
         }
         options.pages = Some(low);
         let mut engine = model::load(device, model, &options)?;
-        engine.warm_up()?;
-        let cost = engine.measure_cost()?;
+        engine.warm_up(&mut engine.free_pages())?;
+        let cost = engine.measure_cost(&mut engine.free_pages())?;
         let mut settings = Settings::default();
         settings.rules.queue_timeout = Duration::from_secs(3_600);
         let service = |capacity| Registry::default().scheduler(&settings, capacity, cost);

@@ -3,7 +3,7 @@
 use crate::interrupt;
 use anyhow::{Context, Result};
 use djinn_device::Ops;
-use djinn_engine::{Engine, Entry, Options, Sequence, Wanted, greedy};
+use djinn_engine::{Engine, Entry, Options, Pages, Sequence, Wanted, greedy};
 use djinn_host::{Meter, Setup};
 use djinn_models::Model;
 use std::ops::ControlFlow;
@@ -34,12 +34,17 @@ pub(crate) fn prompt(len: u32, vocab: u64, seed: u64) -> Vec<u32> {
 }
 
 /// A sequence with a prompt of its own, and the token after it.
-pub(crate) fn prefilled<D: Ops>(engine: &mut Engine<D>, tokens: u32, seed: u64) -> Result<(Sequence, u32)> {
+pub(crate) fn prefilled<D: Ops>(
+    engine: &mut Engine<D>,
+    pages: &mut Pages,
+    tokens: u32,
+    seed: u64,
+) -> Result<(Sequence, u32)> {
     let mut sequence = Sequence::default();
     let rows = engine.plan().stack.rows.rows as usize;
     let mut logits = Vec::new();
     for piece in prompt(tokens, engine.graph().vocab, seed).chunks(rows) {
-        logits = engine.step(&mut [Entry::new(&mut sequence, piece, Wanted::Last)])?.0;
+        logits = engine.step(pages, &mut [Entry::new(&mut sequence, piece, Wanted::Last)])?.0;
     }
     let first = greedy(&logits, sequence.tokens() - 1)?;
     Ok((sequence, first))

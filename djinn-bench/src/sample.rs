@@ -143,7 +143,7 @@ impl OnDevice for TakeSamples<'_> {
         let start = Instant::now();
         let mut engine = model::load(device, model, options)?;
         let prompt = model::prompt(args.prompt, model.graph.vocab, 0);
-        engine.warm_up()?;
+        engine.warm_up(&mut engine.free_pages())?;
         let mut service = Service::single(engine)?;
         let load_ms = Some(start.elapsed().as_secs_f64() * 1e3);
         let (start, mut samples) = (Instant::now(), Vec::new());

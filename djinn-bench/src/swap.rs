@@ -8,7 +8,7 @@ use crate::statistics::median;
 use crate::{remark, report};
 use anyhow::{Context, Result, bail, ensure};
 use djinn_device::Ops;
-use djinn_engine::{Engine, Entry, Options, PassStats, Sequence, Wanted, greedy};
+use djinn_engine::{Engine, Entry, Options, Pages, PassStats, Sequence, Wanted, greedy};
 use djinn_host::{OnDevice, Setup};
 use djinn_models::Model;
 use djinn_scheduler::Residency;
@@ -133,22 +133,24 @@ impl OnDevice for Swapping<'_> {
 
     fn on<D: Ops + 'static>(self, device: D) -> Result<()> {
         let Swapping { args, model, options, name, body } = self;
-        let mut engine = model::load(device, model, options)?;
+        let engine = model::load(device, model, options)?;
+        let mut bed = Bed { pages: engine.free_pages(), engine };
+        let engine = &mut bed.engine;
         let streamed_bytes_per_pass = engine.plan().placement.streamed_bytes();
         ensure!(
             name != "streamed" || streamed_bytes_per_pass > 0,
             "all weights fit, so that none stream; lower --vram"
         );
-        engine.warm_up()?;
+        engine.warm_up(&mut bed.pages)?;
         let kv = engine.plan().kv;
         body.session_bytes = args.tokens.div_ceil(kv.page_tokens) as u64 * kv.page_bytes();
-        let mut decoding = Decoding::begin(&mut engine, args)?;
-        let mut movers = Movers::begin(&mut engine, args)?;
+        let mut decoding = Decoding::begin(&mut bed, args)?;
+        let mut movers = Movers::begin(&mut bed, args)?;
         if body.transfers.is_empty() {
-            body.transfers = transfers(&mut engine, &mut movers, args.runs)?;
+            body.transfers = transfers(&mut bed, &mut movers, args.runs)?;
         }
-        let alone = decoding.run(&mut engine, args, None)?;
-        let beside = decoding.run(&mut engine, args, Some(&mut movers))?;
+        let alone = decoding.run(&mut bed, args, None)?;
+        let beside = decoding.run(&mut bed, args, Some(&mut movers))?;
         ensure!(alone.1 == beside.1, "the tokens beside swaps are others than without");
         for run in [&alone.0, &beside.0] {
             let beside = if run.swaps { "beside swaps" } else { "alone" };
@@ -165,6 +167,12 @@ impl OnDevice for Swapping<'_> {
     }
 }
 
+/// An engine, and who has its pages.
+struct Bed<D: Ops> {
+    engine: Engine<D>,
+    pages: Pages,
+}
+
 /// The session that decodes, the same tokens in every run.
 struct Decoding {
     sequence: Sequence,
@@ -172,19 +180,19 @@ struct Decoding {
 }
 
 impl Decoding {
-    fn begin<D: Ops>(engine: &mut Engine<D>, args: &SwapArgs) -> Result<Self> {
-        let (sequence, first) = prefilled(engine, args.tokens, 0)?;
+    fn begin<D: Ops>(bed: &mut Bed<D>, args: &SwapArgs) -> Result<Self> {
+        let (sequence, first) = prefilled(&mut bed.engine, &mut bed.pages, args.tokens, 0)?;
         Ok(Decoding { sequence, first })
     }
 
     /// Decodes after the prompt, beside swaps where there are `movers`; what it took, and the tokens.
     fn run<D: Ops>(
         &mut self,
-        engine: &mut Engine<D>,
+        bed: &mut Bed<D>,
         args: &SwapArgs,
         mut movers: Option<&mut Movers>,
     ) -> Result<(Run, Vec<u32>)> {
-        engine.truncate(&mut self.sequence, args.tokens as u64);
+        bed.engine.truncate(&mut bed.pages, &mut self.sequence, args.tokens as u64);
         let swaps = movers.is_some();
         let (mut samples_ms, mut tokens) = (Vec::new(), vec![self.first]);
         let (mut streamed, mut ended) = (PassStats::default(), Vec::new());
@@ -196,11 +204,11 @@ impl Decoding {
                 (began, ended, streamed) = (start, Vec::new(), PassStats::default());
             }
             if let Some(movers) = &mut movers {
-                ended.extend(movers.turn(engine)?);
+                ended.extend(movers.turn(bed)?);
             }
             let token = tokens[tokens.len() - 1];
             let entry = Entry::new(&mut self.sequence, std::slice::from_ref(&token), Wanted::Last);
-            let (logits, pass) = engine.step(&mut [entry])?;
+            let (logits, pass) = bed.engine.step(&mut bed.pages, &mut [entry])?;
             tokens.push(greedy(&logits, self.sequence.tokens() - 1)?);
             streamed.add(&pass);
             if step > 0 {
@@ -208,11 +216,11 @@ impl Decoding {
             }
         }
         // What ended within the last step is seen after it.
-        let last = engine.poll_swaps()?;
+        let last = bed.engine.poll_swaps()?;
         let seconds = began.elapsed().as_secs_f64();
         if let Some(movers) = movers {
-            movers.end(engine, &last)?;
-            movers.settle(engine)?;
+            movers.end(bed, &last)?;
+            movers.settle(bed)?;
         }
         ended.extend(last);
         let rate = |bytes: u64| (bytes > 0).then(|| bytes as f64 / seconds / 1e9);
@@ -239,31 +247,31 @@ struct Movers {
 }
 
 impl Movers {
-    fn begin<D: Ops>(engine: &mut Engine<D>, args: &SwapArgs) -> Result<Self> {
+    fn begin<D: Ops>(bed: &mut Bed<D>, args: &SwapArgs) -> Result<Self> {
         let mut movers = Movers { sequences: vec![] };
         for seed in 0..2 * args.moving as u64 {
-            movers.sequences.push(prefilled(engine, args.tokens, 1 + seed)?.0);
+            movers.sequences.push(prefilled(&mut bed.engine, &mut bed.pages, args.tokens, 1 + seed)?.0);
             if seed % 2 == 1 {
-                movers.must_swap(engine, Direction::Out, seed as usize)?;
+                movers.must_swap(bed, Direction::Out, seed as usize)?;
             }
         }
-        movers.settle(engine)?;
+        movers.settle(bed)?;
         Ok(movers)
     }
 
     /// Begins to move a session. Whether there is room.
-    fn swap<D: Ops>(&mut self, engine: &mut Engine<D>, direction: Direction, at: usize) -> Result<bool> {
-        Ok(engine.begin_swap(direction, at as u64, &mut self.sequences[at])?)
+    fn swap<D: Ops>(&mut self, bed: &mut Bed<D>, direction: Direction, at: usize) -> Result<bool> {
+        Ok(bed.engine.begin_swap(&mut bed.pages, direction, at as u64, &mut self.sequences[at])?)
     }
 
-    fn must_swap<D: Ops>(&mut self, engine: &mut Engine<D>, direction: Direction, at: usize) -> Result<()> {
-        ensure!(self.swap(engine, direction, at)?, "there is no room to move a session {direction:?}");
+    fn must_swap<D: Ops>(&mut self, bed: &mut Bed<D>, direction: Direction, at: usize) -> Result<()> {
+        ensure!(self.swap(bed, direction, at)?, "there is no room to move a session {direction:?}");
         Ok(())
     }
 
-    fn end<D: Ops>(&mut self, engine: &mut Engine<D>, ended: &[Transfer]) -> Result<()> {
+    fn end<D: Ops>(&mut self, bed: &mut Bed<D>, ended: &[Transfer]) -> Result<()> {
         for transfer in ended {
-            engine.end_swap(&mut self.sequences[transfer.ticket as usize], transfer);
+            self.sequences[transfer.ticket as usize].end_swap(&mut bed.pages, transfer);
             if let Some(fault) = transfer.fault {
                 bail!("a session was not moved: {fault:?}");
             }
@@ -273,14 +281,14 @@ impl Movers {
 
     /// Sessions that have arrived leave again, as a whole, and those that left come back where there is room; the
     /// transfers that ended since the last look.
-    fn turn<D: Ops>(&mut self, engine: &mut Engine<D>) -> Result<Vec<Transfer>> {
-        let ended = engine.poll_swaps()?;
-        self.end(engine, &ended)?;
-        engine.forget_copies();
+    fn turn<D: Ops>(&mut self, bed: &mut Bed<D>) -> Result<Vec<Transfer>> {
+        let ended = bed.engine.poll_swaps()?;
+        self.end(bed, &ended)?;
+        bed.pages.forget_copies();
         for (from, direction) in [(Residency::Device, Direction::Out), (Residency::Host, Direction::In)] {
             for at in 0..self.sequences.len() {
                 if self.sequences[at].residency() == from {
-                    self.swap(engine, direction, at)?;
+                    self.swap(bed, direction, at)?;
                 }
             }
         }
@@ -288,9 +296,9 @@ impl Movers {
     }
 
     /// Waits for what is under way.
-    fn settle<D: Ops>(&mut self, engine: &mut Engine<D>) -> Result<Vec<Transfer>> {
-        let ended = engine.settle_swaps()?;
-        self.end(engine, &ended)?;
+    fn settle<D: Ops>(&mut self, bed: &mut Bed<D>) -> Result<Vec<Transfer>> {
+        let ended = bed.engine.settle_swaps()?;
+        self.end(bed, &ended)?;
         Ok(ended)
     }
 
@@ -301,23 +309,23 @@ impl Movers {
 }
 
 /// Moves sessions out and back while nothing is computed: one session, then two that pass each other.
-fn transfers<D: Ops>(engine: &mut Engine<D>, movers: &mut Movers, runs: u32) -> Result<Vec<Way>> {
+fn transfers<D: Ops>(bed: &mut Bed<D>, movers: &mut Movers, runs: u32) -> Result<Vec<Way>> {
     let names =
         ["park", "restore", "park again, unchanged", "park, both ways at once", "restore, both ways at once"];
     let mut samples: [Vec<Transfer>; 5] = Default::default();
     for _ in 0..runs {
         let (one, other) = (movers.any(Residency::Device)?, movers.any(Residency::Host)?);
-        engine.forget_copies();
+        bed.pages.forget_copies();
         for (direction, sample) in [(Direction::Out, 0), (Direction::In, 1), (Direction::Out, 2)] {
-            movers.must_swap(engine, direction, one)?;
-            samples[sample].extend(movers.settle(engine)?);
+            movers.must_swap(bed, direction, one)?;
+            samples[sample].extend(movers.settle(bed)?);
         }
-        movers.must_swap(engine, Direction::In, one)?;
-        movers.settle(engine)?;
-        engine.forget_copies();
-        movers.must_swap(engine, Direction::In, other)?;
-        movers.must_swap(engine, Direction::Out, one)?;
-        for ended in movers.settle(engine)? {
+        movers.must_swap(bed, Direction::In, one)?;
+        movers.settle(bed)?;
+        bed.pages.forget_copies();
+        movers.must_swap(bed, Direction::In, other)?;
+        movers.must_swap(bed, Direction::Out, one)?;
+        for ended in movers.settle(bed)? {
             samples[if ended.direction == Direction::Out { 3 } else { 4 }].push(ended);
         }
     }

@@ -127,9 +127,9 @@ impl OnDevice for Sweeping<'_> {
 /// ms, sampling included.
 fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Result<Vec<f64>> {
     let vocab = engine.graph().vocab;
-    let (mut sequences, mut next) = (Vec::new(), Vec::new());
+    let (mut pages, mut sequences, mut next) = (engine.free_pages(), Vec::new(), Vec::new());
     for index in 0..batch {
-        let (sequence, first) = model::prefilled(engine, args.prompt, index.into())?;
+        let (sequence, first) = model::prefilled(engine, &mut pages, args.prompt, index.into())?;
         sequences.push(sequence);
         next.push(first);
     }
@@ -141,7 +141,7 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
             .zip(&next)
             .map(|(sequence, token)| Entry::new(sequence, std::slice::from_ref(token), Wanted::Last))
             .collect();
-        let (logits, _) = engine.step(&mut entries)?;
+        let (logits, _) = engine.step(&mut pages, &mut entries)?;
         let rows = logits.chunks_exact(vocab as usize).zip(&sequences);
         let chosen = rows.map(|(row, sequence)| greedy(row, sequence.tokens() - 1));
         next = chosen.collect::<Result<_, _>>()?;
@@ -149,6 +149,5 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
             times.push(start.elapsed().as_secs_f64() * 1e3);
         }
     }
-    sequences.into_iter().for_each(|sequence| engine.release(sequence));
     Ok(times)
 }

@@ -20,6 +20,7 @@ use crate::sampler::check_logprobs;
 use crate::{Constraint, Engine, Error, NoToken, Result, SHORT_RUN, Sampling, TokenLogprobs};
 use conversation::Conversation;
 use djinn_device::Ops;
+use djinn_pages::Pages;
 use djinn_scheduler::{Capacity, CopyOutcome, PageName, SessionId};
 use djinn_vmu::{PassStats, Transfer};
 use std::collections::BTreeMap;
@@ -160,8 +161,15 @@ impl<D: Ops> Batcher<D> {
     }
 
     /// The engine, for what needs no session.
-    pub fn engine_mut(&mut self) -> &mut Engine<D> {
+    pub(crate) fn engine_mut(&mut self) -> &mut Engine<D> {
         &mut self.engine
+    }
+
+    /// As [`Engine::logits`], in pages that no session holds.
+    pub(crate) fn logits(&mut self, pages: &mut Pages, tokens: &[u32]) -> Result<Vec<f32>> {
+        // Which pages that takes is not told: each is cleared before another tenant has it.
+        self.holders.fill(None);
+        self.engine.logits(pages, tokens)
     }
 
     /// Waits until the step under way is over on the device.

@@ -2,7 +2,7 @@
 
 use crate::{Engine, Entry, Result, Runtime, Sequence, Wanted};
 use djinn_device::Ops;
-use djinn_pages::Residency;
+use djinn_pages::{Pages, Residency};
 use djinn_scheduler::CostModel;
 use djinn_vmu::Direction;
 use std::ops::Deref;
@@ -13,32 +13,32 @@ const HOST_TOKENS: u32 = 16;
 
 impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// Times a prefill chunk, and the way of its pages to host memory and back. Where the host has no room for them, no
-    /// policy copies any, and the rates of copies are nominal. The engine is left as it was.
+    /// policy copies any, and the rates of copies are nominal. The pages that it takes are free again afterwards.
     ///
     /// # Errors
     /// As [`step`](Self::step).
-    pub fn measure_cost(&mut self) -> Result<CostModel> {
+    pub fn measure_cost(&mut self, pages: &mut Pages) -> Result<CostModel> {
         let mut sequence = Sequence::default();
-        let measured = self.measure_on(&mut sequence);
-        self.release(sequence);
+        let measured = self.measure_on(pages, &mut sequence);
+        sequence.release(pages);
         measured
     }
 
-    fn measure_on(&mut self, sequence: &mut Sequence) -> Result<CostModel> {
+    fn measure_on(&mut self, pages: &mut Pages, sequence: &mut Sequence) -> Result<CostModel> {
         let info = &self.runtime.info;
         // Devices load and choose kernels when a shape first comes.
         let (most, runs) = if info.host_memory { (HOST_TOKENS, 1) } else { (u32::MAX, 2) };
         let tokens = vec![0; u64::from(self.chunk().min(most)).min(self.context()) as usize];
         let mut prefill_tokens_per_s = 0.0;
         for _ in 0..runs {
-            self.truncate(sequence, 0);
+            self.truncate(pages, sequence, 0);
             let began = Instant::now();
-            self.step(&mut [Entry::new(sequence, &tokens, Wanted::Last)])?;
+            self.step(pages, &mut [Entry::new(sequence, &tokens, Wanted::Last)])?;
             prefill_tokens_per_s = tokens.len() as f64 / began.elapsed().as_secs_f64();
         }
-        let out_bytes_per_s = self.swap_rate(Direction::Out, sequence)?;
+        let out_bytes_per_s = self.swap_rate(Direction::Out, pages, sequence)?;
         let in_bytes_per_s = match sequence.residency() {
-            Residency::Host => self.swap_rate(Direction::In, sequence)?,
+            Residency::Host => self.swap_rate(Direction::In, pages, sequence)?,
             _ => out_bytes_per_s,
         };
         let page_bytes = self.plan().kv.page_bytes();
@@ -46,13 +46,13 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     }
 
     /// Bytes per second of a sequence's way.
-    fn swap_rate(&mut self, direction: Direction, sequence: &mut Sequence) -> Result<f64> {
+    fn swap_rate(&mut self, direction: Direction, pages: &mut Pages, sequence: &mut Sequence) -> Result<f64> {
         /// Of a way that is not taken.
         const NOMINAL: f64 = 1e9;
         let mut rate = NOMINAL;
-        if self.begin_swap(direction, 0, sequence)? {
+        if self.begin_swap(pages, direction, 0, sequence)? {
             for transfer in self.settle_swaps()? {
-                self.end_swap(sequence, &transfer);
+                sequence.end_swap(pages, &transfer);
                 let moved = transfer.moved().filter(|moved| !moved.is_zero());
                 rate = moved.map_or(NOMINAL, |moved| transfer.bytes as f64 / moved.as_secs_f64());
             }

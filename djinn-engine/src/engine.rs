@@ -24,8 +24,6 @@ pub struct Engine<D: Ops, R: Deref<Target = Runtime<D>> = Box<Runtime<D>>> {
     stopped: Option<String>,
     /// What the latest [`step`](Engine::step) read at hooks.
     captured: Vec<Captured>,
-    /// The KV pages of sequences that no scheduler knows.
-    pub(crate) pages: Pages,
     prefill_rows: u32,
     /// When loading began and ended.
     loaded: [Instant; 2],
@@ -71,14 +69,12 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         let passes = Passes::new(runtime.device.event()?, options.replay && runtime.info.captures);
         let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;
         runtime.take(&parts.plan);
-        let pages = Pages::new(parts.plan.kv.pages, parts.plan.kv.host_pages);
         Ok(Engine {
             runtime,
             parts,
             passes,
             stopped: None,
             captured: Vec::new(),
-            pages,
             prefill_rows: u64::from(options.prefill_rows).min(options.context) as u32,
             loaded: [began, Instant::now()],
             trace: None,
@@ -151,8 +147,14 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         self.runtime.info.batch_invariant_rows == u32::MAX || values.all(aligned)
     }
 
-    /// Runs one step over sequences of the model's own. Gives the logits, f32 `[rows wanted, vocab]` row-major in order
-    /// of the entries, and what streaming did.
+    /// A book of the model's KV pages in which all are free: for a caller whose sequences no scheduler knows, while there
+    /// is no other book of them.
+    pub fn free_pages(&self) -> Pages {
+        Pages::new(self.plan().kv.pages, self.plan().kv.host_pages)
+    }
+
+    /// Runs one step over sequences whose pages are in the caller's book. Gives the logits, f32 `[rows wanted, vocab]`
+    /// row-major in order of the entries, and what streaming did.
     ///
     /// # Errors
     /// Bad tokens or interventions and sequences that do not fit leave every sequence as it was. A failure of the device
@@ -160,15 +162,15 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     ///
     /// # Panics
     /// As [`begin`](Self::begin).
-    pub fn step(&mut self, batch: &mut [Entry<'_>]) -> Result<(Vec<f32>, PassStats)> {
+    pub fn step(&mut self, pages: &mut Pages, batch: &mut [Entry<'_>]) -> Result<(Vec<f32>, PassStats)> {
         let entries: Vec<BatchEntry<'_>> = batch.iter().map(Entry::in_batch).collect();
         self.check_batch(&entries)?;
-        self.grow(batch)?;
+        self.grow(pages, batch)?;
         let entries: Vec<BatchEntry<'_>> = batch.iter().map(Entry::in_batch).collect();
         let begun = self.begin(&entries);
         if let Err(Error::Intervention { .. }) = begun {
             for Entry { sequence, tokens, .. } in batch {
-                self.truncate(sequence, sequence.tokens - tokens.len() as u64);
+                self.truncate(pages, sequence, sequence.tokens - tokens.len() as u64);
             }
         }
         begun?;
@@ -205,48 +207,43 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     }
 
     /// Makes room for a batch, all or nothing.
-    fn grow(&mut self, batch: &mut [Entry<'_>]) -> Result<()> {
+    fn grow(&mut self, pages: &mut Pages, batch: &mut [Entry<'_>]) -> Result<()> {
         let (context, page_tokens) = (self.context(), u64::from(self.plan().kv.page_tokens));
         let before: Vec<u64> = batch.iter().map(|entry| entry.sequence.tokens).collect();
-        let (mut fresh, mut duplicates, mut full) = (Vec::new(), Vec::new(), None);
+        let (mut fresh, mut full) = (Vec::new(), None);
         for entry in &mut *batch {
             let tokens = entry.sequence.tokens + entry.tokens.len() as u64;
-            let room = (tokens <= context)
-                .then(|| entry.sequence.grow(&mut self.pages, tokens, page_tokens, &mut fresh));
-            match room.flatten() {
-                Some(more) => duplicates.extend(more),
-                None => {
-                    full = Some(Error::ContextFull { tokens, context });
-                    break;
-                }
+            let room = (u64::from(pages.device_free()) + entry.sequence.pages().len() as u64) * page_tokens;
+            if tokens > context || !entry.sequence.grow(pages, tokens, page_tokens, &mut fresh) {
+                full = Some(Error::ContextFull { tokens, context: context.min(room) });
+                break;
             }
         }
-        let Runtime { device, compute, .. } = &*self.runtime;
-        let prepared = self.parts.data.prepare(device, *compute, &fresh, &duplicates);
-        self.stop_on(prepared.map_err(Error::from))?;
+        self.prepare(&fresh, &[])?;
         let Some(full) = full else { return Ok(()) };
         for (entry, tokens) in batch.iter_mut().zip(before) {
-            entry.sequence.truncate(&mut self.pages, tokens, page_tokens);
+            entry.sequence.truncate(pages, tokens, page_tokens);
         }
         Err(full)
     }
 
-    /// Logits of every position of `tokens`, f32 `[tokens, vocab]` row-major, in a sequence of their own.
+    /// Logits of every position of `tokens`, f32 `[tokens, vocab]` row-major, in a sequence of their own whose pages are
+    /// free again afterwards.
     ///
     /// # Errors
     /// As [`step`](Self::step); [`BadLogit`](crate::BadLogit) if one is not finite.
-    pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+    pub fn logits(&mut self, pages: &mut Pages, tokens: &[u32]) -> Result<Vec<f32>> {
         let mut sequence = Sequence::default();
         let result = (|| {
             let mut logits = Vec::new();
             for piece in tokens.chunks(self.plan().stack.rows.logit_rows as usize) {
-                logits.extend(self.step(&mut [Entry::new(&mut sequence, piece, Wanted::All)])?.0);
+                logits.extend(self.step(pages, &mut [Entry::new(&mut sequence, piece, Wanted::All)])?.0);
             }
             let rows = (0..).zip(logits.chunks_exact(self.graph().vocab as usize));
             rows.into_iter().try_for_each(|(position, row)| check_finite(row, position))?;
             Ok(logits)
         })();
-        self.pages.release(&mut sequence.table);
+        sequence.release(pages);
         result
     }
 
@@ -271,7 +268,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     ///
     /// # Errors
     /// As [`step`](Self::step).
-    pub fn warm_up(&mut self) -> Result<()> {
+    pub fn warm_up(&mut self, pages: &mut Pages) -> Result<()> {
         /// Passes until one is replayed: each of two kinds is enqueued, captured and replayed.
         const DECODES: u64 = 5;
         let decodes = if self.runtime.info.captures { DECODES } else { 1 };
@@ -281,7 +278,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         let before = self.replayed_passes();
         let mut sequence = Sequence::default();
         let mut advance = |engine: &mut Self, tokens: &[u32]| {
-            engine.step(&mut [Entry::new(&mut sequence, tokens, Wanted::Last)]).map(drop)
+            engine.step(pages, &mut [Entry::new(&mut sequence, tokens, Wanted::Last)]).map(drop)
         };
         let outcome = (|| {
             advance(self, &vec![0; prompt as usize])?;
@@ -292,7 +289,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             }
             Ok(())
         })();
-        self.pages.release(&mut sequence.table);
+        sequence.release(pages);
         outcome
     }
 

@@ -1,76 +1,46 @@
-//! KV pages: those that a scheduler gives to its sessions, and sequences that an engine keeps for itself.
+//! KV pages: those of a scheduler's sessions, and those of sequences that no scheduler knows.
 
 use crate::{Engine, Error, Result, Runtime, Sequence};
 use djinn_device::{Ops, Space};
-use djinn_pages::{Duplicate, PageCopies, Residency};
+use djinn_pages::{Duplicate, PageCopies, Pages};
 use djinn_srg::KvPlace;
 use djinn_vmu::{DataSegment, Direction, SwapStats, Transfer};
 use std::ops::Deref;
 
 impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
-    /// A second sequence with the same keys and values; no byte is copied until one of them writes.
-    pub fn fork(&mut self, sequence: &Sequence) -> Sequence {
-        let table = self.pages.fork(&sequence.table, sequence.pages().len() as u32);
-        Sequence { table, tokens: sequence.tokens }
-    }
-
     /// Shortens a sequence to its first `tokens` tokens, if it has more.
-    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) {
-        let page_tokens = u64::from(self.plan().kv.page_tokens);
-        sequence.truncate(&mut self.pages, tokens, page_tokens);
-    }
-
-    /// Gives a sequence's pages back.
     ///
     /// # Panics
     /// If it is on its way.
-    pub fn release(&mut self, mut sequence: Sequence) {
-        let at = sequence.residency();
-        assert!(
-            !matches!(at, Residency::Leaving | Residency::Arriving),
-            "a sequence is released that is {at:?}"
-        );
-        self.pages.release(&mut sequence.table);
-    }
-
-    /// Pages that no sequence of the engine's own refers to: on the device, and in host memory.
-    pub fn free_pages(&self) -> (u32, u32) {
-        (self.pages.device_free(), self.pages.host_free())
+    pub fn truncate(&self, pages: &mut Pages, sequence: &mut Sequence, tokens: u64) {
+        sequence.truncate(pages, tokens, u64::from(self.plan().kv.page_tokens));
     }
 
     /// Begins to copy a sequence to pinned host memory, or back, after all work enqueued so far, beside what comes
-    /// next. Its [`Transfer`] has the `ticket` and goes to [`end_swap`](Self::end_swap). False without room.
+    /// next. Its [`Transfer`] has the `ticket` and goes to [`Sequence::end_swap`]. False without room.
     ///
     /// # Errors
     /// A failure of the device, after which the engine runs no further step.
     ///
     /// # Panics
     /// If the sequence has no tokens, or is not at the other end.
-    pub fn begin_swap(&mut self, direction: Direction, ticket: u64, sequence: &mut Sequence) -> Result<bool> {
-        let pages = sequence.tokens.div_ceil(u64::from(self.plan().kv.page_tokens)) as u32;
-        let (book, table) = (&mut self.pages, &mut sequence.table);
+    pub fn begin_swap(
+        &mut self,
+        pages: &mut Pages,
+        direction: Direction,
+        ticket: u64,
+        sequence: &mut Sequence,
+    ) -> Result<bool> {
+        let held = sequence.tokens.div_ceil(u64::from(self.plan().kv.page_tokens)) as u32;
+        let table = &mut sequence.table;
         let way = match direction {
-            Direction::Out if book.host_need(table, pages) > book.host_free() => return Ok(false),
-            Direction::In if pages > book.device_free() => return Ok(false),
-            Direction::Out => book.swap_out(table, pages),
-            Direction::In => book.swap_in(table, pages),
+            Direction::Out if pages.host_need(table, held) > pages.host_free() => return Ok(false),
+            Direction::In if held > pages.device_free() => return Ok(false),
+            Direction::Out => pages.swap_out(table, held),
+            Direction::In => pages.swap_in(table, held),
         };
         self.swap(direction, ticket, &way)?;
         Ok(true)
-    }
-
-    /// Books that a sequence's way has ended. One whose way back failed has no tokens.
-    pub fn end_swap(&mut self, sequence: &mut Sequence, transfer: &Transfer) {
-        self.pages.end_copy(&mut sequence.table, transfer.fault.is_none());
-        if sequence.residency() == Residency::Gone {
-            sequence.tokens = 0;
-        }
-    }
-
-    /// Lets go of the copies that host memory keeps of pages that came back: a sequence that leaves next is copied
-    /// whole, as a measurement wants.
-    pub fn forget_copies(&mut self) {
-        self.pages.forget_copies();
     }
 
     /// Enqueues what pages need before they are written. See [`DataSegment::prepare`].

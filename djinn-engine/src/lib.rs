@@ -24,6 +24,7 @@ mod service;
 mod trace;
 
 pub use batcher::{Batcher, Finish, NewToken, Origin, Turn};
+pub use djinn_pages::Pages;
 pub use djinn_scheduler::SessionId;
 pub use djinn_vmu::{Budget, MemoryPlan, PassStats, Segments};
 pub use engine::Engine;

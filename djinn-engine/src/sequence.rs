@@ -1,11 +1,12 @@
-//! Sequences that an engine keeps for itself, as tests and measurements use them.
+//! Sequences that no scheduler knows, as tests and measurements use them.
 
 use crate::Intervention;
 use crate::pass::batch::{BatchEntry, SHORT_RUN, Wanted};
-use djinn_pages::{BlockTable, Duplicate, Pages, Residency};
+use djinn_pages::{BlockTable, Pages, Residency};
+use djinn_vmu::Transfer;
 use std::ops::Range;
 
-/// A sequence that no scheduler knows: the engine grows it as steps need. Give it to [`Engine::release`](crate::Engine::release).
+/// A sequence whose pages are in a book of its caller's, the same in every call. The engine grows it as steps need.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sequence {
     pub(crate) table: BlockTable,
@@ -28,23 +29,45 @@ impl Sequence {
         self.table.residency()
     }
 
-    /// Makes room for tokens up to `end`, all or nothing; gives what is to be copied before they are written.
+    /// Gives the pages back.
+    ///
+    /// # Panics
+    /// If they are on their way.
+    pub fn release(mut self, pages: &mut Pages) {
+        let at = self.residency();
+        assert!(
+            !matches!(at, Residency::Leaving | Residency::Arriving),
+            "a sequence is released that is {at:?}"
+        );
+        pages.release(&mut self.table);
+    }
+
+    /// Books that the way to host memory or back has ended. A sequence whose way back failed has no tokens.
+    pub fn end_swap(&mut self, pages: &mut Pages, transfer: &Transfer) {
+        pages.end_copy(&mut self.table, transfer.fault.is_none());
+        if self.residency() == Residency::Gone {
+            self.tokens = 0;
+        }
+    }
+
+    /// Makes room for tokens up to `end`, all or nothing; whether there is room.
     pub(crate) fn grow(
         &mut self,
         book: &mut Pages,
         end: u64,
         page_tokens: u64,
         fresh: &mut Vec<u32>,
-    ) -> Option<Vec<Duplicate>> {
-        let pages = u32::try_from(end.div_ceil(page_tokens)).ok()?;
-        let partial = (!self.tokens.is_multiple_of(page_tokens)).then_some(self.tokens / page_tokens);
-        let own = partial.is_some_and(|index| book.is_shared(&self.table, index));
-        if pages.saturating_sub(self.pages().len() as u32) + u32::from(own) > book.device_free() {
-            return None;
+    ) -> bool {
+        let Ok(pages) = u32::try_from(end.div_ceil(page_tokens)) else { return false };
+        if pages.saturating_sub(self.pages().len() as u32) > book.device_free() {
+            return false;
         }
         fresh.extend(book.grow(&mut self.table, pages));
+        // No other sequence has a page of this one, but host memory may hold what it held.
+        let shared = book.write(&mut self.table, self.tokens / page_tokens);
+        debug_assert_eq!(shared, None, "a sequence shares no page");
         self.tokens = end;
-        Some(partial.and_then(|index| book.write(&mut self.table, index)).into_iter().collect())
+        true
     }
 
     pub(crate) fn truncate(&mut self, book: &mut Pages, tokens: u64, page_tokens: u64) {

@@ -17,7 +17,7 @@ pub use request::{Generated, Progress, Request, Stats};
 pub use thread::{Client, Inbox, Listener, Occupancy, spawn};
 pub use transfer::{ExportedSession, IncomingSession, KvShape, SessionImage};
 
-use crate::{Batcher, Engine, NewToken, Result};
+use crate::{Batcher, Engine, NewToken, Result, Trace};
 use debugger::Stops;
 use djinn_device::Ops;
 use djinn_scheduler::policy::Lru;
@@ -113,9 +113,28 @@ impl<D: Ops> Service<D> {
         self.batcher.engine()
     }
 
-    /// The engine, for what needs no session, while no step is under way.
-    pub fn engine_mut(&mut self) -> &mut Engine<D> {
-        self.batcher.engine_mut()
+    /// Logits of every position of `tokens`, f32 `[tokens, vocab]` row-major, in pages that no session holds.
+    ///
+    /// # Errors
+    /// As [`Engine::logits`].
+    ///
+    /// # Panics
+    /// If a step is under way.
+    pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.batcher.logits(self.core.scheduler_mut().pages_mut(), tokens)
+    }
+
+    /// See [`Engine::start_trace`]. No step is under way.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_trace(&mut self) -> Result<()> {
+        self.batcher.engine_mut().start_trace()
+    }
+
+    /// See [`Engine::finish_trace`].
+    pub fn finish_trace(&mut self) -> Option<Trace> {
+        self.batcher.engine_mut().finish_trace()
     }
 
     /// Does everything that can be done now, and returns at once; what happened to which session, in order.

@@ -64,7 +64,7 @@ fn compare(math: Math, options: &Options) {
         let mut engine = engine(&path, math, options);
         let vocab = engine.graph().vocab as usize;
         for case in &expected.cases {
-            let logits = engine.logits(&case.prompt).expect("it runs");
+            let logits = engine.logits(&mut engine.free_pages(), &case.prompt).expect("it runs");
             for (&position, wanted) in case.positions.iter().zip(&case.logits) {
                 let found = &logits[position * vocab..][..vocab];
                 let distance = distance(found, wanted);
@@ -109,11 +109,14 @@ fn streamed_weights_agree_with_transformers() {
 fn pieces_of_a_prompt_give_the_same_logits() {
     for path in checkpoints() {
         let prompt = &expected(&path).cases[2].prompt;
-        let whole = engine(&path, Math::Fast, &options()).logits(prompt).expect("it runs");
+        let logits = |options: &Options| {
+            let mut engine = engine(&path, Math::Fast, options);
+            engine.logits(&mut engine.free_pages(), prompt).expect("it runs")
+        };
+        let whole = logits(&options());
         for rows in [1, 7, 16] {
             let pieces = Options { logit_rows: rows, ..options() };
-            let logits = engine(&path, Math::Fast, &pieces).logits(prompt).expect("it runs");
-            assert!(logits == whole, "{}, {rows} at a time", path.display());
+            assert!(logits(&pieces) == whole, "{}, {rows} at a time", path.display());
         }
     }
 }

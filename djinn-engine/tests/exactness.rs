@@ -142,7 +142,7 @@ fn missed_waits(options: &Options) -> (Vec<u64>, u64) {
     let expected = resident(17);
     let waits = {
         let mut engine = load(sim(SimConfig::default()), options).expect("it loads");
-        engine.logits(&prompt(1)).expect("it runs");
+        engine.logits(&mut engine.free_pages(), &prompt(1)).expect("it runs");
         engine.unload().calls().waits
     };
     assert!(waits >= 10, "{waits} waits in a pass");
@@ -234,7 +234,7 @@ fn the_cap_is_never_exceeded() {
         let device =
             CpuDevice::new(CpuConfig { vram: Some(vram), threads: 1, ..CpuConfig::default() }).unwrap();
         let mut engine = load(device, &options).expect("the plan fits");
-        engine.logits(&prompt(40)).expect("it runs");
+        engine.logits(&mut engine.free_pages(), &prompt(40)).expect("it runs");
         let planned = engine.plan().segments.total();
         let peak = engine.usage(Space::Device).peak;
         assert!(peak <= vram, "{peak} of {vram}");
@@ -261,8 +261,8 @@ fn one_layer_unequal_chunks_and_a_ring_that_holds_everything() {
         let mut engine =
             Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))
                 .expect("loads");
-        let first = engine.logits(&prompt(9)).expect("it runs");
-        (first, engine.logits(&prompt(20)).expect("it runs"))
+        let first = engine.logits(&mut engine.free_pages(), &prompt(9)).expect("it runs");
+        (first, engine.logits(&mut engine.free_pages(), &prompt(20)).expect("it runs"))
     };
     let base = Options { context: 64, logit_rows: 8, ..Options::default() };
     let expected = logits(&base, 0);
@@ -279,12 +279,12 @@ fn a_slow_link_never_rests() {
     options.context = 64;
     let config = SimConfig { link_bytes_per_second: 1e8, ..SimConfig::default() };
     let mut engine = load(sim(config), &options).expect("it loads");
-    let mut sequence = djinn_engine::Sequence::default();
+    let (mut pages, mut sequence) = (engine.free_pages(), djinn_engine::Sequence::default());
     let mut passes = Vec::new();
     for token in [1, 2, 3, 4, 5] {
         let tokens = [token];
         let entry = djinn_engine::Entry::new(&mut sequence, &tokens, djinn_engine::Wanted::Last);
-        passes.push(engine.step(&mut [entry]).expect("it runs").1);
+        passes.push(engine.step(&mut pages, &mut [entry]).expect("it runs").1);
     }
     let pass = passes[3];
     let rate = pass.streamed_bytes as f64 / pass.copy.as_secs_f64();

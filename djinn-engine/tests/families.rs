@@ -30,7 +30,7 @@ fn run<D: Ops>(device: D, family: &str, options: &Options) -> (Vec<u32>, Vec<u32
     let mut engine =
         Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))
             .expect("it loads");
-    let logits = engine.logits(&prompt()).expect("it runs");
+    let logits = engine.logits(&mut engine.free_pages(), &prompt()).expect("it runs");
     let request = Request { prompt: prompt(), max_tokens: 6, ..Request::default() };
     let mut service = Service::single(engine).expect("it serves");
     let go_on = &mut |_| ControlFlow::Continue(());
@@ -80,7 +80,8 @@ fn a_window_hides_what_came_before_it() {
             ControlFlow::Continue(())
         })
         .expect("it loads");
-        engine.logits(tokens).expect("it runs").split_off((tokens.len() - 1) * 256)
+        let logits = engine.logits(&mut engine.free_pages(), tokens);
+        logits.expect("it runs").split_off((tokens.len() - 1) * 256)
     };
     assert!(last(&prompt()) == last(&other), "40 tokens, of which the last sees 24");
     assert!(last(&prompt()[..24]) != last(&other[..24]), "the first of 24 tokens is in sight");

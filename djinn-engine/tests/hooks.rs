@@ -59,16 +59,16 @@ struct Ran {
 
 /// Runs `tokens` with interventions: most as one step, the last alone where `apart`, which has the interventions then.
 fn run<D: Ops>(engine: &mut Engine<D>, tokens: &[u32], apart: bool, interventions: &[Intervention]) -> Ran {
-    let mut sequence = Sequence::default();
+    let (mut pages, mut sequence) = (engine.free_pages(), Sequence::default());
     let (before, last) = tokens.split_at(if apart { tokens.len() - 1 } else { 0 });
     if apart {
-        engine.step(&mut [Entry::new(&mut sequence, before, Wanted::Last)]).expect("it runs");
+        let entry = Entry::new(&mut sequence, before, Wanted::Last);
+        engine.step(&mut pages, &mut [entry]).expect("it runs");
     }
     let entry = Entry { interventions, ..Entry::new(&mut sequence, last, Wanted::All) };
-    let (logits, _) = engine.step(&mut [entry]).expect("it runs");
+    let (logits, _) = engine.step(&mut pages, &mut [entry]).expect("it runs");
     let captured = engine.take_captured();
     let kv = engine.kv_bytes(&sequence).expect("it reads");
-    engine.release(sequence);
     Ran { logits, kv, captured }
 }
 
@@ -200,17 +200,19 @@ fn edits_change_what_they_name_and_no_neighbour() {
         let hook = "blocks.0.hook_out";
         let width = engine.graph().hook(hook).unwrap().columns.1 as usize;
         let vector: Vec<f32> = (0..width).map(|i| ((i * 7 % 13) as f32 - 6.0) / 6.0).collect();
-        let mut sequences = [(); 3].map(|()| Sequence::default());
+        let (mut pages, mut sequences) = (engine.free_pages(), [(); 3].map(|()| Sequence::default()));
         for (number, sequence) in (0..).zip(&mut sequences) {
-            engine.step(&mut [Entry::new(sequence, &prompt(20, number), Wanted::Last)]).expect("it runs");
+            let prompt = prompt(20, number);
+            let entry = Entry::new(sequence, &prompt, Wanted::Last);
+            engine.step(&mut pages, &mut [entry]).expect("it runs");
         }
         let mut logits = |engine: &mut Engine<SimDevice>, edit: Option<Edit>| {
             let edit = edit.map(|edit| at(engine, hook, 0..1, Act::Edit(edit)));
             let mut entries: Vec<_> =
                 sequences.iter_mut().map(|sequence| Entry::new(sequence, &[9], Wanted::Last)).collect();
             entries[1].interventions = edit.as_slice();
-            let (logits, _) = engine.step(&mut entries).expect("it runs");
-            sequences.iter_mut().for_each(|sequence| engine.truncate(sequence, 20));
+            let (logits, _) = engine.step(&mut pages, &mut entries).expect("it runs");
+            sequences.iter_mut().for_each(|sequence| engine.truncate(&mut pages, sequence, 20));
             let (mut all, rest) = (Vec::new(), logits.chunks_exact(256));
             all.extend(rest.map(<[f32]>::to_vec));
             all
@@ -236,12 +238,11 @@ fn edits_change_what_they_name_and_no_neighbour() {
         let read = at(&engine, hook, 0..1, Act::Capture);
         let steps = [out, read];
         let entry = Entry { interventions: &steps, ..Entry::new(&mut sequences[0], &[9], Wanted::Last) };
-        engine.step(&mut [entry]).expect("it runs");
+        engine.step(&mut pages, &mut [entry]).expect("it runs");
         let left = engine.take_captured().remove(0).values;
         let (dot, norm): (f32, f32) =
             left.iter().zip(&vector).fold((0.0, 0.0), |(dot, norm), (a, b)| (dot + a * b, norm + b * b));
         assert!(dot.abs() < 1e-4 * norm, "{family}: {dot} of {norm} is left");
-        sequences.into_iter().for_each(|sequence| engine.release(sequence));
     }
 }
 
@@ -264,20 +265,22 @@ fn what_cannot_be_is_refused() {
         ("blocks.0.hook_out", 0..2, edit(Edit::clamp(1.0, -1.0)), "bounds 1 and -1"),
         ("unembed.hook_out", 0..2, Act::Capture, "logits are wanted"),
     ];
-    let mut sequence = Sequence::default();
+    let (mut pages, mut sequence) = (engine.free_pages(), Sequence::default());
     for (hook, tokens, act, part) in wrong {
         let one = [at(&engine, hook, tokens, act)];
         let entry = Entry { interventions: &one, ..Entry::new(&mut sequence, &[7; 8], Wanted::Last) };
-        let error = engine.step(&mut [entry]).expect_err(part);
+        let error = engine.step(&mut pages, &mut [entry]).expect_err(part);
         assert!(matches!(error, Error::Intervention { .. }), "{error}");
         assert!(error.to_string().contains(part) && error.to_string().contains(hook), "{error}");
         assert_eq!(sequence.tokens(), 0);
     }
-    engine.step(&mut [Entry::new(&mut sequence, &[7; 8], Wanted::Last)]).expect("the engine goes on");
+    let entry = Entry::new(&mut sequence, &[7; 8], Wanted::Last);
+    engine.step(&mut pages, &mut [entry]).expect("the engine goes on");
     let mut small = load(cpu(), "tiny-gqa", &Options { hook_bytes: 0, ..options() });
     let read = [at(&small, "blocks.0.hook_out", 0..8, Act::Capture)];
     let mut sequence = Sequence::default();
     let entry = Entry { interventions: &read, ..Entry::new(&mut sequence, &[7; 8], Wanted::Last) };
-    let error = small.step(&mut [entry]).expect_err("there is no memory for it").to_string();
+    let error =
+        small.step(&mut small.free_pages(), &mut [entry]).expect_err("there is no memory for it").to_string();
     assert!(error.contains("`hook_bytes`"), "{error}");
 }

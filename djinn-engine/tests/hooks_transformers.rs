@@ -68,8 +68,7 @@ fn read(engine: &mut Engine<CpuDevice>, tokens: &[u32], hooks: &[String]) -> Vec
     let interventions: Vec<Intervention> = hooks.iter().map(at).collect();
     let mut sequence = Sequence::default();
     let entry = Entry { interventions: &interventions, ..Entry::new(&mut sequence, tokens, Wanted::All) };
-    engine.step(&mut [entry]).expect("it runs");
-    engine.release(sequence);
+    engine.step(&mut engine.free_pages(), &mut [entry]).expect("it runs");
     engine.take_captured()
 }
 

@@ -2,7 +2,7 @@
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
 use djinn_device::Ops;
-use djinn_engine::{Budget, Engine, Entry, Error, Options, Sequence, Wanted, greedy};
+use djinn_engine::{Budget, Engine, Entry, Error, Options, Pages, Sequence, Wanted, greedy};
 use djinn_models::{Location, OpenOptions, open};
 use djinn_scheduler::Residency;
 use djinn_vmu::Direction;
@@ -13,6 +13,7 @@ const FAMILIES: [&str; 4] = ["tiny-gqa", "tiny-window", "tiny-mixtral", "tiny-gp
 /// A sequence that leaves for host memory and comes back after every few steps.
 struct Walk<D: Ops> {
     engine: Engine<D>,
+    pages: Pages,
     sequence: Sequence,
     every: Option<u64>,
     steps: u64,
@@ -25,7 +26,14 @@ impl<D: Ops> Walk<D> {
             open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
         let go_on = &mut |_, _| ControlFlow::Continue(());
         let engine = Engine::load(device, model.graph, &*model.source, options, go_on)?;
-        Ok(Walk { engine, sequence: Sequence::default(), every, steps: 0, parkings: 0 })
+        Ok(Walk {
+            pages: engine.free_pages(),
+            engine,
+            sequence: Sequence::default(),
+            every,
+            steps: 0,
+            parkings: 0,
+        })
     }
 
     /// Brings the sequence to the end of `tokens` in pieces of 16; the logits of its last step.
@@ -34,7 +42,8 @@ impl<D: Ops> Walk<D> {
         while (self.sequence.tokens() as usize) < tokens.len() {
             let held = self.sequence.tokens() as usize;
             let piece = &tokens[held..tokens.len().min(held + 16)];
-            logits = self.engine.step(&mut [Entry::new(&mut self.sequence, piece, Wanted::Last)])?.0;
+            let entry = Entry::new(&mut self.sequence, piece, Wanted::Last);
+            logits = self.engine.step(&mut self.pages, &mut [entry])?.0;
             self.steps += 1;
             if held + piece.len() < tokens.len() && self.is_due() {
                 self.park_and_restore()?;
@@ -60,11 +69,11 @@ impl<D: Ops> Walk<D> {
     /// Whether it left and came back; without room on the host it stays, and one that cannot come back is lost.
     fn park_and_restore(&mut self) -> Result<bool, Error> {
         for direction in [Direction::Out, Direction::In] {
-            if !self.engine.begin_swap(direction, 0, &mut self.sequence)? {
+            if !self.engine.begin_swap(&mut self.pages, direction, 0, &mut self.sequence)? {
                 return Ok(false);
             }
             for transfer in self.engine.settle_swaps()? {
-                self.engine.end_swap(&mut self.sequence, &transfer);
+                self.sequence.end_swap(&mut self.pages, &transfer);
                 if transfer.fault.is_some() {
                     return Ok(false);
                 }
@@ -185,7 +194,7 @@ fn a_sequence_without_room_on_the_host_stays() {
     let before = walk.engine.kv_bytes(&walk.sequence).expect("it reads");
     assert!(!walk.park_and_restore().expect("it is no error"), "two pages do not fit in one");
     assert!(walk.engine.kv_bytes(&walk.sequence).expect("it reads") == before);
-    walk.engine.truncate(&mut walk.sequence, 10);
+    walk.engine.truncate(&mut walk.pages, &mut walk.sequence, 10);
     assert!(walk.park_and_restore().expect("it is no error"), "one page fits");
     assert_eq!(walk.parkings, 1);
 }
@@ -197,14 +206,14 @@ fn a_sequence_that_ends_after_parking_leaves_its_pages_to_the_next() {
         let options = Options { context: 48, ..options() };
         let device = sim(SimConfig { seed, ..SimConfig::default() });
         let mut walk = Walk::load(device, "tiny-gqa", &options, Some(1)).expect("it loads");
-        walk.engine.warm_up().expect("it runs");
+        walk.engine.warm_up(&mut walk.pages).expect("it runs");
         for _ in 0..3 {
             let mut tokens = vec![7; 40];
             for _ in 0..4 {
                 let token = walk.advance(&tokens).expect("it runs");
                 tokens.push(token);
             }
-            walk.engine.release(std::mem::take(&mut walk.sequence));
+            std::mem::take(&mut walk.sequence).release(&mut walk.pages);
         }
     }
 }
@@ -220,27 +229,27 @@ fn sequences_move_beside_the_steps_of_others() {
         let mut engine = Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| {
             ControlFlow::Continue(())
         })?;
-        let mut sequences = [0, 1, 2].map(|_| Sequence::default());
+        let (mut pages, mut sequences) = (engine.free_pages(), [0, 1, 2].map(|_| Sequence::default()));
         for (of, sequence) in (0..).zip(&mut sequences) {
             for piece in prompt(of).chunks(16) {
-                engine.step(&mut [Entry::new(sequence, piece, Wanted::Last)])?;
+                engine.step(&mut pages, &mut [Entry::new(sequence, piece, Wanted::Last)])?;
             }
         }
         let (mut logits, mut moved) = (Vec::new(), 0);
         for _ in 0..12 {
             let [one, others @ ..] = &mut sequences;
-            logits.push(engine.step(&mut [Entry::new(one, &[7], Wanted::Last)])?.0);
+            logits.push(engine.step(&mut pages, &mut [Entry::new(one, &[7], Wanted::Last)])?.0);
             if !swaps {
                 continue;
             }
             for transfer in engine.poll_swaps()? {
-                engine.end_swap(&mut others[transfer.ticket as usize], &transfer);
+                others[transfer.ticket as usize].end_swap(&mut pages, &transfer);
                 moved += 1;
             }
             for (ticket, sequence) in (0..).zip(others) {
                 let _under_way = match sequence.residency() {
-                    Residency::Device => engine.begin_swap(Direction::Out, ticket, sequence)?,
-                    Residency::Host => engine.begin_swap(Direction::In, ticket, sequence)?,
+                    Residency::Device => engine.begin_swap(&mut pages, Direction::Out, ticket, sequence)?,
+                    Residency::Host => engine.begin_swap(&mut pages, Direction::In, ticket, sequence)?,
                     _ => true,
                 };
             }
@@ -248,19 +257,21 @@ fn sequences_move_beside_the_steps_of_others() {
         let [_, others @ ..] = &mut sequences;
         while others.iter().any(|sequence| sequence.residency() != Residency::Device) {
             for transfer in engine.settle_swaps()? {
-                engine.end_swap(&mut others[transfer.ticket as usize], &transfer);
+                others[transfer.ticket as usize].end_swap(&mut pages, &transfer);
                 moved += 1;
             }
             for (ticket, sequence) in (0..).zip(&mut *others) {
                 if sequence.residency() == Residency::Host {
-                    assert!(engine.begin_swap(Direction::In, ticket, sequence)?, "room on the device");
+                    assert!(
+                        engine.begin_swap(&mut pages, Direction::In, ticket, sequence)?,
+                        "room on the device"
+                    );
                 }
             }
         }
         for sequence in others {
-            logits.push(engine.step(&mut [Entry::new(sequence, &[5], Wanted::Last)])?.0);
+            logits.push(engine.step(&mut pages, &mut [Entry::new(sequence, &[5], Wanted::Last)])?.0);
         }
-        sequences.into_iter().for_each(|sequence| engine.release(sequence));
         Ok((logits, moved))
     };
     for seed in 0..60 {
@@ -278,44 +289,48 @@ fn parked_sequences_can_be_given_up() {
     let model = open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("known");
     let options = Options { sequences: 2, host_pages: 10, ..options() };
     let load = |config| {
-        Engine::load(sim(config), model.graph.clone(), &*model.source, &options, &mut |_, _| {
+        let engine = Engine::load(sim(config), model.graph.clone(), &*model.source, &options, &mut |_, _| {
             ControlFlow::Continue(())
-        })
+        });
+        engine.map(|engine| (engine.free_pages(), engine)).map(|(pages, engine)| (engine, pages))
     };
-    let mut engine = load(SimConfig::default()).expect("it loads");
-    let there = |engine: &mut Engine<SimDevice>, sequence: &mut Sequence| -> Result<bool, Error> {
-        let begun = engine.begin_swap(Direction::Out, 0, sequence)?;
-        engine.settle_swaps()?.iter().for_each(|transfer| engine.end_swap(sequence, transfer));
+    let mut walker = load(SimConfig::default()).expect("it loads");
+    type Walker = (Engine<SimDevice>, Pages);
+    let there = |(engine, pages): &mut Walker, sequence: &mut Sequence| -> Result<bool, Error> {
+        let begun = engine.begin_swap(pages, Direction::Out, 0, sequence)?;
+        engine.settle_swaps()?.iter().for_each(|transfer| sequence.end_swap(pages, transfer));
         Ok(begun)
     };
-    let grown = |engine: &mut Engine<SimDevice>| -> Result<Sequence, Error> {
+    let grown = |(engine, pages): &mut Walker| -> Result<Sequence, Error> {
         let mut sequence = Sequence::default();
-        engine.step(&mut [Entry::new(&mut sequence, &[1; 16], Wanted::Last)])?;
+        engine.step(pages, &mut [Entry::new(&mut sequence, &[1; 16], Wanted::Last)])?;
         Ok(sequence)
     };
     // Ten pages of the device, one each: whatever is lost would be missed.
     for turn in 0..30 {
-        let mut sequence = grown(&mut engine).expect("it runs");
-        assert!(there(&mut engine, &mut sequence).expect("sound"), "room on the host");
+        let mut sequence = grown(&mut walker).expect("it runs");
+        assert!(there(&mut walker, &mut sequence).expect("sound"), "room on the host");
         if turn % 2 == 1 {
-            assert!(engine.begin_swap(Direction::In, 0, &mut sequence).expect("sound"), "room on the device");
+            let (engine, pages) = &mut walker;
+            let begun = engine.begin_swap(pages, Direction::In, 0, &mut sequence);
+            assert!(begun.expect("sound"), "room on the device");
             let ended = engine.settle_swaps().expect("sound");
-            engine.end_swap(&mut sequence, &ended[0]);
+            sequence.end_swap(pages, &ended[0]);
         }
-        engine.release(sequence);
+        sequence.release(&mut walker.1);
     }
-    let copies = engine.unload().calls().copies;
+    let copies = walker.0.unload().calls().copies;
     // The copies of a life are the same up to the first parking, whose copy fails.
     let mut failed = 0;
     for at in 1..=copies.min(40) {
-        let Ok(mut engine) = load(SimConfig { fail_copy_at: Some(at), ..SimConfig::default() }) else {
+        let Ok(mut walker) = load(SimConfig { fail_copy_at: Some(at), ..SimConfig::default() }) else {
             continue;
         };
-        let Ok(mut sequence) = grown(&mut engine) else { continue };
-        let outcome = there(&mut engine, &mut sequence);
+        let Ok(mut sequence) = grown(&mut walker) else { continue };
+        let outcome = there(&mut walker, &mut sequence);
         if outcome.is_err() {
             failed += 1;
-            assert!(matches!(grown(&mut engine), Err(Error::Stopped(_))), "copy {at}");
+            assert!(matches!(grown(&mut walker), Err(Error::Stopped(_))), "copy {at}");
         }
     }
     assert!(failed > 0, "no parking failed");
@@ -327,9 +342,9 @@ fn rates_are_measured_and_leave_nothing() {
     for host_pages in [0, 5] {
         let options = Options { host_pages, ..options() };
         let mut walk = Walk::load(sim(SimConfig::default()), "tiny-gqa", &options, None).expect("it loads");
-        let free = walk.engine.free_pages();
-        let cost = walk.engine.measure_cost().expect("it runs");
-        assert_eq!(walk.engine.free_pages(), free);
+        let free = (walk.pages.device_free(), walk.pages.host_free());
+        let cost = walk.engine.measure_cost(&mut walk.pages).expect("it runs");
+        assert_eq!((walk.pages.device_free(), walk.pages.host_free()), free);
         assert!(cost.prefill_tokens_per_s > 0.0 && cost.out_bytes_per_s > 0.0 && cost.in_bytes_per_s > 0.0);
         let moved = walk.engine.swap_stats();
         let ways = u64::from(host_pages > 0);

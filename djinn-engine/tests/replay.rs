@@ -2,7 +2,7 @@
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
 use djinn_device::{Ops, Space};
-use djinn_engine::{Budget, Engine, Entry, Options, Wanted};
+use djinn_engine::{Budget, Engine, Entry, Options, Sequence, Wanted};
 use djinn_models::{Location, OpenOptions, open};
 use std::ops::ControlFlow;
 
@@ -30,8 +30,8 @@ fn sim(seed: u64) -> SimDevice {
 /// a step that wants nothing, a release. And the passes that were replayed.
 fn run<D: Ops>(device: D, options: &Options) -> (Vec<u32>, u64) {
     let mut engine = load(device, options);
-    let (mut sequences, mut bits) =
-        (vec![Default::default(), Default::default(), Default::default()], vec![]);
+    let (mut pages, mut bits) = (engine.free_pages(), vec![]);
+    let mut sequences: [Sequence; 3] = Default::default();
     let mut step = |which: &[usize], tokens: usize, wanted: Wanted, engine: &mut Engine<D>| {
         let mut entries = Vec::new();
         for (i, sequence) in sequences.iter_mut().enumerate().filter(|(i, _)| which.contains(i)) {
@@ -42,7 +42,7 @@ fn run<D: Ops>(device: D, options: &Options) -> (Vec<u32>, u64) {
         for (sequence, tokens) in &mut entries {
             batch.push(Entry::new(sequence, tokens, wanted));
         }
-        let (logits, stats) = engine.step(&mut batch).expect("it runs");
+        let (logits, stats) = engine.step(&mut pages, &mut batch).expect("it runs");
         assert_eq!(stats.streamed_bytes, engine.plan().placement.streamed_bytes());
         bits.extend(logits.iter().map(|l| l.to_bits()));
     };
@@ -58,9 +58,6 @@ fn run<D: Ops>(device: D, options: &Options) -> (Vec<u32>, u64) {
         }
     }
     let replayed = engine.replayed_passes();
-    for sequence in sequences {
-        engine.release(sequence);
-    }
     let device = engine.unload();
     for space in [Space::Device, Space::Host] {
         assert_eq!(device.usage(space).in_use, 0, "{space:?} memory is given back");
@@ -106,13 +103,12 @@ fn replays_keep_the_order_of_copies_and_uses() {
         let device =
             SimDevice::new(SimConfig { math: Math::Fast, ..SimConfig::default() }).expect("a device");
         let mut engine = load(device, &options);
-        let mut sequence = Default::default();
+        let (mut pages, mut sequence) = (engine.free_pages(), Default::default());
         for _ in 0..8 {
             let mut batch = [Entry::new(&mut sequence, &[3], Wanted::Last)];
-            engine.step(&mut batch).expect("it runs");
+            engine.step(&mut pages, &mut batch).expect("it runs");
         }
         assert!(engine.replayed_passes() > 0);
-        engine.release(sequence);
         engine.unload().calls().waits
     };
     let caught = |drop_wait_at: u64| {

@@ -30,12 +30,12 @@ fn load<'a>(runtime: &'a Runtime<SimDevice>, model: &str, options: &Options) -> 
 
 /// Bits of the logits of a prompt and some decode steps of each model, by turns.
 fn run(models: &mut [&mut Shared<'_>]) -> Vec<Vec<u32>> {
-    let mut sequences: Vec<_> = models.iter().map(|_| Default::default()).collect();
+    let mut sequences: Vec<_> = models.iter().map(|model| (model.free_pages(), Default::default())).collect();
     let mut bits = vec![Vec::new(); models.len()];
     for tokens in [&[1, 2, 3, 4, 5][..], &[6], &[7], &[8], &[9], &[10]] {
-        for ((model, sequence), bits) in models.iter_mut().zip(&mut sequences).zip(&mut bits) {
+        for ((model, (pages, sequence)), bits) in models.iter_mut().zip(&mut sequences).zip(&mut bits) {
             let batch = &mut [Entry::new(sequence, tokens, Wanted::Last)];
-            let (logits, _) = model.step(batch).expect("it runs");
+            let (logits, _) = model.step(pages, batch).expect("it runs");
             bits.extend(logits.iter().map(|logit| logit.to_bits()));
         }
     }

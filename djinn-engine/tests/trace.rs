@@ -2,7 +2,9 @@
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
 use djinn_device::{Device, Ops};
-use djinn_engine::{Budget, Engine, Entry, Error, Generate, Options, PassStats, Request, Service, Wanted};
+use djinn_engine::{
+    Budget, Engine, Entry, Error, Generate, Options, PassStats, Request, Service, Trace, Wanted,
+};
 use djinn_models::{Location, Model, OpenOptions, open};
 use serde_json::Value;
 use std::ops::ControlFlow;
@@ -63,10 +65,14 @@ struct Timeline {
 impl Timeline {
     /// Ends the engine's trace and reads what it writes.
     fn of<D: Ops>(engine: &mut Engine<D>) -> Self {
-        let mut bytes = Vec::new();
-        let trace = engine.finish_trace().expect("it was started");
-        trace.write(&mut bytes).expect("memory takes it");
+        let timeline = Timeline::read(engine.finish_trace());
         assert!(engine.finish_trace().is_none() && !engine.tracing());
+        timeline
+    }
+
+    fn read(trace: Option<Trace>) -> Self {
+        let (trace, mut bytes) = (trace.expect("it was started"), Vec::new());
+        trace.write(&mut bytes).expect("memory takes it");
         let whole: Value = serde_json::from_slice(&bytes).expect("valid JSON");
         let events = whole["traceEvents"].as_array().expect("an array").clone();
         assert_eq!(whole["otherData"]["passes"], trace.passes());
@@ -94,14 +100,13 @@ impl Timeline {
 
 /// A prompt of five tokens, then one token at a time.
 fn run<D: Ops>(engine: &mut Engine<D>) -> (Vec<PassStats>, Vec<Vec<f32>>) {
-    let mut sequence = djinn_engine::Sequence::default();
+    let (mut pages, mut sequence) = (engine.free_pages(), djinn_engine::Sequence::default());
     let passes = (0..PASSES).map(|pass| {
         let tokens: &[u32] = if pass == 0 { &[1, 2, 3, 4, 5] } else { &[7] };
         let entry = Entry::new(&mut sequence, tokens, Wanted::Last);
-        engine.step(&mut [entry]).expect("it runs")
+        engine.step(&mut pages, &mut [entry]).expect("it runs")
     });
     let (logits, stats) = passes.unzip();
-    engine.release(sequence);
     (stats, logits)
 }
 
@@ -228,7 +233,7 @@ fn a_generation_tells_its_sampling_and_a_failed_one_what_came_before() {
         engine.start_trace().expect("it starts");
         let mut service = Service::single(engine).expect("it serves");
         let result = service.generate(&mut None, &request, &mut |_| ControlFlow::Continue(()));
-        (result.map(|g| g.tokens.len()), Timeline::of(service.engine_mut()))
+        (result.map(|g| g.tokens.len()), Timeline::read(service.finish_trace()))
     };
     let (tokens, timeline) = generate(sim(0));
     let samples = |timeline: &Timeline| timeline.track("host").iter().filter(|s| s.name == "sample").count();

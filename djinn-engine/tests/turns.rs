@@ -2,7 +2,7 @@
 //! device whose products of many rows depend on the number of their rows.
 
 use djinn_cpu::{Math, SimConfig, SimDevice};
-use djinn_engine::{Engine, Generate, Happening, Opening, Options, Request, Service, Turn};
+use djinn_engine::{Engine, Error, Generate, Happening, Opening, Options, Request, Service, Turn};
 use djinn_models::{Location, OpenOptions, open};
 use djinn_scheduler::{CostModel, Registry, Settings};
 use std::ops::ControlFlow;
@@ -70,6 +70,32 @@ fn generated() -> Bits {
         found.push((service.engine().latest_logits(0).iter().map(|l| l.to_bits()).collect(), tokens));
     }
     found
+}
+
+/// Logits beside sessions take pages that none of them has, or are refused.
+#[test]
+fn logits_leave_sessions_as_they_are() {
+    let mut service = Service::single(load()).expect("it serves");
+    let expected = service.logits(&prompt(9, 40)).expect("all pages are free");
+    let mut request = Request { max_tokens: TOKENS as usize, ..Request::default() };
+    let (mut session, mut other) = (None, None);
+    for (tokens, (_, known)) in turns().into_iter().zip(generated()) {
+        request.prompt.extend(tokens);
+        let go_on = &mut |_| ControlFlow::Continue(());
+        let tokens = service.generate(&mut session, &request, go_on).expect("it runs").tokens;
+        assert_eq!(tokens, known);
+        request.prompt.extend(&tokens);
+        assert!(service.logits(&prompt(9, 40)).expect("there is room") == expected);
+    }
+    let long = Request { prompt: prompt(4, 200), ..request };
+    service.generate(&mut other, &long, &mut |_| ControlFlow::Continue(())).expect("it runs");
+    let free = u64::from(service.state().device_free()) * 16;
+    match service.logits(&prompt(9, 120)) {
+        Err(Error::ContextFull { tokens, context }) => assert!(tokens > context && context == free),
+        other => panic!("{free} tokens fit: {:?}", other.map(|logits| logits.len())),
+    }
+    assert!(service.state().device_free() > 0);
+    service.state().audit();
 }
 
 #[test]

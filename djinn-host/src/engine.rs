@@ -21,7 +21,7 @@ pub trait AnyEngine: Generate + Debugger {
     /// See [`Service::close`].
     fn close(&mut self, session: Option<SessionId>) -> djinn_engine::Result<()>;
 
-    /// See [`Engine::logits`].
+    /// See [`Service::logits`].
     fn logits(&mut self, tokens: &[u32]) -> djinn_engine::Result<Vec<f32>>;
 
     /// See [`Engine::plan`].
@@ -64,7 +64,7 @@ impl<D: Ops> AnyEngine for Service<D> {
     }
 
     fn logits(&mut self, tokens: &[u32]) -> djinn_engine::Result<Vec<f32>> {
-        self.engine_mut().logits(tokens)
+        self.logits(tokens)
     }
 
     fn plan(&self) -> &MemoryPlan {
@@ -88,11 +88,11 @@ impl<D: Ops> AnyEngine for Service<D> {
     }
 
     fn start_trace(&mut self) -> djinn_engine::Result<()> {
-        self.engine_mut().start_trace()
+        self.start_trace()
     }
 
     fn finish_trace(&mut self) -> Option<Trace> {
-        self.engine_mut().finish_trace()
+        self.finish_trace()
     }
 }
 
@@ -140,7 +140,7 @@ pub fn load_on<D: Ops>(
     if plan.placement.streamed_bytes() == 0 && !host_memory {
         // Milliseconds, by which the first answer would else be later. Where weights are streamed, the link hides
         // them.
-        engine.warm_up()?;
+        engine.warm_up(&mut engine.free_pages())?;
     }
     Ok(engine)
 }

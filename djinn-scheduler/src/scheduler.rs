@@ -13,7 +13,7 @@ use crate::schedule::{Parts, schedule};
 use crate::session::{Arrival, Session, SessionId, Wait};
 use crate::signal::Signal;
 use crate::state::{Capacity, State};
-use djinn_pages::{PageName, Residency};
+use djinn_pages::{PageName, Pages, Residency};
 use std::time::Duration;
 
 /// What a client does with a session.
@@ -79,6 +79,11 @@ impl Scheduler {
     /// The sessions and pages.
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// The pages, for work beside the sessions: what it takes it gives back before the next plan.
+    pub fn pages_mut(&mut self) -> &mut Pages {
+        &mut self.state.pages
     }
 
     /// The parts that decide.

@@ -6,7 +6,7 @@ use crate::remark;
 use crate::statistics::median;
 use anyhow::{Context, Result};
 use djinn_device::Ops;
-use djinn_engine::{Engine, Entry, Options, Sequence, Wanted};
+use djinn_engine::{Engine, Entry, Options, Pages, Sequence, Wanted};
 use djinn_scheduler::CostModel;
 use djinn_scheduler::sim::{Profile, StepTimes};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const TIMED: u64 = 6;
 /// Copies are timed for so long at least.
 const SPAN: Duration = Duration::from_millis(100);
 
-/// Measures a profile; leaves the engine as it was.
+/// Measures a profile of an engine that serves nobody yet.
 pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Options) -> Result<Profile> {
     let fit = options.pages.unwrap_or_default() / room.context_pages;
     let most = options.sequences.min(fit).max(1);
@@ -44,7 +44,6 @@ pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Opt
     let prefill_tokens_per_s = filled.prefilled as f64 / filled.prefill_s;
     remark("measuring chunks of prompts");
     let chunk = filled.chunks(room_for_steps, decode.step(1, room_for_steps as f64).as_secs_f64())?;
-    filled.release();
     let cost = CostModel {
         page_bytes: room.page_bytes,
         out_bytes_per_s: rates.out,
@@ -74,6 +73,7 @@ fn batches(most: u32) -> Vec<u32> {
 /// Sequences that are filled with tokens.
 struct Filled<'a, D: Ops> {
     engine: &'a mut Engine<D>,
+    pages: Pages,
     sequences: Vec<Sequence>,
     chunk: usize,
     prefilled: u64,
@@ -83,7 +83,7 @@ struct Filled<'a, D: Ops> {
 impl<'a, D: Ops> Filled<'a, D> {
     fn new(engine: &'a mut Engine<D>, sequences: u32, chunk: usize) -> Self {
         let sequences = (0..sequences).map(|_| Sequence::default()).collect();
-        Filled { engine, sequences, chunk, prefilled: 0, prefill_s: 0.0 }
+        Filled { pages: engine.free_pages(), engine, sequences, chunk, prefilled: 0, prefill_s: 0.0 }
     }
 
     /// Prefills every sequence up to `context` tokens, chunk by chunk.
@@ -93,7 +93,7 @@ impl<'a, D: Ops> Filled<'a, D> {
             let tokens: Vec<u32> = (sequence.tokens()..context).map(|at| (at * 37 % vocab) as u32).collect();
             for piece in tokens.chunks(self.chunk) {
                 let start = Instant::now();
-                self.engine.step(&mut [Entry::new(sequence, piece, Wanted::Last)])?;
+                self.engine.step(&mut self.pages, &mut [Entry::new(sequence, piece, Wanted::Last)])?;
                 self.prefill_s += start.elapsed().as_secs_f64();
                 self.prefilled += piece.len() as u64;
             }
@@ -106,7 +106,7 @@ impl<'a, D: Ops> Filled<'a, D> {
         let entry = |sequence| Entry::new(sequence, &[1], Wanted::Last);
         let start = Instant::now();
         let mut entries: Vec<_> = self.sequences[..batch as usize].iter_mut().map(entry).collect();
-        self.engine.step(&mut entries)?;
+        self.engine.step(&mut self.pages, &mut entries)?;
         Ok(start.elapsed().as_secs_f64())
     }
 
@@ -118,7 +118,7 @@ impl<'a, D: Ops> Filled<'a, D> {
             times.extend((step >= WARM).then_some(seconds));
         }
         for sequence in &mut self.sequences[..batch as usize] {
-            self.engine.truncate(sequence, context);
+            self.engine.truncate(&mut self.pages, sequence, context);
         }
         Ok(median(times).unwrap_or_default())
     }
@@ -149,13 +149,13 @@ impl<'a, D: Ops> Filled<'a, D> {
         let piece: Vec<u32> = (0..size).map(|at| at % 31).collect();
         let mut times = Vec::new();
         for step in 0..WARM + TIMED {
-            self.engine.truncate(last, context);
+            self.engine.truncate(&mut self.pages, last, context);
             let decodes = one.iter_mut().map(|one| Entry::new(one, &[1], Wanted::Last));
             let start = Instant::now();
             let mut entries: Vec<_> = decodes.chain([Entry::new(last, &piece, Wanted::Last)]).collect();
-            self.engine.step(&mut entries)?;
+            self.engine.step(&mut self.pages, &mut entries)?;
             times.extend((step >= WARM).then(|| start.elapsed().as_secs_f64() - alone_s));
-            one.iter_mut().for_each(|one| self.engine.truncate(one, before));
+            one.iter_mut().for_each(|one| self.engine.truncate(&mut self.pages, one, before));
         }
         Ok(median(times).unwrap_or_default())
     }
@@ -173,12 +173,6 @@ impl<'a, D: Ops> Filled<'a, D> {
             probe.sync(self.engine.device())?;
         }
         Ok(median(times).unwrap_or_default())
-    }
-
-    fn release(self) {
-        for sequence in self.sequences {
-            self.engine.release(sequence);
-        }
     }
 }
 

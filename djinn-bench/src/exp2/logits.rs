@@ -52,7 +52,7 @@ impl OnDevice for Comparison<'_> {
         let mut check =
             LogitCheck { checkpoint: model.name, positions: 0, relative_error: 0.0, difference_norm: 0.0 };
         for case in &self.expected.cases {
-            let logits = engine.logits(&case.prompt)?;
+            let logits = engine.logits(&mut engine.free_pages(), &case.prompt)?;
             for (&position, wanted) in case.positions.iter().zip(&case.logits) {
                 let found = logits
                     .chunks_exact(vocab)

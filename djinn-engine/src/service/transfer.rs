@@ -194,7 +194,7 @@ impl<D: Ops> Service<D> {
     }
 
     fn end_move(&mut self) -> Result<()> {
-        if self.transfers.under_way.is_none() || !self.engine_mut().is_staged()? {
+        if self.transfers.under_way.is_none() || !self.batcher.engine_mut().is_staged()? {
             return Ok(());
         }
         match self.transfers.under_way.take() {

@@ -142,7 +142,7 @@ struct Ran {
 /// than one of each.
 fn passes<D: Ops>(engine: &mut Engine<D>, script: &Script) -> Result<(Vec<Vec<u32>>, Vec<u64>), Error> {
     let (mut sequences, mut lengths) = ([(); 2].map(|()| djinn_engine::Sequence::default()), [0; 2]);
-    let (mut bits, mut streamed) = (Vec::new(), Vec::new());
+    let (mut bits, mut streamed, mut pages) = (Vec::new(), Vec::new(), engine.free_pages());
     for pass in script {
         let tokens = pass.iter().map(|&(sequence, count)| {
             let first = lengths[sequence];
@@ -156,11 +156,10 @@ fn passes<D: Ops>(engine: &mut Engine<D>, script: &Script) -> Result<(Vec<Vec<u3
             let wanted = if engine.plan().stack.rows.logit_rows > 2 { Wanted::All } else { Wanted::Last };
             batch.push(Entry::new(sequence, tokens, wanted));
         }
-        let (logits, stats) = engine.step(&mut batch)?;
+        let (logits, stats) = engine.step(&mut pages, &mut batch)?;
         bits.push(logits.iter().map(|l| l.to_bits()).collect());
         streamed.push(stats.streamed_bytes);
     }
-    sequences.into_iter().for_each(|sequence| engine.release(sequence));
     Ok((bits, streamed))
 }
 

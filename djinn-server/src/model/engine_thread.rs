@@ -198,7 +198,7 @@ impl OnDevice for OnThread<'_> {
         let OnThread { starting, options, on_progress, on_ready } = self;
         let Starting { model, serving, .. } = starting;
         let mut engine = load_on(device, model, &options, on_progress)?;
-        let cost = engine.measure_cost()?;
+        let cost = engine.measure_cost(&mut engine.free_pages())?;
         let context = engine.context();
         let settings = &serving.scheduler;
         let service =
