@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 /// Every crate with its layer: dependencies go to a strictly lower one.
 const LAYERS: &[(&str, u32)] = &[
     ("djinn-cuda-sys", 0),
+    ("djinn-lossless", 0),
     ("djinn-pages", 0),
     ("djinn-ringbuf", 0),
     ("djinn-srg", 0),
