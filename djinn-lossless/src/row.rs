@@ -286,11 +286,17 @@ fn encode_group<F: Form>(
 
 #[inline(always)]
 fn decode_group<F: Form>(kept: &[u8; GROUP], codes: &[u8; GROUP / 2], base: u8, out: &mut [[u8; 2]; GROUP]) {
+    let mut wide = [0; GROUP];
     for i in 0..GROUP / 2 {
-        out[i] = F::value(kept[i], base, codes[i] & 15).to_le_bytes();
+        wide[i] = codes[i] & 15;
+        wide[i + GROUP / 2] = codes[i] >> 4;
     }
-    for i in 0..GROUP / 2 {
-        out[i + GROUP / 2] = F::value(kept[i + GROUP / 2], base, codes[i] >> 4).to_le_bytes();
+    let mut values = [0u16; GROUP];
+    for i in 0..GROUP {
+        values[i] = F::value(kept[i], base, wide[i]);
+    }
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = value.to_le_bytes();
     }
 }
 
