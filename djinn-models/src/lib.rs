@@ -13,6 +13,7 @@ mod families;
 pub mod file;
 pub mod gguf;
 mod open;
+pub mod packed;
 mod quant;
 pub mod safetensors;
 pub mod synthetic;

@@ -14,7 +14,7 @@ use crate::families;
 use crate::gguf::Gguf;
 use crate::safetensors::SafetensorsDir;
 use crate::weights::{CheckpointSource, Recipe};
-use crate::{ChatTemplate, Error, Result, TensorFile, Tokenizer, synthetic};
+use crate::{ChatTemplate, Error, Result, TensorFile, Tokenizer, packed, synthetic};
 use djinn_srg::{DType, Graph};
 use djinn_vmu::WeightSource;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub enum Location {
     Directory(PathBuf),
     /// A GGUF file.
     Gguf(PathBuf),
-    /// A safetensors file with `config.json` beside it.
+    /// A safetensors file, or a [packed](crate::packed) one, with `config.json` beside it.
     Safetensors(PathBuf),
     /// Seeded random weights in the shape of a known model: `llama-2-13b`, `tiny?layers=1&seed=3`
     /// ([`synthetic`]).
@@ -53,8 +53,8 @@ impl Location {
         let extension = path.extension().map(|e| e.to_ascii_lowercase());
         match extension.as_deref().and_then(|e| e.to_str()) {
             Some("gguf") => Ok(Location::Gguf(path)),
-            Some("safetensors") => Ok(Location::Safetensors(path)),
-            _ => Err(not_a_model(&path, "expected a directory, a .gguf or a .safetensors file")),
+            Some("safetensors" | packed::EXTENSION) => Ok(Location::Safetensors(path)),
+            _ => Err(not_a_model(&path, "expected a directory, a .gguf, a .safetensors or a .packed file")),
         }
     }
 }
@@ -112,7 +112,7 @@ pub fn open(location: &Location, options: &OpenOptions) -> Result<Model> {
         Location::Safetensors(path) => {
             let directory = path.parent().unwrap_or(Path::new(""));
             if !directory.join("config.json").exists() {
-                return Err(not_a_model(path, "a .safetensors file needs its config.json beside it"));
+                return Err(not_a_model(path, "a file of weights needs its config.json beside it"));
             }
             open_safetensors(directory, path, options)
         }

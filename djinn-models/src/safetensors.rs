@@ -11,8 +11,9 @@ mod index;
 mod tests;
 
 use crate::file::{self, Input, Stored};
-use crate::{Error, Result, TensorFile, TensorInfo};
+use crate::{Error, Result, TensorFile, TensorInfo, packed};
 use djinn_srg::DType;
+pub(crate) use header::{MAX_HEADER_BYTES, read as tensors_of};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
@@ -31,7 +32,7 @@ pub struct SafetensorsDir {
 
 impl SafetensorsDir {
     /// Opens a directory with [`SINGLE_FILE`] or else [`INDEX_FILE`], an index file, or any single
-    /// safetensors file.
+    /// safetensors file. [Packed](crate::packed) files stand for safetensors files that are not there.
     ///
     /// # Errors
     /// A file is missing, cannot be read or is malformed; a tensor is in two shards, or not in the shard
@@ -42,13 +43,12 @@ impl SafetensorsDir {
         if !path.is_dir() {
             return match path.extension() {
                 Some(extension) if extension == "json" => index::open(path),
-                _ => Self::from_inputs([Input::open(path)?]),
+                _ => Self::from_inputs([packed::open(path)?]),
             };
         }
-        let single = path.join(SINGLE_FILE);
         let index = path.join(INDEX_FILE);
-        if single.exists() {
-            Self::from_inputs([Input::open(&single)?])
+        if let Some(single) = packed::find(&path.join(SINGLE_FILE)) {
+            Self::from_inputs([packed::open(&single)?])
         } else if index.exists() {
             index::open(&index)
         } else {
@@ -65,6 +65,19 @@ impl SafetensorsDir {
     /// As [`SafetensorsDir::open`].
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self> {
         Self::from_inputs([Input::from_bytes("safetensors in memory", bytes)])
+    }
+
+    /// The same for one packed file that is in memory.
+    ///
+    /// # Errors
+    /// As [`SafetensorsDir::open`].
+    pub fn from_packed_bytes(bytes: Vec<u8>) -> Result<Self> {
+        Self::from_inputs([packed::unpacked(Input::from_bytes("packed file in memory", bytes))?])
+    }
+
+    /// The checkpoint's files.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().map(|input| input.path.as_path())
     }
 
     fn from_inputs(inputs: impl IntoIterator<Item = Input>) -> Result<Self> {

@@ -97,6 +97,30 @@ fn fit_header_length(original: &[u8], mutant: &mut [u8], seed: u64) {
     }
 }
 
+/// Gives a packed file of one matrix its hashes anew, for all but every fourth mutation: the others show that hashes
+/// are compared.
+fn seal(original: &[u8], mutant: &mut [u8], seed: u64) {
+    let number = |at: usize| Some(u64::from_le_bytes(*mutant.get(at..)?.first_chunk()?) as usize);
+    let (Some(head), Some(table), Some(end)) = (number(24), number(40), mutant.len().checked_sub(32)) else {
+        return;
+    };
+    if seed.is_multiple_of(4) || mutant.len() != original.len() {
+        return;
+    }
+    let matrix = head.saturating_add(64).checked_next_multiple_of(64).unwrap_or(usize::MAX);
+    for (i, range) in [(0, 64..head.saturating_add(64)), (1, matrix..table)] {
+        let hash = mutant.get(range).map(blake3::hash);
+        let entry = table.saturating_add(i * 72)..table.saturating_add(i * 72 + 32);
+        if let (Some(hash), Some(entry)) = (hash, mutant.get_mut(entry)) {
+            entry.copy_from_slice(hash.as_bytes());
+        }
+    }
+    if let (Some(prefix), Some(table)) = (mutant.get(..64), mutant.get(table..end)) {
+        let hash = blake3::Hasher::new().update(prefix).update(table).finalize();
+        mutant[end..].copy_from_slice(hash.as_bytes());
+    }
+}
+
 /// Runs seeds and mutations; how many of them opened, to show that mutations reach past the header.
 fn run(target: &str, repair: impl Fn(&[u8], &mut [u8], u64), open: impl Fn(Vec<u8>) -> bool) -> u64 {
     let mut opened = 0;
@@ -123,4 +147,10 @@ fn gguf_files_never_panic() {
 fn safetensors_files_never_panic() {
     let opened = run("safetensors", fit_header_length, |bytes| exercise(SafetensorsDir::from_bytes(bytes)));
     assert!(opened > 300, "only {opened} mutants opened");
+}
+
+#[test]
+fn packed_files_never_panic() {
+    let opened = run("packed", seal, |bytes| exercise(SafetensorsDir::from_packed_bytes(bytes)));
+    assert!(opened > 2000, "only {opened} mutants opened");
 }

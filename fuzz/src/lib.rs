@@ -19,6 +19,25 @@ pub fn read_everything(file: &impl TensorFile) {
     }
 }
 
+/// Gives a packed file of one matrix its hashes anew, so that changes reach past them.
+pub fn seal(bytes: &mut [u8]) {
+    let number = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?) as usize);
+    let (Some(head), Some(table)) = (number(24), number(40)) else { return };
+    let matrix = head.saturating_add(64).checked_next_multiple_of(64);
+    let Some(end) = bytes.len().checked_sub(32) else { return };
+    let entry = |i: usize| table.saturating_add(i * 72)..table.saturating_add(i * 72 + 32);
+    for (i, range) in [(0, 64..head.saturating_add(64)), (1, matrix.unwrap_or(usize::MAX)..table)] {
+        let hash = bytes.get(range).map(blake3::hash);
+        if let (Some(hash), Some(place)) = (hash, bytes.get_mut(entry(i))) {
+            place.copy_from_slice(hash.as_bytes());
+        }
+    }
+    let all = bytes.get(..64).zip(bytes.get(table..end));
+    if let Some(hash) = all.map(|(prefix, table)| *blake3::Hasher::new().update(prefix).update(table).finalize().as_bytes()) {
+        bytes[end..].copy_from_slice(&hash);
+    }
+}
+
 /// Texts that find the ways of a tokenizer: words, runs, control tokens, several scripts.
 const TEXTS: [&str; 4] = [
     "The 123 foxes don't\u{2019} jump\r\n\n   over <s>x</s><|im_end|> [INST] é e\u{301}\u{316} 狐\u{3000}\u{feff}👩\u{200d}👧 \u{fdfa}",

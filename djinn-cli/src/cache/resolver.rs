@@ -2,7 +2,7 @@
 
 use super::{Cache, PullEvent};
 use anyhow::Result;
-use djinn_models::Location;
+use djinn_models::{Location, packed};
 use std::path::Path;
 
 impl Cache {
@@ -25,5 +25,6 @@ impl Cache {
 
 fn has_model_extension(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
-    extension.is_some_and(|e| e.eq_ignore_ascii_case("gguf") || e.eq_ignore_ascii_case("safetensors"))
+    let of_models = ["gguf", "safetensors", packed::EXTENSION];
+    extension.is_some_and(|e| of_models.iter().any(|known| e.eq_ignore_ascii_case(known)))
 }

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::fmt;
 
 /// The format's own limit.
-pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
+pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 const LENGTH_BYTES: u64 = 8;
 
 /// The entries of a header, none of them twice, in the order of the file.
@@ -48,8 +48,8 @@ impl<'de> Visitor<'de> for EntriesVisitor {
     }
 }
 
-/// The tensors of a file, whose bytes exactly fill what follows the header.
-pub(super) fn read(input: &Input) -> Result<Vec<Stored>> {
+/// The tensors of a file in its order, whose bytes exactly fill what follows the header.
+pub(crate) fn read(input: &Input) -> Result<Vec<Stored>> {
     let file_bytes = input.source.len();
     let mut length = [0; LENGTH_BYTES as usize];
     input.read(&mut length, 0, format_args!("the header's length"))?;

@@ -2,8 +2,8 @@
 
 use super::SafetensorsDir;
 use super::header::MAX_HEADER_BYTES;
-use crate::Result;
 use crate::file::Input;
+use crate::{Result, packed};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -32,16 +32,15 @@ pub(super) fn open(path: &Path) -> Result<SafetensorsDir> {
         if Path::new(name).file_name() != Some(OsStr::new(name)) {
             return Err(input.malformed(format!("shard `{name}` is no plain file name")));
         }
-        let shard = path.with_file_name(name);
-        if !shard.exists() {
+        let Some(shard) = packed::find(&path.with_file_name(name)) else {
             return Err(input.malformed(format!("shard {name} is not there; download the whole checkpoint")));
-        }
-        shards.push(Input::open(&shard)?);
+        };
+        shards.push(packed::open(&shard)?);
     }
     let checkpoint = SafetensorsDir::from_inputs(shards)?;
     for (tensor, shard) in &weight_map {
-        let found = checkpoint.shard_of(tensor).and_then(Path::file_name);
-        if found != Some(OsStr::new(shard)) {
+        let found = checkpoint.shard_of(tensor).is_some_and(|file| packed::stands_for(file, shard));
+        if !found {
             return Err(input.malformed(format!("tensor {tensor} is not in {shard}")));
         }
     }

@@ -1,0 +1,79 @@
+//! Packed checkpoints: safetensors files whose 16-bit matrices are stored in 12 bits, without loss.
+//!
+//! A packed file stands for one safetensors file, byte for byte, and is read at the positions of that file: whatever
+//! reads safetensors reads it. `docs/packed-format.md` describes the format, `djinn-lossless` the rows.
+
+mod bands;
+mod folder;
+mod index;
+mod parallel;
+mod source;
+mod write;
+
+pub use folder::{PackReport, pack, unpack};
+
+use crate::Result;
+use crate::file::Input;
+use djinn_lossless::LosslessRow;
+use djinn_srg::{DType, Graph};
+use std::path::{Path, PathBuf};
+
+/// Follows the name of a safetensors file in the name of its packed file.
+pub const EXTENSION: &str = "packed";
+
+/// Opens a safetensors file, packed or not, by its extension.
+pub(crate) fn open(path: &Path) -> Result<Input> {
+    let input = Input::open(path)?;
+    if path.extension().is_some_and(|e| e == EXTENSION) { unpacked(input) } else { Ok(input) }
+}
+
+/// The safetensors file that a packed one stands for.
+///
+/// # Errors
+/// The file is truncated, corrupt, or of a version that this build does not know.
+pub(crate) fn unpacked(packed: Input) -> Result<Input> {
+    let path = packed.path.clone();
+    Ok(Input { path, source: Box::new(source::PackedSource::open(packed)?) })
+}
+
+/// Bytes of a model's weights if its bf16 matrices were stored in 12 bits a value; `None` if none would be. What packing
+/// gains with f16 follows from the values.
+pub fn lossless_bytes(graph: &Graph) -> Option<u64> {
+    let sizes = graph.weights().map(|(_, value)| {
+        let [rows, columns] = value.matrix();
+        let plain = value.text_bytes();
+        let encoded = (value.dtype() == DType::BF16 && value.encodings.is_plain())
+            .then(|| LosslessRow::new(usize::try_from(columns).ok()?))
+            .flatten()
+            .filter(|row| row.pays())
+            .map(|row| rows * row.bytes() as u64);
+        (plain, encoded)
+    });
+    let sizes: Vec<(u64, Option<u64>)> = sizes.collect();
+    let any = sizes.iter().any(|(_, encoded)| encoded.is_some());
+    any.then(|| sizes.iter().map(|(plain, encoded)| encoded.unwrap_or(*plain)).sum())
+}
+
+/// The file itself, else its packed form; `None` if neither is there.
+pub(crate) fn find(path: &Path) -> Option<PathBuf> {
+    [path.to_owned(), with_extension(path)].into_iter().find(|path| path.exists())
+}
+
+/// Whether `file` is the safetensors file called `name`, or its packed form.
+pub(crate) fn stands_for(file: &Path, name: &str) -> bool {
+    let own = file.file_name().and_then(|own| own.to_str());
+    own.is_some_and(|own| own == name || own.strip_suffix(EXTENSION) == Some(&format!("{name}.")))
+}
+
+/// The path of a file's packed form.
+fn with_extension(path: &Path) -> PathBuf {
+    suffixed(path, EXTENSION)
+}
+
+/// `path.suffix`.
+fn suffixed(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(suffix);
+    name.into()
+}

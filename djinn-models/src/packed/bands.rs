@@ -1,0 +1,108 @@
+//! Bands: what a packed file is packed, hashed and read by.
+
+use crate::Encoding;
+use crate::file::Stored;
+use djinn_lossless::{LosslessRow, SixteenBit};
+use std::ops::Range;
+
+/// The most bytes of a band, before it is packed.
+pub(super) const BAND_BYTES: u64 = 1 << 20;
+
+/// How a band is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    Plain,
+    Lossless,
+}
+
+/// A run of bytes of a safetensors file: of its header, or whole rows of one tensor, or a piece of one that is no matrix
+/// of 16-bit numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Band {
+    /// In the safetensors file.
+    pub(super) start: u64,
+    pub(super) bytes: usize,
+    /// How a row can be encoded, and that it may pay.
+    rows: Option<(SixteenBit, LosslessRow)>,
+}
+
+/// Cuts a file of `total` bytes with these tensors, which are in its order; `None` if that makes more than `most` bands.
+pub(super) fn cut(tensors: &[Stored], total: u64, most: u64) -> Option<Vec<Band>> {
+    let mut bands = Vec::new();
+    let mut push = |range: Range<u64>, rows: Option<(SixteenBit, LosslessRow)>| {
+        let row_bytes = rows.map_or(1, |(_, row)| row.columns() as u64 * 2);
+        let step = BAND_BYTES / row_bytes * row_bytes;
+        let count = (range.end - range.start).div_ceil(step);
+        if count > most.saturating_sub(bands.len() as u64) {
+            return None;
+        }
+        bands.extend((0..count).map(|band| {
+            let start = range.start + band * step;
+            Band { start, bytes: step.min(range.end - start) as usize, rows }
+        }));
+        Some(())
+    };
+    push(0..tensors.first().map_or(total, |first| first.offset), None)?;
+    for (i, tensor) in tensors.iter().enumerate() {
+        let end = tensors.get(i + 1).map_or(total, |next| next.offset);
+        push(tensor.offset..end, matrix(tensor))?;
+    }
+    Some(bands)
+}
+
+fn matrix(tensor: &Stored) -> Option<(SixteenBit, LosslessRow)> {
+    let form = match tensor.info.encoding {
+        Encoding::BF16 => SixteenBit::BF16,
+        Encoding::F16 => SixteenBit::F16,
+        _ => return None,
+    };
+    let [_, .., columns] = *tensor.info.shape else { return None };
+    let row = LosslessRow::new(usize::try_from(columns).ok()?)?;
+    row.pays().then_some((form, row))
+}
+
+impl Band {
+    /// Bytes of the band when it is stored like that; `None` if it cannot be.
+    pub(super) fn packed_bytes(&self, packing: Packing) -> Option<usize> {
+        match (packing, self.rows) {
+            (Packing::Plain, _) => Some(self.bytes),
+            (Packing::Lossless, Some((_, row))) => Some(self.bytes / (row.columns() * 2) * row.bytes()),
+            (Packing::Lossless, None) => None,
+        }
+    }
+
+    /// The band's bytes in 12 bits a value; `None` if it stays plain.
+    pub(super) fn encode(&self, plain: &[u8]) -> Option<Vec<u8>> {
+        let (form, row) = self.rows?;
+        let mut packed = vec![0; self.packed_bytes(Packing::Lossless)?];
+        let rows = plain.chunks_exact(row.columns() * 2).zip(packed.chunks_exact_mut(row.bytes()));
+        for (plain, packed) in rows {
+            if !row.encode(form, plain, packed) {
+                return None;
+            }
+        }
+        Some(packed)
+    }
+
+    /// Writes the band's bytes to `out`.
+    ///
+    /// # Errors
+    /// Why `packed` is no such band.
+    pub(super) fn decode(&self, packing: Packing, packed: &[u8], out: &mut [u8]) -> Result<(), String> {
+        match (packing, self.rows) {
+            (Packing::Lossless, Some((form, row))) => {
+                let rows = packed.chunks_exact(row.bytes()).zip(out.chunks_exact_mut(row.columns() * 2));
+                for (i, (packed, out)) in rows.enumerate() {
+                    row.check(form, packed).map_err(|fault| format!("row {i}: {fault}"))?;
+                    row.decode(form, packed, out);
+                }
+                Ok(())
+            }
+            (Packing::Lossless, None) => Err("it is no matrix that can be encoded".to_owned()),
+            (Packing::Plain, _) => {
+                out.copy_from_slice(packed);
+                Ok(())
+            }
+        }
+    }
+}

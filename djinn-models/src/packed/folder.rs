@@ -1,0 +1,204 @@
+//! Packing and unpacking a model's directory.
+
+use super::write::{self, Packed};
+use super::{EXTENSION, suffixed, with_extension};
+use crate::safetensors::SafetensorsDir;
+use crate::{Error, Location, Result};
+use serde::Serialize;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// Files of weights that other programs read.
+const OTHER_WEIGHTS: [&str; 9] = ["bin", "gguf", "h5", "msgpack", "onnx", "ot", "pt", "pth", "safetensors"];
+/// A directory of a model has fewer files besides its shards.
+const MOST_FILES: usize = 10_000;
+
+/// What was packed or unpacked. Sizes are in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PackReport {
+    /// Files of weights.
+    pub files: usize,
+    /// Their bytes as safetensors.
+    pub original_bytes: u64,
+    /// Their bytes packed.
+    pub packed_bytes: u64,
+    /// Of `original_bytes`, those that are packed in 12 bits a value.
+    pub lossless_bytes: u64,
+    /// Files and folders of the model's directory that were left where they are.
+    pub left_out: Vec<String>,
+}
+
+impl PackReport {
+    fn add(&mut self, file: Packed) {
+        self.files += 1;
+        self.original_bytes += file.original;
+        self.packed_bytes += file.packed;
+        self.lossless_bytes += file.lossless;
+    }
+}
+
+/// Packs the safetensors files of a model into the directory `out`, and copies what is beside them. An attempt that was
+/// ended is taken up again where it ended. `progress` is told the bytes that are done and all bytes.
+///
+/// # Errors
+/// The model is no directory with safetensors files, or cannot be read; `out` is its own directory or holds other files
+/// of the same names; the system refuses to write.
+///
+/// # Panics
+/// If a row does not decode to what was encoded: the encoder's fault.
+pub fn pack(
+    location: &Location,
+    out: &Path,
+    threads: usize,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<PackReport> {
+    let (directory, weights) = match location {
+        Location::Directory(path) if path.join("config.json").exists() => (path.as_path(), path),
+        Location::Safetensors(path) => (path.parent().unwrap_or(Path::new("")), path),
+        Location::Directory(path) | Location::Gguf(path) => {
+            return Err(unpackable(format!("packing {}", path.display())));
+        }
+        Location::Synthetic(name) => return Err(unpackable(format!("packing synthetic:{name}"))),
+    };
+    let shards: Vec<PathBuf> = SafetensorsDir::open(weights)?.files().map(Path::to_owned).collect();
+    if let Some(packed) = shards.iter().find(|path| is_packed(path)) {
+        return Err(Error::Unsupported {
+            what: format!("packing {}, which is packed,", packed.display()),
+            remedy: "djinn unpack gives its safetensors file back".to_owned(),
+        });
+    }
+    let mut report = PackReport::default();
+    report.left_out = copy_others(directory, out, &shards)?;
+    let mut tick = ticks(&shards, progress)?;
+    for shard in &shards {
+        let name = shard.file_name().expect("an open file has a name");
+        report.add(write::pack(shard, &with_extension(&out.join(name)), threads, &mut tick)?);
+    }
+    Ok(report)
+}
+
+/// Writes the safetensors files of a packed directory to `out`, the same bytes as before they were packed, and copies what
+/// is beside them. `progress` is told the bytes that are done and all bytes.
+///
+/// # Errors
+/// There is no packed file in `directory`, or one is corrupt; `out` is the same directory or holds other files of the same
+/// names; the system refuses to write.
+pub fn unpack(
+    directory: &Path,
+    out: &Path,
+    threads: usize,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<PackReport> {
+    let packed: Vec<PathBuf> = entries(directory)?.into_iter().filter(|path| is_packed(path)).collect();
+    if packed.is_empty() {
+        return Err(Error::NotAModel {
+            place: directory.display().to_string(),
+            detail: format!("it has no .{EXTENSION} file"),
+        });
+    }
+    let mut report = PackReport::default();
+    report.left_out = copy_others(directory, out, &packed)?;
+    let inputs: Vec<u64> =
+        packed.iter().map(|path| Ok(super::open(path)?.source.len())).collect::<Result<_>>()?;
+    let total = inputs.iter().sum();
+    let mut done = 0;
+    let mut tick = |bytes| {
+        done += bytes;
+        progress(done, total);
+    };
+    for path in &packed {
+        let name = path.file_stem().expect("an open file has a name");
+        report.add(write::unpack(path, &out.join(name), threads, &mut tick)?);
+    }
+    Ok(report)
+}
+
+/// Adds up bytes for `progress`.
+fn ticks<'a>(shards: &[PathBuf], progress: &'a mut dyn FnMut(u64, u64)) -> Result<impl FnMut(u64) + 'a> {
+    let lengths = shards.iter().map(|path| Ok(fs::metadata(path).map_err(io(path))?.len()));
+    let total = lengths.sum::<Result<u64>>()?;
+    let mut done = 0;
+    Ok(move |bytes| {
+        done += bytes;
+        progress(done, total);
+    })
+}
+
+fn unpackable(what: String) -> Error {
+    let remedy = "a directory in Hugging Face's layout with safetensors files can be packed".to_owned();
+    Error::Unsupported { what, remedy }
+}
+
+fn is_packed(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == EXTENSION)
+}
+
+/// Copies the files beside the weights; gives the names of those that stay.
+fn copy_others(directory: &Path, out: &Path, weights: &[PathBuf]) -> Result<Vec<String>> {
+    let from = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    fs::create_dir_all(out).map_err(io(out))?;
+    if from.canonicalize().map_err(io(from))? == out.canonicalize().map_err(io(out))? {
+        return Err(Error::Unsupported {
+            what: format!("writing to {}, where the model is,", out.display()),
+            remedy: "choose another directory".to_owned(),
+        });
+    }
+    let mut left_out = Vec::new();
+    for path in entries(from)? {
+        let name = path.file_name().expect("an entry has a name");
+        if weights.iter().any(|weight| weight.file_name() == Some(name)) {
+            continue;
+        }
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        if !path.is_file() || is_packed(&path) || OTHER_WEIGHTS.contains(&extension) {
+            left_out.push(name.to_string_lossy().into_owned());
+        } else {
+            copy(&path, &out.join(name))?;
+        }
+    }
+    Ok(left_out)
+}
+
+/// The entries of a directory whose names do not begin with a dot, in order of their names.
+fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory).map_err(io(directory))? {
+        let entry = entry.map_err(io(directory))?;
+        if !entry.file_name().to_string_lossy().starts_with('.') {
+            paths.push(entry.path());
+        }
+        if paths.len() > MOST_FILES {
+            let detail = format!("it has more than {MOST_FILES} entries");
+            return Err(Error::NotAModel { place: directory.display().to_string(), detail });
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Copies a file in one step, unless the same bytes are there.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    if to.exists() {
+        return match hash(from)? == hash(to)? {
+            true => Ok(()),
+            false => Err(Error::Malformed {
+                path: to.to_owned(),
+                detail: "is another file than the model's; choose an empty directory".to_owned(),
+            }),
+        };
+    }
+    let partial = suffixed(to, "partial");
+    fs::copy(from, &partial).map_err(io(from))?;
+    fs::rename(&partial, to).map_err(io(to))
+}
+
+fn hash(path: &Path) -> Result<blake3::Hash> {
+    let mut hasher = blake3::Hasher::new();
+    let file = File::open(path).map_err(io(path))?;
+    hasher.update_reader(file).map_err(io(path))?;
+    Ok(hasher.finalize())
+}
+
+fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
+    |source| Error::Io { path: path.to_owned(), source }
+}

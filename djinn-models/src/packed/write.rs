@@ -1,0 +1,287 @@
+//! Packing one file, from where an earlier attempt ended, and unpacking it.
+
+use super::bands::{self, Band, Packing};
+use super::index::{self, ENTRY_BYTES, Entry, Index, PREFIX_BYTES, Prefix};
+use super::parallel::in_order;
+use super::source::PackedSource;
+use super::suffixed;
+use crate::file::{Input, Source, read_if_present};
+use crate::{Error, Result, safetensors};
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+const JOURNAL_MAGIC: [u8; 8] = *b"DJNJRNL\n";
+/// Magic, length, time of the last change, hash of the header.
+const JOURNAL_HEAD: usize = 56;
+
+/// Told of each run of the safetensors file's bytes that is done.
+pub(super) type Tick<'a> = &'a mut dyn FnMut(u64);
+
+/// What a packed file holds, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Packed {
+    pub(super) original: u64,
+    pub(super) packed: u64,
+    /// Bytes of the safetensors file that are stored in 12 bits a value.
+    pub(super) lossless: u64,
+}
+
+impl Packed {
+    fn of(index: &Index, packed: u64) -> Packed {
+        let lossless = index.bands.iter().zip(&index.entries);
+        let lossless = lossless.filter(|(_, entry)| entry.packing == Packing::Lossless);
+        let lossless = lossless.map(|(band, _)| band.bytes as u64).sum();
+        Packed { original: index.original_bytes, packed, lossless }
+    }
+}
+
+/// A safetensors file that is being packed.
+struct Work {
+    input: Input,
+    bands: Vec<Band>,
+    head_bytes: u64,
+}
+
+/// Packs the safetensors file `from` into `to`. What is there already is kept if it is `from`'s.
+pub(super) fn pack(from: &Path, to: &Path, threads: usize, tick: Tick<'_>) -> Result<Packed> {
+    let journal = suffixed(to, "journal");
+    if to.exists() {
+        let index = Index::read(&Input::open(to)?)?;
+        refuse_others(&index, from, to, threads, tick)?;
+        remove(&journal)?;
+        return Ok(Packed::of(&index, length(to)?));
+    }
+    let input = Input::open(from)?;
+    let tensors = safetensors::tensors_of(&input)?;
+    let total = input.source.len();
+    let head_bytes = tensors.first().map_or(total, |first| first.offset);
+    let bands = bands::cut(&tensors, total, u64::MAX).expect("any number of bands may be");
+    let work = Work { input, bands, head_bytes };
+    let partial = suffixed(to, "partial");
+    let mut attempt = Attempt::open(&work, from, &partial, &journal, tick)?;
+    let first = attempt.entries.len();
+    in_order(
+        threads,
+        first..work.bands.len(),
+        |band| work.pack(band),
+        |band, (entry, bytes)| {
+            attempt.append(entry, &bytes)?;
+            tick(work.bands[band].bytes as u64);
+            Ok(())
+        },
+    )?;
+    attempt.finish(&work, to)?;
+    remove(&journal)?;
+    let index = Index::read(&Input::open(to)?)?;
+    Ok(Packed::of(&index, length(to)?))
+}
+
+impl Work {
+    fn pack(&self, band: usize) -> Result<(Entry, Vec<u8>)> {
+        let layout = &self.bands[band];
+        let mut plain = vec![0; layout.bytes];
+        self.input.read(&mut plain, layout.start, format_args!("band {band}"))?;
+        let original = blake3::hash(&plain);
+        let Some(packed) = layout.encode(&plain) else {
+            return Ok((Entry { packed: original, original, packing: Packing::Plain }, plain));
+        };
+        let mut back = vec![0; plain.len()];
+        let decoded = layout.decode(Packing::Lossless, &packed, &mut back);
+        assert!(decoded.is_ok() && back == plain, "band {band} of {:?} does not come back", self.input);
+        let entry = Entry { packed: blake3::hash(&packed), original, packing: Packing::Lossless };
+        Ok((entry, packed))
+    }
+}
+
+/// A packed file that is not whole yet, and the journal of its bands.
+struct Attempt {
+    partial: File,
+    journal: File,
+    entries: Vec<Entry>,
+    /// Where the next band goes.
+    next: u64,
+    path: std::path::PathBuf,
+}
+
+impl Attempt {
+    /// Goes on after the bands that an earlier attempt wrote from the same file and that have their hashes.
+    fn open(work: &Work, from: &Path, partial: &Path, journal: &Path, tick: Tick<'_>) -> Result<Attempt> {
+        let io = |source| Error::Io { path: partial.to_owned(), source };
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.open(partial).map_err(io)?;
+        if file.try_lock().is_err() {
+            let detail = "another process is writing it".to_owned();
+            return Err(Error::Malformed { path: partial.to_owned(), detail });
+        }
+        let head = work.journal_head(from)?;
+        let most = (JOURNAL_HEAD + work.bands.len() * ENTRY_BYTES) as u64;
+        let written = read_if_present(journal, most).ok().flatten().unwrap_or_default();
+        let mut attempt = Attempt {
+            partial: file,
+            journal: options
+                .open(journal)
+                .map_err(|source| Error::Io { path: journal.to_owned(), source })?,
+            entries: Vec::new(),
+            next: PREFIX_BYTES,
+            path: partial.to_owned(),
+        };
+        if let Some(entries) = written.strip_prefix(&head) {
+            let stored = Input::open(partial)?;
+            for (bytes, band) in entries.as_chunks().0.iter().zip(&work.bands) {
+                let Some((entry, next)) = attempt.is_stored(&stored, bytes, band) else { break };
+                attempt.entries.push(entry);
+                attempt.next = next;
+                tick(band.bytes as u64);
+            }
+        }
+        attempt.partial.set_len(attempt.next).map_err(io)?;
+        attempt.journal.set_len(0).map_err(io)?;
+        attempt.journal.write_all(&head).map_err(io)?;
+        for entry in &attempt.entries {
+            attempt.journal.write_all(&entry.to_bytes()).map_err(io)?;
+        }
+        Ok(attempt)
+    }
+
+    /// The next band's entry, and where the one after it goes, if its bytes are there.
+    fn is_stored(&self, stored: &Input, entry: &[u8; ENTRY_BYTES], band: &Band) -> Option<(Entry, u64)> {
+        let entry = Entry::from_bytes(entry)?;
+        let mut bytes = vec![0; band.packed_bytes(entry.packing)?];
+        stored.source.read_exact_at(&mut bytes, self.next).ok()?;
+        let next = index::after(self.next, bytes.len())?;
+        (blake3::hash(&bytes) == entry.packed).then_some((entry, next))
+    }
+
+    fn append(&mut self, entry: Entry, bytes: &[u8]) -> Result<()> {
+        let next = index::after(self.next, bytes.len()).expect("files are shorter than 2^64 bytes");
+        self.write_at(self.next, bytes)?;
+        let io = |source| Error::Io { path: self.path.clone(), source };
+        self.journal.write_all(&entry.to_bytes()).map_err(io)?;
+        self.entries.push(entry);
+        self.next = next;
+        Ok(())
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let io = |source| Error::Io { path: self.path.clone(), source };
+        self.partial.seek(SeekFrom::Start(offset)).map_err(io)?;
+        self.partial.write_all(bytes).map_err(io)
+    }
+
+    /// Writes table and prefix, and gives the file its name.
+    fn finish(mut self, work: &Work, to: &Path) -> Result<()> {
+        let prefix = Prefix {
+            original_bytes: work.input.source.len(),
+            head_bytes: work.head_bytes,
+            bands: self.entries.len() as u64,
+            table: self.next,
+        };
+        let prefix = prefix.to_bytes();
+        let table: Vec<u8> = self.entries.iter().flat_map(|entry| entry.to_bytes()).collect();
+        self.write_at(self.next, &table)?;
+        self.write_at(self.next + table.len() as u64, index::root(&prefix, &table).as_bytes())?;
+        self.write_at(0, &prefix)?;
+        let io = |source| Error::Io { path: self.path.clone(), source };
+        self.partial.sync_all().map_err(io)?;
+        fs::rename(&self.path, to).map_err(io)
+    }
+}
+
+impl Work {
+    /// What a journal of this file begins with: it is of another file if length, time or header differ.
+    fn journal_head(&self, from: &Path) -> Result<[u8; JOURNAL_HEAD]> {
+        let meta = fs::metadata(from).map_err(|source| Error::Io { path: from.to_owned(), source })?;
+        let since = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let modified = since.map_or(0, |time| time.as_nanos() as u64);
+        let mut header = vec![0; self.head_bytes as usize];
+        self.input.read(&mut header, 0, format_args!("the header"))?;
+        let mut head = [0; JOURNAL_HEAD];
+        head[..8].copy_from_slice(&JOURNAL_MAGIC);
+        head[8..16].copy_from_slice(&meta.len().to_le_bytes());
+        head[16..24].copy_from_slice(&modified.to_le_bytes());
+        head[24..].copy_from_slice(blake3::hash(&header).as_bytes());
+        Ok(head)
+    }
+}
+
+/// Unpacks `from` into the safetensors file `to`, every band compared with its hash.
+pub(super) fn unpack(from: &Path, to: &Path, threads: usize, tick: Tick<'_>) -> Result<Packed> {
+    let packed = Input::open(from)?;
+    let index = Index::read(&packed)?;
+    let report = Packed::of(&index, packed.source.len());
+    if to.exists() {
+        refuse_others(&index, to, to, threads, tick)?;
+        return Ok(report);
+    }
+    let source = PackedSource::open(packed)?;
+    let partial = suffixed(to, "partial");
+    let io = |source| Error::Io { path: partial.clone(), source };
+    let mut file = File::create(&partial).map_err(io)?;
+    in_order(
+        threads,
+        0..index.bands.len(),
+        |band| {
+            let layout = &index.bands[band];
+            let mut plain = vec![0; layout.bytes];
+            let read = source.read_exact_at(&mut plain, layout.start);
+            read.map_err(|source| Error::Io { path: from.to_owned(), source })?;
+            match blake3::hash(&plain) == index.entries[band].original {
+                true => Ok(plain),
+                false => Err(Error::Malformed {
+                    path: from.to_owned(),
+                    detail: format!("band {band} does not unpack to what was packed"),
+                }),
+            }
+        },
+        |_, plain| {
+            file.write_all(&plain).map_err(io)?;
+            tick(plain.len() as u64);
+            Ok(())
+        },
+    )?;
+    file.sync_all().map_err(io)?;
+    fs::rename(&partial, to).map_err(io)?;
+    Ok(report)
+}
+
+/// Compares a safetensors file with what was packed; `there` is what stands in the way if they differ.
+fn refuse_others(index: &Index, file: &Path, there: &Path, threads: usize, tick: Tick<'_>) -> Result<()> {
+    let others = || Error::Malformed {
+        path: there.to_owned(),
+        detail: "holds other weights; remove it, or choose another directory".to_owned(),
+    };
+    let input = Input::open(file)?;
+    if input.source.len() != index.original_bytes {
+        return Err(others());
+    }
+    in_order(
+        threads,
+        0..index.bands.len(),
+        |band| {
+            let layout = &index.bands[band];
+            let mut plain = vec![0; layout.bytes];
+            input.read(&mut plain, layout.start, format_args!("band {band}"))?;
+            if blake3::hash(&plain) == index.entries[band].original { Ok(()) } else { Err(others()) }
+        },
+        |band, ()| {
+            tick(index.bands[band].bytes as u64);
+            Ok(())
+        },
+    )
+}
+
+fn length(path: &Path) -> Result<u64> {
+    Ok(fs::metadata(path).map_err(|source| Error::Io { path: path.to_owned(), source })?.len())
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::Io { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
