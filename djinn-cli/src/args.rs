@@ -63,6 +63,10 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Remove a model from the cache
     Rm(NameArgs),
+    /// Store a model's 16-bit weights in 12 bits, without loss; goes on where it was ended
+    Pack(PackArgs),
+    /// Give the files of a packed model back as they were
+    Unpack(PackArgs),
 }
 
 #[derive(Debug, Args)]
@@ -409,6 +413,21 @@ pub(crate) struct DoctorArgs {
     /// Keep the measured rates, for the predictions of `djinn plan`
     #[arg(long)]
     pub(crate) save: bool,
+    /// Threads that compute [default: as many as the machine runs at once]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PackArgs {
+    /// The model
+    pub(crate) model: String,
+    /// The directory to write
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Threads that compute [default: as many as the machine runs at once]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,

@@ -6,6 +6,7 @@ mod editor;
 mod hooks;
 mod logits;
 mod models;
+mod pack;
 mod plan;
 mod run;
 mod serve;
@@ -45,6 +46,8 @@ fn command(cli: &Cli) -> Result<ExitCode> {
         Command::Pull(args) => models::pull(&args.name, quiet)?,
         Command::List(args) => models::list(args, quiet)?,
         Command::Rm(args) => models::rm(&args.name, quiet)?,
+        Command::Pack(args) => pack::pack(args, quiet)?,
+        Command::Unpack(args) => pack::unpack(args, quiet)?,
     }
     Ok(ExitCode::SUCCESS)
 }

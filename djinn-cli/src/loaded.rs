@@ -6,17 +6,20 @@ use anyhow::{Result, bail};
 use djinn_device::DType;
 use djinn_engine::Options;
 use djinn_host::{AnyEngine, Meter, Setup};
-use djinn_models::{Model, OpenOptions};
+use djinn_models::{Location, Model, OpenOptions};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Finds a model, pulling it where needed, and opens it. No weights are read.
 pub(crate) fn open(spec: &str, dtype: Option<DType>, quiet: bool) -> Result<Model> {
+    Ok(djinn_models::open(&find(spec, quiet)?, &OpenOptions { dtype })?)
+}
+
+/// Finds a model, pulling it where needed.
+pub(crate) fn find(spec: &str, quiet: bool) -> Result<Location> {
     let progress = PullProgress::new(quiet);
-    let location = Cache::from_env()?.resolve(spec, &|event| progress.show(event))?;
-    drop(progress);
-    Ok(djinn_models::open(&location, &OpenOptions { dtype })?)
+    Cache::from_env()?.resolve(spec, &|event| progress.show(event))
 }
 
 pub(crate) struct Loaded {

@@ -29,6 +29,8 @@ pub struct TaskPlan {
     pub parameters: u64,
     /// Bytes of its weights.
     pub weight_bytes: u64,
+    /// The same as `djinn pack` would store them, where bf16 matrices make it fewer.
+    pub lossless_weight_bytes: Option<u64>,
     /// Tokens that a sequence may have.
     pub context: u64,
     /// Sequences that decode together.
@@ -151,6 +153,7 @@ fn forecast(model: &Model, options: &Options, plan: &MemoryPlan, target: Target,
         model: model.name.clone(),
         parameters: graph.parameters(),
         weight_bytes: graph.text_bytes(),
+        lossless_weight_bytes: djinn_models::packed::lossless_bytes(graph),
         context: options.context,
         sequences: options.sequences,
         kv_dtype,

@@ -26,6 +26,10 @@ fn table(f: &TaskPlan) -> String {
         format!("{}: {} parameters, {}", f.model, output::count(f.parameters), human(f.weight_bytes)),
         format!("device memory: {} ({} bytes), {cap}", human(f.device_bytes), f.device_bytes),
     ];
+    if let Some(bytes) = f.lossless_weight_bytes {
+        let share = bytes as f64 / f.weight_bytes as f64;
+        lines.insert(1, format!("packed without loss: about {} ({share:.3}), on the disk", human(bytes)));
+    }
     lines.extend(segments(f));
     let p = &f.predicted;
     lines.extend([

@@ -6,6 +6,7 @@ mod chat;
 mod debug;
 mod failures;
 mod one_token;
+mod pack;
 mod plan;
 mod run;
 mod serve;

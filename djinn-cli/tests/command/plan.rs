@@ -56,6 +56,21 @@ fn the_report_adds_up() {
 }
 
 #[test]
+fn what_packing_would_give_is_said_of_bf16_alone() {
+    let place = place();
+    let plan = place.json(&["plan", "synthetic:llama-3-8b", "--json"]);
+    let [packed, plain] = ["lossless_weight_bytes", "weight_bytes"].map(|key| u(&plan[key]) as f64);
+    assert!((0.75..0.77).contains(&(packed / plain)), "{plan}");
+    assert!(
+        place.ok(&["plan", "synthetic:llama-3-8b"]).contains("packed without loss: about 11.4 GiB (0.76")
+    );
+    assert_eq!(
+        place.json(&["plan", "synthetic:llama-2-13b", "--json"])["lossless_weight_bytes"],
+        Value::Null
+    );
+}
+
+#[test]
 fn everything_is_resident_where_the_card_holds_it() {
     let long = ["--prompt-len=2048", "--prefill-chunk=2048"];
     let args = [&["plan", "synthetic:llama-2-7b", "--json", "--gpu", "l4"], &long[..]].concat();
