@@ -342,7 +342,7 @@ fn every_family_has_the_same_weights_packed() {
         for (_, value) in plain.graph.weights() {
             let rows = value.matrix()[0];
             let read = |model: &Model| {
-                let mut out = vec![0; (rows * value.row_bytes()) as usize];
+                let mut out = vec![0; value.stored_bytes(0..rows) as usize];
                 model.source.read_rows(&value.name, 0..rows, &mut out).unwrap();
                 out
             };
