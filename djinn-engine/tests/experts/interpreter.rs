@@ -1,6 +1,6 @@
 //! The mixture in f64, one sequence at a time: its logits, and the experts that each token chooses.
 
-use crate::mixture::Random;
+use super::mixture::Random;
 use djinn_srg::{Dim, Graph, Lifecycle, Node, NodeId, Op, ValueId};
 use std::collections::HashMap;
 
