@@ -67,8 +67,8 @@ pub fn pack(
             remedy: "djinn unpack gives its safetensors file back".to_owned(),
         });
     }
-    let mut report = PackReport::default();
-    report.left_out = copy_others(directory, out, &shards)?;
+    let left_out = copy_others(directory, out, &shards)?;
+    let mut report = PackReport { left_out, ..PackReport::default() };
     let mut tick = ticks(&shards, progress)?;
     for shard in &shards {
         let name = shard.file_name().expect("an open file has a name");
@@ -96,8 +96,8 @@ pub fn unpack(
             detail: format!("it has no .{EXTENSION} file"),
         });
     }
-    let mut report = PackReport::default();
-    report.left_out = copy_others(directory, out, &packed)?;
+    let left_out = copy_others(directory, out, &packed)?;
+    let mut report = PackReport { left_out, ..PackReport::default() };
     let inputs: Vec<u64> =
         packed.iter().map(|path| Ok(super::open(path)?.source.len())).collect::<Result<_>>()?;
     let total = inputs.iter().sum();

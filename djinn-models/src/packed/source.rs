@@ -10,11 +10,14 @@ use std::sync::{Mutex, PoisonError};
 /// Bands that are kept decoded, for reads of a few bytes here and there.
 const KEPT: usize = 2;
 
+/// A band's number and its bytes.
+type KeptBand = (usize, Vec<u8>);
+
 pub(super) struct PackedSource {
     packed: Input,
     index: Index,
     /// By the band's number modulo [`KEPT`].
-    kept: [Mutex<Option<(usize, Vec<u8>)>>; KEPT],
+    kept: [Mutex<Option<KeptBand>>; KEPT],
 }
 
 impl PackedSource {
