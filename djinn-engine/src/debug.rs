@@ -56,6 +56,11 @@ pub struct Breakpoint {
 }
 
 impl Breakpoint {
+    /// Whether the values at the hook must be read. A pause alone is decided by tokens, positions and logits.
+    pub(crate) fn needs_values(&self) -> bool {
+        self.capture || matches!(self.condition, Some(BreakCondition::Probe { .. }))
+    }
+
     /// Checks what the hook and the numbers say by themselves.
     pub(crate) fn check(&self) -> Result<()> {
         let width = self.hook.columns.1;

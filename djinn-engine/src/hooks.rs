@@ -13,7 +13,7 @@
 
 mod bind;
 
-pub(crate) use bind::{Bound, NONE, Pending, bind};
+pub(crate) use bind::{AtLaunch, Bound, Pending, bind};
 
 use crate::{Error, Result};
 use djinn_srg::{Dim, Graph, Hook};

@@ -5,7 +5,7 @@ mod executor;
 pub(crate) mod passes;
 mod replay;
 
-use crate::hooks::{Bound, NONE, Pending, bind};
+use crate::hooks::{Bound, Pending, bind};
 use crate::parts::Parts;
 use crate::trace::{HostSpan, Recorder, lap};
 use crate::{BatchEntry, Captured, Engine, Error, Result, Runtime};
@@ -30,7 +30,8 @@ impl Passes {
     ) -> Result<()> {
         let Runtime { device, compute, .. } = runtime;
         let streams = parts.streams(*compute);
-        let captured = device.capture(&streams, || self.enqueue(runtime, parts, None, key.rows, runs, NONE));
+        let hooks = Pending(&key.hooks);
+        let captured = device.capture(&streams, || self.enqueue(runtime, parts, None, key.rows, runs, hooks));
         let replays = self.replays.as_mut().expect("a pass is captured to be replayed");
         let capture = match captured {
             Err(Error::Device(djinn_device::Error::Resource { .. })) => {
@@ -38,7 +39,7 @@ impl Passes {
                 device.sync(*compute)?;
                 replays.free(device);
                 self.replays = None;
-                return self.enqueue(runtime, parts, None, key.rows, runs, NONE);
+                return self.enqueue(runtime, parts, None, key.rows, runs, hooks);
             }
             captured => captured?,
         };
@@ -96,15 +97,16 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         parts.share_link(device, rows)?;
         layout.write(device, parts, batch);
         let began = lap(trace, HostSpan::Upload, began);
-        let key = Key { rows, position: parts.text.streamer.position() };
+        let key = Key { rows, position: parts.text.streamer.position(), hooks: hooks.work().to_vec() };
         let one_token_each = batch.len() as u64 == rows.rows;
         let choice = match &mut passes.replays {
-            Some(replays) if one_token_each && trace.is_none() && hooks.is_empty() => replays.choose(key),
+            Some(replays) if one_token_each && trace.is_none() => replays.choose(&key),
             _ => Choice::Enqueue,
         };
         match choice {
             Choice::Enqueue => {
-                passes.enqueue(runtime, parts, trace.as_mut(), rows, &layout.runs, hooks.pending())?
+                let hooks = Pending(&key.hooks);
+                passes.enqueue(runtime, parts, trace.as_mut(), rows, &layout.runs, hooks)?
             }
             Choice::Capture => passes.capture(runtime, parts, key, &layout.runs)?,
             Choice::Replay(capture, end) => {

@@ -8,6 +8,7 @@ mod scripts;
 mod sharing;
 mod stopped;
 mod stopped_random;
+mod stopped_replay;
 mod transfer;
 mod waiting;
 

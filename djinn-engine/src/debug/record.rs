@@ -46,8 +46,6 @@ pub(super) struct Stop {
 #[derive(Clone, Debug)]
 pub(super) struct Until {
     pub(super) hook: Hook,
-    /// How many tokens stop there.
-    rows: u64,
     pub(super) ttl: Option<Duration>,
     pub(super) at_ttl: AtTtl,
 }
@@ -211,10 +209,8 @@ impl Record {
     /// Goes on, perhaps to a hook.
     pub(crate) fn go_on(&mut self, until: Option<Hook>) {
         if let Some(stop) = self.stop.take() {
-            let PausedAt { tokens, ttl, at_ttl, .. } = stop.at;
-            let rows = tokens.len() as u64;
-            (self.passed, self.until) =
-                (Some(stop.after), until.map(|hook| Until { hook, rows, ttl, at_ttl }));
+            let PausedAt { ttl, at_ttl, .. } = stop.at;
+            (self.passed, self.until) = (Some(stop.after), until.map(|hook| Until { hook, ttl, at_ttl }));
         }
     }
 
@@ -254,8 +250,9 @@ impl Record {
         let steering = self.steering.iter().flat_map(|(_, steering)| steering);
         let steering = steering.map(|steering| Demand::of_edit(&steering.hook, &steering.edit));
         let written = self.written.iter().map(|written| Demand::of_edit(&written.hook, &written.edit));
+        let armed = self.breakpoints.iter().filter(|armed| !armed.is_spent());
         let armed =
-            self.breakpoints.iter().filter(|armed| !armed.is_spent()).map(|Armed { breakpoint, .. }| {
+            armed.filter(|armed| armed.breakpoint.needs_values()).map(|Armed { breakpoint, .. }| {
                 let bytes = row_bytes(&breakpoint.hook);
                 // Of tokens that are met for the first time, a step has one generated one.
                 match breakpoint.filter.tokens {
@@ -268,8 +265,7 @@ impl Record {
         let most_look = looks
             .reduce(|a, b| Demand { row: a.row.max(b.row), fixed: a.fixed.max(b.fixed) })
             .unwrap_or_default();
-        let until = self.until.iter().map(|until| Demand::capture_rows(until.rows, row_bytes(&until.hook)));
-        let all = steering.chain(written).chain(armed).chain(until).chain([most_look]);
+        let all = steering.chain(written).chain(armed).chain([most_look]);
         all.fold(Demand::default(), |sum, more| sum + more)
     }
 }

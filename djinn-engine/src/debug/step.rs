@@ -36,8 +36,8 @@ pub(crate) struct EntryTokens<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Step {
     pub(crate) interventions: Vec<Intervention>,
-    /// What each capture is for, in order.
-    reads: Vec<Read>,
+    /// What may be met, and what each capture is for, in order.
+    meetings: Vec<Meeting>,
     /// What steering changes of tokens that are computed for the first time.
     changed: BTreeMap<String, u64>,
     /// Whether the step only looks.
@@ -47,10 +47,26 @@ pub(crate) struct Step {
 }
 
 #[derive(Debug)]
-enum Read {
-    Breakpoint(BreakpointId, Vec<u64>),
+enum Meeting {
+    Breakpoint {
+        id: BreakpointId,
+        positions: Vec<u64>,
+        /// Whether the values at the hook are read: whether it stops may be known without them, and then the step is as it is
+        /// without breakpoints.
+        is_read: bool,
+    },
     Until(Hook, Vec<u64>),
     Look,
+}
+
+impl Meeting {
+    fn is_read(&self) -> bool {
+        match self {
+            Meeting::Breakpoint { is_read, .. } => *is_read,
+            Meeting::Until(..) => false,
+            Meeting::Look => true,
+        }
+    }
 }
 
 /// What becomes of a session's part of a step.
@@ -100,7 +116,7 @@ impl Record {
                 let new = tokens.iter().cloned().flatten();
                 let new = new.filter(|&at| positions.start + at as u64 >= self.counted).count();
                 step.changes(name, new as u64);
-                step.push(hook, tokens, Act::Edit(edit.clone()), None);
+                step.push(hook, tokens, Act::Edit(edit.clone()));
             }
         }
         let written = self.written.iter().map(|written| (&written.hook, &written.positions, &written.edit));
@@ -117,22 +133,22 @@ impl Record {
             if part.start >= self.counted {
                 step.changes(BY_HAND, part.end - part.start);
             }
-            step.push(hook, tokens, Act::Edit(edit), None);
+            step.push(hook, tokens, Act::Edit(edit));
         }
         match (look, &self.stop) {
             (Some((look, _)), Some(stop)) => {
                 for hook in &look.hooks {
                     let tokens = rows(hook, places(stop.at.positions.clone()));
-                    step.push(hook, tokens, Act::Capture, Some(Read::Look));
+                    step.meet(hook, tokens, Meeting::Look);
                 }
             }
-            _ => self.read_at_breakpoints(entry, &mut step, &rows),
+            _ => self.meet_breakpoints(entry, &mut step, &rows),
         }
         step
     }
 
-    /// Reads what breakpoints are about, of tokens that are met for the first time.
-    fn read_at_breakpoints(&self, entry: &EntryTokens<'_>, step: &mut Step, rows: &RowsOf<'_>) {
+    /// Notes which tokens that are met for the first time breakpoints are about, and reads what they need.
+    fn meet_breakpoints(&self, entry: &EntryTokens<'_>, step: &mut Step, rows: &RowsOf<'_>) {
         let end = entry.from + entry.tokens.len() as u64;
         let new = entry.from.max(self.counted)..end;
         let comes = |hook: &Hook| self.passed.is_none_or(|passed| hook.after > passed);
@@ -159,14 +175,15 @@ impl Record {
                 tokens = if kept { one(last..last + 1) } else { Vec::new() };
             }
             let tokens = rows(hook, tokens);
-            let read = Read::Breakpoint(*id, at(&tokens));
-            step.push(hook, tokens, Act::Capture, Some(read));
+            let met =
+                Meeting::Breakpoint { id: *id, positions: at(&tokens), is_read: breakpoint.needs_values() };
+            step.meet(hook, tokens, met);
         }
         if let Some(Until { hook, .. }) = self.until.as_ref().filter(|until| comes(&until.hook)) {
             let first = (new.start - entry.from) as usize;
             let tokens = rows(hook, runs(first..entry.tokens.len()));
-            let read = Read::Until(hook.clone(), at(&tokens));
-            step.push(hook, tokens, Act::Capture, Some(read));
+            let met = Meeting::Until(hook.clone(), at(&tokens));
+            step.meet(hook, tokens, met);
         }
     }
 
@@ -190,7 +207,7 @@ impl Record {
             return Judged::Looked;
         }
         let end = entry.from + entry.tokens.len() as u64;
-        let hits = self.hits(step.reads, captured, logits);
+        let hits = self.hits(step.meetings, captured, logits);
         let stops = hits.iter().filter(|hit| hit.pauses && !rests).min_by_key(|hit| hit.hook.after);
         if let Some(stop) = stops.cloned() {
             let positions = entry.from.max(self.counted)..end;
@@ -212,20 +229,24 @@ impl Record {
     }
 
     /// Which breakpoints were met, at which tokens.
-    fn hits(&self, reads: Vec<Read>, captured: Vec<Captured>, logits: Option<&[f32]>) -> Vec<Hit> {
-        let mut hits = Vec::new();
-        for (read, Captured { values, .. }) in reads.into_iter().zip(captured) {
-            let (id, hook, positions, condition, pauses) = match read {
-                Read::Until(hook, positions) => (None, hook, positions, None, true),
-                Read::Breakpoint(id, positions) => {
+    fn hits(&self, meetings: Vec<Meeting>, captured: Vec<Captured>, logits: Option<&[f32]>) -> Vec<Hit> {
+        let (mut hits, mut captured) = (Vec::new(), captured.into_iter());
+        for meeting in meetings {
+            let read = if meeting.is_read() { captured.next() } else { None };
+            let values = read.map_or_else(Vec::new, |read| read.values);
+            let (id, hook, positions, condition, pauses) = match meeting {
+                Meeting::Until(hook, positions) => (None, hook, positions, None, true),
+                Meeting::Breakpoint { id, positions, .. } => {
                     // It may have been removed while the step ran.
                     let Some(armed) = self.breakpoints.iter().find(|armed| armed.id == id) else { continue };
                     let Breakpoint { hook, condition, pause, .. } = &armed.breakpoint;
                     (Some(id), hook.clone(), positions, condition.as_ref(), *pause)
                 }
-                Read::Look => continue,
+                Meeting::Look => continue,
             };
             let width = values.len() / positions.len();
+            // Without values, rows are empty.
+            let row = |at: usize| &values[at * width..][..width];
             let holds = |values: &[f32]| match condition {
                 None | Some(BreakCondition::Tokens(_)) => true,
                 Some(BreakCondition::Entropy { above }) => {
@@ -236,7 +257,7 @@ impl Record {
                     products.sum::<f64>() > f64::from(*above)
                 }
             };
-            let rows = positions.iter().zip(values.chunks_exact(width));
+            let rows = positions.iter().enumerate().map(|(at, position)| (position, row(at)));
             let (met, kept): (Vec<u64>, Vec<&[f32]>) = rows.filter(|(_, values)| holds(values)).unzip();
             if !met.is_empty() {
                 hits.push(Hit { id, hook, met, values: kept.concat(), pauses });
@@ -263,7 +284,7 @@ impl Record {
             positions,
         };
         let all = hit.met.len() == at.tokens.len();
-        let values = all.then(|| hit.values.clone());
+        let values = (all && !hit.values.is_empty()).then(|| hit.values.clone());
         self.stop = Some(Stop { at, after: hit.hook.after, values });
     }
 
@@ -295,7 +316,7 @@ struct Hit {
     hook: Hook,
     /// At which positions.
     met: Vec<u64>,
-    /// f32 `[met, width]`.
+    /// f32 `[met, width]`; empty if nothing was read.
     values: Vec<f32>,
     pauses: bool,
 }
@@ -307,11 +328,20 @@ impl Step {
         *changed = tokens.max(*changed);
     }
 
-    fn push(&mut self, hook: &Hook, tokens: Runs, act: Act, read: Option<Read>) {
+    fn push(&mut self, hook: &Hook, tokens: Runs, act: Act) {
         if !tokens.is_empty() {
             self.interventions.push(Intervention { hook: hook.clone(), tokens, act });
-            self.reads.extend(read);
         }
+    }
+
+    fn meet(&mut self, hook: &Hook, tokens: Runs, meeting: Meeting) {
+        if tokens.is_empty() {
+            return;
+        }
+        if meeting.is_read() {
+            self.push(hook, tokens, Act::Capture);
+        }
+        self.meetings.push(meeting);
     }
 }
 

@@ -22,15 +22,15 @@ pub(crate) struct Bound {
 }
 
 /// Something to do right after a node.
-#[derive(Debug)]
-struct AtLaunch {
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AtLaunch {
     /// The launch, and its node: the first, or the one that is fused with it.
     at: (usize, NodeId),
     work: Work,
 }
 
 /// What is enqueued.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Work {
     Copy(Span, Span),
     Edit(EditRows),
@@ -204,14 +204,9 @@ fn repeat(values: &[f32], bytes: &mut [u8]) {
 }
 
 impl Bound {
-    /// Whether the step is one without interventions.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.work.is_empty()
-    }
-
-    /// All of it, to be enqueued.
-    pub(crate) fn pending(&self) -> Pending<'_> {
-        Pending(&self.work)
+    /// All of it, to be enqueued: steps of equal work enqueue the same.
+    pub(crate) fn work(&self) -> &[AtLaunch] {
+        &self.work
     }
 
     /// What a step that is over has read.
@@ -232,10 +227,7 @@ impl Bound {
 
 /// What a pass that is being enqueued still has to do at hooks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pending<'a>(&'a [AtLaunch]);
-
-/// Of a pass without interventions.
-pub(crate) const NONE: Pending<'static> = Pending(&[]);
+pub(crate) struct Pending<'a>(pub(crate) &'a [AtLaunch]);
 
 impl Pending<'_> {
     /// Whether there is something to do within a launch or right after it.

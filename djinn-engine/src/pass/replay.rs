@@ -1,9 +1,11 @@
 //! Decode passes that were captured once and are replayed.
 //!
-//! What a pass enqueues depends on its numbers of rows and on where streaming stands when it begins; tokens,
-//! positions and page tables lie in memory that it reads. So a pass that begins like an earlier one is replayed:
+//! What a pass enqueues depends on its numbers of rows, on where streaming stands when it begins, and on what it does at
+//! hooks; tokens, positions, page tables and vectors lie in memory that it reads. So a pass that begins like an earlier one
+//! is replayed:
 //! the host makes one call, and does nothing between the pass's first operation and its last.
 
+use crate::hooks::AtLaunch;
 use djinn_device::{Capture, Device};
 use djinn_srg::Rows;
 use djinn_vmu::StreamPosition;
@@ -16,10 +18,12 @@ const MOST: usize = 8;
 const IDLE_PASSES: u64 = 64;
 
 /// What a pass enqueues follows from this.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Key {
     pub(crate) rows: Rows,
     pub(crate) position: StreamPosition,
+    /// What it reads and changes at hooks: from where to where, and by which numbers.
+    pub(crate) hooks: Vec<AtLaunch>,
 }
 
 /// What to do with a pass.
@@ -43,7 +47,7 @@ pub(crate) struct Replays {
     passes: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Kept {
     key: Key,
     capture: Capture,
@@ -53,14 +57,15 @@ struct Kept {
 }
 
 impl Replays {
-    pub(crate) fn choose(&mut self, key: Key) -> Choice {
+    pub(crate) fn choose(&mut self, key: &Key) -> Choice {
         self.passes += 1;
-        if let Some(at) = self.kept.iter().position(|kept| kept.key == key) {
+        if let Some(at) = self.kept.iter().position(|kept| kept.key == *key) {
             let found = Kept { used: self.passes, ..self.kept.remove(at) };
+            let choice = Choice::Replay(found.capture, found.end);
             self.kept.push(found);
-            return Choice::Replay(found.capture, found.end);
+            return choice;
         }
-        if let Some(at) = self.seen.iter().position(|k| *k == key) {
+        if let Some(at) = self.seen.iter().position(|seen| seen == key) {
             let oldest = self.kept.first().filter(|_| self.kept.len() == MOST);
             if oldest.is_some_and(|kept| self.passes - kept.used <= IDLE_PASSES) {
                 return Choice::Enqueue;
@@ -71,7 +76,7 @@ impl Replays {
         if self.seen.len() == MOST {
             self.seen.remove(0);
         }
-        self.seen.push(key);
+        self.seen.push(key.clone());
         Choice::Enqueue
     }
 

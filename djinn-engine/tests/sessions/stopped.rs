@@ -357,7 +357,7 @@ fn refusals_name_what_is_wrong() {
     let small = Options { hook_bytes: 20_000, ..hooked(20, 0) };
     let mut small = serve(sim(config), "tiny-gqa", &small, &settings("lru"));
     let turn = Turn { tokens: tokens.clone(), max_tokens: 2, ..Turn::default() };
-    let whole = Breakpoint { ..breakpoint(&small, "unembed.hook_out") };
+    let whole = Breakpoint { capture: true, ..breakpoint(&small, "unembed.hook_out") };
     let opening =
         Opening { turn, debug: DebugSetup { breakpoints: vec![whole], ..debug }, ..Opening::default() };
     assert!(matches!(small.open(opening), Err(Error::HookMemory { have: 20_000, .. })));

@@ -470,7 +470,7 @@ fn memory_for_hooks_is_bounded() {
         let target = &server.target;
         session(target, "poor", None);
         ask(target, "poor", completion("First a turn", json!({}))).join().unwrap();
-        let reply = target.post(&path("poor", "breakpoints"), &json!({ "hook": END }));
+        let reply = target.post(&path("poor", "breakpoints"), &json!({ "hook": END, "action": "capture" }));
         refused(&reply, 429, None, Some(code));
         assert!(reply.error()["message"].as_str().unwrap().contains(&bytes.to_string()), "{reply:?}");
         assert_eq!(
