@@ -9,11 +9,14 @@
 //! What changes activations is data over absolute positions. It is kept as long as the session, since keys and values
 //! that were given up are computed again.
 
+mod cache;
 mod demand;
 mod record;
 mod step;
 
-pub(crate) use demand::Demand;
+pub use cache::{KvAnswer, KvEdit, KvHalf, KvOp, KvRange, KvValues};
+pub(crate) use cache::{KvWritten, decode};
+pub(crate) use demand::{Demand, Sizes};
 pub(crate) use record::Record;
 pub(crate) use step::{EntryTokens, Judged, Step};
 
@@ -216,6 +219,8 @@ pub struct PausedAt {
 pub struct Look {
     /// Where to read, for all tokens at which it stopped; only for the last one where logits are.
     pub hooks: Vec<Hook>,
+    /// Keys and values to read, as they are after the tokens at which it stopped were computed.
+    pub caches: Vec<KvRange>,
     /// Changes for this look alone: where, at which positions, what.
     pub edits: Vec<(Hook, Range<u64>, Edit)>,
     /// Whether the last token's logits are wanted.
@@ -229,6 +234,8 @@ pub struct Looked {
     pub positions: Range<u64>,
     /// By hook, as asked for: f32 `[tokens, width]` of the last tokens.
     pub values: Vec<(String, Vec<f32>)>,
+    /// As asked for.
+    pub caches: Vec<KvValues>,
     /// f32 `[vocab]`, if wanted.
     pub logits: Vec<f32>,
 }
@@ -322,6 +329,11 @@ pub trait Debugger {
     /// Changes a session that is stopped, for all its future: values at a hook, for positions among those at which it
     /// stopped.
     fn edit(&mut self, id: SessionId, hook: Hook, positions: Range<u64>, edit: Edit) -> Result<()>;
+
+    /// Changes keys or values of a session that is stopped, of tokens before those at which it stopped: for all its
+    /// future, and for no other session. `answer` is called once it is written down; it is dropped if the session ends or
+    /// goes on before.
+    fn edit_cache(&mut self, id: SessionId, edit: KvEdit, answer: KvAnswer);
 
     /// Reads a session that is stopped. `answer` gets the result after a step; it is dropped if the session ends before.
     fn look(&mut self, id: SessionId, look: Look, answer: LookAnswer);

@@ -12,8 +12,10 @@
 //! the device.
 
 mod bind;
+mod kv;
 
-pub(crate) use bind::{AtLaunch, Bound, Pending, bind};
+pub(crate) use bind::{AtLaunch, Bound, Pending, ReadBack, bind};
+pub(crate) use kv::{KvAccess, KvAct, LayerCache};
 
 use crate::{Error, Result};
 use djinn_srg::{Dim, Graph, Hook};

@@ -5,7 +5,7 @@ mod executor;
 pub(crate) mod passes;
 mod replay;
 
-use crate::hooks::{Bound, Pending, bind};
+use crate::hooks::{Bound, KvAccess, Pending, ReadBack, bind};
 use crate::parts::Parts;
 use crate::trace::{HostSpan, Recorder, lap};
 use crate::{BatchEntry, Captured, Engine, Error, Result, Runtime};
@@ -83,9 +83,14 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// # Panics
     /// If the batch is larger than the plan's step, or a step that was begun is under way.
     pub fn begin(&mut self, batch: &[BatchEntry<'_>]) -> Result<()> {
+        self.begin_with(batch, &[])
+    }
+
+    /// The same, with what is done to keys and values that are in the pages, in order of the entries.
+    pub(crate) fn begin_with(&mut self, batch: &[BatchEntry<'_>], caches: &[KvAccess<'_>]) -> Result<()> {
         self.check_batch(batch)?;
         let layout = Layout::new(batch, &self.runtime.info);
-        let hooks = bind(&self.runtime.device, &self.parts, batch, &layout)?;
+        let hooks = bind(&self.runtime.device, &self.parts, batch, &layout, caches)?;
         let begun = self.begin_pass(batch, &layout, hooks);
         self.stop_on(begun)
     }
@@ -147,6 +152,14 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// # Panics
     /// If none was begun.
     pub fn finish<T>(&mut self, read: impl FnOnce(&[f32], Vec<Captured>) -> T) -> Result<(T, PassStats)> {
+        self.finish_with(|logits, back| read(logits, back.captured))
+    }
+
+    /// The same, with what it read of keys and values.
+    pub(crate) fn finish_with<T>(
+        &mut self,
+        read: impl FnOnce(&[f32], ReadBack) -> T,
+    ) -> Result<(T, PassStats)> {
         let under_way = self.passes.under_way.take();
         let UnderWay { rows, enqueued, hooks } = under_way.expect("a pass is finished that was not begun");
         self.wait()?;

@@ -7,6 +7,7 @@ mod random;
 mod scripts;
 mod sharing;
 mod stopped;
+mod stopped_cache;
 mod stopped_random;
 mod stopped_replay;
 mod transfer;

@@ -19,6 +19,8 @@ pub struct Plan {
     pub grants: Vec<Grant>,
     /// Shared pages that sessions of the step write to, and are copied before it.
     pub duplicates: Vec<Duplicate>,
+    /// [Rewrites](crate::Rewrite) by session and number, in order: they are done before the step.
+    pub rewrites: Vec<(SessionId, u64)>,
     /// Sessions whose pages are copied to the host.
     pub swap_out: Vec<Move>,
     /// Sessions whose pages are copied to the device.

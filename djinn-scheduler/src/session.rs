@@ -1,8 +1,10 @@
 //! One session: who it is, what it does, how much state it has and where that lies.
 
 use crate::phase::{EventKind, Next, Phase, transition};
+use crate::rewrite::Rewrites;
 use djinn_pages::{BlockTable, PageName, Residency};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -97,6 +99,7 @@ pub struct Session {
     /// Tokens that were ever computed, and how many of the first ones were computed in whole prefill chunks.
     pub(crate) computed: u64,
     pub(crate) in_whole_chunks: u64,
+    pub(crate) rewrites: Rewrites,
     pub(crate) deferred: Option<crate::signal::Signal>,
     pub(crate) prefetched: bool,
     /// Its turn ends with the step that it is in.
@@ -127,6 +130,7 @@ impl Session {
             table: BlockTable::default(),
             names: Vec::new(),
             computed: 0,
+            rewrites: Rewrites::default(),
             in_whole_chunks: 0,
             deferred: None,
             prefetched: false,
@@ -170,6 +174,15 @@ impl Session {
         }
         self.context = end;
         self.computed = self.computed.max(end);
+    }
+
+    /// Places in the table of the pages that hold something and that its next step writes to.
+    pub(crate) fn written_pages(&self, page_tokens: u64) -> BTreeSet<u64> {
+        let mut pages = self.rewrites.pages(self.context, page_tokens);
+        if !self.context.is_multiple_of(page_tokens) {
+            pages.insert(self.context / page_tokens);
+        }
+        pages
     }
 
     /// Does to the phase what the table says of `event`: nothing else changes phases.

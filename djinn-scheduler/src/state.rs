@@ -169,18 +169,18 @@ impl State {
         found
     }
 
-    /// Whether a session's next token goes into a page that others hold as well.
-    pub(crate) fn writes_shared(&self, session: &Session) -> bool {
-        let page_tokens = u64::from(self.capacity.page_tokens);
-        !session.context.is_multiple_of(page_tokens)
-            && self.pages.is_shared(&session.table, session.context / page_tokens)
+    /// How many pages that a session's next step writes to are held by others as well.
+    pub(crate) fn shared_writes(&self, session: &Session) -> u32 {
+        let pages = session.written_pages(self.capacity.page_tokens.into()).into_iter();
+        pages.filter(|&at| self.pages.is_shared(&session.table, at)).count() as u32
     }
 
     /// A new session that begins with what `parent` has on the device.
     pub(crate) fn fork(&mut self, parent: SessionId, session: &mut Session) {
-        let Some(parent) = self.sessions.get(&parent).filter(|_| session.prompt > 1) else { return };
-        if parent.residency() != Residency::Device {
-            return;
+        let Some(parent) = self.sessions.get(&parent) else { return };
+        session.rewrites = parent.rewrites.clone();
+        if session.prompt <= 1 || parent.residency() != Residency::Device {
+            return session.rewrites.lose();
         }
         let tokens = parent.context.min(session.prompt - 1);
         session.table = self.pages.fork(&parent.table, self.capacity.pages(tokens));
@@ -255,9 +255,12 @@ impl State {
             let page_tokens = u64::from(self.capacity.page_tokens);
             let (pages, session) = self.with(entry.session());
             session.in_step = entry.tokens();
-            if !session.context.is_multiple_of(page_tokens) {
-                plan.duplicates.extend(pages.write(&mut session.table, session.context / page_tokens));
+            for at in session.written_pages(page_tokens) {
+                plan.duplicates.extend(pages.write(&mut session.table, at));
             }
+            plan.rewrites.extend(
+                session.rewrites.take(session.context).into_iter().map(|number| (session.id, number)),
+            );
         }
         self.step = (!plan.batch.is_empty()).then_some(plan.id);
     }
@@ -316,6 +319,7 @@ impl State {
         // A session that decodes has chosen a token that it has not computed: it comes after the rest.
         let pending = session.phase == Phase::Decode || session.paused_from == Some(Phase::Decode);
         session.prompt += std::mem::take(&mut session.context) + u64::from(pending);
+        session.rewrites.lose();
         pages.release(&mut session.table);
     }
 
@@ -330,6 +334,10 @@ impl State {
         session.prompt = known - session.context;
         session.computed = session.computed.min(known);
         session.in_whole_chunks = session.in_whole_chunks.min(known);
+        session.rewrites.truncate(known);
+        if session.context == 0 {
+            session.rewrites.lose();
+        }
         session.names.truncate((known / u64::from(page_tokens)) as usize);
         match residency {
             Residency::Device | Residency::Host if session.context == 0 => self.discard(id),

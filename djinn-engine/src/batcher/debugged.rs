@@ -2,8 +2,10 @@
 
 use super::Batcher;
 use super::conversation::Conversation;
-use crate::debug::{DebugSetup, Demand, EntryTokens, Judged, Look, Record, Steering, Step};
-use crate::hooks::of_logits;
+use crate::debug::{
+    DebugSetup, Demand, EntryTokens, Judged, KvRange, KvValues, Look, Record, Sizes, Steering, Step,
+};
+use crate::hooks::{LayerCache, of_logits};
 use crate::{Captured, Error, Result};
 use djinn_device::Ops;
 use djinn_scheduler::SessionId;
@@ -75,9 +77,8 @@ impl<D: Ops> Batcher<D> {
     /// # Errors
     /// [`Error::HookMemory`].
     pub(crate) fn check_hook_memory(&self, more: Demand) -> Result<()> {
-        let graph = self.engine.graph();
         let records = self.conversations.values().filter_map(|conversation| conversation.record.as_ref());
-        let demands = records.map(|record| record.demand(&|hook| row_bytes(graph, hook)));
+        let demands = records.map(|record| self.demand(record));
         let rows = self.engine.plan().stack.rows.rows;
         let (need, have) = (Demand::of_step(demands.chain([more]), rows), self.hook_bytes());
         if need > have { Err(Error::HookMemory { need, have }) } else { Ok(()) }
@@ -85,12 +86,26 @@ impl<D: Ops> Batcher<D> {
 
     /// What a record may need.
     pub(crate) fn demand(&self, record: &Record) -> Demand {
-        record.demand(&|hook| row_bytes(self.engine.graph(), hook))
+        self.with_sizes(|sizes| record.demand(sizes))
+    }
+
+    fn with_sizes<T>(&self, of: impl FnOnce(&Sizes<'_>) -> T) -> T {
+        let row = |hook: &Hook| row_bytes(self.engine.graph(), hook);
+        let cache = |range: &KvRange| {
+            let cache = self.layer_cache(range.layer);
+            cache.map_or(0, |cache| cache.staged_bytes(&range.positions))
+        };
+        of(&Sizes { row: &row, cache: &cache })
+    }
+
+    /// A block's keys and values, if there is such a block.
+    pub(crate) fn layer_cache(&self, layer: u32) -> Option<LayerCache> {
+        LayerCache::of(&self.engine.parts, layer)
     }
 
     /// What a look at `rows` tokens may need.
     pub(crate) fn demand_of_look(&self, look: &Look, rows: u64) -> Demand {
-        look.demand(rows, &|hook| row_bytes(self.engine.graph(), hook))
+        self.with_sizes(|sizes| look.demand(rows, sizes))
     }
 
     /// A session begins that has all of a stopped one's tokens, and goes on within its turn.
@@ -126,10 +141,12 @@ impl Conversation {
         (from, tokens, yields): (u64, u64, bool),
         step: Step,
         captured: Vec<Captured>,
+        caches: Vec<KvValues>,
         logits: Option<&[f32]>,
     ) -> Judged {
         let Some(mut record) = self.record.take() else { return Judged::Counts };
-        let judged = record.judge(&self.entry(from, tokens, yields), step, captured, logits, self.rests());
+        let judged =
+            record.judge(&self.entry(from, tokens, yields), step, captured, caches, logits, self.rests());
         self.record = Some(record);
         judged
     }

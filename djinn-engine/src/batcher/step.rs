@@ -1,7 +1,8 @@
 //! A plan carried out: its copies and its step, from entries to the engine's batch, and from logits to tokens.
 
 use super::{Batcher, NewToken};
-use crate::debug::{Judged, Step};
+use crate::debug::{Judged, Record, Step};
+use crate::hooks::{KvAccess, KvAct, ReadBack};
 use crate::{BatchEntry, Choice, Result, Wanted};
 use djinn_device::Ops;
 use djinn_scheduler::{Backend, Completion, Plan, ScheduledSession, SessionId, State, TurnEnd};
@@ -123,7 +124,19 @@ impl<D: Ops> Batcher<D> {
                 interventions: part.debugged.as_ref().map_or(&[], |step| &step.interventions),
             });
         }
-        self.engine.begin(&batch)?;
+        let mut caches = Vec::new();
+        for (entry, part) in parts.iter().enumerate() {
+            let record = self.conversations[&part.session].record.as_deref();
+            let numbers = plan.rewrites.iter().filter(|(session, _)| *session == part.session);
+            for (_, number) in numbers {
+                let written = record.and_then(|record| record.cache(*number));
+                caches.extend(written.map(|written| KvAccess { entry, act: KvAct::Write(written) }));
+            }
+            let looks = part.debugged.as_ref().is_some_and(|step| step.looks);
+            let read = record.filter(|_| looks).map_or(&[][..], Record::looked_caches);
+            caches.extend(read.iter().map(|range| KvAccess { entry, act: KvAct::Read(range) }));
+        }
+        self.engine.begin_with(&batch, &caches)?;
         self.under_way = Some(UnderWay { parts });
         Ok(())
     }
@@ -137,17 +150,20 @@ impl<D: Ops> Batcher<D> {
         let mut ended = Vec::new();
         let (most, vocab) = (self.engine.context(), self.engine.graph().vocab as usize);
         let Batcher { engine, conversations, generated, failed, streamed, .. } = self;
-        let (began, pass) = engine.finish(|logits, captured| {
+        let (began, pass) = engine.finish_with(|logits, ReadBack { captured, caches }| {
             let began = Instant::now();
             let (mut rows, mut captured) = (logits.chunks_exact(vocab), captured.into_iter().peekable());
+            let mut caches = caches.into_iter().peekable();
             for (entry, mut part) in step.parts.into_iter().enumerate() {
                 let logits = if part.has_logits() { rows.next() } else { None };
                 let session = part.session;
                 let conversation = conversations.get_mut(&session).expect("it is in the step");
                 if let Some(debugged) = part.debugged.take() {
                     let own = std::iter::from_fn(|| captured.next_if(|read| read.entry == entry)).collect();
-                    let judged =
-                        conversation.judge((part.from, part.tokens, part.yields), debugged, own, logits);
+                    let own_caches = std::iter::from_fn(|| caches.next_if(|(of, _)| *of == entry));
+                    let own_caches = own_caches.map(|(_, values)| values).collect();
+                    let at = (part.from, part.tokens, part.yields);
+                    let judged = conversation.judge(at, debugged, own, own_caches, logits);
                     if judged != Judged::Counts {
                         completion.stopped.push(session);
                         continue;

@@ -1,6 +1,6 @@
 //! How much of the memory for hooks a step may need: known before anything is armed, so that no step fails for it.
 
-use super::Look;
+use super::{KvRange, Look};
 use crate::Edit;
 use djinn_srg::Hook;
 use std::ops::Add;
@@ -50,12 +50,20 @@ impl Demand {
     }
 }
 
+/// Bytes of what is read of a model.
+pub(crate) struct Sizes<'a> {
+    /// Of a row of a hook's value.
+    pub(crate) row: &'a dyn Fn(&Hook) -> u64,
+    /// Of the pages' parts with some keys and values.
+    pub(crate) cache: &'a dyn Fn(&KvRange) -> u64,
+}
+
 impl Look {
-    /// What it may take in a step, for a session that is stopped at `rows` tokens. `row_bytes` gives the bytes of a row of a
-    /// hook's value.
-    pub(crate) fn demand(&self, rows: u64, row_bytes: &dyn Fn(&Hook) -> u64) -> Demand {
+    /// What it may take in a step, for a session that is stopped at `rows` tokens.
+    pub(crate) fn demand(&self, rows: u64, sizes: &Sizes<'_>) -> Demand {
         let edits = self.edits.iter().map(|(hook, _, edit)| Demand::of_edit(hook, edit));
-        let reads = self.hooks.iter().map(|hook| Demand::capture_rows(rows, row_bytes(hook)));
-        edits.chain(reads).fold(Demand::default(), |sum, more| sum + more)
+        let reads = self.hooks.iter().map(|hook| Demand::capture_rows(rows, (sizes.row)(hook)));
+        let caches = self.caches.iter().map(|range| Demand::capture_rows(1, (sizes.cache)(range)));
+        edits.chain(reads).chain(caches).fold(Demand::default(), |sum, more| sum + more)
     }
 }

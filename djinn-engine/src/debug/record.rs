@@ -1,10 +1,12 @@
 //! What is armed, changed and read of one session.
 
 use super::{
-    AtTtl, Breakpoint, BreakpointId, Captures, DebugSetup, Demand, Look, LookAnswer, Looked, PausedAt,
-    Steering, TokenKind,
+    AtTtl, Breakpoint, BreakpointId, Captures, DebugSetup, Demand, KvAnswer, KvEdit, KvRange, KvWritten,
+    Look, LookAnswer, Looked, PausedAt, Sizes, Steering, TokenKind,
 };
 use crate::Edit;
+use djinn_device::DType;
+use djinn_scheduler::Rewrite;
 use djinn_srg::{Hook, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -50,6 +52,13 @@ pub(super) struct Until {
     pub(super) at_ttl: AtTtl,
 }
 
+/// What becomes of what a look has read.
+pub(super) enum After {
+    Answer(LookAnswer),
+    /// Keys or values are changed, in a cache of the element type.
+    Write(KvEdit, DType, KvAnswer),
+}
+
 /// A session's breakpoints, changes and captures.
 #[derive(Default)]
 pub(crate) struct Record {
@@ -65,7 +74,11 @@ pub(crate) struct Record {
     pub(super) passed: Option<NodeId>,
     /// A later hook at which these tokens stop again.
     pub(super) until: Option<Until>,
-    pub(super) looks: VecDeque<(Look, LookAnswer)>,
+    pub(super) looks: VecDeque<(Look, After)>,
+    /// Keys and values that are written over, by number.
+    pub(super) caches: BTreeMap<u64, KvWritten>,
+    /// Those that the scheduler was not told yet.
+    pub(super) fresh: Vec<Rewrite>,
     /// What to do after the looks: go on, perhaps to a hook.
     pub(super) then: Option<Option<Hook>>,
     pub(super) captures: Captures,
@@ -109,6 +122,7 @@ impl Record {
             counted: self.counted,
             steering: self.steering.clone(),
             written: self.written.clone(),
+            caches: self.caches.clone(),
             private_from: Some(0),
             ..Record::default()
         }
@@ -137,7 +151,11 @@ impl Record {
     }
 
     fn be_private(&mut self) {
-        self.private_from.get_or_insert(self.counted);
+        self.be_private_from(self.counted);
+    }
+
+    fn be_private_from(&mut self, position: u64) {
+        self.private_from = Some(self.private_from.map_or(position, |from| from.min(position)));
     }
 
     pub(crate) fn disarm(&mut self, id: BreakpointId) -> bool {
@@ -173,16 +191,53 @@ impl Record {
     /// Asks for a look; answers at once where what it wants is known.
     pub(crate) fn look(&mut self, look: Look, answer: LookAnswer) {
         let known = self.stop.as_ref().and_then(|stop| {
-            let plain = look.edits.is_empty() && !look.logits && self.looks.is_empty();
+            let plain = look.edits.is_empty() && look.caches.is_empty() && !look.logits;
+            let plain = plain && self.looks.is_empty();
             let values = stop.values.as_ref().filter(|_| plain)?;
             let [hook] = look.hooks.as_slice() else { return None };
             let values = (hook.name == stop.at.hook).then(|| vec![(hook.name.clone(), values.clone())])?;
-            Some(Looked { positions: stop.at.positions.clone(), values, logits: Vec::new() })
+            let positions = stop.at.positions.clone();
+            Some(Looked { positions, values, caches: Vec::new(), logits: Vec::new() })
         });
         match known {
             Some(looked) => answer(Ok(looked)),
-            None => self.looks.push_back((look, answer)),
+            None => self.looks.push_back((look, After::Answer(answer))),
         }
+    }
+
+    /// Changes keys or values once they were read.
+    pub(crate) fn edit_cache(&mut self, edit: KvEdit, dtype: DType, answer: KvAnswer) {
+        self.be_private_from(edit.range.positions.start);
+        let look = Look { caches: vec![edit.range.clone()], ..Look::default() };
+        self.looks.push_back((look, After::Write(edit, dtype, answer)));
+    }
+
+    /// From now on keys or values are written over, of tokens before those at which it is stopped.
+    pub(super) fn write_cache(&mut self, written: KvWritten) {
+        let number = self.caches.last_key_value().map_or(1, |(last, _)| last + 1);
+        let context = self.stop.as_ref().map_or(self.counted, |stop| stop.at.positions.start);
+        let positions = written.range.positions.clone();
+        self.be_private_from(positions.start);
+        self.fresh.push(Rewrite { number, context, positions });
+        self.caches.insert(number, written);
+        if let Some(stop) = &mut self.stop {
+            stop.values = None;
+        }
+    }
+
+    /// What the scheduler is to know of keys and values that are written over.
+    pub(crate) fn take_rewrites(&mut self) -> Vec<Rewrite> {
+        std::mem::take(&mut self.fresh)
+    }
+
+    /// What a rewrite writes.
+    pub(crate) fn cache(&self, number: u64) -> Option<&KvWritten> {
+        self.caches.get(&number)
+    }
+
+    /// Keys and values that a step reads for a look.
+    pub(crate) fn looked_caches(&self) -> &[KvRange] {
+        self.looks.front().map_or(&[], |(look, _)| &look.caches)
     }
 
     /// Whether looks are waiting for a step.
@@ -237,6 +292,8 @@ impl Record {
                 *edit = edit.part(0..(tokens - positions.start) as usize, hook.columns.1 as usize);
             }
         }
+        self.caches.retain(|_, written| written.range.positions.start < tokens);
+        self.caches.values_mut().for_each(|written| written.truncate(tokens));
         let latest = self.steering.pop();
         self.steering.retain(|(from, _)| *from < tokens);
         self.steering.extend(latest.map(|(from, steering)| (from.min(tokens), steering)));
@@ -245,15 +302,15 @@ impl Record {
         }
     }
 
-    /// What a step may take of the memory for hooks. `row_bytes` gives the bytes of a row of a hook's value.
-    pub(crate) fn demand(&self, row_bytes: &dyn Fn(&Hook) -> u64) -> Demand {
+    /// What a step may take of the memory for hooks.
+    pub(crate) fn demand(&self, sizes: &Sizes<'_>) -> Demand {
         let steering = self.steering.iter().flat_map(|(_, steering)| steering);
         let steering = steering.map(|steering| Demand::of_edit(&steering.hook, &steering.edit));
         let written = self.written.iter().map(|written| Demand::of_edit(&written.hook, &written.edit));
         let armed = self.breakpoints.iter().filter(|armed| !armed.is_spent());
         let armed =
             armed.filter(|armed| armed.breakpoint.needs_values()).map(|Armed { breakpoint, .. }| {
-                let bytes = row_bytes(&breakpoint.hook);
+                let bytes = (sizes.row)(&breakpoint.hook);
                 // Of tokens that are met for the first time, a step has one generated one.
                 match breakpoint.filter.tokens {
                     TokenKind::Generated => Demand::capture_rows(1, bytes),
@@ -261,11 +318,13 @@ impl Record {
                 }
             });
         let rows = self.stop.as_ref().map_or(0, |stop| stop.at.tokens.len() as u64);
-        let looks = self.looks.iter().map(|(look, _)| look.demand(rows, row_bytes));
+        let looks = self.looks.iter().map(|(look, _)| look.demand(rows, sizes));
         let most_look = looks
             .reduce(|a, b| Demand { row: a.row.max(b.row), fixed: a.fixed.max(b.fixed) })
             .unwrap_or_default();
-        let all = steering.chain(written).chain(armed).chain([most_look]);
+        let written_bytes = |written: &KvWritten| Demand::capture_rows(1, written.bytes.len() as u64);
+        let caches = self.caches.values().map(written_bytes);
+        let all = steering.chain(written).chain(armed).chain(caches).chain([most_look]);
         all.fold(Demand::default(), |sum, more| sum + more)
     }
 }

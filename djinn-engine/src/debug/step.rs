@@ -1,9 +1,9 @@
 //! From a session's tokens in a step to interventions, and from what these read to whether the session stops.
 
-use super::record::{Armed, Record, Stop, Until};
+use super::record::{After, Armed, Record, Stop, Until};
 use super::{
-    AtTtl, BreakCondition, Breakpoint, BreakpointId, Captures, Looked, PausedAt, Steering, TokenCapture,
-    TokenKind,
+    AtTtl, BreakCondition, Breakpoint, BreakpointId, Captures, KvValues, Looked, PausedAt, Steering,
+    TokenCapture, TokenKind,
 };
 use crate::{Act, Captured, Intervention};
 use djinn_srg::Hook;
@@ -41,7 +41,7 @@ pub(crate) struct Step {
     /// What steering changes of tokens that are computed for the first time.
     changed: BTreeMap<String, u64>,
     /// Whether the step only looks.
-    looks: bool,
+    pub(crate) looks: bool,
     /// Whether the last token's logits are wanted, though no token may be chosen.
     pub(crate) wants_logits: bool,
 }
@@ -187,23 +187,30 @@ impl Record {
         }
     }
 
-    /// Takes in what a step has read, and says whether it counts. `logits` are those of the last token, if there are
+    /// Takes in what a step has read at hooks and of keys and values, and says whether it counts. `logits` are those of the last token, if there are
     /// any; `rests` says that the turn was ended meanwhile, so that nothing stops any more.
     pub(crate) fn judge(
         &mut self,
         entry: &EntryTokens<'_>,
         step: Step,
         captured: Vec<Captured>,
+        caches: Vec<KvValues>,
         logits: Option<&[f32]>,
         rests: bool,
     ) -> Judged {
         if step.looks {
             // The session may have been let go on meanwhile, and the look given up.
-            let Some((look, answer)) = self.looks.pop_front() else { return Judged::Looked };
+            let Some((look, after)) = self.looks.pop_front() else { return Judged::Looked };
             let values = captured.into_iter().map(|read| (read.hook, read.values)).collect();
             let logits = logits.filter(|_| look.logits).map_or_else(Vec::new, <[f32]>::to_vec);
             let positions = self.stop.as_ref().map_or(0..0, |stop| stop.at.positions.clone());
-            answer(Ok(Looked { positions, values, logits }));
+            match after {
+                After::Answer(answer) => answer(Ok(Looked { positions, values, caches, logits })),
+                After::Write(edit, dtype, answer) => {
+                    let written = caches.first().map(|old| edit.apply(old, dtype)).transpose();
+                    answer(written.map(|written| written.into_iter().for_each(|one| self.write_cache(one))));
+                }
+            }
             return Judged::Looked;
         }
         let end = entry.from + entry.tokens.len() as u64;

@@ -1,9 +1,11 @@
 //! From a batch's interventions to copies and operations, each after a launch.
 
+use super::kv::{KvAccess, KvAct, LayerCache};
 use super::{Act, Captured, Edit, Intervention, of_logits};
+use crate::debug::{KvRange, KvValues};
 use crate::parts::Parts;
 use crate::pass::batch::Layout;
-use crate::{BatchEntry, Result};
+use crate::{BatchEntry, Error, Result};
 use djinn_device::args::EditRows;
 use djinn_device::{Buffer, Device, Ops, Span, Stream};
 use djinn_srg::{Graph, NodeId, Rows};
@@ -19,6 +21,16 @@ pub(crate) struct Bound {
     /// In order of launch.
     work: Vec<AtLaunch>,
     captures: Vec<Capture>,
+    caches: Vec<CacheRead>,
+}
+
+/// What a step has read.
+#[derive(Debug, Default)]
+pub(crate) struct ReadBack {
+    /// In the order of the entries and their interventions.
+    pub(crate) captured: Vec<Captured>,
+    /// Keys and values, each with the entry of the batch, in order.
+    pub(crate) caches: Vec<(usize, KvValues)>,
 }
 
 /// Something to do right after a node.
@@ -47,25 +59,35 @@ struct Capture {
     columns: Range<usize>,
 }
 
+/// Where a layer's keys and values come to lie: whole pages' parts.
+#[derive(Debug)]
+struct CacheRead {
+    entry: usize,
+    range: KvRange,
+    cache: LayerCache,
+    span: Span,
+}
+
 /// Takes host memory piece by piece.
 struct Staging {
     left: Option<Span>,
 }
 
 impl Staging {
-    fn take(&mut self, of: &Intervention, bytes: u64) -> Result<Span> {
+    fn take(&mut self, hook: &str, bytes: u64) -> Result<Span> {
         let taken = bytes.next_multiple_of(ALIGN);
         let have = self.left.map_or(0, |left| left.len());
         let Some(left) = self.left.filter(|_| taken <= have) else {
             let detail = format!("the step's interventions need {} more bytes of `hook_bytes`", taken - have);
-            return Err(of.fail(detail));
+            return Err(Error::Intervention { hook: hook.to_owned(), detail });
         };
         self.left = Some(left.slice(taken, have - taken));
         Ok(left.slice(0, bytes))
     }
 }
 
-/// Binds the interventions of a batch, whose vectors are written to host memory.
+/// Binds the interventions of a batch, and what it does with keys and values that are in its pages. What they bring
+/// is written to host memory.
 ///
 /// # Errors
 /// What does not fit the entry, the hook or the memory for it.
@@ -74,6 +96,7 @@ pub(crate) fn bind<D: Device>(
     parts: &Parts,
     batch: &[BatchEntry<'_>],
     layout: &Layout,
+    accesses: &[KvAccess<'_>],
 ) -> Result<Bound> {
     let (mut bound, rows) = (Bound::default(), layout.rows());
     let mut staging = Staging { left: parts.hooks.map(Buffer::span) };
@@ -105,9 +128,35 @@ pub(crate) fn bind<D: Device>(
             }
         }
     }
+    for KvAccess { entry, act } in accesses {
+        let pages = batch[*entry].pages;
+        match act {
+            KvAct::Read(range) => {
+                let cache = cache_of(parts, range)?;
+                let bytes = cache.staged_bytes(&range.positions);
+                let span = staging.take("the cache", bytes)?;
+                let at = (launch_of(&parts.program, cache.writer), cache.writer);
+                let mut copy = |from, to| bound.work.push(AtLaunch { at, work: Work::Copy(from, to) });
+                cache.read(parts, pages, &range.positions, span, &mut copy);
+                bound.caches.push(CacheRead { entry: *entry, range: (*range).clone(), cache, span });
+            }
+            KvAct::Write(written) => {
+                let cache = cache_of(parts, &written.range)?;
+                let span = staging.take("the cache", written.bytes.len() as u64)?;
+                // The first launch is no block's.
+                let at = (0, NodeId(0));
+                let mut copy = |from, to| bound.work.push(AtLaunch { at, work: Work::Copy(from, to) });
+                cache.write(device, parts, pages, written, span, &mut copy);
+            }
+        }
+    }
     // Those of one place keep their order.
     bound.work.sort_by_key(|work| work.at);
     Ok(bound)
+}
+
+fn cache_of(parts: &Parts, range: &KvRange) -> Result<LayerCache> {
+    LayerCache::of(parts, range.layer).ok_or_else(|| Error::UnknownHook(format!("blocks.{}", range.layer)))
 }
 
 /// The rows of the hook's value that an intervention's tokens have.
@@ -143,7 +192,7 @@ fn capture(
 ) -> Result<Capture> {
     let value = parts.stack.span(&parts.graph, of.hook.value, rows);
     let row_bytes = value.len() / parts.graph.value(of.hook.value).rows(rows);
-    let span = staging.take(of, row_bytes * rows_of.len() as u64)?;
+    let span = staging.take(&of.hook.name, row_bytes * rows_of.len() as u64)?;
     // One copy for each run of rows that lie together.
     let mut at = 0;
     for run in rows_of.chunk_by(|a, b| a + 1 == *b) {
@@ -170,9 +219,10 @@ fn edit_rows<D: Device>(
     let x_width = x.len() / parts.graph.value(of.hook.value).rows(rows) / 4;
     let (column, width) = of.hook.columns;
     let count = rows_of.len();
-    let indices = staging.take(of, count as u64 * 4)?;
+    let mut take = |bytes| staging.take(&of.hook.name, bytes);
+    let indices = take(count as u64 * 4)?;
     let add_rows = if edit.is_same_for_all(width as usize) { 1 } else { count };
-    let (direction, add) = (staging.take(of, width * 4)?, staging.take(of, add_rows as u64 * width * 4)?);
+    let (direction, add) = (take(width * 4)?, take(add_rows as u64 * width * 4)?);
     device.write_host(indices, |bytes| bytes.copy_from_slice(bytemuck::cast_slice(rows_of)));
     device.write_host(direction, |bytes| repeat(&edit.direction, bytes));
     device.write_host(add, |bytes| repeat(&edit.add, bytes));
@@ -210,7 +260,7 @@ impl Bound {
     }
 
     /// What a step that is over has read.
-    pub(crate) fn read<D: Device>(self, device: &D) -> Vec<Captured> {
+    pub(crate) fn read<D: Device>(self, device: &D) -> ReadBack {
         let read = |capture: Capture| {
             let Capture { entry, hook, tokens, span, row, columns } = capture;
             let values = device.read_host(span, |bytes| {
@@ -221,7 +271,13 @@ impl Bound {
             });
             Captured { entry, hook, tokens, values }
         };
-        self.captures.into_iter().map(read).collect()
+        let cache = |CacheRead { entry, range, cache, span }: CacheRead| {
+            (entry, device.read_host(span, |bytes| cache.values(range, bytes)))
+        };
+        ReadBack {
+            captured: self.captures.into_iter().map(read).collect(),
+            caches: self.caches.into_iter().map(cache).collect(),
+        }
     }
 }
 

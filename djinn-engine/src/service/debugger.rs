@@ -2,10 +2,10 @@
 
 use super::{Happening, Service};
 use crate::debug::{
-    AtTtl, Breakpoint, BreakpointId, Captures, DebugSetup, Debugger, Demand, HookPoint, Look, LookAnswer,
-    PauseAnswer, PausedAt, Record, Steering,
+    AtTtl, Breakpoint, BreakpointId, Captures, DebugSetup, Debugger, Demand, HookPoint, KvAnswer, KvEdit,
+    KvRange, Look, LookAnswer, PauseAnswer, PausedAt, Record, Steering,
 };
-use crate::hooks::of_logits;
+use crate::hooks::{LayerCache, of_logits};
 use crate::{Act, Edit, Error, Intervention, Result};
 use djinn_device::Ops;
 use djinn_scheduler::{Arrival, SessionEvent, SessionId};
@@ -33,6 +33,7 @@ impl<D: Ops> Service<D> {
     /// Takes in which sessions stopped in a step, at breakpoints or after a look.
     pub(super) fn note_stops(&mut self, stopped: &[SessionId], happened: &mut Vec<(SessionId, Happening)>) {
         for &id in stopped.iter().filter(|&&id| self.is_open(id)).collect::<Vec<_>>() {
+            self.tell_rewrites(id);
             let Ok(record) = self.batcher.record_mut(id) else { continue };
             // There is more to look at, or it was let go on during a look.
             if record.is_looking() || record.paused_at().is_none() {
@@ -53,6 +54,14 @@ impl<D: Ops> Service<D> {
                 answer(at.clone());
             }
             happened.push((id, Happening::Paused(Box::new(at))));
+        }
+    }
+
+    /// Tells the scheduler which keys and values of a session are written over from now on.
+    fn tell_rewrites(&mut self, id: SessionId) {
+        let rewrites = self.batcher.record_mut(id).map_or_else(|_| Vec::new(), Record::take_rewrites);
+        for rewrite in rewrites {
+            self.core.scheduler_mut().rewrite(id, rewrite);
         }
     }
 
@@ -145,6 +154,20 @@ impl<D: Ops> Service<D> {
     fn check_breakpoint(&self, breakpoint: &Breakpoint) -> Result<()> {
         breakpoint.check()?;
         self.check_hook(&breakpoint.hook)
+    }
+
+    /// Whether a layer's cache has some positions, all before `end`.
+    fn check_cache(&self, range: &KvRange, end: u64) -> Result<LayerCache> {
+        let hook = format!("blocks.{}", range.layer);
+        let cache = self.batcher.layer_cache(range.layer).ok_or_else(|| Error::UnknownHook(hook.clone()))?;
+        match range.positions.is_empty() || range.positions.end > end {
+            true => {
+                let detail =
+                    format!("there are keys and values of positions 0 to {end}, not {:?}", range.positions);
+                Err(Error::Intervention { hook, detail })
+            }
+            false => Ok(cache),
+        }
     }
 
     /// Whether a hook is one of this model's.
@@ -245,9 +268,32 @@ impl<D: Ops> Debugger for Service<D> {
         Ok(())
     }
 
+    fn edit_cache(&mut self, id: SessionId, edit: KvEdit, answer: KvAnswer) {
+        let checked =
+            self.stopped(id).map(|at| (at.positions.start, at.tokens.len())).and_then(|(end, rows)| {
+                let [heads, values] = self.check_cache(&edit.range, end)?.heads();
+                edit.check((heads * values) as usize)?;
+                // It is read first, and written over from then on.
+                let look = Look { caches: vec![edit.range.clone()], ..Look::default() };
+                self.check_room(id, self.batcher.demand_of_look(&look, rows as u64))
+            });
+        if let Err(error) = checked {
+            return answer(Err(error));
+        }
+        let dtype = self.kv_shape().dtype;
+        let Ok(record) = self.batcher.record_mut(id) else { return };
+        let was_looking = record.is_looking();
+        record.edit_cache(edit, dtype, answer);
+        self.name_pages_anew(id);
+        if !was_looking {
+            self.let_go(id);
+        }
+    }
+
     fn look(&mut self, id: SessionId, look: Look, answer: LookAnswer) {
         let checked = self.stopped(id).map(|at| at.positions.clone()).and_then(|at| {
             look.hooks.iter().try_for_each(|hook| self.check_hook(hook))?;
+            look.caches.iter().try_for_each(|range| self.check_cache(range, at.end).map(drop))?;
             for (hook, positions, edit) in &look.edits {
                 self.check_hook(hook)?;
                 if positions.is_empty() || positions.start < at.start || positions.end > at.end {

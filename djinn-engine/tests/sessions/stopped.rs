@@ -193,7 +193,7 @@ fn looks_read_what_captures_keep() {
     let mut steps = 0;
     while let Some(at) = service.paused_at(id) {
         let wild = (service.hook("blocks.0.hook_in").expect("known"), at.positions.clone(), Edit::scale(5.0));
-        let other = look(&mut service, id, Look { hooks: Vec::new(), edits: vec![wild], logits: true });
+        let other = look(&mut service, id, Look { edits: vec![wild], logits: true, ..Look::default() });
         let plain = look(&mut service, id, Look { logits: true, ..Look::default() });
         assert_ne!(other.logits, plain.logits);
         for hook in hooks {

@@ -61,11 +61,12 @@ impl<'a> Draft<'a> {
             state.sessions().filter(|s| s.is_ready() && s.residency() == Residency::Device).collect();
         resident.sort_by_key(|s| s.rank());
         let page_tokens = u64::from(state.capacity().page_tokens);
-        let writes = |s: &&Session| {
-            let page = s.table().device().get((s.context / page_tokens) as usize).copied();
-            page.filter(|&page| !s.context.is_multiple_of(page_tokens) && state.pages().references(page) == 1)
+        let writes = |s: &&'a Session| {
+            let pages = s.written_pages(page_tokens).into_iter();
+            let pages = pages.filter_map(|at| s.table().device().get(at as usize).copied());
+            pages.filter(|&page| state.pages().references(page) == 1).collect::<Vec<u32>>()
         };
-        let written = resident.iter().filter_map(writes).collect();
+        let written = resident.iter().flat_map(writes).collect();
         let mut draft = Draft {
             state,
             parts,
@@ -150,7 +151,7 @@ impl<'a> Draft<'a> {
     pub(super) fn grow(&mut self) {
         for session in self.resident.clone() {
             let pages = self.target(session).max(session.device_pages());
-            let own = u32::from(self.state.writes_shared(session));
+            let own = self.state.shared_writes(session);
             let need = pages - session.device_pages() + own;
             if need == 0 {
                 continue;
@@ -405,7 +406,8 @@ impl<'a> Draft<'a> {
     }
 
     fn enter(&mut self, session: &Session, tokens: u64, room: &mut StepRoom) {
-        let most = if session.phase == Phase::Prefill { session.prompt } else { 1 };
+        let prompt = session.prompt.min(session.rewrites.tokens_before(session.context));
+        let most = if session.phase == Phase::Prefill { prompt } else { 1 };
         let tokens = tokens.min(most).min(room.rows_left as u64);
         if tokens == 0 {
             return;

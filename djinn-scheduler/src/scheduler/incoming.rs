@@ -7,6 +7,7 @@ use super::Scheduler;
 use crate::error::{Error, Result};
 use crate::phase::Phase;
 use crate::plan::Refusal;
+use crate::rewrite::Rewrite;
 use crate::session::{Arrival, Session, SessionId};
 use crate::state::State;
 use djinn_pages::BlockTable;
@@ -47,6 +48,15 @@ impl Scheduler {
     pub fn give_back_pages(&mut self, id: SessionId) {
         if let Some(mut table) = self.state.incoming.remove(&id) {
             self.state.pages.release(&mut table);
+        }
+    }
+
+    /// Keys and values of a session are written over before its next step, and again after they were given up and
+    /// computed anew. Pages that others hold as well are copied first. What the session shares by
+    /// [name](Self::name_pages) must end before the positions.
+    pub fn rewrite(&mut self, id: SessionId, rewrite: Rewrite) {
+        if let Some(session) = self.state.sessions.get_mut(&id) {
+            session.rewrites.push(rewrite);
         }
     }
 

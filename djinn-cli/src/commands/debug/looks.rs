@@ -124,7 +124,7 @@ impl Debug<'_> {
         // The logits are those after the last of the tokens.
         let last = values.positions.end - 1..values.positions.end;
         let edits = vec![(last_block, last, Edit::set(row))];
-        let looked = self.look(Look { hooks: Vec::new(), edits, logits: true })?;
+        let looked = self.look(Look { edits, logits: true, ..Look::default() })?;
         Ok(Some(self.likeliest(&looked.logits, top)))
     }
 

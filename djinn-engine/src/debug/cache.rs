@@ -1,0 +1,148 @@
+//! Keys and values of a stopped session that were computed before: what is read of them, and what is changed.
+
+use crate::{Error, Result};
+use djinn_device::DType;
+use djinn_device::reference::encode;
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// Some tokens' keys and values of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvRange {
+    /// The block.
+    pub layer: u32,
+    /// The tokens.
+    pub positions: Range<u64>,
+}
+
+/// Keys and values as a layer's cache holds them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvValues {
+    /// The layer, and the tokens.
+    pub range: KvRange,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Values of a head.
+    pub head_dim: u32,
+    /// f32 `[tokens, kv_heads, head_dim]`, after the rotation.
+    pub keys: Vec<f32>,
+    /// f32 `[tokens, kv_heads, head_dim]`.
+    pub values: Vec<f32>,
+}
+
+/// What attention weighs by, and what it weighs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvHalf {
+    /// Keys.
+    Keys,
+    /// Values.
+    Values,
+}
+
+/// A change of keys or values that were computed before.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvEdit {
+    /// Where.
+    pub range: KvRange,
+    /// Which of the two.
+    pub half: KvHalf,
+    /// What.
+    pub op: KvOp,
+}
+
+/// How keys or values change. The result is rounded to the cache's element type.
+#[derive(Clone, Debug, PartialEq)]
+pub enum KvOp {
+    /// They become these: f32 `[kv_heads, head_dim]` for every token, or `[tokens, kv_heads, head_dim]`.
+    Set(Vec<f32>),
+    /// These are added, in the same shapes.
+    Add(Vec<f32>),
+    /// They are multiplied.
+    Scale(f32),
+}
+
+/// Called once a change is written down, or refused.
+pub type KvAnswer = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// A layer's keys or values that are written over whenever a session's context has come as far.
+#[derive(Clone, Debug)]
+pub(crate) struct KvWritten {
+    pub(crate) range: KvRange,
+    pub(crate) half: KvHalf,
+    /// `[tokens, kv_heads, head_dim]` in the cache's element type.
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl KvWritten {
+    /// Forgets tokens from `tokens` on; there is one at least before.
+    pub(crate) fn truncate(&mut self, tokens: u64) {
+        let Range { start, end } = self.range.positions;
+        if end > tokens {
+            self.bytes.truncate(self.bytes.len() / (end - start) as usize * (tokens - start) as usize);
+            self.range.positions.end = tokens;
+        }
+    }
+}
+
+impl KvEdit {
+    fn fail(&self, detail: impl std::fmt::Display) -> Error {
+        let hook = format!("the keys and values of block {}", self.range.layer);
+        Error::Intervention { hook, detail: detail.to_string() }
+    }
+
+    /// Checks its numbers, for tokens of `width` values.
+    pub(crate) fn check(&self, width: usize) -> Result<()> {
+        let tokens = (self.range.positions.end - self.range.positions.start) as usize;
+        let numbers = match &self.op {
+            KvOp::Set(values) | KvOp::Add(values) => values.as_slice(),
+            KvOp::Scale(factor) => std::slice::from_ref(factor),
+        };
+        let is_scale = matches!(self.op, KvOp::Scale(_));
+        if !is_scale && numbers.len() != width && numbers.len() != tokens * width {
+            let count = numbers.len();
+            return Err(self.fail(format!(
+                "{count} values; {tokens} tokens of {width} values each take {width} or {}",
+                tokens * width
+            )));
+        }
+        match numbers.iter().all(|x| x.is_finite()) {
+            true => Ok(()),
+            false => Err(self.fail("the change has numbers that are not finite")),
+        }
+    }
+
+    /// What is to be written, where `old` has the values so far.
+    ///
+    /// # Errors
+    /// A number that the cache's element type cannot hold.
+    pub(crate) fn apply(self, old: &KvValues, dtype: DType) -> Result<KvWritten> {
+        let old = match self.half {
+            KvHalf::Keys => &old.keys,
+            KvHalf::Values => &old.values,
+        };
+        // One row for each token, or the same for all.
+        let pairs = |values: &[f32], op: fn(f32, f32) -> f32| -> Vec<f32> {
+            old.iter().zip(values.iter().cycle()).map(|(&old, &value)| op(old, value)).collect()
+        };
+        let new = match &self.op {
+            KvOp::Set(values) => pairs(values, |_, value| value),
+            KvOp::Add(values) => pairs(values, |old, value| old + value),
+            KvOp::Scale(factor) => pairs(&[*factor], |old, factor| old * factor),
+        };
+        let bytes = encode(&new, dtype);
+        match decode(&bytes, dtype).iter().all(|x| x.is_finite()) {
+            true => Ok(KvWritten { range: self.range, half: self.half, bytes }),
+            false => Err(self.fail(format!("a value becomes larger than {dtype:?} can hold"))),
+        }
+    }
+}
+
+/// Values of a cache's element type, little-endian.
+pub(crate) fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    let pairs = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
+    match dtype {
+        DType::F16 => pairs.map(|pair| f16::from_le_bytes(pair).to_f32()).collect(),
+        DType::BF16 => pairs.map(|pair| bf16::from_le_bytes(pair).to_f32()).collect(),
+        DType::F32 | DType::U32 => bytemuck::pod_collect_to_vec(bytes),
+    }
+}

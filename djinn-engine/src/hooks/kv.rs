@@ -1,0 +1,160 @@
+//! Keys and values in the pages, read and written over beside a pass.
+//!
+//! A page has a layer's keys, by head and token, and then its values:
+//!
+//! ```text
+//! page │ … other layers … │ K head 0: t0 t1 … │ K head 1 │ V head 0 │ V head 1 │ … │
+//! ```
+
+use crate::debug::{KvHalf, KvRange, KvValues, KvWritten, decode};
+use crate::parts::Parts;
+use djinn_device::{Device, Span};
+use djinn_srg::{Graph, KvPlace, NodeId, Op};
+use djinn_vmu::KvLayout;
+use std::ops::Range;
+
+/// What a step does with keys and values that are in the pages of an entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KvAccess<'a> {
+    /// The entry of the batch.
+    pub(crate) entry: usize,
+    pub(crate) act: KvAct<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KvAct<'a> {
+    /// Reads them once the step has written its own.
+    Read(&'a KvRange),
+    /// Writes them over before the step. The pages are the entry's alone.
+    Write(&'a KvWritten),
+}
+
+/// A layer's part of the cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerCache {
+    /// The node that writes to it.
+    pub(crate) writer: NodeId,
+    place: KvPlace,
+    layout: KvLayout,
+}
+
+impl LayerCache {
+    /// That of a block, if there is one.
+    pub(crate) fn of(parts: &Parts, layer: u32) -> Option<Self> {
+        let (writer, cache) = writer(&parts.graph, layer)?;
+        let place = parts.plan.kv_places.place(cache);
+        Some(LayerCache { writer, place, layout: *parts.data.layout() })
+    }
+
+    /// Heads, and values of each.
+    pub(crate) fn heads(&self) -> [u32; 2] {
+        [self.place.kv_heads, self.place.head_dim]
+    }
+
+    fn row_bytes(&self) -> u64 {
+        u64::from(self.place.head_dim) * self.layout.dtype.bytes()
+    }
+
+    /// Bytes of a layer's keys and values in a page.
+    fn page_bytes(&self) -> u64 {
+        2 * u64::from(self.place.kv_heads) * u64::from(self.layout.page_tokens) * self.row_bytes()
+    }
+
+    /// Places in a page table of the pages that hold some positions.
+    fn pages(&self, positions: &Range<u64>) -> Range<usize> {
+        let page_tokens = u64::from(self.layout.page_tokens);
+        (positions.start / page_tokens) as usize..positions.end.div_ceil(page_tokens) as usize
+    }
+
+    /// Bytes that reading takes of the memory for hooks.
+    pub(crate) fn staged_bytes(&self, positions: &Range<u64>) -> u64 {
+        self.pages(positions).len() as u64 * self.page_bytes()
+    }
+
+    /// The layer's part of a page.
+    fn in_page(&self, parts: &Parts, page: u32) -> Span {
+        let first = self.place.first * u64::from(self.layout.page_tokens) * self.layout.dtype.bytes();
+        parts.data.page(page).slice(first, self.page_bytes())
+    }
+
+    /// Copies whole pages' parts to `staged`.
+    pub(super) fn read(
+        &self,
+        parts: &Parts,
+        table: &[u32],
+        positions: &Range<u64>,
+        staged: Span,
+        copy: &mut impl FnMut(Span, Span),
+    ) {
+        for (at, &page) in (0..).zip(&table[self.pages(positions)]) {
+            let staged = staged.slice(at * self.page_bytes(), self.page_bytes());
+            copy(self.in_page(parts, page), staged);
+        }
+    }
+
+    /// Copies what is written to the pages, head by head. It is put into `staged` in the order of the copies.
+    pub(super) fn write<D: Device>(
+        &self,
+        device: &D,
+        parts: &Parts,
+        table: &[u32],
+        written: &KvWritten,
+        staged: Span,
+        copy: &mut impl FnMut(Span, Span),
+    ) {
+        let (row, [heads, _]) = (self.row_bytes(), self.heads());
+        let page_tokens = u64::from(self.layout.page_tokens);
+        let positions = &written.range.positions;
+        let first_plane = match written.half {
+            KvHalf::Keys => 0,
+            KvHalf::Values => heads,
+        };
+        let mut copied = 0;
+        let mut bytes = Vec::with_capacity(written.bytes.len());
+        for index in self.pages(positions) {
+            let begin = index as u64 * page_tokens;
+            let slots = positions.start.max(begin) - begin..positions.end.min(begin + page_tokens) - begin;
+            let part = self.in_page(parts, table[index]);
+            for head in 0..heads {
+                for slot in slots.clone() {
+                    let token = begin + slot - positions.start;
+                    let at = ((token * u64::from(heads) + u64::from(head)) * row) as usize;
+                    bytes.extend_from_slice(&written.bytes[at..at + row as usize]);
+                }
+                let run = (slots.end - slots.start) * row;
+                let to = (u64::from(first_plane + head) * page_tokens + slots.start) * row;
+                copy(staged.slice(copied, run), part.slice(to, run));
+                copied += run;
+            }
+        }
+        device.write_host(staged, |host| host.copy_from_slice(&bytes));
+    }
+
+    /// What whole pages' parts hold for some positions.
+    pub(super) fn values(&self, range: KvRange, bytes: &[u8]) -> KvValues {
+        let ([kv_heads, head_dim], row) = (self.heads(), self.row_bytes() as usize);
+        let page_tokens = u64::from(self.layout.page_tokens);
+        let first = range.positions.start / page_tokens;
+        let half = |first_plane: u32| {
+            let mut half = Vec::new();
+            for position in range.positions.clone() {
+                let page = (position / page_tokens - first) * self.page_bytes();
+                for plane in first_plane..first_plane + kv_heads {
+                    let slot = u64::from(plane) * page_tokens + position % page_tokens;
+                    half.extend_from_slice(&bytes[page as usize + slot as usize * row..][..row]);
+                }
+            }
+            decode(&half, self.layout.dtype)
+        };
+        let (keys, values) = (half(0), half(kv_heads));
+        KvValues { range, kv_heads, head_dim, keys, values }
+    }
+}
+
+/// The node that writes a block's keys and values, and the cache.
+fn writer(graph: &Graph, layer: u32) -> Option<(NodeId, djinn_srg::ValueId)> {
+    let mut nodes = (0..).map(NodeId).zip(&graph.nodes);
+    let (id, node) =
+        nodes.find(|(_, node)| node.layer == Some(layer) && matches!(node.op, Op::KvWrite { .. }))?;
+    Some((id, node.outputs[0]))
+}
