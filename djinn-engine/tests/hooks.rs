@@ -1,27 +1,17 @@
 //! Hook points: what is read is what the model computes, what is written back unchanged changes nothing, what is changed
 //! changes what its name says and no other sequence.
 
+#[path = "shared/families.rs"]
+mod families;
+
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
 use djinn_device::Ops;
 use djinn_engine::{
     Act, Budget, Captured, Edit, Engine, Entry, Error, Intervention, Options, Sequence, Wanted,
 };
 use djinn_models::{Location, OpenOptions, open};
+use families::FAMILIES;
 use std::ops::ControlFlow;
-
-/// Blocks in sequence and side by side, rotated, learned and no positions, experts, windows, norms of heads.
-const FAMILIES: [&str; 10] = [
-    "tiny-gqa",
-    "tiny-window",
-    "tiny-qwen3",
-    "tiny-mixtral",
-    "tiny-gpt2",
-    "tiny-gptj",
-    "tiny-gpt-neox",
-    "tiny-falcon",
-    "tiny-falcon-rw",
-    "tiny",
-];
 
 fn options() -> Options {
     Options { context: 64, prefill_rows: 40, logit_rows: 64, hook_bytes: 4 << 20, ..Options::default() }

@@ -2,6 +2,7 @@
 //! at, have what was read written back, lose their pages to others, and give the tokens and log-probabilities of sessions
 //! that never stopped.
 
+use super::families::FAMILIES;
 use super::sharing::end_all;
 use super::stopped::{breakpoint, hooked, look};
 use super::*;
@@ -10,20 +11,6 @@ use djinn_engine::{Edit, Happening, Opening, Origin, Turn};
 use djinn_scheduler::{SessionEvent, SessionId};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-
-/// Blocks in sequence and side by side, rotated, learned and no positions, experts, windows, norms of heads.
-const FAMILIES: [&str; 10] = [
-    "tiny-gqa",
-    "tiny-window",
-    "tiny-qwen3",
-    "tiny-mixtral",
-    "tiny-gpt2",
-    "tiny-gptj",
-    "tiny-gpt-neox",
-    "tiny-falcon",
-    "tiny-falcon-rw",
-    "tiny",
-];
 
 /// What is done to a session that stopped, before it goes on.
 #[derive(Clone, Debug)]

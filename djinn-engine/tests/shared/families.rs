@@ -1,0 +1,15 @@
+//! Synthetic models of every kind of block.
+
+/// Blocks in sequence and side by side, rotated, learned and no positions, experts, windows, norms of heads.
+pub(crate) const FAMILIES: [&str; 10] = [
+    "tiny-gqa",
+    "tiny-window",
+    "tiny-qwen3",
+    "tiny-mixtral",
+    "tiny-gpt2",
+    "tiny-gptj",
+    "tiny-gpt-neox",
+    "tiny-falcon",
+    "tiny-falcon-rw",
+    "tiny",
+];
