@@ -7,7 +7,7 @@ use crate::fields::LENS;
 use crate::model::ServedModel;
 use crate::request::Pairs;
 use crate::server::ApiRequest;
-use crate::sessions::Named;
+use crate::sessions::{EngineSession, Named};
 use crate::{ApiError, reply};
 use axum::body::Body;
 use axum::extract::Path;
@@ -17,6 +17,7 @@ use djinn_engine::debug::Look;
 use djinn_srg::{Graph, Hook};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// The most hooks of a request.
 const MOST_HOOKS: usize = 1024;
@@ -42,22 +43,42 @@ pub(crate) async fn show(
         return Err(ApiError::field("position", message));
     }
     let mut data = Vec::new();
-    // One hook at a time: each takes a part of the memory for hooks.
-    for hook in chosen {
-        let read = Look { hooks: vec![hook.clone()], ..Look::default() };
-        let read = look(engine, graph, read).await?;
-        let width = hook.columns.1 as usize;
-        let row = (position - read.positions.start) as usize * width;
-        let values = read.values.first().and_then(|(_, values)| values.get(row..row + width));
-        let values = values.ok_or_else(not_paused)?.to_vec();
+    let row = (position - at.start) as usize * last.columns.1 as usize;
+    for (hook, values) in read_all(engine, graph, &chosen, row..row + last.columns.1 as usize).await? {
         // Only the last token has logits: it gets the values of the one that is asked for.
-        let end = read.positions.end;
-        let edits = vec![(last.clone(), end - 1..end, Edit::set(values))];
+        let edits = vec![(last.clone(), at.end - 1..at.end, Edit::set(values))];
         let seen = look(engine, graph, Look { edits, logits: true, ..Look::default() }).await?;
-        data.push(json!({ "hook": hook.name, "top": best(&named.model, &seen.logits, top) }));
+        data.push(json!({ "hook": hook, "top": best(&named.model, &seen.logits, top) }));
     }
     named.touch();
     Ok(reply::json(StatusCode::OK, &json!({ "object": "list", "position": position, "data": data })))
+}
+
+/// Some of the values at each hook, by its name: in one look, or in a few where the memory for hooks is too small for one.
+async fn read_all(
+    engine: &EngineSession,
+    graph: &Graph,
+    hooks: &[&Hook],
+    part: Range<usize>,
+) -> Result<Vec<(String, Vec<f32>)>, ApiError> {
+    let mut values = Vec::new();
+    let mut left: Vec<&[&Hook]> = vec![hooks];
+    while let Some(next) = left.pop() {
+        let wanted = Look { hooks: next.iter().map(|&hook| hook.clone()).collect(), ..Look::default() };
+        match look(engine, graph, wanted).await {
+            Ok(read) => {
+                for (hook, all) in read.values {
+                    values.push((hook, all.get(part.clone()).ok_or_else(not_paused)?.to_vec()));
+                }
+            }
+            Err(error) if error.code == Some("hook_memory") && next.len() > 1 => {
+                let (first, second) = next.split_at(next.len() / 2);
+                left.extend([second, first]);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(values)
 }
 
 /// Where blocks end, in order.
