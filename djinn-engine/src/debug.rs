@@ -11,12 +11,15 @@
 
 mod cache;
 mod demand;
+mod pattern;
 mod record;
 mod step;
 
 pub use cache::{KvAnswer, KvEdit, KvHalf, KvOp, KvRange, KvValues};
 pub(crate) use cache::{KvWritten, decode};
 pub(crate) use demand::{Demand, Sizes};
+pub(crate) use pattern::Attending;
+pub use pattern::AttentionScores;
 pub(crate) use record::Record;
 pub(crate) use step::{EntryTokens, Judged, Step};
 
@@ -291,6 +294,9 @@ pub type DebugWork = Box<dyn FnOnce(&mut dyn Debugger) + Send>;
 /// What to do once a look is over.
 pub type LookAnswer = Box<dyn FnOnce(Result<Looked>) + Send>;
 
+/// What to do once queries and keys were read.
+pub type ScoresAnswer = Box<dyn FnOnce(Result<AttentionScores>) + Send>;
+
 /// What people do with the activations of sessions. A [`Service`](crate::Service) is one, and
 /// [`Client::begin_debug`](crate::Client::begin_debug) gives one.
 ///
@@ -329,6 +335,10 @@ pub trait Debugger {
     /// Changes a session that is stopped, for all its future: values at a hook, for positions among those at which it
     /// stopped.
     fn edit(&mut self, id: SessionId, hook: Hook, positions: Range<u64>, edit: Edit) -> Result<()>;
+
+    /// Reads a block's queries and keys of a session that is stopped, from which the pattern of its attention follows;
+    /// as [`look`](Self::look). The pattern may not take more bytes than the memory for hooks has.
+    fn attention(&mut self, id: SessionId, layer: u32, answer: ScoresAnswer);
 
     /// Changes keys or values of a session that is stopped, of tokens before those at which it stopped: for all its
     /// future, and for no other session. `answer` is called once it is written down; it is dropped if the session ends or

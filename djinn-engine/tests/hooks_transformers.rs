@@ -3,12 +3,19 @@
 //! The values come from `scripts/make_hook_fixtures.py`, in float32 from the stored weights.
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math};
-use djinn_engine::{Act, Captured, Engine, Entry, Intervention, Options, Sequence, Wanted};
+use djinn_engine::debug::{
+    AtTtl, AttentionScores, Breakpoint, DebugSetup, Debugger, Filter, KvRange, Look, Looked,
+};
+use djinn_engine::{
+    Act, Captured, Engine, Entry, Intervention, Opening, Options, Sequence, Service, SessionId, Turn, Wanted,
+};
 use djinn_models::{Location, OpenOptions, open};
 use safetensors::SafeTensors;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 /// ‖found − expected‖ / ‖expected‖ of each token's values: both sides compute in float32, in orders of their own.
 const TOLERANCE: f64 = 1e-5;
@@ -125,6 +132,89 @@ fn every_hook_point_is_compared() {
             let found = graph.hook(module).unwrap_or_else(|| panic!("{checkpoint}: no hook {module}"));
             let same = graph.hook(hook).expect("it is compared");
             assert_eq!((found.value, found.columns), (same.value, same.columns), "{checkpoint}: {module}");
+        }
+    }
+}
+
+fn settle(service: &mut Service<CpuDevice>) {
+    while service.state().sessions().any(|session| session.is_ready())
+        || service.idle_for() == Some(Duration::ZERO)
+    {
+        service.advance().expect("the device is sound");
+    }
+}
+
+/// A block's pattern and, of the same tokens, its values.
+fn attention(
+    service: &mut Service<CpuDevice>,
+    id: SessionId,
+    layer: u32,
+    end: u64,
+) -> (AttentionScores, Looked) {
+    let (sender, scores) = mpsc::channel();
+    service.attention(id, layer, Box::new(move |read| sender.send(read).expect("it is awaited")));
+    settle(service);
+    let (sender, looked) = mpsc::channel();
+    let caches = vec![KvRange { layer, positions: 0..end }];
+    let look = Look { caches, ..Look::default() };
+    service.look(id, look, Box::new(move |read| sender.send(read).expect("it is awaited")));
+    settle(service);
+    let read = |error: &str| panic!("{error}");
+    let scores = scores.try_recv().expect("it is answered").unwrap_or_else(|error| read(&error.to_string()));
+    (scores, looked.try_recv().expect("it is answered").expect("it is allowed"))
+}
+
+/// What attention's pattern makes of the cached values is what transformers' attention gives: with windows, ALiBi, rotated and
+/// learned positions, one key head for several query heads.
+#[test]
+fn patterns_weigh_values_as_transformers_does() {
+    for (checkpoint, expected) in fixture().expected {
+        let engine = engine(&checkpoint, Math::Fast);
+        let tokens = prompt(&checkpoint);
+        let blocks =
+            engine.graph().nodes.iter().filter_map(|node| node.layer).max().expect("it has blocks") + 1;
+        let mut service = Service::single(engine).expect("it serves");
+        let stop = Breakpoint {
+            hook: service.hook("embed.hook_out").expect("every model has it"),
+            filter: Filter::default(),
+            condition: None,
+            pause: true,
+            capture: false,
+            hits: None,
+            ttl: None,
+            at_ttl: AtTtl::Abort,
+        };
+        let debug = DebugSetup { breakpoints: vec![stop], steering: Vec::new() };
+        let turn = Turn { tokens: tokens.clone(), max_tokens: 1, ..Turn::default() };
+        let id = service.open(Opening { turn, debug, ..Opening::default() }).expect("there is room");
+        settle(&mut service);
+        for layer in 0..blocks {
+            let Some(z) = expected.get(&format!("blocks.{layer}.attn.hook_z")) else {
+                panic!("{checkpoint}: no fixture of block {layer}")
+            };
+            let (scores, looked) = attention(&mut service, id, layer, tokens.len() as u64);
+            let (pattern, cache) = (scores.pattern(), &looked.caches[0]);
+            let (heads, kv_heads) = (scores.heads as usize, cache.kv_heads as usize);
+            let (dim, count) = (cache.head_dim as usize, tokens.len());
+            let rows = [0, count / 2, count - 1];
+            for (row, expected) in rows.into_iter().zip(z.chunks_exact(heads * dim)) {
+                let mut found = vec![0.0; heads * dim];
+                for (head, found) in found.chunks_exact_mut(dim).enumerate() {
+                    let weights = &pattern[(head * count + row) * count..][..count];
+                    assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-5, "{checkpoint}: rows sum to 1");
+                    assert!(
+                        weights[row + 1..].iter().all(|&weight| weight == 0.0),
+                        "{checkpoint}: the future"
+                    );
+                    for (key, weight) in weights.iter().enumerate() {
+                        let at = (key * kv_heads + head * kv_heads / heads) * dim;
+                        let values = &cache.values[at..][..dim];
+                        found.iter_mut().zip(values).for_each(|(sum, value)| *sum += weight * value);
+                    }
+                }
+                let distance = distance(&found, expected);
+                assert!(distance <= TOLERANCE, "{checkpoint}, block {layer}, token {row}: {distance:.2e}");
+            }
         }
     }
 }

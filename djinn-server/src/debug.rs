@@ -1,16 +1,18 @@
 //! Models that are looked into: their hook points, and sessions that stop at one, are read, changed, and go on.
 //!
-//! [`breakpoint`] reads breakpoints, [`routes`] sets them and waits for pauses, [`activation`] and [`lens`] look and change,
+//! [`breakpoint`] reads breakpoints, [`routes`] sets them and waits for pauses, [`activation`], [`cache`] and [`lens`] look and change,
 //! [`resume`] goes on, [`captures`] and [`tokens`] give what came of it. What is asked of the engine goes through
 //! [`engine`]: it happens on the engine's thread, between steps.
 
 pub(crate) mod activation;
 mod bell;
 pub(crate) mod breakpoint;
+pub(crate) mod cache;
 pub(crate) mod captures;
 pub(crate) mod engine;
 pub(crate) mod hooks;
 pub(crate) mod lens;
+mod pattern;
 mod resume;
 pub(crate) mod routes;
 mod tensors;

@@ -3,7 +3,9 @@
 
 mod debug;
 
-pub use debug::{ACTIVATIONS, BREAKPOINTS, LENS, RESUME, SESSION_STEERING, STEERING, STEERING_DEFAULT};
+pub use debug::{
+    ACTIVATIONS, BREAKPOINTS, CACHE, LENS, RESUME, SESSION_STEERING, STEERING, STEERING_DEFAULT,
+};
 
 /// What becomes of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -424,6 +426,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
     FORK,
     BREAKPOINTS,
     ACTIVATIONS,
+    CACHE,
     LENS,
     SESSION_STEERING,
     STEERING,

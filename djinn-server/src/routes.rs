@@ -1,6 +1,6 @@
 //! The routes: one table, from which the router and `/openapi.json` are made.
 
-use crate::debug::{activation, captures, hooks, lens, routes as debug, tokens as session_tokens};
+use crate::debug::{activation, cache, captures, hooks, lens, routes as debug, tokens as session_tokens};
 use crate::guard::Tenant;
 use crate::openai::{chat, completions, models, responses, tokens};
 use crate::request::{Asker, Pairs};
@@ -164,6 +164,22 @@ fn table() -> Vec<Route> {
                 "/v1/sessions/{id}/activations/{hook}",
                 "Changes values of a session that is paused.",
                 activation::write,
+            )
+        },
+        Route {
+            query: &["model", "from", "to", "format"],
+            ..reads(
+                "/v1/sessions/{id}/kv/{layer}",
+                "Keys and values of a session that is paused.",
+                cache::read,
+            )
+        },
+        Route {
+            query: &["model", "op", "from"],
+            ..posts(
+                "/v1/sessions/{id}/kv/{layer}",
+                "Writes over keys or values of a session that is paused.",
+                cache::write,
             )
         },
         of_session(posts("/v1/sessions/{id}/lens", "The best tokens as of each block.", lens::show)),

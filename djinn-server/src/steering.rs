@@ -11,7 +11,7 @@ mod store;
 
 pub(crate) use apply::Steered;
 pub use apply::{SteeredTokens, VectorUse};
-pub(crate) use parse::{BodyForm, check_values, form as body_form, one_tensor};
+pub(crate) use parse::{BodyForm, ReadTensor, check_values, form as body_form, one_tensor, tensor_of};
 pub(crate) use store::SteeringStore;
 
 use djinn_srg::Hook;

@@ -194,6 +194,27 @@ def test_changes(fake: Fake) -> None:
     assert arrays.unpack(request.content)[0]["values"].tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
+def test_a_cache_is_read_and_written(fake: Fake) -> None:
+    at = f"{AT}/kv/3"
+    keys = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    fake.on("GET", at, lambda _: httpx.Response(200, content=arrays.pack(keys=keys, values=-keys)))
+    fake.on("POST", at, {"object": "kv.edit", "layer": 3, "tokens": 2})
+    stopped = pause(fake)
+    cache = stopped.cache(3, range(1, 3))
+    assert (cache.keys == keys).all() and (cache.values == -keys).all()
+    assert dict(fake.requests[-1].url.params) == {"model": "m", "format": "safetensors", "from": "1", "to": "3"}
+    assert stopped.write_cache(3, values=cache.values, start=1, add=True) == 2
+    request = fake.requests[-1]
+    assert dict(request.url.params) == {"model": "m", "op": "add", "from": "1"}
+    assert list(arrays.unpack(request.content)[0]) == ["values"]
+    assert stopped.scale_cache(3, "keys", 0.5, range(1, 3)) == 2
+    assert fake.body("POST", at) == {
+        "op": "scale", "part": "keys", "factor": 0.5, "positions": {"from": 1, "to": 3},
+    }
+    with pytest.raises(ValueError, match="give keys, values or both"):
+        stopped.write_cache(3)
+
+
 def test_numbers_keep_their_bits_as_json(fake: Fake) -> None:
     at = f"{AT}/activations/blocks.1.hook_out"
     fake.on("POST", at, {"tokens": 2})

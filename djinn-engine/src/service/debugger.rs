@@ -2,8 +2,8 @@
 
 use super::{Happening, Service};
 use crate::debug::{
-    AtTtl, Breakpoint, BreakpointId, Captures, DebugSetup, Debugger, Demand, HookPoint, KvAnswer, KvEdit,
-    KvRange, Look, LookAnswer, PauseAnswer, PausedAt, Record, Steering,
+    AtTtl, Attending, Breakpoint, BreakpointId, Captures, DebugSetup, Debugger, Demand, HookPoint, KvAnswer,
+    KvEdit, KvRange, Look, LookAnswer, PauseAnswer, PausedAt, Record, ScoresAnswer, Steering,
 };
 use crate::hooks::{LayerCache, of_logits};
 use crate::{Act, Edit, Error, Intervention, Result};
@@ -266,6 +266,26 @@ impl<D: Ops> Debugger for Service<D> {
         self.batcher.record_mut(id)?.write(hook, positions, edit);
         self.name_pages_anew(id);
         Ok(())
+    }
+
+    fn attention(&mut self, id: SessionId, layer: u32, answer: ScoresAnswer) {
+        let known = self.stopped(id).map(|at| at.positions.clone()).and_then(|at| {
+            let block = || Error::UnknownHook(format!("blocks.{layer}.attn.hook_pattern"));
+            let (attends, hook) = Attending::of(self.engine().graph(), layer).ok_or_else(block)?;
+            let (need, have) = (attends.bytes(&at), self.batcher.hook_bytes());
+            if need > have {
+                return Err(Error::HookMemory { need, have });
+            }
+            let caches = vec![KvRange { layer, positions: 0..at.end }];
+            Ok((attends, Look { hooks: vec![hook.clone()], caches, ..Look::default() }))
+        });
+        match known {
+            Err(error) => answer(Err(error)),
+            Ok((attends, look)) => {
+                let scores = move |looked| attends.scores(looked).ok_or(Error::NotPaused { session: id.0 });
+                self.look(id, look, Box::new(move |looked| answer(looked.and_then(scores))));
+            }
+        }
     }
 
     fn edit_cache(&mut self, id: SessionId, edit: KvEdit, answer: KvAnswer) {

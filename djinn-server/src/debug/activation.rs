@@ -1,7 +1,7 @@
 //! `/v1/sessions/{id}/activations/{hook}`: reading and changing a session that is paused.
 
 use super::engine::{debug, look};
-use super::{hooks, not_paused, tensors};
+use super::{hooks, not_paused, pattern, tensors};
 use crate::body::{Fields, Part};
 use crate::fields::ACTIVATIONS;
 use crate::request::{Asker, Pairs, tenant_salt};
@@ -32,6 +32,9 @@ pub(crate) async fn read(
     let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
     let as_tensors = tensors::is_asked(&query)?;
     let (engine, graph) = (named.engine()?, named.model.graph());
+    if let Some(layer) = hooks::pattern_of(graph, &hook) {
+        return pattern::show(&named, layer, as_tensors).await;
+    }
     let hook = hooks::find(graph, &hook, "hook")?.clone();
     let at = debug(engine, graph, |debugger, id| Ok(debugger.paused_at(id))).await?;
     let at = at.ok_or_else(not_paused)?;
@@ -76,6 +79,9 @@ pub(crate) async fn write(
 ) -> Answered {
     let named = Named::find(&request.server, request.salt(), &id, &query)?;
     let (engine, graph) = (named.engine()?, named.model.graph());
+    if hooks::pattern_of(graph, &hook).is_some() {
+        return Err(ApiError::field("hook", "a pattern is only read; change queries or keys instead"));
+    }
     let hook = hooks::find(graph, &hook, "hook")?.clone();
     let at = debug(engine, graph, |debugger, id| Ok(debugger.paused_at(id))).await?;
     let at = at.ok_or_else(not_paused)?;

@@ -4,7 +4,7 @@ use crate::ApiError;
 use crate::debug::hooks;
 use crate::sessions::{EngineSession, conflict};
 use axum::http::StatusCode;
-use djinn_engine::debug::{Debugger, Look, Looked};
+use djinn_engine::debug::{AttentionScores, Debugger, KvEdit, Look, Looked};
 use djinn_engine::{Error as EngineError, SessionId};
 use djinn_srg::Graph;
 use tokio::sync::oneshot;
@@ -39,6 +39,43 @@ pub(crate) async fn look(session: &EngineSession, graph: &Graph, look: Look) -> 
         debugger.look(id, look, Box::new(|looked| drop(answer.send(looked))));
     });
     told(answered.await.ok(), graph)
+}
+
+/// Reads the queries and keys of a block, of a session that is paused.
+///
+/// # Errors
+/// As [`look`].
+pub(crate) async fn attention(
+    session: &EngineSession,
+    graph: &Graph,
+    layer: u32,
+) -> Result<AttentionScores, ApiError> {
+    let (answer, answered) = oneshot::channel();
+    let id = session.id;
+    session.client.begin_debug(move |debugger| {
+        // As above.
+        debugger.attention(id, layer, Box::new(|read| drop(answer.send(read))));
+    });
+    told(answered.await.ok(), graph)
+}
+
+/// Writes over keys or values of a session that is paused.
+///
+/// # Errors
+/// As [`look`]; 400 for a number that the cache cannot hold.
+pub(crate) async fn edit_cache(session: &EngineSession, graph: &Graph, edit: KvEdit) -> Result<(), ApiError> {
+    let (answer, answered) = oneshot::channel();
+    let id = session.id;
+    session.client.begin_debug(move |debugger| {
+        // As above.
+        debugger.edit_cache(id, edit, Box::new(|written| drop(answer.send(written))));
+    });
+    match answered.await.ok() {
+        Some(Err(error @ EngineError::Intervention { .. })) => {
+            Err(ApiError::field("values", error.to_string()))
+        }
+        answer => told(answer, graph),
+    }
 }
 
 /// `None` stands for an answer that was dropped: the session is gone, or the engine.

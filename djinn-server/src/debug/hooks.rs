@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use djinn_host::nearest;
 use djinn_models::printable::one_line;
-use djinn_srg::{Dim, Graph, Hook};
+use djinn_srg::{Dim, Graph, Hook, Op};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
@@ -17,8 +17,13 @@ const LOGITS: &str = "unembed.hook_out";
 pub(crate) fn list(server: &Server, name: &str) -> Result<Response<Body>, ApiError> {
     let model = server.served(name).ok_or_else(|| ApiError::no_model(name))?;
     let points = model.graph().hook_points();
-    let data: Vec<Value> =
+    let mut data: Vec<Value> =
         points.iter().map(|names| point(names, of_logits(model.graph(), names[0]))).collect();
+    let attends = model.graph().nodes.iter().filter_map(|node| match node.op {
+        Op::Attention { heads, .. } => Some((node.layer?, heads)),
+        _ => None,
+    });
+    data.extend(attends.map(|(layer, heads)| pattern_point(layer, heads)));
     Ok(reply::json(StatusCode::OK, &json!({ "object": "list", "data": data })))
 }
 
@@ -33,6 +38,27 @@ fn point(names: &[&Hook], logits_only: bool) -> Value {
         "writable": true,
         "logits_only": logits_only,
     })
+}
+
+/// What attention weighs by: computed where it is asked for, so no point of a pass.
+fn pattern_point(layer: u32, heads: u32) -> Value {
+    json!({
+        "object": "hook",
+        "name": format!("blocks.{layer}.attn.hook_pattern"),
+        "aliases": [],
+        "shape": [heads, "tokens", "keys"],
+        "dtype": "float32",
+        "writable": false,
+        "logits_only": false,
+    })
+}
+
+/// The block whose attention's pattern a name asks for, if the model has it.
+pub(crate) fn pattern_of(graph: &Graph, name: &str) -> Option<u32> {
+    let layer = name.strip_prefix("blocks.")?.strip_suffix(".attn.hook_pattern")?.parse().ok()?;
+    let attends =
+        |node: &djinn_srg::Node| node.layer == Some(layer) && matches!(node.op, Op::Attention { .. });
+    graph.nodes.iter().any(attends).then_some(layer)
 }
 
 /// The hook point that a request's `param` names; `logits` is one of the last one's names.

@@ -19,11 +19,11 @@ pub const BREAKPOINTS: Endpoint = Endpoint {
         yes("positions", "`from` and `to`: tokens of the session, counted from 0, without `to`"),
         yes(
             "steps",
-            "`from` and `to`: steps of the session since the breakpoint was set, counted from 0, without `to`",
+            "`from` and `to`: places of generated tokens in their turn, counted from 1, without `to`",
         ),
         yes(
             "condition",
-            "`type` `token` (`tokens`: ids, one of which is the row's), `entropy` (`above`, in nats) or `probe` (`direction`, `above`)",
+            "`type` `token` (`tokens`: ids; the token must be one of them), `entropy` (`above`, in nats) or `probe` (`direction`, `above`)",
         ),
         yes("action", "`pause` (default), `capture` or `pause_and_capture`"),
         yes("hits", "after this number it is used up; default 1, and for `capture` any number (null)"),
@@ -49,6 +49,25 @@ pub const ACTIVATIONS: Endpoint = Endpoint {
         yes(
             "positions",
             "a list of tokens of the session, or `from` and `to`; all that are paused, if not given",
+        ),
+    ],
+};
+
+/// `/v1/sessions/{id}/kv/{layer}`. Files of safetensors have `op` and `from` in the query.
+pub const CACHE: Endpoint = Endpoint {
+    method: "POST",
+    path: "/v1/sessions/{id}/kv/{layer}",
+    fields: &[
+        yes("op", "`set`, `add` or `scale`"),
+        yes("part", "`keys` or `values`"),
+        yes(
+            "values",
+            "for `set` and `add`: `[tokens, kv_heads, head_dim]`, or one row of `kv_heads · head_dim` for all tokens",
+        ),
+        yes("factor", "for `scale`"),
+        yes(
+            "positions",
+            "`from` and `to`, without `to`; all tokens before those that are paused, if not given",
         ),
     ],
 };

@@ -153,6 +153,22 @@ pub(crate) fn one_tensor(body: Vec<u8>, name: &str, width: usize) -> Result<Vec<
     decode(&file, tensor).map_err(wrong)
 }
 
+/// A tensor of a file.
+pub(crate) struct ReadTensor {
+    pub(crate) shape: Vec<u64>,
+    pub(crate) values: Vec<f32>,
+}
+
+/// A file's tensor, if it has one of this name.
+///
+/// # Errors
+/// 400 for a tensor of another type.
+pub(crate) fn tensor_of(file: &dyn TensorFile, name: &'static str) -> Result<Option<ReadTensor>, ApiError> {
+    let Some(tensor) = file.tensor(name) else { return Ok(None) };
+    let wrong = |why: String| ApiError::field(name, format!("the tensor `{name}` {why}"));
+    Ok(Some(ReadTensor { shape: tensor.shape.clone(), values: decode(file, tensor).map_err(wrong)? }))
+}
+
 fn decode(file: &dyn TensorFile, tensor: &TensorInfo) -> Result<Vec<f32>, String> {
     let count = tensor.shape.iter().product::<u64>();
     if tensor.encoding.dtype().is_none() {

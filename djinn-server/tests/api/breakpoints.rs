@@ -18,16 +18,16 @@ const END: &str = "blocks.0.hook_out";
 const LAST: &str = "blocks.1.hook_out";
 
 /// A session that was made, with one breakpoint if one is given.
-fn session(target: &Target, id: &str, breakpoint: Option<Value>) {
+pub(crate) fn session(target: &Target, id: &str, breakpoint: Option<Value>) {
     assert_eq!(target.post("/v1/sessions", &json!({ "model": "tiny", "id": id })).status, 200);
     breakpoint.iter().for_each(|breakpoint| drop(set(target, id, breakpoint)));
 }
 
-fn path(id: &str, action: &str) -> String {
+pub(crate) fn path(id: &str, action: &str) -> String {
     format!("/v1/sessions/{id}/{action}")
 }
 
-fn act(target: &Target, id: &str, action: &str, body: &Value) -> Value {
+pub(crate) fn act(target: &Target, id: &str, action: &str, body: &Value) -> Value {
     target.ok(&path(id, action), body)
 }
 
@@ -37,41 +37,41 @@ fn set(target: &Target, id: &str, breakpoint: &Value) -> Value {
     reply.json()
 }
 
-fn see(target: &Target, id: &str, what: &str) -> Value {
+pub(crate) fn see(target: &Target, id: &str, what: &str) -> Value {
     let reply = target.get(&path(id, what));
     assert_eq!(reply.status, 200, "{reply:?}");
     reply.json()
 }
 
 /// Where a session is paused, once it is.
-fn paused(target: &Target, id: &str) -> Value {
+pub(crate) fn paused(target: &Target, id: &str) -> Value {
     let at = see(target, id, "pause?timeout_ms=60000")["paused_at"].clone();
     assert!(at.is_object(), "{id} is not paused");
     at
 }
 
-fn ask(target: &Target, id: &str, body: Value) -> JoinHandle<Reply> {
+pub(crate) fn ask(target: &Target, id: &str, body: Value) -> JoinHandle<Reply> {
     let target = target.with("x-session-id", id);
     std::thread::spawn(move || target.post(TEXT, &body))
 }
 
-fn text(reply: &Reply) -> String {
+pub(crate) fn text(reply: &Reply) -> String {
     assert_eq!(reply.status, 200, "{reply:?}");
     reply.json()["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 
 /// What a prompt gives by itself.
-fn plain(prompt: &str, more: &Value) -> String {
+pub(crate) fn plain(prompt: &str, more: &Value) -> String {
     let mut more = more.clone();
     more["cache_salt"] = json!(format!("plain {prompt}"));
     text(&shared().post(TEXT, &completion(prompt, more)))
 }
 
-fn rows(activation: &Value) -> Vec<Vec<f32>> {
+pub(crate) fn rows(activation: &Value) -> Vec<Vec<f32>> {
     serde_json::from_value(activation["values"].clone()).unwrap()
 }
 
-fn refused(reply: &Reply, status: u16, param: Option<&str>, code: Option<&str>) {
+pub(crate) fn refused(reply: &Reply, status: u16, param: Option<&str>, code: Option<&str>) {
     assert_eq!(reply.status, status, "{reply:?}");
     let error = reply.error();
     assert_eq!((error["param"].as_str(), error["code"].as_str()), (param, code), "{reply:?}");

@@ -7,6 +7,7 @@ mod client;
 mod failures;
 mod guard;
 mod hostile;
+mod kv;
 mod load;
 mod openapi;
 mod plain;

@@ -19,6 +19,7 @@ from .steering import SteeringStore
 from .turn import Answer, Turn
 from .types import (
     Breakpoint,
+    Cache,
     Captures,
     EntropyCondition,
     Hook,
@@ -33,7 +34,7 @@ from .types import (
 )
 
 __all__ = [
-    "Answer", "ApiError", "BadRequest", "Breakpoint", "Captures", "Conflict", "Djinn", "DjinnError",
+    "Answer", "ApiError", "BadRequest", "Breakpoint", "Cache", "Captures", "Conflict", "Djinn", "DjinnError",
     "EntropyCondition", "Hook", "LensRow", "LensToken", "NotFound", "Pause", "PauseNotReached", "PausedAt",
     "ProbeCondition", "ServerError", "ServerUnreachable", "Session", "SteeringStore", "Text", "TokenCondition",
     "TooMuch", "Turn", "Unauthorized", "Vector", "steering",

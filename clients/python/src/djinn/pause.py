@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from . import arrays
 from .errors import Conflict, NotFound
 from .turn import Turn
-from .types import Floats, LensRow, PausedAt
+from .types import Cache, Floats, LensRow, PausedAt
 
 if TYPE_CHECKING:
     from .session import Session
@@ -94,7 +94,42 @@ class Pause:
             body["position"] = position
         return [LensRow.of(row) for row in self.session._ask("POST", "lens", json=body)["data"]]
 
+    def pattern(self, layer: int) -> Floats:
+        """What a block's attention weighs the paused tokens by: f32 `[heads, tokens, keys]`."""
+        return self.read(f"blocks.{layer}.attn.hook_pattern")
+
+    def cache(self, layer: int, positions: range | None = None) -> Cache:
+        """A block's keys and values, of all tokens up to the paused ones or of some."""
+        query = {} if positions is None else {"from": str(positions.start), "to": str(positions.stop)}
+        tensors, _ = arrays.unpack(self.session._safetensors(f"kv/{layer}", **query))
+        return Cache(tensors["keys"], tensors["values"])
+
     # ------------------------------------------------------------------ changes
+
+    def write_cache(self, layer: int, *, keys: Any = None, values: Any = None, start: int = 0, add: bool = False) -> int:
+        """Writes over a block's keys, values or both, `[tokens, kv_heads, head_dim]`, of tokens before the paused ones, from
+        `start` on. Gives how many tokens were changed.
+
+        :param add: adds to what is there.
+        """
+        both = {"keys": keys, "values": values}
+        given = {name: arrays.floats(array) for name, array in both.items() if array is not None}
+        if not given:
+            raise ValueError("give keys, values or both")
+        query = {"op": "add" if add else "set", "from": str(start)}
+        return self._cached(self.session._ask("POST", f"kv/{layer}", query=query, content=arrays.pack(**given)))
+
+    def scale_cache(self, layer: int, part: Literal["keys", "values"], factor: float,
+                    positions: range | None = None) -> int:
+        """Multiplies a block's keys or values of tokens before the paused ones, of all or of some."""
+        body: dict[str, Any] = {"op": "scale", "part": part, "factor": factor}
+        if positions is not None:
+            body["positions"] = {"from": positions.start, "to": positions.stop}
+        return self._cached(self.session._ask("POST", f"kv/{layer}", json=body))
+
+    def _cached(self, changed: dict[str, Any]) -> int:
+        self._activation = None
+        return int(changed["tokens"])
 
     def set(self, values: Any, *, hook: str | None = None, positions: Positions = None) -> int:
         """Replaces the values: `[width]` for every token, or `[tokens, width]`. Gives how many tokens were changed, as

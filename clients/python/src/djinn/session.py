@@ -183,8 +183,9 @@ class Session:
                              for list_ in ("token_ids", "positions"))
         return Captures(values, tokens, positions, tensors.get("hidden_states"), int(about["dropped"]))
 
-    def _safetensors(self, path: str) -> bytes:
-        return self._http.send("GET", self._path(path), query=self._query({"format": "safetensors"})).content
+    def _safetensors(self, path: str, **query: str) -> bytes:
+        asked = self._query({"format": "safetensors", **query})
+        return self._http.send("GET", self._path(path), query=asked).content
 
     # ------------------------------------------------------------------ steering
 

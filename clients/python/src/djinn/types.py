@@ -23,13 +23,15 @@ class Hook:
     name: str
     #: Other names of the same values, such as TransformerLens' older ones and the checkpoint's modules.
     aliases: tuple[str, ...]
-    #: How many values each token has there.
+    #: How many values each token has there; 0 for a pattern, which has one for each key.
     width: int
     writable: bool
 
     @staticmethod
     def of(body: dict[str, Any]) -> Hook:
-        return Hook(body["name"], tuple(body["aliases"]), int(body["shape"][-1]), bool(body["writable"]))
+        last = body["shape"][-1]
+        width = last if isinstance(last, int) else 0
+        return Hook(body["name"], tuple(body["aliases"]), width, bool(body["writable"]))
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,14 @@ class LensRow:
 
     def __str__(self) -> str:
         return f"{self.hook:24} " + "  ".join(f"{token.text!r} {token.probability:.3f}" for token in self.top)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A block's keys and values, f32 `[tokens, kv_heads, head_dim]`."""
+
+    keys: Floats
+    values: Floats
 
 
 @dataclass(frozen=True)

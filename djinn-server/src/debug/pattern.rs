@@ -1,0 +1,39 @@
+//! The pattern of a block's attention, as an activation that is only read.
+
+use super::engine::attention;
+use super::tensors;
+use crate::sessions::Named;
+use crate::{ApiError, reply};
+use axum::body::Body;
+use axum::http::{Response, StatusCode};
+use serde_json::json;
+
+/// Answers with `[heads, tokens, keys]`, of the paused tokens and all keys up to the last of them.
+pub(super) async fn show(named: &Named, layer: u32, as_tensors: bool) -> Result<Response<Body>, ApiError> {
+    let scores = attention(named.engine()?, named.model.graph(), layer).await?;
+    named.touch();
+    let body = move || {
+        let (pattern, queries) = (scores.pattern(), scores.queries.clone());
+        let keys = queries.end as usize;
+        let shape = [scores.heads as usize, (queries.end - queries.start) as usize, keys];
+        let name = format!("blocks.{layer}.attn.hook_pattern");
+        if as_tensors {
+            let (from, to) = (queries.start.to_string(), queries.end.to_string());
+            let mut file = tensors::File::default();
+            file.floats("values", &shape, &pattern);
+            return file.response([("hook", name), ("from", from), ("to", to)]);
+        }
+        let heads = pattern.chunks_exact(shape[1] * keys);
+        let values: Vec<Vec<&[f32]>> = heads.map(|head| head.chunks_exact(keys).collect()).collect();
+        let body = json!({
+            "object": "activation",
+            "hook": name,
+            "positions": { "from": queries.start, "to": queries.end },
+            "shape": shape,
+            "dtype": "float32",
+            "values": values,
+        });
+        Ok(reply::json(StatusCode::OK, &body))
+    };
+    named.model.work(move |_| body()).await
+}
