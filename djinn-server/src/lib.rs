@@ -34,5 +34,5 @@ pub use log_format::LogFormat;
 pub use model::{ServedModel, Serving};
 pub use server::{Limits, Server};
 pub use sessions::SessionUse;
-pub use steering::{SteeredTokens, VectorUse};
+pub use steering::{SteeredTokens, SteeringAlgorithm, VectorUse};
 pub use tools::{OutputEvent, OutputParser, ReasoningMode, ToolFormat};

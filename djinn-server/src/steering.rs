@@ -10,7 +10,7 @@ pub(crate) mod routes;
 mod store;
 
 pub(crate) use apply::Steered;
-pub use apply::{SteeredTokens, VectorUse};
+pub use apply::{SteeredTokens, SteeringAlgorithm, VectorUse};
 pub(crate) use parse::{BodyForm, ReadTensor, check_values, form as body_form, one_tensor, tensor_of};
 pub(crate) use store::SteeringStore;
 

@@ -6,7 +6,7 @@ use super::{Endpoint, MODEL, RequestField, yes};
 pub(super) const STEERED: RequestField = yes(
     "steering",
     "`vectors`, as EasySteer's: `source` (a name of `/v1/steering`), `scale`, `layers`, `apply` (`prompt`, `generation`), \
-     `algorithm` (only `direct`): [steering](breakpoints.md#steering)",
+     `algorithm` (`direct` or `erase`): [steering](breakpoints.md#steering)",
 );
 
 /// `/v1/sessions/{id}/breakpoints`.

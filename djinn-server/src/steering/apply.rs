@@ -48,11 +48,56 @@ impl SteeredTokens {
     }
 }
 
+/// What a vector does to activations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SteeringAlgorithm {
+    /// It is added.
+    #[default]
+    Direct,
+    /// The values' part along it is taken away; a scale of 0 changes nothing, and no other scale matters.
+    Erase,
+}
+
+impl SteeringAlgorithm {
+    fn read(part: &Part) -> Result<Self, ApiError> {
+        match part.read::<String>("algorithm")?.as_deref() {
+            None | Some("direct") => Ok(SteeringAlgorithm::Direct),
+            Some("erase") => Ok(SteeringAlgorithm::Erase),
+            Some(other) => {
+                let detail =
+                    format_args!("must be \"direct\" or \"erase\"; `{}` is not supported", one_line(other));
+                Err(part.wrong("algorithm", detail))
+            }
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            SteeringAlgorithm::Direct => "direct",
+            SteeringAlgorithm::Erase => "erase",
+        }
+    }
+
+    /// The change that a direction makes.
+    fn edit(self, direction: &[f32], scale: f32) -> Edit {
+        match self {
+            SteeringAlgorithm::Direct => Edit::add(direction.to_vec(), scale),
+            // A direction of length 0 has no part.
+            SteeringAlgorithm::Erase if scale == 0.0 || direction.iter().all(|&x| x == 0.0) => {
+                Edit::add(direction.to_vec(), 0.0)
+            }
+            SteeringAlgorithm::Erase => Edit::along(direction.to_vec(), -1.0),
+        }
+    }
+}
+
 /// A vector as a request uses it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VectorUse {
     /// Its name.
     pub source: String,
+    /// What it does.
+    pub algorithm: SteeringAlgorithm,
     /// What it is multiplied by.
     pub scale: f32,
     /// The layers of it that are used; all, if not given.
@@ -91,9 +136,7 @@ impl VectorUse {
         let source: Option<String> = part.read("source")?;
         let source =
             source.ok_or_else(|| part.wrong("source", "is missing; name a vector of /v1/steering"))?;
-        if part.read::<String>("algorithm")?.is_some_and(|algorithm| algorithm != "direct") {
-            return Err(part.wrong("algorithm", "must be \"direct\": the vector is added"));
-        }
+        let algorithm = SteeringAlgorithm::read(part)?;
         if part.read::<bool>("normalize")?.unwrap_or(false) {
             return Err(part.wrong("normalize", "is not supported: activations do not keep their length"));
         }
@@ -103,14 +146,14 @@ impl VectorUse {
             return Err(part.wrong("layers", format_args!("has more than {MOST_LAYERS} layers")));
         }
         let scale = part.finite("scale")?.unwrap_or(1.0);
-        Ok(VectorUse { source, scale, layers, tokens: SteeredTokens::read(part)? })
+        Ok(VectorUse { source, algorithm, scale, layers, tokens: SteeredTokens::read(part)? })
     }
 
     /// As its client wrote it, with defaults.
     pub(crate) fn json(&self) -> Value {
         json!({
             "source": self.source,
-            "algorithm": "direct",
+            "algorithm": self.algorithm.name(),
             "scale": self.scale,
             "layers": self.layers,
             "normalize": false,
@@ -143,7 +186,8 @@ impl VectorUse {
         }
         let Some(tokens) = self.tokens.kind() else { return Ok(()) };
         steered.hash.update(stored.vectors.digest.as_bytes());
-        steered.hash.update(format!("{} {:?} {:?}\n", self.scale, self.layers, self.tokens).as_bytes());
+        let how = format!("{:?} {} {:?} {:?}\n", self.algorithm, self.scale, self.layers, self.tokens);
+        steered.hash.update(how.as_bytes());
         for direction in directions {
             let layer = hooks::layer(&direction.hook);
             let chosen = |layers: &BTreeSet<u64>| layer.is_some_and(|layer| layers.contains(&layer));
@@ -153,7 +197,7 @@ impl VectorUse {
             if direction.values.iter().any(|value| !(value * self.scale).is_finite()) {
                 return Err(wrong("scale", format!("{} makes values infinite", self.scale)));
             }
-            let edit = Edit::add(direction.values.clone(), self.scale);
+            let edit = self.algorithm.edit(&direction.values, self.scale);
             let name = self.source.clone();
             steered.edits.push(Steering { name, hook: direction.hook.clone(), edit, tokens });
         }
@@ -196,6 +240,7 @@ impl Steered {
                 default = defaults
                     .map(|(source, DefaultUse { scale, tokens })| VectorUse {
                         source,
+                        algorithm: SteeringAlgorithm::Direct,
                         scale,
                         layers: None,
                         tokens,

@@ -1,5 +1,6 @@
 //! Hook points over HTTP, and steering vectors: kept by name, added to those requests alone that ask for them.
 
+use super::breakpoints::{act, ask as ask_in, paused, rows, see, session};
 use super::client::{Reply, Target};
 use super::{Files, Running, completion, shared};
 use djinn_server::{Keys, Server, Serving};
@@ -312,6 +313,7 @@ fn a_vector_steers_those_requests_that_ask_for_it() {
         (steered("strong", json!({ "layers": [5] })), "steering.vectors[0].layers"),
         (steered("strong", json!({ "normalize": true })), "steering.vectors[0].normalize"),
         (steered("strong", json!({ "algorithm": "loreft" })), "steering.vectors[0].algorithm"),
+        (steered("strong", json!({ "algorithm": "replace" })), "steering.vectors[0].algorithm"),
         (steered("strong", json!({ "apply": { "promt": true } })), "steering.vectors[0].apply.promt"),
         (steered("strong", json!({ "strength": 1 })), "steering.vectors[0].strength"),
         (json!({ "steering": { "vectors": [{}] } }), "steering.vectors[0].source"),
@@ -364,4 +366,32 @@ fn sessions_and_keys_are_steered_without_the_request_saying_so() {
     let wrong = target.send("PUT", "/v1/steering/v/default", b"{\"scale\": 1e39}");
     refused(&wrong, 400, "scale");
     refused(&target.send("PUT", "/v1/steering/w/default", b""), 404, "name");
+}
+
+/// A vector that is erased leaves nothing along it; with a scale of 0 it changes no bit.
+#[test]
+fn an_erased_direction_has_no_part() {
+    let target = shared();
+    let direction: Vec<f32> = (0..WIDTH).map(|at| (at % 5) as f32 - 1.5).collect();
+    keep(target, &json!({ "model": "tiny", "name": "erased", "layers": { "0": direction } }));
+    let along = |id: &str, algorithm: &str, scale: f32| {
+        session(target, id, Some(json!({ "hook": "blocks.0.hook_out", "tokens": "generated" })));
+        let mut body = completion("What is left of it", steered("erased", json!({ "scale": scale })));
+        body["steering"]["vectors"][0]["algorithm"] = json!(algorithm);
+        let answer = ask_in(target, id, body);
+        paused(target, id);
+        let row = rows(&see(target, id, "activations/blocks.0.hook_out")).remove(0);
+        act(target, id, "resume", &json!({}));
+        assert_eq!(answer.join().unwrap().status, 200);
+        let norm = |values: &[f32]| values.iter().map(|x| x * x).sum::<f32>().sqrt();
+        let dot: f32 = row.iter().zip(&direction).map(|(a, b)| a * b).sum();
+        (dot / (norm(&row) * norm(&direction)), row)
+    };
+    let (plain, unchanged) = along("erase-0", "erase", 0.0);
+    assert!(plain.abs() > 1e-3, "the activation has a part along it: {plain}");
+    assert_eq!(unchanged, along("erase-plain", "direct", 0.0).1);
+    for scale in [1.0, -3.0] {
+        let (left, _) = along(&format!("erase-{scale}"), "erase", scale);
+        assert!(left.abs() < 1e-5, "{left}");
+    }
 }
