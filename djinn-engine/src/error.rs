@@ -57,9 +57,19 @@ pub enum Error {
         /// As asked for.
         session: u64,
     },
-    /// The activations of a session were read or changed: what it is depends on more than its tokens.
-    #[error("session {session} was stopped or steered at hooks; such sessions are not exported")]
+    /// A session's activations are changed, or it is stopped at a breakpoint: what it is depends on more than its tokens.
+    #[error(
+        "session {session} is stopped at a breakpoint, or was changed or steered at hooks; such sessions are not exported"
+    )]
     Hooked {
+        /// As asked for.
+        session: u64,
+    },
+    /// A session's turn obeys a constraint, whose state is not exported.
+    #[error(
+        "the turn of session {session} obeys a schema, whose state is not exported; export it between turns"
+    )]
+    ConstrainedTurn {
         /// As asked for.
         session: u64,
     },

@@ -40,6 +40,6 @@ pub use sampler::{
 pub use sequence::{Entry, Sequence};
 pub use service::{
     Client, ExportedSession, Generate, Generated, Happening, Inbox, IncomingSession, KvShape, Listener,
-    Occupancy, Opening, Progress, Request, Service, SessionImage, Stats, spawn,
+    Occupancy, OpenTurn, Opening, Progress, Request, Service, SessionImage, Stats, spawn,
 };
 pub use trace::Trace;

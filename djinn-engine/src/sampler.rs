@@ -69,6 +69,22 @@ impl Sampler {
         Ok(Sampler { logprobs: top, ..self })
     }
 
+    /// What a sampler of another engine needs to choose on as this one, beside the turn's tokens.
+    /// `None` where a constraint has a state of its own.
+    pub(crate) fn state(&self) -> Option<(Sampling, u64)> {
+        self.constraint.is_none().then(|| (self.sampling.clone(), self.state))
+    }
+
+    /// A sampler that has chosen `generated` and goes on with its random numbers at `state`.
+    ///
+    /// # Errors
+    /// As [`Sampling::check`].
+    pub(crate) fn resumed(sampling: Sampling, state: u64, generated: &[u32]) -> Result<Self> {
+        let mut sampler = Sampler { state, ..Sampler::new(sampling)? };
+        generated.iter().for_each(|&token| sampler.penalty.took(&sampler.sampling, token));
+        Ok(sampler)
+    }
+
     /// Whether the constraint allows nothing more.
     pub fn is_complete(&self) -> bool {
         self.constraint.as_ref().is_some_and(|constraint| constraint.is_complete())

@@ -15,7 +15,7 @@ pub use generate::Generate;
 pub use opening::{Happening, Opening};
 pub use request::{Generated, Progress, Request, Stats};
 pub use thread::{Client, Inbox, Listener, Occupancy, spawn};
-pub use transfer::{ExportedSession, IncomingSession, KvShape, SessionImage};
+pub use transfer::{ExportedSession, IncomingSession, KvShape, OpenTurn, SessionImage};
 
 use crate::{Batcher, Engine, NewToken, Result, Trace};
 use debugger::Stops;

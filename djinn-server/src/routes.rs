@@ -125,7 +125,7 @@ fn table() -> Vec<Route> {
             )
         },
         Route {
-            query: &["id", "model"],
+            query: &["id", "model", "turn"],
             takes: Some(BYTES),
             ..posts("/v1/sessions/import", "Makes a session from such a file.", transfer::import)
         },

@@ -2,6 +2,7 @@
 
 use super::{SHORT_RUN, Turn};
 use crate::debug::Record;
+use crate::service::OpenTurn;
 use crate::{Constraint, Finish, Result, Sampler, Sampling};
 use djinn_device::DeviceInfo;
 use djinn_scheduler::{PageName, SessionId};
@@ -103,6 +104,27 @@ impl Conversation {
     ) -> Result<Self> {
         let own = Conversation::new(id, None, Turn { tokens, ..Turn::default() })?;
         Ok(Conversation { computed, chunks, rests: true, ..own })
+    }
+
+    /// The same in the middle of a turn, whose tokens so far are the last ones.
+    pub(super) fn in_turn(self, turn: OpenTurn) -> Result<Self> {
+        let from = self.tokens.len() - turn.generated as usize;
+        let sampler = Sampler::resumed(turn.sampling, turn.random, &self.tokens[from..])?;
+        let generated = from as u64..self.tokens.len() as u64;
+        let by_model = std::iter::once(generated).filter(|range| !range.is_empty()).collect();
+        let (generated, max_tokens) = (turn.generated, turn.generated + turn.tokens_left);
+        let stop_tokens = turn.stop_tokens;
+        Ok(Conversation { sampler, by_model, generated, max_tokens, stop_tokens, rests: false, ..self })
+    }
+
+    /// The turn that is not over; `None` between two turns. `Err` for one whose constraint has a state of its own.
+    pub(super) fn open_turn(&self) -> Result<Option<OpenTurn>, ()> {
+        if self.rests {
+            return Ok(None);
+        }
+        let (sampling, random) = self.sampler.state().ok_or(())?;
+        let (generated, tokens_left) = (self.generated, self.tokens_left());
+        Ok(Some(OpenTurn { sampling, random, generated, tokens_left, stop_tokens: self.stop_tokens.clone() }))
     }
 
     /// How many tokens were ever computed, and which of them as chunks.

@@ -2,6 +2,7 @@
 
 use super::Batcher;
 use super::conversation::Conversation;
+use crate::service::{OpenTurn, SessionImage};
 use crate::{Error, Result};
 use djinn_device::Ops;
 use djinn_scheduler::SessionId;
@@ -18,20 +19,35 @@ impl<D: Ops> Batcher<D> {
         Ok((&conversation.tokens, computed, chunks))
     }
 
-    /// Whether anything was ever done at hooks of a session.
-    pub(crate) fn is_hooked(&self, id: SessionId) -> bool {
-        self.conversations.get(&id).is_some_and(|conversation| conversation.record.is_some())
+    /// A session at rest whose first `context` tokens have keys and values.
+    ///
+    /// # Errors
+    /// A session that is gone, was changed at hooks, or whose turn obeys a constraint.
+    pub(crate) fn image(&self, id: SessionId, context: u64) -> Result<SessionImage> {
+        let conversation = self.conversations.get(&id).ok_or(Error::NoSession { session: id.0 })?;
+        // Its keys and values say all, unless they come from changes that they alone do not tell.
+        if conversation.record.as_ref().is_some_and(|record| record.changes_something()) {
+            return Err(Error::Hooked { session: id.0 });
+        }
+        let turn = conversation.open_turn().map_err(|()| Error::ConstrainedTurn { session: id.0 })?;
+        let (computed, chunks) = conversation.computed();
+        let (tokens, chunks) = (conversation.tokens.clone(), chunks.to_vec());
+        Ok(SessionImage { tokens, context, computed, chunks, turn })
     }
 
-    /// A session begins between two turns, and shares with no other. Tell the scheduler next.
+    /// A session begins, between two turns or in the middle of `turn`, and shares with no other. Tell the scheduler next.
     pub(crate) fn bring_in(
         &mut self,
         id: SessionId,
         tokens: Vec<u32>,
-        computed: u64,
-        chunks: Vec<Range<u64>>,
+        (computed, chunks): (u64, Vec<Range<u64>>),
+        turn: Option<OpenTurn>,
     ) -> Result<()> {
         let conversation = Conversation::at_rest(id, tokens, computed, chunks)?;
+        let conversation = match turn {
+            Some(turn) => conversation.in_turn(turn)?,
+            None => conversation,
+        };
         assert!(self.conversations.insert(id, conversation).is_none(), "{id} is opened twice");
         Ok(())
     }

@@ -137,6 +137,13 @@ impl Record {
         Record { passed: self.passed, stop, ..self.fork() }
     }
 
+    /// Whether its session's keys and values are not those of its tokens alone, now or when they are computed again, or it
+    /// is stopped. What is only read or armed changes nothing.
+    pub(crate) fn changes_something(&self) -> bool {
+        let is_steered = self.steering.iter().any(|(_, steering)| !steering.is_empty());
+        is_steered || !self.written.is_empty() || self.stop.is_some() || self.until.is_some()
+    }
+
     /// Pages of tokens from this position on hold what only this session may have.
     pub(crate) fn private_from(&self) -> Option<u64> {
         self.private_from

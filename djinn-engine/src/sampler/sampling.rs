@@ -1,11 +1,12 @@
 //! How tokens are chosen: a turn's fields, and what they may say.
 
 use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// How tokens are chosen. A turn's [`Constraint`](crate::Constraint) rules tokens out first. Then the fields apply in the order of vLLM:
 /// biases, repetition penalty, frequency and presence penalty, temperature, top-k, top-p, min-p.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Added to the logits of single tokens, also where decoding is greedy (OpenAI's `logit_bias`); -100 to 100 for
     /// up to [`MAX_BIASES`](Self::MAX_BIASES) tokens.

@@ -4,9 +4,10 @@
 //! holds a whole session in memory. The engine's thread only enqueues copies and takes in their end.
 
 use super::{Answer, Service};
-use crate::{Error, Result};
+use crate::{Error, Result, Sampling};
 use djinn_device::{DType, Ops, Space};
-use djinn_scheduler::{Arrival, Error as SchedulerError, Refusal, Residency, SessionId};
+use djinn_scheduler::{Arrival, Error as SchedulerError, Refusal, Residency, SessionEvent, SessionId};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,9 +29,24 @@ pub struct KvShape {
     pub chunk: u32,
 }
 
+/// A turn that is held in its middle: all that chooses its next tokens, beside those that it has.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OpenTurn {
+    /// How tokens are chosen. Its seed does not count any more.
+    pub sampling: Sampling,
+    /// Where the random numbers are.
+    pub random: u64,
+    /// Tokens that the turn has generated: the last ones of the session. Penalties count them.
+    pub generated: u64,
+    /// Tokens that it may still generate, at least 1.
+    pub tokens_left: u64,
+    /// Tokens that end it.
+    pub stop_tokens: Vec<u32>,
+}
+
 /// A session at rest, without its keys and values: all that an engine needs to go on with the same bits. How tokens are
-/// chosen is not part of it, since each turn brings its own sampling.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// chosen is part of it only in the middle of a turn, since each turn brings its own sampling.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SessionImage {
     /// All tokens.
     pub tokens: Vec<u32>,
@@ -40,6 +56,28 @@ pub struct SessionImage {
     pub computed: u64,
     /// Those of them that were computed together, as chunks; all others were computed row by row.
     pub chunks: Vec<Range<u64>>,
+    /// The turn that it is held in; none between two turns.
+    pub turn: Option<OpenTurn>,
+}
+
+impl OpenTurn {
+    /// What no turn is of a session with `tokens` tokens. Those beyond `context` are to be computed.
+    fn problem(&self, tokens: u64, context: u64, vocab: u64, most: u64) -> Option<String> {
+        let OpenTurn { sampling, generated, tokens_left, .. } = self;
+        match () {
+            // The prompt had a token.
+            () if *generated >= tokens || context >= tokens => {
+                Some(format!("{generated} generated of {tokens} tokens, {context} of which are computed"))
+            }
+            () if *tokens_left == 0 || generated.checked_add(*tokens_left).is_none() || tokens > most => {
+                Some(format!("{tokens_left} tokens are left, after {tokens} of {most}"))
+            }
+            () if sampling.logit_bias.keys().any(|&token| u64::from(token) >= vocab) => {
+                Some(format!("biases are outside the vocabulary of {vocab}"))
+            }
+            () => sampling.check().err().map(|error| error.to_string()),
+        }
+    }
 }
 
 impl SessionImage {
@@ -60,7 +98,7 @@ impl SessionImage {
 
     /// What no session of an engine is.
     fn problem(&self, shape: &KvShape, vocab: u64, most: u64) -> Option<(&'static str, String)> {
-        let SessionImage { tokens, context, computed, chunks } = self;
+        let SessionImage { tokens, context, computed, chunks, turn } = self;
         let count = tokens.len() as u64;
         let chunk = u64::from(shape.chunk).max(1);
         let mut end = 0;
@@ -79,7 +117,9 @@ impl SessionImage {
             () if context > computed || *computed > count => {
                 Some(("context", format!("{context} of {computed} computed of {count} tokens")))
             }
-            () => bad.map(|range| ("chunks", format!("{}..{} is none", range.start, range.end))),
+            () => bad
+                .map(|range| ("chunks", format!("{}..{} is none", range.start, range.end)))
+                .or_else(|| Some(("turn", turn.as_ref()?.problem(count, *context, vocab, most)?))),
         }
     }
 }
@@ -111,7 +151,7 @@ pub(super) enum TransferCommand {
     Shape(Answer<KvShape>),
     Export(SessionId, Answer<ExportedSession>),
     Read(Box<ExportedSession>, Range<u32>, Answer<Vec<u8>>),
-    Import(KvShape, SessionImage, Answer<IncomingSession>),
+    Import(KvShape, Box<SessionImage>, Answer<IncomingSession>),
     Write(SessionId, u32, Vec<u8>, Answer<()>),
     Finish(SessionId, bool, Answer<()>),
 }
@@ -227,7 +267,7 @@ impl<D: Ops> Service<D> {
                 let until = self.now() + self.core.scheduler().parts().rules.queue_timeout;
                 match self.check_image(&shape, &image) {
                     Err(error) => answer(Err(error)),
-                    Ok(()) => self.transfers.waiting.push_back((image, until, answer)),
+                    Ok(()) => self.transfers.waiting.push_back((*image, until, answer)),
                 }
             }
             TransferCommand::Write(id, first, bytes, answer) => return self.write(id, first, bytes, answer),
@@ -237,13 +277,9 @@ impl<D: Ops> Service<D> {
     }
 
     fn image(&mut self, id: SessionId, context: u64) -> Result<ExportedSession> {
-        if self.batcher.is_hooked(id) {
-            return Err(Error::Hooked { session: id.0 });
-        }
+        let image = self.batcher.image(id, context)?;
         let now = self.now();
         self.core.scheduler_mut().keep_pages(id, now);
-        let (tokens, computed, chunks) = self.batcher.computed(id)?;
-        let image = SessionImage { tokens: tokens.to_vec(), context, computed, chunks: chunks.to_vec() };
         let (shape, most_pages) = (self.kv_shape(), self.engine().staged_pages());
         Ok(ExportedSession { id, image: Arc::new(image), shape, most_pages })
     }
@@ -346,19 +382,27 @@ impl<D: Ops> Service<D> {
         Ok(Done::Now)
     }
 
-    /// A session whose pages were written begins between two turns; or it does not come.
+    /// A session whose pages were written begins, between two turns or held in one; or it does not come.
     fn finish_import(&mut self, id: SessionId, keeps: bool) -> Result<()> {
         let (image, _) = self.transfers.incoming.remove(&id).ok_or(Error::NoSession { session: id.0 })?;
         if !keeps {
             self.core.scheduler_mut().give_back_pages(id);
             return Ok(());
         }
-        let SessionImage { tokens, context, computed, chunks } = image;
-        let limit = self.engine().context();
+        let SessionImage { tokens, context, computed, chunks, turn } = image;
+        let (limit, count) = (self.engine().context(), tokens.len() as u64);
+        // The last token needs no room. A turn that began with more room ends with the context.
+        let turn = turn.map(|turn| OpenTurn { tokens_left: turn.tokens_left.min(limit + 1 - count), ..turn });
+        let left = turn.as_ref().map(|turn| turn.tokens_left);
         let arrival = Arrival { id, priority: 0, prompt: 0, max_tokens: 1, limit };
         let now = self.now();
-        self.batcher.bring_in(id, tokens, computed, chunks)?;
-        self.core.scheduler_mut().begin_idle(&arrival, context, computed, now)?;
+        self.batcher.bring_in(id, tokens, (computed, chunks), turn)?;
+        let scheduler = self.core.scheduler_mut();
+        scheduler.begin_idle(&arrival, context, computed, now)?;
+        if let Some(max_tokens) = left {
+            scheduler.event(id, SessionEvent::NextTurn { prompt: count - context, max_tokens }, now)?;
+            scheduler.event(id, SessionEvent::Pause, now)?;
+        }
         Ok(())
     }
 }

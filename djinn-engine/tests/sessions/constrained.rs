@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 /// Allows tokens that leave the remainder of a count that each token moves; fails or is complete after some tokens.
 #[derive(Clone, Debug)]
-struct Remainders {
+pub(super) struct Remainders {
     count: u32,
     told: Arc<Mutex<Vec<u32>>>,
     complete_after: usize,
@@ -52,7 +52,7 @@ impl Constraint for Remainders {
     }
 }
 
-fn constraint(complete_after: usize, fail_after: usize) -> (Remainders, Arc<Mutex<Vec<u32>>>) {
+pub(super) fn constraint(complete_after: usize, fail_after: usize) -> (Remainders, Arc<Mutex<Vec<u32>>>) {
     let told = Arc::default();
     (Remainders { count: 3, told: Arc::clone(&told), complete_after, fail_after }, told)
 }

@@ -1,9 +1,11 @@
 //! Sessions that leave an engine with their keys and values, and go on in another one.
 
+use super::constrained::constraint;
 use super::*;
 use djinn_cpu::SimConfig;
 use djinn_engine::{
-    Client, Error, ExportedSession, Happening, KvShape, Opening, Result, SessionImage, Turn, spawn,
+    Client, Error, ExportedSession, Happening, KvShape, OpenTurn, Opening, Result, Sampling, SessionImage,
+    Turn, spawn,
 };
 use djinn_scheduler::{
     Error as SchedulerError, Refusal, Residency, SessionEvent, SessionId, Settings, Signal,
@@ -196,10 +198,9 @@ fn a_session_goes_on_elsewhere_with_the_same_bits() {
     }
 }
 
-#[test]
-fn only_a_session_at_rest_leaves() {
-    // It computes beside its service, which looks at its clients meanwhile.
-    let served = Served::start_on(cpu, (24, 0), settings("lru"));
+/// Begins a turn, and holds its session once it has some tokens and before it has all of them. The receiver is to be kept:
+/// the turn ends with its client.
+fn hold(served: &Served, turn: Turn) -> (SessionId, Receiver<Happening>) {
     let (sender, happenings) = channel();
     // The service waits with each token until it may go on.
     let (go, may_go) = channel::<()>();
@@ -208,7 +209,6 @@ fn only_a_session_at_rest_leaves() {
         let _until_the_test_is_done_with_it = may_go.recv();
         heard
     });
-    let turn = Turn { tokens: prompt(4, 20), max_tokens: 60, ..Turn::default() };
     let opening = Opening { turn, outlives_listener: true, ..Opening::default() };
     let id =
         served.ask(|client, answer| client.begin_open(opening, listener, answer)).expect("it is admitted");
@@ -225,12 +225,22 @@ fn only_a_session_at_rest_leaves() {
     assert!(matches!(told, Err(Error::NotAtRest { session }) if session == id.0), "{told:?}");
     served.client.begin_event(id, SessionEvent::Pause, |paused| paused.expect("it computes"));
     drop(go);
+    (id, happenings)
+}
+
+#[test]
+fn only_a_session_at_rest_leaves() {
+    // It computes beside its service, which looks at its clients meanwhile.
+    let served = Served::start_on(cpu, (24, 0), settings("lru"));
+    let turn = Turn { tokens: prompt(4, 20), max_tokens: 60, ..Turn::default() };
+    let (id, _client) = hold(&served, turn);
     // The step that it is in ends before.
     let (session, bytes) = served.read(id);
     let SessionImage { tokens, context, .. } = &*session.image;
     assert_eq!((&tokens[..20], tokens.len() as u64), (&prompt(4, 20)[..], context + 1));
     served.client.event(id, SessionEvent::Abort).expect("it is paused");
-    let imported = served.import(session.shape, (*session.image).clone(), &bytes).expect("it fits");
+    let image = SessionImage { turn: None, ..(*session.image).clone() };
+    let imported = served.import(session.shape, image, &bytes).expect("it fits");
     let whole = alone(FAMILY, &[(prompt(4, 20), 60)]).remove(0);
     // The next prompt is what there is, and its last token is computed.
     assert_eq!(served.go_on(imported, tokens.clone()).tokens, whole[tokens.len() - 20..][..4]);
@@ -240,6 +250,80 @@ fn only_a_session_at_rest_leaves() {
     served.client.rollback(imported, 8).expect("it waits");
     let page = served.ask(|client, answer| client.begin_read(&told, 0..1, answer));
     assert!(matches!(page, Err(Error::ImageLost { .. })), "{page:?}");
+    served.end();
+}
+
+/// Random numbers, penalties and what is left of the turn go along, also where the pages are given up and computed again.
+#[test]
+fn a_turn_goes_on_elsewhere() {
+    let sampling = Sampling {
+        temperature: 1.0,
+        seed: 7,
+        frequency_penalty: 0.5,
+        presence_penalty: 0.3,
+        repetition_penalty: 1.1,
+        logit_bias: [(3, 1.5)].into(),
+        ..Sampling::default()
+    };
+    let turn = Turn { tokens: prompt(9, 50), max_tokens: 40, sampling, ..Turn::default() };
+    let (here, there) =
+        (Served::start_on(cpu, (24, 0), settings("lru")), Served::start_on(cpu, (12, 0), settings("lru")));
+    let whole = {
+        let (sender, happenings) = channel();
+        let listener = Box::new(move |happening| sender.send(happening).is_ok());
+        let opening = Opening { turn: turn.clone(), ..Opening::default() };
+        here.ask(|client, answer| client.begin_open(opening, listener, answer)).expect("it is admitted");
+        tokens_of(&happenings).tokens
+    };
+    let (id, _client) = hold(&here, turn.clone());
+    let (session, bytes) = here.read(id);
+    let held = session.image.turn.as_ref().expect("it is held in its turn");
+    assert_eq!(held.generated + held.tokens_left, 40);
+    assert_eq!(session.image.tokens.len() as u64, 50 + held.generated);
+    for gives_up in [false, true] {
+        let image = (*session.image).clone();
+        let imported = there.import(session.shape, image, &bytes).expect("it fits");
+        if gives_up {
+            there.crowd();
+            assert_eq!(there.report(imported).residency, Residency::Gone);
+        }
+        there.client.event(imported, SessionEvent::Resume).expect("it is held");
+        until_idle(&there, imported);
+        let tokens: Vec<u32> = there.ask(|client, answer: Box<dyn FnOnce(Vec<u32>) + Send>| {
+            client.begin_debug(move |debugger| answer(debugger.tokens(imported).expect("it lives").0));
+        });
+        assert_eq!(tokens[50..], whole);
+        there.client.event(imported, SessionEvent::End).expect("it lives");
+    }
+    here.end();
+    there.end();
+}
+
+fn until_idle(served: &Served, id: SessionId) {
+    for _ in 0..60_000 {
+        if !served.report(id).phase.is_ready() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("it goes on: {:?}", served.report(id));
+}
+
+#[test]
+fn a_turn_that_obeys_a_constraint_stays_until_it_ends() {
+    let served = Served::start_on(cpu, (24, 0), settings("lru"));
+    let turn = Turn {
+        tokens: prompt(4, 20),
+        max_tokens: 60,
+        constraint: Some(Box::new(constraint(usize::MAX, usize::MAX).0)),
+        ..Turn::default()
+    };
+    let (id, _client) = hold(&served, turn);
+    let told = served.export(id);
+    assert!(matches!(told, Err(Error::ConstrainedTurn { session }) if session == id.0), "{told:?}");
+    served.client.event(id, SessionEvent::Resume).expect("it is held");
+    until_idle(&served, id);
+    assert_eq!(served.export(id).expect("its turn is over").image.turn, None);
     served.end();
 }
 
@@ -304,6 +388,17 @@ fn images_that_do_not_fit_are_refused() {
     for chunks in [&[0..40, 39..50][..], &[0..20, 20..60], &[0..30, 30..30], &[0..1, 1..41], &[0..40, 40..56]]
     {
         refuses("chunks", shape, with(&|image| image.chunks = chunks.to_vec()));
+    }
+    // A turn without tokens, with more of them than there are, or without any left.
+    let turn = OpenTurn { generated: 5, tokens_left: 3, ..OpenTurn::default() };
+    for turn in [
+        OpenTurn { generated: 56, ..turn.clone() },
+        OpenTurn { generated: u64::MAX, ..turn.clone() },
+        OpenTurn { tokens_left: 0, ..turn.clone() },
+        OpenTurn { tokens_left: u64::MAX, ..turn.clone() },
+        OpenTurn { sampling: Sampling { temperature: -1.0, ..Sampling::default() }, ..turn.clone() },
+    ] {
+        refuses("turn", shape, with(&|image| image.turn = Some(turn.clone())));
     }
     let incoming = served.ask(|client, answer| client.begin_import(shape, image.clone(), answer));
     let incoming = incoming.expect("it fits").id;

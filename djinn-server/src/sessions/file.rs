@@ -11,19 +11,21 @@ use crate::ApiError;
 use crate::sessions::conflict;
 use axum::http::StatusCode;
 use djinn_device::DType;
-use djinn_engine::{KvShape, SessionImage};
+use djinn_engine::{KvShape, OpenTurn, SessionImage};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Of the file's layout.
-const VERSION: &str = "1";
-/// Longest header: it has four tensors and a few facts.
+const VERSION: &str = "2";
+/// Longest header: it has four tensors and a few facts. Biases of a turn take half of it at most.
 pub(super) const LONGEST_HEADER: u64 = 64 << 10;
 /// Bytes of the header's length.
 pub(super) const LENGTH_BYTES: usize = 8;
 /// Bytes of the checksum.
 pub(super) const CHECKSUM_BYTES: usize = 32;
 const METADATA: &str = "__metadata__";
+/// The text of the metadata that has a turn, as JSON, where the session is held in one.
+const TURN: &str = "turn";
 
 /// What must be the same at both ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,6 +117,9 @@ pub(super) fn head(kind: &FileKind, image: &SessionImage) -> Vec<u8> {
     let mut metadata = kind.metadata();
     metadata.insert("context", sizes.context.to_string());
     metadata.insert("computed", sizes.computed.to_string());
+    // Numbers and their lists have a text.
+    let turn = image.turn.as_ref().and_then(|turn| serde_json::to_string(turn).ok());
+    metadata.extend(turn.map(|turn| (TURN, turn)));
     let mut header = sizes.tensors(&kind.shape);
     header.insert(METADATA.to_owned(), json!(metadata));
     let mut header = Value::Object(header).to_string().into_bytes();
@@ -130,11 +135,16 @@ pub(super) fn head(kind: &FileKind, image: &SessionImage) -> Vec<u8> {
     bytes
 }
 
-/// Reads a header of a file for an engine of `kind` whose sessions have at most `most` tokens.
+/// Reads a header of a file for an engine of `kind` whose sessions have at most `most` tokens: sizes, and the turn in which
+/// the session is held.
 ///
 /// # Errors
 /// 400 for what is no session's header, 409 for that of another kind, 413 for one of more tokens.
-pub(super) fn sizes(header: &[u8], kind: &FileKind, most: u64) -> Result<Sizes, ApiError> {
+pub(super) fn sizes(
+    header: &[u8],
+    kind: &FileKind,
+    most: u64,
+) -> Result<(Sizes, Option<OpenTurn>), ApiError> {
     let read: Map<String, Value> =
         serde_json::from_slice(header).map_err(|_| malformed("its header is no JSON"))?;
     let told = |name: &str| read.get(METADATA)?.get(name)?.as_str();
@@ -173,16 +183,17 @@ pub(super) fn sizes(header: &[u8], kind: &FileKind, most: u64) -> Result<Sizes, 
     {
         return Err(malformed("its tensors are not laid out as a session's"));
     }
-    Ok(sizes)
+    let turn = told(TURN).map(serde_json::from_str).transpose();
+    Ok((sizes, turn.map_err(|_| malformed("its turn is none"))?))
 }
 
 /// A session without its pages, from the bytes of chunks and tokens.
-pub(super) fn image(sizes: &Sizes, bytes: &[u8]) -> SessionImage {
+pub(super) fn image(sizes: &Sizes, turn: Option<OpenTurn>, bytes: &[u8]) -> SessionImage {
     let (chunks, tokens) = bytes.split_at(16 * sizes.chunks as usize);
     let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte));
     let chunks = chunks.chunks_exact(16).map(|pair| number(&pair[..8])..number(&pair[8..])).collect();
     let tokens = tokens.chunks_exact(4).map(|token| number(token) as u32).collect();
-    SessionImage { tokens, context: sizes.context, computed: sizes.computed, chunks }
+    SessionImage { tokens, context: sizes.context, computed: sizes.computed, chunks, turn }
 }
 
 /// 400.

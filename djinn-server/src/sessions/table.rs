@@ -277,15 +277,15 @@ impl SessionTable {
         }
     }
 
-    /// Makes the record of a session that was imported; ends it if there is no room.
+    /// Makes the record of a session that was imported, which `is_held` in a turn or not; ends it if there is no room.
     ///
     /// # Errors
     /// As [`create`](Self::create).
-    pub(super) fn bring_in(&self, key: &Key, engine: EngineSession) -> Result<(), ApiError> {
+    pub(super) fn bring_in(&self, key: &Key, engine: EngineSession, is_held: bool) -> Result<(), ApiError> {
         let mut records = self.records();
         match self.insert_new(&mut records, key, self.fresh(None, "import")) {
             Ok(record) => {
-                record.engine = Some(engine);
+                (record.engine, record.paused) = (Some(engine), is_held);
                 Ok(())
             }
             Err(error) => {

@@ -55,7 +55,9 @@ async fn exported(
             let message = format!("the session `{id}` computes; export it between turns, or pause it");
             conflict(message, "session_state")
         }
-        EngineError::Hooked { .. } => conflict(error.to_string(), "session_state"),
+        EngineError::Hooked { .. } | EngineError::ConstrainedTurn { .. } => {
+            conflict(error.to_string(), "session_state")
+        }
         EngineError::NoSession { .. } => named.no_state(),
         error => of_engine(&error),
     })?;
@@ -150,10 +152,15 @@ async fn imported(server: &Server, asker: Asker, query: &Pairs, request: Request
     if table.record(&key).is_some() {
         return Err(exists(&key.1));
     }
+    let keeps_turn = match query.get("turn").map(String::as_str) {
+        None | Some("hold") => true,
+        Some("end") => false,
+        Some(_) => return Err(ApiError::field("turn", "`turn` must be hold or end")),
+    };
     let _permit = model.transfer_permit()?;
     let mut upload = Upload::new(request.into_body(), server.limits.body_time);
-    match receive(&model, &mut upload).await {
-        Ok(engine) => table.bring_in(&key, engine)?,
+    match receive(&model, &mut upload, keeps_turn).await {
+        Ok((engine, is_held)) => table.bring_in(&key, engine, is_held)?,
         Err(error) => {
             upload.drain().await;
             return Err(error);
@@ -164,8 +171,12 @@ async fn imported(server: &Server, asker: Asker, query: &Pairs, request: Request
     Ok(named.body().await)
 }
 
-/// Brings a file's session to the model's engine.
-async fn receive(model: &Arc<ServedModel>, upload: &mut Upload) -> Result<EngineSession, ApiError> {
+/// Brings a file's session to the model's engine; whether it is held in a turn, which is ended unless `keeps_turn`.
+async fn receive(
+    model: &Arc<ServedModel>,
+    upload: &mut Upload,
+    keeps_turn: bool,
+) -> Result<(EngineSession, bool), ApiError> {
     let client = model.client()?;
     let length = u64::from_le_bytes(upload.array().await?);
     if length > LONGEST_HEADER {
@@ -173,10 +184,11 @@ async fn receive(model: &Arc<ServedModel>, upload: &mut Upload) -> Result<Engine
     }
     let header = upload.take(length as usize).await?;
     let kind = FileKind { model: fingerprint(model).await?, shape: model.kv_shape(&client).await? };
-    let sizes = file::sizes(&header, &kind, model.context())?;
+    let (sizes, turn) = file::sizes(&header, &kind, model.context())?;
+    let turn = turn.filter(|_| keeps_turn);
     upload.allow(sizes.bytes(&kind.shape));
-    let image = file::image(&sizes, &upload.take(sizes.text_bytes() as usize).await?);
-    let pages = image.pages(&kind.shape);
+    let image = file::image(&sizes, turn, &upload.take(sizes.text_bytes() as usize).await?);
+    let (pages, is_held) = (image.pages(&kind.shape), image.turn.is_some());
     let incoming = Incoming::begin(client, kind.shape, image).await?;
     let mut written = 0;
     while written < pages {
@@ -191,7 +203,7 @@ async fn receive(model: &Arc<ServedModel>, upload: &mut Upload) -> Result<Engine
         return Err(malformed("its checksum is another; it was damaged on its way"));
     }
     upload.end().await?;
-    incoming.keep().await
+    Ok((incoming.keep().await?, is_held))
 }
 
 /// A session of the engine whose pages are being written. It does not come where this is dropped before.

@@ -72,6 +72,139 @@ fn a_session_goes_on_at_another_server() {
     assert!(nameless.json()["id"].as_str().unwrap().starts_with("sess_"), "{nameless:?}");
 }
 
+/// A request with all that chooses tokens.
+fn sampled(prompt: &str, more: Value) -> Value {
+    let mut body = json!({
+        "temperature": 1.0, "seed": 7, "frequency_penalty": 0.5, "presence_penalty": 0.3,
+        "repetition_penalty": 1.1, "logit_bias": { "65": 2.5 }, "max_tokens": 400,
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    completion(prompt, body)
+}
+
+/// A session that is held within its turn, which has begun to stream, and its file.
+fn held(target: &Target, prompt: &str) -> (String, Vec<u8>) {
+    for at in 0..50 {
+        let id = format!("held-{at}");
+        let body = sampled(prompt, json!({ "stream": true })).to_string();
+        let mut stream = named(target, &id).begin("POST", TEXT, body.as_bytes());
+        stream.part().unwrap();
+        assert_eq!(target.post(&format!("{SESSIONS}/{id}/pause"), &json!({})).status, 200);
+        let file = export(target, &id);
+        // The turn may have been over before.
+        let is_within = header_of(&file).0["__metadata__"]["turn"].is_string();
+        assert_eq!(target.send("DELETE", &format!("{SESSIONS}/{id}"), b"").status, 200);
+        if is_within {
+            return (id, file);
+        }
+    }
+    panic!("each turn was over before it was held");
+}
+
+#[test]
+fn a_turn_goes_on_at_another_server() {
+    let (here, there) = (start(&serving("lru")), start(&serving("lru")));
+    let first = words(5, 60);
+    let whole = text(&here.target.ok(TEXT, &sampled(&first, json!({}))));
+    let (_, file) = held(&here.target, &first);
+    let target = &there.target;
+    let session = import(target, "moved", &file).json();
+    assert_eq!((&session["state"], &session["phase"]), (&json!("paused"), &json!("paused")));
+    let refused_turn = named(target, "moved").post(TEXT, &completion("Hi", json!({})));
+    assert_eq!(refused(&refused_turn), (409, json!("session_paused")));
+    assert_eq!(target.post(&format!("{SESSIONS}/moved/resume"), &json!({})).status, 200);
+    let told = target.get(&format!("{SESSIONS}/moved/tokens?wait_ms=60000")).json();
+    assert_eq!((&told["text"], &told["state"]), (&json!(whole), &json!("waiting")));
+    assert_eq!(told["generated_from"], first.len());
+    // Or the turn is over, and a request goes on.
+    let ended = target.send("POST", &format!("{SESSIONS}/import?id=ended&turn=end"), &file).json();
+    assert_eq!(ended["state"], "waiting");
+    let tokens = ended["tokens"].as_u64().unwrap() as usize;
+    let so_far = format!("{first}{whole}")[..tokens].to_owned();
+    let answer = named(target, "ended").ok(TEXT, &completion(format!("{so_far} and"), json!({})));
+    assert_eq!(cached(&answer) as usize, tokens - 1);
+    let other = target.send("POST", &format!("{SESSIONS}/import?turn=maybe"), &file);
+    assert_eq!((other.status, &other.error()["param"]), (400, &json!("turn")));
+    // Turns of strangers.
+    let (header, data) = header_of(&file);
+    let turn: Value = serde_json::from_str(header["__metadata__"]["turn"].as_str().unwrap()).unwrap();
+    let mut turns = vec!["{}".to_owned(), "1".to_owned(), "[".repeat(1000)];
+    for (path, value) in [
+        ("/tokens_left", json!(0)),
+        ("/tokens_left", json!(-1)),
+        ("/generated", json!(u64::MAX)),
+        ("/sampling/temperature", json!(-1)),
+        ("/sampling/logit_bias", json!({ "x": 1 })),
+        ("/sampling/logit_bias", json!({ "5": 1e9 })),
+        ("/sampling/logit_bias", json!({ "128": 1 })),
+    ] {
+        let mut turn = turn.clone();
+        *turn.pointer_mut(path).unwrap() = value;
+        turns.push(turn.to_string());
+    }
+    for turn in turns {
+        let mut header = header.clone();
+        header["__metadata__"]["turn"] = turn.as_str().into();
+        let reply = import(target, "copy", &with_header(header.to_string().as_bytes(), data));
+        assert_eq!(refused(&reply), (400, json!("session_file")), "{turn}");
+    }
+}
+
+/// Breakpoints and captures are no part of what a session is; changes are, and are not exported.
+#[test]
+fn a_session_that_was_debugged_leaves_unless_it_was_changed() {
+    let (here, there) = (start(&serving("lru")), start(&serving("lru")));
+    let target = &here.target;
+    let path = |id: &str, action: &str| format!("{SESSIONS}/{id}/{action}");
+    let act = |id: &str, action: &str, body: Value| target.ok(&path(id, action), &body);
+    let hook = "blocks.0.hook_out";
+    let first = words(6, 60);
+    let stop = |id: &str| {
+        target.ok(SESSIONS, &json!({ "id": id }));
+        let capture = json!({ "hook": hook, "action": "capture" });
+        let pause = json!({ "hook": "blocks.1.hook_out", "tokens": "generated", "hits": 1 });
+        for breakpoint in [capture, pause] {
+            assert_eq!(target.post(&path(id, "breakpoints"), &breakpoint).status, 201);
+        }
+        let (asker, prompt) = (named(target, id), first.clone());
+        let answer = std::thread::spawn(move || asker.ok(TEXT, &completion(prompt.as_str(), json!({}))));
+        let paused = target.get(&path(id, "pause?timeout_ms=60000")).json();
+        assert!(paused["paused_at"].is_object(), "{paused}");
+        let reply = target.get(&path(id, "export"));
+        assert_eq!(refused(&reply), (409, json!("session_state")), "it is stopped: {reply:?}");
+        answer
+    };
+    let expected = text(&target.ok(TEXT, &completion(first.as_str(), json!({}))));
+    // One that was looked at and went on.
+    let answer = stop("looked-at");
+    assert_eq!(target.get(&path("looked-at", "activations/blocks.0.hook_out")).status, 200);
+    act("looked-at", "resume", json!({}));
+    assert_eq!(text(&answer.join().unwrap()), expected);
+    let file = export(target, "looked-at");
+    assert_eq!(import(&there.target, "looked-at", &file).status, 200);
+    let next = completion(format!("{first}{expected} and"), json!({ "logprobs": 3 }));
+    let (own, moved) =
+        (named(target, "other").ok(TEXT, &next), named(&there.target, "looked-at").ok(TEXT, &next));
+    assert_eq!(own["choices"], moved["choices"]);
+    assert_eq!(cached(&moved) as usize, first.len() + expected.len() - 1);
+    // One that was changed: when it is computed again, its tokens do not say by what.
+    let answer = stop("changed");
+    act("changed", "activations/blocks.0.hook_out", json!({ "op": "scale", "factor": 0.5 }));
+    act("changed", "resume", json!({}));
+    answer.join().unwrap();
+    assert_eq!(refused(&target.get(&path("changed", "export"))), (409, json!("session_state")));
+    // One that is steered, and one whose steering changes nothing.
+    let vector = json!({ "name": "calm", "layers": { "0": vec![0.5; 48] } });
+    assert_eq!(target.post("/v1/steering", &vector).status, 201);
+    for (id, uses, status) in
+        [("steered", json!([{ "source": "calm" }]), 409), ("not-steered", json!([]), 200)]
+    {
+        talk(target, id, &first);
+        act(id, "steering", json!({ "vectors": uses }));
+        assert_eq!(target.get(&path(id, "export")).status, status, "{id}");
+    }
+}
+
 #[test]
 fn a_file_that_was_damaged_makes_no_session() {
     let server = start(&serving("lru"));
@@ -140,7 +273,7 @@ fn headers_of_strangers_are_bounded_and_compared() {
         *header.pointer_mut(path).unwrap() = value;
         header.to_string().into_bytes()
     };
-    for (name, value) in [("version", "2"), ("model", "0123"), ("kv_dtype", "u32"), ("page_tokens", "7")] {
+    for (name, value) in [("version", "1"), ("model", "0123"), ("kv_dtype", "u32"), ("page_tokens", "7")] {
         refuses(&changed(&format!("/__metadata__/{name}"), value.into()), 409, json!("session_mismatch"));
     }
     for (path, value) in [

@@ -38,7 +38,7 @@ impl Client {
         image: SessionImage,
         answer: impl FnOnce(Result<IncomingSession>) + Send + 'static,
     ) {
-        self.tell(Command::Transfer(TransferCommand::Import(shape, image, Box::new(answer))));
+        self.tell(Command::Transfer(TransferCommand::Import(shape, Box::new(image), Box::new(answer))));
     }
 
     /// Writes whole pages of a session to come, from page `first` on.
