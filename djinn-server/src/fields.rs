@@ -93,6 +93,27 @@ const SESSION_ID: RequestField = yes(
 
 const LABEL: &str = "a label for the provider's own records";
 
+// What chats and completions have in common.
+const TEMPERATURE: RequestField =
+    yes("temperature", "0 to 2; 0 is greedy. Default: the model's makers', else 1");
+const TOP_P: RequestField = yes("top_p", "0 to 1. Default: the model's makers', else 1");
+const TOP_K: RequestField = yes("top_k", "vLLM's; 0 or -1 keeps all. Default: the model's makers', else all");
+const MIN_P: RequestField = yes("min_p", "vLLM's; 0 to 1");
+const REPETITION_PENALTY: RequestField =
+    yes("repetition_penalty", "vLLM's; above 0 to 10. Default: the model's makers', else 1");
+const FREQUENCY_PENALTY: RequestField = yes("frequency_penalty", "-2 to 2");
+const PRESENCE_PENALTY: RequestField = yes("presence_penalty", "-2 to 2");
+const LOGIT_BIAS: RequestField = yes("logit_bias", "token ids to -100 to 100; at most 1024");
+const SEED: RequestField = yes("seed", "same seed, same request: same answer. Else another one each time");
+const STOP: RequestField =
+    yes("stop", "one text or up to 4, each of up to 1024 bytes; never part of the answer");
+const STOP_TOKEN_IDS: RequestField = yes("stop_token_ids", "vLLM's; up to 64");
+const IGNORE_EOS: RequestField = yes("ignore_eos", "vLLM's");
+const PRIORITY: RequestField = yes("priority", "vLLM's: a whole number, lower goes first");
+const CACHE_SALT: RequestField =
+    yes("cache_salt", "requests share prefixes only with those of the same salt and key");
+const STREAM_OPTIONS: RequestField = yes("stream_options", "`include_usage`, `continuous_usage_stats`");
+
 /// `/v1/chat/completions`.
 pub const CHAT: Endpoint = Endpoint {
     method: "POST",
@@ -101,26 +122,26 @@ pub const CHAT: Endpoint = Endpoint {
         yes("messages", "text, and parts of the type `text`; images, audio and files are refused"),
         MODEL,
         yes("stream", ""),
-        yes("stream_options", "`include_usage`, `continuous_usage_stats`"),
+        STREAM_OPTIONS,
         yes("max_completion_tokens", "wins over `max_tokens`; else as many as the context has room for"),
         yes("max_tokens", ""),
-        yes("temperature", "0 to 2; 0 is greedy. Default: the model's makers', else 1"),
-        yes("top_p", "0 to 1. Default: the model's makers', else 1"),
-        yes("top_k", "vLLM's; 0 or -1 keeps all. Default: the model's makers', else all"),
-        yes("min_p", "vLLM's; 0 to 1"),
-        yes("repetition_penalty", "vLLM's; above 0 to 10. Default: the model's makers', else 1"),
-        yes("frequency_penalty", "-2 to 2"),
-        yes("presence_penalty", "-2 to 2"),
-        yes("logit_bias", "token ids to -100 to 100; at most 1024"),
-        yes("seed", "same seed, same request: same answer. Else another one each time"),
+        TEMPERATURE,
+        TOP_P,
+        TOP_K,
+        MIN_P,
+        REPETITION_PENALTY,
+        FREQUENCY_PENALTY,
+        PRESENCE_PENALTY,
+        LOGIT_BIAS,
+        SEED,
         yes("n", "1 to 16; each answer has its own seed"),
-        yes("stop", "one text or up to 4, each of up to 1024 bytes; never part of the answer"),
-        yes("stop_token_ids", "vLLM's; up to 64"),
-        yes("ignore_eos", "vLLM's"),
+        STOP,
+        STOP_TOKEN_IDS,
+        IGNORE_EOS,
         yes("logprobs", "of the model's own logits, before penalties and filters"),
         yes("top_logprobs", "0 to 20, with `logprobs`"),
-        yes("priority", "vLLM's: a whole number, lower goes first"),
-        yes("cache_salt", "requests share prefixes only with those of the same salt and key"),
+        PRIORITY,
+        CACHE_SALT,
         yes("chat_template_kwargs", "vLLM's: variables for the chat template, as `enable_thinking`"),
         yes("add_generation_prompt", "vLLM's: `false` leaves the conversation where it ends"),
         yes("documents", "for templates that read them"),
@@ -128,8 +149,8 @@ pub const CHAT: Endpoint = Endpoint {
         yes(
             "tools",
             "up to 128 functions; given to the chat template, or to the system message where it knows no tools. \
-             Arguments meet their schemas, `strict` or not, where a call is demanded; with `auto` they are what the model \
-             writes",
+             Arguments meet their schemas, `strict` or not, where a call is demanded; with `auto`, those of functions with \
+             `strict`, from where the model begins a call, and those of others are objects",
         ),
         yes(
             "tool_choice",
@@ -141,8 +162,9 @@ pub const CHAT: Endpoint = Endpoint {
         refused("function_call", &["\"none\"", "\"auto\""], "it is deprecated"),
         yes(
             "response_format",
-            "`text`, `json_object` (also with llama.cpp's `schema`), `json_schema`; the last two not beside tools that the \
-             model may call or not. Where a call is demanded there is no text to format",
+            "`text`, `json_object` (also with llama.cpp's `schema`), `json_schema`. Beside tools that the model may call or \
+             not, the answer is a value of the format, or a call (of Mistral's and pythonic models a list of them). Where a call is demanded there is \
+             no text to format",
         ),
         yes("parallel_tool_calls", "with `false` the answer ends after its first call"),
         refused("audio", &[], "answers are text"),
@@ -185,29 +207,32 @@ pub const COMPLETIONS: Endpoint = Endpoint {
     method: "POST",
     path: "/v1/completions",
     fields: &[
-        yes("prompt", "a text, a list of token ids, or a list of one of these; several prompts are refused"),
+        yes(
+            "prompt",
+            "a text, a list of token ids, or a list of up to 64 of these, whose answers are numbered prompt by prompt",
+        ),
         MODEL,
         yes("stream", ""),
-        yes("stream_options", "`include_usage`, `continuous_usage_stats`"),
+        STREAM_OPTIONS,
         yes("max_tokens", "default 16"),
-        yes("temperature", "0 to 2; 0 is greedy. Default: the model's makers', else 1"),
-        yes("top_p", "0 to 1. Default: the model's makers', else 1"),
-        yes("top_k", "vLLM's; 0 or -1 keeps all. Default: the model's makers', else all"),
-        yes("min_p", "vLLM's; 0 to 1"),
-        yes("repetition_penalty", "vLLM's; above 0 to 10. Default: the model's makers', else 1"),
-        yes("frequency_penalty", "-2 to 2"),
-        yes("presence_penalty", "-2 to 2"),
-        yes("logit_bias", "token ids to -100 to 100; at most 1024"),
-        yes("seed", "same seed, same request: same answer. Else another one each time"),
-        yes("n", "1 to 16; each answer has its own seed"),
-        yes("stop", "one text or up to 4, each of up to 1024 bytes; never part of the answer"),
-        yes("stop_token_ids", "vLLM's; up to 64"),
-        yes("ignore_eos", "vLLM's"),
+        TEMPERATURE,
+        TOP_P,
+        TOP_K,
+        MIN_P,
+        REPETITION_PENALTY,
+        FREQUENCY_PENALTY,
+        PRESENCE_PENALTY,
+        LOGIT_BIAS,
+        SEED,
+        yes("n", "1 to 16 for each prompt, 128 in all; each answer to a prompt has its own seed"),
+        STOP,
+        STOP_TOKEN_IDS,
+        IGNORE_EOS,
         yes("logprobs", "0 to 20 alternatives; of the model's own logits, before penalties and filters"),
         yes("echo", "the prompt goes before each answer; not together with `logprobs`"),
         yes("add_special_tokens", "vLLM's: `false` adds no BOS to a text"),
-        yes("priority", "vLLM's: a whole number, lower goes first"),
-        yes("cache_salt", "requests share prefixes only with those of the same salt and key"),
+        PRIORITY,
+        CACHE_SALT,
         refused("suffix", &["\"\""], "nothing is filled into a text"),
         refused("best_of", &["1"], "take `n`, and choose by the log-probabilities"),
         refused("response_format", &["{\"type\":\"text\"}"], "only `{\"type\": \"text\"}` is"),

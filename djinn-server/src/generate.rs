@@ -20,14 +20,16 @@ use std::time::Instant;
 use text::Speaking;
 use tokio::sync::mpsc;
 
-/// A generation as every API asks for it: one or more answers to one prompt.
+/// A generation as every API asks for it: one or more answers to each of its prompts, mostly one.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateRequest {
     /// The prompt.
     pub prompt: Vec<u32>,
+    /// Further prompts, whose answers are numbered after those of the ones before.
+    pub more_prompts: Vec<Vec<u32>>,
     /// The request's field that the prompt came from, to be named in errors.
     pub prompt_field: &'static str,
-    /// How many answers, at least 1. The first has the seed of `sampling`, each other one the next.
+    /// How many answers to each prompt, at least 1. The first has the seed of `sampling`, each other one the next.
     pub choices: u32,
     /// Tokens to generate at most for each answer; as many as the context has room for, if not given.
     pub max_tokens: Option<u64>,
@@ -88,9 +90,9 @@ pub enum FinishReason {
 /// Tokens of a generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
-    /// Of the prompt, once.
+    /// Of the prompts, each once.
     pub prompt: u64,
-    /// Those of the prompt that were not computed for the first answer, since their keys and values were there.
+    /// Those of the prompts that were not computed for the first answer to each, since their keys and values were there.
     pub cached: u64,
     /// Generated, of all answers.
     pub completion: u64,
@@ -107,6 +109,8 @@ pub struct Answers {
     asked: Instant,
     latest: Option<Instant>,
     open: usize,
+    /// Answers to each prompt.
+    choices: usize,
     /// How often the engine had failed before.
     failures: u64,
     /// The function that the first answer calls first.
@@ -122,26 +126,30 @@ impl Answers {
     /// A prompt or an option that the model refuses, a machine that is full, an engine that is gone.
     pub async fn begin(model: Arc<ServedModel>, generate: GenerateRequest) -> Result<Self, ApiError> {
         let field = generate.prompt_field;
-        let (tokens, context) = (generate.prompt.len() as u64, model.context());
-        if tokens == 0 {
-            return Err(ApiError::field(field, "the prompt has no tokens; give a longer one"));
+        let context = model.context();
+        let mut prompts = vec![&generate.prompt];
+        prompts.extend(&generate.more_prompts);
+        for tokens in prompts.iter().map(|prompt| prompt.len() as u64) {
+            if tokens == 0 {
+                return Err(ApiError::field(field, "the prompt has no tokens; give a longer one"));
+            }
+            if tokens > context {
+                return Err(ApiError::too_long(
+                    field,
+                    format!(
+                        "the prompt has {tokens} tokens, and the model's context is {context} tokens; shorten it"
+                    ),
+                ));
+            }
         }
-        if tokens > context {
-            return Err(ApiError::too_long(
-                field,
-                format!(
-                    "the prompt has {tokens} tokens, and the model's context is {context} tokens; shorten it"
-                ),
-            ));
-        }
-        // The last token needs no room, since nothing is computed after it.
-        let room = context - tokens + 1;
-        let max_tokens = generate.max_tokens.map_or(room, |most| most.min(room));
+        let tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
+        let choices = generate.choices as usize;
+        let open = prompts.len() * choices;
         let failures = model.failures();
         let client = model.client()?;
         let (sender, happenings) = mpsc::unbounded_channel();
         let speaking: Result<Vec<_>, _> =
-            (0..generate.choices).map(|choice| Speaking::new(&model, &generate, choice)).collect();
+            (0..open as u32).map(|choice| Speaking::new(&model, &generate, choice)).collect();
         let speaking = speaking?;
         let sessions = model.sessions();
         let own = generate.session.as_ref().and_then(|session| sessions.steering(session));
@@ -165,11 +173,15 @@ impl Answers {
         if !generate.ignore_eos {
             stop_tokens.extend_from_slice(model.end_tokens());
         }
-        for at in 0..generate.choices as usize {
+        for at in 0..open {
+            let prompt = prompts[at / choices];
+            // The last token needs no room, since nothing is computed after it.
+            let room = context - prompt.len() as u64 + 1;
+            let max_tokens = generate.max_tokens.map_or(room, |most| most.min(room));
             let mut sampling = generate.sampling.clone();
-            sampling.seed = sampling.seed.wrapping_add(at as u64);
+            sampling.seed = sampling.seed.wrapping_add((at % choices) as u64);
             let turn = Turn {
-                tokens: generate.prompt.clone(),
+                tokens: prompt.clone(),
                 max_tokens,
                 sampling,
                 stop_tokens: stop_tokens.clone(),
@@ -178,7 +190,7 @@ impl Answers {
             };
             let (ticket, waiting) = session.take().filter(|_| at == 0).unzip();
             // A session that lives on has room for more turns.
-            let limit = ticket.is_none().then_some((tokens + max_tokens - 1).min(context));
+            let limit = ticket.is_none().then_some((prompt.len() as u64 + max_tokens - 1).min(context));
             let origin = Origin::Salt(generate.salt.clone());
             let opening = Opening {
                 turn,
@@ -200,7 +212,6 @@ impl Answers {
             opened.push(asked);
         }
         drop(sender);
-        let open = leases.len();
         let answers = Answers {
             leases,
             speaking,
@@ -209,6 +220,7 @@ impl Answers {
             asked: Instant::now(),
             latest: None,
             open,
+            choices,
             failures,
             tool: None,
             applied: tells.then(Applied::default),
@@ -252,11 +264,13 @@ impl Answers {
                 Happening::Token { token, finish, logprobs, reused } => {
                     self.count();
                     let piece = self.speaking[at].take(token, finish, logprobs.as_deref());
+                    if at.is_multiple_of(self.choices)
+                        && let Some(reused) = reused
+                    {
+                        self.usage.cached += reused;
+                        self.model.metrics().reused(reused);
+                    }
                     if at == 0 {
-                        if let Some(reused) = reused {
-                            self.usage.cached = reused.min(self.usage.prompt);
-                            self.model.metrics().reused(self.usage.cached);
-                        }
                         self.tool = self.tool.take().or_else(|| called(&piece));
                     }
                     if piece.finish.is_some() {

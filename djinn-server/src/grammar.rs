@@ -4,9 +4,12 @@
 //! it is compiled, its memory and work are bounded while it is compiled and at each token, and it is compiled on a
 //! thread of its own, with a stack for the deepest schema and a limit of time.
 
+mod calls;
 mod constraint;
 mod schema;
 
+pub use calls::CallForm;
+pub(crate) use schema::MOST_CALLS;
 pub use schema::calls_schema;
 
 use constraint::GrammarConstraint;
@@ -117,13 +120,17 @@ impl Grammars {
     }
 
     fn compile(&self, schema: Value) -> Result<GrammarConstraint, GrammarError> {
+        self.compile_grammar(TopLevelGrammar::from_json_schema(schema))
+    }
+
+    fn compile_grammar(&self, grammar: TopLevelGrammar) -> Result<GrammarConstraint, GrammarError> {
         let running = Running::new(&self.compiling)?;
         let factory = Arc::clone(&self.factory);
         let (done, result) = mpsc::sync_channel(1);
         let work = move || {
             let _running = running;
             let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                let parser = factory.create_parser(TopLevelGrammar::from_json_schema(schema));
+                let parser = factory.create_parser(grammar);
                 let matcher = Matcher::new(parser);
                 match matcher.get_error() {
                     Some(error) => Err(GrammarError::Refused(first_line(&error))),

@@ -27,7 +27,7 @@ mod write_times;
 
 pub use error::{ApiError, Error, Result};
 pub use generate::{Answers, FinishReason, GenerateRequest, OutputForm, Piece, TokenInfo, TokenUsage};
-pub use grammar::{COMPILE_LIMIT, GrammarError, Grammars, calls_schema};
+pub use grammar::{COMPILE_LIMIT, CallForm, GrammarError, Grammars, calls_schema};
 pub use guard::{AccessRules, Keys};
 pub use listen::{BoundServer, Reload, Stop};
 pub use log_format::LogFormat;

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::metrics::ModelMetrics;
 use crate::sessions::SessionTable;
 use crate::steering::SteeringStore;
-use crate::{ApiError, GrammarError, Grammars, reply};
+use crate::{ApiError, GrammarError, Grammars, ToolFormat, reply};
 use djinn_device::Ops;
 use djinn_engine::{Client, KvShape, Occupancy};
 use djinn_host::{OnDevice, Setup};
@@ -433,6 +433,14 @@ impl ServedModel {
     fn check_length(&self, tokenizer: &Tokenizer, text: &str, param: &'static str) -> Result<(), ApiError> {
         let fits = tokenizer.check_length(text.len(), self.context);
         fits.map_err(|error| ApiError::too_long(param, error.to_string()))
+    }
+
+    /// Special tokens that are read as text, with their spelling: those of calls of a form, and of reasoning.
+    pub(crate) fn markers(&self, calls: Option<ToolFormat>) -> Vec<(u32, &'static str)> {
+        let Some(tokenizer) = self.tokenizer() else { return Vec::new() };
+        let names = calls.map_or(&[][..], |format| format.markers()).iter().chain(&["<think>", "</think>"]);
+        let id = |name: &str| tokenizer.token_id(name).filter(|&id| tokenizer.is_special(id));
+        names.filter_map(|name| Some((id(name)?, *name))).collect()
     }
 
     /// Refuses token ids that the model does not have.

@@ -4,7 +4,8 @@ use djinn_engine::{Constraint, NoToken, Sampler, Sampling, TokenMask};
 use djinn_models::Tokenizer;
 use djinn_models::gguf::Gguf;
 use djinn_server::{
-    COMPILE_LIMIT, GrammarError, Grammars, OutputEvent, OutputParser, ReasoningMode, ToolFormat, calls_schema,
+    COMPILE_LIMIT, CallForm, GrammarError, Grammars, OutputEvent, OutputParser, ReasoningMode, ToolFormat,
+    calls_schema,
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -200,7 +201,8 @@ fn sample(
         if ends.contains(&token) {
             return Ok((text, true));
         }
-        text.extend_from_slice(&tokenizer.token_bytes(token).expect("text"));
+        // Where text is free, it may have special tokens.
+        text.extend_from_slice(&tokenizer.token_bytes(token).unwrap_or_default());
         context.push(token);
         if sampler.is_complete() {
             return Ok((text, true));
@@ -280,6 +282,112 @@ fn calls_that_a_client_demands_are_calls() {
         }
     }
     assert!(calls > 20, "{calls} calls");
+}
+
+/// Functions with schemas that are soon met, and one without.
+fn functions() -> Vec<(String, Value)> {
+    let weather = json!({"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}, "hours": {"type": "integer", "minimum": 0, "maximum": 9}, "wind": {"type": "boolean"}}, "required": ["city", "wind"], "additionalProperties": false, "$defs": {"city": {"type": "string", "maxLength": 6}}});
+    let pick = json!({"type": "object", "properties": {"color": {"enum": ["red", "green"]}}, "required": ["color"], "additionalProperties": false});
+    vec![("get_weather".to_owned(), weather), ("pick".to_owned(), pick)]
+}
+
+fn form(format: ToolFormat) -> CallForm {
+    CallForm { format, functions: functions(), markers: Vec::new(), reasoning: ReasoningMode::Off }
+}
+
+/// Gives a text to a constraint byte by byte; each is to be allowed.
+fn write(tokenizer: &Tokenizer, constraint: &mut dyn Constraint, text: &str) {
+    let vocab = tokenizer.vocab_size();
+    for byte in text.bytes() {
+        let is_it = |&id: &u32| tokenizer.token_bytes(id).is_some_and(|bytes| *bytes == [byte]);
+        let token = (0..vocab as u32).find(is_it).expect("a token for each byte");
+        let mut mask = TokenMask::new(vocab);
+        constraint.allow(&mut mask).expect("it goes on");
+        assert!(mask.contains(token), "{:?} of {text:?}", char::from(byte));
+        constraint.accept(token).expect("it is allowed");
+    }
+}
+
+/// How many calls of a text are complete; their arguments meet their schemas.
+fn valid_calls(format: ToolFormat, text: &str) -> usize {
+    let functions = functions();
+    let names = functions.iter().map(|(name, _)| name.clone());
+    let mut parser = OutputParser::new(Some(format), ReasoningMode::Off, names, 1);
+    let (mut name, mut arguments, mut calls) = (String::new(), String::new(), 0);
+    for event in [parser.push(text), parser.finish()].concat() {
+        match event {
+            OutputEvent::CallStart { name: called, .. } => (name, arguments) = (called, String::new()),
+            OutputEvent::CallArguments { piece, .. } => arguments += &piece,
+            OutputEvent::CallEnd { .. } => {
+                calls += 1;
+                let schema = &functions.iter().find(|(offered, _)| *offered == name).expect("offered").1;
+                let value: Value = serde_json::from_str(&arguments).expect("JSON");
+                assert!(meets(schema, &value, schema), "{text}: {name}: {arguments}");
+            }
+            OutputEvent::Text(_) | OutputEvent::Reasoning(_) => {}
+        }
+    }
+    calls
+}
+
+/// Text is free; what follows the beginning of a call, in each form, is a call.
+#[test]
+fn calls_that_a_model_begins_meet_their_schemas() {
+    let tokenizer = tokenizer("byte_level.gguf");
+    let grammars = Grammars::new(&tokenizer, &tokenizer.end_tokens()).expect("it has an end");
+    let cases = [
+        (ToolFormat::Hermes, "<tool_call>{"),
+        (ToolFormat::Hermes, "So {x}, [1] <tool_call>\n{"),
+        (ToolFormat::Llama3Json, "{"),
+        (ToolFormat::Llama3Json, "So {x} <|python_tag|>{"),
+        (ToolFormat::Mistral, "So {x} [TOOL_CALLS] ["),
+        (ToolFormat::Mistral, "[TOOL_CALLS]get_weather{"),
+        (ToolFormat::Mistral, "[TOOL_CALLS]get_weather[ARGS] {"),
+        (ToolFormat::Mistral, "[TOOL_CALLS]pick[CALL_ID]ab12[ARGS]{"),
+        (ToolFormat::Pythonic, " ["),
+        (ToolFormat::Pythonic, "So [x] <|python_start|>["),
+    ];
+    for (at, (format, begins)) in cases.into_iter().enumerate() {
+        let mut complete = 0;
+        let made = grammars.calls(&form(format), None).unwrap_or_else(|error| panic!("{format:?}: {error}"));
+        for seed in 0..8 {
+            let mut constraint = made.boxed_clone();
+            write(&tokenizer, &mut *constraint, begins);
+            let (text, _) = sample(&tokenizer, constraint, (at * 8 + seed) as u64, 60).expect("it goes on");
+            complete += valid_calls(format, &format!("{begins}{}", String::from_utf8_lossy(&text)));
+        }
+        assert!(complete > 3, "{format:?} {begins}: {complete} calls");
+    }
+    // Reasoning calls nothing.
+    let reasoning = CallForm { reasoning: ReasoningMode::Tagged, ..form(ToolFormat::Hermes) };
+    let mut constraint = grammars.calls(&reasoning, None).expect("a form");
+    write(&tokenizer, &mut *constraint, "<think>I might <tool_call>{x}</think> <tool_call>{\"name");
+}
+
+#[test]
+fn an_answer_is_its_format_or_a_call() {
+    let tokenizer = tokenizer("byte_level.gguf");
+    let grammars = Grammars::new(&tokenizer, &tokenizer.end_tokens()).expect("it has an end");
+    let format = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["n"], "additionalProperties": false});
+    let named = r#"{"name":"pick","parameters":{"color":"red"}}"#;
+    let hermes = "<tool_call>\n{\"name\":\"pick\",\"arguments\":{\"color\":\"red\"}}";
+    let mistral = "[TOOL_CALLS]pick[ARGS]{\"color\":\"red\"}";
+    let cases =
+        [(ToolFormat::Hermes, hermes), (ToolFormat::Llama3Json, named), (ToolFormat::Mistral, mistral)];
+    for (kind, call) in cases {
+        let made = grammars.calls(&form(kind), Some(&format)).expect("a form");
+        for text in ["{\"n\":5}", call] {
+            write(&tokenizer, &mut *made.boxed_clone(), text);
+        }
+        assert_eq!(valid_calls(kind, call), 1);
+        let mut mask = TokenMask::new(tokenizer.vocab_size());
+        made.boxed_clone().allow(&mut mask).expect("it goes on");
+        for id in 0..tokenizer.vocab_size() as u32 {
+            let text = tokenizer.token_bytes(id).unwrap_or_default();
+            let is_free = text.first().is_some_and(u8::is_ascii_alphanumeric);
+            assert!(!(is_free && mask.contains(id)), "{kind:?}: {:?}", String::from_utf8_lossy(&text));
+        }
+    }
 }
 
 #[test]

@@ -104,13 +104,7 @@ impl Speaking {
         if short_ids {
             parser = parser.short_ids();
         }
-        let names = calls.map_or(&[][..], |format| format.markers()).iter().chain(&["<think>", "</think>"]);
-        let marker = |name: &&'static str| {
-            let tokenizer = tokenizer.as_ref()?;
-            let id = tokenizer.token_id(name).filter(|&id| tokenizer.is_special(id))?;
-            Some((id, *name))
-        };
-        let markers = names.filter_map(marker).collect();
+        let markers = model.markers(calls);
         let (called, over) = (false, false);
         Ok(Speaking { choice, tokenizer, stream, stops, parser, markers, called, one_call, ends, over })
     }

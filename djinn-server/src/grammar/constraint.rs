@@ -14,6 +14,16 @@ impl GrammarConstraint {
     pub(super) fn new(matcher: Matcher) -> Self {
         GrammarConstraint { matcher }
     }
+
+    /// An independent copy in the same state. A plain clone would share the caches of the lexer, and their lock.
+    pub(super) fn copy(&self) -> Self {
+        GrammarConstraint { matcher: self.matcher.deep_clone() }
+    }
+
+    /// Whether these tokens may all come next.
+    pub(super) fn accepts(&mut self, tokens: &[u32]) -> bool {
+        self.matcher.validate_tokens(tokens).is_ok_and(|accepted| accepted == tokens.len())
+    }
 }
 
 impl fmt::Debug for GrammarConstraint {
@@ -42,7 +52,6 @@ impl Constraint for GrammarConstraint {
     }
 
     fn boxed_clone(&self) -> Box<dyn Constraint> {
-        // A plain clone would share the caches of the lexer, and their lock.
-        Box::new(GrammarConstraint { matcher: self.matcher.deep_clone() })
+        Box::new(self.copy())
     }
 }

@@ -9,6 +9,9 @@ const MOST_VALUES: usize = 10_000;
 /// Bytes of all strings and keys of a schema.
 const MOST_BYTES: usize = 256 << 10;
 
+/// The most calls of one answer where the client demands some, or of one list.
+pub(crate) const MOST_CALLS: u32 = 32;
+
 /// How deep a schema's values may nest.
 const MOST_LEVELS: usize = 64;
 
@@ -50,26 +53,100 @@ fn within(what: &'static str, found: usize, most: usize) -> Result<(), GrammarEr
 /// each names one of `functions`, pairs of a name and the JSON schema of its arguments, and has arguments that meet
 /// its schema.
 pub fn calls_schema<'a>(functions: impl IntoIterator<Item = (&'a str, &'a Value)>, most: u32) -> Value {
+    let (calls, parameters) = calls(functions, "arguments");
+    json!({ "type": "array", "minItems": 1, "maxItems": most, "items": { "anyOf": calls }, "$defs": parameters })
+}
+
+/// The schema of one call, whose arguments are under `key`.
+pub(super) fn call_schema(functions: &[(String, Value)], key: &str) -> Value {
+    let (calls, parameters) = calls(functions.iter().map(|(name, schema)| (name.as_str(), schema)), key);
+    json!({ "anyOf": calls, "$defs": parameters })
+}
+
+/// The schema of values that meet one of two.
+pub(super) fn either(a: &Value, b: &Value) -> Value {
+    let (mut a, mut b) = (a.clone(), b.clone());
+    rebase(&mut a, "#/$defs/a", false);
+    rebase(&mut b, "#/$defs/b", false);
+    json!({ "anyOf": [{ "$ref": "#/$defs/a" }, { "$ref": "#/$defs/b" }], "$defs": { "a": a, "b": b } })
+}
+
+/// The schema of a function's arguments: an object, whether it says so or not.
+pub(super) fn arguments(schema: &Value) -> Value {
+    let object = |value: &Value| value.as_object().is_some_and(|map| !map.is_empty());
+    let mut schema = if object(schema) { schema.clone() } else { json!({ "type": "object" }) };
+    if let Some(map) = schema.as_object_mut() {
+        map.entry("type").or_insert_with(|| json!("object"));
+    }
+    schema
+}
+
+/// The grammar of a list of calls in Python's form, without its white space: `[f(a=1, b="x"), g()]`. Arguments are JSON, in
+/// the order of their schema.
+pub(super) fn pythonic(functions: &[(String, Value)]) -> Result<String, GrammarError> {
+    let mut rules = "start: \"[\" call (\", \" call)* \"]\"\n".to_owned();
+    let names: Vec<String> = (0..functions.len()).map(|at| format!("call_{at}")).collect();
+    rules += &format!("call: {}\n", names.join(" | "));
+    for (at, (name, schema)) in functions.iter().enumerate() {
+        let schema = checked(&arguments(schema))?;
+        let empty = Map::new();
+        let properties = schema["properties"].as_object().unwrap_or(&empty);
+        let is_required = |name: &str| {
+            schema["required"].as_array().is_some_and(|required| required.iter().any(|r| r == name))
+        };
+        rules += &format!("call_{at}: {} head_{at}_0 \")\"\n", quoted(&format!("{name}(")));
+        for (place, (property, value)) in properties.iter().enumerate() {
+            let mut value = match value {
+                Value::Object(map) => map.clone(),
+                _ => Map::new(),
+            };
+            // Its references are those of the whole.
+            for key in ["$defs", "definitions", "x-guidance"] {
+                value.extend(schema.get(key).map(|own| (key.to_owned(), own.clone())));
+            }
+            rules += &format!(
+                "value_{at}_{place}: {} %json {}\n",
+                quoted(&format!("{property}=")),
+                Value::Object(value)
+            );
+            let next = place + 1;
+            let (head, rest) = (format!("head_{at}_{next}"), format!("rest_{at}_{next}"));
+            let skip = |to: &str| if is_required(property) { String::new() } else { format!(" | {to}") };
+            rules += &format!("head_{at}_{place}: value_{at}_{place} {rest}{}\n", skip(&head));
+            rules += &format!("rest_{at}_{place}: \", \" value_{at}_{place} {rest}{}\n", skip(&rest));
+        }
+        within("bytes", rules.len(), 4 * MOST_BYTES)?;
+        let end = properties.len();
+        rules += &format!("head_{at}_{end}: \"\"\nrest_{at}_{end}: \"\"\n");
+    }
+    Ok(rules)
+}
+
+/// A text as a grammar has it.
+fn quoted(text: &str) -> String {
+    Value::String(text.to_owned()).to_string()
+}
+
+/// The schemas of single calls, and those of their arguments by name.
+fn calls<'a>(
+    functions: impl IntoIterator<Item = (&'a str, &'a Value)>,
+    arguments_key: &str,
+) -> (Vec<Value>, Map<String, Value>) {
     let (mut calls, mut parameters) = (Vec::new(), Map::new());
     for (at, (name, schema)) in functions.into_iter().enumerate() {
         let key = format!("function_{at}");
         let reference = format!("#/$defs/{key}");
-        let object = |value: &Value| value.as_object().is_some_and(|map| !map.is_empty());
-        let mut schema = if object(schema) { schema.clone() } else { json!({ "type": "object" }) };
-        if let Some(map) = schema.as_object_mut() {
-            // Arguments are an object, whether their schema says so or not.
-            map.entry("type").or_insert_with(|| json!("object"));
-        }
+        let mut schema = arguments(schema);
         rebase(&mut schema, &reference, false);
         parameters.insert(key, schema);
         calls.push(json!({
             "type": "object",
-            "properties": { "name": { "const": name }, "arguments": { "$ref": reference } },
-            "required": ["name", "arguments"],
+            "properties": { "name": { "const": name }, arguments_key: { "$ref": reference } },
+            "required": ["name", arguments_key],
             "additionalProperties": false,
         }));
     }
-    json!({ "type": "array", "minItems": 1, "maxItems": most, "items": { "anyOf": calls }, "$defs": parameters })
+    (calls, parameters)
 }
 
 /// Makes references within a schema right for a document where the schema is at `root`. `names` says that the value

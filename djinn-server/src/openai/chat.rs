@@ -74,8 +74,8 @@ pub(crate) fn generate(
     };
     let tools = Tools::read(fields)?;
     let (prompt, text) = rendered(fields, model, tools.as_ref())?;
-    let constraint = structure::constraint(fields, model, tools.as_ref())?;
-    let form = structure::output(model, tools.as_ref(), &text, constraint.is_some());
+    let form = structure::output(fields, model, tools.as_ref(), &text)?;
+    let constraint = structure::constraint(fields, model, tools.as_ref(), form.reasoning)?;
     Ok(GenerateRequest {
         prompt,
         form,

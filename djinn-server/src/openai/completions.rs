@@ -12,6 +12,9 @@ use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
+/// The most prompts of a request, and the most answers to all of them.
+const MOST_PROMPTS: usize = 64;
+const MOST_ANSWERS: usize = 128;
 /// Tokens to generate where the request does not say.
 const MAX_TOKENS: u64 = 16;
 
@@ -30,24 +33,33 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
                 "`logprobs` of a prompt are not supported; drop `echo`",
             ));
         }
-        let (prompt, text) = prompt(&fields, model)?;
+        let mut prompts = prompts(&fields, model)?;
+        let texts: Vec<String> = prompts.iter_mut().map(|(_, text)| std::mem::take(text)).collect();
+        let mut prompts = prompts.into_iter().map(|(prompt, _)| prompt);
         let generate = GenerateRequest {
-            prompt,
+            prompt: prompts.next().unwrap_or_default(),
+            more_prompts: prompts.collect(),
             prompt_field: "prompt",
             max_tokens: Some(fields.integer("max_tokens", 1..=u64::MAX)?.unwrap_or(MAX_TOKENS)),
             continues_text: true,
             logprobs,
             ..super::generate(&fields, model, &salt)?
         };
-        Ok((generate, if echo { text } else { String::new() }))
+        let choices = generate.choices as usize;
+        if texts.len() * choices > MOST_ANSWERS {
+            let message =
+                format!("{choices} answers to each of {} prompts are more than {MOST_ANSWERS}", texts.len());
+            return Err(ApiError::field("n", message));
+        }
+        let echo = texts.into_iter().map(|text| if echo { text } else { String::new() });
+        Ok((generate, echo.flat_map(|text| vec![text; choices]).collect::<Vec<_>>()))
     });
     let (mut generate, echo) = prepared.await?;
     hints.apply(&mut generate);
     let name = request.model_name(&model);
     let head = Head::new("cmpl-", name);
-    let count = generate.choices as usize;
-    let logprobs = generate.logprobs.map(|_| vec![0; count]);
-    let choices = TextChoices { logprobs, echo: vec![echo; count] };
+    let logprobs = generate.logprobs.map(|_| vec![0; echo.len()]);
+    let choices = TextChoices { logprobs, echo };
     let answers = Answers::begin(model, generate).await?;
     match streaming.stream {
         true => Ok(reply::events(Chunks::new(head, answers, streaming, choices))),
@@ -55,26 +67,28 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
     }
 }
 
-/// The prompt's tokens and text.
-fn prompt(fields: &Fields, model: &ServedModel) -> Result<(Vec<u32>, String), ApiError> {
-    let wrong = || ApiError::field("prompt", "`prompt` must be a text or a list of token ids");
-    let prompt = fields.get("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
-    let prompt = match prompt {
+/// The prompts' tokens and texts, at least one.
+fn prompts(fields: &Fields, model: &ServedModel) -> Result<Vec<(Vec<u32>, String)>, ApiError> {
+    let given = fields.get("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
+    match given {
         Value::Array(prompts)
             if prompts.first().is_some_and(|first| first.is_string() || first.is_array()) =>
         {
-            match prompts.as_slice() {
-                [only] => only,
-                _ => {
-                    let message =
-                        "several prompts in one request are not supported; send one request for each";
-                    return Err(ApiError::unsupported("prompt", message));
-                }
+            if prompts.len() > MOST_PROMPTS {
+                let message = format!("`prompt` has {} prompts; give up to {MOST_PROMPTS}", prompts.len());
+                return Err(ApiError::field("prompt", message));
             }
+            prompts.iter().map(|given| prompt(given, fields, model)).collect()
         }
-        prompt => prompt,
-    };
-    match prompt {
+        given => Ok(vec![prompt(given, fields, model)?]),
+    }
+}
+
+/// A prompt's tokens and text.
+fn prompt(given: &Value, fields: &Fields, model: &ServedModel) -> Result<(Vec<u32>, String), ApiError> {
+    let wrong =
+        || ApiError::field("prompt", "`prompt` must be a text or a list of token ids, or a list of these");
+    match given {
         Value::String(text) => {
             let special = fields.read("add_special_tokens")?.unwrap_or(true);
             Ok((model.encode(text, special, "prompt")?, text.clone()))

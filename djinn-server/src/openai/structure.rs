@@ -2,8 +2,9 @@
 
 use super::messages::Told;
 use crate::body::Fields;
+use crate::grammar::MOST_CALLS;
 use crate::model::ServedModel;
-use crate::{ApiError, GrammarError, OutputForm, ReasoningMode, ToolFormat, calls_schema};
+use crate::{ApiError, CallForm, GrammarError, OutputForm, ReasoningMode, ToolFormat, calls_schema};
 use djinn_engine::Constraint;
 use serde_json::{Value, json};
 
@@ -15,9 +16,6 @@ const CHOICE: &str = "tool_choice";
 const MOST_TOOLS: usize = 128;
 /// The longest name of a function.
 const LONGEST_NAME: usize = 64;
-
-/// The most calls of one answer where the client demands some.
-const MOST_DEMANDED: u32 = 32;
 
 /// Who decides whether the answer calls a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,15 +81,35 @@ impl Tools {
         matches!(self.decision, Decision::Client | Decision::Named)
     }
 
-    /// The schema of the calls that may be demanded.
-    fn schema(&self) -> Value {
-        let most = if self.one_call { 1 } else { MOST_DEMANDED };
-        let offered = self.list.iter().filter_map(|tool| {
+    /// The functions that may be called, as they were given.
+    fn offered(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.list.iter().filter_map(|tool| {
             let name = tool["function"]["name"].as_str()?;
             let is_offered = self.functions.iter().any(|offered| offered == name);
-            is_offered.then_some((name, &tool["function"]["parameters"]))
+            is_offered.then_some((name, &tool["function"]))
+        })
+    }
+
+    /// The schema of the calls that may be demanded.
+    fn schema(&self) -> Value {
+        let most = if self.one_call { 1 } else { MOST_CALLS };
+        calls_schema(self.offered().map(|(name, function)| (name, &function["parameters"])), most)
+    }
+
+    /// How calls look that the model may begin, if something keeps them to their schemas: those of functions with `strict`,
+    /// and arguments of others that are objects. In an answer that has a format, all calls have their schemas.
+    fn form(&self, model: &ServedModel, reasoning: ReasoningMode, formatted: bool) -> Option<CallForm> {
+        let is_strict = |function: &Value| formatted || function["strict"] == true;
+        if !self.offered().any(|(_, function)| is_strict(function)) {
+            return None;
+        }
+        let functions = self.offered().map(|(name, function)| {
+            let schema = if is_strict(function) { function["parameters"].clone() } else { Value::Null };
+            (name.to_owned(), schema)
         });
-        calls_schema(offered, most)
+        let format = self.format(model).unwrap_or(ToolFormat::Hermes);
+        let markers = model.markers(Some(format));
+        Some(CallForm { format, functions: functions.collect(), markers, reasoning })
     }
 
     /// How the model is told of them.
@@ -183,45 +201,47 @@ fn function(at: usize, tool: &Value) -> Result<String, ApiError> {
     }
 }
 
-/// What is read out of an answer to `prompt`, the rendered conversation. One that is `constrained` begins with no
-/// reasoning.
+/// What is read out of an answer to `prompt`, the rendered conversation. One that is calls alone, or has a format, begins
+/// with no reasoning.
 pub(super) fn output(
+    fields: &Fields,
     model: &ServedModel,
     tools: Option<&Tools>,
     prompt: &str,
-    constrained: bool,
-) -> OutputForm {
-    let source = model.template().map(|template| template.source()).filter(|_| !constrained);
+) -> Result<OutputForm, ApiError> {
+    let is_formed = tools.is_some_and(Tools::are_demanded) || format_schema(fields)?.is_some();
+    let source = model.template().map(|template| template.source()).filter(|_| !is_formed);
     let reasoning = source.map_or(ReasoningMode::Off, |source| ReasoningMode::detect(source, prompt));
-    let Some(tools) = tools else { return OutputForm { reasoning, ..OutputForm::default() } };
+    let Some(tools) = tools else { return Ok(OutputForm { reasoning, ..OutputForm::default() }) };
     let format = tools.format(model).unwrap_or(ToolFormat::Hermes);
-    OutputForm {
+    Ok(OutputForm {
         calls: Some(if tools.are_demanded() { ToolFormat::JsonList } else { format }),
         reasoning,
         functions: tools.functions.clone(),
         one_call: tools.one_call,
         // Mistral's templates refuse other ids when the conversation goes on.
         short_ids: format == ToolFormat::Mistral,
-    }
+    })
 }
 
-/// What the answer must obey: the calls that are demanded, else the response format. `None` for a text. Compiles a
-/// schema: call it where a thread may block.
+/// What the answer must obey: the calls that are demanded, else the response format, or the schemas of calls that the model
+/// begins. `None` for a text. Compiles a schema: call it where a thread may block.
 pub(super) fn constraint(
     fields: &Fields,
     model: &ServedModel,
     tools: Option<&Tools>,
+    reasoning: ReasoningMode,
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
     match (tools, format_schema(fields)?) {
         // There is no text that the format could be for.
         (Some(tools), _) if tools.are_demanded() => compile(model, &tools.schema(), "tools").map(Some),
-        (_, None) => Ok(None),
-        (Some(_), Some(_)) => {
-            let message = "an answer that must be JSON calls no tools; leave out `tools`, or give `tool_choice` as \
-                           `none` or `required`";
-            Err(ApiError::unsupported(FORMAT, message))
-        }
+        (None, None) => Ok(None),
         (None, Some(schema)) => compile(model, &schema, FORMAT).map(Some),
+        (Some(tools), format) => {
+            let Some(form) = tools.form(model, reasoning, format.is_some()) else { return Ok(None) };
+            let made = model.grammars().and_then(|grammars| grammars.calls(&form, format.as_ref()));
+            made.map(Some).map_err(|error| refusal(&error, if format.is_some() { FORMAT } else { "tools" }))
+        }
     }
 }
 
@@ -252,8 +272,12 @@ fn compile(
     param: &'static str,
 ) -> Result<Box<dyn Constraint>, ApiError> {
     let made = model.grammars().and_then(|grammars| grammars.json_schema(schema));
-    made.map_err(|error| match error {
+    made.map_err(|error| refusal(&error, param))
+}
+
+fn refusal(error: &GrammarError, param: &'static str) -> ApiError {
+    match error {
         GrammarError::Busy => ApiError::busy(error.to_string()),
-        error => ApiError::of_text(&error, param),
-    })
+        error => ApiError::of_text(error, param),
+    }
 }

@@ -68,7 +68,7 @@ impl ToolFormat {
     }
 
     /// What begins calls anywhere in a text.
-    pub(super) fn opening(self) -> Option<&'static str> {
+    pub(crate) fn opening(self) -> Option<&'static str> {
         match self {
             ToolFormat::Hermes => Some("<tool_call>"),
             ToolFormat::Llama3Json => Some("<|python_tag|>"),

@@ -9,6 +9,48 @@ use std::sync::Arc;
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
+/// Answers are numbered prompt by prompt, and are those of each prompt alone.
+#[test]
+fn several_prompts_are_answered_in_one_request() {
+    let prompts = ["The sky", "A much longer text, which", "x"];
+    let ids: Vec<Vec<u8>> = prompts.iter().map(|prompt| prompt.bytes().collect()).collect();
+    let more = json!({ "n": 2, "temperature": 1, "seed": 5, "max_tokens": 8, "echo": true });
+    let alone: Vec<Value> = prompts
+        .iter()
+        .flat_map(|prompt| {
+            let answer = shared().ok(TEXT, &completion(*prompt, more.clone()));
+            answer["choices"].as_array().unwrap().clone()
+        })
+        .collect();
+    let texts = |choices: &[Value]| choices.iter().map(|choice| choice["text"].clone()).collect::<Vec<_>>();
+    for given in [json!(prompts), json!(ids)] {
+        let together = shared().ok(TEXT, &completion(given.clone(), more.clone()));
+        let choices = together["choices"].as_array().unwrap();
+        assert_eq!(texts(choices), texts(&alone));
+        assert!((0..6).eq(choices.iter().map(|choice| choice["index"].as_u64().unwrap())));
+        let count: usize = prompts.iter().map(|prompt| prompt.len()).sum();
+        assert_eq!(together["usage"]["prompt_tokens"], count);
+        assert_eq!(together["usage"]["completion_tokens"], 6 * 8);
+        let mut streamed = vec![String::new(); 6];
+        let mut stream = more.clone();
+        stream["stream"] = json!(true);
+        for chunk in shared().post(TEXT, &completion(given, stream)).chunks() {
+            let choice = &chunk["choices"][0];
+            streamed[choice["index"].as_u64().unwrap() as usize] += choice["text"].as_str().unwrap();
+        }
+        assert_eq!(json!(streamed), json!(texts(&alone)));
+    }
+    for (prompt, param) in [
+        (json!(["a", ""]), "prompt"),
+        (json!(["a", 5]), "prompt"),
+        (json!(["a", [999]]), "prompt"),
+        (json!(vec!["a"; 65]), "prompt"),
+    ] {
+        shared().refused(TEXT, &completion(prompt, json!({})), param);
+    }
+    shared().refused(TEXT, &completion(json!(vec!["a"; 64]), json!({ "n": 3 })), "n");
+}
+
 #[test]
 fn models_are_listed_by_name() {
     let list = shared().get("/v1/models").json();

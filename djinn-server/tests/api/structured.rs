@@ -88,8 +88,6 @@ fn tools_and_formats_that_cannot_be_are_named() {
     ] {
         shared().refused(CHAT, &chat("Hi", json!({ "response_format": format })), "response_format");
     }
-    let both = json!({ "tools": tools(), "response_format": { "type": "json_object" } });
-    shared().refused(CHAT, &chat("Hi", both), "response_format");
 }
 
 fn schema_format(schema: Value) -> Value {
@@ -128,4 +126,39 @@ fn answers_obey_their_schema() {
     let object = json!({ "response_format": { "type": "json_object" }, "temperature": 1, "seed": 1, "ignore_eos": false });
     let answer = shared().ok(CHAT, &chat("Hi", object));
     assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'), "{answer}");
+}
+
+/// The model decides whether it calls: what it writes is one or the other, and streams.
+#[test]
+fn an_answer_beside_tools_has_its_format() {
+    let schema = json!({ "type": "object", "properties": { "n": { "type": "integer", "minimum": 0, "maximum": 9 } }, "required": ["n"], "additionalProperties": false });
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": schema } });
+    for seed in 0..6 {
+        let more = json!({
+            "tools": tools(), "response_format": format, "temperature": 1, "seed": seed, "max_tokens": 300,
+            "ignore_eos": false,
+        });
+        let choice = shared().ok(CHAT, &chat("Hi", more))["choices"][0].clone();
+        match choice["finish_reason"].as_str() {
+            Some("stop") => {
+                let value: Value =
+                    serde_json::from_str(choice["message"]["content"].as_str().unwrap()).unwrap();
+                assert!(value["n"].is_u64(), "{choice}");
+            }
+            Some("tool_calls") => {
+                let call = &choice["message"]["tool_calls"][0]["function"];
+                let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+                assert!(["red", "green"].contains(&arguments["color"].as_str().unwrap()), "{choice}");
+            }
+            _ => panic!("{choice}"),
+        }
+    }
+    // A function that is strict, and whose schema cannot be met, is named.
+    let wrong = json!([{ "type": "function", "function": { "name": "f", "strict": true, "parameters": { "$ref": "#/nowhere" } } }]);
+    shared().refused(CHAT, &chat("Hi", json!({ "tools": wrong })), "tools");
+    // Text is free beside one that can.
+    let mut strict = tools();
+    strict[0]["function"]["strict"] = json!(true);
+    let choice = shared().ok(CHAT, &chat("Hi", json!({ "tools": strict })))["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "length", "{choice}");
 }

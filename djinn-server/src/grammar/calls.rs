@@ -1,0 +1,421 @@
+//! Calls that meet their schemas, wherever the model begins one: text is free until a call begins, and again after it.
+//!
+//! The grammar of a call begins at its first bracket, after what introduces calls in the model's form. Tokens that hold the
+//! bracket and more are allowed there only if the grammar allows what follows it, so that no token skips its beginning.
+
+use super::constraint::GrammarConstraint;
+use super::{GrammarError, Grammars, schema};
+use crate::{ReasoningMode, ToolFormat};
+use djinn_engine::{Constraint, ConstraintError, TokenMask};
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::TokEnv;
+use serde_json::Value;
+use std::fmt;
+use std::sync::Arc;
+
+/// Bytes of the latest text in which the beginning of a call is looked for: more than any function's name takes.
+const TAIL: usize = 512;
+/// White space before a call's bracket while the model may write nothing else.
+const MOST_SPACE: usize = 4;
+const THINK: &[u8] = b"<think>";
+const END_THINK: &[u8] = b"</think>";
+const CALL_ID: &[u8] = b"[CALL_ID]";
+const ARGS: &[u8] = b"[ARGS]";
+
+/// What calls look like.
+#[derive(Clone, Debug)]
+pub struct CallForm {
+    /// How the model writes them.
+    pub format: ToolFormat,
+    /// The functions that may be called, with the JSON schemas of their arguments.
+    pub functions: Vec<(String, Value)>,
+    /// Special tokens that the text has by name, as [`ToolFormat::markers`] and `<think>`.
+    pub markers: Vec<(u32, &'static str)>,
+    /// Whether reasoning, which calls nothing, goes before the text.
+    pub reasoning: ReasoningMode,
+}
+
+/// Where something introduces a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Where {
+    Anywhere,
+    /// At the beginning of the text, or after reasoning.
+    Start,
+    AfterCall,
+}
+
+/// What comes before a call's bracket.
+struct Opening {
+    literal: Vec<u8>,
+    place: Where,
+    bracket: u8,
+    grammar: usize,
+}
+
+/// What all copies of a constraint share.
+struct Plan {
+    openings: Vec<Opening>,
+    markers: Vec<(u32, &'static str)>,
+    /// Tokens with a bracket that is not their last byte.
+    brackets: Vec<u32>,
+    env: TokEnv,
+    /// Calls without a marker are part of the format that texts have.
+    formatted: bool,
+}
+
+/// What may come in the text outside of calls.
+enum Text {
+    Anything,
+    /// A value of a format, or, until it has `begun`, a call in its place.
+    Format {
+        format: GrammarConstraint,
+        begun: bool,
+    },
+    /// What introduces a call began in place of the format.
+    Opening,
+    /// A call.
+    Call(GrammarConstraint),
+    /// Nothing: a call came in place of the format.
+    Nothing,
+}
+
+struct CallConstraint {
+    plan: Arc<Plan>,
+    grammars: Vec<GrammarConstraint>,
+    text: Text,
+    /// The latest text outside of calls and reasoning.
+    tail: Vec<u8>,
+    /// Where the tail begins, unless it was cut.
+    begins: Option<Where>,
+    thinking: bool,
+    /// Reasoning may begin.
+    may_think: bool,
+}
+
+impl Grammars {
+    /// A constraint to texts whose calls meet their schemas; with a `format`, a text is a value of that schema, or ends with
+    /// its first call, or list of calls. Blocks as [`json_schema`](Self::json_schema).
+    ///
+    /// # Errors
+    /// As [`json_schema`](Self::json_schema).
+    pub fn calls(
+        &self,
+        form: &CallForm,
+        format: Option<&Value>,
+    ) -> Result<Box<dyn Constraint>, GrammarError> {
+        let (openings, grammars) = self.openings(form)?;
+        let text = match format {
+            None => Text::Anything,
+            Some(format) if form.format == ToolFormat::Llama3Json => {
+                // Its calls have no marker: they are objects like others.
+                let call = schema::call_schema(&form.functions, "parameters");
+                let format = self.compile(schema::checked(&schema::either(format, &call))?)?;
+                Text::Format { format, begun: false }
+            }
+            Some(format) => Text::Format { format: self.compile(schema::checked(format)?)?, begun: false },
+        };
+        let env = self.factory.tok_env().clone();
+        let trie = env.tok_trie();
+        let has_bracket = |&token: &u32| {
+            let bytes = trie.token(token);
+            bytes.iter().position(|byte| b"{[".contains(byte)).is_some_and(|at| at + 1 < bytes.len())
+        };
+        let brackets = (0..trie.vocab_size() as u32).filter(has_bracket).collect();
+        let (markers, formatted) = (form.markers.clone(), format.is_some());
+        Ok(Box::new(CallConstraint {
+            plan: Arc::new(Plan { openings, markers, brackets, env, formatted }),
+            grammars,
+            text,
+            tail: Vec::new(),
+            begins: Some(Where::Start),
+            thinking: form.reasoning == ReasoningMode::Open,
+            may_think: form.reasoning == ReasoningMode::Tagged,
+        }))
+    }
+
+    /// What introduces calls, and the grammars that follow.
+    fn openings(&self, form: &CallForm) -> Result<(Vec<Opening>, Vec<GrammarConstraint>), GrammarError> {
+        let opening = |literal: &str, place, bracket, grammar| Opening {
+            literal: literal.as_bytes().to_vec(),
+            place,
+            bracket,
+            grammar,
+        };
+        let marked = form.format.opening().unwrap_or_default();
+        let functions = &form.functions;
+        Ok(match form.format {
+            ToolFormat::Hermes => {
+                let call = schema::call_schema(functions, "arguments");
+                (
+                    vec![opening(marked, Where::Anywhere, b'{', 0)],
+                    vec![self.compile(schema::checked(&call)?)?],
+                )
+            }
+            ToolFormat::Llama3Json => {
+                let call = schema::call_schema(functions, "parameters");
+                let places = [(marked, Where::Anywhere), ("", Where::Start), (";", Where::AfterCall)];
+                let openings = places.map(|(literal, place)| opening(literal, place, b'{', 0));
+                (openings.into(), vec![self.compile(schema::checked(&call)?)?])
+            }
+            ToolFormat::Mistral => {
+                let named = functions.iter().map(|(name, schema)| (name.as_str(), schema));
+                let list = schema::calls_schema(named, schema::MOST_CALLS);
+                let mut openings = vec![opening(marked, Where::Anywhere, b'[', 0)];
+                let mut grammars = vec![self.compile(schema::checked(&list)?)?];
+                for (name, arguments) in functions {
+                    for literal in [format!("{marked}{name}[ARGS]"), format!("{marked}{name}")] {
+                        openings.push(opening(&literal, Where::Anywhere, b'{', grammars.len()));
+                    }
+                    let arguments = schema::arguments(arguments);
+                    grammars.push(self.compile(schema::checked(&arguments)?)?);
+                }
+                (openings, grammars)
+            }
+            ToolFormat::Pythonic => {
+                let openings = [(marked, Where::Anywhere), ("", Where::Start)];
+                let grammar = TopLevelGrammar::from_lark(schema::pythonic(functions)?);
+                (
+                    openings.map(|(literal, place)| opening(literal, place, b'[', 0)).into(),
+                    vec![self.compile_grammar(grammar)?],
+                )
+            }
+            ToolFormat::JsonList => {
+                let named = functions.iter().map(|(name, schema)| (name.as_str(), schema));
+                let list = schema::calls_schema(named, schema::MOST_CALLS);
+                (vec![opening("", Where::Start, b'[', 0)], vec![self.compile(schema::checked(&list)?)?])
+            }
+        })
+    }
+}
+
+impl Plan {
+    fn bytes(&self, token: u32) -> &[u8] {
+        match self.markers.iter().find(|(id, _)| *id == token) {
+            Some((_, name)) => name.as_bytes(),
+            None => self.env.tok_trie().token(token),
+        }
+    }
+
+    /// The grammar that begins in `text`, and where.
+    fn begun(&self, text: &[u8], begins: Option<Where>) -> Option<(usize, usize)> {
+        let at = |opening: &Opening| {
+            let body = match opening.place {
+                Where::Anywhere => last(text, &opening.literal).map(|at| at + opening.literal.len())?,
+                _ if self.formatted || begins != Some(opening.place) => return None,
+                _ => {
+                    let space = text.len() - text.trim_ascii_start().len();
+                    text[space..].starts_with(&opening.literal).then_some(space + opening.literal.len())?
+                }
+            };
+            let rest = text[body..].trim_ascii_start();
+            rest.starts_with(&[opening.bracket]).then_some((opening.grammar, text.len() - rest.len()))
+        };
+        self.openings.iter().find_map(at)
+    }
+
+    /// Whether a call's bracket may come in the next token.
+    fn is_near(&self, text: &[u8], begins: Option<Where>) -> bool {
+        let spaceless = text.trim_ascii_end();
+        self.openings.iter().any(|Opening { literal, place, .. }| match place {
+            Where::Anywhere => {
+                spaceless.ends_with(literal)
+                    || (1..literal.len()).any(|length| text.ends_with(&literal[..length]))
+            }
+            place => begins == Some(*place) && literal.starts_with(spaceless.trim_ascii_start()),
+        })
+    }
+
+    /// Whether a text is what introduces a call, or its beginning.
+    fn may_begin(&self, text: &[u8]) -> bool {
+        let marked = self.openings.iter().filter(|opening| opening.place == Where::Anywhere);
+        marked.map(|opening| &opening.literal).any(|literal| {
+            literal.starts_with(text)
+                || text
+                    .strip_prefix(literal.as_slice())
+                    .is_some_and(|rest| rest.len() <= MOST_SPACE && rest.iter().all(u8::is_ascii_whitespace))
+        })
+    }
+
+    /// The tokens that stand for a piece of text; `None` if it ends within a character that is none by itself.
+    fn tokens(&self, text: &[u8]) -> Option<Vec<u32>> {
+        let trie = self.env.tok_trie();
+        let tokens = trie.greedy_tokenize(text);
+        let whole: Vec<u8> = tokens.iter().flat_map(|&token| trie.token(token)).copied().collect();
+        (whole == text).then_some(tokens)
+    }
+}
+
+/// Where `text` has `literal` last.
+fn last(text: &[u8], literal: &[u8]) -> Option<usize> {
+    text.windows(literal.len().max(1)).rposition(|window| window == literal)
+}
+
+impl CallConstraint {
+    /// Whether a text that follows the tail begins a call that the grammar refuses.
+    fn refuses(&mut self, bytes: &[u8]) -> bool {
+        let text = [&self.tail, bytes].concat();
+        let Some((grammar, from)) = self.plan.begun(&text, self.begins) else { return false };
+        let Some(tokens) = self.plan.tokens(&text[from..]) else { return true };
+        !self.grammars[grammar].accepts(&tokens)
+    }
+
+    /// Adds tokens that begin a call in place of a format.
+    fn allow_openings(&mut self, allowed: &mut TokenMask) {
+        let plan = Arc::clone(&self.plan);
+        let vocab = plan.env.tok_trie().vocab_size().min(allowed.vocab()) as u32;
+        for token in 0..vocab {
+            let bytes = plan.bytes(token);
+            if bytes.is_empty() {
+                continue;
+            }
+            let text = [&self.tail, bytes].concat();
+            let begins = plan.begun(&text, self.begins).is_some() && !self.refuses(bytes);
+            if begins || plan.may_begin(&text) {
+                allowed.insert(token);
+            }
+        }
+    }
+
+    /// Takes in text outside of calls.
+    fn read(&mut self, bytes: &[u8]) -> Result<(), ConstraintError> {
+        self.tail.extend_from_slice(bytes);
+        if self.may_think {
+            let text = self.tail.trim_ascii_start();
+            self.thinking = text.starts_with(THINK);
+            self.may_think = !self.thinking && THINK.starts_with(text);
+        }
+        if self.thinking {
+            if let Some(at) = last(&self.tail, END_THINK) {
+                self.tail.drain(..at + END_THINK.len());
+                (self.thinking, self.begins) = (false, Some(Where::Start));
+            }
+        } else if self.tail.ends_with(ARGS)
+            && let Some(at) = last(&self.tail, CALL_ID)
+        {
+            // The id of a call says nothing.
+            self.tail.truncate(at);
+            self.tail.extend_from_slice(ARGS);
+        }
+        if self.thinking {
+            self.cut();
+            return Ok(());
+        }
+        if let Some((grammar, from)) = self.plan.begun(&self.tail, self.begins)
+            && let Some(tokens) = self.plan.tokens(&self.tail[from..])
+            && self.grammars[grammar].accepts(&tokens)
+        {
+            let mut call = self.grammars[grammar].copy();
+            tokens.into_iter().try_for_each(|token| call.accept(token))?;
+            self.text = Text::Call(call);
+            self.end_call();
+            return Ok(());
+        }
+        self.cut();
+        Ok(())
+    }
+
+    fn cut(&mut self) {
+        if let Some(more @ 1..) = self.tail.len().checked_sub(TAIL) {
+            self.tail.drain(..more);
+            self.begins = None;
+        }
+    }
+
+    /// Text is free again where a call is complete; an answer that has a format ends.
+    fn end_call(&mut self) {
+        if let Text::Call(call) = &self.text
+            && call.is_complete()
+        {
+            self.text = if self.plan.formatted { Text::Nothing } else { Text::Anything };
+            self.tail.clear();
+            self.begins = Some(Where::AfterCall);
+        }
+    }
+}
+
+impl fmt::Debug for CallConstraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let calls = matches!(self.text, Text::Call(_));
+        f.debug_struct("CallConstraint").field("calls", &calls).finish_non_exhaustive()
+    }
+}
+
+impl Constraint for CallConstraint {
+    fn allow(&mut self, allowed: &mut TokenMask) -> Result<(), ConstraintError> {
+        match &mut self.text {
+            Text::Call(call) => return call.allow(allowed),
+            Text::Format { format, begun } => {
+                format.allow(allowed)?;
+                if !*begun {
+                    self.allow_openings(allowed);
+                }
+                return Ok(());
+            }
+            Text::Opening => {
+                self.allow_openings(allowed);
+                return Ok(());
+            }
+            Text::Anything | Text::Nothing => {}
+        }
+        let mut words = vec![u32::MAX; allowed.vocab().div_ceil(32)];
+        let plan = Arc::clone(&self.plan);
+        if !self.thinking && plan.is_near(&self.tail, self.begins) {
+            for &token in plan.brackets.iter().filter(|&&token| (token as usize) < allowed.vocab()) {
+                if self.refuses(plan.bytes(token)) {
+                    words[token as usize / 32] &= !(1 << (token % 32));
+                }
+            }
+        }
+        allowed.insert_words(&words);
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        let plan = Arc::clone(&self.plan);
+        let bytes = plan.bytes(token);
+        match &mut self.text {
+            Text::Call(call) => {
+                call.accept(token)?;
+                self.end_call();
+                return Ok(());
+            }
+            Text::Format { format, begun } => {
+                if *begun || format.accepts(&[token]) {
+                    *begun = true;
+                    return format.accept(token);
+                }
+                self.text = Text::Opening;
+            }
+            Text::Opening | Text::Anything | Text::Nothing => {}
+        }
+        self.read(bytes)
+    }
+
+    fn is_complete(&self) -> bool {
+        match &self.text {
+            Text::Format { format, .. } => format.is_complete(),
+            Text::Nothing => true,
+            Text::Anything | Text::Opening | Text::Call(_) => false,
+        }
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Constraint> {
+        let text = match &self.text {
+            Text::Anything => Text::Anything,
+            Text::Nothing => Text::Nothing,
+            Text::Opening => Text::Opening,
+            Text::Format { format, begun } => Text::Format { format: format.copy(), begun: *begun },
+            Text::Call(call) => Text::Call(call.copy()),
+        };
+        Box::new(CallConstraint {
+            plan: Arc::clone(&self.plan),
+            grammars: self.grammars.iter().map(GrammarConstraint::copy).collect(),
+            text,
+            tail: self.tail.clone(),
+            ..*self
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
