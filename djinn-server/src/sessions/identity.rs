@@ -16,7 +16,8 @@ enum Source {
     Field(&'static str),
     /// Of the response that the request goes on from, or of its own response, where that is kept.
     Response,
-    /// In a field that has other uses: any text names a session, and what is no text none.
+    /// In a field that has other uses: any text names a session, and what is no text none. The field is part of the name,
+    /// so that a user and a cache key of one text name two sessions.
     Label(&'static str),
 }
 
@@ -90,7 +91,7 @@ pub(super) fn find(
             Source::Response => response.map(|id| plain(id.to_owned(), "previous_response_id")),
             Source::Label(place) => {
                 let text = at(fields, place).and_then(Value::as_str).filter(|text| !text.is_empty());
-                text.map(|text| plain(label(text), place))
+                text.map(|text| plain(label(&format!("{place}:{text}")), place))
             }
         };
         if found.is_some() {
@@ -181,7 +182,11 @@ mod tests {
         assert_eq!(of(&headers, &body), named("d", "x-dynamo-session-id"));
         assert_eq!(of(&headers[..1], &body), named("x", "x-session-id"));
         assert_eq!(of(&[], &body), named("s", "session_id"));
-        assert_eq!(of(&[], &json!({ "user": "u", "prompt_cache_key": "k" })), named("k", "prompt_cache_key"));
+        assert_eq!(
+            of(&[], &json!({ "user": "u", "prompt_cache_key": "k" })),
+            named("prompt_cache_key:k", "prompt_cache_key")
+        );
+        assert_eq!(of(&[], &json!({ "user": "k" })), named("user:k", "user"));
         let control = json!({ "nvext": { "session_control": { "session_id": "n" } }, "session_id": "s" });
         assert_eq!(of(&[], &control), named("n", "nvext.session_control.session_id"));
         assert_eq!(identity(&[("session", "x")], json!({})).unwrap(), None);

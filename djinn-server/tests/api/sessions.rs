@@ -512,7 +512,7 @@ fn names_and_bodies_that_mean_nothing_are_refused() {
     for label in [json!("ü".repeat(1000)), json!(5), json!({}), json!("a/b?c#d%00")] {
         shared().ok(TEXT, &completion("Hi", json!({ "user": label, "prompt_cache_key": label })));
     }
-    let session = shared().get(&format!("{SESSIONS}/a%2Fb%3Fc%23d%2500"));
+    let session = shared().get(&format!("{SESSIONS}/prompt_cache_key:a%2Fb%3Fc%23d%2500"));
     assert_eq!(session.status, 200, "{session:?}");
     for (body, param) in [
         (json!({ "ttl_s": 0 }), "ttl_s"),
