@@ -6,9 +6,12 @@
 
 mod header;
 mod index;
+mod write;
 
 #[cfg(test)]
 mod tests;
+
+pub use write::TensorWriter;
 
 use crate::file::{self, Input, Stored};
 use crate::{Error, Result, TensorFile, TensorInfo, packed};

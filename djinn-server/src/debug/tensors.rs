@@ -4,8 +4,7 @@ use crate::ApiError;
 use crate::request::Pairs;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
-use safetensors::Dtype;
-use safetensors::tensor::{TensorView, serialize};
+use djinn_models::safetensors::TensorWriter;
 
 /// Whether a query asks for a file of tensors, with `format`.
 ///
@@ -22,39 +21,29 @@ pub(super) fn is_asked(query: &Pairs) -> Result<bool, ApiError> {
 /// Tensors by name.
 #[derive(Default)]
 pub(super) struct File {
-    tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)>,
+    tensors: TensorWriter,
 }
 
 impl File {
-    /// A tensor of f32, whose shape has as many elements as there are values.
+    /// As [`TensorWriter::floats`].
     pub(super) fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) {
-        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.tensors.push((name.to_owned(), Dtype::F32, shape.to_vec(), bytes));
+        self.tensors.floats(name, shape, values);
     }
 
-    /// A row of i64.
+    /// As [`TensorWriter::integers`].
     pub(super) fn integers(&mut self, name: &str, values: impl IntoIterator<Item = i64>) {
-        let bytes: Vec<u8> = values.into_iter().flat_map(i64::to_le_bytes).collect();
-        self.tensors.push((name.to_owned(), Dtype::I64, vec![bytes.len() / 8], bytes));
+        self.tensors.integers(name, values);
     }
 
     /// The file, with texts about it.
     ///
     /// # Errors
-    /// 500 for two tensors of one name, or a shape that is not its values'.
+    /// 500 for what [`TensorWriter::finish`] refuses.
     pub(super) fn response(
         self,
         about: impl IntoIterator<Item = (&'static str, String)>,
     ) -> Result<Response<Body>, ApiError> {
-        let about = about.into_iter().map(|(name, text)| (name.to_owned(), text)).collect();
-        let views: Result<Vec<_>, _> = self
-            .tensors
-            .iter()
-            .map(|(name, dtype, shape, bytes)| Ok((name, TensorView::new(*dtype, shape.clone(), bytes)?)))
-            .collect();
-        let bytes = views.and_then(|views| serialize(views, Some(about)));
-        let bytes =
-            bytes.map_err(|error: safetensors::SafeTensorError| ApiError::failed(error.to_string()))?;
+        let bytes = self.tensors.finish(about).map_err(|error| ApiError::failed(error.to_string()))?;
         let mut response = Response::new(Body::from(bytes));
         let kind = HeaderValue::from_static("application/octet-stream");
         response.headers_mut().insert(header::CONTENT_TYPE, kind);

@@ -1,9 +1,8 @@
 //! Activations in files of safetensors.
 
 use anyhow::{Context, Result, bail};
-use safetensors::tensor::{TensorView, serialize};
+use djinn_models::safetensors::TensorWriter;
 use safetensors::{Dtype, SafeTensors};
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -13,21 +12,12 @@ const MAX_BYTES: u64 = 256 << 20;
 
 /// Writes tokens' values, f32 `[tokens, width]`, to a new file: `values`, and `token_ids` beside them.
 pub(super) fn write(file: &Path, hook: &str, from: u64, tokens: &[u32], values: &[f32]) -> Result<()> {
-    let shape = vec![tokens.len(), values.len() / tokens.len().max(1)];
-    let values: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let ids: Vec<u8> = tokens.iter().flat_map(|&token| i64::from(token).to_le_bytes()).collect();
-    let views = [
-        ("values", TensorView::new(Dtype::F32, shape, &values)?),
-        ("token_ids", TensorView::new(Dtype::I64, vec![tokens.len()], &ids)?),
-    ];
-    let about = [
-        ("hook", hook.to_owned()),
-        ("from", from.to_string()),
-        ("to", (from + tokens.len() as u64).to_string()),
-    ];
-    let about: HashMap<String, String> =
-        about.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-    let bytes = serialize(views, Some(about))?;
+    let mut tensors = TensorWriter::default();
+    tensors.floats("values", &[tokens.len(), values.len() / tokens.len().max(1)], values);
+    tensors.integers("token_ids", tokens.iter().map(|&token| i64::from(token)));
+    let to = from + tokens.len() as u64;
+    let bytes =
+        tensors.finish([("hook", hook.to_owned()), ("from", from.to_string()), ("to", to.to_string())])?;
     let written = File::create_new(file).and_then(|mut file| file.write_all(&bytes));
     written.with_context(|| format!("cannot write {}", file.display()))
 }
