@@ -6,7 +6,7 @@ mod text;
 
 pub use text::{Piece, TokenInfo};
 
-use crate::model::ServedModel;
+use crate::model::{ServedModel, Told};
 use crate::sessions::{TurnResult, conflict};
 use crate::steering::Steered;
 use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, ToolFormat, VectorUse, write_times};
@@ -103,8 +103,7 @@ pub struct Answers {
     model: Arc<ServedModel>,
     leases: Vec<Lease>,
     speaking: Vec<Speaking>,
-    /// Each with the answer that it happened to, and when the engine told it.
-    happenings: mpsc::UnboundedReceiver<(usize, Happening, Instant)>,
+    happenings: mpsc::UnboundedReceiver<Told>,
     usage: TokenUsage,
     asked: Instant,
     latest: Option<Instant>,
@@ -147,6 +146,7 @@ impl Answers {
         let open = prompts.len() * choices;
         let failures = model.failures();
         let client = model.client()?;
+        model.outbox().deliver();
         let (sender, happenings) = mpsc::unbounded_channel();
         let speaking: Result<Vec<_>, _> =
             (0..open as u32).map(|choice| Speaking::new(&model, &generate, choice)).collect();
@@ -204,8 +204,8 @@ impl Answers {
                 },
             };
             let listener = || -> Listener {
-                let sender = sender.clone();
-                Box::new(move |happening| sender.send((at, happening, Instant::now())).is_ok())
+                let (sender, outbox) = (sender.clone(), Arc::clone(model.outbox()));
+                Box::new(move |happening| outbox.put(&sender, at, happening))
             };
             let (lease, asked) = Lease::ask(client.clone(), opening, listener, ticket, waiting.flatten());
             leases.push(lease);

@@ -2,6 +2,7 @@
 
 mod engine_thread;
 mod fingerprint;
+mod outbox;
 mod slot;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,8 @@ use djinn_models::{ChatTemplate, Conversation, GenerationDefaults, Model, Tokeni
 use djinn_scheduler::Registry;
 use djinn_srg::Graph;
 use engine_thread::{OnThread, Place, Starting};
+use outbox::Outbox;
+pub(crate) use outbox::Told;
 use slot::Slot;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -116,6 +119,7 @@ impl Serving {
 pub struct ServedModel {
     model: Arc<Model>,
     slot: Arc<Slot>,
+    outbox: Arc<Outbox>,
     context: u64,
     end_tokens: Vec<u32>,
     created: u64,
@@ -201,8 +205,14 @@ impl ServedModel {
             None => steering,
         };
         let model = Arc::new(model);
-        let starting =
-            Starting { model: Arc::clone(&model), setup: *setup, options, serving: serving.clone() };
+        let outbox = Outbox::new();
+        let starting = Starting {
+            model: Arc::clone(&model),
+            setup: *setup,
+            options,
+            serving: serving.clone(),
+            outbox: Arc::clone(&outbox),
+        };
         let (slot, context) = starting.start(place, on_progress)?;
         let mut end_tokens = model.defaults.eos.clone();
         end_tokens.extend(model.tokenizer.iter().flat_map(Tokenizer::end_tokens));
@@ -216,6 +226,7 @@ impl ServedModel {
         Ok(ServedModel {
             model,
             slot,
+            outbox,
             context,
             end_tokens,
             created,
@@ -297,6 +308,11 @@ impl ServedModel {
     /// Tokens after which a text ends.
     pub(crate) fn end_tokens(&self) -> &[u32] {
         &self.end_tokens
+    }
+
+    /// Where the engine's thread puts what it tells requests.
+    pub(crate) fn outbox(&self) -> &Arc<Outbox> {
+        &self.outbox
     }
 
     /// The engine's client.

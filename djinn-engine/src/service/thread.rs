@@ -91,6 +91,7 @@ pub struct Client {
 /// What clients ask of a service that is still to come.
 pub struct Inbox {
     commands: Receiver<Command>,
+    after_telling: Box<dyn FnMut() + Send>,
 }
 
 impl std::fmt::Debug for Inbox {
@@ -100,6 +101,13 @@ impl std::fmt::Debug for Inbox {
 }
 
 impl Inbox {
+    /// Calls `done` on the service's thread whenever its listeners were told what has happened, after the last of them: what
+    /// they gathered can be passed on in one piece. It must not wait.
+    #[must_use]
+    pub fn after_telling(self, done: impl FnMut() + Send + 'static) -> Self {
+        Inbox { after_telling: Box::new(done), ..self }
+    }
+
     /// Runs a service on this thread until its last client is dropped.
     ///
     /// # Errors
@@ -108,6 +116,7 @@ impl Inbox {
         let worker = Worker {
             service,
             inbox: self.commands,
+            after_telling: self.after_telling,
             listeners: BTreeMap::new(),
             postponed: Vec::new(),
             retiring: None,
@@ -120,7 +129,7 @@ impl Client {
     /// A client, and the inbox to [serve](Inbox::serve) on another thread. Commands wait until then.
     pub fn pair() -> (Client, Inbox) {
         let (commands, inbox) = unbounded();
-        (Client { commands }, Inbox { commands: inbox })
+        (Client { commands }, Inbox { commands: inbox, after_telling: Box::new(|| ()) })
     }
 
     /// Whether both talk to the same service.
@@ -309,6 +318,7 @@ pub fn spawn<D: Ops + 'static>(
 struct Worker<D: Ops> {
     service: Service<D>,
     inbox: Receiver<Command>,
+    after_telling: Box<dyn FnMut() + Send>,
     listeners: BTreeMap<SessionId, Ear>,
     /// Prompts of sessions whose turn is about to end.
     postponed: Vec<Command>,
@@ -344,7 +354,9 @@ impl<D: Ops> Worker<D> {
             while let Ok(command) = self.inbox.try_recv() {
                 self.obey(command);
             }
-            for (id, happening) in self.service.advance()? {
+            let happened = self.service.advance()?;
+            let told = !happened.is_empty();
+            for (id, happening) in happened {
                 let ended =
                     matches!(happening, Happening::Refused(_) | Happening::Failed(_) | Happening::Expired);
                 let Some(ear) = self.listeners.get_mut(&id) else { continue };
@@ -356,6 +368,9 @@ impl<D: Ops> Worker<D> {
                 if gone || ended {
                     self.listeners.remove(&id);
                 }
+            }
+            if told {
+                (self.after_telling)();
             }
             for command in std::mem::take(&mut self.postponed) {
                 self.obey(command);

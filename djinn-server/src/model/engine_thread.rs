@@ -1,6 +1,7 @@
 //! The thread that owns an engine: makes the device, loads the model, serves, and starts again after a failure, or when it was told to.
 
 use super::Serving;
+use super::outbox::Outbox;
 use super::slot::Slot;
 use crate::error::{Error, Result};
 use crossbeam_channel::{RecvTimeoutError, Sender};
@@ -26,6 +27,7 @@ pub(super) struct Starting {
     pub(super) setup: Setup,
     pub(super) options: Options,
     pub(super) serving: Serving,
+    pub(super) outbox: Arc<Outbox>,
 }
 
 /// What the thread tells while the model is loaded first.
@@ -134,6 +136,8 @@ impl Starting {
             let pinned_bytes = options.most_host_bytes(&self.model.graph);
             place(pinned_bytes, OnThread { starting: self, options, on_progress, on_ready })
         }));
+        // Requests of an engine that has failed are told what came before.
+        self.outbox.pass_on();
         served.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<&str>().copied();
             let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
@@ -196,7 +200,7 @@ impl OnDevice for OnThread<'_> {
 
     fn on<D: Ops + 'static>(self, device: D) -> Result<()> {
         let OnThread { starting, options, on_progress, on_ready } = self;
-        let Starting { model, serving, .. } = starting;
+        let Starting { model, serving, outbox, .. } = starting;
         let mut engine = load_on(device, model, &options, on_progress)?;
         let cost = engine.measure_cost(&mut engine.free_pages())?;
         let context = engine.context();
@@ -205,6 +209,7 @@ impl OnDevice for OnThread<'_> {
             Service::new(engine, |capacity| Registry::default().scheduler(settings, capacity, cost))?;
         let (client, inbox): (Client, Inbox) = Client::pair();
         on_ready(client, context);
-        Ok(inbox.serve(service)?)
+        let outbox = Arc::clone(outbox);
+        Ok(inbox.after_telling(move || outbox.pass_on()).serve(service)?)
     }
 }
