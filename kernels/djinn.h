@@ -156,6 +156,9 @@ typedef struct djinn_linear_args {
 } djinn_linear_args;
 int djinn_linear(const djinn_linear_args *args, void *stream);
 
+/* A context was destroyed: what is known of kernels in it is forgotten. No work is enqueued meanwhile. */
+void djinn_forget_contexts(void);
+
 /* Most rows for which djinn_linear reads the weight once on the current device: DJINN_LINEAR_ROWS or 16. */
 uint32_t djinn_linear_rows(void);
 

@@ -7,6 +7,7 @@
 
 #include "djinn.h"
 
+#include <atomic>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -143,6 +144,12 @@ inline const DeviceFacts *all_devices() {
         }
     } all;
     return all.at;
+}
+
+/* Counts the times that contexts were left, from 1: what is kept of a kernel is of the contexts of one number. */
+inline std::atomic<unsigned> &contexts() {
+    static std::atomic<unsigned> count{1};
+    return count;
 }
 
 /* The current device; the last of the table stands for those beyond it. */

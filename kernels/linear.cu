@@ -430,16 +430,17 @@ int launch_tensor(const Args &args, const Plan &plan, const Division &division, 
     using Kind = Tensor<T, GROUPS, EACH, TILES, InOrder, STAGED>;
     static_assert(Kind::SHARED_BYTES <= MOST_RING);
     const TensorKernel<Args> kernel = tensor_kernel<T, GROUPS, EACH, TILES, STAGED, Args>();
-    /* Devices on which the kernel may use as much shared memory as there is. */
-    static std::atomic<uint64_t> allowed{0};
-    const uint64_t device = uint64_t(1) << current_device();
-    if ((allowed.load() & device) == 0) {
+    /* By device, the context in which the kernel may use as much shared memory as there is. */
+    static std::atomic<unsigned> allowed[MOST_DEVICES];
+    const unsigned context = contexts().load();
+    std::atomic<unsigned> &known = allowed[current_device()];
+    if (known.load() != context) {
         const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
         const cudaError_t code = cudaFuncSetAttribute(kernel, limit, int(all_devices()[current_device()].block_shared));
         if (code != cudaSuccess) {
             return code;
         }
-        allowed.fetch_or(device);
+        known.store(context);
     }
     /* Where each multiprocessor is to have a block, none has room for two: the next launch's would not spread. */
     const DeviceFacts &facts = all_devices()[current_device()];
@@ -510,6 +511,8 @@ template <typename Args> int linear_rows(const Args &args, const Plan &plan, voi
 }
 
 } // namespace djinn
+
+extern "C" void djinn_forget_contexts(void) { djinn::contexts().fetch_add(1); }
 
 extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     const bool tiled = args->tile_rows > 0 && (args->n - 1) / args->tile_rows < DJINN_LINEAR_TILES;

@@ -143,6 +143,9 @@ unsafe extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
+    pub fn djinn_forget_contexts();
+}
+unsafe extern "C" {
     pub fn djinn_linear_rows() -> u32;
 }
 unsafe extern "C" {

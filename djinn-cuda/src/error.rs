@@ -99,6 +99,18 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the process's context of the card is at fault, and not what the machine is or has: after an illegal
+    /// access, for one, the driver refuses all further work of the process.
+    pub fn is_of_context(&self) -> bool {
+        /// `CUDA_ERROR_OUT_OF_MEMORY`.
+        const OUT_OF_MEMORY: i32 = 2;
+        match self {
+            Error::Driver { code, .. } => *code != OUT_OF_MEMORY,
+            Error::Launch { .. } | Error::WarmUp { .. } | Error::Cublas { .. } => true,
+            _ => false,
+        }
+    }
+
     /// As the failure of a working device. Sticky.
     #[cfg(feature = "cuda")]
     pub(crate) fn lost(&self) -> djinn_device::Error {

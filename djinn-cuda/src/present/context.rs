@@ -1,4 +1,4 @@
-//! The libraries, the card and its context, held for the life of the process.
+//! The libraries, the card and its context.
 #![allow(unsafe_code, reason = "calls into the driver; loading libraries by path")]
 
 use super::nvml;
@@ -17,8 +17,8 @@ const CUDA_VERSION: i32 = 13_000;
 /// What a context is taken to hold where NVML does not tell: more than was ever seen.
 const ASSUMED_OVERHEAD: u64 = 768 << 20;
 
-/// The context of a card. It is CUDA's *primary* context, which the runtime that launches the kernels shares;
-/// it is retained once in a process and never released, since the kernels' modules live in it.
+/// The context of a card. It is CUDA's *primary* context, which the runtime that launches the kernels shares; it is
+/// retained once in a process, since the kernels' modules live in it, and left only after a failure (see [`Share`]).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Context {
     raw: sys::CUcontext,
@@ -37,6 +37,21 @@ struct Primary {
     used_before: Option<u64>,
     /// Bytes that context and code take, once measured.
     overhead: Option<u64>,
+    /// Devices in it.
+    shares: u32,
+    /// Whether one of them failed.
+    failed: bool,
+}
+
+/// A device's share of a context. When the last share of a context in which work failed is dropped, the context is
+/// destroyed, with all that was ever made in it: such a context refuses everything, and the next device gets a new one.
+/// Where the driver refuses that as well, [`CudaDevice::new`](crate::CudaDevice::new) tells it.
+pub(crate) struct Share(Context);
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.update(|primary| primary.shares -= 1);
+    }
 }
 
 static PRIMARIES: Mutex<BTreeMap<u32, Primary>> = Mutex::new(BTreeMap::new());
@@ -47,26 +62,55 @@ fn primaries() -> MutexGuard<'static, BTreeMap<u32, Primary>> {
 
 impl Context {
     /// The context of a card, current on this thread.
-    pub(crate) fn open(ordinal: u32) -> Result<Self> {
+    pub(crate) fn open(ordinal: u32) -> Result<(Self, Share)> {
         find_cublaslt()?;
         let card = card(ordinal)?;
         let mut primaries = primaries();
-        if let Some(primary) = primaries.get(&ordinal) {
+        if let Some(primary) = primaries.get_mut(&ordinal) {
             primary.context.make_current()?;
-            return Ok(primary.context);
+            primary.shares += 1;
+            return Ok((primary.context, Share(primary.context)));
         }
         let used_before = uuid(card).and_then(|uuid| nvml::memory(&uuid)).map(|memory| memory.used);
         // SAFETY: the device comes from `cuDeviceGet`.
         let raw = unsafe { result::primary_ctx::retain(card) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
         let context = Context { raw, ordinal, total_bytes: total_bytes(card)? };
         context.make_current()?;
-        primaries.insert(ordinal, Primary { context, used_before, overhead: None });
-        Ok(context)
+        primaries.insert(ordinal, Primary { context, used_before, overhead: None, shares: 1, failed: false });
+        Ok((context, Share(context)))
+    }
+
+    /// Work in it failed: no later call can be relied on.
+    pub(crate) fn fail(self) {
+        self.update(|primary| primary.failed = true);
+    }
+
+    /// Changes what is known of it, and leaves it if it failed and no device is in it.
+    fn update(self, change: impl FnOnce(&mut Primary)) {
+        let mut primaries = primaries();
+        let Some(primary) = primaries.get_mut(&self.ordinal) else { return };
+        change(primary);
+        if primary.shares == 0 && primary.failed {
+            primaries.remove(&self.ordinal);
+            self.leave();
+        }
+    }
+
+    /// Destroys the context. Nothing that was made in it is used again.
+    fn leave(self) {
+        let Ok(card) = card(self.ordinal) else { return };
+        // SAFETY: the device comes from `cuDeviceGet`; the last share is gone, and with it all handles of this process.
+        // What fails here fails again, and is told, when the next device is made.
+        let _ = unsafe { sys::cuDevicePrimaryCtxReset_v2(card) };
+        // SAFETY: gives back what `open` retained, as is allowed after a reset.
+        let _ = unsafe { result::primary_ctx::release(card) };
+        // SAFETY: no work is enqueued meanwhile: there is no device, and whoever makes one waits for `primaries`.
+        unsafe { djinn_cuda_sys::djinn_forget_contexts() };
     }
 
     /// Makes the context current on the calling thread, as every call into the driver needs.
     pub(crate) fn make_current(self) -> Result<()> {
-        // SAFETY: the context was retained and is never released.
+        // SAFETY: the context was retained, and is left once no device refers to it.
         unsafe { result::ctx::set_current(self.raw) }.map_err(failed("cuCtxSetCurrent"))
     }
 

@@ -2,7 +2,7 @@
 
 use super::warm_up;
 use crate::present::capture::{Captures, Kept};
-use crate::present::context::Context;
+use crate::present::context::{Context, Share};
 use crate::present::event::Events;
 use crate::present::launch::{Launch, rows_at_once};
 use crate::present::matmul::Matmul;
@@ -47,6 +47,8 @@ pub struct CudaDevice {
     pub(crate) prepared: Cell<Option<Prepared>>,
     /// Most rows for which a product reads the weight once.
     pub(crate) rows_at_once: u32,
+    /// Dropped last: it may end the context.
+    _share: Share,
 }
 
 /// Activations of a product that the workspace holds, rounded to the weight's type.
@@ -78,7 +80,15 @@ impl CudaDevice {
     /// take, or if the card has less free.
     pub fn new(config: CudaConfig) -> crate::Result<Self> {
         let _alone = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-        let context = Context::open(config.ordinal)?;
+        let (context, share) = Context::open(config.ordinal)?;
+        let made = Self::in_context(config, context, share);
+        if made.as_ref().is_err_and(Error::is_of_context) {
+            context.fail();
+        }
+        made
+    }
+
+    fn in_context(config: CudaConfig, context: Context, share: Share) -> crate::Result<Self> {
         let mut device = CudaDevice {
             captures: Captures::default(),
             events: Events::new()?,
@@ -92,6 +102,7 @@ impl CudaDevice {
             lost: OnceCell::new(),
             prepared: Cell::new(None),
             rows_at_once: rows_at_once(),
+            _share: share,
         };
         if !context.is_measured() {
             warm_up::run(&device)?;
@@ -167,6 +178,7 @@ impl CudaDevice {
     }
 
     fn lose(&self, error: &Error) -> djinn_device::Error {
+        self.context.fail();
         self.lost.get_or_init(|| error.lost()).clone()
     }
 }
