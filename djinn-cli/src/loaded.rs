@@ -3,7 +3,6 @@
 use crate::cache::Cache;
 use crate::progress::PullProgress;
 use anyhow::{Result, bail};
-use djinn_device::DType;
 use djinn_engine::Options;
 use djinn_host::{AnyEngine, Meter, Setup};
 use djinn_models::{Location, Model, OpenOptions};
@@ -12,8 +11,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Finds a model, pulling it where needed, and opens it. No weights are read.
-pub(crate) fn open(spec: &str, dtype: Option<DType>, quiet: bool) -> Result<Model> {
-    Ok(djinn_models::open(&find(spec, quiet)?, &OpenOptions { dtype })?)
+pub(crate) fn open(spec: &str, options: &OpenOptions, quiet: bool) -> Result<Model> {
+    Ok(djinn_models::open(&find(spec, quiet)?, options)?)
 }
 
 /// Finds a model, pulling it where needed.

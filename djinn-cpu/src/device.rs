@@ -4,9 +4,14 @@ use crate::event::{Completion, Events};
 use crate::kernels::{Kernels, Math};
 use crate::memory::{self, Memory};
 use crate::stream::{Command, Core, Worker};
-use djinn_device::{Buffer, Device, DeviceInfo, Event, Operation, Result, Space, Span, Stream, Usage};
+use djinn_device::{
+    Buffer, Device, DeviceInfo, Encoding, Event, Operation, Result, Space, Span, Stream, Usage,
+};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
+
+/// What CPU devices and the simulator compute from, besides plain elements.
+pub const ENCODINGS: &[Encoding] = &Encoding::BLOCKS;
 
 /// What a [`CpuDevice`] is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -95,6 +100,7 @@ impl Device for CpuDevice {
             captures: false,
             batch_invariant_rows: u32::MAX,
             batch_invariant_run: u32::MAX,
+            encodings: ENCODINGS,
         }
     }
 

@@ -13,6 +13,6 @@ mod ops;
 mod sim;
 mod stream;
 
-pub use device::{CpuConfig, CpuDevice};
+pub use device::{CpuConfig, CpuDevice, ENCODINGS};
 pub use kernels::Math;
 pub use sim::{SimCalls, SimConfig, SimCopy, SimDevice, SimFault, SimFaults};

@@ -16,7 +16,7 @@ pub(crate) fn bytes_moved(operation: &Operation, memory: &Memory) -> u64 {
     };
     match operation {
         Operation::Embed(a) => {
-            let row = u64::from(a.width) * a.table.dtype.bytes();
+            let row = a.table.span.len() / u64::from(a.table_rows);
             spans(Some(a.table.span)) + u64::from(a.rows) * row
         }
         Operation::KvWrite(a) => spans(Some(a.kv.pages)) + u64::from(a.rows) * token_bytes(&a.kv),

@@ -19,7 +19,8 @@ use crate::kernels::{Kernels, Math};
 use crate::memory::{self, Memory};
 use clock::Clock;
 use djinn_device::{
-    Access, Buffer, Capture, Device, DeviceInfo, Error, Event, Operation, Result, Space, Span, Stream, Usage,
+    Access, Buffer, Capture, Device, DeviceInfo, Encoding, Error, Event, Operation, Result, Space, Span,
+    Stream, Usage,
 };
 pub use faults::{SimFault, SimFaults};
 use order::Order;
@@ -65,6 +66,8 @@ pub struct SimConfig {
     /// What [`DeviceInfo`] says of batch-invariant rows. The low bits of a product of more rows depend on their number; all
     /// other results are those of the CPU device.
     pub batch_invariant_rows: u32,
+    /// What [`DeviceInfo`] says of encodings, which must be among the CPU device's.
+    pub encodings: &'static [Encoding],
     /// Which arithmetic.
     pub math: Math,
 }
@@ -87,6 +90,7 @@ impl Default for SimConfig {
             memory_bytes_per_second: 2e12,
             launch_overhead: Duration::from_micros(2),
             batch_invariant_rows: u32::MAX,
+            encodings: crate::ENCODINGS,
             math: Math::Reference,
         }
     }
@@ -269,6 +273,7 @@ impl Device for SimDevice {
             captures: true,
             batch_invariant_rows: self.config.batch_invariant_rows,
             batch_invariant_run: self.config.batch_invariant_rows,
+            encodings: self.config.encodings,
         }
     }
 

@@ -131,7 +131,7 @@ fn product(device: &CudaDevice, stream: Stream, rows: u32, n: u32, k: u32) -> Re
     device.fill(stream, x.span(), 0x3c)?;
     let out = device.alloc(Space::Device, u64::from(rows * n) * 4)?;
     let linear = |i: u32| {
-        let weight = Weight { span: weights.slice(u64::from(i) * bytes, bytes), dtype: DType::BF16 };
+        let weight = Weight::plain(weights.slice(u64::from(i) * bytes, bytes), DType::BF16);
         let (x, out) = (x.span(), out.span());
         let args = Linear { x, weight, bias: None, out, k, n, out_width: n, out_column: 0, rows };
         args.check();

@@ -134,7 +134,7 @@ impl Bench<'_> {
         // The product of `count` rows of a weight from `first` on.
         let part = |turn: u32, first: u32, count: u32| {
             let at = u64::from(turn) * bytes + u64::from(first) * row_bytes;
-            let weight = Weight { span: weights.slice(at, u64::from(count) * row_bytes), dtype: DType::F16 };
+            let weight = Weight::plain(weights.slice(at, u64::from(count) * row_bytes), DType::F16);
             let (x, out) = (x.span(), out.span());
             let args =
                 Linear { x, weight, bias: None, out, k, n: count, out_width: n, out_column: first, rows };

@@ -102,7 +102,7 @@ impl<'a> Work<'a> {
         let mut found = Vec::new();
         for rows in ROWS {
             let bytes = u64::from(rows * WIDTH) * 4;
-            let weight = Weight { span: self.part(1, u64::from(WIDTH * WIDTH) * 2), dtype: DType::F16 };
+            let weight = Weight::plain(self.part(1, u64::from(WIDTH * WIDTH) * 2), DType::F16);
             let args = Linear {
                 x: self.part(0, bytes),
                 weight,

@@ -1,5 +1,10 @@
 //! What a device is made of, and what a card is.
 
+use djinn_device::Encoding;
+
+/// What the device computes from, besides plain elements: it has no kernels for blocks.
+pub const ENCODINGS: &[Encoding] = &[];
+
 /// What a [`CudaDevice`](crate::CudaDevice) is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaConfig {

@@ -16,7 +16,7 @@ mod present;
 
 #[cfg(not(feature = "cuda"))]
 pub use absent::{CudaDevice, probe};
-pub use config::{CudaConfig, Probe, mapping_bytes};
+pub use config::{CudaConfig, ENCODINGS, Probe, mapping_bytes};
 pub use error::{Error, Result};
 #[cfg(feature = "cuda")]
 pub use present::{CudaDevice, probe};

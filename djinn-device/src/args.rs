@@ -12,16 +12,26 @@ mod tests;
 pub use attention::{Attention, KvPages, KvWrite, Rope, RopeTable};
 pub use routing::{Combine, CopyExpert, ExpertLinear, Group, Route};
 
-use crate::{DType, Span};
+use crate::{DType, Encoding, Span};
 use check::{ALIGN, Checks, qkv_width};
 
-/// A weight: bytes with their element type.
+/// A weight: bytes, and how its elements lie in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight {
     /// Exactly the weight's bytes.
     pub span: Span,
-    /// f32, f16 or bf16.
+    /// f32, f16 or bf16: the type of plain elements.
     pub dtype: DType,
+    /// Plain, or for the matrices of [`Embed`], [`Linear`] and [`ExpertLinear`] one of
+    /// [`DeviceInfo::encodings`](crate::DeviceInfo::encodings).
+    pub encoding: Encoding,
+}
+
+impl Weight {
+    /// A weight of plain elements.
+    pub const fn plain(span: Span, dtype: DType) -> Self {
+        Weight { span, dtype, encoding: Encoding::Plain }
+    }
 }
 
 /// `out[r, :] = table[tokens[r] - first_row, :]`, for the rows whose token lies in
@@ -49,7 +59,7 @@ impl Embed {
     pub(crate) fn check_sizes(&self, checks: Checks) {
         let (rows, width) = (self.rows.into(), self.width.into());
         checks.words("tokens", self.tokens, &[rows]);
-        checks.weight("table", self.table, &[self.table_rows.into(), width]);
+        checks.matrix("table", self.table, [self.table_rows.into(), width]);
         checks.words("out", self.out, &[rows, width]);
         let end = self.first_row.checked_add(self.table_rows);
         assert!(end.is_some(), "embed: {} rows from {} overflow", self.table_rows, self.first_row);
@@ -172,7 +182,7 @@ impl Linear {
     pub(crate) fn check_sizes(&self, checks: Checks) {
         let (rows, k, n) = (self.rows.into(), self.k.into(), self.n.into());
         checks.words("x", self.x, &[rows, k]);
-        checks.weight("weight", self.weight, &[n, k]);
+        checks.matrix("weight", self.weight, [n, k]);
         checks.words("out", self.out, &[rows, self.out_width.into()]);
         if let Some(bias) = self.bias {
             checks.weight("bias", bias, &[n]);
@@ -406,8 +416,28 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 }
 
 impl Checks {
+    /// Plain elements.
     fn weight(self, name: &str, weight: Weight, sizes: &[u64]) {
         self.dtype(name, weight.dtype);
+        assert!(weight.encoding == Encoding::Plain, "{}: {name} cannot be {}", self.0, weight.encoding);
         self.holds(name, weight.span, sizes, weight.dtype.bytes());
+    }
+
+    /// Rows of any encoding.
+    fn matrix(self, name: &str, weight: Weight, sizes: [u64; 2]) {
+        if weight.encoding == Encoding::Plain {
+            return self.weight(name, weight, &sizes);
+        }
+        self.product(name, &sizes);
+        let layout = weight.encoding.tile(weight.dtype, sizes[0], sizes[1]);
+        let want = layout.map(|layout| layout.bytes);
+        assert!(
+            want == Some(weight.span.len()),
+            "{}: {name} has {} bytes instead of {want:?}: {sizes:?} of {}",
+            self.0,
+            weight.span.len(),
+            weight.encoding
+        );
+        self.aligned(name, weight.span, ALIGN);
     }
 }

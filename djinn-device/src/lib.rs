@@ -43,7 +43,7 @@ mod stream;
 
 pub use access::Access;
 pub use args::checksum;
-pub use djinn_srg::{DType, GeluForm, RopeStyle};
+pub use djinn_srg::{BlockFormat, DType, Encoding, GeluForm, RopeStyle};
 pub use error::{Error, Result};
 pub use memory::{Buffer, Space, Span, Usage};
 pub use ops::{Operation, Ops};

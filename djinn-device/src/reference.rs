@@ -10,9 +10,10 @@ use crate::args::{
     Add, Attention, Checksum, EditRows, Embed, Gelu, HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm,
     Rope, RopeTable, SelectRows, SiluMul, Weight,
 };
-use crate::{DType, GeluForm, Operation, RopeStyle, Span};
+use crate::{DType, Encoding, GeluForm, Operation, RopeStyle, Span};
 use half::{bf16, f16};
 use routing::{combine, copy_expert, expert_linear, group, route};
+use std::borrow::Cow;
 
 /// Memory that operations read.
 pub trait Contents {
@@ -96,7 +97,21 @@ impl<'a> Reader<'a> {
     }
 
     fn elements(self, span: Span, dtype: DType) -> Elements<'a> {
-        Elements { bytes: self.0.bytes(span), dtype }
+        Elements { bytes: self.0.bytes(span).into(), dtype }
+    }
+
+    /// A matrix's elements; those of blocks are the f32 that they stand for.
+    fn matrix(self, weight: Weight) -> Elements<'a> {
+        match weight.encoding {
+            Encoding::Blocks(format) => {
+                let blocks = self.0.bytes(weight.span);
+                let mut values =
+                    vec![0.0; blocks.len() / format.bytes() as usize * format.elements() as usize];
+                format.decode(blocks, &mut values);
+                Elements { bytes: encode(&values, DType::F32).into(), dtype: DType::F32 }
+            }
+            _ => self.elements(weight.span, weight.dtype),
+        }
     }
 
     /// All elements of a weight.
@@ -107,14 +122,13 @@ impl<'a> Reader<'a> {
 }
 
 /// Elements of any type.
-#[derive(Clone, Copy)]
 struct Elements<'a> {
-    bytes: &'a [u8],
+    bytes: Cow<'a, [u8]>,
     dtype: DType,
 }
 
 impl Elements<'_> {
-    fn range(self, first: usize, count: usize) -> Vec<f64> {
+    fn range(&self, first: usize, count: usize) -> Vec<f64> {
         let size = self.dtype.bytes() as usize;
         let bytes = &self.bytes[first * size..(first + count) * size];
         let (halves, words) = (bytes.as_chunks::<2>().0, bytes.as_chunks::<4>().0);
@@ -128,7 +142,7 @@ impl Elements<'_> {
 }
 
 fn embed(op: &Embed, memory: Reader<'_>) -> Vec<Written> {
-    let (table, width) = (memory.elements(op.table.span, op.table.dtype), op.width as usize);
+    let (table, width) = (memory.matrix(op.table), op.width as usize);
     let mut written = Vec::new();
     for (r, token) in memory.words(op.tokens).into_iter().enumerate() {
         let row = token.checked_sub(op.first_row).filter(|&row| row < op.table_rows);
@@ -190,7 +204,7 @@ fn head_norm(op: &HeadNorm, memory: Reader<'_>) -> Vec<Written> {
 }
 
 /// Each row of `x[_, k]` times all rows of `weight[n, k]`, plus `bias[n]`.
-fn products(x: &[f32], weight: Elements<'_>, bias: Option<Vec<f64>>, k: usize, n: usize) -> Vec<Vec<f32>> {
+fn products(x: &[f32], weight: &Elements<'_>, bias: Option<Vec<f64>>, k: usize, n: usize) -> Vec<Vec<f32>> {
     let x: Vec<f64> = x.iter().map(|&x| x.into()).collect();
     let mut out = vec![vec![0.0; n]; x.len() / k];
     for j in 0..n {
@@ -203,10 +217,9 @@ fn products(x: &[f32], weight: Elements<'_>, bias: Option<Vec<f64>>, k: usize, n
 }
 
 fn linear(op: &Linear, memory: Reader<'_>) -> Vec<Written> {
-    let (weight, bias) =
-        (memory.elements(op.weight.span, op.weight.dtype), op.bias.map(|bias| memory.weight(bias)));
+    let (weight, bias) = (memory.matrix(op.weight), op.bias.map(|bias| memory.weight(bias)));
     let rows =
-        products(&memory.floats(op.x), weight, bias, op.k as usize, op.n as usize).into_iter().enumerate();
+        products(&memory.floats(op.x), &weight, bias, op.k as usize, op.n as usize).into_iter().enumerate();
     let at = |r| r * op.out_width as usize + op.out_column as usize;
     rows.map(|(r, row)| Written::floats(op.out, at(r), &row)).collect()
 }

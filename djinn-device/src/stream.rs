@@ -1,6 +1,6 @@
 //! The [`Device`] trait: memory, streams, events, copies.
 
-use crate::{Buffer, Error, Result, Space, Span, Usage};
+use crate::{Buffer, Encoding, Error, Result, Space, Span, Usage};
 use std::time::Duration;
 
 /// A handle to a queue of work that runs in order.
@@ -67,6 +67,9 @@ pub struct DeviceInfo {
     pub batch_invariant_rows: u32,
     /// `attention` is batch-invariant for up to this many adjacent rows of one sequence.
     pub batch_invariant_run: u32,
+    /// Encodings of matrices that it computes from, besides plain elements: `linear`, `expert_linear` and `embed` read
+    /// them where they lie.
+    pub encodings: &'static [Encoding],
 }
 
 /// Memory, streams, events and copies.

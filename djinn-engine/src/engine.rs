@@ -6,13 +6,29 @@ use crate::pass::batch;
 use crate::pass::passes::Passes;
 use crate::trace::{HostSpan, Recorder, Trace, lap};
 use crate::{BatchEntry, Captured, Entry, Error, Options, Result, Runtime, Sequence, Wanted};
-use djinn_device::{Ops, Space, Usage};
+use djinn_device::{DeviceInfo, Encoding, Ops, Space, Usage};
 use djinn_pages::Pages;
 use djinn_srg::{Dim, Graph, Op, Rows, Value};
 use djinn_vmu::{Detail, MemoryPlan, PassStats, WeightSource};
 use std::marker::PhantomData;
 use std::ops::{ControlFlow, Deref};
 use std::time::Instant;
+
+/// Refuses weights that the device cannot read where they lie.
+fn check_encodings(graph: &Graph, device: &DeviceInfo) -> Result<()> {
+    let reads = |encoding| encoding == Encoding::Plain || device.encodings.contains(&encoding);
+    for (_, value) in graph.weights() {
+        let mut runs = value.encodings.runs(0..value.encodings.rows());
+        if let Some((_, encoding)) = runs.find(|&(_, encoding)| !reads(encoding)) {
+            return Err(Error::Encoding {
+                weight: value.name.clone(),
+                encoding,
+                device: device.name.clone(),
+            });
+        }
+    }
+    Ok(())
+}
 
 /// A model on a [`Runtime`]. By default the runtime is its own; any `R` that points to one shares it between models. One
 /// thread uses all of these at a time.
@@ -65,6 +81,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
         let began = Instant::now();
+        check_encodings(&graph, &runtime.info)?;
         let plan = runtime.plan(&graph, options)?;
         let passes = Passes::new(runtime.device.event()?, options.replay && runtime.info.captures);
         let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;

@@ -26,6 +26,18 @@ pub enum Error {
         /// Size of the vocabulary.
         vocab: u64,
     },
+    /// A weight is stored as the device cannot read it.
+    #[error(
+        "weight {weight} is in {encoding}, from which {device} does not compute; open the model for this device"
+    )]
+    Encoding {
+        /// The weight.
+        weight: String,
+        /// Its encoding.
+        encoding: djinn_srg::Encoding,
+        /// The device's name.
+        device: String,
+    },
     /// Nothing to run on.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,

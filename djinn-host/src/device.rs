@@ -6,7 +6,7 @@ mod tests;
 use crate::{Error, Result, Setup};
 use djinn_cpu::{CpuConfig, CpuDevice};
 use djinn_cuda::{CudaConfig, CudaDevice};
-use djinn_device::Ops;
+use djinn_device::{Encoding, Ops};
 use std::fmt;
 use std::str::FromStr;
 
@@ -41,6 +41,14 @@ impl DeviceName {
             DeviceName::Auto if djinn_cuda::probe(0).is_ok() => DeviceName::Cuda(0),
             DeviceName::Auto => DeviceName::Cpu,
             named => named,
+        }
+    }
+
+    /// What the device that is meant computes from, besides plain elements.
+    pub fn encodings(self) -> &'static [Encoding] {
+        match self.meant() {
+            DeviceName::Cuda(_) => djinn_cuda::ENCODINGS,
+            _ => djinn_cpu::ENCODINGS,
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::{DeviceName, Result, Setup, Target, context_for};
 use djinn_device::DType;
 use djinn_engine::{Error, MemoryPlan, Options, Segments};
-use djinn_models::Model;
+use djinn_models::{Model, QuantisedWeights};
 use djinn_srg::Rows;
 use djinn_srg::cost::Work;
 use djinn_vmu::{Bottleneck, Prediction, predict};
@@ -31,6 +31,9 @@ pub struct TaskPlan {
     pub weight_bytes: u64,
     /// The same as `djinn pack` would store them, where bf16 matrices make it fewer.
     pub lossless_weight_bytes: Option<u64>,
+    /// How its quantised weights are in memory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub quantised: Vec<QuantisedWeights>,
     /// Tokens that a sequence may have.
     pub context: u64,
     /// Sequences that decode together.
@@ -154,6 +157,7 @@ fn forecast(model: &Model, options: &Options, plan: &MemoryPlan, target: Target,
         parameters: graph.parameters(),
         weight_bytes: graph.text_bytes(),
         lossless_weight_bytes: djinn_models::packed::lossless_bytes(graph),
+        quantised: model.quantised.clone(),
         context: options.context,
         sequences: options.sequences,
         kv_dtype,

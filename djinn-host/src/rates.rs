@@ -104,7 +104,7 @@ impl Bench {
         let (x, out, weight) = (f32s(k)?, f32s(n)?, self.buffer(Space::Device, weight_bytes)?);
         let args = Linear {
             x: x.span(),
-            weight: Weight { span: weight.span(), dtype: DType::BF16 },
+            weight: Weight::plain(weight.span(), DType::BF16),
             bias: None,
             out: out.span(),
             k,

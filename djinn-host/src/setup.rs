@@ -42,7 +42,7 @@ pub struct Setup {
     /// Element type of the KV cache [default: f32 on the CPU and for f32 weights, else f16]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]
     pub kv_dtype: Option<DType>,
-    /// Element type of the weights in memory [default: as stored; f16 for quantised ones]
+    /// Element type of the weights in memory [default: as stored; on the GPU f16 for quantised ones]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]
     pub dtype: Option<DType>,
     /// Tokens of a prompt that are run at once [default: 512]
@@ -56,7 +56,12 @@ impl Setup {
     /// # Errors
     /// As [`Location::find`] and [`djinn_models::open`].
     pub fn open(&self, place: &str) -> Result<Model> {
-        Ok(djinn_models::open(&Location::find(place)?, &OpenOptions { dtype: self.dtype })?)
+        Ok(djinn_models::open(&Location::find(place)?, &self.open_options())?)
+    }
+
+    /// How a model is opened for the device: in the stored encodings that the device computes from.
+    pub fn open_options(&self) -> OpenOptions {
+        OpenOptions { dtype: self.dtype, encodings: self.device.encodings() }
     }
 
     /// The engine's options for `model`, with sequences of `tokens` tokens in whole pages.

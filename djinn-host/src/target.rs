@@ -1,8 +1,8 @@
 //! The machine that a plan is for: a card by name, or this machine's CPU.
 
-use crate::{Card, DeviceName, Result, kv_dtype, rates};
+use crate::{Card, DeviceName, Result, Setup, kv_dtype, rates};
 use djinn_device::DType;
-use djinn_models::Model;
+use djinn_models::{Model, OpenOptions};
 use djinn_vmu::Machine;
 use serde::Serialize;
 use std::time::Duration;
@@ -57,6 +57,12 @@ impl Target {
     /// The KV cache's element type where none is asked for.
     pub fn kv_dtype(&self, model: &Model) -> DType {
         kv_dtype(if self.card.is_some() { DeviceName::Cuda(0) } else { DeviceName::Cpu }, model)
+    }
+
+    /// How a model is opened for it, in elements of `dtype` if one is asked for.
+    pub fn open_options(&self, dtype: Option<DType>) -> OpenOptions {
+        let device = if self.card.is_some() { DeviceName::Cuda(0) } else { DeviceName::Cpu };
+        Setup { device, dtype, ..Setup::default() }.open_options()
     }
 
     /// Device memory that the device itself takes, with `pinned_bytes` of pinned host memory.

@@ -142,9 +142,8 @@ pub(crate) fn read(
     dtype: DType,
     out: &mut [u8],
 ) -> Result<()> {
-    let TensorInfo { name, shape, encoding } = &stored.info;
-    let count = shape.iter().product::<u64>();
-    assert!(run.start <= run.end && run.end <= count, "elements {run:?} of {name}, which has {count}");
+    let TensorInfo { name, stored: stored_type, .. } = &stored.info;
+    check_run(&stored.info, &run);
     let elements = run.end - run.start;
     assert_eq!(
         out.len() as u64,
@@ -157,32 +156,58 @@ pub(crate) fn read(
             remedy: "weights are read as f32, f16 or bf16".into(),
         });
     }
-    let Some((block_elements, block_bytes)) = encoding.block() else {
-        return Err(Error::Unsupported {
-            what: format!("the type {} of tensor {name}", encoding.name()),
-            remedy: "convert the checkpoint to bf16, f16, f32, Q8_0 or a K-quantised type".into(),
-        });
-    };
-    let first = run.start;
-    if !first.is_multiple_of(block_elements) || !elements.is_multiple_of(block_elements) {
-        return Err(Error::Unsupported {
-            what: format!("reading elements {run:?} of tensor {name}, inside a block of {}", encoding.name()),
-            remedy: format!("read multiples of {block_elements} elements"),
-        });
-    }
-    let mut offset = stored.offset + first / block_elements * block_bytes;
-    if encoding.dtype() == Some(dtype) {
+    let [mut offset, _] = extent(stored, &run)?;
+    if stored_type.dtype() == Some(dtype) {
         return input.read(out, offset, format_args!("tensor {name}"));
     }
+    let (block_elements, block_bytes) = stored_type.block().expect("a type with an extent has blocks");
     let encoded_bytes = |elements: u64| (elements / block_elements * block_bytes) as usize;
     let mut scratch = vec![0; encoded_bytes(elements.min(RUN_ELEMENTS))];
     for out in out.chunks_mut((RUN_ELEMENTS * dtype.bytes()) as usize) {
         let encoded = &mut scratch[..encoded_bytes(out.len() as u64 / dtype.bytes())];
         input.read(encoded, offset, format_args!("tensor {name}"))?;
-        quant::decode(*encoding, encoded, dtype, out);
+        quant::decode(*stored_type, encoded, dtype, out);
         offset += encoded.len() as u64;
     }
     Ok(())
+}
+
+/// Reads the bytes of a run of elements, as [`crate::TensorFile::read_stored`] defines it.
+///
+/// # Panics
+/// If the run reaches past the tensor, or `out` does not have its length.
+pub(crate) fn read_stored(input: &Input, stored: &Stored, run: Range<u64>, out: &mut [u8]) -> Result<()> {
+    check_run(&stored.info, &run);
+    let [offset, bytes] = extent(stored, &run)?;
+    let name = &stored.info.name;
+    assert_eq!(out.len() as u64, bytes, "bytes of output for elements {run:?} of {name} as stored");
+    input.read(out, offset, format_args!("tensor {name}"))
+}
+
+fn check_run(TensorInfo { name, shape, .. }: &TensorInfo, run: &Range<u64>) {
+    let count = shape.iter().product::<u64>();
+    assert!(run.start <= run.end && run.end <= count, "elements {run:?} of {name}, which has {count}");
+}
+
+/// Where a run of elements begins in the file, and the bytes that it takes there.
+fn extent(stored: &Stored, run: &Range<u64>) -> Result<[u64; 2]> {
+    let TensorInfo { name, stored: stored_type, .. } = &stored.info;
+    let Some((block_elements, block_bytes)) = stored_type.block() else {
+        return Err(Error::Unsupported {
+            what: format!("the type {} of tensor {name}", stored_type.name()),
+            remedy: "convert the checkpoint to bf16, f16, f32, Q8_0 or a K-quantised type".into(),
+        });
+    };
+    let (first, elements) = (run.start, run.end - run.start);
+    if !first.is_multiple_of(block_elements) || !elements.is_multiple_of(block_elements) {
+        let type_name = stored_type.name();
+        return Err(Error::Unsupported {
+            what: format!("reading elements {run:?} of tensor {name}, inside a block of {type_name}"),
+            remedy: format!("read multiples of {block_elements} elements"),
+        });
+    }
+    let bytes = |elements: u64| elements / block_elements * block_bytes;
+    Ok([stored.offset + bytes(first), bytes(elements)])
 }
 
 /// The bytes that a tensor of this shape takes, in blocks of (elements, bytes); `None` if the number does

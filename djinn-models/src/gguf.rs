@@ -106,6 +106,11 @@ impl TensorFile for Gguf {
         let stored = self.tensors.get(name).ok_or_else(|| file::missing(name))?;
         file::read(&self.input, stored, elements, dtype, out)
     }
+
+    fn read_stored(&self, name: &str, elements: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let stored = self.tensors.get(name).ok_or_else(|| file::missing(name))?;
+        file::read_stored(&self.input, stored, elements, out)
+    }
 }
 
 fn read_version(cursor: &mut Cursor<'_>) -> Result<u32> {
@@ -198,19 +203,19 @@ fn read_entry(cursor: &mut Cursor<'_>) -> Result<Entry> {
     shape.reverse();
     let type_id = cursor.u32("a tensor's type")?;
     let offset = cursor.u64("a tensor's offset")?;
-    let Some(stored_type) = types::by_id(type_id) else {
+    let Some((stored, block)) = types::by_id(type_id) else {
         return Err(Error::Unsupported {
             what: format!("GGML type {type_id} of tensor {name}"),
             remedy: "convert the checkpoint to bf16, f16, f32, Q8_0 or a K-quantised type".into(),
         });
     };
-    let Some(bytes) = file::stored_bytes(&shape, stored_type.block) else {
+    let Some(bytes) = file::stored_bytes(&shape, block) else {
         return Err(cursor.malformed(format!(
             "tensor {name} of shape {shape:?} is no whole number of {} blocks in each row, or too large",
-            stored_type.encoding.name()
+            stored.name()
         )));
     };
-    Ok(Entry { info: TensorInfo { name, shape, encoding: stored_type.encoding }, offset, bytes })
+    Ok(Entry { info: TensorInfo { name, shape, stored }, offset, bytes })
 }
 
 /// Checks that the tensors lie inside the file, whose data starts at `data`, and do not overlap.

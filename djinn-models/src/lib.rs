@@ -25,5 +25,6 @@ pub use chat::{ChatTemplate, Conversation, Message, Rendered};
 pub use djinn_template::printable;
 pub use error::{Error, Result};
 pub use open::{GenerationDefaults, Location, Model, OpenOptions, open};
-pub use tensor::{Encoding, TensorFile, TensorInfo};
+pub use tensor::{StoredType, TensorFile, TensorInfo};
 pub use tokenizer::{TextStream, Tokenizer};
+pub use weights::QuantisedWeights;

@@ -13,9 +13,9 @@ use crate::decoder::{self, Decoder};
 use crate::families;
 use crate::gguf::Gguf;
 use crate::safetensors::SafetensorsDir;
-use crate::weights::{CheckpointSource, Recipe};
+use crate::weights::{CheckpointSource, QuantisedWeights, Recipe};
 use crate::{ChatTemplate, Error, Result, TensorFile, Tokenizer, packed, synthetic};
-use djinn_srg::{DType, Graph};
+use djinn_srg::{DType, Encoding, Graph};
 use djinn_vmu::WeightSource;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,8 +63,11 @@ impl Location {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
     /// Element type of matrices in memory: f32, f16 or bf16. `None` keeps the stored type, and makes f16 of
-    /// quantised blocks. Norms and biases keep their stored type in any case.
+    /// quantised blocks that [`encodings`](Self::encodings) does not keep. Norms and biases keep their stored type in any
+    /// case.
     pub dtype: Option<DType>,
+    /// What the device computes from, besides plain elements: matrices that are stored so stay so. None by default.
+    pub encodings: &'static [Encoding],
 }
 
 /// A model that is ready to be placed and run.
@@ -83,6 +86,8 @@ pub struct Model {
     pub chat: Option<ChatTemplate>,
     /// What the model's makers suggest for sampling.
     pub defaults: GenerationDefaults,
+    /// How its quantised weights are in memory; none if it has none.
+    pub quantised: Vec<QuantisedWeights>,
 }
 
 impl std::fmt::Debug for Model {
@@ -162,11 +167,12 @@ fn open_safetensors(directory: &Path, weights: &Path, options: &OpenOptions) -> 
     let name = file_name(weights);
     let file = Box::new(SafetensorsDir::open(weights)?);
     let architecture = decoder.architecture.to_owned();
-    let (graph, source) = assemble(decoder, &name, file, options)?;
+    let (graph, source, quantised) = assemble(decoder, &name, file, options)?;
     Ok(Model {
         architecture,
         graph,
         source,
+        quantised,
         tokenizer: Tokenizer::from_dir(directory)?,
         chat: ChatTemplate::from_dir(directory)?,
         defaults: GenerationDefaults::from_dir(directory)?,
@@ -182,23 +188,25 @@ fn open_gguf(path: &Path, options: &OpenOptions) -> Result<Model> {
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
     let chat = ChatTemplate::from_gguf(&gguf)?;
     let defaults = GenerationDefaults::from_gguf(&gguf)?;
-    let (graph, source) = assemble(decoder, &name, Box::new(gguf), options)?;
-    Ok(Model { architecture, graph, source, tokenizer, chat, defaults, name })
+    let (graph, source, quantised) = assemble(decoder, &name, Box::new(gguf), options)?;
+    Ok(Model { architecture, graph, source, tokenizer, chat, defaults, quantised, name })
 }
 
-/// Checks the tensors against the configuration; the graph, and the source of its weights.
+/// Checks the tensors against the configuration; the graph, the source of its weights, and how quantised ones are in
+/// memory.
 fn assemble(
     mut decoder: Decoder,
     name: &str,
     file: Box<dyn TensorFile>,
     options: &OpenOptions,
-) -> Result<(Graph, Arc<dyn WeightSource>)> {
+) -> Result<(Graph, Arc<dyn WeightSource>, Vec<QuantisedWeights>)> {
     decoder.tensors.fit_prefix(|tensor| file.tensor(tensor).is_some());
-    let dtype = |recipe: &Recipe| recipe.dtype(&*file, options.dtype);
+    let storage = |recipe: &Recipe| recipe.storage(&*file, options);
     let layers = decoder.sizes.layers;
-    let (graph, map) = decoder::build(&decoder, name, layers, &dtype)?;
+    let (graph, map) = decoder::build(&decoder, name, layers, &storage)?;
     map.check(&*file, decoder.architecture)?;
-    Ok((graph, Arc::new(CheckpointSource::new(file, map))))
+    let quantised = map.quantised(&*file, options);
+    Ok((graph, Arc::new(CheckpointSource::new(file, map)), quantised))
 }
 
 /// The last component of the path that `path` stands for, without a weight file's extension.

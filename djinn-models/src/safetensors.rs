@@ -40,7 +40,7 @@ impl SafetensorsDir {
     /// # Errors
     /// A file is missing, cannot be read or is malformed; a tensor is in two shards, or not in the shard
     /// that the index names. Tensors of types that no weight has (integers, 8-bit floats) are listed with
-    /// [`Encoding::Other`](crate::Encoding::Other) and refused when they are read.
+    /// [`StoredType::Other`](crate::StoredType::Other) and refused when they are read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if !path.is_dir() {
@@ -119,5 +119,10 @@ impl TensorFile for SafetensorsDir {
     fn read(&self, name: &str, elements: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()> {
         let (shard, stored) = self.tensors.get(name).ok_or_else(|| file::missing(name))?;
         file::read(&self.shards[*shard], stored, elements, dtype, out)
+    }
+
+    fn read_stored(&self, name: &str, elements: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let (shard, stored) = self.tensors.get(name).ok_or_else(|| file::missing(name))?;
+        file::read_stored(&self.shards[*shard], stored, elements, out)
     }
 }

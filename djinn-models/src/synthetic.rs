@@ -20,9 +20,9 @@ mod shapes;
 mod tests;
 
 use crate::decoder::{self, Decoder};
-use crate::weights::{Recipe, WeightMap, check_request};
+use crate::weights::{Recipe, Storage, WeightMap, check_request};
 use crate::{ChatTemplate, Error, GenerationDefaults, Model, OpenOptions, Result, Tokenizer};
-use djinn_srg::{DType, Graph};
+use djinn_srg::{DType, Encoding, Graph};
 use djinn_vmu::{SourceError, WeightSource};
 use half::{bf16, f16};
 use normal::Table;
@@ -73,8 +73,8 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
         (None, _) => dtype,
     };
     let of_weight = |recipe: &Recipe| match recipe {
-        Recipe::Computed(_) => DType::F32,
-        Recipe::Rows(_) => dtype,
+        Recipe::Computed(_) => Storage::plain(DType::F32),
+        Recipe::Rows(_) => Storage::plain(dtype),
     };
     let (graph, map) = decoder::build(&decoder, &full_name, distinct, &of_weight)?;
     let source = Arc::new(SyntheticSource::new(&graph, &decoder, &map, seed, dtype));
@@ -88,6 +88,7 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
         tokenizer,
         chat,
         defaults: GenerationDefaults::default(),
+        quantised: Vec::new(),
     })
 }
 
@@ -148,7 +149,10 @@ impl WeightSource for SyntheticSource {
         let fail = |detail: String| SourceError { name: name.to_owned(), source: detail.into() };
         let weight = self.weights.get(name).ok_or_else(|| fail("the model has no such weight".to_owned()))?;
         let dtype = if matches!(weight.content, Content::Fixed(_)) { DType::F32 } else { self.dtype };
-        check_request(&rows, weight.rows, weight.columns * dtype.bytes(), out.len()).map_err(fail)?;
+        let bytes = |rows: Range<u64>| {
+            Some(Encoding::Plain.tile(dtype, rows.end - rows.start, weight.columns)?.bytes)
+        };
+        check_request(&rows, weight.rows, bytes, out.len()).map_err(fail)?;
         match &weight.content {
             Content::Noise { key } => {
                 let table = self.table.get_or_init(|| Table::new(self.deviation, self.dtype));

@@ -3,10 +3,11 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{Encoding, Error, Result, TensorFile, TensorInfo};
-use djinn_srg::DType;
+use crate::{Error, OpenOptions, Result, StoredType, TensorFile, TensorInfo};
+use djinn_srg::{DType, Encoding, RowEncodings};
 use djinn_vmu::{SourceError, WeightSource};
-use std::collections::{HashMap, HashSet};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
 /// How a weight's rows lie in a tensor, against the order that the graph wants.
@@ -78,6 +79,21 @@ impl Part {
         Part { start: index * self.rows * self.columns, ..self }
     }
 
+    /// The encoding in which a matrix's part, `stored` so, is in memory; why it is decoded otherwise.
+    fn encoding(&self, stored: StoredType, options: &OpenOptions) -> Result<Encoding, &'static str> {
+        let encoding = stored.encoding().unwrap_or_default();
+        let whole_blocks = encoding.tile(DType::F32, self.rows, self.columns).is_some();
+        if options.dtype.is_some() {
+            Err("another type was asked for")
+        } else if self.order == RowOrder::Transposed || !whole_blocks {
+            Err("its rows are columns of the tensor")
+        } else if encoding != Encoding::Plain && !options.encodings.contains(&encoding) {
+            Err("the device does not compute from it")
+        } else {
+            Ok(encoding)
+        }
+    }
+
     /// Where row `row` of the part is among the tensor's rows.
     fn stored_row(&self, row: u64) -> u64 {
         match self.order {
@@ -121,18 +137,28 @@ impl Recipe {
         Recipe::Computed(values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
 
-    /// The element type: `wanted` for matrices; otherwise as stored in `file`, the widest of unequal parts, and f16
-    /// for quantised blocks. Vectors (norms, biases) are always as stored. A missing tensor's does not matter:
-    /// [`WeightMap::check`] refuses it.
-    pub(crate) fn dtype(&self, file: &dyn TensorFile, wanted: Option<DType>) -> DType {
-        let Recipe::Rows(parts) = self else { return DType::F32 };
-        if let Some(dtype) = wanted.filter(|_| parts[0].shape.len() > 1) {
-            return dtype;
+    /// How the weight is in memory. Matrices are of the type that `options` want, if they want one; blocks whose
+    /// encoding they allow stay as they are. Everything else has the type in `file`, the widest of unequal parts, and
+    /// f16 for blocks; encoded parts count for none. A missing tensor's does not matter: [`WeightMap::check`] refuses
+    /// it.
+    pub(crate) fn storage(&self, file: &dyn TensorFile, options: &OpenOptions) -> Storage {
+        let Recipe::Rows(parts) = self else { return Storage::plain(DType::F32) };
+        let matrix = parts[0].shape.len() > 1;
+        if let Some(dtype) = options.dtype.filter(|_| matrix) {
+            return Storage::plain(dtype);
         }
-        let stored =
-            |part: &Part| file.tensor(&part.tensor).map_or(DType::F32, |t| natural_dtype(t.encoding));
-        let first = stored(&parts[0]);
-        if parts.iter().all(|p| stored(p) == first) { first } else { DType::F32 }
+        let stored = |part: &Part| file.tensor(&part.tensor).map(|info| info.stored);
+        let kept = |part: &Part| match stored(part) {
+            Some(stored) if matrix => part.encoding(stored, options).unwrap_or_default(),
+            _ => Encoding::Plain,
+        };
+        let mut encodings = RowEncodings::default();
+        parts.iter().for_each(|part| encodings.push(part.rows, kept(part)));
+        let plain = parts.iter().filter(|part| kept(part) == Encoding::Plain);
+        let mut dtypes = plain.map(|part| stored(part).map_or(DType::F32, natural_dtype));
+        let first = dtypes.next().unwrap_or(DType::F32);
+        let dtype = if dtypes.all(|dtype| dtype == first) { first } else { DType::F32 };
+        if encodings.is_plain() { Storage::plain(dtype) } else { Storage { dtype, encodings } }
     }
 
     fn matrix(&self) -> [u64; 2] {
@@ -145,21 +171,65 @@ impl Recipe {
 
 /// The stored type. Blocks become f16: it keeps three more bits than bf16, and reading checks that nothing
 /// overflows.
-fn natural_dtype(encoding: Encoding) -> DType {
-    encoding.dtype().unwrap_or(DType::F16)
+fn natural_dtype(stored: StoredType) -> DType {
+    stored.dtype().unwrap_or(DType::F16)
+}
+
+/// Quantised weights that are alike in the checkpoint and in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct QuantisedWeights {
+    /// Their format in the checkpoint.
+    pub stored: &'static str,
+    /// That in memory: the same format, or the element type to which they are decoded.
+    pub in_memory: &'static str,
+    /// Why they are decoded; none if they are not.
+    pub why: Option<&'static str>,
+    /// How many there are, each expert's and each part of a fused one by itself.
+    pub weights: u64,
+    /// Their bytes in memory.
+    pub bytes: u64,
+}
+
+/// How a weight is in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Storage {
+    /// The type of plain rows; f32 if there are none.
+    pub(crate) dtype: DType,
+    pub(crate) encodings: RowEncodings,
+}
+
+impl Storage {
+    pub(crate) fn plain(dtype: DType) -> Self {
+        Storage { dtype, encodings: RowEncodings::default() }
+    }
+}
+
+/// What some rows are read as.
+#[derive(Clone, Copy)]
+struct Form {
+    dtype: DType,
+    encoding: Encoding,
+}
+
+impl Form {
+    /// Bytes of `elements` elements, which are whole rows.
+    fn bytes(self, elements: u64) -> usize {
+        let tile = self.encoding.tile(self.dtype, 1, elements);
+        tile.expect("the graph's builder has checked the encoding").bytes as usize
+    }
 }
 
 /// What each weight of a graph is made of.
 #[derive(Debug, Default)]
 pub(crate) struct WeightMap {
-    recipes: HashMap<String, (Recipe, DType)>,
+    recipes: HashMap<String, (Recipe, Storage)>,
     ignored: HashSet<String>,
 }
 
 impl WeightMap {
-    /// The weight `name`, in memory as `dtype`.
-    pub(crate) fn insert(&mut self, name: &str, recipe: Recipe, dtype: DType) {
-        self.recipes.insert(name.to_owned(), (recipe, dtype));
+    /// The weight `name`, in memory as `storage` says.
+    pub(crate) fn insert(&mut self, name: &str, recipe: Recipe, storage: Storage) {
+        self.recipes.insert(name.to_owned(), (recipe, storage));
     }
 
     /// The checkpoint may have this tensor, which says nothing that is not known otherwise.
@@ -193,7 +263,7 @@ impl WeightMap {
                     expected: part.shape.clone(),
                 });
             }
-            if let Encoding::Other(stored) = found.encoding {
+            if let StoredType::Other(stored) = found.stored {
                 return Err(Error::Unsupported {
                     what: format!("type {stored} of tensor {}", part.tensor),
                     remedy: "supported: f32, f16, bf16 and GGML's quantised blocks".to_owned(),
@@ -209,6 +279,34 @@ impl WeightMap {
                 remedy: "check that config.json belongs to these weights".to_owned(),
             }),
         }
+    }
+
+    /// The quantised tensors of matrices, by what they are in memory and why; in the order of their names.
+    pub(crate) fn quantised(&self, file: &dyn TensorFile, options: &OpenOptions) -> Vec<QuantisedWeights> {
+        let mut all = BTreeMap::new();
+        for (recipe, storage) in self.recipes.values() {
+            let Recipe::Rows(parts) = recipe else { continue };
+            for part in parts {
+                let stored = info(file, part).stored;
+                let StoredType::Blocks(_) = stored else { continue };
+                let (encoding, why) = match part.encoding(stored, options) {
+                    Ok(encoding) => (encoding, None),
+                    Err(why) => (Encoding::Plain, Some(why)),
+                };
+                let form = Form { dtype: storage.dtype, encoding };
+                let in_memory = if encoding == Encoding::Plain { form.dtype.name() } else { encoding.name() };
+                let sum: &mut (u64, u64) = all.entry((stored.name(), in_memory, why)).or_default();
+                *sum = (sum.0 + 1, sum.1 + form.bytes(part.rows * part.columns) as u64);
+            }
+        }
+        let of = |((stored, in_memory, why), (weights, bytes))| QuantisedWeights {
+            stored,
+            in_memory,
+            why,
+            weights,
+            bytes,
+        };
+        all.into_iter().map(of).collect()
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
@@ -232,17 +330,16 @@ impl CheckpointSource {
     }
 
     /// Writes `rows` of the concatenated `parts`.
-    fn read_parts(&self, parts: &[Part], dtype: DType, rows: Range<u64>, out: &mut [u8]) -> Result<()> {
-        let row_bytes = (parts[0].columns * dtype.bytes()) as usize;
+    fn read_parts(&self, parts: &[Part], form: Form, rows: Range<u64>, out: &mut [u8]) -> Result<()> {
         let mut rest = out;
         let mut first = 0;
         for part in parts {
             let end = first + part.rows;
             let wanted = rows.start.max(first)..rows.end.min(end);
             if !wanted.is_empty() {
-                let bytes = (wanted.end - wanted.start) as usize * row_bytes;
+                let bytes = form.bytes((wanted.end - wanted.start) * part.columns);
                 let (out, tail) = rest.split_at_mut(bytes);
-                self.read_part(part, dtype, wanted.start - first..wanted.end - first, out)?;
+                self.read_part(part, form, wanted.start - first..wanted.end - first, out)?;
                 rest = tail;
             }
             first = end;
@@ -250,16 +347,20 @@ impl CheckpointSource {
         Ok(())
     }
 
-    fn read_part(&self, part: &Part, dtype: DType, rows: Range<u64>, out: &mut [u8]) -> Result<()> {
+    fn read_part(&self, part: &Part, form: Form, rows: Range<u64>, out: &mut [u8]) -> Result<()> {
         if part.order == RowOrder::Transposed {
-            return self.read_columns(part, dtype, rows, out);
+            return self.read_columns(part, form.dtype, rows, out);
         }
         let mut rest = out;
         for run in part.runs(rows) {
             let elements = (run.end - run.start) * part.columns;
-            let (out, tail) = rest.split_at_mut((elements * dtype.bytes()) as usize);
+            let (out, tail) = rest.split_at_mut(form.bytes(elements));
             let start = part.start + run.start * part.columns;
-            self.read_stored(part, dtype, start..start + elements, out)?;
+            let elements = start..start + elements;
+            match form.encoding {
+                Encoding::Plain => self.read_decoded(part, form.dtype, elements, out)?,
+                _ => self.file.read_stored(&part.tensor, elements, out)?,
+            }
             rest = tail;
         }
         Ok(())
@@ -272,7 +373,7 @@ impl CheckpointSource {
         let mut stored = vec![0; width * bytes];
         for input in 0..part.columns {
             let start = input * part.rows + columns.start;
-            self.read_stored(part, dtype, start..start + width as u64, &mut stored)?;
+            self.read_decoded(part, dtype, start..start + width as u64, &mut stored)?;
             let at = input as usize * bytes;
             for (out, element) in out.chunks_exact_mut(row_bytes).zip(stored.chunks_exact(bytes)) {
                 out[at..at + bytes].copy_from_slice(element);
@@ -282,9 +383,9 @@ impl CheckpointSource {
     }
 
     /// Reads elements of the file's tensor, and refuses a number that f16 cannot hold.
-    fn read_stored(&self, part: &Part, dtype: DType, elements: Range<u64>, out: &mut [u8]) -> Result<()> {
+    fn read_decoded(&self, part: &Part, dtype: DType, elements: Range<u64>, out: &mut [u8]) -> Result<()> {
         self.file.read(&part.tensor, elements.clone(), dtype, out)?;
-        let narrowed = dtype == DType::F16 && info(&*self.file, part).encoding != Encoding::F16;
+        let narrowed = dtype == DType::F16 && info(&*self.file, part).stored != StoredType::Plain(DType::F16);
         // No early end: the loop runs over nothing but finite numbers, and so it vectorises.
         if narrowed && out.as_chunks::<2>().0.iter().fold(false, |found, h| found | is_infinite_f16(h)) {
             self.explain_infinity(part, elements, out)?;
@@ -324,15 +425,22 @@ fn is_infinite_f16(bytes: &[u8; 2]) -> bool {
 impl WeightSource for CheckpointSource {
     fn read_rows(&self, name: &str, rows: Range<u64>, out: &mut [u8]) -> Result<(), SourceError> {
         let fail = |source| SourceError { name: name.to_owned(), source };
-        let Some((recipe, dtype)) = self.map.recipes.get(name) else {
+        let Some((recipe, Storage { dtype, encodings })) = self.map.recipes.get(name) else {
             return Err(fail("the model has no such weight".into()));
         };
         let [total, columns] = recipe.matrix();
-        check_request(&rows, total, columns * dtype.bytes(), out.len())
-            .map_err(|detail| fail(detail.into()))?;
+        let bytes = |rows| encodings.bytes(*dtype, columns, rows);
+        check_request(&rows, total, bytes, out.len()).map_err(|detail| fail(detail.into()))?;
         match recipe {
             Recipe::Rows(parts) => {
-                self.read_parts(parts, *dtype, rows, out).map_err(|error| fail(Box::new(error)))
+                let mut rest = out;
+                encodings.runs(rows).try_for_each(|(run, encoding)| {
+                    let form = Form { dtype: *dtype, encoding };
+                    let elements = (run.end - run.start) * columns;
+                    let (out, tail) = std::mem::take(&mut rest).split_at_mut(form.bytes(elements));
+                    rest = tail;
+                    self.read_parts(parts, form, run, out).map_err(|error| fail(Box::new(error)))
+                })
             }
             Recipe::Computed(bytes) => {
                 out.copy_from_slice(&bytes[rows.start as usize * 4..rows.end as usize * 4]);
@@ -342,14 +450,20 @@ impl WeightSource for CheckpointSource {
     }
 }
 
-/// Whether `rows` of a weight of `total` rows fill a buffer of `len` bytes; what is wrong otherwise.
-pub(crate) fn check_request(rows: &Range<u64>, total: u64, row_bytes: u64, len: usize) -> Result<(), String> {
+/// Whether `rows` of a weight of `total` rows fill a buffer of `len` bytes, if some rows take `bytes`; what is wrong
+/// otherwise.
+pub(crate) fn check_request(
+    rows: &Range<u64>,
+    total: u64,
+    bytes: impl Fn(Range<u64>) -> Option<u64>,
+    len: usize,
+) -> Result<(), String> {
     if rows.start > rows.end || rows.end > total {
         return Err(format!("rows {rows:?} are not in 0..{total}"));
     }
-    let bytes = (rows.end - rows.start) * row_bytes;
-    if bytes != len as u64 {
-        return Err(format!("rows {rows:?} are {bytes} bytes, the buffer has {len}"));
+    let bytes = bytes(rows.clone());
+    if bytes != Some(len as u64) {
+        return Err(format!("rows {rows:?} are {} bytes, the buffer has {len}", bytes.unwrap_or(0)));
     }
     Ok(())
 }

@@ -67,7 +67,7 @@ fn operations(model: &Model) -> Vec<Op> {
 #[test]
 fn each_file_is_its_checkpoint() {
     for (name, rounded) in FILES {
-        let options = OpenOptions { dtype: rounded.then_some(DType::F16) };
+        let options = OpenOptions { dtype: rounded.then_some(DType::F16), ..OpenOptions::default() };
         let from_gguf = open(&file(name), &options).unwrap();
         let from_checkpoint = open(&Location::Directory(checkpoint(name)), &options).unwrap();
         // GGUF has no name for Mistral.

@@ -90,7 +90,7 @@ fn packed_file(folder: &TempDir) -> PathBuf {
 fn read_all(file: &SafetensorsDir) -> Result<Vec<(String, Vec<u8>)>> {
     let mut all = Vec::new();
     for info in file.tensors() {
-        let Some(dtype) = info.encoding.dtype() else { continue };
+        let Some(dtype) = info.stored.dtype() else { continue };
         let elements = info.shape.iter().product::<u64>();
         let mut out = vec![0; (elements * dtype.bytes()) as usize];
         file.read(&info.name, 0..elements, dtype, &mut out)?;

@@ -66,6 +66,17 @@ pub struct Plane {
 }
 
 impl Encoding {
+    /// Every block format.
+    pub const BLOCKS: [Encoding; BlockFormat::ALL.len()] = {
+        let mut all = [Encoding::Plain; BlockFormat::ALL.len()];
+        let mut i = 0;
+        while i < all.len() {
+            all[i] = Encoding::Blocks(BlockFormat::ALL[i]);
+            i += 1;
+        }
+        all
+    };
+
     /// Lays out `rows` rows of `columns` elements, whose type is `dtype` where the encoding keeps it. `None` if a row
     /// is no whole number of blocks, or if the bytes overflow.
     pub const fn tile(self, dtype: DType, rows: u64, columns: u64) -> Option<TileLayout> {
@@ -133,6 +144,15 @@ impl RowEncodings {
     /// The encoding of a row.
     pub fn at(&self, row: u64) -> Encoding {
         self.runs.iter().find(|run| row < run.0).map_or(Encoding::Plain, |run| run.1)
+    }
+
+    /// Bytes of `rows` of a weight with rows of `columns` elements, plain ones of `dtype`. `None` if a row is no whole
+    /// number of blocks, or if the bytes overflow.
+    pub fn bytes(&self, dtype: DType, columns: u64, rows: Range<u64>) -> Option<u64> {
+        let mut runs = self.runs(rows);
+        runs.try_fold(0u64, |sum, (run, encoding)| {
+            sum.checked_add(encoding.tile(dtype, run.end - run.start, columns)?.bytes)
+        })
     }
 
     /// `rows`, cut where the encoding changes.

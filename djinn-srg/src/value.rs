@@ -1,6 +1,6 @@
 //! Values: what operations read and write, with shape and lifecycle.
 
-use crate::{DType, Encoding, RowEncodings};
+use crate::{DType, RowEncodings};
 use serde::Serialize;
 use std::ops::Range;
 
@@ -114,12 +114,8 @@ impl Value {
     /// # Panics
     /// If it is no weight; and for rows in blocks that do not divide them, which the builder has refused.
     pub fn stored_bytes(&self, rows: Range<u64>) -> u64 {
-        let ([_, columns], dtype) = (self.matrix(), self.dtype());
-        let bytes = |(run, encoding): (Range<u64>, Encoding)| {
-            let tile = encoding.tile(dtype, run.end - run.start, columns);
-            tile.unwrap_or_else(|| panic!("{} is not cut into blocks of {encoding}", self.name)).bytes
-        };
-        self.encodings.runs(rows).map(bytes).sum()
+        let bytes = self.encodings.bytes(self.dtype(), self.matrix()[1], rows);
+        bytes.unwrap_or_else(|| panic!("{} does not fit its encodings {:?}", self.name, self.encodings))
     }
 
     /// The constant shape of a weight as `[rows, columns]`; a vector counts as one column.

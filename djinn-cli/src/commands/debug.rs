@@ -40,7 +40,7 @@ pub(super) fn run(args: &DebugArgs, interrupt: &Interrupt, quiet: bool) -> Resul
         Some("-") => bail!("the prompt comes as an argument; standard input has the commands"),
         Some(prompt) => prompt,
     };
-    let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
+    let model = loaded::open(&args.model, &args.device.with(&args.memory).open_options(), quiet)?;
     let speech = if args.chat { Speech::chat(&model, None)? } else { Speech::raw(&model) };
     ensure!(!args.chat || model.chat.is_some(), "--chat needs a chat template, which {} lacks", model.name);
     let tokens = speech.tokens(prompt)?;

@@ -3,11 +3,12 @@
 use crate::args::HooksArgs;
 use crate::{loaded, output};
 use anyhow::Result;
+use djinn_models::OpenOptions;
 use djinn_srg::{Dim, Graph, Hook};
 use serde_json::{Value, json};
 
 pub(super) fn run(args: &HooksArgs, quiet: bool) -> Result<()> {
-    let graph = loaded::open(&args.model, None, quiet)?.graph;
+    let graph = loaded::open(&args.model, &OpenOptions::default(), quiet)?.graph;
     match args.json {
         true => output::json(&json!({ "model": graph.model, "hooks": points(&graph) })),
         false => output::line(&table(&graph)),

@@ -21,7 +21,7 @@ struct Output<'a> {
 pub(super) fn run(args: &LogitsArgs, quiet: bool) -> Result<()> {
     args.device.device.find()?;
     let trace = TraceFile::open(args.trace.as_deref())?;
-    let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
+    let model = loaded::open(&args.model, &args.device.with(&args.memory).open_options(), quiet)?;
     let vocab = model.graph.vocab as usize;
     let tokens = args.tokens.len() as u64;
     check_prompt(&model, args.memory.context, &args.tokens)?;

@@ -4,11 +4,12 @@ use crate::args::PlanArgs;
 use crate::{loaded, output, profile, size};
 use anyhow::Result;
 use djinn_host::{Known, Target, Task, TaskPlan};
+use djinn_models::QuantisedWeights;
 use djinn_vmu::Bottleneck;
 
 pub(super) fn run(args: &PlanArgs, quiet: bool) -> Result<()> {
-    let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
     let target = profile::choose(&args.work)?;
+    let model = loaded::open(&args.model, &target.open_options(args.memory.dtype), quiet)?;
     let task =
         Task { prompt_tokens: args.work.prompt_len, max_tokens: args.max_tokens, sequences: args.work.batch };
     let forecast = TaskPlan::new(&model, &args.memory, target, task)?;
@@ -22,14 +23,14 @@ fn table(f: &TaskPlan) -> String {
         (Some(cap), Some(card)) if cap == card.memory_bytes() => format!("{} has {}", card.name, human(cap)),
         (Some(cap), _) => format!("cap {}", human(cap)),
     };
-    let mut lines = vec![
-        format!("{}: {} parameters, {}", f.model, output::count(f.parameters), human(f.weight_bytes)),
-        format!("device memory: {} ({} bytes), {cap}", human(f.device_bytes), f.device_bytes),
-    ];
+    let mut lines =
+        vec![format!("{}: {} parameters, {}", f.model, output::count(f.parameters), human(f.weight_bytes))];
+    lines.extend(f.quantised.iter().map(quantised));
     if let Some(bytes) = f.lossless_weight_bytes {
         let share = bytes as f64 / f.weight_bytes as f64;
-        lines.insert(1, format!("packed without loss: about {} ({share:.3}), on the disk", human(bytes)));
+        lines.push(format!("packed without loss: about {} ({share:.3}), on the disk", human(bytes)));
     }
+    lines.push(format!("device memory: {} ({} bytes), {cap}", human(f.device_bytes), f.device_bytes));
     lines.extend(segments(f));
     let p = &f.predicted;
     lines.extend([
@@ -73,6 +74,14 @@ fn machine(target: &Target) -> String {
         flops => format!("{:.1} TFLOP/s", flops / 1e12),
     };
     format!("{} (link {:.1} GB/s, memory {:.1} GB/s, {flops}{known})", m.name, m.link / 1e9, m.memory / 1e9)
+}
+
+fn quantised(of: &QuantisedWeights) -> String {
+    let how = match of.why {
+        None => "as stored".to_owned(),
+        Some(why) => format!("decoded to {}: {why}", of.in_memory),
+    };
+    format!("  {} {} weights, {}, {how}", of.weights, of.stored, size::human(of.bytes))
 }
 
 fn host(weights: u64, kv: u64, shared: u64) -> String {
@@ -132,6 +141,15 @@ fn limit(bottleneck: Bottleneck) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quantised_weights_are_told_with_the_reason_to_decode_them() {
+        let of =
+            QuantisedWeights { stored: "Q4_1", in_memory: "Q4_1", why: None, weights: 3, bytes: 5 << 20 };
+        assert_eq!(quantised(&of), "  3 Q4_1 weights, 5.00 MiB, as stored");
+        let of = QuantisedWeights { in_memory: "f16", why: Some("no kernel"), ..of };
+        assert_eq!(quantised(&of), "  3 Q4_1 weights, 5.00 MiB, decoded to f16: no kernel");
+    }
 
     #[test]
     fn host_memory_is_told_by_what_it_holds() {

@@ -39,7 +39,7 @@ pub(super) fn run(args: &RunArgs, interrupt: &Interrupt, quiet: bool) -> Result<
     loaded::refuse_prompt(&args.model)?;
     let trace = TraceFile::open(args.trace.as_deref())?;
     let prompt = Prompt::read(args)?;
-    let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
+    let model = loaded::open(&args.model, &args.device.with(&args.memory).open_options(), quiet)?;
     let speech = speech(args, &model)?;
     if !quiet && !model.defaults.ignored.is_empty() {
         let keys = model.defaults.ignored.join(", ");

@@ -18,7 +18,7 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     let serving = serving(&args.load)?;
     let log_format = args.log_format.into();
     lines::install(log_format, quiet)?;
-    let model = loaded::open(&args.model, args.memory.dtype, quiet)?;
+    let model = loaded::open(&args.model, &args.device.with(&args.memory).open_options(), quiet)?;
     let own_name =
         if args.model.contains(['/', '\\', ':']) { model.name.clone() } else { args.model.clone() };
     let names = if args.alias.is_empty() { vec![own_name] } else { args.alias.clone() };

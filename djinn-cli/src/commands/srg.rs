@@ -16,7 +16,7 @@ pub(super) fn run(args: &SrgArgs, quiet: bool) -> Result<()> {
         "--batch is for decoding; a prefill is of one sequence: drop it, or take --phase decode"
     );
     let target = profile::choose(&args.work)?;
-    let model = loaded::open(&args.model, args.dtype, quiet)?;
+    let model = loaded::open(&args.model, &target.open_options(args.dtype), quiet)?;
     let kv_dtype = args.kv_dtype.unwrap_or_else(|| target.kv_dtype(&model));
     let (machine, tokens) = (target.machine, u64::from(args.work.prompt_len));
     let work = match args.phase {

@@ -1,7 +1,8 @@
-//! Element types of weights and caches, and slices of any of them.
+//! Element types of weights and caches, slices of any of them, and matrices as they are stored.
 #![allow(unsafe_code, reason = "vector loads by pointer")]
 
-use super::simd::Simd;
+use super::simd::{Kernel, Simd};
+use djinn_device::BlockFormat;
 use half::{bf16, f16};
 
 /// f32, f16 or bf16. All widen to f32 exactly.
@@ -143,6 +144,32 @@ macro_rules! with_elements {
     };
 }
 pub(crate) use with_elements;
+
+/// A matrix of weights as it is stored.
+#[derive(Clone, Copy)]
+pub(crate) enum Matrix<'a> {
+    Plain(Elements<'a>),
+    Blocks(BlockFormat, &'a [u8]),
+}
+
+/// Decodes whole blocks.
+pub(crate) struct DecodeBlocks<'a> {
+    pub(crate) format: BlockFormat,
+    pub(crate) blocks: &'a [u8],
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Kernel for DecodeBlocks<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) {
+        self.format.decode(self.blocks, self.out);
+    }
+}
+
+/// Bytes of a row of `k` elements in blocks.
+pub(crate) fn blocks_bytes(format: BlockFormat, k: usize) -> usize {
+    k / format.elements() as usize * format.bytes() as usize
+}
 
 impl Elements<'_> {
     /// Element `i`, widened.

@@ -8,16 +8,21 @@
 //! Activations are packed first: for each tile of rows, step by step, the two halves of a step in the order
 //! in which the weights' halves come ([`Element::INTERLEAVED`]), row by row. Weights are read in place,
 //! once for each block of activations that fits the second-level cache.
+//!
+//! Rows in blocks are decoded to f32 in the first-level cache, a few at a time, when a tile reads them: a product has the
+//! bits of the same one over f32 weights.
 
 mod pack;
+mod source;
 mod tile;
 
 use super::Fast;
 use super::buffer::Shared;
 use super::data::Linear;
-use super::element::{Element, Elements, with_elements};
+use super::element::{Element, Elements, Matrix, with_elements};
 use super::simd::Isa;
 use pack::Pack;
+use source::{Decoded, RowSource};
 use std::sync::{PoisonError, TryLockError};
 use tile::Block;
 
@@ -44,24 +49,31 @@ impl Fast {
         };
         let plan = Plan::new(self.isa, &op);
         let x = scratch.get(op.x.len() / op.k * plan.step_elements);
-        with_elements!(Elements, op.weight, weight => self.product(&plan, &op.shape(), op.x, weight, x, op.out));
+        let shape = op.shape();
+        match op.weight {
+            Matrix::Plain(weight) => with_elements!(Elements, weight, weight => {
+                self.product(&plan, &shape, op.x, weight, x, op.out)
+            }),
+            Matrix::Blocks(format, blocks) => {
+                self.product(&plan, &shape, op.x, Decoded::new(self.isa, format, blocks, op.k), x, op.out)
+            }
+        }
     }
 
-    fn product<W: Element>(
+    fn product<W: RowSource>(
         &self,
         plan: &Plan,
         shape: &Shape<'_>,
         x: &[f32],
-        weight: &[W],
+        weight: W,
         packed: &mut [f32],
         out: &mut [f32],
     ) {
         let rows = x.len() / shape.k;
-        assert!(weight.len() >= shape.n * shape.k, "{} weights of {}", weight.len(), shape.n * shape.k);
-        self.pack::<W>(plan, shape.k, x, packed);
+        self.pack::<W::Element>(plan, shape.k, x, packed);
         let packed = &*packed;
         let out = Shared::new(out);
-        let task_rows = plan.task_rows(shape, size_of::<W>(), self.pool.threads());
+        let task_rows = plan.task_rows(shape, weight.row_bytes(shape.k), self.pool.threads());
         let tasks = shape.n.div_ceil(task_rows);
         for first_row in (0..rows).step_by(plan.block_rows) {
             let block_rows = plan.block_rows.min(rows - first_row);
@@ -138,8 +150,7 @@ impl Plan {
     }
 
     /// Weight rows of a task: enough tasks for all threads to end together, but none too small.
-    fn task_rows(&self, shape: &Shape<'_>, element_bytes: usize, threads: usize) -> usize {
-        let row_bytes = shape.k * element_bytes;
+    fn task_rows(&self, shape: &Shape<'_>, row_bytes: usize, threads: usize) -> usize {
         let even = shape.n.div_ceil(4 * threads);
         let least = LEAST_TASK_BYTES.div_ceil(row_bytes);
         let most = (TASK_BYTES / row_bytes).max(1);

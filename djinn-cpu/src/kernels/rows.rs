@@ -8,7 +8,7 @@ use super::data::{
     Add, EditRows, Embed, Gelu, HeadNorm, KvWrite, LayerNorm, Part, RmsNorm, Rope, RopeTable, SelectRows,
     SiluMul,
 };
-use super::element::{Element, with_elements};
+use super::element::{DecodeBlocks, Element, Matrix, blocks_bytes, with_elements};
 use djinn_device::args;
 use kernels::{AddRows, CentreRows, GeluRows, NormRows, RotateRows, SiluRows, WidenRow};
 
@@ -38,9 +38,15 @@ impl Fast {
         self.each_share(out, width, |first, out| {
             for (&token, out) in tokens[first..].iter().zip(out.chunks_exact_mut(width)) {
                 let Some(row) = rows.row_of(token) else { continue };
-                with_elements!(Elements, table, table => {
-                    self.isa.run(WidenRow { from: &table[row * width..][..width], out });
-                });
+                match table {
+                    Matrix::Plain(table) => with_elements!(Elements, table, table => {
+                        self.isa.run(WidenRow { from: &table[row * width..][..width], out });
+                    }),
+                    Matrix::Blocks(format, table) => {
+                        let bytes = blocks_bytes(format, width);
+                        self.isa.run(DecodeBlocks { format, blocks: &table[row * bytes..][..bytes], out });
+                    }
+                }
             }
         });
     }

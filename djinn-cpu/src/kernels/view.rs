@@ -1,10 +1,10 @@
 //! Spans of memory as slices, for one operation.
 #![allow(unsafe_code, reason = "slices of shared memory")]
 
-use super::element::{Elements, ElementsMut};
+use super::element::{Elements, ElementsMut, Matrix};
 use crate::memory::Memory;
 use djinn_device::reference::Contents;
-use djinn_device::{DType, Span, args};
+use djinn_device::{DType, Encoding, Span, args};
 
 /// Memory during one operation, which is the only user of the bytes that it writes, and whose inputs nothing
 /// writes meanwhile: the device runs an operation only after all that its stream and events put before it.
@@ -74,6 +74,14 @@ impl<'a> View<'a> {
 
     pub(super) fn weight(&self, weight: args::Weight) -> Elements<'a> {
         self.elements(weight.span, weight.dtype)
+    }
+
+    pub(super) fn matrix(&self, weight: args::Weight) -> Matrix<'a> {
+        match weight.encoding {
+            Encoding::Plain => Matrix::Plain(self.weight(weight)),
+            Encoding::Blocks(format) => Matrix::Blocks(format, self.bytes(weight.span)),
+            other => panic!("no kernel reads {other}"),
+        }
     }
 
     /// The input, unless it is the output's own memory.

@@ -192,6 +192,7 @@ impl Device for CudaDevice {
             captures: true,
             batch_invariant_rows: self.batch_invariant_rows(),
             batch_invariant_run: djinn_cuda_sys::DJINN_PREFILL_RUN,
+            encodings: crate::ENCODINGS,
         }
     }
 

@@ -48,7 +48,7 @@ impl<D: Ops> Work<'_, D> {
     }
 
     fn weight(&self, elements: u64, dtype: DType) -> Weight {
-        Weight { span: self.buffer.slice(REGION, elements * dtype.bytes()), dtype }
+        Weight::plain(self.buffer.slice(REGION, elements * dtype.bytes()), dtype)
     }
 
     fn output(&self, bytes: u64) -> Span {

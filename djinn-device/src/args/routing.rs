@@ -122,7 +122,7 @@ impl ExpertLinear {
             self.slots_per_row
         );
         checks.words("x", self.x, &[slots / u64::from(self.slots_per_row), k]);
-        checks.weight("weight", self.weight, &[n, k]);
+        checks.matrix("weight", self.weight, [n, k]);
         checks.words("order", self.order, &[slots]);
         checks.words("starts", self.starts, &[self.starts.len() / 4]);
         assert!(

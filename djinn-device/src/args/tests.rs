@@ -23,8 +23,8 @@ fn refuses(check: impl FnOnce(), words: &str) {
 fn linear() -> Linear {
     Linear {
         x: buffer(0, 3 * 5 * 4),
-        weight: Weight { span: buffer(1, 7 * 5 * 2), dtype: DType::BF16 },
-        bias: Some(Weight { span: buffer(2, 7 * 4), dtype: DType::F32 }),
+        weight: Weight::plain(buffer(1, 7 * 5 * 2), DType::BF16),
+        bias: Some(Weight::plain(buffer(2, 7 * 4), DType::F32)),
         out: buffer(3, 3 * 9 * 4),
         k: 5,
         n: 7,
@@ -54,7 +54,7 @@ fn linear_is_checked() {
 #[test]
 fn in_place_is_allowed_where_documented() {
     let x = buffer(0, 64);
-    let weight = Weight { span: buffer(1, 16), dtype: DType::F16 };
+    let weight = Weight::plain(buffer(1, 16), DType::F16);
     let norm = RmsNorm { x, weight, out: x, eps: 1e-5, width: 8, rows: 2 };
     norm.check();
     let add = Add { a: x, b: x, out: x, len: 16 };
@@ -63,7 +63,7 @@ fn in_place_is_allowed_where_documented() {
     let (low, high) = (whole.slice(0, 64), whole.slice(16, 64));
     refuses(|| RmsNorm { x: low, out: high, ..norm }.check(), "rms_norm: the output");
     refuses(|| Add { a: low, out: high, ..add }.check(), "overlaps part of a");
-    let bias = Weight { span: buffer(2, 32), dtype: DType::F32 };
+    let bias = Weight::plain(buffer(2, 32), DType::F32);
     let norm = LayerNorm { x, weight, bias, out: x, eps: 1e-5, width: 8, rows: 2 };
     norm.check();
     refuses(|| LayerNorm { x: low, out: high, ..norm }.check(), "layer_norm: the output");
@@ -135,7 +135,7 @@ fn caches_are_checked() {
 fn the_others_are_checked() {
     let embed = Embed {
         tokens: buffer(0, 8),
-        table: Weight { span: buffer(1, 3 * 4 * 4), dtype: DType::F32 },
+        table: Weight::plain(buffer(1, 3 * 4 * 4), DType::F32),
         first_row: 5,
         table_rows: 3,
         width: 4,
@@ -264,7 +264,7 @@ fn copies_of_experts_are_checked() {
 fn experts_are_checked() {
     let good = ExpertLinear {
         x: buffer(0, 3 * 5 * 4),
-        weight: Weight { span: buffer(1, 7 * 5 * 2), dtype: DType::BF16 },
+        weight: Weight::plain(buffer(1, 7 * 5 * 2), DType::BF16),
         order: buffer(2, 24),
         starts: buffer(3, 36),
         out: buffer(4, 6 * 9 * 4),

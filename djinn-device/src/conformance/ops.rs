@@ -3,6 +3,7 @@
 //! those of the same row in other batches.
 
 mod attention;
+mod encoded;
 mod linear;
 mod rig;
 mod routing;
@@ -57,7 +58,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 49] = named![
+    let checks: [Check<D>; 53] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -65,6 +66,10 @@ pub(super) fn each_op<D: Ops>(
         linear::computes_batch_invariant_rows,
         linear::takes_tiles_at_once,
         linear::serves_unusual_widths,
+        encoded::products_match_the_reference,
+        encoded::products_are_batch_invariant,
+        encoded::embeds_rows_exactly,
+        encoded::experts_match_the_reference,
         attention::matches_the_reference,
         attention::is_batch_invariant,
         attention::keeps_sequences_apart,

@@ -33,7 +33,7 @@ impl Memory {
     }
 
     fn weight(&mut self, values: &[f32], dtype: DType) -> Weight {
-        Weight { span: self.put(encode(values, dtype)), dtype }
+        Weight::plain(self.put(encode(values, dtype)), dtype)
     }
 
     /// Runs an operation; whether it says that all it writes is exact.

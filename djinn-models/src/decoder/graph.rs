@@ -2,11 +2,11 @@
 
 use super::tensors::Kind;
 use super::{Block, Decoder, Experts, Mlp, NormKind, Positions, Sizes};
-use crate::weights::{Part, Recipe, WeightMap};
-use djinn_srg::{DType, Graph, GraphBuilder, GraphError, Heads, Scores, ValueId};
+use crate::weights::{Part, Recipe, Storage, WeightMap};
+use djinn_srg::{Graph, GraphBuilder, GraphError, Heads, Scores, ValueId};
 use std::collections::HashMap;
 
-/// The graph named `model` and its weights. `dtype` gives each weight's element type. Blocks from the one at
+/// The graph named `model` and its weights. `storage` says how each weight is in memory. Blocks from the one at
 /// `distinct` on use the weights of those before it, in turn.
 ///
 /// # Errors
@@ -15,11 +15,11 @@ pub(crate) fn build(
     decoder: &Decoder,
     model: &str,
     distinct: u64,
-    dtype: &dyn Fn(&Recipe) -> DType,
+    storage: &dyn Fn(&Recipe) -> Storage,
 ) -> Result<(Graph, WeightMap), GraphError> {
     let sizes = &decoder.sizes;
     let graph = GraphBuilder::new(model, sizes.vocab, sizes.context);
-    Writer { decoder, distinct, dtype, graph, map: WeightMap::default(), made: HashMap::new() }.write()
+    Writer { decoder, distinct, storage, graph, map: WeightMap::default(), made: HashMap::new() }.write()
 }
 
 /// The module that a module is in: `self_attn` of `self_attn.o_proj`; none of its own name.
@@ -30,7 +30,7 @@ fn parent(module: &str) -> &str {
 struct Writer<'a> {
     decoder: &'a Decoder,
     distinct: u64,
-    dtype: &'a dyn Fn(&Recipe) -> DType,
+    storage: &'a dyn Fn(&Recipe) -> Storage,
     graph: GraphBuilder,
     map: WeightMap,
     made: HashMap<String, ValueId>,
@@ -320,9 +320,9 @@ impl Writer<'_> {
         if let Some(&made) = self.made.get(&name) {
             return Ok(made);
         }
-        let dtype = (self.dtype)(&recipe);
-        self.map.insert(&name, recipe, dtype);
-        let value = self.graph.weight(&name, shape, dtype)?;
+        let storage = (self.storage)(&recipe);
+        let value = self.graph.encoded_weight(&name, shape, storage.dtype, storage.encodings.clone())?;
+        self.map.insert(&name, recipe, storage);
         self.made.insert(name, value);
         Ok(value)
     }

@@ -5,13 +5,14 @@ mod hooks;
 use super::*;
 use crate::Error;
 use crate::families::tests::{read, with};
-use crate::weights::{Recipe, WeightMap};
+use crate::weights::{Recipe, Storage, WeightMap};
 use djinn_srg::{DType, Graph, KvPlace, KvPlan, Op};
 use serde_json::{Value, json};
 use std::path::Path;
 
 fn built(decoder: &Decoder, dtype: DType) -> (Graph, WeightMap) {
-    let of = |recipe: &Recipe| if let Recipe::Computed(_) = recipe { DType::F32 } else { dtype };
+    let of =
+        |recipe: &Recipe| Storage::plain(if let Recipe::Computed(_) = recipe { DType::F32 } else { dtype });
     build(decoder, "test", decoder.sizes.layers, &of).unwrap()
 }
 
@@ -122,7 +123,7 @@ fn every_weight_has_a_recipe_of_its_shape() {
 fn layers_without_weights_of_their_own_use_those_before_them() {
     let decoder = with(json!({"num_hidden_layers": 5})).unwrap();
     let (whole, _) = built(&decoder, DType::F32);
-    let (repeated, map) = build(&decoder, "test", 2, &|_| DType::F32).unwrap();
+    let (repeated, map) = build(&decoder, "test", 2, &|_| Storage::plain(DType::F32)).unwrap();
     assert_eq!(repeated.nodes.len(), whole.nodes.len());
     let weight_of = |node: &str| {
         let node = repeated.nodes.iter().find(|n| n.name == node).unwrap();

@@ -1,7 +1,7 @@
 //! A file from GGML's own writer, and files that must be refused.
 
 use super::*;
-use crate::Encoding;
+use crate::StoredType;
 
 fn fixture(name: &str) -> Vec<u8> {
     let path = format!("{}/tests/fixtures/gguf/{name}", env!("CARGO_MANIFEST_DIR"));
@@ -118,7 +118,7 @@ fn tensors_of_every_type_decode_to_what_the_reference_reads() {
     infos.sort_by_key(|info| &info.name);
     assert_eq!(infos.len(), 18);
     let mut decoded = Vec::new();
-    for info in infos.iter().filter(|info| !matches!(info.encoding, Encoding::Other(_))) {
+    for info in infos.iter().filter(|info| !matches!(info.stored, StoredType::Other(_))) {
         let elements: u64 = info.shape.iter().product();
         let mut values = vec![0; elements as usize * 4];
         gguf.read(&info.name, 0..elements, DType::F32, &mut values).unwrap();
@@ -139,7 +139,7 @@ fn tensors_without_a_decoder_are_listed_and_refused_on_reading() {
     let gguf = Gguf::from_bytes(fixture("all_types.gguf")).unwrap();
     for (name, type_name, elements) in [("other.iq4_nl", "IQ4_NL", 32), ("indices.i32", "I32", 8)] {
         let info = gguf.tensor(name).unwrap();
-        assert_eq!(info.encoding, Encoding::Other(type_name));
+        assert_eq!(info.stored, StoredType::Other(type_name));
         let error = gguf.read(name, 0..elements as u64, DType::F32, &mut vec![0; elements * 4]).unwrap_err();
         assert!(matches!(&error, Error::Unsupported { what, .. } if what.contains(type_name)), "{error}");
     }

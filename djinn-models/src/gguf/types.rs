@@ -1,38 +1,35 @@
 //! GGML's tensor types: their numbers in files, and the size of their blocks.
 
-use crate::Encoding;
+use crate::StoredType;
+use djinn_srg::{BlockFormat, DType};
 
-/// A type that a tensor in a file has.
-pub(super) struct StoredType {
-    pub(super) encoding: Encoding,
-    /// Elements and bytes of a block.
-    pub(super) block: (u64, u64),
-}
+/// A tensor's type, with the elements and bytes of a block.
+type SizedType = (StoredType, (u64, u64));
 
 /// The type with GGML's number `id` (`enum ggml_type`); `None` if the number is free, withdrawn or newer.
-pub(super) fn by_id(id: u32) -> Option<StoredType> {
-    use Encoding::*;
-    let encoding = match id {
-        0 => F32,
-        1 => F16,
-        2 => Q4_0,
-        3 => Q4_1,
-        6 => Q5_0,
-        7 => Q5_1,
-        8 => Q8_0,
-        10 => Q2_K,
-        11 => Q3_K,
-        12 => Q4_K,
-        13 => Q5_K,
-        14 => Q6_K,
-        30 => BF16,
+pub(super) fn by_id(id: u32) -> Option<SizedType> {
+    use BlockFormat::*;
+    let stored = match id {
+        0 => StoredType::Plain(DType::F32),
+        1 => StoredType::Plain(DType::F16),
+        2 => StoredType::Blocks(Q4_0),
+        3 => StoredType::Blocks(Q4_1),
+        6 => StoredType::Blocks(Q5_0),
+        7 => StoredType::Blocks(Q5_1),
+        8 => StoredType::Blocks(Q8_0),
+        10 => StoredType::Blocks(Q2_K),
+        11 => StoredType::Blocks(Q3_K),
+        12 => StoredType::Blocks(Q4_K),
+        13 => StoredType::Blocks(Q5_K),
+        14 => StoredType::Blocks(Q6_K),
+        30 => StoredType::Plain(DType::BF16),
         _ => return listed_only(id),
     };
-    Some(StoredType { encoding, block: encoding.block()? })
+    Some((stored, stored.block()?))
 }
 
 /// Types that are listed and not decoded; their sizes serve to check the file.
-fn listed_only(id: u32) -> Option<StoredType> {
+fn listed_only(id: u32) -> Option<SizedType> {
     let (name, elements, bytes) = match id {
         9 => ("Q8_1", 32, 40),
         15 => ("Q8_K", 256, 292),
@@ -57,5 +54,5 @@ fn listed_only(id: u32) -> Option<StoredType> {
         41 => ("Q1_0", 128, 18),
         _ => return None,
     };
-    Some(StoredType { encoding: Encoding::Other(name), block: (elements, bytes) })
+    Some((StoredType::Other(name), (elements, bytes)))
 }

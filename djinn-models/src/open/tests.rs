@@ -139,7 +139,7 @@ fn element_types_are_the_files_unless_chosen() {
     assert_eq!(dtype_of(&model, "embed.weight"), DType::BF16);
     assert_eq!(dtype_of(&model, "blocks.0.attn.qkv.weight"), DType::F32, "f16 beside bf16");
     assert_eq!(dtype_of(&model, "ln_final.weight"), DType::F32);
-    let options = OpenOptions { dtype: Some(DType::F16) };
+    let options = OpenOptions { dtype: Some(DType::F16), ..OpenOptions::default() };
     let model = open(&Location::Directory(dir.path().to_owned()), &options).unwrap();
     assert_eq!(dtype_of(&model, "blocks.0.attn.qkv.weight"), DType::F16);
     assert_eq!(dtype_of(&model, "embed.weight"), DType::F16);
@@ -166,7 +166,7 @@ fn quantised_blocks_become_f16() {
     assert_eq!(dtype_of(&model, "embed.weight"), DType::F16);
     let values: Vec<f32> = (0..VOCAB * HIDDEN).map(|i| (i % 127) as f32 / 64.0).collect();
     assert_eq!(whole(&model, "embed.weight"), encode(&values, Dtype::F16));
-    let options = OpenOptions { dtype: Some(DType::F32) };
+    let options = OpenOptions { dtype: Some(DType::F32), ..OpenOptions::default() };
     let model = open(&Location::Gguf(path), &options).unwrap();
     assert_eq!(whole(&model, "embed.weight"), encode(&values, Dtype::F32));
 }
@@ -409,6 +409,6 @@ fn a_configuration_that_is_no_json_object_is_refused() {
 
 #[test]
 fn weights_are_never_integers() {
-    let options = OpenOptions { dtype: Some(DType::U32) };
+    let options = OpenOptions { dtype: Some(DType::U32), ..OpenOptions::default() };
     assert!(matches!(open(&Location::Synthetic("tiny".into()), &options), Err(Error::Unsupported { .. })));
 }

@@ -1,8 +1,9 @@
 //! Bands: what a packed file is packed, hashed and read by.
 
-use crate::Encoding;
+use crate::StoredType;
 use crate::file::Stored;
 use djinn_lossless::{LosslessRow, SixteenBit};
+use djinn_srg::DType;
 use std::ops::Range;
 
 /// The most bytes of a band, before it is packed.
@@ -51,9 +52,9 @@ pub(super) fn cut(tensors: &[Stored], total: u64, most: u64) -> Option<Vec<Band>
 }
 
 fn matrix(tensor: &Stored) -> Option<(SixteenBit, LosslessRow)> {
-    let form = match tensor.info.encoding {
-        Encoding::BF16 => SixteenBit::BF16,
-        Encoding::F16 => SixteenBit::F16,
+    let form = match tensor.info.stored {
+        StoredType::Plain(DType::BF16) => SixteenBit::BF16,
+        StoredType::Plain(DType::F16) => SixteenBit::F16,
         _ => return None,
     };
     let [_, .., columns] = *tensor.info.shape else { return None };

@@ -1,7 +1,8 @@
 //! The header of one safetensors file: a length as u64, that many bytes of JSON, then the data.
 
 use crate::file::{Input, Stored};
-use crate::{Encoding, Result, TensorInfo};
+use crate::{Result, StoredType, TensorInfo};
+use djinn_srg::DType;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo as Entry};
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use std::collections::HashSet;
@@ -79,13 +80,13 @@ pub(crate) fn read(input: &Input) -> Result<Vec<Stored>> {
 
 fn stored(name: String, entry: Entry, data: u64) -> Stored {
     let shape = entry.shape.iter().map(|&dim| dim as u64).collect();
-    let encoding = match entry.dtype {
-        Dtype::F32 => Encoding::F32,
-        Dtype::F16 => Encoding::F16,
-        Dtype::BF16 => Encoding::BF16,
-        other => Encoding::Other(type_name(other)),
+    let stored = match entry.dtype {
+        Dtype::F32 => StoredType::Plain(DType::F32),
+        Dtype::F16 => StoredType::Plain(DType::F16),
+        Dtype::BF16 => StoredType::Plain(DType::BF16),
+        other => StoredType::Other(type_name(other)),
     };
-    Stored { info: TensorInfo { name, shape, encoding }, offset: data + entry.data_offsets.0 as u64 }
+    Stored { info: TensorInfo { name, shape, stored }, offset: data + entry.data_offsets.0 as u64 }
 }
 
 fn type_name(dtype: Dtype) -> &'static str {

@@ -1,7 +1,7 @@
 //! Single files, shards, and files that must be refused.
 
 use super::*;
-use crate::Encoding;
+use crate::StoredType;
 use std::fs;
 
 fn fixture() -> Vec<u8> {
@@ -46,10 +46,10 @@ fn a_file_of_the_reference_writer_is_read() {
     let checkpoint = SafetensorsDir::from_bytes(fixture()).unwrap();
     assert_eq!(checkpoint.tensors().count(), 6);
     let embed = checkpoint.tensor("model.embed.weight").unwrap();
-    assert_eq!((embed.shape.as_slice(), embed.encoding), ([3, 4].as_slice(), Encoding::F32));
+    assert_eq!((embed.shape.as_slice(), embed.stored), ([3, 4].as_slice(), StoredType::Plain(DType::F32)));
     let expected: Vec<f32> = (4..12).map(|i| i as f32 / 8.0 - 0.5).collect();
     assert_eq!(read_f32(&checkpoint, "model.embed.weight", 4..12), expected);
-    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().encoding, Encoding::F16);
+    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().stored, StoredType::Plain(DType::F16));
     assert_eq!(read_f32(&checkpoint, "model.norm.weight", 0..4), [-0.5, -0.375, -0.25, -0.125]);
     assert_eq!(read_f32(&checkpoint, "model.scale", 0..1), [2.5]);
     assert!(read_f32(&checkpoint, "model.none", 0..0).is_empty());
@@ -59,7 +59,7 @@ fn a_file_of_the_reference_writer_is_read() {
 fn tensors_that_are_no_weights_are_listed_and_refused_on_reading() {
     let checkpoint = SafetensorsDir::from_bytes(fixture()).unwrap();
     for (name, type_name, elements) in [("model.mask", "BOOL", 4), ("model.positions", "I64", 5)] {
-        assert_eq!(checkpoint.tensor(name).unwrap().encoding, Encoding::Other(type_name));
+        assert_eq!(checkpoint.tensor(name).unwrap().stored, StoredType::Other(type_name));
         let error =
             checkpoint.read(name, 0..elements as u64, DType::F32, &mut vec![0; elements * 4]).unwrap_err();
         assert!(matches!(&error, Error::Unsupported { what, .. } if what.contains(type_name)), "{error}");

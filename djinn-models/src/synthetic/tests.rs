@@ -213,7 +213,7 @@ fn names_that_mean_nothing_are_refused() {
         let message = fails(name, &OpenOptions::default());
         assert!(message.contains(named) && message.lines().count() == 1, "{name}: {message}");
     }
-    let message = fails("tiny?dtype=f32", &OpenOptions { dtype: Some(DType::F16) });
+    let message = fails("tiny?dtype=f32", &OpenOptions { dtype: Some(DType::F16), ..OpenOptions::default() });
     assert!(message.contains("dtype f16"), "{message}");
 }
 
@@ -221,7 +221,11 @@ fn names_that_mean_nothing_are_refused() {
 fn options_choose_the_dtype() {
     let open = |name: &str, dtype| {
         let location = Location::Synthetic(name.to_owned());
-        shape_of(&open_model(&location, &OpenOptions { dtype }).unwrap(), "unembed.weight").1
+        shape_of(
+            &open_model(&location, &OpenOptions { dtype, ..OpenOptions::default() }).unwrap(),
+            "unembed.weight",
+        )
+        .1
     };
     assert_eq!(open("tiny", None), DType::BF16);
     assert_eq!(open("tiny", Some(DType::F32)), DType::F32);

@@ -1,16 +1,17 @@
 //! Weights from a file in memory whose element `(row, column)` of tensor `t` is a number of its own.
 
 use super::*;
+use djinn_srg::BlockFormat;
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-/// Tensors of f32 numbers, "stored" in any encoding.
+/// Tensors of f32 numbers, "stored" as any type.
 struct Memory(Vec<(TensorInfo, Vec<f32>)>);
 
 impl Memory {
-    fn with(mut self, name: &str, shape: &[u64], encoding: Encoding, values: Vec<f32>) -> Memory {
+    fn with(mut self, name: &str, shape: &[u64], stored: StoredType, values: Vec<f32>) -> Memory {
         assert_eq!(shape.iter().product::<u64>(), values.len() as u64);
-        self.0.push((TensorInfo { name: name.to_owned(), shape: shape.to_vec(), encoding }, values));
+        self.0.push((TensorInfo { name: name.to_owned(), shape: shape.to_vec(), stored }, values));
         self
     }
 }
@@ -28,6 +29,17 @@ impl TensorFile for Memory {
         let (_, values) = self.0.iter().find(|(info, _)| info.name == name).unwrap();
         let values = &values[elements.start as usize..elements.end as usize];
         out.copy_from_slice(&encode(values, dtype));
+        Ok(())
+    }
+
+    /// A block's bytes are its first number.
+    fn read_stored(&self, name: &str, elements: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let (info, values) = self.0.iter().find(|(info, _)| info.name == name).unwrap();
+        let (block_elements, block_bytes) = info.stored.block().unwrap();
+        let values = &values[elements.start as usize..elements.end as usize];
+        for (block, out) in values.chunks(block_elements as usize).zip(out.chunks_mut(block_bytes as usize)) {
+            out.fill(block[0] as u8);
+        }
         Ok(())
     }
 }
@@ -49,10 +61,14 @@ fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
 
 /// The map of weights made of these recipes.
 fn map(file: &Memory, recipes: Vec<(&str, Recipe)>, wanted: Option<DType>) -> WeightMap {
+    map_within(file, recipes, &OpenOptions { dtype: wanted, ..OpenOptions::default() })
+}
+
+fn map_within(file: &Memory, recipes: Vec<(&str, Recipe)>, options: &OpenOptions) -> WeightMap {
     let mut map = WeightMap::default();
     for (name, recipe) in recipes {
-        let dtype = recipe.dtype(file, wanted);
-        map.insert(name, recipe, dtype);
+        let storage = recipe.storage(file, options);
+        map.insert(name, recipe, storage);
     }
     map
 }
@@ -174,7 +190,7 @@ proptest! {
                 .collect();
             let name = format!("part{index}");
             let (stored, shape, part) = store(&name, &wanted, how);
-            file = file.with(&name, &shape, Encoding::F32, stored.concat());
+            file = file.with(&name, &shape, StoredType::Plain(DType::F32), stored.concat());
             recipe.push(part);
             naive.extend(wanted);
         }
@@ -194,10 +210,10 @@ proptest! {
 #[test]
 fn unequal_parts_become_f32_and_equal_ones_keep_their_type() {
     let file = Memory(Vec::new())
-        .with("a", &[2, 2], Encoding::BF16, vec![1.0; 4])
-        .with("b", &[2, 2], Encoding::F16, vec![1.0; 4])
-        .with("quantised", &[1, 32], Encoding::Q4_0, vec![1.0; 32])
-        .with("norm", &[2], Encoding::F32, vec![1.0; 2]);
+        .with("a", &[2, 2], StoredType::Plain(DType::BF16), vec![1.0; 4])
+        .with("b", &[2, 2], StoredType::Plain(DType::F16), vec![1.0; 4])
+        .with("quantised", &[1, 32], StoredType::Blocks(BlockFormat::Q4_0), vec![1.0; 32])
+        .with("norm", &[2], StoredType::Plain(DType::F32), vec![1.0; 2]);
     let part = |name: &str, shape: &[u64]| Part::new(name, shape);
     let recipes = vec![
         ("mixed", Recipe::Rows(vec![part("a", &[2, 2]), part("b", &[2, 2])])),
@@ -207,17 +223,64 @@ fn unequal_parts_become_f32_and_equal_ones_keep_their_type() {
         ("constant", Recipe::computed(&[0.5, 0.25])),
     ];
     map(&file, recipes.clone(), None).check(&file, "Test").unwrap();
-    let dtypes = |wanted| recipes.iter().map(|(_, recipe)| recipe.dtype(&file, wanted)).collect::<Vec<_>>();
+    let dtypes = |wanted| {
+        let options = OpenOptions { dtype: wanted, ..OpenOptions::default() };
+        recipes.iter().map(|(_, recipe)| recipe.storage(&file, &options).dtype).collect::<Vec<_>>()
+    };
     assert_eq!(dtypes(None), [DType::F32, DType::BF16, DType::F16, DType::F32, DType::F32]);
     // Vectors stay as stored.
     let wanted = [DType::BF16, DType::BF16, DType::BF16, DType::F32, DType::F32];
     assert_eq!(dtypes(Some(DType::BF16)), wanted);
 }
 
+/// A tensor of `rows` rows of two blocks, whose first numbers count from `first`.
+fn blocks(file: Memory, name: &str, shape: &[u64], first: usize) -> Memory {
+    let values = shape.iter().product::<u64>() as usize;
+    let values = (0..values).map(|i| (first + i / 32) as f32).collect();
+    file.with(name, shape, StoredType::Blocks(BlockFormat::Q4_0), values)
+}
+
+#[test]
+fn blocks_stay_as_stored_where_whole_rows_move() {
+    let file = blocks(Memory(Vec::new()), "pairs", &[4, 64], 10);
+    let file = blocks(blocks(file, "slabs", &[2, 2, 64], 30), "across", &[64, 2], 50);
+    let file = file.with("plain", &[1, 64], StoredType::Plain(DType::BF16), vec![2.0; 64]);
+    let pairs = Part::new("pairs", &[4, 64]).ordered(RowOrder::Interleaved { head_rows: 4 });
+    let parts = vec![pairs, Part::new("slabs", &[2, 2, 64]).slab(1), Part::new("plain", &[1, 64])];
+    let recipes = vec![
+        ("w", Recipe::Rows(parts)),
+        ("across", Recipe::Rows(vec![Part::new("across", &[64, 2]).transposed()])),
+    ];
+    let allowed = OpenOptions { dtype: None, encodings: &[Encoding::Blocks(BlockFormat::Q4_0)] };
+    let map = map_within(&file, recipes.clone(), &allowed);
+    let storage = &map.recipes["w"].1;
+    let q4_0 = Encoding::Blocks(BlockFormat::Q4_0);
+    assert_eq!(storage.dtype, DType::BF16);
+    let runs: Vec<_> = storage.encodings.runs(0..7).collect();
+    assert_eq!(runs, [(0..6, q4_0), (6..7, Encoding::Plain)]);
+    // Columns cut blocks, and other devices and other types want plain elements.
+    assert_eq!(map.recipes["across"].1, Storage::plain(DType::F16));
+    for options in [
+        OpenOptions { encodings: &[Encoding::Blocks(BlockFormat::Q4_1)], ..OpenOptions::default() },
+        OpenOptions { dtype: Some(DType::F16), ..allowed },
+    ] {
+        assert!(recipes[0].1.storage(&file, &options).encodings.is_plain(), "{options:?}");
+    }
+
+    let source = CheckpointSource::new(Box::new(file), map);
+    let mut out = vec![0; 4 * 36 + 128];
+    source.read_rows("w", 2..7, &mut out).unwrap();
+    let firsts: Vec<u8> = out[..4 * 36].chunks(18).map(|block| block[0]).collect();
+    // Rows 1 and 3 of the pairs, then both of the second slab.
+    assert_eq!(firsts, [12, 13, 16, 17, 34, 35, 36, 37]);
+    assert_eq!(out[4 * 36..], encode(&[2.0; 64], DType::BF16));
+    assert!(source.read_rows("w", 2..7, &mut vec![0; 5 * 128]).is_err());
+}
+
 #[test]
 fn a_number_beyond_f16_is_refused_and_named() {
     let values = vec![1.0, 2.0, 3.0, -70_000.0];
-    let file = || Memory(Vec::new()).with("big", &[2, 2], Encoding::BF16, values.clone());
+    let file = || Memory(Vec::new()).with("big", &[2, 2], StoredType::Plain(DType::BF16), values.clone());
     let narrow = source(file(), one_part("big", &[2, 2]), Some(DType::F16));
     narrow.read_rows("w", 0..1, &mut [0; 4]).unwrap();
     let error = narrow.read_rows("w", 0..2, &mut [0; 8]).unwrap_err();
@@ -230,8 +293,8 @@ fn a_number_beyond_f16_is_refused_and_named() {
 
 #[test]
 fn a_stored_infinity_is_passed_on() {
-    for encoding in [Encoding::F32, Encoding::F16] {
-        let file = Memory(Vec::new()).with("t", &[1, 2], encoding, vec![f32::INFINITY, 1.0]);
+    for stored in [StoredType::Plain(DType::F32), StoredType::Plain(DType::F16)] {
+        let file = Memory(Vec::new()).with("t", &[1, 2], stored, vec![f32::INFINITY, 1.0]);
         let mut out = [0; 4];
         source(file, one_part("t", &[1, 2]), Some(DType::F16)).read_rows("w", 0..1, &mut out).unwrap();
         assert_eq!(out, [0x00, 0x7c, 0x00, 0x3c]);
@@ -240,10 +303,10 @@ fn a_stored_infinity_is_passed_on() {
 
 #[test]
 fn checks_name_the_tensor() {
-    let file = Memory(Vec::new()).with("here", &[2, 3], Encoding::F32, vec![0.0; 6]).with(
+    let file = Memory(Vec::new()).with("here", &[2, 3], StoredType::Plain(DType::F32), vec![0.0; 6]).with(
         "integers",
         &[1],
-        Encoding::Other("I64"),
+        StoredType::Other("I64"),
         vec![0.0],
     );
     let fails = |recipes| map(&file, recipes, None).check(&file, "Test").unwrap_err();
@@ -269,7 +332,7 @@ fn checks_name_the_tensor() {
 #[test]
 fn a_wrong_request_is_an_error() {
     let recipes = [one_part("t", &[2, 2]), vec![("c", Recipe::computed(&[1.0, 2.0]))]].concat();
-    let file = Memory(Vec::new()).with("t", &[2, 2], Encoding::F32, vec![0.0; 4]);
+    let file = Memory(Vec::new()).with("t", &[2, 2], StoredType::Plain(DType::F32), vec![0.0; 4]);
     let source = source(file, recipes, None);
     assert!(source.read_rows("nothing", 0..1, &mut [0; 8]).is_err());
     assert!(source.read_rows("w", 1..3, &mut [0; 16]).is_err());

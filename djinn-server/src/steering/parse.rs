@@ -171,8 +171,8 @@ pub(crate) fn tensor_of(file: &dyn TensorFile, name: &'static str) -> Result<Opt
 
 fn decode(file: &dyn TensorFile, tensor: &TensorInfo) -> Result<Vec<f32>, String> {
     let count = tensor.shape.iter().product::<u64>();
-    if tensor.encoding.dtype().is_none() {
-        return Err(format!("is {}; it must be F32, F16 or BF16", tensor.encoding.name()));
+    if tensor.stored.dtype().is_none() {
+        return Err(format!("is {}; it must be F32, F16 or BF16", tensor.stored.name()));
     }
     // The tensor's bounds were checked against the file's length when it was opened.
     let mut bytes = vec![0; count as usize * 4];

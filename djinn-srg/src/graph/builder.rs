@@ -169,9 +169,19 @@ impl GraphBuilder {
         Ok(id)
     }
 
+    /// The shape of a table, whose rows are gathered from one run of bytes.
+    fn table(&self, name: &str, table: ValueId) -> Result<[u64; 2]> {
+        let value = self.graph.value(table);
+        let [rows, columns] = value.matrix();
+        match value.encodings.runs(0..rows).count() {
+            0 | 1 => Ok([rows, columns]),
+            runs => Err(self.shape(name, format!("the rows of {} are in {runs} encodings", value.name))),
+        }
+    }
+
     /// `table[vocab, d]` gathered by token: `[rows, d]`.
     pub fn embed(&mut self, name: &str, table: ValueId) -> Result<ValueId> {
-        let [_, d] = self.graph.value(table).matrix();
+        let [_, d] = self.table(name, table)?;
         let tokens = self.graph.tokens;
         self.push(name, Op::Embed, vec![tokens], vec![table], Dim::Rows, d)
     }
@@ -179,7 +189,7 @@ impl GraphBuilder {
     /// `table[positions, d]` gathered by the rows' positions, i.e. learned positions: `[rows, d]`. The table has a
     /// row for each position up to the longest context.
     pub fn embed_positions(&mut self, name: &str, table: ValueId) -> Result<ValueId> {
-        let [rows, d] = self.graph.value(table).matrix();
+        let [rows, d] = self.table(name, table)?;
         let context = self.graph.max_context;
         if rows < context {
             return Err(self.shape(name, format!("{rows} positions are fewer than the context of {context}")));

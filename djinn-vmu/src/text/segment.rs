@@ -94,9 +94,10 @@ fn tiles(graph: &Graph, placement: &Placement, place: impl Fn(ChunkId) -> Span) 
     let tile = |placed: &PlacedTile| {
         let chunk = place(placed.chunk);
         let parts = placed.tile.parts.iter().zip(&placed.offsets);
-        let weight = |(part, &offset): (&Part, &u64)| Weight {
-            span: chunk.slice(offset, part.bytes),
-            dtype: graph.value(part.value).dtype(),
+        let weight = |(part, &offset): (&Part, &u64)| {
+            let value = graph.value(part.value);
+            let encoding = value.encodings.at(placed.tile.rows.start);
+            Weight { span: chunk.slice(offset, part.bytes), dtype: value.dtype(), encoding }
         };
         LoadedTile { rows: placed.tile.rows.clone(), parts: parts.map(weight).collect() }
     };
@@ -112,7 +113,7 @@ fn gathered(
 ) -> Vec<(ValueId, Vec<LoadedTile>)> {
     let alone = placement.host_tables.iter().zip(tables).map(|(&table, &span)| {
         let value = graph.value(table);
-        let parts = vec![Weight { span, dtype: value.dtype() }];
+        let parts = vec![Weight { span, dtype: value.dtype(), encoding: value.encodings.at(0) }];
         (table, vec![LoadedTile { rows: 0..value.matrix()[0], parts }])
     });
     let kept = tiles(graph, placement, |chunk| homes[chunk.0 as usize].span);

@@ -2,8 +2,9 @@
 
 use crate::kernels::Fast;
 use crate::kernels::data::Linear;
-use crate::kernels::element::{Element, Elements};
+use crate::kernels::element::{Element, Elements, Matrix};
 use crate::kernels::simd::Isa;
+use djinn_device::BlockFormat;
 use half::{bf16, f16};
 
 /// Numbers in -1..1 that look random.
@@ -15,7 +16,7 @@ fn noise(len: usize, seed: u32) -> Vec<f32> {
         .collect()
 }
 
-fn product(run: impl Fn(Linear<'_>), x: &[f32], weight: Elements<'_>, k: usize, n: usize) -> Vec<f32> {
+fn product(run: impl Fn(Linear<'_>), x: &[f32], weight: Matrix<'_>, k: usize, n: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; x.len() / k * n];
     run(Linear { x, weight, bias: None, k, n, out_width: n, out_column: 0, out: &mut out });
     out
@@ -29,7 +30,8 @@ fn check<E: Element>(wrap: for<'a> fn(&'a [E]) -> Elements<'a>) {
         for (rows, k, n) in [(1, 1, 1), (5, 33, 6), (13, 100, 33), (7, 577, 130), (200, 1030, 9)] {
             let x = noise(rows * k, 1);
             let weight: Vec<E> = noise(n * k, 2).into_iter().map(E::narrow).collect();
-            let got = product(|op| fast.linear(op), &x, wrap(&weight), k, n);
+            let stored = Matrix::Plain(wrap(&weight));
+            let got = product(|op| fast.linear(op), &x, stored, k, n);
             let want: Vec<f32> = x
                 .chunks(k)
                 .flat_map(|x| {
@@ -45,8 +47,8 @@ fn check<E: Element>(wrap: for<'a> fn(&'a [E]) -> Elements<'a>) {
             let error =
                 norm(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / norm(&mut want.iter().copied());
             assert!(error < 1e-6, "{} {rows}x{k}x{n}: {error:e}", isa.name());
-            assert!(got == product(|op| alone.linear(op), &x, wrap(&weight), k, n), "threads change bits");
-            let last = product(|op| alone.linear(op), &x[(rows - 1) * k..], wrap(&weight), k, n);
+            assert!(got == product(|op| alone.linear(op), &x, stored, k, n), "threads change bits");
+            let last = product(|op| alone.linear(op), &x[(rows - 1) * k..], stored, k, n);
             assert!(got[(rows - 1) * n..] == last, "the batch changes bits");
         }
     }
@@ -57,4 +59,40 @@ fn all_instruction_sets_match_the_reference() {
     check::<f32>(|w| Elements::F32(w));
     check::<f16>(|w| Elements::F16(w));
     check::<bf16>(|w| Elements::BF16(w));
+}
+
+/// Blocks of any bytes, with scales that are numbers of usual size.
+fn blocks(format: BlockFormat, count: usize, seed: u32) -> Vec<u8> {
+    let bytes = format.bytes() as usize;
+    let mut blocks: Vec<u8> = noise(count * bytes, seed).iter().map(|x| (x * 128.0) as i8 as u8).collect();
+    let scales = noise(count * 2, seed + 1);
+    for (block, scales) in blocks.chunks_mut(bytes).zip(scales.chunks(2)) {
+        for (&at, &scale) in format.scales().iter().zip(scales) {
+            block[at..at + 2].copy_from_slice(&f16::from_f32(scale / 64.0).to_le_bytes());
+        }
+    }
+    blocks
+}
+
+#[test]
+fn rows_in_blocks_have_the_bits_of_decoded_ones() {
+    for isa in Isa::available() {
+        let fast = Fast::new(isa, 3).unwrap();
+        for format in BlockFormat::ALL {
+            let elements = format.elements() as usize;
+            for (rows, blocks_of_row, n) in [(1, 3, 37), (7, 1, 6), (64, 2, 9), (200, 5, 5)] {
+                let k = blocks_of_row * elements;
+                let stored = blocks(format, n * blocks_of_row, 7);
+                let mut decoded = vec![0.0; n * k];
+                format.decode(&stored, &mut decoded);
+                let x = noise(rows * k, 1);
+                let got = product(|op| fast.linear(op), &x, Matrix::Blocks(format, &stored), k, n);
+                let decoded = Matrix::Plain(Elements::F32(&decoded));
+                let want = product(|op| fast.linear(op), &x, decoded, k, n);
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert!(want.iter().all(|x| x.is_finite()));
+                assert!(bits(&got) == bits(&want), "{} {rows}x{k}x{n} {format:?}", isa.name());
+            }
+        }
+    }
 }

@@ -2,10 +2,17 @@
 #![allow(unsafe_code, reason = "weights and packed activations are read by pointer")]
 
 use super::Shape;
-use crate::kernels::buffer::Shared;
+use super::source::RowSource;
+use crate::kernels::buffer::{Scratch, Shared};
 use crate::kernels::element::Element;
 use crate::kernels::simd::{Isa, Kernel, MAX_LANES, Simd};
+use std::cell::RefCell;
 use std::ops::Range;
+
+thread_local! {
+    /// Weight rows as a tile reads them, kept between tasks.
+    static DECODED: RefCell<Scratch> = RefCell::default();
+}
 
 /// Weight rows of a tile; what is left of a block goes one by one.
 pub(super) const WEIGHT_ROWS: usize = 4;
@@ -25,7 +32,7 @@ pub(super) fn rows(isa: Isa) -> usize {
 /// Some columns of the output for a block of activation rows.
 pub(super) struct Block<'a, W> {
     /// All weights, `[n, k]`.
-    pub(super) weight: &'a [W],
+    pub(super) weight: W,
     /// The block's packed rows and what follows.
     pub(super) x: &'a [f32],
     pub(super) shape: &'a Shape<'a>,
@@ -39,20 +46,27 @@ pub(super) struct Block<'a, W> {
     pub(super) out: &'a Shared<'a, f32>,
 }
 
-impl<W: Element> Block<'_, W> {
+impl<W: RowSource> Block<'_, W> {
     /// Runs all full tiles of `tile_rows` and the rest.
     pub(super) fn run_tiles(&self, isa: Isa, tile_rows: usize) {
+        DECODED.with_borrow_mut(|kept| {
+            let decoded = kept.get(self.weight.scratch_elements(WEIGHT_ROWS, self.shape.k));
+            self.run_tiles_in(isa, tile_rows, decoded);
+        });
+    }
+
+    fn run_tiles_in(&self, isa: Isa, tile_rows: usize, decoded: &mut [f32]) {
         let full = self.rows / tile_rows;
         let rest = self.rows % tile_rows;
         for (rows, first, count) in [(tile_rows, 0, full), (rest, full * tile_rows, 1)] {
             match rows {
                 _ if count == 0 => {}
                 0 => {}
-                1 => isa.run(Tiles::<W, 1> { block: self, first, count }),
-                2 => isa.run(Tiles::<W, 2> { block: self, first, count }),
-                3 => isa.run(Tiles::<W, 3> { block: self, first, count }),
-                4 => isa.run(Tiles::<W, 4> { block: self, first, count }),
-                5 => isa.run(Tiles::<W, 5> { block: self, first, count }),
+                1 => isa.run(Tiles::<W, 1> { block: self, first, count, decoded }),
+                2 => isa.run(Tiles::<W, 2> { block: self, first, count, decoded }),
+                3 => isa.run(Tiles::<W, 3> { block: self, first, count, decoded }),
+                4 => isa.run(Tiles::<W, 4> { block: self, first, count, decoded }),
+                5 => isa.run(Tiles::<W, 5> { block: self, first, count, decoded }),
                 rows => unreachable!("a tile of {rows} rows"),
             }
         }
@@ -64,11 +78,13 @@ struct Tiles<'a, W, const ROWS: usize> {
     block: &'a Block<'a, W>,
     first: usize,
     count: usize,
+    /// Room for weight rows that are decoded.
+    decoded: &'a mut [f32],
 }
 
-impl<W: Element, const ROWS: usize> Kernel for Tiles<'_, W, ROWS> {
+impl<W: RowSource, const ROWS: usize> Kernel for Tiles<'_, W, ROWS> {
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Simd>(mut self, simd: S) {
         // Weights that come from memory are read in the order in which they lie there: the processor's
         // prefetcher keeps up with one stream, but not with several short ones.
         let groups = if self.block.stream { 0 } else { self.block.columns.len() / WEIGHT_ROWS };
@@ -82,12 +98,12 @@ impl<W: Element, const ROWS: usize> Kernel for Tiles<'_, W, ROWS> {
     }
 }
 
-impl<W: Element, const ROWS: usize> Tiles<'_, W, ROWS> {
+impl<W: RowSource, const ROWS: usize> Tiles<'_, W, ROWS> {
     /// `COLUMNS` output columns of all tiles.
     #[inline(always)]
-    fn columns<S: Simd, const COLUMNS: usize>(&self, simd: S, column: usize) {
+    fn columns<S: Simd, const COLUMNS: usize>(&mut self, simd: S, column: usize) {
         let (block, shape) = (self.block, self.block.shape);
-        let weight = &block.weight[column * shape.k..(column + COLUMNS) * shape.k];
+        let weight = block.weight.rows(column..column + COLUMNS, shape.k, self.decoded);
         let row_elements = shape.k.next_multiple_of(2 * S::LANES);
         let mut bias = [None; COLUMNS];
         for (i, bias) in bias.iter_mut().enumerate() {
@@ -96,7 +112,7 @@ impl<W: Element, const ROWS: usize> Tiles<'_, W, ROWS> {
         for tile in 0..self.count {
             let row = self.first + tile * ROWS;
             let x = &block.x[row * row_elements..(row + ROWS) * row_elements];
-            let sums = products::<S, W, ROWS, COLUMNS>(simd, shape.k, weight, x);
+            let sums = products::<S, W::Element, ROWS, COLUMNS>(simd, shape.k, weight, x);
             for (r, sums) in sums.into_iter().enumerate() {
                 let at = (block.first_row + row + r) * shape.out_width + shape.out_column + column;
                 // SAFETY: tasks have disjoint columns, and this loop visits each row once.

@@ -87,7 +87,7 @@ impl<D: Ops> Rig<D> {
 
     /// Values, rounded to a type.
     pub(super) fn weight(&mut self, values: &[f32], dtype: DType) -> Weight {
-        Weight { span: self.upload_to(Space::Device, encode(values, dtype)), dtype }
+        Weight::plain(self.upload_to(Space::Device, encode(values, dtype)), dtype)
     }
 
     /// `len` random values, rounded to a type.

@@ -117,7 +117,7 @@ pub(super) fn routes_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
 }
 
 /// The operation for slots of these experts.
-fn group<D: Ops>(rig: &mut Rig<D>, ids: Span, experts: usize) -> Group {
+pub(super) fn group<D: Ops>(rig: &mut Rig<D>, ids: Span, experts: usize) -> Group {
     let (order, starts) = (rig.blank(ids.len() as usize), rig.blank((experts + 1) * 4));
     Group { ids, order, starts, experts: experts as u32, slots: (ids.len() / 4) as u32 }
 }

@@ -19,7 +19,7 @@ pub(super) fn embeds_the_rows_of_its_tile<D: Ops>(rig: &mut Rig<D>) {
             let tokens = rig.random.indices(29, 24);
             let args = Embed {
                 tokens: rig.upload(&tokens),
-                table: Weight { span: rig.upload_to(spaces[i % 2], table), dtype },
+                table: Weight::plain(rig.upload_to(spaces[i % 2], table), dtype),
                 first_row: 7,
                 table_rows: 10,
                 width: width as u32,

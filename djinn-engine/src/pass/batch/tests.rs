@@ -12,6 +12,7 @@ fn info(batch_invariant_rows: u32, batch_invariant_run: u32) -> DeviceInfo {
         captures: false,
         batch_invariant_rows,
         batch_invariant_run,
+        encodings: &[],
     }
 }
 

@@ -2,47 +2,26 @@
 //!
 //! Layouts are those of `block_q*_K` in GGML's `ggml-common.h`. Elements are handled in runs of 32 that
 //! share their place in a byte; `run` counts them within the block.
-#![allow(non_camel_case_types, reason = "the formats' own names")]
 
-use super::{Format, scale};
+use super::scale;
 
 const ELEMENTS: usize = 256;
 
-macro_rules! format_of_block {
-    ($name:ident, $bytes:literal, $decode_block:ident) => {
-        pub(super) enum $name {}
-
-        impl Format for $name {
-            const ELEMENTS: usize = ELEMENTS;
-            const BYTES: usize = $bytes;
-
-            fn decode(blocks: &[u8], out: &mut [f32]) {
-                for (block, out) in blocks.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
-                    $decode_block(block, out);
-                }
-            }
-        }
-    };
-}
-
-format_of_block!(Q2_K, 84, q2_k);
-format_of_block!(Q3_K, 110, q3_k);
-format_of_block!(Q4_K, 144, q4_k);
-format_of_block!(Q5_K, 176, q5_k);
-format_of_block!(Q6_K, 210, q6_k);
-
 /// 32 bytes of `bytes` from `at`.
+#[inline(always)]
 fn bytes32(bytes: &[u8], at: usize) -> &[u8; 32] {
     bytes[at..].first_chunk().expect("a run lies inside its block")
 }
 
 /// The runs of 32 elements of a block, counted.
+#[inline(always)]
 fn runs(out: &mut [f32; ELEMENTS]) -> impl Iterator<Item = (usize, &mut [f32; 32])> {
     out.as_chunks_mut().0.iter_mut().enumerate()
 }
 
 /// 16 bytes of scale (low) and minimum (high half), 64 bytes of 2-bit elements, f16 scales of both.
-fn q2_k(block: &[u8; 84], out: &mut [f32; ELEMENTS]) {
+#[inline(always)]
+pub(super) fn q2_k(block: &[u8; 84], out: &mut [f32; ELEMENTS]) {
     let (d, dmin) = (scale(block, 80), scale(block, 82));
     for (run, out) in runs(out) {
         let elements = bytes32(block, 16 + run / 4 * 32);
@@ -61,7 +40,8 @@ fn q2_k(block: &[u8; 84], out: &mut [f32; ELEMENTS]) {
 
 /// 32 bytes of third bits (clear subtracts 4), 64 bytes of 2-bit elements, 16 packed 6-bit scales offset by
 /// 32, f16 scale of the scales.
-fn q3_k(block: &[u8; 110], out: &mut [f32; ELEMENTS]) {
+#[inline(always)]
+pub(super) fn q3_k(block: &[u8; 110], out: &mut [f32; ELEMENTS]) {
     let d = scale(block, 108);
     let scales = &block[96..108];
     let third = bytes32(block, 0);
@@ -82,6 +62,7 @@ fn q3_k(block: &[u8; 110], out: &mut [f32; ELEMENTS]) {
 }
 
 /// The 6-bit scale and minimum of run `run` from their 12 bytes, as Q4_K and Q5_K pack them.
+#[inline(always)]
 fn scale_min(packed: &[u8], run: usize) -> (f32, f32) {
     let (scale, min) = if run < 4 {
         (packed[run] & 63, packed[run + 4] & 63)
@@ -92,7 +73,8 @@ fn scale_min(packed: &[u8], run: usize) -> (f32, f32) {
 }
 
 /// f16 scales of scales and minima, 12 bytes of both, 128 bytes of nibbles.
-fn q4_k(block: &[u8; 144], out: &mut [f32; ELEMENTS]) {
+#[inline(always)]
+pub(super) fn q4_k(block: &[u8; 144], out: &mut [f32; ELEMENTS]) {
     let (d, dmin) = (scale(block, 0), scale(block, 2));
     for (run, out) in runs(out) {
         let (scale, min) = scale_min(&block[4..16], run);
@@ -105,7 +87,8 @@ fn q4_k(block: &[u8; 144], out: &mut [f32; ELEMENTS]) {
 }
 
 /// f16 scales of scales and minima, 12 bytes of both, 32 bytes of fifth bits, 128 bytes of nibbles.
-fn q5_k(block: &[u8; 176], out: &mut [f32; ELEMENTS]) {
+#[inline(always)]
+pub(super) fn q5_k(block: &[u8; 176], out: &mut [f32; ELEMENTS]) {
     let (d, dmin) = (scale(block, 0), scale(block, 2));
     let fifth = bytes32(block, 16);
     for (run, out) in runs(out) {
@@ -121,7 +104,8 @@ fn q5_k(block: &[u8; 176], out: &mut [f32; ELEMENTS]) {
 
 /// 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 signed scales, f16 scale of the scales; offset
 /// by 32.
-fn q6_k(block: &[u8; 210], out: &mut [f32; ELEMENTS]) {
+#[inline(always)]
+pub(super) fn q6_k(block: &[u8; 210], out: &mut [f32; ELEMENTS]) {
     let d = scale(block, 208);
     for (run, out) in runs(out) {
         let (half, part) = (run / 4, run % 4);

@@ -3,36 +3,12 @@
 //! Layouts are those of `block_q*` in GGML's `ggml-common.h`. Four-bit elements 0..16 are the low halves of
 //! the 16 bytes, elements 16..32 the high halves; bit `i` of a 32-bit word holds the fifth bit of element
 //! `i`.
-#![allow(non_camel_case_types, reason = "the formats' own names")]
 
-use super::{Format, scale};
-
-/// Splits the decoder of one block into a loop over blocks.
-macro_rules! format_of_blocks {
-    ($name:ident, $bytes:literal, $decode_block:ident) => {
-        pub(super) enum $name {}
-
-        impl Format for $name {
-            const ELEMENTS: usize = 32;
-            const BYTES: usize = $bytes;
-
-            fn decode(blocks: &[u8], out: &mut [f32]) {
-                for (block, out) in blocks.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
-                    $decode_block(block, out);
-                }
-            }
-        }
-    };
-}
-
-format_of_blocks!(Q4_0, 18, q4_0);
-format_of_blocks!(Q4_1, 20, q4_1);
-format_of_blocks!(Q5_0, 22, q5_0);
-format_of_blocks!(Q5_1, 24, q5_1);
-format_of_blocks!(Q8_0, 34, q8_0);
+use super::scale;
 
 /// f16 scale, 16 bytes of nibbles offset by 8.
-fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
+#[inline(always)]
+pub(super) fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     let d = scale(block, 0);
     for (i, &byte) in block[2..].iter().enumerate() {
         out[i] = f32::from((byte & 15) as i8 - 8) * d;
@@ -41,7 +17,8 @@ fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
 }
 
 /// f16 scale, f16 minimum, 16 bytes of nibbles.
-fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
+#[inline(always)]
+pub(super) fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     let (d, min) = (scale(block, 0), scale(block, 2));
     for (i, &byte) in block[4..].iter().enumerate() {
         out[i] = f32::from(byte & 15) * d + min;
@@ -50,7 +27,8 @@ fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
 }
 
 /// f16 scale, 32 fifth bits, 16 bytes of nibbles; offset by 16.
-fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
+#[inline(always)]
+pub(super) fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
     let d = scale(block, 0);
     let fifth = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
     for (i, &byte) in block[6..].iter().enumerate() {
@@ -62,7 +40,8 @@ fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
 }
 
 /// f16 scale, f16 minimum, 32 fifth bits, 16 bytes of nibbles.
-fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
+#[inline(always)]
+pub(super) fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
     let (d, min) = (scale(block, 0), scale(block, 2));
     let fifth = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
     for (i, &byte) in block[8..].iter().enumerate() {
@@ -74,7 +53,8 @@ fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
 }
 
 /// f16 scale, 32 signed bytes.
-fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
+#[inline(always)]
+pub(super) fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     let d = scale(block, 0);
     for (value, &byte) in out.iter_mut().zip(&block[2..]) {
         *value = f32::from(byte as i8) * d;

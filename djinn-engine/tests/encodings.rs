@@ -1,0 +1,168 @@
+//! Weights in blocks: the bits of the same weights decoded to f32, wherever they are kept.
+
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_device::Ops;
+use djinn_engine::{Budget, Engine, Error, Options};
+use djinn_models::{Location, Model, OpenOptions, open};
+use djinn_srg::{BlockFormat, DType, Encoding, RowEncodings, Value};
+use djinn_vmu::{SourceError, WeightSource};
+use std::collections::HashMap;
+use std::ops::{ControlFlow, Range};
+
+const DENSE: &str =
+    "tiny?layers=2&hidden=256&intermediate=512&heads=4&kv_heads=2&head_dim=64&vocab=600&tied=true&dtype=f32";
+const EXPERTS: &str =
+    "tiny-mixtral?layers=2&hidden=256&intermediate=256&heads=4&kv_heads=2&head_dim=64&vocab=300&dtype=f32";
+
+/// A matrix's rows: halves of them in one format and in the next; a table's in one.
+fn encodings(index: usize, rows: u64, is_table: bool) -> RowEncodings {
+    let format = |i: usize| Encoding::Blocks(BlockFormat::ALL[i % BlockFormat::ALL.len()]);
+    let mut encodings = RowEncodings::default();
+    encodings.push(rows / 2, format(index));
+    encodings.push(rows - rows / 2, format(index + usize::from(!is_table)));
+    encodings
+}
+
+/// Matrices of blocks of bytes that look random, or of what they stand for; vectors of the model below.
+struct Blocks {
+    model: Model,
+    matrices: HashMap<String, (u64, RowEncodings)>,
+    decoded: bool,
+}
+
+/// A row's blocks, which depend on the weight's name and the row alone.
+fn row(name: &str, row: u64, columns: u64, format: BlockFormat) -> Vec<u8> {
+    let seed = name.bytes().fold(row + 1, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as u32
+    };
+    let mut bytes: Vec<u8> =
+        (0..columns / format.elements() * format.bytes()).map(|_| next() as u8).collect();
+    for block in bytes.chunks_mut(format.bytes() as usize) {
+        for &at in format.scales() {
+            // An f16 from 1e-4 to 5e-4.
+            let scale = 0x0800 + (next() % 0x800) as u16;
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+impl WeightSource for Blocks {
+    fn read_rows(&self, name: &str, rows: Range<u64>, out: &mut [u8]) -> Result<(), SourceError> {
+        let Some((columns, encodings)) = self.matrices.get(name) else {
+            return self.model.source.read_rows(name, rows, out);
+        };
+        let mut bytes = Vec::new();
+        for index in rows {
+            let Encoding::Blocks(format) = encodings.at(index) else {
+                unreachable!("all rows are in blocks")
+            };
+            let blocks = row(name, index, *columns, format);
+            if self.decoded {
+                let mut values = vec![0.0; *columns as usize];
+                format.decode(&blocks, &mut values);
+                bytes.extend(values.into_iter().flat_map(f32::to_le_bytes));
+            } else {
+                bytes.extend(blocks);
+            }
+        }
+        out.copy_from_slice(&bytes);
+        Ok(())
+    }
+}
+
+/// A model whose matrices are in blocks, or are what these stand for.
+fn model(shape: &str, decoded: bool) -> Blocks {
+    let mut model = open(&Location::Synthetic(shape.into()), &OpenOptions::default()).expect("a known shape");
+    let mut matrices = HashMap::new();
+    let is_matrix = |value: &Value| value.shape.len() == 2 && value.dtype == Some(DType::F32);
+    let weights: Vec<_> = model.graph.weights().map(|(id, _)| id).collect();
+    for (index, id) in weights.into_iter().enumerate() {
+        let value = &mut model.graph.values[id.0 as usize];
+        if is_matrix(value) {
+            let [rows, columns] = value.matrix();
+            let encodings = encodings(index, rows, value.name == "embed.weight");
+            matrices.insert(value.name.clone(), (columns, encodings.clone()));
+            if !decoded {
+                value.encodings = encodings;
+            }
+        }
+    }
+    Blocks { model, matrices, decoded }
+}
+
+fn prompt(len: usize) -> Vec<u32> {
+    (0..len as u32).map(|i| (i * 37 + 11) % 300).collect()
+}
+
+/// The bits of the logits of a long prompt and of one token, and the bytes that a pass streams.
+fn bits<D: Ops>(device: D, blocks: &Blocks, options: &Options) -> (Vec<u32>, u64) {
+    let graph = blocks.model.graph.clone();
+    let mut engine = Engine::load(device, graph, blocks, options, &mut |_, _| ControlFlow::Continue(()))
+        .expect("it loads");
+    let mut bits = Vec::new();
+    for len in [64, 1] {
+        let logits = engine.logits(&prompt(len)).expect("it runs");
+        assert!(logits.iter().all(|logit| logit.is_finite()));
+        let spread = logits.iter().fold(0f32, |most, logit| most.max(logit.abs()));
+        assert!(spread > 1e-3, "the logits are {spread} at most: nothing is compared");
+        bits.extend(logits.iter().map(|logit| logit.to_bits()));
+    }
+    (bits, engine.plan().placement.streamed_bytes())
+}
+
+fn options(budget: Budget) -> Options {
+    Options { budget, context: 80, logit_rows: 64, ..Options::default() }
+}
+
+fn cpu() -> CpuDevice {
+    CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).expect("threads")
+}
+
+#[test]
+fn blocks_give_the_bits_of_decoded_weights() {
+    for shape in [DENSE, EXPERTS] {
+        let [stored, decoded] = [false, true].map(|decoded| model(shape, decoded));
+        let [less, more] = [&stored, &decoded].map(|blocks| blocks.model.graph.text_bytes());
+        assert!(less * 3 < more, "{less} bytes instead of {more}");
+        let [stored, decoded] =
+            [&stored, &decoded].map(|blocks| bits(cpu(), blocks, &options(Budget::default())).0);
+        assert!(stored == decoded, "{shape}");
+    }
+}
+
+#[test]
+fn blocks_stream_and_stay_alike() {
+    for shape in [DENSE, EXPERTS] {
+        let model = model(shape, false);
+        let (expected, _) = bits(cpu(), &model, &options(Budget::default()));
+        for (seed, fraction, chunk, rings) in [(1, 0.0, 90_000, 1), (2, 0.4, 150_000, 2), (3, 0.7, 90_000, 5)]
+        {
+            let budget = Budget {
+                resident_fraction: Some(fraction),
+                chunk: Some(chunk),
+                ring: Some(rings * chunk),
+                stream_check: seed == 1,
+                ..Budget::default()
+            };
+            let device = SimDevice::new(SimConfig { seed, math: Math::Fast, ..SimConfig::default() });
+            let (found, streamed) = bits(device.expect("a device"), &model, &options(budget));
+            assert!(streamed > 0 && found == expected, "{shape}, {fraction} resident, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn blocks_that_the_device_cannot_read_are_refused_by_name() {
+    let device = SimDevice::new(SimConfig { encodings: &[], ..SimConfig::default() }).expect("a device");
+    let model = model(DENSE, false);
+    let options = options(Budget::default());
+    let mut keep = |_, _| ControlFlow::Continue(());
+    let loaded = Engine::load(device, model.model.graph.clone(), &model, &options, &mut keep);
+    let Err(error @ Error::Encoding { .. }) = loaded.map(|_| ()) else { panic!("blocks are not refused") };
+    let text = error.to_string();
+    assert!(text.contains("embed.weight") && text.contains("Q4_0") && text.contains("sim"), "{text}");
+}
