@@ -1,16 +1,13 @@
 //! Hook points: what is read is what the model computes, what is written back unchanged changes nothing, what is changed
 //! changes what its name says and no other sequence.
 
-#[path = "shared/families.rs"]
-mod families;
-
+use crate::shapes::FAMILIES;
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
 use djinn_device::Ops;
 use djinn_engine::{
     Act, Budget, Captured, Edit, Engine, Entry, Error, Intervention, Options, Sequence, Wanted,
 };
 use djinn_models::{Location, OpenOptions, open};
-use families::FAMILIES;
 use std::ops::ControlFlow;
 
 fn options() -> Options {

@@ -13,6 +13,7 @@ mod parking;
 mod replay;
 mod runtime;
 mod sessions;
+mod shapes;
 mod smollm2;
 mod trace;
 mod turns;

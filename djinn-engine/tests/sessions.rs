@@ -3,8 +3,6 @@
 mod clients;
 mod constrained;
 mod ended;
-#[path = "../shared/families.rs"]
-mod families;
 mod random;
 mod scripts;
 mod sharing;

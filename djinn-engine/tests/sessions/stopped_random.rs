@@ -2,10 +2,10 @@
 //! at, have what was read written back, lose their pages to others, and give the tokens and log-probabilities of sessions
 //! that never stopped.
 
-use super::families::FAMILIES;
 use super::sharing::end_all;
 use super::stopped::{breakpoint, hooked, look};
 use super::*;
+use crate::shapes::FAMILIES;
 use djinn_engine::debug::{Breakpoint, DebugSetup, Debugger, Filter, Look, TokenKind};
 use djinn_engine::{Edit, Happening, Opening, Origin, Turn};
 use djinn_scheduler::{SessionEvent, SessionId};
