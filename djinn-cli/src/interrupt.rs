@@ -1,5 +1,6 @@
 //! Signals. Ctrl-C: the first one ends the present work, the second one the process. At rest it ends the process, but
-//! never a chat. SIGTERM ends the process. A server that serves is told to end by the first of either, and to load its models again by SIGUSR1. Whatever ends it leaves no half pull, and the terminal as it was.
+//! never a chat. SIGTERM ends the process. A server that serves is told to end by the first of either, to load its models again by SIGUSR1, and to
+//! begin anew by SIGUSR2. Whatever ends it leaves no half pull, and the terminal as it was.
 
 use crate::{cache, output, terminal};
 use anyhow::{Context, Result};
@@ -108,16 +109,23 @@ impl Interrupt {
         *self.flags.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(end));
     }
 
-    /// SIGUSR1 calls `reload` from now on, where the system has signals.
-    pub(crate) fn on_reload(&self, reload: impl Fn() + Send + 'static) -> Result<()> {
+    /// SIGUSR1 calls `reload` from now on, and SIGUSR2 `renew`, where the system has signals.
+    pub(crate) fn on_user_signals(
+        &self,
+        reload: impl Fn() + Send + 'static,
+        renew: impl Fn() + Send + 'static,
+    ) -> Result<()> {
         #[cfg(unix)]
         {
-            use signal_hook::{consts::SIGUSR1, iterator::Signals};
-            let mut signals = Signals::new([SIGUSR1]).context("cannot handle SIGUSR1")?;
-            std::thread::spawn(move || signals.forever().for_each(|_| reload()));
+            use signal_hook::consts::{SIGUSR1, SIGUSR2};
+            use signal_hook::iterator::Signals;
+            let mut signals =
+                Signals::new([SIGUSR1, SIGUSR2]).context("cannot handle SIGUSR1 and SIGUSR2")?;
+            let act = move |signal| if signal == SIGUSR1 { reload() } else { renew() };
+            std::thread::spawn(move || signals.forever().for_each(act));
         }
         #[cfg(not(unix))]
-        drop(reload);
+        drop((reload, renew));
         Ok(())
     }
 

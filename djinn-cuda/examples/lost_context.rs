@@ -1,8 +1,8 @@
 //! Whether a process can leave a context in which a kernel failed: plants an illegal access, drops the device, makes
 //! another one and compares what it computes with what the first one did. `lost_context [TIMES]`, five without an argument.
 //!
-//! Exits with 0 if every new device computed the same, and with 1 where the driver refused one: the process is then to be
-//! ended.
+//! Exits with 0 if every new device computed the same, and with 1 where the driver refused one: a process that serves is
+//! then to begin anew, as `djinn serve` does.
 
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::args::{Linear, SelectRows, Weight};

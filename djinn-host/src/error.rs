@@ -102,5 +102,20 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether a device failed that was there: it is to be made anew, if need be by another process.
+    pub fn is_device_lost(&self) -> bool {
+        use djinn_device::Error::DeviceLost;
+        use djinn_engine::Error::{Device, Memory};
+        match self {
+            Error::Gpu { source, .. } => source.is_of_context(),
+            Error::Cpu(error) | Error::Engine(Device(error) | Memory(djinn_vmu::Error::Device(error))) => {
+                matches!(error, DeviceLost { .. })
+            }
+            _ => false,
+        }
+    }
+}
+
 /// This crate's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -263,6 +263,11 @@ impl ServedModel {
         self.slot.retire("the model is loaded again", within);
     }
 
+    /// Waits until its device is lost in a way that only another process can mend.
+    pub(crate) async fn device_lost(&self) {
+        self.slot.device_lost().await;
+    }
+
     /// When it was loaded, in seconds since 1970.
     pub(crate) fn created(&self) -> u64 {
         self.created

@@ -15,7 +15,7 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use bytes::Bytes;
 use serde_json::json;
-use std::net::ToSocketAddrs;
+use std::net::{TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -136,7 +136,15 @@ impl Server {
     /// # Errors
     /// [`Error::Io`] if the address is not this machine's or taken, [`Error::Setting`] for a server without models, or
     /// two models of one name.
-    pub fn bind(mut self, address: impl ToSocketAddrs) -> Result<BoundServer> {
+    pub fn bind(self, address: impl ToSocketAddrs) -> Result<BoundServer> {
+        self.at(crate::listen::listen(address)?)
+    }
+
+    /// [`bind`](Self::bind) at an address at which somebody listens already.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] as there, [`Error::Io`] if the listener is of no use.
+    pub fn at(mut self, listener: TcpListener) -> Result<BoundServer> {
         if self.models.is_empty() {
             return Err(Error::Setting("the server has no model".to_owned()));
         }
@@ -145,7 +153,8 @@ impl Server {
                 return Err(Error::Setting(format!("two models are called {name:?}, or one has no name")));
             }
         }
-        let (listener, address) = crate::listen::listen(address)?;
+        let unknown = |source| Error::Io { what: "cannot tell the server's address".to_owned(), source };
+        let address = listener.local_addr().map_err(unknown)?;
         self.access.get_or_insert_with(|| AccessRules::at(address.ip()));
         Ok(BoundServer::new(Arc::new(self), listener, address))
     }

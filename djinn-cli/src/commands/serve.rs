@@ -1,6 +1,8 @@
 //! `djinn serve`: a model over HTTP, until the process is told to end.
 
 mod lines;
+#[cfg(unix)]
+mod renewal;
 
 use crate::args::{AccessArgs, LoadArgs, ServeArgs};
 use crate::interrupt::Interrupt;
@@ -13,7 +15,15 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Result<()> {
-    let keys = keys(args)?;
+    #[cfg(unix)]
+    let inherited = renewal::inherited()?;
+    #[cfg(not(unix))]
+    let inherited: Option<std::net::TcpListener> = None;
+    let address = match &inherited {
+        Some(listener) => listener.local_addr()?,
+        None => SocketAddr::new(args.host, args.port),
+    };
+    let keys = keys(address.ip(), args)?;
     args.device.device.find()?;
     let serving = serving(&args.load)?;
     let log_format = args.log_format.into();
@@ -36,37 +46,50 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     let context = model.context();
     let server =
         Server::new().named(&names, model).limits(limits(&args.load)?).keys(keys).log_format(log_format);
-    let bound = server.access(access(args.host, &args.access)).bind(SocketAddr::new(args.host, args.port))?;
+    let server = server.access(access(address.ip(), &args.access));
+    let bound = match inherited {
+        Some(listener) => server.at(listener)?,
+        None => server.bind(address)?,
+    };
     if !quiet {
         let (address, names) = (bound.address(), names.join(", "));
         output::remark(&format!(
             "serving {names} at http://{address}/v1, with a context of {context} tokens"
         ));
     }
-    let (stop, reload) = (bound.stop(), bound.reload());
-    interrupt.on_reload(move || {
+    let (stop, renew, reload) = (bound.stop(), bound.stop(), bound.reload());
+    let reload = move || {
         output::remark("loading again; requests that are served may end first");
         reload.reload();
+    };
+    interrupt.on_user_signals(reload, move || {
+        output::remark("beginning anew; requests that are served may end first");
+        renew.renew();
     })?;
     interrupt.serve(move || {
         output::remark("ending; requests that are served may end first");
         stop.stop();
     });
+    #[cfg(unix)]
+    return match bound.run_or_renew()? {
+        Some(listener) => renewal::renew(listener),
+        None => Ok(()),
+    };
+    #[cfg(not(unix))]
     Ok(bound.run()?)
 }
 
 /// The keys that requests need. Without any, the address must be one that only this machine reaches.
-fn keys(args: &ServeArgs) -> Result<Keys> {
+fn keys(host: IpAddr, args: &ServeArgs) -> Result<Keys> {
     let AccessArgs { api_key, api_key_file, insecure_public, .. } = &args.access;
     let mut keys = Keys::new(api_key)?;
     if let Some(file) = api_key_file {
         keys = keys.and(Keys::from_file(file)?);
     }
-    if keys.is_empty() && !args.host.is_loopback() && !insecure_public {
+    if keys.is_empty() && !host.is_loopback() && !insecure_public {
         bail!(
-            "--host {} lets others reach the server, and it has no key; give --api-key-file FILE, or \
-             --insecure-public if that is meant",
-            args.host
+            "--host {host} lets others reach the server, and it has no key; give --api-key-file FILE, or \
+             --insecure-public if that is meant"
         );
     }
     Ok(keys)

@@ -16,14 +16,19 @@ fn serve(place: &Place, more: &[&str]) -> Serving {
     let args = [&["serve", "./model", "--port=0", "--device=cpu", "--threads=1"], more].concat();
     let mut child = place.command(&args).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap());
-    let address = loop {
+    let address = address(&mut lines);
+    Serving { child, lines, address }
+}
+
+/// Where a server listens, once it says so.
+fn address(lines: &mut BufReader<ChildStderr>) -> String {
+    loop {
         let mut line = String::new();
         assert!(lines.read_line(&mut line).unwrap() > 0, "it ended before it served");
         if let Some((_, rest)) = line.split_once("at http://") {
-            break rest.split_once('/').unwrap().0.to_owned();
+            return rest.split_once('/').unwrap().0.to_owned();
         }
-    };
-    Serving { child, lines, address }
+    }
 }
 
 impl Serving {
@@ -95,6 +100,64 @@ fn the_model_is_loaded_again_at_sigusr1() {
     }
     assert!(log.contains("the engine runs again"), "{log}");
     assert_eq!(text(&serving), before);
+}
+
+/// Ten times in a row at one address: every client is answered, nothing stays open, and signals do what they did.
+#[cfg(target_os = "linux")]
+#[test]
+fn it_begins_anew_at_sigusr2() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let place = place();
+    let mut serving = serve(&place, &["--alias=mine"]);
+    let pid = Pid::from_child(&serving.child);
+    let folder = format!("/proc/{}/fd", serving.child.id());
+    let open = || std::fs::read_dir(&folder).unwrap().count();
+    let least = |open: &dyn Fn() -> usize| (0..50).map(|_| open()).min().unwrap();
+    let body = r#"{"model":"mine","prompt":"Once","max_tokens":5,"temperature":0}"#;
+    let text = |serving: &Serving| {
+        let answer = serving.ask("POST /v1/completions", "", body);
+        answer.split("\"text\":").nth(1).map(|rest| rest.split('}').next().unwrap().to_owned())
+    };
+    let (before, files) = (text(&serving), least(&open));
+    assert!(before.is_some());
+    for turn in 0..10 {
+        kill_process(pid, Signal::USR2).unwrap();
+        for _ in 0..3 {
+            let answer = serving.ask("GET /ready", "", "");
+            let known = ["HTTP/1.1 200", "HTTP/1.1 503"].iter().any(|status| answer.starts_with(status));
+            assert!(known, "turn {turn}: {answer:?}");
+        }
+        assert_eq!(address(&mut serving.lines), serving.address, "turn {turn}");
+        assert_eq!(text(&serving), before, "turn {turn}");
+    }
+    assert!(least(&open) <= files, "{files} descriptors at first, {} now", least(&open));
+    kill_process(pid, Signal::TERM).unwrap();
+    assert!(serving.child.wait().unwrap().success(), "it ends well");
+    assert!(TcpStream::connect(&serving.address).is_err(), "nobody listens any more");
+}
+
+/// A listening socket at standard input is served, by the rules of its own address.
+#[cfg(unix)]
+#[test]
+fn a_socket_at_standard_input_is_served() {
+    use std::net::TcpListener;
+    use std::os::fd::OwnedFd;
+    let place = place();
+    let start = |at: &str| {
+        let listener = TcpListener::bind(at).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let mut command = place.command(&["serve", "./model", "--device=cpu", "--threads=1"]);
+        (command.stdin(OwnedFd::from(listener)).stderr(Stdio::piped()).spawn().unwrap(), address)
+    };
+    let (mut child, given) = start("127.0.0.1:0");
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let serving = Serving { address: address(&mut lines), child, lines };
+    assert_eq!(serving.address, given);
+    assert!(serving.ask("GET /ready", "", "").starts_with("HTTP/1.1 200"));
+    let (child, _) = start("0.0.0.0:0");
+    let output = child.wait_with_output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && message.contains("--insecure-public"), "{message}");
 }
 
 #[test]

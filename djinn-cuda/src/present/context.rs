@@ -104,7 +104,7 @@ impl Context {
         let _ = unsafe { sys::cuDevicePrimaryCtxReset_v2(card) };
         // SAFETY: gives back what `open` retained, as is allowed after a reset.
         let _ = unsafe { result::primary_ctx::release(card) };
-        // SAFETY: no work is enqueued meanwhile: there is no device, and whoever makes one waits for `primaries`.
+        // SAFETY: no work is enqueued meanwhile: there is no device, and the next one waits for `primaries`.
         unsafe { djinn_cuda_sys::djinn_forget_contexts() };
     }
 

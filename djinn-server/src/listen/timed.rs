@@ -3,10 +3,12 @@
 use crate::write_times;
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep};
 
 /// A stream that fails once a write has waited for `limit`: a client that takes nothing in would hold its request forever.
@@ -15,11 +17,17 @@ pub(super) struct Timed {
     limit: Duration,
     /// Runs while a write waits.
     waiting: Option<Pin<Box<Sleep>>>,
+    begun: Arc<Notify>,
 }
 
 impl Timed {
     pub(super) fn new(stream: TcpStream, limit: Duration) -> Self {
-        Timed { stream, limit, waiting: None }
+        Timed { stream, limit, waiting: None, begun: Arc::default() }
+    }
+
+    /// Notifies one waiter, now or later, once something was read.
+    pub(super) fn begun(&self) -> Arc<Notify> {
+        Arc::clone(&self.begun)
     }
 
     fn within<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -42,7 +50,11 @@ impl AsyncRead for Timed {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if polled.is_ready() {
+            self.begun.notify_one();
+        }
+        polled
     }
 }
 

@@ -119,6 +119,11 @@ impl Starting {
                 Ok(()) => return,
                 Err(error) => error,
             };
+            if let (false, Error::Host(error), Some(slot)) = (runs, &failure, slot.upgrade())
+                && error.is_device_lost()
+            {
+                slot.lose_device();
+            }
         }
     }
 

@@ -24,11 +24,13 @@ struct Reach {
     failures: u64,
     /// Why the engine failed last.
     why: String,
+    /// Whether no device can be had in this process any more.
+    lost: bool,
 }
 
 impl Slot {
     pub(super) fn new(client: Client, owned: Sender<Infallible>) -> Self {
-        let reach = Reach { client: Some(client), failures: 0, why: String::new() };
+        let reach = Reach { client: Some(client), failures: 0, why: String::new(), lost: false };
         Slot { engine: watch::Sender::new(reach), _owned: owned }
     }
 
@@ -62,11 +64,22 @@ impl Slot {
 
     pub(super) fn failed(&self, why: String) {
         self.engine.send_modify(|reach| {
-            *reach = Reach { client: None, failures: reach.failures + 1, why };
+            *reach = Reach { client: None, failures: reach.failures + 1, why, lost: reach.lost };
         });
     }
 
     pub(super) fn runs(&self, client: Client) {
-        self.engine.send_modify(|reach| reach.client = Some(client));
+        self.engine.send_modify(|reach| (reach.client, reach.lost) = (Some(client), false));
+    }
+
+    /// The device failed, and another one cannot be made in its place.
+    pub(super) fn lose_device(&self) {
+        self.engine.send_modify(|reach| reach.lost = true);
+    }
+
+    /// Waits until the device is lost in this way.
+    pub(super) async fn device_lost(&self) {
+        // The sender is the slot's own.
+        let _ = self.engine.subscribe().wait_for(|reach| reach.lost).await;
     }
 }

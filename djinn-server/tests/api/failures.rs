@@ -7,6 +7,7 @@ use djinn_device::Error as DeviceError;
 use djinn_host::{DeviceName, Setup};
 use djinn_server::{ServedModel, Server, Serving};
 use serde_json::{Value, json};
+use std::net::TcpListener;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -44,6 +45,10 @@ enum Outcome {
 
 impl Fragile {
     fn start(setup: Setup, restart_after: Vec<Duration>) -> Self {
+        Self::start_at(TcpListener::bind("127.0.0.1:0").unwrap(), setup, restart_after, false)
+    }
+
+    fn start_at(listener: TcpListener, setup: Setup, restart_after: Vec<Duration>, renews: bool) -> Self {
         let setup = Setup { device: DeviceName::Cpu, context: Some(64), prefill_rows: Some(16), ..setup };
         let files = Arc::new(Files::new());
         let (faults, gate) = (SimFaults::default(), Arc::new(Mutex::new(())));
@@ -63,7 +68,8 @@ impl Fragile {
         let serving = Serving { sequences: 2, restart_after, ..Serving::default() };
         let go_on = &mut |_, _| ControlFlow::Continue(());
         let model = ServedModel::start_on(device, model, &setup, &serving, go_on).unwrap();
-        let server = Running::start(&files, Server::new().model("tiny", model));
+        let bound = Server::new().model("tiny", model).at(listener).unwrap();
+        let server = Running::start_at(&files, bound, renews);
         Fragile { server, faults, devices, missing, gate, thread }
     }
 
@@ -297,6 +303,41 @@ fn a_server_that_ends_does_not_wait_for_its_engine() {
     server.join();
     drop(gate);
     assert_eq!(thread.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected));
+}
+
+/// No device can be had any more: the server tells its clients, and leaves its address to the next one, where who came
+/// between the two is answered.
+#[test]
+fn a_server_that_lost_its_device_for_good_leaves_its_address_to_the_next() {
+    let own = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Fragile::start_at(own, Setup::default(), at_once(), true);
+    let expected = server.whole();
+    // A device that fails and can be made anew costs the request alone.
+    server.faults.plant(50, SimFault::Call);
+    assert!(!matches!(server.ask(), Outcome::Whole(_)));
+    server.recovers(&expected);
+    server.missing.store(u64::MAX, Ordering::SeqCst);
+    server.faults.plant(50, SimFault::Call);
+    match server.ask() {
+        Outcome::Broken(choices) => assert!(expected.starts_with(&choices), "{choices:?}"),
+        other => panic!("{other:?}"),
+    }
+    let Fragile { server, thread, .. } = server;
+    let target = server.target.clone();
+    let listener = server.join().expect("somebody else is to go on");
+    assert_eq!(thread.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected));
+    std::thread::scope(|scope| {
+        let between = scope.spawn(|| ask(&target));
+        let next = Fragile::start_at(listener, Setup::default(), at_once(), true);
+        let Outcome::Whole(choices) = between.join().unwrap() else { panic!("it was asked in between") };
+        assert_eq!(choices, expected);
+        // One that is told to stop leaves nothing, whatever it was told before or after.
+        next.server.stop.renew();
+        next.server.stop.stop();
+        next.server.stop.renew();
+        let Fragile { server, .. } = next;
+        assert!(server.join().is_none());
+    });
 }
 
 #[test]

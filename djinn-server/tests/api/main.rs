@@ -20,9 +20,9 @@ mod transfer;
 
 use client::Target;
 use djinn_host::{DeviceName, Setup};
-use djinn_server::{Limits, Reload, ServedModel, Server, Serving, Stop};
+use djinn_server::{BoundServer, Limits, Reload, ServedModel, Server, Serving, Stop};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::thread::JoinHandle;
@@ -78,16 +78,21 @@ pub(crate) struct Running {
     pub(crate) target: Target,
     pub(crate) stop: Stop,
     pub(crate) reload: Reload,
-    thread: Option<JoinHandle<djinn_server::Result<()>>>,
+    thread: Option<JoinHandle<djinn_server::Result<Option<TcpListener>>>>,
     _files: Arc<Files>,
 }
 
 impl Running {
     pub(crate) fn start(files: &Arc<Files>, server: Server) -> Self {
-        let bound = server.bind("127.0.0.1:0").unwrap();
+        Self::start_at(files, server.bind("127.0.0.1:0").unwrap(), false)
+    }
+
+    /// `renews`: it ends when its device is lost.
+    pub(crate) fn start_at(files: &Arc<Files>, bound: BoundServer, renews: bool) -> Self {
         let (address, stop, reload): (SocketAddr, Stop, Reload) =
             (bound.address(), bound.stop(), bound.reload());
-        let thread = std::thread::spawn(move || bound.run());
+        let run = move || if renews { bound.run_or_renew() } else { bound.run().map(|()| None) };
+        let thread = std::thread::spawn(run);
         Running {
             target: Target::new(address),
             stop,
@@ -97,9 +102,9 @@ impl Running {
         }
     }
 
-    /// Waits until the server has ended.
-    pub(crate) fn join(mut self) {
-        self.thread.take().unwrap().join().unwrap().unwrap();
+    /// Waits until the server has ended; its listener, if another one is to go on there.
+    pub(crate) fn join(mut self) -> Option<TcpListener> {
+        self.thread.take().unwrap().join().unwrap().unwrap()
     }
 }
 
