@@ -103,9 +103,9 @@ fn bits<D: Ops>(device: D, blocks: &Blocks, options: &Options) -> (Vec<u32>, u64
     let graph = blocks.model.graph.clone();
     let mut engine = Engine::load(device, graph, blocks, options, &mut |_, _| ControlFlow::Continue(()))
         .expect("it loads");
-    let mut bits = Vec::new();
+    let (mut pages, mut bits) = (engine.free_pages(), Vec::new());
     for len in [64, 1] {
-        let logits = engine.logits(&prompt(len)).expect("it runs");
+        let logits = engine.logits(&mut pages, &prompt(len)).expect("it runs");
         assert!(logits.iter().all(|logit| logit.is_finite()));
         let spread = logits.iter().fold(0f32, |most, logit| most.max(logit.abs()));
         assert!(spread > 1e-3, "the logits are {spread} at most: nothing is compared");

@@ -128,7 +128,7 @@ fn stored_blocks_have_the_bits_of_decoded_weights() {
         let bytes = plan.segments.resident + plan.host_weight_bytes();
         let prompt = prompt(&loaded, &expected);
         agrees(&mut loaded, &prompt, &expected["last_logits"]);
-        all.push((loaded.service.engine_mut().logits(&prompt).expect("it runs"), bytes));
+        all.push((loaded.service.logits(&prompt).expect("it runs"), bytes));
     }
     assert!(all[1].1 < 100 << 20 && all[0].1 > 5 * all[1].1, "{} and {} bytes", all[0].1, all[1].1);
     assert!(all[0].0 == all[1].0 && all[1].0 == all[2].0, "the bits of the logits");
