@@ -5,6 +5,7 @@
 
 mod debugger;
 mod generate;
+mod lifecycle;
 mod opening;
 mod request;
 mod sessions;
@@ -20,11 +21,7 @@ pub use transfer::{ExportedSession, IncomingSession, KvShape, OpenTurn, SessionI
 use crate::{Batcher, Engine, NewToken, Result, Trace};
 use debugger::Stops;
 use djinn_device::Ops;
-use djinn_scheduler::policy::Lru;
-use djinn_scheduler::{
-    ChunkedPrefill, CostModel, DecodeOne, EventLoop, Parts, Pumped, Rules, ScheduledSession, Scheduler,
-    SessionId, SpillToHost, State,
-};
+use djinn_scheduler::{EventLoop, Pumped, ScheduledSession, SessionId, State};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use transfer::Transfers;
@@ -47,53 +44,6 @@ pub struct Service<D: Ops> {
 }
 
 impl<D: Ops> Service<D> {
-    /// A service without sessions. `make` gives a scheduler for what the engine has room for.
-    ///
-    /// # Errors
-    /// Those of [`Batcher::new`] and of `make`.
-    pub fn new(
-        engine: Engine<D>,
-        make: impl FnOnce(djinn_scheduler::Capacity) -> djinn_scheduler::Result<Scheduler>,
-    ) -> Result<Self> {
-        let batcher = Batcher::new(engine)?;
-        let core = EventLoop::new(make(batcher.capacity())?);
-        let (ended, stops) = (BTreeSet::new(), Stops::default());
-        Ok(Service {
-            core,
-            batcher,
-            origin: Instant::now(),
-            sessions: 0,
-            ended,
-            stops,
-            keeps_transfers: false,
-            transfers: Transfers::default(),
-        })
-    }
-
-    /// A service for one conversation at a time, with nothing to weigh: others that wait give their pages up.
-    ///
-    /// # Errors
-    /// Those of [`Batcher::new`](crate::Batcher::new).
-    pub fn single(engine: Engine<D>) -> Result<Self> {
-        // Nothing is decided by these rates: there is no choice.
-        let cost = CostModel {
-            page_bytes: engine.plan().kv.page_bytes(),
-            out_bytes_per_s: 1e9,
-            in_bytes_per_s: 1e9,
-            prefill_tokens_per_s: 1e3,
-        };
-        let rules = Rules { lease: Duration::ZERO, headroom: 0.0, ..Rules::default() };
-        let parts = Parts {
-            policy: Box::new(Lru),
-            keeper: Box::new(SpillToHost),
-            prefill: Box::new(ChunkedPrefill),
-            decode: Box::new(DecodeOne),
-            cost,
-            rules,
-        };
-        Service::new(engine, |capacity| Scheduler::new(capacity, parts))
-    }
-
     fn now(&self) -> Duration {
         self.origin.elapsed()
     }
@@ -208,13 +158,5 @@ impl<D: Ops> Service<D> {
     pub fn idle_for(&self) -> Option<Duration> {
         let next = self.core.next_event(&self.batcher).map(|at| at.saturating_sub(self.now()));
         [next, self.next_end_of_a_stop(), self.transfers.idle_for()].into_iter().flatten().min()
-    }
-
-    /// Drops all sessions and gives the engine back.
-    ///
-    /// # Errors
-    /// A failure of the device.
-    pub fn into_engine(self) -> Result<Engine<D>> {
-        self.batcher.into_engine()
     }
 }

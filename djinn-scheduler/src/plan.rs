@@ -50,6 +50,11 @@ impl Plan {
     pub fn rows(&self) -> u64 {
         self.batch.iter().map(|entry| entry.tokens()).sum()
     }
+
+    /// Numbers of the [rewrites](Self::rewrites) of a session.
+    pub fn rewrites_of(&self, session: SessionId) -> impl Iterator<Item = u64> {
+        self.rewrites.iter().filter(move |rewrite| rewrite.0 == session).map(|rewrite| rewrite.1)
+    }
 }
 
 /// One session's part of a step.

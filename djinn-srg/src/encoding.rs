@@ -1,6 +1,6 @@
 //! How weights lie in memory, and the one place that knows how many bytes they take.
 //!
-//! A weight has an element type and, run of rows by run of rows, an [`Encoding`] of the elements. Whoever places,
+//! A weight has an element type and, run of rows by run of rows, an [`Encoding`] of the elements. What places,
 //! copies or reads a weight asks [`Encoding::tile`] for its bytes.
 
 mod block;

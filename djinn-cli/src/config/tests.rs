@@ -34,7 +34,7 @@ fn every_flag_has_a_variable_and_a_key() {
         let long = flag.get_long().unwrap();
         let variable = format!("DJINN_{}", long.replace('-', "_").to_uppercase());
         assert_eq!(flag.get_env().and_then(|v| v.to_str()), Some(&*variable), "{long}");
-        assert!(known.contains(long) || ["config", "tokens"].contains(&long), "{long} has no key");
+        assert!(known.contains(long) || ["config", "tokens", "output"].contains(&long), "{long} has no key");
     }
     command.debug_assert();
 }

@@ -5,7 +5,7 @@ use super::conversation::Conversation;
 use crate::debug::{
     DebugSetup, Demand, EntryTokens, Judged, KvRange, KvValues, Look, Record, Sizes, Steering, Step,
 };
-use crate::hooks::{LayerCache, of_logits};
+use crate::hooks::{KvAccess, KvAct, LayerCache, of_logits};
 use crate::{Captured, Error, Result};
 use djinn_device::Ops;
 use djinn_scheduler::SessionId;
@@ -133,6 +133,20 @@ impl Conversation {
     fn entry(&self, from: u64, tokens: u64, yields: bool) -> EntryTokens<'_> {
         let tokens = &self.tokens[from as usize..(from + tokens) as usize];
         EntryTokens { from, tokens, yields, generated: &self.by_model }
+    }
+
+    /// What a step does with keys and values that are in the session's pages, entry `entry` of the batch: it writes the
+    /// changes that have the numbers `rewrites`, and reads what a look asks for.
+    pub(super) fn cache_accesses(
+        &self,
+        entry: usize,
+        rewrites: impl Iterator<Item = u64>,
+        looks: bool,
+    ) -> Vec<KvAccess<'_>> {
+        let Some(record) = self.record.as_deref() else { return Vec::new() };
+        let written = rewrites.filter_map(|number| record.cache(number)).map(KvAct::Write);
+        let read = if looks { record.looked_caches() } else { &[] };
+        written.chain(read.iter().map(KvAct::Read)).map(|act| KvAccess { entry, act }).collect()
     }
 
     /// Takes in what a step has read, and says whether it counts.

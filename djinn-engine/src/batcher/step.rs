@@ -1,8 +1,8 @@
 //! A plan carried out: its copies and its step, from entries to the engine's batch, and from logits to tokens.
 
 use super::{Batcher, NewToken};
-use crate::debug::{Judged, Record, Step};
-use crate::hooks::{KvAccess, KvAct, ReadBack};
+use crate::debug::{Judged, Step};
+use crate::hooks::{KvAccess, ReadBack};
 use crate::{BatchEntry, Choice, Result, Wanted};
 use djinn_device::Ops;
 use djinn_scheduler::{Backend, Completion, Plan, ScheduledSession, SessionId, State, TurnEnd};
@@ -124,18 +124,11 @@ impl<D: Ops> Batcher<D> {
                 interventions: part.debugged.as_ref().map_or(&[], |step| &step.interventions),
             });
         }
-        let mut caches = Vec::new();
-        for (entry, part) in parts.iter().enumerate() {
-            let record = self.conversations[&part.session].record.as_deref();
-            let numbers = plan.rewrites.iter().filter(|(session, _)| *session == part.session);
-            for (_, number) in numbers {
-                let written = record.and_then(|record| record.cache(*number));
-                caches.extend(written.map(|written| KvAccess { entry, act: KvAct::Write(written) }));
-            }
+        let caches = parts.iter().enumerate().flat_map(|(entry, part)| {
             let looks = part.debugged.as_ref().is_some_and(|step| step.looks);
-            let read = record.filter(|_| looks).map_or(&[][..], Record::looked_caches);
-            caches.extend(read.iter().map(|range| KvAccess { entry, act: KvAct::Read(range) }));
-        }
+            self.conversations[&part.session].cache_accesses(entry, plan.rewrites_of(part.session), looks)
+        });
+        let caches: Vec<KvAccess<'_>> = caches.collect();
         self.engine.begin_with(&batch, &caches)?;
         self.under_way = Some(UnderWay { parts });
         Ok(())
