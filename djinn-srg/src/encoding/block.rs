@@ -92,30 +92,26 @@ impl BlockFormat {
             blocks.len(),
             out.len()
         );
-        match self {
-            BlockFormat::Q4_0 => each(blocks, out, classic::q4_0),
-            BlockFormat::Q4_1 => each(blocks, out, classic::q4_1),
-            BlockFormat::Q5_0 => each(blocks, out, classic::q5_0),
-            BlockFormat::Q5_1 => each(blocks, out, classic::q5_1),
-            BlockFormat::Q8_0 => each(blocks, out, classic::q8_0),
-            BlockFormat::Q2_K => each(blocks, out, k::q2_k),
-            BlockFormat::Q3_K => each(blocks, out, k::q3_k),
-            BlockFormat::Q4_K => each(blocks, out, k::q4_k),
-            BlockFormat::Q5_K => each(blocks, out, k::q5_k),
-            BlockFormat::Q6_K => each(blocks, out, k::q6_k),
+        /// A macro, since a function that is passed on is called, and compiled without its caller's instruction set.
+        macro_rules! each {
+            ($decode:path) => {
+                for (block, out) in blocks.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+                    $decode(block, out);
+                }
+            };
         }
-    }
-}
-
-/// Decodes block by block.
-#[inline(always)]
-fn each<const BYTES: usize, const ELEMENTS: usize>(
-    blocks: &[u8],
-    out: &mut [f32],
-    decode: impl Fn(&[u8; BYTES], &mut [f32; ELEMENTS]),
-) {
-    for (block, out) in blocks.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
-        decode(block, out);
+        match self {
+            BlockFormat::Q4_0 => each!(classic::q4_0),
+            BlockFormat::Q4_1 => each!(classic::q4_1),
+            BlockFormat::Q5_0 => each!(classic::q5_0),
+            BlockFormat::Q5_1 => each!(classic::q5_1),
+            BlockFormat::Q8_0 => each!(classic::q8_0),
+            BlockFormat::Q2_K => each!(k::q2_k),
+            BlockFormat::Q3_K => each!(k::q3_k),
+            BlockFormat::Q4_K => each!(k::q4_k),
+            BlockFormat::Q5_K => each!(k::q5_k),
+            BlockFormat::Q6_K => each!(k::q6_k),
+        }
     }
 }
 

@@ -9,6 +9,8 @@ use std::ops::Range;
 pub(super) trait RowSource: Copy + Send + Sync {
     /// What its elements are when they are read.
     type Element: Element;
+    /// Whether rows are read where they lie.
+    const IN_PLACE: bool;
 
     /// Some rows of `k` elements: where they lie, or in `scratch`.
     fn rows<'a>(&'a self, rows: Range<usize>, k: usize, scratch: &'a mut [f32]) -> &'a [Self::Element];
@@ -22,6 +24,7 @@ pub(super) trait RowSource: Copy + Send + Sync {
 
 impl<E: Element> RowSource for &[E] {
     type Element = E;
+    const IN_PLACE: bool = true;
 
     #[inline(always)]
     fn rows<'a>(&'a self, rows: Range<usize>, k: usize, _: &'a mut [f32]) -> &'a [E] {
@@ -55,6 +58,7 @@ impl<'w> Decoded<'w> {
 
 impl RowSource for Decoded<'_> {
     type Element = f32;
+    const IN_PLACE: bool = false;
 
     #[inline(always)]
     fn rows<'a>(&'a self, rows: Range<usize>, k: usize, scratch: &'a mut [f32]) -> &'a [f32] {

@@ -86,8 +86,9 @@ impl<W: RowSource, const ROWS: usize> Kernel for Tiles<'_, W, ROWS> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         // Weights that come from memory are read in the order in which they lie there: the processor's
-        // prefetcher keeps up with one stream, but not with several short ones.
-        let groups = if self.block.stream { 0 } else { self.block.columns.len() / WEIGHT_ROWS };
+        // prefetcher keeps up with one stream, but not with several short ones. Decoded rows come from a cache.
+        let groups =
+            if self.block.stream && W::IN_PLACE { 0 } else { self.block.columns.len() / WEIGHT_ROWS };
         let full = self.block.columns.start + groups * WEIGHT_ROWS;
         for column in (self.block.columns.start..full).step_by(WEIGHT_ROWS) {
             self.columns::<S, WEIGHT_ROWS>(simd, column);
