@@ -18,7 +18,7 @@ mod smollm2;
 mod trace;
 mod turns;
 
-/// A file that is named above by nobody would not be run.
+/// A file that is not named above would not be run.
 #[test]
 fn every_file_is_run() {
     for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests")).expect("the tests' folder") {
