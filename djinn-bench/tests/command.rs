@@ -240,7 +240,9 @@ fn stopped_sessions_give_their_pages_and_get_them_back() {
     let paused = &document["paused"];
     assert_eq!((paused["stopped"].as_u64(), paused["tokens"].as_u64()), (Some(10), Some(80)));
     assert_eq!(paused["equal_tokens"], paused["tokens"]);
-    assert!(paused["on_host"].as_u64() > Some(0), "{paused}");
+    // Whether pages are copied or computed again follows from rates that are measured.
+    let gone = ["on_host", "given_up"].map(|way| paused[way].as_u64().expect("a count"));
+    assert!(gone.iter().sum::<u64>() > 0, "{paused}");
     let written = &document["written"];
     assert_eq!((written["tokens"].as_u64(), written["equal_tokens"].as_u64()), (Some(8), Some(8)));
     let vram = document["vram_bytes"].as_u64().expect("bytes");

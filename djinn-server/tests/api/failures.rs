@@ -331,8 +331,7 @@ fn a_server_that_lost_its_device_for_good_leaves_its_address_to_the_next() {
         let next = Fragile::start_at(listener, Setup::default(), at_once(), true);
         let Outcome::Whole(choices) = between.join().unwrap() else { panic!("it was asked in between") };
         assert_eq!(choices, expected);
-        // One that is told to stop leaves nothing, whatever it was told before or after.
-        next.server.stop.renew();
+        // One that is told to stop leaves nothing, whatever it is told after that.
         next.server.stop.stop();
         next.server.stop.renew();
         let Fragile { server, .. } = next;
