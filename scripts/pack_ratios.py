@@ -4,7 +4,7 @@
     python3 scripts/pack_ratios.py --djinn target/release/djinn [--smollm2 DIR] [--json results/pack-ratios.json]
 
 Needs numpy. The kinds are drawn with a fixed seed: a normal distribution and one with heavy tails, in bf16 and in f16,
-f16 that was bf16, and a normal distribution of which a tenth is zero. DIR is the folder `hf-bf16` that
+f16 that was bf16, and a normal distribution with a tenth of zeros. DIR is the folder `hf-bf16` that
 `scripts/make_smollm2.py` writes; its values were decoded from Q4_1, so they lie on grids of 4 and 8 bits, and are no
 example of a checkpoint that was trained in bf16.
 """

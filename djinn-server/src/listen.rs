@@ -207,7 +207,7 @@ impl BoundServer {
             }
         }
         let renews = || *stopped.borrow() == Some(Ending::Renew);
-        // Clients are refused at once where nobody will go on.
+        // Clients are refused at once where no other server goes on.
         let listener = renews().then(|| listener.into_std()).transpose().map_err(cannot_listen)?;
         server.drain();
         drop(alive);

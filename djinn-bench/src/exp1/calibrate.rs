@@ -17,7 +17,7 @@ const TIMED: u64 = 6;
 /// Copies are timed for so long at least.
 const SPAN: Duration = Duration::from_millis(100);
 
-/// Measures a profile of an engine that serves nobody yet.
+/// Measures a profile of an engine that has no sessions yet.
 pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Options) -> Result<Profile> {
     let fit = options.pages.unwrap_or_default() / room.context_pages;
     let most = options.sequences.min(fit).max(1);

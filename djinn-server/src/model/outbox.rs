@@ -35,7 +35,7 @@ impl Outbox {
         Arc::new(Outbox { gathered: Mutex::default(), batches, arriving: Mutex::new(Some(arriving)) })
     }
 
-    /// Keeps what happened to an answer until it is passed on; false if nobody waits for it.
+    /// Keeps what happened to an answer until it is passed on; false if no request waits for it.
     pub(crate) fn put(&self, to: &UnboundedSender<Told>, answer: usize, happening: Happening) -> bool {
         if to.is_closed() {
             return false;
