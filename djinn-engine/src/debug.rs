@@ -18,8 +18,8 @@ mod step;
 pub use cache::{KvAnswer, KvEdit, KvHalf, KvOp, KvRange, KvValues};
 pub(crate) use cache::{KvWritten, decode};
 pub(crate) use demand::{Demand, Sizes};
-pub(crate) use pattern::Attending;
-pub use pattern::AttentionScores;
+pub(crate) use pattern::{Attending, pattern_name};
+pub use pattern::{AttentionPattern, AttentionScores};
 pub(crate) use record::Record;
 pub(crate) use step::{EntryTokens, Judged, Step};
 

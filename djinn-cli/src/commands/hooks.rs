@@ -3,6 +3,7 @@
 use crate::args::HooksArgs;
 use crate::{loaded, output};
 use anyhow::Result;
+use djinn_engine::debug::AttentionPattern;
 use djinn_models::OpenOptions;
 use djinn_srg::{Dim, Graph, Hook};
 use serde_json::{Value, json};
@@ -33,17 +34,35 @@ fn points(graph: &Graph) -> Vec<Value> {
             "shape": shape(graph, names[0]),
             "dtype": "f32",
             "writable": true,
+            "paused_only": false,
+            "computed_on": "device",
         })
     };
-    graph.hook_points().into_iter().map(point).collect()
+    let pattern = |pattern: AttentionPattern| {
+        json!({
+            "name": pattern.name(),
+            "aliases": [],
+            "shape": (pattern.heads, "tokens", "keys"),
+            "dtype": "f32",
+            "writable": false,
+            "paused_only": true,
+            "computed_on": "host",
+        })
+    };
+    graph.hook_points().into_iter().map(point).chain(AttentionPattern::all(graph).map(pattern)).collect()
 }
 
-/// A line for each point: its names, then how many columns of what.
+/// A line for each point: its names, then how many columns of what. Patterns of attention come last.
 fn table(graph: &Graph) -> String {
     let line = |names: Vec<&Hook>| {
         let (rows, columns) = shape(graph, names[0]);
         let all: Vec<&str> = names.iter().map(|hook| hook.name.as_str()).collect();
         format!("{}  [{rows}, {columns}] f32", all.join(", "))
     };
-    graph.hook_points().into_iter().map(line).collect::<Vec<_>>().join("\n")
+    let pattern = |pattern: AttentionPattern| {
+        let (name, heads) = (pattern.name(), pattern.heads);
+        format!("{name}  [{heads}, tokens, keys] f32, read-only, of paused sessions, computed on the host")
+    };
+    let lines = graph.hook_points().into_iter().map(line);
+    lines.chain(AttentionPattern::all(graph).map(pattern)).collect::<Vec<_>>().join("\n")
 }

@@ -54,6 +54,7 @@ fn hooks_are_listed_with_all_of_their_names() {
     let points = hooks["hooks"].as_array().unwrap();
     assert_eq!(points.len(), table.lines().count());
     let graph = place.json(&["srg", &checkpoint("gqa-bf16"), "--json"]);
+    let (patterns, points): (Vec<_>, Vec<_>) = points.iter().partition(|point| point["writable"] == false);
     let names = points.iter().map(|point| 1 + point["aliases"].as_array().unwrap().len()).sum::<usize>();
     assert_eq!(names, graph["hooks"].as_array().unwrap().len());
     let widths = ["blocks.0.attn.hook_q", "blocks.0.attn.hook_k"].map(|name| {
@@ -61,6 +62,13 @@ fn hooks_are_listed_with_all_of_their_names() {
         point.unwrap()["shape"][1].as_u64().unwrap()
     });
     assert!(widths[0] > widths[1], "queries have more heads than keys: {widths:?}");
+    for (layer, pattern) in patterns.iter().enumerate() {
+        let name = format!("blocks.{layer}.attn.hook_pattern");
+        assert_eq!((&pattern["name"], &pattern["paused_only"]), (&name.as_str().into(), &true.into()));
+        assert!(line(&name).contains("read-only") && line(&name).contains("on the host"), "{table}");
+    }
+    let blocks = points.iter().filter(|point| point["name"].as_str().unwrap().ends_with(".mlp.hook_out"));
+    assert_eq!(patterns.len(), blocks.count(), "one for each block");
 }
 
 #[test]

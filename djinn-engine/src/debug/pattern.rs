@@ -19,6 +19,41 @@ pub struct AttentionScores {
     keys: KvValues,
 }
 
+/// A block whose attention's pattern can be read. It is listed beside the hook points of a graph, and is none of them: it can
+/// be read of a paused session alone, and not be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionPattern {
+    /// The block.
+    pub layer: u32,
+    /// Query heads: a pattern is `[heads, tokens, keys]`.
+    pub heads: u32,
+}
+
+impl AttentionPattern {
+    /// Those of a model, one for each block that attends.
+    pub fn all(graph: &Graph) -> impl Iterator<Item = Self> {
+        graph.nodes.iter().filter_map(|node| match node.op {
+            Op::Attention { heads, .. } => Some(AttentionPattern { layer: node.layer?, heads }),
+            _ => None,
+        })
+    }
+
+    /// That of a name, if the model has it.
+    pub fn named(graph: &Graph, name: &str) -> Option<Self> {
+        Self::all(graph).find(|pattern| pattern.name() == name)
+    }
+
+    /// Its name, as TransformerLens has it.
+    pub fn name(&self) -> String {
+        pattern_name(self.layer)
+    }
+}
+
+/// The name of a block's pattern.
+pub(crate) fn pattern_name(layer: u32) -> String {
+    format!("blocks.{layer}.attn.hook_pattern")
+}
+
 /// How a block attends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attending {

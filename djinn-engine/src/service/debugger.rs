@@ -3,7 +3,7 @@
 use super::{Happening, Service};
 use crate::debug::{
     AtTtl, Attending, Breakpoint, BreakpointId, Captures, DebugSetup, Debugger, Demand, HookPoint, KvAnswer,
-    KvEdit, KvRange, Look, LookAnswer, PauseAnswer, PausedAt, Record, ScoresAnswer, Steering,
+    KvEdit, KvRange, Look, LookAnswer, PauseAnswer, PausedAt, Record, ScoresAnswer, Steering, pattern_name,
 };
 use crate::hooks::{LayerCache, of_logits};
 use crate::{Act, Edit, Error, Intervention, Result};
@@ -270,7 +270,7 @@ impl<D: Ops> Debugger for Service<D> {
 
     fn attention(&mut self, id: SessionId, layer: u32, answer: ScoresAnswer) {
         let known = self.stopped(id).map(|at| at.positions.clone()).and_then(|at| {
-            let block = || Error::UnknownHook(format!("blocks.{layer}.attn.hook_pattern"));
+            let block = || Error::UnknownHook(pattern_name(layer));
             let (attends, hook) = Attending::of(self.engine().graph(), layer).ok_or_else(block)?;
             let (need, have) = (attends.bytes(&at), self.batcher.hook_bytes());
             if need > have {

@@ -13,7 +13,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{Response, StatusCode};
 use djinn_engine::Edit;
-use djinn_engine::debug::{Debugger, Look, Looked};
+use djinn_engine::debug::{AttentionPattern, Debugger, Look, Looked};
 use djinn_srg::Hook;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -32,8 +32,8 @@ pub(crate) async fn read(
     let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
     let as_tensors = tensors::is_asked(&query)?;
     let (engine, graph) = (named.engine()?, named.model.graph());
-    if let Some(layer) = hooks::pattern_of(graph, &hook) {
-        return pattern::show(&named, layer, as_tensors).await;
+    if let Some(pattern) = AttentionPattern::named(graph, &hook) {
+        return pattern::show(&named, pattern, as_tensors).await;
     }
     let hook = hooks::find(graph, &hook, "hook")?.clone();
     let at = debug(engine, graph, |debugger, id| Ok(debugger.paused_at(id))).await?;
@@ -79,7 +79,7 @@ pub(crate) async fn write(
 ) -> Answered {
     let named = Named::find(&request.server, request.salt(), &id, &query)?;
     let (engine, graph) = (named.engine()?, named.model.graph());
-    if hooks::pattern_of(graph, &hook).is_some() {
+    if AttentionPattern::named(graph, &hook).is_some() {
         return Err(ApiError::field("hook", "a pattern is only read; change queries or keys instead"));
     }
     let hook = hooks::find(graph, &hook, "hook")?.clone();

@@ -4,9 +4,10 @@ use crate::server::Server;
 use crate::{ApiError, reply};
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
+use djinn_engine::debug::AttentionPattern;
 use djinn_host::nearest;
 use djinn_models::printable::one_line;
-use djinn_srg::{Dim, Graph, Hook, Op};
+use djinn_srg::{Dim, Graph, Hook};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
@@ -19,11 +20,7 @@ pub(crate) fn list(server: &Server, name: &str) -> Result<Response<Body>, ApiErr
     let points = model.graph().hook_points();
     let mut data: Vec<Value> =
         points.iter().map(|names| point(names, of_logits(model.graph(), names[0]))).collect();
-    let attends = model.graph().nodes.iter().filter_map(|node| match node.op {
-        Op::Attention { heads, .. } => Some((node.layer?, heads)),
-        _ => None,
-    });
-    data.extend(attends.map(|(layer, heads)| pattern_point(layer, heads)));
+    data.extend(AttentionPattern::all(model.graph()).map(|pattern| pattern_point(&pattern)));
     Ok(reply::json(StatusCode::OK, &json!({ "object": "list", "data": data })))
 }
 
@@ -37,28 +34,24 @@ fn point(names: &[&Hook], logits_only: bool) -> Value {
         "dtype": "float32",
         "writable": true,
         "logits_only": logits_only,
+        "paused_only": false,
+        "computed_on": "device",
     })
 }
 
 /// What attention weighs by: computed where it is asked for, so no point of a pass.
-fn pattern_point(layer: u32, heads: u32) -> Value {
+fn pattern_point(pattern: &AttentionPattern) -> Value {
     json!({
         "object": "hook",
-        "name": format!("blocks.{layer}.attn.hook_pattern"),
+        "name": pattern.name(),
         "aliases": [],
-        "shape": [heads, "tokens", "keys"],
+        "shape": [pattern.heads, "tokens", "keys"],
         "dtype": "float32",
         "writable": false,
         "logits_only": false,
+        "paused_only": true,
+        "computed_on": "host",
     })
-}
-
-/// The block whose attention's pattern a name asks for, if the model has it.
-pub(crate) fn pattern_of(graph: &Graph, name: &str) -> Option<u32> {
-    let layer = name.strip_prefix("blocks.")?.strip_suffix(".attn.hook_pattern")?.parse().ok()?;
-    let attends =
-        |node: &djinn_srg::Node| node.layer == Some(layer) && matches!(node.op, Op::Attention { .. });
-    graph.nodes.iter().any(attends).then_some(layer)
 }
 
 /// The hook point that a request's `param` names; `logits` is one of the last one's names.

@@ -6,17 +6,22 @@ use crate::sessions::Named;
 use crate::{ApiError, reply};
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
+use djinn_engine::debug::AttentionPattern;
 use serde_json::json;
 
 /// Answers with `[heads, tokens, keys]`, of the paused tokens and all keys up to the last of them.
-pub(super) async fn show(named: &Named, layer: u32, as_tensors: bool) -> Result<Response<Body>, ApiError> {
-    let scores = attention(named.engine()?, named.model.graph(), layer).await?;
+pub(super) async fn show(
+    named: &Named,
+    pattern: AttentionPattern,
+    as_tensors: bool,
+) -> Result<Response<Body>, ApiError> {
+    let scores = attention(named.engine()?, named.model.graph(), pattern.layer).await?;
     named.touch();
     let body = move || {
-        let (pattern, queries) = (scores.pattern(), scores.queries.clone());
+        let (name, queries) = (pattern.name(), scores.queries.clone());
+        let pattern = scores.pattern();
         let keys = queries.end as usize;
         let shape = [scores.heads as usize, (queries.end - queries.start) as usize, keys];
-        let name = format!("blocks.{layer}.attn.hook_pattern");
         if as_tensors {
             let (from, to) = (queries.start.to_string(), queries.end.to_string());
             let mut file = tensors::File::default();

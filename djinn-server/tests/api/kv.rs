@@ -145,6 +145,7 @@ fn a_pattern_is_read_and_not_written() {
     let point = |point: &&Value| point["name"] == "blocks.1.attn.hook_pattern";
     let point = listed["data"].as_array().unwrap().iter().find(point).expect("it is listed").clone();
     assert_eq!((&point["writable"], &point["shape"]), (&json!(false), &json!([heads, "tokens", "keys"])));
+    assert_eq!((&point["paused_only"], &point["computed_on"]), (&json!(true), &json!("host")));
     act(target, "pattern", "resume", &json!({}));
     assert_eq!(answer.join().unwrap().status, 200);
 }
