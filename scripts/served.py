@@ -36,10 +36,13 @@ def tokenizer():
 
 class Served:
     """The server, until the block ends. The model's 128 tokens are the bytes of ASCII; its name is `tiny`. Another tiny
-    checkpoint may be given as a folder, another model by its name."""
+    checkpoint may be given as a folder, another model by its name. It is on the CPU if no device is given; `patience` is
+    how many seconds it may take to load."""
 
-    def __init__(self, djinn, *flags, model=CHECKPOINT):
+    def __init__(self, djinn, *flags, model=CHECKPOINT, device="cpu", patience=60):
         self.djinn, self.flags, self.model = Path(djinn).resolve(), flags, model
+        self.device = ["--device=cpu", "--threads=1"] if device == "cpu" else [f"--device={device}"]
+        self.patience = patience
 
     def copy_model(self):
         """The checkpoint with a tokenizer and a template."""
@@ -58,11 +61,11 @@ class Served:
         # A process inherits the soft limit; the hard one is the most that it may have.
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        command = [self.djinn, "serve", model, "--port=0", "--device=cpu", "--threads=1", "--alias=tiny", *self.flags]
+        command = [self.djinn, "serve", model, "--port=0", *self.device, "--alias=tiny", *self.flags]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
         self.port = None
-        for _ in range(600):
+        for _ in range(int(self.patience * 10)):
             found = re.search(r"at http://127\.0\.0\.1:(\d+)/", self.log.read_text(errors="replace"))
             if found:
                 self.port = int(found[1])
