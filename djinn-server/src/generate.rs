@@ -6,6 +6,7 @@ mod text;
 
 pub use text::{Piece, TokenInfo};
 
+use crate::facts::{Generated, RequestFacts};
 use crate::model::{ServedModel, Told};
 use crate::sessions::{TurnResult, conflict};
 use crate::steering::Steered;
@@ -116,6 +117,7 @@ pub struct Answers {
     tool: Option<String>,
     /// What is told of steering and edits, if there is something to tell.
     applied: Option<Applied>,
+    facts: RequestFacts,
 }
 
 impl Answers {
@@ -124,7 +126,7 @@ impl Answers {
     /// # Errors
     /// A prompt or an option that the model refuses, a machine that is full, an engine that is gone.
     pub async fn begin(model: Arc<ServedModel>, generate: GenerateRequest) -> Result<Self, ApiError> {
-        let field = generate.prompt_field;
+        let (field, facts) = (generate.prompt_field, RequestFacts::current());
         let context = model.context();
         let mut prompts = vec![&generate.prompt];
         prompts.extend(&generate.more_prompts);
@@ -224,6 +226,7 @@ impl Answers {
             failures,
             tool: None,
             applied: tells.then(Applied::default),
+            facts,
             model,
         };
         for (lease, asked) in answers.leases.iter().zip(opened) {
@@ -234,6 +237,7 @@ impl Answers {
             }
         }
         answers.model.metrics().began(tokens);
+        answers.facts.began(Generated { usage: answers.usage, ..Generated::of(&generate) });
         Ok(answers)
     }
 
@@ -270,6 +274,7 @@ impl Answers {
                         self.usage.cached += reused;
                         self.model.metrics().reused(reused);
                     }
+                    self.facts.generated(|generated| generated.usage = self.usage);
                     if at == 0 {
                         self.tool = self.tool.take().or_else(|| called(&piece));
                     }
@@ -309,6 +314,7 @@ impl Answers {
         let Some(reason) = last.finish else { return };
         self.open -= 1;
         let (tool, usage) = (self.tool.clone(), self.usage);
+        self.facts.generated(|generated| generated.finishes.push(reason));
         self.leases[at].end(Some(TurnResult { finish: reason, tool, usage }));
         self.model.metrics().finished(reason, self.asked.elapsed());
     }
@@ -323,6 +329,7 @@ impl Answers {
     /// All answers are over.
     fn fail(&mut self, error: ApiError) -> ApiError {
         self.open = 0;
+        self.facts.failed(&error);
         self.leases.clear();
         error
     }
@@ -331,6 +338,9 @@ impl Answers {
         let now = Instant::now();
         self.usage.completion += 1;
         self.model.metrics().token(self.asked, self.latest, now);
+        if self.latest.is_none() {
+            self.facts.generated(|generated| generated.first_token = Some(now - self.asked));
+        }
         self.latest = Some(now);
     }
 

@@ -6,6 +6,7 @@ mod anthropic;
 mod body;
 mod debug;
 mod error;
+mod facts;
 pub mod fields;
 mod generate;
 mod grammar;
@@ -22,6 +23,8 @@ mod routes;
 mod server;
 mod sessions;
 mod steering;
+#[cfg(feature = "otel")]
+mod telemetry;
 mod tools;
 mod write_times;
 
@@ -35,4 +38,6 @@ pub use model::{ServedModel, Serving};
 pub use server::{Limits, Server};
 pub use sessions::SessionUse;
 pub use steering::{SteeredTokens, SteeringAlgorithm, VectorUse};
+#[cfg(feature = "otel")]
+pub use telemetry::Telemetry;
 pub use tools::{OutputEvent, OutputParser, ReasoningMode, ToolFormat};

@@ -216,6 +216,8 @@ impl BoundServer {
             () = sleep(limits.drain_time) => {}
         }
         sweeper.abort();
+        #[cfg(feature = "otel")]
+        server.flush_spans().await;
         Ok(listener.filter(|_| renews()))
     }
 }

@@ -173,7 +173,7 @@ impl From<TokenUsage> for UsageBody {
     }
 }
 
-fn finish_name(reason: FinishReason) -> &'static str {
+pub(crate) fn finish_name(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
         FinishReason::ToolCalls => "tool_calls",

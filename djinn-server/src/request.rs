@@ -2,6 +2,7 @@
 
 use crate::ApiError;
 use crate::anthropic;
+use crate::facts::RequestFacts;
 use crate::guard::Tenant;
 use crate::log_format::{LogFormat, RequestLine};
 use crate::server::{ApiRequest, Server};
@@ -54,6 +55,9 @@ pub(crate) async fn guard(
         began,
         format: server.log_format,
         permit: None,
+        facts: RequestFacts::default(),
+        #[cfg(feature = "otel")]
+        span: server.telemetry.as_ref().and_then(|telemetry| telemetry.begin(&request)),
     };
     let (mut response, origin) = match admit(&server, &request, &mut record) {
         Err(error) => (error.into_response(), None),
@@ -62,7 +66,7 @@ pub(crate) async fn guard(
             if let Some(tenant) = record.tenant {
                 request.extensions_mut().insert(tenant);
             }
-            (in_own_form(next.run(request).await), origin)
+            (in_own_form(record.facts.serve(next.run(request)).await), origin)
         }
     };
     if anthropic::is_own(&path) {
@@ -151,15 +155,23 @@ struct Record {
     began: Instant,
     format: LogFormat,
     permit: Option<OwnedSemaphorePermit>,
+    facts: RequestFacts,
+    #[cfg(feature = "otel")]
+    span: Option<crate::telemetry::RequestSpan>,
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
         self.permit = None;
+        let told = self.facts.told();
+        #[cfg(feature = "otel")]
+        if let Some(span) = self.span.take() {
+            span.end(&self.id, self.status, &told);
+        }
         let Record { id, method, path, status, tenant, began, format, .. } = self;
         let key = tenant.map_or_else(|| "-".to_owned(), |tenant| tenant.short());
         let (status, ms) = (status.as_u16(), began.elapsed().as_secs_f64() * 1e3);
-        let line = RequestLine { id, method: method.as_str(), path, status, ms, key: &key };
+        let line = RequestLine { id, method: method.as_str(), path, status, ms, key: &key, told: &told };
         log::info!(target: "djinn::server::request", "{}", line.write(*format));
     }
 }

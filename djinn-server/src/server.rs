@@ -2,6 +2,7 @@
 
 use crate::body::Fields;
 use crate::error::{Error, Result};
+use crate::facts::RequestFacts;
 use crate::guard::Tenant;
 use crate::listen::BoundServer;
 use crate::metrics::{self, ModelPage, ServerMetrics};
@@ -68,6 +69,8 @@ pub struct Server {
     pub(crate) responses: ResponseStore,
     pub(crate) metrics: ServerMetrics,
     pub(crate) log_format: LogFormat,
+    #[cfg(feature = "otel")]
+    pub(crate) telemetry: Option<crate::Telemetry>,
 }
 
 impl Default for Server {
@@ -90,6 +93,8 @@ impl Server {
             responses: ResponseStore::default(),
             metrics: ServerMetrics::default(),
             log_format: LogFormat::default(),
+            #[cfg(feature = "otel")]
+            telemetry: None,
         }
     }
 
@@ -249,7 +254,10 @@ pub(crate) struct ApiRequest {
 impl ApiRequest {
     /// The model that the field `model` names; the only one, where the field is absent.
     pub(crate) fn model(&self, fields: &Fields) -> Result<Arc<ServedModel>, ApiError> {
-        self.server.model_of(fields.read::<String>("model")?.as_deref())
+        let asked = fields.read::<String>("model")?;
+        let model = self.server.model_of(asked.as_deref())?;
+        RequestFacts::current().of_model(asked, self.model_name(&model));
+        Ok(model)
     }
 
     /// The name under which responses speak of a model: the first one.

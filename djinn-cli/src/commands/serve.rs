@@ -3,6 +3,7 @@
 mod lines;
 #[cfg(unix)]
 mod renewal;
+mod spans;
 
 use crate::args::{AccessArgs, LoadArgs, ServeArgs};
 use crate::interrupt::Interrupt;
@@ -28,6 +29,7 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     let serving = serving(&args.load)?;
     let log_format = args.log_format.into();
     lines::install(log_format, quiet)?;
+    let server = spans::sent(Server::new())?;
     let model = loaded::open(&args.model, &args.device.with(&args.memory).open_options(), quiet)?;
     let own_name =
         if args.model.contains(['/', '\\', ':']) { model.name.clone() } else { args.model.clone() };
@@ -44,8 +46,7 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     drop(progress);
     let model = started?;
     let context = model.context();
-    let server =
-        Server::new().named(&names, model).limits(limits(&args.load)?).keys(keys).log_format(log_format);
+    let server = server.named(&names, model).limits(limits(&args.load)?).keys(keys).log_format(log_format);
     let server = server.access(access(address.ip(), &args.access));
     let bound = match inherited {
         Some(listener) => server.at(listener)?,

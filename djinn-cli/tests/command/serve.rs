@@ -181,6 +181,95 @@ fn the_log_is_json_where_that_is_asked_for() {
     assert!(found["time"].is_u64() && found["ms"].is_f64() && !line.contains("secret"), "{line}");
 }
 
+/// The line of a request that generates.
+#[test]
+fn the_log_tells_how_many_tokens_a_request_took() {
+    let place = place();
+    let mut serving = serve(&place, &["--log-format=json", "--alias=mine"]);
+    serving.ask(
+        "POST /v1/completions",
+        "",
+        r#"{"model":"mine","prompt":"a secret","max_tokens":5,"temperature":0}"#,
+    );
+    let mut line = String::new();
+    serving.lines.read_line(&mut line).unwrap();
+    let found: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!((&found["model"], &found["completion_tokens"]), (&"mine".into(), &5.into()), "{line}");
+    assert!(found["prompt_tokens"].as_u64() > Some(0) && found["first_token_ms"].is_f64(), "{line}");
+    assert!(!line.contains("secret"), "{line}");
+}
+
+/// A collector at an address, which takes one batch: its request line and body.
+#[cfg(feature = "otel")]
+fn one_batch(listener: std::net::TcpListener) -> (String, Vec<u8>) {
+    let mut stream = BufReader::new(listener.accept().unwrap().0);
+    let (mut first, mut length) = (String::new(), 0);
+    stream.read_line(&mut first).unwrap();
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).unwrap();
+        let line = line.trim_end().to_ascii_lowercase();
+        if line.is_empty() {
+            break;
+        }
+        length = line.strip_prefix("content-length: ").map_or(length, |length| length.parse().unwrap());
+    }
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).unwrap();
+    stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+    (first, body)
+}
+
+/// The environment names collector and service; the last spans are sent at SIGTERM.
+#[cfg(all(unix, feature = "otel"))]
+#[test]
+fn spans_go_where_the_environment_says() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}/", listener.local_addr().unwrap());
+    let place =
+        place().with("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint).with("OTEL_SERVICE_NAME", "my-service");
+    let mut serving = serve(&place, &["--alias=mine"]);
+    serving.ask("POST /v1/completions", "", r#"{"model":"mine","prompt":"Once","max_tokens":5}"#);
+    let collector = std::thread::spawn(move || one_batch(listener));
+    let pid = rustix::process::Pid::from_child(&serving.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let (first, body) = collector.join().unwrap();
+    assert_eq!(first.trim_end(), "POST /v1/traces HTTP/1.1");
+    for part in ["my-service", "POST /v1/completions", "gen_ai.usage.output_tokens"] {
+        assert!(body.windows(part.len()).any(|found| found == part.as_bytes()), "no {part}");
+    }
+    assert!(serving.child.wait().unwrap().success(), "it ends well");
+    for (name, value, part) in [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://localhost:4318", "http://localhost:4318"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "milliseconds"),
+        ("OTEL_TRACES_EXPORTER", "zipkin", "otlp or none"),
+    ] {
+        let place = Place::new().with("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint).with(name, value);
+        let message = place.refused(&["serve", "./model", "--device=cpu"]);
+        assert!(message.contains(part), "{name}: {message}");
+    }
+}
+
+#[cfg(not(feature = "otel"))]
+#[test]
+fn a_build_without_spans_says_so() {
+    let place = place().with("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318");
+    let mut child = place
+        .command(&["serve", "./model", "--port=0", "--device=cpu"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(
+        line.contains("level=warn OTEL_EXPORTER_OTLP_ENDPOINT is set") && line.contains("--features otel"),
+        "{line}"
+    );
+}
+
 #[test]
 fn the_scheduler_is_chosen_by_name_or_file() {
     let place = place();

@@ -13,6 +13,8 @@ mod openapi;
 mod plain;
 mod responses;
 mod sessions;
+#[cfg(feature = "otel")]
+mod spans;
 mod steering;
 mod streams;
 mod structured;
