@@ -53,6 +53,15 @@ struct Barrier {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
     }
 
+    /*
+     * Arrives at the same barrier of the block of a rank. Orders reads before later copies, and no writes: a release to
+     * the cluster would wait for all of this thread's writes to memory.
+     */
+    __device__ __forceinline__ void arrive_at(unsigned rank) {
+        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_at(shared_address(this), rank))
+                     : "memory");
+    }
+
     /* Arrives, and announces bytes. */
     __device__ __forceinline__ void arrive_expecting(unsigned bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)

@@ -519,9 +519,8 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     if ((args->bias != nullptr && args->bias_dtype > DJINN_BF16) || args->n == 0 || !tiled) {
         return cudaErrorInvalidValue;
     }
-    const bool prepared = args->rounded != nullptr && args->rows <= DJINN_LINEAR_ROWS;
-    if (prepared && djinn::serves_hopper(args->k, args->weight_dtype)) {
-        return djinn::linear_hopper(*args, stream);
+    if (args->rounded != nullptr && djinn::serves_hopper(args->k, args->weight_dtype)) {
+        return args->rows <= DJINN_LINEAR_ROWS ? djinn::linear_hopper(*args, stream) : djinn::linear_wide(*args, stream);
     }
     for (unsigned row = 0; row < args->rows; row += djinn::MOST_ROWS) {
         djinn_linear_args part = *args;

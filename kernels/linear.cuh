@@ -29,6 +29,9 @@ bool serves_hopper(uint32_t k, uint32_t weight_dtype);
 /* Up to DJINN_LINEAR_ROWS rows at once. */
 int linear_hopper(const djinn_linear_args &a, void *stream);
 
+/* Any number of rows. */
+int linear_wide(const djinn_linear_args &a, void *stream);
+
 /* Slots of an expert that `expert_linear_hopper` takes at once, at most: the workspace holds as many. */
 constexpr unsigned MOST_GROUP = 128;
 

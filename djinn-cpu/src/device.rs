@@ -99,6 +99,7 @@ impl Device for CpuDevice {
             reserved_bytes: 0,
             captures: false,
             batch_invariant_rows: u32::MAX,
+            wide_products: true,
             batch_invariant_run: u32::MAX,
             encodings: ENCODINGS,
         }

@@ -66,6 +66,8 @@ pub struct SimConfig {
     /// What [`DeviceInfo`] says of batch-invariant rows. The low bits of a product of more rows depend on their number; all
     /// other results are those of the CPU device.
     pub batch_invariant_rows: u32,
+    /// What [`DeviceInfo`] says of wide products: these do not depend on the number of rows.
+    pub wide_products: bool,
     /// What [`DeviceInfo`] says of encodings, which must be among the CPU device's.
     pub encodings: &'static [Encoding],
     /// Which arithmetic.
@@ -90,6 +92,7 @@ impl Default for SimConfig {
             memory_bytes_per_second: 2e12,
             launch_overhead: Duration::from_micros(2),
             batch_invariant_rows: u32::MAX,
+            wide_products: false,
             encodings: crate::ENCODINGS,
             math: Math::Reference,
         }
@@ -230,8 +233,7 @@ impl SimDevice {
     }
 
     fn machine(&self) -> Machine<'_> {
-        let batch_invariant_rows = self.config.batch_invariant_rows;
-        Machine { memory: &self.memory, kernels: &self.kernels, batch_invariant_rows }
+        Machine { memory: &self.memory, kernels: &self.kernels, config: &self.config }
     }
 
     /// Adds one to a count of calls; whether this is the call with the planted fault.
@@ -272,6 +274,7 @@ impl Device for SimDevice {
             reserved_bytes: 0,
             captures: true,
             batch_invariant_rows: self.config.batch_invariant_rows,
+            wide_products: self.config.wide_products,
             batch_invariant_run: self.config.batch_invariant_rows,
             encodings: self.config.encodings,
         }

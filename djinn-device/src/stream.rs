@@ -1,6 +1,6 @@
 //! The [`Device`] trait: memory, streams, events, copies.
 
-use crate::{Buffer, Encoding, Error, Result, Space, Span, Usage};
+use crate::{Buffer, DType, Encoding, Error, Result, Space, Span, Usage};
 use std::time::Duration;
 
 /// A handle to a queue of work that runs in order.
@@ -65,11 +65,21 @@ pub struct DeviceInfo {
     pub captures: bool,
     /// `linear` is batch-invariant for up to this many rows: a row's bits do not depend on the rest of the batch.
     pub batch_invariant_rows: u32,
+    /// `linear` is batch-invariant for any number of rows where the weight is f16 or bf16 and its rows have a multiple of
+    /// 64 elements.
+    pub wide_products: bool,
     /// `attention` is batch-invariant for up to this many adjacent rows of one sequence.
     pub batch_invariant_run: u32,
     /// Encodings of matrices that it computes from, besides plain elements: `linear`, `expert_linear` and `embed` read
     /// them where they lie.
     pub encodings: &'static [Encoding],
+}
+
+impl DeviceInfo {
+    /// Whether a product with a weight of rows of `k` elements is one of [`wide_products`](DeviceInfo::wide_products).
+    pub fn is_wide(weight: DType, k: u32) -> bool {
+        matches!(weight, DType::F16 | DType::BF16) && k.is_multiple_of(64)
+    }
 }
 
 /// Memory, streams, events and copies.

@@ -12,7 +12,7 @@ use std::time::Instant;
 const HOST_TOKENS: u32 = 16;
 
 impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
-    /// Times a prefill chunk, and the way of its pages to host memory and back. Where the host has no room for them, no
+    /// Times a step of prefill chunks, and the way of its pages to host memory and back. Where the host has no room for them, no
     /// policy copies any, and the rates of copies are nominal. The pages that it takes are free again afterwards.
     ///
     /// # Errors
@@ -28,7 +28,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         let info = &self.runtime.info;
         // Devices load and choose kernels when a shape first comes.
         let (most, runs) = if info.host_memory { (HOST_TOKENS, 1) } else { (u32::MAX, 2) };
-        let tokens = vec![0; u64::from(self.chunk().min(most)).min(self.context()) as usize];
+        let tokens = vec![0; u64::from(self.prompt_rows().min(most)).min(self.context()) as usize];
         let mut prefill_tokens_per_s = 0.0;
         for _ in 0..runs {
             self.truncate(pages, sequence, 0);

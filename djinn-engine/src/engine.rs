@@ -41,6 +41,8 @@ pub struct Engine<D: Ops, R: Deref<Target = Runtime<D>> = Box<Runtime<D>>> {
     /// What the latest [`step`](Engine::step) read at hooks.
     captured: Vec<Captured>,
     prefill_rows: u32,
+    /// Rows that a prompt takes of a step.
+    prompt_rows: u32,
     /// When loading began and ended.
     loaded: [Instant; 2],
     /// Collects times while a trace is wanted.
@@ -93,6 +95,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             stopped: None,
             captured: Vec::new(),
             prefill_rows: u64::from(options.prefill_rows).min(options.context) as u32,
+            prompt_rows: options.prompt_rows(),
             loaded: [began, Instant::now()],
             trace: None,
             device: PhantomData,
@@ -149,6 +152,11 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// Tokens of a prefill chunk: longer prompts are cut into pieces of this size.
     pub fn chunk(&self) -> u32 {
         self.prefill_rows
+    }
+
+    /// Tokens of a prompt that a step takes: one or more prefill chunks.
+    pub fn prompt_rows(&self) -> u32 {
+        self.prompt_rows
     }
 
     /// Whether products may begin at any row of a step on the device.
@@ -290,7 +298,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         const DECODES: u64 = 5;
         let decodes = if self.runtime.info.captures { DECODES } else { 1 };
         let context = self.context();
-        let prompt = u64::from(self.prefill_rows).min(context.saturating_sub(decodes)).max(1);
+        let prompt = u64::from(self.prompt_rows).min(context.saturating_sub(decodes)).max(1);
         let decodes = decodes.min(context - prompt);
         let before = self.replayed_passes();
         let mut sequence = Sequence::default();

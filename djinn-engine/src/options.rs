@@ -18,9 +18,11 @@ pub struct Options {
     pub sequences: u32,
     /// KV pages on the device; as many as `sequences` whole contexts take, if not given.
     pub pages: Option<u32>,
-    /// Rows of a prefill step: longer prompts are cut into pieces of this size.
+    /// Rows of a prefill chunk: longer prompts are cut into pieces of this size.
     pub prefill_rows: u32,
-    /// Rows of a step beside those of a piece of a prompt: as many as `sequences` where many are served at once.
+    /// Prefill chunks of a prompt that a step takes.
+    pub prefill_chunks: u32,
+    /// Rows of a step beside those of prefill chunks: as many as `sequences` where many are served at once.
     pub decode_rows: u32,
     /// Rows of a step whose logits may be wanted.
     pub logit_rows: u32,
@@ -44,6 +46,7 @@ impl Default for Options {
             sequences: 1,
             pages: None,
             prefill_rows: 512,
+            prefill_chunks: 1,
             decode_rows: 0,
             logit_rows: 1,
             kv_dtype: DType::F32,
@@ -61,6 +64,12 @@ impl Options {
         Options { sequences, decode_rows: sequences, logit_rows: sequences, ..self }
     }
 
+    /// Rows that a prompt takes of a step, at most: its prefill chunks, within the context.
+    pub fn prompt_rows(&self) -> u32 {
+        let rows = u64::from(self.prefill_rows) * u64::from(self.prefill_chunks);
+        u32::try_from(rows.min(self.context)).unwrap_or(u32::MAX)
+    }
+
     /// Host bytes for `graph` under these options, at most, on a device that takes up to 1 GiB for itself: for
     /// devices that must know before they are made. Weights, and some room for inputs and staging.
     pub fn most_host_bytes(&self, graph: &Graph) -> u64 {
@@ -76,7 +85,8 @@ impl Options {
         if self.context > graph.max_context {
             return Err(Error::ContextTooLong { asked: self.context, most: graph.max_context });
         }
-        if [self.sequences, self.prefill_rows, self.logit_rows, self.page_tokens].contains(&0)
+        if [self.sequences, self.prefill_rows, self.prefill_chunks, self.logit_rows, self.page_tokens]
+            .contains(&0)
             || self.context == 0
         {
             return Err(Error::Option("context, sequences, rows and page size must not be zero"));
@@ -102,9 +112,8 @@ impl Options {
             host_pages: self.host_pages,
             check: self.budget.stream_check,
         };
-        // No step has more rows than the context has tokens, and at least one for each sequence.
-        let piece = (self.prefill_rows as u64).min(self.context);
-        let rows = (piece + u64::from(self.decode_rows)).max(self.sequences as u64);
+        // A row at least for each sequence.
+        let rows = (u64::from(self.prompt_rows()) + u64::from(self.decode_rows)).max(self.sequences as u64);
         let logit_rows = (self.logit_rows as u64).min(rows);
         let most_chosen = graph.nodes.iter().filter_map(|node| node.op.announces_choice()).max();
         if rows * u64::from(most_chosen.unwrap_or(0)) > ExpertLinear::MOST_SLOTS.into() {

@@ -7,12 +7,24 @@ use djinn_models::{Location, OpenOptions, open};
 use djinn_scheduler::{CostModel, Registry, Settings};
 use std::ops::ControlFlow;
 
-fn load() -> Engine<SimDevice> {
+/// How prompts are computed: prefill chunks of a step, and whether the device has wide products.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    chunks: u32,
+    wide: bool,
+}
+
+const CHUNK_BY_CHUNK: Cut = Cut { chunks: 1, wide: false };
+
+fn load(cut: Cut) -> Engine<SimDevice> {
     let config = SimConfig { math: Math::Fast, batch_invariant_rows: 4, ..SimConfig::default() };
+    let config = SimConfig { wide_products: cut.wide, ..config };
     let device = SimDevice::new(config).expect("a device");
     let model =
         open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
-    let options = Options { context: 256, prefill_rows: 48, ..Options::default() }.serving(2);
+    let options =
+        Options { context: 320, prefill_rows: 48, prefill_chunks: cut.chunks, ..Options::default() };
+    let options = options.serving(2);
     Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| ControlFlow::Continue(()))
         .expect("it loads")
 }
@@ -21,9 +33,10 @@ fn prompt(seed: u32, len: u32) -> Vec<u32> {
     (0..len).map(|i| (seed * 7919 + i * 37 + i * i * seed) % 256).collect()
 }
 
-/// Prompts that end in the middle of a prefill chunk, and are longer than what is computed row by row.
+/// Prompts that end in the middle of a prefill chunk, and are longer than what is computed row by row; the first has more
+/// than two chunks.
 fn turns() -> [Vec<u32>; 3] {
-    [prompt(1, 60), prompt(2, 75), prompt(3, 50)]
+    [prompt(1, 130), prompt(2, 75), prompt(3, 50)]
 }
 
 const TOKENS: u64 = 5;
@@ -31,11 +44,11 @@ const TOKENS: u64 = 5;
 /// The bits of the logits after each turn, and its tokens.
 type Bits = Vec<(Vec<u32>, Vec<u32>)>;
 
-fn served() -> Bits {
+fn served(cut: Cut) -> Bits {
     let cost =
         CostModel { page_bytes: 4096, out_bytes_per_s: 1e9, in_bytes_per_s: 1e9, prefill_tokens_per_s: 1e4 };
     let make = |capacity| Registry::default().scheduler(&Settings::default(), capacity, cost);
-    let mut service = Service::new(load(), make).expect("it serves");
+    let mut service = Service::new(load(cut), make).expect("it serves");
     let mut id = None;
     let mut found = Vec::new();
     for tokens in turns() {
@@ -57,8 +70,8 @@ fn served() -> Bits {
     found
 }
 
-fn generated() -> Bits {
-    let mut service = Service::single(load()).expect("it serves");
+fn generated(cut: Cut) -> Bits {
+    let mut service = Service::single(load(cut)).expect("it serves");
     let mut session = None;
     let mut request = Request { max_tokens: TOKENS as usize, ..Request::default() };
     let mut found = Vec::new();
@@ -75,11 +88,11 @@ fn generated() -> Bits {
 /// Logits beside sessions take pages that none of them has, or are refused.
 #[test]
 fn logits_leave_sessions_as_they_are() {
-    let mut service = Service::single(load()).expect("it serves");
+    let mut service = Service::single(load(CHUNK_BY_CHUNK)).expect("it serves");
     let expected = service.logits(&prompt(9, 40)).expect("all pages are free");
     let mut request = Request { max_tokens: TOKENS as usize, ..Request::default() };
     let (mut session, mut other) = (None, None);
-    for (tokens, (_, known)) in turns().into_iter().zip(generated()) {
+    for (tokens, (_, known)) in turns().into_iter().zip(generated(CHUNK_BY_CHUNK)) {
         request.prompt.extend(tokens);
         let go_on = &mut |_| ControlFlow::Continue(());
         let tokens = service.generate(&mut session, &request, go_on).expect("it runs").tokens;
@@ -87,7 +100,7 @@ fn logits_leave_sessions_as_they_are() {
         request.prompt.extend(&tokens);
         assert!(service.logits(&prompt(9, 40)).expect("there is room") == expected);
     }
-    let long = Request { prompt: prompt(4, 200), ..request };
+    let long = Request { prompt: prompt(4, 250), ..request };
     service.generate(&mut other, &long, &mut |_| ControlFlow::Continue(())).expect("it runs");
     let free = u64::from(service.state().device_free()) * 16;
     match service.logits(&prompt(9, 120)) {
@@ -100,10 +113,26 @@ fn logits_leave_sessions_as_they_are() {
 
 #[test]
 fn a_turn_is_computed_alike_served_and_generated() {
-    let (served, generated) = (served(), generated());
-    for (turn, (served, generated)) in served.iter().zip(&generated).enumerate() {
-        assert_eq!(served.1, generated.1, "tokens of turn {turn}");
-        let other = served.0.iter().zip(&generated.0).filter(|(a, b)| a != b).count();
-        assert_eq!(other, 0, "logits after turn {turn} that differ, of {}", served.0.len());
+    same("served", &served(CHUNK_BY_CHUNK), &generated(CHUNK_BY_CHUNK));
+}
+
+#[test]
+fn a_step_of_several_chunks_computes_what_each_would() {
+    for wide in [false, true] {
+        let expected = generated(Cut { chunks: 1, wide });
+        for chunks in [2, 3] {
+            let cut = Cut { chunks, wide };
+            same(&format!("{cut:?}, served"), &served(cut), &expected);
+            same(&format!("{cut:?}, generated"), &generated(cut), &expected);
+        }
+    }
+}
+
+#[track_caller]
+fn same(name: &str, found: &Bits, expected: &Bits) {
+    for (turn, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert_eq!(found.1, expected.1, "{name}: tokens of turn {turn}");
+        let other = found.0.iter().zip(&expected.0).filter(|(a, b)| a != b).count();
+        assert_eq!(other, 0, "{name}: logits after turn {turn} that differ, of {}", found.0.len());
     }
 }

@@ -12,6 +12,8 @@ pub struct StepRoom {
     pub rows_left: u32,
     /// Tokens of a chunk of prefill.
     pub chunk: u32,
+    /// Rows of the whole step that one prompt may take.
+    pub prompt_rows: u32,
     /// Sessions that decode in this step already.
     pub decoding: u32,
     /// Rows that prefill takes in this step already.
@@ -51,8 +53,9 @@ impl PhaseHandler for DecodeOne {
 }
 
 /// Prefill in whole chunks, which end at multiples of the chunk in the context: what is left of the chunk that
-/// the context ends in, or the prompt's shorter rest, enters a step entirely or not at all. So a context that
-/// was discarded is computed again in the pieces that it had, and a prefix is whole chunks.
+/// the context ends in, or the prompt's shorter rest, enters a step entirely or not at all, and those after it as far as
+/// the step takes them. So a context that was discarded is computed again in the pieces that it had, and a prefix is
+/// whole chunks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChunkedPrefill;
 
@@ -66,8 +69,13 @@ impl PhaseHandler for ChunkedPrefill {
     }
 
     fn tokens(&self, room: &StepRoom, session: &Session) -> u64 {
-        let chunk = session.prompt.min(chunk_left(session.context, room.chunk));
-        if chunk <= room.rows_left as u64 { chunk } else { 0 }
+        let left = u64::from(room.rows_left.min(room.prompt_rows));
+        let first = chunk_left(session.context, room.chunk);
+        match left {
+            _ if session.prompt <= left => session.prompt,
+            _ if first <= left => left - (left - first) % u64::from(room.chunk),
+            _ => 0,
+        }
     }
 }
 

@@ -24,7 +24,8 @@ pub struct Capacity {
     /// Sessions of a step.
     pub sequences: u32,
     /// Tokens of a chunk of prefill. Prefill is computed in pieces that end at multiples of this size in the
-    /// context, or with the prompt, so that results do not depend on neighbours.
+    /// context, or with the prompt, so that results do not depend on neighbours. A step takes as many successive ones of
+    /// a prompt as fit its rows beside the decodes of all other sessions.
     pub chunk: u32,
 }
 
@@ -47,6 +48,11 @@ impl Capacity {
             ),
             () => Ok(()),
         }
+    }
+
+    /// Rows that one prompt may take of a step.
+    pub(crate) fn prompt_rows(&self) -> u32 {
+        self.rows - (self.sequences - 1)
     }
 
     /// Pages that `tokens` tokens take.
@@ -275,8 +281,13 @@ impl State {
         match *entry {
             ScheduledSession::Prefill { tokens, last, .. } => {
                 session.reused.get_or_insert(session.context);
-                let whole = tokens == u64::from(chunk) && session.context.is_multiple_of(tokens);
-                session.extend(tokens, whole);
+                let chunk = u64::from(chunk);
+                let whole = if session.context.is_multiple_of(chunk) { tokens / chunk * chunk } else { 0 };
+                for (tokens, whole) in [(whole, true), (tokens - whole, false)] {
+                    if tokens > 0 {
+                        session.extend(tokens, whole);
+                    }
+                }
                 session.prompt -= tokens;
                 session.generated += u64::from(last);
                 let shared = (session.in_whole_chunks.min(session.context) / u64::from(page_tokens)) as usize;

@@ -1,5 +1,6 @@
 //! The streams' queues and how their commands are carried out, step by step.
 
+use super::SimConfig;
 use super::clock::Clock;
 use super::order::Order;
 use crate::event::Completion;
@@ -8,7 +9,7 @@ use crate::memory::Memory;
 use crate::ops::{bytes_moved, copied};
 use crate::stream::first_line;
 use djinn_device::args::{CopyExpert, Linear};
-use djinn_device::{Access, Error, Operation, Result, Span, Stream};
+use djinn_device::{Access, DeviceInfo, Error, Operation, Result, Span, Stream};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -94,8 +95,15 @@ pub(super) struct Streams {
 pub(super) struct Machine<'a> {
     pub(super) memory: &'a Memory,
     pub(super) kernels: &'a Kernels,
-    /// See [`SimConfig::batch_invariant_rows`](super::SimConfig::batch_invariant_rows).
-    pub(super) batch_invariant_rows: u32,
+    pub(super) config: &'a SimConfig,
+}
+
+impl Machine<'_> {
+    /// Whether a product's low bits depend on the number of its rows.
+    fn varies(self, product: &Linear) -> bool {
+        let wide = self.config.wide_products && DeviceInfo::is_wide(product.weight.dtype, product.k);
+        product.rows > self.config.batch_invariant_rows && !wide
+    }
 }
 
 /// Makes the low bits of a product depend on the number of its rows.
@@ -262,7 +270,7 @@ impl Streams {
         if self.failure.is_some() {
             return;
         }
-        let Machine { memory, kernels, batch_invariant_rows } = machine;
+        let Machine { memory, kernels, .. } = machine;
         self.queues[id].now = match command {
             Command::Copy { src, dst, fails } => {
                 if *fails {
@@ -292,7 +300,7 @@ impl Streams {
                 let bytes = bytes_moved(operation, memory);
                 kernels.run(memory, operation);
                 if let Operation::Linear(product) = operation
-                    && product.rows > batch_invariant_rows
+                    && machine.varies(product)
                 {
                     vary(memory, product);
                 }

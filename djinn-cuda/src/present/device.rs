@@ -191,6 +191,7 @@ impl Device for CudaDevice {
             reserved_bytes: self.reserved_bytes,
             captures: true,
             batch_invariant_rows: self.batch_invariant_rows(),
+            wide_products: self.rows_at_once == djinn_cuda_sys::DJINN_LINEAR_ROWS,
             batch_invariant_run: djinn_cuda_sys::DJINN_PREFILL_RUN,
             encodings: crate::ENCODINGS,
         }

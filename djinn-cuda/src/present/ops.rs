@@ -8,8 +8,9 @@ use djinn_device::args::{self, Linear};
 use djinn_device::{DType, Ops, Result, Stream};
 use std::ops::Range;
 
-/// Up to this many rows an own kernel computes a product, and a row's bits do not depend on the others; beyond,
-/// cuBLASLt computes it. For cards on which the kernel reads the weight once for 16 rows.
+/// Up to this many rows an own kernel computes a product, and a row's bits do not depend on the others. Beyond, cuBLASLt
+/// computes it, unless an own kernel takes any number of rows. For cards on which the kernel reads the weight once for
+/// 16 rows.
 const BATCH_INVARIANT_ROWS: u32 = 64;
 
 impl CudaDevice {
@@ -86,17 +87,22 @@ impl CudaDevice {
         Ok(done)
     }
 
+    /// Whether an own kernel computes a product, of whatever tiles of the weight.
+    fn is_own(&self, args: &Linear) -> bool {
+        args.rows <= self.batch_invariant_rows() || wants_rounded(args.rows, args.k, args.weight.dtype)
+    }
+
     /// A product with tiles that one launch takes ([`at_once`]), or with one tile.
     fn product(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
         let args = &tiles[0];
-        let few = args.rows <= self.batch_invariant_rows();
-        if few && !wants_rounded(args.rows, args.k, args.weight.dtype) {
+        let own = self.is_own(args);
+        if own && !wants_rounded(args.rows, args.k, args.weight.dtype) {
             return self.launch(stream, |launch| launch.linear(tiles, 0..args.rows, None));
         }
         let known = self.prepared.take().filter(|known| known.stream == stream);
         self.claim_scratch(stream)?;
         self.launch(stream, |launch| {
-            let done = if few {
+            let done = if own {
                 self.in_pieces(launch, args, known, |rows, x| {
                     launch.linear(tiles, rows, Some(x)).map(|()| true)
                 })?
@@ -129,12 +135,12 @@ impl CudaDevice {
     }
 }
 
-/// How many of the leading tiles one launch takes: those that follow one another in the output, of as many rows each
-/// but for the last, of the same product of up to `few` rows. A bias is cut into tiles as well, and a launch takes one
-/// tile of it.
-fn at_once(tiles: &[Linear], few: u32) -> usize {
+/// How many of the leading tiles one launch of an own kernel takes: those that follow one another in the output, of as
+/// many rows each but for the last, of the same product. A bias is cut into tiles as well, and a launch takes one tile of
+/// it.
+fn at_once(tiles: &[Linear]) -> usize {
     let first = &tiles[0];
-    if first.rows > few || first.bias.is_some() {
+    if first.bias.is_some() {
         return 1;
     }
     let follows = |(a, b): (&Linear, &Linear)| {
@@ -201,7 +207,8 @@ impl Ops for CudaDevice {
 
     fn linear_tiles(&self, stream: Stream, mut tiles: &[Linear]) -> Result<()> {
         while !tiles.is_empty() {
-            let (run, rest) = tiles.split_at(at_once(tiles, self.batch_invariant_rows()));
+            let count = if self.is_own(&tiles[0]) { at_once(tiles) } else { 1 };
+            let (run, rest) = tiles.split_at(count);
             run.iter().for_each(|tile| debug_assert_eq!(tile.check(), ()));
             self.product(stream, run)?;
             tiles = rest;

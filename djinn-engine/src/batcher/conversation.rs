@@ -197,15 +197,16 @@ impl Conversation {
     }
 
     /// Which of the `count` tokens from `from` on are computed as chunks, within them: as they were before, or, of
-    /// tokens that were never computed, those of a long run.
-    pub(super) fn cut(&mut self, from: u64, count: u64) -> Vec<Range<usize>> {
+    /// tokens that were never computed, those of long runs up to the next multiple of `chunk`.
+    pub(super) fn cut(&mut self, from: u64, count: u64, chunk: u32) -> Vec<Range<usize>> {
         let end = from + count;
-        let fresh = from.max(self.computed);
-        if end > fresh {
-            if is_long(end - fresh) {
-                self.chunks.push(fresh..end);
+        let mut fresh = from.max(self.computed);
+        while fresh < end {
+            let next = (fresh + 1).next_multiple_of(chunk.into()).min(end);
+            if is_long(next - fresh) {
+                self.chunks.push(fresh..next);
             }
-            self.computed = end;
+            (fresh, self.computed) = (next, next);
         }
         let first = self.chunks.partition_point(|chunk| chunk.end <= from);
         let within = self.chunks[first..].iter().take_while(|chunk| chunk.start < end);

@@ -97,7 +97,7 @@ impl<D: Ops> Batcher<D> {
             let conversation = conversation.expect("a session in a plan was opened");
             // What it did not compute was found, in whole chunks.
             conversation.computed_as_chunks(from, chunk);
-            chunks.push(conversation.cut(from, entry.tokens()));
+            chunks.push(conversation.cut(from, entry.tokens(), chunk));
         }
         let part = |entry: &ScheduledSession| {
             let (session, tokens) = (entry.session(), entry.tokens());

@@ -4,7 +4,8 @@
 //! few rows ([`DeviceInfo::batch_invariant_rows`]); products of many rows choose their algorithm by the number of rows. So a step
 //! has two kinds of rows. Rows *alone*, single tokens and short prompts, come first, and products take them in pieces
 //! of up to `batch_invariant_rows`. *Chunks*, longer runs of a prompt, are launched one by one: a chunk's results depend on its
-//! own length, which is the session's business alone.
+//! own length, which is the session's business alone. Products that are batch-invariant for any number of rows take all
+//! rows at once ([`DeviceInfo::wide_products`]).
 
 use crate::parts::Parts;
 use crate::{Error, Intervention, Result};
@@ -88,6 +89,8 @@ pub(crate) struct RowRuns {
     pub(crate) products: Vec<Range<u32>>,
     /// Of products over the rows whose logits are wanted.
     pub(crate) logits: Vec<Range<u32>>,
+    /// Whether wide products take all rows at once.
+    pub(crate) wide: bool,
     /// Of attention.
     pub(crate) attention: Vec<Range<u32>>,
 }
@@ -137,6 +140,7 @@ impl Layout {
                 runs.attention.push(rows);
             }
         }
+        runs.wide = info.wide_products;
         layout.runs = runs;
         layout.want(batch, &row_of, info);
         if info.batch_invariant_rows == u32::MAX {

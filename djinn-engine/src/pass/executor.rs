@@ -9,7 +9,7 @@ use djinn_device::args::{
     Add, Attention, Combine, Embed, ExpertLinear, Gelu, Group, HeadNorm, KvPages, KvWrite, LayerNorm, Linear,
     RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
 };
-use djinn_device::{Ops, Span, Stream};
+use djinn_device::{DeviceInfo, Ops, Span, Stream};
 use djinn_srg::{Dim, Graph, KvPlan, Lifecycle, Node, NodeId, Op, Rows, ValueId};
 use djinn_vmu::{DataSegment, Launch, LoadedTile, Program, StackSegment, TextSegment};
 use std::ops::Range;
@@ -205,7 +205,12 @@ impl<'a, D: Ops> Executor<'a, D> {
         let (k, out_width) = (self.width(node.inputs[0]), self.width(node.outputs[0]));
         let (x, out) = (self.span(node.inputs[0]), self.span(node.outputs[0]));
         let of_logits = self.graph.value(node.outputs[0]).shape[0] == Dim::LogitRows;
-        let runs = if of_logits { &self.runs.logits } else { &self.runs.products };
+        let all = 0..self.graph.value(node.outputs[0]).rows(self.rows) as u32;
+        let runs = match tiles[0].parts[0].dtype {
+            dtype if self.runs.wide && DeviceInfo::is_wide(dtype, k) => std::slice::from_ref(&all),
+            _ if of_logits => &self.runs.logits,
+            _ => &self.runs.products,
+        };
         for rows in runs {
             let args = |tile: &LoadedTile| Linear {
                 x: words(x, rows, k),

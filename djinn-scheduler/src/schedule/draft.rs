@@ -368,6 +368,7 @@ impl<'a> Draft<'a> {
             rows: capacity.rows,
             rows_left: capacity.rows,
             chunk: capacity.chunk,
+            prompt_rows: capacity.prompt_rows(),
             decoding: 0,
             prefilling: 0,
         };

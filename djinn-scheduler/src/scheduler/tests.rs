@@ -461,6 +461,21 @@ fn whole_chunks_that_others_computed_are_context() {
 }
 
 #[test]
+fn a_step_takes_the_chunks_of_a_prompt_that_fit() {
+    let (small, cost) = small_machine();
+    // Room for two chunks beside the decodes of all others.
+    let capacity = Capacity { rows: 2 * 128 + small.sequences - 1, ..small };
+    let mut scheduler = Scheduler::new(capacity, parts(Box::new(Lru), cost)).expect("a machine");
+    arrive_sharing(&mut scheduler, 0, 600, 600, ms(0));
+    let tokens: Vec<_> = (0..4).map(|at| step(&mut scheduler, &[], ms(at)).rows()).collect();
+    assert_eq!(tokens, [256, 256, 88, 1]);
+    // All whole chunks are found by others, however many a step had.
+    arrive_sharing(&mut scheduler, 1, 600, 600, ms(5));
+    let plan = step(&mut scheduler, &[], ms(5));
+    assert_eq!(plan.grants.iter().find(|grant| grant.session == id(1)).expect("it is admitted").found, 512);
+}
+
+#[test]
 fn what_was_not_computed_in_whole_chunks_is_neither_found_nor_shared() {
     let mut scheduler = small(Box::new(Ttl::new(ms(0))));
     arrive_sharing(&mut scheduler, 0, 400, 150, ms(0));

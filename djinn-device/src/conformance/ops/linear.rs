@@ -212,4 +212,22 @@ pub(super) fn computes_batch_invariant_rows<D: Ops>(rig: &mut Rig<D>) {
             rig.parts_of(&alone, &case.name(), most, &launches, case.part());
         }
     }
+    if rig.device.info().wide_products {
+        computes_wide_products(rig);
+    }
+}
+
+/// Rows of wide products have the bits of a launch of few, in launches of any number of rows.
+fn computes_wide_products<D: Ops>(rig: &mut Rig<D>) {
+    const ROWS: usize = 600;
+    for dtype in [DType::F16, DType::BF16] {
+        for [k, n] in [[64, 5], [704, 130], [1088, 1003]] {
+            let case = Case::new(rig, [ROWS, k, n], dtype, Some(dtype));
+            let case = Case { out_width: n + 3, out_column: 2, ..case };
+            let few: Vec<f32> =
+                (0..ROWS).step_by(8).flat_map(|row| rig.output((row, 8), &case.part())).collect();
+            let launches = [257, 300, 400, 512, ROWS].map(|rows| (ROWS - rows, rows));
+            rig.parts_of(&few, &case.name(), ROWS, &launches, case.part());
+        }
+    }
 }

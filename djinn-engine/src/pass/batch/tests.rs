@@ -11,6 +11,7 @@ fn info(batch_invariant_rows: u32, batch_invariant_run: u32) -> DeviceInfo {
         reserved_bytes: 0,
         captures: false,
         batch_invariant_rows,
+        wide_products: false,
         batch_invariant_run,
         encodings: &[],
     }
