@@ -28,6 +28,11 @@ __device__ __forceinline__ void cluster_sync() {
     cluster_wait();
 }
 
+/* As `cluster_arrive`, and orders nothing but what was published: no thread waits for its writes. */
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 /* The address of the same place in the shared memory of the block of a rank. */
 __device__ __forceinline__ unsigned address_at(unsigned address, unsigned rank) {
     unsigned remote;
@@ -66,32 +71,6 @@ struct Barrier {
     __device__ __forceinline__ void arrive_expecting(unsigned bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
                      : "memory");
-    }
-
-    /* Arrives at the barrier of the block of a rank: those who wait for it there see what this warp wrote. */
-    __device__ __forceinline__ void arrive_with_writes(unsigned rank, unsigned lane) {
-        asm volatile("fence.acq_rel.cluster;" ::: "memory");
-        __syncwarp();
-        if (lane == 0) {
-            asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
-                             address_at(shared_address(this), rank))
-                         : "memory");
-        }
-    }
-
-    /* As `wait`, for arrivals with writes. */
-    __device__ __forceinline__ void wait_for_writes(unsigned parity) {
-        unsigned done;
-        do {
-            asm volatile("{\n"
-                         ".reg .pred done;\n"
-                         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
-                         "selp.u32 %0, 1, 0, done;\n"
-                         "}"
-                         : "=r"(done)
-                         : "r"(shared_address(this)), "r"(parity)
-                         : "memory");
-        } while (done == 0);
     }
 
     /* Waits for the end of the phase of a parity: the first is 0, the next 1, and so on in turn. */

@@ -132,8 +132,8 @@ int djinn_head_norm(const djinn_head_norm_args *args, void *stream);
  * out[r, out_column + j] = sum of x[r, i] weight[j, i] + bias[j], for j in 0 .. n. A row's bits depend on no other
  * row. With 16-bit weights and k a multiple of 64, x is rounded to the weight's type.
  *
- * Reads the weight once for every 16 rows. If weights are 16-bit, k is a multiple of 64 and `rounded` is given, once for
- * up to djinn_linear_rows() rows, and on Hopper more rows are as fast as arithmetic allows. The weight lies in tiles of tile_rows rows each, the last of which may have fewer.
+ * Reads the weight once for every 16 rows; up to djinn_linear_rows() once, if weights are 16-bit, k is a multiple of 64
+ * and `rounded` is given. The weight lies in tiles of tile_rows rows each, the last of which may have fewer.
  */
 enum {
     DJINN_LINEAR_ROWS = 256,

@@ -26,14 +26,14 @@ constexpr unsigned MOST_ROWS = 16;
 /* Whether linear_hopper.cu serves such a product on the current device. */
 bool serves_hopper(uint32_t k, uint32_t weight_dtype);
 
-/* Up to DJINN_LINEAR_ROWS rows at once. */
+/* Rows, or slots of an expert, that linear_hopper.cu takes at once, at most: the workspace holds as many. */
+constexpr unsigned MOST_GROUP = 128;
+
+/* Up to MOST_GROUP rows. */
 int linear_hopper(const djinn_linear_args &a, void *stream);
 
 /* Any number of rows. */
 int linear_wide(const djinn_linear_args &a, void *stream);
-
-/* Slots of an expert that `expert_linear_hopper` takes at once, at most: the workspace holds as many. */
-constexpr unsigned MOST_GROUP = 128;
 
 /* Any number of slots, with the workspace. */
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream);

@@ -1,6 +1,5 @@
 /*
- * linear on Hopper (sm_90a) for more rows than linear.cu's kernel takes at once, up to DJINN_LINEAR_ROWS, with one read
- * of the weight: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row
+ * linear on Hopper (sm_90a) for more rows than linear.cu's kernel takes at once, up to 128, with one read of the weight: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row
  * has alone in linear.cu. For f16 and bf16, k a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Reference: djinn-device, src/reference.rs, `linear`.
@@ -14,11 +13,11 @@
  * Rows of the weight are the wide operand of the matrix units (64 at once), rows of x the narrow one (N). A product of
  * 16 columns adds to a sum the same bits whatever N is, and the same as a product of linear.cu's.
  *
- * Launch: clusters of a block for each partial sum, one block on each multiprocessor that a cluster can have; a
- * cluster takes an equal share of the weight's rows, up to 64 TILES. In each block one warp has weight and x copied to
- * a ring of stages of one run each, weights before the previous kernel is done; a warpgroup for each 64 rows
- * multiplies. At the end the partial sums of the rows of the warps w of all warpgroups go to the block of rank w,
- * which adds them in order.
+ * Launch: clusters of a block for each partial sum, one block on each multiprocessor that a cluster can have; the
+ * clusters take equal shares of the weight's rows, up to 64 TILES, in turn. In each block one warp has weight and x copied
+ * to a ring of stages of one run each, weights before the previous kernel is done, and those of the next share while the
+ * present one ends; a warpgroup for each 64 rows multiplies. At the end of a share the partial sums of the rows of the warps
+ * w of all warpgroups go to the block of rank w, which adds them in order.
  */
 #include "linear.cuh"
 #include "wgmma.cuh"
@@ -43,9 +42,9 @@ struct Maps {
     CUtensorMap x;
 };
 
-/* Rows of the weight that a cluster takes, stages of a block's ring, and the first of the expert's slots. */
+/* Rows of the weight of a share, shares, stages of a block's ring, and the first of the expert's slots. */
 struct Frame {
-    uint32_t share, stages, first;
+    uint32_t share, shares, stages, first;
 };
 
 /* Bytes of a stage for N rows of x: whole groups of 8 rows of the weight, then x. */
@@ -58,59 +57,78 @@ template <typename T, unsigned N, unsigned TILES, typename Rows> struct Hopper {
     static constexpr unsigned COMPUTING = 128 * TILES, THREADS = COMPUTING + 32;
     static constexpr unsigned X_BYTES = N * BLOCK_ROW;
 
+    /* Groups of 8 rows of x whose partial sums are handed over at once: in up to 64 KiB. */
+    static constexpr unsigned GROUPS = N / 8 * TILES <= 32 ? N / 8 : 8;
+
     struct Barriers {
-        Barrier ready[MOST_STAGES], free[MOST_STAGES], summed;
+        Barrier ready[MOST_STAGES], free[MOST_STAGES];
+        /* The partial sums that this block adds are there; all blocks have added what this one handed them. */
+        Barrier summed, added;
     };
     /* The partial sums that a block adds: of each part and warpgroup, for each 8 rows of x, those of a warp's lanes. */
     struct Sums {
-        float4 at[PARTIALS][TILES][N / 8][32];
+        float4 at[PARTIALS][TILES][GROUPS][32];
     };
 
     const djinn_linear_args &a;
     const Rows &rows;
     const Frame &f;
     Barriers &barriers;
-    /* Stages; at the end the sums. */
+    Sums &handed;
+    /* Stages. */
     char *ring;
     unsigned part, runs;
+    /* Place in the ring, and times that sums were handed over. */
+    unsigned slot = 0, parity = 0, turns = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++slot == f.stages) {
+            slot = 0, parity ^= 1;
+        }
+    }
 
     /* Copies all stages. By one lane; `lane` says which this is. */
-    __device__ __forceinline__ void supply(const Maps &maps, const Share &share, unsigned lane) {
-        const CUtensorMap &map = maps.weights[share.first / a.tile_rows];
-        const unsigned row = share.first % a.tile_rows, bytes = stage_bytes(f.share, N);
-        const unsigned ahead = min(runs, f.stages);
+    __device__ __forceinline__ void supply(const Maps &maps, unsigned lane) {
+        const unsigned bytes = stage_bytes(f.share, N), ahead = min(runs, f.stages);
         const auto column = [&](unsigned i) { return (part + i * PARTIALS) * RUN; };
-        const auto weights = [&](unsigned slot, unsigned i) {
-            barriers.ready[slot].arrive_expecting(f.share * BLOCK_ROW + X_BYTES);
-            copy_box(ring + slot * bytes, map, column(i), row, barriers.ready[slot]);
+        const auto weights = [&](const Share &share, unsigned at, unsigned i) {
+            const unsigned piece = share.first / a.tile_rows;
+            barriers.ready[at].arrive_expecting(f.share * BLOCK_ROW + X_BYTES);
+            copy_box(ring + at * bytes, maps.weights[piece], column(i), share.first - piece * a.tile_rows,
+                     barriers.ready[at]);
         };
         if (lane == 0) {
+            const Share share = share_of<T>(a, f.share, blockIdx.x / PARTIALS);
             for (unsigned i = 0; i < ahead; ++i) {
-                weights(i, i);
+                weights(share, i, i);
             }
         }
         await_previous();
         if (lane == 0) {
             admit_bulk_copies();
-            unsigned slot = 0, parity = 1;
-            for (unsigned i = 0; i < runs; ++i) {
-                if (i >= ahead) {
-                    barriers.free[slot].wait(parity);
-                    weights(slot, i);
-                }
-                copy_box(ring + (slot + 1) * bytes - X_BYTES, maps.x, column(i), blockIdx.y * N, barriers.ready[slot]);
-                if (++slot == f.stages) {
-                    slot = 0, parity ^= 1;
+            unsigned copied = 0;
+            for (unsigned index = blockIdx.x / PARTIALS; index < f.shares; index += gridDim.x / PARTIALS) {
+                const Share share = share_of<T>(a, f.share, index);
+                for (unsigned i = 0; i < runs; ++i, ++copied) {
+                    if (copied >= ahead) {
+                        if (copied >= f.stages) {
+                            barriers.free[slot].wait(parity ^ 1);
+                        }
+                        weights(share, slot, i);
+                    }
+                    char *x = ring + (slot + 1) * bytes - X_BYTES;
+                    copy_box(x, maps.x, column(i), blockIdx.y * N, barriers.ready[slot]);
+                    advance();
                 }
             }
         }
         __syncwarp();
     }
 
-    /* The products of a warpgroup with its rows of all stages. */
+    /* The products of a warpgroup with its rows of a share. */
     __device__ __forceinline__ void compute(float (&sums)[N / 2], unsigned group, unsigned lane) {
         const unsigned bytes = stage_bytes(f.share, N);
-        unsigned slot = 0, parity = 0, last = 0;
+        unsigned last = 0;
         for (unsigned i = 0; i < runs; ++i) {
             const char *stage = ring + slot * bytes;
             const uint64_t weights = describe(stage + group * TILE_ROWS * BLOCK_ROW);
@@ -129,39 +147,56 @@ template <typename T, unsigned N, unsigned TILES, typename Rows> struct Hopper {
                 }
             }
             last = slot;
-            if (++slot == f.stages) {
-                slot = 0, parity ^= 1;
-            }
+            advance();
         }
         wait_products<0>();
+        if (runs > 0 && lane == 0) {
+            barriers.free[last].arrive();
+        }
         settle(sums);
     }
 
-    /* Hands a warp's partial sums to the block that adds them, and waits for those that this block adds. */
-    __device__ __forceinline__ void exchange(const float (&sums)[N / 2], unsigned group, unsigned warp, unsigned lane) {
-        Sums &to = *reinterpret_cast<Sums *>(ring);
-        const unsigned address = address_at(shared_address(&to.at[part][group][0][lane]), warp);
+    /*
+     * Hands a warp's partial sums to the blocks that add them, adds those that this block adds, and stores. A block sees
+     * all that others do to its shared memory before it hands over the next sums, or ends; so `is_last` tells nobody.
+     */
+    __device__ __forceinline__ void finish(const Share &share, const float (&sums)[N / 2], unsigned group, unsigned warp,
+                                           unsigned lane, bool is_last) {
+        const unsigned to = warp % 4, barrier = address_at(shared_address(&barriers.summed), to);
+        const unsigned address = address_at(shared_address(&handed.at[part][group][0][lane]), to);
 #pragma unroll
-        for (unsigned g = 0; g < N / 8; ++g) {
-            store_to_cluster(address + g * sizeof(to.at[0][0][0]), sums + 4 * g);
+        for (unsigned first = 0; first < N / 8; first += GROUPS, ++turns) {
+            if (threadIdx.x == 0) {
+                barriers.summed.arrive_expecting(sizeof(Sums));
+            }
+            if (turns > 0) {
+                barriers.added.wait((turns - 1) & 1);
+            }
+#pragma unroll
+            for (unsigned g = 0; g < GROUPS; ++g) {
+                store_to_cluster(address + g * sizeof(handed.at[0][0][0]), sums + 4 * (first + g), barrier);
+            }
+            barriers.summed.wait(turns & 1);
+            add(share, first, warp, lane);
+            __syncwarp();
+            if (lane < PARTIALS && !(is_last && first + GROUPS == N / 8)) {
+                barriers.added.arrive_at(lane);
+            }
         }
-        barriers.summed.arrive_with_writes(warp, lane);
-        barriers.summed.wait_for_writes(0);
     }
 
     /* Adds the partial sums in order, and stores. */
-    __device__ __forceinline__ void add(const Share &share, unsigned warp, unsigned lane) {
-        const Sums &from = *reinterpret_cast<const Sums *>(ring);
-        const unsigned used = (rows.count() + 7) / 8;
+    __device__ __forceinline__ void add(const Share &share, unsigned first, unsigned warp, unsigned lane) {
+        const unsigned groups = (rows.count() + 7) / 8, used = groups > first ? min(groups - first, GROUPS) : 0;
         for (unsigned at = warp; at < TILES * used; at += COMPUTING / 32) {
             const unsigned group = at / used, g = at % used;
-            float4 total = from.at[0][group][g][lane];
+            float4 total = handed.at[0][group][g][lane];
 #pragma unroll
             for (unsigned other = 1; other < PARTIALS; ++other) {
-                const float4 more = from.at[other][group][g][lane];
+                const float4 more = handed.at[other][group][g][lane];
                 total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
             }
-            const unsigned row = group * TILE_ROWS + part * 16 + lane / 4, column = g * 8 + lane % 4 * 2;
+            const unsigned row = group * TILE_ROWS + part * 16 + lane / 4, column = (first + g) * 8 + lane % 4 * 2;
             store(share, row, column, total.x, total.y);
             store(share, row + 8, column, total.z, total.w);
         }
@@ -186,9 +221,9 @@ template <typename T, unsigned N, unsigned TILES, typename Rows> struct Hopper {
         extern __shared__ char memory[];
         __shared__ Barriers barriers;
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = cluster_rank();
-        char *ring = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
-        const Share share = share_of<T>(a, f.share, blockIdx.x / PARTIALS);
-        Hopper work{a, rows, f, barriers, ring, part, runs_of(a, part)};
+        char *handed = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
+        char *ring = handed + sizeof(Sums);
+        Hopper work{a, rows, f, barriers, *reinterpret_cast<Sums *>(handed), ring, part, runs_of(a, part)};
         release_next();
         if (threadIdx.x < f.stages) {
             barriers.ready[threadIdx.x].init(1);
@@ -196,22 +231,28 @@ template <typename T, unsigned N, unsigned TILES, typename Rows> struct Hopper {
             Barrier::publish();
         }
         if (threadIdx.x == 32) {
-            barriers.summed.init(PARTIALS * TILES);
+            barriers.summed.init(1);
+            barriers.added.init(PARTIALS * COMPUTING / 32);
             Barrier::publish();
         }
         __syncthreads();
-        float sums[N / 2] = {};
+        cluster_arrive_relaxed();
         if (warp >= COMPUTING / 32) {
-            work.supply(maps, share, lane);
-            cluster_sync();
-            return;
+            work.supply(maps, lane);
+            cluster_wait();
+        } else {
+            await_previous();
+            for (unsigned index = blockIdx.x / PARTIALS; index < f.shares; index += gridDim.x / PARTIALS) {
+                float sums[N / 2] = {};
+                work.compute(sums, warp / 4, lane);
+                if (work.turns == 0) {
+                    /* The barriers of all blocks are there. */
+                    cluster_wait();
+                }
+                const bool is_last = index + gridDim.x / PARTIALS >= f.shares;
+                work.finish(share_of<T>(a, f.share, index), sums, warp / 4, warp, lane, is_last);
+            }
         }
-        work.compute(sums, warp / 4, lane);
-        await_previous();
-        /* All rings of the cluster are read. */
-        cluster_sync();
-        work.exchange(sums, warp / 4, warp % 4, lane);
-        work.add(share, warp, lane);
     }
 };
 
@@ -269,39 +310,35 @@ namespace djinn {
 
 template <typename Args> using HopperKernel = void (*)(Args, Maps, Frame);
 
-/* A kernel, and the rows of x and tiles of rows of the weight that a block of it takes. */
+/* A kernel, the rows of x and tiles of rows of the weight that a block of it takes, and bytes for partial sums. */
 template <typename Args> struct HopperChoice {
     HopperKernel<Args> kernel;
-    unsigned n, tiles;
+    unsigned n, tiles, handed_bytes;
 };
 
 template <typename Args, typename T, unsigned N, unsigned TILES> HopperChoice<Args> hopper_choice() {
     constexpr bool HALF = std::is_same_v<T, f16>;
+    constexpr unsigned BYTES = sizeof(typename Hopper<T, N, TILES, InOrder>::Sums);
     if constexpr (std::is_same_v<Args, djinn_linear_args>) {
-        return {HALF ? djinn_linear_hopper_f16<N, TILES> : djinn_linear_hopper_bf16<N, TILES>, N, TILES};
+        return {HALF ? djinn_linear_hopper_f16<N, TILES> : djinn_linear_hopper_bf16<N, TILES>, N, TILES, BYTES};
     } else {
-        return {HALF ? djinn_expert_linear_hopper_f16<N, TILES> : djinn_expert_linear_hopper_bf16<N, TILES>, N, TILES};
+        return {HALF ? djinn_expert_linear_hopper_f16<N, TILES> : djinn_expert_linear_hopper_bf16<N, TILES>, N, TILES,
+                BYTES};
     }
 }
 
-/* A warp's registers hold the sums of 256 rows for two warpgroups alone. */
-constexpr unsigned most_tiles(unsigned n) { return n <= 128 ? 4 : 2; }
+constexpr unsigned MOST_TILES = 4;
 
 template <typename Args, typename T, unsigned N> HopperChoice<Args> choose_tiles(unsigned tiles) {
-    if constexpr (most_tiles(N) == 4) {
-        if (tiles > 2) {
-            return tiles == 3 ? hopper_choice<Args, T, N, 3>() : hopper_choice<Args, T, N, 4>();
-        }
+    switch (tiles) {
+    case 1: return hopper_choice<Args, T, N, 1>();
+    case 2: return hopper_choice<Args, T, N, 2>();
+    case 3: return hopper_choice<Args, T, N, 3>();
+    default: return hopper_choice<Args, T, N, MOST_TILES>();
     }
-    return tiles == 1 ? hopper_choice<Args, T, N, 1>() : hopper_choice<Args, T, N, 2>();
 }
 
 template <typename Args, typename T> HopperChoice<Args> choose_of(unsigned n, unsigned tiles) {
-    if constexpr (std::is_same_v<Args, djinn_linear_args>) {
-        if (n > MOST_GROUP) {
-            return choose_tiles<Args, T, 256>(tiles);
-        }
-    }
     switch (n) {
     case 32: return choose_tiles<Args, T, 32>(tiles);
     case 64: return choose_tiles<Args, T, 64>(tiles);
@@ -314,7 +351,7 @@ template <typename Args> HopperChoice<Args> choose_hopper(uint32_t dtype, unsign
 }
 
 /* Rows of x that a kernel exists for. */
-unsigned columns_of(unsigned rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 128 ? 128 : 256; }
+unsigned columns_of(unsigned rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : MOST_GROUP; }
 
 /* Lets a kernel use its shared memory. */
 template <typename Args> cudaError_t allow(const HopperChoice<Args> &choice) {
@@ -346,13 +383,12 @@ unsigned clusters_at_once() {
     return found - 1;
 }
 
-/* Rows of the weight for each cluster: for the fewest waves of products of 64 rows, with what a wave costs besides. */
-unsigned choose_share(unsigned n, unsigned rows, unsigned at_once) {
+/* Rows of the weight for each share: for the fewest waves of products of 64 rows, with what a wave costs besides. */
+unsigned choose_share(unsigned rows, unsigned at_once) {
     unsigned best = 0, best_cost = 0;
-    for (unsigned tiles = 1; tiles <= most_tiles(n); ++tiles) {
+    for (unsigned tiles = 1; tiles <= MOST_TILES; ++tiles) {
         const unsigned waves = ceil_div(rows, at_once * tiles * TILE_ROWS);
-        /* Many products a weight: what counts is how often 64 rows are multiplied. */
-        const unsigned share = n <= 128 ? ceil_div(rows, at_once * waves) : tiles * TILE_ROWS;
+        const unsigned share = ceil_div(rows, at_once * waves);
         const unsigned cost = waves * (5 * ceil_div(share, TILE_ROWS) + 2);
         if (best == 0 || cost < best_cost) {
             best = share, best_cost = cost;
@@ -373,14 +409,14 @@ struct Batch {
 
 template <typename Args>
 int launch_hopper(const Args &args, const djinn_linear_args &a, const Batch &batch, void *stream) {
-    const unsigned n = batch.n, share = choose_share(n, a.n, clusters_at_once());
+    const unsigned n = batch.n, share = choose_share(a.n, clusters_at_once());
     const auto chosen = choose_hopper<Args>(a.weight_dtype, n, ceil_div(share, TILE_ROWS));
-    const unsigned bytes = stage_bytes(share, n), room = MOST_SHARED - BLOCK_ALIGN;
+    const unsigned bytes = stage_bytes(share, n), room = MOST_SHARED - BLOCK_ALIGN - chosen.handed_bytes;
     /* Products read whole tiles, also of the last stage. */
     const unsigned past = chosen.tiles * TILE_ROWS * BLOCK_ROW - (bytes - n * BLOCK_ROW);
     const unsigned past_x = past > n * BLOCK_ROW ? past - n * BLOCK_ROW : 0;
     const unsigned fit = (room - past_x) / bytes;
-    const Frame frame{share, fit < MOST_STAGES ? fit : MOST_STAGES, batch.first};
+    const Frame frame{share, shares_of(a, share), fit < MOST_STAGES ? fit : MOST_STAGES, batch.first};
     Maps maps;
     const unsigned tiles = ceil_div(a.n, a.tile_rows);
     bool encoded = encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, n);
@@ -395,7 +431,8 @@ int launch_hopper(const Args &args, const djinn_linear_args &a, const Batch &bat
     if (code != cudaSuccess) {
         return code;
     }
-    const dim3 grid(shares_of(a, share) * PARTIALS, ceil_div(batch.rows, n));
+    const unsigned clusters = frame.shares < clusters_at_once() ? frame.shares : clusters_at_once();
+    const dim3 grid(clusters * PARTIALS, ceil_div(batch.rows, n));
     const unsigned threads = 128 * chosen.tiles + 32;
     return launch_clusters(PARTIALS, chosen.kernel, grid, threads, MOST_SHARED, stream, args, maps, frame);
 }

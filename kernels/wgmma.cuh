@@ -53,10 +53,11 @@ __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsig
                  : "memory");
 }
 
-/* Four floats to an address in the shared memory of a block of the cluster. */
-__device__ __forceinline__ void store_to_cluster(unsigned address, const float *four) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(four[0]), "f"(four[1]),
-                 "f"(four[2]), "f"(four[3])
+/* Four floats to an address in the shared memory of a block of the cluster; completes on a barrier of that block. */
+__device__ __forceinline__ void store_to_cluster(unsigned address, const float *four, unsigned barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     address),
+                 "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]), "r"(barrier)
                  : "memory");
 }
 

@@ -28,7 +28,7 @@ TILES = 8
 SHAPES = {"qkv": (6144, 4096, 1), "out": (4096, 4096, 1), "gate_up": (28672, 4096, 4), "down": (4096, 14336, 2)}
 
 
-ROWS = (16, 32, 64, 128, 256, 512, 1024, 1536, 2048)
+ROWS = (1, 16, 32, 64, 128, 256, 512, 1536)
 
 
 class Args(ctypes.Structure):
@@ -152,9 +152,6 @@ def main():
     parser.add_argument("--only", choices=["check", "time"])
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
-    import os
-    global ROWS
-    ROWS = eval(os.environ.get("ROWS", str(ROWS)))
     library = ctypes.CDLL(str(args.kernels.resolve()))
     torch.manual_seed(1)
     failures, worst, cases, lines = [], {}, 0, []
