@@ -211,6 +211,12 @@ def test_a_cache_is_read_and_written(fake: Fake) -> None:
     assert fake.body("POST", at) == {
         "op": "scale", "part": "keys", "factor": 0.5, "positions": {"from": 1, "to": 3},
     }
+    assert stopped.clamp_cache(3, "values", high=1.5) == 2
+    assert fake.body("POST", at) == {"op": "clamp", "part": "values", "high": 1.5}
+    assert stopped.project_cache_out(3, "keys", keys[0], range(0, 1)) == 2
+    assert fake.body("POST", at) == {
+        "op": "project_out", "part": "keys", "values": [0, 1, 2, 3, 4, 5], "positions": {"from": 0, "to": 1},
+    }
     with pytest.raises(ValueError, match="give keys, values or both"):
         stopped.write_cache(3)
 

@@ -59,6 +59,10 @@ pub enum KvOp {
     Add(Vec<f32>),
     /// They are multiplied.
     Scale(f32),
+    /// Each number is kept within bounds, the lower and the upper one; either may be infinite.
+    Clamp(f32, f32),
+    /// Each token's numbers lose their part along a direction: f32 `[kv_heads, head_dim]`, of any length but 0.
+    ProjectOut(Vec<f32>),
 }
 
 /// Called once a change is written down, or refused.
@@ -93,21 +97,31 @@ impl KvEdit {
     /// Checks its numbers, for tokens of `width` values.
     pub(crate) fn check(&self, width: usize) -> Result<()> {
         let tokens = (self.range.positions.end - self.range.positions.start) as usize;
-        let numbers = match &self.op {
-            KvOp::Set(values) | KvOp::Add(values) => values.as_slice(),
-            KvOp::Scale(factor) => std::slice::from_ref(factor),
+        let (numbers, fits) = match &self.op {
+            KvOp::Set(values) | KvOp::Add(values) => {
+                (values.as_slice(), values.len() == width || values.len() == tokens * width)
+            }
+            KvOp::Scale(factor) => (std::slice::from_ref(factor), true),
+            KvOp::Clamp(low, high) if low <= high => (&[][..], true),
+            KvOp::Clamp(low, high) => return Err(self.fail(format!("{low} to {high} are no bounds"))),
+            KvOp::ProjectOut(direction) => (direction.as_slice(), direction.len() == width),
         };
-        let is_scale = matches!(self.op, KvOp::Scale(_));
-        if !is_scale && numbers.len() != width && numbers.len() != tokens * width {
-            let count = numbers.len();
-            return Err(self.fail(format!(
-                "{count} values; {tokens} tokens of {width} values each take {width} or {}",
-                tokens * width
-            )));
+        if !fits {
+            let (count, all) = (numbers.len(), tokens * width);
+            let alone = matches!(self.op, KvOp::ProjectOut(_));
+            let or = if alone { String::new() } else { format!(" or {all}") };
+            return Err(
+                self.fail(format!("{count} values; {tokens} tokens of {width} values each take {width}{or}"))
+            );
         }
-        match numbers.iter().all(|x| x.is_finite()) {
-            true => Ok(()),
-            false => Err(self.fail("the change has numbers that are not finite")),
+        if !numbers.iter().all(|x| x.is_finite()) {
+            return Err(self.fail("the change has numbers that are not finite"));
+        }
+        match &self.op {
+            KvOp::ProjectOut(direction) if direction.iter().all(|&x| x == 0.0) => {
+                Err(self.fail("a direction of length 0 is none"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -128,6 +142,11 @@ impl KvEdit {
             KvOp::Set(values) => pairs(values, |_, value| value),
             KvOp::Add(values) => pairs(values, |old, value| old + value),
             KvOp::Scale(factor) => pairs(&[*factor], |old, factor| old * factor),
+            // Bounds that no number meets change nothing.
+            KvOp::Clamp(low, high) => old.iter().map(|x| x.max(*low).min(*high)).collect(),
+            KvOp::ProjectOut(direction) => {
+                old.chunks_exact(direction.len()).flat_map(|row| without(row, direction)).collect()
+            }
         };
         let bytes = encode(&new, dtype);
         match decode(&bytes, dtype).iter().all(|x| x.is_finite()) {
@@ -135,6 +154,14 @@ impl KvEdit {
             false => Err(self.fail(format!("a value becomes larger than {dtype:?} can hold"))),
         }
     }
+}
+
+/// A row without its part along a direction.
+fn without(row: &[f32], direction: &[f32]) -> Vec<f32> {
+    let dot =
+        |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum() };
+    let part = dot(row, direction) / dot(direction, direction);
+    row.iter().zip(direction).map(|(&x, &along)| (f64::from(x) - part * f64::from(along)) as f32).collect()
 }
 
 /// Values of a cache's element type, little-endian.

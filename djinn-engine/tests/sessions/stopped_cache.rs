@@ -169,6 +169,39 @@ fn a_changed_cache_changes_its_own_session_alone() {
     }
 }
 
+/// What is projected out has no part left, and what is clamped is within its bounds; both only where they were asked for.
+#[test]
+fn a_cache_is_clamped_and_loses_a_direction() {
+    let mut service = service(9, "tiny-gqa", 0);
+    let id = open(&mut service, 5, &[3]);
+    let old = cache(&mut service, id, 1, 0..20);
+    let width = (old.kv_heads * old.head_dim) as usize;
+    // The length of a direction does not matter.
+    let direction: Vec<f32> = (0..width).map(|i| 1e3 * ((i % 5) as f32 - 1.5)).collect();
+    let clamped = KvEdit { op: KvOp::Clamp(-0.01, f32::INFINITY), ..scaled(1, KvHalf::Keys, 4..12, 1.0) };
+    let projected =
+        KvEdit { op: KvOp::ProjectOut(direction.clone()), ..scaled(1, KvHalf::Values, 4..12, 1.0) };
+    for change in [clamped, projected] {
+        edit(&mut service, id, change).expect("it is stopped");
+    }
+    let new = cache(&mut service, id, 1, 0..20);
+    let part = |row: &[f32]| row.iter().zip(&direction).map(|(x, along)| x * along).sum::<f32>();
+    let mut most = [0.0f32; 2];
+    for token in 0..20 {
+        let row = |values: &[f32]| values[token * width..][..width].to_vec();
+        let (keys, values) = (row(&old.keys), row(&old.values));
+        if (4..12).contains(&token) {
+            assert_eq!(row(&new.keys), keys.iter().map(|x| x.max(-0.01)).collect::<Vec<_>>());
+            most = [most[0].max(part(&values).abs()), most[1].max(part(&row(&new.values)).abs())];
+        } else {
+            assert!(row(&new.keys) == keys && row(&new.values) == values, "token {token}");
+        }
+    }
+    assert!(old.keys.iter().any(|&x| x < -0.01) && most[1] < 0.02 * most[0], "{most:?}");
+    finish(&mut service, id);
+    close(service, 0);
+}
+
 /// Two changes at two contexts are computed the same again when keys and values were given up.
 #[test]
 fn a_changed_cache_outlives_its_pages() {
@@ -207,6 +240,7 @@ fn changes_of_a_cache_that_cannot_be_are_refused() {
     let id = open(&mut service, 4, &[2]);
     let end = service.paused_at(id).expect("it stops").positions.start;
     let set = |values: Vec<f32>| KvEdit { op: KvOp::Set(values), ..scaled(0, KvHalf::Keys, 0..2, 1.0) };
+    let width = cache(&mut service, id, 0, 0..1).keys.len();
     for (change, why) in [
         (scaled(99, KvHalf::Keys, 0..1, 2.0), "no hook `blocks.99`"),
         (scaled(0, KvHalf::Keys, 3..3, 2.0), "of positions 0 to"),
@@ -214,6 +248,10 @@ fn changes_of_a_cache_that_cannot_be_are_refused() {
         (scaled(0, KvHalf::Keys, 0..2, f32::NAN), "not finite"),
         (scaled(0, KvHalf::Values, 0..2, f32::MAX), "larger than"),
         (set(vec![0.0; 5]), "5 values; 2 tokens"),
+        (KvEdit { op: KvOp::Clamp(1.0, -1.0), ..set(vec![]) }, "1 to -1 are no bounds"),
+        (KvEdit { op: KvOp::Clamp(f32::NAN, 1.0), ..set(vec![]) }, "no bounds"),
+        (KvEdit { op: KvOp::ProjectOut(vec![1.0; 5]), ..set(vec![]) }, "5 values; 2 tokens"),
+        (KvEdit { op: KvOp::ProjectOut(vec![0.0; width]), ..set(vec![]) }, "length 0"),
     ] {
         let error = edit(&mut service, id, change).expect_err(why).to_string();
         assert!(error.contains(why), "{error}");

@@ -182,7 +182,8 @@ fn from_json(fields: &Fields, layer: Layer, end: u64) -> Result<KvEdit, ApiError
     let positions = within(part.read("from")?, part.read("to")?, end, "positions")?;
     let tokens = (positions.end - positions.start) as usize;
     let op = fields.read::<String>("op")?;
-    let values = || {
+    // A row for each of the tokens, or one for all.
+    let values = |tokens: usize| {
         let wrong = |why: &dyn std::fmt::Display| ApiError::field("values", format!("`values`: {why}"));
         let all = match fields.get("values").ok_or_else(|| wrong(&"it is missing"))? {
             Value::Array(rows) if rows.first().is_some_and(Value::is_array) => {
@@ -202,23 +203,33 @@ fn from_json(fields: &Fields, layer: Layer, end: u64) -> Result<KvEdit, ApiError
         check(&all, layer, tokens, "values")?;
         Ok(all)
     };
-    let allowed = match op.as_deref() {
-        Some("set" | "add") => "values",
-        Some("scale") => "factor",
-        _ => return Err(ApiError::field("op", "`op` must be one of set, add, scale")),
+    let allowed: &[&str] = match op.as_deref() {
+        Some("set" | "add" | "project_out") => &["values"],
+        Some("scale") => &["factor"],
+        Some("clamp") => &["low", "high"],
+        _ => return Err(ApiError::field("op", "`op` must be one of set, add, scale, clamp, project_out")),
     };
-    if let Some(name) =
-        ["values", "factor"].into_iter().find(|&name| name != allowed && fields.get(name).is_some())
-    {
+    let mut other = ["values", "factor", "low", "high"].into_iter().filter(|name| !allowed.contains(name));
+    if let Some(name) = other.find(|name| fields.get(name).is_some()) {
         return Err(ApiError::field(name, format!("`{name}` means nothing for this `op`")));
     }
+    let number = |name: &'static str| fields.number(name, f32::MIN..=f32::MAX);
+    let missing = |name: &'static str| ApiError::field(name, format!("`{name}` is missing"));
     let op = match op.as_deref() {
-        Some("set") => KvOp::Set(values()?),
-        Some("add") => KvOp::Add(values()?),
-        _ => {
-            let factor = fields.number("factor", f32::MIN..=f32::MAX)?;
-            KvOp::Scale(factor.ok_or_else(|| ApiError::field("factor", "`factor` is missing"))?)
-        }
+        Some("set") => KvOp::Set(values(tokens)?),
+        Some("add") => KvOp::Add(values(tokens)?),
+        Some("scale") => KvOp::Scale(number("factor")?.ok_or_else(|| missing("factor"))?),
+        Some("clamp") => match (number("low")?, number("high")?) {
+            (None, None) => return Err(missing("low")),
+            (Some(low), Some(high)) if low > high => {
+                return Err(ApiError::field("low", format!("`low` is {low}, above `high`, {high}")));
+            }
+            (low, high) => KvOp::Clamp(low.unwrap_or(f32::NEG_INFINITY), high.unwrap_or(f32::INFINITY)),
+        },
+        _ => match values(1)? {
+            direction if direction.iter().any(|&value| value != 0.0) => KvOp::ProjectOut(direction),
+            _ => return Err(ApiError::field("values", "a direction of length 0 is none")),
+        },
     };
     Ok(KvEdit { range: KvRange { layer: layer.number, positions }, half, op })
 }

@@ -58,13 +58,15 @@ pub const CACHE: Endpoint = Endpoint {
     method: "POST",
     path: "/v1/sessions/{id}/kv/{layer}",
     fields: &[
-        yes("op", "`set`, `add` or `scale`"),
+        yes("op", "`set`, `add`, `scale`, `clamp` or `project_out`"),
         yes("part", "`keys` or `values`"),
         yes(
             "values",
-            "for `set` and `add`: `[tokens, kv_heads, head_dim]`, or one row of `kv_heads · head_dim` for all tokens",
+            "for `set` and `add`: `[tokens, kv_heads, head_dim]`, or one row of `kv_heads · head_dim` for all tokens; for `project_out`: a direction, one row",
         ),
         yes("factor", "for `scale`"),
+        yes("low", "for `clamp`; no bound, if not given"),
+        yes("high", "for `clamp`; no bound, if not given"),
         yes(
             "positions",
             "`from` and `to`, without `to`; all tokens before those that are paused, if not given",

@@ -74,6 +74,17 @@ fn keys_and_values_are_read_written_back_and_changed() {
     let changed = kv(target, other, 0, &format!("?to={end}"));
     let want: Vec<f32> = flat(&all["keys"])[..end as usize * width].iter().map(|x| x + 0.25).collect();
     assert!(flat(&changed["keys"]).iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-2));
+    let clamped = json!({ "op": "clamp", "part": "values", "high": 0.0, "positions": { "from": 6 } });
+    assert_eq!(act(target, other, "kv/0", &clamped)["tokens"], end - 6);
+    let mut first = vec![0.0; width];
+    first[0] = 2.0;
+    let projected = json!({ "op": "project_out", "part": "keys", "values": first, "positions": { "to": 4 } });
+    assert_eq!(act(target, other, "kv/0", &projected)["tokens"], 4);
+    let changed = kv(target, other, 0, &format!("?to={end}"));
+    assert!(flat(&changed["values"])[6 * width..].iter().all(|&x| x <= 0.0));
+    let keys = flat(&changed["keys"]);
+    assert!((0..4).all(|token| keys[token * width].abs() < 1e-5), "the first number is gone: {keys:?}");
+    assert!(keys[4 * width..].iter().zip(&want[4 * width..]).all(|(a, b)| (a - b).abs() < 1e-2));
     assert_ne!(rows(&see(target, other, "activations/logits")), before);
     assert_eq!(rows(&see(target, "kv", "activations/logits")), before, "the parent is as it was");
     act(target, "kv", "resume", &json!({}));
@@ -88,6 +99,7 @@ fn what_cannot_be_is_refused_by_name() {
     refused(&target.get(&layer), 409, None, Some("session_without_state"));
     let answer = ask(target, "kv-refuses", completion("Refuse keys", json!({})));
     let end = paused(target, "kv-refuses")["positions"]["from"].as_u64().unwrap();
+    let width = flat(&kv(target, "kv-refuses", 0, "?to=1")["keys"]).len();
     for (query, param) in [
         ("kv/99", "layer"),
         ("kv/x", "layer"),
@@ -99,7 +111,13 @@ fn what_cannot_be_is_refused_by_name() {
         refused(&target.get(&path("kv-refuses", query)), 400, Some(param), None);
     }
     for (body, param) in [
-        (json!({ "op": "clamp", "part": "keys" }), "op"),
+        (json!({ "op": "erase", "part": "keys" }), "op"),
+        (json!({ "op": "clamp", "part": "keys" }), "low"),
+        (json!({ "op": "clamp", "part": "keys", "low": 1, "high": -1 }), "low"),
+        (json!({ "op": "clamp", "part": "keys", "low": 1, "factor": 2 }), "factor"),
+        (json!({ "op": "project_out", "part": "keys", "values": [1.0] }), "values"),
+        (json!({ "op": "project_out", "part": "keys", "values": vec![0.0; width] }), "values"),
+        (json!({ "op": "project_out", "part": "keys", "values": vec![1.0; 2 * width] }), "values"),
         (json!({ "op": "scale", "part": "queries", "factor": 2 }), "part"),
         (json!({ "op": "scale", "part": "keys" }), "factor"),
         (json!({ "op": "scale", "part": "keys", "factor": 2, "values": [1] }), "values"),

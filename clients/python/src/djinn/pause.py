@@ -122,7 +122,22 @@ class Pause:
     def scale_cache(self, layer: int, part: Literal["keys", "values"], factor: float,
                     positions: range | None = None) -> int:
         """Multiplies a block's keys or values of tokens before the paused ones, of all or of some."""
-        body: dict[str, Any] = {"op": "scale", "part": part, "factor": factor}
+        return self._change_cache(layer, part, positions, op="scale", factor=factor)
+
+    def clamp_cache(self, layer: int, part: Literal["keys", "values"], low: float | None = None,
+                    high: float | None = None, positions: range | None = None) -> int:
+        """Keeps a block's keys or values within bounds."""
+        bounds = {name: bound for name, bound in (("low", low), ("high", high)) if bound is not None}
+        return self._change_cache(layer, part, positions, op="clamp", **bounds)
+
+    def project_cache_out(self, layer: int, part: Literal["keys", "values"], direction: Any,
+                          positions: range | None = None) -> int:
+        """Takes a direction, `[kv_heads, head_dim]`, out of a block's keys or values."""
+        values = arrays.floats(direction).reshape(-1).tolist()
+        return self._change_cache(layer, part, positions, op="project_out", values=values)
+
+    def _change_cache(self, layer: int, part: str, positions: range | None, **how: Any) -> int:
+        body: dict[str, Any] = {"part": part, **how}
         if positions is not None:
             body["positions"] = {"from": positions.start, "to": positions.stop}
         return self._cached(self.session._ask("POST", f"kv/{layer}", json=body))
@@ -204,6 +219,11 @@ class Pause:
     def resume(self) -> None:
         """Goes on, with all changes."""
         self.session.resume()
+        self._over = True
+
+    def abort(self) -> None:
+        """Ends the turn here; the session keeps what was computed."""
+        self.session.abort()
         self._over = True
 
     def leave(self) -> None:

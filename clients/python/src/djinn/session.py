@@ -230,6 +230,10 @@ class Session:
         """Lets it go on; until `next_layer`, `next_token` or `{"hook": …}`, if given."""
         return self._ask("POST", "resume", **({} if until is None else {"json": {"until": until}}))
 
+    def abort(self) -> dict[str, Any]:
+        """Ends its turn, also a paused one; what was computed stays."""
+        return self._ask("POST", "abort")
+
     def heartbeat(self) -> dict[str, Any]:
         """Keeps it from being forgotten."""
         return self._ask("POST", "heartbeat")
