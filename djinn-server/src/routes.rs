@@ -132,6 +132,7 @@ fn table() -> Vec<Route> {
         acts("/v1/sessions/{id}/signal", "Takes a hint, and answers what it changes."),
         acts("/v1/sessions/{id}/pause", "Holds a session."),
         acts("/v1/sessions/{id}/resume", "Lets a session go on."),
+        acts("/v1/sessions/{id}/abort", "Ends a session's turn; what was computed stays."),
         acts("/v1/sessions/{id}/fork", "Makes a session that begins with all tokens of this one."),
         acts("/v1/sessions/{id}/heartbeat", "Keeps a session."),
         of_session(posts("/v1/sessions/{id}/breakpoints", "Sets a breakpoint.", debug::set)),

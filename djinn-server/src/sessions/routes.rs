@@ -283,7 +283,7 @@ pub(crate) async fn delete(
     }))
 }
 
-/// Answers `POST /v1/sessions/{id}/{action}`: signal, pause, resume, fork or heartbeat.
+/// Answers `POST /v1/sessions/{id}/{action}`: signal, pause, resume, abort, fork or heartbeat.
 pub(crate) async fn act(
     Path(id): Path<String>,
     action: &'static str,
@@ -302,6 +302,16 @@ async fn acted(id: &str, action: &str, query: &Pairs, request: &ApiRequest) -> A
         "pause" => {
             named.event(SessionEvent::Pause).await?;
             table.change(&named.key, |record| record.paused = true);
+        }
+        "abort" => {
+            if named.state().await == "waiting" {
+                return Err(conflict(format!("the session `{}` has no turn", named.key.1), "session_state"));
+            }
+            named.event(SessionEvent::EndTurn).await?;
+            if named.record.paused {
+                named.event(SessionEvent::Resume).await?;
+                table.change(&named.key, |record| record.paused = false);
+            }
         }
         "resume" if !named.record.paused => {
             let fields = Fields::parse_or_none(&request.body, &RESUME)?;

@@ -1,5 +1,6 @@
 //! A server on a tiny model, asked over real connections. The model's 128 tokens are the bytes of ASCII.
 
+mod aborts;
 mod anthropic;
 mod breakpoints;
 mod calls;
