@@ -212,7 +212,8 @@ pub(super) fn computes_batch_invariant_rows<D: Ops>(rig: &mut Rig<D>) {
             rig.parts_of(&alone, &case.name(), most, &launches, case.part());
         }
     }
-    if rig.device.info().wide_products {
+    let info = rig.device.info();
+    if info.wide_products && info.batch_invariant_rows != u32::MAX {
         computes_wide_products(rig);
     }
 }
