@@ -388,6 +388,21 @@ typedef struct djinn_combine_args {
 int djinn_combine(const djinn_combine_args *args, void *stream);
 
 /*
+ * drawn[r] = the token that draws[r] chooses from logits[r, :], as djinn-device, src/choice.rs, defines it. A row of draws
+ * is: flags (1: a token is chosen, 2: its log-probability is wanted), temperature, top_k, top_p, min_p, the low and the
+ * high word of the seed, position. A row of drawn is: state (0: nothing was to be chosen, 1: a token, 2: none, since a logit
+ * is NaN or infinite, or none is finite), token, its logit, its log-probability. Both may lie in pinned host memory.
+ */
+typedef struct djinn_choose_args {
+    const float *logits;   /* [rows, vocab] */
+    const uint32_t *draws; /* [rows, 8] */
+    uint32_t *drawn;       /* [rows, 4] */
+    uint32_t vocab;        /* up to 2^22 */
+    uint32_t rows;
+} djinn_choose_args;
+int djinn_choose(const djinn_choose_args *args, void *stream);
+
+/*
  * dst = src; either may lie in pinned host memory. Moved by multiprocessors: for few bytes that must not queue behind the
  * copies of other streams.
  */

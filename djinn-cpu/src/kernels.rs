@@ -8,6 +8,7 @@
 pub(crate) mod attention;
 mod buffer;
 mod checksum;
+mod choice;
 pub(crate) mod data;
 pub(crate) mod element;
 mod gemm;

@@ -412,6 +412,21 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct djinn_choose_args {
+    pub logits: *const f32,
+    pub draws: *const u32,
+    pub drawn: *mut u32,
+    pub vocab: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_choose(
+        args: *const djinn_choose_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct djinn_copy_args {
     pub src: *const ::std::os::raw::c_void,
     pub dst: *mut ::std::os::raw::c_void,

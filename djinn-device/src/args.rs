@@ -5,11 +5,13 @@
 
 mod attention;
 pub(crate) mod check;
+mod choice;
 mod routing;
 #[cfg(test)]
 mod tests;
 
 pub use attention::{Attention, KvPages, KvWrite, Rope, RopeTable};
+pub use choice::Choose;
 pub use routing::{Combine, CopyExpert, ExpertLinear, Group, Route};
 
 use crate::{DType, Encoding, Span};

@@ -2,6 +2,7 @@
 //! compared with, and say which bytes an operation writes.
 
 pub mod alibi;
+pub(crate) mod choice;
 mod routing;
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,7 @@ use crate::args::{
     Rope, RopeTable, SelectRows, SiluMul, Weight,
 };
 use crate::{DType, Encoding, GeluForm, Operation, RopeStyle, Span};
+use choice::choose;
 use half::{bf16, f16};
 use routing::{combine, copy_expert, expert_linear, group, route};
 use std::borrow::Cow;

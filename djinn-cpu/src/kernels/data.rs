@@ -328,6 +328,16 @@ bound! {
 }
 
 bound! {
+    /// See [`args::Choose`]; rows are `drawn.len() / Drawn::WORDS`.
+    Choose(view, args) {
+        logits: &'a [f32] = view.floats(args.logits),
+        draws: &'a [u32] = view.indices(args.draws),
+        vocab: usize = args.vocab as usize,
+        drawn: &'a mut [u32] = view.output_indices(args.drawn),
+    }
+}
+
+bound! {
     /// See [`args::Checksum`].
     Checksum(view, args) {
         src: &'a [u8] = view.bytes(args.src),

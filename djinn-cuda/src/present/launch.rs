@@ -139,6 +139,9 @@ launches! {
     combine: Combine = djinn_combine(djinn_combine_args) {
         read [y, weights], write [out], weights [], same [top_k, width, rows],
     }
+    choose: Choose = djinn_choose(djinn_choose_args) {
+        read [logits, draws], write [drawn], weights [], same [vocab, rows],
+    }
     copy_expert: CopyExpert = djinn_copy_expert(djinn_copy_expert_args) {
         read [src, starts], write [moved], weights [], same [expert],
         |args, memory| [dst: memory.resolve(args.dst).bytes(), bytes: args.src.len()],

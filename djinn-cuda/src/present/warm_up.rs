@@ -2,10 +2,11 @@
 //! measured: CUDA loads kernels when they are first used.
 
 use djinn_device::args::{
-    Add, Attention, Checksum, Combine, CopyExpert, EditRows, Embed, ExpertLinear, Gelu, Group, HeadNorm,
-    KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
+    Add, Attention, Checksum, Choose, Combine, CopyExpert, EditRows, Embed, ExpertLinear, Gelu, Group,
+    HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
+    Weight,
 };
-use djinn_device::{Buffer, DType, Ops, Result, RopeStyle, Space, Span, Stream};
+use djinn_device::{Buffer, DType, Draw, Drawn, Ops, Result, RopeStyle, Space, Span, Stream};
 
 /// Bytes of each of the three regions: inputs, which are zero and so are valid indices; weights, zero as well;
 /// and outputs.
@@ -239,6 +240,9 @@ impl<D: Ops> Work<'_, D> {
             add_rows: rows,
         };
         self.device.edit_rows(stream, &edit)?;
+        // Rows of zeros choose nothing: all code is loaded nevertheless.
+        let (draws, drawn) = (self.input(4 * Draw::WORDS as u64), self.output(4 * Drawn::WORDS as u64));
+        self.device.choose(stream, &Choose { logits: small, draws, drawn, vocab: 64, rows })?;
         self.device.checksum(stream, &Checksum { src: small, out: self.output(8) })
     }
 }

@@ -1,7 +1,7 @@
 //! Each check accepts what is right, and names what is wrong.
 
 use super::*;
-use crate::args::{Combine, CopyExpert, EditRows, ExpertLinear, Group, Route};
+use crate::args::{Choose, Combine, CopyExpert, EditRows, ExpertLinear, Group, Route};
 use crate::{Buffer, RopeStyle, Space, checksum};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -303,4 +303,16 @@ fn checksum_is_as_documented() {
         checksum(&[1, 0, 0, 0, 7, 0, 1]),
         Checksum::mix(1).wrapping_add(Checksum::mix(0x1_0007 ^ Checksum::mix(1)))
     );
+}
+
+#[test]
+fn choices_are_checked() {
+    let good =
+        Choose { logits: buffer(0, 240), draws: buffer(1, 96), drawn: buffer(2, 48), vocab: 20, rows: 3 };
+    good.check();
+    refuses(|| Choose { vocab: 21, ..good }.check(), "choose: logits has 240 bytes instead of 252");
+    refuses(|| Choose { draws: buffer(1, 64), ..good }.check(), "choose: draws has 64 bytes instead of 96");
+    refuses(|| Choose { drawn: buffer(2, 96), ..good }.check(), "choose: drawn has 96 bytes instead of 48");
+    refuses(|| Choose { vocab: 1 << 23, ..good }.check(), "8388608 logits of a row are more than 4194304");
+    refuses(|| Choose { drawn: good.draws.slice(0, 48), ..good }.check(), "overlaps draws");
 }

@@ -3,6 +3,7 @@
 //! those of the same row in other batches.
 
 mod attention;
+mod choice;
 mod encoded;
 mod linear;
 mod rig;
@@ -58,7 +59,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 53] = named![
+    let checks: [Check<D>; 57] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -102,6 +103,10 @@ pub(super) fn each_op<D: Ops>(
         rows::edits_rows,
         rows::edits_are_batch_invariant,
         rows::sums_bytes,
+        choice::chooses_as_the_reference,
+        choice::chooses_among_equals,
+        choice::chooses_from_sound_rows_alone,
+        choice::choices_are_batch_invariant,
         routing::routes_to_the_greatest,
         routing::routes_without_numbers,
         routing::routes_are_batch_invariant,

@@ -1,0 +1,168 @@
+//! The search against the reference, and the random numbers against published ones.
+
+use super::*;
+use crate::args::Checksum;
+use crate::reference::choice::{drawn, is_clear};
+use proptest::prelude::*;
+
+const WARM: Draw = Draw { temperature: 1.0, seed: 1, ..Draw::GREEDY };
+
+#[test]
+fn random_numbers_are_those_of_philox() {
+    // The known answers of Random123.
+    let ones = [u32::MAX; 4];
+    let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
+    assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+    assert_eq!(philox(ones, [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+    assert_eq!(philox(pi, [0xa409_3822, 0x299f_31d0]), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+    // Every setting counts.
+    let all = [(1, 0, 0), (1 << 40, 0, 0), (0, 1, 0), (0, 0, 1)];
+    let bits = all.map(|(seed, position, group)| Draw { seed, position, ..WARM }.bits(group));
+    assert!((1..4).all(|i| !bits[..i].contains(&bits[i])));
+}
+
+#[test]
+fn random_numbers_keep_within_the_reach() {
+    for bits in [0, 1, 1 << 31, u32::MAX - 1, u32::MAX] {
+        let uniform = Draw::uniform(bits);
+        assert!(0.0 < uniform && uniform < 1.0, "{bits}: {uniform}");
+        let gumbel = -(-(-f64::from(uniform)).ln_1p()).ln();
+        assert!((-3.2..22.9).contains(&gumbel), "{bits}: {gumbel}");
+    }
+}
+
+#[test]
+fn words_say_what_they_were_made_of() {
+    let draw = Draw { top_k: 7, min_p: 0.25, position: 9, logprob: true, seed: 3 << 33 | 5, ..WARM };
+    assert_eq!(Draw::from_words(draw.words()), Some(draw));
+    assert_eq!(Draw::from_words([0; Draw::WORDS]), None);
+    for is_sound in [true, false] {
+        let one = Drawn { token: 4, logit: -1.5, logprob: -0.25, is_sound };
+        assert_eq!(Drawn::from_words(one.words()), Some(one));
+    }
+    assert_eq!(Drawn::from_words([0; Drawn::WORDS]), None);
+}
+
+#[test]
+fn tokens_are_as_frequent_as_they_are_probable() {
+    const DRAWS: u32 = 40_000;
+    // Weights at a temperature of 0.5; at 32 times of it all but a few tokens come from the tail.
+    let logits: Vec<f32> =
+        (0..40).map(|i| if i == 7 { f32::NEG_INFINITY } else { (i % 5) as f32 * -0.7 }).collect();
+    for temperature in [0.5, 16.0] {
+        let weights: Vec<f64> =
+            logits.iter().map(|&l| (f64::from(l) / f64::from(temperature)).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let mut counts = vec![0_u32; logits.len()];
+        for position in 0..DRAWS {
+            counts[choose(&logits, &Draw { temperature, position, ..WARM }).token as usize] += 1;
+        }
+        // Pearson's statistic is above 75 for one of 2000 sets of seeds; this is one set.
+        let of = |(&count, weight): (&u32, &f64)| {
+            let expected = weight / total * f64::from(DRAWS);
+            if expected == 0.0 { f64::from(count) } else { (f64::from(count) - expected).powi(2) / expected }
+        };
+        let statistic: f64 = counts.iter().zip(&weights).map(of).sum();
+        assert!(statistic < 75.0, "{statistic} at {temperature}: {counts:?}");
+    }
+}
+
+#[test]
+fn filters_keep_what_they_say() {
+    // Probabilities are 0.64, 0.24, 0.09, 0.03.
+    let logits = [2.0, 3.0, 0.0, 1.0];
+    let kept = |draw: Draw| {
+        let tokens = (0..2000).map(|position| choose(&logits, &Draw { position, ..draw }).token);
+        let mut tokens: Vec<u32> = tokens.collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens
+    };
+    assert_eq!(kept(WARM), [0, 1, 2, 3]);
+    assert_eq!(kept(Draw { temperature: 0.0, ..WARM }), [1]);
+    assert_eq!(kept(Draw { top_k: 1, ..WARM }), [1]);
+    assert_eq!(kept(Draw { top_k: 2, ..WARM }), [0, 1]);
+    assert_eq!(kept(Draw { top_p: 0.8, ..WARM }), [0, 1]);
+    assert_eq!(kept(Draw { top_p: 0.0, ..WARM }), [1]);
+    // The ratios to the best are 1, 0.37, 0.14, 0.05.
+    assert_eq!(kept(Draw { min_p: 0.1, ..WARM }), [0, 1, 3]);
+    assert_eq!(kept(Draw { min_p: 0.4, ..WARM }), [1]);
+    assert_eq!(kept(Draw { min_p: 1.0, ..WARM }), [1]);
+    // After the temperature: 1, 0.61, 0.37, 0.22.
+    assert_eq!(kept(Draw { min_p: 0.4, temperature: 2.0, ..WARM }), [0, 1]);
+    // Of two tokens the best has 0.73: top-p looks at what top-k kept.
+    assert_eq!(kept(Draw { top_p: 0.7, ..WARM }), [0, 1]);
+    assert_eq!(kept(Draw { top_p: 0.7, top_k: 2, ..WARM }), [1]);
+}
+
+/// Lengths around those of the lanes and blocks.
+const LENGTHS: [usize; 9] = [1, 2, 15, 16, 17, 100, 1024, 1025, 2100];
+
+#[test]
+fn the_best_is_found_wherever_it_is() {
+    for len in LENGTHS {
+        for at in 0..len {
+            let mut logits = vec![-1.5; len];
+            logits[at] = 0.5;
+            logits[(at + 1) % len] = if len > 1 { f32::NEG_INFINITY } else { 0.5 };
+            assert_eq!(greatest(&logits), Ok((at, 0.5)));
+        }
+    }
+    assert_eq!(greatest(&[2.0; 40]), Ok((0, 2.0)), "the first of equals");
+    assert_eq!(greatest(&[f32::NEG_INFINITY, f32::MIN]), Ok((1, f32::MIN)));
+}
+
+#[test]
+fn one_bad_logit_is_enough_wherever_it_is() {
+    for len in LENGTHS {
+        for at in 0..len {
+            for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
+                let mut logits = vec![1.5; len];
+                logits[at] = bad;
+                let found = choose(&logits, &Draw { logprob: true, ..WARM });
+                assert_eq!((found.token, found.is_sound, found.logprob), (at as u32, false, 0.0));
+                assert_eq!(found.logit.is_nan(), bad.is_nan());
+            }
+        }
+        let none = choose(&vec![f32::NEG_INFINITY; len], &Draw::GREEDY);
+        assert_eq!(none, Drawn { token: 0, logit: f32::NEG_INFINITY, logprob: 0.0, is_sound: false });
+    }
+}
+
+#[test]
+fn temperatures_may_be_extreme() {
+    let logits = [f32::MAX, 1.0, f32::NEG_INFINITY, f32::MIN, f32::MAX];
+    for temperature in [f32::MIN_POSITIVE / 4.0, 1e-30, 1.0, 1e30, f32::MAX] {
+        for (top_k, top_p) in [(0, 1.0), (4, 1.0), (0, 0.9), (3, 0.9)] {
+            for position in 0..20 {
+                let draw = Draw { temperature, top_k, top_p, position, ..WARM };
+                let found = choose(&logits, &draw);
+                assert!(found.is_sound && found.token != 2, "{draw:?}: {found:?}");
+                assert!(temperature > 1e30 || [0, 4].contains(&found.token), "{draw:?}: {found:?}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_search_finds_what_the_reference_does(
+        len in prop_oneof![1usize..70, 1000usize..2100], seed: u64, steps in prop_oneof![Just(2.0_f32), Just(1e6)],
+        spread in 0.1_f32..30.0, temperature in prop_oneof![Just(0.0_f32), 0.05_f32..3.0],
+        top_k in prop_oneof![Just(0_u32), 1_u32..80], top_p in prop_oneof![Just(1.0_f32), 0.0_f32..1.0],
+        min_p in prop_oneof![Just(0.0_f32), 0.0_f32..1.0], ruled_out in 0usize..3,
+    ) {
+        // Few steps make many equal logits.
+        let random = |i: usize| (Checksum::mix(seed ^ Checksum::mix(i as u64)) >> 40) as f32 / (1 << 24) as f32;
+        let logits: Vec<f32> = (0..len).map(|i| match i % 5 {
+            at if i > 4 && at < ruled_out => f32::NEG_INFINITY,
+            _ => ((random(i) + random(i + len) - 1.0) * steps).round() / steps * spread,
+        }).collect();
+        let draw = Draw { temperature, top_k, top_p, min_p, seed, position: seed as u32 % 1000, logprob: true };
+        if is_clear(&logits, &draw) {
+            let (found, expected) = (choose(&logits, &draw), drawn(&logits, &draw));
+            prop_assert_eq!((found.token, found.logit), (expected.token, expected.logit));
+            prop_assert!((found.logprob - expected.logprob).abs() < 1e-5 * (1.0 + expected.logprob.abs()));
+        }
+    }
+}
