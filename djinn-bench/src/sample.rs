@@ -172,7 +172,7 @@ fn generate<D: Ops>(service: &mut Service<D>, prompt: &[u32], tokens: usize) -> 
     request.prompt.extend_from_slice(&generated.tokens);
     request.max_tokens = 1;
     service.generate(&mut session, &request, &mut |_| ControlFlow::Continue(()))?;
-    let logits = service.engine().latest_logits(0);
+    let logits = service.engine().latest_logits(0)?;
     service.close(session)?;
     ensure!(generated.tokens.len() == tokens, "generated {} tokens of {tokens}", generated.tokens.len());
     Ok(sample(service.engine(), generated, &at, &logits))

@@ -5,8 +5,8 @@ use crate::document::Document;
 use crate::statistics::median;
 use crate::{model, remark, report};
 use anyhow::{Result, ensure};
-use djinn_device::Ops;
-use djinn_engine::{Engine, Entry, Options, Wanted, greedy};
+use djinn_device::{Draw, Ops};
+use djinn_engine::{Engine, Entry, Options, Wanted, chosen};
 use djinn_host::{OnDevice, Setup};
 use djinn_models::Model;
 use serde::{Deserialize, Serialize};
@@ -126,7 +126,6 @@ impl OnDevice for Sweeping<'_> {
 /// Prefills `batch` sequences, each with a prompt of its own, and decodes them together; the passes' times, in
 /// ms, sampling included.
 fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Result<Vec<f64>> {
-    let vocab = engine.graph().vocab;
     let (mut pages, mut sequences, mut next) = (engine.free_pages(), Vec::new(), Vec::new());
     for index in 0..batch {
         let (sequence, first) = model::prefilled(engine, &mut pages, args.prompt, index.into())?;
@@ -139,12 +138,15 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
         let mut entries: Vec<Entry<'_>> = sequences
             .iter_mut()
             .zip(&next)
-            .map(|(sequence, token)| Entry::new(sequence, std::slice::from_ref(token), Wanted::Last))
+            .map(|(sequence, token)| {
+                let entry = Entry::new(sequence, std::slice::from_ref(token), Wanted::Nothing);
+                Entry { choose: Some(Draw::GREEDY), ..entry }
+            })
             .collect();
-        let (logits, _) = engine.step(&mut pages, &mut entries)?;
-        let rows = logits.chunks_exact(vocab as usize).zip(&sequences);
-        let chosen = rows.map(|(row, sequence)| greedy(row, sequence.tokens() - 1));
-        next = chosen.collect::<Result<_, _>>()?;
+        engine.step(&mut pages, &mut entries)?;
+        let drawn = engine.take_drawn().into_iter().zip(&sequences);
+        next =
+            drawn.map(|(drawn, sequence)| chosen(drawn, sequence.tokens() - 1)).collect::<Result<_, _>>()?;
         if pass > 0 {
             times.push(start.elapsed().as_secs_f64() * 1e3);
         }

@@ -6,7 +6,7 @@ use crate::pass::batch;
 use crate::pass::passes::Passes;
 use crate::trace::{HostSpan, Recorder, Trace, lap};
 use crate::{BatchEntry, Captured, Entry, Error, Options, Result, Runtime, Sequence, Wanted};
-use djinn_device::{DeviceInfo, Encoding, Ops, Space, Usage};
+use djinn_device::{DeviceInfo, Drawn, Encoding, Ops, Space, Usage};
 use djinn_pages::Pages;
 use djinn_srg::{Dim, Graph, Op, Rows, Value};
 use djinn_vmu::{Detail, MemoryPlan, PassStats, WeightSource};
@@ -40,6 +40,8 @@ pub struct Engine<D: Ops, R: Deref<Target = Runtime<D>> = Box<Runtime<D>>> {
     stopped: Option<String>,
     /// What the latest [`step`](Engine::step) read at hooks.
     captured: Vec<Captured>,
+    /// Tokens that the device chose in it.
+    drawn: Vec<Drawn>,
     prefill_rows: u32,
     /// Rows that a prompt takes of a step.
     prompt_rows: u32,
@@ -94,6 +96,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             passes,
             stopped: None,
             captured: Vec::new(),
+            drawn: Vec::new(),
             prefill_rows: u64::from(options.prefill_rows).min(options.context) as u32,
             prompt_rows: options.prompt_rows(),
             loaded: [began, Instant::now()],
@@ -178,7 +181,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         Pages::new(self.plan().kv.pages, self.plan().kv.host_pages)
     }
 
-    /// Runs one step over sequences whose pages are in the caller's book. Gives the logits, f32 `[rows wanted, vocab]`
+    /// Runs one step over sequences whose pages are in the caller's book. Gives the logits that are wanted, f32 `[rows wanted, vocab]`
     /// row-major in order of the entries, and what streaming did.
     ///
     /// # Errors
@@ -199,8 +202,9 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             }
         }
         begun?;
-        let ((logits, captured), stats) = self.finish(|logits, captured| (logits.to_vec(), captured))?;
-        self.captured = captured;
+        let ((logits, drawn, captured), stats) =
+            self.finish(|logits, drawn, captured| (logits.to_vec(), drawn, captured))?;
+        (self.captured, self.drawn) = (captured, drawn);
         Ok((logits, stats))
     }
 
@@ -272,15 +276,28 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         result
     }
 
-    /// The logits of the latest step, which was finished: those of row `row`, f32 `[vocab]`.
+    /// The logits of the latest step, which was finished, from the device: those of row `row`, f32 `[vocab]`.
+    ///
+    /// # Errors
+    /// A failure of the device.
     ///
     /// # Panics
     /// If a step is under way, or no step has so high a row of logits.
-    pub fn latest_logits(&self, row: usize) -> Vec<f32> {
+    pub fn latest_logits(&self, row: usize) -> Result<Vec<f32>> {
         self.passes.expect_idle();
-        let bytes = self.graph().vocab * 4;
-        let logits = self.parts.logits.slice(row as u64 * bytes, bytes);
-        self.runtime.device.read_host(logits, |logits| bytemuck::cast_slice(logits).to_vec())
+        let Parts { graph, plan, stack, logits, .. } = &self.parts;
+        let Runtime { device, compute, .. } = &*self.runtime;
+        let bytes = graph.vocab * 4;
+        let place = stack.span(graph, graph.logits, plan.stack.rows).slice(row as u64 * bytes, bytes);
+        let host = logits.slice(0, bytes);
+        device.copy_promptly(*compute, place, host)?;
+        device.sync(*compute)?;
+        Ok(device.read_host(host, |logits| bytemuck::cast_slice(logits).to_vec()))
+    }
+
+    /// The tokens that the device chose in the latest [`step`](Self::step), in the order of the batch's entries.
+    pub fn take_drawn(&mut self) -> Vec<Drawn> {
+        std::mem::take(&mut self.drawn)
     }
 
     /// What the latest [`step`](Self::step) read at hooks, in the order of the batch's entries and interventions.

@@ -30,7 +30,7 @@ pub use djinn_vmu::{Budget, MemoryPlan, PassStats, Segments};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use hooks::{Act, Captured, Edit, Intervention};
-pub use logits::{BadLogit, greedy};
+pub use logits::{BadLogit, chosen, greedy};
 pub use options::Options;
 pub use pass::batch::{BatchEntry, SHORT_RUN, Wanted};
 pub use runtime::Runtime;

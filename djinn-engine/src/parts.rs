@@ -1,7 +1,7 @@
 //! What a loaded model is made of: what a pass computes, and the memory that it works in.
 
 use crate::{Result, Runtime};
-use djinn_device::{Buffer, Ops, Space, Stream};
+use djinn_device::{Buffer, Draw, Drawn, Ops, Space, Stream};
 use djinn_srg::{Graph, Rows};
 use djinn_vmu::{
     Allocations, DataSegment, Detail, MemoryPlan, Program, StackSegment, TextSegment, WeightSource,
@@ -18,10 +18,13 @@ pub(crate) struct Parts {
     pub(crate) stack: StackSegment,
     /// What steps read and write at hook points, in host memory, if they may.
     pub(crate) hooks: Option<Buffer>,
-    /// Step inputs as they lie on the stack, the block table, and the logits of a step: all in host memory.
+    /// Step inputs as they lie on the stack, the block table, and logits that are wanted: all in host memory.
     pub(crate) inputs: Buffer,
     pub(crate) table: Buffer,
     pub(crate) logits: Buffer,
+    /// How tokens are chosen from a step's rows of logits, and which: in host memory as well.
+    pub(crate) draws: Buffer,
+    pub(crate) drawn: Buffer,
     held: Allocations,
 }
 
@@ -61,13 +64,29 @@ impl Parts {
         let mut host = |bytes| held.alloc(device, Space::Host, bytes);
         let (inputs, table) = (host(plan.stack.input_bytes)?, host(plan.kv.table_bytes())?);
         let logits = host(logits_bytes)?;
+        let words = |each: usize| plan.stack.rows.logit_rows * each as u64 * 4;
+        let (draws, drawn) = (host(words(Draw::WORDS))?, host(words(Drawn::WORDS))?);
         let hooks = (hook_bytes > 0).then(|| host(hook_bytes)).transpose()?;
         let data = DataSegment::new(device, plan.kv, held)?;
         let total = plan.host_weight_bytes() + plan.segments.resident;
         let (store, mut told) = (&mut shared.borrow_mut().store, |read| progress(read, total));
         let text = TextSegment::load(device, &graph, &plan, source, store, &mut told, held)?;
         let (program, held) = (Program::new(&graph, &plan, Detail::Fused), Allocations::default());
-        Ok(Parts { graph, plan, program, text, data, stack, hooks, inputs, table, logits, held })
+        Ok(Parts {
+            graph,
+            plan,
+            program,
+            text,
+            data,
+            stack,
+            hooks,
+            inputs,
+            table,
+            logits,
+            draws,
+            drawn,
+            held,
+        })
     }
 
     /// Makes the buffer through which callers read and write pages.

@@ -10,7 +10,8 @@ use crate::parts::Parts;
 use crate::trace::{HostSpan, Recorder, lap};
 use crate::{BatchEntry, Captured, Engine, Error, Result, Runtime};
 use batch::{Layout, RowRuns};
-use djinn_device::Ops;
+use djinn_device::args::Choose;
+use djinn_device::{Draw, Drawn, Ops};
 use djinn_srg::Rows;
 use djinn_vmu::PassStats;
 use executor::Executor;
@@ -50,7 +51,8 @@ impl Passes {
         Ok(device.replay(capture)?)
     }
 
-    /// Enqueues a pass, from the copies of its inputs to that of its logits, and records that it is done.
+    /// Enqueues a pass, from the copies of its inputs to the choice from its logits and their copies, and records that it
+    /// is done.
     fn enqueue<D: Ops>(
         &self,
         runtime: &Runtime<D>,
@@ -64,10 +66,21 @@ impl Passes {
         device.copy_promptly(*compute, parts.inputs.span(), parts.stack.inputs())?;
         device.copy_promptly(*compute, parts.table.span(), parts.data.table())?;
         Executor::new(runtime, parts, rows, runs, trace).pass(hooks)?;
-        let wanted = parts.graph.value(parts.graph.logits).bytes(rows);
-        if wanted > 0 {
-            let logits = parts.stack.span(&parts.graph, parts.graph.logits, rows);
-            device.copy_promptly(*compute, logits, parts.logits.slice(0, wanted))?;
+        let Parts { graph, stack, draws, drawn, .. } = parts;
+        if runs.outputs.chooses {
+            let (logits, count) = (stack.span(graph, graph.logits, rows), rows.logit_rows);
+            let draws = draws.slice(0, count * Draw::WORDS as u64 * 4);
+            let drawn = drawn.slice(0, count * Drawn::WORDS as u64 * 4);
+            let choose = Choose { logits, draws, drawn, vocab: graph.vocab as u32, rows: count as u32 };
+            choose.check();
+            device.choose(*compute, &choose)?;
+        }
+        let (mut to, row) = (0, graph.vocab * 4);
+        for copied in &runs.outputs.copied {
+            let (from, bytes) = (u64::from(copied.start) * row, copied.len() as u64 * row);
+            let logits = stack.span(graph, graph.logits, rows).slice(from, bytes);
+            device.copy_promptly(*compute, logits, parts.logits.slice(to, bytes))?;
+            to += bytes;
         }
         Ok(device.record(*compute, self.done)?)
     }
@@ -102,7 +115,9 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         parts.share_link(device, rows)?;
         layout.write(device, parts, batch);
         let began = lap(trace, HostSpan::Upload, began);
-        let key = Key { rows, position: parts.text.streamer.position(), hooks: hooks.work().to_vec() };
+        let outputs = layout.runs.outputs.clone();
+        let position = parts.text.streamer.position();
+        let key = Key { rows, position, hooks: hooks.work().to_vec(), outputs: outputs.clone() };
         let one_token_each = batch.len() as u64 == rows.rows;
         let choice = match &mut passes.replays {
             Some(replays) if one_token_each && trace.is_none() => replays.choose(&key),
@@ -121,7 +136,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             }
         }
         let enqueued = lap(trace, HostSpan::Enqueue, began);
-        passes.under_way = Some(UnderWay { rows, enqueued, hooks });
+        passes.under_way = Some(UnderWay { rows, outputs, enqueued, hooks });
         Ok(())
     }
 
@@ -143,25 +158,30 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         self.stop_on(done.map_err(Error::from))
     }
 
-    /// Waits for the step that was begun, and reads its logits where the device left them, f32 `[rows wanted, vocab]`
-    /// row-major in order of the entries, and what it read at hooks, in the order of the entries and their interventions.
+    /// Waits for the step that was begun, and reads the logits that are wanted where the device left them, f32
+    /// `[rows wanted, vocab]` row-major, the tokens that it chose, and what it read at hooks; all in the order of the
+    /// entries, and of their interventions.
     ///
     /// # Errors
     /// A failure of the device.
     ///
     /// # Panics
     /// If none was begun.
-    pub fn finish<T>(&mut self, read: impl FnOnce(&[f32], Vec<Captured>) -> T) -> Result<(T, PassStats)> {
-        self.finish_with(|logits, back| read(logits, back.captured))
+    pub fn finish<T>(
+        &mut self,
+        read: impl FnOnce(&[f32], Vec<Drawn>, Vec<Captured>) -> T,
+    ) -> Result<(T, PassStats)> {
+        self.finish_with(|logits, drawn, back| read(logits, drawn, back.captured))
     }
 
     /// The same, with what it read of keys and values.
     pub(crate) fn finish_with<T>(
         &mut self,
-        read: impl FnOnce(&[f32], ReadBack) -> T,
+        read: impl FnOnce(&[f32], Vec<Drawn>, ReadBack) -> T,
     ) -> Result<(T, PassStats)> {
         let under_way = self.passes.under_way.take();
-        let UnderWay { rows, enqueued, hooks } = under_way.expect("a pass is finished that was not begun");
+        let UnderWay { rows, outputs, enqueued, hooks } =
+            under_way.expect("a pass is finished that was not begun");
         self.wait()?;
         lap(&mut self.trace, HostSpan::Wait, enqueued);
         let Engine { runtime, parts, trace, .. } = self;
@@ -172,8 +192,14 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         }
         let stats = self.stop_on(ended.map_err(Error::from))?;
         let captured = hooks.read(&self.runtime.device);
-        let logits = self.parts.logits.slice(0, self.parts.graph.value(self.parts.graph.logits).bytes(rows));
-        let read = |bytes: &[u8]| read(bytemuck::cast_slice(bytes), captured);
-        Ok((self.runtime.device.read_host(logits, read), stats))
+        let Engine { runtime, parts, .. } = self;
+        let chosen = if outputs.chooses { rows.logit_rows * Drawn::WORDS as u64 * 4 } else { 0 };
+        let drawn = runtime.device.read_host(parts.drawn.slice(0, chosen), |bytes| {
+            let words: &[[u32; Drawn::WORDS]] = bytemuck::cast_slice(bytes);
+            words.iter().filter_map(|&words| Drawn::from_words(words)).collect()
+        });
+        let logits = parts.logits.slice(0, outputs.copied_rows() * parts.graph.vocab * 4);
+        let read = |bytes: &[u8]| read(bytemuck::cast_slice(bytes), drawn, captured);
+        Ok((runtime.device.read_host(logits, read), stats))
     }
 }

@@ -9,8 +9,9 @@ pub use constraint::{Constraint, ConstraintError, NoToken, TokenMask};
 pub use logprobs::TokenLogprobs;
 pub use sampling::Sampling;
 
-use crate::logits::{Best, best};
-use crate::{Error, Result};
+use crate::logits::chosen;
+use crate::{BadLogit, Error, Result};
+use djinn_device::{Draw, Drawn, choice};
 use penalty::Penalty;
 
 /// A token that was chosen.
@@ -22,11 +23,11 @@ pub struct Choice {
     pub logprobs: Option<Box<TokenLogprobs>>,
 }
 
-/// Draws the tokens of one turn: holds the state of its random numbers, and which tokens its sequence has.
+/// Draws the tokens of one turn, by random numbers that its seed and their positions count: knows which tokens its
+/// sequence has.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
-    state: u64,
     penalty: Penalty,
     constraint: Option<Box<dyn Constraint>>,
     /// What the constraint allows, at the latest call.
@@ -37,14 +38,13 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler at the start of its random numbers.
+    /// A sampler at the start of a turn.
     ///
     /// # Errors
     /// As [`Sampling::check`].
     pub fn new(sampling: Sampling) -> Result<Self> {
         sampling.check()?;
         Ok(Sampler {
-            state: sampling.seed,
             sampling,
             penalty: Penalty::default(),
             constraint: None,
@@ -71,18 +71,42 @@ impl Sampler {
 
     /// What a sampler of another engine needs to choose on as this one, beside the turn's tokens.
     /// `None` where a constraint has a state of its own.
-    pub(crate) fn state(&self) -> Option<(Sampling, u64)> {
-        self.constraint.is_none().then(|| (self.sampling.clone(), self.state))
+    pub(crate) fn state(&self) -> Option<Sampling> {
+        self.constraint.is_none().then(|| self.sampling.clone())
     }
 
-    /// A sampler that has chosen `generated` and goes on with its random numbers at `state`.
+    /// A sampler that has chosen `generated`.
     ///
     /// # Errors
     /// As [`Sampling::check`].
-    pub(crate) fn resumed(sampling: Sampling, state: u64, generated: &[u32]) -> Result<Self> {
-        let mut sampler = Sampler { state, ..Sampler::new(sampling)? };
+    pub(crate) fn resumed(sampling: Sampling, generated: &[u32]) -> Result<Self> {
+        let mut sampler = Sampler::new(sampling)?;
         generated.iter().for_each(|&token| sampler.penalty.took(&sampler.sampling, token));
         Ok(sampler)
+    }
+
+    /// How the device chooses the token that follows a context of `tokens` tokens. `None` where the logits are needed on
+    /// the host: for a constraint, biases, penalties, and the most probable tokens. The turn alone decides that.
+    pub(crate) fn on_device(&self, tokens: u64) -> Option<Draw> {
+        let plain = self.constraint.is_none() && Penalty::is_off(&self.sampling);
+        (plain && self.logprobs.unwrap_or(0) == 0).then(|| self.draw(tokens))
+    }
+
+    fn draw(&self, tokens: u64) -> Draw {
+        let Sampling { temperature, top_k, top_p, min_p, seed, .. } = self.sampling;
+        let (position, logprob) = (tokens.saturating_sub(1) as u32, self.logprobs.is_some());
+        Draw { temperature, top_k, top_p, min_p, seed, position, logprob }
+    }
+
+    /// Takes in what the device chose after a context of `tokens` tokens, by what [`on_device`](Self::on_device) said.
+    ///
+    /// # Errors
+    /// As [`greedy`](crate::greedy).
+    pub(crate) fn take(&mut self, drawn: Drawn, tokens: u64) -> Result<Choice, BadLogit> {
+        log::trace!(target: "djinn::sampler", "after {tokens} tokens, on the device");
+        let token = chosen(drawn, tokens.saturating_sub(1))?;
+        let logprobs = self.logprobs.map(|_| TokenLogprobs { chosen: drawn.logprob, top: Vec::new() });
+        Ok(Choice { token, logprobs: logprobs.map(Box::new) })
     }
 
     /// Whether the constraint allows nothing more.
@@ -110,15 +134,11 @@ impl Sampler {
     }
 
     fn choose_token(&mut self, logits: &[f32], context: &[u32]) -> Result<u32, NoToken> {
-        let position = (context.len() as u64).saturating_sub(1);
+        let tokens = context.len() as u64;
+        let draw = self.draw(tokens);
         let logits = if self.change(logits, context)? { &self.changed } else { logits };
-        let best = best(logits, position)?;
-        let Sampling { temperature, top_k, .. } = self.sampling;
-        if temperature == 0.0 || top_k == 1 {
-            return Ok(best.token);
-        }
-        let kept = keep(&self.sampling, logits, best);
-        Ok(draw(&kept, uniform(&mut self.state)))
+        let drawn = choice::choose(logits, &Draw { logprob: false, ..draw });
+        Ok(chosen(drawn, tokens.saturating_sub(1))?)
     }
 
     /// Applies the constraint, biases and penalties to a copy of the logits, where there are any.
@@ -146,58 +166,6 @@ pub(crate) fn check_logprobs(top: Option<u8>) -> Result<()> {
         Some(top) => Err(Error::Sampling { field: "logprobs", value: top.into(), range: "between 0 and 20" }),
         None => Ok(()),
     }
-}
-
-/// The tokens that the sampling keeps, the best first, each with its probability relative to the best one's.
-fn keep(sampling: &Sampling, logits: &[f32], best: Best) -> Vec<(u32, f32)> {
-    let Sampling { temperature, top_k, top_p, min_p, .. } = *sampling;
-    let mut kept: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    let k = top_k as usize;
-    if k > 0 && k < kept.len() {
-        kept.select_nth_unstable_by(k - 1, order);
-        kept.truncate(k);
-    }
-    kept.sort_unstable_by(order);
-    for (_, l) in &mut kept {
-        *l = ((*l - best.logit) / temperature).exp();
-    }
-    if top_p < 1.0 {
-        let total = total(&kept);
-        let mut sum = 0.0;
-        let reached = kept.iter().position(|&(_, p)| {
-            sum += p as f64 / total;
-            sum >= top_p as f64
-        });
-        kept.truncate(reached.map_or(kept.len(), |i| i + 1));
-    }
-    // What has no probability is never drawn, not even where sums are rounded.
-    let least = min_p.max(f32::MIN_POSITIVE);
-    kept.truncate(kept.partition_point(|&(_, p)| p >= least));
-    kept
-}
-
-fn total(kept: &[(u32, f32)]) -> f64 {
-    kept.iter().map(|&(_, p)| p as f64).sum()
-}
-
-/// The token at `at`, in `0..1`, of the tokens side by side, each as wide as its probability.
-fn draw(kept: &[(u32, f32)], at: f64) -> u32 {
-    let mut left = at * total(kept);
-    let drawn = kept.iter().find(|&&(_, p)| {
-        left -= p as f64;
-        left < 0.0
-    });
-    drawn.or(kept.last()).expect("the best token is kept").0
-}
-
-/// Uniform in `0..1`, by SplitMix64 (Steele et al. 2014).
-fn uniform(state: &mut u64) -> f64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::Intervention;
 use crate::pass::batch::{BatchEntry, SHORT_RUN, Wanted};
+use djinn_device::Draw;
 use djinn_pages::{BlockTable, Pages, Residency};
 use djinn_vmu::Transfer;
 use std::ops::Range;
@@ -85,8 +86,10 @@ pub struct Entry<'a> {
     pub tokens: &'a [u32],
     /// As in a [`BatchEntry`].
     pub chunks: &'a [Range<usize>],
-    /// Whose logits are wanted.
+    /// Whose logits are wanted on the host.
     pub wanted: Wanted,
+    /// As in a [`BatchEntry`].
+    pub choose: Option<Draw>,
     /// As in a [`BatchEntry`].
     pub interventions: &'a [Intervention],
 }
@@ -97,12 +100,12 @@ impl<'a> Entry<'a> {
         /// The entry, whatever its length.
         const WHOLE: &[Range<usize>] = std::slice::from_ref(&(0..usize::MAX));
         let chunks = if tokens.len() > SHORT_RUN { WHOLE } else { &[] };
-        Entry { sequence, tokens, chunks, wanted, interventions: &[] }
+        Entry { sequence, tokens, chunks, wanted, choose: None, interventions: &[] }
     }
 
     pub(crate) fn in_batch(&self) -> BatchEntry<'_> {
-        let Entry { tokens, chunks, wanted, interventions, .. } = *self;
+        let Entry { tokens, chunks, wanted, choose, interventions, .. } = *self;
         let from = self.sequence.tokens.saturating_sub(tokens.len() as u64);
-        BatchEntry { pages: self.sequence.pages(), from, tokens, chunks, wanted, interventions }
+        BatchEntry { pages: self.sequence.pages(), from, tokens, chunks, wanted, choose, interventions }
     }
 }

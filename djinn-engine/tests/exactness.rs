@@ -54,7 +54,7 @@ fn run<D: Ops>(device: D, options: &Options, prompt_len: usize) -> Result<Vec<u3
     for _ in 0..3 {
         let request = Request { prompt: tokens.clone(), max_tokens: 1, ..Request::default() };
         let generated = service.generate(&mut session, &request, &mut |_| ControlFlow::Continue(()))?;
-        bits.extend(service.engine().latest_logits(0).iter().map(|l| l.to_bits()));
+        bits.extend(service.engine().latest_logits(0)?.iter().map(|l| l.to_bits()));
         tokens.extend(generated.tokens);
     }
     service.close(session)?;

@@ -2,6 +2,7 @@
 
 mod cancelled;
 mod checkpoints;
+mod choice;
 mod encodings;
 mod exactness;
 mod experts;

@@ -72,7 +72,7 @@ fn agrees(loaded: &mut Loaded, prompt: &[u32], logits: &Value) {
     let request = Request { prompt: prompt.to_vec(), max_tokens: 1, ..Request::default() };
     let mut keep = |_| ControlFlow::Continue(());
     loaded.service.generate(&mut session, &request, &mut keep).expect("it runs");
-    let found = loaded.service.engine().latest_logits(0);
+    let found = loaded.service.engine().latest_logits(0).unwrap();
     loaded.service.close(session).expect("it runs");
     let wanted = floats(&logits["every_stride"]);
     let stride = logits["stride"].as_u64().expect("a number") as usize;

@@ -64,7 +64,7 @@ fn served(cut: Cut) -> Bits {
                 tokens.push(token);
             }
         }
-        let logits = service.engine().latest_logits(0);
+        let logits = service.engine().latest_logits(0).unwrap();
         found.push((logits.iter().map(|l| l.to_bits()).collect(), tokens));
     }
     found
@@ -80,7 +80,8 @@ fn generated(cut: Cut) -> Bits {
         let go_on = &mut |_| ControlFlow::Continue(());
         let tokens = service.generate(&mut session, &request, go_on).expect("it runs").tokens;
         request.prompt.extend(&tokens);
-        found.push((service.engine().latest_logits(0).iter().map(|l| l.to_bits()).collect(), tokens));
+        found
+            .push((service.engine().latest_logits(0).unwrap().iter().map(|l| l.to_bits()).collect(), tokens));
     }
     found
 }

@@ -3,8 +3,8 @@
 use super::{SHORT_RUN, Turn};
 use crate::debug::Record;
 use crate::service::OpenTurn;
-use crate::{Constraint, Finish, Result, Sampler, Sampling};
-use djinn_device::DeviceInfo;
+use crate::{Choice, Constraint, Finish, NoToken, Result, Sampler, Sampling};
+use djinn_device::{DeviceInfo, Drawn};
 use djinn_scheduler::{PageName, SessionId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ impl Conversation {
     /// The same in the middle of a turn, whose tokens so far are the last ones.
     pub(super) fn in_turn(self, turn: OpenTurn) -> Result<Self> {
         let from = self.tokens.len() - turn.generated as usize;
-        let sampler = Sampler::resumed(turn.sampling, turn.random, &self.tokens[from..])?;
+        let sampler = Sampler::resumed(turn.sampling, &self.tokens[from..])?;
         let generated = from as u64..self.tokens.len() as u64;
         let by_model = std::iter::once(generated).filter(|range| !range.is_empty()).collect();
         let (generated, max_tokens) = (turn.generated, turn.generated + turn.tokens_left);
@@ -122,9 +122,9 @@ impl Conversation {
         if self.rests {
             return Ok(None);
         }
-        let (sampling, random) = self.sampler.state().ok_or(())?;
+        let sampling = self.sampler.state().ok_or(())?;
         let (generated, tokens_left) = (self.generated, self.tokens_left());
-        Ok(Some(OpenTurn { sampling, random, generated, tokens_left, stop_tokens: self.stop_tokens.clone() }))
+        Ok(Some(OpenTurn { sampling, generated, tokens_left, stop_tokens: self.stop_tokens.clone() }))
     }
 
     /// How many tokens were ever computed, and which of them as chunks.
@@ -212,6 +212,20 @@ impl Conversation {
         let within = self.chunks[first..].iter().take_while(|chunk| chunk.start < end);
         let at = |position: u64| (position.clamp(from, end) - from) as usize;
         within.map(|chunk| at(chunk.start)..at(chunk.end)).collect()
+    }
+
+    /// The token that the device chose after the context; or one that is chosen here, from the logits.
+    ///
+    /// # Errors
+    /// As [`Sampler::choose`].
+    ///
+    /// # Panics
+    /// If there is neither.
+    pub(super) fn choose(&mut self, drawn: Option<Drawn>, logits: Option<&[f32]>) -> Result<Choice, NoToken> {
+        match drawn {
+            Some(drawn) => Ok(self.sampler.take(drawn, self.tokens.len() as u64)?),
+            None => self.sampler.choose(logits.expect("the step reads them"), &self.tokens),
+        }
     }
 
     /// Takes a token that was chosen after the context; why the turn ends with it, if it does. `most` is the longest

@@ -63,7 +63,7 @@ impl<D: Ops> Batcher<D> {
             return Err(Error::Stopped(reason.clone()));
         }
         if self.under_way.take().is_some() {
-            self.engine.finish(|_, _| ())?;
+            self.engine.finish(|_, _, _| ())?;
         }
         self.conversations.clear();
         self.engine.settle_swaps()?;

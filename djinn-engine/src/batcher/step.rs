@@ -4,7 +4,7 @@ use super::{Batcher, NewToken};
 use crate::debug::{Judged, Step};
 use crate::hooks::{KvAccess, ReadBack};
 use crate::{BatchEntry, Choice, Result, Wanted};
-use djinn_device::Ops;
+use djinn_device::{Draw, Ops};
 use djinn_scheduler::{Backend, Completion, Plan, ScheduledSession, SessionId, State, TurnEnd};
 use djinn_vmu::Direction;
 use std::ops::Range;
@@ -25,14 +25,16 @@ struct Part {
     tokens: u64,
     /// Whether a token is chosen after it.
     yields: bool,
+    /// How the device chooses it. Otherwise the host does, from the logits.
+    draw: Option<Draw>,
     /// What it does at hooks.
     debugged: Option<Step>,
 }
 
 impl Part {
-    /// Whether there are logits after its last token.
-    fn has_logits(&self) -> bool {
-        self.yields || self.debugged.as_ref().is_some_and(|step| step.wants_logits)
+    /// Whether the host reads the logits after its last token.
+    fn reads_logits(&self) -> bool {
+        self.yields && self.draw.is_none() || self.debugged.as_ref().is_some_and(|step| step.reads_logits)
     }
 }
 
@@ -108,6 +110,7 @@ impl<D: Ops> Batcher<D> {
                 from,
                 tokens,
                 yields,
+                draw: self.conversations[&session].sampler.on_device(from + tokens).filter(|_| yields),
                 debugged: self.step_at_hooks(session, from, tokens, yields),
             }
         };
@@ -120,7 +123,8 @@ impl<D: Ops> Batcher<D> {
                 from: part.from,
                 tokens: &tokens[part.from as usize..(part.from + part.tokens) as usize],
                 chunks,
-                wanted: if part.has_logits() { Wanted::Last } else { Wanted::Nothing },
+                wanted: if part.reads_logits() { Wanted::Last } else { Wanted::Nothing },
+                choose: part.draw,
                 interventions: part.debugged.as_ref().map_or(&[], |step| &step.interventions),
             });
         }
@@ -143,12 +147,14 @@ impl<D: Ops> Batcher<D> {
         let mut ended = Vec::new();
         let (most, vocab) = (self.engine.context(), self.engine.graph().vocab as usize);
         let Batcher { engine, conversations, generated, failed, streamed, .. } = self;
-        let (began, pass) = engine.finish_with(|logits, ReadBack { captured, caches }| {
+        let (began, pass) = engine.finish_with(|logits, drawn, ReadBack { captured, caches }| {
             let began = Instant::now();
-            let (mut rows, mut captured) = (logits.chunks_exact(vocab), captured.into_iter().peekable());
+            let (mut rows, mut drawn) = (logits.chunks_exact(vocab), drawn.into_iter());
+            let mut captured = captured.into_iter().peekable();
             let mut caches = caches.into_iter().peekable();
             for (entry, mut part) in step.parts.into_iter().enumerate() {
-                let logits = if part.has_logits() { rows.next() } else { None };
+                let logits = if part.reads_logits() { rows.next() } else { None };
+                let drawn = part.draw.and_then(|_| drawn.next());
                 let session = part.session;
                 let conversation = conversations.get_mut(&session).expect("it is in the step");
                 if let Some(debugged) = part.debugged.take() {
@@ -162,8 +168,10 @@ impl<D: Ops> Batcher<D> {
                         continue;
                     }
                 }
-                let Some(logits) = logits.filter(|_| part.yields && !conversation.rests()) else { continue };
-                match conversation.sampler.choose(logits, &conversation.tokens) {
+                if !part.yields || conversation.rests() {
+                    continue;
+                }
+                match conversation.choose(drawn, logits) {
                     Ok(Choice { token, logprobs }) => {
                         let finish = conversation.push(token, most);
                         generated.push(NewToken { session, token, finish, logprobs });

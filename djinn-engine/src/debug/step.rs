@@ -44,6 +44,8 @@ pub(crate) struct Step {
     pub(crate) looks: bool,
     /// Whether the last token's logits are wanted, though no token may be chosen.
     pub(crate) wants_logits: bool,
+    /// Whether they are read: by a look, or by a breakpoint's condition.
+    pub(crate) reads_logits: bool,
 }
 
 #[derive(Debug)]
@@ -92,6 +94,7 @@ impl Record {
         step.wants_logits = look.is_some_and(|(look, _)| {
             look.logits || look.hooks.iter().chain(look.edits.iter().map(|(hook, ..)| hook)).any(of_logits)
         });
+        step.reads_logits = step.wants_logits;
         let has_logits = entry.yields || step.wants_logits;
         let rows = |hook: &Hook, tokens: Runs| match of_logits(hook) {
             false => tokens,
@@ -157,6 +160,9 @@ impl Record {
         };
         for Armed { id, breakpoint, .. } in self.breakpoints.iter().filter(|armed| !armed.is_spent()) {
             let Breakpoint { hook, filter, condition, pause, .. } = breakpoint;
+            // As long as it is armed, so that its step is replayed as those before.
+            let reads = matches!(condition, Some(BreakCondition::Entropy { .. }));
+            step.reads_logits |= reads && entry.yields;
             // What only captures reads the run that counts.
             if *pause && !comes(hook) {
                 continue;
@@ -169,7 +175,7 @@ impl Record {
                     !matches!(condition, Some(BreakCondition::Tokens(all)) if !all.contains(&entry.tokens[at]));
                 listed && step.is_none_or(|step| filter.steps.contains(&step))
             }));
-            if let Some(BreakCondition::Entropy { .. }) = condition {
+            if reads {
                 let last = entry.tokens.len() - 1;
                 let kept = entry.yields && tokens.last().is_some_and(|run| run.end > last);
                 tokens = if kept { one(last..last + 1) } else { Vec::new() };

@@ -9,14 +9,14 @@
 
 use crate::parts::Parts;
 use crate::{Error, Intervention, Result};
-use djinn_device::{DeviceInfo, Ops};
+use djinn_device::{DeviceInfo, Draw, Ops};
 use djinn_srg::{Rows, ValueId};
 use std::ops::Range;
 
 /// Runs of up to this many tokens are computed as batch-invariant rows, together with those of other sequences.
 pub const SHORT_RUN: usize = 32;
 
-/// Whose logits a step gives.
+/// Whose logits a step gives to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// None.
@@ -38,14 +38,22 @@ pub struct BatchEntry<'a> {
     pub tokens: &'a [u32],
     /// Which of the tokens are computed as chunks, ascending and apart; the rest is computed row by row.
     pub chunks: &'a [Range<usize>],
-    /// Whose logits are wanted.
+    /// Whose logits are wanted on the host.
     pub wanted: Wanted,
+    /// How the device chooses a token after the last one, if it does. Its logits stay there, unless they are wanted.
+    pub choose: Option<Draw>,
     /// What to read and change on the way.
     pub interventions: &'a [Intervention],
 }
 
 impl BatchEntry<'_> {
+    /// How many of the last tokens have logits.
     pub(crate) fn logit_rows(&self) -> u64 {
+        self.wanted_rows().max(self.choose.is_some().into())
+    }
+
+    /// How many of them give them to the host.
+    fn wanted_rows(&self) -> u64 {
         match self.wanted {
             Wanted::Nothing => 0,
             Wanted::Last => 1,
@@ -93,17 +101,45 @@ pub(crate) struct RowRuns {
     pub(crate) wide: bool,
     /// Of attention.
     pub(crate) attention: Vec<Range<u32>>,
+    /// What becomes of the logits.
+    pub(crate) outputs: Outputs,
+}
+
+/// What becomes of a step's rows of logits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outputs {
+    /// Rows that are copied to the host, in order and apart.
+    pub(crate) copied: Vec<Range<u32>>,
+    /// Whether tokens are chosen from some.
+    pub(crate) chooses: bool,
+}
+
+impl Outputs {
+    /// How many rows are copied.
+    pub(crate) fn copied_rows(&self) -> u64 {
+        self.copied.iter().map(|rows| rows.len() as u64).sum()
+    }
+
+    fn copy(&mut self, rows: Range<u32>) {
+        match self.copied.last_mut().filter(|last| last.end == rows.start) {
+            Some(last) => last.end = rows.end,
+            None if rows.is_empty() => {}
+            None => self.copied.push(rows),
+        }
+    }
 }
 
 /// What a pass reads beside its weights: a number for each row, and the launches.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Layout {
     pub(crate) tokens: Vec<u32>,
     pub(crate) positions: Vec<u32>,
     /// The entry that each row belongs to.
     pub(crate) row_seq: Vec<u32>,
-    /// Rows whose logits are wanted, in order of the entries.
+    /// Rows that have logits, in order of the entries.
     pub(crate) wanted: Vec<u32>,
+    /// For each of them how a token is chosen from its logits.
+    draws: Vec<[u32; Draw::WORDS]>,
     pub(crate) runs: RowRuns,
 }
 
@@ -166,6 +202,13 @@ impl Layout {
     fn want(&mut self, batch: &[BatchEntry<'_>], row_of: &[Vec<u32>], info: &DeviceInfo) {
         for (entry, rows) in batch.iter().zip(row_of) {
             self.wanted.extend(&rows[rows.len() - entry.logit_rows() as usize..]);
+            let end = self.wanted.len();
+            self.runs.outputs.copy((end - entry.wanted_rows() as usize) as u32..end as u32);
+            self.draws.resize(end, [0; Draw::WORDS]);
+            if let Some(draw) = entry.choose {
+                self.draws[end - 1] = draw.words();
+                self.runs.outputs.chooses = true;
+            }
         }
         // The step has no other sequence: the logits may be computed as a prefill chunk.
         let by_itself = matches!(batch, [entry] if entry.wanted == Wanted::All);
@@ -175,7 +218,7 @@ impl Layout {
 
     /// Writes the step's inputs, and its batch's block table, to where its copies take them from.
     pub(crate) fn write<D: Ops>(&self, device: &D, parts: &Parts, batch: &[BatchEntry<'_>]) {
-        let Parts { graph, plan, inputs, table, .. } = parts;
+        let Parts { graph, plan, inputs, table, draws, .. } = parts;
         let place = |id: ValueId| plan.stack.offset(id) as usize;
         device.write_host(inputs.span(), |bytes| {
             put(&mut bytes[place(graph.tokens)..], &self.tokens);
@@ -183,6 +226,7 @@ impl Layout {
             put(&mut bytes[place(graph.row_seq)..], &self.row_seq);
             put(&mut bytes[place(graph.logit_rows)..], &self.wanted);
         });
+        device.write_host(draws.span(), |bytes| put(bytes, self.draws.as_flattened()));
         let width = plan.kv.table_width as usize * 4;
         device.write_host(table.span(), |bytes| {
             for (row, entry) in bytes.chunks_exact_mut(width).zip(batch) {

@@ -1,5 +1,6 @@
 //! What a model keeps of its passes. One at a time is under way.
 
+use super::batch::Outputs;
 use super::replay::Replays;
 use crate::hooks::Bound;
 use djinn_device::{Event, Ops};
@@ -10,6 +11,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(super) struct UnderWay {
     pub(super) rows: Rows,
+    pub(super) outputs: Outputs,
     /// When the host was done with enqueueing it.
     pub(super) enqueued: Instant,
     /// What it does at hooks.

@@ -1,10 +1,11 @@
 //! Decode passes that were captured once and are replayed.
 //!
-//! What a pass enqueues depends on its numbers of rows, on where streaming stands when it begins, and on what it does at
-//! hooks; tokens, positions, page tables and vectors lie in memory that it reads. So a pass that begins like an earlier one
+//! What a pass enqueues depends on its numbers of rows, on where streaming stands when it begins, on what it does at
+//! hooks, and on which logits go where; tokens, positions, page tables, vectors and settings lie in memory that it reads. So a pass that begins like an earlier one
 //! is replayed:
 //! the host makes one call, and does nothing between the pass's first operation and its last.
 
+use super::batch::Outputs;
 use crate::hooks::AtLaunch;
 use djinn_device::{Capture, Device};
 use djinn_srg::Rows;
@@ -24,6 +25,7 @@ pub(crate) struct Key {
     pub(crate) position: StreamPosition,
     /// What it reads and changes at hooks: from where to where, and by which numbers.
     pub(crate) hooks: Vec<AtLaunch>,
+    pub(crate) outputs: Outputs,
 }
 
 /// What to do with a pass.

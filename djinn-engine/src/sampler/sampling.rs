@@ -29,7 +29,7 @@ pub struct Sampling {
     pub top_p: f32,
     /// Keeps tokens with at least `min_p` times the probability of the best one (Nguyen et al. 2024); 0 keeps all.
     pub min_p: f32,
-    /// Same seed, same logits: same tokens.
+    /// Same seed, same logits at the same positions: same tokens.
     pub seed: u64,
 }
 

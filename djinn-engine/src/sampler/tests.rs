@@ -1,4 +1,4 @@
-//! Tokens are drawn as transformers would, whatever the fields.
+//! Tokens are drawn by what a turn says. The draw itself is tested in `djinn-device`.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -19,60 +19,35 @@ fn choose(sampler: &mut Sampler, logits: &[f32], context: &[u32]) -> u32 {
     sampler.choose(logits, context).unwrap().token
 }
 
-fn frequencies(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
-    let mut sampler = Sampler::new(sampling).unwrap();
-    let mut counts = vec![0.0; logits.len()];
-    for _ in 0..40_000 {
-        counts[choose(&mut sampler, logits, &[]) as usize] += 1.0 / 40_000.0;
-    }
-    counts
-}
-
-/// Which tokens the sampling keeps after `context`.
-fn kept(sampling: Sampling, logits: &[f32], context: &[u32]) -> Vec<u32> {
-    let mut logits = logits.to_vec();
-    Penalty::default().apply(&sampling, &mut logits, context);
-    keep(&sampling, &logits, best(&logits, 0).unwrap()).into_iter().map(|(token, _)| token).collect()
+#[test]
+fn a_draw_is_what_the_turn_says() {
+    let sampling = Sampling { temperature: 0.7, top_k: 5, top_p: 0.9, min_p: 0.1, seed: 1 << 40, ..WARM };
+    let draw = Draw { temperature: 0.7, top_k: 5, top_p: 0.9, min_p: 0.1, seed: 1 << 40, ..Draw::GREEDY };
+    let sampler = |top| Sampler::new(sampling.clone()).unwrap().with_logprobs(top).unwrap();
+    assert_eq!(sampler(None).on_device(12), Some(Draw { position: 11, ..draw }));
+    assert_eq!(sampler(Some(0)).on_device(1), Some(Draw { position: 0, logprob: true, ..draw }));
+    // What the device does not know is chosen here.
+    assert_eq!(sampler(Some(1)).on_device(1), None);
+    assert_eq!(Sampler::new(Sampling { presence_penalty: 0.1, ..WARM }).unwrap().on_device(1), None);
+    let constrained = sampler(None).with_constraint(Some(Box::new(Listed { tokens: vec![1], at: 0 })));
+    assert_eq!(constrained.on_device(1), None);
 }
 
 #[test]
-fn frequencies_follow_the_softmax() {
-    let logits = [1.0, 0.0, -1.0, f32::NEG_INFINITY];
-    let weights: Vec<f64> = [2.0f64, 0.0, -2.0].iter().map(|x| x.exp()).collect();
-    let total: f64 = weights.iter().sum();
-    let found = frequencies(Sampling { temperature: 0.5, seed: 3, ..WARM }, &logits);
-    for (f, w) in found.iter().zip(&weights) {
-        assert!((f - w / total).abs() < 0.01, "{found:?}");
+fn the_host_chooses_as_the_device() {
+    let logits: Vec<f32> = (0..300).map(|token| ((token * 37) % 101) as f32 / 20.0).collect();
+    let sampling = Sampling { top_p: 0.8, seed: 5, ..WARM };
+    let mut sampler = Sampler::new(sampling).unwrap().with_logprobs(Some(0)).unwrap();
+    for tokens in 1..200 {
+        let drawn = choice::choose(&logits, &sampler.on_device(tokens).unwrap());
+        let here = sampler.choose(&logits, &vec![0; tokens as usize]).unwrap();
+        let there = sampler.take(drawn, tokens).unwrap();
+        assert_eq!((here.token, &there.logprobs.as_ref().unwrap().top), (there.token, &vec![]));
+        assert!((here.logprobs.unwrap().chosen - there.logprobs.unwrap().chosen).abs() < 1e-5);
     }
-    assert_eq!(found[3], 0.0);
-}
-
-#[test]
-fn filters_cut_the_tail() {
-    // Probabilities are 0.64, 0.24, 0.09, 0.03.
-    let logits = [2.0, 3.0, 0.0, 1.0];
-    let keeps = |sampling| kept(sampling, &logits, &[]);
-    assert_eq!(keeps(WARM), [1, 0, 3, 2]);
-    assert_eq!(keeps(Sampling { top_k: 2, ..WARM }), [1, 0]);
-    assert_eq!(keeps(Sampling { top_p: 0.8, ..WARM }), [1, 0]);
-    assert_eq!(keeps(Sampling { top_p: 0.0, ..WARM }), [1]);
-    // The ratios to the best are 1, 0.37, 0.14, 0.05.
-    assert_eq!(keeps(Sampling { min_p: 0.1, ..WARM }), [1, 0, 3]);
-    assert_eq!(keeps(Sampling { min_p: 0.4, ..WARM }), [1]);
-    assert_eq!(keeps(Sampling { min_p: 1.0, ..WARM }), [1]);
-    // After the temperature: 1, 0.61, 0.37, 0.22.
-    assert_eq!(keeps(Sampling { min_p: 0.4, temperature: 2.0, ..WARM }), [1, 0]);
-    // Of two tokens the best has 0.73: top-p looks at what top-k kept.
-    assert_eq!(keeps(Sampling { top_p: 0.7, ..WARM }), [1, 0]);
-    assert_eq!(keeps(Sampling { top_p: 0.7, top_k: 2, ..WARM }), [1]);
-}
-
-#[test]
-fn a_token_without_probability_is_never_drawn() {
-    for logits in [[0.0, f32::NEG_INFINITY], [0.0, -1e30]] {
-        assert_eq!(kept(WARM, &logits, &[]), [0]);
-        assert_eq!(draw(&keep(&WARM, &logits, Best { token: 0, logit: 0.0 }), 1.0), 0);
-    }
+    let bad = Drawn { token: 4, logit: f32::INFINITY, logprob: 0.0, is_sound: false };
+    let error = sampler.take(bad, 8).unwrap_err();
+    assert_eq!((error.token, error.position, error.logit), (4, 7, f32::INFINITY));
 }
 
 #[test]
@@ -111,12 +86,15 @@ fn a_context_is_taken_in_as_it_grows() {
 
 #[test]
 fn a_seed_repeats_its_tokens() {
-    let draw = |seed| {
+    let draw = |seed, from: usize| {
         let mut sampler = Sampler::new(Sampling { seed, ..WARM }).unwrap();
-        (0..50).map(|_| choose(&mut sampler, &[0.1, 0.2, 0.3, 0.4], &[])).collect::<Vec<_>>()
+        let at = |tokens| choose(&mut sampler, &[0.1, 0.2, 0.3, 0.4], &vec![0; tokens]);
+        (from..50).map(at).collect::<Vec<_>>()
     };
-    assert_eq!(draw(7), draw(7));
-    assert_ne!(draw(7), draw(8));
+    assert_eq!(draw(7, 1), draw(7, 1));
+    assert_ne!(draw(7, 1), draw(8, 1));
+    // What was drawn before does not matter.
+    assert_eq!(draw(7, 20), draw(7, 1)[19..]);
 }
 
 #[test]

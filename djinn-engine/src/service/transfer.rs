@@ -32,10 +32,8 @@ pub struct KvShape {
 /// A turn that is held in its middle: all that chooses its next tokens, beside those that it has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpenTurn {
-    /// How tokens are chosen. Its seed does not count any more.
+    /// How tokens are chosen. Positions and its seed count the random numbers.
     pub sampling: Sampling,
-    /// Where the random numbers are.
-    pub random: u64,
     /// Tokens that the turn has generated: the last ones of the session. Penalties count them.
     pub generated: u64,
     /// Tokens that it may still generate, at least 1.
