@@ -168,6 +168,9 @@ pub(crate) struct SweepArgs {
     /// Timed decode passes of each batch, after one that is not timed
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) tokens: u32,
+    /// Draw tokens at a temperature of 1 by top-p, instead of taking the best ones
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     /// Leave out the sweep with all weights resident

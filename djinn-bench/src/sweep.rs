@@ -48,6 +48,9 @@ pub(crate) struct Batch {
 
 /// `djinn-bench sweep`.
 pub(crate) fn run(args: &SweepArgs) -> Result<()> {
+    if let Some(top_p) = args.top_p {
+        ensure!((0.0..=1.0).contains(&top_p), "--top-p is {top_p}; it must be between 0 and 1");
+    }
     let mut setup = args.device.setup()?;
     let model = model::open(&setup, &args.model)?;
     let mut body = Sweep {
@@ -132,6 +135,8 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
         sequences.push(sequence);
         next.push(first);
     }
+    let warm = |top_p| Draw { temperature: 1.0, top_p, ..Draw::GREEDY };
+    let draw = args.top_p.map_or(Draw::GREEDY, warm);
     let mut times = Vec::new();
     for pass in 0..=args.tokens {
         let start = Instant::now();
@@ -139,8 +144,9 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
             .iter_mut()
             .zip(&next)
             .map(|(sequence, token)| {
+                let position = sequence.tokens() as u32;
                 let entry = Entry::new(sequence, std::slice::from_ref(token), Wanted::Nothing);
-                Entry { choose: Some(Draw::GREEDY), ..entry }
+                Entry { choose: Some(Draw { position, ..draw }), ..entry }
             })
             .collect();
         engine.step(&mut pages, &mut entries)?;
