@@ -7,7 +7,8 @@ The library is that of kernels/attention*.cu:
     nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -DDJINN_SM90A -gencode=arch=compute_90a,code=sm_90a \\
         -o LIBRARY.so kernels/attention*.cu
 Checks: rows against float64, for every size of head, windows and biases; a row's bits, whatever is launched with it.
-Times: medians of one layer of Llama-3.1-8B, and its share of what the card can do. Needs torch.
+Times: medians of one layer, of Llama-3.1-8B where no other shape is named, and its share of what the card can do.
+Needs torch.
 """
 
 import argparse
@@ -198,7 +199,39 @@ def check(library):
         error = case.error(out, [0, 3, 200, 258]) / TOLERANCE[case.dtype]
         if not error <= 1:
             failures.append(f"after {context}: error {error:.3g} of what is allowed")
-    return failures, {"cases": cases, "worst_of_allowed": worst}
+    print("checking batches", *failures[-2:], flush=True)
+    return failures + check_decoding(library), {"cases": cases, "worst_of_allowed": worst}
+
+
+def check_decoding(library):
+    """Failures: rows of many lengths in one launch against float64, and against the same rows alone."""
+    failures = []
+    lengths = torch.Generator().manual_seed(2)
+    for heads, kv_heads, dim, dtype, window in (
+        (32, 8, 128, torch.bfloat16, 0),
+        (40, 40, 128, torch.float16, 0),
+        (64, 8, 128, torch.bfloat16, 0),
+        (16, 8, 256, torch.bfloat16, 0),
+        (32, 8, 64, torch.float16, 900),
+    ):
+        for count, longest in ((1, 16000), (3, 70000), (17, 5000), (150, 3000), (400, 300)):
+            contexts = torch.randint(longest // 2 if count == 1 else 1, longest, (count,), generator=lengths).tolist()
+            if count == 17:
+                contexts[:3] = [127, 128, 60000]
+            name = f"{heads}/{kv_heads}x{dim} {dtype} window {window}, {count} rows"
+            case = Case(library, [(c, 1) for c in contexts], heads, kv_heads, dim, dtype, window, spread=4.0)
+            out = case.run()
+            rows = list(range(0, count, max(1, count // 12)))
+            error = case.error(out, rows) / TOLERANCE[dtype]
+            if not error <= 1 or out.isnan().any():
+                failures.append(f"{name}: error {error:.3g} of what is allowed, {int(out.isnan().sum())} elements NaN")
+            for row in rows:
+                if not torch.equal(case.run(row, 1), out[row : row + 1]):
+                    failures.append(f"{name}: row {row} after {contexts[row]} has other bits alone")
+            for workspace in (0, 1 << 16, 1 << 20, 5 << 20):
+                if not torch.equal(case.run(workspace=workspace), out):
+                    failures.append(f"{name}: other bits with a workspace of {workspace}")
+    return failures
 
 
 def milliseconds(works, runs=5):
@@ -279,47 +312,69 @@ def time_prompts(library, more=()):
     return table
 
 
-def time_decoding(library):
-    table = []
-    for sequences, context in (
-        (1, 512),
-        (1, 2048),
-        (1, 32759),
-        (1, 131071),
-        (4, 8192),
-        (12, 32759),
-        (16, 2048),
-        (64, 512),
-        (64, 2048),
-        (128, 2048),
-        (256, 2048),
-        (256, 512),
-    ):
-        case = Case(library, [(context, 1)] * sequences)
-        out = torch.empty(sequences, case.heads, case.dim, device="cuda")
-        args = case.args(slice(0, sequences), out)
-        # Small caches take turns, so that no cache of the card holds them.
-        size = sequences * context * case.kv_heads * case.dim * 4
-        copies = max(1, min(32, -(-(1 << 28) // size)))
-        kept = [case.pages.clone() for _ in range(copies - 1)]
-        works = []
-        for pages in [case.pages, *kept]:
-            mine = case.args(slice(0, sequences), out)
-            mine.kv.pages = pages.data_ptr()
-            works.append(lambda mine=mine: case.launch(mine))
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
+# Sequences and tokens before each; then heads, key heads and type where they are not those of Llama-3.1-8B.
+DECODING = (
+    (1, 512),
+    (1, 2048),
+    (1, 8192),
+    (1, 32759),
+    (1, 131071),
+    (4, 8192),
+    (8, 131071),
+    (12, 32759),
+    (16, 2048),
+    (64, 512),
+    (64, 2048),
+    (64, 8192),
+    (128, 512),
+    (128, 2048),
+    (256, 512),
+    (256, 2048),
+    (1, 512, 40, 40, torch.float16),
+    (1, 1024, 40, 40, torch.float16),
+    (1, 2048, 40, 40, torch.float16),
+    (16, 2048, 40, 40, torch.float16),
+    (1, 2048, 64, 8, torch.bfloat16),
+    (64, 2048, 64, 8, torch.bfloat16),
+)
+
+
+def microseconds_of_decoding(case, copies):
+    """The median time of a launch for all rows of a case; `copies` of the pages take turns."""
+    out = torch.empty(len(case.positions), case.heads, case.dim, device="cuda")
+    works, kept = [], [case.pages, *(case.pages.clone() for _ in range(copies - 1))]
+    for pages in kept:
+        mine = case.args(slice(0, len(case.positions)), out)
+        mine.kv.pages = pages.data_ptr()
+        works.append(lambda mine=mine: case.launch(mine))
+    works *= -(-8 // copies)
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for work in works:
+            work()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
             for work in works:
                 work()
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
-                for work in works:
-                    work()
-        own = milliseconds([graph.replay]) / copies
-        table.append({"sequences": sequences, "context": context, "us": own * 1e3, "tb_per_s": size / own / 1e9})
-        print("decode", {k: round(v, 3) if isinstance(v, float) else v for k, v in table[-1].items()}, flush=True)
-        del kept, case
+    return milliseconds([graph.replay]) / len(works) * 1e3
+
+
+def time_decoding(library):
+    table = []
+    for sequences, context, *shape in DECODING:
+        heads, kv_heads, dtype = shape or (32, 8, torch.bfloat16)
+        case = Case(library, [(context, 1)] * sequences, heads, kv_heads, dtype=dtype)
+        size = sequences * (context + 1) * case.kv_heads * case.dim * 2 * dtype.itemsize
+        # Small caches take turns, so that no cache of the card holds them.
+        us = microseconds_of_decoding(case, max(1, min(128, -(-(1 << 28) // size))))
+        del case
+        # What a launch takes with one position a row.
+        start = Case(library, [(0, 1)] * sequences, heads, kv_heads, dtype=dtype)
+        row = {"sequences": sequences, "context": context, "heads": heads, "kv_heads": kv_heads}
+        row |= {"us": us, "tb_per_s": size / us / 1e6, "start_us": microseconds_of_decoding(start, 8)}
+        table.append(row)
+        print("decode", {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     return table
 
 
@@ -340,10 +395,12 @@ def markdown(report):
     if "decoding" in report:
         copies = report["copy_tb_per_s"]
         rows = [
-            [r["sequences"], r["context"], f"{r['us']:.1f}", f"{r['tb_per_s']:.2f}", f"{r['tb_per_s'] / copies:.2f}"]
+            [r["sequences"], r["context"], f"{r['heads']}/{r['kv_heads']}", f"{r['us']:.1f}", f"{r['start_us']:.1f}"]
+            + [f"{r['tb_per_s']:.2f}", f"{r['tb_per_s'] / copies:.2f}"]
             for r in report["decoding"]
         ]
-        head = ["sequences", "tokens each", "us a layer", "TB/s", f"of a copy's {copies:.2f} TB/s"]
+        head = ["sequences", "tokens each", "heads", "us a layer", "us after no tokens", "TB/s"]
+        head.append(f"of a copy's {copies:.2f} TB/s")
         text += results.table(0, head, rows)
     return text
 
