@@ -1,6 +1,7 @@
 //! From logits to a token.
 
 mod constraint;
+mod elsewhere;
 mod logprobs;
 mod penalty;
 mod sampling;
@@ -10,7 +11,7 @@ pub use logprobs::TokenLogprobs;
 pub use sampling::Sampling;
 
 use crate::logits::chosen;
-use crate::{BadLogit, Error, Result};
+use crate::{Error, Result};
 use djinn_device::{Draw, Drawn, choice};
 use penalty::Penalty;
 
@@ -69,40 +70,11 @@ impl Sampler {
         Ok(Sampler { logprobs: top, ..self })
     }
 
-    /// What a sampler of another engine needs to choose on as this one, beside the turn's tokens.
-    /// `None` where a constraint has a state of its own.
-    pub(crate) fn state(&self) -> Option<Sampling> {
-        self.constraint.is_none().then(|| self.sampling.clone())
-    }
-
-    /// A sampler that has chosen `generated`.
-    ///
-    /// # Errors
-    /// As [`Sampling::check`].
-    pub(crate) fn resumed(sampling: Sampling, generated: &[u32]) -> Result<Self> {
-        let mut sampler = Sampler::new(sampling)?;
-        generated.iter().for_each(|&token| sampler.penalty.took(&sampler.sampling, token));
-        Ok(sampler)
-    }
-
-    /// How the device chooses the token that follows a context of `tokens` tokens. `None` where the logits are needed on
-    /// the host: for a constraint, biases, penalties, and the most probable tokens. The turn alone decides that.
-    pub(crate) fn on_device(&self, tokens: u64) -> Option<Draw> {
-        let plain = self.constraint.is_none() && Penalty::is_off(&self.sampling);
-        (plain && self.logprobs.unwrap_or(0) == 0).then(|| self.draw(tokens))
-    }
-
-    fn draw(&self, tokens: u64) -> Draw {
-        let Sampling { temperature, top_k, top_p, min_p, seed, .. } = self.sampling;
-        let (position, logprob) = (tokens.saturating_sub(1) as u32, self.logprobs.is_some());
-        Draw { temperature, top_k, top_p, min_p, seed, position, logprob }
-    }
-
     /// Takes in what the device chose after a context of `tokens` tokens, by what [`on_device`](Self::on_device) said.
     ///
     /// # Errors
     /// As [`greedy`](crate::greedy).
-    pub(crate) fn take(&mut self, drawn: Drawn, tokens: u64) -> Result<Choice, BadLogit> {
+    pub(crate) fn take(&mut self, drawn: Drawn, tokens: u64) -> Result<Choice, NoToken> {
         log::trace!(target: "djinn::sampler", "after {tokens} tokens, on the device");
         let token = chosen(drawn, tokens.saturating_sub(1))?;
         let logprobs = self.logprobs.map(|_| TokenLogprobs { chosen: drawn.logprob, top: Vec::new() });

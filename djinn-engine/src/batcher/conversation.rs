@@ -3,8 +3,8 @@
 use super::{SHORT_RUN, Turn};
 use crate::debug::Record;
 use crate::service::OpenTurn;
-use crate::{Choice, Constraint, Finish, NoToken, Result, Sampler, Sampling};
-use djinn_device::{DeviceInfo, Drawn};
+use crate::{Constraint, Finish, Result, Sampler, Sampling};
+use djinn_device::DeviceInfo;
 use djinn_scheduler::{PageName, SessionId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -212,20 +212,6 @@ impl Conversation {
         let within = self.chunks[first..].iter().take_while(|chunk| chunk.start < end);
         let at = |position: u64| (position.clamp(from, end) - from) as usize;
         within.map(|chunk| at(chunk.start)..at(chunk.end)).collect()
-    }
-
-    /// The token that the device chose after the context; or one that is chosen here, from the logits.
-    ///
-    /// # Errors
-    /// As [`Sampler::choose`].
-    ///
-    /// # Panics
-    /// If there is neither.
-    pub(super) fn choose(&mut self, drawn: Option<Drawn>, logits: Option<&[f32]>) -> Result<Choice, NoToken> {
-        match drawn {
-            Some(drawn) => Ok(self.sampler.take(drawn, self.tokens.len() as u64)?),
-            None => self.sampler.choose(logits.expect("the step reads them"), &self.tokens),
-        }
     }
 
     /// Takes a token that was chosen after the context; why the turn ends with it, if it does. `most` is the longest

@@ -1,5 +1,6 @@
 //! A plan carried out: its copies and its step, from entries to the engine's batch, and from logits to tokens.
 
+use super::conversation::Conversation;
 use super::{Batcher, NewToken};
 use crate::debug::{Judged, Step};
 use crate::hooks::{KvAccess, ReadBack};
@@ -171,7 +172,12 @@ impl<D: Ops> Batcher<D> {
                 if !part.yields || conversation.rests() {
                     continue;
                 }
-                match conversation.choose(drawn, logits) {
+                let Conversation { sampler, tokens, .. } = &mut *conversation;
+                let choice = match (drawn, logits) {
+                    (Some(drawn), _) => sampler.take(drawn, tokens.len() as u64),
+                    (None, logits) => sampler.choose(logits.expect("the step reads them"), tokens),
+                };
+                match choice {
                     Ok(Choice { token, logprobs }) => {
                         let finish = conversation.push(token, most);
                         generated.push(NewToken { session, token, finish, logprobs });

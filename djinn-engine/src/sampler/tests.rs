@@ -1,6 +1,7 @@
 //! Tokens are drawn by what a turn says. The draw itself is tested in `djinn-device`.
 
 use super::*;
+use crate::BadLogit;
 use std::collections::BTreeMap;
 
 const WARM: Sampling = Sampling {
@@ -47,7 +48,8 @@ fn the_host_chooses_as_the_device() {
     }
     let bad = Drawn { token: 4, logit: f32::INFINITY, logprob: 0.0, is_sound: false };
     let error = sampler.take(bad, 8).unwrap_err();
-    assert_eq!((error.token, error.position, error.logit), (4, 7, f32::INFINITY));
+    let expected = BadLogit { token: 4, position: 7, logit: f32::INFINITY };
+    assert_eq!(error, NoToken::Logits(expected));
 }
 
 #[test]

@@ -48,11 +48,11 @@ fn chat_tools() -> Value {
     json!(functions().iter().map(tool).collect::<Vec<_>>())
 }
 
-/// A request with all tools. Commas are a little likelier than the model has them, so that there are several calls.
+/// A request with all tools. Commas are likelier than the model has them, so that there are several calls.
 fn ask(seed: u64, more: Value) -> Value {
     let mut body = chat(
         "Go.",
-        json!({ "tools": chat_tools(), "temperature": 1, "seed": seed, "max_tokens": 1200, "ignore_eos": false, "logit_bias": { "44": 1.5 } }),
+        json!({ "tools": chat_tools(), "temperature": 1, "seed": seed, "max_tokens": 1200, "ignore_eos": false, "logit_bias": { "44": 2.5 } }),
     );
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
