@@ -6,6 +6,7 @@
 //! are bitwise equal between runs and batch sizes on one instruction set.
 
 pub(crate) mod attention;
+mod blocks;
 mod buffer;
 mod checksum;
 mod choice;

@@ -1,7 +1,7 @@
 //! Element types of weights and caches, slices of any of them, and matrices as they are stored.
 #![allow(unsafe_code, reason = "vector loads by pointer")]
 
-use super::simd::{Kernel, Simd};
+use super::simd::Simd;
 use djinn_device::BlockFormat;
 use half::{bf16, f16};
 
@@ -150,25 +150,6 @@ pub(crate) use with_elements;
 pub(crate) enum Matrix<'a> {
     Plain(Elements<'a>),
     Blocks(BlockFormat, &'a [u8]),
-}
-
-/// Decodes whole blocks.
-pub(crate) struct DecodeBlocks<'a> {
-    pub(crate) format: BlockFormat,
-    pub(crate) blocks: &'a [u8],
-    pub(crate) out: &'a mut [f32],
-}
-
-impl Kernel for DecodeBlocks<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, _simd: S) {
-        self.format.decode(self.blocks, self.out);
-    }
-}
-
-/// Bytes of a row of `k` elements in blocks.
-pub(crate) fn blocks_bytes(format: BlockFormat, k: usize) -> usize {
-    k / format.elements() as usize * format.bytes() as usize
 }
 
 impl Elements<'_> {

@@ -9,8 +9,8 @@
 //! in which the weights' halves come ([`Element::INTERLEAVED`]), row by row. Weights are read in place,
 //! once for each block of activations that fits the second-level cache.
 //!
-//! Rows in blocks are decoded to f32 in the first-level cache, a few at a time, when a tile reads them: a product has the
-//! bits of the same one over f32 weights.
+//! Rows in blocks are decoded to f32: for one row of activations in the registers that feed the product, for more in the
+//! first-level cache, a few rows at a time. Either way a product has the bits of the same one over f32 weights.
 
 mod pack;
 mod source;

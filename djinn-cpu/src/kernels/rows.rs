@@ -3,12 +3,13 @@
 mod kernels;
 
 use super::Fast;
+use super::blocks::{DecodeBlocks, blocks_bytes};
 use super::buffer::Shared;
 use super::data::{
     Add, EditRows, Embed, Gelu, HeadNorm, KvWrite, LayerNorm, Part, RmsNorm, Rope, RopeTable, SelectRows,
     SiluMul,
 };
-use super::element::{DecodeBlocks, Element, Matrix, blocks_bytes, with_elements};
+use super::element::{Element, Matrix, with_elements};
 use djinn_device::args;
 use kernels::{AddRows, CentreRows, GeluRows, NormRows, RotateRows, SiluRows, WidenRow};
 

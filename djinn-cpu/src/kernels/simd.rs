@@ -24,6 +24,8 @@ pub(crate) const MAX_LANES: usize = 16;
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// A vector.
     type V: Copy;
+    /// A vector of `LANES` 32-bit integers.
+    type I: Copy;
     /// Lanes of a vector.
     const LANES: usize;
     /// Vectors side by side in a register tile of [`super::gemm`].
@@ -31,6 +33,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
+    /// Even lanes `even`, odd lanes `odd`.
+    fn alternate(self, even: f32, odd: f32) -> Self::V;
+    /// `LANES / 2` pairs of f16, widened: the low half of a word is in an even lane.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    fn widen_pairs(self, pairs: &[u32]) -> Self::V;
     /// `a + b`.
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a - b`.
@@ -55,6 +64,21 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sums(self, a: [Self::V; 4]) -> [f32; 4];
     /// The largest lane.
     fn largest(self, a: Self::V) -> f32;
+
+    /// All lanes `x`.
+    fn splat_int(self, x: u32) -> Self::I;
+    /// Lane `i` is `first + i`.
+    fn count_from(self, first: u32) -> Self::I;
+    /// `a & b`.
+    fn and(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `a | b`.
+    fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `a << bits`, lane by lane, for bits below 32.
+    fn shift_left(self, a: Self::I, bits: Self::I) -> Self::I;
+    /// `a >> bits`, lane by lane, zeros coming in, for bits below 32.
+    fn shift_right(self, a: Self::I, bits: Self::I) -> Self::I;
+    /// Signed integers below 2^24 in size.
+    fn to_float(self, a: Self::I) -> Self::V;
 
     /// `LANES` f32.
     ///
@@ -81,6 +105,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// All `2 LANES` are readable.
     unsafe fn load_bf16_odd(self, from: *const bf16) -> Self::V;
+    /// `LANES` bytes, widened.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load_u8(self, from: *const u8) -> Self::I;
+    /// `LANES` signed bytes, widened.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load_i8(self, from: *const u8) -> Self::I;
     /// Writes `LANES` f32.
     ///
     /// # Safety
@@ -98,6 +132,22 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         assert!(from.len() >= Self::LANES);
         // SAFETY: the assertion above.
         unsafe { self.load(from.as_ptr()) }
+    }
+
+    /// The first `LANES` of `from`, widened.
+    #[inline(always)]
+    fn read_u8(self, from: &[u8]) -> Self::I {
+        assert!(from.len() >= Self::LANES);
+        // SAFETY: the assertion above.
+        unsafe { self.load_u8(from.as_ptr()) }
+    }
+
+    /// The first `LANES` of `from`, signed and widened.
+    #[inline(always)]
+    fn read_i8(self, from: &[u8]) -> Self::I {
+        assert!(from.len() >= Self::LANES);
+        // SAFETY: the assertion above.
+        unsafe { self.load_i8(from.as_ptr()) }
     }
 
     /// Writes the first `LANES` of `to`.

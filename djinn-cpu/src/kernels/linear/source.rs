@@ -1,7 +1,11 @@
 //! Where the rows of weights that a register tile reads come from.
 
-use crate::kernels::element::{DecodeBlocks, Element, blocks_bytes};
-use crate::kernels::simd::Isa;
+use super::tile::WEIGHT_ROWS;
+use crate::kernels::blocks::{
+    self, BlockVectors, DecodeBlocks, GROUP_RUNS, RUN, Scales, blocks_bytes, with_format,
+};
+use crate::kernels::element::Element;
+use crate::kernels::simd::{Isa, Simd};
 use djinn_device::BlockFormat;
 use std::ops::Range;
 
@@ -20,6 +24,15 @@ pub(super) trait RowSource: Copy + Send + Sync {
 
     /// Stored bytes of a row of `k` elements.
     fn row_bytes(&self, k: usize) -> usize;
+
+    /// The dot products of `COLUMNS` rows with one packed row of activations, if the rows are better not written down
+    /// for it. The order of a sum is that of the same product over `rows`.
+    fn dot<S: Simd, const COLUMNS: usize>(
+        &self,
+        simd: S,
+        first: usize,
+        x: &[f32],
+    ) -> Option<[f32; WEIGHT_ROWS]>;
 }
 
 impl<E: Element> RowSource for &[E] {
@@ -37,6 +50,11 @@ impl<E: Element> RowSource for &[E] {
 
     fn row_bytes(&self, k: usize) -> usize {
         k * size_of::<E>()
+    }
+
+    #[inline(always)]
+    fn dot<S: Simd, const COLUMNS: usize>(&self, _: S, _: usize, _: &[f32]) -> Option<[f32; WEIGHT_ROWS]> {
+        None
     }
 }
 
@@ -75,4 +93,48 @@ impl RowSource for Decoded<'_> {
     fn row_bytes(&self, _: usize) -> usize {
         self.row_bytes
     }
+
+    #[inline(always)]
+    fn dot<S: Simd, const COLUMNS: usize>(
+        &self,
+        simd: S,
+        first: usize,
+        x: &[f32],
+    ) -> Option<[f32; WEIGHT_ROWS]> {
+        let blocks = &self.blocks[first * self.row_bytes..(first + COLUMNS) * self.row_bytes];
+        Some(with_format!(self.format, F => dot::<S, F, COLUMNS>(simd, blocks, x)))
+    }
+}
+
+/// The dot products of `COLUMNS` rows of blocks with a row of activations. Weights are decoded in registers; the vectors
+/// of a row enter one sum in their order.
+#[inline(always)]
+fn dot<S: Simd, F: BlockVectors, const COLUMNS: usize>(
+    simd: S,
+    blocks: &[u8],
+    x: &[f32],
+) -> [f32; WEIGHT_ROWS] {
+    let (x, _) = x.as_chunks::<RUN>();
+    let row_blocks = x.len() / F::RUNS;
+    let blocks = F::blocks(blocks);
+    assert!(blocks.len() == COLUMNS * row_blocks && x.len() == row_blocks * F::RUNS);
+    let mut sums = [simd.splat(0.0); WEIGHT_ROWS];
+    let mut scales = [Scales::default(); COLUMNS];
+    for first in (0..x.len()).step_by(GROUP_RUNS) {
+        let x = &x[first..x.len().min(first + GROUP_RUNS)];
+        let mut rows = [&blocks[..0]; COLUMNS];
+        for c in 0..COLUMNS {
+            rows[c] = &blocks[c * row_blocks + first / F::RUNS..][..x.len() / F::RUNS];
+            F::scales(simd, rows[c], &mut scales[c]);
+        }
+        for (run, x) in x.iter().enumerate() {
+            for c in 0..COLUMNS {
+                for v in 0..RUN / S::LANES {
+                    let weights = blocks::weights::<S, F>(simd, rows[c], &scales[c], run, v * S::LANES);
+                    sums[c] = simd.fma(weights, simd.read(&x[v * S::LANES..]), sums[c]);
+                }
+            }
+        }
+    }
+    simd.sums(sums)
 }

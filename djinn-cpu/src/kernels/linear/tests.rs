@@ -80,7 +80,7 @@ fn rows_in_blocks_have_the_bits_of_decoded_ones() {
         let fast = Fast::new(isa, 3).unwrap();
         for format in BlockFormat::ALL {
             let elements = format.elements() as usize;
-            for (rows, blocks_of_row, n) in [(1, 3, 37), (7, 1, 6), (64, 2, 9), (200, 5, 5)] {
+            for (rows, blocks_of_row, n) in [(1, 3, 37), (1, 11, 5), (7, 1, 6), (64, 11, 9), (200, 5, 5)] {
                 let k = blocks_of_row * elements;
                 let stored = blocks(format, n * blocks_of_row, 7);
                 let mut decoded = vec![0.0; n * k];

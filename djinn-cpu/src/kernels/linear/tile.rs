@@ -55,6 +55,24 @@ impl<W: RowSource> Block<'_, W> {
         });
     }
 
+    /// Writes `COLUMNS` elements of the block's row `row`.
+    #[inline(always)]
+    fn write<const COLUMNS: usize>(
+        &self,
+        row: usize,
+        column: usize,
+        sums: &[f32; WEIGHT_ROWS],
+        bias: &[Option<f32>; COLUMNS],
+    ) {
+        let shape = self.shape;
+        let at = (self.first_row + row) * shape.out_width + shape.out_column + column;
+        // SAFETY: tasks have disjoint columns, and each row of a block is written once.
+        let out = unsafe { self.out.slice(at, COLUMNS) };
+        for i in 0..COLUMNS {
+            out[i] = bias[i].map_or(sums[i], |bias| sums[i] + bias);
+        }
+    }
+
     fn run_tiles_in(&self, isa: Isa, tile_rows: usize, decoded: &mut [f32]) {
         let full = self.rows / tile_rows;
         let rest = self.rows % tile_rows;
@@ -104,23 +122,25 @@ impl<W: RowSource, const ROWS: usize> Tiles<'_, W, ROWS> {
     #[inline(always)]
     fn columns<S: Simd, const COLUMNS: usize>(&mut self, simd: S, column: usize) {
         let (block, shape) = (self.block, self.block.shape);
-        let weight = block.weight.rows(column..column + COLUMNS, shape.k, self.decoded);
         let row_elements = shape.k.next_multiple_of(2 * S::LANES);
         let mut bias = [None; COLUMNS];
         for (i, bias) in bias.iter_mut().enumerate() {
             *bias = shape.bias.map(|all| all.get(column + i));
         }
+        if ROWS == 1
+            && block.rows == 1
+            && let Some(sums) = block.weight.dot::<S, COLUMNS>(simd, column, &block.x[..row_elements])
+        {
+            block.write::<COLUMNS>(0, column, &sums, &bias);
+            return;
+        }
+        let weight = block.weight.rows(column..column + COLUMNS, shape.k, self.decoded);
         for tile in 0..self.count {
             let row = self.first + tile * ROWS;
             let x = &block.x[row * row_elements..(row + ROWS) * row_elements];
             let sums = products::<S, W::Element, ROWS, COLUMNS>(simd, shape.k, weight, x);
-            for (r, sums) in sums.into_iter().enumerate() {
-                let at = (block.first_row + row + r) * shape.out_width + shape.out_column + column;
-                // SAFETY: tasks have disjoint columns, and this loop visits each row once.
-                let out = unsafe { block.out.slice(at, COLUMNS) };
-                for i in 0..COLUMNS {
-                    out[i] = bias[i].map_or(sums[i], |bias| sums[i] + bias);
-                }
+            for (r, sums) in sums.iter().enumerate() {
+                block.write::<COLUMNS>(row + r, column, sums, &bias);
             }
         }
     }

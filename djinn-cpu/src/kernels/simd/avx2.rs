@@ -7,9 +7,11 @@ use std::arch::x86_64::*;
 
 x86_vectors! {
     /// Proof that the processor has AVX2, FMA and F16C.
-    Avx2: __m256 of 8 lanes, tiles of 2 vectors, with ["avx2", "fma", "f16c"] = "avx2,fma,f16c";
+    Avx2: __m256 and __m256i of 8 lanes, tiles of 2 vectors, with ["avx2", "fma", "f16c"] = "avx2,fma,f16c";
     safe {
         splat(x: f32) -> __m256 = _mm256_set1_ps(x);
+        alternate(even: f32, odd: f32) -> __m256 = _mm256_setr_ps(even, odd, even, odd, even, odd, even, odd);
+        widen_pairs(pairs: &[u32]) -> __m256 = widen_pairs(pairs);
         add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
         sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
         mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
@@ -22,6 +24,13 @@ x86_vectors! {
         zero_where_less(x: __m256, bound: __m256, a: __m256) -> __m256 = zero_where_less(x, bound, a);
         sums(a: [__m256; 4]) -> [f32; 4] = sums(a);
         largest(a: __m256) -> f32 = largest(a);
+        splat_int(x: u32) -> __m256i = _mm256_set1_epi32(x.cast_signed());
+        count_from(first: u32) -> __m256i = _mm256_add_epi32(_mm256_set1_epi32(first.cast_signed()), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        and(a: __m256i, b: __m256i) -> __m256i = _mm256_and_si256(a, b);
+        or(a: __m256i, b: __m256i) -> __m256i = _mm256_or_si256(a, b);
+        shift_left(a: __m256i, bits: __m256i) -> __m256i = _mm256_sllv_epi32(a, bits);
+        shift_right(a: __m256i, bits: __m256i) -> __m256i = _mm256_srlv_epi32(a, bits);
+        to_float(a: __m256i) -> __m256 = _mm256_cvtepi32_ps(a);
     }
     unsafe {
         load(from: *const f32) -> __m256 = _mm256_loadu_ps(from);
@@ -29,9 +38,19 @@ x86_vectors! {
         load_bf16(from: *const bf16) -> __m256 = load_bf16(from);
         load_bf16_even(from: *const bf16) -> __m256 = load_bf16_even(from);
         load_bf16_odd(from: *const bf16) -> __m256 = load_bf16_odd(from);
+        load_u8(from: *const u8) -> __m256i = load_u8(from);
+        load_i8(from: *const u8) -> __m256i = load_i8(from);
         store(to: *mut f32, a: __m256) = _mm256_storeu_ps(to, a);
     }
     transpose by transposed, _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps;
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn widen_pairs(pairs: &[u32]) -> __m256 {
+    let [a, b, c, d] = *pairs.first_chunk().expect("four pairs");
+    let word = u32::cast_signed;
+    _mm256_cvtph_ps(_mm_setr_epi32(word(a), word(b), word(c), word(d)))
 }
 
 #[inline]
@@ -99,6 +118,22 @@ unsafe fn load_bf16_odd(from: *const bf16) -> __m256 {
     // SAFETY: the caller vouches for 16 elements, 32 bytes.
     let pairs = unsafe { _mm256_loadu_si256(from.cast()) };
     _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_u8(from: *const u8) -> __m256i {
+    // SAFETY: the caller vouches for 8 bytes.
+    let bytes = unsafe { _mm_loadl_epi64(from.cast()) };
+    _mm256_cvtepu8_epi32(bytes)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_i8(from: *const u8) -> __m256i {
+    // SAFETY: the caller vouches for 8 bytes.
+    let bytes = unsafe { _mm_loadl_epi64(from.cast()) };
+    _mm256_cvtepi8_epi32(bytes)
 }
 
 #[inline]

@@ -7,9 +7,11 @@ use std::arch::x86_64::*;
 
 x86_vectors! {
     /// Proof that the processor has AVX-512 F, BW, DQ and VL.
-    Avx512: __m512 of 16 lanes, tiles of 4 vectors, with ["avx512f", "avx512bw", "avx512dq", "avx512vl"] = "avx512f,avx512bw,avx512dq,avx512vl";
+    Avx512: __m512 and __m512i of 16 lanes, tiles of 4 vectors, with ["avx512f", "avx512bw", "avx512dq", "avx512vl"] = "avx512f,avx512bw,avx512dq,avx512vl";
     safe {
         splat(x: f32) -> __m512 = _mm512_set1_ps(x);
+        alternate(even: f32, odd: f32) -> __m512 = _mm512_setr4_ps(even, odd, even, odd);
+        widen_pairs(pairs: &[u32]) -> __m512 = widen_pairs(pairs);
         add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
         sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
         mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
@@ -22,6 +24,13 @@ x86_vectors! {
         zero_where_less(x: __m512, bound: __m512, a: __m512) -> __m512 = zero_where_less(x, bound, a);
         sums(a: [__m512; 4]) -> [f32; 4] = sums(a);
         largest(a: __m512) -> f32 = _mm512_reduce_max_ps(a);
+        splat_int(x: u32) -> __m512i = _mm512_set1_epi32(x.cast_signed());
+        count_from(first: u32) -> __m512i = _mm512_add_epi32(_mm512_set1_epi32(first.cast_signed()), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+        and(a: __m512i, b: __m512i) -> __m512i = _mm512_and_si512(a, b);
+        or(a: __m512i, b: __m512i) -> __m512i = _mm512_or_si512(a, b);
+        shift_left(a: __m512i, bits: __m512i) -> __m512i = _mm512_sllv_epi32(a, bits);
+        shift_right(a: __m512i, bits: __m512i) -> __m512i = _mm512_srlv_epi32(a, bits);
+        to_float(a: __m512i) -> __m512 = _mm512_cvtepi32_ps(a);
     }
     unsafe {
         load(from: *const f32) -> __m512 = _mm512_loadu_ps(from);
@@ -29,9 +38,18 @@ x86_vectors! {
         load_bf16(from: *const bf16) -> __m512 = load_bf16(from);
         load_bf16_even(from: *const bf16) -> __m512 = load_bf16_even(from);
         load_bf16_odd(from: *const bf16) -> __m512 = load_bf16_odd(from);
+        load_u8(from: *const u8) -> __m512i = load_u8(from);
+        load_i8(from: *const u8) -> __m512i = load_i8(from);
         store(to: *mut f32, a: __m512) = _mm512_storeu_ps(to, a);
     }
     transpose by transposed, _mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps;
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn widen_pairs(pairs: &[u32]) -> __m512 {
+    let [a, b, c, d, e, f, g, h] = pairs.first_chunk::<8>().expect("eight pairs").map(u32::cast_signed);
+    _mm512_cvtph_ps(_mm256_setr_epi32(a, b, c, d, e, f, g, h))
 }
 
 #[inline]
@@ -87,6 +105,22 @@ unsafe fn load_bf16_odd(from: *const bf16) -> __m512 {
     // SAFETY: the caller vouches for 32 elements, 64 bytes.
     let pairs = unsafe { _mm512_loadu_si512(from.cast()) };
     _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_u8(from: *const u8) -> __m512i {
+    // SAFETY: the caller vouches for 16 bytes.
+    let bytes = unsafe { _mm_loadu_si128(from.cast()) };
+    _mm512_cvtepu8_epi32(bytes)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_i8(from: *const u8) -> __m512i {
+    // SAFETY: the caller vouches for 16 bytes.
+    let bytes = unsafe { _mm_loadu_si128(from.cast()) };
+    _mm512_cvtepi8_epi32(bytes)
 }
 
 #[inline]

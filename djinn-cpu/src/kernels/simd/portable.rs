@@ -9,6 +9,7 @@ use half::{bf16, f16};
 pub(crate) struct Portable;
 
 type Lanes = [f32; 8];
+type Integers = [i32; 8];
 
 /// `f` of each lane pair.
 #[inline(always)]
@@ -17,6 +18,30 @@ fn zip(mut a: Lanes, b: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {
         *a = f(*a, b);
     }
     a
+}
+
+/// As [`zip`], of integers without their signs.
+#[inline(always)]
+fn zip_bits(mut a: Integers, b: Integers, f: impl Fn(u32, u32) -> u32) -> Integers {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a = f(a.cast_unsigned(), b.cast_unsigned()).cast_signed();
+    }
+    a
+}
+
+/// Eight bytes, widened.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn widened_bytes(from: *const u8, widen: impl Fn(u8) -> i32) -> Integers {
+    // SAFETY: the caller vouches for 8 bytes.
+    let bytes = unsafe { from.cast::<[u8; 8]>().read_unaligned() };
+    let mut out = [0; 8];
+    for (out, byte) in out.iter_mut().zip(bytes) {
+        *out = widen(byte);
+    }
+    out
 }
 
 /// Lane `i` from element `i · step` of `from`.
@@ -37,12 +62,27 @@ unsafe fn gather<T: Copy>(from: *const T, step: usize, widen: impl Fn(T) -> f32)
 
 impl Simd for Portable {
     type V = Lanes;
+    type I = Integers;
     const LANES: usize = 8;
     const TILE_VECTORS: usize = 2;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Lanes {
         [x; 8]
+    }
+
+    #[inline(always)]
+    fn alternate(self, even: f32, odd: f32) -> Lanes {
+        [even, odd, even, odd, even, odd, even, odd]
+    }
+
+    #[inline(always)]
+    fn widen_pairs(self, pairs: &[u32]) -> Lanes {
+        let mut out = [0.0; 8];
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = f16::from_bits((pairs[i / 2] >> (i % 2 * 16)) as u16).to_f32();
+        }
+        out
     }
 
     #[inline(always)]
@@ -121,6 +161,53 @@ impl Simd for Portable {
     #[inline(always)]
     fn largest(self, a: Lanes) -> f32 {
         a.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    #[inline(always)]
+    fn splat_int(self, x: u32) -> Integers {
+        [x.cast_signed(); 8]
+    }
+
+    #[inline(always)]
+    fn count_from(self, first: u32) -> Integers {
+        [0, 1, 2, 3, 4, 5, 6, 7].map(|i| first.cast_signed() + i)
+    }
+
+    #[inline(always)]
+    fn and(self, a: Integers, b: Integers) -> Integers {
+        zip_bits(a, b, |a, b| a & b)
+    }
+
+    #[inline(always)]
+    fn or(self, a: Integers, b: Integers) -> Integers {
+        zip_bits(a, b, |a, b| a | b)
+    }
+
+    #[inline(always)]
+    fn shift_left(self, a: Integers, bits: Integers) -> Integers {
+        zip_bits(a, bits, |a, bits| a << bits)
+    }
+
+    #[inline(always)]
+    fn shift_right(self, a: Integers, bits: Integers) -> Integers {
+        zip_bits(a, bits, |a, bits| a >> bits)
+    }
+
+    #[inline(always)]
+    fn to_float(self, a: Integers) -> Lanes {
+        a.map(|a| a as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(self, from: *const u8) -> Integers {
+        // SAFETY: the caller vouches for 8 bytes.
+        unsafe { widened_bytes(from, i32::from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> Integers {
+        // SAFETY: the caller vouches for 8 bytes.
+        unsafe { widened_bytes(from, |byte| i32::from(byte as i8)) }
     }
 
     #[inline(always)]
