@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Times Djinn beside llama.cpp on the CPU: SmolLM2 in bf16 and f16, one prompt, greedy decoding.
+"""Times Djinn beside llama.cpp on the CPU: SmolLM2 in bf16, in f16 and as stored, one prompt, greedy decoding.
 
     python3 scripts/bench_cpu.py --djinn target/release/djinn --models DIR --json OUT.json
         [--threads 2] [--runs 5] [--prompt-tokens 512] [--decode-tokens 64]
-        [--djinn-dtypes bf16 f16] [--llama-dtypes bf16 f16] [--djinn-args ...]
+        [--stored SmolLM2-135M-Instruct.Q4_1.gguf]
+        [--djinn-dtypes bf16 f16 stored] [--llama-dtypes bf16 f16 stored] [--djinn-args ...]
 
-Needs llama-cpp-python (built for this machine) and numpy; DIR is what make_smollm2.py wrote. Without --djinn only
-llama.cpp is timed. Every sample is a fresh process; the programs take turns (A B C D A B C D …), so that a
+Needs llama-cpp-python (built for this machine) and numpy; DIR is what make_smollm2.py wrote. The type `stored` stands for
+the file of --stored, in blocks, as each program runs it by default: llama.cpp then rounds activations to 8 bits, and
+Djinn does not. Without --djinn only llama.cpp is timed. Every sample is a fresh process; the programs take turns (A B C D A B C D …), so that a
 change of the machine's mood meets all of them.
 
     ttft_ms       from the prompt's tokens to the first token chosen: one pass over all prompt tokens, and an argmax
@@ -41,6 +43,7 @@ import results
 METRICS = ("ttft_ms", "tpot_ms")
 FIRST_PLAIN_TOKEN = 17  # smaller ids are special tokens
 TIMEOUT_S = 600
+STORED = "stored"
 
 
 def prompt_tokens(count, vocab=49152):
@@ -52,8 +55,12 @@ def prompt_tokens(count, vocab=49152):
     return out
 
 
-def model_path(models, dtype):
-    path = models / f"smollm2-{dtype}.gguf"
+def model_path(arguments, dtype):
+    if dtype == STORED:
+        if arguments.stored is None or not arguments.stored.is_file():
+            sys.exit(f"the type {STORED} needs --stored FILE, and the file")
+        return arguments.stored
+    path = arguments.models / f"smollm2-{dtype}.gguf"
     if not path.is_file():
         sys.exit(f"{path}: no such file (scripts/make_smollm2.py writes it)")
     return path
@@ -121,7 +128,7 @@ def djinn_command(arguments, dtype, prompt):
     return [
         str(arguments.djinn),
         "run",
-        str(model_path(arguments.models, dtype)),
+        str(model_path(arguments, dtype)),
         "--prompt-tokens",
         ",".join(map(str, prompt)),
         "--max-tokens",
@@ -156,6 +163,8 @@ def llama_child(arguments, dtype):
     command += ["--models", str(arguments.models), "--threads", str(arguments.threads)]
     command += ["--prompt-tokens", str(arguments.prompt_tokens)]
     command += ["--decode-tokens", str(arguments.decode_tokens)]
+    if arguments.stored is not None:
+        command += ["--stored", str(arguments.stored)]
     text, wall_s, peak = run_child(command, os.environ)
     return {**json.loads(text), "wall_s": wall_s, "peak_rss": peak}
 
@@ -242,7 +251,7 @@ def measure(arguments):
         if dtype in arguments.llama_dtypes:
             jobs.append((f"llama.cpp {dtype}", lambda d=dtype: llama_child(arguments, d)))
     for dtype in {name.split()[1] for name, _ in jobs}:
-        with model_path(arguments.models, dtype).open("rb") as file:  # into the page cache
+        with model_path(arguments, dtype).open("rb") as file:  # into the page cache
             while file.read(1 << 24):
                 pass
     samples = {name: [] for name, _ in jobs}
@@ -314,6 +323,7 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--djinn", type=Path, help="the release binary")
     parser.add_argument("--models", type=Path, required=True, help="directory written by make_smollm2.py")
+    parser.add_argument("--stored", type=Path, help="the quantised file")
     parser.add_argument("--json", type=Path, help="report to write")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
@@ -342,7 +352,7 @@ def main():
         print(bandwidth_sample(arguments.threads))
         return
     if arguments.llama_sample is not None:
-        path = model_path(arguments.models, arguments.llama_sample)
+        path = model_path(arguments, arguments.llama_sample)
         prompt = prompt_tokens(arguments.prompt_tokens)
         print(json.dumps(llama_sample(path, prompt, arguments.decode_tokens, arguments.threads)))
         return
@@ -350,7 +360,7 @@ def main():
     samples = measure(arguments)
     bandwidth = max(before, read_bandwidth(arguments))
     middle = medians(samples)
-    weights = {name: model_path(arguments.models, name.split()[1]).stat().st_size for name in samples}
+    weights = {name: model_path(arguments, name.split()[1]).stat().st_size for name in samples}
     settings = ("threads", "runs", "prompt_tokens", "decode_tokens", "djinn_args")
     report = {
         "machine": machine(),
