@@ -90,6 +90,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         let passes = Passes::new(runtime.device.event()?, options.replay && runtime.info.captures);
         let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;
         runtime.take(&parts.plan);
+        let prompt_rows = options.prompt_rows(&parts.plan);
         Ok(Engine {
             runtime,
             parts,
@@ -98,7 +99,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             captured: Vec::new(),
             drawn: Vec::new(),
             prefill_rows: u64::from(options.prefill_rows).min(options.context) as u32,
-            prompt_rows: options.prompt_rows(),
+            prompt_rows,
             loaded: [began, Instant::now()],
             trace: None,
             device: PhantomData,

@@ -20,7 +20,8 @@ pub struct Options {
     pub pages: Option<u32>,
     /// Rows of a prefill chunk: longer prompts are cut into pieces of this size.
     pub prefill_rows: u32,
-    /// Prefill chunks of a prompt that a step takes.
+    /// Prefill chunks of a prompt that a step takes where weights stream, if there is room: more for each time that they
+    /// cross the link. Where all weights are resident it takes one.
     pub prefill_chunks: u32,
     /// Rows of a step beside those of prefill chunks: as many as `sequences` where many are served at once.
     pub decode_rows: u32,
@@ -64,10 +65,9 @@ impl Options {
         Options { sequences, decode_rows: sequences, logit_rows: sequences, ..self }
     }
 
-    /// Rows that a prompt takes of a step, at most: its prefill chunks, within the context.
-    pub fn prompt_rows(&self) -> u32 {
-        let rows = u64::from(self.prefill_rows) * u64::from(self.prefill_chunks);
-        u32::try_from(rows.min(self.context)).unwrap_or(u32::MAX)
+    /// Rows that a prompt takes of a step.
+    pub(crate) fn prompt_rows(&self, plan: &MemoryPlan) -> u32 {
+        u32::try_from(plan.stack.rows.rows - u64::from(self.decode_rows)).unwrap_or(u32::MAX)
     }
 
     /// Host bytes for `graph` under these options, at most, on a device that takes up to 1 GiB for itself: for
@@ -112,8 +112,17 @@ impl Options {
             host_pages: self.host_pages,
             check: self.budget.stream_check,
         };
+        let plan = |chunks| self.plan_for(graph, reserved_bytes, kv, chunks);
+        let one = plan(1)?;
+        let streams = one.placement.streamed_bytes() > 0;
+        Ok(if streams && self.prefill_chunks > 1 { plan(self.prefill_chunks).unwrap_or(one) } else { one })
+    }
+
+    /// Plans steps of so many prefill chunks of a prompt.
+    fn plan_for(&self, graph: &Graph, reserved_bytes: u64, kv: KvLayout, chunks: u32) -> Result<MemoryPlan> {
+        let prompt = (u64::from(self.prefill_rows) * u64::from(chunks)).min(self.context);
         // A row at least for each sequence.
-        let rows = (u64::from(self.prompt_rows()) + u64::from(self.decode_rows)).max(self.sequences as u64);
+        let rows = (prompt + u64::from(self.decode_rows)).max(self.sequences.into());
         let logit_rows = (self.logit_rows as u64).min(rows);
         let most_chosen = graph.nodes.iter().filter_map(|node| node.op.announces_choice()).max();
         if rows * u64::from(most_chosen.unwrap_or(0)) > ExpertLinear::MOST_SLOTS.into() {

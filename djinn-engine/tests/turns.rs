@@ -2,12 +2,12 @@
 //! device whose products of many rows depend on the number of their rows.
 
 use djinn_cpu::{Math, SimConfig, SimDevice};
-use djinn_engine::{Engine, Error, Generate, Happening, Opening, Options, Request, Service, Turn};
+use djinn_engine::{Budget, Engine, Error, Generate, Happening, Opening, Options, Request, Service, Turn};
 use djinn_models::{Location, OpenOptions, open};
 use djinn_scheduler::{CostModel, Registry, Settings};
 use std::ops::ControlFlow;
 
-/// How prompts are computed: prefill chunks of a step, and whether the device has wide products.
+/// How prompts are computed, by weights that stream: prefill chunks of a step, and whether the device has wide products.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     chunks: u32,
@@ -22,11 +22,24 @@ fn load(cut: Cut) -> Engine<SimDevice> {
     let device = SimDevice::new(config).expect("a device");
     let model =
         open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
-    let options =
-        Options { context: 320, prefill_rows: 48, prefill_chunks: cut.chunks, ..Options::default() };
-    let options = options.serving(2);
+    let options = options(0.0, cut.chunks).serving(2);
     Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| ControlFlow::Continue(()))
         .expect("it loads")
+}
+
+fn options(resident_fraction: f64, prefill_chunks: u32) -> Options {
+    let budget = Budget { resident_fraction: Some(resident_fraction), ..Budget::default() };
+    Options { budget, context: 320, prefill_rows: 48, prefill_chunks, ..Options::default() }
+}
+
+#[test]
+fn only_prompts_of_models_that_stream_take_several_chunks_at_once() {
+    let model =
+        open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
+    for (resident_fraction, rows) in [(0.0, 3 * 48), (1.0, 48)] {
+        let plan = options(resident_fraction, 3).plan(&model.graph, 0).expect("it fits");
+        assert_eq!(plan.stack.rows.rows, rows);
+    }
 }
 
 fn prompt(seed: u32, len: u32) -> Vec<u32> {

@@ -45,7 +45,7 @@ pub struct Setup {
     /// Element type of the weights in memory [default: as stored; on the GPU f16 for quantised ones]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]
     pub dtype: Option<DType>,
-    /// Tokens of a prefill chunk; a GPU runs three at once [default: 512]
+    /// Tokens of a prefill chunk; where weights stream to a GPU, it runs three at once [default: 512]
     #[arg(long = "prefill-chunk", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill_rows: Option<u32>,
 }
@@ -99,7 +99,7 @@ impl Setup {
     }
 }
 
-/// Prefill chunks of a step on a GPU: its products are as fast as its arithmetic from some 1,500 rows on.
+/// Prefill chunks of a step on a GPU whose weights stream: three take little longer than one.
 const CHUNKS_OF_A_STEP: u32 = 3;
 
 /// The KV cache's element type where none is asked for: f32 on the CPU and for f32 models, else f16.

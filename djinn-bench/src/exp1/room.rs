@@ -105,7 +105,7 @@ impl Room {
             device_pages: options.pages.unwrap_or_default(),
             host_pages: options.host_pages,
             page_tokens: options.page_tokens,
-            rows: options.decode_rows + options.prompt_rows(),
+            rows: options.decode_rows + options.prefill_rows,
             sequences: options.sequences,
             chunk: options.prefill_rows,
         }
@@ -123,7 +123,7 @@ impl Room {
     pub(super) fn roofline(&self, model: &Model, options: &Options, machine: &Machine) -> Result<Profile> {
         let plan = options.plan(&model.graph, machine.reserved_bytes)?;
         let seconds = |work: &Work| predict(&model.graph, &plan, work, machine).seconds;
-        let chunk = u64::from(options.prompt_rows());
+        let chunk = options.prefill_rows as u64;
         let batches = grid(1, options.sequences);
         let contexts = vec![options.context.div_ceil(4), options.context];
         let ms =
@@ -137,7 +137,7 @@ impl Room {
             prefill_tokens_per_s: chunk as f64 / seconds(&Work::prefill(chunk, options.kv_dtype)),
         };
         let decode = StepTimes { sizes: batches, contexts, ms };
-        let tokens = grid(LEAST_CHUNK, options.prompt_rows());
+        let tokens = grid(LEAST_CHUNK, options.prefill_rows);
         let ms = |&size: &u32| vec![seconds(&Work::prefill(size.into(), options.kv_dtype)) * 1e3];
         let chunk = Some(StepTimes { ms: tokens.iter().map(ms).collect(), sizes: tokens, contexts: vec![0] });
         // What both directions at once, and a copy beside a step, cost on PCIe of the fifth generation.
