@@ -118,7 +118,7 @@ impl Options {
         Ok(if streams && self.prefill_chunks > 1 { plan(self.prefill_chunks).unwrap_or(one) } else { one })
     }
 
-    /// Plans steps of so many prefill chunks of a prompt.
+    /// Plans steps that take `chunks` prefill chunks of a prompt.
     fn plan_for(&self, graph: &Graph, reserved_bytes: u64, kv: KvLayout, chunks: u32) -> Result<MemoryPlan> {
         let prompt = (u64::from(self.prefill_rows) * u64::from(chunks)).min(self.context);
         // A row at least for each sequence.
