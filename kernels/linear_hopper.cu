@@ -158,7 +158,8 @@ template <typename T, unsigned N, unsigned TILES, typename Rows> struct Hopper {
 
     /*
      * Hands a warp's partial sums to the blocks that add them, adds those that this block adds, and stores. A block sees
-     * all that others do to its shared memory before it hands over the next sums, or ends; so `is_last` tells nobody.
+     * all that others do to its shared memory before it hands over the next sums, or ends. After the last ones, which
+     * `is_last` says, no block waits for word that they were added, and none is given.
      */
     __device__ __forceinline__ void finish(const Share &share, const float (&sums)[N / 2], unsigned group, unsigned warp,
                                            unsigned lane, bool is_last) {
