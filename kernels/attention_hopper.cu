@@ -423,12 +423,6 @@ template <typename T, unsigned DIM> struct HopperTiles {
 
 } // namespace djinn
 
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define DJINN_ON_HOPPER(...) __VA_ARGS__
-#else
-#define DJINN_ON_HOPPER(...)
-#endif
-
 #define DJINN_KERNEL(suffix, T)                                                                              \
     template <unsigned DIM>                                                                                  \
     __global__ void __launch_bounds__(djinn::THREADS, 1)                                                     \

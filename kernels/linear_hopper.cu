@@ -272,12 +272,6 @@ template <typename T> __device__ __forceinline__ void gather(const djinn_expert_
 
 } // namespace djinn
 
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define DJINN_ON_HOPPER(...) __VA_ARGS__
-#else
-#define DJINN_ON_HOPPER(...)
-#endif
-
 #define DJINN_HOPPER(suffix, T)                                                                              \
     template <unsigned N, unsigned TILES>                                                                    \
     __global__ void __launch_bounds__(128 * TILES + 32, 1)                                                   \

@@ -231,12 +231,6 @@ template <typename T, unsigned N, unsigned GROUPS> struct WideTiles {
 
 } // namespace djinn
 
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define DJINN_ON_HOPPER(...) __VA_ARGS__
-#else
-#define DJINN_ON_HOPPER(...)
-#endif
-
 #define DJINN_WIDE(suffix, T)                                                                                \
     template <unsigned N, unsigned GROUPS>                                                                   \
     __global__ void __launch_bounds__(128 * GROUPS + 128, 1)                                                 \

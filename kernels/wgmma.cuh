@@ -204,4 +204,11 @@ inline bool encode_pages(CUtensorMap &map, const djinn_kv_pages &kv, uint32_t bo
 
 } // namespace djinn
 
+/* What only code for Hopper has; nothing in code for other cards. */
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define DJINN_ON_HOPPER(...) __VA_ARGS__
+#else
+#define DJINN_ON_HOPPER(...)
+#endif
+
 #endif
