@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import results
@@ -202,6 +203,8 @@ def serve(args, capacity, page_bytes):
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if found := re.search(r"at http://127\.0\.0\.1:(\d+)", line):
+            # The log is read to its end: a pipe that is full loses lines.
+            threading.Thread(target=lambda: [None for _ in process.stderr], daemon=True).start()
             return process, int(found[1])
     raise SystemExit("djinn serve ended before it served")
 

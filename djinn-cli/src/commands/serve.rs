@@ -7,7 +7,7 @@ mod spans;
 
 use crate::args::{AccessArgs, LoadArgs, ServeArgs};
 use crate::interrupt::Interrupt;
-use crate::{loaded, output};
+use crate::loaded;
 use anyhow::{Result, bail};
 use djinn_host::Meter;
 use djinn_server::{AccessRules, Keys, Limits, ServedModel, Server, Serving};
@@ -28,7 +28,7 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     args.device.device.find()?;
     let serving = serving(&args.load)?;
     let log_format = args.log_format.into();
-    lines::install(log_format, quiet)?;
+    let written = lines::install(log_format, quiet)?;
     let server = spans::sent(Server::new())?;
     let model = loaded::open(&args.model, &args.device.with(&args.memory).open_options(), quiet)?;
     let own_name =
@@ -54,30 +54,35 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     };
     if !quiet {
         let (address, names) = (bound.address(), names.join(", "));
-        output::remark(&format!(
-            "serving {names} at http://{address}/v1, with a context of {context} tokens"
-        ));
+        lines::remark(&format!("serving {names} at http://{address}/v1, with a context of {context} tokens"));
     }
     let (stop, renew, reload) = (bound.stop(), bound.stop(), bound.reload());
     let reload = move || {
-        output::remark("loading again; requests that are served may end first");
+        lines::remark("loading again; requests that are served may end first");
         reload.reload();
     };
     interrupt.on_user_signals(reload, move || {
-        output::remark("beginning anew; requests that are served may end first");
+        lines::remark("beginning anew; requests that are served may end first");
         renew.renew();
     })?;
     interrupt.serve(move || {
-        output::remark("ending; requests that are served may end first");
+        lines::remark("ending; requests that are served may end first");
         stop.stop();
     });
     #[cfg(unix)]
     return match bound.run_or_renew()? {
-        Some(listener) => renewal::renew(listener),
+        Some(listener) => {
+            drop(written);
+            renewal::renew(listener)
+        }
         None => Ok(()),
     };
     #[cfg(not(unix))]
-    Ok(bound.run()?)
+    {
+        bound.run()?;
+        drop(written);
+        Ok(())
+    }
 }
 
 /// The keys that requests need. Without any, the address must be one that only this machine reaches.

@@ -5,6 +5,7 @@ use super::text::place;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStderr, Stdio};
+use std::time::Duration;
 
 struct Serving {
     child: Child,
@@ -34,6 +35,7 @@ fn address(lines: &mut BufReader<ChildStderr>) -> String {
 impl Serving {
     fn ask(&self, request: &str, headers: &str, body: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let length = body.len();
         let head = format!(
             "{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
@@ -163,6 +165,24 @@ fn a_socket_at_standard_input_is_served() {
     let output = child.wait_with_output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && message.contains("--insecure-public"), "{message}");
+}
+
+/// Nobody reads the log, and no pipe holds all of it: requests are answered all the same, and the process ends.
+#[cfg(unix)]
+#[test]
+fn a_log_that_nobody_reads_holds_up_nothing() {
+    let place = place();
+    let mut serving = serve(&place, &[]);
+    let path = format!("GET /v1/{}", "x".repeat(500));
+    for _ in 0..1500 {
+        assert!(serving.ask(&path, "", "").starts_with("HTTP/1.1 404"));
+    }
+    let pid = rustix::process::Pid::from_child(&serving.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(serving.child.wait().unwrap().success(), "it ends well");
+    let mut log = String::new();
+    serving.lines.read_to_string(&mut log).unwrap();
+    assert!(log.lines().count() < 1500, "a pipe held all of it, and nothing was shown");
 }
 
 #[test]
