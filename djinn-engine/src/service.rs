@@ -107,7 +107,7 @@ impl<D: Ops> Service<D> {
     /// As [`advance`](Self::advance).
     pub fn pump(&mut self) -> Result<Option<Vec<(SessionId, Happening)>>> {
         // A session whose client is gone is told nothing more.
-        let members = self.core.plan().batch.iter().map(ScheduledSession::session);
+        let members = self.core.under_way().flat_map(|plan| &plan.batch).map(ScheduledSession::session);
         let gone: BTreeSet<SessionId> = members.filter(|&id| !self.is_open(id)).collect();
         let now = self.now();
         let pumped = self.core.pump(&mut self.batcher, now);
@@ -123,7 +123,7 @@ impl<D: Ops> Service<D> {
                 let refused = self.core.plan().refused.iter();
                 refused.map(|&(id, why)| (id, Happening::Refused(why))).collect()
             }
-            Some(Pumped::Step(outcome)) => {
+            Some(Pumped::Step(_, outcome)) => {
                 stopped = outcome.stopped;
                 let tokens = self.batcher.take_tokens().into_iter();
                 let tokens = tokens.map(|NewToken { session, token, finish, logprobs }| {

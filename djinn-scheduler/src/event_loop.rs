@@ -4,26 +4,31 @@ use crate::backend::{Backend, Completion};
 use crate::error::{Error, Result};
 use crate::plan::{CopyOutcome, Outcome, Plan};
 use crate::scheduler::Scheduler;
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// A scheduler and the plan that its backend carries out.
+/// A scheduler and the plans that its backend carries out.
 ///
 /// Clients act through [`scheduler_mut`](Self::scheduler_mut); [`pump`](Self::pump) does what follows from it.
 #[derive(Debug)]
 pub struct EventLoop {
     scheduler: Scheduler,
-    plan: Plan,
-    /// The plan's step is under way.
-    running: bool,
-    /// Something changed since the plan was made.
+    /// The latest plan.
+    plan: Arc<Plan>,
+    /// Plans whose steps are under way, in order: the second was made [ahead](Scheduler::schedule_ahead).
+    under_way: VecDeque<Arc<Plan>>,
+    /// Something changed since the plan was made, beside a step that went on as was foreseen.
     stale: bool,
+    /// No plan can be made ahead of the end of the step under way.
+    waits: bool,
 }
 
 /// What a call of [`EventLoop::pump`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pumped {
-    /// The step of the [latest plan](EventLoop::plan) ended, and is booked.
-    Step(Outcome),
+    /// The step of a plan ended, and is booked.
+    Step(Arc<Plan>, Outcome),
     /// Copies ended, and are booked.
     Copies(Vec<CopyOutcome>),
     /// A [plan](EventLoop::plan) was made, booked and begun.
@@ -33,7 +38,8 @@ pub enum Pumped {
 impl EventLoop {
     /// A loop with nothing under way.
     pub fn new(scheduler: Scheduler) -> Self {
-        EventLoop { scheduler, plan: Plan::default(), running: false, stale: false }
+        let (plan, under_way) = (Arc::default(), VecDeque::new());
+        EventLoop { scheduler, plan, under_way, stale: false, waits: false }
     }
 
     /// The scheduler.
@@ -52,6 +58,11 @@ impl EventLoop {
         &self.plan
     }
 
+    /// Plans whose steps are under way, in order: two at most.
+    pub fn under_way(&self) -> impl Iterator<Item = &Plan> {
+        self.under_way.iter().map(|plan| &**plan)
+    }
+
     /// Does one thing that can be done by `now`, and returns at once; `None` if there is none. Call it until then, and
     /// again at [`next_event`](Self::next_event).
     ///
@@ -62,24 +73,37 @@ impl EventLoop {
         if let Some(reason) = failure {
             return Err(Error::Backend { reason });
         }
-        self.stale |= step.is_some() || !copies.is_empty();
+        self.stale |= !copies.is_empty();
         if let Some(ended) = step {
-            self.running = false;
+            let plan = self.under_way.pop_front().expect("a step that ends was begun");
             let outcome = Outcome { ended, stopped, copies };
-            self.scheduler.on_completed(&self.plan, &outcome, now);
-            return Ok(Some(Pumped::Step(outcome)));
+            self.stale |=
+                self.under_way.is_empty() || !outcome.ended.is_empty() || !outcome.stopped.is_empty();
+            self.waits = false;
+            self.scheduler.on_completed(&plan, &outcome, now);
+            return Ok(Some(Pumped::Step(plan, outcome)));
         }
         if !copies.is_empty() {
             self.scheduler.on_copied(&copies);
             return Ok(Some(Pumped::Copies(copies)));
         }
         let is_due = self.stale || self.plan.wake.is_some_and(|wake| wake <= now);
-        if self.running || !is_due {
-            return Ok(None);
+        let plan = match self.under_way.front() {
+            None if is_due => Some(self.scheduler.schedule(now)),
+            Some(before) if !is_due && !self.waits && self.under_way.len() == 1 => {
+                // Where there is none, it is asked for again once the step has ended.
+                self.waits = true;
+                let follows = backend.takes_next(before);
+                follows.then(|| self.scheduler.schedule_ahead(before, now)).flatten()
+            }
+            _ => None,
+        };
+        let Some(plan) = plan else { return Ok(None) };
+        backend.submit(&plan, self.scheduler.state(), now);
+        (self.plan, self.stale, self.waits) = (Arc::new(plan), false, false);
+        if !self.plan.batch.is_empty() {
+            self.under_way.push_back(Arc::clone(&self.plan));
         }
-        self.plan = self.scheduler.schedule(now);
-        backend.submit(&self.plan, self.scheduler.state(), now);
-        (self.running, self.stale) = (!self.plan.batch.is_empty(), false);
         Ok(Some(Pumped::Plan))
     }
 
@@ -87,7 +111,10 @@ impl EventLoop {
     /// nothing is under way or due.
     pub fn next_event(&self, backend: &dyn Backend) -> Option<Duration> {
         let stale = self.stale.then_some(Duration::ZERO);
-        let wake = stale.or(self.plan.wake).filter(|_| !self.running);
+        let wake = stale.or(self.plan.wake).filter(|_| self.under_way.is_empty());
         [backend.next_event(), wake].into_iter().flatten().min()
     }
 }
+
+#[cfg(test)]
+mod tests;

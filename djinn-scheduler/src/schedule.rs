@@ -79,3 +79,16 @@ pub fn schedule(state: &State, parts: &Parts, now: Duration) -> Plan {
     draft.fill();
     draft.finish()
 }
+
+/// Decides the step after the one of `before`, which is under way, with sessions [as they will be](State::foresee) after it:
+/// sessions of it that decode. `None` where others would compute as well, or pages are to be moved.
+pub(crate) fn follow(state: &State, parts: &Parts, before: &Plan, now: Duration) -> Option<Plan> {
+    let mut draft = Draft::new(state, parts, now);
+    draft.grow();
+    draft.headroom();
+    if draft.wants_moves() {
+        return None;
+    }
+    draft.fill();
+    draft.finish_after(before)
+}

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::phase::{EventKind, Next, Phase, transition};
 use crate::plan::{CopyOutcome, Outcome, Plan, Refusal, ScheduledSession, TurnEnd};
 use crate::policy::{Decision, Verdict, View, Why};
-use crate::schedule::{Parts, schedule};
+use crate::schedule::{Parts, follow, schedule};
 use crate::session::{Arrival, Session, SessionId, Wait};
 use crate::signal::Signal;
 use crate::state::{Capacity, State};
@@ -180,9 +180,13 @@ impl Scheduler {
         if let (SessionEvent::NextTurn { prompt, max_tokens }, true) = (event, allowed) {
             check_turn(id, session.context + session.prompt, prompt, max_tokens, session.limit)?;
         }
-        if event == SessionEvent::EndTurn && session.in_step > 0 {
-            session.turn_ends = true;
-            return Ok(());
+        if event == SessionEvent::EndTurn && session.in_step > 0 && !session.surplus {
+            // A step that was begun on a guess that the turn goes on does not count.
+            session.surplus = session.ahead && session.in_step == 1;
+            session.turn_ends = !session.surplus;
+            if session.turn_ends {
+                return Ok(());
+            }
         }
         let phase = session.phase;
         match (session.apply(kind), event) {
@@ -350,6 +354,24 @@ impl Scheduler {
         plan
     }
 
+    /// Decides the step after the one of `before`, which is under way, and books it: each session of `before` whose turn
+    /// does not reach its limit computes the token after, if it decodes then. `None` where that is not all that there is
+    /// to do, or pages are missing: then the next step waits for the end of the one before. Nothing may have happened
+    /// since that was planned. A session whose turn ends earlier has computed one token too many, which is not booked.
+    ///
+    /// # Panics
+    /// If the step of `before` is not the only one under way.
+    pub fn schedule_ahead(&mut self, before: &Plan, now: Duration) -> Option<Plan> {
+        assert!(self.state.steps.iter().eq([&before.id]), "plan {} is not the only one under way", before.id);
+        let standing = self.state.foresee(before);
+        let mut plan = follow(&self.state, &self.parts, before, now);
+        if let Some(plan) = &mut plan {
+            self.state.begin(plan, self.parts.rules.lease, now);
+        }
+        self.state.restore(standing);
+        plan
+    }
+
     fn state_lost(&mut self, id: SessionId) {
         if let Some(session) = self.state.sessions.get_mut(&id) {
             session.apply(EventKind::StateLost);
@@ -361,12 +383,13 @@ impl Scheduler {
     /// # Panics
     /// If the plan's step is not under way, or the outcome names a session that was not in it.
     pub fn on_completed(&mut self, plan: &Plan, outcome: &Outcome, now: Duration) {
-        assert_eq!(self.state.step, Some(plan.id), "the step that ended is not the one under way");
-        self.state.step = None;
+        assert_eq!(self.state.step(), Some(plan.id), "the step that ended is not the first under way");
+        self.state.steps.pop_front();
         for entry in &plan.batch {
             let stopped = outcome.stopped.contains(&entry.session());
-            match stopped {
-                true => self.state.take_back(entry.session(), now),
+            let surplus = std::mem::take(&mut self.session_mut(entry.session()).surplus);
+            match stopped || surplus {
+                true => self.state.take_back(entry, now),
                 false => self.state.advance(entry, now),
             }
             let session = self.session_mut(entry.session());
@@ -374,7 +397,7 @@ impl Scheduler {
                 self.state.remove(entry.session());
             } else if stopped {
                 session.apply(EventKind::Pause);
-            } else if session.prompt == 0 {
+            } else if session.prompt == 0 && !surplus {
                 session.apply(EventKind::PromptDone);
             }
         }
@@ -384,8 +407,9 @@ impl Scheduler {
             self.end_turn(*id, end, now);
         }
         for id in plan.batch.iter().map(ScheduledSession::session) {
-            let session = self.state.sessions.get_mut(&id);
-            if session.is_some_and(|session| std::mem::take(&mut session.turn_ends)) {
+            let Some(session) = self.state.sessions.get_mut(&id) else { continue };
+            if std::mem::take(&mut session.turn_ends) {
+                session.surplus = session.in_step > 0;
                 // Its last token may have ended it.
                 if let Next::To(_) | Next::Later(_) = self.session_mut(id).apply(EventKind::EndTurn) {
                     self.begin_idling(id, now);
@@ -409,10 +433,12 @@ impl Scheduler {
         match end {
             TurnEnd::Failed => self.state.remove(id),
             TurnEnd::Finish => {
+                session.surplus = session.in_step > 0;
                 session.apply(EventKind::Finish);
                 self.begin_idling(id, now);
             }
             TurnEnd::ToolCall { tool } => {
+                session.surplus = session.in_step > 0;
                 session.apply(EventKind::ToolCall);
                 self.end_with(id, tool.clone(), now);
             }

@@ -90,7 +90,7 @@ pub struct Session {
     pub paused_from: Option<Phase>,
     /// Copies that failed in a row.
     pub failed_copies: u32,
-    /// Tokens that it puts into the step under way; 0 means it takes no part.
+    /// Tokens that it puts into the steps under way; 0 means it takes no part.
     pub in_step: u64,
     /// Its pages.
     pub(crate) table: BlockTable,
@@ -102,8 +102,12 @@ pub struct Session {
     pub(crate) rewrites: Rewrites,
     pub(crate) deferred: Option<crate::signal::Signal>,
     pub(crate) prefetched: bool,
-    /// Its turn ends with the step that it is in.
+    /// Its turn ends with the first step that it is in.
     pub(crate) turn_ends: bool,
+    /// The last step that it is in was planned ahead of the one before.
+    pub(crate) ahead: bool,
+    /// Its turn ended before the step that it is in, which does not count.
+    pub(crate) surplus: bool,
     pub(crate) ending: bool,
 }
 
@@ -135,6 +139,8 @@ impl Session {
             deferred: None,
             prefetched: false,
             turn_ends: false,
+            ahead: false,
+            surplus: false,
             ending: false,
         }
     }
@@ -206,6 +212,11 @@ impl Session {
             Next::Stay | Next::Deferred | Next::Rejected | Next::Ended | Next::Missing => {}
         }
         next
+    }
+
+    /// The context at which the last step that it is in begins, of whose tokens there are `tokens`.
+    pub fn step_begins_at(&self, tokens: u64) -> u64 {
+        self.context + self.in_step - tokens
     }
 
     /// Whether it goes as soon as the step and the copy that it is in have ended.

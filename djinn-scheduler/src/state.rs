@@ -1,12 +1,12 @@
 //! All sessions and all pages: who holds what. The only place where pages change hands.
 
 use crate::error::{Error, Result};
-use crate::phase::Phase;
+use crate::phase::{EventKind, Phase};
 use crate::plan::{CopyOutcome, Plan, ScheduledSession};
 use crate::session::{Session, SessionId};
 use djinn_pages::{BlockTable, Pages, Residency};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// What the machine has.
@@ -61,14 +61,37 @@ impl Capacity {
     }
 }
 
+/// What of a session a step changes when it ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Standing {
+    id: SessionId,
+    phase: Phase,
+    paused_from: Option<Phase>,
+    context: u64,
+    prompt: u64,
+    generated: u64,
+}
+
+impl Standing {
+    fn of(session: &Session) -> Self {
+        let Session { id, phase, paused_from, context, prompt, generated, .. } = *session;
+        Standing { id, phase, paused_from, context, prompt, generated }
+    }
+
+    fn restore(self, session: &mut Session) {
+        (session.phase, session.paused_from) = (self.phase, self.paused_from);
+        (session.context, session.prompt, session.generated) = (self.context, self.prompt, self.generated);
+    }
+}
+
 /// The sessions and the pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     pub(crate) capacity: Capacity,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     pub(crate) pages: Pages,
-    /// The plan whose step is under way.
-    pub(crate) step: Option<u64>,
+    /// The plans whose steps are under way, in order.
+    pub(crate) steps: VecDeque<u64>,
     pub(crate) plans: u64,
     /// Device pages that were missing at the last plan.
     pub(crate) short: u32,
@@ -87,7 +110,7 @@ impl State {
             capacity,
             sessions: BTreeMap::new(),
             pages: Pages::new(device_pages, host_pages),
-            step: None,
+            steps: VecDeque::new(),
             plans: 0,
             short: 0,
             incoming: BTreeMap::new(),
@@ -130,9 +153,9 @@ impl State {
         self.short
     }
 
-    /// The number of the plan whose step is under way.
+    /// The number of the plan whose step is under way; of the first, where there are two.
     pub fn step(&self) -> Option<u64> {
-        self.step
+        self.steps.front().copied()
     }
 
     /// Checks the accounts: every page is free or held by the sessions that are counted.
@@ -143,7 +166,8 @@ impl State {
         self.pages.audit(self.sessions.values().map(Session::table).chain(self.incoming.values()));
         for s in self.sessions.values() {
             assert!(s.residency() != Residency::Gone || s.context == 0, "{} has lost its context", s.id);
-            assert!(s.in_step == 0 || s.residency() == Residency::Device, "{} computes elsewhere", s.id);
+            let here = s.residency() == Residency::Device || s.surplus;
+            assert!(s.in_step == 0 || here, "{} computes elsewhere", s.id);
         }
     }
 
@@ -260,7 +284,8 @@ impl State {
         for entry in &plan.batch {
             let page_tokens = u64::from(self.capacity.page_tokens);
             let (pages, session) = self.with(entry.session());
-            session.in_step = entry.tokens();
+            session.ahead = session.in_step > 0;
+            session.in_step += entry.tokens();
             for at in session.written_pages(page_tokens) {
                 plan.duplicates.extend(pages.write(&mut session.table, at));
             }
@@ -268,7 +293,9 @@ impl State {
                 session.rewrites.take(session.context).into_iter().map(|number| (session.id, number)),
             );
         }
-        self.step = (!plan.batch.is_empty()).then_some(plan.id);
+        if !plan.batch.is_empty() {
+            self.steps.push_back(plan.id);
+        }
     }
 
     /// Books a step that has run: contexts grow, and whole prefill chunks are found by others. Phases are the
@@ -276,7 +303,7 @@ impl State {
     pub(crate) fn advance(&mut self, entry: &ScheduledSession, now: Duration) {
         let Capacity { chunk, page_tokens, .. } = self.capacity;
         let (pages, session) = self.with(entry.session());
-        session.in_step = 0;
+        session.in_step -= entry.tokens();
         session.last_use = now;
         match *entry {
             ScheduledSession::Prefill { tokens, last, .. } => {
@@ -300,11 +327,43 @@ impl State {
         }
     }
 
-    /// Books a step that has run and does not count for a session: it computes the same again.
-    pub(crate) fn take_back(&mut self, id: SessionId, now: Duration) {
-        let session = self.must(id);
-        session.in_step = 0;
+    /// Books a step that has run and does not count for a session.
+    pub(crate) fn take_back(&mut self, entry: &ScheduledSession, now: Duration) {
+        let session = self.must(entry.session());
+        session.in_step -= entry.tokens();
         session.last_use = now;
+    }
+
+    /// Puts the sessions of the step under way where they will be after it if no turn ends before its limit, and gives
+    /// where they are.
+    pub(crate) fn foresee(&mut self, plan: &Plan) -> Vec<Standing> {
+        let foresee = |entry: &ScheduledSession| {
+            let session = self.must(entry.session());
+            let before = Standing::of(session);
+            session.context += entry.tokens();
+            let yields = match *entry {
+                ScheduledSession::Prefill { tokens, last, .. } => {
+                    session.prompt -= tokens;
+                    last
+                }
+                ScheduledSession::Decode { .. } => true,
+            };
+            session.generated += u64::from(yields);
+            if session.prompt == 0 {
+                session.apply(EventKind::PromptDone);
+            }
+            let full = session.generated >= session.max_tokens || session.context >= session.limit;
+            if session.turn_ends || full {
+                session.apply(EventKind::EndTurn);
+            }
+            before
+        };
+        plan.batch.iter().map(foresee).collect()
+    }
+
+    /// Puts sessions back where they are.
+    pub(crate) fn restore(&mut self, before: Vec<Standing>) {
+        before.into_iter().for_each(|standing| standing.restore(self.must(standing.id)));
     }
 
     /// Books a copy that has ended. Returns whether the session's state is lost by it.

@@ -3,7 +3,7 @@
 use super::{Clock, RunSpan};
 use crate::backend::Backend;
 use crate::event_loop::{EventLoop, Pumped};
-use crate::plan::{CopyOutcome, Move, Outcome, ScheduledSession, TurnEnd};
+use crate::plan::{CopyOutcome, Move, Outcome, Plan, ScheduledSession, TurnEnd};
 use crate::scheduler::{Scheduler, SessionEvent};
 use crate::session::{Arrival, SessionId};
 use crate::signal::Signal;
@@ -245,7 +245,7 @@ impl<'a> Run<'a> {
             self.tick();
             match pumped {
                 Ok(None) => return,
-                Ok(Some(Pumped::Step(outcome))) => self.completed(&outcome),
+                Ok(Some(Pumped::Step(plan, outcome))) => self.completed(&plan, &outcome),
                 Ok(Some(Pumped::Copies(copies))) => self.copied(&copies),
                 Ok(Some(Pumped::Plan)) => self.planned(),
                 Err(error) => {
@@ -257,10 +257,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn completed(&mut self, outcome: &Outcome) {
+    fn completed(&mut self, plan: &Plan, outcome: &Outcome) {
         self.copied(&outcome.copies);
         let measured = self.measured();
-        for entry in &self.core.plan().batch {
+        for entry in &plan.batch {
             let yields = !matches!(entry, ScheduledSession::Prefill { last: false, .. });
             self.report.tokens += (yields && measured) as u64;
             if let ScheduledSession::Prefill { session, last: true, .. } = entry

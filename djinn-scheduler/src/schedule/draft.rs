@@ -423,6 +423,25 @@ impl<'a> Draft<'a> {
         });
     }
 
+    /// Whether a session lacks pages, or one that waits could give some that should be free.
+    pub(super) fn wants_moves(&self) -> bool {
+        let parked = |s: &Session| s.is_parked() && s.residency() == Residency::Device;
+        let is_short = self.missing.soft > 0 && self.state.sessions().any(parked);
+        is_short || !self.starved.is_empty() || !self.plan.refused.is_empty()
+    }
+
+    /// The plan of a step that is submitted while the step of `before` is under way. `None` if a session would compute
+    /// that is not in that step, or more than one token.
+    pub(super) fn finish_after(self, before: &Plan) -> Option<Plan> {
+        let follows = |entry: &ScheduledSession| {
+            let session = self.state.session(entry.session());
+            matches!(entry, ScheduledSession::Decode { .. }) && session.is_some_and(|s| s.in_step > 0)
+        };
+        let batch = &self.plan.batch;
+        let all_follow = !batch.is_empty() && batch.iter().all(follows);
+        all_follow.then_some(Plan { wake: before.wake, short: before.short, ..self.plan })
+    }
+
     pub(super) fn finish(mut self) -> Plan {
         let freed_at_once = !self.plan.discard.is_empty() || !self.plan.refused.is_empty();
         if freed_at_once && (self.missing.hard > 0 || self.blocked.is_some()) {
