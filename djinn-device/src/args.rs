@@ -263,7 +263,7 @@ impl Add {
 /// `out[i, :] = x[indices[i], :]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SelectRows {
-    /// f32 `[_, width]`.
+    /// f32 `[_, width]`, or any words. This and `indices` may lie in host memory.
     pub x: Span,
     /// u32 `[rows]`, each a row of `x`.
     pub indices: Span,

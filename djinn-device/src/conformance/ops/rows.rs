@@ -337,9 +337,12 @@ pub(super) fn adds<D: Ops>(rig: &mut Rig<D>) {
 }
 
 pub(super) fn selects_rows<D: Ops>(rig: &mut Rig<D>) {
-    for (rows, width) in [(1, 1), (5, 17), (33, 576)] {
+    let [host, device] = [Space::Host, Space::Device];
+    for (space, rows, width) in [(device, 1, 1), (device, 5, 17), (host, 33, 576), (host, 64, 1)] {
         let (x, indices) = (rig.random.floats(20 * width), rig.random.indices(rows, 20));
-        let (x, indices, out) = (rig.upload(&x), rig.upload(&indices), rig.blank_f32(rows * width));
+        let x = rig.upload_to(space, bytemuck::cast_slice(&x).to_vec());
+        let indices = rig.upload_to(space, bytemuck::cast_slice(&indices).to_vec());
+        let out = rig.blank_f32(rows * width);
         rig.run(SelectRows { x, indices, out, width: width as u32, rows: rows as u32 });
         rig.matches(&format!("select_rows {rows}x{width}"), DType::F32);
     }
