@@ -112,6 +112,8 @@ pub struct Drawn {
 impl Drawn {
     /// Words of a row of results.
     pub const WORDS: usize = 4;
+    /// Which of them is the token.
+    pub const TOKEN: usize = 1;
 
     /// As devices write it.
     pub fn words(&self) -> [u32; Drawn::WORDS] {

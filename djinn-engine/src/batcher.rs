@@ -23,9 +23,10 @@ use djinn_device::Ops;
 use djinn_pages::Pages;
 use djinn_scheduler::{Capacity, CopyOutcome, PageName, SessionId};
 use djinn_vmu::{PassStats, Transfer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+pub use step::DeviceTimes;
 use step::UnderWay;
 
 /// What a session is to do next.
@@ -93,12 +94,16 @@ pub struct Batcher<D: Ops> {
     /// Sessions whose pages are on their way.
     moving: usize,
     copied: Vec<CopyOutcome>,
-    under_way: Option<UnderWay>,
+    /// Steps, in order: the second takes its tokens from the first.
+    under_way: VecDeque<UnderWay>,
+    /// Sessions of the latest step.
+    latest: BTreeSet<SessionId>,
     failure: Option<String>,
     /// The failure itself, until it is taken.
     error: Option<Error>,
     /// What streaming did in the steps that ended, until it is taken.
     streamed: PassStats,
+    times: DeviceTimes,
     generated: Vec<NewToken>,
     failed: Vec<(SessionId, NoToken)>,
     transfers: Vec<(SessionId, Transfer)>,
@@ -140,10 +145,12 @@ impl<D: Ops> Batcher<D> {
             holders: vec![None; capacity.device_pages as usize],
             moving: 0,
             copied: Vec::new(),
-            under_way: None,
+            under_way: VecDeque::new(),
+            latest: BTreeSet::new(),
             failure: None,
             error: None,
             streamed: PassStats::default(),
+            times: DeviceTimes::default(),
             generated: Vec::new(),
             failed: Vec::new(),
             transfers: Vec::new(),
@@ -172,12 +179,17 @@ impl<D: Ops> Batcher<D> {
         self.engine.logits(pages, tokens)
     }
 
-    /// Waits until the step under way is over on the device.
+    /// Waits until the first step under way is over on the device.
     ///
     /// # Errors
     /// A failure of the device.
     pub fn wait(&mut self) -> Result<()> {
-        if self.under_way.is_some() { self.engine.wait() } else { Ok(()) }
+        self.engine.wait()
+    }
+
+    /// How long the device computed the steps that ended, and how long it waited between them.
+    pub fn device_times(&self) -> DeviceTimes {
+        self.times
     }
 
     /// Gives the engine back, after all sessions were dropped.
@@ -248,9 +260,16 @@ impl<D: Ops> Batcher<D> {
         self.conversations.get(&id).map(|conversation| &*conversation.tokens)
     }
 
-    /// Ends a session's turn: no token is chosen for it until the next one. Whether it was in one.
+    /// Ends a session's turn: no token is chosen for it until the next one, and a step that was begun on a guess that
+    /// the turn goes on does not count for it. Whether it was in one.
     pub(crate) fn end_turn(&mut self, id: SessionId) -> bool {
-        self.conversations.get_mut(&id).is_some_and(|conversation| conversation.end_turn())
+        let ended = self.conversations.get_mut(&id).is_some_and(|conversation| conversation.end_turn());
+        // Where it is in two steps, its turn ends with the first.
+        let steps = self.under_way.iter().filter(|step| step.has(id)).count();
+        if ended && steps == 1 {
+            self.drop_guesses(Some(id));
+        }
+        ended
     }
 
     /// How many of a session's first `tokens` tokens it can keep without those after them.

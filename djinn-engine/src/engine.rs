@@ -43,6 +43,8 @@ pub struct Engine<D: Ops, R: Deref<Target = Runtime<D>> = Box<Runtime<D>>> {
     /// Tokens that the device chose in it.
     drawn: Vec<Drawn>,
     prefill_rows: u32,
+    /// A step may follow one that is under way.
+    pub(crate) ahead: bool,
     /// Rows that a prompt takes of a step.
     prompt_rows: u32,
     /// When loading began and ended.
@@ -87,10 +89,13 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         let began = Instant::now();
         check_encodings(&graph, &runtime.info)?;
         let plan = runtime.plan(&graph, options)?;
-        let passes = Passes::new(runtime.device.event()?, options.replay && runtime.info.captures);
+        let passes = Passes::new(&runtime.device, options.replay && runtime.info.captures)?;
         let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;
         runtime.take(&parts.plan);
         let prompt_rows = options.prompt_rows(&parts.plan);
+        // Where a step takes long, the host's time after it is little, and a token that is dropped costs much.
+        let is_short = parts.plan.placement.streamed_bytes() == 0 && !runtime.info.host_memory;
+        let ahead = options.ahead && is_short;
         Ok(Engine {
             runtime,
             parts,
@@ -99,6 +104,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             captured: Vec::new(),
             drawn: Vec::new(),
             prefill_rows: u64::from(options.prefill_rows).min(options.context) as u32,
+            ahead,
             prompt_rows,
             loaded: [began, Instant::now()],
             trace: None,
@@ -219,7 +225,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
 
     /// The rows of a batch over which a step may begin.
     pub(crate) fn check_batch(&self, batch: &[BatchEntry<'_>]) -> Result<Rows> {
-        self.passes.expect_idle();
+        self.passes.expect_room(batch);
         if let Some(reason) = &self.stopped {
             return Err(Error::Stopped(reason.clone()));
         }

@@ -23,7 +23,7 @@ mod sequence;
 mod service;
 mod trace;
 
-pub use batcher::{Batcher, Finish, NewToken, Origin, Turn};
+pub use batcher::{Batcher, DeviceTimes, Finish, NewToken, Origin, Turn};
 pub use djinn_pages::Pages;
 pub use djinn_scheduler::SessionId;
 pub use djinn_vmu::{Budget, MemoryPlan, PassStats, Segments};

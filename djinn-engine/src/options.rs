@@ -37,6 +37,9 @@ pub struct Options {
     pub hook_bytes: u64,
     /// Capture decode passes and replay them, on devices that can. Traced passes never are.
     pub replay: bool,
+    /// Enqueue the next step of sessions while one is under way, where it needs nothing of the host. Not where weights
+    /// stream or the device computes in the host's memory, nor while a trace is wanted.
+    pub ahead: bool,
 }
 
 impl Default for Options {
@@ -55,6 +58,7 @@ impl Default for Options {
             host_pages: 0,
             hook_bytes: 0,
             replay: true,
+            ahead: true,
         }
     }
 }

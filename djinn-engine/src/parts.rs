@@ -18,14 +18,25 @@ pub(crate) struct Parts {
     pub(crate) stack: StackSegment,
     /// What steps read and write at hook points, in host memory, if they may.
     pub(crate) hooks: Option<Buffer>,
-    /// Step inputs as they lie on the stack, the block table, and logits that are wanted: all in host memory.
-    pub(crate) inputs: Buffer,
-    pub(crate) table: Buffer,
+    /// Logits that are wanted, in host memory.
     pub(crate) logits: Buffer,
-    /// How tokens are chosen from a step's rows of logits, and which: in host memory as well.
+    /// Of the step under way, and of the one after it.
+    pub(crate) exchanges: [Exchange; 2],
+    held: Allocations,
+}
+
+/// What a step takes from the host and gives to it, in host memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exchange {
+    /// Inputs as they lie on the stack.
+    pub(crate) inputs: Buffer,
+    /// The block table.
+    pub(crate) table: Buffer,
+    /// How tokens are chosen from rows of logits, and which.
     pub(crate) draws: Buffer,
     pub(crate) drawn: Buffer,
-    held: Allocations,
+    /// By row: the word of the other exchange's `drawn` that is its token, where that is not known to the host.
+    pub(crate) sources: Buffer,
 }
 
 impl Parts {
@@ -62,31 +73,21 @@ impl Parts {
         let stack = StackSegment::new(device, plan.stack.clone(), held)?;
         let logits_bytes = graph.value(graph.logits).bytes(plan.stack.rows);
         let mut host = |bytes| held.alloc(device, Space::Host, bytes);
-        let (inputs, table) = (host(plan.stack.input_bytes)?, host(plan.kv.table_bytes())?);
         let logits = host(logits_bytes)?;
         let words = |each: usize| plan.stack.rows.logit_rows * each as u64 * 4;
-        let (draws, drawn) = (host(words(Draw::WORDS))?, host(words(Drawn::WORDS))?);
+        let mut exchange = || {
+            let (inputs, table) = (host(plan.stack.input_bytes)?, host(plan.kv.table_bytes())?);
+            let (draws, drawn) = (host(words(Draw::WORDS))?, host(words(Drawn::WORDS))?);
+            Ok::<_, crate::Error>(Exchange { inputs, table, draws, drawn, sources: host(words(1))? })
+        };
+        let exchanges = [exchange()?, exchange()?];
         let hooks = (hook_bytes > 0).then(|| host(hook_bytes)).transpose()?;
         let data = DataSegment::new(device, plan.kv, held)?;
         let total = plan.host_weight_bytes() + plan.segments.resident;
         let (store, mut told) = (&mut shared.borrow_mut().store, |read| progress(read, total));
         let text = TextSegment::load(device, &graph, &plan, source, store, &mut told, held)?;
         let (program, held) = (Program::new(&graph, &plan, Detail::Fused), Allocations::default());
-        Ok(Parts {
-            graph,
-            plan,
-            program,
-            text,
-            data,
-            stack,
-            hooks,
-            inputs,
-            table,
-            logits,
-            draws,
-            drawn,
-            held,
-        })
+        Ok(Parts { graph, plan, program, text, data, stack, hooks, logits, exchanges, held })
     }
 
     /// Makes the buffer through which callers read and write pages.

@@ -1,4 +1,4 @@
-//! Passes of a model, one at a time: begun, then enqueued launch by launch or replayed with one call, and finished.
+//! Passes of a model: begun, then enqueued launch by launch or replayed with one call, and finished in that order.
 
 pub(crate) mod batch;
 mod executor;
@@ -6,19 +6,19 @@ pub(crate) mod passes;
 mod replay;
 
 use crate::hooks::{Bound, KvAccess, Pending, ReadBack, bind};
-use crate::parts::Parts;
+use crate::parts::{Exchange, Parts};
 use crate::trace::{HostSpan, Recorder, lap};
 use crate::{BatchEntry, Captured, Engine, Error, Result, Runtime};
 use batch::{Layout, RowRuns};
-use djinn_device::args::Choose;
+use djinn_device::args::{Choose, SelectRows};
 use djinn_device::{Draw, Drawn, Ops};
 use djinn_srg::Rows;
 use djinn_vmu::PassStats;
 use executor::Executor;
 use passes::{Passes, UnderWay};
 use replay::{Choice, Key};
-use std::ops::Deref;
-use std::time::Instant;
+use std::ops::{Deref, Range};
+use std::time::{Duration, Instant};
 
 impl Passes {
     /// Captures a pass and replays it. Where there is no room for a capture, this pass and all later ones are enqueued.
@@ -51,8 +51,8 @@ impl Passes {
         Ok(device.replay(capture)?)
     }
 
-    /// Enqueues a pass, from the copies of its inputs to the choice from its logits and their copies, and records that it
-    /// is done.
+    /// Enqueues what of a pass is captured: all but its inputs and the choice of tokens, which use the exchange of the
+    /// pass.
     fn enqueue<D: Ops>(
         &self,
         runtime: &Runtime<D>,
@@ -63,11 +63,57 @@ impl Passes {
         hooks: Pending<'_>,
     ) -> Result<()> {
         let Runtime { device, compute, .. } = runtime;
-        device.copy_promptly(*compute, parts.inputs.span(), parts.stack.inputs())?;
-        device.copy_promptly(*compute, parts.table.span(), parts.data.table())?;
         Executor::new(runtime, parts, rows, runs, trace).pass(hooks)?;
-        let Parts { graph, stack, draws, drawn, .. } = parts;
-        if runs.outputs.chooses {
+        let Parts { graph, stack, .. } = parts;
+        let (mut to, row) = (0, graph.vocab * 4);
+        for copied in &runs.outputs.0 {
+            let (from, bytes) = (u64::from(copied.start) * row, copied.len() as u64 * row);
+            let logits = stack.span(graph, graph.logits, rows).slice(from, bytes);
+            device.copy_promptly(*compute, logits, parts.logits.slice(to, bytes))?;
+            to += bytes;
+        }
+        Ok(())
+    }
+
+    /// Enqueues the copies of a pass's inputs, and of the tokens that the pass before chose.
+    fn enqueue_inputs<D: Ops>(
+        &self,
+        runtime: &Runtime<D>,
+        parts: &Parts,
+        place: usize,
+        layout: &Layout,
+        entries: usize,
+    ) -> Result<()> {
+        let Runtime { device, compute, .. } = runtime;
+        let Parts { graph, plan, stack, data, exchanges, .. } = parts;
+        let Exchange { inputs, table, sources, .. } = exchanges[place];
+        device.record(*compute, self.ends[place].begin)?;
+        device.copy_promptly(*compute, inputs.span(), stack.inputs())?;
+        let used = entries as u64 * u64::from(plan.kv.table_width) * 4;
+        device.copy_promptly(*compute, table.slice(0, used), data.table().slice(0, used))?;
+        if !layout.sources.is_empty() {
+            let rows = layout.sources.len() as u32;
+            let (x, indices) = (exchanges[1 - place].drawn.span(), sources.slice(0, u64::from(rows) * 4));
+            let out = stack.span(graph, graph.tokens, layout.rows());
+            let select = SelectRows { x, indices, out, width: 1, rows };
+            select.check();
+            device.select_rows(*compute, &select)?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues the choice of a pass's tokens, and records that it is done.
+    fn enqueue_choice<D: Ops>(
+        &self,
+        runtime: &Runtime<D>,
+        parts: &Parts,
+        place: usize,
+        layout: &Layout,
+    ) -> Result<()> {
+        let Runtime { device, compute, .. } = runtime;
+        let (Parts { graph, stack, exchanges, .. }, rows) = (parts, layout.rows());
+        if layout.chooses {
+            let Exchange { draws, drawn, .. } = exchanges[place];
             let (logits, count) = (stack.span(graph, graph.logits, rows), rows.logit_rows);
             let draws = draws.slice(0, count * Draw::WORDS as u64 * 4);
             let drawn = drawn.slice(0, count * Drawn::WORDS as u64 * 4);
@@ -75,14 +121,7 @@ impl Passes {
             choose.check();
             device.choose(*compute, &choose)?;
         }
-        let (mut to, row) = (0, graph.vocab * 4);
-        for copied in &runs.outputs.copied {
-            let (from, bytes) = (u64::from(copied.start) * row, copied.len() as u64 * row);
-            let logits = stack.span(graph, graph.logits, rows).slice(from, bytes);
-            device.copy_promptly(*compute, logits, parts.logits.slice(to, bytes))?;
-            to += bytes;
-        }
-        Ok(device.record(*compute, self.done)?)
+        Ok(device.record(*compute, self.ends[place].done)?)
     }
 }
 
@@ -94,7 +133,8 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// Bad tokens or interventions. A failure of the device stops the model: later steps are refused.
     ///
     /// # Panics
-    /// If the batch is larger than the plan's step, or a step that was begun is under way.
+    /// If the batch is larger than the plan's step, or a step that was begun is under way, unless the engine
+    /// [takes the next](Self::takes_next), all entries come [after](BatchEntry::after) one of its, and only choose tokens.
     pub fn begin(&mut self, batch: &[BatchEntry<'_>]) -> Result<()> {
         self.begin_with(batch, &[])
     }
@@ -102,7 +142,10 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// The same, with what is done to keys and values that are in the pages, in order of the entries.
     pub(crate) fn begin_with(&mut self, batch: &[BatchEntry<'_>], caches: &[KvAccess<'_>]) -> Result<()> {
         self.check_batch(batch)?;
-        let layout = Layout::new(batch, &self.runtime.info);
+        let mut layout = Layout::new(batch, &self.runtime.info);
+        if let Some(before) = self.passes.under_way.front() {
+            layout.follow(batch, &before.chosen);
+        }
         let hooks = bind(&self.runtime.device, &self.parts, batch, &layout, caches)?;
         let begun = self.begin_pass(batch, &layout, hooks);
         self.stop_on(begun)
@@ -113,8 +156,10 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         let Engine { runtime, parts, passes, trace, .. } = self;
         let (device, rows) = (&runtime.device, layout.rows());
         parts.share_link(device, rows)?;
-        layout.write(device, parts, batch);
+        let place = passes.free_place();
+        layout.write(device, parts, &parts.exchanges[place], batch);
         let began = lap(trace, HostSpan::Upload, began);
+        passes.enqueue_inputs(runtime, parts, place, layout, batch.len())?;
         let outputs = layout.runs.outputs.clone();
         let position = parts.text.streamer.position();
         let key = Key { rows, position, hooks: hooks.work().to_vec(), outputs: outputs.clone() };
@@ -135,30 +180,47 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
                 passes.replayed += 1;
             }
         }
+        passes.enqueue_choice(runtime, parts, place, layout)?;
         let enqueued = lap(trace, HostSpan::Enqueue, began);
-        passes.under_way = Some(UnderWay { rows, outputs, enqueued, hooks });
+        let (chooses, chosen) = (layout.chooses, layout.chosen.clone());
+        let pass = UnderWay { place, rows, chooses, chosen, outputs, enqueued, hooks };
+        passes.under_way.push_back(pass);
         Ok(())
     }
 
-    /// Whether the step that was begun is over, so that finishing it waits for nothing.
+    /// Whether a step may begin while the one that was begun is under way, with the tokens that this one chooses. See
+    /// [`Options::ahead`](crate::Options::ahead).
+    pub fn takes_next(&self) -> bool {
+        self.ahead && self.trace.is_none()
+    }
+
+    /// Whether the step that was begun first is over, so that finishing it waits for nothing.
     ///
     /// # Errors
     /// A failure of the device.
     pub fn is_done(&mut self) -> Result<bool> {
-        let done = self.runtime.device.is_done(self.passes.done);
+        let Some(pass) = self.passes.under_way.front() else { return Ok(true) };
+        let done = self.runtime.device.is_done(self.passes.ends[pass.place].done);
         self.stop_on(done.map_err(Error::from))
     }
 
-    /// Waits until the step that was begun is over.
+    /// Waits until the step that was begun first is over.
     ///
     /// # Errors
     /// A failure of the device.
     pub fn wait(&mut self) -> Result<()> {
-        let done = self.runtime.device.sync_event(self.passes.done);
+        let Some(pass) = self.passes.under_way.front() else { return Ok(()) };
+        let done = self.runtime.device.sync_event(self.passes.ends[pass.place].done);
         self.stop_on(done.map_err(Error::from))
     }
 
-    /// Waits for the step that was begun, and reads the logits that are wanted where the device left them, f32
+    /// When the step that was finished last ran, since an origin of the device's own: from the copy of its inputs to the
+    /// choice of its tokens. `None` before the first.
+    pub fn latest_span(&self) -> Option<Range<Duration>> {
+        self.passes.latest.clone()
+    }
+
+    /// Waits for the step that was begun first, and reads the logits that are wanted where the device left them, f32
     /// `[rows wanted, vocab]` row-major, the tokens that it chose, and what it read at hooks; all in the order of the
     /// entries, and of their interventions.
     ///
@@ -179,10 +241,14 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         &mut self,
         read: impl FnOnce(&[f32], Vec<Drawn>, ReadBack) -> T,
     ) -> Result<(T, PassStats)> {
-        let under_way = self.passes.under_way.take();
-        let UnderWay { rows, outputs, enqueued, hooks } =
+        let waited = self.wait();
+        let under_way = self.passes.under_way.pop_front();
+        let UnderWay { place, rows, chooses, chosen: _, outputs, enqueued, hooks } =
             under_way.expect("a pass is finished that was not begun");
-        self.wait()?;
+        waited?;
+        let ends = self.passes.ends[place];
+        let [begin, end] = [ends.begin, ends.done].map(|event| self.runtime.device.timestamp(event));
+        self.passes.latest = begin.zip(end).map(|(begin, end)| begin..end);
         lap(&mut self.trace, HostSpan::Wait, enqueued);
         let Engine { runtime, parts, trace, .. } = self;
         let (device, streamer) = (&runtime.device, &mut parts.text.streamer);
@@ -193,8 +259,8 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         let stats = self.stop_on(ended.map_err(Error::from))?;
         let captured = hooks.read(&self.runtime.device);
         let Engine { runtime, parts, .. } = self;
-        let chosen = if outputs.chooses { rows.logit_rows * Drawn::WORDS as u64 * 4 } else { 0 };
-        let drawn = runtime.device.read_host(parts.drawn.slice(0, chosen), |bytes| {
+        let chosen = if chooses { rows.logit_rows * Drawn::WORDS as u64 * 4 } else { 0 };
+        let drawn = runtime.device.read_host(parts.exchanges[place].drawn.slice(0, chosen), |bytes| {
             let words: &[[u32; Drawn::WORDS]] = bytemuck::cast_slice(bytes);
             words.iter().filter_map(|&words| Drawn::from_words(words)).collect()
         });

@@ -106,6 +106,7 @@ impl<'a> Entry<'a> {
     pub(crate) fn in_batch(&self) -> BatchEntry<'_> {
         let Entry { tokens, chunks, wanted, choose, interventions, .. } = *self;
         let from = self.sequence.tokens.saturating_sub(tokens.len() as u64);
-        BatchEntry { pages: self.sequence.pages(), from, tokens, chunks, wanted, choose, interventions }
+        let (pages, after) = (self.sequence.pages(), None);
+        BatchEntry { pages, from, tokens, after, chunks, wanted, choose, interventions }
     }
 }

@@ -1,5 +1,6 @@
 //! Many sessions on one engine: each gets the tokens that it would get alone, whatever happens to the others.
 
+mod ahead;
 mod clients;
 mod constrained;
 mod ended;

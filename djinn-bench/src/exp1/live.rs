@@ -171,6 +171,10 @@ impl<D: Ops + Send> Backend for Live<D> {
         self.batcher.submit(plan, state, now);
     }
 
+    fn takes_next(&self, plan: &Plan) -> bool {
+        self.batcher.takes_next(plan)
+    }
+
     fn next_event(&self) -> Option<Duration> {
         self.batcher.next_event()
     }

@@ -116,6 +116,10 @@ impl<B: Backend> Backend for Watched<B> {
         self.backend.submit(plan, state, now);
     }
 
+    fn takes_next(&self, plan: &Plan) -> bool {
+        self.backend.takes_next(plan)
+    }
+
     fn next_event(&self) -> Option<Duration> {
         self.backend.next_event()
     }

@@ -214,6 +214,11 @@ impl Conversation {
         within.map(|chunk| at(chunk.start)..at(chunk.end)).collect()
     }
 
+    /// What was computed from `from` on does not count: tokens that were chosen, each in a row of its own.
+    pub(super) fn computed_until(&mut self, from: u64) {
+        self.computed = self.computed.min(from);
+    }
+
     /// Takes a token that was chosen after the context; why the turn ends with it, if it does. `most` is the longest
     /// context.
     pub(super) fn push(&mut self, token: u32, most: u64) -> Option<Finish> {

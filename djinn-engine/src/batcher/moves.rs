@@ -62,7 +62,7 @@ impl<D: Ops> Batcher<D> {
         if let Some(reason) = &self.failure {
             return Err(Error::Stopped(reason.clone()));
         }
-        if self.under_way.take().is_some() {
+        for _ in self.under_way.drain(..) {
             self.engine.finish(|_, _, _| ())?;
         }
         self.conversations.clear();

@@ -8,13 +8,58 @@ use crate::{BatchEntry, Choice, Result, Wanted};
 use djinn_device::{Draw, Ops};
 use djinn_scheduler::{Backend, Completion, Plan, ScheduledSession, SessionId, State, TurnEnd};
 use djinn_vmu::Direction;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
+
+/// How the device spent its time, by its own clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceTimes {
+    /// Steps that ended.
+    pub steps: u64,
+    /// Those that were enqueued while the one before was under way.
+    pub ahead: u64,
+    /// In steps, from the copy of their inputs to the choice of their tokens.
+    pub busy: Duration,
+    /// Between the end of a step and the begin of the next that goes on with one of its sessions, while nothing of this
+    /// one was enqueued.
+    pub idle: Duration,
+}
+
+impl DeviceTimes {
+    /// The share of idle time, from 0 to 1; 0 without steps.
+    pub fn idle_share(&self) -> f64 {
+        let all = (self.busy + self.idle).as_secs_f64();
+        if all > 0.0 { self.idle.as_secs_f64() / all } else { 0.0 }
+    }
+
+    /// What was added since `before`.
+    #[must_use]
+    pub fn since(&self, before: &DeviceTimes) -> DeviceTimes {
+        DeviceTimes {
+            steps: self.steps - before.steps,
+            ahead: self.ahead - before.ahead,
+            busy: self.busy - before.busy,
+            idle: self.idle - before.idle,
+        }
+    }
+}
 
 /// A step between its beginning and its end.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     parts: Vec<Part>,
+    /// It was enqueued while the step before was under way, from which it takes its tokens.
+    ahead: bool,
+    /// A session of the step before goes on in it.
+    goes_on: bool,
+}
+
+impl UnderWay {
+    /// Whether it counts for a session.
+    pub(super) fn has(&self, id: SessionId) -> bool {
+        self.parts.iter().any(|part| part.session == id && !part.dropped)
+    }
 }
 
 /// A session's part of a step.
@@ -30,6 +75,8 @@ struct Part {
     draw: Option<Draw>,
     /// What it does at hooks.
     debugged: Option<Step>,
+    /// The session's turn ended before: it does not count.
+    dropped: bool,
 }
 
 impl Part {
@@ -57,8 +104,17 @@ impl<D: Ops> Backend for Batcher<D> {
         });
     }
 
+    /// Where the tokens of all sessions are chosen on the device, and nothing happens at hooks.
+    fn takes_next(&self, _: &Plan) -> bool {
+        let stays = |part: &Part| {
+            let hooks = part.debugged.is_some() || self.conversations[&part.session].record.is_some();
+            !hooks && !part.reads_logits()
+        };
+        self.engine.takes_next() && self.under_way.iter().all(|step| step.parts.iter().all(stays))
+    }
+
     fn next_event(&self) -> Option<Duration> {
-        let busy = self.under_way.is_some() || self.moving > 0 || !self.copied.is_empty();
+        let busy = !self.under_way.is_empty() || self.moving > 0 || !self.copied.is_empty();
         // The caller polls until something has ended.
         (busy || self.failure.is_some()).then_some(Duration::ZERO)
     }
@@ -83,7 +139,20 @@ impl<D: Ops> Batcher<D> {
         {
             self.failure = Some(error.to_string());
             self.error = Some(error);
-            self.under_way = None;
+            self.under_way.clear();
+        }
+    }
+
+    /// Steps that were begun on the guess that turns go on do not count for sessions whose turn is over: for all, or one.
+    pub(super) fn drop_guesses(&mut self, only: Option<SessionId>) {
+        let Batcher { under_way, conversations, .. } = self;
+        let guesses = under_way.iter_mut().filter(|step| step.ahead).flat_map(|step| &mut step.parts);
+        for part in guesses.filter(|part| only.is_none_or(|id| part.session == id)) {
+            let conversation = conversations.get_mut(&part.session);
+            if let Some(conversation) = conversation.filter(|conversation| conversation.rests()) {
+                part.dropped = true;
+                conversation.computed_until(part.from);
+            }
         }
     }
 
@@ -93,9 +162,14 @@ impl<D: Ops> Batcher<D> {
             return Ok(());
         }
         let chunk = self.engine.chunk();
+        let ahead = !self.under_way.is_empty();
+        let before: BTreeMap<SessionId, usize> = match self.under_way.front() {
+            Some(step) => step.parts.iter().enumerate().map(|(at, part)| (part.session, at)).collect(),
+            None => BTreeMap::new(),
+        };
         let mut chunks: Vec<Vec<Range<usize>>> = Vec::new();
         for entry in &plan.batch {
-            let from = context(state, entry.session());
+            let from = begin_of(state, entry);
             let conversation = self.conversations.get_mut(&entry.session());
             let conversation = conversation.expect("a session in a plan was opened");
             // What it did not compute was found, in whole chunks.
@@ -105,14 +179,15 @@ impl<D: Ops> Batcher<D> {
         let part = |entry: &ScheduledSession| {
             let (session, tokens) = (entry.session(), entry.tokens());
             let yields = !matches!(entry, ScheduledSession::Prefill { last: false, .. });
-            let from = context(state, session);
+            let from = begin_of(state, entry);
             Part {
                 session,
                 from,
                 tokens,
                 yields,
                 draw: self.conversations[&session].sampler.on_device(from + tokens).filter(|_| yields),
-                debugged: self.step_at_hooks(session, from, tokens, yields),
+                debugged: if ahead { None } else { self.step_at_hooks(session, from, tokens, yields) },
+                dropped: false,
             }
         };
         let parts: Vec<Part> = plan.batch.iter().map(part).collect();
@@ -122,7 +197,13 @@ impl<D: Ops> Batcher<D> {
             batch.push(BatchEntry {
                 pages: state.session(part.session).expect("it is in the plan").table().device(),
                 from: part.from,
-                tokens: &tokens[part.from as usize..(part.from + part.tokens) as usize],
+                // A token that is not known yet has any in its place.
+                tokens: if ahead {
+                    &[0]
+                } else {
+                    &tokens[part.from as usize..(part.from + part.tokens) as usize]
+                },
+                after: if ahead { before.get(&part.session).copied() } else { None },
                 chunks,
                 wanted: if part.reads_logits() { Wanted::Last } else { Wanted::Nothing },
                 choose: part.draw,
@@ -135,19 +216,22 @@ impl<D: Ops> Batcher<D> {
         });
         let caches: Vec<KvAccess<'_>> = caches.collect();
         self.engine.begin_with(&batch, &caches)?;
-        self.under_way = Some(UnderWay { parts });
+        let goes_on = parts.iter().any(|part| self.latest.contains(&part.session));
+        self.latest = parts.iter().map(|part| part.session).collect();
+        self.under_way.push_back(UnderWay { parts, ahead, goes_on });
         Ok(())
     }
 
     /// Ends the step if the device is done with it.
     fn finish(&mut self, completion: &mut Completion) -> Result<()> {
-        if self.under_way.is_none() || !self.engine.is_done()? {
+        if self.under_way.is_empty() || !self.engine.is_done()? {
             return Ok(());
         }
-        let step = self.under_way.take().expect("just seen");
+        let step = self.under_way.pop_front().expect("just seen");
+        let (ahead, goes_on, before) = (step.ahead, step.goes_on, self.engine.latest_span());
         let mut ended = Vec::new();
         let (most, vocab) = (self.engine.context(), self.engine.graph().vocab as usize);
-        let Batcher { engine, conversations, generated, failed, streamed, .. } = self;
+        let Batcher { engine, conversations, generated, failed, streamed, times, .. } = self;
         let (began, pass) = engine.finish_with(|logits, drawn, ReadBack { captured, caches }| {
             let began = Instant::now();
             let (mut rows, mut drawn) = (logits.chunks_exact(vocab), drawn.into_iter());
@@ -156,6 +240,9 @@ impl<D: Ops> Batcher<D> {
             for (entry, mut part) in step.parts.into_iter().enumerate() {
                 let logits = if part.reads_logits() { rows.next() } else { None };
                 let drawn = part.draw.and_then(|_| drawn.next());
+                if part.dropped {
+                    continue;
+                }
                 let session = part.session;
                 let conversation = conversations.get_mut(&session).expect("it is in the step");
                 if let Some(debugged) = part.debugged.take() {
@@ -184,6 +271,7 @@ impl<D: Ops> Batcher<D> {
                         ended.extend(finish.map(|_| (session, TurnEnd::Finish)));
                     }
                     Err(why) => {
+                        conversation.end_turn();
                         failed.push((session, why));
                         ended.push((session, TurnEnd::Failed));
                     }
@@ -193,12 +281,21 @@ impl<D: Ops> Batcher<D> {
         })?;
         engine.sampled(began);
         streamed.add(&pass);
+        if let Some(span) = engine.latest_span() {
+            times.steps += 1;
+            times.ahead += u64::from(ahead);
+            times.busy += span.end.saturating_sub(span.start);
+            times.idle +=
+                before.filter(|_| goes_on).map_or(Duration::ZERO, |b| span.start.saturating_sub(b.end));
+        }
+        self.drop_guesses(None);
         completion.step = Some(ended);
         Ok(())
     }
 }
 
-/// Tokens of a session whose keys and values are in its pages.
-fn context(state: &State, id: SessionId) -> u64 {
-    state.session(id).expect("a session in a plan is in the state").context
+/// The context at which a session's part of a step begins.
+fn begin_of(state: &State, entry: &ScheduledSession) -> u64 {
+    let session = state.session(entry.session()).expect("a session in a plan is in the state");
+    session.step_begins_at(entry.tokens())
 }

@@ -7,9 +7,9 @@
 //! own length, which is the session's business alone. Products that are batch-invariant for any number of rows take all
 //! rows at once ([`DeviceInfo::wide_products`]).
 
-use crate::parts::Parts;
+use crate::parts::{Exchange, Parts};
 use crate::{Error, Intervention, Result};
-use djinn_device::{DeviceInfo, Draw, Ops};
+use djinn_device::{DeviceInfo, Draw, Drawn, Ops};
 use djinn_srg::{Rows, ValueId};
 use std::ops::Range;
 
@@ -36,6 +36,8 @@ pub struct BatchEntry<'a> {
     pub from: u64,
     /// Tokens, at least one.
     pub tokens: &'a [u32],
+    /// Its only token is the one that is chosen for this entry of the step under way, and `tokens` has any in its place.
+    pub after: Option<usize>,
     /// Which of the tokens are computed as chunks, ascending and apart; the rest is computed row by row.
     pub chunks: &'a [Range<usize>],
     /// Whose logits are wanted on the host.
@@ -101,30 +103,25 @@ pub(crate) struct RowRuns {
     pub(crate) wide: bool,
     /// Of attention.
     pub(crate) attention: Vec<Range<u32>>,
-    /// What becomes of the logits.
+    /// Rows of logits that are copied to the host.
     pub(crate) outputs: Outputs,
 }
 
-/// What becomes of a step's rows of logits.
+/// Rows of logits that are copied to the host, in order and apart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outputs {
-    /// Rows that are copied to the host, in order and apart.
-    pub(crate) copied: Vec<Range<u32>>,
-    /// Whether tokens are chosen from some.
-    pub(crate) chooses: bool,
-}
+pub(crate) struct Outputs(pub(crate) Vec<Range<u32>>);
 
 impl Outputs {
     /// How many rows are copied.
     pub(crate) fn copied_rows(&self) -> u64 {
-        self.copied.iter().map(|rows| rows.len() as u64).sum()
+        self.0.iter().map(|rows| rows.len() as u64).sum()
     }
 
     fn copy(&mut self, rows: Range<u32>) {
-        match self.copied.last_mut().filter(|last| last.end == rows.start) {
+        match self.0.last_mut().filter(|last| last.end == rows.start) {
             Some(last) => last.end = rows.end,
             None if rows.is_empty() => {}
-            None => self.copied.push(rows),
+            None => self.0.push(rows),
         }
     }
 }
@@ -140,6 +137,12 @@ pub(crate) struct Layout {
     pub(crate) wanted: Vec<u32>,
     /// For each of them how a token is chosen from its logits.
     draws: Vec<[u32; Draw::WORDS]>,
+    /// Whether tokens are chosen from some.
+    pub(crate) chooses: bool,
+    /// By entry: the row of logits from which its token is chosen, if it is.
+    pub(crate) chosen: Vec<Option<u32>>,
+    /// By row: the word of the results of the step before that is its token; empty where the host knows the tokens.
+    pub(crate) sources: Vec<u32>,
     pub(crate) runs: RowRuns,
 }
 
@@ -207,8 +210,9 @@ impl Layout {
             self.draws.resize(end, [0; Draw::WORDS]);
             if let Some(draw) = entry.choose {
                 self.draws[end - 1] = draw.words();
-                self.runs.outputs.chooses = true;
+                self.chooses = true;
             }
+            self.chosen.push(entry.choose.map(|_| end as u32 - 1));
         }
         // The step has no other sequence: the logits may be computed as a prefill chunk.
         let by_itself = matches!(batch, [entry] if entry.wanted == Wanted::All);
@@ -216,9 +220,31 @@ impl Layout {
         self.runs.logits = pieces(0..self.wanted.len() as u32, most);
     }
 
+    /// Takes the tokens of `batch` from what the step under way chooses, by entry from the rows `chosen`.
+    ///
+    /// # Panics
+    /// If only some entries come [after](BatchEntry::after) one of that step, or one has other tokens, or nothing is
+    /// chosen for the one before.
+    pub(crate) fn follow(&mut self, batch: &[BatchEntry<'_>], chosen: &[Option<u32>]) {
+        let source = |entry: &BatchEntry<'_>| {
+            let row = entry.after.and_then(|before| chosen[before]);
+            let row = row.filter(|_| entry.tokens.len() == 1);
+            row.expect("each entry has one token, which the step under way chooses") * Drawn::WORDS as u32
+                + Drawn::TOKEN as u32
+        };
+        let sources: Vec<u32> = batch.iter().map(source).collect();
+        self.sources = self.row_seq.iter().map(|&entry| sources[entry as usize]).collect();
+    }
+
     /// Writes the step's inputs, and its batch's block table, to where its copies take them from.
-    pub(crate) fn write<D: Ops>(&self, device: &D, parts: &Parts, batch: &[BatchEntry<'_>]) {
-        let Parts { graph, plan, inputs, table, draws, .. } = parts;
+    pub(crate) fn write<D: Ops>(
+        &self,
+        device: &D,
+        parts: &Parts,
+        exchange: &Exchange,
+        batch: &[BatchEntry<'_>],
+    ) {
+        let (Parts { graph, plan, .. }, Exchange { inputs, table, draws, sources, .. }) = (parts, exchange);
         let place = |id: ValueId| plan.stack.offset(id) as usize;
         device.write_host(inputs.span(), |bytes| {
             put(&mut bytes[place(graph.tokens)..], &self.tokens);
@@ -227,6 +253,7 @@ impl Layout {
             put(&mut bytes[place(graph.logit_rows)..], &self.wanted);
         });
         device.write_host(draws.span(), |bytes| put(bytes, self.draws.as_flattened()));
+        device.write_host(sources.span(), |bytes| put(bytes, &self.sources));
         let width = plan.kv.table_width as usize * 4;
         device.write_host(table.span(), |bytes| {
             for (row, entry) in bytes.chunks_exact_mut(width).zip(batch) {

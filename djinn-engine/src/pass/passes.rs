@@ -1,16 +1,23 @@
-//! What a model keeps of its passes. One at a time is under way.
+//! What a model keeps of its passes. One is under way at a time, or two, where the second takes its tokens from the first.
 
-use super::batch::Outputs;
+use super::batch::{BatchEntry, Outputs, Wanted};
 use super::replay::Replays;
 use crate::hooks::Bound;
-use djinn_device::{Event, Ops};
+use djinn_device::{Device, Event, Ops};
 use djinn_srg::Rows;
-use std::time::Instant;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// A pass between its beginning and its end.
 #[derive(Debug)]
 pub(super) struct UnderWay {
+    /// Which of the two exchanges it uses.
+    pub(super) place: usize,
     pub(super) rows: Rows,
+    /// Whether it chooses tokens, and by entry from which row of logits.
+    pub(super) chooses: bool,
+    pub(super) chosen: Vec<Option<u32>>,
     pub(super) outputs: Outputs,
     /// When the host was done with enqueueing it.
     pub(super) enqueued: Instant,
@@ -18,26 +25,67 @@ pub(super) struct UnderWay {
     pub(super) hooks: Bound,
 }
 
-/// The passes of a model, one at a time.
+/// The ends of a pass on the compute stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    /// Nothing of the pass was enqueued before.
+    pub(super) begin: Event,
+    /// Its results are on the host.
+    pub(super) done: Event,
+}
+
+impl Ends {
+    fn new<D: Device>(device: &D) -> djinn_device::Result<Self> {
+        Ok(Ends { begin: device.event()?, done: device.event()? })
+    }
+}
+
+/// The passes of a model.
 #[derive(Debug)]
 pub(crate) struct Passes {
-    /// A pass's results are on the host.
-    pub(super) done: Event,
+    /// By exchange.
+    pub(super) ends: [Ends; 2],
     /// None where passes are not to be replayed.
     pub(super) replays: Option<Replays>,
     pub(crate) replayed: u64,
-    pub(super) under_way: Option<UnderWay>,
+    /// In order.
+    pub(super) under_way: VecDeque<UnderWay>,
+    /// When the pass that was finished last ran, by the device's clock.
+    pub(super) latest: Option<Range<Duration>>,
 }
 
 impl Passes {
-    pub(crate) fn new(done: Event, replay: bool) -> Self {
-        Passes { done, replays: replay.then(Replays::default), replayed: 0, under_way: None }
+    /// # Errors
+    /// A device without events.
+    pub(crate) fn new<D: Device>(device: &D, replay: bool) -> djinn_device::Result<Self> {
+        let ends = [Ends::new(device)?, Ends::new(device)?];
+        let replays = replay.then(Replays::default);
+        Ok(Passes { ends, replays, replayed: 0, under_way: VecDeque::new(), latest: None })
     }
 
     /// # Panics
     /// If a pass is under way.
     pub(crate) fn expect_idle(&self) {
-        assert!(self.under_way.is_none(), "a pass is under way");
+        assert!(self.under_way.is_empty(), "a pass is under way");
+    }
+
+    /// # Panics
+    /// If a pass over `batch` cannot begin: one is under way, and the batch does not take its tokens from it alone and
+    /// leave all but tokens on the device, or two are.
+    pub(crate) fn expect_room(&self, batch: &[BatchEntry<'_>]) {
+        let follows = |entry: &BatchEntry<'_>| {
+            entry.after.is_some() && entry.wanted == Wanted::Nothing && entry.interventions.is_empty()
+        };
+        match self.under_way.len() {
+            0 => assert!(batch.iter().all(|entry| entry.after.is_none()), "no pass is under way"),
+            1 => assert!(batch.iter().all(follows), "a pass is under way"),
+            _ => panic!("two passes are under way"),
+        }
+    }
+
+    /// The exchange of the next pass.
+    pub(super) fn free_place(&self) -> usize {
+        self.under_way.front().map_or(0, |pass| 1 - pass.place)
     }
 
     /// Frees all captures, whose replays are done.

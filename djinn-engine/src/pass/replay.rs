@@ -1,9 +1,10 @@
 //! Decode passes that were captured once and are replayed.
 //!
 //! What a pass enqueues depends on its numbers of rows, on where streaming stands when it begins, on what it does at
-//! hooks, and on which logits go where; tokens, positions, page tables, vectors and settings lie in memory that it reads. So a pass that begins like an earlier one
+//! hooks, and on which logits the host gets; tokens, positions, page tables and vectors lie in memory that it reads. So a pass that begins like an earlier one
 //! is replayed:
-//! the host makes one call, and does nothing between the pass's first operation and its last.
+//! the host makes one call for the whole model. Inputs and the choice of tokens are enqueued before and after it, since
+//! two passes may be under way, each with its own.
 
 use super::batch::Outputs;
 use crate::hooks::AtLaunch;

@@ -32,6 +32,20 @@ impl<D: Ops> Generate for Service<D> {
         request: &Request,
         on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Generated> {
+        let generated = self.generate_turn(session, request, on_progress);
+        let ended = self.end_steps(*session);
+        let generated = generated?;
+        ended.map(|()| generated)
+    }
+}
+
+impl<D: Ops> Service<D> {
+    fn generate_turn(
+        &mut self,
+        session: &mut Option<SessionId>,
+        request: &Request,
+        on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Generated> {
         let start = Instant::now();
         let mut generated = Generated { tokens: Vec::new(), finish: Finish::Length, stats: Stats::default() };
         if request.max_tokens == 0 {
@@ -87,9 +101,16 @@ impl<D: Ops> Generate for Service<D> {
             }
         }
     }
-}
 
-impl<D: Ops> Service<D> {
+    /// Goes on until the session is in no step: its turn may have ended before the step that it was in by then.
+    pub(super) fn end_steps(&mut self, session: Option<SessionId>) -> Result<()> {
+        let computes = |service: &Self, id| service.state().session(id).is_some_and(|s| s.in_step > 0);
+        while session.is_some_and(|id| computes(self, id)) {
+            self.go_on()?;
+        }
+        Ok(())
+    }
+
     /// Gives the session its next turn, or opens it; how many tokens need not be computed.
     fn begin(&mut self, session: &mut Option<SessionId>, request: &Request) -> Result<(SessionId, usize)> {
         let Request { prompt, max_tokens, sampling, stop_tokens } = request;
@@ -115,7 +136,7 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Ends the turn of a session that is in no step.
+    /// Ends the turn of a session that is in no step that counts once it has ended.
     ///
     /// # Errors
     /// A session that is gone.

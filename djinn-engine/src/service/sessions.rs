@@ -166,6 +166,7 @@ impl<D: Ops> Service<D> {
         if let Some(id) = session.filter(|&id| self.state().session(id).is_some()) {
             self.event(id, SessionEvent::End)?;
             self.advance()?;
+            self.end_steps(Some(id))?;
         }
         Ok(())
     }

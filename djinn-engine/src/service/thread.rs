@@ -5,7 +5,7 @@ mod transfer;
 use super::transfer::TransferCommand;
 use super::{Answer, Happening, Opening, Service};
 use crate::debug::{DebugWork, Debugger};
-use crate::{Error, Result, Turn};
+use crate::{DeviceTimes, Error, Result, Turn};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use djinn_device::Ops;
 use djinn_scheduler::{Residency, SessionEvent, SessionId, SessionReport, Signal, SignalAnswer, State};
@@ -80,6 +80,8 @@ pub struct Occupancy {
     pub host_pages: u32,
     /// Those that no session holds.
     pub host_free: u32,
+    /// How the device spent its time, since the service began.
+    pub times: DeviceTimes,
 }
 
 /// Talks to a service from any thread. When the last one is dropped, the service ends with its sessions.
@@ -427,7 +429,10 @@ impl<D: Ops> Worker<D> {
             }
             Command::Debug(work) => work(&mut self.service),
             Command::Transfer(command) => self.service.transfer(command),
-            Command::Count(answer) => answer(Ok(Occupancy::of(self.service.state()))),
+            Command::Count(answer) => {
+                let times = self.service.batcher().device_times();
+                answer(Ok(Occupancy { times, ..Occupancy::of(self.service.state()) }));
+            }
             Command::Retire(retirement) => self.retiring = Some(retirement),
             Command::Report(ids, answer) => {
                 answer(Ok(ids.into_iter().map(|id| self.service.report(id)).collect()));

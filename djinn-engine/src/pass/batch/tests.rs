@@ -42,7 +42,8 @@ proptest! {
         // All begin at 0, so positions are checked by their order.
         let batch: Vec<BatchEntry<'_>> = entries.iter().map(|(tokens, chunks, wanted)| {
             let wanted = [Wanted::Nothing, Wanted::Last, Wanted::All][*wanted as usize];
-            BatchEntry { pages: &[], from: 0, tokens, chunks, wanted, choose: None, interventions: &[] }
+            let (pages, after, choose): (&[u32], _, _) = (&[], None, None);
+            BatchEntry { pages, from: 0, tokens, after, chunks, wanted, choose, interventions: &[] }
         }).collect();
         let layout = Layout::new(&batch, &info(alone, run));
         let total: usize = entries.iter().map(|(tokens, ..)| tokens.len()).sum();
