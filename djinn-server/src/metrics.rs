@@ -224,6 +224,11 @@ pub(crate) fn page(models: &[ModelPage<'_>], server: &ServerMetrics) -> String {
     family("djinn_num_sessions", "gauge", "Sessions that are remembered by name.", &named);
     let used = gauge(|held| 1.0 - f64::from(held.device_free) / f64::from(held.device_pages.max(1)));
     family("djinn_kv_cache_usage_perc", "gauge", "Share of the device's KV pages in use, 0 to 1.", &used);
+    let busy = gauge(|held| held.times.busy.as_secs_f64());
+    family("djinn_device_busy_seconds_total", "counter", "Of the device's time, in steps.", &busy);
+    let idle = gauge(|held| held.times.idle.as_secs_f64());
+    let help = "Of the device's time, between two steps of a session that computes.";
+    family("djinn_device_idle_seconds_total", "counter", help, &idle);
     let prompts = counter(|metrics| &metrics.prompt_tokens);
     family("djinn_prompt_tokens_total", "counter", "Tokens of prompts.", &prompts);
     let hits = counter(|metrics| &metrics.reused_tokens);
