@@ -171,8 +171,14 @@ pub(crate) struct SweepArgs {
     /// Draw tokens at a temperature of 1 by top-p, instead of taking the best ones
     #[arg(long, value_name = "P")]
     pub(crate) top_p: Option<f32>,
+    /// Enqueue each step of served sessions once the tokens of the one before are known
+    #[arg(long)]
+    pub(crate) no_ahead: bool,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+    /// Leave out the sweep with streamed weights
+    #[arg(long, conflicts_with = "skip_resident")]
+    pub(crate) skip_streaming: bool,
     /// Leave out the sweep with all weights resident
     #[arg(long)]
     pub(crate) skip_resident: bool,

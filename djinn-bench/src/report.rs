@@ -181,7 +181,8 @@ pub(crate) fn sweep(document: &Document<Sweep>) -> String {
         None => mode.name.clone(),
     };
     let failure = |mode: &Mode| mode.failure.clone().unwrap_or_default();
-    let columns: [Column<'_, (&Mode, Option<&Batch>)>; 6] = [
+    let served = |batch: &Option<&Batch>| batch.and_then(|batch| batch.served.as_ref().cloned());
+    let columns: [Column<'_, (&Mode, Option<&Batch>)>; 8] = [
         ("weights", &|(mode, _)| weights(mode)),
         ("batch", &|(mode, batch)| batch.map_or_else(|| failure(mode), |batch| batch.batch.to_string())),
         ("GB streamed per pass", &|(mode, batch)| {
@@ -190,6 +191,8 @@ pub(crate) fn sweep(document: &Document<Sweep>) -> String {
         ("ms per pass", &|(_, batch)| number(batch.map(|batch| batch.pass_ms), 2)),
         ("tokens/s", &|(_, batch)| number(batch.map(|batch| batch.tokens_per_s), 1)),
         ("ratio", &|(_, batch)| number(batch.map(|batch| batch.ratio), 2)),
+        ("served, ms per step", &|(_, batch)| number(served(batch).map(|served| served.step_ms), 2)),
+        ("device idle, %", &|(_, batch)| number(served(batch).map(|served| served.idle_share * 100.0), 2)),
     ];
     text + &table(1, rows, &columns)
 }

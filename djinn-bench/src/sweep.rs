@@ -6,10 +6,15 @@ use crate::statistics::median;
 use crate::{model, remark, report};
 use anyhow::{Result, ensure};
 use djinn_device::{Draw, Ops};
-use djinn_engine::{Engine, Entry, Options, Wanted, chosen};
+use djinn_engine::{
+    DeviceTimes, Engine, Entry, Happening, Opening, Options, Sampling, Service, SessionId, Turn, Wanted,
+    chosen,
+};
 use djinn_host::{OnDevice, Setup};
 use djinn_models::Model;
+use djinn_scheduler::SessionEvent;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,6 +49,19 @@ pub(crate) struct Batch {
     pub(crate) ratio: f64,
     /// Every pass.
     pub(crate) samples_ms: Vec<f64>,
+    /// The same sequences as sessions of a service, where weights are resident; not in older documents.
+    pub(crate) served: Option<Served>,
+}
+
+/// Steps in which every session decodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Served {
+    /// From the end of one step to the end of the next on the host, on average.
+    pub(crate) step_ms: f64,
+    /// Of the device's time, the part between steps; from 0 to 1.
+    pub(crate) idle_share: f64,
+    /// Steps that were enqueued while the one before was under way, of all; from 0 to 1.
+    pub(crate) ahead_share: f64,
 }
 
 /// `djinn-bench sweep`.
@@ -61,7 +79,8 @@ pub(crate) fn run(args: &SweepArgs) -> Result<()> {
         modes: vec![],
     };
     let resident = (!args.skip_resident).then_some(("resident", None));
-    for (name, vram) in [("streaming", Some(args.vram))].into_iter().chain(resident) {
+    let streaming = (!args.skip_streaming).then_some(("streaming", Some(args.vram)));
+    for (name, vram) in streaming.into_iter().chain(resident) {
         setup.vram = vram;
         let options = options(&setup, args, &model)?;
         let pinned = options.most_host_bytes(&model.graph);
@@ -86,9 +105,19 @@ pub(crate) fn run(args: &SweepArgs) -> Result<()> {
 /// Room for the largest batch, the same for all of them, so that they share a placement.
 fn options(setup: &Setup, args: &SweepArgs, model: &Model) -> Result<Options> {
     let most = args.batch.iter().copied().max().unwrap_or(1);
-    let tokens = args.prompt as u64 + args.tokens as u64 + 2;
-    let options = setup.options_for(model, tokens)?;
-    Ok(Options { sequences: most, logit_rows: most, ..options })
+    let tokens = u64::from(args.prompt) + u64::from(args.tokens) + 2;
+    if setup.vram.is_some() {
+        let options = setup.options_for(model, tokens)?;
+        return Ok(Options { sequences: most, logit_rows: most, ..options });
+    }
+    // Sessions that are served begin one after another, and go on until the last has begun and all were measured.
+    let steps = u64::from(args.prompt.div_ceil(Options::default().prefill_rows)) * u64::from(most);
+    let options = setup.options_for(model, tokens + u64::from(args.tokens) + steps + 16)?;
+    // Prefill chunks are whole pages where many sessions are served.
+    let page = u64::from(options.page_tokens);
+    let chunk = u64::from(options.prefill_rows).min(options.context) / page * page;
+    let prefill_rows = chunk.max(page) as u32;
+    Ok(Options { prefill_rows, ahead: !args.no_ahead, ..options.serving(most) })
 }
 
 struct Sweeping<'a> {
@@ -107,6 +136,14 @@ impl OnDevice for Sweeping<'_> {
         let mut batches: Vec<Batch> = Vec::new();
         for &batch in &self.args.batch {
             let samples_ms = decode(&mut engine, self.args, batch)?;
+            let served = match self.options.budget.vram {
+                Some(_) => None,
+                None => {
+                    let served;
+                    (engine, served) = serve(engine, self.args, batch)?;
+                    Some(served)
+                }
+            };
             let pass_ms = median(samples_ms.iter().copied()).expect("at least one pass");
             let tokens_per_s = batch as f64 / pass_ms * 1e3;
             let ratio = batches.first().map_or(1.0, |first| tokens_per_s / first.tokens_per_s);
@@ -114,7 +151,15 @@ impl OnDevice for Sweeping<'_> {
                 "{}: batch {batch}: {pass_ms:.2} ms a pass, {tokens_per_s:.1} tokens/s",
                 self.name
             ));
-            batches.push(Batch { batch, pass_ms, tokens_per_s, ratio, samples_ms });
+            if let Some(Served { step_ms, idle_share, ahead_share }) = &served {
+                remark(&format!(
+                    "{}: batch {batch}, served: {step_ms:.2} ms a step, {:.1} % of them ahead, the device idle for {:.2} %",
+                    self.name,
+                    ahead_share * 100.0,
+                    idle_share * 100.0
+                ));
+            }
+            batches.push(Batch { batch, pass_ms, tokens_per_s, ratio, samples_ms, served });
         }
         Ok(Mode {
             name: self.name.to_owned(),
@@ -158,4 +203,50 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
         }
     }
     Ok(times)
+}
+
+/// Serves `batch` sessions as [`decode`] computes them; the steps in which all of them decode.
+fn serve<D: Ops>(engine: Engine<D>, args: &SweepArgs, batch: u32) -> Result<(Engine<D>, Served)> {
+    let mut service = Service::single(engine)?;
+    let vocab = service.engine().graph().vocab;
+    let sampling = match args.top_p {
+        Some(top_p) => Sampling { temperature: 1.0, top_p, ..Sampling::default() },
+        None => Sampling::default(),
+    };
+    let room = service.engine().context() - u64::from(args.prompt);
+    let mut begun: BTreeSet<SessionId> = BTreeSet::new();
+    let mut sessions = Vec::new();
+    for index in 0..batch {
+        let tokens = model::prompt(args.prompt, vocab, index.into());
+        let turn = Turn { tokens, max_tokens: room, sampling: sampling.clone(), ..Turn::default() };
+        sessions.push(service.open(Opening { turn, ..Opening::default() })?);
+    }
+    // One step more, since that in which the last begins may still compute a prompt.
+    let mut go_on_until =
+        |service: &mut Service<D>, done: &dyn Fn(&BTreeSet<SessionId>, &DeviceTimes) -> bool| {
+            while !done(&begun, &service.batcher().device_times()) {
+                for (id, happening) in service.go_on()? {
+                    let Happening::Token { finish: None, .. } = happening else {
+                        anyhow::bail!("{id}: {happening:?}")
+                    };
+                    begun.insert(id);
+                }
+            }
+            anyhow::Ok(service.batcher().device_times())
+        };
+    let all = go_on_until(&mut service, &|begun, _| begun.len() == batch as usize)?;
+    let before = go_on_until(&mut service, &|_, times| times.steps > all.steps)?;
+    let start = Instant::now();
+    let after = go_on_until(&mut service, &|_, times| times.steps >= before.steps + u64::from(args.tokens))?;
+    let took = start.elapsed();
+    for id in sessions {
+        service.event(id, SessionEvent::End)?;
+    }
+    let times = after.since(&before);
+    let served = Served {
+        step_ms: took.as_secs_f64() * 1e3 / times.steps as f64,
+        idle_share: times.idle_share(),
+        ahead_share: times.ahead as f64 / times.steps as f64,
+    };
+    Ok((service.into_engine()?, served))
 }
