@@ -472,12 +472,8 @@ static uint64_t most_rows(const djinn_attention_args &a) {
 }
 
 bool serves_hopper_runs(const djinn_attention_args &a) {
-#ifdef DJINN_SM90A
     const bool fits = may_have_runs(a) && a.kv.dtype != DJINN_F32 && a.kv.head_dim % 8 == 0;
     return fits && all_devices()[current_device()].is_hopper && most_rows(a) > 0;
-#else
-    return false;
-#endif
 }
 
 /* Positions that the copy engine copies at once: of one page, and of half a tile. */

@@ -115,9 +115,9 @@ __device__ __forceinline__ void enter() {
 /* What launchers ask of a device. */
 struct DeviceFacts {
     unsigned multiprocessors;
-    /* Whether kernels of a stream may overlap. */
+    /* Whether it runs code in which kernels of a stream overlap and blocks form clusters (sm_90). */
     bool overlaps;
-    /* Whether code for sm_90a runs. */
+    /* Whether it runs code for sm_90a. */
     bool is_hopper;
     /* Shared memory that a block may have, in bytes. */
     unsigned block_shared;
@@ -125,26 +125,8 @@ struct DeviceFacts {
 
 constexpr int MOST_DEVICES = 64;
 
-/* Facts of all devices, asked for once. */
-inline const DeviceFacts *all_devices() {
-    static const struct All {
-        DeviceFacts at[MOST_DEVICES] = {};
-        All() {
-            int count = 0;
-            cudaGetDeviceCount(&count);
-            for (int i = 0; i < count && i < MOST_DEVICES; ++i) {
-                int multiprocessors = 0, major = 0, minor = 0, shared = 0;
-                cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, i);
-                cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i);
-                cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, i);
-                cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, i);
-                at[i] = {multiprocessors > 0 ? unsigned(multiprocessors) : 1u, major >= 9, major == 9 && minor == 0,
-                         unsigned(shared)};
-            }
-        }
-    } all;
-    return all.at;
-}
+/* Facts by device, of the current one and of those that were; asked for once. */
+const DeviceFacts *all_devices();
 
 /* Counts the times that contexts were left, from 1: what is kept of a kernel is of the contexts of one number. */
 inline std::atomic<unsigned> &contexts() {

@@ -361,7 +361,6 @@ unsigned clusters_at_once() {
     unsigned found = known[device].load();
     if (found == 0) {
         found = 1;
-#ifdef DJINN_SM90A
         const auto largest = choose_hopper<djinn_linear_args>(DJINN_F16, 128, 4);
         LaunchConfig launch({PARTIALS}, 128 * largest.tiles + 32, MOST_SHARED, nullptr, PARTIALS);
         int clusters = 0;
@@ -372,7 +371,6 @@ unsigned clusters_at_once() {
             /* The failure is answered by the other path: it is none of the next launch. */
             cudaGetLastError();
         }
-#endif
         known[device].store(found);
     }
     return found - 1;

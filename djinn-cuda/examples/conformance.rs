@@ -27,7 +27,8 @@ fn main() -> ExitCode {
         }
     };
     let info = device.info();
-    println!("{}, made in {:.2?}, {} bytes reserved", info.name, start.elapsed(), info.reserved_bytes);
+    let (made, kind) = (start.elapsed(), if info.wide_products { "Hopper's" } else { "any card's" });
+    println!("{}, made in {made:.2?}, {} bytes reserved, {kind} code", info.name, info.reserved_bytes);
     let failed = match part {
         "measure" => 0,
         "uncapped" => checks(None),
