@@ -1,10 +1,10 @@
-//! Compiles `kernels/*.cu` with nvcc into one static library, under the feature `cuda`.
+//! Compiles `kernels/*.cu` with nvcc into one static library, under the features `cuda` and `cuda-12040`.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Machine code for these, and PTX of the last for what comes after: without what `90a` alone has.
+/// What is compiled if `DJINN_CUDA_ARCHS` does not say: compute capabilities without their dot.
 const ARCHITECTURES: &str = "80,89,90a";
 
 fn main() {
@@ -16,17 +16,36 @@ fn main() {
     let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
     let kernels = kernels.canonicalize().unwrap_or(kernels);
     println!("cargo:rerun-if-changed={}", kernels.display());
-    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
-        return;
-    }
-    if let Err(reason) = build(&kernels) {
+    let [cuda_13, cuda_12] =
+        ["CARGO_FEATURE_CUDA", "CARGO_FEATURE_CUDA_12040"].map(|name| env::var_os(name).is_some());
+    let built = match (cuda_13, cuda_12) {
+        (false, false) => Ok(()),
+        (true, true) => Err("the features cuda and cuda-12040 exclude each other".to_owned()),
+        _ => build(&kernels, cuda_12),
+    };
+    if let Err(reason) = built {
         eprintln!("djinn-cuda-sys: {reason}");
         std::process::exit(1);
     }
 }
 
-fn build(kernels: &Path) -> Result<(), String> {
+/// `for_12`: drivers of CUDA 12.4 refuse what nvcc 13 links.
+fn build(kernels: &Path, for_12: bool) -> Result<(), String> {
+    let gencodes = gencodes(&env::var("DJINN_CUDA_ARCHS").unwrap_or_else(|_| ARCHITECTURES.to_owned()))?;
     let (nvcc, home) = nvcc()?;
+    if for_12 {
+        let told =
+            Command::new(&nvcc).arg("--version").output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
+        let told = String::from_utf8_lossy(&told.stdout);
+        let release =
+            told.split_once("release ").and_then(|(_, rest)| rest.split(',').next()).unwrap_or("unknown");
+        if !release.starts_with("12.") {
+            let nvcc = nvcc.display();
+            return Err(format!(
+                "the feature cuda-12040 needs nvcc 12, but {nvcc} is of release {release}: set CUDA_HOME"
+            ));
+        }
+    }
     let entries = std::fs::read_dir(kernels).map_err(|e| format!("{}: {e}", kernels.display()))?;
     let mut sources: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
     sources.retain(|path| path.extension().is_some_and(|e| e == "cu"));
@@ -35,16 +54,7 @@ fn build(kernels: &Path) -> Result<(), String> {
     // One call of nvcc compiles and archives; what is linked later needs no device linker.
     let mut command = Command::new(&nvcc);
     command.args(["-lib", "-O3", "-std=c++17", "--threads=0", "-Xcompiler=-fPIC", "-I"]).arg(kernels);
-    let architectures = env::var("DJINN_CUDA_ARCHS").unwrap_or_else(|_| ARCHITECTURES.to_owned());
-    for arch in architectures.split(',') {
-        command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
-    }
-    if architectures.split(',').any(|arch| arch == "90a") {
-        command.arg("-DDJINN_SM90A");
-    }
-    let last = architectures.split(',').next_back().expect("split gives at least one part");
-    let last = last.trim_end_matches('a');
-    command.arg(format!("-gencode=arch=compute_{last},code=compute_{last}"));
+    command.args(gencodes);
     command.arg("-o").arg(out.join("libdjinn_kernels.a")).args(&sources);
     let status = command.status().map_err(|e| format!("{}: {e}", nvcc.display()))?;
     if !status.success() {
@@ -62,6 +72,24 @@ fn build(kernels: &Path) -> Result<(), String> {
     Ok(())
 }
 
+/// nvcc's options for machine code of each architecture, and PTX of the last for the cards that come after: without what
+/// only an architecture with a letter has (`90a`).
+fn gencodes(architectures: &str) -> Result<Vec<String>, String> {
+    let mut options = Vec::new();
+    let mut last = "";
+    for arch in architectures.split(',').map(str::trim) {
+        last = arch.strip_suffix(['a', 'f']).unwrap_or(arch);
+        if !last.parse::<u32>().is_ok_and(|number| number >= 80) {
+            return Err(format!(
+                "DJINN_CUDA_ARCHS={architectures}: {arch:?} is no compute capability from 80 on, as in 80,90a"
+            ));
+        }
+        options.push(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
+    }
+    options.push(format!("-gencode=arch=compute_{last},code=compute_{last}"));
+    Ok(options)
+}
+
 /// The compiler and the toolkit's folder.
 fn nvcc() -> Result<(PathBuf, PathBuf), String> {
     let named = env::var_os("NVCC").map(PathBuf::from);
@@ -76,7 +104,7 @@ fn nvcc() -> Result<(PathBuf, PathBuf), String> {
         .or_else(in_path)
         .or_else(|| Some(PathBuf::from("/usr/local/cuda/bin/nvcc")))
         .filter(|path| path.is_file())
-        .ok_or("the feature cuda needs nvcc 13: set CUDA_HOME, or run scripts/setup-nvcc.sh")?;
+        .ok_or("the CUDA device needs nvcc: set CUDA_HOME, or run scripts/setup-nvcc.sh")?;
     let home = home.or_else(|| Some(nvcc.parent()?.parent()?.to_owned()));
     Ok((nvcc, home.ok_or("nvcc lies in no toolkit; set CUDA_HOME")?))
 }

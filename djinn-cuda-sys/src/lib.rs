@@ -1,8 +1,8 @@
 //! Raw FFI of Djinn's CUDA kernels.
 //!
 //! The launchers of `kernels/*.cu` are declared once, in `kernels/djinn.h`; the bindings here were made from it
-//! by bindgen (`scripts/bindgen.sh`) and are committed. Under the feature `cuda` the kernels are compiled and
-//! linked; without it only the types are there, and calling a launcher does not link.
+//! by bindgen (`scripts/bindgen.sh`) and are committed. Under the feature `cuda` or `cuda-12040` the kernels are
+//! compiled and linked; without them only the types are there, and calling a launcher does not link.
 #![doc = include_str!("../README.md")]
 
 #[allow(

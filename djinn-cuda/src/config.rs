@@ -5,6 +5,20 @@ use djinn_device::Encoding;
 /// What the device computes from, besides plain elements: it has no kernels for blocks.
 pub const ENCODINGS: &[Encoding] = &[];
 
+/// The version of CUDA that the build needs, the driver that first had it, and the package of its matrix library.
+#[cfg(not(feature = "cuda-12040"))]
+pub(crate) const CUDA: (u32, u32) = (13, 0);
+#[cfg(not(feature = "cuda-12040"))]
+pub(crate) const DRIVER: u32 = 580;
+#[cfg(not(feature = "cuda-12040"))]
+pub(crate) const CUBLAS: &str = "nvidia-cublas";
+#[cfg(feature = "cuda-12040")]
+pub(crate) const CUDA: (u32, u32) = (12, 4);
+#[cfg(feature = "cuda-12040")]
+pub(crate) const DRIVER: u32 = 550;
+#[cfg(feature = "cuda-12040")]
+pub(crate) const CUBLAS: &str = "nvidia-cublas-cu12";
+
 /// What a [`CudaDevice`](crate::CudaDevice) is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaConfig {

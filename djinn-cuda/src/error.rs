@@ -1,5 +1,7 @@
 //! What can go wrong when a CUDA device is made or used.
 
+use crate::config::{CUBLAS, CUDA, DRIVER};
+
 /// A failure, told in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -9,14 +11,14 @@ pub enum Error {
     NotBuilt,
     /// The driver's library is not on this machine.
     #[error(
-        "no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver (version 580 or later), or use \
+        "no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver (version {DRIVER} or later), or use \
          `device` cpu"
     )]
     NoDriver,
     /// The driver is older than the build needs.
     #[error(
-        "the NVIDIA driver speaks CUDA {}.{}, but this build needs 13.0; update the driver to version 580 or later",
-        found.0, found.1
+        "the NVIDIA driver speaks CUDA {}.{}, but this build needs {}.{}; update the driver to version {DRIVER} or later",
+        found.0, found.1, CUDA.0, CUDA.1
     )]
     DriverTooOld {
         /// Major and minor version.
@@ -24,8 +26,8 @@ pub enum Error {
     },
     /// The matrix library is not on this machine.
     #[error(
-        "libcublasLt.so.13 was not found; install CUDA 13's cuBLAS (`pip install nvidia-cublas` will do) and set \
-         LD_LIBRARY_PATH to its folder"
+        "libcublasLt.so.{0} was not found; install CUDA {0}'s cuBLAS (`pip install {CUBLAS}` will do) and set \
+         LD_LIBRARY_PATH to its folder", CUDA.0
     )]
     NoCublas,
     /// There is no such card.
@@ -82,6 +84,12 @@ pub enum Error {
         /// The runtime's explanation.
         text: String,
     },
+    /// The build has code for other cards alone.
+    #[error(
+        "this build has no code for the card; build with the card's compute capability in DJINN_CUDA_ARCHS, as in \
+         DJINN_CUDA_ARCHS=80"
+    )]
+    NoCode,
     /// The kernels do not run on this card.
     #[error("the kernels do not run on this card: {reason}")]
     WarmUp {
@@ -112,13 +120,13 @@ impl Error {
     }
 
     /// As the failure of a working device. Sticky.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "device")]
     pub(crate) fn lost(&self) -> djinn_device::Error {
         djinn_device::Error::DeviceLost { reason: self.to_string() }
     }
 
     /// As the refusal of a resource.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "device")]
     pub(crate) fn refused(&self, what: &'static str) -> djinn_device::Error {
         djinn_device::Error::Resource { what, reason: self.to_string() }
     }

@@ -5,18 +5,18 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(feature = "device"))]
 mod absent;
-#[cfg(any(feature = "cuda", test))]
+#[cfg(any(feature = "device", test))]
 mod arena;
 mod config;
 mod error;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "device")]
 mod present;
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(feature = "device"))]
 pub use absent::{CudaDevice, probe};
 pub use config::{CudaConfig, ENCODINGS, Probe, mapping_bytes};
 pub use error::{Error, Result};
-#[cfg(feature = "cuda")]
+#[cfg(feature = "device")]
 pub use present::{CudaDevice, probe};

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "calls into the driver; loading libraries by path")]
 
 use super::nvml;
+use crate::config::CUDA;
 use crate::{Error, Probe, Result};
 use cudarc::cublaslt::sys as cublaslt;
 use cudarc::driver::result::{self, DriverError};
@@ -10,9 +11,6 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// What the build's bindings need of the driver.
-const CUDA_VERSION: i32 = 13_000;
 
 /// What a context is taken to hold where NVML does not tell: more than was ever seen.
 const ASSUMED_OVERHEAD: u64 = 768 << 20;
@@ -188,9 +186,9 @@ fn card(ordinal: u32) -> Result<sys::CUdevice> {
         }
         outcome => outcome.map_err(failed("cuInit"))?,
     }
-    let version = driver_version()?;
-    if version < CUDA_VERSION {
-        return Err(Error::DriverTooOld { found: version_of(version) });
+    let found = version_of(driver_version()?);
+    if found < CUDA {
+        return Err(Error::DriverTooOld { found });
     }
     let count = result::device::get_count().map_err(failed("cuDeviceGetCount"))?;
     match i32::try_from(ordinal).ok().filter(|&ordinal| ordinal < count) {
@@ -242,7 +240,7 @@ fn find_cublaslt() -> Result<()> {
     find_driver()?;
     // SAFETY: looks for the library by name; its initialisers are NVIDIA's.
     let present = || unsafe { cublaslt::is_culib_present() };
-    find("libcublasLt.so.13", &present, cuda_folders()).then_some(()).ok_or(Error::NoCublas)
+    find(&format!("libcublasLt.so.{}", CUDA.0), &present, cuda_folders()).then_some(()).ok_or(Error::NoCublas)
 }
 
 /// Whether a library is present, if need be after it was opened by its path: the loader then finds it by
@@ -273,7 +271,10 @@ fn cuda_folders() -> Vec<PathBuf> {
         let entries = std::fs::read_dir(&lib).into_iter().flatten().flatten();
         for python in entries.filter(|e| e.file_name().as_encoded_bytes().starts_with(b"python3")) {
             for packages in ["site-packages", "dist-packages"] {
-                folders.push(python.path().join(packages).join("nvidia/cu13/lib"));
+                // Packages of CUDA 13 share a folder, those of 12 have one each.
+                for library in ["cu13", "cublas"] {
+                    folders.push(python.path().join(packages).join("nvidia").join(library).join("lib"));
+                }
             }
         }
     }

@@ -307,8 +307,12 @@ fn dtype(dtype: DType) -> u32 {
 }
 
 fn outcome(kernel: &'static str, code: i32) -> Result<()> {
-    if code == 0 {
-        return Ok(());
+    /// `cudaErrorNoKernelImageForDevice`.
+    const NO_CODE: i32 = 209;
+    match code {
+        0 => return Ok(()),
+        NO_CODE => return Err(Error::NoCode),
+        _ => {}
     }
     // SAFETY: any code is allowed.
     let text = unsafe { sys::djinn_error_string(code) };

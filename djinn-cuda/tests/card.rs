@@ -1,5 +1,5 @@
 //! The CUDA device against the suite that every device runs, where there is a card.
-#![cfg(feature = "cuda")]
+#![cfg(feature = "device")]
 
 use djinn_cuda::{CudaConfig, CudaDevice, Error, probe};
 use djinn_device::conformance::{self, Tolerance};

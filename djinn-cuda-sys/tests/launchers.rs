@@ -1,0 +1,52 @@
+//! Launchers refuse what they do not serve before anything is launched, so with and without a driver.
+#![cfg(any(feature = "cuda", feature = "cuda-12040"))]
+#![allow(unsafe_code, reason = "calls launchers")]
+
+use djinn_cuda_sys::{djinn_attention_args, djinn_convert_args, djinn_kv_pages};
+use std::ffi::CStr;
+use std::ptr::{null, null_mut};
+
+const INVALID_VALUE: i32 = 1;
+
+fn attention(rows: u32, head_dim: u32) -> djinn_attention_args {
+    let kv = djinn_kv_pages {
+        pages: null_mut(),
+        page_table: null(),
+        page_bytes: 0,
+        dtype: 7,
+        page_tokens: 16,
+        layer: 0,
+        kv_heads: 2,
+        head_dim,
+        table_width: 100,
+    };
+    djinn_attention_args {
+        qkv: null(),
+        row_seq: null(),
+        positions: null(),
+        out: null_mut(),
+        workspace: null_mut(),
+        workspace_bytes: 0,
+        kv,
+        heads: 4,
+        scale: 1.0,
+        window: 0,
+        alibi: 0,
+        rows,
+    }
+}
+
+#[test]
+fn an_unknown_type_is_refused() {
+    let convert = djinn_convert_args { x: null(), out: null_mut(), out_dtype: 7, len: 1 };
+    // SAFETY: no kernel serves the type, so nothing is read.
+    let code = unsafe { djinn_cuda_sys::djinn_convert(&convert, null_mut()) };
+    assert_eq!(code, INVALID_VALUE);
+    // SAFETY: as above.
+    let code = unsafe { djinn_cuda_sys::djinn_attention(&attention(1, 64), null_mut()) };
+    assert_eq!(code, INVALID_VALUE);
+    // SAFETY: any code is allowed.
+    let text = unsafe { djinn_cuda_sys::djinn_error_string(code) };
+    // SAFETY: the text is static and ends with NUL.
+    assert_eq!(unsafe { CStr::from_ptr(text) }, c"invalid argument");
+}
