@@ -30,6 +30,25 @@ enum djinn_dtype {
     DJINN_BF16 = 2,
 };
 
+/* How the rows of a weight lie in memory. */
+enum djinn_encoding {
+    /* Elements, one after another. */
+    DJINN_PLAIN = 0,
+    /* Rows of djinn-lossless. */
+    DJINN_LOSSLESS = 1,
+    /* GGML's blocks. */
+    DJINN_Q4_0 = 2,
+    DJINN_Q4_1 = 3,
+    DJINN_Q5_0 = 4,
+    DJINN_Q5_1 = 5,
+    DJINN_Q8_0 = 6,
+    DJINN_Q2_K = 7,
+    DJINN_Q3_K = 8,
+    DJINN_Q4_K = 9,
+    DJINN_Q5_K = 10,
+    DJINN_Q6_K = 11,
+};
+
 /* How rotary embedding pairs the elements of a head. */
 enum djinn_rope_style {
     /* Element i with i + rotary_dim / 2. */
@@ -134,6 +153,8 @@ int djinn_head_norm(const djinn_head_norm_args *args, void *stream);
  *
  * Reads the weight once for every 16 rows; up to djinn_linear_rows() once, if weights are 16-bit, k is a multiple of 64
  * and `rounded` is given. The weight lies in tiles of tile_rows rows each, the last of which may have fewer.
+ *
+ * An encoded weight gives the bits of the same product over its decoded rows, for up to djinn_linear_direct() rows.
  */
 enum {
     DJINN_LINEAR_ROWS = 256,
@@ -141,11 +162,11 @@ enum {
 };
 typedef struct djinn_linear_args {
     const float *x;        /* [rows, k] */
-    const void *weights[DJINN_LINEAR_TILES]; /* [tile_rows, k] */
+    const void *weights[DJINN_LINEAR_TILES]; /* [tile_rows, k], or [tile_rows] rows of row_bytes */
     const void *bias;      /* [n], or null */
     float *out;            /* [rows, out_width] */
     const void *rounded;   /* x in the weight's type: [rows, k]; or null */
-    uint32_t weight_dtype; /* djinn_dtype */
+    uint32_t weight_dtype; /* djinn_dtype: of an encoded weight, the type of decoded elements; f16 for blocks */
     uint32_t bias_dtype;   /* djinn_dtype */
     uint32_t k;
     uint32_t n;         /* rows of all tiles */
@@ -153,6 +174,9 @@ typedef struct djinn_linear_args {
     uint32_t out_width;
     uint32_t out_column;
     uint32_t rows;
+    uint32_t encoding;  /* djinn_encoding */
+    uint32_t row_bytes; /* of a stored row, if encoded */
+    uint32_t fresh;     /* not 0: work before this on the stream writes the weights, which are read once it is done */
 } djinn_linear_args;
 int djinn_linear(const djinn_linear_args *args, void *stream);
 
@@ -167,6 +191,24 @@ uint32_t djinn_linear_rows(void);
  * likewise djinn_expert_linear a workspace, for `rows` slots.
  */
 int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype);
+
+/*
+ * Most rows for which djinn_linear reads such an encoded weight on the current device; 0 if it does not, and nor does
+ * djinn_expert_linear, which takes any number of slots otherwise.
+ */
+uint32_t djinn_linear_direct(uint32_t encoding, uint32_t weight_dtype, uint32_t k, uint32_t row_bytes);
+
+/* out[r, :] = row r of an encoded weight, as plain elements: for a product that is not served directly. */
+typedef struct djinn_decode_args {
+    const void *encoded; /* [rows] rows of row_bytes, at a multiple of 2 bytes */
+    void *out;           /* [rows, k] */
+    uint32_t encoding;   /* djinn_encoding, not DJINN_PLAIN */
+    uint32_t dtype;      /* DJINN_F16 or DJINN_BF16: the type that was encoded; blocks are rounded to it */
+    uint32_t k;
+    uint32_t row_bytes;
+    uint32_t rows;
+} djinn_decode_args;
+int djinn_decode(const djinn_decode_args *args, void *stream);
 
 /* out[i] = x[i] rounded to nearest even, to f16 or bf16. For a matrix product on 16-bit inputs. */
 typedef struct djinn_convert_args {

@@ -191,6 +191,9 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
         uint4 *ring = shared + warp * PIECES * PIECE;
         if constexpr (!Rows::ROUTED) {
             release_next();
+            if (a.fresh != 0) {
+                await_previous();
+            }
         }
         Fetcher fetcher(a, ring, share, partial, group, lane, runs);
 #pragma unroll

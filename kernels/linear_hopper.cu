@@ -97,6 +97,10 @@ template <typename T, unsigned N, unsigned TILES, typename Rows> struct Hopper {
             copy_box(ring + at * bytes, maps.weights[piece], column(i), share.first - piece * a.tile_rows,
                      barriers.ready[at]);
         };
+        if (a.fresh != 0) {
+            await_previous();
+            admit_bulk_copies();
+        }
         if (lane == 0) {
             const Share share = share_of<T>(a, f.share, blockIdx.x / PARTIALS);
             for (unsigned i = 0; i < ahead; ++i) {

@@ -84,6 +84,10 @@ template <typename T, unsigned N, unsigned GROUPS> struct WideTiles {
                             tile.row_of_piece + rank * HALF, barriers.ready[at], (1 << SHARING) - 1);
         };
         const unsigned ahead = min(a.k / RUN, STAGES);
+        if (a.fresh != 0) {
+            await_previous();
+            admit_bulk_copies();
+        }
         Runs early(a);
         for (const Tile tile(a, f, first, rank); early.taken < ahead; early.advance()) {
             weights(tile, early.taken, early.run);

@@ -4,6 +4,19 @@ pub const djinn_dtype_DJINN_F32: djinn_dtype = 0;
 pub const djinn_dtype_DJINN_F16: djinn_dtype = 1;
 pub const djinn_dtype_DJINN_BF16: djinn_dtype = 2;
 pub type djinn_dtype = ::std::os::raw::c_uint;
+pub const djinn_encoding_DJINN_PLAIN: djinn_encoding = 0;
+pub const djinn_encoding_DJINN_LOSSLESS: djinn_encoding = 1;
+pub const djinn_encoding_DJINN_Q4_0: djinn_encoding = 2;
+pub const djinn_encoding_DJINN_Q4_1: djinn_encoding = 3;
+pub const djinn_encoding_DJINN_Q5_0: djinn_encoding = 4;
+pub const djinn_encoding_DJINN_Q5_1: djinn_encoding = 5;
+pub const djinn_encoding_DJINN_Q8_0: djinn_encoding = 6;
+pub const djinn_encoding_DJINN_Q2_K: djinn_encoding = 7;
+pub const djinn_encoding_DJINN_Q3_K: djinn_encoding = 8;
+pub const djinn_encoding_DJINN_Q4_K: djinn_encoding = 9;
+pub const djinn_encoding_DJINN_Q5_K: djinn_encoding = 10;
+pub const djinn_encoding_DJINN_Q6_K: djinn_encoding = 11;
+pub type djinn_encoding = ::std::os::raw::c_uint;
 pub const djinn_rope_style_DJINN_ROPE_HALF: djinn_rope_style = 0;
 pub const djinn_rope_style_DJINN_ROPE_INTERLEAVED: djinn_rope_style = 1;
 pub type djinn_rope_style = ::std::os::raw::c_uint;
@@ -135,6 +148,9 @@ pub struct djinn_linear_args {
     pub out_width: u32,
     pub out_column: u32,
     pub rows: u32,
+    pub encoding: u32,
+    pub row_bytes: u32,
+    pub fresh: u32,
 }
 unsafe extern "C" {
     pub fn djinn_linear(
@@ -150,6 +166,31 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn djinn_linear_rounded(rows: u32, k: u32, weight_dtype: u32) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn djinn_linear_direct(
+        encoding: u32,
+        weight_dtype: u32,
+        k: u32,
+        row_bytes: u32,
+    ) -> u32;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_decode_args {
+    pub encoded: *const ::std::os::raw::c_void,
+    pub out: *mut ::std::os::raw::c_void,
+    pub encoding: u32,
+    pub dtype: u32,
+    pub k: u32,
+    pub row_bytes: u32,
+    pub rows: u32,
+}
+unsafe extern "C" {
+    pub fn djinn_decode(
+        args: *const djinn_decode_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

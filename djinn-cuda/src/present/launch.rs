@@ -200,6 +200,9 @@ impl Launch<'_> {
             out_width: args.out_width,
             out_column: args.out_column,
             rows: rows.len() as u32,
+            encoding: sys::djinn_encoding_DJINN_PLAIN,
+            row_bytes: 0,
+            fresh: 0,
         };
         kernel!(djinn_linear, raw, self.stream)
     }
@@ -264,6 +267,9 @@ impl Launch<'_> {
             out_width: args.out_width,
             out_column: args.out_column,
             rows: args.slots,
+            encoding: sys::djinn_encoding_DJINN_PLAIN,
+            row_bytes: 0,
+            fresh: 0,
         };
         let raw = sys::djinn_expert_linear_args {
             linear,

@@ -1,0 +1,103 @@
+/*
+ * Rows of djinn-lossless (its `LosslessRow`): a byte of sign and mantissa for each value, a code of 4 bits for its
+ * exponent, and a list of the values that have none, the escapes. k is a multiple of 64 here.
+ */
+#ifndef DJINN_LOSSLESS_CUH
+#define DJINN_LOSSLESS_CUH
+
+#include "encoded.cuh"
+
+#include <type_traits>
+
+namespace djinn {
+
+/* Of f16 or bf16. */
+template <typename T> struct Lossless {
+    static constexpr bool HALF = std::is_same_v<T, f16>;
+
+    /* Where exponents are in a value. */
+    static constexpr unsigned EXPONENT = HALF ? 10 : 7;
+
+    /* What is in the last bytes of a row: the base as the exponent of two values, the number of escapes, their list. */
+    struct Row {
+        uint32_t bases, count;
+        const uint32_t *list;
+    };
+
+    /* Bytes before the last ones of a row. */
+    static __device__ __forceinline__ size_t planes(unsigned k) { return size_t(k) + k / 2; }
+
+    static __device__ __forceinline__ Row row(const char *row, unsigned k) {
+        const uint32_t *tail = reinterpret_cast<const uint32_t *>(row + planes(k));
+        const uint32_t head = __ldg(tail);
+        return {(head & 0xff) * (0x00010001u << EXPONENT), head >> 16, tail + 1};
+    }
+
+    /* Two values: the bytes of `kept` from `FIRST` on, with the codes in the same bytes. No code leads past 16 bits. */
+    template <unsigned FIRST>
+    static __device__ __forceinline__ uint32_t pair(uint32_t kept, uint32_t codes, uint32_t bases) {
+        constexpr unsigned TWICE = FIRST == 0 ? 0x1100 : 0x3322, WIDE = FIRST == 0 ? 0x4140 : 0x4342;
+        const uint32_t twice = __byte_perm(kept, 0, TWICE);
+        const uint32_t exponents = (__byte_perm(codes, 0, WIDE) << EXPONENT) + bases;
+        if constexpr (HALF) {
+            return (twice & 0x80008000u) | (twice << 3 & 0x03f803f8u) | exponents;
+        } else {
+            return (twice & 0x807f807fu) | exponents;
+        }
+    }
+
+    /*
+     * A run of a row, whose bytes begin at `kept`, and its codes at `codes`: of the columns from 16 s on, the lane's are
+     * in w[s]. Whether any of them is an escape: then `mend` follows.
+     */
+    template <Lanes L>
+    static __device__ __forceinline__ bool run(const char *kept, const char *codes, uint32_t bases, unsigned quad,
+                                               uint2 (&w)[4]) {
+        uint32_t escapes = 0;
+#pragma unroll
+        for (unsigned group = 0; group < 2; ++group) {
+            const uint32_t code = four_bytes<L, 4>(codes + 16 * group, quad);
+#pragma unroll
+            for (unsigned half = 0; half < 2; ++half) {
+                const uint32_t mine = (half == 0 ? code : code >> 4) & 0x0f0f0f0fu;
+                /* The highest bit of a byte: whether its code is 15. */
+                escapes |= mine + 0x71717171u;
+                const uint32_t values = four_bytes<L, 4>(kept + 32 * group + 16 * half, quad);
+                w[2 * group + half] = {pair<0>(values, mine, bases), pair<2>(values, mine, bases)};
+            }
+        }
+        return (escapes & 0x80808080u) != 0;
+    }
+
+    /* Puts the escapes of the run that begins at `column` in their places. */
+    template <Lanes L>
+    static __device__ __forceinline__ void mend(const Row &row, unsigned column, unsigned quad, uint2 (&w)[4]) {
+        for (unsigned i = 0; i < row.count; ++i) {
+            const uint32_t entry = __ldg(row.list + i);
+            /* Ascending: past the run, no more. */
+            const unsigned at = (entry & 0xffff) - column;
+            if ((entry & 0xffff) >= column + 64) {
+                break;
+            }
+            const unsigned in = at % 16, lane = L == Lanes::NEIGHBOURS ? in / 4 : in % 8 / 2;
+            if (at >= 64 || lane != quad) {
+                continue;
+            }
+            const unsigned place = at / 16 * 2 + (L == Lanes::NEIGHBOURS ? in % 4 / 2 : in / 8);
+#pragma unroll
+            for (unsigned s = 0; s < 4; ++s) {
+                const unsigned half = at % 2 == 0 ? 0x3276 : 0x7610;
+                if (place == 2 * s) {
+                    w[s].x = __byte_perm(w[s].x, entry, half);
+                }
+                if (place == 2 * s + 1) {
+                    w[s].y = __byte_perm(w[s].y, entry, half);
+                }
+            }
+        }
+    }
+};
+
+} // namespace djinn
+
+#endif
