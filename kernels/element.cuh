@@ -79,6 +79,11 @@ __device__ __forceinline__ void copy_async(void *to, const void *from, bool insi
                  : "memory");
 }
 
+/* Starts a copy of 16 bytes to an address in shared memory, past the first-level cache. */
+__device__ __forceinline__ void copy_async_to(unsigned to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 /* Ends a group of this thread's copies. */
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

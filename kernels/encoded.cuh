@@ -1,7 +1,7 @@
 /*
- * How products read encoded weights: by segments of 256 columns of a row, which are one run (linear.cuh) for each partial
- * sum, and of a run by the lanes of a quad. A lane has 4 columns of each 16: the order in which a product of 16 columns
- * adds them changes no bit.
+ * How products read encoded weights: by segments of 256 columns of a row, which are one run (linear.cuh) for each
+ * partial sum, and a run by the lanes of a quad. A lane has 4 columns of each 16: the order in which a product of 16
+ * columns adds them changes no bit.
  */
 #ifndef DJINN_ENCODED_CUH
 #define DJINN_ENCODED_CUH

@@ -25,7 +25,7 @@
  * Otherwise: a warp for each row of the weight, 8 warps a block; a lane takes every 32nd group of elements, and
  * the lanes' sums are added in a tree.
  */
-#include "linear.cuh"
+#include "linear_lanes.cuh"
 
 #include <atomic>
 #include <type_traits>
@@ -35,32 +35,6 @@ namespace djinn {
 /* Of the plain kernels. */
 constexpr unsigned WARPS = 8;
 constexpr unsigned THREADS = 32 * WARPS;
-
-/* Four columns of a row of x, rounded: two registers of a fragment. */
-struct alignas(8) Four {
-    uint32_t low, high;
-};
-
-/* sum[16, 8] += x[16, 16] weight[8, 16]^T: rows 0 to 7 and 8 to 15 of x. */
-template <typename T>
-__device__ __forceinline__ void multiply(float (&sum)[4], const Four &first, const Four &second, const uint2 &weight);
-#define DJINN_MULTIPLY(T, name)                                                                              \
-    template <>                                                                                              \
-    __device__ __forceinline__ void multiply<T>(float (&sum)[4], const Four &first, const Four &second,      \
-                                                const uint2 &weight) {                                       \
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, "                 \
-            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                                  \
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                         \
-            : "r"(first.low), "r"(second.low), "r"(first.high), "r"(second.high), "r"(weight.x), "r"(weight.y)); \
-    }
-DJINN_MULTIPLY(f16, "f16")
-DJINN_MULTIPLY(bf16, "bf16")
-
-/* Of the rings of a tensor kernel, at most. */
-constexpr unsigned MOST_RING = 100 * 1024;
-
-/* Bytes between rows of x in shared memory: lanes that read at once, four rows of 32 bytes, meet no bank twice. */
-__host__ __device__ inline unsigned staged_pitch(unsigned k) { return k * 2 + 32; }
 
 /*
  * GROUPS times EACH units of 8 rows of the weight by up to 8 TILES rows of x, which `Rows` finds. STAGED: a block
@@ -156,31 +130,6 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
         }
     };
 
-    /* Rounds x to shared memory. */
-    static __device__ __forceinline__ void stage(const djinn_linear_args &a, const Rows &rows, char *staged) {
-        /* Loads of a thread that are under way at once. */
-        constexpr unsigned BATCH = 4;
-        const unsigned chunks = a.k / 8, all = rows.count() * chunks;
-        for (unsigned first = threadIdx.x; first < all; first += BATCH * THREADS) {
-            float4 x[BATCH][2];
-#pragma unroll
-            for (unsigned i = 0; i < BATCH; ++i) {
-                const unsigned at = min(first + i * THREADS, all - 1);
-                const float *from = a.x + size_t(rows.in(at / chunks)) * a.k + at % chunks * 8;
-                x[i][0] = *reinterpret_cast<const float4 *>(from);
-                x[i][1] = *reinterpret_cast<const float4 *>(from + 4);
-            }
-#pragma unroll
-            for (unsigned i = 0; i < BATCH; ++i) {
-                const unsigned at = min(first + i * THREADS, all - 1);
-                char *to = staged + at / chunks * staged_pitch(a.k) + at % chunks * 16;
-                *reinterpret_cast<uint4 *>(to) = {pack<T>(x[i][0].x, x[i][0].y), pack<T>(x[i][0].z, x[i][0].w),
-                                                  pack<T>(x[i][1].x, x[i][1].y), pack<T>(x[i][1].z, x[i][1].w)};
-            }
-        }
-        __syncthreads();
-    }
-
     static __device__ __forceinline__ void run(const djinn_linear_args &a, const Rows &rows, unsigned most) {
         extern __shared__ uint4 shared[];
         char *staged = reinterpret_cast<char *>(shared) + SHARED_BYTES;
@@ -204,7 +153,7 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
             await_previous();
         }
         if constexpr (STAGED) {
-            stage(a, rows, staged);
+            stage<T>(a, rows, staged, THREADS);
         }
 
         unsigned from[TILES];
@@ -257,15 +206,8 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
             }
         }
         wait_copies<0>();
-        reduce(a, rows, reinterpret_cast<float *>(shared), sums, share);
-    }
-
-    /* Adds the partial sums and stores them. They take the place of the weights. */
-    static __device__ __forceinline__ void reduce(const djinn_linear_args &a, const Rows &rows, float *shared,
-                                                  const float (&sums)[EACH][4], const Share &share) {
-        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, x_row = lane / 4, quad = lane % 4;
-        const unsigned partial = warp % PARTIALS, group = warp / PARTIALS;
-        auto &parts = *reinterpret_cast<float(*)[PARTIALS][COLUMNS][ROWS]>(shared);
+        /* The partial sums take the place of the weights. */
+        float *parts = reinterpret_cast<float *>(shared);
         __syncthreads();
 #pragma unroll
         for (unsigned unit = 0; unit < EACH; ++unit) {
@@ -273,25 +215,12 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
             for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
                 for (unsigned i = 0; i < 2; ++i) {
-                    const unsigned row = (group * EACH + unit) * 8 + quad * 2 + i;
-                    parts[partial][tile * 8 + x_row][row] = sums[unit][tile * 2 + i];
+                    const unsigned at = (group * EACH + unit) * 8 + quad * 2 + i;
+                    parts[(partial * COLUMNS + tile * 8 + row) * ROWS + at] = sums[unit][tile * 2 + i];
                 }
             }
         }
-        __syncthreads();
-        for (unsigned i = threadIdx.x; i < rows.count() * ROWS; i += THREADS) {
-            const unsigned column = i / ROWS, row = i % ROWS;
-            if (row >= share.rows) {
-                continue;
-            }
-            float sum = parts[0][column][row];
-#pragma unroll
-            for (unsigned other = 1; other < PARTIALS; ++other) {
-                sum += parts[other][column][row];
-            }
-            const unsigned j = share.first + row;
-            a.out[size_t(rows.out(column)) * a.out_width + a.out_column + j] = sum + bias_of(a, j);
-        }
+        add_partials(a, rows, parts, ROWS, COLUMNS * ROWS, share, THREADS);
     }
 };
 
@@ -522,6 +451,9 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     if ((args->bias != nullptr && args->bias_dtype > DJINN_BF16) || args->n == 0 || !tiled) {
         return cudaErrorInvalidValue;
     }
+    if (args->encoding != DJINN_PLAIN) {
+        return djinn::linear_encoded(*args, stream);
+    }
     if (args->rounded != nullptr && djinn::serves_hopper(args->k, args->weight_dtype)) {
         return args->rows <= djinn::MOST_GROUP ? djinn::linear_hopper(*args, stream) : djinn::linear_wide(*args, stream);
     }
@@ -550,6 +482,9 @@ extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *s
     const bool tiled = args->linear.tile_rows != args->linear.n || args->linear.n == 0;
     if (args->linear.bias != nullptr || tiled || args->slots_per_row == 0 || groups > MOST_GROUPS) {
         return cudaErrorInvalidValue;
+    }
+    if (args->linear.encoding != DJINN_PLAIN) {
+        return djinn::expert_linear_encoded(*args, stream);
     }
     const bool fits = args->workspace_bytes / 2 / djinn::MOST_GROUP >= args->linear.k;
     if (fits && djinn::serves_hopper(args->linear.k, args->linear.weight_dtype)) {

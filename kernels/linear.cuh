@@ -35,6 +35,12 @@ int linear_hopper(const djinn_linear_args &a, void *stream);
 /* Any number of rows. */
 int linear_wide(const djinn_linear_args &a, void *stream);
 
+/* Up to djinn_linear_direct() rows of an encoded weight. */
+int linear_encoded(const djinn_linear_args &a, void *stream);
+
+/* Any number of slots, with or without the workspace. */
+int expert_linear_encoded(const djinn_expert_linear_args &a, void *stream);
+
 /* Any number of slots, with the workspace. */
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream);
 
@@ -101,13 +107,18 @@ inline Division divide(const djinn_linear_args &a, unsigned at_once, unsigned mo
  * The share of a block; of blocks past the division's, the last. The last share of a tile ends with it, and may have
  * rows of the one before as well, to the same bits.
  */
-template <typename T>
-__device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share, unsigned block) {
+__device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share, unsigned block, size_t row_bytes) {
     const unsigned each = (a.tile_rows + share - 1) / share;
     const unsigned tile = min(block / each, (a.n - 1) / a.tile_rows), start = tile * a.tile_rows;
     const unsigned tile_rows = min(a.tile_rows, a.n - start), rows = min(share, tile_rows);
     const unsigned first = min((block - tile * each) * share, tile_rows - rows);
-    return {static_cast<const T *>(a.weights[tile]) + size_t(first) * a.k, start + first, rows};
+    return {static_cast<const char *>(a.weights[tile]) + first * row_bytes, start + first, rows};
+}
+
+/* As above, of a plain weight. */
+template <typename T>
+__device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share, unsigned block) {
+    return share_of(a, share, block, sizeof(T) * a.k);
 }
 
 __device__ __forceinline__ float bias_of(const djinn_linear_args &a, unsigned j) {

@@ -18,19 +18,25 @@ template <typename T> struct Lossless {
     /* Where exponents are in a value. */
     static constexpr unsigned EXPONENT = HALF ? 10 : 7;
 
-    /* What is in the last bytes of a row: the base as the exponent of two values, the number of escapes, their list. */
+    /* Words of a row's last bytes, base and number of escapes and the escapes, that may be kept near. */
+    static constexpr unsigned NEAR = 16;
+
+    /*
+     * The base, as the exponent of two values, and the last bytes; the first NEAR words of these at another place. Of the
+     * escapes, those before `next` are in columns that this lane is done with: runs are decoded in their order.
+     */
     struct Row {
-        uint32_t bases, count;
-        const uint32_t *list;
+        uint32_t bases;
+        const uint32_t *tail, *near;
+        unsigned next;
     };
 
-    /* Bytes before the last ones of a row. */
-    static __device__ __forceinline__ size_t planes(unsigned k) { return size_t(k) + k / 2; }
+    static __device__ __forceinline__ const uint32_t *tail(const char *row, unsigned k) {
+        return reinterpret_cast<const uint32_t *>(row + k + k / 2);
+    }
 
-    static __device__ __forceinline__ Row row(const char *row, unsigned k) {
-        const uint32_t *tail = reinterpret_cast<const uint32_t *>(row + planes(k));
-        const uint32_t head = __ldg(tail);
-        return {(head & 0xff) * (0x00010001u << EXPONENT), head >> 16, tail + 1};
+    static __device__ __forceinline__ Row row(const uint32_t *tail, const uint32_t *near) {
+        return {(*near & 0xff) * (0x00010001u << EXPONENT), tail, near, 1};
     }
 
     /* Two values: the bytes of `kept` from `FIRST` on, with the codes in the same bytes. No code leads past 16 bits. */
@@ -71,12 +77,13 @@ template <typename T> struct Lossless {
 
     /* Puts the escapes of the run that begins at `column` in their places. */
     template <Lanes L>
-    static __device__ __forceinline__ void mend(const Row &row, unsigned column, unsigned quad, uint2 (&w)[4]) {
-        for (unsigned i = 0; i < row.count; ++i) {
-            const uint32_t entry = __ldg(row.list + i);
-            /* Ascending: past the run, no more. */
+    static __device__ __forceinline__ void mend(Row &row, unsigned column, unsigned quad, uint2 (&w)[4]) {
+        const unsigned count = *row.near >> 16;
+#pragma unroll 1
+        for (; row.next <= count; ++row.next) {
+            const uint32_t entry = row.next < NEAR ? row.near[row.next] : __ldg(row.tail + row.next);
             const unsigned at = (entry & 0xffff) - column;
-            if ((entry & 0xffff) >= column + 64) {
+            if (int(at) >= 64) {
                 break;
             }
             const unsigned in = at % 16, lane = L == Lanes::NEIGHBOURS ? in / 4 : in % 8 / 2;

@@ -121,6 +121,10 @@ __device__ __forceinline__ void set_block(float (&sums)[N / 2], uint64_t a, uint
 template <typename T, unsigned N>
 __device__ __forceinline__ void multiply_values(float (&sums)[N / 2], const uint32_t (&a)[4], uint64_t b);
 
+/* As `multiply_values`, of b[N, 16]^T, which is described as in `multiply_block`. */
+template <typename T, unsigned N>
+__device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], const uint32_t (&a)[4], uint64_t b);
+
 /* For N columns: their registers in each thread, and the operands that follow these. */
 #define DJINN_MULTIPLY(T, name, function, add, N, registers, a_at, b_at)                                     \
     template <>                                                                                              \
@@ -134,16 +138,15 @@ __device__ __forceinline__ void multiply_values(float (&sums)[N / 2], const uint
                      : DJINN_R##registers(0)                                                                 \
                      : "l"(a), "l"(b));                                                                      \
     }
-#define DJINN_MULTIPLY_VALUES(T, name, N, registers, a0, a1, a2, a3, b_at)                                   \
+#define DJINN_MULTIPLY_VALUES(T, name, function, transposed, N, registers, a0, a1, a2, a3, b_at)             \
     template <>                                                                                              \
-    __device__ __forceinline__ void multiply_values<T, N>(float(&s)[N / 2], const uint32_t(&a)[4],           \
-                                                          uint64_t b) {                                      \
+    __device__ __forceinline__ void function<T, N>(float(&s)[N / 2], const uint32_t(&a)[4], uint64_t b) {    \
         asm volatile("{\n"                                                                                   \
                      ".reg .pred add;\n"                                                                     \
                      "setp.eq.u32 add, 0, 0;\n"                                                              \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." name "." name                         \
                      " {" DJINN_N##registers "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at          \
-                     ", add, 1, 1, 1;\n"                                                                     \
+                     ", add, 1, 1, " transposed ";\n"                                                        \
                      "}"                                                                                     \
                      : DJINN_R##registers(0)                                                                 \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                  \
@@ -156,10 +159,12 @@ __device__ __forceinline__ void multiply_values(float (&sums)[N / 2], const uint
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 256, 128, 128, 129)                                        \
     DJINN_MULTIPLY(T, name, set_block, "ne", 64, 32, 32, 33)                                                 \
     DJINN_MULTIPLY(T, name, set_block, "ne", 128, 64, 64, 65)                                                \
-    DJINN_MULTIPLY_VALUES(T, name, 64, 32, 32, 33, 34, 35, 36)                                               \
-    DJINN_MULTIPLY_VALUES(T, name, 96, 48, 48, 49, 50, 51, 52)                                               \
-    DJINN_MULTIPLY_VALUES(T, name, 128, 64, 64, 65, 66, 67, 68)                                              \
-    DJINN_MULTIPLY_VALUES(T, name, 256, 128, 128, 129, 130, 131, 132)
+    DJINN_MULTIPLY_VALUES(T, name, multiply_rows, "0", 32, 16, 16, 17, 18, 19, 20)                           \
+    DJINN_MULTIPLY_VALUES(T, name, multiply_rows, "0", 64, 32, 32, 33, 34, 35, 36)                           \
+    DJINN_MULTIPLY_VALUES(T, name, multiply_values, "1", 64, 32, 32, 33, 34, 35, 36)                         \
+    DJINN_MULTIPLY_VALUES(T, name, multiply_values, "1", 96, 48, 48, 49, 50, 51, 52)                         \
+    DJINN_MULTIPLY_VALUES(T, name, multiply_values, "1", 128, 64, 64, 65, 66, 67, 68)                        \
+    DJINN_MULTIPLY_VALUES(T, name, multiply_values, "1", 256, 128, 128, 129, 130, 131, 132)
 DJINN_MULTIPLY_ALL(f16, "f16")
 DJINN_MULTIPLY_ALL(bf16, "bf16")
 

@@ -168,12 +168,7 @@ unsafe extern "C" {
     pub fn djinn_linear_rounded(rows: u32, k: u32, weight_dtype: u32) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
-    pub fn djinn_linear_direct(
-        encoding: u32,
-        weight_dtype: u32,
-        k: u32,
-        row_bytes: u32,
-    ) -> u32;
+    pub fn djinn_linear_direct(encoding: u32, weight_dtype: u32, k: u32, row_bytes: u32) -> u32;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

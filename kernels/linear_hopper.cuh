@@ -1,0 +1,405 @@
+/*
+ * What the kernels of `linear` for up to 128 rows on Hopper share: linear_hopper.cu's, of plain weights, and those of
+ * encoded ones. A weight says how its rows are copied to a stage. Plain ones are multiplied from there; encoded ones by
+ * way of registers, in which a run is decoded while the one before is multiplied.
+ */
+#ifndef DJINN_LINEAR_HOPPER_CUH
+#define DJINN_LINEAR_HOPPER_CUH
+
+#include "linear.cuh"
+#include "wgmma.cuh"
+
+namespace djinn {
+
+/* Of the weight: what a warpgroup multiplies at once. */
+constexpr unsigned TILE_ROWS = 64;
+
+/* Stages of a ring, at most. */
+constexpr unsigned MOST_STAGES = 16;
+
+/* Dynamic shared memory of a block, at most: what a block may have, less the barriers and what alignment takes. */
+constexpr unsigned MOST_SHARED = 226 * 1024;
+
+/* What the copy engine knows of the weight's tiles, if it copies them, and of x. */
+struct Maps {
+    CUtensorMap weights[DJINN_LINEAR_TILES];
+    CUtensorMap x;
+};
+
+/* Rows of the weight of a share, shares, stages of a block's ring, and the first of the expert's slots. */
+struct Frame {
+    uint32_t share, shares, stages, first;
+};
+
+/* Plain weights: of a stage, whole groups of 8 rows, which the matrix units read. */
+template <typename T> struct PlainWeight {
+    using Type = T;
+    static constexpr bool ENCODED = false;
+    /* What a lane has besides. */
+    struct Lane {
+        __device__ __forceinline__ Lane(const djinn_linear_args &, const Frame &, char *) {}
+        __device__ __forceinline__ void begin(const djinn_linear_args &, const Share &) {}
+    };
+
+    static __host__ __device__ __forceinline__ size_t row_bytes(const djinn_linear_args &a) { return sizeof(T) * a.k; }
+
+    /* Bytes of a stage, and of what the lanes of a tile of rows have in shared memory after the stages. */
+    static __host__ __device__ __forceinline__ unsigned bytes(unsigned share) { return (share + 7) / 8 * 8 * BLOCK_ROW; }
+    static constexpr unsigned LANES_BYTES = 0;
+
+    /* Bytes after the last stage that products read, since they read whole tiles of rows. */
+    static unsigned past(unsigned share, unsigned tiles, unsigned n) {
+        const unsigned read = tiles * TILE_ROWS * BLOCK_ROW, there = bytes(share) + n * BLOCK_ROW;
+        return read > there ? read - there : 0;
+    }
+
+    /* Describes the rows of a tile to the copy engine, in boxes of `share` rows. */
+    static bool encode(Maps &maps, const djinn_linear_args &a, unsigned tile, unsigned rows, unsigned share) {
+        return encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, share);
+    }
+
+    /* Has a run of a share copied to a stage; `ready` is told of X_BYTES more. */
+    template <unsigned X_BYTES>
+    static __device__ __forceinline__ void copy(char *stage, const Maps &maps, const djinn_linear_args &a,
+                                                const Share &share, unsigned rows, unsigned run, Barrier &ready) {
+        const unsigned tile = share.first / a.tile_rows;
+        ready.arrive_expecting(rows * BLOCK_ROW + X_BYTES);
+        copy_box(stage, maps.weights[tile], run * RUN, share.first - tile * a.tile_rows, ready);
+    }
+};
+
+/* N rows of x by 64 TILES rows of the weight; `Rows` finds those of out. */
+template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hopper {
+    using T = typename Weight::Type;
+    using Lane = typename Weight::Lane;
+    static constexpr unsigned COMPUTING = 128 * TILES;
+    static constexpr unsigned X_BYTES = N * BLOCK_ROW;
+
+    /* Groups of 8 rows of x whose partial sums are handed over at once: in up to 64 KiB. */
+    static constexpr unsigned GROUPS = N / 8 * TILES <= 32 ? N / 8 : 8;
+
+    struct Barriers {
+        Barrier ready[MOST_STAGES], free[MOST_STAGES];
+        /* The partial sums that this block adds are there; all blocks have added what this one handed them. */
+        Barrier summed, added;
+    };
+    /* The partial sums that a block adds: of each part and warpgroup, for each 8 rows of x, those of a warp's lanes. */
+    struct Sums {
+        float4 at[PARTIALS][TILES][GROUPS][32];
+    };
+
+    const djinn_linear_args &a;
+    const Rows &rows;
+    const Frame &f;
+    Barriers &barriers;
+    Sums &handed;
+    /* Stages. */
+    char *ring;
+    unsigned part, runs;
+    /* Place in the ring, and times that sums were handed over. */
+    unsigned slot = 0, parity = 0, turns = 0;
+
+    static __host__ __device__ __forceinline__ unsigned stage_bytes(unsigned share) { return Weight::bytes(share) + X_BYTES; }
+
+    __device__ __forceinline__ void advance() {
+        if (++slot == f.stages) {
+            slot = 0, parity ^= 1;
+        }
+    }
+
+    /* Copies all stages. By one lane; `lane` says which this is. */
+    __device__ __forceinline__ void supply(const Maps &maps, unsigned lane) {
+        const unsigned bytes = stage_bytes(f.share), ahead = min(runs, f.stages);
+        const auto run = [&](unsigned i) { return part + i * PARTIALS; };
+        const auto weights = [&](const Share &share, unsigned at, unsigned i) {
+            Weight::template copy<X_BYTES>(ring + at * bytes, maps, a, share, f.share, run(i), barriers.ready[at]);
+        };
+        if (a.fresh != 0) {
+            await_previous();
+            admit_bulk_copies();
+        }
+        if (lane == 0) {
+            const Share share = share_at(blockIdx.x / PARTIALS);
+            for (unsigned i = 0; i < ahead; ++i) {
+                weights(share, i, i);
+            }
+        }
+        await_previous();
+        if (lane == 0) {
+            admit_bulk_copies();
+            unsigned copied = 0;
+            for (unsigned index = blockIdx.x / PARTIALS; index < f.shares; index += gridDim.x / PARTIALS) {
+                const Share share = share_at(index);
+                for (unsigned i = 0; i < runs; ++i, ++copied) {
+                    if (copied >= ahead) {
+                        if (copied >= f.stages) {
+                            barriers.free[slot].wait(parity ^ 1);
+                        }
+                        weights(share, slot, i);
+                    }
+                    char *x = ring + (slot + 1) * bytes - X_BYTES;
+                    copy_box(x, maps.x, run(i) * RUN, blockIdx.y * N, barriers.ready[slot]);
+                    advance();
+                }
+            }
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ Share share_at(unsigned index) const {
+        return share_of(a, f.share, index, Weight::row_bytes(a));
+    }
+
+    /* The products of a warpgroup with its rows of a share. */
+    __device__ __forceinline__ void compute(float (&sums)[N / 2], Lane &mine, unsigned group, unsigned lane) {
+        const unsigned bytes = stage_bytes(f.share);
+        unsigned last = 0;
+        const auto multiply = [&](unsigned i, const auto &product) {
+            const char *stage = ring + slot * bytes;
+            const uint64_t x = describe(stage + bytes - X_BYTES);
+            barriers.ready[slot].wait(parity);
+            begin_products();
+#pragma unroll
+            for (unsigned step = 0; step < RUN / 16; ++step) {
+                product(stage, step, x + 2 * step);
+            }
+            commit_products();
+            if (i > 0) {
+                wait_products<1>();
+                if (lane == 0) {
+                    barriers.free[last].arrive();
+                }
+            }
+            last = slot;
+            advance();
+        };
+        if constexpr (Weight::ENCODED) {
+            /* A run is decoded while the one before is multiplied. */
+            uint32_t even[RUN / 16][4], odd[RUN / 16][4];
+            const auto turn = [&](unsigned i, uint32_t (&values)[RUN / 16][4]) {
+                mine.decode(values, a, f, part, i);
+                multiply(i, [&](const char *, unsigned step, uint64_t x) { multiply_rows<T, N>(sums, values[step], x); });
+            };
+#pragma unroll 1
+            for (unsigned i = 0; i < runs; i += 2) {
+                turn(i, even);
+                if (i + 1 < runs) {
+                    turn(i + 1, odd);
+                }
+            }
+        } else {
+            for (unsigned i = 0; i < runs; ++i) {
+                multiply(i, [&](const char *stage, unsigned step, uint64_t x) {
+                    multiply_block<T, N>(sums, describe(stage + group * TILE_ROWS * BLOCK_ROW) + 2 * step, x);
+                });
+            }
+        }
+        wait_products<0>();
+        if (runs > 0 && lane == 0) {
+            barriers.free[last].arrive();
+        }
+        settle(sums);
+    }
+
+    /*
+     * Hands a warp's partial sums to the blocks that add them, adds those that this block adds, and stores. A block sees
+     * all that others do to its shared memory before it hands over the next sums, or ends. After the last ones, which
+     * `is_last` says, no block waits for word that they were added, and none is given.
+     */
+    __device__ __forceinline__ void finish(const Share &share, const float (&sums)[N / 2], unsigned group, unsigned warp,
+                                           unsigned lane, bool is_last) {
+        const unsigned to = warp % 4, barrier = address_at(shared_address(&barriers.summed), to);
+        const unsigned address = address_at(shared_address(&handed.at[part][group][0][lane]), to);
+#pragma unroll
+        for (unsigned first = 0; first < N / 8; first += GROUPS, ++turns) {
+            if (threadIdx.x == 0) {
+                barriers.summed.arrive_expecting(sizeof(Sums));
+            }
+            if (turns > 0) {
+                barriers.added.wait((turns - 1) & 1);
+            }
+#pragma unroll
+            for (unsigned g = 0; g < GROUPS; ++g) {
+                store_to_cluster(address + g * sizeof(handed.at[0][0][0]), sums + 4 * (first + g), barrier);
+            }
+            barriers.summed.wait(turns & 1);
+            add(share, first, warp, lane);
+            __syncwarp();
+            if (lane < PARTIALS && !(is_last && first + GROUPS == N / 8)) {
+                barriers.added.arrive_at(lane);
+            }
+        }
+    }
+
+    /* Adds the partial sums in order, and stores. */
+    __device__ __forceinline__ void add(const Share &share, unsigned first, unsigned warp, unsigned lane) {
+        const unsigned groups = (rows.count() + 7) / 8, used = groups > first ? min(groups - first, GROUPS) : 0;
+        for (unsigned at = warp; at < TILES * used; at += COMPUTING / 32) {
+            const unsigned group = at / used, g = at % used;
+            float4 total = handed.at[0][group][g][lane];
+#pragma unroll
+            for (unsigned other = 1; other < PARTIALS; ++other) {
+                const float4 more = handed.at[other][group][g][lane];
+                total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+            }
+            const unsigned row = group * TILE_ROWS + part * 16 + lane / 4, column = (first + g) * 8 + lane % 4 * 2;
+            store(share, row, column, total.x, total.y);
+            store(share, row + 8, column, total.z, total.w);
+        }
+    }
+
+    /* Stores what two successive rows of x give with a row of the share. */
+    __device__ __forceinline__ void store(const Share &share, unsigned row, unsigned x_row, float even, float odd) {
+        if (row >= share.rows || x_row >= rows.count()) {
+            return;
+        }
+        const unsigned j = share.first + row;
+        const float bias = bias_of(a, j);
+        float *out = a.out + a.out_column + j;
+        out[size_t(rows.out(x_row)) * a.out_width] = even + bias;
+        if (x_row + 1 < rows.count()) {
+            out[size_t(rows.out(x_row + 1)) * a.out_width] = odd + bias;
+        }
+    }
+
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Rows &rows, const Maps &maps,
+                                               const Frame &f) {
+        extern __shared__ char memory[];
+        __shared__ Barriers barriers;
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = cluster_rank();
+        char *handed = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
+        char *ring = handed + sizeof(Sums);
+        Hopper work{a, rows, f, barriers, *reinterpret_cast<Sums *>(handed), ring, part, runs_of(a, part)};
+        release_next();
+        if (threadIdx.x < f.stages) {
+            barriers.ready[threadIdx.x].init(1);
+            barriers.free[threadIdx.x].init(COMPUTING / 32);
+            Barrier::publish();
+        }
+        if (threadIdx.x == 32) {
+            barriers.summed.init(1);
+            barriers.added.init(PARTIALS * COMPUTING / 32);
+            Barrier::publish();
+        }
+        __syncthreads();
+        cluster_arrive_relaxed();
+        if (warp >= COMPUTING / 32) {
+            work.supply(maps, lane);
+            cluster_wait();
+        } else {
+            Lane mine(a, f, ring + f.stages * stage_bytes(f.share));
+            mine.begin(a, work.share_at(blockIdx.x / PARTIALS));
+            await_previous();
+            for (unsigned index = blockIdx.x / PARTIALS; index < f.shares; index += gridDim.x / PARTIALS) {
+                float sums[N / 2] = {};
+                work.compute(sums, mine, warp / 4, lane);
+                if (work.turns == 0) {
+                    /* The barriers of all blocks are there. */
+                    cluster_wait();
+                }
+                const unsigned next = index + gridDim.x / PARTIALS;
+                const bool is_last = next >= f.shares;
+                if (!is_last) {
+                    mine.begin(a, work.share_at(next));
+                }
+                work.finish(work.share_at(index), sums, warp / 4, warp, lane, is_last);
+            }
+        }
+    }
+};
+
+constexpr unsigned MOST_TILES = 4;
+
+/* A kernel, and the tiles of rows of the weight that a block of it takes. */
+template <typename Weight, typename Args> struct HopperChoice {
+    void (*kernel)(Args, Maps, Frame);
+    unsigned tiles, handed_bytes;
+};
+
+/* Rows of x that a kernel exists for. */
+inline unsigned columns_of(unsigned rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : MOST_GROUP; }
+
+/* Lets a kernel use its shared memory. */
+template <typename Kernel> cudaError_t allow(Kernel kernel) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(MOST_SHARED));
+}
+
+/* Clusters that the current device runs at once; 0 if it has no code for them. */
+unsigned clusters_at_once();
+
+/* Rows of the weight for each share: for the fewest waves of products of 64 rows, with what a wave costs besides. */
+inline unsigned choose_share(unsigned rows, unsigned at_once, unsigned most_tiles) {
+    unsigned best = 0, best_cost = 0;
+    for (unsigned tiles = 1; tiles <= most_tiles; ++tiles) {
+        const unsigned waves = ceil_div(rows, at_once * tiles * TILE_ROWS);
+        const unsigned share = ceil_div(rows, at_once * waves);
+        const unsigned cost = waves * (5 * ceil_div(share, TILE_ROWS) + 2);
+        if (best == 0 || cost < best_cost) {
+            best = share, best_cost = cost;
+        }
+    }
+    return best;
+}
+
+/* Rows of x that a launch multiplies, `n` at once, and the expert's slot that they begin with. */
+struct Batch {
+    const void *rounded;
+    unsigned rows, n, first;
+};
+
+template <typename Weight, typename Args>
+int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, const djinn_linear_args &a,
+                  const Batch &batch, unsigned share, void *stream) {
+    const unsigned n = batch.n, bytes = Weight::bytes(share) + n * BLOCK_ROW;
+    const unsigned room = MOST_SHARED - BLOCK_ALIGN - chosen.handed_bytes - chosen.tiles * Weight::LANES_BYTES;
+    const unsigned fit = (room - Weight::past(share, chosen.tiles, n)) / bytes;
+    const Frame frame{share, shares_of(a, share), fit < MOST_STAGES ? fit : MOST_STAGES, batch.first};
+    Maps maps;
+    const unsigned tiles = ceil_div(a.n, a.tile_rows);
+    bool encoded = encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, n);
+    for (unsigned tile = 0; tile < tiles; ++tile) {
+        const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
+        encoded = encoded && Weight::encode(maps, a, tile, rows, share);
+    }
+    if (!encoded) {
+        return cudaErrorInvalidValue;
+    }
+    const cudaError_t code = allow(chosen.kernel);
+    if (code != cudaSuccess) {
+        return code;
+    }
+    const unsigned clusters = frame.shares < clusters_at_once() ? frame.shares : clusters_at_once();
+    const dim3 grid(clusters * PARTIALS, ceil_div(batch.rows, n));
+    const unsigned threads = 128 * chosen.tiles + 32;
+    return launch_clusters(PARTIALS, chosen.kernel, grid, threads, MOST_SHARED, stream, args, maps, frame);
+}
+
+/* The rows of x of an expert's slots, rounded, to the workspace: [rows, k] of the slots from `first` on. */
+int gather_slots(const djinn_expert_linear_args &args, unsigned rows, unsigned first, void *stream);
+
+/*
+ * Gathers an expert's slots to the workspace, as many as it holds at once, and has `launch` multiply each batch, with up to
+ * `most` rows at once.
+ */
+template <typename Launch>
+int by_batches(const djinn_expert_linear_args &args, unsigned most, void *stream, const Launch &launch) {
+    constexpr unsigned MOST_BATCHES = 65535;
+    const unsigned slots = args.linear.rows, n = slots <= most ? columns_of(slots) : most;
+    const uint64_t groups = args.workspace_bytes / (uint64_t(args.linear.k) * 2 * n);
+    const unsigned step = unsigned(groups < MOST_BATCHES ? groups : MOST_BATCHES) * n;
+    for (unsigned first = 0; first < slots; first += step) {
+        const unsigned rows = slots - first < step ? slots - first : step;
+        int code = gather_slots(args, rows, first, stream);
+        if (code == cudaSuccess) {
+            code = launch(Batch{args.workspace, rows, n, first});
+        }
+        if (code != cudaSuccess) {
+            return code;
+        }
+    }
+    return cudaSuccess;
+}
+
+} // namespace djinn
+
+#endif

@@ -1,0 +1,90 @@
+/*
+ * What the kernels of `linear` for few rows share: products of rows of x by 8 rows of the weight, whose fragments are in
+ * registers, for all cards.
+ */
+#ifndef DJINN_LINEAR_LANES_CUH
+#define DJINN_LINEAR_LANES_CUH
+
+#include "linear.cuh"
+
+namespace djinn {
+
+/* Four columns of a row of x, rounded: two registers of a fragment. */
+struct alignas(8) Four {
+    uint32_t low, high;
+};
+
+/* sum[16, 8] += x[16, 16] weight[8, 16]^T: rows 0 to 7 and 8 to 15 of x. */
+template <typename T>
+__device__ __forceinline__ void multiply(float (&sum)[4], const Four &first, const Four &second, const uint2 &weight);
+#define DJINN_MULTIPLY_LANES(T, name)                                                                        \
+    template <>                                                                                              \
+    __device__ __forceinline__ void multiply<T>(float (&sum)[4], const Four &first, const Four &second,      \
+                                                const uint2 &weight) {                                       \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, "                 \
+            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                                  \
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                         \
+            : "r"(first.low), "r"(second.low), "r"(first.high), "r"(second.high), "r"(weight.x), "r"(weight.y)); \
+    }
+DJINN_MULTIPLY_LANES(f16, "f16")
+DJINN_MULTIPLY_LANES(bf16, "bf16")
+#undef DJINN_MULTIPLY_LANES
+
+/* Of the rings of a tensor kernel, at most. */
+constexpr unsigned MOST_RING = 100 * 1024;
+
+/* Bytes between rows of x in shared memory: lanes that read at once, four rows of 32 bytes, meet no bank twice. */
+__host__ __device__ inline unsigned staged_pitch(unsigned k) { return k * 2 + 32; }
+
+/* Rounds x to shared memory. By all threads of a block. */
+template <typename T, typename Rows>
+__device__ __forceinline__ void stage(const djinn_linear_args &a, const Rows &rows, char *staged, unsigned threads) {
+    /* Loads of a thread that are under way at once. */
+    constexpr unsigned BATCH = 4;
+    const unsigned chunks = a.k / 8, all = rows.count() * chunks;
+    for (unsigned first = threadIdx.x; first < all; first += BATCH * threads) {
+        float4 x[BATCH][2];
+#pragma unroll
+        for (unsigned i = 0; i < BATCH; ++i) {
+            const unsigned at = min(first + i * threads, all - 1);
+            const float *from = a.x + size_t(rows.in(at / chunks)) * a.k + at % chunks * 8;
+            x[i][0] = *reinterpret_cast<const float4 *>(from);
+            x[i][1] = *reinterpret_cast<const float4 *>(from + 4);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < BATCH; ++i) {
+            const unsigned at = min(first + i * threads, all - 1);
+            char *to = staged + at / chunks * staged_pitch(a.k) + at % chunks * 16;
+            *reinterpret_cast<uint4 *>(to) = {pack<T>(x[i][0].x, x[i][0].y), pack<T>(x[i][0].z, x[i][0].w),
+                                              pack<T>(x[i][1].x, x[i][1].y), pack<T>(x[i][1].z, x[i][1].w)};
+        }
+    }
+    __syncthreads();
+}
+
+/*
+ * Adds the partial sums of a block and stores them: in `shared`, of each partial sum for each row of x the `width` rows of
+ * the block's weight, `size` apart. By all threads of a block, once they have stored their partial sums.
+ */
+template <typename Rows>
+__device__ __forceinline__ void add_partials(const djinn_linear_args &a, const Rows &rows, const float *shared,
+                                             unsigned width, unsigned size, const Share &share, unsigned threads) {
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < rows.count() * width; i += threads) {
+        const unsigned column = i / width, row = i % width;
+        if (row >= share.rows) {
+            continue;
+        }
+        float sum = shared[i];
+#pragma unroll
+        for (unsigned other = 1; other < PARTIALS; ++other) {
+            sum += shared[other * size + i];
+        }
+        const unsigned j = share.first + row;
+        a.out[size_t(rows.out(column)) * a.out_width + a.out_column + j] = sum + bias_of(a, j);
+    }
+}
+
+} // namespace djinn
+
+#endif
