@@ -3,9 +3,9 @@
 
     python3 scripts/bench_linear.py --kernels LIBRARY.so --json OUT.json [--only check|time]
 
-The library is that of kernels/linear*.cu:
-    nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -DDJINN_SM90A -gencode=arch=compute_90a,code=sm_90a \\
-        -o LIBRARY.so kernels/linear*.cu
+The library is that of kernels/linear*.cu and kernels/device.cu:
+    nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a \\
+        -o LIBRARY.so kernels/linear*.cu kernels/device.cu
 Checks: rows against float64; a row's bits, in every number of rows. Times: medians of the products of Llama-3.1-8B,
 with as much of the weights in one piece as when a model is loaded. Needs torch.
 """
@@ -37,6 +37,7 @@ class Args(ctypes.Structure):
         ("weights", ctypes.c_void_p * TILES),
         *((name, ctypes.c_void_p) for name in "bias out rounded".split()),
         *((name, ctypes.c_uint32) for name in "weight_dtype bias_dtype k n tile_rows out_width out_column rows".split()),
+        *((name, ctypes.c_uint32) for name in "encoding row_bytes fresh".split()),
     ]
 
 

@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""Checks and times products over losslessly encoded weights alone, on an NVIDIA GPU, beside those over plain ones.
+
+    python3 scripts/bench_encoded.py --kernels LIBRARY.so --json OUT.json [--only check|time] [--rows 1,16]
+
+The library is that of scripts/bench_linear.py. Checks: the bits of products and of experts' products are those of the
+plain weights, for every number of rows that is read directly, escapes included. Times: medians, from a graph of
+launches, with other weights in each until they have left the cache. Needs torch.
+"""
+
+import argparse
+import ctypes
+import datetime
+import statistics
+import sys
+from pathlib import Path
+
+import results
+import torch
+
+DTYPES = {torch.float16: 1, torch.bfloat16: 2}
+PLAIN, LOSSLESS = 0, 1
+TILES = 8
+# Rows of the weight, columns.
+SHAPES = ((4096, 4096), (6144, 4096), (14336, 4096), (28672, 4096), (4096, 14336), (5120, 13824), (8192, 28672))
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Args(ctypes.Structure):
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p * TILES),
+        *((name, ctypes.c_void_p) for name in "bias out rounded".split()),
+        *((name, ctypes.c_uint32) for name in "weight_dtype bias_dtype k n tile_rows out_width out_column rows".split()),
+        *((name, ctypes.c_uint32) for name in "encoding row_bytes fresh".split()),
+    ]
+
+
+class ExpertArgs(ctypes.Structure):
+    _fields_ = [
+        ("linear", Args),
+        *((name, ctypes.c_void_p) for name in "order starts workspace".split()),
+        ("workspace_bytes", ctypes.c_uint64),
+        ("expert", ctypes.c_uint32),
+        ("slots_per_row", ctypes.c_uint32),
+    ]
+
+
+def encode(weight):
+    """Rows of djinn-lossless, as bytes [n, row_bytes]; None if a row has too many escapes."""
+    n, k = weight.shape
+    bits = weight.view(torch.int16).int() & 0xFFFF
+    half = weight.dtype == torch.float16
+    exponent = bits >> 10 & 31 if half else bits >> 7 & 255
+    base = (exponent.amax(1, keepdim=True) - 14).clamp(min=0)
+    code = exponent - base
+    escape = (code < 0) | (code > 14)
+    if half:
+        escape |= bits & 7 != 0
+    code = torch.where(escape, 15, code)
+    kept = (bits >> 8 & 0x80) | (bits >> 3 & 0x7F if half else bits & 0x7F)
+    groups = code.view(n, -1, 2, 16)
+    codes = (groups[:, :, 0] | groups[:, :, 1] << 4).reshape(n, -1)
+    capacity = (-(-(4 + 4 * (4 + k // 256)) // 16) * 16 - 4) // 4
+    counts = escape.sum(1)
+    if int(counts.max()) > capacity:
+        return None
+    row, column = escape.nonzero(as_tuple=True)
+    entries = torch.zeros(n, capacity, dtype=torch.int32, device=weight.device)
+    place = torch.arange(len(row), device=weight.device) - (counts.cumsum(0) - counts)[row]
+    entries[row, place] = (column | bits[row, column] << 16).int()
+    head = (base[:, 0] | counts << 16).int()
+    tail = torch.cat([head[:, None], entries], 1).contiguous().view(torch.uint8)
+    return torch.cat([kept.to(torch.uint8), codes.to(torch.uint8), tail], 1).contiguous()
+
+
+class Product:
+    """One weight, in both encodings."""
+
+    def __init__(self, library, n, k, pieces, dtype, bias=False, escapes=None):
+        self.library, self.n, self.k, self.dtype = library, n, k, dtype
+        self.tile_rows = -(-n // pieces)
+        weight = torch.randn(n, k, device="cuda").mul_(0.02).to(dtype)
+        if dtype == torch.float16:
+            weight = (weight.view(torch.int16) & ~7).view(dtype)
+        if escapes is not None:
+            weight = torch.where(weight.abs() < 2e-5, torch.full_like(weight, 2**-10), weight)
+        for _ in range(escapes or 0):
+            rows = torch.arange(n, device="cuda")
+            columns = torch.randint(0, k, (n,), device="cuda")
+            value = torch.tensor([0.0, -0.0, 1e-7, -3e-6], device="cuda")[torch.randint(0, 4, (n,), device="cuda")]
+            weight[rows, columns] = value.to(dtype)
+        if escapes:
+            # Both ends of a row, and neighbours.
+            weight[:, [0, k - 1]] = 0
+            weight[::3, 32:34] = 1e-6
+        self.stored = {PLAIN: [piece.clone() for piece in weight.split(self.tile_rows)]}
+        self.row_bytes = {PLAIN: 0}
+        encoded = encode(weight)
+        if encoded is None:
+            raise RuntimeError("too many escapes for a check")
+        self.row_bytes[LOSSLESS] = encoded.shape[1]
+        self.stored[LOSSLESS] = [piece.clone() for piece in encoded.split(self.tile_rows)]
+        self.bias = torch.randn(n, device="cuda").to(dtype) if bias else None
+        library.djinn_linear_direct.restype = ctypes.c_uint32
+        self.most = library.djinn_linear_direct(LOSSLESS, DTYPES[dtype], k, encoded.shape[1])
+
+    def args(self, encoding, x, out, column=0, rounded=None):
+        return Args(
+            x.data_ptr(),
+            (ctypes.c_void_p * TILES)(*(piece.data_ptr() for piece in self.stored[encoding])),
+            None if self.bias is None else self.bias.data_ptr(),
+            out.data_ptr(),
+            None if rounded is None else rounded.data_ptr(),
+            DTYPES[self.dtype],
+            DTYPES[self.dtype],
+            self.k,
+            self.n,
+            self.tile_rows,
+            out.shape[1],
+            column,
+            len(out),
+            encoding,
+            self.row_bytes[encoding],
+            0,
+        )
+
+    def call(self, name, args):
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        code = getattr(self.library, name)(ctypes.byref(args), stream)
+        if code:
+            raise RuntimeError(f"{name}: CUDA error {code}")
+
+    def run(self, encoding, x, rounded, out, column=0):
+        wanted = self.library.djinn_linear_rounded(len(x), self.k, DTYPES[self.dtype])
+        self.call("djinn_linear", self.args(encoding, x, out, column, rounded if wanted else None))
+
+    def run_expert(self, encoding, x, out, order, starts, expert, slots_per_row, workspace):
+        self.call(
+            "djinn_expert_linear",
+            ExpertArgs(
+                self.args(encoding, x, out), order.data_ptr(), starts.data_ptr(), workspace.data_ptr(),
+                workspace.numel(), expert, slots_per_row,
+            ),
+        )
+
+
+def same(a, b):
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+def check(library):
+    """Failures, and the number of cases."""
+    failures, cases = [], 0
+    shapes = [(512, 512, 1), (4096, 4096, 1), (1000, 192, 3), (72, 64, 1), (1024, 14336, 2), (7168, 1024, 8), (9, 320, 1), (264, 28672, 1)]
+    for dtype in DTYPES:
+        for n, k, pieces in shapes:
+            for escapes in (0, 1 + k // 1024):
+                product = Product(library, n, k, pieces, dtype, n != 4096, escapes if k > 64 else 0)
+                x = torch.randn(300, k, device="cuda")
+                rounded = x.to(dtype)
+                if product.most == 0:
+                    failures.append(f"{k} to {n}, {dtype}: not served")
+                for rows in (1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 100, 128):
+                    if rows > product.most:
+                        continue
+                    name = f"{rows} rows of {k} to {n}, {dtype}, {escapes} escapes"
+                    outs = []
+                    for encoding in (PLAIN, LOSSLESS):
+                        out = torch.full((rows, n + 8), float("nan"), device="cuda")
+                        product.run(encoding, x[:rows], rounded[:rows], out, 4)
+                        outs.append(out)
+                    torch.cuda.synchronize()
+                    cases += 1
+                    if not same(*outs):
+                        bad = (outs[0].view(torch.int32) != outs[1].view(torch.int32)).nonzero()
+                        failures.append(f"{name}: {len(bad)} bits differ, first at {bad[0].tolist()}, last at {bad[-1].tolist()}")
+            if pieces > 1:
+                continue
+            product.bias = None
+            for slots in (6, 40, 300):
+                ids = torch.randint(0, 3, (slots,), device="cuda")
+                order = ids.sort(stable=True).indices.int()
+                starts = torch.tensor([0, *ids.bincount(minlength=3).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
+                for room in (0, 1, 2):
+                    workspace = torch.zeros(max(16, room * 128 * k * 2), dtype=torch.uint8, device="cuda")
+                    outs = []
+                    for encoding in (PLAIN, LOSSLESS):
+                        out = torch.full((slots, n), float("nan"), device="cuda")
+                        product.run_expert(encoding, x, out, order, starts, 1, 2, workspace)
+                        outs.append(out)
+                    torch.cuda.synchronize()
+                    cases += 1
+                    if not same(*outs):
+                        failures.append(f"expert, {slots} slots of {k} to {n}, {dtype}, {room}: bits differ")
+    return failures, cases
+
+
+def median_us(work, copies, launches=16, repeats=9):
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for i in range(copies):
+            work(i)
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        for i in range(launches):
+            work(i % copies)
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / launches)
+    return statistics.median(times)
+
+
+def time_all(library, rows_list):
+    lines = []
+    for n, k in SHAPES:
+        copies = max(2, min(16, int(2e8 / (n * k)) + 1))
+        products = [Product(library, n, k, 1, torch.bfloat16) for _ in range(copies)]
+        for rows in rows_list:
+            if rows > products[0].most:
+                continue
+            x = torch.randn(rows, k, device="cuda")
+            rounded = x.bfloat16()
+            out = torch.empty(rows, n, device="cuda")
+            plain, packed = (
+                median_us(lambda i: products[i].run(encoding, x, rounded, out), copies) for encoding in (PLAIN, LOSSLESS)
+            )
+            rate, packed_rate = n * k * 2 / plain / 1e6, n * products[0].row_bytes[LOSSLESS] / packed / 1e6
+            lines.append((f"{n} x {k}", rows, plain, rate, packed, packed_rate, plain / packed))
+            print(f"{n:6} x {k:6} {rows:4} rows: plain {plain:7.1f} us {rate:5.2f} TB/s, lossless {packed:7.1f} us"
+                  f" {packed_rate:5.2f} TB/s, {plain / packed:5.2f} x", flush=True)
+        del products
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--kernels", required=True, type=Path)
+    parser.add_argument("--json", required=True, type=Path)
+    parser.add_argument("--only", choices=["check", "time"])
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--commit", default="unknown")
+    args = parser.parse_args()
+    library = ctypes.CDLL(str(args.kernels.resolve()))
+    torch.manual_seed(1)
+    failures, cases, lines = [], 0, []
+    if args.only != "time":
+        failures, cases = check(library)
+        print(f"{cases} cases checked, {len(failures)} failures", *failures[:20], sep="\n  ", flush=True)
+    if args.only != "check":
+        lines = time_all(library, [int(rows) for rows in args.rows.split(",")])
+    gpu = torch.cuda.get_device_name()
+    head = ["weight", "rows", "plain, us", "TB/s", "lossless, us", "TB/s", "plain / lossless"]
+    rows = [(name, rows, f"{p:.1f}", f"{r:.2f}", f"{e:.1f}", f"{er:.2f}", f"{x:.2f}") for name, rows, p, r, e, er, x in lines]
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    command = "scripts/bench_encoded.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
+    report = f"one H200 machine, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
+    report += f"{cases} cases checked, {len(failures)} failures.\n\n" + results.table(2, head, rows)
+    results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures, "cases": cases}, report)
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()
