@@ -74,13 +74,15 @@ const char *djinn_error_string(int code);
  */
 typedef struct djinn_embed_args {
     const uint32_t *tokens; /* [rows] */
-    const void *table;      /* [table_rows, width] */
+    const void *table;      /* [table_rows, width], or table_rows rows of row_bytes */
     float *out;             /* [rows, width] */
-    uint32_t table_dtype;   /* djinn_dtype */
+    uint32_t table_dtype;   /* djinn_dtype: of a lossless table, the type that was encoded; of blocks, nothing */
     uint32_t first_row;
     uint32_t table_rows;
     uint32_t width;
     uint32_t rows;
+    uint32_t encoding;      /* djinn_encoding */
+    uint32_t row_bytes;     /* of a stored row, if encoded */
 } djinn_embed_args;
 int djinn_embed(const djinn_embed_args *args, void *stream);
 

@@ -37,6 +37,8 @@ pub struct djinn_embed_args {
     pub table_rows: u32,
     pub width: u32,
     pub rows: u32,
+    pub encoding: u32,
+    pub row_bytes: u32,
 }
 unsafe extern "C" {
     pub fn djinn_embed(

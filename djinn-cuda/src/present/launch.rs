@@ -84,6 +84,7 @@ macro_rules! launches {
 launches! {
     embed: Embed = djinn_embed(djinn_embed_args) {
         read [tokens], write [out], weights [table table_dtype], same [first_row, table_rows, width, rows],
+        |_args, _memory| [encoding: sys::djinn_encoding_DJINN_PLAIN, row_bytes: 0],
     }
     rope_table: RopeTable = djinn_rope_table(djinn_rope_table_args) {
         read [positions, inv_freq], write [out], weights [], same [half, scale, rows],

@@ -1,0 +1,44 @@
+/*
+ * What the kernels that only decode share: blocks' bytes on their way to shared memory, and runs of lossless rows.
+ */
+#ifndef DJINN_DECODE_CUH
+#define DJINN_DECODE_CUH
+
+#include "blocks.cuh"
+#include "lossless.cuh"
+
+namespace djinn {
+
+/*
+ * Copies some bytes, a multiple of 2, to shared memory: 16 at once where they lie so. By `threads` threads, which see one
+ * another's bytes after they next meet.
+ */
+__device__ __forceinline__ void stage_bytes(char *to, const char *from, unsigned bytes, unsigned thread, unsigned threads) {
+    unsigned whole = 0;
+    if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+        whole = bytes / 16 * 16;
+        for (unsigned at = 16 * thread; at < whole; at += 16 * threads) {
+            copy_async(to + at, from + at, true);
+        }
+    }
+    for (unsigned at = whole + 2 * thread; at < bytes; at += 2 * threads) {
+        *reinterpret_cast<uint16_t *>(to + at) = *reinterpret_cast<const uint16_t *>(from + at);
+    }
+    commit_copies();
+    wait_copies<0>();
+}
+
+/* 64 columns of a lossless row of k, from `column` on: of each 16 the lane's four neighbours. Those past the row are anything. */
+template <typename T>
+__device__ __forceinline__ void lossless_run(const char *row, unsigned k, unsigned column, unsigned quad, uint2 (&w)[4]) {
+    const unsigned padded = (k + 31) / 32 * 32;
+    const uint32_t *tail = Lossless<T>::tail(row, padded);
+    const auto of_row = Lossless<T>::row(tail, tail);
+    if (Lossless<T>::template run<Lanes::NEIGHBOURS>(row + column, row + padded + column / 2, of_row.bases, quad, w)) {
+        Lossless<T>::template mend<Lanes::NEIGHBOURS>(of_row, column, quad, w);
+    }
+}
+
+} // namespace djinn
+
+#endif
