@@ -73,7 +73,7 @@ constexpr EncodedKernels LOSSLESS = encoded_kernels<LosslessFormat<T, true>, Los
 /* The kernels of an encoding; null where none serves it. */
 static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {
     if (encoding != DJINN_LOSSLESS) {
-        return nullptr;
+        return dtype == DJINN_F16 ? block_kernels(encoding) : nullptr;
     }
     return dtype == DJINN_F16 ? &LOSSLESS<f16> : dtype == DJINN_BF16 ? &LOSSLESS<bf16> : nullptr;
 }
@@ -85,7 +85,7 @@ int linear_encoded(const djinn_linear_args &a, void *stream) {
     const EncodedKernels &kernels = *kernels_of(a.encoding, a.weight_dtype);
     djinn_expert_linear_args part = {};
     part.linear = a;
-    if (a.rounded != nullptr && clusters_at_once() > 0) {
+    if (a.rounded != nullptr && kernels.many != nullptr && clusters_at_once() > 0) {
         return kernels.many(part, {a.rounded, a.rows, columns_of(a.rows), 0}, stream);
     }
     const unsigned most = kernels.rows(a.k);
@@ -107,7 +107,7 @@ int expert_linear_encoded(const djinn_expert_linear_args &args, void *stream) {
         return cudaErrorInvalidValue;
     }
     const EncodedKernels &kernels = *kernels_of(a.encoding, a.weight_dtype);
-    if (args.workspace_bytes / 2 / MOST_GROUP >= a.k && clusters_at_once() > 0) {
+    if (kernels.many != nullptr && args.workspace_bytes / 2 / MOST_GROUP >= a.k && clusters_at_once() > 0) {
         return by_batches(args, MOST_ENCODED, stream,
                           [&](const Batch &batch) { return kernels.many(args, batch, stream); });
     }
@@ -121,6 +121,9 @@ extern "C" uint32_t djinn_linear_direct(uint32_t encoding, uint32_t weight_dtype
     const EncodedKernels *kernels = kernels_of(encoding, weight_dtype);
     if (kernels == nullptr || k == 0 || k % RUN != 0 || row_bytes % 16 != 0 || kernels->rows(k) == 0) {
         return 0;
+    }
+    if (kernels->many == nullptr) {
+        return MOST_ROWS;
     }
     return clusters_at_once() > 0 ? uint32_t(MOST_ENCODED) : kernels->rows(k);
 }

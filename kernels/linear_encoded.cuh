@@ -479,6 +479,9 @@ struct EncodedKernels {
     int (*many)(const djinn_expert_linear_args &args, const Batch &batch, void *stream);
 };
 
+/* Of a block format, without `many`; null of another encoding. */
+const EncodedKernels *block_kernels(uint32_t encoding);
+
 template <typename Few, typename Many> constexpr EncodedKernels encoded_kernels() {
     return {encoded_rows<Few>, launch_encoded<Few>, launch_encoded_hopper<Many>};
 }

@@ -1,0 +1,315 @@
+#!/usr/bin/env python3
+"""Checks and times what decodes block formats, on an NVIDIA GPU, in half a minute.
+
+    python3 scripts/bench_blocks.py --kernels LIBRARY.so [--fixtures DIR] [--json OUT.json] [--only check|decoding|products]
+
+The library is that of kernels/decode.cu and embed.cu, and of kernels/linear*.cu for products over encoded weights:
+    nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -DDJINN_SM90A -gencode=arch=compute_90a,code=sm_90a \\
+        -o LIBRARY.so kernels/decode.cu kernels/embed.cu kernels/linear*.cu
+Checks: values against the fixtures that GGML's package wrote (djinn-models/tests/fixtures/quant), bit for bit, and decoded
+rows against those values; products over encoded weights against those over decoded ones, bit for bit, and against
+float64. Times: decoding beside a copy of as many bytes; products of one to 128 rows beside bf16. Needs torch and numpy.
+"""
+
+import argparse
+import ctypes
+import datetime
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+import results
+import torch
+
+PLAIN, LOSSLESS, F16, BF16 = 0, 1, 1, 2
+TILES = 8
+# Columns and bytes of a block, where its f16 scales are, and the number in djinn.h.
+FORMATS = {
+    "Q4_0": (32, 18, (0,), 2), "Q4_1": (32, 20, (0, 2), 3), "Q5_0": (32, 22, (0,), 4), "Q5_1": (32, 24, (0, 2), 5),
+    "Q8_0": (32, 34, (0,), 6), "Q2_K": (256, 84, (80, 82), 7), "Q3_K": (256, 110, (108,), 8),
+    "Q4_K": (256, 144, (0, 2), 9), "Q5_K": (256, 176, (0, 2), 10), "Q6_K": (256, 210, (208,), 11),
+}
+# Of Llama-3.1-8B and 70B: rows of the weight, columns.
+SHAPES = {"out": (4096, 4096), "gate": (14336, 4096), "down": (4096, 14336), "70B gate": (28672, 8192)}
+ROWS = "1,8,16,32,64,128"
+
+
+def structure(pointers, numbers):
+    fields = [(name, ctypes.c_void_p) for name in pointers.split()] + [(name, ctypes.c_uint32) for name in numbers.split()]
+    return type("Args", (ctypes.Structure,), {"_fields_": fields})
+
+
+Decode = structure("encoded out", "encoding dtype k row_bytes rows")
+Embed = structure("tokens table out", "table_dtype first_row table_rows width rows encoding row_bytes")
+
+
+class Linear(ctypes.Structure):
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p * TILES),
+        *((name, ctypes.c_void_p) for name in "bias out rounded".split()),
+        *(
+            (name, ctypes.c_uint32)
+            for name in "weight_dtype bias_dtype k n tile_rows out_width out_column rows encoding row_bytes fresh".split()
+        ),
+    ]
+
+
+def call(function, args):
+    code = function(ctypes.byref(args), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+    if code:
+        raise RuntimeError(f"CUDA error {code}")
+
+
+def random_rows(kind, rows, k, seed=0):
+    """Rows of blocks as quantisers write them, of weights of about 0.02."""
+    columns, size, scales, _ = FORMATS[kind]
+    generator = torch.Generator("cuda").manual_seed(seed)
+    blocks = torch.randint(0, 256, (rows * k // columns, size), dtype=torch.uint8, device="cuda", generator=generator)
+    at = torch.rand(len(blocks), device="cuda", generator=generator)
+    small = {"Q8_0": 3e-4, "Q6_K": 1.5e-5, "Q2_K": 1e-3, "Q3_K": 2e-4}.get(kind, 1e-4 if columns == 256 else 4e-3)
+    values = [(0.5 + at) * small]
+    if len(scales) > 1:
+        values.append(values[0] * 7.7 if columns == 256 else -8 * values[0])
+    for start, value in zip(scales, values):
+        blocks[:, start : start + 2] = value.half().view(torch.uint8).reshape(-1, 2)
+    return blocks.reshape(rows, -1)
+
+
+def decode(library, kind, encoded, k, dtype=torch.float16, out=None):
+    out = torch.full((len(encoded), k), float("nan"), device="cuda", dtype=dtype) if out is None else out
+    number = F16 if dtype == torch.float16 else BF16
+    call(library.djinn_decode, Decode(encoded.data_ptr(), out.data_ptr(), FORMATS[kind][3], number, k, encoded.shape[1], len(encoded)))
+    return out
+
+
+def embed(library, kind, encoded, k, tokens, first=0):
+    out = torch.full((len(tokens), k), float("nan"), device="cuda")
+    args = Embed(tokens.data_ptr(), encoded.data_ptr(), out.data_ptr(), 0, first, len(encoded), k, len(tokens), FORMATS[kind][3], encoded.shape[1])
+    call(library.djinn_embed, args)
+    return out
+
+
+def same(a, b):
+    """Bit for bit, but for the sign of zero."""
+    if a.dtype == torch.float32:
+        return bool(((a.view(torch.int32) == b.view(torch.int32)) | ((a == 0) & (b == 0))).all())
+    return bool(((a.view(torch.int16) == b.view(torch.int16)) | ((a == 0) & (b == 0))).all())
+
+
+def check_fixtures(library, folder, failures):
+    cases = 0
+    for kind, (columns, size, _, _) in FORMATS.items():
+        data = (folder / f"{kind}.bin").read_bytes()
+        count = len(data) // (size + 4 * columns)
+        encoded = torch.frombuffer(bytearray(data[: count * size]), dtype=torch.uint8).cuda()
+        values = torch.frombuffer(bytearray(data[count * size :]), dtype=torch.float32).cuda().reshape(1, -1)
+        k = count * columns
+        for name, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):
+            cases += 1
+            if not same(decode(library, kind, encoded.reshape(1, -1), k, dtype), values.to(dtype)):
+                failures.append(f"{kind} decoded to {name}")
+        # Rows of one block, and bytes that are not aligned.
+        shifted = torch.cat([encoded.new_zeros(2), encoded])[2:].reshape(count, size)
+        for rows in (encoded.reshape(count, size), shifted):
+            cases += 1
+            if not same(decode(library, kind, rows, columns), values.reshape(count, columns).half()):
+                failures.append(f"{kind} decoded from rows of one block, {'not ' * (rows is shifted)}aligned")
+        cases += 1
+        tokens = torch.tensor([12, 10 + count - 1, 3, 10, 10 + count], dtype=torch.uint32, device="cuda")
+        found = embed(library, kind, encoded.reshape(count, size), columns, tokens, 10)
+        if not (same(found[[0, 1, 3]], values.reshape(count, columns)[[2, count - 1, 0]]) and found[[2, 4]].isnan().all()):
+            failures.append(f"{kind} embedded")
+    return cases
+
+
+def pack_lossless(values):
+    """Rows of bf16 in the lossless encoding, and the rows; as docs/packed-format.md says."""
+    rows, k = values.shape
+    groups = -(-k // 32)
+    bits = np.zeros((rows, 32 * groups), np.uint16)
+    bits[:, :k] = values.view(torch.int16).cpu().numpy().view(np.uint16)
+    exponent = (bits >> 7 & 255).astype(np.int32)
+    base = np.maximum(exponent[:, :k].max(axis=1, keepdims=True) - 14, 0)
+    code = exponent - base
+    escaped = (code < 0) | (code > 14)
+    escaped[:, k:] = False
+    code = np.where(escaped, 15, code)
+    code[:, k:] = 0
+    kept = (bits >> 8 & 128 | bits & 127).astype(np.uint8)
+    code = code.astype(np.uint8).reshape(rows, groups, 2, 16)
+    codes = (code[:, :, 0] | code[:, :, 1] << 4).reshape(rows, -1)
+    capacity = (-(-(4 + 4 * (4 + k // 256)) // 16) * 16 - 4) // 4
+    tail = np.zeros((rows, 4 + 4 * capacity), np.uint8)
+    tail[:, 0] = base[:, 0]
+    for row in range(rows):
+        columns = np.nonzero(escaped[row])[0]
+        assert len(columns) <= capacity
+        tail[row, 2:4] = np.array([len(columns)], "<u2").view(np.uint8)
+        entries = np.stack([columns.astype("<u2"), bits[row, columns]], axis=1).astype("<u2")
+        tail[row, 4 : 4 + 4 * len(columns)] = np.frombuffer(entries.tobytes(), np.uint8)
+    return torch.from_numpy(np.concatenate([kept, codes, tail], axis=1)).cuda()
+
+
+def check_lossless(library, failures):
+    cases = 0
+    for rows, k in ((3, 4096), (70, 576), (5, 96), (4, 50), (9, 2080)):
+        values = (torch.randn(rows, k, device="cuda") * 0.02).bfloat16()
+        values[0, k // 2] = 0
+        values[-1, [0, k - 1]] = torch.tensor([1e-30, 0], device="cuda", dtype=torch.bfloat16)
+        encoded = pack_lossless(values)
+        out = torch.full((rows, k), float("nan"), device="cuda", dtype=torch.bfloat16)
+        call(library.djinn_decode, Decode(encoded.data_ptr(), out.data_ptr(), LOSSLESS, BF16, k, encoded.shape[1], rows))
+        wide = torch.full((rows, k), float("nan"), device="cuda")
+        tokens = torch.arange(rows, device="cuda").to(torch.uint32)
+        call(library.djinn_embed, Embed(tokens.data_ptr(), encoded.data_ptr(), wide.data_ptr(), BF16, 0, rows, k, rows, LOSSLESS, encoded.shape[1]))
+        cases += 2
+        if not torch.equal(out.view(torch.int16), values.view(torch.int16)):
+            failures.append(f"lossless rows of {k} decoded")
+        if not torch.equal(wide, values.float()):
+            failures.append(f"lossless rows of {k} embedded")
+    return cases
+
+
+def check_rows(library, failures):
+    """Many rows: the same block has the same bits everywhere, in f32, f16 and bf16."""
+    cases = 0
+    for kind in FORMATS:
+        for rows, k in ((37, 512), (5, 14336), (300, 4096), (3, 576 if FORMATS[kind][0] == 32 else 768)):
+            encoded = random_rows(kind, rows, k, rows)
+            cases += 1
+            tokens = torch.arange(rows, device="cuda").to(torch.uint32)
+            exact = embed(library, kind, encoded, k, tokens)
+            for dtype in (torch.float16, torch.bfloat16):
+                if not same(decode(library, kind, encoded, k, dtype), exact.to(dtype)):
+                    failures.append(f"{kind}, {rows} rows of {k}: {dtype} is not f32 rounded")
+    return cases
+
+
+def linear(library, weights, x, k, n, encoding=PLAIN, row_bytes=0, fresh=0, dtype=F16, out=None):
+    out = torch.full((len(x), n), float("nan"), device="cuda") if out is None else out
+    rounded = x.half() if dtype == F16 else x.bfloat16()
+    pieces = (ctypes.c_void_p * TILES)(weights.data_ptr())
+    args = Linear(x.data_ptr(), pieces, None, out.data_ptr(), rounded.data_ptr(), dtype, dtype, k, n, n, n, 0, len(x), encoding, row_bytes, fresh)
+    return args, out, rounded
+
+
+def check_products(library, failures):
+    cases, worst = 0, {}
+    for kind, (_, _, _, number) in FORMATS.items():
+        for n, k in ((264, 512), (1000, 1536), (4096, 4096)):
+            encoded = random_rows(kind, n, k, 3)
+            most = library.djinn_linear_direct(number, F16, k, encoded.shape[1])
+            if most == 0:
+                continue
+            plain = decode(library, kind, encoded, k)
+            exact = embed(library, kind, encoded, k, torch.arange(n, device="cuda").to(torch.uint32))
+            x = torch.randn(most, k, device="cuda")
+            for rows in (1, 2, 7, 8, 9, 16, 17, 33, 64, 100, 128):
+                if rows > most:
+                    break
+                cases += 1
+                args, direct, _keep = linear(library, encoded, x[:rows], k, n, number, encoded.shape[1])
+                call(library.djinn_linear, args)
+                args, whole, _kept = linear(library, plain, x[:rows], k, n, fresh=1)
+                call(library.djinn_linear, args)
+                torch.cuda.synchronize()
+                if not torch.equal(direct, whole):
+                    failures.append(f"{kind}, {rows} rows of {k} to {n}: not the bits of the decoded weight's product")
+                want = x[:rows].half().double() @ exact.double().T
+                error = float((direct.double() - want).norm() / want.norm())
+                worst[kind] = max(worst.get(kind, 0), error)
+                if not error < 1e-3:
+                    failures.append(f"{kind}, {rows} rows of {k} to {n}: error {error}")
+    return cases, worst
+
+
+def median_us(work, copies, repeats=9, each=8):
+    for i in range(copies):
+        work(i)
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for i in range(each):
+            work(i % copies)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / each)
+    return statistics.median(times)
+
+
+def time_decode(library):
+    source, to = (torch.empty(1 << 28, dtype=torch.uint8, device="cuda") for _ in range(2))
+    copy = 2 * len(source) / median_us(lambda i: to.copy_(source), 1) / 1e6
+    print(f"a copy: {copy:.2f} TB/s read and written", flush=True)
+    lines = []
+    for kind in FORMATS:
+        n, k = 14336, 4096
+        encoded = [random_rows(kind, n, k, i) for i in range(3)]
+        outs = [torch.empty(n, k, dtype=torch.float16, device="cuda") for _ in range(3)]
+        us = median_us(lambda i: decode(library, kind, encoded[i], k, out=outs[i]), 3)
+        speed = (encoded[0].numel() + 2 * n * k) / us / 1e6
+        lines.append((kind, f"{us:.1f}", f"{speed:.2f}", f"{speed / copy:.2f}"))
+        print(f"{kind}: {n}x{k} decoded in {us:.1f} us, {speed:.2f} TB/s, {speed / copy:.2f} of a copy", flush=True)
+    return lines
+
+
+def time_products(library, kinds, counts):
+    lines = []
+    for name, (n, k) in SHAPES.items():
+        for rows in counts:
+            x = torch.randn(rows, k, device="cuda")
+            copies = max(2, int(3e8 / (n * k * 2)) + 1)
+            plain = [torch.randn(n, k, device="cuda").mul_(0.02).bfloat16() for _ in range(copies)]
+            made = [linear(library, weight, x, k, n, dtype=BF16) for weight in plain]
+            base = median_us(lambda i: call(library.djinn_linear, made[i][0]), copies)
+            del plain, made
+            for kind in kinds:
+                number = FORMATS[kind][3]
+                size = FORMATS[kind][1] * k // FORMATS[kind][0]
+                if rows > library.djinn_linear_direct(number, F16, k, size):
+                    continue
+                copies = max(2, int(2e8 / (n * size)) + 1)
+                weights = [random_rows(kind, n, k, i) for i in range(copies)]
+                made = [linear(library, weight, x, k, n, number, size) for weight in weights]
+                us = median_us(lambda i: call(library.djinn_linear, made[i][0]), copies)
+                lines.append((name, kind, rows, f"{us:.1f}", f"{n * size / us / 1e6:.2f}", f"{base:.1f}", f"{base / us:.2f}"))
+                print(f"{name} {n}x{k} {kind} {rows} rows: {us:.1f} us, {n * size / us / 1e6:.2f} TB/s; bf16 {base:.1f} us, {base / us:.2f} x", flush=True)
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--kernels", required=True, type=Path)
+    parser.add_argument("--fixtures", type=Path, default=Path(__file__).resolve().parent.parent / "djinn-models/tests/fixtures/quant")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=["check", "decoding", "products"])
+    parser.add_argument("--kinds", default="Q4_K,Q6_K,Q8_0,Q4_0")
+    parser.add_argument("--rows", default=ROWS)
+    parser.add_argument("--commit", default="unknown")
+    args = parser.parse_args()
+    library = ctypes.CDLL(str(args.kernels.resolve()))
+    failures, cases, worst, decoded, products = [], 0, {}, [], []
+    if args.only in (None, "check"):
+        cases = check_fixtures(library, args.fixtures, failures) + check_rows(library, failures) + check_lossless(library, failures)
+        more, worst = check_products(library, failures)
+        cases += more
+        print(f"{cases} cases checked, {len(failures)} failures", *failures[:20], sep="\n  ", flush=True)
+        print("worst errors of products, to f32 weights:", worst, flush=True)
+    if args.only != "check":
+        decoded = [] if args.only == "products" else time_decode(library)
+        products = [] if args.only == "decoding" else time_products(library, args.kinds.split(","), [int(rows) for rows in args.rows.split(",")])
+    if args.json:
+        gpu, date = torch.cuda.get_device_name(), datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        command = "scripts/bench_blocks.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
+        report = f"one machine, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n{cases} cases checked, {len(failures)} failures.\n\n"
+        report += results.table(1, ["decoded", "us", "TB/s", "of a copy"], decoded)
+        report += "\n" + results.table(2, ["product", "format", "rows", "us", "TB/s of blocks", "bf16, us", "times as fast"], products)
+        results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures, "worst": worst, "cases": cases}, report)
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()
