@@ -32,6 +32,8 @@ SCALES = {
     T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0],
     T.Q2_K: [80, 82], T.Q3_K: [108], T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208],
 }
+# Formats that came later have a generator of their own, so that the others' files stay.
+LATER = {T.IQ4_NL: [0], T.IQ4_XS: [0], T.MXFP4: []}
 QUANTISED = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0]
 
 
@@ -39,22 +41,30 @@ def random_blocks(rng, kind, count):
     """Blocks of random bytes with finite scales of both signs and of many magnitudes."""
     _, size = GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (count, size), dtype=np.uint8)
-    for at in SCALES[kind]:
+    if kind == T.MXFP4:
+        # Exponents, of which the first two and the last are special. Random ones up to 255 would end in infinities.
+        blocks[:, 0] = rng.integers(64, 192, count)
+        blocks[:3, 0] = [0, 1, 2][:count]
+    for at in {**SCALES, **LATER}[kind]:
         scales = rng.normal(size=count) * 10.0 ** rng.uniform(-6, 2, count)
         blocks[:, at : at + 2] = scales.astype("<f2").view(np.uint8).reshape(count, 2)
     return blocks
 
 
-def write_vectors(rng):
+def write_vectors(rng, kinds):
     out = FIXTURES / "quant"
     out.mkdir(parents=True, exist_ok=True)
-    for kind in SCALES:
+    for kind in kinds:
         elements, size = GGML_QUANT_SIZES[kind]
         # More than one tile of 256 elements, and no whole number of tiles.
         blocks = random_blocks(rng, kind, 21 if elements == 32 else 3)
         if kind in QUANTISED:
             blocks[:8] = quantize(rng.normal(size=(8, elements)).astype(np.float32), kind).reshape(8, size)
         (out / f"{kind.name}.bin").write_bytes(blocks.tobytes() + dequantize(blocks, kind).astype("<f4").tobytes())
+
+
+def write_halves(rng):
+    out = FIXTURES / "quant"
     for kind, nan in ((T.F16, 0x7C00), (T.BF16, 0x7F80)):
         bits = rng.integers(0, 1 << 16, 600, dtype=np.uint16)
         # Both zeros, infinities, the least and greatest subnormal; no NaN, whose bits are not promised.
@@ -110,11 +120,11 @@ def write_gguf(rng):
     w.add_tensor("cube.f32", rng.normal(size=(2, 3, 4)).astype(np.float32))
     w.add_tensor("matrix.bf16", quantize(matrix, T.BF16), raw_dtype=T.BF16)
     w.add_tensor("indices.i32", np.arange(8, dtype=np.int32))
-    for kind in SCALES:
+    for kind in [*SCALES, *LATER]:
         elements, _ = GGML_QUANT_SIZES[kind]
         blocks = random_blocks(rng, kind, 2 * (2 if elements == 32 else 1))
         w.add_tensor(f"matrix.{kind.name.lower()}", blocks.reshape(2, -1), raw_dtype=kind)
-    w.add_tensor("other.iq4_nl", rng.integers(0, 256, (1, 18), dtype=np.uint8), raw_dtype=T.IQ4_NL)
+    w.add_tensor("other.iq2_s", rng.integers(0, 256, (1, 82), dtype=np.uint8), raw_dtype=T.IQ2_S)
     # Last, and a multiple of the alignment long: no padding at the end of the file.
     w.add_tensor("last.f32", matrix)
     w.write_header_to_file()
@@ -122,7 +132,7 @@ def write_gguf(rng):
     w.write_tensors_to_file()
     w.close()
     tensors = sorted(GGUFReader(path).tensors, key=lambda t: t.name)
-    values = [dequantize(t.data, t.tensor_type) for t in tensors if t.tensor_type not in (T.I32, T.IQ4_NL)]
+    values = [dequantize(t.data, t.tensor_type) for t in tensors if t.tensor_type not in (T.I32, T.IQ2_S)]
     (FIXTURES / "gguf" / "all_types.f32").write_bytes(b"".join(v.astype("<f4").tobytes() for v in values))
 
 
@@ -194,8 +204,10 @@ def write_corpus():
 
 if __name__ == "__main__":
     generator = np.random.default_rng(20250101)
-    write_vectors(generator)
+    write_vectors(generator, SCALES)
+    write_halves(generator)
     write_narrowing(generator)
     write_gguf(generator)
     write_safetensors(generator)
+    write_vectors(np.random.default_rng(20251123), LATER)
     write_corpus()

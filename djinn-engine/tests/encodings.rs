@@ -41,11 +41,7 @@ fn row(name: &str, row: u64, columns: u64, format: BlockFormat) -> Vec<u8> {
     let mut bytes: Vec<u8> =
         (0..columns / format.elements() * format.bytes()).map(|_| next() as u8).collect();
     for block in bytes.chunks_mut(format.bytes() as usize) {
-        for &at in format.scales() {
-            // An f16 from 1e-4 to 5e-4.
-            let scale = 0x0800 + (next() % 0x800) as u16;
-            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
-        }
+        format.set_scales(block, || (1.0 + (next() % 0x400) as f32 / 256.0) * 1e-4);
     }
     bytes
 }

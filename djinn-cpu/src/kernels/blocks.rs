@@ -1,12 +1,14 @@
-//! Block formats in vectors: a weight is `scale · integer + offset` or `scale · (integer - zero point)`, with one scale and
-//! offset for 16 or 32 neighbours.
+//! Block formats in vectors: a weight is `scale · number + offset` or `scale · (number - zero point)`, with one scale and
+//! offset for 16 or 32 neighbours. A number is an integer, or what a code stands for.
 //!
 //! [`BlockFormat::decode`] defines what a block stands for. Here each weight that has an offset is one fused multiply-add,
-//! and has the same bits: the product is exact in f32 for every format (an f16 scale has 11 bits, its multiplier at most 6
-//! and the integer at most 5 where there is an offset), so what is rounded is the same number, once.
+//! and has the same bits: the product is exact in f32 for every such format (an f16 scale has 11 bits, its multiplier at
+//! most 6 and the integer at most 5), so what is rounded is the same number, once.
 
 mod classic;
+mod groups;
 mod k;
+mod tables;
 
 use super::simd::{Kernel, Simd};
 use djinn_device::BlockFormat;
@@ -31,7 +33,7 @@ pub(crate) trait BlockVectors {
     const RUNS: usize;
     /// Scales of a run, each for the same number of elements.
     const SCALES: usize;
-    /// What is taken off each integer, in formats that store no offset.
+    /// What is taken off each number, in formats that store no offset.
     const LESS: Option<f32>;
 
     /// Bytes as blocks; those after the last whole one are left out.
@@ -40,8 +42,8 @@ pub(crate) trait BlockVectors {
     /// Sets the scales to those of at most [`GROUP_RUNS`] runs, whole blocks.
     fn scales<S: Simd>(simd: S, blocks: &[Self::Block], scales: &mut Scales);
 
-    /// The integers of `LANES` elements of a block's run, from the run's element `first` on.
-    fn integers<S: Simd>(simd: S, block: &Self::Block, run: usize, first: usize) -> S::I;
+    /// The numbers of `LANES` elements of a block's run, from the run's element `first` on.
+    fn numbers<S: Simd>(simd: S, block: &Self::Block, run: usize, first: usize) -> S::V;
 }
 
 /// `LANES` weights of a group, from element `first` of its run `run` on, a multiple of `LANES`.
@@ -53,13 +55,13 @@ pub(crate) fn weights<S: Simd, F: BlockVectors>(
     run: usize,
     first: usize,
 ) -> S::V {
-    let integers = F::integers(simd, &blocks[run / F::RUNS], run % F::RUNS, first);
+    let numbers = F::numbers(simd, &blocks[run / F::RUNS], run % F::RUNS, first);
     let at = 2 * ((run * F::SCALES + first * F::SCALES / RUN) % MOST_SCALES);
-    let (integers, scale) = (simd.to_float(integers), simd.splat(scales.0[at]));
+    let scale = simd.splat(scales.0[at]);
     match F::LESS {
-        Some(0.0) => simd.mul(integers, scale),
-        Some(less) => simd.mul(simd.sub(integers, simd.splat(less)), scale),
-        None => simd.fma(integers, scale, simd.splat(scales.0[at + 1])),
+        Some(0.0) => simd.mul(numbers, scale),
+        Some(less) => simd.mul(simd.sub(numbers, simd.splat(less)), scale),
+        None => simd.fma(numbers, scale, simd.splat(scales.0[at + 1])),
     }
 }
 
@@ -68,6 +70,7 @@ macro_rules! with_format {
     ($format:expr, $Format:ident => $body:expr) => {
         $crate::kernels::blocks::with_format!(
             $format, $Format => $body, Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K
+            IQ4_NL IQ4_XS MXFP4 INT4_G32 INT4_G128 FP8_G32 FP8_G128
         )
     };
     ($format:expr, $Format:ident => $body:expr, $($name:ident)*) => {
@@ -84,7 +87,9 @@ pub(crate) use with_format;
 /// The type of each format.
 pub(crate) mod formats {
     pub(crate) use super::classic::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+    pub(crate) use super::groups::{FP8_G32, FP8_G128, INT4_G32, INT4_G128};
     pub(crate) use super::k::{Q2_K, Q3_K, Q4_K, Q5_K, Q6_K};
+    pub(crate) use super::tables::{IQ4_NL, IQ4_XS, MXFP4};
 }
 
 /// Decodes whole blocks.
@@ -150,6 +155,13 @@ impl Scales {
             simd.write(&mut self.0[v * S::LANES..], simd.mul(pairs, by));
         }
     }
+}
+
+/// Four-bit integers from byte `at` on: the low halves of 16 bytes, then the high ones.
+#[inline(always)]
+fn nibbles<S: Simd>(simd: S, block: &[u8], at: usize, first: usize) -> S::I {
+    let bytes = simd.read_u8(&block[at + first % 16..]);
+    if first < 16 { simd.and(bytes, simd.splat_int(15)) } else { simd.shift_right(bytes, simd.splat_int(4)) }
 }
 
 /// The bytes of two words in turns, in little-endian order of memory.

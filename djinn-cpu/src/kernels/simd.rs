@@ -79,6 +79,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn shift_right(self, a: Self::I, bits: Self::I) -> Self::I;
     /// Signed integers below 2^24 in size.
     fn to_float(self, a: Self::I) -> Self::V;
+    /// The floats with these bits.
+    fn float_of_bits(self, a: Self::I) -> Self::V;
+    /// `table[index]`, lane by lane, for indices below 16.
+    fn look_up(self, table: &[f32; 16], index: Self::I) -> Self::V;
 
     /// `LANES` f32.
     ///

@@ -1,15 +1,18 @@
-//! GGML's block formats: the one table of them, and what a block stands for.
+//! Block formats: the one table of them, and what a block stands for.
 //!
-//! The arithmetic is that of GGML's reference decoders, in f32 and in their order, so that decoded weights are the same
-//! bits. It is written so that a caller's instruction set vectorises it.
+//! The arithmetic of GGML's formats is that of its reference decoders, in f32 and in their order, so that decoded weights
+//! are the same bits. It is written so that a caller's instruction set vectorises it.
 
 mod classic;
+mod groups;
 mod k;
+mod tables;
 
 use half::f16;
 
-/// A format that stores a fixed number of neighbouring elements of a row as small integers with shared scales. Layouts
-/// are those of `block_q*` in GGML's `ggml-common.h`.
+/// A format that stores a fixed number of neighbouring elements of a row in few bits with shared scales. Layouts are those
+/// of `block_*` in GGML's `ggml-common.h`. The last four are Djinn's own: what rows of GPTQ, AWQ and FP8 checkpoints
+/// become when they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types, missing_docs, reason = "the formats' own names")]
 pub enum BlockFormat {
@@ -23,11 +26,31 @@ pub enum BlockFormat {
     Q4_K,
     Q5_K,
     Q6_K,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    /// Groups of 32 nibbles with an f16 scale and a zero point: GPTQ and AWQ with groups of 32, 64, 96 and so on.
+    INT4_G32,
+    /// The same with groups of 128.
+    INT4_G128,
+    /// Groups of 32 floats of 8 bits (E4M3, no NaN) with an f32 scale.
+    FP8_G32,
+    /// The same with groups of 128.
+    FP8_G128,
+}
+
+/// What a block's scales are stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ScaleType {
+    F16,
+    F32,
+    /// The exponent `e` of `2^(e - 128)`, where the integers are twice the elements.
+    Exponent,
 }
 
 impl BlockFormat {
     /// Every format.
-    pub const ALL: [BlockFormat; 10] = [
+    pub const ALL: [BlockFormat; 17] = [
         BlockFormat::Q4_0,
         BlockFormat::Q4_1,
         BlockFormat::Q5_0,
@@ -38,12 +61,25 @@ impl BlockFormat {
         BlockFormat::Q4_K,
         BlockFormat::Q5_K,
         BlockFormat::Q6_K,
+        BlockFormat::IQ4_NL,
+        BlockFormat::IQ4_XS,
+        BlockFormat::MXFP4,
+        BlockFormat::INT4_G32,
+        BlockFormat::INT4_G128,
+        BlockFormat::FP8_G32,
+        BlockFormat::FP8_G128,
     ];
 
     /// The most elements of any format's block, a multiple of every other's.
     pub const MOST_ELEMENTS: u64 = 256;
 
-    /// Elements of a block, bytes of a block, the name, and where the f16 scales of a block begin.
+    /// What the 4-bit codes of `IQ4_NL` and `IQ4_XS` stand for, besides a scale.
+    pub const IQ4_LEVELS: [f32; 16] = tables::IQ4_LEVELS;
+
+    /// What the 4-bit codes of `MXFP4` stand for, besides a scale of half the block's.
+    pub const MXFP4_LEVELS: [f32; 16] = tables::E2M1_DOUBLED;
+
+    /// Elements of a block, bytes of a block, the name, and where the scales of a block begin.
     const fn row(self) -> (u64, u64, &'static str, &'static [usize]) {
         match self {
             BlockFormat::Q4_0 => (32, 18, "Q4_0", &[0]),
@@ -56,6 +92,21 @@ impl BlockFormat {
             BlockFormat::Q4_K => (256, 144, "Q4_K", &[0, 2]),
             BlockFormat::Q5_K => (256, 176, "Q5_K", &[0, 2]),
             BlockFormat::Q6_K => (256, 210, "Q6_K", &[208]),
+            BlockFormat::IQ4_NL => (32, 18, "IQ4_NL", &[0]),
+            BlockFormat::IQ4_XS => (256, 136, "IQ4_XS", &[0]),
+            BlockFormat::MXFP4 => (32, 17, "MXFP4", &[0]),
+            BlockFormat::INT4_G32 => (32, 19, "INT4_G32", &[0]),
+            BlockFormat::INT4_G128 => (128, 68, "INT4_G128", &[0]),
+            BlockFormat::FP8_G32 => (32, 36, "FP8_G32", &[0]),
+            BlockFormat::FP8_G128 => (128, 132, "FP8_G128", &[0]),
+        }
+    }
+
+    const fn scale_type(self) -> ScaleType {
+        match self {
+            BlockFormat::MXFP4 => ScaleType::Exponent,
+            BlockFormat::FP8_G32 | BlockFormat::FP8_G128 => ScaleType::F32,
+            _ => ScaleType::F16,
         }
     }
 
@@ -69,14 +120,28 @@ impl BlockFormat {
         self.row().1
     }
 
-    /// The name in GGML's spelling.
+    /// The name; GGML's formats in its spelling.
     pub const fn name(self) -> &'static str {
         self.row().2
     }
 
-    /// Where a block's f16 scales begin, in bytes from its first. Blocks whose other bytes are anything are valid.
+    /// Where a block's scales begin, in bytes from its first.
     pub const fn scales(self) -> &'static [usize] {
         self.row().3
+    }
+
+    /// Writes a block's scales: each is the next of `scales`, rounded to what the format stores. Blocks with finite scales
+    /// are valid whatever their other bytes are.
+    pub fn set_scales(self, block: &mut [u8], mut scales: impl FnMut() -> f32) {
+        for &at in self.scales() {
+            let scale = scales();
+            match self.scale_type() {
+                ScaleType::F16 => block[at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes()),
+                ScaleType::F32 => block[at..at + 4].copy_from_slice(&scale.to_le_bytes()),
+                // The f32 exponent of the scale's power of two, less the doubling of the integers.
+                ScaleType::Exponent => block[at] = (scale.to_bits() >> 23) as u8,
+            }
+        }
     }
 
     /// The elements of whole blocks.
@@ -111,6 +176,13 @@ impl BlockFormat {
             BlockFormat::Q4_K => each!(k::q4_k),
             BlockFormat::Q5_K => each!(k::q5_k),
             BlockFormat::Q6_K => each!(k::q6_k),
+            BlockFormat::IQ4_NL => each!(tables::iq4_nl),
+            BlockFormat::IQ4_XS => each!(tables::iq4_xs),
+            BlockFormat::MXFP4 => each!(tables::mxfp4),
+            BlockFormat::INT4_G32 => each!(groups::int4::<19, 32>),
+            BlockFormat::INT4_G128 => each!(groups::int4::<68, 128>),
+            BlockFormat::FP8_G32 => each!(groups::fp8::<36, 32>),
+            BlockFormat::FP8_G128 => each!(groups::fp8::<132, 128>),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The formats of 32 elements with one scale; [`BlockFormat`](djinn_device::BlockFormat) says where what lies.
 
-use super::{BlockVectors, GROUP_RUNS, Scales, half, word};
+use super::{BlockVectors, GROUP_RUNS, Scales, half, nibbles, word};
 use crate::kernels::simd::Simd;
 
 /// The f16 scale with which a block begins, and the f16 offset after it if there is one.
@@ -25,13 +25,6 @@ fn set<S: Simd, F: BlockVectors, const BYTES: usize>(simd: S, blocks: &[[u8; BYT
         }
     }
     scales.set(simd, &pairs);
-}
-
-/// Four-bit integers from byte `at` on: the low halves of 16 bytes, then the high ones.
-#[inline(always)]
-fn nibbles<S: Simd>(simd: S, block: &[u8], at: usize, first: usize) -> S::I {
-    let bytes = simd.read_u8(&block[at + first % 16..]);
-    if first < 16 { simd.and(bytes, simd.splat_int(15)) } else { simd.shift_right(bytes, simd.splat_int(4)) }
 }
 
 /// Each element's fifth bit, in its place: bit `i` of the word at `at` is element `i`'s.
@@ -69,8 +62,8 @@ macro_rules! classic {
                 }
 
                 #[inline(always)]
-                fn integers<S: Simd>($simd: S, $block: &[u8; $bytes], _run: usize, $first: usize) -> S::I {
-                    $integers
+                fn numbers<S: Simd>($simd: S, $block: &[u8; $bytes], _run: usize, $first: usize) -> S::V {
+                    $simd.to_float($integers)
                 }
             }
         )*

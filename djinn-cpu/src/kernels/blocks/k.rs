@@ -56,10 +56,10 @@ macro_rules! k {
                 }
 
                 #[inline(always)]
-                fn integers<S: Simd>($vectors: S, $block: &[u8; $bytes], run: usize, $first: usize) -> S::I {
+                fn numbers<S: Simd>($vectors: S, $block: &[u8; $bytes], run: usize, $first: usize) -> S::V {
                     // So that the compiler knows the range.
                     let $run = run % GROUP_RUNS;
-                    $integers
+                    $vectors.to_float($integers)
                 }
             }
         )*

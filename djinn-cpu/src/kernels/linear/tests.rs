@@ -67,9 +67,8 @@ fn blocks(format: BlockFormat, count: usize, seed: u32) -> Vec<u8> {
     let mut blocks: Vec<u8> = noise(count * bytes, seed).iter().map(|x| (x * 128.0) as i8 as u8).collect();
     let scales = noise(count * 2, seed + 1);
     for (block, scales) in blocks.chunks_mut(bytes).zip(scales.chunks(2)) {
-        for (&at, &scale) in format.scales().iter().zip(scales) {
-            block[at..at + 2].copy_from_slice(&f16::from_f32(scale / 64.0).to_le_bytes());
-        }
+        let mut scales = scales.iter();
+        format.set_scales(block, || scales.next().expect("a block has two scales at most") / 64.0);
     }
     blocks
 }

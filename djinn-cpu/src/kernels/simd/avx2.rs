@@ -31,6 +31,8 @@ x86_vectors! {
         shift_left(a: __m256i, bits: __m256i) -> __m256i = _mm256_sllv_epi32(a, bits);
         shift_right(a: __m256i, bits: __m256i) -> __m256i = _mm256_srlv_epi32(a, bits);
         to_float(a: __m256i) -> __m256 = _mm256_cvtepi32_ps(a);
+        float_of_bits(a: __m256i) -> __m256 = _mm256_castsi256_ps(a);
+        look_up(table: &[f32; 16], index: __m256i) -> __m256 = look_up(table, index);
     }
     unsafe {
         load(from: *const f32) -> __m256 = _mm256_loadu_ps(from);
@@ -64,6 +66,18 @@ fn scale_by_power(a: __m256, n: __m256) -> __m256 {
 #[target_feature(enable = "avx2")]
 fn zero_where_less(x: __m256, bound: __m256, a: __m256) -> __m256 {
     _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, bound), a)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn look_up(table: &[f32; 16], index: __m256i) -> __m256 {
+    // SAFETY: the table has sixteen f32.
+    let low = unsafe { _mm256_loadu_ps(table.as_ptr()) };
+    // SAFETY: as above.
+    let high = unsafe { _mm256_loadu_ps(table[8..].as_ptr()) };
+    let [low, high] = [low, high].map(|half| _mm256_permutevar8x32_ps(half, index));
+    // Bit 3 of the index, as the sign that chooses.
+    _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)))
 }
 
 #[inline]

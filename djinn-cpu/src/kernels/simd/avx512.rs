@@ -31,6 +31,8 @@ x86_vectors! {
         shift_left(a: __m512i, bits: __m512i) -> __m512i = _mm512_sllv_epi32(a, bits);
         shift_right(a: __m512i, bits: __m512i) -> __m512i = _mm512_srlv_epi32(a, bits);
         to_float(a: __m512i) -> __m512 = _mm512_cvtepi32_ps(a);
+        float_of_bits(a: __m512i) -> __m512 = _mm512_castsi512_ps(a);
+        look_up(table: &[f32; 16], index: __m512i) -> __m512 = _mm512_permutexvar_ps(index, _mm512_loadu_ps(table.as_ptr()));
     }
     unsafe {
         load(from: *const f32) -> __m512 = _mm512_loadu_ps(from);

@@ -199,6 +199,16 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn float_of_bits(self, a: Integers) -> Lanes {
+        a.map(|a| f32::from_bits(a.cast_unsigned()))
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[f32; 16], index: Integers) -> Lanes {
+        index.map(|index| table[index as usize & 15])
+    }
+
+    #[inline(always)]
     unsafe fn load_u8(self, from: *const u8) -> Integers {
         // SAFETY: the caller vouches for 8 bytes.
         unsafe { widened_bytes(from, i32::from) }

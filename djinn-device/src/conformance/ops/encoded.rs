@@ -20,10 +20,7 @@ impl Matrix {
         let columns = blocks * format.elements() as usize;
         let mut bytes = rig.random.bytes(rows * blocks * format.bytes() as usize);
         for block in bytes.chunks_mut(format.bytes() as usize) {
-            for &at in format.scales() {
-                let scale = half::f16::from_f32(rig.random.floats(1)[0] / 64.0);
-                block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
-            }
+            format.set_scales(block, || rig.random.floats(1)[0] / 64.0);
         }
         Matrix { encoding, rows, columns, bytes }
     }
