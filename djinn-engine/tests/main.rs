@@ -11,6 +11,7 @@ mod hooks;
 mod hooks_transformers;
 mod not_finite;
 mod parking;
+mod quantised;
 mod replay;
 mod runtime;
 mod sessions;

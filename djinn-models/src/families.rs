@@ -85,7 +85,6 @@ const GPT_KEYS: KeyNames = KeyNames {
 /// names a key that is missing or out of range.
 pub(crate) fn from_json(keys: &JsonKeys) -> Result<Decoder> {
     let family = family(keys)?;
-    refuse_quantised(keys)?;
     let decoder = (family.read)(keys, family)?;
     decoder.check(&origin(keys, family))?;
     Ok(decoder)
@@ -123,12 +122,6 @@ fn origin<'a>(keys: &'a JsonKeys, family: &'a Family) -> Origin<'a> {
 
 fn unsupported(what: String, remedy: &str) -> Error {
     Error::Unsupported { what, remedy: remedy.to_owned() }
-}
-
-fn refuse_quantised(keys: &JsonKeys) -> Result<()> {
-    let Some(quantization) = keys.object("quantization_config")? else { return Ok(()) };
-    let method = quantization.string("quant_method")?.unwrap_or("of an unnamed method");
-    Err(unsupported(format!("quantization_config {method}"), "use an unquantised checkpoint or a GGUF file"))
 }
 
 /// Refuses a flag that changes the results in a way that is not implemented.

@@ -15,6 +15,7 @@ pub mod gguf;
 mod open;
 pub mod packed;
 mod quant;
+pub mod quantised;
 pub mod safetensors;
 pub mod synthetic;
 mod tensor;

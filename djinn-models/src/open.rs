@@ -14,7 +14,7 @@ use crate::families;
 use crate::gguf::Gguf;
 use crate::safetensors::SafetensorsDir;
 use crate::weights::{CheckpointSource, QuantisedWeights, Recipe};
-use crate::{ChatTemplate, Error, Result, TensorFile, Tokenizer, packed, synthetic};
+use crate::{ChatTemplate, Error, Result, TensorFile, Tokenizer, packed, quantised, synthetic};
 use djinn_srg::{DType, Encoding, Graph};
 use djinn_vmu::WeightSource;
 use std::path::{Path, PathBuf};
@@ -163,9 +163,10 @@ fn gguf_files(directory: &Path) -> Result<Vec<PathBuf>> {
 
 /// Opens the tensors at `weights`, with everything else in `directory`.
 fn open_safetensors(directory: &Path, weights: &Path, options: &OpenOptions) -> Result<Model> {
-    let decoder = families::from_json(&JsonKeys::open(&directory.join("config.json"))?)?;
+    let keys = JsonKeys::open(&directory.join("config.json"))?;
+    let decoder = families::from_json(&keys)?;
     let name = file_name(weights);
-    let file = Box::new(SafetensorsDir::open(weights)?);
+    let file = quantised::tensors(SafetensorsDir::open(weights)?, &keys, &decoder)?;
     let architecture = decoder.architecture.to_owned();
     let (graph, source, quantised) = assemble(decoder, &name, file, options)?;
     Ok(Model {

@@ -100,6 +100,12 @@ impl SafetensorsDir {
         Ok(checkpoint)
     }
 
+    /// Bytes of a tensor as the file has them, from byte `offset` of it on, which lie inside it.
+    pub(crate) fn read_bytes(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<()> {
+        let (shard, stored) = self.tensors.get(name).ok_or_else(|| file::missing(name))?;
+        self.shards[*shard].read(out, stored.offset + offset, format_args!("tensor {name}"))
+    }
+
     /// The file that holds a tensor.
     fn shard_of(&self, name: &str) -> Option<&Path> {
         let (shard, _) = self.tensors.get(name)?;

@@ -266,7 +266,7 @@ impl WeightMap {
             if let StoredType::Other(stored) = found.stored {
                 return Err(Error::Unsupported {
                     what: format!("type {stored} of tensor {}", part.tensor),
-                    remedy: "supported: f32, f16, bf16 and GGML's quantised blocks".to_owned(),
+                    remedy: "supported: f32, f16, bf16, GGML's quantised blocks, and what `quantization_config` describes".to_owned(),
                 });
             }
             used.insert(part.tensor.as_str());

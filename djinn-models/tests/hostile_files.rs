@@ -2,6 +2,7 @@
 //! of one line, and whatever opens can be read to its end.
 
 use djinn_models::gguf::Gguf;
+use djinn_models::quantised::QuantisedDir;
 use djinn_models::safetensors::SafetensorsDir;
 use djinn_models::{Error, TensorFile};
 use djinn_srg::DType;
@@ -147,6 +148,22 @@ fn gguf_files_never_panic() {
 fn safetensors_files_never_panic() {
     let opened = run("safetensors", fit_header_length, |bytes| exercise(SafetensorsDir::from_bytes(bytes)));
     assert!(opened > 300, "only {opened} mutants opened");
+}
+
+#[test]
+fn quantised_files_never_panic() {
+    let weights = |bytes: &[u8]| bytes.iter().position(|&byte| byte == 0).map_or(bytes.len(), |at| at + 1);
+    let repair = |original: &[u8], mutant: &mut [u8], seed| {
+        let at = weights(mutant);
+        fit_header_length(&original[weights(original)..], &mut mutant[at..], seed);
+    };
+    let open = |bytes: Vec<u8>| {
+        let at = weights(&bytes);
+        let config = &bytes[..at.saturating_sub(1)];
+        exercise(QuantisedDir::from_bytes(config, bytes[at..].to_vec()))
+    };
+    let opened = run("quantised", repair, open);
+    assert!(opened > 1000, "only {opened} mutants opened");
 }
 
 #[test]

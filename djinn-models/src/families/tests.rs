@@ -307,7 +307,6 @@ fn what_is_not_supported_is_refused_by_name() {
         (json!({"model_type": "qwen2"}), "qwen2"),
         (json!({"architectures": null, "model_type": "gemma"}), "gemma"),
         (json!({"hidden_act": "gelu"}), "hidden_act gelu"),
-        (json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}), "quantization_config gptq"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "rope scaling yarn"),
         (json!({"rope_scaling": {"type": "dynamic", "factor": 4.0}}), "rope scaling dynamic"),
         (json!({"rope_parameters": {"rope_type": "longrope"}}), "rope scaling longrope"),

@@ -33,7 +33,7 @@ impl JsonKeys {
         bytes.map(|bytes| Self::parse(path, &bytes)).transpose()
     }
 
-    fn parse(path: &Path, text: &[u8]) -> Result<JsonKeys> {
+    pub(crate) fn parse(path: &Path, text: &[u8]) -> Result<JsonKeys> {
         let malformed = |detail| Error::Malformed { path: path.to_owned(), detail };
         match serde_json::from_slice(text) {
             Ok(Value::Object(map)) => Ok(JsonKeys::new(path, map)),
@@ -54,6 +54,16 @@ impl JsonKeys {
     /// Whether the key is there, be it null.
     pub(crate) fn contains(&self, key: &str) -> bool {
         self.map.contains_key(key)
+    }
+
+    /// Whether there are no keys.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// The keys, in no particular order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.map.keys().map(String::as_str)
     }
 
     /// An error about `key`.
