@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// What CPU devices and the simulator compute from, besides plain elements.
-pub const ENCODINGS: &[Encoding] = &Encoding::BLOCKS;
+pub const ENCODINGS: &[Encoding] = &Encoding::ENCODED;
 
 /// What a [`CpuDevice`] is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -14,6 +14,7 @@ pub(crate) mod data;
 pub(crate) mod element;
 mod gemm;
 mod linear;
+mod lossless;
 mod pool;
 mod routing;
 mod rows;

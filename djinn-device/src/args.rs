@@ -22,7 +22,7 @@ use check::{ALIGN, Checks, qkv_width};
 pub struct Weight {
     /// Exactly the weight's bytes.
     pub span: Span,
-    /// f32, f16 or bf16: the type of plain elements.
+    /// f32, f16 or bf16: the type of plain elements, and of those that are stored without loss.
     pub dtype: DType,
     /// Plain, or for the matrices of [`Embed`], [`Linear`] and [`ExpertLinear`] one of
     /// [`DeviceInfo::encodings`](crate::DeviceInfo::encodings).

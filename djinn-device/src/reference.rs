@@ -13,6 +13,7 @@ use crate::args::{
 };
 use crate::{DType, Encoding, GeluForm, Operation, RopeStyle, Span};
 use choice::choose;
+use djinn_srg::lossless_row;
 use half::{bf16, f16};
 use routing::{combine, copy_expert, expert_linear, group, route};
 use std::borrow::Cow;
@@ -102,9 +103,18 @@ impl<'a> Reader<'a> {
         Elements { bytes: self.0.bytes(span).into(), dtype }
     }
 
-    /// A matrix's elements; those of blocks are the f32 that they stand for.
-    fn matrix(self, weight: Weight) -> Elements<'a> {
+    /// The elements of a matrix of that many columns; those of blocks are the f32 that they stand for.
+    fn matrix(self, weight: Weight, columns: u32) -> Elements<'a> {
         match weight.encoding {
+            Encoding::Lossless => {
+                let (form, row) = lossless_row(weight.dtype, columns.into()).expect("checked sizes");
+                let rows = self.0.bytes(weight.span).chunks_exact(row.bytes());
+                let mut values = vec![0; rows.len() * row.columns() * 2];
+                for (encoded, values) in rows.zip(values.chunks_exact_mut(row.columns() * 2)) {
+                    row.decode(form, encoded, values);
+                }
+                Elements { bytes: values.into(), dtype: weight.dtype }
+            }
             Encoding::Blocks(format) => {
                 let blocks = self.0.bytes(weight.span);
                 let mut values =
@@ -144,13 +154,15 @@ impl Elements<'_> {
 }
 
 fn embed(op: &Embed, memory: Reader<'_>) -> Vec<Written> {
-    let (table, width) = (memory.matrix(op.table), op.width as usize);
+    let (table, width) = (memory.matrix(op.table, op.width), op.width as usize);
+    // Devices may round what blocks stand for.
+    let exact = !matches!(op.table.encoding, Encoding::Blocks(_));
     let mut written = Vec::new();
     for (r, token) in memory.words(op.tokens).into_iter().enumerate() {
         let row = token.checked_sub(op.first_row).filter(|&row| row < op.table_rows);
         let Some(row) = row else { continue };
         let row: Vec<f32> = table.range(row as usize * width, width).into_iter().map(|x| x as f32).collect();
-        written.push(Written { exact: true, ..Written::floats(op.out, r * width, &row) });
+        written.push(Written { exact, ..Written::floats(op.out, r * width, &row) });
     }
     written
 }
@@ -219,7 +231,7 @@ fn products(x: &[f32], weight: &Elements<'_>, bias: Option<Vec<f64>>, k: usize, 
 }
 
 fn linear(op: &Linear, memory: Reader<'_>) -> Vec<Written> {
-    let (weight, bias) = (memory.matrix(op.weight), op.bias.map(|bias| memory.weight(bias)));
+    let (weight, bias) = (memory.matrix(op.weight, op.k), op.bias.map(|bias| memory.weight(bias)));
     let rows =
         products(&memory.floats(op.x), &weight, bias, op.k as usize, op.n as usize).into_iter().enumerate();
     let at = |r| r * op.out_width as usize + op.out_column as usize;

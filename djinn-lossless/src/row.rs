@@ -148,6 +148,7 @@ impl LosslessRow {
     /// # Panics
     /// If `row` does not have [`bytes`](Self::bytes), `out` not 2 bytes for each column, or if the list of a row that
     /// was not checked leads out of it.
+    #[inline(always)]
     pub fn decode(self, form: SixteenBit, row: &[u8], out: &mut [u8]) {
         match form {
             SixteenBit::BF16 => self.decode_as::<BF16>(row, out),
@@ -240,6 +241,8 @@ impl LosslessRow {
         escapes
     }
 
+    /// Inlined, as what it calls: a caller's instruction set vectorises it.
+    #[inline(always)]
     fn decode_as<F: Form>(self, row: &[u8], out: &mut [u8]) {
         assert_eq!((row.len(), out.len()), (self.bytes(), self.columns * 2), "lengths of a row");
         let (planes, tail) = row.split_at(self.codes().end);

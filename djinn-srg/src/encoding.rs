@@ -10,6 +10,7 @@ mod tests;
 pub use block::BlockFormat;
 
 use crate::DType;
+use djinn_lossless::{LosslessRow, SixteenBit};
 use serde::{Serialize, Serializer};
 use std::ops::Range;
 
@@ -20,6 +21,8 @@ pub enum Encoding {
     /// Row-major elements of the weight's type.
     #[default]
     Plain,
+    /// Rows of [`LosslessRow`]: bf16 or f16 in about 12 bits, which stand for the same 16.
+    Lossless,
     /// Row-major blocks of neighbouring elements of a row, which stand for f32.
     Blocks(BlockFormat),
 }
@@ -66,38 +69,61 @@ pub struct Plane {
 }
 
 impl Encoding {
-    /// Every block format.
-    pub const BLOCKS: [Encoding; BlockFormat::ALL.len()] = {
-        let mut all = [Encoding::Plain; BlockFormat::ALL.len()];
-        let mut i = 0;
+    /// Every encoding but [`Plain`](Self::Plain).
+    pub const ENCODED: [Encoding; 1 + BlockFormat::ALL.len()] = {
+        let mut all = [Encoding::Lossless; 1 + BlockFormat::ALL.len()];
+        let mut i = 1;
         while i < all.len() {
-            all[i] = Encoding::Blocks(BlockFormat::ALL[i]);
+            all[i] = Encoding::Blocks(BlockFormat::ALL[i - 1]);
             i += 1;
         }
         all
     };
 
     /// Lays out `rows` rows of `columns` elements, whose type is `dtype` where the encoding keeps it. `None` if a row
-    /// is no whole number of blocks, or if the bytes overflow.
+    /// is no whole number of blocks, or if the bytes overflow; for [`Lossless`](Self::Lossless), if the type does not
+    /// have 16 bits or a row has too many columns.
     pub const fn tile(self, dtype: DType, rows: u64, columns: u64) -> Option<TileLayout> {
-        let (block_elements, block_bytes) = match self {
-            Encoding::Plain => (1, dtype.bytes()),
-            Encoding::Blocks(format) => (format.elements(), format.bytes()),
+        let row = match self {
+            Encoding::Plain => columns.checked_mul(dtype.bytes()),
+            Encoding::Lossless => match lossless_row(dtype, columns) {
+                Some((_, row)) => Some(row.bytes() as u64),
+                None => None,
+            },
+            Encoding::Blocks(format) if columns.is_multiple_of(format.elements()) => {
+                (columns / format.elements()).checked_mul(format.bytes())
+            }
+            Encoding::Blocks(_) => None,
         };
-        if !columns.is_multiple_of(block_elements) {
-            return None;
-        }
-        let Some(row) = (columns / block_elements).checked_mul(block_bytes) else { return None };
+        let Some(row) = row else { return None };
         let Some(bytes) = rows.checked_mul(row) else { return None };
         TileLayout::of([bytes, 0, 0, 0])
     }
 
-    /// The name: `plain`, or a block format's own.
+    /// The name: `plain`, `lossless`, or a block format's own.
     pub const fn name(self) -> &'static str {
         match self {
             Encoding::Plain => "plain",
+            Encoding::Lossless => "lossless",
             Encoding::Blocks(format) => format.name(),
         }
+    }
+}
+
+/// How rows of `columns` elements of a type are encoded without loss; `None` if the type does not have 16 bits, or if
+/// there is no such row.
+pub const fn lossless_row(dtype: DType, columns: u64) -> Option<(SixteenBit, LosslessRow)> {
+    let form = match dtype {
+        DType::BF16 => SixteenBit::BF16,
+        DType::F16 => SixteenBit::F16,
+        DType::F32 | DType::U32 => return None,
+    };
+    if columns > LosslessRow::MAX_COLUMNS as u64 {
+        return None;
+    }
+    match LosslessRow::new(columns as usize) {
+        Some(row) => Some((form, row)),
+        None => None,
     }
 }
 
@@ -153,6 +179,16 @@ impl RowEncodings {
         runs.try_fold(0u64, |sum, (run, encoding)| {
             sum.checked_add(encoding.tile(dtype, run.end - run.start, columns)?.bytes)
         })
+    }
+
+    /// The same, with plain rows in place of those that are stored without loss.
+    pub fn without_lossless(&self) -> RowEncodings {
+        let mut plain = RowEncodings::default();
+        for (rows, encoding) in self.runs(0..self.rows()) {
+            let encoding = if encoding == Encoding::Lossless { Encoding::Plain } else { encoding };
+            plain.push(rows.end - rows.start, encoding);
+        }
+        plain
     }
 
     /// `rows`, cut where the encoding changes.

@@ -19,7 +19,7 @@ mod order;
 mod value;
 
 pub use dtype::DType;
-pub use encoding::{BlockFormat, Encoding, Plane, RowEncodings, TileLayout};
+pub use encoding::{BlockFormat, Encoding, Plane, RowEncodings, TileLayout, lossless_row};
 pub use graph::{Graph, GraphBuilder, GraphError, Heads, Hook, Node, NodeId, Routing};
 pub use kv::{KvPlace, KvPlan};
 pub use liveness::StackPlan;

@@ -68,11 +68,13 @@ const MIN_TILE: u64 = 64 << 10;
 /// The size above which weights are cut: a 64th of the model, as a power of two from 64 KiB to 64 MiB. A
 /// constant of the model, never of the budget.
 pub fn tile_bytes(graph: &Graph) -> u64 {
-    (graph.text_bytes() / 64).clamp(MIN_TILE, MAX_TILE).next_power_of_two()
+    let bytes: u64 = graph.weights().map(|(_, value)| value.cut_bytes(0..value.matrix()[0])).sum();
+    (bytes / 64).clamp(MIN_TILE, MAX_TILE).next_power_of_two()
 }
 
 /// The weights that a pass reads in full, in order of use, cut along their output rows so that no tile
-/// exceeds `tile_bytes` (unless a single row does) and none has rows of two encodings.
+/// exceeds `tile_bytes` (unless a single row does; [`Value::cut_bytes`](crate::Value::cut_bytes) counts) and none has
+/// rows of two encodings.
 pub fn tiles(graph: &Graph, tile_bytes: u64) -> Vec<Tile> {
     let mut tiles = Vec::new();
     let mut groups = Vec::new();
@@ -87,7 +89,8 @@ pub fn tiles(graph: &Graph, tile_bytes: u64) -> Vec<Tile> {
         let condition = condition(node, &groups);
         let matrix = graph.value(node.weights[0]);
         for (run, _) in matrix.encodings.runs(0..matrix.matrix()[0]) {
-            let row_bytes: u64 = node.weights.iter().map(|&w| bytes(w, run.start..run.start + 1)).sum();
+            let first = run.start..run.start + 1;
+            let row_bytes: u64 = node.weights.iter().map(|&w| graph.value(w).cut_bytes(first.clone())).sum();
             let rows = run.end - run.start;
             let step = if node.op.splits_by_rows() { tile_rows(rows, tile_bytes / row_bytes) } else { rows };
             for start in run.clone().step_by(step as usize) {

@@ -118,6 +118,16 @@ impl Value {
         bytes.unwrap_or_else(|| panic!("{} does not fit its encodings {:?}", self.name, self.encodings))
     }
 
+    /// The bytes by which some rows of a weight are cut into tiles. Rows that are stored without loss count as plain ones:
+    /// tiles of both are the same rows, so that products of the same shapes compute from both.
+    ///
+    /// # Panics
+    /// As [`stored_bytes`](Self::stored_bytes).
+    pub fn cut_bytes(&self, rows: Range<u64>) -> u64 {
+        let bytes = self.encodings.without_lossless().bytes(self.dtype(), self.matrix()[1], rows);
+        bytes.unwrap_or_else(|| panic!("{} does not fit its encodings {:?}", self.name, self.encodings))
+    }
+
     /// The constant shape of a weight as `[rows, columns]`; a vector counts as one column.
     ///
     /// # Panics

@@ -26,7 +26,7 @@ bound! {
     /// See [`args::Embed`]; rows are `tokens.len()`.
     Embed(view, args) {
         tokens: &'a [u32] = view.indices(args.tokens),
-        table: Matrix<'a> = view.matrix(args.table),
+        table: Matrix<'a> = view.matrix(args.table, args.width),
         first_row: u32 = args.first_row,
         table_rows: u32 = args.table_rows,
         width: usize = args.width as usize,
@@ -94,7 +94,7 @@ bound! {
     /// See [`args::Linear`]; rows are `x.len() / k`.
     Linear(view, args) {
         x: &'a [f32] = view.floats(args.x),
-        weight: Matrix<'a> = view.matrix(args.weight),
+        weight: Matrix<'a> = view.matrix(args.weight, args.k),
         bias: Option<Elements<'a>> = args.bias.map(|bias| view.weight(bias)),
         k: usize = args.k as usize,
         n: usize = args.n as usize,
@@ -286,7 +286,7 @@ bound! {
     /// See [`args::ExpertLinear`].
     ExpertLinear(view, args) {
         x: &'a [f32] = view.floats(args.x),
-        weight: Matrix<'a> = view.matrix(args.weight),
+        weight: Matrix<'a> = view.matrix(args.weight, args.k),
         /// The expert's.
         slots: &'a [u32] = slots(view, args),
         slots_per_row: usize = args.slots_per_row as usize,

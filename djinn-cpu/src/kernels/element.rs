@@ -1,6 +1,7 @@
 //! Element types of weights and caches, slices of any of them, and matrices as they are stored.
 #![allow(unsafe_code, reason = "vector loads by pointer")]
 
+use super::lossless::Lossless;
 use super::simd::Simd;
 use djinn_device::BlockFormat;
 use half::{bf16, f16};
@@ -149,6 +150,7 @@ pub(crate) use with_elements;
 #[derive(Clone, Copy)]
 pub(crate) enum Matrix<'a> {
     Plain(Elements<'a>),
+    Lossless(Lossless<'a>),
     Blocks(BlockFormat, &'a [u8]),
 }
 

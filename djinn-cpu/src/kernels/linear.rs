@@ -10,7 +10,8 @@
 //! once for each block of activations that fits the second-level cache.
 //!
 //! Rows in blocks are decoded to f32: for one row of activations in the registers that feed the product, for more in the
-//! first-level cache, a few rows at a time. Either way a product has the bits of the same one over f32 weights.
+//! first-level cache, a few rows at a time. Either way a product has the bits of the same one over f32 weights. Rows that
+//! are stored without loss are decoded to 16 bits in the cache, and have the bits of plain ones.
 
 mod pack;
 mod source;
@@ -21,8 +22,10 @@ use super::buffer::Shared;
 use super::data::Linear;
 use super::element::{Element, Elements, Matrix, with_elements};
 use super::simd::Isa;
+use djinn_lossless::SixteenBit;
+use half::{bf16, f16};
 use pack::Pack;
-use source::{Decoded, RowSource};
+use source::{Decoded, Packed, RowSource};
 use std::sync::{PoisonError, TryLockError};
 use tile::Block;
 
@@ -54,6 +57,14 @@ impl Fast {
             Matrix::Plain(weight) => with_elements!(Elements, weight, weight => {
                 self.product(&plan, &shape, op.x, weight, x, op.out)
             }),
+            Matrix::Lossless(matrix) => match matrix.form {
+                SixteenBit::BF16 => {
+                    self.product(&plan, &shape, op.x, Packed::<bf16>::new(self.isa, matrix), x, op.out)
+                }
+                SixteenBit::F16 => {
+                    self.product(&plan, &shape, op.x, Packed::<f16>::new(self.isa, matrix), x, op.out)
+                }
+            },
             Matrix::Blocks(format, blocks) => {
                 self.product(&plan, &shape, op.x, Decoded::new(self.isa, format, blocks, op.k), x, op.out)
             }

@@ -10,7 +10,10 @@ use super::data::{
     SiluMul,
 };
 use super::element::{Element, Matrix, with_elements};
+use super::lossless::Lossless;
 use djinn_device::args;
+use djinn_lossless::SixteenBit;
+use half::{bf16, f16};
 use kernels::{AddRows, CentreRows, GeluRows, NormRows, RotateRows, SiluRows, WidenRow};
 
 /// Elements below which a share of the rows is not worth another thread.
@@ -43,6 +46,10 @@ impl Fast {
                     Matrix::Plain(table) => with_elements!(Elements, table, table => {
                         self.isa.run(WidenRow { from: &table[row * width..][..width], out });
                     }),
+                    Matrix::Lossless(table) => match table.form {
+                        SixteenBit::BF16 => self.widen_lossless::<bf16>(table, row, out),
+                        SixteenBit::F16 => self.widen_lossless::<f16>(table, row, out),
+                    },
                     Matrix::Blocks(format, table) => {
                         let bytes = blocks_bytes(format, width);
                         self.isa.run(DecodeBlocks { format, blocks: &table[row * bytes..][..bytes], out });
@@ -50,6 +57,12 @@ impl Fast {
                 }
             }
         });
+    }
+
+    fn widen_lossless<E: Element>(&self, table: Lossless<'_>, row: usize, out: &mut [f32]) {
+        let mut plain = vec![E::zeroed(); out.len()];
+        self.isa.run(table.decode(row..row + 1, &mut plain));
+        self.isa.run(WidenRow { from: &plain, out });
     }
 
     /// See [`djinn_device::args::RopeTable`].

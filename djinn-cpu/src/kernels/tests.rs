@@ -29,7 +29,7 @@ const STRICT: [&str; 7] = [
 
 #[test]
 fn all_instruction_sets_conform() {
-    let strict = Tolerance { f32: 1e-6, f16: 1e-6, bf16: 1e-6 };
+    let strict = Tolerance { f32: 1e-6, f16: 1e-6, bf16: 1e-6, blocks: 1e-6 };
     for isa in simd::Isa::available() {
         let kernels = || Kernels { path: Path::Fast(Fast::new(isa, 2).unwrap()) };
         for (tolerance, is_strict) in [(strict, true), (Tolerance::WIDENING, false)] {

@@ -2,9 +2,11 @@
 #![allow(unsafe_code, reason = "slices of shared memory")]
 
 use super::element::{Elements, ElementsMut, Matrix};
+use super::lossless::Lossless;
 use crate::memory::Memory;
 use djinn_device::reference::Contents;
 use djinn_device::{DType, Encoding, Span, args};
+use djinn_srg::lossless_row;
 
 /// Memory during one operation, which is the only user of the bytes that it writes, and whose inputs nothing
 /// writes meanwhile: the device runs an operation only after all that its stream and events put before it.
@@ -76,9 +78,14 @@ impl<'a> View<'a> {
         self.elements(weight.span, weight.dtype)
     }
 
-    pub(super) fn matrix(&self, weight: args::Weight) -> Matrix<'a> {
+    /// A matrix of that many columns.
+    pub(super) fn matrix(&self, weight: args::Weight, columns: u32) -> Matrix<'a> {
         match weight.encoding {
             Encoding::Plain => Matrix::Plain(self.weight(weight)),
+            Encoding::Lossless => {
+                let (form, row) = lossless_row(weight.dtype, columns.into()).expect("a device checks sizes");
+                Matrix::Lossless(Lossless { form, row, bytes: self.bytes(weight.span) })
+            }
             Encoding::Blocks(format) => Matrix::Blocks(format, self.bytes(weight.span)),
             other => panic!("no kernel reads {other}"),
         }

@@ -10,7 +10,7 @@ mod rig;
 mod routing;
 mod rows;
 
-use crate::{DType, Ops};
+use crate::{DType, Encoding, Ops};
 use rig::Rig;
 
 /// The greatest error allowed by the type of the weights or the cache: the norm of the difference to the
@@ -23,22 +23,35 @@ pub struct Tolerance {
     pub f16: f64,
     /// For bf16.
     pub bf16: f64,
+    /// For blocks.
+    pub blocks: f64,
 }
 
 impl Tolerance {
-    /// For devices that round activations to the weights' type.
-    pub const ROUNDING: Tolerance = Tolerance { f32: 1e-5, f16: 2e-3, bf16: 1e-2 };
+    /// For devices that round activations to the weights' type, and blocks to f16.
+    pub const ROUNDING: Tolerance = Tolerance { f32: 1e-5, f16: 2e-3, bf16: 1e-2, blocks: 1e-3 };
 
     /// For devices that widen weights and compute in f32.
-    pub const WIDENING: Tolerance = Tolerance { f32: 1e-5, f16: 1e-5, bf16: 1e-5 };
+    pub const WIDENING: Tolerance = Tolerance { f32: 1e-5, f16: 1e-5, bf16: 1e-5, blocks: 1e-5 };
 
-    /// The entry for a type.
-    fn of(self, dtype: DType) -> f64 {
-        match dtype {
-            DType::F16 => self.f16,
-            DType::BF16 => self.bf16,
-            DType::F32 | DType::U32 => self.f32,
+    /// The entry for a matrix's encoding, and the type that it keeps.
+    fn of(self, Stored(encoding, dtype): Stored) -> f64 {
+        match (encoding, dtype) {
+            (Encoding::Blocks(_), _) => self.blocks,
+            (_, DType::F16) => self.f16,
+            (_, DType::BF16) => self.bf16,
+            (_, DType::F32 | DType::U32) => self.f32,
         }
+    }
+}
+
+/// What results are within a tolerance for: a matrix's encoding and type. Plain for a type alone.
+#[derive(Clone, Copy)]
+struct Stored(Encoding, DType);
+
+impl From<DType> for Stored {
+    fn from(dtype: DType) -> Self {
+        Stored(Encoding::Plain, dtype)
     }
 }
 
@@ -59,7 +72,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 57] = named![
+    let checks: [Check<D>; 58] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -69,6 +82,7 @@ pub(super) fn each_op<D: Ops>(
         linear::serves_unusual_widths,
         encoded::products_match_the_reference,
         encoded::products_are_batch_invariant,
+        encoded::lossless_products_have_the_bits_of_plain_ones,
         encoded::embeds_rows_exactly,
         encoded::experts_match_the_reference,
         attention::matches_the_reference,

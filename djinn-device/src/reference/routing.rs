@@ -38,7 +38,7 @@ pub(super) fn expert_linear(op: &ExpertLinear, memory: Reader<'_>) -> Vec<Writte
     let (x, starts, expert) = (memory.floats(op.x), memory.words(op.starts), op.expert as usize);
     let slots = &memory.words(op.order)[starts[expert] as usize..starts[expert + 1] as usize];
     let [k, n, out_width, out_column] = [op.k, op.n, op.out_width, op.out_column].map(|n| n as usize);
-    let weight = memory.matrix(op.weight);
+    let weight = memory.matrix(op.weight, op.k);
     let rows = slots.iter().flat_map(|&slot| &x[(slot / op.slots_per_row) as usize * k..][..k]);
     let out = products(&rows.copied().collect::<Vec<_>>(), &weight, None, k, n);
     let at = |slot: u32| slot as usize * out_width + out_column;

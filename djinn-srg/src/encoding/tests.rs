@@ -7,6 +7,10 @@ use proptest::prelude::*;
 fn blocks_take_the_bytes_of_whole_blocks() {
     let bytes = |encoding: Encoding, rows, columns| Some(encoding.tile(DType::BF16, rows, columns)?.bytes);
     assert_eq!(bytes(Encoding::Plain, 3, 5), Some(30));
+    assert_eq!(bytes(Encoding::Lossless, 3, 4096), Some(3 * 6240));
+    assert_eq!(bytes(Encoding::Lossless, 1, LosslessRow::MAX_COLUMNS as u64 + 1), None);
+    assert_eq!(bytes(Encoding::Lossless, u64::MAX / 2, 4096), None);
+    assert_eq!(Encoding::Lossless.tile(DType::F32, 1, 4096), None);
     for format in BlockFormat::ALL {
         let (blocks, elements) = (Encoding::Blocks(format), format.elements());
         assert_eq!(bytes(blocks, 7, 3 * elements), Some(21 * format.bytes()));
@@ -34,8 +38,8 @@ fn planes_start_aligned_and_end_with_the_tile() {
 
 proptest! {
     #[test]
-    fn runs_cover_any_rows_in_order(lens in prop::collection::vec((0u64..5, 0usize..3), 0..6), a in 0u64..25, b in 0u64..25) {
-        let kinds = [Encoding::Plain, Encoding::Blocks(BlockFormat::Q4_0), Encoding::Blocks(BlockFormat::Q6_K)];
+    fn runs_cover_any_rows_in_order(lens in prop::collection::vec((0u64..5, 0usize..4), 0..6), a in 0u64..25, b in 0u64..25) {
+        let kinds = [Encoding::Plain, Encoding::Lossless, Encoding::Blocks(BlockFormat::Q4_0), Encoding::Blocks(BlockFormat::Q6_K)];
         let (mut encodings, mut each) = (RowEncodings::default(), Vec::new());
         for (rows, kind) in lens {
             encodings.push(rows, kinds[kind]);

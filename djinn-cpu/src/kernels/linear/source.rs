@@ -5,8 +5,10 @@ use crate::kernels::blocks::{
     self, BlockVectors, DecodeBlocks, GROUP_RUNS, RUN, Scales, blocks_bytes, with_format,
 };
 use crate::kernels::element::Element;
+use crate::kernels::lossless::Lossless;
 use crate::kernels::simd::{Isa, Simd};
 use djinn_device::BlockFormat;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// A matrix whose rows are read a few at a time.
@@ -103,6 +105,46 @@ impl RowSource for Decoded<'_> {
     ) -> Option<[f32; WEIGHT_ROWS]> {
         let blocks = &self.blocks[first * self.row_bytes..(first + COLUMNS) * self.row_bytes];
         Some(with_format!(self.format, F => dot::<S, F, COLUMNS>(simd, blocks, x)))
+    }
+}
+
+/// Rows in 12 bits, of elements `E`.
+#[derive(Clone, Copy)]
+pub(super) struct Packed<'w, E> {
+    isa: Isa,
+    matrix: Lossless<'w>,
+    element: PhantomData<E>,
+}
+
+impl<'w, E> Packed<'w, E> {
+    /// The rows of `matrix`, whose elements are `E`.
+    pub(super) fn new(isa: Isa, matrix: Lossless<'w>) -> Self {
+        Packed { isa, matrix, element: PhantomData }
+    }
+}
+
+impl<E: Element> RowSource for Packed<'_, E> {
+    type Element = E;
+    const IN_PLACE: bool = false;
+
+    #[inline(always)]
+    fn rows<'a>(&'a self, rows: Range<usize>, k: usize, scratch: &'a mut [f32]) -> &'a [E] {
+        let out: &mut [E] = &mut bytemuck::cast_slice_mut(scratch)[..(rows.end - rows.start) * k];
+        self.isa.run(self.matrix.decode(rows, out));
+        out
+    }
+
+    fn scratch_elements(&self, rows: usize, k: usize) -> usize {
+        (rows * k * size_of::<E>()).div_ceil(size_of::<f32>())
+    }
+
+    fn row_bytes(&self, _: usize) -> usize {
+        self.matrix.row.bytes()
+    }
+
+    #[inline(always)]
+    fn dot<S: Simd, const COLUMNS: usize>(&self, _: S, _: usize, _: &[f32]) -> Option<[f32; WEIGHT_ROWS]> {
+        None
     }
 }
 

@@ -1,13 +1,25 @@
 //! Checks of matrices in every encoding that the device says it computes from.
 
+use super::Stored;
 use super::rig::{PARTS, Rig, rows, same_bits};
 use super::routing::group;
 use crate::args::{Embed, ExpertLinear, Linear, Weight};
-use crate::{DType, Encoding, Ops, Space, Span};
+use crate::reference::encode;
+use crate::{BlockFormat, DType, Encoding, Ops, Space, Span};
+use djinn_srg::lossless_row;
+
+/// Activation rows in one launch, at the edges of kernels.
+const ROWS: [usize; 9] = [1, 2, 7, 16, 17, 64, 128, 129, 300];
+
+/// Parts of 300 rows, first and count.
+const LARGE_PARTS: [(usize, usize); 7] =
+    [(299, 1), (5, 2), (11, 7), (20, 16), (100, 17), (60, 128), (40, 129)];
 
 /// Random rows of an encoding.
 struct Matrix {
     encoding: Encoding,
+    /// That of plain elements, where the encoding keeps it.
+    dtype: DType,
     rows: usize,
     columns: usize,
     bytes: Vec<u8>,
@@ -15,21 +27,44 @@ struct Matrix {
 
 impl Matrix {
     /// Rows of `blocks` blocks each.
-    fn new<D: Ops>(rig: &mut Rig<D>, encoding: Encoding, rows: usize, blocks: usize) -> Matrix {
-        let Encoding::Blocks(format) = encoding else { panic!("no random rows of {encoding}") };
+    fn of_blocks<D: Ops>(rig: &mut Rig<D>, format: BlockFormat, rows: usize, blocks: usize) -> Matrix {
         let columns = blocks * format.elements() as usize;
         let mut bytes = rig.random.bytes(rows * blocks * format.bytes() as usize);
         for block in bytes.chunks_mut(format.bytes() as usize) {
             format.set_scales(block, || rig.random.floats(1)[0] / 64.0);
         }
-        Matrix { encoding, rows, columns, bytes }
+        Matrix { encoding: Encoding::Blocks(format), dtype: DType::F32, rows, columns, bytes }
+    }
+
+    /// The same matrix without loss, and plain. Each row has a zero and a tiny value, which are escapes.
+    fn lossless<D: Ops>(rig: &mut Rig<D>, dtype: DType, rows: usize, columns: usize) -> [Matrix; 2] {
+        let (form, row) = lossless_row(dtype, columns as u64).expect("a 16-bit type");
+        let mut values = rig.random.floats(rows * columns);
+        for (i, values) in values.chunks_exact_mut(columns).enumerate() {
+            values.iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32());
+            values[i * 7 % columns] = 0.0;
+            values[(i * 13 + 1) % columns] = 1.0 / 1024.0 / 1024.0;
+        }
+        let plain = encode(&values, dtype);
+        let mut bytes = vec![0; rows * row.bytes()];
+        for (plain, encoded) in plain.chunks_exact(columns * 2).zip(bytes.chunks_exact_mut(row.bytes())) {
+            assert!(row.encode(form, plain, encoded), "few values are escapes");
+        }
+        let lossless = Matrix { encoding: Encoding::Lossless, dtype, rows, columns, bytes };
+        let plain = Matrix { encoding: Encoding::Plain, dtype, rows, columns, bytes: plain };
+        [lossless, plain]
     }
 
     /// `count` of its rows from `first` on, in a buffer of their own.
     fn upload<D: Ops>(&self, rig: &mut Rig<D>, space: Space, first: usize, count: usize) -> Weight {
         let row = self.bytes.len() / self.rows;
         let bytes = self.bytes[first * row..(first + count) * row].to_vec();
-        Weight { span: rig.upload_to(space, bytes), dtype: DType::F32, encoding: self.encoding }
+        Weight { span: rig.upload_to(space, bytes), dtype: self.dtype, encoding: self.encoding }
+    }
+
+    /// What its products are compared by.
+    fn stored(&self) -> Stored {
+        Stored(self.encoding, self.dtype)
     }
 
     fn name(&self, what: &str) -> String {
@@ -64,17 +99,38 @@ impl Matrix {
 fn each<D: Ops>(rig: &mut Rig<D>, mut check: impl FnMut(&mut Rig<D>, Matrix)) {
     for &encoding in rig.device.info().encodings {
         for (rows, blocks) in [(1, 1), (37, 3), (130, 2)] {
-            let matrix = Matrix::new(rig, encoding, rows, blocks);
-            check(rig, matrix);
+            match encoding {
+                Encoding::Blocks(format) => {
+                    let matrix = Matrix::of_blocks(rig, format, rows, blocks);
+                    check(rig, matrix);
+                }
+                Encoding::Lossless => {
+                    each_lossless(rig, rows, blocks * 64, |rig, [matrix, _]| check(rig, matrix))
+                }
+                other => panic!("no random rows of {other}"),
+            }
         }
+    }
+}
+
+/// Both types that are stored without loss.
+fn each_lossless<D: Ops>(
+    rig: &mut Rig<D>,
+    rows: usize,
+    columns: usize,
+    mut check: impl FnMut(&mut Rig<D>, [Matrix; 2]),
+) {
+    for dtype in [DType::BF16, DType::F16] {
+        let matrices = Matrix::lossless(rig, dtype, rows, columns);
+        check(rig, matrices);
     }
 }
 
 pub(super) fn products_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
     each(rig, |rig, matrix| {
-        for rows in [1, 7, 64] {
+        for rows in [1, 7, 64, if matrix.rows == 37 { 300 } else { 16 }] {
             let x = rig.random.floats(rows * matrix.columns);
-            rig.agrees(&matrix.name(&format!("linear {rows} x")), DType::F32, rows, matrix.product(&x));
+            rig.agrees(&matrix.name(&format!("linear {rows} x")), matrix.stored(), rows, matrix.product(&x));
         }
     });
 }
@@ -83,7 +139,29 @@ pub(super) fn products_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
     each(rig, |rig, matrix| {
         let x = rig.random.floats(33 * matrix.columns);
         rig.invariant(&matrix.name("linear 33 x"), 33, &PARTS, matrix.product(&x));
+        if matrix.rows == 37 {
+            let most = rig.device.info().batch_invariant_rows as usize;
+            let parts: Vec<_> = LARGE_PARTS.into_iter().filter(|&(_, count)| count <= most).collect();
+            let x = rig.random.floats(300 * matrix.columns);
+            rig.invariant(&matrix.name("linear 300 x"), 300, &parts, matrix.product(&x));
+        }
     });
+}
+
+/// Whatever the rows; and with columns that are no multiple of anything.
+pub(super) fn lossless_products_have_the_bits_of_plain_ones<D: Ops>(rig: &mut Rig<D>) {
+    if !rig.device.info().encodings.contains(&Encoding::Lossless) {
+        return;
+    }
+    for (n, k) in [(37, 192), (130, 101)] {
+        each_lossless(rig, n, k, |rig, matrices| {
+            for rows in ROWS {
+                let x = rig.random.floats(rows * k);
+                let [got, want] = [0, 1].map(|i: usize| rig.output((0, rows), &matrices[i].product(&x)));
+                same_bits(&matrices[0].name(&format!("linear {rows} x")), &got, &want);
+            }
+        });
+    }
 }
 
 pub(super) fn embeds_rows_exactly<D: Ops>(rig: &mut Rig<D>) {
@@ -100,7 +178,7 @@ pub(super) fn embeds_rows_exactly<D: Ops>(rig: &mut Rig<D>) {
                 rows: tokens.len() as u32,
             };
             rig.run(args);
-            rig.matches(&matrix.name("embed"), DType::F32);
+            rig.matches(&matrix.name("embed"), matrix.stored());
         }
     });
 }
@@ -130,7 +208,7 @@ pub(super) fn experts_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
         rig.run(args);
         let got: Vec<f32> = rig.download(args.out);
         let name = matrix.name("expert_linear");
-        rig.matches(&name, DType::F32);
+        rig.matches(&name, matrix.stored());
         for slot in (0..slots).filter(|&slot| ids[slot] == 1) {
             let alone = rig.output((slot, 1), &matrix.product(&x));
             same_bits(&format!("slot {slot} of {name}"), &got[slot * n..][..n], &alone[2..2 + n]);

@@ -1,6 +1,6 @@
 //! A device with what the checks need: random data, the host's image of the device's memory, comparisons.
 
-use super::Tolerance;
+use super::{Stored, Tolerance};
 use crate::args::{Checksum, Weight};
 use crate::reference::{Contents, Written, encode, written};
 use crate::{Buffer, DType, Operation, Ops, Result, Space, Span, Stream};
@@ -145,7 +145,8 @@ impl<D: Ops> Rig<D> {
     /// Ends a case: compares all of its buffers with the image, bit by bit but for what is up to rounding. That is
     /// within the tolerance for a type, in each buffer.
     #[track_caller]
-    pub(super) fn matches(&mut self, case: &str, dtype: DType) {
+    pub(super) fn matches(&mut self, case: &str, of: impl Into<Stored>) {
+        let of = of.into();
         let image = std::mem::take(&mut self.image);
         self.clear();
         for Held { buffer, bytes, rounded } in image.0.into_values() {
@@ -169,15 +170,15 @@ impl<D: Ops> Rig<D> {
                     norm += want.powi(2);
                 }
             }
-            self.within(case, difference, norm, dtype);
+            self.within(case, difference, norm, of);
         }
     }
 
     /// Compares the norm of a difference with the tolerance for a type.
     #[track_caller]
-    fn within(&self, case: &str, difference: f64, norm: f64, dtype: DType) {
+    fn within(&self, case: &str, difference: f64, norm: f64, of: Stored) {
         let error = difference.sqrt() / norm.sqrt().max(f64::MIN_POSITIVE);
-        let allowed = self.tolerance.of(dtype);
+        let allowed = self.tolerance.of(of);
         // Also fails for NaN, i.e. where an output was left unwritten.
         assert!(error <= allowed, "{case}: relative error {error:.3e}, {allowed:.0e} allowed");
     }
@@ -189,7 +190,7 @@ impl<D: Ops> Rig<D> {
         let sum = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>();
         let difference =
             sum(&mut got.iter().zip(&want).map(|(&got, &want)| f64::from(got) - f64::from(want)));
-        self.within(case, difference, sum(&mut want.iter().map(|&x| x.into())), dtype);
+        self.within(case, difference, sum(&mut want.iter().map(|&x| x.into())), dtype.into());
         self.clear();
     }
 
@@ -213,13 +214,13 @@ impl<D: Ops> Rig<D> {
     pub(super) fn agrees<O: Into<Operation>>(
         &mut self,
         case: &str,
-        dtype: DType,
+        of: impl Into<Stored>,
         rows: usize,
         make: impl Fn(&mut Self, usize, usize) -> (O, Span),
     ) {
         let (operation, _) = make(self, 0, rows);
         self.run(operation);
-        self.matches(case, dtype);
+        self.matches(case, of);
     }
 
     /// The output of some rows of a case.
