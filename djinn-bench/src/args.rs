@@ -5,7 +5,7 @@ mod exp1;
 use crate::exp2::systems::{self, Choice, System};
 use crate::size;
 use clap::{Args, Parser, Subcommand};
-use djinn_host::{Card, DeviceArgs};
+use djinn_host::{Card, DeviceArgs, WeightEncoding};
 pub(crate) use exp1::Exp1Args;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -60,6 +60,9 @@ pub(crate) struct Exp2Args {
     /// The model: synthetic:NAME, a directory or a file
     #[arg(long, default_value = "synthetic:llama-2-13b")]
     pub(crate) model: String,
+    /// How matrices are in memory [default: stored]
+    #[arg(long, value_name = "HOW", value_enum)]
+    pub(crate) encoding: Option<WeightEncoding>,
     /// Cap on device memory of the capped systems
     #[arg(long, value_parser = size::parse, default_value = "20GiB")]
     pub(crate) vram: u64,
@@ -156,6 +159,9 @@ pub(crate) struct SweepArgs {
     /// The model
     #[arg(long, default_value = "synthetic:llama-2-13b")]
     pub(crate) model: String,
+    /// How matrices are in memory [default: stored]
+    #[arg(long, value_name = "HOW", value_enum)]
+    pub(crate) encoding: Option<WeightEncoding>,
     /// Cap on device memory while streaming
     #[arg(long, value_parser = size::parse, default_value = "20GiB")]
     pub(crate) vram: u64,
@@ -293,6 +299,9 @@ pub(crate) struct SampleArgs {
     pub(crate) system: &'static System,
     #[arg(long)]
     pub(crate) model: String,
+    /// How matrices are in memory [default: stored]
+    #[arg(long, value_name = "HOW", value_enum)]
+    pub(crate) encoding: Option<WeightEncoding>,
     /// Without it there is no cap.
     #[arg(long)]
     pub(crate) vram: Option<u64>,

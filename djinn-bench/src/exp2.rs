@@ -33,7 +33,8 @@ struct Experiment<'a> {
 
 /// `djinn-bench exp2`.
 pub(crate) fn run(args: &Exp2Args) -> Result<()> {
-    let (chosen, setup) = (chosen(args), args.device.setup()?);
+    let chosen = chosen(args);
+    let setup = Setup { encoding: args.encoding, ..args.device.setup()? };
     check(args, &setup, &chosen)?;
     interrupt::catch(interrupt::stop_all)?;
     remark("measuring the link");
@@ -43,7 +44,7 @@ pub(crate) fn run(args: &Exp2Args) -> Result<()> {
     let compare = |checkpoint| logits::compare(checkpoint, &setup);
     let logits = args.checkpoint.as_deref().map(compare).transpose()?;
     let config = Config {
-        model: args.model.clone(),
+        model: model::label(&args.model, args.encoding),
         vram_bytes: args.vram,
         prompt: args.prompt,
         tokens: args.tokens,
@@ -80,7 +81,7 @@ fn chosen(args: &Exp2Args) -> Vec<&'static System> {
 
 /// Refuses what could only fail later, before anything is measured.
 fn check(args: &Exp2Args, setup: &Setup, chosen: &[&'static System]) -> Result<()> {
-    let model = model::open(setup, &args.model)?;
+    let model = model::open_to_plan(setup, &args.model)?;
     let mut options = setup.options_for(&model, args.prompt as u64 + args.tokens as u64 + 1)?;
     for system in chosen.iter().filter(|s| s.capped) {
         let Kind::Own(change) = system.kind else { continue };

@@ -4,13 +4,24 @@ use crate::interrupt;
 use anyhow::{Context, Result};
 use djinn_device::Ops;
 use djinn_engine::{Engine, Entry, Options, Pages, Sequence, Wanted, greedy};
-use djinn_host::{Meter, Setup};
-use djinn_models::Model;
+use djinn_host::{Meter, Setup, WeightEncoding};
+use djinn_models::{Location, Model};
 use std::ops::ControlFlow;
 
 /// Opens the model that `--model` names; reads no weights.
 pub(crate) fn open(setup: &Setup, name: &str) -> Result<Model> {
     setup.open(name).with_context(|| format!("--model {name}"))
+}
+
+/// The same, to plan it: weights are not looked at either.
+pub(crate) fn open_to_plan(setup: &Setup, name: &str) -> Result<Model> {
+    let model = Location::find(name).and_then(|place| djinn_models::open(&place, &setup.planning_options()));
+    model.with_context(|| format!("--model {name}"))
+}
+
+/// A model's name with the encoding that was asked for.
+pub(crate) fn label(name: &str, encoding: Option<WeightEncoding>) -> String {
+    encoding.map_or_else(|| name.to_owned(), |encoding| format!("{name} ({encoding})"))
 }
 
 /// Loads the model's weights; shows how far it is. Ctrl-C ends it.

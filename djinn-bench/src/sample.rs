@@ -92,7 +92,7 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
     let Kind::Own(change) = args.system.kind else {
         bail!("{} is no system of Djinn's own", args.system.name)
     };
-    let setup = Setup { vram: args.vram, ..args.device.setup()? };
+    let setup = Setup { vram: args.vram, encoding: args.encoding, ..args.device.setup()? };
     let model = model::open(&setup, &args.model)?;
     // One more position, for the logits after the last token.
     let mut options = setup.options_for(&model, args.prompt as u64 + args.tokens as u64 + 1)?;
@@ -117,6 +117,9 @@ pub(crate) fn command(
     let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
     command.args(["sample", "--system", system, "--model", model, "--prompt", &prompt, "--tokens", &tokens]);
     command.args(["--runs", &runs, "--device", &setup.device.to_string()]);
+    if let Some(encoding) = setup.encoding {
+        command.args(["--encoding", &encoding.to_string()]);
+    }
     let mut option = |flag: &str, value: Option<u64>| {
         if let Some(value) = value {
             command.args([flag, &value.to_string()]);

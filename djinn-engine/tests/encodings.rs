@@ -1,10 +1,10 @@
-//! Weights in blocks: the bits of the same weights decoded to f32, wherever they are kept.
+//! Encoded weights: the bits of the same weights decoded, wherever they are kept.
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
 use djinn_device::Ops;
 use djinn_engine::{Budget, Engine, Error, Options};
-use djinn_models::{Location, Model, OpenOptions, open};
-use djinn_srg::{BlockFormat, DType, Encoding, RowEncodings, Value};
+use djinn_models::{Location, Model, OpenOptions, Packing, open};
+use djinn_srg::{BlockFormat, DType, Encoding, Graph, RowEncodings, Value};
 use djinn_vmu::{SourceError, WeightSource};
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
@@ -96,9 +96,17 @@ fn prompt(len: usize) -> Vec<u32> {
 
 /// The bits of the logits of a long prompt and of one token, and the bytes that a pass streams.
 fn bits<D: Ops>(device: D, blocks: &Blocks, options: &Options) -> (Vec<u32>, u64) {
-    let graph = blocks.model.graph.clone();
-    let mut engine = Engine::load(device, graph, blocks, options, &mut |_, _| ControlFlow::Continue(()))
-        .expect("it loads");
+    bits_of(device, &blocks.model.graph, blocks, options)
+}
+
+fn bits_of<D: Ops>(
+    device: D,
+    graph: &Graph,
+    source: &dyn WeightSource,
+    options: &Options,
+) -> (Vec<u32>, u64) {
+    let mut keep = |_, _| ControlFlow::Continue(());
+    let mut engine = Engine::load(device, graph.clone(), source, options, &mut keep).expect("it loads");
     let (mut pages, mut bits) = (engine.free_pages(), Vec::new());
     for len in [64, 1] {
         let logits = engine.logits(&mut pages, &prompt(len)).expect("it runs");
@@ -149,6 +157,51 @@ fn blocks_stream_and_stay_alike() {
             assert!(streamed > 0 && found == expected, "{shape}, {fraction} resident, seed {seed}");
         }
     }
+}
+
+/// A model whose 16-bit matrices are encoded while they load, or not.
+fn opened(shape: &str, packing: Packing) -> Model {
+    let options = OpenOptions { encodings: djinn_cpu::ENCODINGS, packing, ..OpenOptions::default() };
+    open(&Location::Synthetic(shape.into()), &options).expect("a known shape")
+}
+
+#[test]
+fn lossless_weights_give_the_bits_of_plain_ones() {
+    let families = ["tied", "bias", "qwen3", "mixtral", "gpt2", "gptj", "gpt-neox", "falcon"];
+    for (seed, family) in (0..).zip(families) {
+        let shape = format!("tiny-{family}?hidden=128&vocab=300");
+        let [plain, lossless] = [Packing::Never, Packing::Fitting].map(|packing| opened(&shape, packing));
+        let [less, more] = [&lossless, &plain].map(|model| model.graph.text_bytes());
+        assert!(less * 100 < more * 92, "{family}: {less} bytes instead of {more}");
+        assert_eq!(opened(&shape, Packing::Assumed).graph.text_bytes(), less);
+        let bits =
+            |device, model: &Model, budget| bits_of(device, &model.graph, &*model.source, &options(budget));
+        let sim = |seed| {
+            SimDevice::new(SimConfig { seed, math: Math::Fast, ..SimConfig::default() }).expect("a device")
+        };
+        let (expected, _) = bits(sim(seed), &plain, Budget::default());
+        let fraction = seed as f64 / families.len() as f64;
+        let budget = Budget {
+            resident_fraction: Some(fraction),
+            chunk: Some(70_000),
+            ring: Some((1 + seed % 3) * 70_000),
+            stream_check: seed == 1,
+            ..Budget::default()
+        };
+        let (found, streamed) = bits(sim(seed), &lossless, budget);
+        assert!(streamed > 0 && found == expected, "{family}, {fraction} resident");
+        let (found, _) = bits(sim(seed), &lossless, Budget::default());
+        assert!(found == expected, "{family}, all resident");
+    }
+}
+
+#[test]
+fn what_does_not_fit_stays_plain_and_is_named() {
+    let shape = "tiny?hidden=128&dtype=f16";
+    let [plain, looked] = [Packing::Never, Packing::Fitting].map(|packing| opened(shape, packing));
+    assert_eq!(plain.graph.text_bytes(), looked.graph.text_bytes());
+    let [of] = looked.encoded[..] else { panic!("{:?}", looked.encoded) };
+    assert_eq!((of.stored, of.in_memory, of.why.is_some()), ("f16", "f16", true));
 }
 
 #[test]

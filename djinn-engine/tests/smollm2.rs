@@ -23,7 +23,7 @@ struct Loaded {
 fn load(dtype: Option<DType>, budget: Budget) -> Loaded {
     let path =
         std::env::var("DJINN_SMOLLM2").expect("set DJINN_SMOLLM2 to the GGUF file; see scripts/test.sh");
-    let options = OpenOptions { dtype, encodings: ENCODINGS };
+    let options = OpenOptions { dtype, encodings: ENCODINGS, ..OpenOptions::default() };
     let model = open(&Location::Gguf(path.into()), &options).expect("it opens");
     let options = Options { budget, context: 256, ..Options::default() };
     let device = CpuDevice::new(CpuConfig::default()).expect("threads");

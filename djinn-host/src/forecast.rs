@@ -3,7 +3,7 @@
 use crate::{DeviceName, Result, Setup, Target, context_for};
 use djinn_device::DType;
 use djinn_engine::{Error, MemoryPlan, Options, Segments};
-use djinn_models::{Model, QuantisedWeights};
+use djinn_models::{EncodedWeights, Model};
 use djinn_srg::Rows;
 use djinn_srg::cost::Work;
 use djinn_vmu::{Bottleneck, Prediction, predict};
@@ -29,11 +29,13 @@ pub struct TaskPlan {
     pub parameters: u64,
     /// Bytes of its weights.
     pub weight_bytes: u64,
-    /// The same as `djinn pack` would store them, where bf16 matrices make it fewer.
+    /// The same with bf16 matrices encoded without loss, where that makes it fewer.
     pub lossless_weight_bytes: Option<u64>,
-    /// How its quantised weights are in memory.
+    /// The same with all matrices plain, where some are encoded.
+    pub plain_weight_bytes: Option<u64>,
+    /// How its encoded weights are in memory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub quantised: Vec<QuantisedWeights>,
+    pub encoded: Vec<EncodedWeights>,
     /// Tokens that a sequence may have.
     pub context: u64,
     /// Sequences that decode together.
@@ -157,7 +159,8 @@ fn forecast(model: &Model, options: &Options, plan: &MemoryPlan, target: Target,
         parameters: graph.parameters(),
         weight_bytes: graph.text_bytes(),
         lossless_weight_bytes: djinn_models::packed::lossless_bytes(graph),
-        quantised: model.quantised.clone(),
+        plain_weight_bytes: djinn_models::packed::plain_bytes(graph),
+        encoded: model.encoded.clone(),
         context: options.context,
         sequences: options.sequences,
         kv_dtype,

@@ -36,6 +36,6 @@ pub use forecast::{Bottlenecks, Chunks, PredictedTimes, RingUse, Task, TaskPlan}
 pub use generation::{Generation, check_prompt, seed};
 pub use nearest::nearest;
 pub use progress::{Meter, remark};
-pub use setup::{Setup, context_for, kv_dtype};
+pub use setup::{Setup, WeightEncoding, context_for, kv_dtype};
 pub use speech::{SYSTEM, Speech};
 pub use target::{Known, Target};

@@ -4,8 +4,29 @@ use crate::args::{dtype, share};
 use crate::{DeviceName, Error, Result};
 use djinn_device::DType;
 use djinn_engine::{Budget, Options};
-use djinn_models::{Location, Model, OpenOptions};
+use djinn_models::{Location, Model, OpenOptions, Packing};
 use djinn_vmu::size;
+
+/// How a model's matrices are in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum WeightEncoding {
+    /// As the checkpoint stores them, where the device computes from that; else plain.
+    Stored,
+    /// Plain elements, whatever the checkpoint stores.
+    Plain,
+    /// As stored, but 16-bit matrices that are stored plain in 12 bits an element, without loss, where that is smaller.
+    Lossless,
+}
+
+impl std::fmt::Display for WeightEncoding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            WeightEncoding::Stored => "stored",
+            WeightEncoding::Plain => "plain",
+            WeightEncoding::Lossless => "lossless",
+        })
+    }
+}
 
 /// Where and within what a model runs; the commands take it from flags. `None` leaves a choice to Djinn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args)]
@@ -45,13 +66,16 @@ pub struct Setup {
     /// Element type of the weights in memory [default: as stored; on the GPU f16 for quantised ones]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]
     pub dtype: Option<DType>,
+    /// How matrices are in memory [default: stored]
+    #[arg(long, value_name = "HOW", value_enum)]
+    pub encoding: Option<WeightEncoding>,
     /// Tokens of a prefill chunk; where weights stream to a GPU, it runs three at once [default: 512]
     #[arg(long = "prefill-chunk", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill_rows: Option<u32>,
 }
 
 impl Setup {
-    /// Opens the model at `place` (a directory, a `.gguf` or `.safetensors` file, `synthetic:NAME`); reads no weights.
+    /// Opens the model at `place` (a directory, a `.gguf` or `.safetensors` file, `synthetic:NAME`); reads no weights but to pack them.
     ///
     /// # Errors
     /// As [`Location::find`] and [`djinn_models::open`].
@@ -59,9 +83,26 @@ impl Setup {
         Ok(djinn_models::open(&Location::find(place)?, &self.open_options())?)
     }
 
-    /// How a model is opened for the device: in the stored encodings that the device computes from.
+    /// How a model is opened for the device: in the stored encodings that the device computes from, unless the setup
+    /// names another.
     pub fn open_options(&self) -> OpenOptions {
-        OpenOptions { dtype: self.dtype, encodings: self.device.encodings() }
+        let encodings = match self.encoding {
+            Some(WeightEncoding::Plain) => &[],
+            Some(WeightEncoding::Stored | WeightEncoding::Lossless) | None => self.device.encodings(),
+        };
+        let lossless = self.encoding == Some(WeightEncoding::Lossless);
+        OpenOptions {
+            dtype: self.dtype,
+            encodings,
+            packing: if lossless { Packing::Fitting } else { Packing::Never },
+        }
+    }
+
+    /// The same for plans: no weights are read.
+    pub fn planning_options(&self) -> OpenOptions {
+        let options = self.open_options();
+        let packing = if options.packing == Packing::Fitting { Packing::Assumed } else { options.packing };
+        OpenOptions { packing, ..options }
     }
 
     /// The engine's options for `model`, with sequences of `tokens` tokens in whole pages.
@@ -105,7 +146,10 @@ const CHUNKS_OF_A_STEP: u32 = 3;
 /// The KV cache's element type where none is asked for: f32 on the CPU and for f32 models, else f16.
 pub fn kv_dtype(device: DeviceName, model: &Model) -> DType {
     let unembed = model.graph.nodes.last().and_then(|node| node.weights.first());
-    let is_f32 = unembed.is_some_and(|&w| model.graph.value(w).dtype() == DType::F32);
+    let is_f32 = unembed.map(|&w| model.graph.value(w)).is_some_and(|weight| {
+        // Blocks have this type as well, where no row is plain.
+        weight.dtype() == DType::F32 && weight.encodings.is_plain()
+    });
     if device == DeviceName::Cpu || is_f32 { DType::F32 } else { DType::F16 }
 }
 

@@ -59,10 +59,10 @@ impl Target {
         kv_dtype(if self.card.is_some() { DeviceName::Cuda(0) } else { DeviceName::Cpu }, model)
     }
 
-    /// How a model is opened for it, in elements of `dtype` if one is asked for.
-    pub fn open_options(&self, dtype: Option<DType>) -> OpenOptions {
+    /// How a model is opened to be planned with `setup` for it: no weights are read.
+    pub fn open_options(&self, setup: &Setup) -> OpenOptions {
         let device = if self.card.is_some() { DeviceName::Cuda(0) } else { DeviceName::Cpu };
-        Setup { device, dtype, ..Setup::default() }.open_options()
+        Setup { device, ..*setup }.planning_options()
     }
 
     /// Device memory that the device itself takes, with `pinned_bytes` of pinned host memory.

@@ -68,6 +68,8 @@ pub enum Error {
     Tokenizer(String),
     /// A chat template does not parse or does not render.
     Template(String),
+    /// A weight cannot be read.
+    Weight(#[from] djinn_vmu::SourceError),
 }
 
 impl fmt::Display for Error {
@@ -87,6 +89,7 @@ impl fmt::Display for Error {
             Self::NotAModel { place, detail } => format!("{place} is no model: {detail}"),
             Self::Tokenizer(detail) => format!("tokenizer: {detail}"),
             Self::Template(detail) => format!("chat template: {detail}"),
+            Self::Weight(error) => error.to_string(),
         };
         f.write_str(&one_line(&text))
     }

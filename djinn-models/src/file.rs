@@ -14,7 +14,7 @@ pub(crate) use regular::read_if_present;
 
 use crate::quant;
 use crate::{Error, Result, TensorInfo};
-use djinn_srg::DType;
+use djinn_srg::{DType, Encoding};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -30,6 +30,17 @@ pub(crate) trait Source: Send + Sync {
     fn len(&self) -> u64;
     /// Fills `out` with the bytes from `offset` on.
     fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// Whether these bytes, one or more, are whole rows that are kept as [`LosslessRow`](djinn_lossless::LosslessRow)s.
+    fn keeps_rows(&self, _bytes: Range<u64>) -> bool {
+        false
+    }
+
+    /// Fills `out` with the encoded rows of which the first begins at `offset`, as many as fill it. Only for
+    /// [those that are kept](Self::keeps_rows).
+    fn read_rows_at(&self, _out: &mut [u8], _offset: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 impl Source for Vec<u8> {
@@ -106,13 +117,17 @@ impl Input {
 
     /// Fills `out` from `offset`; `what` is being read, for the error when the file has become shorter.
     pub(crate) fn read(&self, out: &mut [u8], offset: u64, what: fmt::Arguments<'_>) -> Result<()> {
-        self.source.read_exact_at(out, offset).map_err(|source| match source.kind() {
-            io::ErrorKind::UnexpectedEof => self.malformed(format!(
-                "{what}: the file ends before byte {}; it is truncated",
-                offset.saturating_add(out.len() as u64)
-            )),
+        let end = offset.saturating_add(out.len() as u64);
+        self.source.read_exact_at(out, offset).map_err(|source| self.read_error(source, end, what))
+    }
+
+    fn read_error(&self, source: io::Error, end: u64, what: fmt::Arguments<'_>) -> Error {
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                self.malformed(format!("{what}: the file ends before byte {end}; it is truncated"))
+            }
             _ => Error::Io { path: self.path.clone(), source },
-        })
+        }
     }
 
     /// The error for bad contents. `detail` may quote the file: line breaks in it are escaped, not joined.
@@ -179,9 +194,21 @@ pub(crate) fn read(
 pub(crate) fn read_stored(input: &Input, stored: &Stored, run: Range<u64>, out: &mut [u8]) -> Result<()> {
     check_run(&stored.info, &run);
     let [offset, bytes] = extent(stored, &run)?;
-    let name = &stored.info.name;
-    assert_eq!(out.len() as u64, bytes, "bytes of output for elements {run:?} of {name} as stored");
-    input.read(out, offset, format_args!("tensor {name}"))
+    let TensorInfo { name, shape, stored: stored_type, lossless } = &stored.info;
+    if !lossless {
+        assert_eq!(out.len() as u64, bytes, "bytes of output for elements {run:?} of {name} as stored");
+        return input.read(out, offset, format_args!("tensor {name}"));
+    }
+    let columns = shape.last().copied().unwrap_or(1);
+    let dtype = stored_type.dtype().expect("floats are kept without loss");
+    let encoded = Encoding::Lossless.tile(dtype, (run.end - run.start) / columns, columns);
+    assert!(
+        run.start.is_multiple_of(columns) && run.end.is_multiple_of(columns),
+        "elements {run:?} of {name} are no whole rows"
+    );
+    assert_eq!(Some(out.len() as u64), encoded.map(|rows| rows.bytes), "encoded bytes of {run:?} of {name}");
+    let error = |source| input.read_error(source, offset + bytes, format_args!("tensor {name}"));
+    input.source.read_rows_at(out, offset).map_err(error)
 }
 
 fn check_run(TensorInfo { name, shape, .. }: &TensorInfo, run: &Range<u64>) {

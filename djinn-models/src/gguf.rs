@@ -215,7 +215,7 @@ fn read_entry(cursor: &mut Cursor<'_>) -> Result<Entry> {
             stored.name()
         )));
     };
-    Ok(Entry { info: TensorInfo { name, shape, stored }, offset, bytes })
+    Ok(Entry { info: TensorInfo { name, shape, stored, lossless: false }, offset, bytes })
 }
 
 /// Checks that the tensors lie inside the file, whose data starts at `data`, and do not overlap.

@@ -13,8 +13,10 @@ use crate::decoder::{self, Decoder};
 use crate::families;
 use crate::gguf::Gguf;
 use crate::safetensors::SafetensorsDir;
-use crate::weights::{CheckpointSource, QuantisedWeights, Recipe};
-use crate::{ChatTemplate, Error, Result, TensorFile, Tokenizer, packed, quantised, synthetic};
+use crate::weights::{CheckpointSource, EncodedWeights, Recipe};
+use crate::{
+    ChatTemplate, Error, Result, TensorFile, Tokenizer, packed, packing, quantised, synthetic,
+};
 use djinn_srg::{DType, Encoding, Graph};
 use djinn_vmu::WeightSource;
 use std::path::{Path, PathBuf};
@@ -68,6 +70,20 @@ pub struct OpenOptions {
     pub dtype: Option<DType>,
     /// What the device computes from, besides plain elements: matrices that are stored so stay so. None by default.
     pub encodings: &'static [Encoding],
+    /// Whether 16-bit matrices are encoded without loss while they load; `encodings` must have that.
+    pub packing: Packing,
+}
+
+/// Whether 16-bit matrices that a checkpoint stores plain are encoded without loss while they load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// They stay as they are stored.
+    #[default]
+    Never,
+    /// Those that it makes at least 3 % smaller are. Opening looks through all of them, on all cores.
+    Fitting,
+    /// Those of bf16 are taken to fit, without looking: for plans. Loading fails at a row that does not.
+    Assumed,
 }
 
 /// A model that is ready to be placed and run.
@@ -86,8 +102,8 @@ pub struct Model {
     pub chat: Option<ChatTemplate>,
     /// What the model's makers suggest for sampling.
     pub defaults: GenerationDefaults,
-    /// How its quantised weights are in memory; none if it has none.
-    pub quantised: Vec<QuantisedWeights>,
+    /// How the weights that are encoded, in the checkpoint or in memory, are in memory; none if there are none.
+    pub encoded: Vec<EncodedWeights>,
 }
 
 impl std::fmt::Debug for Model {
@@ -100,7 +116,7 @@ impl std::fmt::Debug for Model {
     }
 }
 
-/// Opens the model: reads headers and configuration, no weights.
+/// Opens the model: reads headers and configuration, and no weights but to [pack](Packing::Fitting) them.
 ///
 /// # Errors
 /// One line that names the place, and the key, tensor or feature at fault: see [`Error`].
@@ -111,7 +127,7 @@ pub fn open(location: &Location, options: &OpenOptions) -> Result<Model> {
             remedy: "supported: f32, f16, bf16".to_owned(),
         });
     }
-    match location {
+    let mut model = match location {
         Location::Directory(path) => open_directory(path, options),
         Location::Gguf(path) => open_gguf(path, options),
         Location::Safetensors(path) => {
@@ -122,7 +138,9 @@ pub fn open(location: &Location, options: &OpenOptions) -> Result<Model> {
             open_safetensors(directory, path, options)
         }
         Location::Synthetic(name) => synthetic::open(name, options),
-    }
+    }?;
+    packing::pack(&mut model, options)?;
+    Ok(model)
 }
 
 fn open_directory(path: &Path, options: &OpenOptions) -> Result<Model> {
@@ -168,12 +186,12 @@ fn open_safetensors(directory: &Path, weights: &Path, options: &OpenOptions) -> 
     let name = file_name(weights);
     let file = quantised::tensors(SafetensorsDir::open(weights)?, &keys, &decoder)?;
     let architecture = decoder.architecture.to_owned();
-    let (graph, source, quantised) = assemble(decoder, &name, file, options)?;
+    let (graph, source, encoded) = assemble(decoder, &name, file, options)?;
     Ok(Model {
         architecture,
         graph,
         source,
-        quantised,
+        encoded,
         tokenizer: Tokenizer::from_dir(directory)?,
         chat: ChatTemplate::from_dir(directory)?,
         defaults: GenerationDefaults::from_dir(directory)?,
@@ -189,25 +207,25 @@ fn open_gguf(path: &Path, options: &OpenOptions) -> Result<Model> {
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
     let chat = ChatTemplate::from_gguf(&gguf)?;
     let defaults = GenerationDefaults::from_gguf(&gguf)?;
-    let (graph, source, quantised) = assemble(decoder, &name, Box::new(gguf), options)?;
-    Ok(Model { architecture, graph, source, tokenizer, chat, defaults, quantised, name })
+    let (graph, source, encoded) = assemble(decoder, &name, Box::new(gguf), options)?;
+    Ok(Model { architecture, graph, source, tokenizer, chat, defaults, encoded, name })
 }
 
-/// Checks the tensors against the configuration; the graph, the source of its weights, and how quantised ones are in
+/// Checks the tensors against the configuration; the graph, the source of its weights, and how encoded ones are in
 /// memory.
 fn assemble(
     mut decoder: Decoder,
     name: &str,
     file: Box<dyn TensorFile>,
     options: &OpenOptions,
-) -> Result<(Graph, Arc<dyn WeightSource>, Vec<QuantisedWeights>)> {
+) -> Result<(Graph, Arc<dyn WeightSource>, Vec<EncodedWeights>)> {
     decoder.tensors.fit_prefix(|tensor| file.tensor(tensor).is_some());
     let storage = |recipe: &Recipe| recipe.storage(&*file, options);
     let layers = decoder.sizes.layers;
     let (graph, map) = decoder::build(&decoder, name, layers, &storage)?;
     map.check(&*file, decoder.architecture)?;
-    let quantised = map.quantised(&*file, options);
-    Ok((graph, Arc::new(CheckpointSource::new(file, map)), quantised))
+    let encoded = map.encoded(&*file, options);
+    Ok((graph, Arc::new(CheckpointSource::new(file, map)), encoded))
 }
 
 /// The last component of the path that `path` stands for, without a weight file's extension.

@@ -15,7 +15,7 @@ pub use folder::{PackReport, pack, unpack};
 use crate::Result;
 use crate::file::Input;
 use djinn_lossless::LosslessRow;
-use djinn_srg::{DType, Graph};
+use djinn_srg::{DType, Encoding, Graph, Value};
 use std::path::{Path, PathBuf};
 
 /// Follows the name of a safetensors file in the name of its packed file.
@@ -52,6 +52,19 @@ pub fn lossless_bytes(graph: &Graph) -> Option<u64> {
     let sizes: Vec<(u64, Option<u64>)> = sizes.collect();
     let any = sizes.iter().any(|(_, encoded)| encoded.is_some());
     any.then(|| sizes.iter().map(|(plain, encoded)| encoded.unwrap_or(*plain)).sum())
+}
+
+/// Bytes of a model's weights if its encoded matrices were 16-bit elements; `None` if none is encoded.
+pub fn plain_bytes(graph: &Graph) -> Option<u64> {
+    let plain = |value: &Value| {
+        let [_, columns] = value.matrix();
+        let runs = value.encodings.runs(0..value.matrix()[0]);
+        let row_bytes =
+            |encoding| columns * if encoding == Encoding::Plain { value.dtype().bytes() } else { 2 };
+        runs.map(|(rows, encoding)| (rows.end - rows.start) * row_bytes(encoding)).sum::<u64>()
+    };
+    let any = graph.weights().any(|(_, value)| !value.encodings.is_plain());
+    any.then(|| graph.weights().map(|(_, value)| plain(value)).sum())
 }
 
 /// The file itself, else its packed form; `None` if neither is there.

@@ -87,7 +87,8 @@ impl SafetensorsDir {
         let mut checkpoint = Self { shards: Vec::new(), tensors: HashMap::new() };
         for input in inputs {
             let shard = checkpoint.shards.len();
-            for stored in header::read(&input)? {
+            for mut stored in header::read(&input)? {
+                stored.info.lossless = keeps_rows(&input, &stored);
                 let name = stored.info.name.clone();
                 if let Some((other, _)) = checkpoint.tensors.get(&name) {
                     let other = checkpoint.shards[*other].path.display();
@@ -111,6 +112,16 @@ impl SafetensorsDir {
         let (shard, _) = self.tensors.get(name)?;
         Some(&self.shards[*shard].path)
     }
+}
+
+/// Whether all rows of a tensor are kept without loss.
+fn keeps_rows(input: &Input, stored: &Stored) -> bool {
+    let Some(bytes) =
+        stored.info.stored.block().and_then(|block| file::stored_bytes(&stored.info.shape, block))
+    else {
+        return false;
+    };
+    bytes > 0 && input.source.keeps_rows(stored.offset..stored.offset + bytes)
 }
 
 impl TensorFile for SafetensorsDir {

@@ -3,26 +3,29 @@
 //!
 //! A name is one of [`names`], optionally with changes: `tiny?layers=1&seed=3&dtype=f32`. The keys are
 //! `layers`, `hidden`, `intermediate`, `heads`, `kv_heads`, `head_dim`, `vocab`, `context`, `window`, `experts`,
-//! `chosen`, `tied`, `bias` (`true` or `false`), `seed` and `dtype`; and `distinct`, the number of layers with weights
+//! `chosen`, `tied`, `bias` (`true` or `false`), `seed` and `dtype`; `encoding`, a GGML format in which matrices are, or
+//! `q4_k_m` for the mix of them that llama.cpp makes of Llama and Mixtral; and `distinct`, the number of layers with weights
 //! of their own, which the others use in turn: a model whose weights would not fit in the host's memory then runs at
 //! its full size, except that layers share the host's bytes.
 //!
 //! Matrices and biases are N(0, s²) with s = 0.02, or 1.25 / sqrt(hidden) where that is more, so that logits
 //! of small models differ; norms are N(1, 0.05²). Elements depend on the seed, the weight's name and their
-//! index in the weight alone, and are never 0.
+//! index in the weight alone, and are never 0. Blocks are random bytes, with scales that give the same deviation.
 //!
 //! Such a model talks, though it says nothing: it has a stand-in tokenizer, of a token for each byte of plain text and a
 //! character for each other token, where its vocabulary is 256 or more; and a chat template with tools.
 
+mod blocks;
 mod normal;
 mod shapes;
 #[cfg(test)]
 mod tests;
 
 use crate::decoder::{self, Decoder};
-use crate::weights::{Recipe, Storage, WeightMap, check_request};
+use crate::weights::{Recipe, Storage, Tally, WeightMap, check_request};
 use crate::{ChatTemplate, Error, GenerationDefaults, Model, OpenOptions, Result, Tokenizer};
-use djinn_srg::{DType, Encoding, Graph};
+use blocks::RandomBlocks;
+use djinn_srg::{BlockFormat, DType, Encoding, Graph, RowEncodings, Value};
 use djinn_vmu::{SourceError, WeightSource};
 use half::{bf16, f16};
 use normal::Table;
@@ -61,7 +64,7 @@ To call a function, write <tool_call>{"name": NAME, "arguments": OBJECT}</tool_c
 /// Opens the synthetic model `name`, given without the prefix.
 pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
     let full_name = format!("{PREFIX}{name}");
-    let shapes::Request { decoder, distinct, seed, dtype, chosen } = shapes::parse(name)?;
+    let shapes::Request { decoder, distinct, seed, dtype, chosen, mix } = shapes::parse(name)?;
     let dtype = match (options.dtype, chosen) {
         (Some(option), true) if option != dtype => {
             return Err(Error::Unsupported {
@@ -72,12 +75,21 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
         (Some(option), _) => option,
         (None, _) => dtype,
     };
-    let of_weight = |recipe: &Recipe| match recipe {
-        Recipe::Computed(_) => Storage::plain(DType::F32),
-        Recipe::Rows(_) => Storage::plain(dtype),
+    let stored = |recipe: &Recipe| match (recipe, mix) {
+        (Recipe::Computed(_), _) => Storage::plain(DType::F32),
+        (Recipe::Rows(_), None) => Storage::plain(dtype),
+        (Recipe::Rows(_), Some(mix)) => {
+            recipe.in_blocks(|tensor| mix.format(tensor, &decoder, distinct)).unwrap_or(Storage::plain(dtype))
+        }
     };
-    let (graph, map) = decoder::build(&decoder, &full_name, distinct, &of_weight)?;
-    let source = Arc::new(SyntheticSource::new(&graph, &decoder, &map, seed, dtype));
+    let (mut graph, map) = decoder::build(&decoder, &full_name, distinct, &stored)?;
+    let mut source = SyntheticSource::new(&graph, &decoder, &map, seed, dtype);
+    let mut encoded = Tally::default();
+    for value in graph.values.iter_mut().filter(|value| !value.encodings.is_plain()) {
+        let weight = source.weights.get_mut(&value.name).expect("the source has every weight");
+        weight.open(value, dtype, options, &mut encoded);
+    }
+    let source = Arc::new(source);
     let tokenizer = Tokenizer::stand_in(graph.vocab)?;
     let chat = tokenizer.is_some().then(|| ChatTemplate::new(CHAT, None, None)).transpose()?;
     Ok(Model {
@@ -88,7 +100,7 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
         tokenizer,
         chat,
         defaults: GenerationDefaults::default(),
-        quantised: Vec::new(),
+        encoded: encoded.into_weights(),
     })
 }
 
@@ -97,6 +109,8 @@ enum Content {
     Noise { key: u64 },
     /// N(1, [`NORM_DEVIATION`]²).
     Norm { key: u64 },
+    /// Blocks, by the format of each row.
+    Blocks { key: u64, formats: RowEncodings },
     /// Bytes of f32.
     Fixed(Vec<u8>),
 }
@@ -105,6 +119,32 @@ struct Weight {
     rows: u64,
     columns: u64,
     content: Content,
+    /// Whether blocks are decoded when they are read.
+    decoded: bool,
+}
+
+impl Weight {
+    /// Keeps the blocks of `value` as they are, if `options` allow it; makes them plain elements of `dtype` otherwise.
+    fn open(&mut self, value: &mut Value, dtype: DType, options: &OpenOptions, tally: &mut Tally) {
+        let [rows, columns] = value.matrix();
+        let runs: Vec<(Range<u64>, Encoding)> = value.encodings.runs(0..rows).collect();
+        let served = runs.iter().all(|(_, encoding)| options.encodings.contains(encoding));
+        let why = match options.dtype {
+            Some(_) => Some("another type was asked for"),
+            None if served => None,
+            None => Some("the device does not compute from it"),
+        };
+        self.decoded = why.is_some();
+        for (run, stored) in runs {
+            let encoding = if self.decoded { Encoding::Plain } else { stored };
+            let in_memory = if self.decoded { dtype.name() } else { encoding.name() };
+            let bytes = encoding.tile(dtype, run.end - run.start, columns).expect("the graph has it").bytes;
+            tally.add(stored.name(), in_memory, why, bytes);
+        }
+        if self.decoded {
+            (value.dtype, value.encodings) = (Some(dtype), RowEncodings::default());
+        }
+    }
 }
 
 struct SyntheticSource {
@@ -113,6 +153,8 @@ struct SyntheticSource {
     deviation: f32,
     /// Made at the first read, so that opening costs nothing.
     table: OnceLock<Table>,
+    /// Of the formats that weights are in.
+    blocks: OnceLock<Vec<RandomBlocks>>,
 }
 
 impl SyntheticSource {
@@ -124,22 +166,66 @@ impl SyntheticSource {
             let content = match map.vector(&value.name) {
                 Some(bytes) => Content::Fixed(bytes.to_vec()),
                 None if norm => Content::Norm { key },
+                None if !value.encodings.is_plain() => {
+                    Content::Blocks { key, formats: value.encodings.clone() }
+                }
                 None => Content::Noise { key },
             };
-            (value.name.clone(), Weight { rows, columns, content })
+            (value.name.clone(), Weight { rows, columns, content, decoded: false })
         });
         let deviation = (1.25 / (decoder.sizes.hidden as f32).sqrt()).max(0.02);
-        SyntheticSource { weights: weights.collect(), dtype, deviation, table: OnceLock::new() }
+        let (table, blocks) = (OnceLock::new(), OnceLock::new());
+        SyntheticSource { weights: weights.collect(), dtype, deviation, table, blocks }
+    }
+
+    /// Writes rows that are in blocks, or what they stand for.
+    fn write_blocks(
+        &self,
+        weight: &Weight,
+        key: u64,
+        formats: &RowEncodings,
+        rows: Range<u64>,
+        out: &mut [u8],
+    ) {
+        let all = self
+            .blocks
+            .get_or_init(|| BlockFormat::ALL.map(|format| RandomBlocks::new(format, self.deviation)).into());
+        let mut rest = out;
+        for row in rows {
+            let Encoding::Blocks(format) = formats.at(row) else { unreachable!("all rows are in blocks") };
+            let blocks = all.iter().find(|blocks| blocks.format() == format).expect("there is one of each");
+            let count = weight.columns / format.elements();
+            let bytes = (count * format.bytes()) as usize;
+            let range = row * count..(row + 1) * count;
+            if !weight.decoded {
+                let (out, tail) = std::mem::take(&mut rest).split_at_mut(bytes);
+                blocks.fill(key, range, out);
+                rest = tail;
+                continue;
+            }
+            let (mut stored, mut values) = (vec![0; bytes], vec![0.0; weight.columns as usize]);
+            blocks.fill(key, range, &mut stored);
+            format.decode(&stored, &mut values);
+            let size = self.dtype.bytes() as usize;
+            let (out, tail) = std::mem::take(&mut rest).split_at_mut(values.len() * size);
+            out.chunks_exact_mut(size).zip(values).for_each(|(out, value)| self.write(value, out));
+            rest = tail;
+        }
+    }
+
+    /// Writes an element.
+    fn write(&self, value: f32, out: &mut [u8]) {
+        match self.dtype {
+            DType::F16 => out.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+            DType::BF16 => out.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+            _ => out.copy_from_slice(&value.to_le_bytes()),
+        }
     }
 
     fn write_norm(&self, key: u64, rows: Range<u64>, out: &mut [u8]) {
         let value = |row| 1.0 + NORM_DEVIATION * normal::variate(key, row);
         for (row, out) in rows.zip(out.chunks_exact_mut(self.dtype.bytes() as usize)) {
-            match self.dtype {
-                DType::F16 => out.copy_from_slice(&f16::from_f32(value(row)).to_le_bytes()),
-                DType::BF16 => out.copy_from_slice(&bf16::from_f32(value(row)).to_le_bytes()),
-                _ => out.copy_from_slice(&value(row).to_le_bytes()),
-            }
+            self.write(value(row), out);
         }
     }
 }
@@ -149,15 +235,19 @@ impl WeightSource for SyntheticSource {
         let fail = |detail: String| SourceError { name: name.to_owned(), source: detail.into() };
         let weight = self.weights.get(name).ok_or_else(|| fail("the model has no such weight".to_owned()))?;
         let dtype = if matches!(weight.content, Content::Fixed(_)) { DType::F32 } else { self.dtype };
-        let bytes = |rows: Range<u64>| {
-            Some(Encoding::Plain.tile(dtype, rows.end - rows.start, weight.columns)?.bytes)
+        let plain = RowEncodings::default();
+        let encodings = match &weight.content {
+            Content::Blocks { formats, .. } if !weight.decoded => formats,
+            _ => &plain,
         };
+        let bytes = |rows: Range<u64>| encodings.bytes(dtype, weight.columns, rows);
         check_request(&rows, weight.rows, bytes, out.len()).map_err(fail)?;
         match &weight.content {
             Content::Noise { key } => {
                 let table = self.table.get_or_init(|| Table::new(self.deviation, self.dtype));
                 table.fill(*key, rows.start * weight.columns, out);
             }
+            Content::Blocks { key, formats } => self.write_blocks(weight, *key, formats, rows, out),
             Content::Norm { key } => self.write_norm(*key, rows, out),
             Content::Fixed(bytes) => {
                 out.copy_from_slice(&bytes[rows.start as usize * 4..rows.end as usize * 4]);

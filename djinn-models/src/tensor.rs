@@ -66,6 +66,15 @@ pub struct TensorInfo {
     pub shape: Vec<u64>,
     /// How its elements are stored.
     pub stored: StoredType,
+    /// Whether all of its rows are kept in 12 bits an element: in a [packed](crate::packed) file.
+    pub lossless: bool,
+}
+
+impl TensorInfo {
+    /// The encoding in which the file has the tensor, if there is one.
+    pub const fn encoding(&self) -> Option<Encoding> {
+        if self.lossless { Some(Encoding::Lossless) } else { self.stored.encoding() }
+    }
 }
 
 /// A checkpoint's tensors by name; one implementation for each file format.
@@ -80,6 +89,7 @@ pub trait TensorFile: Send + Sync {
     /// length is exactly theirs. Equal types are copied; narrowing rounds to nearest even. Blocks are read whole.
     fn read(&self, name: &str, elements: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()>;
 
-    /// The bytes of a run of a tensor's elements as the file has them, in whole blocks; `out` has exactly their length.
+    /// The bytes of a run of a tensor's elements as the file has them, in whole blocks, or whole rows where they are kept
+    /// without loss; `out` has exactly their length.
     fn read_stored(&self, name: &str, elements: Range<u64>, out: &mut [u8]) -> Result<()>;
 }

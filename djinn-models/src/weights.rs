@@ -4,7 +4,7 @@
 mod tests;
 
 use crate::{Error, OpenOptions, Result, StoredType, TensorFile, TensorInfo};
-use djinn_srg::{DType, Encoding, RowEncodings};
+use djinn_srg::{BlockFormat, DType, Encoding, RowEncodings};
 use djinn_vmu::{SourceError, WeightSource};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -79,11 +79,12 @@ impl Part {
         Part { start: index * self.rows * self.columns, ..self }
     }
 
-    /// The encoding in which a matrix's part, `stored` so, is in memory; why it is decoded otherwise.
-    fn encoding(&self, stored: StoredType, options: &OpenOptions) -> Result<Encoding, &'static str> {
-        let encoding = stored.encoding().unwrap_or_default();
-        let whole_blocks = encoding.tile(DType::F32, self.rows, self.columns).is_some();
-        if options.dtype.is_some() {
+    /// The encoding in which a matrix's part of a tensor can be in memory; why it is decoded otherwise.
+    fn encoding(&self, info: &TensorInfo, options: &OpenOptions) -> Result<Encoding, &'static str> {
+        let encoding = info.encoding().unwrap_or_default();
+        let dtype = info.stored.dtype().unwrap_or(DType::F32);
+        let whole_blocks = encoding.tile(dtype, self.rows, self.columns).is_some();
+        if options.dtype.is_some_and(|wanted| !info.lossless || wanted != dtype) {
             Err("another type was asked for")
         } else if self.order == RowOrder::Transposed || !whole_blocks {
             Err("its rows are columns of the tensor")
@@ -138,27 +139,43 @@ impl Recipe {
     }
 
     /// How the weight is in memory. Matrices are of the type that `options` want, if they want one; blocks whose
-    /// encoding they allow stay as they are. Everything else has the type in `file`, the widest of unequal parts, and
-    /// f16 for blocks; encoded parts count for none. A missing tensor's does not matter: [`WeightMap::check`] refuses
-    /// it.
+    /// encoding they allow stay as they are, and so do rows without loss if all of the weight's are of one type.
+    /// Everything else has the type in `file`, the widest of unequal parts, and f16 for blocks, which count for none. A
+    /// missing tensor's does not matter: [`WeightMap::check`] refuses it.
     pub(crate) fn storage(&self, file: &dyn TensorFile, options: &OpenOptions) -> Storage {
         let Recipe::Rows(parts) = self else { return Storage::plain(DType::F32) };
         let matrix = parts[0].shape.len() > 1;
+        let kept = |part: &Part| match file.tensor(&part.tensor) {
+            Some(info) if matrix => part.encoding(info, options).unwrap_or_default(),
+            _ => Encoding::Plain,
+        };
+        let natural =
+            |part: &Part| file.tensor(&part.tensor).map_or(DType::F32, |info| natural_dtype(info.stored));
+        let first = natural(&parts[0]);
+        if parts.iter().all(|part| kept(part) == Encoding::Lossless && natural(part) == first) {
+            let mut encodings = RowEncodings::default();
+            parts.iter().for_each(|part| encodings.push(part.rows, Encoding::Lossless));
+            return Storage { dtype: first, encodings };
+        }
         if let Some(dtype) = options.dtype.filter(|_| matrix) {
             return Storage::plain(dtype);
         }
-        let stored = |part: &Part| file.tensor(&part.tensor).map(|info| info.stored);
-        let kept = |part: &Part| match stored(part) {
-            Some(stored) if matrix => part.encoding(stored, options).unwrap_or_default(),
-            _ => Encoding::Plain,
-        };
         let mut encodings = RowEncodings::default();
         parts.iter().for_each(|part| encodings.push(part.rows, kept(part)));
-        let plain = parts.iter().filter(|part| kept(part) == Encoding::Plain);
-        let mut dtypes = plain.map(|part| stored(part).map_or(DType::F32, natural_dtype));
+        let encodings = encodings.without_lossless();
+        let plain = parts.iter().filter(|part| !matches!(kept(part), Encoding::Blocks(_)));
+        let mut dtypes = plain.map(natural);
         let first = dtypes.next().unwrap_or(DType::F32);
         let dtype = if dtypes.all(|dtype| dtype == first) { first } else { DType::F32 };
         if encodings.is_plain() { Storage::plain(dtype) } else { Storage { dtype, encodings } }
+    }
+
+    /// The storage of a matrix whose parts are in blocks, of the format that `of` gives a tensor; `None` for vectors.
+    pub(crate) fn in_blocks(&self, of: impl Fn(&str) -> BlockFormat) -> Option<Storage> {
+        let Recipe::Rows(parts) = self else { return None };
+        let mut encodings = RowEncodings::default();
+        parts.iter().for_each(|part| encodings.push(part.rows, Encoding::Blocks(of(&part.tensor))));
+        (parts[0].shape.len() > 1).then_some(Storage { dtype: DType::F32, encodings })
     }
 
     fn matrix(&self) -> [u64; 2] {
@@ -175,19 +192,47 @@ fn natural_dtype(stored: StoredType) -> DType {
     stored.dtype().unwrap_or(DType::F16)
 }
 
-/// Quantised weights that are alike in the checkpoint and in memory.
+/// Weights that are encoded in the checkpoint or in memory, and alike in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct QuantisedWeights {
-    /// Their format in the checkpoint.
+pub struct EncodedWeights {
+    /// Their encoding in the checkpoint, or their element type.
     pub stored: &'static str,
-    /// That in memory: the same format, or the element type to which they are decoded.
+    /// That in memory.
     pub in_memory: &'static str,
-    /// Why they are decoded; none if they are not.
+    /// Why they are plain in memory; none if they are not.
     pub why: Option<&'static str>,
     /// How many there are, each expert's and each part of a fused one by itself.
     pub weights: u64,
     /// Their bytes in memory.
     pub bytes: u64,
+}
+
+/// Adds up weights that are alike, in the order of their names.
+#[derive(Default)]
+pub(crate) struct Tally(BTreeMap<(&'static str, &'static str, Option<&'static str>), (u64, u64)>);
+
+impl Tally {
+    pub(crate) fn add(
+        &mut self,
+        stored: &'static str,
+        in_memory: &'static str,
+        why: Option<&'static str>,
+        bytes: u64,
+    ) {
+        let sum = self.0.entry((stored, in_memory, why)).or_default();
+        *sum = (sum.0 + 1, sum.1 + bytes);
+    }
+
+    pub(crate) fn into_weights(self) -> Vec<EncodedWeights> {
+        let of = |((stored, in_memory, why), (weights, bytes))| EncodedWeights {
+            stored,
+            in_memory,
+            why,
+            weights,
+            bytes,
+        };
+        self.0.into_iter().map(of).collect()
+    }
 }
 
 /// How a weight is in memory.
@@ -212,9 +257,8 @@ struct Form {
 }
 
 impl Form {
-    /// Bytes of `elements` elements, which are whole rows.
-    fn bytes(self, elements: u64) -> usize {
-        let tile = self.encoding.tile(self.dtype, 1, elements);
+    fn bytes(self, rows: u64, columns: u64) -> usize {
+        let tile = self.encoding.tile(self.dtype, rows, columns);
         tile.expect("the graph's builder has checked the encoding").bytes as usize
     }
 }
@@ -281,32 +325,31 @@ impl WeightMap {
         }
     }
 
-    /// The quantised tensors of matrices, by what they are in memory and why; in the order of their names.
-    pub(crate) fn quantised(&self, file: &dyn TensorFile, options: &OpenOptions) -> Vec<QuantisedWeights> {
-        let mut all = BTreeMap::new();
+    /// The encoded tensors of matrices, by what they are in memory and why; in the order of their names.
+    pub(crate) fn encoded(&self, file: &dyn TensorFile, options: &OpenOptions) -> Vec<EncodedWeights> {
+        let mut all = Tally::default();
         for (recipe, storage) in self.recipes.values() {
             let Recipe::Rows(parts) = recipe else { continue };
+            let mut first = 0;
             for part in parts {
-                let stored = info(file, part).stored;
-                let StoredType::Blocks(_) = stored else { continue };
-                let (encoding, why) = match part.encoding(stored, options) {
-                    Ok(encoding) => (encoding, None),
-                    Err(why) => (Encoding::Plain, Some(why)),
+                let (info, encoding) = (info(file, part), storage.encodings.at(first));
+                first += part.rows;
+                let stored = match info.encoding() {
+                    None | Some(Encoding::Plain) => continue,
+                    Some(stored) => stored,
                 };
-                let form = Form { dtype: storage.dtype, encoding };
-                let in_memory = if encoding == Encoding::Plain { form.dtype.name() } else { encoding.name() };
-                let sum: &mut (u64, u64) = all.entry((stored.name(), in_memory, why)).or_default();
-                *sum = (sum.0 + 1, sum.1 + form.bytes(part.rows * part.columns) as u64);
+                let why = match part.encoding(info, options) {
+                    _ if encoding == stored => None,
+                    Ok(_) => Some("other rows of the same weight are not encoded so"),
+                    Err(why) => Some(why),
+                };
+                let in_memory =
+                    if encoding == Encoding::Plain { storage.dtype.name() } else { encoding.name() };
+                let bytes = encoding.tile(storage.dtype, part.rows, part.columns);
+                all.add(stored.name(), in_memory, why, bytes.expect("it was checked").bytes);
             }
         }
-        let of = |((stored, in_memory, why), (weights, bytes))| QuantisedWeights {
-            stored,
-            in_memory,
-            why,
-            weights,
-            bytes,
-        };
-        all.into_iter().map(of).collect()
+        all.into_weights()
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
@@ -337,7 +380,7 @@ impl CheckpointSource {
             let end = first + part.rows;
             let wanted = rows.start.max(first)..rows.end.min(end);
             if !wanted.is_empty() {
-                let bytes = form.bytes((wanted.end - wanted.start) * part.columns);
+                let bytes = form.bytes(wanted.end - wanted.start, part.columns);
                 let (out, tail) = rest.split_at_mut(bytes);
                 self.read_part(part, form, wanted.start - first..wanted.end - first, out)?;
                 rest = tail;
@@ -354,7 +397,7 @@ impl CheckpointSource {
         let mut rest = out;
         for run in part.runs(rows) {
             let elements = (run.end - run.start) * part.columns;
-            let (out, tail) = rest.split_at_mut(form.bytes(elements));
+            let (out, tail) = rest.split_at_mut(form.bytes(run.end - run.start, part.columns));
             let start = part.start + run.start * part.columns;
             let elements = start..start + elements;
             match form.encoding {
@@ -436,8 +479,8 @@ impl WeightSource for CheckpointSource {
                 let mut rest = out;
                 encodings.runs(rows).try_for_each(|(run, encoding)| {
                     let form = Form { dtype: *dtype, encoding };
-                    let elements = (run.end - run.start) * columns;
-                    let (out, tail) = std::mem::take(&mut rest).split_at_mut(form.bytes(elements));
+                    let bytes = form.bytes(run.end - run.start, columns);
+                    let (out, tail) = std::mem::take(&mut rest).split_at_mut(bytes);
                     rest = tail;
                     self.read_parts(parts, form, run, out).map_err(|error| fail(Box::new(error)))
                 })

@@ -3,7 +3,7 @@
 use djinn_models::packed::{PackReport, pack, unpack};
 use djinn_models::safetensors::SafetensorsDir;
 use djinn_models::{Location, Model, OpenOptions, Result, TensorFile};
-use djinn_srg::DType;
+use djinn_srg::{DType, lossless_row};
 use proptest::prelude::*;
 use safetensors::{Dtype, tensor::TensorView};
 use std::fs;
@@ -85,6 +85,30 @@ fn pack_model(folder: &TempDir) -> Result<PackReport> {
 
 fn packed_file(folder: &TempDir) -> PathBuf {
     folder.path().join("packed/model.safetensors.packed")
+}
+
+#[test]
+fn encoded_rows_are_read_as_they_are_stored() {
+    let folder = folder(&tensors());
+    pack_model(&folder).unwrap();
+    let file = SafetensorsDir::open(packed_file(&folder)).unwrap();
+    let mut lossless: Vec<&str> =
+        file.tensors().filter(|info| info.lossless).map(|info| info.name.as_str()).collect();
+    lossless.sort();
+    assert_eq!(lossless, ["converted", "large"]);
+    let (form, row) = lossless_row(DType::BF16, 1024).unwrap();
+    // A band has 512 rows.
+    for rows in [0..1200_usize, 3..4, 509..515, 1023..1025, 512..1024] {
+        let elements = rows.start as u64 * 1024..rows.end as u64 * 1024;
+        let (mut plain, mut expected) = (vec![0; rows.len() * 2048], vec![0; rows.len() * row.bytes()]);
+        file.read("large", elements.clone(), DType::BF16, &mut plain).unwrap();
+        for (plain, expected) in plain.chunks(2048).zip(expected.chunks_mut(row.bytes())) {
+            assert!(row.encode(form, plain, expected));
+        }
+        let mut stored = vec![0; expected.len()];
+        file.read_stored("large", elements, &mut stored).unwrap();
+        assert!(stored == expected, "rows {rows:?}");
+    }
 }
 
 fn read_all(file: &SafetensorsDir) -> Result<Vec<(String, Vec<u8>)>> {

@@ -4,12 +4,12 @@ use crate::args::PlanArgs;
 use crate::{loaded, output, profile, size};
 use anyhow::Result;
 use djinn_host::{Known, Target, Task, TaskPlan};
-use djinn_models::QuantisedWeights;
+use djinn_models::EncodedWeights;
 use djinn_vmu::Bottleneck;
 
 pub(super) fn run(args: &PlanArgs, quiet: bool) -> Result<()> {
     let target = profile::choose(&args.work)?;
-    let model = loaded::open(&args.model, &target.open_options(args.memory.dtype), quiet)?;
+    let model = loaded::open(&args.model, &target.open_options(&args.memory), quiet)?;
     let task =
         Task { prompt_tokens: args.work.prompt_len, max_tokens: args.max_tokens, sequences: args.work.batch };
     let forecast = TaskPlan::new(&model, &args.memory, target, task)?;
@@ -25,10 +25,16 @@ fn table(f: &TaskPlan) -> String {
     };
     let mut lines =
         vec![format!("{}: {} parameters, {}", f.model, output::count(f.parameters), human(f.weight_bytes))];
-    lines.extend(f.quantised.iter().map(quantised));
+    lines.extend(f.encoded.iter().map(encoded));
     if let Some(bytes) = f.lossless_weight_bytes {
         let share = bytes as f64 / f.weight_bytes as f64;
-        lines.push(format!("packed without loss: about {} ({share:.3}), on the disk", human(bytes)));
+        lines.push(format!(
+            "packed without loss: about {} ({share:.3}), with --encoding lossless",
+            human(bytes)
+        ));
+    }
+    if let Some(bytes) = f.plain_weight_bytes {
+        lines.push(format!("decoded: {}, with --encoding plain", human(bytes)));
     }
     lines.push(format!("device memory: {} ({} bytes), {cap}", human(f.device_bytes), f.device_bytes));
     lines.extend(segments(f));
@@ -76,9 +82,11 @@ fn machine(target: &Target) -> String {
     format!("{} (link {:.1} GB/s, memory {:.1} GB/s, {flops}{known})", m.name, m.link / 1e9, m.memory / 1e9)
 }
 
-fn quantised(of: &QuantisedWeights) -> String {
+fn encoded(of: &EncodedWeights) -> String {
     let how = match of.why {
-        None => "as stored".to_owned(),
+        None if of.stored == of.in_memory => "as stored".to_owned(),
+        None => format!("{} in memory", of.in_memory),
+        Some(why) if of.stored == of.in_memory => format!("as stored: {why}"),
         Some(why) => format!("decoded to {}: {why}", of.in_memory),
     };
     format!("  {} {} weights, {}, {how}", of.weights, of.stored, size::human(of.bytes))
@@ -144,11 +152,10 @@ mod tests {
 
     #[test]
     fn quantised_weights_are_told_with_the_reason_to_decode_them() {
-        let of =
-            QuantisedWeights { stored: "Q4_1", in_memory: "Q4_1", why: None, weights: 3, bytes: 5 << 20 };
-        assert_eq!(quantised(&of), "  3 Q4_1 weights, 5.00 MiB, as stored");
-        let of = QuantisedWeights { in_memory: "f16", why: Some("no kernel"), ..of };
-        assert_eq!(quantised(&of), "  3 Q4_1 weights, 5.00 MiB, decoded to f16: no kernel");
+        let of = EncodedWeights { stored: "Q4_1", in_memory: "Q4_1", why: None, weights: 3, bytes: 5 << 20 };
+        assert_eq!(encoded(&of), "  3 Q4_1 weights, 5.00 MiB, as stored");
+        let of = EncodedWeights { in_memory: "f16", why: Some("no kernel"), ..of };
+        assert_eq!(encoded(&of), "  3 Q4_1 weights, 5.00 MiB, decoded to f16: no kernel");
     }
 
     #[test]

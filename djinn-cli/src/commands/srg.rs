@@ -6,6 +6,7 @@ use crate::args::{CostPhase, SrgArgs};
 use crate::{loaded, output, profile, size};
 use anyhow::{Result, ensure};
 use djinn_engine::Options;
+use djinn_host::Setup;
 use djinn_srg::cost::{self, Cost, Work};
 use djinn_srg::{Graph, Node, NodeId};
 use djinn_vmu::{Bound, Detail, Machine, Program};
@@ -16,7 +17,11 @@ pub(super) fn run(args: &SrgArgs, quiet: bool) -> Result<()> {
         "--batch is for decoding; a prefill is of one sequence: drop it, or take --phase decode"
     );
     let target = profile::choose(&args.work)?;
-    let model = loaded::open(&args.model, &target.open_options(args.dtype), quiet)?;
+    let model = loaded::open(
+        &args.model,
+        &target.open_options(&Setup { dtype: args.dtype, ..Setup::default() }),
+        quiet,
+    )?;
     let kv_dtype = args.kv_dtype.unwrap_or_else(|| target.kv_dtype(&model));
     let (machine, tokens) = (target.machine, u64::from(args.work.prompt_len));
     let work = match args.phase {

@@ -6,7 +6,7 @@ use djinn_srg::BlockFormat;
 use std::io::Write;
 
 fn stored(name: &str, shape: &[u64], stored: StoredType, offset: u64) -> Stored {
-    Stored { info: TensorInfo { name: name.into(), shape: shape.to_vec(), stored }, offset }
+    Stored { info: TensorInfo { name: name.into(), shape: shape.to_vec(), stored, lossless: false }, offset }
 }
 
 fn f32_bytes(values: impl IntoIterator<Item = f32>) -> Vec<u8> {

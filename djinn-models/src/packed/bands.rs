@@ -63,6 +63,23 @@ fn matrix(tensor: &Stored) -> Option<(SixteenBit, LosslessRow)> {
 }
 
 impl Band {
+    /// The layout of its rows, if they can be encoded.
+    pub(super) fn row(&self) -> Option<LosslessRow> {
+        self.rows.map(|(_, row)| row)
+    }
+
+    /// Checks encoded rows.
+    ///
+    /// # Errors
+    /// What is wrong with the first bad one.
+    pub(super) fn check_rows(&self, packed: &[u8]) -> Result<(), String> {
+        let Some((form, row)) = self.rows else {
+            return Err("it is no matrix that can be encoded".to_owned());
+        };
+        let mut rows = packed.chunks_exact(row.bytes()).enumerate();
+        rows.try_for_each(|(i, packed)| row.check(form, packed).map_err(|fault| format!("row {i}: {fault}")))
+    }
+
     /// Bytes of the band when it is stored like that; `None` if it cannot be.
     pub(super) fn packed_bytes(&self, packing: Packing) -> Option<usize> {
         match (packing, self.rows) {
@@ -91,15 +108,13 @@ impl Band {
     /// Why `packed` is no such band.
     pub(super) fn decode(&self, packing: Packing, packed: &[u8], out: &mut [u8]) -> Result<(), String> {
         match (packing, self.rows) {
-            (Packing::Lossless, Some((form, row))) => {
+            (Packing::Lossless, rows) => {
+                self.check_rows(packed)?;
+                let (form, row) = rows.expect("it was just checked");
                 let rows = packed.chunks_exact(row.bytes()).zip(out.chunks_exact_mut(row.columns() * 2));
-                for (i, (packed, out)) in rows.enumerate() {
-                    row.check(form, packed).map_err(|fault| format!("row {i}: {fault}"))?;
-                    row.decode(form, packed, out);
-                }
+                rows.for_each(|(packed, out)| row.decode(form, packed, out));
                 Ok(())
             }
-            (Packing::Lossless, None) => Err("it is no matrix that can be encoded".to_owned()),
             (Packing::Plain, _) => {
                 out.copy_from_slice(packed);
                 Ok(())

@@ -86,7 +86,10 @@ fn stored(name: String, entry: Entry, data: u64) -> Stored {
         Dtype::BF16 => StoredType::Plain(DType::BF16),
         other => StoredType::Other(type_name(other)),
     };
-    Stored { info: TensorInfo { name, shape, stored }, offset: data + entry.data_offsets.0 as u64 }
+    Stored {
+        info: TensorInfo { name, shape, stored, lossless: false },
+        offset: data + entry.data_offsets.0 as u64,
+    }
 }
 
 fn type_name(dtype: Dtype) -> &'static str {

@@ -85,7 +85,7 @@ fn fill<const N: usize>(key: u64, first: u64, out: &mut [[u8; N]], element: impl
     }
 }
 
-fn word(key: u64, counter: u64) -> u64 {
+pub(super) fn word(key: u64, counter: u64) -> u64 {
     mix(key.wrapping_add(counter.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
 

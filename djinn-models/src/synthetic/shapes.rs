@@ -1,6 +1,7 @@
 //! The shapes that synthetic models have, and the changes that a name can ask for.
 
 use super::PREFIX;
+use super::blocks::Mix;
 use crate::decoder::{Decoder, KeyNames, Mlp};
 use crate::open::JsonKeys;
 use crate::{Error, Result, families};
@@ -18,6 +19,8 @@ pub(super) struct Request {
     pub(super) dtype: DType,
     /// Whether the name says which dtype.
     pub(super) chosen: bool,
+    /// The blocks that matrices are in, if they are.
+    pub(super) mix: Option<Mix>,
 }
 
 /// The models' published configurations, as far as they decide shapes: a name, the shape that it differs from, and the
@@ -115,7 +118,7 @@ fn configuration(name: &str) -> Option<Map<String, Value>> {
 }
 
 const KEYS: &str = "layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, window, experts, \
-                    chosen, tied, bias, distinct, seed, dtype";
+                    chosen, tied, bias, distinct, seed, dtype, encoding";
 
 /// Takes a name without its prefix apart.
 pub(super) fn parse(name: &str) -> Result<Request> {
@@ -129,7 +132,7 @@ pub(super) fn parse(name: &str) -> Result<Request> {
     };
     let family = families::family(&JsonKeys::new(&path, config.clone()))?;
     let stored = config.get("torch_dtype").and_then(Value::as_str).expect("the table has it");
-    let (mut seed, mut distinct) = (0, None);
+    let (mut seed, mut distinct, mut mix) = (0, None, None);
     let mut dtype = Change { path: &path, key: "torch_dtype", value: stored }.dtype()?;
     let mut chosen = false;
     let mut asked = Vec::new();
@@ -140,6 +143,10 @@ pub(super) fn parse(name: &str) -> Result<Request> {
             "seed" => seed = change.number()?,
             "distinct" => distinct = Some(change.number()?),
             "dtype" => (dtype, chosen) = (change.dtype()?, true),
+            "encoding" => {
+                let named = || change.error("q4_k_m, or a GGML format such as q4_k, q6_k or q8_0");
+                mix = Some(Mix::parse(value).ok_or_else(named)?);
+            }
             "tied" => {
                 config.insert("tie_word_embeddings".to_owned(), change.flag()?.into());
             }
@@ -172,7 +179,7 @@ pub(super) fn parse(name: &str) -> Result<Request> {
         let change = Change { path: &path, key: "distinct", value: &distinct.to_string() };
         return Err(change.error(&format!("1 to {layers} layers")));
     }
-    Ok(Request { decoder, distinct, seed, dtype, chosen })
+    Ok(Request { decoder, distinct, seed, dtype, chosen, mix })
 }
 
 /// Where a size arrives in a decoder that has it.

@@ -95,6 +95,39 @@ fn the_seed_and_the_name_decide_the_bytes() {
     assert_eq!(bytes(&model("tiny"), weight), bytes(&model("tiny?seed=0"), weight));
 }
 
+#[test]
+fn blocks_are_mixed_as_llama_cpp_does_and_stand_for_the_same_deviation() {
+    let shape = "tiny?layers=8&hidden=256&intermediate=512&vocab=300&heads=4&encoding=q4_k_m";
+    let kept = OpenOptions { encodings: &Encoding::ENCODED, ..OpenOptions::default() };
+    let [stored, decoded] = [kept, OpenOptions::default()]
+        .map(|options| open_model(&Location::Synthetic(shape.to_owned()), &options).unwrap());
+    let formats = |name: &str| -> Vec<_> {
+        let (_, value) = stored.graph.weights().find(|(_, value)| value.name == name).unwrap();
+        value.encodings.runs(0..value.matrix()[0]).map(|(_, encoding)| encoding.name()).collect()
+    };
+    for (layer, more) in [true, false, false, true, false, false, true, true].into_iter().enumerate() {
+        let down = if more { "Q6_K" } else { "Q4_K" };
+        assert_eq!(formats(&format!("blocks.{layer}.mlp.down.weight")), [down], "{layer}");
+        let qkv = formats(&format!("blocks.{layer}.attn.qkv.weight"));
+        assert_eq!(qkv.last(), Some(&down), "{layer}: {qkv:?}");
+    }
+    assert_eq!([formats("unembed.weight"), formats("embed.weight")], [["Q6_K"], ["Q4_K"]]);
+    let weight = "blocks.0.attn.qkv.weight";
+    let halves = bytes(&decoded, weight);
+    let values: Vec<f32> =
+        halves.as_chunks().0.iter().map(|&bits| bf16::from_le_bytes(bits).to_f32()).collect();
+    let deviation = (values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32).sqrt();
+    let expected = 1.25 / 16.0;
+    assert!((deviation / expected - 1.0).abs() < 0.1, "{deviation} instead of {expected}");
+    // The same blocks, decoded.
+    let (_, value) = stored.graph.weights().find(|(_, value)| value.name == weight).unwrap();
+    let mut blocks = vec![0; value.stored_bytes(1..2) as usize];
+    stored.source.read_rows(weight, 1..2, &mut blocks).unwrap();
+    let mut row = [0.0; 256];
+    BlockFormat::Q4_K.decode(&blocks, &mut row);
+    assert_eq!(row.map(|x| bf16::from_f32(x).to_f32()), values[256..512]);
+}
+
 proptest! {
     #[test]
     fn rows_are_the_same_however_they_are_cut(

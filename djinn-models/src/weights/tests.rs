@@ -11,7 +11,10 @@ struct Memory(Vec<(TensorInfo, Vec<f32>)>);
 impl Memory {
     fn with(mut self, name: &str, shape: &[u64], stored: StoredType, values: Vec<f32>) -> Memory {
         assert_eq!(shape.iter().product::<u64>(), values.len() as u64);
-        self.0.push((TensorInfo { name: name.to_owned(), shape: shape.to_vec(), stored }, values));
+        self.0.push((
+            TensorInfo { name: name.to_owned(), shape: shape.to_vec(), stored, lossless: false },
+            values,
+        ));
         self
     }
 }
@@ -251,7 +254,7 @@ fn blocks_stay_as_stored_where_whole_rows_move() {
         ("w", Recipe::Rows(parts)),
         ("across", Recipe::Rows(vec![Part::new("across", &[64, 2]).transposed()])),
     ];
-    let allowed = OpenOptions { dtype: None, encodings: &[Encoding::Blocks(BlockFormat::Q4_0)] };
+    let allowed = OpenOptions { encodings: &[Encoding::Blocks(BlockFormat::Q4_0)], ..OpenOptions::default() };
     let map = map_within(&file, recipes.clone(), &allowed);
     let storage = &map.recipes["w"].1;
     let q4_0 = Encoding::Blocks(BlockFormat::Q4_0);
