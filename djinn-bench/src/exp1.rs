@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bed::{Bed, Ran, SimBed};
 use djinn_device::Ops;
 use djinn_engine::Options;
-use djinn_host::{Card, DeviceName, OnDevice, Setup};
+use djinn_host::{Card, DeviceName, Needs, OnDevice, Setup};
 use djinn_models::Model;
 use djinn_scheduler::sim::{Oracle, Profile, RunSpan, Workload};
 use live::LiveBed;
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Exp1Args) -> Result<()> {
         experiment.simulated()?
     } else {
         let setup = Setup { vram: Some(args.vram()), ..args.device.setup()? };
-        setup.on_device(experiment.room.pinned_bytes, &experiment)?
+        setup.on_device(experiment.needs(), &experiment)?
     };
     print!("{}", report::exp1(&document));
     if let Some(folder) = &args.figures {
@@ -148,11 +148,17 @@ impl OnDevice for &Experiment<'_> {
 }
 
 impl Experiment<'_> {
+    fn needs(&self) -> Needs {
+        let decoded_bytes = djinn_srg::decoded_bytes(&self.model.graph);
+        Needs { pinned_bytes: self.room.pinned_bytes, decoded_bytes }
+    }
+
     fn simulated(&self) -> Result<Document<Exp1>> {
         let machine = || Card::find(DEFAULT_MACHINE).expect("a known card").machine();
         let machine = self.args.gpu.map_or_else(machine, Card::machine);
-        let mapping = djinn_cuda::mapping_bytes(self.room.pinned_bytes);
-        let options = self.room.fill(self.model, machine.reserved_bytes + mapping)?;
+        let needs = self.needs();
+        let for_work = djinn_cuda::mapping_bytes(needs.pinned_bytes) + needs.decoded_bytes;
+        let options = self.room.fill(self.model, machine.reserved_bytes + for_work)?;
         let (times, profile) = match &self.profile {
             Some(given) => given.clone(),
             None => {

@@ -17,7 +17,7 @@ use anyhow::{Result, anyhow, ensure};
 use djinn_device::Ops;
 use djinn_engine::debug::{AtTtl, Breakpoint, DebugSetup, Debugger, Filter, Look, Looked, TokenKind};
 use djinn_engine::{Happening, Opening, Options, Service, SessionId, Turn};
-use djinn_host::{OnDevice, Setup};
+use djinn_host::{Needs, OnDevice, Setup};
 use djinn_models::Model;
 use djinn_scheduler::{Registry, SessionEvent, Settings};
 use serde::{Deserialize, Serialize};
@@ -55,8 +55,9 @@ pub(crate) fn run(args: &Exp3Args) -> Result<()> {
     let model = model::open(&setup, &args.model)?;
     setup.vram = Some(args.vram);
     let options = options(&setup, args, &model)?;
-    let pinned = options.most_host_bytes(&model.graph).saturating_add(args.host_kv);
-    let body = setup.on_device(pinned, Stopping { args, model: &model, options, setup: &setup })?;
+    let needs = Needs::of(&model, &options);
+    let needs = Needs { pinned_bytes: needs.pinned_bytes.saturating_add(args.host_kv), ..needs };
+    let body = setup.on_device(needs, Stopping { args, model: &model, options, setup: &setup })?;
     Document::new("exp3", setup.device, body).publish(args.json.as_deref(), report::exp3)
 }
 

@@ -9,7 +9,7 @@ use crate::probe::Probe;
 use crate::report;
 use anyhow::Result;
 use djinn_device::{Device, Ops};
-use djinn_host::{DeviceName, OnDevice, Setup};
+use djinn_host::{DeviceName, Needs, OnDevice, Setup};
 use pcie::Expected;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &LinkArgs) -> Result<()> {
 /// Measures the link, and judges it.
 pub(crate) fn measure(setup: &Setup) -> Result<Link> {
     let bytes = if setup.device == DeviceName::Cpu { CPU_COPY } else { CARD_COPY };
-    let mut link = setup.on_device(0, Measuring { bytes })?;
+    let mut link = setup.on_device(Needs::default(), Measuring { bytes })?;
     if let Some(gpu) = Gpu::open(setup.device) {
         // Right after the copies: an idle link slows down.
         (link.expected, link.warnings) = pcie::judge(link.pinned, gpu.pcie(), &gpu.name);

@@ -8,7 +8,7 @@ use crate::statistics::{mean, median};
 use anyhow::{Context, Result, bail, ensure};
 use djinn_device::{Ops, Space};
 use djinn_engine::{Engine, Generate, Generated, Options, PassStats, Progress, Request, Service};
-use djinn_host::{OnDevice, Setup, system};
+use djinn_host::{Needs, OnDevice, Setup, system};
 use djinn_models::Model;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
@@ -97,9 +97,9 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
     // One more position, for the logits after the last token.
     let mut options = setup.options_for(&model, args.prompt as u64 + args.tokens as u64 + 1)?;
     change(&mut options.budget);
-    let pinned = options.most_host_bytes(&model.graph);
+    let needs = Needs::of(&model, &options);
     let work = TakeSamples { args, model: &model, options: &options };
-    let samples = setup.on_device(pinned, work)?;
+    let samples = setup.on_device(needs, work)?;
     println!("{}", serde_json::to_string(&samples)?);
     Ok(())
 }

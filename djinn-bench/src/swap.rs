@@ -9,7 +9,7 @@ use crate::{remark, report};
 use anyhow::{Context, Result, bail, ensure};
 use djinn_device::Ops;
 use djinn_engine::{Engine, Entry, Options, Pages, PassStats, Sequence, Wanted, greedy};
-use djinn_host::{OnDevice, Setup};
+use djinn_host::{Needs, OnDevice, Setup};
 use djinn_models::Model;
 use djinn_scheduler::Residency;
 use djinn_vmu::{Direction, Transfer};
@@ -95,9 +95,9 @@ pub(crate) fn run(args: &SwapArgs) -> Result<()> {
         setup.vram = args.vram.filter(|_| streamed);
         setup.resident_fraction = (streamed && args.vram.is_none()).then_some(0.5);
         let options = options(&setup, args, &model)?;
-        let pinned = options.most_host_bytes(&model.graph);
+        let needs = Needs::of(&model, &options);
         let work = Swapping { args, model: &model, options: &options, name, body: &mut body };
-        if let Err(error) = setup.on_device(pinned, work) {
+        if let Err(error) = setup.on_device(needs, work) {
             let failure = Some(crate::one_line(error.as_ref()));
             let (name, vram_bytes) = (name.to_owned(), setup.vram);
             body.modes.push(Mode { name, vram_bytes, streamed_bytes_per_pass: 0, runs: vec![], failure });

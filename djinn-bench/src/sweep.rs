@@ -10,7 +10,7 @@ use djinn_engine::{
     DeviceTimes, Engine, Entry, Happening, Opening, Options, Sampling, Service, SessionId, Turn, Wanted,
     chosen,
 };
-use djinn_host::{OnDevice, Setup};
+use djinn_host::{Needs, OnDevice, Setup};
 use djinn_models::Model;
 use djinn_scheduler::SessionEvent;
 use serde::{Deserialize, Serialize};
@@ -83,9 +83,9 @@ pub(crate) fn run(args: &SweepArgs) -> Result<()> {
     for (name, vram) in streaming.into_iter().chain(resident) {
         setup.vram = vram;
         let options = options(&setup, args, &model)?;
-        let pinned = options.most_host_bytes(&model.graph);
+        let needs = Needs::of(&model, &options);
         let work = Sweeping { args, model: &model, options: &options, name };
-        let mode = setup.on_device(pinned, work);
+        let mode = setup.on_device(needs, work);
         let failed = |error: anyhow::Error| Mode {
             name: name.to_owned(),
             vram_bytes: vram,

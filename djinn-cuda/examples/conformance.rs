@@ -1,5 +1,6 @@
 //! Runs every conformance check by name, and measures what the machine gives: the link, products of one row,
-//! a product of many. `conformance [checks|measure|uncapped]`; the first two without an argument.
+//! a product of many. `conformance [checks|measure|uncapped] [NAME]`; the first two without an argument. With a name,
+//! only checks that have it in theirs.
 //!
 //! Exits with 1 if a check fails, and goes on with the others.
 
@@ -12,10 +13,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
-    let part = std::env::args().nth(1);
+    let (part, name) = (std::env::args().nth(1), std::env::args().nth(2).unwrap_or_default());
     let part = part.as_deref().unwrap_or("all");
     if !["all", "checks", "measure", "uncapped"].contains(&part) {
-        eprintln!("usage: conformance [checks|measure|uncapped]");
+        eprintln!("usage: conformance [checks|measure|uncapped] [NAME]");
         return ExitCode::from(2);
     }
     let start = Instant::now();
@@ -31,8 +32,8 @@ fn main() -> ExitCode {
     println!("{}, made in {made:.2?}, {} bytes reserved, {kind} code", info.name, info.reserved_bytes);
     let failed = match part {
         "measure" => 0,
-        "uncapped" => checks(None),
-        _ => checks(Some(2 << 30)),
+        "uncapped" => checks(None, &name),
+        _ => checks(Some(2 << 30), &name),
     };
     if !["checks", "uncapped"].contains(&part)
         && let Err(error) = measure(&device)
@@ -45,11 +46,14 @@ fn main() -> ExitCode {
 
 /// Runs all checks; how many failed. Without a cap every buffer is an allocation of the driver's own, so that a
 /// memory checker knows its bounds.
-fn checks(vram: Option<u64>) -> usize {
+fn checks(vram: Option<u64>, wanted: &str) -> usize {
     let config = CudaConfig { vram, ram: Some(256 << 20), ..CudaConfig::default() };
     let make = || CudaDevice::new(config).unwrap_or_else(|error| panic!("{error}"));
     let (mut failed, mut passed) = (0, 0);
     conformance::run_each(make, Tolerance::ROUNDING, |name, check| {
+        if !name.contains(wanted) {
+            return;
+        }
         let start = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(check));
         let verdict = if outcome.is_ok() { "ok" } else { "FAILED" };

@@ -1,9 +1,21 @@
 //! What a device is made of, and what a card is.
 
-use djinn_device::Encoding;
+use djinn_device::{BlockFormat, Encoding};
 
-/// What the device computes from, besides plain elements: it has no kernels for blocks.
-pub const ENCODINGS: &[Encoding] = &[];
+/// What the device computes from, besides plain elements, if it is [made](CudaConfig::decoded_bytes) for it.
+pub const ENCODINGS: &[Encoding] = &[
+    Encoding::Lossless,
+    Encoding::Blocks(BlockFormat::Q4_0),
+    Encoding::Blocks(BlockFormat::Q4_1),
+    Encoding::Blocks(BlockFormat::Q5_0),
+    Encoding::Blocks(BlockFormat::Q5_1),
+    Encoding::Blocks(BlockFormat::Q8_0),
+    Encoding::Blocks(BlockFormat::Q2_K),
+    Encoding::Blocks(BlockFormat::Q3_K),
+    Encoding::Blocks(BlockFormat::Q4_K),
+    Encoding::Blocks(BlockFormat::Q5_K),
+    Encoding::Blocks(BlockFormat::Q6_K),
+];
 
 /// The version of CUDA that the build needs, the driver that first had it, and the package of its matrix library.
 #[cfg(not(feature = "cuda-12040"))]
@@ -35,12 +47,17 @@ pub struct CudaConfig {
     /// Bytes of device memory for activations rounded to 16 bits on the way into a matrix product, and for
     /// partial results of attention. A product whose activations are larger runs in pieces of rows.
     pub max_activation_bytes: u64,
+    /// Bytes of device memory for rows of encoded weights as 16-bit elements, for products that do not read them as
+    /// they are; 0 for a device that computes from plain elements alone. Products with more decoded bytes run in
+    /// pieces of their weight's rows. See [`djinn_srg::decoded_bytes`].
+    pub decoded_bytes: u64,
 }
 
 impl Default for CudaConfig {
-    /// The first card, no caps, 64 MiB for activations.
+    /// The first card, no caps, 64 MiB for activations, as much for decoded weights.
     fn default() -> Self {
-        CudaConfig { ordinal: 0, vram: None, ram: None, pinned_bytes: 0, max_activation_bytes: 64 << 20 }
+        let (max_activation_bytes, decoded_bytes) = (64 << 20, 64 << 20);
+        CudaConfig { ordinal: 0, vram: None, ram: None, pinned_bytes: 0, max_activation_bytes, decoded_bytes }
     }
 }
 

@@ -7,6 +7,8 @@ use crate::{Error, Result, Setup};
 use djinn_cpu::{CpuConfig, CpuDevice};
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::{Encoding, Ops};
+use djinn_engine::Options;
+use djinn_models::Model;
 use std::fmt;
 use std::str::FromStr;
 
@@ -64,20 +66,38 @@ pub trait OnDevice {
     fn on<D: Ops + 'static>(self, device: D) -> Result<Self::Out, Self::Error>;
 }
 
+/// What a device must know of its work before it is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Host memory for the device to reach, at most.
+    pub pinned_bytes: u64,
+    /// Room on the device for rows of encoded weights as 16-bit elements ([`djinn_srg::decoded_bytes`]); 0 if none are
+    /// encoded.
+    pub decoded_bytes: u64,
+}
+
+impl Needs {
+    /// Those of a model under the engine's `options`.
+    pub fn of(model: &Model, options: &Options) -> Needs {
+        let decoded_bytes = djinn_srg::decoded_bytes(&model.graph);
+        Needs { pinned_bytes: options.most_host_bytes(&model.graph), decoded_bytes }
+    }
+}
+
 impl Setup {
-    /// Makes the device, within the setup's budgets, and does `work` on it, which takes up to `pinned_bytes` of host
-    /// memory for the device to reach.
+    /// Makes the device, within the setup's budgets, and does `work` on it, which needs at most what is said.
     ///
     /// # Errors
     /// [`Error::Gpu`] or [`Error::Cpu`] if there is no such device, or as the work.
-    pub fn on_device<W: OnDevice>(&self, pinned_bytes: u64, work: W) -> Result<W::Out, W::Error> {
+    pub fn on_device<W: OnDevice>(&self, needs: Needs, work: W) -> Result<W::Out, W::Error> {
         let (device, Setup { vram, ram, .. }) = (self.device.find()?, *self);
         let DeviceName::Cuda(ordinal) = device else {
             let threads = self.threads.unwrap_or(0) as usize;
             let config = CpuConfig { vram, threads, ..CpuConfig::default() };
             return work.on(CpuDevice::new(config).map_err(Error::Cpu)?);
         };
-        let config = CudaConfig { ordinal, vram, ram, pinned_bytes, ..CudaConfig::default() };
+        let Needs { pinned_bytes, decoded_bytes } = needs;
+        let config = CudaConfig { ordinal, vram, ram, pinned_bytes, decoded_bytes, ..CudaConfig::default() };
         work.on(CudaDevice::new(config).map_err(|source| Error::Gpu { device, source })?)
     }
 }

@@ -1,6 +1,6 @@
 //! An engine on any device, and how a model gets there.
 
-use crate::{Error, OnDevice, Result, Setup, system};
+use crate::{Error, Needs, OnDevice, Result, Setup, system};
 use djinn_device::{DeviceInfo, Ops, Space, Usage};
 use djinn_engine::debug::Debugger;
 use djinn_engine::{Engine, Generate, Happening, MemoryPlan, Opening, Options, Service, SessionId, Trace};
@@ -118,7 +118,7 @@ pub fn load(
         }
     }
 
-    setup.on_device(options.most_host_bytes(&model.graph), Loading(model, options, on_progress))
+    setup.on_device(Needs::of(model, options), Loading(model, options, on_progress))
 }
 
 /// Plans the memory under `options` and loads the model's weights; `on_progress` gets the bytes that are loaded and the

@@ -1,6 +1,6 @@
 //! Where every byte of a model would lie on a machine, and how fast it would run; nothing is loaded.
 
-use crate::{DeviceName, Result, Setup, Target, context_for};
+use crate::{DeviceName, Needs, Result, Setup, Target, context_for};
 use djinn_device::DType;
 use djinn_engine::{Error, MemoryPlan, Options, Segments};
 use djinn_models::{EncodedWeights, Model};
@@ -144,7 +144,7 @@ impl TaskPlan {
         if tokens > context {
             return Err(Error::ContextFull { tokens, context }.into());
         }
-        let reserved_bytes = target.reserved_bytes(options.most_host_bytes(&model.graph));
+        let reserved_bytes = target.reserved_bytes(Needs::of(model, &options));
         let plan = options.plan(&model.graph, reserved_bytes)?;
         Ok(forecast(model, &options, &plan, target, task))
     }

@@ -27,7 +27,7 @@ pub use answer::{Answer, Speaker};
 pub use args::{DeviceArgs, dtype, share};
 pub use cards::{CARDS, Card};
 pub use chat::{Chat, Reply};
-pub use device::{DeviceName, OnDevice};
+pub use device::{DeviceName, Needs, OnDevice};
 pub use djinn::{Djinn, OpenChat};
 pub use engine::{AnyEngine, load, load_on};
 pub use error::{Error, Result};

@@ -63,7 +63,7 @@ pub struct Setup {
     /// Element type of the KV cache [default: f32 on the CPU and for f32 weights, else f16]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]
     pub kv_dtype: Option<DType>,
-    /// Element type of the weights in memory [default: as stored; on the GPU f16 for quantised ones]
+    /// Element type of the weights in memory [default: as stored; f16 for quantised ones that are decoded]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]
     pub dtype: Option<DType>,
     /// How matrices are in memory [default: stored]

@@ -1,6 +1,6 @@
 //! The machine that a plan is for: a card by name, or this machine's CPU.
 
-use crate::{Card, DeviceName, Result, Setup, kv_dtype, rates};
+use crate::{Card, DeviceName, Needs, Result, Setup, kv_dtype, rates};
 use djinn_device::DType;
 use djinn_models::{Model, OpenOptions};
 use djinn_vmu::Machine;
@@ -65,9 +65,10 @@ impl Target {
         Setup { device, ..*setup }.planning_options()
     }
 
-    /// Device memory that the device itself takes, with `pinned_bytes` of pinned host memory.
-    pub fn reserved_bytes(&self, pinned_bytes: u64) -> u64 {
-        let mapping = self.card.map_or(0, |_| djinn_cuda::mapping_bytes(pinned_bytes));
-        self.machine.reserved_bytes + mapping
+    /// Device memory that the device itself takes for such work.
+    pub fn reserved_bytes(&self, needs: Needs) -> u64 {
+        let for_work =
+            self.card.map_or(0, |_| djinn_cuda::mapping_bytes(needs.pinned_bytes) + needs.decoded_bytes);
+        self.machine.reserved_bytes + for_work
     }
 }

@@ -167,7 +167,7 @@ impl ServedModel {
     ) -> Result<Self> {
         // After a failure, the first GPU is not replaced by the CPU.
         let setup = Setup { device: setup.device.find()?, ..*setup };
-        let place = Box::new(move |pinned_bytes, work: OnThread<'_>| setup.on_device(pinned_bytes, work));
+        let place = Box::new(move |needs, work: OnThread<'_>| setup.on_device(needs, work));
         Self::start_at(place, model, &setup, serving, on_progress)
     }
 

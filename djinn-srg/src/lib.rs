@@ -24,5 +24,5 @@ pub use graph::{Graph, GraphBuilder, GraphError, Heads, Hook, Node, NodeId, Rout
 pub use kv::{KvPlace, KvPlan};
 pub use liveness::StackPlan;
 pub use op::{GeluForm, Op, RopeStyle, Scores};
-pub use order::{Condition, Part, Tile, gathered_tables, tile_bytes, tiles};
+pub use order::{Condition, Part, Tile, decoded_bytes, gathered_tables, tile_bytes, tiles};
 pub use value::{Dim, Lifecycle, Rows, Value, ValueId};

@@ -1,6 +1,6 @@
 //! The order in which a pass uses its weights, cut into tiles.
 
-use crate::{Graph, Node, NodeId, Op, ValueId};
+use crate::{Encoding, Graph, Node, NodeId, Op, ValueId};
 use std::ops::Range;
 
 /// A run of output rows of one node's weights, of one [`Encoding`](crate::Encoding): what one launch of the node's
@@ -70,6 +70,20 @@ const MIN_TILE: u64 = 64 << 10;
 pub fn tile_bytes(graph: &Graph) -> u64 {
     let bytes: u64 = graph.weights().map(|(_, value)| value.cut_bytes(0..value.matrix()[0])).sum();
     (bytes / 64).clamp(MIN_TILE, MAX_TILE).next_power_of_two()
+}
+
+/// The most bytes of an encoded tile's rows as 16-bit elements, for devices that decode a tile before they compute from
+/// it; at most 64 MiB, of which a larger tile is decoded in pieces. 0 if no weight is encoded.
+pub fn decoded_bytes(graph: &Graph) -> u64 {
+    let decoded = |tile: &Tile| {
+        let encoded = tile
+            .parts
+            .iter()
+            .filter(|part| graph.value(part.value).encodings.at(tile.rows.start) != Encoding::Plain);
+        let columns = encoded.map(|part| graph.value(part.value).matrix()[1]).max();
+        columns.map_or(0, |columns| (tile.rows.end - tile.rows.start) * columns * 2)
+    };
+    tiles(graph, tile_bytes(graph)).iter().map(decoded).max().unwrap_or(0).min(MAX_TILE)
 }
 
 /// The weights that a pass reads in full, in order of use, cut along their output rows so that no tile

@@ -4,7 +4,7 @@ use super::results::LogitCheck;
 use crate::model;
 use anyhow::{Context, Result, ensure};
 use djinn_device::Ops;
-use djinn_host::{OnDevice, Setup};
+use djinn_host::{Needs, OnDevice, Setup};
 use serde::Deserialize;
 use std::path::Path;
 
@@ -28,7 +28,7 @@ pub(super) fn compare(checkpoint: &Path, setup: &Setup) -> Result<LogitCheck> {
     let path = checkpoint.join("expected.json");
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let expected: Expected = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    setup.on_device(0, Comparison { checkpoint, setup, expected })
+    setup.on_device(Needs::default(), Comparison { checkpoint, setup, expected })
 }
 
 struct Comparison<'a> {

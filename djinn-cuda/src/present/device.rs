@@ -4,7 +4,7 @@ use super::warm_up;
 use crate::present::capture::{Captures, Kept};
 use crate::present::context::{Context, Share};
 use crate::present::event::Events;
-use crate::present::launch::{Launch, rows_at_once};
+use crate::present::launch::{Launch, decoded_dtype, rows_at_once};
 use crate::present::matmul::Matmul;
 use crate::present::memory::Memory;
 use crate::present::scratch::Scratch;
@@ -63,7 +63,7 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// Those of a product that was enqueued.
     pub(crate) fn new(stream: Stream, args: &Linear) -> Self {
-        Prepared { stream, x: args.x, rows: args.rows, dtype: args.weight.dtype }
+        Prepared { stream, x: args.x, rows: args.rows, dtype: decoded_dtype(args.weight) }
     }
 
     /// Whether they serve another product.
@@ -94,7 +94,7 @@ impl CudaDevice {
             events: Events::new()?,
             streams: RefCell::default(),
             matmul: Matmul::new()?,
-            scratch: Scratch::new(config.max_activation_bytes, context.free_bytes()?)?,
+            scratch: Scratch::new(config.max_activation_bytes, config.decoded_bytes, context.free_bytes()?)?,
             memory: Memory::new(context.total_bytes, config.ram),
             context,
             name: format!("cuda:{} ({})", config.ordinal, context.name()?),
@@ -193,7 +193,7 @@ impl Device for CudaDevice {
             batch_invariant_rows: self.batch_invariant_rows(),
             wide_products: self.rows_at_once == djinn_cuda_sys::DJINN_LINEAR_ROWS,
             batch_invariant_run: djinn_cuda_sys::DJINN_PREFILL_RUN,
-            encodings: crate::ENCODINGS,
+            encodings: if self.scratch.decoded().len() > 0 { crate::ENCODINGS } else { &[] },
         }
     }
 

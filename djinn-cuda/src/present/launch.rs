@@ -6,7 +6,7 @@ use crate::present::stream::RawStream;
 use crate::{Error, Result};
 use djinn_cuda_sys as sys;
 use djinn_device::args::{self, KvPages, Linear};
-use djinn_device::{DType, GeluForm, RopeStyle, Span};
+use djinn_device::{BlockFormat, DType, Encoding, GeluForm, RopeStyle, Span};
 use std::ffi::{CStr, c_void};
 use std::ops::Range;
 
@@ -17,6 +17,22 @@ pub(crate) const TILES: usize = sys::DJINN_LINEAR_TILES as usize;
 pub(crate) fn rows_at_once() -> u32 {
     // SAFETY: asks the driver, and has no other effect.
     unsafe { sys::djinn_linear_rows() }
+}
+
+/// The type of a weight's elements, as products read or decode them.
+pub(crate) fn decoded_dtype(weight: args::Weight) -> DType {
+    match weight.encoding {
+        Encoding::Blocks(_) => DType::F16,
+        _ => weight.dtype,
+    }
+}
+
+/// The most rows for which a product reads an encoded weight as it is, on the card of the current context; 0 if it does
+/// not. Products of experts then take any number of slots.
+pub(crate) fn rows_read_directly(weight: args::Weight, k: u32, n: u32) -> u32 {
+    let (encoding, dtype) = (encoding(weight.encoding), dtype(decoded_dtype(weight)));
+    // SAFETY: asks the driver, and has no other effect.
+    unsafe { sys::djinn_linear_direct(encoding, dtype, k, row_bytes(weight, n)) }
 }
 
 /// Whether the own kernel for a product of this many rows, or slots of experts, takes its activations rounded, on the
@@ -83,8 +99,13 @@ macro_rules! launches {
 
 launches! {
     embed: Embed = djinn_embed(djinn_embed_args) {
-        read [tokens], write [out], weights [table table_dtype], same [first_row, table_rows, width, rows],
-        |_args, _memory| [encoding: sys::djinn_encoding_DJINN_PLAIN, row_bytes: 0],
+        read [tokens], write [out], weights [], same [first_row, table_rows, width, rows],
+        |args, memory| [
+            table: memory.resolve(args.table.span).input(),
+            table_dtype: dtype(decoded_dtype(args.table)),
+            encoding: encoding(args.table.encoding),
+            row_bytes: row_bytes(args.table, args.table_rows)
+        ],
     }
     rope_table: RopeTable = djinn_rope_table(djinn_rope_table_args) {
         read [positions, inv_freq], write [out], weights [], same [half, scale, rows],
@@ -173,13 +194,18 @@ impl Launch<'_> {
     /// Some rows of a product. `rounded` are those of the activations in the weight's type, where
     /// [`wants_rounded`] says so; results do not depend on it.
     ///
-    /// `tiles` are up to [`TILES`] successive tiles of one weight, of as many rows each but for the last.
-    pub(crate) fn linear(self, tiles: &[Linear], rows: Range<u32>, rounded: Option<Place>) -> Result<()> {
+    /// `tiles` are up to [`TILES`] successive tiles of one weight, of as many rows each but for the last; or one whose
+    /// weight lies `decoded` in a workspace.
+    pub(crate) fn linear(
+        self,
+        tiles: &[Linear],
+        rows: Range<u32>,
+        rounded: Option<Place>,
+        decoded: Option<Place>,
+    ) -> Result<()> {
         let args = &tiles[0];
-        let mut weights = [std::ptr::null(); TILES];
-        for (weight, tile) in weights.iter_mut().zip(tiles) {
-            *weight = self.memory.resolve(tile.weight.span).input();
-        }
+        let weights = self.weights(tiles.iter().map(|tile| tile.weight), decoded);
+        let (encoding, row_bytes) = how_it_lies(args.weight, args.n, decoded);
         let bias = args.bias.map(|bias| (self.memory.resolve(bias.span).input(), dtype(bias.dtype)));
         let (bias, bias_dtype) = bias.unwrap_or((std::ptr::null(), dtype(DType::F32)));
         let part = |span: Span, width: u32| {
@@ -193,7 +219,7 @@ impl Launch<'_> {
             bias,
             out: part(args.out, args.out_width).output(),
             rounded: rounded.map_or(std::ptr::null(), Place::input),
-            weight_dtype: dtype(args.weight.dtype),
+            weight_dtype: dtype(decoded_dtype(args.weight)),
             bias_dtype,
             k: args.k,
             n: tiles.iter().map(|tile| tile.n).sum(),
@@ -201,11 +227,49 @@ impl Launch<'_> {
             out_width: args.out_width,
             out_column: args.out_column,
             rows: rows.len() as u32,
-            encoding: sys::djinn_encoding_DJINN_PLAIN,
-            row_bytes: 0,
-            fresh: 0,
+            encoding,
+            row_bytes,
+            fresh: decoded.is_some().into(),
         };
         kernel!(djinn_linear, raw, self.stream)
+    }
+
+    /// The addresses of weights, or of what was decoded of the first.
+    fn weights(
+        self,
+        tiles: impl Iterator<Item = args::Weight>,
+        decoded: Option<Place>,
+    ) -> [*const c_void; TILES] {
+        let mut weights = [std::ptr::null(); TILES];
+        for (weight, tile) in weights.iter_mut().zip(tiles) {
+            *weight = decoded.unwrap_or_else(|| self.memory.resolve(tile.span)).input();
+        }
+        weights
+    }
+
+    /// Decodes `rows` of an encoded weight of `n` rows and `k` columns to `out`, which holds them.
+    pub(crate) fn decode(
+        self,
+        weight: args::Weight,
+        [n, k]: [u32; 2],
+        rows: Range<u32>,
+        out: Place,
+    ) -> Result<()> {
+        debug_assert_eq!(out.len(), rows.len() as u64 * u64::from(k) * 2);
+        let row_bytes = row_bytes(weight, n);
+        let bytes = u64::from(row_bytes);
+        let encoded = self.memory.resolve(weight.span);
+        let encoded = encoded.slice(u64::from(rows.start) * bytes, rows.len() as u64 * bytes);
+        let raw = sys::djinn_decode_args {
+            encoded: encoded.input(),
+            out: out.bytes(),
+            encoding: encoding(weight.encoding),
+            dtype: dtype(decoded_dtype(weight)),
+            k,
+            row_bytes,
+            rows: rows.len() as u32,
+        };
+        kernel!(djinn_decode, raw, self.stream)
     }
 
     /// Rounds f32 elements to a 16-bit type; `out` holds as many of them as `x`.
@@ -250,17 +314,23 @@ impl Launch<'_> {
         kernel!(djinn_attention, raw, self.stream)
     }
 
-    /// With a workspace for rounded activations where [`wants_rounded`] says so; results do not depend on it.
-    pub(crate) fn expert_linear(self, args: &args::ExpertLinear, workspace: Option<Place>) -> Result<()> {
-        let mut weights = [std::ptr::null(); TILES];
-        weights[0] = self.memory.resolve(args.weight.span).input();
+    /// With a workspace for rounded activations where [`wants_rounded`] says so; results do not depend on it. The weight
+    /// may lie `decoded` in a workspace.
+    pub(crate) fn expert_linear(
+        self,
+        args: &args::ExpertLinear,
+        workspace: Option<Place>,
+        decoded: Option<Place>,
+    ) -> Result<()> {
+        let weights = self.weights(std::iter::once(args.weight), decoded);
+        let (encoding, row_bytes) = how_it_lies(args.weight, args.n, decoded);
         let linear = sys::djinn_linear_args {
             x: self.memory.resolve(args.x).input(),
             weights,
             bias: std::ptr::null(),
             out: self.memory.resolve(args.out).output(),
             rounded: std::ptr::null(),
-            weight_dtype: dtype(args.weight.dtype),
+            weight_dtype: dtype(decoded_dtype(args.weight)),
             bias_dtype: dtype(DType::F32),
             k: args.k,
             n: args.n,
@@ -268,9 +338,9 @@ impl Launch<'_> {
             out_width: args.out_width,
             out_column: args.out_column,
             rows: args.slots,
-            encoding: sys::djinn_encoding_DJINN_PLAIN,
-            row_bytes: 0,
-            fresh: 0,
+            encoding,
+            row_bytes,
+            fresh: decoded.is_some().into(),
         };
         let raw = sys::djinn_expert_linear_args {
             linear,
@@ -301,6 +371,40 @@ fn pages(kv: &KvPages, memory: &Memory) -> sys::djinn_kv_pages {
         kv_heads: kv.kv_heads,
         head_dim: kv.head_dim,
         table_width: kv.table_width,
+    }
+}
+
+/// The encoding and the bytes of a stored row, as kernels take them.
+fn how_it_lies(weight: args::Weight, n: u32, decoded: Option<Place>) -> (u32, u32) {
+    match decoded {
+        Some(_) => (sys::djinn_encoding_DJINN_PLAIN, 0),
+        None => (encoding(weight.encoding), row_bytes(weight, n)),
+    }
+}
+
+/// Bytes of a stored row of an encoded weight of `n` rows; 0 for plain ones.
+fn row_bytes(weight: args::Weight, n: u32) -> u32 {
+    match weight.encoding {
+        Encoding::Plain => 0,
+        _ => (weight.span.len() / u64::from(n)) as u32,
+    }
+}
+
+fn encoding(encoding: Encoding) -> u32 {
+    match encoding {
+        Encoding::Plain => sys::djinn_encoding_DJINN_PLAIN,
+        Encoding::Lossless => sys::djinn_encoding_DJINN_LOSSLESS,
+        Encoding::Blocks(BlockFormat::Q4_0) => sys::djinn_encoding_DJINN_Q4_0,
+        Encoding::Blocks(BlockFormat::Q4_1) => sys::djinn_encoding_DJINN_Q4_1,
+        Encoding::Blocks(BlockFormat::Q5_0) => sys::djinn_encoding_DJINN_Q5_0,
+        Encoding::Blocks(BlockFormat::Q5_1) => sys::djinn_encoding_DJINN_Q5_1,
+        Encoding::Blocks(BlockFormat::Q8_0) => sys::djinn_encoding_DJINN_Q8_0,
+        Encoding::Blocks(BlockFormat::Q2_K) => sys::djinn_encoding_DJINN_Q2_K,
+        Encoding::Blocks(BlockFormat::Q3_K) => sys::djinn_encoding_DJINN_Q3_K,
+        Encoding::Blocks(BlockFormat::Q4_K) => sys::djinn_encoding_DJINN_Q4_K,
+        Encoding::Blocks(BlockFormat::Q5_K) => sys::djinn_encoding_DJINN_Q5_K,
+        Encoding::Blocks(BlockFormat::Q6_K) => sys::djinn_encoding_DJINN_Q6_K,
+        other => unreachable!("{other} is none of the device's encodings"),
     }
 }
 

@@ -1,11 +1,11 @@
 //! The operations: which kernel or library computes each.
 
 use crate::present::device::{CudaDevice, Prepared};
-use crate::present::launch::{Launch, TILES, wants_rounded};
+use crate::present::launch::{Launch, TILES, decoded_dtype, rows_read_directly, wants_rounded};
 use crate::present::matmul::Shape;
 use crate::present::memory::Place;
 use djinn_device::args::{self, Linear};
-use djinn_device::{DType, Ops, Result, Stream};
+use djinn_device::{DType, Encoding, Ops, Result, Stream};
 use std::ops::Range;
 
 /// Up to this many rows an own kernel computes a product, and a row's bits do not depend on the others. Beyond, cuBLASLt
@@ -46,7 +46,7 @@ impl CudaDevice {
             let rounded = self.scratch.activations().slice(0, bytes);
             if step < args.rows || known.is_none_or(|known| !known.is(args)) {
                 let x = launch.memory.resolve(args.x).slice(u64::from(first) * row * 2, bytes * 2);
-                launch.convert(x, rounded, args.weight.dtype)?;
+                launch.convert(x, rounded, decoded_dtype(args.weight))?;
             }
             if !work(rows, rounded)? {
                 return Ok(false);
@@ -55,15 +55,17 @@ impl CudaDevice {
         Ok(true)
     }
 
-    /// A product by cuBLASLt; whether it could do it.
+    /// A product by cuBLASLt, with a weight that is plain, or lies `decoded` in the workspace; whether it could do it.
     fn large_linear(
         &self,
         launch: Launch<'_>,
         args: &Linear,
         known: Option<Prepared>,
+        decoded: Option<Place>,
     ) -> crate::Result<bool> {
         let (x, out) = (launch.memory.resolve(args.x), launch.memory.resolve(args.out));
-        let weight = launch.memory.resolve(args.weight.span);
+        let weight = decoded.unwrap_or_else(|| launch.memory.resolve(args.weight.span));
+        let dtype = decoded_dtype(args.weight);
         let product = |rows: Range<u32>, x: Place| {
             let row = u64::from(args.out_width) * 4;
             let out = out.slice(u64::from(rows.start) * row, rows.len() as u64 * row);
@@ -73,11 +75,11 @@ impl CudaDevice {
                 n: args.n,
                 out_width: args.out_width,
                 out_column: args.out_column,
-                dtype: args.weight.dtype,
+                dtype,
             };
             self.matmul.product(launch.stream, shape, [x, weight, out, self.scratch.cublas()])
         };
-        let done = match args.weight.dtype {
+        let done = match dtype {
             DType::F32 => product(0..args.rows, x)?,
             _ => self.in_pieces(launch, args, known, product)?,
         };
@@ -89,32 +91,96 @@ impl CudaDevice {
 
     /// Whether an own kernel computes a product, of whatever tiles of the weight.
     fn is_own(&self, args: &Linear) -> bool {
-        args.rows <= self.batch_invariant_rows() || wants_rounded(args.rows, args.k, args.weight.dtype)
+        args.rows <= self.batch_invariant_rows()
+            || wants_rounded(args.rows, args.k, decoded_dtype(args.weight))
+    }
+
+    /// Whether a product reads its weight as it is stored.
+    fn reads_directly(&self, args: &Linear) -> bool {
+        args.weight.encoding == Encoding::Plain
+            || args.rows <= rows_read_directly(args.weight, args.k, args.n)
     }
 
     /// A product with tiles that one launch takes ([`at_once`]), or with one tile.
     fn product(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
-        let args = &tiles[0];
-        let own = self.is_own(args);
-        if own && !wants_rounded(args.rows, args.k, args.weight.dtype) {
-            return self.launch(stream, |launch| launch.linear(tiles, 0..args.rows, None));
+        if self.reads_directly(&tiles[0]) {
+            return self.product_of(stream, tiles, None);
+        }
+        for tile in tiles {
+            for rows in self.decoded_pieces(tile.n, tile.k)? {
+                self.product_of(stream, std::slice::from_ref(tile), Some(rows))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows of a weight of `n` rows and `k` columns, in pieces whose elements fit the workspace.
+    fn decoded_pieces(&self, n: u32, k: u32) -> Result<impl Iterator<Item = Range<u32>> + use<>> {
+        let fit = self.scratch.decoded().len() / (u64::from(k) * 2);
+        let step = (if fit >= PIECE { fit - fit % PIECE } else { fit }).min(n.into()) as u32;
+        if step == 0 {
+            let reason = format!("{} bytes hold no row of {k} elements", self.scratch.decoded().len());
+            return Err(djinn_device::Error::Resource { what: "room for decoded weights", reason });
+        }
+        Ok((0..n).step_by(step as usize).map(move |first| first..n.min(first + step)))
+    }
+
+    /// The same with weights that are read as they are stored, or with some `decoded` rows of one tile.
+    fn product_of(&self, stream: Stream, tiles: &[Linear], decoded: Option<Range<u32>>) -> Result<()> {
+        let (tile, piece) = (&tiles[0], decoded.as_ref().map(|rows| rows_of(&tiles[0], rows)));
+        let tiles = piece.as_ref().map_or(tiles, std::slice::from_ref);
+        let (args, dtype) = (&tiles[0], decoded_dtype(tile.weight));
+        let (own, rounded) = (self.is_own(args), wants_rounded(args.rows, args.k, dtype));
+        if own && !rounded && decoded.is_none() {
+            return self.launch(stream, |launch| launch.linear(tiles, 0..args.rows, None, None));
         }
         let known = self.prepared.take().filter(|known| known.stream == stream);
         self.claim_scratch(stream)?;
         self.launch(stream, |launch| {
-            let done = if own {
+            let decoded =
+                decoded.map(|rows| self.decode(launch, tile.weight, [tile.n, tile.k], rows)).transpose()?;
+            let done = if !own {
+                self.large_linear(launch, args, known, decoded)?
+            } else if rounded {
                 self.in_pieces(launch, args, known, |rows, x| {
-                    launch.linear(tiles, rows, Some(x)).map(|()| true)
+                    launch.linear(tiles, rows, Some(x), decoded).map(|()| true)
                 })?
             } else {
-                self.large_linear(launch, args, known)?
+                false
             };
-            if done { Ok(()) } else { launch.linear(tiles, 0..args.rows, None) }
+            if done { Ok(()) } else { launch.linear(tiles, 0..args.rows, None, decoded) }
         })?;
         // Left out where the workspace holds not all of it, or the output overwrites what was prepared.
         let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
-        let holds = args.weight.dtype != DType::F32 && fits && !args.x.overlaps(args.out);
+        let holds = dtype != DType::F32 && (rounded || !own) && fits && !args.x.overlaps(args.out);
         self.prepared.set(holds.then(|| Prepared::new(stream, args)));
+        Ok(())
+    }
+
+    /// Decodes some rows of a weight of `n` rows and `k` columns into the workspace.
+    fn decode(
+        &self,
+        launch: Launch<'_>,
+        weight: args::Weight,
+        [n, k]: [u32; 2],
+        rows: Range<u32>,
+    ) -> crate::Result<Place> {
+        let out = self.scratch.decoded().slice(0, rows.len() as u64 * u64::from(k) * 2);
+        launch.decode(weight, [n, k], rows, out).map(|()| out)
+    }
+
+    /// An expert's product whose weight is decoded piece by piece.
+    fn decoded_expert_linear(&self, stream: Stream, args: &args::ExpertLinear) -> Result<()> {
+        let dtype = decoded_dtype(args.weight);
+        let workspace = wants_rounded(args.slots, args.k, dtype).then(|| self.scratch.activations());
+        self.claim_scratch(stream)?;
+        for rows in self.decoded_pieces(args.n, args.k)? {
+            let (n, out_column) = (rows.len() as u32, args.out_column + rows.start);
+            self.launch(stream, |launch| {
+                let decoded = self.decode(launch, args.weight, [args.n, args.k], rows)?;
+                launch.expert_linear(&args::ExpertLinear { n, out_column, ..*args }, workspace, Some(decoded))
+            })?;
+        }
         Ok(())
     }
 
@@ -128,11 +194,22 @@ impl CudaDevice {
         self.claim_scratch(stream)?;
         let mut done = false;
         self.launch(stream, |launch| {
-            done = self.large_linear(launch, args, None)?;
+            done = self.large_linear(launch, args, None, None)?;
             Ok(())
         })?;
         Ok(done)
     }
+}
+
+/// The part of a product that some rows of its weight give. The weight is still all of it.
+fn rows_of(args: &Linear, rows: &Range<u32>) -> Linear {
+    let (n, out_column) = (rows.len() as u32, args.out_column + rows.start);
+    let bias = args.bias.map(|bias| {
+        let size = bias.dtype.bytes();
+        let span = bias.span.slice(u64::from(rows.start) * size, u64::from(n) * size);
+        args::Weight { span, ..bias }
+    });
+    Linear { n, out_column, bias, ..*args }
 }
 
 /// How many of the leading tiles one launch of an own kernel takes: those that follow one another in the output, of as
@@ -163,11 +240,15 @@ macro_rules! operation {
     (expert_linear $Args:ident) => {
         fn expert_linear(&self, stream: Stream, args: &args::ExpertLinear) -> Result<()> {
             debug_assert_eq!(args.check(), ());
-            if !wants_rounded(args.slots, args.k, args.weight.dtype) {
-                return self.launch(stream, |launch| launch.expert_linear(args, None));
+            if args.weight.encoding != Encoding::Plain && rows_read_directly(args.weight, args.k, args.n) == 0
+            {
+                return self.decoded_expert_linear(stream, args);
+            }
+            if !wants_rounded(args.slots, args.k, decoded_dtype(args.weight)) {
+                return self.launch(stream, |launch| launch.expert_linear(args, None, None));
             }
             self.claim_scratch(stream)?;
-            self.launch(stream, |launch| launch.expert_linear(args, Some(self.scratch.activations())))
+            self.launch(stream, |launch| launch.expert_linear(args, Some(self.scratch.activations()), None))
         }
     };
     (attention $Args:ident) => {
@@ -207,7 +288,8 @@ impl Ops for CudaDevice {
 
     fn linear_tiles(&self, stream: Stream, mut tiles: &[Linear]) -> Result<()> {
         while !tiles.is_empty() {
-            let count = if self.is_own(&tiles[0]) { at_once(tiles) } else { 1 };
+            let together = self.is_own(&tiles[0]) && self.reads_directly(&tiles[0]);
+            let count = if together { at_once(tiles) } else { 1 };
             let (run, rest) = tiles.split_at(count);
             run.iter().for_each(|tile| debug_assert_eq!(tile.check(), ()));
             self.product(stream, run)?;

@@ -6,7 +6,7 @@ use djinn_device::args::{
     HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
     Weight,
 };
-use djinn_device::{Buffer, DType, Draw, Drawn, Ops, Result, RopeStyle, Space, Span, Stream};
+use djinn_device::{Buffer, DType, Draw, Drawn, Encoding, Ops, Result, RopeStyle, Space, Span, Stream};
 
 /// Bytes of each of the three regions: inputs, which are zero and so are valid indices; weights, zero as well;
 /// and outputs.
@@ -38,6 +38,13 @@ impl<D: Ops> Work<'_, D> {
         self.device.fill(stream, self.buffer.span(), 0)?;
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             self.by_type(stream, dtype)?;
+        }
+        for &encoding in self.device.info().encodings {
+            let kept: &[DType] =
+                if encoding == Encoding::Lossless { &[DType::F16, DType::BF16] } else { &[DType::F32] };
+            for &dtype in kept {
+                self.encoded(stream, encoding, dtype)?;
+            }
         }
         self.untyped(stream)?;
         self.routing(stream)?;
@@ -102,11 +109,43 @@ impl<D: Ops> Work<'_, D> {
         Ok(())
     }
 
+    /// Products that read the weight as it is, and those that decode it: for many rows, and of columns that are not
+    /// served.
+    fn encoded(&self, stream: Stream, encoding: Encoding, dtype: DType) -> Result<()> {
+        let (n, k) = (128, 256);
+        let weight = |k: u32| {
+            let bytes = encoding.tile(dtype, n.into(), k.into()).map(|tile| tile.bytes);
+            bytes.map(|bytes| Weight { span: self.buffer.slice(REGION, bytes), dtype, encoding })
+        };
+        for (k, table) in [k, 200].into_iter().filter_map(|k| Some((k, weight(k)?))) {
+            let (tokens, out) = (self.input(4), self.output(4 * u64::from(k)));
+            let (first_row, table_rows, width, rows) = (0, n, k, 1);
+            self.device.embed(stream, &Embed { tokens, table, first_row, table_rows, width, out, rows })?;
+            for rows in [1, MOST_SLOTS, 64, 128, 300] {
+                self.linear_by(stream, table, dtype, rows, n, k)?;
+                self.expert_linear_by(stream, table, rows, n, k)?;
+            }
+        }
+        Ok(())
+    }
+
     fn linear(&self, stream: Stream, dtype: DType, rows: u32, n: u32, k: u32) -> Result<()> {
+        self.linear_by(stream, self.weight(u64::from(n * k), dtype), dtype, rows, n, k)
+    }
+
+    fn linear_by(
+        &self,
+        stream: Stream,
+        weight: Weight,
+        bias: DType,
+        rows: u32,
+        n: u32,
+        k: u32,
+    ) -> Result<()> {
         let args = Linear {
             x: self.input(u64::from(rows * k) * 4),
-            weight: self.weight(u64::from(n * k), dtype),
-            bias: Some(self.weight(n.into(), dtype)),
+            weight,
+            bias: Some(self.weight(n.into(), bias)),
             out: self.output(u64::from(rows * n) * 4),
             k,
             n,
@@ -119,9 +158,13 @@ impl<D: Ops> Work<'_, D> {
 
     /// Of an expert without slots: zeros for its part of the order.
     fn expert_linear(&self, stream: Stream, dtype: DType, slots: u32, n: u32, k: u32) -> Result<()> {
+        self.expert_linear_by(stream, self.weight(u64::from(n * k), dtype), slots, n, k)
+    }
+
+    fn expert_linear_by(&self, stream: Stream, weight: Weight, slots: u32, n: u32, k: u32) -> Result<()> {
         let args = ExpertLinear {
             x: self.input(u64::from(slots * k) * 4),
-            weight: self.weight(u64::from(n * k), dtype),
+            weight,
             order: self.input(u64::from(slots) * 4),
             starts: self.input(8),
             out: self.output(u64::from(slots * n) * 4),

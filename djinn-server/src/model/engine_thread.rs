@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crossbeam_channel::{RecvTimeoutError, Sender};
 use djinn_device::Ops;
 use djinn_engine::{Client, Inbox, Options, Service};
-use djinn_host::{OnDevice, Setup, load_on, one_line, system};
+use djinn_host::{Needs, OnDevice, Setup, load_on, one_line, system};
 use djinn_models::Model;
 use djinn_scheduler::Registry;
 use std::ops::ControlFlow;
@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 const KV_SHARE: u64 = 4;
 
 /// Makes a device and does the thread's work on it. The number is the bytes of pinned host memory that it takes at most.
-pub(super) type Place = Box<dyn FnMut(u64, OnThread<'_>) -> Result<()> + Send>;
+pub(super) type Place = Box<dyn FnMut(Needs, OnThread<'_>) -> Result<()> + Send>;
 
 /// All that an engine is started with, once or again.
 pub(super) struct Starting {
@@ -138,8 +138,8 @@ impl Starting {
         // What is shared with the engine is the model alone, which nothing changes.
         let served = catch_unwind(AssertUnwindSafe(|| {
             let options = self.options()?;
-            let pinned_bytes = options.most_host_bytes(&self.model.graph);
-            place(pinned_bytes, OnThread { starting: self, options, on_progress, on_ready })
+            let needs = Needs::of(&self.model, &options);
+            place(needs, OnThread { starting: self, options, on_progress, on_ready })
         }));
         // Requests of an engine that has failed are told what came before.
         self.outbox.pass_on();

@@ -98,7 +98,7 @@ impl Matrix {
 /// Every encoding, with shapes of ragged tiles.
 fn each<D: Ops>(rig: &mut Rig<D>, mut check: impl FnMut(&mut Rig<D>, Matrix)) {
     for &encoding in rig.device.info().encodings {
-        for (rows, blocks) in [(1, 1), (37, 3), (130, 2)] {
+        for (rows, blocks) in [(17, 1), (37, 3), (130, 2)] {
             match encoding {
                 Encoding::Blocks(format) => {
                     let matrix = Matrix::of_blocks(rig, format, rows, blocks);
