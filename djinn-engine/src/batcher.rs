@@ -9,6 +9,7 @@
 //! in which it was computed first, and prefixes are shared in whole chunks, which would have been computed so anyway.
 
 mod conversation;
+mod counts;
 mod debugged;
 mod moves;
 mod step;
@@ -19,6 +20,7 @@ mod transfer;
 use crate::sampler::check_logprobs;
 use crate::{Constraint, Engine, Error, NoToken, Result, SHORT_RUN, Sampling, TokenLogprobs};
 use conversation::Conversation;
+pub use counts::StepCounts;
 use djinn_device::Ops;
 use djinn_pages::Pages;
 use djinn_scheduler::{Capacity, CopyOutcome, PageName, SessionId};
@@ -104,6 +106,10 @@ pub struct Batcher<D: Ops> {
     /// What streaming did in the steps that ended, until it is taken.
     streamed: PassStats,
     times: DeviceTimes,
+    /// What the steps did that ended, without the device's times.
+    counts: StepCounts,
+    /// No step is enqueued while another one is under way.
+    holds_back: bool,
     generated: Vec<NewToken>,
     failed: Vec<(SessionId, NoToken)>,
     transfers: Vec<(SessionId, Transfer)>,
@@ -151,6 +157,8 @@ impl<D: Ops> Batcher<D> {
             error: None,
             streamed: PassStats::default(),
             times: DeviceTimes::default(),
+            counts: StepCounts::default(),
+            holds_back: false,
             generated: Vec::new(),
             failed: Vec::new(),
             transfers: Vec::new(),
@@ -283,6 +291,22 @@ impl<D: Ops> Batcher<D> {
         let page_tokens = u64::from(self.capacity().page_tokens);
         let conversation = self.conversations.get_mut(&id).unwrap_or_else(|| panic!("{id} is unknown"));
         conversation.truncate(tokens, page_tokens);
+    }
+
+    /// Whether a step is under way.
+    pub(crate) fn is_stepping(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
+    /// From now on, or no longer, the step under way ends before the next one is enqueued.
+    pub(crate) fn hold_back(&mut self, holds_back: bool) {
+        self.holds_back = holds_back;
+    }
+
+    /// What the steps did so far.
+    pub(crate) fn steps(&self) -> StepCounts {
+        let under_way = self.under_way.front().map(|step| step.began.elapsed());
+        StepCounts { times: self.times, under_way, ..self.counts }
     }
 
     /// What streaming did since the last call, in steps that ended.

@@ -148,6 +148,11 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         self.parts.hooks.map_or(0, |buffer| buffer.span().len())
     }
 
+    /// Streamed chunks whose copies are done or enqueued, and whose use is still to be enqueued.
+    pub fn chunks_ahead(&self) -> u64 {
+        self.parts.text.streamer.position().chunks_ahead()
+    }
+
     /// Passes so far that the device repeated from a capture, with one call of the host.
     pub fn replayed_passes(&self) -> u64 {
         self.passes.replayed
@@ -361,6 +366,11 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// Whether times are being collected: every launch of a pass must then be made, not replayed.
     pub fn tracing(&self) -> bool {
         self.trace.is_some()
+    }
+
+    /// Spans that were collected so far.
+    pub(crate) fn traced_spans(&self) -> usize {
+        self.trace.as_ref().map_or(0, Recorder::spans)
     }
 
     /// Ends the collection and gives what there is, also after a failure of the device, which it does not

@@ -23,7 +23,7 @@ mod sequence;
 mod service;
 mod trace;
 
-pub use batcher::{Batcher, DeviceTimes, Finish, NewToken, Origin, Turn};
+pub use batcher::{Batcher, DeviceTimes, Finish, NewToken, Origin, StepCounts, Turn};
 pub use djinn_pages::Pages;
 pub use djinn_scheduler::SessionId;
 pub use djinn_vmu::{Budget, MemoryPlan, PassStats, Segments};
@@ -40,6 +40,7 @@ pub use sampler::{
 pub use sequence::{Entry, Sequence};
 pub use service::{
     Client, ExportedSession, Generate, Generated, Happening, Inbox, IncomingSession, KvShape, Listener,
-    Occupancy, OpenTurn, Opening, Progress, Request, Service, SessionImage, Stats, spawn,
+    Occupancy, OpenTurn, Opening, Progress, Request, Service, SessionImage, SessionSnapshot, Snapshot, Stats,
+    TraceProgress, WeightPlaces, spawn,
 };
 pub use trace::Trace;

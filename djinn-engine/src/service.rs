@@ -9,13 +9,17 @@ mod lifecycle;
 mod opening;
 mod request;
 mod sessions;
+mod snapshot;
 mod thread;
+mod tracing;
 mod transfer;
 
 pub use generate::Generate;
 pub use opening::{Happening, Opening};
 pub use request::{Generated, Progress, Request, Stats};
-pub use thread::{Client, Inbox, Listener, Occupancy, spawn};
+pub use snapshot::{Occupancy, SessionSnapshot, Snapshot, WeightPlaces};
+pub use thread::{Client, Inbox, Listener, spawn};
+pub use tracing::TraceProgress;
 pub use transfer::{ExportedSession, IncomingSession, KvShape, OpenTurn, SessionImage};
 
 use crate::{Batcher, Engine, NewToken, Result, Trace};
@@ -24,6 +28,7 @@ use djinn_device::Ops;
 use djinn_scheduler::{EventLoop, Pumped, ScheduledSession, SessionId, State};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
+use tracing::Tracing;
 use transfer::Transfers;
 
 /// Gets the result of what a client asked, on the service's thread, and must not wait.
@@ -41,6 +46,7 @@ pub struct Service<D: Ops> {
     stops: Stops,
     keeps_transfers: bool,
     transfers: Transfers,
+    tracing: Tracing,
 }
 
 impl<D: Ops> Service<D> {
@@ -106,6 +112,7 @@ impl<D: Ops> Service<D> {
     /// # Errors
     /// As [`advance`](Self::advance).
     pub fn pump(&mut self) -> Result<Option<Vec<(SessionId, Happening)>>> {
+        self.trace_between_steps();
         // A session whose client is gone is told nothing more.
         let members = self.core.under_way().flat_map(|plan| &plan.batch).map(ScheduledSession::session);
         let gone: BTreeSet<SessionId> = members.filter(|&id| !self.is_open(id)).collect();

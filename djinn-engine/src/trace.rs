@@ -129,6 +129,11 @@ impl Recorder {
         Ok(recorder)
     }
 
+    /// Spans so far.
+    pub(crate) fn spans(&self) -> usize {
+        self.spans.len()
+    }
+
     /// Records that what `mark` says was enqueued on `compute`.
     pub(crate) fn mark<D: Device>(&mut self, device: &D, compute: Stream, mark: Mark) -> Result<()> {
         if mark == Mark::Begin {

@@ -53,6 +53,8 @@ pub(super) struct UnderWay {
     ahead: bool,
     /// A session of the step before goes on in it.
     goes_on: bool,
+    /// When it was begun.
+    pub(super) began: Instant,
 }
 
 impl UnderWay {
@@ -110,7 +112,9 @@ impl<D: Ops> Backend for Batcher<D> {
             let hooks = part.debugged.is_some() || self.conversations[&part.session].record.is_some();
             !hooks && !part.reads_logits()
         };
-        self.engine.takes_next() && self.under_way.iter().all(|step| step.parts.iter().all(stays))
+        !self.holds_back
+            && self.engine.takes_next()
+            && self.under_way.iter().all(|step| step.parts.iter().all(stays))
     }
 
     fn next_event(&self) -> Option<Duration> {
@@ -161,7 +165,7 @@ impl<D: Ops> Batcher<D> {
         if plan.batch.is_empty() {
             return Ok(());
         }
-        let chunk = self.engine.chunk();
+        let (began, chunk) = (Instant::now(), self.engine.chunk());
         let ahead = !self.under_way.is_empty();
         let before: BTreeMap<SessionId, usize> = match self.under_way.front() {
             Some(step) => step.parts.iter().enumerate().map(|(at, part)| (part.session, at)).collect(),
@@ -218,7 +222,7 @@ impl<D: Ops> Batcher<D> {
         self.engine.begin_with(&batch, &caches)?;
         let goes_on = parts.iter().any(|part| self.latest.contains(&part.session));
         self.latest = parts.iter().map(|part| part.session).collect();
-        self.under_way.push_back(UnderWay { parts, ahead, goes_on });
+        self.under_way.push_back(UnderWay { parts, ahead, goes_on, began });
         Ok(())
     }
 
@@ -229,9 +233,10 @@ impl<D: Ops> Batcher<D> {
         }
         let step = self.under_way.pop_front().expect("just seen");
         let (ahead, goes_on, before) = (step.ahead, step.goes_on, self.engine.latest_span());
+        let rows = step.parts.iter().map(|part| part.tokens).sum::<u64>();
         let mut ended = Vec::new();
         let (most, vocab) = (self.engine.context(), self.engine.graph().vocab as usize);
-        let Batcher { engine, conversations, generated, failed, streamed, times, .. } = self;
+        let Batcher { engine, conversations, generated, failed, streamed, times, counts, .. } = self;
         let (began, pass) = engine.finish_with(|logits, drawn, ReadBack { captured, caches }| {
             let began = Instant::now();
             let (mut rows, mut drawn) = (logits.chunks_exact(vocab), drawn.into_iter());
@@ -281,6 +286,8 @@ impl<D: Ops> Batcher<D> {
         })?;
         engine.sampled(began);
         streamed.add(&pass);
+        counts.tokens += rows;
+        counts.streamed.add(&pass);
         if let Some(span) = engine.latest_span() {
             times.steps += 1;
             times.ahead += u64::from(ahead);

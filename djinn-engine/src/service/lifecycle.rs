@@ -2,6 +2,7 @@
 
 use super::Service;
 use super::debugger::Stops;
+use super::tracing::Tracing;
 use super::transfer::Transfers;
 use crate::{Batcher, Engine, Result};
 use djinn_device::Ops;
@@ -33,6 +34,7 @@ impl<D: Ops> Service<D> {
             stops,
             keeps_transfers: false,
             transfers: Transfers::default(),
+            tracing: Tracing::default(),
         })
     }
 

@@ -2,13 +2,14 @@
 
 mod transfer;
 
+use super::tracing::TraceWish;
 use super::transfer::TransferCommand;
-use super::{Answer, Happening, Opening, Service};
+use super::{Answer, Happening, Occupancy, Opening, Service, Snapshot};
 use crate::debug::{DebugWork, Debugger};
-use crate::{DeviceTimes, Error, Result, Turn};
+use crate::{Error, Result, Trace, Turn};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use djinn_device::Ops;
-use djinn_scheduler::{Residency, SessionEvent, SessionId, SessionReport, Signal, SignalAnswer, State};
+use djinn_scheduler::{SessionEvent, SessionId, SessionReport, Signal, SignalAnswer};
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -29,6 +30,8 @@ enum Command {
     Signal(SessionId, Signal, Answer<SignalAnswer>),
     Event(SessionId, SessionEvent, Answer<()>),
     Count(Answer<Occupancy>),
+    Snapshot(Answer<Snapshot>),
+    Trace(TraceWish),
     Report(Vec<SessionId>, Answer<Vec<Option<SessionReport>>>),
     Debug(DebugWork),
     Transfer(TransferCommand),
@@ -61,27 +64,6 @@ struct Prompt {
     turn: Turn,
     priority: i32,
     listener: Listener,
-}
-
-/// What a service holds at a moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Occupancy {
-    /// Sessions that compute, with pages on the device.
-    pub running: usize,
-    /// Sessions that would compute, and wait for pages.
-    pub waiting: usize,
-    /// Sessions between turns, or held by their client.
-    pub parked: usize,
-    /// KV pages of the device.
-    pub device_pages: u32,
-    /// Those that no session holds.
-    pub device_free: u32,
-    /// KV pages of the host.
-    pub host_pages: u32,
-    /// Those that no session holds.
-    pub host_free: u32,
-    /// How the device spent its time, since the service began.
-    pub times: DeviceTimes,
 }
 
 /// Talks to a service from any thread. When the last one is dropped, the service ends with its sessions.
@@ -235,6 +217,26 @@ impl Client {
                 answer(occupancy);
             }
         })));
+    }
+
+    /// Tells `answer` all that people may see of the service, as [`begin_count`](Self::begin_count) does.
+    pub fn begin_snapshot(&self, answer: impl FnOnce(Snapshot) + Send + 'static) {
+        self.tell(Command::Snapshot(Box::new(|taken| {
+            if let Ok(snapshot) = taken {
+                answer(snapshot);
+            }
+        })));
+    }
+
+    /// Begins a trace between two steps, in place of one that runs; it ends by itself after `most`, or when it has grown
+    /// large. `answer` gets whether it has begun; see [`Service::start_trace`].
+    pub fn begin_trace(&self, most: Duration, answer: impl FnOnce(Result<()>) + Send + 'static) {
+        self.tell(Command::Trace(TraceWish::Begin(most, Box::new(answer))));
+    }
+
+    /// Ends the trace between two steps, and gives it to `answer`; `None` if there is none.
+    pub fn end_trace(&self, answer: impl FnOnce(Option<Trace>) + Send + 'static) {
+        self.tell(Command::Trace(TraceWish::End(Box::new(answer))));
     }
 
     /// As [`Service::turn`].
@@ -429,35 +431,13 @@ impl<D: Ops> Worker<D> {
             }
             Command::Debug(work) => work(&mut self.service),
             Command::Transfer(command) => self.service.transfer(command),
-            Command::Count(answer) => {
-                let times = self.service.batcher().device_times();
-                answer(Ok(Occupancy { times, ..Occupancy::of(self.service.state()) }));
-            }
+            Command::Count(answer) => answer(Ok(self.service.occupancy())),
+            Command::Snapshot(answer) => answer(Ok(self.service.snapshot())),
+            Command::Trace(wish) => self.service.wish(wish),
             Command::Retire(retirement) => self.retiring = Some(retirement),
             Command::Report(ids, answer) => {
                 answer(Ok(ids.into_iter().map(|id| self.service.report(id)).collect()));
             }
         }
-    }
-}
-
-impl Occupancy {
-    fn of(state: &State) -> Self {
-        let mut counted = Occupancy {
-            device_pages: state.capacity().device_pages,
-            device_free: state.device_free(),
-            host_pages: state.capacity().host_pages,
-            host_free: state.host_free(),
-            ..Occupancy::default()
-        };
-        for session in state.sessions() {
-            let count = match (session.is_ready(), session.residency()) {
-                (true, Residency::Device) => &mut counted.running,
-                (true, _) => &mut counted.waiting,
-                (false, _) => &mut counted.parked,
-            };
-            *count += 1;
-        }
-        counted
     }
 }

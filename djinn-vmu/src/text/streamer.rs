@@ -32,6 +32,13 @@ pub struct StreamPosition {
     odd: bool,
 }
 
+impl StreamPosition {
+    /// Streamed chunks whose copies are done or enqueued, and whose use is still to be enqueued.
+    pub fn chunks_ahead(&self) -> u64 {
+        self.ahead
+    }
+}
+
 /// Events of one slot in passes of one parity: prefetch runs into the next pass while the statistics of
 /// this one are still wanted.
 #[derive(Clone, Copy, Debug)]
