@@ -2,6 +2,7 @@
 
 use crate::FinishReason;
 use djinn_engine::Occupancy;
+use serde_json::{Value, json};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,6 +52,37 @@ impl Histogram {
         self.nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
+    /// How many times fell into each bucket, with the buckets' upper bounds and the sum of all times, in seconds, and
+    /// what 50, 90 and 99 of a hundred do not exceed, in milliseconds.
+    pub(crate) fn told(&self) -> Value {
+        let counts: Vec<u64> = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
+        let percentile = |share: f64| self.percentile(&counts, share).map(|seconds| seconds * 1e3);
+        json!({
+            "bounds_s": self.bounds,
+            "counts": counts,
+            "count": counts.iter().sum::<u64>(),
+            "sum_s": self.nanos.load(Ordering::Relaxed) as f64 / 1e9,
+            "p50_ms": percentile(0.5),
+            "p90_ms": percentile(0.9),
+            "p99_ms": percentile(0.99),
+        })
+    }
+
+    /// What this share of the times does not exceed, in seconds: within a bucket, times are taken as spread evenly. Those
+    /// above the last bound count as that bound. `None` without times.
+    fn percentile(&self, counts: &[u64], share: f64) -> Option<f64> {
+        let wanted = counts.iter().sum::<u64>() as f64 * share;
+        let (mut below, mut from) = (0.0, 0.0);
+        for (&count, &bound) in counts.iter().zip(self.bounds) {
+            let count = count as f64;
+            if count > 0.0 && below + count >= wanted {
+                return Some(from + (bound - from) * (wanted - below) / count);
+            }
+            (below, from) = (below + count, bound);
+        }
+        counts.iter().any(|&count| count > 0).then_some(from)
+    }
+
     /// Its lines, with a model's label where it is one's.
     fn write(&self, page: &mut String, name: &str, model: Option<&str>) {
         let own = model.map_or_else(String::new, |model| format!("model_name=\"{}\"", label(model)));
@@ -95,6 +127,14 @@ impl ServerMetrics {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Requests so far.
+    pub(crate) fn told(&self) -> Value {
+        json!({
+            "requests": self.requests.load(Ordering::Relaxed),
+            "refused": self.refused.load(Ordering::Relaxed),
+        })
+    }
+
     fn write(&self, page: &mut String) {
         let counts = [
             ("djinn_http_requests_total", "HTTP requests.", &self.requests),
@@ -130,6 +170,28 @@ pub(crate) struct ModelMetrics {
 }
 
 impl ModelMetrics {
+    /// Tokens and times so far.
+    pub(crate) fn told(&self) -> Value {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        json!({
+            "tokens": {
+                "prompt": count(&self.prompt_tokens),
+                "cached": count(&self.reused_tokens),
+                "generated": count(&self.generation_tokens),
+            },
+            "answers": {
+                "stop": count(&self.finished_stop),
+                "tool_calls": count(&self.finished_calls),
+                "length": count(&self.finished_length),
+            },
+            "latency": {
+                "first_token": self.first_token.told(),
+                "between_tokens": self.between_tokens.told(),
+                "whole": self.whole.told(),
+            },
+        })
+    }
+
     /// A generation with so long a prompt began.
     pub(crate) fn began(&self, prompt_tokens: u64) {
         self.prompt_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);

@@ -13,7 +13,7 @@ use crate::sessions::SessionTable;
 use crate::steering::SteeringStore;
 use crate::{ApiError, GrammarError, Grammars, ToolFormat, reply};
 use djinn_device::Ops;
-use djinn_engine::{Client, KvShape, Occupancy};
+use djinn_engine::{Client, KvShape, Occupancy, Snapshot};
 use djinn_host::{OnDevice, Setup};
 use djinn_models::{ChatTemplate, Conversation, GenerationDefaults, Model, Tokenizer};
 use djinn_scheduler::Registry;
@@ -350,6 +350,16 @@ impl ServedModel {
             *latest = counted.ok().map(|occupancy| (occupancy, Instant::now()));
         }
         latest.map(|(occupancy, at)| (occupancy, at.elapsed()))
+    }
+
+    /// What the engine holds and has done, for people who watch; `None` if it is gone, or does not answer in time.
+    pub(crate) async fn snapshot(&self) -> Option<Snapshot> {
+        let (answer, answered) = oneshot::channel();
+        self.slot.client().ok()?.begin_snapshot(move |snapshot| {
+            // A client that has left reads no answer.
+            let _ = answer.send(snapshot);
+        });
+        timeout(COUNTED_WITHIN, answered).await.ok()?.ok()
     }
 
     /// Leave to export or import a session.

@@ -20,8 +20,8 @@ use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-/// Paths that need no key: what balancers and orchestrators ask.
-const OPEN: [&str; 2] = ["/health", "/ready"];
+/// Paths that need no key: what balancers and orchestrators ask, and the page, which asks for one.
+const OPEN: [&str; 3] = ["/", "/health", "/ready"];
 /// Longest id that a client may give its request.
 const LONGEST_ID: usize = 128;
 const REQUEST_ID: &str = "x-request-id";

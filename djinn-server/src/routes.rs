@@ -7,7 +7,7 @@ use crate::request::{Asker, Pairs};
 use crate::server::{ApiRequest, Server, metrics_page, ready};
 use crate::sessions::{routes as sessions, transfer};
 use crate::steering::routes as steering;
-use crate::{ApiError, anthropic, openapi, reply, request};
+use crate::{ApiError, anthropic, live, openapi, page, reply, request};
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::handler::Handler;
@@ -242,6 +242,27 @@ fn table() -> Vec<Route> {
         posts("/detokenize", "The text of tokens.", async |request: ApiRequest| {
             answer(tokens::detokenize(request).await)
         }),
+        Route { content: "text/html", ..reads("/", "The page for people.", page::show) },
+        Route {
+            query: &["model", "every_ms"],
+            ..reads(
+                "/v1/live",
+                "Memory, sessions, steps and times; again and again, if asked to.",
+                live::show,
+            )
+        },
+        Route {
+            query: &["model", "seconds"],
+            ..posts("/v1/trace/start", "Begins a timeline of copies and launches.", live::trace::start)
+        },
+        Route {
+            query: &["model"],
+            ..posts(
+                "/v1/trace/stop",
+                "Ends it, and gives it in Chrome's trace event format.",
+                live::trace::stop,
+            )
+        },
         reads("/health", "The process lives.", async || {
             reply::json(StatusCode::OK, &json!({ "status": "ok" }))
         }),

@@ -228,6 +228,11 @@ impl Server {
         found.map_or_else(String::new, |(name, _)| name.clone())
     }
 
+    /// Whether it is about to end.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn check_access(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         self.access.as_ref().map_or(Ok(None), |access| access.check(headers))
     }
@@ -278,7 +283,7 @@ impl ApiRequest {
 
 /// Whether all models answer requests; not while the server ends.
 pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
-    let ends = server.draining.load(Ordering::Relaxed);
+    let ends = server.is_draining();
     let missing: Vec<&str> =
         server.models.iter().filter(|(_, model)| !model.is_ready()).map(|(name, _)| name.as_str()).collect();
     let ready = !ends && missing.is_empty();

@@ -15,7 +15,7 @@ pub(crate) mod transfer;
 
 pub use hints::SessionUse;
 pub(crate) use identity::check as check_name;
-pub(crate) use routes::Named;
+pub(crate) use routes::{Named, Told, body as session_body};
 pub(crate) use table::{EngineSession, SessionTable, Ticket, TurnResult, conflict};
 
 use djinn_scheduler::Residency;
@@ -24,7 +24,7 @@ use djinn_scheduler::Residency;
 const LONGEST_TOOL: usize = 128;
 
 /// Where keys and values are, in the words of the API.
-fn residency_name(residency: Residency) -> &'static str {
+pub(crate) fn residency_name(residency: Residency) -> &'static str {
     match residency {
         Residency::Device => "device",
         Residency::Host => "host",

@@ -141,10 +141,10 @@ pub(super) async fn ask<T: Send + 'static>(tell: impl FnOnce(Box<dyn FnOnce(T) +
 
 /// What an engine says of a session.
 #[derive(Clone)]
-struct Told {
-    report: SessionReport,
+pub(crate) struct Told {
+    pub(crate) report: SessionReport,
     /// Where it is paused at a breakpoint, if it is.
-    paused_at: Option<PausedAt>,
+    pub(crate) paused_at: Option<PausedAt>,
 }
 
 /// How sessions of one engine are.
@@ -174,7 +174,8 @@ fn state(record: &Record, told: Option<&Told>) -> &'static str {
     }
 }
 
-fn body(id: &str, model: &str, record: &Record, told: Option<Told>) -> Value {
+/// A session as its client sees it.
+pub(crate) fn body(id: &str, model: &str, record: &Record, told: Option<Told>) -> Value {
     let state = state(record, told.as_ref());
     let (report, paused_at) = told.map(|told| (told.report, told.paused_at)).unzip();
     let engine = record.engine.as_ref();

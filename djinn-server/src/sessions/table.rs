@@ -313,7 +313,7 @@ impl SessionTable {
     }
 
     /// All records of a tenant, by name.
-    pub(super) fn of_tenant(&self, tenant: &[u8]) -> Vec<(String, Record)> {
+    pub(crate) fn of_tenant(&self, tenant: &[u8]) -> Vec<(String, Record)> {
         let records = self.records();
         let own = records.by_key.iter().filter(|((owner, _), _)| owner == tenant);
         own.map(|((_, id), record)| (id.clone(), record.clone())).collect()

@@ -90,7 +90,7 @@ fn models_that_are_not_there_are_not_found() {
 #[test]
 fn paths_and_methods_that_are_not_there_are_told() {
     assert_eq!(shared().get("/v2/none").status, 404);
-    assert_eq!(shared().get("/").status, 404);
+    assert_eq!(shared().get("/none").status, 404);
     let reply = shared().get(CHAT);
     assert_eq!(reply.status, 405);
     reply.error();

@@ -9,6 +9,7 @@ mod failures;
 mod guard;
 mod hostile;
 mod kv;
+mod live;
 mod load;
 mod openapi;
 mod plain;

@@ -1,0 +1,82 @@
+//! `/v1/trace`: a timeline of a model that serves.
+
+use crate::request::Pairs;
+use crate::server::Server;
+use crate::{ApiError, reply};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use djinn_engine::Trace;
+use serde_json::json;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Seconds that a trace may run.
+const SECONDS: RangeInclusive<u64> = 1..=300;
+const DEFAULT_SECONDS: u64 = 10;
+
+fn gone() -> ApiError {
+    ApiError::unavailable("the model's engine has ended")
+}
+
+/// Answers `POST /v1/trace/start`. The trace ends by itself after `seconds`, or when it has grown large, and is kept until
+/// it is taken or another one begins. It has names of operations, and no text.
+///
+/// # Errors
+/// 400 for another time than 1 s to 5 min, 404 for a model that is not there, 503 while its engine does not run.
+pub(crate) async fn start(
+    State(server): State<Arc<Server>>,
+    query: Pairs,
+) -> Result<Response<Body>, ApiError> {
+    let model = server.model_of(query.get("model").map(String::as_str))?;
+    let seconds = match query.get("seconds") {
+        None => DEFAULT_SECONDS,
+        Some(seconds) => {
+            seconds.parse().ok().filter(|seconds| SECONDS.contains(seconds)).ok_or_else(|| {
+                ApiError::field("seconds", format!("give seconds, {} to {}", SECONDS.start(), SECONDS.end()))
+            })?
+        }
+    };
+    let (answer, answered) = oneshot::channel();
+    model.client()?.begin_trace(Duration::from_secs(seconds), move |begun| {
+        // A client that has left reads no answer.
+        let _ = answer.send(begun);
+    });
+    let begun = answered.await.map_err(|_| gone())?;
+    begun.map_err(|error| ApiError::of_engine(&error, "model"))?;
+    Ok(reply::json(StatusCode::OK, &json!({ "object": "trace", "running": true, "seconds": seconds })))
+}
+
+/// Answers `POST /v1/trace/stop` with the trace, in Chrome's trace event format.
+///
+/// # Errors
+/// 404 for a model that is not there, 409 if no trace was begun, 503 while its engine does not run.
+pub(crate) async fn stop(
+    State(server): State<Arc<Server>>,
+    query: Pairs,
+) -> Result<Response<Body>, ApiError> {
+    let model = server.model_of(query.get("model").map(String::as_str))?;
+    let (answer, answered) = oneshot::channel();
+    model.client()?.end_trace(move |trace: Option<Trace>| {
+        // A client that has left reads no answer.
+        let _ = answer.send(trace);
+    });
+    let trace = answered.await.map_err(|_| gone())?;
+    let trace = trace.ok_or_else(|| {
+        ApiError::refused(StatusCode::CONFLICT, "no trace was begun; POST /v1/trace/start begins one")
+    })?;
+    let write = move || {
+        let mut file = Vec::new();
+        trace.write(&mut file).map(|()| file)
+    };
+    let file = tokio::task::spawn_blocking(write).await.ok().and_then(Result::ok);
+    let file = file.ok_or_else(|| ApiError::failed("the trace could not be written"))?;
+    let mut response = Response::new(Body::from(file));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let name = HeaderValue::from_static("attachment; filename=\"djinn-trace.json\"");
+    headers.insert(header::CONTENT_DISPOSITION, name);
+    Ok(response)
+}
