@@ -43,6 +43,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Answer requests over HTTP, as OpenAI's clients send them
     Serve(ServeArgs),
+    /// Watch a server: memory, sessions, copies against compute
+    Top(TopArgs),
     /// Print the logits of every position of a list of tokens
     Logits(LogitsArgs),
     /// Say where every byte would lie and how fast it would run; load nothing
@@ -235,6 +237,19 @@ pub(crate) struct AccessArgs {
     /// An origin whose pages may use the server, as https://example.org; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) allowed_origin: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// Where the server is
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:5556")]
+    pub(crate) url: String,
+    /// A key of the server. Other users see command lines: use DJINN_API_KEY
+    #[arg(long, value_name = "KEY", hide_default_value = true)]
+    pub(crate) api_key: Vec<String>,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = every)]
+    pub(crate) every: f64,
 }
 
 /// How much at once.
@@ -447,6 +462,11 @@ pub(crate) struct ListArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+fn every(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|seconds| (0.1..=60.0).contains(seconds));
+    value.ok_or_else(|| "expected seconds, 0.1 to 60".to_owned())
 }
 
 fn rate(text: &str) -> Result<f64, String> {

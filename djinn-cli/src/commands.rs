@@ -11,6 +11,8 @@ mod plan;
 mod run;
 mod serve;
 mod srg;
+#[cfg(unix)]
+mod top;
 
 use crate::args::{Cli, Command};
 use crate::interrupt::Interrupt;
@@ -37,6 +39,12 @@ fn command(cli: &Cli) -> Result<ExitCode> {
     match &cli.command {
         Command::Run(args) => return run::run(args, &interrupt, quiet),
         Command::Serve(args) => serve::run(args, &interrupt, quiet)?,
+        #[cfg(unix)]
+        Command::Top(args) => top::run(args, &interrupt)?,
+        #[cfg(not(unix))]
+        Command::Top(_) => anyhow::bail!(
+            "djinn top needs a terminal as Unix has them; open the server's address in a browser"
+        ),
         Command::Debug(args) => return debug::run(args, &interrupt, quiet),
         Command::Logits(args) => logits::run(args, quiet)?,
         Command::Plan(args) => plan::run(args, quiet)?,

@@ -16,6 +16,8 @@ mod srg;
 mod stranger;
 mod streaming;
 mod text;
+#[cfg(unix)]
+mod top;
 mod trace;
 
 use serde_json::Value;

@@ -7,13 +7,13 @@ use std::net::TcpStream;
 use std::process::{Child, ChildStderr, Stdio};
 use std::time::Duration;
 
-struct Serving {
+pub(super) struct Serving {
     child: Child,
     lines: BufReader<ChildStderr>,
-    address: String,
+    pub(super) address: String,
 }
 
-fn serve(place: &Place, more: &[&str]) -> Serving {
+pub(super) fn serve(place: &Place, more: &[&str]) -> Serving {
     let args = [&["serve", "./model", "--port=0", "--device=cpu", "--threads=1"], more].concat();
     let mut child = place.command(&args).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap());
@@ -33,7 +33,7 @@ fn address(lines: &mut BufReader<ChildStderr>) -> String {
 }
 
 impl Serving {
-    fn ask(&self, request: &str, headers: &str, body: &str) -> String {
+    pub(super) fn ask(&self, request: &str, headers: &str, body: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let length = body.len();
