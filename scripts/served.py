@@ -36,11 +36,11 @@ def tokenizer():
 
 class Served:
     """The server, until the block ends. The model's 128 tokens are the bytes of ASCII; its name is `tiny`. Another tiny
-    checkpoint may be given as a folder, another model by its name. It is on the CPU if no device is given; `patience` is
-    how many seconds it may take to load."""
+    checkpoint may be given as a folder, another model by its place, and another `name`. It is on the CPU if no device is
+    given; `patience` is how many seconds it may take to load."""
 
-    def __init__(self, djinn, *flags, model=CHECKPOINT, device="cpu", patience=60):
-        self.djinn, self.flags, self.model = Path(djinn).resolve(), flags, model
+    def __init__(self, djinn, *flags, model=CHECKPOINT, name="tiny", device="cpu", patience=60):
+        self.djinn, self.flags, self.model, self.name = Path(djinn).resolve(), flags, model, name
         self.device = ["--device=cpu", "--threads=1"] if device == "cpu" else [f"--device={device}"]
         self.patience = patience
 
@@ -61,7 +61,7 @@ class Served:
         # A process inherits the soft limit; the hard one is the most that it may have.
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        command = [self.djinn, "serve", model, "--port=0", *self.device, "--alias=tiny", *self.flags]
+        command = [self.djinn, "serve", model, "--port=0", *self.device, f"--alias={self.name}", *self.flags]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
         self.port = None
@@ -118,7 +118,7 @@ class Served:
         """Sessions that compute, that wait, and the share of KV pages in use: nothing is left if all are 0."""
         metrics = self.metrics()
         names = ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"]
-        return [metrics[f'djinn_{name}{{model_name="tiny"}}'] for name in names]
+        return [metrics[f'djinn_{name}{{model_name="{self.name}"}}'] for name in names]
 
     def rests(self, seconds=30):
         """Waits until no session is left; what is left then."""
