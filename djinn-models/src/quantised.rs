@@ -116,7 +116,7 @@ impl QuantisedDir {
                 return Err(unsupported(format!("shape {shape:?} of {own}"), "it is too large"));
             }
             hidden.extend(parts.tensors(&file, module)?);
-            let info = TensorInfo { name: own.clone(), shape: shape.to_vec(), stored };
+            let info = TensorInfo { name: own.clone(), shape: shape.to_vec(), stored, lossless: false };
             matrices.insert(own, Matrix { info, format, parts });
         }
         Ok(QuantisedDir { file, matrices, hidden })
