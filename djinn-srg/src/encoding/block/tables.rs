@@ -35,7 +35,7 @@ pub(super) fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
     let (d, high) = (scale(block, 0), u16::from_le_bytes([block[2], block[3]]));
     for (i, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let low = block[4 + i / 2] >> (i % 2 * 4) & 15;
-        let integer = (low | (high >> (2 * i) & 3) as u8 * 16) as i8 - 32;
+        let integer = (low | ((high >> (2 * i)) as u8 & 3) << 4) as i8 - 32;
         run(&IQ4_LEVELS, &block[8 + 16 * i..24 + 16 * i], d * f32::from(integer), out);
     }
 }
