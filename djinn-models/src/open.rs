@@ -14,9 +14,7 @@ use crate::families;
 use crate::gguf::Gguf;
 use crate::safetensors::SafetensorsDir;
 use crate::weights::{CheckpointSource, EncodedWeights, Recipe};
-use crate::{
-    ChatTemplate, Error, Result, TensorFile, Tokenizer, packed, packing, quantised, synthetic,
-};
+use crate::{ChatTemplate, Error, Result, TensorFile, Tokenizer, packed, packing, quantised, synthetic};
 use djinn_srg::{DType, Encoding, Graph};
 use djinn_vmu::WeightSource;
 use std::path::{Path, PathBuf};
