@@ -3,7 +3,6 @@
 use super::normal::word;
 use crate::decoder::{Decoder, Mlp};
 use djinn_srg::BlockFormat;
-use half::f16;
 use std::ops::Range;
 
 /// The formats of a model's matrices.
@@ -54,15 +53,15 @@ impl Mix {
 /// A format's blocks of random bytes, with scales that give elements a mean of about 0 and a deviation.
 pub(super) struct RandomBlocks {
     format: BlockFormat,
-    /// The f16 scales of a block, one choice of them for each two random bits.
-    scales: [Vec<[u8; 2]>; 4],
+    /// The scales of a block, one choice of them for each two random bits.
+    scales: [Vec<f32>; 4],
 }
 
 impl RandomBlocks {
     pub(super) fn new(format: BlockFormat, deviation: f32) -> RandomBlocks {
         // What a block stands for is linear in its scales: elements with one scale of 1 and the others of 0.
         let unit = |scale: usize| {
-            let with = |at: usize| f16::from_f32(if at == scale { 1.0 } else { 0.0 }).to_le_bytes();
+            let with = |at: usize| if at == scale { 1.0 } else { 0.0 };
             let scales: Vec<_> = (0..format.scales().len()).map(with).collect();
             let blocks = RandomBlocks { format, scales: [0; 4].map(|_| scales.clone()) };
             let count = 64;
@@ -82,7 +81,7 @@ impl RandomBlocks {
         let scale = deviation / mean(&squares).sqrt();
         let scales = [0.75, 0.9, 1.05, 1.2].map(|factor: f32| {
             let each = [scale * factor, scale * factor * offset];
-            each[..units.len()].iter().map(|&x| f16::from_f32(x).to_le_bytes()).collect()
+            each[..units.len()].to_vec()
         });
         RandomBlocks { format, scales }
     }
@@ -101,8 +100,11 @@ impl RandomBlocks {
                 part.copy_from_slice(&word(key, counter).to_le_bytes()[..part.len()]);
             }
             let choice = word(key, first + words - 1) % 4;
-            for (&at, scale) in self.format.scales().iter().zip(&self.scales[choice as usize]) {
-                out[at..at + 2].copy_from_slice(scale);
+            let mut scales = self.scales[choice as usize].iter().copied();
+            self.format.set_scales(out, || scales.next().expect("a scale for each place"));
+            if let BlockFormat::INT4_G32 | BlockFormat::INT4_G128 = self.format {
+                // A zero point in the middle.
+                out[2] = 8;
             }
         }
     }
