@@ -42,10 +42,10 @@ fn quantised_checkpoints_have_the_logits_of_their_decoded_weights() {
             let numbers = |key: &str| case[key].as_array().expect(key).iter();
             let prompt: Vec<u32> = numbers("prompt").map(|x| x.as_u64().expect("a token") as u32).collect();
             let wanted: Vec<f32> = numbers("logits").map(|x| x.as_f64().expect("a logit") as f32).collect();
-            let stored = logits(&path, &Encoding::BLOCKS, 1.0, &prompt);
+            let stored = logits(&path, &Encoding::ENCODED, 1.0, &prompt);
             let far = distance(&stored, &wanted);
             assert!(far <= 1e-5, "{}: {far:.2e}", path.display());
-            let streamed = logits(&path, &Encoding::BLOCKS, 0.0, &prompt);
+            let streamed = logits(&path, &Encoding::ENCODED, 0.0, &prompt);
             assert!(streamed == stored, "{}: streaming changes bits", path.display());
             let decoded = distance(&logits(&path, &[], 1.0, &prompt), &wanted);
             assert!(decoded <= 1e-3, "{} decoded to f16: {decoded:.2e}", path.display());

@@ -83,7 +83,7 @@ fn matrices_are_what_the_formulas_give() {
 #[test]
 fn rows_are_the_same_however_they_are_cut() {
     for (variant, formats) in VARIANTS {
-        let model = open_variant(variant, &Encoding::BLOCKS);
+        let model = open_variant(variant, &Encoding::ENCODED);
         let mut quantised = 0;
         for (_, value) in model.graph.weights().filter(|(_, value)| !value.encodings.is_plain()) {
             let [rows, columns] = value.matrix();
@@ -129,7 +129,7 @@ fn refused(variant: &str, settings: Value, change: impl FnOnce(&mut Parts)) -> S
     std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     std::fs::write(folder.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap())
         .unwrap();
-    let options = OpenOptions { encodings: &Encoding::BLOCKS, ..OpenOptions::default() };
+    let options = OpenOptions { encodings: &Encoding::ENCODED, ..OpenOptions::default() };
     let model = match open(&Location::Directory(folder.path().to_owned()), &options) {
         Err(error) => return error.to_string(),
         Ok(model) => model,
