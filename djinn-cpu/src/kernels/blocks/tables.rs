@@ -4,6 +4,11 @@ use super::{BlockVectors, GROUP_RUNS, Scales, byte_pairs, half, nibbles, word};
 use crate::kernels::simd::Simd;
 use djinn_device::BlockFormat;
 
+/// Bytes of the nibbles before a run's in its block.
+const fn before(run: usize, runs_of_block: usize) -> usize {
+    run % runs_of_block * 16
+}
+
 macro_rules! tables {
     ($($(#[$doc:meta])* $Format:ident: $bytes:literal bytes, $runs:expr, levels $levels:ident from $at:literal;
         scales($simd:ident, $blocks:ident, $out:ident) = $scales:expr;)*) => {
@@ -30,7 +35,7 @@ macro_rules! tables {
 
                 #[inline(always)]
                 fn numbers<S: Simd>(simd: S, block: &[u8; $bytes], run: usize, first: usize) -> S::V {
-                    simd.look_up(&BlockFormat::$levels, nibbles(simd, block, $at + run % $runs * 16, first))
+                    simd.look_up(&BlockFormat::$levels, nibbles(simd, block, $at + before(run, $runs), first))
                 }
             }
         )*
