@@ -36,8 +36,8 @@ pub(crate) trait Source: Send + Sync {
         false
     }
 
-    /// Fills `out` with the encoded rows of which the first begins at `offset`, as many as fill it. Only for
-    /// [those that are kept](Self::keeps_rows).
+    /// Fills `out` with encoded rows, from the one that begins at `offset` on. Only for [those that are
+    /// kept](Self::keeps_rows).
     fn read_rows_at(&self, _out: &mut [u8], _offset: u64) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

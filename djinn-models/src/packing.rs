@@ -85,7 +85,7 @@ pub(crate) fn pack(model: &mut Model, options: &OpenOptions) -> Result<()> {
     Ok(())
 }
 
-/// Finds out which of the candidates fit, on all cores. Nothing more is read of one of which a row does not.
+/// Finds out which of the candidates fit, on all cores. A row that does not ends the reading of its matrix.
 fn look(candidates: &[Candidate], source: &dyn WeightSource) -> Result<()> {
     let pieces: Vec<(&Candidate, Range<u64>)> = candidates
         .iter()

@@ -73,7 +73,7 @@ pub fn tile_bytes(graph: &Graph) -> u64 {
 }
 
 /// The most bytes of an encoded tile's rows as 16-bit elements, for devices that decode a tile before they compute from
-/// it; at most 64 MiB, of which a larger tile is decoded in pieces. 0 if no weight is encoded.
+/// it. At most 64 MiB: a larger tile is decoded in pieces. 0 if no weight is encoded.
 pub fn decoded_bytes(graph: &Graph) -> u64 {
     let decoded = |tile: &Tile| {
         let encoded = tile
