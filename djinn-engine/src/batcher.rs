@@ -16,6 +16,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod under_way;
 
 use crate::sampler::check_logprobs;
 use crate::{Constraint, Engine, Error, NoToken, Result, SHORT_RUN, Sampling, TokenLogprobs};
@@ -28,8 +29,8 @@ use djinn_vmu::{PassStats, Transfer};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-pub use step::DeviceTimes;
-use step::UnderWay;
+pub use under_way::DeviceTimes;
+use under_way::UnderWay;
 
 /// What a session is to do next.
 #[derive(Clone, Debug, Default)]

@@ -8,7 +8,7 @@ mod replay;
 use crate::hooks::{Bound, KvAccess, Pending, ReadBack, bind};
 use crate::parts::{Exchange, Parts};
 use crate::trace::{HostSpan, Recorder, lap};
-use crate::{BatchEntry, Captured, Engine, Error, Result, Runtime};
+use crate::{BatchEntry, Engine, Error, Result, Runtime};
 use batch::{Layout, RowRuns};
 use djinn_device::args::{Choose, SelectRows};
 use djinn_device::{Draw, Drawn, Ops};
@@ -17,43 +17,13 @@ use djinn_vmu::PassStats;
 use executor::Executor;
 use passes::{Passes, UnderWay};
 use replay::{Choice, Key};
-use std::ops::{Deref, Range};
-use std::time::{Duration, Instant};
+use std::ops::Deref;
+use std::time::Instant;
 
 impl Passes {
-    /// Captures a pass and replays it. Where there is no room for a capture, this pass and all later ones are enqueued.
-    fn capture<D: Ops>(
-        &mut self,
-        runtime: &Runtime<D>,
-        parts: &mut Parts,
-        key: Key,
-        runs: &RowRuns,
-    ) -> Result<()> {
-        let Runtime { device, compute, .. } = runtime;
-        let streams = parts.streams(*compute);
-        let hooks = Pending(&key.hooks);
-        let captured = device.capture(&streams, || self.enqueue(runtime, parts, None, key.rows, runs, hooks));
-        let replays = self.replays.as_mut().expect("a pass is captured to be replayed");
-        let capture = match captured {
-            Err(Error::Device(djinn_device::Error::Resource { .. })) => {
-                parts.text.streamer.withdrawn(key.position);
-                device.sync(*compute)?;
-                replays.free(device);
-                self.replays = None;
-                return self.enqueue(runtime, parts, None, key.rows, runs, hooks);
-            }
-            captured => captured?,
-        };
-        if let Some(evicted) = replays.keep(key, capture, parts.text.streamer.position()) {
-            device.sync(*compute)?;
-            device.free_capture(evicted);
-        }
-        Ok(device.replay(capture)?)
-    }
-
     /// Enqueues what of a pass is captured: all but its inputs and the choice of tokens, which use the exchange of the
     /// pass.
-    fn enqueue<D: Ops>(
+    pub(super) fn enqueue<D: Ops>(
         &self,
         runtime: &Runtime<D>,
         parts: &mut Parts,
@@ -188,55 +158,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         Ok(())
     }
 
-    /// Whether a step may begin while the one that was begun is under way, with the tokens that this one chooses. See
-    /// [`Options::ahead`](crate::Options::ahead).
-    pub fn takes_next(&self) -> bool {
-        self.ahead && self.trace.is_none()
-    }
-
-    /// Whether the step that was begun first is over, so that finishing it waits for nothing.
-    ///
-    /// # Errors
-    /// A failure of the device.
-    pub fn is_done(&mut self) -> Result<bool> {
-        let Some(pass) = self.passes.under_way.front() else { return Ok(true) };
-        let done = self.runtime.device.is_done(self.passes.ends[pass.place].done);
-        self.stop_on(done.map_err(Error::from))
-    }
-
-    /// Waits until the step that was begun first is over.
-    ///
-    /// # Errors
-    /// A failure of the device.
-    pub fn wait(&mut self) -> Result<()> {
-        let Some(pass) = self.passes.under_way.front() else { return Ok(()) };
-        let done = self.runtime.device.sync_event(self.passes.ends[pass.place].done);
-        self.stop_on(done.map_err(Error::from))
-    }
-
-    /// When the step that was finished last ran, since an origin of the device's own: from the copy of its inputs to the
-    /// choice of its tokens. `None` before the first.
-    pub fn latest_span(&self) -> Option<Range<Duration>> {
-        self.passes.latest.clone()
-    }
-
-    /// Waits for the step that was begun first, and reads the logits that are wanted where the device left them, f32
-    /// `[rows wanted, vocab]` row-major, the tokens that it chose, and what it read at hooks; all in the order of the
-    /// entries, and of their interventions.
-    ///
-    /// # Errors
-    /// A failure of the device.
-    ///
-    /// # Panics
-    /// If none was begun.
-    pub fn finish<T>(
-        &mut self,
-        read: impl FnOnce(&[f32], Vec<Drawn>, Vec<Captured>) -> T,
-    ) -> Result<(T, PassStats)> {
-        self.finish_with(|logits, drawn, back| read(logits, drawn, back.captured))
-    }
-
-    /// The same, with what it read of keys and values.
+    /// As [`Engine::finish`], with what it read of keys and values.
     pub(crate) fn finish_with<T>(
         &mut self,
         read: impl FnOnce(&[f32], Vec<Drawn>, ReadBack) -> T,

@@ -16,3 +16,11 @@ pub struct StepCounts {
     /// How long the present step is under way, by the host's clock, if there is one.
     pub under_way: Option<Duration>,
 }
+
+impl StepCounts {
+    /// A step of some tokens that ended.
+    pub(super) fn add(&mut self, tokens: u64, pass: &PassStats) {
+        self.tokens += tokens;
+        self.streamed.add(pass);
+    }
+}

@@ -102,15 +102,6 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Goes on until the session is in no step: its turn may have ended before the step that it was in by then.
-    pub(super) fn end_steps(&mut self, session: Option<SessionId>) -> Result<()> {
-        let computes = |service: &Self, id| service.state().session(id).is_some_and(|s| s.in_step > 0);
-        while session.is_some_and(|id| computes(self, id)) {
-            self.go_on()?;
-        }
-        Ok(())
-    }
-
     /// Gives the session its next turn, or opens it; how many tokens need not be computed.
     fn begin(&mut self, session: &mut Option<SessionId>, request: &Request) -> Result<(SessionId, usize)> {
         let Request { prompt, max_tokens, sampling, stop_tokens } = request;

@@ -7,6 +7,15 @@ use djinn_scheduler::{Arrival, SessionEvent, SessionId, SessionReport, Signal, S
 use djinn_vmu::Transfer;
 
 impl<D: Ops> Service<D> {
+    /// Goes on until the session is in no step: its turn may have ended before the step that it was in by then.
+    pub(super) fn end_steps(&mut self, session: Option<SessionId>) -> Result<()> {
+        let computes = |service: &Self, id| service.state().session(id).is_some_and(|s| s.in_step > 0);
+        while session.is_some_and(|id| computes(self, id)) {
+            self.go_on()?;
+        }
+        Ok(())
+    }
+
     /// Opens a session.
     ///
     /// # Errors
