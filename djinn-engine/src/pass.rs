@@ -1,8 +1,10 @@
 //! Passes of a model: begun, then enqueued launch by launch or replayed with one call, and finished in that order.
 
 pub(crate) mod batch;
+mod capture;
 mod executor;
 pub(crate) mod passes;
+mod progress;
 mod replay;
 
 use crate::hooks::{Bound, KvAccess, Pending, ReadBack, bind};
@@ -164,9 +166,8 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         read: impl FnOnce(&[f32], Vec<Drawn>, ReadBack) -> T,
     ) -> Result<(T, PassStats)> {
         let waited = self.wait();
-        let under_way = self.passes.under_way.pop_front();
-        let UnderWay { place, rows, chooses, chosen: _, outputs, enqueued, hooks } =
-            under_way.expect("a pass is finished that was not begun");
+        let pass = self.passes.under_way.pop_front();
+        let UnderWay { place, rows, chooses, outputs, enqueued, hooks, .. } = pass.expect("a pass was begun");
         waited?;
         let ends = self.passes.ends[place];
         let [begin, end] = [ends.begin, ends.done].map(|event| self.runtime.device.timestamp(event));

@@ -9,7 +9,6 @@ use crate::{BatchEntry, Choice, Result, Wanted};
 use djinn_device::Ops;
 use djinn_scheduler::{Backend, Completion, Plan, State, TurnEnd};
 use djinn_vmu::Direction;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 impl<D: Ops> Backend for Batcher<D> {
@@ -73,7 +72,7 @@ impl<D: Ops> Batcher<D> {
         let (began, chunk) = (Instant::now(), self.engine.chunk());
         let ahead = !self.under_way.is_empty();
         let before = self.under_way.front().map(UnderWay::places).unwrap_or_default();
-        let mut chunks: Vec<Vec<Range<usize>>> = Vec::new();
+        let mut chunks = Vec::new();
         for entry in &plan.batch {
             let from = begin_of(state, entry);
             let conversation = self.conversations.get_mut(&entry.session());

@@ -1,0 +1,57 @@
+//! How far steps are that were begun: asked, waited for, finished.
+
+use crate::{Captured, Engine, Error, Result, Runtime};
+use djinn_device::{Drawn, Ops};
+use djinn_vmu::PassStats;
+use std::ops::{Deref, Range};
+use std::time::Duration;
+
+impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
+    /// Whether a step may begin while the one that was begun is under way, with the tokens that this one chooses. See
+    /// [`Options::ahead`](crate::Options::ahead).
+    pub fn takes_next(&self) -> bool {
+        self.ahead && self.trace.is_none()
+    }
+
+    /// Whether the step that was begun first is over, so that finishing it waits for nothing.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn is_done(&mut self) -> Result<bool> {
+        let Some(pass) = self.passes.under_way.front() else { return Ok(true) };
+        let done = self.runtime.device.is_done(self.passes.ends[pass.place].done);
+        self.stop_on(done.map_err(Error::from))
+    }
+
+    /// Waits until the step that was begun first is over.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn wait(&mut self) -> Result<()> {
+        let Some(pass) = self.passes.under_way.front() else { return Ok(()) };
+        let done = self.runtime.device.sync_event(self.passes.ends[pass.place].done);
+        self.stop_on(done.map_err(Error::from))
+    }
+
+    /// When the step that was finished last ran, since an origin of the device's own: from the copy of its inputs to the
+    /// choice of its tokens. `None` before the first.
+    pub fn latest_span(&self) -> Option<Range<Duration>> {
+        self.passes.latest.clone()
+    }
+
+    /// Waits for the step that was begun first, and reads the logits that are wanted where the device left them, f32
+    /// `[rows wanted, vocab]` row-major, the tokens that it chose, and what it read at hooks; all in the order of the
+    /// entries, and of their interventions.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    ///
+    /// # Panics
+    /// If none was begun.
+    pub fn finish<T>(
+        &mut self,
+        read: impl FnOnce(&[f32], Vec<Drawn>, Vec<Captured>) -> T,
+    ) -> Result<(T, PassStats)> {
+        self.finish_with(|logits, drawn, back| read(logits, drawn, back.captured))
+    }
+}
