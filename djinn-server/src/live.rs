@@ -1,4 +1,4 @@
-//! `/v1/live`: what the models hold and do, for people who watch. Nothing is looked up while nobody asks.
+//! `/v1/live`: what the models hold and do, for people who watch. Nothing is looked up without a request.
 //!
 //! Numbers that are also on `/metrics` come from the same counters. A key sees its own sessions; of others it sees how many
 //! pages they hold.

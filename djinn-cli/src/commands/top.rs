@@ -61,7 +61,7 @@ pub(super) fn run(args: &TopArgs, interrupt: &Interrupt) -> Result<()> {
     interrupt.serve(move || drop(quits.send(Event::Quit)));
     let every = Duration::from_secs_f64(args.every);
     std::thread::spawn(move || {
-        // The screen is gone once nobody receives.
+        // The receiver is gone once the screen is closed.
         while {
             std::thread::sleep(every);
             events.send(Event::Told(asker.ask().map(Box::new).map_err(|error| format!("{error:#}")))).is_ok()

@@ -167,7 +167,7 @@ fn a_socket_at_standard_input_is_served() {
     assert!(!output.status.success() && message.contains("--insecure-public"), "{message}");
 }
 
-/// Nobody reads the log, and no pipe holds all of it: requests are answered all the same, and the process ends.
+/// The log is not read, and no pipe holds all of it: requests are answered all the same, and the process ends.
 #[cfg(unix)]
 #[test]
 fn a_log_that_nobody_reads_holds_up_nothing() {

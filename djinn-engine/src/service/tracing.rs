@@ -5,7 +5,7 @@ use crate::{Result, Trace};
 use djinn_device::Ops;
 use std::time::{Duration, Instant};
 
-/// A trace of a service that nobody ends does so once it has this many spans: some 12 MB, and 40 MB as a file.
+/// A trace that is not stopped ends once it has this many spans: some 12 MB, and 40 MB as a file.
 const MOST_SPANS: usize = 1 << 18;
 
 /// What a client wants, once no step is under way.

@@ -1,4 +1,4 @@
-//! Steps that are enqueued before the tokens of those before them are known: nobody sees that they are.
+//! Steps that are enqueued before the tokens of those before them are known. What clients get is the same.
 
 use super::*;
 use djinn_device::{
@@ -23,7 +23,7 @@ fn ahead(ahead: bool) -> Options {
     Options { ahead, ..options(40, 8) }
 }
 
-/// Sessions of three turns each. The next turn follows at once, while a step may compute a token that nobody wants; every
+/// Sessions of three turns each. The next turn follows at once, while a step may compute a token too many; every
 /// other one is rolled back before. What each session sees by turn, and the steps that were ahead.
 fn run<D: Ops>(device: D, options: &Options) -> (Vec<Vec<Seen>>, u64) {
     let mut service = serve(device, "tiny-gqa", options, &settings("signal"));

@@ -16,7 +16,7 @@ use std::time::Duration;
 const MOST_SESSIONS: usize = 256;
 /// Parts of the map of pages.
 const CELLS: u32 = 512;
-/// In the map of pages: held by nobody, and by a session that is not listed.
+/// In the map of pages: free, and held by a session that is not listed.
 const FREE: i32 = -1;
 const OTHER: i32 = -2;
 

@@ -20,7 +20,7 @@ const REQUEST: &str = "djinn::server::request";
 
 /// Lines that wait to be written, at most.
 const WAITING: usize = 1024;
-/// How long the end of the process waits for lines that nobody reads.
+/// How long the end of the process waits until the lines that are left are written.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 struct Lines {

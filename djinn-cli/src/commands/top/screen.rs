@@ -91,7 +91,7 @@ impl Backend for Screen {
     }
 
     fn get_cursor_position(&mut self) -> io::Result<Position> {
-        // The cursor is hidden, and its place is nobody's concern.
+        // The cursor is hidden, so its place does not matter.
         Ok(Position::ORIGIN)
     }
 
