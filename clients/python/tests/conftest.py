@@ -42,6 +42,6 @@ def client(address: str) -> Iterator[Djinn]:
 @pytest.fixture(scope="session")
 def smollm2() -> Iterator[str]:
     """The address of a server of SmolLM2."""
-    with served("--alias=smollm2", "--ctx=256", model="smollm2") as server:
+    with served("--ctx=512", model="smollm2", name="smollm2") as server:
         yield f"http://127.0.0.1:{server.port}"
         assert not server.complaints()

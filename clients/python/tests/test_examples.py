@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
-EXAMPLES = re.findall(r"^## (.*?)\n.*?```python\n(.*?)```", README, re.M | re.S)
+SECTIONS = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", README, re.M | re.S)
+EXAMPLES = [(title, code) for title, text in SECTIONS for code in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)]
 
 
 @pytest.mark.parametrize(("title", "code"), EXAMPLES, ids=[title for title, _ in EXAMPLES])

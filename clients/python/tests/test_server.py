@@ -194,6 +194,24 @@ def test_a_client_that_vanishes_leaves_nothing_paused(client: Djinn) -> None:
     assert session.paused_at() is None
 
 
+def test_a_session_that_waits_for_a_tool_is_seen(client: Djinn) -> None:
+    session = client.session("waits")
+    with session.tool("early") as told:
+        assert told is None
+    session.generate(PROMPT, **FIELDS)
+    with session.tool("search", resume_in=60) as told:
+        assert told is not None and told["outcome"] == "accepted"
+        assert (session.info()["phase"], session.info()["tool"]) == ("io_wait", "search")
+        seen = {at.name: at for at in next(client.watch(0.1)).models["tiny"].sessions}
+        assert seen["waits"].state == "waiting" and seen["waits"].residency == "device"
+    model = client.live("tiny").models["tiny"]
+    assert model.device is not None
+    parts = (getattr(model.device, name) for name in ("resident", "ring", "data", "stack", "other"))
+    assert sum(parts) == model.device.total
+    with pytest.raises(djinn.BadRequest):
+        next(client.watch(0.01))
+
+
 def test_what_is_refused(client: Djinn) -> None:
     session = client.session()
     with pytest.raises(djinn.BadRequest, match=r"blocks\.0\.hook_out") as unknown:

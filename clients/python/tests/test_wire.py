@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -341,6 +342,44 @@ def test_signals(fake: Fake) -> None:
     fake.on("POST", f"{AT}/signal", {"outcome": "accepted"})
     fake.session.signal("io_wait", tool="bash", resume_in=9)
     assert fake.body("POST", f"{AT}/signal") == {"phase": "io_wait", "tool": "bash", "estimated_resume_ms": 9000}
+
+
+def test_a_session_is_back_from_its_tools_when_the_last_one_ends(fake: Fake) -> None:
+    fake.on("POST", f"{AT}/signal", {"outcome": "accepted"})
+    with fake.session.tool("search", resume_in=0.5) as told, fake.session.tool("bash"):
+        assert told == {"outcome": "accepted"}
+    with pytest.raises(KeyError), fake.session.tool("search"):
+        raise KeyError
+    told_all = [json.loads(request.content) for request in fake.sent("POST", f"{AT}/signal")]
+    wait, back = {"phase": "io_wait", "tool": "search"}, {"phase": "compute"}
+    assert told_all == [wait | {"estimated_resume_ms": 500}, wait | {"tool": "bash"}, back, wait, back]
+    with djinn.Session(fake.client._http, "empty", None).tool("search") as told:
+        assert told is None
+
+
+MODEL: dict[str, Any] = {
+    "id": "m", "up": True,
+    "segments": {"resident": 1 << 20, "ring": 0, "data": 1 << 19, "stack": 2, "other": 3, "total": 1_572_869},
+    "host": {"weights": 5, "pages": 6},
+    "pages": {"bytes": 7, "tokens": 16, "device": 8, "device_free": 3, "host": 4, "host_free": 4, "cells": []},
+    "sessions": [{"id": None, "state": "running", "tokens": 9, "kv_bytes": 14, "residency": "device", "number": 1}],
+}
+
+
+def test_a_server_is_watched(fake: Fake) -> None:
+    live = {"object": "live", "time": 1.5, "models": [MODEL, {"id": "n", "up": False}]}
+    events = [json.dumps(body) for body in (live, {"object": "ping"}, live | {"time": 2})]
+    fake.on("GET", "/v1/live", live, lambda _: httpx.Response(200, text="".join(f"data: {e}\n\n" for e in events)))
+    view = fake.client.live("m")
+    model = view.models["m"]
+    assert model.device is not None and model.device.data == 1 << 19 and model.host == djinn.HostMemory(5, 6)
+    assert model.pages is not None and (model.pages.device, model.pages.device_free) == (8, 3)
+    assert model.sessions == [djinn.LiveSession(None, "running", 9, 14, "device")]
+    assert view.models["n"].device is None
+    assert str(view) == ("m: 1.5 MiB on the device (resident 1.0, ring 0.0, data 0.5, stack 0.0, other 0.0), "
+                         "5 of 8 KV pages in use, 1 sessions\nn: its engine does not run")
+    assert [view.time for view in fake.client.watch(0.5)] == [1.5, 2]
+    assert [dict(request.url.params) for request in fake.requests] == [{"model": "m"}, {"every_ms": "500"}]
 
 
 @pytest.mark.parametrize(("status", "kind"), [

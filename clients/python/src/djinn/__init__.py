@@ -13,6 +13,7 @@ from .errors import (
     TooMuch,
     Unauthorized,
 )
+from .live import DeviceMemory, HostMemory, KvPages, Live, LiveModel, LiveSession
 from .pause import Pause
 from .session import Session
 from .steering import SteeringStore
@@ -34,8 +35,9 @@ from .types import (
 )
 
 __all__ = [
-    "Answer", "ApiError", "BadRequest", "Breakpoint", "Cache", "Captures", "Conflict", "Djinn", "DjinnError",
-    "EntropyCondition", "Hook", "LensRow", "LensToken", "NotFound", "Pause", "PauseNotReached", "PausedAt",
-    "ProbeCondition", "ServerError", "ServerUnreachable", "Session", "SteeringStore", "Text", "TokenCondition",
-    "TooMuch", "Turn", "Unauthorized", "Vector", "steering",
+    "Answer", "ApiError", "BadRequest", "Breakpoint", "Cache", "Captures", "Conflict", "DeviceMemory", "Djinn",
+    "DjinnError", "EntropyCondition", "Hook", "HostMemory", "KvPages", "LensRow", "LensToken", "Live", "LiveModel",
+    "LiveSession", "NotFound", "Pause", "PauseNotReached", "PausedAt", "ProbeCondition", "ServerError",
+    "ServerUnreachable", "Session", "SteeringStore", "Text", "TokenCondition", "TooMuch", "Turn", "Unauthorized",
+    "Vector", "steering",
 ]

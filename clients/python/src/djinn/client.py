@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,6 +13,7 @@ import httpx
 
 from .errors import Conflict
 from .http import Http
+from .live import Live, look, watch
 from .session import Session
 from .steering import SteeringStore
 from .types import Hook
@@ -49,6 +51,23 @@ class Djinn:
     def models(self) -> list[str]:
         """The names of the models that it serves."""
         return [model["id"] for model in self._http.ask("GET", "/v1/models")["data"]]
+
+    def live(self, model: str | None = None) -> Live:
+        """What the server holds and does now: memory by segment, KV pages, sessions.
+
+        :param model: leaves out the others.
+        """
+        return look(self._http, model)
+
+    def watch(self, every: float = 1.0, *, model: str | None = None) -> Iterator[Live]:
+        """The same again and again, until the server ends or the loop is left.
+
+        >>> for view in client.watch(every=0.5):
+        ...     print(view)
+
+        :param every: seconds, 0.1 to 60.
+        """
+        return watch(self._http, every, model)
 
     def hooks(self, model: str | None = None) -> list[Hook]:
         """Where values can be read and changed, in the order of computation; of its first model, if none is named."""

@@ -60,15 +60,15 @@ class Http:
         return body
 
     @contextmanager
-    def stream(self, path: str, query: dict[str, Any]) -> Iterator[Iterator[bytes]]:
-        """The body of what a path gives, in pieces."""
+    def stream(self, path: str, query: dict[str, Any]) -> Iterator[httpx.Response]:
+        """What a path answers, before its body is read."""
         query = {name: value for name, value in query.items() if value is not None}
         try:
             with self.client.stream("GET", path, params=query) as answer:
                 if answer.is_error:
                     answer.read()
                     raise refusal(answer)
-                yield answer.iter_bytes()
+                yield answer
         except httpx.TransportError as error:
             raise unreachable(error, "GET", path) from error
 

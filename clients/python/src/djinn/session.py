@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +16,7 @@ from .http import Http
 from .pause import Pause
 from .turn import Answer, Turn
 from .types import Action, AtTtl, Breakpoint, Captures, Condition, PausedAt, Text, Tokens, Vector
+from .waits import Waits
 
 #: Longest wait of one request for a pause, in seconds. Between requests, an answer that ended is noticed.
 _POLL = 2.0
@@ -31,6 +32,7 @@ class Session:
         self._http = http
         self.name = name
         self.model = model
+        self._waits = Waits(self.signal)
 
     def __repr__(self) -> str:
         return f"Session({self.name!r}, model={self.model!r})"
@@ -222,6 +224,20 @@ class Session:
         wanted = {"phase": phase, "tool": tool, "estimated_resume_ms": resume}
         return self._ask("POST", "signal", json={key: value for key, value in wanted.items() if value is not None})
 
+    def tool(self, name: str, *, resume_in: float | None = None) -> AbstractContextManager[dict[str, Any] | None]:
+        """A block in which the session waits for a tool: its pages may leave the device, and are called back at the end.
+
+        >>> with session.tool("search", resume_in=9):
+        ...     found = search(words)
+
+        It gives the server's answer to the signal; nothing where the session has no keys and values yet. Blocks of
+        several threads may overlap: the session is back when the last one ends.
+
+        :param name: waits are learned by this name.
+        :param resume_in: seconds until its next request, where they are known.
+        """
+        return self._waits.tool(name, resume_in)
+
     def pause(self) -> dict[str, Any]:
         """Holds it and the request that it answers, at no breakpoint."""
         return self._ask("POST", "pause")
@@ -249,8 +265,8 @@ class Session:
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Writes it to a file that :meth:`djinn.Djinn.import_session` reads."""
-        with self._http.stream(self._path("export"), self._query({})) as pieces, Path(path).open("wb") as file:
-            for piece in pieces:
+        with self._http.stream(self._path("export"), self._query({})) as answer, Path(path).open("wb") as file:
+            for piece in answer.iter_bytes():
                 file.write(piece)
 
 
