@@ -5,6 +5,7 @@ mod anthropic;
 mod breakpoints;
 mod calls;
 mod client;
+mod dashboard;
 mod failures;
 mod guard;
 mod hostile;
