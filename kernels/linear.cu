@@ -455,7 +455,7 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
         return djinn::linear_encoded(*args, stream);
     }
     if (args->rounded != nullptr && djinn::serves_hopper(args->k, args->weight_dtype)) {
-        return args->rows <= djinn::MOST_GROUP ? djinn::linear_hopper(*args, stream) : djinn::linear_wide(*args, stream);
+        return djinn::linear_hopper(*args, stream);
     }
     for (unsigned row = 0; row < args->rows; row += djinn::MOST_ROWS) {
         djinn_linear_args part = *args;

@@ -29,10 +29,10 @@ bool serves_hopper(uint32_t k, uint32_t weight_dtype);
 /* Rows, or slots of an expert, that linear_hopper.cu takes at once, at most: the workspace holds as many. */
 constexpr unsigned MOST_GROUP = 128;
 
-/* Up to MOST_GROUP rows. */
+/* Any number of rows. */
 int linear_hopper(const djinn_linear_args &a, void *stream);
 
-/* Any number of rows. */
+/* Any number of rows, as linear_hopper.cu has large products computed. */
 int linear_wide(const djinn_linear_args &a, void *stream);
 
 /* Up to djinn_linear_direct() rows of an encoded weight. */

@@ -1,21 +1,23 @@
 /*
- * linear on Hopper (sm_90a) for more rows than linear_hopper.cu takes: out[r, out_column + j] = sum over i of
- * x[r, i] weight[j, i], plus bias[j], with the bits that each row has alone in linear.cu. For f16 and bf16, k a
- * multiple of 64.
+ * linear on Hopper (sm_90a) for more rows than linear_hopper.cu takes, or a large weight: out[r, out_column + j] = sum
+ * over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row has alone in linear.cu. For f16 and bf16, k
+ * a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Reference: djinn-device, src/reference.rs, `linear`.
  *
- * A tile of out is N rows of x by 64 GROUPS rows of the weight. Each of GROUPS warpgroups multiplies 64 rows of the
- * weight, the wide operand of the matrix units, one partial sum after the other, and adds it to those before: so sums
- * are formed as linear.cuh says.
+ * A tile of out is 128 rows of x by N rows of the weight. Each of two warpgroups multiplies 64 rows of x, the wide
+ * operand of the matrix units: a product has the same bits whichever operand is the wide one. Up to 96 rows of the
+ * weight, the partial sums of linear.cuh are formed side by side, from runs in order; of more, one after the other,
+ * each added to the total of those before.
  *
- * Launch: as many clusters of two blocks as the device runs at once, which take pairs of tiles in turn. A pair has the
- * same rows of the weight; each block copies half of them to both. In each block one thread has weight and x copied to
- * a ring of stages of one run each.
+ * Launch: as many clusters of two blocks as the device runs at once, which take pairs of tiles in turn. The tiles of a
+ * pair have the same rows of the weight, or the same rows of x; each block copies half of these to both. In each block
+ * one thread has weight and x copied to a ring of stages of one run each.
  */
 #include "linear.cuh"
 #include "wgmma.cuh"
 
+#include <atomic>
 #include <type_traits>
 
 namespace djinn {
@@ -26,22 +28,34 @@ constexpr unsigned SHARING = 2;
 /* Dynamic shared memory of a block: what a block may have, less the barriers. */
 constexpr unsigned WIDE_SHARED = 226 * 1024;
 
+/* Of a tile: rows of x, and the warpgroups that multiply them. One more copies: registers are dealt out to whole ones. */
+constexpr unsigned WIDE_ROWS = 128, COMPUTING = 256, WIDE_THREADS = COMPUTING + 128;
+
 /* What the copy engine knows of the weight's tiles, and of x. */
 struct WideMaps {
     CUtensorMap weights[DJINN_LINEAR_TILES];
     CUtensorMap x;
 };
 
-/* Pairs of tiles: shares of the weight by groups of rows of x. */
+/* Pairs of tiles: shares of the weight, or pairs of these, by groups of rows of x. */
 struct WideFrame {
     uint32_t pairs, groups_of_rows;
 };
 
-template <typename T, unsigned N, unsigned GROUPS> struct WideTiles {
-    /* A warpgroup copies: registers are dealt out to whole ones. */
-    static constexpr unsigned COMPUTING = 128 * GROUPS, THREADS = COMPUTING + 128;
-    static constexpr unsigned WEIGHTS = 64 * GROUPS, WEIGHT_BYTES = WEIGHTS * BLOCK_ROW, X_BYTES = N * BLOCK_ROW;
-    static constexpr unsigned STAGE = WEIGHT_BYTES + X_BYTES, STAGES = (WIDE_SHARED - BLOCK_ALIGN) / STAGE;
+/* Tiles with N rows of the weight, in pairs with the same rows of the weight, or else with the same rows of x. */
+template <typename T, unsigned N, bool SAME_WEIGHT> struct WideTiles {
+    static constexpr bool SIDE_BY_SIDE = N <= 96;
+
+    /* Of a thread's sums, those whose totals are in shared memory: a thread has no registers for more. */
+    static constexpr unsigned SPILLED = N > 192 ? 28 : 0, KEPT = N / 2 - SPILLED;
+
+    /* Columns of out that a warp stores at once, of its 16 rows. */
+    static constexpr unsigned COLUMNS = 32, STAGING = 16 * COLUMNS * sizeof(float);
+
+    static constexpr unsigned X_BYTES = WIDE_ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
+    static constexpr unsigned BESIDE = COMPUTING / 32 * STAGING + COMPUTING * SPILLED * sizeof(float);
+    static constexpr unsigned STAGES = (WIDE_SHARED - BLOCK_ALIGN - BESIDE) / STAGE;
+    static_assert(N % COLUMNS == 0 && SPILLED % 4 == 0);
 
     struct Barriers {
         Barrier ready[STAGES], free[STAGES];
@@ -63,25 +77,40 @@ template <typename T, unsigned N, unsigned GROUPS> struct WideTiles {
         Share share;
         unsigned piece, row_of_piece, row;
 
-        __device__ __forceinline__ Tile(const djinn_linear_args &a, const WideFrame &f, unsigned pair, unsigned rank)
-            : share(share_of<T>(a, WEIGHTS, pair / f.groups_of_rows)), piece(share.first / a.tile_rows),
-              row_of_piece(share.first - piece * a.tile_rows),
-              row((pair % f.groups_of_rows * SHARING + rank) * N) {}
+        __device__ __forceinline__ Tile(const djinn_linear_args &a, const WideFrame &f, unsigned pair, unsigned rank) {
+            const unsigned outer = pair / f.groups_of_rows, inner = pair % f.groups_of_rows;
+            share = share_of<T>(a, N, SAME_WEIGHT ? outer : outer * SHARING + rank);
+            piece = share.first / a.tile_rows, row_of_piece = share.first - piece * a.tile_rows;
+            row = (SAME_WEIGHT ? inner * SHARING + rank : inner) * WIDE_ROWS;
+        }
     };
 
     const djinn_linear_args &a;
     const WideFrame &f;
     Barriers &barriers;
     char *ring;
+    float4 *spilled;
+    /* Of this warp, in shared memory. */
+    float *staging;
     unsigned rank, first, step;
+
+    /* Copies a run of `ROWS` rows, for this block alone, or half of them for both. */
+    template <unsigned ROWS, bool SHARED>
+    __device__ __forceinline__ void copy(char *to, const CUtensorMap &map, unsigned run, unsigned row, Barrier &ready) {
+        if constexpr (SHARED) {
+            const unsigned part = rank * (ROWS / SHARING);
+            copy_box_to_all(to + part * BLOCK_ROW, map, run * RUN, row + part, ready, (1 << SHARING) - 1);
+        } else {
+            copy_box(to, map, run * RUN, row, ready);
+        }
+    }
 
     /* Copies all stages. By one thread of each block. */
     __device__ __forceinline__ void supply(const WideMaps &maps) {
-        constexpr unsigned HALF = WEIGHTS / SHARING;
         const auto weights = [&](const Tile &tile, unsigned at, unsigned run) {
             barriers.ready[at].arrive_expecting(STAGE);
-            copy_box_to_all(ring + at * STAGE + rank * HALF * BLOCK_ROW, maps.weights[tile.piece], run * RUN,
-                            tile.row_of_piece + rank * HALF, barriers.ready[at], (1 << SHARING) - 1);
+            copy<N, SAME_WEIGHT>(ring + at * STAGE + X_BYTES, maps.weights[tile.piece], run, tile.row_of_piece,
+                                 barriers.ready[at]);
         };
         const unsigned ahead = min(a.k / RUN, STAGES);
         if (a.fresh != 0) {
@@ -105,11 +134,16 @@ template <typename T, unsigned N, unsigned GROUPS> struct WideTiles {
                     }
                     weights(tile, slot.at, runs.run);
                 }
-                copy_box(ring + slot.at * STAGE + WEIGHT_BYTES, maps.x, runs.run * RUN, tile.row,
-                         barriers.ready[slot.at]);
+                copy<WIDE_ROWS, !SAME_WEIGHT>(ring + slot.at * STAGE, maps.x, runs.run, tile.row,
+                                              barriers.ready[slot.at]);
                 ++copied;
                 slot.advance();
             }
+        }
+        /* Until then others arrive at this block's barriers. */
+        for (unsigned i = 0; i < STAGES; ++i) {
+            barriers.free[slot.at].wait(slot.parity ^ 1);
+            slot.advance();
         }
     }
 
@@ -122,7 +156,7 @@ template <typename T, unsigned N, unsigned GROUPS> struct WideTiles {
 
         __device__ __forceinline__ void advance() {
             ++taken;
-            run += PARTIALS;
+            run += SIDE_BY_SIDE ? 1 : PARTIALS;
             if (run >= a.k / RUN) {
                 run = ++partial;
             }
@@ -136,71 +170,131 @@ template <typename T, unsigned N, unsigned GROUPS> struct WideTiles {
         }
     }
 
+    /* Starts the products of a run, and releases the stage before, `last`, once its own are done. */
+    __device__ __forceinline__ void multiply(float (&sums)[N / 2], Slot &slot, unsigned &last, unsigned group,
+                                             unsigned lane) {
+        const char *stage = ring + slot.at * STAGE;
+        const uint64_t x = describe(stage + group * 64 * BLOCK_ROW), weights = describe(stage + X_BYTES);
+        barriers.ready[slot.at].wait(slot.parity);
+        begin_products();
+#pragma unroll
+        for (unsigned k = 0; k < RUN / 16; ++k) {
+            multiply_block<T, N>(sums, x + 2 * k, weights + 2 * k);
+        }
+        commit_products();
+        if (last != STAGES) {
+            wait_products<1>();
+            release(last, lane);
+        }
+        last = slot.at;
+        slot.advance();
+    }
+
+    /* Waits for all products. */
+    __device__ __forceinline__ void finish(unsigned &last, unsigned lane) {
+        wait_products<0>();
+        if (last != STAGES) {
+            release(last, lane);
+        }
+        last = STAGES;
+    }
+
+    /* The totals of a tile's sums, in `total` and `spilled`. */
+    __device__ __forceinline__ void sum(float (&total)[KEPT], Slot &slot, unsigned group, unsigned lane) {
+        const unsigned all = a.k / RUN;
+        unsigned last = STAGES;
+        if constexpr (SIDE_BY_SIDE) {
+            float sums[PARTIALS][N / 2] = {};
+#pragma unroll 1
+            for (unsigned run = 0; run < all; run += PARTIALS) {
+#pragma unroll
+                for (unsigned partial = 0; partial < PARTIALS; ++partial) {
+                    if (run + partial < all) {
+                        multiply(sums[partial], slot, last, group, lane);
+                    }
+                }
+            }
+            finish(last, lane);
+#pragma unroll
+            for (unsigned partial = 0; partial < PARTIALS; ++partial) {
+                settle(sums[partial]);
+#pragma unroll
+                for (unsigned i = 0; i < N / 2; ++i) {
+                    total[i] = partial == 0 ? sums[0][i] : total[i] + sums[partial][i];
+                }
+            }
+        } else {
+#pragma unroll 1
+            for (unsigned partial = 0; partial < PARTIALS; ++partial) {
+                float sums[N / 2] = {};
+                const unsigned runs = runs_of(a, partial);
+#pragma unroll 1
+                for (unsigned i = 0; i < runs; ++i) {
+                    multiply(sums, slot, last, group, lane);
+                }
+                finish(last, lane);
+                settle(sums);
+#pragma unroll
+                for (unsigned i = 0; i < KEPT; ++i) {
+                    total[i] = partial == 0 ? sums[i] : total[i] + sums[i];
+                }
+#pragma unroll
+                for (unsigned i = KEPT; i < N / 2; i += 4) {
+                    float4 &at = spilled_at(i);
+                    const float4 more = {sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
+                    const float4 old = partial == 0 ? float4{} : at;
+                    at = {old.x + more.x, old.y + more.y, old.z + more.z, old.w + more.w};
+                }
+            }
+        }
+    }
+
+    /* Of this thread, the totals of the sums from i on. */
+    __device__ __forceinline__ float4 &spilled_at(unsigned i) {
+        return spilled[(i - KEPT) / 4 * COMPUTING + threadIdx.x];
+    }
+
     __device__ __forceinline__ void compute(unsigned group, unsigned warp, unsigned lane) {
         Slot slot;
         for (unsigned pair = first; pair < f.pairs; pair += step) {
             const Tile tile(a, f, pair, rank);
-            float total[N / 2];
-#pragma unroll 1
-            for (unsigned partial = 0; partial < PARTIALS; ++partial) {
-                float sums[N / 2] = {};
-                unsigned last = STAGES;
-                const unsigned runs = runs_of(a, partial);
-#pragma unroll 1
-                for (unsigned i = 0; i < runs; ++i) {
-                    const char *stage = ring + slot.at * STAGE;
-                    const uint64_t weights = describe(stage + group * 64 * BLOCK_ROW);
-                    const uint64_t x = describe(stage + WEIGHT_BYTES);
-                    barriers.ready[slot.at].wait(slot.parity);
-                    begin_products();
+            float total[KEPT];
+            sum(total, slot, group, lane);
 #pragma unroll
-                    for (unsigned k = 0; k < RUN / 16; ++k) {
-                        multiply_block<T, N>(sums, weights + 2 * k, x + 2 * k);
-                    }
-                    commit_products();
-                    if (last != STAGES) {
-                        wait_products<1>();
-                        release(last, lane);
-                    }
-                    last = slot.at;
-                    slot.advance();
-                }
-                wait_products<0>();
-                settle(sums);
-                if (last != STAGES) {
-                    release(last, lane);
-                }
-#pragma unroll
-                for (unsigned i = 0; i < N / 2; ++i) {
-                    total[i] = partial == 0 ? sums[i] : total[i] + sums[i];
-                }
+            for (unsigned column = 0; column < N; column += COLUMNS) {
+                store(tile, total, column, tile.row + group * 64 + warp * 16, lane);
             }
-            store(tile, total, group * 64 + warp * 16 + lane / 4, lane % 4 * 2);
         }
     }
 
-    /* Stores a warp's part of a tile: of this lane, rows `row` and 8 after it of the share. */
-    __device__ __forceinline__ void store(const Tile &tile, const float (&total)[N / 2], unsigned row,
-                                          unsigned column) {
-        const unsigned rows = a.rows > tile.row + column ? a.rows - tile.row - column : 0;
+    /*
+     * Stores a warp's part of some columns, from `row` on, by way of shared memory: in whole lines. Chunks of 4 columns
+     * of row r are at places chunk ^ 2 (r % 4), so that neither side meets in a bank.
+     */
+    __device__ __forceinline__ void store(const Tile &tile, const float (&total)[KEPT], unsigned first_column,
+                                          unsigned row, unsigned lane) {
+        const unsigned r = lane / 4, swizzle = r % 4 * 2;
 #pragma unroll
-        for (unsigned half = 0; half < 2; ++half) {
-            if (row + 8 * half >= tile.share.rows) {
-                continue;
-            }
-            const unsigned j = tile.share.first + row + 8 * half;
-            const float bias = bias_of(a, j);
-            float *out = a.out + size_t(tile.row + column) * a.out_width + a.out_column + j;
+        for (unsigned g = 0; g < COLUMNS / 8; ++g) {
+            const unsigned i = first_column / 2 + 4 * g;
+            const float4 four = i < KEPT ? float4{total[i], total[i + 1], total[i + 2], total[i + 3]} : spilled_at(i);
+            const unsigned chunk = 2 * g + lane % 4 / 2;
+            float *to = staging + r * COLUMNS + (chunk ^ swizzle) * 4 + lane % 2 * 2;
+            *reinterpret_cast<float2 *>(to) = {four.x, four.y};
+            *reinterpret_cast<float2 *>(to + 8 * COLUMNS) = {four.z, four.w};
+        }
+        __syncwarp();
+        const unsigned column = first_column + lane, j = tile.share.first + column;
+        const unsigned rows = column < tile.share.rows && row < a.rows ? min(a.rows - row, 16u) : 0;
+        const float bias = rows > 0 ? bias_of(a, j) : 0;
+        float *out = a.out + size_t(row) * a.out_width + a.out_column + j;
 #pragma unroll
-            for (unsigned g = 0; g < N / 8; ++g) {
-#pragma unroll
-                for (unsigned i = 0; i < 2; ++i) {
-                    if (g * 8 + i < rows) {
-                        out[size_t(g * 8 + i) * a.out_width] = total[4 * g + 2 * half + i] + bias;
-                    }
-                }
+        for (unsigned i = 0; i < 16; ++i) {
+            if (i < rows) {
+                out[size_t(i) * a.out_width] = staging[i * COLUMNS + ((lane / 4) ^ (i % 4 * 2)) * 4 + lane % 4] + bias;
             }
         }
+        __syncwarp();
     }
 
     static __device__ __forceinline__ void run(const djinn_linear_args &a, const WideMaps &maps, const WideFrame &f) {
@@ -208,7 +302,16 @@ template <typename T, unsigned N, unsigned GROUPS> struct WideTiles {
         __shared__ Barriers barriers;
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = cluster_rank();
         char *ring = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
-        WideTiles work{a, f, barriers, ring, rank, blockIdx.x / SHARING, gridDim.x / SHARING};
+        char *staging = ring + STAGES * STAGE, *spilled = staging + COMPUTING / 32 * STAGING;
+        WideTiles work{a,
+                       f,
+                       barriers,
+                       ring,
+                       reinterpret_cast<float4 *>(spilled),
+                       reinterpret_cast<float *>(staging + warp * STAGING),
+                       rank,
+                       blockIdx.x / SHARING,
+                       gridDim.x / SHARING};
         release_next();
         if (threadIdx.x < STAGES) {
             barriers.ready[threadIdx.x].init(1);
@@ -218,85 +321,106 @@ template <typename T, unsigned N, unsigned GROUPS> struct WideTiles {
         cluster_sync();
         if (warp >= COMPUTING / 32) {
             /* What the block has, dealt out anew. */
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(GROUPS == 3 ? 32 : 40));
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
             if (threadIdx.x == COMPUTING) {
                 work.supply(maps);
             }
             await_previous();
         } else {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GROUPS == 3 ? 160 : 232));
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             await_previous();
             work.compute(warp / 4, warp % 4, lane);
         }
-        /* Until then others copy to this block's ring and arrive at its barriers. */
-        cluster_sync();
     }
 };
 
 } // namespace djinn
 
 #define DJINN_WIDE(suffix, T)                                                                                \
-    template <unsigned N, unsigned GROUPS>                                                                   \
-    __global__ void __launch_bounds__(128 * GROUPS + 128, 1)                                                 \
+    template <unsigned N, bool SAME_WEIGHT>                                                                  \
+    __global__ void __launch_bounds__(djinn::WIDE_THREADS, 1)                                                \
         djinn_linear_wide_##suffix(const __grid_constant__ djinn_linear_args a,                              \
                                    const __grid_constant__ djinn::WideMaps maps,                             \
                                    const __grid_constant__ djinn::WideFrame f) {                             \
-        DJINN_ON_HOPPER(djinn::WideTiles<T, N, GROUPS>::run(a, maps, f));                                    \
+        DJINN_ON_HOPPER(djinn::WideTiles<T, N, SAME_WEIGHT>::run(a, maps, f));                               \
     }
 DJINN_WIDE(f16, djinn::f16)
 DJINN_WIDE(bf16, djinn::bf16)
 
 namespace djinn {
 
-/* A kernel, the rows of x of its tiles, its warpgroups, and the time of a pair of tiles beside that of others. */
+/* A kernel, rows of the weight of its tiles, what those of a pair share, and the time of a pair beside that of others. */
 struct WideChoice {
     void (*kernel)(djinn_linear_args, WideMaps, WideFrame);
-    unsigned n, groups, wave;
+    unsigned n;
+    bool same_weight;
+    unsigned wave;
 };
 
-template <unsigned N, unsigned GROUPS> static WideChoice wide_choice(uint32_t dtype, unsigned wave) {
-    return {dtype == DJINN_F16 ? djinn_linear_wide_f16<N, GROUPS> : djinn_linear_wide_bf16<N, GROUPS>, N, GROUPS, wave};
+template <unsigned N, bool SAME_WEIGHT> static WideChoice wide_choice(uint32_t dtype, unsigned wave) {
+    return {dtype == DJINN_F16 ? djinn_linear_wide_f16<N, SAME_WEIGHT> : djinn_linear_wide_bf16<N, SAME_WEIGHT>, N,
+            SAME_WEIGHT, wave};
 }
 
 /* Pairs of tiles of a kernel. */
 static WideFrame wide_frame(const djinn_linear_args &a, const WideChoice &choice) {
-    const unsigned groups_of_rows = ceil_div(a.rows, choice.n * SHARING);
-    return {shares_of(a, 64 * choice.groups) * groups_of_rows, groups_of_rows};
+    const unsigned groups = ceil_div(a.rows, WIDE_ROWS), shares = shares_of(a, choice.n);
+    return choice.same_weight ? WideFrame{shares * ceil_div(groups, SHARING), ceil_div(groups, SHARING)}
+                              : WideFrame{ceil_div(shares, SHARING) * groups, groups};
+}
+
+/* Lets kernels use their memory, once: code is loaded when it is first asked about, and memory is measured after that. */
+template <unsigned COUNT> static cudaError_t allow_all(const WideChoice (&choices)[COUNT], uint32_t dtype) {
+    static std::atomic<unsigned> allowed[2][MOST_DEVICES];
+    std::atomic<unsigned> &known = allowed[dtype == DJINN_F16][current_device()];
+    const unsigned context = contexts().load();
+    if (known.load() != context) {
+        for (const WideChoice &choice : choices) {
+            const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+            const cudaError_t code = cudaFuncSetAttribute(choice.kernel, limit, int(WIDE_SHARED));
+            if (code != cudaSuccess) {
+                return code;
+            }
+        }
+        known.store(context);
+    }
+    return cudaSuccess;
 }
 
 int linear_wide(const djinn_linear_args &a, void *stream) {
     const unsigned clusters = all_devices()[current_device()].multiprocessors / SHARING;
     /* Those of the least time: waves of pairs, and what a wave takes, as measured. */
-    const WideChoice choices[] = {wide_choice<128, 2>(a.weight_dtype, 28), wide_choice<128, 3>(a.weight_dtype, 38),
-                                  wide_choice<192, 2>(a.weight_dtype, 39)};
+    const uint32_t dtype = a.weight_dtype;
+    const WideChoice choices[] = {wide_choice<64, true>(dtype, 180),   wide_choice<96, true>(dtype, 210),
+                                  wide_choice<128, true>(dtype, 260),  wide_choice<160, true>(dtype, 312),
+                                  wide_choice<192, true>(dtype, 362),  wide_choice<224, true>(dtype, 420),
+                                  wide_choice<64, false>(dtype, 185),  wide_choice<128, false>(dtype, 265),
+                                  wide_choice<192, false>(dtype, 367), wide_choice<224, false>(dtype, 430)};
     const auto cost = [&](const WideChoice &choice) { return ceil_div(wide_frame(a, choice).pairs, clusters) * choice.wave; };
     const WideChoice *best = choices;
     for (const WideChoice &choice : choices) {
-        /* All of them: code is loaded when it is first asked about, and its memory is measured before it is used. */
-        const cudaError_t code =
-            cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(WIDE_SHARED));
-        if (code != cudaSuccess) {
-            return code;
-        }
         best = cost(choice) < cost(*best) ? &choice : best;
     }
+    const cudaError_t code = allow_all(choices, dtype);
+    if (code != cudaSuccess) {
+        return code;
+    }
     const auto kernel = best->kernel;
-    const unsigned n = best->n, groups = best->groups;
     const WideFrame frame = wide_frame(a, *best);
+    const unsigned x_rows = best->same_weight ? WIDE_ROWS : WIDE_ROWS / SHARING;
+    const unsigned weight_rows = best->same_weight ? best->n / SHARING : best->n;
     WideMaps maps;
     const unsigned tiles = ceil_div(a.n, a.tile_rows);
-    bool encoded = encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, n);
+    bool encoded = encode_map(maps.x, a.rounded, dtype, a.rows, a.k, x_rows);
     for (unsigned tile = 0; tile < tiles; ++tile) {
         const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
-        encoded = encoded &&
-                  encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, 64 * groups / SHARING);
+        encoded = encoded && encode_map(maps.weights[tile], a.weights[tile], dtype, rows, a.k, weight_rows);
     }
     if (!encoded) {
         return cudaErrorInvalidValue;
     }
     const unsigned used = frame.pairs < clusters ? frame.pairs : clusters;
-    return launch_clusters(SHARING, kernel, dim3(used * SHARING), 128 * groups + 128, WIDE_SHARED, stream, a, maps,
-                           frame);
+    return launch_clusters(SHARING, kernel, dim3(used * SHARING), WIDE_THREADS, WIDE_SHARED, stream, a, maps, frame);
 }
 
 } // namespace djinn

@@ -93,7 +93,9 @@ __device__ __forceinline__ void multiply_block(float (&sums)[N / 2], uint64_t a,
 #define DJINN_R32(i) DJINN_R16(i), DJINN_R16(i + 16)
 #define DJINN_R48(i) DJINN_R32(i), DJINN_R16(i + 32)
 #define DJINN_R64(i) DJINN_R32(i), DJINN_R32(i + 32)
+#define DJINN_R80(i) DJINN_R64(i), DJINN_R16(i + 64)
 #define DJINN_R96(i) DJINN_R64(i), DJINN_R32(i + 64)
+#define DJINN_R112(i) DJINN_R96(i), DJINN_R16(i + 96)
 #define DJINN_R128(i) DJINN_R64(i), DJINN_R64(i + 64)
 #define DJINN_N4 "%0,%1,%2,%3"
 #define DJINN_N8 DJINN_N4 ",%4,%5,%6,%7"
@@ -103,12 +105,12 @@ __device__ __forceinline__ void multiply_block(float (&sums)[N / 2], uint64_t a,
 #define DJINN_N48 DJINN_N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define DJINN_N64                                                                                            \
     DJINN_N48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define DJINN_N96                                                                                            \
-    DJINN_N64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"                             \
-              ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define DJINN_N80 DJINN_N64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define DJINN_N96 DJINN_N80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define DJINN_N112                                                                                           \
+    DJINN_N96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define DJINN_N128                                                                                           \
-    DJINN_N96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"                 \
-              ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+    DJINN_N112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 /* As `multiply_block`, with sums that were anything before. */
 template <typename T, unsigned N>
@@ -154,8 +156,11 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], const uint32
 #define DJINN_MULTIPLY_ALL(T, name)                                                                          \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 32, 16, 16, 17)                                            \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 64, 32, 32, 33)                                            \
+    DJINN_MULTIPLY(T, name, multiply_block, "eq", 96, 48, 48, 49)                                            \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 128, 64, 64, 65)                                           \
+    DJINN_MULTIPLY(T, name, multiply_block, "eq", 160, 80, 80, 81)                                           \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 192, 96, 96, 97)                                           \
+    DJINN_MULTIPLY(T, name, multiply_block, "eq", 224, 112, 112, 113)                                        \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 256, 128, 128, 129)                                        \
     DJINN_MULTIPLY(T, name, set_block, "ne", 64, 32, 32, 33)                                                 \
     DJINN_MULTIPLY(T, name, set_block, "ne", 128, 64, 64, 65)                                                \

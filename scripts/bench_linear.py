@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Checks and times matrix products alone, on an NVIDIA GPU, beside cuBLAS through PyTorch, in a minute.
 
-    python3 scripts/bench_linear.py --kernels LIBRARY.so --json OUT.json [--only check|time]
+    python3 scripts/bench_linear.py --kernels LIBRARY.so --json OUT.json [--former LIBRARY.so] [--only check|time]
 
 The library is that of kernels/linear*.cu and kernels/device.cu:
     nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a \\
         -o LIBRARY.so kernels/linear*.cu kernels/device.cu
-Checks: rows against float64; a row's bits, in every number of rows. Times: medians of the products of Llama-3.1-8B,
-with as much of the weights in one piece as when a model is loaded. Needs torch.
+Checks: rows against float64; a row's bits, in every number of rows. Times: medians of the products of Llama-3.1-8B and
+Llama-2-13B, with as much of the weights in one piece as when a model is loaded, beside cuBLAS (with bf16 and with f32 for
+its results) and perhaps former kernels, in turns. Needs torch.
 """
 
 import argparse
@@ -24,11 +25,12 @@ import torch
 DTYPES = {torch.float16: 1, torch.bfloat16: 2}
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 TILES = 8
-# Of Llama-3.1-8B: rows of the weight, columns, and pieces in which it lies.
-SHAPES = {"qkv": (6144, 4096, 1), "out": (4096, 4096, 1), "gate_up": (28672, 4096, 4), "down": (4096, 14336, 2)}
-
-
-ROWS = (1, 16, 32, 64, 128, 256, 512, 1536)
+# Of Llama-3.1-8B and Llama-2-13B: rows of the weight, columns, and pieces in which it lies.
+MODELS = {
+    "8B": {"qkv": (6144, 4096, 1), "out": (4096, 4096, 1), "gate_up": (28672, 4096, 4), "down": (4096, 14336, 2)},
+    "13B": {"qkv": (15360, 5120, 3), "out": (5120, 5120, 1), "gate_up": (27648, 5120, 4), "down": (5120, 13824, 2)},
+}
+ROWS = (1, 16, 32, 64, 128, 192, 256, 384, 512, 1024, 1536, 2048)
 
 
 class Args(ctypes.Structure):
@@ -49,7 +51,8 @@ class Product:
         self.pieces = [piece.clone() for piece in weight.split(self.tile_rows)]
         self.bias = torch.randn(n, device="cuda").to(dtype) if bias else None
 
-    def run(self, x, rounded, out, column=0):
+    def prepare(self, x, rounded, out, column=0, library=None):
+        """What starts the product, of another library if one is given."""
         rows, width = len(x), out.shape[1]
         weights = (ctypes.c_void_p * TILES)(*(piece.data_ptr() for piece in self.pieces))
         args = Args(
@@ -67,24 +70,29 @@ class Product:
             column,
             rows,
         )
-        code = self.library.djinn_linear(ctypes.byref(args), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
-        if code:
-            raise RuntimeError(f"djinn_linear: CUDA error {code}")
+        start, stream = (library or self.library).djinn_linear, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+        def run():
+            code = start(ctypes.byref(args), stream)
+            if code:
+                raise RuntimeError(f"djinn_linear: CUDA error {code}")
+
+        return run
 
 
 def check(library):
     """Failures, and the worst error of each type as a part of what is allowed."""
     failures, worst, cases = [], {}, 0
-    shapes = [(512, 512, 1), (4096, 4096, 1), (1000, 192, 3), (72, 64, 1), (4096, 14336, 2), (7168, 1024, 8), (9, 320, 1)]
+    shapes = [(512, 512, 1), (4096, 4096, 1), (1000, 192, 3), (72, 64, 1), (4096, 14336, 2), (7168, 1024, 8), (9, 320, 1), (6144, 256, 1)]
     for dtype in DTYPES:
         for n, k, pieces in shapes:
             product = Product(library, n, k, pieces, dtype, bias=n != 4096)
             x = torch.randn(2050, k, device="cuda")
             rounded = x.to(dtype)
             outs = {}
-            for rows in (1, 16, 17, 32, 64, 129, 256, 257, 300, 512, 768, 1025, 1600, 2050):
+            for rows in (1, 16, 17, 32, 64, 100, 128, 129, 256, 257, 300, 512, 768, 1025, 1600, 2050):
                 out = torch.full((rows, n + 8), float("nan"), device="cuda")
-                product.run(x[:rows], rounded[:rows], out, 4)
+                product.prepare(x[:rows], rounded[:rows], out, 4)()
                 torch.cuda.synchronize()
                 outs[rows] = out
                 cases += 1
@@ -104,45 +112,55 @@ def check(library):
                     failures.append(f"{rows} rows of {k} to {n}, {dtype}: bits differ from those of 2050")
             # Rows anywhere: the last ones alone.
             out = torch.full((300, n), float("nan"), device="cuda")
-            product.run(x[-300:], rounded[-300:], out)
+            product.prepare(x[-300:], rounded[-300:], out)()
             torch.cuda.synchronize()
             if not torch.equal(out, whole[-300:]):
                 failures.append(f"the last rows of {k} to {n}, {dtype}: bits differ")
     return failures, worst, cases
 
 
-def median_us(work, copies, repeats=12, each=6):
-    for i in range(copies):
-        work(i)
-    times = []
+def medians_us(works, copies, repeats=12, each=6):
+    """Medians of each, timed in turns."""
+    times = [[] for _ in works]
+    for work in works:
+        for i in range(copies):
+            work(i)
     for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for i in range(each):
-            work(i % copies)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / each)
-    return statistics.median(times)
+        for work, mine in zip(works, times):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            for i in range(each):
+                work(i % copies)
+            end.record()
+            torch.cuda.synchronize()
+            mine.append(begin.elapsed_time(end) * 1e3 / each)
+    return [statistics.median(mine) for mine in times]
 
 
-def time_all(library):
+def time_all(libraries, rows_of):
+    """Of each product and number of rows: medians of the kernels, of former ones if they are given, and of cuBLAS."""
     lines = []
-    for name, (n, k, pieces) in SHAPES.items():
-        copies = max(2, int(3e8 / (n * k * 2)) + 1)
-        products = [Product(library, n, k, pieces, torch.bfloat16) for _ in range(copies)]
-        whole = [torch.cat(product.pieces) for product in products]
-        for rows in ROWS:
-            x = torch.randn(rows, k, device="cuda")
-            rounded = x.bfloat16()
-            out = torch.empty(rows, n, device="cuda")
-            short = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
-            own = median_us(lambda i: products[i].run(x, rounded, out), copies)
-            peer = median_us(lambda i: torch.mm(rounded, whole[i].T, out=short), copies)
-            tera = lambda us: 2 * rows * n * k / us / 1e6
-            lines.append((name, rows, own, tera(own), n * k * 2 / own / 1e6, peer, tera(peer)))
-            print(f"{name:8} {rows:5} rows {own:8.1f} us {tera(own):6.0f} TFLOP/s {n * k * 2 / own / 1e6:5.2f} TB/s,"
-                  f" cuBLAS {peer:8.1f} us {tera(peer):6.0f}", flush=True)
+    for model, shapes in MODELS.items():
+        sums = {}
+        for name, (n, k, pieces) in shapes.items():
+            copies = max(2, int(3e8 / (n * k * 2)) + 1)
+            products = [Product(libraries[0], n, k, pieces, torch.bfloat16) for _ in range(copies)]
+            whole = [torch.cat(product.pieces) for product in products]
+            for rows in rows_of:
+                x = torch.randn(rows, k, device="cuda")
+                rounded = x.bfloat16()
+                out = torch.empty(rows, n, device="cuda")
+                short = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
+                works = []
+                for library in libraries:
+                    own = [product.prepare(x, rounded, out, library=library) for product in products]
+                    works.append(lambda i, own=own: own[i]())
+                works.append(lambda i: torch.mm(rounded, whole[i].T, out=short))
+                works.append(lambda i: torch.mm(rounded, whole[i].T, out_dtype=torch.float32))
+                times = medians_us(works, copies)
+                lines.append((f"{model} {name}", rows, times, 2 * rows * n * k / times[0] / 1e6))
+                sums[rows] = [a + b for a, b in zip(sums.get(rows, [0] * len(times)), times)]
+        lines += [(f"{model}, the four", rows, times, None) for rows, times in sums.items()]
     return lines
 
 
@@ -151,20 +169,24 @@ def main():
     parser.add_argument("--kernels", required=True, type=Path)
     parser.add_argument("--json", required=True, type=Path)
     parser.add_argument("--only", choices=["check", "time"])
+    parser.add_argument("--former", type=Path, help="a library of former kernels")
+    parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=ROWS)
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
-    library = ctypes.CDLL(str(args.kernels.resolve()))
+    libraries = [ctypes.CDLL(str(path.resolve())) for path in (args.kernels, args.former) if path]
     torch.manual_seed(1)
     failures, worst, cases, lines = [], {}, 0, []
     if args.only != "time":
-        failures, worst, cases = check(library)
+        failures, worst, cases = check(libraries[0])
         print(f"{cases} cases checked, {len(failures)} failures", *failures[:20], sep="\n  ", flush=True)
         print("worst errors, of what is allowed:", worst)
     if args.only != "check":
-        lines = time_all(library)
+        lines = time_all(libraries, args.rows)
     gpu = torch.cuda.get_device_name()
-    head = ["product", "rows", "us", "TFLOP/s", "TB/s of weights", "cuBLAS, us", "TFLOP/s"]
-    rows = [(name, rows, f"{us:.1f}", f"{t:.0f}", f"{b:.2f}", f"{peer:.1f}", f"{pt:.0f}") for name, rows, us, t, b, peer, pt in lines]
+    head = ["product", "rows", "us", *(["former, us"] if args.former else []), "cuBLAS, us", "to f32, us", "TFLOP/s"]
+    rows = [
+        (name, rows, *(f"{us:.1f}" for us in times), "" if tera is None else f"{tera:.0f}") for name, rows, times, tera in lines
+    ]
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     command = "scripts/bench_linear.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
     report = f"one H200 machine, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
