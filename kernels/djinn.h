@@ -179,8 +179,16 @@ typedef struct djinn_linear_args {
     uint32_t encoding;  /* djinn_encoding */
     uint32_t row_bytes; /* of a stored row, if encoded */
     uint32_t fresh;     /* not 0: work before this on the stream writes the weights, which are read once it is done */
+    float *gated;        /* [rows, n / 2]; or null. Then of the weight the first n / 2 rows are gate, the others up, */
+    void *gated_rounded; /* and instead of out, silu(gate) up is stored here, and in the weight's type; or null */
 } djinn_linear_args;
 int djinn_linear(const djinn_linear_args *args, void *stream);
+
+/*
+ * Whether djinn_linear serves `gated` for such a product of 16-bit weights, without a bias, on the current device: 1 or 0.
+ * It has the bits of djinn_silu_mul and djinn_convert.
+ */
+uint32_t djinn_linear_gated(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t dtype);
 
 /* A context was destroyed: what is known of kernels in it is forgotten. No work is enqueued meanwhile. */
 void djinn_forget_contexts(void);

@@ -31,6 +31,8 @@ template <> __device__ __forceinline__ f32 narrow<f32>(float x) { return x; }
 template <> __device__ __forceinline__ f16 narrow<f16>(float x) { return __float2half_rn(x); }
 template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) { return __float2bfloat16_rn(x); }
 
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
 /* Consecutive elements that are loaded and stored at once. */
 template <typename T, unsigned N> struct alignas(sizeof(T) * N) Pack {
     T at[N];

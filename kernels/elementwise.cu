@@ -35,8 +35,6 @@ __device__ __forceinline__ void each(uint64_t begin, uint64_t len, bool aligned,
     }
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
-
 /* x times the normal distribution function. */
 struct GeluErf {
     __device__ __forceinline__ float operator()(float x) const { return x * normcdff(x); }

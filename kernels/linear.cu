@@ -451,6 +451,12 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     if ((args->bias != nullptr && args->bias_dtype > DJINN_BF16) || args->n == 0 || !tiled) {
         return cudaErrorInvalidValue;
     }
+    if (args->gated != nullptr) {
+        const bool plain = args->bias == nullptr && args->encoding == DJINN_PLAIN && args->rounded != nullptr;
+        if (!plain || !djinn_linear_gated(args->rows, args->k, args->n, args->tile_rows, args->weight_dtype)) {
+            return cudaErrorInvalidValue;
+        }
+    }
     if (args->encoding != DJINN_PLAIN) {
         return djinn::linear_encoded(*args, stream);
     }

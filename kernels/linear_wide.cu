@@ -3,7 +3,9 @@
  * over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row has alone in linear.cu. For f16 and bf16, k
  * a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
- * Reference: djinn-device, src/reference.rs, `linear`.
+ * Gated: of the weight's rows, gate and up by halves, gated[r, j] = silu(gate[r, j]) up[r, j], and the same rounded.
+ * Shapes: gated f32 [rows, n / 2], gated_rounded, weight's type [rows, n / 2].
+ * Reference: djinn-device, src/reference.rs, `linear`, `silu_mul`.
  *
  * A tile of out is 128 rows of x by N rows of the weight. Each of two warpgroups multiplies 64 rows of x, the wide
  * operand of the matrix units: a product has the same bits whichever operand is the wide one. Up to 96 rows of the
@@ -12,7 +14,8 @@
  *
  * Launch: as many clusters of two blocks as the device runs at once, which take pairs of tiles in turn. The tiles of a
  * pair have the same rows of the weight, or the same rows of x; each block copies half of these to both. In each block
- * one thread has weight and x copied to a ring of stages of one run each.
+ * one thread has weight and x copied to a ring of stages of one run each. A tile of a gated product has rows of gate,
+ * which one block of the pair copies, and then the same rows of up, which the other does.
  */
 #include "linear.cuh"
 #include "wgmma.cuh"
@@ -42,9 +45,15 @@ struct WideFrame {
     uint32_t pairs, groups_of_rows;
 };
 
-/* Tiles with N rows of the weight, in pairs with the same rows of the weight, or else with the same rows of x. */
-template <typename T, unsigned N, bool SAME_WEIGHT> struct WideTiles {
+/*
+ * Tiles with N rows of the weight, in pairs with the same rows of the weight, or else with the same rows of x. Of a gated
+ * product, the arguments' n and tiles are those of gate alone, whose tiles are followed by those of up.
+ */
+template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles {
     static constexpr bool SIDE_BY_SIDE = N <= 96;
+
+    /* Columns of out: rows of a share. */
+    static constexpr unsigned WIDTH = GATED ? N / 2 : N;
 
     /* Of a thread's sums, those whose totals are in shared memory: a thread has no registers for more. */
     static constexpr unsigned SPILLED = N > 192 ? 28 : 0, KEPT = N / 2 - SPILLED;
@@ -55,7 +64,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT> struct WideTiles {
     static constexpr unsigned X_BYTES = WIDE_ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
     static constexpr unsigned BESIDE = COMPUTING / 32 * STAGING + COMPUTING * SPILLED * sizeof(float);
     static constexpr unsigned STAGES = (WIDE_SHARED - BLOCK_ALIGN - BESIDE) / STAGE;
-    static_assert(N % COLUMNS == 0 && SPILLED % 4 == 0);
+    static_assert(N % COLUMNS == 0 && SPILLED % 4 == 0 && (SAME_WEIGHT || !GATED));
 
     struct Barriers {
         Barrier ready[STAGES], free[STAGES];
@@ -72,15 +81,17 @@ template <typename T, unsigned N, bool SAME_WEIGHT> struct WideTiles {
         }
     };
 
-    /* A tile of out: rows of the weight, where these lie, and the first row of x. */
+    /* A tile of out: rows of the weight, where those lie that this block copies, and the first row of x. */
     struct Tile {
         Share share;
         unsigned piece, row_of_piece, row;
 
         __device__ __forceinline__ Tile(const djinn_linear_args &a, const WideFrame &f, unsigned pair, unsigned rank) {
             const unsigned outer = pair / f.groups_of_rows, inner = pair % f.groups_of_rows;
-            share = share_of<T>(a, N, SAME_WEIGHT ? outer : outer * SHARING + rank);
-            piece = share.first / a.tile_rows, row_of_piece = share.first - piece * a.tile_rows;
+            share = share_of<T>(a, WIDTH, SAME_WEIGHT ? outer : outer * SHARING + rank);
+            const unsigned from = share.first + (GATED ? rank * a.n : 0);
+            piece = from / a.tile_rows;
+            row_of_piece = from - piece * a.tile_rows + (SAME_WEIGHT && !GATED ? rank * (N / SHARING) : 0);
             row = (SAME_WEIGHT ? inner * SHARING + rank : inner) * WIDE_ROWS;
         }
     };
@@ -94,12 +105,12 @@ template <typename T, unsigned N, bool SAME_WEIGHT> struct WideTiles {
     float *staging;
     unsigned rank, first, step;
 
-    /* Copies a run of `ROWS` rows, for this block alone, or half of them for both. */
+    /* Copies a run of `ROWS` rows, for this block alone, or its half of them, from `row` on, for both. */
     template <unsigned ROWS, bool SHARED>
     __device__ __forceinline__ void copy(char *to, const CUtensorMap &map, unsigned run, unsigned row, Barrier &ready) {
         if constexpr (SHARED) {
-            const unsigned part = rank * (ROWS / SHARING);
-            copy_box_to_all(to + part * BLOCK_ROW, map, run * RUN, row + part, ready, (1 << SHARING) - 1);
+            char *part = to + rank * (ROWS / SHARING) * BLOCK_ROW;
+            copy_box_to_all(part, map, run * RUN, row, ready, (1 << SHARING) - 1);
         } else {
             copy_box(to, map, run * RUN, row, ready);
         }
@@ -134,7 +145,8 @@ template <typename T, unsigned N, bool SAME_WEIGHT> struct WideTiles {
                     }
                     weights(tile, slot.at, runs.run);
                 }
-                copy<WIDE_ROWS, !SAME_WEIGHT>(ring + slot.at * STAGE, maps.x, runs.run, tile.row,
+                copy<WIDE_ROWS, !SAME_WEIGHT>(ring + slot.at * STAGE, maps.x, runs.run,
+                                              tile.row + (SAME_WEIGHT ? 0 : rank * (WIDE_ROWS / SHARING)),
                                               barriers.ready[slot.at]);
                 ++copied;
                 slot.advance();
@@ -253,6 +265,19 @@ template <typename T, unsigned N, bool SAME_WEIGHT> struct WideTiles {
     __device__ __forceinline__ float4 &spilled_at(unsigned i) {
         return spilled[(i - KEPT) / 4 * COMPUTING + threadIdx.x];
     }
+    __device__ __forceinline__ float4 total_at(const float (&total)[KEPT], unsigned i) {
+        return i < KEPT ? float4{total[i], total[i + 1], total[i + 2], total[i + 3]} : spilled_at(i);
+    }
+
+    /* Gate and up of the same columns are totals of the same thread: the first half and the second. */
+    __device__ __forceinline__ void gate(float (&total)[KEPT]) {
+#pragma unroll
+        for (unsigned i = 0; i < N / 4; i += 4) {
+            const float4 up = total_at(total, N / 4 + i);
+            total[i] = silu(total[i]) * up.x, total[i + 1] = silu(total[i + 1]) * up.y;
+            total[i + 2] = silu(total[i + 2]) * up.z, total[i + 3] = silu(total[i + 3]) * up.w;
+        }
+    }
 
     __device__ __forceinline__ void compute(unsigned group, unsigned warp, unsigned lane) {
         Slot slot;
@@ -260,8 +285,11 @@ template <typename T, unsigned N, bool SAME_WEIGHT> struct WideTiles {
             const Tile tile(a, f, pair, rank);
             float total[KEPT];
             sum(total, slot, group, lane);
+            if constexpr (GATED) {
+                gate(total);
+            }
 #pragma unroll
-            for (unsigned column = 0; column < N; column += COLUMNS) {
+            for (unsigned column = 0; column < WIDTH; column += COLUMNS) {
                 store(tile, total, column, tile.row + group * 64 + warp * 16, lane);
             }
         }
@@ -276,8 +304,10 @@ template <typename T, unsigned N, bool SAME_WEIGHT> struct WideTiles {
         const unsigned r = lane / 4, swizzle = r % 4 * 2;
 #pragma unroll
         for (unsigned g = 0; g < COLUMNS / 8; ++g) {
-            const unsigned i = first_column / 2 + 4 * g;
-            const float4 four = i < KEPT ? float4{total[i], total[i + 1], total[i + 2], total[i + 3]} : spilled_at(i);
+            if (first_column + 8 * g >= WIDTH) {
+                break;
+            }
+            const float4 four = total_at(total, first_column / 2 + 4 * g);
             const unsigned chunk = 2 * g + lane % 4 / 2;
             float *to = staging + r * COLUMNS + (chunk ^ swizzle) * 4 + lane % 2 * 2;
             *reinterpret_cast<float2 *>(to) = {four.x, four.y};
@@ -286,12 +316,25 @@ template <typename T, unsigned N, bool SAME_WEIGHT> struct WideTiles {
         __syncwarp();
         const unsigned column = first_column + lane, j = tile.share.first + column;
         const unsigned rows = column < tile.share.rows && row < a.rows ? min(a.rows - row, 16u) : 0;
-        const float bias = rows > 0 ? bias_of(a, j) : 0;
-        float *out = a.out + size_t(row) * a.out_width + a.out_column + j;
+        const auto value = [&](unsigned i) { return staging[i * COLUMNS + ((lane / 4) ^ (i % 4 * 2)) * 4 + lane % 4]; };
+        if constexpr (GATED) {
+            const size_t at = size_t(row) * a.n + j;
+            T *rounded = static_cast<T *>(a.gated_rounded) + at;
 #pragma unroll
-        for (unsigned i = 0; i < 16; ++i) {
-            if (i < rows) {
-                out[size_t(i) * a.out_width] = staging[i * COLUMNS + ((lane / 4) ^ (i % 4 * 2)) * 4 + lane % 4] + bias;
+            for (unsigned i = 0; i < 16; ++i) {
+                if (i < rows) {
+                    a.gated[at + size_t(i) * a.n] = value(i);
+                    rounded[size_t(i) * a.n] = narrow<T>(value(i));
+                }
+            }
+        } else {
+            const float bias = rows > 0 ? bias_of(a, j) : 0;
+            float *out = a.out + size_t(row) * a.out_width + a.out_column + j;
+#pragma unroll
+            for (unsigned i = 0; i < 16; ++i) {
+                if (i < rows) {
+                    out[size_t(i) * a.out_width] = value(i) + bias;
+                }
             }
         }
         __syncwarp();
@@ -337,90 +380,116 @@ template <typename T, unsigned N, bool SAME_WEIGHT> struct WideTiles {
 } // namespace djinn
 
 #define DJINN_WIDE(suffix, T)                                                                                \
-    template <unsigned N, bool SAME_WEIGHT>                                                                  \
+    template <unsigned N, bool SAME_WEIGHT, bool GATED>                                                      \
     __global__ void __launch_bounds__(djinn::WIDE_THREADS, 1)                                                \
         djinn_linear_wide_##suffix(const __grid_constant__ djinn_linear_args a,                              \
                                    const __grid_constant__ djinn::WideMaps maps,                             \
                                    const __grid_constant__ djinn::WideFrame f) {                             \
-        DJINN_ON_HOPPER(djinn::WideTiles<T, N, SAME_WEIGHT>::run(a, maps, f));                               \
+        DJINN_ON_HOPPER(djinn::WideTiles<T, N, SAME_WEIGHT, GATED>::run(a, maps, f));                        \
     }
 DJINN_WIDE(f16, djinn::f16)
 DJINN_WIDE(bf16, djinn::bf16)
 
 namespace djinn {
 
-/* A kernel, rows of the weight of its tiles, what those of a pair share, and the time of a pair beside that of others. */
+/* A kernel; of a tile, columns of out, and rows of the weight that a block copies; and the time of a pair beside others. */
 struct WideChoice {
     void (*kernel)(djinn_linear_args, WideMaps, WideFrame);
-    unsigned n;
+    unsigned width, box;
     bool same_weight;
     unsigned wave;
 };
 
-template <unsigned N, bool SAME_WEIGHT> static WideChoice wide_choice(uint32_t dtype, unsigned wave) {
-    return {dtype == DJINN_F16 ? djinn_linear_wide_f16<N, SAME_WEIGHT> : djinn_linear_wide_bf16<N, SAME_WEIGHT>, N,
-            SAME_WEIGHT, wave};
+template <unsigned N, bool SAME_WEIGHT, bool GATED = false>
+static WideChoice wide_choice(uint32_t dtype, unsigned wave) {
+    return {dtype == DJINN_F16 ? djinn_linear_wide_f16<N, SAME_WEIGHT, GATED> : djinn_linear_wide_bf16<N, SAME_WEIGHT, GATED>,
+            GATED ? N / 2 : N, SAME_WEIGHT ? N / SHARING : N, SAME_WEIGHT, wave};
 }
 
 /* Pairs of tiles of a kernel. */
 static WideFrame wide_frame(const djinn_linear_args &a, const WideChoice &choice) {
-    const unsigned groups = ceil_div(a.rows, WIDE_ROWS), shares = shares_of(a, choice.n);
+    const unsigned groups = ceil_div(a.rows, WIDE_ROWS), shares = shares_of(a, choice.width);
     return choice.same_weight ? WideFrame{shares * ceil_div(groups, SHARING), ceil_div(groups, SHARING)}
                               : WideFrame{ceil_div(shares, SHARING) * groups, groups};
 }
 
-/* Lets kernels use their memory, once: code is loaded when it is first asked about, and memory is measured after that. */
-template <unsigned COUNT> static cudaError_t allow_all(const WideChoice (&choices)[COUNT], uint32_t dtype) {
-    static std::atomic<unsigned> allowed[2][MOST_DEVICES];
-    std::atomic<unsigned> &known = allowed[dtype == DJINN_F16][current_device()];
-    const unsigned context = contexts().load();
-    if (known.load() != context) {
-        for (const WideChoice &choice : choices) {
-            const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-            const cudaError_t code = cudaFuncSetAttribute(choice.kernel, limit, int(WIDE_SHARED));
-            if (code != cudaSuccess) {
-                return code;
-            }
+/* Lets kernels use their memory: code is loaded when it is first asked about, and memory is measured after that. */
+template <unsigned COUNT> static cudaError_t allow_all(const WideChoice (&choices)[COUNT]) {
+    for (const WideChoice &choice : choices) {
+        const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        const cudaError_t code = cudaFuncSetAttribute(choice.kernel, limit, int(WIDE_SHARED));
+        if (code != cudaSuccess) {
+            return code;
         }
-        known.store(context);
     }
     return cudaSuccess;
 }
 
-int linear_wide(const djinn_linear_args &a, void *stream) {
-    const unsigned clusters = all_devices()[current_device()].multiprocessors / SHARING;
-    /* Those of the least time: waves of pairs, and what a wave takes, as measured. */
-    const uint32_t dtype = a.weight_dtype;
-    const WideChoice choices[] = {wide_choice<64, true>(dtype, 180),   wide_choice<96, true>(dtype, 210),
-                                  wide_choice<128, true>(dtype, 260),  wide_choice<160, true>(dtype, 312),
-                                  wide_choice<192, true>(dtype, 362),  wide_choice<224, true>(dtype, 420),
-                                  wide_choice<64, false>(dtype, 185),  wide_choice<128, false>(dtype, 265),
-                                  wide_choice<192, false>(dtype, 367), wide_choice<224, false>(dtype, 430)};
+/* The one of the least time: waves of pairs, and what a wave takes. */
+template <unsigned COUNT>
+static WideChoice least_of(const WideChoice (&choices)[COUNT], const djinn_linear_args &a, unsigned clusters) {
     const auto cost = [&](const WideChoice &choice) { return ceil_div(wide_frame(a, choice).pairs, clusters) * choice.wave; };
     const WideChoice *best = choices;
     for (const WideChoice &choice : choices) {
         best = cost(choice) < cost(*best) ? &choice : best;
     }
-    const cudaError_t code = allow_all(choices, dtype);
-    if (code != cudaSuccess) {
-        return code;
+    return *best;
+}
+
+int linear_wide(const djinn_linear_args &args, void *stream) {
+    const uint32_t dtype = args.weight_dtype;
+    /* Times as measured. */
+    const WideChoice plain[] = {wide_choice<64, true>(dtype, 180),   wide_choice<96, true>(dtype, 210),
+                                wide_choice<128, true>(dtype, 260),  wide_choice<160, true>(dtype, 312),
+                                wide_choice<192, true>(dtype, 362),  wide_choice<224, true>(dtype, 420),
+                                wide_choice<64, false>(dtype, 185),  wide_choice<128, false>(dtype, 265),
+                                wide_choice<192, false>(dtype, 367), wide_choice<224, false>(dtype, 430)};
+    const WideChoice gated[] = {wide_choice<128, true, true>(dtype, 260), wide_choice<224, true, true>(dtype, 420)};
+    /* By type and device, the context in which the kernels may use their memory. */
+    static std::atomic<unsigned> allowed[2][MOST_DEVICES];
+    std::atomic<unsigned> &known = allowed[dtype == DJINN_F16][current_device()];
+    const unsigned context = contexts().load();
+    if (known.load() != context) {
+        cudaError_t code = allow_all(plain);
+        code = code == cudaSuccess ? allow_all(gated) : code;
+        if (code != cudaSuccess) {
+            return code;
+        }
+        known.store(context);
     }
-    const auto kernel = best->kernel;
-    const WideFrame frame = wide_frame(a, *best);
-    const unsigned x_rows = best->same_weight ? WIDE_ROWS : WIDE_ROWS / SHARING;
-    const unsigned weight_rows = best->same_weight ? best->n / SHARING : best->n;
+    djinn_linear_args a = args;
+    if (a.gated != nullptr) {
+        a.n /= 2;
+        if (a.tile_rows > a.n) {
+            a.weights[1] = static_cast<const char *>(a.weights[0]) + size_t(a.n) * a.k * 2;
+            a.tile_rows = a.n;
+        }
+    }
+    const unsigned clusters = all_devices()[current_device()].multiprocessors / SHARING;
+    const WideChoice best = a.gated != nullptr ? least_of(gated, a, clusters) : least_of(plain, a, clusters);
+    const WideFrame frame = wide_frame(a, best);
     WideMaps maps;
-    const unsigned tiles = ceil_div(a.n, a.tile_rows);
-    bool encoded = encode_map(maps.x, a.rounded, dtype, a.rows, a.k, x_rows);
+    const unsigned tiles = ceil_div(args.n, a.tile_rows);
+    bool encoded = encode_map(maps.x, a.rounded, dtype, a.rows, a.k, best.same_weight ? WIDE_ROWS : WIDE_ROWS / SHARING);
     for (unsigned tile = 0; tile < tiles; ++tile) {
-        const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
-        encoded = encoded && encode_map(maps.weights[tile], a.weights[tile], dtype, rows, a.k, weight_rows);
+        const unsigned rows = tile + 1 < tiles ? a.tile_rows : args.n - tile * a.tile_rows;
+        encoded = encoded && encode_map(maps.weights[tile], a.weights[tile], dtype, rows, a.k, best.box);
     }
     if (!encoded) {
         return cudaErrorInvalidValue;
     }
     const unsigned used = frame.pairs < clusters ? frame.pairs : clusters;
-    return launch_clusters(SHARING, kernel, dim3(used * SHARING), WIDE_THREADS, WIDE_SHARED, stream, a, maps, frame);
+    return launch_clusters(SHARING, best.kernel, dim3(used * SHARING), WIDE_THREADS, WIDE_SHARED, stream, a, maps, frame);
 }
 
 } // namespace djinn
+
+extern "C" uint32_t djinn_linear_gated(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t dtype) {
+    /* Columns of the widest tile. */
+    constexpr uint32_t WIDEST = 224 / 2;
+    const uint32_t width = n / 2, tile = tile_rows < width ? tile_rows : width;
+    const bool apart = tile_rows >= n || (tile_rows <= width && width % tile == 0);
+    const bool halves = n % 2 == 0 && tile >= WIDEST && apart;
+    const bool at_once = halves && n <= uint64_t(DJINN_LINEAR_TILES) * tile;
+    return at_once && rows > djinn::MOST_GROUP && djinn::serves_hopper(k, dtype);
+}

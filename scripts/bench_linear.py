@@ -3,10 +3,10 @@
 
     python3 scripts/bench_linear.py --kernels LIBRARY.so --json OUT.json [--former LIBRARY.so] [--only check|time]
 
-The library is that of kernels/linear*.cu and kernels/device.cu:
+The library is that of kernels/linear*.cu, kernels/device.cu and kernels/elementwise.cu:
     nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a \\
-        -o LIBRARY.so kernels/linear*.cu kernels/device.cu
-Checks: rows against float64; a row's bits, in every number of rows. Times: medians of the products of Llama-3.1-8B and
+        -o LIBRARY.so kernels/linear*.cu kernels/device.cu kernels/elementwise.cu
+Checks: rows against float64; a row's bits, in every number of rows; gated products against product, silu and rounding. Times: medians of the products of Llama-3.1-8B and
 Llama-2-13B, with as much of the weights in one piece as when a model is loaded, beside cuBLAS (with bf16 and with f32 for
 its results) and perhaps former kernels, in turns. Needs torch.
 """
@@ -40,7 +40,28 @@ class Args(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in "bias out rounded".split()),
         *((name, ctypes.c_uint32) for name in "weight_dtype bias_dtype k n tile_rows out_width out_column rows".split()),
         *((name, ctypes.c_uint32) for name in "encoding row_bytes fresh".split()),
+        *((name, ctypes.c_void_p) for name in "gated gated_rounded".split()),
     ]
+
+
+class Silu(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_void_p), ("out", ctypes.c_void_p), ("width", ctypes.c_uint32), ("rows", ctypes.c_uint32)]
+
+
+class Convert(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_void_p), ("out", ctypes.c_void_p), ("dtype", ctypes.c_uint32), ("len", ctypes.c_uint64)]
+
+
+def launcher(function, args):
+    """What calls a launcher with these arguments."""
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+    def run():
+        code = function(ctypes.byref(args), stream)
+        if code:
+            raise RuntimeError(f"{function.__name__}: CUDA error {code}")
+
+    return run
 
 
 class Product:
@@ -51,7 +72,7 @@ class Product:
         self.pieces = [piece.clone() for piece in weight.split(self.tile_rows)]
         self.bias = torch.randn(n, device="cuda").to(dtype) if bias else None
 
-    def prepare(self, x, rounded, out, column=0, library=None):
+    def prepare(self, x, rounded, out, column=0, library=None, gated=None):
         """What starts the product, of another library if one is given."""
         rows, width = len(x), out.shape[1]
         weights = (ctypes.c_void_p * TILES)(*(piece.data_ptr() for piece in self.pieces))
@@ -70,14 +91,47 @@ class Product:
             column,
             rows,
         )
-        start, stream = (library or self.library).djinn_linear, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        if gated:
+            args.gated, args.gated_rounded = (to.data_ptr() for to in gated)
+        return launcher((library or self.library).djinn_linear, args)
 
-        def run():
-            code = start(ctypes.byref(args), stream)
-            if code:
-                raise RuntimeError(f"djinn_linear: CUDA error {code}")
+    def prepare_in_steps(self, x, rounded, out, gated, library=None):
+        """As a gated product, in three steps."""
+        library, (values, short) = library or self.library, gated
+        silu = Silu(out.data_ptr(), values.data_ptr(), self.n // 2, len(x))
+        convert = Convert(values.data_ptr(), short.data_ptr(), DTYPES[self.dtype], values.numel())
+        steps = [self.prepare(x, rounded, out, library=library)]
+        steps += [launcher(library.djinn_silu_mul, silu), launcher(library.djinn_convert, convert)]
+        return lambda: [step() for step in steps]
 
-        return run
+
+def gated_outs(rows, n, dtype):
+    return torch.full((rows, n // 2), float("nan"), device="cuda"), torch.zeros(rows, n // 2, device="cuda", dtype=dtype)
+
+
+def check_gated(library):
+    """Failures, and cases."""
+    failures, cases = [], 0
+    shapes = [(3584, 512, 4), (28672, 256, 4), (448, 192, 1), (3000, 320, 1), (7168, 1024, 8), (768, 64, 2), (280, 4096, 1)]
+    for dtype in DTYPES:
+        for n, k, pieces in shapes:
+            product = Product(library, n, k, pieces, dtype)
+            for rows in (129, 300, 512):
+                if not library.djinn_linear_gated(rows, k, n, product.tile_rows, DTYPES[dtype]):
+                    failures.append(f"{rows} rows of {k} to {n}, {dtype}: not gated")
+                    continue
+                x = torch.randn(rows, k, device="cuda") * 3
+                rounded, out = x.to(dtype), torch.empty(rows, n, device="cuda")
+                want, found = gated_outs(rows, n, dtype), gated_outs(rows, n, dtype)
+                product.prepare_in_steps(x, rounded, out, want)()
+                product.prepare(x, rounded, torch.empty(0, n, device="cuda"), gated=found)()
+                torch.cuda.synchronize()
+                cases += 1
+                if not all(map(torch.equal, want, found)):
+                    failures.append(f"{rows} rows of {k} to {n}, {dtype}, gated: bits differ from those of three steps")
+    refused = [(128, 64, 448, 448), (129, 64, 448, 300), (129, 64, 222, 222), (129, 65, 448, 448)]
+    failures += [f"gated: {sizes} are not refused" for sizes in refused if library.djinn_linear_gated(*sizes, 1)]
+    return failures, cases
 
 
 def check(library):
@@ -139,7 +193,7 @@ def medians_us(works, copies, repeats=12, each=6):
 
 def time_all(libraries, rows_of):
     """Of each product and number of rows: medians of the kernels, of former ones if they are given, and of cuBLAS."""
-    lines = []
+    lines, gates = [], []
     for model, shapes in MODELS.items():
         sums = {}
         for name, (n, k, pieces) in shapes.items():
@@ -158,10 +212,17 @@ def time_all(libraries, rows_of):
                 works.append(lambda i: torch.mm(rounded, whole[i].T, out=short))
                 works.append(lambda i: torch.mm(rounded, whole[i].T, out_dtype=torch.float32))
                 times = medians_us(works, copies)
+                if name == "gate_up" and rows > 128:
+                    gated = gated_outs(rows, n, torch.bfloat16)
+                    own = [product.prepare(x, rounded, out, gated=gated) for product in products]
+                    steps = [product.prepare_in_steps(x, rounded, out, gated, libraries[-1]) for product in products]
+                    once = medians_us([lambda i: own[i](), lambda i: steps[i]()], copies)
+                    print(f"{model} {rows} rows, gated: {once[0]:.1f} us, in three steps {once[1]:.1f}", flush=True)
+                    gates.append((model, rows, *once))
                 lines.append((f"{model} {name}", rows, times, 2 * rows * n * k / times[0] / 1e6))
                 sums[rows] = [a + b for a, b in zip(sums.get(rows, [0] * len(times)), times)]
         lines += [(f"{model}, the four", rows, times, None) for rows, times in sums.items()]
-    return lines
+    return lines, gates
 
 
 def main():
@@ -175,13 +236,15 @@ def main():
     args = parser.parse_args()
     libraries = [ctypes.CDLL(str(path.resolve())) for path in (args.kernels, args.former) if path]
     torch.manual_seed(1)
-    failures, worst, cases, lines = [], {}, 0, []
+    failures, worst, cases, lines, gates = [], {}, 0, [], []
     if args.only != "time":
         failures, worst, cases = check(libraries[0])
+        more, gated_cases = check_gated(libraries[0])
+        failures, cases = failures + more, cases + gated_cases
         print(f"{cases} cases checked, {len(failures)} failures", *failures[:20], sep="\n  ", flush=True)
         print("worst errors, of what is allowed:", worst)
     if args.only != "check":
-        lines = time_all(libraries, args.rows)
+        lines, gates = time_all(libraries, args.rows)
     gpu = torch.cuda.get_device_name()
     head = ["product", "rows", "us", *(["former, us"] if args.former else []), "cuBLAS, us", "to f32, us", "TFLOP/s"]
     rows = [
@@ -191,6 +254,8 @@ def main():
     command = "scripts/bench_linear.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
     report = f"one H200 machine, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
     report += f"{cases} cases checked, {len(failures)} failures.\n\n" + results.table(1, head, rows)
+    gated = [(model, rows, f"{once:.1f}", f"{steps:.1f}") for model, rows, once, steps in gates]
+    report += "\ngate_up with silu and rounding:\n\n" + results.table(1, ["model", "rows", "us", "in three steps, us"], gated)
     results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures, "worst": worst, "cases": cases}, report)
     sys.exit(bool(failures))
 

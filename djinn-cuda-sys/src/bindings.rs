@@ -153,12 +153,17 @@ pub struct djinn_linear_args {
     pub encoding: u32,
     pub row_bytes: u32,
     pub fresh: u32,
+    pub gated: *mut f32,
+    pub gated_rounded: *mut ::std::os::raw::c_void,
 }
 unsafe extern "C" {
     pub fn djinn_linear(
         args: *const djinn_linear_args,
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn djinn_linear_gated(rows: u32, k: u32, n: u32, tile_rows: u32, dtype: u32) -> u32;
 }
 unsafe extern "C" {
     pub fn djinn_forget_contexts();
