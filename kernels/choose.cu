@@ -1,10 +1,15 @@
 /*
  * choose: a token of each row of logits, by the row's settings; djinn-device, src/choice.rs, has the definition.
- * Shapes: logits f32 [rows, vocab], draws u32 [rows, 8], drawn u32 [rows, 4]; the last two may be pinned host memory.
+ * Shapes: logits f32 [rows, vocab], draws u32 [rows, 16], drawn u32 [rows, 44], changes and earlier u32 words that rows of
+ * draws refer to; all but logits may be pinned host memory.
  * Launch: 512 threads a block; a cluster of 8 blocks for each row on cards that have clusters (sm_90), elsewhere a
  * block. Each block has a run of the row, in shared memory where it fits, which it goes through again for each part of
- * the work: the best logit; the last token that top-k keeps, and the last one that top-p keeps; the best score; and the
- * sum of exponentials, if the log-probability is wanted. What the blocks found is merged in order of their ranks.
+ * the work: the best logit; the sum of exponentials and the most probable tokens, if these are wanted; the changes, and
+ * the best logit after them; the last token that top-k keeps, and the last one that top-p keeps; and the best score. What
+ * the blocks found is merged in order of their ranks.
+ *
+ * Changes are made to the run in shared memory. A row that does not fit there is changed where it lies, token by token:
+ * the last word of a change then holds the logit, which is put back. What is not allowed is ruled out as it is read.
  *
  * A last token is found by a radix search over ranks: 32 bits in the order of the logits, then 22 of the tokens, lower
  * ones higher. A histogram by the digits of 11 bits holds counts, or weights. It
@@ -13,6 +18,7 @@
  */
 #include "cluster.cuh"
 
+#include <cfloat>
 #include <cstring>
 
 namespace djinn {
@@ -23,7 +29,9 @@ constexpr unsigned CHOOSE_RANKS = 8;
 constexpr unsigned BUCKETS = 2048;
 constexpr unsigned TOKEN_BITS = 22;
 /* As of `Draw` in djinn-device. */
-constexpr unsigned CHOOSES = 1, WANTS_LOGPROB = 2;
+constexpr unsigned CHOOSES = 1, WANTS_LOGPROB = 2, DRAW_WORDS = 16, DRAWN_WORDS = 44, MOST_BEST = 20;
+/* Words of a row of draws. */
+enum { REPETITION = 8, FREQUENCY, PRESENCE, BEST, FIRST_CHANGE, CHANGES, ALLOWED, LATEST };
 constexpr float REACH = -26.5f;
 constexpr unsigned NO_TOKEN = 0xffffffffu;
 
@@ -73,7 +81,11 @@ template <unsigned RANKS> struct ChooseShared {
     Parcel warps[CHOOSE_WARPS];
     /* What other blocks read: one is written while another may still be read. */
     Parcel block[2], found;
-    uint32_t draw[8];
+    uint32_t draw[DRAW_WORDS];
+    /* How many of the most probable tokens the block has. */
+    uint32_t best;
+    /* The logit of the latest token, where it lies changed. */
+    float latest;
 };
 
 template <typename T> __device__ __forceinline__ Parcel pack_up(const T &value) {
@@ -121,16 +133,26 @@ template <unsigned RANKS, typename T> __device__ __forceinline__ T parcel_at(con
     return unpack<T>(copy);
 }
 
+/* Changes a word in the shared memory of the block of a rank. */
+template <typename Change> __device__ __forceinline__ void change_at(float *word, unsigned rank, Change change) {
+    const unsigned at = address_at(shared_address(word), rank);
+    float value;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(change(value)) : "memory");
+}
+
 /* One row, by one of its blocks. */
 template <unsigned RANKS> struct Chooser {
     ChooseShared<RANKS> &shared;
-    const float *logits;
+    float *logits;
     /* The block's run in shared memory, or null. */
     float *staged;
-    /* `first` is a multiple of 4. */
-    unsigned rank, first, end;
+    /* `first` is a multiple of 4; each block but the last has `share` tokens. */
+    unsigned rank, first, end, share, vocab;
     /* Whether rows begin at multiples of 16 bytes. */
     bool aligned;
+    /* What of a row that lies changed is allowed, or null. */
+    const uint32_t *allowed = nullptr;
     /* Alternates between the two parcels. */
     unsigned turn = 0;
     float best = 0.0f, inverse = 0.0f;
@@ -189,13 +211,25 @@ template <unsigned RANKS> struct Chooser {
     __device__ Pack<float, 4> group_at(unsigned at) const {
         Pack<float, 4> x;
         if (aligned) {
-            return load<float, 4>(logits + at);
-        }
+            x = load<float, 4>(logits + at);
+        } else {
 #pragma unroll
-        for (unsigned i = 0; i < 4; ++i) {
-            x.at[i] = at + i < end ? logits[at + i] : -INFINITY;
+            for (unsigned i = 0; i < 4; ++i) {
+                x.at[i] = at + i < end ? logits[at + i] : -INFINITY;
+            }
+        }
+        if (allowed != nullptr) {
+            rule_out(x.at, allowed[at / 32] >> (at % 32));
         }
         return x;
+    }
+
+    /* Rules out those of four tokens whose bits are 0. Logits that are no numbers stay. */
+    static __device__ __forceinline__ void rule_out(float (&x)[4], uint32_t bits) {
+#pragma unroll
+        for (unsigned i = 0; i < 4; ++i) {
+            x[i] = (bits >> i & 1) == 0 && fabsf(x[i]) < INFINITY ? -INFINITY : x[i];
+        }
     }
 
     /* Calls `each` with four tokens that have one counter, and their logits, for all of this thread. */
@@ -470,22 +504,197 @@ template <unsigned RANKS> struct Chooser {
         return of_row(mine).token;
     }
 
-    /* `word` is one of the row's settings, in the first threads: it comes from the host while the logits are read. */
-    __device__ void run(uint32_t word, uint32_t *drawn, unsigned vocab) {
-        const Best greatest = find_best();
-        if (threadIdx.x < 8) {
-            shared.draw[threadIdx.x] = word;
+    __device__ float setting(unsigned at) const { return __uint_as_float(shared.draw[at]); }
+
+    /* A token's logit after its change; `Draw::changed` in djinn-device, with the same bits. */
+    __device__ float changed(float x, float bias, uint32_t count, bool seen) const {
+        const auto finite = [](float x) { return fminf(fmaxf(x, -FLT_MAX), FLT_MAX); };
+        if (!(fabsf(x) < INFINITY)) {
+            return x;
+        }
+        x = finite(__fadd_rn(x, bias));
+        if (seen) {
+            const float factor = setting(REPETITION);
+            x = finite(x < 0.0f ? __fmul_rn(x, factor) : __fdiv_rn(x, factor));
+        }
+        if (count > 0) {
+            x = finite(__fsub_rn(x, __fadd_rn(__fmul_rn(setting(FREQUENCY), float(count)), setting(PRESENCE))));
+        }
+        return x;
+    }
+
+    /* Changes a token's logit; gives the one before where it lies changed. */
+    __device__ float change(unsigned token, float bias, uint32_t count, bool seen) {
+        if constexpr (RANKS > 1) {
+            if (staged != nullptr) {
+                const unsigned owner = token / share;
+                change_at(staged + (token - owner * share), owner, [&](float x) { return changed(x, bias, count, seen); });
+                return 0.0f;
+            }
+        }
+        const float before = logits[token];
+        logits[token] = changed(before, bias, count, seen);
+        return before;
+    }
+
+    /* Rules out what is not allowed of the block's run in shared memory. */
+    __device__ void rule_out_staged(const uint32_t *words) {
+        /* Its bits pass through shared memory, so that each is read once. */
+        constexpr unsigned AT_ONCE = 32 * (BUCKETS - 1);
+        for (unsigned from = first; from < end; from += AT_ONCE) {
+            const unsigned until = min(end, from + AT_ONCE), word = from / 32, count = (until + 31) / 32 - word;
+            __syncthreads();
+            for (unsigned i = threadIdx.x; i < count; i += CHOOSE_THREADS) {
+                shared.counts[i] = words[word + i];
+            }
+            __syncthreads();
+            for (unsigned at = from + 4 * threadIdx.x; at < until; at += 4 * CHOOSE_THREADS) {
+                Pack<float, 4> x = load<float, 4>(staged + (at - first));
+                rule_out(x.at, shared.counts[at / 32 - word] >> (at % 32));
+                store(staged + (at - first), x);
+            }
+        }
+    }
+
+    /* The logarithm of the sum of exponentials, relative to that of the greatest logit. */
+    __device__ float find_log_total(float most) {
+        Total mine = {0};
+        each_logit([&](unsigned, float x) { mine.total += weight_of(x - most); });
+        return logf(float(of_row(mine).total) * 0x1p-40f);
+    }
+
+    /* The token that was chosen before, if the changes do not count it. */
+    __device__ unsigned latest(const uint32_t *earlier) const {
+        const unsigned token = shared.draw[LATEST] != 0 ? earlier[shared.draw[LATEST] - 1] : NO_TOKEN;
+        return token < vocab ? token : NO_TOKEN;
+    }
+
+    /* Makes the changes, but for what is ruled out as it is read. Nothing of the row is read meanwhile. */
+    __device__ void make_changes(uint32_t *words, const uint32_t *earlier) {
+        if (staged != nullptr && shared.draw[ALLOWED] != 0) {
+            rule_out_staged(words + (shared.draw[ALLOWED] - 1));
+            meet<RANKS>();
+        }
+        uint4 *changes = reinterpret_cast<uint4 *>(words + shared.draw[FIRST_CHANGE]);
+        const unsigned newest = latest(earlier);
+        First known = {NO_TOKEN};
+        for (unsigned i = rank * CHOOSE_THREADS + threadIdx.x; i < shared.draw[CHANGES]; i += RANKS * CHOOSE_THREADS) {
+            const uint4 it = changes[i];
+            if (it.x < vocab) {
+                const bool again = it.x == newest;
+                known.token = again ? newest : known.token;
+                const uint32_t count = (it.z & 0x7fffffffu) + (again ? 1 : 0);
+                const float before = change(it.x, __uint_as_float(it.y), count, again || it.z >> 31 != 0);
+                if (staged == nullptr) {
+                    changes[i].w = __float_as_uint(before);
+                }
+            }
+        }
+        if (newest != NO_TOKEN) {
+            const bool is_known = of_row(known).token != NO_TOKEN;
+            if (rank == 0 && threadIdx.x == 0) {
+                shared.latest = is_known ? NAN : change(newest, 0.0f, 1, true);
+            }
+        }
+        meet<RANKS>();
+    }
+
+    /* Puts back what was changed where it lies. */
+    __device__ void undo_changes(uint32_t *words, const uint32_t *earlier) {
+        uint4 *changes = reinterpret_cast<uint4 *>(words + shared.draw[FIRST_CHANGE]);
+        for (unsigned i = rank * CHOOSE_THREADS + threadIdx.x; i < shared.draw[CHANGES]; i += RANKS * CHOOSE_THREADS) {
+            const uint4 it = changes[i];
+            if (it.x < vocab) {
+                logits[it.x] = __uint_as_float(it.w);
+                changes[i].w = 0;
+            }
+        }
+        const unsigned newest = latest(earlier);
+        if (newest != NO_TOKEN && rank == 0 && threadIdx.x == 0 && shared.latest == shared.latest) {
+            logits[newest] = shared.latest;
+        }
+        meet<RANKS>();
+    }
+
+    /* Writes the most probable tokens to the row of results, and gives their number to the first block. */
+    __device__ unsigned write_best(uint32_t *drawn, float most, float log_total) {
+        const unsigned wanted = min(shared.draw[BEST], MOST_BEST);
+        const uint64_t cut = wanted < vocab ? find_last(wanted, 0.0f, 0) : 0;
+        const float least = logit_of(uint32_t(cut >> TOKEN_BITS));
+        if (threadIdx.x == 0) {
+            shared.best = 0;
         }
         __syncthreads();
+        each_logit([&](unsigned at, float x) {
+            if (x >= least && x > -INFINITY && rank_of(at, x) >= cut) {
+                shared.merged[atomicAdd(&shared.best, 1u)] = rank_of(at, x);
+            }
+        });
+        meet<RANKS>();
+        unsigned count = 0;
+        if (rank == 0) {
+            uint64_t *ranks = reinterpret_cast<uint64_t *>(shared.low), mine = 0;
+            for (unsigned other = 0; other < RANKS; ++other) {
+                count += word_at<RANKS>(&shared.best, other);
+            }
+            const unsigned other = threadIdx.x / MOST_BEST, at = threadIdx.x % MOST_BEST;
+            if (other < RANKS && at < word_at<RANKS>(&shared.best, other)) {
+                const uint32_t *words = reinterpret_cast<const uint32_t *>(&shared.merged[at]);
+                mine = uint64_t(word_at<RANKS>(words + 1, other)) << 32 | word_at<RANKS>(words, other);
+            }
+            if (other < RANKS) {
+                ranks[threadIdx.x] = mine;
+            }
+            __syncthreads();
+            if (mine != 0) {
+                unsigned better = 0;
+                for (unsigned i = 0; i < RANKS * MOST_BEST; ++i) {
+                    better += ranks[i] > mine ? 1 : 0;
+                }
+                drawn[4 + 2 * better] = (1u << TOKEN_BITS) - 1 - (uint32_t(mine) & ((1u << TOKEN_BITS) - 1));
+                drawn[5 + 2 * better] = __float_as_uint(logit_of(uint32_t(mine >> TOKEN_BITS)) - most - log_total);
+            }
+            __syncthreads();
+        }
+        return count;
+    }
+
+    /*
+     * Chooses, and writes the row of results, once the block's run was read. `more`: the logits may be changed, and the
+     * most probable tokens be wanted.
+     */
+    template <bool more> __device__ void finish(Best greatest, uint32_t *drawn, uint32_t *changes, const uint32_t *earlier) {
         const uint32_t flags = shared.draw[0], top_k = shared.draw[2];
-        const float top_p = __uint_as_float(shared.draw[3]);
-        const float temperature = __uint_as_float(shared.draw[1]);
+        const float top_p = setting(3), temperature = setting(1);
         inverse = 1.0f / fmaxf(temperature, 1e-30f);
         best = greatest.most;
-        const bool infinite = fabsf(best) == INFINITY, sound = greatest.nan == 0 && !infinite;
+        bool infinite = fabsf(best) == INFINITY, sound = greatest.nan == 0 && !infinite;
+        const bool wants_logprob = (flags & WANTS_LOGPROB) != 0;
+        float log_total = 0.0f;
+        unsigned count = 0;
+        bool is_changed = false;
+        if constexpr (more) {
+            if (sound && (wants_logprob || shared.draw[BEST] != 0)) {
+                log_total = find_log_total(best);
+            }
+            if (sound && shared.draw[BEST] != 0) {
+                count = write_best(drawn, best, log_total);
+            }
+            is_changed = sound && (shared.draw[CHANGES] | shared.draw[ALLOWED] | shared.draw[LATEST]) != 0;
+            if (is_changed) {
+                make_changes(changes, earlier);
+                if (staged == nullptr && shared.draw[ALLOWED] != 0) {
+                    allowed = changes + (shared.draw[ALLOWED] - 1);
+                }
+                Best mine = {-INFINITY, 0};
+                each_logit([&](unsigned, float x) { mine.most = fmaxf(mine.most, x); });
+                best = of_row(mine).most;
+                infinite = fabsf(best) == INFINITY;
+                sound = !infinite;
+            }
+        }
         /* A bad one is NaN, or the greatest if that is infinite: then no finite one equals it. */
         unsigned token = find_first(sound || infinite ? best : NAN, !sound);
-        float logprob = 0.0f;
         if (sound && temperature != 0.0f && top_k != 1) {
             uint64_t cut = 0;
             if (top_k > 0 && top_k < vocab) {
@@ -496,17 +705,41 @@ template <unsigned RANKS> struct Chooser {
             }
             token = race(cut, token);
         }
-        if (sound && (flags & WANTS_LOGPROB) != 0) {
-            Total mine = {0};
-            each_logit([&](unsigned, float x) { mine.total += weight_of(x - best); });
-            logprob = logits[token] - best - logf(float(of_row(mine).total) * 0x1p-40f);
+        if constexpr (more) {
+            if (is_changed && staged == nullptr) {
+                undo_changes(changes, earlier);
+            }
+        } else if (sound && wants_logprob) {
+            log_total = find_log_total(best);
         }
         if (rank == 0 && threadIdx.x == 0) {
             const bool chooses = (flags & CHOOSES) != 0;
-            drawn[0] = !chooses ? 0 : sound ? 1 : 2;
+            const float logit = is_changed && !sound ? best : logits[token];
+            const float logprob = sound && wants_logprob ? logit - greatest.most - log_total : 0.0f;
+            drawn[0] = !chooses ? 0 : sound ? 1 | count << 8 : 2;
             drawn[1] = chooses ? token : 0;
-            drawn[2] = chooses ? __float_as_uint(logits[token]) : 0;
+            drawn[2] = chooses ? __float_as_uint(logit) : 0;
             drawn[3] = chooses ? __float_as_uint(logprob) : 0;
+        }
+    }
+
+    /* In a function of its own, on a copy: other rows have more registers so. */
+    static __device__ __noinline__ void finish_more(Chooser copy, Best greatest, uint32_t *drawn, uint32_t *changes,
+                                                    const uint32_t *earlier) {
+        copy.template finish<true>(greatest, drawn, changes, earlier);
+    }
+
+    /* `word` is one of the row's settings, in the first threads: it comes from the host while the logits are read. */
+    __device__ void run(uint32_t word, uint32_t *drawn, uint32_t *changes, const uint32_t *earlier) {
+        const Best greatest = find_best();
+        if (threadIdx.x < DRAW_WORDS) {
+            shared.draw[threadIdx.x] = word;
+        }
+        __syncthreads();
+        if ((shared.draw[BEST] | shared.draw[CHANGES] | shared.draw[ALLOWED] | shared.draw[LATEST]) != 0) {
+            finish_more(*this, greatest, drawn, changes, earlier);
+        } else {
+            finish<false>(greatest, drawn, changes, earlier);
         }
     }
 };
@@ -528,12 +761,13 @@ __global__ void __launch_bounds__(djinn::CHOOSE_THREADS, 2)
         extern __shared__ __align__(16) float staged[];
         enter();
         const unsigned row = blockIdx.x / RANKS, rank = blockIdx.x % RANKS;
-        uint32_t *drawn = a.drawn + size_t(row) * 4;
-        const uint32_t word = threadIdx.x < 8 ? a.draws[size_t(row) * 8 + threadIdx.x] : 0;
+        uint32_t *drawn = a.drawn + size_t(row) * DRAWN_WORDS;
+        const uint32_t word = threadIdx.x < DRAW_WORDS ? a.draws[size_t(row) * DRAW_WORDS + threadIdx.x] : 0;
         const unsigned first = min(rank * share, (a.vocab + 3) / 4 * 4), end = min(first + share, a.vocab);
-        const float *logits = a.logits + size_t(row) * a.vocab;
-        Chooser<RANKS> chooser = {shared, logits, stages ? staged : nullptr, rank, first, end, a.vocab % 4 == 0};
-        chooser.run(word, drawn, a.vocab);
+        float *logits = a.logits + size_t(row) * a.vocab;
+        float *run = stages ? staged : nullptr;
+        Chooser<RANKS> chooser = {shared, logits, run, rank, first, end, share, a.vocab, a.vocab % 4 == 0};
+        chooser.run(word, drawn, a.changes, a.earlier);
         /* No block ends while another one may read its memory. */
         if constexpr (RANKS > 1) {
             cluster_sync();

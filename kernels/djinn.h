@@ -442,14 +442,22 @@ int djinn_combine(const djinn_combine_args *args, void *stream);
 /*
  * drawn[r] = the token that draws[r] chooses from logits[r, :], as djinn-device, src/choice.rs, defines it. A row of draws
  * is: flags (1: a token is chosen, 2: its log-probability is wanted), temperature, top_k, top_p, min_p, the low and the
- * high word of the seed, position. A row of drawn is: state (0: nothing was to be chosen, 1: a token, 2: none, since a logit
- * is NaN or infinite, or none is finite), token, its logit, its log-probability. Both may lie in pinned host memory.
+ * high word of the seed, position, the repetition, frequency and presence penalty, how many of the most probable tokens
+ * are wanted (up to 20); then the word of changes at which the row's changes begin, how many there are, the word at which
+ * the bits of its allowed tokens begin and the word of earlier that is its latest token, the last two plus 1, or 0 for
+ * none. A change is: token, bias, how often it was generated (with bit 31: the sequence has it), 0 (used meanwhile). A
+ * row of drawn is: state (0: nothing was to be chosen, 1: a token, 2: none, since a logit is NaN or infinite, or none is
+ * finite; from bit 8 on, the number of most probable tokens), token, its logit, its log-probability, and of each of the
+ * most probable tokens the token and its log-probability. All but the logits, which are as before after the choice, may
+ * lie in pinned host memory.
  */
 typedef struct djinn_choose_args {
-    const float *logits;   /* [rows, vocab] */
-    const uint32_t *draws; /* [rows, 8] */
-    uint32_t *drawn;       /* [rows, 4] */
-    uint32_t vocab;        /* up to 2^22 */
+    float *logits;           /* [rows, vocab] */
+    const uint32_t *draws;   /* [rows, 16] */
+    uint32_t *changes;       /* from multiples of 16 bytes on */
+    const uint32_t *earlier;
+    uint32_t *drawn;         /* [rows, 44] */
+    uint32_t vocab;          /* up to 2^22 */
     uint32_t rows;
 } djinn_choose_args;
 int djinn_choose(const djinn_choose_args *args, void *stream);

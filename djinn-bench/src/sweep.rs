@@ -197,7 +197,7 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
         engine.step(&mut pages, &mut entries)?;
         let drawn = engine.take_drawn().into_iter().zip(&sequences);
         next =
-            drawn.map(|(drawn, sequence)| chosen(drawn, sequence.tokens() - 1)).collect::<Result<_, _>>()?;
+            drawn.map(|(drawn, sequence)| chosen(&drawn, sequence.tokens() - 1)).collect::<Result<_, _>>()?;
         if pass > 0 {
             times.push(start.elapsed().as_secs_f64() * 1e3);
         }

@@ -456,8 +456,10 @@ unsafe extern "C" {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct djinn_choose_args {
-    pub logits: *const f32,
+    pub logits: *mut f32,
     pub draws: *const u32,
+    pub changes: *mut u32,
+    pub earlier: *const u32,
     pub drawn: *mut u32,
     pub vocab: u32,
     pub rows: u32,

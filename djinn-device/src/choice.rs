@@ -1,14 +1,18 @@
 //! The choice of a token from a row of logits: its settings, its random numbers, and the search on a CPU.
 
+mod changes;
+mod drawn;
 mod search;
 #[cfg(test)]
 mod tests;
 
-pub use search::{choose, greatest};
+pub use changes::{Change, Changes};
+pub use drawn::Drawn;
+pub use search::{choose, choose_changed, greatest};
 
 /// How a token is chosen from a row of logits.
 ///
-/// With `w(i) = exp((logit(i) - best) / temperature)`, tokens are kept in this order: the `top_k` of the greatest logits;
+/// First [`Changes`] are made to the logits, if there are any, with the penalties below. Then, with `w(i) = exp((logit(i) - best) / temperature)`, tokens are kept in this order: the `top_k` of the greatest logits;
 /// of these the fewest with the greatest `w` whose sum reaches `top_p` of all kept; of these the ones with `w >= min_p`.
 /// Of equal logits the one with the lower token is the better one. The chosen token is the kept one with the greatest
 /// `ln w(i) + gumbel(i)`, which draws each with a probability in proportion to `w` (Gumbel-max; Maddison et al. 2014).
@@ -26,8 +30,17 @@ pub struct Draw {
     pub seed: u64,
     /// The position in its sequence of the token that the logits follow, counted from 0.
     pub position: u32,
+    /// Divides the positive logits of tokens that the sequence has, and multiplies the negative ones; above 0, 1 changes
+    /// nothing.
+    pub repetition_penalty: f32,
+    /// Subtracted for each time that a token was generated.
+    pub frequency_penalty: f32,
+    /// Subtracted where a token was generated.
+    pub presence_penalty: f32,
     /// Whether [`Drawn::logprob`] is wanted.
     pub logprob: bool,
+    /// How many of the most probable tokens are wanted, up to [`Drawn::MOST_BEST`].
+    pub best: u32,
 }
 
 /// In the first word: a token is chosen.
@@ -36,27 +49,58 @@ const CHOOSES: u32 = 1;
 const LOGPROB: u32 = 2;
 
 impl Draw {
-    /// Words of a row of settings.
-    pub const WORDS: usize = 8;
+    /// Words of a row of settings: 12 of a `Draw`, and 4 that say where its [`Changes`] are.
+    pub const WORDS: usize = 16;
 
     /// The best token.
-    pub const GREEDY: Draw =
-        Draw { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, position: 0, logprob: false };
+    pub const GREEDY: Draw = Draw {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        seed: 0,
+        position: 0,
+        repetition_penalty: 1.0,
+        frequency_penalty: 0.0,
+        presence_penalty: 0.0,
+        logprob: false,
+        best: 0,
+    };
 
-    /// As devices read it.
+    /// As devices read it, without changes.
     pub fn words(&self) -> [u32; Draw::WORDS] {
         let flags = CHOOSES | if self.logprob { LOGPROB } else { 0 };
         let [temperature, top_p, min_p] = [self.temperature, self.top_p, self.min_p].map(f32::to_bits);
         let (low, high) = (self.seed as u32, (self.seed >> 32) as u32);
-        [flags, temperature, self.top_k, top_p, min_p, low, high, self.position]
+        let penalties = [self.repetition_penalty, self.frequency_penalty, self.presence_penalty];
+        let [repetition, frequency, presence] = penalties.map(f32::to_bits);
+        let filters = [flags, temperature, self.top_k, top_p, min_p, low, high, self.position];
+        let others = [repetition, frequency, presence, self.best, 0, 0, 0, 0];
+        std::array::from_fn(|i| if i < 8 { filters[i] } else { others[i - 8] })
     }
 
     /// What words say; `None` where nothing is to be chosen.
     pub fn from_words(words: [u32; Draw::WORDS]) -> Option<Draw> {
-        let [flags, temperature, top_k, top_p, min_p, low, high, position] = words;
-        let [temperature, top_p, min_p] = [temperature, top_p, min_p].map(f32::from_bits);
-        let (seed, logprob) = (u64::from(high) << 32 | u64::from(low), flags & LOGPROB != 0);
-        (flags & CHOOSES != 0).then_some(Draw { temperature, top_k, top_p, min_p, seed, position, logprob })
+        let [flags, temperature, top_k, top_p, min_p, low, high, position, rest @ ..] = words;
+        let [repetition, frequency, presence, best, ..] = rest;
+        (flags & CHOOSES != 0).then_some(Draw {
+            temperature: f32::from_bits(temperature),
+            top_k,
+            top_p: f32::from_bits(top_p),
+            min_p: f32::from_bits(min_p),
+            seed: u64::from(high) << 32 | u64::from(low),
+            position,
+            repetition_penalty: f32::from_bits(repetition),
+            frequency_penalty: f32::from_bits(frequency),
+            presence_penalty: f32::from_bits(presence),
+            logprob: flags & LOGPROB != 0,
+            best,
+        })
+    }
+
+    /// Whether a token's logit depends on whether its sequence has it.
+    pub fn penalises(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
 
     /// Whether the best token is taken.
@@ -94,40 +138,4 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
         key = [key[0].wrapping_add(increments[0]), key[1].wrapping_add(increments[1])];
     }
     counter
-}
-
-/// A token that was chosen, or why none was.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Drawn {
-    /// The token; or the first one whose logit is NaN, or the greatest of the row where that is infinite.
-    pub token: u32,
-    /// Its logit.
-    pub logit: f32,
-    /// `logit - ln Σ exp(logit(i))` over the row; 0 where it was not asked for, or no token could be chosen.
-    pub logprob: f32,
-    /// Whether a token could be chosen: no logit is NaN or infinity, and one is finite.
-    pub is_sound: bool,
-}
-
-impl Drawn {
-    /// Words of a row of results.
-    pub const WORDS: usize = 4;
-    /// Which of them is the token.
-    pub const TOKEN: usize = 1;
-
-    /// As devices write it.
-    pub fn words(&self) -> [u32; Drawn::WORDS] {
-        let state = if self.is_sound { 1 } else { 2 };
-        [state, self.token, self.logit.to_bits(), self.logprob.to_bits()]
-    }
-
-    /// What words say; `None` where nothing was to be chosen.
-    pub fn from_words([state, token, logit, logprob]: [u32; Drawn::WORDS]) -> Option<Drawn> {
-        let (logit, logprob) = (f32::from_bits(logit), f32::from_bits(logprob));
-        (state != 0).then_some(Drawn { token, logit, logprob, is_sound: state == 1 })
-    }
-
-    pub(crate) fn bad(token: usize, logit: f32) -> Drawn {
-        Drawn { token: token as u32, logit, logprob: 0.0, is_sound: false }
-    }
 }

@@ -44,7 +44,7 @@ mod stream;
 
 pub use access::Access;
 pub use args::checksum;
-pub use choice::{Draw, Drawn};
+pub use choice::{Change, Changes, Draw, Drawn};
 pub use djinn_srg::{BlockFormat, DType, Encoding, GeluForm, RopeStyle};
 pub use error::{Error, Result};
 pub use memory::{Buffer, Space, Span, Usage};

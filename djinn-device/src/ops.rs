@@ -45,7 +45,7 @@ macro_rules! for_each_op {
             expert_linear: ExpertLinear { reads: [x, weight, order, starts], in_place: [], writes: [out] },
             combine: Combine { reads: [y, weights], in_place: [], writes: [out] },
             copy_expert: CopyExpert { reads: [src, starts], in_place: [], writes: [dst, moved] },
-            choose: Choose { reads: [logits, draws], in_place: [], writes: [drawn] },
+            choose: Choose { reads: [logits, draws, changes, earlier], in_place: [], writes: [drawn] },
             checksum: Checksum { reads: [src], in_place: [], writes: [out] },
         }
     };

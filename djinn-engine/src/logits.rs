@@ -25,15 +25,15 @@ pub struct BadLogit {
 /// # Panics
 /// If there are no logits.
 pub fn greedy(logits: &[f32], position: u64) -> Result<u32, BadLogit> {
-    chosen(choice::choose(logits, &Draw::GREEDY), position)
+    chosen(&choice::choose(logits, &Draw::GREEDY), position)
 }
 
 /// The token that a device chose, after the one at `position`.
 ///
 /// # Errors
 /// As [`greedy`].
-pub fn chosen(drawn: Drawn, position: u64) -> Result<u32, BadLogit> {
-    let Drawn { token, logit, is_sound, .. } = drawn;
+pub fn chosen(drawn: &Drawn, position: u64) -> Result<u32, BadLogit> {
+    let &Drawn { token, logit, is_sound, .. } = drawn;
     if is_sound { Ok(token) } else { Err(BadLogit { token, position, logit }) }
 }
 

@@ -1,8 +1,8 @@
 //! What a caller chooses when it loads a model.
 
-use crate::{Error, Result};
-use djinn_device::DType;
+use crate::{Error, Result, Sampling};
 use djinn_device::args::ExpertLinear;
+use djinn_device::{Changes, DType};
 use djinn_srg::{Graph, KvPlan, Rows};
 use djinn_vmu::{Budget, Demand, KvLayout, MemoryPlan};
 
@@ -79,8 +79,9 @@ impl Options {
     pub fn most_host_bytes(&self, graph: &Graph) -> u64 {
         const RESERVED: u64 = 1 << 30;
         const BESIDE: u64 = 256 << 20;
-        let weights = self.plan(graph, RESERVED).map_or_else(|_| graph.text_bytes(), |plan| plan.host_bytes);
-        weights.saturating_add(BESIDE)
+        // Of the two steps that may be under way.
+        let of = |plan: MemoryPlan| plan.host_bytes.saturating_add(2 * change_bytes(&plan.kv, graph.vocab));
+        self.plan(graph, RESERVED).map_or_else(|_| graph.text_bytes(), of).saturating_add(BESIDE)
     }
 
     /// Plans the memory of `graph` under these options, on a device that takes `reserved_bytes` for itself;
@@ -137,4 +138,11 @@ impl Options {
         let demand = Demand { rows: Rows { rows, logit_rows }, kv, reserved_bytes };
         Ok(MemoryPlan::new(graph, &self.budget, &demand)?)
     }
+}
+
+/// Bytes for the changes of a step's logits.
+pub(crate) fn change_bytes(kv: &KvLayout, vocab: u64) -> u64 {
+    let context = u64::from(kv.table_width) * u64::from(kv.page_tokens);
+    let tokens = vocab.min(context + 1 + Sampling::MAX_BIASES as u64);
+    u64::from(kv.sequences) * Changes::most_words(tokens, vocab) * 4
 }

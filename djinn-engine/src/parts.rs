@@ -1,5 +1,6 @@
 //! What a loaded model is made of: what a pass computes, and the memory that it works in.
 
+use crate::options::change_bytes;
 use crate::{Result, Runtime};
 use djinn_device::{Buffer, Draw, Drawn, Ops, Space, Stream};
 use djinn_srg::{Graph, Rows};
@@ -32,8 +33,9 @@ pub(crate) struct Exchange {
     pub(crate) inputs: Buffer,
     /// The block table.
     pub(crate) table: Buffer,
-    /// How tokens are chosen from rows of logits, and which.
+    /// How tokens are chosen from rows of logits, what changes these before, and which are chosen.
     pub(crate) draws: Buffer,
+    pub(crate) changes: Buffer,
     pub(crate) drawn: Buffer,
     /// By row: the word of the other exchange's `drawn` that is its token, where that is not known to the host.
     pub(crate) sources: Buffer,
@@ -78,7 +80,8 @@ impl Parts {
         let mut exchange = || {
             let (inputs, table) = (host(plan.stack.input_bytes)?, host(plan.kv.table_bytes())?);
             let (draws, drawn) = (host(words(Draw::WORDS))?, host(words(Drawn::WORDS))?);
-            Ok::<_, crate::Error>(Exchange { inputs, table, draws, drawn, sources: host(words(1))? })
+            let (changes, sources) = (host(change_bytes(&plan.kv, graph.vocab))?, host(words(1))?);
+            Ok::<_, crate::Error>(Exchange { inputs, table, draws, changes, drawn, sources })
         };
         let exchanges = [exchange()?, exchange()?];
         let hooks = (hook_bytes > 0).then(|| host(hook_bytes)).transpose()?;

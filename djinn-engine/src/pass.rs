@@ -2,6 +2,7 @@
 
 pub(crate) mod batch;
 mod capture;
+pub(crate) mod choices;
 mod executor;
 pub(crate) mod passes;
 mod progress;
@@ -12,8 +13,9 @@ use crate::parts::{Exchange, Parts};
 use crate::trace::{HostSpan, Recorder, lap};
 use crate::{BatchEntry, Engine, Error, Result, Runtime};
 use batch::{Layout, RowRuns};
-use djinn_device::args::{Choose, SelectRows};
-use djinn_device::{Draw, Drawn, Ops};
+use choices::{Choices, Chooses};
+use djinn_device::args::SelectRows;
+use djinn_device::{Drawn, Ops};
 use djinn_srg::Rows;
 use djinn_vmu::PassStats;
 use executor::Executor;
@@ -80,16 +82,12 @@ impl Passes {
         runtime: &Runtime<D>,
         parts: &Parts,
         place: usize,
-        layout: &Layout,
+        rows: Rows,
+        choices: Option<&Choices>,
     ) -> Result<()> {
         let Runtime { device, compute, .. } = runtime;
-        let (Parts { graph, stack, exchanges, .. }, rows) = (parts, layout.rows());
-        if layout.chooses {
-            let Exchange { draws, drawn, .. } = exchanges[place];
-            let (logits, count) = (stack.span(graph, graph.logits, rows), rows.logit_rows);
-            let draws = draws.slice(0, count * Draw::WORDS as u64 * 4);
-            let drawn = drawn.slice(0, count * Drawn::WORDS as u64 * 4);
-            let choose = Choose { logits, draws, drawn, vocab: graph.vocab as u32, rows: count as u32 };
+        if let Some(choices) = choices {
+            let choose = choices.write(device, parts, place, rows);
             choose.check();
             device.choose(*compute, &choose)?;
         }
@@ -108,22 +106,33 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// If the batch is larger than the plan's step, or a step that was begun is under way, unless the engine
     /// [takes the next](Self::takes_next), all entries come [after](BatchEntry::after) one of its, and only choose tokens.
     pub fn begin(&mut self, batch: &[BatchEntry<'_>]) -> Result<()> {
-        self.begin_with(batch, &[])
+        self.begin_with(batch, &[], Chooses::Now)
     }
 
     /// The same, with what is done to keys and values that are in the pages, in order of the entries.
-    pub(crate) fn begin_with(&mut self, batch: &[BatchEntry<'_>], caches: &[KvAccess<'_>]) -> Result<()> {
+    pub(crate) fn begin_with(
+        &mut self,
+        batch: &[BatchEntry<'_>],
+        caches: &[KvAccess<'_>],
+        chooses: Chooses,
+    ) -> Result<()> {
         self.check_batch(batch)?;
         let mut layout = Layout::new(batch, &self.runtime.info);
         if let Some(before) = self.passes.under_way.front() {
             layout.follow(batch, &before.chosen);
         }
         let hooks = bind(&self.runtime.device, &self.parts, batch, &layout, caches)?;
-        let begun = self.begin_pass(batch, &layout, hooks);
+        let begun = self.begin_pass(batch, &layout, hooks, chooses);
         self.stop_on(begun)
     }
 
-    fn begin_pass(&mut self, batch: &[BatchEntry<'_>], layout: &Layout, hooks: Bound) -> Result<()> {
+    fn begin_pass(
+        &mut self,
+        batch: &[BatchEntry<'_>],
+        layout: &Layout,
+        hooks: Bound,
+        chooses: Chooses,
+    ) -> Result<()> {
         let began = Instant::now();
         let Engine { runtime, parts, passes, trace, .. } = self;
         let (device, rows) = (&runtime.device, layout.rows());
@@ -152,10 +161,13 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
                 passes.replayed += 1;
             }
         }
-        passes.enqueue_choice(runtime, parts, place, layout)?;
+        let waits = chooses == Chooses::Later;
+        if !waits {
+            passes.enqueue_choice(runtime, parts, place, rows, layout.choices.as_ref())?;
+        }
         let enqueued = lap(trace, HostSpan::Enqueue, began);
-        let (chooses, chosen) = (layout.chooses, layout.chosen.clone());
-        let pass = UnderWay { place, rows, chooses, chosen, outputs, enqueued, hooks };
+        let (chooses, chosen) = (layout.choices.is_some(), layout.chosen.clone());
+        let pass = UnderWay { place, rows, chooses, waits, chosen, outputs, enqueued, hooks };
         passes.under_way.push_back(pass);
         Ok(())
     }
@@ -182,11 +194,8 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         let stats = self.stop_on(ended.map_err(Error::from))?;
         let captured = hooks.read(&self.runtime.device);
         let Engine { runtime, parts, .. } = self;
-        let chosen = if chooses { rows.logit_rows * Drawn::WORDS as u64 * 4 } else { 0 };
-        let drawn = runtime.device.read_host(parts.exchanges[place].drawn.slice(0, chosen), |bytes| {
-            let words: &[[u32; Drawn::WORDS]] = bytemuck::cast_slice(bytes);
-            words.iter().filter_map(|&words| Drawn::from_words(words)).collect()
-        });
+        let chosen = if chooses { rows.logit_rows } else { 0 };
+        let drawn = choices::read(&runtime.device, parts.exchanges[place].drawn.span(), chosen);
         let logits = parts.logits.slice(0, outputs.copied_rows() * parts.graph.vocab * 4);
         let read = |bytes: &[u8]| read(bytemuck::cast_slice(bytes), drawn, captured);
         Ok((runtime.device.read_host(logits, read), stats))

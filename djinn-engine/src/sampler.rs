@@ -12,8 +12,8 @@ pub use sampling::Sampling;
 
 use crate::logits::chosen;
 use crate::{Error, Result};
-use djinn_device::{Draw, Drawn, choice};
-use penalty::Penalty;
+use djinn_device::{Drawn, choice};
+use penalty::Penalised;
 
 /// A token that was chosen.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,18 +24,18 @@ pub struct Choice {
     pub logprobs: Option<Box<TokenLogprobs>>,
 }
 
-/// Draws the tokens of one turn, by random numbers that its seed and their positions count: knows which tokens its
-/// sequence has.
+/// Says how the tokens of one turn are drawn, by random numbers that its seed and their positions count: knows which
+/// tokens its sequence has. The device draws them.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
-    penalty: Penalty,
+    penalised: Penalised,
     constraint: Option<Box<dyn Constraint>>,
-    /// What the constraint allows, at the latest call.
+    /// What the constraint allows next.
     allowed: TokenMask,
+    /// Whether it does, once it was asked.
+    asked: Option<Result<(), ConstraintError>>,
     logprobs: Option<u8>,
-    /// The logits of the latest call, where something changed them.
-    changed: Vec<f32>,
 }
 
 impl Sampler {
@@ -46,12 +46,12 @@ impl Sampler {
     pub fn new(sampling: Sampling) -> Result<Self> {
         sampling.check()?;
         Ok(Sampler {
+            penalised: Penalised::new(&sampling),
             sampling,
-            penalty: Penalty::default(),
             constraint: None,
             allowed: TokenMask::default(),
+            asked: None,
             logprobs: None,
-            changed: Vec::new(),
         })
     }
 
@@ -70,14 +70,22 @@ impl Sampler {
         Ok(Sampler { logprobs: top, ..self })
     }
 
-    /// Takes in what the device chose after a context of `tokens` tokens, by what [`on_device`](Self::on_device) said.
+    /// Takes in what was chosen after a context of `tokens` tokens, as [`draw`](Self::draw) said; `None` where the
+    /// constraint refused to go on.
     ///
     /// # Errors
-    /// As [`greedy`](crate::greedy).
-    pub(crate) fn take(&mut self, drawn: Drawn, tokens: u64) -> Result<Choice, NoToken> {
-        log::trace!(target: "djinn::sampler", "after {tokens} tokens, on the device");
-        let token = chosen(drawn, tokens.saturating_sub(1))?;
-        let logprobs = self.logprobs.map(|_| TokenLogprobs { chosen: drawn.logprob, top: Vec::new() });
+    /// As [`greedy`](crate::greedy), or a failure of the constraint.
+    pub(crate) fn take(&mut self, drawn: Option<Drawn>, tokens: u64) -> Result<Choice, NoToken> {
+        log::trace!(target: "djinn::sampler", "after {tokens} tokens");
+        let asked = self.asked.take().unwrap_or(Ok(()));
+        let drawn =
+            drawn.ok_or_else(|| asked.expect_err("a token is chosen where the constraint goes on"))?;
+        let token = chosen(&drawn, tokens.saturating_sub(1))?;
+        self.penalised.took(&self.sampling, token);
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token)?;
+        }
+        let logprobs = self.logprobs.map(|_| TokenLogprobs { chosen: drawn.logprob, top: drawn.best });
         Ok(Choice { token, logprobs: logprobs.map(Box::new) })
     }
 
@@ -86,50 +94,18 @@ impl Sampler {
         self.constraint.as_ref().is_some_and(|constraint| constraint.is_complete())
     }
 
-    /// Chooses a token from the logits that follow `context`: all tokens of the sequence, those of earlier calls at its
-    /// start. Of equals the token with the lower id is the better one.
+    /// Chooses a token from logits that are on the host and follow `context`: all tokens of the sequence, those of earlier
+    /// calls at its start. As a device chooses.
     ///
     /// # Errors
     /// As [`greedy`](crate::greedy), or a failure of the constraint.
     ///
     /// # Panics
-    /// If there are no logits, or the context or a bias has a token that these lack.
+    /// If there are no logits.
     pub fn choose(&mut self, logits: &[f32], context: &[u32]) -> Result<Choice, NoToken> {
-        log::trace!(target: "djinn::sampler", "after {} tokens", context.len());
-        let token = self.choose_token(logits, context)?;
-        self.penalty.took(&self.sampling, token);
-        if let Some(constraint) = &mut self.constraint {
-            constraint.accept(token)?;
-        }
-        let logprobs = self.logprobs.map(|top| Box::new(TokenLogprobs::new(logits, token, top)));
-        Ok(Choice { token, logprobs })
-    }
-
-    fn choose_token(&mut self, logits: &[f32], context: &[u32]) -> Result<u32, NoToken> {
-        let tokens = context.len() as u64;
-        let draw = self.draw(tokens);
-        let logits = if self.change(logits, context)? { &self.changed } else { logits };
-        let drawn = choice::choose(logits, &Draw { logprob: false, ..draw });
-        Ok(chosen(drawn, tokens.saturating_sub(1))?)
-    }
-
-    /// Applies the constraint, biases and penalties to a copy of the logits, where there are any.
-    fn change(&mut self, logits: &[f32], context: &[u32]) -> Result<bool, ConstraintError> {
-        if self.constraint.is_none() && Penalty::is_off(&self.sampling) {
-            return Ok(false);
-        }
-        self.changed.clear();
-        self.changed.extend_from_slice(logits);
-        if let Some(constraint) = &mut self.constraint {
-            self.allowed.reset(logits.len());
-            constraint.allow(&mut self.allowed)?;
-            if self.allowed.is_empty() {
-                return Err(ConstraintError("it allows no token of the vocabulary".to_owned()));
-            }
-            self.allowed.apply(&mut self.changed);
-        }
-        self.penalty.apply(&self.sampling, &mut self.changed, context);
-        Ok(true)
+        let (tokens, draws) = (context.len() as u64, self.prepare(context, logits.len()));
+        let choose = || choice::choose_changed(logits, &self.draw(tokens), &self.changes());
+        self.take(draws.then(choose), tokens)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::Intervention;
 use crate::pass::batch::{BatchEntry, SHORT_RUN, Wanted};
-use djinn_device::Draw;
+use djinn_device::{Changes, Draw};
 use djinn_pages::{BlockTable, Pages, Residency};
 use djinn_vmu::Transfer;
 use std::ops::Range;
@@ -91,6 +91,8 @@ pub struct Entry<'a> {
     /// As in a [`BatchEntry`].
     pub choose: Option<Draw>,
     /// As in a [`BatchEntry`].
+    pub changes: Changes<'a>,
+    /// As in a [`BatchEntry`].
     pub interventions: &'a [Intervention],
 }
 
@@ -100,13 +102,14 @@ impl<'a> Entry<'a> {
         /// The entry, whatever its length.
         const WHOLE: &[Range<usize>] = std::slice::from_ref(&(0..usize::MAX));
         let chunks = if tokens.len() > SHORT_RUN { WHOLE } else { &[] };
-        Entry { sequence, tokens, chunks, wanted, choose: None, interventions: &[] }
+        let changes = Changes::default();
+        Entry { sequence, tokens, chunks, wanted, choose: None, changes, interventions: &[] }
     }
 
     pub(crate) fn in_batch(&self) -> BatchEntry<'_> {
-        let Entry { tokens, chunks, wanted, choose, interventions, .. } = *self;
+        let Entry { tokens, chunks, wanted, choose, changes, interventions, .. } = *self;
         let from = self.sequence.tokens.saturating_sub(tokens.len() as u64);
         let (pages, after) = (self.sequence.pages(), None);
-        BatchEntry { pages, from, tokens, after, chunks, wanted, choose, interventions }
+        BatchEntry { pages, from, tokens, after, chunks, wanted, choose, changes, interventions }
     }
 }

@@ -2,7 +2,7 @@
 //! sessions share the step.
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
-use djinn_device::{Draw, Ops, choice};
+use djinn_device::{Change, Changes, Draw, Ops, choice};
 use djinn_engine::{
     Budget, Engine, Entry, Happening, Opening, Options, Sampling, Sequence, Service, SessionId, Turn, Wanted,
 };
@@ -26,7 +26,7 @@ fn sim(seed: u64) -> SimDevice {
 }
 
 fn warm(seed: u64) -> Draw {
-    Draw { temperature: 3.0, top_p: 0.95, seed, logprob: true, ..Draw::GREEDY }
+    Draw { temperature: 3.0, top_p: 0.95, seed, logprob: true, presence_penalty: 0.5, ..Draw::GREEDY }
 }
 
 /// Steps over three sequences. Some rows' tokens are chosen, some rows' logits are wanted, and of some rows both: other ones
@@ -44,15 +44,27 @@ fn run<D: Ops>(device: D) -> (Vec<u32>, u64) {
     let (mut pages, mut tokens) = (engine.free_pages(), Vec::new());
     let mut sequences: [Sequence; 3] = Default::default();
     let mut next = [3_u32, 4, 5];
+    // Of the second and the third sequence all tokens, or every other one, change.
+    let change =
+        |token| Change { token, bias: (token % 9) as f32 - 4.0, count: token % 3, seen: false }.words();
+    let known: Vec<_> = (0..VOCAB as u32).map(change).collect();
+    let allowed = [0x5555_5555; VOCAB.div_ceil(32)];
     for round in 0..30_u32 {
         let chosen = [[true, true, false], [true, true, true], [false, true, true]][round as usize / 10];
         let wanted = [[false, true, true], [false, false, false], [true, false, true]][round as usize / 10];
-        let draw = |at: usize| Draw { position: round, ..warm(at as u64) };
+        let draw = |at: usize| Draw { position: round, best: at as u32 * 3, ..warm(at as u64) };
+        let changes = |at: usize| match at {
+            0 => Changes::default(),
+            at => {
+                Changes { tokens: &known[..300 * at], allowed: (at == 2).then_some(&allowed), latest: None }
+            }
+        };
         let mut entries: Vec<Entry<'_>> = Vec::new();
         for (at, (sequence, token)) in sequences.iter_mut().zip(&next).enumerate() {
             let (wanted, choose) = (wanted[at], chosen[at].then(|| draw(at)));
             let wanted = if wanted { Wanted::Last } else { Wanted::Nothing };
-            entries.push(Entry { choose, ..Entry::new(sequence, std::slice::from_ref(token), wanted) });
+            let entry = Entry::new(sequence, std::slice::from_ref(token), wanted);
+            entries.push(Entry { choose, changes: changes(at), ..entry });
         }
         let (logits, _) = engine.step(&mut pages, &mut entries).expect("it runs");
         let (mut logits, mut drawn) = (logits.chunks_exact(VOCAB), engine.take_drawn().into_iter());
@@ -61,11 +73,11 @@ fn run<D: Ops>(device: D) -> (Vec<u32>, u64) {
             if wanted[at] {
                 assert!(logits.next() == Some(&row), "row {at} of round {round}");
             }
-            let expected = choice::choose(&row, &draw(at));
+            let expected = choice::choose_changed(&row, &draw(at), &changes(at));
+            next[at] = expected.token;
             if chosen[at] {
                 assert_eq!(drawn.next(), Some(expected), "row {at} of round {round}");
             }
-            next[at] = expected.token;
         }
         assert_eq!((logits.next(), drawn.next()), (None, None), "round {round}");
         tokens.extend(next);
@@ -121,7 +133,6 @@ fn served(seeds: &[u64], sampling: impl Fn(u64) -> Sampling) -> BTreeMap<u64, Ve
     found.into_values().collect()
 }
 
-/// Some choose on the device, and some on the host, where penalties are known.
 #[test]
 fn a_session_draws_what_it_would_draw_alone() {
     let sampling = |seed: u64| Sampling {
@@ -129,6 +140,8 @@ fn a_session_draws_what_it_would_draw_alone() {
         top_p: 0.9,
         seed,
         presence_penalty: if seed == 2 { 0.5 } else { 0.0 },
+        repetition_penalty: if seed == 1 { 1.7 } else { 1.0 },
+        logit_bias: (0..seed as u32 * 2).map(|token| (token * 90, 3.0)).collect(),
         ..Sampling::default()
     };
     let together = served(&[0, 1, 2, 3], sampling);

@@ -4,19 +4,20 @@ use super::Fast;
 use super::buffer::Shared;
 use super::data::Choose;
 use super::simd::{Kernel, Simd};
-use djinn_device::{Draw, Drawn, choice};
+use djinn_device::{Changes, Draw, Drawn, choice};
 
 impl Fast {
     /// See [`djinn_device::args::Choose`].
     pub(crate) fn choose(&self, op: Choose<'_>) {
-        let Choose { logits, draws, vocab, drawn } = op;
+        let Choose { logits, draws, changes, earlier, vocab, drawn } = op;
         let (draws, drawn) = (draws.as_chunks::<{ Draw::WORDS }>().0, Shared::new(drawn));
         self.pool.run(draws.len(), |row| {
             // SAFETY: rows are disjoint.
             #[allow(unsafe_code, reason = "rows are written in parallel")]
             let drawn = unsafe { drawn.slice(row * Drawn::WORDS, Drawn::WORDS) };
             let logits = &logits[row * vocab..][..vocab];
-            self.isa.run(ChooseRow { logits, draw: draws[row], drawn });
+            let changes = Changes::find(&draws[row], vocab, changes, earlier);
+            self.isa.run(ChooseRow { logits, draw: draws[row], changes, drawn });
         });
     }
 }
@@ -25,13 +26,16 @@ impl Fast {
 struct ChooseRow<'a> {
     logits: &'a [f32],
     draw: [u32; Draw::WORDS],
+    changes: Changes<'a>,
     drawn: &'a mut [u32],
 }
 
 impl Kernel for ChooseRow<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _simd: S) {
-        let drawn = Draw::from_words(self.draw).map(|draw| choice::choose(self.logits, &draw).words());
-        self.drawn.copy_from_slice(&drawn.unwrap_or_default());
+        match Draw::from_words(self.draw) {
+            Some(draw) => choice::choose_changed(self.logits, &draw, &self.changes).write(self.drawn),
+            None => self.drawn[..4].fill(0),
+        }
     }
 }

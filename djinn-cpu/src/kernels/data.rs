@@ -332,6 +332,8 @@ bound! {
     Choose(view, args) {
         logits: &'a [f32] = view.floats(args.logits),
         draws: &'a [u32] = view.indices(args.draws),
+        changes: &'a [u32] = view.indices(args.changes),
+        earlier: &'a [u32] = view.indices(args.earlier),
         vocab: usize = args.vocab as usize,
         drawn: &'a mut [u32] = view.output_indices(args.drawn),
     }

@@ -162,7 +162,7 @@ launches! {
         read [y, weights], write [out], weights [], same [top_k, width, rows],
     }
     choose: Choose = djinn_choose(djinn_choose_args) {
-        read [logits, draws], write [drawn], weights [], same [vocab, rows],
+        read [draws, earlier], write [logits, changes, drawn], weights [], same [vocab, rows],
     }
     copy_expert: CopyExpert = djinn_copy_expert(djinn_copy_expert_args) {
         read [src, starts], write [moved], weights [], same [expert],

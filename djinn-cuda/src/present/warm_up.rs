@@ -285,7 +285,9 @@ impl<D: Ops> Work<'_, D> {
         self.device.edit_rows(stream, &edit)?;
         // Rows of zeros choose nothing: all code is loaded nevertheless.
         let (draws, drawn) = (self.input(4 * Draw::WORDS as u64), self.output(4 * Drawn::WORDS as u64));
-        self.device.choose(stream, &Choose { logits: small, draws, drawn, vocab: 64, rows })?;
+        let (changes, earlier) = (self.input(16), self.input(4));
+        self.device
+            .choose(stream, &Choose { logits: small, draws, changes, earlier, drawn, vocab: 64, rows })?;
         self.device.checksum(stream, &Checksum { src: small, out: self.output(8) })
     }
 }

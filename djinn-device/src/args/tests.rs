@@ -307,12 +307,17 @@ fn checksum_is_as_documented() {
 
 #[test]
 fn choices_are_checked() {
+    let (logits, draws, drawn) = (buffer(0, 240), buffer(1, 192), buffer(2, 528));
     let good =
-        Choose { logits: buffer(0, 240), draws: buffer(1, 96), drawn: buffer(2, 48), vocab: 20, rows: 3 };
+        Choose { logits, draws, changes: buffer(3, 64), earlier: buffer(4, 8), drawn, vocab: 20, rows: 3 };
     good.check();
     refuses(|| Choose { vocab: 21, ..good }.check(), "choose: logits has 240 bytes instead of 252");
-    refuses(|| Choose { draws: buffer(1, 64), ..good }.check(), "choose: draws has 64 bytes instead of 96");
-    refuses(|| Choose { drawn: buffer(2, 96), ..good }.check(), "choose: drawn has 96 bytes instead of 48");
+    refuses(|| Choose { draws: buffer(1, 64), ..good }.check(), "choose: draws has 64 bytes instead of 192");
+    refuses(|| Choose { drawn: buffer(2, 96), ..good }.check(), "choose: drawn has 96 bytes instead of 528");
+    refuses(
+        || Choose { changes: buffer(3, 24), ..good }.check(),
+        "choose: changes has 24 bytes instead of 16",
+    );
     refuses(|| Choose { vocab: 1 << 23, ..good }.check(), "8388608 logits of a row are more than 4194304");
-    refuses(|| Choose { drawn: good.draws.slice(0, 48), ..good }.check(), "overlaps draws");
+    refuses(|| Choose { earlier: good.drawn.slice(0, 48), ..good }.check(), "overlaps earlier");
 }

@@ -1,6 +1,6 @@
 //! The search on a CPU, in loops that take vectors. Every sum has one order.
 
-use super::{Draw, Drawn};
+use super::{Changes, Draw, Drawn};
 use std::cmp::Ordering;
 
 /// A row is searched by blocks of this many logits: maxima and sums of blocks take vectors.
@@ -8,24 +8,75 @@ const BLOCK: usize = 1024;
 /// Sums and maxima side by side.
 const LANES: usize = 16;
 
-/// Chooses a token from a row of logits.
+/// Chooses a token from a row of logits, which nothing changes.
 ///
 /// # Panics
 /// If there are no logits.
 #[inline(always)]
 pub fn choose(logits: &[f32], draw: &Draw) -> Drawn {
+    match greatest(logits) {
+        Ok(best) => drawn(logits, draw, best, search(logits, draw, best)),
+        Err((token, logit)) => Drawn::bad(token, logit),
+    }
+}
+
+/// Chooses a token from a row of logits after they were changed.
+///
+/// # Panics
+/// If there are no logits.
+#[inline(always)]
+pub fn choose_changed(logits: &[f32], draw: &Draw, changes: &Changes<'_>) -> Drawn {
+    if changes.is_empty() {
+        return choose(logits, draw);
+    }
     let best = match greatest(logits) {
         Ok(best) => best,
         Err((token, logit)) => return Drawn::bad(token, logit),
     };
-    let token = if draw.is_greedy() { best.0 } else { Kept::new(logits, draw, best).race() };
-    let logprob = if draw.logprob {
-        let total = sum(logits, |logit| exp(logit - best.1));
-        (f64::from(logits[token]) - f64::from(best.1) - total.ln()) as f32
-    } else {
-        0.0
-    };
-    Drawn { token: token as u32, logit: logits[token], logprob, is_sound: true }
+    let mut changed = logits.to_vec();
+    changes.apply(draw, &mut changed);
+    match greatest(&changed) {
+        Ok(after) => drawn(logits, draw, best, search(&changed, draw, after)),
+        Err((token, logit)) => Drawn::bad(token, logit),
+    }
+}
+
+/// The token that is chosen from sound logits.
+#[inline(always)]
+fn search(logits: &[f32], draw: &Draw, best: (usize, f32)) -> usize {
+    if draw.is_greedy() { best.0 } else { Kept::new(logits, draw, best).race() }
+}
+
+/// A chosen token, and what is wanted of the logits before they were changed.
+#[inline(always)]
+fn drawn(logits: &[f32], draw: &Draw, (_, most): (usize, f32), token: usize) -> Drawn {
+    let (mut logprob, mut best) = (0.0, Vec::new());
+    if draw.logprob || draw.best > 0 {
+        let normal = f64::from(most) + sum(logits, |logit| exp(logit - most)).ln();
+        let of = |logit: f32| (f64::from(logit) - normal) as f32;
+        logprob = if draw.logprob { of(logits[token]) } else { 0.0 };
+        best = most_probable(logits, draw.best as usize);
+        best.iter_mut().for_each(|(_, logit)| *logit = of(*logit));
+    }
+    Drawn { token: token as u32, logit: logits[token], logprob, is_sound: true, best }
+}
+
+/// The `count` greatest logits above negative infinity with their tokens, the best first.
+#[inline(always)]
+fn most_probable(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let mut best: Vec<(u32, f32)> = Vec::new();
+    let mut least = f32::NEG_INFINITY;
+    for (token, &logit) in (0..).zip(logits) {
+        if logit > least && count > 0 {
+            let at = best.partition_point(|&(_, other)| other >= logit);
+            best.insert(at, (token, logit));
+            best.truncate(count);
+            if best.len() == count {
+                least = best[count - 1].1;
+            }
+        }
+    }
+    best
 }
 
 /// The first of a row's greatest logits, and its token.

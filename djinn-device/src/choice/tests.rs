@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::args::Checksum;
-use crate::reference::choice::{drawn, is_clear};
+use crate::reference::choice::{changed, drawn, is_clear};
 use proptest::prelude::*;
 
 const WARM: Draw = Draw { temperature: 1.0, seed: 1, ..Draw::GREEDY };
@@ -33,14 +33,67 @@ fn random_numbers_keep_within_the_reach() {
 
 #[test]
 fn words_say_what_they_were_made_of() {
-    let draw = Draw { top_k: 7, min_p: 0.25, position: 9, logprob: true, seed: 3 << 33 | 5, ..WARM };
+    let penalised = Draw { repetition_penalty: 1.5, frequency_penalty: -0.5, presence_penalty: 0.75, ..WARM };
+    let draw = Draw { top_k: 7, min_p: 0.25, position: 9, seed: 3 << 33 | 5, best: 20, ..penalised };
+    let draw = Draw { logprob: true, ..draw };
     assert_eq!(Draw::from_words(draw.words()), Some(draw));
     assert_eq!(Draw::from_words([0; Draw::WORDS]), None);
-    for is_sound in [true, false] {
-        let one = Drawn { token: 4, logit: -1.5, logprob: -0.25, is_sound };
-        assert_eq!(Drawn::from_words(one.words()), Some(one));
+    for (is_sound, best) in [(true, 20), (true, 3), (false, 0)] {
+        let best = (0..best).map(|i| (i * 7, -1.0 - i as f32)).collect();
+        let one = Drawn { token: 4, logit: -1.5, logprob: -0.25, is_sound, best };
+        let mut row = [u32::MAX; Drawn::WORDS];
+        one.write(&mut row);
+        assert_eq!(Drawn::read(&row), Some(one));
     }
-    assert_eq!(Drawn::from_words([0; Drawn::WORDS]), None);
+    assert_eq!(Drawn::read(&[0; Drawn::WORDS]), None);
+    let change = Change { token: 70_000, bias: -1.5, count: 5, seen: true };
+    for change in [change, Change { count: u32::MAX >> 1, seen: false, ..change }] {
+        assert_eq!(Change::from_words(change.words()), change);
+    }
+}
+
+#[test]
+fn rows_find_their_own_changes() {
+    let tokens = |from: u32| (from..from + 3).map(|token| [token, 1, 2, 0]).collect::<Vec<_>>();
+    let (mut all, mut draws) = (Vec::new(), [WARM.words(); 4]);
+    let (first, last, bits) = (tokens(10), tokens(20), [1, 2, 3]);
+    let latest = [None, None, Some(7), None];
+    let changes = [
+        Changes { tokens: &first, allowed: Some(&bits), latest: None },
+        Changes { tokens: &[], allowed: None, latest: None },
+        Changes { tokens: &[], allowed: None, latest: Some(7) },
+        Changes { tokens: &last, allowed: None, latest: None },
+    ];
+    for ((changes, draw), latest) in changes.iter().zip(&mut draws).zip(latest) {
+        changes.put(draw, &mut all);
+        if latest.is_some() {
+            Changes::put_latest(draw, 1);
+        }
+        assert_eq!(all.len() % 4, 0, "rows begin at whole changes");
+        assert!(all.len() as u64 <= Changes::most_words(6, 96));
+    }
+    for (changes, draw) in changes.iter().zip(&draws) {
+        assert_eq!(Changes::find(draw, 96, &all, &[5, 7]), *changes);
+        assert_eq!(Draw::from_words(*draw), Some(WARM));
+    }
+}
+
+#[test]
+fn a_latest_token_counts_once_more() {
+    let draw = Draw { repetition_penalty: 2.0, frequency_penalty: 1.0, presence_penalty: 0.5, ..WARM };
+    let known = [Change { token: 1, bias: 1.0, count: 2, seen: false }.words()];
+    let after = |tokens, latest| {
+        let mut logits = [8.0, 8.0, f32::NEG_INFINITY];
+        Changes { tokens, allowed: None, latest }.apply(&draw, &mut logits);
+        logits
+    };
+    let none = f32::NEG_INFINITY;
+    assert_eq!(after(&known, None), [8.0, 9.0 - 2.5, none]);
+    assert_eq!(after(&known, Some(1)), [8.0, 4.5 - 3.5, none]);
+    assert_eq!(after(&known, Some(0)), [4.0 - 1.5, 9.0 - 2.5, none]);
+    assert_eq!(after(&[], Some(2)), [8.0, 8.0, none]);
+    // No device may be harmed by a token that the vocabulary lacks.
+    assert_eq!(after(&[], Some(3)), [8.0, 8.0, none]);
 }
 
 #[test]
@@ -125,7 +178,7 @@ fn one_bad_logit_is_enough_wherever_it_is() {
             }
         }
         let none = choose(&vec![f32::NEG_INFINITY; len], &Draw::GREEDY);
-        assert_eq!(none, Drawn { token: 0, logit: f32::NEG_INFINITY, logprob: 0.0, is_sound: false });
+        assert_eq!(none, Drawn::bad(0, f32::NEG_INFINITY));
     }
 }
 
@@ -150,7 +203,10 @@ proptest! {
         len in prop_oneof![1usize..70, 1000usize..2100], seed: u64, steps in prop_oneof![Just(2.0_f32), Just(1e6)],
         spread in 0.1_f32..30.0, temperature in prop_oneof![Just(0.0_f32), 0.05_f32..3.0],
         top_k in prop_oneof![Just(0_u32), 1_u32..80], top_p in prop_oneof![Just(1.0_f32), 0.0_f32..1.0],
-        min_p in prop_oneof![Just(0.0_f32), 0.0_f32..1.0], ruled_out in 0usize..3,
+        min_p in prop_oneof![Just(0.0_f32), 0.0_f32..1.0], ruled_out in 0usize..3, best in 0_u32..21,
+        penalties in prop_oneof![Just([1.0_f32, 0.0, 0.0]), [0.2_f32..3.0, -2.0_f32..2.0, -2.0_f32..2.0]],
+        few in prop_oneof![Just(usize::MAX), 1usize..20], allowed in prop_oneof![Just(1usize), 2usize..5],
+        latest in prop_oneof![Just(None), (0_u32..3000).prop_map(Some)],
     ) {
         // Few steps make many equal logits.
         let random = |i: usize| (Checksum::mix(seed ^ Checksum::mix(i as u64)) >> 40) as f32 / (1 << 24) as f32;
@@ -158,11 +214,29 @@ proptest! {
             at if i > 4 && at < ruled_out => f32::NEG_INFINITY,
             _ => ((random(i) + random(i + len) - 1.0) * steps).round() / steps * spread,
         }).collect();
-        let draw = Draw { temperature, top_k, top_p, min_p, seed, position: seed as u32 % 1000, logprob: true };
-        if is_clear(&logits, &draw) {
-            let (found, expected) = (choose(&logits, &draw), drawn(&logits, &draw));
+        let [repetition_penalty, frequency_penalty, presence_penalty] = penalties;
+        let filters = Draw { temperature, top_k, top_p, min_p, seed, position: seed as u32 % 1000, ..WARM };
+        let draw =
+            Draw { repetition_penalty, frequency_penalty, presence_penalty, best, logprob: true, ..filters };
+        let change = |token: usize| {
+            let (bias, count) = (random(token + 9) * 4.0 - 2.0, token as u32 % 3);
+            Change { token: token as u32, bias, count, seen: token.is_multiple_of(2) }.words()
+        };
+        let tokens: Vec<_> = (0..len).step_by(few.min(len)).take(if few > len { 0 } else { len }).map(change).collect();
+        let mut bits = vec![0; len.div_ceil(32)];
+        (0..len).step_by(allowed).for_each(|token| bits[token / 32] |= 1 << (token % 32));
+        let allowed = (allowed > 1).then_some(&*bits);
+        let changes = Changes { tokens: &tokens, allowed, latest };
+        if is_clear(&changed(&logits, &draw, &changes), &draw) {
+            let found = choose_changed(&logits, &draw, &changes);
+            let expected = drawn(&logits, &draw, &changes);
             prop_assert_eq!((found.token, found.logit), (expected.token, expected.logit));
-            prop_assert!((found.logprob - expected.logprob).abs() < 1e-5 * (1.0 + expected.logprob.abs()));
+            let near = |a: f32, b: f32| (a - b).abs() < 1e-5 * (1.0 + b.abs());
+            prop_assert!(near(found.logprob, expected.logprob));
+            prop_assert_eq!(found.best.len(), expected.best.len());
+            for (found, expected) in found.best.iter().zip(&expected.best) {
+                prop_assert!(found.0 == expected.0 && near(found.1, expected.1));
+            }
         }
     }
 }

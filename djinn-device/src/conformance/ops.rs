@@ -72,7 +72,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 58] = named![
+    let checks: [Check<D>; 60] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -118,6 +118,8 @@ pub(super) fn each_op<D: Ops>(
         rows::edits_are_batch_invariant,
         rows::sums_bytes,
         choice::chooses_as_the_reference,
+        choice::chooses_from_changed_logits,
+        choice::changes_stay_within_numbers,
         choice::chooses_among_equals,
         choice::chooses_from_sound_rows_alone,
         choice::choices_are_batch_invariant,

@@ -2,35 +2,89 @@
 
 use super::{Reader, Written};
 use crate::args::Choose;
-use crate::{Draw, Drawn};
+use crate::{Change, Changes, Draw, Drawn};
+use std::collections::BTreeMap;
 
 pub(super) fn choose(op: &Choose, memory: Reader<'_>) -> Vec<Written> {
     let (logits, draws) = (memory.floats(op.logits), memory.words(op.draws));
+    let (changes, earlier) = (memory.words(op.changes), memory.words(op.earlier));
     let rows = logits.chunks_exact(op.vocab as usize).zip(draws.as_chunks::<{ Draw::WORDS }>().0);
-    let row = |(r, (logits, &draw)): (usize, (&[f32], &[u32; Draw::WORDS]))| {
-        let words = Draw::from_words(draw).map_or([0; Drawn::WORDS], |draw| drawn(logits, &draw).words());
-        let row = op.drawn.slice((r * Drawn::WORDS * 4) as u64, Drawn::WORDS as u64 * 4);
-        let logprob = f32::from_bits(words[3]);
-        [Written::words(row.slice(0, 12), &words[..3]), Written::floats(row, 3, &[logprob])]
+    let row = |(r, (logits, words)): (usize, (&[f32], &[u32; Draw::WORDS]))| {
+        let mut row = [0; Drawn::WORDS];
+        let mut best = 0;
+        if let Some(draw) = Draw::from_words(*words) {
+            let changes = Changes::find(words, logits.len(), &changes, &earlier);
+            let drawn = drawn(logits, &draw, &changes);
+            drawn.write(&mut row);
+            best = drawn.best.len();
+        }
+        let span = op.drawn.slice((r * Drawn::WORDS * 4) as u64, Drawn::WORDS as u64 * 4);
+        let word = |at: usize| Written::words(span.slice(at as u64 * 4, 4), &row[at..at + 1]);
+        let float = |at: usize| Written::floats(span, at, &[f32::from_bits(row[at])]);
+        let pairs = (0..best).flat_map(|i| [word(4 + 2 * i), float(5 + 2 * i)]);
+        [word(0), word(1), word(2), float(3)].into_iter().chain(pairs).collect::<Vec<_>>()
     };
     rows.enumerate().flat_map(row).collect()
 }
 
+/// A row's logits after its changes: each token by itself.
+pub(crate) fn changed(logits: &[f32], draw: &Draw, changes: &Changes<'_>) -> Vec<f32> {
+    let tokens = changes.tokens.iter().map(|&words| Change::from_words(words));
+    let known: BTreeMap<usize, Change> = tokens.map(|change| (change.token as usize, change)).collect();
+    let of = |token: usize, logit: f32| {
+        let is_allowed = |words: &[u32]| words[token / 32] >> (token % 32) & 1 != 0;
+        if !logit.is_finite() || !changes.allowed.is_none_or(is_allowed) {
+            return if logit.is_finite() { f32::NEG_INFINITY } else { logit };
+        }
+        let (bias, seen, count) =
+            known.get(&token).map_or((0.0, false, 0), |it| (it.bias, it.seen, it.count));
+        let is_latest = changes.latest.is_some_and(|latest| latest as usize == token);
+        let (seen, count) = (seen || is_latest, count + u32::from(is_latest));
+        let mut x = (logit + bias).clamp(f32::MIN, f32::MAX);
+        x = match seen {
+            true if x < 0.0 => x * draw.repetition_penalty,
+            true => x / draw.repetition_penalty,
+            false => x,
+        };
+        x = x.clamp(f32::MIN, f32::MAX);
+        let penalty = draw.frequency_penalty * count as f32 + draw.presence_penalty;
+        if count > 0 { (x - penalty).clamp(f32::MIN, f32::MAX) } else { x }
+    };
+    logits.iter().enumerate().map(|(token, &logit)| of(token, logit)).collect()
+}
+
 /// What a row gives.
-pub(crate) fn drawn(logits: &[f32], draw: &Draw) -> Drawn {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let bad = logits.iter().position(|&l| l.is_nan() || !most.is_finite() && l == most);
-    if let Some(bad) = bad {
-        return Drawn::bad(bad, logits[bad]);
+pub(crate) fn drawn(logits: &[f32], draw: &Draw, changes: &Changes<'_>) -> Drawn {
+    let greatest = |logits: &[f32]| logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let most = greatest(logits);
+    let changed = changed(logits, draw, changes);
+    for logits in [logits, &changed] {
+        let most = greatest(logits);
+        let bad = logits.iter().position(|&l| l.is_nan() || !most.is_finite() && l == most);
+        if let Some(bad) = bad {
+            return Drawn::bad(bad, logits[bad]);
+        }
     }
-    let token = match scores(logits, draw, 0.0).first() {
+    let token = match scores(&changed, draw, 0.0).first() {
         Some(&(token, _)) => token,
-        None => logits.iter().position(|&logit| logit == most).expect("one is the greatest"),
+        None => {
+            let most = greatest(&changed);
+            changed.iter().position(|&logit| logit == most).expect("one is the greatest")
+        }
     };
     let normal =
         f64::from(most) + total(logits.iter().map(|&logit| (f64::from(logit) - f64::from(most)).exp())).ln();
-    let logprob = if draw.logprob { (f64::from(logits[token]) - normal) as f32 } else { 0.0 };
-    Drawn { token: token as u32, logit: logits[token], logprob, is_sound: true }
+    let logprob = |token: usize| (f64::from(logits[token]) - normal) as f32;
+    let mut best: Vec<usize> = (0..logits.len()).filter(|&token| logits[token].is_finite()).collect();
+    best.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).expect("no logit is NaN").then(a.cmp(&b)));
+    best.truncate(draw.best as usize);
+    Drawn {
+        token: token as u32,
+        logit: logits[token],
+        logprob: if draw.logprob { logprob(token) } else { 0.0 },
+        is_sound: true,
+        best: best.into_iter().map(|token| (token as u32, logprob(token))).collect(),
+    }
 }
 
 /// Whether the result stays the same where sums are off by a 50,000th, weights by a 10,000th, and scores by 0.0002: as

@@ -5,6 +5,7 @@ use super::under_way::{Part, UnderWay, begin_of};
 use super::{Batcher, NewToken};
 use crate::debug::Judged;
 use crate::hooks::{KvAccess, ReadBack};
+use crate::pass::choices::Chooses;
 use crate::{BatchEntry, Choice, Result, Wanted};
 use djinn_device::Ops;
 use djinn_scheduler::{Backend, Completion, Plan, State, TurnEnd};
@@ -29,7 +30,7 @@ impl<D: Ops> Backend for Batcher<D> {
         });
     }
 
-    /// Where the tokens of all sessions are chosen on the device, and nothing happens at hooks.
+    /// Where nothing happens at hooks.
     fn takes_next(&self, _: &Plan) -> bool {
         !self.holds_back && self.engine.takes_next() && self.all_stays_on_the_device()
     }
@@ -84,7 +85,7 @@ impl<D: Ops> Batcher<D> {
         let parts: Vec<Part> = plan.batch.iter().map(|entry| self.part(state, entry, ahead)).collect();
         let mut batch: Vec<BatchEntry<'_>> = Vec::new();
         for (part, chunks) in parts.iter().zip(&chunks) {
-            let tokens = &self.conversations[&part.session].tokens;
+            let Conversation { tokens, sampler, .. } = &self.conversations[&part.session];
             batch.push(BatchEntry {
                 pages: state.session(part.session).expect("it is in the plan").table().device(),
                 from: part.from,
@@ -97,7 +98,8 @@ impl<D: Ops> Batcher<D> {
                 after: if ahead { before.get(&part.session).copied() } else { None },
                 chunks,
                 wanted: if part.reads_logits() { Wanted::Last } else { Wanted::Nothing },
-                choose: part.draw,
+                choose: part.chooses.then(|| sampler.draw(part.from + part.tokens)),
+                changes: sampler.changes(),
                 interventions: part.debugged.as_ref().map_or(&[], |step| &step.interventions),
             });
         }
@@ -106,9 +108,10 @@ impl<D: Ops> Batcher<D> {
             self.conversations[&part.session].cache_accesses(entry, plan.rewrites_of(part.session), looks)
         });
         let caches: Vec<KvAccess<'_>> = caches.collect();
-        self.engine.begin_with(&batch, &caches)?;
+        let waits = ahead && self.wait_for_tokens(&parts);
+        self.engine.begin_with(&batch, &caches, if waits { Chooses::Later } else { Chooses::Now })?;
         let goes_on = self.goes_on_in(&parts);
-        self.under_way.push_back(UnderWay { parts, ahead, goes_on, began });
+        self.under_way.push_back(UnderWay { parts, ahead, goes_on, waits, began });
         Ok(())
     }
 
@@ -130,7 +133,7 @@ impl<D: Ops> Batcher<D> {
             let mut caches = caches.into_iter().peekable();
             for (entry, mut part) in step.parts.into_iter().enumerate() {
                 let logits = if part.reads_logits() { rows.next() } else { None };
-                let drawn = part.draw.and_then(|_| drawn.next());
+                let drawn = if part.chooses { drawn.next() } else { None };
                 if part.dropped {
                     continue;
                 }
@@ -151,11 +154,7 @@ impl<D: Ops> Batcher<D> {
                     continue;
                 }
                 let Conversation { sampler, tokens, .. } = &mut *conversation;
-                let choice = match (drawn, logits) {
-                    (Some(drawn), _) => sampler.take(drawn, tokens.len() as u64),
-                    (None, logits) => sampler.choose(logits.expect("the step reads them"), tokens),
-                };
-                match choice {
+                match sampler.take(drawn, tokens.len() as u64) {
                     Ok(Choice { token, logprobs }) => {
                         let finish = conversation.push(token, most);
                         generated.push(NewToken { session, token, finish, logprobs });
@@ -176,6 +175,6 @@ impl<D: Ops> Batcher<D> {
         times.add(before.filter(|_| goes_on), engine.latest_span(), ahead);
         self.drop_guesses(None);
         completion.step = Some(ended);
-        Ok(())
+        self.choose_later()
     }
 }

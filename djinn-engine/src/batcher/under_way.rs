@@ -1,8 +1,10 @@
 //! A step between its beginning and its end: which part of it is whose, and how long the device took.
 
 use super::Batcher;
+use super::conversation::Conversation;
+use crate::Result;
 use crate::debug::Step;
-use djinn_device::{Draw, Ops};
+use djinn_device::Ops;
 use djinn_scheduler::{ScheduledSession, SessionId, State};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -64,6 +66,8 @@ pub(super) struct UnderWay {
     pub(super) ahead: bool,
     /// A session of the step before goes on in it.
     pub(super) goes_on: bool,
+    /// How its tokens are chosen is said when the step before has ended.
+    pub(super) waits: bool,
     /// When it was begun.
     pub(super) began: Instant,
 }
@@ -87,10 +91,10 @@ pub(super) struct Part {
     /// Position of its first token, and how many there are.
     pub(super) from: u64,
     pub(super) tokens: u64,
-    /// Whether a token is chosen after it.
+    /// Whether a token is to come after it.
     pub(super) yields: bool,
-    /// How the device chooses it. Otherwise the host does, from the logits.
-    pub(super) draw: Option<Draw>,
+    /// Whether the device chooses it. Otherwise there is none, and the turn fails.
+    pub(super) chooses: bool,
     /// What it does at hooks.
     pub(super) debugged: Option<Step>,
     /// The session's turn ended before: it does not count.
@@ -100,18 +104,16 @@ pub(super) struct Part {
 impl Part {
     /// Whether the host reads the logits after its last token.
     pub(super) fn reads_logits(&self) -> bool {
-        self.yields && self.draw.is_none() || self.debugged.as_ref().is_some_and(|step| step.reads_logits)
+        self.debugged.as_ref().is_some_and(|step| step.reads_logits)
     }
 }
 
 impl<D: Ops> Batcher<D> {
-    /// Whether the tokens of all sessions under way are chosen on the device, and nothing happens at hooks.
+    /// Whether nothing happens at hooks in what is under way.
     pub(super) fn all_stays_on_the_device(&self) -> bool {
-        let stays = |part: &Part| {
-            let hooks = part.debugged.is_some() || self.conversations[&part.session].record.is_some();
-            !hooks && !part.reads_logits()
-        };
-        self.under_way.iter().all(|step| step.parts.iter().all(stays))
+        let hooks =
+            |part: &Part| part.debugged.is_some() || self.conversations[&part.session].record.is_some();
+        !self.under_way.iter().flat_map(|step| &step.parts).any(hooks)
     }
 
     /// Whether a session of the latest step goes on in these parts, which are of the latest from now on.
@@ -122,16 +124,20 @@ impl<D: Ops> Batcher<D> {
     }
 
     /// A session's part of a plan's step.
-    pub(super) fn part(&self, state: &State, entry: &ScheduledSession, ahead: bool) -> Part {
+    pub(super) fn part(&mut self, state: &State, entry: &ScheduledSession, ahead: bool) -> Part {
         let (session, tokens) = (entry.session(), entry.tokens());
         let yields = !matches!(entry, ScheduledSession::Prefill { last: false, .. });
-        let from = begin_of(state, entry);
+        let (from, vocab) = (begin_of(state, entry), self.engine.graph().vocab as usize);
+        let Conversation { sampler, tokens: known, .. } =
+            self.conversations.get_mut(&session).expect("it was opened");
+        let waits = ahead && sampler.is_constrained();
+        let chooses = yields && (waits || sampler.prepare(known, vocab));
         Part {
             session,
             from,
             tokens,
             yields,
-            draw: self.conversations[&session].sampler.on_device(from + tokens).filter(|_| yields),
+            chooses,
             debugged: if ahead { None } else { self.step_at_hooks(session, from, tokens, yields) },
             dropped: false,
         }
@@ -148,6 +154,29 @@ impl<D: Ops> Batcher<D> {
                 conversation.computed_until(part.from);
             }
         }
+    }
+
+    /// Whether one of these parts of a step ahead is to be told later what it may choose.
+    pub(super) fn wait_for_tokens(&self, parts: &[Part]) -> bool {
+        parts.iter().any(|part| self.conversations[&part.session].sampler.is_constrained())
+    }
+
+    /// Says how the step under way chooses its tokens, if it waits for that: all tokens before are known now.
+    pub(super) fn choose_later(&mut self) -> Result<()> {
+        let Batcher { engine, conversations, under_way, .. } = self;
+        let Some(step) = under_way.front_mut().filter(|step| step.waits) else { return Ok(()) };
+        step.waits = false;
+        let vocab = engine.graph().vocab as usize;
+        for part in &mut step.parts {
+            let conversation = conversations.get_mut(&part.session).filter(|_| !part.dropped);
+            part.chooses = conversation.is_some_and(|one| one.sampler.prepare(&one.tokens, vocab));
+        }
+        let choice = |part: &Part| {
+            let sampler = part.chooses.then(|| &conversations[&part.session].sampler)?;
+            Some((sampler.draw(part.from + part.tokens), sampler.changes()))
+        };
+        let choices: Vec<_> = step.parts.iter().map(choice).collect();
+        engine.choose_later(&choices)
     }
 }
 

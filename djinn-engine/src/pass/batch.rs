@@ -7,9 +7,10 @@
 //! own length, which is the session's business alone. Products that are batch-invariant for any number of rows take all
 //! rows at once ([`DeviceInfo::wide_products`]).
 
+use super::choices::{Choices, put};
 use crate::parts::{Exchange, Parts};
 use crate::{Error, Intervention, Result};
-use djinn_device::{DeviceInfo, Draw, Drawn, Ops};
+use djinn_device::{Changes, DeviceInfo, Draw, Drawn, Ops};
 use djinn_srg::{Rows, ValueId};
 use std::ops::Range;
 
@@ -44,6 +45,9 @@ pub struct BatchEntry<'a> {
     pub wanted: Wanted,
     /// How the device chooses a token after the last one, if it does. Its logits stay there, unless they are wanted.
     pub choose: Option<Draw>,
+    /// What changes its logits for that: up to [`Sampling::MAX_BIASES`](crate::Sampling::MAX_BIASES) tokens more than the
+    /// context has. Its latest token is that of the entry which it comes [after](Self::after), and is not given here.
+    pub changes: Changes<'a>,
     /// What to read and change on the way.
     pub interventions: &'a [Intervention],
 }
@@ -135,10 +139,8 @@ pub(crate) struct Layout {
     pub(crate) row_seq: Vec<u32>,
     /// Rows that have logits, in order of the entries.
     pub(crate) wanted: Vec<u32>,
-    /// For each of them how a token is chosen from its logits.
-    draws: Vec<[u32; Draw::WORDS]>,
-    /// Whether tokens are chosen from some.
-    pub(crate) chooses: bool,
+    /// For each of them how a token is chosen from its logits; `None` where none is.
+    pub(crate) choices: Option<Choices>,
     /// By entry: the row of logits from which its token is chosen, if it is.
     pub(crate) chosen: Vec<Option<u32>>,
     /// By row: the word of the results of the step before that is its token; empty where the host knows the tokens.
@@ -207,10 +209,8 @@ impl Layout {
             self.wanted.extend(&rows[rows.len() - entry.logit_rows() as usize..]);
             let end = self.wanted.len();
             self.runs.outputs.copy((end - entry.wanted_rows() as usize) as u32..end as u32);
-            self.draws.resize(end, [0; Draw::WORDS]);
-            if let Some(draw) = entry.choose {
-                self.draws[end - 1] = draw.words();
-                self.chooses = true;
+            if let Some(draw) = &entry.choose {
+                self.choices.get_or_insert_default().set(end - 1, draw, &entry.changes);
             }
             self.chosen.push(entry.choose.map(|_| end as u32 - 1));
         }
@@ -233,6 +233,11 @@ impl Layout {
                 + Drawn::TOKEN as u32
         };
         let sources: Vec<u32> = batch.iter().map(source).collect();
+        for (row, &source) in self.chosen.iter().zip(&sources) {
+            if let (Some(choices), Some(row)) = (&mut self.choices, row) {
+                choices.follow(*row as usize, source);
+            }
+        }
         self.sources = self.row_seq.iter().map(|&entry| sources[entry as usize]).collect();
     }
 
@@ -244,7 +249,7 @@ impl Layout {
         exchange: &Exchange,
         batch: &[BatchEntry<'_>],
     ) {
-        let (Parts { graph, plan, .. }, Exchange { inputs, table, draws, sources, .. }) = (parts, exchange);
+        let (Parts { graph, plan, .. }, Exchange { inputs, table, sources, .. }) = (parts, exchange);
         let place = |id: ValueId| plan.stack.offset(id) as usize;
         device.write_host(inputs.span(), |bytes| {
             put(&mut bytes[place(graph.tokens)..], &self.tokens);
@@ -252,7 +257,6 @@ impl Layout {
             put(&mut bytes[place(graph.row_seq)..], &self.row_seq);
             put(&mut bytes[place(graph.logit_rows)..], &self.wanted);
         });
-        device.write_host(draws.span(), |bytes| put(bytes, self.draws.as_flattened()));
         device.write_host(sources.span(), |bytes| put(bytes, &self.sources));
         let width = plan.kv.table_width as usize * 4;
         device.write_host(table.span(), |bytes| {
@@ -260,13 +264,6 @@ impl Layout {
                 put(row, entry.pages);
             }
         });
-    }
-}
-
-/// Writes `words` little-endian at the start of `bytes`.
-fn put(bytes: &mut [u8], words: &[u32]) {
-    for (out, word) in bytes.chunks_exact_mut(4).zip(words) {
-        out.copy_from_slice(&word.to_le_bytes());
     }
 }
 

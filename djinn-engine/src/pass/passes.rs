@@ -17,6 +17,8 @@ pub(super) struct UnderWay {
     pub(super) rows: Rows,
     /// Whether it chooses tokens, and by entry from which row of logits.
     pub(super) chooses: bool,
+    /// It is still to be told how.
+    pub(super) waits: bool,
     pub(super) chosen: Vec<Option<u32>>,
     pub(super) outputs: Outputs,
     /// When the host was done with enqueueing it.

@@ -1,7 +1,8 @@
 //! How far steps are that were begun: asked, waited for, finished.
 
+use super::choices::Choices;
 use crate::{Captured, Engine, Error, Result, Runtime};
-use djinn_device::{Drawn, Ops};
+use djinn_device::{Changes, Draw, Drawn, Ops};
 use djinn_vmu::PassStats;
 use std::ops::{Deref, Range};
 use std::time::Duration;
@@ -53,5 +54,29 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
         read: impl FnOnce(&[f32], Vec<Drawn>, Vec<Captured>) -> T,
     ) -> Result<(T, PassStats)> {
         self.finish_with(|logits, drawn, back| read(logits, drawn, back.captured))
+    }
+
+    /// Says how the tokens of the step under way are chosen that was begun to choose [later](super::choices::Chooses::Later): by entry,
+    /// nothing for those that choose none.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    ///
+    /// # Panics
+    /// If no such step is the first under way, or an entry was not to choose.
+    pub(crate) fn choose_later(&mut self, entries: &[Option<(Draw, Changes<'_>)>]) -> Result<()> {
+        let Engine { runtime, parts, passes, .. } = self;
+        let pass = passes.under_way.front_mut().filter(|pass| pass.waits);
+        let pass = pass.expect("the step waits to be told how it chooses");
+        pass.waits = false;
+        let mut choices = Choices::default();
+        for (entry, row) in entries.iter().zip(&pass.chosen) {
+            if let Some((draw, changes)) = entry {
+                choices.set(row.expect("it chooses") as usize, draw, changes);
+            }
+        }
+        let (place, rows) = (pass.place, pass.rows);
+        let chosen = passes.enqueue_choice(runtime, parts, place, rows, Some(&choices));
+        self.stop_on(chosen)
     }
 }

@@ -107,17 +107,8 @@ impl TokenMask {
         self.words.resize(vocab.div_ceil(32), 0);
     }
 
-    /// Rules out the tokens that the set lacks. Logits that are not finite stay, so that a bad one is still found.
-    pub(super) fn apply(&self, logits: &mut [f32]) {
-        for (&word, logits) in self.words.iter().zip(logits.chunks_mut(32)) {
-            if word == u32::MAX {
-                continue;
-            }
-            for (bit, logit) in logits.iter_mut().enumerate() {
-                if word & (1 << bit) == 0 && logit.is_finite() {
-                    *logit = f32::NEG_INFINITY;
-                }
-            }
-        }
+    /// Its words.
+    pub(super) fn words(&self) -> &[u32] {
+        &self.words
     }
 }

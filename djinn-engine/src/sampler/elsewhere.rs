@@ -1,9 +1,8 @@
 //! What a sampler leaves to others: the device that chooses from the logits, and the engine to which a session moves.
 
-use super::penalty::Penalty;
-use super::{Sampler, Sampling};
+use super::{ConstraintError, Sampler, Sampling};
 use crate::Result;
-use djinn_device::Draw;
+use djinn_device::{Changes, Draw};
 
 impl Sampler {
     /// What a sampler of another engine needs to choose on as this one, beside the turn's tokens.
@@ -18,21 +17,54 @@ impl Sampler {
     /// As [`Sampling::check`].
     pub(crate) fn resumed(sampling: Sampling, generated: &[u32]) -> Result<Self> {
         let mut sampler = Sampler::new(sampling)?;
-        generated.iter().for_each(|&token| sampler.penalty.took(&sampler.sampling, token));
+        generated.iter().for_each(|&token| sampler.penalised.took(&sampler.sampling, token));
         Ok(sampler)
     }
 
-    /// How the device chooses the token that follows a context of `tokens` tokens. `None` where the logits are needed on
-    /// the host: for a constraint, biases, penalties, and the most probable tokens. The turn alone decides that.
-    pub(crate) fn on_device(&self, tokens: u64) -> Option<Draw> {
-        let plain = self.constraint.is_none() && Penalty::is_off(&self.sampling);
-        (plain && self.logprobs.unwrap_or(0) == 0).then(|| self.draw(tokens))
+    /// Whether what is allowed next depends on all tokens before, so that it can be said only when these are known.
+    pub(crate) fn is_constrained(&self) -> bool {
+        self.constraint.is_some()
     }
 
-    /// The same, wherever it is chosen.
-    pub(super) fn draw(&self, tokens: u64) -> Draw {
-        let Sampling { temperature, top_k, top_p, min_p, seed, .. } = self.sampling;
-        let (position, logprob) = (tokens.saturating_sub(1) as u32, self.logprobs.is_some());
-        Draw { temperature, top_k, top_p, min_p, seed, position, logprob }
+    /// Takes in the tokens that are known, and asks the constraint what of `vocab` tokens may come next, once for each
+    /// token. Whether one can be chosen: if not, [`take`](Self::take) says why.
+    pub(crate) fn prepare(&mut self, context: &[u32], vocab: usize) -> bool {
+        self.penalised.take_in(&self.sampling, context);
+        let Sampler { constraint, allowed, asked, .. } = self;
+        let Some(constraint) = constraint else { return true };
+        let asked = asked.get_or_insert_with(|| {
+            allowed.reset(vocab);
+            constraint.allow(allowed)?;
+            match allowed.is_empty() {
+                true => Err(ConstraintError("it allows no token of the vocabulary".to_owned())),
+                false => Ok(()),
+            }
+        });
+        asked.is_ok()
+    }
+
+    /// How the token that follows a context of `tokens` tokens is chosen.
+    pub(crate) fn draw(&self, tokens: u64) -> Draw {
+        let &Sampling { temperature, top_k, top_p, min_p, seed, .. } = &self.sampling;
+        let &Sampling { repetition_penalty, frequency_penalty, presence_penalty, .. } = &self.sampling;
+        Draw {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            position: tokens.saturating_sub(1) as u32,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            logprob: self.logprobs.is_some(),
+            best: self.logprobs.unwrap_or(0).into(),
+        }
+    }
+
+    /// What changes the logits before that, as far as tokens were [taken in](Self::prepare).
+    pub(crate) fn changes(&self) -> Changes<'_> {
+        let allowed = self.asked.as_ref().map(|_| self.allowed.words());
+        Changes { tokens: self.penalised.words(), allowed, latest: None }
     }
 }

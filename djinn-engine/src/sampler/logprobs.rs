@@ -1,5 +1,7 @@
 //! How probable the model found tokens.
 
+use djinn_device::Drawn;
+
 /// Natural logarithms of probabilities at one position: the log-softmax of the model's logits as they are, before
 /// penalties, biases, constraints, temperature and filters (vLLM's `raw_logprobs`).
 #[derive(Clone, Debug, PartialEq)]
@@ -13,35 +15,5 @@ pub struct TokenLogprobs {
 
 impl TokenLogprobs {
     /// The most alternatives that a turn may ask for.
-    pub const MOST: u8 = 20;
-
-    /// Of finite logits or negative infinities, one at least finite.
-    pub(super) fn new(logits: &[f32], chosen: u32, top: u8) -> Self {
-        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let total: f64 = logits.iter().map(|&logit| f64::from((logit - most).exp())).sum();
-        let normal = f64::from(most) + total.ln();
-        let logprob = |logit: f32| (f64::from(logit) - normal) as f32;
-        let best = best(logits, top.into());
-        TokenLogprobs {
-            chosen: logprob(logits[chosen as usize]),
-            top: best.into_iter().map(|(token, logit)| (token, logprob(logit))).collect(),
-        }
-    }
-}
-
-/// The `count` greatest logits above negative infinity with their tokens, in order.
-fn best(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
-    let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
-    let mut least = f32::NEG_INFINITY;
-    for (token, &logit) in (0..).zip(logits) {
-        if logit > least && count > 0 {
-            let at = best.partition_point(|&(_, other)| other >= logit);
-            best.insert(at, (token, logit));
-            best.truncate(count);
-            if best.len() == count {
-                least = best[count - 1].1;
-            }
-        }
-    }
-    best
+    pub const MOST: u8 = Drawn::MOST_BEST as u8;
 }

@@ -5,18 +5,24 @@ use djinn_device::{
     Buffer, Capture, Device, DeviceInfo, Event, Operation, Result, Space, Span, Stream, Usage, args,
     for_each_op,
 };
-use djinn_engine::{Finish, Happening, Opening, Progress, Sampling, Turn};
+use djinn_engine::{Constraint, Finish, Happening, Opening, Progress, Sampling, Turn};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a session sees of a turn: each token with the bits of its log-probability, and why the turn ended.
-type Seen = (Vec<(u32, u32)>, Option<Finish>);
+/// What a session sees of a turn: each token with the bits of its log-probability and what else might have come, and why
+/// the turn ended.
+type Seen = (Vec<(u32, u32, Vec<u32>)>, Option<Finish>);
 
-/// A turn that may end at one token in nine.
+/// A turn that may end at one token in nine. Some turns are penalised for what they said, and some obey a constraint.
 fn turn(tokens: Vec<u32>, max_tokens: u64, seed: u64) -> Turn {
-    let sampling = Sampling { temperature: 1.5, seed, ..Sampling::default() };
+    let penalised = Sampling { repetition_penalty: 1.2, frequency_penalty: 0.3, ..Sampling::default() };
+    let known = [Sampling::default(), penalised][seed as usize % 2].clone();
+    let sampling = Sampling { temperature: 1.5, seed, ..known };
     let stop_tokens = (0..256).filter(|token| token % 9 == 4).collect();
-    Turn { tokens, max_tokens, sampling, stop_tokens, logprobs: Some(0), ..Turn::default() }
+    let constraint = || Box::new(constrained::constraint(usize::MAX, usize::MAX).0) as Box<dyn Constraint>;
+    let logprobs = Some(seed as u8 % 3);
+    let constraint = (seed % 3 == 2).then(constraint);
+    Turn { tokens, max_tokens, sampling, stop_tokens, logprobs, constraint }
 }
 
 fn ahead(ahead: bool) -> Options {
@@ -41,7 +47,9 @@ fn run<D: Ops>(device: D, options: &Options) -> (Vec<Vec<Seen>>, u64) {
             let turns = seen.get_mut(&id).expect("it was opened");
             let latest = turns.last_mut().expect("a turn");
             assert_eq!(latest.1, None, "{id} has a token after its turn");
-            latest.0.push((token, logprobs.expect("asked for").chosen.to_bits()));
+            let logprobs = logprobs.expect("asked for");
+            let others = logprobs.top.iter().map(|(token, _)| *token).collect();
+            latest.0.push((token, logprobs.chosen.to_bits(), others));
             latest.1 = finish;
             let known = service.batcher().tokens(id).expect("it lives").len() as u64;
             match (finish, turns.len() as u64) {
@@ -113,24 +121,36 @@ fn an_answer_that_is_broken_off_leaves_nothing_of_the_step_ahead() {
     }
 }
 
-/// Sessions whose tokens the host chooses, or that stop at a hook, are waited for.
+/// Also where tokens are penalised, or wait for what a constraint allows; that ends its own turn alone.
 #[test]
-fn a_step_that_the_host_must_see_is_not_ahead() {
-    for host in [Sampling { presence_penalty: 0.5, ..Sampling::default() }, Sampling::default()] {
-        let waits = host != Sampling::default();
+fn all_ways_to_choose_go_ahead() {
+    let plain = |at| Turn { tokens: prompt(at, 9), max_tokens: 12, ..Turn::default() };
+    let penalised = Sampling { presence_penalty: 0.5, logit_bias: [(7, 2.0)].into(), ..Sampling::default() };
+    let constrained = |complete, fail| {
+        let (constraint, told) = constrained::constraint(complete, fail);
+        (Turn { constraint: Some(Box::new(constraint)), logprobs: Some(3), ..plain(0) }, told)
+    };
+    let (whole, told) = constrained(5, usize::MAX);
+    let (failing, _) = constrained(usize::MAX, 3);
+    let turns = [plain(0), Turn { sampling: penalised, ..plain(0) }, whole, failing];
+    for (first, tokens) in turns.into_iter().zip([12, 12, 5, 3]) {
         let mut service = serve(sim(SimConfig::default()), "tiny-gqa", &ahead(true), &settings("signal"));
-        for at in 0..2 {
-            let sampling = if at == 0 { host.clone() } else { Sampling::default() };
-            let turn = Turn { tokens: prompt(at, 9), max_tokens: 12, sampling, ..Turn::default() };
-            service.open(Opening { turn, ..Opening::default() }).expect("there is room");
-        }
+        let ids = [first, plain(1)]
+            .map(|turn| service.open(Opening { turn, ..Opening::default() }).expect("there is room"));
+        let mut seen = [0, 0];
         while service.idle_for().is_some() {
-            service.advance().expect("the device is sound");
+            for (id, happening) in service.advance().expect("the device is sound") {
+                let came = matches!(happening, Happening::Token { .. });
+                assert!(came || matches!(happening, Happening::Failed(_)) && tokens == 3, "{happening:?}");
+                seen[usize::from(id == ids[1])] += u32::from(came);
+            }
         }
+        assert_eq!(seen, [tokens, 12]);
         let times = service.batcher().device_times();
-        assert_eq!((times.steps, times.ahead == 0), (12, waits), "{times:?}");
+        assert!(times.steps >= 12 && times.ahead > 0, "{times:?}");
         assert!(times.busy > Duration::ZERO && (0.0..1.0).contains(&times.idle_share()), "{times:?}");
     }
+    assert_eq!(told.lock().expect("no panic").len(), 5);
 }
 
 /// What a faulty device does with the tokens of a step ahead.

@@ -43,7 +43,8 @@ proptest! {
         let batch: Vec<BatchEntry<'_>> = entries.iter().map(|(tokens, chunks, wanted)| {
             let wanted = [Wanted::Nothing, Wanted::Last, Wanted::All][*wanted as usize];
             let (pages, after, choose): (&[u32], _, _) = (&[], None, None);
-            BatchEntry { pages, from: 0, tokens, after, chunks, wanted, choose, interventions: &[] }
+            let changes = Changes::default();
+            BatchEntry { pages, from: 0, tokens, after, chunks, wanted, choose, changes, interventions: &[] }
         }).collect();
         let layout = Layout::new(&batch, &info(alone, run));
         let total: usize = entries.iter().map(|(tokens, ..)| tokens.len()).sum();
