@@ -10,6 +10,9 @@ namespace djinn {
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
+/* Weights may be up to 2 to this power: what they refer to need not be the maximum. */
+constexpr float MOST_ABOVE = 8;
+
 /* The first position that a row at `position` sees. */
 __host__ __device__ __forceinline__ unsigned first_seen(const djinn_attention_args &a, unsigned position) {
     return a.window == 0 || position < a.window ? 0 : position + 1 - a.window;

@@ -10,69 +10,40 @@
  * share copies.
  *
  * The context is cut every TILED_SPLIT positions, and tiles of keys start at multiples of KEYS, both from position 0
- * on. A tile that a row does not see changes none of its bits. Where a row sees several splits, a second kernel merges
- * their results in order of position. So a row depends on its queries and its context alone.
- * Launch: a block for each multiprocessor, which takes units of rows, heads and a split in turn; those that come
- * together share keys. Then a warp for each row and head.
+ * on. A tile that a row does not see changes none of its bits. What a row finds in several splits is merged in order of
+ * position (attention_merge.cuh). So a row depends on its queries and its context alone.
+ * Launch: a block for each multiprocessor, which takes units of rows and heads in turn; those that come together share
+ * keys. Where these units keep the device busy, a unit has all splits of its rows. Else it has one, and a second kernel
+ * with a warp for each row and head merges them.
  */
-#include "attention_units.cuh"
-#include "wgmma.cuh"
+#include "attention_copies.cuh"
+#include "attention_merge.cuh"
 
 namespace djinn {
 
-/* Rows of a block, each a query row and a head, and of a warpgroup. */
-constexpr unsigned ROWS = 128, GROUP_ROWS = 64;
-constexpr unsigned THREADS = 384, COMPUTING = 256, COPYING = 128;
-/* Heads that share a key head, and that a block takes at most. */
-constexpr unsigned MOST_HEADS = 8;
-/* Tiles that are copied ahead. */
-constexpr unsigned STAGES = 2;
 /* Registers of a thread that copies, and of one that computes. */
 #define DJINN_FEW_REGISTERS "56"
 #define DJINN_MANY_REGISTERS "224"
 
-/* For heads of up to DIM elements. */
-template <typename T, unsigned DIM> struct HopperTiles {
-    /* Positions of a tile. */
-    static constexpr unsigned KEYS = DIM <= 128 ? 128 : 64;
-    static constexpr unsigned BLOCKS = (DIM + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS, STEPS = DIM / 16;
-    /* Pieces of 16 bytes in a row. */
-    static constexpr unsigned PIECES = DIM / 8;
-    /* Of a tile: rows that a warp copies. */
-    static constexpr unsigned HALF = KEYS / 2;
-    static_assert(TILED_SPLIT % KEYS == 0);
-
-    struct Tile {
-        T at[BLOCKS][KEYS][BLOCK_COLUMNS];
-    };
-    struct Shared {
-        T queries[BLOCKS][ROWS][BLOCK_COLUMNS];
-        Tile keys[STAGES], values[STAGES];
-    };
-    struct Barriers {
-        Barrier keys_ready[STAGES], values_ready[STAGES], keys_free[STAGES], values_free[STAGES];
-    };
-
-    /* One thread's two rows, 8 apart. */
-    struct Rows {
-        float out[DIM / 2];
-        float top[2], sum[2];
-        /* The positions that each row sees of the present run, from `from` on and before `sees`. */
-        unsigned from[2], sees[2];
-        /* With biases: of the head, and the bias of the row's own position. */
-        float slope[2], own[2];
-    };
+/* What the warps that compute do, for heads of up to DIM elements. */
+template <typename T, unsigned DIM> struct HopperTiles : TileLayout<T, DIM> {
+    using Layout = TileLayout<T, DIM>;
+    using typename Layout::Barriers, typename Layout::Shared;
+    using Layout::BLOCKS, Layout::KEYS;
+    using Rows = FoundRows<DIM>;
+    /* Steps of a product with keys, and pieces of 16 bytes in a row. */
+    static constexpr unsigned STEPS = DIM / 16, PIECES = DIM / 8;
 
     const djinn_attention_args &a;
     const Tiling &part;
-    const CUtensorMap &pages;
     Shared &shared;
     Barriers &barriers;
     /* Tiles so far. */
-    unsigned count;
+    unsigned count = 0;
 
-    __device__ __forceinline__ unsigned slot() const { return count % STAGES; }
-    __device__ __forceinline__ unsigned parity() const { return count / STAGES % 2; }
+    __device__ __forceinline__ HopperTiles(const djinn_attention_args &a, const Tiling &part, Shared &shared,
+                                           Barriers &barriers)
+        : a(a), part(part), shared(shared), barriers(barriers) {}
 
     /* Where a piece of a row lies. */
     template <unsigned N>
@@ -80,95 +51,45 @@ template <typename T, unsigned DIM> struct HopperTiles {
         return &blocks[at / 8][row][(at % 8 ^ row % 8) * 8];
     }
 
-    /*
-     * Starts the copy of half a tile, from `first` on and a position on; zeros for what no row of the run sees, and
-     * past the end of a head. Eight lanes take a row's part of a block.
-     */
-    __device__ __forceinline__ void copy(Tile &to, const Run &run, const Unit &unit, bool values, unsigned first,
-                                         unsigned position) {
-        const unsigned in_block = threadIdx.x % 8, pieces = a.kv.head_dim / 8;
-#pragma unroll 2
-        for (unsigned i = threadIdx.x % 32 / 8; i < HALF; i += 4) {
-            const unsigned row = first + i, at = position + i;
-            const bool seen = at >= run.lowest && at < run.length;
-            const T *key = key_at<T>(a.kv, run.sequence, seen ? at : run.lowest, unit.kv_head);
-            const T *from = key + (values ? value_offset(a.kv) : 0);
-#pragma unroll
-            for (unsigned block = 0; block < BLOCKS; ++block) {
-                const unsigned piece = block * 8 + in_block;
-                const bool inside = seen && piece < pieces;
-                copy_async(&to.at[block][row][(in_block ^ row % 8) * 8], inside ? from + piece * 8 : from, inside);
-            }
+    /* Lets a tile be replaced. */
+    static __device__ __forceinline__ void leave(Barrier &free) {
+        if (threadIdx.x % 32 == 0) {
+            free.arrive();
         }
-        commit_copies();
-    }
-
-    /* Has the copy engine copy half a tile, from `first` on and a position on that all rows of the run may see. */
-    __device__ __forceinline__ void copy_boxes(Tile &to, const Run &run, const Unit &unit, bool values, unsigned first,
-                                               unsigned position, Barrier &ready) {
-        const unsigned lane = threadIdx.x % 32, block = lane % BLOCKS, at = lane / BLOCKS * part.box;
-        if (lane == 0) {
-            ready.arrive_expecting(sizeof(Tile) / 2);
-        }
-        __syncwarp();
-        if (at < HALF) {
-            const unsigned index = (position + at) / a.kv.page_tokens;
-            const unsigned slot = position + at - index * a.kv.page_tokens;
-            const unsigned page = a.kv.page_table[size_t(run.sequence) * a.kv.table_width + index];
-            const unsigned row = ((2 * a.kv.layer + values) * a.kv.kv_heads + unit.kv_head) * a.kv.page_tokens + slot;
-            copy_box(&to.at[block][first + at], pages, block * BLOCK_COLUMNS, row, page, ready);
-        }
-        if (lane != 0) {
-            ready.arrive();
-        }
-    }
-
-    /*
-     * Copies the tiles of a unit: of four warps, two take the keys and two the values, each half of a tile. The copy
-     * engine copies what is seen whole.
-     */
-    __device__ __forceinline__ void supply(const Unit &unit) {
-        const unsigned warp = threadIdx.x % COPYING / 32, first = warp % 2 * HALF;
-        const bool values = warp >= 2;
-        Tile *const tiles = values ? shared.values : shared.keys;
-        Barrier *const ready = values ? barriers.values_ready : barriers.keys_ready;
-        Barrier *const free = values ? barriers.values_free : barriers.keys_free;
-        unit.each_run(a, [&](const Run &run) {
-            for (unsigned base = run.lowest / KEYS * KEYS; base < run.length; base += KEYS, ++count) {
-                free[slot()].wait(parity() ^ 1);
-                const unsigned position = base + first;
-                if (part.box != 0 && position >= run.lowest && position + HALF <= run.length) {
-                    copy_boxes(tiles[slot()], run, unit, values, first, position, ready[slot()]);
-                } else {
-                    copy(tiles[slot()], run, unit, values, first, position);
-                    wait_copies<0>();
-                    admit_shared_writes();
-                    ready[slot()].arrive();
-                }
-            }
-        });
     }
 
     /* A warpgroup's queries, scaled and rounded, to shared memory. */
     __device__ __forceinline__ void load_queries(const Unit &unit, unsigned group) {
-        const unsigned pieces = a.kv.head_dim / 8;
+        constexpr unsigned EACH = GROUP_ROWS * PIECES / 128, AT_ONCE = EACH < 8 ? EACH : 8;
+        static_assert(GROUP_ROWS * PIECES % 128 == 0 && EACH % AT_ONCE == 0);
         const size_t width = size_t(a.heads + 2 * a.kv.kv_heads) * a.kv.head_dim;
         const float scale = a.scale * LOG2_E;
         sync_group(group);
-        for (unsigned i = threadIdx.x % 128; i < GROUP_ROWS * PIECES; i += 128) {
-            const unsigned in_block = group * GROUP_ROWS + i / PIECES, at = i % PIECES;
-            const unsigned row = unit.first + in_block / part.heads, head = in_block % part.heads;
-            Pack<T, 8> rounded{};
-            if (row < unit.end && head < unit.heads && at < pieces) {
-                const float *from = a.qkv + row * width + size_t(unit.head + head) * a.kv.head_dim + at * 8;
-                const auto low = load<float, 4>(from), high = load<float, 4>(from + 4);
+#pragma unroll 1
+        for (unsigned first = threadIdx.x % 128; first < GROUP_ROWS * PIECES; first += 128 * AT_ONCE) {
+            /* All loads start before any is used. */
+            Pack<float, 4> loaded[AT_ONCE][2];
 #pragma unroll
-                for (unsigned e = 0; e < 4; ++e) {
-                    rounded.at[e] = narrow<T>(low.at[e] * scale);
-                    rounded.at[e + 4] = narrow<T>(high.at[e] * scale);
+            for (unsigned j = 0; j < AT_ONCE; ++j) {
+                const unsigned i = first + 128 * j, in_block = group * GROUP_ROWS + i / PIECES, at = i % PIECES;
+                const unsigned row = unit.first + in_block / part.heads, head = in_block % part.heads;
+                const bool inside = row < unit.end && head < unit.heads && at < a.kv.head_dim / 8;
+                const float *from = a.qkv + row * width + size_t(unit.head + head) * a.kv.head_dim + at * 8;
+#pragma unroll
+                for (unsigned half = 0; half < 2; ++half) {
+                    loaded[j][half] = inside ? load<float, 4>(from + 4 * half) : Pack<float, 4>{};
                 }
             }
-            store(piece(shared.queries, in_block, at), rounded);
+#pragma unroll
+            for (unsigned j = 0; j < AT_ONCE; ++j) {
+                const unsigned i = first + 128 * j;
+                Pack<T, 8> rounded;
+#pragma unroll
+                for (unsigned e = 0; e < 8; ++e) {
+                    rounded.at[e] = narrow<T>(loaded[j][e / 4].at[e % 4] * scale);
+                }
+                store(piece(shared.queries, group * GROUP_ROWS + i / PIECES, i % PIECES), rounded);
+            }
         }
         admit_shared_writes();
         sync_group(group);
@@ -179,12 +100,12 @@ template <typename T, unsigned DIM> struct HopperTiles {
     }
 
     __device__ __forceinline__ void await_keys(unsigned tile) {
-        barriers.keys_ready[tile % STAGES].wait(tile / STAGES % 2);
+        barriers.keys_ready[Layout::slot(tile)].wait(Layout::parity(tile));
     }
 
     /* Starts the products of a tile of keys with the queries. */
     __device__ __forceinline__ void multiply_keys(float (&scores)[KEYS / 2], uint64_t queries) {
-        const uint64_t keys = describe(shared.keys[slot()].at);
+        const uint64_t keys = describe(shared.keys[Layout::slot(count)].at);
         begin_products();
 #pragma unroll
         for (unsigned s = 0; s < STEPS; ++s) {
@@ -201,9 +122,9 @@ template <typename T, unsigned DIM> struct HopperTiles {
 
     /* Starts the products of the tile before this with weights. */
     __device__ __forceinline__ void multiply_values(Rows &r, const uint32_t (&weights)[KEYS / 16][4]) {
-        const unsigned before = count - 1, slot = before % STAGES;
+        const unsigned before = count - 1, slot = Layout::slot(before);
         const uint64_t values = describe(shared.values[slot].at, KEYS * BLOCK_ROW);
-        barriers.values_ready[slot].wait(before / STAGES % 2);
+        barriers.values_ready[slot].wait(Layout::parity(before));
         begin_products();
 #pragma unroll
         for (unsigned s = 0; s < KEYS / 16; ++s) {
@@ -216,15 +137,34 @@ template <typename T, unsigned DIM> struct HopperTiles {
     __device__ __forceinline__ void free_values(Rows &r) {
         wait_products<0>();
         settle(r.out);
-        if (threadIdx.x % 32 == 0) {
-            barriers.values_free[(count - 1) % STAGES].arrive();
-        }
+        leave(barriers.values_free[Layout::slot(count - 1)]);
     }
 
-    /* Turns scores into weights; `keep` is what the sums so far are worth. Whether that is less than before. */
+    /* The greatest of each row's scores, as signed integers would compare: right if it is above zero. */
+    static __device__ __forceinline__ void find_most(const float (&scores)[KEYS / 2], int (&most)[2]) {
+        /* In two chains a row. */
+        int chains[2][2];
+#pragma unroll
+        for (unsigned i = 0; i < KEYS / 2; i += 4) {
+#pragma unroll
+            for (unsigned row = 0; row < 2; ++row) {
+                const int first = __float_as_int(scores[i + 2 * row]), second = __float_as_int(scores[i + 2 * row + 1]);
+                int &chain = chains[row][i / 4 % 2];
+                chain = i < 8 ? max(first, second) : __vimax3_s32(chain, first, second);
+            }
+        }
+        most[0] = max(chains[0][0], chains[0][1]);
+        most[1] = max(chains[1][0], chains[1][1]);
+    }
+
+    /*
+     * Turns scores into weights, which refer to the row's `top`. That becomes the greatest score of the first tile that the
+     * row sees, and later only one that is MOST_ABOVE above it. `keep` is what the sums so far are worth then. Whether
+     * that is less than before.
+     */
     __device__ __forceinline__ bool weigh(Rows &r, float (&scores)[KEYS / 2], float (&keep)[2], unsigned base) {
         const unsigned quad = threadIdx.x % 4;
-        if (a.alibi != 0) {
+        if (__builtin_expect(a.alibi != 0, 0)) {
             const float scale = a.scale * LOG2_E;
 #pragma unroll
             for (unsigned i = 0; i < KEYS / 2; ++i) {
@@ -232,48 +172,60 @@ template <typename T, unsigned DIM> struct HopperTiles {
                 scores[i] = __fmaf_rn(bias_at(r.slope[row], position) - r.own[row], scale, scores[i]);
             }
         }
-        if (base < max(r.from[0], r.from[1]) || base + KEYS > min(r.sees[0], r.sees[1])) {
+        if (__builtin_expect(base < max(r.from[0], r.from[1]) || base + KEYS > min(r.sees[0], r.sees[1]), 0)) {
 #pragma unroll
             for (unsigned i = 0; i < KEYS / 2; ++i) {
                 const unsigned position = base + i / 4 * 8 + 2 * quad + i % 2, row = i / 2 % 2;
                 scores[i] = position >= r.from[row] && position < r.sees[row] ? scores[i] : -INFINITY;
             }
         }
-        /* In four chains a row. */
-        float tops[2][4];
+        const bool new_row[2] = {r.top[0] == -INFINITY, r.top[1] == -INFINITY};
+        const float offset[2] = {new_row[0] ? 0 : r.top[0], new_row[1] ? 0 : r.top[1]};
 #pragma unroll
         for (unsigned i = 0; i < KEYS / 2; ++i) {
-            float &top = tops[i / 2 % 2][i / 4 % 2 * 2 + i % 2];
-            top = i < 8 ? scores[i] : fmaxf(top, scores[i]);
+            scores[i] -= offset[i / 2 % 2];
         }
-        float offset[2], top[2];
+        int most[2];
+        find_most(scores, most);
+        const bool above = max(most[0], most[1]) > __float_as_int(MOST_ABOVE);
+        const bool moves = __any_sync(0xffffffffu, above || new_row[0] || new_row[1]);
+        if (__builtin_expect(moves, 0)) {
+            float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-        for (unsigned i = 0; i < 2; ++i) {
-            top[i] = quad_max(fmaxf(fmaxf(fmaxf(tops[i][0], tops[i][1]), fmaxf(tops[i][2], tops[i][3])), r.top[i]));
-            /* A row that has seen nothing yet has no maximum; any finite offset gives it zeros. */
-            offset[i] = top[i] == -INFINITY ? 0 : top[i];
-            keep[i] = power_of_two(r.top[i] - offset[i]);
-            r.top[i] = top[i];
-            r.sum[i] *= keep[i];
+            for (unsigned i = 0; i < KEYS / 2; ++i) {
+                top[i / 2 % 2] = fmaxf(top[i / 2 % 2], scores[i]);
+            }
+#pragma unroll
+            for (unsigned i = 0; i < 2; ++i) {
+                /* Each row by itself: the others of the warp have no effect. */
+                top[i] = quad_max(top[i]);
+                const bool row_moves = top[i] > (new_row[i] ? -INFINITY : MOST_ABOVE);
+                top[i] = row_moves ? top[i] : 0;
+                r.top[i] = row_moves ? offset[i] + top[i] : r.top[i];
+                keep[i] = new_row[i] ? 0 : power_of_two(-top[i]);
+                r.sum[i] *= keep[i];
+            }
+#pragma unroll
+            for (unsigned i = 0; i < KEYS / 2; ++i) {
+                scores[i] -= top[i / 2 % 2];
+            }
         }
 #pragma unroll
         for (unsigned i = 0; i < KEYS / 2; ++i) {
-            scores[i] = power_of_two(scores[i] - offset[i / 2 % 2]);
+            scores[i] = power_of_two(scores[i]);
             r.sum[i / 2 % 2] += scores[i];
         }
         /*
-         * Times one changes nothing. No sum is below zero: it is asked so that the weights are computed here, and not
-         * after the wait for products that run meanwhile.
+         * No sum is below zero: it is asked so that the weights are computed here, and not after the wait for products
+         * that run meanwhile.
          */
-        return __any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1 || r.sum[0] + r.sum[1] < 0);
+        return moves | __any_sync(0xffffffffu, r.sum[0] + r.sum[1] < 0);
     }
 
     /* Lets the keys of this tile be replaced, and turns their scores into weights. */
     __device__ __forceinline__ bool end_keys(Rows &r, float (&scores)[KEYS / 2], float (&keep)[2], unsigned tile) {
         settle(scores);
-        if (threadIdx.x % 32 == 0) {
-            barriers.keys_free[slot()].arrive();
-        }
+        leave(barriers.keys_free[Layout::slot(count)]);
         return weigh(r, scores, keep, tile * KEYS);
     }
 
@@ -292,68 +244,50 @@ template <typename T, unsigned DIM> struct HopperTiles {
         }
     }
 
-    /* Extends a warpgroup's rows by the tiles of a run. */
-    __device__ __forceinline__ void extend(Rows &r, const Run &run, uint64_t queries) {
+    /* What a warpgroup's rows find in the positions from `begin` on and before `end`. `meanwhile` runs beside the end. */
+    template <typename Meanwhile>
+    __device__ __forceinline__ void extend(Rows &r, unsigned begin, unsigned end, uint64_t queries, Meanwhile meanwhile) {
         uint32_t weights[KEYS / 16][4];
         float scores[KEYS / 2], keep[2];
-        unsigned tile = run.lowest / KEYS;
+        unsigned tile = begin / KEYS;
+        /* Rows that are not of the run have nothing to find. */
+        r.top[0] = r.sees[0] == 0 ? 0 : -INFINITY;
+        r.top[1] = r.sees[1] == 0 ? 0 : -INFINITY;
+        r.sum[0] = r.sum[1] = 0;
+#pragma unroll
+        for (unsigned i = 0; i < DIM / 2; ++i) {
+            r.out[i] = 0;
+        }
         await_keys(count);
         multiply_keys(scores, queries);
         wait_products<0>();
         rescale(r, weights, scores, keep, end_keys(r, scores, keep, tile));
         ++count;
-        if ((tile + 1) * KEYS < run.length) {
+        if ((tile + 1) * KEYS < end) {
             await_keys(count);
         }
-        for (++tile; tile * KEYS < run.length; ++tile, ++count) {
+        for (++tile; tile * KEYS < end; ++tile, ++count) {
             multiply_keys(scores, queries);
             multiply_values(r, weights);
             wait_products<1>();
             const bool less = end_keys(r, scores, keep, tile);
             /* Between the weights and the wait for values: neither is moved past it. */
-            if ((tile + 1) * KEYS < run.length) {
+            if ((tile + 1) * KEYS < end) {
                 await_keys(count + 1);
             }
             free_values(r);
             rescale(r, weights, scores, keep, less);
         }
         multiply_values(r, weights);
+        meanwhile();
         free_values(r);
-    }
-
-    /* What one of the thread's rows found: its result if it sees one split alone, or else that of this split. */
-    __device__ __forceinline__ void write(const Rows &r, unsigned i, float sum, unsigned row, unsigned head,
-                                          unsigned split) {
-        const unsigned quad = threadIdx.x % 4, dim = a.kv.head_dim;
-        const unsigned position = a.positions[row], start = first_seen(a, position) / TILED_SPLIT;
-        const bool alone = start == position / TILED_SPLIT;
-        float *to = a.out + (size_t(row) * a.heads + head) * dim;
-        if (!alone) {
-            const Partials partials(a, part.rows, part.splits);
-            const size_t at = partials.at(row - part.first_row, head, split - start);
-            if (quad == 0) {
-                partials.facts[at] = {r.top[i], sum};
-            }
-            to = partials.vector(at);
-        }
-        const float divisor = alone ? sum : 1.0f;
-#pragma unroll
-        for (unsigned d = 0; d < DIM / 8; ++d) {
-            if (d * 8 < dim) {
-                store(to + d * 8 + 2 * quad,
-                      Pack<float, 2>{r.out[d * 4 + 2 * i] / divisor, r.out[d * 4 + 2 * i + 1] / divisor});
-            }
-        }
     }
 
     __device__ __forceinline__ void compute(const Unit &unit) {
         const unsigned group = threadIdx.x / 128;
         const unsigned in_block = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
         const uint64_t queries = describe(&shared.queries[0][group * GROUP_ROWS][0]);
-        Rows r = {};
-        r.top[0] = r.top[1] = -INFINITY;
         unsigned rows[2], heads[2];
-        bool mine[2] = {false, false};
 #pragma unroll
         for (unsigned i = 0; i < 2; ++i) {
             rows[i] = unit.first + (in_block + 8 * i) / part.heads;
@@ -365,6 +299,7 @@ template <typename T, unsigned DIM> struct HopperTiles {
                 load_queries(unit, group);
                 loaded = true;
             }
+            Rows r;
 #pragma unroll
             for (unsigned i = 0; i < 2; ++i) {
                 r.from[i] = r.sees[i] = 0;
@@ -372,30 +307,29 @@ template <typename T, unsigned DIM> struct HopperTiles {
                     const unsigned position = a.positions[rows[i]];
                     r.from[i] = first_seen(a, position);
                     r.sees[i] = position + 1;
-                    mine[i] = position >= unit.from && r.from[i] < unit.to;
                     if (a.alibi != 0) {
                         r.slope[i] = slope_of(unit.head + heads[i], a.heads);
                         r.own[i] = bias_at(r.slope[i], position);
                     }
                 }
             }
-            extend(r, run, queries);
-        });
-#pragma unroll
-        for (unsigned i = 0; i < 2; ++i) {
-            const float sum = quad_sum(r.sum[i]);
-            if (mine[i]) {
-                write(r, i, sum, rows[i], unit.head + heads[i], unit.from / TILED_SPLIT);
+            HandOver<DIM> hand_over(a, part, rows, heads, unit.head);
+            for (unsigned begin = run.lowest; begin < run.length;) {
+                const unsigned split = begin / TILED_SPLIT, end = (split + 1) * TILED_SPLIT;
+                extend(r, begin, min(end, run.length), queries, [&] { hand_over.begin(r, split); });
+                hand_over.end(r);
+                begin = end;
             }
-        }
+        });
     }
 
     static __device__ __forceinline__ void run(const djinn_attention_args &a, const Tiling &part,
                                                const CUtensorMap &pages) {
         extern __shared__ char memory[];
         __shared__ Barriers barriers;
+        __shared__ Order order;
         char *aligned = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
-        HopperTiles work{a, part, pages, *reinterpret_cast<Shared *>(aligned), barriers, 0};
+        Shared &shared = *reinterpret_cast<Shared *>(aligned);
         if (threadIdx.x < STAGES) {
             barriers.keys_ready[threadIdx.x].init(COPYING / 2);
             barriers.values_ready[threadIdx.x].init(COPYING / 2);
@@ -403,19 +337,21 @@ template <typename T, unsigned DIM> struct HopperTiles {
             barriers.values_free[threadIdx.x].init(COMPUTING / 32);
             Barrier::publish();
         }
-        __syncthreads();
         enter();
         const unsigned units = part.tiles * a.kv.kv_heads * part.groups * part.all_splits;
+        order.find(a, part, units);
         if (threadIdx.x >= COMPUTING) {
             asm volatile("setmaxnreg.dec.sync.aligned.u32 " DJINN_FEW_REGISTERS ";");
             admit_bulk_copies();
+            TileCopies<T, DIM> copies(a, part, pages, shared, barriers);
             for (unsigned index = blockIdx.x; index < units; index += gridDim.x) {
-                work.supply(Unit(a, part, index));
+                copies.supply(Unit(a, part, order, index));
             }
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 " DJINN_MANY_REGISTERS ";");
+            HopperTiles work(a, part, shared, barriers);
             for (unsigned index = blockIdx.x; index < units; index += gridDim.x) {
-                work.compute(Unit(a, part, index));
+                work.compute(Unit(a, part, order, index));
             }
         }
     }
@@ -487,22 +423,25 @@ int attention_hopper(const djinn_attention_args &a, void *stream) {
     const auto [kernel, bytes, half] = choose_tiles(a);
     const unsigned shared_by = a.heads / a.kv.kv_heads, heads = shared_by < MOST_HEADS ? shared_by : MOST_HEADS;
     const unsigned groups = ceil_div(shared_by, heads), at_once = ROWS / heads, box = box_of(a, half);
-    const unsigned all = ceil_div(uint64_t(a.kv.table_width) * a.kv.page_tokens, TILED_SPLIT);
     const unsigned splits = most_splits(a, TILED_SPLIT), blocks = all_devices()[current_device()].multiprocessors;
     CUtensorMap pages{};
     if (box != 0 && !encode_pages(pages, a.kv, box)) {
         return cudaErrorInvalidValue;
     }
-    const uint64_t fit = most_rows(a);
+    /* Units of rows and heads alone, if they keep the device busy; they need no workspace. */
+    const uint64_t units = uint64_t(ceil_div(a.rows, at_once)) * a.kv.kv_heads * groups;
+    const bool whole = splits == 1 || 4 * blocks * uint64_t(ceil_div(units, blocks)) <= 5 * units;
+    const unsigned all = whole ? 1 : ceil_div(uint64_t(a.kv.table_width) * a.kv.page_tokens, TILED_SPLIT);
+    const uint64_t fit = whole ? a.rows : rows_that_fit(a, splits);
     /* Whole tiles, where they fit. */
     const unsigned step = fit >= a.rows ? a.rows : fit < at_once ? unsigned(fit) : unsigned(fit / at_once * at_once);
     int code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
     for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += step) {
         const unsigned rows = a.rows - row < step ? a.rows - row : step;
-        const Tiling part{row, rows, heads, groups, at_once, ceil_div(rows, at_once), all, splits, box};
+        const Tiling part{row, rows, heads, groups, at_once, ceil_div(rows, at_once), all, splits, box, whole};
         const uint64_t units = uint64_t(part.tiles) * a.kv.kv_heads * groups * all;
         code = launch(kernel, units < blocks ? unsigned(units) : blocks, THREADS, bytes, stream, a, part, pages);
-        if (code == cudaSuccess && splits > 1) {
+        if (code == cudaSuccess && !whole) {
             const dim3 grid(rows, ceil_div(a.heads, MERGING / 32));
             code = launch(djinn_attention_merge, grid, MERGING, 0, stream, a, part);
         }

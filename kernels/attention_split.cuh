@@ -16,9 +16,6 @@ constexpr unsigned SPLIT = 256, SPAN = 4;
 /* Blocks that share rows may have in common: rows times groups of heads. */
 constexpr unsigned MOST_GROUPS = 1 << 14;
 
-/* Weights may be up to 2 to this power. */
-constexpr float MOST_ABOVE = 8;
-
 /* How many blocks of each group have ended; zero between launches, which take turns. */
 __device__ unsigned ended[MOST_GROUPS];
 

@@ -1,5 +1,5 @@
 /*
- * The tiled path of attention on Hopper: units of work, and how the results of splits are merged.
+ * The tiled path of attention on Hopper: units of work.
  */
 #ifndef DJINN_ATTENTION_UNITS_CUH
 #define DJINN_ATTENTION_UNITS_CUH
@@ -10,8 +10,8 @@ namespace djinn {
 
 /* Positions of a split. */
 constexpr unsigned TILED_SPLIT = 4096;
-/* Threads of a block that merges. */
-constexpr unsigned MERGING = 128;
+/* Tiles of rows that are put in order, at most. */
+constexpr unsigned MOST_ORDERED = 256;
 
 /* What one launch covers. */
 struct Tiling {
@@ -24,22 +24,59 @@ struct Tiling {
     unsigned all_splits, splits;
     /* Positions that the copy engine copies at once; 0 if pages do not suit it. */
     unsigned box;
+    /* Whether units have all splits of their rows. */
+    bool whole;
 };
 
-/* Rows, heads and a split. */
+/*
+ * Tiles of rows in the order in which units that have all splits are taken: those first that see most, so that blocks
+ * end at about the same time. Without an order where each block takes one unit, or tiles are many. By a whole block.
+ */
+struct Order {
+    uint16_t tile[MOST_ORDERED];
+    unsigned seen[MOST_ORDERED];
+    bool given;
+
+    __device__ __forceinline__ void find(const djinn_attention_args &a, const Tiling &part, unsigned units) {
+        const bool wanted = part.whole && units > gridDim.x && part.tiles <= MOST_ORDERED;
+        given = wanted;
+        if (!wanted) {
+            __syncthreads();
+            return;
+        }
+        for (unsigned i = threadIdx.x; i < part.tiles; i += blockDim.x) {
+            const unsigned end = min((i + 1) * part.rows_at_once, part.rows);
+            const unsigned position = a.positions[part.first_row + end - 1];
+            seen[i] = position + 1 - first_seen(a, position);
+        }
+        __syncthreads();
+        for (unsigned i = threadIdx.x; i < part.tiles; i += blockDim.x) {
+            unsigned before = 0;
+            for (unsigned other = 0; other < part.tiles; ++other) {
+                before += seen[other] > seen[i] || (seen[other] == seen[i] && other < i);
+            }
+            tile[before] = i;
+        }
+        __syncthreads();
+    }
+};
+
+/* Rows, heads, and a split or all of them. */
 struct Unit {
     unsigned first, end, kv_head, head, heads, from, to;
 
-    __device__ __forceinline__ Unit(const djinn_attention_args &a, const Tiling &part, unsigned index) {
-        const unsigned tile = index % part.tiles, group = index / part.tiles % (a.kv.kv_heads * part.groups);
+    __device__ __forceinline__ Unit(const djinn_attention_args &a, const Tiling &part, const Order &order, unsigned index) {
+        const unsigned all_groups = a.kv.kv_heads * part.groups;
+        const unsigned tile = order.given ? order.tile[index / all_groups] : index % part.tiles;
+        const unsigned group = order.given ? index % all_groups : index / part.tiles % all_groups;
         const unsigned shared_by = a.heads / a.kv.kv_heads, in_group = group % part.groups * part.heads;
         first = part.first_row + tile * part.rows_at_once;
         end = min(first + part.rows_at_once, part.first_row + part.rows);
         kv_head = group / part.groups;
         head = kv_head * shared_by + in_group;
         heads = min(part.heads, shared_by - in_group);
-        from = index / part.tiles / (a.kv.kv_heads * part.groups) * TILED_SPLIT;
-        to = from + TILED_SPLIT;
+        from = part.whole ? 0 : index / part.tiles / all_groups * TILED_SPLIT;
+        to = part.whole ? ~0u : from + TILED_SPLIT;
     }
 
     /* Whether any row may be in a long run; cheaper to ask than `each_run`. For whole warps. */
@@ -55,7 +92,7 @@ struct Unit {
     template <typename Work> __device__ __forceinline__ void each_run(const djinn_attention_args &a, Work work) const;
 };
 
-/* Rows of a sequence, and the positions of the split from the first that any of them sees. */
+/* Rows of a sequence, and the positions of the unit from the first that any of them sees. */
 struct Run {
     unsigned sequence, first, end, lowest, length;
 };
@@ -79,54 +116,6 @@ __device__ __forceinline__ void Unit::each_run(const djinn_attention_args &a, Wo
             }
         }
         at = stop;
-    }
-}
-
-/* Merges the splits of a row and a head, by a warp. */
-__device__ __forceinline__ void merge(const djinn_attention_args &a, const Tiling &part) {
-    constexpr unsigned PAIRS = 4, AT_ONCE = 4;
-    const unsigned row = part.first_row + blockIdx.x, head = blockIdx.y * (MERGING / 32) + threadIdx.x / 32;
-    const unsigned lane = threadIdx.x % 32, dim = a.kv.head_dim;
-    const unsigned position = a.positions[row], start = first_seen(a, position) / TILED_SPLIT;
-    const unsigned splits = position / TILED_SPLIT - start + 1;
-    if (splits == 1 || head >= a.heads || !is_long(a, a.row_seq[row], row, 1)) {
-        return;
-    }
-    const Partials partials(a, part.rows, part.splits);
-    float top = -INFINITY, sum = 0;
-    float2 out[PAIRS] = {};
-    for (unsigned first = 0; first < splits; first += AT_ONCE) {
-        /* All loads start before any is used. */
-        float2 facts[AT_ONCE], next[AT_ONCE][PAIRS];
-#pragma unroll
-        for (unsigned s = 0; s < AT_ONCE; ++s) {
-            const size_t at = partials.at(blockIdx.x, head, min(first + s, splits - 1));
-            const float2 *from = reinterpret_cast<const float2 *>(partials.vector(at));
-            facts[s] = partials.facts[at];
-#pragma unroll
-            for (unsigned i = 0; i < PAIRS; ++i) {
-                next[s][i] = 2 * lane + 64 * i < dim ? from[lane + 32 * i] : float2{};
-            }
-        }
-#pragma unroll
-        for (unsigned s = 0; s < AT_ONCE && first + s < splits; ++s) {
-            const float both = fmaxf(top, facts[s].x);
-            const float keep = power_of_two(top - both), take = power_of_two(facts[s].x - both);
-            sum = __fmaf_rn(sum, keep, __fmul_rn(facts[s].y, take));
-            top = both;
-#pragma unroll
-            for (unsigned i = 0; i < PAIRS; ++i) {
-                out[i].x = __fmaf_rn(out[i].x, keep, __fmul_rn(next[s][i].x, take));
-                out[i].y = __fmaf_rn(out[i].y, keep, __fmul_rn(next[s][i].y, take));
-            }
-        }
-    }
-#pragma unroll
-    for (unsigned i = 0; i < PAIRS; ++i) {
-        const unsigned at = 2 * lane + 64 * i;
-        if (at < dim) {
-            store(a.out + (size_t(row) * a.heads + head) * dim + at, Pack<float, 2>{out[i].x / sum, out[i].y / sum});
-        }
     }
 }
 

@@ -1,0 +1,143 @@
+/*
+ * The tiled path of attention on Hopper: how tiles lie in shared memory, and the warps that copy them there.
+ */
+#ifndef DJINN_ATTENTION_COPIES_CUH
+#define DJINN_ATTENTION_COPIES_CUH
+
+#include "attention_units.cuh"
+#include "wgmma.cuh"
+
+namespace djinn {
+
+/* Rows of a block, each a query row and a head, and of a warpgroup. */
+constexpr unsigned ROWS = 128, GROUP_ROWS = 64;
+constexpr unsigned THREADS = 384, COMPUTING = 256, COPYING = 128;
+/* Heads that share a key head, and that a block takes at most. */
+constexpr unsigned MOST_HEADS = 8;
+/* Tiles that are copied ahead. */
+constexpr unsigned STAGES = 2;
+
+/* For heads of up to DIM elements: what a block keeps of them in shared memory. */
+template <typename T, unsigned DIM> struct TileLayout {
+    /* Positions of a tile. */
+    static constexpr unsigned KEYS = DIM <= 128 ? 128 : 64;
+    static constexpr unsigned BLOCKS = (DIM + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+    /* Of a tile: rows that a warp copies. */
+    static constexpr unsigned HALF = KEYS / 2;
+    static_assert(TILED_SPLIT % KEYS == 0);
+
+    struct Tile {
+        T at[BLOCKS][KEYS][BLOCK_COLUMNS];
+    };
+    struct Shared {
+        T queries[BLOCKS][ROWS][BLOCK_COLUMNS];
+        Tile keys[STAGES], values[STAGES];
+    };
+    struct Barriers {
+        Barrier keys_ready[STAGES], values_ready[STAGES], keys_free[STAGES], values_free[STAGES];
+    };
+
+    /* Where the tile that is number `count` of a block lies, and the parity of its barriers' phases. */
+    static __device__ __forceinline__ unsigned slot(unsigned count) { return count % STAGES; }
+    static __device__ __forceinline__ unsigned parity(unsigned count) { return count / STAGES % 2; }
+};
+
+/* What the warps that copy do. */
+template <typename T, unsigned DIM> struct TileCopies : TileLayout<T, DIM> {
+    using Layout = TileLayout<T, DIM>;
+    using typename Layout::Barriers, typename Layout::Shared, typename Layout::Tile;
+    using Layout::BLOCKS, Layout::HALF, Layout::KEYS;
+
+    const djinn_attention_args &a;
+    const Tiling &part;
+    const CUtensorMap &pages;
+    Shared &shared;
+    Barriers &barriers;
+    /* Tiles so far. */
+    unsigned count = 0;
+
+    __device__ __forceinline__ TileCopies(const djinn_attention_args &a, const Tiling &part, const CUtensorMap &pages,
+                                          Shared &shared, Barriers &barriers)
+        : a(a), part(part), pages(pages), shared(shared), barriers(barriers) {}
+
+    /*
+     * Starts the copy of half a tile, from `first` on and a position on; zeros for what no row of the run sees, and
+     * past the end of a head. Eight lanes take a row's part of a block.
+     */
+    __device__ __forceinline__ void copy(Tile &to, const Run &run, const Unit &unit, bool values, unsigned first,
+                                         unsigned position) {
+        const unsigned in_block = threadIdx.x % 8, pieces = a.kv.head_dim / 8;
+#pragma unroll 2
+        for (unsigned i = threadIdx.x % 32 / 8; i < HALF; i += 4) {
+            const unsigned row = first + i, at = position + i;
+            const bool seen = at >= run.lowest && at < run.length;
+            const T *key = key_at<T>(a.kv, run.sequence, seen ? at : run.lowest, unit.kv_head);
+            const T *from = key + (values ? value_offset(a.kv) : 0);
+#pragma unroll
+            for (unsigned block = 0; block < BLOCKS; ++block) {
+                const unsigned piece = block * 8 + in_block;
+                const bool inside = seen && piece < pieces;
+                copy_async(&to.at[block][row][(in_block ^ row % 8) * 8], inside ? from + piece * 8 : from, inside);
+            }
+        }
+        commit_copies();
+    }
+
+    /* The page from which a lane has a box of half a tile copied, from a position on. */
+    __device__ __forceinline__ unsigned page_of(const Run &run, unsigned position) const {
+        const unsigned at = threadIdx.x % 32 / BLOCKS * part.box;
+        const size_t row = size_t(run.sequence) * a.kv.table_width;
+        return at < HALF ? a.kv.page_table[row + (position + at) / a.kv.page_tokens] : 0;
+    }
+
+    /* Has the copy engine copy half a tile, from `first` on and a position on that all rows of the run may see. */
+    __device__ __forceinline__ void copy_boxes(Tile &to, const Unit &unit, bool values, unsigned first, unsigned position,
+                                               unsigned page, Barrier &ready) {
+        const unsigned lane = threadIdx.x % 32, block = lane % BLOCKS, at = lane / BLOCKS * part.box;
+        if (lane == 0) {
+            ready.arrive_expecting(sizeof(Tile) / 2);
+        }
+        __syncwarp();
+        if (at < HALF) {
+            const unsigned slot = (position + at) % a.kv.page_tokens;
+            const unsigned row = ((2 * a.kv.layer + values) * a.kv.kv_heads + unit.kv_head) * a.kv.page_tokens + slot;
+            copy_box(&to.at[block][first + at], pages, block * BLOCK_COLUMNS, row, page, ready);
+        }
+        if (lane != 0) {
+            ready.arrive();
+        }
+    }
+
+    /*
+     * Copies the tiles of a unit: of four warps, two take the keys and two the values, each half of a tile. The copy
+     * engine copies what is seen whole.
+     */
+    __device__ __forceinline__ void supply(const Unit &unit) {
+        const unsigned warp = threadIdx.x % COPYING / 32, first = warp % 2 * HALF;
+        const bool values = warp >= 2;
+        Tile *const tiles = values ? shared.values : shared.keys;
+        Barrier *const ready = values ? barriers.values_ready : barriers.keys_ready;
+        Barrier *const free = values ? barriers.values_free : barriers.keys_free;
+        unit.each_run(a, [&](const Run &run) {
+            for (unsigned base = run.lowest / KEYS * KEYS; base < run.length; base += KEYS, ++count) {
+                const unsigned position = base + first;
+                const bool boxes = part.box != 0 && position >= run.lowest && position + HALF <= run.length;
+                const unsigned page = boxes ? page_of(run, position) : 0;
+                const unsigned slot = Layout::slot(count);
+                free[slot].wait(Layout::parity(count) ^ 1);
+                if (boxes) {
+                    copy_boxes(tiles[slot], unit, values, first, position, page, ready[slot]);
+                } else {
+                    copy(tiles[slot], run, unit, values, first, position);
+                    wait_copies<0>();
+                    admit_shared_writes();
+                    ready[slot].arrive();
+                }
+            }
+        });
+    }
+};
+
+} // namespace djinn
+
+#endif
