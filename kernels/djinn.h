@@ -186,7 +186,7 @@ int djinn_linear(const djinn_linear_args *args, void *stream);
 
 /*
  * Whether djinn_linear serves `gated` for such a product of 16-bit weights, without a bias, on the current device: 1 or 0.
- * It has the bits of djinn_silu_mul and djinn_convert.
+ * It has the bits of djinn_silu_mul and djinn_convert. What it stores to is at multiples of 16 bytes.
  */
 uint32_t djinn_linear_gated(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t dtype);
 

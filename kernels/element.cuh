@@ -33,6 +33,30 @@ template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) { return __flo
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
+/* As `silu`, to the same bits: where no step of it can leave the range of f32, divisions go on side by side. */
+template <unsigned COUNT> __device__ __forceinline__ void silu(float (&x)[COUNT]) {
+    float below[COUNT];
+    bool inside = true;
+#pragma unroll
+    for (unsigned i = 0; i < COUNT; ++i) {
+        below[i] = 1.0f + expf(-x[i]);
+        inside = inside && fabsf(x[i]) >= 0x1p-60f && fabsf(x[i]) <= 0x1p60f && below[i] <= 0x1p40f;
+    }
+#pragma unroll
+    for (unsigned i = 0; inside && i < COUNT; ++i) {
+        /* The quotient is rounded once, with its remainder added: as in a division. */
+        float inverse;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(below[i]));
+        inverse = fmaf(inverse, fmaf(-below[i], inverse, 1.0f), inverse);
+        const float quotient = __fmul_rn(x[i], inverse);
+        x[i] = fmaf(inverse, fmaf(-below[i], quotient, x[i]), quotient);
+    }
+#pragma unroll
+    for (unsigned i = 0; !inside && i < COUNT; ++i) {
+        x[i] = x[i] / below[i];
+    }
+}
+
 /* Consecutive elements that are loaded and stored at once. */
 template <typename T, unsigned N> struct alignas(sizeof(T) * N) Pack {
     T at[N];

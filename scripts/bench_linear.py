@@ -121,6 +121,10 @@ def check_gated(library):
                     failures.append(f"{rows} rows of {k} to {n}, {dtype}: not gated")
                     continue
                 x = torch.randn(rows, k, device="cuda") * 3
+                # Gates of which a step of silu leaves the range of f32, and some that are 0.
+                x[::7] *= 100
+                x[3::7] *= 1e-20
+                x[5] = 0
                 rounded, out = x.to(dtype), torch.empty(rows, n, device="cuda")
                 want, found = gated_outs(rows, n, dtype), gated_outs(rows, n, dtype)
                 product.prepare_in_steps(x, rounded, out, want)()
@@ -173,7 +177,7 @@ def check(library):
     return failures, worst, cases
 
 
-def medians_us(works, copies, repeats=12, each=6):
+def medians_us(works, copies, repeats=10, each=6):
     """Medians of each, timed in turns."""
     times = [[] for _ in works]
     for work in works:

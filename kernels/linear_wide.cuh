@@ -1,0 +1,393 @@
+/*
+ * A tile of linear_wide.cu's products, as a cluster of two blocks computes it: the ring of stages, the sums in the order of
+ * linear.cuh, and how they are stored.
+ */
+#ifndef DJINN_LINEAR_WIDE_CUH
+#define DJINN_LINEAR_WIDE_CUH
+
+#include "linear.cuh"
+#include "wgmma.cuh"
+
+namespace djinn {
+
+/* Blocks of a cluster. */
+constexpr unsigned SHARING = 2;
+
+/* Dynamic shared memory of a block: what a block may have, less the barriers. */
+constexpr unsigned WIDE_SHARED = 226 * 1024;
+
+/* Of a tile: rows of x, and the warpgroups that multiply them. One more copies: registers are dealt out to whole ones. */
+constexpr unsigned WIDE_ROWS = 128, COMPUTING = 256, WIDE_THREADS = COMPUTING + 128;
+
+/* What the copy engine knows of the weight's tiles, and of x. */
+struct WideMaps {
+    CUtensorMap weights[DJINN_LINEAR_TILES];
+    CUtensorMap x;
+};
+
+/* Pairs of tiles: shares of the weight, or pairs of these, by groups of rows of x. */
+struct WideFrame {
+    uint32_t pairs, groups_of_rows;
+};
+
+/*
+ * Tiles with N rows of the weight, in pairs with the same rows of the weight, or else with the same rows of x. Of a gated
+ * product, the arguments' n and tiles are those of gate alone, whose tiles are followed by those of up.
+ */
+template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles {
+    static constexpr bool SIDE_BY_SIDE = N <= 96;
+
+    /* Columns of out: rows of a share. */
+    static constexpr unsigned WIDTH = GATED ? N / 2 : N;
+
+    /* Of a thread's sums, those whose totals are in shared memory: a thread has no registers for more. */
+    static constexpr unsigned SPILLED = N > 192 ? 28 : 0, KEPT = N / 2 - SPILLED;
+
+    /* Columns of out that a warp stores at once, of its 16 rows. */
+    static constexpr unsigned COLUMNS = 32, STAGING = 16 * COLUMNS * sizeof(float);
+
+    static constexpr unsigned X_BYTES = WIDE_ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
+    static constexpr unsigned BESIDE = COMPUTING / 32 * STAGING + COMPUTING * SPILLED * sizeof(float);
+    static constexpr unsigned STAGES = (WIDE_SHARED - BLOCK_ALIGN - BESIDE) / STAGE;
+    static_assert(N % COLUMNS == 0 && SPILLED % 4 == 0 && (SAME_WEIGHT || !GATED));
+
+    struct Barriers {
+        Barrier ready[STAGES], free[STAGES];
+    };
+
+    /* A place in the ring. */
+    struct Slot {
+        unsigned at = 0, parity = 0;
+
+        __device__ __forceinline__ void advance() {
+            if (++at == STAGES) {
+                at = 0, parity ^= 1;
+            }
+        }
+    };
+
+    /* A tile of out: rows of the weight, where those lie that this block copies, and the first row of x. */
+    struct Tile {
+        Share share;
+        unsigned piece, row_of_piece, row;
+
+        __device__ __forceinline__ Tile(const djinn_linear_args &a, const WideFrame &f, unsigned pair, unsigned rank) {
+            const unsigned outer = pair / f.groups_of_rows, inner = pair % f.groups_of_rows;
+            share = share_of<T>(a, WIDTH, SAME_WEIGHT ? outer : outer * SHARING + rank);
+            const unsigned from = share.first + (GATED ? rank * a.n : 0);
+            piece = from / a.tile_rows;
+            row_of_piece = from - piece * a.tile_rows + (SAME_WEIGHT && !GATED ? rank * (N / SHARING) : 0);
+            row = (SAME_WEIGHT ? inner * SHARING + rank : inner) * WIDE_ROWS;
+        }
+    };
+
+    const djinn_linear_args &a;
+    const WideFrame &f;
+    Barriers &barriers;
+    char *ring;
+    float4 *spilled;
+    /* Of this warp, in shared memory. */
+    float *staging;
+    unsigned rank, first, step;
+
+    /* Copies a run of `ROWS` rows, for this block alone, or its half of them, from `row` on, for both. */
+    template <unsigned ROWS, bool SHARED>
+    __device__ __forceinline__ void copy(char *to, const CUtensorMap &map, unsigned run, unsigned row, Barrier &ready) {
+        if constexpr (SHARED) {
+            char *part = to + rank * (ROWS / SHARING) * BLOCK_ROW;
+            copy_box_to_all(part, map, run * RUN, row, ready, (1 << SHARING) - 1);
+        } else {
+            copy_box(to, map, run * RUN, row, ready);
+        }
+    }
+
+    /* Copies all stages. By one thread of each block. */
+    __device__ __forceinline__ void supply(const WideMaps &maps) {
+        const auto weights = [&](const Tile &tile, unsigned at, unsigned run) {
+            barriers.ready[at].arrive_expecting(STAGE);
+            copy<N, SAME_WEIGHT>(ring + at * STAGE + X_BYTES, maps.weights[tile.piece], run, tile.row_of_piece,
+                                 barriers.ready[at]);
+        };
+        const unsigned ahead = min(a.k / RUN, STAGES);
+        if (a.fresh != 0) {
+            await_previous();
+            admit_bulk_copies();
+        }
+        Runs early(a);
+        for (const Tile tile(a, f, first, rank); early.taken < ahead; early.advance()) {
+            weights(tile, early.taken, early.run);
+        }
+        await_previous();
+        admit_bulk_copies();
+        Slot slot;
+        unsigned copied = 0;
+        for (unsigned pair = first; pair < f.pairs; pair += step) {
+            const Tile tile(a, f, pair, rank);
+            for (Runs runs(a); runs.taken < a.k / RUN; runs.advance()) {
+                if (copied >= ahead) {
+                    if (copied >= STAGES) {
+                        barriers.free[slot.at].wait(slot.parity ^ 1);
+                    }
+                    weights(tile, slot.at, runs.run);
+                }
+                copy<WIDE_ROWS, !SAME_WEIGHT>(ring + slot.at * STAGE, maps.x, runs.run,
+                                              tile.row + (SAME_WEIGHT ? 0 : rank * (WIDE_ROWS / SHARING)),
+                                              barriers.ready[slot.at]);
+                ++copied;
+                slot.advance();
+            }
+        }
+        /* Until then others arrive at this block's barriers. */
+        for (unsigned i = 0; i < STAGES; ++i) {
+            barriers.free[slot.at].wait(slot.parity ^ 1);
+            slot.advance();
+        }
+    }
+
+    /* The runs of all partial sums, in the order in which they are multiplied. */
+    struct Runs {
+        const djinn_linear_args &a;
+        unsigned run = 0, partial = 0, taken = 0;
+
+        __device__ __forceinline__ explicit Runs(const djinn_linear_args &a) : a(a) {}
+
+        __device__ __forceinline__ void advance() {
+            ++taken;
+            run += SIDE_BY_SIDE ? 1 : PARTIALS;
+            if (run >= a.k / RUN) {
+                run = ++partial;
+            }
+        }
+    };
+
+    /* This warp is done with a stage, in the rings of all blocks: those that copy to it may do so again. */
+    __device__ __forceinline__ void release(unsigned at, unsigned lane) {
+        if (lane < SHARING) {
+            barriers.free[at].arrive_at(lane);
+        }
+    }
+
+    /* Starts the products of a run, and releases the stage before, `last`, once its own are done. */
+    __device__ __forceinline__ void multiply(float (&sums)[N / 2], Slot &slot, unsigned &last, unsigned group,
+                                             unsigned lane) {
+        const char *stage = ring + slot.at * STAGE;
+        const uint64_t x = describe(stage + group * 64 * BLOCK_ROW), weights = describe(stage + X_BYTES);
+        barriers.ready[slot.at].wait(slot.parity);
+        begin_products();
+#pragma unroll
+        for (unsigned k = 0; k < RUN / 16; ++k) {
+            multiply_block<T, N>(sums, x + 2 * k, weights + 2 * k);
+        }
+        commit_products();
+        if (last != STAGES) {
+            wait_products<1>();
+            release(last, lane);
+        }
+        last = slot.at;
+        slot.advance();
+    }
+
+    /* Waits for all products. */
+    __device__ __forceinline__ void finish(unsigned &last, unsigned lane) {
+        wait_products<0>();
+        if (last != STAGES) {
+            release(last, lane);
+        }
+        last = STAGES;
+    }
+
+    /* The totals of a tile's sums, in `total`, which is 0 before, and `spilled`. */
+    __device__ __forceinline__ void sum(float (&total)[KEPT], Slot &slot, unsigned group, unsigned lane) {
+        const unsigned all = a.k / RUN;
+        unsigned last = STAGES;
+        if constexpr (SIDE_BY_SIDE) {
+            float sums[PARTIALS][N / 2] = {};
+#pragma unroll 1
+            for (unsigned run = 0; run < all; run += PARTIALS) {
+#pragma unroll
+                for (unsigned partial = 0; partial < PARTIALS; ++partial) {
+                    if (run + partial < all) {
+                        multiply(sums[partial], slot, last, group, lane);
+                    }
+                }
+            }
+            finish(last, lane);
+#pragma unroll
+            for (unsigned partial = 0; partial < PARTIALS; ++partial) {
+                settle(sums[partial]);
+#pragma unroll
+                for (unsigned i = 0; i < N / 2; ++i) {
+                    total[i] += sums[partial][i];
+                }
+            }
+        } else {
+#pragma unroll 1
+            for (unsigned partial = 0; partial < PARTIALS; ++partial) {
+                float sums[N / 2] = {};
+                const unsigned runs = runs_of(a, partial);
+#pragma unroll 1
+                for (unsigned i = 0; i < runs; ++i) {
+                    multiply(sums, slot, last, group, lane);
+                }
+                finish(last, lane);
+                settle(sums);
+#pragma unroll
+                for (unsigned i = 0; i < KEPT; ++i) {
+                    total[i] += sums[i];
+                }
+#pragma unroll
+                for (unsigned i = KEPT; i < N / 2; i += 4) {
+                    float4 &at = spilled_at(i);
+                    const float4 more = {sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
+                    const float4 old = partial == 0 ? float4{} : at;
+                    at = {old.x + more.x, old.y + more.y, old.z + more.z, old.w + more.w};
+                }
+            }
+        }
+    }
+
+    /* Of this thread, the totals of the sums from i on. */
+    __device__ __forceinline__ float4 &spilled_at(unsigned i) {
+        return spilled[(i - KEPT) / 4 * COMPUTING + threadIdx.x];
+    }
+    __device__ __forceinline__ float4 total_at(const float (&total)[KEPT], unsigned i) {
+        return i < KEPT ? float4{total[i], total[i + 1], total[i + 2], total[i + 3]} : spilled_at(i);
+    }
+
+    /* Gate and up of the same columns are totals of the same thread: the first half and the second. */
+    __device__ __forceinline__ void gate(float (&total)[KEPT]) {
+        constexpr unsigned AT_ONCE = 8;
+        static_assert(N / 4 % AT_ONCE == 0 && N / 4 <= KEPT);
+#pragma unroll
+        for (unsigned i = 0; i < N / 4; i += AT_ONCE) {
+            float gates[AT_ONCE];
+#pragma unroll
+            for (unsigned e = 0; e < AT_ONCE; ++e) {
+                gates[e] = total[i + e];
+            }
+            silu(gates);
+#pragma unroll
+            for (unsigned e = 0; e < AT_ONCE; e += 4) {
+                const float4 up = total_at(total, N / 4 + i + e);
+                total[i + e] = gates[e] * up.x, total[i + e + 1] = gates[e + 1] * up.y;
+                total[i + e + 2] = gates[e + 2] * up.z, total[i + e + 3] = gates[e + 3] * up.w;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void compute(unsigned group, unsigned warp, unsigned lane) {
+        Slot slot;
+        for (unsigned pair = first; pair < f.pairs; pair += step) {
+            const Tile tile(a, f, pair, rank);
+            float total[KEPT] = {};
+            sum(total, slot, group, lane);
+            if constexpr (GATED) {
+                gate(total);
+            }
+#pragma unroll
+            for (unsigned column = 0; column < WIDTH; column += COLUMNS) {
+                store(tile, total, column, tile.row + group * 64 + warp * 16, lane);
+            }
+        }
+    }
+
+    /*
+     * Stores a warp's part of some columns, from `row` on, by way of shared memory: in whole lines. Chunks of 4 columns
+     * of row r are at places chunk ^ 2 (r % 4), so that neither side meets in a bank.
+     */
+    __device__ __forceinline__ void store(const Tile &tile, const float (&total)[KEPT], unsigned first_column,
+                                          unsigned row, unsigned lane) {
+#pragma unroll
+        for (unsigned g = 0; g < COLUMNS / 8; ++g) {
+            if (first_column + 8 * g >= WIDTH) {
+                break;
+            }
+            const float4 four = total_at(total, first_column / 2 + 4 * g);
+            float *to = staged(lane / 4, 2 * g + lane % 4 / 2) + lane % 2 * 2;
+            *reinterpret_cast<float2 *>(to) = {four.x, four.y};
+            *reinterpret_cast<float2 *>(to + 8 * COLUMNS) = {four.z, four.w};
+        }
+        __syncwarp();
+        if constexpr (GATED) {
+            store_gated(tile, first_column, row, lane);
+        } else {
+            store_plain(tile, first_column, row, lane);
+        }
+        __syncwarp();
+    }
+
+    /* Of what is staged: four columns of row r, from 4 chunk on. */
+    __device__ __forceinline__ float *staged(unsigned r, unsigned chunk) const {
+        return staging + r * COLUMNS + (chunk ^ (r % 4 * 2)) * 4;
+    }
+
+    /* A lane has four columns of every fourth row. */
+    __device__ __forceinline__ void store_gated(const Tile &tile, unsigned first_column, unsigned row, unsigned lane) {
+        const unsigned chunk = lane % 8, column = first_column + chunk * 4;
+        const unsigned rows = column < WIDTH && row < a.rows ? a.rows - row : 0;
+#pragma unroll
+        for (unsigned r = lane / 8; r < 16; r += 4) {
+            if (r < rows) {
+                const size_t at = size_t(row + r) * a.n + tile.share.first + column;
+                const float4 four = *reinterpret_cast<const float4 *>(staged(r, chunk));
+                const uint2 rounded{pack<T>(four.x, four.y), pack<T>(four.z, four.w)};
+                __stcg(reinterpret_cast<float4 *>(a.gated + at), four);
+                __stcg(reinterpret_cast<uint2 *>(static_cast<T *>(a.gated_rounded) + at), rounded);
+            }
+        }
+    }
+
+    /* A lane has a column. */
+    __device__ __forceinline__ void store_plain(const Tile &tile, unsigned first_column, unsigned row, unsigned lane) {
+        const unsigned column = first_column + lane, j = tile.share.first + column;
+        const unsigned rows = column < tile.share.rows && row < a.rows ? min(a.rows - row, 16u) : 0;
+        const float bias = rows > 0 ? bias_of(a, j) : 0;
+        float *out = a.out + size_t(row) * a.out_width + a.out_column + j;
+#pragma unroll
+        for (unsigned r = 0; r < 16; ++r) {
+            if (r < rows) {
+                out[size_t(r) * a.out_width] = staged(r, lane / 4)[lane % 4] + bias;
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const WideMaps &maps, const WideFrame &f) {
+        extern __shared__ char memory[];
+        __shared__ Barriers barriers;
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = cluster_rank();
+        char *ring = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
+        char *staging = ring + STAGES * STAGE, *spilled = staging + COMPUTING / 32 * STAGING;
+        WideTiles work{a,
+                       f,
+                       barriers,
+                       ring,
+                       reinterpret_cast<float4 *>(spilled),
+                       reinterpret_cast<float *>(staging + warp * STAGING),
+                       rank,
+                       blockIdx.x / SHARING,
+                       gridDim.x / SHARING};
+        release_next();
+        if (threadIdx.x < STAGES) {
+            barriers.ready[threadIdx.x].init(1);
+            barriers.free[threadIdx.x].init(SHARING * COMPUTING / 32);
+            Barrier::publish();
+        }
+        cluster_sync();
+        if (warp >= COMPUTING / 32) {
+            /* What the block has, dealt out anew. */
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+            if (threadIdx.x == COMPUTING) {
+                work.supply(maps);
+            }
+            await_previous();
+        } else {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+            await_previous();
+            work.compute(warp / 4, warp % 4, lane);
+        }
+    }
+};
+
+} // namespace djinn
+
+#endif
