@@ -3,7 +3,7 @@
 
 use crate::access::{Access, Field};
 use crate::args::check::Checks;
-use crate::args::{self, Add, KvWrite, Linear, RmsNorm, Rope};
+use crate::args::{self, Add, KvWrite, Linear, RmsNorm, Rope, SiluMul};
 use crate::{Device, Result, Span, Stream};
 
 /// Calls the macro `$then` with the tokens `$with` and the table of operations. An entry has the operation's name, the
@@ -179,6 +179,14 @@ macro_rules! operations {
             /// are of the same rows with successive tiles of a weight.
             fn linear_tiles(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
                 tiles.iter().try_for_each(|tile| self.linear(stream, tile))
+            }
+
+            /// [`linear_tiles`](Ops::linear_tiles) with all tiles of a weight, then [`silu_mul`](Ops::silu_mul) of what they
+            /// give, with the same bits; devices may do both in one launch. Nothing else may read the products' output, which
+            /// a device may leave as it was. `act.out` may share bytes with the products' `x`.
+            fn linear_silu_mul(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<()> {
+                self.linear_tiles(stream, tiles)?;
+                self.silu_mul(stream, act)
             }
 
             /// [`rope`](Ops::rope), then [`kv_write`](Ops::kv_write) of the same `qkv`, with the same bits; devices

@@ -7,7 +7,7 @@
 //! ```
 
 use crate::{ChunkId, MemoryPlan, Placement};
-use djinn_srg::{Graph, NodeId, Op, Rows, StackPlan, ValueId};
+use djinn_srg::{Graph, Node, NodeId, Op, Rows, ValueId};
 use serde::Serialize;
 use std::ops::Range;
 
@@ -62,15 +62,18 @@ impl Program {
         let (mut node, mut tile) = (0, 0);
         while node < graph.nodes.len() {
             let id = NodeId(node as u32);
-            let fused = if detail == Detail::Fused { fused(graph, &plan.stack, id) } else { None };
+            let fused = if detail == Detail::Fused { fused(graph, plan, id, tile) } else { None };
             let last = fused.map_or(id, |fused| fused.node);
+            // One of a pair has weights.
+            let reader =
+                if placement.tiles.get(tile).is_some_and(|next| next.tile.node == id) { id } else { last };
             loop {
-                let tiles = tile..run_end(graph, placement, tile, last, detail);
+                let tiles = tile..run_end(graph, placement, tile, reader, detail);
                 tile = tiles.end;
                 let announces = graph.node(id).op.announces_choice().is_some();
                 let (acquire, release) = brackets(placement, &tiles);
                 launches.push(Launch { node: id, fused, tiles, acquire, release, announces });
-                if placement.tiles.get(tile).is_none_or(|next| next.tile.node != last) {
+                if placement.tiles.get(tile).is_none_or(|next| next.tile.node != reader) {
                     break;
                 }
             }
@@ -90,16 +93,17 @@ impl Program {
     }
 }
 
-/// The node after `id`, if devices have an operation for both, with the bits of both.
-fn fused(graph: &Graph, stack: &StackPlan, id: NodeId) -> Option<Fused> {
+/// The node after `id`, whose tiles begin with `tile` if it has any, if devices have an operation for both, with the bits
+/// of both.
+fn fused(graph: &Graph, plan: &MemoryPlan, id: NodeId, tile: usize) -> Option<Fused> {
     let next = NodeId(id.0 + 1);
     let (first, second) = (graph.node(id), graph.nodes.get(next.0 as usize)?);
     match (&first.op, &second.op) {
         (Op::Add, Op::RmsNorm { .. }) if second.inputs[0] == first.outputs[0] => {
             let row_bytes = graph.value(first.outputs[0]).bytes(Rows { rows: 1, logit_rows: 1 });
-            let out = stack.offset(second.outputs[0]);
+            let out = plan.stack.offset(second.outputs[0]);
             // Values of one size that begin together are one; others must not meet.
-            let apart = |input: &ValueId| match stack.offset(*input).abs_diff(out) {
+            let apart = |input: &ValueId| match plan.stack.offset(*input).abs_diff(out) {
                 0 => u64::MAX,
                 distance => distance / row_bytes,
             };
@@ -108,6 +112,14 @@ fn fused(graph: &Graph, stack: &StackPlan, id: NodeId) -> Option<Fused> {
         }
         (Op::Rope { .. }, Op::KvWrite { .. }) if second.inputs[0] == first.inputs[0] => {
             Some(Fused { node: next, most_rows: u64::MAX })
+        }
+        (Op::Linear, Op::SiluMul) if second.inputs[0] == first.outputs[0] && first.weights.len() == 1 => {
+            // All of the weight at once, and no other reader of what both halves give.
+            let end = run_end(graph, &plan.placement, tile, id, Detail::Fused);
+            let whole = plan.placement.tiles.get(end).is_none_or(|after| after.tile.node != id);
+            let read = |node: &Node| node.inputs.contains(&first.outputs[0]);
+            let alone = !graph.nodes[next.0 as usize + 1..].iter().any(read);
+            (whole && alone).then_some(Fused { node: next, most_rows: u64::MAX })
         }
         _ => None,
     }

@@ -10,7 +10,7 @@ use crate::present::memory::Memory;
 use crate::present::scratch::Scratch;
 use crate::present::stream::RawStream;
 use crate::{CudaConfig, Error, mapping_bytes};
-use djinn_device::args::Linear;
+use djinn_device::args::{Linear, SiluMul};
 use djinn_device::{Buffer, Capture, DType, Device, DeviceInfo, Event, Result, Space, Span, Stream, Usage};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::{Mutex, PoisonError};
@@ -58,17 +58,24 @@ pub(crate) struct Prepared {
     x: Span,
     rows: u32,
     dtype: DType,
+    /// Where in the workspace, in bytes.
+    pub(crate) at: u64,
 }
 
 impl Prepared {
     /// Those of a product that was enqueued.
     pub(crate) fn new(stream: Stream, args: &Linear) -> Self {
-        Prepared { stream, x: args.x, rows: args.rows, dtype: decoded_dtype(args.weight) }
+        Prepared { stream, x: args.x, rows: args.rows, dtype: decoded_dtype(args.weight), at: 0 }
+    }
+
+    /// What a product with an activation gave.
+    pub(crate) fn of(stream: Stream, act: &SiluMul, dtype: DType, at: u64) -> Self {
+        Prepared { stream, x: act.out, rows: act.rows, dtype, at }
     }
 
     /// Whether they serve another product.
     pub(crate) fn is(self, args: &Linear) -> bool {
-        self == Prepared::new(self.stream, args)
+        self == Prepared { at: self.at, ..Prepared::new(self.stream, args) }
     }
 }
 

@@ -42,6 +42,15 @@ pub(crate) fn wants_rounded(rows: u32, k: u32, weight: DType) -> bool {
     unsafe { sys::djinn_linear_rounded(rows, k, dtype(weight)) != 0 }
 }
 
+/// Whether one launch computes a product of all tiles of a plain weight, and SiLU of one half of it times the other, on the
+/// card of the current context.
+pub(crate) fn gates(tiles: &[Linear]) -> bool {
+    let (first, n) = (&tiles[0], tiles.iter().map(|tile| tile.n).sum());
+    // SAFETY: as above.
+    let can = unsafe { sys::djinn_linear_gated(first.rows, first.k, n, first.n, dtype(first.weight.dtype)) };
+    first.bias.is_none() && can != 0
+}
+
 /// A stream, and the memory that arguments refer to.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch<'a> {
@@ -195,13 +204,15 @@ impl Launch<'_> {
     /// [`wants_rounded`] says so; results do not depend on it.
     ///
     /// `tiles` are up to [`TILES`] successive tiles of one weight, of as many rows each but for the last; or one whose
-    /// weight lies `decoded` in a workspace.
+    /// weight lies `decoded` in a workspace. Where [`gates`] says that it can, SiLU of the first half of what all tiles give,
+    /// times the second, goes to the places of `gated`, as f32 and in the weight's type, instead of the product.
     pub(crate) fn linear(
         self,
         tiles: &[Linear],
         rows: Range<u32>,
         rounded: Option<Place>,
         decoded: Option<Place>,
+        gated: Option<(Place, Place)>,
     ) -> Result<()> {
         let args = &tiles[0];
         let weights = self.weights(tiles.iter().map(|tile| tile.weight), decoded);
@@ -230,6 +241,8 @@ impl Launch<'_> {
             encoding,
             row_bytes,
             fresh: decoded.is_some().into(),
+            gated: gated.map_or(std::ptr::null_mut(), |(out, _)| out.output()),
+            gated_rounded: gated.map_or(std::ptr::null_mut(), |(_, rounded)| rounded.output()),
         };
         kernel!(djinn_linear, raw, self.stream)
     }
@@ -341,6 +354,8 @@ impl Launch<'_> {
             encoding,
             row_bytes,
             fresh: decoded.is_some().into(),
+            gated: std::ptr::null_mut(),
+            gated_rounded: std::ptr::null_mut(),
         };
         let raw = sys::djinn_expert_linear_args {
             linear,

@@ -1,10 +1,10 @@
 //! The operations: which kernel or library computes each.
 
 use crate::present::device::{CudaDevice, Prepared};
-use crate::present::launch::{Launch, TILES, decoded_dtype, rows_read_directly, wants_rounded};
+use crate::present::launch::{Launch, TILES, decoded_dtype, gates, rows_read_directly, wants_rounded};
 use crate::present::matmul::Shape;
 use crate::present::memory::Place;
-use djinn_device::args::{self, Linear};
+use djinn_device::args::{self, Linear, SiluMul};
 use djinn_device::{DType, Encoding, Ops, Result, Stream};
 use std::ops::Range;
 
@@ -43,8 +43,9 @@ impl CudaDevice {
         for first in (0..args.rows).step_by(step as usize) {
             let rows = first..args.rows.min(first + step);
             let bytes = rows.len() as u64 * row;
-            let rounded = self.scratch.activations().slice(0, bytes);
-            if step < args.rows || known.is_none_or(|known| !known.is(args)) {
+            let known = known.filter(|known| step == args.rows && known.is(args));
+            let rounded = self.scratch.activations().slice(known.map_or(0, |known| known.at), bytes);
+            if known.is_none() {
                 let x = launch.memory.resolve(args.x).slice(u64::from(first) * row * 2, bytes * 2);
                 launch.convert(x, rounded, decoded_dtype(args.weight))?;
             }
@@ -132,7 +133,7 @@ impl CudaDevice {
         let (args, dtype) = (&tiles[0], decoded_dtype(tile.weight));
         let (own, rounded) = (self.is_own(args), wants_rounded(args.rows, args.k, dtype));
         if own && !rounded && decoded.is_none() {
-            return self.launch(stream, |launch| launch.linear(tiles, 0..args.rows, None, None));
+            return self.launch(stream, |launch| launch.linear(tiles, 0..args.rows, None, None, None));
         }
         let known = self.prepared.take().filter(|known| known.stream == stream);
         self.claim_scratch(stream)?;
@@ -143,18 +144,43 @@ impl CudaDevice {
                 self.large_linear(launch, args, known, decoded)?
             } else if rounded {
                 self.in_pieces(launch, args, known, |rows, x| {
-                    launch.linear(tiles, rows, Some(x), decoded).map(|()| true)
+                    launch.linear(tiles, rows, Some(x), decoded, None).map(|()| true)
                 })?
             } else {
                 false
             };
-            if done { Ok(()) } else { launch.linear(tiles, 0..args.rows, None, decoded) }
+            if done { Ok(()) } else { launch.linear(tiles, 0..args.rows, None, decoded, None) }
         })?;
         // Left out where the workspace holds not all of it, or the output overwrites what was prepared.
         let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
         let holds = dtype != DType::F32 && (rounded || !own) && fits && !args.x.overlaps(args.out);
-        self.prepared.set(holds.then(|| Prepared::new(stream, args)));
+        let at = known.filter(|known| known.is(args)).map_or(0, |known| known.at);
+        self.prepared.set(holds.then(|| Prepared { at, ..Prepared::new(stream, args) }));
         Ok(())
+    }
+
+    /// A product with all tiles of a weight, and an activation of it in the same launch: the workspace then holds what it
+    /// gives, rounded, behind the product's own activations. Whether that could be done.
+    fn gated(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<bool> {
+        let (args, dtype) = (&tiles[0], decoded_dtype(tiles[0].weight));
+        let at = (u64::from(args.rows) * u64::from(args.k) * 2).next_multiple_of(256);
+        let bytes = u64::from(act.rows) * u64::from(act.width) * 2;
+        let all = self.scratch.activations();
+        let plain = args.weight.encoding == Encoding::Plain && at_once(tiles) == tiles.len();
+        if !plain || at + bytes > all.len() || !gates(tiles) {
+            return Ok(false);
+        }
+        let known = self.prepared.take().filter(|known| known.stream == stream && known.at == 0);
+        self.claim_scratch(stream)?;
+        self.launch(stream, |launch| {
+            let out = (launch.memory.resolve(act.out), all.slice(at, bytes));
+            self.in_pieces(launch, args, known, |rows, x| {
+                launch.linear(tiles, rows, Some(x), None, Some(out)).map(|()| true)
+            })?;
+            Ok(())
+        })?;
+        self.prepared.set(Some(Prepared::of(stream, act, dtype, at)));
+        Ok(true)
     }
 
     /// Decodes some rows of a weight of `n` rows and `k` columns into the workspace.
@@ -279,6 +305,15 @@ impl Ops for CudaDevice {
     fn add_rms_norm(&self, stream: Stream, add: &args::Add, norm: &args::RmsNorm) -> Result<()> {
         debug_assert_eq!((add.check(), norm.check()), ((), ()));
         self.launch(stream, |launch| launch.add_rms_norm(add, norm))
+    }
+
+    fn linear_silu_mul(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<()> {
+        debug_assert_eq!(act.check(), ());
+        if self.gated(stream, tiles, act)? {
+            return Ok(());
+        }
+        self.linear_tiles(stream, tiles)?;
+        self.silu_mul(stream, act)
     }
 
     fn rope_kv_write(&self, stream: Stream, rope: &args::Rope, write: &args::KvWrite) -> Result<()> {

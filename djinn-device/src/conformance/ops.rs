@@ -72,13 +72,14 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 60] = named![
+    let checks: [Check<D>; 61] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
         linear::is_batch_invariant,
         linear::computes_batch_invariant_rows,
         linear::takes_tiles_at_once,
+        linear::activates_at_once,
         linear::serves_unusual_widths,
         encoded::products_match_the_reference,
         encoded::products_are_batch_invariant,

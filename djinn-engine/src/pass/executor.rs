@@ -106,6 +106,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 write.check();
                 self.device.rope_kv_write(self.compute, &rope, &write)?;
             }
+            (Op::Linear, Op::SiluMul) => self.linear(node, launch, Some(self.silu_mul(next, rows)))?,
             (first, second) => panic!("no operation computes {first:?} and {second:?}"),
         }
         Ok(())
@@ -150,13 +151,11 @@ impl<'a, D: Ops> Executor<'a, D> {
                 let (qkv, query, key) = (input(0), weight(0), weight(1));
                 enqueue!(head_norm, HeadNorm { qkv, query, key, eps, heads, kv_heads, head_dim, rows })
             }
-            Op::Linear => self.linear(node, tiles)?,
+            Op::Linear => self.linear(node, launch, None)?,
             Op::Rope { .. } => enqueue!(rope, self.rope(node, rows)),
             Op::KvWrite { .. } => enqueue!(kv_write, self.kv_write(node, rows)),
             Op::Attention { .. } => self.attention(node)?,
-            Op::SiluMul => {
-                enqueue!(silu_mul, SiluMul { x: input(0), out: output(0), width: width(), rows })
-            }
+            Op::SiluMul => enqueue!(silu_mul, self.silu_mul(node, rows)),
             Op::Gelu { form } => {
                 let len = self.graph.value(node.outputs[0]).elements(self.rows);
                 enqueue!(gelu, Gelu { x: input(0), out: output(0), form, len })
@@ -200,8 +199,10 @@ impl<'a, D: Ops> Executor<'a, D> {
         Ok(())
     }
 
-    /// A product, in the launches that keep sequences apart.
-    fn linear(&self, node: &Node, tiles: &[LoadedTile]) -> Result<()> {
+    /// A product, in the launches that keep sequences apart, and what follows it.
+    fn linear(&self, node: &Node, launch: &Launch, act: Option<SiluMul>) -> Result<()> {
+        let act = act.inspect(SiluMul::check);
+        let tiles = &self.text.tiles()[launch.tiles.clone()];
         let (k, out_width) = (self.width(node.inputs[0]), self.width(node.outputs[0]));
         let (x, out) = (self.span(node.inputs[0]), self.span(node.outputs[0]));
         let of_logits = self.graph.value(node.outputs[0]).shape[0] == Dim::LogitRows;
@@ -225,9 +226,12 @@ impl<'a, D: Ops> Executor<'a, D> {
             };
             let products: Vec<Linear> = tiles.iter().map(args).collect();
             products.iter().for_each(Linear::check);
-            self.device.linear_tiles(self.compute, &products)?;
+            match act.filter(|_| runs.len() == 1) {
+                Some(act) => return Ok(self.device.linear_silu_mul(self.compute, &products, &act)?),
+                None => self.device.linear_tiles(self.compute, &products)?,
+            }
         }
-        Ok(())
+        Ok(act.map_or(Ok(()), |act| self.device.silu_mul(self.compute, &act))?)
     }
 
     fn attention(&self, node: &Node) -> Result<()> {
@@ -264,6 +268,11 @@ impl<'a, D: Ops> Executor<'a, D> {
         let (x, out, width) =
             (self.span(node.inputs[0]), self.span(node.outputs[0]), self.width(node.outputs[0]));
         RmsNorm { x, weight, out, eps, width, rows }
+    }
+
+    fn silu_mul(&self, node: &Node, rows: u32) -> SiluMul {
+        let (x, out) = (self.span(node.inputs[0]), self.span(node.outputs[0]));
+        SiluMul { x, out, width: self.width(node.outputs[0]), rows }
     }
 
     fn rope(&self, node: &Node, rows: u32) -> Rope {

@@ -1,7 +1,7 @@
 //! Checks of [`Linear`].
 
 use super::rig::{DTYPES, PARTS, Rig, rows, same_bits};
-use crate::args::Linear;
+use crate::args::{Linear, SiluMul};
 use crate::{DType, Ops, Result, Span, Stream};
 
 /// Shapes with whole and ragged tiles in every direction.
@@ -80,6 +80,12 @@ impl Case {
         }
     }
 
+    /// The products of all rows with a weight that is in tiles of its own memory each.
+    fn products<D: Ops>(&self, rig: &mut Rig<D>, places: [Span; 2], tiles: &[usize]) -> Vec<Linear> {
+        let firsts = tiles.iter().scan(0, |next, &n| Some(std::mem::replace(next, *next + n)));
+        firsts.zip(tiles).map(|(first, &n)| self.tile(rig, places, first, n)).collect()
+    }
+
     /// All rows, where the weight is in tiles of its own memory each: against the reference; gives the output.
     fn in_tiles<D: Ops>(
         &self,
@@ -88,14 +94,7 @@ impl Case {
         run: impl Fn(&D, Stream, &[Linear]) -> Result<()>,
     ) -> Vec<f32> {
         let (x, out) = (rig.upload(&self.x), rig.blank_f32(self.rows * self.out_width));
-        let mut first = 0;
-        let products: Vec<Linear> = tiles
-            .iter()
-            .map(|&n| {
-                first += n;
-                self.tile(rig, [x, out], first - n, n)
-            })
-            .collect();
+        let products = self.products(rig, [x, out], tiles);
         products.iter().for_each(Linear::check);
         rig.enqueued(run(&rig.device, rig.stream, &products));
         products.into_iter().for_each(|product| rig.expect(product));
@@ -176,6 +175,55 @@ pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
                 });
                 let at_once = case.in_tiles(rig, tiles, Ops::linear_tiles);
                 same_bits(&format!("{} in {} tiles", case.name(), tiles.len()), &at_once, &apart);
+            }
+        }
+    }
+}
+
+/// A product and an activation at once, and then a product of what that gives: the bits of one after the other.
+pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
+    let cuts: [&[usize]; 5] = [&[512], &[256, 256], &[203, 203, 42], &[6, 6, 6, 2], &[992, 992, 64]];
+    for (d, dtype) in DTYPES.into_iter().enumerate() {
+        for (i, rows) in [1, 65, 130, 257, 600].into_iter().enumerate() {
+            for (j, tiles) in cuts.into_iter().enumerate() {
+                let n = tiles.iter().sum::<usize>();
+                let (k, width) = ([64, 128, 192][(i + j) % 3], n / 2);
+                if rows * n * k > 10_000_000 || (d + i + j) % 2 == 1 {
+                    continue;
+                }
+                let case = Case::new(rig, [rows, k, n], dtype, None);
+                let down = Case::new(rig, [rows, width, 24], dtype, None);
+                let mut run = |over_x: bool, at_once: bool| {
+                    let (x, between) = (rig.upload(&case.x), rig.blank_f32(rows * n));
+                    let bytes = (rows * width * 4) as u64;
+                    let out = if over_x { x.slice(0, bytes) } else { rig.blank_f32(rows * width) };
+                    let products = case.products(rig, [x, between], tiles);
+                    let act = SiluMul { x: between, out, width: width as u32, rows: rows as u32 };
+                    products.iter().for_each(Linear::check);
+                    act.check();
+                    if at_once {
+                        rig.enqueued(rig.device.linear_silu_mul(rig.stream, &products, &act));
+                    } else {
+                        rig.enqueued(rig.device.linear_tiles(rig.stream, &products));
+                        rig.enqueued(rig.device.silu_mul(rig.stream, &act));
+                    }
+                    let last = rig.blank_f32(rows * down.n);
+                    let product = down.tile(rig, [out, last], 0, down.n);
+                    rig.enqueued(rig.device.linear(rig.stream, &product));
+                    let both: [Vec<f32>; 2] = [out, last].map(|span| rig.download(span));
+                    rig.clear();
+                    both
+                };
+                let apart = run(false, false);
+                for over_x in [false, true] {
+                    if over_x && width > k {
+                        continue;
+                    }
+                    let at_once = run(over_x, true);
+                    let name = format!("an activation of {} in {} tiles", case.name(), tiles.len());
+                    same_bits(&name, &at_once[0], &apart[0]);
+                    same_bits(&format!("a product of {name}"), &at_once[1], &apart[1]);
+                }
             }
         }
     }
