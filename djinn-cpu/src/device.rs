@@ -1,7 +1,8 @@
 //! The CPU device: every stream is a thread of the host, every buffer is host memory under a cap.
 
+use crate::CpuConfig;
 use crate::event::{Completion, Events};
-use crate::kernels::{Kernels, Math};
+use crate::kernels::Kernels;
 use crate::memory::{self, Memory};
 use crate::stream::{Command, Core, Worker};
 use djinn_device::{
@@ -12,19 +13,6 @@ use std::time::{Duration, Instant};
 
 /// What CPU devices and the simulator compute from, besides plain elements.
 pub const ENCODINGS: &[Encoding] = &Encoding::ENCODED;
-
-/// What a [`CpuDevice`] is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct CpuConfig {
-    /// Cap on [`Space::Device`], in bytes; none without.
-    pub vram: Option<u64>,
-    /// Cap on [`Space::Host`], in bytes; none without.
-    pub ram: Option<u64>,
-    /// Threads that compute; 0 for as many as the machine runs at once.
-    pub threads: usize,
-    /// Which arithmetic.
-    pub math: Math,
-}
 
 /// A device that computes on the host.
 ///
@@ -111,6 +99,10 @@ impl Device for CpuDevice {
 
     fn free(&self, buffer: Buffer) {
         self.core.memory.free(buffer);
+    }
+
+    fn restore(&self, buffer: Buffer) -> Result<()> {
+        self.core.memory.restore(buffer)
     }
 
     fn usage(&self, space: Space) -> Usage {

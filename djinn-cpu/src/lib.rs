@@ -5,6 +5,7 @@
 //! poisons memory that holds nothing, and injects faults.
 #![doc = include_str!("../README.md")]
 
+mod config;
 mod device;
 mod event;
 mod kernels;
@@ -13,6 +14,7 @@ mod ops;
 mod sim;
 mod stream;
 
-pub use device::{CpuConfig, CpuDevice, ENCODINGS};
+pub use config::CpuConfig;
+pub use device::{CpuDevice, ENCODINGS};
 pub use kernels::Math;
 pub use sim::{SimCalls, SimConfig, SimCopy, SimDevice, SimFault, SimFaults};

@@ -45,6 +45,18 @@ impl Accounts {
             Space::Host => &mut self.host,
         }
     }
+
+    /// Bytes for a handle, within the cap.
+    fn take(&mut self, handle: Buffer) -> Result<Arc<Allocation>> {
+        let usage = self.of(handle.space());
+        let in_use = usage.in_use.checked_add(handle.len()).filter(|&n| n <= usage.limit);
+        let allocation = in_use.and_then(|_| Allocation::new(handle));
+        let (Some(in_use), Some(allocation)) = (in_use, allocation) else {
+            return Err(out_of_memory(handle.space(), handle.len(), *usage));
+        };
+        (usage.in_use, usage.peak) = (in_use, usage.peak.max(in_use));
+        Ok(Arc::new(allocation))
+    }
 }
 
 /// Zeroed bytes from the system, given back on drop.
@@ -114,18 +126,25 @@ impl Memory {
         let mut accounts = self.accounts();
         let id = self.live.read().unwrap_or_else(PoisonError::into_inner).len();
         let id = u32::try_from(id).expect("fewer than 2^32 allocations in a device's life");
-        let usage = accounts.of(space);
-        let in_use = usage.in_use.checked_add(len).filter(|&n| n <= usage.limit);
         let handle = Buffer::from_raw(id, space, len);
-        let allocation = in_use.and_then(|_| Allocation::new(handle));
-        let (Some(in_use), Some(allocation)) = (in_use, allocation) else {
-            return Err(out_of_memory(space, len, *usage));
-        };
-        usage.in_use = in_use;
-        usage.peak = usage.peak.max(in_use);
+        let allocation = accounts.take(handle)?;
         // The accounts are locked: no other allocation took the id meanwhile.
-        self.live.write().unwrap_or_else(PoisonError::into_inner).push(Some(Arc::new(allocation)));
+        self.live.write().unwrap_or_else(PoisonError::into_inner).push(Some(allocation));
         Ok(handle)
+    }
+
+    /// Zeros for a buffer that was freed, under its handle.
+    ///
+    /// # Panics
+    /// If it is allocated, or was never made here.
+    pub(crate) fn restore(&self, buffer: Buffer) -> Result<()> {
+        let mut accounts = self.accounts();
+        let mut live = self.live.write().unwrap_or_else(PoisonError::into_inner);
+        match live.get_mut(buffer.id() as usize) {
+            Some(freed @ None) => *freed = Some(accounts.take(buffer)?),
+            _ => panic!("{buffer:?} is not one that was freed"),
+        }
+        Ok(())
     }
 
     /// Returns the buffer's bytes to the system, once no view of any buffer is in use.

@@ -292,6 +292,22 @@ impl Device for SimDevice {
         Ok(buffer)
     }
 
+    fn restore(&self, buffer: Buffer) -> Result<()> {
+        self.may_fail()?;
+        if self.count(|calls| &mut calls.allocs, self.config.fail_alloc_at) {
+            return Err(memory::out_of_memory(
+                buffer.space(),
+                buffer.len(),
+                self.memory.usage(buffer.space()),
+            ));
+        }
+        self.memory.restore(buffer)?;
+        if self.config.poison {
+            self.memory.fill(buffer.span(), POISON);
+        }
+        Ok(())
+    }
+
     fn free(&self, buffer: Buffer) {
         self.host_uses("frees", Access::Write(buffer.span()));
         self.memory.free(buffer);

@@ -43,6 +43,7 @@ impl Device for CudaDevice {
         fn info() -> DeviceInfo;
         fn alloc(Space, u64) -> Outcome<Buffer>;
         fn free(Buffer);
+        fn restore(Buffer) -> Outcome<()>;
         fn usage(Space) -> Usage;
         fn stream() -> Outcome<Stream>;
         fn event() -> Outcome<Event>;

@@ -19,7 +19,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// For devices: the handle of their allocation `id` of `len` bytes. Ids are never reused.
+    /// For devices: the handle of their allocation `id` of `len` bytes. No other allocation ever has the id.
     pub const fn from_raw(id: u32, space: Space, len: u64) -> Self {
         Buffer { id, space, len }
     }

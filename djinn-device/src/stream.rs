@@ -101,6 +101,16 @@ pub trait Device: Send {
     /// Frees an allocation.
     fn free(&self, buffer: Buffer);
 
+    /// Allocates a buffer again that was freed, under its old handle, so that what names its bytes need not change.
+    /// Contents are undefined (`SimDevice`: NaN).
+    ///
+    /// # Errors
+    /// As [`alloc`](Device::alloc); the buffer stays freed then.
+    ///
+    /// # Panics
+    /// If the device never made the buffer, or it is allocated.
+    fn restore(&self, buffer: Buffer) -> Result<()>;
+
     /// What is allocated. `peak` counts from the device's creation.
     fn usage(&self, space: Space) -> Usage;
 

@@ -1,17 +1,16 @@
 //! Rates of this machine with a model, by which policies weigh copies of pages against recomputing them.
 
-use crate::{Engine, Entry, Result, Runtime, Sequence, Wanted};
+use crate::{Engine, Entry, Result, Sequence, Wanted};
 use djinn_device::Ops;
 use djinn_pages::{Pages, Residency};
 use djinn_scheduler::CostModel;
 use djinn_vmu::Direction;
-use std::ops::Deref;
 use std::time::Instant;
 
 /// Tokens of the prompt that is timed, where the device computes on the host: longer ones are hardly faster.
 const HOST_TOKENS: u32 = 16;
 
-impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
+impl<D: Ops> Engine<D> {
     /// Times a step of prefill chunks, and the way of its pages to host memory and back. Where the host has no room for them, no
     /// policy copies any, and the rates of copies are nominal. The pages that it takes are free again afterwards.
     ///

@@ -10,8 +10,8 @@ use djinn_device::{DeviceInfo, Drawn, Encoding, Ops, Space, Usage};
 use djinn_pages::Pages;
 use djinn_srg::{Dim, Graph, Op, Rows, Value};
 use djinn_vmu::{Detail, MemoryPlan, PassStats, WeightSource};
-use std::marker::PhantomData;
-use std::ops::{ControlFlow, Deref};
+use std::ops::ControlFlow;
+use std::rc::Rc;
 use std::time::Instant;
 
 /// Refuses weights that the device cannot read where they lie.
@@ -30,10 +30,9 @@ fn check_encodings(graph: &Graph, device: &DeviceInfo) -> Result<()> {
     Ok(())
 }
 
-/// A model on a [`Runtime`]. By default the runtime is its own; any `R` that points to one shares it between models. One
-/// thread uses all of these at a time.
-pub struct Engine<D: Ops, R: Deref<Target = Runtime<D>> = Box<Runtime<D>>> {
-    pub(crate) runtime: R,
+/// A model on a [`Runtime`], which is its own or shared with others. One thread uses all of these at a time.
+pub struct Engine<D: Ops> {
+    pub(crate) runtime: Rc<Runtime<D>>,
     pub(crate) parts: Parts,
     pub(crate) passes: Passes,
     /// Why no further step can run.
@@ -51,7 +50,6 @@ pub struct Engine<D: Ops, R: Deref<Target = Runtime<D>> = Box<Runtime<D>>> {
     loaded: [Instant; 2],
     /// Collects times while a trace is wanted.
     pub(crate) trace: Option<Recorder>,
-    device: PhantomData<D>,
 }
 
 impl<D: Ops> Engine<D> {
@@ -63,24 +61,26 @@ impl<D: Ops> Engine<D> {
         options: &Options,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
-        Engine::load_on(Box::new(Runtime::new(device)?), graph, source, options, progress)
+        Engine::load_on(Rc::new(Runtime::new(device)?), graph, source, options, progress)
     }
 
     /// Frees everything and returns the device, e.g. to look at its accounting.
+    ///
+    /// # Panics
+    /// If another model shares it.
     pub fn unload(self) -> D {
-        self.leave().into_device()
+        let runtime = Rc::into_inner(self.leave());
+        runtime.expect("a device is given back by the last model on it").into_device()
     }
-}
 
-impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
-    /// Plans the memory within what other models leave of the budget, then loads the weights. `progress` is told the
-    /// bytes read so far of all bytes, and may end the work.
+    /// Plans the memory as the runtime has it, then loads the weights. `progress` is told the bytes read so far of all
+    /// bytes, and may end the work.
     ///
     /// # Errors
     /// A budget that is too small (before anything is allocated), a weight that cannot be read, a device out of memory,
     /// or [`Error::Cancelled`].
     pub fn load_on(
-        runtime: R,
+        runtime: Rc<Runtime<D>>,
         graph: Graph,
         source: &dyn WeightSource,
         options: &Options,
@@ -108,19 +108,24 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
             prompt_rows,
             loaded: [began, Instant::now()],
             trace: None,
-            device: PhantomData,
         })
     }
 
     /// Frees everything that the model has on the runtime.
-    pub fn leave(self) -> R {
-        let Engine { runtime, parts, passes, .. } = self;
-        // A failure of enqueued work was returned by the step that enqueued it.
-        let _ = runtime.device.sync(runtime.compute);
-        passes.free(&runtime.device);
-        runtime.give_back(&parts.plan);
+    pub fn leave(mut self) -> Rc<Runtime<D>> {
+        self.settle();
+        let Engine { runtime, parts, .. } = self;
+        runtime.give_back(&parts.plan, parts.is_away());
         parts.free(&runtime);
         runtime
+    }
+
+    /// Waits for what was enqueued, and frees what replays it.
+    pub(crate) fn settle(&mut self) {
+        let Runtime { device, compute, .. } = &*self.runtime;
+        // A failure of enqueued work was returned by the step that enqueued it.
+        let _ = device.sync(*compute);
+        self.passes.forget(device);
     }
 
     /// The device.
@@ -231,6 +236,7 @@ impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
     /// The rows of a batch over which a step may begin.
     pub(crate) fn check_batch(&self, batch: &[BatchEntry<'_>]) -> Result<Rows> {
         self.passes.expect_room(batch);
+        assert!(!self.is_away(), "a step of a model that has left the device");
         if let Some(reason) = &self.stopped {
             return Err(Error::Stopped(reason.clone()));
         }

@@ -5,9 +5,8 @@ use djinn_device::{Ops, Space};
 use djinn_pages::{Duplicate, PageCopies, Pages};
 use djinn_srg::KvPlace;
 use djinn_vmu::{DataSegment, Direction, SwapStats, Transfer};
-use std::ops::Deref;
 
-impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
+impl<D: Ops> Engine<D> {
     /// Shortens a sequence to its first `tokens` tokens, if it has more.
     ///
     /// # Panics

@@ -17,6 +17,7 @@ mod logits;
 mod options;
 mod parts;
 mod pass;
+mod presence;
 mod runtime;
 mod sampler;
 mod sequence;
@@ -40,7 +41,7 @@ pub use sampler::{
 pub use sequence::{Entry, Sequence};
 pub use service::{
     Client, ExportedSession, Generate, Generated, Happening, Inbox, IncomingSession, KvShape, Listener,
-    Occupancy, OpenTurn, Opening, Progress, Request, Service, SessionImage, SessionSnapshot, Snapshot, Stats,
-    TraceProgress, WeightPlaces, spawn,
+    LoadError, Occupancy, OpenTurn, Opening, Pool, PoolModel, Progress, Request, Residence, Service,
+    SessionImage, SessionSnapshot, Snapshot, Stats, TraceProgress, WeightPlaces, spawn,
 };
 pub use trace::Trace;

@@ -116,6 +116,39 @@ impl Parts {
         [compute].into_iter().chain(copies).collect()
     }
 
+    /// Whether nothing of it is on the device.
+    pub(crate) fn is_away(&self) -> bool {
+        self.held.is_away()
+    }
+
+    /// Bytes of device memory that the model takes to come back; 0 while it is there.
+    pub(crate) fn missing_bytes<D: Ops>(&self, runtime: &Runtime<D>) -> u64 {
+        self.held.missing_bytes(&runtime.shared.borrow().store)
+    }
+
+    /// Gives the device's memory to others, once all work on it is done. What is in host memory stays.
+    pub(crate) fn evict<D: Ops>(&mut self, runtime: &Runtime<D>) {
+        self.held.evict(&runtime.device, &mut runtime.shared.borrow_mut().store);
+    }
+
+    /// Takes it again: weights are what they were, and all else holds nothing.
+    pub(crate) fn restore<D: Ops>(
+        &mut self,
+        runtime: &Runtime<D>,
+        source: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let Parts { graph, plan, text, held, .. } = self;
+        let (total, store) = (plan.segments.resident, &mut runtime.shared.borrow_mut().store);
+        let mut told = |done| progress(done, total);
+        Ok(text.restore(&runtime.device, (graph, plan), source, store, &mut told, held)?)
+    }
+
+    /// Gives the copies up by which the model comes back fast; the bytes of host memory that are free by that.
+    pub(crate) fn drop_copies<D: Ops>(&mut self, runtime: &Runtime<D>) -> u64 {
+        self.held.drop_copies(&runtime.device, &mut runtime.shared.borrow_mut().store)
+    }
+
     /// Frees the memory, once all work on it is done.
     pub(crate) fn free<D: Ops>(self, runtime: &Runtime<D>) {
         self.held.free(&runtime.device, &mut runtime.shared.borrow_mut().store);

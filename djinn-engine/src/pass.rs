@@ -21,7 +21,6 @@ use djinn_vmu::PassStats;
 use executor::Executor;
 use passes::{Passes, UnderWay};
 use replay::{Choice, Key};
-use std::ops::Deref;
 use std::time::Instant;
 
 impl Passes {
@@ -95,7 +94,7 @@ impl Passes {
     }
 }
 
-impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
+impl<D: Ops> Engine<D> {
     /// Begins a step over a batch whose pages were prepared, and returns once it is enqueued. Nothing else may be asked
     /// of its pages until it was [finished](Self::finish).
     ///

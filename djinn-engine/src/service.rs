@@ -18,7 +18,7 @@ pub use generate::Generate;
 pub use opening::{Happening, Opening};
 pub use request::{Generated, Progress, Request, Stats};
 pub use snapshot::{Occupancy, SessionSnapshot, Snapshot, WeightPlaces};
-pub use thread::{Client, Inbox, Listener, spawn};
+pub use thread::{Client, Inbox, Listener, LoadError, Pool, PoolModel, Residence, spawn};
 pub use tracing::TraceProgress;
 pub use transfer::{ExportedSession, IncomingSession, KvShape, OpenTurn, SessionImage};
 

@@ -4,6 +4,7 @@ mod ahead;
 mod clients;
 mod constrained;
 mod ended;
+mod pool;
 mod random;
 mod scripts;
 mod sharing;

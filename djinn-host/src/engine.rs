@@ -3,9 +3,12 @@
 use crate::{Error, Needs, OnDevice, Result, Setup, system};
 use djinn_device::{DeviceInfo, Ops, Space, Usage};
 use djinn_engine::debug::Debugger;
-use djinn_engine::{Engine, Generate, Happening, MemoryPlan, Opening, Options, Service, SessionId, Trace};
+use djinn_engine::{
+    Engine, Generate, Happening, MemoryPlan, Opening, Options, Runtime, Service, SessionId, Trace,
+};
 use djinn_models::Model;
 use std::ops::ControlFlow;
+use std::rc::Rc;
 
 /// A [`Service`] for one conversation at a time, on a device that is chosen when the program runs.
 pub trait AnyEngine: Generate + Debugger {
@@ -132,11 +135,24 @@ pub fn load_on<D: Ops>(
     options: &Options,
     on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Engine<D>> {
-    let DeviceInfo { host_memory, reserved_bytes, .. } = device.info();
+    load_into(Rc::new(Runtime::new(device)?), model, options, on_progress)
+}
+
+/// [`load_on`] a device that other models may share.
+///
+/// # Errors
+/// As there.
+pub fn load_into<D: Ops>(
+    runtime: Rc<Runtime<D>>,
+    model: &Model,
+    options: &Options,
+    on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Engine<D>> {
+    let DeviceInfo { host_memory, reserved_bytes, .. } = runtime.device().info();
     let plan = options.plan(&model.graph, reserved_bytes)?;
     let device_bytes = if host_memory { plan.segments.total() } else { 0 };
     check_host_memory(plan.host_bytes.saturating_add(device_bytes))?;
-    let mut engine = Engine::load(device, model.graph.clone(), &*model.source, options, on_progress)?;
+    let mut engine = Engine::load_on(runtime, model.graph.clone(), &*model.source, options, on_progress)?;
     if plan.placement.streamed_bytes() == 0 && !host_memory {
         // Milliseconds, by which the first answer would else be later. Where weights are streamed, the link hides
         // them.

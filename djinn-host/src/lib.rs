@@ -29,7 +29,7 @@ pub use cards::{CARDS, Card};
 pub use chat::{Chat, Reply};
 pub use device::{DeviceName, Needs, OnDevice};
 pub use djinn::{Djinn, OpenChat};
-pub use engine::{AnyEngine, load, load_on};
+pub use engine::{AnyEngine, load, load_into, load_on};
 pub use error::{Error, Result};
 pub use failure::one_line;
 pub use forecast::{Bottlenecks, Chunks, PredictedTimes, RingUse, Task, TaskPlan};

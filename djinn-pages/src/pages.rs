@@ -245,6 +245,18 @@ impl Pages {
         (0..self.on_host.len()).for_each(|device| self.separate(device as u32));
     }
 
+    /// All bytes of the device's pages are lost: no prefix is found in them, and none is the copy of a page of the host.
+    ///
+    /// # Panics
+    /// If a table has pages there.
+    pub fn lose_device(&mut self) {
+        for page in 0..self.on_host.len() as u32 {
+            assert_eq!(self.device.references(page), 0, "page {page} is lost with what a table holds there");
+            self.forget(page);
+            self.device.forget(page);
+        }
+    }
+
     /// Checks every count against the tables that there are. For tests: it takes time in proportion to all pages.
     ///
     /// # Panics

@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 /// Executes plans. The simulator's is a table of times; an engine's runs a model.
-pub trait Backend: fmt::Debug + Send {
+pub trait Backend: fmt::Debug {
     /// The name in the settings.
     fn name(&self) -> &str;
 

@@ -1,5 +1,7 @@
 //! The serving loop, the only one: poll the backend, book what ended, plan, submit, know when to look again.
 
+mod vacate;
+
 use crate::backend::{Backend, Completion};
 use crate::error::{Error, Result};
 use crate::plan::{CopyOutcome, Outcome, Plan};

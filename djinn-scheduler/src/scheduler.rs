@@ -7,13 +7,13 @@ mod tests;
 use crate::answer::{SessionReport, SignalAnswer, SignalOutcome};
 use crate::error::{Error, Result};
 use crate::phase::{EventKind, Next, Phase, transition};
-use crate::plan::{CopyOutcome, Outcome, Plan, Refusal, ScheduledSession, TurnEnd};
+use crate::plan::{CopyOutcome, Move, Outcome, Plan, Refusal, ScheduledSession, TurnEnd};
 use crate::policy::{Decision, Verdict, View, Why};
 use crate::schedule::{Parts, follow, schedule};
 use crate::session::{Arrival, Session, SessionId, Wait};
 use crate::signal::Signal;
 use crate::state::{Capacity, State};
-use djinn_pages::{PageName, Pages, Residency};
+use djinn_pages::{PageCopies, PageName, Pages, Residency};
 use std::time::Duration;
 
 /// What a client does with a session.
@@ -347,6 +347,32 @@ impl Scheduler {
     /// If a step is under way.
     pub fn schedule(&mut self, now: Duration) -> Plan {
         let mut plan = schedule(&self.state, &self.parts, now);
+        self.state.begin(&mut plan, self.parts.rules.lease, now);
+        for &id in &plan.discard {
+            self.state_lost(id);
+        }
+        plan
+    }
+
+    /// Takes all sessions off the device, whose pages are about to be lost: to the host while there is room, those first
+    /// that were used last, or none with `gives_up`. What finds no room is computed again when it is wanted. Call it when
+    /// no step is under way, and plan nothing else before the copies have ended.
+    ///
+    /// # Panics
+    /// If a step is under way.
+    pub fn vacate(&mut self, gives_up: bool, now: Duration) -> Plan {
+        assert!(self.state.step().is_none(), "plan {:?} is still under way", self.state.step());
+        let here = |s: &&Session| s.residency() == Residency::Device && !s.ending;
+        let mut leaving: Vec<&Session> = self.state.sessions().filter(here).collect();
+        leaving.sort_by_key(|s| (std::cmp::Reverse(s.last_use), s.id));
+        let mut plan = Plan { id: self.state.plans + 1, ..Plan::default() };
+        for &Session { id, context, .. } in leaving {
+            let pages = self.parts.keeper.pages(self.state.capacity(), context);
+            match gives_up || context == 0 {
+                true => plan.discard.push(id),
+                false => plan.swap_out.push(Move { session: id, pages, way: PageCopies::default() }),
+            }
+        }
         self.state.begin(&mut plan, self.parts.rules.lease, now);
         for &id in &plan.discard {
             self.state_lost(id);

@@ -3,8 +3,10 @@
 use crate::Result;
 use crate::text::{Hash, TextStore};
 use djinn_device::{Buffer, Device, Space, Stream};
+use std::collections::HashSet;
 
-/// All that a model's segments allocated, and the streams that work on it: given back at once.
+/// All that a model's segments allocated, and the streams that work on it: given back at once. A model may
+/// [leave](Allocations::evict) the device and come [back](Allocations::restore); its handles stay.
 #[derive(Debug, Default)]
 #[must_use = "what it holds stays allocated"]
 pub struct Allocations {
@@ -12,6 +14,10 @@ pub struct Allocations {
     streams: Vec<Stream>,
     /// References to the store's blobs.
     shared: Vec<(Space, Hash)>,
+    /// References to the store's copies in host memory of what is resident.
+    copies: Vec<Hash>,
+    /// Nothing of it is on the device.
+    away: bool,
 }
 
 impl Allocations {
@@ -40,19 +46,112 @@ impl Allocations {
         self.shared.push((space, hash));
     }
 
+    /// Takes a reference to the copy in host memory of a blob of the device.
+    pub(crate) fn share_copy(&mut self, hash: Hash) {
+        self.copies.push(hash);
+    }
+
     /// Frees one buffer, once all work on it is done.
     pub(crate) fn free_buffer<D: Device>(&mut self, device: &D, buffer: Buffer) {
         device.free(buffer);
         self.buffers.retain(|held| *held != buffer);
     }
 
-    /// Waits for the streams, frees the buffers and gives the blobs back to the store. Work on streams of others must be
-    /// done. Failures of the device that surface here were or will be returned by its next sync.
-    pub fn free<D: Device>(self, device: &D, store: &mut TextStore) {
-        for stream in self.streams {
+    /// Whether nothing of it is on the device.
+    pub fn is_away(&self) -> bool {
+        self.away
+    }
+
+    /// Bytes of device memory that [`restore`](Self::restore) would take; 0 for what is there.
+    pub fn missing_bytes(&self, store: &TextStore) -> u64 {
+        if !self.away {
+            return 0;
+        }
+        let own: u64 = self.on_device().map(|buffer| buffer.len()).sum();
+        own + store.missing(self.blobs())
+    }
+
+    fn on_device(&self) -> impl Iterator<Item = Buffer> {
+        self.buffers.iter().copied().filter(|buffer| buffer.space() == Space::Device)
+    }
+
+    fn blobs(&self) -> impl Iterator<Item = &Hash> {
+        self.shared.iter().filter(|(space, _)| *space == Space::Device).map(|(_, hash)| hash)
+    }
+
+    /// Waits for the streams and frees all device memory that no other model uses; what names it stays as it is. Work on
+    /// streams of others must be done, and captures of work on it freed.
+    ///
+    /// # Panics
+    /// If it is away already.
+    pub fn evict<D: Device>(&mut self, device: &D, store: &mut TextStore) {
+        assert!(!self.away, "a model leaves a device that it is not on");
+        self.sync(device);
+        self.on_device().for_each(|buffer| device.free(buffer));
+        self.blobs().for_each(|hash| store.leave(device, hash));
+        self.away = true;
+    }
+
+    /// Allocates all of it again, large buffers first. Gives the blobs whose bytes are to be filled; nothing else has its
+    /// old bytes either.
+    ///
+    /// # Errors
+    /// A device out of memory: it stays away then.
+    ///
+    /// # Panics
+    /// If it is on the device.
+    pub(crate) fn restore<D: Device>(&mut self, device: &D, store: &mut TextStore) -> Result<HashSet<Hash>> {
+        assert!(self.away, "a model comes back to a device that it is on");
+        let mut own: Vec<Buffer> = self.on_device().collect();
+        own.sort_by_key(|buffer| (std::cmp::Reverse(buffer.len()), buffer.id()));
+        let (mut restored, mut entered, mut empty) = (0, 0, HashSet::new());
+        let outcome = (|| {
+            for &buffer in &own {
+                device.restore(buffer)?;
+                restored += 1;
+            }
+            for hash in self.blobs() {
+                if store.enter(device, hash)? {
+                    empty.insert(*hash);
+                }
+                entered += 1;
+            }
+            Ok(())
+        })();
+        if let Err(error) = outcome {
+            own[..restored].iter().for_each(|&buffer| device.free(buffer));
+            self.blobs().take(entered).for_each(|hash| store.leave(device, hash));
+            return Err(error);
+        }
+        self.away = false;
+        Ok(empty)
+    }
+
+    /// Gives the copies of what is resident back to the store: to come back, the model is read again. The bytes that are
+    /// free by that. Copies to the device are done.
+    pub fn drop_copies<D: Device>(&mut self, device: &D, store: &mut TextStore) -> u64 {
+        let before = store.bytes(Space::Host);
+        for hash in std::mem::take(&mut self.copies) {
+            store.release(device, Space::Host, &hash, true);
+        }
+        before - store.bytes(Space::Host)
+    }
+
+    fn sync<D: Device>(&self, device: &D) {
+        for &stream in &self.streams {
+            // A failure that surfaces here was or will be returned by the device's next sync.
             let _ = device.sync(stream);
         }
-        self.buffers.into_iter().for_each(|buffer| device.free(buffer));
-        self.shared.iter().for_each(|(space, hash)| store.release(device, *space, hash));
+    }
+
+    /// Waits for the streams, frees the buffers and gives the blobs back to the store. Work on streams of others must be
+    /// done. Failures of the device that surface here were or will be returned by its next sync.
+    pub fn free<D: Device>(mut self, device: &D, store: &mut TextStore) {
+        self.sync(device);
+        self.drop_copies(device, store);
+        let Allocations { buffers, shared, away, .. } = self;
+        let there = |space| space == Space::Host || !away;
+        buffers.into_iter().filter(|buffer| there(buffer.space())).for_each(|buffer| device.free(buffer));
+        shared.iter().for_each(|(space, hash)| store.release(device, *space, hash, there(*space)));
     }
 }

@@ -71,6 +71,12 @@ pub enum Error {
     /// A weight cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// A model that comes back to the device was read again, and is another one.
+    #[error("the model's files changed since it was loaded (chunk {chunk}); load it again")]
+    SourceChanged {
+        /// The first chunk that differs.
+        chunk: u32,
+    },
     /// The progress callback ended the load.
     #[error("cancelled")]
     Cancelled,

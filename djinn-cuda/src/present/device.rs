@@ -215,6 +215,11 @@ impl Device for CudaDevice {
         self.memory.free(buffer);
     }
 
+    fn restore(&self, buffer: Buffer) -> Result<()> {
+        self.enter()?;
+        self.memory.restore(buffer)
+    }
+
     fn usage(&self, space: Space) -> Usage {
         self.memory.usage(space)
     }

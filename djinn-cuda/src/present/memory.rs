@@ -164,28 +164,21 @@ impl Memory {
     pub(crate) fn alloc(&self, space: Space, len: u64) -> djinn_device::Result<Buffer> {
         assert!(len > 0, "an allocation of 0 bytes");
         let mut inner = self.0.borrow_mut();
-        let usage = inner.usage(space);
-        let in_use = usage.in_use.checked_add(len).filter(|&in_use| in_use <= usage.limit);
-        let home = match space {
-            _ if in_use.is_none() => None,
-            Space::Device => inner.device_home(len)?,
-            Space::Host => Pinned::new(len)?.map(|(pinned, address)| (Home::Host(Arc::new(pinned)), address)),
-        };
-        let (Some(in_use), Some((home, address))) = (in_use, home) else {
-            let (in_use_bytes, limit_bytes) = (usage.in_use, usage.limit);
-            return Err(djinn_device::Error::OutOfMemory {
-                space,
-                requested_bytes: len,
-                in_use_bytes,
-                limit_bytes,
-            });
-        };
-        let id = inner.next_id;
-        inner.next_id = id.checked_add(1).expect("fewer than 2^32 allocations in a device's life");
-        let handle = Buffer::from_raw(id, space, len);
-        inner.live.insert(id, Entry { handle, address, home });
-        *inner.usage_mut(space) = Usage { in_use, peak: usage.peak.max(in_use), ..usage };
+        let handle = Buffer::from_raw(inner.next_id, space, len);
+        inner.take(handle)?;
+        inner.next_id = handle.id().checked_add(1).expect("fewer than 2^32 allocations in a device's life");
         Ok(handle)
+    }
+
+    /// Memory for a buffer that was freed, under its handle.
+    ///
+    /// # Panics
+    /// If it is allocated, or was never made here.
+    pub(crate) fn restore(&self, buffer: Buffer) -> djinn_device::Result<()> {
+        let mut inner = self.0.borrow_mut();
+        let was_freed = buffer.id() < inner.next_id && !inner.live.contains_key(&buffer.id());
+        assert!(was_freed, "{buffer:?} is not one that was freed");
+        inner.take(buffer)
     }
 
     /// Frees a buffer.
@@ -256,6 +249,30 @@ impl Inner {
             Some(entry) if entry.handle == buffer => entry,
             _ => panic!("{buffer:?} is not allocated on this device"),
         }
+    }
+
+    /// Memory for a handle, within the cap.
+    fn take(&mut self, handle: Buffer) -> djinn_device::Result<()> {
+        let (space, len) = (handle.space(), handle.len());
+        let usage = self.usage(space);
+        let in_use = usage.in_use.checked_add(len).filter(|&in_use| in_use <= usage.limit);
+        let home = match space {
+            _ if in_use.is_none() => None,
+            Space::Device => self.device_home(len)?,
+            Space::Host => Pinned::new(len)?.map(|(pinned, address)| (Home::Host(Arc::new(pinned)), address)),
+        };
+        let (Some(in_use), Some((home, address))) = (in_use, home) else {
+            let (in_use_bytes, limit_bytes) = (usage.in_use, usage.limit);
+            return Err(djinn_device::Error::OutOfMemory {
+                space,
+                requested_bytes: len,
+                in_use_bytes,
+                limit_bytes,
+            });
+        };
+        self.live.insert(handle.id(), Entry { handle, address, home });
+        *self.usage_mut(space) = Usage { in_use, peak: usage.peak.max(in_use), ..usage };
+        Ok(())
     }
 
     fn device_home(&mut self, len: u64) -> djinn_device::Result<Option<(Home, u64)>> {

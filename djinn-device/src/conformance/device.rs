@@ -22,10 +22,11 @@ pub fn device<D: Device>(make: impl Fn() -> D) {
 
 /// Hands every check, with its name, to `run`.
 pub(super) fn each_device<D: Device>(make: &dyn Fn() -> D, run: &mut dyn FnMut(&'static str, &dyn Fn())) {
-    let checks: [Check<D>; 17] = named![
+    let checks: [Check<D>; 18] = named![
         describes_itself,
         accounts_to_the_byte,
         refuses_what_does_not_fit,
+        restores_what_was_freed,
         copies_between_all_spaces,
         copies_spans_and_nothing_beside,
         fills,
@@ -180,6 +181,36 @@ fn refuses_what_does_not_fit<D: Device>(rig: &Rig<D>) {
         }
         assert_eq!(rig.device.usage(space).in_use, in_use, "a refusal is free");
         rig.device.free(rig.alloc(space, 4096));
+    }
+}
+
+fn restores_what_was_freed<D: Device>(rig: &Rig<D>) {
+    for space in SPACES {
+        let [buffer, other] = [4099, 777].map(|len| rig.alloc(space, len));
+        let usage = rig.device.usage(space);
+        rig.device.free(buffer);
+        let between = rig.alloc(space, 4099);
+        rig.device.restore(buffer).expect("room for a small buffer");
+        assert_eq!(rig.device.usage(space).in_use, usage.in_use + between.len());
+        for (salt, buffer) in [buffer, other, between].into_iter().enumerate() {
+            let bytes = rig.upload(Space::Host, &pattern(buffer.len() as usize, salt as u8));
+            rig.copy(rig.stream, bytes.span(), buffer.span());
+        }
+        rig.sync(rig.stream);
+        for (salt, buffer) in [buffer, other, between].into_iter().enumerate() {
+            let expected = pattern(buffer.len() as usize, salt as u8);
+            assert!(rig.download(buffer.span()) == expected, "a buffer of its own in {space:?}");
+        }
+        let restored = catch_unwind(AssertUnwindSafe(|| rig.device.restore(buffer)));
+        assert!(restored.is_err(), "a buffer that is allocated is restored");
+        let Usage { in_use, limit, .. } = rig.device.usage(space);
+        if limit < u64::MAX {
+            rig.device.free(buffer);
+            let all = rig.alloc(space, limit - in_use + 1);
+            assert!(matches!(rig.device.restore(buffer), Err(Error::OutOfMemory { .. })), "no room");
+            rig.device.free(all);
+            rig.device.restore(buffer).expect("room again");
+        }
     }
 }
 

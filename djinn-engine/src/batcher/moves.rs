@@ -4,7 +4,7 @@ use super::Batcher;
 use crate::{Error, Result};
 use djinn_device::Ops;
 use djinn_scheduler::{CopyOutcome, Grant, Move, Plan, SessionId, State};
-use djinn_vmu::Direction;
+use djinn_vmu::{Direction, Transfer};
 
 impl<D: Ops> Batcher<D> {
     /// Drops the sessions that the scheduler does not know any more.
@@ -46,7 +46,32 @@ impl<D: Ops> Batcher<D> {
 
     /// Takes in which copies are done.
     pub(super) fn see_copies(&mut self) -> Result<()> {
-        for transfer in self.engine.poll_swaps()? {
+        let done = self.engine.poll_swaps()?;
+        self.note_copies(done);
+        Ok(())
+    }
+
+    /// Waits for the copies that are under way; the next poll tells of them.
+    pub(crate) fn settle_copies(&mut self) -> Result<()> {
+        let done = self.engine.settle_swaps()?;
+        self.note_copies(done);
+        Ok(())
+    }
+
+    /// Whether pages are on their way, or arrived and nobody was told.
+    pub(crate) fn is_copying(&self) -> bool {
+        self.moving > 0 || !self.copied.is_empty()
+    }
+
+    /// The model leaves the device, on which no session has pages.
+    pub(crate) fn evict(&mut self) {
+        // Whatever comes to lie in the pages is another's.
+        self.holders.fill(None);
+        self.engine.evict();
+    }
+
+    fn note_copies(&mut self, done: Vec<Transfer>) {
+        for transfer in done {
             let session = SessionId(transfer.ticket);
             self.moving -= 1;
             self.copied.push(CopyOutcome { session, ok: transfer.fault.is_none() });
@@ -54,7 +79,6 @@ impl<D: Ops> Batcher<D> {
                 self.transfers.push((session, transfer));
             }
         }
-        Ok(())
     }
 
     /// Drops all sessions, and waits for what is under way.

@@ -91,7 +91,7 @@ impl Passes {
     }
 
     /// Frees all captures, whose replays are done.
-    pub(crate) fn free<D: Ops>(mut self, device: &D) {
+    pub(crate) fn forget<D: Ops>(&mut self, device: &D) {
         if let Some(replays) = &mut self.replays {
             replays.free(device);
         }

@@ -1,13 +1,13 @@
 //! How far steps are that were begun: asked, waited for, finished.
 
 use super::choices::Choices;
-use crate::{Captured, Engine, Error, Result, Runtime};
+use crate::{Captured, Engine, Error, Result};
 use djinn_device::{Changes, Draw, Drawn, Ops};
 use djinn_vmu::PassStats;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::time::Duration;
 
-impl<D: Ops, R: Deref<Target = Runtime<D>>> Engine<D, R> {
+impl<D: Ops> Engine<D> {
     /// Whether a step may begin while the one that was begun is under way, with the tokens that this one chooses. See
     /// [`Options::ahead`](crate::Options::ahead).
     pub fn takes_next(&self) -> bool {

@@ -10,7 +10,9 @@ use djinn_scheduler::policy::Lru;
 use djinn_scheduler::{
     ChunkedPrefill, CostModel, DecodeOne, EventLoop, Parts, Rules, Scheduler, SpillToHost,
 };
+use djinn_vmu::WeightSource;
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 impl<D: Ops> Service<D> {
@@ -60,6 +62,70 @@ impl<D: Ops> Service<D> {
             rules,
         };
         Service::new(engine, |capacity| Scheduler::new(capacity, parts))
+    }
+
+    /// Whether something is under way on the device, or wants to be: the model must not leave it.
+    pub fn is_busy(&self) -> bool {
+        let under_way = self.batcher.is_stepping() || self.batcher.is_copying();
+        self.wants_device() || under_way || self.transfers.holds_pages()
+    }
+
+    /// Whether a session would compute, or a client waits for something that takes the device.
+    pub fn wants_device(&self) -> bool {
+        let due = self.next_end_of_a_stop().is_some_and(|left| left.is_zero());
+        due || self.transfers.wants_device() || self.state().sessions().any(|session| session.is_ready())
+    }
+
+    /// From now on sessions are numbered after those of `before`, which the clients of both know.
+    pub(super) fn number_after(&mut self, before: u64) {
+        self.sessions = self.sessions.max(before);
+    }
+
+    /// The number of the session that was opened last.
+    pub(super) fn last_number(&self) -> u64 {
+        self.sessions
+    }
+
+    /// The model leaves the device to others: its sessions go to host memory where there is room for them, and are computed
+    /// again where there is none. Sessions stay, and clients may open more; call [`restore`](Self::restore) before anything
+    /// is to be computed.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    ///
+    /// # Panics
+    /// If a step is under way, or the model is away.
+    pub fn evict(&mut self) -> Result<()> {
+        for gives_up in [false, true] {
+            let now = self.now();
+            self.core.vacate(&mut self.batcher, gives_up, now);
+            self.batcher.settle_copies()?;
+            let booked = self.core.book_copies(&mut self.batcher, now);
+            booked.map_err(|error| self.batcher.take_error().unwrap_or(error.into()))?;
+        }
+        self.core.scheduler_mut().pages_mut().lose_device();
+        self.batcher.evict();
+        Ok(())
+    }
+
+    /// The model comes back: see [`Engine::restore`].
+    ///
+    /// # Errors
+    /// As there; the model stays away then.
+    ///
+    /// # Panics
+    /// If the model is on the device.
+    pub fn restore(
+        &mut self,
+        source: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.batcher.engine_mut().restore(source, progress)
+    }
+
+    /// Gives the copies of resident weights in host memory up: see [`Engine::drop_copies`].
+    pub fn drop_copies(&mut self) -> u64 {
+        self.batcher.engine_mut().drop_copies()
     }
 
     /// Drops all sessions and gives the engine back.

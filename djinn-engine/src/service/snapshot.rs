@@ -159,7 +159,7 @@ impl<D: Ops> Service<D> {
             cached_pages: state.pages().cached(),
             page_bytes: plan.kv.page_bytes(),
             page_tokens: plan.kv.page_tokens,
-            segments: plan.segments,
+            segments: if engine.is_away() { Segments::default() } else { plan.segments },
             host_weight_bytes: plan.host_weight_bytes(),
             weights: WeightPlaces::new(&plan.placement, engine.chunks_ahead()),
             steps: self.batcher.steps(),

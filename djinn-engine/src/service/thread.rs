@@ -1,6 +1,10 @@
 //! A service on a thread of its own, and its clients.
 
+mod pool;
 mod transfer;
+mod worker;
+
+pub use pool::{LoadError, Pool, PoolModel, Residence};
 
 use super::tracing::TraceWish;
 use super::transfer::TransferCommand;
@@ -10,12 +14,9 @@ use crate::{Error, Result, Trace, Turn};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use djinn_device::Ops;
 use djinn_scheduler::{SessionEvent, SessionId, SessionReport, Signal, SignalAnswer};
-use std::collections::BTreeMap;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// While the device works, the thread looks at it once in this time.
-const LOOK_EVERY: Duration = Duration::from_micros(50);
+use worker::Worker;
 
 /// Gets what happens to a session, on the service's thread, and must not wait. False ends the session, or its turn if it
 /// [outlives its listener](Opening::outlives_listener). It is dropped when the session is gone.
@@ -49,6 +50,41 @@ impl Command {
             other => return Some(other),
         }
         None
+    }
+
+    /// Refuses whatever it asks, because the model cannot be loaded. What only asks how things are gets no answer.
+    fn fail(self, why: &str) {
+        let error = || Error::Retired { why: why.to_owned() };
+        match self {
+            Command::Open(_, _, answer) | Command::Fork(_, answer) => answer(Err(error())),
+            Command::Turn(_, _, answer) => answer(Err(error())),
+            Command::Prompt(_, _, answer) | Command::Rollback(_, _, answer) => answer(Err(error())),
+            Command::Signal(_, _, answer) => answer(Err(error())),
+            Command::Event(_, _, answer) => answer(Err(error())),
+            Command::Trace(TraceWish::Begin(_, answer)) => answer(Err(error())),
+            Command::Transfer(command) => command.fail(error()),
+            Command::Count(_)
+            | Command::Snapshot(_)
+            | Command::Report(..)
+            | Command::Trace(TraceWish::End(_))
+            | Command::Debug(_)
+            | Command::Retire(_) => {}
+        }
+    }
+
+    /// Whether it only asks how things are, and brings no model to the device.
+    fn is_question(&self) -> bool {
+        matches!(self, Command::Count(_) | Command::Snapshot(_) | Command::Report(..))
+    }
+
+    /// Whether it takes the device at once.
+    fn takes_device(&self) -> bool {
+        matches!(self, Command::Debug(_) | Command::Trace(_) | Command::Transfer(_))
+    }
+
+    /// Whether it may begin a turn.
+    fn begins_turn(&self) -> bool {
+        matches!(self, Command::Open(..) | Command::Turn(..) | Command::Prompt(..) | Command::Fork(..))
     }
 }
 
@@ -97,15 +133,26 @@ impl Inbox {
     /// # Errors
     /// The engine failed, or was [retired](Client::retire): all sessions are lost, and clients are told so from now on.
     pub fn serve<D: Ops>(self, service: Service<D>) -> Result<()> {
-        let worker = Worker {
-            service,
-            inbox: self.commands,
-            after_telling: self.after_telling,
-            listeners: BTreeMap::new(),
-            postponed: Vec::new(),
-            retiring: None,
-        };
-        worker.run()
+        let Inbox { commands, mut after_telling } = self;
+        let mut worker = Worker::new(service);
+        loop {
+            if worker.is_over() {
+                return Err(Error::Retired { why: worker.end()? });
+            }
+            let command = match worker.idle_for() {
+                Some(wait) => commands.recv_timeout(wait),
+                None => commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match command {
+                Ok(command) => worker.obey(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return worker.end().map(drop),
+            }
+            while let Ok(command) = commands.try_recv() {
+                worker.obey(command);
+            }
+            worker.advance(&mut after_telling)?;
+        }
     }
 }
 
@@ -316,128 +363,5 @@ pub fn spawn<D: Ops + 'static>(
             Ok(_) => Err(Error::Stopped("the service ended while it was made".to_owned())),
             Err(panic) => std::panic::resume_unwind(panic),
         },
-    }
-}
-
-struct Worker<D: Ops> {
-    service: Service<D>,
-    inbox: Receiver<Command>,
-    after_telling: Box<dyn FnMut() + Send>,
-    listeners: BTreeMap<SessionId, Ear>,
-    /// Prompts of sessions whose turn is about to end.
-    postponed: Vec<Command>,
-    retiring: Option<Retirement>,
-}
-
-struct Ear {
-    listener: Listener,
-    /// What happens to the session without its listener.
-    afterwards: SessionEvent,
-}
-
-impl<D: Ops> Worker<D> {
-    fn run(mut self) -> Result<()> {
-        loop {
-            let wait = self.service.idle_for().map(|wait| wait.max(LOOK_EVERY));
-            let left = self.retiring.as_ref().map(|end| end.until.saturating_duration_since(Instant::now()));
-            if left
-                .is_some_and(|left| left.is_zero() || self.service.state().sessions().all(|s| !s.is_ready()))
-            {
-                self.service.into_engine()?;
-                return Err(Error::Retired { why: self.retiring.map_or_else(String::new, |end| end.why) });
-            }
-            let command = match [wait, left].into_iter().flatten().min() {
-                Some(wait) => self.inbox.recv_timeout(wait),
-                None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            match command {
-                Ok(command) => self.obey(command),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return self.service.into_engine().map(drop),
-            }
-            while let Ok(command) = self.inbox.try_recv() {
-                self.obey(command);
-            }
-            let happened = self.service.advance()?;
-            let told = !happened.is_empty();
-            for (id, happening) in happened {
-                let ended =
-                    matches!(happening, Happening::Refused(_) | Happening::Failed(_) | Happening::Expired);
-                let Some(ear) = self.listeners.get_mut(&id) else { continue };
-                let gone = !(ear.listener)(happening);
-                if gone {
-                    // It may have ended by itself.
-                    let _ = self.service.event(id, ear.afterwards);
-                }
-                if gone || ended {
-                    self.listeners.remove(&id);
-                }
-            }
-            if told {
-                (self.after_telling)();
-            }
-            for command in std::mem::take(&mut self.postponed) {
-                self.obey(command);
-            }
-        }
-    }
-
-    fn obey(&mut self, command: Command) {
-        let command = match &self.retiring {
-            Some(end) => match command.refuse(&end.why) {
-                Some(other) => other,
-                None => return,
-            },
-            None => command,
-        };
-        match command {
-            Command::Open(opening, listener, answer) => {
-                let afterwards = match opening.outlives_listener {
-                    true => SessionEvent::EndTurn,
-                    false => SessionEvent::Abort,
-                };
-                let opened = self.service.open(*opening);
-                if let Ok(id) = opened {
-                    self.listeners.insert(id, Ear { listener, afterwards });
-                }
-                answer(opened);
-            }
-            Command::Prompt(id, prompt, answer) if self.service.is_ending_turn(id) => {
-                self.postponed.push(Command::Prompt(id, prompt, answer));
-            }
-            Command::Prompt(id, prompt, answer) => {
-                let Prompt { turn, priority, listener } = *prompt;
-                let begun = self.service.prompt(id, turn);
-                if begun.is_ok() {
-                    self.service.set_priority(id, priority);
-                    self.listeners.insert(id, Ear { listener, afterwards: SessionEvent::EndTurn });
-                }
-                answer(begun);
-            }
-            Command::Fork(id, answer) => answer(self.service.fork(id)),
-            Command::Turn(id, turn, answer) => answer(self.service.turn(id, turn)),
-            Command::Rollback(id, tokens, answer) => answer(self.service.rollback(id, tokens)),
-            Command::Signal(id, signal, answer) => answer(Ok(self.service.signal(id, signal))),
-            Command::Event(id, event, answer) => {
-                if event == SessionEvent::EndTurn {
-                    // It is the latest turn that is not wanted.
-                    self.postponed.retain(|later| !matches!(later, Command::Prompt(of, ..) if *of == id));
-                }
-                let done = self.service.event(id, event);
-                if done.is_ok() && self.service.state().session(id).is_none_or(|s| s.is_ending()) {
-                    self.listeners.remove(&id);
-                }
-                answer(done);
-            }
-            Command::Debug(work) => work(&mut self.service),
-            Command::Transfer(command) => self.service.transfer(command),
-            Command::Count(answer) => answer(Ok(self.service.occupancy())),
-            Command::Snapshot(answer) => answer(Ok(self.service.snapshot())),
-            Command::Trace(wish) => self.service.wish(wish),
-            Command::Retire(retirement) => self.retiring = Some(retirement),
-            Command::Report(ids, answer) => {
-                answer(Ok(ids.into_iter().map(|id| self.service.report(id)).collect()));
-            }
-        }
     }
 }

@@ -154,6 +154,21 @@ pub(super) enum TransferCommand {
     Finish(SessionId, bool, Answer<()>),
 }
 
+impl TransferCommand {
+    /// Refuses it.
+    pub(super) fn fail(self, error: Error) {
+        match self {
+            TransferCommand::Shape(answer) => answer(Err(error)),
+            TransferCommand::Export(_, answer) => answer(Err(error)),
+            TransferCommand::Read(_, _, answer) => answer(Err(error)),
+            TransferCommand::Import(_, _, answer) => answer(Err(error)),
+            TransferCommand::Write(_, _, _, answer) | TransferCommand::Finish(_, _, answer) => {
+                answer(Err(error))
+            }
+        }
+    }
+}
+
 /// Sessions on their way out and in.
 #[derive(Default)]
 pub(super) struct Transfers {
@@ -175,6 +190,16 @@ impl std::fmt::Debug for Transfers {
 }
 
 impl Transfers {
+    /// Whether a client waits for something that takes the device.
+    pub(super) fn wants_device(&self) -> bool {
+        self.idle_for().is_some()
+    }
+
+    /// Whether pages are held for sessions to come.
+    pub(super) fn holds_pages(&self) -> bool {
+        !self.incoming.is_empty()
+    }
+
     /// When to look again.
     pub(super) fn idle_for(&self) -> Option<Duration> {
         match self.queue.is_empty() && self.under_way.is_none() {

@@ -189,6 +189,9 @@ impl Device for Faulty {
     fn free(&self, buffer: Buffer) {
         self.inner.free(buffer);
     }
+    fn restore(&self, buffer: Buffer) -> Result<()> {
+        self.inner.restore(buffer)
+    }
     fn usage(&self, space: Space) -> Usage {
         self.inner.usage(space)
     }

@@ -5,6 +5,7 @@ use crate::text::store::{Hash, TextStore};
 use crate::{Allocations, ChunkId, Error, MemoryPlan, Placement, Result, WeightSource};
 use djinn_device::{Buffer, Device, Event, Space, Span, Stream};
 use djinn_srg::{Graph, ValueId};
+use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
 use std::sync::Mutex;
 
@@ -65,19 +66,19 @@ pub(crate) struct Loader<'a, D: Device> {
 }
 
 impl<'a, D: Device> Loader<'a, D> {
-    /// Copies run on a stream of its own.
+    /// Copies run on `stream`.
     pub(crate) fn new(
-        device: &'a D,
+        (device, stream): (&'a D, Stream),
         graph: &'a Graph,
         plan: &'a MemoryPlan,
         source: &'a dyn WeightSource,
         store: &'a mut TextStore,
         progress: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
         held: &'a mut Allocations,
-    ) -> Result<Self> {
+    ) -> Self {
         let (placement, check) = (&plan.placement, plan.segments.check > 0);
-        let (stream, meter) = (held.stream(device)?, Meter { loaded: 0, progress });
-        Ok(Loader { device, graph, placement, source, store, check, meter, stream, held })
+        let meter = Meter { loaded: 0, progress };
+        Loader { device, graph, placement, source, store, check, meter, stream, held }
     }
 
     /// Loads gathered tables that no tile holds, whole, into host memory.
@@ -133,7 +134,7 @@ impl<'a, D: Device> Loader<'a, D> {
     fn copy_of(&mut self, twin: &Home) -> Result<Home> {
         let space = twin.span.buffer().space();
         if let (Space::Host, Some(hash)) = (space, twin.hash)
-            && self.share(Space::Host, &hash).is_some()
+            && self.share(Space::Host, &hash)?.is_some()
         {
             return Ok(*twin);
         }
@@ -144,26 +145,95 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 
     fn resident(&mut self, id: ChunkId, (staging, free): (Buffer, Event)) -> Result<Home> {
-        self.device.sync_event(free)?;
-        let staged = staging.slice(0, self.placement.chunks[id.0 as usize].bytes);
-        let (hash, checksum) = self.read(id, staged)?;
-        let span = match self.share(Space::Device, &hash) {
-            Some(span) => span,
-            None => {
-                let buffer = self.device.alloc(Space::Device, staged.len())?;
-                self.keep(hash, buffer);
-                self.device.copy(self.stream, staged, buffer.span())?;
-                self.device.record(self.stream, free)?;
-                buffer.span()
+        let bytes = self.placement.chunks[id.0 as usize].bytes;
+        let own = self.store.room_for_copy(self.device, bytes);
+        if own.is_none() {
+            self.device.sync_event(free)?;
+        }
+        let staged = own.map_or_else(|| staging.slice(0, bytes), Buffer::span);
+        let read = self.read(id, staged);
+        let copy = match (&read, own) {
+            (Ok((hash, _)), own) if self.store.keeps_copies() => self.copy(hash, own)?,
+            (_, own) => {
+                own.iter().for_each(|&buffer| self.device.free(buffer));
+                None
             }
         };
+        let (hash, checksum) = read?;
+        let (span, is_empty) = match self.share(Space::Device, &hash)? {
+            Some(shared) => shared,
+            None => {
+                let buffer = self.device.alloc(Space::Device, bytes)?;
+                self.keep(hash, buffer);
+                (buffer.span(), true)
+            }
+        };
+        if is_empty {
+            self.device.copy(self.stream, copy.unwrap_or(staged), span)?;
+            if copy.is_none() {
+                self.device.record(self.stream, free)?;
+            }
+        }
         Ok(Home { span, checksum, hash: Some(hash) })
+    }
+
+    /// The store's copy in host memory of bytes that were read: one that it has, or `own`, which else is freed.
+    fn copy(&mut self, hash: &Hash, own: Option<Buffer>) -> Result<Option<Span>> {
+        let known = self.store.share(self.device, Space::Host, hash)?.map(|(buffer, _)| buffer);
+        match (known, own) {
+            (None, None) => return Ok(None),
+            (None, Some(own)) => self.store.insert(*hash, own),
+            (Some(_), own) => own.iter().for_each(|&buffer| self.device.free(buffer)),
+        }
+        self.held.share_copy(*hash);
+        Ok(known.or(own).map(Buffer::span))
+    }
+
+    /// Fills the bytes of resident chunks again, after the device's memory was given to others: the `empty` ones from their
+    /// copies in host memory or, without one, from the source.
+    pub(crate) fn refill(&mut self, homes: &[Home], mut empty: HashSet<Hash>) -> Result<()> {
+        let mut staging: Option<Buffer> = None;
+        let mut fill = |loader: &mut Self, index: usize| -> Result<()> {
+            let (id, home) = (ChunkId(index as u32), &homes[index]);
+            let from = match home.hash {
+                _ if home.span.buffer().space() == Space::Host => return Ok(()),
+                Some(hash) if !empty.remove(&hash) => return Ok(()),
+                Some(hash) => loader.store.find(Space::Host, &hash).map(Buffer::span),
+                None => loader.placement.twins[index].map(|twin| homes[twin.0 as usize].span),
+            };
+            if let Some(from) = from {
+                loader.device.copy(loader.stream, from, home.span)?;
+                return loader.meter.add(home.span.len());
+            }
+            let largest = || loader.placement.chunks.iter().map(|chunk| chunk.bytes).max().unwrap_or(0);
+            let buffer = match staging {
+                Some(buffer) => buffer,
+                None => *staging.insert(loader.held.alloc(loader.device, Space::Host, largest())?),
+            };
+            // The copy from it before this one.
+            loader.device.sync(loader.stream)?;
+            let staged = buffer.slice(0, home.span.len());
+            let (hash, _) = loader.read(id, staged)?;
+            if home.hash != Some(hash) {
+                return Err(Error::SourceChanged { chunk: id.0 });
+            }
+            Ok(loader.device.copy(loader.stream, staged, home.span)?)
+        };
+        let filled = (0..homes.len()).try_for_each(|index| fill(self, index));
+        let synced = self.device.sync(self.stream);
+        if let Some(buffer) = staging {
+            self.held.free_buffer(self.device, buffer);
+        }
+        filled.and(Ok(synced?))
     }
 
     fn streamed(&mut self, id: ChunkId) -> Result<Home> {
         let buffer = self.device.alloc(Space::Host, self.placement.chunks[id.0 as usize].bytes)?;
         let read = self.read(id, buffer.span());
-        let shared = read.as_ref().ok().and_then(|(hash, _)| self.share(Space::Host, hash));
+        let shared = match &read {
+            Ok((hash, _)) => self.share(Space::Host, hash)?.map(|(span, _)| span),
+            Err(_) => None,
+        };
         if read.is_err() || shared.is_some() {
             self.device.free(buffer);
         }
@@ -174,11 +244,13 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(Home { span: shared.unwrap_or(buffer.span()), checksum, hash: Some(hash) })
     }
 
-    /// The store's bytes with this content, if it has them.
-    fn share(&mut self, space: Space, hash: &Hash) -> Option<Span> {
-        let shared = self.store.share(space, hash)?;
-        self.held.share(space, *hash);
-        Some(shared.span())
+    /// The store's memory for this content, if it has that, and whether it is to be filled.
+    fn share(&mut self, space: Space, hash: &Hash) -> Result<Option<(Span, bool)>> {
+        let shared = self.store.share(self.device, space, hash)?;
+        if shared.is_some() {
+            self.held.share(space, *hash);
+        }
+        Ok(shared.map(|(buffer, is_empty)| (buffer.span(), is_empty)))
     }
 
     /// Gives the store bytes that it does not have yet.

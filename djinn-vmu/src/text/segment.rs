@@ -29,6 +29,8 @@ pub struct TextSegment {
     tiles: Vec<LoadedTile>,
     /// Gathered tables with their rows, where they are kept.
     tables: Vec<(ValueId, Vec<LoadedTile>)>,
+    /// Of every chunk.
+    homes: Vec<Home>,
 }
 
 impl TextSegment {
@@ -49,7 +51,8 @@ impl TextSegment {
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
         held: &mut Allocations,
     ) -> Result<Self> {
-        let mut loader = Loader::new(device, graph, plan, source, store, progress, held)?;
+        let stream = held.stream(device)?;
+        let mut loader = Loader::new((device, stream), graph, plan, source, store, progress, held);
         let (placement, segments) = (&plan.placement, &plan.segments);
         let mut on_device = |bytes| match bytes {
             0 => Ok(None),
@@ -73,8 +76,36 @@ impl TextSegment {
             Some(slot) => slots[slot as usize].copy.destination(),
         });
         let tables = gathered(graph, placement, &tables, &homes);
-        let streamer = Streamer::start(device, loader.stream, slots, segments.check > 0, loader.held)?;
-        Ok(TextSegment { streamer, tiles, tables })
+        let streamer = Streamer::start(device, stream, slots, segments.check > 0, loader.held)?;
+        Ok(TextSegment { streamer, tiles, tables, homes })
+    }
+
+    /// Brings the weights back to a device that they have [left](Allocations::evict), all or nothing: copies the resident
+    /// chunks from host memory where they are kept there ([`TextStore::keep_copies`]) and reads the others from `source`
+    /// again, then fills the ring. With the weights comes all else that is `held`; none of that has its old bytes. No pass
+    /// is under way. `progress` is told the bytes, as in [`load`](Self::load).
+    ///
+    /// # Errors
+    /// A device that has no room, a weight that cannot be read or is not what it was, or
+    /// [`Error::Cancelled`](crate::Error::Cancelled).
+    pub fn restore<D: Ops>(
+        &mut self,
+        device: &D,
+        (graph, plan): (&Graph, &MemoryPlan),
+        source: &dyn WeightSource,
+        store: &mut TextStore,
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+        held: &mut Allocations,
+    ) -> Result<()> {
+        let empty = held.restore(device, store)?;
+        let mut loader =
+            Loader::new((device, self.streamer.stream()), graph, plan, source, store, progress, held);
+        let filled = loader.refill(&self.homes, empty);
+        if filled.is_err() {
+            held.evict(device, store);
+        }
+        filled?;
+        self.streamer.refill(device)
     }
 
     /// Every tile in order of use. Those of a streamed chunk may be read between its

@@ -10,6 +10,8 @@ pub(crate) type Hash = [u8; 32];
 struct Blob {
     buffer: Buffer,
     references: u32,
+    /// References of models that are on the device. Without any, a blob of the device has a handle and no bytes.
+    present: u32,
 }
 
 /// The chunks of all models on one device, by content. Dropping it frees nothing: models give their
@@ -17,6 +19,8 @@ struct Blob {
 #[derive(Debug, Default)]
 pub struct TextStore {
     held: HashMap<(Space, Hash), Blob>,
+    /// Bytes of host memory up to which resident chunks are copied there.
+    copies_up_to: u64,
 }
 
 impl TextStore {
@@ -27,28 +31,102 @@ impl TextStore {
 
     /// Bytes held in `space`, each blob counted once.
     pub fn bytes(&self, space: Space) -> u64 {
-        self.held.iter().filter(|((s, _), _)| *s == space).map(|(_, h)| h.buffer.len()).sum()
+        let there = self.held.iter().filter(|((s, _), blob)| *s == space && blob.present > 0);
+        there.map(|(_, blob)| blob.buffer.len()).sum()
     }
 
-    /// The blob with this content, with one more reference to it.
-    pub(crate) fn share(&mut self, space: Space, hash: &Hash) -> Option<Buffer> {
-        let held = self.held.get_mut(&(space, *hash))?;
-        held.references += 1;
-        Some(held.buffer)
+    /// The blob with this content, whether anybody holds its bytes or not.
+    pub(crate) fn find(&self, space: Space, hash: &Hash) -> Option<Buffer> {
+        self.held.get(&(space, *hash)).map(|blob| blob.buffer)
+    }
+
+    /// From now on, what models keep on the device is kept in host memory as well, as long as no more than `bytes` of that
+    /// are in use: a model that [comes back](crate::TextSegment::restore) is copied from there.
+    pub fn keep_copies(&mut self, bytes: u64) {
+        self.copies_up_to = bytes;
+    }
+
+    /// Host memory for a copy of `bytes` bytes, if there is to be one and it finds room.
+    pub(crate) fn room_for_copy<D: Device>(&self, device: &D, bytes: u64) -> Option<Buffer> {
+        let in_use = device.usage(Space::Host).in_use;
+        let fits = in_use.checked_add(bytes).is_some_and(|in_use| in_use <= self.copies_up_to);
+        fits.then(|| device.alloc(Space::Host, bytes).ok()).flatten()
+    }
+
+    /// Whether there are copies in host memory of what is resident.
+    pub(crate) fn keeps_copies(&self) -> bool {
+        self.copies_up_to > 0
+    }
+
+    /// The blob with this content, with one more reference to it, and whether its bytes are to be filled: all models that
+    /// have it were off the device.
+    ///
+    /// # Errors
+    /// A device out of memory.
+    pub(crate) fn share<D: Device>(
+        &mut self,
+        device: &D,
+        space: Space,
+        hash: &Hash,
+    ) -> djinn_device::Result<Option<(Buffer, bool)>> {
+        let Some(blob) = self.held.get_mut(&(space, *hash)) else { return Ok(None) };
+        let is_empty = blob.present == 0;
+        if is_empty {
+            device.restore(blob.buffer)?;
+        }
+        blob.references += 1;
+        blob.present += 1;
+        Ok(Some((blob.buffer, is_empty)))
     }
 
     /// Takes a new blob in, with one reference.
     pub(crate) fn insert(&mut self, hash: Hash, buffer: Buffer) {
-        let old = self.held.insert((buffer.space(), hash), Blob { buffer, references: 1 });
+        let blob = Blob { buffer, references: 1, present: 1 };
+        let old = self.held.insert((buffer.space(), hash), blob);
         assert!(old.is_none(), "buffer {} has the content of another", buffer.id());
     }
 
-    /// Gives one reference back; the last one frees the blob.
-    pub(crate) fn release<D: Device>(&mut self, device: &D, space: Space, hash: &Hash) {
-        let held = self.held.get_mut(&(space, *hash)).expect("a segment releases what it loaded");
-        held.references -= 1;
-        if held.references == 0 {
-            device.free(held.buffer);
+    /// A model that refers to a blob of the device leaves it; with the last one go its bytes.
+    pub(crate) fn leave<D: Device>(&mut self, device: &D, hash: &Hash) {
+        let blob = self.held.get_mut(&(Space::Device, *hash)).expect("a segment leaves what it loaded");
+        blob.present -= 1;
+        if blob.present == 0 {
+            device.free(blob.buffer);
+        }
+    }
+
+    /// A model that refers to a blob of the device comes back to it. Whether the blob has bytes now that are to be filled.
+    ///
+    /// # Errors
+    /// A device out of memory; the model is not back then.
+    pub(crate) fn enter<D: Device>(&mut self, device: &D, hash: &Hash) -> djinn_device::Result<bool> {
+        let blob =
+            self.held.get_mut(&(Space::Device, *hash)).expect("a segment comes back to what it loaded");
+        if blob.present == 0 {
+            device.restore(blob.buffer)?;
+        }
+        blob.present += 1;
+        Ok(blob.present == 1)
+    }
+
+    /// Bytes that the device lacks of these blobs.
+    pub(crate) fn missing<'a>(&self, hashes: impl Iterator<Item = &'a Hash>) -> u64 {
+        let mut seen = std::collections::HashSet::new();
+        let blobs = hashes.filter(|hash| seen.insert(**hash)).map(|hash| &self.held[&(Space::Device, *hash)]);
+        blobs.filter(|blob| blob.present == 0).map(|blob| blob.buffer.len()).sum()
+    }
+
+    /// Gives one reference back, of a model that is on the device or not; the last one frees the blob.
+    pub(crate) fn release<D: Device>(&mut self, device: &D, space: Space, hash: &Hash, present: bool) {
+        let blob = self.held.get_mut(&(space, *hash)).expect("a segment releases what it loaded");
+        blob.references -= 1;
+        if present {
+            blob.present -= 1;
+            if blob.present == 0 {
+                device.free(blob.buffer);
+            }
+        }
+        if blob.references == 0 {
             self.held.remove(&(space, *hash));
         }
     }

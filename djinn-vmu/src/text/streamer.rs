@@ -121,6 +121,15 @@ impl Streamer {
         Ok(streamer)
     }
 
+    /// Copies again what the ring held for uses to come, after its bytes were lost between two passes.
+    pub(crate) fn refill<D: Ops>(&mut self, device: &D) -> Result<()> {
+        let ahead = std::mem::replace(&mut self.copied, self.acquired);
+        while self.copied < ahead {
+            self.enqueue_copy(device)?;
+        }
+        Ok(())
+    }
+
     /// The stream that copies run on.
     pub fn stream(&self) -> Stream {
         self.stream

@@ -1,0 +1,16 @@
+//! What a device is made of.
+
+use crate::kernels::Math;
+
+/// What a [`CpuDevice`](crate::CpuDevice) is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct CpuConfig {
+    /// Cap on [`Space::Device`](djinn_device::Space::Device), in bytes; none without.
+    pub vram: Option<u64>,
+    /// Cap on [`Space::Host`](djinn_device::Space::Host), in bytes; none without.
+    pub ram: Option<u64>,
+    /// Threads that compute; 0 for as many as the machine runs at once.
+    pub threads: usize,
+    /// Which arithmetic.
+    pub math: Math,
+}

@@ -1,0 +1,429 @@
+//! Models that share a device, each behind an inbox of its own, on one thread.
+//!
+//! A model is loaded when a client first wants something of it. Where it does not fit beside those that are there, models
+//! without a running turn leave the device, the one that computed last goes last; their sessions and the copies of their
+//! weights stay in host memory. Models that wait for room come in order. While one waits that models with running turns keep
+//! out, these begin no new turn, so that none waits for ever, and none waits while it holds what another one needs.
+
+use super::worker::Worker;
+use super::{Command, Inbox};
+use crate::{Error, Result, Runtime, Service};
+use crossbeam_channel::{Receiver, Select, TryRecvError};
+use djinn_device::{Ops, Space};
+use djinn_vmu::WeightSource;
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// From a failed load to the next attempt: after the first, the second and so on; the last one counts for all others.
+const RETRY_AFTER: [u64; 4] = [1, 5, 15, 30];
+
+/// Where a model is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Residence {
+    /// Nowhere, or it cannot be loaded, and why.
+    Unloaded(Option<String>),
+    /// On its way to the device.
+    Loading,
+    /// On the device.
+    Device,
+    /// In host memory, with its sessions; what of its weights has no copy there is read again.
+    Host,
+}
+
+/// Why a model is not loaded.
+#[derive(Debug)]
+pub enum LoadError {
+    /// The device has no room beside others.
+    NoRoom,
+    /// For a reason of its own.
+    Refused(String),
+    /// The device failed, and all models with it.
+    Failed(Error),
+}
+
+impl From<Error> for LoadError {
+    fn from(error: Error) -> Self {
+        use djinn_device::Error::{DeviceLost, OutOfMemory};
+        match &error {
+            Error::Device(device) | Error::Memory(djinn_vmu::Error::Device(device)) => match device {
+                OutOfMemory { space: Space::Device, .. } => LoadError::NoRoom,
+                DeviceLost { .. } => LoadError::Failed(error),
+                _ => LoadError::Refused(error.to_string()),
+            },
+            Error::Stopped(_) => LoadError::Failed(error),
+            _ => LoadError::Refused(error.to_string()),
+        }
+    }
+}
+
+/// A model of a [`Pool`], as its owner knows it.
+pub trait PoolModel<D: Ops> {
+    /// Bytes that it allocates on the device, at most.
+    fn device_bytes(&self) -> u64;
+
+    /// Bytes that it must have in host memory.
+    fn host_bytes(&self) -> u64;
+
+    /// Loads it. `progress` is to be called again and again meanwhile, with the bytes so far of all bytes: other models go on
+    /// in it.
+    ///
+    /// # Errors
+    /// Nothing of it stays on the runtime then.
+    fn load(
+        &self,
+        runtime: &Rc<Runtime<D>>,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Service<D>, LoadError>;
+
+    /// Where its weights are read again that have no copy in host memory.
+    fn source(&self) -> &dyn WeightSource;
+
+    /// How far it is on its way to the device, in bytes; it may break off, since nobody wants it any more.
+    fn loading(&self, done: u64, total: u64) -> ControlFlow<()>;
+
+    /// Where it is from now on.
+    fn is_at(&self, residence: Residence);
+}
+
+/// Models on one runtime.
+pub struct Pool<D: Ops> {
+    runtime: Rc<Runtime<D>>,
+    members: Vec<Member<D>>,
+}
+
+struct Member<D: Ops> {
+    model: Rc<dyn PoolModel<D>>,
+    inbox: Receiver<Command>,
+    after_telling: Box<dyn FnMut() + Send>,
+    /// None before it is loaded.
+    worker: Option<Worker<D>>,
+    /// What waits until the model is on the device, or may begin turns.
+    waiting: VecDeque<Command>,
+    waits_since: Option<Instant>,
+    /// It is to be on the device without being asked.
+    is_wanted: bool,
+    /// It did not fit, although it should have: it comes alone.
+    needs_all: bool,
+    /// It begins no new turn, since another one waits.
+    is_held: bool,
+    /// No client is left.
+    is_closed: bool,
+    used: Instant,
+    /// Sessions that were numbered before it was loaded.
+    numbered: u64,
+    failures: usize,
+    /// Why it is not loaded before this time.
+    refused: Option<(String, Instant)>,
+}
+
+impl<D: Ops> Member<D> {
+    fn is_on_device(&self) -> bool {
+        self.worker.as_ref().is_some_and(|worker| !worker.service.engine().is_away())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.is_on_device() && self.worker.as_ref().is_some_and(|worker| worker.service.is_busy())
+    }
+
+    /// Whether it is not on the device, and should be.
+    fn wants_in(&self) -> bool {
+        let wants = |worker: &Worker<D>| worker.service.wants_device();
+        let is_due = self.is_wanted && self.retries_in().is_none_or(|left| left.is_zero());
+        let asked = is_due || !self.waiting.is_empty() || self.worker.as_ref().is_some_and(wants);
+        asked && !self.is_on_device()
+    }
+
+    /// How long it is refused, after a load that failed.
+    fn retries_in(&self) -> Option<Duration> {
+        let (_, until) = self.refused.as_ref()?;
+        Some(until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Bytes that the device must have for it.
+    fn missing_bytes(&self) -> u64 {
+        let own = || self.model.device_bytes();
+        self.worker.as_ref().map_or_else(own, |worker| worker.service.engine().missing_bytes())
+    }
+
+    fn take_commands(&mut self) {
+        loop {
+            match self.inbox.try_recv() {
+                Ok(command) => self.take(command),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => return self.is_closed = true,
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        let is_on_device = self.is_on_device();
+        match &mut self.worker {
+            None if command.is_question() => command.fail("the model is not loaded"),
+            None => match &self.refused {
+                Some((why, until)) if Instant::now() < *until => command.fail(why),
+                Some(_) | None => self.waiting.push_back(command),
+            },
+            Some(_) if command.takes_device() && !is_on_device => self.waiting.push_back(command),
+            Some(_) if command.begins_turn() && self.is_held => self.waiting.push_back(command),
+            Some(worker) => worker.obey(command),
+        }
+    }
+
+    /// Goes on, as far as that can be done at once.
+    fn go_on(&mut self) -> Result<()> {
+        self.take_commands();
+        if !self.is_on_device() {
+            return Ok(());
+        }
+        if self.is_busy() {
+            self.used = Instant::now();
+        }
+        let Some(worker) = &mut self.worker else { return Ok(()) };
+        if !self.is_held {
+            self.waiting.drain(..).for_each(|command| worker.obey(command));
+        }
+        worker.advance(&mut self.after_telling)
+    }
+
+    /// All that wait are told why it is not loaded, and those that come in the next time.
+    fn refuse(&mut self, why: String) {
+        let wait = RETRY_AFTER[self.failures.min(RETRY_AFTER.len() - 1)];
+        self.failures += 1;
+        self.waiting.drain(..).for_each(|command| command.fail(&why));
+        self.model.is_at(Residence::Unloaded(Some(why.clone())));
+        self.refused = Some((why, Instant::now() + Duration::from_secs(wait)));
+    }
+
+    /// Frees all that it has. Why it was told to end, if it was.
+    fn unload(&mut self) -> Result<String> {
+        let Some(worker) = self.worker.take() else { return Ok(String::new()) };
+        self.numbered = worker.service.last_number();
+        worker.end()
+    }
+}
+
+impl<D: Ops> Pool<D> {
+    /// A pool without models on a runtime whose models [take turns](Runtime::in_turns).
+    pub fn new(runtime: Rc<Runtime<D>>) -> Self {
+        Pool { runtime, members: Vec::new() }
+    }
+
+    /// One more model, whose clients talk to `inbox`. It is loaded when they want something, or at once if it is `wanted`.
+    pub fn add(&mut self, model: Box<dyn PoolModel<D>>, inbox: Inbox, wanted: bool) {
+        self.members.push(Member {
+            model: model.into(),
+            inbox: inbox.commands,
+            after_telling: inbox.after_telling,
+            worker: None,
+            waiting: VecDeque::new(),
+            waits_since: None,
+            is_wanted: wanted,
+            needs_all: false,
+            is_held: false,
+            is_closed: false,
+            used: Instant::now(),
+            numbered: 0,
+            failures: 0,
+            refused: None,
+        });
+    }
+
+    /// Serves until something comes from `control`, which it gives, or `None` once nothing can come any more and no model
+    /// has a client.
+    ///
+    /// # Errors
+    /// The device failed, or all models that were loaded were [retired](super::Client::retire): all sessions are lost.
+    pub fn run<T>(&mut self, control: &Receiver<T>) -> Result<Option<T>> {
+        let mut is_controlled = true;
+        loop {
+            match control.try_recv() {
+                Ok(message) => return Ok(Some(message)),
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => is_controlled = false,
+            }
+            self.members.iter_mut().try_for_each(Member::go_on)?;
+            self.end_members()?;
+            if self.members.is_empty() && !is_controlled {
+                return Ok(None);
+            }
+            self.place()?;
+            self.wait(is_controlled.then_some(control));
+        }
+    }
+
+    /// Models without clients go, and those that were told to end.
+    fn end_members(&mut self) -> Result<()> {
+        let mut at = 0;
+        while at < self.members.len() {
+            let is_over = self.members[at].worker.as_ref().is_some_and(Worker::is_over);
+            if self.members[at].is_closed {
+                self.members.remove(at).unload()?;
+                continue;
+            }
+            if is_over {
+                let why = self.members[at].unload()?;
+                if self.members.iter().all(|member| member.worker.is_none()) {
+                    return Err(Error::Retired { why });
+                }
+                self.members[at].is_wanted = true;
+                self.members[at].model.is_at(Residence::Unloaded(None));
+            }
+            at += 1;
+        }
+        Ok(())
+    }
+
+    /// Brings models that wait to the device, in order, as long as there is room.
+    fn place(&mut self) -> Result<()> {
+        let now = Instant::now();
+        for member in &mut self.members {
+            match member.wants_in() || !member.waiting.is_empty() {
+                true => drop(member.waits_since.get_or_insert(now)),
+                false => member.waits_since = None,
+            }
+        }
+        let is_blocked = loop {
+            let waits = self.members.iter().enumerate().filter(|(_, member)| member.wants_in());
+            let Some((next, _)) = waits.min_by_key(|(_, member)| member.waits_since) else { break false };
+            if !self.make_room(next)? || !self.bring_in(next)? {
+                break true;
+            }
+        };
+        for member in &mut self.members {
+            let was_held = std::mem::replace(&mut member.is_held, is_blocked);
+            if was_held && !is_blocked {
+                member.go_on()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The model that left its last turn first, of those that may leave.
+    fn idle(&self, but: usize) -> Option<usize> {
+        let members = self.members.iter().enumerate();
+        let idle = members.filter(|(at, member)| *at != but && member.is_on_device() && !member.is_busy());
+        idle.min_by_key(|(_, member)| member.used).map(|(at, _)| at)
+    }
+
+    /// Lets idle models leave until there is room for another one. Whether there is.
+    fn make_room(&mut self, next: usize) -> Result<bool> {
+        loop {
+            let member = &self.members[next];
+            let mut others = self.members.iter().enumerate().filter(|(at, _)| *at != next);
+            let is_alone = others.all(|(_, other)| !other.is_on_device());
+            let fits = !member.needs_all && member.missing_bytes() <= self.runtime.free_bytes();
+            if fits || is_alone {
+                break;
+            }
+            let Some(idle) = self.idle(next) else { return Ok(false) };
+            self.evict(idle)?;
+        }
+        if self.members[next].worker.is_none() {
+            self.clear_host(next);
+        }
+        Ok(true)
+    }
+
+    /// Gives up copies of other models' weights, oldest first, until the host has room for what a model must have there.
+    fn clear_host(&mut self, next: usize) {
+        let wanted = self.members[next].model.host_bytes();
+        let mut others: Vec<usize> = (0..self.members.len()).filter(|&at| at != next).collect();
+        others.sort_by_key(|&at| (self.members[at].is_on_device(), self.members[at].used));
+        for at in others {
+            let room = self.runtime.host_room();
+            if wanted <= room {
+                return;
+            }
+            if let Some(worker) = &mut self.members[at].worker {
+                worker.service.drop_copies();
+            }
+        }
+    }
+
+    fn evict(&mut self, at: usize) -> Result<()> {
+        let member = &mut self.members[at];
+        if let Some(worker) = &mut member.worker {
+            worker.service.evict()?;
+            member.model.is_at(Residence::Host);
+        }
+        Ok(())
+    }
+
+    /// Loads a model, or brings it back; others go on meanwhile. False if there is no room after all, and other models are
+    /// in the way.
+    fn bring_in(&mut self, next: usize) -> Result<bool> {
+        let mut member = self.members.remove(next);
+        let (model, others) = (Rc::clone(&member.model), &mut self.members);
+        let mut failure = None;
+        let mut progress = |done, total| {
+            if failure.is_none() {
+                failure = others.iter_mut().try_for_each(Member::go_on).err();
+            }
+            if failure.is_some() { ControlFlow::Break(()) } else { model.loading(done, total) }
+        };
+        model.is_at(Residence::Loading);
+        let brought = match &mut member.worker {
+            Some(worker) => worker.service.restore(model.source(), &mut progress).map_err(LoadError::from),
+            None => model.load(&self.runtime, &mut progress).map(|mut service| {
+                service.number_after(member.numbered);
+                member.worker = Some(Worker::new(service));
+            }),
+        };
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        let is_alone = self.members.iter().all(|other| !other.is_on_device());
+        let has_room = match brought {
+            Ok(()) => {
+                (member.is_wanted, member.needs_all, member.refused, member.failures) =
+                    (false, false, None, 0);
+                (member.waits_since, member.used, member.is_held) = (None, Instant::now(), false);
+                model.is_at(Residence::Device);
+                member.go_on()?;
+                true
+            }
+            Err(LoadError::NoRoom) if !is_alone => {
+                member.needs_all = true;
+                let at = if member.worker.is_some() { Residence::Host } else { Residence::Unloaded(None) };
+                model.is_at(at);
+                false
+            }
+            Err(LoadError::NoRoom) => {
+                member.unload()?;
+                member.refuse("the device has no room for it".to_owned());
+                true
+            }
+            Err(LoadError::Refused(why)) => {
+                member.unload()?;
+                member.refuse(why);
+                true
+            }
+            Err(LoadError::Failed(error)) => return Err(error),
+        };
+        self.members.insert(next, member);
+        Ok(has_room)
+    }
+
+    /// Waits until something is to be done.
+    fn wait<T>(&self, control: Option<&Receiver<T>>) {
+        let left = |member: &Member<D>| match &member.worker {
+            None => member.retries_in().filter(|_| member.is_wanted),
+            Some(worker) if member.is_on_device() => worker.idle_for(),
+            Some(worker) => worker.service.next_end_of_a_stop(),
+        };
+        let left = self.members.iter().filter_map(left).min();
+        let mut select = Select::new();
+        for member in &self.members {
+            select.recv(&member.inbox);
+        }
+        if let Some(control) = control {
+            select.recv(control);
+        }
+        match left {
+            Some(left) => drop(select.ready_timeout(left)),
+            None => drop(select.ready()),
+        }
+    }
+}
