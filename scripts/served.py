@@ -36,7 +36,7 @@ def tokenizer():
 
 class Served:
     """The server, until the block ends. The model's 128 tokens are the bytes of ASCII; its name is `tiny`. Another tiny
-    checkpoint may be given as a folder, another model by its place, and another `name`. It is on the CPU if no device is
+    checkpoint may be given as a folder, another model by its place, and another `name`, or none for the model's own. It is on the CPU if no device is
     given; `patience` is how many seconds it may take to load."""
 
     def __init__(self, djinn, *flags, model=CHECKPOINT, name="tiny", device="cpu", patience=60):
@@ -61,7 +61,8 @@ class Served:
         # A process inherits the soft limit; the hard one is the most that it may have.
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        command = [self.djinn, "serve", model, "--port=0", *self.device, f"--alias={self.name}", *self.flags]
+        alias = [f"--alias={self.name}"] if self.name else []
+        command = [self.djinn, "serve", model, "--port=0", *self.device, *alias, *self.flags]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
         self.port = None

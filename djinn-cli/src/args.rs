@@ -173,10 +173,14 @@ impl SamplingArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// The model
-    #[arg(default_value = cache::DEFAULT_MODEL)]
-    pub(crate) model: String,
-    /// The model's name in requests; may be given several times [default: the model's own]
+    /// The model, or several that share the device: the first is loaded at once, each other one when it is first asked for.
+    /// NAME=MODEL says what requests call it
+    #[arg(value_name = "MODEL", default_value = cache::DEFAULT_MODEL)]
+    pub(crate) model: Vec<String>,
+    /// Serve the models of a folder as well, by their names: its .gguf files, and folders that hold a model
+    #[arg(long, value_name = "DIR")]
+    pub(crate) models_dir: Option<PathBuf>,
+    /// The name in requests of a model that is served alone; may be given several times [default: the model's own]
     #[arg(long, value_name = "NAME")]
     pub(crate) alias: Vec<String>,
     /// Address to listen at

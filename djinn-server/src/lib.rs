@@ -36,7 +36,7 @@ pub use grammar::{COMPILE_LIMIT, CallForm, GrammarError, Grammars, calls_schema}
 pub use guard::{AccessRules, Keys};
 pub use listen::{BoundServer, Reload, Stop};
 pub use log_format::LogFormat;
-pub use model::{ServedModel, Serving};
+pub use model::{ServedModel, Serving, SharedDevice};
 pub use server::{Limits, Server};
 pub use sessions::SessionUse;
 pub use steering::{SteeredTokens, SteeringAlgorithm, VectorUse};

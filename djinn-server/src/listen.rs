@@ -7,7 +7,7 @@ use crate::routes;
 use crate::server::{Limits, Server};
 use crate::write_times::counted;
 use axum::Router;
-use futures_util::future::select_all;
+use futures_util::future::{OptionFuture, select_all};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -92,7 +92,7 @@ impl Reload {
     /// from any thread, and again.
     pub fn reload(&self) {
         let Some(server) = self.server.upgrade() else { return };
-        server.distinct_models().for_each(|(_, model)| model.reload(server.limits.drain_time));
+        server.distinct_models().iter().for_each(|(_, model)| model.reload(server.limits.drain_time));
     }
 }
 
@@ -175,14 +175,15 @@ impl BoundServer {
                 swept.sweep_sessions();
             }
         });
-        let models: Vec<_> = server.distinct_models().map(|(_, model)| Arc::clone(model)).collect();
-        let lost = select_all(models.iter().map(|model| Box::pin(model.device_lost())));
+        let models = server.distinct_models();
+        let lost = models.iter().map(|(_, model)| Box::pin(model.device_lost()));
+        let lost = OptionFuture::from((!models.is_empty()).then(|| select_all(lost)));
         let mut lost = std::pin::pin!(lost);
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 _ = stopped.wait_for(Option::is_some) => break,
-                _ = &mut lost, if when_lost => {
+                _ = &mut lost, if when_lost && !models.is_empty() => {
                     stop.renew();
                     break;
                 }

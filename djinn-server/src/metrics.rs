@@ -1,6 +1,7 @@
 //! What Prometheus reads: vLLM's names with the prefix `djinn_`.
 
 use crate::FinishReason;
+use crate::model::Loads;
 use djinn_engine::Occupancy;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -231,6 +232,10 @@ pub(crate) struct ModelPage<'a> {
     pub(crate) occupancy: Option<(Occupancy, Duration)>,
     /// Sessions that are remembered by name.
     pub(crate) sessions: usize,
+    /// Whether it is on the device.
+    pub(crate) is_loaded: bool,
+    /// How it came there so far.
+    pub(crate) loads: Loads,
 }
 
 /// The page, in Prometheus' text format.
@@ -265,6 +270,26 @@ pub(crate) fn page(models: &[ModelPage<'_>], server: &ServerMetrics) -> String {
         line(page, format_args!("{name}{{model_name=\"{}\"}} {up}", label(model.name)));
     };
     family("djinn_model_up", "gauge", "Whether the model's engine runs.", &up);
+    let loaded = |page: &mut String, name: &str, model: &ModelPage<'_>| {
+        line(
+            page,
+            format_args!("{name}{{model_name=\"{}\"}} {}", label(model.name), u8::from(model.is_loaded)),
+        );
+    };
+    family("djinn_model_loaded", "gauge", "Whether the model is on the device.", &loaded);
+    type OfLoads = fn(&Loads) -> f64;
+    let loads: [(&str, &str, OfLoads); 3] = [
+        ("djinn_model_loads_total", "Times that the model came to the device.", |loads| loads.count as f64),
+        ("djinn_model_load_bytes_total", "Bytes of weights that it was loaded with.", |loads| {
+            loads.bytes as f64
+        }),
+        ("djinn_model_load_seconds_total", "Time that this took.", |loads| loads.time.as_secs_f64()),
+    ];
+    for (name, help, of) in loads {
+        family(name, "counter", help, &|page, name, model| {
+            line(page, format_args!("{name}{{model_name=\"{}\"}} {}", label(model.name), of(&model.loads)));
+        });
+    }
     let age = |page: &mut String, name: &str, model: &ModelPage<'_>| {
         if let Some((_, age)) = model.occupancy {
             let (model, age) = (label(model.name), age.as_secs_f64());

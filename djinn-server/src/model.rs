@@ -1,8 +1,10 @@
 //! A model that is served: its engine on a thread of its own, and its way from text to tokens.
 
-mod engine_thread;
+mod device;
+mod device_thread;
 mod fingerprint;
 mod outbox;
+mod resident;
 mod slot;
 #[cfg(test)]
 mod tests;
@@ -12,15 +14,18 @@ use crate::metrics::ModelMetrics;
 use crate::sessions::SessionTable;
 use crate::steering::SteeringStore;
 use crate::{ApiError, GrammarError, Grammars, ToolFormat, reply};
+pub use device::SharedDevice;
+use device_thread::Follower;
 use djinn_device::Ops;
-use djinn_engine::{Client, KvShape, Occupancy, Snapshot};
-use djinn_host::{OnDevice, Setup};
+use djinn_engine::{Client, KvShape, Occupancy, Residence, Snapshot};
+use djinn_host::Setup;
 use djinn_models::{ChatTemplate, Conversation, GenerationDefaults, Model, Tokenizer};
 use djinn_scheduler::Registry;
 use djinn_srg::Graph;
-use engine_thread::{OnThread, Place, Starting};
 use outbox::Outbox;
 pub(crate) use outbox::Told;
+use resident::{Resident, Starting};
+pub(crate) use slot::Loads;
 use slot::Slot;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -115,7 +120,7 @@ impl Serving {
     }
 }
 
-/// A model on an engine of its own. The engine's thread ends when this is dropped.
+/// A model that is served. What it has on its device is freed when this is dropped.
 pub struct ServedModel {
     model: Arc<Model>,
     slot: Arc<Slot>,
@@ -152,9 +157,9 @@ impl ServedModel {
         Self::start(setup.open(place)?, setup, serving, &mut |_, _| ControlFlow::Continue(()))
     }
 
-    /// Loads a model and starts its engine; `on_progress` gets the bytes that are loaded and the bytes in all, and may
-    /// break off. The context is 4096 tokens where the setup names none, or what the model has if that is less. An engine
-    /// that fails or panics later is started again on the same device; requests fail meanwhile.
+    /// Loads a model and starts its engine, on a device of its own; `on_progress` gets the bytes that are loaded and the bytes
+    /// in all, and may break off. The context is 4096 tokens where the setup names none, or what the model has if that is
+    /// less. An engine that fails or panics later is started again on the same device; requests fail meanwhile.
     ///
     /// # Errors
     /// The device is not there, or does not hold the model and one context of keys and values; settings of the scheduler
@@ -165,10 +170,7 @@ impl ServedModel {
         serving: &Serving,
         on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
-        // After a failure, the first GPU is not replaced by the CPU.
-        let setup = Setup { device: setup.device.find()?, ..*setup };
-        let place = Box::new(move |needs, work: OnThread<'_>| setup.on_device(needs, work));
-        Self::start_at(place, model, &setup, serving, on_progress)
+        Ok(SharedDevice::start_all(vec![model], setup, serving, on_progress)?.remove(0))
     }
 
     /// [`start`](Self::start) on devices of the caller's own: `device` makes the first one, and another after each failure.
@@ -177,24 +179,22 @@ impl ServedModel {
     /// # Errors
     /// As [`start`](Self::start), or as `device`.
     pub fn start_on<D: Ops + 'static>(
-        mut device: impl FnMut() -> djinn_device::Result<D> + Send + 'static,
+        device: impl FnMut() -> djinn_device::Result<D> + Send + 'static,
         model: Model,
         setup: &Setup,
         serving: &Serving,
         on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
-        let place =
-            Box::new(move |_, work: OnThread<'_>| work.on(device().map_err(djinn_engine::Error::from)?));
-        Self::start_at(place, model, setup, serving, on_progress)
+        Ok(SharedDevice::start_on(device, vec![model], setup, serving, on_progress)?.remove(0))
     }
 
-    fn start_at(
-        place: Place,
+    /// A model that is loaded at once, as `follower` is told, or when it is asked for something.
+    fn register(
         model: Model,
         setup: &Setup,
         serving: &Serving,
-        on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-    ) -> Result<Self> {
+        follower: Option<Follower>,
+    ) -> Result<(Self, Resident)> {
         if serving.sequences == 0 {
             return Err(Error::Setting("a step must hold one session at least".to_owned()));
         }
@@ -213,7 +213,8 @@ impl ServedModel {
             serving: serving.clone(),
             outbox: Arc::clone(&outbox),
         };
-        let (slot, context) = starting.start(place, on_progress)?;
+        let context = starting.context();
+        let (resident, slot) = Resident::new(starting, follower);
         let mut end_tokens = model.defaults.eos.clone();
         end_tokens.extend(model.tokenizer.iter().flat_map(Tokenizer::end_tokens));
         end_tokens.sort_unstable();
@@ -223,7 +224,7 @@ impl ServedModel {
         let keeps = scheduler.policy != "none";
         let sessions = SessionTable::new(*sessions, *sessions_per_key, *session_idle, keeps);
         let (metrics, grammars) = (ModelMetrics::default(), OnceLock::new());
-        Ok(ServedModel {
+        let served = ServedModel {
             model,
             slot,
             outbox,
@@ -238,7 +239,8 @@ impl ServedModel {
             grammars,
             fingerprint: OnceLock::new(),
             transfers: Arc::new(Semaphore::new(TRANSFERS)),
-        })
+        };
+        Ok((served, resident))
     }
 
     /// Tokens that a sequence may have.
@@ -251,14 +253,30 @@ impl ServedModel {
         &self.model.name
     }
 
-    /// Whether it answers requests now: its engine runs.
+    /// Whether it answers requests now: its engine runs, or will once it is asked for something.
     pub fn is_ready(&self) -> bool {
-        self.slot.client().is_ok()
+        self.slot.client().is_ok() && !matches!(self.residence(), Residence::Unloaded(Some(_)))
     }
 
-    /// Frees all that the model has, and loads it again on a new device of the same name. Requests that run may end first,
-    /// those that have not ended `within` this time are broken off, and new ones get 503 until the model is loaded. Named
-    /// sessions go on as after a failure: by computing again. Returns at once; a model that is being loaded is left alone.
+    /// Where it is: models that share a device are not always on it.
+    pub fn residence(&self) -> Residence {
+        self.slot.residence()
+    }
+
+    /// Bytes that are loaded, and in all, while it is on its way to the device.
+    pub(crate) fn progress(&self) -> [u64; 2] {
+        self.slot.progress()
+    }
+
+    /// How it came to its device so far.
+    pub(crate) fn loads(&self) -> Loads {
+        self.slot.loads()
+    }
+
+    /// Frees all that the model has, and loads it again: on a new device of the same name, if no other model is on that.
+    /// Requests that run may end first, those that have not ended `within` this time are broken off, and new ones get 503
+    /// until the model is loaded. Named sessions go on as after a failure: by computing again. Returns at once; a model
+    /// that is not loaded, or is just being loaded, is left alone.
     pub fn reload(&self, within: Duration) {
         self.slot.retire("the model is loaded again", within);
     }

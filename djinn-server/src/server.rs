@@ -6,7 +6,7 @@ use crate::facts::RequestFacts;
 use crate::guard::Tenant;
 use crate::listen::BoundServer;
 use crate::metrics::{self, ModelPage, ServerMetrics};
-use crate::model::ServedModel;
+use crate::model::{ServedModel, SharedDevice};
 use crate::openai::responses::ResponseStore;
 use crate::request::Pairs;
 use crate::sessions::hints::Hints;
@@ -15,10 +15,12 @@ use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use bytes::Bytes;
+use djinn_engine::Residence;
+use djinn_models::Location;
 use serde_json::json;
 use std::net::{TcpListener, ToSocketAddrs};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -59,7 +61,9 @@ impl Default for Limits {
 #[derive(Debug)]
 pub struct Server {
     /// A model may have several names.
-    models: Vec<(String, Arc<ServedModel>)>,
+    models: RwLock<Vec<(String, Arc<ServedModel>)>>,
+    /// Where models come to that are added while others are served.
+    device: Option<SharedDevice>,
     pub(crate) limits: Limits,
     keys: Keys,
     /// As the address has it, if not given.
@@ -84,7 +88,8 @@ impl Server {
     pub fn new() -> Self {
         let limits = Limits::default();
         Server {
-            models: Vec::new(),
+            models: RwLock::default(),
+            device: None,
             limits,
             keys: Keys::default(),
             access: None,
@@ -106,10 +111,54 @@ impl Server {
 
     /// The same with a model under several names.
     #[must_use]
-    pub fn named<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>, model: ServedModel) -> Self {
+    pub fn named<N: Into<String>>(self, names: impl IntoIterator<Item = N>, model: ServedModel) -> Self {
         let model = Arc::new(model);
-        self.models.extend(names.into_iter().map(|name| (name.into(), Arc::clone(&model))));
+        self.models_mut().extend(names.into_iter().map(|name| (name.into(), Arc::clone(&model))));
         self
+    }
+
+    /// The same with a device to which models may be [added](Self::add).
+    #[must_use]
+    pub fn device(self, device: SharedDevice) -> Self {
+        Server { device: Some(device), ..self }
+    }
+
+    /// One more model under a name, while others are served. It is loaded when it is first asked for something.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a name that is empty or taken, or a server without a [device](Self::device) for it; a model
+    /// that cannot be opened.
+    pub fn add(&self, name: &str, location: &Location) -> Result<Arc<ServedModel>> {
+        let taken = || Error::Setting(format!("there is a model {name:?} already, or it is no name"));
+        let none = || Error::Setting("the server takes no more models".to_owned());
+        let device = self.device.as_ref().ok_or_else(none)?;
+        if name.is_empty() || self.served(name).is_some() {
+            return Err(taken());
+        }
+        let model = Arc::new(device.add(device.open(location)?)?);
+        let mut models = self.models_mut();
+        if models.iter().any(|(known, _)| known == name) {
+            return Err(taken());
+        }
+        models.push((name.to_owned(), Arc::clone(&model)));
+        Ok(model)
+    }
+
+    /// Takes a name away. Requests under way end first; then what the model has goes, if it has no other name. False if there
+    /// is no such name.
+    pub fn remove(&self, name: &str) -> bool {
+        let mut models = self.models_mut();
+        let before = models.len();
+        models.retain(|(known, _)| known != name);
+        models.len() < before
+    }
+
+    fn models(&self) -> RwLockReadGuard<'_, Vec<(String, Arc<ServedModel>)>> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn models_mut(&self) -> RwLockWriteGuard<'_, Vec<(String, Arc<ServedModel>)>> {
+        self.models.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The same with other limits.
@@ -150,11 +199,12 @@ impl Server {
     /// # Errors
     /// [`Error::Setting`] as there, [`Error::Io`] if the listener is of no use.
     pub fn at(mut self, listener: TcpListener) -> Result<BoundServer> {
-        if self.models.is_empty() {
+        let names = self.names();
+        if names.is_empty() && self.device.is_none() {
             return Err(Error::Setting("the server has no model".to_owned()));
         }
-        for (at, (name, _)) in self.models.iter().enumerate() {
-            if name.is_empty() || self.models[..at].iter().any(|(other, _)| other == name) {
+        for (at, name) in names.iter().enumerate() {
+            if name.is_empty() || names[..at].contains(name) {
                 return Err(Error::Setting(format!("two models are called {name:?}, or one has no name")));
             }
         }
@@ -173,39 +223,39 @@ impl Server {
     }
 
     /// The names of all models, in the order in which they were given.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.models.iter().map(|(name, _)| name.as_str())
+    pub fn names(&self) -> Vec<String> {
+        self.models().iter().map(|(name, _)| name.clone()).collect()
     }
 
     /// The models, each with its first name.
-    pub(crate) fn distinct_models(&self) -> impl Iterator<Item = (&str, &Arc<ServedModel>)> {
-        let models = self.models.iter().enumerate();
-        let is_first =
-            |at: usize, model| self.models[..at].iter().all(|(_, other)| !Arc::ptr_eq(other, model));
-        models
-            .filter(move |(at, (_, model))| is_first(*at, model))
-            .map(|(_, (name, model))| (name.as_str(), model))
+    pub(crate) fn distinct_models(&self) -> Vec<(String, Arc<ServedModel>)> {
+        let mut distinct: Vec<(String, Arc<ServedModel>)> = Vec::new();
+        for (name, model) in &*self.models() {
+            if distinct.iter().all(|(_, other)| !Arc::ptr_eq(other, model)) {
+                distinct.push((name.clone(), Arc::clone(model)));
+            }
+        }
+        distinct
     }
 
     /// The models that a query is about: that of its `model`, or all.
-    pub(crate) fn asked_models(
-        &self,
-        Query(query): &Pairs,
-    ) -> impl Iterator<Item = (&str, &Arc<ServedModel>)> {
-        let asked = query.get("model").map(|name| self.served(name));
-        self.distinct_models().filter(move |(_, model)| {
-            asked.is_none_or(|asked| asked.is_some_and(|asked| Arc::ptr_eq(asked, model)))
-        })
+    pub(crate) fn asked_models(&self, Query(query): &Pairs) -> Vec<(String, Arc<ServedModel>)> {
+        let mut models = self.distinct_models();
+        if let Some(name) = query.get("model") {
+            let asked = self.served(name);
+            models.retain(|(_, model)| asked.as_ref().is_some_and(|asked| Arc::ptr_eq(asked, model)));
+        }
+        models
     }
 
     /// Forgets sessions that were not used for long.
     pub(crate) fn sweep_sessions(&self) {
-        self.models.iter().for_each(|(_, model)| model.sessions().sweep());
+        self.models().iter().for_each(|(_, model)| model.sessions().sweep());
     }
 
     /// The model of a name.
-    pub(crate) fn served(&self, name: &str) -> Option<&Arc<ServedModel>> {
-        self.models.iter().find(|(known, _)| known == name).map(|(_, model)| model)
+    pub(crate) fn served(&self, name: &str) -> Option<Arc<ServedModel>> {
+        self.models().iter().find(|(known, _)| known == name).map(|(_, model)| Arc::clone(model))
     }
 
     /// The model of a name; the only one, without a name.
@@ -213,8 +263,11 @@ impl Server {
     /// # Errors
     /// 404 if there is none of this name, 400 for no name where there are several models.
     pub(crate) fn model_of(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
-        match (name, self.models.as_slice()) {
-            (Some(name), _) => self.served(name).cloned().ok_or_else(|| ApiError::no_model(name)),
+        match (name, self.models().as_slice()) {
+            (Some(name), models) => {
+                let known = models.iter().find(|(known, _)| known == name);
+                known.map(|(_, model)| Arc::clone(model)).ok_or_else(|| ApiError::no_model(name))
+            }
             (None, [(_, only), more @ ..]) if more.iter().all(|(_, other)| Arc::ptr_eq(only, other)) => {
                 Ok(Arc::clone(only))
             }
@@ -224,7 +277,8 @@ impl Server {
 
     /// The first name of a model.
     pub(crate) fn first_name(&self, model: &Arc<ServedModel>) -> String {
-        let found = self.models.iter().find(|(_, other)| Arc::ptr_eq(model, other));
+        let models = self.models();
+        let found = models.iter().find(|(_, other)| Arc::ptr_eq(model, other));
         found.map_or_else(String::new, |(name, _)| name.clone())
     }
 
@@ -284,8 +338,8 @@ impl ApiRequest {
 /// Whether all models answer requests; not while the server ends.
 pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
     let ends = server.is_draining();
-    let missing: Vec<&str> =
-        server.models.iter().filter(|(_, model)| !model.is_ready()).map(|(name, _)| name.as_str()).collect();
+    let missing: Vec<String> =
+        server.models().iter().filter(|(_, model)| !model.is_ready()).map(|(name, _)| name.clone()).collect();
     let ready = !ends && missing.is_empty();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     reply::json(status, &json!({ "ready": ready, "draining": ends, "models_not_ready": missing }))
@@ -293,10 +347,11 @@ pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
 
 /// The counters, as Prometheus reads them.
 pub(crate) async fn metrics_page(State(server): State<Arc<Server>>) -> Response<Body> {
-    let mut pages = Vec::new();
-    for (name, model) in server.distinct_models() {
+    let (models, mut pages) = (server.distinct_models(), Vec::new());
+    for (name, model) in &models {
         let (occupancy, sessions) = (model.occupancy().await, model.sessions().len());
-        pages.push(ModelPage { name, metrics: model.metrics(), occupancy, sessions });
+        let (is_loaded, loads) = (model.residence() == Residence::Device, model.loads());
+        pages.push(ModelPage { name, metrics: model.metrics(), occupancy, sessions, is_loaded, loads });
     }
     let page = metrics::page(&pages, &server.metrics);
     reply::text("text/plain; version=0.0.4; charset=utf-8", page)

@@ -1,16 +1,16 @@
-//! `djinn serve`: a model over HTTP, until the process is told to end.
+//! `djinn serve`: models over HTTP, until the process is told to end.
 
 mod lines;
+mod models;
 #[cfg(unix)]
 mod renewal;
 mod spans;
 
 use crate::args::{AccessArgs, LoadArgs, ServeArgs};
 use crate::interrupt::Interrupt;
-use crate::loaded;
 use anyhow::{Result, bail};
 use djinn_host::Meter;
-use djinn_server::{AccessRules, Keys, Limits, ServedModel, Server, Serving};
+use djinn_server::{AccessRules, Keys, Limits, Server, Serving, SharedDevice};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -30,23 +30,29 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     let log_format = args.log_format.into();
     let written = lines::install(log_format, quiet)?;
     let server = spans::sent(Server::new())?;
-    let model = loaded::open(&args.model, &args.device.with(&args.memory).open_options(), quiet)?;
-    let own_name =
-        if args.model.contains(['/', '\\', ':']) { model.name.clone() } else { args.model.clone() };
-    let names = if args.alias.is_empty() { vec![own_name] } else { args.alias.clone() };
-    let progress = Meter::new(format!("loading {}", model.name), quiet);
+    let setup = args.device.with(&args.memory);
+    let models = models::open(args, &setup.open_options(), quiet)?;
+    let progress = Meter::new(format!("loading {}", models[0].model.name), quiet);
     let mut on_progress = |done, total| {
         progress.set(done, Some(total));
         if interrupt.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let setup = args.device.with(&args.memory);
     let loading = interrupt.work();
-    let started = ServedModel::start(model, &setup, &serving, &mut on_progress);
+    let (names, models): (Vec<_>, Vec<_>) =
+        models.into_iter().map(|named| (named.names, named.model)).unzip();
+    let started = SharedDevice::start_all(models, &setup, &serving, &mut on_progress);
     drop(loading);
     drop(progress);
-    let model = started?;
-    let context = model.context();
-    let server = server.named(&names, model).limits(limits(&args.load)?).keys(keys).log_format(log_format);
+    let mut server = server.limits(limits(&args.load)?).keys(keys).log_format(log_format);
+    let (mut context, mut all) = (0, Vec::new());
+    for (names, model) in names.into_iter().zip(started?) {
+        if all.is_empty() {
+            context = model.context();
+        }
+        all.extend_from_slice(&names);
+        server = server.named(names, model);
+    }
+    let names = all;
     let server = server.access(access(address.ip(), &args.access));
     let bound = match inherited {
         Some(listener) => server.at(listener)?,

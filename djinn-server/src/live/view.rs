@@ -1,6 +1,7 @@
 //! One look at everything, as JSON.
 
 use crate::model::ServedModel;
+use crate::openai::models;
 use crate::reply::unix_now;
 use crate::request::Pairs;
 use crate::server::Server;
@@ -24,7 +25,7 @@ const OTHER: i32 = -2;
 pub(super) async fn of(server: &Server, tenant: &[u8], has_keys: bool, query: &Pairs) -> Value {
     let mut models = Vec::new();
     for (name, model) in server.asked_models(query) {
-        models.push(of_model(name, model, tenant, has_keys).await);
+        models.push(of_model(&name, &model, tenant, has_keys).await);
     }
     let mut server_told = server.metrics.told();
     server_told["most_requests"] = json!(server.limits.requests);
@@ -48,6 +49,15 @@ async fn of_model(name: &str, model: &Arc<ServedModel>, tenant: &[u8], has_keys:
         json!((0..).take_while(|n| model.graph().hook(&format!("blocks.{n}.hook_out")).is_some()).count());
     told["chats"] = json!(model.template().is_some());
     told["up"] = json!(model.is_ready());
+    told["status"] = models::status(model);
+    let loads = model.loads();
+    told["loads"] = json!({
+        "count": loads.count,
+        "bytes": loads.bytes,
+        "ms": ms(loads.time),
+        "latest_bytes": loads.latest.0,
+        "latest_ms": ms(loads.latest.1),
+    });
     told["named_sessions"] = json!(model.sessions().len());
     let Some(snapshot) = snapshot else { return told };
     let occupancy = &snapshot.occupancy;

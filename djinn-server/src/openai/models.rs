@@ -1,34 +1,60 @@
 //! `/v1/models`.
 
 use crate::ApiError;
+use crate::model::ServedModel;
 use crate::reply;
 use crate::server::Server;
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
+use djinn_engine::Residence;
 use serde_json::{Value, json};
 
 /// All models.
 pub(crate) fn list(server: &Server) -> Response<Body> {
-    let models: Vec<Value> = server.names().map(|name| model(server, name)).collect();
+    let models: Vec<Value> = server.names().iter().filter_map(|name| model(server, name)).collect();
     reply::json(StatusCode::OK, &json!({ "object": "list", "data": models }))
 }
 
 /// One model.
 pub(crate) fn get(server: &Server, name: &str) -> Result<Response<Body>, ApiError> {
-    match server.names().find(|&known| known == name) {
-        Some(known) => Ok(reply::json(StatusCode::OK, &model(server, known))),
-        None => Err(ApiError::no_model(name)),
-    }
+    let model = model(server, name).ok_or_else(|| ApiError::no_model(name))?;
+    Ok(reply::json(StatusCode::OK, &model))
 }
 
-fn model(server: &Server, name: &str) -> Value {
-    let served = server.served(name);
-    json!({
+fn model(server: &Server, name: &str) -> Option<Value> {
+    let model = server.served(name)?;
+    Some(json!({
         "id": name,
         "object": "model",
-        "created": served.map_or(0, |model| model.created()),
+        "created": model.created(),
         "owned_by": "djinn",
-        "root": served.map(|model| model.name()),
-        "max_model_len": served.map(|model| model.context()),
-    })
+        "root": model.name(),
+        "max_model_len": model.context(),
+        "status": status(&model),
+    }))
+}
+
+/// Whether a model is loaded, as llama.cpp's router tells it, and where its weights are.
+pub(crate) fn status(model: &ServedModel) -> Value {
+    let residence = model.residence();
+    let (value, weights) = match &residence {
+        Residence::Device => ("loaded", "device"),
+        Residence::Loading => ("loading", "moving"),
+        Residence::Host => ("unloaded", "host"),
+        Residence::Unloaded(_) => ("unloaded", "source"),
+    };
+    let mut status = json!({ "value": value, "weights": weights });
+    match residence {
+        Residence::Loading => {
+            let [done, total] = model.progress();
+            status["loaded_bytes"] = json!(done);
+            status["total_bytes"] = json!(total);
+        }
+        Residence::Unloaded(Some(why)) => {
+            status["failed"] = json!(true);
+            status["reason"] = json!(why);
+        }
+        Residence::Unloaded(None) | Residence::Device | Residence::Host => {}
+    }
+    status
 }

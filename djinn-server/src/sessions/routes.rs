@@ -47,13 +47,12 @@ impl Named {
     pub(crate) fn find(server: &Server, tenant: Vec<u8>, id: &str, query: &Pairs) -> Result<Self, ApiError> {
         let key = (tenant, id.to_owned());
         let mut found: Option<Self> = None;
-        for (name, model) in server.asked_models(query) {
+        for (model_name, model) in server.asked_models(query) {
             let Some(record) = model.sessions().record(&key) else { continue };
             if found.is_some() {
                 let message = "several models have a session of this name; give `model` in the query";
                 return Err(ApiError::field("model", message));
             }
-            let (model, model_name) = (Arc::clone(model), name.to_owned());
             found = Some(Named { model, model_name, key: key.clone(), record });
         }
         found.ok_or_else(|| missing(id))
@@ -225,7 +224,7 @@ pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Res
         let mut told = reports(&engines).await.into_iter();
         for (id, record) in &records {
             let report = live(record).and_then(|_| told.next().flatten());
-            data.push(body(id, name, record, report));
+            data.push(body(id, &name, record, report));
         }
     }
     answer(Ok(json!({ "object": "list", "data": data })))

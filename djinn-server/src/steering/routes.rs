@@ -50,7 +50,7 @@ pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Ans
     for (model_name, model) in server.distinct_models() {
         for name in model.steering().names(&tenant) {
             // It may be gone meanwhile.
-            data.extend(Named::find(model, &tenant, &name).map(|named| named.body(model_name, false)));
+            data.extend(Named::find(&model, &tenant, &name).map(|named| named.body(&model_name, false)));
         }
     }
     Ok(reply::json(StatusCode::OK, &json!({ "object": "list", "data": data })))
@@ -125,11 +125,11 @@ fn of_query(
     name: &str,
     query: &Pairs,
 ) -> Result<(String, Arc<ServedModel>), ApiError> {
-    let mut found =
-        server.asked_models(query).filter(|(_, model)| model.steering().get(tenant, name).is_some());
-    let (model_name, model) = found.next().ok_or_else(|| missing(name))?;
+    let models = server.asked_models(query).into_iter();
+    let mut found = models.filter(|(_, model)| model.steering().get(tenant, name).is_some());
+    let first = found.next().ok_or_else(|| missing(name))?;
     match found.next() {
-        None => Ok((model_name.to_owned(), Arc::clone(model))),
+        None => Ok(first),
         Some(_) => {
             let message = "several models have vectors of this name; give `model` in the query";
             Err(ApiError::field("model", message))

@@ -12,6 +12,7 @@ mod hostile;
 mod kv;
 mod live;
 mod load;
+mod many;
 mod openapi;
 mod plain;
 mod responses;

@@ -1,0 +1,79 @@
+//! The models that are served, and their names.
+
+use crate::args::ServeArgs;
+use crate::loaded;
+use crate::output;
+use anyhow::{Context, Result, bail};
+use djinn_models::{Model, OpenOptions};
+use std::fs;
+use std::path::Path;
+
+/// A model with what requests call it.
+pub(super) struct NamedModel {
+    pub(super) names: Vec<String>,
+    pub(super) model: Model,
+}
+
+/// Finds and opens the models of the command line, then those of a folder; reads no weights. One of the folder that does not
+/// open is told and left out.
+pub(super) fn open(args: &ServeArgs, options: &OpenOptions, quiet: bool) -> Result<Vec<NamedModel>> {
+    if args.alias.is_empty() || args.model.len() == 1 && args.models_dir.is_none() {
+        let mut models = Vec::new();
+        for spec in &args.model {
+            let (name, place) = split(spec);
+            let model = loaded::open(place, options, quiet)?;
+            let own = || if place.contains(['/', '\\', ':']) { model.name.clone() } else { place.to_owned() };
+            let names = match (args.alias.as_slice(), name) {
+                ([], Some(name)) => vec![name.to_owned()],
+                ([], None) => vec![own()],
+                (aliases, name) => {
+                    name.map(str::to_owned).into_iter().chain(aliases.iter().cloned()).collect()
+                }
+            };
+            models.push(NamedModel { names, model });
+        }
+        if let Some(folder) = &args.models_dir {
+            add_folder(&mut models, folder, options, quiet)?;
+        }
+        return Ok(models);
+    }
+    bail!("--alias names a model that is served alone; with several, give NAME=MODEL for each")
+}
+
+/// The name before the first `=`, if it can be one: `synthetic:tiny?layers=2` is a model without.
+fn split(spec: &str) -> (Option<&str>, &str) {
+    let is_name = |name: &str| {
+        let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        !name.is_empty() && name.chars().all(fits)
+    };
+    match spec.split_once('=') {
+        Some((name, place)) if is_name(name) && !Path::new(spec).exists() => (Some(name), place),
+        _ => (None, spec),
+    }
+}
+
+/// The models of a folder, in order of their names.
+fn add_folder(models: &mut Vec<NamedModel>, folder: &Path, options: &OpenOptions, quiet: bool) -> Result<()> {
+    let cannot_read = || format!("cannot read --models-dir {}", folder.display());
+    let mut places = Vec::new();
+    for entry in fs::read_dir(folder).with_context(cannot_read)? {
+        let place = entry.with_context(cannot_read)?.path();
+        let is_file = place.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+        if is_file || place.join("config.json").is_file() {
+            places.push(place);
+        }
+    }
+    places.sort();
+    for place in places {
+        let name = if place.is_dir() { place.file_name() } else { place.file_stem() };
+        let name = name.unwrap_or_default().to_string_lossy().into_owned();
+        if models.iter().any(|model| model.names.contains(&name)) {
+            continue;
+        }
+        match loaded::open(&place.display().to_string(), options, quiet) {
+            Ok(model) => models.push(NamedModel { names: vec![name], model }),
+            Err(error) => output::remark(&format!("{} is left out: {error:#}", place.display())),
+        }
+    }
+    Ok(())
+}

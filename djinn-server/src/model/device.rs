@@ -1,0 +1,133 @@
+//! A device that models share.
+
+use super::device_thread::{DeviceThread, Follower, Place, Report};
+use super::resident::{OnThread, Resident};
+use super::{ServedModel, Serving};
+use crate::error::{Error, Result};
+use crossbeam_channel::{Sender, unbounded};
+use djinn_device::Ops;
+use djinn_host::{OnDevice, Setup};
+use djinn_models::{Location, Model};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A device that models share, all under one budget: the one that is given first is loaded at once, each other one when it is
+/// first asked for something. A model that finds no room beside the others waits until some have no running turn; these leave
+/// the device, the one that was used last goes last, and stay in host memory as long as the budget for that has room. Equal
+/// weights are kept once.
+///
+/// While this lives, more models may come.
+#[derive(Debug)]
+pub struct SharedDevice {
+    joining: Sender<Box<Resident>>,
+    setup: Setup,
+    serving: Serving,
+}
+
+impl SharedDevice {
+    /// Makes the device of `setup` and loads the first of `models`; `on_progress` gets the bytes that are loaded and the bytes in
+    /// all, and may break off. Models are served as by [`ServedModel::start`]; each budget is that of all together.
+    ///
+    /// # Errors
+    /// As there, for the first model. The others fail when they are asked for something.
+    pub fn start(
+        models: Vec<Model>,
+        setup: &Setup,
+        serving: &Serving,
+        on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<(Self, Vec<ServedModel>)> {
+        Self::start_at(place(setup)?, models, (setup, serving, true), on_progress)
+    }
+
+    /// [`start`](Self::start) for models to which none come later.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_all(
+        models: Vec<Model>,
+        setup: &Setup,
+        serving: &Serving,
+        on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Vec<ServedModel>> {
+        Ok(Self::start_at(place(setup)?, models, (setup, serving, false), on_progress)?.1)
+    }
+
+    /// [`start`](Self::start) on devices of the caller's own: `device` makes the first one, and another after each failure.
+    /// The setup's device says no more than which elements KV caches have. No models come later.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start), or as `device`.
+    pub fn start_on<D: Ops + 'static>(
+        mut device: impl FnMut() -> djinn_device::Result<D> + Send + 'static,
+        models: Vec<Model>,
+        setup: &Setup,
+        serving: &Serving,
+        on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Vec<ServedModel>> {
+        let place: Place =
+            Box::new(move |_, work: OnThread<'_>| work.on(device().map_err(djinn_engine::Error::from)?));
+        Ok(Self::start_at(place, models, (setup, serving, false), on_progress)?.1)
+    }
+
+    fn start_at(
+        place: Place,
+        models: Vec<Model>,
+        (setup, serving, is_open): (&Setup, &Serving, bool),
+        on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<(Self, Vec<ServedModel>)> {
+        let (reports, told) = unbounded();
+        let ended = Arc::new(AtomicBool::new(false));
+        let mut follower = Some(Follower { reports, ended: Arc::clone(&ended) });
+        let registered = models.into_iter().map(|model| {
+            let follower = follower.take();
+            ServedModel::register(model, setup, serving, follower)
+        });
+        let (served, residents): (Vec<_>, Vec<_>) =
+            registered.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        drop(follower);
+        let (joining, joins) = unbounded();
+        let (serving, waits) = (serving.clone(), serving.restart_after.clone());
+        DeviceThread::start(place, residents, joins, (setup, waits, is_open))?;
+        let device = SharedDevice { joining, setup: *setup, serving };
+        loop {
+            match told.recv() {
+                Ok(Report::Loaded(done, total)) => {
+                    if on_progress(done, total).is_break() {
+                        ended.store(true, Ordering::Relaxed);
+                    }
+                }
+                Ok(Report::Ready(ready)) => return ready.map(|()| (device, served)),
+                Err(_) if served.is_empty() => return Ok((device, served)),
+                Err(_) => return Err(Error::Setting("the engine's thread ended while it loaded".to_owned())),
+            }
+        }
+    }
+
+    /// One more model, which is loaded when it is first asked for something.
+    ///
+    /// # Errors
+    /// Steering vectors for all that do not fit the model, or a device whose thread has ended.
+    pub fn add(&self, model: Model) -> Result<ServedModel> {
+        let (served, resident) = ServedModel::register(model, &self.setup, &self.serving, None)?;
+        let ended = |_| Error::Setting("the device's thread has ended".to_owned());
+        self.joining.send(Box::new(resident)).map_err(ended)?;
+        Ok(served)
+    }
+
+    /// Opens a model as the device computes from it; reads no weights but to pack them.
+    ///
+    /// # Errors
+    /// As [`djinn_models::open`].
+    pub fn open(&self, location: &Location) -> Result<Model> {
+        let opened = djinn_models::open(location, &self.setup.open_options());
+        Ok(opened.map_err(djinn_host::Error::from)?)
+    }
+}
+
+/// The device of a setup, once and again.
+fn place(setup: &Setup) -> Result<Place> {
+    // After a failure, the first GPU is not replaced by the CPU.
+    let setup = Setup { device: setup.device.find()?, ..*setup };
+    Ok(Box::new(move |needs, work: OnThread<'_>| setup.on_device(needs, work)))
+}

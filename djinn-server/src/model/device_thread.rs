@@ -1,0 +1,192 @@
+//! The thread that owns a device: makes it, serves the models on it, and starts again after a failure, or when it was told to.
+
+use super::outbox::Outbox;
+use super::resident::{OnThread, Resident, Starting};
+use crate::error::{Error, Result};
+use crossbeam_channel::{Receiver, Sender};
+use djinn_host::{Needs, Setup, one_line, system};
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Room for rows of encoded weights on a device to which models may come that are not known when it is made.
+const DECODED_BYTES: u64 = 64 << 20;
+/// While the thread waits to make a device again, it looks once in this time whether anybody wants one.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Makes a device and does the thread's work on it. The number is the bytes of pinned host memory that it takes at most.
+pub(super) type Place = Box<dyn FnMut(Needs, OnThread<'_>) -> Result<()> + Send>;
+
+/// What the thread tells while a model is loaded first.
+pub(super) enum Report {
+    Loaded(u64, u64),
+    Ready(Box<Result<()>>),
+}
+
+/// Where the loading of a model is followed that is loaded before anybody asks for it.
+pub(super) struct Follower {
+    pub(super) reports: Sender<Report>,
+    /// Nobody wants it any more.
+    pub(super) ended: Arc<AtomicBool>,
+}
+
+/// Models that share a device.
+pub(super) struct DeviceThread {
+    place: Place,
+    residents: Vec<Resident>,
+    /// Models that come while others are served.
+    pub(super) joining: Receiver<Box<Resident>>,
+    restart_after: Vec<Duration>,
+    /// Bytes of host memory that models take together on a device that they share in turns; 0 for a model alone.
+    pub(super) host_limit: u64,
+    /// Whether models may come that are not known yet.
+    is_open: bool,
+}
+
+impl DeviceThread {
+    /// Starts the thread. It ends once no model has an owner, and none can come.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub(super) fn start(
+        place: Place,
+        residents: Vec<Resident>,
+        joining: Receiver<Box<Resident>>,
+        (setup, restart_after, is_open): (&Setup, Vec<Duration>, bool),
+    ) -> Result<()> {
+        let shares = is_open || residents.len() > 1;
+        // What a system has that is not asked to keep within a budget is not all taken.
+        let available = || system::memory().map_or(u64::MAX, |memory| memory.available / 4 * 3);
+        let host_limit = if shares { setup.ram.unwrap_or_else(available) } else { 0 };
+        let thread = DeviceThread { place, residents, joining, restart_after, host_limit, is_open };
+        let started = std::thread::Builder::new().name("djinn-engine".to_owned()).spawn(move || thread.run());
+        let failed = |source| Error::Io { what: "cannot start the engine's thread".to_owned(), source };
+        started.map(drop).map_err(failed)
+    }
+
+    fn run(mut self) {
+        let mut failures = 0;
+        loop {
+            if self.residents.is_empty() {
+                match self.joining.recv() {
+                    Ok(resident) => self.residents.push(*resident),
+                    Err(_) => return,
+                }
+            }
+            let runs = Arc::new(AtomicBool::new(false));
+            let failure = match self.serve(&runs) {
+                Ok(()) => return,
+                Err(error) => error,
+            };
+            let runs = runs.load(Ordering::Relaxed);
+            failures = if runs { 0 } else { failures + 1 };
+            let why = one_line(&failure);
+            let is_planned = is_planned(&failure);
+            for resident in self.residents.iter().filter(|resident| !resident.is_awaited()) {
+                let name = &resident.starting.model.name;
+                match is_planned {
+                    true => log::info!(target: "djinn::server", "{name}: {why}"),
+                    false => log::error!(target: "djinn::server", "{name}: the engine failed: {why}"),
+                }
+                if let Some(slot) = resident.slot.upgrade() {
+                    slot.failed(&why);
+                    if let (false, Error::Host(error)) = (runs, &failure)
+                        && error.is_device_lost()
+                    {
+                        slot.lose_device();
+                    }
+                }
+            }
+            // Models that nobody waits for end here, and one that was to be loaded first tells why it is not.
+            let mut failure = Some(failure);
+            self.residents.retain(|resident| resident.has_owner() && !resident.give_up(&mut failure));
+            if self.wait(failures).is_break() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until it is time to start again; breaks if nobody wants it.
+    fn wait(&mut self, failures: usize) -> ControlFlow<()> {
+        let waits = &self.restart_after;
+        let wait = waits.get(failures).or(waits.last()).copied().unwrap_or_default();
+        let until = Instant::now() + wait;
+        loop {
+            self.residents.retain(Resident::has_owner);
+            while let Ok(resident) = self.joining.try_recv() {
+                self.residents.push(*resident);
+            }
+            if self.residents.is_empty() && !self.is_open {
+                return ControlFlow::Break(());
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return ControlFlow::Continue(());
+            }
+            std::thread::sleep(left.min(LOOK_EVERY));
+        }
+    }
+
+    /// Makes the device and serves its models until nobody wants any. `runs` says whether one was loaded. An engine that
+    /// panics has failed.
+    fn serve(&mut self, runs: &Arc<AtomicBool>) -> Result<()> {
+        let needs = self.needs();
+        let outboxes: Vec<Arc<Outbox>> =
+            self.residents.iter().map(|r| Arc::clone(&r.starting.outbox)).collect();
+        let mut place = std::mem::replace(&mut self.place, Box::new(|_, _| Ok(())));
+        // What is shared with the engines are the models alone, which nothing changes.
+        let served = catch_unwind(AssertUnwindSafe(|| {
+            place(needs, OnThread { thread: self, runs: Arc::clone(runs) })
+        }));
+        self.place = place;
+        // Requests of an engine that has failed are told what came before.
+        outboxes.iter().for_each(|outbox| outbox.pass_on());
+        served.unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<&str>().copied();
+            let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+            Err(Error::Panicked { what: text.unwrap_or("without a message").to_owned() })
+        })
+    }
+
+    /// What the device must know of all models.
+    fn needs(&self) -> Needs {
+        let own = self.residents.iter().map(|resident| {
+            let Starting { model, options, .. } = &*resident.starting;
+            Needs::of(model, options)
+        });
+        let (mut pinned_bytes, mut decoded_bytes) = (0_u64, 0);
+        for needs in own {
+            pinned_bytes = pinned_bytes.saturating_add(needs.pinned_bytes);
+            decoded_bytes = needs.decoded_bytes.max(decoded_bytes);
+        }
+        if self.host_limit > 0 {
+            let weights = |resident: &Resident| resident.starting.model.graph.text_bytes();
+            let copies = self.residents.iter().map(weights).fold(pinned_bytes, u64::saturating_add);
+            pinned_bytes =
+                if self.is_open { self.host_limit } else { copies.min(self.host_limit.max(pinned_bytes)) };
+        }
+        if self.is_open {
+            decoded_bytes = decoded_bytes.max(DECODED_BYTES);
+        }
+        Needs { pinned_bytes, decoded_bytes }
+    }
+
+    /// The models, for a device that was made: each has an inbox from now on.
+    pub(super) fn residents(&mut self) -> impl Iterator<Item = &mut Resident> {
+        self.residents.iter_mut()
+    }
+
+    /// One more model.
+    pub(super) fn join(&mut self, resident: Resident) -> &mut Resident {
+        self.residents.retain(Resident::has_owner);
+        self.residents.push(resident);
+        self.residents.last_mut().expect("one was just added")
+    }
+}
+
+/// Whether the engine was told to end.
+fn is_planned(failure: &Error) -> bool {
+    matches!(failure, Error::Host(djinn_host::Error::Engine(djinn_engine::Error::Retired { .. })))
+}
