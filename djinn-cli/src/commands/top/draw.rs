@@ -145,8 +145,8 @@ pub(super) fn all(top: &Top, buffer: &mut Buffer) {
     pen.line(&Line::from(title));
     match (&top.trouble, top.shown()) {
         (Some(why), _) => pen.line(&Line::from(Span::styled(why.clone(), Style::new().fg(STALL)))),
-        (None, Some(model)) if !model.up => {
-            pen.line(&Line::from(Span::styled("the model is not ready", Style::new().fg(STALL))));
+        (None, Some(model)) if !model.up || !model.status.is_loaded() => {
+            pen.line(&Line::from(Span::styled(model.status.text(), Style::new().fg(STALL))));
         }
         _ => pen.space(),
     }

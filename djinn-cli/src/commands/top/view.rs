@@ -1,5 +1,6 @@
 //! What a server tells at `/v1/live`, as far as it is shown.
 
+use djinn_vmu::size;
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
@@ -20,6 +21,7 @@ pub(super) struct ServerTold {
 pub(super) struct LiveModel {
     pub(super) id: String,
     pub(super) up: bool,
+    pub(super) status: Status,
     pub(super) tokens: Tokens,
     pub(super) latency: Latency,
     pub(super) segments: Option<SegmentBytes>,
@@ -33,6 +35,38 @@ pub(super) struct LiveModel {
     pub(super) sessions: Vec<LiveSession>,
     #[serde(default)]
     pub(super) sessions_not_listed: u64,
+}
+
+/// Whether a model is on the device; a server has several, or none of them yet.
+#[derive(Debug, Deserialize)]
+pub(super) struct Status {
+    value: String,
+    weights: String,
+    loaded_bytes: Option<u64>,
+    total_bytes: Option<u64>,
+    reason: Option<String>,
+}
+
+impl Status {
+    pub(super) fn is_loaded(&self) -> bool {
+        self.value == "loaded"
+    }
+
+    /// Why nothing is computed.
+    pub(super) fn text(&self) -> String {
+        match (&self.reason, self.value.as_str(), self.loaded_bytes, self.total_bytes) {
+            (Some(reason), ..) => format!("not loaded: {reason}"),
+            (None, "loading", Some(done), Some(total)) if total > 0 => {
+                format!("loading: {} of {}", size::human(done), size::human(total))
+            }
+            (None, "loading", ..) => "loading".to_owned(),
+            (None, "loaded", ..) => "the model is not ready".to_owned(),
+            (None, ..) if self.weights == "host" => {
+                "in host memory until it is asked for something".to_owned()
+            }
+            (None, ..) => "not loaded until it is asked for something".to_owned(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
