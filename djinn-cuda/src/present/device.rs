@@ -64,8 +64,8 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     /// Those of a product that was enqueued.
-    pub(crate) fn new(stream: Stream, args: &Linear) -> Self {
-        Prepared { stream, x: args.x, rows: args.rows, dtype: decoded_dtype(args.weight), at: 0 }
+    pub(crate) fn new(stream: Stream, args: &Linear, at: u64) -> Self {
+        Prepared { stream, x: args.x, rows: args.rows, dtype: decoded_dtype(args.weight), at }
     }
 
     /// What a product with an activation gave.
@@ -75,7 +75,7 @@ impl Prepared {
 
     /// Whether they serve another product.
     pub(crate) fn is(self, args: &Linear) -> bool {
-        self == Prepared { at: self.at, ..Prepared::new(self.stream, args) }
+        self == Prepared::new(self.stream, args, self.at)
     }
 }
 

@@ -155,7 +155,7 @@ impl CudaDevice {
         let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
         let holds = dtype != DType::F32 && (rounded || !own) && fits && !args.x.overlaps(args.out);
         let at = known.filter(|known| known.is(args)).map_or(0, |known| known.at);
-        self.prepared.set(holds.then(|| Prepared { at, ..Prepared::new(stream, args) }));
+        self.prepared.set(holds.then(|| Prepared::new(stream, args, at)));
         Ok(())
     }
 
