@@ -32,7 +32,10 @@ constexpr unsigned MOST_GROUP = 128;
 /* Any number of rows. */
 int linear_hopper(const djinn_linear_args &a, void *stream);
 
-/* Any number of rows, as linear_hopper.cu has large products computed. */
+/* Whether linear_hopper.cu has linear_wide.cu compute such a product: past MOST_GROUP rows, and large ones of many. */
+bool is_wide(uint32_t rows, uint32_t n);
+
+/* Any number of rows. */
 int linear_wide(const djinn_linear_args &a, void *stream);
 
 /* Up to djinn_linear_direct() rows of an encoded weight. */

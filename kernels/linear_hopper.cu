@@ -136,13 +136,12 @@ int launch_plain(const Args &args, const djinn_linear_args &a, const Batch &batc
     return launch_hopper(choose_hopper<Args, bf16>(batch.n, tiles), args, a, batch, share, stream);
 }
 
-/* Whether linear_wide.cu is faster: past MOST_GROUP rows, and for many where clusters take more than 192 of a weight's. */
-static bool is_wide(const djinn_linear_args &a) {
-    return a.rows > MOST_GROUP || (a.rows > MOST_GROUP / 2 && a.n > clusters_at_once() * 3 * TILE_ROWS);
+bool is_wide(uint32_t rows, uint32_t n) {
+    return rows > MOST_GROUP || (rows > MOST_GROUP / 2 && n > clusters_at_once() * 3 * TILE_ROWS);
 }
 
 int linear_hopper(const djinn_linear_args &a, void *stream) {
-    if (is_wide(a)) {
+    if (is_wide(a.rows, a.n)) {
         return linear_wide(a, stream);
     }
     return launch_plain(a, a, {a.rounded, a.rows, columns_of(a.rows), 0}, stream);

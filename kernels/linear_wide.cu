@@ -15,7 +15,7 @@
  * Launch: as many clusters of two blocks as the device runs at once, which take pairs of tiles in turn. The tiles of a
  * pair have the same rows of the weight, or the same rows of x; each block copies half of these to both. In each block
  * one thread has weight and x copied to a ring of stages of one run each. A tile of a gated product has rows of gate,
- * which one block of the pair copies, and then the same rows of up, which the other does.
+ * and then the same rows of up; of what a pair shares, one block copies those and the other these.
  */
 #include "linear_wide.cuh"
 
@@ -45,7 +45,7 @@ struct WideChoice {
 template <unsigned N, bool SAME_WEIGHT, bool GATED = false>
 static WideChoice wide_choice(uint32_t dtype, unsigned wave) {
     return {dtype == DJINN_F16 ? djinn_linear_wide_f16<N, SAME_WEIGHT, GATED> : djinn_linear_wide_bf16<N, SAME_WEIGHT, GATED>,
-            GATED ? N / 2 : N, SAME_WEIGHT ? N / SHARING : N, SAME_WEIGHT, wave};
+            GATED ? N / 2 : N, SAME_WEIGHT || GATED ? N / 2 : N, SAME_WEIGHT, wave};
 }
 
 /* Pairs of tiles of a kernel. */
@@ -86,7 +86,8 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
                                 wide_choice<192, true>(dtype, 362),  wide_choice<224, true>(dtype, 420),
                                 wide_choice<64, false>(dtype, 185),  wide_choice<128, false>(dtype, 265),
                                 wide_choice<192, false>(dtype, 367), wide_choice<224, false>(dtype, 430)};
-    const WideChoice gated[] = {wide_choice<128, true, true>(dtype, 260), wide_choice<224, true, true>(dtype, 420)};
+    const WideChoice gated[] = {wide_choice<128, true, true>(dtype, 260), wide_choice<224, true, true>(dtype, 420),
+                                wide_choice<128, false, true>(dtype, 265), wide_choice<224, false, true>(dtype, 430)};
     /* By type and device, the context in which the kernels may use their memory. */
     static std::atomic<unsigned> allowed[2][MOST_DEVICES];
     std::atomic<unsigned> &known = allowed[dtype == DJINN_F16][current_device()];
@@ -133,5 +134,5 @@ extern "C" uint32_t djinn_linear_gated(uint32_t rows, uint32_t k, uint32_t n, ui
     const bool apart = tile_rows >= n || (tile_rows <= width && width % tile == 0);
     const bool halves = n % 8 == 0 && tile % 4 == 0 && tile >= WIDEST && apart;
     const bool at_once = halves && n <= uint64_t(DJINN_LINEAR_TILES) * tile;
-    return at_once && rows > djinn::MOST_GROUP && djinn::serves_hopper(k, dtype);
+    return at_once && djinn::serves_hopper(k, dtype) && djinn::is_wide(rows, n);
 }

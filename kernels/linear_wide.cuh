@@ -49,7 +49,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     static constexpr unsigned X_BYTES = WIDE_ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
     static constexpr unsigned BESIDE = COMPUTING / 32 * STAGING + COMPUTING * SPILLED * sizeof(float);
     static constexpr unsigned STAGES = (WIDE_SHARED - BLOCK_ALIGN - BESIDE) / STAGE;
-    static_assert(N % COLUMNS == 0 && SPILLED % 4 == 0 && (SAME_WEIGHT || !GATED));
+    static_assert(N % COLUMNS == 0 && SPILLED % 4 == 0);
 
     struct Barriers {
         Barrier ready[STAGES], free[STAGES];
@@ -74,7 +74,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         __device__ __forceinline__ Tile(const djinn_linear_args &a, const WideFrame &f, unsigned pair, unsigned rank) {
             const unsigned outer = pair / f.groups_of_rows, inner = pair % f.groups_of_rows;
             share = share_of<T>(a, WIDTH, SAME_WEIGHT ? outer : outer * SHARING + rank);
-            const unsigned from = share.first + (GATED ? rank * a.n : 0);
+            const unsigned from = share.first + (GATED && SAME_WEIGHT ? rank * a.n : 0);
             piece = from / a.tile_rows;
             row_of_piece = from - piece * a.tile_rows + (SAME_WEIGHT && !GATED ? rank * (N / SHARING) : 0);
             row = (SAME_WEIGHT ? inner * SHARING + rank : inner) * WIDE_ROWS;
@@ -104,9 +104,13 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     /* Copies all stages. By one thread of each block. */
     __device__ __forceinline__ void supply(const WideMaps &maps) {
         const auto weights = [&](const Tile &tile, unsigned at, unsigned run) {
+            char *to = ring + at * STAGE + X_BYTES;
             barriers.ready[at].arrive_expecting(STAGE);
-            copy<N, SAME_WEIGHT>(ring + at * STAGE + X_BYTES, maps.weights[tile.piece], run, tile.row_of_piece,
-                                 barriers.ready[at]);
+            copy<N, SAME_WEIGHT>(to, maps.weights[tile.piece], run, tile.row_of_piece, barriers.ready[at]);
+            if constexpr (GATED && !SAME_WEIGHT) {
+                const unsigned up = tile.piece + a.n / a.tile_rows;
+                copy_box(to + N / 2 * BLOCK_ROW, maps.weights[up], run * RUN, tile.row_of_piece, barriers.ready[at]);
+            }
         };
         const unsigned ahead = min(a.k / RUN, STAGES);
         if (a.fresh != 0) {
@@ -281,12 +285,16 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
             const Tile tile(a, f, pair, rank);
             float total[KEPT] = {};
             sum(total, slot, group, lane);
+            const unsigned row = tile.row + group * 64 + warp * 16;
+            if (row >= a.rows) {
+                continue;
+            }
             if constexpr (GATED) {
                 gate(total);
             }
 #pragma unroll
             for (unsigned column = 0; column < WIDTH; column += COLUMNS) {
-                store(tile, total, column, tile.row + group * 64 + warp * 16, lane);
+                store(tile, total, column, row, lane);
             }
         }
     }
@@ -324,7 +332,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     /* A lane has four columns of every fourth row. */
     __device__ __forceinline__ void store_gated(const Tile &tile, unsigned first_column, unsigned row, unsigned lane) {
         const unsigned chunk = lane % 8, column = first_column + chunk * 4;
-        const unsigned rows = column < WIDTH && row < a.rows ? a.rows - row : 0;
+        const unsigned rows = column < WIDTH ? a.rows - row : 0;
 #pragma unroll
         for (unsigned r = lane / 8; r < 16; r += 4) {
             if (r < rows) {
@@ -340,7 +348,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     /* A lane has a column. */
     __device__ __forceinline__ void store_plain(const Tile &tile, unsigned first_column, unsigned row, unsigned lane) {
         const unsigned column = first_column + lane, j = tile.share.first + column;
-        const unsigned rows = column < tile.share.rows && row < a.rows ? min(a.rows - row, 16u) : 0;
+        const unsigned rows = column < tile.share.rows ? min(a.rows - row, 16u) : 0;
         const float bias = rows > 0 ? bias_of(a, j) : 0;
         float *out = a.out + size_t(row) * a.out_width + a.out_column + j;
 #pragma unroll
