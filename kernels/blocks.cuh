@@ -63,6 +63,7 @@ __device__ __forceinline__ float quotient(float a, float b) {
     return a * by;
 }
 __device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
+__device__ __forceinline__ uint32_t rotate_left(uint32_t a, unsigned bits) { return __funnelshift_l(a, a, bits); }
 /* What a lane of this quad has. */
 __device__ __forceinline__ uint32_t of_quad(uint32_t value, unsigned lane) { return __shfl_sync(~0u, value, lane, 4); }
 /* Whether all lanes of the warp say so. */
@@ -92,6 +93,12 @@ __device__ __forceinline__ uint2 spread_bytes(const char *sixteen, unsigned quad
         const uint32_t x = half_at(first) ^ flip, y = half_at(first + (L == Lanes::NEIGHBOURS ? 2 : 8)) ^ flip;
         return {pick_bytes(x, above, 0x4140), pick_bytes(y, above, 0x4140)};
     }
+}
+
+/* A lane's four bytes of 16, those of its first two columns in the low half. */
+template <Lanes L> __device__ __forceinline__ uint32_t lane_bytes(const char *sixteen, unsigned quad) {
+    const char *first = sixteen + (L == Lanes::NEIGHBOURS ? 4 : 2) * quad;
+    return pick_bytes(half_at(first), half_at(first + (L == Lanes::NEIGHBOURS ? 2 : 8)), 0x5410);
 }
 
 /* A lane's bits of the first 16 of a word, each as the bit `AT` of 16 bits. */
@@ -507,18 +514,23 @@ struct PreparedQ6_K {
 
     template <Lanes L>
     __device__ __forceinline__ void run(const Segment &segment, unsigned part, unsigned quad, uint2 (&w)[4]) const {
+        const char *lows = segment.own + part / 2 * 64, *highs = segment.shared + 128 + part / 2 * 32;
+        const uint32_t high[2] = {lane_bytes<L>(highs, quad), lane_bytes<L>(highs + 16, quad)};
 #pragma unroll
         for (unsigned step = 0; step < 4; ++step) {
             constexpr uint32_t LESS_1056 = 0xe420e420;
             const uint32_t of_16 = scale[step / 2], lost_16 = lost[step / 2];
             const uint32_t by = step % 2 == 0 ? low_twice(of_16) : high_twice(of_16);
             const uint32_t by_lost = step % 2 == 0 ? low_twice(lost_16) : high_twice(lost_16);
-            const uint2 pairs = Q6_K::integers<L>(segment, part, step, quad);
+            const uint32_t four = lane_bytes<L>(lows + step * 16, quad) >> part % 2 * 4;
+            /* The upper two bits of each byte come from two that are the same for all. */
+            const unsigned to = (4 - part % 2 * 4 - step / 2 * 2) & 31;
+            const uint32_t bytes = (four & 0x0f0f0f0f) | (rotate_left(high[step % 2], to) & 0x30303030);
             const auto weights = [&](uint32_t pair) {
-                const uint32_t q = half2_add(pair | H_1024, LESS_1056);
+                const uint32_t q = half2_add(pair, LESS_1056);
                 return half2_fma(q, by, half2_mul(q, by_lost));
             };
-            w[step] = {weights(pairs.x), weights(pairs.y)};
+            w[step] = {weights(pick_bytes(bytes, H_1024 >> 8, 0x4140)), weights(pick_bytes(bytes, H_1024 >> 8, 0x4342))};
         }
     }
 };

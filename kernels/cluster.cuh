@@ -54,17 +54,22 @@ struct Barrier {
     }
 
     /* Arrives. Orders reads before later copies, and no writes. */
-    __device__ __forceinline__ void arrive() {
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+    __device__ __forceinline__ void arrive() { arrive_own(shared_address(this)); }
+
+    /* The same by the barrier's address. */
+    static __device__ __forceinline__ void arrive_own(unsigned address) {
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
     }
 
     /*
      * Arrives at the same barrier of the block of a rank. Orders reads before later copies, and no writes: a release to
      * the cluster would wait for all of this thread's writes to memory.
      */
-    __device__ __forceinline__ void arrive_at(unsigned rank) {
-        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_at(shared_address(this), rank))
-                     : "memory");
+    __device__ __forceinline__ void arrive_at(unsigned rank) { arrive_other(address_at(shared_address(this), rank)); }
+
+    /* The same by the barrier's address in the cluster. */
+    static __device__ __forceinline__ void arrive_other(unsigned address) {
+        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
     }
 
     /* Arrives, and announces bytes. */
@@ -74,7 +79,10 @@ struct Barrier {
     }
 
     /* Waits for the end of the phase of a parity: the first is 0, the next 1, and so on in turn. */
-    __device__ __forceinline__ void wait(unsigned parity) {
+    __device__ __forceinline__ void wait(unsigned parity) { wait_at(shared_address(this), parity); }
+
+    /* The same by the barrier's address. */
+    static __device__ __forceinline__ void wait_at(unsigned address, unsigned parity) {
         unsigned done;
         do {
             asm volatile("{\n"
@@ -83,7 +91,7 @@ struct Barrier {
                          "selp.u32 %0, 1, 0, done;\n"
                          "}"
                          : "=r"(done)
-                         : "r"(shared_address(this)), "r"(parity)
+                         : "r"(address), "r"(parity)
                          : "memory");
         } while (done == 0);
     }

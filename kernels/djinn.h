@@ -200,7 +200,7 @@ uint32_t djinn_linear_rows(void);
  * Whether djinn_linear is to be given x rounded for such a product on the current device (non-zero), or does without;
  * likewise djinn_expert_linear a workspace, for `rows` slots.
  */
-int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype);
+int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype, uint32_t encoding);
 
 /*
  * Most rows for which djinn_linear reads such an encoded weight on the current device; 0 if it does not, and nor does

@@ -476,10 +476,11 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     return cudaSuccess;
 }
 
-extern "C" int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype) {
+extern "C" int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype, uint32_t encoding) {
+    const unsigned few = encoding == DJINN_PLAIN ? djinn::MOST_ROWS : djinn::FEW_ENCODED;
     const unsigned room = djinn::all_devices()[djinn::current_device()].block_shared;
     const bool staged = djinn::MOST_RING + djinn::Plan::staged_bytes(rows, k) <= room;
-    return djinn::serves_hopper(k, weight_dtype) && (rows > djinn::MOST_ROWS || !staged);
+    return djinn::serves_hopper(k, weight_dtype) && (rows > few || !staged);
 }
 
 extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream) {

@@ -4,8 +4,8 @@
  * Shapes: as in linear.cu; weight [n] rows of row_bytes, a multiple of 16; k a multiple of 64.
  * Reference: djinn-device, src/reference.rs, `linear`, of the decoded weight.
  *
- * For up to 16 rows: x is in shared memory, and the narrow operand of the tensor cores; 16 rows of the weight are the wide
- * one, as in linear_hopper.cu.
+ * On Hopper more than a few rows go to linear_tiles.cuh. Here, for up to 16 rows: x is in shared memory, and the narrow
+ * operand of the tensor cores; 16 rows of the weight are the wide one, as in linear_hopper.cu.
  * Launch: a block for each share of the weight's rows. The PARTIALS warps of a group share EACH units of 8 rows, one for each
  * partial sum. They copy some segments of these to a ring of stages; of a stage each warp decodes its part of every segment,
  * in the registers that feed the products. Each lane prepares the scales of one segment for its quad.
@@ -286,11 +286,67 @@ template <djinn_encoding E> int launch_blocks(const djinn_expert_linear_args &ar
     return cudaSuccess;
 }
 
+/* For linear_tiles.cuh. The lanes of a quad prepare a row of a segment each, if a stage has two. */
+template <djinn_encoding E> struct BlockTiles {
+    using Type = f16;
+    using Format = Blocks<E>;
+    static constexpr unsigned SEGMENTS = Format::IS_PREPARED ? 2 : 1, BOXES = 1;
+    /* Boxes begin at multiples of 16 bytes, up to SHIFT before their segments. */
+    static constexpr unsigned SHIFT = 16 - common_divisor(16, Format::BYTES);
+    /* An odd number of 16 bytes: lanes that read at once, of 8 rows, meet no bank twice. */
+    static constexpr unsigned PITCH = 16 * ((Format::BYTES + SHIFT + 15) / 16 | 1);
+    static __device__ __forceinline__ unsigned box_at(unsigned segment, unsigned, unsigned) {
+        return segment * Format::BYTES / 16 * 16;
+    }
+
+    struct Rows {
+        __device__ __forceinline__ Rows(const djinn_linear_args &, const char *, const char *) {}
+    };
+
+    struct Stage {
+        /* Of the first segment, and how far the next one is from it. */
+        unsigned rows[2], apart;
+        typename Format::Prepared mine;
+
+        static __device__ __forceinline__ unsigned shift(unsigned segment) {
+            return SHIFT == 0 ? 0 : segment * Format::BYTES % 16;
+        }
+
+        __device__ __forceinline__ Stage() {}
+        __device__ __forceinline__ Stage(unsigned low, unsigned high, unsigned box, unsigned first, unsigned there,
+                                         unsigned part, unsigned quad)
+            : rows{low + shift(first), high + shift(first)}, apart(box + shift(first + 1) - shift(first)),
+              mine(shared_at((quad % 2 == 0 ? rows[0] : rows[1]) + (quad / 2 < there ? quad / 2 : 0) * apart), part) {}
+
+        /* Segment `i` of the stage, of one or two rows. */
+        __device__ __forceinline__ void decode(const Rows &, unsigned halves, unsigned i, unsigned, unsigned part,
+                                               unsigned quad, uint2 (&w)[2][4]) const {
+            const auto usual = [&](unsigned half) {
+                const Segment segment(shared_at(rows[half] + i * apart));
+                mine.of_lane(2 * i + half).template run<Lanes::HALVES>(segment, part, quad, w[half]);
+            };
+            if (!mine.is_usual) {
+#pragma unroll
+                for (unsigned half = 0; half < 2; ++half) {
+                    const Segment segment(shared_at(rows[half] + i * apart));
+                    ByLine<typename Format::Format>().template run<Lanes::HALVES>(segment, part, quad, w[half]);
+                }
+            } else if (halves == 1) {
+                usual(0);
+            } else {
+                usual(0);
+                usual(1);
+            }
+        }
+    };
+};
+
 const EncodedKernels *block_kernels(uint32_t encoding) {
     switch (encoding) {
 #define DJINN_BLOCK_KERNELS(format)                                                                          \
     case DJINN_##format: {                                                                                   \
-        static constexpr EncodedKernels kernels = {block_rows<DJINN_##format>, launch_blocks<DJINN_##format>, nullptr}; \
+        static constexpr EncodedKernels kernels = {block_rows<DJINN_##format>, launch_blocks<DJINN_##format>,    \
+                                                 launch_tiles_of<BlockTiles<DJINN_##format>>}; \
         return &kernels;                                                                                     \
     }
         DJINN_FOR_BLOCKS(DJINN_BLOCK_KERNELS)

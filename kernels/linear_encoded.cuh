@@ -1,19 +1,19 @@
 /*
  * linear and expert_linear over encoded weights, to the bits of the product over decoded rows. A format says where the
- * bytes of a segment or run are, and gives a lane its columns of a run.
+ * bytes of a segment are, and gives a lane its columns of a run.
  *
  * For up to 16 rows, on all cards: as linear.cu's kernels on the tensor cores, and launched as these. The PARTIALS warps
  * of a group have the same 8 or 16 rows of the weight. They copy segments of these to a ring in shared memory, and each
  * decodes and multiplies its run of a segment. A row's arithmetic depends on k alone.
  *
- * For up to 64 rows, and experts with a workspace, on Hopper: linear_hopper.cuh.
+ * For more rows, and experts with a workspace, on Hopper: linear_tiles.cuh.
  */
 #ifndef DJINN_LINEAR_ENCODED_CUH
 #define DJINN_LINEAR_ENCODED_CUH
 
 #include "encoded.cuh"
-#include "linear_hopper.cuh"
 #include "linear_lanes.cuh"
+#include "linear_tiles.cuh"
 
 #include <atomic>
 #include <type_traits>
@@ -23,51 +23,29 @@ namespace djinn {
 /* Threads of a group, and groups of a block at most. */
 constexpr unsigned GROUP_THREADS = 32 * PARTIALS, MOST_GROUPS = 8;
 
-/* The rows of x and of out: one after another, or those of some slots of an expert. */
-struct SomeRows {
-    unsigned rows;
-    const uint32_t *slots;
-    unsigned slots_per_row;
-
-    __device__ __forceinline__ unsigned count() const { return rows; }
-    __device__ __forceinline__ unsigned in(unsigned i) const { return slots == nullptr ? i : slots[i] / slots_per_row; }
-    __device__ __forceinline__ unsigned out(unsigned i) const { return slots == nullptr ? i : slots[i]; }
-};
-
-/* An address in shared memory that the compiler keeps, rather than finds anew. */
-__device__ __forceinline__ unsigned keep(unsigned address) {
-    asm volatile("" : "+r"(address));
-    return address;
-}
-
-/* What is at an address in shared memory. */
-__device__ __forceinline__ char *shared_at(unsigned address) {
-    return static_cast<char *>(__cvta_shared_to_generic(address));
-}
-
 /* Rows of the weight that the tensor cores multiply at once. */
 constexpr unsigned WARP_ROWS = 16;
 
-/* Copies a plane of ROWS rows, from `first` of a share on, segment by segment. By COPYING threads. */
-template <typename Format, unsigned PLANE, unsigned ROWS, unsigned COPYING> struct Fetcher {
+/* Copies a plane of ROWS rows, from `first` of a share on, segment by segment. By the threads of a group. */
+template <typename Format, unsigned PLANE, unsigned ROWS> struct Fetcher {
     static constexpr unsigned CHUNKS = Format::CHUNKS[PLANE], PLACE = Format::PLACE[PLANE], ALL = ROWS * CHUNKS;
-    static constexpr unsigned N = (ALL + COPYING - 1) / COPYING, STEP = Format::STEP[PLANE];
+    static constexpr unsigned N = (ALL + GROUP_THREADS - 1) / GROUP_THREADS, STEP = Format::STEP[PLANE];
     /* Chunks of a thread are whole rows apart. */
-    static constexpr bool ALIKE = COPYING % CHUNKS == 0;
+    static constexpr bool ALIKE = GROUP_THREADS % CHUNKS == 0;
     /* Of the next segment, where segments begin at multiples of 16 bytes; else of the first. */
     const char *from[N];
     /* Where a thread's chunks go, from a stage that is given as `less` bytes before; where they are in a plane. */
     unsigned to[N], at[N];
 
-    __device__ __forceinline__ Fetcher(const djinn_linear_args &a, const Share &share, unsigned first, unsigned part,
+    __device__ __forceinline__ Fetcher(const djinn_linear_args &a, const Share &share, unsigned first,
                                        unsigned thread, unsigned less) {
 #pragma unroll
         for (unsigned i = 0; i < N; ++i) {
             /* Rows past the block's repeat its last. */
-            const unsigned chunk = thread + i * COPYING, row = min(first + chunk / CHUNKS, share.rows - 1);
-            at[i] = ALIKE && i > 0 ? at[0] : Format::template begin<PLANE>(a.k, part) + chunk % CHUNKS * 16;
+            const unsigned chunk = thread + i * GROUP_THREADS, row = min(first + chunk / CHUNKS, share.rows - 1);
+            at[i] = ALIKE && i > 0 ? at[0] : Format::template begin<PLANE>(a.k) + chunk % CHUNKS * 16;
             from[i] = static_cast<const char *>(share.weight) + size_t(row) * a.row_bytes + at[i];
-            to[i] = ALIKE && i > 0 ? to[0] + i * (COPYING / CHUNKS) * Format::PITCH
+            to[i] = ALIKE && i > 0 ? to[0] + i * (GROUP_THREADS / CHUNKS) * Format::PITCH
                                    : keep(chunk / CHUNKS * Format::PITCH + PLACE + chunk % CHUNKS * 16 - less);
         }
     }
@@ -83,7 +61,7 @@ template <typename Format, unsigned PLANE, unsigned ROWS, unsigned COPYING> stru
                 const unsigned there = at[i] + segment * STEP / 16 * 16;
                 source += int(min(there, row_bytes - 16) - (STEP % 16 != 0 ? at[i] : there));
             }
-            if ((i + 1) * COPYING <= ALL || thread < ALL - i * COPYING) {
+            if ((i + 1) * GROUP_THREADS <= ALL || thread < ALL - i * GROUP_THREADS) {
                 copy_async_to(stage + to[i], source);
             }
             if constexpr (STEP % 16 == 0) {
@@ -102,11 +80,9 @@ template <typename Format, unsigned TILES, bool NARROW> struct EncodedLanes {
     using T = typename Format::Type;
     static constexpr unsigned STEPS = RUN / 16, ROWS = NARROW ? 8 : 16, STAGE = ROWS * Format::PITCH, COLUMNS = 8 * TILES;
     static constexpr unsigned STAGES = Format::STAGES * (NARROW ? 2 : 1), RING = STAGES * STAGE;
-    /* Threads that copy to a ring: those of a group, or a warp, which copies what it alone reads. */
-    static constexpr unsigned COPYING = Format::IS_SHARED ? GROUP_THREADS : 32;
-    /* Bytes of a group: its rings, and what is kept near of its rows. The rings become room for the partial sums. */
-    static constexpr unsigned RINGS = RING * (GROUP_THREADS / COPYING), NEAR = ROWS * Format::NEAR, BYTES = RINGS + NEAR;
-    static_assert(RINGS >= sizeof(float) * PARTIALS * COLUMNS * ROWS);
+    /* Bytes of a group: its ring, and what is kept near of its rows. The ring becomes room for the partial sums. */
+    static constexpr unsigned NEAR = ROWS * Format::NEAR, BYTES = RING + NEAR;
+    static_assert(RING >= sizeof(float) * PARTIALS * COLUMNS * ROWS);
 
     /* A fragment of 16 rows of the weight by one of 8 rows of x. */
     static __device__ __forceinline__ void multiply_wide(float (&sums)[4], const uint2 &low, const uint2 &high,
@@ -117,7 +93,7 @@ template <typename Format, unsigned TILES, bool NARROW> struct EncodedLanes {
     static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, unsigned most) {
         extern __shared__ uint4 shared[];
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
-        const unsigned partial = warp % PARTIALS, group = warp / PARTIALS, thread = threadIdx.x % COPYING;
+        const unsigned partial = warp % PARTIALS, group = warp / PARTIALS, thread = threadIdx.x % GROUP_THREADS;
         const unsigned groups = blockDim.x / GROUP_THREADS, first = group * ROWS;
         const Share share = share_of(a, most, blockIdx.x, a.row_bytes);
         const auto row_at = [&](unsigned at) {
@@ -125,24 +101,23 @@ template <typename Format, unsigned TILES, bool NARROW> struct EncodedLanes {
         };
         /* Rings, then what is kept near of rows, then x. */
         const unsigned base = static_cast<unsigned>(__cvta_generic_to_shared(shared)), mine = row * Format::PITCH;
-        const unsigned ring = base + threadIdx.x / COPYING * RING, near = base + groups * RINGS + group * NEAR;
+        const unsigned ring = base + group * RING, near = base + groups * RING + group * NEAR;
         char *staged = reinterpret_cast<char *>(shared) + groups * BYTES;
 
         if constexpr (NEAR > 0) {
             constexpr unsigned EACH = Format::NEAR / 16;
             static_assert(ROWS * EACH <= GROUP_THREADS);
-            const unsigned chunk = threadIdx.x % GROUP_THREADS;
-            if (chunk < ROWS * EACH) {
-                const unsigned from = Format::near(a.k) + chunk % EACH * 16;
-                copy_async_to(near + chunk * 16, row_at(chunk / EACH) + min(from, a.row_bytes - 16));
+            if (thread < ROWS * EACH) {
+                const unsigned from = Format::near(a.k) + thread % EACH * 16;
+                copy_async_to(near + thread * 16, row_at(thread / EACH) + min(from, a.row_bytes - 16));
             }
         }
         commit_copies();
-        Fetcher<Format, 0, ROWS, COPYING> planes(a, share, first, partial, thread, mine);
-        Fetcher<Format, Format::PLANES - 1, ROWS, COPYING> others(a, share, first, partial, thread, mine);
-        /* Columns that come before those that no copy is for; of a shared ring all are for its group. */
+        Fetcher<Format, 0, ROWS> planes(a, share, first, thread, mine);
+        Fetcher<Format, Format::PLANES - 1, ROWS> others(a, share, first, thread, mine);
+        /* Columns that come before those that no copy is for: all are for the group. */
         unsigned column = partial * RUN;
-        const unsigned columns = Format::IS_SHARED ? a.k + column : a.k;
+        const unsigned columns = a.k + column;
         /* A segment, whose run for this warp begins at a column, to the stage in which this lane's row is at `to`. */
         const auto fetch = [&](unsigned to, unsigned column) {
             const auto planes_of = [&](bool is_last) {
@@ -184,11 +159,7 @@ template <typename Format, unsigned TILES, bool NARROW> struct EncodedLanes {
         for (; column < columns; column += PARTIALS * RUN) {
             wait_copies<STAGES - 2>();
             /* What others copied is there, and they are done with the stage before. */
-            if constexpr (Format::IS_SHARED) {
-                asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP_THREADS) : "memory");
-            } else {
-                __syncwarp();
-            }
+            asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP_THREADS) : "memory");
             fetch(before, column + (STAGES - 1) * PARTIALS * RUN);
             /* A last segment may have no run for this warp. */
             if (column < a.k) {
@@ -304,186 +275,18 @@ template <typename Format> int launch_encoded(const djinn_expert_linear_args &ar
     return launch(kernels[rows > 8][narrow], grid, threads, shared, stream, args, division.share, rows);
 }
 
-/* An encoded weight for linear_hopper.cuh: each warp copies its rows to a ring of its own, and decodes them from there. */
-template <typename Format, unsigned STAGES> struct EncodedWeight {
-    using Type = typename Format::Type;
-    static constexpr bool ENCODED = true;
-    static constexpr unsigned STEPS = RUN / 16, STAGE = WARP_ROWS * Format::PITCH;
-    static constexpr unsigned RING = STAGES * STAGE, BYTES = RING + WARP_ROWS * Format::NEAR, LANES_BYTES = 4 * BYTES;
-
-    static __host__ __device__ __forceinline__ size_t row_bytes(const djinn_linear_args &a) { return a.row_bytes; }
-    static __host__ __device__ __forceinline__ unsigned bytes(unsigned) { return 0; }
-    static unsigned past(unsigned, unsigned, unsigned) { return 0; }
-    static bool encode(Maps &, const djinn_linear_args &, unsigned, unsigned, unsigned) { return true; }
-
-    template <unsigned X_BYTES>
-    static __device__ __forceinline__ void copy(char *, const Maps &, const djinn_linear_args &, const Share &, unsigned,
-                                                unsigned, Barrier &ready) {
-        ready.arrive_expecting(X_BYTES);
-    }
-
-    /* A lane's part of its warp's rows: of those of a share, `row` and 8 after it. Rows past the share's repeat its last. */
-    struct Lane {
-        using First = Fetcher<Format, 0, WARP_ROWS, 32>;
-        using Last = Fetcher<Format, Format::PLANES - 1, WARP_ROWS, 32>;
-        First planes;
-        Last others;
-        typename Format::Rows of;
-        /* Where the lane's row is in the stage that is read next, and was in the one before. */
-        unsigned at, before, past, near;
-        /* Of the next run to be copied. */
-        unsigned index, run;
-        bool any;
-
-        static __device__ __forceinline__ unsigned lane() { return threadIdx.x % 32; }
-        static __device__ __forceinline__ unsigned first() { return threadIdx.x / 32 * WARP_ROWS; }
-        static __device__ __forceinline__ unsigned mine() { return lane() / 4 * Format::PITCH; }
-
-        __device__ __forceinline__ Lane(const djinn_linear_args &a, const Frame &f, char *rings)
-            : planes(a, share_at(a, f, blockIdx.x / PARTIALS), first(), cluster_rank(), lane(), mine()),
-              others(a, share_at(a, f, blockIdx.x / PARTIALS), first(), cluster_rank(), lane(), mine()),
-              index(runs_of(a, cluster_rank()) > 0 ? blockIdx.x / PARTIALS : f.shares), run(0) {
-            const unsigned ring = shared_address(rings) + threadIdx.x / 32 * BYTES;
-            at = keep(ring + mine()), before = at + RING - STAGE, past = at + RING, near = ring + RING;
-#pragma unroll 1
-            for (unsigned i = 0; i + 1 < STAGES; ++i) {
-                fetch(a, f, cluster_rank(), at + i * STAGE);
-            }
-        }
-
-        static __device__ __forceinline__ Share share_at(const djinn_linear_args &a, const Frame &f, unsigned index) {
-            return share_of(a, f.share, index, a.row_bytes);
-        }
-
-        /* The next run to the stage in which this lane's row is at `to`. */
-        __device__ __forceinline__ void fetch(const djinn_linear_args &a, const Frame &f, unsigned part, unsigned to) {
-            if (index < f.shares) {
-                const bool is_last = run + 1 == runs_of(a, part);
-                planes.fetch(to, run, Format::IS_SHARED && is_last, a.row_bytes, lane());
-                if constexpr (Format::PLANES > 1) {
-                    others.fetch(to, run, Format::IS_SHARED && is_last, a.row_bytes, lane());
-                }
-                ++run;
-                if (is_last) {
-                    run = 0, index += gridDim.x / PARTIALS;
-                    if (index < f.shares) {
-                        const Share share = share_at(a, f, index);
-                        planes = First(a, share, first(), part, lane(), mine());
-                        others = Last(a, share, first(), part, lane(), mine());
-                    }
-                }
-            }
-            commit_copies();
-        }
-
-        /* A share, whose runs are read next. */
-        __device__ __forceinline__ void begin(const djinn_linear_args &a, const Share &share) {
-            any = first() < share.rows;
-            const unsigned row = lane() / 4;
-            const auto row_at = [&](unsigned at) {
-                return static_cast<const char *>(share.weight) + size_t(min(first() + at, share.rows - 1)) * a.row_bytes;
-            };
-            if constexpr (Format::NEAR > 0) {
-                static_assert(Format::NEAR == 64);
-                const unsigned from = min(Format::near(a.k) + lane() % 4 * 16, a.row_bytes - 16);
-                uint4 *to = reinterpret_cast<uint4 *>(shared_at(near)) + lane();
-                __syncwarp();
-                to[0] = __ldg(reinterpret_cast<const uint4 *>(row_at(row) + from));
-                to[32] = __ldg(reinterpret_cast<const uint4 *>(row_at(row + 8) + from));
-                __syncwarp();
-            }
-            of = typename Format::Rows(a, row_at(row), row_at(row + 8), shared_at(near), row);
-        }
-
-        /* A fragment for each 16 columns of the block's run `i` of a share. */
-        __device__ __forceinline__ void decode(uint32_t (&values)[STEPS][4], const djinn_linear_args &a, const Frame &f,
-                                               unsigned part, unsigned i) {
-            wait_copies<STAGES - 2>();
-            __syncwarp();
-            fetch(a, f, part, before);
-            uint2 w[2][STEPS] = {};
-            if (any) {
-                of.template decode<Lanes::HALVES, 2>(shared_at(at), (i * PARTIALS + part) * RUN, part, lane() % 4, w);
-            }
-            before = at;
-            at = at + STAGE == past ? at + STAGE - RING : at + STAGE;
-#pragma unroll
-            for (unsigned half = 0; half < 2; ++half) {
-#pragma unroll
-                for (unsigned step = 0; step < STEPS; ++step) {
-                    values[step][half] = w[half][step].x;
-                    values[step][2 + half] = w[half][step].y;
-                }
-            }
-        }
-    };
-};
-
-/* Stages of a warp's ring, beside a few of x and the partial sums that are handed over. */
-template <typename Format, unsigned N, unsigned TILES> constexpr unsigned hopper_stages() {
-    constexpr unsigned SUMS = sizeof(typename Hopper<EncodedWeight<Format, 2>, N, TILES, SomeRows>::Sums);
-    constexpr unsigned ROOM = MOST_SHARED - BLOCK_ALIGN - SUMS - 4 * N * BLOCK_ROW;
-    constexpr unsigned FIT = (ROOM / (4 * TILES) - WARP_ROWS * Format::NEAR) / (WARP_ROWS * Format::PITCH);
-    static_assert(FIT >= 2);
-    return FIT < 8 ? FIT : 8;
-}
-
-template <typename Format, unsigned N, unsigned TILES>
-using HopperWeight = EncodedWeight<Format, hopper_stages<Format, N, TILES>()>;
-
-template <typename Format, unsigned N, unsigned TILES>
-__global__ void __launch_bounds__(128 * TILES + 32, 1)
-    djinn_linear_hopper_encoded(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
-                                const __grid_constant__ Frame f) {
-    using Kernel = Hopper<HopperWeight<Format, N, TILES>, N, TILES, SomeRows>;
-    SomeRows rows = {a.linear.rows, nullptr, 1};
-    if (a.order != nullptr) {
-        const Routed slots = slots_of(a, f.first + blockIdx.y * N, N);
-        rows = {slots.slot_count, slots.slots, slots.slots_per_row};
-    }
-    if (rows.count() > 0) {
-        DJINN_ON_HOPPER(Kernel::run(a.linear, rows, maps, f));
-    }
-}
-
-template <typename Format, unsigned N, unsigned TILES>
-int launch_encoded_hopper_of(const djinn_expert_linear_args &args, const Batch &batch, unsigned share, void *stream) {
-    using Weight = HopperWeight<Format, N, TILES>;
-    const HopperChoice<Weight, djinn_expert_linear_args> chosen = {
-        djinn_linear_hopper_encoded<Format, N, TILES>, TILES, sizeof(typename Hopper<Weight, N, TILES, SomeRows>::Sums)};
-    return launch_hopper(chosen, args, args.linear, batch, share, stream);
-}
-
-template <typename Format, unsigned N>
-int launch_encoded_hopper_of(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
-    /* For more tiles of rows, a block's threads would have too few registers. */
-    constexpr unsigned MOST = 3;
-    const unsigned share = choose_share(args.linear.n, clusters_at_once(), MOST);
-    return ceil_div(share, TILE_ROWS) <= 2 ? launch_encoded_hopper_of<Format, N, 2>(args, batch, share, stream)
-                                           : launch_encoded_hopper_of<Format, N, MOST>(args, batch, share, stream);
-}
-
-/* Rows that are multiplied at once, at most: for more, decoding the weight first is faster. */
-constexpr unsigned MOST_ENCODED = 64;
-
-template <typename Format>
-int launch_encoded_hopper(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
-    return batch.n == 32 ? launch_encoded_hopper_of<Format, 32>(args, batch, stream)
-                         : launch_encoded_hopper_of<Format, MOST_ENCODED>(args, batch, stream);
-}
-
-/* What serves an encoding: rows of x for which `few` can, its launch, and that for up to MOST_ENCODED rows on Hopper. */
+/* What serves an encoding: rows of x for which `few` can, its launch, and that for up to MOST_GROUP rows on Hopper. */
 struct EncodedKernels {
     unsigned (*rows)(unsigned k);
     int (*few)(const djinn_expert_linear_args &args, unsigned most, void *stream);
     int (*many)(const djinn_expert_linear_args &args, const Batch &batch, void *stream);
 };
 
-/* Of a block format, without `many`; null of another encoding. */
+/* Of a block format; null of another encoding. */
 const EncodedKernels *block_kernels(uint32_t encoding);
 
 template <typename Few, typename Many> constexpr EncodedKernels encoded_kernels() {
-    return {encoded_rows<Few>, launch_encoded<Few>, launch_encoded_hopper<Many>};
+    return {encoded_rows<Few>, launch_encoded<Few>, launch_tiles_of<Many>};
 }
 
 } // namespace djinn

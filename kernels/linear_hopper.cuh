@@ -1,7 +1,6 @@
 /*
- * What the kernels of `linear` for up to 128 rows on Hopper share: linear_hopper.cu's, of plain weights, and those of
- * encoded ones. A weight says how its rows are copied to a stage. Plain ones are multiplied from there; encoded ones by
- * way of registers, in which a run is decoded while the one before is multiplied.
+ * What the kernels of `linear` for up to 128 rows on Hopper share, linear_hopper.cu's of plain weights and
+ * linear_tiles.cuh's of encoded ones; and the former.
  */
 #ifndef DJINN_LINEAR_HOPPER_CUH
 #define DJINN_LINEAR_HOPPER_CUH
@@ -34,18 +33,11 @@ struct Frame {
 /* Plain weights: of a stage, whole groups of 8 rows, which the matrix units read. */
 template <typename T> struct PlainWeight {
     using Type = T;
-    static constexpr bool ENCODED = false;
-    /* What a lane has besides. */
-    struct Lane {
-        __device__ __forceinline__ Lane(const djinn_linear_args &, const Frame &, char *) {}
-        __device__ __forceinline__ void begin(const djinn_linear_args &, const Share &) {}
-    };
 
     static __host__ __device__ __forceinline__ size_t row_bytes(const djinn_linear_args &a) { return sizeof(T) * a.k; }
 
-    /* Bytes of a stage, and of what the lanes of a tile of rows have in shared memory after the stages. */
+    /* Bytes of a stage. */
     static __host__ __device__ __forceinline__ unsigned bytes(unsigned share) { return (share + 7) / 8 * 8 * BLOCK_ROW; }
-    static constexpr unsigned LANES_BYTES = 0;
 
     /* Bytes after the last stage that products read, since they read whole tiles of rows. */
     static unsigned past(unsigned share, unsigned tiles, unsigned n) {
@@ -71,7 +63,6 @@ template <typename T> struct PlainWeight {
 /* N rows of x by 64 TILES rows of the weight; `Rows` finds those of out. */
 template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hopper {
     using T = typename Weight::Type;
-    using Lane = typename Weight::Lane;
     static constexpr unsigned COMPUTING = 128 * TILES;
     static constexpr unsigned X_BYTES = N * BLOCK_ROW;
 
@@ -151,17 +142,17 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     }
 
     /* The products of a warpgroup with its rows of a share. */
-    __device__ __forceinline__ void compute(float (&sums)[N / 2], Lane &mine, unsigned group, unsigned lane) {
+    __device__ __forceinline__ void compute(float (&sums)[N / 2], unsigned group, unsigned lane) {
         const unsigned bytes = stage_bytes(f.share);
         unsigned last = 0;
-        const auto multiply = [&](unsigned i, const auto &product) {
+        for (unsigned i = 0; i < runs; ++i) {
             const char *stage = ring + slot * bytes;
             const uint64_t x = describe(stage + bytes - X_BYTES);
             barriers.ready[slot].wait(parity);
             begin_products();
 #pragma unroll
             for (unsigned step = 0; step < RUN / 16; ++step) {
-                product(stage, step, x + 2 * step);
+                multiply_block<T, N>(sums, describe(stage + group * TILE_ROWS * BLOCK_ROW) + 2 * step, x + 2 * step);
             }
             commit_products();
             if (i > 0) {
@@ -172,27 +163,6 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
             }
             last = slot;
             advance();
-        };
-        if constexpr (Weight::ENCODED) {
-            /* A run is decoded while the one before is multiplied. */
-            uint32_t even[RUN / 16][4], odd[RUN / 16][4];
-            const auto turn = [&](unsigned i, uint32_t (&values)[RUN / 16][4]) {
-                mine.decode(values, a, f, part, i);
-                multiply(i, [&](const char *, unsigned step, uint64_t x) { multiply_rows<T, N>(sums, values[step], x); });
-            };
-#pragma unroll 1
-            for (unsigned i = 0; i < runs; i += 2) {
-                turn(i, even);
-                if (i + 1 < runs) {
-                    turn(i + 1, odd);
-                }
-            }
-        } else {
-            for (unsigned i = 0; i < runs; ++i) {
-                multiply(i, [&](const char *stage, unsigned step, uint64_t x) {
-                    multiply_block<T, N>(sums, describe(stage + group * TILE_ROWS * BLOCK_ROW) + 2 * step, x);
-                });
-            }
         }
         wait_products<0>();
         if (runs > 0 && lane == 0) {
@@ -287,21 +257,15 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
             work.supply(maps, lane);
             cluster_wait();
         } else {
-            Lane mine(a, f, ring + f.stages * stage_bytes(f.share));
-            mine.begin(a, work.share_at(blockIdx.x / PARTIALS));
             await_previous();
             for (unsigned index = blockIdx.x / PARTIALS; index < f.shares; index += gridDim.x / PARTIALS) {
                 float sums[N / 2] = {};
-                work.compute(sums, mine, warp / 4, lane);
+                work.compute(sums, warp / 4, lane);
                 if (work.turns == 0) {
                     /* The barriers of all blocks are there. */
                     cluster_wait();
                 }
-                const unsigned next = index + gridDim.x / PARTIALS;
-                const bool is_last = next >= f.shares;
-                if (!is_last) {
-                    mine.begin(a, work.share_at(next));
-                }
+                const bool is_last = index + gridDim.x / PARTIALS >= f.shares;
                 work.finish(work.share_at(index), sums, warp / 4, warp, lane, is_last);
             }
         }
@@ -351,7 +315,7 @@ template <typename Weight, typename Args>
 int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, const djinn_linear_args &a,
                   const Batch &batch, unsigned share, void *stream) {
     const unsigned n = batch.n, bytes = Weight::bytes(share) + n * BLOCK_ROW;
-    const unsigned room = MOST_SHARED - BLOCK_ALIGN - chosen.handed_bytes - chosen.tiles * Weight::LANES_BYTES;
+    const unsigned room = MOST_SHARED - BLOCK_ALIGN - chosen.handed_bytes;
     const unsigned fit = (room - Weight::past(share, chosen.tiles, n)) / bytes;
     const Frame frame{share, shares_of(a, share), fit < MOST_STAGES ? fit : MOST_STAGES, batch.first};
     Maps maps;

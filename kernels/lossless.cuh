@@ -53,6 +53,45 @@ template <typename T> struct Lossless {
     }
 
     /*
+     * A row whose next escape is known, which `column` is the column of: past the last one it is none. The one after it is
+     * being read.
+     */
+    struct Ahead {
+        uint32_t bases, next, after;
+        unsigned column;
+        /* Of the list: escapes, of which some were passed. */
+        unsigned count, passed;
+        const uint32_t *list;
+
+        __device__ __forceinline__ Ahead(const char *row, unsigned k, unsigned row_bytes) {
+            const uint32_t *words = Lossless::tail(row, k);
+            /* A row has room for four, however many it has. */
+            const uint32_t head = __ldg(words);
+            list = words + 1, passed = 0;
+            next = __ldg(list), after = __ldg(list + 1);
+            bases = (head & 0xff) * (0x00010001u << EXPONENT);
+            count = min(head >> 16, (row_bytes - k - k / 2) / unsigned(sizeof(uint32_t)) - 1);
+            column = count > 0 ? next & 0xffff : ~0u;
+        }
+
+        __device__ __forceinline__ void advance() {
+            next = after;
+            column = ++passed < count ? next & 0xffff : ~0u;
+            if (passed + 1 < count) {
+                after = __ldg(list + passed + 1);
+            }
+        }
+
+        /* Puts the escapes of the run that begins at `first` in their places. Runs are decoded in their order. */
+        template <Lanes L> __device__ __forceinline__ void mend(unsigned first, unsigned quad, uint2 (&w)[4]) {
+#pragma unroll 1
+            for (; column < first + 64; advance()) {
+                put<L>(next, column - first, quad, w);
+            }
+        }
+    };
+
+    /*
      * A run of a row, whose bytes begin at `kept`, and its codes at `codes`: of the columns from 16 s on, the lane's are
      * in w[s]. Whether any of them is an escape: then `mend` follows.
      */
@@ -75,6 +114,26 @@ template <typename T> struct Lossless {
         return (escapes & 0x80808080u) != 0;
     }
 
+    /* Puts an escape in its place, if column `at` of the run is one of the lane's. */
+    template <Lanes L>
+    static __device__ __forceinline__ void put(uint32_t entry, unsigned at, unsigned quad, uint2 (&w)[4]) {
+        const unsigned in = at % 16, lane = L == Lanes::NEIGHBOURS ? in / 4 : in % 8 / 2;
+        if (at >= 64 || lane != quad) {
+            return;
+        }
+        const unsigned place = at / 16 * 2 + (L == Lanes::NEIGHBOURS ? in % 4 / 2 : in / 8);
+        const unsigned half = at % 2 == 0 ? 0x3276 : 0x7610;
+#pragma unroll
+        for (unsigned s = 0; s < 4; ++s) {
+            if (place == 2 * s) {
+                w[s].x = __byte_perm(w[s].x, entry, half);
+            }
+            if (place == 2 * s + 1) {
+                w[s].y = __byte_perm(w[s].y, entry, half);
+            }
+        }
+    }
+
     /* Puts the escapes of the run that begins at `column` in their places. */
     template <Lanes L>
     static __device__ __forceinline__ void mend(Row &row, unsigned column, unsigned quad, uint2 (&w)[4]) {
@@ -86,21 +145,7 @@ template <typename T> struct Lossless {
             if (int(at) >= 64) {
                 break;
             }
-            const unsigned in = at % 16, lane = L == Lanes::NEIGHBOURS ? in / 4 : in % 8 / 2;
-            if (at >= 64 || lane != quad) {
-                continue;
-            }
-            const unsigned place = at / 16 * 2 + (L == Lanes::NEIGHBOURS ? in % 4 / 2 : in / 8);
-#pragma unroll
-            for (unsigned s = 0; s < 4; ++s) {
-                const unsigned half = at % 2 == 0 ? 0x3276 : 0x7610;
-                if (place == 2 * s) {
-                    w[s].x = __byte_perm(w[s].x, entry, half);
-                }
-                if (place == 2 * s + 1) {
-                    w[s].y = __byte_perm(w[s].y, entry, half);
-                }
-            }
+            put<L>(entry, at, quad, w);
         }
     }
 };

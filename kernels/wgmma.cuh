@@ -21,9 +21,12 @@ constexpr unsigned BLOCK_COLUMNS = 64, BLOCK_ROW = 128, BLOCK_ALIGN = 1024;
  * The descriptor of a block for the matrix units. Of the columns from 16 i on: 2 i more. Where rows are what is summed
  * over, blocks are `apart` bytes apart; of the rows from 16 i on: 128 i more.
  */
-__device__ __forceinline__ uint64_t describe(const void *block, unsigned apart = 16) {
+__device__ __forceinline__ uint64_t describe_at(unsigned address, unsigned apart = 16) {
     constexpr uint64_t SWIZZLE_128 = uint64_t(1) << 62, GROUP_OF_8_ROWS = uint64_t(BLOCK_ALIGN >> 4) << 32;
-    return SWIZZLE_128 | GROUP_OF_8_ROWS | uint64_t(apart >> 4) << 16 | (shared_address(block) & 0x3ffff) >> 4;
+    return SWIZZLE_128 | GROUP_OF_8_ROWS | uint64_t(apart >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+__device__ __forceinline__ uint64_t describe(const void *block, unsigned apart = 16) {
+    return describe_at(shared_address(block), apart);
 }
 
 /* Starts a copy of a box of a map, from a column and a row on, which completes on a barrier of this block. */
@@ -166,6 +169,7 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], const uint32
     DJINN_MULTIPLY(T, name, set_block, "ne", 128, 64, 64, 65)                                                \
     DJINN_MULTIPLY_VALUES(T, name, multiply_rows, "0", 32, 16, 16, 17, 18, 19, 20)                           \
     DJINN_MULTIPLY_VALUES(T, name, multiply_rows, "0", 64, 32, 32, 33, 34, 35, 36)                           \
+    DJINN_MULTIPLY_VALUES(T, name, multiply_rows, "0", 128, 64, 64, 65, 66, 67, 68)                          \
     DJINN_MULTIPLY_VALUES(T, name, multiply_values, "1", 64, 32, 32, 33, 34, 35, 36)                         \
     DJINN_MULTIPLY_VALUES(T, name, multiply_values, "1", 96, 48, 48, 49, 50, 51, 52)                         \
     DJINN_MULTIPLY_VALUES(T, name, multiply_values, "1", 128, 64, 64, 65, 66, 67, 68)                        \

@@ -4,8 +4,8 @@
     python3 scripts/bench_blocks.py --kernels LIBRARY.so [--fixtures DIR] [--json OUT.json] [--only check|decoding|products]
 
 The library is that of kernels/decode.cu and embed.cu, and of kernels/linear*.cu for products over encoded weights:
-    nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -DDJINN_SM90A -gencode=arch=compute_90a,code=sm_90a \\
-        -o LIBRARY.so kernels/decode.cu kernels/embed.cu kernels/linear*.cu
+    nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a \\
+        -o LIBRARY.so kernels/decode.cu kernels/device.cu kernels/embed.cu kernels/linear*.cu
 Checks: values against the fixtures that GGML's package wrote (djinn-models/tests/fixtures/quant), bit for bit, and decoded
 rows against those values; products over encoded weights against those over decoded ones, bit for bit, and against
 float64. Times: decoding beside a copy of as many bytes; products of one to 128 rows beside bf16. Needs torch and numpy.
@@ -14,13 +14,13 @@ float64. Times: decoding beside a copy of as many bytes; products of one to 128 
 import argparse
 import ctypes
 import datetime
-import statistics
 import sys
 from pathlib import Path
 
 import numpy as np
 import results
 import torch
+from timing import median_us
 
 PLAIN, LOSSLESS, F16, BF16 = 0, 1, 1, 2
 TILES = 8
@@ -53,6 +53,7 @@ class Linear(ctypes.Structure):
             (name, ctypes.c_uint32)
             for name in "weight_dtype bias_dtype k n tile_rows out_width out_column rows encoding row_bytes fresh".split()
         ),
+        *((name, ctypes.c_void_p) for name in "gated gated_rounded".split()),
     ]
 
 
@@ -187,11 +188,14 @@ def check_rows(library, failures):
     return cases
 
 
-def linear(library, weights, x, k, n, encoding=PLAIN, row_bytes=0, fresh=0, dtype=F16, out=None):
+def linear(library, weights, x, k, n, encoding=PLAIN, row_bytes=0, fresh=0, dtype=F16, out=None, rounds=None):
+    """Arguments, and what they refer to; with x rounded if `rounds`, or where that is asked for."""
     out = torch.full((len(x), n), float("nan"), device="cuda") if out is None else out
     rounded = x.half() if dtype == F16 else x.bfloat16()
     pieces = (ctypes.c_void_p * TILES)(weights.data_ptr())
-    args = Linear(x.data_ptr(), pieces, None, out.data_ptr(), rounded.data_ptr(), dtype, dtype, k, n, n, n, 0, len(x), encoding, row_bytes, fresh)
+    if rounds is None:
+        rounds = library.djinn_linear_rounded(len(x), k, dtype, encoding)
+    args = Linear(x.data_ptr(), pieces, None, out.data_ptr(), rounded.data_ptr() if rounds else None, dtype, dtype, k, n, n, n, 0, len(x), encoding, row_bytes, fresh)
     return args, out, rounded
 
 
@@ -209,35 +213,22 @@ def check_products(library, failures):
             for rows in (1, 2, 7, 8, 9, 16, 17, 33, 64, 100, 128):
                 if rows > most:
                     break
-                cases += 1
-                args, direct, _keep = linear(library, encoded, x[:rows], k, n, number, encoded.shape[1])
-                call(library.djinn_linear, args)
                 args, whole, _kept = linear(library, plain, x[:rows], k, n, fresh=1)
                 call(library.djinn_linear, args)
-                torch.cuda.synchronize()
-                if not torch.equal(direct, whole):
-                    failures.append(f"{kind}, {rows} rows of {k} to {n}: not the bits of the decoded weight's product")
+                # Few rows: the kernel that rounds x itself, and the one for more rows.
+                for rounds in (False, True) if rows <= 16 else (True,):
+                    cases += 1
+                    args, direct, _keep = linear(library, encoded, x[:rows], k, n, number, encoded.shape[1], rounds=rounds)
+                    call(library.djinn_linear, args)
+                    torch.cuda.synchronize()
+                    if not torch.equal(direct, whole):
+                        failures.append(f"{kind}, {rows} rows of {k} to {n}: not the bits of the decoded weight's product")
                 want = x[:rows].half().double() @ exact.double().T
                 error = float((direct.double() - want).norm() / want.norm())
                 worst[kind] = max(worst.get(kind, 0), error)
                 if not error < 1e-3:
                     failures.append(f"{kind}, {rows} rows of {k} to {n}: error {error}")
     return cases, worst
-
-
-def median_us(work, copies, repeats=9, each=8):
-    for i in range(copies):
-        work(i)
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for i in range(each):
-            work(i % copies)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / each)
-    return statistics.median(times)
 
 
 def time_decode(library):
@@ -259,24 +250,26 @@ def time_decode(library):
 def time_products(library, kinds, counts):
     lines = []
     for name, (n, k) in SHAPES.items():
-        for rows in counts:
-            x = torch.randn(rows, k, device="cuda")
-            copies = max(2, int(3e8 / (n * k * 2)) + 1)
-            plain = [torch.randn(n, k, device="cuda").mul_(0.02).bfloat16() for _ in range(copies)]
-            made = [linear(library, weight, x, k, n, dtype=BF16) for weight in plain]
-            base = median_us(lambda i: call(library.djinn_linear, made[i][0]), copies)
-            del plain, made
-            for kind in kinds:
-                number = FORMATS[kind][3]
-                size = FORMATS[kind][1] * k // FORMATS[kind][0]
-                if rows > library.djinn_linear_direct(number, F16, k, size):
-                    continue
-                copies = max(2, int(2e8 / (n * size)) + 1)
-                weights = [random_rows(kind, n, k, i) for i in range(copies)]
-                made = [linear(library, weight, x, k, n, number, size) for weight in weights]
-                us = median_us(lambda i: call(library.djinn_linear, made[i][0]), copies)
-                lines.append((name, kind, rows, f"{us:.1f}", f"{n * size / us / 1e6:.2f}", f"{base:.1f}", f"{base / us:.2f}"))
-                print(f"{name} {n}x{k} {kind} {rows} rows: {us:.1f} us, {n * size / us / 1e6:.2f} TB/s; bf16 {base:.1f} us, {base / us:.2f} x", flush=True)
+        xs = {rows: torch.randn(rows, k, device="cuda") for rows in counts}
+
+        def median(weights, rows, **named):
+            made = [linear(library, weight, xs[rows], k, n, **named) for weight in weights]
+            return median_us(lambda i: call(library.djinn_linear, made[i][0]), len(made))
+
+        copies = max(2, int(3e8 / (n * k * 2)) + 1)
+        plain = [torch.randn(n, k, device="cuda").mul_(0.02).bfloat16() for _ in range(copies)]
+        base = {rows: median(plain, rows, dtype=BF16) for rows in counts}
+        del plain
+        for kind in kinds:
+            number = FORMATS[kind][3]
+            size = FORMATS[kind][1] * k // FORMATS[kind][0]
+            most = library.djinn_linear_direct(number, F16, k, size)
+            weights = [random_rows(kind, n, k, i) for i in range(max(2, int(2e8 / (n * size)) + 1))]
+            for rows in (rows for rows in counts if rows <= most):
+                us = median(weights, rows, encoding=number, row_bytes=size)
+                speed, times = n * size / us / 1e6, base[rows] / us
+                lines.append((name, kind, rows, f"{us:.1f}", f"{speed:.2f}", f"{base[rows]:.1f}", f"{times:.2f}"))
+                print(f"{name} {n}x{k} {kind} {rows} rows: {us:.1f} us, {speed:.2f} TB/s; bf16 {base[rows]:.1f} us, {times:.2f} x", flush=True)
     return lines
 
 

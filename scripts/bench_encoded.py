@@ -11,12 +11,12 @@ launches, with other weights in each until they have left the cache. Needs torch
 import argparse
 import ctypes
 import datetime
-import statistics
 import sys
 from pathlib import Path
 
 import results
 import torch
+from timing import median_us
 
 DTYPES = {torch.float16: 1, torch.bfloat16: 2}
 PLAIN, LOSSLESS = 0, 1
@@ -33,6 +33,7 @@ class Args(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in "bias out rounded".split()),
         *((name, ctypes.c_uint32) for name in "weight_dtype bias_dtype k n tile_rows out_width out_column rows".split()),
         *((name, ctypes.c_uint32) for name in "encoding row_bytes fresh".split()),
+        *((name, ctypes.c_void_p) for name in "gated gated_rounded".split()),
     ]
 
 
@@ -132,7 +133,7 @@ class Product:
             raise RuntimeError(f"{name}: CUDA error {code}")
 
     def run(self, encoding, x, rounded, out, column=0):
-        wanted = self.library.djinn_linear_rounded(len(x), self.k, DTYPES[self.dtype])
+        wanted = self.library.djinn_linear_rounded(len(x), self.k, DTYPES[self.dtype], encoding)
         self.call("djinn_linear", self.args(encoding, x, out, column, rounded if wanted else None))
 
     def run_expert(self, encoding, x, out, order, starts, expert, slots_per_row, workspace):
@@ -194,27 +195,6 @@ def check(library):
                     if not same(*outs):
                         failures.append(f"expert, {slots} slots of {k} to {n}, {dtype}, {room}: bits differ")
     return failures, cases
-
-
-def median_us(work, copies, launches=16, repeats=9):
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for i in range(copies):
-            work(i)
-    side.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        for i in range(launches):
-            work(i % copies)
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / launches)
-    return statistics.median(times)
 
 
 def time_all(library, rows_list):

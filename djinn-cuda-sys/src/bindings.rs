@@ -172,7 +172,8 @@ unsafe extern "C" {
     pub fn djinn_linear_rows() -> u32;
 }
 unsafe extern "C" {
-    pub fn djinn_linear_rounded(rows: u32, k: u32, weight_dtype: u32) -> ::std::os::raw::c_int;
+    pub fn djinn_linear_rounded(rows: u32, k: u32, weight_dtype: u32, encoding: u32)
+    -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
     pub fn djinn_linear_direct(encoding: u32, weight_dtype: u32, k: u32, row_bytes: u32) -> u32;

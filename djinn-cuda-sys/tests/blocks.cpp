@@ -82,6 +82,7 @@ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
     }
     return picked;
 }
+uint32_t rotate_left(uint32_t a, unsigned bits) { return bits == 0 ? a : a << bits | a >> (32 - bits); }
 bool of_warp(bool value) { return value; }
 
 // Lanes run twice: first they say what they have, then they are told what others have.

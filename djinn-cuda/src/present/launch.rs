@@ -36,10 +36,11 @@ pub(crate) fn rows_read_directly(weight: args::Weight, k: u32, n: u32) -> u32 {
 }
 
 /// Whether the own kernel for a product of this many rows, or slots of experts, takes its activations rounded, on the
-/// card of the current context.
-pub(crate) fn wants_rounded(rows: u32, k: u32, weight: DType) -> bool {
+/// card of the current context. The weight is read as it is stored, or `decoded`.
+pub(crate) fn wants_rounded(rows: u32, k: u32, weight: args::Weight, decoded: bool) -> bool {
+    let read = if decoded { Encoding::Plain } else { weight.encoding };
     // SAFETY: as above.
-    unsafe { sys::djinn_linear_rounded(rows, k, dtype(weight)) != 0 }
+    unsafe { sys::djinn_linear_rounded(rows, k, dtype(decoded_dtype(weight)), encoding(read)) != 0 }
 }
 
 /// Whether one launch computes a product of all tiles of a plain weight, and SiLU of one half of it times the other, on the

@@ -92,8 +92,7 @@ impl CudaDevice {
 
     /// Whether an own kernel computes a product, of whatever tiles of the weight.
     fn is_own(&self, args: &Linear) -> bool {
-        args.rows <= self.batch_invariant_rows()
-            || wants_rounded(args.rows, args.k, decoded_dtype(args.weight))
+        args.rows <= self.batch_invariant_rows() || wants_rounded(args.rows, args.k, args.weight, true)
     }
 
     /// Whether a product reads its weight as it is stored.
@@ -131,7 +130,8 @@ impl CudaDevice {
         let (tile, piece) = (&tiles[0], decoded.as_ref().map(|rows| rows_of(&tiles[0], rows)));
         let tiles = piece.as_ref().map_or(tiles, std::slice::from_ref);
         let (args, dtype) = (&tiles[0], decoded_dtype(tile.weight));
-        let (own, rounded) = (self.is_own(args), wants_rounded(args.rows, args.k, dtype));
+        let rounded = wants_rounded(args.rows, args.k, tile.weight, decoded.is_some());
+        let own = self.is_own(args);
         if own && !rounded && decoded.is_none() {
             return self.launch(stream, |launch| launch.linear(tiles, 0..args.rows, None, None, None));
         }
@@ -197,8 +197,8 @@ impl CudaDevice {
 
     /// An expert's product whose weight is decoded piece by piece.
     fn decoded_expert_linear(&self, stream: Stream, args: &args::ExpertLinear) -> Result<()> {
-        let dtype = decoded_dtype(args.weight);
-        let workspace = wants_rounded(args.slots, args.k, dtype).then(|| self.scratch.activations());
+        let workspace =
+            wants_rounded(args.slots, args.k, args.weight, true).then(|| self.scratch.activations());
         self.claim_scratch(stream)?;
         for rows in self.decoded_pieces(args.n, args.k)? {
             let (n, out_column) = (rows.len() as u32, args.out_column + rows.start);
@@ -270,7 +270,7 @@ macro_rules! operation {
             {
                 return self.decoded_expert_linear(stream, args);
             }
-            if !wants_rounded(args.slots, args.k, decoded_dtype(args.weight)) {
+            if !wants_rounded(args.slots, args.k, args.weight, false) {
                 return self.launch(stream, |launch| launch.expert_linear(args, None, None));
             }
             self.claim_scratch(stream)?;

@@ -1,0 +1,437 @@
+/*
+ * linear and expert_linear on Hopper (sm_90a) over encoded weights, for up to 128 rows of x at once, with the bits of the
+ * product over decoded rows.
+ *
+ * A block has up to 64 rows of the weight, and a warpgroup for each partial sum. Rows are copied as they are stored, some
+ * segments of each to a stage; of a stage each warp decodes its part of every segment of its 16 rows, into the registers
+ * that feed the matrix units.
+ *
+ * Launch: one block on each multiprocessor; blocks take equal shares of the weight's rows, in turn. One warp has the
+ * weight copied, before the previous kernel is done; another has x copied, for all blocks of a cluster at once: each has
+ * other parts of a segment copied to all. At the end of a share the partial sums are added in order.
+ */
+#ifndef DJINN_LINEAR_TILES_CUH
+#define DJINN_LINEAR_TILES_CUH
+
+#include "encoded.cuh"
+#include "linear_hopper.cuh"
+
+#include <cstddef>
+
+namespace djinn {
+
+/* The rows of x and of out: one after another, or those of some slots of an expert. */
+struct SomeRows {
+    unsigned rows;
+    const uint32_t *slots;
+    unsigned slots_per_row;
+
+    __device__ __forceinline__ unsigned count() const { return rows; }
+    __device__ __forceinline__ unsigned in(unsigned i) const { return slots == nullptr ? i : slots[i] / slots_per_row; }
+    __device__ __forceinline__ unsigned out(unsigned i) const { return slots == nullptr ? i : slots[i]; }
+};
+
+/* An address in shared memory that the compiler keeps, rather than finds anew. */
+__device__ __forceinline__ unsigned keep(unsigned address) {
+    asm volatile("" : "+r"(address));
+    return address;
+}
+
+/* What is at an address in shared memory. */
+__device__ __forceinline__ char *shared_at(unsigned address) {
+    return static_cast<char *>(__cvta_shared_to_generic(address));
+}
+
+/* Rows of the weight of a share, shares, stages of the weight in a block, and the first of the expert's slots. */
+struct TileFrame {
+    uint32_t share, shares, stages, first;
+};
+
+/* Registers of a thread from here on: fewer, or more that others gave. By whole warpgroups. */
+template <unsigned COUNT> __device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <unsigned COUNT> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+/* Describes rows of bytes to the copy engine, in boxes of some bytes of `box_rows` rows. */
+inline bool encode_bytes(CUtensorMap &map, const void *rows_at, uint32_t rows, uint32_t row_bytes, uint32_t box_bytes,
+                         uint32_t box_rows) {
+    const cuuint64_t sizes[2] = {row_bytes / 2, rows}, strides[1] = {row_bytes};
+    const cuuint32_t box[2] = {box_bytes / 2, box_rows}, steps[2] = {1, 1};
+    return map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void *>(rows_at), sizes, strides, box, steps,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* N rows of x by up to 64 rows of the weight at once. */
+template <typename Format, unsigned N> struct TileProducts {
+    using T = typename Format::Type;
+    static constexpr unsigned STEPS = RUN / 16, COMPUTING = 128 * PARTIALS, THREADS = COMPUTING + 128;
+    static constexpr unsigned SEGMENT = PARTIALS * RUN, X_BOX = N * BLOCK_ROW, X_STAGE = PARTIALS * X_BOX;
+    static constexpr unsigned X_STAGES = N > 64 ? 2 : N > 32 ? 3 : 4;
+    /* Blocks of a cluster, which get x together. */
+    static constexpr unsigned CLUSTER = N > 64 ? 4 : 2;
+    /* Whether a run is decoded while the one before is multiplied: for more rows of x there are too few registers. */
+    static constexpr bool OVERLAPS = N <= 32;
+    /* Groups of 8 rows of x whose partial sums are handed over at once. */
+    static constexpr unsigned GROUPS = N / 8 < PARTIALS ? N / 8 : PARTIALS;
+
+    struct Barriers {
+        Barrier ready[MOST_STAGES], free[MOST_STAGES], x_ready[X_STAGES], x_free[X_STAGES];
+    };
+    static constexpr unsigned READY = offsetof(Barriers, ready), FREE = offsetof(Barriers, free);
+    static constexpr unsigned X_READY = offsetof(Barriers, x_ready), X_FREE = offsetof(Barriers, x_free);
+    /* Of each part, for each 8 rows of x, those of a warp's lanes. */
+    struct Sums {
+        float4 at[PARTIALS][GROUPS][4][32];
+    };
+
+    static __host__ __device__ __forceinline__ unsigned box_bytes(unsigned share) {
+        return (share * Format::PITCH + 127) / 128 * 128;
+    }
+    static __host__ __device__ __forceinline__ unsigned stage_bytes(unsigned share) {
+        return Format::SEGMENTS * Format::BOXES * box_bytes(share);
+    }
+
+    /* Stages of the weight that fit; at least two. */
+    static unsigned stages(unsigned share) {
+        const unsigned fit = (MOST_SHARED - BLOCK_ALIGN - X_STAGES * X_STAGE - sizeof(Sums)) / stage_bytes(share);
+        return fit < MOST_STAGES ? fit : MOST_STAGES;
+    }
+
+    const djinn_linear_args &a;
+    const SomeRows &rows;
+    const TileFrame &f;
+    Barriers &barriers;
+    char *x;
+    Sums &handed;
+    char *ring;
+    unsigned segments;
+
+    /* The place in a ring. */
+    struct Place {
+        unsigned slot = 0, parity = 0;
+        __device__ __forceinline__ void advance(unsigned size) {
+            if (++slot == size) {
+                slot = 0, parity ^= 1;
+            }
+        }
+    };
+
+    __device__ __forceinline__ Share share_at(unsigned index) const { return share_of(a, f.share, index, a.row_bytes); }
+
+    /* Rows of the weight of a warp: few are spread over all warps, which then have 8 rows and 8 of zeros. */
+    __device__ __forceinline__ unsigned warp_rows() const { return f.share <= 32 ? 8 : 16; }
+
+    /* Has the weight copied. By a warp. */
+    __device__ __forceinline__ void supply(const Maps &maps, unsigned lane, unsigned shares) const {
+        if (a.fresh != 0) {
+            await_previous();
+            admit_bulk_copies();
+        }
+        if (lane == 0) {
+            const unsigned box = box_bytes(f.share);
+            Place place;
+            unsigned copied = 0;
+            for (unsigned turn = 0; turn < shares; ++turn) {
+                const Share share = share_at(blockIdx.x + turn * gridDim.x);
+                const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
+                for (unsigned first = 0; first < segments; first += Format::SEGMENTS, ++copied) {
+                    if (copied >= f.stages) {
+                        barriers.free[place.slot].wait(place.parity ^ 1);
+                    }
+                    Barrier &ready = barriers.ready[place.slot];
+                    char *stage = ring + place.slot * stage_bytes(f.share);
+                    const unsigned there = min(segments - first, Format::SEGMENTS);
+                    ready.arrive_expecting(there * Format::BOXES * f.share * Format::PITCH);
+                    for (unsigned i = 0; i < there; ++i) {
+#pragma unroll
+                        for (unsigned b = 0; b < Format::BOXES; ++b) {
+                            const unsigned at = min(Format::box_at(first + i, b, a.k), a.row_bytes - 16);
+                            copy_box(stage + (i * Format::BOXES + b) * box, maps.weights[tile], at / 2, row, ready);
+                        }
+                    }
+                    place.advance(f.stages);
+                }
+            }
+        }
+        __syncwarp();
+    }
+
+    /* Has x copied, to all blocks of the cluster. By a warp. */
+    __device__ __forceinline__ void supply_x(const Maps &maps, unsigned lane, unsigned shares) const {
+        if (lane == 0) {
+            admit_bulk_copies();
+            Place place;
+            unsigned copied = 0;
+            for (unsigned turn = 0; turn < shares; ++turn) {
+                for (unsigned segment = 0; segment < segments; ++segment, ++copied) {
+                    if (copied >= X_STAGES) {
+                        barriers.x_free[place.slot].wait(place.parity ^ 1);
+                    }
+                    Barrier &ready = barriers.x_ready[place.slot];
+                    ready.arrive_expecting(X_STAGE);
+                    /* Of columns past the last, zeros. */
+                    for (unsigned box = cluster_rank(); box < PARTIALS; box += CLUSTER) {
+                        copy_box_to_all(x + place.slot * X_STAGE + box * X_BOX, maps.x, segment * SEGMENT + box * RUN,
+                                        blockIdx.y * N, ready, (1u << CLUSTER) - 1);
+                    }
+                    place.advance(X_STAGES);
+                }
+            }
+        }
+        __syncwarp();
+    }
+
+    /* Keeps values that the matrix units read: until here no register of theirs becomes another's. */
+    static __device__ __forceinline__ void hold(const uint2 (&w)[2][STEPS]) {
+#pragma unroll
+        for (unsigned step = 0; step < STEPS; ++step) {
+            asm volatile("" ::"r"(w[0][step].x), "r"(w[0][step].y), "r"(w[1][step].x), "r"(w[1][step].y));
+        }
+    }
+
+    /* The products of all shares, a warpgroup's part of them. */
+    __device__ __forceinline__ void compute(unsigned shares) const {
+        /* The same in all lanes of a warp, which the compiler is to know. */
+        const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), part = warp / 4, first = warp % 4 * warp_rows();
+        const unsigned lane = threadIdx.x % 32, quad = lane % 4, row = first + lane / 4, halves = warp_rows() / 8;
+        const unsigned box = keep(box_bytes(f.share)), stage_size = keep(stage_bytes(f.share));
+        const unsigned ring_at = keep(shared_address(ring));
+        const unsigned low = keep(ring_at + min(row, f.share - 1) * Format::PITCH);
+        const unsigned high = keep(ring_at + min(row + 8, f.share - 1) * Format::PITCH);
+        const unsigned stages = keep(f.stages), columns = keep(first < f.share ? a.k : 0);
+        const unsigned barriers_at = keep(shared_address(&barriers));
+        /* Lane l tells block l of the cluster that x was read. */
+        const unsigned x_free = keep(address_at(barriers_at + X_FREE, lane % CLUSTER));
+        const unsigned x_at = keep(shared_address(x) + part * X_BOX);
+        unsigned slot = 0, parity = 0, x_slot = 0, x_parity = 0;
+        for (unsigned turn = 0; turn < shares; ++turn) {
+            const Share share = share_at(blockIdx.x + turn * gridDim.x);
+            const auto row_at = [&](unsigned row) {
+                return static_cast<const char *>(share.weight) + size_t(min(row, share.rows - 1)) * a.row_bytes;
+            };
+            typename Format::Rows of(a, row_at(row), row_at(row + 8));
+            typename Format::Stage records;
+            float sums[N / 2] = {};
+            uint2 even[2][STEPS] = {}, odd[2][STEPS] = {};
+            /* Where the blocks are told of the x that was multiplied last. */
+            unsigned read = 0;
+            const auto tell = [&] {
+                if (read != 0 && lane < CLUSTER) {
+                    Barrier::arrive_other(read);
+                }
+            };
+            const auto run = [&](unsigned segment, uint2 (&w)[2][STEPS], const uint2 (&before)[2][STEPS]) {
+                const unsigned i = segment % Format::SEGMENTS, column = segment * SEGMENT + part * RUN;
+                if (i == 0) {
+                    const unsigned at = slot * stage_size, there = min(segments - segment, Format::SEGMENTS);
+                    Barrier::wait_at(barriers_at + READY + slot * 8, parity);
+                    records = typename Format::Stage(low + at, high + at, box, segment, there, part, quad);
+                }
+                if constexpr (!OVERLAPS) {
+                    wait_products<0>();
+                    tell();
+                }
+#pragma unroll
+                for (unsigned step = 0; step < STEPS; ++step) {
+                    w[0][step] = w[1][step] = {0, 0};
+                }
+                if (column < columns) {
+                    records.decode(of, halves, i, column, part, quad, w);
+                }
+                if (i + 1 == Format::SEGMENTS || segment + 1 == segments) {
+                    __syncwarp();
+                    if (lane == 0) {
+                        Barrier::arrive_own(barriers_at + FREE + slot * 8);
+                    }
+                    if (++slot == stages) {
+                        slot = 0, parity ^= 1;
+                    }
+                }
+                Barrier::wait_at(barriers_at + X_READY + x_slot * 8, x_parity);
+                const uint64_t box_of_x = describe_at(x_at + x_slot * X_STAGE);
+                begin_products();
+#pragma unroll
+                for (unsigned step = 0; step < STEPS; ++step) {
+                    const uint32_t values[4] = {w[0][step].x, w[1][step].x, w[0][step].y, w[1][step].y};
+                    multiply_rows<T, N>(sums, values, box_of_x + 2 * step);
+                }
+                commit_products();
+                if constexpr (OVERLAPS) {
+                    wait_products<1>();
+                    hold(before);
+                    tell();
+                }
+                read = x_free + x_slot * 8;
+                if (++x_slot == X_STAGES) {
+                    x_slot = 0, x_parity ^= 1;
+                }
+            };
+#pragma unroll 1
+            for (unsigned segment = 0; segment < segments; segment += OVERLAPS ? 2 : 1) {
+                run(segment, even, odd);
+                if (OVERLAPS && segment + 1 < segments) {
+                    run(segment + 1, odd, even);
+                }
+            }
+            wait_products<0>();
+            hold(even);
+            hold(odd);
+            tell();
+            settle(sums);
+            finish(share, sums, part, warp % 4, lane, turn + 1 == shares);
+        }
+    }
+
+    /* All threads that compute. */
+    static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(COMPUTING) : "memory"); }
+
+    /* Adds the partial sums in order, and stores. */
+    __device__ __forceinline__ void finish(const Share &share, const float (&sums)[N / 2], unsigned part, unsigned warp,
+                                           unsigned lane, bool is_last) const {
+#pragma unroll
+        for (unsigned first = 0; first < N / 8; first += GROUPS) {
+#pragma unroll
+            for (unsigned g = 0; g < GROUPS; ++g) {
+                const float *four = sums + 4 * (first + g);
+                handed.at[part][g][warp][lane] = {four[0], four[1], four[2], four[3]};
+            }
+            meet();
+            const unsigned column = (first + part) * 8 + lane % 4 * 2;
+            if (part < GROUPS && (first + part) * 8 < rows.count()) {
+                float4 total = handed.at[0][part][warp][lane];
+#pragma unroll
+                for (unsigned other = 1; other < PARTIALS; ++other) {
+                    const float4 more = handed.at[other][part][warp][lane];
+                    total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+                }
+                const unsigned row = warp * warp_rows() + lane / 4;
+                store(share, row, column, total.x, total.y);
+                if (warp_rows() == 16) {
+                    store(share, row + 8, column, total.z, total.w);
+                }
+            }
+            if (!is_last || first + GROUPS < N / 8) {
+                meet();
+            }
+        }
+    }
+
+    /* Stores what two successive rows of x give with a row of the share. */
+    __device__ __forceinline__ void store(const Share &share, unsigned row, unsigned x_row, float even, float odd) const {
+        if (row >= share.rows || x_row >= rows.count()) {
+            return;
+        }
+        const unsigned j = share.first + row;
+        const float bias = bias_of(a, j);
+        float *out = a.out + a.out_column + j;
+        out[size_t(rows.out(x_row)) * a.out_width] = even + bias;
+        if (x_row + 1 < rows.count()) {
+            out[size_t(rows.out(x_row + 1)) * a.out_width] = odd + bias;
+        }
+    }
+
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const Maps &maps,
+                                               const TileFrame &f) {
+        extern __shared__ char memory[];
+        __shared__ Barriers barriers;
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        char *x = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
+        char *handed = x + X_STAGES * X_STAGE;
+        const TileProducts work{a,    rows, f, barriers, x, *reinterpret_cast<Sums *>(handed), handed + sizeof(Sums),
+                                (a.k + SEGMENT - 1) / SEGMENT};
+        /* Blocks of a cluster take as many shares: those past the last repeat it. */
+        const unsigned shares = (f.shares + gridDim.x - 1) / gridDim.x;
+        release_next();
+        if (threadIdx.x < f.stages) {
+            barriers.ready[threadIdx.x].init(1);
+            barriers.free[threadIdx.x].init(COMPUTING / 32);
+            Barrier::publish();
+        } else if (threadIdx.x >= 32 && threadIdx.x < 32 + X_STAGES) {
+            barriers.x_ready[threadIdx.x - 32].init(1);
+            barriers.x_free[threadIdx.x - 32].init(CLUSTER * COMPUTING / 32);
+            Barrier::publish();
+        }
+        __syncthreads();
+        cluster_arrive_relaxed();
+        if (warp >= COMPUTING / 32) {
+            give_registers<32>();
+            if (warp == COMPUTING / 32) {
+                work.supply(maps, lane, shares);
+            }
+            await_previous();
+            cluster_wait();
+            if (warp == COMPUTING / 32 + 1) {
+                work.supply_x(maps, lane, shares);
+            }
+        } else {
+            take_registers<112>();
+            await_previous();
+            cluster_wait();
+            work.compute(shares);
+        }
+        /* Copies and arrivals of other blocks are no longer under way. */
+        cluster_sync();
+    }
+};
+
+template <typename Format, unsigned N>
+__global__ void __launch_bounds__(TileProducts<Format, N>::THREADS, 1)
+    djinn_linear_tiles(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
+                       const __grid_constant__ TileFrame f) {
+    SomeRows rows = {a.linear.rows, nullptr, 1};
+    if (a.order != nullptr) {
+        const Routed slots = slots_of(a, f.first + blockIdx.y * N, N);
+        rows = {slots.slot_count, slots.slots, slots.slots_per_row};
+    }
+    if (rows.count() > 0) {
+        DJINN_ON_HOPPER(TileProducts<Format, N>::run(a.linear, rows, maps, f));
+    }
+}
+
+template <typename Format, unsigned N>
+int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
+    using Kernel = TileProducts<Format, N>;
+    const djinn_linear_args &a = args.linear;
+    const unsigned pairs = all_devices()[current_device()].multiprocessors / 2;
+    const unsigned at_once = Kernel::CLUSTER == 2 ? 2 * pairs : PARTIALS * clusters_at_once();
+    static_assert(Kernel::CLUSTER == 2 || Kernel::CLUSTER == PARTIALS);
+    const Division division = divide(a, at_once, TILE_ROWS);
+    const TileFrame frame{division.share, division.blocks, Kernel::stages(division.share), batch.first};
+    Maps maps;
+    const unsigned tiles = ceil_div(a.n, a.tile_rows);
+    bool encoded = encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, N);
+    for (unsigned tile = 0; tile < tiles; ++tile) {
+        const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
+        CUtensorMap &map = maps.weights[tile];
+        encoded = encoded && encode_bytes(map, a.weights[tile], rows, a.row_bytes, Format::PITCH, division.share);
+    }
+    if (!encoded) {
+        return cudaErrorInvalidValue;
+    }
+    const auto kernel = djinn_linear_tiles<Format, N>;
+    const cudaError_t code = allow(kernel);
+    if (code != cudaSuccess) {
+        return code;
+    }
+    const unsigned blocks = ceil_div(division.blocks, Kernel::CLUSTER) * Kernel::CLUSTER;
+    const dim3 grid(blocks < at_once ? blocks : at_once, ceil_div(batch.rows, N));
+    return launch_clusters(Kernel::CLUSTER, kernel, grid, Kernel::THREADS, MOST_SHARED, stream, args, maps, frame);
+}
+
+/* Up to `batch.n` rows at once. */
+template <typename Format>
+int launch_tiles_of(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
+    switch (batch.n) {
+    case 32: return launch_tiles<Format, 32>(args, batch, stream);
+    case 64: return launch_tiles<Format, 64>(args, batch, stream);
+    default: return launch_tiles<Format, MOST_GROUP>(args, batch, stream);
+    }
+}
+
+} // namespace djinn
+
+#endif
