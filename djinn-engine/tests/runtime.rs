@@ -133,7 +133,7 @@ fn one_budget_holds_all_models() {
     assert_eq!(runtime.device().usage(Space::Device).in_use, 0);
 }
 
-/// Weights of which some are changed, and how many bytes of them were read.
+/// Weights, some of them changed, and how many bytes were read.
 struct Tuned<'a> {
     of: &'a dyn WeightSource,
     /// Weights whose names begin so are changed by this.

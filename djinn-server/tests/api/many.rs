@@ -32,7 +32,7 @@ fn go_on(_: u64, _: u64) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// A model of files and two others, on a device of so many bytes.
+/// A model of files and two others, on a device with that much memory.
 fn start(files: &Arc<Files>, vram: u64) -> Running {
     let setup = setup();
     let places: Vec<String> = std::iter::once(files.path().display().to_string())
