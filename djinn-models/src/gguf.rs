@@ -63,7 +63,7 @@ impl Gguf {
         Self::parse(Input::from_bytes("GGUF in memory", bytes))
     }
 
-    fn parse(input: Input) -> Result<Self> {
+    pub(crate) fn parse(input: Input) -> Result<Self> {
         let mut cursor = Cursor::new(&input, input.source.len().min(MAX_HEADER_BYTES));
         let version = read_version(&mut cursor)?;
         let tensor_count = cursor.u64("the number of tensors")?;
@@ -75,6 +75,11 @@ impl Gguf {
         let data = cursor.position().next_multiple_of(alignment);
         let tensors = place(&input, entries, data)?;
         Ok(Self { input, version, metadata, tensors })
+    }
+
+    /// Where its tensors lie, in no particular order.
+    pub(crate) fn into_tensors(self) -> Vec<Stored> {
+        self.tensors.into_values().collect()
     }
 
     /// The file, as errors name it.

@@ -18,6 +18,7 @@ mod packing;
 mod quant;
 pub mod quantised;
 pub mod safetensors;
+pub mod stored;
 pub mod synthetic;
 mod tensor;
 pub mod tokenizer;

@@ -14,7 +14,9 @@ use crate::families;
 use crate::gguf::Gguf;
 use crate::safetensors::SafetensorsDir;
 use crate::weights::{CheckpointSource, EncodedWeights, Recipe};
-use crate::{ChatTemplate, Error, Result, TensorFile, Tokenizer, packed, packing, quantised, synthetic};
+use crate::{
+    ChatTemplate, Error, Result, TensorFile, Tokenizer, packed, packing, quantised, stored, synthetic,
+};
 use djinn_srg::{DType, Encoding, Graph};
 use djinn_vmu::WeightSource;
 use std::path::{Path, PathBuf};
@@ -32,6 +34,15 @@ pub enum Location {
     /// Seeded random weights in the shape of a known model: `llama-2-13b`, `tiny?layers=1&seed=3`
     /// ([`synthetic`]).
     Synthetic(String),
+    /// A model of a content store ([`stored`]); never found by [`find`](Self::find).
+    Stored {
+        /// The folder of its manifest and small files.
+        folder: PathBuf,
+        /// The folder of all pieces.
+        blobs: PathBuf,
+        /// The model's name.
+        name: String,
+    },
 }
 
 impl Location {
@@ -136,6 +147,7 @@ pub fn open(location: &Location, options: &OpenOptions) -> Result<Model> {
             open_safetensors(directory, path, options)
         }
         Location::Synthetic(name) => synthetic::open(name, options),
+        Location::Stored { folder, blobs, name } => stored::open(folder, blobs, name, options),
     }?;
     packing::pack(&mut model, options)?;
     Ok(model)
@@ -165,7 +177,7 @@ fn refuse_adapter(directory: &Path) -> Result<()> {
     }
 }
 
-fn gguf_files(directory: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn gguf_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let io = |source| Error::Io { path: directory.to_owned(), source };
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(io)? {
@@ -180,9 +192,19 @@ fn gguf_files(directory: &Path) -> Result<Vec<PathBuf>> {
 /// Opens the tensors at `weights`, with everything else in `directory`.
 fn open_safetensors(directory: &Path, weights: &Path, options: &OpenOptions) -> Result<Model> {
     let keys = JsonKeys::open(&directory.join("config.json"))?;
+    of_safetensors(directory, keys, SafetensorsDir::open(weights)?, file_name(weights), options)
+}
+
+/// The model called `name` of these tensors and keys, with everything else in `directory`.
+pub(crate) fn of_safetensors(
+    directory: &Path,
+    keys: JsonKeys,
+    tensors: SafetensorsDir,
+    name: String,
+    options: &OpenOptions,
+) -> Result<Model> {
     let decoder = families::from_json(&keys)?;
-    let name = file_name(weights);
-    let file = quantised::tensors(SafetensorsDir::open(weights)?, &keys, &decoder)?;
+    let file = quantised::tensors(tensors, &keys, &decoder)?;
     let architecture = decoder.architecture.to_owned();
     let (graph, source, encoded) = assemble(decoder, &name, file, options)?;
     Ok(Model {
@@ -198,10 +220,13 @@ fn open_safetensors(directory: &Path, weights: &Path, options: &OpenOptions) -> 
 }
 
 fn open_gguf(path: &Path, options: &OpenOptions) -> Result<Model> {
-    let gguf = Gguf::open(path)?;
+    of_gguf(Gguf::open(path)?, file_name(path), options)
+}
+
+/// The model called `name` in a GGUF file.
+pub(crate) fn of_gguf(gguf: Gguf, name: String, options: &OpenOptions) -> Result<Model> {
     let decoder = families::from_gguf(&gguf)?;
     let architecture = decoder.architecture.to_owned();
-    let name = file_name(path);
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
     let chat = ChatTemplate::from_gguf(&gguf)?;
     let defaults = GenerationDefaults::from_gguf(&gguf)?;

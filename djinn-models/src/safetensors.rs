@@ -83,7 +83,7 @@ impl SafetensorsDir {
         self.shards.iter().map(|input| input.path.as_path())
     }
 
-    fn from_inputs(inputs: impl IntoIterator<Item = Input>) -> Result<Self> {
+    pub(crate) fn from_inputs(inputs: impl IntoIterator<Item = Input>) -> Result<Self> {
         let mut checkpoint = Self { shards: Vec::new(), tensors: HashMap::new() };
         for input in inputs {
             let shard = checkpoint.shards.len();

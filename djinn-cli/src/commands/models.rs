@@ -113,5 +113,6 @@ fn path(location: &Location) -> String {
             path.display().to_string()
         }
         Location::Synthetic(name) => format!("synthetic:{name}"),
+        Location::Stored { folder, .. } => folder.display().to_string(),
     }
 }

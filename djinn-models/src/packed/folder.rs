@@ -59,6 +59,9 @@ pub fn pack(
             return Err(unpackable(format!("packing {}", path.display())));
         }
         Location::Synthetic(name) => return Err(unpackable(format!("packing synthetic:{name}"))),
+        Location::Stored { folder, .. } => {
+            return Err(unpackable(format!("packing {}", folder.display())));
+        }
     };
     let shards: Vec<PathBuf> = SafetensorsDir::open(weights)?.files().map(Path::to_owned).collect();
     if let Some(packed) = shards.iter().find(|path| is_packed(path)) {

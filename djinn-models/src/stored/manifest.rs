@@ -1,0 +1,151 @@
+//! What a model consists of: files, each a list of pieces.
+
+use super::ContentHash;
+use crate::packed;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The small files that opening a model reads; nothing else is in a manifest beside files of tensors.
+pub(super) const SMALL_FILES: [&str; 11] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+];
+/// A small file has fewer bytes.
+const MAX_SMALL_BYTES: u64 = 256 << 20;
+const MAX_FILES: usize = 10_000;
+const MAX_PIECES: usize = 1_000_000;
+const MAX_NAME: usize = 200;
+
+/// The files of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelManifest {
+    /// In any order, each name once.
+    pub files: Vec<ManifestFile>,
+}
+
+/// A file of a model: the bytes of its pieces, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestFile {
+    /// Its name; it lies in the model's folder, not below.
+    pub path: String,
+    /// In the order of the file.
+    pub pieces: Vec<ContentPiece>,
+}
+
+/// A run of a file's bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContentPiece {
+    /// Of the bytes.
+    pub hash: ContentHash,
+    /// How many there are, at least 1.
+    pub bytes: u64,
+    /// The tensor that they are, if they are one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tensor: Option<PieceTensor>,
+}
+
+/// A tensor as its file's header describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PieceTensor {
+    /// Its name in the file.
+    pub name: String,
+    /// Its type in the file format's spelling, as `BF16` or `Q4_K`.
+    pub dtype: String,
+    /// Row-major, outermost dimension first.
+    pub shape: Vec<u64>,
+}
+
+impl ManifestFile {
+    /// Whether it holds tensors.
+    pub fn has_tensors(&self) -> bool {
+        self.is_gguf() || self.is_packed() || self.path.ends_with(".safetensors")
+    }
+
+    pub(super) fn is_gguf(&self) -> bool {
+        self.path.ends_with(".gguf")
+    }
+
+    pub(super) fn is_packed(&self) -> bool {
+        self.path.strip_suffix(packed::EXTENSION).is_some_and(|name| name.ends_with(".safetensors."))
+    }
+
+    /// Bytes of the file; `None` if the number does not fit.
+    pub fn bytes(&self) -> Option<u64> {
+        self.pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.bytes))
+    }
+}
+
+impl ModelManifest {
+    /// Whether it describes a model that could be opened: one GGUF file, or `config.json` with files of safetensors, packed
+    /// or not, and beside them only the small files that are read. Names are those of files in one folder.
+    ///
+    /// # Errors
+    /// One line that says what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        let pieces: usize = self.files.iter().map(|file| file.pieces.len()).sum();
+        if self.files.len() > MAX_FILES || pieces > MAX_PIECES {
+            return Err(format!("a model has at most {MAX_FILES} files and {MAX_PIECES} pieces"));
+        }
+        let mut names = BTreeSet::new();
+        for file in &self.files {
+            check_file(file)?;
+            if !names.insert(file.path.as_str()) {
+                return Err(format!("two files are called {}", file.path));
+            }
+        }
+        let gguf = self.files.iter().filter(|file| file.is_gguf()).count();
+        let tensors = self.files.iter().filter(|file| file.has_tensors()).count();
+        match (gguf, tensors) {
+            (1, 1) => Ok(()),
+            (0, 1..) if names.contains("config.json") => self.sizes().map(drop),
+            _ => Err("a model is one GGUF file, or config.json with files of safetensors".to_owned()),
+        }
+    }
+
+    /// Every piece once, with its bytes.
+    ///
+    /// # Errors
+    /// A hash has two sizes, or the sum does not fit.
+    pub fn sizes(&self) -> Result<BTreeMap<ContentHash, u64>, String> {
+        let mut sizes = BTreeMap::new();
+        for piece in self.files.iter().flat_map(|file| &file.pieces) {
+            if *sizes.entry(piece.hash).or_insert(piece.bytes) != piece.bytes {
+                return Err(format!("the piece {} has two sizes", piece.hash));
+            }
+        }
+        let sum = sizes.values().try_fold(0u64, |sum: u64, &bytes| sum.checked_add(bytes));
+        sum.map(|_| sizes).ok_or_else(|| "the model's bytes are no number that fits".to_owned())
+    }
+}
+
+fn check_file(file: &ManifestFile) -> Result<(), String> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-+".contains(&b);
+    let path = &file.path;
+    if path.is_empty() || path.len() > MAX_NAME || path.starts_with('.') || !path.bytes().all(plain) {
+        return Err(format!(
+            "a file's name has up to {MAX_NAME} letters, digits and ._-+, and begins with no dot; {path:?} is another"
+        ));
+    }
+    if file.pieces.is_empty() || file.pieces.iter().any(|piece| piece.bytes == 0) {
+        return Err(format!("{path} has no bytes, or a piece without bytes"));
+    }
+    let bytes = file.bytes().ok_or_else(|| format!("the bytes of {path} are no number that fits"))?;
+    if file.has_tensors() {
+        return Ok(());
+    }
+    match SMALL_FILES.contains(&path.as_str()) {
+        false => Err(format!("{path} is no file that a model is opened from")),
+        true if bytes > MAX_SMALL_BYTES => Err(format!("{path} is longer than {MAX_SMALL_BYTES} bytes")),
+        true if file.pieces.len() > 1 => Err(format!("{path} is small and has more than one piece")),
+        true => Ok(()),
+    }
+}
