@@ -1,15 +1,17 @@
 //! The command line. Every flag also has a `DJINN_*` variable and a key in the settings file: `config` adds
 //! both, so that no flag can miss them.
 
+mod remote;
+
 use crate::cache;
 use anyhow::{Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use djinn_engine::Request;
-use djinn_host::{Card, DeviceArgs, Generation, Setup, dtype, seed, share};
+use djinn_host::{DeviceArgs, Generation, PlanAsked, Setup, SrgAsked, seed, share};
 use djinn_models::Model;
 use djinn_server::LogFormat;
-use djinn_srg::DType;
 use djinn_vmu::size;
+pub(crate) use remote::{ElsewhereArgs, PushArgs, ServerArgs, StoreArgs};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -58,6 +60,8 @@ pub(crate) enum Command {
     Debug(DebugArgs),
     /// Examine and measure this machine
     Doctor(DoctorArgs),
+    /// Send a model to a server's store, without what the store has already; goes on where it was ended
+    Push(PushArgs),
     /// Fetch a model into the cache, or check the one that is there
     #[command(after_help = cache::names_help())]
     Pull(NameArgs),
@@ -92,6 +96,8 @@ pub(crate) struct RunArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) server: ElsewhereArgs,
     #[command(flatten)]
     pub(crate) memory: Setup,
     #[command(flatten)]
@@ -196,6 +202,8 @@ pub(crate) struct ServeArgs {
     pub(crate) access: AccessArgs,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
     #[command(flatten)]
     pub(crate) memory: Setup,
     #[command(flatten)]
@@ -316,6 +324,8 @@ pub(crate) struct LogitsArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
+    pub(crate) server: ElsewhereArgs,
+    #[command(flatten)]
     pub(crate) memory: Setup,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
@@ -329,41 +339,9 @@ pub(crate) struct PlanArgs {
     /// The model
     pub(crate) model: String,
     #[command(flatten)]
-    pub(crate) work: WorkArgs,
-    /// Tokens to generate
-    #[arg(long, short = 'n', value_name = "N", default_value_t = 128,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) max_tokens: u32,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
+    pub(crate) asked: PlanAsked,
     #[command(flatten)]
-    pub(crate) memory: Setup,
-}
-
-/// The work and the machine that a prediction is for.
-#[derive(Debug, Args)]
-pub(crate) struct WorkArgs {
-    /// A card, e.g. rtx-3060, rtx-4090, a100-80, h200 [default: this machine's CPU, as `djinn doctor --save` measured
-    /// it, else measured at once]
-    #[arg(long, value_name = "NAME", value_parser = Card::find)]
-    pub(crate) gpu: Option<&'static Card>,
-    /// Instead of the machine's: host memory to device, GB/s
-    #[arg(long, value_name = "X", value_parser = rate)]
-    pub(crate) link_gbps: Option<f64>,
-    /// Instead of the machine's: reads of device memory, GB/s
-    #[arg(long, value_name = "X", value_parser = rate)]
-    pub(crate) hbm_gbps: Option<f64>,
-    /// Instead of the machine's: matrix products of 16-bit numbers, TFLOP/s
-    #[arg(long, value_name = "X", value_parser = rate)]
-    pub(crate) tflops: Option<f64>,
-    /// Tokens of the prompt
-    #[arg(long, value_name = "N", default_value_t = 512,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) prompt_len: u32,
-    /// Sequences that decode together
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) batch: u32,
+    pub(crate) server: ServerArgs,
 }
 
 #[derive(Debug, Args)]
@@ -399,29 +377,10 @@ pub(crate) struct DebugArgs {
 pub(crate) struct SrgArgs {
     /// The model
     pub(crate) model: String,
-    /// What the costs are for
-    #[arg(long, value_enum, default_value_t = CostPhase::Decode)]
-    pub(crate) phase: CostPhase,
-    /// Print the graph in Graphviz's DOT
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) dot: bool,
-    /// Print the graph as one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) work: WorkArgs,
-    /// Element type of the KV cache [default: f32 on the CPU and for f32 weights, else f16]
-    #[arg(long, value_name = "TYPE", value_parser = dtype())]
-    pub(crate) kv_dtype: Option<DType>,
-    /// Element type of the weights in memory [default: as stored; f16 for quantised ones]
-    #[arg(long, value_name = "TYPE", value_parser = dtype())]
-    pub(crate) dtype: Option<DType>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CostPhase {
-    Prefill,
-    Decode,
+    pub(crate) asked: SrgAsked,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
 }
 
 #[derive(Debug, Args)]
@@ -471,11 +430,6 @@ pub(crate) struct ListArgs {
 fn every(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|seconds| (0.1..=60.0).contains(seconds));
     value.ok_or_else(|| "expected seconds, 0.1 to 60".to_owned())
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let value = text.parse::<f64>().ok().filter(|rate| (0.001..=1e6).contains(rate));
-    value.ok_or_else(|| "expected a number from 0.001 to 1000000".to_owned())
 }
 
 fn temperature(text: &str) -> Result<f32, String> {

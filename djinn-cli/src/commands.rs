@@ -8,6 +8,7 @@ mod logits;
 mod models;
 mod pack;
 mod plan;
+mod push;
 mod run;
 mod serve;
 mod srg;
@@ -51,6 +52,7 @@ fn command(cli: &Cli) -> Result<ExitCode> {
         Command::Srg(args) => srg::run(args, quiet)?,
         Command::Hooks(args) => hooks::run(args, quiet)?,
         Command::Doctor(args) => doctor::run(args, quiet)?,
+        Command::Push(args) => push::run(args, quiet)?,
         Command::Pull(args) => models::pull(&args.name, quiet)?,
         Command::List(args) => models::list(args, quiet)?,
         Command::Rm(args) => models::rm(&args.name, quiet)?,

@@ -11,6 +11,7 @@ mod output;
 mod own;
 mod profile;
 mod progress;
+mod remote;
 mod stats;
 mod terminal;
 mod trace;

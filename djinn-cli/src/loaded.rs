@@ -21,6 +21,11 @@ pub(crate) fn find(spec: &str, quiet: bool) -> Result<Location> {
     Cache::from_env()?.resolve(spec, &|event| progress.show(event))
 }
 
+/// What a model is called in requests: by the name that the user gave it, or by its own, where that is a path.
+pub(crate) fn name(spec: &str, own: &str) -> String {
+    if spec.contains(['/', '\\', ':']) || Path::new(spec).exists() { own.to_owned() } else { spec.to_owned() }
+}
+
 pub(crate) struct Loaded {
     pub(crate) engine: Box<dyn AnyEngine>,
     pub(crate) time: Duration,

@@ -30,15 +30,6 @@ pub(crate) fn piece(text: &str) -> std::io::Result<()> {
     out.flush()
 }
 
-/// A large number for people: `13.016 billion`, `134.5 million`, `127304`.
-pub(crate) fn count(number: u64) -> String {
-    match number as f64 {
-        billions if billions >= 1e9 => format!("{:.3} billion", billions / 1e9),
-        millions if millions >= 1e6 => format!("{:.1} million", millions / 1e6),
-        _ => number.to_string(),
-    }
-}
-
 /// Whether the reader of standard output went away, which ends a command without a word.
 pub(crate) fn reader_left(error: &anyhow::Error) -> bool {
     let broken = |e: &std::io::Error| e.kind() == ErrorKind::BrokenPipe;

@@ -1,9 +1,8 @@
 //! The machine that predictions are for: a card, or this one as `djinn doctor --save` measured it.
 
-use crate::args::WorkArgs;
 use crate::cache::Cache;
 use anyhow::{Context, Result};
-use djinn_host::Target;
+use djinn_host::{Target, WorkArgs};
 use djinn_vmu::Machine;
 use std::path::PathBuf;
 
@@ -17,23 +16,14 @@ pub(crate) fn path() -> Result<PathBuf> {
 /// The card that is named, else this machine: as it was measured before, or measured now. What the flags say of it
 /// wins.
 pub(crate) fn choose(work: &WorkArgs) -> Result<Target> {
-    let mut target = match (work.gpu, measured()?) {
-        (Some(card), _) => Target::card(card),
-        (None, Some(machine)) => Target::measured(machine),
-        (None, None) => Target::quick()?,
-    };
-    let machine = &mut target.machine;
-    for (rate, flag) in [
-        (&mut machine.link, work.link_gbps.map(|rate| rate * 1e9)),
-        (&mut machine.memory, work.hbm_gbps.map(|rate| rate * 1e9)),
-        (&mut machine.flops, work.tflops.map(|rate| rate * 1e12)),
-    ] {
-        *rate = flag.unwrap_or(*rate);
-    }
-    Ok(target)
+    work.target(|| match measured()? {
+        Some(machine) => Ok(Target::measured(machine)),
+        None => Ok(Target::quick()?),
+    })
 }
 
-fn measured() -> Result<Option<Machine>> {
+/// This machine as it was measured before, if it was.
+pub(crate) fn measured() -> Result<Option<Machine>> {
     // Without a place for the cache there is no measured machine either.
     let Ok(path) = path() else { return Ok(None) };
     let text = match std::fs::read_to_string(&path) {

@@ -6,6 +6,7 @@
 mod debugger;
 mod generate;
 mod lifecycle;
+mod logits;
 mod opening;
 mod request;
 mod sessions;
@@ -47,6 +48,7 @@ pub struct Service<D: Ops> {
     keeps_transfers: bool,
     transfers: Transfers,
     tracing: Tracing,
+    asked: Vec<logits::AskedLogits>,
 }
 
 impl<D: Ops> Service<D> {
@@ -67,17 +69,6 @@ impl<D: Ops> Service<D> {
     /// The engine.
     pub fn engine(&self) -> &Engine<D> {
         self.batcher.engine()
-    }
-
-    /// Logits of every position of `tokens`, f32 `[tokens, vocab]` row-major, in pages that no session holds.
-    ///
-    /// # Errors
-    /// As [`Engine::logits`].
-    ///
-    /// # Panics
-    /// If a step is under way.
-    pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        self.batcher.logits(self.core.scheduler_mut().pages_mut(), tokens)
     }
 
     /// See [`Engine::start_trace`]. No step is under way.
@@ -113,6 +104,7 @@ impl<D: Ops> Service<D> {
     /// As [`advance`](Self::advance).
     pub fn pump(&mut self) -> Result<Option<Vec<(SessionId, Happening)>>> {
         self.trace_between_steps();
+        self.logits_between_steps();
         // A session whose client is gone is told nothing more.
         let members = self.core.under_way().flat_map(|plan| &plan.batch).map(ScheduledSession::session);
         let gone: BTreeSet<SessionId> = members.filter(|&id| !self.is_open(id)).collect();
@@ -164,6 +156,9 @@ impl<D: Ops> Service<D> {
     /// device works, `None` if there is nothing to wait for.
     pub fn idle_for(&self) -> Option<Duration> {
         let next = self.core.next_event(&self.batcher).map(|at| at.saturating_sub(self.now()));
-        [next, self.next_end_of_a_stop(), self.transfers.idle_for()].into_iter().flatten().min()
+        [next, self.next_end_of_a_stop(), self.transfers.idle_for(), self.asked_in()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }

@@ -1,5 +1,9 @@
 //! Flags that the commands share, and how their values are read.
 
+mod asked;
+
+pub use asked::{CostPhase, PlanAsked, SrgAsked, WorkArgs, of_query, query};
+
 use crate::{DeviceName, Result, Setup};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use djinn_device::DType;

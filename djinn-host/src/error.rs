@@ -45,6 +45,9 @@ pub enum Error {
         /// The nearest name, or all.
         near: String,
     },
+    /// A flag or a parameter that means nothing.
+    #[error("{0}")]
+    Asked(String),
     /// A prompt of no tokens.
     #[error("the prompt has no tokens; give a longer one")]
     EmptyPrompt,

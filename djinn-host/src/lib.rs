@@ -21,10 +21,11 @@ pub mod settings;
 mod setup;
 mod speech;
 pub mod system;
+mod tables;
 mod target;
 
 pub use answer::{Answer, Speaker};
-pub use args::{DeviceArgs, dtype, share};
+pub use args::{CostPhase, DeviceArgs, PlanAsked, SrgAsked, WorkArgs, dtype, of_query, query, share};
 pub use cards::{CARDS, Card};
 pub use chat::{Chat, Reply};
 pub use device::{DeviceName, Needs, OnDevice};
@@ -38,4 +39,5 @@ pub use nearest::nearest;
 pub use progress::{Meter, remark};
 pub use setup::{Setup, WeightEncoding, context_for, kv_dtype};
 pub use speech::{SYSTEM, Speech};
+pub use tables::{LogitRows, count, logits_table, plan_table, plan_text, srg_text};
 pub use target::{Known, Target};

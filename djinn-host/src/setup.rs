@@ -6,9 +6,11 @@ use djinn_device::DType;
 use djinn_engine::{Budget, Options};
 use djinn_models::{Location, Model, OpenOptions, Packing};
 use djinn_vmu::size;
+use serde::Serialize;
 
 /// How a model's matrices are in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum WeightEncoding {
     /// As the checkpoint stores them, where the device computes from that; else plain.
     Stored,
@@ -29,14 +31,17 @@ impl std::fmt::Display for WeightEncoding {
 }
 
 /// Where and within what a model runs; the commands take it from flags. `None` leaves a choice to Djinn.
-#[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args, Serialize)]
 #[command(next_help_heading = "Memory")]
+#[serde(rename_all = "kebab-case")]
 pub struct Setup {
     /// The device: the GPU if there is one. [`DeviceArgs`](crate::DeviceArgs) has its flags.
     #[arg(skip)]
+    #[serde(skip)]
     pub device: DeviceName,
     /// Threads of the CPU device: as many as the machine runs at once, if not given.
     #[arg(skip)]
+    #[serde(skip)]
     pub threads: Option<u32>,
     /// Cap over everything on the device, e.g. 20GiB or 20G [default: none; for a card of --gpu, its memory]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
@@ -59,6 +64,7 @@ pub struct Setup {
     /// Tokens that a sequence may have, rounded up to pages of 16 [default: what the request needs; in a chat at most 4096]
     #[arg(long = "ctx", short = 'c', value_name = "N", visible_aliases = ["ctx-size", "max-model-len"],
           value_parser = clap::value_parser!(u64).range(1..))]
+    #[serde(rename = "ctx")]
     pub context: Option<u64>,
     /// Element type of the KV cache [default: f32 on the CPU and for f32 weights, else f16]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]
@@ -71,6 +77,7 @@ pub struct Setup {
     pub encoding: Option<WeightEncoding>,
     /// Tokens of a prefill chunk; where weights stream to a GPU, it runs three at once [default: 512]
     #[arg(long = "prefill-chunk", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[serde(rename = "prefill-chunk")]
     pub prefill_rows: Option<u32>,
 }
 

@@ -111,6 +111,8 @@ pub struct Model {
     pub chat: Option<ChatTemplate>,
     /// What the model's makers suggest for sampling.
     pub defaults: GenerationDefaults,
+    /// Where it was opened.
+    pub location: Location,
     /// How the weights that are encoded, in the checkpoint or in memory, are in memory; none if there are none.
     pub encoded: Vec<EncodedWeights>,
 }
@@ -149,6 +151,7 @@ pub fn open(location: &Location, options: &OpenOptions) -> Result<Model> {
         Location::Synthetic(name) => synthetic::open(name, options),
         Location::Stored { folder, blobs, name } => stored::open(folder, blobs, name, options),
     }?;
+    model.location = location.clone();
     packing::pack(&mut model, options)?;
     Ok(model)
 }
@@ -215,6 +218,7 @@ pub(crate) fn of_safetensors(
         tokenizer: Tokenizer::from_dir(directory)?,
         chat: ChatTemplate::from_dir(directory)?,
         defaults: GenerationDefaults::from_dir(directory)?,
+        location: Location::Directory(directory.to_owned()),
         name,
     })
 }
@@ -227,11 +231,13 @@ fn open_gguf(path: &Path, options: &OpenOptions) -> Result<Model> {
 pub(crate) fn of_gguf(gguf: Gguf, name: String, options: &OpenOptions) -> Result<Model> {
     let decoder = families::from_gguf(&gguf)?;
     let architecture = decoder.architecture.to_owned();
+    let path = gguf.path().to_owned();
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
     let chat = ChatTemplate::from_gguf(&gguf)?;
     let defaults = GenerationDefaults::from_gguf(&gguf)?;
     let (graph, source, encoded) = assemble(decoder, &name, Box::new(gguf), options)?;
-    Ok(Model { architecture, graph, source, tokenizer, chat, defaults, encoded, name })
+    let location = Location::Gguf(path);
+    Ok(Model { architecture, graph, source, tokenizer, chat, defaults, location, encoded, name })
 }
 
 /// Checks the tensors against the configuration; the graph, the source of its weights, and how encoded ones are in

@@ -23,7 +23,7 @@ mod tests;
 
 use crate::decoder::{self, Decoder};
 use crate::weights::{Recipe, Storage, Tally, WeightMap, check_request};
-use crate::{ChatTemplate, Error, GenerationDefaults, Model, OpenOptions, Result, Tokenizer};
+use crate::{ChatTemplate, Error, GenerationDefaults, Location, Model, OpenOptions, Result, Tokenizer};
 use blocks::RandomBlocks;
 use djinn_srg::{BlockFormat, DType, Encoding, Graph, RowEncodings, Value};
 use djinn_vmu::{SourceError, WeightSource};
@@ -95,6 +95,7 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<Model> {
     Ok(Model {
         name: full_name,
         architecture: decoder.architecture.to_owned(),
+        location: Location::Synthetic(name.to_owned()),
         graph,
         source,
         tokenizer,

@@ -2,10 +2,13 @@
 //! refusals are made from these tables, and a test compares them with what clients send.
 
 mod debug;
+mod remote;
 
 pub use debug::{
     ACTIVATIONS, BREAKPOINTS, CACHE, LENS, RESUME, SESSION_STEERING, STEERING, STEERING_DEFAULT,
 };
+
+pub use remote::{GENERATE, LOGITS, STORE_MANIFESTS};
 
 /// What becomes of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -456,6 +459,9 @@ pub const ENDPOINTS: &[Endpoint] = &[
     SESSION_STEERING,
     STEERING,
     STEERING_DEFAULT,
+    STORE_MANIFESTS,
+    LOGITS,
+    GENERATE,
 ];
 
 /// The tables as a page of Markdown.

@@ -344,6 +344,11 @@ impl Answers {
         self.latest = Some(now);
     }
 
+    /// The tokens of the first answer so far, one that ends the text included.
+    pub fn tokens(&self) -> &[u32] {
+        self.speaking.first().map_or(&[], Speaking::tokens)
+    }
+
     /// Tokens so far.
     pub fn usage(&self) -> TokenUsage {
         self.usage

@@ -29,6 +29,8 @@ impl Tenant {
 #[derive(Clone, Default)]
 pub struct Keys {
     hashes: Vec<blake3::Hash>,
+    /// Those that may send models.
+    pushers: Vec<blake3::Hash>,
 }
 
 impl std::fmt::Debug for Keys {
@@ -53,7 +55,7 @@ impl Keys {
             }
             hashes.push(Self::hash(key.as_bytes()));
         }
-        Ok(Keys { hashes })
+        Ok(Keys { hashes, pushers: Vec::new() })
     }
 
     /// The keys of a file, one a line; empty lines and those that begin with `#` are left out.
@@ -81,7 +83,20 @@ impl Keys {
     #[must_use]
     pub fn and(mut self, other: Keys) -> Self {
         self.hashes.extend(other.hashes);
+        self.pushers.extend(other.pushers);
         self
+    }
+
+    /// The same keys, which may also send models to the server's store and remove them.
+    #[must_use]
+    pub fn with_push(self) -> Self {
+        Keys { pushers: self.hashes.clone(), ..self }
+    }
+
+    /// Whether a request's tenant may send models; without keys, none is asked for one.
+    pub(crate) fn may_push(&self, tenant: Option<Tenant>) -> bool {
+        let known = |Tenant(hash)| self.pushers.contains(&blake3::Hash::from_bytes(hash));
+        self.is_empty() || tenant.is_some_and(known)
     }
 
     fn hash(key: &[u8]) -> blake3::Hash {

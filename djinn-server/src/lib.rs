@@ -19,12 +19,14 @@ mod model;
 mod openai;
 mod openapi;
 mod page;
+mod remote;
 mod reply;
 mod request;
 mod routes;
 mod server;
 mod sessions;
 mod steering;
+mod store;
 #[cfg(feature = "otel")]
 mod telemetry;
 mod tools;
@@ -40,6 +42,7 @@ pub use model::{ServedModel, Serving, SharedDevice};
 pub use server::{Limits, Server};
 pub use sessions::SessionUse;
 pub use steering::{SteeredTokens, SteeringAlgorithm, VectorUse};
+pub use store::ModelStore;
 #[cfg(feature = "otel")]
 pub use telemetry::Telemetry;
 pub use tools::{OutputEvent, OutputParser, ReasoningMode, ToolFormat};

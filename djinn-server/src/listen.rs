@@ -7,7 +7,6 @@ use crate::routes;
 use crate::server::{Limits, Server};
 use crate::write_times::counted;
 use axum::Router;
-use futures_util::future::{OptionFuture, select_all};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -32,6 +31,8 @@ const AFTER_FAILURE: Duration = Duration::from_millis(50);
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// Between two looks for sessions whose time is over.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// Between two looks for devices that are lost: models come and go.
+const LOST_EVERY: Duration = Duration::from_millis(100);
 /// What a client gets that finds too many connections.
 const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
@@ -175,15 +176,18 @@ impl BoundServer {
                 swept.sweep_sessions();
             }
         });
-        let models = server.distinct_models();
-        let lost = models.iter().map(|(_, model)| Box::pin(model.device_lost()));
-        let lost = OptionFuture::from((!models.is_empty()).then(|| select_all(lost)));
+        let watched = Arc::clone(&server);
+        let lost = async move {
+            while !watched.has_lost_device() {
+                sleep(LOST_EVERY).await;
+            }
+        };
         let mut lost = std::pin::pin!(lost);
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 _ = stopped.wait_for(Option::is_some) => break,
-                _ = &mut lost, if when_lost && !models.is_empty() => {
+                () = &mut lost, if when_lost => {
                     stop.renew();
                     break;
                 }

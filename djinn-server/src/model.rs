@@ -281,9 +281,9 @@ impl ServedModel {
         self.slot.retire("the model is loaded again", within);
     }
 
-    /// Waits until its device is lost in a way that only another process can mend.
-    pub(crate) async fn device_lost(&self) {
-        self.slot.device_lost().await;
+    /// Whether its device is lost in a way that only another process can mend.
+    pub(crate) fn has_lost_device(&self) -> bool {
+        self.slot.has_lost_device()
     }
 
     /// When it was loaded, in seconds since 1970.
@@ -306,6 +306,10 @@ impl ServedModel {
     /// How long a pause at a breakpoint may last.
     pub(crate) fn longest_pause(&self) -> Duration {
         self.longest_pause
+    }
+
+    pub(crate) fn model(&self) -> &Model {
+        &self.model
     }
 
     pub(crate) fn graph(&self) -> &Graph {

@@ -98,7 +98,8 @@ fn required(path: &str) -> &'static [&'static str] {
         "/v1/completions" => &["prompt"],
         "/v1/responses" => &["input"],
         "/v1/messages" => &["messages", "max_tokens"],
-        "/detokenize" => &["tokens"],
+        "/detokenize" | "/v1/logits" => &["tokens"],
+        "/v1/store/manifests" => &["name", "files"],
         _ => &[],
     }
 }
@@ -130,9 +131,8 @@ fn types(name: &str) -> &'static [&'static str] {
         "logprobs" => &["boolean", "integer", "null"],
         "model" | "cache_salt" | "instructions" | "previous_response_id" | "content" => &["string", "null"],
         "stop" | "prompt" | "input" | "system" => &["string", "array", "null"],
-        "messages" | "tools" | "documents" | "stop_token_ids" | "stop_sequences" | "include" | "tokens" => {
-            &["array", "null"]
-        }
+        "messages" | "tools" | "documents" | "stop_token_ids" | "stop_sequences" | "include" | "tokens"
+        | "files" => &["array", "null"],
         "stream_options"
         | "logit_bias"
         | "response_format"

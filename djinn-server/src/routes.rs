@@ -3,10 +3,12 @@
 use crate::debug::{activation, cache, captures, hooks, lens, routes as debug, tokens as session_tokens};
 use crate::guard::Tenant;
 use crate::openai::{chat, completions, models, responses, tokens};
+use crate::remote::{generate, logits, tables, tables::Table};
 use crate::request::{Asker, Pairs};
 use crate::server::{ApiRequest, Server, metrics_page, ready};
 use crate::sessions::{routes as sessions, transfer};
 use crate::steering::routes as steering;
+use crate::store::routes as store;
 use crate::{ApiError, anthropic, live, openapi, page, reply, request};
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
@@ -14,13 +16,49 @@ use axum::handler::Handler;
 use axum::http::{HeaderMap, Method, Response, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::IntoResponse;
-use axum::routing::{MethodRouter, delete, get, post, put};
+use axum::routing::{MethodRouter, delete, get, head, post, put};
 use axum::{Extension, Router};
 use serde_json::json;
 use std::sync::{Arc, LazyLock};
 
 /// The type of files.
 const BYTES: &str = "application/octet-stream";
+
+/// Flags of `djinn plan` and `djinn srg`, as parameters.
+const PLAN_FLAGS: [&str; 19] = [
+    "gpu",
+    "link-gbps",
+    "hbm-gbps",
+    "tflops",
+    "prompt-len",
+    "batch",
+    "max-tokens",
+    "json",
+    "vram",
+    "ram",
+    "resident-fraction",
+    "chunk",
+    "ring",
+    "stream-check",
+    "ctx",
+    "kv-dtype",
+    "dtype",
+    "encoding",
+    "prefill-chunk",
+];
+const GRAPH_FLAGS: [&str; 11] = [
+    "phase",
+    "dot",
+    "json",
+    "gpu",
+    "link-gbps",
+    "hbm-gbps",
+    "tflops",
+    "prompt-len",
+    "batch",
+    "kv-dtype",
+    "dtype",
+];
 
 /// A path with a method.
 pub(crate) struct Route {
@@ -197,9 +235,54 @@ fn table() -> Vec<Route> {
             "Steers a session from its next token on.",
             debug::steer,
         )),
+        reads("/v1/store", "What the store of models holds.", store::show),
+        posts(
+            "/v1/store/manifests",
+            "Registers a model; answers which pieces the store lacks.",
+            store::register,
+        ),
+        route(
+            Method::DELETE,
+            "/v1/store/manifests/{id}",
+            "Forgets a manifest and what has come of it.",
+            delete(store::unregister),
+        ),
+        posts(
+            "/v1/store/manifests/{id}/commit",
+            "Makes a model whose pieces have come visible.",
+            store::commit,
+        ),
+        route(Method::HEAD, "/v1/store/blobs/{hash}", "How far a piece has come.", head(store::head)),
+        Route {
+            takes: Some(BYTES),
+            ..route(
+                Method::PUT,
+                "/v1/store/blobs/{hash}",
+                "Sends a piece, from the header `Upload-Offset` on.",
+                put(store::put),
+            )
+        },
+        route(
+            Method::DELETE,
+            "/v1/models/{*name}",
+            "Removes a model that was sent to the store.",
+            delete(store::delete_model),
+        ),
         reads("/v1/models", "The models by name.", async |State(server): Shared| models::list(&server)),
         reads("/v1/models/{*name}", "A model.", get_model),
         Route { is_part: true, ..reads("/v1/models/{*name}/hooks", "A model's hook points.", get_model) },
+        Route {
+            is_part: true,
+            query: &PLAN_FLAGS,
+            content: "text/plain",
+            ..reads("/v1/models/{*name}/plan", "What `djinn plan` prints of a model.", get_model)
+        },
+        Route {
+            is_part: true,
+            query: &GRAPH_FLAGS,
+            content: "text/plain",
+            ..reads("/v1/models/{*name}/srg", "What `djinn srg` prints of a model.", get_model)
+        },
         Route {
             query: &["name", "model", "hook", "layer"],
             ..posts("/v1/steering", "Keeps steering vectors under a name.", steering::create)
@@ -238,6 +321,15 @@ fn table() -> Vec<Route> {
         },
         posts("/tokenize", "The tokens of a text or a conversation.", async |request: ApiRequest| {
             answer(tokens::tokenize(request).await)
+        }),
+        Route {
+            content: "text/event-stream",
+            ..posts("/v1/generate", "Answers one prompt as `djinn run` does.", async |request: ApiRequest| {
+                answer(generate::generate(request).await)
+            })
+        },
+        posts("/v1/logits", "The logits of every position of some tokens.", async |request: ApiRequest| {
+            answer(logits::compute(request).await)
         }),
         posts("/detokenize", "The text of tokens.", async |request: ApiRequest| {
             answer(tokens::detokenize(request).await)
@@ -308,10 +400,12 @@ fn answer(answered: Result<Response<Body>, ApiError>) -> Response<Body> {
     answered.unwrap_or_else(ApiError::into_response)
 }
 
-async fn get_model(State(server): Shared, Path(name): Path<String>) -> Response<Body> {
-    answer(match name.strip_suffix("/hooks") {
-        Some(name) => hooks::list(&server, name),
-        None => models::get(&server, &name),
+async fn get_model(State(server): Shared, Path(name): Path<String>, query: Pairs) -> Response<Body> {
+    answer(match name.rsplit_once('/') {
+        Some((name, "hooks")) => hooks::list(&server, name),
+        Some((name, "plan")) => tables::show(&server, name, Table::Plan, &query).await,
+        Some((name, "srg")) => tables::show(&server, name, Table::Graph, &query).await,
+        _ => models::get(&server, &name),
     })
 }
 

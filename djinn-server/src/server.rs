@@ -8,15 +8,19 @@ use crate::listen::BoundServer;
 use crate::metrics::{self, ModelPage, ServerMetrics};
 use crate::model::{ServedModel, SharedDevice};
 use crate::openai::responses::ResponseStore;
+use crate::remote::tables::OwnMachine;
 use crate::request::Pairs;
 use crate::sessions::hints::Hints;
+use crate::store::serving::Sharing;
 use crate::{AccessRules, ApiError, Keys, LogFormat, reply};
 use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use bytes::Bytes;
 use djinn_engine::Residence;
-use djinn_models::Location;
+use djinn_host::Target;
+use djinn_models::{Location, Model};
+use djinn_vmu::Machine;
 use serde_json::json;
 use std::net::{TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,6 +68,8 @@ pub struct Server {
     models: RwLock<Vec<(String, Arc<ServedModel>)>>,
     /// Where models come to that are added while others are served.
     device: Option<SharedDevice>,
+    pub(crate) sharing: Sharing,
+    pub(crate) own_machine: OwnMachine,
     pub(crate) limits: Limits,
     keys: Keys,
     /// As the address has it, if not given.
@@ -90,6 +96,8 @@ impl Server {
         Server {
             models: RwLock::default(),
             device: None,
+            sharing: Sharing::default(),
+            own_machine: OwnMachine::default(),
             limits,
             keys: Keys::default(),
             access: None,
@@ -130,18 +138,32 @@ impl Server {
     /// that cannot be opened.
     pub fn add(&self, name: &str, location: &Location) -> Result<Arc<ServedModel>> {
         let taken = || Error::Setting(format!("there is a model {name:?} already, or it is no name"));
-        let none = || Error::Setting("the server takes no more models".to_owned());
-        let device = self.device.as_ref().ok_or_else(none)?;
         if name.is_empty() || self.served(name).is_some() {
             return Err(taken());
         }
-        let model = Arc::new(device.add(device.open(location)?)?);
+        self.add_opened(name, self.open(location)?)
+    }
+
+    /// [`add`](Self::add) for a model that was [opened](Self::open).
+    pub(crate) fn add_opened(&self, name: &str, model: Model) -> Result<Arc<ServedModel>> {
+        let taken = || Error::Setting(format!("there is a model {name:?} already, or it is no name"));
+        let model = Arc::new(self.shared_device()?.add(model)?);
         let mut models = self.models_mut();
         if models.iter().any(|(known, _)| known == name) {
             return Err(taken());
         }
         models.push((name.to_owned(), Arc::clone(&model)));
         Ok(model)
+    }
+
+    /// Opens a model for the device to which models may be added.
+    pub(crate) fn open(&self, location: &Location) -> Result<Model> {
+        self.shared_device()?.open(location)
+    }
+
+    fn shared_device(&self) -> Result<&SharedDevice> {
+        let none = || Error::Setting("the server takes no more models".to_owned());
+        self.device.as_ref().ok_or_else(none)
     }
 
     /// Takes a name away. Requests under way end first; then what the model has goes, if it has no other name. False if there
@@ -179,6 +201,13 @@ impl Server {
         Server { keys, ..self }
     }
 
+    /// The same with what was measured of this machine, for predictions; else it is measured when one is asked for.
+    #[must_use]
+    pub fn machine(self, machine: Machine) -> Self {
+        self.own_machine.set(Target::measured(machine));
+        self
+    }
+
     /// The same for these hosts and origins; else as [`AccessRules::at`] says for the address.
     #[must_use]
     pub fn access(self, access: AccessRules) -> Self {
@@ -211,6 +240,11 @@ impl Server {
         let unknown = |source| Error::Io { what: "cannot tell the server's address".to_owned(), source };
         let address = listener.local_addr().map_err(unknown)?;
         self.access.get_or_insert_with(|| AccessRules::at(address.ip()));
+        if self.sharing.is_there() {
+            self.shared_device()?;
+        }
+        self.sharing.is_local = address.ip().is_loopback();
+        self.serve_stored();
         Ok(BoundServer::new(Arc::new(self), listener, address))
     }
 
@@ -246,6 +280,11 @@ impl Server {
             models.retain(|(_, model)| asked.as_ref().is_some_and(|asked| Arc::ptr_eq(asked, model)));
         }
         models
+    }
+
+    /// Whether a model's device is lost in a way that only another process can mend.
+    pub(crate) fn has_lost_device(&self) -> bool {
+        self.models().iter().any(|(_, model)| model.has_lost_device())
     }
 
     /// Forgets sessions that were not used for long.
@@ -289,6 +328,10 @@ impl Server {
 
     pub(crate) fn check_access(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         self.access.as_ref().map_or(Ok(None), |access| access.check(headers))
+    }
+
+    pub(crate) fn may_push(&self, tenant: Option<Tenant>) -> bool {
+        self.keys.may_push(tenant) && (self.sharing.is_local || !self.keys.is_empty())
     }
 
     pub(crate) fn tenant(&self, headers: &HeaderMap) -> Result<Option<Tenant>, ApiError> {

@@ -1,6 +1,7 @@
 //! `djinn run`: one answer to a prompt, or a chat.
 
 mod chat;
+mod elsewhere;
 mod prompt;
 mod show;
 
@@ -18,6 +19,7 @@ use djinn_models::tokenizer::StopStrings;
 use prompt::Prompt;
 use serde::Serialize;
 use show::Show;
+pub(super) use show::name;
 use std::process::ExitCode;
 
 pub(super) const MAX_TOKENS: u32 = 256;
@@ -25,18 +27,21 @@ const MAX_CHAT_TOKENS: u32 = 1024;
 const MAX_CHAT_CONTEXT: u64 = 4096;
 
 #[derive(Serialize)]
-struct Output<'a> {
+struct Output<'a, S> {
     model: &'a str,
     prompt_tokens: &'a [u32],
     tokens: &'a [u32],
     text: Option<&'a str>,
-    finish: &'static str,
-    stats: RunStats,
+    finish: &'a str,
+    stats: S,
 }
 
 pub(super) fn run(args: &RunArgs, interrupt: &Interrupt, quiet: bool) -> Result<ExitCode> {
-    args.device.device.find()?;
     loaded::refuse_prompt(&args.model)?;
+    if let Some(url) = &args.server.server {
+        return elsewhere::run(args, url, interrupt, quiet);
+    }
+    args.device.device.find()?;
     let trace = TraceFile::open(args.trace.as_deref())?;
     let prompt = Prompt::read(args)?;
     let model = loaded::open(&args.model, &args.device.with(&args.memory).open_options(), quiet)?;
@@ -128,12 +133,4 @@ fn once(
         }
     }
     Ok(if finish == Finish::Cancelled { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
-}
-
-pub(super) fn name(finish: Finish) -> &'static str {
-    match finish {
-        Finish::Stop | Finish::Complete => "stop",
-        Finish::Length => "length",
-        Finish::Cancelled => "cancelled",
-    }
 }

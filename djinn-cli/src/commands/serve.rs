@@ -6,11 +6,12 @@ mod models;
 mod renewal;
 mod spans;
 
-use crate::args::{AccessArgs, LoadArgs, ServeArgs};
+use crate::args::{AccessArgs, LoadArgs, ServeArgs, StoreArgs};
 use crate::interrupt::Interrupt;
+use crate::profile;
 use anyhow::{Result, bail};
 use djinn_host::Meter;
-use djinn_server::{AccessRules, Keys, Limits, Server, Serving, SharedDevice};
+use djinn_server::{AccessRules, Keys, Limits, ModelStore, Server, Serving, SharedDevice};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -29,7 +30,13 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     let serving = serving(&args.load)?;
     let log_format = args.log_format.into();
     let written = lines::install(log_format, quiet)?;
-    let server = spans::sent(Server::new())?;
+    let mut server = spans::sent(Server::new())?;
+    if let Some(folder) = &args.store.store {
+        server = server.store(ModelStore::open(folder, args.store.store_quota)?);
+    }
+    if let Some(machine) = profile::measured()? {
+        server = server.machine(machine);
+    }
     let setup = args.device.with(&args.memory);
     let models = models::open(args, &setup.open_options(), quiet)?;
     let progress = Meter::new(format!("loading {}", models[0].model.name), quiet);
@@ -40,12 +47,20 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     let loading = interrupt.work();
     let (names, models): (Vec<_>, Vec<_>) =
         models.into_iter().map(|named| (named.names, named.model)).unzip();
-    let started = SharedDevice::start_all(models, &setup, &serving, &mut on_progress);
+    // Where clients send models, more of them may come.
+    let started = match args.store.store {
+        Some(_) => SharedDevice::start(models, &setup, &serving, &mut on_progress)
+            .map(|(device, served)| (Some(device), served)),
+        None => {
+            SharedDevice::start_all(models, &setup, &serving, &mut on_progress).map(|served| (None, served))
+        }
+    };
     drop(loading);
     drop(progress);
-    let mut server = server.limits(limits(&args.load)?).keys(keys).log_format(log_format);
+    let (device, started) = started?;
+    server = server.limits(limits(&args.load)?).keys(keys).log_format(log_format);
     let (mut context, mut all) = (0, Vec::new());
-    for (names, model) in names.into_iter().zip(started?) {
+    for (names, model) in names.into_iter().zip(started) {
         if all.is_empty() {
             context = model.context();
         }
@@ -53,6 +68,9 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
         server = server.named(names, model);
     }
     let names = all;
+    if let Some(device) = device {
+        server = server.device(device);
+    }
     let server = server.access(access(address.ip(), &args.access));
     let bound = match inherited {
         Some(listener) => server.at(listener)?,
@@ -98,6 +116,15 @@ fn keys(host: IpAddr, args: &ServeArgs) -> Result<Keys> {
     if let Some(file) = api_key_file {
         keys = keys.and(Keys::from_file(file)?);
     }
+    let StoreArgs { store, push_key, push_key_file, .. } = &args.store;
+    let mut pushing = Keys::new(push_key)?;
+    if let Some(file) = push_key_file {
+        pushing = pushing.and(Keys::from_file(file)?);
+    }
+    if store.is_none() && !pushing.is_empty() {
+        bail!("--push-key lets clients send models, and there is no place for them; give --store DIR");
+    }
+    let keys = keys.and(pushing.with_push());
     if keys.is_empty() && !host.is_loopback() && !insecure_public {
         bail!(
             "--host {host} lets others reach the server, and it has no key; give --api-key-file FILE, or \

@@ -7,18 +7,16 @@ mod view;
 
 use crate::args::TopArgs;
 use crate::interrupt::Interrupt;
-use anyhow::{Context, Result, bail, ensure};
+use crate::remote::Remote;
+use anyhow::{Context, Result, ensure};
 use history::History;
 use ratatui_core::terminal::Terminal;
 use screen::Screen;
 use std::io::{IsTerminal, Read};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
-use ureq::Agent;
 use view::View;
 
-/// Longest answer of a server, in bytes.
-const LONGEST_ANSWER: u64 = 16 << 20;
 /// What is asked.
 const PATH: &str = "/v1/live";
 /// For an answer to come.
@@ -52,10 +50,10 @@ pub(super) fn run(args: &TopArgs, interrupt: &Interrupt) -> Result<()> {
         "djinn top needs a terminal; for programs there is {}/v1/live",
         args.url
     );
-    let asker = Asker::new(args)?;
+    let server = Remote::new("--url", &args.url, &args.api_key, Some(WITHIN))?;
     // A server that is not there is told on the command line, and not on a screen of its own.
-    let first = asker.ask()?;
-    let url = asker.url.trim_end_matches(PATH).to_owned();
+    let first: View = server.get(PATH)?;
+    let url = server.url().to_owned();
     let (events, happened) = channel();
     let (quits, keys) = (events.clone(), events.clone());
     interrupt.serve(move || drop(quits.send(Event::Quit)));
@@ -64,7 +62,9 @@ pub(super) fn run(args: &TopArgs, interrupt: &Interrupt) -> Result<()> {
         // The receiver is gone once the screen is closed.
         while {
             std::thread::sleep(every);
-            events.send(Event::Told(asker.ask().map(Box::new).map_err(|error| format!("{error:#}")))).is_ok()
+            events
+                .send(Event::Told(server.get(PATH).map(Box::new).map_err(|error| format!("{error:#}"))))
+                .is_ok()
         } {}
     });
     let screen = Screen::enter()?;
@@ -142,48 +142,4 @@ fn read_keys(events: &Sender<Event>) {
     }
     // Nobody is there any more.
     let _ = events.send(Event::Quit);
-}
-
-/// Asks a server.
-struct Asker {
-    agent: Agent,
-    url: String,
-    key: Option<String>,
-}
-
-impl Asker {
-    fn new(args: &TopArgs) -> Result<Self> {
-        let url = args.url.trim_end_matches('/');
-        let url = url.strip_suffix("/v1").unwrap_or(url);
-        let is_spoken = url.starts_with("http://") || cfg!(feature = "hub") && url.starts_with("https://");
-        if !is_spoken {
-            bail!("--url {url} is no address of this program's: give http://HOST:PORT");
-        }
-        let config = Agent::config_builder()
-            .timeout_global(Some(WITHIN))
-            .http_status_as_error(false)
-            .max_redirects(0)
-            // A server is named by its own address.
-            .proxy(None);
-        let key = args.api_key.first().cloned();
-        Ok(Asker { agent: config.build().into(), url: format!("{url}{PATH}"), key })
-    }
-
-    fn ask(&self) -> Result<View> {
-        let mut request = self.agent.get(&self.url);
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
-        let mut answer = request.call().with_context(|| format!("no answer from {}", self.url))?;
-        match answer.status().as_u16() {
-            200 => {}
-            401 => bail!("{} wants another key; give one of the server's as DJINN_API_KEY", self.url),
-            404 => bail!("{} is not there: is it a server of this version of Djinn?", self.url),
-            status => bail!("{} answers with status {status}", self.url),
-        }
-        let body = answer.body_mut().with_config().limit(LONGEST_ANSWER).read_to_vec();
-        let body = body.with_context(|| format!("the answer of {} broke off", self.url))?;
-        serde_json::from_slice(&body)
-            .with_context(|| format!("{} tells nothing that djinn top understands", self.url))
-    }
 }

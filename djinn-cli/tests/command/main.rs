@@ -8,6 +8,9 @@ mod failures;
 mod one_token;
 mod pack;
 mod plan;
+#[cfg(unix)]
+mod push;
+mod remote;
 mod run;
 mod serve;
 mod settings;

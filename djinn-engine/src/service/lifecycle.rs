@@ -37,6 +37,7 @@ impl<D: Ops> Service<D> {
             keeps_transfers: false,
             transfers: Transfers::default(),
             tracing: Tracing::default(),
+            asked: Vec::new(),
         })
     }
 
@@ -73,7 +74,10 @@ impl<D: Ops> Service<D> {
     /// Whether a session would compute, or a client waits for something that takes the device.
     pub fn wants_device(&self) -> bool {
         let due = self.next_end_of_a_stop().is_some_and(|left| left.is_zero());
-        due || self.transfers.wants_device() || self.state().sessions().any(|session| session.is_ready())
+        let asked = !self.asked.is_empty();
+        due || asked
+            || self.transfers.wants_device()
+            || self.state().sessions().any(|session| session.is_ready())
     }
 
     /// From now on sessions are numbered after those of `before`, which the clients of both know.

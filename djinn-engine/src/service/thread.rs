@@ -6,6 +6,7 @@ mod worker;
 
 pub use pool::{LoadError, Pool, PoolModel, Residence};
 
+use super::logits::AskedLogits;
 use super::tracing::TraceWish;
 use super::transfer::TransferCommand;
 use super::{Answer, Happening, Occupancy, Opening, Service, Snapshot};
@@ -33,6 +34,7 @@ enum Command {
     Count(Answer<Occupancy>),
     Snapshot(Answer<Snapshot>),
     Trace(TraceWish),
+    Logits(AskedLogits),
     Report(Vec<SessionId>, Answer<Vec<Option<SessionReport>>>),
     Debug(DebugWork),
     Transfer(TransferCommand),
@@ -47,6 +49,7 @@ impl Command {
             Command::Open(_, _, answer) | Command::Fork(_, answer) => answer(Err(error)),
             Command::Turn(_, _, answer) => answer(Err(error)),
             Command::Prompt(_, _, answer) => answer(Err(error)),
+            Command::Logits(asked) => (asked.answer)(Err(error)),
             other => return Some(other),
         }
         None
@@ -63,6 +66,7 @@ impl Command {
             Command::Event(_, _, answer) => answer(Err(error())),
             Command::Trace(TraceWish::Begin(_, answer)) => answer(Err(error())),
             Command::Transfer(command) => command.fail(error()),
+            Command::Logits(asked) => (asked.answer)(Err(error())),
             Command::Count(_)
             | Command::Snapshot(_)
             | Command::Report(..)
@@ -79,12 +83,14 @@ impl Command {
 
     /// Whether it takes the device at once.
     fn takes_device(&self) -> bool {
-        matches!(self, Command::Debug(_) | Command::Trace(_) | Command::Transfer(_))
+        matches!(self, Command::Debug(_) | Command::Trace(_) | Command::Transfer(_) | Command::Logits(_))
     }
 
-    /// Whether it may begin a turn.
+    /// Whether it may begin a turn, or other work of the kind.
     fn begins_turn(&self) -> bool {
-        matches!(self, Command::Open(..) | Command::Turn(..) | Command::Prompt(..) | Command::Fork(..))
+        let is_turn =
+            matches!(self, Command::Open(..) | Command::Turn(..) | Command::Prompt(..) | Command::Fork(..));
+        is_turn || matches!(self, Command::Logits(_))
     }
 }
 
@@ -264,6 +270,12 @@ impl Client {
                 answer(occupancy);
             }
         })));
+    }
+
+    /// Computes the logits of every position of `tokens` between two steps, in pages that no session holds, and gives
+    /// them to `answer`: see [`Service::logits`]. Sessions wait meanwhile.
+    pub fn begin_logits(&self, tokens: Vec<u32>, answer: impl FnOnce(Result<Vec<f32>>) + Send + 'static) {
+        self.tell(Command::Logits(AskedLogits { tokens, answer: Box::new(answer) }));
     }
 
     /// Tells `answer` all that people may see of the service, as [`begin_count`](Self::begin_count) does.

@@ -73,6 +73,7 @@ pub(super) struct Speaking {
     /// Tokens that end the text and are no part of it.
     ends: Vec<u32>,
     over: bool,
+    tokens: Vec<u32>,
 }
 
 impl Speaking {
@@ -106,7 +107,25 @@ impl Speaking {
         }
         let markers = model.markers(calls);
         let (called, over) = (false, false);
-        Ok(Speaking { choice, tokenizer, stream, stops, parser, markers, called, one_call, ends, over })
+        let tokens = Vec::new();
+        Ok(Speaking {
+            choice,
+            tokenizer,
+            stream,
+            stops,
+            parser,
+            markers,
+            called,
+            one_call,
+            ends,
+            over,
+            tokens,
+        })
+    }
+
+    /// All of its tokens.
+    pub(super) fn tokens(&self) -> &[u32] {
+        &self.tokens
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -120,6 +139,7 @@ impl Speaking {
         finish: Option<Finish>,
         logprobs: Option<&TokenLogprobs>,
     ) -> Piece {
+        self.tokens.push(token);
         let ends = finish == Some(Finish::Stop) && self.ends.contains(&token);
         let mut piece =
             Piece { choice: self.choice, finish: finish.map(FinishReason::from), ..Piece::default() };

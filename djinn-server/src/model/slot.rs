@@ -174,9 +174,8 @@ impl Slot {
         self.engine.send_modify(|reach| reach.lost = true);
     }
 
-    /// Waits until the device is lost in this way.
-    pub(super) async fn device_lost(&self) {
-        // The sender is the slot's own.
-        let _ = self.engine.subscribe().wait_for(|reach| reach.lost).await;
+    /// Whether the device is lost in this way.
+    pub(super) fn has_lost_device(&self) -> bool {
+        self.engine.borrow().lost
     }
 }

@@ -15,11 +15,13 @@ mod load;
 mod many;
 mod openapi;
 mod plain;
+mod remote;
 mod responses;
 mod sessions;
 #[cfg(feature = "otel")]
 mod spans;
 mod steering;
+mod store;
 mod streams;
 mod structured;
 mod transfer;

@@ -3,6 +3,7 @@
 use crate::interrupt::{Interrupt, Work};
 use crate::output;
 use anyhow::{Context, Result};
+use djinn_engine::Finish;
 use std::io;
 use std::ops::ControlFlow;
 
@@ -40,5 +41,14 @@ impl<'a> Show<'a> {
             Some(error) => Err(error).context("standard output"),
             None => Ok(answered?),
         }
+    }
+}
+
+/// Why an answer ended, for programs.
+pub(in crate::commands) fn name(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop | Finish::Complete => "stop",
+        Finish::Length => "length",
+        Finish::Cancelled => "cancelled",
     }
 }

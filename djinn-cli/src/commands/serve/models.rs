@@ -22,7 +22,7 @@ pub(super) fn open(args: &ServeArgs, options: &OpenOptions, quiet: bool) -> Resu
         for spec in &args.model {
             let (name, place) = split(spec);
             let model = loaded::open(place, options, quiet)?;
-            let own = || if place.contains(['/', '\\', ':']) { model.name.clone() } else { place.to_owned() };
+            let own = || loaded::name(place, &model.name);
             let names = match (args.alias.as_slice(), name) {
                 ([], Some(name)) => vec![name.to_owned()],
                 ([], None) => vec![own()],

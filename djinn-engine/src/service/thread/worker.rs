@@ -128,6 +128,7 @@ impl<D: Ops> Worker<D> {
             Command::Count(answer) => answer(Ok(self.service.occupancy())),
             Command::Snapshot(answer) => answer(Ok(self.service.snapshot())),
             Command::Trace(wish) => self.service.wish(wish),
+            Command::Logits(asked) => self.service.asked.push(asked),
             Command::Retire(retirement) => self.retiring = Some(retirement),
             Command::Report(ids, answer) => {
                 answer(Ok(ids.into_iter().map(|id| self.service.report(id)).collect()));

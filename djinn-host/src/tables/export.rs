@@ -1,4 +1,4 @@
-//! The graph for people and programs: JSON and DOT, annotated with costs.
+//! The graph for programs: JSON and DOT, annotated with costs.
 
 use djinn_srg::cost::{self, Cost, Work};
 use djinn_srg::{Graph, Lifecycle, NodeId};

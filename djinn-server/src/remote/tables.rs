@@ -1,0 +1,130 @@
+//! `/v1/models/{name}/plan` and `/srg`: what `djinn plan` and `djinn srg` print of a model that the server has. The
+//! parameters of the query are their flags.
+
+use crate::server::Server;
+use crate::{ApiError, ServedModel, reply};
+use axum::body::Body;
+use axum::http::Response;
+use djinn_host::{PlanAsked, Setup, SrgAsked, Target, WorkArgs, of_query, plan_text, srg_text};
+use djinn_models::{Model, OpenOptions};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Passes of a prompt that a plan adds up, at most: they follow from its length and the rows of a prefill chunk.
+const MOST_PASSES: u32 = 4096;
+/// Tokens of a prompt that costs are asked for, at most.
+const MOST_TOKENS: u32 = 1 << 24;
+
+/// The machine on which predictions are for the server's CPU, once it is known.
+#[derive(Debug, Default)]
+pub(crate) struct OwnMachine(Mutex<Option<Target>>);
+
+impl OwnMachine {
+    pub(crate) fn set(&self, target: Target) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(target);
+    }
+
+    /// The machine, measured for less than half a second if it is not known.
+    fn get(&self) -> djinn_host::Result<Target> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*known {
+            Some(target) => Ok(target.clone()),
+            None => Ok(known.insert(Target::quick()?).clone()),
+        }
+    }
+}
+
+/// Which of both is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Table {
+    Plan,
+    Graph,
+}
+
+/// Answers a request for a model's plan or graph: lines of text, or JSON.
+pub(crate) async fn show(
+    server: &Arc<Server>,
+    name: &str,
+    table: Table,
+    query: &HashMap<String, String>,
+) -> Result<Response<Body>, ApiError> {
+    let model = server.served(name).ok_or_else(|| ApiError::no_model(name))?;
+    let pairs = || query.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let (server, asked) = (
+        Arc::clone(server),
+        match table {
+            Table::Plan => Asked::Plan(of_query(pairs()).map_err(wrong)?),
+            Table::Graph => Asked::Graph(of_query(pairs()).map_err(wrong)?),
+        },
+    );
+    asked.check()?;
+    let (json, text) = model.work(move |model| Ok((asked.is_json(), asked.text(&server, model)?))).await?;
+    Ok(reply::text(if json { "application/json" } else { "text/plain; charset=utf-8" }, text))
+}
+
+enum Asked {
+    Plan(PlanAsked),
+    Graph(SrgAsked),
+}
+
+impl Asked {
+    fn work(&self) -> &WorkArgs {
+        match self {
+            Asked::Plan(asked) => &asked.work,
+            Asked::Graph(asked) => &asked.work,
+        }
+    }
+
+    fn is_json(&self) -> bool {
+        match self {
+            Asked::Plan(asked) => asked.json,
+            Asked::Graph(asked) => asked.json,
+        }
+    }
+
+    /// Bounds the work before it is begun.
+    fn check(&self) -> Result<(), ApiError> {
+        let tokens = self.work().prompt_len;
+        if tokens > MOST_TOKENS {
+            return Err(ApiError::field("prompt-len", format!("give up to {MOST_TOKENS} tokens")));
+        }
+        match self {
+            Asked::Graph(asked) => asked.check().map_err(wrong),
+            Asked::Plan(asked) => match asked.memory.prefill_rows {
+                Some(rows) if tokens.div_ceil(rows) > MOST_PASSES => {
+                    let message =
+                        format!("{tokens} tokens in chunks of {rows} are more than {MOST_PASSES} passes");
+                    Err(ApiError::field("prefill-chunk", message))
+                }
+                _ => Ok(()),
+            },
+        }
+    }
+
+    fn text(&self, server: &Server, model: &ServedModel) -> Result<String, ApiError> {
+        let target = self
+            .work()
+            .target(|| server.own_machine.get())
+            .map_err(|error| ApiError::failed(error.to_string()))?;
+        let setup = match self {
+            Asked::Plan(asked) => asked.memory,
+            Asked::Graph(asked) => Setup { dtype: asked.dtype, ..Setup::default() },
+        };
+        let opened = opened(model.model(), &target.open_options(&setup))?;
+        let text = match self {
+            Asked::Plan(asked) => plan_text(&opened, asked, target),
+            Asked::Graph(asked) => srg_text(&opened, asked, &target),
+        };
+        text.map_err(wrong)
+    }
+}
+
+/// The model, opened for the machine that is asked about; no weights are read.
+fn opened(model: &Model, options: &OpenOptions) -> Result<Model, ApiError> {
+    let opened = djinn_models::open(&model.location, options);
+    opened.map_err(|error| ApiError::failed(format!("the model cannot be opened again: {error}")))
+}
+
+fn wrong(error: djinn_host::Error) -> ApiError {
+    ApiError::invalid(djinn_host::one_line(&error))
+}

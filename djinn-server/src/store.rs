@@ -1,0 +1,379 @@
+//! A content store: pieces of models by the hash of their bytes, and the models that consist of them.
+//!
+//! ```text
+//! DIR/blobs/ab/abcd…       a piece, whole and compared with its hash
+//! DIR/partial/abcd…        a piece that is arriving, up to where it has come
+//! DIR/registered/ID.json   a manifest whose pieces are arriving
+//! DIR/models/NAME/         a model: manifest.json, and links to its small files
+//! ```
+//!
+//! What another process could see half done is made under another name first, written to the disk, and renamed. A piece
+//! is taken only where a manifest names it, so its size is known before its first byte comes.
+
+mod commit;
+mod disk;
+mod name;
+pub(crate) mod routes;
+pub(crate) mod serving;
+mod upload;
+
+use crate::error::{Error, Result};
+use crate::{ApiError, reply};
+use axum::http::StatusCode;
+use disk::Folders;
+use djinn_models::Location;
+use djinn_models::stored::{ContentHash, ModelManifest, read_manifest};
+use djinn_vmu::size;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+use tokio::sync::Semaphore;
+
+/// Manifests whose pieces are arriving, at most.
+const MOST_REGISTERED: usize = 64;
+/// For the pieces of a manifest to come; then it is forgotten, with what has come of it.
+const REGISTERED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Pieces that arrive at a time.
+const UPLOADS: usize = 32;
+
+/// Pieces of models on a disk, and the models that consist of them.
+#[derive(Debug)]
+pub struct ModelStore {
+    folders: Folders,
+    quota: u64,
+    books: Mutex<Books>,
+    /// One model is put together at a time.
+    committing: Mutex<()>,
+    uploads: Arc<Semaphore>,
+    /// Held as long as the store is open.
+    _lock: File,
+}
+
+/// What the store has to keep.
+#[derive(Debug, Default)]
+struct Books {
+    /// Manifests whose pieces are arriving, by id.
+    registered: BTreeMap<ContentHash, Entry>,
+    /// Models by name.
+    models: BTreeMap<String, Entry>,
+    /// Pieces that are being written.
+    writing: HashSet<ContentHash>,
+}
+
+/// A model, whole or not.
+#[derive(Clone, Debug)]
+struct Entry {
+    registration: Arc<Registration>,
+    /// Of its pieces.
+    sizes: Arc<BTreeMap<ContentHash, u64>>,
+    created: u64,
+}
+
+/// What a client registers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Registration {
+    name: String,
+    #[serde(flatten)]
+    manifest: ModelManifest,
+}
+
+/// What of a manifest the store lacks.
+#[derive(Debug, Serialize)]
+pub(crate) struct Lacking {
+    id: ContentHash,
+    object: &'static str,
+    name: String,
+    /// Of all pieces, each counted once.
+    bytes: u64,
+    lacking_bytes: u64,
+    /// Whether it is a model already.
+    committed: bool,
+    lacking: Vec<LackedPiece>,
+}
+
+#[derive(Debug, Serialize)]
+struct LackedPiece {
+    hash: ContentHash,
+    bytes: u64,
+    /// Those that have come.
+    have: u64,
+}
+
+impl Registration {
+    fn id(&self) -> Result<ContentHash, ApiError> {
+        let text = serde_json::to_vec(self).map_err(|error| ApiError::failed(error.to_string()))?;
+        Ok(ContentHash::of(&text))
+    }
+}
+
+impl Books {
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.registered.values().chain(self.models.values())
+    }
+
+    /// The bytes of a piece that something names.
+    fn wanted(&self, hash: &ContentHash) -> Option<u64> {
+        self.entries().find_map(|entry| entry.sizes.get(hash).copied())
+    }
+
+    /// The bytes of all pieces, together with those of `more`.
+    fn bytes_with(&self, more: &BTreeMap<ContentHash, u64>) -> u64 {
+        let mut seen = HashSet::new();
+        let sizes = self.entries().flat_map(|entry| entry.sizes.iter()).chain(more);
+        sizes.filter(|(hash, _)| seen.insert(**hash)).fold(0, |sum, (_, &bytes)| sum.saturating_add(bytes))
+    }
+}
+
+impl ModelStore {
+    /// Opens the store in a folder, which is made if it is not there, for models of `quota` bytes in all. What was not put
+    /// in place when the process ended is removed, besides pieces that can go on arriving.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the folder cannot be used, [`Error::Setting`] if another process has it.
+    pub fn open(folder: &Path, quota: u64) -> Result<Self> {
+        let io = |source| Error::Io { what: format!("the store {}", folder.display()), source };
+        let folders = Folders::make(folder).map_err(io)?;
+        let lock = folders.lock().map_err(io)?;
+        let lock = lock.ok_or_else(|| {
+            Error::Setting(format!(
+                "another process has the store {}; end it, or give another",
+                folder.display()
+            ))
+        })?;
+        let store = ModelStore {
+            folders,
+            quota,
+            books: Mutex::default(),
+            committing: Mutex::default(),
+            uploads: Arc::new(Semaphore::new(UPLOADS)),
+            _lock: lock,
+        };
+        let whole = store.read().map_err(io)?;
+        match whole {
+            // What a manifest names that cannot be read is not known.
+            false => {
+                log::warn!(target: "djinn::server", "the store is not tidied: a manifest in it cannot be read")
+            }
+            true => store.collect(&store.books()).map_err(io)?,
+        }
+        Ok(store)
+    }
+
+    /// Reads the manifests on the disk; whether all of them could be read.
+    fn read(&self) -> std::io::Result<bool> {
+        let (mut books, mut whole) = (self.books(), true);
+        for folder in self.folders.models()? {
+            let name = name::of_folder(&folder);
+            match name.and_then(|name| Some((name, read_manifest(&folder).ok()?))) {
+                Some((name, manifest)) => {
+                    let created = changed(&folder);
+                    let entry = Entry::new(Registration { name: name.clone(), manifest }, created);
+                    let entry = entry.map_err(std::io::Error::other)?;
+                    books.models.insert(name, entry);
+                }
+                None => {
+                    whole = false;
+                    log::warn!(target: "djinn::server", "{} is no model of a store", folder.display());
+                }
+            }
+        }
+        for file in self.folders.registered()? {
+            let read = fs::read(&file)?;
+            let registration = serde_json::from_slice::<Registration>(&read).ok();
+            let entry = registration.and_then(|registration| {
+                let id = registration.id().ok()?;
+                Some((id, Entry::new(registration, changed(&file)).ok()?))
+            });
+            let fresh = reply::unix_now().saturating_sub(changed(&file)) < REGISTERED_FOR.as_secs();
+            match entry {
+                Some((id, entry)) if fresh => drop(books.registered.insert(id, entry)),
+                _ => fs::remove_file(&file)?,
+            }
+        }
+        Ok(whole)
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every model with its place, by name.
+    pub(crate) fn models(&self) -> Vec<(String, Location)> {
+        let place = |name: &String| (name.clone(), self.location(self.folders.model(name), name));
+        self.books().models.keys().map(place).collect()
+    }
+
+    fn location(&self, folder: PathBuf, name: &str) -> Location {
+        Location::Stored { folder, blobs: self.folders.blobs(), name: name.to_owned() }
+    }
+
+    /// Leave for a piece to arrive.
+    pub(crate) fn upload_permit(&self) -> Result<tokio::sync::OwnedSemaphorePermit, ApiError> {
+        let permit = Arc::clone(&self.uploads).try_acquire_owned();
+        permit.map_err(|_| ApiError::busy(format!("{UPLOADS} pieces are arriving already")))
+    }
+
+    /// Takes a manifest, and says what the store lacks of it. The same one may be registered again.
+    ///
+    /// # Errors
+    /// 400 for a name or a manifest that cannot be, 409 for a name that another model has, 507 where the quota does not
+    /// hold the model, 429 where too many are registered.
+    pub(crate) fn register(&self, name: String, manifest: ModelManifest) -> Result<Lacking, ApiError> {
+        name::check(&name).map_err(|error| ApiError::field("name", error))?;
+        manifest.check().map_err(|error| ApiError::field("files", error))?;
+        let registration = Registration { name: name.clone(), manifest };
+        let id = registration.id()?;
+        let entry =
+            Entry::new(registration, reply::unix_now()).map_err(|error| ApiError::field("files", error))?;
+        let mut books = self.books();
+        self.forget_old(&mut books)?;
+        let committed = match books.models.get(&name) {
+            Some(model) if model.registration.id()? == id => true,
+            Some(_) => return Err(taken(&name)),
+            None => false,
+        };
+        if !committed && !books.registered.contains_key(&id) {
+            if books.registered.len() >= MOST_REGISTERED {
+                return Err(ApiError::busy(format!(
+                    "{MOST_REGISTERED} manifests wait for their pieces; commit or delete some"
+                )));
+            }
+            let needed = books.bytes_with(&entry.sizes);
+            if needed > self.quota {
+                let (needed, quota) = (size::human(needed), size::human(self.quota));
+                return Err(full(format!("with this model the store would have {needed} of {quota}")));
+            }
+            self.folders.write_registered(&id, entry.registration.as_ref()).map_err(of_disk)?;
+            books.registered.insert(id, entry.clone());
+        }
+        let mut lacking = Vec::new();
+        for (hash, &bytes) in entry.sizes.iter() {
+            if !self.folders.has(hash) {
+                lacking.push(LackedPiece { hash: *hash, bytes, have: self.folders.arrived(hash).min(bytes) });
+            }
+        }
+        Ok(Lacking {
+            id,
+            object: "store.manifest",
+            name,
+            bytes: entry.sizes.values().sum(),
+            lacking_bytes: lacking.iter().map(|piece| piece.bytes - piece.have).sum(),
+            committed,
+            lacking,
+        })
+    }
+
+    /// Forgets a manifest, and what has come of it alone.
+    ///
+    /// # Errors
+    /// 404 if there is none.
+    pub(crate) fn unregister(&self, id: &ContentHash) -> Result<(), ApiError> {
+        let mut books = self.books();
+        books.registered.remove(id).ok_or_else(|| no_manifest(id))?;
+        self.folders.remove_registered(id).map_err(of_disk)?;
+        self.collect(&books).map_err(of_disk)
+    }
+
+    /// Forgets manifests whose pieces did not come in time.
+    fn forget_old(&self, books: &mut Books) -> Result<(), ApiError> {
+        let now = reply::unix_now();
+        let is_old = |entry: &Entry| now.saturating_sub(entry.created) >= REGISTERED_FOR.as_secs();
+        let old: Vec<ContentHash> =
+            books.registered.iter().filter(|(_, entry)| is_old(entry)).map(|(id, _)| *id).collect();
+        for id in &old {
+            books.registered.remove(id);
+            self.folders.remove_registered(id).map_err(of_disk)?;
+        }
+        if old.is_empty() { Ok(()) } else { self.collect(books).map_err(of_disk) }
+    }
+
+    /// Whether a model of this name is the store's.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.books().models.contains_key(name)
+    }
+
+    /// Removes a model, and the pieces that no other one has.
+    ///
+    /// # Errors
+    /// 404 if there is none.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), ApiError> {
+        let mut books = self.books();
+        if !books.models.contains_key(name) {
+            return Err(ApiError::no_model(name));
+        }
+        self.folders.remove_model(name).map_err(of_disk)?;
+        books.models.remove(name);
+        self.collect(&books).map_err(of_disk)
+    }
+
+    /// Removes pieces that nothing names.
+    fn collect(&self, books: &Books) -> std::io::Result<()> {
+        self.folders.retain(|hash| books.wanted(hash).is_some() || books.writing.contains(hash))
+    }
+
+    /// What the store holds.
+    pub(crate) fn show(&self) -> serde_json::Value {
+        let books = self.books();
+        let models = books.models.iter().map(|(name, entry)| {
+            serde_json::json!({ "name": name, "bytes": entry.bytes(), "created": entry.created })
+        });
+        let registered = books.registered.iter().map(|(id, entry)| {
+            let name = &entry.registration.name;
+            serde_json::json!({ "id": id, "name": name, "bytes": entry.bytes(), "created": entry.created })
+        });
+        serde_json::json!({
+            "object": "store",
+            "quota_bytes": self.quota,
+            "bytes": books.bytes_with(&BTreeMap::new()),
+            "models": models.collect::<Vec<_>>(),
+            "registered": registered.collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Entry {
+    fn new(registration: Registration, created: u64) -> Result<Self, String> {
+        let sizes = Arc::new(registration.manifest.sizes()?);
+        Ok(Entry { registration: Arc::new(registration), sizes, created })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.sizes.values().sum()
+    }
+}
+
+/// When a file or folder was changed last, in seconds since 1970; now, if that cannot be told.
+fn changed(path: &Path) -> u64 {
+    let at = fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let since = at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+    since.map_or_else(reply::unix_now, |since| since.as_secs())
+}
+
+fn taken(name: &str) -> ApiError {
+    let message =
+        format!("a model called {name} is there; DELETE /v1/models/{name} first, or take another name");
+    ApiError { code: Some("model_exists"), ..ApiError::refused(StatusCode::CONFLICT, message) }
+}
+
+fn no_manifest(id: &ContentHash) -> ApiError {
+    ApiError::refused(StatusCode::NOT_FOUND, format!("no manifest {id} waits for pieces"))
+}
+
+/// 507: there is no room.
+fn full(why: String) -> ApiError {
+    let message = format!("the store is full: {why}; remove models");
+    ApiError { code: Some("store_full"), ..ApiError::refused(StatusCode::INSUFFICIENT_STORAGE, message) }
+}
+
+/// As the disk refuses.
+fn of_disk(error: std::io::Error) -> ApiError {
+    match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            full("its disk has no room".to_owned())
+        }
+        _ => ApiError::failed(format!("the store's disk: {error}")),
+    }
+}

@@ -1,0 +1,71 @@
+//! From a manifest whose pieces have come to a model.
+
+use super::disk::write_json;
+use super::{Entry, ModelStore, no_manifest, of_disk, taken};
+use crate::{ApiError, reply};
+use axum::http::StatusCode;
+use djinn_models::Location;
+use djinn_models::stored::{ContentHash, MANIFEST_FILE};
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::PoisonError;
+
+impl ModelStore {
+    /// Makes a model of a manifest, once `open` has opened it where it is put together, and knows where it will be then; its
+    /// name, and what `open` gave.
+    ///
+    /// # Errors
+    /// 404 for an unknown manifest, 409 while pieces are missing or where the name is taken, also by what `is_taken`
+    /// says; as `open`.
+    pub(crate) fn commit<T>(
+        &self,
+        id: &ContentHash,
+        is_taken: &dyn Fn(&str) -> bool,
+        open: &dyn Fn(&Location, Location) -> Result<T, ApiError>,
+    ) -> Result<(String, T), ApiError> {
+        let _turn = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = self.books().registered.get(id).cloned().ok_or_else(|| no_manifest(id))?;
+        let name = entry.registration.name.clone();
+        let missing = entry.sizes.keys().filter(|hash| !self.folders.has(hash)).count();
+        if missing > 0 {
+            let message = format!("{missing} of {} pieces have not come", entry.sizes.len());
+            let error = ApiError::refused(StatusCode::CONFLICT, message);
+            return Err(ApiError { code: Some("pieces_missing"), ..error });
+        }
+        if self.has(&name) || is_taken(&name) {
+            return Err(taken(&name));
+        }
+        let folder = self.folders.unfinished_model(id).map_err(of_disk)?;
+        let made = self.fill(&folder, &entry).map_err(of_disk).and_then(|()| {
+            // What was opened reads its weights from the pieces, which stay where they are.
+            open(&self.location(folder.clone(), &name), self.location(self.folders.model(&name), &name))
+        });
+        let opened = made.inspect_err(|_| {
+            // What is left is removed when the store is opened next.
+            let _ = fs::remove_dir_all(&folder);
+        })?;
+        let mut books = self.books();
+        if books.registered.remove(id).is_none() {
+            // It was forgotten meanwhile, and its pieces with it.
+            let _ = fs::remove_dir_all(&folder);
+            return Err(no_manifest(id));
+        }
+        self.folders.finish_model(&folder, &name).map_err(of_disk)?;
+        books.models.insert(name.clone(), Entry { created: reply::unix_now(), ..entry });
+        self.folders.remove_registered(id).map_err(of_disk)?;
+        Ok((name, opened))
+    }
+
+    /// Writes the manifest and the small files to a folder.
+    fn fill(&self, folder: &Path, entry: &Entry) -> io::Result<()> {
+        let manifest = &entry.registration.manifest;
+        write_json(&folder.join(MANIFEST_FILE), manifest)?;
+        for file in manifest.files.iter().filter(|file| !file.has_tensors()) {
+            let (piece, to) = (self.folders.blob(&file.pieces[0].hash), folder.join(&file.path));
+            // File systems without links get a copy.
+            fs::hard_link(&piece, &to).or_else(|_| fs::copy(&piece, &to).map(drop))?;
+        }
+        Ok(())
+    }
+}

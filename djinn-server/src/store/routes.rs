@@ -1,0 +1,242 @@
+//! `/v1/store`: registering a model, sending its pieces, and making it visible.
+
+use super::upload::Arrived;
+use super::{ModelStore, name, taken};
+use crate::body::Fields;
+use crate::fields::STORE_MANIFESTS;
+use crate::request::Asker;
+use crate::server::{ApiRequest, Server};
+use crate::{ApiError, reply};
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use djinn_models::stored::{ContentHash, ModelManifest};
+use http_body_util::BodyExt;
+use serde_json::json;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Where a piece goes on, and whether it is whole: as in the IETF's draft of resumable uploads.
+const OFFSET: &str = "upload-offset";
+const COMPLETE: &str = "upload-complete";
+const LENGTH: &str = "upload-length";
+/// Frames of a body that wait to be written.
+const WAITING: usize = 8;
+
+type Answered = Result<Response<Body>, ApiError>;
+
+fn answer(answered: Answered) -> Response<Body> {
+    answered.unwrap_or_else(ApiError::into_response)
+}
+
+/// The store, for those who may push.
+fn store(server: &Server, asker: Asker) -> Result<Arc<ModelStore>, ApiError> {
+    server.store_for(asker.map(|Extension(tenant)| tenant))
+}
+
+/// Does the disk's work on a thread that may wait.
+async fn on_disk<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(ApiError::failed("the store failed")))
+}
+
+fn hash(text: &str) -> Result<ContentHash, ApiError> {
+    text.parse().map_err(ApiError::invalid)
+}
+
+/// Answers `GET /v1/store`.
+pub(crate) async fn show(State(server): State<Arc<Server>>, asker: Asker) -> Response<Body> {
+    answer(store(&server, asker).map(|store| reply::json(StatusCode::OK, &store.show())))
+}
+
+/// Answers `POST /v1/store/manifests`.
+pub(crate) async fn register(request: ApiRequest) -> Response<Body> {
+    answer(registered(request).await)
+}
+
+async fn registered(request: ApiRequest) -> Answered {
+    let store = request.server.store_for(request.tenant)?;
+    let fields = Fields::parse(&request.body, &STORE_MANIFESTS)?;
+    let missing = |name: &'static str| ApiError::field(name, format!("`{name}` is missing"));
+    let name: String = fields.read("name")?.ok_or_else(|| missing("name"))?;
+    let files = fields.read("files")?.ok_or_else(|| missing("files"))?;
+    if !store.has(&name) && request.server.served(&name).is_some() {
+        return Err(taken(&name));
+    }
+    let lacking = on_disk(move || store.register(name, ModelManifest { files })).await?;
+    Ok(reply::json(StatusCode::OK, &lacking))
+}
+
+/// Answers `DELETE /v1/store/manifests/{id}`.
+pub(crate) async fn unregister(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(id): Path<String>,
+) -> Response<Body> {
+    let forgotten = async {
+        let (store, id) = (store(&server, asker)?, hash(&id)?);
+        on_disk(move || store.unregister(&id)).await?;
+        Ok(reply::json(StatusCode::OK, &json!({ "id": id, "object": "store.manifest", "deleted": true })))
+    };
+    answer(forgotten.await)
+}
+
+/// Answers `HEAD /v1/store/blobs/{hash}`: how far a piece has come.
+pub(crate) async fn head(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(name): Path<String>,
+) -> Response<Body> {
+    let told = async {
+        let (store, hash) = (store(&server, asker)?, hash(&name)?);
+        let arrived = on_disk(move || store.arrived(&hash)).await?;
+        Ok(with_progress(StatusCode::OK, arrived))
+    };
+    answer(told.await)
+}
+
+/// Answers `PUT /v1/store/blobs/{hash}`: the bytes of a piece, from where it has come to, all or the next of them.
+pub(crate) async fn put(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response<Body> {
+    let sent = async {
+        let (store, hash) = (store(&server, asker)?, hash(&name)?);
+        let offset = match headers.get(OFFSET) {
+            None => 0,
+            Some(value) => value
+                .to_str()
+                .ok()
+                .and_then(|text| text.parse().ok())
+                .ok_or_else(|| ApiError::invalid(format!("{OFFSET} is a number of bytes")))?,
+        };
+        let _permit = store.upload_permit()?;
+        arrive(&server, &store, hash, offset, body).await
+    };
+    match sent.await {
+        Ok(arrived) if arrived.is_whole() => with_progress(StatusCode::CREATED, arrived),
+        Ok(arrived) => with_progress(StatusCode::ACCEPTED, arrived),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Writes a body to a piece. A client that leaves, or sends nothing for too long, leaves what has come.
+async fn arrive(
+    server: &Server,
+    store: &Arc<ModelStore>,
+    hash: ContentHash,
+    offset: u64,
+    mut body: Body,
+) -> Result<Arrived, ApiError> {
+    let (sender, mut frames) = mpsc::channel::<Option<Bytes>>(WAITING);
+    let store = Arc::clone(store);
+    let writing = tokio::spawn(on_disk(move || {
+        let mut upload = store.begin(hash, offset)?;
+        loop {
+            match frames.blocking_recv() {
+                Some(Some(bytes)) => upload.write(&bytes)?,
+                Some(None) => return upload.finish(),
+                None => {
+                    return Err(ApiError::invalid(
+                        "the request's body broke off; go on from where it came to",
+                    ));
+                }
+            }
+        }
+    }));
+    let slow = || {
+        ApiError::refused(
+            StatusCode::REQUEST_TIMEOUT,
+            "the piece came too slowly; go on from where it came to",
+        )
+    };
+    let received = async {
+        loop {
+            let frame = timeout(server.limits.body_time, body.frame()).await.map_err(|_| slow())?;
+            let next = match frame {
+                None => None,
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => Some(data),
+                    Err(_) => continue,
+                },
+                Some(Err(_)) => return Ok(()),
+            };
+            let ends = next.is_none();
+            // One that fails to write says why.
+            if sender.send(next).await.is_err() || ends {
+                return Ok(());
+            }
+        }
+    };
+    let received = received.await;
+    drop(sender);
+    let written = writing.await.unwrap_or_else(|_| Err(ApiError::failed("the store failed")));
+    received.and(written)
+}
+
+fn with_progress(status: StatusCode, arrived: Arrived) -> Response<Body> {
+    let Arrived { bytes, have } = arrived;
+    let complete = arrived.is_whole();
+    let mut response = reply::json(status, &json!({ "bytes": bytes, "have": have, "complete": complete }));
+    let headers = response.headers_mut();
+    headers.insert(OFFSET, HeaderValue::from(have));
+    headers.insert(LENGTH, HeaderValue::from(bytes));
+    headers.insert(COMPLETE, HeaderValue::from_static(if complete { "?1" } else { "?0" }));
+    response
+}
+
+/// Answers `POST /v1/store/manifests/{id}/commit`.
+pub(crate) async fn commit(Path(id): Path<String>, request: ApiRequest) -> Response<Body> {
+    let committed = async {
+        let (store, id, server) = (request.server.store_for(request.tenant)?, hash(&id)?, request.server);
+        let name = on_disk(move || {
+            let is_taken = |name: &str| server.served(name).is_some();
+            let (name, model) =
+                store.commit(&id, &is_taken, &|place, later| server.open_stored(place, later))?;
+            server.add_opened(&name, model).map_err(|error| ApiError::failed(error.to_string()))?;
+            Ok(name)
+        })
+        .await?;
+        Ok(reply::json(StatusCode::CREATED, &json!({ "id": name, "object": "model", "owned_by": "djinn" })))
+    };
+    answer(committed.await)
+}
+
+/// Answers `DELETE /v1/models/{name}`, for models that were pushed.
+pub(crate) async fn delete_model(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(name): Path<String>,
+) -> Response<Body> {
+    let deleted = async {
+        if name.rsplit_once('/').is_some_and(|(_, part)| name::PARTS.contains(&part)) {
+            return Err(ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method"));
+        }
+        let store = store(&server, asker)?;
+        let gone = name.clone();
+        on_disk(move || {
+            if !store.has(&gone) {
+                return Err(match server.served(&gone).is_some() {
+                    true => {
+                        ApiError::refused(StatusCode::CONFLICT, "this model was given at the server's start")
+                    }
+                    false => ApiError::no_model(&gone),
+                });
+            }
+            server.remove(&gone);
+            store.remove(&gone)
+        })
+        .await?;
+        Ok(reply::json(StatusCode::OK, &json!({ "id": name, "object": "model", "deleted": true })))
+    };
+    answer(deleted.await)
+}
