@@ -30,7 +30,7 @@ packages() {
     cp -r clients/python "$place/source"
     "$uv" build -q --wheel --out-dir "$place" "$place/source"
     "$uv" pip install -q --python "$python" --no-build "$place"/djinn-*.whl pytest==8.4.2 mypy==2.4.1 \
-        openai==3.54.0 langchain-openai==1.7.3 'pydantic-ai-slim[openai]==2.68.0'
+        blake3==1.0.11 openai==3.54.0 langchain-openai==1.7.3 'pydantic-ai-slim[openai]==2.68.0'
     "$DJINN" --quiet pull smollm2
 }
 if ! packages >"$place/packages.log" 2>&1; then

@@ -26,9 +26,9 @@ def served(*flags: str, **how: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def address() -> Iterator[str]:
-    """Of a server of a tiny model, whose tokens are the bytes of ASCII."""
-    with served() as server:
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a server of a tiny model, whose tokens are the bytes of ASCII, with a store."""
+    with served(f"--store={tmp_path_factory.mktemp('store')}") as server:
         yield f"http://127.0.0.1:{server.port}"
         assert not server.complaints()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ CHECKPOINT = SCRIPTS.parent / "djinn-models/tests/checkpoints/tied-f32"
 
 
 def plain(client: Djinn) -> str:
-    return client.session().generate(PROMPT, **FIELDS).text
+    return client.session(model="tiny").generate(PROMPT, **FIELDS).text
 
 
 def test_hooks(client: Djinn) -> None:
@@ -210,6 +212,35 @@ def test_a_session_that_waits_for_a_tool_is_seen(client: Djinn) -> None:
     assert sum(parts) == model.device.total
     with pytest.raises(djinn.BadRequest):
         next(client.watch(0.01))
+
+
+def test_a_pushed_model_answers_and_a_fine_tune_sends_what_differs(client: Djinn, tmp_path: Path) -> None:
+    from served import TEMPLATE, tokenizer  # type: ignore[import-not-found]
+
+    base, tuned = tmp_path / "base", tmp_path / "tuned"
+    shutil.copytree(CHECKPOINT, base)
+    (base / "tokenizer.json").write_text(json.dumps(tokenizer()))
+    (base / "chat_template.jinja").write_text(TEMPLATE)
+    shutil.copytree(base, tuned)
+    tensors = safetensors.numpy.load_file(tuned / "model.safetensors")
+    name = next(iter(tensors))
+    tensors[name] = tensors[name] + 1
+    safetensors.numpy.save_file(tensors, tuned / "model.safetensors")
+    first, second = client.push(base), client.push(tuned, "org/tuned")
+    assert first.sent == first.bytes
+    # With the header, which names the offsets anew.
+    assert tensors[name].nbytes <= second.sent < tensors[name].nbytes + 10_000
+    assert client.push(base).sent == 0
+    try:
+        assert set(client.models()) >= {"tiny", "base", "org/tuned"}
+        assert client.session(model="base").generate(PROMPT, **FIELDS).text == plain(client)
+        assert client.session(model="org/tuned").generate(PROMPT, **FIELDS).text != plain(client)
+        with pytest.raises(djinn.Conflict, match="base"):
+            client.push(tuned, "base")
+    finally:
+        client.remove_model("base")
+        client.remove_model("org/tuned")
+    assert client.models() == ["tiny"]
 
 
 def test_what_is_refused(client: Djinn) -> None:

@@ -15,6 +15,7 @@ from .errors import (
 )
 from .live import DeviceMemory, HostMemory, KvPages, Live, LiveModel, LiveSession
 from .pause import Pause
+from .push import Pushed
 from .session import Session
 from .steering import SteeringStore
 from .turn import Answer, Turn
@@ -37,7 +38,7 @@ from .types import (
 __all__ = [
     "Answer", "ApiError", "BadRequest", "Breakpoint", "Cache", "Captures", "Conflict", "DeviceMemory", "Djinn",
     "DjinnError", "EntropyCondition", "Hook", "HostMemory", "KvPages", "LensRow", "LensToken", "Live", "LiveModel",
-    "LiveSession", "NotFound", "Pause", "PauseNotReached", "PausedAt", "ProbeCondition", "ServerError",
+    "LiveSession", "NotFound", "Pause", "PauseNotReached", "PausedAt", "ProbeCondition", "Pushed", "ServerError",
     "ServerUnreachable", "Session", "SteeringStore", "Text", "TokenCondition", "TooMuch", "Turn", "Unauthorized",
     "Vector", "steering",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +14,7 @@ import httpx
 from .errors import Conflict
 from .http import Http
 from .live import Live, look, watch
+from .push import Pushed, name_of, push
 from .session import Session
 from .steering import SteeringStore
 from .types import Hook
@@ -68,6 +69,24 @@ class Djinn:
         :param every: seconds, 0.1 to 60.
         """
         return watch(self._http, every, model)
+
+    def push(self, model: str | os.PathLike[str], name: str | None = None, *, connections: int = 4,
+             progress: Callable[[int, int], None] | None = None) -> Pushed:
+        """Sends a model to the server's store, without the tensors that it has, and makes it visible. One that was broken
+        off goes on where it was. Needs `blake3`.
+
+        :param model: a folder in Hugging Face's layout with safetensors, or a GGUF file, which is sent as a whole.
+        :param name: in requests; the folder's or file's own, if not given.
+        :param connections: pieces that are sent at once.
+        :param progress: is told the bytes that were sent, and those that the server lacked.
+        :raises ValueError: it is no such model.
+        :raises ApiError: the server refuses it: no store (404), no right (403), its name is taken (409), no room (507).
+        """
+        return push(self._http, Path(model), name or name_of(model), connections, progress)
+
+    def remove_model(self, name: str) -> None:
+        """Removes a model that was pushed."""
+        self._http.ask("DELETE", f"/v1/models/{quote(name)}")
 
     def hooks(self, model: str | None = None) -> list[Hook]:
         """Where values can be read and changed, in the order of computation; of its first model, if none is named."""

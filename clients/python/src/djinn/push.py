@@ -1,0 +1,159 @@
+"""Models that are sent to a server's store, without what it has already. Needs `blake3`."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import ApiError, Conflict, DjinnError, ServerUnreachable
+from .http import Http
+
+#: The small files that a model is opened from.
+_SMALL = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.json", "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model",
+)
+#: The longest header of a safetensors file.
+_MAX_HEADER = 100_000_000
+#: Bytes that are read at a time.
+_RUN = 1 << 20
+#: Times that a piece is sent, from where it has come to.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What came of it."""
+
+    name: str
+    #: Bytes of the model, and those that were sent, since the server lacked them.
+    bytes: int
+    sent: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A run of a file."""
+
+    path: Path
+    start: int
+    end: int
+    tensor: dict[str, Any] | None
+
+
+def push(http: Http, model: Path, name: str, connections: int, progress: Callable[[int, int], None] | None) -> Pushed:
+    files, places = _manifest(model)
+    told = http.ask("POST", "/v1/store/manifests", json={"name": name, "files": files})
+    sent, total = 0, int(told["lacking_bytes"])
+    if progress is not None:
+        progress(sent, total)
+    with ThreadPoolExecutor(connections) as pool:
+        for count in pool.map(lambda piece: _send(http, piece, places), told["lacking"]):
+            sent += count
+            if progress is not None:
+                progress(sent, total)
+    if not told["committed"]:
+        http.ask("POST", f"/v1/store/manifests/{told['id']}/commit", timeout=None)
+    return Pushed(told["name"], int(told["bytes"]), sent)
+
+
+def _send(http: Http, lacking: dict[str, Any], places: dict[str, _Piece]) -> int:
+    """Sends what the server lacks of a piece; the bytes of that."""
+    piece, path = places[lacking["hash"]], f"/v1/store/blobs/{lacking['hash']}"
+    have = first = int(lacking["have"])
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            http.send("PUT", path, content=_read(piece, have), headers={
+                "content-type": "application/octet-stream", "upload-offset": str(have),
+            })
+            return piece.end - piece.start - first
+        except (ServerUnreachable, ApiError) as error:
+            if isinstance(error, Conflict) and error.code == "piece_exists":
+                return 0
+            # 408: too slow; 409: another number of bytes has come; 422: they were changed on the way.
+            again = not isinstance(error, ApiError) or error.status in (408, 409, 422, 429) or error.status >= 500
+            if attempt == _ATTEMPTS or not again or getattr(error, "status", None) == 507:
+                raise
+            time.sleep(0.2 * attempt)
+            have = int(http.send("HEAD", path).headers["upload-offset"])
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _read(piece: _Piece, have: int) -> Iterator[bytes]:
+    with piece.path.open("rb") as file:
+        file.seek(piece.start + have)
+        left = piece.end - piece.start - have
+        while left > 0:
+            run = file.read(min(left, _RUN))
+            if not run:
+                raise DjinnError(f"{piece.path} became shorter while it was sent")
+            left -= len(run)
+            yield run
+
+
+def _manifest(model: Path) -> tuple[list[dict[str, Any]], dict[str, _Piece]]:
+    """What the model consists of, and where each piece lies, by its hash."""
+    if model.is_dir():
+        files = [model / name for name in _SMALL if (model / name).exists()] + sorted(model.glob("*.safetensors"))
+        if not (model / "config.json").exists() or files[-1].suffix != ".safetensors":
+            raise ValueError(f"{model} has no config.json with *.safetensors beside it")
+    elif model.suffix == ".gguf":
+        files = [model]
+    else:
+        raise ValueError(f"{model} is neither a folder nor a .gguf file")
+    told: list[dict[str, Any]] = []
+    places: dict[str, _Piece] = {}
+    for path in files:
+        pieces = []
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for piece in _cut(path, data):
+                hash = _hash(data, piece)
+                places.setdefault(hash, piece)
+                tensor = {} if piece.tensor is None else {"tensor": piece.tensor}
+                pieces.append({"hash": hash, "bytes": piece.end - piece.start} | tensor)
+        told.append({"path": path.name, "pieces": pieces})
+    return told, places
+
+
+def _cut(path: Path, data: mmap.mmap) -> list[_Piece]:
+    """A safetensors file is cut at its tensors, as the server's command does it; others are one piece."""
+    if path.suffix != ".safetensors":
+        return [_Piece(path, 0, len(data), None)]
+    length = int.from_bytes(data[:8], "little")
+    try:
+        if length > min(_MAX_HEADER, len(data) - 8):
+            raise ValueError("its header is longer than the file, or than 100 MB")
+        header = json.loads(data[8:8 + length])
+        header.pop("__metadata__", None)
+        tensors = sorted((8 + length + int(body["data_offsets"][0]), name, body) for name, body in header.items())
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise ValueError(f"{path} is no file of safetensors: {error}") from error
+    cuts: list[tuple[int, dict[str, Any] | None]] = [(0, None)]
+    for start, name, body in tensors:
+        # One without bytes begins where the next one does.
+        if cuts[-1][0] < start < len(data):
+            cuts.append((start, {"name": name, "dtype": body["dtype"], "shape": body["shape"]}))
+    ends = [start for start, _ in cuts[1:]] + [len(data)]
+    return [_Piece(path, start, end, tensor) for (start, tensor), end in zip(cuts, ends, strict=True)]
+
+
+def _hash(data: mmap.mmap, piece: _Piece) -> str:
+    try:
+        from blake3 import blake3
+    except ImportError as error:
+        raise DjinnError("pushing a model needs blake3: pip install 'djinn[push]'") from error
+    with memoryview(data) as view, view[piece.start:piece.end] as run:
+        return str(blake3(run, max_threads=blake3.AUTO).hexdigest())
+
+
+def name_of(model: str | os.PathLike[str]) -> str:
+    """The name of a folder, or of a file without its ending."""
+    path = Path(model).resolve()
+    return path.name if path.is_dir() else path.stem
