@@ -126,6 +126,12 @@ impl Parts {
         self.held.missing_bytes(&runtime.shared.borrow().store)
     }
 
+    /// Bytes of resident weights that are kept in host memory as well.
+    pub(crate) fn copy_bytes<D: Ops>(&self, runtime: &Runtime<D>) -> u64 {
+        // A load that is under way has the store, and others go on meanwhile.
+        runtime.shared.try_borrow().map_or(0, |shared| self.held.copy_bytes(&shared.store))
+    }
+
     /// Gives the device's memory to others, once all work on it is done. What is in host memory stays.
     pub(crate) fn evict<D: Ops>(&mut self, runtime: &Runtime<D>) {
         self.held.evict(&runtime.device, &mut runtime.shared.borrow_mut().store);

@@ -48,6 +48,11 @@ impl<D: Ops> Engine<D> {
         self.parts.missing_bytes(&self.runtime)
     }
 
+    /// Bytes of resident weights that are kept in host memory as well; 0 while another model of the runtime is loaded.
+    pub fn copy_bytes(&self) -> u64 {
+        self.parts.copy_bytes(&self.runtime)
+    }
+
     /// Gives the copies of resident weights in host memory up, and says how many bytes are free by that.
     pub fn drop_copies(&mut self) -> u64 {
         self.parts.drop_copies(&self.runtime)

@@ -232,6 +232,8 @@ pub(crate) struct ModelPage<'a> {
     pub(crate) occupancy: Option<(Occupancy, Duration)>,
     /// Sessions that are remembered by name.
     pub(crate) sessions: usize,
+    /// Whether its engine runs, or will once it is asked for something.
+    pub(crate) is_up: bool,
     /// Whether it is on the device.
     pub(crate) is_loaded: bool,
     /// How it came there so far.
@@ -266,7 +268,7 @@ pub(crate) fn page(models: &[ModelPage<'_>], server: &ServerMetrics) -> String {
         move |page, name, model| of(model.metrics).write(page, name, Some(model.name))
     }
     let up = |page: &mut String, name: &str, model: &ModelPage<'_>| {
-        let up = u8::from(model.occupancy.is_some());
+        let up = u8::from(model.is_up);
         line(page, format_args!("{name}{{model_name=\"{}\"}} {up}", label(model.name)));
     };
     family("djinn_model_up", "gauge", "Whether the model's engine runs.", &up);

@@ -255,7 +255,7 @@ impl ServedModel {
 
     /// Whether it answers requests now: its engine runs, or will once it is asked for something.
     pub fn is_ready(&self) -> bool {
-        self.slot.client().is_ok() && !matches!(self.residence(), Residence::Unloaded(Some(_)))
+        self.slot.is_ready()
     }
 
     /// Where it is: models that share a device are not always on it.

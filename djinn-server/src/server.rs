@@ -394,7 +394,17 @@ pub(crate) async fn metrics_page(State(server): State<Arc<Server>>) -> Response<
     for (name, model) in &models {
         let (occupancy, sessions) = (model.occupancy().await, model.sessions().len());
         let (is_loaded, loads) = (model.residence() == Residence::Device, model.loads());
-        pages.push(ModelPage { name, metrics: model.metrics(), occupancy, sessions, is_loaded, loads });
+        // One on the device that does not answer is not.
+        let is_up = model.is_ready() && (occupancy.is_some() || !is_loaded);
+        pages.push(ModelPage {
+            name,
+            metrics: model.metrics(),
+            occupancy,
+            sessions,
+            is_up,
+            is_loaded,
+            loads,
+        });
     }
     let page = metrics::page(&pages, &server.metrics);
     reply::text("text/plain; version=0.0.4; charset=utf-8", page)

@@ -127,6 +127,12 @@ impl Allocations {
         Ok(empty)
     }
 
+    /// Bytes of the copies of what is resident; others may have the same ones.
+    pub fn copy_bytes(&self, store: &TextStore) -> u64 {
+        let bytes = self.copies.iter().filter_map(|hash| store.find(Space::Host, hash));
+        bytes.map(|buffer| buffer.len()).sum()
+    }
+
     /// Gives the copies of what is resident back to the store: to come back, the model is read again. The bytes that are
     /// free by that. Copies to the device are done.
     pub fn drop_copies<D: Device>(&mut self, device: &D, store: &mut TextStore) -> u64 {

@@ -67,7 +67,7 @@ pub struct Snapshot {
     pub page_tokens: u32,
     /// Bytes of device memory by segment.
     pub segments: Segments,
-    /// Bytes of weights in host memory.
+    /// Bytes of weights in host memory, with copies of what is resident.
     pub host_weight_bytes: u64,
     /// Where the weights are.
     pub weights: WeightPlaces,
@@ -160,7 +160,7 @@ impl<D: Ops> Service<D> {
             page_bytes: plan.kv.page_bytes(),
             page_tokens: plan.kv.page_tokens,
             segments: if engine.is_away() { Segments::default() } else { plan.segments },
-            host_weight_bytes: plan.host_weight_bytes(),
+            host_weight_bytes: plan.host_weight_bytes() + engine.copy_bytes(),
             weights: WeightPlaces::new(&plan.placement, engine.chunks_ahead()),
             steps: self.batcher.steps(),
             swaps: engine.swap_stats(),

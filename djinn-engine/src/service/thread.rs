@@ -76,9 +76,9 @@ impl Command {
         }
     }
 
-    /// Whether it only asks how things are, and brings no model to the device.
-    fn is_question(&self) -> bool {
-        matches!(self, Command::Count(_) | Command::Snapshot(_) | Command::Report(..))
+    /// Whether a model is loaded for it. All else is about sessions, and a model that is not loaded has none.
+    fn loads(&self) -> bool {
+        self.begins_turn() || matches!(self, Command::Transfer(_))
     }
 
     /// Whether it takes the device at once.

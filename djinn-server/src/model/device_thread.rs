@@ -99,7 +99,7 @@ impl DeviceThread {
                     }
                 }
             }
-            // Models that nobody waits for end here, and one that was to be loaded first tells why it is not.
+            // Models without an owner end here, and one that was to be loaded first tells why it is not.
             let mut failure = Some(failure);
             self.residents.retain(|resident| resident.has_owner() && !resident.give_up(&mut failure));
             if self.wait(failures).is_break() {
@@ -108,7 +108,7 @@ impl DeviceThread {
         }
     }
 
-    /// Waits until it is time to start again; breaks if nobody wants it.
+    /// Waits until it is time to start again; breaks if no model has an owner.
     fn wait(&mut self, failures: usize) -> ControlFlow<()> {
         let waits = &self.restart_after;
         let wait = waits.get(failures).or(waits.last()).copied().unwrap_or_default();
@@ -129,7 +129,7 @@ impl DeviceThread {
         }
     }
 
-    /// Makes the device and serves its models until nobody wants any. `runs` says whether one was loaded. An engine that
+    /// Makes the device and serves its models until none has an owner. `runs` says whether one was loaded. An engine that
     /// panics has failed.
     fn serve(&mut self, runs: &Arc<AtomicBool>) -> Result<()> {
         let needs = self.needs();

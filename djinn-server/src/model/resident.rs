@@ -5,7 +5,7 @@ use super::device_thread::{DeviceThread, Follower, Report};
 use super::outbox::Outbox;
 use super::slot::Slot;
 use crate::error::{Error, Result};
-use djinn_device::Ops;
+use djinn_device::{Ops, Space};
 use djinn_engine::{Client, Inbox, LoadError, Options, Pool, PoolModel, Residence, Runtime, Service};
 use djinn_host::{OnDevice, Setup, load_into, one_line, system};
 use djinn_models::Model;
@@ -90,7 +90,7 @@ pub(super) struct Resident {
     pub(super) slot: Weak<Slot>,
     /// Of its first client.
     inbox: Option<Inbox>,
-    /// Until it is loaded first, where somebody waits for that.
+    /// Until it is loaded first, where the owner waits for that.
     follower: Arc<Mutex<Option<Follower>>>,
 }
 
@@ -108,7 +108,7 @@ impl Resident {
         self.slot.strong_count() > 0
     }
 
-    /// Tells one who waits until the model is loaded first that it is not, and why. Whether somebody does.
+    /// Tells the owner, who waits until the model is loaded first, why it is not. Whether one does wait.
     pub(super) fn give_up(&self, why: &mut Option<Error>) -> bool {
         let Some(follower) = lock(&self.follower).take() else { return false };
         let ended = || Error::Setting("the device failed while the model was loaded".to_owned());
@@ -270,7 +270,10 @@ impl OnDevice for OnThread<'_> {
 
     fn on<D: Ops + 'static>(self, device: D) -> Result<()> {
         let OnThread { thread, runs } = self;
-        let runtime = Rc::new(Runtime::in_turns(device, thread.host_limit)?);
+        // Where the device is the host's memory and has no cap, no model ever leaves it.
+        let is_unlimited = device.info().host_memory && device.usage(Space::Device).limit == u64::MAX;
+        let host_limit = if is_unlimited { 0 } else { thread.host_limit };
+        let runtime = Rc::new(Runtime::in_turns(device, host_limit)?);
         let mut pool = Pool::new(Rc::clone(&runtime));
         thread.residents().for_each(|resident| resident.enter(&mut pool, &runtime, &runs));
         let joining = thread.joining.clone();

@@ -63,6 +63,14 @@ impl Slot {
         }
     }
 
+    /// Whether requests are answered: one that is loaded when it is asked for something is ready until then, even if it could
+    /// not be loaded the last time.
+    pub(super) fn is_ready(&self) -> bool {
+        let reach = self.engine.borrow();
+        let failed = matches!(reach.residence, Residence::Unloaded(Some(_)));
+        reach.refused.is_none() && !(failed && reach.is_wanted)
+    }
+
     /// Where the model is.
     pub(super) fn residence(&self) -> Residence {
         self.engine.borrow().residence.clone()
@@ -117,7 +125,7 @@ impl Slot {
     /// The engine ended, and all engines on its device.
     pub(super) fn failed(&self, why: &str) {
         self.engine.send_modify(|reach| {
-            reach.is_wanted |= reach.residence != Residence::Unloaded(None);
+            reach.is_wanted |= !matches!(reach.residence, Residence::Unloaded(_));
             reach.residence = Residence::Unloaded(None);
             reach.failures += 1;
             (reach.refused, reach.why) = (Some(why.to_owned()), why.to_owned());

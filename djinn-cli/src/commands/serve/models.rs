@@ -1,9 +1,8 @@
 //! The models that are served, and their names.
 
 use crate::args::ServeArgs;
-use crate::loaded;
-use crate::output;
-use anyhow::{Context, Result, bail};
+use crate::{cache, loaded, output};
+use anyhow::{Context, Result, bail, ensure};
 use djinn_models::{Model, OpenOptions};
 use std::fs;
 use std::path::Path;
@@ -17,9 +16,10 @@ pub(super) struct NamedModel {
 /// Finds and opens the models of the command line, then those of a folder; reads no weights. One of the folder that does not
 /// open is told and left out.
 pub(super) fn open(args: &ServeArgs, options: &OpenOptions, quiet: bool) -> Result<Vec<NamedModel>> {
-    if args.alias.is_empty() || args.model.len() == 1 && args.models_dir.is_none() {
+    if args.alias.is_empty() || args.model.len() <= 1 && args.models_dir.is_none() {
         let mut models = Vec::new();
-        for spec in &args.model {
+        let default = (args.model.is_empty() && args.models_dir.is_none()).then_some(cache::DEFAULT_MODEL);
+        for spec in args.model.iter().map(String::as_str).chain(default) {
             let (name, place) = split(spec);
             let model = loaded::open(place, options, quiet)?;
             let own = || loaded::name(place, &model.name);
@@ -34,6 +34,7 @@ pub(super) fn open(args: &ServeArgs, options: &OpenOptions, quiet: bool) -> Resu
         }
         if let Some(folder) = &args.models_dir {
             add_folder(&mut models, folder, options, quiet)?;
+            ensure!(!models.is_empty(), "--models-dir {} holds no model", folder.display());
         }
         return Ok(models);
     }

@@ -5,7 +5,7 @@
 //! weights stay in host memory. Models that wait for room come in order. While one waits that models with running turns keep
 //! out, these begin no new turn, so that none waits for ever, and none waits while it holds what another one needs.
 
-use super::worker::Worker;
+use super::worker::{LOOK_EVERY, Worker};
 use super::{Command, Inbox};
 use crate::{Error, Result, Runtime, Service};
 use crossbeam_channel::{Receiver, Select, TryRecvError};
@@ -80,7 +80,7 @@ pub trait PoolModel<D: Ops> {
     /// Where its weights are read again that have no copy in host memory.
     fn source(&self) -> &dyn WeightSource;
 
-    /// How far it is on its way to the device, in bytes; it may break off, since nobody wants it any more.
+    /// How far it is on its way to the device, in bytes; it may break off, since it is not wanted any more.
     fn loading(&self, done: u64, total: u64) -> ControlFlow<()>;
 
     /// Where it is from now on.
@@ -160,7 +160,7 @@ impl<D: Ops> Member<D> {
     fn take(&mut self, command: Command) {
         let is_on_device = self.is_on_device();
         match &mut self.worker {
-            None if command.is_question() => command.fail("the model is not loaded"),
+            None if !command.loads() => command.fail("the model is not loaded"),
             None => match &self.refused {
                 Some((why, until)) if Instant::now() < *until => command.fail(why),
                 Some(_) | None => self.waiting.push_back(command),
@@ -422,7 +422,7 @@ impl<D: Ops> Pool<D> {
             select.recv(control);
         }
         match left {
-            Some(left) => drop(select.ready_timeout(left)),
+            Some(left) => drop(select.ready_timeout(left.max(LOOK_EVERY))),
             None => drop(select.ready()),
         }
     }

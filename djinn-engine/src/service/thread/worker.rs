@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// While the device works, the thread looks at it once in this time.
-const LOOK_EVERY: Duration = Duration::from_micros(50);
+pub(super) const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 pub(super) struct Worker<D: Ops> {
     pub(super) service: Service<D>,
