@@ -13,11 +13,9 @@ and Python 3.9; Linux.
 
 import argparse
 import datetime
-import http.client
 import json
 import os
 import platform
-import random
 import shutil
 import statistics
 import subprocess
