@@ -52,8 +52,8 @@ fn search(logits: &[f32], draw: &Draw, best: (usize, f32)) -> usize {
 fn drawn(logits: &[f32], draw: &Draw, (_, most): (usize, f32), token: usize) -> Drawn {
     let (mut logprob, mut best) = (0.0, Vec::new());
     if draw.logprob || draw.best > 0 {
-        let normal = f64::from(most) + sum(logits, |logit| exp(logit - most)).ln();
-        let of = |logit: f32| (f64::from(logit) - normal) as f32;
+        let log_total = sum(logits, |logit| exp(logit - most)).ln();
+        let of = |logit: f32| (f64::from(logit) - f64::from(most) - log_total) as f32;
         logprob = if draw.logprob { of(logits[token]) } else { 0.0 };
         best = most_probable(logits, draw.best as usize);
         best.iter_mut().for_each(|(_, logit)| *logit = of(*logit));

@@ -72,9 +72,10 @@ pub(crate) fn drawn(logits: &[f32], draw: &Draw, changes: &Changes<'_>) -> Drawn
             changed.iter().position(|&logit| logit == most).expect("one is the greatest")
         }
     };
-    let normal =
-        f64::from(most) + total(logits.iter().map(|&logit| (f64::from(logit) - f64::from(most)).exp())).ln();
-    let logprob = |token: usize| (f64::from(logits[token]) - normal) as f32;
+    // Of the greatest logit, in which the logarithm of a sum may vanish.
+    let below = |logit: f32| f64::from(logit) - f64::from(most);
+    let log_total = total(logits.iter().map(|&logit| below(logit).exp())).ln();
+    let logprob = |token: usize| (below(logits[token]) - log_total) as f32;
     let mut best: Vec<usize> = (0..logits.len()).filter(|&token| logits[token].is_finite()).collect();
     best.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).expect("no logit is NaN").then(a.cmp(&b)));
     best.truncate(draw.best as usize);

@@ -144,6 +144,7 @@ impl Resident {
             follower: Arc::clone(&self.follower),
             runs: Arc::clone(runs),
             planned: Mutex::new(planned.map_err(Some)),
+            is_told: AtomicBool::new(false),
         };
         pool.add(Box::new(seat), inbox.after_telling(move || outbox.pass_on()), wanted);
     }
@@ -164,6 +165,8 @@ struct Seat {
     runs: Arc<AtomicBool>,
     /// Or why it cannot be planned, until that is told.
     planned: Mutex<std::result::Result<Planned, Option<Error>>>,
+    /// Whether somebody who waited was told why it is not loaded: the log need not.
+    is_told: AtomicBool,
 }
 
 impl Seat {
@@ -182,6 +185,7 @@ impl Seat {
         if let Some(follower) = lock(&self.follower).take() {
             // One who has left waits for nothing.
             let _ = follower.reports.send(Report::Ready(Box::new(Err(error))));
+            self.is_told.store(true, Ordering::Relaxed);
         }
         if is_lost { LoadError::Failed(djinn_engine::Error::Stopped(why)) } else { LoadError::Refused(why) }
     }
@@ -238,7 +242,9 @@ impl<D: Ops> PoolModel<D> for Seat {
         if residence == Residence::Device {
             self.runs.store(true, Ordering::Relaxed);
         }
-        if let Residence::Unloaded(Some(why)) = &residence {
+        if let Residence::Unloaded(Some(why)) = &residence
+            && !self.is_told.swap(false, Ordering::Relaxed)
+        {
             log::error!(target: "djinn::server", "{name}: not loaded: {why}");
         }
         if slot.is_at(residence.clone()) {

@@ -105,7 +105,7 @@ impl Fragile {
 }
 
 fn body() -> Value {
-    let more = json!({ "max_tokens": 5, "temperature": 0.8, "seed": 7, "logprobs": 2, "stream": true });
+    let more = json!({ "max_tokens": 8, "temperature": 0.8, "seed": 7, "logprobs": 2, "stream": true });
     completion("a device that fails", more)
 }
 
