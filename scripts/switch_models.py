@@ -171,7 +171,7 @@ def main():
     report = results.table(2, head, shown)
     print(report)
     print(json.dumps(summary))
-    result = {"settings": {key: str(value) for key, value in vars(args).items() if key != "json"}, **facts,
+    result = {"settings": {key: str(value) for key, value in vars(args).items() if key not in ("json", "djinn")}, **facts,
               "rows": rows, **summary, "faults": faults}
     if args.json:
         results.write(args.json, result, report)
