@@ -6,7 +6,7 @@ use djinn_device::{Buffer, Device, Space, Stream};
 use std::collections::HashSet;
 
 /// All that a model's segments allocated, and the streams that work on it: given back at once. A model may
-/// [leave](Allocations::evict) the device and come [back](Allocations::restore); its handles stay.
+/// leave the device and come back; its handles stay.
 #[derive(Debug, Default)]
 #[must_use = "what it holds stays allocated"]
 pub struct Allocations {
@@ -62,7 +62,7 @@ impl Allocations {
         self.away
     }
 
-    /// Bytes of device memory that [`restore`](Self::restore) would take; 0 for what is there.
+    /// Bytes of device memory that it would take to come back; 0 for what is there.
     pub fn missing_bytes(&self, store: &TextStore) -> u64 {
         if !self.away {
             return 0;
