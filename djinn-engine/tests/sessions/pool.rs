@@ -1,6 +1,8 @@
 //! Models that share a device in turns: sessions of each get the tokens that they would get alone, whatever has to leave for
 //! whom, and a model that fails leaves the others be.
 
+mod random;
+
 use super::*;
 use djinn_cpu::{SimFault, SimFaults};
 use djinn_engine::{
@@ -153,6 +155,16 @@ fn open_on(
     (answered.recv().expect("an answer"), happenings)
 }
 
+/// A turn of four more tokens after `tokens`; how many of them the session still had.
+fn go_on(client: &Client, id: SessionId, tokens: Vec<u32>) -> (u64, Receiver<Happening>) {
+    let (sender, happenings) = channel();
+    let turn = Turn { tokens, max_tokens: 4, ..Turn::default() };
+    let (answer, answered) = channel();
+    let listener = Box::new(move |happening| sender.send(happening).is_ok());
+    client.begin_prompt(id, turn, 0, listener, move |begun| drop(answer.send(begun)));
+    (answered.recv().expect("an answer").expect("the session lives"), happenings)
+}
+
 fn tokens_of(happenings: &Receiver<Happening>) -> Vec<u32> {
     let mut tokens = Vec::new();
     for happening in happenings {
@@ -184,13 +196,8 @@ fn sessions_go_on_after_their_model_left_for_another() {
         }
         for (at, client) in pooled.clients.iter().enumerate().rev() {
             let (id, first) = &sessions[at];
-            let (sender, happenings) = channel();
             let all = [prompt(at as u64, 50), first.clone(), prompt(99, 3)].concat();
-            let turn = Turn { tokens: all, max_tokens: 4, ..Turn::default() };
-            let (answer, answered) = channel();
-            let listener = Box::new(move |happening| sender.send(happening).is_ok());
-            client.begin_prompt(*id, turn, 0, listener, move |begun| drop(answer.send(begun)));
-            let kept = answered.recv().expect("an answer").expect("the session lives");
+            let (kept, happenings) = go_on(client, *id, all);
             let second = tokens_of(&happenings);
             let turns = [(prompt(at as u64, 50), 5), (prompt(99, 3), 4)];
             assert_eq!([first.clone(), second], *alone(known[at].family, &turns), "model {at}, seed {seed}");
