@@ -348,7 +348,7 @@ pub(crate) fn page(models: &[ModelPage<'_>], server: &ServerMetrics) -> String {
     page
 }
 
-fn line(page: &mut String, text: std::fmt::Arguments<'_>) {
+pub(crate) fn line(page: &mut String, text: std::fmt::Arguments<'_>) {
     // Writing to text does not fail.
     let _ = writeln!(page, "{text}");
 }

@@ -406,6 +406,7 @@ pub(crate) async fn metrics_page(State(server): State<Arc<Server>>) -> Response<
             loads,
         });
     }
-    let page = metrics::page(&pages, &server.metrics);
+    let mut page = metrics::page(&pages, &server.metrics);
+    server.sharing.write_metrics(&mut page);
     reply::text("text/plain; version=0.0.4; charset=utf-8", page)
 }

@@ -11,6 +11,7 @@
 //! is taken only where a manifest names it, so its size is known before its first byte comes.
 
 mod commit;
+mod counts;
 mod disk;
 mod name;
 pub(crate) mod routes;
@@ -20,6 +21,7 @@ mod upload;
 use crate::error::{Error, Result};
 use crate::{ApiError, reply};
 use axum::http::StatusCode;
+use counts::Counts;
 use disk::Folders;
 use djinn_models::Location;
 use djinn_models::stored::{ContentHash, ModelManifest, read_manifest};
@@ -48,6 +50,7 @@ pub struct ModelStore {
     /// One model is put together at a time.
     committing: Mutex<()>,
     uploads: Arc<Semaphore>,
+    counts: Counts,
     /// Held as long as the store is open.
     _lock: File,
 }
@@ -149,6 +152,7 @@ impl ModelStore {
             books: Mutex::default(),
             committing: Mutex::default(),
             uploads: Arc::new(Semaphore::new(UPLOADS)),
+            counts: Counts::default(),
             _lock: lock,
         };
         let whole = store.read().map_err(io)?;
@@ -219,9 +223,23 @@ impl ModelStore {
     /// Takes a manifest, and says what the store lacks of it. The same one may be registered again.
     ///
     /// # Errors
-    /// 400 for a name or a manifest that cannot be, 409 for a name that another model has, 507 where the quota does not
-    /// hold the model, 429 where too many are registered.
-    pub(crate) fn register(&self, name: String, manifest: ModelManifest) -> Result<Lacking, ApiError> {
+    /// 400 for a name or a manifest that cannot be, 409 for a name that another model has, also by what `is_taken` says,
+    /// 507 where the quota or the disk does not hold the model, 429 where too many are registered.
+    pub(crate) fn register(
+        &self,
+        name: String,
+        manifest: ModelManifest,
+        is_taken: &dyn Fn(&str) -> bool,
+    ) -> Result<Lacking, ApiError> {
+        self.registered(name, manifest, is_taken).inspect_err(|_| self.counts.refused.add(1))
+    }
+
+    fn registered(
+        &self,
+        name: String,
+        manifest: ModelManifest,
+        is_taken: &dyn Fn(&str) -> bool,
+    ) -> Result<Lacking, ApiError> {
         name::check(&name).map_err(|error| ApiError::field("name", error))?;
         manifest.check().map_err(|error| ApiError::field("files", error))?;
         let registration = Registration { name: name.clone(), manifest };
@@ -233,8 +251,15 @@ impl ModelStore {
         let committed = match books.models.get(&name) {
             Some(model) if model.registration.id()? == id => true,
             Some(_) => return Err(taken(&name)),
+            None if is_taken(&name) => return Err(taken(&name)),
             None => false,
         };
+        let lacking = self.lacking(&entry);
+        let lacking_bytes = lacking.iter().map(|piece| piece.bytes - piece.have).sum();
+        if let Some(free) = self.folders.free_bytes().filter(|&free| free < lacking_bytes) {
+            let (lacking, free) = (size::human(lacking_bytes), size::human(free));
+            return Err(full(format!("its disk has room for {free} of the {lacking} that are to come")));
+        }
         if !committed && !books.registered.contains_key(&id) {
             if books.registered.len() >= MOST_REGISTERED {
                 return Err(ApiError::busy(format!(
@@ -249,21 +274,24 @@ impl ModelStore {
             self.folders.write_registered(&id, entry.registration.as_ref()).map_err(of_disk)?;
             books.registered.insert(id, entry.clone());
         }
-        let mut lacking = Vec::new();
-        for (hash, &bytes) in entry.sizes.iter() {
-            if !self.folders.has(hash) {
-                lacking.push(LackedPiece { hash: *hash, bytes, have: self.folders.arrived(hash).min(bytes) });
-            }
-        }
         Ok(Lacking {
             id,
             object: "store.manifest",
             name,
             bytes: entry.sizes.values().sum(),
-            lacking_bytes: lacking.iter().map(|piece| piece.bytes - piece.have).sum(),
+            lacking_bytes,
             committed,
             lacking,
         })
+    }
+
+    /// The pieces that are not there whole.
+    fn lacking(&self, entry: &Entry) -> Vec<LackedPiece> {
+        let lacks = |(hash, &bytes): (&ContentHash, &u64)| {
+            let have = || self.folders.arrived(hash).min(bytes);
+            (!self.folders.has(hash)).then(|| LackedPiece { hash: *hash, bytes, have: have() })
+        };
+        entry.sizes.iter().filter_map(lacks).collect()
     }
 
     /// Forgets a manifest, and what has come of it alone.
@@ -273,6 +301,7 @@ impl ModelStore {
     pub(crate) fn unregister(&self, id: &ContentHash) -> Result<(), ApiError> {
         let mut books = self.books();
         books.registered.remove(id).ok_or_else(|| no_manifest(id))?;
+        self.counts.forgotten.add(1);
         self.folders.remove_registered(id).map_err(of_disk)?;
         self.collect(&books).map_err(of_disk)
     }
@@ -285,6 +314,7 @@ impl ModelStore {
             books.registered.iter().filter(|(_, entry)| is_old(entry)).map(|(id, _)| *id).collect();
         for id in &old {
             books.registered.remove(id);
+            self.counts.forgotten.add(1);
             self.folders.remove_registered(id).map_err(of_disk)?;
         }
         if old.is_empty() { Ok(()) } else { self.collect(books).map_err(of_disk) }
@@ -311,7 +341,8 @@ impl ModelStore {
 
     /// Removes pieces that nothing names.
     fn collect(&self, books: &Books) -> std::io::Result<()> {
-        self.folders.retain(|hash| books.wanted(hash).is_some() || books.writing.contains(hash))
+        let keeps = |hash: &ContentHash| books.wanted(hash).is_some() || books.writing.contains(hash);
+        self.folders.retain(keeps, |bytes| self.counts.collected(bytes))
     }
 
     /// What the store holds.

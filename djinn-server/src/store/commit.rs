@@ -24,6 +24,18 @@ impl ModelStore {
         is_taken: &dyn Fn(&str) -> bool,
         open: &dyn Fn(&Location, Location) -> Result<T, ApiError>,
     ) -> Result<(String, T), ApiError> {
+        let committed = self.committed(id, is_taken, open);
+        let count = if committed.is_ok() { &self.counts.committed } else { &self.counts.failed };
+        count.add(1);
+        committed
+    }
+
+    fn committed<T>(
+        &self,
+        id: &ContentHash,
+        is_taken: &dyn Fn(&str) -> bool,
+        open: &dyn Fn(&Location, Location) -> Result<T, ApiError>,
+    ) -> Result<(String, T), ApiError> {
         let _turn = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = self.books().registered.get(id).cloned().ok_or_else(|| no_manifest(id))?;
         let name = entry.registration.name.clone();
@@ -46,12 +58,14 @@ impl ModelStore {
             let _ = fs::remove_dir_all(&folder);
         })?;
         let mut books = self.books();
-        if books.registered.remove(id).is_none() {
-            // It was forgotten meanwhile, and its pieces with it.
+        // It may have been forgotten meanwhile, and its pieces with it.
+        let is_there = books.registered.contains_key(id);
+        let finish = || self.folders.finish_model(&folder, &name).map_err(of_disk);
+        let finished = if is_there { finish() } else { Err(no_manifest(id)) };
+        finished.inspect_err(|_| {
             let _ = fs::remove_dir_all(&folder);
-            return Err(no_manifest(id));
-        }
-        self.folders.finish_model(&folder, &name).map_err(of_disk)?;
+        })?;
+        books.registered.remove(id);
         books.models.insert(name.clone(), Entry { created: reply::unix_now(), ..entry });
         self.folders.remove_registered(id).map_err(of_disk)?;
         Ok((name, opened))

@@ -64,6 +64,14 @@ impl Folders {
         fs::metadata(self.partial(hash)).map_or(0, |metadata| metadata.len())
     }
 
+    /// Bytes that the disk has left, where it tells.
+    pub(super) fn free_bytes(&self) -> Option<u64> {
+        #[cfg(unix)]
+        return rustix::fs::statvfs(&self.root).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+        #[cfg(not(unix))]
+        None
+    }
+
     /// Puts a piece that has come whole in its place.
     pub(super) fn keep(&self, hash: &ContentHash, file: &File) -> io::Result<()> {
         file.sync_all()?;
@@ -96,10 +104,16 @@ impl Folders {
     }
 
     /// Makes a model that was put together visible.
+    ///
+    /// # Errors
+    /// As the disk refuses; then it is not there.
     pub(super) fn finish_model(&self, unfinished: &Path, name: &str) -> io::Result<()> {
         sync(unfinished)?;
-        fs::rename(unfinished, self.model(name))?;
-        sync(&self.root.join("models"))
+        let place = self.model(name);
+        fs::rename(unfinished, &place)?;
+        sync(&self.root.join("models")).inspect_err(|_| {
+            let _ = fs::remove_dir_all(&place);
+        })
     }
 
     pub(super) fn remove_model(&self, name: &str) -> io::Result<()> {
@@ -128,8 +142,11 @@ impl Folders {
 
     pub(super) fn write_registered(&self, id: &ContentHash, registration: &impl Serialize) -> io::Result<()> {
         let unfinished = self.root.join("registered").join(format!("{UNFINISHED}{id}"));
-        write_json(&unfinished, registration)?;
-        fs::rename(unfinished, self.registered_file(id))?;
+        let written = write_json(&unfinished, registration);
+        written.and_then(|()| fs::rename(&unfinished, self.registered_file(id))).inspect_err(|_| {
+            // What is left is removed when the store is opened next.
+            let _ = fs::remove_file(&unfinished);
+        })?;
         sync(&self.root.join("registered"))
     }
 
@@ -140,15 +157,21 @@ impl Folders {
         }
     }
 
-    /// Removes all pieces, whole or not, but those that `keeps` says.
-    pub(super) fn retain(&self, keeps: impl Fn(&ContentHash) -> bool) -> io::Result<()> {
+    /// Removes all pieces, whole or not, but those that `keeps` says; `removed` is told the bytes of each.
+    pub(super) fn retain(
+        &self,
+        keeps: impl Fn(&ContentHash) -> bool,
+        removed: impl Fn(u64),
+    ) -> io::Result<()> {
         let mut folders = entries(&self.blobs())?;
         folders.push(self.root.join("partial"));
         for folder in folders {
             for path in entries(&folder)? {
                 let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
                 if name.parse().is_ok_and(|hash| !keeps(&hash)) {
+                    let bytes = fs::metadata(&path).map_or(0, |metadata| metadata.len());
                     fs::remove_file(&path)?;
+                    removed(bytes);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! `/v1/store`: registering a model, sending its pieces, and making it visible.
 
 use super::upload::Arrived;
-use super::{ModelStore, name, taken};
+use super::{ModelStore, name};
 use crate::body::Fields;
 use crate::fields::STORE_MANIFESTS;
 use crate::request::Asker;
@@ -61,15 +61,14 @@ pub(crate) async fn register(request: ApiRequest) -> Response<Body> {
 }
 
 async fn registered(request: ApiRequest) -> Answered {
-    let store = request.server.store_for(request.tenant)?;
+    let (store, server) = (request.server.store_for(request.tenant)?, request.server);
     let fields = Fields::parse(&request.body, &STORE_MANIFESTS)?;
     let missing = |name: &'static str| ApiError::field(name, format!("`{name}` is missing"));
     let name: String = fields.read("name")?.ok_or_else(|| missing("name"))?;
     let files = fields.read("files")?.ok_or_else(|| missing("files"))?;
-    if !store.has(&name) && request.server.served(&name).is_some() {
-        return Err(taken(&name));
-    }
-    let lacking = on_disk(move || store.register(name, ModelManifest { files })).await?;
+    let lacking =
+        on_disk(move || store.register(name, ModelManifest { files }, &|name| server.served(name).is_some()))
+            .await?;
     Ok(reply::json(StatusCode::OK, &lacking))
 }
 
@@ -180,6 +179,11 @@ async fn arrive(
     let received = received.await;
     drop(sender);
     let written = writing.await.unwrap_or_else(|_| Err(ApiError::failed("the store failed")));
+    if written.is_err() && received.is_ok() {
+        // A client that still sends reads no answer: what is left of the body is let go by.
+        let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+        let _ = timeout(server.limits.body_time, rest).await;
+    }
     received.and(written)
 }
 

@@ -20,6 +20,11 @@ impl Sharing {
     pub(crate) fn is_there(&self) -> bool {
         self.store.is_some()
     }
+
+    /// Adds the store's part to the page of metrics, if there is one.
+    pub(crate) fn write_metrics(&self, page: &mut String) {
+        self.store.iter().for_each(|store| store.write_metrics(page));
+    }
 }
 
 impl Server {

@@ -111,6 +111,7 @@ impl Upload {
         self.file.write_all(bytes).map_err(of_disk)?;
         self.hasher.update(bytes);
         self.arrived.have += bytes.len() as u64;
+        self.store.counts.received.add(bytes.len() as u64);
         Ok(())
     }
 
@@ -124,12 +125,14 @@ impl Upload {
         }
         let found = ContentHash::from(self.hasher.finalize());
         if found != self.hash {
+            self.store.counts.changed.add(1);
             fs::remove_file(self.store.folders.partial(&self.hash)).map_err(of_disk)?;
             let message = format!("the bytes have the hash {found}; they were changed, send them again");
             let error = ApiError::refused(StatusCode::UNPROCESSABLE_ENTITY, message);
             return Err(ApiError { code: Some("hash_mismatch"), ..error });
         }
         self.store.folders.keep(&self.hash, &self.file).map_err(of_disk)?;
+        self.store.counts.kept.add(1);
         Ok(self.arrived)
     }
 }

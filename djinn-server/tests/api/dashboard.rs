@@ -1,6 +1,7 @@
 //! What the files of `deploy` ask Prometheus for is on `/metrics`.
 
 use super::shared;
+use super::store::Pushing;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -33,7 +34,8 @@ fn texts<'a>(value: &'a Value, name: &str, found: &mut Vec<&'a str>) {
 
 #[test]
 fn dashboard_and_alerts_name_metrics_that_there_are() {
-    let page = shared().get("/metrics").body;
+    let [plain, with_store] = [shared(), Pushing::new().target()].map(|server| server.get("/metrics").body);
+    let page = plain + &with_store;
     let samples = page.lines().filter(|line| !line.starts_with('#'));
     let metrics: BTreeSet<&str> = samples.clone().filter_map(|line| words(line).next()).collect();
     let labels: BTreeSet<&str> = samples.flat_map(words).collect();

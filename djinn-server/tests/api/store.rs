@@ -15,7 +15,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 /// A server with a store, and a model to send.
-struct Pushing {
+pub(crate) struct Pushing {
     running: Running,
     folder: TempDir,
     files: Arc<Files>,
@@ -36,7 +36,7 @@ fn server(files: &Files, folder: &Path, quota: u64) -> Server {
 }
 
 impl Pushing {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(|files, folder| server(files, folder, QUOTA))
     }
 
@@ -56,7 +56,7 @@ impl Pushing {
         Pushing { running, folder, files, pieces, manifest }
     }
 
-    fn target(&self) -> &Target {
+    pub(crate) fn target(&self) -> &Target {
         &self.running.target
     }
 
@@ -240,6 +240,96 @@ fn a_changed_byte_is_found() {
     let pushing = pushing.again();
     assert_eq!(pushing.send(&pushing.register("mine")), pushing.pieces.len());
     assert_eq!(pushing.commit(&told).status, 201);
+}
+
+/// A disk without room, at each of its files: one line, nothing half visible, and it goes on once there is room.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_told_and_a_push_goes_on() {
+    use std::os::unix::fs::symlink;
+    let pushing = Pushing::new();
+    let store = pushing.folder.path().join("store");
+    let full = |reply: &Reply| {
+        let error = reply.error();
+        let message = error["message"].as_str().unwrap().to_owned();
+        assert_eq!((reply.status, &error["code"]), (507, &json!("store_full")), "{message}");
+        assert!(message.contains("no room") && message.lines().count() == 1, "{message}");
+    };
+    // The manifest is not taken.
+    let id = pushing.register("mine")["id"].as_str().unwrap().to_owned();
+    let path = "/v1/store/manifests";
+    assert_eq!(pushing.target().send("DELETE", &format!("{path}/{id}"), b"").status, 200);
+    symlink("/dev/full", store.join(format!("registered/.unfinished-{id}"))).unwrap();
+    full(&pushing.target().post(path, &pushing.body("mine")));
+    assert_eq!((pushing.kept("registered"), pushing.commit(&json!({ "id": id })).status), (0, 404));
+    let told = pushing.register("mine");
+    // Nor is a piece, whose client reads the answer once it has sent the rest.
+    let (hash, bytes) = pushing.large();
+    symlink("/dev/full", store.join("partial").join(&hash)).unwrap();
+    full(&pushing.put(&hash, 0, &bytes));
+    let long = vec![7; 3 << 20];
+    let other = ContentHash::of(&long).to_string();
+    let files = json!([{ "path": "x.gguf", "pieces": [{ "hash": other, "bytes": long.len() }] }]);
+    pushing.target().ok(path, &json!({ "name": "long", "files": files }));
+    symlink("/dev/full", store.join("partial").join(&other)).unwrap();
+    full(&pushing.put(&other, 0, &long));
+    assert_eq!((pushing.models(), pushing.kept("blobs")), (vec!["tiny".to_owned()], 0));
+    assert!(!pushing.text("tiny").as_str().unwrap().is_empty(), "others are answered");
+    fs::remove_file(store.join("partial").join(&hash)).unwrap();
+    pushing.send(&told);
+    // The model cannot be put in its place: its pieces wait.
+    fs::write(store.join("models/mine"), "").unwrap();
+    assert_eq!(pushing.commit(&told).status, 500);
+    assert_eq!((pushing.models(), pushing.kept("models")), (vec!["tiny".to_owned()], 1));
+    fs::remove_file(store.join("models/mine")).unwrap();
+    assert_eq!(
+        (pushing.register("mine")["lacking_bytes"].clone(), pushing.commit(&told).status),
+        (json!(0), 201)
+    );
+    assert_eq!(pushing.text("mine"), pushing.text("tiny"));
+}
+
+#[test]
+fn metrics_tell_what_the_store_holds_and_did() {
+    let pushing = Pushing::new();
+    let sample = |name: &str| {
+        let page = pushing.target().get("/metrics").body;
+        let line = page
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("djinn_store_{name} ")).map(str::to_owned));
+        line.unwrap_or_else(|| panic!("no {name} in {page}")).parse::<u64>().unwrap()
+    };
+    let bytes: usize = pushing.pieces.values().map(Vec::len).sum();
+    let told = pushing.register("mine");
+    pushing.target().post("/v1/store/manifests", &pushing.body("tiny"));
+    pushing.target().post("/v1/store/manifests", &pushing.body("a b"));
+    assert_eq!(pushing.commit(&told).status, 409);
+    let (hash, piece) = pushing.large();
+    assert_eq!(pushing.put(&hash, 0, &vec![0; piece.len()]).status, 422);
+    assert_eq!((sample("registered"), sample("models"), sample("bytes")), (1, 0, bytes as u64));
+    pushing.send(&told);
+    assert_eq!(pushing.commit(&told).status, 201);
+    let pieces = pushing.pieces.len() as u64;
+    for (name, value) in [
+        ("quota_bytes", QUOTA),
+        ("bytes", bytes as u64),
+        ("pieces", pieces),
+        ("models", 1),
+        ("registered", 0),
+        ("received_bytes_total", (bytes + piece.len()) as u64),
+        ("pieces_total{outcome=\"kept\"}", pieces),
+        ("pieces_total{outcome=\"hash_mismatch\"}", 1),
+        ("pushes_total{outcome=\"committed\"}", 1),
+        ("pushes_total{outcome=\"refused\"}", 2),
+        ("pushes_total{outcome=\"failed\"}", 1),
+        ("pushes_total{outcome=\"forgotten\"}", 0),
+        ("collected_pieces_total", 0),
+    ] {
+        assert_eq!(sample(name), value, "{name}");
+    }
+    assert_eq!(pushing.target().send("DELETE", "/v1/models/mine", b"").status, 200);
+    assert_eq!((sample("bytes"), sample("collected_bytes_total")), (0, bytes as u64));
+    assert_eq!(sample("collected_pieces_total"), pieces);
 }
 
 #[test]
