@@ -180,7 +180,7 @@ impl SamplingArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// The model, or several that share the device: the first is loaded at once, each other one when it is first asked for.
-    /// NAME=MODEL says what requests call it [default: smollm2, or the models of --models-dir]
+    /// NAME=MODEL says what requests call it [default: smollm2, or the models of --models-dir; none with --store]
     #[arg(value_name = "MODEL")]
     pub(crate) model: Vec<String>,
     /// Serve the models of a folder as well, by their names: its .gguf files, and folders that hold a model

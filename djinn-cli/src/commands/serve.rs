@@ -11,7 +11,7 @@ use crate::interrupt::Interrupt;
 use crate::profile;
 use anyhow::{Result, bail};
 use djinn_host::Meter;
-use djinn_server::{AccessRules, Keys, Limits, ModelStore, Server, Serving, SharedDevice};
+use djinn_server::{AccessRules, Keys, Limits, ModelStore, ServedModel, Server, Serving, SharedDevice};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -39,7 +39,8 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     }
     let setup = args.device.with(&args.memory);
     let models = models::open(args, &setup.open_options(), quiet)?;
-    let progress = Meter::new(format!("loading {}", models[0].model.name), quiet);
+    let first = models.first().map_or_else(|| "no model".to_owned(), |first| first.model.name.clone());
+    let progress = Meter::new(format!("loading {first}"), quiet);
     let mut on_progress = |done, total| {
         progress.set(done, Some(total));
         if interrupt.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -59,15 +60,11 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     drop(progress);
     let (device, started) = started?;
     server = server.limits(limits(&args.load)?).keys(keys).log_format(log_format);
-    let (mut context, mut all) = (0, Vec::new());
+    let context = started.first().map(ServedModel::context);
+    let served = names.concat().join(", ");
     for (names, model) in names.into_iter().zip(started) {
-        if all.is_empty() {
-            context = model.context();
-        }
-        all.extend_from_slice(&names);
         server = server.named(names, model);
     }
-    let names = all;
     if let Some(device) = device {
         server = server.device(device);
     }
@@ -77,8 +74,11 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
         None => server.bind(address)?,
     };
     if !quiet {
-        let (address, names) = (bound.address(), names.join(", "));
-        lines::remark(&format!("serving {names} at http://{address}/v1, with a context of {context} tokens"));
+        let at = format!("at http://{}/v1", bound.address());
+        lines::remark(&match context {
+            Some(context) => format!("serving {served} {at}, with a context of {context} tokens"),
+            None => format!("serving the models that clients send {at}; nothing is loaded yet"),
+        });
     }
     let (stop, renew, reload) = (bound.stop(), bound.stop(), bound.reload());
     let reload = move || {

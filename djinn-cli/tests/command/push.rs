@@ -1,7 +1,7 @@
 //! `djinn push`: what is sent, what goes on after a crash, and what is refused.
 
 use super::Place;
-use super::serve::{Serving, serve};
+use super::serve::{Serving, serve, serve_models};
 use super::text::place;
 use serde_json::Value;
 use std::fs;
@@ -65,6 +65,28 @@ fn only_what_the_server_lacks_is_sent() {
         let error = place.refused(args);
         assert!(error.contains(why) && error.lines().count() == 1, "{error}");
     }
+}
+
+/// Nothing is loaded, and nothing fetched, until a client has sent a model and asks it for something.
+#[test]
+fn a_store_is_served_without_a_model() {
+    let place = place();
+    let serving = serve_models(&place, &[STORE, "--ctx=128"]);
+    let list = |serving: &Serving| serving.ask("GET /v1/models", "", "");
+    assert!(list(&serving).ends_with(r#""data":[]}"#), "{}", list(&serving));
+    assert!(serving.ask("GET /ready", "", "").starts_with("HTTP/1.1 200"));
+    assert!(serving.ask("GET /v1/live", "", "").contains(r#""models":[]"#));
+    let body = r#"{"prompt":"Once","max_tokens":5}"#;
+    assert!(serving.ask("POST /v1/completions", "", body).contains("`model` is missing"));
+    push(&place, &serving, "./model", &["--name=mine"]);
+    assert!(list(&serving).contains(r#""value":"unloaded""#), "{}", list(&serving));
+    let told = text(&serving, "mine");
+    assert!(list(&serving).contains(r#""value":"loaded""#), "{}", list(&serving));
+    drop(serving);
+    // It is served after a start, too.
+    assert_eq!(text(&serve_models(&place, &[STORE, "--ctx=128"]), "mine"), told);
+    let error = place.refused(&["serve", "--alias=x", STORE, "--port=0"]);
+    assert!(error.contains("--alias names a model, and none is given"), "{error}");
 }
 
 #[test]

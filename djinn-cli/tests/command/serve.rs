@@ -14,7 +14,12 @@ pub(super) struct Serving {
 }
 
 pub(super) fn serve(place: &Place, more: &[&str]) -> Serving {
-    let args = [&["serve", "./model", "--port=0", "--device=cpu", "--threads=1"], more].concat();
+    serve_models(place, &[&["./model"], more].concat())
+}
+
+/// The models of `more`, if it has some.
+pub(super) fn serve_models(place: &Place, more: &[&str]) -> Serving {
+    let args = [&["serve", "--port=0", "--device=cpu", "--threads=1"], more].concat();
     let mut child = place.command(&args).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap());
     let address = address(&mut lines);

@@ -14,11 +14,12 @@ pub(super) struct NamedModel {
 }
 
 /// Finds and opens the models of the command line, then those of a folder; reads no weights. One of the folder that does not
-/// open is told and left out.
+/// open is told and left out. Where clients send models, there may be none.
 pub(super) fn open(args: &ServeArgs, options: &OpenOptions, quiet: bool) -> Result<Vec<NamedModel>> {
     if args.alias.is_empty() || args.model.len() <= 1 && args.models_dir.is_none() {
         let mut models = Vec::new();
-        let default = (args.model.is_empty() && args.models_dir.is_none()).then_some(cache::DEFAULT_MODEL);
+        let is_bare = args.model.is_empty() && args.models_dir.is_none() && args.store.store.is_none();
+        let default = is_bare.then_some(cache::DEFAULT_MODEL);
         for spec in args.model.iter().map(String::as_str).chain(default) {
             let (name, place) = split(spec);
             let model = loaded::open(place, options, quiet)?;
@@ -36,6 +37,7 @@ pub(super) fn open(args: &ServeArgs, options: &OpenOptions, quiet: bool) -> Resu
             add_folder(&mut models, folder, options, quiet)?;
             ensure!(!models.is_empty(), "--models-dir {} holds no model", folder.display());
         }
+        ensure!(!models.is_empty() || args.alias.is_empty(), "--alias names a model, and none is given");
         return Ok(models);
     }
     bail!("--alias names a model that is served alone; with several, give NAME=MODEL for each")
