@@ -97,6 +97,68 @@ pub enum Error {
         /// The model.
         model: String,
     },
+    /// A server's URL that this program cannot ask.
+    #[cfg(feature = "remote")]
+    #[error("{url} is no address of this program's: give http://HOST:PORT")]
+    NoAddress {
+        /// As given.
+        url: String,
+    },
+    /// A server that cannot be reached, or that does not speak HTTP.
+    #[cfg(feature = "remote")]
+    #[error("no answer from {url}")]
+    NoAnswer {
+        /// What was asked.
+        url: String,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// An answer of a server that has no end.
+    #[cfg(feature = "remote")]
+    #[error("the answer of {url} broke off")]
+    BrokeOff {
+        /// What was asked.
+        url: String,
+        /// Why, if that is known.
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+    /// An answer of a server of another kind or version.
+    #[cfg(feature = "remote")]
+    #[error("{url} tells nothing that this version understands")]
+    NotUnderstood {
+        /// What was asked.
+        url: String,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// A server's refusal.
+    #[cfg(feature = "remote")]
+    #[error("{}", djinn_models::printable::one_line(why))]
+    Refused {
+        /// Of the answer.
+        status: u16,
+        /// A name for programs, where there is one.
+        code: Option<String>,
+        /// For people.
+        why: String,
+    },
+    /// A server that asks for what the model does not have.
+    #[cfg(feature = "remote")]
+    #[error("the server asks for a piece that is no part of the model")]
+    NoSuchPiece,
+    /// A part of a model could not be sent.
+    #[cfg(feature = "remote")]
+    #[error("the model is not whole at the server; the same command goes on")]
+    NotWhole(#[source] Box<Error>),
+    /// A model's file that cannot be read.
+    #[cfg(feature = "remote")]
+    #[error("{}", file.display())]
+    Unreadable {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A system message for a model that has no chat template, or whose template is left out.
     #[error("`system` needs a chat template, which {model} lacks; drop it")]
     NoTemplate {

@@ -17,6 +17,8 @@ mod generation;
 mod nearest;
 mod progress;
 pub mod rates;
+#[cfg(feature = "remote")]
+pub mod remote;
 pub mod settings;
 mod setup;
 mod speech;

@@ -1,9 +1,8 @@
 //! `djinn logits`: the logits of every position.
 
 use crate::args::LogitsArgs;
-use crate::remote::Remote;
 use crate::trace::TraceFile;
-use crate::{loaded, output};
+use crate::{loaded, output, remote};
 use anyhow::Result;
 use djinn_host::{LogitRows, check_prompt, context_for, logits_table};
 use serde_json::json;
@@ -34,7 +33,7 @@ pub(super) fn run(args: &LogitsArgs, quiet: bool) -> Result<()> {
 
 /// The same from a server.
 fn asked(args: &LogitsArgs, url: &str) -> Result<()> {
-    let server = Remote::new("--server", url, &args.server.api_key, None)?;
+    let server = remote::at("--server", url, &args.server.api_key, None)?;
     let format = if args.json { "json" } else { "text" };
     let body = json!({ "model": args.model, "tokens": args.tokens, "format": format });
     output::line(&server.post_text("/v1/logits", &body)?)

@@ -7,7 +7,7 @@ mod view;
 
 use crate::args::TopArgs;
 use crate::interrupt::Interrupt;
-use crate::remote::Remote;
+use crate::remote;
 use anyhow::{Context, Result, ensure};
 use history::History;
 use ratatui_core::terminal::Terminal;
@@ -50,7 +50,7 @@ pub(super) fn run(args: &TopArgs, interrupt: &Interrupt) -> Result<()> {
         "djinn top needs a terminal; for programs there is {}/v1/live",
         args.url
     );
-    let server = Remote::new("--url", &args.url, &args.api_key, Some(WITHIN))?;
+    let server = remote::at("--url", &args.url, &args.api_key, Some(WITHIN))?;
     // A server that is not there is told on the command line, and not on a screen of its own.
     let first: View = server.get(PATH)?;
     let url = server.url().to_owned();
@@ -63,7 +63,9 @@ pub(super) fn run(args: &TopArgs, interrupt: &Interrupt) -> Result<()> {
         while {
             std::thread::sleep(every);
             events
-                .send(Event::Told(server.get(PATH).map(Box::new).map_err(|error| format!("{error:#}"))))
+                .send(Event::Told(
+                    server.get(PATH).map(Box::new).map_err(|error| djinn_host::one_line(&error)),
+                ))
                 .is_ok()
         } {}
     });

@@ -148,6 +148,6 @@ impl EventSource for Generating {
     }
 
     fn still_here(&mut self, events: &mut Frames) {
-        events.data(&json!({ "text": "" }));
+        events.data(&json!({}));
     }
 }

@@ -5,108 +5,44 @@ use super::prompt::Prompt;
 use super::show::Show;
 use crate::args::RunArgs;
 use crate::interrupt::{INTERRUPTED, Interrupt};
-use crate::output;
-use crate::remote::Remote;
-use anyhow::{Context, Result, bail};
-use djinn_models::printable;
-use serde::{Deserialize, Serialize};
+use crate::{output, remote};
+use anyhow::{Result, bail};
+use djinn_host::remote::RemoteAnswer;
+use serde::Serialize;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
-use std::ops::ControlFlow;
 use std::process::ExitCode;
-use std::time::Instant;
 
 /// Times as this machine saw them, and as the server did: the difference is the network's.
 #[derive(Debug, Serialize)]
-struct RemoteStats {
-    server: String,
+struct RemoteStats<'a> {
+    server: &'a str,
     seed: Option<u64>,
     prompt_tokens: usize,
     ttft_ms: Option<f64>,
     tpot_ms: Option<f64>,
     server_ttft_ms: Option<f64>,
     server_tpot_ms: Option<f64>,
-}
-
-/// What the server tells first.
-#[derive(Deserialize)]
-struct Began {
-    prompt_tokens: Vec<u32>,
-    seed: Option<u64>,
-}
-
-/// What it tells at the end.
-#[derive(Deserialize)]
-struct Ended {
-    tokens: Vec<u32>,
-    has_text: bool,
-    finish: String,
-    ttft_ms: Option<f64>,
-    tpot_ms: Option<f64>,
+    /// Of the request's and the answer's bodies.
+    sent_bytes: u64,
+    received_bytes: u64,
 }
 
 pub(super) fn run(args: &RunArgs, url: &str, interrupt: &Interrupt, quiet: bool) -> Result<ExitCode> {
-    let server = Remote::new("--server", url, &args.server.api_key, None)?;
+    let server = remote::at("--server", url, &args.server.api_key, None)?;
     let body = body(args)?;
-    let asked = Instant::now();
-    let answer = server.post_for("/v1/generate", &body)?;
     let mut show = Show::new(interrupt, !args.json);
-    let (mut began, mut ended) = (None::<Began>, None::<Ended>);
-    let (mut text, mut first, mut last) = (String::new(), None, asked);
-    let broke_off = || format!("the answer of {} broke off", server.url());
-    for line in BufReader::new(answer.into_body().into_reader()).lines() {
-        let line = line.with_context(broke_off)?;
-        let Some(data) = line.strip_prefix("data: ") else { continue };
-        if data == "[DONE]" {
-            break;
-        }
-        let event: Value = serde_json::from_str(data).with_context(broke_off)?;
-        if let Some(message) = event["error"]["message"].as_str() {
-            bail!("the server says: {}", printable::one_line(message));
-        }
-        if let Some(piece) = event["text"].as_str() {
-            last = Instant::now();
-            first.get_or_insert(last);
-            text += piece;
-            if show.piece(piece) == ControlFlow::Break(()) {
-                break;
-            }
-        } else if began.is_none() {
-            began = Some(serde_json::from_value(event).with_context(broke_off)?);
-        } else {
-            ended = Some(serde_json::from_value(event).with_context(broke_off)?);
-        }
-    }
-    show.end(Ok(()))?;
-    let (began, ended) = match (began, ended) {
-        (Some(began), Some(ended)) => (began, ended),
-        _ if interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
-        _ => bail!(broke_off()),
-    };
-    let later = ended.tokens.len().saturating_sub(1);
-    let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
-    let stats = RemoteStats {
-        server: server.url().to_owned(),
-        seed: began.seed,
-        prompt_tokens: began.prompt_tokens.len(),
-        ttft_ms: first.map(|first| ms(asked, first)),
-        tpot_ms: first.filter(|_| later > 0).map(|first| ms(first, last) / later as f64),
-        server_ttft_ms: ended.ttft_ms,
-        server_tpot_ms: ended.tpot_ms,
-    };
+    let answered = server.generate(&body, &mut |piece| show.piece(piece));
+    // Only Ctrl-C breaks off.
+    let Some(answer) = show.end(answered)? else { return Ok(ExitCode::from(INTERRUPTED)) };
+    let stats = RemoteStats::new(server.url(), &answer);
+    let RemoteAnswer { prompt_tokens, tokens, text, finish, .. } = &answer;
     if args.json {
-        output::json(&Output {
-            model: &args.model,
-            prompt_tokens: &began.prompt_tokens,
-            tokens: &ended.tokens,
-            text: ended.has_text.then_some(text.as_str()),
-            finish: &ended.finish,
-            stats,
-        })?;
+        let (model, text) = (&args.model, text.as_deref());
+        output::json(&Output { model, prompt_tokens, tokens, text, finish, stats })?;
         return Ok(ExitCode::SUCCESS);
     }
-    if !ended.has_text {
-        let numbers: Vec<String> = ended.tokens.iter().map(u32::to_string).collect();
+    if text.is_none() {
+        let numbers: Vec<String> = tokens.iter().map(u32::to_string).collect();
         output::piece(&numbers.join(" "))?;
     }
     output::piece("\n")?;
@@ -142,18 +78,32 @@ fn body(args: &RunArgs) -> Result<Value> {
     Ok(body)
 }
 
-impl RemoteStats {
+impl<'a> RemoteStats<'a> {
+    fn new(server: &'a str, answer: &RemoteAnswer) -> Self {
+        RemoteStats {
+            server,
+            seed: answer.seed,
+            prompt_tokens: answer.prompt_tokens.len(),
+            ttft_ms: answer.ttft_ms,
+            tpot_ms: answer.tpot_ms,
+            server_ttft_ms: answer.server_ttft_ms,
+            server_tpot_ms: answer.server_tpot_ms,
+            sent_bytes: answer.sent_bytes,
+            received_bytes: answer.received_bytes,
+        }
+    }
+
     fn remark(&self) {
-        let RemoteStats { server, prompt_tokens, ttft_ms, tpot_ms, server_ttft_ms, server_tpot_ms, .. } =
-            self;
         let here = |here: &Option<f64>, there: &Option<f64>| match (here, there) {
             (Some(here), Some(there)) => format!("{here:.1} ms ({there:.1} at the server)"),
             _ => "no time".to_owned(),
         };
         output::remark(&format!(
-            "{prompt_tokens} prompt tokens, first token after {}, then {} per token; {server}",
-            here(ttft_ms, server_ttft_ms),
-            here(tpot_ms, server_tpot_ms)
+            "{} prompt tokens, first token after {}, then {} per token; {}",
+            self.prompt_tokens,
+            here(&self.ttft_ms, &self.server_ttft_ms),
+            here(&self.tpot_ms, &self.server_tpot_ms),
+            self.server
         ));
     }
 }

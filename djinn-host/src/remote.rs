@@ -1,0 +1,178 @@
+//! A server of Djinn, asked over HTTP: answers and logits of its models, and models that are sent to it.
+
+mod generate;
+mod push;
+
+use crate::{Error, Result};
+pub use generate::RemoteAnswer;
+pub use push::Pushed;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::io::Read;
+use std::time::Duration;
+use ureq::http::{Request, Response, StatusCode};
+use ureq::{Agent, Body, SendBody};
+
+/// Longest answer that is read whole, in bytes.
+const LONGEST_ANSWER: u64 = 1 << 30;
+/// Longest error that is read, in bytes.
+const LONGEST_ERROR: u64 = 1 << 20;
+/// For a connection.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+
+/// Where a server is, and how it is asked.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    agent: Agent,
+    url: String,
+    key: Option<String>,
+}
+
+impl Remote {
+    /// The server at a URL, with or without `/v1`. An answer has to come `within` a time, if one is given. Connections are
+    /// kept for the next request.
+    ///
+    /// # Errors
+    /// [`Error::NoAddress`] for another scheme than `http`, or with the feature `tls` `https`.
+    pub fn new(url: &str, key: Option<&str>, within: Option<Duration>) -> Result<Self> {
+        let bare = url.trim_end_matches('/');
+        let bare = bare.strip_suffix("/v1").unwrap_or(bare);
+        let is_spoken = bare.starts_with("http://") || cfg!(feature = "tls") && bare.starts_with("https://");
+        if !is_spoken {
+            return Err(Error::NoAddress { url: url.to_owned() });
+        }
+        let config = Agent::config_builder()
+            .timeout_global(within)
+            .timeout_connect(Some(CONNECT_WITHIN))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            // A server is named by its own address.
+            .proxy(None);
+        Ok(Remote { agent: config.build().into(), url: bare.to_owned(), key: key.map(str::to_owned) })
+    }
+
+    /// The server's address, without a path.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The answer to a `GET`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], or the server cannot be reached or understood.
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.read(path, self.asked("GET", path)?)
+    }
+
+    /// The text that answers a `GET`.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn get_text(&self, path: &str) -> Result<String> {
+        self.text(path, self.asked("GET", path)?)
+    }
+
+    /// The answer to a `POST` of JSON.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T> {
+        self.read(path, self.posted(path, body.to_string().as_bytes())?)
+    }
+
+    /// The text that answers a `POST` of JSON.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn post_text(&self, path: &str, body: &Value) -> Result<String> {
+        self.text(path, self.posted(path, body.to_string().as_bytes())?)
+    }
+
+    /// Removes a model that was sent; whether there was one.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn remove_model(&self, name: &str) -> Result<bool> {
+        match self.asked("DELETE", &format!("/v1/models/{}", encoded(name))) {
+            Err(Error::Refused { status: 404, .. }) => Ok(false),
+            removed => removed.map(|_| true),
+        }
+    }
+
+    fn asked(&self, method: &str, path: &str) -> Result<Response<Body>> {
+        accepted(self.send(method, path, &[], SendBody::none())?)
+    }
+
+    fn posted(&self, path: &str, mut body: &[u8]) -> Result<Response<Body>> {
+        let length = body.len().to_string();
+        let headers = [("content-type", "application/json"), ("content-length", length.as_str())];
+        accepted(self.send("POST", path, &headers, SendBody::from_reader(&mut body))?)
+    }
+
+    /// Sends a request, and gives the answer whatever its status is.
+    fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: SendBody<'_>,
+    ) -> Result<Response<Body>> {
+        let url = format!("{}{path}", self.url);
+        let mut request = Request::builder().method(method).uri(&url);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let request = request.body(body).map_err(|_| Error::NoAddress { url: url.clone() })?;
+        let sent = self.agent.run(request);
+        sent.map_err(|source| Error::NoAnswer { url, source: Box::new(source) })
+    }
+
+    fn text(&self, path: &str, mut answer: Response<Body>) -> Result<String> {
+        let text = answer.body_mut().with_config().limit(LONGEST_ANSWER).read_to_string();
+        text.map_err(|source| self.broke_off(path, source))
+    }
+
+    fn read<T: DeserializeOwned>(&self, path: &str, mut answer: Response<Body>) -> Result<T> {
+        let body = answer.body_mut().with_config().limit(LONGEST_ANSWER).read_to_vec();
+        let body = body.map_err(|source| self.broke_off(path, source))?;
+        let url = || format!("{}{path}", self.url);
+        serde_json::from_slice(&body).map_err(|source| Error::NotUnderstood { url: url(), source })
+    }
+
+    fn broke_off(&self, path: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+        Error::BrokeOff { url: format!("{}{path}", self.url), source: Some(Box::new(source)) }
+    }
+}
+
+/// The answer, unless it is a refusal.
+fn accepted(answer: Response<Body>) -> Result<Response<Body>> {
+    let status = answer.status();
+    if status.is_success() {
+        return Ok(answer);
+    }
+    let mut text = Vec::new();
+    // What cannot be read says nothing.
+    let _ = answer.into_body().into_reader().take(LONGEST_ERROR).read_to_end(&mut text);
+    let told: Value = serde_json::from_slice(&text).unwrap_or_default();
+    let why = match (told["error"]["message"].as_str(), status) {
+        (_, StatusCode::UNAUTHORIZED) => {
+            "the server wants another key; give one of its keys as DJINN_API_KEY".to_owned()
+        }
+        (Some(message), _) => format!("the server refuses: {message}"),
+        (None, StatusCode::NOT_FOUND) => {
+            "the server has no such path: is it one of this version of Djinn?".to_owned()
+        }
+        (None, status) => format!("the server answers with status {}", status.as_u16()),
+    };
+    let code = told["error"]["code"].as_str().map(str::to_owned);
+    Err(Error::Refused { status: status.as_u16(), code, why })
+}
+
+/// Percent-encoded for a path or a query, but for slashes and what needs no encoding.
+pub fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}

@@ -1,0 +1,206 @@
+//! A model to a server's store; only what the store lacks is sent.
+
+use super::{Remote, accepted};
+use crate::{Error, Result};
+use djinn_models::stored::{ContentHash, LocalModel, PiecePlace};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use ureq::SendBody;
+use ureq::http::StatusCode;
+
+/// Between two reports of how far it is.
+const REPORT_EVERY: Duration = Duration::from_millis(100);
+/// Waits before a piece is tried again.
+const TRY_AGAIN_AFTER: [u64; 5] = [0, 1, 2, 4, 8];
+/// Where a piece goes on.
+const OFFSET: &str = "upload-offset";
+/// Whether it is whole.
+const COMPLETE: &str = "upload-complete";
+
+/// What was sent of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pushed {
+    /// Bytes of the model, each equal piece counted once.
+    pub bytes: u64,
+    /// Bytes that were sent; more than were lacking if some had to be sent again.
+    pub sent_bytes: u64,
+    /// Pieces of the model.
+    pub pieces: usize,
+    /// Pieces that the server lacked.
+    pub sent_pieces: usize,
+}
+
+/// What the server says of a manifest.
+#[derive(Deserialize)]
+struct Lacking {
+    id: ContentHash,
+    bytes: u64,
+    committed: bool,
+    lacking: Vec<Lacked>,
+}
+
+#[derive(Deserialize)]
+struct Lacked {
+    hash: ContentHash,
+    bytes: u64,
+    have: u64,
+}
+
+impl Remote {
+    /// Sends what the server lacks of a model, over several `connections`, and makes it a model of this name there. One that
+    /// was sent in part goes on. `progress` is told the bytes that are sent and those that were lacking.
+    ///
+    /// # Errors
+    /// [`Error::Refused`]: the name is taken, this key may not send models, the store is full, or the model does not open
+    /// there. A file has changed; the server cannot be reached.
+    pub fn push(
+        &self,
+        model: &LocalModel,
+        name: &str,
+        connections: u16,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Pushed> {
+        let body = json!({ "name": name, "files": model.manifest.files });
+        let mut lacking: Lacking = self.post("/v1/store/manifests", &body)?;
+        // The largest first, so that connections end together.
+        lacking.lacking.sort_by_key(|piece| std::cmp::Reverse(piece.bytes.saturating_sub(piece.have)));
+        let sent_bytes = self.send_pieces(model, &lacking.lacking, connections, progress)?;
+        if !lacking.committed {
+            self.post::<Value>(&format!("/v1/store/manifests/{}/commit", lacking.id), &json!({}))?;
+        }
+        Ok(Pushed {
+            bytes: lacking.bytes,
+            sent_bytes,
+            pieces: model.places.len(),
+            sent_pieces: lacking.lacking.len(),
+        })
+    }
+
+    /// Sends what is lacking over several connections; the bytes that were sent.
+    fn send_pieces(
+        &self,
+        model: &LocalModel,
+        lacking: &[Lacked],
+        connections: u16,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<u64> {
+        let total = lacking.iter().map(|piece| piece.bytes.saturating_sub(piece.have)).sum();
+        let (sent, ended, next) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::new(lacking.iter()));
+        let work = || -> Result<()> {
+            while !ended.load(Ordering::Relaxed) {
+                let Some(piece) = next.lock().unwrap_or_else(PoisonError::into_inner).next() else { break };
+                let place = model.places.get(&piece.hash).ok_or(Error::NoSuchPiece)?;
+                let outcome = Piece { server: self, piece, place, sent: &sent, ended: &ended }.send();
+                outcome.inspect_err(|_| ended.store(true, Ordering::Relaxed))?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| -> Result<()> {
+            let (tells, told) = channel();
+            for _ in 0..usize::from(connections).clamp(1, lacking.len().max(1)) {
+                let (work, tells) = (&work, tells.clone());
+                scope.spawn(move || drop(tells.send(work())));
+            }
+            drop(tells);
+            loop {
+                match told.recv_timeout(REPORT_EVERY) {
+                    Ok(worked) => worked?,
+                    Err(RecvTimeoutError::Timeout) => progress(sent.load(Ordering::Relaxed), total),
+                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                }
+            }
+        })?;
+        Ok(sent.into_inner())
+    }
+}
+
+/// A piece on its way.
+struct Piece<'a> {
+    server: &'a Remote,
+    piece: &'a Lacked,
+    place: &'a PiecePlace,
+    sent: &'a AtomicU64,
+    ended: &'a AtomicBool,
+}
+
+impl Piece<'_> {
+    /// Sends what is left of it; again, from where it has come to, if that fails for a reason that may pass.
+    fn send(&self) -> Result<()> {
+        let mut tries = TRY_AGAIN_AFTER.iter();
+        let mut sent = self.send_from(self.piece.have);
+        loop {
+            let Err(error) = sent else { return Ok(()) };
+            let again = tries.next().filter(|_| may_pass(&error) && !self.ended.load(Ordering::Relaxed));
+            let Some(&seconds) = again else { return Err(Error::NotWhole(Box::new(error))) };
+            std::thread::sleep(Duration::from_secs(seconds));
+            sent = self.go_on();
+        }
+    }
+
+    /// Sends what has not come, as the server says.
+    fn go_on(&self) -> Result<()> {
+        let answer = self.server.asked("HEAD", &self.path())?;
+        let told = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
+        match (told(COMPLETE), told(OFFSET).and_then(|offset| offset.parse().ok())) {
+            (Some("?1"), _) => Ok(()),
+            (_, Some(have)) => self.send_from(have),
+            _ => Err(Error::NoSuchPiece),
+        }
+    }
+
+    fn path(&self) -> String {
+        format!("/v1/store/blobs/{}", self.piece.hash)
+    }
+
+    fn send_from(&self, from: u64) -> Result<()> {
+        let PiecePlace { path, range } = self.place;
+        let of_file = |source| Error::Unreadable { file: path.clone(), source };
+        let left = self.piece.bytes.checked_sub(from).ok_or(Error::NoSuchPiece)?;
+        let mut file = File::open(path).map_err(of_file)?;
+        file.seek(SeekFrom::Start(range.start + from)).map_err(of_file)?;
+        let mut body = Counted { file: file.take(left), sent: self.sent };
+        let (offset, length) = (from.to_string(), left.to_string());
+        let headers = [
+            (OFFSET, offset.as_str()),
+            ("content-length", length.as_str()),
+            ("content-type", "application/octet-stream"),
+        ];
+        let answer = self.server.send("PUT", &self.path(), &headers, SendBody::from_reader(&mut body))?;
+        match accepted(answer)?.status() {
+            StatusCode::CREATED => Ok(()),
+            _ => Err(of_file(std::io::Error::other("it has become shorter while it was sent"))),
+        }
+    }
+}
+
+/// Whether a failure to send a piece may pass: a connection that broke, a byte that was changed on the way, a server that
+/// is busy.
+fn may_pass(error: &Error) -> bool {
+    match error {
+        Error::Refused { status, code, .. } => {
+            let codes = ["offset_mismatch", "piece_busy", "piece_exists", "hash_mismatch"];
+            code.as_deref().is_some_and(|code| codes.contains(&code)) || matches!(status, 408 | 429 | 503)
+        }
+        _ => true,
+    }
+}
+
+/// A file whose bytes are counted as they are sent.
+struct Counted<'a> {
+    file: std::io::Take<File>,
+    sent: &'a AtomicU64,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.sent.fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
+    }
+}
