@@ -1,12 +1,14 @@
 //! The command line.
 
 mod exp1;
+mod remote;
 
 use crate::exp2::systems::{self, Choice, System};
 use crate::size;
 use clap::{Args, Parser, Subcommand};
 use djinn_host::{Card, DeviceArgs, WeightEncoding};
 pub(crate) use exp1::Exp1Args;
+use remote::RemoteArgs;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -28,7 +30,7 @@ pub(crate) enum Command {
     /// Experiment 1: many agents on one device, policy beside policy
     Exp1(Box<Exp1Args>),
     /// Experiment 2: a model larger than the device's memory, Djinn beside its ablations and peers
-    Exp2(Exp2Args),
+    Exp2(Box<Exp2Args>),
     /// Experiment 3: sessions that stop at a breakpoint, more than the device's memory holds
     Exp3(Exp3Args),
     /// Decode in batches, streaming and resident
@@ -116,6 +118,8 @@ pub(crate) struct Exp2Args {
     /// A trace of Djinn (djinn run --trace) for the figure of copy against compute
     #[arg(long, value_name = "FILE", requires = "figures")]
     pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
 }
 
 #[derive(Debug, Args)]

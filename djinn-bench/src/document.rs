@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A result with its circumstances.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Document<T> {
-    /// What was measured: `link`, `exp1`, `exp2`, `exp3`, `sweep`, `swap` or `plan`.
+    /// What was measured: `link`, `exp1`, `exp2`, `exp2-remote`, `exp3`, `sweep`, `swap` or `plan`.
     pub(crate) experiment: String,
     /// When it began, UTC.
     pub(crate) date: String,

@@ -3,6 +3,7 @@
 
 mod logits;
 mod peers;
+pub(crate) mod remote;
 pub(crate) mod results;
 pub(crate) mod systems;
 
@@ -33,6 +34,9 @@ struct Experiment<'a> {
 
 /// `djinn-bench exp2`.
 pub(crate) fn run(args: &Exp2Args) -> Result<()> {
+    if let Some(url) = &args.remote.server {
+        return remote::run(args, url);
+    }
     let chosen = chosen(args);
     let setup = Setup { encoding: args.encoding, ..args.device.setup()? };
     check(args, &setup, &chosen)?;

@@ -2,6 +2,7 @@
 
 mod exp1;
 mod exp2;
+mod exp2_remote;
 mod timeline;
 
 use crate::args::FiguresArgs;
@@ -10,6 +11,7 @@ use crate::report;
 use anyhow::{Context, Result, anyhow};
 pub(crate) use exp1::exp1;
 pub(crate) use exp2::exp2;
+pub(crate) use exp2_remote::exp2_remote;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::AsRangedCoord;
 use plotters::prelude::*;

@@ -2,6 +2,7 @@
 
 mod exp1;
 mod exp2;
+mod exp2_remote;
 mod exp3;
 mod swap;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use crate::sweep::{Batch, Mode, Sweep};
 use anyhow::{Context, Result, ensure};
 pub(crate) use exp1::exp1;
 pub(crate) use exp2::exp2;
+pub(crate) use exp2_remote::exp2_remote;
 pub(crate) use exp3::exp3;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -68,6 +70,7 @@ fn render(path: &Path) -> Result<Option<String>> {
     let section = match value.get("experiment").and_then(Value::as_str) {
         Some("exp1") => section(value, exp1),
         Some("exp2") => section(value, exp2),
+        Some("exp2-remote") => section(value, exp2_remote),
         Some("exp3") => section(value, exp3),
         Some("link") => section(value, link),
         Some("sweep") => section(value, sweep),

@@ -1,5 +1,8 @@
 //! The command from the outside, on the CPU device.
 
+#[path = "command/remote.rs"]
+mod remote;
+
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
