@@ -6,12 +6,15 @@ network costs.
 
 The model is sent, and sent again. A copy of it is sent in which every byte run of 32 KiB in its last tenth was changed, as a
 fine-tune that shares nine tenths. Then another copy, whose client is killed twice and whose server once while it is sent, goes
-on each time. A piece with a changed byte is refused. At last the same prompt is answered on this machine and `--runs` times
-through the network: tokens, text and logits must be equal. Exits with 1 where one of these does not hold. Needs root, `ip`
+on each time. A piece with a changed byte is refused. The same prompt is answered on this machine and `--runs` times
+through the network: tokens, text and logits must be equal. At last the store is on a disk (a tmpfs) without room, and on one that
+fills while a piece comes: the push is refused in one line, others are answered, and it goes on once there is room. Exits with 1
+where one of these does not hold. With `--bench djinn-bench`, experiment 2 runs between the namespaces as well. Needs root, `ip`
 and Python 3.9; Linux.
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -59,11 +62,11 @@ class Remote:
         self.djinn, self.folder, self.args = args.djinn.resolve(), folder, args
         self.url = f"http://{ADDRESSES[1]}:5556"
         self.environment = {**os.environ, "DJINN_CACHE": str(folder / "cache")}
-        self.process = None
+        self.process, self.store = None, folder / "store"
 
     def serve(self):
-        tiny = "synthetic:tiny-gqa"
-        command = [self.djinn, "serve", tiny, f"--host={ADDRESSES[1]}", "--device=cpu", f"--store={self.folder / 'store'}",
+        tiny = "tiny-gqa=synthetic:tiny-gqa"
+        command = [self.djinn, "serve", tiny, f"--host={ADDRESSES[1]}", "--device=cpu", f"--store={self.store}",
                    "--ctx=256", "--quiet"]
         self.process = subprocess.Popen(["ip", "netns", "exec", SPACES[1], *command],
                                         env={**self.environment, "DJINN_PUSH_KEY": KEY})
@@ -97,6 +100,28 @@ class Remote:
         told = json.loads(self.output("push", model, f"--to={self.url}", f"--name={name}", "--json"))
         return {**told, "seconds": round(time.monotonic() - start, 3)}
 
+    def models(self):
+        command = ["ip", "netns", "exec", SPACES[0], "curl", "-sf", "-H", f"authorization: Bearer {KEY}", f"{self.url}/v1/models"]
+        told = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        return [model["id"] for model in json.loads(told)["data"]]
+
+    def held(self):
+        """Bytes of pieces that the store has, whole or not."""
+        total = 0
+        for path in [path for part in ("partial", "blobs") for path in (self.store / part).rglob("*")]:
+            with contextlib.suppress(FileNotFoundError):  # It has come whole since.
+                total += path.stat().st_size if path.is_file() else 0
+        return total
+
+    def push_a_part(self, model, name):
+        """A push under way, once 4 MiB of it have come."""
+        at = self.held()
+        client = self.client("push", model, f"--to={self.url}", f"--name={name}", "--json", "--connections=1")
+        until = time.monotonic() + 60
+        while self.held() < at + (4 << 20) and client.poll() is None and time.monotonic() < until:
+            time.sleep(0.001)
+        return client
+
 
 def changed(model, folder, name, first):
     """A copy in which a byte of each run from the byte `first` on is another one."""
@@ -110,22 +135,15 @@ def changed(model, folder, name, first):
 
 def interrupted(remote, model):
     """Sends a model; its client is killed twice, and its server once. What all attempts sent is not known, but the last one's is."""
-    partial = remote.folder / "store/partial"
-    held = lambda: sum(path.stat().st_size for path in partial.iterdir()) + sum(
-        path.stat().st_size for path in (remote.folder / "store/blobs").rglob("*") if path.is_file())
-    before, killed = held(), []
+    before, killed = remote.held(), []
     for victim in ("client", "server", "client"):
-        at = held()
-        client = remote.client("push", model, f"--to={remote.url}", "--name=broken", "--json", "--connections=1")
-        until = time.monotonic() + 60
-        while held() < at + (4 << 20) and client.poll() is None and time.monotonic() < until:
-            time.sleep(0.001)
+        client = remote.push_a_part(model, "broken")
         (client.kill if victim == "client" else remote.kill)()
         if victim == "server":
             remote.serve()
             client.kill()
         client.wait()
-        killed.append({"killed": victim, "arrived": held() - before})
+        killed.append({"killed": victim, "arrived": remote.held() - before})
     return killed
 
 
@@ -144,6 +162,63 @@ def refuses_changed_byte(remote, model):
     )
     command = ["ip", "netns", "exec", SPACES[0], sys.executable, "-c", script]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip() == "422"
+
+
+def full_disk(remote, model, faults):
+    """A store without room for the model, then one whose disk fills while it comes."""
+    disk = remote.folder / "disk"
+    disk.mkdir()
+    sh("mount", "-t", "tmpfs", "-o", f"size={model.stat().st_size + (32 << 20)}", "tmpfs", disk)
+    try:
+        remote.store = disk / "store"
+        remote.serve()
+        filler = disk / "filler"
+
+        def fill(keep):
+            with filler.open("ab") as file:
+                while (free := shutil.disk_usage(disk).free) > keep:
+                    with contextlib.suppress(OSError):  # The store has taken some of it since.
+                        os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), free - keep)
+
+        def refused(client, what):
+            _, error = client.communicate()
+            lines = error.strip().splitlines()
+            if client.returncode == 0 or len(lines) != 1 or "the store is full" not in lines[0]:
+                faults.append(f"{what}: {client.returncode}, {error!r}")
+            if remote.models() != ["tiny-gqa"]:
+                faults.append(f"{what}: {remote.models()} are visible")
+            remote.output("run", "tiny-gqa", "Hi", "-n=4", "--json", f"--server={remote.url}")
+            return error.strip()
+
+        said = []
+        fill(model.stat().st_size // 2)
+        said.append(refused(remote.client("push", model, f"--to={remote.url}", "--name=full"), "a disk without room"))
+        filler.unlink()
+        client = remote.push_a_part(model, "full")
+        fill(4 << 20)
+        said.append(refused(client, "a disk that fills"))
+        filler.unlink()
+        arrived, pushed = remote.held(), remote.push(model, "full")
+        if not 0 < arrived or pushed["sent_bytes"] + arrived != pushed["bytes"]:
+            faults.append(f"of {pushed['bytes']} bytes {arrived} had come, and {pushed['sent_bytes']} were sent")
+        remote.output("run", "full", "Hi", "-n=4", "--json", f"--server={remote.url}")
+        return {"said": said, "arrived": arrived, "sent_bytes": pushed["sent_bytes"]}
+    finally:
+        remote.kill()
+        sh("umount", disk)
+
+
+def experiment(remote, args, faults):
+    """Experiment 2 between the namespaces."""
+    json_file = remote.folder / "exp2.json"
+    command = ["ip", "netns", "exec", SPACES[0], args.bench.resolve(), "exp2", f"--server={remote.url}", f"--model={args.model}",
+               "--named=mine", f"--runs={args.runs}", f"--tokens={args.tokens}", "--prompt=64", "--device=cpu", f"--json={json_file}"]
+    done = subprocess.run(command, env={**remote.environment, "DJINN_API_KEY": KEY}, stdout=subprocess.PIPE)
+    if done.returncode:
+        faults.append("experiment 2 fails")
+        return None
+    told = json.loads(json_file.read_text())
+    return {name: told[name] for name in ("config", "round_trip_ms", "medians", "same_tokens")}
 
 
 def answers(remote, args, model, faults):
@@ -168,6 +243,7 @@ def markdown(result):
     told += results.table(1, ("sent", "bytes", "sent bytes", "sent pieces", "pieces", "s"),
                           [row(name, at) for name, at in result["pushes"].items()])
     ms = result["ms_per_token"]
+    told += f"\nA disk that fills: {result['full_disk']['said'][1]}\n"
     told += (f"\n{result['runs']} answers of {result['tokens']} tokens: {ms['client']:.2f} ms a token at the client, "
              f"{ms['server']:.2f} at the server, {ms['local']:.2f} without one; {len(result['fault_lines'])} faults.\n")
     return told
@@ -179,6 +255,7 @@ def main():
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--bench", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     remote = None
@@ -203,7 +280,9 @@ def main():
             if not refuses_changed_byte(remote, args.model):
                 faults.append("a changed byte was taken")
             local, runs = answers(remote, args, args.model, faults)
+            exp2 = experiment(remote, args, faults) if args.bench else None
             remote.kill()
+            full = full_disk(remote, args.model, faults)
     finally:
         if remote and remote.process.poll() is None:
             remote.kill()
@@ -216,7 +295,7 @@ def main():
         "command": f"scripts/remote.py --model {args.model.name} --runs {args.runs} --tokens {args.tokens}",
         "pushes": pushes, "killed": killed, "runs": args.runs, "tokens": args.tokens, "samples": runs,
         "ms_per_token": {"client": middle("tpot_ms"), "server": middle("server_tpot_ms"), "local": local["tpot_ms"]},
-        "fault_lines": faults,
+        "full_disk": full, "exp2": exp2, "fault_lines": faults,
     }
     print(markdown(result))
     print(*faults, sep="\n")
