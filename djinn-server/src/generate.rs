@@ -111,6 +111,8 @@ pub struct Answers {
     open: usize,
     /// Answers to each prompt.
     choices: usize,
+    /// Tokens without text are told as well.
+    tells_all: bool,
     /// How often the engine had failed before.
     failures: u64,
     /// The function that the first answer calls first.
@@ -223,6 +225,7 @@ impl Answers {
             latest: None,
             open,
             choices,
+            tells_all: false,
             failures,
             tool: None,
             applied: tells.then(Applied::default),
@@ -287,7 +290,7 @@ impl Answers {
                             None => self.end(at, &piece),
                         }
                     }
-                    if !piece.is_empty() {
+                    if self.tells_all || !piece.is_empty() {
                         write_times::told(told);
                         return Some(Ok(piece));
                     }
@@ -307,6 +310,11 @@ impl Answers {
             }
         }
         None
+    }
+
+    /// The same with a piece for each token, also for one whose text is not known yet.
+    pub(crate) fn telling_all(self) -> Self {
+        Answers { tells_all: true, ..self }
     }
 
     /// An answer is over with this piece.

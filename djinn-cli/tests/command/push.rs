@@ -73,7 +73,7 @@ fn a_store_is_served_without_a_model() {
     let place = place();
     let serving = serve_models(&place, &[STORE, "--ctx=128"]);
     let list = |serving: &Serving| serving.ask("GET /v1/models", "", "");
-    assert!(list(&serving).ends_with(r#""data":[]}"#), "{}", list(&serving));
+    assert!(list(&serving).contains(r#""data":[]}"#), "{}", list(&serving));
     assert!(serving.ask("GET /ready", "", "").starts_with("HTTP/1.1 200"));
     assert!(serving.ask("GET /v1/live", "", "").contains(r#""models":[]"#));
     let body = r#"{"prompt":"Once","max_tokens":5}"#;

@@ -26,7 +26,7 @@ pub(crate) async fn generate(request: ApiRequest) -> Result<Response<Body>, ApiE
     let prepared = model.work(move |model| prepare(&fields, model, salt)).await?;
     let (prompt, seed, asked) = (prepared.prompt.clone(), seed(&prepared.sampling), Instant::now());
     let has_text = model.tokenizer().is_some();
-    let answers = Answers::begin(model, prepared).await?;
+    let answers = Answers::begin(model, prepared).await?.telling_all();
     let prompt = Some((prompt, seed));
     Ok(reply::events(Generating {
         answers,
