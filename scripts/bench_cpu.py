@@ -4,11 +4,11 @@
     python3 scripts/bench_cpu.py --djinn target/release/djinn --models DIR --json OUT.json
         [--threads 2] [--runs 5] [--prompt-tokens 512] [--decode-tokens 64]
         [--stored SmolLM2-135M-Instruct.Q4_1.gguf]
-        [--djinn-dtypes bf16 f16 stored] [--llama-dtypes bf16 f16 stored] [--djinn-args ...]
+        [--djinn-dtypes bf16 f16 stored int8] [--llama-dtypes bf16 f16 stored] [--djinn-args ...]
 
 Needs llama-cpp-python (built for this machine) and numpy; DIR is what make_smollm2.py wrote. The type `stored` stands for
 the file of --stored, in blocks, as each program runs it by default: llama.cpp then rounds activations to 8 bits, and
-Djinn does not. Without --djinn only llama.cpp is timed. Every sample is a fresh process; the programs take turns (A B C D A B C D …), so that a
+Djinn does not. `int8` is Djinn with the same file and --activations int8. Without --djinn only llama.cpp is timed. Every sample is a fresh process; the programs take turns (A B C D A B C D …), so that a
 change of the machine's mood meets all of them.
 
     ttft_ms       from the prompt's tokens to the first token chosen: one pass over all prompt tokens, and an argmax
@@ -44,6 +44,7 @@ METRICS = ("ttft_ms", "tpot_ms")
 FIRST_PLAIN_TOKEN = 17  # smaller ids are special tokens
 TIMEOUT_S = 600
 STORED = "stored"
+INT8 = "int8"
 
 
 def prompt_tokens(count, vocab=49152):
@@ -56,9 +57,9 @@ def prompt_tokens(count, vocab=49152):
 
 
 def model_path(arguments, dtype):
-    if dtype == STORED:
+    if dtype in (STORED, INT8):
         if arguments.stored is None or not arguments.stored.is_file():
-            sys.exit(f"the type {STORED} needs --stored FILE, and the file")
+            sys.exit(f"the type {dtype} needs --stored FILE, and the file")
         return arguments.stored
     path = arguments.models / f"smollm2-{dtype}.gguf"
     if not path.is_file():
@@ -136,6 +137,7 @@ def djinn_command(arguments, dtype, prompt):
         "--greedy",
         "--ignore-eos",
         "--json",
+        *(["--activations", "int8"] if dtype == INT8 else []),
         *arguments.djinn_args,
     ]
 
@@ -287,7 +289,7 @@ def agreement(samples):
     two logits are close, because llama.cpp rounds activations to the weights' type."""
     out = {}
     for name, runs in samples.items():
-        other = samples.get(name.replace("djinn", "llama.cpp"))
+        other = samples.get(name.replace("djinn", "llama.cpp").replace(INT8, STORED))
         if name.startswith("djinn") and other:
             pairs = zip(runs[0]["tokens"], other[0]["tokens"])
             out[name] = next((i for i, (a, b) in enumerate(pairs) if a != b), len(runs[0]["tokens"]))

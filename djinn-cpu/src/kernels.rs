@@ -13,6 +13,7 @@ mod choice;
 pub(crate) mod data;
 pub(crate) mod element;
 mod gemm;
+mod int8;
 mod linear;
 mod lossless;
 mod pool;
@@ -24,6 +25,7 @@ mod view;
 use crate::memory::Memory;
 use buffer::Scratch;
 use djinn_device::{Operation, Result, reference};
+use int8::ByteIsa;
 use pool::Pool;
 use simd::Isa;
 use std::sync::Mutex;
@@ -37,6 +39,9 @@ pub enum Math {
     /// Threads and the processor's vectors.
     #[default]
     Fast,
+    /// As [`Fast`](Math::Fast), but products with weights in blocks of integers round activations to 8 bits, as llama.cpp's
+    /// do: runs of 32 or 256 with one scale each.
+    Int8,
 }
 
 /// The operations, on one choice of arithmetic.
@@ -52,6 +57,8 @@ enum Path {
 /// What the fast path computes with.
 struct Fast {
     isa: Isa,
+    /// That of products with rounded activations, where they are chosen.
+    int8: Option<ByteIsa>,
     pool: Pool,
     /// Activations as `linear` packs them, kept between calls.
     packed: Mutex<Scratch>,
@@ -67,17 +74,22 @@ impl Kernels {
         let path = match math {
             Math::Reference => Path::Reference,
             Math::Fast => Path::Fast(Fast::new(Isa::detect(), threads)?),
+            Math::Int8 => {
+                Path::Fast(Fast { int8: Some(ByteIsa::detect()), ..Fast::new(Isa::detect(), threads)? })
+            }
         };
         Ok(Kernels { path })
     }
 
-    /// For people, e.g. `2 threads, avx512`.
+    /// For people, e.g. `2 threads, avx512`, or `2 threads, avx512, activations int8 (avx512-vnni)`.
     pub(crate) fn name(&self) -> String {
         match &self.path {
             Path::Reference => "scalar reference, 1 thread".to_owned(),
             Path::Fast(fast) => {
                 let threads = fast.pool.threads();
-                format!("{threads} thread{}, {}", if threads == 1 { "" } else { "s" }, fast.isa.name())
+                let int8 =
+                    fast.int8.map_or_else(String::new, |isa| format!(", activations int8 ({})", isa.name()));
+                format!("{threads} thread{}, {}{int8}", if threads == 1 { "" } else { "s" }, fast.isa.name())
             }
         }
     }
@@ -110,7 +122,7 @@ impl Fast {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
             n => n,
         };
-        Ok(Fast { isa, pool: Pool::new(threads)?, packed: Mutex::default() })
+        Ok(Fast { isa, int8: None, pool: Pool::new(threads)?, packed: Mutex::default() })
     }
 }
 

@@ -3,8 +3,8 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{Error, Result, Setup};
-use djinn_cpu::{CpuConfig, CpuDevice};
+use crate::{Activations, Error, Result, Setup};
+use djinn_cpu::{CpuConfig, CpuDevice, Math};
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::{Encoding, Ops};
 use djinn_engine::Options;
@@ -88,17 +88,33 @@ impl Setup {
     /// Makes the device, within the setup's budgets, and does `work` on it, which needs at most what is said.
     ///
     /// # Errors
-    /// [`Error::Gpu`] or [`Error::Cpu`] if there is no such device, or as the work.
+    /// [`Error::Gpu`] or [`Error::Cpu`] if there is no such device, [`Error::Activations`] if it is a GPU that shall round
+    /// them, or as the work.
     pub fn on_device<W: OnDevice>(&self, needs: Needs, work: W) -> Result<W::Out, W::Error> {
         let (device, Setup { vram, ram, .. }) = (self.device.find()?, *self);
         let DeviceName::Cuda(ordinal) = device else {
             let threads = self.threads.unwrap_or(0) as usize;
-            let config = CpuConfig { vram, threads, ..CpuConfig::default() };
+            let math = match self.activations.unwrap_or_default() {
+                Activations::Float => Math::Fast,
+                Activations::Int8 => Math::Int8,
+            };
+            let config = CpuConfig { vram, threads, math, ..CpuConfig::default() };
             return work.on(CpuDevice::new(config).map_err(Error::Cpu)?);
         };
+        self.check_activations(true)?;
         let Needs { pinned_bytes, decoded_bytes } = needs;
         let config = CudaConfig { ordinal, vram, ram, pinned_bytes, decoded_bytes, ..CudaConfig::default() };
         work.on(CudaDevice::new(config).map_err(|source| Error::Gpu { device, source })?)
+    }
+}
+
+impl Setup {
+    /// Refuses rounded activations on a GPU.
+    pub(crate) fn check_activations(&self, on_gpu: bool) -> Result<()> {
+        match self.activations {
+            Some(Activations::Int8) if on_gpu => Err(Error::Activations),
+            _ => Ok(()),
+        }
     }
 }
 

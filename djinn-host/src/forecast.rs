@@ -1,6 +1,6 @@
 //! Where every byte of a model would lie on a machine, and how fast it would run; nothing is loaded.
 
-use crate::{DeviceName, Needs, Result, Setup, Target, context_for};
+use crate::{Activations, DeviceName, Needs, Result, Setup, Target, context_for};
 use djinn_device::DType;
 use djinn_engine::{Error, MemoryPlan, Options, Segments};
 use djinn_models::{EncodedWeights, Model};
@@ -42,6 +42,8 @@ pub struct TaskPlan {
     pub sequences: u32,
     /// Element type of the KV cache.
     pub kv_dtype: DType,
+    /// What products with weights in blocks are computed from.
+    pub activations: Activations,
     /// Device bytes by what they hold.
     pub segments: Segments,
     /// Everything on the device: the sum of the segments.
@@ -131,6 +133,7 @@ impl TaskPlan {
     /// # Errors
     /// If the budget or the context holds no such task.
     pub fn new(model: &Model, setup: &Setup, target: Target, task: Task) -> Result<Self> {
+        setup.check_activations(target.card.is_some())?;
         let tokens = u64::from(task.prompt_tokens) + u64::from(task.max_tokens);
         let setup = Setup {
             device: DeviceName::Cpu,
@@ -146,7 +149,8 @@ impl TaskPlan {
         }
         let reserved_bytes = target.reserved_bytes(Needs::of(model, &options));
         let plan = options.plan(&model.graph, reserved_bytes)?;
-        Ok(forecast(model, &options, &plan, target, task))
+        let plan = forecast(model, &options, &plan, target, task);
+        Ok(TaskPlan { activations: setup.activations.unwrap_or_default(), ..plan })
     }
 }
 
@@ -164,6 +168,7 @@ fn forecast(model: &Model, options: &Options, plan: &MemoryPlan, target: Target,
         context: options.context,
         sequences: options.sequences,
         kv_dtype,
+        activations: Activations::Float,
         segments: plan.segments,
         device_bytes: plan.segments.total(),
         vram_bytes: options.budget.vram,

@@ -30,6 +30,26 @@ impl std::fmt::Display for WeightEncoding {
     }
 }
 
+/// What products with weights in blocks are computed from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activations {
+    /// Activations as they are.
+    #[default]
+    Float,
+    /// Activations rounded to 8 bits. Weights that are plain, lossless, or FP8 keep floats. The CPU device alone does it.
+    Int8,
+}
+
+impl std::fmt::Display for Activations {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Activations::Float => "float",
+            Activations::Int8 => "int8",
+        })
+    }
+}
+
 /// Where and within what a model runs; the commands take it from flags. `None` leaves a choice to Djinn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args, Serialize)]
 #[command(next_help_heading = "Memory")]
@@ -75,6 +95,9 @@ pub struct Setup {
     /// How matrices are in memory [default: stored]
     #[arg(long, value_name = "HOW", value_enum)]
     pub encoding: Option<WeightEncoding>,
+    /// What products with quantised weights compute from, on the CPU: int8 is faster and less exact [default: float]
+    #[arg(long, value_name = "TYPE", value_enum)]
+    pub activations: Option<Activations>,
     /// Tokens of a prefill chunk; where weights stream to a GPU, it runs three at once [default: 512]
     #[arg(long = "prefill-chunk", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     #[serde(rename = "prefill-chunk")]

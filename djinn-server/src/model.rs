@@ -18,7 +18,7 @@ pub use device::SharedDevice;
 use device_thread::Follower;
 use djinn_device::Ops;
 use djinn_engine::{Client, KvShape, Occupancy, Residence, Snapshot};
-use djinn_host::Setup;
+use djinn_host::{Activations, Setup};
 use djinn_models::{ChatTemplate, Conversation, GenerationDefaults, Model, Tokenizer};
 use djinn_scheduler::Registry;
 use djinn_srg::Graph;
@@ -126,6 +126,7 @@ pub struct ServedModel {
     slot: Arc<Slot>,
     outbox: Arc<Outbox>,
     context: u64,
+    activations: Activations,
     end_tokens: Vec<u32>,
     created: u64,
     metrics: ModelMetrics,
@@ -229,6 +230,7 @@ impl ServedModel {
             slot,
             outbox,
             context,
+            activations: setup.activations.unwrap_or_default(),
             end_tokens,
             created,
             metrics,
@@ -246,6 +248,11 @@ impl ServedModel {
     /// Tokens that a sequence may have.
     pub fn context(&self) -> u64 {
         self.context
+    }
+
+    /// What products with quantised weights are computed from.
+    pub(crate) fn activations(&self) -> Activations {
+        self.activations
     }
 
     /// The model's own name: its directory's or file's.

@@ -25,7 +25,7 @@ use std::sync::{Arc, LazyLock};
 const BYTES: &str = "application/octet-stream";
 
 /// Flags of `djinn plan` and `djinn srg`, as parameters.
-const PLAN_FLAGS: [&str; 19] = [
+const PLAN_FLAGS: [&str; 20] = [
     "gpu",
     "link-gbps",
     "hbm-gbps",
@@ -44,6 +44,7 @@ const PLAN_FLAGS: [&str; 19] = [
     "kv-dtype",
     "dtype",
     "encoding",
+    "activations",
     "prefill-chunk",
 ];
 const GRAPH_FLAGS: [&str; 11] = [

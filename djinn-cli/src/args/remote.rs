@@ -72,7 +72,7 @@ pub(crate) struct ElsewhereArgs {
 }
 
 /// What the server has settled when it loaded its models.
-const ELSEWHERE: [&str; 14] = [
+const ELSEWHERE: [&str; 15] = [
     "vram",
     "ram",
     "resident_fraction",
@@ -83,6 +83,7 @@ const ELSEWHERE: [&str; 14] = [
     "kv_dtype",
     "dtype",
     "encoding",
+    "activations",
     "prefill_rows",
     "device",
     "threads",

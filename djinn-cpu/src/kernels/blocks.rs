@@ -22,7 +22,8 @@ pub(crate) const GROUP_RUNS: usize = 8;
 const MOST_SCALES: usize = 16;
 
 /// What turns the integers of a group into weights: pairs of scale and offset, or of scale and nothing.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(transparent)]
 pub(crate) struct Scales([f32; 2 * MOST_SCALES]);
 
 /// A block format, in vectors.
@@ -137,6 +138,11 @@ impl Default for Scales {
 }
 
 impl Scales {
+    /// The pairs of some groups, one group after the other.
+    pub(crate) fn numbers(groups: &[Scales]) -> &[f32] {
+        bytemuck::cast_slice(groups)
+    }
+
     /// Sets the first pairs to pairs of f16.
     #[inline(always)]
     fn set<S: Simd>(&mut self, simd: S, pairs: &[u32; GROUP_RUNS]) {

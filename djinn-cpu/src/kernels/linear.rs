@@ -21,6 +21,7 @@ use super::Fast;
 use super::buffer::Shared;
 use super::data::Linear;
 use super::element::{Element, Elements, Matrix, with_elements};
+use super::int8;
 use super::simd::Isa;
 use djinn_lossless::SixteenBit;
 use half::{bf16, f16};
@@ -50,6 +51,11 @@ impl Fast {
             Some(guard) => &mut **guard,
             None => own.get_or_insert_default(),
         };
+        if let (Some(isa), Matrix::Blocks(format, blocks)) = (self.int8, op.weight)
+            && int8::has_integers(format)
+        {
+            return self.linear_int8(isa, op, (format, blocks), scratch);
+        }
         let plan = Plan::new(self.isa, &op);
         let x = scratch.get(op.x.len() / op.k * plan.step_elements);
         let shape = op.shape();
@@ -170,4 +176,4 @@ impl Plan {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

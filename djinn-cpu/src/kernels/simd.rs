@@ -15,7 +15,12 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
 use half::{bf16, f16};
+pub(crate) use portable::Portable;
 
 /// The most lanes of any [`Simd`].
 pub(crate) const MAX_LANES: usize = 16;

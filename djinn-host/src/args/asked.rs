@@ -181,6 +181,7 @@ mod tests {
             ("ctx", "64"),
             ("dtype", "f16"),
             ("encoding", "plain"),
+            ("activations", "int8"),
             ("prefill-chunk", "32"),
             ("resident-fraction", "0.5"),
             ("stream-check", "true"),

@@ -1,7 +1,7 @@
 //! A plan as lines for people.
 
 use super::count;
-use crate::{Known, Target, TaskPlan};
+use crate::{Activations, Known, Target, TaskPlan};
 use djinn_models::EncodedWeights;
 use djinn_vmu::{Bottleneck, size};
 
@@ -25,6 +25,9 @@ pub fn plan_table(f: &TaskPlan) -> String {
     }
     if let Some(bytes) = f.plain_weight_bytes {
         lines.push(format!("decoded: {}, with --encoding plain", human(bytes)));
+    }
+    if f.activations == Activations::Int8 {
+        lines.push("activations: int8 in products with quantised weights; predicted as float".to_owned());
     }
     lines.push(format!("device memory: {} ({} bytes), {cap}", human(f.device_bytes), f.device_bytes));
     lines.extend(segments(f));

@@ -30,6 +30,7 @@ fn model(server: &Server, name: &str) -> Option<Value> {
         "owned_by": "djinn",
         "root": model.name(),
         "max_model_len": model.context(),
+        "activations": model.activations(),
         "status": status(&model),
     }))
 }

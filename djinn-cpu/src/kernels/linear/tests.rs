@@ -8,7 +8,7 @@ use djinn_device::BlockFormat;
 use half::{bf16, f16};
 
 /// Numbers in -1..1 that look random.
-fn noise(len: usize, seed: u32) -> Vec<f32> {
+pub(crate) fn noise(len: usize, seed: u32) -> Vec<f32> {
     let next = |state: &u32| Some(state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
     std::iter::successors(next(&seed), next)
         .map(|x| (x >> 8) as f32 / (1 << 23) as f32 - 1.0)
@@ -62,7 +62,7 @@ fn all_instruction_sets_match_the_reference() {
 }
 
 /// Blocks of any bytes, with scales that are numbers of usual size.
-fn blocks(format: BlockFormat, count: usize, seed: u32) -> Vec<u8> {
+pub(crate) fn blocks(format: BlockFormat, count: usize, seed: u32) -> Vec<u8> {
     let bytes = format.bytes() as usize;
     let mut blocks: Vec<u8> = noise(count * bytes, seed).iter().map(|x| (x * 128.0) as i8 as u8).collect();
     let scales = noise(count * 2, seed + 1);
