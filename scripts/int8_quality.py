@@ -2,17 +2,20 @@
 """What --activations int8 changes: greedy text and perplexity of a quantised file, beside llama.cpp and float activations.
 
     python3 scripts/int8_quality.py --djinn target/release/djinn --model SmolLM2-135M-Instruct.Q4_1.gguf --json OUT.json
-        [--threads 2] [--tokens 64] [--window 128] [--windows 8]
+        [--threads 2] [--tokens 64] [--window 128] [--windows 8] [--near 0.3]
 
-Needs llama-cpp-python and numpy. llama.cpp runs the file by default: activations rounded to 8 bits, a KV cache in f16.
+Needs llama-cpp-python and numpy. llama.cpp rounds activations to 8 bits, as it does by default; its KV cache is f32 and its
+attention is without flash attention, as Djinn's, so that the products are what differs.
 
     greedy       for each prompt, how many leading tokens of Djinn's greedy text llama.cpp's has too; the gap is by how much
-                 llama.cpp's choice won, in logits, where they part
+                 llama.cpp's choice won, in logits, where they part. In the sure prompts, which count and repeat, every
+                 choice wins clearly. In the others two tokens are close somewhere: there two builds of llama.cpp, for AVX2
+                 and for AVX-512, part as well (at gaps of up to 0.27)
     perplexity   over windows of a fixed text (this repository's README and ARCHITECTURE), each read from its start;
                  the second half of a window counts
 
-Exits with 1 where int8's greedy text parts from llama.cpp's within the tokens, at a gap above --near, or where its
-perplexity is further than 0.5 % from llama.cpp's.
+Exits with 1 where int8's greedy text parts from llama.cpp's for a sure prompt, or for another at a gap above --near, or where
+its perplexity is further than 0.5 % from llama.cpp's.
 """
 
 import argparse
@@ -24,7 +27,11 @@ from pathlib import Path
 
 import results
 
-PROMPTS = [
+SURE = [
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,",
+    "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, Monday, Tuesday, Wednesday, Thursday,",
+]
+OPEN = [
     "The capital of France is",
     "Once upon a time, in a village by the sea,",
     "Water boils at 100 degrees Celsius because",
@@ -72,6 +79,12 @@ def negative_log(logits, token):
     return float(top + math.log(np.exp(row - top).sum()) - row[token])
 
 
+def system_info():
+    import llama_cpp
+
+    return llama_cpp.llama_print_system_info().decode().strip(" |")
+
+
 def windows(arguments, tokens):
     size = arguments.window
     found = [tokens[i : i + size] for i in range(0, len(tokens) - size + 1, size)][: arguments.windows]
@@ -80,7 +93,7 @@ def windows(arguments, tokens):
     return found
 
 
-def perplexity(arguments, all_windows, rows):
+def perplexity(all_windows, rows):
     """`rows` gives the logits of each position of a window."""
     losses = []
     for window in all_windows:
@@ -111,14 +124,14 @@ def main():
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--windows", type=int, default=8)
-    parser.add_argument("--near", type=float, default=0.0, help="logits within which two tokens are one choice")
+    parser.add_argument("--near", type=float, default=0.3, help="logits within which two tokens are one choice")
     arguments = parser.parse_args()
     from oracle_llama_cpp import Model
 
-    model = Model(arguments.model, arguments.threads, exact=False, context=1024)
+    model = Model(arguments.model, arguments.threads, exact=True, context=1024)
     report = {"settings": {key: getattr(arguments, key) for key in ("threads", "tokens", "window", "windows")}}
     report["greedy"], good = [], True
-    for text in PROMPTS:
+    for text in SURE + OPEN:
         prompt = model.tokenize(text)
         theirs, gaps = llama_greedy(model, prompt, arguments.tokens)
         entry = {"prompt": text, "text": model.detokenize(theirs), "tokens": theirs, "min_gap": min(gaps)}
@@ -127,25 +140,26 @@ def main():
             equal = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), arguments.tokens)
             entry[activations] = {"equal": equal, "gap": gaps[equal] if equal < arguments.tokens else None}
         parted = entry["int8"]["gap"]
-        good &= parted is None or parted < arguments.near
+        good &= parted is None or text in OPEN and parted < arguments.near
         report["greedy"].append(entry)
         print(f"{text!r}: int8 {entry['int8']}, float {entry['float']} of {arguments.tokens}")
     root = Path(__file__).resolve().parent.parent
     tokens = model.tokenize("".join((root / name).read_text() for name in ("README.md", "ARCHITECTURE.md")))
     chosen = windows(arguments, tokens)
-    found = {"llama.cpp": perplexity(arguments, chosen, llama_rows(model))[0]}
+    found = {"llama.cpp": perplexity(chosen, llama_rows(model))[0]}
     for activations in ("int8", "float"):
 
         def rows(window, activations=activations):
             ids = ",".join(map(str, window))
             return djinn(arguments, activations, "logits", str(arguments.model), "--tokens", ids)["logits"]
 
-        found[activations], report["perplexity_tokens"] = perplexity(arguments, chosen, rows)
+        found[activations], report["perplexity_tokens"] = perplexity(chosen, rows)
     report["perplexity"] = found
     difference = found["int8"] / found["llama.cpp"] - 1
     report["perplexity_difference"] = difference
     print(f"perplexity {found}: int8 differs from llama.cpp by {difference:+.3%}")
-    report["version"] = subprocess.run([str(arguments.djinn), "--version"], capture_output=True, text=True).stdout.strip()
+    version = subprocess.run([str(arguments.djinn), "--version"], capture_output=True, text=True, check=True)
+    report["versions"] = {"djinn": version.stdout.strip(), "llama.cpp": system_info()}
     rows = [[repr(e["prompt"]), e["int8"]["equal"], e["float"]["equal"]] for e in report["greedy"]]
     text = results.table(1, ["greedy tokens that llama.cpp has too", "int8", "float"], [[str(c) for c in r] for r in rows])
     numbers = [[name, f"{value:.4f}"] for name, value in found.items()]

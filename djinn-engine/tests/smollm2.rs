@@ -1,7 +1,7 @@
 //! SmolLM2-135M-Instruct from GGUF against llama.cpp on the same weights: same prompt tokens, same logits,
 //! same greedy text. Needs the file: `scripts/test.sh` fetches it and names it in `DJINN_SMOLLM2`.
 
-use djinn_cpu::{CpuConfig, CpuDevice, ENCODINGS};
+use djinn_cpu::{CpuConfig, CpuDevice, ENCODINGS, Math};
 use djinn_device::DType;
 use djinn_engine::{Budget, Engine, Generate, Options, Request, Service};
 use djinn_models::{ChatTemplate, Location, Message, OpenOptions, Tokenizer, open};
@@ -21,12 +21,16 @@ struct Loaded {
 
 /// The model with its matrices in elements of `dtype`; without one, as they are stored.
 fn load(dtype: Option<DType>, budget: Budget) -> Loaded {
+    load_on(CpuConfig::default(), dtype, budget)
+}
+
+fn load_on(device: CpuConfig, dtype: Option<DType>, budget: Budget) -> Loaded {
     let path =
         std::env::var("DJINN_SMOLLM2").expect("set DJINN_SMOLLM2 to the GGUF file; see scripts/test.sh");
     let options = OpenOptions { dtype, encodings: ENCODINGS, ..OpenOptions::default() };
     let model = open(&Location::Gguf(path.into()), &options).expect("it opens");
     let options = Options { budget, context: 256, ..Options::default() };
-    let device = CpuDevice::new(CpuConfig::default()).expect("threads");
+    let device = CpuDevice::new(device).expect("threads");
     let engine =
         Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| ControlFlow::Continue(()))
             .expect("it loads");
@@ -132,4 +136,17 @@ fn stored_blocks_have_the_bits_of_decoded_weights() {
     }
     assert!(all[1].1 < 100 << 20 && all[0].1 > 5 * all[1].1, "{} and {} bytes", all[0].1, all[1].1);
     assert!(all[0].0 == all[1].0 && all[1].0 == all[2].0, "the bits of the logits");
+}
+
+/// As llama.cpp, which rounds activations as well: `scripts/int8_quality.py`, where each choice wins by more than one logit.
+#[test]
+#[ignore = "needs the model's file, which scripts/test.sh fetches"]
+fn rounded_activations_continue_as_in_llama_cpp() {
+    let device = CpuConfig { math: Math::Int8, ..CpuConfig::default() };
+    let mut loaded = load_on(device, None, Budget::default());
+    let prompt = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,";
+    let answer = " 16, 17, 18, 19, 20, 21";
+    let [prompt, tokens] =
+        [prompt, answer].map(|text| loaded.tokenizer.encode(text, false).expect("it encodes"));
+    continues(&mut loaded, &prompt, &serde_json::json!({ "tokens": tokens, "text": answer }));
 }

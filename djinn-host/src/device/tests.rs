@@ -23,3 +23,10 @@ fn auto_is_a_device_that_is_there() {
     assert_eq!(found.find().unwrap(), found);
     assert!(matches!(DeviceName::Cuda(999).find(), Err(Error::Gpu { .. })));
 }
+
+#[test]
+fn a_gpu_does_not_round_activations() {
+    let setup = Setup { activations: Some(Activations::Int8), ..Setup::default() };
+    assert!(setup.check_activations(false).is_ok());
+    assert!(matches!(setup.check_activations(true), Err(Error::Activations)));
+}

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "rows are read by pointer")]
 
 use crate::kernels::simd::{MAX_LANES, Portable, Simd};
+use half::f16;
 
 /// The floats and 32-bit integers of one [`Simd`], and products of the bytes in them. A value proves that the processor
 /// has the instructions.
@@ -23,6 +24,9 @@ pub(crate) trait Integers: Copy + Send + Sync + 'static {
 
     /// `table[byte]`, byte by byte, for bytes below 16.
     fn look_up(self, table: &[u8; 16], index: Int<Self>) -> Int<Self>;
+
+    /// The low half of each lane, an f16, widened.
+    fn halves(self, a: Int<Self>) -> Float<Self>;
 
     /// 16 bytes of each of `LANES` rows, from its byte `at` on, by columns of four: lane `r` of vector `c` has the bytes
     /// `4 c..4 c + 4` of row `r`, in little-endian order.
@@ -79,6 +83,11 @@ impl Integers for Portable {
     #[inline(always)]
     fn look_up(self, table: &[u8; 16], index: [i32; 8]) -> [i32; 8] {
         index.map(|index| i32::from_ne_bytes(index.to_ne_bytes().map(|index| table[usize::from(index & 15)])))
+    }
+
+    #[inline(always)]
+    fn halves(self, a: [i32; 8]) -> [f32; 8] {
+        a.map(|a| f16::from_bits(a as u16).to_f32())
     }
 
     #[inline(always)]

@@ -42,6 +42,8 @@ pub(super) trait BlockBytes: BlockVectors {
     const OFF: i32;
     /// Whether no byte is above 128.
     const NARROW: bool;
+    /// Whether a block is a run that begins with its scale, and its offset if it has one, in f16.
+    const BEGINS_WITH_SCALES: bool = Self::RUNS == 1;
 
     /// The bytes of a run of `LANES` rows, by columns of four.
     ///
@@ -112,18 +114,31 @@ impl Unpack<'_> {
         for (r, pairs) in tables.pairs[..I::S::LANES].iter_mut().enumerate() {
             let row = (columns.start + r).min(columns.end - 1);
             let blocks = &blocks[row * row_blocks + group * GROUP_RUNS / F::RUNS..][..runs / F::RUNS];
-            F::scales(simd, blocks, pairs);
+            if !F::BEGINS_WITH_SCALES {
+                F::scales(simd, blocks, pairs);
+            }
             rows[r] = blocks.as_ptr().cast();
         }
-        let (from, to) = (Scales::numbers(&tables.pairs), &mut tables.scales);
-        for at in (0..2 * GROUP_RUNS * F::SCALES).step_by(I::S::LANES) {
-            let to = &mut to[at * I::S::LANES..][..I::S::LANES * I::S::LANES];
-            // SAFETY: `LANES` rows of `PAIRS` numbers, of which `LANES` from `at` are taken, and a square of them.
-            unsafe { simd.transpose(from[at..].as_ptr(), PAIRS, to.as_mut_ptr(), I::S::LANES) };
+        if !F::BEGINS_WITH_SCALES {
+            let (from, to) = (Scales::numbers(&tables.pairs), &mut tables.scales);
+            for at in (0..2 * GROUP_RUNS * F::SCALES).step_by(I::S::LANES) {
+                let to = &mut to[at * I::S::LANES..][..I::S::LANES * I::S::LANES];
+                // SAFETY: a square of `LANES` numbers from `at` on in rows of `PAIRS`, and the square `to`.
+                unsafe { simd.transpose(from[at..].as_ptr(), PAIRS, to.as_mut_ptr(), I::S::LANES) };
+            }
         }
         let (bytes, _) = tables.bytes.as_chunks_mut::<{ RUN_VECTORS * MAX_LANES }>();
         for (run, bytes) in bytes[..runs].iter_mut().enumerate() {
-            // SAFETY: `rows` are slices of the blocks of `runs` runs.
+            if F::BEGINS_WITH_SCALES {
+                // SAFETY: `rows` are slices of the blocks of `runs` runs, which have 16 bytes at least.
+                let [head, ..] = unsafe { integers.columns(&rows, run * size_of::<F::Block>()) };
+                let (scale, offset) = tables.scales[2 * run * I::S::LANES..].split_at_mut(I::S::LANES);
+                simd.write(scale, integers.halves(head));
+                if F::LESS.is_none() {
+                    simd.write(offset, integers.halves(simd.shift_right(head, simd.splat_int(16))));
+                }
+            }
+            // SAFETY: as above.
             let vectors = unsafe { F::bytes(integers, &rows, run) };
             for (vector, to) in vectors.into_iter().zip(bytes.chunks_exact_mut(I::S::LANES)) {
                 integers.write(to, vector);
@@ -278,12 +293,13 @@ fn place<F: BlockVectors>(run: usize, runs: usize) -> (usize, usize) {
 }
 
 macro_rules! bytes {
-    ($($Format:ident: off $off:literal, $kind:ident;
+    ($($Format:ident: off $off:literal, $kind:ident $($scales:literal)?;
         ($integers:ident, $rows:ident, $block:ident, $run:ident) = $bytes:expr;)*) => {
         $(
             impl BlockBytes for formats::$Format {
                 const OFF: i32 = $off;
                 const NARROW: bool = bytes!($kind);
+                $(const BEGINS_WITH_SCALES: bool = $scales;)?
 
                 #[inline(always)]
                 unsafe fn bytes<I: Integers>(
@@ -335,9 +351,9 @@ bytes! {
         looked_up(integers, &IQ4_BYTES, nibbles(integers, rows, block + 2));
     IQ4_XS: off 128, wide; (integers, rows, block, run) =
         looked_up(integers, &IQ4_BYTES, nibbles(integers, rows, block + 8 + run * 16));
-    MXFP4: off 12, narrow; (integers, rows, block, _run) =
+    MXFP4: off 12, narrow false; (integers, rows, block, _run) =
         looked_up(integers, &MXFP4_BYTES, nibbles(integers, rows, block + 1));
-    INT4_G32: off 0, narrow; (integers, rows, block, _run) = nibbles(integers, rows, block + 3);
+    INT4_G32: off 0, narrow false; (integers, rows, block, _run) = nibbles(integers, rows, block + 3);
     INT4_G128: off 0, narrow; (integers, rows, block, run) = nibbles(integers, rows, block + 4 + run * 16);
 }
 

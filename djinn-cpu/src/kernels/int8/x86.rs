@@ -10,7 +10,7 @@ macro_rules! x86_bytes {
     ($($(#[$doc:meta])* $Isa:ident: $S:ident with $feature:tt, all $features:tt;
         $I:ident and $V:ident, tiles of $rows:literal rows;
         dot::<$NARROW:ident>($sums:ident, $a:ident, $b:ident) = $dot:expr;
-        $xor:ident, $set1:ident, $look_up:ident, $columns:ident, $load:ident, $store:ident, $fma:ident, $lanes:literal;)*) => {
+        $xor:ident, $set1:ident, $look_up:ident, $halves:ident, $columns:ident, $load:ident, $store:ident, $fma:ident, $lanes:literal;)*) => {
         $(
             $(#[$doc])*
             #[derive(Clone, Copy)]
@@ -61,6 +61,12 @@ macro_rules! x86_bytes {
                 }
 
                 #[inline(always)]
+                fn halves(self, a: $I) -> $V {
+                    // SAFETY: `self` proves the instructions.
+                    unsafe { $halves(a) }
+                }
+
+                #[inline(always)]
                 unsafe fn columns(self, rows: &[*const u8; MAX_LANES], at: usize) -> [$I; 4] {
                     // SAFETY: `self` proves the instructions; the caller vouches for the memory.
                     unsafe { $columns(rows, at) }
@@ -95,19 +101,19 @@ x86_bytes! {
     Avx512Vnni: Avx512 with "avx512vnni", all "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni";
     __m512i and __m512, tiles of 12 rows;
     dot::<NARROW>(sums, a, b) = _mm512_dpbusd_epi32(sums, a, b);
-    _mm512_xor_si512, _mm512_set1_epi8, look_up_512, columns_512, _mm512_loadu_si512, _mm512_storeu_si512, _mm512_fmadd_ps, 16;
+    _mm512_xor_si512, _mm512_set1_epi8, look_up_512, halves_512, columns_512, _mm512_loadu_si512, _mm512_storeu_si512, _mm512_fmadd_ps, 16;
 
     /// Proof that the processor has AVX2, FMA, F16C and AVX-VNNI.
     AvxVnni: Avx2 with "avxvnni", all "avx2,fma,f16c,avxvnni";
     __m256i and __m256, tiles of 4 rows;
     dot::<NARROW>(sums, a, b) = _mm256_dpbusd_avx_epi32(sums, a, b);
-    _mm256_xor_si256, _mm256_set1_epi8, look_up_256, columns_256, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_fmadd_ps, 8;
+    _mm256_xor_si256, _mm256_set1_epi8, look_up_256, halves_256, columns_256, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_fmadd_ps, 8;
 
     /// Proof that the processor has AVX2, FMA and F16C.
     Avx2Bytes: Avx2 with "avx2", all "avx2,fma,f16c";
     __m256i and __m256, tiles of 4 rows;
     dot::<NARROW>(sums, a, b) = dot_256::<NARROW>(sums, a, b);
-    _mm256_xor_si256, _mm256_set1_epi8, look_up_256, columns_256, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_fmadd_ps, 8;
+    _mm256_xor_si256, _mm256_set1_epi8, look_up_256, halves_256, columns_256, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_fmadd_ps, 8;
 }
 
 /// Products of bytes as sums of two in 16 bits, which hold 2 · 128 · 127 and no more.
@@ -140,6 +146,20 @@ fn look_up_512(table: &[u8; 16], index: __m512i) -> __m512i {
     // SAFETY: the table has 16 bytes.
     let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
     _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), index)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn halves_256(a: __m256i) -> __m256 {
+    let low = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
+    let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(low, low));
+    _mm256_cvtph_ps(_mm256_castsi256_si128(packed))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn halves_512(a: __m512i) -> __m512 {
+    _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a))
 }
 
 /// 16 bytes of a row.
