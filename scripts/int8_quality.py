@@ -2,7 +2,7 @@
 """What --activations int8 changes: greedy text and perplexity of a quantised file, beside llama.cpp and float activations.
 
     python3 scripts/int8_quality.py --djinn target/release/djinn --model SmolLM2-135M-Instruct.Q4_1.gguf --json OUT.json
-        [--threads 2] [--tokens 64] [--window 128] [--windows 8] [--near 0.3]
+        [--threads 2] [--tokens 64] [--window 128] [--windows 8] [--near 0.15]
 
 Needs llama-cpp-python and numpy. llama.cpp rounds activations to 8 bits, as it does by default; its KV cache is f32 and its
 attention is without flash attention, as Djinn's, so that the products are what differs.
@@ -10,7 +10,7 @@ attention is without flash attention, as Djinn's, so that the products are what 
     greedy       for each prompt, how many leading tokens of Djinn's greedy text llama.cpp's has too; the gap is by how much
                  llama.cpp's choice won, in logits, where they part. In the sure prompts, which count and repeat, every
                  choice wins clearly. In the others two tokens are close somewhere: there two builds of llama.cpp, for AVX2
-                 and for AVX-512, part as well (at gaps of up to 0.27)
+                 and for AVX-512, part as well (at gaps of up to 0.13)
     perplexity   over windows of a fixed text (this repository's README and ARCHITECTURE), each read from its start;
                  the second half of a window counts
 
@@ -19,6 +19,7 @@ its perplexity is further than 0.5 % from llama.cpp's.
 """
 
 import argparse
+import datetime
 import json
 import math
 import subprocess
@@ -26,6 +27,7 @@ import sys
 from pathlib import Path
 
 import results
+from bench_cpu import commit, library_versions, machine, shown_command
 
 SURE = [
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,",
@@ -79,12 +81,6 @@ def negative_log(logits, token):
     return float(top + math.log(np.exp(row - top).sum()) - row[token])
 
 
-def system_info():
-    import llama_cpp
-
-    return llama_cpp.llama_print_system_info().decode().strip(" |")
-
-
 def windows(arguments, tokens):
     size = arguments.window
     found = [tokens[i : i + size] for i in range(0, len(tokens) - size + 1, size)][: arguments.windows]
@@ -124,7 +120,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--windows", type=int, default=8)
-    parser.add_argument("--near", type=float, default=0.3, help="logits within which two tokens are one choice")
+    parser.add_argument("--near", type=float, default=0.15, help="logits within which two tokens are one choice")
     arguments = parser.parse_args()
     from oracle_llama_cpp import Model
 
@@ -158,12 +154,15 @@ def main():
     difference = found["int8"] / found["llama.cpp"] - 1
     report["perplexity_difference"] = difference
     print(f"perplexity {found}: int8 differs from llama.cpp by {difference:+.3%}")
-    version = subprocess.run([str(arguments.djinn), "--version"], capture_output=True, text=True, check=True)
-    report["versions"] = {"djinn": version.stdout.strip(), "llama.cpp": system_info()}
+    report |= {"commit": commit(arguments.djinn), "command": shown_command(), "machine": machine()}
+    report["date"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    report["versions"] = library_versions()
+    where = f"{report['machine']['cpu']}, {report['date']}, commit {report['commit']}: `{report['command']}`"
     rows = [[repr(e["prompt"]), e["int8"]["equal"], e["float"]["equal"]] for e in report["greedy"]]
     text = results.table(1, ["greedy tokens that llama.cpp has too", "int8", "float"], [[str(c) for c in r] for r in rows])
     numbers = [[name, f"{value:.4f}"] for name, value in found.items()]
-    results.write(arguments.json, report, text + "\n" + results.table(1, ["perplexity", ""], numbers))
+    text = f"{where}\n\n{text}\n" + results.table(1, ["perplexity", ""], numbers)
+    results.write(arguments.json, report, text)
     sys.exit(0 if good and abs(difference) <= MOST_DIFFERENCE else 1)
 
 
