@@ -1,13 +1,10 @@
 //! The GGUF files that llama.cpp ran (`scripts/make_gguf.py`): each means what transformers computed from the
 //! checkpoint that it was made from.
 
-#[path = "reference/interpreter.rs"]
-mod interpreter;
-
+use crate::interpreter::{Interpreter, check_greedy, check_logits, expected};
 use djinn_models::{Location, Model, OpenOptions, open};
 use djinn_srg::{DType, Op};
 use half::{bf16, f16};
-use interpreter::{Interpreter, check_greedy, check_logits, expected};
 use std::path::{Path, PathBuf};
 
 /// Each file, by its checkpoint's directory, and whether its matrices are the checkpoint's rounded to f16.

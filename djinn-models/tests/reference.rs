@@ -1,11 +1,8 @@
 //! Graph and weights together mean what transformers means: a plain f64 interpreter of the graph, fed by the
 //! weight source, gives the logits and the greedy tokens in `expected.json`.
 
-#[path = "reference/interpreter.rs"]
-mod interpreter;
-
+use crate::interpreter::{Interpreter, check_greedy, check_logits, expected};
 use djinn_models::{Location, OpenOptions};
-use interpreter::{Interpreter, check_greedy, check_logits, expected};
 use std::path::Path;
 
 fn check(variant: &str) {

@@ -1,4 +1,5 @@
-//! A server on a tiny model, asked over real connections. The model's 128 tokens are the bytes of ASCII.
+//! A server on a tiny model, asked over real connections, and what it reads and writes by itself, as one program. The
+//! model's 128 tokens are the bytes of ASCII.
 
 mod aborts;
 mod anthropic;
@@ -7,8 +8,11 @@ mod calls;
 mod client;
 mod dashboard;
 mod failures;
+mod fields;
+mod grammar;
 mod guard;
 mod hostile;
+mod hostile_output;
 mod kv;
 mod live;
 mod load;

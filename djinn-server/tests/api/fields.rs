@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 #[test]
 fn every_field_that_clients_send_is_in_the_table() {
-    let sent: Value = serde_json::from_str(include_str!("data/client-fields.json")).unwrap();
+    let sent: Value = serde_json::from_str(include_str!("../data/client-fields.json")).unwrap();
     for (path, names) in sent.as_object().unwrap().iter().filter(|(path, _)| path.starts_with('/')) {
         let endpoint = ENDPOINTS.iter().find(|endpoint| endpoint.path == path).unwrap();
         let names = names.as_array().unwrap();
