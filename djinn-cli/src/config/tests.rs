@@ -77,7 +77,7 @@ fn unknown_keys_and_wrong_values_name_file_and_key() {
     for (text, expected) in [
         ("vrma = 1", "djinn.toml: unknown key `vrma`; did you mean `vram`?"),
         ("max_tokens = 1", "djinn.toml: unknown key `max_tokens`; did you mean `max-tokens`?"),
-        ("flavour = 1", "djinn.toml: unknown key `flavour`; known keys: alias, allowed-host, "),
+        ("flavour = 1", "djinn.toml: unknown key `flavour`; known keys: activations, alias, "),
         ("config = \"x\"", "djinn.toml: unknown key `config`"),
         ("tokens = [1]", "djinn.toml: unknown key `tokens`"),
         ("vram = true", "djinn.toml: key `vram`: expected a text or a number, found true"),
