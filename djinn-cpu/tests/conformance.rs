@@ -14,11 +14,7 @@ fn cpu_reference() {
     conformance::run_all(|| cpu(Math::Reference, 1), Tolerance::WIDENING);
 }
 
-#[test]
-fn cpu_fast() {
-    conformance::run_all(|| cpu(Math::Fast, 0), Tolerance::WIDENING);
-}
-
+/// On two threads, each instruction set: `all_instruction_sets_conform`, a test of the kernels.
 #[test]
 fn cpu_fast_on_three_threads() {
     conformance::run_all(|| cpu(Math::Fast, 3), Tolerance::WIDENING);
@@ -37,10 +33,11 @@ fn sim_under_several_seeds() {
     }
 }
 
+/// The reference is checked above: what is added here is the order in which the simulator runs things.
 #[test]
 fn sim_computes() {
-    for (seed, math) in [(1, Math::Reference), (2, Math::Fast)] {
-        let config = SimConfig { seed, math, ..SimConfig::default() };
+    for seed in [1, 2] {
+        let config = SimConfig { seed, math: Math::Fast, ..SimConfig::default() };
         conformance::ops(|| SimDevice::new(config).unwrap(), Tolerance::WIDENING);
     }
 }

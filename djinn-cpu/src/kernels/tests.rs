@@ -29,18 +29,25 @@ const STRICT: [&str; 7] = [
 
 #[test]
 fn all_instruction_sets_conform() {
-    let strict = Tolerance { f32: 1e-6, f16: 1e-6, bf16: 1e-6, blocks: 1e-6 };
-    for isa in simd::Isa::available() {
-        let kernels = || Kernels { path: Path::Fast(Fast::new(isa, 2).unwrap()) };
-        for (tolerance, is_strict) in [(strict, true), (Tolerance::WIDENING, false)] {
-            let make = || CpuDevice::with(CpuConfig::default(), kernels());
-            conformance::run_each(make, tolerance, |name, check| {
-                if STRICT.contains(&name) == is_strict {
-                    println!("{} {name}", isa.name());
-                    check();
-                }
-            });
+    std::thread::scope(|scope| {
+        for isa in simd::Isa::available() {
+            scope.spawn(move || conforms(isa));
         }
+    });
+}
+
+fn conforms(isa: simd::Isa) {
+    let strict = Tolerance { f32: 1e-6, f16: 1e-6, bf16: 1e-6, blocks: 1e-6 };
+    for (tolerance, is_strict) in [(strict, true), (Tolerance::WIDENING, false)] {
+        let make = || {
+            CpuDevice::with(CpuConfig::default(), Kernels { path: Path::Fast(Fast::new(isa, 2).unwrap()) })
+        };
+        conformance::run_each(make, tolerance, |name, check| {
+            if STRICT.contains(&name) == is_strict {
+                println!("{} {name}", isa.name());
+                check();
+            }
+        });
     }
 }
 
