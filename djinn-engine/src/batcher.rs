@@ -1,12 +1,13 @@
-//! Many sessions on one engine: carries out the scheduler's plans.
+//! Carries out the scheduler's plans for many sessions on one engine.
 //!
-//! A plan has sizes and ids; the batcher has the tokens. It enqueues the plan's copies of KV pages and begins its step
-//! in one call, and tells in [`poll`](djinn_scheduler::Backend::poll) what has ended, so that the host does not wait while the device works.
+//! A plan has sizes and ids; the batcher has the tokens. It enqueues the plan's copies of KV pages and begins its
+//! step in one call. [`poll`](djinn_scheduler::Backend::poll) says what has ended, so the host never waits while
+//! the device works.
 //!
-//! **A session's tokens depend on the session alone**: not on its neighbours, on being moved, on hints. On devices whose
-//! products choose their arithmetic by the number of rows, that takes care: a step's rows are launched so that each
-//! depends on its own session at most ([`Entry::chunks`]), a context that was given up is computed again in the pieces
-//! in which it was computed first, and prefixes are shared in whole chunks, which would have been computed so anyway.
+//! **A session's tokens depend on the session alone**, not on its neighbours, on swaps, or on hints. Some devices
+//! choose the arithmetic of a product by its number of rows. So a step's rows are launched such that each depends
+//! on its own session only ([`Entry::chunks`]), a context that was given up is computed again with its old
+//! boundaries, and prefixes are shared in whole prefill chunks.
 
 mod conversation;
 mod counts;
@@ -32,57 +33,57 @@ use std::sync::Arc;
 pub use under_way::DeviceTimes;
 use under_way::UnderWay;
 
-/// What a session is to do next.
+/// What a session does next.
 #[derive(Clone, Debug, Default)]
 pub struct Turn {
-    /// New tokens: the first prompt, or what follows the turn before.
+    /// New tokens: the first prompt, or what follows the previous turn.
     pub tokens: Vec<u32>,
     /// Tokens to generate at most, at least 1.
     pub max_tokens: u64,
-    /// How they are chosen.
+    /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Tokens that end the turn; the one that was met is the last of it.
+    /// Tokens that end the turn. The one that occurs is the turn's last token.
     pub stop_tokens: Vec<u32>,
     /// What the turn's tokens must obey.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// With each token, its log-probability and those of the best 0 to 20 tokens.
+    /// Return, with each token, its log-probability and those of the best 0 to 20 tokens.
     pub logprobs: Option<u8>,
 }
 
 /// Why a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// A stop token came up.
+    /// A stop token was chosen.
     Stop,
-    /// The turn's constraint allows nothing more.
+    /// The turn's constraint allows no further token.
     Complete,
-    /// `max_tokens`, or the end of the context.
+    /// `max_tokens`, or the end of the context, was reached.
     Length,
-    /// The receiver asked for no more.
+    /// The receiver wants no more tokens.
     Cancelled,
 }
 
-/// Where a new session's keys and values may come from.
+/// Which keys and values a new session may share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// From nowhere: nothing is shared with anybody.
+    /// None.
     #[default]
     Own,
-    /// Sessions of one salt share the prefixes that they have in common. Whatever else enters the keys and values
-    /// must be in the salt.
+    /// Those of sessions with the same salt, as far as the tokens agree. Everything else that keys and values
+    /// depend on must be part of the salt.
     Salt(Vec<u8>),
-    /// From a session that lives on: the new one begins with all of its tokens, before its own turn.
+    /// Those of a living session: the new one begins with all of its tokens, before its own turn.
     Fork(SessionId),
 }
 
-/// A token that was generated.
+/// A generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewToken {
     /// The session.
     pub session: SessionId,
     /// The token.
     pub token: u32,
-    /// With the last token of a turn, why it ended.
+    /// Why the turn ended; set with its last token.
     pub finish: Option<Finish>,
     /// Set if the turn asks for them.
     pub logprobs: Option<Box<TokenLogprobs>>,
@@ -92,24 +93,24 @@ pub struct NewToken {
 pub struct Batcher<D: Ops> {
     engine: Engine<D>,
     conversations: BTreeMap<SessionId, Conversation>,
-    /// By page of the device: the tenant that had it last, where that is known.
+    /// For each device page: its latest tenant, if known.
     holders: Vec<Option<Arc<[u8]>>>,
-    /// Sessions whose pages are on their way.
+    /// Number of sessions with page copies under way.
     moving: usize,
     copied: Vec<CopyOutcome>,
-    /// Steps, in order: the second takes its tokens from the first.
+    /// Steps under way, in order. The second takes its tokens from the first.
     under_way: VecDeque<UnderWay>,
     /// Sessions of the latest step.
     latest: BTreeSet<SessionId>,
     failure: Option<String>,
-    /// The failure itself, until it is taken.
+    /// The failure, until it is taken.
     error: Option<Error>,
-    /// What streaming did in the steps that ended, until it is taken.
+    /// Streaming statistics of ended steps, until they are taken.
     streamed: PassStats,
     times: DeviceTimes,
-    /// What the steps did that ended, without the device's times.
+    /// Counts of ended steps, without the device's times.
     counts: StepCounts,
-    /// No step is enqueued while another one is under way.
+    /// Enqueue no step while another one is under way.
     holds_back: bool,
     generated: Vec<NewToken>,
     failed: Vec<(SessionId, NoToken)>,
@@ -166,7 +167,7 @@ impl<D: Ops> Batcher<D> {
         })
     }
 
-    /// What a scheduler is to plan for.
+    /// The limits that a scheduler plans for.
     pub fn capacity(&self) -> Capacity {
         capacity(&self.engine)
     }
@@ -176,19 +177,19 @@ impl<D: Ops> Batcher<D> {
         &self.engine
     }
 
-    /// The engine, for what needs no session.
+    /// The engine, for work without a session.
     pub(crate) fn engine_mut(&mut self) -> &mut Engine<D> {
         &mut self.engine
     }
 
-    /// As [`Engine::logits`], in pages that no session holds.
+    /// As [`Engine::logits`], in free pages.
     pub(crate) fn logits(&mut self, pages: &mut Pages, tokens: &[u32]) -> Result<Vec<f32>> {
-        // Which pages that takes is not told: each is cleared before another tenant has it.
+        // Which pages this takes is unknown, so each is cleared before its next tenant.
         self.holders.fill(None);
         self.engine.logits(pages, tokens)
     }
 
-    /// Waits until the first step under way is over on the device.
+    /// Waits until the device has finished the first step under way.
     ///
     /// # Errors
     /// A failure of the device.
@@ -196,12 +197,12 @@ impl<D: Ops> Batcher<D> {
         self.engine.wait()
     }
 
-    /// How long the device computed the steps that ended, and how long it waited between them.
+    /// The device's time in and between the steps that ended.
     pub fn device_times(&self) -> DeviceTimes {
         self.times
     }
 
-    /// Gives the engine back, after all sessions were dropped.
+    /// Drops all sessions and returns the engine.
     ///
     /// # Errors
     /// A failure of the device, now or before.
@@ -210,11 +211,12 @@ impl<D: Ops> Batcher<D> {
         Ok(self.engine)
     }
 
-    /// A session begins; tell the scheduler first, which may refuse it. It lives until a plan's state lacks it.
+    /// Registers a new session. Tell the scheduler first, since it may refuse the session. The session lives until
+    /// it is missing from a plan's state.
     ///
     /// # Errors
-    /// Tokens outside the vocabulary, an empty turn, a sampling that means nothing, too many log-probabilities, a fork of a session that does not
-    /// exist; nothing is kept then.
+    /// Tokens outside the vocabulary, an empty turn, invalid sampling, too many log-probabilities, or a fork of an
+    /// unknown session. Nothing is kept then.
     pub fn open(&mut self, id: SessionId, turn: Turn, origin: Origin) -> Result<()> {
         self.check(&turn)?;
         let (salt, parent) = match origin {
@@ -233,7 +235,7 @@ impl<D: Ops> Batcher<D> {
         Ok(())
     }
 
-    /// A session's next turn.
+    /// Begins a session's next turn.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -264,16 +266,16 @@ impl<D: Ops> Batcher<D> {
         }
     }
 
-    /// All tokens of a session, those that were generated included.
+    /// All tokens of a session, generated ones included.
     pub fn tokens(&self, id: SessionId) -> Option<&[u32]> {
         self.conversations.get(&id).map(|conversation| &*conversation.tokens)
     }
 
-    /// Ends a session's turn: no token is chosen for it until the next one, and a step that was begun on a guess that
-    /// the turn goes on does not count for it. Whether it was in one.
+    /// Ends a session's turn: no token is chosen until the next turn, and a step that was begun ahead does not
+    /// count for it. Returns whether the session was in such a step.
     pub(crate) fn end_turn(&mut self, id: SessionId) -> bool {
         let ended = self.conversations.get_mut(&id).is_some_and(|conversation| conversation.end_turn());
-        // Where it is in two steps, its turn ends with the first.
+        // If it is in two steps, its turn ends with the first.
         let steps = self.under_way.iter().filter(|step| step.has(id)).count();
         if ended && steps == 1 {
             self.drop_guesses(Some(id));
@@ -281,13 +283,13 @@ impl<D: Ops> Batcher<D> {
         ended
     }
 
-    /// How many of a session's first `tokens` tokens it can keep without those after them.
+    /// How many of a session's first `tokens` tokens remain valid without the tokens after them.
     pub(crate) fn tokens_to_keep(&self, id: SessionId, tokens: u64) -> Result<u64> {
         let conversation = self.conversations.get(&id).ok_or(Error::NoSession { session: id.0 })?;
         Ok(conversation.tokens_to_keep(tokens, &self.engine.device().info()))
     }
 
-    /// Forgets all but the first `tokens` tokens of a session, which is in no step.
+    /// Drops all but the first `tokens` tokens of a session that is in no step.
     pub(crate) fn truncate(&mut self, id: SessionId, tokens: u64) {
         let page_tokens = u64::from(self.capacity().page_tokens);
         let conversation = self.conversations.get_mut(&id).unwrap_or_else(|| panic!("{id} is unknown"));
@@ -299,44 +301,44 @@ impl<D: Ops> Batcher<D> {
         !self.under_way.is_empty()
     }
 
-    /// From now on, or no longer, the step under way ends before the next one is enqueued.
+    /// Whether to finish the step under way before the next one is enqueued.
     pub(crate) fn hold_back(&mut self, holds_back: bool) {
         self.holds_back = holds_back;
     }
 
-    /// What the steps did so far.
+    /// Counts of the steps so far.
     pub(crate) fn steps(&self) -> StepCounts {
         let under_way = self.under_way.front().map(|step| step.began.elapsed());
         StepCounts { times: self.times, under_way, ..self.counts }
     }
 
-    /// What streaming did since the last call, in steps that ended.
+    /// Streaming statistics of the steps that ended since the last call.
     pub(crate) fn take_streamed(&mut self) -> PassStats {
         std::mem::take(&mut self.streamed)
     }
 
-    /// Tokens that were generated since the last call.
+    /// Tokens generated since the last call.
     pub fn take_tokens(&mut self) -> Vec<NewToken> {
         std::mem::take(&mut self.generated)
     }
 
-    /// Sessions that ended since the last call because no token can be chosen after their context.
+    /// Sessions that ended since the last call because no token could be chosen.
     pub fn take_failures(&mut self) -> Vec<(SessionId, NoToken)> {
         std::mem::take(&mut self.failed)
     }
 
-    /// Copies of pages that ended since the last call.
+    /// Page copies that ended since the last call.
     pub fn take_transfers(&mut self) -> Vec<(SessionId, Transfer)> {
         std::mem::take(&mut self.transfers)
     }
 
-    /// Names of the full pages of a session's tokens, for the scheduler.
+    /// Names of the full pages of a session's tokens, for prefix sharing.
     pub fn page_names(&mut self, id: SessionId) -> Vec<PageName> {
         let page_tokens = self.engine.plan().kv.page_tokens;
         self.conversations.get_mut(&id).map(|one| one.page_names(page_tokens)).unwrap_or_default()
     }
 
-    /// The error that broke the engine; once.
+    /// The error that broke the engine. Returned once.
     pub(crate) fn take_error(&mut self) -> Option<Error> {
         self.error.take()
     }

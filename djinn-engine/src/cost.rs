@@ -1,4 +1,4 @@
-//! Rates of this machine with a model, by which policies weigh copies of pages against recomputing them.
+//! Measures copy and compute rates, by which policies weigh swapping against recomputing.
 
 use crate::{Engine, Entry, Result, Sequence, Wanted};
 use djinn_device::Ops;
@@ -7,12 +7,12 @@ use djinn_scheduler::CostModel;
 use djinn_vmu::Direction;
 use std::time::Instant;
 
-/// Tokens of the prompt that is timed, where the device computes on the host: longer ones are hardly faster.
+/// Tokens of the timed prompt if the device computes on the host. Longer prompts are hardly faster.
 const HOST_TOKENS: u32 = 16;
 
 impl<D: Ops> Engine<D> {
-    /// Times a step of prefill chunks, and the way of its pages to host memory and back. Where the host has no room for them, no
-    /// policy copies any, and the rates of copies are nominal. The pages that it takes are free again afterwards.
+    /// Times a step of prefill chunks, and the swap of its pages to host memory and back. If the host has no room
+    /// for pages, the rates of copies are nominal, since no policy copies any. All pages are free again afterwards.
     ///
     /// # Errors
     /// As [`step`](Self::step).
@@ -25,7 +25,7 @@ impl<D: Ops> Engine<D> {
 
     fn measure_on(&mut self, pages: &mut Pages, sequence: &mut Sequence) -> Result<CostModel> {
         let info = &self.runtime.info;
-        // Devices load and choose kernels when a shape first comes.
+        // The first run of a shape makes devices load and choose kernels.
         let (most, runs) = if info.host_memory { (HOST_TOKENS, 1) } else { (u32::MAX, 2) };
         let tokens = vec![0; u64::from(self.prompt_rows().min(most)).min(self.context()) as usize];
         let mut prefill_tokens_per_s = 0.0;
@@ -44,9 +44,9 @@ impl<D: Ops> Engine<D> {
         Ok(CostModel { page_bytes, out_bytes_per_s, in_bytes_per_s, prefill_tokens_per_s })
     }
 
-    /// Bytes per second of a sequence's way.
+    /// Bytes per second of a swap in one direction.
     fn swap_rate(&mut self, direction: Direction, pages: &mut Pages, sequence: &mut Sequence) -> Result<f64> {
-        /// Of a way that is not taken.
+        /// The rate of copies that never happen.
         const NOMINAL: f64 = 1e9;
         let mut rate = NOMINAL;
         if self.begin_swap(pages, direction, 0, sequence)? {

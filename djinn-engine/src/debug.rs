@@ -1,13 +1,13 @@
-//! Breakpoints: stopping a session at a hook, looking at its activations, changing them, and going on.
+//! Breakpoints: stop a session at a hook, look at its activations, change them, and go on.
 //!
-//! Nothing of a stopped session is kept on the device. The step in which it meets a breakpoint runs to its end, and does
-//! not count for the session: its context does not grow, no token is chosen, and the scheduler pauses it. To go on, the
-//! same tokens are computed again, with what was changed meanwhile. Rows have the same bits in every batch and prefill
-//! chunks keep their cut, so a session that stopped gives the tokens that it would have given without. A session
-//! that is stopped is looked at in the same way, at any hook.
+//! A stopped session keeps nothing on the device but its KV pages. The step in which it meets a breakpoint runs to
+//! its end and does not count for the session: its context does not grow, no token is chosen, and the scheduler
+//! pauses it. When it goes on, the same tokens are computed again, with the changes made meanwhile. Rows have the
+//! same bits in every batch, and prefill chunks keep their boundaries. So a stopped session gives the same tokens
+//! as one that did not stop. A look at a stopped session, at any hook, works in the same way.
 //!
-//! What changes activations is data over absolute positions. It is kept as long as the session, since keys and values
-//! that were given up are computed again.
+//! Changes are data over absolute positions. They are kept as long as the session, since keys and values may be
+//! given up and computed again.
 
 mod cache;
 mod demand;
@@ -30,7 +30,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Names a breakpoint of a session.
+/// The id of a session's breakpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BreakpointId(pub u64);
 
@@ -40,34 +40,35 @@ impl fmt::Display for BreakpointId {
     }
 }
 
-/// Where a session stops, or what is read of it.
+/// Where a session stops, or is read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Breakpoint {
     /// Where in a step.
     pub hook: Hook,
     /// At which tokens.
     pub filter: Filter,
-    /// What must hold of them.
+    /// What must hold of the tokens.
     pub condition: Option<BreakCondition>,
-    /// Stops the session.
+    /// Whether it stops the session.
     pub pause: bool,
-    /// Keeps the values: see [`Debugger::take_captures`].
+    /// Whether it keeps the values: see [`Debugger::take_captures`].
     pub capture: bool,
-    /// After how many hits it does nothing any more; it counts for ever, if not given.
+    /// After this number of hits it is disarmed. `None`: never.
     pub hits: Option<u64>,
-    /// How long the session stays stopped; for ever, if not given.
+    /// How long the session stays stopped. `None`: without limit.
     pub ttl: Option<Duration>,
     /// What happens after that time.
     pub at_ttl: AtTtl,
 }
 
 impl Breakpoint {
-    /// Whether the values at the hook must be read. A pause alone is decided by tokens, positions and logits.
+    /// Whether the values at the hook must be read. Tokens, positions and logits alone decide about a pause without
+    /// a probe.
     pub(crate) fn needs_values(&self) -> bool {
         self.capture || matches!(self.condition, Some(BreakCondition::Probe { .. }))
     }
 
-    /// Checks what the hook and the numbers say by themselves.
+    /// Checks the breakpoint on its own, without a session.
     pub(crate) fn check(&self) -> Result<()> {
         let width = self.hook.columns.1;
         let detail = match &self.condition {
@@ -93,14 +94,14 @@ impl Breakpoint {
     }
 }
 
-/// Which tokens a breakpoint is for. Each token is met once, when it is first computed.
+/// The tokens that a breakpoint applies to. Each token is considered once, when it is first computed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Filter {
     /// What kind of tokens.
     pub tokens: TokenKind,
-    /// At which positions of the session's context.
+    /// Positions in the session's context.
     pub positions: Range<u64>,
-    /// Of generated tokens: at which places in their turn, counted from 1.
+    /// For generated tokens: their places in their turn, counted from 1.
     pub steps: Range<u64>,
 }
 
@@ -113,7 +114,7 @@ impl Default for Filter {
 /// Where tokens come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenKind {
-    /// From anywhere.
+    /// Both.
     #[default]
     Any,
     /// From a prompt.
@@ -122,18 +123,18 @@ pub enum TokenKind {
     Generated,
 }
 
-/// What must hold of a token.
+/// A condition on a token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BreakCondition {
-    /// It is one of these.
+    /// The token is one of these.
     Tokens(Vec<u32>),
-    /// The distribution of the next token has an entropy above this, in nats. Only the last token of a prompt and
-    /// generated tokens have one.
+    /// The distribution of the next token has a greater entropy than this, in nats. Only generated tokens and the
+    /// last token of a prompt have one.
     Entropy {
         /// The bound.
         above: f32,
     },
-    /// The dot product of its values with a vector is above this.
+    /// The dot product of the token's values with a vector is greater than this.
     Probe {
         /// f32 `[width]`.
         direction: Vec<f32>,
@@ -142,7 +143,7 @@ pub enum BreakCondition {
     },
 }
 
-/// What happens to a session that was stopped for too long.
+/// What happens to a session that was stopped for its whole time to live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AtTtl {
     /// It goes on.
@@ -155,17 +156,17 @@ pub enum AtTtl {
 /// A change of all tokens of a kind, from some position on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Steering {
-    /// What [`Debugger::applied`] counts it under.
+    /// The name under which [`Debugger::applied`] counts it.
     pub name: String,
-    /// Where.
+    /// The hook point.
     pub hook: Hook,
-    /// What: the same for every token.
+    /// The change, the same for every token.
     pub edit: Edit,
-    /// Which tokens.
+    /// The kind of tokens.
     pub tokens: TokenKind,
 }
 
-/// What a session begins with.
+/// The breakpoints and steering of a new session.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DebugSetup {
     /// Breakpoints, numbered from 1.
@@ -180,7 +181,8 @@ impl DebugSetup {
         self.breakpoints.is_empty() && self.steering.is_empty()
     }
 
-    /// Puts the steering into the salt of an origin, since it enters the keys and values; whether it has one.
+    /// Adds the steering to an origin's salt, since keys and values depend on it. Returns whether the origin has a
+    /// salt.
     pub(crate) fn salt(&self, origin: &mut Origin) -> bool {
         match origin {
             Origin::Salt(salt) if !self.steering.is_empty() => {
@@ -199,51 +201,51 @@ impl DebugSetup {
 /// Where a session is stopped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PausedAt {
-    /// The breakpoint; `None` where [`Debugger::resume_until`] stopped it.
+    /// The breakpoint, or `None` if [`Debugger::resume_until`] stopped it.
     pub breakpoint: Option<BreakpointId>,
     /// The hook.
     pub hook: String,
     /// The tokens that are computed again when it goes on: one, or a prefill chunk.
     pub positions: Range<u64>,
-    /// Those of them that met the breakpoint.
+    /// The positions that met the breakpoint.
     pub hit: Vec<u64>,
     /// The tokens.
     pub tokens: Vec<u32>,
     /// When it stopped.
     pub since: Instant,
-    /// How long it stays so.
+    /// How long it stays stopped.
     pub ttl: Option<Duration>,
     /// What happens after that time.
     pub at_ttl: AtTtl,
 }
 
-/// What to read of a session that is stopped. Its changes so far apply.
+/// What to read from a stopped session, with its changes so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Look {
-    /// Where to read, for all tokens at which it stopped; only for the last one where logits are.
+    /// Hooks to read, for all tokens at which the session stopped; hooks of logits, for the last one only.
     pub hooks: Vec<Hook>,
-    /// Keys and values to read, as they are after the tokens at which it stopped were computed.
+    /// Keys and values to read, after the tokens at which it stopped were computed.
     pub caches: Vec<KvRange>,
-    /// Changes for this look alone: where, at which positions, what.
+    /// Changes for this look only: hook, positions, change.
     pub edits: Vec<(Hook, Range<u64>, Edit)>,
     /// Whether the last token's logits are wanted.
     pub logits: bool,
 }
 
-/// What a look has read.
+/// The result of a look.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Looked {
     /// The tokens at which the session is stopped.
     pub positions: Range<u64>,
-    /// By hook, as asked for: f32 `[tokens, width]` of the last tokens.
+    /// In the order of `Look::hooks`: f32 `[tokens, width]` of the last tokens.
     pub values: Vec<(String, Vec<f32>)>,
-    /// As asked for.
+    /// In the order of `Look::caches`.
     pub caches: Vec<KvValues>,
     /// f32 `[vocab]`, if wanted.
     pub logits: Vec<f32>,
 }
 
-/// What a breakpoint has read in a step.
+/// The values that a breakpoint has read in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenCapture {
     /// The breakpoint.
@@ -258,17 +260,17 @@ pub struct TokenCapture {
     pub values: Vec<f32>,
 }
 
-/// What was read of a session since it was last asked.
+/// What breakpoints read from a session since the last request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Captures {
     /// In order of time.
     pub captures: Vec<TokenCapture>,
-    /// Tokens that were not kept, since [`Captures::MOST_BYTES`] were held already.
+    /// Tokens whose values were dropped, since [`Captures::MOST_BYTES`] were held already.
     pub dropped: u64,
 }
 
 impl Captures {
-    /// Bytes of values that are held for a session.
+    /// The most bytes of values that are held for a session.
     pub const MOST_BYTES: usize = 256 << 20;
 }
 
@@ -279,31 +281,30 @@ pub struct HookPoint {
     pub hook: Hook,
     /// Its other names.
     pub aliases: Vec<String>,
-    /// Values of a token.
+    /// Values per token.
     pub width: u64,
-    /// Only tokens whose logits are computed have values there: generated ones, and the last one of a prompt.
+    /// Whether only tokens with logits have values there: generated ones, and the last one of a prompt.
     pub of_logits: bool,
 }
 
-/// What to do once a session is stopped.
+/// Called when a session stops.
 pub type PauseAnswer = Box<dyn FnOnce(PausedAt) + Send>;
 
-/// What to do with a debugger, on the thread of its service.
+/// Work with a debugger, on the thread of its service.
 pub type DebugWork = Box<dyn FnOnce(&mut dyn Debugger) + Send>;
 
-/// What to do once a look is over.
+/// Called when a look is over.
 pub type LookAnswer = Box<dyn FnOnce(Result<Looked>) + Send>;
 
-/// What to do once queries and keys were read.
+/// Called when queries and keys were read.
 pub type ScoresAnswer = Box<dyn FnOnce(Result<AttentionScores>) + Send>;
 
-/// What people do with the activations of sessions. A [`Service`](crate::Service) is one, and
-/// [`Client::begin_debug`](crate::Client::begin_debug) gives one.
+/// Access to the activations of sessions. A [`Service`](crate::Service) implements it, and
+/// [`Client::begin_debug`](crate::Client::begin_debug) hands it out.
 ///
 /// # Errors
-/// All calls: [`Error::NoSession`], [`Error::NotPaused`] where the
-/// session must be stopped at a breakpoint, [`Error::Intervention`] for what the hook does
-/// not allow, [`Error::HookMemory`].
+/// All calls: [`Error::NoSession`]; [`Error::NotPaused`] if the session must be stopped at a breakpoint;
+/// [`Error::Intervention`] if the hook does not allow the change; [`Error::HookMemory`].
 pub trait Debugger {
     /// All hook points, in order of execution.
     fn hooks(&self) -> Vec<HookPoint>;
@@ -317,50 +318,51 @@ pub trait Debugger {
     /// Arms a breakpoint.
     fn set_breakpoint(&mut self, id: SessionId, breakpoint: Breakpoint) -> Result<BreakpointId>;
 
-    /// A session's breakpoints, each with its hits so far.
+    /// A session's breakpoints, with their hits so far.
     fn breakpoints(&self, id: SessionId) -> Result<Vec<(BreakpointId, Breakpoint, u64)>>;
 
-    /// Removes a breakpoint; whether it was there. A session that it stopped stays so.
+    /// Removes a breakpoint. Returns whether it existed. A session that it stopped stays stopped.
     fn clear_breakpoint(&mut self, id: SessionId, breakpoint: BreakpointId) -> Result<bool>;
 
-    /// Replaces a session's steering from the next token on that is computed.
+    /// Replaces a session's steering, from the next computed token on.
     fn steer(&mut self, id: SessionId, steering: Vec<Steering>) -> Result<()>;
 
-    /// Where a session is stopped, if it is.
+    /// Where a session is stopped, or `None`.
     fn paused_at(&self, id: SessionId) -> Option<PausedAt>;
 
-    /// Calls `answer` once the session is stopped: at once if it is. Drops it if the session ends.
+    /// Calls `answer` when the session stops, at once if it is stopped. Drops it if the session ends.
     fn on_pause(&mut self, id: SessionId, answer: PauseAnswer);
 
-    /// Changes a session that is stopped, for all its future: values at a hook, for positions among those at which it
-    /// stopped.
+    /// Changes values at a hook of a stopped session, for some of the positions at which it stopped. The change
+    /// stays with the session.
     fn edit(&mut self, id: SessionId, hook: Hook, positions: Range<u64>, edit: Edit) -> Result<()>;
 
-    /// Reads a block's queries and keys of a session that is stopped, from which the pattern of its attention follows;
-    /// as [`look`](Self::look). The pattern may not take more bytes than the memory for hooks has.
+    /// Reads a block's queries and keys from a stopped session, as [`look`](Self::look) does. The attention pattern
+    /// follows from them. It may not take more bytes than the hook memory has.
     fn attention(&mut self, id: SessionId, layer: u32, answer: ScoresAnswer);
 
-    /// Changes keys or values of a session that is stopped, of tokens before those at which it stopped: for all its
-    /// future, and for no other session. `answer` is called once it is written down; it is dropped if the session ends or
-    /// goes on before.
+    /// Changes keys or values of a stopped session, for tokens before those at which it stopped. The change stays
+    /// with the session and affects no other one. `answer` is called once the change is recorded. It is dropped if
+    /// the session ends or goes on before.
     fn edit_cache(&mut self, id: SessionId, edit: KvEdit, answer: KvAnswer);
 
-    /// Reads a session that is stopped. `answer` gets the result after a step; it is dropped if the session ends before.
+    /// Reads a stopped session. `answer` gets the result after a step. It is dropped if the session ends before.
     fn look(&mut self, id: SessionId, look: Look, answer: LookAnswer);
 
-    /// Lets a session go on; to a later hook of the same tokens, if one is given, where it stops again.
+    /// Lets a session go on. With a later hook of the same tokens, the session stops again there.
     fn resume_until(&mut self, id: SessionId, until: Option<Hook>) -> Result<()>;
 
-    /// A session that has all that a stopped one has, and is stopped at the same place. Pages on the device are shared
-    /// until either writes to them. Breakpoints are not taken over.
+    /// Opens a copy of a stopped session, stopped at the same place and without breakpoints. Both share pages on
+    /// the device until one writes to them.
     fn fork_paused(&mut self, id: SessionId) -> Result<SessionId>;
 
-    /// Takes what breakpoints have read of a session.
+    /// Takes what breakpoints have read from a session.
     fn take_captures(&mut self, id: SessionId) -> Result<Captures>;
 
-    /// By name: the tokens of the latest turn that steering has changed; changes of stopped sessions count as `edit`.
+    /// By name: how many tokens of the latest turn steering has changed. Changes of stopped sessions count as
+    /// `edit`.
     fn applied(&self, id: SessionId) -> Result<Vec<(String, u64)>>;
 
-    /// A session's tokens, and where in them are those that the model generated.
+    /// A session's tokens, and the ranges that the model generated.
     fn tokens(&self, id: SessionId) -> Result<(Vec<u32>, Vec<Range<u64>>)>;
 }

@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Refuses weights that the device cannot read where they lie.
+/// Refuses weights whose encoding the device cannot compute from.
 fn check_encodings(graph: &Graph, device: &DeviceInfo) -> Result<()> {
     let reads = |encoding| encoding == Encoding::Plain || device.encodings.contains(&encoding);
     for (_, value) in graph.weights() {
@@ -30,30 +30,30 @@ fn check_encodings(graph: &Graph, device: &DeviceInfo) -> Result<()> {
     Ok(())
 }
 
-/// A model on a [`Runtime`], which is its own or shared with others. One thread uses all of these at a time.
+/// A model on a [`Runtime`] of its own or a shared one. All engines of a runtime are used from one thread at a time.
 pub struct Engine<D: Ops> {
     pub(crate) runtime: Rc<Runtime<D>>,
     pub(crate) parts: Parts,
     pub(crate) passes: Passes,
-    /// Why no further step can run.
+    /// The failure after which no step runs.
     stopped: Option<String>,
     /// What the latest [`step`](Engine::step) read at hooks.
     captured: Vec<Captured>,
-    /// Tokens that the device chose in it.
+    /// Tokens that the device chose in the latest step.
     drawn: Vec<Drawn>,
     prefill_rows: u32,
-    /// A step may follow one that is under way.
+    /// Whether a step may be enqueued while another one is under way.
     pub(crate) ahead: bool,
-    /// Rows that a prompt takes of a step.
+    /// Rows of a step that a prompt may take.
     prompt_rows: u32,
-    /// When loading began and ended.
+    /// When loading began, and when it ended.
     loaded: [Instant; 2],
-    /// Collects times while a trace is wanted.
+    /// Collects times while a trace runs.
     pub(crate) trace: Option<Recorder>,
 }
 
 impl<D: Ops> Engine<D> {
-    /// Loads a model on a device of its own, as [`load_on`](Engine::load_on) does.
+    /// Loads a model on a new runtime, as [`load_on`](Engine::load_on) does.
     pub fn load(
         device: D,
         graph: Graph,
@@ -64,7 +64,7 @@ impl<D: Ops> Engine<D> {
         Engine::load_on(Rc::new(Runtime::new(device)?), graph, source, options, progress)
     }
 
-    /// Frees everything and returns the device, e.g. to look at its accounting.
+    /// Frees everything and returns the device.
     ///
     /// # Panics
     /// If another model shares it.
@@ -73,12 +73,12 @@ impl<D: Ops> Engine<D> {
         runtime.expect("a device is given back by the last model on it").into_device()
     }
 
-    /// Plans the memory as the runtime has it, then loads the weights. `progress` is told the bytes read so far of all
-    /// bytes, and may end the work.
+    /// Plans the memory within the runtime's budget, then loads the weights. `progress` gets the bytes read and the
+    /// bytes in all, and may cancel.
     ///
     /// # Errors
-    /// A budget that is too small (before anything is allocated), a weight that cannot be read, a device out of memory,
-    /// or [`Error::Cancelled`].
+    /// A budget that is too small (before anything is allocated), an unreadable weight, a device out of memory, or
+    /// [`Error::Cancelled`].
     pub fn load_on(
         runtime: Rc<Runtime<D>>,
         graph: Graph,
@@ -93,7 +93,7 @@ impl<D: Ops> Engine<D> {
         let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;
         runtime.take(&parts.plan);
         let prompt_rows = options.prompt_rows(&parts.plan);
-        // Where a step takes long, the host's time after it is little, and a token that is dropped costs much.
+        // After a long step the host's time matters little, and a dropped token is expensive.
         let is_short = parts.plan.placement.streamed_bytes() == 0 && !runtime.info.host_memory;
         let ahead = options.ahead && is_short;
         Ok(Engine {
@@ -111,7 +111,7 @@ impl<D: Ops> Engine<D> {
         })
     }
 
-    /// Frees everything that the model has on the runtime.
+    /// Frees the model's memory on the runtime.
     pub fn leave(mut self) -> Rc<Runtime<D>> {
         self.settle();
         let Engine { runtime, parts, .. } = self;
@@ -120,10 +120,10 @@ impl<D: Ops> Engine<D> {
         runtime
     }
 
-    /// Waits for what was enqueued, and frees what replays it.
+    /// Waits for the enqueued work, and frees its captures.
     pub(crate) fn settle(&mut self) {
         let Runtime { device, compute, .. } = &*self.runtime;
-        // A failure of enqueued work was returned by the step that enqueued it.
+        // The step that enqueued failing work has returned the failure.
         let _ = device.sync(*compute);
         self.passes.forget(device);
     }
@@ -133,7 +133,7 @@ impl<D: Ops> Engine<D> {
         &self.runtime.device
     }
 
-    /// What the device's own accounting says.
+    /// The device's own account of a memory space.
     pub fn usage(&self, space: Space) -> Usage {
         self.runtime.device.usage(space)
     }
@@ -143,33 +143,33 @@ impl<D: Ops> Engine<D> {
         &self.parts.graph
     }
 
-    /// Where every byte lies.
+    /// The memory plan.
     pub fn plan(&self) -> &MemoryPlan {
         &self.parts.plan
     }
 
-    /// Bytes of memory for what a step reads and changes at hooks.
+    /// Bytes of host memory for reads and changes at hooks.
     pub fn hook_bytes(&self) -> u64 {
         self.parts.hooks.map_or(0, |buffer| buffer.span().len())
     }
 
-    /// Streamed chunks whose copies are done or enqueued, and whose use is still to be enqueued.
+    /// Streamed chunks that are in the ring or on their way, and not used yet.
     pub fn chunks_ahead(&self) -> u64 {
         self.parts.text.streamer.position().chunks_ahead()
     }
 
-    /// Passes so far that the device repeated from a capture, with one call of the host.
+    /// Passes that were replayed from a capture, with one call of the host.
     pub fn replayed_passes(&self) -> u64 {
         self.passes.replayed
     }
 
-    /// Tokens that a sequence may have.
+    /// The most tokens of a sequence.
     pub fn context(&self) -> u64 {
         let kv = &self.plan().kv;
         (kv.table_width as u64 * kv.page_tokens as u64).min(self.graph().max_context)
     }
 
-    /// Tokens of a prefill chunk: longer prompts are cut into pieces of this size.
+    /// Tokens of a prefill chunk. Longer prompts are computed in pieces of this size.
     pub fn chunk(&self) -> u32 {
         self.prefill_rows
     }
@@ -179,7 +179,7 @@ impl<D: Ops> Engine<D> {
         self.prompt_rows
     }
 
-    /// Whether products may begin at any row of a step on the device.
+    /// Whether the device's products may begin at any row of a step.
     pub(crate) fn rows_are_aligned(&self) -> bool {
         let graph = self.graph();
         let products = graph.nodes.iter().filter(|node| matches!(node.op, Op::Linear | Op::Attention { .. }));
@@ -192,18 +192,18 @@ impl<D: Ops> Engine<D> {
         self.runtime.info.batch_invariant_rows == u32::MAX || values.all(aligned)
     }
 
-    /// A book of the model's KV pages in which all are free: for a caller whose sequences no scheduler knows, while there
-    /// is no other book of them.
+    /// A new book of the model's KV pages, all of them free. It is for callers without a scheduler; only one book may
+    /// be in use.
     pub fn free_pages(&self) -> Pages {
         Pages::new(self.plan().kv.pages, self.plan().kv.host_pages)
     }
 
-    /// Runs one step over sequences whose pages are in the caller's book. Gives the logits that are wanted, f32 `[rows wanted, vocab]`
-    /// row-major in order of the entries, and what streaming did.
+    /// Runs one step over sequences with pages in the caller's book. Returns the wanted logits, f32 `[rows wanted,
+    /// vocab]` row-major in the order of the entries, and the pass's statistics.
     ///
     /// # Errors
-    /// Bad tokens or interventions and sequences that do not fit leave every sequence as it was. A failure of the device
-    /// stops the model: later steps are refused.
+    /// Bad tokens, bad interventions and sequences that do not fit leave every sequence as it was. A failure of the
+    /// device stops the model: later steps are refused.
     ///
     /// # Panics
     /// As [`begin`](Self::begin).
@@ -225,7 +225,7 @@ impl<D: Ops> Engine<D> {
         Ok((logits, stats))
     }
 
-    /// After a failure no step runs any more.
+    /// Records a failure, after which no step runs.
     pub(crate) fn stop_on<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             self.stopped = Some(error.to_string());
@@ -233,7 +233,7 @@ impl<D: Ops> Engine<D> {
         result
     }
 
-    /// The rows of a batch over which a step may begin.
+    /// The rows of a batch, after its checks.
     pub(crate) fn check_batch(&self, batch: &[BatchEntry<'_>]) -> Result<Rows> {
         self.passes.expect_room(batch);
         assert!(!self.is_away(), "a step of a model that has left the device");
@@ -274,8 +274,8 @@ impl<D: Ops> Engine<D> {
         Err(full)
     }
 
-    /// Logits of every position of `tokens`, f32 `[tokens, vocab]` row-major, in a sequence of their own whose pages are
-    /// free again afterwards.
+    /// Logits of every position of `tokens`, f32 `[tokens, vocab]` row-major. The sequence's pages are free again
+    /// afterwards.
     ///
     /// # Errors
     /// As [`step`](Self::step); [`BadLogit`](crate::BadLogit) if one is not finite.
@@ -294,13 +294,13 @@ impl<D: Ops> Engine<D> {
         result
     }
 
-    /// The logits of the latest step, which was finished, from the device: those of row `row`, f32 `[vocab]`.
+    /// Row `row` of the logits of the latest finished step, f32 `[vocab]`, read from the device.
     ///
     /// # Errors
     /// A failure of the device.
     ///
     /// # Panics
-    /// If a step is under way, or no step has so high a row of logits.
+    /// If a step is under way, or if the latest step has no such row.
     pub fn latest_logits(&self, row: usize) -> Result<Vec<f32>> {
         self.passes.expect_idle();
         let Parts { graph, plan, stack, logits, .. } = &self.parts;
@@ -313,23 +313,23 @@ impl<D: Ops> Engine<D> {
         Ok(device.read_host(host, |logits| bytemuck::cast_slice(logits).to_vec()))
     }
 
-    /// The tokens that the device chose in the latest [`step`](Self::step), in the order of the batch's entries.
+    /// The tokens that the device chose in the latest [`step`](Self::step), in the order of the entries.
     pub fn take_drawn(&mut self) -> Vec<Drawn> {
         std::mem::take(&mut self.drawn)
     }
 
-    /// What the latest [`step`](Self::step) read at hooks, in the order of the batch's entries and interventions.
+    /// The captures of the latest [`step`](Self::step), in the order of the entries and their interventions.
     pub fn take_captured(&mut self) -> Vec<Captured> {
         std::mem::take(&mut self.captured)
     }
 
-    /// Runs the largest prompt step, and decode steps of one row until one is replayed, on a sequence of zeros
-    /// that is dropped: what devices load, choose and capture at first use is then done.
+    /// Runs the largest prompt step, and decode steps of one row until one is replayed, on a sequence of zeros.
+    /// Devices load kernels, choose algorithms and capture at first use, which is then done.
     ///
     /// # Errors
     /// As [`step`](Self::step).
     pub fn warm_up(&mut self, pages: &mut Pages) -> Result<()> {
-        /// Passes until one is replayed: each of two kinds is enqueued, captured and replayed.
+        /// Passes until one is replayed: both kinds of pass are enqueued, captured and replayed.
         const DECODES: u64 = 5;
         let decodes = if self.runtime.info.captures { DECODES } else { 1 };
         let context = self.context();
@@ -353,34 +353,33 @@ impl<D: Ops> Engine<D> {
         outcome
     }
 
-    /// Notes that tokens were chosen from `began` until now.
+    /// Records that tokens were chosen from `began` until now.
     pub(crate) fn sampled(&mut self, began: Instant) {
         lap(&mut self.trace, HostSpan::Sample, began);
     }
 
-    /// Collects times from now on, of whole passes; what was collected before is dropped. The loading of the
-    /// model is told as well. Memory grows by some 50 bytes for each launch and each streamed chunk.
+    /// Begins a trace of whole passes and of the model's loading. An earlier trace is dropped. Memory grows by about
+    /// 50 bytes for each launch and each streamed chunk.
     ///
     /// # Errors
-    /// If the device fails or has no more events.
+    /// A device that fails or has no more events.
     pub fn start_trace(&mut self) -> Result<()> {
         self.trace = Some(Recorder::new(&self.runtime.device, self.runtime.compute, self.loaded)?);
         self.parts.lower(Detail::Apart);
         Ok(())
     }
 
-    /// Whether times are being collected: every launch of a pass must then be made, not replayed.
+    /// Whether a trace runs. Its passes are launched one by one, not replayed.
     pub fn tracing(&self) -> bool {
         self.trace.is_some()
     }
 
-    /// Spans that were collected so far.
+    /// Number of spans collected.
     pub(crate) fn traced_spans(&self) -> usize {
         self.trace.as_ref().map_or(0, Recorder::spans)
     }
 
-    /// Ends the collection and gives what there is, also after a failure of the device, which it does not
-    /// touch. `None` if none was started.
+    /// Ends the trace and returns it, also after a failure of the device. `None` if none was started.
     pub fn finish_trace(&mut self) -> Option<Trace> {
         let trace = self.trace.take()?.finish(&self.parts, &self.runtime.info.name);
         self.parts.lower(Detail::Fused);

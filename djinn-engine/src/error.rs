@@ -9,16 +9,16 @@ pub enum Error {
     /// Memory cannot be planned, loaded or streamed.
     #[error(transparent)]
     Memory(djinn_vmu::Error),
-    /// The progress callback ended the load. Nothing stays loaded.
+    /// The progress callback cancelled the load. Nothing stays loaded.
     #[error("cancelled")]
     Cancelled,
     /// The device failed.
     #[error(transparent)]
     Device(#[from] djinn_device::Error),
-    /// The scheduler refuses a session, or what it is asked of one.
+    /// The scheduler refuses a session or a request.
     #[error(transparent)]
     Scheduler(djinn_scheduler::Error),
-    /// A token that the vocabulary does not have.
+    /// A token outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocab}")]
     UnknownToken {
         /// The token.
@@ -26,7 +26,7 @@ pub enum Error {
         /// Size of the vocabulary.
         vocab: u64,
     },
-    /// A weight is stored as the device cannot read it.
+    /// A weight has an encoding that the device cannot compute from.
     #[error(
         "weight {weight} is in {encoding}, from which {device} does not compute; open the model for this device"
     )]
@@ -38,10 +38,10 @@ pub enum Error {
         /// The device's name.
         device: String,
     },
-    /// Nothing to run on.
+    /// A prompt without tokens.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,
-    /// The sequence would outgrow its KV pages.
+    /// A sequence that does not fit its context.
     #[error("a sequence of {tokens} tokens does not fit a context of {context}; raise `context`")]
     ContextFull {
         /// Tokens that the sequence would have.
@@ -49,7 +49,7 @@ pub enum Error {
         /// Tokens that fit.
         context: u64,
     },
-    /// The context that was asked for exceeds what the model was made for.
+    /// A context larger than the model's.
     #[error("`context` {asked} exceeds the model's context of {most} tokens")]
     ContextTooLong {
         /// As asked for.
@@ -57,7 +57,7 @@ pub enum Error {
         /// The model's.
         most: u64,
     },
-    /// There is no such session.
+    /// An unknown session.
     #[error("session {session} does not exist")]
     NoSession {
         /// As asked for.
@@ -69,7 +69,7 @@ pub enum Error {
         /// As asked for.
         session: u64,
     },
-    /// A session's activations are changed, or it is stopped at a breakpoint: what it is depends on more than its tokens.
+    /// A session with changed activations, or one that is stopped at a breakpoint, depends on more than its tokens.
     #[error(
         "session {session} is stopped at a breakpoint, or was changed or steered at hooks; such sessions are not exported"
     )]
@@ -77,7 +77,7 @@ pub enum Error {
         /// As asked for.
         session: u64,
     },
-    /// A session's turn obeys a constraint, whose state is not exported.
+    /// The state of a turn's constraint cannot be exported.
     #[error(
         "the turn of session {session} obeys a schema, whose state is not exported; export it between turns"
     )]
@@ -85,71 +85,71 @@ pub enum Error {
         /// As asked for.
         session: u64,
     },
-    /// What an exported session was is not there any more.
+    /// An exported session was given up or changed while it was read.
     #[error("session {session} changed or was given up while it was read; export it again")]
     ImageLost {
         /// As asked for.
         session: u64,
     },
-    /// A session of another engine that this one cannot go on with.
+    /// An imported session that this engine cannot continue.
     #[error("the session cannot be imported: {what}: {detail}")]
     Image {
-        /// What does not fit.
+        /// The part that does not fit.
         what: &'static str,
-        /// How.
+        /// The reason.
         detail: String,
     },
-    /// An intervention that its hook, its entry or the memory for it does not allow.
+    /// An intervention that its hook, its entry or the hook memory does not allow.
     #[error("at {hook}: {detail}")]
     Intervention {
         /// The hook.
         hook: String,
-        /// What is wrong.
+        /// The reason.
         detail: String,
     },
     /// No hook of the model has this name.
     #[error("the model has no hook `{0}`")]
     UnknownHook(String),
-    /// What is asked for takes a session that is stopped at a breakpoint.
+    /// The request needs a session that is stopped at a breakpoint.
     #[error("session {session} is not stopped at a breakpoint")]
     NotPaused {
         /// As asked for.
         session: u64,
     },
-    /// What is armed could need more memory in a step than there is for hooks.
+    /// A step could need more hook memory than there is.
     #[error("with this, a step may need {need} bytes of memory for hooks, and `hook_bytes` is {have}")]
     HookMemory {
-        /// Bytes.
+        /// Bytes needed.
         need: u64,
-        /// Bytes.
+        /// Bytes available.
         have: u64,
     },
-    /// An option that no run can have.
+    /// An invalid option.
     #[error("{0}")]
     Option(&'static str),
-    /// A way to choose tokens that means nothing.
+    /// An invalid sampling field.
     #[error("{field} is {value}; it must be {range}")]
     Sampling {
         /// The field of [`Sampling`](crate::Sampling).
         field: &'static str,
         /// As asked for.
         value: f32,
-        /// What it may be.
+        /// The valid range.
         range: &'static str,
     },
-    /// The model's logits are no numbers to choose by.
+    /// Logits from which no token can be chosen.
     #[error(transparent)]
     Logits(#[from] BadLogit),
     /// A turn's constraint failed.
     #[error(transparent)]
     Constraint(#[from] ConstraintError),
-    /// An earlier step failed in the middle; what the device holds is undefined.
+    /// An earlier step failed. The contents of the device's memory are undefined.
     #[error("the engine stopped after an earlier failure: {0}")]
     Stopped(String),
-    /// The service was [told to end](crate::Client::retire), and takes nothing more.
+    /// The service was [retired](crate::Client::retire), and accepts nothing more.
     #[error("the engine is unloaded: {why}")]
     Retired {
-        /// Why it was.
+        /// The reason.
         why: String,
     },
 }

@@ -3,13 +3,13 @@
 //! ```text
 //! launches   … │ attn.add │ ln2 │ gate_up │ …       enqueued in order on the compute stream
 //!                         ▲
-//!              hook_resid_mid: edit rows 3 and 4, copy row 7 to the host
+//!             hook_resid_mid: edit rows 3 and 4, copy row 7 to the host
 //! ```
 //!
-//! An intervention names rows of one entry, so it changes no other: operations compute each row from that row's inputs.
-//! Rows are edited in place by one operation ([`EditRows`](djinn_device::args::EditRows)) and read by a copy, between the launch that completes the
-//! value and the first that reads it. Vectors and what is read lie in pinned host memory, so a hook takes no memory of
-//! the device.
+//! An intervention names rows of one entry. It changes no other entry, since operations compute each row from that
+//! row's inputs. One operation edits rows in place ([`EditRows`](djinn_device::args::EditRows)), and copies read them,
+//! between the launch that completes the value and the first that reads it. Vectors and captured values lie in pinned
+//! host memory, so hooks take no device memory.
 
 mod bind;
 mod kv;
@@ -21,36 +21,36 @@ use crate::{Error, Result};
 use djinn_srg::{Dim, Graph, Hook};
 use std::ops::Range;
 
-/// What to do at a hook with some of an entry's tokens.
+/// A read or change at a hook, for some of an entry's tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Intervention {
-    /// Where, as [`Graph::hook`](djinn_srg::Graph::hook) gives it.
+    /// The hook, from [`Graph::hook`](djinn_srg::Graph::hook).
     pub hook: Hook,
-    /// Which of the entry's tokens, by their places in it, ascending and apart. At hooks after the choice of rows, only
-    /// tokens whose logits are wanted have a row.
+    /// Indices of the entry's tokens, ascending and disjoint. At hooks after the selection of rows, only tokens with
+    /// wanted logits have a row.
     pub tokens: Vec<Range<usize>>,
-    /// What.
+    /// Read or change.
     pub act: Act,
 }
 
-/// What an intervention does. Those of one hook happen in the order in which they are given.
+/// What an intervention does. Those of one hook apply in the given order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Act {
-    /// Gives the values as they are then: see [`Engine::take_captured`](crate::Engine::take_captured).
+    /// Reads the values at that point: see [`Engine::take_captured`](crate::Engine::take_captured).
     Capture,
-    /// Changes them.
+    /// Changes the values.
     Edit(Edit),
 }
 
-/// A change of activations: each token's values `y` become
-/// `clamp(scale·y + along·(y · direction)·direction + add, low, high)`.
+/// A change of activations. Each token's values `y` become `clamp(scale·y + along·(y · direction)·direction + add,
+/// low, high)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Edit {
     scale: f32,
     along: f32,
-    /// f32 `[width]`, of length 1; empty for none.
+    /// f32 `[width]`, of length 1. Empty for none.
     direction: Vec<f32>,
-    /// f32 `[width]` for every token, or `[tokens, width]`; empty for none.
+    /// f32 `[width]` for every token, or `[tokens, width]`. Empty for none.
     add: Vec<f32>,
     low: f32,
     high: f32,
@@ -77,7 +77,7 @@ impl Edit {
         Edit { add: vector, ..Edit::NONE }
     }
 
-    /// Multiplies the values. Not by 0, which [`set`](Self::set) is for.
+    /// Multiplies the values by a factor other than 0. For 0, use [`set`](Self::set).
     pub fn scale(factor: f32) -> Self {
         match factor {
             0.0 => Edit::set(vec![0.0]),
@@ -85,20 +85,20 @@ impl Edit {
         }
     }
 
-    /// Keeps each value within bounds.
+    /// Clamps each value.
     pub fn clamp(low: f32, high: f32) -> Self {
         Edit { low, high, ..Edit::NONE }
     }
 
-    /// Adds `factor` times the values' part along a direction, f32 `[width]` of any length but 0: -1 projects it out, 1
-    /// doubles it.
+    /// Adds `factor` times the values' component along a direction, f32 `[width]` of any length but 0. -1 projects it
+    /// out, 1 doubles it.
     pub fn along(mut direction: Vec<f32>, factor: f32) -> Self {
         let squares: f64 = direction.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
         direction.iter_mut().for_each(|x| *x = (f64::from(*x) / squares.sqrt()) as f32);
         Edit { along: factor, direction, ..Edit::NONE }
     }
 
-    /// The same for some of its tokens, which have `width` values each.
+    /// The part for some of the tokens, with `width` values each.
     pub(crate) fn part(&self, tokens: Range<usize>, width: usize) -> Self {
         let add = match self.is_same_for_all(width) {
             true => self.add.clone(),
@@ -107,7 +107,7 @@ impl Edit {
         Edit { add, ..self.clone() }
     }
 
-    /// How many addends it has, for values of `width` columns.
+    /// Number of addends, for values of `width` columns.
     pub(crate) fn addends(&self, width: u64) -> u64 {
         (self.add.len() as u64).div_ceil(width).max(1)
     }
@@ -124,7 +124,7 @@ impl Edit {
             && add.iter().all(|&x| x == 0.0)
     }
 
-    /// What is wrong with it for values of `width` columns and this many tokens.
+    /// What is wrong with it for this many tokens and `width` columns.
     fn problem(&self, width: usize, tokens: usize) -> Option<String> {
         let Edit { scale, along, direction, add, low, high } = self;
         let finite = [scale, along].into_iter().chain(direction).chain(add).all(|x| x.is_finite());
@@ -145,20 +145,20 @@ impl Edit {
     }
 }
 
-/// What a step read at a hook.
+/// Values that a step read at a hook.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Captured {
-    /// The entry of the batch.
+    /// Index of the batch's entry.
     pub entry: usize,
     /// The hook's name.
     pub hook: String,
-    /// The entry's tokens, by their places in it.
+    /// Indices of the entry's tokens.
     pub tokens: Vec<Range<usize>>,
     /// f32 `[tokens, width]`.
     pub values: Vec<f32>,
 }
 
-/// Whether a hook's values have rows only for tokens whose logits are wanted.
+/// Whether a hook's values have rows only for tokens with wanted logits.
 pub(crate) fn of_logits(graph: &Graph, hook: &Hook) -> bool {
     matches!(graph.value(hook.value).shape.first(), Some(Dim::LogitRows))
 }

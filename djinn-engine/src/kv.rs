@@ -1,4 +1,4 @@
-//! KV pages: those of a scheduler's sessions, and those of sequences that no scheduler knows.
+//! KV pages of a scheduler's sessions, and of sequences without a scheduler.
 
 use crate::{Engine, Error, Result, Runtime, Sequence};
 use djinn_device::{Ops, Space};
@@ -10,19 +10,19 @@ impl<D: Ops> Engine<D> {
     /// Shortens a sequence to its first `tokens` tokens, if it has more.
     ///
     /// # Panics
-    /// If it is on its way.
+    /// If its pages are being copied.
     pub fn truncate(&self, pages: &mut Pages, sequence: &mut Sequence, tokens: u64) {
         sequence.truncate(pages, tokens, u64::from(self.plan().kv.page_tokens));
     }
 
-    /// Begins to copy a sequence to pinned host memory, or back, after all work enqueued so far, beside what comes
-    /// next. Its [`Transfer`] has the `ticket` and goes to [`Sequence::end_swap`]. False without room.
+    /// Begins to swap a sequence to pinned host memory or back, behind all work enqueued so far. Its [`Transfer`] has
+    /// the `ticket`; pass it to [`Sequence::end_swap`]. Returns false if there is no room.
     ///
     /// # Errors
     /// A failure of the device, after which the engine runs no further step.
     ///
     /// # Panics
-    /// If the sequence has no tokens, or is not at the other end.
+    /// If the sequence has no tokens, or is not where the swap begins.
     pub fn begin_swap(
         &mut self,
         pages: &mut Pages,
@@ -42,7 +42,7 @@ impl<D: Ops> Engine<D> {
         Ok(true)
     }
 
-    /// Enqueues what pages need before they are written. See [`DataSegment::prepare`].
+    /// Enqueues the preparation of pages that will be written. See [`DataSegment::prepare`].
     ///
     /// # Errors
     /// A failure of the device, after which the engine runs no further step.
@@ -51,7 +51,7 @@ impl<D: Ops> Engine<D> {
         self.on_data(|data, device| data.prepare(device, compute, fresh, duplicates))
     }
 
-    /// Enqueues zeros in pages that pass to another tenant. See [`DataSegment::clear`].
+    /// Enqueues zeros in pages that get a new tenant. See [`DataSegment::clear`].
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -60,7 +60,7 @@ impl<D: Ops> Engine<D> {
         self.on_data(|data, device| data.clear(device, compute, pages))
     }
 
-    /// Begins the way of a session's pages to pinned host memory or back. See [`DataSegment::swap`].
+    /// Begins to swap a session's pages to pinned host memory or back. See [`DataSegment::swap`].
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -69,8 +69,8 @@ impl<D: Ops> Engine<D> {
         self.on_data(|data, device| data.swap(device, compute, direction, ticket, way))
     }
 
-    /// Sees which copies are done and enqueues what was held back; gives the transfers that ended. A few
-    /// microseconds: call it between steps.
+    /// Returns the transfers that ended, and enqueues copies that were held back. It takes a few microseconds; call it
+    /// between steps.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -78,7 +78,7 @@ impl<D: Ops> Engine<D> {
         self.on_data(|data, device| data.poll(device))
     }
 
-    /// As [`poll_swaps`](Self::poll_swaps), once all copies are done: for a caller that has nothing else to do.
+    /// Waits for all copies, then does what [`poll_swaps`](Self::poll_swaps) does.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -127,7 +127,7 @@ impl<D: Ops> Engine<D> {
         }
     }
 
-    /// Whether the latest of these moves is done.
+    /// Whether the latest of these copies is done.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -135,19 +135,19 @@ impl<D: Ops> Engine<D> {
         self.on_data(|data, device| data.is_staged(device))
     }
 
-    /// The bytes of pages that were read.
+    /// The bytes of the pages that were read.
     pub(crate) fn fetched(&self, pages: usize) -> Vec<u8> {
         self.parts.data.fetched(&self.runtime.device, pages)
     }
 
-    /// Works on the pages' bytes; after a failure no step runs any more.
+    /// Works on the pages' bytes. After a failure no step runs any more.
     fn on_data<T>(&mut self, work: impl FnOnce(&mut DataSegment, &D) -> djinn_vmu::Result<T>) -> Result<T> {
         let outcome = work(&mut self.parts.data, &self.runtime.device).map_err(Error::from);
         self.stop_on(outcome)
     }
 
-    /// A sequence's keys and values as its pages hold them, those of its tokens alone: page by page
-    /// `[value][k|v][kv head][token][head dim]` in the cache's element type.
+    /// A sequence's keys and values, page by page `[value][k|v][kv head][token][head dim]`
+    /// in the cache's element type. Positions beyond its tokens are left out.
     ///
     /// # Errors
     /// A device that is out of memory or has failed.
@@ -182,7 +182,7 @@ impl<D: Ops> Engine<D> {
         read.map(|()| bytes)
     }
 
-    /// What parking moved so far, of the copies that were seen to end.
+    /// Statistics of the swaps that ended.
     pub fn swap_stats(&self) -> SwapStats {
         self.parts.data.swap_stats()
     }

@@ -1,15 +1,15 @@
-//! Rows of logits: whether a token can be chosen from one, and the best token of it.
+//! Rows of logits: validity, and the best token.
 
 use djinn_device::{Draw, Drawn, choice};
 
-/// A logit that no token may be chosen beside.
+/// A logit that makes a row unusable.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error(
     "the logit of token {token} at position {position} is {logit}; use f32 weights, and if that does not help, get \
      the model's files anew"
 )]
 pub struct BadLogit {
-    /// Whose logit it is.
+    /// The token of the logit.
     pub token: u32,
     /// The position in the sequence, counted from 0, of the token that the logits follow.
     pub position: u64,
@@ -17,7 +17,7 @@ pub struct BadLogit {
     pub logit: f32,
 }
 
-/// The best token of a row of logits, which follow the token at `position`; of equals the one with the lower id.
+/// The token with the greatest logit; of equals, the lowest id. The logits follow the token at `position`.
 ///
 /// # Errors
 /// [`BadLogit`] if a logit is NaN or infinity, or none is finite. Negative infinity rules a token out.
@@ -37,7 +37,7 @@ pub fn chosen(drawn: &Drawn, position: u64) -> Result<u32, BadLogit> {
     if is_sound { Ok(token) } else { Err(BadLogit { token, position, logit }) }
 }
 
-/// Refuses logits that are not numbers, at `position` of their sequence.
+/// Refuses logits that are not finite, at `position` of their sequence.
 ///
 /// # Errors
 /// [`BadLogit`] if one is not finite.

@@ -1,4 +1,4 @@
-//! What a caller chooses when it loads a model.
+//! Options for loading a model.
 
 use crate::{Error, Result, Sampling};
 use djinn_device::args::ExpertLinear;
@@ -6,39 +6,38 @@ use djinn_device::{Changes, DType};
 use djinn_srg::{Graph, KvPlan, Rows};
 use djinn_vmu::{Budget, Demand, KvLayout, MemoryPlan};
 
-/// How to run a model. None of these changes results, but for `kv_dtype` and, in the last bits on some
-/// devices, `prefill_rows`.
+/// How to run a model. Only `kv_dtype` changes results, and on some devices `prefill_rows`, in the last bits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Memory.
+    /// Memory limits.
     pub budget: Budget,
-    /// Tokens that a sequence may have.
+    /// The most tokens of a sequence.
     pub context: u64,
-    /// Sequences that a step may hold.
+    /// The most sequences of a step.
     pub sequences: u32,
-    /// KV pages on the device; as many as `sequences` whole contexts take, if not given.
+    /// KV pages on the device. `None`: as many as `sequences` whole contexts take.
     pub pages: Option<u32>,
-    /// Rows of a prefill chunk: longer prompts are cut into pieces of this size.
+    /// Rows of a prefill chunk. Longer prompts are computed in pieces of this size.
     pub prefill_rows: u32,
-    /// Prefill chunks of a prompt that a step takes where weights stream, if there is room: more for each time that they
-    /// cross the link. Where all weights are resident it takes one.
+    /// Prefill chunks of a prompt in one step if weights stream and there is room: each pass over the link then
+    /// computes more. If all weights are resident, a step takes one.
     pub prefill_chunks: u32,
-    /// Rows of a step beside those of prefill chunks: as many as `sequences` where many are served at once.
+    /// Rows of a step beside those of prefill chunks: with many sessions, as many as `sequences`.
     pub decode_rows: u32,
-    /// Rows of a step whose logits may be wanted.
+    /// The most rows of a step with wanted logits.
     pub logit_rows: u32,
     /// Element type of the KV cache: f32, f16 or bf16.
     pub kv_dtype: DType,
     /// Tokens of a KV page.
     pub page_tokens: u32,
-    /// KV pages in pinned host memory, for sessions that are parked.
+    /// KV pages in pinned host memory, for swapped sessions.
     pub host_pages: u32,
-    /// Pinned host memory for what a step reads and writes at hook points; 0 allows no [intervention](crate::Intervention).
+    /// Bytes of pinned host memory for hooks. 0 allows no [intervention](crate::Intervention).
     pub hook_bytes: u64,
-    /// Capture decode passes and replay them, on devices that can. Traced passes never are.
+    /// Capture decode passes and replay them, on devices that can. Traced passes are never replayed.
     pub replay: bool,
-    /// Enqueue the next step of sessions while one is under way, where it needs nothing of the host. Not where weights
-    /// stream or the device computes in the host's memory, nor while a trace is wanted.
+    /// Enqueue the next step of sessions while one is under way, if it needs nothing from the host. This has no effect
+    /// while weights stream, on devices in host memory, and during a trace.
     pub ahead: bool,
 }
 
@@ -64,7 +63,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The same for a [`Batcher`](crate::Batcher) of up to `sequences` sessions in a step.
+    /// These options for a [`Batcher`](crate::Batcher) with up to `sequences` sessions in a step.
     pub fn serving(self, sequences: u32) -> Self {
         Options { sequences, decode_rows: sequences, logit_rows: sequences, ..self }
     }
@@ -74,18 +73,17 @@ impl Options {
         u32::try_from(plan.stack.rows.rows - u64::from(self.decode_rows)).unwrap_or(u32::MAX)
     }
 
-    /// Host bytes for `graph` under these options, at most, on a device that takes up to 1 GiB for itself: for
-    /// devices that must know before they are made. Weights, and some room for inputs and staging.
+    /// An upper bound of the host bytes for `graph`, on a device that reserves up to 1 GiB. Devices need it before
+    /// they are made. It covers weights, and some room for inputs and staging.
     pub fn most_host_bytes(&self, graph: &Graph) -> u64 {
         const RESERVED: u64 = 1 << 30;
         const BESIDE: u64 = 256 << 20;
-        // Of the two steps that may be under way.
+        // Two steps may be under way.
         let of = |plan: MemoryPlan| plan.host_bytes.saturating_add(2 * change_bytes(&plan.kv, graph.vocab));
         self.plan(graph, RESERVED).map_or_else(|_| graph.text_bytes(), of).saturating_add(BESIDE)
     }
 
-    /// Plans the memory of `graph` under these options, on a device that takes `reserved_bytes` for itself;
-    /// loads nothing.
+    /// Plans the memory for `graph`, on a device that reserves `reserved_bytes`. Loads nothing.
     pub fn plan(&self, graph: &Graph, reserved_bytes: u64) -> Result<MemoryPlan> {
         if self.context > graph.max_context {
             return Err(Error::ContextTooLong { asked: self.context, most: graph.max_context });
@@ -123,10 +121,10 @@ impl Options {
         Ok(if streams && self.prefill_chunks > 1 { plan(self.prefill_chunks).unwrap_or(one) } else { one })
     }
 
-    /// Plans steps that take `chunks` prefill chunks of a prompt.
+    /// Plans for steps with `chunks` prefill chunks of a prompt.
     fn plan_for(&self, graph: &Graph, reserved_bytes: u64, kv: KvLayout, chunks: u32) -> Result<MemoryPlan> {
         let prompt = (u64::from(self.prefill_rows) * u64::from(chunks)).min(self.context);
-        // A row at least for each sequence.
+        // At least a row for each sequence.
         let rows = (prompt + u64::from(self.decode_rows)).max(self.sequences.into());
         let logit_rows = (self.logit_rows as u64).min(rows);
         let most_chosen = graph.nodes.iter().filter_map(|node| node.op.announces_choice()).max();

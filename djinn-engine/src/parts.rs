@@ -1,4 +1,4 @@
-//! What a loaded model is made of: what a pass computes, and the memory that it works in.
+//! The parts of a loaded model: graph, program, and memory.
 
 use crate::options::change_bytes;
 use crate::{Result, Runtime};
@@ -17,32 +17,33 @@ pub(crate) struct Parts {
     pub(crate) text: TextSegment,
     pub(crate) data: DataSegment,
     pub(crate) stack: StackSegment,
-    /// What steps read and write at hook points, in host memory, if they may.
+    /// Host memory for reads and changes at hooks, if there is any.
     pub(crate) hooks: Option<Buffer>,
-    /// Logits that are wanted, in host memory.
+    /// Host memory for wanted logits.
     pub(crate) logits: Buffer,
-    /// Of the step under way, and of the one after it.
+    /// One for the step under way, one for the next.
     pub(crate) exchanges: [Exchange; 2],
     held: Allocations,
 }
 
-/// What a step takes from the host and gives to it, in host memory.
+/// Host memory for a step's inputs and results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exchange {
-    /// Inputs as they lie on the stack.
+    /// Inputs, laid out as on the stack.
     pub(crate) inputs: Buffer,
     /// The block table.
     pub(crate) table: Buffer,
-    /// How tokens are chosen from rows of logits, what changes these before, and which are chosen.
+    /// How tokens are chosen from rows of logits, the changes of these logits, and the chosen tokens.
     pub(crate) draws: Buffer,
     pub(crate) changes: Buffer,
     pub(crate) drawn: Buffer,
-    /// By row: the word of the other exchange's `drawn` that is its token, where that is not known to the host.
+    /// By row: the index in the other exchange's `drawn` of a token that the host does not know yet.
     pub(crate) sources: Buffer,
 }
 
 impl Parts {
-    /// Allocates the memory of `plan` and loads the weights; `progress` is told the bytes. Nothing stays allocated on an error.
+    /// Allocates the memory of `plan` and loads the weights. `progress` gets the bytes. After an error nothing stays
+    /// allocated.
     pub(crate) fn load<D: Ops>(
         runtime: &Runtime<D>,
         graph: Graph,
@@ -61,7 +62,7 @@ impl Parts {
         }
     }
 
-    /// What it allocates is `held`.
+    /// `held` owns the allocations.
     fn build<D: Ops>(
         runtime: &Runtime<D>,
         graph: Graph,
@@ -93,51 +94,51 @@ impl Parts {
         Ok(Parts { graph, plan, program, text, data, stack, hooks, logits, exchanges, held })
     }
 
-    /// Makes the buffer through which callers read and write pages.
+    /// Allocates the buffer through which callers read and write pages.
     pub(crate) fn open_staging<D: Ops>(&mut self, device: &D) -> djinn_vmu::Result<()> {
         self.data.open_staging(device, &mut self.held)
     }
 
-    /// Lowers the graph anew.
+    /// Lowers the graph again.
     pub(crate) fn lower(&mut self, detail: Detail) {
         self.program = Program::new(&self.graph, &self.plan, detail);
     }
 
-    /// Shares the link between swaps and the weights of a pass of `rows` that is about to be enqueued.
+    /// Shares the link between swaps and the weights of the next pass, which has `rows`.
     pub(crate) fn share_link<D: Ops>(&mut self, device: &D, rows: Rows) -> Result<()> {
         let bytes = self.plan.placement.expected_streamed_bytes(rows.rows);
         Ok(self.data.share_link(device, self.text.streamer.stream(), bytes)?)
     }
 
-    /// Streams that a pass enqueues work on: without streaming only the first, since a replay that joins another may
-    /// queue behind the copies of others.
+    /// The streams of a pass. Without streaming only the compute stream, since a replay that joins another stream may
+    /// queue behind other copies.
     pub(crate) fn streams(&self, compute: Stream) -> Vec<Stream> {
         let copies = (self.plan.placement.streamed_bytes() > 0).then(|| self.text.streamer.stream());
         [compute].into_iter().chain(copies).collect()
     }
 
-    /// Whether nothing of it is on the device.
+    /// Whether the model has left the device.
     pub(crate) fn is_away(&self) -> bool {
         self.held.is_away()
     }
 
-    /// Bytes of device memory that the model takes to come back; 0 while it is there.
+    /// Bytes of device memory that the model needs to come back; 0 while it is there.
     pub(crate) fn missing_bytes<D: Ops>(&self, runtime: &Runtime<D>) -> u64 {
         self.held.missing_bytes(&runtime.shared.borrow().store)
     }
 
-    /// Bytes of resident weights that are kept in host memory as well.
+    /// Bytes of resident weights that are also kept in host memory.
     pub(crate) fn copy_bytes<D: Ops>(&self, runtime: &Runtime<D>) -> u64 {
-        // A load that is under way has the store, and others go on meanwhile.
+        // A load that is under way borrows the store.
         runtime.shared.try_borrow().map_or(0, |shared| self.held.copy_bytes(&shared.store))
     }
 
-    /// Gives the device's memory to others, once all work on it is done. What is in host memory stays.
+    /// Frees the model's device memory, once all work on it is done. Its host memory stays.
     pub(crate) fn evict<D: Ops>(&mut self, runtime: &Runtime<D>) {
         self.held.evict(&runtime.device, &mut runtime.shared.borrow_mut().store);
     }
 
-    /// Takes it again: weights are what they were, and all else holds nothing.
+    /// Allocates the device memory again. Weights are as before; everything else is empty.
     pub(crate) fn restore<D: Ops>(
         &mut self,
         runtime: &Runtime<D>,
@@ -150,7 +151,7 @@ impl Parts {
         Ok(text.restore(&runtime.device, (graph, plan), source, store, &mut told, held)?)
     }
 
-    /// Gives the copies up by which the model comes back fast; the bytes of host memory that are free by that.
+    /// Drops the host copies of resident weights. Returns the bytes that this frees.
     pub(crate) fn drop_copies<D: Ops>(&mut self, runtime: &Runtime<D>) -> u64 {
         self.held.drop_copies(&runtime.device, &mut runtime.shared.borrow_mut().store)
     }

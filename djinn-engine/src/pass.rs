@@ -1,4 +1,5 @@
-//! Passes of a model: begun, then enqueued launch by launch or replayed with one call, and finished in that order.
+//! Passes of a model. A pass is begun, then enqueued launch by launch or replayed with one call, and finished in
+//! order.
 
 pub(crate) mod batch;
 mod capture;
@@ -24,8 +25,8 @@ use replay::{Choice, Key};
 use std::time::Instant;
 
 impl Passes {
-    /// Enqueues what of a pass is captured: all but its inputs and the choice of tokens, which use the exchange of the
-    /// pass.
+    /// Enqueues the captured part of a pass: everything but its inputs and the choice of tokens, which use its
+    /// exchange.
     pub(super) fn enqueue<D: Ops>(
         &self,
         runtime: &Runtime<D>,
@@ -48,7 +49,7 @@ impl Passes {
         Ok(())
     }
 
-    /// Enqueues the copies of a pass's inputs, and of the tokens that the pass before chose.
+    /// Enqueues the copies of a pass's inputs, and of the tokens chosen by the previous pass.
     fn enqueue_inputs<D: Ops>(
         &self,
         runtime: &Runtime<D>,
@@ -75,7 +76,7 @@ impl Passes {
         Ok(())
     }
 
-    /// Enqueues the choice of a pass's tokens, and records that it is done.
+    /// Enqueues the choice of a pass's tokens, and records its end.
     fn enqueue_choice<D: Ops>(
         &self,
         runtime: &Runtime<D>,
@@ -95,20 +96,21 @@ impl Passes {
 }
 
 impl<D: Ops> Engine<D> {
-    /// Begins a step over a batch whose pages were prepared, and returns once it is enqueued. Nothing else may be asked
-    /// of its pages until it was [finished](Self::finish).
+    /// Begins a step over a batch whose pages were prepared, and returns once it is enqueued. Its pages must not be
+    /// used otherwise until it is [finished](Self::finish).
     ///
     /// # Errors
     /// Bad tokens or interventions. A failure of the device stops the model: later steps are refused.
     ///
     /// # Panics
-    /// If the batch is larger than the plan's step, or a step that was begun is under way, unless the engine
-    /// [takes the next](Self::takes_next), all entries come [after](BatchEntry::after) one of its, and only choose tokens.
+    /// If the batch is larger than the plan's step. If a step is under way, unless the engine [takes the
+    /// next](Self::takes_next) and all entries come [after](BatchEntry::after) one of that step's and only choose
+    /// tokens.
     pub fn begin(&mut self, batch: &[BatchEntry<'_>]) -> Result<()> {
         self.begin_with(batch, &[], Chooses::Now)
     }
 
-    /// The same, with what is done to keys and values that are in the pages, in order of the entries.
+    /// The same, with accesses to keys and values in the pages, in the order of the entries.
     pub(crate) fn begin_with(
         &mut self,
         batch: &[BatchEntry<'_>],
@@ -171,7 +173,7 @@ impl<D: Ops> Engine<D> {
         Ok(())
     }
 
-    /// As [`Engine::finish`], with what it read of keys and values.
+    /// As [`Engine::finish`], with the keys and values that it read.
     pub(crate) fn finish_with<T>(
         &mut self,
         read: impl FnOnce(&[f32], Vec<Drawn>, ReadBack) -> T,

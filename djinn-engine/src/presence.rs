@@ -1,4 +1,4 @@
-//! Models that leave a device for others, and come back.
+//! Models that leave the device for others, and come back.
 
 use crate::{Engine, Result};
 use djinn_device::Ops;
@@ -6,9 +6,9 @@ use djinn_vmu::WeightSource;
 use std::ops::ControlFlow;
 
 impl<D: Ops> Engine<D> {
-    /// Gives all device memory of the model that no other one uses to others. What is in host memory stays: streamed weights,
-    /// pages, and copies of resident weights, if the runtime [keeps some](crate::Runtime::in_turns). Keys and values that are
-    /// on the device are lost.
+    /// Frees the model's device memory, except for weights that other models use. Streamed weights and pages in host
+    /// memory stay, and so do copies of resident weights if the runtime [keeps some](crate::Runtime::in_turns). Keys
+    /// and values on the device are lost.
     ///
     /// # Panics
     /// If a pass or a copy of pages is under way, or the model is away.
@@ -19,12 +19,12 @@ impl<D: Ops> Engine<D> {
         self.runtime.moved(&self.parts.plan, true);
     }
 
-    /// Brings the model back, with the weights that it had; it computes what it did before. Weights without a copy in host
-    /// memory are read from `source` again. `progress` is told the bytes so far of all bytes, and may end the work.
+    /// Brings the model back, with the same weights and results. Weights without a copy in host memory are read from
+    /// `source`. `progress` gets the bytes so far and in all, and may cancel.
     ///
     /// # Errors
-    /// A device without room, a weight that cannot be read or has changed, or [`Error::Cancelled`](crate::Error::Cancelled):
-    /// the model stays away then.
+    /// A device without room, a weight that is unreadable or has changed, or
+    /// [`Error::Cancelled`](crate::Error::Cancelled). The model then stays away.
     ///
     /// # Panics
     /// If the model is on the device.
@@ -43,17 +43,18 @@ impl<D: Ops> Engine<D> {
         self.parts.is_away()
     }
 
-    /// Bytes of device memory that the model takes to come back, beside what others hold of its weights; 0 while it is there.
+    /// Bytes of device memory that the model needs to come back, without weights that others hold; 0 while it is
+    /// there.
     pub fn missing_bytes(&self) -> u64 {
         self.parts.missing_bytes(&self.runtime)
     }
 
-    /// Bytes of resident weights that are kept in host memory as well; 0 while another model of the runtime is loaded.
+    /// Bytes of resident weights that are also kept in host memory; 0 while another model of the runtime is loaded.
     pub fn copy_bytes(&self) -> u64 {
         self.parts.copy_bytes(&self.runtime)
     }
 
-    /// Gives the copies of resident weights in host memory up, and says how many bytes are free by that.
+    /// Drops the host copies of resident weights. Returns the bytes that this frees.
     pub fn drop_copies(&mut self) -> u64 {
         self.parts.drop_copies(&self.runtime)
     }

@@ -15,25 +15,25 @@ use crate::{Error, Result};
 use djinn_device::{Drawn, choice};
 use penalty::Penalised;
 
-/// A token that was chosen.
+/// A chosen token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// The token.
     pub token: u32,
-    /// How probable the model found it and others, if that was asked for.
+    /// Log-probabilities of this token and of others, if requested.
     pub logprobs: Option<Box<TokenLogprobs>>,
 }
 
-/// Says how the tokens of one turn are drawn, by random numbers that its seed and their positions count: knows which
-/// tokens its sequence has. The device draws them.
+/// The sampling state of one turn. Random numbers are a function of seed and position. The sampler knows the tokens of
+/// its sequence; the device draws.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
     penalised: Penalised,
     constraint: Option<Box<dyn Constraint>>,
-    /// What the constraint allows next.
+    /// The tokens that the constraint allows next.
     allowed: TokenMask,
-    /// Whether it does, once it was asked.
+    /// The constraint's latest answer, until the next token.
     asked: Option<Result<(), ConstraintError>>,
     logprobs: Option<u8>,
 }
@@ -61,7 +61,7 @@ impl Sampler {
         Sampler { constraint, ..self }
     }
 
-    /// The same, with the log-probabilities of each chosen token and of the best `top`, if any.
+    /// The same, with the log-probabilities of each chosen token and of the best `top`, if `Some`.
     ///
     /// # Errors
     /// [`Error::Sampling`] for more than [`TokenLogprobs::MOST`].
@@ -70,8 +70,8 @@ impl Sampler {
         Ok(Sampler { logprobs: top, ..self })
     }
 
-    /// Takes in what was chosen after a context of `tokens` tokens, as [`draw`](Self::draw) said; `None` where the
-    /// constraint refused to go on.
+    /// Records the token chosen after a context of `tokens` tokens with the settings of [`draw`](Self::draw); `None`
+    /// if the constraint failed.
     ///
     /// # Errors
     /// As [`greedy`](crate::greedy), or a failure of the constraint.
@@ -89,13 +89,13 @@ impl Sampler {
         Ok(Choice { token, logprobs: logprobs.map(Box::new) })
     }
 
-    /// Whether the constraint allows nothing more.
+    /// Whether the constraint allows no further token.
     pub fn is_complete(&self) -> bool {
         self.constraint.as_ref().is_some_and(|constraint| constraint.is_complete())
     }
 
-    /// Chooses a token from logits that are on the host and follow `context`: all tokens of the sequence, those of earlier
-    /// calls at its start. As a device chooses.
+    /// Chooses a token from logits on the host, as a device would. They follow `context`, all tokens of the sequence,
+    /// which begins with the context of the previous call.
     ///
     /// # Errors
     /// As [`greedy`](crate::greedy), or a failure of the constraint.

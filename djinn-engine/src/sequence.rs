@@ -1,4 +1,4 @@
-//! Sequences that no scheduler knows, as tests and measurements use them.
+//! Sequences without a scheduler, for tests and measurements.
 
 use crate::Intervention;
 use crate::pass::batch::{BatchEntry, SHORT_RUN, Wanted};
@@ -7,7 +7,7 @@ use djinn_pages::{BlockTable, Pages, Residency};
 use djinn_vmu::Transfer;
 use std::ops::Range;
 
-/// A sequence whose pages are in a book of its caller's, the same in every call. The engine grows it as steps need.
+/// A sequence with pages in its caller's book, the same in every call. Steps make it grow.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sequence {
     pub(crate) table: BlockTable,
@@ -15,12 +15,12 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Tokens whose keys and values are, or are about to be, in the pages.
+    /// Tokens whose keys and values are in the pages, or will be after enqueued work.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Pages on the device, in order of position.
+    /// Pages on the device, by position.
     pub fn pages(&self) -> &[u32] {
         self.table.device()
     }
@@ -33,7 +33,7 @@ impl Sequence {
     /// Gives the pages back.
     ///
     /// # Panics
-    /// If they are on their way.
+    /// If they are being copied.
     pub fn release(mut self, pages: &mut Pages) {
         let at = self.residency();
         assert!(
@@ -43,7 +43,7 @@ impl Sequence {
         pages.release(&mut self.table);
     }
 
-    /// Books that the way to host memory or back has ended. A sequence whose way back failed has no tokens.
+    /// Records that a swap has ended. If its way back failed, the sequence has no tokens.
     pub fn end_swap(&mut self, pages: &mut Pages, transfer: &Transfer) {
         pages.end_copy(&mut self.table, transfer.fault.is_none());
         if self.residency() == Residency::Gone {
@@ -51,7 +51,7 @@ impl Sequence {
         }
     }
 
-    /// Makes room for tokens up to `end`, all or nothing; whether there is room.
+    /// Makes room for tokens up to `end`, all or nothing. Returns whether there was room.
     pub(crate) fn grow(
         &mut self,
         book: &mut Pages,
@@ -64,7 +64,7 @@ impl Sequence {
             return false;
         }
         fresh.extend(book.grow(&mut self.table, pages));
-        // No other sequence has a page of this one, but host memory may hold what it held.
+        // No other sequence has this page, but host memory may hold a copy of its former contents.
         let shared = book.write(&mut self.table, self.tokens / page_tokens);
         debug_assert_eq!(shared, None, "a sequence shares no page");
         self.tokens = end;
@@ -77,16 +77,16 @@ impl Sequence {
     }
 }
 
-/// One sequence's share of a step.
+/// A sequence's share of a step.
 #[derive(Debug)]
 pub struct Entry<'a> {
-    /// The sequence; grows by the tokens.
+    /// The sequence. It grows by the tokens.
     pub sequence: &'a mut Sequence,
     /// Tokens to append, at least one.
     pub tokens: &'a [u32],
     /// As in a [`BatchEntry`].
     pub chunks: &'a [Range<usize>],
-    /// Whose logits are wanted on the host.
+    /// Which logits are wanted on the host.
     pub wanted: Wanted,
     /// As in a [`BatchEntry`].
     pub choose: Option<Draw>,
@@ -99,7 +99,7 @@ pub struct Entry<'a> {
 impl<'a> Entry<'a> {
     /// An entry whose tokens are one chunk if they are more than [`SHORT_RUN`].
     pub fn new(sequence: &'a mut Sequence, tokens: &'a [u32], wanted: Wanted) -> Self {
-        /// The entry, whatever its length.
+        /// The whole entry, whatever its length.
         const WHOLE: &[Range<usize>] = std::slice::from_ref(&(0..usize::MAX));
         let chunks = if tokens.len() > SHORT_RUN { WHOLE } else { &[] };
         let changes = Changes::default();

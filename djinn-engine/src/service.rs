@@ -1,7 +1,7 @@
-//! Sessions as clients know them: the scheduler that plans, the batcher that executes, and a clock.
+//! Sessions as clients know them: scheduler, batcher, and a clock.
 //!
-//! [`Service`] is driven by calls, on one thread; [`spawn`] gives it a thread of its own and clients that talk to it
-//! over channels. Sessions persist between turns until they are closed, refused, or their client is gone.
+//! [`Service`] is driven by calls on one thread. [`spawn`] gives it a thread of its own, and clients that talk to it
+//! over channels. Sessions live over turns until they are closed or refused, or until their client is gone.
 
 mod debugger;
 mod generate;
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use tracing::Tracing;
 use transfer::Transfers;
 
-/// Gets the result of what a client asked, on the service's thread, and must not wait.
+/// Gets the result of a client's request, on the service's thread, where it must not wait.
 type Answer<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
 /// Many sessions on one engine.
@@ -42,7 +42,7 @@ pub struct Service<D: Ops> {
     batcher: Batcher<D>,
     origin: Instant,
     sessions: u64,
-    /// Sessions whose turn was ended by their client, until they are told.
+    /// Sessions whose client ended their turn, until the client is told.
     ended: BTreeSet<SessionId>,
     stops: Stops,
     keeps_transfers: bool,
@@ -56,7 +56,7 @@ impl<D: Ops> Service<D> {
         self.origin.elapsed()
     }
 
-    /// The sessions and pages, as the scheduler counts them.
+    /// The scheduler's sessions and pages.
     pub fn state(&self) -> &State {
         self.core.scheduler().state()
     }
@@ -71,7 +71,7 @@ impl<D: Ops> Service<D> {
         self.batcher.engine()
     }
 
-    /// See [`Engine::start_trace`]. No step is under way.
+    /// See [`Engine::start_trace`]. No step may be under way.
     ///
     /// # Errors
     /// As there.
@@ -84,7 +84,7 @@ impl<D: Ops> Service<D> {
         self.batcher.engine_mut().finish_trace()
     }
 
-    /// Does everything that can be done now, and returns at once; what happened to which session, in order.
+    /// Does everything that can be done now, and returns at once. Returns what happened to which session, in order.
     ///
     /// # Errors
     /// The engine failed: all sessions are lost.
@@ -105,7 +105,7 @@ impl<D: Ops> Service<D> {
     pub fn pump(&mut self) -> Result<Option<Vec<(SessionId, Happening)>>> {
         self.trace_between_steps();
         self.logits_between_steps();
-        // A session whose client is gone is told nothing more.
+        // Sessions whose client is gone get no more events.
         let members = self.core.under_way().flat_map(|plan| &plan.batch).map(ScheduledSession::session);
         let gone: BTreeSet<SessionId> = members.filter(|&id| !self.is_open(id)).collect();
         let now = self.now();
@@ -152,7 +152,7 @@ impl<D: Ops> Service<D> {
         self.state().session(id).is_some_and(|session| !session.is_ending())
     }
 
-    /// How long nothing can happen unless a client asks for it: call [`advance`](Self::advance) then. Zero while the
+    /// How long nothing happens without a client's request. Call [`advance`](Self::advance) after it. Zero while the
     /// device works, `None` if there is nothing to wait for.
     pub fn idle_for(&self) -> Option<Duration> {
         let next = self.core.next_event(&self.batcher).map(|at| at.saturating_sub(self.now()));

@@ -1,8 +1,8 @@
-//! Collects what ran when, by the device's own timestamps, for a timeline.
+//! Collects a timeline from the device's own timestamps.
 //!
-//! While a trace is wanted, the executor records an event at every boundary between launches; consecutive
-//! launches share one, and every pass reuses them. Their times are read once a pass is over, so tracing adds
-//! events to the compute stream and nothing else; without it not one call is made.
+//! During a trace, the executor records an event at every boundary between launches. Neighbouring launches share one,
+//! and every pass reuses them. Their times are read after the pass. So tracing only adds events to the compute stream;
+//! without a trace nothing is called.
 
 mod write;
 
@@ -13,24 +13,24 @@ use djinn_vmu::{ChunkId, ChunkTimes, Launch, MemoryPlan, STALL};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// How often the clocks are compared; the closest comparison counts.
+/// How often the clocks are compared. The closest comparison counts.
 const COMPARISONS: usize = 8;
 
 /// Nanoseconds on the device's clock; negative before its origin.
 type Nanos = i64;
 
-/// A point on the compute stream, by what was enqueued just before it.
+/// A point on the compute stream, named by the work just before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// The pass's inputs.
+    /// The copies of the pass's inputs.
     Begin,
-    /// The wait for the next streamed chunk, and what makes it ready for use.
+    /// The wait for a streamed chunk, and the work that makes it usable.
     Acquired,
     /// A launch of the program, with the rows that it computes.
     Launch { index: usize, rows: u32 },
 }
 
-/// What the host does.
+/// Work of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HostSpan {
     Load,
@@ -40,16 +40,16 @@ pub(crate) enum HostSpan {
     Sample,
 }
 
-/// What took some time, and so the track that it belongs to.
+/// Work that took some time; it determines the track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     /// A streamed chunk crosses the link; its last use ends at `done`.
     Copy { chunk: ChunkId, bytes: u64, done: Nanos },
     /// The compute stream waits for a chunk.
     Stall(ChunkId),
-    /// The parts of a chunk that straddles the ring's wrap are joined.
+    /// The parts of a chunk that crosses the ring's end are joined.
     Join(ChunkId),
-    /// A chunk is compared with its checksum.
+    /// A chunk's checksum is compared.
     Check(ChunkId),
     /// A launch of the program runs.
     Launch { index: usize, rows: u32 },
@@ -60,18 +60,18 @@ enum What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span {
     what: What,
-    /// Passes that ended before.
+    /// Number of earlier passes.
     pass: u32,
     begin: Nanos,
     end: Nanos,
 }
 
-/// An instant that both clocks know.
+/// An instant on both clocks.
 #[derive(Clone, Copy, Debug)]
 struct Clocks {
     host: Instant,
     device: Nanos,
-    /// By how much the two may be apart.
+    /// The most by which the two may differ.
     error: Duration,
 }
 
@@ -94,7 +94,7 @@ impl Clocks {
         Ok(best.expect("compared at least once"))
     }
 
-    /// A host's instant on the device's clock.
+    /// An instant of the host on the device's clock.
     fn on_device(&self, at: Instant) -> Nanos {
         let (after, before) =
             (at.saturating_duration_since(self.host), self.host.saturating_duration_since(at));
@@ -112,14 +112,14 @@ pub(crate) struct Recorder {
     clocks: Clocks,
     /// One event for each boundary of the longest pass so far.
     events: Vec<Event>,
-    /// The boundaries of the pass that is running.
+    /// The boundaries of the present pass.
     marks: Vec<Mark>,
     passes: u32,
     spans: Vec<Span>,
 }
 
 impl Recorder {
-    /// Begins to collect. The model was loaded from the first instant to the second.
+    /// Begins a trace. The model was loaded from the first instant to the second.
     pub(crate) fn new<D: Device>(device: &D, compute: Stream, loaded: [Instant; 2]) -> Result<Self> {
         let clocks = Clocks::compare(device, compute)?;
         let mut recorder =
@@ -129,12 +129,12 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Spans so far.
+    /// Number of spans so far.
     pub(crate) fn spans(&self) -> usize {
         self.spans.len()
     }
 
-    /// Records that what `mark` says was enqueued on `compute`.
+    /// Records an event for what was just enqueued on `compute`.
     pub(crate) fn mark<D: Device>(&mut self, device: &D, compute: Stream, mark: Mark) -> Result<()> {
         if mark == Mark::Begin {
             self.marks.clear();
@@ -147,7 +147,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Reads the times of a pass that is over: `chunks` are those of its streamed chunks, in order of use.
+    /// Reads the times of a finished pass. `chunks` are its streamed chunks, in order of use.
     pub(crate) fn end_pass<D: Device>(
         &mut self,
         device: &D,
@@ -156,7 +156,7 @@ impl Recorder {
     ) {
         let mut previous = 0;
         for (mark, &event) in std::mem::take(&mut self.marks).into_iter().zip(&self.events) {
-            // A pass that is over has passed its events.
+            // The pass is over, so the event has happened.
             let now = device.timestamp(event).map_or(previous, nanos);
             let mut push = |what, begin, end| self.spans.push(Span { what, pass: self.passes, begin, end });
             match mark {
@@ -188,7 +188,7 @@ impl Recorder {
         self.spans.push(Span { what: What::Host(what), pass: self.passes, begin, end });
     }
 
-    /// What was collected, with the names for it.
+    /// The collected trace, with names.
     pub(crate) fn finish(self, parts: &Parts, device: &str) -> Trace {
         let Parts { graph, plan, program, .. } = parts;
         let placement = &plan.placement;
@@ -215,7 +215,7 @@ impl Recorder {
     }
 }
 
-/// Ends what the host did since `began`; gives the present instant, at which the next begins.
+/// Ends a span of the host that began at `began`. Returns the present instant, at which the next begins.
 pub(crate) fn lap(trace: &mut Option<Recorder>, what: HostSpan, began: Instant) -> Instant {
     let now = Instant::now();
     if let Some(trace) = trace {
@@ -224,7 +224,7 @@ pub(crate) fn lap(trace: &mut Option<Recorder>, what: HostSpan, began: Instant) 
     now
 }
 
-/// What ran when, with the names for it.
+/// A timeline, with names.
 #[derive(Clone, Debug)]
 pub struct Trace {
     model: String,
@@ -237,23 +237,23 @@ pub struct Trace {
     spans: Vec<Span>,
 }
 
-/// What a launch computes: a node, or one tile of it.
+/// The work of a launch: a node, or one tile of it.
 #[derive(Clone, Debug)]
 struct LaunchName {
     node: String,
     op: &'static str,
     layer: Option<u32>,
-    /// Output rows of its tile of weights.
+    /// Output rows of its tile.
     tile: Option<Range<u64>>,
 }
 
 impl Trace {
-    /// Passes that it covers, whole.
+    /// Number of whole passes.
     pub fn passes(&self) -> u32 {
         self.passes
     }
 
-    /// By how much times of the host may be off against those of the device.
+    /// The most by which the host's times may be off on the device's clock.
     pub fn clock_error(&self) -> Duration {
         self.clock_error
     }

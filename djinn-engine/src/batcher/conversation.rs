@@ -14,13 +14,15 @@ use std::sync::Arc;
 pub(super) struct Conversation {
     /// All tokens; keys and values exist for a leading part.
     pub(super) tokens: Vec<u32>,
-    /// Names the sessions that share prefixes.
+    /// Sessions with the same salt share prefixes.
     salt: Arc<[u8]>,
-    /// The salt of the session that it was forked from at first, or its own: whose pages it may have as they are.
+    /// The salt of the first session in its line of forks. Pages of one tenant need not be cleared between its
+    /// sessions.
     pub(super) tenant: Arc<[u8]>,
-    /// Of the full pages of the tokens.
+    /// Names of the full pages.
     names: Vec<PageName>,
-    /// Positions that were computed as chunks, ascending; all others below `computed` were computed row by row.
+    /// Positions that were computed as prefill chunks, ascending. All others below `computed` were computed row by
+    /// row.
     chunks: Vec<Range<u64>>,
     pub(super) computed: u64,
     pub(super) sampler: Sampler,
@@ -29,16 +31,16 @@ pub(super) struct Conversation {
     generated: u64,
     /// Positions of generated tokens, by turn, ascending.
     pub(super) by_model: Vec<Range<u64>>,
-    /// No token is chosen until the next turn.
+    /// The turn is over: no token is chosen until the next one.
     rests: bool,
-    /// What is armed, changed and read at hooks, if anything ever was.
+    /// Breakpoints, changes and captures at hooks, if there ever were any.
     pub(super) record: Option<Box<Record>>,
 }
 
 impl Conversation {
-    /// Without a salt, it shares no prefix.
+    /// Without a salt, the session shares no prefix.
     pub(super) fn new(id: SessionId, salt: Option<Vec<u8>>, turn: Turn) -> Result<Self> {
-        // Told apart by the first byte.
+        // The first byte distinguishes salted sessions from private ones.
         let salt: Arc<[u8]> = match salt {
             Some(salt) => [&[1], &*salt].concat().into(),
             None => [&[0], &id.0.to_le_bytes()[..]].concat().into(),
@@ -60,14 +62,14 @@ impl Conversation {
         })
     }
 
-    /// A session that begins with all that this one has, and goes on with `turn`.
+    /// A session that begins with all tokens of this one, and continues with `turn`.
     pub(super) fn fork(&self, id: SessionId, turn: Turn) -> Result<Self> {
         let tokens = [&*self.tokens, &*turn.tokens].concat();
         let own = Conversation::new(id, None, Turn { tokens, ..turn })?;
         Ok(self.hand_down(own))
     }
 
-    /// The same session again, in the middle of its turn, under a name of its own.
+    /// A copy of this session in the middle of its turn, under another id.
     pub(super) fn fork_within_turn(&self, id: SessionId) -> Result<Self> {
         let tokens = self.tokens.clone();
         let own = Conversation::new(id, None, Turn { tokens, ..Turn::default() })?;
@@ -78,7 +80,7 @@ impl Conversation {
         Ok(Conversation { record, ..fork })
     }
 
-    /// How a fork's tokens were computed.
+    /// Gives a fork the record of how its tokens were computed.
     fn hand_down(&self, fork: Conversation) -> Self {
         Conversation {
             tenant: Arc::clone(&self.tenant),
@@ -95,7 +97,7 @@ impl Conversation {
         self.max_tokens - self.generated
     }
 
-    /// A session between two turns, of whose tokens the first `computed` were ever computed, `chunks` of them as such.
+    /// A session between two turns whose first `computed` tokens were computed, `chunks` of them as prefill chunks.
     pub(super) fn at_rest(
         id: SessionId,
         tokens: Vec<u32>,
@@ -106,7 +108,7 @@ impl Conversation {
         Ok(Conversation { computed, chunks, rests: true, ..own })
     }
 
-    /// The same in the middle of a turn, whose tokens so far are the last ones.
+    /// The same in the middle of a turn. The turn's tokens so far are the last ones.
     pub(super) fn in_turn(self, turn: OpenTurn) -> Result<Self> {
         let from = self.tokens.len() - turn.generated as usize;
         let sampler = Sampler::resumed(turn.sampling, &self.tokens[from..])?;
@@ -117,7 +119,7 @@ impl Conversation {
         Ok(Conversation { sampler, by_model, generated, max_tokens, stop_tokens, rests: false, ..self })
     }
 
-    /// The turn that is not over; `None` between two turns. `Err` for one whose constraint has a state of its own.
+    /// The unfinished turn, or `None` between two turns. `Err` if its constraint has state that cannot be moved.
     pub(super) fn open_turn(&self) -> Result<Option<OpenTurn>, ()> {
         if self.rests {
             return Ok(None);
@@ -127,7 +129,7 @@ impl Conversation {
         Ok(Some(OpenTurn { sampling, generated, tokens_left, stop_tokens: self.stop_tokens.clone() }))
     }
 
-    /// How many tokens were ever computed, and which of them as chunks.
+    /// How many tokens were computed, and which of them as prefill chunks.
     pub(super) fn computed(&self) -> (u64, &[Range<u64>]) {
         (self.computed, &self.chunks)
     }
@@ -143,7 +145,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Names of the full pages of all tokens that others may share.
+    /// Names of the full pages that other sessions may share.
     pub(super) fn page_names(&mut self, page_tokens: u32) -> Vec<PageName> {
         PageName::extend(&mut self.names, &self.salt, &self.tokens, page_tokens);
         let private_from = self.record.as_ref().and_then(|record| record.private_from()).unwrap_or(u64::MAX);
@@ -151,7 +153,7 @@ impl Conversation {
         self.names[..most as usize].to_vec()
     }
 
-    /// Chooses no token until the next turn. Whether one was to be chosen.
+    /// Ends the turn. Returns whether a token was still to be chosen.
     pub(super) fn end_turn(&mut self) -> bool {
         !std::mem::replace(&mut self.rests, true)
     }
@@ -160,8 +162,8 @@ impl Conversation {
         self.rests
     }
 
-    /// How many of the first `tokens` tokens can be kept without those after them. A prefill chunk of more rows than
-    /// the device computes each by itself goes as a whole, since a shorter one has other bits.
+    /// How many of the first `tokens` tokens remain valid without those after them. A prefill chunk of more rows
+    /// than the device computes batch-invariantly goes as a whole: a shorter one has other bits.
     pub(super) fn tokens_to_keep(&self, tokens: u64, info: &DeviceInfo) -> u64 {
         let invariant_rows = u64::from(info.batch_invariant_rows.min(info.batch_invariant_run));
         let cut = |chunk: &&Range<u64>| chunk.start < tokens && tokens < chunk.end;
@@ -169,7 +171,7 @@ impl Conversation {
         chunk.map_or(tokens.min(self.tokens.len() as u64), |chunk| chunk.start)
     }
 
-    /// Forgets all but the first `tokens` tokens.
+    /// Drops all but the first `tokens` tokens.
     pub(super) fn truncate(&mut self, tokens: u64, page_tokens: u64) {
         self.tokens.truncate(tokens as usize);
         self.names.truncate((tokens / page_tokens) as usize);
@@ -187,7 +189,7 @@ impl Conversation {
         }
     }
 
-    /// The first `tokens` positions hold what whole chunks would have computed.
+    /// Records that the first `tokens` positions were computed as whole prefill chunks.
     pub(super) fn computed_as_chunks(&mut self, tokens: u64, chunk: u32) {
         if tokens > self.computed {
             let starts = if is_long(chunk.into()) { 0..tokens } else { 0..0 }.step_by(chunk as usize);
@@ -196,8 +198,8 @@ impl Conversation {
         }
     }
 
-    /// Which of the `count` tokens from `from` on are computed as chunks, within them: as they were before, or, of
-    /// tokens that were never computed, those of long runs up to the next multiple of `chunk`.
+    /// Which of the `count` tokens from `from` on are computed as prefill chunks, relative to `from`. Tokens that
+    /// were computed before keep their boundaries. Among new ones, long runs end at the next multiple of `chunk`.
     pub(super) fn cut(&mut self, from: u64, count: u64, chunk: u32) -> Vec<Range<usize>> {
         let end = from + count;
         let mut fresh = from.max(self.computed);
@@ -214,13 +216,12 @@ impl Conversation {
         within.map(|chunk| at(chunk.start)..at(chunk.end)).collect()
     }
 
-    /// What was computed from `from` on does not count: tokens that were chosen, each in a row of its own.
+    /// Forgets that tokens from `from` on were computed. Each was chosen by the model, and had a row of its own.
     pub(super) fn computed_until(&mut self, from: u64) {
         self.computed = self.computed.min(from);
     }
 
-    /// Takes a token that was chosen after the context; why the turn ends with it, if it does. `most` is the longest
-    /// context.
+    /// Appends a chosen token. Returns why the turn ends with it, if it does. `most` is the longest context.
     pub(super) fn push(&mut self, token: u32, most: u64) -> Option<Finish> {
         let at = self.tokens.len() as u64;
         match self.by_model.last_mut().filter(|turn| turn.end == at) {
@@ -251,7 +252,7 @@ fn sampler(
     Sampler::new(sampling)?.with_constraint(constraint).with_logprobs(logprobs)
 }
 
-/// Whether a run of tokens is computed as a chunk.
+/// Whether a run of tokens is computed as a prefill chunk.
 fn is_long(tokens: u64) -> bool {
     tokens > SHORT_RUN as u64
 }

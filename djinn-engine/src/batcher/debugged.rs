@@ -1,4 +1,4 @@
-//! Sessions at hooks: what a step does for them there, and what it may.
+//! Sessions at hooks: what a step does there, and the memory it may use.
 
 use super::Batcher;
 use super::conversation::Conversation;
@@ -11,7 +11,7 @@ use djinn_device::Ops;
 use djinn_scheduler::SessionId;
 use djinn_srg::{Dim, Graph, Hook};
 
-/// Bytes of a row of a hook's value: of all its columns.
+/// Bytes of one row of a hook's value, all columns included.
 fn row_bytes(graph: &Graph, hook: &Hook) -> u64 {
     match graph.value(hook.value).shape.as_slice() {
         [_, Dim::Fixed(width)] => width * 4,
@@ -20,7 +20,7 @@ fn row_bytes(graph: &Graph, hook: &Hook) -> u64 {
 }
 
 impl<D: Ops> Batcher<D> {
-    /// What a step does at hooks for `tokens` tokens of a session, if anything was ever armed.
+    /// The work of a step at hooks for `tokens` tokens of a session, if the session has a record.
     pub(super) fn step_at_hooks(&self, id: SessionId, from: u64, tokens: u64, yields: bool) -> Option<Step> {
         let conversation = &self.conversations[&id];
         let record = conversation.record.as_ref()?;
@@ -28,29 +28,30 @@ impl<D: Ops> Batcher<D> {
         Some(record.step(&conversation.entry(from, tokens, yields), &|hook| of_logits(graph, hook)))
     }
 
-    /// What was armed, changed and read of a session.
+    /// A session's record of breakpoints, changes and captures.
     ///
     /// # Errors
-    /// A session that is gone.
+    /// An unknown session.
     pub(crate) fn record(&self, id: SessionId) -> Result<Option<&Record>> {
         let conversation = self.conversations.get(&id).ok_or(Error::NoSession { session: id.0 })?;
         Ok(conversation.record.as_deref())
     }
 
-    /// The same, to be changed; a new one, if there is none.
+    /// The same, mutable. Creates the record if there is none.
     ///
     /// # Errors
-    /// A session that is gone.
+    /// An unknown session.
     pub(crate) fn record_mut(&mut self, id: SessionId) -> Result<&mut Record> {
         let conversation = self.conversations.get_mut(&id).ok_or(Error::NoSession { session: id.0 })?;
         let computed = conversation.computed;
         Ok(conversation.record.get_or_insert_with(|| Box::new(Record::after(computed))))
     }
 
-    /// Replaces a session's steering, from the tokens at which it is stopped, or the next that no step has begun.
+    /// Replaces a session's steering, from the tokens at which it is stopped, or from the first that no step has
+    /// begun.
     ///
     /// # Errors
-    /// A session that is gone.
+    /// An unknown session.
     pub(crate) fn steer(&mut self, id: SessionId, steering: Vec<Steering>) -> Result<()> {
         let computed = self.conversations.get(&id).map_or(0, |conversation| conversation.computed);
         let record = self.record_mut(id)?;
@@ -59,20 +60,20 @@ impl<D: Ops> Batcher<D> {
         Ok(())
     }
 
-    /// Gives a session that has computed nothing what it begins with. `salted` says that the salt of its prefixes tells
-    /// its steering from that of others.
+    /// Gives a new session its breakpoints and steering. `salted` says that the salt of its prefixes contains the
+    /// steering.
     pub(crate) fn set_up(&mut self, id: SessionId, setup: DebugSetup, salted: bool) {
         if let Some(conversation) = self.conversations.get_mut(&id) {
             conversation.record = Some(Box::new(Record::new(setup, salted)));
         }
     }
 
-    /// Bytes of the memory for hooks.
+    /// Bytes of hook memory.
     pub(crate) fn hook_bytes(&self) -> u64 {
         self.engine.hook_bytes()
     }
 
-    /// Checks that no step can need more memory for hooks than there is, with `more` beside what is armed.
+    /// Checks that no step can need more hook memory than there is, with `more` added to the present demand.
     ///
     /// # Errors
     /// [`Error::HookMemory`].
@@ -84,7 +85,7 @@ impl<D: Ops> Batcher<D> {
         if need > have { Err(Error::HookMemory { need, have }) } else { Ok(()) }
     }
 
-    /// What a record may need.
+    /// The hook memory that a record may need.
     pub(crate) fn demand(&self, record: &Record) -> Demand {
         self.with_sizes(|sizes| record.demand(sizes))
     }
@@ -98,20 +99,20 @@ impl<D: Ops> Batcher<D> {
         of(&Sizes { row: &row, cache: &cache })
     }
 
-    /// A block's keys and values, if there is such a block.
+    /// A block's cache, or `None` if there is no such block.
     pub(crate) fn layer_cache(&self, layer: u32) -> Option<LayerCache> {
         LayerCache::of(&self.engine.parts, layer)
     }
 
-    /// What a look at `rows` tokens may need.
+    /// The hook memory that a look at `rows` tokens may need.
     pub(crate) fn demand_of_look(&self, look: &Look, rows: u64) -> Demand {
         self.with_sizes(|sizes| look.demand(rows, sizes))
     }
 
-    /// A session begins that has all of a stopped one's tokens, and goes on within its turn.
+    /// Opens a session with all tokens of a stopped one, in the middle of the same turn.
     ///
     /// # Errors
-    /// A session that is gone.
+    /// An unknown session.
     pub(crate) fn fork_within_turn(&mut self, parent: SessionId, id: SessionId) -> Result<()> {
         let parent = self.conversations.get(&parent).ok_or(Error::NoSession { session: parent.0 })?;
         let fork = parent.fork_within_turn(id)?;
@@ -119,10 +120,10 @@ impl<D: Ops> Batcher<D> {
         Ok(())
     }
 
-    /// Tokens that a session's turn may still generate, and its tokens that the model generated.
+    /// How many tokens a session's turn may still generate, and the positions of its generated tokens.
     ///
     /// # Errors
-    /// A session that is gone.
+    /// An unknown session.
     pub(crate) fn progress(&self, id: SessionId) -> Result<(u64, &[std::ops::Range<u64>])> {
         let conversation = self.conversations.get(&id).ok_or(Error::NoSession { session: id.0 })?;
         Ok((conversation.tokens_left(), &conversation.by_model))
@@ -135,8 +136,8 @@ impl Conversation {
         EntryTokens { from, tokens, yields, generated: &self.by_model }
     }
 
-    /// What a step does with keys and values that are in the session's pages, entry `entry` of the batch: it writes the
-    /// changes that have the numbers `rewrites`, and reads what a look asks for.
+    /// The accesses of a step to keys and values already in the session's pages, for entry `entry` of the batch: it
+    /// writes the changes numbered `rewrites`, and reads what a look asks for.
     pub(super) fn cache_accesses(
         &self,
         entry: usize,
@@ -149,7 +150,7 @@ impl Conversation {
         written.chain(read.iter().map(KvAct::Read)).map(|act| KvAccess { entry, act }).collect()
     }
 
-    /// Takes in what a step has read, and says whether it counts.
+    /// Records what a step has read, and returns whether the step counts.
     pub(super) fn judge(
         &mut self,
         (from, tokens, yields): (u64, u64, bool),

@@ -1,4 +1,4 @@
-//! Pages on the move: what plans say of them, and what came of it.
+//! Page copies: begins those of a plan, and reports their ends.
 
 use super::Batcher;
 use crate::{Error, Result};
@@ -7,13 +7,13 @@ use djinn_scheduler::{CopyOutcome, Grant, Move, Plan, SessionId, State};
 use djinn_vmu::{Direction, Transfer};
 
 impl<D: Ops> Batcher<D> {
-    /// Drops the sessions that the scheduler does not know any more.
+    /// Drops the sessions that are missing from the scheduler's state.
     pub(super) fn leave_to(&mut self, state: &State) {
         self.conversations.retain(|&id, _| state.session(id).is_some());
     }
 
-    /// The pages that a plan gives to sessions and whose last tenant was another, or is unknown. From now on they belong to
-    /// the sessions' tenants. Pages that are copied to are overwritten whole.
+    /// The pages of a plan that get a new tenant, or whose tenant is unknown; the sessions' tenants own them from
+    /// now on. Pages that a copy overwrites as a whole are left out.
     pub(super) fn pass_on(&mut self, plan: &Plan) -> Vec<u32> {
         let mut foreign = Vec::new();
         for Grant { session, fresh, .. } in &plan.grants {
@@ -26,7 +26,7 @@ impl<D: Ops> Batcher<D> {
                 }
             }
         }
-        // A copy may fail, and leave the page as it was.
+        // A copy may fail and leave the page as it was.
         let copied =
             plan.swap_in.iter().flat_map(|arrival| arrival.way.copies.iter().map(|pair| pair.device));
         for page in copied.chain(plan.duplicates.iter().map(|copy| copy.to)) {
@@ -44,28 +44,28 @@ impl<D: Ops> Batcher<D> {
         Ok(())
     }
 
-    /// Takes in which copies are done.
+    /// Records which copies are done.
     pub(super) fn see_copies(&mut self) -> Result<()> {
         let done = self.engine.poll_swaps()?;
         self.note_copies(done);
         Ok(())
     }
 
-    /// Waits for the copies that are under way; the next poll tells of them.
+    /// Waits for the copies under way. The next poll reports them.
     pub(crate) fn settle_copies(&mut self) -> Result<()> {
         let done = self.engine.settle_swaps()?;
         self.note_copies(done);
         Ok(())
     }
 
-    /// Whether pages are on their way, or arrived and nobody was told.
+    /// Whether page copies are under way, or have ended and are not reported yet.
     pub(crate) fn is_copying(&self) -> bool {
         self.moving > 0 || !self.copied.is_empty()
     }
 
-    /// The model leaves the device, on which no session has pages.
+    /// Prepares for the model to leave the device. No session has pages there.
     pub(crate) fn evict(&mut self) {
-        // Whatever comes to lie in the pages is another's.
+        // The pages will hold other data when the model comes back.
         self.holders.fill(None);
         self.engine.evict();
     }
@@ -81,7 +81,7 @@ impl<D: Ops> Batcher<D> {
         }
     }
 
-    /// Drops all sessions, and waits for what is under way.
+    /// Drops all sessions, and waits for the work under way.
     pub(super) fn clear(&mut self) -> Result<()> {
         if let Some(reason) = &self.failure {
             return Err(Error::Stopped(reason.clone()));

@@ -1,4 +1,4 @@
-//! A plan carried out: its copies and its step, from entries to the engine's batch, and from logits to tokens.
+//! Executes a plan: its copies and its step. Turns entries into the engine's batch, and results into tokens.
 
 use super::conversation::Conversation;
 use super::under_way::{Part, UnderWay, begin_of};
@@ -30,7 +30,7 @@ impl<D: Ops> Backend for Batcher<D> {
         });
     }
 
-    /// Where nothing happens at hooks.
+    /// A step at hooks needs the host before the next one.
     fn takes_next(&self, _: &Plan) -> bool {
         !self.holds_back && self.engine.takes_next() && self.all_stays_on_the_device()
     }
@@ -54,7 +54,7 @@ impl<D: Ops> Backend for Batcher<D> {
 }
 
 impl<D: Ops> Batcher<D> {
-    /// Works on the engine, unless it has failed; after a failure nothing is executed any more.
+    /// Works on the engine. After a failure nothing is executed any more.
     fn attempt(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) {
         if self.failure.is_none()
             && let Err(error) = work(self)
@@ -78,7 +78,7 @@ impl<D: Ops> Batcher<D> {
             let from = begin_of(state, entry);
             let conversation = self.conversations.get_mut(&entry.session());
             let conversation = conversation.expect("a session in a plan was opened");
-            // What it did not compute was found, in whole chunks.
+            // Tokens that it did not compute are shared prefixes, in whole prefill chunks.
             conversation.computed_as_chunks(from, chunk);
             chunks.push(conversation.cut(from, entry.tokens(), chunk));
         }
@@ -89,7 +89,7 @@ impl<D: Ops> Batcher<D> {
             batch.push(BatchEntry {
                 pages: state.session(part.session).expect("it is in the plan").table().device(),
                 from: part.from,
-                // A token that is not known yet has any in its place.
+                // Any token stands in for one that is not known yet.
                 tokens: if ahead {
                     &[0]
                 } else {

@@ -1,4 +1,4 @@
-//! Sessions that leave with how they were computed, and come from elsewhere with it.
+//! Sessions that are exported with the record of how they were computed, and imported with it.
 
 use super::Batcher;
 use super::conversation::Conversation;
@@ -8,7 +8,7 @@ use djinn_device::Ops;
 use djinn_scheduler::SessionId;
 use std::ops::Range;
 
-/// Tokens, how many of them were ever computed, and which of these as chunks.
+/// Tokens, how many of them were computed, and which of these as prefill chunks.
 pub(crate) type HowComputed<'a> = (&'a [u32], u64, &'a [Range<u64>]);
 
 impl<D: Ops> Batcher<D> {
@@ -19,13 +19,13 @@ impl<D: Ops> Batcher<D> {
         Ok((&conversation.tokens, computed, chunks))
     }
 
-    /// A session at rest whose first `context` tokens have keys and values.
+    /// The image of a session between turns or paused, whose first `context` tokens have keys and values.
     ///
     /// # Errors
-    /// A session that is gone, was changed at hooks, or whose turn obeys a constraint.
+    /// A session that is unknown, was changed at hooks, or whose turn has a constraint.
     pub(crate) fn image(&self, id: SessionId, context: u64) -> Result<SessionImage> {
         let conversation = self.conversations.get(&id).ok_or(Error::NoSession { session: id.0 })?;
-        // Its keys and values say all, unless they come from changes that they alone do not tell.
+        // The image tells everything, unless keys and values depend on changes that are not part of it.
         if conversation.record.as_ref().is_some_and(|record| record.changes_something()) {
             return Err(Error::Hooked { session: id.0 });
         }
@@ -35,7 +35,8 @@ impl<D: Ops> Batcher<D> {
         Ok(SessionImage { tokens, context, computed, chunks, turn })
     }
 
-    /// A session begins, between two turns or in the middle of `turn`, and shares with no other. Tell the scheduler next.
+    /// Registers an imported session, between two turns or in the middle of `turn`. It shares with no other. Tell
+    /// the scheduler next.
     pub(crate) fn bring_in(
         &mut self,
         id: SessionId,
@@ -52,7 +53,7 @@ impl<D: Ops> Batcher<D> {
         Ok(())
     }
 
-    /// What pages hold from now on is no tenant's that is known: the next one finds them cleared.
+    /// Forgets the tenants of pages, so that the next tenant finds them cleared.
     pub(crate) fn disown(&mut self, pages: &[u32]) {
         pages.iter().for_each(|&page| self.holders[page as usize] = None);
     }

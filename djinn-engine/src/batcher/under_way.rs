@@ -1,4 +1,4 @@
-//! A step between its beginning and its end: which part of it is whose, and how long the device took.
+//! A step between its begin and its end: its sessions' parts, and the device's time.
 
 use super::Batcher;
 use super::conversation::Conversation;
@@ -15,18 +15,18 @@ use std::time::{Duration, Instant};
 pub struct DeviceTimes {
     /// Steps that ended.
     pub steps: u64,
-    /// Those that were enqueued while the one before was under way.
+    /// Those that were enqueued while the previous step was under way.
     pub ahead: u64,
-    /// In steps, from the copy of their inputs to the choice of their tokens.
+    /// Time in steps, from the copy of their inputs to the choice of their tokens.
     pub busy: Duration,
-    /// Between the end of a step and the begin of the next that goes on with one of its sessions, while nothing of this
-    /// one was enqueued.
+    /// Time between the end of a step and the begin of the next one that continues one of its sessions, while
+    /// nothing of the latter was enqueued.
     pub idle: Duration,
 }
 
 impl DeviceTimes {
-    /// A step that ended, ahead of the one before or not, which ran in a span; `before`, that of a step before whose
-    /// sessions go on in it.
+    /// Adds a step that ran in `span`. `before` is the span of the previous step, if this one continues one of its
+    /// sessions.
     pub(super) fn add(
         &mut self,
         before: Option<Range<Duration>>,
@@ -40,13 +40,13 @@ impl DeviceTimes {
         self.idle += before.map_or(Duration::ZERO, |before| span.start.saturating_sub(before.end));
     }
 
-    /// The share of idle time, from 0 to 1; 0 without steps.
+    /// The idle share of the time, from 0 to 1; 0 without steps.
     pub fn idle_share(&self) -> f64 {
         let all = (self.busy + self.idle).as_secs_f64();
         if all > 0.0 { self.idle.as_secs_f64() / all } else { 0.0 }
     }
 
-    /// What was added since `before`.
+    /// The difference from an earlier value.
     #[must_use]
     pub fn since(&self, before: &DeviceTimes) -> DeviceTimes {
         DeviceTimes {
@@ -62,18 +62,18 @@ impl DeviceTimes {
 #[derive(Debug)]
 pub(super) struct UnderWay {
     pub(super) parts: Vec<Part>,
-    /// It was enqueued while the step before was under way, from which it takes its tokens.
+    /// Whether it was enqueued while the previous step was under way, and takes its tokens from that one.
     pub(super) ahead: bool,
-    /// A session of the step before goes on in it.
+    /// Whether it continues a session of the previous step.
     pub(super) goes_on: bool,
-    /// How its tokens are chosen is said when the step before has ended.
+    /// Whether its sampling settings are still to come, when the previous step has ended.
     pub(super) waits: bool,
     /// When it was begun.
     pub(super) began: Instant,
 }
 
 impl UnderWay {
-    /// The place of each session in it.
+    /// The index of each session's entry.
     pub(super) fn places(&self) -> BTreeMap<SessionId, usize> {
         self.parts.iter().enumerate().map(|(at, part)| (part.session, at)).collect()
     }
@@ -88,16 +88,16 @@ impl UnderWay {
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) session: SessionId,
-    /// Position of its first token, and how many there are.
+    /// Position of its first token, and the number of tokens.
     pub(super) from: u64,
     pub(super) tokens: u64,
-    /// Whether a token is to come after it.
+    /// Whether a token follows its last one.
     pub(super) yields: bool,
-    /// Whether the device chooses it. Otherwise there is none, and the turn fails.
+    /// Whether the device chooses that token. If not, no token is possible and the turn fails.
     pub(super) chooses: bool,
-    /// What it does at hooks.
+    /// Its work at hooks.
     pub(super) debugged: Option<Step>,
-    /// The session's turn ended before: it does not count.
+    /// Whether it does not count, because the session's turn ended before.
     pub(super) dropped: bool,
 }
 
@@ -109,14 +109,14 @@ impl Part {
 }
 
 impl<D: Ops> Batcher<D> {
-    /// Whether nothing happens at hooks in what is under way.
+    /// Whether no step under way does work at hooks.
     pub(super) fn all_stays_on_the_device(&self) -> bool {
         let hooks =
             |part: &Part| part.debugged.is_some() || self.conversations[&part.session].record.is_some();
         !self.under_way.iter().flat_map(|step| &step.parts).any(hooks)
     }
 
-    /// Whether a session of the latest step goes on in these parts, which are of the latest from now on.
+    /// Whether these parts continue a session of the latest step. They become the latest step.
     pub(super) fn goes_on_in(&mut self, parts: &[Part]) -> bool {
         let goes_on = parts.iter().any(|part| self.latest.contains(&part.session));
         self.latest = parts.iter().map(|part| part.session).collect();
@@ -143,7 +143,7 @@ impl<D: Ops> Batcher<D> {
         }
     }
 
-    /// Steps that were begun on the guess that turns go on do not count for sessions whose turn is over: for all, or one.
+    /// Marks parts of steps ahead as not counting if the session's turn is over: for all sessions, or one.
     pub(super) fn drop_guesses(&mut self, only: Option<SessionId>) {
         let Batcher { under_way, conversations, .. } = self;
         let guesses = under_way.iter_mut().filter(|step| step.ahead).flat_map(|step| &mut step.parts);
@@ -156,12 +156,12 @@ impl<D: Ops> Batcher<D> {
         }
     }
 
-    /// Whether one of these parts of a step ahead is to be told later what it may choose.
+    /// Whether the sampling settings of a step ahead depend on tokens that are not known yet.
     pub(super) fn wait_for_tokens(&self, parts: &[Part]) -> bool {
         parts.iter().any(|part| self.conversations[&part.session].sampler.is_constrained())
     }
 
-    /// Says how the step under way chooses its tokens, if it waits for that: all tokens before are known now.
+    /// Gives the step under way its sampling settings, if it waits for them. All tokens before it are known now.
     pub(super) fn choose_later(&mut self) -> Result<()> {
         let Batcher { engine, conversations, under_way, .. } = self;
         let Some(step) = under_way.front_mut().filter(|step| step.waits) else { return Ok(()) };
@@ -180,7 +180,7 @@ impl<D: Ops> Batcher<D> {
     }
 }
 
-/// The context at which a session's part of a step begins.
+/// The position at which a session's part of a step begins.
 pub(super) fn begin_of(state: &State, entry: &ScheduledSession) -> u64 {
     let session = state.session(entry.session()).expect("a session in a plan is in the state");
     session.step_begins_at(entry.tokens())

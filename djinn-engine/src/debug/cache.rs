@@ -1,4 +1,4 @@
-//! Keys and values of a stopped session that were computed before: what is read of them, and what is changed.
+//! Keys and values of a stopped session's earlier tokens: reads and changes.
 
 use crate::{Error, Result};
 use djinn_device::DType;
@@ -6,7 +6,7 @@ use djinn_device::reference::encode;
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// Some tokens' keys and values of a layer.
+/// A layer's keys and values of some tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvRange {
     /// The block.
@@ -30,7 +30,7 @@ pub struct KvValues {
     pub values: Vec<f32>,
 }
 
-/// What attention weighs by, and what it weighs.
+/// Keys or values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvHalf {
     /// Keys.
@@ -39,36 +39,36 @@ pub enum KvHalf {
     Values,
 }
 
-/// A change of keys or values that were computed before.
+/// A change of keys or values of earlier tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvEdit {
-    /// Where.
+    /// Layer and tokens.
     pub range: KvRange,
-    /// Which of the two.
+    /// Keys or values.
     pub half: KvHalf,
-    /// What.
+    /// The change.
     pub op: KvOp,
 }
 
 /// How keys or values change. The result is rounded to the cache's element type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum KvOp {
-    /// They become these: f32 `[kv_heads, head_dim]` for every token, or `[tokens, kv_heads, head_dim]`.
+    /// Replaces them: f32 `[kv_heads, head_dim]` for every token, or `[tokens, kv_heads, head_dim]`.
     Set(Vec<f32>),
-    /// These are added, in the same shapes.
+    /// Adds these, in the same shapes.
     Add(Vec<f32>),
-    /// They are multiplied.
+    /// Multiplies them.
     Scale(f32),
-    /// Each number is kept within bounds, the lower and the upper one; either may be infinite.
+    /// Clamps each number to a lower and an upper bound; either may be infinite.
     Clamp(f32, f32),
-    /// Each token's numbers lose their part along a direction: f32 `[kv_heads, head_dim]`, of any length but 0.
+    /// Removes each token's component along a direction: f32 `[kv_heads, head_dim]`, of any length but 0.
     ProjectOut(Vec<f32>),
 }
 
-/// Called once a change is written down, or refused.
+/// Called when a change is recorded, or refused.
 pub type KvAnswer = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// A layer's keys or values that are written over whenever a session's context has come as far.
+/// New contents for a layer's keys or values. They are written whenever the session's context has reached them.
 #[derive(Clone, Debug)]
 pub(crate) struct KvWritten {
     pub(crate) range: KvRange,
@@ -78,7 +78,7 @@ pub(crate) struct KvWritten {
 }
 
 impl KvWritten {
-    /// Forgets tokens from `tokens` on; there is one at least before.
+    /// Drops tokens from `tokens` on. At least one remains.
     pub(crate) fn truncate(&mut self, tokens: u64) {
         let Range { start, end } = self.range.positions;
         if end > tokens {
@@ -94,7 +94,7 @@ impl KvEdit {
         Error::Intervention { hook, detail: detail.to_string() }
     }
 
-    /// Checks its numbers, for tokens of `width` values.
+    /// Checks the numbers, for tokens of `width` values.
     pub(crate) fn check(&self, width: usize) -> Result<()> {
         let tokens = (self.range.positions.end - self.range.positions.start) as usize;
         let (numbers, fits) = match &self.op {
@@ -125,10 +125,10 @@ impl KvEdit {
         }
     }
 
-    /// What is to be written, where `old` has the values so far.
+    /// The new contents, given the `old` values.
     ///
     /// # Errors
-    /// A number that the cache's element type cannot hold.
+    /// A number that the cache's element type cannot represent.
     pub(crate) fn apply(self, old: &KvValues, dtype: DType) -> Result<KvWritten> {
         let old = match self.half {
             KvHalf::Keys => &old.keys,
@@ -142,7 +142,7 @@ impl KvEdit {
             KvOp::Set(values) => pairs(values, |_, value| value),
             KvOp::Add(values) => pairs(values, |old, value| old + value),
             KvOp::Scale(factor) => pairs(&[*factor], |old, factor| old * factor),
-            // Bounds that no number meets change nothing.
+            // Bounds that hold already change nothing.
             KvOp::Clamp(low, high) => old.iter().map(|x| x.max(*low).min(*high)).collect(),
             KvOp::ProjectOut(direction) => {
                 old.chunks_exact(direction.len()).flat_map(|row| without(row, direction)).collect()
@@ -156,7 +156,7 @@ impl KvEdit {
     }
 }
 
-/// A row without its part along a direction.
+/// A row without its component along a direction.
 fn without(row: &[f32], direction: &[f32]) -> Vec<f32> {
     let dot =
         |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum() };
@@ -164,7 +164,7 @@ fn without(row: &[f32], direction: &[f32]) -> Vec<f32> {
     row.iter().zip(direction).map(|(&x, &along)| (f64::from(x) - part * f64::from(along)) as f32).collect()
 }
 
-/// Values of a cache's element type, little-endian.
+/// Decodes little-endian values of a cache's element type.
 pub(crate) fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
     let pairs = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
     match dtype {

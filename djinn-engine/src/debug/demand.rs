@@ -1,19 +1,19 @@
-//! How much of the memory for hooks a step may need: known before anything is armed, so that no step fails for it.
+//! The most hook memory that a step may need. It is checked before anything is armed, so no step fails for it.
 
 use super::{KvRange, Look};
 use crate::Edit;
 use djinn_srg::Hook;
 use std::ops::Add;
 
-/// What one piece of hook memory may lose to alignment.
+/// The most bytes that alignment may cost one piece of hook memory.
 const PIECE: u64 = 16;
 
 /// Bytes that a session's interventions may take in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Demand {
-    /// For each of its rows.
+    /// Bytes for each row.
     pub(crate) row: u64,
-    /// Once.
+    /// Bytes independent of the rows.
     pub(crate) fixed: u64,
 }
 
@@ -36,13 +36,13 @@ impl Demand {
         Demand { row: 0, fixed: rows * row_bytes + PIECE }
     }
 
-    /// A change: which rows, its direction and its addends.
+    /// A change: its row numbers, direction and addends.
     pub(crate) fn of_edit(hook: &Hook, edit: &Edit) -> Self {
         let width = hook.columns.1;
         Demand { row: 4, fixed: 4 * width * (1 + edit.addends(width)) + 3 * PIECE }
     }
 
-    /// What a step of up to `rows` rows needs at most, whatever the scheduler makes of it.
+    /// The most that a step of up to `rows` rows needs, whatever the scheduler plans.
     pub(crate) fn of_step(sessions: impl Iterator<Item = Demand>, rows: u64) -> u64 {
         let (most, fixed) =
             sessions.fold((0, 0), |(most, fixed): (u64, u64), of| (most.max(of.row), fixed + of.fixed));
@@ -50,16 +50,16 @@ impl Demand {
     }
 }
 
-/// Bytes of what is read of a model.
+/// Sizes of what can be read from a model, in bytes.
 pub(crate) struct Sizes<'a> {
-    /// Of a row of a hook's value.
+    /// One row of a hook's value.
     pub(crate) row: &'a dyn Fn(&Hook) -> u64,
-    /// Of the pages' parts with some keys and values.
+    /// The parts of pages that hold some keys and values.
     pub(crate) cache: &'a dyn Fn(&KvRange) -> u64,
 }
 
 impl Look {
-    /// What it may take in a step, for a session that is stopped at `rows` tokens.
+    /// The most that it takes in a step, for a session that is stopped at `rows` tokens.
     pub(crate) fn demand(&self, rows: u64, sizes: &Sizes<'_>) -> Demand {
         let edits = self.edits.iter().map(|(hook, _, edit)| Demand::of_edit(hook, edit));
         let reads = self.hooks.iter().map(|hook| Demand::capture_rows(rows, (sizes.row)(hook)));

@@ -1,15 +1,14 @@
-//! What attention weighs a stopped session's tokens by: computed on the host from queries and keys, where it is asked for.
+//! Attention patterns of stopped sessions, computed on the host from queries and keys on request.
 
 use super::{KvValues, Looked};
 use djinn_device::reference::alibi;
 use djinn_srg::{Graph, Hook, Op};
 use std::ops::Range;
 
-/// A block's queries and keys, from which its attention's pattern follows. It is read-only: no operation of a pass writes
-/// a pattern down.
+/// A block's queries and keys. Its attention pattern follows from them; no operation of a pass writes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionScores {
-    /// The queries' positions. Keys are of all positions up to each.
+    /// The queries' positions. Each has keys of all positions up to its own.
     pub queries: Range<u64>,
     /// Query heads.
     pub heads: u32,
@@ -19,8 +18,8 @@ pub struct AttentionScores {
     keys: KvValues,
 }
 
-/// A block whose attention's pattern can be read. It is listed beside the hook points of a graph, and is none of them: it can
-/// be read of a paused session alone, and not be written.
+/// A block with a readable attention pattern. It is listed with the hook points, but can be read only from a paused
+/// session, and not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionPattern {
     /// The block.
@@ -30,7 +29,7 @@ pub struct AttentionPattern {
 }
 
 impl AttentionPattern {
-    /// Those of a model, one for each block that attends.
+    /// Those of a model, one for each attention block.
     pub fn all(graph: &Graph) -> impl Iterator<Item = Self> {
         graph.nodes.iter().filter_map(|node| match node.op {
             Op::Attention { heads, .. } => Some(AttentionPattern { layer: node.layer?, heads }),
@@ -38,12 +37,12 @@ impl AttentionPattern {
         })
     }
 
-    /// That of a name, if the model has it.
+    /// The one with a name, if the model has it.
     pub fn named(graph: &Graph, name: &str) -> Option<Self> {
         Self::all(graph).find(|pattern| pattern.name() == name)
     }
 
-    /// Its name, as TransformerLens has it.
+    /// Its TransformerLens name.
     pub fn name(&self) -> String {
         pattern_name(self.layer)
     }
@@ -54,7 +53,7 @@ pub(crate) fn pattern_name(layer: u32) -> String {
     format!("blocks.{layer}.attn.hook_pattern")
 }
 
-/// How a block attends.
+/// A block's attention parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attending {
     heads: u32,
@@ -64,7 +63,7 @@ pub(crate) struct Attending {
 }
 
 impl Attending {
-    /// That of a block, and the hook at which queries are as attention reads them.
+    /// A block's attention, and the hook whose values are its queries.
     pub(crate) fn of(graph: &Graph, layer: u32) -> Option<(Self, &Hook)> {
         let attends =
             graph.nodes.iter().filter(|node| node.layer == Some(layer)).find_map(|node| match node.op {
@@ -82,7 +81,7 @@ impl Attending {
         u64::from(self.heads) * (queries.end - queries.start) * queries.end * 4
     }
 
-    /// What a look has read of queries and keys.
+    /// The queries and keys from a look's result.
     pub(crate) fn scores(self, looked: Looked) -> Option<AttentionScores> {
         let Looked { positions, mut values, mut caches, .. } = looked;
         let ((_, query_values), keys) = (values.pop()?, caches.pop()?);
@@ -91,8 +90,8 @@ impl Attending {
 }
 
 impl AttentionScores {
-    /// The pattern, f32 `[heads, queries, keys]`: rows that sum to 1, computed in double precision. Keys after their query, and
-    /// those before the block's window, have 0.
+    /// The pattern, f32 `[heads, queries, keys]`. Each row sums to 1, and is computed in double precision. Keys
+    /// after their query, and keys before the block's window, have 0.
     pub fn pattern(&self) -> Vec<f32> {
         let Attending { heads, scale, window, alibi } = self.shape;
         let (heads, dim) = (heads as usize, self.keys.head_dim as usize);

@@ -1,4 +1,4 @@
-//! What is armed, changed and read of one session.
+//! A session's record: its breakpoints, changes and captures.
 
 use super::{
     AtTtl, Breakpoint, BreakpointId, Captures, DebugSetup, Demand, KvAnswer, KvEdit, KvRange, KvWritten,
@@ -20,13 +20,13 @@ pub(super) struct Armed {
 }
 
 impl Armed {
-    /// Whether it has had all of its hits.
+    /// Whether all of its hits are used up.
     pub(super) fn is_spent(&self) -> bool {
         self.breakpoint.hits.is_some_and(|most| self.hits >= most)
     }
 }
 
-/// A change by hand.
+/// A change that a client made to a stopped session.
 #[derive(Clone, Debug)]
 pub(super) struct Written {
     pub(super) hook: Hook,
@@ -38,13 +38,13 @@ pub(super) struct Written {
 #[derive(Clone, Debug)]
 pub(super) struct Stop {
     pub(super) at: PausedAt,
-    /// Hooks up to this were passed.
+    /// Hooks up to this one were passed.
     pub(super) after: NodeId,
-    /// The values at the hook for all of the positions, where they were read and nothing was changed since.
+    /// The values at the hook for all of the positions, if they were read and nothing was changed since.
     pub(super) values: Option<Vec<f32>>,
 }
 
-/// A later hook at which a session stops again, for as long as it did before.
+/// A later hook at which a session stops again, for the same time to live.
 #[derive(Clone, Debug)]
 pub(super) struct Until {
     pub(super) hook: Hook,
@@ -52,32 +52,32 @@ pub(super) struct Until {
     pub(super) at_ttl: AtTtl,
 }
 
-/// What becomes of what a look has read.
+/// What to do with the result of a look.
 pub(super) enum After {
     Answer(LookAnswer),
-    /// Keys or values are changed, in a cache of the element type.
+    /// Change keys or values, in a cache of this element type.
     Write(KvEdit, DType, KvAnswer),
 }
 
 /// A session's breakpoints, changes and captures.
 #[derive(Default)]
 pub(crate) struct Record {
-    /// Tokens before this position were computed, and counted.
+    /// The number of tokens that were computed and counted.
     pub(super) counted: u64,
-    /// From which position on which steering is applied, ascending.
+    /// Steering, each with the position from which it applies, ascending.
     pub(super) steering: Vec<(u64, Vec<Steering>)>,
     pub(super) written: Vec<Written>,
     pub(super) breakpoints: Vec<Armed>,
     pub(super) armed: u64,
     pub(super) stop: Option<Stop>,
-    /// Of the tokens from `counted` on: hooks up to this one were passed.
+    /// For the tokens from `counted` on: hooks up to this one were passed.
     pub(super) passed: Option<NodeId>,
     /// A later hook at which these tokens stop again.
     pub(super) until: Option<Until>,
     pub(super) looks: VecDeque<(Look, After)>,
-    /// Keys and values that are written over, by number.
+    /// Changed keys and values, by number.
     pub(super) caches: BTreeMap<u64, KvWritten>,
-    /// Those that the scheduler was not told yet.
+    /// Changes that the scheduler was not told of yet.
     pub(super) fresh: Vec<Rewrite>,
     /// What to do after the looks: go on, perhaps to a hook.
     pub(super) then: Option<Option<Hook>>,
@@ -95,7 +95,7 @@ impl std::fmt::Debug for Record {
 }
 
 impl Record {
-    /// Of a session that begins. `salted` says that the salt of its prefixes tells its steering from that of others.
+    /// The record of a new session. `salted` says that the salt of its prefixes contains its steering.
     pub(crate) fn new(setup: DebugSetup, salted: bool) -> Self {
         let DebugSetup { breakpoints, steering } = setup;
         let mut record = Record::after(0);
@@ -111,12 +111,12 @@ impl Record {
         record
     }
 
-    /// Of a session whose first `computed` tokens were computed already.
+    /// The record of a session whose first `computed` tokens were computed already.
     pub(crate) fn after(computed: u64) -> Self {
         Record { counted: computed, ..Record::default() }
     }
 
-    /// The changes of a session that has all tokens of this one.
+    /// A fork's record, with this one's changes.
     pub(crate) fn fork(&self) -> Self {
         Record {
             counted: self.counted,
@@ -128,7 +128,7 @@ impl Record {
         }
     }
 
-    /// The same for one that is within the same turn: it is stopped where this one is.
+    /// The record of a fork within the same turn, stopped at the same place.
     pub(crate) fn fork_within_turn(&self) -> Self {
         let stop = self.stop.clone().map(|mut stop| {
             (stop.at.breakpoint, stop.at.since) = (None, Instant::now());
@@ -137,14 +137,14 @@ impl Record {
         Record { passed: self.passed, stop, ..self.fork() }
     }
 
-    /// Whether its session's keys and values are not those of its tokens alone, now or when they are computed again, or it
-    /// is stopped. What is only read or armed changes nothing.
+    /// Whether the session's keys and values depend on more than its tokens, now or when they are computed again, or
+    /// it is stopped. Reads and armed breakpoints alone do not count.
     pub(crate) fn changes_something(&self) -> bool {
         let is_steered = self.steering.iter().any(|(_, steering)| !steering.is_empty());
         is_steered || !self.written.is_empty() || self.stop.is_some() || self.until.is_some()
     }
 
-    /// Pages of tokens from this position on hold what only this session may have.
+    /// The position from which on pages hold data of this session alone.
     pub(crate) fn private_from(&self) -> Option<u64> {
         self.private_from
     }
@@ -186,7 +186,7 @@ impl Record {
         self.stop.as_ref().map(|stop| &stop.at)
     }
 
-    /// Changes values at a hook from now on, for positions at which it is stopped.
+    /// Changes values at a hook from now on, for positions at which the session is stopped.
     pub(crate) fn write(&mut self, hook: Hook, positions: Range<u64>, edit: Edit) {
         self.written.push(Written { hook, positions, edit });
         if let Some(stop) = &mut self.stop {
@@ -195,7 +195,7 @@ impl Record {
         self.be_private();
     }
 
-    /// Asks for a look; answers at once where what it wants is known.
+    /// Requests a look. It is answered at once if the values are known.
     pub(crate) fn look(&mut self, look: Look, answer: LookAnswer) {
         let known = self.stop.as_ref().and_then(|stop| {
             let plain = look.edits.is_empty() && look.caches.is_empty() && !look.logits;
@@ -212,14 +212,14 @@ impl Record {
         }
     }
 
-    /// Changes keys or values once they were read.
+    /// Changes keys or values, once their present values were read.
     pub(crate) fn edit_cache(&mut self, edit: KvEdit, dtype: DType, answer: KvAnswer) {
         self.be_private_from(edit.range.positions.start);
         let look = Look { caches: vec![edit.range.clone()], ..Look::default() };
         self.looks.push_back((look, After::Write(edit, dtype, answer)));
     }
 
-    /// From now on keys or values are written over, of tokens before those at which it is stopped.
+    /// Records new contents for keys or values of tokens before those at which the session is stopped.
     pub(super) fn write_cache(&mut self, written: KvWritten) {
         let number = self.caches.last_key_value().map_or(1, |(last, _)| last + 1);
         let context = self.stop.as_ref().map_or(self.counted, |stop| stop.at.positions.start);
@@ -232,38 +232,38 @@ impl Record {
         }
     }
 
-    /// What the scheduler is to know of keys and values that are written over.
+    /// The changes of keys and values that the scheduler does not know yet.
     pub(crate) fn take_rewrites(&mut self) -> Vec<Rewrite> {
         std::mem::take(&mut self.fresh)
     }
 
-    /// What a rewrite writes.
+    /// The contents of a numbered change.
     pub(crate) fn cache(&self, number: u64) -> Option<&KvWritten> {
         self.caches.get(&number)
     }
 
-    /// Keys and values that a step reads for a look.
+    /// The keys and values that a step reads for a look.
     pub(crate) fn looked_caches(&self) -> &[KvRange] {
         self.looks.front().map_or(&[], |(look, _)| &look.caches)
     }
 
-    /// Whether looks are waiting for a step.
+    /// Whether a look waits for a step.
     pub(crate) fn is_looking(&self) -> bool {
         !self.looks.is_empty()
     }
 
-    /// Gives up the looks that wait, and what was to follow; they are never answered.
+    /// Drops waiting looks and the step after them, unanswered.
     pub(crate) fn drop_looks(&mut self) {
         self.looks.clear();
         self.then = None;
     }
 
-    /// Goes on after the looks.
+    /// Goes on when the looks are over.
     pub(crate) fn go_on_later(&mut self, until: Option<Hook>) {
         self.then = Some(until);
     }
 
-    /// What to do now that a look is over, if that was said.
+    /// What to do now that a look is over, if anything.
     pub(crate) fn take_then(&mut self) -> Option<Option<Hook>> {
         self.then.take()
     }
@@ -290,7 +290,7 @@ impl Record {
         self.applied.iter().map(|(name, &tokens)| (name.clone(), tokens)).collect()
     }
 
-    /// Forgets all but the first `tokens` tokens.
+    /// Drops all but the first `tokens` tokens.
     pub(crate) fn truncate(&mut self, tokens: u64) {
         self.written.retain(|written| written.positions.start < tokens);
         for Written { hook, positions, edit } in &mut self.written {
@@ -309,7 +309,7 @@ impl Record {
         }
     }
 
-    /// What a step may take of the memory for hooks.
+    /// The hook memory that a step may take.
     pub(crate) fn demand(&self, sizes: &Sizes<'_>) -> Demand {
         let steering = self.steering.iter().flat_map(|(_, steering)| steering);
         let steering = steering.map(|steering| Demand::of_edit(&steering.hook, &steering.edit));
@@ -318,7 +318,7 @@ impl Record {
         let armed =
             armed.filter(|armed| armed.breakpoint.needs_values()).map(|Armed { breakpoint, .. }| {
                 let bytes = (sizes.row)(&breakpoint.hook);
-                // Of tokens that are met for the first time, a step has one generated one.
+                // A step has one generated token among those that it computes for the first time.
                 match breakpoint.filter.tokens {
                     TokenKind::Generated => Demand::capture_rows(1, bytes),
                     TokenKind::Any | TokenKind::Prompt => Demand::capture(bytes),

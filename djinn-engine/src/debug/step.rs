@@ -1,4 +1,4 @@
-//! From a session's tokens in a step to interventions, and from what these read to whether the session stops.
+//! From a session's tokens in a step to interventions, and from their results to whether the session stops.
 
 use super::record::{After, Armed, Record, Stop, Until};
 use super::{
@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
 
-/// Tokens by their places in an entry, ascending and apart.
+/// Tokens by their indices in an entry, ascending and disjoint.
 type Runs = Vec<Range<usize>>;
 
-/// Those of some tokens that have rows at a hook.
+/// The tokens among these that have rows at a hook.
 type RowsOf<'a> = dyn Fn(&Hook, Runs) -> Runs + 'a;
 
-/// What a session's changes by hand are counted under.
+/// The name under which a client's changes are counted.
 const BY_HAND: &str = "edit";
 
 /// A session's part of a step.
@@ -32,19 +32,19 @@ pub(crate) struct EntryTokens<'a> {
     pub(crate) generated: &'a [Range<u64>],
 }
 
-/// What a step is asked to do for a session, until it is over.
+/// What a step does for a session at hooks.
 #[derive(Debug, Default)]
 pub(crate) struct Step {
     pub(crate) interventions: Vec<Intervention>,
-    /// What may be met, and what each capture is for, in order.
+    /// The breakpoints that may be met, in order, with the purpose of each capture.
     meetings: Vec<Meeting>,
-    /// What steering changes of tokens that are computed for the first time.
+    /// By name: how many newly computed tokens steering changes.
     changed: BTreeMap<String, u64>,
-    /// Whether the step only looks.
+    /// Whether the step is a look.
     pub(crate) looks: bool,
-    /// Whether the last token's logits are wanted, though no token may be chosen.
+    /// Whether the last token's logits are wanted even if no token is chosen.
     pub(crate) wants_logits: bool,
-    /// Whether they are read: by a look, or by a breakpoint's condition.
+    /// Whether a look or a breakpoint's condition reads them.
     pub(crate) reads_logits: bool,
 }
 
@@ -53,8 +53,7 @@ enum Meeting {
     Breakpoint {
         id: BreakpointId,
         positions: Vec<u64>,
-        /// Whether the values at the hook are read: whether it stops may be known without them, and then the step is as it is
-        /// without breakpoints.
+        /// Whether the values at the hook are read. Without that, the step is the same as one without breakpoints.
         is_read: bool,
     },
     Until(Hook, Vec<u64>),
@@ -71,19 +70,19 @@ impl Meeting {
     }
 }
 
-/// What becomes of a session's part of a step.
+/// The outcome of a session's part of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Judged {
     /// It counts.
     Counts,
-    /// It does not: a breakpoint was met.
+    /// It does not count: it met a breakpoint.
     Stopped,
     /// It does not: it was a look.
     Looked,
 }
 
 impl Record {
-    /// What a step is to do. `of_logits` says that a hook's values have rows only where logits are wanted.
+    /// The work of a step. `of_logits` says whether a hook's values have rows only for tokens with wanted logits.
     pub(crate) fn step(&self, entry: &EntryTokens<'_>, of_logits: &dyn Fn(&Hook) -> bool) -> Step {
         let positions = entry.from..entry.from + entry.tokens.len() as u64;
         let covers = |stop: &&Stop| {
@@ -150,7 +149,7 @@ impl Record {
         step
     }
 
-    /// Notes which tokens that are met for the first time breakpoints are about, and reads what they need.
+    /// Notes which new tokens breakpoints apply to, and reads the values that they need.
     fn meet_breakpoints(&self, entry: &EntryTokens<'_>, step: &mut Step, rows: &RowsOf<'_>) {
         let end = entry.from + entry.tokens.len() as u64;
         let new = entry.from.max(self.counted)..end;
@@ -160,10 +159,10 @@ impl Record {
         };
         for Armed { id, breakpoint, .. } in self.breakpoints.iter().filter(|armed| !armed.is_spent()) {
             let Breakpoint { hook, filter, condition, pause, .. } = breakpoint;
-            // As long as it is armed, so that its step is replayed as those before.
+            // Read as long as it is armed, so that its steps can be replayed.
             let reads = matches!(condition, Some(BreakCondition::Entropy { .. }));
             step.reads_logits |= reads && entry.yields;
-            // What only captures reads the run that counts.
+            // A capture reads only the run that counts.
             if *pause && !comes(hook) {
                 continue;
             }
@@ -193,8 +192,8 @@ impl Record {
         }
     }
 
-    /// Takes in what a step has read at hooks and of keys and values, and says whether it counts. `logits` are those of the last token, if there are
-    /// any; `rests` says that the turn was ended meanwhile, so that nothing stops any more.
+    /// Records what a step has read at hooks and from the cache, and returns whether it counts. `logits` are those of
+    /// the last token, if any. `rests` says that the turn was ended meanwhile, so nothing stops.
     pub(crate) fn judge(
         &mut self,
         entry: &EntryTokens<'_>,
@@ -205,7 +204,7 @@ impl Record {
         rests: bool,
     ) -> Judged {
         if step.looks {
-            // The session may have been let go on meanwhile, and the look given up.
+            // The session may have gone on meanwhile, which drops the look.
             let Some((look, after)) = self.looks.pop_front() else { return Judged::Looked };
             let values = captured.into_iter().map(|read| (read.hook, read.values)).collect();
             let logits = logits.filter(|_| look.logits).map_or_else(Vec::new, <[f32]>::to_vec);
@@ -241,7 +240,7 @@ impl Record {
         Judged::Counts
     }
 
-    /// Which breakpoints were met, at which tokens.
+    /// The breakpoints that were met, with their tokens.
     fn hits(&self, meetings: Vec<Meeting>, captured: Vec<Captured>, logits: Option<&[f32]>) -> Vec<Hit> {
         let (mut hits, mut captured) = (Vec::new(), captured.into_iter());
         for meeting in meetings {
@@ -301,7 +300,7 @@ impl Record {
         self.stop = Some(Stop { at, after: hit.hook.after, values });
     }
 
-    /// Counts a breakpoint's hit, and keeps what it is to capture.
+    /// Counts a hit, and keeps the values to capture.
     fn count_hit(&mut self, entry: &EntryTokens<'_>, hit: Hit) {
         let Some(at) = self.breakpoints.iter().position(|armed| Some(armed.id) == hit.id) else { return };
         let armed = &mut self.breakpoints[at];
@@ -335,7 +334,7 @@ struct Hit {
 }
 
 impl Step {
-    /// Counts changed tokens. A name that changes several hooks counts its tokens once.
+    /// Counts changed tokens. If a name changes several hooks, each token counts once.
     fn changes(&mut self, name: &str, tokens: u64) {
         let changed = self.changed.entry(name.to_owned()).or_default();
         *changed = tokens.max(*changed);
@@ -359,7 +358,7 @@ impl Step {
 }
 
 impl EntryTokens<'_> {
-    /// Which tokens within a range of positions are of a kind, by their places in the entry.
+    /// The tokens of a kind within a range of positions, by their indices in the entry.
     fn of_kind(&self, kind: TokenKind, within: Range<u64>) -> Runs {
         let at = |position: u64| (position - self.from) as usize;
         if within.is_empty() {
@@ -377,7 +376,7 @@ impl EntryTokens<'_> {
         }
     }
 
-    /// Of a generated token: its place in its turn, from 1.
+    /// The place of a generated token in its turn, from 1.
     fn place_in_turn(&self, position: u64) -> Option<u64> {
         let turn = self.generated.iter().rev().find(|turn| turn.contains(&position))?;
         Some(position - turn.start + 1)
@@ -401,7 +400,7 @@ fn runs(places: impl IntoIterator<Item = usize>) -> Runs {
     runs
 }
 
-/// The entropy of the distribution that logits stand for, in nats.
+/// The entropy of the softmax of logits, in nats.
 fn entropy(logits: &[f32]) -> f32 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights = logits.iter().map(|&logit| f64::from(logit - most));

@@ -1,4 +1,4 @@
-//! From a batch's interventions to copies and operations, each after a launch.
+//! Turns a batch's interventions into copies and operations, each after a launch.
 
 use super::kv::{KvAccess, KvAct, LayerCache};
 use super::{Act, Captured, Edit, Intervention, of_logits};
@@ -12,10 +12,10 @@ use djinn_srg::{Graph, NodeId, Rows};
 use djinn_vmu::Program;
 use std::ops::Range;
 
-/// Where vectors and captures begin in host memory.
+/// Alignment of vectors and captures in host memory.
 const ALIGN: u64 = 16;
 
-/// What a step does at hooks.
+/// The work of a step at hooks.
 #[derive(Debug, Default)]
 pub(crate) struct Bound {
     /// In order of launch.
@@ -24,7 +24,7 @@ pub(crate) struct Bound {
     caches: Vec<CacheRead>,
 }
 
-/// What a step has read.
+/// The values that a step has read.
 #[derive(Debug, Default)]
 pub(crate) struct ReadBack {
     /// In the order of the entries and their interventions.
@@ -33,22 +33,22 @@ pub(crate) struct ReadBack {
     pub(crate) caches: Vec<(usize, KvValues)>,
 }
 
-/// Something to do right after a node.
+/// Work right after a node.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AtLaunch {
-    /// The launch, and its node: the first, or the one that is fused with it.
+    /// The launch, and one of its nodes: the first, or the one fused with it.
     at: (usize, NodeId),
     work: Work,
 }
 
-/// What is enqueued.
+/// The operation to enqueue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Work {
     Copy(Span, Span),
     Edit(EditRows),
 }
 
-/// Where a capture's rows come to lie: whole rows, also where only some columns are wanted.
+/// Where a capture's rows go in host memory: whole rows, even if only some columns are wanted.
 #[derive(Debug)]
 struct Capture {
     entry: usize,
@@ -59,7 +59,7 @@ struct Capture {
     columns: Range<usize>,
 }
 
-/// Where a layer's keys and values come to lie: whole pages' parts.
+/// Where a layer's keys and values go in host memory: whole parts of pages.
 #[derive(Debug)]
 struct CacheRead {
     entry: usize,
@@ -68,7 +68,7 @@ struct CacheRead {
     span: Span,
 }
 
-/// Takes host memory piece by piece.
+/// Divides host memory into pieces.
 struct Staging {
     left: Option<Span>,
 }
@@ -86,11 +86,10 @@ impl Staging {
     }
 }
 
-/// Binds the interventions of a batch, and what it does with keys and values that are in its pages. What they bring
-/// is written to host memory.
+/// Binds a batch's interventions and its accesses to keys and values in pages. Writes their vectors to host memory.
 ///
 /// # Errors
-/// What does not fit the entry, the hook or the memory for it.
+/// What does not fit the entry, the hook or the hook memory.
 pub(crate) fn bind<D: Device>(
     device: &D,
     parts: &Parts,
@@ -143,14 +142,14 @@ pub(crate) fn bind<D: Device>(
             KvAct::Write(written) => {
                 let cache = cache_of(parts, &written.range)?;
                 let span = staging.take("the cache", written.bytes.len() as u64)?;
-                // The first launch is no block's.
+                // The first launch belongs to no block.
                 let at = (0, NodeId(0));
                 let mut copy = |from, to| bound.work.push(AtLaunch { at, work: Work::Copy(from, to) });
                 cache.write(device, parts, pages, written, span, &mut copy);
             }
         }
     }
-    // Those of one place keep their order.
+    // A stable sort: work at one place keeps its order.
     bound.work.sort_by_key(|work| work.at);
     Ok(bound)
 }
@@ -159,7 +158,7 @@ fn cache_of(parts: &Parts, range: &KvRange) -> Result<LayerCache> {
     LayerCache::of(parts, range.layer).ok_or_else(|| Error::UnknownHook(format!("blocks.{}", range.layer)))
 }
 
-/// The rows of the hook's value that an intervention's tokens have.
+/// The rows of a hook's value that belong to an intervention's tokens.
 fn rows_of(graph: &Graph, of: &Intervention, layout: &Layout, entry: usize, from: u64) -> Result<Vec<u32>> {
     let row = |token: usize| -> Option<u32> {
         let position = (from + token as u64) as u32;
@@ -174,7 +173,7 @@ fn rows_of(graph: &Graph, of: &Intervention, layout: &Layout, entry: usize, from
     rows.ok_or_else(|| of.fail("only tokens whose logits are wanted have a row there"))
 }
 
-/// The launch that computes a node last: of a product in tiles, the last tile's.
+/// The last launch that computes a node. A product in tiles has one for each tile.
 fn launch_of(program: &Program, node: NodeId) -> usize {
     let computes =
         |at: &djinn_vmu::Launch| at.node == node || at.fused.is_some_and(|fused| fused.node == node);
@@ -193,7 +192,7 @@ fn capture(
     let value = parts.stack.span(&parts.graph, of.hook.value, rows);
     let row_bytes = value.len() / parts.graph.value(of.hook.value).rows(rows);
     let span = staging.take(&of.hook.name, row_bytes * rows_of.len() as u64)?;
-    // One copy for each run of rows that lie together.
+    // One copy for each run of adjacent rows.
     let mut at = 0;
     for run in rows_of.chunk_by(|a, b| a + 1 == *b) {
         let bytes = row_bytes * run.len() as u64;
@@ -244,7 +243,7 @@ fn edit_rows<D: Device>(
     })
 }
 
-/// Fills `bytes` with `values` over and over; with zeros if there are none.
+/// Fills `bytes` with copies of `values`, or with zeros if there are none.
 fn repeat(values: &[f32], bytes: &mut [u8]) {
     if values.is_empty() {
         return bytes.fill(0);
@@ -254,12 +253,12 @@ fn repeat(values: &[f32], bytes: &mut [u8]) {
 }
 
 impl Bound {
-    /// All of it, to be enqueued: steps of equal work enqueue the same.
+    /// All work to enqueue. Steps with equal work enqueue the same calls.
     pub(crate) fn work(&self) -> &[AtLaunch] {
         &self.work
     }
 
-    /// What a step that is over has read.
+    /// The values that a finished step has read.
     pub(crate) fn read<D: Device>(self, device: &D) -> ReadBack {
         let read = |capture: Capture| {
             let Capture { entry, hook, tokens, span, row, columns } = capture;
@@ -281,17 +280,17 @@ impl Bound {
     }
 }
 
-/// What a pass that is being enqueued still has to do at hooks.
+/// The work at hooks that a pass has not enqueued yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending<'a>(pub(crate) &'a [AtLaunch]);
 
 impl Pending<'_> {
-    /// Whether there is something to do within a launch or right after it.
+    /// Whether there is work within a launch or right after it.
     pub(crate) fn are_at(&self, launch: usize) -> bool {
         self.0.first().is_some_and(|work| work.at.0 == launch)
     }
 
-    /// Enqueues what is to be done up to a launch's node.
+    /// Enqueues the work up to a launch's node.
     pub(crate) fn enqueue<D: Ops>(
         &mut self,
         device: &D,

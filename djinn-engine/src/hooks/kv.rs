@@ -13,19 +13,19 @@ use djinn_srg::{Graph, KvPlace, NodeId, Op};
 use djinn_vmu::KvLayout;
 use std::ops::Range;
 
-/// What a step does with keys and values that are in the pages of an entry.
+/// An access of a step to keys and values in an entry's pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KvAccess<'a> {
-    /// The entry of the batch.
+    /// Index of the batch's entry.
     pub(crate) entry: usize,
     pub(crate) act: KvAct<'a>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KvAct<'a> {
-    /// Reads them once the step has written its own.
+    /// Reads them after the step has written its own.
     Read(&'a KvRange),
-    /// Writes them over before the step. The pages are the entry's alone.
+    /// Overwrites them before the step. The pages belong to the entry alone.
     Write(&'a KvWritten),
 }
 
@@ -39,14 +39,14 @@ pub(crate) struct LayerCache {
 }
 
 impl LayerCache {
-    /// That of a block, if there is one.
+    /// The part of a block, if the block exists.
     pub(crate) fn of(parts: &Parts, layer: u32) -> Option<Self> {
         let (writer, cache) = writer(&parts.graph, layer)?;
         let place = parts.plan.kv_places.place(cache);
         Some(LayerCache { writer, place, layout: *parts.data.layout() })
     }
 
-    /// Heads, and values of each.
+    /// Number of heads, and values per head.
     pub(crate) fn heads(&self) -> [u32; 2] {
         [self.place.kv_heads, self.place.head_dim]
     }
@@ -60,13 +60,13 @@ impl LayerCache {
         2 * u64::from(self.place.kv_heads) * u64::from(self.layout.page_tokens) * self.row_bytes()
     }
 
-    /// Places in a page table of the pages that hold some positions.
+    /// Indices in a page table of the pages that hold some positions.
     fn pages(&self, positions: &Range<u64>) -> Range<usize> {
         let page_tokens = u64::from(self.layout.page_tokens);
         (positions.start / page_tokens) as usize..positions.end.div_ceil(page_tokens) as usize
     }
 
-    /// Bytes that reading takes of the memory for hooks.
+    /// Bytes of hook memory that a read takes.
     pub(crate) fn staged_bytes(&self, positions: &Range<u64>) -> u64 {
         self.pages(positions).len() as u64 * self.page_bytes()
     }
@@ -77,7 +77,7 @@ impl LayerCache {
         parts.data.page(page).slice(first, self.page_bytes())
     }
 
-    /// Copies whole pages' parts to `staged`.
+    /// Copies whole parts of pages to `staged`.
     pub(super) fn read(
         &self,
         parts: &Parts,
@@ -92,7 +92,7 @@ impl LayerCache {
         }
     }
 
-    /// Copies what is written to the pages, head by head. It is put into `staged` in the order of the copies.
+    /// Copies new contents to the pages, head by head. They are put into `staged` in the order of the copies.
     pub(super) fn write<D: Device>(
         &self,
         device: &D,
@@ -130,7 +130,7 @@ impl LayerCache {
         device.write_host(staged, |host| host.copy_from_slice(&bytes));
     }
 
-    /// What whole pages' parts hold for some positions.
+    /// The values for some positions, from whole parts of pages.
     pub(super) fn values(&self, range: KvRange, bytes: &[u8]) -> KvValues {
         let ([kv_heads, head_dim], row) = (self.heads(), self.row_bytes() as usize);
         let page_tokens = u64::from(self.layout.page_tokens);

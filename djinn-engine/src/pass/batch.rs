@@ -1,11 +1,11 @@
-//! A step's batch: its entries, the order of their rows, and which rows are launched together.
+//! A step's batch: its entries, the order of their rows, and the rows of each launch.
 //!
-//! A session's tokens must not depend on its neighbours, nor on how many there are. Devices give that for launches of
-//! few rows ([`DeviceInfo::batch_invariant_rows`]); products of many rows choose their algorithm by the number of rows. So a step
-//! has two kinds of rows. Rows *alone*, single tokens and short prompts, come first, and products take them in pieces
-//! of up to `batch_invariant_rows`. *Chunks*, longer runs of a prompt, are launched one by one: a chunk's results depend on its
-//! own length, which is the session's business alone. Products that are batch-invariant for any number of rows take all
-//! rows at once ([`DeviceInfo::wide_products`]).
+//! A session's tokens must not depend on its neighbours, nor on their number. Devices ensure that for launches of few
+//! rows ([`DeviceInfo::batch_invariant_rows`]); products of many rows choose their algorithm by the number of rows. So
+//! a step has two kinds of rows. Single tokens and short runs come first; products take them in pieces of up to
+//! `batch_invariant_rows`. *Chunks*, longer runs of a prompt, are launched one by one: a chunk's results depend on its
+//! own length only. Products that are batch-invariant for any number of rows take all rows at once
+//! ([`DeviceInfo::wide_products`]).
 
 use super::choices::{Choices, put};
 use crate::parts::{Exchange, Parts};
@@ -17,7 +17,7 @@ use std::ops::Range;
 /// Runs of up to this many tokens are computed as batch-invariant rows, together with those of other sequences.
 pub const SHORT_RUN: usize = 32;
 
-/// Whose logits a step gives to the host.
+/// Which logits of an entry a step copies to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// None.
@@ -28,37 +28,37 @@ pub enum Wanted {
     All,
 }
 
-/// One session's share of a step.
+/// A session's share of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchEntry<'a> {
-    /// Its pages in order of position, with room for the tokens.
+    /// Its pages by position, with room for the tokens.
     pub pages: &'a [u32],
     /// Position of the first token.
     pub from: u64,
     /// Tokens, at least one.
     pub tokens: &'a [u32],
-    /// Its only token is the one that is chosen for this entry of the step under way, and `tokens` has any in its place.
+    /// Its only token is the one that the step under way chooses for this entry. `tokens` then has a placeholder.
     pub after: Option<usize>,
-    /// Which of the tokens are computed as chunks, ascending and apart; the rest is computed row by row.
+    /// Indices of the tokens that are computed as chunks, ascending and disjoint. The others are computed row by row.
     pub chunks: &'a [Range<usize>],
-    /// Whose logits are wanted on the host.
+    /// Which logits are wanted on the host.
     pub wanted: Wanted,
-    /// How the device chooses a token after the last one, if it does. Its logits stay there, unless they are wanted.
+    /// How the device chooses a token after the last one, if it does.
     pub choose: Option<Draw>,
-    /// What changes its logits for that: up to [`Sampling::MAX_BIASES`](crate::Sampling::MAX_BIASES) tokens more than the
-    /// context has. Its latest token is that of the entry which it comes [after](Self::after), and is not given here.
+    /// Changes of the logits for that choice: up to [`Sampling::MAX_BIASES`](crate::Sampling::MAX_BIASES) tokens more
+    /// than the context has. A token that is not known yet ([`after`](Self::after)) is left out.
     pub changes: Changes<'a>,
-    /// What to read and change on the way.
+    /// Reads and changes at hooks.
     pub interventions: &'a [Intervention],
 }
 
 impl BatchEntry<'_> {
-    /// How many of the last tokens have logits.
+    /// Number of last tokens that have logits.
     pub(crate) fn logit_rows(&self) -> u64 {
         self.wanted_rows().max(self.choose.is_some().into())
     }
 
-    /// How many of them give them to the host.
+    /// Number of those whose logits are copied to the host.
     fn wanted_rows(&self) -> u64 {
         match self.wanted {
             Wanted::Nothing => 0,
@@ -77,10 +77,10 @@ impl BatchEntry<'_> {
     }
 }
 
-/// The rows of a batch, after the entries' tokens were checked.
+/// The rows of a batch, after checks of the entries' tokens.
 ///
 /// # Errors
-/// An entry without tokens, a token outside the vocabulary.
+/// An entry without tokens, or a token outside the vocabulary.
 pub(crate) fn rows(batch: &[BatchEntry<'_>], vocab: u64) -> Result<Rows> {
     let mut rows = Rows { rows: 0, logit_rows: 0 };
     for entry in batch {
@@ -96,12 +96,12 @@ pub(crate) fn rows(batch: &[BatchEntry<'_>], vocab: u64) -> Result<Rows> {
     Ok(rows)
 }
 
-/// Which rows one launch takes. Other operations take all rows at once: they look at each row alone anyway.
+/// The rows of each launch. Operations that are not listed take all rows at once, since they treat each row alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RowRuns {
     /// Of products over the step's rows.
     pub(crate) products: Vec<Range<u32>>,
-    /// Of products over the rows whose logits are wanted.
+    /// Of products over the rows with wanted logits.
     pub(crate) logits: Vec<Range<u32>>,
     /// Whether wide products take all rows at once.
     pub(crate) wide: bool,
@@ -111,7 +111,7 @@ pub(crate) struct RowRuns {
     pub(crate) outputs: Outputs,
 }
 
-/// Rows of logits that are copied to the host, in order and apart.
+/// Rows of logits that are copied to the host, in order and disjoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outputs(pub(crate) Vec<Range<u32>>);
 
@@ -130,20 +130,20 @@ impl Outputs {
     }
 }
 
-/// What a pass reads beside its weights: a number for each row, and the launches.
+/// A pass's inputs: a number for each row, and the launches.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Layout {
     pub(crate) tokens: Vec<u32>,
     pub(crate) positions: Vec<u32>,
     /// The entry that each row belongs to.
     pub(crate) row_seq: Vec<u32>,
-    /// Rows that have logits, in order of the entries.
+    /// Rows with logits, in the order of the entries.
     pub(crate) wanted: Vec<u32>,
-    /// For each of them how a token is chosen from its logits; `None` where none is.
+    /// How tokens are chosen from these rows; `None` where none is.
     pub(crate) choices: Option<Choices>,
-    /// By entry: the row of logits from which its token is chosen, if it is.
+    /// By entry: the row of logits from which its token is chosen, if any.
     pub(crate) chosen: Vec<Option<u32>>,
-    /// By row: the word of the results of the step before that is its token; empty where the host knows the tokens.
+    /// By row: the index of its token in the results of the previous step. Empty if the host knows the tokens.
     pub(crate) sources: Vec<u32>,
     pub(crate) runs: RowRuns,
 }
@@ -168,7 +168,7 @@ impl Layout {
         let alone = layout.tokens.len() as u32;
         let mut runs =
             RowRuns { products: pieces(0..alone, info.batch_invariant_rows), ..RowRuns::default() };
-        // A sequence's rows may stand in line as a run of the device's; none is longer than this.
+        // Some devices need a sequence's rows in runs of at most this length.
         let most = info.batch_invariant_run;
         let run = if longest_alone as u64 > most.into() { most } else { u32::MAX };
         runs.attention = pieces(0..alone, run);
@@ -214,17 +214,17 @@ impl Layout {
             }
             self.chosen.push(entry.choose.map(|_| end as u32 - 1));
         }
-        // The step has no other sequence: the logits may be computed as a prefill chunk.
+        // A step with one sequence may compute the logits as a prefill chunk.
         let by_itself = matches!(batch, [entry] if entry.wanted == Wanted::All);
         let most = if by_itself { u32::MAX } else { info.batch_invariant_rows };
         self.runs.logits = pieces(0..self.wanted.len() as u32, most);
     }
 
-    /// Takes the tokens of `batch` from what the step under way chooses, by entry from the rows `chosen`.
+    /// Takes the tokens of `batch` from the choices of the step under way; `chosen` has their rows by entry.
     ///
     /// # Panics
-    /// If only some entries come [after](BatchEntry::after) one of that step, or one has other tokens, or nothing is
-    /// chosen for the one before.
+    /// If only some entries come [after](BatchEntry::after) one of that step, or one has other tokens, or the earlier
+    /// step chooses none for it.
     pub(crate) fn follow(&mut self, batch: &[BatchEntry<'_>], chosen: &[Option<u32>]) {
         let source = |entry: &BatchEntry<'_>| {
             let row = entry.after.and_then(|before| chosen[before]);
@@ -241,7 +241,7 @@ impl Layout {
         self.sources = self.row_seq.iter().map(|&entry| sources[entry as usize]).collect();
     }
 
-    /// Writes the step's inputs, and its batch's block table, to where its copies take them from.
+    /// Writes the step's inputs and the batch's block table to host memory, for their copies.
     pub(crate) fn write<D: Ops>(
         &self,
         device: &D,

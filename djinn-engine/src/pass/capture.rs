@@ -1,4 +1,4 @@
-//! How a pass is captured, the second time that it comes in one shape.
+//! Captures a pass when its shape occurs for the second time.
 
 use super::batch::RowRuns;
 use super::passes::Passes;
@@ -9,7 +9,7 @@ use crate::{Error, Result, Runtime};
 use djinn_device::Ops;
 
 impl Passes {
-    /// Captures a pass and replays it. Where there is no room for a capture, this pass and all later ones are enqueued.
+    /// Captures a pass and replays it. If there is no room for the capture, this pass and all later ones are enqueued.
     pub(super) fn capture<D: Ops>(
         &mut self,
         runtime: &Runtime<D>,

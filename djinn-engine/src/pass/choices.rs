@@ -1,5 +1,5 @@
-//! How the tokens of a step are chosen, as the device reads it: at the step's beginning, or later, where what is allowed
-//! depends on tokens of the step before.
+//! The sampling settings of a step, as the device reads them. They are written at the step's beginning, or later if
+//! they depend on tokens of the previous step.
 
 use crate::parts::{Exchange, Parts};
 use djinn_device::args::Choose;
@@ -11,11 +11,11 @@ use djinn_srg::Rows;
 pub(crate) enum Chooses {
     /// At the end of the step.
     Now,
-    /// The same, but how is said later, when the step before was finished.
+    /// At the end of the step, with settings that are written when the previous step has finished.
     Later,
 }
 
-/// By row of logits: how a token is chosen from it, if it is.
+/// By row of logits: how a token is chosen from it, if any.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Choices {
     draws: Vec<[u32; Draw::WORDS]>,
@@ -30,14 +30,14 @@ impl Choices {
         changes.put(&mut self.draws[row], &mut self.changes);
     }
 
-    /// A row's latest token is the word `source` of what the step before chose.
+    /// A row's latest token is at index `source` of the previous step's choices.
     pub(super) fn follow(&mut self, row: usize, source: u32) {
         if Draw::from_words(self.draws[row]).is_some_and(|draw| draw.penalises()) {
             Changes::put_latest(&mut self.draws[row], source);
         }
     }
 
-    /// Writes them to where the device reads them; the operation over the rows of a pass.
+    /// Writes the settings to host memory. Returns the operation over the rows of a pass.
     pub(super) fn write<D: Ops>(&self, device: &D, parts: &Parts, place: usize, rows: Rows) -> Choose {
         let Parts { graph, stack, exchanges, .. } = parts;
         let Exchange { draws, changes, drawn, .. } = exchanges[place];
@@ -61,12 +61,12 @@ impl Choices {
     }
 }
 
-/// Where results of the first `rows` rows are.
+/// The results of the first `rows` rows.
 fn drawn_rows(drawn: Span, rows: u64) -> Span {
     drawn.slice(0, rows * Drawn::WORDS as u64 * 4)
 }
 
-/// What was chosen from the first `rows` rows, where something was.
+/// The tokens chosen from the first `rows` rows.
 pub(super) fn read<D: Ops>(device: &D, drawn: Span, rows: u64) -> Vec<Drawn> {
     device.read_host(drawn_rows(drawn, rows), |bytes| {
         let (rows, _) = bytemuck::cast_slice::<u8, u32>(bytes).as_chunks::<{ Drawn::WORDS }>();

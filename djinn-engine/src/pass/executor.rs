@@ -26,12 +26,12 @@ pub(super) struct Executor<'a, D: Ops> {
     stack: &'a StackSegment,
     rows: Rows,
     runs: &'a RowRuns,
-    /// Marks the boundaries of launches, if they are wanted.
+    /// Records the boundaries of launches during a trace.
     trace: Option<&'a mut Recorder>,
 }
 
 impl<'a, D: Ops> Executor<'a, D> {
-    /// Over a step of `rows`; `trace` records an event at every boundary between launches.
+    /// For a step of `rows`. `trace` records an event at every boundary between launches.
     pub(super) fn new(
         runtime: &'a Runtime<D>,
         parts: &'a mut Parts,
@@ -45,8 +45,8 @@ impl<'a, D: Ops> Executor<'a, D> {
         Executor { device, compute, graph, program, places, text, data, stack, rows, runs, trace }
     }
 
-    /// Enqueues every launch. A step without wanted logits still uses every chunk, so that the stream
-    /// stays in step.
+    /// Enqueues every launch. A step without wanted logits still uses every chunk, so that the weight stream stays in
+    /// order.
     pub(super) fn pass(mut self, mut hooks: Pending<'_>) -> Result<()> {
         let Executor { device, compute, graph, program, .. } = self;
         self.mark(Mark::Begin)?;
@@ -90,7 +90,7 @@ impl<'a, D: Ops> Executor<'a, D> {
         }
     }
 
-    /// Runs two nodes at once.
+    /// Runs two fused nodes.
     fn launch_pair(&self, node: &Node, next: &Node, launch: &Launch, rows: u32) -> Result<()> {
         match (&node.op, &next.op) {
             (Op::Add, &Op::RmsNorm { eps }) => {
@@ -112,7 +112,7 @@ impl<'a, D: Ops> Executor<'a, D> {
         Ok(())
     }
 
-    /// Launches a node; only a product may read several tiles.
+    /// Launches a node. Only a product may read several tiles.
     fn launch(&self, node: &Node, launch: &Launch, rows: u32) -> Result<()> {
         let (device, stream) = (self.device, self.compute);
         let input = |i: usize| self.span(node.inputs[i]);
@@ -199,7 +199,7 @@ impl<'a, D: Ops> Executor<'a, D> {
         Ok(())
     }
 
-    /// A product, in the launches that keep sequences apart, and what follows it.
+    /// A product and the activation fused with it, in launches that keep sequences apart.
     fn linear(&self, node: &Node, launch: &Launch, act: Option<SiluMul>) -> Result<()> {
         let act = act.inspect(SiluMul::check);
         let tiles = &self.text.tiles()[launch.tiles.clone()];

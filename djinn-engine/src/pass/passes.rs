@@ -1,4 +1,4 @@
-//! What a model keeps of its passes. One is under way at a time, or two, where the second takes its tokens from the first.
+//! The state of a model's passes. One is under way, or two if the second takes its tokens from the first.
 
 use super::batch::{BatchEntry, Outputs, Wanted};
 use super::replay::Replays;
@@ -9,30 +9,30 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// A pass between its beginning and its end.
+/// A pass between its begin and its end.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     /// Which of the two exchanges it uses.
     pub(super) place: usize,
     pub(super) rows: Rows,
-    /// Whether it chooses tokens, and by entry from which row of logits.
+    /// If it chooses tokens: by entry, the row of logits.
     pub(super) chooses: bool,
-    /// It is still to be told how.
+    /// Whether its sampling settings are still to come.
     pub(super) waits: bool,
     pub(super) chosen: Vec<Option<u32>>,
     pub(super) outputs: Outputs,
-    /// When the host was done with enqueueing it.
+    /// When the host had enqueued it.
     pub(super) enqueued: Instant,
-    /// What it does at hooks.
+    /// Its work at hooks.
     pub(super) hooks: Bound,
 }
 
-/// The ends of a pass on the compute stream.
+/// Events at the two ends of a pass on the compute stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
-    /// Nothing of the pass was enqueued before.
+    /// Before the pass's first copy.
     pub(super) begin: Event,
-    /// Its results are on the host.
+    /// After its results are on the host.
     pub(super) done: Event,
 }
 
@@ -47,12 +47,12 @@ impl Ends {
 pub(crate) struct Passes {
     /// By exchange.
     pub(super) ends: [Ends; 2],
-    /// None where passes are not to be replayed.
+    /// `None` if passes are not replayed.
     pub(super) replays: Option<Replays>,
     pub(crate) replayed: u64,
     /// In order.
     pub(super) under_way: VecDeque<UnderWay>,
-    /// When the pass that was finished last ran, by the device's clock.
+    /// When the latest finished pass ran, by the device's clock.
     pub(super) latest: Option<Range<Duration>>,
 }
 
@@ -72,8 +72,8 @@ impl Passes {
     }
 
     /// # Panics
-    /// If a pass over `batch` cannot begin: one is under way, and the batch does not take its tokens from it alone and
-    /// leave all but tokens on the device, or two are.
+    /// If a pass over `batch` cannot begin: two are under way, or one is and the batch does not take all its tokens
+    /// from it, or wants more than tokens.
     pub(crate) fn expect_room(&self, batch: &[BatchEntry<'_>]) {
         let follows = |entry: &BatchEntry<'_>| {
             entry.after.is_some() && entry.wanted == Wanted::Nothing && entry.interventions.is_empty()
@@ -90,7 +90,7 @@ impl Passes {
         self.under_way.front().map_or(0, |pass| 1 - pass.place)
     }
 
-    /// Frees all captures, whose replays are done.
+    /// Frees all captures. Their replays are done.
     pub(crate) fn forget<D: Ops>(&mut self, device: &D) {
         if let Some(replays) = &mut self.replays {
             replays.free(device);

@@ -1,4 +1,4 @@
-//! How far steps are that were begun: asked, waited for, finished.
+//! Progress of steps that were begun: query, wait, finish.
 
 use super::choices::Choices;
 use crate::{Captured, Engine, Error, Result};
@@ -8,13 +8,13 @@ use std::ops::Range;
 use std::time::Duration;
 
 impl<D: Ops> Engine<D> {
-    /// Whether a step may begin while the one that was begun is under way, with the tokens that this one chooses. See
+    /// Whether a step may begin while one is under way, with the tokens that it chooses. See
     /// [`Options::ahead`](crate::Options::ahead).
     pub fn takes_next(&self) -> bool {
         self.ahead && self.trace.is_none()
     }
 
-    /// Whether the step that was begun first is over, so that finishing it waits for nothing.
+    /// Whether the oldest step under way is done, so that finishing it does not wait.
     ///
     /// # Errors
     /// A failure of the device.
@@ -24,7 +24,7 @@ impl<D: Ops> Engine<D> {
         self.stop_on(done.map_err(Error::from))
     }
 
-    /// Waits until the step that was begun first is over.
+    /// Waits for the oldest step under way.
     ///
     /// # Errors
     /// A failure of the device.
@@ -34,21 +34,20 @@ impl<D: Ops> Engine<D> {
         self.stop_on(done.map_err(Error::from))
     }
 
-    /// When the step that was finished last ran, since an origin of the device's own: from the copy of its inputs to the
-    /// choice of its tokens. `None` before the first.
+    /// When the latest finished step ran, by the device's clock: from the copy of its inputs to the choice of its
+    /// tokens. `None` before the first.
     pub fn latest_span(&self) -> Option<Range<Duration>> {
         self.passes.latest.clone()
     }
 
-    /// Waits for the step that was begun first, and reads the logits that are wanted where the device left them, f32
-    /// `[rows wanted, vocab]` row-major, the tokens that it chose, and what it read at hooks; all in the order of the
-    /// entries, and of their interventions.
+    /// Waits for the oldest step under way. Reads the wanted logits in place, f32 `[rows wanted, vocab]` row-major,
+    /// the chosen tokens and the captures, all in the order of the entries and their interventions.
     ///
     /// # Errors
     /// A failure of the device.
     ///
     /// # Panics
-    /// If none was begun.
+    /// If no step is under way.
     pub fn finish<T>(
         &mut self,
         read: impl FnOnce(&[f32], Vec<Drawn>, Vec<Captured>) -> T,
@@ -56,14 +55,14 @@ impl<D: Ops> Engine<D> {
         self.finish_with(|logits, drawn, back| read(logits, drawn, back.captured))
     }
 
-    /// Says how the tokens of the step under way are chosen that was begun to choose [later](super::choices::Chooses::Later): by entry,
-    /// nothing for those that choose none.
+    /// Gives the step under way its sampling settings, if it was begun to choose
+    /// [later](super::choices::Chooses::Later). By entry; `None` for those that choose no token.
     ///
     /// # Errors
     /// A failure of the device.
     ///
     /// # Panics
-    /// If no such step is the first under way, or an entry was not to choose.
+    /// If the oldest step under way is not such a step, or if an entry was not to choose a token.
     pub(crate) fn choose_later(&mut self, entries: &[Option<(Draw, Changes<'_>)>]) -> Result<()> {
         let Engine { runtime, parts, passes, .. } = self;
         let pass = passes.under_way.front_mut().filter(|pass| pass.waits);

@@ -1,10 +1,9 @@
-//! Decode passes that were captured once and are replayed.
+//! Decode passes that are captured once and replayed.
 //!
-//! What a pass enqueues depends on its numbers of rows, on where streaming stands when it begins, on what it does at
-//! hooks, and on which logits the host gets; tokens, positions, page tables and vectors lie in memory that it reads. So a pass that begins like an earlier one
-//! is replayed:
-//! the host makes one call for the whole model. Inputs and the choice of tokens are enqueued before and after it, since
-//! two passes may be under way, each with its own.
+//! The calls of a pass depend on its numbers of rows, the position of the weight stream, its work at hooks, and the
+//! logits for the host. Tokens, positions, page tables and vectors lie in memory that the pass reads. So a pass with
+//! the same key as an earlier one is replayed: the host makes one call for the whole model. Inputs and the choice of
+//! tokens are enqueued before and after it, since two passes may be under way, each with its own.
 
 use super::batch::Outputs;
 use crate::hooks::AtLaunch;
@@ -12,19 +11,19 @@ use djinn_device::{Capture, Device};
 use djinn_srg::Rows;
 use djinn_vmu::StreamPosition;
 
-/// The most captures kept; each takes some device memory beside the plan, which the device reserves.
+/// The most captures kept. Each takes some device memory, which the device has reserved.
 const MOST: usize = 8;
 
-/// A capture that was not replayed for this many passes may make room for another. Making one takes as long as several
-/// passes: a batch whose size changes all the time must not make one after the other.
+/// A capture that was not replayed for this many passes may be replaced. A capture costs as much as several passes, so
+/// a batch whose size changes all the time must not cause one after another.
 const IDLE_PASSES: u64 = 64;
 
-/// What a pass enqueues follows from this.
+/// Determines the calls of a pass.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Key {
     pub(crate) rows: Rows,
     pub(crate) position: StreamPosition,
-    /// What it reads and changes at hooks: from where to where, and by which numbers.
+    /// Work at hooks, with its addresses and numbers.
     pub(crate) hooks: Vec<AtLaunch>,
     pub(crate) outputs: Outputs,
 }
@@ -32,20 +31,20 @@ pub(crate) struct Key {
 /// What to do with a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// Enqueue it: it may never come again, and its kernels may not be loaded yet.
+    /// Enqueue it: its shape is new, and its kernels may not be loaded yet.
     Enqueue,
-    /// It came before: capture it, then replay it.
+    /// Capture it, then replay it.
     Capture,
-    /// Replay it; streaming then stands at the position.
+    /// Replay it. The weight stream is then at this position.
     Replay(Capture, StreamPosition),
 }
 
 /// The captures of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct Replays {
-    /// Passes that were enqueued once, the latest last.
+    /// Keys of passes that were enqueued once, the latest last.
     seen: Vec<Key>,
-    /// The latest used last, each with the pass that used it.
+    /// Captures, the latest used last.
     kept: Vec<Kept>,
     passes: u64,
 }
@@ -54,7 +53,7 @@ pub(crate) struct Replays {
 struct Kept {
     key: Key,
     capture: Capture,
-    /// Where streaming stands after it.
+    /// The position of the weight stream after it.
     end: StreamPosition,
     used: u64,
 }
@@ -83,8 +82,8 @@ impl Replays {
         Choice::Enqueue
     }
 
-    /// Keeps a capture, after which streaming stands at `end`. Gives the one that it takes the place of, to be
-    /// freed once its replays are done.
+    /// Keeps a capture after which the weight stream is at `end`. Returns the capture that it replaces, to be freed
+    /// once its replays are done.
     #[must_use]
     pub(crate) fn keep(&mut self, key: Key, capture: Capture, end: StreamPosition) -> Option<Capture> {
         let evicted = (self.kept.len() == MOST).then(|| self.kept.remove(0).capture);
@@ -92,7 +91,7 @@ impl Replays {
         evicted
     }
 
-    /// Frees all captures, whose replays are done.
+    /// Frees all captures. Their replays are done.
     pub(crate) fn free<D: Device>(&mut self, device: &D) {
         for kept in self.kept.drain(..) {
             device.free_capture(kept.capture);

@@ -3,27 +3,27 @@
 use crate::BadLogit;
 use std::fmt;
 
-/// Says which tokens may come next in a turn. The turn's sampler owns it, calls it on the service's thread between two
-/// steps, and tells it each token exactly once, also where the session is swapped or computed again. A call must end
-/// soon, whatever was generated: all sessions wait for it.
+/// Decides which tokens may come next in a turn. The turn's sampler owns it, calls it on the service's thread between
+/// two steps, and passes each token to it exactly once, even if the session is swapped or computed again. All sessions
+/// wait for a call, so it must return soon.
 pub trait Constraint: fmt::Debug + Send {
-    /// Adds the tokens that may come next to `allowed`, which is empty: at least one. A token that ends the turn is
-    /// among them where the text may end.
+    /// Adds at least one token that may come next to `allowed`, which is empty. If the text may end here, a token that
+    /// ends the turn is among them.
     ///
     /// # Errors
-    /// [`ConstraintError`] if the constraint cannot go on; the session ends.
+    /// [`ConstraintError`] if the constraint cannot continue. The session then ends.
     fn allow(&mut self, allowed: &mut TokenMask) -> Result<(), ConstraintError>;
 
-    /// Takes in the token that was chosen, which was allowed.
+    /// Records the chosen token, which was allowed.
     ///
     /// # Errors
     /// As [`allow`](Self::allow).
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError>;
 
-    /// Whether nothing may follow: the turn ends without a token that says so.
+    /// Whether nothing may follow. The turn then ends without a stop token.
     fn is_complete(&self) -> bool;
 
-    /// A copy in the same state, independent of this one.
+    /// An independent copy in the same state.
     fn boxed_clone(&self) -> Box<dyn Constraint>;
 }
 
@@ -33,7 +33,7 @@ impl Clone for Box<dyn Constraint> {
     }
 }
 
-/// Why a constraint cannot go on.
+/// Why a constraint cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the constraint on the output failed: {0}")]
 pub struct ConstraintError(
@@ -66,7 +66,7 @@ impl TokenMask {
         TokenMask { words: vec![0; vocab.div_ceil(32)], vocab }
     }
 
-    /// Tokens that the vocabulary has.
+    /// Size of the vocabulary.
     pub fn vocab(&self) -> usize {
         self.vocab
     }
@@ -74,13 +74,13 @@ impl TokenMask {
     /// Adds a token.
     ///
     /// # Panics
-    /// If the vocabulary lacks it.
+    /// If the token is outside the vocabulary.
     pub fn insert(&mut self, token: u32) {
         assert!((token as usize) < self.vocab, "token {token} is outside the vocabulary of {}", self.vocab);
         self.words[token as usize / 32] |= 1 << (token % 32);
     }
 
-    /// Adds the tokens of a set with the same layout. Those that the vocabulary lacks are left out.
+    /// Adds the tokens of a set with the same layout. Tokens outside the vocabulary are ignored.
     pub fn insert_words(&mut self, words: &[u32]) {
         for (own, more) in self.words.iter_mut().zip(words) {
             *own |= more;
@@ -90,17 +90,17 @@ impl TokenMask {
         }
     }
 
-    /// Whether the set has a token.
+    /// Whether a token is in the set.
     pub fn contains(&self, token: u32) -> bool {
         self.words.get(token as usize / 32).is_some_and(|word| word & (1 << (token % 32)) != 0)
     }
 
-    /// Whether the set has no token.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|&word| word == 0)
     }
 
-    /// Empties the set, and makes it one of `vocab` tokens.
+    /// Empties the set, and changes its vocabulary to `vocab` tokens.
     pub(super) fn reset(&mut self, vocab: usize) {
         self.vocab = vocab;
         self.words.clear();

@@ -1,17 +1,17 @@
-//! What a sampler leaves to others: the device that chooses from the logits, and the engine to which a session moves.
+//! The parts of a sampler for others: settings for the device, and state for an exported session.
 
 use super::{ConstraintError, Sampler, Sampling};
 use crate::Result;
 use djinn_device::{Changes, Draw};
 
 impl Sampler {
-    /// What a sampler of another engine needs to choose on as this one, beside the turn's tokens.
-    /// `None` where a constraint has a state of its own.
+    /// The state with which another engine continues the turn, beside its tokens. `None` if a constraint has state of
+    /// its own.
     pub(crate) fn state(&self) -> Option<Sampling> {
         self.constraint.is_none().then(|| self.sampling.clone())
     }
 
-    /// A sampler that has chosen `generated`.
+    /// A sampler that has chosen `generated` already.
     ///
     /// # Errors
     /// As [`Sampling::check`].
@@ -21,13 +21,13 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// Whether what is allowed next depends on all tokens before, so that it can be said only when these are known.
+    /// Whether the next tokens that are allowed depend on all tokens before.
     pub(crate) fn is_constrained(&self) -> bool {
         self.constraint.is_some()
     }
 
-    /// Takes in the tokens that are known, and asks the constraint what of `vocab` tokens may come next, once for each
-    /// token. Whether one can be chosen: if not, [`take`](Self::take) says why.
+    /// Records the known tokens, and asks the constraint once per token what of `vocab` tokens is allowed next.
+    /// Returns whether a token can be chosen; if not, [`take`](Self::take) returns the reason.
     pub(crate) fn prepare(&mut self, context: &[u32], vocab: usize) -> bool {
         self.penalised.take_in(&self.sampling, context);
         let Sampler { constraint, allowed, asked, .. } = self;
@@ -43,7 +43,7 @@ impl Sampler {
         asked.is_ok()
     }
 
-    /// How the token that follows a context of `tokens` tokens is chosen.
+    /// How to choose the token after a context of `tokens` tokens.
     pub(crate) fn draw(&self, tokens: u64) -> Draw {
         let &Sampling { temperature, top_k, top_p, min_p, seed, .. } = &self.sampling;
         let &Sampling { repetition_penalty, frequency_penalty, presence_penalty, .. } = &self.sampling;
@@ -62,7 +62,7 @@ impl Sampler {
         }
     }
 
-    /// What changes the logits before that, as far as tokens were [taken in](Self::prepare).
+    /// The changes of the logits before that choice, for the tokens that were [recorded](Self::prepare).
     pub(crate) fn changes(&self) -> Changes<'_> {
         let allowed = self.asked.as_ref().map(|_| self.allowed.words());
         Changes { tokens: self.penalised.words(), allowed, latest: None }

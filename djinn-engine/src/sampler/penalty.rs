@@ -1,22 +1,22 @@
-//! The tokens whose logits a turn changes: those with biases, and those that its sequence has.
+//! The tokens whose logits a turn changes: those with biases, and those in its sequence.
 
 use super::Sampling;
 use djinn_device::Change;
 use std::collections::HashMap;
 
-/// Knows the distinct tokens of a growing sequence, and how often each was generated.
+/// The distinct tokens of a growing sequence, and how often each was generated.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Penalised {
     /// [`Change::words`], each token once.
     words: Vec<[u32; Change::WORDS]>,
-    /// Where tokens are in `words`.
+    /// Index of each token in `words`.
     places: HashMap<u32, usize>,
-    /// Tokens of the sequence that were taken in.
+    /// Number of the sequence's tokens that were recorded.
     taken: usize,
 }
 
 impl Penalised {
-    /// Knows the biases alone.
+    /// Has the biases only.
     pub(super) fn new(sampling: &Sampling) -> Self {
         let mut own = Penalised::default();
         for (&token, &bias) in &sampling.logit_bias {
@@ -30,7 +30,7 @@ impl Penalised {
         &self.words
     }
 
-    /// Takes in a context, which begins with that of the call before, where it matters.
+    /// Records a context, which begins with that of the previous call, if penalties need it.
     pub(super) fn take_in(&mut self, sampling: &Sampling, context: &[u32]) {
         if sampling.repetition_penalty != 1.0 {
             for &token in &context[self.taken..] {
@@ -40,7 +40,7 @@ impl Penalised {
         }
     }
 
-    /// Counts a generated token, where that matters.
+    /// Counts a generated token, if penalties need it.
     pub(super) fn took(&mut self, sampling: &Sampling, token: u32) {
         if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
             self.change(token, |change| change.count += 1);

@@ -1,26 +1,26 @@
-//! How tokens are chosen: a turn's fields, and what they may say.
+//! Sampling settings and their checks.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How tokens are chosen. A turn's [`Constraint`](crate::Constraint) rules tokens out first. Then the fields apply in the order of vLLM:
-/// biases, repetition penalty, frequency and presence penalty, temperature, top-k, top-p, min-p.
+/// Sampling settings of a turn. Its [`Constraint`](crate::Constraint) rules tokens out first. Then the fields apply in
+/// vLLM's order: biases, repetition penalty, frequency and presence penalty, temperature, top-k, top-p, min-p.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// Added to the logits of single tokens, also where decoding is greedy (OpenAI's `logit_bias`); -100 to 100 for
-    /// up to [`MAX_BIASES`](Self::MAX_BIASES) tokens.
+    /// Added to the logits of single tokens, also in greedy decoding (OpenAI's `logit_bias`): -100 to 100 for up to
+    /// [`MAX_BIASES`](Self::MAX_BIASES) tokens.
     pub logit_bias: BTreeMap<u32, f32>,
-    /// Divides the positive logits of tokens that the context has, and multiplies the negative ones (Keskar et al.
-    /// 2019), also where decoding is greedy; 1 changes nothing.
+    /// Divides the positive logits of tokens in the context and multiplies the negative ones, also in greedy decoding
+    /// (Keskar et al. 2019). 1 changes nothing.
     pub repetition_penalty: f32,
-    /// Subtracted from a token's logit once for each time that the turn generated it (OpenAI's definition; as in
-    /// vLLM, prompts do not count); -2 to 2, 0 changes nothing.
+    /// Subtracted from a token's logit once for each time that the turn generated it (OpenAI's definition; prompts do
+    /// not count, as in vLLM). -2 to 2; 0 changes nothing.
     pub frequency_penalty: f32,
-    /// Subtracted once from the logits of tokens that the turn generated (OpenAI's definition); -2 to 2, 0 changes
+    /// Subtracted once from the logits of tokens that the turn generated (OpenAI's definition). -2 to 2; 0 changes
     /// nothing.
     pub presence_penalty: f32,
-    /// Divides the logits; 0 always takes the best token (greedy).
+    /// Divides the logits. 0 always takes the best token (greedy).
     pub temperature: f32,
     /// Keeps the best `top_k` tokens; 0 keeps all.
     pub top_k: u32,
@@ -29,7 +29,7 @@ pub struct Sampling {
     pub top_p: f32,
     /// Keeps tokens with at least `min_p` times the probability of the best one (Nguyen et al. 2024); 0 keeps all.
     pub min_p: f32,
-    /// Same seed, same logits at the same positions: same tokens.
+    /// Seed of the random numbers. The same seed and the same logits at the same positions give the same tokens.
     pub seed: u64,
 }
 
@@ -51,15 +51,15 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// The most tokens that may have a bias: each costs time at every step.
+    /// The most tokens with a bias. Each costs time at every step.
     pub const MAX_BIASES: usize = 1024;
 
-    /// Refuses values that mean nothing.
+    /// Refuses invalid values.
     ///
     /// # Errors
     /// [`Error::Sampling`] names the field: a temperature below 0, a repetition penalty of 0 or less, a probability
-    /// outside 0 to 1, another penalty outside -2 to 2, a bias outside -100 to 100, too many of them, or any that is
-    /// not finite.
+    /// outside 0 to 1, another penalty outside -2 to 2, a bias outside -100 to 100, too many biases, or a value that
+    /// is not finite.
     pub fn check(&self) -> Result<()> {
         let between = |value: f32, most: f32| (-most..=most).contains(&value);
         let fields = [

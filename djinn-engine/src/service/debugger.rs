@@ -1,4 +1,4 @@
-//! Debugging sessions of a service: what clients ask, and what becomes of sessions that stop.
+//! Debugger requests of clients, and sessions that stop.
 
 use super::{Happening, Service};
 use crate::debug::{
@@ -15,11 +15,11 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// What waits for sessions to stop, and to go on.
+/// Waiting clients, and the times at which stops end.
 #[derive(Default)]
 pub(super) struct Stops {
     waiting: BTreeMap<SessionId, Vec<PauseAnswer>>,
-    /// When stopped sessions go on or end by themselves.
+    /// When stopped sessions go on or end without a client.
     ends: BTreeMap<SessionId, (Instant, AtTtl)>,
 }
 
@@ -30,18 +30,18 @@ impl fmt::Debug for Stops {
 }
 
 impl<D: Ops> Service<D> {
-    /// Takes in which sessions stopped in a step, at breakpoints or after a look.
+    /// Handles sessions that stopped in a step, at breakpoints or after a look.
     pub(super) fn note_stops(&mut self, stopped: &[SessionId], happened: &mut Vec<(SessionId, Happening)>) {
         for &id in stopped.iter().filter(|&&id| self.is_open(id)).collect::<Vec<_>>() {
             self.tell_rewrites(id);
             let Ok(record) = self.batcher.record_mut(id) else { continue };
-            // There is more to look at, or it was let go on during a look.
+            // There is another look to do, or the session went on during a look.
             if record.is_looking() || record.paused_at().is_none() {
                 self.let_go(id);
                 continue;
             }
             if let Some(until) = record.take_then() {
-                // It is stopped, and can go on.
+                // It is stopped, so it can go on.
                 let _ = self.resume_until(id, until);
                 continue;
             }
@@ -57,7 +57,7 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Tells the scheduler which keys and values of a session are written over from now on.
+    /// Tells the scheduler about a session's new changes of keys and values.
     fn tell_rewrites(&mut self, id: SessionId) {
         let rewrites = self.batcher.record_mut(id).map_or_else(|_| Vec::new(), Record::take_rewrites);
         for rewrite in rewrites {
@@ -65,7 +65,8 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Lets go on, or ends, what was stopped for too long, and forgets what is gone. What happened, if anything was done.
+    /// Resumes or ends sessions whose stop has timed out, and forgets those that are gone. Returns what happened, or
+    /// `None` if there was nothing to do.
     pub(super) fn end_stops(&mut self) -> Option<Vec<(SessionId, Happening)>> {
         if self.stops.ends.is_empty() && self.stops.waiting.is_empty() {
             return None;
@@ -93,20 +94,20 @@ impl<D: Ops> Service<D> {
         any.then_some(happened)
     }
 
-    /// How long until a stopped session goes on or ends by itself.
+    /// The time until the next stop times out.
     pub(super) fn next_end_of_a_stop(&self) -> Option<Duration> {
         let end = self.stops.ends.values().map(|(end, _)| *end).min()?;
         Some(end.saturating_duration_since(Instant::now()))
     }
 
-    /// A session goes on that was stopped: to where, says its record.
+    /// Resumes a stopped session, to where its record says.
     pub(super) fn let_go(&mut self, id: SessionId) {
         let now = self.now();
-        // It may be held by its user as well, and goes on with both.
+        // If its client holds it as well, it goes on when that ends, too.
         let _ = self.core.scheduler_mut().event(id, SessionEvent::Resume, now);
     }
 
-    /// What a session was told by other ways than a debugger's: it is let go on, or its turn ends.
+    /// Ends a session's stop without a debugger's request: it goes on, or its turn ends.
     pub(super) fn leave_stop(&mut self, id: SessionId) -> bool {
         let record = self.batcher.record(id).ok().flatten();
         if record.is_none_or(|record| record.paused_at().is_none()) {
@@ -125,7 +126,7 @@ impl<D: Ops> Service<D> {
         record.and_then(Record::paused_at).ok_or(Error::NotPaused { session: id.0 })
     }
 
-    /// Whether there is memory for what a session is to do at hooks beside what it does.
+    /// Checks the hook memory for a session with `more` work at hooks.
     fn check_room(&self, id: SessionId, more: Demand) -> Result<()> {
         let record = self.batcher.record(id)?;
         let own = record.map_or_else(Demand::default, |record| self.batcher.demand(record));
@@ -136,13 +137,13 @@ impl<D: Ops> Service<D> {
         self.batcher.demand(&Record::new(setup, true))
     }
 
-    /// Names what others may share of a session, after it became its own.
+    /// Names the shareable pages of a session again, after some became private.
     fn name_pages_anew(&mut self, id: SessionId) {
         let names = self.batcher.page_names(id);
         self.core.scheduler_mut().name_pages(id, names);
     }
 
-    /// Checks what a session is to begin with.
+    /// Checks the breakpoints and steering of a new session.
     pub(super) fn check_setup(&self, setup: &DebugSetup) -> Result<()> {
         let DebugSetup { breakpoints, steering } = setup;
         breakpoints.iter().try_for_each(|breakpoint| self.check_breakpoint(breakpoint))?;
@@ -156,7 +157,7 @@ impl<D: Ops> Service<D> {
         self.check_hook(&breakpoint.hook)
     }
 
-    /// Whether a layer's cache has some positions, all before `end`.
+    /// Checks that a layer's cache has these positions, all before `end`.
     fn check_cache(&self, range: &KvRange, end: u64) -> Result<LayerCache> {
         let hook = format!("blocks.{}", range.layer);
         let cache = self.batcher.layer_cache(range.layer).ok_or_else(|| Error::UnknownHook(hook.clone()))?;
@@ -170,7 +171,7 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Whether a hook is one of this model's.
+    /// Checks that a hook belongs to this model.
     fn check_hook(&self, hook: &Hook) -> Result<()> {
         match self.engine().graph().hook(&hook.name) {
             Some(own) if own == hook => Ok(()),
@@ -179,7 +180,7 @@ impl<D: Ops> Service<D> {
     }
 }
 
-/// Checks a change of some tokens by itself.
+/// Checks a change of `tokens` tokens on its own.
 fn check_edit(hook: &Hook, tokens: usize, edit: &Edit) -> Result<()> {
     let all = std::iter::once(0..tokens).collect();
     Intervention { hook: hook.clone(), tokens: all, act: Act::Edit(edit.clone()) }.check(tokens)
@@ -293,7 +294,7 @@ impl<D: Ops> Debugger for Service<D> {
             self.stopped(id).map(|at| (at.positions.start, at.tokens.len())).and_then(|(end, rows)| {
                 let [heads, values] = self.check_cache(&edit.range, end)?.heads();
                 edit.check((heads * values) as usize)?;
-                // It is read first, and written over from then on.
+                // Its present values are read first.
                 let look = Look { caches: vec![edit.range.clone()], ..Look::default() };
                 self.check_room(id, self.batcher.demand_of_look(&look, rows as u64))
             });

@@ -1,4 +1,4 @@
-//! One conversation at a time: a session of the service, driven until its turn is over.
+//! One conversation at a time: a session of the service, driven until its turn ends.
 
 use super::{Generated, Happening, Opening, Progress, Request, Service, Stats};
 use crate::{Error, Finish, Result, Turn};
@@ -7,16 +7,16 @@ use djinn_scheduler::{SessionEvent, SessionId};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// What generates one turn at a time, on any device.
+/// Generates one turn at a time, on any device.
 pub trait Generate {
-    /// Generates after `request.prompt`, as the next turn of `session`, or of a new one that is put there. A session
-    /// whose tokens are not the beginning of the prompt is [rolled back](Service::rollback) to where they are. `on_progress`
-    /// gets every token as it is chosen, is told of every prefill chunk before it is computed, and may end the work.
-    /// Happenings of other sessions meanwhile are lost.
+    /// Generates after `request.prompt`, as the next turn of `session`, or of a new session that is stored there. A
+    /// session with other tokens than the prompt's is [rolled back](Service::rollback) to their common beginning.
+    /// `on_progress` gets every token and, in advance, every prefill chunk, and may cancel. Events of other sessions
+    /// are dropped.
     ///
     /// # Errors
     /// As [`Service::open`] and [`Service::turn`], [`Error::ContextFull`], [`Error::Logits`], or a failure of the
-    /// device. A session that is gone by it is taken away.
+    /// device. If the session is gone, `session` becomes `None`.
     fn generate(
         &mut self,
         session: &mut Option<SessionId>,
@@ -57,7 +57,7 @@ impl<D: Ops> Service<D> {
         (id, stats.reused_tokens) = self.begin(session, request)?;
         let total = request.prompt.len() - stats.reused_tokens;
         self.batcher.take_streamed();
-        // The prefill chunk that was announced last.
+        // The latest announced prefill chunk.
         let mut announced = None;
         loop {
             let done = self.held(id).saturating_sub(stats.reused_tokens);
@@ -102,7 +102,7 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Gives the session its next turn, or opens it; how many tokens need not be computed.
+    /// Gives the session its next turn, or opens it. Returns how many tokens need not be computed.
     fn begin(&mut self, session: &mut Option<SessionId>, request: &Request) -> Result<(SessionId, usize)> {
         let Request { prompt, max_tokens, sampling, stop_tokens } = request;
         let (tokens, context) = (prompt.len() as u64, self.batcher.engine().context());
@@ -111,7 +111,7 @@ impl<D: Ops> Service<D> {
         }
         let turn = Turn {
             tokens: prompt.clone(),
-            // The last token needs no room, since nothing is computed after it.
+            // Nothing is computed after the last token, so it needs no room.
             max_tokens: (*max_tokens as u64).min(context - tokens + 1),
             sampling: sampling.clone(),
             stop_tokens: stop_tokens.clone(),
@@ -127,23 +127,23 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Ends the turn of a session that is in no step that counts once it has ended.
+    /// Ends the turn of a session that is in no step, or in one that will not count.
     ///
     /// # Errors
-    /// A session that is gone.
+    /// An unknown session.
     pub fn end_turn(&mut self, id: SessionId) -> Result<()> {
         self.event(id, SessionEvent::EndTurn)?;
-        // The caller knows.
+        // The caller knows already.
         self.ended.remove(&id);
         Ok(())
     }
 
-    /// Tokens of a session whose keys and values exist.
+    /// Number of a session's tokens with keys and values.
     fn held(&self, id: SessionId) -> usize {
         self.state().session(id).map_or(0, |session| session.context as usize)
     }
 
-    /// Goes on until a step has ended; what happened to the session in it.
+    /// Continues until a step has ended. Returns what happened to the session in it.
     fn await_happening(&mut self, id: SessionId) -> Result<Option<Happening>> {
         let before = self.held(id);
         loop {
@@ -154,10 +154,11 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Does one part of what can be done now, or waits a moment for what is under way; what happened to which session.
+    /// Does one part of the work that is possible now, or waits for work under way. Returns what happened to which
+    /// session.
     ///
     /// # Errors
-    /// As [`advance`](Self::advance), or [`Error::Stopped`] where nothing can happen any more unless a client asks for it.
+    /// As [`advance`](Self::advance), or [`Error::Stopped`] if nothing can happen without a client's request.
     pub fn go_on(&mut self) -> Result<Vec<(SessionId, Happening)>> {
         match self.pump()? {
             Some(happened) => Ok(happened),
@@ -165,9 +166,9 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Waits for what is under way: for a step on the device, for all else by the clock.
+    /// Waits for work under way: for a step on the device, for all else by the clock.
     fn wait(&mut self) -> Result<()> {
-        /// Between two looks at copies.
+        /// The time between two polls of copies.
         const MOMENT: Duration = Duration::from_micros(50);
         match self.idle_for() {
             Some(Duration::ZERO) if self.state().step().is_some() => self.batcher.wait(),

@@ -1,4 +1,4 @@
-//! How a service begins and ends.
+//! Creates and ends a service.
 
 use super::Service;
 use super::debugger::Stops;
@@ -16,7 +16,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 impl<D: Ops> Service<D> {
-    /// A service without sessions. `make` gives a scheduler for what the engine has room for.
+    /// A service without sessions. `make` creates a scheduler for the engine's capacity.
     ///
     /// # Errors
     /// Those of [`Batcher::new`] and of `make`.
@@ -41,12 +41,12 @@ impl<D: Ops> Service<D> {
         })
     }
 
-    /// A service for one conversation at a time, with nothing to weigh: others that wait give their pages up.
+    /// A service for one conversation at a time. Waiting sessions give their pages up.
     ///
     /// # Errors
     /// Those of [`Batcher::new`](crate::Batcher::new).
     pub fn single(engine: Engine<D>) -> Result<Self> {
-        // Nothing is decided by these rates: there is no choice.
+        // With one session there is no choice, so the rates decide nothing.
         let cost = CostModel {
             page_bytes: engine.plan().kv.page_bytes(),
             out_bytes_per_s: 1e9,
@@ -65,13 +65,13 @@ impl<D: Ops> Service<D> {
         Service::new(engine, |capacity| Scheduler::new(capacity, parts))
     }
 
-    /// Whether something is under way on the device, or wants to be: the model must not leave it.
+    /// Whether work is under way on the device or about to be, so that the model must not leave it.
     pub fn is_busy(&self) -> bool {
         let under_way = self.batcher.is_stepping() || self.batcher.is_copying();
         self.wants_device() || under_way || self.transfers.holds_pages()
     }
 
-    /// Whether a session would compute, or a client waits for something that takes the device.
+    /// Whether a session can compute, or a client waits for work on the device.
     pub fn wants_device(&self) -> bool {
         let due = self.next_end_of_a_stop().is_some_and(|left| left.is_zero());
         let asked = !self.asked.is_empty();
@@ -80,19 +80,18 @@ impl<D: Ops> Service<D> {
             || self.state().sessions().any(|session| session.is_ready())
     }
 
-    /// From now on sessions are numbered after those of `before`, which the clients of both know.
+    /// Numbers new sessions after those of an earlier service with the same clients.
     pub(super) fn number_after(&mut self, before: u64) {
         self.sessions = self.sessions.max(before);
     }
 
-    /// The number of the session that was opened last.
+    /// The number of the latest session.
     pub(super) fn last_number(&self) -> u64 {
         self.sessions
     }
 
-    /// The model leaves the device to others: its sessions go to host memory where there is room for them, and are computed
-    /// again where there is none. Sessions stay, and clients may open more; call [`restore`](Self::restore) before anything
-    /// is to be computed.
+    /// Prepares for the model to leave the device. Sessions go to host memory if there is room, and are computed again
+    /// otherwise. They stay open, and clients may open more. Call [`restore`](Self::restore) before any computation.
     ///
     /// # Errors
     /// A failure of the device.
@@ -112,10 +111,10 @@ impl<D: Ops> Service<D> {
         Ok(())
     }
 
-    /// The model comes back: see [`Engine::restore`].
+    /// Brings the model back: see [`Engine::restore`].
     ///
     /// # Errors
-    /// As there; the model stays away then.
+    /// As there. The model then stays away.
     ///
     /// # Panics
     /// If the model is on the device.
@@ -127,12 +126,12 @@ impl<D: Ops> Service<D> {
         self.batcher.engine_mut().restore(source, progress)
     }
 
-    /// Gives the copies of resident weights in host memory up: see [`Engine::drop_copies`].
+    /// See [`Engine::drop_copies`].
     pub fn drop_copies(&mut self) -> u64 {
         self.batcher.engine_mut().drop_copies()
     }
 
-    /// Drops all sessions and gives the engine back.
+    /// Drops all sessions and returns the engine.
     ///
     /// # Errors
     /// A failure of the device.

@@ -1,4 +1,4 @@
-//! Logits that no session asks for: computed between two steps of a service.
+//! Logits of given tokens, computed between two steps of a service.
 
 use super::{Answer, Service};
 use crate::Result;
@@ -18,7 +18,7 @@ impl std::fmt::Debug for AskedLogits {
 }
 
 impl<D: Ops> Service<D> {
-    /// Logits of every position of `tokens`, f32 `[tokens, vocab]` row-major, in pages that no session holds.
+    /// Logits of every position of `tokens`, f32 `[tokens, vocab]` row-major, computed in free pages.
     ///
     /// # Errors
     /// As [`Engine::logits`](crate::Engine::logits).
@@ -29,12 +29,12 @@ impl<D: Ops> Service<D> {
         self.batcher.logits(self.core.scheduler_mut().pages_mut(), tokens)
     }
 
-    /// When logits are to be computed that were asked for.
+    /// The time until requested logits can be computed.
     pub(super) fn asked_in(&self) -> Option<Duration> {
         (!self.asked.is_empty()).then_some(Duration::ZERO)
     }
 
-    /// Computes what was asked for first, where no step is under way; else no step is enqueued ahead until then.
+    /// Computes the oldest request for logits if no step is under way. Otherwise no step is enqueued ahead until then.
     pub(super) fn logits_between_steps(&mut self) {
         if self.asked.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! A session to open, and what is told of it.
+//! Requests to open a session, and events of sessions.
 
 use crate::debug::{DebugSetup, PausedAt};
 use crate::{Error, Finish, NoToken, Origin, TokenLogprobs, Turn};
@@ -9,47 +9,48 @@ use djinn_scheduler::{Refusal, SessionId};
 pub struct Opening {
     /// The first turn.
     pub turn: Turn,
-    /// Lower goes first.
+    /// Lower values go first.
     pub priority: i32,
-    /// The most tokens that the session may ever have; the engine's context if not given.
+    /// The most tokens that the session may ever have. `None`: the engine's context.
     pub limit: Option<u64>,
-    /// Whom it shares with.
+    /// The keys and values that it may share.
     pub origin: Origin,
-    /// Without its [listener](crate::Listener), the session ends its turn and waits for another one; else it ends.
+    /// What happens without its [listener](crate::Listener): if true, the session ends its turn and waits for another
+    /// one; if false, it ends.
     pub outlives_listener: bool,
-    /// Breakpoints and steering that it begins with.
+    /// The breakpoints and steering of the new session.
     pub debug: DebugSetup,
 }
 
-/// What happened to a session.
+/// An event of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Happening {
-    /// A token was generated; with the turn's last one, why the turn ended.
+    /// A token was generated.
     Token {
         /// The token.
         token: u32,
-        /// Set with the last.
+        /// Why the turn ended; set with its last token.
         finish: Option<Finish>,
         /// Set if the turn asks for them.
         logprobs: Option<Box<TokenLogprobs>>,
-        /// Set with the first: tokens of the prompt that were not computed, since their keys and values existed.
+        /// Set with the first token: tokens of the prompt whose keys and values existed already.
         reused: Option<u64>,
     },
     /// The session was refused, and is gone.
     Refused(Refusal),
     /// No token can be chosen after the session's context; the session is gone.
     Failed(NoToken),
-    /// [`EndTurn`](djinn_scheduler::SessionEvent::EndTurn) ended the turn: no more tokens come of it, and the session
-    /// takes its next turn.
+    /// [`EndTurn`](djinn_scheduler::SessionEvent::EndTurn) ended the turn. The session has no more tokens in it, and
+    /// accepts its next turn.
     TurnEnded,
-    /// The session is stopped at a breakpoint, and its turn goes on when it does.
+    /// The session is stopped at a breakpoint. Its turn continues when the session does.
     Paused(Box<PausedAt>),
-    /// The session was stopped at a breakpoint for too long, and is gone.
+    /// The session was stopped at a breakpoint for its whole time to live, and is gone.
     Expired,
 }
 
 impl Happening {
-    /// Why a session is gone.
+    /// The error for a session that is gone.
     pub(super) fn into_error(self, session: SessionId) -> Error {
         match self {
             Happening::Refused(why) => djinn_scheduler::Error::Refused { session, why }.into(),

@@ -1,26 +1,26 @@
-//! What a generation is asked, tells on its way, and gives.
+//! A generation's request, progress and result.
 
 use crate::{Finish, Sampling};
 use djinn_vmu::PassStats;
 use std::time::Duration;
 
-/// What to generate.
+/// A request to generate.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
-    /// The whole conversation so far. What the session already holds of it is not computed again.
+    /// The whole conversation so far. Tokens that the session already has are not computed again.
     pub prompt: Vec<u32>,
     /// Tokens to generate at most.
     pub max_tokens: usize,
-    /// How tokens are chosen.
+    /// Sampling settings.
     pub sampling: Sampling,
-    /// Tokens that end the text; the one that was met is the last of the result.
+    /// Tokens that end the text. The one that occurs is the last of the result.
     pub stop_tokens: Vec<u32>,
 }
 
-/// How far a generation is.
+/// Progress of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// A prefill chunk comes next: of the `total` tokens to compute, `done` are computed.
+    /// The next work is a prefill chunk; `done` of `total` tokens are computed.
     Prefill {
         /// Computed tokens.
         done: usize,
@@ -36,7 +36,7 @@ pub enum Progress {
 pub struct Stats {
     /// Tokens that were prefilled.
     pub prompt_tokens: usize,
-    /// Prompt tokens whose KV the session already held.
+    /// Prompt tokens with keys and values from before.
     pub reused_tokens: usize,
     /// From the request to the first token.
     pub ttft: Duration,

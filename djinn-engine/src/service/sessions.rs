@@ -1,4 +1,4 @@
-//! What clients do with sessions: open them, give them turns and hints, end them.
+//! Clients' requests: open sessions, give them turns and hints, end them.
 
 use super::{Opening, Service};
 use crate::{Error, Origin, Result, Turn};
@@ -7,7 +7,7 @@ use djinn_scheduler::{Arrival, SessionEvent, SessionId, SessionReport, Signal, S
 use djinn_vmu::Transfer;
 
 impl<D: Ops> Service<D> {
-    /// Goes on until the session is in no step: its turn may have ended before the step that it was in by then.
+    /// Continues until the session is in no step. Its turn may end before its step does.
     pub(super) fn end_steps(&mut self, session: Option<SessionId>) -> Result<()> {
         let computes = |service: &Self, id| service.state().session(id).is_some_and(|s| s.in_step > 0);
         while session.is_some_and(|id| computes(self, id)) {
@@ -19,7 +19,7 @@ impl<D: Ops> Service<D> {
     /// Opens a session.
     ///
     /// # Errors
-    /// Bad tokens or sampling, a turn that exceeds the limit, a machine that is full: [`djinn_scheduler::Error::Refused`].
+    /// Bad tokens or sampling, a turn that exceeds the limit, or a full machine: [`djinn_scheduler::Error::Refused`].
     pub fn open(&mut self, opening: Opening) -> Result<SessionId> {
         let Opening { turn, priority, limit, mut origin, debug, .. } = opening;
         let forked = match &origin {
@@ -55,10 +55,10 @@ impl<D: Ops> Service<D> {
     /// Begins a session's next turn.
     ///
     /// # Errors
-    /// Bad tokens or sampling, a session that is gone or still busy, a turn that exceeds its limit.
+    /// Bad tokens or sampling, a session that is unknown or busy, or a turn that exceeds its limit.
     pub fn turn(&mut self, id: SessionId, turn: Turn) -> Result<()> {
         self.batcher.check(&turn)?;
-        // What the scheduler does not know of: the new tokens, and one that was chosen but not computed.
+        // The scheduler does not count the new tokens, nor one that was chosen but not computed.
         let tokens = self.batcher.tokens(id).map_or(0, <[u32]>::len) + turn.tokens.len();
         let known = self.state().session(id).map_or(0, |session| session.context + session.prompt);
         let prompt = (tokens as u64).saturating_sub(known);
@@ -70,34 +70,34 @@ impl<D: Ops> Service<D> {
         Ok(())
     }
 
-    /// Begins a session's next turn, whose tokens are the whole conversation: the session is
-    /// [rolled back](Self::rollback) to where they are the same as its own. How many of them need not be computed.
+    /// Begins a session's next turn. Its tokens are the whole conversation: the session is [rolled
+    /// back](Self::rollback) to the common beginning. Returns how many tokens need not be computed.
     ///
     /// # Errors
     /// As [`turn`](Self::turn).
     pub fn prompt(&mut self, id: SessionId, mut turn: Turn) -> Result<u64> {
         self.batcher.check(&turn)?;
         let known = self.batcher.tokens(id).ok_or(Error::NoSession { session: id.0 })?;
-        // The last token is always computed: the logits after it are wanted.
+        // The last token is always computed, since its logits are wanted.
         let old = &turn.tokens[..turn.tokens.len() - 1];
         let same = known.iter().zip(old).take_while(|(a, b)| a == b).count();
         let kept = if same < known.len() { self.rollback(id, same as u64)? as usize } else { same };
         turn.tokens.drain(..kept);
         self.turn(id, turn)?;
-        // Nobody waits for the end of the turn before.
+        // Drop the end of the previous turn.
         self.ended.remove(&id);
         Ok(self.state().session(id).map_or(0, |session| session.context))
     }
 
-    /// A session that has all tokens of another one, and waits for a turn of its own. It begins with the pages that the
-    /// other one has on the device; they are copied before either writes to them. What is elsewhere is computed again.
+    /// Opens a session with all tokens of another one, which waits for its first turn. It shares the pages on the
+    /// device; they are copied before either session writes to them. Pages elsewhere are computed again.
     ///
     /// # Errors
-    /// A session that is gone, or whose context is full; a machine that is full.
+    /// A session that is unknown or has a full context, or a full machine.
     pub fn fork(&mut self, parent: SessionId) -> Result<SessionId> {
         let tokens = self.batcher.tokens(parent).ok_or(Error::NoSession { session: parent.0 })?;
         let (count, last) = (tokens.len() as u64, tokens.last().copied().ok_or(Error::EmptyPrompt)?);
-        // A turn that ends before anything of it is computed.
+        // A turn that ends before any of it is computed.
         let turn = Turn { tokens: vec![last], max_tokens: 1, ..Turn::default() };
         let id = self.open(Opening { turn, origin: Origin::Fork(parent), ..Opening::default() })?;
         self.event(id, SessionEvent::EndTurn)?;
@@ -106,41 +106,41 @@ impl<D: Ops> Service<D> {
         Ok(id)
     }
 
-    /// Whether a session's turn was ended, and the step that it is in is not over.
+    /// Whether a session's turn was ended while its step is still under way.
     pub(super) fn is_ending_turn(&self, id: SessionId) -> bool {
         self.ended.contains(&id) && self.state().session(id).is_some_and(|session| session.is_ready())
     }
 
-    /// From now on a session has this priority; lower goes first.
+    /// Sets a session's priority; lower values go first.
     pub fn set_priority(&mut self, id: SessionId, priority: i32) {
         self.core.scheduler_mut().set_priority(id, priority);
     }
 
-    /// How a session is at this moment; `None` if it is gone.
+    /// A session's state; `None` if it is gone.
     pub fn report(&self, id: SessionId) -> Option<SessionReport> {
         let report = self.core.scheduler().report(id)?;
-        // The scheduler does not count a token that was chosen and is not computed.
+        // The scheduler does not count a token that was chosen but not computed.
         let tokens = self.batcher.tokens(id).map_or(report.tokens, |tokens| tokens.len() as u64);
         Some(SessionReport { tokens, ..report })
     }
 
-    /// Copies of sessions' pages that ended since the last call, with their times; none before the first call.
+    /// Swaps of sessions that ended since the last call, with their times. The first call returns none.
     pub fn take_transfers(&mut self) -> Vec<(SessionId, Transfer)> {
         self.keeps_transfers = true;
         self.batcher.take_transfers()
     }
 
-    /// Takes a hint, and answers what it changes.
+    /// Takes a scheduling hint, and returns its effect.
     pub fn signal(&mut self, id: SessionId, signal: Signal) -> SignalAnswer {
         let now = self.now();
         self.core.scheduler_mut().signal(id, signal, now)
     }
 
-    /// Holds a session, lets it go on, ends its turn or the session: at any point, without harm to others. Use
-    /// [`turn`](Self::turn) for turns and [`rollback`](Self::rollback) to forget some.
+    /// Holds or resumes a session, or ends its turn or the session, at any time and without effect on others. Use
+    /// [`turn`](Self::turn) for turns and [`rollback`](Self::rollback) to drop tokens.
     ///
     /// # Errors
-    /// A session that is gone, or an event that makes no sense in its phase.
+    /// An unknown session, or an event that is invalid in its phase.
     pub fn event(&mut self, id: SessionId, event: SessionEvent) -> Result<()> {
         let now = self.now();
         self.core.scheduler_mut().event(id, event, now)?;
@@ -154,12 +154,11 @@ impl<D: Ops> Service<D> {
         Ok(())
     }
 
-    /// Forgets what a session that waits has beyond its first `tokens` tokens, and gives how many it keeps. They may be
-    /// fewer: tokens that were computed together with later ones, as a prefill chunk whose arithmetic depends on its
-    /// length, go with these.
+    /// Drops a waiting session's tokens after the first `tokens`, and returns how many it keeps. They may be fewer: a
+    /// prefill chunk goes as a whole if its arithmetic depends on its length.
     ///
     /// # Errors
-    /// A session that is gone or busy.
+    /// A session that is unknown or busy.
     pub fn rollback(&mut self, id: SessionId, tokens: u64) -> Result<u64> {
         let kept = self.batcher.tokens_to_keep(id, tokens)?;
         self.event(id, SessionEvent::Rollback { tokens: kept })?;

@@ -1,6 +1,6 @@
-//! What a service holds and has done, at a moment: for people who watch it.
+//! A snapshot of a service's state and counters, for monitoring.
 //!
-//! Steps and copies are counted as they end; all else is looked up when it is asked for.
+//! Steps and copies are counted as they end. All else is collected on request.
 
 use super::{Service, TraceProgress};
 use crate::debug::{Debugger, PausedAt};
@@ -12,24 +12,24 @@ use djinn_vmu::{Placement, Segments, SwapStats};
 /// Parts into which [`WeightPlaces::resident`] divides the weights.
 const PARTS: usize = 64;
 
-/// What a service holds at a moment.
+/// A service's sessions, pages and device times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
     /// Sessions that compute, with pages on the device.
     pub running: usize,
-    /// Sessions that would compute, and wait for pages.
+    /// Sessions that could compute, and wait for pages.
     pub waiting: usize,
     /// Sessions between turns, or held by their client.
     pub parked: usize,
     /// KV pages of the device.
     pub device_pages: u32,
-    /// Those that no session holds.
+    /// Free KV pages of the device.
     pub device_free: u32,
     /// KV pages of the host.
     pub host_pages: u32,
-    /// Those that no session holds.
+    /// Free KV pages of the host.
     pub host_free: u32,
-    /// How the device spent its time, since the service began.
+    /// The device's time since the service began.
     pub times: DeviceTimes,
 }
 
@@ -54,12 +54,12 @@ impl Occupancy {
     }
 }
 
-/// What a service holds and has done so far, at a moment.
+/// A service's state and counters.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Sessions by what they do, and pages.
+    /// Numbers of sessions and pages.
     pub occupancy: Occupancy,
-    /// Pages of the device that no session holds, and whose prefixes can still be found.
+    /// Free pages of the device whose prefixes can still be found.
     pub cached_pages: u32,
     /// Bytes of a page.
     pub page_bytes: u64,
@@ -67,37 +67,37 @@ pub struct Snapshot {
     pub page_tokens: u32,
     /// Bytes of device memory by segment.
     pub segments: Segments,
-    /// Bytes of weights in host memory, with copies of what is resident.
+    /// Bytes of weights in host memory, including copies of resident ones.
     pub host_weight_bytes: u64,
     /// Where the weights are.
     pub weights: WeightPlaces,
-    /// What steps did.
+    /// Counts of steps.
     pub steps: StepCounts,
-    /// What moving pages between device and host did.
+    /// Statistics of swaps.
     pub swaps: SwapStats,
-    /// How far a trace is, if there is one.
+    /// The progress of a trace, if there is one.
     pub trace: Option<TraceProgress>,
-    /// Sessions that live, in the order in which they were opened.
+    /// Living sessions, in the order of their opening.
     pub sessions: Vec<SessionSnapshot>,
 }
 
-/// Where weights are.
+/// The places of weights.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WeightPlaces {
-    /// All weights in order of use, in parts of equal bytes: of each, the share that stays on the device, 0 to 1.
+    /// All weights in order of use, in parts of equal bytes: the resident share of each, 0 to 1.
     pub resident: Vec<f32>,
-    /// Bytes that cross the link in a pass, at most.
+    /// The most bytes that a pass streams.
     pub streamed_bytes: u64,
-    /// Chunks that the ring holds at a time.
+    /// Chunks that the ring can hold.
     pub ring_chunks: usize,
-    /// Those of them that are ahead of their use: there, or on their way.
+    /// Chunks in the ring or on their way that are not used yet.
     pub ring_ahead: usize,
 }
 
 impl WeightPlaces {
     fn new(placement: &Placement, chunks_ahead: u64) -> Self {
         let slots = placement.ring.slots();
-        // The chunks of one turn around the ring.
+        // Chunks in one turn around the ring.
         let turn = slots.windows(2).take_while(|pair| pair[0].offset < pair[1].offset).count() + 1;
         let ring_chunks = turn.min(slots.len());
         let ring_ahead = usize::try_from(chunks_ahead).unwrap_or(usize::MAX).min(ring_chunks);
@@ -119,28 +119,28 @@ impl WeightPlaces {
     }
 }
 
-/// A session at a moment, with its pages.
+/// A session and its pages.
 #[derive(Clone, Debug)]
 pub struct SessionSnapshot {
     /// The session.
     pub id: SessionId,
-    /// How it is.
+    /// Its state.
     pub report: SessionReport,
     /// Its pages on the device.
     pub device_pages: Vec<u32>,
-    /// The number of its pages in host memory.
+    /// Number of its pages in host memory.
     pub host_pages: u32,
     /// Where it is stopped, if it is.
     pub paused_at: Option<PausedAt>,
 }
 
 impl<D: Ops> Service<D> {
-    /// Sessions by what they do, pages, and the device's times.
+    /// Numbers of sessions and pages, and the device's times.
     pub(super) fn occupancy(&self) -> Occupancy {
         Occupancy { times: self.batcher.device_times(), ..Occupancy::of(self.state()) }
     }
 
-    /// What it holds and has done so far. Nothing waits for it, and a step may be under way.
+    /// The state and counters. It waits for nothing; a step may be under way.
     pub fn snapshot(&self) -> Snapshot {
         let (state, engine) = (self.state(), self.engine());
         let plan = engine.plan();

@@ -19,8 +19,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use worker::Worker;
 
-/// Gets what happens to a session, on the service's thread, and must not wait. False ends the session, or its turn if it
-/// [outlives its listener](Opening::outlives_listener). It is dropped when the session is gone.
+/// Gets the events of a session, on the service's thread, where it must not wait. Returning false ends the session, or
+/// only its turn if it [outlives its listener](Opening::outlives_listener). It is dropped when the session is gone.
 pub type Listener = Box<dyn FnMut(Happening) -> bool + Send>;
 
 enum Command {
@@ -42,7 +42,7 @@ enum Command {
 }
 
 impl Command {
-    /// Refuses what would begin a turn, because the service ends; gives all else back.
+    /// Refuses a command that begins a turn, because the service is ending. Returns other commands.
     fn refuse(self, why: &str) -> Option<Command> {
         let error = Error::Retired { why: why.to_owned() };
         match self {
@@ -55,7 +55,7 @@ impl Command {
         None
     }
 
-    /// Refuses whatever it asks, because the model cannot be loaded. What only asks how things are gets no answer.
+    /// Refuses a command because the model cannot be loaded. Queries of the state get no answer.
     fn fail(self, why: &str) {
         let error = || Error::Retired { why: why.to_owned() };
         match self {
@@ -76,17 +76,17 @@ impl Command {
         }
     }
 
-    /// Whether a model is loaded for it. All else is about sessions, and a model that is not loaded has none.
+    /// Whether it makes an unloaded model load. Other commands are about sessions, and an unloaded model has none.
     fn loads(&self) -> bool {
         self.begins_turn() || matches!(self, Command::Transfer(_))
     }
 
-    /// Whether it takes the device at once.
+    /// Whether it uses the device at once.
     fn takes_device(&self) -> bool {
         matches!(self, Command::Debug(_) | Command::Trace(_) | Command::Transfer(_) | Command::Logits(_))
     }
 
-    /// Whether it may begin a turn, or other work of the kind.
+    /// Whether it begins a turn, or similar work.
     fn begins_turn(&self) -> bool {
         let is_turn =
             matches!(self, Command::Open(..) | Command::Turn(..) | Command::Prompt(..) | Command::Fork(..));
@@ -94,27 +94,27 @@ impl Command {
     }
 }
 
-/// How a service is told to end.
+/// A request to end the service.
 struct Retirement {
     why: String,
-    /// Sessions that compute by then are broken off.
+    /// When sessions that still compute are cancelled.
     until: Instant,
 }
 
-/// A turn with the whole conversation, for a session that lives.
+/// A turn with the whole conversation, for an open session.
 struct Prompt {
     turn: Turn,
     priority: i32,
     listener: Listener,
 }
 
-/// Talks to a service from any thread. When the last one is dropped, the service ends with its sessions.
+/// A handle to a service for any thread. The service and its sessions end with the last one.
 #[derive(Clone, Debug)]
 pub struct Client {
     commands: Sender<Command>,
 }
 
-/// What clients ask of a service that is still to come.
+/// The commands for a service.
 pub struct Inbox {
     commands: Receiver<Command>,
     after_telling: Box<dyn FnMut() + Send>,
@@ -127,8 +127,8 @@ impl std::fmt::Debug for Inbox {
 }
 
 impl Inbox {
-    /// Calls `done` on the service's thread whenever its listeners were told what has happened, after the last of them: what
-    /// they gathered can be passed on in one piece. It must not wait.
+    /// Calls `done` on the service's thread after its listeners got all present events, so that these can be forwarded
+    /// together. It must not wait.
     #[must_use]
     pub fn after_telling(self, done: impl FnMut() + Send + 'static) -> Self {
         Inbox { after_telling: Box::new(done), ..self }
@@ -137,7 +137,7 @@ impl Inbox {
     /// Runs a service on this thread until its last client is dropped.
     ///
     /// # Errors
-    /// The engine failed, or was [retired](Client::retire): all sessions are lost, and clients are told so from now on.
+    /// The engine failed, or was [retired](Client::retire). All sessions are lost, and later commands get that error.
     pub fn serve<D: Ops>(self, service: Service<D>) -> Result<()> {
         let Inbox { commands, mut after_telling } = self;
         let mut worker = Worker::new(service);
@@ -169,13 +169,13 @@ impl Client {
         (Client { commands }, Inbox { commands: inbox, after_telling: Box::new(|| ()) })
     }
 
-    /// Whether both talk to the same service.
+    /// Whether both belong to the same service.
     pub fn is_same(&self, other: &Client) -> bool {
         self.commands.same_channel(&other.commands)
     }
 
-    /// Opens a session. What happens to it comes from the receiver; dropping that ends the session. The channel
-    /// closes when the session is gone.
+    /// Opens a session. The receiver gets its events; dropping it ends the session. The channel closes when the
+    /// session is gone.
     ///
     /// # Errors
     /// As [`Service::open`], or [`Error::Stopped`] if the service has ended.
@@ -186,8 +186,8 @@ impl Client {
         Ok((id, happenings))
     }
 
-    /// [`open`](Self::open) without waiting: `answer` gets its result, and `listener` what happens, both on the service's
-    /// thread, where they must not wait. If the service has ended, both are dropped.
+    /// [`open`](Self::open) without waiting. `answer` gets its result and `listener` the events, both on the service's
+    /// thread, where they must not wait. Both are dropped if the service has ended.
     pub fn begin_open(
         &self,
         opening: Opening,
@@ -197,9 +197,9 @@ impl Client {
         self.tell(Command::Open(Box::new(opening), listener, Box::new(answer)));
     }
 
-    /// [`Service::prompt`] without waiting, as in [`begin_open`](Self::begin_open): for a session that outlives its
-    /// listener, which is replaced. A turn that the client has ended may end first; where the new one is ended before
-    /// that, it does not begin, and `answer` is dropped.
+    /// [`Service::prompt`] without waiting, as [`begin_open`](Self::begin_open), for a session that outlives its
+    /// listener. `listener` replaces the present one. A turn that its client has ended may end first. If the new turn
+    /// is ended before it begins, `answer` is dropped.
     pub fn begin_prompt(
         &self,
         id: SessionId,
@@ -212,7 +212,7 @@ impl Client {
         self.tell(Command::Prompt(id, prompt, Box::new(answer)));
     }
 
-    /// [`Service::fork`] without waiting, as in [`begin_open`](Self::begin_open). The session has no listener yet.
+    /// [`Service::fork`] without waiting, as [`begin_open`](Self::begin_open). The new session has no listener yet.
     pub fn begin_fork(&self, id: SessionId, answer: impl FnOnce(Result<SessionId>) + Send + 'static) {
         self.tell(Command::Fork(id, Box::new(answer)));
     }
@@ -237,7 +237,8 @@ impl Client {
         self.tell(Command::Event(id, event, Box::new(answer)));
     }
 
-    /// Tells `answer` how sessions are, as [`begin_count`](Self::begin_count) does: for each, `None` if it is gone.
+    /// Passes the state of sessions to `answer`, as [`begin_count`](Self::begin_count) does; `None` for those that are
+    /// gone.
     pub fn begin_report(
         &self,
         ids: Vec<SessionId>,
@@ -246,24 +247,26 @@ impl Client {
         self.tell(Command::Report(ids, Box::new(answer)));
     }
 
-    /// Gives `work` a [`Debugger`] on the service's thread, where it must not wait. If the service has ended, it is dropped.
+    /// Passes a [`Debugger`] to `work` on the service's thread, where it must not wait. Dropped if the service has
+    /// ended.
     pub fn begin_debug(&self, work: impl FnOnce(&mut dyn Debugger) + Send + 'static) {
         self.tell(Command::Debug(Box::new(work)));
     }
 
-    /// Ends a session without waiting for it: its pages are free after the step that it is in.
+    /// Ends a session without waiting. Its pages are free after its present step.
     pub fn abort(&self, id: SessionId) {
-        // It may have ended by itself.
+        // It may have ended already.
         self.begin_event(id, SessionEvent::Abort, |_| ());
     }
 
-    /// Ends the service, and with it [`Inbox::serve`], once no session computes or waits for pages, or after `within`. No
-    /// turn begins from now on: clients get [`Error::Retired`].
+    /// Ends the service, and with it [`Inbox::serve`], when no session computes or waits for pages, at the latest
+    /// after `within`. No turn begins from now on: clients get [`Error::Retired`].
     pub fn retire(&self, why: String, within: Duration) {
         self.tell(Command::Retire(Retirement { why, until: Instant::now() + within }));
     }
 
-    /// Tells `answer` what the service holds, on the service's thread; drops it if the service has ended.
+    /// Passes the numbers of sessions and pages to `answer`, on the service's thread. Dropped if the service has
+    /// ended.
     pub fn begin_count(&self, answer: impl FnOnce(Occupancy) + Send + 'static) {
         self.tell(Command::Count(Box::new(|counted| {
             if let Ok(occupancy) = counted {
@@ -272,13 +275,13 @@ impl Client {
         })));
     }
 
-    /// Computes the logits of every position of `tokens` between two steps, in pages that no session holds, and gives
-    /// them to `answer`: see [`Service::logits`]. Sessions wait meanwhile.
+    /// Computes the logits of every position of `tokens` between two steps, in free pages, and passes them to
+    /// `answer`: see [`Service::logits`]. Sessions wait meanwhile.
     pub fn begin_logits(&self, tokens: Vec<u32>, answer: impl FnOnce(Result<Vec<f32>>) + Send + 'static) {
         self.tell(Command::Logits(AskedLogits { tokens, answer: Box::new(answer) }));
     }
 
-    /// Tells `answer` all that people may see of the service, as [`begin_count`](Self::begin_count) does.
+    /// Passes a snapshot to `answer`, as [`begin_count`](Self::begin_count) does.
     pub fn begin_snapshot(&self, answer: impl FnOnce(Snapshot) + Send + 'static) {
         self.tell(Command::Snapshot(Box::new(|taken| {
             if let Ok(snapshot) = taken {
@@ -287,13 +290,13 @@ impl Client {
         })));
     }
 
-    /// Begins a trace between two steps, in place of one that runs; it ends by itself after `most`, or when it has grown
-    /// large. `answer` gets whether it has begun; see [`Service::start_trace`].
+    /// Begins a trace between two steps; it replaces a running one. It ends after `most`, or when it has grown large.
+    /// `answer` gets the result; see [`Service::start_trace`].
     pub fn begin_trace(&self, most: Duration, answer: impl FnOnce(Result<()>) + Send + 'static) {
         self.tell(Command::Trace(TraceWish::Begin(most, Box::new(answer))));
     }
 
-    /// Ends the trace between two steps, and gives it to `answer`; `None` if there is none.
+    /// Ends the trace between two steps, and passes it to `answer`; `None` if there is none.
     pub fn end_trace(&self, answer: impl FnOnce(Option<Trace>) + Send + 'static) {
         self.tell(Command::Trace(TraceWish::End(Box::new(answer))));
     }
@@ -314,7 +317,7 @@ impl Client {
         self.ask(|answer| Command::Rollback(id, tokens, answer))
     }
 
-    /// As [`Service::signal`]; while a step runs as well.
+    /// As [`Service::signal`], also while a step runs.
     ///
     /// # Errors
     /// [`Error::Stopped`] if the service has ended.
@@ -333,23 +336,23 @@ impl Client {
     fn ask<T: Send + 'static>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T> {
         let ended = || Error::Stopped("the service has ended".to_owned());
         let (sender, answered) = crossbeam_channel::bounded(1);
-        // Clients that do not wait for their answer are no failure.
+        // A client need not wait for its answer.
         let answer = Box::new(move |result| drop(sender.send(result)));
         self.commands.send(command(answer)).map_err(|_| ended())?;
         answered.recv().unwrap_or_else(|_| Err(ended()))
     }
 
-    /// A service that has ended has no session to act on: the command is dropped.
+    /// A service that has ended has no sessions, so the command is dropped.
     fn tell(&self, command: Command) {
         let _ = self.commands.send(command);
     }
 }
 
-/// Runs a service on a thread of its own, which makes it, since devices may be bound to their thread. The handle gives
+/// Runs a service on a new thread, which creates it, since devices may be bound to their thread. The handle returns
 /// how the service ended.
 ///
 /// # Errors
-/// Those of `make`; no thread stays then.
+/// Those of `make`. The thread then ends.
 pub fn spawn<D: Ops + 'static>(
     make: impl FnOnce() -> Result<Service<D>> + Send + 'static,
 ) -> Result<(Client, JoinHandle<Result<()>>)> {

@@ -1,18 +1,18 @@
-//! Traces of a service that serves: begun and ended between two steps, and bounded.
+//! Traces of a running service: begun and ended between two steps, and bounded.
 
 use super::Service;
 use crate::{Result, Trace};
 use djinn_device::Ops;
 use std::time::{Duration, Instant};
 
-/// A trace that is not stopped ends once it has this many spans: some 12 MB, and 40 MB as a file.
+/// The most spans of a trace: about 12 MB in memory, and 40 MB as a file.
 const MOST_SPANS: usize = 1 << 18;
 
-/// What a client wants, once no step is under way.
+/// A client's request, to be done when no step is under way.
 pub(super) enum TraceWish {
-    /// Begin, and end by itself after this time.
+    /// Begin, and end after this time.
     Begin(Duration, Box<dyn FnOnce(Result<()>) + Send>),
-    /// End, and give what there is.
+    /// End, and return the trace.
     End(Box<dyn FnOnce(Option<Trace>) + Send>),
 }
 
@@ -25,12 +25,12 @@ impl std::fmt::Debug for TraceWish {
     }
 }
 
-/// How far a trace of a service is.
+/// The progress of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceProgress {
-    /// It collects; else it has ended by itself and waits to be taken.
+    /// Whether it still collects. Otherwise it has reached a limit and waits to be taken.
     pub running: bool,
-    /// Since it began.
+    /// Time since it began.
     pub age: Duration,
 }
 
@@ -38,9 +38,9 @@ pub struct TraceProgress {
 #[derive(Debug, Default)]
 pub(super) struct Tracing {
     wishes: Vec<TraceWish>,
-    /// When the latest one began, and when it ends by itself.
+    /// When the latest trace began, and when it will end.
     times: Option<(Instant, Instant)>,
-    /// One that ended by itself.
+    /// A trace that has reached a limit.
     kept: Option<Trace>,
 }
 
@@ -55,7 +55,7 @@ impl<D: Ops> Service<D> {
         Some(TraceProgress { running: self.engine().tracing(), age: began.elapsed() })
     }
 
-    /// Does what was wished for, where no step is under way.
+    /// Does what was requested, if no step is under way.
     pub(super) fn trace_between_steps(&mut self) {
         let Tracing { wishes, times, .. } = &self.tracing;
         if times.is_none() && wishes.is_empty() {

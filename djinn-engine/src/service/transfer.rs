@@ -1,7 +1,7 @@
-//! Sessions that leave an engine, and come to another one of the same model, with their keys and values.
+//! Export and import of sessions between engines of the same model, with their keys and values.
 //!
-//! A session is an [image](SessionImage) and its pages. Clients read and write pages a few at a time, so that neither side
-//! holds a whole session in memory. The engine's thread only enqueues copies and takes in their end.
+//! A session is an [image](SessionImage) and its pages. Clients read and write a few pages at a time, so that neither
+//! side holds a whole session in memory. The engine's thread only enqueues copies and notes their end.
 
 use super::{Answer, Service};
 use crate::{Error, Result, Sampling};
@@ -13,10 +13,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two looks for room that a session to come waits for.
+/// How often an import looks for free pages.
 const LOOK_FOR_ROOM: Duration = Duration::from_millis(5);
 
-/// How an engine keeps keys and values. Pages of another shape mean nothing to it.
+/// The format of an engine's pages. Pages of another format are useless to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     /// Element type of the cache.
@@ -25,16 +25,16 @@ pub struct KvShape {
     pub page_tokens: u32,
     /// Bytes of a page.
     pub page_bytes: u64,
-    /// Tokens of a prefill chunk: what is computed again is computed in these.
+    /// Tokens of a prefill chunk.
     pub chunk: u32,
 }
 
-/// A turn that is held in its middle: all that chooses its next tokens, beside those that it has.
+/// An unfinished turn: its sampling state, without its tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpenTurn {
-    /// How tokens are chosen. Positions and its seed count the random numbers.
+    /// Sampling settings. Positions and the seed determine the random numbers.
     pub sampling: Sampling,
-    /// Tokens that the turn has generated: the last ones of the session. Penalties count them.
+    /// Number of tokens that the turn has generated: the last ones of the session. Penalties count them.
     pub generated: u64,
     /// Tokens that it may still generate, at least 1.
     pub tokens_left: u64,
@@ -42,28 +42,28 @@ pub struct OpenTurn {
     pub stop_tokens: Vec<u32>,
 }
 
-/// A session at rest, without its keys and values: all that an engine needs to go on with the same bits. How tokens are
-/// chosen is part of it only in the middle of a turn, since each turn brings its own sampling.
+/// A session at rest, without its keys and values: all that an engine needs to continue with the same bits. Sampling
+/// settings belong to it only in the middle of a turn, since each turn brings its own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SessionImage {
     /// All tokens.
     pub tokens: Vec<u32>,
-    /// The first tokens whose keys and values are in the session's pages.
+    /// Number of first tokens with keys and values in the session's pages.
     pub context: u64,
-    /// The first tokens that were ever computed.
+    /// Number of first tokens that were ever computed.
     pub computed: u64,
-    /// Those of them that were computed together, as chunks; all others were computed row by row.
+    /// The ranges among them that were computed as prefill chunks. All others were computed row by row.
     pub chunks: Vec<Range<u64>>,
-    /// The turn that it is held in; none between two turns.
+    /// The unfinished turn; `None` between two turns.
     pub turn: Option<OpenTurn>,
 }
 
 impl OpenTurn {
-    /// What no turn is of a session with `tokens` tokens. Those beyond `context` are to be computed.
+    /// What is invalid about the turn, for a session with `tokens` tokens. Those beyond `context` will be computed.
     fn problem(&self, tokens: u64, context: u64, vocab: u64, most: u64) -> Option<String> {
         let OpenTurn { sampling, generated, tokens_left, .. } = self;
         match () {
-            // The prompt had a token.
+            // The prompt has at least one token.
             () if *generated >= tokens || context >= tokens => {
                 Some(format!("{generated} generated of {tokens} tokens, {context} of which are computed"))
             }
@@ -79,12 +79,12 @@ impl OpenTurn {
 }
 
 impl SessionImage {
-    /// Pages with keys and values.
+    /// Number of pages with keys and values.
     pub fn pages(&self, shape: &KvShape) -> u32 {
         u32::try_from(self.context.div_ceil(shape.page_tokens.into())).unwrap_or(u32::MAX)
     }
 
-    /// Whether the tokens and chunks of another session begin with those that are in this one's pages.
+    /// Whether the tokens and prefill chunks of another session begin with those in this one's pages.
     fn begins(&self, tokens: &[u32], chunks: &[Range<u64>]) -> bool {
         let context = self.context as usize;
         let within = |chunks: &[Range<u64>]| -> Vec<Range<u64>> {
@@ -94,7 +94,7 @@ impl SessionImage {
         tokens.get(..context) == self.tokens.get(..context) && within(chunks) == within(&self.chunks)
     }
 
-    /// What no session of an engine is.
+    /// What is invalid about the image.
     fn problem(&self, shape: &KvShape, vocab: u64, most: u64) -> Option<(&'static str, String)> {
         let SessionImage { tokens, context, computed, chunks, turn } = self;
         let count = tokens.len() as u64;
@@ -122,29 +122,29 @@ impl SessionImage {
     }
 }
 
-/// A session that may be read: it goes on meanwhile, as long as what was computed stays.
+/// A session that is being exported. It may continue meanwhile, as long as its computed tokens stay.
 #[derive(Clone, Debug)]
 pub struct ExportedSession {
     /// The session.
     pub id: SessionId,
-    /// What it was when it was asked for.
+    /// Its image at the time of the request.
     pub image: Arc<SessionImage>,
-    /// Of its pages.
+    /// The format of its pages.
     pub shape: KvShape,
-    /// The most pages that are read at a time.
+    /// The most pages of one read.
     pub most_pages: u32,
 }
 
-/// A session to come, whose pages are to be written.
+/// A session that is being imported. Its pages are still to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IncomingSession {
-    /// What it will be called.
+    /// Its future id.
     pub id: SessionId,
-    /// The most pages that are written at a time.
+    /// The most pages of one write.
     pub most_pages: u32,
 }
 
-/// What clients ask.
+/// A client's command.
 pub(super) enum TransferCommand {
     Shape(Answer<KvShape>),
     Export(SessionId, Answer<ExportedSession>),
@@ -169,16 +169,16 @@ impl TransferCommand {
     }
 }
 
-/// Sessions on their way out and in.
+/// Exports and imports under way.
 #[derive(Default)]
 pub(super) struct Transfers {
-    /// What waits for its turn, or for a session to come to rest.
+    /// Commands that wait for their turn, or for a session to come to rest.
     queue: VecDeque<TransferCommand>,
-    /// The move that uses the pinned buffer.
+    /// The copy that uses the pinned buffer.
     under_way: Option<Move>,
-    /// Sessions that wait for pages, and until when.
+    /// Imports that wait for pages, each with its time limit.
     waiting: VecDeque<(SessionImage, Duration, Answer<IncomingSession>)>,
-    /// Sessions whose pages are being written, by number.
+    /// Imports whose pages are being written.
     incoming: BTreeMap<SessionId, (SessionImage, Vec<u32>)>,
 }
 
@@ -190,17 +190,17 @@ impl std::fmt::Debug for Transfers {
 }
 
 impl Transfers {
-    /// Whether a client waits for something that takes the device.
+    /// Whether a client waits for work on the device.
     pub(super) fn wants_device(&self) -> bool {
         self.idle_for().is_some()
     }
 
-    /// Whether pages are held for sessions to come.
+    /// Whether pages are held for imports.
     pub(super) fn holds_pages(&self) -> bool {
         !self.incoming.is_empty()
     }
 
-    /// When to look again.
+    /// The time until the next look.
     pub(super) fn idle_for(&self) -> Option<Duration> {
         match self.queue.is_empty() && self.under_way.is_none() {
             false => Some(Duration::ZERO),
@@ -214,15 +214,15 @@ enum Move {
     Store(Answer<()>),
 }
 
-/// What became of a command.
+/// The result of a command.
 enum Done {
     Now,
-    /// It is to be asked again.
+    /// Try it again later.
     Later(TransferCommand),
 }
 
 impl<D: Ops> Service<D> {
-    /// How the engine keeps keys and values.
+    /// The format of the engine's pages.
     pub fn kv_shape(&self) -> KvShape {
         let (engine, kv) = (self.engine(), &self.engine().plan().kv);
         KvShape {
@@ -233,12 +233,12 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Takes a command; it is done in [`advance_transfers`](Self::advance_transfers).
+    /// Queues a command for [`advance_transfers`](Self::advance_transfers).
     pub(super) fn transfer(&mut self, command: TransferCommand) {
         self.transfers.queue.push_back(command);
     }
 
-    /// Does what can be done now.
+    /// Does everything that can be done now.
     ///
     /// # Errors
     /// A failure of the device.
@@ -278,7 +278,7 @@ impl<D: Ops> Service<D> {
                     Some(session) if session.phase.is_ready() && !self.is_ending_turn(id) => {
                         answer(Err(Error::NotAtRest { session: id.0 }));
                     }
-                    // The step that it is in ends before.
+                    // Its present step must end first.
                     Some(session) if session.in_step > 0 || session.phase.is_ready() => {
                         return Ok(Done::Later(TransferCommand::Export(id, answer)));
                     }
@@ -358,7 +358,7 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Takes pages for the sessions that wait for some, in order.
+    /// Takes pages for waiting imports, in order.
     fn look_for_room(&mut self) -> Result<()> {
         while let Some((image, until, answer)) = self.transfers.waiting.pop_front() {
             let (id, pages, now) = (SessionId(self.sessions + 1), image.pages(&self.kv_shape()), self.now());
@@ -405,7 +405,7 @@ impl<D: Ops> Service<D> {
         Ok(Done::Now)
     }
 
-    /// A session whose pages were written begins, between two turns or held in one; or it does not come.
+    /// Ends an import: the session begins, or its pages are freed.
     fn finish_import(&mut self, id: SessionId, keeps: bool) -> Result<()> {
         let (image, _) = self.transfers.incoming.remove(&id).ok_or(Error::NoSession { session: id.0 })?;
         if !keeps {
@@ -414,7 +414,7 @@ impl<D: Ops> Service<D> {
         }
         let SessionImage { tokens, context, computed, chunks, turn } = image;
         let (limit, count) = (self.engine().context(), tokens.len() as u64);
-        // The last token needs no room. A turn that began with more room ends with the context.
+        // The last token needs no room. A turn that had more room in its former engine ends with the context.
         let turn = turn.map(|turn| OpenTurn { tokens_left: turn.tokens_left.min(limit + 1 - count), ..turn });
         let left = turn.as_ref().map(|turn| turn.tokens_left);
         let arrival = Arrival { id, priority: 0, prompt: 0, max_tokens: 1, limit };

@@ -1,13 +1,13 @@
-//! Writes a trace in the Chrome trace event format, which Perfetto and chrome://tracing read.
+//! Writes a trace in the Chrome trace event format, for Perfetto and chrome://tracing.
 //!
-//! Times are microseconds since the trace's first instant. All spans are complete events (`X`) on three
-//! tracks; the names of the tracks are metadata (`M`); the ring's contents are a counter (`C`).
+//! Times are microseconds since the trace's first instant. All spans are complete events (`X`) on three tracks. Names
+//! of tracks are metadata (`M`), and the ring's contents are a counter (`C`).
 
 use super::{HostSpan, LaunchName, Nanos, Span, Trace, What};
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 
-/// The tracks, in the order in which they are shown.
+/// The tracks, in their order on the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Track {
     Copy = 1,
@@ -31,13 +31,13 @@ impl HostSpan {
 }
 
 impl Trace {
-    /// Writes one JSON object with the array `traceEvents`. Spans of the device are named by chunk or node,
-    /// with their pass, sizes and rates as arguments; those of the host are drawn on the device's clock, as
-    /// far as [`clock_error`](Trace::clock_error) allows. On a device of virtual time the two have only
-    /// their start in common.
+    /// Writes one JSON object with the array `traceEvents`. Device spans have the name of a chunk or node, and pass,
+    /// sizes and rates as arguments. Host spans are placed on the device's clock, within
+    /// [`clock_error`](Trace::clock_error). On a device with virtual time the two clocks have only their start in
+    /// common.
     ///
     /// # Errors
-    /// What `out` fails with.
+    /// Those of `out`.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let mut spans: Vec<&Span> = self.spans.iter().collect();
         spans.sort_by_key(|span| (span.begin, span.end));
@@ -106,7 +106,7 @@ impl Trace {
     }
 }
 
-/// A chunk's weights, in short.
+/// A short name for a chunk's weights.
 fn ends(weights: &[String]) -> String {
     match weights {
         [] => String::new(),
@@ -115,12 +115,12 @@ fn ends(weights: &[String]) -> String {
     }
 }
 
-/// Nanoseconds in microseconds; exact to the nanosecond for a hundred days.
+/// Nanoseconds in microseconds; exact for a hundred days.
 fn micros(time: Nanos) -> f64 {
     time as f64 / 1e3
 }
 
-/// The bytes of the ring that are being filled, or wait for their last use: each change, in order of time.
+/// Bytes of the ring in use, being filled or waiting for their last use: each change, in order of time.
 fn ring(spans: &[&Span]) -> Vec<(Nanos, i64)> {
     let mut changes = Vec::new();
     for span in spans {
@@ -129,7 +129,7 @@ fn ring(spans: &[&Span]) -> Vec<(Nanos, i64)> {
             changes.extend([(span.begin, bytes), (done, -bytes)]);
         }
     }
-    // What is freed at the moment of the next copy makes room for it.
+    // Bytes that are freed in the moment of the next copy make room for it.
     changes.sort_unstable();
     let mut held = 0;
     changes.iter_mut().for_each(|(_, bytes)| {

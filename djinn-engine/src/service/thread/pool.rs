@@ -1,9 +1,9 @@
-//! Models that share a device, each behind an inbox of its own, on one thread.
+//! Models that share a device, each with an inbox, on one thread.
 //!
-//! A model is loaded when a client first wants something of it. Where it does not fit beside those that are there, models
-//! without a running turn leave the device, the one that computed last goes last; their sessions and the copies of their
-//! weights stay in host memory. Models that wait for room come in order. While one waits that models with running turns keep
-//! out, these begin no new turn, so that none waits for ever, and none waits while it holds what another one needs.
+//! A model is loaded when a client first needs it. If it does not fit beside the loaded ones, models without a running
+//! turn leave the device; the one that computed last goes last. Their sessions and copies of their weights stay in
+//! host memory. Models that wait for room come in order. While one waits for models with running turns, these begin no
+//! new turn. So no model waits forever, and none waits while it holds memory that another one needs.
 
 use super::worker::{LOOK_EVERY, Worker};
 use super::{Command, Inbox};
@@ -16,30 +16,31 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// From a failed load to the next attempt: after the first, the second and so on; the last one counts for all others.
+/// Seconds from a failed load to the next attempt: after the first failure, the second, and so on. The last value
+/// counts for all later ones.
 const RETRY_AFTER: [u64; 4] = [1, 5, 15, 30];
 
 /// Where a model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Residence {
-    /// Nowhere, or it cannot be loaded, and why.
+    /// Not loaded; with the reason if it cannot be.
     Unloaded(Option<String>),
-    /// On its way to the device.
+    /// It is being loaded.
     Loading,
     /// On the device.
     Device,
-    /// In host memory, with its sessions; what of its weights has no copy there is read again.
+    /// In host memory, with its sessions. Weights without a copy there are read again.
     Host,
 }
 
 /// Why a model is not loaded.
 #[derive(Debug)]
 pub enum LoadError {
-    /// The device has no room beside others.
+    /// The device has no room for it beside others.
     NoRoom,
-    /// For a reason of its own.
+    /// Another reason, for this model only.
     Refused(String),
-    /// The device failed, and all models with it.
+    /// The device failed, and with it all models.
     Failed(Error),
 }
 
@@ -58,32 +59,31 @@ impl From<Error> for LoadError {
     }
 }
 
-/// A model of a [`Pool`], as its owner knows it.
+/// A model of a [`Pool`], as its owner describes it.
 pub trait PoolModel<D: Ops> {
-    /// Bytes that it allocates on the device, at most.
+    /// The most bytes that it allocates on the device.
     fn device_bytes(&self) -> u64;
 
-    /// Bytes that it must have in host memory.
+    /// Bytes that it needs in host memory.
     fn host_bytes(&self) -> u64;
 
-    /// Loads it. `progress` is to be called again and again meanwhile, with the bytes so far of all bytes: other models go on
-    /// in it.
+    /// Loads it. `progress` must be called often, with the bytes so far and in all: other models compute in it.
     ///
     /// # Errors
-    /// Nothing of it stays on the runtime then.
+    /// Nothing of it stays on the runtime.
     fn load(
         &self,
         runtime: &Rc<Runtime<D>>,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Service<D>, LoadError>;
 
-    /// Where its weights are read again that have no copy in host memory.
+    /// Where weights without a copy in host memory are read again.
     fn source(&self) -> &dyn WeightSource;
 
-    /// How far it is on its way to the device, in bytes; it may break off, since it is not wanted any more.
+    /// Reports the bytes of a load so far and in all. `Break` cancels a load that is not wanted any more.
     fn loading(&self, done: u64, total: u64) -> ControlFlow<()>;
 
-    /// Where it is from now on.
+    /// Reports where it is.
     fn is_at(&self, residence: Residence);
 }
 
@@ -97,24 +97,24 @@ struct Member<D: Ops> {
     model: Rc<dyn PoolModel<D>>,
     inbox: Receiver<Command>,
     after_telling: Box<dyn FnMut() + Send>,
-    /// None before it is loaded.
+    /// `None` before it is loaded.
     worker: Option<Worker<D>>,
-    /// What waits until the model is on the device, or may begin turns.
+    /// Commands that wait until the model is on the device, or may begin turns.
     waiting: VecDeque<Command>,
     waits_since: Option<Instant>,
-    /// It is to be on the device without being asked.
+    /// Whether to load it without a request.
     is_wanted: bool,
-    /// It did not fit, although it should have: it comes alone.
+    /// It did not fit although it should have, so it gets the device alone.
     needs_all: bool,
-    /// It begins no new turn, since another one waits.
+    /// It begins no new turn, since another model waits.
     is_held: bool,
-    /// No client is left.
+    /// It has no client any more.
     is_closed: bool,
     used: Instant,
-    /// Sessions that were numbered before it was loaded.
+    /// The number of its latest session before it was loaded.
     numbered: u64,
     failures: usize,
-    /// Why it is not loaded before this time.
+    /// Why it is not loaded, and until when.
     refused: Option<(String, Instant)>,
 }
 
@@ -127,7 +127,7 @@ impl<D: Ops> Member<D> {
         self.is_on_device() && self.worker.as_ref().is_some_and(|worker| worker.service.is_busy())
     }
 
-    /// Whether it is not on the device, and should be.
+    /// Whether it should be on the device and is not.
     fn wants_in(&self) -> bool {
         let wants = |worker: &Worker<D>| worker.service.wants_device();
         let is_due = self.is_wanted && self.retries_in().is_none_or(|left| left.is_zero());
@@ -135,13 +135,13 @@ impl<D: Ops> Member<D> {
         asked && !self.is_on_device()
     }
 
-    /// How long it is refused, after a load that failed.
+    /// The time until it is loaded again, after a failed load.
     fn retries_in(&self) -> Option<Duration> {
         let (_, until) = self.refused.as_ref()?;
         Some(until.saturating_duration_since(Instant::now()))
     }
 
-    /// Bytes that the device must have for it.
+    /// Bytes of device memory that it still needs.
     fn missing_bytes(&self) -> u64 {
         let own = || self.model.device_bytes();
         self.worker.as_ref().map_or_else(own, |worker| worker.service.engine().missing_bytes())
@@ -171,7 +171,7 @@ impl<D: Ops> Member<D> {
         }
     }
 
-    /// Goes on, as far as that can be done at once.
+    /// Does all work that is possible at once.
     fn go_on(&mut self) -> Result<()> {
         self.take_commands();
         if !self.is_on_device() {
@@ -187,7 +187,7 @@ impl<D: Ops> Member<D> {
         worker.advance(&mut self.after_telling)
     }
 
-    /// All that wait are told why it is not loaded, and those that come in the next time.
+    /// Refuses all waiting commands with a reason, and later ones until the next attempt.
     fn refuse(&mut self, why: String) {
         let wait = RETRY_AFTER[self.failures.min(RETRY_AFTER.len() - 1)];
         self.failures += 1;
@@ -196,7 +196,7 @@ impl<D: Ops> Member<D> {
         self.refused = Some((why, Instant::now() + Duration::from_secs(wait)));
     }
 
-    /// Frees all that it has. Why it was told to end, if it was.
+    /// Frees the model. Returns why it was told to end, if it was.
     fn unload(&mut self) -> Result<String> {
         let Some(worker) = self.worker.take() else { return Ok(String::new()) };
         self.numbered = worker.service.last_number();
@@ -205,12 +205,13 @@ impl<D: Ops> Member<D> {
 }
 
 impl<D: Ops> Pool<D> {
-    /// A pool without models on a runtime whose models [take turns](Runtime::in_turns).
+    /// A pool without models, on a runtime whose models [take turns](Runtime::in_turns).
     pub fn new(runtime: Rc<Runtime<D>>) -> Self {
         Pool { runtime, members: Vec::new() }
     }
 
-    /// One more model, whose clients talk to `inbox`. It is loaded when they want something, or at once if it is `wanted`.
+    /// Adds a model with the `inbox` of its clients. It is loaded at once if `wanted`, and otherwise at the first
+    /// command that needs it.
     pub fn add(&mut self, model: Box<dyn PoolModel<D>>, inbox: Inbox, wanted: bool) {
         self.members.push(Member {
             model: model.into(),
@@ -230,11 +231,11 @@ impl<D: Ops> Pool<D> {
         });
     }
 
-    /// Serves until something comes from `control`, which it gives, or `None` once nothing can come any more and no model
-    /// has a client.
+    /// Serves until something comes from `control`, which it returns. Returns `None` if nothing can come any more and
+    /// no model has a client.
     ///
     /// # Errors
-    /// The device failed, or all models that were loaded were [retired](super::Client::retire): all sessions are lost.
+    /// The device failed, or all loaded models were [retired](super::Client::retire): all sessions are lost.
     pub fn run<T>(&mut self, control: &Receiver<T>) -> Result<Option<T>> {
         let mut is_controlled = true;
         loop {
@@ -253,7 +254,7 @@ impl<D: Ops> Pool<D> {
         }
     }
 
-    /// Models without clients go, and those that were told to end.
+    /// Removes models without clients, and those that were told to end.
     fn end_members(&mut self) -> Result<()> {
         let mut at = 0;
         while at < self.members.len() {
@@ -275,7 +276,7 @@ impl<D: Ops> Pool<D> {
         Ok(())
     }
 
-    /// Brings models that wait to the device, in order, as long as there is room.
+    /// Brings waiting models to the device, in order, as long as there is room.
     fn place(&mut self) -> Result<()> {
         let now = Instant::now();
         for member in &mut self.members {
@@ -300,14 +301,14 @@ impl<D: Ops> Pool<D> {
         Ok(())
     }
 
-    /// The model that left its last turn first, of those that may leave.
+    /// Of the models that may leave, the one whose last turn ended first.
     fn idle(&self, but: usize) -> Option<usize> {
         let members = self.members.iter().enumerate();
         let idle = members.filter(|(at, member)| *at != but && member.is_on_device() && !member.is_busy());
         idle.min_by_key(|(_, member)| member.used).map(|(at, _)| at)
     }
 
-    /// Lets idle models leave until there is room for another one. Whether there is.
+    /// Makes idle models leave until another one fits. Returns whether it does.
     fn make_room(&mut self, next: usize) -> Result<bool> {
         loop {
             let member = &self.members[next];
@@ -326,7 +327,7 @@ impl<D: Ops> Pool<D> {
         Ok(true)
     }
 
-    /// Gives up copies of other models' weights, oldest first, until the host has room for what a model must have there.
+    /// Drops host copies of other models' weights, oldest first, until the host has room for a model.
     fn clear_host(&mut self, next: usize) {
         let wanted = self.members[next].model.host_bytes();
         let mut others: Vec<usize> = (0..self.members.len()).filter(|&at| at != next).collect();
@@ -351,8 +352,8 @@ impl<D: Ops> Pool<D> {
         Ok(())
     }
 
-    /// Loads a model, or brings it back; others go on meanwhile. False if there is no room after all, and other models are
-    /// in the way.
+    /// Loads a model or brings it back; others compute meanwhile. Returns false if there is no room because of other
+    /// models.
     fn bring_in(&mut self, next: usize) -> Result<bool> {
         let mut member = self.members.remove(next);
         let (model, others) = (Rc::clone(&member.model), &mut self.members);
@@ -406,7 +407,7 @@ impl<D: Ops> Pool<D> {
         Ok(has_room)
     }
 
-    /// Waits until something is to be done.
+    /// Waits for the next command or event.
     fn wait<T>(&self, control: Option<&Receiver<T>>) {
         let left = |member: &Member<D>| match &member.worker {
             None => member.retries_in().filter(|_| member.is_wanted),

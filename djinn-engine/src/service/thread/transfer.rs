@@ -1,4 +1,4 @@
-//! Clients that read sessions with their keys and values, and bring some.
+//! Clients' requests to export and import sessions with their keys and values.
 
 use super::{Client, Command};
 use crate::service::transfer::TransferCommand;
@@ -6,18 +6,18 @@ use crate::{ExportedSession, IncomingSession, KvShape, Result, SessionId, Sessio
 use std::ops::Range;
 
 impl Client {
-    /// Asks how the engine keeps keys and values, without waiting.
+    /// Passes the format of the engine's pages to `answer`, without waiting.
     pub fn begin_shape(&self, answer: impl FnOnce(Result<KvShape>) + Send + 'static) {
         self.tell(Command::Transfer(TransferCommand::Shape(Box::new(answer))));
     }
 
-    /// Asks for a session's [image](SessionImage), without waiting, as [`begin_open`](Self::begin_open) does. The session is
-    /// between turns or paused; else [`Error::NotAtRest`](crate::Error::NotAtRest).
+    /// Requests the [image](SessionImage) of a session that is between turns or paused, without waiting, as
+    /// [`begin_open`](Self::begin_open). Other sessions: [`Error::NotAtRest`](crate::Error::NotAtRest).
     pub fn begin_export(&self, id: SessionId, answer: impl FnOnce(Result<ExportedSession>) + Send + 'static) {
         self.tell(Command::Transfer(TransferCommand::Export(id, Box::new(answer))));
     }
 
-    /// Reads pages of an exported session, in order of position, at most as many as it says.
+    /// Reads pages of an exported session, by position, up to the number that it allows.
     /// [`Error::ImageLost`](crate::Error::ImageLost) if they were given up or changed.
     pub fn begin_read(
         &self,
@@ -29,9 +29,9 @@ impl Client {
         self.tell(Command::Transfer(TransferCommand::Read(session, pages, Box::new(answer))));
     }
 
-    /// Takes pages for a session of another engine. The scheduler makes room for them; without it in time, the session is
-    /// refused as one that queues. [`Error::Image`](crate::Error::Image) for what this engine cannot go on with. Each that is taken in is to be
-    /// [finished](Self::begin_finish).
+    /// Takes pages for an imported session. The scheduler makes room for them; after its time limit the session is
+    /// refused like one that queues. [`Error::Image`](crate::Error::Image) if this engine cannot continue the session.
+    /// Each accepted session must be [finished](Self::begin_finish).
     pub fn begin_import(
         &self,
         shape: KvShape,
@@ -41,7 +41,7 @@ impl Client {
         self.tell(Command::Transfer(TransferCommand::Import(shape, Box::new(image), Box::new(answer))));
     }
 
-    /// Writes whole pages of a session to come, from page `first` on.
+    /// Writes whole pages of an imported session, from page `first` on.
     pub fn begin_write(
         &self,
         id: SessionId,
@@ -52,8 +52,8 @@ impl Client {
         self.tell(Command::Transfer(TransferCommand::Write(id, first, bytes, Box::new(answer))));
     }
 
-    /// A session to come is whole and begins, between two turns and without a listener; or it does not come, and its
-    /// pages are given back.
+    /// Ends an import. If it `keeps` the session, the session begins, between two turns or paused and without a
+    /// listener. Otherwise its pages are free again.
     pub fn begin_finish(&self, id: SessionId, keeps: bool, answer: impl FnOnce(Result<()>) + Send + 'static) {
         self.tell(Command::Transfer(TransferCommand::Finish(id, keeps, Box::new(answer))));
     }

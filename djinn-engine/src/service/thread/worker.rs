@@ -1,4 +1,4 @@
-//! A service that clients talk to: what they ask, and what they are told.
+//! A service with clients: their commands and events.
 
 use super::{Command, Listener, Prompt, Retirement};
 use crate::Result;
@@ -8,20 +8,20 @@ use djinn_scheduler::{SessionEvent, SessionId};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// While the device works, the thread looks at it once in this time.
+/// How often the thread polls a working device.
 pub(super) const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 pub(super) struct Worker<D: Ops> {
     pub(super) service: Service<D>,
     listeners: BTreeMap<SessionId, Ear>,
-    /// Prompts of sessions whose turn is about to end.
+    /// Prompts for sessions whose turn is about to end.
     postponed: Vec<Command>,
     retiring: Option<Retirement>,
 }
 
 struct Ear {
     listener: Listener,
-    /// What happens to the session without its listener.
+    /// What happens to the session when its listener is gone.
     afterwards: SessionEvent,
 }
 
@@ -30,27 +30,27 @@ impl<D: Ops> Worker<D> {
         Worker { service, listeners: BTreeMap::new(), postponed: Vec::new(), retiring: None }
     }
 
-    /// Whether it was told to end, and no session computes any more or the time for that is over.
+    /// Whether it was told to end, and either no session computes or its time limit is over.
     pub(super) fn is_over(&self) -> bool {
         let Some(end) = &self.retiring else { return false };
         end.until <= Instant::now() || self.service.state().sessions().all(|s| !s.is_ready())
     }
 
-    /// Drops all sessions, and frees what the model has. Why it was told to end, if it was.
+    /// Drops all sessions and frees the model. Returns why it was told to end, if it was.
     pub(super) fn end(self) -> Result<String> {
         let engine = self.service.into_engine()?;
         engine.leave();
         Ok(self.retiring.map_or_else(String::new, |end| end.why))
     }
 
-    /// How long nothing is to be done unless a client asks for it.
+    /// How long nothing is to be done without a command.
     pub(super) fn idle_for(&self) -> Option<Duration> {
         let wait = self.service.idle_for().map(|wait| wait.max(LOOK_EVERY));
         let left = self.retiring.as_ref().map(|end| end.until.saturating_duration_since(Instant::now()));
         [wait, left].into_iter().flatten().min()
     }
 
-    /// Does everything that can be done now, and tells those who listen what has happened, then `told_all` that this is done.
+    /// Does everything that can be done now, passes the events to listeners, then calls `told_all`.
     pub(super) fn advance(&mut self, told_all: &mut dyn FnMut()) -> Result<()> {
         let happened = self.service.advance()?;
         let told = !happened.is_empty();
@@ -60,7 +60,7 @@ impl<D: Ops> Worker<D> {
             let Some(ear) = self.listeners.get_mut(&id) else { continue };
             let gone = !(ear.listener)(happening);
             if gone {
-                // It may have ended by itself.
+                // It may have ended already.
                 let _ = self.service.event(id, ear.afterwards);
             }
             if gone || ended {
@@ -114,7 +114,7 @@ impl<D: Ops> Worker<D> {
             Command::Signal(id, signal, answer) => answer(Ok(self.service.signal(id, signal))),
             Command::Event(id, event, answer) => {
                 if event == SessionEvent::EndTurn {
-                    // It is the latest turn that is not wanted.
+                    // The event is for the session's latest turn.
                     self.postponed.retain(|later| !matches!(later, Command::Prompt(of, ..) if *of == id));
                 }
                 let done = self.service.event(id, event);
