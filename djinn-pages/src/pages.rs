@@ -4,19 +4,20 @@ use crate::pool::Pool;
 use crate::prefix::PrefixIndex;
 use crate::{BlockTable, Duplicate, PageCopies, PageName, PagePair, Residency};
 
-/// All KV pages of a device and of the host: who refers to them and what they hold.
+/// All KV pages of a device and of the host: references and contents.
 ///
-/// Pages of the device without references stay as they are while a prefix is found in them, and pages of the host
-/// while they hold what a page of the device holds (*twins*): a session that leaves again, or whose pages another
-/// session brought back, copies only what has no twin. Both count as free, and the oldest go when pages are short.
+/// A device page without references keeps its contents while they can be found as a prefix. A host page keeps them
+/// while a device page holds the same (*twins*). So a session that leaves again, or whose pages another session
+/// brought back, copies only pages without a twin. Both kinds count as free; the oldest are reused when pages are
+/// short.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pages {
     device: Pool,
     host: Pool,
     prefix: PrefixIndex,
-    /// By page of the device: the page of the host that holds the same.
+    /// By device page: its twin on the host.
     on_host: Vec<Option<u32>>,
-    /// By page of the host: the page of the device that holds the same.
+    /// By host page: its twin on the device.
     on_device: Vec<Option<u32>>,
 }
 
@@ -32,22 +33,22 @@ impl Pages {
         }
     }
 
-    /// Pages of the device that can be had.
+    /// Free pages of the device.
     pub fn device_free(&self) -> u32 {
         self.device.free()
     }
 
-    /// Pages of the host that can be had.
+    /// Free pages of the host.
     pub fn host_free(&self) -> u32 {
         self.host.free()
     }
 
-    /// Pages of the device that count as free, and in which a prefix is found.
+    /// Free pages of the device whose contents can be found as a prefix.
     pub fn cached(&self) -> u32 {
         self.device.idle()
     }
 
-    /// How many tables refer to a page of the device; 0 if it counts as free.
+    /// The number of tables that refer to a device page; 0 if it is free.
     pub fn references(&self, page: u32) -> u32 {
         self.device.references(page)
     }
@@ -59,13 +60,13 @@ impl Pages {
         leaves.filter(|page| !held(page)).count() as u32
     }
 
-    /// Whether a write to the page at `index` needs a page of its own first, since other tables refer to it.
+    /// Whether a write to the page at `index` needs a copy first, since other tables refer to it.
     pub fn is_shared(&self, table: &BlockTable, index: u64) -> bool {
         let page = usize::try_from(index).ok().and_then(|index| table.device.get(index));
         page.is_some_and(|&page| self.device.references(page) > 1)
     }
 
-    /// Makes a table on the device, or an empty one, `pages` pages long; gives the pages that it got.
+    /// Extends a table that is empty or on the device to `pages` pages; returns the new pages.
     ///
     /// # Panics
     /// If the table is elsewhere, or too few pages are free.
@@ -77,8 +78,8 @@ impl Pages {
         fresh
     }
 
-    /// Prepares a write to the page at `index` of a table on the device. A shared page is replaced by one of the
-    /// table's own, which the caller copies; of any other, the content is no longer found or taken for clean.
+    /// Prepares a write to the page at `index` of a table on the device. A shared page is replaced by a new one, and
+    /// the caller makes the copy. The page's old contents are not found any more, and have no twin.
     ///
     /// # Panics
     /// If the page is shared and no other is free.
@@ -94,14 +95,14 @@ impl Pages {
         Some(Duplicate { from, to })
     }
 
-    /// A second table that begins with the first `pages` pages of one on the device; empty if that is elsewhere.
+    /// A second table with the first `pages` pages of one on the device; empty if that is elsewhere.
     pub fn fork(&mut self, table: &BlockTable, pages: u32) -> BlockTable {
         let at = table.residency();
         let shared = if at == Residency::Device { table.device.as_slice() } else { &[] };
         self.attach(&shared[..shared.len().min(pages as usize)])
     }
 
-    /// A table that begins with these pages of the device, which hold something.
+    /// A table that begins with these device pages, which have contents.
     pub fn attach(&mut self, pages: &[u32]) -> BlockTable {
         pages.iter().for_each(|&page| self.device.refer(page));
         BlockTable { device: pages.to_vec(), ..BlockTable::default() }
@@ -110,7 +111,7 @@ impl Pages {
     /// Shortens a table to its first `pages` pages.
     ///
     /// # Panics
-    /// If it is on its way.
+    /// If it is being copied.
     pub fn truncate(&mut self, table: &mut BlockTable, pages: u32) {
         let at = table.residency();
         assert!(!matches!(at, Residency::Leaving | Residency::Arriving), "a table is cut that is {at:?}");
@@ -120,30 +121,30 @@ impl Pages {
         host.into_iter().rev().for_each(|page| self.release_host(page));
     }
 
-    /// Gives all pages of a table back, and leaves it empty. Copies that touch them have ended.
+    /// Frees all pages of a table. Copies that touch them must have ended.
     pub fn release(&mut self, table: &mut BlockTable) {
         let BlockTable { device, host, .. } = std::mem::take(table);
         self.release_all(&device);
         host.into_iter().rev().for_each(|page| self.release_host(page));
     }
 
-    /// The pages that hold the longest known run of `names`. They may be idle: [`attach`](Self::attach) them before
-    /// others take them.
+    /// The pages with the longest known run of `names`. They may be free: [`attach`](Self::attach) them before they
+    /// are reused.
     pub fn find(&self, names: &[PageName]) -> Vec<u32> {
         self.prefix.find(names).collect()
     }
 
-    /// From now on the first pages of a table on the device are found under `names`.
+    /// Makes the first pages of a table on the device findable under `names`.
     pub fn publish(&mut self, table: &BlockTable, names: &[PageName]) {
         names.iter().zip(&table.device).for_each(|(name, page)| self.prefix.insert(*name, *page));
     }
 
-    /// Pages of the device that hold what a table's pages on the host hold.
+    /// The device twins of a table's host pages.
     pub fn returned(&self, table: &BlockTable) -> Vec<u32> {
         table.host.iter().filter_map(|&host| self.on_device[host as usize]).collect()
     }
 
-    /// Begins the way of a table to the host with its first `pages` pages; the others are given back.
+    /// Begins to copy the first `pages` pages of a table to the host; the others are freed.
     ///
     /// # Panics
     /// If the table is not on the device, or too few pages of the host are free.
@@ -178,7 +179,7 @@ impl Pages {
         way
     }
 
-    /// Begins the way of a table back to the device, where it is `pages` pages long.
+    /// Begins to copy a table to the device, where it gets `pages` pages.
     ///
     /// # Panics
     /// If the table is not on the host, or too few pages of the device are free.
@@ -211,11 +212,10 @@ impl Pages {
         way
     }
 
-    /// Books that a table's way has ended. One that failed leaves the table on the device, if it was leaving, and
-    /// empty if it was arriving.
+    /// Ends a table's copy. If it failed, a leaving table stays on the device, and an arriving one is empty.
     ///
     /// # Panics
-    /// If the table is on no way.
+    /// If the table is not being copied.
     pub fn end_copy(&mut self, table: &mut BlockTable, ok: bool) {
         let at = table.residency();
         if ok {
@@ -240,12 +240,12 @@ impl Pages {
         }
     }
 
-    /// Lets go of what the host keeps of pages on the device: a session that leaves next is copied whole.
+    /// Drops the host twins of device pages, so that the next session that leaves is copied whole.
     pub fn forget_copies(&mut self) {
         (0..self.on_host.len()).for_each(|device| self.separate(device as u32));
     }
 
-    /// All bytes of the device's pages are lost: no prefix is found in them, and none is the copy of a page of the host.
+    /// Records that the contents of all device pages are lost: no prefix and no twin remains.
     ///
     /// # Panics
     /// If a table has pages there.
@@ -257,10 +257,10 @@ impl Pages {
         }
     }
 
-    /// Checks every count against the tables that there are. For tests: it takes time in proportion to all pages.
+    /// Checks every count against the given tables. For tests: its time grows with all pages.
     ///
     /// # Panics
-    /// If a page is lost, free while it is used, or counted wrong; the message names it.
+    /// If a page is lost, free while in use, or miscounted; the message names it.
     pub fn audit<'a>(&self, tables: impl IntoIterator<Item = &'a BlockTable>) {
         let (mut device, mut host) = (vec![0; self.on_host.len()], vec![0; self.on_device.len()]);
         for table in tables {
@@ -283,7 +283,7 @@ impl Pages {
         self.on_host[device as usize]
     }
 
-    /// A page of the device and its twin do not hold the same any more.
+    /// A device page and its twin differ from now on.
     fn separate(&mut self, device: u32) {
         if let Some(host) = self.on_host[device as usize].take() {
             self.on_device[host as usize] = None;
@@ -291,7 +291,7 @@ impl Pages {
         }
     }
 
-    /// The content of a page of the device will change.
+    /// The contents of a device page will change.
     fn forget(&mut self, device: u32) {
         self.prefix.forget(device);
         self.separate(device);
@@ -320,7 +320,7 @@ impl Pages {
         page
     }
 
-    /// Last pages first: a cached page is of no use without those before it.
+    /// Last pages first: a cached page is useless without those before it.
     fn release_all(&mut self, pages: &[u32]) {
         pages.iter().rev().for_each(|&page| self.release_device(page));
     }

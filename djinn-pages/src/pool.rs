@@ -1,17 +1,17 @@
-//! The pages of one memory: how many refer to each, which hold nothing, which are kept for what they hold.
+//! The pages of one memory: reference counts, empty pages, and free pages with contents.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Reference counts. A page without references is *empty*, or *idle*: its content is kept until pages are short, and
-/// the one that has been idle for longest goes first.
+/// Reference counts. A page without references is *empty*, or *idle*: its contents stay until pages are short, and the
+/// longest idle one is reused first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pool {
     references: Vec<u32>,
-    /// The lowest goes first, so that pages taken together lie together.
+    /// The lowest is taken first, so that pages taken together are neighbours.
     empty: BTreeSet<u32>,
     /// By age.
     idle: BTreeMap<u64, u32>,
-    /// Of each idle page, its key in `idle`.
+    /// Each idle page's key in `idle`.
     ages: Vec<u64>,
     clock: u64,
 }
@@ -29,7 +29,7 @@ impl Pool {
         (self.empty.len() + self.idle.len()) as u32
     }
 
-    /// Pages without references that hold something.
+    /// Pages without references, but with contents.
     pub(crate) fn idle(&self) -> u32 {
         self.idle.len() as u32
     }
@@ -42,13 +42,13 @@ impl Pool {
         self.empty.contains(&page)
     }
 
-    /// The page that is taken next, and whether it holds something that is lost then.
+    /// The page that is taken next, and whether its contents are lost then.
     pub(crate) fn next(&self) -> Option<(u32, bool)> {
         let empty = self.empty.first().map(|&page| (page, false));
         empty.or_else(|| self.idle.values().next().map(|&page| (page, true)))
     }
 
-    /// One more reference to a page, also to one that has none.
+    /// Adds a reference to a page, which may have none.
     pub(crate) fn refer(&mut self, page: u32) {
         let count = &mut self.references[page as usize];
         if *count == 0 && !self.empty.remove(&page) {
@@ -57,7 +57,7 @@ impl Pool {
         *count += 1;
     }
 
-    /// One reference less; `keeps` says whether the page's content is kept if it was the last.
+    /// Removes a reference. `keeps` says whether the contents stay if it was the last.
     pub(crate) fn release(&mut self, page: u32, keeps: bool) {
         let pages = self.references.len();
         let count = &mut self.references[page as usize];
@@ -76,7 +76,7 @@ impl Pool {
         }
     }
 
-    /// The content of a page is worth nothing any more.
+    /// Drops a page's contents.
     pub(crate) fn forget(&mut self, page: u32) {
         if self.references(page) == 0 && self.idle.remove(&self.ages[page as usize]).is_some() {
             self.empty.insert(page);

@@ -1,19 +1,19 @@
-//! Pages by what they hold, so that a prompt that begins like an earlier one starts with its keys and values.
+//! Pages by contents, so that a prompt with a known beginning starts with its keys and values.
 
 use std::collections::HashMap;
 
-/// The name of a full page's content: a BLAKE3 hash of the salt, of all tokens before the page (through the name of
-/// the page before) and of its own tokens. So equal names mean equal keys and values, and one that was never told the
-/// salt of another finds nothing of it: salts keep tenants, and sessions with interventions, apart.
+/// The name of a full page's contents: a BLAKE3 hash of the salt, of all tokens before the page (through the previous
+/// page's name) and of its own tokens. So equal names mean equal keys and values. Pages with an unknown salt cannot be
+/// found: salts keep tenants, and sessions with interventions, apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageName([u8; 32]);
 
 impl PageName {
-    /// Names the full pages of `tokens` that `names` lacks yet.
+    /// Adds the names of the full pages of `tokens` that `names` lacks.
     ///
-    /// Whatever else enters the keys and values must be in the salt.
+    /// Everything else that keys and values depend on must be part of the salt.
     pub fn extend(names: &mut Vec<PageName>, salt: &[u8], tokens: &[u32], page_tokens: u32) {
-        /// Keeps salts apart from everything else that is hashed.
+        /// Separates salts from everything else that is hashed.
         const SALT: &str = "djinn-vmu 2026-11 salt of a KV prefix";
         let mut name = names.last().map_or_else(|| blake3::derive_key(SALT, salt), |name| name.0);
         for page in tokens.chunks_exact(page_tokens as usize).skip(names.len()) {
@@ -28,7 +28,7 @@ impl PageName {
     }
 }
 
-/// Which page holds what.
+/// Pages by name, and names by page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PrefixIndex {
     by_name: HashMap<PageName, u32>,
@@ -36,12 +36,12 @@ pub(crate) struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// Whether the page is found by its content.
+    /// Whether the page can be found.
     pub(crate) fn holds(&self, page: u32) -> bool {
         self.by_page.contains_key(&page)
     }
 
-    /// The pages of the longest run of `names` that is known.
+    /// The pages of the longest known run of `names`.
     pub(crate) fn find(&self, names: &[PageName]) -> impl Iterator<Item = u32> {
         names.iter().map_while(|name| self.by_name.get(name).copied())
     }
@@ -53,7 +53,7 @@ impl PrefixIndex {
         }
     }
 
-    /// The first page of a name stays the one that is found.
+    /// If the name has a page already, that one stays.
     pub(crate) fn insert(&mut self, name: PageName, page: u32) {
         if !self.by_name.contains_key(&name) && !self.by_page.contains_key(&page) {
             self.by_name.insert(name, page);

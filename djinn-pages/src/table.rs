@@ -1,4 +1,4 @@
-//! Block tables: the pages of one session in order of position, and where they are.
+//! Block tables: a session's pages by position.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,22 +10,21 @@ pub enum Residency {
     Device,
     /// In host memory.
     Host,
-    /// Nowhere: not computed yet, or discarded. It is computed from the tokens when it is wanted.
+    /// Nowhere: not computed yet, or discarded. The tokens are computed again when they are wanted.
     Gone,
-    /// Being copied to host memory; it takes room at both ends.
+    /// Being copied to host memory, with pages at both ends.
     Leaving,
-    /// Being copied to the device; it takes room at both ends.
+    /// Being copied to the device, with pages at both ends.
     Arriving,
 }
 
-/// The pages of one session in order of position, on the device and in host memory. Only [`Pages`](crate::Pages)
-/// changes it, and a table that is dropped leaves its pages held: give it to
-/// [`release`](crate::Pages::release).
+/// A session's pages by position, on the device and in host memory. Only [`Pages`](crate::Pages) changes it. Dropping
+/// a table does not free its pages: [`release`](crate::Pages::release) does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockTable {
     pub(crate) device: Vec<u32>,
     pub(crate) host: Vec<u32>,
-    /// With pages at both ends: whether they are copied to the device.
+    /// If it has pages at both ends: whether they are copied to the device.
     pub(crate) arriving: bool,
 }
 
@@ -52,16 +51,16 @@ impl BlockTable {
     }
 }
 
-/// One page of the device onto another: what a fork needs before it writes.
+/// A copy of one device page to another, before a write to shared contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Duplicate {
     /// The shared page.
     pub from: u32,
-    /// The session's own.
+    /// The session's own page.
     pub to: u32,
 }
 
-/// A page's place in both memories.
+/// A pair of pages, one in each memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagePair {
     /// Page of the device.
@@ -70,13 +69,13 @@ pub struct PagePair {
     pub host: u32,
 }
 
-/// What a session's way out or back takes.
+/// The pages of a session's swap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageCopies {
     /// Pages to copy.
     pub copies: Vec<PagePair>,
-    /// Pages that are there already: on the way out, the host has their bytes; on the way back, the device has.
+    /// Pages that need no copy: the other side has their bytes.
     pub kept: Vec<PagePair>,
-    /// On the way out: device pages that hold nothing afterwards.
+    /// On the way out: device pages that are empty afterwards.
     pub emptied: Vec<u32>,
 }

@@ -1,58 +1,58 @@
-//! What clients are told of their sessions.
+//! Answers to clients about their sessions.
 
 use crate::phase::Phase;
 use crate::policy::{Decision, Why};
 use djinn_pages::Residency;
 use serde::{Deserialize, Serialize};
 
-/// What became of a signal.
+/// What the scheduler did with a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SignalOutcome {
-    /// It counts as it is.
+    /// It applies as given.
     Accepted,
-    /// It counts with the longest estimate that is allowed.
+    /// It applies with the longest estimate that is allowed.
     Clipped,
-    /// It counts once the session waits.
+    /// It applies when the session waits.
     Deferred,
-    /// It makes no sense; nothing changed.
+    /// It is invalid. Nothing changed.
     Rejected,
-    /// There is no such session.
+    /// The session does not exist.
     Missing,
 }
 
 /// The answer to a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SignalAnswer {
-    /// What became of it.
+    /// What the scheduler did with it.
     pub outcome: SignalOutcome,
-    /// What the policy would do with the session's pages now. Demand of others may decide otherwise later.
+    /// What the policy would do with the session's pages now. Demand from other sessions may change it later.
     pub decision: Decision,
-    /// Why; serialized as the sentence that it displays.
+    /// The reason, serialized as a sentence.
     pub why: Why,
     /// Bytes of the session's keys and values.
     pub kv_bytes: u64,
-    /// Where they are at this moment.
+    /// Where they are now.
     pub residency: Residency,
-    /// Milliseconds that it takes to have them back, once that is wanted and there is room.
+    /// Milliseconds until they are on the device again, once they are wanted and there is room.
     pub eta_restore_ms: u64,
 }
 
-/// A session at a moment.
+/// A session's present state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SessionReport {
-    /// What it does.
+    /// Its phase.
     pub phase: Phase,
-    /// The tool that it waits for, where one was named.
+    /// The tool that it waits for, if named.
     pub tool: Option<String>,
     /// Tokens of its turns so far.
     pub tokens: u64,
-    /// Those of them whose keys and values exist.
+    /// Tokens with keys and values.
     pub computed: u64,
     /// Bytes of these keys and values.
     pub kv_bytes: u64,
     /// Where they are.
     pub residency: Residency,
-    /// Milliseconds that it takes to have them on the device, once that is wanted and there is room.
+    /// Milliseconds until they are on the device, once they are wanted and there is room.
     pub eta_restore_ms: u64,
 }

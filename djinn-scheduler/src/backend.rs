@@ -1,4 +1,4 @@
-//! Inference backends: who executes plans.
+//! Backends: executors of plans.
 
 use crate::plan::{CopyOutcome, Plan, TurnEnd};
 use crate::session::SessionId;
@@ -6,39 +6,39 @@ use crate::state::State;
 use std::fmt;
 use std::time::Duration;
 
-/// Executes plans. The simulator's is a table of times; an engine's runs a model.
+/// Executes plans. The simulator's backend is a table of times; an engine's runs a model.
 pub trait Backend: fmt::Debug {
     /// The name in the settings.
     fn name(&self) -> &str;
 
-    /// Begins a plan: its copies and its step, after those that are under way. `state` is that after the plan was booked.
-    /// At most one step is under way, and only where the backend [takes the next](Self::takes_next); copies of earlier
-    /// plans may be.
+    /// Begins a plan's copies and its step, after earlier work. `state` is the state after the plan was booked. At
+    /// most one step is under way, unless the backend [takes the next](Self::takes_next); earlier plans' copies may
+    /// be.
     fn submit(&mut self, plan: &Plan, state: &State, now: Duration);
 
-    /// Whether a step in which each session of `plan` computes the token after those of `plan` may be submitted while the
-    /// step of `plan` is under way. None may by default.
+    /// Whether a step in which each session of `plan` computes its next token may be submitted while the step of
+    /// `plan` is under way. By default none may.
     fn takes_next(&self, _plan: &Plan) -> bool {
         false
     }
 
-    /// When to poll next: the end of whatever ends first, or a time that has passed where that is not known,
-    /// which means all the time. `None` if nothing is under way.
+    /// When to poll next: the time of the next end, or a time in the past if only polling can tell. `None` if nothing
+    /// is under way.
     fn next_event(&self) -> Option<Duration>;
 
-    /// What has ended by `now` and was not reported yet.
+    /// What has ended by `now` and was not reported before.
     fn poll(&mut self, now: Duration) -> Completion;
 }
 
 /// What a backend reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
-    /// If the step that was submitted first ended: the sessions whose turn ended with it.
+    /// If the oldest step ended: the sessions whose turn ended with it.
     pub step: Option<Vec<(SessionId, TurnEnd)>>,
-    /// With the step: the sessions that met a breakpoint in it.
+    /// With the step: the sessions that met a breakpoint.
     pub stopped: Vec<SessionId>,
     /// Copies that ended.
     pub copies: Vec<CopyOutcome>,
-    /// The backend is broken, and why: nothing that is under way will end.
+    /// Why the backend is broken, if it is: nothing under way will end.
     pub failure: Option<String>,
 }

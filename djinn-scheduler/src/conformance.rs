@@ -1,4 +1,4 @@
-//! What every eviction policy must satisfy, to be run by the tests of those who write one.
+//! The conformance suite for eviction policies. Run it in the tests of your own policy.
 
 use crate::cost::CostModel;
 use crate::handler::{ChunkedPrefill, DecodeOne};
@@ -40,7 +40,7 @@ pub fn parts(policy: Box<dyn EvictionPolicy>, cost: CostModel) -> Parts {
     }
 }
 
-/// Runs the whole suite over policies that `make` makes.
+/// Runs the suite on policies made by `make`.
 ///
 /// # Panics
 /// With what the policy did wrong.
@@ -52,7 +52,7 @@ pub fn policy(make: &dyn Fn() -> Box<dyn EvictionPolicy>) {
     no_better_than_the_future(make);
 }
 
-/// Sessions that compute, or are not on the device, are never evicted for those who queue.
+/// Sessions that compute, or are not on the device, are never evicted for queued ones.
 fn only_waiting_sessions_are_moved(make: &dyn Fn() -> Box<dyn EvictionPolicy>) {
     let (capacity, cost) = small_machine();
     let mut scheduler = Scheduler::new(capacity, parts(make(), cost)).expect("a small machine");
@@ -87,7 +87,7 @@ fn only_waiting_sessions_are_moved(make: &dyn Fn() -> Box<dyn EvictionPolicy>) {
     }
 }
 
-/// A policy that does not reserve gives every page up on demand, once leases are over.
+/// A policy that does not reserve gives up every page on demand, once leases are over.
 fn demand_is_met_or_refused(make: &dyn Fn() -> Box<dyn EvictionPolicy>) {
     let (capacity, cost) = small_machine();
     let shape = Shape { turns: crate::sim::Distribution::Fixed(1.0), ..waiters() };
@@ -122,7 +122,7 @@ fn run(scheduler: Scheduler, cost: CostModel, workload: &Workload, end: Duration
     simulate(scheduler, Box::new(backend), workload, RunSpan { warm_up: Duration::ZERO, end }, None)
 }
 
-/// Four times the machine, all waiting: each session finishes or is refused.
+/// With four times the machine's load, all waiting, each session finishes or is refused.
 fn everybody_finishes_under_overload(make: &dyn Fn() -> Box<dyn EvictionPolicy>) {
     let (capacity, cost) = small_machine();
     let mut rng = Rng::new(7);
@@ -148,8 +148,8 @@ fn the_same_calls_give_the_same_plans(make: &dyn Fn() -> Box<dyn EvictionPolicy>
     assert_eq!(once(), once(), "two runs differ");
 }
 
-/// On a string of references to contexts of one size, a policy has at least as many misses as Belady's MIN,
-/// if its ranks alone choose the victims.
+/// On a sequence of references to contexts of one size, a policy has at least as many misses as Belady's MIN, if its
+/// ranks alone choose the victims.
 fn no_better_than_the_future(make: &dyn Fn() -> Box<dyn EvictionPolicy>) {
     for seed in 0..16 {
         let mut rng = Rng::new(seed);
@@ -211,7 +211,7 @@ fn settle(scheduler: &mut Scheduler, session: SessionId, now: Duration) {
     panic!("{session} does not get its turn in 64 plans");
 }
 
-/// Misses of MIN: evict what is used farthest in the future.
+/// Misses of MIN, which evicts what is used farthest in the future.
 fn min_misses(references: &[u64], slots: usize) -> usize {
     let mut held: Vec<u64> = Vec::new();
     let mut missed = 0;

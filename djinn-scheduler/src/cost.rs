@@ -1,4 +1,4 @@
-//! What moving or recomputing a session's state costs.
+//! The cost of copying or recomputing a session's state.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl CostModel {
         self.swap_out(pages) + self.swap_in(pages)
     }
 
-    /// Time to compute the keys and values of `tokens` again. Unlike a copy, it keeps others from computing.
+    /// Time to compute the keys and values of `tokens` again. Unlike a copy, it keeps other sessions from computing.
     pub fn recompute(&self, tokens: u64) -> Duration {
         seconds(tokens as f64 / self.prefill_tokens_per_s)
     }
@@ -43,7 +43,7 @@ impl CostModel {
         self.page_bytes.saturating_mul(pages as u64)
     }
 
-    /// Which figure makes no sense, if any.
+    /// The first invalid figure, if any.
     pub(crate) fn problem(&self) -> Option<&'static str> {
         let positive = |rate: f64| rate.is_finite() && rate > 0.0;
         match () {
@@ -56,7 +56,7 @@ impl CostModel {
     }
 }
 
-/// A span of time from seconds; what is negative or no number is 0, and a century is the most.
+/// A duration from seconds. Negative values and NaN give 0; the most is a century.
 pub(crate) fn seconds(value: f64) -> Duration {
     const CENTURY_S: f64 = 3.2e9;
     Duration::from_secs_f64(if value > 0.0 { value.min(CENTURY_S) } else { 0.0 })

@@ -1,4 +1,4 @@
-//! The event loop: clients, the scheduler and a backend, in simulated time or in the machine's.
+//! Runs a workload through the event loop, in simulated or real time.
 
 mod clock;
 mod run;
@@ -13,21 +13,21 @@ use crate::sim::{Oracle, Report, Workload};
 use run::Run;
 use std::time::Duration;
 
-/// What is run, and what of it is measured.
+/// The length of a run, and its measured part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunSpan {
-    /// Nothing counts before: the machine fills.
+    /// Events before this time are not counted, while the machine fills.
     pub warm_up: Duration,
-    /// The end. A workload that ends is over earlier.
+    /// The end. A workload may be over earlier.
     pub end: Duration,
 }
 
-/// Runs a workload through a scheduler and a backend until the span's end, or until nothing is left to happen.
-/// What is open then is aborted, and what is under way is waited for, so that the backend has its pages back.
+/// Runs a workload through a scheduler and a backend until the span's end, or until nothing can happen. Open sessions
+/// are then aborted, and work under way is awaited, so that the backend has its pages back.
 ///
-/// Times are `clock`'s. With a [`WallClock`] clients act when their time has come, also while a step is under
-/// way; they ask when the workload says, so that a driver that is late counts as latency. `oracle` learns the
-/// ends of waits before they come, for [`Belady`](crate::sim::Belady).
+/// Times are `clock`'s. With a [`WallClock`] clients act at their time, even while a step is under way. Latency counts
+/// from the time in the workload, so a late driver shows as latency. `oracle` learns the ends of waits in advance, for
+/// [`Belady`](crate::sim::Belady).
 ///
 /// A backend that fails ends the run at once: [`Report::failure`] says why.
 pub fn drive(

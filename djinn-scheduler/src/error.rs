@@ -8,17 +8,17 @@ use std::path::PathBuf;
 /// Result of the scheduler.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a request to the scheduler was not carried out. Each is one line with the remedy.
+/// Why the scheduler refused a request. Each message is one line and says what to do.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No session has this name.
+    /// The session does not exist.
     #[error("{session} does not exist; it ended, was refused, or never came")]
     Missing {
         /// The name.
         session: SessionId,
     },
-    /// The name is taken.
+    /// The id is in use.
     #[error("{session} exists already; choose another id")]
     Exists {
         /// The name.
@@ -30,7 +30,7 @@ pub enum Error {
         /// The session.
         session: SessionId,
     },
-    /// The turn would not fit into the session's context.
+    /// The turn does not fit into the session's context.
     #[error(
         "{session}: the turn needs {tokens} tokens of context and the session may hold {limit}; shorten it or start a new session"
     )]
@@ -42,14 +42,14 @@ pub enum Error {
         /// Tokens that it may hold.
         limit: u64,
     },
-    /// The phase does not allow it.
+    /// The event is invalid in the session's phase.
     #[error("{session} is in the phase {phase}, where {event:?} has no meaning")]
     NotNow {
         /// The session.
         session: SessionId,
         /// Its phase.
         phase: Phase,
-        /// What was asked.
+        /// The event.
         event: EventKind,
     },
     /// Refused under load or for its size.
@@ -57,42 +57,42 @@ pub enum Error {
     Refused {
         /// The session.
         session: SessionId,
-        /// Why.
+        /// The reason.
         why: Refusal,
     },
-    /// The backend is broken: nothing that is under way will end.
+    /// The backend is broken: nothing under way will end.
     #[error("{reason}")]
     Backend {
-        /// Why, as the backend says.
+        /// The backend's reason.
         reason: String,
     },
-    /// A settings text that cannot be used.
+    /// An invalid settings text.
     #[error("line {line}: {field}: {problem}")]
     Settings {
         /// Line of the text, from 1.
         line: usize,
         /// The field.
         field: String,
-        /// What is wrong, and the remedy.
+        /// What is wrong, and what to do.
         problem: String,
     },
-    /// A settings file that cannot be read or used.
+    /// An unreadable or invalid settings file.
     #[error("{}: {problem}", file.display())]
     SettingsFile {
         /// The file.
         file: PathBuf,
-        /// What is wrong, and the remedy.
+        /// What is wrong, and what to do.
         problem: String,
     },
-    /// A field of the settings that cannot be used.
+    /// An invalid field of the settings.
     #[error("{field}: {problem}")]
     Setting {
         /// The field.
         field: String,
-        /// What is wrong, and the remedy.
+        /// What is wrong, and what to do.
         problem: String,
     },
-    /// A machine description that cannot be used.
+    /// An invalid machine description.
     #[error("{what}; {remedy}")]
     Machine {
         /// What is wrong.
@@ -100,14 +100,14 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
-    /// A trace with a broken row.
+    /// An invalid row of a trace.
     #[error("line {line}: {field}: {problem}")]
     Trace {
         /// Line of the file, from 1.
         line: usize,
         /// The column.
         field: &'static str,
-        /// What is wrong, and the remedy.
+        /// What is wrong, and what to do.
         problem: String,
     },
 }

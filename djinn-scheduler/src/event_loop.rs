@@ -1,4 +1,4 @@
-//! The serving loop, the only one: poll the backend, book what ended, plan, submit, know when to look again.
+//! The serving loop, the only one: poll the backend, book what ended, plan, submit, and say when to poll again.
 
 mod vacate;
 
@@ -10,19 +10,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A scheduler and the plans that its backend carries out.
+/// A scheduler and the plans that its backend executes.
 ///
-/// Clients act through [`scheduler_mut`](Self::scheduler_mut); [`pump`](Self::pump) does what follows from it.
+/// Clients act through [`scheduler_mut`](Self::scheduler_mut); [`pump`](Self::pump) then does the work that follows.
 #[derive(Debug)]
 pub struct EventLoop {
     scheduler: Scheduler,
     /// The latest plan.
     plan: Arc<Plan>,
-    /// Plans whose steps are under way, in order: the second was made [ahead](Scheduler::schedule_ahead).
+    /// Plans with steps under way, in order. The second was made [ahead](Scheduler::schedule_ahead).
     under_way: VecDeque<Arc<Plan>>,
-    /// Something changed since the plan was made, beside a step that went on as was foreseen.
+    /// Whether the plan is outdated by anything but a step that ended as foreseen.
     stale: bool,
-    /// No plan can be made ahead of the end of the step under way.
+    /// Whether the next plan must wait for the end of the step under way.
     waits: bool,
 }
 
@@ -60,16 +60,16 @@ impl EventLoop {
         &self.plan
     }
 
-    /// Plans whose steps are under way, in order: two at most.
+    /// Plans with steps under way, in order; two at most.
     pub fn under_way(&self) -> impl Iterator<Item = &Plan> {
         self.under_way.iter().map(|plan| &**plan)
     }
 
-    /// Does one thing that can be done by `now`, and returns at once; `None` if there is none. Call it until then, and
-    /// again at [`next_event`](Self::next_event).
+    /// Does one thing that can be done by `now`, and returns at once; `None` if there is nothing. Call it until it
+    /// returns `None`, and again at [`next_event`](Self::next_event).
     ///
     /// # Errors
-    /// [`Error::Backend`]: the backend is broken, and so is everything under way.
+    /// [`Error::Backend`]: the backend is broken, and all work under way with it.
     pub fn pump(&mut self, backend: &mut dyn Backend, now: Duration) -> Result<Option<Pumped>> {
         let Completion { step, stopped, copies, failure } = backend.poll(now);
         if let Some(reason) = failure {
@@ -93,7 +93,7 @@ impl EventLoop {
         let plan = match self.under_way.front() {
             None if is_due => Some(self.scheduler.schedule(now)),
             Some(before) if !is_due && !self.waits && self.under_way.len() == 1 => {
-                // Where there is none, it is asked for again once the step has ended.
+                // If there is none, it is tried again when the step has ended.
                 self.waits = true;
                 let follows = backend.takes_next(before);
                 follows.then(|| self.scheduler.schedule_ahead(before, now)).flatten()
@@ -109,8 +109,8 @@ impl EventLoop {
         Ok(Some(Pumped::Plan))
     }
 
-    /// When to pump next, unless a client acts before: a time that has passed where only asking tells. `None` if
-    /// nothing is under way or due.
+    /// When to pump next if no client acts before. A time in the past means to poll at once. `None` if nothing is
+    /// under way or due.
     pub fn next_event(&self, backend: &dyn Backend) -> Option<Duration> {
         let stale = self.stale.then_some(Duration::ZERO);
         let wake = stale.or(self.plan.wake).filter(|_| self.under_way.is_empty());

@@ -1,36 +1,36 @@
-//! Phase handlers: what a session in a phase that computes puts into a step.
+//! Phase handlers: what a computing session puts into a step.
 
 use crate::session::Session;
 use std::fmt;
 
-/// What a step has left for the next session.
+/// The room that a step has left for the next session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepRoom {
     /// Rows of the whole step.
     pub rows: u32,
     /// Rows that are left.
     pub rows_left: u32,
-    /// Tokens of a chunk of prefill.
+    /// Tokens of a prefill chunk.
     pub chunk: u32,
     /// Rows of the whole step that one prompt may take.
     pub prompt_rows: u32,
-    /// Sessions that decode in this step already.
+    /// Sessions that decode in this step so far.
     pub decoding: u32,
-    /// Rows that prefill takes in this step already.
+    /// Rows of prefill in this step so far.
     pub prefilling: u32,
 }
 
-/// Fills a step with sessions of one phase. Phases that wait have no rows, so no handler: what happens to
-/// them is the eviction policy's.
+/// Fills a step with sessions of one phase. Waiting phases have no rows and no handler; the eviction policy treats
+/// them.
 pub trait PhaseHandler: fmt::Debug + Send {
     /// The name in the settings.
     fn name(&self) -> &str;
 
-    /// Which phase's sessions enter the step first: lower is earlier. Ties go to decode.
+    /// The order of phases in a step: lower goes first, and decode before prefill on a tie.
     fn order(&self) -> u32;
 
-    /// Tokens that `session` puts into the step; 0 leaves it out. More than `room.rows_left`, or than the
-    /// session has, is cut; a decode is 1 at most.
+    /// Tokens that `session` puts into the step; 0 leaves it out. It is cut to `room.rows_left`, to the session's
+    /// tokens, and to 1 for a decode.
     fn tokens(&self, room: &StepRoom, session: &Session) -> u64;
 }
 
@@ -52,10 +52,9 @@ impl PhaseHandler for DecodeOne {
     }
 }
 
-/// Prefill in whole chunks, which end at multiples of the chunk in the context: what is left of the chunk that
-/// the context ends in, or the prompt's shorter rest, enters a step entirely or not at all, and those after it as far as
-/// the step takes them. So a context that was discarded is computed again in the pieces that it had, and a prefix is
-/// whole chunks.
+/// Prefill in whole chunks, which end at multiples of the chunk size in the context. The rest of the current chunk, or
+/// the shorter rest of the prompt, enters a step as a whole or not at all. Further chunks follow as far as the step
+/// has rows. So a discarded context is computed again with the same boundaries, and a shared prefix is whole chunks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChunkedPrefill;
 

@@ -1,27 +1,27 @@
-//! Session-state management: how many pages a context takes, and where it goes when it leaves the device.
+//! State keepers: how many pages a context takes, and where they go when it leaves the device.
 
 use crate::policy::{Decision, View};
 use crate::session::Session;
 use crate::state::Capacity;
 use std::fmt;
 
-/// Decides where the state of a session goes, and accounts for its size.
+/// Decides where a session's state goes, and how large it is.
 pub trait StateKeeper: fmt::Debug + Send {
     /// The name in the settings.
     fn name(&self) -> &str;
 
-    /// Pages that a context of `tokens` tokens takes. Never fewer for more tokens, and at least 1 for 1.
+    /// Pages for a context of `tokens` tokens. More tokens never take fewer; 1 token takes at least 1.
     fn pages(&self, capacity: &Capacity, tokens: u64) -> u32 {
         capacity.pages(tokens)
     }
 
-    /// What is done with a session on the device when the policy says `wish` of it, or when its pages others
-    /// demand (`pressing`). A swap takes `pages(context)` of `view.host_free`; when `pressing`, an
-    /// answer of `Keep` means that the next candidate is asked.
+    /// What to do with a session on the device if the policy wants `wish`, or if other sessions demand its pages
+    /// (`pressing`). A swap takes `pages(context)` of `view.host_free`. If `pressing`, the answer `Keep` passes on to
+    /// the next candidate.
     fn place(&self, view: &View<'_>, session: &Session, wish: Decision, pressing: bool) -> Decision;
 }
 
-/// The default: to the host while it has room and copies work; otherwise, under demand, recompute.
+/// The default: to the host while it has room and copies work. Otherwise, on demand, discard.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SpillToHost;
 

@@ -1,18 +1,18 @@
 //! Schedules many language-model sessions on one device.
 //!
-//! Agents wait for tools most of the time, and their keys and values wait with them. This crate decides whose
-//! pages stay on the device, whose go to the host and come back, what is computed next, and who is refused.
+//! Agents wait for tools most of the time, and their keys and values wait with them. This crate decides whose pages
+//! stay on the device, whose go to the host and come back, what is computed next, and which session is refused.
 //! Decisions see sizes, times and ids: no clock, no I/O, no device, no threads. The same calls give the same
-//! decisions, so the code that an engine runs is the code that the simulator replays.
+//! decisions, so the simulator runs the same code as an engine.
 //!
-//! - [`Scheduler`]: the state of all sessions; [`schedule`](Scheduler::schedule) gives a [`Plan`],
-//!   [`on_completed`](Scheduler::on_completed) books what came of it, [`signal`](Scheduler::signal) takes hints.
-//! - Four seams, each a trait with a default, chosen by name from [`Settings`] through a [`Registry`]:
+//! - [`Scheduler`]: the state of all sessions. [`schedule`](Scheduler::schedule) gives a [`Plan`],
+//!   [`on_completed`](Scheduler::on_completed) books its outcome, [`signal`](Scheduler::signal) takes hints.
+//! - Four traits with defaults, chosen by name from [`Settings`] through a [`Registry`]:
 //!   [`EvictionPolicy`], [`StateKeeper`], [`PhaseHandler`], [`Backend`].
-//! - [`EventLoop`]: a scheduler and its backend, pumped by what serves sessions.
-//! - [`drive()`]: workloads through that loop, in simulated time or in the machine's, the only place with a clock.
+//! - [`EventLoop`]: a scheduler and its backend, pumped by whatever serves sessions.
+//! - [`drive()`]: workloads through that loop, in simulated or real time; the only part with a clock.
 //! - [`sim`]: discrete events, workloads, traces, reports, and Belady's MIN as the bound.
-//! - [`conformance`]: what every policy must satisfy.
+//! - [`conformance`]: the suite that every policy must pass.
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 

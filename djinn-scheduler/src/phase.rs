@@ -6,19 +6,19 @@ mod tests;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What a session does.
+/// A session's phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Prompt tokens are to be computed, or a discarded context again.
+    /// Computes prompt tokens, or a discarded context again.
     Prefill,
-    /// Generates, one token a step.
+    /// Generates, one token per step.
     Decode,
     /// Waits for a tool.
     IoWait,
-    /// Held at a breakpoint or by its user.
+    /// Held at a breakpoint or by its client.
     Paused,
-    /// Between turns, for a time that is not known.
+    /// Between turns, for an unknown time.
     Idle,
 }
 
@@ -44,10 +44,10 @@ impl fmt::Display for Phase {
     }
 }
 
-/// What may happen to a session.
+/// Events of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EventKind {
-    /// A new session came.
+    /// A new session arrives.
     Arrive,
     /// All its prompt tokens are computed.
     PromptDone,
@@ -55,7 +55,7 @@ pub enum EventKind {
     ToolCall,
     /// The turn ended.
     Finish,
-    /// The client ends the turn, and the session lives on.
+    /// The client ends the turn; the session lives on.
     EndTurn,
     /// The client says that the session waits for a tool.
     SignalIoWait,
@@ -63,9 +63,9 @@ pub enum EventKind {
     SignalCompute,
     /// The client says that the session waits for nothing in particular.
     SignalIdle,
-    /// Another prompt came.
+    /// The next prompt arrives.
     NextTurn,
-    /// The latest tokens are forgotten.
+    /// The latest tokens are dropped.
     Rollback,
     /// Hold it.
     Pause,
@@ -103,22 +103,21 @@ impl EventKind {
 /// What an event does to a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The session goes to this phase.
+    /// The session changes to this phase.
     To(Phase),
-    /// The session stays paused, and goes on in this phase.
+    /// The session stays paused, and will continue in this phase.
     Later(Phase),
-    /// The session goes back to what it did before it was paused; `Decode` becomes `Prefill` where its
-    /// state is gone.
+    /// The session returns to its phase before the pause. `Decode` becomes `Prefill` if its state is gone.
     Back,
-    /// The phase stays; the event's content counts (a new estimate, for instance).
+    /// The phase stays, but the event's content applies, such as a new estimate.
     Stay,
-    /// Kept until the session waits.
+    /// It applies when the session waits.
     Deferred,
-    /// Makes no sense in this phase; nothing changes.
+    /// It is invalid in this phase. Nothing changes.
     Rejected,
     /// The session is over.
     Ended,
-    /// There is no such session.
+    /// The session does not exist.
     Missing,
 }
 

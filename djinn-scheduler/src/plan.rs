@@ -1,37 +1,37 @@
-//! What the scheduler decides, and what came of it. One plan type for every policy.
+//! Plans and their outcomes. All policies use the same plan type.
 
 use crate::session::SessionId;
 use djinn_pages::{Duplicate, PageCopies};
 use std::fmt;
 use std::time::Duration;
 
-/// The next step and the movements of pages beside it.
+/// The next step, and the movements of pages with it.
 ///
-/// The executor frees `discard` and `refused` first, grants pages, starts the copies, then runs the batch.
-/// Copies may last longer than the step.
+/// The executor first frees `discard` and `refused`, then grants pages, starts the copies, and runs the batch. Copies
+/// may last longer than the step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Number of the plan, from 1.
     pub id: u64,
     /// Rows of the step, decodes first.
     pub batch: Vec<ScheduledSession>,
-    /// Device pages that sessions get, before the step.
+    /// Device pages that sessions get before the step.
     pub grants: Vec<Grant>,
-    /// Shared pages that sessions of the step write to, and are copied before it.
+    /// Shared pages that the step's sessions write to; they are copied before it.
     pub duplicates: Vec<Duplicate>,
-    /// [Rewrites](crate::Rewrite) by session and number, in order: they are done before the step.
+    /// Numbers of [rewrites](crate::Rewrite) by session, in order. They are applied before the step.
     pub rewrites: Vec<(SessionId, u64)>,
     /// Sessions whose pages are copied to the host.
     pub swap_out: Vec<Move>,
     /// Sessions whose pages are copied to the device.
     pub swap_in: Vec<Move>,
-    /// Sessions whose pages are given up; their tokens are computed again when they are wanted.
+    /// Sessions whose pages are freed. Their tokens are computed again when they are wanted.
     pub discard: Vec<SessionId>,
-    /// Sessions that end here, with status 429 or 413, and why.
+    /// Sessions that end here, with status 429 or 413, and the reason.
     pub refused: Vec<(SessionId, Refusal)>,
-    /// Device pages that are still missing for those who queue, or are about to come back.
+    /// Device pages that are still missing for queued sessions, or for those about to come back.
     pub short: u32,
-    /// When to ask again, if nothing happens before.
+    /// When to plan again if nothing happens before.
     pub wake: Option<Duration>,
 }
 
@@ -60,7 +60,7 @@ impl Plan {
 /// One session's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduledSession {
-    /// A run of prompt tokens. The prompt's last token yields the first generated one.
+    /// A run of prompt tokens. The prompt's last token gives the first generated one.
     Prefill {
         /// The session.
         session: SessionId,
@@ -98,11 +98,11 @@ impl ScheduledSession {
 pub struct Grant {
     /// The session.
     pub session: SessionId,
-    /// Pages that it has with them.
+    /// Number of its pages with these.
     pub pages: u32,
-    /// Tokens of its prompt that others computed, and whose pages it has from now on.
+    /// Tokens of its prompt whose pages are shared from now on, since other sessions computed them.
     pub found: u64,
-    /// Pages that hold nothing yet.
+    /// Pages without contents yet.
     pub fresh: Vec<u32>,
 }
 
@@ -111,9 +111,9 @@ pub struct Grant {
 pub struct Move {
     /// The session.
     pub session: SessionId,
-    /// Pages that are copied.
+    /// Number of pages.
     pub pages: u32,
-    /// Which pages go where.
+    /// The pages, at both ends.
     pub way: PageCopies,
 }
 
@@ -122,7 +122,7 @@ pub struct Move {
 pub enum Refusal {
     /// It can never fit the device (status 413).
     TooLarge {
-        /// Pages that it may come to need.
+        /// Pages that it may need.
         pages: u32,
         /// Pages of the device.
         device_pages: u32,
@@ -132,15 +132,15 @@ pub enum Refusal {
         /// Sessions that queue.
         queued: usize,
     },
-    /// It found no room for too long (status 429).
+    /// It found no room within the time limit (status 429).
     QueueTimeout {
-        /// Since it became ready, or computed last.
+        /// Time since it became ready, or last computed.
         waited: Duration,
     },
 }
 
 impl Refusal {
-    /// The HTTP status that says so.
+    /// The HTTP status.
     pub fn status(&self) -> u16 {
         if matches!(self, Refusal::TooLarge { .. }) { 413 } else { 429 }
     }
@@ -163,25 +163,26 @@ impl fmt::Display for Refusal {
 /// How a session's turn ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TurnEnd {
-    /// With a stop token or at its limit: the session is `Idle`.
+    /// With a stop token or at its limit; the session becomes `Idle`.
     Finish,
-    /// With a tool call: the session is `IoWait`.
+    /// With a tool call; the session becomes `IoWait`.
     ToolCall {
-        /// The tool, where known.
+        /// The tool, if known.
         tool: Option<String>,
     },
-    /// It cannot go on: the session ends.
+    /// It cannot continue; the session ends.
     Failed,
 }
 
-/// What came of a plan's step. Entries of the batch that it does not name go on.
+/// The outcome of a plan's step. Sessions of the batch that it does not name continue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Sessions of the batch whose turn ended with this step.
     pub ended: Vec<(SessionId, TurnEnd)>,
-    /// Sessions of the batch that met a breakpoint: their part of the step does not count, and they are paused before it.
+    /// Sessions of the batch that met a breakpoint. Their part of the step does not count, and they are paused before
+    /// it.
     pub stopped: Vec<SessionId>,
-    /// Copies, of this plan or of earlier ones, that ended.
+    /// Ended copies, of this plan or of earlier ones.
     pub copies: Vec<CopyOutcome>,
 }
 
@@ -190,6 +191,6 @@ pub struct Outcome {
 pub struct CopyOutcome {
     /// The session.
     pub session: SessionId,
-    /// Whether every byte arrived.
+    /// Whether all bytes arrived.
     pub ok: bool,
 }

@@ -25,28 +25,28 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// The policy `signal`: weighs by what clients say.
+/// The policy `signal`: weighs by clients' estimates.
 pub type SignalPolicy = CostPolicy<SignalledWaits>;
 
-/// The policy `predicted`: as `signal`, with waits learned online per tool.
+/// The policy `predicted`: as `signal`, with waits learned online for each tool.
 pub type PredictedPolicy = CostPolicy<LearnedWaits>;
 
-/// What a policy may look at.
+/// What a policy sees.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// All sessions and pages.
     pub state: &'a State,
-    /// What copies and recomputation cost.
+    /// The cost of copies and of recomputation.
     pub cost: &'a CostModel,
     /// The time.
     pub now: Duration,
-    /// Device pages that those who queue, or are about to come back, miss.
+    /// Device pages that queued sessions miss, or sessions about to come back.
     pub short: u32,
-    /// Host pages that are free.
+    /// Free host pages.
     pub host_free: u32,
 }
 
-/// What to do with the pages of a session that waits.
+/// What to do with the pages of a waiting session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decision {
@@ -54,20 +54,20 @@ pub enum Decision {
     Keep,
     /// They go to the host.
     Swap,
-    /// They are given up, and computed again when they are wanted.
+    /// They are freed, and computed again when they are wanted.
     Discard,
 }
 
-/// A policy's word on one session.
+/// A policy's verdict on a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// What to do.
     pub decision: Decision,
     /// Why.
     pub why: Why,
-    /// With `Keep`, at the beginning of a wait: for this time no demand takes the pages. The rules bound it.
+    /// With `Keep`, at the beginning of a wait: no demand takes the pages for this time. The rules bound it.
     pub lease: Duration,
-    /// With `Keep`: when the word may change with nothing but time passing.
+    /// With `Keep`: when the verdict may change merely because time has passed.
     pub review: Option<Duration>,
 }
 
@@ -83,7 +83,7 @@ impl Verdict {
     }
 }
 
-/// The reason of a verdict.
+/// The reason for a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// The policy moves nothing.
@@ -92,30 +92,30 @@ pub enum Why {
     OnDemandOnly,
     /// No session needs the pages.
     NoPressure,
-    /// The wait is shorter than it pays to move for.
+    /// The wait is too short for a move to pay.
     Short {
-        /// What is left of the wait.
+        /// The rest of the wait.
         remaining: Duration,
-        /// Time of the copies, and of the recomputation where the host is full.
+        /// Time for the copies, and for the recomputation if the host is full.
         copies: Duration,
     },
     /// The wait is long and pages are missing.
     Long {
-        /// What is left of the wait.
+        /// The rest of the wait.
         remaining: Duration,
-        /// Time of the copies, or of the recomputation.
+        /// Time for the copies, or for the recomputation.
         costs: Duration,
         /// Pages that are missing.
         short: u32,
     },
-    /// The time to keep is not over.
+    /// The time to live is not over.
     WithinTtl {
-        /// The time to keep.
+        /// The time to live.
         ttl: Duration,
     },
-    /// The time to keep is over.
+    /// The time to live is over.
     TtlOver {
-        /// The time to keep.
+        /// The time to live.
         ttl: Duration,
     },
     /// The session's state is not on the device.
@@ -124,11 +124,11 @@ pub enum Why {
     Computing,
     /// The host is full and no session queues.
     HostFull,
-    /// There is no such session.
+    /// The session does not exist.
     Missing,
-    /// An estimate of no time at all.
+    /// An estimate of zero.
     NoTime,
-    /// Another reason, of a policy outside this crate.
+    /// Another reason, of a policy outside of this crate.
     Other(&'static str),
 }
 
@@ -170,30 +170,30 @@ impl Serialize for Why {
     }
 }
 
-/// Chooses whose pages leave. Decisions are pure: the same view gives the same answer; only
+/// Chooses whose pages leave. Decisions are pure: the same view gives the same answer. Only
 /// [`observe`](EvictionPolicy::observe) changes a policy.
 pub trait EvictionPolicy: fmt::Debug + Send {
     /// The name in the settings.
     fn name(&self) -> &str;
 
-    /// Whether a session is admitted only when all pages that it may ever need are free, and then keeps them.
+    /// Whether a session is admitted only with all pages that it may ever need, which it then keeps.
     fn reserves(&self) -> bool {
         false
     }
 
-    /// What to do, unasked, with a session that waits on the device. Asked when its wait begins, and at every
-    /// plan from then on while it has no lease; `view.short` falls as earlier candidates go.
+    /// What to do, without demand, with a session that waits on the device. Asked at the beginning of its wait, and at
+    /// every plan after that while it has no lease. `view.short` falls as earlier candidates go.
     fn verdict(&self, view: &View<'_>, session: &Session) -> Verdict;
 
-    /// The order in which waiting sessions give up pages that others demand: the greatest first, `None`
-    /// never. A policy that answers `None` for ever must reserve.
+    /// The order in which waiting sessions give up pages on demand: the greatest first, `None` never. A policy that
+    /// always answers `None` must reserve.
     fn rank(&self, view: &View<'_>, session: &Session) -> Option<u64>;
 
-    /// From when on a session that waits in host memory should be brought back before it asks.
+    /// When to bring a swapped session back before its client asks.
     fn restore_at(&self, _view: &View<'_>, _session: &Session) -> Option<Duration> {
         None
     }
 
-    /// A wait ended after `lasted`.
+    /// Learns from a wait that ended after `lasted`.
     fn observe(&mut self, _wait: &Wait, _lasted: Duration) {}
 }

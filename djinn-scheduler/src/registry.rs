@@ -1,4 +1,4 @@
-//! Names of parts: constructors by name, so that a settings file can choose and other crates can add.
+//! Constructors by name, so that a settings file can choose parts and other crates can add some.
 
 use crate::backend::Backend;
 use crate::cost::CostModel;
@@ -23,11 +23,11 @@ type Make<T> = Box<dyn Fn() -> Box<T> + Send + Sync>;
 type MakePolicy = Box<dyn Fn(&mut Constants) -> Result<Box<dyn EvictionPolicy>> + Send + Sync>;
 type MakeBackend = Box<dyn Fn(&Capacity, &CostModel) -> Box<dyn Backend> + Send + Sync>;
 
-/// The fields of a policy that reads none.
+/// The settings of a policy without any.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct NoConstants {}
 
-/// Constructors by name. The default has this crate's own parts; a name registered again replaces them.
+/// Constructors by name. The default has this crate's parts. Registering a name again replaces its constructor.
 pub struct Registry {
     policies: BTreeMap<String, MakePolicy>,
     keepers: BTreeMap<String, Make<dyn StateKeeper>>,
@@ -68,8 +68,7 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// Registers an eviction policy. `C` is a struct of the fields that it reads of the settings, [`NoConstants`] if there
-    /// are none.
+    /// Registers an eviction policy. `C` is a struct of the settings that it reads, or [`NoConstants`].
     pub fn policy<C, F>(&mut self, name: &str, make: F) -> &mut Self
     where
         C: DeserializeOwned,
@@ -111,10 +110,10 @@ impl Registry {
         self
     }
 
-    /// The parts that settings choose. Fields that the policy does not read are left to others.
+    /// The parts that settings choose. Fields that the policy does not read are ignored here.
     ///
     /// # Errors
-    /// A name that does not exist, a constant of the policy that is none.
+    /// An unknown name, or an invalid constant of the policy.
     pub fn parts(&self, settings: &Settings, cost: CostModel) -> Result<Parts> {
         Ok(Parts {
             policy: find(&self.policies, "policy", &settings.policy)?(&mut settings.constants.clone())?,
@@ -126,10 +125,10 @@ impl Registry {
         })
     }
 
-    /// Reads settings from YAML, and checks that the names in them exist and that each field is read.
+    /// Reads settings from YAML, and checks that the names exist and that each field is used.
     ///
     /// # Errors
-    /// [`Error::Settings`] has the line, the field and the remedy.
+    /// [`Error::Settings`] has the line, the field and what to do.
     pub fn yaml(&self, text: &str) -> Result<Settings> {
         let settings = Settings::from_yaml(text)?;
         self.check(&settings).map_err(|error| settings::at_its_line(text, error))?;
@@ -146,7 +145,7 @@ impl Registry {
         Ok(settings)
     }
 
-    /// Reads settings from a file, as [`yaml`](Self::yaml) or [`toml`](Self::toml) does by its name's end.
+    /// Reads settings from a file, as [`yaml`](Self::yaml) or [`toml`](Self::toml) does; its extension decides.
     ///
     /// # Errors
     /// [`Error::SettingsFile`].
@@ -173,7 +172,7 @@ impl Registry {
         constants.expect_none(&settings.policy)
     }
 
-    /// A scheduler as settings choose it.
+    /// A scheduler with the parts that settings choose.
     pub fn scheduler(&self, settings: &Settings, capacity: Capacity, cost: CostModel) -> Result<Scheduler> {
         Scheduler::new(capacity, self.parts(settings, cost)?)
     }

@@ -1,4 +1,4 @@
-//! The plan: a pure function of the state.
+//! Makes the plan, a pure function of the state.
 
 mod draft;
 
@@ -11,18 +11,18 @@ use crate::state::State;
 use draft::Draft;
 use std::time::Duration;
 
-/// The exchangeable parts and the constants of a scheduler.
+/// A scheduler's exchangeable parts and constants.
 #[derive(Debug)]
 pub struct Parts {
-    /// Whose pages leave.
+    /// Chooses whose pages leave.
     pub policy: Box<dyn EvictionPolicy>,
-    /// Where they go.
+    /// Chooses where they go.
     pub keeper: Box<dyn StateKeeper>,
-    /// What prefill puts into a step.
+    /// Chooses the prefill of a step.
     pub prefill: Box<dyn PhaseHandler>,
-    /// What decode puts into a step.
+    /// Chooses the decodes of a step.
     pub decode: Box<dyn PhaseHandler>,
-    /// What moving costs.
+    /// The cost of copies and recomputation.
     pub cost: CostModel,
     /// Bounds.
     pub rules: Rules,
@@ -31,17 +31,17 @@ pub struct Parts {
 /// Bounds that make every session finish or be refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
-    /// A session that gets pages keeps them for so long against demand of a better priority.
+    /// How long a session that gets pages keeps them against demand of a better priority.
     pub lease: Duration,
     /// The longest lease that a policy may give a waiting session, from the beginning of its wait.
     pub max_lease: Duration,
     /// The longest estimate of a wait that counts.
     pub max_wait: Duration,
-    /// A session that finds no room for so long is refused.
+    /// A session that finds no room for this time is refused.
     pub queue_timeout: Duration,
-    /// Sessions that may queue.
+    /// The most sessions that may queue.
     pub max_queue: usize,
-    /// Part of the device's pages that is kept free while sessions are off the device.
+    /// The share of device pages that is kept free while sessions are off the device.
     pub headroom: f64,
 }
 
@@ -58,12 +58,12 @@ impl Default for Rules {
     }
 }
 
-/// Decides the next step, and what moves beside it. Call it when no step is under way.
+/// Decides the next step and the movements with it. Call it when no step is under way.
 ///
-/// Sessions on the device get the pages that they grow by; then those that queue are admitted or brought back,
-/// by priority and time of waiting, while pages are free; then those that are due soon. Pages that are missing
-/// come from sessions that wait, in the policy's order, never against a lease, and at last from sessions that
-/// compute and rank behind the one in need. The step takes decodes first and fills up with chunks of prefill.
+/// Sessions on the device get the pages that they grow by. Then queued sessions are admitted or brought back, by
+/// priority and waiting time, while pages are free; then sessions that are due soon. Missing pages come from waiting
+/// sessions, in the policy's order and never against a lease, and at last from computing sessions of lower rank. The
+/// step takes decodes first, then prefill chunks.
 ///
 /// # Panics
 /// If a step is under way.
@@ -80,8 +80,8 @@ pub fn schedule(state: &State, parts: &Parts, now: Duration) -> Plan {
     draft.finish()
 }
 
-/// Decides the step after the one of `before`, which is under way, with sessions [as they will be](State::foresee) after it:
-/// sessions of it that decode. `None` where others would compute as well, or pages are to be moved.
+/// Decides the step after that of `before`, which is under way. Sessions are [as they will be](State::foresee) after
+/// it, and only those of it that decode take part. `None` if others would compute as well, or pages must move.
 pub(crate) fn follow(state: &State, parts: &Parts, before: &Plan, now: Duration) -> Option<Plan> {
     let mut draft = Draft::new(state, parts, now);
     draft.grow();

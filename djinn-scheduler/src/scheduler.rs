@@ -1,4 +1,4 @@
-//! The scheduler: keeps the state, books plans, answers signals.
+//! The scheduler: state, booking of plans, answers to signals.
 
 mod incoming;
 #[cfg(test)]
@@ -16,27 +16,27 @@ use crate::state::{Capacity, State};
 use djinn_pages::{PageCopies, PageName, Pages, Residency};
 use std::time::Duration;
 
-/// What a client does with a session.
+/// A client's request about a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionEvent {
-    /// Another turn.
+    /// The next turn.
     NextTurn {
-        /// Tokens to prefill, at least 1. The last token of the turn before is one of them: it was generated,
-        /// but its keys and values were not computed.
+        /// Tokens to prefill, at least 1. They include the last token of the previous turn, which was generated but
+        /// not computed.
         prompt: u64,
         /// Tokens that the turn may generate, at least 1.
         max_tokens: u64,
     },
-    /// The latest tokens of a session that waits are forgotten. Its pages are given up if they are on their way.
+    /// Drops the latest tokens of a waiting session. Its pages are freed if a copy is under way.
     Rollback {
-        /// The first tokens, which stay.
+        /// The number of first tokens that stay.
         tokens: u64,
     },
-    /// The turn ends, now or with the step that the session is in, as if with the last token; the session waits.
+    /// Ends the turn, now or with the session's present step, as its last token would. The session then waits.
     EndTurn,
-    /// Hold the session; a step that it is in still counts.
+    /// Holds the session. Its present step still counts.
     Pause,
-    /// Let it go on.
+    /// Resumes it.
     Resume,
     /// The client is gone.
     Abort,
@@ -58,8 +58,7 @@ impl SessionEvent {
     }
 }
 
-/// Sessions, pages and the parts that decide about them. Times are spans since any origin that the caller
-/// keeps; they never go back.
+/// Sessions, pages, and the parts that decide about them. Times count from any fixed origin and never go back.
 #[derive(Debug)]
 pub struct Scheduler {
     state: State,
@@ -67,7 +66,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler of an empty machine.
+    /// A scheduler for an empty machine.
     pub fn new(capacity: Capacity, parts: Parts) -> Result<Self> {
         if let Some(what) = parts.cost.problem() {
             let remedy = "give measured rates above 0";
@@ -81,7 +80,7 @@ impl Scheduler {
         &self.state
     }
 
-    /// The pages, for work beside the sessions: what it takes it gives back before the next plan.
+    /// The pages, for work without a session. It must free them before the next plan.
     pub fn pages_mut(&mut self) -> &mut Pages {
         &mut self.state.pages
     }
@@ -91,33 +90,33 @@ impl Scheduler {
         &self.parts
     }
 
-    /// A session comes, with its first turn.
+    /// Adds a session with its first turn.
     pub fn arrive(&mut self, arrival: &Arrival, now: Duration) -> Result<()> {
         self.arrive_from(None, arrival, now)
     }
 
-    /// A session comes whose prompt begins with all tokens of `parent`. It begins with the pages that this one has on
-    /// the device, and waits for no room until it writes.
+    /// Adds a session whose prompt begins with all tokens of `parent`. It shares that session's pages on the device,
+    /// and needs no room until it writes.
     pub fn fork(&mut self, parent: SessionId, arrival: &Arrival, now: Duration) -> Result<()> {
         self.arrive_from(Some(parent), arrival, now)
     }
 
-    /// Says what the full pages of a session's tokens hold: pages of equal names are shared. The names are those of
-    /// all its tokens so far, with any turn that is to come.
+    /// Names the contents of a session's full pages; pages with equal names are shared. The names cover all its tokens
+    /// so far, including those of its next turn.
     pub fn name_pages(&mut self, id: SessionId, names: Vec<PageName>) {
         if let Some(session) = self.state.sessions.get_mut(&id) {
             session.names = names;
         }
     }
 
-    /// From now on a session has this priority.
+    /// Sets a session's priority.
     pub fn set_priority(&mut self, id: SessionId, priority: i32) {
         if let Some(session) = self.state.sessions.get_mut(&id) {
             session.priority = priority;
         }
     }
 
-    /// How a session is at this moment; `None` if there is none.
+    /// A session's present state; `None` if it does not exist.
     pub fn report(&self, id: SessionId) -> Option<SessionReport> {
         let session = self.state.session(id).filter(|session| !session.ending)?;
         let pages = self.parts.keeper.pages(self.state.capacity(), session.context);
@@ -133,7 +132,7 @@ impl Scheduler {
         })
     }
 
-    /// Milliseconds until the session's pages are on the device once they are wanted, if `decision` is done to them.
+    /// Milliseconds until the session's pages are on the device once they are wanted, after `decision`.
     fn restore_ms(&self, session: &Session, decision: Decision) -> u64 {
         let cost = &self.parts.cost;
         let pages = self.parts.keeper.pages(self.state.capacity(), session.context);
@@ -171,7 +170,7 @@ impl Scheduler {
         Err(Error::Refused { session: id, why })
     }
 
-    /// Something happens to a session.
+    /// Applies an event to a session.
     pub fn event(&mut self, id: SessionId, event: SessionEvent, now: Duration) -> Result<()> {
         let session = self.state.sessions.get_mut(&id).filter(|session| !session.ending);
         let session = session.ok_or(Error::Missing { session: id })?;
@@ -181,7 +180,7 @@ impl Scheduler {
             check_turn(id, session.context + session.prompt, prompt, max_tokens, session.limit)?;
         }
         if event == SessionEvent::EndTurn && session.in_step > 0 && !session.surplus {
-            // A step that was begun on a guess that the turn goes on does not count.
+            // A step that was begun ahead does not count.
             session.surplus = session.ahead && session.in_step == 1;
             session.turn_ends = !session.surplus;
             if session.turn_ends {
@@ -218,7 +217,7 @@ impl Scheduler {
         }
     }
 
-    /// A client's hint, and the answer to it.
+    /// Applies a client's hint, and answers it.
     pub fn signal(&mut self, id: SessionId, signal: Signal, now: Duration) -> SignalAnswer {
         let found = self.state.session(id).filter(|session| !session.ending);
         let Some(session) = found else {
@@ -251,8 +250,8 @@ impl Scheduler {
         self.answer(id, outcome, verdict, now)
     }
 
-    /// Changes the wait of a session as its client says, and says what the policy makes of it. The session computes or
-    /// waits, but is not paused.
+    /// Changes a session's wait as its client says. Returns the policy's verdict. The session computes or waits, but
+    /// is not paused.
     fn apply_signal(
         &mut self,
         id: SessionId,
@@ -285,8 +284,8 @@ impl Scheduler {
         (outcome, self.begin_wait(id, now))
     }
 
-    /// Gives a session whose wait begins, or is known better, the lease that the policy wants for it. Returns the
-    /// policy's word.
+    /// Gives a session whose wait begins, or is better known, the lease that the policy wants. Returns the policy's
+    /// verdict.
     fn begin_wait(&mut self, id: SessionId, now: Duration) -> Option<Verdict> {
         let verdict = self.verdict(id, now);
         let keeps = verdict.filter(|verdict| verdict.decision == Decision::Keep);
@@ -299,7 +298,7 @@ impl Scheduler {
         verdict
     }
 
-    /// What the policy says of a session that waits on the device.
+    /// The policy's verdict on a session that waits on the device.
     fn verdict(&self, id: SessionId, now: Duration) -> Option<Verdict> {
         let session = self.state.session(id)?;
         let waits = !session.phase.is_ready() && session.residency() == Residency::Device;
@@ -354,9 +353,9 @@ impl Scheduler {
         plan
     }
 
-    /// Takes all sessions off the device, whose pages are about to be lost: to the host while there is room, those first
-    /// that were used last, or none with `gives_up`. What finds no room is computed again when it is wanted. Call it when
-    /// no step is under way, and plan nothing else before the copies have ended.
+    /// Takes all sessions off the device, whose contents will be lost: to the host while there is room, the latest
+    /// used first, or all discarded if `gives_up`. What finds no room is computed again when it is wanted. Call it
+    /// when no step is under way, and plan nothing else before its copies have ended.
     ///
     /// # Panics
     /// If a step is under way.
@@ -380,10 +379,10 @@ impl Scheduler {
         plan
     }
 
-    /// Decides the step after the one of `before`, which is under way, and books it: each session of `before` whose turn
-    /// does not reach its limit computes the token after, if it decodes then. `None` where that is not all that there is
-    /// to do, or pages are missing: then the next step waits for the end of the one before. Nothing may have happened
-    /// since that was planned. A session whose turn ends earlier has computed one token too many, which is not booked.
+    /// Decides and books the step after that of `before`, which is under way: each decoding session of `before` whose
+    /// turn does not reach its limit computes one more token. `None` if there is other work, or pages are missing; the
+    /// next step then waits for the end of this one. Nothing may have happened since `before` was planned. A session
+    /// whose turn ends earlier has computed one token too many, which is not booked.
     ///
     /// # Panics
     /// If the step of `before` is not the only one under way.
@@ -407,7 +406,7 @@ impl Scheduler {
     /// Books the end of a plan's step, and of copies.
     ///
     /// # Panics
-    /// If the plan's step is not under way, or the outcome names a session that was not in it.
+    /// If the plan's step is not under way, or the outcome names a session outside of it.
     pub fn on_completed(&mut self, plan: &Plan, outcome: &Outcome, now: Duration) {
         assert_eq!(self.state.step(), Some(plan.id), "the step that ended is not the first under way");
         self.state.steps.pop_front();
@@ -475,7 +474,7 @@ impl Scheduler {
         self.end_with(id, Some(Wait::IDLE.to_owned()), now);
     }
 
-    /// A session's turn has ended, and it waits, or will once it is resumed.
+    /// Ends a session's turn. It waits now, or when it is resumed.
     fn end_with(&mut self, id: SessionId, tool: Option<String>, now: Duration) {
         let session = self.session_mut(id);
         session.wait = Some(Wait { tool, since: now, expected: None });
@@ -500,7 +499,7 @@ fn check_turn(id: SessionId, before: u64, prompt: u64, max_tokens: u64, limit: u
     if prompt == 0 || max_tokens == 0 {
         return Err(Error::EmptyTurn { session: id });
     }
-    // The last token needs no room: nothing is computed after it.
+    // Nothing is computed after the last token, so it needs no room.
     let tokens = before.saturating_add(prompt).saturating_add(max_tokens - 1);
     if tokens > limit { Err(Error::TooLong { session: id, tokens, limit }) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! One session: who it is, what it does, how much state it has and where that lies.
+//! A session as the scheduler sees it: phase, sizes, times and pages.
 
 use crate::phase::{EventKind, Next, Phase, transition};
 use crate::rewrite::Rewrites;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-/// Names a session; chosen by the caller, never used twice.
+/// A session's id, chosen by the caller and never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SessionId(pub u64);
 
@@ -18,19 +18,19 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// What a session waits for.
+/// A session's wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// The tool, where the client named one.
+    /// The tool, if the client named one.
     pub tool: Option<String>,
     /// When the wait began.
     pub since: Duration,
-    /// How long it will last from its beginning, as the client said.
+    /// Its length from the beginning, as the client estimated.
     pub expected: Option<Duration>,
 }
 
 impl Wait {
-    /// The name that waits between turns, for nothing in particular, are learned under.
+    /// The name under which waits between turns are learned.
     pub const IDLE: &'static str = "(idle)";
 
     /// How long the session has waited.
@@ -42,7 +42,7 @@ impl Wait {
 /// A new session with its first turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Its name.
+    /// Its id.
     pub id: SessionId,
     /// Lower goes first.
     pub priority: i32,
@@ -54,59 +54,59 @@ pub struct Arrival {
     pub limit: u64,
 }
 
-/// A session as the scheduler sees it: sizes and times, no bytes. Times count from the caller's origin.
+/// A session: sizes and times, no bytes. Times count from the caller's origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Session {
-    /// Its name.
+    /// Its id.
     pub id: SessionId,
-    /// What it does.
+    /// Its phase.
     pub phase: Phase,
     /// Lower goes first.
     pub priority: i32,
-    /// Tokens whose keys and values exist.
+    /// Tokens with keys and values.
     pub context: u64,
-    /// Tokens that are known but not prefilled yet; a discarded context becomes these.
+    /// Known tokens that are not computed yet, including a discarded context.
     pub prompt: u64,
     /// The most tokens that its context may hold.
     pub limit: u64,
-    /// Of this turn's prompt, the tokens whose keys and values existed when it was first computed; not known before.
+    /// Tokens of this turn's prompt that had keys and values when it was first computed; `None` before that.
     pub reused: Option<u64>,
     /// Tokens generated in this turn.
     pub generated: u64,
     /// Tokens that this turn may generate.
     pub max_tokens: u64,
-    /// When it came.
+    /// When it arrived.
     pub arrived: Duration,
     /// When it last became ready to compute.
     pub ready_since: Duration,
     /// When it last computed.
     pub last_use: Duration,
-    /// Until then its pages are its own.
+    /// No demand takes its pages before this time.
     pub lease_until: Duration,
-    /// What it waits for, in the phases `IoWait` and `Idle`.
+    /// Its wait, in the phases `IoWait` and `Idle`.
     pub wait: Option<Wait>,
     /// The phase before `Paused`.
     pub paused_from: Option<Phase>,
     /// Copies that failed in a row.
     pub failed_copies: u32,
-    /// Tokens that it puts into the steps under way; 0 means it takes no part.
+    /// Its tokens in the steps under way; 0 if it is in none.
     pub in_step: u64,
     /// Its pages.
     pub(crate) table: BlockTable,
-    /// Names of the full pages of its tokens: what others may share, and what it may find.
+    /// Names of the full pages of its tokens, for sharing.
     pub(crate) names: Vec<PageName>,
-    /// Tokens that were ever computed, and how many of the first ones were computed in whole prefill chunks.
+    /// Tokens that were ever computed, and how many of the first ones in whole prefill chunks.
     pub(crate) computed: u64,
     pub(crate) in_whole_chunks: u64,
     pub(crate) rewrites: Rewrites,
     pub(crate) deferred: Option<crate::signal::Signal>,
     pub(crate) prefetched: bool,
-    /// Its turn ends with the first step that it is in.
+    /// Whether its turn ends with the first step that it is in.
     pub(crate) turn_ends: bool,
-    /// The last step that it is in was planned ahead of the one before.
+    /// Whether its last step was planned ahead.
     pub(crate) ahead: bool,
-    /// Its turn ended before the step that it is in, which does not count.
+    /// Whether its turn ended before its present step, which then does not count.
     pub(crate) surplus: bool,
     pub(crate) ending: bool,
 }
@@ -150,29 +150,29 @@ impl Session {
         self.table.residency()
     }
 
-    /// Its pages in order of position.
+    /// Its pages by position.
     pub fn table(&self) -> &BlockTable {
         &self.table
     }
 
-    /// Device pages held, shared and reserved ones included.
+    /// Number of device pages, including shared and reserved ones.
     pub fn device_pages(&self) -> u32 {
         self.table.device().len() as u32
     }
 
-    /// Host pages held.
+    /// Number of host pages.
     pub fn host_pages(&self) -> u32 {
         self.table.host().len() as u32
     }
 
-    /// The most tokens that may be taken from pages found by name. Positions that were computed otherwise than in whole
-    /// prefill chunks may differ from what others computed in the last bits.
+    /// The most tokens that it may share by name. Positions that were not computed in whole prefill chunks may differ
+    /// in the last bits.
     pub(crate) fn findable(&self) -> u64 {
         let tokens = self.prompt.saturating_sub(1);
         if self.computed > self.in_whole_chunks { tokens.min(self.in_whole_chunks) } else { tokens }
     }
 
-    /// Books tokens of the context: `whole` says that they are whole prefill chunks.
+    /// Adds tokens to the context; `whole` says that they are whole prefill chunks.
     pub(crate) fn extend(&mut self, tokens: u64, whole: bool) {
         let end = self.context + tokens;
         if whole && self.context.max(self.computed) <= self.in_whole_chunks {
@@ -182,7 +182,7 @@ impl Session {
         self.computed = self.computed.max(end);
     }
 
-    /// Places in the table of the pages that hold something and that its next step writes to.
+    /// Page table indices of the pages with contents that its next step writes to.
     pub(crate) fn written_pages(&self, page_tokens: u64) -> BTreeSet<u64> {
         let mut pages = self.rewrites.pages(self.context, page_tokens);
         if !self.context.is_multiple_of(page_tokens) {
@@ -191,7 +191,7 @@ impl Session {
         pages
     }
 
-    /// Does to the phase what the table says of `event`: nothing else changes phases.
+    /// Applies the table's transition for `event`; nothing else changes phases.
     pub(crate) fn apply(&mut self, event: EventKind) -> Next {
         let next = transition(Some(self.phase), event);
         match next {
@@ -199,7 +199,7 @@ impl Session {
                 self.paused_from = (phase == Phase::Paused).then_some(self.phase);
                 self.phase = phase;
             }
-            // It was paused while it waited: no turn is there to end.
+            // It was paused while it waited, so there is no turn to end.
             Next::Later(_) if self.paused_from.is_some_and(|phase| !phase.is_ready()) => return Next::Stay,
             Next::Later(phase) => self.paused_from = Some(phase),
             Next::Back => {
@@ -214,42 +214,42 @@ impl Session {
         next
     }
 
-    /// The context at which the last step that it is in begins, of whose tokens there are `tokens`.
+    /// The context at which its last step begins, which has `tokens` tokens.
     pub fn step_begins_at(&self, tokens: u64) -> u64 {
         self.context + self.in_step - tokens
     }
 
-    /// Whether it goes as soon as the step and the copy that it is in have ended.
+    /// Whether it ends with its present step and copy.
     pub fn is_ending(&self) -> bool {
         self.ending
     }
 
-    /// Whether it would compute if it could.
+    /// Whether it could compute.
     pub fn is_ready(&self) -> bool {
         self.phase.is_ready() && !self.ending
     }
 
-    /// Whether it waits for something outside, with nothing under way that concerns it.
+    /// Whether it waits for its client, with nothing under way.
     pub fn is_parked(&self) -> bool {
         !self.phase.is_ready() && !self.ending && self.in_step == 0
     }
 
-    /// Tokens that its context will hold once its next token is generated.
+    /// Tokens of its context after its next token.
     pub fn wanted_tokens(&self) -> u64 {
         (self.context + self.prompt + 1).min(self.limit)
     }
 
-    /// The order in which sessions are served: priority, then who has been ready for longest.
+    /// The order of service: priority, then the longest ready.
     pub fn rank(&self) -> (i32, Duration, SessionId) {
         (self.priority, self.ready_since, self.id)
     }
 
-    /// Since when a session that is ready has not computed.
+    /// Since when a ready session has not computed.
     pub(crate) fn starving_since(&self) -> Duration {
         self.ready_since.max(self.last_use)
     }
 
-    /// Since when it has done nothing: the start of its wait, or its last use.
+    /// Since when it has been inactive: the start of its wait, or its last use.
     pub fn quiet_since(&self) -> Duration {
         self.wait.as_ref().map_or(self.last_use, |wait| wait.since)
     }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::schedule::Rules;
 use serde::{Deserialize, Deserializer};
 
-/// The table `scheduler` of a settings file. What is left out has its default.
+/// The table `scheduler` of a settings file. Omitted fields have their defaults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Name of the eviction policy: one of [`Registry::policies`](crate::Registry::policies).
@@ -22,11 +22,11 @@ pub struct Settings {
     pub prefill: String,
     /// Name of the handler of decode: `single`, or a registered one.
     pub decode: String,
-    /// Name of the backend, where the file names one.
+    /// Name of the backend, if the file names one.
     pub backend: Option<String>,
     /// Bounds.
     pub rules: Rules,
-    /// All other fields: the policy's.
+    /// All other fields, which belong to the policy.
     pub constants: Constants,
 }
 
@@ -44,7 +44,7 @@ impl Default for Settings {
     }
 }
 
-/// Other tables of the same file belong to others.
+/// Other tables of the file are ignored here.
 #[derive(Debug, Default, Deserialize)]
 struct File {
     #[serde(default)]
@@ -93,11 +93,11 @@ fn some<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D:
 }
 
 impl Settings {
-    /// Reads the table `scheduler` of a YAML text. What the policy's constants say is checked by
-    /// [`Registry::yaml`](crate::Registry::yaml).
+    /// Reads the table `scheduler` of a YAML text. [`Registry::yaml`](crate::Registry::yaml) also checks the policy's
+    /// constants.
     ///
     /// # Errors
-    /// [`Error::Settings`] has the line, the field and the remedy.
+    /// [`Error::Settings`] has the line, the field and what to do.
     pub fn from_yaml(text: &str) -> Result<Self> {
         if text.trim().is_empty() {
             return Ok(Settings::default());
@@ -138,7 +138,7 @@ impl Settings {
     }
 }
 
-/// The same with the line of the text that sets the field.
+/// The same error with the line that sets the field.
 pub(crate) fn at_its_line(text: &str, error: Error) -> Error {
     match error {
         Error::Setting { field, problem } => {
@@ -159,7 +159,7 @@ fn names(line: &str, field: &str) -> bool {
     })
 }
 
-/// An error of a reader: its line, the field on that line, and the remedy.
+/// A parser's error: its line, the field on that line, and what to do.
 fn malformed(text: &str, line: usize, detail: &str) -> Error {
     let source = text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
     let is_name = |c: char| c.is_alphanumeric() || c == '_';

@@ -1,15 +1,15 @@
-//! What clients say about their sessions.
+//! Clients' hints about their sessions.
 
 use crate::phase::EventKind;
 use serde::{Deserialize, Serialize};
 
-/// A hint. It changes when a session's state moves, never what the session computes.
+/// A hint. It changes when a session's state moves, never its tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "phase", rename_all = "snake_case")]
 pub enum Signal {
     /// The session waits for a tool.
     IoWait {
-        /// The tool; waits are learned by this name.
+        /// The tool; waits are learned by its name.
         #[serde(default)]
         tool: Option<String>,
         /// Milliseconds from now until the next turn, if known.

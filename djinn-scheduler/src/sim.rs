@@ -1,5 +1,5 @@
-//! A discrete-event simulator that runs the scheduler's own code against a table of times; the workloads and
-//! reports that it shares with runs of a real engine ([`drive`](crate::drive())).
+//! A discrete-event simulator. It runs the scheduler's own code with a table of times. Workloads and reports are
+//! shared with runs of a real engine ([`drive`](crate::drive())).
 
 mod backend;
 mod belady;

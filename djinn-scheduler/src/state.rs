@@ -1,4 +1,4 @@
-//! All sessions and all pages: who holds what. The only place where pages change hands.
+//! All sessions and pages. Pages change hands only here.
 
 use crate::error::{Error, Result};
 use crate::phase::{EventKind, Phase};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// What the machine has.
+/// The machine's capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Capacity {
@@ -23,9 +23,9 @@ pub struct Capacity {
     pub rows: u32,
     /// Sessions of a step.
     pub sequences: u32,
-    /// Tokens of a chunk of prefill. Prefill is computed in pieces that end at multiples of this size in the
-    /// context, or with the prompt, so that results do not depend on neighbours. A step takes as many successive ones of
-    /// a prompt as fit its rows beside the decodes of all other sessions.
+    /// Tokens of a prefill chunk. Prompts are computed in pieces that end at multiples of this size in the context, or
+    /// with the prompt, so that results do not depend on other sessions. A step takes as many successive pieces of a
+    /// prompt as fit its rows beside the decodes of all other sessions.
     pub chunk: u32,
 }
 
@@ -61,7 +61,7 @@ impl Capacity {
     }
 }
 
-/// What of a session a step changes when it ends.
+/// The fields of a session that the end of a step changes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
     id: SessionId,
@@ -90,14 +90,14 @@ pub struct State {
     pub(crate) capacity: Capacity,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     pub(crate) pages: Pages,
-    /// The plans whose steps are under way, in order.
+    /// The plans with steps under way, in order.
     pub(crate) steps: VecDeque<u64>,
     pub(crate) plans: u64,
     /// Device pages that were missing at the last plan.
     pub(crate) short: u32,
-    /// Pages that sessions to come hold, while their keys and values are brought in.
+    /// Pages of imported sessions that are not complete yet.
     pub(crate) incoming: BTreeMap<SessionId, BlockTable>,
-    /// Device pages that the next such session waits for.
+    /// Device pages that the next imported session waits for.
     pub(crate) demanded: u32,
 }
 
@@ -118,7 +118,7 @@ impl State {
         })
     }
 
-    /// What the machine has.
+    /// The machine's capacity.
     pub fn capacity(&self) -> &Capacity {
         &self.capacity
     }
@@ -133,7 +133,7 @@ impl State {
         self.sessions.get(&id)
     }
 
-    /// Who holds which page.
+    /// The pages and their holders.
     pub fn pages(&self) -> &Pages {
         &self.pages
     }
@@ -153,15 +153,15 @@ impl State {
         self.short
     }
 
-    /// The number of the plan whose step is under way; of the first, where there are two.
+    /// The number of the plan whose step is under way; of the first, if there are two.
     pub fn step(&self) -> Option<u64> {
         self.steps.front().copied()
     }
 
-    /// Checks the accounts: every page is free or held by the sessions that are counted.
+    /// Checks that every page is free or held by the counted sessions.
     ///
     /// # Panics
-    /// If they do not: a bug of the scheduler.
+    /// If one is not: a bug of the scheduler.
     pub fn audit(&self) {
         self.pages.audit(self.sessions.values().map(Session::table).chain(self.incoming.values()));
         for s in self.sessions.values() {
@@ -175,14 +175,14 @@ impl State {
         self.sessions.get_mut(&id).unwrap_or_else(|| panic!("{id} is in a plan but not in the state"))
     }
 
-    /// The pages, and a session's own part.
+    /// The pages and a session, both mutable.
     fn with(&mut self, id: SessionId) -> (&mut Pages, &mut Session) {
         let session = self.sessions.get_mut(&id);
         (&mut self.pages, session.unwrap_or_else(|| panic!("{id} is in a plan but not in the state")))
     }
 
-    /// Pages on the device that hold what a session off the device would have there: those of its prefix that
-    /// others computed, or those that others brought back.
+    /// Device pages with the contents of a session that is off the device: those of its prefix that others computed or
+    /// brought back.
     pub(crate) fn present(&self, session: &Session) -> Vec<u32> {
         if session.residency() != Residency::Gone {
             return self.pages.returned(&session.table);
@@ -199,13 +199,13 @@ impl State {
         found
     }
 
-    /// How many pages that a session's next step writes to are held by others as well.
+    /// How many pages that a session's next step writes to are shared.
     pub(crate) fn shared_writes(&self, session: &Session) -> u32 {
         let pages = session.written_pages(self.capacity.page_tokens.into()).into_iter();
         pages.filter(|&at| self.pages.is_shared(&session.table, at)).count() as u32
     }
 
-    /// A new session that begins with what `parent` has on the device.
+    /// A new session that begins with the pages of `parent` on the device.
     pub(crate) fn fork(&mut self, parent: SessionId, session: &mut Session) {
         let Some(parent) = self.sessions.get(&parent) else { return };
         session.rewrites = parent.rewrites.clone();
@@ -219,11 +219,11 @@ impl State {
         session.context = tokens;
     }
 
-    /// Books what a plan moves, grants and computes, and writes into it which pages these are. A page that leaves is
-    /// free once its copy has ended.
+    /// Books what a plan moves, grants and computes, and writes the page numbers into it. A page that leaves is free
+    /// when its copy has ended.
     pub(crate) fn begin(&mut self, plan: &mut Plan, lease: Duration, now: Duration) {
         (self.plans, self.short) = (plan.id, plan.short);
-        // What the plan counts on is held before anything is given away.
+        // Pages that the plan counts on are held before any is given away.
         let counted: Vec<u32> =
             plan.grants.iter().flat_map(|grant| self.present(&self.sessions[&grant.session])).collect();
         let mut counted = self.pages.attach(&counted);
@@ -236,7 +236,7 @@ impl State {
         let (discarded, wake) = (plan.discard.len(), &mut plan.wake);
         plan.swap_out.retain_mut(|copy| {
             let (pages, session) = self.with(copy.session);
-            // Copies that it counted on may have gone with a session that was given up.
+            // Copies that it counted on may be gone with a discarded session.
             if pages.host_need(&session.table, copy.pages) > pages.host_free() {
                 plan.discard.push(copy.session);
                 return false;
@@ -263,7 +263,7 @@ impl State {
             let (pages, session) = self.with(grant.session);
             session.lease_until = session.lease_until.max(now + lease);
             if session.residency() == Residency::Arriving {
-                // Beside those that the copies fill.
+                // Without those that the copies fill.
                 grant.fresh = session.table.device()[session.table.host().len()..].to_vec();
                 continue;
             }
@@ -298,8 +298,8 @@ impl State {
         }
     }
 
-    /// Books a step that has run: contexts grow, and whole prefill chunks are found by others. Phases are the
-    /// scheduler's.
+    /// Books a finished step: contexts grow, and whole prefill chunks become shareable. Phases are left to the
+    /// scheduler.
     pub(crate) fn advance(&mut self, entry: &ScheduledSession, now: Duration) {
         let Capacity { chunk, page_tokens, .. } = self.capacity;
         let (pages, session) = self.with(entry.session());
@@ -327,15 +327,15 @@ impl State {
         }
     }
 
-    /// Books a step that has run and does not count for a session.
+    /// Books a finished step that does not count for a session.
     pub(crate) fn take_back(&mut self, entry: &ScheduledSession, now: Duration) {
         let session = self.must(entry.session());
         session.in_step -= entry.tokens();
         session.last_use = now;
     }
 
-    /// Puts the sessions of the step under way where they will be after it if no turn ends before its limit, and gives
-    /// where they are.
+    /// Changes the sessions of the step under way to their state after it, if no turn ends before its limit. Returns
+    /// their present state.
     pub(crate) fn foresee(&mut self, plan: &Plan) -> Vec<Standing> {
         let foresee = |entry: &ScheduledSession| {
             let session = self.must(entry.session());
@@ -361,18 +361,18 @@ impl State {
         plan.batch.iter().map(foresee).collect()
     }
 
-    /// Puts sessions back where they are.
+    /// Restores the sessions' present state.
     pub(crate) fn restore(&mut self, before: Vec<Standing>) {
         before.into_iter().for_each(|standing| standing.restore(self.must(standing.id)));
     }
 
-    /// Books a copy that has ended. Returns whether the session's state is lost by it.
+    /// Books an ended copy. Returns whether the session's state is lost.
     pub(crate) fn settle(&mut self, copy: CopyOutcome) -> bool {
         let CopyOutcome { session: id, ok } = copy;
         let Some(session) = self.sessions.get_mut(&id) else { return false };
         session.failed_copies = if ok { 0 } else { session.failed_copies + 1 };
         self.pages.end_copy(&mut session.table, ok);
-        // Without a context, it was rolled back on its way.
+        // Without a context, it was rolled back during the copy.
         let lost = session.residency() == Residency::Gone || session.context == 0;
         if lost {
             self.discard(id);
@@ -383,17 +383,17 @@ impl State {
         lost
     }
 
-    /// Gives a session's pages back; its tokens are to be computed again.
+    /// Frees a session's pages. Its tokens will be computed again.
     pub(crate) fn discard(&mut self, id: SessionId) {
         let (pages, session) = self.with(id);
-        // A session that decodes has chosen a token that it has not computed: it comes after the rest.
+        // A decoding session has a chosen token that is not computed. It comes after the rest.
         let pending = session.phase == Phase::Decode || session.paused_from == Some(Phase::Decode);
         session.prompt += std::mem::take(&mut session.context) + u64::from(pending);
         session.rewrites.lose();
         pages.release(&mut session.table);
     }
 
-    /// Forgets all but a session's first tokens. Pages that are on their way are given up once they are there.
+    /// Drops all but a session's first tokens. Pages that are being copied are freed when the copy ends.
     pub(crate) fn roll_back(&mut self, id: SessionId, tokens: u64) {
         let Capacity { page_tokens, .. } = self.capacity;
         let (pages, session) = self.with(id);
@@ -419,7 +419,7 @@ impl State {
         }
     }
 
-    /// Ends a session: at once, or once the step and the copy that it is in have ended.
+    /// Ends a session, at once or when its present step and copy have ended.
     pub(crate) fn remove(&mut self, id: SessionId) {
         let session = self.must(id);
         session.ending = true;

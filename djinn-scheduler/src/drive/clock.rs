@@ -1,23 +1,22 @@
-//! Clocks: simulated time, which jumps, and the machine's, which passes.
+//! Clocks: simulated and real time.
 
 use std::time::{Duration, Instant};
 
-/// What time it is for a driver, and how it waits.
+/// A driver's time, and how it waits.
 pub trait Clock {
     /// The time since the clock's origin. It never goes back.
     fn now(&mut self) -> Duration;
 
-    /// Waits until `until`; for a short moment at most where something is `under_way`, whose end only asking
-    /// tells when it ends.
+    /// Waits until `until`, but only for a short moment if work is `under_way` whose end must be polled.
     fn wait(&mut self, until: Option<Duration>, under_way: bool);
 
-    /// Whether time passes by itself, so that what a call costs can be seen.
+    /// Whether time passes while code runs, so that a call's cost can be measured.
     fn is_real(&self) -> bool {
         true
     }
 }
 
-/// Simulated time: waiting takes none. Backends must know when what is under way ends.
+/// Simulated time: waiting takes none. Backends must know when their work ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Virtual {
     now: Duration,
@@ -37,13 +36,13 @@ impl Clock for Virtual {
     }
 }
 
-/// The machine's monotonic time, from the first look at it.
+/// The machine's monotonic time, from the first call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WallClock {
     origin: Option<Instant>,
 }
 
-/// Longest sleep while something is under way.
+/// The longest sleep while work is under way.
 const MOMENT: Duration = Duration::from_micros(50);
 
 impl Clock for WallClock {
@@ -54,7 +53,7 @@ impl Clock for WallClock {
     fn wait(&mut self, until: Option<Duration>, under_way: bool) {
         let left = until.map(|until| until.saturating_sub(self.now()));
         match (left, under_way) {
-            // It may have ended already: give way to other threads, but look again at once.
+            // It may have ended already: yield to other threads, and poll again at once.
             (Some(Duration::ZERO), true) => std::thread::yield_now(),
             (left, true) => std::thread::sleep(left.unwrap_or(MOMENT).min(MOMENT)),
             (Some(left), false) => std::thread::sleep(left),

@@ -1,4 +1,4 @@
-//! One run: what clients do, what the scheduler plans, what the backend reports.
+//! One run: clients act, the scheduler plans, the backend reports.
 
 use super::{Clock, RunSpan};
 use crate::backend::Backend;
@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
-/// A client that is refused tries its next session after this.
+/// The time after which a refused client tries its next session.
 const BACK_OFF: Duration = Duration::from_secs(1);
 const SAMPLES: u32 = 240;
 
@@ -34,11 +34,11 @@ struct Client {
     script: Script,
     turn: usize,
     asked: Duration,
-    /// When the copy to the device began; the request, if it was under way then.
+    /// When the copy to the device began, or when the request came if that was later.
     restore_from: Option<Duration>,
     first_step: Option<Duration>,
     prefilled: Duration,
-    /// When the client said that it waits, or its turn ended without a word.
+    /// When the client signalled a wait, or when its turn ended without a signal.
     waits_since: Option<Duration>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Run<'a> {
     backend: &'a mut dyn Backend,
     clock: &'a mut dyn Clock,
     agents: Vec<Agent>,
-    /// Tokens that all first prompts begin with.
+    /// Tokens at the beginning of all first prompts.
     shared: u64,
     oracle: Option<&'a Oracle>,
     span: RunSpan,
@@ -55,7 +55,7 @@ pub(super) struct Run<'a> {
     heap: BinaryHeap<Reverse<(Duration, u64, Happening)>>,
     events: u64,
     clients: BTreeMap<SessionId, Client>,
-    /// Since when the sessions whose pages leave have waited.
+    /// For sessions whose pages leave: the beginning of their wait.
     leaving: BTreeMap<SessionId, Duration>,
     next_sample: Duration,
     pub(super) report: Report,
@@ -113,11 +113,11 @@ impl<'a> Run<'a> {
         self.report.measured = self.now.saturating_sub(self.span.warm_up);
     }
 
-    /// Ends what is open, and waits for what is under way. The report is complete before.
+    /// Aborts open sessions and waits for work under way. The report is complete before.
     pub(super) fn close(&mut self) {
         let ids: Vec<_> = self.core.scheduler().state().sessions().map(|session| session.id).collect();
         for id in ids {
-            // One that is ending already is missing to its client.
+            // A session that is ending already is unknown to clients.
             let _missing = self.core.scheduler_mut().event(id, SessionEvent::Abort, self.now);
         }
         while self.report.failure.is_none() {
@@ -154,7 +154,7 @@ impl<'a> Run<'a> {
         self.now >= self.span.warm_up
     }
 
-    /// Clients whose time has come act.
+    /// Lets clients act whose time has come.
     fn happen(&mut self) {
         while let Some(Reverse((at, _, happening))) = self.heap.peek().copied() {
             if at > self.now {
@@ -203,7 +203,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Names of the pages of a first prompt: sessions differ after the tokens that they share.
+    /// Names of the pages of a first prompt. Sessions differ after their shared tokens.
     fn names(&self, id: SessionId, prompt: u64) -> Vec<PageName> {
         let mut names = Vec::new();
         let own = |at: u64| if at < self.shared { 0 } else { id.0 as u32 };
@@ -212,7 +212,7 @@ impl<'a> Run<'a> {
         names
     }
 
-    /// A session's wait is over: its next turn, or its end and its agent's next session.
+    /// Ends a session's wait: its next turn begins, or it ends and its agent begins the next session.
     fn back(&mut self, id: SessionId, asked: Duration) {
         let measured = self.measured();
         let Some(client) = self.clients.get_mut(&id) else { return };
@@ -228,7 +228,7 @@ impl<'a> Run<'a> {
             self.report.finished_in_span += measured as u64;
             return self.start(agent, asked);
         };
-        // The last token of the turn before has no keys and values yet.
+        // The last token of the previous turn has no keys and values yet.
         let event = SessionEvent::NextTurn { prompt: turn.prompt + 1, max_tokens: turn.output };
         let session = self.core.scheduler().state().session(id);
         let arriving = session.is_some_and(|session| session.residency() == Residency::Arriving);

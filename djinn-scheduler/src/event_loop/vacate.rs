@@ -1,4 +1,4 @@
-//! A device that others take over: all sessions leave it.
+//! Takes all sessions off a device that others will use.
 
 use super::EventLoop;
 use crate::backend::Backend;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl EventLoop {
-    /// Begins to take all sessions off the device: see [`Scheduler::vacate`](crate::Scheduler::vacate). Book the copies with
-    /// [`book_copies`](Self::book_copies) before the next call of [`pump`](Self::pump).
+    /// Begins to take all sessions off the device: see [`Scheduler::vacate`](crate::Scheduler::vacate). Book its
+    /// copies with [`book_copies`](Self::book_copies) before the next call of [`pump`](Self::pump).
     ///
     /// # Panics
     /// If a step is under way.
@@ -18,7 +18,7 @@ impl EventLoop {
         self.plan = Arc::new(plan);
     }
 
-    /// Books copies that ended while no step is under way, and plans nothing.
+    /// Books ended copies while no step is under way, and plans nothing.
     ///
     /// # Errors
     /// [`Error::Backend`]: the backend is broken.

@@ -1,17 +1,16 @@
-//! What is learned of tools: how long they take, and how far clients' estimates are to be trusted.
+//! Waits learned by tool, and the reliability of clients' estimates.
 
 use super::{Forecast, Waits};
 use crate::session::{Session, Wait};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Tools that are told apart; more than these are learned together.
+/// The most tools with statistics of their own. Others share one.
 const TOOLS: usize = 256;
-/// Estimates that must have been seen before they are judged.
+/// Estimates that must be seen before they are judged.
 const JUDGED_AFTER: u64 = 5;
 
-/// Forecasts by tool, learned online. A tool that is new starts with what all tools together
-/// did.
+/// Forecasts by tool, learned online. A new tool begins with the statistics of all tools.
 #[derive(Clone, Debug)]
 pub struct LearnedWaits {
     all: Tool,
@@ -21,7 +20,9 @@ pub struct LearnedWaits {
 #[derive(Clone, Debug)]
 struct Tool {
     waits: Waits,
-    /// Mean of |ln(actual / estimate)|, and how many estimates it is of.
+    /// Mean of
+    /// ln(actual / estimate)
+    /// , and the number of its estimates.
     error: f64,
     estimates: u64,
     /// Half the distance between quartiles, in natural logarithms: the error of guessing the median.
@@ -45,7 +46,7 @@ impl Tool {
         }
     }
 
-    /// The client's estimate, where estimates have been better than the histogram.
+    /// The client's estimate, if estimates have been better than the histogram.
     fn believed(&self, wait: &Wait, now: Duration) -> Option<Duration> {
         let expected = wait.expected.filter(|&expected| wait.elapsed(now) < expected)?;
         (self.estimates < JUDGED_AFTER || self.error < self.spread).then_some(expected)
@@ -58,12 +59,12 @@ fn spread(waits: &Waits) -> f64 {
 }
 
 impl LearnedWaits {
-    /// Before anything is learned, waits are around `default_wait`, within a factor of 8 either way.
+    /// Before anything is learned, waits are assumed near `default_wait`, within a factor of 8 either way.
     pub fn new(default_wait: Duration) -> Self {
         LearnedWaits { all: Tool::new(Waits::prior(default_wait, 8.0, 2.0)), tools: BTreeMap::new() }
     }
 
-    /// What is known of a wait's tool.
+    /// The statistics of a tool.
     pub fn waits(&self, tool: Option<&str>) -> &Waits {
         &self.tool(tool).waits
     }
@@ -90,7 +91,7 @@ impl Forecast for LearnedWaits {
         const NARROW: f64 = 0.25;
         let tool = self.tool(wait.tool.as_deref());
         let expected = tool.believed(wait, wait.since).map(|total| wait.since + total);
-        // A spread so small that the early tenth is worth coming back for.
+        // A spread so small that a return at the early tenth pays.
         let learned = || {
             let narrow = tool.waits.seen() >= JUDGED_AFTER && tool.spread < NARROW;
             narrow.then(|| wait.since + tool.waits.quantile(0.1, Duration::ZERO))
@@ -123,7 +124,7 @@ mod tests {
         Wait { tool: Some(tool.to_owned()), since: ms(0), expected: expected.map(ms) }
     }
 
-    /// What is left of a wait at its start, milliseconds.
+    /// The forecast at the beginning of a wait, milliseconds.
     fn forecast(learned: &LearnedWaits, wait: &Wait) -> u64 {
         let arrival = Arrival { id: SessionId(0), priority: 0, prompt: 1, max_tokens: 1, limit: 2 };
         learned.remaining(&Session::new(&arrival, ms(0)), wait, ms(0)).as_millis() as u64

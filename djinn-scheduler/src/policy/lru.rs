@@ -3,7 +3,7 @@
 use super::{EvictionPolicy, Verdict, View, Why};
 use crate::session::Session;
 
-/// Least recently used first, and only when somebody needs the pages.
+/// Least recently used first, and only on demand.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lru;
 

@@ -4,15 +4,15 @@ use super::Forecast;
 use crate::session::{Session, Wait};
 use std::time::Duration;
 
-/// Believes the client's estimate. Without one, or once it has passed, a wait will last as long again as it
-/// has lasted.
+/// Uses the client's estimate. Without one, or after it has passed, a wait is expected to last twice its present
+/// length.
 #[derive(Clone, Copy, Debug)]
 pub struct SignalledWaits {
     default_wait: Duration,
 }
 
 impl SignalledWaits {
-    /// Waits that nothing is known about last at least `default_wait`.
+    /// Waits without an estimate are expected to last at least `default_wait`.
     pub fn new(default_wait: Duration) -> Self {
         SignalledWaits { default_wait }
     }
@@ -27,7 +27,7 @@ impl Forecast for SignalledWaits {
         let elapsed = wait.elapsed(now);
         match wait.expected {
             Some(expected) if elapsed < expected => expected - elapsed,
-            // Overdue by a little is about to come; overdue by much may come at any time.
+            // A little overdue: about to come. Much overdue: may come at any time.
             Some(expected) => elapsed - expected,
             None => elapsed.max(self.default_wait),
         }

@@ -6,7 +6,7 @@ use crate::settings::{DAY_MS, Whole};
 use serde::Deserialize;
 use std::time::Duration;
 
-/// Swaps whatever has waited for longer than a fixed time; 0 swaps at every wait.
+/// Swaps sessions that have waited longer than a fixed time; 0 swaps at every wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Ttl {
     ttl: Duration,

@@ -1,15 +1,15 @@
-//! How long waits last: a histogram over log-spaced spans of time, and what it says of a wait under way.
+//! The length of waits: a histogram over log-spaced buckets, and its forecast for a wait under way.
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
 const BUCKETS: usize = 96;
-/// Spans per factor of 10.
+/// Buckets per factor of 10.
 const PER_DECADE: f64 = 12.0;
 /// Lower end of the first bucket, seconds; the last one ends at 10^(96/12) times this: 28 hours.
 const FIRST_S: f64 = 0.001;
 
-/// A histogram of waits from 1 ms to 28 hours in steps of 21 %, older observations counting less.
+/// A histogram of waits from 1 ms to 28 hours in steps of 21 %. Older observations count less.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Waits {
     weights: [f64; BUCKETS],
@@ -17,8 +17,8 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// A prior: `weight` observations' worth of waits spread around `median` by a factor of `spread` either way
-    /// (a log-normal distribution with the standard deviation ln `spread`).
+    /// A prior worth `weight` observations, spread around `median` by a factor of `spread` either way (a log-normal
+    /// distribution with the standard deviation ln `spread`).
     pub fn prior(median: Duration, spread: f64, weight: f64) -> Self {
         let (centre, sigma) = (median.as_secs_f64().max(FIRST_S).ln(), spread.max(1.01).ln());
         let mut weights = [0.0; BUCKETS];
@@ -36,7 +36,7 @@ impl Waits {
         self.seen
     }
 
-    /// Learns one wait. Each makes earlier ones count 0.5 % less, so that a tool that changes is learned again.
+    /// Learns one wait. Earlier ones then count 0.5 % less, so that a changed tool is learned again.
     pub fn observe(&mut self, lasted: Duration) {
         const MEMORY: f64 = 0.995;
         self.weights.iter_mut().for_each(|bucket| *bucket *= MEMORY);
@@ -44,8 +44,8 @@ impl Waits {
         self.seen += 1;
     }
 
-    /// The span that a wait which has lasted `elapsed` already reaches in all with probability `1 - share`.
-    /// Beyond all that was seen: as long again.
+    /// The total length that a wait of `elapsed` so far reaches with probability `1 - share`. Beyond all observations:
+    /// twice its present length.
     pub fn quantile(&self, share: f64, elapsed: Duration) -> Duration {
         let from = elapsed.as_secs_f64();
         let first = bucket(from);

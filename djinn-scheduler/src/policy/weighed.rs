@@ -1,4 +1,4 @@
-//! Weighs keeping against swapping and recomputing, by a forecast of how long a wait will last.
+//! Weighs keeping against swapping and recomputing, with a forecast of the wait.
 
 use super::{Decision, EvictionPolicy, Verdict, View, Why};
 use crate::session::{Session, Wait};
@@ -7,32 +7,32 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// Says how long waits will last.
+/// Forecasts waits.
 pub trait Forecast: fmt::Debug + Send {
     /// The policy's name.
     fn name(&self) -> &str;
 
-    /// What is left of the wait, as likely more as less.
+    /// The median of the rest of the wait.
     fn remaining(&self, session: &Session, wait: &Wait, now: Duration) -> Duration;
 
-    /// When the session will hardly be back before, if that is known well enough to act on.
+    /// The earliest time at which the session is likely to be back, if that is known well enough to act on.
     fn due(&self, session: &Session, wait: &Wait) -> Option<Duration>;
 
-    /// A wait ended after `lasted`.
+    /// Learns from a wait that ended after `lasted`.
     fn observe(&mut self, _wait: &Wait, _lasted: Duration) {}
 }
 
 /// Constants of the weighing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weights {
-    /// A wait must last this multiple of the copies out and back before its pages are moved: what a wrong guess
-    /// costs (a stalled turn) is more than what a right one gains. Where the host has no room for the pages, the
-    /// time to compute the context again is added to the copies, for that is what making room costs.
+    /// A wait must last this multiple of the copies out and back before its pages are moved. A wrong guess costs a
+    /// stalled turn, more than a right one gains. If the host has no room, the time to compute the context again is
+    /// added to the copies, since making room costs that.
     pub hysteresis: f64,
     /// A restore begins this multiple of its own duration before the session is due.
     pub restore_ahead: f64,
-    /// Recomputing is chosen where it takes less than this part of the copies: it keeps others from computing,
-    /// while copies run beside them.
+    /// A context is recomputed if that takes less than this part of the copies: recomputing keeps other sessions from
+    /// computing, while copies do not.
     pub recompute_below: f64,
 }
 
@@ -65,7 +65,7 @@ impl Default for WeighedSettings {
 }
 
 impl WeighedSettings {
-    /// A policy that weighs by what `forecast` makes of the wait that nothing is known about.
+    /// A policy with the `forecast` made from the default wait.
     pub(crate) fn policy<F: Forecast>(&self, forecast: impl FnOnce(Duration) -> F) -> CostPolicy<F> {
         let weights = Weights {
             hysteresis: self.hysteresis.0,
@@ -76,11 +76,11 @@ impl WeighedSettings {
     }
 }
 
-/// A policy made of a forecast: pages leave when they are missing and the wait is long against the copies,
-/// the farthest return first; they come back before they are due.
+/// A policy with a forecast. Pages leave when pages are missing and the wait is long against the copies; the farthest
+/// return goes first. They come back before they are due.
 ///
 /// Evicting what is used farthest in the future is Belady's rule ("A study of replacement algorithms for a
-/// virtual-storage computer", 1966), applied to a forecast.
+/// virtual-storage computer", 1966), here with a forecast.
 #[derive(Clone, Debug)]
 pub struct CostPolicy<F> {
     forecast: F,
@@ -101,7 +101,7 @@ impl<F: Forecast> CostPolicy<F> {
     fn remaining(&self, session: &Session, now: Duration) -> Duration {
         match &session.wait {
             Some(wait) => self.forecast.remaining(session, wait, now),
-            // Paused by its user, who said nothing: the longer ago, the longer it will last.
+            // Paused by its client without an estimate: the longer it was, the longer it will be.
             None => now.saturating_sub(session.last_use),
         }
     }
@@ -116,12 +116,12 @@ impl<F: Forecast> EvictionPolicy for CostPolicy<F> {
         let remaining = self.remaining(session, view.now);
         let copies = view.cost.round_trip(session.device_pages());
         let recompute = view.cost.recompute(session.context);
-        // Into a full host there is no way that does not make somebody be computed again.
+        // If the host is full, every way out makes some session be computed again.
         let full = session.device_pages() > view.host_free;
         let moving = if full { copies + recompute } else { copies };
         let threshold = moving.mul_f64(self.weights.hysteresis);
         if remaining <= threshold {
-            // Once overdue by as much again, the forecast is not to be believed.
+            // Once overdue by as much again, the forecast is not believed any more.
             let lease = remaining + threshold;
             let review = Some(view.now + lease);
             return Verdict { lease, review, ..Verdict::keep(Why::Short { remaining, copies: moving }) };

@@ -1,4 +1,4 @@
-//! A plan in the making.
+//! A plan under construction.
 
 use super::Parts;
 use crate::handler::{PhaseHandler, StepRoom, chunk_left};
@@ -13,15 +13,15 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Sessions that queue for which room is made at once.
+/// How many queued sessions get room made for them at once.
 const LOOKAHEAD: usize = 8;
 
-/// Device pages that are missing.
+/// Missing device pages.
 #[derive(Clone, Copy, Debug, Default)]
 struct Deficit {
     /// For sessions that could compute.
     hard: u32,
-    /// For what is about to come.
+    /// For sessions that are about to come.
     soft: u32,
     /// For the most urgent session: a running one that cannot grow, or else the head of the queue.
     urgent: u32,
@@ -31,26 +31,26 @@ pub(super) struct Draft<'a> {
     state: &'a State,
     parts: &'a Parts,
     now: Duration,
-    /// Pages free now, without those whose copy to the host is under way.
+    /// Free pages, without those whose copy to the host is under way.
     free: u32,
     host_free: u32,
-    /// Pages that become free: their copy to the host is under way, or they are given up with this plan.
+    /// Pages that become free: their copy to the host is under way, or this plan frees them.
     coming: u32,
-    /// By page: how many of the tables that refer to it let go of it.
+    /// By page: how many of its tables release it.
     released: BTreeMap<u32, u32>,
-    /// Pages that count as free, and that this plan gives to sessions for what they hold.
+    /// Free pages whose contents this plan gives to sessions.
     claimed: BTreeSet<u32>,
-    /// Pages that sessions which compute hold alone and write to next. One that is given to another as well costs a
-    /// page: its writer needs a copy.
+    /// Pages that computing sessions hold alone and write to next. To share one costs a page, since its writer then
+    /// needs a copy.
     written: BTreeSet<u32>,
     missing: Deficit,
     /// Sessions that compute on the device, by rank.
     resident: Vec<&'a Session>,
-    /// Those of them that lack pages to grow.
+    /// Those that lack pages to grow.
     starved: Vec<&'a Session>,
-    /// The head of the queue, if it does not come in.
+    /// The head of the queue, if it is not admitted.
     blocked: Option<&'a Session>,
-    /// Sessions that are moved or discarded with this plan.
+    /// Sessions that this plan moves or discards.
     moved: BTreeSet<SessionId>,
     plan: Plan,
 }
@@ -89,7 +89,7 @@ impl<'a> Draft<'a> {
         draft
     }
 
-    /// A session's pages become free, but for those that others hold.
+    /// Frees a session's pages, but for those that others hold.
     fn let_go(&mut self, session: &Session) {
         for &page in session.table().device() {
             let released = self.released.entry(page).or_default();
@@ -122,7 +122,7 @@ impl<'a> Draft<'a> {
         self.plan.wake = Some(self.plan.wake.map_or(at, |wake| wake.min(at)));
     }
 
-    /// Gives a session `need` of the free pages, so that it has `pages`.
+    /// Gives a session `need` free pages, so that it has `pages`.
     fn grant(&mut self, session: &Session, pages: u32, need: u32) {
         self.free -= need;
         let present = self.state.present(session);
@@ -136,8 +136,8 @@ impl<'a> Draft<'a> {
         self.plan.grants.push(Grant { session: session.id, pages, found, fresh: Vec::new() });
     }
 
-    /// Free pages that it takes to bring a session in with `pages` pages: those that are there already, since others
-    /// hold them, cost nothing, unless their holder writes to them next.
+    /// Free pages that a session needs to have `pages` pages. Pages with its contents that others hold cost nothing,
+    /// unless their holder writes to them next.
     fn need(&self, session: &Session, pages: u32) -> u32 {
         let present = self.state.present(session);
         let counts_as_free =
@@ -147,7 +147,7 @@ impl<'a> Draft<'a> {
         pages.saturating_sub(present.len() as u32) + (idle + copied) as u32
     }
 
-    /// Sessions that compute get the pages that their next tokens need.
+    /// Gives computing sessions the pages for their next tokens.
     pub(super) fn grow(&mut self) {
         for session in self.resident.clone() {
             let pages = self.target(session).max(session.device_pages());
@@ -166,7 +166,7 @@ impl<'a> Draft<'a> {
         self.missing.urgent = self.missing.hard.saturating_sub(self.free);
     }
 
-    /// Refuses a session for which there has been no room for too long; otherwise wakes when it will have been.
+    /// Refuses a session that has queued for too long. Otherwise sets the wake time for that.
     fn times_out(&mut self, session: &Session) -> bool {
         let since = session.starving_since();
         let deadline = since + self.parts.rules.queue_timeout;
@@ -181,7 +181,7 @@ impl<'a> Draft<'a> {
         over
     }
 
-    /// Sessions that queue come in, in order: a smaller one does not overtake.
+    /// Admits queued sessions in order. A smaller one does not overtake.
     pub(super) fn admit(&mut self) {
         let off = |s: &&Session| matches!(s.residency(), Residency::Host | Residency::Gone);
         let mut queue: Vec<_> = self.state.sessions().filter(|s| s.is_ready()).filter(off).collect();
@@ -192,7 +192,7 @@ impl<'a> Draft<'a> {
         for session in queue {
             let room = active < self.state.capacity().sequences as usize;
             let first = self.starved.is_empty() && self.blocked.is_none();
-            // Whom room is made for is looked up; the rest of the queue waits as it is.
+            // Only the first of the queue are looked up; the rest waits.
             let need = (room && looked_at < LOOKAHEAD).then(|| self.need(session, self.target(session)));
             if let Some(need) = need.filter(|&need| first && need <= self.free) {
                 active += 1;
@@ -215,10 +215,10 @@ impl<'a> Draft<'a> {
             }
             self.blocked = self.blocked.or(Some(session));
         }
-        // A session that is brought in comes after those that queue.
+        // An imported session comes after the queue.
         let demanded = self.state.demanded;
         self.missing.hard = self.missing.hard.saturating_add(demanded);
-        // What is free already is not missing.
+        // Free pages are not missing.
         if demanded > 0 || self.blocked.is_some() || !self.starved.is_empty() {
             self.missing.hard = self.missing.hard.saturating_sub(self.free);
         }
@@ -230,7 +230,7 @@ impl<'a> Draft<'a> {
         self.plan.swap_in.push(Move { session: id, pages, way: PageCopies::default() });
     }
 
-    /// Sessions that still wait, but not for long, come back.
+    /// Brings back sessions whose wait ends soon.
     pub(super) fn restore(&mut self) {
         let mut due = Vec::new();
         let away = |s: &&Session| s.is_parked() && s.residency() == Residency::Host && !s.prefetched;
@@ -254,7 +254,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// While sessions are off the device, some pages are kept free for the next one that comes back.
+    /// Keeps some pages free for the next session that comes back.
     pub(super) fn headroom(&mut self) {
         let off = |s: &Session| !matches!(s.residency(), Residency::Device | Residency::Arriving);
         if !self.parts.policy.reserves() && self.state.sessions().any(off) {
@@ -263,7 +263,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Pages of sessions that wait: those that the policy gives up unasked, then those that others demand.
+    /// Takes pages of waiting sessions: first those that the policy gives up, then those on demand.
     pub(super) fn evict(&mut self) {
         let parked = self.state.sessions().filter(|s| s.is_parked() && s.residency() == Residency::Device);
         let (leased, mut lapsed): (Vec<_>, Vec<_>) = parked.partition(|s| s.lease_until > self.now);
@@ -314,7 +314,7 @@ impl<'a> Draft<'a> {
         self.moved.insert(session.id);
     }
 
-    /// Makes room on the host for `pages` of `session` by discarding who will be away for longer, the longest
+    /// Makes room on the host for `pages` of `session`: discards sessions that will be away for longer, the longest
     /// first. Returns whether there is enough.
     fn clear_host(&mut self, session: &Session, pages: u32) -> bool {
         let (view, policy) = (self.view(), &self.parts.policy);
@@ -338,8 +338,8 @@ impl<'a> Draft<'a> {
         true
     }
 
-    /// If no session that waits can give enough: sessions that compute, the last in rank first, for one that
-    /// cannot grow, or for one with a better priority; no more of them than that one needs.
+    /// If waiting sessions cannot give enough: takes pages of computing sessions, last in rank first, for one that
+    /// cannot grow or has a better priority, and only as many as needed.
     pub(super) fn preempt(&mut self) {
         if self.parts.policy.reserves() {
             return;
@@ -357,7 +357,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The step: phases in their handlers' order, sessions by rank.
+    /// Fills the step: phases in their handlers' order, sessions by rank.
     pub(super) fn fill(&mut self) {
         let mut runnable = std::mem::take(&mut self.resident);
         let starved: BTreeSet<_> = self.starved.iter().map(|s| s.id).collect();
@@ -380,14 +380,14 @@ impl<'a> Draft<'a> {
             let tokens = self.handler(&session).tokens(&room, &session);
             self.enter(&session, tokens, &mut room);
         }
-        // A handler may be picky, but a step without sessions would never end.
+        // If the handlers choose no session, a step without any would never end.
         if let (true, Some(session)) = (self.plan.batch.is_empty(), runnable.first()) {
             let session = self.with_found(session);
             self.enter(&session, chunk_left(session.context, capacity.chunk), &mut room);
         }
     }
 
-    /// A session as it is once it has what this plan finds of its prompt.
+    /// A session with the prefix that this plan finds for it.
     fn with_found(&self, session: &'a Session) -> Cow<'a, Session> {
         let mut session = Cow::Borrowed(session);
         if session.residency() == Residency::Gone {
@@ -423,15 +423,15 @@ impl<'a> Draft<'a> {
         });
     }
 
-    /// Whether a session lacks pages, or one that waits could give some that should be free.
+    /// Whether a session lacks pages, or the policy would move pages of a waiting one.
     pub(super) fn wants_moves(&self) -> bool {
         let parked = |s: &Session| s.is_parked() && s.residency() == Residency::Device;
         let is_short = self.missing.soft > 0 && self.state.sessions().any(parked);
         is_short || !self.starved.is_empty() || !self.plan.refused.is_empty()
     }
 
-    /// The plan of a step that is submitted while the step of `before` is under way. `None` if a session would compute
-    /// that is not in that step, or more than one token.
+    /// The plan of a step that is submitted while the step of `before` is under way. `None` if a session outside of
+    /// that step would compute, or more than one token.
     pub(super) fn finish_after(self, before: &Plan) -> Option<Plan> {
         let follows = |entry: &ScheduledSession| {
             let session = self.state.session(entry.session());
@@ -447,7 +447,7 @@ impl<'a> Draft<'a> {
         if freed_at_once && (self.missing.hard > 0 || self.blocked.is_some()) {
             self.wake_at(self.now);
         }
-        // Leases of sessions that compute end as well.
+        // Leases of computing sessions end as well.
         if let (Some(needy), true) = (self.blocked, self.missing.hard > self.coming) {
             let lapse = |s: &&Session| s.priority > needy.priority && s.lease_until > self.now;
             let ends = self.state.sessions().filter(|s| s.is_ready()).filter(lapse).map(|s| s.lease_until);

@@ -1,7 +1,7 @@
-//! Sessions that come with keys and values that were computed elsewhere.
+//! Imported sessions, with keys and values that were computed elsewhere.
 //!
-//! Their pages are taken first, and belong to no session: no plan moves them. Once they are filled, the session begins
-//! between two turns.
+//! Their pages are taken first and belong to no session, so no plan moves them. When they are filled, the session
+//! begins between two turns.
 
 use super::Scheduler;
 use crate::error::{Error, Result};
@@ -14,12 +14,12 @@ use djinn_pages::BlockTable;
 use std::time::Duration;
 
 impl Scheduler {
-    /// Takes `pages` pages of the device for the session `id`, which is new; gives them in order of position. `None` if
-    /// too few are free: plans make room for them from now on, as for a session that waits at the end of the queue,
-    /// until a call takes them or [`demand_nothing`](Self::demand_nothing).
+    /// Takes `pages` device pages for the new session `id`, by position. `None` if too few are free: plans then make
+    /// room, as for a waiting session at the end of the queue, until a call gets them or
+    /// [`demand_nothing`](Self::demand_nothing).
     ///
     /// # Errors
-    /// [`Error::Refused`] if the device never has as many, [`Error::Exists`].
+    /// [`Error::Refused`] if the device is too small, [`Error::Exists`].
     pub fn take_pages(&mut self, id: SessionId, pages: u32) -> Result<Option<&[u32]>> {
         let State { sessions, incoming, capacity, .. } = &self.state;
         if sessions.contains_key(&id) || incoming.contains_key(&id) {
@@ -39,28 +39,28 @@ impl Scheduler {
         Ok(Some(self.state.incoming.entry(id).or_insert(table).device()))
     }
 
-    /// Nothing waits for pages that [`take_pages`](Self::take_pages) did not give.
+    /// Stops making room for pages that [`take_pages`](Self::take_pages) did not get.
     pub fn demand_nothing(&mut self) {
         self.state.demanded = 0;
     }
 
-    /// Gives back what [`take_pages`](Self::take_pages) gave for a session that does not come.
+    /// Frees the pages of [`take_pages`](Self::take_pages) for a session that does not come.
     pub fn give_back_pages(&mut self, id: SessionId) {
         if let Some(mut table) = self.state.incoming.remove(&id) {
             self.state.pages.release(&mut table);
         }
     }
 
-    /// Keys and values of a session are written over before its next step, and again after they were given up and
-    /// computed anew. Pages that others hold as well are copied first. What the session shares by
-    /// [name](Self::name_pages) must end before the positions.
+    /// Changes keys and values of a session before its next step, and again whenever they were computed anew. Pages
+    /// that others hold are copied first. The session's shared [names](Self::name_pages) must end before the
+    /// positions.
     pub fn rewrite(&mut self, id: SessionId, rewrite: Rewrite) {
         if let Some(session) = self.state.sessions.get_mut(&id) {
             session.rewrites.push(rewrite);
         }
     }
 
-    /// The pages of a session that waits stay where they are for as long as a lease may last: somebody reads them.
+    /// Keeps the pages of a waiting session in place for the longest lease, since they are being read.
     pub fn keep_pages(&mut self, id: SessionId, now: Duration) {
         let lease = self.parts.rules.max_lease;
         if let Some(session) = self.state.sessions.get_mut(&id) {
@@ -68,9 +68,9 @@ impl Scheduler {
         }
     }
 
-    /// A session whose pages were taken begins, and waits for its next turn. They hold the keys and values of its first
-    /// `context` tokens; `computed` were ever computed. Its tokens share nothing with others. Of its arrival, the prompt and
-    /// the most tokens do not count.
+    /// Begins a session whose pages were taken; it waits for its next turn. The pages hold the keys and values of its
+    /// first `context` tokens; `computed` were ever computed. It shares nothing with others. The arrival's prompt and
+    /// `max_tokens` are ignored.
     ///
     /// # Errors
     /// [`Error::Missing`] if no pages were taken for it.

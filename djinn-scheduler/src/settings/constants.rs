@@ -1,4 +1,4 @@
-//! Fields of a settings file, until the part that they belong to takes them as a type of its own.
+//! Fields of a settings file, until a part takes them as its own type.
 
 use crate::error::{Error, Result};
 use serde::de::value::MapAccessDeserializer;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// A day in milliseconds: the longest time that a field may set.
 pub(crate) const DAY_MS: u64 = 24 * 3_600_000;
 
-/// Fields that no part has taken yet, and the names of all that parts asked for.
+/// Fields that no part has taken yet, and the names of all fields that parts read.
 #[derive(Clone, Debug, Default)]
 pub struct Constants {
     fields: BTreeMap<String, Scalar>,
@@ -29,7 +29,7 @@ enum Scalar {
 }
 
 impl PartialEq for Constants {
-    /// By the fields that are left; those that were asked for are for messages.
+    /// Compares the remaining fields. The names that were read are for messages only.
     fn eq(&self, other: &Self) -> bool {
         self.fields == other.fields
     }
@@ -45,15 +45,15 @@ impl Constants {
     /// Takes the fields of `T`, a struct.
     ///
     /// # Errors
-    /// [`Error::Setting`] names the field whose value is of another type, or out of range.
+    /// [`Error::Setting`] names a field with a value of the wrong type or range.
     pub fn take<T: DeserializeOwned>(&mut self) -> Result<T> {
         T::deserialize(self).map_err(|Problem { field, problem }| Error::Setting { field, problem })
     }
 
-    /// Refuses fields that are left.
+    /// Refuses remaining fields.
     ///
     /// # Errors
-    /// [`Error::Setting`] names the first, and the fields that `policy` and the scheduler read.
+    /// [`Error::Setting`] names the first one, and the fields that `policy` and the scheduler read.
     pub(crate) fn expect_none(&self, policy: &str) -> Result<()> {
         let Some(field) = self.fields.keys().next() else { return Ok(()) };
         let known = self.known.join(", ");
@@ -87,7 +87,7 @@ impl<'de> Deserializer<'de> for &mut Constants {
     }
 }
 
-/// The fields of one struct, one after the other.
+/// The fields of one struct, in turn.
 struct Taken {
     own: std::vec::IntoIter<(String, Scalar)>,
     value: Option<(String, Scalar)>,
@@ -133,7 +133,7 @@ impl serde::de::Error for Problem {
 pub(crate) struct Whole<const LEAST: u64, const MOST: u64>(pub(crate) u64);
 
 impl<const LEAST: u64, const MOST: u64> Whole<LEAST, MOST> {
-    /// That many milliseconds.
+    /// As milliseconds.
     pub(crate) fn ms(self) -> Duration {
         Duration::from_millis(self.0)
     }

@@ -34,16 +34,16 @@ impl SimBackend {
         })
     }
 
-    /// What the name `sim` stands for: a step of 10 ms and what it reads of contexts at 4 TB/s.
+    /// The backend named `sim`: a step takes 10 ms and the time to read its contexts at 4 TB/s.
     ///
     /// # Panics
-    /// If the cost model has figures that are not above 0; a scheduler refuses those.
+    /// If a figure of the cost model is not above 0. A scheduler refuses those.
     pub fn from_costs(capacity: &Capacity, cost: &CostModel) -> Box<dyn Backend> {
         let profile = Profile::roofline(*cost, capacity.page_tokens, 0.0, 4e12, Duration::from_millis(10));
         Box::new(SimBackend::new(profile).expect("a cost model that a scheduler takes"))
     }
 
-    /// Copies fail with the probability `share`, by a seeded choice.
+    /// Makes copies fail with probability `share`, by a seeded choice.
     pub fn with_failing_copies(mut self, share: f64, seed: u64) -> Self {
         self.failures = Some((Rng::new(seed), share));
         self
@@ -77,7 +77,7 @@ impl SimBackend {
             }
         }
         let time = self.profile.step(&rows, &chunks);
-        // Only the part beside which copies run is slower.
+        // Only the part of the step that overlaps copies is slower.
         let copying = self.out_busy_until.max(self.in_busy_until).saturating_sub(now);
         time + time.min(copying).mul_f64(self.profile.slowed_by_copies - 1.0)
     }

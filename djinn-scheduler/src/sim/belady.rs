@@ -1,4 +1,4 @@
-//! The policy that knows the future: a bound, only for simulations.
+//! A policy that knows the future: a bound, for simulations only.
 
 use crate::policy::{CostPolicy, Forecast, Weights};
 use crate::session::{Session, SessionId, Wait};
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The sessions that wait, with the time at which each wait will end. The simulation writes it, the policy reads it.
+/// Waiting sessions, with the end of each wait. The simulation writes it, and the policy reads it.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     next_use: Arc<Mutex<BTreeMap<SessionId, Duration>>>,

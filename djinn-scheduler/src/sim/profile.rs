@@ -1,16 +1,16 @@
-//! How long things take on a machine with a model: a small table of measurements.
+//! Times of a machine with a model, from a small table of measurements.
 
 use crate::cost::{CostModel, seconds};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Times of steps over their size, which is sessions that decode or tokens of a chunk, and over the mean context
-/// before them. Between the points, and beyond them, times are linear in both.
+/// Times of steps by size (decoding sessions, or tokens of a chunk) and by the mean context before them. Between and
+/// beyond the points, times are linear in both.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepTimes {
-    /// Sessions or tokens, ascending; `batches` in older files.
+    /// Sessions or tokens, ascending; called `batches` in older files.
     #[serde(alias = "batches")]
     pub sizes: Vec<u32>,
     /// Tokens of context, ascending.
@@ -20,7 +20,7 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
-    /// Refuses a table that is not one.
+    /// Refuses an invalid table.
     pub fn check(&self) -> Result<()> {
         let ascend = self.sizes.is_sorted_by(|a, b| a < b) && self.contexts.is_sorted_by(|a, b| a < b);
         let full = self.ms.len() == self.sizes.len() && !self.ms.is_empty() && !self.contexts.is_empty();
@@ -44,7 +44,7 @@ impl StepTimes {
     }
 }
 
-/// The points around `x` and how far it is from the first to the second.
+/// The points around `x`, and its relative position between them.
 fn between<T: Copy + Into<u64>>(points: &[T], x: f64) -> (usize, usize, f64) {
     let at = |index: usize| Into::<u64>::into(points[index]) as f64;
     if points.len() == 1 {
@@ -69,8 +69,8 @@ pub struct Profile {
     pub slowed_by_copies: f64,
     /// Decode steps, over sessions.
     pub decode: StepTimes,
-    /// What a chunk of a prompt adds to a step, over its tokens. Without it, a chunk is bound by arithmetic or, where
-    /// it is small, by reading like a decode.
+    /// What a prefill chunk adds to a step, by its tokens. If missing, a chunk is bound by arithmetic or, if small, by
+    /// memory like a decode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunk: Option<StepTimes>,
 }
@@ -86,13 +86,13 @@ impl Profile {
         Ok(profile)
     }
 
-    /// The profile as JSON, for people as well.
+    /// The profile as readable JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("numbers and lists have a form in JSON")
     }
 
-    /// Time of a step. Decodes, and prompts of at most [`SHORT_PROMPT`] tokens, run together as rows of one
-    /// pass over the weights; every other chunk of prefill is a pass of its own.
+    /// Time of a step. Decodes and prompts of at most [`SHORT_PROMPT`] tokens share one pass over the weights; each
+    /// other prefill chunk is a pass of its own.
     pub(super) fn step(&self, rows: &[u64], chunks: &[(u64, u64)]) -> Duration {
         let mut time = Duration::ZERO;
         if !rows.is_empty() {
@@ -108,7 +108,7 @@ impl Profile {
         time
     }
 
-    /// Refuses figures that make no sense.
+    /// Refuses invalid figures.
     pub fn check(&self) -> Result<()> {
         let problem = self.cost.problem().or(match () {
             () if !(self.both_ways_bytes_per_s.is_finite() && self.both_ways_bytes_per_s > 0.0) => {
@@ -126,8 +126,8 @@ impl Profile {
         }
     }
 
-    /// A decoder whose step reads `weight_bytes` once and each session's context, at `memory_bytes_per_s`, with
-    /// `fixed` beside: a roofline where no table was measured.
+    /// A decoder whose step takes `fixed` time, and reads `weight_bytes` and each session's context once at
+    /// `memory_bytes_per_s`: a roofline for machines without measurements.
     pub fn roofline(
         cost: CostModel,
         page_tokens: u32,

@@ -1,4 +1,4 @@
-//! What a run measured.
+//! The measurements of a run.
 
 use crate::session::SessionId;
 use serde::Serialize;
@@ -7,13 +7,13 @@ use std::time::Duration;
 /// The parts of a turn's latency, from its request to its last token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LatencyParts {
-    /// Until there was room, and a step to enter.
+    /// Until there was room and a step for it.
     pub queue: Duration,
-    /// For its state to come back from the host.
+    /// Until its state was back from the host.
     pub restore: Duration,
-    /// For its prompt, and what was discarded, to be computed.
+    /// Until its prompt, and what was discarded, was computed.
     pub prefill: Duration,
-    /// For its tokens, preemptions included.
+    /// Until its last token, including preemptions.
     pub decode: Duration,
 }
 
@@ -46,7 +46,7 @@ pub struct Sample {
     pub at: Duration,
     /// Sessions.
     pub sessions: u32,
-    /// Sessions that compute or would like to.
+    /// Sessions that compute or could.
     pub ready: u32,
     /// Sessions whose pages are on the device.
     pub on_device: u32,
@@ -67,7 +67,7 @@ pub struct Sample {
 pub struct Report {
     /// The policy's name.
     pub policy: String,
-    /// The span that rates and turns are of.
+    /// The measured span, for rates and turns.
     pub measured: Duration,
     /// When the run ended.
     pub ended: Duration,
@@ -81,7 +81,7 @@ pub struct Report {
     pub arrived: u64,
     /// Sessions that finished.
     pub finished: u64,
-    /// Those of them that finished within the measured span.
+    /// Those that finished within the measured span.
     pub finished_in_span: u64,
     /// Sessions that were refused.
     pub refused: u64,
@@ -99,20 +99,20 @@ pub struct Report {
     pub bytes_in: u64,
     /// Contexts given up.
     pub discards: u64,
-    /// Contexts that left the device, either way, while their sessions computed.
+    /// Contexts that left the device while their sessions computed.
     pub preemptions: u64,
-    /// Prompt tokens that were found in a cache of prefixes.
+    /// Prompt tokens found as shared prefixes.
     pub found: u64,
     /// Steps.
     pub steps: u64,
     /// Decodes of all steps.
     pub decodes: u64,
-    /// What each signal cost, within the measured span; only where time passes by itself.
+    /// The time each signal took, within the measured span; only in real time.
     pub signals: Vec<Duration>,
-    /// For each copy to the host of a session that waited, within the measured span: from its signal, or from
-    /// the end of its turn if none came, until the backend had begun the copy.
+    /// For each swap-out of a waiting session within the measured span: the time from its signal, or from the end of
+    /// its turn if there was none, until the backend had begun the copy.
     pub signal_to_submit: Vec<Duration>,
-    /// The same until the copy had ended, which frees the device pages; without copies that failed.
+    /// The same until the copy had ended, which frees the device pages. Failed copies are left out.
     pub signal_to_free: Vec<Duration>,
     /// The machine over time.
     pub samples: Vec<Sample>,

@@ -13,7 +13,7 @@ impl Rng {
         Rng { state: seed ^ 0x6a69_6e6e_0000_0000 }
     }
 
-    /// A stream of its own for the part `index` of something.
+    /// An independent stream for part `index`.
     pub fn split(&self, index: u64) -> Self {
         let mut child = Rng { state: self.state ^ index.wrapping_mul(0xd134_2543_de82_ef95) };
         child.next_u64();

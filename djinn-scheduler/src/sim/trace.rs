@@ -19,7 +19,7 @@ const TRACELAB: [&str; 7] = [
     "tool_wait_after_ms",
 ];
 
-/// Most tokens, and milliseconds, that a field may hold; beyond it is a slip.
+/// The most tokens or milliseconds of a field; more is taken for an error.
 const MOST: u64 = 1 << 40;
 
 /// Reads rows of `TIMESTAMP,ContextTokens,GeneratedTokens`: each is a session of one turn. Times count from
@@ -37,8 +37,8 @@ pub fn parse_azure(text: &str) -> Result<Workload> {
     Ok(Workload::open(scripts))
 }
 
-/// Reads rows of `session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms`, times
-/// in milliseconds. A session's rounds follow one another from 0, each with the tokens before it as prefix.
+/// Reads rows of `session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms`, times in
+/// milliseconds. A session's rounds count from 0; each has the tokens before it as its prefix.
 pub fn parse_tracelab(text: &str) -> Result<Workload> {
     let mut sessions: BTreeMap<u64, (Duration, Script)> = BTreeMap::new();
     let mut order = Vec::new();
@@ -167,8 +167,8 @@ fn numbers(text: &str, separator: char) -> Option<[u64; 3]> {
     parts.next().is_none().then_some(found)
 }
 
-/// Days of the Gregorian calendar, counted from 1 March of the year 0: years begin in March, so that the leap
-/// day is the last.
+/// Days of the Gregorian calendar, counted from 1 March of the year 0. Years begin in March, so that the leap day is
+/// the last.
 fn days(year: u64, month: u64, day: u64) -> u64 {
     let (year, month) = if month > 2 { (year, month - 3) } else { (year.saturating_sub(1), month + 9) };
     year * 365 + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1

@@ -1,10 +1,10 @@
-//! Workloads: who comes when, with how many tokens, and waits for how long.
+//! Workloads: arrivals, tokens and waits of sessions.
 
 use super::rng::Rng;
 use crate::cost::seconds;
 use std::time::Duration;
 
-/// Where numbers come from.
+/// A distribution of numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Distribution {
     /// Always this.
@@ -58,14 +58,14 @@ pub struct Tool {
     pub seconds: Distribution,
 }
 
-/// What clients say of how long they will wait.
+/// Clients' estimates of their waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Hint {
     /// Only the tool's name.
     ToolOnly,
     /// The truth.
     Exact,
-    /// The truth times a log-normal error with this standard deviation of the logarithm.
+    /// The truth times a log-normal error; this is the standard deviation of its logarithm.
     Noisy(f64),
 }
 
@@ -80,11 +80,11 @@ pub struct Shape {
     pub output: Distribution,
     /// Turns of a session.
     pub turns: Distribution,
-    /// What turns end with.
+    /// The tools that turns end with.
     pub tools: Vec<Tool>,
-    /// What clients say.
+    /// Clients' estimates.
     pub hint: Hint,
-    /// Sessions end before their context would hold more tokens than this.
+    /// Sessions end before their context would exceed this.
     pub max_context: u64,
 }
 
@@ -99,7 +99,7 @@ pub struct WorkloadTurn {
     pub tool: Option<String>,
     /// Time until the next turn, or until the session is closed.
     pub wait: Duration,
-    /// That time as the client says it.
+    /// The client's estimate of that time.
     pub hint: Option<Duration>,
 }
 
@@ -120,7 +120,7 @@ impl Script {
 }
 
 impl Shape {
-    /// A session of this shape.
+    /// A random session of this shape.
     pub fn script(&self, rng: &mut Rng) -> Script {
         let (mut turns, mut tokens) = (Vec::new(), 0);
         for at in 0..self.turns.count(rng) {
@@ -152,8 +152,8 @@ impl Shape {
         (Some(tool.name.clone()), seconds(tool.seconds.sample(rng)))
     }
 
-    /// Agents that think for `U(10, 20)` seconds after each of `turns` turns of 128 tokens, in contexts that
-    /// end near 2,048 tokens.
+    /// Agents that think for `U(10, 20)` seconds after each of `turns` turns of 128 tokens, in contexts that end near
+    /// 2,048 tokens.
     pub fn thinkers(turns: u32) -> Self {
         let new_tokens = 16;
         let first = 2_000 - turns as u64 * 128 - (turns as u64 - 1) * new_tokens;
@@ -169,8 +169,8 @@ impl Shape {
         }
     }
 
-    /// Coding agents, after published figures: 61 % of tool calls under a second, 27 % to 10 s, 8 % to a
-    /// minute, and 4 % beyond that hold most of the time; contexts from 25k tokens on.
+    /// Coding agents, after published figures: 61 % of tool calls take under a second, 27 % up to 10 s, 8 % up to a
+    /// minute; the other 4 % take most of the time. Contexts begin at 25k tokens.
     pub fn coding_agents() -> Self {
         use Distribution::{LogNormal, Mix};
         let short = || LogNormal(0.3, 0.55);
@@ -197,7 +197,7 @@ impl Shape {
     }
 }
 
-/// Who runs sessions.
+/// A source of sessions.
 #[derive(Clone, Debug)]
 pub(crate) struct Agent {
     pub(crate) start: Duration,
@@ -207,7 +207,7 @@ pub(crate) struct Agent {
 #[derive(Clone, Debug)]
 enum Source {
     Once(Option<Script>),
-    /// Sessions of a shape, and how many more.
+    /// Sessions of a shape, and how many are left.
     Loop(Box<Shape>, Rng, u64),
 }
 
@@ -224,8 +224,7 @@ impl Agent {
     }
 }
 
-/// A workload: agents, each with its own seeded numbers, so that what an agent does does not depend on how
-/// it is served.
+/// A workload: agents, each with its own seeded numbers, so that an agent's actions do not depend on how it is served.
 #[derive(Clone, Debug)]
 pub struct Workload {
     pub(crate) agents: Vec<Agent>,
@@ -233,7 +232,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// From now on all first prompts begin with the same `tokens` tokens, as far as they go.
+    /// Makes all first prompts begin with the same `tokens` tokens, as far as they go.
     pub fn share(&mut self, tokens: u64) {
         self.shared = tokens;
     }
@@ -253,8 +252,8 @@ impl Workload {
         Self::looping(shape, agents, sessions_each, ramp, seed)
     }
 
-    /// `agents` agents, each running one session of `shape`, started within `ramp`, which goes on for as many
-    /// turns as its context has room for, whatever the shape says of turns.
+    /// `agents` agents, started within `ramp`. Each runs one session of `shape` with as many turns as its context has
+    /// room for; the shape's number of turns is ignored.
     pub fn endless(shape: &Shape, agents: u32, ramp: Duration, seed: u64) -> Self {
         const TURNS: f64 = 100_000.0;
         let shape = Shape { turns: Distribution::Fixed(TURNS), ..shape.clone() };
@@ -271,7 +270,7 @@ impl Workload {
         Workload { agents: (0..agents).map(agent).collect(), shared: 0 }
     }
 
-    /// `sessions` sessions of `shape` that come at random, `per_second` on average.
+    /// `sessions` sessions of `shape` that arrive at random, `per_second` on average.
     pub fn poisson(shape: &Shape, sessions: u32, per_second: f64, seed: u64) -> Self {
         let root = Rng::new(seed);
         let (mut arrivals, mut at) = (root.split(u64::MAX), 0.0);
