@@ -17,12 +17,12 @@ pub use routing::{Combine, CopyExpert, ExpertLinear, Group, Route};
 use crate::{DType, Encoding, Span};
 use check::{ALIGN, Checks, qkv_width};
 
-/// A weight: bytes, and how its elements lie in them.
+/// A weight: its bytes and their encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight {
     /// Exactly the weight's bytes.
     pub span: Span,
-    /// f32, f16 or bf16: the type of plain elements, and of those that are stored without loss.
+    /// f32, f16 or bf16: the type of plain and of lossless elements.
     pub dtype: DType,
     /// Plain, or for the matrices of [`Embed`], [`Linear`] and [`ExpertLinear`] one of
     /// [`DeviceInfo::encodings`](crate::DeviceInfo::encodings).
@@ -36,9 +36,9 @@ impl Weight {
     }
 }
 
-/// `out[r, :] = table[tokens[r] - first_row, :]`, for the rows whose token lies in
-/// `first_row .. first_row + table_rows`; other rows of `out` are left alone, so that a table in several
-/// tiles is gathered by several launches. Positions are looked up in the same way.
+/// `out[r, :] = table[tokens[r] - first_row, :]`, for the rows with a token in `first_row .. first_row + table_rows`.
+/// Other rows of `out` are not touched, so several launches gather from a table in several tiles. Positions are looked
+/// up in the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Embed {
     /// u32 `[rows]`.

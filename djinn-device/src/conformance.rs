@@ -1,4 +1,4 @@
-//! What every device must do, as functions that a backend's tests call. They panic where it does not.
+//! What every device must do, as functions for a backend's tests. They panic on a violation.
 //!
 //! ```
 //! use djinn_cpu::{SimConfig, SimDevice};
@@ -29,8 +29,8 @@ pub fn run_all<D: Ops>(make: impl Fn() -> D, tolerance: Tolerance) {
     ops(&make, tolerance);
 }
 
-/// As [`run_all`], but hands every check, with its name, to `run`, which calls it: to time it, or to go on
-/// after one that panics.
+/// As [`run_all`], but passes every check, with its name, to `run`, which calls it. So the caller can time it, or
+/// continue after one that panics.
 pub fn run_each<D: Ops>(
     make: impl Fn() -> D,
     tolerance: Tolerance,

@@ -1,4 +1,4 @@
-//! What a caller of a device cannot foresee. Misuse (a freed handle, a span of the wrong size) panics.
+//! Errors that a caller of a device cannot foresee. Misuse (a freed handle, a span of the wrong size) panics.
 
 use crate::Space;
 

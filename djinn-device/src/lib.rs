@@ -1,34 +1,34 @@
-//! The device seam: memory, streams, events and copies ([`Device`]) and the closed list of decoder
-//! operations ([`Ops`]).
+//! The device interface: memory, streams, events and copies ([`Device`]), and the closed list of decoder operations
+//! ([`Ops`]).
 //!
 //! # Contract
 //!
-//! **Who validates.** The caller checks an operation's arguments once, with `args.check()`, when it builds them; devices
-//! only `debug_assert` that. A device checks what only it can know: that handles are its own and alive, and that spans
-//! of a copy fit each other. Whatever fails here is a bug of the caller and panics, with ids and sizes.
+//! **Who validates.** The caller checks an operation's arguments once, with `args.check()`, when it builds them;
+//! devices only `debug_assert` that. A device checks what only it can know: that handles are its own and alive, and
+//! that the spans of a copy fit each other. A failed check is a bug of the caller and panics, with ids and sizes.
 //!
-//! **Order.** Work on one stream runs in the order of the calls. Work on different streams runs in any order, except
-//! that after [`wait`](Device::wait) a stream goes on only behind the work that the event stood for at that call. Calls
-//! that enqueue return at once. The host knows that work is done by [`sync`](Device::sync),
-//! [`sync_event`](Device::sync_event) or [`is_done`](Device::is_done), and by nothing else.
+//! **Order.** Work on one stream runs in the order of the calls. Work on different streams runs in any order, with one
+//! exception: after [`wait`](Device::wait) a stream continues only behind the work that the event stood for at that
+//! call. Calls that enqueue return at once. The host learns that work is done only from [`sync`](Device::sync),
+//! [`sync_event`](Device::sync_event) and [`is_done`](Device::is_done).
 //!
-//! **Lifetime of memory.** A buffer's bytes live from [`alloc`](Device::alloc) to [`free`](Device::free), at one place.
-//! Until enqueued work on them is done they may not be freed, and the host may not touch them. No device waits to make
-//! that true; the simulator panics where it is not. Fresh memory holds anything.
+//! **Lifetime of memory.** A buffer's bytes live from [`alloc`](Device::alloc) to [`free`](Device::free), at one
+//! address. While enqueued work uses them, they must not be freed, and the host must not touch them. No device waits
+//! to ensure that; the simulator panics on a violation. New memory has undefined contents.
 //!
-//! **Errors.** An [`Error`] is what a caller cannot foresee. A refusal at the call (no memory, no resource) leaves the
-//! device as it was. A failure of enqueued work is sticky: no work runs after it, and every later call that can fail
-//! returns it. There is no way back but another device.
+//! **Errors.** An [`Error`] is what a caller cannot foresee. A refused call (no memory, no resource) leaves the device
+//! as it was. A failure of enqueued work is sticky: no work runs after it, and every later call that can fail returns
+//! it. Only another device helps then.
 //!
-//! **Results.** The scalar [`reference`](mod@reference) defines each operation, up to a tolerance that the [`conformance`] suite
-//! states. Every row is computed from its own inputs in one order, so bits depend neither on where bytes lie nor,
-//! up to [`DeviceInfo::batch_invariant_rows`], on other rows.
+//! **Results.** The scalar [`reference`](mod@reference) defines each operation, up to a tolerance that the
+//! [`conformance`] suite states. Every row is computed from its own inputs in a fixed order. So bits depend neither on
+//! where bytes lie nor, up to [`DeviceInfo::batch_invariant_rows`], on other rows.
 //!
-//! **Why static dispatch?** A program has one device, chosen when it starts. Generic code has no table of functions on
-//! the way to a launch, and a device may override a pair of operations with one kernel.
+//! **Why static dispatch?** A program chooses one device when it starts. Generic code has no table of functions on the
+//! way to a launch, and a device may override a pair of operations with one kernel.
 //!
-//! **Why handles?** Work is enqueued and runs later, on another thread or another processor. A borrow cannot say that;
-//! a handle that is checked can, and it may be captured and replayed.
+//! **Why handles?** Work is enqueued and runs later, on another thread or another processor. A borrow cannot express
+//! that. A checked handle can, and it may be captured and replayed.
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 

@@ -5,7 +5,7 @@
 pub enum Space {
     /// The device's own memory, under its cap.
     Device,
-    /// Host memory that the device copies from and to without staging (pinned, on a GPU).
+    /// Host memory with direct copies to and from the device (pinned, on a GPU).
     Host,
 }
 
@@ -106,13 +106,13 @@ impl Span {
     }
 }
 
-/// What a device holds in one [`Space`], in bytes.
+/// A device's allocations in one [`Space`], in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Allocated now.
     pub in_use: u64,
     /// The most that was ever allocated at once.
     pub peak: u64,
-    /// The cap; `u64::MAX` where there is none.
+    /// The cap; `u64::MAX` if there is none.
     pub limit: u64,
 }

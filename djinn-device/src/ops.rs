@@ -1,5 +1,5 @@
-//! The table of operations, and what is generated from it here: the trait [`Ops`], operations as values, and of every
-//! operation's arguments which spans it uses and the checks.
+//! The table of operations. The trait [`Ops`], operations as values, the spans that an operation uses, and its checks
+//! are generated from it.
 
 use crate::access::{Access, Field};
 use crate::args::check::Checks;
@@ -102,7 +102,7 @@ for_each_op!(arguments);
 /// Operations as values.
 macro_rules! values {
     ($($op:ident: $Args:ident $uses:tt,)*) => {
-        /// An operation with its arguments: for devices that queue them on the host, and for those who compare devices.
+        /// An operation with its arguments, for devices that queue operations on the host, and for comparisons.
         #[derive(Clone, Copy, Debug)]
         pub enum Operation {
             $(
@@ -153,14 +153,14 @@ for_each_op!(values);
 /// The trait.
 macro_rules! operations {
     ($($op:ident: $Args:ident $uses:tt,)*) => {
-        /// Decoder operations. Each enqueues on `stream` and returns at once; results are defined by the
-        /// scalar [`reference`](crate::reference), up to the tolerance of the conformance suite. Arguments were checked by the
-        /// caller (`args.check()`); devices only `debug_assert` them.
+        /// Decoder operations. Each enqueues on `stream` and returns at once. The scalar
+        /// [`reference`](crate::reference) defines the results, up to the tolerance of the conformance suite. The
+        /// caller has checked the arguments (`args.check()`); devices only `debug_assert` them.
         ///
-        /// Every operation computes each output row from that row's inputs alone, in an order that does not depend
-        /// on how many rows there are: results are *batch-invariant*. A device may compute `linear` and `attention`
-        /// of many rows on other units, in another order; it states the number of rows up to which a row's bits are
-        /// the same in every batch ([`DeviceInfo::batch_invariant_rows`](crate::DeviceInfo::batch_invariant_rows)).
+        /// Every operation computes each output row from that row's inputs alone, in an order that does not depend on
+        /// the number of rows: results are *batch-invariant*. A device may compute `linear` and `attention` of many
+        /// rows on other units, in another order. It states the number of rows up to which a row's bits are the same
+        /// in every batch ([`DeviceInfo::batch_invariant_rows`](crate::DeviceInfo::batch_invariant_rows)).
         pub trait Ops: Device {
             $(
                 #[doc = concat!("See [`args::", stringify!($Args), "`].")]
@@ -175,15 +175,15 @@ macro_rules! operations {
                 self.rms_norm(stream, norm)
             }
 
-            /// One [`linear`](Ops::linear) after another, with the same bits; devices may do those in one launch that
-            /// are of the same rows with successive tiles of a weight.
+            /// One [`linear`](Ops::linear) after another, with the same bits. Devices may compute successive tiles of
+            /// a weight for the same rows in one launch.
             fn linear_tiles(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
                 tiles.iter().try_for_each(|tile| self.linear(stream, tile))
             }
 
-            /// [`linear_tiles`](Ops::linear_tiles) with all tiles of a weight, then [`silu_mul`](Ops::silu_mul) of what they
-            /// give, with the same bits; devices may do both in one launch. Nothing else may read the products' output, which
-            /// a device may leave as it was. `act.out` may share bytes with the products' `x`.
+            /// [`linear_tiles`](Ops::linear_tiles) with all tiles of a weight, then [`silu_mul`](Ops::silu_mul) of the
+            /// result, with the same bits. Devices may do both in one launch. Nothing else may read the products'
+            /// output, which a device may leave unwritten. `act.out` may share bytes with the products' `x`.
             fn linear_silu_mul(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<()> {
                 self.linear_tiles(stream, tiles)?;
                 self.silu_mul(stream, act)

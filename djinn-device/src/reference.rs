@@ -1,5 +1,5 @@
-//! The scalar reference: for each operation plain loops that add up in f64. They define the results that every device is
-//! compared with, and say which bytes an operation writes.
+//! The scalar reference: for each operation, plain loops that sum in f64. They define the results that every device is
+//! compared with, and the bytes that an operation writes.
 
 pub mod alibi;
 pub(crate) mod choice;
@@ -24,14 +24,14 @@ pub trait Contents {
     fn bytes(&self, span: Span) -> &[u8];
 }
 
-/// What an operation leaves in some of its bytes.
+/// The result of an operation in some of its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Where.
     pub span: Span,
     /// The new bytes.
     pub bytes: Vec<u8>,
-    /// Whether devices give these very bytes; they are f32 up to rounding otherwise.
+    /// Whether devices give exactly these bytes. Otherwise they are f32 up to rounding.
     pub exact: bool,
 }
 
@@ -53,7 +53,7 @@ impl Written {
 
 macro_rules! dispatch {
     ($($op:ident: $Args:ident $uses:tt,)*) => {
-        /// What an operation writes, given what lies in memory before it.
+        /// The results of an operation on the present memory.
         ///
         /// # Panics
         /// If an index that it reads is out of range.
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
         Elements { bytes: self.0.bytes(span).into(), dtype }
     }
 
-    /// The elements of a matrix of that many columns; those of blocks are the f32 that they stand for.
+    /// The elements of a matrix with this many columns. Those of blocks are decoded to f32.
     fn matrix(self, weight: Weight, columns: u32) -> Elements<'a> {
         match weight.encoding {
             Encoding::Lossless => {

@@ -19,7 +19,7 @@ impl Stream {
     }
 }
 
-/// A handle to a point in a stream's work, set by [`Device::record`]; may be recorded again and again.
+/// A handle to a point in a stream's work, set by [`Device::record`]; may be recorded many times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event(pub(crate) u32);
 
@@ -35,7 +35,7 @@ impl Event {
     }
 }
 
-/// A handle to work that [`Device::capture`] kept.
+/// A handle to work captured by [`Device::capture`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capture(pub(crate) u32);
 
@@ -51,27 +51,27 @@ impl Capture {
     }
 }
 
-/// What a device is.
+/// A device's properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// For people, e.g. `cpu (2 threads, avx512)`.
+    /// For display, such as `cpu (2 threads, avx512)`.
     pub name: String,
     /// Whether [`Space::Device`] is the host's own memory.
     pub host_memory: bool,
-    /// Device memory that the device itself takes under its cap (driver context, code, workspaces), in
-    /// bytes: what is left of the cap can be allocated. 0 on devices without such needs.
+    /// Bytes of device memory that the device takes under its cap (driver context, code, workspaces). The rest of the
+    /// cap can be allocated. 0 on devices without such needs.
     pub reserved_bytes: u64,
     /// Whether work can be captured and replayed.
     pub captures: bool,
     /// `linear` is batch-invariant for up to this many rows: a row's bits do not depend on the rest of the batch.
     pub batch_invariant_rows: u32,
-    /// `linear` is batch-invariant for any number of rows where the weight is f16 or bf16 and its rows have a multiple of
-    /// 64 elements.
+    /// Whether `linear` is batch-invariant for any number of rows if the weight is f16 or bf16 with rows of a multiple
+    /// of 64 elements.
     pub wide_products: bool,
     /// `attention` is batch-invariant for up to this many adjacent rows of one sequence.
     pub batch_invariant_run: u32,
-    /// Encodings of matrices that it computes from, besides plain elements: `linear`, `expert_linear` and `embed` read
-    /// them where they lie.
+    /// Encodings of matrices that the device computes from directly, besides plain elements, in `linear`,
+    /// `expert_linear` and `embed`.
     pub encodings: &'static [Encoding],
 }
 
@@ -92,7 +92,7 @@ impl DeviceInfo {
 /// A buffer must not be freed, and host bytes must not be touched, while enqueued work uses them: sync
 /// first. `SimDevice` panics on such misuse.
 pub trait Device: Send {
-    /// What the device is.
+    /// The device's properties.
     fn info(&self) -> DeviceInfo;
 
     /// Allocates `len > 0` bytes, aligned to 256. Contents are undefined (`SimDevice`: NaN).
@@ -101,17 +101,17 @@ pub trait Device: Send {
     /// Frees an allocation.
     fn free(&self, buffer: Buffer);
 
-    /// Allocates a buffer again that was freed, under its old handle, so that what names its bytes need not change.
-    /// Contents are undefined (`SimDevice`: NaN).
+    /// Allocates a freed buffer again under its old handle, so that its references stay valid. Contents are undefined
+    /// (`SimDevice`: NaN).
     ///
     /// # Errors
-    /// As [`alloc`](Device::alloc); the buffer stays freed then.
+    /// As [`alloc`](Device::alloc). The buffer then stays freed.
     ///
     /// # Panics
     /// If the device never made the buffer, or it is allocated.
     fn restore(&self, buffer: Buffer) -> Result<()>;
 
-    /// What is allocated. `peak` counts from the device's creation.
+    /// Allocated bytes. `peak` counts from the device's creation.
     fn usage(&self, space: Space) -> Usage;
 
     /// A new stream.
@@ -123,8 +123,8 @@ pub trait Device: Send {
     /// Enqueues a copy between spans of equal length in any spaces, not overlapping.
     fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()>;
 
-    /// [`copy`](Device::copy) for the few bytes that a step takes and gives: on devices whose copies of a direction queue
-    /// behind those of other streams, this one does not.
+    /// [`copy`](Device::copy) for a step's few bytes of inputs and results. It does not queue behind copies of other
+    /// streams, as others may.
     fn copy_promptly(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
         self.copy(stream, src, dst)
     }
@@ -148,16 +148,16 @@ pub trait Device: Send {
     /// Blocks the host until the work that `event` stands for is done.
     fn sync_event(&self, event: Event) -> Result<()>;
 
-    /// When the event's latest recorded work was done, since an origin of the device's own (virtual time
-    /// on `SimDevice`); `None` before that.
+    /// When the event's latest recorded work was done, by the device's clock (virtual time on `SimDevice`); `None`
+    /// before that.
     fn timestamp(&self, event: Event) -> Option<Duration>;
 
-    /// Keeps the work that `work` enqueues on `streams`, in place of running it; nothing may be enqueued on
-    /// other streams, nor waited for by the host, meanwhile. A wait for an event that was not recorded within
-    /// the capture is dropped, since a replay starts after everything before it.
+    /// Captures the work that `work` enqueues on `streams`, instead of running it. Meanwhile nothing may be enqueued
+    /// on other streams, and the host may wait for nothing. A wait for an event that was not recorded within the
+    /// capture is dropped, since a replay starts after everything before it.
     ///
     /// # Errors
-    /// Those of `work`, and the device's; nothing is kept then. [`Error::Resource`] says that the device is sound
+    /// Those of `work`, and the device's. Nothing is captured then. [`Error::Resource`] means that the device is sound
     /// but has no room for the capture.
     ///
     /// # Panics
@@ -170,14 +170,14 @@ pub trait Device: Send {
         panic!("{} does not capture work", self.info().name)
     }
 
-    /// Enqueues captured work again: it starts after all work enqueued before on any of its streams, and later
-    /// work on any of them starts after all of it. Within it, only events order the streams. Its events stand for
-    /// their points in the latest replay.
+    /// Enqueues captured work again. It starts after all earlier work on any of its streams, and later work on any of
+    /// them starts after all of it. Within it, only events order the streams. Its events stand for their points in the
+    /// latest replay.
     fn replay(&self, _capture: Capture) -> Result<()> {
         panic!("{} does not capture work", self.info().name)
     }
 
-    /// Forgets captured work, once its replays are done.
+    /// Drops captured work. Its replays must be done.
     fn free_capture(&self, _capture: Capture) {
         panic!("{} does not capture work", self.info().name)
     }

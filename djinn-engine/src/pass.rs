@@ -1,5 +1,4 @@
-//! Passes of a model. A pass is begun, then enqueued launch by launch or replayed with one call, and finished in
-//! order.
+//! Passes of a model: begun, then enqueued launch by launch or replayed with one call, then finished in order.
 
 pub(crate) mod batch;
 mod capture;
@@ -25,8 +24,7 @@ use replay::{Choice, Key};
 use std::time::Instant;
 
 impl Passes {
-    /// Enqueues the captured part of a pass: everything but its inputs and the choice of tokens, which use its
-    /// exchange.
+    /// Enqueues the captured part of a pass: everything but its inputs and the choice of tokens.
     pub(super) fn enqueue<D: Ops>(
         &self,
         runtime: &Runtime<D>,
@@ -104,8 +102,7 @@ impl<D: Ops> Engine<D> {
     ///
     /// # Panics
     /// If the batch is larger than the plan's step. If a step is under way, unless the engine [takes the
-    /// next](Self::takes_next) and all entries come [after](BatchEntry::after) one of that step's and only choose
-    /// tokens.
+    /// next](Self::takes_next), all entries come [after](BatchEntry::after) one of that step's, and only choose tokens.
     pub fn begin(&mut self, batch: &[BatchEntry<'_>]) -> Result<()> {
         self.begin_with(batch, &[], Chooses::Now)
     }

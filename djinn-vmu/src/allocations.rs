@@ -1,22 +1,22 @@
-//! What a model holds on a device, with one owner.
+//! A model's allocations on a device, with one owner.
 
 use crate::Result;
 use crate::text::{Hash, TextStore};
 use djinn_device::{Buffer, Device, Space, Stream};
 use std::collections::HashSet;
 
-/// All that a model's segments allocated, and the streams that work on it: given back at once. A model may
+/// All allocations of a model's segments, and the streams that work on them. They are freed together. A model may
 /// leave the device and come back; its handles stay.
 #[derive(Debug, Default)]
 #[must_use = "what it holds stays allocated"]
 pub struct Allocations {
     buffers: Vec<Buffer>,
     streams: Vec<Stream>,
-    /// References to the store's blobs.
+    /// References to blobs of the store.
     shared: Vec<(Space, Hash)>,
-    /// References to the store's copies in host memory of what is resident.
+    /// References to the store's host copies of resident blobs.
     copies: Vec<Hash>,
-    /// Nothing of it is on the device.
+    /// Whether nothing of it is on the device.
     away: bool,
 }
 
@@ -31,7 +31,7 @@ impl Allocations {
         Ok(buffer)
     }
 
-    /// A stream that works on what is held.
+    /// A stream for work on these allocations.
     ///
     /// # Errors
     /// A device out of streams.
@@ -41,12 +41,12 @@ impl Allocations {
         Ok(stream)
     }
 
-    /// Takes a reference to a blob of the store.
+    /// Adds a reference to a blob of the store.
     pub(crate) fn share(&mut self, space: Space, hash: Hash) {
         self.shared.push((space, hash));
     }
 
-    /// Takes a reference to the copy in host memory of a blob of the device.
+    /// Adds a reference to the host copy of a resident blob.
     pub(crate) fn share_copy(&mut self, hash: Hash) {
         self.copies.push(hash);
     }
@@ -62,7 +62,7 @@ impl Allocations {
         self.away
     }
 
-    /// Bytes of device memory that it would take to come back; 0 for what is there.
+    /// Bytes of device memory that it needs to come back; 0 while it is there.
     pub fn missing_bytes(&self, store: &TextStore) -> u64 {
         if !self.away {
             return 0;
@@ -79,8 +79,8 @@ impl Allocations {
         self.shared.iter().filter(|(space, _)| *space == Space::Device).map(|(_, hash)| hash)
     }
 
-    /// Waits for the streams and frees all device memory that no other model uses; what names it stays as it is. Work on
-    /// streams of others must be done, and captures of work on it freed.
+    /// Waits for the streams and frees all device memory that no other model uses. Handles stay. Work on other streams
+    /// must be done, and captures of such work freed.
     ///
     /// # Panics
     /// If it is away already.
@@ -92,11 +92,11 @@ impl Allocations {
         self.away = true;
     }
 
-    /// Allocates all of it again, large buffers first. Gives the blobs whose bytes are to be filled; nothing else has its
-    /// old bytes either.
+    /// Allocates the device memory again, large buffers first. Returns the blobs that must be filled; all other memory
+    /// has undefined contents.
     ///
     /// # Errors
-    /// A device out of memory: it stays away then.
+    /// A device out of memory. It then stays away.
     ///
     /// # Panics
     /// If it is on the device.
@@ -127,14 +127,14 @@ impl Allocations {
         Ok(empty)
     }
 
-    /// Bytes of the copies of what is resident; others may have the same ones.
+    /// Bytes of its host copies of resident blobs, which other models may share.
     pub fn copy_bytes(&self, store: &TextStore) -> u64 {
         let bytes = self.copies.iter().filter_map(|hash| store.find(Space::Host, hash));
         bytes.map(|buffer| buffer.len()).sum()
     }
 
-    /// Gives the copies of what is resident back to the store: to come back, the model is read again. The bytes that are
-    /// free by that. Copies to the device are done.
+    /// Drops its host copies of resident blobs, and returns the bytes that this frees. To come back, the model is then
+    /// read again. Copies to the device must be done.
     pub fn drop_copies<D: Device>(&mut self, device: &D, store: &mut TextStore) -> u64 {
         let before = store.bytes(Space::Host);
         for hash in std::mem::take(&mut self.copies) {
@@ -145,13 +145,13 @@ impl Allocations {
 
     fn sync<D: Device>(&self, device: &D) {
         for &stream in &self.streams {
-            // A failure that surfaces here was or will be returned by the device's next sync.
+            // A sync of the device has returned this failure, or will.
             let _ = device.sync(stream);
         }
     }
 
-    /// Waits for the streams, frees the buffers and gives the blobs back to the store. Work on streams of others must be
-    /// done. Failures of the device that surface here were or will be returned by its next sync.
+    /// Waits for the streams, frees the buffers, and drops the references to blobs. Work on other streams must be
+    /// done. A sync of the device returns its failures.
     pub fn free<D: Device>(mut self, device: &D, store: &mut TextStore) {
         self.sync(device);
         self.drop_copies(device, store);

@@ -1,5 +1,5 @@
-//! The data segment: KV caches in pages. It maps numbers of pages to bytes and copies them; who holds which page is
-//! [`djinn_pages::Pages`]' business.
+//! The data segment: the pages of the KV cache. It maps page numbers to bytes and copies pages; [`djinn_pages::Pages`]
+//! knows their holders.
 
 mod layout;
 mod staging;
@@ -19,7 +19,7 @@ use djinn_srg::KvPlace;
 use staging::Staging;
 use swap::Swap;
 
-/// NaN in every element type: what a page holds before it is written, in check mode.
+/// NaN in every element type: in check mode, the contents of unwritten pages.
 const POISON: u8 = 0xFF;
 
 /// The bytes of all KV pages, on the device and in pinned host memory.
@@ -28,14 +28,14 @@ pub struct DataSegment {
     layout: KvLayout,
     buffer: Buffer,
     table: Buffer,
-    /// None without host pages.
+    /// `None` without host pages.
     swap: Option<Swap>,
-    /// None until pages are first given to a caller.
+    /// `None` until a caller first reads or writes pages.
     staging: Option<Staging>,
 }
 
 impl DataSegment {
-    /// Allocates the pages and the page table of `layout`, and its pinned host pages; all of it is `held`.
+    /// Allocates the page table, the device's pages and the pinned host pages of `layout`. `held` owns them.
     ///
     /// # Errors
     /// A device out of memory or streams.
@@ -62,7 +62,7 @@ impl DataSegment {
         self.buffer.slice(page as u64 * bytes, bytes)
     }
 
-    /// The keys and values at `place`, as operations address them.
+    /// The keys and values at `place`, as arguments of operations.
     pub fn at(&self, place: KvPlace) -> KvPages {
         let KvLayout { dtype, page_tokens, table_width, .. } = self.layout;
         KvPages {
@@ -78,8 +78,7 @@ impl DataSegment {
         }
     }
 
-    /// Enqueues zeros on `compute` in pages that are about to be written by another than before: one fill for each run of
-    /// neighbours.
+    /// Enqueues zeros on `compute` in pages that get a new tenant, with one fill for each run of neighbours.
     ///
     /// # Errors
     /// A failure of the device.
@@ -99,11 +98,11 @@ impl DataSegment {
         Ok(())
     }
 
-    /// Enqueues on `compute` what pages need before they are written: the content of shared ones and, in check mode,
+    /// Enqueues on `compute` the preparation of pages that will be written: copies of shared ones and, in check mode,
     /// NaN in `fresh` ones.
     ///
     /// # Errors
-    /// A failure of the device, or a copy that it refused.
+    /// A failure of the device, or a refused copy.
     pub fn prepare<D: Device>(
         &self,
         device: &D,
@@ -126,9 +125,9 @@ impl DataSegment {
         Ok(())
     }
 
-    /// Begins the way of a session's pages to pinned host memory, after all work enqueued so far on `compute`, or back
-    /// from there; computation goes on beside it. `ticket` names it in its [`Transfer`], which tells its end, also
-    /// where the device refused a copy. A session has one way at a time.
+    /// Begins to copy a session's pages to pinned host memory, behind all work enqueued so far on `compute`, or back.
+    /// Computation goes on meanwhile. A [`Transfer`] with the `ticket` reports the end, also if the device refused a
+    /// copy. A session has one swap at a time.
     ///
     /// # Errors
     /// A failure of the device.
@@ -147,8 +146,8 @@ impl DataSegment {
         swap.begin(device, compute, direction, ticket, way)
     }
 
-    /// Takes in which copies are done, enqueues what was held back, and gives the transfers that ended. A few
-    /// microseconds; call it between steps, and before giving up for lack of pages.
+    /// Returns the transfers that ended, and enqueues copies that were held back. It takes a few microseconds: call it
+    /// between steps, and before giving up for lack of pages.
     ///
     /// # Errors
     /// A failure of the device.
@@ -156,8 +155,7 @@ impl DataSegment {
         self.swap.as_mut().map_or(Ok(Vec::new()), |swap| swap.poll(device))
     }
 
-    /// Blocks the host until all copies under way are done, then [`poll`](Self::poll)s: for a host with nothing else
-    /// to do.
+    /// Waits until all copies under way are done, then [`poll`](Self::poll)s.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -165,18 +163,18 @@ impl DataSegment {
         self.swap.as_mut().map_or(Ok(Vec::new()), |swap| swap.settle(device))
     }
 
-    /// Cuts and paces transfers in another way from now on; bytes do not depend on it.
+    /// Changes how transfers are cut and paced. Their bytes do not depend on it.
     pub fn set_pace(&mut self, pace: SwapPace) {
         if let Some(swap) = &mut self.swap {
             swap.pace.rule = pace;
         }
     }
 
-    /// Shares the link between swaps and the weights of a pass that is about to be enqueued, and that streams
-    /// `streamed_bytes` of them on `weights`: no more than that is under way to the device at a time (some pieces at
-    /// least), and what was enqueued before the pass before comes before this pass's weights. So neither starves,
-    /// whatever order the device chooses, and the host need not look within a pass. Without streaming nothing is held
-    /// back. [`poll`](Self::poll) enqueues the rest as room appears.
+    /// Shares the link between swaps and the weights of the next pass, which streams `streamed_bytes` on `weights`. At
+    /// most that many swap bytes (or a few pieces) are under way to the device at a time, and this pass's weights wait
+    /// for the swaps enqueued before the previous pass. So neither starves, whatever order the device chooses, and the
+    /// host need not poll within a pass. Without streaming nothing is held back. [`poll`](Self::poll) enqueues the
+    /// rest.
     ///
     /// # Errors
     /// A failure of the device.
@@ -184,7 +182,7 @@ impl DataSegment {
         self.swap.as_mut().map_or(Ok(()), |swap| swap.share(device, weights, streamed_bytes))
     }
 
-    /// What swapping did so far, of transfers that [`poll`](Self::poll) saw end.
+    /// Statistics of the transfers that [`poll`](Self::poll) returned.
     pub fn swap_stats(&self) -> SwapStats {
         self.swap.as_ref().map(|swap| swap.stats).unwrap_or_default()
     }

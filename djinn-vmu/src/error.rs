@@ -7,7 +7,7 @@ use crate::size::human;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The budget does not hold even the smallest plan of this shape.
+    /// The budget is too small for any plan.
     #[error(
         "a device budget of {} is too small: this model, context and batch need at least {} ({least_bytes} bytes: \
          {reason}); {remedy}",
@@ -16,14 +16,14 @@ pub enum Error {
     BudgetTooSmall {
         /// The budget.
         vram_bytes: u64,
-        /// The least that would do.
+        /// The smallest possible budget.
         least_bytes: u64,
-        /// What the least holds.
+        /// What that budget would hold.
         reason: String,
         /// What to change, by its field.
         remedy: &'static str,
     },
-    /// The weights that stay on the host, and the pages for parked sequences, exceed the host budget.
+    /// The weights that stay on the host, and the pages for swapped sequences, exceed the host budget.
     #[error(
         "a host budget of {} is too small: {} of weights{} stay on the host ({needed_bytes} bytes); {remedy}",
         human(*ram_bytes),
@@ -35,7 +35,7 @@ pub enum Error {
         ram_bytes: u64,
         /// Host bytes of the plan.
         needed_bytes: u64,
-        /// Those of them that are for parked sequences.
+        /// Those for swapped sequences.
         kv_bytes: u64,
         /// What to change, by its field.
         remedy: &'static str,
@@ -46,7 +46,7 @@ pub enum Error {
         human(*chunk_bytes), human(*least_bytes)
     )]
     ChunkTooSmall {
-        /// As asked for.
+        /// The requested size.
         chunk_bytes: u64,
         /// The largest tile.
         least_bytes: u64,
@@ -57,7 +57,7 @@ pub enum Error {
         human(*ring_bytes), human(*least_bytes)
     )]
     RingTooSmall {
-        /// As asked for.
+        /// The requested size.
         ring_bytes: u64,
         /// The largest streamed chunk.
         least_bytes: u64,
@@ -71,19 +71,19 @@ pub enum Error {
     /// A weight cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// A model that comes back to the device was read again, and is another one.
+    /// A model that comes back to the device was read again and has changed.
     #[error("the model's files changed since it was loaded (chunk {chunk}); load it again")]
     SourceChanged {
         /// The first chunk that differs.
         chunk: u32,
     },
-    /// The progress callback ended the load.
+    /// The progress callback cancelled the load.
     #[error("cancelled")]
     Cancelled,
     /// The device failed.
     #[error(transparent)]
     Device(#[from] djinn_device::Error),
-    /// The stream check found a chunk in the ring that differs from what was loaded.
+    /// The stream check found a chunk in the ring that differs from the loaded one.
     #[error(
         "stream check: chunk {chunk} differs from its host copy in pass {pass}: expected {expected:#018x}, found {found:#018x}"
     )]

@@ -1,9 +1,9 @@
-//! What a machine sustains, and the roofline that turns costs into time.
+//! A machine's sustained rates, and the roofline that turns costs into time.
 
 use djinn_srg::cost::Cost;
 use serde::{Deserialize, Serialize};
 
-/// Which of a machine's limits an operation meets.
+/// The machine limit that an operation meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
@@ -13,7 +13,7 @@ pub enum Bound {
     Memory,
 }
 
-/// What a machine sustains, not its peak figures.
+/// A machine's sustained rates, not its peak figures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
@@ -39,7 +39,7 @@ impl Machine {
         (cost.flops / self.flops).max(cost.bytes() / self.memory) + self.launch
     }
 
-    /// Which limit an operation meets.
+    /// The limit that an operation meets.
     pub fn bound(&self, cost: &Cost) -> Bound {
         if cost.flops / self.flops > cost.bytes() / self.memory { Bound::Compute } else { Bound::Memory }
     }

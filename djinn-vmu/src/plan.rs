@@ -8,37 +8,37 @@ use crate::{Error, KvLayout, Placement, Result, size};
 use djinn_srg::{Graph, KvPlan, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
 use serde::Serialize;
 
-/// What the user allows, in bytes. `None` leaves a choice to the plan.
+/// The user's memory limits, in bytes. `None` leaves the choice to the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Budget {
     /// Cap over everything on the device.
     pub vram: Option<u64>,
-    /// Cap over what is kept on the host: weights, and the pages of parked sequences.
+    /// Cap over host memory: weights, and the pages of swapped sequences.
     pub ram: Option<u64>,
-    /// Share of the weights that stays on the device, 0 to 1.
+    /// Share of the weights that is resident, 0 to 1.
     pub resident_fraction: Option<f64>,
     /// Cap of a chunk. By default the model's tile size.
     pub chunk: Option<u64>,
-    /// Bytes of the ring. By default three chunks, fewer where that does not fit.
+    /// Bytes of the ring. By default three chunks, or fewer if those do not fit.
     pub ring: Option<u64>,
     /// Reserve what the stream check needs.
     pub stream_check: bool,
-    /// Ablation: no pipelining. A chunk's copy begins only when the operation that needs it is reached, on
-    /// the device's clock, and that operation waits for it.
+    /// Ablation: no pipelining. A chunk's copy begins only when the operation that needs it is reached, on the
+    /// device's clock, and that operation waits for it.
     pub blocking_copies: bool,
-    /// Ablation: no skip-end. Streamed chunks lie end to end in the ring and may straddle its wrap; one that
-    /// does crosses the link as two copies and is joined in a bounce buffer of the largest chunk.
+    /// Ablation: no skip-end. Streamed chunks lie end to end in the ring and may cross its end. Such a chunk is copied
+    /// in two parts, which are joined in a bounce buffer of the largest chunk.
     pub straddle: bool,
 }
 
-/// What the engine wants to run.
+/// The engine's demand.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Demand {
     /// The largest step.
     pub rows: Rows,
     /// The KV cache.
     pub kv: KvLayout,
-    /// Bytes that the device itself takes under the cap: code, workspaces.
+    /// Bytes that the device takes under the cap: code, workspaces.
     pub reserved_bytes: u64,
 }
 
@@ -49,7 +49,7 @@ pub struct Segments {
     pub resident: u64,
     /// Text: the ring through which the others stream.
     pub ring: u64,
-    /// Text: where chunks that straddle the ring's wrap are joined; 0 where none may.
+    /// Text: the buffer in which chunks that cross the ring's end are joined; 0 if none may.
     #[serde(skip_serializing_if = "is_zero")]
     pub bounce: u64,
     /// Data: KV pages, their table, their checksums in check mode.
@@ -58,7 +58,7 @@ pub struct Segments {
     pub stack: u64,
     /// Checksums of the stream check.
     pub check: u64,
-    /// Whether the pass moved each streamed chunk; 0 where every pass moves all.
+    /// Flags that say whether a pass moved each streamed chunk; 0 if every pass moves all.
     #[serde(skip_serializing_if = "is_zero")]
     pub flags: u64,
     /// The device's own code and workspaces.
@@ -92,24 +92,24 @@ pub struct MemoryPlan {
     pub stack: StackPlan,
     /// KV cache.
     pub kv: KvLayout,
-    /// Its values in a page.
+    /// The places of its values in a page.
     pub kv_places: KvPlan,
     /// Device bytes by segment.
     pub segments: Segments,
-    /// Bytes kept on the host: weights (streamed chunks and gathered tables) and the pages of parked sequences.
+    /// Bytes in host memory: weights (streamed chunks and gathered tables) and the pages of swapped sequences.
     pub host_bytes: u64,
 }
 
 impl MemoryPlan {
-    /// Bytes of weights kept on the host: what of [`host_bytes`](Self::host_bytes) is read when loading.
+    /// Bytes of weights in host memory: the part of [`host_bytes`](Self::host_bytes) that is read from files.
     pub fn host_weight_bytes(&self) -> u64 {
         self.host_bytes - self.kv.host_bytes()
     }
 
-    /// Plans `graph` within `budget`. The arithmetic of the model never depends on the result.
+    /// Plans `graph` within `budget`. Results of the model never depend on the plan.
     ///
     /// # Errors
-    /// If the budget holds no plan, with the least that would do.
+    /// If the budget is too small, with the smallest that would do.
     pub fn new(graph: &Graph, budget: &Budget, demand: &Demand) -> Result<Self> {
         if let Some(f) = budget.resident_fraction.filter(|f| !(0.0..=1.0).contains(f)) {
             return Err(Error::Fraction(f));
@@ -139,7 +139,7 @@ impl MemoryPlan {
             .checked_add(kv_bytes)
             .ok_or(Error::Overflow("host pages of the KV cache"))?;
         if let Some(ram_bytes) = budget.ram.filter(|&ram| host_bytes > ram) {
-            // With a fraction, a larger device budget keeps no more weights off the host.
+            // With a chosen fraction, a larger device budget keeps no more weights off the host.
             let remedy = match budget.resident_fraction.filter(|&fraction| fraction < 1.0) {
                 Some(_) => "raise `ram` or `resident_fraction`",
                 None => "raise `ram` or `vram`",
@@ -164,15 +164,15 @@ fn cut(graph: &Graph, chunk: Option<u64>) -> Result<(Vec<PlacedTile>, Vec<Chunk>
     }
 }
 
-/// Bytes of flags for the chunks that are streamed: one each if a pass may skip some.
+/// Bytes of flags for streamed chunks: one flag each if a pass may skip some.
 fn flags(chunks: &[Chunk], streamed: impl Fn(usize) -> bool) -> u64 {
     let streamed = || (0..chunks.len()).filter(|&i| streamed(i));
     let some = streamed().any(|i| chunks[i].condition.is_some());
     if some { FLAG_BYTES * streamed().count() as u64 } else { 0 }
 }
 
-/// Splits what the fixed segments leave between resident chunks and the ring, filling in `segments`.
-/// Returns which chunks are resident.
+/// Divides what the fixed segments leave between resident chunks and the ring, and fills in `segments`. Returns which
+/// chunks are resident.
 fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<Vec<bool>> {
     let total: u64 = chunks.iter().map(|c| c.bytes).sum();
     let largest = chunks.iter().map(|c| c.bytes).max().unwrap_or(0);
@@ -181,7 +181,7 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
         Some(f) if f < 1.0 => (total as f64 * f) as u64,
         _ => total,
     };
-    // A chosen fraction must fit whole; otherwise any part of the weights may stay.
+    // A chosen fraction must fit. Otherwise any part of the weights may be resident.
     let least = if budget.resident_fraction.is_some() { wanted } else { 0 };
     let available = vram.saturating_sub(segments.fixed());
     if wanted == total && available >= total && vram >= segments.fixed() {

@@ -1,4 +1,4 @@
-//! Predicts the time of a pass, by playing its program's copies and launches on a clock.
+//! Predicts the time of a pass by simulating its program's copies and launches.
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +27,7 @@ pub struct Prediction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bottleneck {
-    /// Weights crossing from host to device.
+    /// Copies of weights from host to device.
     Link,
     /// Device memory.
     Memory,
@@ -35,9 +35,9 @@ pub enum Bottleneck {
     Compute,
 }
 
-/// Predicts a pass that does `work` on `machine`. Passes follow one another; copies run ahead as far as the
-/// ring allows, so the pass begins with a full ring, unless the plan has them wait until they are needed. Copies and
-/// operations of experts count by how often a pass uses them, and the copies wait for their router.
+/// Predicts a pass that does `work` on `machine`. Passes follow one another. Copies run ahead as far as the ring
+/// allows, so a pass begins with a full ring, unless the plan delays copies until they are needed. Copies and
+/// operations of experts are weighted by how often a pass uses them, and the copies wait for their router.
 pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine) -> Prediction {
     let placement = &plan.placement;
     let slots = placement.ring.slots();
@@ -46,7 +46,7 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
     let program = Program::new(graph, plan, Detail::Fused);
     let timed = |launch| (launch, seconds(graph, plan, launch, work, machine));
     let launches: Vec<(&Launch, f64)> = program.launches.iter().map(timed).collect();
-    // When each router's choice was known, by its node.
+    // By router node: when its choice was known.
     let mut known = vec![0.0f64; graph.nodes.len()];
     // A slot is copied as soon as the link is free and its blocker's use is done.
     let (mut clock, mut link) = (0.0f64, 0.0f64);
@@ -77,7 +77,7 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
         std::mem::swap(&mut used, &mut previous);
     }
     let compute_seconds: f64 = launches.iter().map(|(_, seconds)| seconds).sum();
-    // The sum of none is -0, which would be shown.
+    // An empty sum is -0, which would be printed.
     let copy_seconds = placement.streamed().fold(0.0, |sum, chunk| sum + copied(chunk)) / machine.link;
     let bottleneck = match machine.bound(&cost::pass(graph, work)) {
         _ if copy_seconds > compute_seconds => Bottleneck::Link,
@@ -87,8 +87,8 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
     Prediction { seconds: clock - start, copy_seconds, compute_seconds, bottleneck }
 }
 
-/// Time of a launch, as its share of its nodes' costs; and before the first use of a chunk that straddles the ring's
-/// wrap, of joining its parts, which are read and written once more.
+/// Time of a launch, as its share of its nodes' costs. Before the first use of a chunk that crosses the ring's end,
+/// its parts are joined, which reads and writes it once more.
 fn seconds(graph: &Graph, plan: &MemoryPlan, launch: &Launch, work: &Work, machine: &Machine) -> f64 {
     let placement = &plan.placement;
     let nodes = [Some(launch.node), launch.fused.map(|fused| fused.node)].into_iter().flatten();

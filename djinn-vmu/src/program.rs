@@ -11,29 +11,29 @@ use djinn_srg::{Graph, Node, NodeId, Op, Rows, ValueId};
 use serde::Serialize;
 use std::ops::Range;
 
-/// How much one launch may do. Results do not depend on it.
+/// How much one launch may compute. Results do not depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// As much as the device can do at once.
+    /// As much as the device can compute at once.
     Fused,
-    /// One node with one tile of its weights: for traces, and where every value is to be seen or changed.
+    /// One node with one tile of its weights: for traces, and to observe or change every value.
     Apart,
 }
 
-/// One launch of a pass, for any number of rows. It reads tiles of one chunk, or several that stay on the device.
+/// One launch of a pass, for any number of rows. Its tiles are of one chunk, or of several resident ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Launch {
-    /// What it computes.
+    /// The node that it computes.
     pub node: NodeId,
     /// The next node, if one operation computes both.
     pub fused: Option<Fused>,
-    /// The tiles that it reads, of [`Placement::tiles`].
+    /// Its tiles, as indices into [`Placement::tiles`].
     pub tiles: Range<usize>,
-    /// A streamed chunk that it is the first to read.
+    /// The streamed chunk that it is the first to read, if any.
     pub acquire: Option<ChunkId>,
-    /// A streamed chunk that it is the last to read.
+    /// The streamed chunk that it is the last to read, if any.
     pub release: Option<ChunkId>,
-    /// Whether the routers' choice is known after it, on which copies of experts' chunks wait.
+    /// Whether a router's choice is known after it. Copies of experts' chunks wait for that.
     pub announces: bool,
 }
 
@@ -42,8 +42,8 @@ pub struct Launch {
 pub struct Fused {
     /// The node.
     pub node: NodeId,
-    /// With more rows the nodes are launched one after the other: the stack then lays the second one's output across
-    /// inputs of the first, which are dead by then.
+    /// With more rows the nodes are launched one after the other: the stack then places the second one's output over
+    /// inputs of the first.
     pub most_rows: u64,
 }
 
@@ -64,7 +64,7 @@ impl Program {
             let id = NodeId(node as u32);
             let fused = if detail == Detail::Fused { fused(graph, plan, id, tile) } else { None };
             let last = fused.map_or(id, |fused| fused.node);
-            // One of a pair has weights.
+            // Only one of a pair has weights.
             let reader =
                 if placement.tiles.get(tile).is_some_and(|next| next.tile.node == id) { id } else { last };
             loop {
@@ -83,8 +83,8 @@ impl Program {
         Program { launches }
     }
 
-    /// The index of the launch that completes a value of the stack: where it can be seen before it is overwritten.
-    /// With [`Detail::Apart`], whatever reads it comes later.
+    /// The index of the launch after which a value of the stack is complete and not overwritten yet. With
+    /// [`Detail::Apart`], all its readers come later.
     pub fn completes(&self, graph: &Graph, value: ValueId) -> Option<usize> {
         let writes = |id: NodeId| graph.node(id).outputs.contains(&value);
         self.launches
@@ -93,8 +93,8 @@ impl Program {
     }
 }
 
-/// The node after `id`, whose tiles begin with `tile` if it has any, if devices have an operation for both, with the bits
-/// of both.
+/// The node after `id`, if devices have an operation for both with the same bits. Its tiles, if any, begin with
+/// `tile`.
 fn fused(graph: &Graph, plan: &MemoryPlan, id: NodeId, tile: usize) -> Option<Fused> {
     let next = NodeId(id.0 + 1);
     let (first, second) = (graph.node(id), graph.nodes.get(next.0 as usize)?);
@@ -102,7 +102,7 @@ fn fused(graph: &Graph, plan: &MemoryPlan, id: NodeId, tile: usize) -> Option<Fu
         (Op::Add, Op::RmsNorm { .. }) if second.inputs[0] == first.outputs[0] => {
             let row_bytes = graph.value(first.outputs[0]).bytes(Rows { rows: 1, logit_rows: 1 });
             let out = plan.stack.offset(second.outputs[0]);
-            // Values of one size that begin together are one; others must not meet.
+            // Values of one size that begin together are the same memory; others must not overlap.
             let apart = |input: &ValueId| match plan.stack.offset(*input).abs_diff(out) {
                 0 => u64::MAX,
                 distance => distance / row_bytes,
@@ -114,7 +114,7 @@ fn fused(graph: &Graph, plan: &MemoryPlan, id: NodeId, tile: usize) -> Option<Fu
             Some(Fused { node: next, most_rows: u64::MAX })
         }
         (Op::Linear, Op::SiluMul) if second.inputs[0] == first.outputs[0] && first.weights.len() == 1 => {
-            // All of the weight at once, and no other reader of what both halves give.
+            // The whole weight, and no other reader of both halves.
             let end = run_end(graph, &plan.placement, tile, id, Detail::Fused);
             let whole = plan.placement.tiles.get(end).is_none_or(|after| after.tile.node != id);
             let read = |node: &Node| node.inputs.contains(&first.outputs[0]);
@@ -125,8 +125,8 @@ fn fused(graph: &Graph, plan: &MemoryPlan, id: NodeId, tile: usize) -> Option<Fu
     }
 }
 
-/// The end of the run of tiles from `first` on that one launch of `node` reads: none if the first is another's.
-/// A product takes tiles together if neither waits for the other's chunk to make room.
+/// The end of the run of tiles from `first` on that one launch of `node` reads; empty if the first belongs to another
+/// node. A product takes tiles together if none waits for another's chunk.
 fn run_end(graph: &Graph, placement: &Placement, first: usize, node: NodeId, detail: Detail) -> usize {
     let Placement { tiles, slots, .. } = placement;
     let of_node = |at: usize| tiles.get(at).filter(|placed| placed.tile.node == node);
@@ -142,7 +142,7 @@ fn run_end(graph: &Graph, placement: &Placement, first: usize, node: NodeId, det
     end
 }
 
-/// The streamed chunk whose first tile is among `tiles`, and the one whose last is.
+/// The streamed chunk whose first tile is among `tiles`, and the one whose last tile is.
 fn brackets(placement: &Placement, tiles: &Range<usize>) -> (Option<ChunkId>, Option<ChunkId>) {
     let Some(placed) = placement.tiles[tiles.clone()].first() else { return (None, None) };
     let chunk = placed.chunk;

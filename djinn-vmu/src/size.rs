@@ -1,6 +1,6 @@
-//! Sizes in bytes: as people write them, and for people to read.
+//! Sizes in bytes: parsed from text, and printed.
 
-/// Units that a size may end with, as a power of ten or two. `20G` is what other engines take for 20 GiB.
+/// Units, as powers of ten or two. `20G` means 20 GiB, as in other engines.
 const UNITS: [(&str, u64); 13] = [
     ("B", 1),
     ("K", 1 << 10),
@@ -17,15 +17,14 @@ const UNITS: [(&str, u64); 13] = [
     ("TB", 1_000_000_000_000),
 ];
 
-/// Digits after the decimal point that are told apart.
+/// The most digits after the decimal point that count.
 const MAX_FRACTION: usize = 9;
 
-/// Reads a size: a number of bytes, or a decimal number with a unit, e.g. `20GiB`, `20G` (the
-/// same), `1.5 GB` (a power of ten). A fraction of
-/// a byte is dropped.
+/// Reads a size: a number of bytes, or a decimal number with a unit, such as `20GiB`, `20G` (the same) or `1.5 GB` (a
+/// power of ten). A fraction of a byte is dropped.
 ///
 /// # Errors
-/// In one line, for anything else and for sizes beyond 64 bits.
+/// One line, for anything else and for sizes beyond 64 bits.
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -53,7 +52,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     bytes.and_then(|b| u64::try_from(b).ok()).ok_or_else(too_large)
 }
 
-/// A size for people, in binary units with three or four significant digits.
+/// A size in binary units with three or four significant digits.
 pub fn human(bytes: u64) -> String {
     let unit = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {

@@ -1,12 +1,12 @@
-//! Where weights come from: the seam between the text segment and checkpoints.
+//! The source of weights: the interface between the text segment and checkpoints.
 
 use std::ops::Range;
 
-/// Bytes of weights by the names of a graph's values. Implemented by checkpoint readers and by synthetic
-/// weights; read from several threads at once.
+/// Bytes of weights by their names in the graph. Checkpoint readers and synthetic weights implement it. Several
+/// threads read at once.
 pub trait WeightSource: Send + Sync {
-    /// Writes rows `rows` of the weight `name`, row-major, in the dtype that the graph declares for it, to
-    /// `out`, whose length is exactly that of the rows. The same call always gives the same bytes.
+    /// Writes rows `rows` of the weight `name`, row-major, in the dtype that the graph declares, to `out`, which has
+    /// exactly their length. The same call always gives the same bytes.
     fn read_rows(&self, name: &str, rows: Range<u64>, out: &mut [u8]) -> Result<(), SourceError>;
 }
 

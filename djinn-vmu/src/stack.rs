@@ -4,7 +4,7 @@ use crate::{Allocations, Result};
 use djinn_device::{Buffer, Device, Space, Span};
 use djinn_srg::{Graph, Rows, StackPlan, ValueId};
 
-/// One arena for all activations and step inputs. Nothing is allocated while running.
+/// One arena for all activations and step inputs. Nothing is allocated during a step.
 #[derive(Debug)]
 pub struct StackSegment {
     buffer: Buffer,
@@ -33,7 +33,7 @@ impl StackSegment {
         self.buffer.slice(self.plan.offset(value), graph.value(value).bytes(rows))
     }
 
-    /// The leading bytes that hold the step's inputs.
+    /// The first bytes, which hold the step's inputs.
     pub fn inputs(&self) -> Span {
         self.buffer.slice(0, self.plan.input_bytes)
     }

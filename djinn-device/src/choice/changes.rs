@@ -2,14 +2,14 @@
 
 use super::Draw;
 
-/// Why the logit of a token changes. Only finite logits do, and they stay finite.
+/// A change of a token's logit. Only finite logits change, and they stay finite.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
     /// The token.
     pub token: u32,
     /// Added to its logit, before penalties.
     pub bias: f32,
-    /// How often it was generated, below 2^31.
+    /// How often the turn generated it, below 2^31.
     pub count: u32,
     /// Whether its sequence has it.
     pub seen: bool,
@@ -20,7 +20,7 @@ impl Change {
     pub const WORDS: usize = 4;
     const SEEN: u32 = 1 << 31;
 
-    /// A token that was generated once more than a change says that does not know it.
+    /// The change for one more generation of a token that no other change mentions.
     const fn once(token: u32) -> Change {
         Change { token, bias: 0.0, count: 1, seen: true }
     }
@@ -31,7 +31,7 @@ impl Change {
         [self.token, self.bias.to_bits(), self.count | seen, 0]
     }
 
-    /// What words say.
+    /// Decodes words.
     pub fn from_words([token, bias, count, _]: [u32; Change::WORDS]) -> Change {
         let seen = count & Change::SEEN != 0;
         Change { token, bias: f32::from_bits(bias), count: count & !Change::SEEN, seen }
@@ -45,27 +45,28 @@ impl Change {
 pub struct Changes<'a> {
     /// [`Change::words`] of tokens, each at most once.
     pub tokens: &'a [[u32; Change::WORDS]],
-    /// The tokens that are allowed, by bit `token % 32` of word `token / 32`; `None` allows all.
+    /// The allowed tokens, by bit `token % 32` of word `token / 32`; `None` allows all.
     pub allowed: Option<&'a [u32]>,
-    /// A token that was generated after those that [`tokens`](Self::tokens) count.
+    /// A generated token that [`tokens`](Self::tokens) do not count yet.
     pub latest: Option<u32>,
 }
 
-/// Where a row's changes are: words of [`Draw::words`] from 12 on.
+/// The first word of [`Draw::words`] that refers to a row's changes.
 const FIRST: usize = 12;
 
 impl<'a> Changes<'a> {
-    /// Whether logits stay as they are.
+    /// Whether nothing changes.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty() && self.allowed.is_none() && self.latest.is_none()
     }
 
-    /// Words that [`put`](Self::put) appends at most, of up to `tokens` tokens of a vocabulary of `vocab`.
+    /// The most words that [`put`](Self::put) appends, for up to `tokens` tokens and a vocabulary of `vocab`.
     pub fn most_words(tokens: u64, vocab: u64) -> u64 {
         tokens * Change::WORDS as u64 + vocab.div_ceil(32).next_multiple_of(4)
     }
 
-    /// Appends the changes to `all`, and says in `draw` where they are. The latest token is [put](Self::put_latest) apart.
+    /// Appends the changes to `all`, and their place to `draw`. The latest token is [put](Self::put_latest)
+    /// separately.
     pub fn put(&self, draw: &mut [u32; Draw::WORDS], all: &mut Vec<u32>) {
         (draw[FIRST], draw[FIRST + 1]) = (all.len() as u32, self.tokens.len() as u32);
         all.extend_from_slice(self.tokens.as_flattened());
@@ -77,15 +78,15 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// Says in `draw` that the latest token is the word `at` of those that were chosen before.
+    /// Notes in `draw` that the latest token is word `at` of the earlier results.
     pub fn put_latest(draw: &mut [u32; Draw::WORDS], at: u32) {
         draw[FIRST + 3] = at + 1;
     }
 
-    /// The changes that `draw` says are in `all`, and in the words `earlier` that were chosen before.
+    /// The changes in `all` that `draw` refers to, with the latest token from the words `earlier`.
     ///
     /// # Panics
-    /// If they are not within.
+    /// If they are out of range.
     pub fn find(draw: &[u32; Draw::WORDS], vocab: usize, all: &'a [u32], earlier: &[u32]) -> Self {
         let [first, count, allowed, latest] = [0, 1, 2, 3].map(|i| draw[FIRST + i] as usize);
         Changes {
@@ -102,7 +103,7 @@ impl<'a> Changes<'a> {
                 allowed.iter().zip(logits.chunks_mut(32)).filter(|(word, _)| **word != u32::MAX)
             {
                 for (bit, logit) in logits.iter_mut().enumerate() {
-                    // Others stay, so that a bad one is still found.
+                    // Others stay, so that a bad logit is still found.
                     if word & (1 << bit) == 0 && logit.is_finite() {
                         *logit = f32::NEG_INFINITY;
                     }

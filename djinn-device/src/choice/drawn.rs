@@ -1,19 +1,19 @@
-//! What a choice gives.
+//! The result of a choice.
 
-/// A token that was chosen, or why none was.
+/// A chosen token, or the reason why there is none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drawn {
     /// The token; or the first one whose logit is NaN, or the greatest of the row where that is infinite.
     pub token: u32,
-    /// Its logit before changes; negative infinity where these rule all tokens out.
+    /// Its logit before changes; negative infinity if these rule all tokens out.
     pub logit: f32,
-    /// `logit - ln Σ exp(logit(i))` over the row before changes; 0 where it was not asked for, or no token could be
+    /// `logit - ln Σ exp(logit(i))` over the row before changes; 0 if it was not requested, or no token could be
     /// chosen.
     pub logprob: f32,
     /// Whether a token could be chosen: no logit is NaN or infinity, and one is finite, also after the changes.
     pub is_sound: bool,
-    /// The most probable tokens before changes with their log-probabilities, the best first, of equals the one with the
-    /// lower token. As many as were asked for, or as have finite logits; none where no token could be chosen.
+    /// The most probable tokens before changes, with their log-probabilities, best first; of equals, the lower id
+    /// first. As many as were requested and have finite logits; none if no token could be chosen.
     pub best: Vec<(u32, f32)>,
 }
 
@@ -22,7 +22,7 @@ impl Drawn {
     pub const MOST_BEST: usize = 20;
     /// Words of a row of results: four, then two for each of the best tokens.
     pub const WORDS: usize = 4 + 2 * Drawn::MOST_BEST;
-    /// Which of them is the token.
+    /// The index of the token among them.
     pub const TOKEN: usize = 1;
 
     /// Writes it to a row as devices do. Words beyond those of the best tokens stay as they are.
@@ -37,7 +37,7 @@ impl Drawn {
         }
     }
 
-    /// What a row says; `None` where nothing was to be chosen.
+    /// Decodes a row; `None` if nothing was to be chosen.
     ///
     /// # Panics
     /// If the row is too short.

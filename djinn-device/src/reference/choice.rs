@@ -27,7 +27,7 @@ pub(super) fn choose(op: &Choose, memory: Reader<'_>) -> Vec<Written> {
     rows.enumerate().flat_map(row).collect()
 }
 
-/// A row's logits after its changes: each token by itself.
+/// A row's logits after its changes, token by token.
 pub(crate) fn changed(logits: &[f32], draw: &Draw, changes: &Changes<'_>) -> Vec<f32> {
     let tokens = changes.tokens.iter().map(|&words| Change::from_words(words));
     let known: BTreeMap<usize, Change> = tokens.map(|change| (change.token as usize, change)).collect();
@@ -53,7 +53,7 @@ pub(crate) fn changed(logits: &[f32], draw: &Draw, changes: &Changes<'_>) -> Vec
     logits.iter().enumerate().map(|(token, &logit)| of(token, logit)).collect()
 }
 
-/// What a row gives.
+/// The result for a row.
 pub(crate) fn drawn(logits: &[f32], draw: &Draw, changes: &Changes<'_>) -> Drawn {
     let greatest = |logits: &[f32]| logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let most = greatest(logits);
@@ -88,8 +88,8 @@ pub(crate) fn drawn(logits: &[f32], draw: &Draw, changes: &Changes<'_>) -> Drawn
     }
 }
 
-/// Whether the result stays the same where sums are off by a 50,000th, weights by a 10,000th, and scores by 0.0002: as
-/// much as those of devices that compute in f32 may be.
+/// Whether the result is the same if sums are off by a 50,000th, weights by a 10,000th, and scores by 0.0002: the most
+/// by which devices that compute in f32 may be off.
 pub(crate) fn is_clear(logits: &[f32], draw: &Draw) -> bool {
     let all = [-1.0, 0.0, 1.0].map(|off| scores(logits, draw, off));
     let [_, scores, _] = &all;
@@ -101,8 +101,7 @@ fn total(weights: impl Iterator<Item = f64>) -> f64 {
     weights.sum()
 }
 
-/// The kept tokens with their scores, the winner first; none where the best token is taken. Filters are `off` by as much
-/// as [`is_clear`] says.
+/// The kept tokens with their scores, best first; empty for greedy choices. Filters are `off` as [`is_clear`] says.
 fn scores(logits: &[f32], draw: &Draw, off: f64) -> Vec<(usize, f64)> {
     if draw.is_greedy() {
         return Vec::new();

@@ -154,8 +154,7 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Does one part of the work that is possible now, or waits for work under way. Returns what happened to which
-    /// session.
+    /// Does one part of the possible work, or waits for work under way. Returns what happened to which session.
     ///
     /// # Errors
     /// As [`advance`](Self::advance), or [`Error::Stopped`] if nothing can happen without a client's request.

@@ -3,8 +3,8 @@
 use super::swap::SUM_BYTES;
 use djinn_device::DType;
 
-/// How keys and values are laid out: a page holds a run of tokens for *all* layers, contiguous, so that
-/// moving a page is one copy.
+/// The layout of keys and values. A page holds a run of tokens for *all* layers, contiguously, so that moving a page
+/// is one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Elements of one token's keys and values. See [`KvPlan`](djinn_srg::KvPlan).
@@ -19,9 +19,9 @@ pub struct KvLayout {
     pub sequences: u32,
     /// Pages of the longest sequence: columns of the page table.
     pub table_width: u32,
-    /// Pinned pages in host memory for parked sequences; 0 if nothing is ever parked.
+    /// Pinned pages in host memory for swapped sequences; may be 0.
     pub host_pages: u32,
-    /// Check mode: checksums of every page that is swapped, NaN in pages that hold nothing.
+    /// Check mode: checksums of swapped pages, NaN in empty pages.
     pub check: bool,
 }
 

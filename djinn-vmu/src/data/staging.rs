@@ -1,7 +1,6 @@
-//! Pages on their way between the device and a caller: one pinned buffer, made at the first use, and one move at a time.
+//! Copies of pages between the device and a caller: one pinned buffer, allocated at first use, and one move at a time.
 //!
-//! Copies are enqueued on the compute stream, so that they come after all that writes to the pages, and before all that
-//! will.
+//! Copies are enqueued on the compute stream: after all earlier work on the pages, and before all later work.
 
 use super::DataSegment;
 use crate::{Allocations, Result};
@@ -23,7 +22,7 @@ impl DataSegment {
         u32::try_from(STAGED_BYTES / self.layout.page_bytes().max(1)).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Makes the buffer that pages pass through, if there is none yet; it is `held`.
+    /// Allocates the buffer for pages, unless there is one. `held` owns it.
     ///
     /// # Errors
     /// A device out of memory or events.
@@ -37,11 +36,11 @@ impl DataSegment {
         Ok(())
     }
 
-    /// Enqueues copies of pages that lie in `space`, and are on no way, into the buffer. They are there once the move
-    /// [is done](Self::is_staged).
+    /// Enqueues copies of pages in `space` into the buffer. The pages must not be in a swap. They are there once the
+    /// move [is done](Self::is_staged).
     ///
     /// # Errors
-    /// A failure of the device; or a copy that it refused, and then nothing is under way.
+    /// A failure of the device. A refused copy; nothing is under way then.
     ///
     /// # Panics
     /// Without a buffer, or if the pages exceed it.
@@ -55,14 +54,13 @@ impl DataSegment {
         self.stage(device, compute, space, pages, |page, staged| device.copy(compute, page, staged))
     }
 
-    /// Writes `bytes`, those of all `pages`, through the buffer to pages of the device, as [`begin_fetch`](Self::begin_fetch)
-    /// reads them.
+    /// Writes `bytes`, the contents of `pages`, through the buffer to pages of the device.
     ///
     /// # Errors
     /// As [`begin_fetch`](Self::begin_fetch).
     ///
     /// # Panics
-    /// As [`begin_fetch`](Self::begin_fetch), or if the bytes are more or fewer than those of the pages.
+    /// As [`begin_fetch`](Self::begin_fetch), or if the number of bytes is not that of the pages.
     pub fn begin_store<D: Device>(
         &mut self,
         device: &D,
@@ -92,7 +90,7 @@ impl DataSegment {
         staging.buffer.slice(0, pages as u64 * self.layout.page_bytes())
     }
 
-    /// Does `copy` for each page and its place in the buffer. Copies to the pages that come from the host come after it.
+    /// Does `copy` for each page and its place in the buffer. Later swaps into these pages wait for it.
     fn stage<D: Device>(
         &self,
         device: &D,
@@ -117,7 +115,7 @@ impl DataSegment {
             device.record(compute, staging.done)
         };
         if let Err(error) = enqueue() {
-            // What was enqueued before the refusal uses the buffer.
+            // Copies enqueued before the refusal use the buffer.
             device.sync(compute)?;
             return Err(error.into());
         }

@@ -1,18 +1,18 @@
-//! Copies of pages between device and host memory: a stream each way, and the pinned pages.
+//! Swaps: copies of pages between device and host memory, with a stream each way.
 //!
-//! A transfer is cut into pieces, so that copies of weights on the same link come between. Each piece ends with an
-//! event; the host looks at events and never waits for them.
+//! A transfer is cut into pieces, so that copies of weights on the same link come between them. Each piece ends with
+//! an event; the host polls events and never waits for them.
 //!
 //! ```text
-//! host     │ share_link, pass n   │ share_link, pass n+1 │      pieces that wait are enqueued here, and in `poll`
+//! host     │ share_link, pass n   │ share_link, pass n+1 │      waiting pieces are enqueued here, and in `poll`
 //! weights  ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓○▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓        ○ waits for what was enqueued before pass n
 //! swaps in   ▓   ▓▓     ▓     ▓▓▓▓╯ ▓▓▓   ▓                     never more under way than a pass streams
 //! ```
 //!
-//! **What if a copy fails?** A call that the device refuses ([`djinn_device::Error::Resource`]) leaves the device
-//! sound: the rest of the transfer is dropped, and its end, once what was enqueued before is done, is told with
-//! [`SwapFault::Refused`]. Work that fails later is a failure of the whole device in the seam (and on GPUs, where it
-//! ends the context): every method then returns the error, and what was on the host is lost.
+//! **What if a copy fails?** A refused call ([`djinn_device::Error::Resource`]) leaves the device sound. The rest of
+//! the transfer is dropped, and its end is reported with [`SwapFault::Refused`] once its earlier copies are done. A
+//! later failure is a failure of the whole device (on GPUs it ends the context): every method then returns the error,
+//! and the host's pages are lost.
 
 mod check;
 mod lane;
@@ -28,17 +28,17 @@ use djinn_device::{Buffer, Device, Error as DeviceError, Event, Ops, Space, Span
 use djinn_pages::{PageCopies, PagePair};
 use lane::{Lane, Piece, Whole, pieces, runs};
 
-/// The most bytes of one copy: at this size a link runs at full speed, and other copies wait for no more than a third
-/// of a millisecond on a link of 50 GB/s.
+/// The most bytes of one copy. At this size a link runs at full speed, and other copies wait for at most a third of a
+/// millisecond on a link of 50 GB/s.
 pub const SWAP_PIECE_BYTES: u64 = 16 << 20;
 
-/// How transfers are cut, and how many bytes of them are under way beside weights.
+/// How transfers are cut, and how many of their bytes may be under way while weights stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwapPace {
     /// The most bytes of one copy, unless a page has more. [`SWAP_PIECE_BYTES`] by default.
     pub piece_bytes: u64,
-    /// Bytes that may be under way to the device whatever a pass streams; 256 MiB by default, 5 ms of a link of
-    /// 50 GB/s. Less would hold swaps back for nothing where a pass streams little and the link is idle.
+    /// Bytes that may always be under way to the device; 256 MiB by default, 5 ms of a link of 50 GB/s. With less,
+    /// swaps would wait for an idle link if a pass streams little.
     pub least_bytes: u64,
 }
 
@@ -48,13 +48,13 @@ impl Default for SwapPace {
     }
 }
 
-/// How swaps to the device share the link with weights. No order in which a device carries out what is enqueued on two
-/// streams makes one of them starve: swaps are ahead of a pass's weights by no more than the limit, and weights wait
-/// for swaps that a whole pass went by.
+/// How swaps to the device share the link with weights. Whatever order a device chooses between two streams, neither
+/// starves: swaps are ahead of a pass's weights by no more than the limit, and weights wait for swaps that are a whole
+/// pass old.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     pub(super) rule: SwapPace,
-    /// The most bytes under way to the device, unless one piece is more; none while no weights stream.
+    /// The most bytes under way to the device, but at least one piece; `None` while no weights stream.
     limit: Option<u64>,
     /// Pieces to the device that were enqueued before the latest pass.
     before_pass: u64,
@@ -73,7 +73,7 @@ impl Slab {
     }
 }
 
-/// The lanes, the pinned pages, and what orders them.
+/// The two directions, the pinned pages, and the events that order them.
 #[derive(Debug)]
 pub(super) struct Swap {
     device: Slab,
@@ -83,14 +83,14 @@ pub(super) struct Swap {
     pub(super) pace: Pace,
     /// Carries no work: its events time-stamp the host's calls.
     calls: Stream,
-    /// The compute stream's work on pages that are about to leave.
+    /// The compute stream's last work on pages that will leave.
     used: Event,
-    /// The compute stream's work on pages before they were written.
+    /// The compute stream's work on fresh pages.
     grown: Event,
     spare: Vec<Event>,
     check: Option<Check>,
     pub(super) stats: SwapStats,
-    /// What ended and was not told yet.
+    /// Ended transfers that were not returned yet.
     ended: Vec<Transfer>,
 }
 
@@ -120,12 +120,12 @@ impl Swap {
         })
     }
 
-    /// The compute stream has work on fresh pages: copies to them come after it.
+    /// Records the compute stream's work on fresh pages, so that copies to them come after it.
     pub(super) fn grown<D: Device>(&self, device: &D, compute: Stream) -> djinn_device::Result<()> {
         device.record(compute, self.grown)
     }
 
-    /// Cuts a transfer into pieces and enqueues what may be.
+    /// Cuts a transfer into pieces and enqueues those that are allowed.
     pub(super) fn begin<D: Ops>(
         &mut self,
         device: &D,
@@ -156,9 +156,9 @@ impl Swap {
         ticket: u64,
         way: &PageCopies,
     ) -> djinn_device::Result<()> {
-        // Pages that the host has already are compared; if they differ, those on the device must be whole.
+        // Pages that the host has already are compared; if they differ, the device's must be intact.
         let poison = if self.check.is_some() && way.kept.is_empty() { way.emptied.as_slice() } else { &[] };
-        // Poison comes once every copy is enqueued: one that is refused leaves the pages as they were.
+        // Poison is written after every copy is enqueued: a refused copy leaves the pages as they were.
         let most = if poison.is_empty() { self.pace.rule.piece_bytes } else { u64::MAX };
         let mut cut: Vec<&[_]> = pieces(&way.copies, self.host.page_bytes, most).collect();
         if cut.is_empty() {
@@ -177,7 +177,7 @@ impl Swap {
         let mut event = || self.spare.pop().expect("a transfer's events are made before it begins");
         let (asked, begin) = (event(), event());
         device.record(self.calls, asked)?;
-        // Pages that several sessions leave with are compared once at a time.
+        // Pages that several sessions leave with are compared once.
         let compared: Vec<PagePair> = match (&self.check, direction) {
             (Some(_), Direction::Out) => {
                 way.kept.iter().filter(|pair| !self.out.compares(pair.device)).copied().collect()
@@ -220,7 +220,7 @@ impl Swap {
         })
     }
 
-    /// Enqueues pieces in order as long as one `may`. One that is refused is the last of its transfer.
+    /// Enqueues pieces in order as long as one `may`. A refused piece ends its transfer.
     fn advance<D: Ops>(
         &mut self,
         device: &D,
@@ -239,7 +239,7 @@ impl Swap {
                         self.spare.push(next.end);
                         piece.last = next.last;
                     }
-                    // What was enqueued of it ends with the event.
+                    // The event comes after what was enqueued of it.
                     device.record(stream, piece.end)?;
                 }
                 enqueued => enqueued?,
@@ -249,7 +249,7 @@ impl Swap {
         Ok(())
     }
 
-    /// Enqueues one piece: a plain copy for each run of pages that lie together on both sides.
+    /// Enqueues a piece: one copy for each run of pages that is contiguous on both sides.
     fn enqueue<D: Ops>(
         &self,
         device: &D,
@@ -283,7 +283,7 @@ impl Swap {
         }
         for &at in &piece.poison {
             match device.fill(stream, page(at), POISON) {
-                // The copies are enqueued: the transfer is whole without it.
+                // The copies are enqueued, so the transfer is complete without it.
                 Err(DeviceError::Resource { .. }) => break,
                 filled => filled?,
             }
@@ -291,7 +291,7 @@ impl Swap {
         device.record(stream, piece.end)
     }
 
-    /// Takes in what is done by now, enqueues what may follow, and gives the transfers that ended.
+    /// Polls the pieces, enqueues more, and returns the transfers that ended.
     pub(super) fn poll<D: Ops>(&mut self, device: &D) -> Result<Vec<Transfer>> {
         for direction in [Direction::Out, Direction::In] {
             while let Some(piece) = self.lane(direction).under_way.front() {
@@ -322,7 +322,7 @@ impl Swap {
         let bytes = pages as u64 * self.host.page_bytes;
         let [asked_at, begin_at, end_at] = [asked, begin, piece.end]
             .map(|event| if fault.is_none() { device.timestamp(event) } else { None });
-        // What notes the call is a stream of its own, which may be late.
+        // The call is timed on a stream of its own, which may be late.
         let asked_at = asked_at.or(begin_at);
         let transfer = Transfer {
             pages,
@@ -340,7 +340,7 @@ impl Swap {
         self.ended.push(transfer);
     }
 
-    /// Blocks the host until all copies are done.
+    /// Waits until all copies are done.
     pub(super) fn settle<D: Ops>(&mut self, device: &D) -> Result<Vec<Transfer>> {
         self.advance(device, Direction::In, |_| true)?;
         for lane in [&self.out, &self.back] {
@@ -349,7 +349,7 @@ impl Swap {
         self.poll(device)
     }
 
-    /// A pass that streams `bytes` is about to be enqueued, its weights on `weights`.
+    /// Prepares for a pass that streams `bytes` on `weights`.
     pub(super) fn share<D: Ops>(&mut self, device: &D, weights: Stream, bytes: u64) -> Result<()> {
         self.pace.limit = (bytes > 0).then(|| bytes.max(self.pace.rule.least_bytes));
         let passed = self.pace.before_pass.checked_sub(1).and_then(|piece| self.back.end(piece));

@@ -1,4 +1,4 @@
-//! What the pager's copies did, by the device's clock.
+//! Statistics of swaps, by the device's clock.
 
 use std::time::Duration;
 
@@ -14,25 +14,25 @@ pub enum Direction {
 /// One sequence's pages moved one way, by the device's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Which swap this is, as it was given.
+    /// The ticket that the caller gave.
     pub ticket: u64,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
-    /// Pages copied; those that leave for an unchanged copy on the host are not.
+    /// Copied pages. Pages with an unchanged copy on the host are left out.
     pub pages: u32,
     /// Bytes copied.
     pub bytes: u64,
-    /// The call; or, where the device was later to note it than to copy, the first byte.
+    /// When it was requested; or, if the device noted that later, when the first byte moved.
     pub asked: Option<Duration>,
-    /// The first byte could move.
+    /// When the first byte could move.
     pub begin: Option<Duration>,
-    /// The last byte was there, and all pages at the other end free.
+    /// When the last byte had arrived, and the pages at the other end were free.
     pub end: Option<Duration>,
-    /// Why it counts for nothing.
+    /// Why it does not count, if so.
     pub fault: Option<SwapFault>,
 }
 
-/// Why the pages at a transfer's end are worth nothing.
+/// Why the pages at a transfer's end are unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SwapFault {
     /// The device is sound but refused a call.
@@ -63,13 +63,13 @@ impl Transfer {
         Some(self.end?.saturating_sub(self.begin?))
     }
 
-    /// From the call until all bytes were free at the other end.
+    /// From the call until the pages at the other end were free.
     pub fn total(&self) -> Option<Duration> {
         Some(self.end?.saturating_sub(self.asked?))
     }
 }
 
-/// Transfers of one direction that were seen to end.
+/// Ended transfers of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// How many.
@@ -82,14 +82,14 @@ pub struct Moved {
     pub busy: Duration,
 }
 
-/// What swapping did so far.
+/// Statistics of all swaps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwapStats {
     /// To host memory.
     pub out: Moved,
     /// Back to the device.
     pub back: Moved,
-    /// Pages that left without a copy: the host had their bytes since they last came back.
+    /// Pages that left without a copy, since the host had their bytes.
     pub kept: u64,
 }
 

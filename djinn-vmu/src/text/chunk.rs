@@ -11,19 +11,19 @@ const ALIGN: u64 = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct ChunkId(pub u32);
 
-/// One contiguous blob of whole tiles that are used one after the other.
+/// Whole tiles that are used one after the other, in one contiguous blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Its tiles, as indices into the model's tiles.
     pub tiles: Range<usize>,
     /// Bytes, padding between parts included.
     pub bytes: u64,
-    /// When a pass uses it, the condition of each of its tiles; every pass does without one.
+    /// When a pass uses it: the condition of each of its tiles. `None`: in every pass.
     pub condition: Option<Condition>,
 }
 
 impl Chunk {
-    /// Bytes that a pass of `rows` rows uses, on average, if experts are chosen alike often.
+    /// Mean bytes that a pass of `rows` rows uses, if all experts are equally likely.
     pub(crate) fn expected_bytes(&self, rows: u64) -> f64 {
         self.bytes as f64 * self.condition.map_or(1.0, |condition| condition.probability(rows))
     }
@@ -32,7 +32,7 @@ impl Chunk {
 /// A tile with its place in a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacedTile {
-    /// What it holds.
+    /// The tile.
     pub tile: Tile,
     /// The chunk.
     pub chunk: ChunkId,
@@ -40,9 +40,9 @@ pub struct PlacedTile {
     pub offsets: Vec<u64>,
 }
 
-/// Packs tiles, in order, into chunks of at most `cap` bytes. A tile larger than `cap` is a chunk of its
-/// own. The tiles of a chunk have one condition and belong to one decoder block, so that a pass uses all of a chunk
-/// or nothing, and blocks alike are packed alike.
+/// Packs tiles, in order, into chunks of at most `cap` bytes. A larger tile is a chunk of its own. A chunk's tiles
+/// have one condition and belong to one decoder block. So a pass uses all of a chunk or nothing, and equal blocks have
+/// equal chunks.
 pub(crate) fn pack(graph: &Graph, tiles: Vec<Tile>, cap: u64) -> (Vec<PlacedTile>, Vec<Chunk>) {
     let mut placed = Vec::with_capacity(tiles.len());
     let mut chunks: Vec<Chunk> = Vec::new();

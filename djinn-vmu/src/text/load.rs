@@ -1,4 +1,4 @@
-//! Reads weights from their source into host memory and, for resident chunks, on to the device.
+//! Reads weights from their source into host memory, and copies resident chunks to the device.
 
 use crate::text::PlacedTile;
 use crate::text::store::{Hash, TextStore};
@@ -9,30 +9,30 @@ use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
 use std::sync::Mutex;
 
-/// Rows are handed to reader threads in pieces of about this many bytes.
+/// Reader threads take rows in pieces of about this many bytes.
 const PIECE: u64 = 2 << 20;
 
-/// A run of rows of one weight and where it goes.
+/// A run of rows of one weight, and its destination.
 struct Piece<'a> {
     value: ValueId,
     rows: Range<u64>,
     out: &'a mut [u8],
 }
 
-/// Tells how many bytes are loaded, and hears that no more are wanted.
+/// Reports the bytes loaded, and stops the load on request.
 struct Meter<'a> {
     loaded: u64,
     progress: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
 }
 
 impl Meter<'_> {
-    /// `bytes` more are loaded.
+    /// Counts `bytes` more.
     fn add(&mut self, bytes: u64) -> Result<()> {
         self.loaded += bytes;
         self.tell(0)
     }
 
-    /// Tells what is loaded, with `part` bytes of what is being loaded.
+    /// Reports the bytes loaded, with `part` bytes of the present piece.
     fn tell(&mut self, part: u64) -> Result<()> {
         match (self.progress)(self.loaded + part) {
             ControlFlow::Continue(()) => Ok(()),
@@ -41,13 +41,13 @@ impl Meter<'_> {
     }
 }
 
-/// Where a chunk's bytes are kept: on the device if it is resident, else on the host.
+/// A chunk's memory: on the device if it is resident, else on the host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Home {
     pub(crate) span: Span,
-    /// Of the bytes, in check mode.
+    /// The checksum of its bytes, in check mode.
     pub(crate) checksum: u64,
-    /// In the store; none if the memory is the segment's own.
+    /// Its hash in the store; `None` if the segment owns the memory.
     hash: Option<Hash>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Loader<'a, D: Device> {
 }
 
 impl<'a, D: Device> Loader<'a, D> {
-    /// Copies run on `stream`.
+    /// `stream` is for copies.
     pub(crate) fn new(
         (device, stream): (&'a D, Stream),
         graph: &'a Graph,
@@ -81,7 +81,7 @@ impl<'a, D: Device> Loader<'a, D> {
         Loader { device, graph, placement, source, store, check, meter, stream, held }
     }
 
-    /// Loads gathered tables that no tile holds, whole, into host memory.
+    /// Loads gathered tables that belong to no tile into host memory.
     pub(crate) fn tables(&mut self) -> Result<Vec<Span>> {
         self.placement.host_tables.iter().map(|&table| self.table(table)).collect()
     }
@@ -99,8 +99,8 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(table)
     }
 
-    /// Loads every chunk to where the placement wants it, one after the other. Resident ones pass through two staging
-    /// buffers by turns, so that reading overlaps copying.
+    /// Loads every chunk to its place, in order. Resident ones pass through two staging buffers in turn, so that
+    /// reading overlaps copying.
     pub(crate) fn chunks(&mut self) -> Result<Vec<Home>> {
         let Placement { chunks, slots, twins, .. } = self.placement;
         let resident = chunks.iter().zip(slots).filter(|(_, slot)| slot.is_none());
@@ -130,7 +130,7 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(homes)
     }
 
-    /// The home of a chunk of the same weights as the one at `twin`: the same bytes on the host, a copy on the device.
+    /// The memory of a chunk with the same weights as `twin`: the same on the host, a copy on the device.
     fn copy_of(&mut self, twin: &Home) -> Result<Home> {
         let space = twin.span.buffer().space();
         if let (Space::Host, Some(hash)) = (space, twin.hash)
@@ -177,7 +177,7 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(Home { span, checksum, hash: Some(hash) })
     }
 
-    /// The store's copy in host memory of bytes that were read: one that it has, or `own`, which else is freed.
+    /// The store's host copy of these bytes: an existing one, or `own`, which is freed if it is not needed.
     fn copy(&mut self, hash: &Hash, own: Option<Buffer>) -> Result<Option<Span>> {
         let known = self.store.share(self.device, Space::Host, hash)?.map(|(buffer, _)| buffer);
         match (known, own) {
@@ -189,8 +189,8 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(known.or(own).map(Buffer::span))
     }
 
-    /// Fills the bytes of resident chunks again, after the device's memory was given to others: the `empty` ones from their
-    /// copies in host memory or, without one, from the source.
+    /// Fills resident chunks again, after the device's memory was used by others: the `empty` ones, from their host
+    /// copies or else from the source.
     pub(crate) fn refill(&mut self, homes: &[Home], mut empty: HashSet<Hash>) -> Result<()> {
         let mut staging: Option<Buffer> = None;
         let mut fill = |loader: &mut Self, index: usize| -> Result<()> {
@@ -210,7 +210,7 @@ impl<'a, D: Device> Loader<'a, D> {
                 Some(buffer) => buffer,
                 None => *staging.insert(loader.held.alloc(loader.device, Space::Host, largest())?),
             };
-            // The copy from it before this one.
+            // The previous copy from this buffer.
             loader.device.sync(loader.stream)?;
             let staged = buffer.slice(0, home.span.len());
             let (hash, _) = loader.read(id, staged)?;
@@ -244,7 +244,7 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(Home { span: shared.unwrap_or(buffer.span()), checksum, hash: Some(hash) })
     }
 
-    /// The store's memory for this content, if it has that, and whether it is to be filled.
+    /// The store's memory for this content, if it has some, and whether that must be filled.
     fn share(&mut self, space: Space, hash: &Hash) -> Result<Option<(Span, bool)>> {
         let shared = self.store.share(self.device, space, hash)?;
         if shared.is_some() {
@@ -253,7 +253,7 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(shared.map(|(buffer, is_empty)| (buffer.span(), is_empty)))
     }
 
-    /// Gives the store bytes that it does not have yet.
+    /// Adds new bytes to the store.
     fn keep(&mut self, hash: Hash, buffer: Buffer) {
         self.store.insert(hash, buffer);
         self.held.share(buffer.space(), hash);
@@ -272,7 +272,7 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 }
 
-/// The runs of rows that make up a chunk's bytes; padding is zeroed.
+/// The runs of rows that make up a chunk. Padding is zeroed.
 fn pieces<'a>(graph: &Graph, tiles: &[PlacedTile], mut bytes: &'a mut [u8]) -> Vec<Piece<'a>> {
     let (mut pieces, mut at) = (Vec::new(), 0);
     for placed in tiles {
@@ -307,8 +307,8 @@ fn split<'a>(
     }
 }
 
-/// Reads pieces on as many threads as the machine has cores, this one included: it tells the progress. The first error
-/// ends the work of all.
+/// Reads pieces on as many threads as the machine has cores. The calling thread is one of them and reports the
+/// progress. The first error stops all.
 fn read_all(
     graph: &Graph,
     source: &dyn WeightSource,
@@ -316,7 +316,7 @@ fn read_all(
     meter: &mut Meter<'_>,
 ) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(pieces.len());
-    // What is to be read, and the bytes that were.
+    // The remaining pieces, and the bytes read.
     let queue = Mutex::new((pieces.into_iter(), 0));
     let lock = || queue.lock().expect("readers do not panic");
     let work = |tell: &mut dyn FnMut(u64) -> Result<()>| -> Result<()> {

@@ -1,9 +1,9 @@
-//! Memory that every pass writes on the device and the host reads after it.
+//! Device memory that every pass writes, with a host copy that is read after it.
 
 use crate::{Allocations, Result};
 use djinn_device::{Device, Space, Span, Stream};
 
-/// The bytes on the device, and where they are copied to.
+/// The device's bytes, and the host's copy.
 #[derive(Debug)]
 pub(crate) struct Mirror {
     pub(crate) device: Span,
@@ -11,7 +11,7 @@ pub(crate) struct Mirror {
 }
 
 impl Mirror {
-    /// Of `bytes` bytes, in both spaces.
+    /// `bytes` bytes in both spaces.
     pub(crate) fn new<D: Device>(device: &D, held: &mut Allocations, bytes: u64) -> Result<Self> {
         let mut alloc = |space| held.alloc(device, space, bytes);
         Ok(Mirror { device: alloc(Space::Device)?.span(), host: alloc(Space::Host)?.span() })

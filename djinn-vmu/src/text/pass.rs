@@ -1,34 +1,34 @@
-//! What streaming did in a pass: times and bytes.
+//! Statistics of streaming in a pass.
 
 use crate::ChunkId;
 use std::time::Duration;
 
-/// A wait for a copy counts as a stall if it is longer: less is the cost of an event.
+/// A wait for a copy counts as a stall if it is longer. Shorter waits are the cost of an event.
 pub const STALL: Duration = Duration::from_micros(10);
 
-/// When one streamed chunk was copied and first used in a pass, by the device's clock.
+/// When one streamed chunk was copied and used in a pass, by the device's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkTimes {
     /// The chunk.
     pub chunk: ChunkId,
-    /// Bytes copied: all of the chunk's, or 0 where the pass did not use it.
+    /// Bytes copied: the whole chunk, or 0 if the pass did not use it.
     pub bytes: u64,
     /// The copy began.
     pub begin: Duration,
     /// The copy was done.
     pub ready: Duration,
-    /// The first operation could run but for the copy.
+    /// The first operation could run, but for the copy.
     pub need: Duration,
-    /// The first operation (or the joining of a chunk in two parts) could run.
+    /// The first operation began, or the joining of a chunk's two parts.
     pub go: Duration,
     /// The last operation that uses it was done.
     pub done: Duration,
 }
 
-/// What streaming did in one pass, by the device's clock.
+/// Statistics of one pass, by the device's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PassStats {
-    /// Bytes copied to the ring for this pass, as the device reports them where it decides.
+    /// Bytes copied to the ring for this pass. If the device decides, it reports them.
     pub streamed_bytes: u64,
     /// Time in which those copies ran.
     pub copy: Duration,
@@ -39,8 +39,7 @@ pub struct PassStats {
 }
 
 impl PassStats {
-    /// Share of the copy time that computation, sampling or prefetch hid: 1 if nothing ever waited, none if nothing was
-    /// copied.
+    /// Share of the copy time that computation, sampling or prefetch hid, from 0 to 1. `None` if nothing was copied.
     pub fn hidden(&self) -> Option<f64> {
         let stalled = self.stall.as_secs_f64() / self.copy.as_secs_f64();
         (!self.copy.is_zero()).then(|| (1.0 - stalled).max(0.0))

@@ -1,4 +1,4 @@
-//! Chooses which chunks stay on the device and lays the others out in the ring.
+//! Chooses the resident chunks, and places the others in the ring.
 
 use crate::text::{Chunk, ChunkId, PlacedTile};
 use crate::{Error, Result};
@@ -9,23 +9,23 @@ use std::collections::HashMap;
 /// Alignment of chunks in the ring, in bytes.
 const RING_ALIGN: u64 = 256;
 
-/// Where every weight lies.
+/// The place of every weight.
 #[derive(Clone, Debug)]
 pub struct Placement {
     /// Tiles in order of use.
     pub tiles: Vec<PlacedTile>,
     /// Chunks in order of use.
     pub chunks: Vec<Chunk>,
-    /// For each chunk its slot in the ring; `None` if it is resident.
+    /// By chunk: its slot in the ring, or `None` if it is resident.
     pub slots: Vec<Option<u32>>,
-    /// For each chunk an earlier one of the same weights that is kept where it is, if layers share weights. The host
+    /// By chunk: an earlier one with the same weights and the same kind of place, if layers share weights. The host
     /// keeps such chunks once; on the device each layer has its own.
     pub twins: Vec<Option<ChunkId>>,
     /// The ring: one slot for each streamed chunk, in order of use.
     pub ring: CyclicLayout,
     /// Whether a copy begins only when its chunk is needed.
     pub blocking_copies: bool,
-    /// Gathered tables that no tile holds: they stay in host memory, and single rows are read from there.
+    /// Gathered tables that belong to no tile. They stay in host memory, and single rows are read from there.
     pub host_tables: Vec<ValueId>,
 }
 
@@ -35,13 +35,12 @@ impl Placement {
         self.sum(|slot| slot.is_none())
     }
 
-    /// Bytes of streamed chunks: what crosses the link in a pass that uses every expert, i.e. at most; in every pass of
-    /// a model without experts.
+    /// Bytes of streamed chunks: the most that a pass moves over the link. Without experts, every pass moves all.
     pub fn streamed_bytes(&self) -> u64 {
         self.sum(|slot| slot.is_some())
     }
 
-    /// Bytes that cross the link in a pass of `rows` rows, on average, if experts are chosen alike often.
+    /// Mean bytes that a pass of `rows` rows moves over the link, if all experts are equally likely.
     pub fn expected_streamed_bytes(&self, rows: u64) -> u64 {
         let bytes = self.streamed().map(|chunk| self.chunks[chunk.0 as usize].expected_bytes(rows));
         bytes.sum::<f64>().round() as u64
@@ -59,7 +58,7 @@ impl Placement {
         streamed.map(|(i, _)| ChunkId(i as u32))
     }
 
-    /// Whether a chunk is streamed into two parts, before and after the ring's wrap.
+    /// Whether a streamed chunk crosses the ring's end, in two parts.
     pub fn straddles(&self, chunk: ChunkId) -> bool {
         self.slots[chunk.0 as usize].is_some_and(|slot| !self.ring.parts(slot as usize)[1].is_empty())
     }
@@ -69,9 +68,8 @@ impl Placement {
     }
 }
 
-/// Which chunks are resident within `budget` bytes: as many bytes as possible of those that every pass uses, and
-/// experts' in what is left. The streamed ones are spread evenly between them, so that each copy has computation to
-/// hide behind.
+/// The resident chunks within `budget` bytes: first as many bytes as possible of those that every pass uses, then
+/// experts' chunks. Streamed chunks are spread evenly between them, so that each copy has computation to hide behind.
 pub(crate) fn choose_resident(chunks: &[Chunk], budget: u64) -> Vec<bool> {
     let (always, perhaps): (Vec<usize>, Vec<usize>) =
         (0..chunks.len()).partition(|&i| chunks[i].condition.is_none());
@@ -81,10 +79,10 @@ pub(crate) fn choose_resident(chunks: &[Chunk], budget: u64) -> Vec<bool> {
     resident
 }
 
-/// Makes chunks of `among` resident within `budget` bytes; gives the bytes that they take.
+/// Makes chunks of `among` resident within `budget` bytes. Returns their bytes.
 fn spread(chunks: &[Chunk], among: &[usize], budget: u64, resident: &mut [bool]) -> u64 {
     let total: u128 = among.iter().map(|&i| chunks[i].bytes as u128).sum();
-    // Error diffusion: a chunk is resident when the resident share so far lags behind the goal.
+    // Error diffusion: a chunk is resident if the resident share so far is below the goal.
     let (mut seen, mut spent) = (0u128, 0u64);
     for &i in among {
         seen += chunks[i].bytes as u128;
@@ -94,7 +92,7 @@ fn spread(chunks: &[Chunk], among: &[usize], budget: u64, resident: &mut [bool])
             spent += chunks[i].bytes;
         }
     }
-    // What is left over holds the largest chunks that still fit; the middle of the pass goes first.
+    // The rest of the budget holds the largest chunks that still fit, from the middle of the pass first.
     let mut rest: Vec<usize> = among.iter().copied().filter(|&i| !resident[i]).collect();
     let middle = chunks.len() / 2;
     rest.sort_by_key(|&i| (std::cmp::Reverse(chunks[i].bytes), i.abs_diff(middle)));
@@ -107,7 +105,7 @@ fn spread(chunks: &[Chunk], among: &[usize], budget: u64, resident: &mut [bool])
     spent
 }
 
-/// For each chunk the first one of the same weights with the same home; none for that one itself.
+/// By chunk: the first one with the same weights and the same kind of place, if that is another one.
 pub(crate) fn twins(tiles: &[PlacedTile], chunks: &[Chunk], resident: &[bool]) -> Vec<Option<ChunkId>> {
     let mut first = HashMap::new();
     let each = chunks.iter().zip(resident).enumerate();
@@ -122,7 +120,7 @@ pub(crate) fn twins(tiles: &[PlacedTile], chunks: &[Chunk], resident: &[bool]) -
     .collect()
 }
 
-/// Lays the streamed chunks out in a ring of `capacity` bytes, skipping its end unless they may straddle it.
+/// Places the streamed chunks in a ring of `capacity` bytes. They skip its end, unless they may straddle it.
 pub(crate) fn layout(
     chunks: &[Chunk],
     resident: &[bool],

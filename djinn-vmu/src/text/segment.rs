@@ -16,7 +16,7 @@ use std::ops::{ControlFlow, Range};
 pub struct LoadedTile {
     /// The rows.
     pub rows: Range<u64>,
-    /// Those of each of the node's weights, in the operation's order.
+    /// The rows of each of the node's weights, in the operation's order.
     pub parts: Vec<Weight>,
 }
 
@@ -27,21 +27,19 @@ pub struct TextSegment {
     pub streamer: Streamer,
     /// In order of use.
     tiles: Vec<LoadedTile>,
-    /// Gathered tables with their rows, where they are kept.
+    /// Gathered tables, with the places of their rows.
     tables: Vec<(ValueId, Vec<LoadedTile>)>,
-    /// Of every chunk.
+    /// The place of every chunk.
     homes: Vec<Home>,
 }
 
 impl TextSegment {
-    /// Loads the weights of `plan` from `source` and begins to prefetch. `progress` is told the bytes read so far, every
-    /// few MiB, and may end the work. If the plan has room for checksums, every streamed chunk is verified in every
-    /// pass and freed ring space is poisoned.
-    ///
-    /// All that it allocates is `held`.
+    /// Loads the weights of `plan` from `source` and begins to prefetch. `progress` gets the bytes read so far, every
+    /// few MiB, and may cancel. If the plan has room for checksums, every streamed chunk is verified in every pass,
+    /// and freed ring space is poisoned. `held` owns all allocations.
     ///
     /// # Errors
-    /// A weight that cannot be read, a device that is out of memory, or [`Error::Cancelled`](crate::Error::Cancelled).
+    /// A weight that cannot be read, a device out of memory, or [`Error::Cancelled`](crate::Error::Cancelled).
     pub fn load<D: Ops>(
         device: &D,
         graph: &Graph,
@@ -80,13 +78,13 @@ impl TextSegment {
         Ok(TextSegment { streamer, tiles, tables, homes })
     }
 
-    /// Brings the weights back to a device that they have [left](Allocations::evict), all or nothing: copies the resident
-    /// chunks from host memory where they are kept there ([`TextStore::keep_copies`]) and reads the others from `source`
-    /// again, then fills the ring. With the weights comes all else that is `held`; none of that has its old bytes. No pass
-    /// is under way. `progress` is told the bytes, as in [`load`](Self::load).
+    /// Brings the weights back to a device that they have [left](Allocations::evict), all or nothing. Copies resident
+    /// chunks from their host copies ([`TextStore::keep_copies`]) or reads them from `source`, then fills the ring.
+    /// All else that is `held` comes back with undefined contents. No pass may be under way. `progress` is as in
+    /// [`load`](Self::load).
     ///
     /// # Errors
-    /// A device that has no room, a weight that cannot be read or is not what it was, or
+    /// A device out of memory, a weight that cannot be read or has changed, or
     /// [`Error::Cancelled`](crate::Error::Cancelled).
     pub fn restore<D: Ops>(
         &mut self,
@@ -108,13 +106,13 @@ impl TextSegment {
         self.streamer.refill(device)
     }
 
-    /// Every tile in order of use. Those of a streamed chunk may be read between its
-    /// [`acquire`](Streamer::acquire) and its [`release`](Streamer::release), by work on the stream that these name.
+    /// Every tile in order of use. Those of a streamed chunk may be read between its [`acquire`](Streamer::acquire)
+    /// and its [`release`](Streamer::release), by work on the stream named there.
     pub fn tiles(&self) -> &[LoadedTile] {
         &self.tiles
     }
 
-    /// The rows of a gathered table, in order: where a tied output projection keeps them, or in host memory.
+    /// The rows of a gathered table, in order: those of a tied output projection, or a copy in host memory.
     pub fn table(&self, value: ValueId) -> &[LoadedTile] {
         self.tables.iter().find(|(table, _)| *table == value).map_or(&[], |(_, tiles)| tiles)
     }
@@ -135,7 +133,7 @@ fn tiles(graph: &Graph, placement: &Placement, place: impl Fn(ChunkId) -> Span) 
     placement.tiles.iter().map(tile).collect()
 }
 
-/// The rows of each gathered table: whole in one of `tables`, or in the tiles of a tied output projection.
+/// The rows of each gathered table, whole in one of `tables`, or in the tiles of a tied output projection.
 fn gathered(
     graph: &Graph,
     placement: &Placement,

@@ -12,16 +12,16 @@ pub(crate) struct Slot {
     pub(crate) copy: CopyPlan,
     pub(crate) blocker: Blocker,
     pub(crate) checksum: u64,
-    /// When a pass uses the chunk; every pass does without one.
+    /// When a pass uses the chunk. `None`: always.
     pub(crate) condition: Option<Condition>,
 }
 
-/// How a chunk is copied: the one place that knows of both ablations.
+/// How a chunk is copied. Only this type knows both ablations.
 #[derive(Clone, Debug)]
 pub(crate) struct CopyPlan {
-    /// From host memory to the ring: in two parts if the chunk straddles the wrap.
+    /// From host memory to the ring, in two parts if the chunk crosses the ring's end.
     pub(crate) parts: Vec<(Span, Span)>,
-    /// Where two parts are joined before their use: in a bounce buffer that all such chunks share.
+    /// Where two parts are joined before their use: a bounce buffer that all such chunks share.
     joined: Option<Span>,
     /// Whether the copy begins only when the chunk is needed.
     pub(crate) when_needed: bool,
@@ -56,7 +56,7 @@ impl CopyPlan {
         self.joined.unwrap_or(self.parts[0].1)
     }
 
-    /// Enqueues the joining of two parts. A chunk that the pass skipped is joined as well, and nothing reads it.
+    /// Enqueues the joining of two parts. It also joins a chunk that the pass skipped, which nothing reads.
     pub(crate) fn join<D: Device>(&self, device: &D, compute: Stream) -> djinn_device::Result<()> {
         let Some(joined) = self.joined else { return Ok(()) };
         let mut at = 0;

@@ -1,4 +1,4 @@
-//! Content-addressed blobs: a chunk that two models (or two layers) share is kept once.
+//! Blobs by content: a chunk that two models (or two layers) share is kept once.
 
 use djinn_device::{Buffer, Device, Space};
 use std::collections::HashMap;
@@ -10,16 +10,16 @@ pub(crate) type Hash = [u8; 32];
 struct Blob {
     buffer: Buffer,
     references: u32,
-    /// References of models that are on the device. Without any, a blob of the device has a handle and no bytes.
+    /// References of models on the device. Without any, a device blob has a handle and no bytes.
     present: u32,
 }
 
-/// The chunks of all models on one device, by content. Dropping it frees nothing: models give their
-/// chunks back with their [`Allocations`](crate::Allocations).
+/// The chunks of all models on one device, by content. Dropping the store frees nothing: models free their chunks with
+/// their [`Allocations`](crate::Allocations).
 #[derive(Debug, Default)]
 pub struct TextStore {
     held: HashMap<(Space, Hash), Blob>,
-    /// Bytes of host memory up to which resident chunks are copied there.
+    /// The bytes of host memory in use up to which resident chunks are copied there.
     copies_up_to: u64,
 }
 
@@ -35,31 +35,31 @@ impl TextStore {
         there.map(|(_, blob)| blob.buffer.len()).sum()
     }
 
-    /// The blob with this content, whether anybody holds its bytes or not.
+    /// The blob with this content, with or without bytes.
     pub(crate) fn find(&self, space: Space, hash: &Hash) -> Option<Buffer> {
         self.held.get(&(space, *hash)).map(|blob| blob.buffer)
     }
 
-    /// From now on, what models keep on the device is kept in host memory as well, as long as no more than `bytes` of that
-    /// are in use: a model that [comes back](crate::TextSegment::restore) is copied from there.
+    /// Keeps host copies of resident chunks as long as at most `bytes` of host memory are in use. A model that [comes
+    /// back](crate::TextSegment::restore) is copied from them.
     pub fn keep_copies(&mut self, bytes: u64) {
         self.copies_up_to = bytes;
     }
 
-    /// Host memory for a copy of `bytes` bytes, if there is to be one and it finds room.
+    /// Host memory for a copy of `bytes` bytes, if copies are kept and there is room.
     pub(crate) fn room_for_copy<D: Device>(&self, device: &D, bytes: u64) -> Option<Buffer> {
         let in_use = device.usage(Space::Host).in_use;
         let fits = in_use.checked_add(bytes).is_some_and(|in_use| in_use <= self.copies_up_to);
         fits.then(|| device.alloc(Space::Host, bytes).ok()).flatten()
     }
 
-    /// Whether there are copies in host memory of what is resident.
+    /// Whether host copies of resident chunks are kept.
     pub(crate) fn keeps_copies(&self) -> bool {
         self.copies_up_to > 0
     }
 
-    /// The blob with this content, with one more reference to it, and whether its bytes are to be filled: all models that
-    /// have it were off the device.
+    /// Adds a reference to the blob with this content. Returns the blob, and whether it must be filled, since all
+    /// models that have it were off the device.
     ///
     /// # Errors
     /// A device out of memory.
@@ -79,14 +79,14 @@ impl TextStore {
         Ok(Some((blob.buffer, is_empty)))
     }
 
-    /// Takes a new blob in, with one reference.
+    /// Adds a new blob with one reference.
     pub(crate) fn insert(&mut self, hash: Hash, buffer: Buffer) {
         let blob = Blob { buffer, references: 1, present: 1 };
         let old = self.held.insert((buffer.space(), hash), blob);
         assert!(old.is_none(), "buffer {} has the content of another", buffer.id());
     }
 
-    /// A model that refers to a blob of the device leaves it; with the last one go its bytes.
+    /// A model with a reference leaves the device. The blob's bytes go with the last one.
     pub(crate) fn leave<D: Device>(&mut self, device: &D, hash: &Hash) {
         let blob = self.held.get_mut(&(Space::Device, *hash)).expect("a segment leaves what it loaded");
         blob.present -= 1;
@@ -95,10 +95,10 @@ impl TextStore {
         }
     }
 
-    /// A model that refers to a blob of the device comes back to it. Whether the blob has bytes now that are to be filled.
+    /// A model with a reference comes back. Returns whether the blob must be filled.
     ///
     /// # Errors
-    /// A device out of memory; the model is not back then.
+    /// A device out of memory. The model is not back then.
     pub(crate) fn enter<D: Device>(&mut self, device: &D, hash: &Hash) -> djinn_device::Result<bool> {
         let blob =
             self.held.get_mut(&(Space::Device, *hash)).expect("a segment comes back to what it loaded");
@@ -109,14 +109,14 @@ impl TextStore {
         Ok(blob.present == 1)
     }
 
-    /// Bytes that the device lacks of these blobs.
+    /// Bytes of these blobs that are not on the device.
     pub(crate) fn missing<'a>(&self, hashes: impl Iterator<Item = &'a Hash>) -> u64 {
         let mut seen = std::collections::HashSet::new();
         let blobs = hashes.filter(|hash| seen.insert(**hash)).map(|hash| &self.held[&(Space::Device, *hash)]);
         blobs.filter(|blob| blob.present == 0).map(|blob| blob.buffer.len()).sum()
     }
 
-    /// Gives one reference back, of a model that is on the device or not; the last one frees the blob.
+    /// Removes the reference of a model, which may be off the device. The last one frees the blob.
     pub(crate) fn release<D: Device>(&mut self, device: &D, space: Space, hash: &Hash, present: bool) {
         let blob = self.held.get_mut(&(space, *hash)).expect("a segment releases what it loaded");
         blob.references -= 1;

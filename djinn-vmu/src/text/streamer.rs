@@ -21,10 +21,10 @@ use std::time::Duration;
 /// Device bytes of each chunk for the stream check: a checksum, aligned.
 pub(crate) const CHECK_BYTES: u64 = 16;
 
-/// Where streaming stands between two passes: passes that begin alike enqueue alike.
+/// The state of streaming between two passes. From the same state, passes enqueue the same calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamPosition {
-    /// Copies enqueued for uses to come.
+    /// Copies enqueued for future uses.
     ahead: u64,
     /// Past uses that the copy stream has not waited for.
     unwaited: u64,
@@ -33,21 +33,21 @@ pub struct StreamPosition {
 }
 
 impl StreamPosition {
-    /// Streamed chunks whose copies are done or enqueued, and whose use is still to be enqueued.
+    /// Streamed chunks that are in the ring or on their way, and not used yet.
     pub fn chunks_ahead(&self) -> u64 {
         self.ahead
     }
 }
 
-/// Events of one slot in passes of one parity: prefetch runs into the next pass while the statistics of
-/// this one are still wanted.
+/// Events of one slot. There are two sets, for passes in turn: prefetch runs into the next pass while the statistics
+/// of this one are still read.
 #[derive(Clone, Copy, Debug)]
 struct Marks {
     /// The copy begins.
     begin: Event,
     /// The copy is done.
     ready: Event,
-    /// The first operation could run but for the copy.
+    /// The first operation could run, but for the copy.
     need: Event,
     /// The first operation runs.
     go: Event,
@@ -60,12 +60,12 @@ impl Marks {
     }
 }
 
-/// Copies are counted over all passes: copy `n` fills slot `n % slots` in pass `n / slots`. Copies are
-/// enqueued in order, each once the last use of its blocker is *recorded*; the device then makes it wait
-/// until that use is *done*. So the host never blocks, and no wait ever refers to a use not yet recorded.
+/// Copies are counted over all passes: copy `n` fills slot `n % slots` in pass `n / slots`. They are enqueued in
+/// order. Each is enqueued once the last use of its blocker is *recorded*; the device then waits until that use is
+/// *done*. So the host never blocks, and every wait refers to a recorded event.
 ///
-/// A chunk with a condition is copied by an operation that the device carries out or skips. It is enqueued once its
-/// router's choice is, in the pass that uses it: prefetch stops before it until then.
+/// A chunk with a condition is copied by an operation that the device executes or skips. It is enqueued once its
+/// router's choice is, in the pass that uses it; prefetch stops before it until then.
 #[derive(Debug)]
 pub struct Streamer {
     stream: Stream,
@@ -88,8 +88,8 @@ pub struct Streamer {
 }
 
 impl Streamer {
-    /// Takes the slots of a pass and begins to prefetch on `stream`. With `check`, every chunk is verified in every pass,
-    /// and freed ring space is poisoned.
+    /// Takes the slots of a pass, and begins to prefetch on `stream`. With `check`, every chunk is verified in every
+    /// pass, and freed ring space is poisoned.
     pub(crate) fn start<D: Ops>(
         device: &D,
         stream: Stream,
@@ -121,7 +121,7 @@ impl Streamer {
         Ok(streamer)
     }
 
-    /// Copies again what the ring held for uses to come, after its bytes were lost between two passes.
+    /// Copies the ring's chunks for future uses again, after its bytes were lost between two passes.
     pub(crate) fn refill<D: Ops>(&mut self, device: &D) -> Result<()> {
         let ahead = std::mem::replace(&mut self.copied, self.acquired);
         while self.copied < ahead {
@@ -135,8 +135,8 @@ impl Streamer {
         self.stream
     }
 
-    /// Lets work that is enqueued on `compute` from now until [`release`](Self::release) read a streamed chunk. Chunks
-    /// must be acquired in order of use, once in each pass, one at a time.
+    /// Lets work on `compute` between this call and [`release`](Self::release) read a streamed chunk. Chunks must be
+    /// acquired in order of use, once in each pass, one at a time.
     pub fn acquire<D: Ops>(&mut self, device: &D, compute: Stream, chunk: ChunkId) -> Result<()> {
         let slot = self.expect_next(chunk, self.acquired);
         assert!(self.acquired == self.released, "slot {slot} is acquired while another is held");
@@ -152,7 +152,7 @@ impl Streamer {
         device.wait(compute, marks.ready)?;
         device.record(compute, marks.go)?;
         self.acquired += 1;
-        // The bounce buffer's last user was enqueued on the compute stream before.
+        // The bounce buffer's last user is earlier on the compute stream.
         let copy = &self.slots[slot].copy;
         copy.join(device, compute)?;
         if slot + 1 == self.slots.len() {
@@ -170,14 +170,14 @@ impl Streamer {
         Ok(())
     }
 
-    /// All work that reads the chunk is enqueued on `compute`: its bytes may be overwritten after it.
+    /// Ends the use of the chunk: its bytes may be overwritten after the work enqueued on `compute` so far.
     pub fn release<D: Ops>(&mut self, device: &D, compute: Stream, chunk: ChunkId) -> Result<()> {
         let slot = self.expect_next(chunk, self.released);
         assert!(self.released < self.acquired, "slot {slot} is released but not acquired");
         device.record(compute, self.done[slot])?;
         self.released += 1;
         if self.check.is_some() {
-            // What still reads the slot from now on reads NaN, also if the pass skipped its copy.
+            // From now on a reader of the slot reads NaN, even if the pass skipped its copy.
             device.wait(self.stream, self.done[slot])?;
             self.waited = self.released;
             for (_, ring) in &self.slots[slot].copy.parts {
@@ -187,18 +187,18 @@ impl Streamer {
         self.prefetch(device)
     }
 
-    /// The router's choice of node `group` is enqueued on `compute`, with `starts`, u32 `[experts + 1]`: where each
-    /// expert's slots begin, kept until the last of them is used. The copies of those experts' chunks wait for it on
-    /// the device, and move only what it needs. To be called once for each such node in each pass, before any chunk
-    /// of its experts is acquired.
+    /// Announces that the choice of router node `group` is enqueued on `compute`, with `starts`, u32 `[experts + 1]`:
+    /// the first slot of each expert, kept until its last use. Copies of these experts' chunks wait for it on the
+    /// device, and move only what it needs. Call it once for each router in each pass, before a chunk of its experts
+    /// is acquired.
     pub fn routed<D: Ops>(&mut self, device: &D, compute: Stream, group: NodeId, starts: Span) -> Result<()> {
         let when_needed = self.slots.iter().any(|slot| slot.copy.when_needed);
         self.choices.announce(device, compute, group, starts, self.released, when_needed)?;
         self.prefetch(device)
     }
 
-    /// Where streaming stands, before or after a pass's work is enqueued: passes that begin alike enqueue the same, and
-    /// may be replayed.
+    /// The state of streaming, before or after a pass is enqueued. From the same state, passes enqueue the same calls
+    /// and may be replayed.
     pub fn position(&self) -> StreamPosition {
         StreamPosition {
             ahead: self.copied - self.acquired,
@@ -207,12 +207,12 @@ impl Streamer {
         }
     }
 
-    /// A replay enqueued what a pass from the present position to `end` would have.
+    /// Records that a replay enqueued a pass from the present state to `end`.
     pub fn replayed(&mut self, end: StreamPosition) {
         self.stand_at(self.passes + 1, end);
     }
 
-    /// The work of a pass that began at `start` was captured but will not run.
+    /// Records that a pass from the state `start` was captured and will not run.
     pub fn withdrawn(&mut self, start: StreamPosition) {
         self.stand_at(self.passes, start);
         self.choices.forget();
@@ -225,7 +225,7 @@ impl Streamer {
         self.waited = self.released - position.unwaited;
     }
 
-    /// Ends a pass whose work on `compute` is done (synced): verifies checksums and gives its statistics.
+    /// Ends a pass whose work on `compute` is done: verifies checksums and returns its statistics.
     pub fn end_pass<D: Device>(&mut self, device: &D) -> Result<PassStats> {
         let slots = self.slots.len() as u64;
         let pass = self.passes;
@@ -252,8 +252,8 @@ impl Streamer {
         Ok(stats)
     }
 
-    /// When each streamed chunk of the pass that ended last was copied and first used, in order of use; none before the
-    /// first pass ended. They are known until the next pass begins.
+    /// When each streamed chunk of the latest ended pass was copied and used, in order of use; empty before the first.
+    /// Valid until the next pass begins.
     pub fn times<D: Device>(&self, device: &D) -> impl Iterator<Item = ChunkTimes> {
         self.ended().map(|(slot, bytes, marks, done)| {
             // A pass that ended has passed its events.
@@ -264,7 +264,7 @@ impl Streamer {
         })
     }
 
-    /// The slots of the pass that ended last, with the bytes that were moved and their events.
+    /// The slots of the latest ended pass, with their copied bytes and events.
     fn ended(&self) -> impl Iterator<Item = (&Slot, u64, &Marks, Event)> {
         let marks = self.passes.checked_sub(1).map_or(&[][..], |pass| &self.marks[(pass % 2) as usize]);
         let slots = self.slots.iter().zip(self.choices.moved()).zip(marks).zip(&self.done);
@@ -273,8 +273,8 @@ impl Streamer {
         })
     }
 
-    /// Enqueues every copy whose blocker's use is recorded, up to the first whose choice is not announced yet; none
-    /// where copies wait until they are needed.
+    /// Enqueues every copy whose blocker's use is recorded, up to the first whose choice is not announced; none if
+    /// copies wait until they are needed.
     fn prefetch<D: Ops>(&mut self, device: &D) -> Result<()> {
         let slots = self.slots.len() as u64;
         loop {
@@ -292,7 +292,7 @@ impl Streamer {
             if blocking_use.is_some_and(|of| of >= self.released) || !condition.is_none_or(announced) {
                 return Ok(());
             }
-            // Uses end in order: waiting for one, or for a choice after it, covers those before.
+            // Uses end in order: waiting for one, or for a later choice, covers the earlier ones.
             let choice = condition.and_then(|condition| self.choices.wait_for(condition, self.waited));
             if let Some((known, released)) = choice {
                 device.wait(self.stream, known)?;
@@ -306,7 +306,7 @@ impl Streamer {
         }
     }
 
-    /// Enqueues the next copy, as one or two, once its waits are.
+    /// Enqueues the next copy, in one or two parts, behind its waits.
     fn enqueue_copy<D: Ops>(&mut self, device: &D) -> Result<()> {
         let marks = self.marks(self.copied);
         let index = (self.copied % self.slots.len() as u64) as usize;

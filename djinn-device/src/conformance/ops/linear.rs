@@ -154,7 +154,7 @@ pub(super) fn leaves_other_columns_alone<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
-/// Tiles of a weight at once: the bits that each gives by itself, and no other columns.
+/// Several tiles of a weight at once give the bits of one after another, and touch no other columns.
 pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
     // Rows of the tiles: even ones, a smaller last one, too many for one launch, such as no launch takes together, and
     // more than a device has blocks for at once.

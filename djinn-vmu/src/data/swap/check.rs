@@ -1,5 +1,5 @@
-//! Check mode: a checksum of every page before it leaves, compared with one of what the device holds later: after it
-//! is back, or when it is about to leave again without a copy.
+//! Check mode: a checksum of every page before it leaves. It is compared with one of the device's page later: after
+//! the page is back, or when it leaves again without a copy.
 
 use crate::data::{KvLayout, SwapFault};
 use crate::{Allocations, Result};
@@ -13,11 +13,11 @@ pub(in crate::data) const SUM_BYTES: u64 = 16;
 /// Checksums, by page.
 #[derive(Debug)]
 pub(super) struct Check {
-    /// By device page, on the device: of the page's latest move.
+    /// By device page, on the device: the latest checksum.
     device: Buffer,
-    /// By host page, in host memory: of what left.
+    /// By host page, in host memory: the checksum of what left.
     left: Buffer,
-    /// By device page, in host memory: of what is on the device.
+    /// By device page, in host memory: the checksum of what is on the device.
     here: Buffer,
 }
 

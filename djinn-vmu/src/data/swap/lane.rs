@@ -1,5 +1,5 @@
-//! One direction of copies: transfers cut into pieces of bounded size and runs of pages that lie together, and which
-//! of them are under way.
+//! One direction of swaps: its transfers cut into pieces of bounded size and contiguous runs of pages, and the pieces
+//! under way.
 
 use crate::data::SwapFault;
 use djinn_device::{Event, Stream};
@@ -22,17 +22,17 @@ pub(super) fn runs(copies: &[PagePair]) -> impl Iterator<Item = (PagePair, u32)>
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) copies: Vec<PagePair>,
-    /// In check mode, pages that leave without a copy, to be compared with the host's.
+    /// In check mode, pages that leave without a copy; they are compared with the host's.
     pub(super) kept: Vec<PagePair>,
     /// Device pages to poison once the copies are enqueued.
     pub(super) poison: Vec<u32>,
-    /// The transfer's begin, if it is its first piece.
+    /// The transfer's begin, in its first piece.
     pub(super) begin: Option<Event>,
     pub(super) end: Event,
-    /// The transfer that it is the last of.
+    /// The transfer, in its last piece.
     pub(super) last: Option<Whole>,
     pub(super) ticket: u64,
-    /// The device refused a part of it.
+    /// Whether the device refused a part of it.
     pub(super) refused: bool,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Piece {
 pub(super) struct Whole {
     /// Pages that are copied.
     pub(super) pages: u32,
-    /// Pages that are not, since they are there already.
+    /// Pages without a copy, since the other side has them.
     pub(super) kept: u32,
     pub(super) asked: Event,
     pub(super) begin: Event,
@@ -51,13 +51,13 @@ pub(super) struct Whole {
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) stream: Stream,
-    /// Pieces seen to be done.
+    /// Pieces that are done.
     pub(super) done: u64,
     /// Enqueued on the stream.
     pub(super) under_way: VecDeque<Piece>,
-    /// To be enqueued after these.
+    /// Pieces to be enqueued after these.
     pub(super) pending: VecDeque<Piece>,
-    /// What went wrong with the transfer at the front.
+    /// The fault of the oldest transfer, if any.
     pub(super) fault: Option<SwapFault>,
 }
 
@@ -77,7 +77,7 @@ impl Lane {
         self.done + self.under_way.len() as u64
     }
 
-    /// Whether a page is about to be compared with the host's.
+    /// Whether a page will be compared with the host's.
     pub(super) fn compares(&self, device: u32) -> bool {
         self.under_way
             .iter()

@@ -1,8 +1,8 @@
-//! The routers' choices of a pass: which copies of experts' weights may be enqueued, what they must wait for, and
-//! which of them moved anything.
+//! Routers' choices in a pass: which copies of experts' weights may be enqueued, what they wait for, and which of them
+//! moved bytes.
 //!
-//! The device decides whether such a copy moves bytes, from where each expert's slots begin. So it may be enqueued once
-//! the choice is, and runs once the choice is known.
+//! The device decides whether such a copy moves bytes, by the slots of its expert. So it may be enqueued once the
+//! choice is, and runs once the choice is known.
 
 use crate::text::mirror::Mirror;
 use crate::text::slot::Slot;
@@ -11,16 +11,16 @@ use djinn_device::args::CopyExpert;
 use djinn_device::{Device, Event, Ops, Span, Stream};
 use djinn_srg::{Condition, NodeId};
 
-/// Device bytes of each streamed chunk where a pass may skip some: whether it was moved.
+/// Device bytes for each streamed chunk that a pass may skip: whether it was moved.
 pub(crate) const FLAG_BYTES: u64 = 4;
 
 /// The choices that streamed chunks depend on.
 #[derive(Debug, Default)]
 pub(crate) struct Choices {
     groups: Vec<Group>,
-    /// For each slot whether its copy moved bytes; none where every pass moves all.
+    /// By slot: whether its copy moved bytes. `None` if every pass moves all.
     flags: Option<Mirror>,
-    /// What the flags said of the pass that ended last.
+    /// The flags of the latest ended pass.
     moved: Vec<bool>,
 }
 
@@ -30,13 +30,13 @@ struct Group {
     node: NodeId,
     /// The choice is known.
     known: Event,
-    /// In the pass that is being enqueued; none before the choice is.
+    /// Its choice in the present pass; `None` before it is announced.
     choice: Option<Choice>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Choice {
-    /// Where each expert's slots begin.
+    /// The first slot of each expert.
     starts: Span,
     /// Uses whose end was recorded before the choice.
     released: u64,
@@ -68,8 +68,8 @@ impl Choices {
         self.groups.iter().find(|group| group.node == condition.group)?.choice
     }
 
-    /// The choice of `node` was enqueued on `compute` after the end of `released` uses. Copies that begin when they
-    /// are needed, i.e. after it, need no event.
+    /// Announces that the choice of `node` was enqueued on `compute` after the end of `released` uses. Copies that
+    /// begin when they are needed come after it, and need no event.
     pub(crate) fn announce<D: Device>(
         &mut self,
         device: &D,
@@ -92,8 +92,8 @@ impl Choices {
         self.choice(condition).is_some()
     }
 
-    /// The event that a copy under `condition` must wait for, and the uses that have ended once it is passed; none if the
-    /// copy stream has waited for it, or for the end of more than these uses.
+    /// The event that a copy under `condition` must wait for, and the number of uses that have ended after it. `None`
+    /// if the copy stream has waited for it, or for later uses.
     pub(crate) fn wait_for(&mut self, condition: Condition, waited: u64) -> Option<(Event, u64)> {
         let Group { known, choice, .. } = self.group(condition.group)?;
         let choice = choice.as_mut().filter(|choice| !choice.waited && waited <= choice.released)?;
@@ -126,12 +126,12 @@ impl Choices {
         self.flags.as_ref().map_or(Ok(()), |flags| flags.enqueue(device, compute))
     }
 
-    /// The pass is over, or will not run: its choices say nothing of the next.
+    /// Drops the choices of a pass that is over or will not run.
     pub(crate) fn forget(&mut self) {
         self.groups.iter_mut().for_each(|group| group.choice = None);
     }
 
-    /// Takes over what the flags say of a pass that is done.
+    /// Reads the flags of a pass that is done.
     pub(crate) fn end_pass<D: Device>(&mut self, device: &D, slots: &[Slot]) {
         self.forget();
         let Choices { flags: Some(flags), moved, .. } = self else { return };
@@ -144,7 +144,7 @@ impl Choices {
         });
     }
 
-    /// For each slot whether its bytes moved in the pass that ended last.
+    /// By slot: whether the latest ended pass moved its bytes.
     pub(crate) fn moved(&self) -> &[bool] {
         &self.moved
     }
