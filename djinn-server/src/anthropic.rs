@@ -1,7 +1,7 @@
 //! Anthropic's Messages API: `/v1/messages` and `/v1/messages/count_tokens`.
 //!
-//! A request becomes a chat request ([`request`]) and takes the same way from there; its answer becomes content blocks
-//! ([`message`]). Errors have Anthropic's form on these paths, also those that arise before the route.
+//! A request becomes a chat request ([`request`]) and is served as one; its answer becomes content blocks
+//! ([`message`]). Errors on these paths have Anthropic's form, even those from before the route.
 
 mod message;
 mod request;
@@ -17,11 +17,10 @@ use axum::http::{HeaderMap, Response, StatusCode, header};
 use message::Message;
 use serde_json::{Value, json};
 
-/// The versions of the API that are spoken here. The later one has the same answers, and has no temperature, `top_p` or
-/// `top_k`: these are supported all the same.
+/// The supported versions of the API. The later one has the same answers. It drops temperature, `top_p` and `top_k`;
+/// these are supported all the same.
 const VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 
-/// Whether a path belongs to this API.
 pub(crate) fn is_own(path: &str) -> bool {
     path == "/v1/messages" || path.starts_with("/v1/messages/")
 }
@@ -71,7 +70,7 @@ pub(crate) async fn count_tokens(
     Ok(reply::json(StatusCode::OK, &json!({ "input_tokens": tokens })))
 }
 
-/// Clients that name a version name the one that they were made for.
+/// A client that names a version was made for it.
 fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
     match headers.get("anthropic-version") {
         Some(version) if VERSIONS.iter().all(|known| version != known) => Err(ApiError::invalid(format!(
@@ -82,7 +81,7 @@ fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// A failure, as Anthropic's clients read it.
+/// A failure in Anthropic's form.
 fn error_body(error: &ApiError) -> Value {
     let kind = match error.status {
         StatusCode::UNAUTHORIZED => "authentication_error",
@@ -98,7 +97,7 @@ fn error_body(error: &ApiError) -> Value {
     json!({ "type": "error", "error": { "type": kind, "message": error.message } })
 }
 
-/// A response of one of the API's paths: where it is a failure, in Anthropic's form and with the request's id.
+/// A response of one of the API's paths. A failure gets Anthropic's form and the request's id.
 pub(crate) fn in_own_form(response: Response<Body>, request_id: &str) -> Response<Body> {
     let Some(error) = response.extensions().get::<ApiError>() else { return response };
     let mut body = error_body(error);
@@ -109,7 +108,7 @@ pub(crate) fn in_own_form(response: Response<Body>, request_id: &str) -> Respons
     Response::from_parts(head, body)
 }
 
-/// An answer as it comes.
+/// A streamed answer.
 struct MessageStream {
     message: Message,
     answers: Answers,

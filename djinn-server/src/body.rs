@@ -1,4 +1,4 @@
-//! A request's body: a JSON object whose fields are read one by one, so that an error names the field.
+//! A request's body: a JSON object. Fields are read one by one, so that an error names the field.
 
 use crate::ApiError;
 use crate::fields::{Endpoint, Support};
@@ -14,10 +14,10 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    /// Reads a body, and refuses fields that the endpoint knows and does not support. Unknown ones have no effect.
+    /// Reads a body, and refuses fields that the endpoint knows but does not support. Unknown fields have no effect.
     ///
     /// # Errors
-    /// 400 for what is no JSON object, is deeper than 128 levels, or has a field that is refused.
+    /// 400 if it is not a JSON object, is deeper than 128 levels, or has a refused field.
     pub(crate) fn parse(body: &[u8], endpoint: &Endpoint) -> Result<Self, ApiError> {
         let text =
             std::str::from_utf8(body).map_err(|_| ApiError::invalid("the request's body is not UTF-8"))?;
@@ -52,10 +52,10 @@ impl Fields {
         Value::Object(self.fields.clone())
     }
 
-    /// The fields of a request that was translated from another API's; the same refusals.
+    /// The fields of a request that was translated from another API, with the same refusals.
     ///
     /// # Errors
-    /// 400 for a field that is refused.
+    /// 400 for a refused field.
     pub(crate) fn new(fields: Map<String, Value>, endpoint: &Endpoint) -> Result<Self, ApiError> {
         let fields = Fields { fields };
         for field in endpoint.fields {
@@ -77,7 +77,7 @@ impl Fields {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
-    /// Whether a field is there, and null.
+    /// Whether a field is present and null.
     pub(crate) fn is_null(&self, name: &str) -> bool {
         self.fields.get(name).is_some_and(Value::is_null)
     }
@@ -112,7 +112,7 @@ impl Fields {
         check(name, value, &range)
     }
 
-    /// True or false; false where it is absent.
+    /// A flag; false if it is absent.
     pub(crate) fn flag(&self, name: &'static str) -> Result<bool, ApiError> {
         Ok(self.read(name)?.unwrap_or(false))
     }
@@ -132,7 +132,7 @@ fn check<T: PartialOrd + std::fmt::Display>(
     }
 }
 
-/// An object of the body, with the place where it is.
+/// An object of the body, with its place there.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Part {
     place: String,
@@ -140,15 +140,14 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// The field `name` of a body.
     pub(crate) fn of(fields: &Fields, name: &'static str) -> Result<Self, ApiError> {
         Self::new(name.to_owned(), fields.get(name))
     }
 
-    /// The object at a place; the body itself is at the place "". Null counts as empty.
+    /// The object at a place; the body itself has the place "". Null counts as empty.
     ///
     /// # Errors
-    /// 400 for what is no object.
+    /// 400 if it is not an object.
     pub(crate) fn new(place: String, value: Option<&Value>) -> Result<Self, ApiError> {
         match value {
             None | Some(Value::Null) => Ok(Part { place, fields: Map::new() }),
@@ -201,7 +200,7 @@ impl Part {
         }
     }
 
-    /// Refuses fields that are none of `known`.
+    /// Refuses fields that are not in `known`.
     ///
     /// # Errors
     /// 400 that names the first.

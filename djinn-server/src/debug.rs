@@ -1,8 +1,8 @@
-//! Models that are looked into: their hook points, and sessions that stop at one, are read, changed, and go on.
+//! Debugging over HTTP: hook points, and sessions that stop at one, are read, changed, and go on.
 //!
-//! [`breakpoint`] reads breakpoints, [`routes`] sets them and waits for pauses, [`activation`], [`cache`] and [`lens`] look and change,
-//! [`resume`] goes on, [`captures`] and [`tokens`] give what came of it. What is asked of the engine goes through
-//! [`engine`]: it happens on the engine's thread, between steps.
+//! [`breakpoint`] reads breakpoints, [`routes`] sets them and waits for pauses, [`activation`], [`cache`] and [`lens`]
+//! read and change, [`resume`] goes on, [`captures`] and [`tokens`] return results. Requests to the engine go through
+//! [`engine`] and run on the engine's thread, between steps.
 
 pub(crate) mod activation;
 mod bell;

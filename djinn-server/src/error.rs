@@ -1,4 +1,4 @@
-//! Failures: of a server that cannot start, and of a request, as its client is told.
+//! Errors: of a server that cannot start, and of requests.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
@@ -18,7 +18,7 @@ pub enum Error {
     /// The scheduler's settings cannot be used.
     #[error(transparent)]
     Scheduler(#[from] djinn_scheduler::Error),
-    /// The address cannot be listened to, or a thread not be started.
+    /// The server cannot listen at the address, or start a thread.
     #[error("{what}")]
     Io {
         /// What was tried.
@@ -46,18 +46,18 @@ impl From<djinn_engine::Error> for Error {
 /// This crate's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a request fails, as its client is told: a status, and the object `error` of OpenAI's APIs.
+/// A request's failure: a status, and the object `error` of OpenAI's APIs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     /// The HTTP status.
     pub status: StatusCode,
     /// `invalid_request_error`, `authentication_error`, `rate_limit_error` or `server_error`.
     pub kind: &'static str,
-    /// A name for programs, where there is one.
+    /// A machine-readable code, if there is one.
     pub code: Option<&'static str>,
     /// The request's field at fault.
     pub param: Option<Cow<'static, str>>,
-    /// For people.
+    /// A message for people.
     pub message: String,
     /// Seconds after which to try again.
     pub retry_after: Option<u32>,
@@ -69,17 +69,17 @@ impl ApiError {
         ApiError { status, kind, code: None, param: None, message, retry_after: None }
     }
 
-    /// 400: the request means nothing.
+    /// 400: the request is invalid.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// 400: a field of the request means nothing.
+    /// 400: a field of the request is invalid.
     pub fn field(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         ApiError { param: Some(param.into()), ..Self::invalid(message) }
     }
 
-    /// 400: a field that is known and not supported.
+    /// 400: a known field that is not supported.
     pub fn unsupported(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         ApiError { code: Some("unsupported_parameter"), ..Self::field(param, message) }
     }
@@ -89,18 +89,17 @@ impl ApiError {
         ApiError { code: Some("context_length_exceeded"), ..Self::field(param, message) }
     }
 
-    /// Another status for a request that cannot be understood.
+    /// Another status for an invalid request.
     pub fn refused(status: StatusCode, message: impl Into<String>) -> Self {
         Self::new(status, "invalid_request_error", message)
     }
 
-    /// 401.
     pub(crate) fn unauthorized(message: &str) -> Self {
         let error = Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
         ApiError { code: Some("invalid_api_key"), ..error }
     }
 
-    /// 404: there is no such model.
+    /// 404: the model does not exist.
     pub(crate) fn no_model(name: &str) -> Self {
         let name: String = name.chars().take(64).collect();
         let error = Self::refused(
@@ -127,7 +126,7 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// As the engine refuses a session whose prompt is in the field `param`.
+    /// The error for an engine's refusal of a session whose prompt is in the field `param`.
     pub(crate) fn of_engine(error: &EngineError, param: &'static str) -> Self {
         match error {
             EngineError::Scheduler(djinn_scheduler::Error::Refused { why, .. }) => Self::of_refusal(*why),
@@ -148,7 +147,7 @@ impl ApiError {
         }
     }
 
-    /// As the scheduler refuses a session.
+    /// The error for a scheduler's refusal of a session.
     pub(crate) fn of_refusal(why: Refusal) -> Self {
         match why {
             Refusal::TooLarge { .. } => {
@@ -162,12 +161,12 @@ impl ApiError {
         }
     }
 
-    /// As text of a model's tokenizer, template or grammar that fails on what the client sent.
+    /// The error for a text from the client on which the tokenizer, template or grammar fails.
     pub(crate) fn of_text(error: &dyn std::fmt::Display, param: &'static str) -> Self {
         Self::field(param, djinn_models::printable::one_line(&error.to_string()))
     }
 
-    /// The object that the client gets.
+    /// The object for the client.
     pub fn json(&self) -> Value {
         let ApiError { kind, code, param, message, .. } = self;
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
@@ -183,7 +182,7 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        // For APIs that tell failures in another form.
+        // Other APIs translate it to their own form.
         response.extensions_mut().insert(self);
         response
     }

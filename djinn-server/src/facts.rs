@@ -1,4 +1,5 @@
-//! What the answers to a request are, for its line in the log and its span. There is no text in it.
+//! Facts about a request's answers, for its line in the log and its span. They contain no text of the request or
+//! answer.
 
 use crate::{ApiError, FinishReason, GenerateRequest, TokenUsage};
 use std::future::Future;
@@ -9,22 +10,22 @@ tokio::task_local! {
     static REQUEST: RequestFacts;
 }
 
-/// What is known of a request; shared with the answers that it begins, which tell it.
+/// The facts, shared with the answers of the request, which write them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RequestFacts(Arc<Mutex<Facts>>);
 
-/// What is known of a request.
+/// Facts about a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
-    /// The model, as the request calls it and by its first name.
+    /// The model: the request's name for it, and its first name.
     pub(crate) model: Option<[String; 2]>,
-    /// What is generated, if that has begun.
+    /// Facts about the generation, once it has begun.
     pub(crate) generated: Option<Generated>,
-    /// Why the answers broke off: an error's code or type.
+    /// The code or type of the error that ended the answers.
     pub(crate) failure: Option<&'static str>,
 }
 
-/// What was asked for and has come.
+/// What was requested, and what was generated.
 #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "spans alone tell all of it"))]
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Generated {
@@ -35,14 +36,14 @@ pub(crate) struct Generated {
     /// Answers to each prompt.
     pub(crate) choices: u32,
     pub(crate) usage: TokenUsage,
-    /// From when it was asked for to its first token.
+    /// Time from the request to its first token.
     pub(crate) first_token: Option<Duration>,
-    /// Of the answers that are over, in order of their ends.
+    /// Of the ended answers, in order.
     pub(crate) finishes: Vec<FinishReason>,
 }
 
 impl Generated {
-    /// What is known of a generation before it begins.
+    /// The facts before a generation begins.
     pub(crate) fn of(generate: &GenerateRequest) -> Self {
         Generated {
             session: generate.session.as_ref().map(|session| session.id.clone()),
@@ -55,12 +56,12 @@ impl Generated {
 }
 
 impl RequestFacts {
-    /// Those of the request that this task serves; of none, where there is no request.
+    /// Those of the present task's request, or empty ones.
     pub(crate) fn current() -> Self {
         REQUEST.try_with(Self::clone).unwrap_or_default()
     }
 
-    /// Serves the request: what `work` finds is told here.
+    /// Runs `work` with these as the present task's facts.
     pub(crate) async fn serve<F: Future>(&self, work: F) -> F::Output {
         REQUEST.scope(self.clone(), work).await
     }
@@ -69,29 +70,29 @@ impl RequestFacts {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The request is for this model, which it calls so.
+    /// Records the request's model.
     pub(crate) fn of_model(&self, asked: Option<String>, name: String) {
         self.update(|facts| facts.model = Some([asked.unwrap_or_else(|| name.clone()), name]));
     }
 
-    /// Answers begin.
+    /// Records that answers begin.
     pub(crate) fn began(&self, generated: Generated) {
         self.update(|facts| facts.generated = Some(generated));
     }
 
-    /// Answers go on.
+    /// Changes the facts about the generation.
     pub(crate) fn generated(&self, change: impl FnOnce(&mut Generated)) {
         self.update(|facts| {
             facts.generated.as_mut().map(change);
         });
     }
 
-    /// Answers break off.
+    /// Records that answers fail.
     pub(crate) fn failed(&self, error: &ApiError) {
         self.update(|facts| facts.failure = Some(error.code.unwrap_or(error.kind)));
     }
 
-    /// All that is known.
+    /// All facts.
     pub(crate) fn told(&self) -> Facts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -10,12 +10,12 @@ pub use debug::{
 
 pub use remote::{GENERATE, LOGITS, STORE_MANIFESTS};
 
-/// What becomes of a field.
+/// How the server treats a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// It does what its API says; within the limits of the note.
+    /// It has the effect of its API, within the limits of the note.
     Supported {
-        /// What to know about it; may be empty.
+        /// A note; may be empty.
         note: &'static str,
     },
     /// It is accepted and changes nothing.
@@ -25,7 +25,7 @@ pub enum Support {
     },
     /// It is answered with 400 and its name, unless it is null or neutral.
     Refused {
-        /// Values, as JSON, with which it would change nothing.
+        /// JSON values with which it would change nothing.
         neutral: &'static [&'static str],
         /// What to do.
         instead: &'static str,
@@ -37,18 +37,18 @@ pub enum Support {
 pub struct RequestField {
     /// Its name.
     pub name: &'static str,
-    /// What becomes of it.
+    /// How it is treated.
     pub support: Support,
 }
 
-/// A request that has a body.
+/// A request with a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Its method.
     pub method: &'static str,
     /// Its path.
     pub path: &'static str,
-    /// The fields that are known; others are ignored.
+    /// The known fields. Others are ignored.
     pub fields: &'static [RequestField],
 }
 
@@ -68,7 +68,7 @@ const fn refused(
     RequestField { name, support: Support::Refused { neutral, instead } }
 }
 
-/// What all requests that generate may say of their session.
+/// Session hints of all requests that generate.
 const HINTS: [RequestField; 3] = [
     yes(
         "agent_hints",
@@ -87,7 +87,7 @@ const HINTS: [RequestField; 3] = [
 const MODEL: RequestField =
     yes("model", "a name from `/v1/models`; may be left out where there is one model");
 
-/// Names the session where a better name is missing.
+/// These fields name the session if no better name is given.
 const WEAKER: &str = "a text names the session, where nothing better does";
 const SESSION_ID: RequestField = yes(
     "session_id",
@@ -96,7 +96,7 @@ const SESSION_ID: RequestField = yes(
 
 const LABEL: &str = "a label for the provider's own records";
 
-// What chats and completions have in common.
+// Fields of both chats and completions.
 const TEMPERATURE: RequestField =
     yes("temperature", "0 to 2; 0 is greedy. Default: the model's makers', else 1");
 const TOP_P: RequestField = yes("top_p", "0 to 1. Default: the model's makers', else 1");

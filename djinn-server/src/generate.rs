@@ -1,4 +1,4 @@
-//! What every API asks a model for, and what comes of it.
+//! Generation requests of all APIs, and their answers.
 
 mod applied;
 mod lease;
@@ -21,66 +21,67 @@ use std::time::Instant;
 use text::Speaking;
 use tokio::sync::mpsc;
 
-/// A generation as every API asks for it: one or more answers to each of its prompts, mostly one.
+/// A generation request of any API: one or more answers to each of its prompts, usually one.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateRequest {
     /// The prompt.
     pub prompt: Vec<u32>,
-    /// Further prompts, whose answers are numbered after those of the ones before.
+    /// Further prompts. Their answers are numbered after those of earlier prompts.
     pub more_prompts: Vec<Vec<u32>>,
-    /// The request's field that the prompt came from, to be named in errors.
+    /// The field of the request that has the prompt, for error messages.
     pub prompt_field: &'static str,
-    /// How many answers to each prompt, at least 1. The first has the seed of `sampling`, each other one the next.
+    /// Number of answers to each prompt, at least 1. The first has the seed of `sampling`, each further one the next
+    /// seed.
     pub choices: u32,
-    /// Tokens to generate at most for each answer; as many as the context has room for, if not given.
+    /// The most tokens of each answer. `None`: as many as the context has room for.
     pub max_tokens: Option<u64>,
-    /// How tokens are chosen.
+    /// Sampling settings.
     pub sampling: Sampling,
     /// The text ends before any of these.
     pub stop: Vec<String>,
-    /// Tokens that end the text, beside the model's own.
+    /// Tokens that end the text, in addition to the model's own.
     pub stop_tokens: Vec<u32>,
-    /// Go on after the model's own tokens that end a text.
+    /// Continue after the model's own end tokens.
     pub ignore_eos: bool,
-    /// The text goes on from a prompt that is text, not from a rendered conversation.
+    /// Whether the prompt is a text to continue, not a rendered conversation.
     pub continues_text: bool,
-    /// With each token, its log-probability and those of the best 0 to 20 tokens.
+    /// Return, with each token, its log-probability and those of the best 0 to 20 tokens.
     pub logprobs: Option<u8>,
     /// What the tokens must obey.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// What is read out of the text.
+    /// How to parse the text.
     pub form: OutputForm,
-    /// Lower goes first.
+    /// Lower values go first.
     pub priority: i32,
-    /// Requests of one salt share the prefixes that they have in common.
+    /// Requests with the same salt share prefixes.
     pub salt: Vec<u8>,
-    /// Whose request it is: those that its key steers by default.
+    /// The tenant, whose default steering applies.
     pub tenant: Vec<u8>,
-    /// What is added to activations; what the session or the key has, if not given.
+    /// Steering vectors. `None`: those of the session or the key.
     pub steering: Option<Vec<VectorUse>>,
-    /// The session whose next turn the first answer is. Other answers have sessions of their own, which end with them.
+    /// The session that the first answer continues. Other answers have sessions of their own, which end with them.
     pub session: Option<SessionUse>,
 }
 
-/// What an answer's text may hold beside text.
+/// What an answer may contain besides text.
 #[derive(Clone, Debug, Default)]
 pub struct OutputForm {
-    /// How calls are written; without it, none are read.
+    /// The format of calls. `None`: calls are not parsed.
     pub calls: Option<ToolFormat>,
-    /// Whether reasoning goes before the answer.
+    /// Whether reasoning precedes the answer.
     pub reasoning: ReasoningMode,
     /// The functions that may be called.
     pub functions: Vec<String>,
-    /// The answer ends with its first call.
+    /// Whether the answer ends with its first call.
     pub one_call: bool,
-    /// Ids of calls are nine letters and digits, which Mistral's templates demand.
+    /// Whether ids of calls are nine letters and digits, as Mistral's templates demand.
     pub short_ids: bool,
 }
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model ended it, or a stop string or token came up.
+    /// The model ended it, or a stop string or token occurred.
     Stop,
     /// The same, after calls of tools.
     ToolCalls,
@@ -91,15 +92,15 @@ pub enum FinishReason {
 /// Tokens of a generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
-    /// Of the prompts, each once.
+    /// Tokens of the prompts, each counted once.
     pub prompt: u64,
-    /// Those of the prompts that were not computed for the first answer to each, since their keys and values were there.
+    /// Prompt tokens with keys and values from before, for the first answer to each prompt.
     pub cached: u64,
-    /// Generated, of all answers.
+    /// Generated tokens of all answers.
     pub completion: u64,
 }
 
-/// A generation under way. Dropping it ends its turns within a step, and its sessions but for one that a client named.
+/// A running generation. Dropping it ends its turns within a step, and all its sessions but one that a client named.
 pub struct Answers {
     model: Arc<ServedModel>,
     leases: Vec<Lease>,
@@ -109,24 +110,24 @@ pub struct Answers {
     asked: Instant,
     latest: Option<Instant>,
     open: usize,
-    /// Answers to each prompt.
+    /// Number of answers to each prompt.
     choices: usize,
-    /// Tokens without text are told as well.
+    /// Whether tokens without text are reported, too.
     tells_all: bool,
     /// How often the engine had failed before.
     failures: u64,
-    /// The function that the first answer calls first.
+    /// The first function that the first answer calls.
     tool: Option<String>,
-    /// What is told of steering and edits, if there is something to tell.
+    /// Reports steering and edits, if there are any.
     applied: Option<Applied>,
     facts: RequestFacts,
 }
 
 impl Answers {
-    /// Opens a session for each answer. They have begun to queue once this returns.
+    /// Opens a session for each answer. All are queued when this returns.
     ///
     /// # Errors
-    /// A prompt or an option that the model refuses, a machine that is full, an engine that is gone.
+    /// A prompt or an option that the model refuses, a full machine, or an engine that is gone.
     pub async fn begin(model: Arc<ServedModel>, generate: GenerateRequest) -> Result<Self, ApiError> {
         let (field, facts) = (generate.prompt_field, RequestFacts::current());
         let context = model.context();
@@ -179,7 +180,7 @@ impl Answers {
         }
         for at in 0..open {
             let prompt = prompts[at / choices];
-            // The last token needs no room, since nothing is computed after it.
+            // Nothing is computed after the last token, so it needs no room.
             let room = context - prompt.len() as u64 + 1;
             let max_tokens = generate.max_tokens.map_or(room, |most| most.min(room));
             let mut sampling = generate.sampling.clone();
@@ -193,7 +194,7 @@ impl Answers {
                 logprobs: generate.logprobs,
             };
             let (ticket, waiting) = session.take().filter(|_| at == 0).unzip();
-            // A session that lives on has room for more turns.
+            // A session that lives on has room for further turns.
             let limit = ticket.is_none().then_some((prompt.len() as u64 + max_tokens - 1).min(context));
             let origin = Origin::Salt(generate.salt.clone());
             let opening = Opening {
@@ -244,10 +245,10 @@ impl Answers {
         Ok(answers)
     }
 
-    /// The next piece of an answer; `None` once all have ended. Dropping the future loses nothing.
+    /// The next piece of an answer; `None` when all have ended. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// An answer that cannot go on; all are over then.
+    /// An answer that cannot continue. All are over then.
     pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         while self.open > 0 {
             if let Some((at, piece)) = match &mut self.applied {
@@ -299,7 +300,7 @@ impl Answers {
                     let message = "the session's turn was ended".to_owned();
                     return Some(Err(self.fail(conflict(message, "session_state"))));
                 }
-                // The stream stays alive until the session goes on.
+                // The stream waits until the session is resumed.
                 Happening::Paused(_) => {}
                 Happening::Expired => {
                     let message = "the session was paused at a breakpoint for too long".to_owned();
@@ -312,12 +313,12 @@ impl Answers {
         None
     }
 
-    /// The same with a piece for each token, also for one whose text is not known yet.
+    /// The same with a piece for each token, even if its text is not known yet.
     pub(crate) fn telling_all(self) -> Self {
         Answers { tells_all: true, ..self }
     }
 
-    /// An answer is over with this piece.
+    /// Ends an answer with this piece.
     fn end(&mut self, at: usize, last: &Piece) {
         let Some(reason) = last.finish else { return };
         self.open -= 1;
@@ -327,14 +328,14 @@ impl Answers {
         self.model.metrics().finished(reason, self.asked.elapsed());
     }
 
-    /// Puts what was added to activations, and changed at pauses, into the body of an answer that is over: `djinn`.
+    /// Adds `djinn` to the body of a finished answer: what steering and edits changed.
     pub(crate) fn tell_applied(&self, body: &mut Value) {
         if let Some(applied) = self.applied.as_ref().and_then(Applied::json) {
             body["djinn"] = applied;
         }
     }
 
-    /// All answers are over.
+    /// Ends all answers.
     fn fail(&mut self, error: ApiError) -> ApiError {
         self.open = 0;
         self.facts.failed(&error);
@@ -352,7 +353,7 @@ impl Answers {
         self.latest = Some(now);
     }
 
-    /// The tokens of the first answer so far, one that ends the text included.
+    /// The tokens of the first answer so far, including one that ends the text.
     pub fn tokens(&self) -> &[u32] {
         self.speaking.first().map_or(&[], Speaking::tokens)
     }

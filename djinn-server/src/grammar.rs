@@ -1,8 +1,8 @@
 //! Structured output: JSON schemas as constraints on a model's tokens.
 //!
-//! `llguidance` says which tokens may come next. A schema comes from a stranger: its size and depth are bounded before
-//! it is compiled, its memory and work are bounded while it is compiled and at each token, and it is compiled on a
-//! thread of its own, with a stack for the deepest schema and a limit of time.
+//! `llguidance` computes the allowed tokens. A schema comes from a stranger. Its size and depth are bounded before
+//! compilation; memory and work are bounded during compilation and for each token. It is compiled on a thread of its
+//! own, with a stack for the deepest schema and a time limit.
 
 mod calls;
 mod constraint;
@@ -30,14 +30,14 @@ pub enum GrammarError {
     /// The schema exceeds a bound.
     #[error("the schema has {found} {what}; {most} is the most")]
     TooLarge {
-        /// Of what.
+        /// The unit.
         what: &'static str,
-        /// How much the schema has.
+        /// The schema's number of them.
         found: usize,
-        /// How much it may have.
+        /// The most allowed.
         most: usize,
     },
-    /// The schema means nothing, means nothing that can be met, or uses a keyword that is not supported.
+    /// The schema is invalid, cannot be met, or uses an unsupported keyword.
     #[error("the schema cannot be used: {0}")]
     Refused(String),
     /// The schema took too long to compile.
@@ -51,7 +51,7 @@ pub enum GrammarError {
     NoEnd,
 }
 
-/// Makes constraints for one model's tokens. Costs some megabytes and some tens of milliseconds; make it once.
+/// Makes constraints for one model's tokens. Making it takes some megabytes and tens of milliseconds; make it once.
 pub struct Grammars {
     factory: Arc<ParserFactory>,
     compiling: Arc<Places>,
@@ -64,22 +64,22 @@ impl std::fmt::Debug for Grammars {
 }
 
 impl Grammars {
-    /// For a tokenizer; `ends` are the tokens that end a turn.
+    /// For a tokenizer, with the tokens `ends` that end a turn.
     ///
     /// # Errors
-    /// [`GrammarError::NoEnd`] if there are none in the vocabulary.
+    /// [`GrammarError::NoEnd`] if none of them is in the vocabulary.
     pub fn new(tokenizer: &Tokenizer, ends: &[u32]) -> Result<Self, GrammarError> {
         let ids = 0..tokenizer.vocab_size() as u32;
-        // An empty token is never allowed. Special tokens are no text.
+        // Empty tokens are never allowed. Special tokens are not text.
         let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default().into_owned();
         Self::from_vocabulary(&ids.map(bytes).collect::<Vec<_>>(), ends)
     }
 
-    /// For tokens by their bytes, none for those that are no text.
+    /// For tokens by their bytes. Tokens that are not text have none.
     fn from_vocabulary(tokens: &[Vec<u8>], ends: &[u32]) -> Result<Self, GrammarError> {
         let ends: Vec<u32> = ends.iter().copied().filter(|&end| (end as usize) < tokens.len()).collect();
         let Some(&end) = ends.first() else { return Err(GrammarError::NoEnd) };
-        // A text is never a token that ends it.
+        // An end token is never text.
         let word = |(id, bytes): (u32, &Vec<u8>)| if ends.contains(&id) { Vec::new() } else { bytes.clone() };
         let words: Vec<Vec<u8>> = (0..).zip(tokens).map(word).collect();
         let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), &words).with_eos_tokens(&ends);
@@ -98,12 +98,12 @@ impl Grammars {
         Ok(Grammars { factory: Arc::new(factory), compiling: Arc::default() })
     }
 
-    /// A constraint to texts that are JSON and meet a schema (draft 2020-12). White space between tokens of JSON is a
-    /// space, or a line break and its indentation. Blocks for up to [`COMPILE_LIMIT`], and as long before where others
-    /// compile: not for an asynchronous task.
+    /// A constraint to JSON texts that meet a schema (draft 2020-12). White space between JSON tokens is a space, or a
+    /// line break and its indentation. Blocks for up to [`COMPILE_LIMIT`], and for as long before if others compile:
+    /// do not call it in an asynchronous task.
     ///
     /// # Errors
-    /// [`GrammarError`] for a schema that is too large, wrong, or not supported by `llguidance`, such as one with
+    /// [`GrammarError`] for a schema that is too large, invalid, or not supported by `llguidance`, such as one with
     /// references to other documents.
     pub fn json_schema(&self, schema: &Value) -> Result<Box<dyn Constraint>, GrammarError> {
         let schema = schema::checked(schema)?;
@@ -137,7 +137,7 @@ impl Grammars {
                     None => Ok(GrammarConstraint::new(matcher)),
                 }
             }));
-            // The one that asked may have given up.
+            // The requester may have given up.
             let _ = done.send(made.unwrap_or_else(|_| {
                 Err(GrammarError::Refused("the grammar's compiler failed on it".to_owned()))
             }));
@@ -157,10 +157,10 @@ impl Grammars {
 /// How long a schema may take to compile.
 pub const COMPILE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Bytes of a compiling thread's stack: chains of references recurse. A usual schema touches little of it.
+/// Stack bytes of a compiling thread: chains of references recurse. A usual schema touches little of it.
 const COMPILE_STACK: usize = 256 << 20;
 
-/// Schemas that may be compiled at the same time.
+/// The most schemas that are compiled at the same time.
 const MOST_COMPILING: usize = 4;
 
 /// How many schemas are being compiled.
@@ -170,11 +170,11 @@ struct Places {
     freed: Condvar,
 }
 
-/// A place among those that compile.
+/// A place among the running compilations.
 struct Running(Arc<Places>);
 
 impl Running {
-    /// Waits for a place, as long as a compilation may take.
+    /// Waits for a place, at most as long as a compilation may take.
     fn new(places: &Arc<Places>) -> Result<Self, GrammarError> {
         let taken = places.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let full = |taken: &mut usize| *taken >= MOST_COMPILING;
@@ -199,7 +199,7 @@ fn refused(error: &dyn std::fmt::Display) -> GrammarError {
     GrammarError::Refused(first_line(&error.to_string()))
 }
 
-/// A library's message without the traces that may follow it, cut at 500 characters.
+/// A library's message without appended traces, cut at 500 characters.
 fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().chars().take(500).collect()
 }

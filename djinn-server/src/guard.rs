@@ -1,4 +1,4 @@
-//! Who may ask: API keys, and the hosts and origins that requests name.
+//! Access: API keys, and the hosts and origins that requests name.
 
 use crate::ApiError;
 use crate::error::{Error, Result};
@@ -9,12 +9,12 @@ use std::path::Path;
 /// Longest file of keys, in bytes.
 const MAX_KEY_FILE: u64 = 1 << 20;
 
-/// The tenant that a request's key stands for: a hash, from which the key cannot be had.
+/// A request's tenant: a hash of its key, from which the key cannot be recovered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tenant([u8; 32]);
 
 impl Tenant {
-    /// What keeps the tenant's prefixes apart from those of others.
+    /// The salt that separates the tenant's prefixes from those of others.
     pub(crate) fn salt(&self) -> &[u8] {
         &self.0
     }
@@ -25,11 +25,11 @@ impl Tenant {
     }
 }
 
-/// The API keys that are accepted; none means that requests need no key. Only their hashes are kept.
+/// The accepted API keys. Without any, requests need none. Only hashes are kept.
 #[derive(Clone, Default)]
 pub struct Keys {
     hashes: Vec<blake3::Hash>,
-    /// Those that may send models.
+    /// Keys that may send models.
     pushers: Vec<blake3::Hash>,
 }
 
@@ -58,10 +58,11 @@ impl Keys {
         Ok(Keys { hashes, pushers: Vec::new() })
     }
 
-    /// The keys of a file, one a line; empty lines and those that begin with `#` are left out.
+    /// The keys of a file, one a line. Empty lines and those that begin with `#` are skipped.
     ///
     /// # Errors
-    /// [`Error::Host`] if it cannot be read or is longer than 1 MiB, [`Error::Setting`] if it has no key or a bad one.
+    /// [`Error::Host`] if it cannot be read or is longer than 1 MiB, [`Error::Setting`] if it has no key or an invalid
+    /// one.
     pub fn from_file(file: &Path) -> Result<Self> {
         let bytes = djinn_models::file::read_bounded(file, MAX_KEY_FILE).map_err(djinn_host::Error::from)?;
         let text = String::from_utf8(bytes);
@@ -79,7 +80,7 @@ impl Keys {
         self.hashes.is_empty()
     }
 
-    /// These and those of `other`.
+    /// These keys and those of `other`.
     #[must_use]
     pub fn and(mut self, other: Keys) -> Self {
         self.hashes.extend(other.hashes);
@@ -93,19 +94,19 @@ impl Keys {
         Keys { pushers: self.hashes.clone(), ..self }
     }
 
-    /// Whether a request's tenant may send models; without keys, none is asked for one.
+    /// Whether a request's tenant may send models. Without keys, every request may.
     pub(crate) fn may_push(&self, tenant: Option<Tenant>) -> bool {
         let known = |Tenant(hash)| self.pushers.contains(&blake3::Hash::from_bytes(hash));
         self.is_empty() || tenant.is_some_and(known)
     }
 
     fn hash(key: &[u8]) -> blake3::Hash {
-        /// Keeps these hashes apart from all others.
+        /// Separates these hashes from all others.
         const CONTEXT: &str = "djinn-server 2026-11 API key";
         blake3::Hash::from_bytes(blake3::derive_key(CONTEXT, key))
     }
 
-    /// The tenant of a request; `None` where no key is needed.
+    /// The tenant of a request; `None` if no key is needed.
     pub(crate) fn tenant(&self, headers: &HeaderMap) -> Result<Option<Tenant>, ApiError> {
         if self.is_empty() {
             return Ok(None);
@@ -127,13 +128,14 @@ impl Keys {
     }
 }
 
-/// Which hosts and origins requests may name. A page in a browser can send requests to any address that the browser
-/// reaches; these two headers tell where it thinks it is, and where it comes from.
+/// The hosts and origins that requests may name. A web page can send requests to any address that its browser reaches;
+/// these two headers say which host it names, and where the page is from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessRules {
-    /// Names that the header `Host` may have, without a port; any, if not given.
+    /// Allowed names in the header `Host`, without a port. `None`: any.
     pub hosts: Option<Vec<String>>,
-    /// Origins of pages that may use the server, as `https://example.org`; `*` is any. The server's own always may.
+    /// Origins of pages that may use the server, such as `https://example.org`; `*` allows any. The server's own
+    /// origin is always allowed.
     pub origins: Vec<String>,
 }
 
@@ -151,7 +153,7 @@ impl AccessRules {
         AccessRules { hosts, origins: Vec::new() }
     }
 
-    /// Checks a request's headers; the origin that the response is to name, where it is a page's.
+    /// Checks a request's headers. Returns the origin for the response's header, if the request came from a page.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
         let Some(host) = text(header::HOST) else {

@@ -1,4 +1,4 @@
-//! Connections: accepting, serving and ending them.
+//! Connections: accept, serve and end them.
 
 mod timed;
 
@@ -20,20 +20,20 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
 
-/// Threads of the web layer: translating is little work, and the device needs the cores.
+/// Threads of the web layer. Its work is little, and the device needs the cores.
 const THREADS: usize = 2;
 /// Headers of a request, and bytes of what is read ahead of a connection.
 const MOST_HEADERS: usize = 100;
 const READ_AHEAD: usize = 64 << 10;
-/// After a connection could not be accepted: the process may be out of descriptors for a moment.
+/// The pause after a connection could not be accepted: the process may be out of descriptors for a moment.
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
-/// For the first bytes of a connection to come, once the server is to end.
+/// How long a new connection's first bytes may take once the server is ending.
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
-/// Between two looks for sessions whose time is over.
+/// How often expired sessions are searched.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// Between two looks for devices that are lost: models come and go.
+/// How often lost devices are searched.
 const LOST_EVERY: Duration = Duration::from_millis(100);
-/// What a client gets that finds too many connections.
+/// The response to a client beyond the limit of connections.
 const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
@@ -54,7 +54,7 @@ pub struct BoundServer {
     stop: Stop,
 }
 
-/// Tells a server to end: it accepts nothing more, and lets its requests end first.
+/// Tells a server to end: it accepts nothing more, and finishes its requests.
 #[derive(Clone, Debug)]
 pub struct Stop {
     asked: Arc<watch::Sender<Option<Ending>>>,
@@ -65,18 +65,18 @@ pub struct Stop {
 enum Ending {
     /// For good.
     Stop,
-    /// Another one goes on at its address.
+    /// Another server takes over its address.
     Renew,
 }
 
 impl Stop {
-    /// Tells it. May be called from any thread, and again.
+    /// Ends the server. May be called from any thread, repeatedly.
     pub fn stop(&self) {
         self.asked.send_replace(Some(Ending::Stop));
     }
 
-    /// Tells it to end so that another one goes on at its address: see [`BoundServer::run_or_renew`]. A server that was
-    /// told to stop stops.
+    /// Ends the server so that another one takes over its address: see [`BoundServer::run_or_renew`]. It does not
+    /// override [`stop`](Self::stop).
     pub fn renew(&self) {
         self.asked.send_if_modified(|asked| asked.replace(asked.unwrap_or(Ending::Renew)).is_none());
     }
@@ -89,8 +89,8 @@ pub struct Reload {
 }
 
 impl Reload {
-    /// [Reloads](crate::ServedModel::reload) every model, within the limits' time to drain. Returns at once; may be called
-    /// from any thread, and again.
+    /// [Reloads](crate::ServedModel::reload) every model, within the limits' drain time. Returns at once; may be
+    /// called from any thread, repeatedly.
     pub fn reload(&self) {
         let Some(server) = self.server.upgrade() else { return };
         server.distinct_models().iter().for_each(|(_, model)| model.reload(server.limits.drain_time));
@@ -102,23 +102,23 @@ impl BoundServer {
         BoundServer { server, listener, address, stop: Stop { asked: Arc::default() } }
     }
 
-    /// Where it listens; with its port, where that was left open.
+    /// Its address, with the actual port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends the server from elsewhere.
+    /// A handle that ends the server.
     pub fn stop(&self) -> Stop {
         self.stop.clone()
     }
 
-    /// Reloads the models from elsewhere, while it serves.
+    /// A handle that reloads the models.
     pub fn reload(&self) -> Reload {
         Reload { server: Arc::downgrade(&self.server) }
     }
 
-    /// Serves until it is told to stop and its requests have ended. Call it outside of an asynchronous runtime: it has its
-    /// own.
+    /// Serves until it is told to stop and its requests have ended. Call it outside of an asynchronous runtime, since
+    /// it has its own.
     ///
     /// # Errors
     /// [`Error::Io`] if the system has no threads for it.
@@ -126,9 +126,9 @@ impl BoundServer {
         self.on_threads(|server| server.end(false)).map(drop)
     }
 
-    /// [`run`](Self::run) that also ends where a model's device is lost in a way that this process cannot mend, as a CUDA
-    /// context after an illegal access. Then, or after [`Stop::renew`], it gives the listener back: clients that connect
-    /// to it meanwhile wait for the next [`Server::at`] it, in this process or in another one.
+    /// As [`run`](Self::run), but also ends if a model's device is lost such that this process cannot recover, as a
+    /// CUDA context after an illegal access. Then, or after [`Stop::renew`], it returns the listener. Clients that
+    /// connect meanwhile wait for the next [`Server::at`] it, in this process or in another one.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -146,20 +146,21 @@ impl BoundServer {
         let runtime =
             runtime.map_err(|source| Error::Io { what: "cannot start threads".to_owned(), source })?;
         let served = runtime.block_on(work(self));
-        // Work on texts that is left has no reader any more.
+        // No client reads the results of remaining work.
         runtime.shutdown_background();
         served
     }
 
-    /// [`run`](Self::run) within a runtime of the caller's.
+    /// As [`run`](Self::run), within the caller's runtime.
     ///
     /// # Errors
-    /// [`Error::Io`] if the runtime does no I/O.
+    /// [`Error::Io`] if the runtime has no I/O.
     pub async fn serve(self) -> Result<()> {
         self.end(false).await.map(drop)
     }
 
-    /// Serves; whether it ends when a device is lost. The listener, if another server is to go on there.
+    /// Serves; `when_lost` says whether to end when a device is lost. Returns the listener if another server is to
+    /// take over.
     async fn end(self, when_lost: bool) -> Result<Option<TcpListener>> {
         let BoundServer { server, listener, stop, .. } = self;
         listener.set_nonblocking(true).map_err(cannot_listen)?;
@@ -196,7 +197,7 @@ impl BoundServer {
                 sleep(AFTER_FAILURE).await;
                 continue;
             };
-            // Events are small, and are not to wait for each other.
+            // Events are small and must not wait for each other.
             let _ = stream.set_nodelay(true);
             match Arc::clone(&connections).try_acquire_owned() {
                 Ok(permit) => {
@@ -212,7 +213,7 @@ impl BoundServer {
             }
         }
         let renews = || *stopped.borrow() == Some(Ending::Renew);
-        // Clients are refused at once where no other server goes on.
+        // Clients are refused at once if no other server takes over.
         let listener = renews().then(|| listener.into_std()).transpose().map_err(cannot_listen)?;
         server.drain();
         drop(alive);
@@ -240,12 +241,12 @@ async fn connection(
     let begun = stream.begun();
     let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
     let mut connection = std::pin::pin!(connection);
-    // Clients that leave, or send no HTTP, are no failure of the server.
+    // A client that leaves, or that does not speak HTTP, is not a failure of the server.
     tokio::select! {
         _ = &mut connection => return,
         _ = ending.wait_for(Option::is_some) => {}
     }
-    // Who has just connected is not left without an answer.
+    // A client that has just connected gets an answer.
     tokio::select! {
         _ = &mut connection => return,
         () = begun.notified() => {}
@@ -257,7 +258,7 @@ async fn connection(
 
 fn refuse(mut stream: TcpStream) {
     tokio::spawn(async move {
-        // It may be gone.
+        // The client may have left.
         let _ = timeout(Duration::from_secs(1), stream.write_all(FULL)).await;
     });
 }

@@ -1,7 +1,7 @@
-//! `/v1/live`: what the models hold and do, for people who watch. Nothing is looked up without a request.
+//! `/v1/live`: the models' state, for monitoring. Nothing is collected without a request.
 //!
-//! Numbers that are also on `/metrics` come from the same counters. A key sees its own sessions; of others it sees how many
-//! pages they hold.
+//! Numbers that are also on `/metrics` come from the same counters. A key sees its own sessions, and the number of
+//! pages of others.
 
 pub(crate) mod trace;
 mod view;
@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 
 /// Milliseconds between two events.
 const EVERY: RangeInclusive<u64> = 100..=60_000;
-/// A server that ends waits no longer than this for its watchers.
+/// How long a server that is ending waits for monitoring clients.
 const ENDS_WITHIN: Duration = Duration::from_millis(250);
 
 /// Answers `GET /v1/live`: one object, or an event with one every `every_ms`.
@@ -48,7 +48,7 @@ pub(crate) async fn show(
     Ok(reply::events(Watch { server, tenant, has_keys, query, every, next: Instant::now() }))
 }
 
-/// Somebody who watches.
+/// A monitoring client.
 struct Watch {
     server: Arc<Server>,
     tenant: Vec<u8>,

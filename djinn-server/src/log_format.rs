@@ -1,21 +1,22 @@
-//! The form of the line that each request leaves in the log.
+//! The format of a request's line in the log.
 
 use crate::facts::Facts;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// How requests are logged, under the target `djinn::server::request`. All else under `djinn::server` is text for people.
+/// How requests are logged, under the target `djinn::server::request`. Everything else under `djinn::server` is free
+/// text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// Words of the form `name=value`.
     #[default]
     Text,
-    /// The members of a JSON object, without its braces, so that the log can add its own: time and level.
+    /// The members of a JSON object, without its braces, so that the log can add time and level.
     Json,
 }
 
-/// What is told of a request. There is no text of its body in it, and no key, but a few digits of its hash.
+/// The logged facts of a request. They contain no text of its body, and of its key a few digits of the hash only.
 pub(crate) struct RequestLine<'a> {
     pub(crate) id: &'a str,
     pub(crate) method: &'a str,
@@ -55,7 +56,7 @@ impl RequestLine<'_> {
     }
 }
 
-/// What is told of answers, where some were begun.
+/// The facts about answers, if some were begun.
 fn answer(told: &Facts) -> Vec<(&'static str, Value)> {
     let Some(generated) = &told.generated else { return Vec::new() };
     let model = told.model.as_ref().map(|[asked, _]| ("model", asked.as_str().into()));

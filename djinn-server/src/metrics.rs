@@ -1,4 +1,4 @@
-//! What Prometheus reads: vLLM's names with the prefix `djinn_`.
+//! Metrics for Prometheus: vLLM's names with the prefix `djinn_`.
 
 use crate::FinishReason;
 use crate::model::Loads;
@@ -15,7 +15,7 @@ const BOUNDS: [f64; 18] = [
     900.0,
 ];
 
-/// The same for the server's own part, which is short.
+/// The same for the server's own work, which is short.
 const SHORT_BOUNDS: [f64; 15] = [
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
     0.5, 1.0,
@@ -42,7 +42,7 @@ impl Histogram {
         Histogram { bounds, buckets, nanos: AtomicU64::new(0) }
     }
 
-    /// For times of the server itself.
+    /// For times of the server's own work.
     pub(crate) fn short() -> Self {
         Self::new(&SHORT_BOUNDS)
     }
@@ -53,8 +53,8 @@ impl Histogram {
         self.nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// How many times fell into each bucket, with the buckets' upper bounds and the sum of all times, in seconds, and
-    /// what 50, 90 and 99 of a hundred do not exceed, in milliseconds.
+    /// The buckets' counts and upper bounds, the sum of all times in seconds, and the 50th, 90th and 99th percentile
+    /// in milliseconds.
     pub(crate) fn told(&self) -> Value {
         let counts: Vec<u64> = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
         let percentile = |share: f64| self.percentile(&counts, share).map(|seconds| seconds * 1e3);
@@ -69,8 +69,8 @@ impl Histogram {
         })
     }
 
-    /// What this share of the times does not exceed, in seconds: within a bucket, times are taken as spread evenly. Those
-    /// above the last bound count as that bound. `None` without times.
+    /// A percentile in seconds: within a bucket, times count as spread evenly, and times above the last bound as that
+    /// bound. `None` without times.
     fn percentile(&self, counts: &[u64], share: f64) -> Option<f64> {
         let wanted = counts.iter().sum::<u64>() as f64 * share;
         let (mut below, mut from) = (0.0, 0.0);
@@ -84,7 +84,7 @@ impl Histogram {
         counts.iter().any(|&count| count > 0).then_some(from)
     }
 
-    /// Its lines, with a model's label where it is one's.
+    /// Its lines, with the model's label if it belongs to one.
     fn write(&self, page: &mut String, name: &str, model: Option<&str>) {
         let own = model.map_or_else(String::new, |model| format!("model_name=\"{}\"", label(model)));
         let comma = if own.is_empty() { "" } else { "," };
@@ -101,7 +101,7 @@ impl Histogram {
     }
 }
 
-/// What the server itself did.
+/// Counters of the server.
 #[derive(Debug)]
 pub(crate) struct ServerMetrics {
     requests: AtomicU64,
@@ -118,12 +118,12 @@ impl Default for ServerMetrics {
 }
 
 impl ServerMetrics {
-    /// A request came.
+    /// Counts a request.
     pub(crate) fn request(&self) {
         self.requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request was refused under load.
+    /// Counts a request that was refused under load.
     pub(crate) fn refused(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
@@ -156,7 +156,7 @@ impl ServerMetrics {
     }
 }
 
-/// What one model did.
+/// Counters of one model.
 #[derive(Debug, Default)]
 pub(crate) struct ModelMetrics {
     prompt_tokens: AtomicU64,
@@ -193,17 +193,17 @@ impl ModelMetrics {
         })
     }
 
-    /// A generation with so long a prompt began.
+    /// Counts a generation with a prompt of this length.
     pub(crate) fn began(&self, prompt_tokens: u64) {
         self.prompt_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
     }
 
-    /// Tokens of a prompt were not computed, since their keys and values were there.
+    /// Counts prompt tokens with keys and values from before.
     pub(crate) fn reused(&self, tokens: u64) {
         self.reused_tokens.fetch_add(tokens, Ordering::Relaxed);
     }
 
-    /// A token came.
+    /// Counts a token.
     pub(crate) fn token(&self, asked: Instant, latest: Option<Instant>, now: Instant) {
         self.generation_tokens.fetch_add(1, Ordering::Relaxed);
         match latest {
@@ -212,7 +212,7 @@ impl ModelMetrics {
         }
     }
 
-    /// An answer ended.
+    /// Counts an ended answer.
     pub(crate) fn finished(&self, reason: FinishReason, time: Duration) {
         let count = match reason {
             FinishReason::Stop => &self.finished_stop,
@@ -232,11 +232,11 @@ pub(crate) struct ModelPage<'a> {
     pub(crate) occupancy: Option<(Occupancy, Duration)>,
     /// Sessions that are remembered by name.
     pub(crate) sessions: usize,
-    /// Whether its engine runs, or will once it is asked for something.
+    /// Whether its engine runs, or will at the next request.
     pub(crate) is_up: bool,
     /// Whether it is on the device.
     pub(crate) is_loaded: bool,
-    /// How it came there so far.
+    /// Its loads so far.
     pub(crate) loads: Loads,
 }
 
@@ -250,7 +250,7 @@ pub(crate) fn page(models: &[ModelPage<'_>], server: &ServerMetrics) -> String {
                 write(&mut page, name, model);
             }
         };
-    /// A number of what the engine holds; absent while it does not run.
+    /// A gauge of the engine's state, left out while the engine does not run.
     fn gauge(of: fn(&Occupancy) -> f64) -> impl Fn(&mut String, &str, &ModelPage<'_>) {
         move |page, name, model| {
             if let Some((occupancy, _)) = &model.occupancy {

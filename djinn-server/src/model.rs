@@ -1,4 +1,4 @@
-//! A model that is served: its engine on a thread of its own, and its way from text to tokens.
+//! A served model: its engine on a thread, and its tokenizer and templates.
 
 mod device;
 mod device_thread;
@@ -34,45 +34,44 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 
-/// Tokens of a context where the setup names none, if the model has as many.
+/// The default context, if the model has as many tokens.
 const CONTEXT: u64 = 4096;
-/// Sessions of a model that are exported and imported at a time: each takes some megabytes of memory.
+/// The most exports and imports of a model at a time. Each takes some megabytes of memory.
 const TRANSFERS: usize = 4;
-/// An engine whose thread hangs does not hold up those who count.
+/// An engine that hangs must not hold up the metrics.
 const COUNTED_WITHIN: Duration = Duration::from_secs(1);
 /// Seconds between failures of an engine and the attempts to start it again.
 const RESTART_AFTER: [u64; 6] = [0, 1, 2, 5, 10, 30];
 
-/// How a model is served.
+/// How to serve a model.
 #[derive(Clone, Debug)]
 pub struct Serving {
-    /// Sessions that a step may hold, at least 1.
+    /// The most sessions of a step, at least 1.
     pub sequences: u32,
-    /// Bytes of the KV cache on the device. If not given: what as many whole contexts take as a step holds sessions, but
-    /// at most a quarter of the device's budget, or of the memory that the host has available; always one context.
+    /// Bytes of the KV cache on the device. `None`: a whole context for each session of a step, but at most a quarter
+    /// of the device's budget or of the host's available memory; always at least one context.
     pub kv_bytes: Option<u64>,
-    /// Bytes of the KV cache in host memory, for sessions that are parked.
+    /// Bytes of the KV cache in host memory, for swapped sessions.
     pub host_kv_bytes: u64,
-    /// Which parts the scheduler has, and their constants. Under the policy `none`, which moves no pages, named sessions
-    /// keep no keys and values between turns: they would keep others out.
+    /// The scheduler's parts and constants. Under the policy `none`, which moves no pages, named sessions keep no keys
+    /// and values between turns, since they would block others.
     pub scheduler: djinn_scheduler::Settings,
-    /// Waits after a failure of the engine: before the first attempt to start it again, the second and so on; the last
-    /// one counts for all others. By default 0, 1, 2, 5, 10 and 30 s.
+    /// Waits before each attempt to restart a failed engine; the last one counts for all further attempts. By default
+    /// 0, 1, 2, 5, 10 and 30 s.
     pub restart_after: Vec<Duration>,
-    /// Sessions that are remembered by name; those that were not used for longest are forgotten for others.
+    /// The most named sessions. The least recently used are forgotten first.
     pub sessions: usize,
-    /// The same for those of one API key.
+    /// The most named sessions of one API key.
     pub sessions_per_key: usize,
-    /// From a session's last use until it is forgotten, where its client does not say.
+    /// The time after which an unused session is forgotten, unless its client says otherwise.
     pub session_idle: Duration,
-    /// Bytes of pinned host memory for what a step reads and changes at hook points; 0 allows no breakpoints and no
-    /// steering.
+    /// Bytes of pinned host memory for hooks; 0 allows no breakpoints and no steering.
     pub hook_bytes: u64,
-    /// How long a pause at a breakpoint may last, whatever its client says.
+    /// The longest pause at a breakpoint, whatever its client says.
     pub longest_pause: Duration,
-    /// Bytes of the steering vectors that are kept; those of one API key take a quarter of them at most.
+    /// Bytes of all steering vectors. One API key may use a quarter of them.
     pub steering_bytes: u64,
-    /// A folder with steering vectors for all keys: `.json`, `.safetensors` and `.gguf` files, which are read at start.
+    /// A folder with steering vectors for all keys: `.json`, `.safetensors` and `.gguf` files, read at start.
     pub steering_dir: Option<PathBuf>,
 }
 
@@ -107,7 +106,7 @@ impl Serving {
     /// The same with another eviction policy, one of [`Registry::policies`].
     ///
     /// # Errors
-    /// [`Error::Setting`] if there is none of this name.
+    /// [`Error::Setting`] for an unknown name.
     pub fn policy(mut self, name: &str) -> Result<Self> {
         let registry = Registry::default();
         let known: Vec<&str> = registry.policies().collect();
@@ -120,7 +119,7 @@ impl Serving {
     }
 }
 
-/// A model that is served. What it has on its device is freed when this is dropped.
+/// A served model. Dropping it frees its memory on the device.
 pub struct ServedModel {
     model: Arc<Model>,
     slot: Arc<Slot>,
@@ -130,14 +129,14 @@ pub struct ServedModel {
     end_tokens: Vec<u32>,
     created: u64,
     metrics: ModelMetrics,
-    /// What the engine told last of what it holds.
+    /// The engine's latest counts.
     counted: Mutex<Option<(Occupancy, Instant)>>,
     sessions: Arc<SessionTable>,
     steering: SteeringStore,
     longest_pause: Duration,
-    /// Made when a request first asks for structured output.
+    /// Made for the first request with structured output.
     grammars: OnceLock<std::result::Result<Grammars, GrammarError>>,
-    /// Made when a session is first exported or imported.
+    /// Made for the first export or import.
     fingerprint: OnceLock<String>,
     transfers: Arc<Semaphore>,
 }
@@ -158,13 +157,13 @@ impl ServedModel {
         Self::start(setup.open(place)?, setup, serving, &mut |_, _| ControlFlow::Continue(()))
     }
 
-    /// Loads a model and starts its engine, on a device of its own; `on_progress` gets the bytes that are loaded and the bytes
-    /// in all, and may break off. The context is 4096 tokens where the setup names none, or what the model has if that is
-    /// less. An engine that fails or panics later is started again on the same device; requests fail meanwhile.
+    /// Loads a model and starts its engine, on a device of its own. `on_progress` gets the bytes loaded and in all,
+    /// and may cancel. The default context is 4096 tokens, or the model's if that is less. A failed engine is
+    /// restarted on the same device; requests fail meanwhile.
     ///
     /// # Errors
-    /// The device is not there, or does not hold the model and one context of keys and values; settings of the scheduler
-    /// that name no part.
+    /// The device does not exist, or is too small for the model and one context of keys and values. Settings of the
+    /// scheduler that name no part.
     pub fn start(
         model: Model,
         setup: &Setup,
@@ -174,8 +173,8 @@ impl ServedModel {
         Ok(SharedDevice::start_all(vec![model], setup, serving, on_progress)?.remove(0))
     }
 
-    /// [`start`](Self::start) on devices of the caller's own: `device` makes the first one, and another after each failure.
-    /// The setup's device says no more than which elements the KV cache has.
+    /// As [`start`](Self::start), on the caller's devices: `device` makes the first one, and another after each
+    /// failure. The setup's device only determines the KV cache's element type.
     ///
     /// # Errors
     /// As [`start`](Self::start), or as `device`.
@@ -189,7 +188,7 @@ impl ServedModel {
         Ok(SharedDevice::start_on(device, vec![model], setup, serving, on_progress)?.remove(0))
     }
 
-    /// A model that is loaded at once, as `follower` is told, or when it is asked for something.
+    /// Registers a model: it is loaded at once if there is a `follower`, or else at the first request.
     fn register(
         model: Model,
         setup: &Setup,
@@ -245,7 +244,7 @@ impl ServedModel {
         Ok((served, resident))
     }
 
-    /// Tokens that a sequence may have.
+    /// The most tokens of a sequence.
     pub fn context(&self) -> u64 {
         self.context
     }
@@ -260,35 +259,35 @@ impl ServedModel {
         &self.model.name
     }
 
-    /// Whether it answers requests now: its engine runs, or will once it is asked for something.
+    /// Whether it answers requests now: its engine runs, or will at the next request.
     pub fn is_ready(&self) -> bool {
         self.slot.is_ready()
     }
 
-    /// Where it is: models that share a device are not always on it.
+    /// Where it is. Models that share a device are not always on it.
     pub fn residence(&self) -> Residence {
         self.slot.residence()
     }
 
-    /// Bytes that are loaded, and in all, while it is on its way to the device.
+    /// Bytes loaded and in all, while it is being loaded.
     pub(crate) fn progress(&self) -> [u64; 2] {
         self.slot.progress()
     }
 
-    /// How it came to its device so far.
+    /// Its loads so far.
     pub(crate) fn loads(&self) -> Loads {
         self.slot.loads()
     }
 
-    /// Frees all that the model has, and loads it again: on a new device of the same name, if no other model is on that.
-    /// Requests that run may end first, those that have not ended `within` this time are broken off, and new ones get 503
-    /// until the model is loaded. Named sessions go on as after a failure: by computing again. Returns at once; a model
-    /// that is not loaded, or is just being loaded, is left alone.
+    /// Frees the model and loads it again, on a new device of the same name if no other model is on that. Running
+    /// requests may finish `within` this time, after which they are cancelled. New ones get 503 until the model is
+    /// loaded. Named sessions continue as after a failure: they are computed again. Returns at once. It has no effect
+    /// on a model that is not loaded, or is being loaded.
     pub fn reload(&self, within: Duration) {
         self.slot.retire("the model is loaded again", within);
     }
 
-    /// Whether its device is lost in a way that only another process can mend.
+    /// Whether its device is lost such that only another process can recover.
     pub(crate) fn has_lost_device(&self) -> bool {
         self.slot.has_lost_device()
     }
@@ -339,12 +338,12 @@ impl ServedModel {
         self.model.graph.vocab
     }
 
-    /// Tokens after which a text ends.
+    /// Tokens that end a text.
     pub(crate) fn end_tokens(&self) -> &[u32] {
         &self.end_tokens
     }
 
-    /// Where the engine's thread puts what it tells requests.
+    /// Carries the engine's events to requests.
     pub(crate) fn outbox(&self) -> &Arc<Outbox> {
         &self.outbox
     }
@@ -354,23 +353,23 @@ impl ServedModel {
         self.slot.client().map_err(|why| ApiError::unavailable(format!("the model is not ready: {why}")))
     }
 
-    /// How often the engine has failed, or was told to end.
+    /// How often the engine has failed or was told to end.
     pub(crate) fn failures(&self) -> u64 {
         self.slot.failures()
     }
 
-    /// What a request is told whose session was lost, and that began when the engine had failed `before` times.
+    /// The error for a request whose session was lost, and that began when the engine had failed `before` times.
     pub(crate) async fn gone(&self, before: u64) -> ApiError {
         let why = self.slot.failure_after(before).await;
         let why = why.unwrap_or_else(|| "its session was ended".to_owned());
         ApiError::unavailable(format!("the model lost this request: {why}"))
     }
 
-    /// What the engine holds, and how long ago: it may be busy. `None` if it is gone.
+    /// The engine's counts and their age, since it may be busy. `None` if it is gone.
     pub(crate) async fn occupancy(&self) -> Option<(Occupancy, Duration)> {
         let (answer, answered) = oneshot::channel();
         self.slot.client().ok()?.begin_count(move |occupancy| {
-            // A client that has left reads no answer.
+            // The client may have left.
             let _ = answer.send(occupancy);
         });
         let counted = timeout(COUNTED_WITHIN, answered).await;
@@ -381,38 +380,38 @@ impl ServedModel {
         latest.map(|(occupancy, at)| (occupancy, at.elapsed()))
     }
 
-    /// What the engine holds and has done, for people who watch; `None` if it is gone, or does not answer in time.
+    /// The engine's snapshot; `None` if it is gone or does not answer in time.
     pub(crate) async fn snapshot(&self) -> Option<Snapshot> {
         let (answer, answered) = oneshot::channel();
         self.slot.client().ok()?.begin_snapshot(move |snapshot| {
-            // A client that has left reads no answer.
+            // The client may have left.
             let _ = answer.send(snapshot);
         });
         timeout(COUNTED_WITHIN, answered).await.ok()?.ok()
     }
 
-    /// Leave to export or import a session.
+    /// A permit to export or import a session.
     ///
     /// # Errors
-    /// 429 if others have it.
+    /// 429 if others have all of them.
     pub(crate) fn transfer_permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let permit = Arc::clone(&self.transfers).try_acquire_owned();
         let busy = |_| ApiError::busy(format!("{TRANSFERS} sessions are exported or imported already"));
         permit.map_err(busy)
     }
 
-    /// How the engine of `client` keeps keys and values.
+    /// The page format of `client`'s engine.
     pub(crate) async fn kv_shape(&self, client: &Client) -> Result<KvShape, ApiError> {
         let (answer, answered) = oneshot::channel();
         client.begin_shape(move |shape| {
-            // A client that has left reads no answer.
+            // The client may have left.
             let _ = answer.send(shape);
         });
         let told = answered.await.map_err(|_| ApiError::unavailable("the model's engine has ended"))?;
         told.map_err(|error| ApiError::of_engine(&error, "id"))
     }
 
-    /// Names the model by what it computes. The first call reads some of its weights.
+    /// Identifies the model by its results. The first call reads some of its weights.
     pub(crate) fn fingerprint(&self) -> Result<String, ApiError> {
         if let Some(made) = self.fingerprint.get() {
             return Ok(made.clone());
@@ -422,7 +421,7 @@ impl ServedModel {
         Ok(self.fingerprint.get_or_init(|| made).clone())
     }
 
-    /// Does work that takes a while on a thread that may be busy.
+    /// Runs blocking work on another thread.
     pub(crate) async fn work<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&ServedModel) -> Result<T, ApiError> + Send + 'static,
@@ -432,7 +431,7 @@ impl ServedModel {
         done.unwrap_or_else(|_| Err(ApiError::failed("the request could not be prepared")))
     }
 
-    /// What makes constraints for the model's tokens. The first call takes some tens of milliseconds.
+    /// Makes constraints for the model's tokens. The first call takes some tens of milliseconds.
     pub(crate) fn grammars(&self) -> std::result::Result<&Grammars, GrammarError> {
         let made = self.grammars.get_or_init(|| {
             let tokenizer = self.tokenizer().ok_or(GrammarError::NoEnd)?;
@@ -441,7 +440,7 @@ impl ServedModel {
         made.as_ref().map_err(GrammarError::clone)
     }
 
-    /// The text of tokens; none without a tokenizer.
+    /// The text of tokens; `None` without a tokenizer.
     pub(crate) fn text_of(&self, tokens: &[u32]) -> Option<String> {
         let mut stream = self.tokenizer()?.stream(false).continuing();
         let mut text: String = tokens.iter().map(|&token| stream.push(token).unwrap_or_default()).collect();
@@ -467,8 +466,8 @@ impl ServedModel {
         tokenizer.encode(text, add_special).map_err(|error| ApiError::of_text(&error, param))
     }
 
-    /// The tokens of a conversation, in the request's field `messages`, and its text: up to where the model speaks, if
-    /// `prompts`. Names of control tokens in its messages are text.
+    /// The tokens and the text of a conversation in the request's field `messages`, up to where the model speaks if
+    /// `prompts`. Names of control tokens in its messages are plain text.
     pub(crate) fn encode_conversation(
         &self,
         conversation: &Conversation,
@@ -489,13 +488,13 @@ impl ServedModel {
         Ok((tokens, rendered.text))
     }
 
-    /// Refuses a text that no context holds before work is done on it.
+    /// Refuses a text that no context could hold, before any work on it.
     fn check_length(&self, tokenizer: &Tokenizer, text: &str, param: &'static str) -> Result<(), ApiError> {
         let fits = tokenizer.check_length(text.len(), self.context);
         fits.map_err(|error| ApiError::too_long(param, error.to_string()))
     }
 
-    /// Special tokens that are read as text, with their spelling: those of calls of a form, and of reasoning.
+    /// Special tokens that are parsed as text, with their spelling: those of a call format, and of reasoning.
     pub(crate) fn markers(&self, calls: Option<ToolFormat>) -> Vec<(u32, &'static str)> {
         let Some(tokenizer) = self.tokenizer() else { return Vec::new() };
         let names = calls.map_or(&[][..], |format| format.markers()).iter().chain(&["<think>", "</think>"]);

@@ -1,4 +1,4 @@
-//! An answer as Anthropic's content blocks, whole or as events.
+//! An answer as Anthropic's content blocks, as a whole or as events.
 
 use crate::{FinishReason, OutputEvent, Piece, TokenUsage};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ enum Block {
 }
 
 impl Block {
-    /// The block; its input is empty if the answer broke off within the call, which `stop_reason` tells.
+    /// The block. Its input is empty if the answer ended within the call; `stop_reason` says so.
     fn body(&self) -> Value {
         match self {
             Block::Text(text) => json!({ "type": "text", "text": text, "citations": null }),
@@ -30,7 +30,7 @@ impl Block {
     }
 }
 
-/// An answer. Each change of it can be sent as an event, in the order that Anthropic's clients rely on: a block starts,
+/// An answer. Each change of it can be sent as an event, in the order that Anthropic's clients expect: a block starts,
 /// grows and stops before the next one starts.
 #[derive(Debug)]
 pub(super) struct Message {
@@ -45,7 +45,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// An answer that has not begun, of `max_tokens` at most.
+    /// An empty answer of at most `max_tokens`.
     pub(super) fn new(id: String, model: String, max_tokens: u64) -> Self {
         let blocks = Vec::new();
         Message { id, model, max_tokens, blocks, is_open: false, finish: None, stop_sequence: None }
@@ -56,7 +56,7 @@ impl Message {
         json!({ "type": "message_start", "message": self.body(usage) })
     }
 
-    /// Takes what comes next.
+    /// Adds the next piece.
     pub(super) fn take(&mut self, piece: Piece, send: &mut dyn FnMut(Value)) {
         for event in piece.events {
             self.event(event, send);
@@ -129,7 +129,7 @@ impl Message {
         self.blocks.push(block);
     }
 
-    /// The last block grows.
+    /// Extends the last block.
     fn grow(&mut self, more: &str, delta: &Value, send: &mut dyn FnMut(Value)) {
         let Some(block) = self.blocks.last_mut() else { return };
         let (Block::Text(text) | Block::Thinking(text) | Block::ToolUse { arguments: text, .. }) = block;
@@ -141,7 +141,7 @@ impl Message {
         if std::mem::take(&mut self.is_open) {
             let index = self.blocks.len() - 1;
             if matches!(self.blocks.last(), Some(Block::Thinking(_))) {
-                // Clients wait for it; nothing is signed here.
+                // Clients wait for a signature. There is none to give.
                 let delta = json!({ "type": "signature_delta", "signature": "" });
                 send(json!({ "type": "content_block_delta", "index": index, "delta": delta }));
             }

@@ -1,4 +1,4 @@
-//! Requests of the Messages API, made into chat requests.
+//! Translates requests of the Messages API to chat requests.
 
 use crate::ApiError;
 use crate::body::Fields;
@@ -9,14 +9,14 @@ use std::fmt::Display;
 /// The most stop sequences, and the bytes of each.
 const MOST_STOPS: usize = 16;
 const LONGEST_STOP: usize = 1024;
-/// Fields that chat requests have under the same name.
+/// Fields with the same name in chat requests.
 const SAME: [&str; 7] = ["temperature", "top_p", "top_k", "priority", "cache_salt", "seed", "ignore_eos"];
 
 fn wrong(place: &str, detail: impl Display) -> ApiError {
     ApiError::field(place.to_owned(), format!("`{place}` {detail}"))
 }
 
-/// The chat request that means the same, but for its stop strings and its most tokens.
+/// The equivalent chat request, but for its stop strings and its maximum of tokens.
 pub(super) fn chat_fields(fields: &Fields) -> Result<Fields, ApiError> {
     let mut chat = Map::new();
     let mut messages = Vec::new();
@@ -51,7 +51,7 @@ fn turns(fields: &Fields) -> Result<&Vec<Value>, ApiError> {
     }
 }
 
-/// Refuses a conversation that ends with the assistant's words, which the answer would have to continue.
+/// Refuses a conversation that ends with an assistant's message, since the answer would have to continue that.
 pub(super) fn check_last(fields: &Fields) -> Result<(), ApiError> {
     match turns(fields)?.last().and_then(|last| last.get("role")).and_then(Value::as_str) {
         Some("assistant") => {
@@ -62,7 +62,6 @@ pub(super) fn check_last(fields: &Fields) -> Result<(), ApiError> {
     }
 }
 
-/// The stop strings.
 pub(super) fn stop_sequences(fields: &Fields) -> Result<Vec<String>, ApiError> {
     let name = "stop_sequences";
     let stops: Vec<String> = fields.read(name)?.unwrap_or_default();
@@ -95,7 +94,7 @@ fn kind_of<'a>(place: &str, block: &'a Value) -> Result<&'a str, ApiError> {
     part(place, block, "type")
 }
 
-/// A text in an object.
+/// A text field of an object.
 fn part<'a>(place: &str, block: &'a Value, name: &str) -> Result<&'a str, ApiError> {
     let text = block.get(name).and_then(Value::as_str);
     text.ok_or_else(|| wrong(&format!("{place}.{name}"), "must be a text"))
@@ -106,7 +105,7 @@ fn unsupported(place: &str, kind: &str) -> ApiError {
     wrong(place, format!("is of the type {kind:?}, which is not supported here; the model reads text only"))
 }
 
-/// Adds a message of the request to the chat's messages. Results of tools are messages of their own there.
+/// Adds a message of the request to the chat's messages. Tool results become messages of their own.
 fn add_turn(place: &str, message: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
     let content = message.get("content").unwrap_or(&Value::Null);
     let place_of_content = format!("{place}.content");
@@ -145,7 +144,7 @@ fn add_user(role: &str, place: &str, content: &Value, messages: &mut Vec<Value>)
     Ok(())
 }
 
-/// A tool's result. Chat templates know no failures of tools, so its text says that it is one.
+/// A tool's result. Chat templates have no failed results, so the text says that the tool failed.
 fn tool_result(place: &str, block: &Value) -> Result<Value, ApiError> {
     let id = part(place, block, "tool_use_id")?;
     let text = match block.get("content") {
@@ -161,7 +160,7 @@ fn tool_result(place: &str, block: &Value) -> Result<Value, ApiError> {
     Ok(json!({ "role": "tool", "tool_call_id": id, "content": text }))
 }
 
-/// A message of the assistant: its words, its reasoning and its calls.
+/// A message of the assistant: text, reasoning and calls.
 fn assistant(place: &str, content: &Value) -> Result<Value, ApiError> {
     let Value::Array(blocks) = content else {
         return Ok(json!({ "role": "assistant", "content": text_of(place, content)? }));
@@ -171,7 +170,7 @@ fn assistant(place: &str, content: &Value) -> Result<Value, ApiError> {
         let place = format!("{place}[{at}]");
         match kind_of(&place, block)? {
             "thinking" => reasoning += part(&place, block, "thinking")?,
-            // Its text is encrypted, by others.
+            // Its text is encrypted by another provider.
             "redacted_thinking" => {}
             "tool_use" => {
                 let (id, name) = (part(&place, block, "id")?, part(&place, block, "name")?);
@@ -218,7 +217,7 @@ fn add_tools(fields: &Fields, chat: &mut Map<String, Value>) -> Result<(), ApiEr
     Ok(())
 }
 
-/// A tool of the client's. Tools that Anthropic's own servers run are not known here.
+/// A tool of the client. Tools that run on Anthropic's servers do not exist here.
 fn tool(place: &str, tool: &Value) -> Result<Value, ApiError> {
     if let Some(kind) = tool.get("type").filter(|kind| !kind.is_null() && *kind != "custom") {
         let kind: String = kind.as_str().unwrap_or("?").chars().take(64).collect();

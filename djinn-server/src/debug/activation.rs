@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/activations/{hook}`: reading and changing a session that is paused.
+//! `/v1/sessions/{id}/activations/{hook}`: reads and changes a paused session.
 
 use super::engine::{debug, look};
 use super::{hooks, not_paused, pattern, tensors};
@@ -44,7 +44,7 @@ pub(crate) async fn read(
     named.touch();
     let body = move || {
         let (width, tokens) = (hook.columns.1 as usize, values.len() / hook.columns.1 as usize);
-        // After the choice of rows, only the last token has values.
+        // After the selection of rows, only the last token has values.
         let from = positions.end - tokens as u64;
         let token_ids = &at.tokens[at.tokens.len().saturating_sub(tokens)..];
         if as_tensors {
@@ -96,7 +96,7 @@ pub(crate) async fn write(
     });
     let written = read.await?;
     let op = written.op()?;
-    // After the choice of rows, only the last token has values.
+    // After the selection of rows, only the last token has values.
     let mut all = at.positions.clone();
     if hooks::of_logits(graph, &hook) {
         all.start = all.end - 1;
@@ -113,10 +113,10 @@ pub(crate) async fn write(
     Ok(reply::json(StatusCode::OK, &json!({ "object": "edit", "hook": name, "op": op, "tokens": tokens })))
 }
 
-/// What a client wants to change.
+/// A change that a client requests.
 struct Written {
     fields: Fields,
-    /// Of a file.
+    /// The values, if they came in a file.
     values: Option<Vec<f32>>,
 }
 
@@ -202,7 +202,7 @@ impl Written {
         self.fields.number(name, f32::MIN..=f32::MAX)
     }
 
-    /// The change, for each run of tokens.
+    /// The change for each run of tokens.
     fn edits(
         &self,
         hook: &Hook,

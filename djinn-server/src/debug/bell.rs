@@ -1,11 +1,11 @@
-//! Rings when a session is opened or paused. The engine has one listener of a session, however many clients wait.
+//! Rings when a session is opened or paused. The engine has one listener per session, however many clients wait.
 
 use crate::sessions::EngineSession;
 use djinn_engine::SessionId;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
-/// Tells those who wait that a session has changed.
+/// Notifies waiting clients of a change in a session.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bell {
     rings: watch::Sender<()>,
@@ -23,7 +23,7 @@ impl Bell {
         self.rings.send_replace(());
     }
 
-    /// Rings once this session of the engine is paused, at once if it is, and when it ends.
+    /// Rings when this session of the engine is paused (at once if it is), and when it ends.
     pub(crate) fn ring_at_pause(&self, session: &EngineSession) {
         let id = session.id;
         let before = self.listens.lock().unwrap_or_else(PoisonError::into_inner).replace(id);

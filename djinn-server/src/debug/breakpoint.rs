@@ -1,4 +1,4 @@
-//! Breakpoints as clients write and read them, and those that a session's record holds.
+//! Breakpoints: as clients write and read them, and as a session's record keeps them.
 
 use crate::ApiError;
 use crate::body::{Fields, Part};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub(crate) const MOST_BREAKPOINTS: usize = 64;
 /// The most tokens of a condition.
 const MOST_TOKENS: usize = 1024;
-/// How long a pause lasts where its breakpoint does not say.
+/// The default time to live of a pause.
 const TTL: Duration = Duration::from_secs(300);
 
 /// Reads a breakpoint from a request's body.
@@ -55,7 +55,7 @@ pub(super) fn read(fields: &Fields, model: &ServedModel) -> Result<Breakpoint, A
     Ok(Breakpoint { hook, filter, condition, pause, capture, hits, ttl: Some(ttl), at_ttl })
 }
 
-/// An object with `from` and `to`; all, where it is absent.
+/// An object with `from` and `to`; the whole range if it is absent.
 fn range(fields: &Fields, name: &'static str) -> Result<Range<u64>, ApiError> {
     let part = Part::of(fields, name)?;
     part.only(&["from", "to"])?;
@@ -101,27 +101,27 @@ fn condition(
     }))
 }
 
-/// A breakpoint that a session has, or will have once it has keys and values.
+/// A breakpoint of a session that has keys and values, or will have.
 #[derive(Clone, Debug)]
 pub(crate) struct Armed {
-    /// Its client knows it by this.
+    /// The number in its id.
     pub(crate) number: u64,
     pub(crate) breakpoint: Breakpoint,
-    /// Where it is armed.
+    /// Where it is armed, if it is.
     pub(crate) at: Option<(SessionId, BreakpointId)>,
-    /// Its hits, as last known.
+    /// Its last known hits.
     pub(crate) hits: u64,
-    /// Those of them in earlier sessions of the engine.
+    /// Hits in earlier sessions of the engine.
     pub(crate) before: u64,
 }
 
 impl Armed {
-    /// The name that its client knows.
+    /// Its id.
     pub(super) fn id(number: u64) -> String {
         format!("bp_{number}")
     }
 
-    /// The number of a name.
+    /// The number in an id.
     pub(super) fn number(id: &str) -> Option<u64> {
         id.strip_prefix("bp_")?.parse().ok()
     }
@@ -131,13 +131,13 @@ impl Armed {
         self.breakpoint.hits.is_some_and(|most| self.hits >= most)
     }
 
-    /// What is left of it for a session that is opened anew.
+    /// The rest of it, for a session that is opened again.
     pub(crate) fn again(&self) -> Breakpoint {
         let hits = self.breakpoint.hits.map(|hits| hits.saturating_sub(self.hits));
         Breakpoint { hits, ..self.breakpoint.clone() }
     }
 
-    /// As its client sees it.
+    /// As JSON for its client.
     pub(super) fn json(&self) -> Value {
         let Breakpoint { hook, filter, condition, pause, capture, hits, ttl, at_ttl } = &self.breakpoint;
         let open = |range: &Range<u64>| json!({ "from": range.start, "to": (range.end < u64::MAX).then_some(range.end) });
@@ -180,7 +180,7 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Where a session is paused, as its client sees it.
+/// Where a session is paused, as JSON for its client.
 pub(crate) fn paused_json(at: &PausedAt, session: SessionId, armed: &[Armed]) -> Value {
     let of = |id: BreakpointId| armed.iter().find(|armed| armed.at == Some((session, id)));
     let now = Instant::now();

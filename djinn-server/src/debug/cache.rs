@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/kv/{layer}`: keys and values of a session that is paused, read and written over.
+//! `/v1/sessions/{id}/kv/{layer}`: reads and changes keys and values of a paused session.
 
 use super::engine::{debug, edit_cache, look};
 use super::{not_paused, tensors};
@@ -64,7 +64,7 @@ async fn paused_at(named: &Named) -> Result<PausedAt, ApiError> {
     at.ok_or_else(not_paused)
 }
 
-/// Positions from a query or a body's part: all below `end`, if nothing is said.
+/// Positions from a query or a part of the body. By default all below `end`.
 fn within(from: Option<u64>, to: Option<u64>, end: u64, param: &'static str) -> Result<Range<u64>, ApiError> {
     let positions = from.unwrap_or(0)..to.unwrap_or(end);
     if positions.is_empty() || positions.end > end {
@@ -154,7 +154,7 @@ pub(crate) async fn write(
     Ok(reply::json(StatusCode::OK, &body))
 }
 
-/// Refuses numbers that are not finite, and more or fewer than one row or one for each token.
+/// Refuses numbers that are not finite, and any number of rows but one, or one for each token.
 fn check(values: &[f32], layer: Layer, tokens: usize, param: &'static str) -> Result<(), ApiError> {
     if !values.iter().all(|x| x.is_finite()) {
         return Err(ApiError::field(param, format!("`{param}` has numbers that are not finite")));

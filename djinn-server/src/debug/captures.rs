@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/captures`: what breakpoints have read, taken once.
+//! `/v1/sessions/{id}/captures`: values that breakpoints have read. Each is returned once.
 
 use super::engine::debug;
 use super::tensors;
@@ -39,7 +39,7 @@ pub(crate) async fn take(
         .await
 }
 
-/// All that was read at one hook, in order of time.
+/// All values of one hook, in order of time.
 struct AtHook {
     hook: String,
     layer: Option<u64>,
@@ -94,8 +94,9 @@ fn body(read: &[AtHook], dropped: u64) -> Value {
     json!({ "object": "list", "data": read.iter().map(one).collect::<Vec<_>>(), "dropped": dropped })
 }
 
-/// A tensor for each hook, and lists of tokens and positions; these are empty where hooks have read different tokens, and
-/// each hook has its own. Where hooks are of one kind, one for each of some layers, `hidden_states` holds all.
+/// A tensor for each hook, and lists of tokens and positions. If hooks have read different tokens, these lists are
+/// empty and each hook has its own. If all hooks are of one kind in different layers, `hidden_states` has them
+/// together.
 fn file(read: &[AtHook], dropped: u64) -> Result<Response<Body>, ApiError> {
     let mut file = tensors::File::default();
     let same = read

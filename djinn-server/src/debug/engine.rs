@@ -1,4 +1,4 @@
-//! What the engine is asked of a session, and how its refusals are told.
+//! Requests to the engine about a session, and the answers to its refusals.
 
 use crate::ApiError;
 use crate::debug::hooks;
@@ -9,10 +9,10 @@ use djinn_engine::{Error as EngineError, SessionId};
 use djinn_srg::Graph;
 use tokio::sync::oneshot;
 
-/// Does `work` on the engine's thread, for a session of it.
+/// Does `work` on the engine's thread, for one of its sessions.
 ///
 /// # Errors
-/// What the engine refuses; 409 for a session that it does not have any more.
+/// The engine's refusals; 409 if it does not have the session any more.
 pub(crate) async fn debug<T: Send + 'static>(
     session: &EngineSession,
     graph: &Graph,
@@ -21,27 +21,26 @@ pub(crate) async fn debug<T: Send + 'static>(
     let (answer, answered) = oneshot::channel();
     let id = session.id;
     session.client.begin_debug(move |debugger| {
-        // A client that has left reads no answer.
+        // The client may have left.
         let _ = answer.send(work(debugger, id));
     });
     told(answered.await.ok(), graph)
 }
 
-/// Reads a session that is paused.
+/// Reads a paused session.
 ///
 /// # Errors
-/// As [`debug`]; 409 for a session that is not paused.
+/// As [`debug`]; 409 if the session is not paused.
 pub(crate) async fn look(session: &EngineSession, graph: &Graph, look: Look) -> Result<Looked, ApiError> {
     let (answer, answered) = oneshot::channel();
     let id = session.id;
     session.client.begin_debug(move |debugger| {
-        // As above.
         debugger.look(id, look, Box::new(|looked| drop(answer.send(looked))));
     });
     told(answered.await.ok(), graph)
 }
 
-/// Reads the queries and keys of a block, of a session that is paused.
+/// Reads the queries and keys of a block of a paused session.
 ///
 /// # Errors
 /// As [`look`].
@@ -53,21 +52,19 @@ pub(crate) async fn attention(
     let (answer, answered) = oneshot::channel();
     let id = session.id;
     session.client.begin_debug(move |debugger| {
-        // As above.
         debugger.attention(id, layer, Box::new(|read| drop(answer.send(read))));
     });
     told(answered.await.ok(), graph)
 }
 
-/// Writes over keys or values of a session that is paused.
+/// Changes keys or values of a paused session.
 ///
 /// # Errors
-/// As [`look`]; 400 for a number that the cache cannot hold.
+/// As [`look`]; 400 for a number that the cache cannot represent.
 pub(crate) async fn edit_cache(session: &EngineSession, graph: &Graph, edit: KvEdit) -> Result<(), ApiError> {
     let (answer, answered) = oneshot::channel();
     let id = session.id;
     session.client.begin_debug(move |debugger| {
-        // As above.
         debugger.edit_cache(id, edit, Box::new(|written| drop(answer.send(written))));
     });
     match answered.await.ok() {
@@ -78,7 +75,7 @@ pub(crate) async fn edit_cache(session: &EngineSession, graph: &Graph, edit: KvE
     }
 }
 
-/// `None` stands for an answer that was dropped: the session is gone, or the engine.
+/// `None`: the answer was dropped, since the session or the engine is gone.
 fn told<T>(answer: Option<djinn_engine::Result<T>>, graph: &Graph) -> Result<T, ApiError> {
     match answer {
         Some(Ok(told)) => Ok(told),
@@ -91,7 +88,7 @@ fn gone() -> ApiError {
     conflict("the session ended meanwhile".to_owned(), "session_without_state")
 }
 
-/// How a client is told what the engine refuses.
+/// The client's error for an engine's refusal.
 pub(crate) fn refusal(error: &EngineError, graph: &Graph) -> ApiError {
     match error {
         EngineError::NotPaused { .. } => not_paused(),
@@ -112,7 +109,6 @@ pub(crate) fn refusal(error: &EngineError, graph: &Graph) -> ApiError {
     }
 }
 
-/// 409.
 pub(crate) fn not_paused() -> ApiError {
     let message = "the session is not paused at a breakpoint; wait for it at /v1/sessions/{id}/pause";
     let error = ApiError::refused(StatusCode::CONFLICT, message);

@@ -11,7 +11,7 @@ use djinn_srg::{Dim, Graph, Hook};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
-/// Where the logits are.
+/// The hook of the logits.
 const LOGITS: &str = "unembed.hook_out";
 
 /// Answers `GET /v1/models/{name}/hooks`.
@@ -39,7 +39,7 @@ fn point(names: &[&Hook], logits_only: bool) -> Value {
     })
 }
 
-/// What attention weighs by: computed where it is asked for, so no point of a pass.
+/// The attention pattern, computed on request, so not a point of a pass.
 fn pattern_point(pattern: &AttentionPattern) -> Value {
     json!({
         "object": "hook",
@@ -54,10 +54,10 @@ fn pattern_point(pattern: &AttentionPattern) -> Value {
     })
 }
 
-/// The hook point that a request's `param` names; `logits` is one of the last one's names.
+/// The hook point that a request's `param` names. `logits` is a name of the last one.
 ///
 /// # Errors
-/// 400 with a name that is near, if one is.
+/// 400 with a similar name, if there is one.
 pub(crate) fn find<'a>(
     graph: &'a Graph,
     name: &str,
@@ -76,7 +76,7 @@ pub(crate) fn find<'a>(
 /// The hook after a block, at which a layer's vector is added.
 ///
 /// # Errors
-/// 400 for a block that the model does not have.
+/// 400 for an unknown block.
 pub(crate) fn of_layer(
     graph: &Graph,
     layer: u64,
@@ -103,7 +103,7 @@ pub(crate) fn in_block(hook: &Hook) -> Option<&str> {
     Some(hook.name.strip_prefix("blocks.")?.split_once('.')?.1)
 }
 
-/// The block that a hook belongs to, if its name says one.
+/// The block that a hook's name contains, if any.
 pub(crate) fn layer(hook: &Hook) -> Option<u64> {
     hook.name.strip_prefix("blocks.")?.split('.').next()?.parse().ok()
 }

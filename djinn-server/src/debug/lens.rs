@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/lens`: which tokens the model would choose if its blocks ended at a hook.
+//! `/v1/sessions/{id}/lens`: the tokens that the model would choose if its blocks ended at a hook.
 
 use super::engine::{debug, look};
 use super::{hooks, not_paused};
@@ -45,7 +45,7 @@ pub(crate) async fn show(
     let mut data = Vec::new();
     let row = (position - at.start) as usize * last.columns.1 as usize;
     for (hook, values) in read_all(engine, graph, &chosen, row..row + last.columns.1 as usize).await? {
-        // Only the last token has logits: it gets the values of the one that is asked for.
+        // Only the last token has logits, so it gets the values of the requested one.
         let edits = vec![(last.clone(), at.end - 1..at.end, Edit::set(values))];
         let seen = look(engine, graph, Look { edits, logits: true, ..Look::default() }).await?;
         data.push(json!({ "hook": hook, "top": best(&named.model, &seen.logits, top) }));
@@ -54,7 +54,7 @@ pub(crate) async fn show(
     Ok(reply::json(StatusCode::OK, &json!({ "object": "list", "position": position, "data": data })))
 }
 
-/// Some of the values at each hook, by its name: in one look, or in a few where the memory for hooks is too small for one.
+/// Some values at each hook, by its name: in one look, or in several if the hook memory is too small for one.
 async fn read_all(
     engine: &EngineSession,
     graph: &Graph,
@@ -81,12 +81,12 @@ async fn read_all(
     Ok(values)
 }
 
-/// Where blocks end, in order.
+/// The hooks at the ends of blocks, in order.
 fn ends(graph: &Graph) -> Vec<&Hook> {
     (0..).map_while(|block| graph.hook(&format!("blocks.{block}.hook_out"))).collect()
 }
 
-/// The hooks that a request names, all of the residual stream.
+/// The hooks of the residual stream that a request names.
 fn chosen<'a>(fields: &Fields, graph: &'a Graph, last: &Hook) -> Result<Vec<&'a Hook>, ApiError> {
     let Some(names) = fields.read::<BTreeSet<String>>("hooks")? else { return Ok(ends(graph)) };
     if names.is_empty() || names.len() > MOST_HOOKS {

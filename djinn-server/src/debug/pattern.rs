@@ -1,4 +1,4 @@
-//! The pattern of a block's attention, as an activation that is only read.
+//! The attention pattern of a block, as a read-only activation.
 
 use super::engine::attention;
 use super::tensors;
@@ -9,7 +9,7 @@ use axum::http::{Response, StatusCode};
 use djinn_engine::debug::AttentionPattern;
 use serde_json::json;
 
-/// Answers with `[heads, tokens, keys]`, of the paused tokens and all keys up to the last of them.
+/// Answers with `[heads, tokens, keys]`, for the paused tokens and all keys up to the last of them.
 pub(super) async fn show(
     named: &Named,
     pattern: AttentionPattern,

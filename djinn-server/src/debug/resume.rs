@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/resume` for a session that is paused at a breakpoint: to the end, or to where it pauses again.
+//! `/v1/sessions/{id}/resume` of a session that is paused at a breakpoint: to the end, or to its next pause.
 
 use super::engine::debug;
 use super::{hooks, not_paused};
@@ -9,14 +9,14 @@ use djinn_engine::debug::{Breakpoint, Filter, PausedAt};
 use djinn_srg::{Graph, Hook};
 use serde_json::Value;
 
-/// Where a session pauses again.
+/// The next pause that a client requests.
 enum Until {
     NextLayer,
     NextToken,
     Hook(Hook),
 }
 
-/// What comes next in a session.
+/// The next pause of a session.
 enum Next {
     /// A later hook of the same tokens.
     Later(Hook),
@@ -24,10 +24,10 @@ enum Next {
     Following(Hook),
 }
 
-/// Lets a session that is paused at a breakpoint go on, as far as its client says.
+/// Resumes a session that is paused at a breakpoint, as far as its client requests.
 ///
 /// # Errors
-/// 409 for a session that is not paused, 400 for a place that does not come.
+/// 409 if the session is not paused, 400 for a place that it will not reach.
 pub(crate) async fn resume(named: &Named, fields: &Fields) -> Result<(), ApiError> {
     let (engine, graph) = (named.engine()?, named.model.graph());
     let until = until(fields, graph)?;
@@ -57,7 +57,6 @@ pub(crate) async fn resume(named: &Named, fields: &Fields) -> Result<(), ApiErro
     }
 }
 
-/// The field `until`.
 fn until(fields: &Fields, graph: &Graph) -> Result<Option<Until>, ApiError> {
     let wrong =
         || ApiError::field("until", "`until` must be next_layer, next_token, or an object with `hook`");
@@ -90,7 +89,7 @@ impl Until {
             }
             Until::NextToken => Ok(Next::Following(here.clone())),
             Until::NextLayer => {
-                // By its own name within a block, or else by one that it has there.
+                // The hook with its own name in a block, or else one with that name there.
                 let names = graph.hooks.iter().filter(|hook| hooks::is_same_point(hook, here));
                 let in_block = |hook| Some((hooks::layer(hook)?, hooks::in_block(hook)?));
                 let block = [here].into_iter().chain(names).find_map(in_block);

@@ -40,13 +40,13 @@ pub(crate) async fn set(Path(id): Path<String>, query: Pairs, request: ApiReques
 /// Arms a breakpoint: now, or when the session gets keys and values.
 ///
 /// # Errors
-/// 429 for too many, or too little memory for hooks.
+/// 429 for too many breakpoints, or too little hook memory.
 pub(super) async fn arm(named: &Named, breakpoint: Breakpoint) -> Result<Armed, ApiError> {
     refresh(named).await;
     let table = named.model.sessions();
     let known = table.breakpoints(&named.key);
     if known.len() >= MOST_BREAKPOINTS {
-        // The oldest that was used up goes.
+        // The oldest used-up one is dropped.
         let Some(spent) = known.iter().find(|armed| armed.is_spent()) else {
             return Err(ApiError::busy(format!("the session has {} breakpoints; delete some", known.len())));
         };
@@ -60,7 +60,7 @@ pub(super) async fn arm(named: &Named, breakpoint: Breakpoint) -> Result<Armed, 
                 debug(engine, named.model.graph(), |debugger, id| debugger.set_breakpoint(id, own)).await;
             match armed {
                 Ok(armed) => Some((engine.id, armed)),
-                // It will be armed when the session is opened anew.
+                // It will be armed when the session is opened again.
                 Err(error) if error.code == Some("session_without_state") => None,
                 Err(error) => return Err(error),
             }
@@ -70,7 +70,7 @@ pub(super) async fn arm(named: &Named, breakpoint: Breakpoint) -> Result<Armed, 
     table.add_breakpoint(&named.key, breakpoint, at).ok_or_else(|| named.missing())
 }
 
-/// Takes a breakpoint away; whether it was there.
+/// Removes a breakpoint. Returns whether it existed.
 async fn disarm(named: &Named, number: u64) -> bool {
     let Some(armed) = named.model.sessions().remove_breakpoint(&named.key, number) else { return false };
     if let (Some(engine), Some((session, at))) = (&named.record.engine, armed.at)
@@ -83,7 +83,7 @@ async fn disarm(named: &Named, number: u64) -> bool {
     true
 }
 
-/// Brings what is known of a session's breakpoints up to date: those that are used up go.
+/// Updates the known state of a session's breakpoints, and drops those that are used up.
 async fn refresh(named: &Named) {
     let Some(engine) = &named.record.engine else { return };
     let told = debug(engine, named.model.graph(), |debugger, id| debugger.breakpoints(id)).await;
@@ -125,8 +125,8 @@ pub(crate) async fn clear(
     ok(&json!({ "id": breakpoint, "object": "breakpoint", "deleted": true }))
 }
 
-/// Answers `GET /v1/sessions/{id}/pause`, once the session is paused or the wait is over. A session without keys and values
-/// may get them meanwhile.
+/// Answers `GET /v1/sessions/{id}/pause`, when the session is paused or the wait is over. The session may get its keys
+/// and values meanwhile.
 pub(crate) async fn wait(
     State(server): State<Arc<Server>>,
     asker: Asker,
@@ -146,7 +146,7 @@ pub(crate) async fn wait(
             return ok(&json!({ "paused_at": null }));
         }
         if paused(&named).await.is_none() {
-            // It was opened, or it ended: what follows is not there yet.
+            // It was opened or has ended; the next state is not known yet.
             sleep_until(until.min(Instant::now() + LOOK_EVERY)).await;
         }
     }
@@ -175,7 +175,7 @@ pub(crate) async fn steer(Path(id): Path<String>, query: Pairs, request: ApiRequ
         let told = debug(engine, named.model.graph(), |debugger, id| debugger.steer(id, edits)).await;
         match told {
             Err(error) if error.code != Some("session_without_state") => return Err(error),
-            // One that was lost begins with it.
+            // A lost session will begin with it.
             _ => {}
         }
     }

@@ -6,10 +6,10 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
 use djinn_models::safetensors::TensorWriter;
 
-/// Whether a query asks for a file of tensors, with `format`.
+/// Whether a query's `format` asks for a file of tensors.
 ///
 /// # Errors
-/// 400 for a format that there is not.
+/// 400 for an unknown format.
 pub(super) fn is_asked(query: &Pairs) -> Result<bool, ApiError> {
     match query.get("format").map(String::as_str) {
         None | Some("json") => Ok(false),
@@ -25,12 +25,12 @@ pub(super) struct File {
 }
 
 impl File {
-    /// As [`TensorWriter::floats`].
+    /// See [`TensorWriter::floats`].
     pub(super) fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) {
         self.tensors.floats(name, shape, values);
     }
 
-    /// As [`TensorWriter::integers`].
+    /// See [`TensorWriter::integers`].
     pub(super) fn integers(&mut self, name: &str, values: impl IntoIterator<Item = i64>) {
         self.tensors.integers(name, values);
     }

@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/tokens`: all tokens of a session, also of one that no request waits for.
+//! `/v1/sessions/{id}/tokens`: all tokens of a session, with or without a waiting request.
 
 use super::engine::debug;
 use crate::request::{Asker, Pairs, tenant_salt};
@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 /// The longest wait, in milliseconds.
 const LONGEST_WAIT: u64 = 600_000;
-/// Between two looks at a session that runs.
+/// How often a running session is polled.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A number of milliseconds in a query.
@@ -35,7 +35,7 @@ pub(super) fn wait_of(
     }
 }
 
-/// Answers `GET /v1/sessions/{id}/tokens`, once the session does not run any more or the wait is over.
+/// Answers `GET /v1/sessions/{id}/tokens`, when the session does not run any more or the wait is over.
 pub(crate) async fn show(
     State(server): State<Arc<Server>>,
     asker: Asker,

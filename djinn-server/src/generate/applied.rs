@@ -1,4 +1,4 @@
-//! What an answer tells of steering and edits: how many tokens they changed.
+//! The report of an answer about steering and edits: how many tokens they changed.
 
 use super::Piece;
 use crate::ApiError;
@@ -10,31 +10,32 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
-/// Names, and the tokens that were changed under them.
+/// Names, with the number of tokens changed under each.
 type Counts = Vec<(String, u64)>;
 
-/// What changed tokens of a request, asked for at the end of each of its answers.
+/// Collects these numbers at the end of each answer of a request.
 #[derive(Default)]
 pub(super) struct Applied {
-    /// Answers that are over, with their last pieces, until the engine has told.
+    /// Finished answers, with their last pieces, until the engine has reported.
     waiting: Vec<(usize, Piece, oneshot::Receiver<Counts>)>,
     told: BTreeMap<String, u64>,
 }
 
 impl Applied {
-    /// Asks for what was changed in the session of an answer whose last piece this is.
+    /// Requests the numbers for the session of an answer with this last piece.
     pub(super) fn ask(&mut self, at: usize, last: Piece, session: Option<EngineSession>) {
         let (answer, answered) = oneshot::channel();
         if let Some(EngineSession { client, id }) = session {
             client.begin_debug(move |debugger| {
-                // A client that has left reads no answer.
+                // The client may have left.
                 let _ = answer.send(debugger.applied(id).unwrap_or_default());
             });
         }
         self.waiting.push((at, last, answered));
     }
 
-    /// The next answer that is over, once the engine has told of it; `None` if none is. Dropping the future loses nothing.
+    /// The next finished answer that the engine has reported on; `None` if there is none. Dropping the future loses
+    /// nothing.
     pub(super) async fn ended(&mut self) -> Option<(usize, Piece)> {
         let (.., answered) = self.waiting.first_mut()?;
         let counts = answered.await.unwrap_or_default();
@@ -45,7 +46,7 @@ impl Applied {
         Some((at, last))
     }
 
-    /// The object `djinn` of an answer, if something was changed.
+    /// The object `djinn` of an answer, if anything was changed.
     pub(super) fn json(&self) -> Option<Value> {
         let one = |(name, tokens): (&String, &u64)| json!({ "name": name, "tokens": tokens });
         let steering: Vec<Value> = self.told.iter().filter(|(_, tokens)| **tokens > 0).map(one).collect();
@@ -53,10 +54,10 @@ impl Applied {
     }
 }
 
-/// Refuses a request of a session that breakpoints have stopped; brings the session's breakpoints up to date.
+/// Refuses a request for a session that is stopped at a breakpoint, and updates the session's breakpoints.
 ///
 /// # Errors
-/// 409 for a session that is paused.
+/// 409 if the session is paused.
 pub(super) async fn check_free(
     model: &ServedModel,
     using: &SessionUse,
@@ -65,7 +66,7 @@ pub(super) async fn check_free(
     let told = debug(engine, model.graph(), |debugger, id| {
         Ok((debugger.paused_at(id).is_some(), debugger.breakpoints(id)?))
     });
-    // One that is lost is opened anew.
+    // A lost session is opened again.
     let Ok((is_paused, breakpoints)) = told.await else { return Ok(()) };
     if is_paused {
         let message = format!("the session `{}` is paused at a breakpoint; resume it first", using.id);

@@ -1,4 +1,4 @@
-//! An answer's hold on its session of the engine, from when it is asked for until the answer is over.
+//! An answer's hold on its session of the engine, from the request until the end of the answer.
 
 use crate::sessions::{EngineSession, Ticket, TurnResult};
 use djinn_engine::{Client, Error, Listener, Opening, Result};
@@ -6,7 +6,8 @@ use djinn_scheduler::Error as SchedulerError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
-/// A session whose turn ends when this is dropped, at whatever point. With a ticket the session lives on; else it ends.
+/// A session whose turn ends when this is dropped, at any point. With a ticket the session lives on; otherwise it
+/// ends.
 pub(super) struct Lease {
     client: Client,
     state: Arc<Mutex<LeaseState>>,
@@ -22,15 +23,15 @@ enum LeaseState {
 
 type Answered = oneshot::Receiver<Result<()>>;
 
-/// What the engine was asked, until it answers.
+/// A request to the engine that is not answered yet.
 pub(super) struct Asked {
     answered: Answered,
-    /// The session that was given a turn, and what to open if it is lost.
+    /// The session that got a turn, and what to open if it is lost.
     fallback: Option<(EngineSession, Opening, Listener)>,
 }
 
 impl Lease {
-    /// Asks for a turn of `waiting`, the ticket's session, or for a session of its own.
+    /// Requests a turn of `waiting`, the ticket's session, or a new session.
     pub(super) fn ask(
         client: Client,
         opening: Opening,
@@ -48,14 +49,14 @@ impl Lease {
         *lease.state() = LeaseState::Open(session.clone());
         let turn = opening.turn.clone();
         session.client.begin_prompt(session.id, turn, opening.priority, listener(), move |begun| {
-            // A client that has left reads no answer.
+            // The client may have left.
             let _ = answer.send(begun.map(drop));
         });
         (lease, Asked { answered, fallback: Some((session, opening, listener())) })
     }
 
-    /// Waits until the engine has begun the turn; opens a session if the one that was to go on is lost. `None` if the
-    /// engine is gone.
+    /// Waits until the engine has begun the turn. Opens a session if the one to continue is lost. `None` if the engine
+    /// is gone.
     pub(super) async fn confirm(&self, asked: Asked) -> Option<Result<()>> {
         let Asked { answered, fallback } = asked;
         let answer = answered.await.ok();
@@ -83,7 +84,6 @@ impl Lease {
                     }
                 }
             }
-            // As above.
             let _ = answer.send(result.map(drop));
         });
         answered
@@ -93,7 +93,7 @@ impl Lease {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its session, once the engine has opened it and until the turn is over.
+    /// Its session, from its opening until the end of the turn.
     pub(super) fn session(&self) -> Option<EngineSession> {
         match &*self.state() {
             LeaseState::Open(session) => Some(session.clone()),
@@ -101,12 +101,12 @@ impl Lease {
         }
     }
 
-    /// Whether the client deleted the session while its turn ran.
+    /// Whether the client deleted the session during its turn.
     pub(super) fn is_deleted(&self) -> bool {
         self.ticket.as_ref().is_some_and(Ticket::is_deleted)
     }
 
-    /// Ends the turn, which had a result or was left by its client.
+    /// Ends the turn. `None`: its client has left.
     pub(super) fn end(&self, result: Option<TurnResult>) {
         let session = match std::mem::replace(&mut *self.state(), LeaseState::Ended) {
             LeaseState::Open(session) => Some(session),

@@ -8,23 +8,23 @@ use djinn_models::Tokenizer;
 use djinn_models::tokenizer::{StopStrings, TextStream};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// What a token made certain of an answer.
+/// The parts of an answer that a token makes certain.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
-    /// Which of the answers, from 0.
+    /// Index of the answer, from 0.
     pub choice: u32,
-    /// What comes next of its text, reasoning and calls, in order; neighbours differ in kind.
+    /// The next text, reasoning and calls, in order; neighbours differ in kind.
     pub events: Vec<OutputEvent>,
-    /// The token, where log-probabilities are asked for. Its text may come later than it does.
+    /// The token, if log-probabilities are requested. Its text may come later.
     pub token: Option<TokenInfo>,
-    /// With the last piece, why the answer ended.
+    /// Why the answer ended; set with the last piece.
     pub finish: Option<FinishReason>,
-    /// With the last piece, the stop string that ended the answer, if one did.
+    /// The stop string that ended the answer, if one did; set with the last piece.
     pub stop_string: Option<String>,
 }
 
 impl Piece {
-    /// Its text alone.
+    /// Its text only.
     pub fn text(&self) -> String {
         let text = |event: &OutputEvent| match event {
             OutputEvent::Text(text) => Some(text.clone()),
@@ -33,7 +33,7 @@ impl Piece {
         self.events.iter().filter_map(text).collect()
     }
 
-    /// Drops what comes after the first call that ends here, if one does.
+    /// Drops everything after the first call that ends in this piece, if one does.
     fn cut_after_call(&mut self) -> bool {
         let end = self.events.iter().position(|event| matches!(event, OutputEvent::CallEnd { .. }));
         if let Some(end) = end {
@@ -47,18 +47,18 @@ impl Piece {
     }
 }
 
-/// A token with its log-probability, and those of the best ones in its place.
+/// A token with its log-probability and those of the best alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenInfo {
-    /// Its text; bytes that are no UTF-8 by themselves are U+FFFD.
+    /// Its text. Bytes that are not valid UTF-8 are U+FFFD.
     pub text: String,
     /// The natural logarithm of its probability.
     pub logprob: f32,
-    /// Texts and log-probabilities of the most probable tokens, the best first.
+    /// Texts and log-probabilities of the most probable tokens, best first.
     pub top: Vec<(String, f32)>,
 }
 
-/// One answer's tokens on their way to text.
+/// Turns one answer's tokens into text.
 pub(super) struct Speaking {
     choice: u32,
     tokenizer: Option<Tokenizer>,
@@ -68,9 +68,9 @@ pub(super) struct Speaking {
     /// Special tokens that the parser reads, with their text.
     markers: Vec<(u32, &'static str)>,
     called: bool,
-    /// The answer ends with its first call.
+    /// Whether the answer ends with its first call.
     one_call: bool,
-    /// Tokens that end the text and are no part of it.
+    /// Tokens that end the text and do not belong to it.
     ends: Vec<u32>,
     over: bool,
     tokens: Vec<u32>,
@@ -123,7 +123,6 @@ impl Speaking {
         })
     }
 
-    /// All of its tokens.
     pub(super) fn tokens(&self) -> &[u32] {
         &self.tokens
     }
@@ -132,7 +131,7 @@ impl Speaking {
         self.over
     }
 
-    /// Takes the answer's next token.
+    /// Adds the answer's next token.
     pub(super) fn take(
         &mut self,
         token: u32,

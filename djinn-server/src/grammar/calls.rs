@@ -1,7 +1,8 @@
-//! Calls that meet their schemas, wherever the model begins one: text is free until a call begins, and again after it.
+//! Calls that meet their schemas, wherever the model begins one. Text is free until a call begins, and again after it.
 //!
-//! The grammar of a call begins at its first bracket, after what introduces calls in the model's form. Tokens that hold the
-//! bracket and more are allowed there only if the grammar allows what follows it, so that no token skips its beginning.
+//! A call's grammar begins at its first bracket, after the introduction of calls in the model's format. A token with
+//! the bracket and more is allowed there only if the grammar allows the rest, so that no token skips the grammar's
+//! beginning.
 
 use super::constraint::GrammarConstraint;
 use super::{GrammarError, Grammars, schema};
@@ -13,29 +14,29 @@ use serde_json::Value;
 use std::fmt;
 use std::sync::Arc;
 
-/// Bytes of the latest text in which the beginning of a call is looked for: more than any function's name takes.
+/// Bytes of the latest text in which a call's beginning is searched: more than any function's name.
 const TAIL: usize = 512;
-/// White space before a call's bracket while the model may write nothing else.
+/// The most white space before a call's bracket.
 const MOST_SPACE: usize = 4;
 const THINK: &[u8] = b"<think>";
 const END_THINK: &[u8] = b"</think>";
 const CALL_ID: &[u8] = b"[CALL_ID]";
 const ARGS: &[u8] = b"[ARGS]";
 
-/// What calls look like.
+/// The form of calls.
 #[derive(Clone, Debug)]
 pub struct CallForm {
-    /// How the model writes them.
+    /// The model's format.
     pub format: ToolFormat,
     /// The functions that may be called, with the JSON schemas of their arguments.
     pub functions: Vec<(String, Value)>,
-    /// Special tokens that the text has by name, as [`ToolFormat::markers`] and `<think>`.
+    /// Special tokens that occur in the text by name, such as [`ToolFormat::markers`] and `<think>`.
     pub markers: Vec<(u32, &'static str)>,
-    /// Whether reasoning, which calls nothing, goes before the text.
+    /// Whether reasoning precedes the text. It contains no calls.
     pub reasoning: ReasoningMode,
 }
 
-/// Where something introduces a call.
+/// Where calls may be introduced.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Where {
     Anywhere,
@@ -44,7 +45,7 @@ enum Where {
     AfterCall,
 }
 
-/// What comes before a call's bracket.
+/// The introduction of a call, before its bracket.
 struct Opening {
     literal: Vec<u8>,
     place: Where,
@@ -52,30 +53,30 @@ struct Opening {
     grammar: usize,
 }
 
-/// What all copies of a constraint share.
+/// Shared by all copies of a constraint.
 struct Plan {
     openings: Vec<Opening>,
     markers: Vec<(u32, &'static str)>,
     /// Tokens with a bracket that is not their last byte.
     brackets: Vec<u32>,
     env: TokEnv,
-    /// Calls without a marker are part of the format that texts have.
+    /// Calls without a marker are part of the text's format.
     formatted: bool,
 }
 
-/// What may come in the text outside of calls.
+/// What may come outside of calls.
 enum Text {
     Anything,
-    /// A value of a format, or, until it has `begun`, a call in its place.
+    /// A value of a format, or, before it has `begun`, a call instead.
     Format {
         format: GrammarConstraint,
         begun: bool,
     },
-    /// What introduces a call began in place of the format.
+    /// The introduction of a call has begun instead of the format.
     Opening,
     /// A call.
     Call(GrammarConstraint),
-    /// Nothing: a call came in place of the format.
+    /// Nothing more: a call came instead of the format.
     Nothing,
 }
 
@@ -93,8 +94,8 @@ struct CallConstraint {
 }
 
 impl Grammars {
-    /// A constraint to texts whose calls meet their schemas; with a `format`, a text is a value of that schema, or ends with
-    /// its first call, or list of calls. Blocks as [`json_schema`](Self::json_schema).
+    /// A constraint to texts with calls that meet their schemas. With a `format`, a text is a value of that schema, or
+    /// ends with its first call or list of calls. Blocks as [`json_schema`](Self::json_schema).
     ///
     /// # Errors
     /// As [`json_schema`](Self::json_schema).
@@ -107,7 +108,7 @@ impl Grammars {
         let text = match format {
             None => Text::Anything,
             Some(format) if form.format == ToolFormat::Llama3Json => {
-                // Its calls have no marker: they are objects like others.
+                // Its calls have no marker: they are plain objects.
                 let call = schema::call_schema(&form.functions, "parameters");
                 let format = self.compile(schema::checked(&schema::either(format, &call))?)?;
                 Text::Format { format, begun: false }
@@ -133,7 +134,7 @@ impl Grammars {
         }))
     }
 
-    /// What introduces calls, and the grammars that follow.
+    /// The introductions of calls, and the grammars after them.
     fn openings(&self, form: &CallForm) -> Result<(Vec<Opening>, Vec<GrammarConstraint>), GrammarError> {
         let opening = |literal: &str, place, bracket, grammar| Opening {
             literal: literal.as_bytes().to_vec(),
@@ -225,7 +226,7 @@ impl Plan {
         })
     }
 
-    /// Whether a text is what introduces a call, or its beginning.
+    /// Whether a text is the introduction of a call, or its beginning.
     fn may_begin(&self, text: &[u8]) -> bool {
         let marked = self.openings.iter().filter(|opening| opening.place == Where::Anywhere);
         marked.map(|opening| &opening.literal).any(|literal| {
@@ -236,7 +237,7 @@ impl Plan {
         })
     }
 
-    /// The tokens that stand for a piece of text; `None` if it ends within a character that is none by itself.
+    /// The tokens of a piece of text. `None` if it ends within a character that has no token of its own.
     fn tokens(&self, text: &[u8]) -> Option<Vec<u32>> {
         let trie = self.env.tok_trie();
         let tokens = trie.greedy_tokenize(text);
@@ -259,7 +260,7 @@ impl CallConstraint {
         !self.grammars[grammar].accepts(&tokens)
     }
 
-    /// Adds tokens that begin a call in place of a format.
+    /// Allows tokens that begin a call instead of a format.
     fn allow_openings(&mut self, allowed: &mut TokenMask) {
         let plan = Arc::clone(&self.plan);
         let vocab = plan.env.tok_trie().vocab_size().min(allowed.vocab()) as u32;
@@ -276,7 +277,7 @@ impl CallConstraint {
         }
     }
 
-    /// Takes in text outside of calls.
+    /// Reads text outside of calls.
     fn read(&mut self, bytes: &[u8]) -> Result<(), ConstraintError> {
         self.tail.extend_from_slice(bytes);
         if self.may_think {
@@ -292,7 +293,7 @@ impl CallConstraint {
         } else if self.tail.ends_with(ARGS)
             && let Some(at) = last(&self.tail, CALL_ID)
         {
-            // The id of a call says nothing.
+            // A call's id does not count.
             self.tail.truncate(at);
             self.tail.extend_from_slice(ARGS);
         }
@@ -321,7 +322,7 @@ impl CallConstraint {
         }
     }
 
-    /// Text is free again where a call is complete; an answer that has a format ends.
+    /// Text is free again after a complete call. An answer with a format ends.
     fn end_call(&mut self) {
         if let Text::Call(call) = &self.text
             && call.is_complete()

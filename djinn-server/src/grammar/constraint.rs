@@ -5,7 +5,7 @@ use djinn_engine::{Constraint, ConstraintError, TokenMask};
 use llguidance::Matcher;
 use std::fmt;
 
-/// A grammar and where the text is in it.
+/// A grammar, and the text's position in it.
 pub(super) struct GrammarConstraint {
     matcher: Matcher,
 }
@@ -15,7 +15,7 @@ impl GrammarConstraint {
         GrammarConstraint { matcher }
     }
 
-    /// An independent copy in the same state. A plain clone would share the caches of the lexer, and their lock.
+    /// An independent copy in the same state. A plain clone would share the lexer's caches and their lock.
     pub(super) fn copy(&self) -> Self {
         GrammarConstraint { matcher: self.matcher.deep_clone() }
     }

@@ -3,13 +3,13 @@
 use super::GrammarError;
 use serde_json::{Map, Value, json};
 
-/// Values that a schema may have: objects, lists, strings, …
+/// The most values of a schema: objects, lists, strings, …
 const MOST_VALUES: usize = 10_000;
 
 /// Bytes of all strings and keys of a schema.
 const MOST_BYTES: usize = 256 << 10;
 
-/// The most calls of one answer where the client demands some, or of one list.
+/// The most calls of an answer that must have some, or of one list.
 pub(crate) const MOST_CALLS: u32 = 32;
 
 /// How deep a schema's values may nest.
@@ -39,7 +39,7 @@ pub(super) fn checked(schema: &Value) -> Result<Value, GrammarError> {
         Value::Bool(true) => Map::new(),
         _ => return Err(GrammarError::Refused("it must be an object".to_owned())),
     };
-    // Without a bound on white space, a model may write nothing else.
+    // Without a bound, a model may generate white space only.
     let options = json!({ "whitespace_pattern": r"\x20|\x0A\x20{0,16}" });
     schema.insert("x-guidance".to_owned(), options);
     Ok(Value::Object(schema))
@@ -49,9 +49,8 @@ fn within(what: &'static str, found: usize, most: usize) -> Result<(), GrammarEr
     if found > most { Err(GrammarError::TooLarge { what, found, most }) } else { Ok(()) }
 }
 
-/// The schema of texts that are a list of one to `most` calls in [`ToolFormat::JsonList`](crate::tools::ToolFormat):
-/// each names one of `functions`, pairs of a name and the JSON schema of its arguments, and has arguments that meet
-/// its schema.
+/// The schema of a list of one to `most` calls in [`ToolFormat::JsonList`](crate::tools::ToolFormat). Each call names
+/// one of `functions`, pairs of a name and the JSON schema of its arguments, and meets that schema.
 pub fn calls_schema<'a>(functions: impl IntoIterator<Item = (&'a str, &'a Value)>, most: u32) -> Value {
     let (calls, parameters) = calls(functions, "arguments");
     json!({ "type": "array", "minItems": 1, "maxItems": most, "items": { "anyOf": calls }, "$defs": parameters })
@@ -71,7 +70,7 @@ pub(super) fn either(a: &Value, b: &Value) -> Value {
     json!({ "anyOf": [{ "$ref": "#/$defs/a" }, { "$ref": "#/$defs/b" }], "$defs": { "a": a, "b": b } })
 }
 
-/// The schema of a function's arguments: an object, whether it says so or not.
+/// The schema of a function's arguments: an object, even if it does not say so.
 pub(super) fn arguments(schema: &Value) -> Value {
     let object = |value: &Value| value.as_object().is_some_and(|map| !map.is_empty());
     let mut schema = if object(schema) { schema.clone() } else { json!({ "type": "object" }) };
@@ -100,7 +99,7 @@ pub(super) fn pythonic(functions: &[(String, Value)]) -> Result<String, GrammarE
                 Value::Object(map) => map.clone(),
                 _ => Map::new(),
             };
-            // Its references are those of the whole.
+            // References are relative to the whole document.
             for key in ["$defs", "definitions", "x-guidance"] {
                 value.extend(schema.get(key).map(|own| (key.to_owned(), own.clone())));
             }
@@ -122,7 +121,7 @@ pub(super) fn pythonic(functions: &[(String, Value)]) -> Result<String, GrammarE
     Ok(rules)
 }
 
-/// A text as a grammar has it.
+/// A text in a grammar's syntax.
 fn quoted(text: &str) -> String {
     Value::String(text.to_owned()).to_string()
 }
@@ -149,8 +148,8 @@ fn calls<'a>(
     (calls, parameters)
 }
 
-/// Makes references within a schema right for a document where the schema is at `root`. `names` says that the value
-/// maps names to schemas, so that its keys are no keywords.
+/// Rewrites references within a schema for a document that has the schema at `root`. `names`: the value maps names to
+/// schemas, so its keys are not keywords.
 fn rebase(value: &mut Value, root: &str, names: bool) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(|item| rebase(item, root, false)),

@@ -1,4 +1,4 @@
-//! A connection whose writes must go on.
+//! A connection with a time limit for writes.
 
 use crate::write_times;
 use std::io::{self, ErrorKind, IoSlice};
@@ -11,7 +11,8 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep};
 
-/// A stream that fails once a write has waited for `limit`: a client that takes nothing in would hold its request forever.
+/// A stream that fails after a write has waited for `limit`. A client that reads nothing would hold its request
+/// forever.
 pub(super) struct Timed {
     stream: TcpStream,
     limit: Duration,
@@ -25,7 +26,7 @@ impl Timed {
         Timed { stream, limit, waiting: None, begun: Arc::default() }
     }
 
-    /// Notifies one waiter, now or later, once something was read.
+    /// Notifies one waiter once something was read.
     pub(super) fn begun(&self) -> Arc<Notify> {
         Arc::clone(&self.begun)
     }

@@ -21,11 +21,11 @@ fn gone() -> ApiError {
     ApiError::unavailable("the model's engine has ended")
 }
 
-/// Answers `POST /v1/trace/start`. The trace ends by itself after `seconds`, or when it has grown large, and is kept until
-/// it is taken or another one begins. It has names of operations, and no text.
+/// Answers `POST /v1/trace/start`. The trace ends after `seconds`, or when it has grown large. It is kept until it is
+/// taken or another one begins. It has names of operations, and no text.
 ///
 /// # Errors
-/// 400 for another time than 1 s to 5 min, 404 for a model that is not there, 503 while its engine does not run.
+/// 400 for a time outside of 1 s to 5 min, 404 for an unknown model, 503 while its engine does not run.
 pub(crate) async fn start(
     State(server): State<Arc<Server>>,
     query: Pairs,
@@ -41,7 +41,7 @@ pub(crate) async fn start(
     };
     let (answer, answered) = oneshot::channel();
     model.client()?.begin_trace(Duration::from_secs(seconds), move |begun| {
-        // A client that has left reads no answer.
+        // The client may have left.
         let _ = answer.send(begun);
     });
     let begun = answered.await.map_err(|_| gone())?;
@@ -52,7 +52,7 @@ pub(crate) async fn start(
 /// Answers `POST /v1/trace/stop` with the trace, in Chrome's trace event format.
 ///
 /// # Errors
-/// 404 for a model that is not there, 409 if no trace was begun, 503 while its engine does not run.
+/// 404 for an unknown model, 409 if no trace was begun, 503 while its engine does not run.
 pub(crate) async fn stop(
     State(server): State<Arc<Server>>,
     query: Pairs,
@@ -60,7 +60,7 @@ pub(crate) async fn stop(
     let model = server.model_of(query.get("model").map(String::as_str))?;
     let (answer, answered) = oneshot::channel();
     model.client()?.end_trace(move |trace: Option<Trace>| {
-        // A client that has left reads no answer.
+        // The client may have left.
         let _ = answer.send(trace);
     });
     let trace = answered.await.map_err(|_| gone())?;

@@ -1,4 +1,4 @@
-//! One look at everything, as JSON.
+//! A snapshot of everything, as JSON.
 
 use crate::model::ServedModel;
 use crate::openai::models;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Sessions of a model that are listed; those that compute or were opened last go first.
+/// The most sessions of a model that are listed. Computing ones and those opened last go first.
 const MOST_SESSIONS: usize = 256;
 /// Parts of the map of pages.
 const CELLS: u32 = 512;
@@ -21,7 +21,7 @@ const CELLS: u32 = 512;
 const FREE: i32 = -1;
 const OTHER: i32 = -2;
 
-/// All models that a query is about, as a tenant sees them.
+/// The models that a query selects, as a tenant sees them.
 pub(super) async fn of(server: &Server, tenant: &[u8], has_keys: bool, query: &Pairs) -> Value {
     let mut models = Vec::new();
     for (name, model) in server.asked_models(query) {
@@ -134,7 +134,7 @@ fn ms(time: Duration) -> f64 {
 /// The sessions that a tenant sees.
 struct Listed {
     rows: Vec<Value>,
-    /// Where in the rows a session of the engine is.
+    /// The index of each session of the engine in the rows.
     places: BTreeMap<SessionId, i32>,
     left_out: usize,
 }
@@ -157,7 +157,7 @@ impl Listed {
                 None => empty.push((id, record)),
             }
         }
-        // Without keys, all sessions are everybody's.
+        // Without keys, all sessions are visible.
         let visible = |session: &&SessionSnapshot| !has_keys || names.contains_key(&session.id);
         let mut seen: Vec<&SessionSnapshot> = snapshot.sessions.iter().filter(visible).collect();
         seen.sort_by_key(|session| (!session.report.phase.is_ready(), std::cmp::Reverse(session.id)));
@@ -194,8 +194,8 @@ impl Listed {
     }
 }
 
-/// The device's pages in order, in parts of equally many: how many that is, and of each part the place of the session
-/// that holds most of it.
+/// The device's pages in order, in parts of equal size: that size, and for each part the index of the session that
+/// holds most of it.
 fn cells(pages: u32, sessions: &[SessionSnapshot], places: &BTreeMap<SessionId, i32>) -> (u32, Vec<i32>) {
     let mut owners = vec![FREE; pages as usize];
     for session in sessions {

@@ -12,12 +12,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A device that models share, all under one budget: the one that is given first is loaded at once, each other one when it is
-/// first asked for something. A model that finds no room beside the others waits until some have no running turn; these leave
-/// the device, the one that was used last goes last, and stay in host memory as long as the budget for that has room. Equal
-/// weights are kept once.
+/// A device that models share under one budget. The first model is loaded at once, each other one at its first
+/// request. A model that does not fit waits until others have no running turn. These leave the device, the least
+/// recently used first, and stay in host memory while the host budget has room. Equal weights are kept once.
 ///
-/// While this lives, more models may come.
+/// While this lives, models may be added.
 #[derive(Debug)]
 pub struct SharedDevice {
     joining: Sender<Box<Resident>>,
@@ -26,11 +25,11 @@ pub struct SharedDevice {
 }
 
 impl SharedDevice {
-    /// Makes the device of `setup` and loads the first of `models`; `on_progress` gets the bytes that are loaded and the bytes in
-    /// all, and may break off. Models are served as by [`ServedModel::start`]; each budget is that of all together.
+    /// Makes the device of `setup` and loads the first of `models`. `on_progress` gets the bytes loaded and in all,
+    /// and may cancel. Models are served as by [`ServedModel::start`]; each budget is for all together.
     ///
     /// # Errors
-    /// As there, for the first model. The others fail when they are asked for something.
+    /// As there, for the first model. The others fail at their first request.
     pub fn start(
         models: Vec<Model>,
         setup: &Setup,
@@ -40,7 +39,7 @@ impl SharedDevice {
         Self::start_at(place(setup)?, models, (setup, serving, true), on_progress)
     }
 
-    /// [`start`](Self::start) for models to which none come later.
+    /// As [`start`](Self::start), without later models.
     ///
     /// # Errors
     /// As there.
@@ -53,8 +52,8 @@ impl SharedDevice {
         Ok(Self::start_at(place(setup)?, models, (setup, serving, false), on_progress)?.1)
     }
 
-    /// [`start`](Self::start) on devices of the caller's own: `device` makes the first one, and another after each failure.
-    /// The setup's device says no more than which elements KV caches have. No models come later.
+    /// As [`start_all`](Self::start_all), on the caller's devices: `device` makes the first one, and another after
+    /// each failure. The setup's device only determines the KV caches' element type.
     ///
     /// # Errors
     /// As [`start`](Self::start), or as `device`.
@@ -104,10 +103,10 @@ impl SharedDevice {
         }
     }
 
-    /// One more model, which is loaded when it is first asked for something.
+    /// Adds a model, which is loaded at its first request.
     ///
     /// # Errors
-    /// Steering vectors for all that do not fit the model, or a device whose thread has ended.
+    /// Shared steering vectors that do not fit the model, or a device whose thread has ended.
     pub fn add(&self, model: Model) -> Result<ServedModel> {
         let (served, resident) = ServedModel::register(model, &self.setup, &self.serving, None)?;
         let ended = |_| Error::Setting("the device's thread has ended".to_owned());
@@ -115,7 +114,7 @@ impl SharedDevice {
         Ok(served)
     }
 
-    /// Opens a model as the device computes from it; reads no weights but to pack them.
+    /// Opens a model for this device. Reads weights only to encode them.
     ///
     /// # Errors
     /// As [`djinn_models::open`].
@@ -127,7 +126,7 @@ impl SharedDevice {
 
 /// The device of a setup, once and again.
 fn place(setup: &Setup) -> Result<Place> {
-    // After a failure, the first GPU is not replaced by the CPU.
+    // After a failure, the CPU must not replace the first GPU.
     let setup = Setup { device: setup.device.find()?, ..*setup };
     Ok(Box::new(move |needs, work: OnThread<'_>| setup.on_device(needs, work)))
 }

@@ -1,4 +1,4 @@
-//! The thread that owns a device: makes it, serves the models on it, and starts again after a failure, or when it was told to.
+//! The thread that owns a device: makes it, serves its models, and starts again after a failure or on request.
 
 use super::outbox::Outbox;
 use super::resident::{OnThread, Resident, Starting};
@@ -11,24 +11,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Room for rows of encoded weights on a device to which models may come that are not known when it is made.
+/// Room for decoded rows of encoded weights, on a device that may get further models.
 const DECODED_BYTES: u64 = 64 << 20;
-/// While the thread waits to make a device again, it looks once in this time whether anybody wants one.
+/// While the thread waits to make a device again, it checks this often whether one is still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Makes a device and does the thread's work on it. The number is the bytes of pinned host memory that it takes at most.
+/// Makes a device and does the thread's work on it. The number is the most bytes of pinned host memory.
 pub(super) type Place = Box<dyn FnMut(Needs, OnThread<'_>) -> Result<()> + Send>;
 
-/// What the thread tells while a model is loaded first.
+/// Reports during a model's first load.
 pub(super) enum Report {
     Loaded(u64, u64),
     Ready(Box<Result<()>>),
 }
 
-/// Where the loading of a model is followed that is loaded before anybody asks for it.
+/// Receives reports about a model that is loaded without a request.
 pub(super) struct Follower {
     pub(super) reports: Sender<Report>,
-    /// Nobody wants it any more.
+    /// The receiver has gone.
     pub(super) ended: Arc<AtomicBool>,
 }
 
@@ -36,17 +36,17 @@ pub(super) struct Follower {
 pub(super) struct DeviceThread {
     place: Place,
     residents: Vec<Resident>,
-    /// Models that come while others are served.
+    /// Models that are added later.
     pub(super) joining: Receiver<Box<Resident>>,
     restart_after: Vec<Duration>,
-    /// Bytes of host memory that models take together on a device that they share in turns; 0 for a model alone.
+    /// Bytes of host memory for all models in turns; 0 for a single model.
     pub(super) host_limit: u64,
-    /// Whether models may come that are not known yet.
+    /// Whether models may be added later.
     is_open: bool,
 }
 
 impl DeviceThread {
-    /// Starts the thread. It ends once no model has an owner, and none can come.
+    /// Starts the thread. It ends when no model has an owner, and none can be added.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -57,7 +57,7 @@ impl DeviceThread {
         (setup, restart_after, is_open): (&Setup, Vec<Duration>, bool),
     ) -> Result<()> {
         let shares = is_open || residents.len() > 1;
-        // What a system has that is not asked to keep within a budget is not all taken.
+        // Without a budget, not all of the system's memory is used.
         let available = || system::memory().map_or(u64::MAX, |memory| memory.available / 4 * 3);
         let host_limit = if shares { setup.ram.unwrap_or_else(available) } else { 0 };
         let thread = DeviceThread { place, residents, joining, restart_after, host_limit, is_open };
@@ -99,7 +99,7 @@ impl DeviceThread {
                     }
                 }
             }
-            // Models without an owner end here, and one that was to be loaded first tells why it is not.
+            // Models without an owner end here. One whose first load is awaited reports the failure.
             let mut failure = Some(failure);
             self.residents.retain(|resident| resident.has_owner() && !resident.give_up(&mut failure));
             if self.wait(failures).is_break() {
@@ -108,7 +108,7 @@ impl DeviceThread {
         }
     }
 
-    /// Waits until it is time to start again; breaks if no model has an owner.
+    /// Waits until the time to start again; breaks if no model has an owner.
     fn wait(&mut self, failures: usize) -> ControlFlow<()> {
         let waits = &self.restart_after;
         let wait = waits.get(failures).or(waits.last()).copied().unwrap_or_default();
@@ -129,19 +129,19 @@ impl DeviceThread {
         }
     }
 
-    /// Makes the device and serves its models until none has an owner. `runs` says whether one was loaded. An engine that
-    /// panics has failed.
+    /// Makes the device and serves its models until none has an owner. `runs` says whether one was loaded. A panic
+    /// counts as a failure.
     fn serve(&mut self, runs: &Arc<AtomicBool>) -> Result<()> {
         let needs = self.needs();
         let outboxes: Vec<Arc<Outbox>> =
             self.residents.iter().map(|r| Arc::clone(&r.starting.outbox)).collect();
         let mut place = std::mem::replace(&mut self.place, Box::new(|_, _| Ok(())));
-        // What is shared with the engines are the models alone, which nothing changes.
+        // The engines share the models only, which do not change.
         let served = catch_unwind(AssertUnwindSafe(|| {
             place(needs, OnThread { thread: self, runs: Arc::clone(runs) })
         }));
         self.place = place;
-        // Requests of an engine that has failed are told what came before.
+        // Requests of a failed engine first get its earlier events.
         outboxes.iter().for_each(|outbox| outbox.pass_on());
         served.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<&str>().copied();
@@ -150,7 +150,7 @@ impl DeviceThread {
         })
     }
 
-    /// What the device must know of all models.
+    /// The device's requirements for all models.
     fn needs(&self) -> Needs {
         let own = self.residents.iter().map(|resident| {
             let Starting { model, options, .. } = &*resident.starting;
@@ -173,12 +173,12 @@ impl DeviceThread {
         Needs { pinned_bytes, decoded_bytes }
     }
 
-    /// The models, for a device that was made: each has an inbox from now on.
+    /// The models, each with an inbox for a new device.
     pub(super) fn residents(&mut self) -> impl Iterator<Item = &mut Resident> {
         self.residents.iter_mut()
     }
 
-    /// One more model.
+    /// Adds a model.
     pub(super) fn join(&mut self, resident: Resident) -> &mut Resident {
         self.residents.retain(Resident::has_owner);
         self.residents.push(resident);

@@ -1,18 +1,18 @@
-//! Which model it is: keys and values of one mean nothing to another.
+//! Identifies a model: keys and values of one are useless to another.
 
 use djinn_models::Model;
 
-/// A hash of what the model computes, and of its weights' names, shapes and first rows. Models of equal shapes that were
-/// trained apart, or on from each other, differ in it.
+/// A hash of the model's graph, and of its weights' names, shapes and first rows. It differs between models of equal
+/// shapes that were trained separately or further.
 ///
 /// # Errors
 /// A weight that cannot be read.
 pub(super) fn fingerprint(model: &Model) -> Result<String, djinn_vmu::SourceError> {
-    /// Keeps these hashes apart from others.
+    /// Separates these hashes from others.
     const CONTEXT: &str = "djinn-server 2026-11 which model";
     let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
     let mut graph = model.graph.clone();
-    // Names for people do not count.
+    // Display names do not count.
     (graph.model, graph.hooks) = (String::new(), Vec::new());
     // Numbers are finite and keys are text: nothing here fails.
     hasher.update(&serde_json::to_vec(&graph).unwrap_or_default());

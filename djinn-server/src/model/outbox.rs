@@ -1,31 +1,31 @@
-//! What the engine tells requests, on its way from the engine's thread to their tasks.
+//! Carries events from the engine's thread to the tasks of requests.
 //!
-//! A step has a token for each of many requests. To wake each one's task from the engine's thread takes locks and system
-//! calls, so the thread gathers what happened and passes it on once; a task of the web layer hands it out.
+//! A step has a token for each of many requests. Waking each task from the engine's thread would take locks and system
+//! calls. So the thread collects events and passes them on together; a task of the web layer distributes them.
 
 use djinn_engine::Happening;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// What happened to an answer of a request, which the number tells from its others, and when the engine told it.
+/// An event of an answer, with the answer's number in its request, and when the engine sent it.
 pub(crate) type Told = (usize, Happening, Instant);
 
-/// What a request is to be told.
+/// An event for a request.
 struct Letter {
     to: UnboundedSender<Told>,
     answer: usize,
     happening: Happening,
 }
 
-/// Letters that were passed on together.
+/// Events that were passed on together.
 type Batch = (Instant, Vec<Letter>);
 
-/// Gathers what the engine tells.
+/// Collects the engine's events.
 pub(crate) struct Outbox {
     gathered: Mutex<Vec<Letter>>,
     batches: UnboundedSender<Batch>,
-    /// Until the task that hands out has begun.
+    /// Until the distributing task has begun.
     arriving: Mutex<Option<UnboundedReceiver<Batch>>>,
 }
 
@@ -35,7 +35,7 @@ impl Outbox {
         Arc::new(Outbox { gathered: Mutex::default(), batches, arriving: Mutex::new(Some(arriving)) })
     }
 
-    /// Keeps what happened to an answer until it is passed on; false if no request waits for it.
+    /// Collects an event of an answer. Returns false if no request waits for it.
     pub(crate) fn put(&self, to: &UnboundedSender<Told>, answer: usize, happening: Happening) -> bool {
         if to.is_closed() {
             return false;
@@ -45,19 +45,19 @@ impl Outbox {
         true
     }
 
-    /// Passes on what was gathered.
+    /// Passes the collected events on.
     pub(super) fn pass_on(&self) {
         let gathered = std::mem::take(&mut *self.gathered.lock().unwrap_or_else(PoisonError::into_inner));
         if gathered.is_empty() {
             return;
         }
-        // Where the task has ended with its runtime, its requests may run in another one.
+        // The task may have ended with its runtime, while its requests run in another one.
         if let Err(unsent) = self.batches.send((Instant::now(), gathered)) {
             hand_out(unsent.0);
         }
     }
 
-    /// Hands out what is passed on, in a task of the runtime that this is called in first.
+    /// Distributes events, in a task of the runtime of the first call.
     pub(crate) fn deliver(&self) {
         let arriving = self.arriving.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut arriving) = arriving {
@@ -72,7 +72,7 @@ impl Outbox {
 
 fn hand_out((told, letters): Batch) {
     for Letter { to, answer, happening } in letters {
-        // A client that has left reads nothing.
+        // The client may have left.
         let _ = to.send((answer, happening, told));
     }
 }
@@ -104,7 +104,7 @@ mod tests {
             assert!(matches!(told, [(3, Happening::TurnEnded, _), (4, Happening::Expired, _)]));
             assert!(to_one.recv().await.is_none(), "nothing else holds the channel");
         });
-        // The task went with its runtime.
+        // The task ended with its runtime.
         drop(runtime);
         let (late, mut to_late) = unbounded_channel();
         assert!(outbox.put(&late, 1, Happening::TurnEnded));

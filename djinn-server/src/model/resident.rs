@@ -1,4 +1,4 @@
-//! A model on a device that it may share: how it gets there, and who is told where it is.
+//! A model on a device that it may share: its loading, and reports of where it is.
 
 use super::Serving;
 use super::device_thread::{DeviceThread, Follower, Report};
@@ -16,10 +16,10 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The KV cache takes the memory that is available divided by this, unless its size is given.
+/// By default the KV cache takes this fraction of the available memory (1 divided by this).
 const KV_SHARE: u64 = 4;
 
-/// All that an engine is started with, once or again.
+/// Everything needed to start an engine, repeatedly.
 pub(super) struct Starting {
     pub(super) model: Arc<Model>,
     pub(super) setup: Setup,
@@ -64,7 +64,7 @@ impl Starting {
         Ok(options)
     }
 
-    /// Tokens that a sequence may have, as the engine will say.
+    /// The most tokens of a sequence, as the engine will have it.
     pub(super) fn context(&self) -> u64 {
         let page_tokens = u64::from(self.options.page_tokens);
         self.options.context.next_multiple_of(page_tokens).min(self.model.graph.max_context)
@@ -83,19 +83,19 @@ impl Starting {
     }
 }
 
-/// A model that its thread keeps over failures of the device.
+/// A model that survives failures of its device.
 pub(super) struct Resident {
     pub(super) starting: Arc<Starting>,
-    /// It is the owner's: nothing is loaded again without one.
+    /// The owner's; without an owner, nothing is loaded again.
     pub(super) slot: Weak<Slot>,
-    /// Of its first client.
+    /// The inbox of its first client.
     inbox: Option<Inbox>,
-    /// Until it is loaded first, where the owner waits for that.
+    /// Until its first load, if the owner waits for that.
     follower: Arc<Mutex<Option<Follower>>>,
 }
 
 impl Resident {
-    /// One that is loaded at once if there is a `follower`, else when it is asked for something; and where it is reached.
+    /// A model that is loaded at once if there is a `follower`, or else at its first request; and its slot.
     pub(super) fn new(starting: Starting, follower: Option<Follower>) -> (Self, Arc<Slot>) {
         let (client, inbox) = Client::pair();
         let slot = Arc::new(Slot::new(client));
@@ -108,12 +108,12 @@ impl Resident {
         self.slot.strong_count() > 0
     }
 
-    /// Tells the owner, who waits until the model is loaded first, why it is not. Whether one does wait.
+    /// Reports to a waiting owner why the first load failed. Returns whether one waits.
     pub(super) fn give_up(&self, why: &mut Option<Error>) -> bool {
         let Some(follower) = lock(&self.follower).take() else { return false };
         let ended = || Error::Setting("the device failed while the model was loaded".to_owned());
         let ready = Report::Ready(Box::new(Err(why.take().unwrap_or_else(ended))));
-        // One who has left waits for nothing.
+        // The owner may have gone.
         let _ = follower.reports.send(ready);
         true
     }
@@ -122,7 +122,7 @@ impl Resident {
         lock(&self.follower).is_some()
     }
 
-    /// Comes to a device that was made.
+    /// Joins a new device.
     fn enter<D: Ops + 'static>(&mut self, pool: &mut Pool<D>, runtime: &Runtime<D>, runs: &Arc<AtomicBool>) {
         let Some(slot) = self.slot.upgrade() else { return };
         let inbox = self.inbox.take().unwrap_or_else(|| {
@@ -163,9 +163,9 @@ struct Seat {
     slot: Weak<Slot>,
     follower: Arc<Mutex<Option<Follower>>>,
     runs: Arc<AtomicBool>,
-    /// Or why it cannot be planned, until that is told.
+    /// Or why it cannot be planned, until that is reported.
     planned: Mutex<std::result::Result<Planned, Option<Error>>>,
-    /// Whether somebody who waited was told why it is not loaded: the log need not.
+    /// Whether a waiting owner got the reason of a failed load, so that it is not logged.
     is_told: AtomicBool,
 }
 
@@ -174,7 +174,7 @@ impl Seat {
         lock(&self.planned).as_ref().map_or(0, of)
     }
 
-    /// Somebody who waits gets the error as it is.
+    /// A waiting owner gets the error itself.
     fn refuse(&self, error: Error) -> LoadError {
         let error = match error {
             Error::Host(djinn_host::Error::Engine(error)) if !self.is_awaited() => return error.into(),
@@ -183,7 +183,7 @@ impl Seat {
         let why = one_line(&error);
         let is_lost = matches!(&error, Error::Host(error) if error.is_device_lost());
         if let Some(follower) = lock(&self.follower).take() {
-            // One who has left waits for nothing.
+            // The owner may have gone.
             let _ = follower.reports.send(Report::Ready(Box::new(Err(error))));
             self.is_told.store(true, Ordering::Relaxed);
         }
@@ -227,7 +227,6 @@ impl<D: Ops> PoolModel<D> for Seat {
         let Some(slot) = self.slot.upgrade() else { return ControlFlow::Break(()) };
         slot.loaded(done, total);
         if let Some(follower) = &*lock(&self.follower) {
-            // As above.
             let _ = follower.reports.send(Report::Loaded(done, total));
             if follower.ended.load(Ordering::Relaxed) {
                 return ControlFlow::Break(());
@@ -253,7 +252,6 @@ impl<D: Ops> PoolModel<D> for Seat {
         if residence == Residence::Device
             && let Some(follower) = lock(&self.follower).take()
         {
-            // As above.
             let _ = follower.reports.send(Report::Ready(Box::new(Ok(()))));
         }
     }
@@ -276,7 +274,7 @@ impl OnDevice for OnThread<'_> {
 
     fn on<D: Ops + 'static>(self, device: D) -> Result<()> {
         let OnThread { thread, runs } = self;
-        // Where the device is the host's memory and has no cap, no model ever leaves it.
+        // On a device in host memory without a cap, no model ever leaves.
         let is_unlimited = device.info().host_memory && device.usage(Space::Device).limit == u64::MAX;
         let host_limit = if is_unlimited { 0 } else { thread.host_limit };
         let runtime = Rc::new(Runtime::in_turns(device, host_limit)?);

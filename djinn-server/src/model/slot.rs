@@ -1,4 +1,4 @@
-//! Where a model's engine is reached, over its failures, and how far the model is from the device.
+//! Access to a model's engine, which changes after failures, and its loading state.
 
 use djinn_engine::{Client, Residence};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// An engine whose sessions are gone tells why at once: it has ended before they go.
+/// An engine that loses its sessions reports its end within this time.
 const TELLS_WITHIN: Duration = Duration::from_secs(1);
 
-/// Where the engine that runs now is reached, or the one that will once it is asked for something.
+/// The client of the engine that runs now, or will at the next request.
 pub(super) struct Slot {
     engine: watch::Sender<Reach>,
-    /// Bytes that are loaded, and in all.
+    /// Bytes loaded, and in all.
     progress: [AtomicU64; 2],
 }
 
-/// How a model came to its device so far.
+/// Statistics of a model's loads.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Loads {
     pub(crate) count: u64,
-    /// Of weights, from host memory or from where they are stored.
+    /// Bytes of weights, from host memory or from files.
     pub(crate) bytes: u64,
     pub(crate) time: Duration,
-    /// The latest, in bytes and time.
+    /// Bytes and time of the latest.
     pub(crate) latest: (u64, Duration),
 }
 
@@ -33,20 +33,20 @@ struct Reach {
     /// Why requests are refused, if they are.
     refused: Option<String>,
     residence: Residence,
-    /// It was on the device since the latest start, or is to be without being asked.
+    /// Whether it was on the device since the latest start, or is loaded without a request.
     is_wanted: bool,
     failures: u64,
     /// Why the engine failed last.
     why: String,
-    /// Whether no device can be had in this process any more.
+    /// Whether this process cannot get a device any more.
     lost: bool,
     loads: Loads,
-    /// When it set out for the device.
+    /// When its present load began.
     began: Option<Instant>,
 }
 
 impl Slot {
-    /// Of a model that is loaded when it is asked for something.
+    /// For a model that is loaded at its first request.
     pub(super) fn new(client: Client) -> Self {
         let (refused, residence, why) = (None, Residence::Unloaded(None), String::new());
         let (is_wanted, failures, lost, loads, began) = (false, 0, false, Loads::default(), None);
@@ -63,8 +63,8 @@ impl Slot {
         }
     }
 
-    /// Whether requests are answered: one that is loaded when it is asked for something is ready until then, even if it could
-    /// not be loaded the last time.
+    /// Whether requests are answered. A model that is loaded on request is ready until then, even if its last load
+    /// failed.
     pub(super) fn is_ready(&self) -> bool {
         let reach = self.engine.borrow();
         let failed = matches!(reach.residence, Residence::Unloaded(Some(_)));
@@ -76,12 +76,12 @@ impl Slot {
         self.engine.borrow().residence.clone()
     }
 
-    /// How much of the model is loaded, in bytes, while it is.
+    /// Bytes loaded and in all, during a load.
     pub(super) fn progress(&self) -> [u64; 2] {
         [0, 1].map(|at| self.progress[at].load(Ordering::Relaxed))
     }
 
-    /// How it came there so far.
+    /// Its loads so far.
     pub(super) fn loads(&self) -> Loads {
         self.engine.borrow().loads
     }
@@ -91,13 +91,13 @@ impl Slot {
         self.progress[1].store(total, Ordering::Relaxed);
     }
 
-    /// Whether it is to be loaded again after a failure.
+    /// Whether to load it again after a failure.
     pub(super) fn is_wanted(&self) -> bool {
         self.engine.borrow().is_wanted
     }
 
-    /// Tells the engine to end once its requests have ended, or after `within`; new ones are told `why` there is none. A model
-    /// that is not loaded is left alone.
+    /// Makes the engine end when its requests have ended, or after `within`. New requests are refused with `why`. It
+    /// has no effect on a model that is not loaded.
     pub(super) fn retire(&self, why: &str, within: Duration) {
         self.engine.send_if_modified(|reach| {
             let is_loaded = matches!(reach.residence, Residence::Device | Residence::Host);
@@ -115,14 +115,14 @@ impl Slot {
         self.engine.borrow().failures
     }
 
-    /// Why an engine failed that had failed `before` times until then; `None` if it did not.
+    /// Why an engine failed after it had failed `before` times; `None` if it did not.
     pub(super) async fn failure_after(&self, before: u64) -> Option<String> {
         let mut reach = self.engine.subscribe();
         let failed = timeout(TELLS_WITHIN, reach.wait_for(|reach| reach.failures > before)).await;
         failed.ok()?.ok().map(|reach| reach.why.clone())
     }
 
-    /// The engine ended, and all engines on its device.
+    /// Records that the engine, and all engines on its device, have ended.
     pub(super) fn failed(&self, why: &str) {
         self.engine.send_modify(|reach| {
             reach.is_wanted |= !matches!(reach.residence, Residence::Unloaded(_));
@@ -132,7 +132,7 @@ impl Slot {
         });
     }
 
-    /// There is a device again: another engine will be reached there.
+    /// Records the client of a new engine on a new device.
     pub(super) fn renewed(&self, client: Client) {
         self.engine.send_modify(|reach| {
             (reach.client, reach.lost) = (client, false);
@@ -142,7 +142,7 @@ impl Slot {
         });
     }
 
-    /// The model is elsewhere. Whether it runs again after a failure.
+    /// Records where the model is. Returns whether it runs again after a failure.
     pub(super) fn is_at(&self, residence: Residence) -> bool {
         let mut runs_again = false;
         let [bytes, _] = self.progress();
@@ -177,12 +177,12 @@ impl Slot {
         runs_again
     }
 
-    /// The device failed, and another one cannot be made in its place.
+    /// Records that the device failed and cannot be replaced.
     pub(super) fn lose_device(&self) {
         self.engine.send_modify(|reach| reach.lost = true);
     }
 
-    /// Whether the device is lost in this way.
+    /// Whether the device is lost and cannot be replaced.
     pub(super) fn has_lost_device(&self) -> bool {
         self.engine.borrow().lost
     }
