@@ -25,12 +25,6 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// The policy `signal`: weighs by clients' estimates.
-pub type SignalPolicy = CostPolicy<SignalledWaits>;
-
-/// The policy `predicted`: as `signal`, with waits learned online for each tool.
-pub type PredictedPolicy = CostPolicy<LearnedWaits>;
-
 /// What a policy sees.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {

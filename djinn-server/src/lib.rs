@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod anthropic;
+mod ask;
 mod body;
 mod debug;
 mod error;

@@ -9,6 +9,7 @@ mod slot;
 #[cfg(test)]
 mod tests;
 
+use crate::ask::ask;
 use crate::error::{Error, Result};
 use crate::metrics::ModelMetrics;
 use crate::sessions::SessionTable;
@@ -31,7 +32,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 /// The default context, if the model has as many tokens.
@@ -367,27 +368,19 @@ impl ServedModel {
 
     /// The engine's counts and their age, since it may be busy. `None` if it is gone.
     pub(crate) async fn occupancy(&self) -> Option<(Occupancy, Duration)> {
-        let (answer, answered) = oneshot::channel();
-        self.slot.client().ok()?.begin_count(move |occupancy| {
-            // The client may have left.
-            let _ = answer.send(occupancy);
-        });
-        let counted = timeout(COUNTED_WITHIN, answered).await;
+        let client = self.slot.client().ok()?;
+        let counted = timeout(COUNTED_WITHIN, ask(|answer| client.begin_count(answer))).await;
         let mut latest = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Ok(counted) = counted {
-            *latest = counted.ok().map(|occupancy| (occupancy, Instant::now()));
+            *latest = counted.map(|occupancy| (occupancy, Instant::now()));
         }
         latest.map(|(occupancy, at)| (occupancy, at.elapsed()))
     }
 
     /// The engine's snapshot; `None` if it is gone or does not answer in time.
     pub(crate) async fn snapshot(&self) -> Option<Snapshot> {
-        let (answer, answered) = oneshot::channel();
-        self.slot.client().ok()?.begin_snapshot(move |snapshot| {
-            // The client may have left.
-            let _ = answer.send(snapshot);
-        });
-        timeout(COUNTED_WITHIN, answered).await.ok()?.ok()
+        let client = self.slot.client().ok()?;
+        timeout(COUNTED_WITHIN, ask(|answer| client.begin_snapshot(answer))).await.ok()?
     }
 
     /// A permit to export or import a session.
@@ -402,12 +395,8 @@ impl ServedModel {
 
     /// The page format of `client`'s engine.
     pub(crate) async fn kv_shape(&self, client: &Client) -> Result<KvShape, ApiError> {
-        let (answer, answered) = oneshot::channel();
-        client.begin_shape(move |shape| {
-            // The client may have left.
-            let _ = answer.send(shape);
-        });
-        let told = answered.await.map_err(|_| ApiError::unavailable("the model's engine has ended"))?;
+        let told = ask(|answer| client.begin_shape(answer)).await;
+        let told = told.ok_or_else(|| ApiError::unavailable("the model's engine has ended"))?;
         told.map_err(|error| ApiError::of_engine(&error, "id"))
     }
 

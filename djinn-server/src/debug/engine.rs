@@ -1,13 +1,13 @@
 //! Requests to the engine about a session, and the answers to its refusals.
 
 use crate::ApiError;
+use crate::ask::ask;
 use crate::debug::hooks;
 use crate::sessions::{EngineSession, conflict};
 use axum::http::StatusCode;
 use djinn_engine::debug::{AttentionScores, Debugger, KvEdit, Look, Looked};
 use djinn_engine::{Error as EngineError, SessionId};
 use djinn_srg::Graph;
-use tokio::sync::oneshot;
 
 /// Does `work` on the engine's thread, for one of its sessions.
 ///
@@ -18,13 +18,9 @@ pub(crate) async fn debug<T: Send + 'static>(
     graph: &Graph,
     work: impl FnOnce(&mut dyn Debugger, SessionId) -> djinn_engine::Result<T> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let (answer, answered) = oneshot::channel();
     let id = session.id;
-    session.client.begin_debug(move |debugger| {
-        // The client may have left.
-        let _ = answer.send(work(debugger, id));
-    });
-    told(answered.await.ok(), graph)
+    let answer = ask(|answer| session.client.begin_debug(move |debugger| answer(work(debugger, id)))).await;
+    told(answer, graph)
 }
 
 /// Reads a paused session.
@@ -32,12 +28,9 @@ pub(crate) async fn debug<T: Send + 'static>(
 /// # Errors
 /// As [`debug`]; 409 if the session is not paused.
 pub(crate) async fn look(session: &EngineSession, graph: &Graph, look: Look) -> Result<Looked, ApiError> {
-    let (answer, answered) = oneshot::channel();
     let id = session.id;
-    session.client.begin_debug(move |debugger| {
-        debugger.look(id, look, Box::new(|looked| drop(answer.send(looked))));
-    });
-    told(answered.await.ok(), graph)
+    let look = ask(|answer| session.client.begin_debug(move |debugger| debugger.look(id, look, answer)));
+    told(look.await, graph)
 }
 
 /// Reads the queries and keys of a block of a paused session.
@@ -49,12 +42,11 @@ pub(crate) async fn attention(
     graph: &Graph,
     layer: u32,
 ) -> Result<AttentionScores, ApiError> {
-    let (answer, answered) = oneshot::channel();
     let id = session.id;
-    session.client.begin_debug(move |debugger| {
-        debugger.attention(id, layer, Box::new(|read| drop(answer.send(read))));
+    let read = ask(|answer| {
+        session.client.begin_debug(move |debugger| debugger.attention(id, layer, answer));
     });
-    told(answered.await.ok(), graph)
+    told(read.await, graph)
 }
 
 /// Changes keys or values of a paused session.
@@ -62,12 +54,11 @@ pub(crate) async fn attention(
 /// # Errors
 /// As [`look`]; 400 for a number that the cache cannot represent.
 pub(crate) async fn edit_cache(session: &EngineSession, graph: &Graph, edit: KvEdit) -> Result<(), ApiError> {
-    let (answer, answered) = oneshot::channel();
     let id = session.id;
-    session.client.begin_debug(move |debugger| {
-        debugger.edit_cache(id, edit, Box::new(|written| drop(answer.send(written))));
+    let written = ask(|answer| {
+        session.client.begin_debug(move |debugger| debugger.edit_cache(id, edit, answer));
     });
-    match answered.await.ok() {
+    match written.await {
         Some(Err(error @ EngineError::Intervention { .. })) => {
             Err(ApiError::field("values", error.to_string()))
         }

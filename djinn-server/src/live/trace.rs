@@ -1,17 +1,16 @@
 //! `/v1/trace`: a timeline of a model that serves.
 
+use crate::ask::ask;
 use crate::request::Pairs;
 use crate::server::Server;
 use crate::{ApiError, reply};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, Response, StatusCode, header};
-use djinn_engine::Trace;
 use serde_json::json;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::oneshot;
 
 /// Seconds that a trace may run.
 const SECONDS: RangeInclusive<u64> = 1..=300;
@@ -39,13 +38,9 @@ pub(crate) async fn start(
             })?
         }
     };
-    let (answer, answered) = oneshot::channel();
-    model.client()?.begin_trace(Duration::from_secs(seconds), move |begun| {
-        // The client may have left.
-        let _ = answer.send(begun);
-    });
-    let begun = answered.await.map_err(|_| gone())?;
-    begun.map_err(|error| ApiError::of_engine(&error, "model"))?;
+    let client = model.client()?;
+    let begun = ask(|answer| client.begin_trace(Duration::from_secs(seconds), answer)).await;
+    begun.ok_or_else(gone)?.map_err(|error| ApiError::of_engine(&error, "model"))?;
     Ok(reply::json(StatusCode::OK, &json!({ "object": "trace", "running": true, "seconds": seconds })))
 }
 
@@ -58,12 +53,8 @@ pub(crate) async fn stop(
     query: Pairs,
 ) -> Result<Response<Body>, ApiError> {
     let model = server.model_of(query.get("model").map(String::as_str))?;
-    let (answer, answered) = oneshot::channel();
-    model.client()?.end_trace(move |trace: Option<Trace>| {
-        // The client may have left.
-        let _ = answer.send(trace);
-    });
-    let trace = answered.await.map_err(|_| gone())?;
+    let client = model.client()?;
+    let trace = ask(|answer| client.end_trace(answer)).await.ok_or_else(gone)?;
     let trace = trace.ok_or_else(|| {
         ApiError::refused(StatusCode::CONFLICT, "no trace was begun; POST /v1/trace/start begins one")
     })?;

@@ -1,5 +1,6 @@
 //! `/v1/logits`: the logits of every position of a list of tokens.
 
+use crate::ask::ask;
 use crate::body::Fields;
 use crate::fields::LOGITS;
 use crate::reply;
@@ -9,12 +10,11 @@ use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use djinn_host::{LogitRows, logits_table};
 use std::sync::Arc;
-use tokio::sync::oneshot;
 
-/// Logits of an answer, at most: 32 MiB as f32, and three times that as JSON.
+/// The most logits of an answer: 32 MiB as f32, and three times that as JSON.
 const MOST_LOGITS: u64 = 8 << 20;
 
-/// Answers a request. The model's sessions wait while its logits are computed.
+/// Answers a request. The model's sessions wait meanwhile.
 pub(crate) async fn compute(request: ApiRequest) -> Result<Response<Body>, ApiError> {
     let fields = Fields::parse(&request.body, &LOGITS)?;
     let model = request.model(&fields)?;
@@ -26,19 +26,14 @@ pub(crate) async fn compute(request: ApiRequest) -> Result<Response<Body>, ApiEr
         Some(_) => return Err(ApiError::field("format", "`format` is `json` or `text`")),
     };
     check(&model, &tokens)?;
-    let (answer, answered) = oneshot::channel();
-    model.client()?.begin_logits(tokens, move |logits| {
-        // A client that has left reads no answer.
-        let _ = answer.send(logits);
-    });
-    let failures = model.failures();
-    let logits = match answered.await {
-        Ok(Ok(logits)) => logits,
-        Ok(Err(djinn_engine::Error::ContextFull { .. })) => {
+    let (client, failures) = (model.client()?, model.failures());
+    let logits = match ask(|answer| client.begin_logits(tokens, answer)).await {
+        Some(Ok(logits)) => logits,
+        Some(Err(djinn_engine::Error::ContextFull { .. })) => {
             return Err(ApiError::busy("sessions have the KV cache's pages; try again later"));
         }
-        Ok(Err(error)) => return Err(ApiError::of_engine(&error, "tokens")),
-        Err(_) => return Err(model.gone(failures).await),
+        Some(Err(error)) => return Err(ApiError::of_engine(&error, "tokens")),
+        None => return Err(model.gone(failures).await),
     };
     let made = model.work(move |model| {
         Ok(match as_text {

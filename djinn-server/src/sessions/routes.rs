@@ -1,8 +1,9 @@
-//! `/v1/sessions`: what clients see of their sessions, and what they do with them.
+//! `/v1/sessions`: shows sessions and acts on them.
 
 use super::hints::{LONGEST_TTL, signal};
 use super::table::{EngineSession, Key, Record, conflict, exists};
 use super::{identity, residency_name};
+use crate::ask::ask;
 use crate::body::Fields;
 use crate::debug::breakpoint::paused_json;
 use crate::debug::{self, debug};
@@ -23,7 +24,6 @@ use djinn_scheduler::{Error as SchedulerError, SessionEvent, SessionReport, Sign
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
 
 type Answered = Result<Value, ApiError>;
 
@@ -34,7 +34,7 @@ pub(super) fn answer(answered: Answered) -> Response<Body> {
     }
 }
 
-/// A session that a path names.
+/// The session that a path names.
 pub(crate) struct Named {
     pub(crate) model: Arc<ServedModel>,
     model_name: String,
@@ -43,7 +43,7 @@ pub(crate) struct Named {
 }
 
 impl Named {
-    /// The session of a tenant; of the model that the query names, where several models have one.
+    /// A tenant's session. If several models have one of this name, the query names the model.
     pub(crate) fn find(server: &Server, tenant: Vec<u8>, id: &str, query: &Pairs) -> Result<Self, ApiError> {
         let key = (tenant, id.to_owned());
         let mut found: Option<Self> = None;
@@ -84,23 +84,23 @@ impl Named {
         conflict(message, "session_without_state")
     }
 
-    /// How the engine says that it is.
+    /// The engine's report on it.
     async fn told(&self) -> Option<Told> {
         let engine = self.record.engine.as_ref()?;
         reports(std::slice::from_ref(engine)).await.pop().flatten()
     }
 
-    /// The session as its client sees it.
+    /// The session as JSON for its client.
     pub(super) async fn body(&self) -> Value {
         body(&self.key.1, &self.model_name, &self.record, self.told().await)
     }
 
-    /// What it does, in a word.
+    /// Its state, in a word.
     pub(crate) async fn state(&self) -> &'static str {
         state(&self.record, self.told().await.as_ref())
     }
 
-    /// It was used.
+    /// Marks it as used.
     pub(crate) fn touch(&self) {
         self.model.sessions().change(&self.key, |record| record.used = Instant::now());
     }
@@ -109,7 +109,7 @@ impl Named {
         missing(&self.key.1)
     }
 
-    /// Tells the engine of an event, and the table of what follows from it.
+    /// Sends the engine an event, and records its effect.
     async fn event(&self, event: SessionEvent) -> Result<(), ApiError> {
         let engine = self.engine()?;
         let told = ask(|answer| engine.client.begin_event(engine.id, event, answer)).await;
@@ -130,15 +130,7 @@ fn missing(id: &str) -> ApiError {
     ApiError { code: Some("session_not_found"), ..error }
 }
 
-/// What the engine answers; `None` if it is gone.
-pub(super) async fn ask<T: Send + 'static>(tell: impl FnOnce(Box<dyn FnOnce(T) + Send>)) -> Option<T> {
-    let (answer, answered) = oneshot::channel();
-    // A client that has left reads no answer.
-    tell(Box::new(|told| drop(answer.send(told))));
-    answered.await.ok()
-}
-
-/// What an engine says of a session.
+/// An engine's report on a session.
 #[derive(Clone)]
 pub(crate) struct Told {
     pub(crate) report: SessionReport,
@@ -146,7 +138,7 @@ pub(crate) struct Told {
     pub(crate) paused_at: Option<PausedAt>,
 }
 
-/// How sessions of one engine are.
+/// Reports on sessions of one engine.
 async fn reports(sessions: &[EngineSession]) -> Vec<Option<Told>> {
     let Some(first) = sessions.first() else { return Vec::new() };
     let ids: Vec<SessionId> = sessions.iter().map(|session| session.id).collect();
@@ -173,7 +165,7 @@ fn state(record: &Record, told: Option<&Told>) -> &'static str {
     }
 }
 
-/// A session as its client sees it.
+/// A session as JSON for its client.
 pub(crate) fn body(id: &str, model: &str, record: &Record, told: Option<Told>) -> Value {
     let state = state(record, told.as_ref());
     let (report, paused_at) = told.map(|told| (told.report, told.paused_at)).unzip();
@@ -216,7 +208,7 @@ pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Res
     for (name, model) in server.distinct_models() {
         let records = model.sessions().of_tenant(&tenant);
         let client = model.client().ok();
-        // An engine that has ended tells of none of its sessions.
+        // An engine that has ended reports no sessions.
         let is_live =
             |engine: &&EngineSession| client.as_ref().is_some_and(|client| client.is_same(&engine.client));
         let live = |record: &Record| record.engine.as_ref().filter(is_live).cloned();
@@ -324,7 +316,7 @@ async fn acted(id: &str, action: &str, query: &Pairs, request: &ApiRequest) -> A
                     "`until` is for a session that is paused at a breakpoint; its client holds this one";
                 return Err(ApiError::field("until", message));
             }
-            // One that was lost meanwhile is not held any more.
+            // A session that was lost meanwhile is not held any more.
             let resumed = named.event(SessionEvent::Resume).await;
             table.change(&named.key, |record| record.paused = false);
             resumed?;
@@ -364,7 +356,7 @@ async fn forked(named: &Named, request: &ApiRequest) -> Answered {
     }
     let engine = named.engine()?;
     let client = engine.client.clone();
-    // One that is paused at a breakpoint has a fork that is paused there.
+    // The fork of a session paused at a breakpoint is paused there, too.
     let paused = debug(engine, named.model.graph(), |debugger, id| Ok(debugger.paused_at(id))).await?;
     let told = match paused {
         Some(_) => {

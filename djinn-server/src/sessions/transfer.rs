@@ -1,12 +1,13 @@
-//! `/v1/sessions/{id}/export` and `/v1/sessions/import`: sessions that leave a server, and come to another one.
+//! `/v1/sessions/{id}/export` and `/v1/sessions/import`: sessions between servers.
 //!
-//! Files pass through in pieces of a few pages: neither way is a session in the server's memory as a whole.
+//! Files are streamed a few pages at a time; no session is in the server's memory as a whole.
 
 use super::file::{self, CHECKSUM_BYTES, FileKind, LENGTH_BYTES, LONGEST_HEADER, Sizes, malformed};
-use super::routes::{Named, answer, ask};
+use super::routes::{Named, answer};
 use super::table::{EngineSession, exists};
 use super::{conflict, identity};
 use crate::ApiError;
+use crate::ask::ask;
 use crate::model::ServedModel;
 use crate::openai::answer_id;
 use crate::request::{Asker, Pairs, tenant_salt};
@@ -24,7 +25,7 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
-/// Bytes each second that a sender has to reach on the whole, beside the time for any body: pages are held meanwhile.
+/// The lowest average rate of a sender, in addition to the time for any body, since pages are held meanwhile.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
 /// Answers `GET /v1/sessions/{id}/export`.
@@ -87,22 +88,22 @@ async fn exported(
     Ok(response)
 }
 
-/// A file on its way out.
+/// A file that is being sent.
 struct Export {
     name: String,
     head: Option<Vec<u8>>,
-    /// None once its sum was sent.
+    /// `None` after the checksum was sent.
     hasher: Option<blake3::Hasher>,
     client: Client,
     session: ExportedSession,
     pages: u32,
-    /// Pages that were sent.
+    /// Number of pages sent.
     read: u32,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Export {
-    /// The next bytes of the file; `None` at its end. An error breaks the response off, and its length tells.
+    /// The next bytes of the file; `None` at its end. An error ends the response early, which its length shows.
     async fn next(&mut self) -> std::io::Result<Option<Bytes>> {
         let Some(hasher) = &mut self.hasher else { return Ok(None) };
         let bytes = if let Some(head) = self.head.take() {
@@ -171,7 +172,8 @@ async fn imported(server: &Server, asker: Asker, query: &Pairs, request: Request
     Ok(named.body().await)
 }
 
-/// Brings a file's session to the model's engine; whether it is held in a turn, which is ended unless `keeps_turn`.
+/// Imports a file's session into the model's engine. Returns whether it is paused in a turn, which ends unless
+/// `keeps_turn`.
 async fn receive(
     model: &Arc<ServedModel>,
     upload: &mut Upload,
@@ -206,7 +208,7 @@ async fn receive(
     Ok((incoming.keep().await?, is_held))
 }
 
-/// A session of the engine whose pages are being written. It does not come where this is dropped before.
+/// An imported session of the engine whose pages are being written. Dropping it ends the import.
 struct Incoming {
     client: Client,
     session: IncomingSession,
@@ -219,14 +221,14 @@ impl Incoming {
         shape: djinn_engine::KvShape,
         image: djinn_engine::SessionImage,
     ) -> Result<Self, ApiError> {
-        let (answer, answered) = tokio::sync::oneshot::channel();
         let own = client.clone();
-        client.begin_import(shape, image, move |begun| {
-            let begun = begun.map(|session| Incoming { client: own, session, kept: false });
-            // A client that has left reads no answer: what is dropped gives its pages back.
-            let _ = answer.send(begun);
+        let begun = ask(|answer| {
+            // If the client has left, the answer is dropped, which gives the pages back.
+            client.begin_import(shape, image, move |begun| {
+                answer(begun.map(|session| Incoming { client: own, session, kept: false }));
+            });
         });
-        answered.await.map_err(|_| gone())?.map_err(|error| of_engine(&error))
+        begun.await.ok_or_else(gone)?.map_err(|error| of_engine(&error))
     }
 
     async fn write(&self, first: u32, bytes: Bytes) -> Result<(), ApiError> {
@@ -252,7 +254,7 @@ impl Drop for Incoming {
     }
 }
 
-/// A file on its way in.
+/// A file that is being received.
 struct Upload {
     body: BodyDataStream,
     buffer: BytesMut,
@@ -269,12 +271,12 @@ impl Upload {
         Upload { body, buffer, hasher, began, until: began + time, time }
     }
 
-    /// Gives the sender the time that this many bytes may take.
+    /// Extends the sender's time for this many bytes.
     fn allow(&mut self, bytes: u64) {
         self.until = self.began + self.time + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
     }
 
-    /// More bytes of the body; false at its end.
+    /// Reads more bytes of the body; false at its end.
     async fn more(&mut self) -> Result<bool, ApiError> {
         let slow = |_| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "the session's file came too slowly");
         match timeout_at(self.until, self.body.next()).await.map_err(slow)? {
@@ -296,7 +298,7 @@ impl Upload {
         Ok(())
     }
 
-    /// The next `count` bytes, which are summed.
+    /// The next `count` bytes, which are added to the checksum.
     async fn take(&mut self, count: usize) -> Result<Bytes, ApiError> {
         self.fill(count).await?;
         let bytes = self.buffer.split_to(count).freeze();
@@ -304,7 +306,7 @@ impl Upload {
         Ok(bytes)
     }
 
-    /// The next bytes. They are summed, unless they are the sum.
+    /// The next bytes. They are added to the checksum, unless they are the checksum.
     async fn array<const N: usize>(&mut self) -> Result<[u8; N], ApiError> {
         self.fill(N).await?;
         let mut bytes = [0; N];
@@ -315,7 +317,7 @@ impl Upload {
         Ok(bytes)
     }
 
-    /// Takes in what a sender is still sending, for a moment: one that is cut off may not read why.
+    /// Reads what a sender is still sending, for a moment: a sender that is cut off might not read the error.
     async fn drain(&mut self) {
         const MOMENT: Duration = Duration::from_secs(1);
         const MOST: usize = 1 << 20;
@@ -327,7 +329,7 @@ impl Upload {
         }
     }
 
-    /// The end of the body.
+    /// Expects the end of the body.
     async fn end(&mut self) -> Result<(), ApiError> {
         while self.buffer.is_empty() {
             if !self.more().await? {
