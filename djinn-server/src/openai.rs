@@ -1,4 +1,4 @@
-//! What OpenAI's APIs have in common: sampling fields, stop strings, usage, names of answers.
+//! Shared by OpenAI's APIs: sampling fields, stop strings, usage, ids of answers.
 
 pub(crate) mod chat;
 mod chunks;
@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// The build that answers: a seed gives the same answer while this stays the same. llama.cpp's begin with a `b`, too.
+/// The build: as long as it is the same, a seed gives the same answer. llama.cpp's begin with a `b`, too.
 const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
 /// The most answers to one request.
 const MOST_CHOICES: u64 = 16;
@@ -28,12 +28,12 @@ const LONGEST_STOP: usize = 1024;
 /// The most stop tokens.
 const MOST_STOP_TOKENS: usize = 64;
 
-/// Another number each time.
+/// A different number at each call.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// A name for an answer, that no other has.
+/// A unique id for an answer.
 pub(crate) fn answer_id(prefix: &str) -> String {
     format!("{prefix}{:016x}{:016x}", random(), random())
 }
@@ -42,9 +42,9 @@ pub(crate) fn answer_id(prefix: &str) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Streaming {
     stream: bool,
-    /// One last chunk has the usage.
+    /// Whether a last chunk has the usage.
     usage: bool,
-    /// Every chunk has it.
+    /// Whether every chunk has it.
     continuous: bool,
 }
 
@@ -65,10 +65,10 @@ impl Streaming {
     }
 }
 
-/// All of a generation but its prompt, its log-probabilities and the most tokens, for the tenant `salt`.
+/// A generation without its prompt, log-probabilities and maximum of tokens, for the tenant `salt`.
 fn generate(fields: &Fields, model: &ServedModel, salt: &[u8]) -> Result<GenerateRequest, ApiError> {
     let cache_salt: Option<String> = fields.read("cache_salt")?;
-    // The parts cannot run into each other: the tenant's has one length or is empty.
+    // The parts are distinguishable: the tenant's has a fixed length or is empty.
     let salt = [&[u8::from(cache_salt.is_some())], salt, cache_salt.unwrap_or_default().as_bytes()].concat();
     let stop_tokens: Vec<u32> = fields.read("stop_token_ids")?.unwrap_or_default();
     if stop_tokens.len() > MOST_STOP_TOKENS {
@@ -87,7 +87,7 @@ fn generate(fields: &Fields, model: &ServedModel, salt: &[u8]) -> Result<Generat
     })
 }
 
-/// What the request says, over what the model's makers say, over OpenAI's defaults.
+/// The request's settings, else those of the model's makers, else OpenAI's defaults.
 fn sampling(fields: &Fields, model: &ServedModel) -> Result<Sampling, ApiError> {
     let makers = model.defaults();
     let temperature = fields.number("temperature", 0.0..=2.0)?.or(makers.temperature).unwrap_or(1.0);
@@ -181,7 +181,7 @@ pub(crate) fn finish_name(reason: FinishReason) -> &'static str {
     }
 }
 
-/// JSON has no negative infinity; what the model ruled out has vLLM's number for it.
+/// JSON has no negative infinity. Tokens that the model ruled out get vLLM's number for it.
 fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }

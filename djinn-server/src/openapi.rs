@@ -1,7 +1,7 @@
 //! `/openapi.json`: the routes and the fields of their requests, as OpenAPI 3.1.
 //!
-//! Paths come from the table of routes, fields from the tables that also make docs/server-fields.md. What answers look
-//! like is said by OpenAI's and Anthropic's own documents.
+//! Paths come from the table of routes, fields from the tables that also make docs/server-fields.md. For answers, see
+//! OpenAI's and Anthropic's documents.
 
 use crate::fields::{ENDPOINTS, Endpoint, RequestField, Support};
 use crate::routes::Route;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 pub(crate) fn document(routes: &[Route]) -> Value {
     let mut paths = Map::new();
     for route in routes {
-        // A name that may have slashes is one parameter like others.
+        // A name with slashes is still one parameter.
         let path = route.path.replace("{*", "{");
         let methods = paths.entry(path).or_insert_with(|| json!({}));
         methods[route.method.as_str().to_ascii_lowercase()] = operation(route);
@@ -25,7 +25,7 @@ pub(crate) fn document(routes: &[Route]) -> Value {
             "license": { "name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0" },
         },
         "servers": [{ "url": "/" }],
-        // Only servers that were given keys ask for one.
+        // Only servers with keys require one.
         "security": [{}, { "bearer": [] }, { "x-api-key": [] }],
         "paths": paths,
         "components": {
@@ -104,7 +104,7 @@ fn required(path: &str) -> &'static [&'static str] {
     }
 }
 
-/// The types that a supported field's values may have, in all requests together. Null is as good as no field.
+/// The types of a supported field's values, over all requests. Null means the field is absent.
 fn types(name: &str) -> &'static [&'static str] {
     match name {
         "stream"
@@ -144,7 +144,7 @@ fn types(name: &str) -> &'static [&'static str] {
         | "output_config"
         | "steering" => &["object", "null"],
         "tool_choice" => &["string", "object", "null"],
-        // What templates make of it is theirs to say.
+        // Free-form: the templates decide.
         _ => &["string", "number", "boolean", "array", "object", "null"],
     }
 }

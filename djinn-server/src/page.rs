@@ -1,4 +1,4 @@
-//! The page at `/`: one file without foreign parts, which asks the API as any client does.
+//! The page at `/`: one file without external parts. It uses the API as any client does.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};

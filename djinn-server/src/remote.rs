@@ -1,4 +1,4 @@
-//! What the command asks with `--server`: answers, logits, a model's plan and graph, as the command itself makes them.
+//! The API for `--server`: answers, logits, a model's plan and graph, made by the command's own code.
 
 pub(crate) mod generate;
 pub(crate) mod logits;

@@ -1,4 +1,4 @@
-//! Answers as bytes: JSON objects, and streams of server-sent events.
+//! Responses: JSON objects, and streams of server-sent events.
 
 use crate::{ApiError, write_times};
 use axum::body::Body;
@@ -12,12 +12,11 @@ use std::future::Future;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
-/// Between two comments of a stream that has nothing to say.
+/// How often an idle stream has a comment.
 const COMMENT_EVERY: Duration = Duration::from_secs(5);
-/// Between two events of a stream: comments are no progress for some clients.
+/// How often a stream has an event: some clients do not count comments as progress.
 const EVENT_EVERY: Duration = Duration::from_secs(30);
 
-/// A JSON body.
 pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response<Body> {
     // Numbers are finite and keys are text: nothing here fails.
     let bytes = serde_json::to_vec(body).unwrap_or_default();
@@ -27,19 +26,19 @@ pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response<Body> 
     response
 }
 
-/// A text body.
 pub(crate) fn text(content_type: &'static str, body: String) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 
-/// Where the events of one stream come from.
+/// A source of a stream's events.
 pub(crate) trait EventSource: Send + 'static {
-    /// Puts the events that come next into `events`; false ends the stream after them. Dropping the future loses nothing.
+    /// Adds the next events to `events`. Returning false ends the stream after them. Dropping the future loses
+    /// nothing.
     fn next(&mut self, events: &mut Frames) -> impl Future<Output = bool> + Send;
 
-    /// Puts an event that says no more than that the stream lives.
+    /// Adds an event without content, which shows that the stream is alive.
     fn still_here(&mut self, events: &mut Frames);
 }
 
@@ -50,7 +49,7 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
-    /// An event of one line of JSON. There is no `id:` and no `event:`, which make some clients lose events.
+    /// An event with one line of JSON. It has no `id:` and no `event:`, which make some clients lose events.
     pub(crate) fn data(&mut self, body: &impl Serialize) {
         self.bytes.extend_from_slice(b"data: ");
         // As in `json`.
@@ -58,7 +57,7 @@ impl Frames {
         self.bytes.extend_from_slice(b"\n\n");
     }
 
-    /// An event whose name is the `type` of its body, as Anthropic's and the Responses API have them.
+    /// An event named by its body's `type`, as in Anthropic's and the Responses API.
     pub(crate) fn event(&mut self, body: &Value) {
         self.bytes.extend_from_slice(b"event: ");
         self.bytes.extend_from_slice(body["type"].as_str().unwrap_or_default().as_bytes());
@@ -66,7 +65,7 @@ impl Frames {
         self.data(body);
     }
 
-    /// The event that ends OpenAI's streams.
+    /// The last event of OpenAI's streams.
     pub(crate) fn done(&mut self) {
         self.bytes.extend_from_slice(b"data: [DONE]\n\n");
     }
@@ -93,8 +92,8 @@ struct Stream<S> {
     event_at: Instant,
 }
 
-/// The events of `source` as a response. Its headers go out at once; a comment follows every 5 s without an event, and
-/// an event every 30 s. A client that leaves drops the source.
+/// The events of `source` as a response. Its headers are sent at once. A comment follows every 5 s without an event,
+/// and an event every 30 s. Dropping the response drops the source.
 pub(crate) fn events(source: impl EventSource) -> Response<Body> {
     write_times::stream_begins();
     let now = Instant::now();
@@ -113,7 +112,7 @@ pub(crate) fn events(source: impl EventSource) -> Response<Body> {
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Proxies that collect a response before they pass it on would hold the stream back.
+    // Otherwise proxies would collect the whole stream before they pass it on.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

@@ -1,4 +1,4 @@
-//! What happens to every request before and after its route: checks, limits, its id, its line in the log.
+//! Before and after each route: checks, limits, the request's id, its line in the log.
 
 use crate::ApiError;
 use crate::anthropic;
@@ -20,23 +20,23 @@ use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-/// Paths that need no key: what balancers and orchestrators ask, and the page, which asks for one.
+/// Paths without a key: health checks, and the page, which asks for a key.
 const OPEN: [&str; 3] = ["/", "/health", "/ready"];
 /// Longest id that a client may give its request.
 const LONGEST_ID: usize = 128;
 const REQUEST_ID: &str = "x-request-id";
 
-/// The tenant that the request's key stands for; none where no key is needed.
+/// The tenant of the request's key; `None` if no key is needed.
 pub(crate) type Asker = Option<Extension<Tenant>>;
 /// A request's query.
 pub(crate) type Pairs = Query<HashMap<String, String>>;
 
-/// What keeps the asker's sessions and prefixes apart from those of others.
+/// The salt that separates the asker's sessions and prefixes from those of others.
 pub(crate) fn tenant_salt(asker: Asker) -> Vec<u8> {
     asker.map_or_else(Vec::new, |Extension(tenant)| tenant.salt().to_vec())
 }
 
-/// Checks a request, serves it, and writes its line once its response has gone.
+/// Checks a request, serves it, and logs it after its response was sent.
 pub(crate) async fn guard(
     State(server): State<Arc<Server>>,
     mut request: Request,
@@ -81,7 +81,7 @@ pub(crate) async fn guard(
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
     }
-    // The record goes with the body: it is written when the body has been sent, or its client is gone.
+    // The record belongs to the body: it is logged when the body was sent, or its client has left.
     response.map(|body| {
         Body::new(body.map_frame(move |frame| {
             let _ = &record;
@@ -90,7 +90,7 @@ pub(crate) async fn guard(
     })
 }
 
-/// Whether the request may be served; the origin that the response is to name.
+/// Checks whether the request may be served. Returns the origin for the response's header.
 fn admit(server: &Server, request: &Request, record: &mut Record) -> Result<Option<String>, ApiError> {
     let origin = server.check_access(request.headers())?;
     let path = request.uri().path();
@@ -111,7 +111,7 @@ fn admit(server: &Server, request: &Request, record: &mut Record) -> Result<Opti
     Ok(origin)
 }
 
-/// What the router itself refuses, in text of its own, in the form of all refusals.
+/// Gives the router's own refusals the form of all refusals.
 fn in_own_form(response: Response<Body>) -> Response<Body> {
     if !response.status().is_client_error() || response.extensions().get::<ApiError>().is_some() {
         return response;
@@ -120,7 +120,7 @@ fn in_own_form(response: Response<Body>) -> Response<Body> {
     ApiError::refused(response.status(), message).into_response()
 }
 
-/// What a browser asks before it lets a page of another origin send a request.
+/// The response to a browser's preflight request.
 fn preflight() -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
@@ -132,7 +132,7 @@ fn preflight() -> Response<Body> {
     response
 }
 
-/// The client's own id for the request, or another one each time.
+/// The client's id for the request, or a new one.
 fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
     let is_plain = |id: &&str| {
@@ -145,7 +145,7 @@ fn request_id(headers: &HeaderMap) -> String {
     }
 }
 
-/// A request's line in the log, written when this is dropped. It holds the request's place among those that are served.
+/// A request's line in the log, written when this is dropped. It counts as one of the served requests until then.
 struct Record {
     id: String,
     method: Method,
@@ -179,7 +179,7 @@ impl Drop for Record {
 impl FromRequest<Arc<Server>> for ApiRequest {
     type Rejection = ApiError;
 
-    /// Reads the body, within the limits of bytes and time.
+    /// Reads the body, within limits of bytes and time.
     async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, ApiError> {
         let limits = server.limits;
         let (tenant, headers) = (request.extensions().get::<Tenant>().copied(), request.headers().clone());

@@ -1,4 +1,4 @@
-//! The routes: one table, from which the router and `/openapi.json` are made.
+//! The routes: one table for the router and `/openapi.json`.
 
 use crate::debug::{activation, cache, captures, hooks, lens, routes as debug, tokens as session_tokens};
 use crate::guard::Tenant;
@@ -65,15 +65,15 @@ const GRAPH_FLAGS: [&str; 11] = [
 pub(crate) struct Route {
     pub(crate) method: Method,
     pub(crate) path: &'static str,
-    /// What it does, in a few words.
+    /// A short description.
     pub(crate) summary: &'static str,
     /// Parameters of its query.
     pub(crate) query: &'static [&'static str],
-    /// The type of the body that it takes, where that is no JSON.
+    /// The type of its request body, if that is not JSON.
     pub(crate) takes: Option<&'static str>,
-    /// The type of what it answers with.
+    /// The type of its response.
     pub(crate) content: &'static str,
-    /// Another route's handler answers it, since a name that may have slashes takes the rest of the path.
+    /// Whether another route's handler serves it, since a name with slashes takes the rest of the path.
     is_part: bool,
     handler: MethodRouter<Arc<Server>>,
 }
@@ -117,7 +117,7 @@ fn of_session(route: Route) -> Route {
     Route { query: &["model"], ..route }
 }
 
-/// What is done to a session: the last part of the path.
+/// An action on a session: the last part of the path.
 fn acts(path: &'static str, summary: &'static str) -> Route {
     let action = path.rsplit('/').next().unwrap_or_default();
     let handler =
@@ -125,7 +125,6 @@ fn acts(path: &'static str, summary: &'static str) -> Route {
     Route { query: &["model"], ..posts(path, summary, handler) }
 }
 
-/// The table.
 fn table() -> Vec<Route> {
     let version = async || reply::json(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }));
     vec![
@@ -369,7 +368,7 @@ fn table() -> Vec<Route> {
     ]
 }
 
-/// The router. Clients that are given the address without `/v1` find OpenAI's paths, too.
+/// The router. OpenAI's paths also work without `/v1`.
 pub(crate) fn router(server: &Arc<Server>) -> Router {
     let mut router = Router::new();
     for Route { path, handler, .. } in table().into_iter().filter(|route| !route.is_part) {

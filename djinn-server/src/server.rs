@@ -1,4 +1,4 @@
-//! The server: models by name, who may ask, how much at once, and how it is.
+//! The server: models by name, access, limits, state.
 
 use crate::body::Fields;
 use crate::error::{Error, Result};
@@ -28,22 +28,22 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// How much at once, and for how long.
+/// Limits of number and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// Requests that are served or queue; others are answered with 429.
+    /// Requests that are served or queued; more are answered with 429.
     pub requests: usize,
-    /// Connections; others are closed at once with 503.
+    /// Connections; more are closed at once with 503.
     pub connections: usize,
-    /// For a request's headers to come, and between two requests of a connection.
+    /// Time for a request's headers, and between two requests of a connection.
     pub header_time: Duration,
-    /// For a request's body to come.
+    /// Time for a request's body.
     pub body_time: Duration,
-    /// For a client to take in what is sent, at a time.
+    /// Time for a client to read what was sent, per write.
     pub write_time: Duration,
-    /// For requests to end after the server was told to stop; those that are left are broken off.
+    /// Time for requests to finish after the server was told to stop. The rest is cancelled.
     pub drain_time: Duration,
 }
 
@@ -66,13 +66,13 @@ impl Default for Limits {
 pub struct Server {
     /// A model may have several names.
     models: RwLock<Vec<(String, Arc<ServedModel>)>>,
-    /// Where models come to that are added while others are served.
+    /// The device of models that are added later.
     device: Option<SharedDevice>,
     pub(crate) sharing: Sharing,
     pub(crate) own_machine: OwnMachine,
     pub(crate) limits: Limits,
     keys: Keys,
-    /// As the address has it, if not given.
+    /// `None`: the rules for its address.
     access: Option<AccessRules>,
     pub(crate) permits: Arc<Semaphore>,
     draining: AtomicBool,
@@ -90,7 +90,7 @@ impl Default for Server {
 }
 
 impl Server {
-    /// A server without models, with the limits' defaults, for everyone.
+    /// A server without models, with default limits and without keys.
     pub fn new() -> Self {
         let limits = Limits::default();
         Server {
@@ -111,13 +111,13 @@ impl Server {
         }
     }
 
-    /// The same with a model under a name: what requests call `model`.
+    /// Adds a model under a name, which requests give as `model`.
     #[must_use]
     pub fn model(self, name: impl Into<String>, model: ServedModel) -> Self {
         self.named([name], model)
     }
 
-    /// The same with a model under several names.
+    /// Adds a model under several names.
     #[must_use]
     pub fn named<N: Into<String>>(self, names: impl IntoIterator<Item = N>, model: ServedModel) -> Self {
         let model = Arc::new(model);
@@ -125,17 +125,17 @@ impl Server {
         self
     }
 
-    /// The same with a device to which models may be [added](Self::add).
+    /// Adds a device for models that are [added](Self::add) later.
     #[must_use]
     pub fn device(self, device: SharedDevice) -> Self {
         Server { device: Some(device), ..self }
     }
 
-    /// One more model under a name, while others are served. It is loaded when it is first asked for something.
+    /// Adds a model while others are served. It is loaded at its first request.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a name that is empty or taken, or a server without a [device](Self::device) for it; a model
-    /// that cannot be opened.
+    /// [`Error::Setting`] for an empty or used name, or without a [device](Self::device); a model that cannot be
+    /// opened.
     pub fn add(&self, name: &str, location: &Location) -> Result<Arc<ServedModel>> {
         let taken = || Error::Setting(format!("there is a model {name:?} already, or it is no name"));
         if name.is_empty() || self.served(name).is_some() {
@@ -144,7 +144,7 @@ impl Server {
         self.add_opened(name, self.open(location)?)
     }
 
-    /// [`add`](Self::add) for a model that was [opened](Self::open).
+    /// As [`add`](Self::add), for an [open](Self::open) model.
     pub(crate) fn add_opened(&self, name: &str, model: Model) -> Result<Arc<ServedModel>> {
         let taken = || Error::Setting(format!("there is a model {name:?} already, or it is no name"));
         let model = Arc::new(self.shared_device()?.add(model)?);
@@ -166,8 +166,8 @@ impl Server {
         self.device.as_ref().ok_or_else(none)
     }
 
-    /// Takes a name away. Requests under way end first; then what the model has goes, if it has no other name. False if there
-    /// is no such name.
+    /// Removes a name. Running requests finish first; then the model is freed if it has no other name. Returns false
+    /// for an unknown name.
     pub fn remove(&self, name: &str) -> bool {
         let mut models = self.models_mut();
         let before = models.len();
@@ -183,50 +183,51 @@ impl Server {
         self.models.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same with other limits.
+    /// Sets other limits.
     #[must_use]
     pub fn limits(self, limits: Limits) -> Self {
         Server { limits, permits: Arc::new(Semaphore::new(limits.requests)), ..self }
     }
 
-    /// The same with requests logged in another form.
+    /// Sets another format of the log.
     #[must_use]
     pub fn log_format(self, log_format: LogFormat) -> Self {
         Server { log_format, ..self }
     }
 
-    /// The same for those who have a key.
+    /// Requires a key.
     #[must_use]
     pub fn keys(self, keys: Keys) -> Self {
         Server { keys, ..self }
     }
 
-    /// The same with what was measured of this machine, for predictions; else it is measured when one is asked for.
+    /// Sets the measured rates of this machine, for predictions. Otherwise they are measured on request.
     #[must_use]
     pub fn machine(self, machine: Machine) -> Self {
         self.own_machine.set(Target::measured(machine));
         self
     }
 
-    /// The same for these hosts and origins; else as [`AccessRules::at`] says for the address.
+    /// Sets the allowed hosts and origins. Otherwise [`AccessRules::at`] decides by the address.
     #[must_use]
     pub fn access(self, access: AccessRules) -> Self {
         Server { access: Some(access), ..self }
     }
 
-    /// Listens at an address; clients may connect from now on, and are served once the result [runs](BoundServer::run).
+    /// Listens at an address. Clients may connect from now on; they are served once the result
+    /// [runs](BoundServer::run).
     ///
     /// # Errors
-    /// [`Error::Io`] if the address is not this machine's or taken, [`Error::Setting`] for a server without models, or
-    /// two models of one name.
+    /// [`Error::Io`] if the address is not this machine's or in use. [`Error::Setting`] for a server without models,
+    /// or two models of one name.
     pub fn bind(self, address: impl ToSocketAddrs) -> Result<BoundServer> {
         self.at(crate::listen::listen(address)?)
     }
 
-    /// [`bind`](Self::bind) at an address at which somebody listens already.
+    /// As [`bind`](Self::bind), with a listener.
     ///
     /// # Errors
-    /// [`Error::Setting`] as there, [`Error::Io`] if the listener is of no use.
+    /// [`Error::Setting`] as there, [`Error::Io`] for an unusable listener.
     pub fn at(mut self, listener: TcpListener) -> Result<BoundServer> {
         let names = self.names();
         if names.is_empty() && self.device.is_none() {
@@ -256,7 +257,7 @@ impl Server {
         self.bind(address)?.run()
     }
 
-    /// The names of all models, in the order in which they were given.
+    /// The names of all models, in the given order.
     pub fn names(&self) -> Vec<String> {
         self.models().iter().map(|(name, _)| name.clone()).collect()
     }
@@ -272,7 +273,7 @@ impl Server {
         distinct
     }
 
-    /// The models that a query is about: that of its `model`, or all.
+    /// The models that a query selects: the one in `model`, or all.
     pub(crate) fn asked_models(&self, Query(query): &Pairs) -> Vec<(String, Arc<ServedModel>)> {
         let mut models = self.distinct_models();
         if let Some(name) = query.get("model") {
@@ -282,25 +283,25 @@ impl Server {
         models
     }
 
-    /// Whether a model's device is lost in a way that only another process can mend.
+    /// Whether a model's device is lost such that only another process can recover.
     pub(crate) fn has_lost_device(&self) -> bool {
         self.models().iter().any(|(_, model)| model.has_lost_device())
     }
 
-    /// Forgets sessions that were not used for long.
+    /// Forgets sessions that were not used for their time to live.
     pub(crate) fn sweep_sessions(&self) {
         self.models().iter().for_each(|(_, model)| model.sessions().sweep());
     }
 
-    /// The model of a name.
+    /// The model with this name.
     pub(crate) fn served(&self, name: &str) -> Option<Arc<ServedModel>> {
         self.models().iter().find(|(known, _)| known == name).map(|(_, model)| Arc::clone(model))
     }
 
-    /// The model of a name; the only one, without a name.
+    /// The model with this name, or the only one without a name.
     ///
     /// # Errors
-    /// 404 if there is none of this name, 400 for no name where there are several models.
+    /// 404 for an unknown name, 400 for no name if there are several models.
     pub(crate) fn model_of(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
         match (name, self.models().as_slice()) {
             (Some(name), models) => {
@@ -314,14 +315,13 @@ impl Server {
         }
     }
 
-    /// The first name of a model.
     pub(crate) fn first_name(&self, model: &Arc<ServedModel>) -> String {
         let models = self.models();
         let found = models.iter().find(|(_, other)| Arc::ptr_eq(model, other));
         found.map_or_else(String::new, |(name, _)| name.clone())
     }
 
-    /// Whether it is about to end.
+    /// Whether it is ending.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -338,13 +338,13 @@ impl Server {
         self.keys.tenant(headers)
     }
 
-    /// The server is about to end: it is not ready for more.
+    /// Notes that the server is ending and accepts no more.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 }
 
-/// A request that may be answered.
+/// A request that passed the checks.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiRequest {
     pub(crate) server: Arc<Server>,
@@ -354,7 +354,7 @@ pub(crate) struct ApiRequest {
 }
 
 impl ApiRequest {
-    /// The model that the field `model` names; the only one, where the field is absent.
+    /// The model that the field `model` names, or the only one without it.
     pub(crate) fn model(&self, fields: &Fields) -> Result<Arc<ServedModel>, ApiError> {
         let asked = fields.read::<String>("model")?;
         let model = self.server.model_of(asked.as_deref())?;
@@ -362,23 +362,23 @@ impl ApiRequest {
         Ok(model)
     }
 
-    /// The name under which responses speak of a model: the first one.
+    /// The model's name in responses: its first one.
     pub(crate) fn model_name(&self, model: &Arc<ServedModel>) -> String {
         self.server.first_name(model)
     }
 
-    /// What the request says of its session; `response` is the one that its response would name.
+    /// The request's session hints. `response` is the session that its response would name.
     pub(crate) fn hints(&self, fields: &Fields, response: Option<&str>) -> Result<Hints, ApiError> {
         Hints::read(&self.headers, fields, self.salt(), response)
     }
 
-    /// What keeps the tenant's prefixes apart from those of others.
+    /// The salt that separates the tenant's prefixes from those of others.
     pub(crate) fn salt(&self) -> Vec<u8> {
         self.tenant.as_ref().map_or_else(Vec::new, |tenant| tenant.salt().to_vec())
     }
 }
 
-/// Whether all models answer requests; not while the server ends.
+/// Answers `/ready`: whether all models answer requests, and the server is not ending.
 pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
     let ends = server.is_draining();
     let missing: Vec<String> =
@@ -388,13 +388,13 @@ pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
     reply::json(status, &json!({ "ready": ready, "draining": ends, "models_not_ready": missing }))
 }
 
-/// The counters, as Prometheus reads them.
+/// Answers `/metrics` in Prometheus' format.
 pub(crate) async fn metrics_page(State(server): State<Arc<Server>>) -> Response<Body> {
     let (models, mut pages) = (server.distinct_models(), Vec::new());
     for (name, model) in &models {
         let (occupancy, sessions) = (model.occupancy().await, model.sessions().len());
         let (is_loaded, loads) = (model.residence() == Residence::Device, model.loads());
-        // One on the device that does not answer is not.
+        // A model on the device that does not answer is not up.
         let is_up = model.is_ready() && (occupancy.is_some() || !is_loaded);
         pages.push(ModelPage {
             name,

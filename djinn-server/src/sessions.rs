@@ -1,9 +1,10 @@
-//! Sessions that clients name: what is remembered of each, and which session of the engine has its keys and values.
+//! Named sessions: a record for each, and the engine's session with its keys and values.
 //!
-//! A request names its session ([`identity`]) by what agents send anyway. That alone makes a record, and keeps the keys
-//! and values for the next request; what a request says beyond that are hints ([`hints`]). [`routes`] shows and moves
-//! sessions. A request begins a turn ([`SessionTable::begin`]) and holds a [`Ticket`] until its end. A request that comes
-//! before that takes the name over: it computes on its own, and the former turn's session ends with that turn.
+//! A request names its session ([`identity`]) with fields that agents send anyway. The name is enough to make a
+//! record, and to keep keys and values for the next request; further fields are hints ([`hints`]). [`routes`] shows
+//! and moves sessions. A request begins a turn ([`SessionTable::begin`]) and holds a [`Ticket`] until its end. A new
+//! request during a turn takes the name over: it computes on its own, and the earlier turn's session ends with that
+//! turn.
 
 mod debugged;
 mod file;
@@ -23,7 +24,7 @@ use djinn_scheduler::Residency;
 /// Longest name of a tool, in bytes; waits are learned under it.
 const LONGEST_TOOL: usize = 128;
 
-/// Where keys and values are, in the words of the API.
+/// The API's word for the place of keys and values.
 pub(crate) fn residency_name(residency: Residency) -> &'static str {
     match residency {
         Residency::Device => "device",

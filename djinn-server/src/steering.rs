@@ -1,8 +1,8 @@
-//! Steering: vectors that are kept by name, and added to activations of the sessions that ask for them.
+//! Steering: named vectors that are added to activations of sessions.
 //!
-//! A vector has a direction for each of some hook points, mostly the ends of blocks. [`parse`] reads it from JSON,
-//! safetensors or GGUF, [`store`] keeps it within bounds, [`apply`] makes a request's field `steering` of it, and
-//! [`routes`] shows it.
+//! A vector has a direction for each of some hook points, usually the ends of blocks. [`parse`] reads it from JSON,
+//! safetensors or GGUF, [`store`] keeps it within bounds, [`apply`] implements a request's field `steering`, and
+//! [`routes`] serves it.
 
 mod apply;
 mod parse;
@@ -24,12 +24,12 @@ struct Direction {
     values: Vec<f32>,
 }
 
-/// What stands under a name.
+/// The vectors under one name.
 #[derive(Clone, Debug, PartialEq)]
 struct Vectors {
     /// In order of execution, at most one at each hook point.
     directions: Vec<Direction>,
-    /// Of all that they are.
+    /// A digest of all of them.
     digest: blake3::Hash,
 }
 
@@ -45,7 +45,7 @@ impl Vectors {
         Vectors { directions, digest: hash.finalize() }
     }
 
-    /// Bytes that it takes, about.
+    /// Approximate bytes.
     fn bytes(&self) -> u64 {
         let one = |direction: &Direction| (direction.values.len() * 4 + direction.hook.name.len()) as u64;
         self.directions.iter().map(one).sum()

@@ -1,14 +1,14 @@
 //! A content store: pieces of models by the hash of their bytes, and the models that consist of them.
 //!
 //! ```text
-//! DIR/blobs/ab/abcd…       a piece, whole and compared with its hash
-//! DIR/partial/abcd…        a piece that is arriving, up to where it has come
+//! DIR/blobs/ab/abcd…       a piece, complete and with the right hash
+//! DIR/partial/abcd…        the first bytes of a piece that is arriving
 //! DIR/registered/ID.json   a manifest whose pieces are arriving
 //! DIR/models/NAME/         a model: manifest.json, and links to its small files
 //! ```
 //!
-//! What another process could see half done is made under another name first, written to the disk, and renamed. A piece
-//! is taken only where a manifest names it, so its size is known before its first byte comes.
+//! Every file is first written under another name, synced, and renamed, so that no process sees half of it. A piece is
+//! accepted only if a manifest names it, so its size is known in advance.
 
 mod commit;
 mod counts;
@@ -34,11 +34,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::sync::Semaphore;
 
-/// Manifests whose pieces are arriving, at most.
+/// The most manifests whose pieces are arriving.
 const MOST_REGISTERED: usize = 64;
-/// For the pieces of a manifest to come; then it is forgotten, with what has come of it.
+/// The time for a manifest's pieces. After that it is forgotten, with the bytes that have come.
 const REGISTERED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Pieces that arrive at a time.
+/// The most pieces that arrive at the same time.
 const UPLOADS: usize = 32;
 
 /// Pieces of models on a disk, and the models that consist of them.
@@ -47,7 +47,7 @@ pub struct ModelStore {
     folders: Folders,
     quota: u64,
     books: Mutex<Books>,
-    /// One model is put together at a time.
+    /// One model is assembled at a time.
     committing: Mutex<()>,
     uploads: Arc<Semaphore>,
     counts: Counts,
@@ -55,7 +55,7 @@ pub struct ModelStore {
     _lock: File,
 }
 
-/// What the store has to keep.
+/// The store's contents.
 #[derive(Debug, Default)]
 struct Books {
     /// Manifests whose pieces are arriving, by id.
@@ -66,7 +66,7 @@ struct Books {
     writing: HashSet<ContentHash>,
 }
 
-/// A model, whole or not.
+/// A model, complete or not.
 #[derive(Clone, Debug)]
 struct Entry {
     registration: Arc<Registration>,
@@ -75,7 +75,7 @@ struct Entry {
     created: u64,
 }
 
-/// What a client registers.
+/// A client's registration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Registration {
     name: String,
@@ -83,13 +83,13 @@ struct Registration {
     manifest: ModelManifest,
 }
 
-/// What of a manifest the store lacks.
+/// The pieces of a manifest that the store lacks.
 #[derive(Debug, Serialize)]
 pub(crate) struct Lacking {
     id: ContentHash,
     object: &'static str,
     name: String,
-    /// Of all pieces, each counted once.
+    /// Bytes of all pieces, each counted once.
     bytes: u64,
     lacking_bytes: u64,
     /// Whether it is a model already.
@@ -101,7 +101,7 @@ pub(crate) struct Lacking {
 struct LackedPiece {
     hash: ContentHash,
     bytes: u64,
-    /// Those that have come.
+    /// Bytes that have come.
     have: u64,
 }
 
@@ -117,12 +117,12 @@ impl Books {
         self.registered.values().chain(self.models.values())
     }
 
-    /// The bytes of a piece that something names.
+    /// The size of a piece that something names.
     fn wanted(&self, hash: &ContentHash) -> Option<u64> {
         self.entries().find_map(|entry| entry.sizes.get(hash).copied())
     }
 
-    /// The bytes of all pieces, together with those of `more`.
+    /// Bytes of all pieces, including those of `more`.
     fn bytes_with(&self, more: &BTreeMap<ContentHash, u64>) -> u64 {
         let mut seen = HashSet::new();
         let sizes = self.entries().flat_map(|entry| entry.sizes.iter()).chain(more);
@@ -131,11 +131,11 @@ impl Books {
 }
 
 impl ModelStore {
-    /// Opens the store in a folder, which is made if it is not there, for models of `quota` bytes in all. What was not put
-    /// in place when the process ended is removed, besides pieces that can go on arriving.
+    /// Opens the store in a folder, which is created if needed, for models of `quota` bytes in all. Unfinished files
+    /// are removed, except for pieces that can continue to arrive.
     ///
     /// # Errors
-    /// [`Error::Io`] if the folder cannot be used, [`Error::Setting`] if another process has it.
+    /// [`Error::Io`] if the folder cannot be used, [`Error::Setting`] if another process uses it.
     pub fn open(folder: &Path, quota: u64) -> Result<Self> {
         let io = |source| Error::Io { what: format!("the store {}", folder.display()), source };
         let folders = Folders::make(folder).map_err(io)?;
@@ -157,7 +157,7 @@ impl ModelStore {
         };
         let whole = store.read().map_err(io)?;
         match whole {
-            // What a manifest names that cannot be read is not known.
+            // The pieces of an unreadable manifest are unknown.
             false => {
                 log::warn!(target: "djinn::server", "the store is not tidied: a manifest in it cannot be read")
             }
@@ -166,7 +166,7 @@ impl ModelStore {
         Ok(store)
     }
 
-    /// Reads the manifests on the disk; whether all of them could be read.
+    /// Reads the manifests. Returns whether all were readable.
     fn read(&self) -> std::io::Result<bool> {
         let (mut books, mut whole) = (self.books(), true);
         for folder in self.folders.models()? {
@@ -204,7 +204,7 @@ impl ModelStore {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every model with its place, by name.
+    /// Every model with its location, by name.
     pub(crate) fn models(&self) -> Vec<(String, Location)> {
         let place = |name: &String| (name.clone(), self.location(self.folders.model(name), name));
         self.books().models.keys().map(place).collect()
@@ -214,17 +214,17 @@ impl ModelStore {
         Location::Stored { folder, blobs: self.folders.blobs(), name: name.to_owned() }
     }
 
-    /// Leave for a piece to arrive.
+    /// A permit for a piece to arrive.
     pub(crate) fn upload_permit(&self) -> Result<tokio::sync::OwnedSemaphorePermit, ApiError> {
         let permit = Arc::clone(&self.uploads).try_acquire_owned();
         permit.map_err(|_| ApiError::busy(format!("{UPLOADS} pieces are arriving already")))
     }
 
-    /// Takes a manifest, and says what the store lacks of it. The same one may be registered again.
+    /// Registers a manifest, and returns what the store lacks. The same one may be registered again.
     ///
     /// # Errors
-    /// 400 for a name or a manifest that cannot be, 409 for a name that another model has, also by what `is_taken` says,
-    /// 507 where the quota or the disk does not hold the model, 429 where too many are registered.
+    /// 400 for an invalid name or manifest, 409 for a name of another model (`is_taken` knows the server's), 507 if
+    /// the quota or the disk is too small, 429 if too many are registered.
     pub(crate) fn register(
         &self,
         name: String,
@@ -285,7 +285,7 @@ impl ModelStore {
         })
     }
 
-    /// The pieces that are not there whole.
+    /// The pieces that are not complete.
     fn lacking(&self, entry: &Entry) -> Vec<LackedPiece> {
         let lacks = |(hash, &bytes): (&ContentHash, &u64)| {
             let have = || self.folders.arrived(hash).min(bytes);
@@ -294,10 +294,10 @@ impl ModelStore {
         entry.sizes.iter().filter_map(lacks).collect()
     }
 
-    /// Forgets a manifest, and what has come of it alone.
+    /// Forgets a manifest, with the bytes that only it needs.
     ///
     /// # Errors
-    /// 404 if there is none.
+    /// 404 for an unknown one.
     pub(crate) fn unregister(&self, id: &ContentHash) -> Result<(), ApiError> {
         let mut books = self.books();
         books.registered.remove(id).ok_or_else(|| no_manifest(id))?;
@@ -328,7 +328,7 @@ impl ModelStore {
     /// Removes a model, and the pieces that no other one has.
     ///
     /// # Errors
-    /// 404 if there is none.
+    /// 404 for an unknown one.
     pub(crate) fn remove(&self, name: &str) -> Result<(), ApiError> {
         let mut books = self.books();
         if !books.models.contains_key(name) {
@@ -376,7 +376,7 @@ impl Entry {
     }
 }
 
-/// When a file or folder was changed last, in seconds since 1970; now, if that cannot be told.
+/// When a file or folder was last changed, in seconds since 1970; now, if that is unknown.
 fn changed(path: &Path) -> u64 {
     let at = fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     let since = at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
@@ -399,7 +399,7 @@ fn full(why: String) -> ApiError {
     ApiError { code: Some("store_full"), ..ApiError::refused(StatusCode::INSUFFICIENT_STORAGE, message) }
 }
 
-/// As the disk refuses.
+/// The error for the disk's refusal.
 fn of_disk(error: std::io::Error) -> ApiError {
     match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {

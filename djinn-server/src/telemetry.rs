@@ -1,7 +1,7 @@
 //! Spans of requests for an OpenTelemetry collector, by OTLP over HTTP.
 //!
-//! A span is put together once its request is over, and given to a thread of the SDK's, which collects spans and sends them.
-//! What the thread cannot send in time is left out: no request waits for it.
+//! A span is made when its request is over, and passed to a thread of the SDK, which batches and sends spans. Spans
+//! that the thread cannot send in time are dropped; no request waits for it.
 
 mod client;
 
@@ -23,11 +23,11 @@ use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use std::fmt::Display;
 use std::time::{Duration, SystemTime};
 
-/// Paths that balancers and collectors ask all the time: they have no spans.
+/// Paths of frequent health checks, which have no spans.
 const WITHOUT_SPANS: [&str; 3] = ["/health", "/ready", "/metrics"];
-/// For a collector to take spans, unless the environment says another time.
+/// The collector's time for a batch, unless the environment sets another one.
 const EXPORT_TIME: Duration = Duration::from_secs(10);
-/// For the last spans to be sent when the server ends.
+/// The time for the last spans when the server ends.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 /// Longest path in a span, in bytes.
 const LONGEST_PATH: usize = 256;
@@ -113,13 +113,13 @@ impl Telemetry {
         Ok(Telemetry { provider, tracer })
     }
 
-    /// The span of a request that has just come, if it has one.
+    /// The span of a new request, if it has one.
     pub(crate) fn begin(&self, request: &Request) -> Option<RequestSpan> {
         let path = request.uri().path();
         if WITHOUT_SPANS.contains(&path) {
             return None;
         }
-        // The beginning of a path that is cut may be part of a character.
+        // A cut must not split a character.
         let cut = (0..=LONGEST_PATH.min(path.len())).rev().find(|&at| path.is_char_boundary(at)).unwrap_or(0);
         let headers = HeaderExtractor(request.headers());
         Some(RequestSpan {
@@ -133,7 +133,7 @@ impl Telemetry {
     }
 }
 
-/// What the spans say of the process: its name from the environment, else `djinn`.
+/// The spans' resource: the name from the environment, or `djinn`.
 fn resource() -> Resource {
     let known =
         Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
@@ -145,14 +145,14 @@ fn resource() -> Resource {
 }
 
 impl Server {
-    /// The same with a span of each request. The last ones are sent when the server ends.
+    /// Adds a span for each request. The last ones are sent when the server ends.
     #[must_use]
     pub fn telemetry(mut self, telemetry: Telemetry) -> Self {
         self.telemetry = Some(telemetry);
         self
     }
 
-    /// Sends the spans that are left, within a few seconds.
+    /// Sends the remaining spans, within a few seconds.
     pub(crate) async fn flush_spans(&self) {
         let Some(telemetry) = &self.telemetry else { return };
         let provider = telemetry.provider.clone();
@@ -163,14 +163,14 @@ impl Server {
     }
 }
 
-/// A request under way, whose span ends with it.
+/// A running request. Its span ends with it.
 #[derive(Debug)]
 pub(crate) struct RequestSpan {
     tracer: SdkTracer,
     parent: Context,
     began: SystemTime,
     method: Method,
-    /// The path as the server's table has it.
+    /// The path in the server's table.
     route: Option<String>,
     path: String,
 }
@@ -211,7 +211,7 @@ impl RequestSpan {
     }
 }
 
-/// What a span says of generated tokens, by the names of OpenTelemetry's conventions for generative AI.
+/// A span's attributes of generated tokens, named by OpenTelemetry's conventions for generative AI.
 fn generation(generated: &Generated, route: Option<&str>) -> Vec<KeyValue> {
     let Generated { session, max_tokens, temperature, choices, usage, first_token, finishes } = generated;
     let completes = route.is_some_and(|route| route.ends_with("/completions") && !route.contains("chat"));

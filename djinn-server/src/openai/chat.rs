@@ -55,7 +55,7 @@ fn rendered(
     model.encode_conversation(&conversation, prompts)
 }
 
-/// All of a generation, for the tenant `salt`.
+/// A complete generation, for the tenant `salt`.
 pub(crate) fn generate(
     fields: &Fields,
     model: &ServedModel,
@@ -107,7 +107,7 @@ pub(super) fn logprob(token: &TokenInfo) -> Value {
     json!({ "token": own.token, "logprob": own.logprob, "bytes": own.bytes, "top_logprobs": top })
 }
 
-/// One answer, as it is put together.
+/// An answer under construction.
 #[derive(Default)]
 struct Message {
     text: String,
@@ -173,7 +173,7 @@ async fn whole(head: &Head, mut answers: Answers, choices: &ChatChoices) -> Resu
     Ok(reply::json(StatusCode::OK, &body))
 }
 
-/// The delta that tells of an event; none tells that a call is complete.
+/// The delta for an event. The end of a call has none.
 fn delta(event: &OutputEvent) -> Option<Value> {
     match event {
         OutputEvent::Text(text) => Some(json!({ "content": text })),
@@ -190,18 +190,18 @@ fn delta(event: &OutputEvent) -> Option<Value> {
     }
 }
 
-/// What the answers of a request are told as.
+/// The format of a request's answers.
 struct ChatChoices {
     with_logprobs: bool,
-    /// The client demanded one function by its name.
+    /// Whether the client demanded a function by its name.
     names_a_function: bool,
-    /// Which answers have had their first chunk, which names the role.
+    /// By answer: whether it has had its first chunk, which names the role.
     begun: Vec<bool>,
 }
 
 impl ChatChoices {
-    /// Why an answer ended. Calls that are demanded by name end with `stop` in OpenAI's API, others with `tool_calls`, as
-    /// vLLM's pull request 25054 found out by asking it.
+    /// Why an answer ended. In OpenAI's API, calls that are demanded by name end with `stop`, others with `tool_calls`
+    /// (vLLM's pull request 25054 found that out).
     fn finish(&self, reason: Option<FinishReason>) -> Option<&'static str> {
         match reason {
             Some(FinishReason::ToolCalls) if self.names_a_function => Some("stop"),
@@ -209,7 +209,7 @@ impl ChatChoices {
         }
     }
 
-    /// Adds an entry for one answer, after the one that begins it.
+    /// Adds an entry for an answer, after its first one.
     fn add(
         &mut self,
         entries: &mut Vec<Value>,
@@ -240,7 +240,7 @@ impl Choices for ChatChoices {
             deltas.push(json!({ "content": "" }));
         }
         let mut entries = Vec::new();
-        // The token is told with the first.
+        // The first entry has the token.
         let mut token = piece.token.as_ref();
         for delta in &deltas {
             self.add(&mut entries, piece.choice, delta, token.take(), None);

@@ -1,11 +1,11 @@
-//! The streams of OpenAI's completions: chunks with one head, usage, and an end.
+//! Streams of OpenAI's completions: chunks with a common head, usage, and an end.
 
 use super::{FINGERPRINT, Streaming, UsageBody, answer_id};
 use crate::reply::{self, EventSource, Frames};
 use crate::{Answers, Piece};
 use serde_json::{Value, json};
 
-/// What an answer begins with, whole or in each chunk.
+/// The common fields of an answer and of its chunks.
 pub(super) struct Head {
     id: String,
     created: u64,
@@ -13,7 +13,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Of an answer that begins now; its id begins with `prefix`.
+    /// For an answer that begins now, with an id that begins with `prefix`.
     pub(super) fn new(prefix: &str, model: String) -> Self {
         Head { id: answer_id(prefix), created: reply::unix_now(), model }
     }
@@ -34,17 +34,17 @@ impl Head {
 
 /// Makes the entries of `choices`.
 pub(super) trait Choices: Send + 'static {
-    /// What a chunk is called.
+    /// The chunks' type.
     const OBJECT: &'static str;
 
-    /// The entries that tell of a piece, each for a chunk of its own.
+    /// The entries for a piece, each in a chunk of its own.
     fn tell(&mut self, piece: &Piece) -> Vec<Value>;
 
-    /// The entries that say no more than that the stream lives.
+    /// Entries without content, which show that the stream is alive.
     fn still_here(&mut self) -> Vec<Value>;
 }
 
-/// An answer as it comes.
+/// A streamed answer.
 pub(super) struct Chunks<C> {
     head: Head,
     answers: Answers,

@@ -12,10 +12,10 @@ use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
-/// The most prompts of a request, and the most answers to all of them.
+/// The most prompts of a request, and the most answers to all of them together.
 const MOST_PROMPTS: usize = 64;
 const MOST_ANSWERS: usize = 128;
-/// Tokens to generate where the request does not say.
+/// The default maximum of tokens.
 const MAX_TOKENS: u64 = 16;
 
 /// Answers a request.
@@ -113,7 +113,7 @@ fn choice(at: usize, text: &str, logprobs: &Value, finish: Option<&str>) -> Valu
     json!({ "index": at, "text": text, "logprobs": logprobs, "finish_reason": finish })
 }
 
-/// The object `logprobs` for tokens whose first begins at character `offset` of the answer; moves `offset` behind them.
+/// The object `logprobs` for tokens; the first begins at character `offset` of the answer, which moves behind them.
 fn logprobs(tokens: &[TokenInfo], offset: &mut usize) -> Value {
     let mut offsets = Vec::new();
     for token in tokens {
@@ -152,11 +152,11 @@ async fn whole(head: &Head, mut answers: Answers, choices: TextChoices) -> Resul
     Ok(reply::json(StatusCode::OK, &body))
 }
 
-/// What the answers of a request are told as.
+/// The format of a request's answers.
 struct TextChoices {
-    /// Of each answer, where its next token begins; none if log-probabilities are not asked for.
+    /// By answer: where its next token begins. `None` if log-probabilities are not requested.
     logprobs: Option<Vec<usize>>,
-    /// What goes before each answer, until it has gone.
+    /// By answer: the text before it, until it was sent.
     echo: Vec<String>,
 }
 

@@ -1,11 +1,11 @@
-//! Messages as clients send them, made into what chat templates read.
+//! Converts clients' messages to what chat templates read.
 
 use crate::ApiError;
 use crate::body::Fields;
 use djinn_models::Conversation;
 use serde_json::{Map, Value};
 
-/// The conversation of a request, with the variables for its template, and with `tools` where the model is to know any.
+/// The conversation of a request, with its template's variables, and with `tools` if the model should know any.
 pub(super) fn conversation(fields: &Fields, tools: Option<&Told>) -> Result<Conversation, ApiError> {
     let Some(Value::Array(messages)) = fields.get("messages") else {
         return Err(ApiError::field("messages", "`messages` must be a list of messages"));
@@ -40,15 +40,15 @@ pub(super) fn conversation(fields: &Fields, tools: Option<&Told>) -> Result<Conv
     Conversation::from_json(&text).map_err(|error| ApiError::of_text(&error, "messages"))
 }
 
-/// How the model is told of its tools.
+/// How the model learns about its tools.
 pub(super) enum Told {
-    /// The chat template writes the list.
+    /// The chat template has a place for the list.
     ByTemplate(Value),
-    /// The template knows no tools: this is put before the conversation.
+    /// The template does not know tools: this text precedes the conversation.
     BySystem(String),
 }
 
-/// Puts a text behind the system message, or makes one of it.
+/// Appends a text to the system message, or makes one of it.
 fn tell(messages: &mut Vec<Value>, text: &str) {
     match messages.first_mut().filter(|first| first["role"] == "system") {
         Some(first) => {
@@ -59,7 +59,7 @@ fn tell(messages: &mut Vec<Value>, text: &str) {
     }
 }
 
-/// One message: its role is one that templates know, and its content one text.
+/// Checks and converts a message: a role that templates know, and one text as content.
 fn message(at: usize, message: &Value) -> Result<Value, ApiError> {
     let wrong = |field: &str, detail: &str| {
         let param =
@@ -70,7 +70,7 @@ fn message(at: usize, message: &Value) -> Result<Value, ApiError> {
     let Value::Object(fields) = message else { return Err(wrong("", "must be an object")) };
     let mut fields = fields.clone();
     let role = match fields.get("role").and_then(Value::as_str) {
-        // Templates know it by its older name.
+        // Templates know the older name.
         Some("developer") => "system",
         Some("function") => "tool",
         Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
@@ -110,7 +110,7 @@ fn text_of(parts: &[Value]) -> Result<String, String> {
     Ok(whole)
 }
 
-/// Templates read the arguments of a call as an object; clients send them as its text.
+/// Parses the arguments of calls: clients send text, templates read an object.
 fn read_arguments(calls: &mut Value) {
     for call in calls.as_array_mut().into_iter().flatten() {
         let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments"))

@@ -35,7 +35,7 @@ fn model(server: &Server, name: &str) -> Option<Value> {
     }))
 }
 
-/// Whether a model is loaded, as llama.cpp's router tells it, and where its weights are.
+/// Whether a model is loaded, in the format of llama.cpp's router, and where its weights are.
 pub(crate) fn status(model: &ServedModel) -> Value {
     let residence = model.residence();
     let (value, weights) = match &residence {

@@ -1,8 +1,8 @@
-//! OpenAI's Responses API: `/v1/responses`, and what became of earlier ones.
+//! OpenAI's Responses API: `/v1/responses`.
 //!
-//! A request's items become a chat request ([`request`]) and take the same way from there; the answer becomes items
-//! ([`output`]). Responses are kept ([`store`]) unless the request says otherwise. One that goes on from an earlier one
-//! has its items before its own, the same prompt as before, longer, and is the next turn of its session.
+//! A request's items become a chat request ([`request`]) and are served as one; the answer becomes items ([`output`]).
+//! Responses are stored ([`store`]) unless the request forbids it. A response that continues an earlier one begins
+//! with that one's items. So its prompt begins with the earlier one's, and it is the next turn of its session.
 
 mod output;
 mod request;
@@ -40,7 +40,7 @@ pub(crate) async fn create(request: ApiRequest) -> Result<Response<Body>, ApiErr
         Some(id) => request.server.responses.items(id, request.tenant)?,
     };
     let id = answer_id("resp_");
-    // A response that may be gone on from names the session of those that do.
+    // A stored response names the session of those that continue it.
     let own = session.or_else(|| store.then(|| id.clone()));
     let hints = request.hints(&fields, own.as_deref())?;
     let session = hints.session_id().map(str::to_owned);
@@ -78,7 +78,7 @@ pub(crate) async fn create(request: ApiRequest) -> Result<Response<Body>, ApiErr
     Ok(reply::json(StatusCode::OK, &body))
 }
 
-/// A response under way.
+/// A running response.
 struct Running {
     output: Output,
     answers: Answers,
@@ -86,7 +86,7 @@ struct Running {
 }
 
 impl Running {
-    /// The next piece; `None` at the end, also when the response is cancelled. Dropping the future loses nothing.
+    /// The next piece; `None` at the end, also if the response is cancelled. Dropping the future loses nothing.
     async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         let Running { output, answers, keeping } = self;
         let next = match keeping {
@@ -106,7 +106,7 @@ impl Running {
         next
     }
 
-    /// Ends the response, and keeps it.
+    /// Ends and stores the response.
     fn end(&mut self, send: &mut dyn FnMut(Value)) -> Value {
         let usage = self.answers.usage();
         self.output.tell(|head| self.answers.tell_applied(head));
@@ -119,7 +119,7 @@ impl Running {
     }
 }
 
-/// A response as it comes.
+/// A streamed response.
 struct ResponseStream {
     running: Running,
     begun: bool,

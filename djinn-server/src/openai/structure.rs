@@ -1,4 +1,4 @@
-//! Tools: what the model is told of them, and what is read out of its text. Response formats: what it must obey.
+//! Tools: what the model is told about them, and how its calls are parsed. Response formats: constraints on the text.
 
 use super::messages::Told;
 use crate::body::Fields;
@@ -8,9 +8,9 @@ use crate::{ApiError, CallForm, GrammarError, OutputForm, ReasoningMode, ToolFor
 use djinn_engine::Constraint;
 use serde_json::{Value, json};
 
-/// The field that says what form the answer has.
+/// The field for the answer's format.
 const FORMAT: &str = "response_format";
-/// The field that says whether tools are called.
+/// The field for the use of tools.
 const CHOICE: &str = "tool_choice";
 /// The most tools of a request.
 const MOST_TOOLS: usize = 128;
@@ -20,28 +20,28 @@ const LONGEST_NAME: usize = 64;
 /// Who decides whether the answer calls a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
-    /// There are no calls.
+    /// No calls.
     Never,
     Model,
-    /// The client: at least one call.
+    /// The client demands at least one call.
     Client,
-    /// The client, who names the function: one call.
+    /// The client demands one call of a named function.
     Named,
 }
 
 /// A request's tools.
 pub(super) struct Tools {
-    /// The list, as the model is told of it.
+    /// The list for the model.
     list: Vec<Value>,
     /// Names of those that may be called.
     functions: Vec<String>,
     decision: Decision,
-    /// The answer has one call at most.
+    /// Whether the answer has at most one call.
     one_call: bool,
 }
 
 impl Tools {
-    /// The tools that may be called; none where there are none, or none is to be called.
+    /// The tools that may be called; `None` if there are none.
     pub(super) fn read(fields: &Fields) -> Result<Option<Self>, ApiError> {
         let mut list = match fields.get("tools") {
             None => Vec::new(),
@@ -61,7 +61,7 @@ impl Tools {
             }
             functions = allowed;
             if decision == Decision::Model {
-                // Nothing but its prompt keeps the model from the others.
+                // Only the prompt keeps the model from calling others.
                 list.retain(|tool| name_of(tool).is_some_and(|name| functions.contains(&name)));
             }
         }
@@ -76,12 +76,12 @@ impl Tools {
         }
     }
 
-    /// Whether the answer is to be calls and nothing else.
+    /// Whether the answer must consist of calls.
     fn are_demanded(&self) -> bool {
         matches!(self.decision, Decision::Client | Decision::Named)
     }
 
-    /// The functions that may be called, as they were given.
+    /// The functions that may be called, as the client gave them.
     fn offered(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.list.iter().filter_map(|tool| {
             let name = tool["function"]["name"].as_str()?;
@@ -90,14 +90,14 @@ impl Tools {
         })
     }
 
-    /// The schema of the calls that may be demanded.
+    /// The schema of demanded calls.
     fn schema(&self) -> Value {
         let most = if self.one_call { 1 } else { MOST_CALLS };
         calls_schema(self.offered().map(|(name, function)| (name, &function["parameters"])), most)
     }
 
-    /// How calls look that the model may begin, if something keeps them to their schemas: those of functions with `strict`,
-    /// and arguments of others that are objects. In an answer that has a format, all calls have their schemas.
+    /// The form of calls that the model may begin, if any must meet a schema: those of functions with `strict`, while
+    /// arguments of others are any object. If the answer has a format, all calls meet their schemas.
     fn form(&self, model: &ServedModel, reasoning: ReasoningMode, formatted: bool) -> Option<CallForm> {
         let is_strict = |function: &Value| formatted || function["strict"] == true;
         if !self.offered().any(|(_, function)| is_strict(function)) {
@@ -112,7 +112,7 @@ impl Tools {
         Some(CallForm { format, functions: functions.collect(), markers, reasoning })
     }
 
-    /// How the model is told of them.
+    /// How the model is told about them.
     pub(super) fn told(&self, model: &ServedModel) -> Told {
         match self.format(model) {
             Some(_) => Told::ByTemplate(Value::Array(self.list.clone())),
@@ -128,7 +128,7 @@ impl Tools {
         }
     }
 
-    /// The form of calls that the model's template teaches.
+    /// The format of calls that the model's template teaches.
     fn format(&self, model: &ServedModel) -> Option<ToolFormat> {
         let is_special = |name: &str| {
             let tokenizer = model.tokenizer();
@@ -139,7 +139,7 @@ impl Tools {
     }
 }
 
-/// What `tool_choice` says: who decides, and the functions that may be called if it names some.
+/// The value of `tool_choice`: who decides, and the named functions, if any.
 fn choice(fields: &Fields) -> Result<(Decision, Option<Vec<String>>), ApiError> {
     let wrong = |detail: &str| ApiError::field(CHOICE, format!("`tool_choice` {detail}"));
     let mode = |mode: &Value| match mode.as_str() {
@@ -172,7 +172,7 @@ fn name_of(tool: &Value) -> Option<String> {
     tool["function"]["name"].as_str().map(str::to_owned)
 }
 
-/// Whether the client demands one function by its name.
+/// Whether the client demands one function by name.
 pub(super) fn names_a_function(fields: &Fields) -> bool {
     fields.get(CHOICE).is_some_and(|choice| choice["type"] == "function")
 }
@@ -201,8 +201,8 @@ fn function(at: usize, tool: &Value) -> Result<String, ApiError> {
     }
 }
 
-/// What is read out of an answer to `prompt`, the rendered conversation. One that is calls alone, or has a format, begins
-/// with no reasoning.
+/// How to parse an answer to `prompt`, the rendered conversation. An answer that consists of calls, or has a format,
+/// has no reasoning.
 pub(super) fn output(
     fields: &Fields,
     model: &ServedModel,
@@ -219,13 +219,13 @@ pub(super) fn output(
         reasoning,
         functions: tools.functions.clone(),
         one_call: tools.one_call,
-        // Mistral's templates refuse other ids when the conversation goes on.
+        // Mistral's templates refuse other ids in a continued conversation.
         short_ids: format == ToolFormat::Mistral,
     })
 }
 
-/// What the answer must obey: the calls that are demanded, else the response format, or the schemas of calls that the model
-/// begins. `None` for a text. Compiles a schema: call it where a thread may block.
+/// The constraint on the answer: demanded calls, or else the response format, or the schemas of calls that the model
+/// begins. `None`: free text. It compiles a schema, so call it where a thread may block.
 pub(super) fn constraint(
     fields: &Fields,
     model: &ServedModel,
@@ -233,7 +233,7 @@ pub(super) fn constraint(
     reasoning: ReasoningMode,
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
     match (tools, format_schema(fields)?) {
-        // There is no text that the format could be for.
+        // A call leaves no text for a format.
         (Some(tools), _) if tools.are_demanded() => compile(model, &tools.schema(), "tools").map(Some),
         (None, None) => Ok(None),
         (None, Some(schema)) => compile(model, &schema, FORMAT).map(Some),
@@ -245,7 +245,7 @@ pub(super) fn constraint(
     }
 }
 
-/// The schema that the response format asks for; `None` for a text.
+/// The schema of the response format; `None`: free text.
 fn format_schema(fields: &Fields) -> Result<Option<Value>, ApiError> {
     let Some(format) = fields.get(FORMAT) else { return Ok(None) };
     let schema_at = |place: &str, schema: &Value| {
@@ -255,7 +255,7 @@ fn format_schema(fields: &Fields) -> Result<Option<Value>, ApiError> {
     match format["type"].as_str() {
         Some("text") => Ok(None),
         Some("json_object") if format["schema"].is_null() => Ok(Some(json!({ "type": "object" }))),
-        // llama.cpp's way to give a schema.
+        // llama.cpp's field for the schema.
         Some("json_object") => schema_at("schema", &format["schema"]),
         Some("json_schema") => schema_at("json_schema.schema", &format["json_schema"]["schema"]),
         _ => {
@@ -265,7 +265,7 @@ fn format_schema(fields: &Fields) -> Result<Option<Value>, ApiError> {
     }
 }
 
-/// The constraint to a schema, which came in the field `param`.
+/// The constraint of a schema from the field `param`.
 fn compile(
     model: &ServedModel,
     schema: &Value,

@@ -1,4 +1,4 @@
-//! `/v1/generate`: one answer as `djinn run` gives it, with the same prompt, the same defaults and the token ids.
+//! `/v1/generate`: one answer as `djinn run` gives it: same prompt, same defaults, with token ids.
 
 use crate::body::Fields;
 use crate::fields::GENERATE;
@@ -12,7 +12,7 @@ use djinn_host::{Generation, Speech, seed};
 use serde_json::json;
 use std::time::Instant;
 
-/// Tokens to generate where the request does not say.
+/// The default maximum of tokens.
 const MAX_TOKENS: u64 = 256;
 /// Stop strings, and bytes of one.
 const MOST_STOPS: usize = 16;
@@ -85,16 +85,16 @@ fn prepare(fields: &Fields, model: &ServedModel, salt: Vec<u8>) -> Result<Genera
         continues_text: generation.raw || own.chat.is_none(),
         stop: generation.stop,
         ignore_eos: generation.ignore_eos,
-        // As the other APIs', so that they share prefixes with it.
+        // The same as in the other APIs, so that they share prefixes.
         salt: [&[0], salt.as_slice()].concat(),
         ..GenerateRequest::default()
     })
 }
 
-/// An answer as it comes.
+/// A streamed answer.
 struct Generating {
     answers: Answers,
-    /// What is told first.
+    /// For the first event.
     prompt: Option<(Vec<u32>, Option<u64>)>,
     has_text: bool,
     asked: Instant,

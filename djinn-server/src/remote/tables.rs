@@ -1,5 +1,5 @@
-//! `/v1/models/{name}/plan` and `/srg`: what `djinn plan` and `djinn srg` print of a model that the server has. The
-//! parameters of the query are their flags.
+//! `/v1/models/{name}/plan` and `/srg`: the output of `djinn plan` and `djinn srg` for a model of the server. Query
+//! parameters are their flags.
 
 use crate::server::Server;
 use crate::{ApiError, ServedModel, reply};
@@ -10,12 +10,12 @@ use djinn_models::{Model, OpenOptions};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Passes of a prompt that a plan adds up, at most: they follow from its length and the rows of a prefill chunk.
+/// The most passes of a prompt in a plan. They follow from its length and the rows of a prefill chunk.
 const MOST_PASSES: u32 = 4096;
-/// Tokens of a prompt that costs are asked for, at most.
+/// The most tokens of a prompt for costs.
 const MOST_TOKENS: u32 = 1 << 24;
 
-/// The machine on which predictions are for the server's CPU, once it is known.
+/// The machine for predictions on the server's CPU, once it is known.
 #[derive(Debug, Default)]
 pub(crate) struct OwnMachine(Mutex<Option<Target>>);
 
@@ -24,7 +24,7 @@ impl OwnMachine {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(target);
     }
 
-    /// The machine, measured for less than half a second if it is not known.
+    /// The machine. If it is not known, it is measured for less than half a second.
     fn get(&self) -> djinn_host::Result<Target> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*known {
@@ -34,14 +34,14 @@ impl OwnMachine {
     }
 }
 
-/// Which of both is asked for.
+/// Which of the two is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
     Plan,
     Graph,
 }
 
-/// Answers a request for a model's plan or graph: lines of text, or JSON.
+/// Answers a request for a model's plan or graph, as text or JSON.
 pub(crate) async fn show(
     server: &Arc<Server>,
     name: &str,
@@ -82,7 +82,7 @@ impl Asked {
         }
     }
 
-    /// Bounds the work before it is begun.
+    /// Bounds the work before it begins.
     fn check(&self) -> Result<(), ApiError> {
         let tokens = self.work().prompt_len;
         if tokens > MOST_TOKENS {
@@ -119,7 +119,7 @@ impl Asked {
     }
 }
 
-/// The model, opened for the machine that is asked about; no weights are read.
+/// The model, opened for the requested machine. No weights are read.
 fn opened(model: &Model, options: &OpenOptions) -> Result<Model, ApiError> {
     let opened = djinn_models::open(&model.location, options);
     opened.map_err(|error| ApiError::failed(format!("the model cannot be opened again: {error}")))

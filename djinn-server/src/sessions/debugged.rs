@@ -1,4 +1,4 @@
-//! What a session's record holds of breakpoints and steering.
+//! Breakpoints and steering in a session's record.
 
 use super::table::{Key, Record};
 use super::{EngineSession, SessionTable, SessionUse};
@@ -9,8 +9,8 @@ use djinn_engine::debug::{Breakpoint, BreakpointId};
 use std::sync::Arc;
 
 impl Record {
-    /// The engine has opened a session that began with `armed`; it numbers breakpoints from 1. What was set or taken away
-    /// since is set or taken away there, and noted in `table`.
+    /// Updates a session that the engine has opened with `armed`, whose breakpoints it numbers from 1: breakpoints
+    /// that were added or removed meanwhile are added or removed there, and noted in `table`.
     pub(super) fn opened(
         &mut self,
         session: &EngineSession,
@@ -28,7 +28,7 @@ impl Record {
                 let (number, breakpoint) = (own.number, own.again());
                 let (session, table, key) = (session.id, Arc::clone(table), key.clone());
                 client.begin_debug(move |debugger| {
-                    // What does not fit stays unarmed, and is shown so.
+                    // A breakpoint without room stays unarmed, and is shown so.
                     let at = debugger.set_breakpoint(session, breakpoint).ok();
                     table.change(&key, |record| {
                         let own = record.breakpoints.iter_mut().find(|armed| armed.number == number);
@@ -53,7 +53,7 @@ impl SessionTable {
         self.record(key).map_or_else(Vec::new, |record| record.breakpoints)
     }
 
-    /// Adds a breakpoint, which is armed at a place of the engine if it has one. `None` if the session is gone.
+    /// Adds a breakpoint, which may be armed in the engine. `None` if the session is gone.
     pub(crate) fn add_breakpoint(
         &self,
         key: &Key,
@@ -71,7 +71,7 @@ impl SessionTable {
         added
     }
 
-    /// Takes a breakpoint away.
+    /// Removes a breakpoint.
     pub(crate) fn remove_breakpoint(&self, key: &Key, number: u64) -> Option<Armed> {
         let mut removed = None;
         self.change(key, |record| {
@@ -81,7 +81,7 @@ impl SessionTable {
         removed
     }
 
-    /// Takes in what a session of the engine tells of its breakpoints.
+    /// Records the engine's report on a session's breakpoints.
     pub(crate) fn update_breakpoints(
         &self,
         key: &Key,
@@ -96,12 +96,12 @@ impl SessionTable {
         });
     }
 
-    /// What steers a session where its requests do not say, and by what its keys and values were computed last.
+    /// Sets a session's default steering, and the digest of the steering of its keys and values.
     pub(crate) fn steer(&self, key: &Key, steering: Vec<VectorUse>, digest: Option<blake3::Hash>) {
         self.change(key, |record| (record.steering, record.steered) = (Some(steering), digest));
     }
 
-    /// What steers the session of a request that does not say, if its client said so.
+    /// The default steering of a request's session, if its client has set one.
     pub(crate) fn steering(&self, using: &SessionUse) -> Option<Vec<VectorUse>> {
         self.record(&(using.tenant.clone(), using.id.clone()))?.steering
     }

@@ -1,11 +1,11 @@
-//! A session as a file: safetensors with all that another server of the same model needs to go on.
+//! A session as a file: safetensors with everything that another server of the same model needs to continue.
 //!
 //! ```text
 //! header │ chunks u64 [n, 2] │ tokens u32 [n] │ kv [pages, elements of a page] │ checksum u8 [32]
 //! ```
 //!
-//! The checksum is BLAKE3 over all bytes before it, the header's among them, so that a session can be written and read as
-//! it comes. It tells of damage, not of intent: who sends a file may have made it.
+//! The checksum is BLAKE3 over all bytes before it, including the header, so a session can be written and read as a
+//! stream. It detects damage, not forgery.
 
 use crate::ApiError;
 use crate::sessions::conflict;
@@ -15,22 +15,21 @@ use djinn_engine::{KvShape, OpenTurn, SessionImage};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Of the file's layout.
+/// Version of the file's layout.
 const VERSION: &str = "2";
-/// Longest header: it has four tensors and a few facts. Biases of a turn take half of it at most.
+/// The longest header: four tensors and a few facts. Biases of a turn take at most half of it.
 pub(super) const LONGEST_HEADER: u64 = 64 << 10;
 /// Bytes of the header's length.
 pub(super) const LENGTH_BYTES: usize = 8;
-/// Bytes of the checksum.
 pub(super) const CHECKSUM_BYTES: usize = 32;
 const METADATA: &str = "__metadata__";
-/// The text of the metadata that has a turn, as JSON, where the session is held in one.
+/// The metadata entry with the unfinished turn, as JSON.
 const TURN: &str = "turn";
 
-/// What must be the same at both ends.
+/// The properties that must be the same at both ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FileKind {
-    /// Of the model: its graph and samples of its weights.
+    /// The model's fingerprint.
     pub(super) model: String,
     pub(super) shape: KvShape,
 }
@@ -111,13 +110,13 @@ fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-/// The file's beginning, up to its pages.
+/// The file's beginning, before its pages.
 pub(super) fn head(kind: &FileKind, image: &SessionImage) -> Vec<u8> {
     let sizes = Sizes::of(image);
     let mut metadata = kind.metadata();
     metadata.insert("context", sizes.context.to_string());
     metadata.insert("computed", sizes.computed.to_string());
-    // Numbers and their lists have a text.
+    // Serializing numbers and lists of them cannot fail.
     let turn = image.turn.as_ref().and_then(|turn| serde_json::to_string(turn).ok());
     metadata.extend(turn.map(|turn| (TURN, turn)));
     let mut header = sizes.tensors(&kind.shape);
@@ -135,11 +134,11 @@ pub(super) fn head(kind: &FileKind, image: &SessionImage) -> Vec<u8> {
     bytes
 }
 
-/// Reads a header of a file for an engine of `kind` whose sessions have at most `most` tokens: sizes, and the turn in which
-/// the session is held.
+/// Reads a file's header for an engine of `kind` with at most `most` tokens per session. Returns sizes, and the
+/// unfinished turn if there is one.
 ///
 /// # Errors
-/// 400 for what is no session's header, 409 for that of another kind, 413 for one of more tokens.
+/// 400 for an invalid header, 409 for one of another kind, 413 for one with more tokens.
 pub(super) fn sizes(
     header: &[u8],
     kind: &FileKind,
@@ -168,7 +167,7 @@ pub(super) fn sizes(
     let (Some(chunks), Some(tokens), Some(context), Some(computed)) = found else {
         return Err(malformed("its header misses sizes"));
     };
-    // Nothing below overflows, and nothing is allocated for more than a context.
+    // Nothing below overflows, or allocates more than a context needs.
     if tokens > most {
         let message = format!("the session has {tokens} tokens, and this model's context holds {most}");
         return Err(ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, message));
@@ -196,7 +195,6 @@ pub(super) fn image(sizes: &Sizes, turn: Option<OpenTurn>, bytes: &[u8]) -> Sess
     SessionImage { tokens, context: sizes.context, computed: sizes.computed, chunks, turn }
 }
 
-/// 400.
 pub(super) fn malformed(what: &str) -> ApiError {
     let error = ApiError::invalid(format!("the session's file cannot be read: {what}"));
     ApiError { code: Some("session_file"), ..error }

@@ -1,4 +1,4 @@
-//! What a request says of its session beyond the name: how it is to be treated, and what follows its turn.
+//! A request's session hints beyond the name: priority, time to live, and what follows the turn.
 
 use super::identity;
 use crate::body::{Fields, Part};
@@ -8,35 +8,35 @@ use djinn_scheduler::Signal;
 use serde_json::Value;
 use std::time::Duration;
 
-/// The protocol of `kv_hints` that is spoken here.
+/// The supported version of `kv_hints`.
 const KV_HINTS: &str = "0.1";
 /// The most actions of `kv_hints`.
 const MOST_ACTIONS: usize = 64;
-/// The longest time that a session may be kept without use, in seconds.
+/// The longest time to live of an unused session, in seconds.
 pub(super) const LONGEST_TTL: u64 = 7 * 24 * 3600;
 
-/// A session that a request is a turn of.
+/// The session that a request continues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionUse {
-    /// Whose session it is: sessions of one tenant are found by that tenant alone.
+    /// The tenant, whose sessions no other tenant finds.
     pub tenant: Vec<u8>,
     /// Its name.
     pub id: String,
-    /// The session that it belongs to, by name.
+    /// The name of its parent session.
     pub parent: Option<String>,
     /// The header or field that named it.
     pub named_by: &'static str,
-    /// It ends with this turn.
+    /// Whether it ends with this turn.
     pub is_last: bool,
-    /// How long it is kept without use.
+    /// Its time to live without use.
     pub time_to_live: Option<Duration>,
     /// How long the tool takes that the turn's answer calls.
     pub expected_wait: Option<Duration>,
-    /// What the session is to be told after the turn.
+    /// The signal to send after the turn.
     pub signal: Option<Signal>,
 }
 
-/// What a request says of its session.
+/// A request's session hints.
 #[derive(Debug)]
 pub(crate) struct Hints {
     tenant: Vec<u8>,
@@ -46,7 +46,7 @@ pub(crate) struct Hints {
 }
 
 impl Hints {
-    /// Reads the headers and fields of a request of `tenant`; `response` is the session that its response would name.
+    /// Reads the headers and fields of a request of `tenant`. `response` is the session that its response would name.
     ///
     /// # Errors
     /// 400 that names the header or field.
@@ -84,7 +84,7 @@ impl Hints {
             expected_wait,
             signal,
         });
-        // Dynamo's higher priorities go first.
+        // In Dynamo's field, higher priorities go first.
         let priority = urgency.filter(|_| fields.get("priority").is_none()).map(i32::saturating_neg);
         Ok(Hints { tenant, session, priority, steering: VectorUse::read(fields)? })
     }
@@ -102,7 +102,7 @@ impl Hints {
     }
 }
 
-/// The signal among the actions of `kv_hints`, if there is one: `djinn.signal` of version 1. Others have no effect.
+/// The first `djinn.signal` of version 1 among the actions of `kv_hints`. Others have no effect.
 fn kv_signal(fields: &Fields) -> Result<Option<Signal>, ApiError> {
     let hints = Part::of(fields, "kv_hints")?;
     if fields.get("kv_hints").is_none() {
@@ -134,7 +134,7 @@ fn kv_signal(fields: &Fields) -> Result<Option<Signal>, ApiError> {
     Ok(signal)
 }
 
-/// A signal as clients write it, at a place in the body.
+/// Reads a client's signal at a place in the body.
 pub(super) fn signal(value: Option<&Value>, place: &str) -> Result<Signal, ApiError> {
     let part = Part::new(place.to_owned(), value)?;
     match part.get("phase").and_then(Value::as_str) {

@@ -1,4 +1,4 @@
-//! How a request names its session: a table of headers and fields. The first name that is there counts.
+//! How a request names its session: a table of headers and fields. The first one present counts.
 
 use crate::ApiError;
 use crate::body::Fields;
@@ -8,26 +8,26 @@ use serde_json::Value;
 /// Longest name, in bytes.
 const LONGEST: usize = 256;
 
-/// Where a name may be.
+/// A place for a name.
 enum Source {
     /// In a header.
     Header(HeaderNames),
-    /// In a field that is there for it; what is no name is refused.
+    /// A field for this purpose. Invalid names are refused.
     Field(&'static str),
-    /// Of the response that the request goes on from, or of its own response, where that is kept.
+    /// The response that the request continues, or its own response if that is stored.
     Response,
-    /// In a field that has other uses: any text names a session, and what is no text none. The field is part of the name,
-    /// so that a user and a cache key of one text name two sessions.
+    /// A field with other purposes: any text names a session, other values do not. The field is part of the name, so
+    /// that a user and a cache key with the same text are two sessions.
     Label(&'static str),
 }
 
-/// Headers of one kind of agent.
+/// The headers of one kind of agent.
 struct HeaderNames {
     id: &'static str,
-    /// Names an agent within the session, which is then a session of its own.
+    /// The header for an agent within the session, which gets a session of its own.
     agent: Option<&'static str>,
     parent: Option<&'static str>,
-    /// With the value `true`: this is the session's last request.
+    /// The header whose value `true` marks the session's last request.
     is_last: Option<&'static str>,
 }
 
@@ -35,7 +35,7 @@ const fn header(id: &'static str, parent: &'static str) -> Source {
     Source::Header(HeaderNames { id, agent: None, parent: Some(parent), is_last: None })
 }
 
-/// What names a session, the first first.
+/// The places for names, in order of precedence.
 const SOURCES: [Source; 13] = [
     Source::Header(HeaderNames {
         id: "x-dynamo-session-id",
@@ -72,10 +72,10 @@ pub(super) struct Identity {
     pub(super) named_by: &'static str,
 }
 
-/// The session that a request names; `response` is what its response would name.
+/// The session that a request names. `response` is what its response would name.
 ///
 /// # Errors
-/// 400 for a name that is none.
+/// 400 for an invalid name.
 pub(super) fn find(
     headers: &HeaderMap,
     fields: &Fields,
@@ -131,7 +131,7 @@ fn at<'a>(fields: &'a Fields, path: &str) -> Option<&'a Value> {
     names.try_fold(first?, |value, name| value.get(name)).filter(|value| !value.is_null())
 }
 
-/// A name that a client gave.
+/// Checks a client's name.
 ///
 /// # Errors
 /// 400 if it is not 1 to 256 visible characters of ASCII.
@@ -149,7 +149,7 @@ fn is_plain(name: &str) -> bool {
     (1..=LONGEST).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// A name from any text: the text itself, or its hash.
+/// A name from any text: the text or its hash.
 fn label(text: &str) -> String {
     if is_plain(text) {
         text.to_owned()

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A session of an engine. An engine that was started again has others, and another client.
+/// A session of an engine. A restarted engine has other sessions, and another client.
 #[derive(Clone, Debug)]
 pub(crate) struct EngineSession {
     pub(crate) client: Client,
@@ -33,7 +33,7 @@ struct Bounds {
     most: usize,
     /// Records of one tenant.
     most_of_tenant: usize,
-    /// From a session's last use until it is forgotten, unless its client says otherwise.
+    /// The default time to live of an unused session.
     idle: Duration,
     /// Whether keys and values are kept between turns.
     keeps: bool,
@@ -42,28 +42,28 @@ struct Bounds {
 /// A tenant, and the name of one of its sessions.
 pub(crate) type Key = (Vec<u8>, String);
 
-/// What is remembered of a session.
+/// A session's record.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) engine: Option<EngineSession>,
-    /// Of the engine's session; one that was imported goes on with any, and shares with none.
+    /// The salt of the engine's session. An imported session shares with none, and accepts any.
     salt: Option<Vec<u8>>,
-    /// Of what steers it.
+    /// The digest of its steering.
     pub(super) steered: Option<blake3::Hash>,
-    /// What steers it where its requests do not say, if its client said so.
+    /// Its default steering, if its client has set one.
     pub(super) steering: Option<Vec<VectorUse>>,
     pub(super) breakpoints: Vec<Armed>,
-    /// Breakpoints so far.
+    /// The number of breakpoints so far.
     pub(super) armed: u64,
-    /// It may be paused at a breakpoint, and changed there.
+    /// Whether it may have been paused at a breakpoint and changed.
     pub(super) is_debugged: bool,
     /// Rings when it is opened or paused.
     pub(crate) bell: Bell,
-    /// The turn that runs.
+    /// The running turn.
     turn: Option<(u64, Arc<AtomicBool>)>,
-    /// Held by its client.
+    /// Whether its client holds it.
     pub(super) paused: bool,
-    /// The client told of the wait after this turn itself.
+    /// Whether the client itself sent the signal for the wait after this turn.
     signalled: bool,
     /// Seconds since 1970.
     pub(super) created: u64,
@@ -100,7 +100,7 @@ struct Records {
 }
 
 impl Records {
-    /// Makes room for one more record of a tenant: those go that were not used for longest. False if all are busy.
+    /// Makes room for one more record of a tenant by removing the least recently used. Returns false if all are busy.
     fn make_room(&mut self, tenant: &[u8], bounds: &Bounds) -> bool {
         let is_tenants = |key: &Key| key.0 == tenant;
         let of_tenant = self.by_key.keys().filter(|key| is_tenants(key)).count();
@@ -117,7 +117,7 @@ impl Records {
         true
     }
 
-    /// Forgets a session, and ends it; a request of it is told so.
+    /// Removes a session and ends it; a running request gets an error.
     fn remove(&mut self, key: &Key) -> bool {
         let Some(record) = self.by_key.remove(key) else { return false };
         if let Some((_, deleted)) = &record.turn {
@@ -129,8 +129,8 @@ impl Records {
 }
 
 impl SessionTable {
-    /// An empty table: `most` records in all and of one tenant, forgotten when they were `idle` for so long. `keeps` says
-    /// whether keys and values stay between turns.
+    /// An empty table: `most` records in all and of one tenant, with a time to live of `idle`. `keeps` says whether
+    /// keys and values stay between turns.
     pub(crate) fn new(most: usize, most_of_tenant: usize, idle: Duration, keeps: bool) -> Self {
         let bounds = Bounds { most, most_of_tenant, idle, keeps };
         SessionTable { bounds, records: Mutex::default() }
@@ -163,8 +163,8 @@ impl SessionTable {
         }
     }
 
-    /// A turn of a session begins, and its record with it if there is none. The session of the engine that has its keys and
-    /// values, if one waits. `None` if the table is full of sessions that run.
+    /// Begins a turn of a session, and makes its record if there is none. Returns the engine's session with its keys
+    /// and values, if one waits. `None` if the table is full of running sessions.
     ///
     /// # Errors
     /// 409 for a session that its client holds.
@@ -194,7 +194,7 @@ impl SessionTable {
         let superseded = record.turn.replace((number, Arc::clone(&deleted))).is_some();
         let mut waits = record.engine.clone();
         if superseded {
-            // The former turn's ticket ends its session.
+            // The earlier turn's ticket ends its session.
             waits = None;
             record.engine = None;
         } else if record.salt.as_ref().is_some_and(|own| own != salt) || record.steered != steered {
@@ -219,10 +219,10 @@ impl SessionTable {
         Ok(Some((ticket, waits)))
     }
 
-    /// Makes a record that no request has used.
+    /// Makes a record without a request.
     ///
     /// # Errors
-    /// 409 if there is one of that name, 429 if the table is full of sessions that run.
+    /// 409 for a used name, 429 if the table is full of running sessions.
     pub(super) fn create(
         &self,
         key: &Key,
@@ -250,7 +250,7 @@ impl SessionTable {
         Ok(records.by_key.entry(key.clone()).or_insert(record))
     }
 
-    /// Makes the record of a session that was forked from that of `parent`; ends it if there is no room.
+    /// Makes the record of a fork of `parent`, or ends the fork if there is no room.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -277,7 +277,8 @@ impl SessionTable {
         }
     }
 
-    /// Makes the record of a session that was imported, which `is_held` in a turn or not; ends it if there is no room.
+    /// Makes the record of an imported session, which may be paused in a turn (`is_held`), or ends the session if
+    /// there is no room.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -305,7 +306,7 @@ impl SessionTable {
         self.records().by_key.get(key).cloned()
     }
 
-    /// Changes a session's record, if it is there.
+    /// Changes a session's record, if it exists.
     pub(super) fn change(&self, key: &Key, change: impl FnOnce(&mut Record)) {
         if let Some(record) = self.records().by_key.get_mut(key) {
             change(record);
@@ -319,7 +320,7 @@ impl SessionTable {
         own.map(|((_, id), record)| (id.clone(), record.clone())).collect()
     }
 
-    /// Forgets a session and ends it; whether it was there.
+    /// Removes a session and ends it. Returns whether it existed.
     pub(crate) fn remove(&self, key: &Key) -> bool {
         self.records().remove(key)
     }
@@ -329,7 +330,7 @@ impl SessionTable {
         self.records().by_key.len()
     }
 
-    /// Forgets sessions that were not used for as long as they live.
+    /// Removes sessions that were not used for their time to live.
     pub(crate) fn sweep(&self) {
         let now = Instant::now();
         let mut records = self.records();
@@ -341,13 +342,12 @@ impl SessionTable {
 }
 
 impl Record {
-    /// The client told of the wait that follows this turn: nothing is inferred then.
+    /// The client sent the signal for the wait after this turn, so none is inferred.
     pub(super) fn is_told(&mut self) {
         self.signalled = self.is_running();
     }
 }
 
-/// 409.
 pub(crate) fn conflict(message: String, code: &'static str) -> ApiError {
     ApiError { code: Some(code), ..ApiError::refused(StatusCode::CONFLICT, message) }
 }
@@ -361,19 +361,19 @@ pub(super) fn exists(id: &str) -> ApiError {
 #[derive(Clone, Debug)]
 pub(crate) struct TurnResult {
     pub(crate) finish: FinishReason,
-    /// The function that the answer calls first.
+    /// The first function that the answer calls.
     pub(crate) tool: Option<String>,
     pub(crate) usage: TokenUsage,
 }
 
-/// A request's right to its session, from the turn's beginning to its end.
+/// A request's hold on its session, from the turn's beginning to its end.
 #[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     table: Arc<SessionTable>,
     key: Key,
     number: u64,
     deleted: Arc<AtomicBool>,
-    /// Breakpoints that a session begins with which is opened for the turn, with their numbers.
+    /// Breakpoints for a session that is opened for the turn, with their numbers.
     armed: Arc<Vec<(u64, Breakpoint)>>,
     using: Arc<SessionUse>,
 }
@@ -384,12 +384,12 @@ impl Ticket {
         self.deleted.load(Ordering::Relaxed)
     }
 
-    /// The breakpoints that a session begins with which is opened for the turn.
+    /// The breakpoints for a session that is opened for the turn.
     pub(crate) fn breakpoints(&self) -> Vec<Breakpoint> {
         self.armed.iter().map(|(_, breakpoint)| breakpoint.clone()).collect()
     }
 
-    /// The engine has opened the turn's session.
+    /// Records the session that the engine has opened for the turn.
     pub(crate) fn opened(&self, engine: EngineSession) {
         let mut records = self.table.records();
         match self.own(&mut records) {
@@ -404,20 +404,20 @@ impl Ticket {
         }
     }
 
-    /// The record, while the turn is its latest.
+    /// The record, as long as the turn is its latest.
     fn own<'a>(&self, records: &'a mut Records) -> Option<&'a mut Record> {
         let record = records.by_key.get_mut(&self.key)?;
         record.turn.as_ref().is_some_and(|&(number, _)| number == self.number).then_some(record)
     }
 
-    /// The turn is over: by itself, with a result, or since its client left. `engine` is its session, if one was opened.
+    /// Ends the turn. Without a result, its client has left. `engine` is its session, if one was opened.
     pub(crate) fn end(&self, engine: Option<EngineSession>, result: Option<TurnResult>) {
         let mut records = self.table.records();
         let Some(record) = self.own(&mut records) else {
             engine.iter().for_each(EngineSession::abort);
             return;
         };
-        // The next turn is told to the engine after these, since no other begins before the record is free.
+        // The engine gets the next turn after these events, since no other begins before the record is free.
         if let Some(engine) = &engine {
             engine.client.begin_event(engine.id, SessionEvent::EndTurn, |_| ());
             let wait =
@@ -440,7 +440,7 @@ impl Ticket {
         }
     }
 
-    /// What the session waits for next: as its client said, or as the answer's calls tell.
+    /// What the session waits for next: as its client said, or else by the answer's calls.
     fn wait_after(&self, result: &TurnResult) -> Option<Signal> {
         let expected =
             self.using.expected_wait.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));

@@ -1,4 +1,4 @@
-//! The field `steering` of requests, in EasySteer's words, and what the engine gets of it.
+//! The field `steering` of requests, with EasySteer's names, and its translation for the engine.
 
 use super::store::{DefaultUse, SteeringStore};
 use crate::ApiError;
@@ -15,17 +15,17 @@ const MOST_VECTORS: usize = 64;
 /// The most layers that one of them may choose.
 const MOST_LAYERS: usize = 4096;
 
-/// Which tokens of a session a vector is added to.
+/// The tokens of a session that a vector is added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SteeredTokens {
-    /// Those of prompts.
+    /// Prompt tokens.
     pub prompt: bool,
-    /// Those that are generated.
+    /// Generated tokens.
     pub generation: bool,
 }
 
 impl SteeredTokens {
-    /// The object `apply` of `part`: what it does not say is true.
+    /// The object `apply` of `part`. Missing fields are true.
     pub(super) fn read(part: &Part) -> Result<Self, ApiError> {
         let apply = part.part("apply")?;
         apply.only(&["prompt", "generation"])?;
@@ -48,13 +48,13 @@ impl SteeredTokens {
     }
 }
 
-/// What a vector does to activations.
+/// How a vector changes activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SteeringAlgorithm {
     /// It is added.
     #[default]
     Direct,
-    /// The values' part along it is taken away; a scale of 0 changes nothing, and no other scale matters.
+    /// The values' component along it is removed. A scale of 0 changes nothing, and no other scale matters.
     Erase,
 }
 
@@ -78,11 +78,11 @@ impl SteeringAlgorithm {
         }
     }
 
-    /// The change that a direction makes.
+    /// The change by a direction.
     fn edit(self, direction: &[f32], scale: f32) -> Edit {
         match self {
             SteeringAlgorithm::Direct => Edit::add(direction.to_vec(), scale),
-            // A direction of length 0 has no part.
+            // A direction of length 0 has no component.
             SteeringAlgorithm::Erase if scale == 0.0 || direction.iter().all(|&x| x == 0.0) => {
                 Edit::add(direction.to_vec(), 0.0)
             }
@@ -91,18 +91,18 @@ impl SteeringAlgorithm {
     }
 }
 
-/// A vector as a request uses it.
+/// A request's use of a vector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VectorUse {
     /// Its name.
     pub source: String,
-    /// What it does.
+    /// How it is applied.
     pub algorithm: SteeringAlgorithm,
-    /// What it is multiplied by.
+    /// Its factor.
     pub scale: f32,
-    /// The layers of it that are used; all, if not given.
+    /// The layers to use. `None`: all.
     pub layers: Option<BTreeSet<u64>>,
-    /// The tokens that it is added to.
+    /// The tokens to steer.
     pub tokens: SteeredTokens,
 }
 
@@ -161,7 +161,7 @@ impl VectorUse {
         })
     }
 
-    /// What the engine gets of it, added to `steered`; `place` is its own in the request.
+    /// Adds its edits to `steered`. `place` is its place in the request.
     fn resolve(
         &self,
         store: &SteeringStore,
@@ -205,7 +205,7 @@ impl VectorUse {
     }
 }
 
-/// Edits of a turn as they are put together.
+/// Edits of a turn, under construction.
 #[derive(Default)]
 struct Resolving {
     edits: Vec<Steering>,
@@ -216,13 +216,12 @@ struct Resolving {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Steered {
     pub(crate) edits: Vec<Steering>,
-    /// Differs between different edits. None for none.
+    /// A digest that differs between different edits. `None` for none.
     pub(crate) digest: Option<blake3::Hash>,
 }
 
 impl Steered {
-    /// What a tenant's request gets: the vectors that it names in the list at `place`, or else those that its key has by
-    /// default.
+    /// The steering of a tenant's request: the vectors in its list at `place`, or else the key's defaults.
     ///
     /// # Errors
     /// 400 that names the vector at fault.

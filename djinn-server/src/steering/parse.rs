@@ -1,7 +1,7 @@
-//! Vectors as clients send them: JSON, a safetensors file, or a GGUF file of control vectors.
+//! Parses vectors: JSON, a safetensors file, or a GGUF file of control vectors.
 //!
-//! Tensors are called `direction.{layer}`, as llama.cpp has them, or by the name of a hook. A file with one tensor may
-//! call it anything where the query names the hook or the layer.
+//! Tensors are named `direction.{layer}`, as in llama.cpp, or by a hook. The only tensor of a file may have any name
+//! if the query has the hook or the layer.
 
 use super::{Direction, Vectors};
 use crate::ApiError;
@@ -16,7 +16,7 @@ use djinn_srg::{DType, Graph, Hook};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 
-/// What a body is.
+/// The format of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyForm {
     Json,
@@ -24,7 +24,7 @@ pub(crate) enum BodyForm {
     Gguf,
 }
 
-/// What a body is, by its first bytes. A file of safetensors begins with the length of its header, then `{`.
+/// The format, by its first bytes. A safetensors file begins with the length of its header, then `{`.
 pub(crate) fn form(body: &[u8]) -> BodyForm {
     let length = body.first_chunk().map(|length| u64::from_le_bytes(*length));
     match length {
@@ -34,15 +34,15 @@ pub(crate) fn form(body: &[u8]) -> BodyForm {
     }
 }
 
-/// A name of vectors.
+/// Checks a vector's name.
 pub(super) fn name(name: &str) -> Result<String, ApiError> {
     check_name(name, "name")
 }
 
-/// The vectors of a body of JSON.
+/// The vectors of a JSON body.
 ///
 /// # Errors
-/// 400 that names the field: a hook or layer that the model does not have, a vector of another width.
+/// 400 that names the field: an unknown hook or layer, or a vector of another width.
 pub(super) fn json(fields: &Fields, graph: &Graph) -> Result<Vectors, ApiError> {
     let vector: Option<Vec<f32>> = fields.read("vector")?;
     let layers: Option<Map<String, Value>> = fields.read("layers")?;
@@ -128,7 +128,7 @@ pub(super) fn tensors(body: Vec<u8>, fields: &Fields, graph: &Graph) -> Result<V
     vectors(directions, graph)
 }
 
-/// The vectors of a whole file, which says in itself where they are added.
+/// The vectors of a file that names their hooks itself.
 ///
 /// # Errors
 /// As [`json`] and [`tensors`].

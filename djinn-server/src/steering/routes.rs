@@ -118,7 +118,7 @@ fn change_default(
     Ok(reply::json(StatusCode::OK, &Named::find(&model, tenant, name)?.body(&model_name, false)))
 }
 
-/// The model whose vectors a path names: the one that the query names, where several have them.
+/// The model whose vectors a path names. If several models have them, the query names the model.
 fn of_query(
     server: &Server,
     tenant: &[u8],
@@ -143,7 +143,7 @@ fn missing(name: &str) -> ApiError {
     ApiError { code: Some("steering_not_found"), param: Some("name".into()), ..error }
 }
 
-/// What a tenant has under a name.
+/// A tenant's vectors under a name.
 struct Named {
     name: String,
     stored: Stored,

@@ -1,4 +1,4 @@
-//! The vectors of one model by name, within bounds.
+//! One model's vectors by name, within bounds.
 
 use super::Vectors;
 use super::apply::SteeredTokens;
@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most vectors of one key, whatever their size.
 const MOST_OF_TENANT: usize = 1024;
-/// One key's vectors take at most all bytes divided by this.
+/// One key's vectors take at most this fraction of all bytes (1 divided by this).
 const TENANT_SHARE: u64 = 4;
 
-/// Whose vectors, and which. Those that were read at start are everyone's.
+/// Tenant and name. Vectors that were read at start belong to everyone.
 type Key = (Option<Vec<u8>>, String);
 
-/// A vector that sessions of its key have without asking.
+/// A default vector of a key's sessions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct DefaultUse {
     pub(super) scale: f32,
@@ -31,7 +31,7 @@ pub(super) struct Stored {
     pub(super) vectors: Arc<Vectors>,
     /// Seconds since 1970.
     pub(super) created: u64,
-    /// It was read at start: it cannot be changed.
+    /// Whether it was read at start and cannot be changed.
     pub(super) is_fixed: bool,
 }
 
@@ -91,10 +91,10 @@ impl SteeringStore {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps vectors under a name of a tenant, in place of those that stood there; whether there were none.
+    /// Stores vectors under a tenant's name, replacing earlier ones. Returns whether the name is new.
     ///
     /// # Errors
-    /// 409 for a name that was read at start, 429 for bytes or vectors beyond the bounds.
+    /// 409 for a name that was read at start, 429 beyond the bounds of bytes or vectors.
     pub(super) fn insert(
         &self,
         tenant: Option<Vec<u8>>,
@@ -129,7 +129,7 @@ impl SteeringStore {
         Ok(kept.vectors.insert(key, stored).is_none())
     }
 
-    /// What a tenant finds under a name, and how its sessions have it by default.
+    /// A tenant's vectors under a name, and their default use.
     pub(super) fn get(&self, tenant: &[u8], name: &str) -> Option<(Stored, Option<DefaultUse>)> {
         let kept = self.kept();
         let by = |tenant: Option<Vec<u8>>| kept.vectors.get(&(tenant, name.to_owned())).cloned();
@@ -137,7 +137,7 @@ impl SteeringStore {
         Some((stored, kept.defaults.get(&(tenant.to_vec(), name.to_owned())).copied()))
     }
 
-    /// All names of a tenant, with those that were read at start.
+    /// All names that a tenant can use.
     pub(super) fn names(&self, tenant: &[u8]) -> Vec<String> {
         let kept = self.kept();
         let own = |key: &&Key| key.0.as_deref().is_none_or(|owner| owner == tenant);
@@ -146,7 +146,7 @@ impl SteeringStore {
         names
     }
 
-    /// Forgets a tenant's vectors; whether they were there.
+    /// Removes a tenant's vectors. Returns whether they existed.
     ///
     /// # Errors
     /// 409 for those that were read at start.
@@ -159,7 +159,7 @@ impl SteeringStore {
         Ok(kept.vectors.remove(&(Some(tenant.to_vec()), name.to_owned())).is_some())
     }
 
-    /// From now on a tenant's new sessions have these vectors without asking; or not any more.
+    /// Sets or removes a default for the tenant's new sessions.
     pub(super) fn set_default(&self, tenant: &[u8], name: &str, default: Option<DefaultUse>) {
         let mut kept = self.kept();
         let key = (tenant.to_vec(), name.to_owned());
@@ -169,7 +169,7 @@ impl SteeringStore {
         }
     }
 
-    /// What a tenant's sessions have without asking.
+    /// The defaults of a tenant's sessions.
     pub(super) fn defaults(&self, tenant: &[u8]) -> Vec<(String, DefaultUse)> {
         let kept = self.kept();
         let own = kept.defaults.iter().filter(|((owner, _), _)| owner == tenant);
@@ -177,7 +177,7 @@ impl SteeringStore {
     }
 }
 
-/// 409: everyone has it.
+/// 409: it belongs to everyone.
 fn fixed(name: &str) -> ApiError {
     let message = format!("the vectors `{name}` were read at start; they cannot be changed");
     let error = ApiError::refused(StatusCode::CONFLICT, message);

@@ -1,4 +1,4 @@
-//! From a manifest whose pieces have come to a model.
+//! Makes a model of a manifest whose pieces have come.
 
 use super::disk::write_json;
 use super::{Entry, ModelStore, no_manifest, of_disk, taken};
@@ -12,12 +12,12 @@ use std::path::Path;
 use std::sync::PoisonError;
 
 impl ModelStore {
-    /// Makes a model of a manifest, once `open` has opened it where it is put together, and knows where it will be then; its
-    /// name, and what `open` gave.
+    /// Assembles a manifest's model, and makes it visible if `open` succeeds, which gets the present and the future
+    /// place. Returns the model's name and the result of `open`.
     ///
     /// # Errors
-    /// 404 for an unknown manifest, 409 while pieces are missing or where the name is taken, also by what `is_taken`
-    /// says; as `open`.
+    /// 404 for an unknown manifest, 409 while pieces are missing or if the name is used (`is_taken` knows the
+    /// server's), or as `open`.
     pub(crate) fn commit<T>(
         &self,
         id: &ContentHash,
@@ -50,15 +50,15 @@ impl ModelStore {
         }
         let folder = self.folders.unfinished_model(id).map_err(of_disk)?;
         let made = self.fill(&folder, &entry).map_err(of_disk).and_then(|()| {
-            // What was opened reads its weights from the pieces, which stay where they are.
+            // The open model reads its weights from the pieces, which stay in place.
             open(&self.location(folder.clone(), &name), self.location(self.folders.model(&name), &name))
         });
         let opened = made.inspect_err(|_| {
-            // What is left is removed when the store is opened next.
+            // A remaining folder is removed at the next start.
             let _ = fs::remove_dir_all(&folder);
         })?;
         let mut books = self.books();
-        // It may have been forgotten meanwhile, and its pieces with it.
+        // It may have been forgotten meanwhile, with its pieces.
         let is_there = books.registered.contains_key(id);
         let finish = || self.folders.finish_model(&folder, &name).map_err(of_disk);
         let finished = if is_there { finish() } else { Err(no_manifest(id)) };

@@ -1,11 +1,11 @@
-//! What a store did and holds, as Prometheus reads it.
+//! The store's metrics for Prometheus.
 
 use super::ModelStore;
 use crate::metrics::line;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that grows.
+/// A counter.
 #[derive(Debug, Default)]
 pub(super) struct Count(AtomicU64);
 
@@ -19,29 +19,29 @@ impl Count {
     }
 }
 
-/// Since the store was opened.
+/// Counts since the store was opened.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     /// Manifests that became models.
     pub(super) committed: Count,
-    /// Manifests that were not taken.
+    /// Manifests that were refused.
     pub(super) refused: Count,
-    /// Attempts to make a model that did not.
+    /// Failed commits.
     pub(super) failed: Count,
     /// Manifests that were deleted, or whose pieces did not come in time.
     pub(super) forgotten: Count,
-    /// Pieces that came whole, and those that came with another hash.
+    /// Complete pieces, and pieces with a wrong hash.
     pub(super) kept: Count,
     pub(super) changed: Count,
     /// Bytes of pieces.
     pub(super) received: Count,
-    /// Pieces that nothing named any more, and their bytes.
+    /// Removed pieces that nothing named, and their bytes.
     collected_pieces: Count,
     collected_bytes: Count,
 }
 
 impl Counts {
-    /// A piece was removed that had these bytes.
+    /// Counts a removed piece of this size.
     pub(super) fn collected(&self, bytes: u64) {
         self.collected_pieces.add(1);
         self.collected_bytes.add(bytes);

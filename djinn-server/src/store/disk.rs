@@ -7,7 +7,7 @@ use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Begins the names of what is not in place yet, or no more.
+/// The prefix of names of unfinished or removed files.
 const UNFINISHED: &str = ".unfinished-";
 
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(super) struct Folders {
 }
 
 impl Folders {
-    /// Makes what is missing.
+    /// Creates missing folders.
     pub(super) fn make(root: &Path) -> io::Result<Self> {
         let mut builder = DirBuilder::new();
         builder.recursive(true);
@@ -28,7 +28,7 @@ impl Folders {
         Ok(Folders { root: root.canonicalize()? })
     }
 
-    /// Keeps other processes out; `None` if one is in.
+    /// Locks out other processes; `None` if one has the lock.
     pub(super) fn lock(&self) -> io::Result<Option<File>> {
         let file = File::options().write(true).create(true).truncate(false).open(self.root.join("lock"))?;
         match file.try_lock() {
@@ -54,17 +54,17 @@ impl Folders {
         self.root.join("models").join(name::folder(name))
     }
 
-    /// Whether a piece is there whole.
+    /// Whether a piece is complete.
     pub(super) fn has(&self, hash: &ContentHash) -> bool {
         self.blob(hash).exists()
     }
 
-    /// Bytes of a piece that have come, if it is not whole.
+    /// Bytes of an incomplete piece.
     pub(super) fn arrived(&self, hash: &ContentHash) -> u64 {
         fs::metadata(self.partial(hash)).map_or(0, |metadata| metadata.len())
     }
 
-    /// Bytes that the disk has left, where it tells.
+    /// Free bytes of the disk, if known.
     pub(super) fn free_bytes(&self) -> Option<u64> {
         #[cfg(unix)]
         return rustix::fs::statvfs(&self.root).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
@@ -72,7 +72,7 @@ impl Folders {
         None
     }
 
-    /// Puts a piece that has come whole in its place.
+    /// Puts a complete piece in its place.
     pub(super) fn keep(&self, hash: &ContentHash, file: &File) -> io::Result<()> {
         file.sync_all()?;
         let to = self.blob(hash);
@@ -83,7 +83,7 @@ impl Folders {
         sync(&self.blobs())
     }
 
-    /// The folders of models. What was not finished is removed.
+    /// The folders of models. Unfinished ones are removed.
     pub(super) fn models(&self) -> io::Result<Vec<PathBuf>> {
         let mut models = Vec::new();
         for path in entries(&self.root.join("models"))? {
@@ -95,7 +95,7 @@ impl Folders {
         Ok(models)
     }
 
-    /// A new folder for a model that is put together.
+    /// A new folder for a model that is being assembled.
     pub(super) fn unfinished_model(&self, id: &ContentHash) -> io::Result<PathBuf> {
         let path = self.root.join("models").join(format!("{UNFINISHED}{id}"));
         remove_if_there(&path)?;
@@ -103,10 +103,10 @@ impl Folders {
         Ok(path)
     }
 
-    /// Makes a model that was put together visible.
+    /// Makes an assembled model visible.
     ///
     /// # Errors
-    /// As the disk refuses; then it is not there.
+    /// The disk's; the model is then not visible.
     pub(super) fn finish_model(&self, unfinished: &Path, name: &str) -> io::Result<()> {
         sync(unfinished)?;
         let place = self.model(name);
@@ -128,7 +128,7 @@ impl Folders {
         self.root.join("registered").join(format!("{id}.json"))
     }
 
-    /// The manifests whose pieces are arriving. What was not finished is removed.
+    /// The manifests whose pieces are arriving. Unfinished ones are removed.
     pub(super) fn registered(&self) -> io::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         for path in entries(&self.root.join("registered"))? {
@@ -144,7 +144,7 @@ impl Folders {
         let unfinished = self.root.join("registered").join(format!("{UNFINISHED}{id}"));
         let written = write_json(&unfinished, registration);
         written.and_then(|()| fs::rename(&unfinished, self.registered_file(id))).inspect_err(|_| {
-            // What is left is removed when the store is opened next.
+            // A remaining file is removed at the next start.
             let _ = fs::remove_file(&unfinished);
         })?;
         sync(&self.root.join("registered"))
@@ -157,7 +157,7 @@ impl Folders {
         }
     }
 
-    /// Removes all pieces, whole or not, but those that `keeps` says; `removed` is told the bytes of each.
+    /// Removes all pieces that `keeps` rejects, and reports their bytes to `removed`.
     pub(super) fn retain(
         &self,
         keeps: impl Fn(&ContentHash) -> bool,
@@ -201,7 +201,7 @@ fn remove_if_there(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes a folder's entries to the disk.
+/// Syncs a folder's entries to the disk.
 fn sync(folder: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }

@@ -5,10 +5,10 @@ use std::path::Path;
 const LONGEST: usize = 128;
 /// Stands for a slash in a folder's name.
 const SLASH: &str = "--";
-/// Last parts of paths below a model's name.
+/// Path segments below a model's name, which cannot be names.
 pub(super) const PARTS: [&str; 3] = ["hooks", "plan", "srg"];
 
-/// Refuses what is no name: one part or two, as `mine` and `org/name`, of letters, digits and `._-`.
+/// Refuses invalid names. A name has one or two parts, as `mine` and `org/name`, of letters, digits and `._-`.
 pub(super) fn check(name: &str) -> Result<(), String> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     let is_part =

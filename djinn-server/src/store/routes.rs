@@ -1,4 +1,4 @@
-//! `/v1/store`: registering a model, sending its pieces, and making it visible.
+//! `/v1/store`: registers a model, receives its pieces, and makes it visible.
 
 use super::upload::Arrived;
 use super::{ModelStore, name};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Where a piece goes on, and whether it is whole: as in the IETF's draft of resumable uploads.
+/// Headers for the progress of a piece, from the IETF's draft of resumable uploads.
 const OFFSET: &str = "upload-offset";
 const COMPLETE: &str = "upload-complete";
 const LENGTH: &str = "upload-length";
@@ -33,12 +33,12 @@ fn answer(answered: Answered) -> Response<Body> {
     answered.unwrap_or_else(ApiError::into_response)
 }
 
-/// The store, for those who may push.
+/// The store, for clients that may push.
 fn store(server: &Server, asker: Asker) -> Result<Arc<ModelStore>, ApiError> {
     server.store_for(asker.map(|Extension(tenant)| tenant))
 }
 
-/// Does the disk's work on a thread that may wait.
+/// Runs the disk's work on a blocking thread.
 async fn on_disk<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -128,7 +128,7 @@ pub(crate) async fn put(
     }
 }
 
-/// Writes a body to a piece. A client that leaves, or sends nothing for too long, leaves what has come.
+/// Writes a body to a piece. If the client leaves, or is idle for too long, the bytes so far stay.
 async fn arrive(
     server: &Server,
     store: &Arc<ModelStore>,
@@ -170,7 +170,7 @@ async fn arrive(
                 Some(Err(_)) => return Ok(()),
             };
             let ends = next.is_none();
-            // One that fails to write says why.
+            // The writer reports its own failure.
             if sender.send(next).await.is_err() || ends {
                 return Ok(());
             }
@@ -180,7 +180,7 @@ async fn arrive(
     drop(sender);
     let written = writing.await.unwrap_or_else(|_| Err(ApiError::failed("the store failed")));
     if written.is_err() && received.is_ok() {
-        // A client that still sends reads no answer: what is left of the body is let go by.
+        // A client that still sends reads no answer, so the rest of the body is discarded.
         let rest = async { while let Some(Ok(_)) = body.frame().await {} };
         let _ = timeout(server.limits.body_time, rest).await;
     }

@@ -1,4 +1,4 @@
-//! Models of the store among those that the server serves.
+//! Serves the store's models.
 
 use super::ModelStore;
 use crate::ApiError;
@@ -28,9 +28,9 @@ impl Sharing {
 }
 
 impl Server {
-    /// The same with a store to which clients may send models; those that it has are served, on the server's
-    /// [device](Self::device). Without keys, clients of this machine may send where the address is a loopback one; with
-    /// keys, those [that may](crate::Keys::with_push).
+    /// Adds a store to which clients may send models. Its models are served on the server's [device](Self::device).
+    /// Without keys, clients of this machine may send if the address is a loopback one; with keys, those [that
+    /// may](crate::Keys::with_push).
     #[must_use]
     pub fn store(mut self, store: ModelStore) -> Self {
         self.sharing.store = Some(Arc::new(store));
@@ -40,7 +40,7 @@ impl Server {
     /// The store, for a tenant that may send models.
     ///
     /// # Errors
-    /// 404 where the server has none, 403 for another tenant.
+    /// 404 if the server has none, 403 for another tenant.
     pub(crate) fn store_for(&self, tenant: Option<Tenant>) -> Result<Arc<ModelStore>, ApiError> {
         let none =
             || ApiError::refused(StatusCode::NOT_FOUND, "the server has no store; start it with --store DIR");
@@ -52,16 +52,16 @@ impl Server {
         Ok(Arc::clone(store))
     }
 
-    /// Opens a model of the store, which will be at another place once it is whole.
+    /// Opens a model of the store, which will be moved to `later` when it is complete.
     ///
     /// # Errors
-    /// 400 for files that are no model.
+    /// 400 for files that are not a model.
     pub(crate) fn open_stored(&self, place: &Location, later: Location) -> Result<Model, ApiError> {
         let opened = self.open(place).map_err(|error| ApiError::field("files", djinn_host::one_line(&error)));
         Ok(Model { location: later, ..opened? })
     }
 
-    /// Serves what the store has. A model that cannot be opened is left out, and the log says why.
+    /// Serves the store's models. One that cannot be opened is logged and left out.
     pub(crate) fn serve_stored(&self) {
         let Some(store) = &self.sharing.store else { return };
         for (name, place) in store.models() {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Bytes that are read and hashed at a time.
 const RUN: usize = 1 << 20;
 
-/// How far a piece has come.
+/// The progress of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrived {
     pub(crate) bytes: u64,
@@ -24,7 +24,7 @@ impl Arrived {
     }
 }
 
-/// The one that writes a piece.
+/// The single writer of a piece.
 pub(crate) struct Upload {
     store: Arc<ModelStore>,
     hash: ContentHash,
@@ -34,7 +34,7 @@ pub(crate) struct Upload {
 }
 
 impl ModelStore {
-    /// How far a piece has come that a manifest names.
+    /// The progress of a piece that a manifest names.
     ///
     /// # Errors
     /// 404 for any other.
@@ -44,10 +44,10 @@ impl ModelStore {
         Ok(Arrived { bytes, have })
     }
 
-    /// Takes the bytes of a piece from `offset` on, which is how many have come.
+    /// Begins to write a piece from `offset` on, which must be the number of bytes so far.
     ///
     /// # Errors
-    /// 404 for a piece that no manifest names, 409 where another request writes it or another number has come.
+    /// 404 for a piece that no manifest names, 409 if another request writes it or the offset differs.
     pub(crate) fn begin(self: &Arc<Self>, hash: ContentHash, offset: u64) -> Result<Upload, ApiError> {
         let bytes = {
             let mut books = self.books();
@@ -78,7 +78,7 @@ impl ModelStore {
 }
 
 impl Upload {
-    /// Hashes what has come.
+    /// Hashes the bytes so far.
     fn go_on_at(&mut self, offset: u64) -> Result<(), ApiError> {
         let have = self.file.metadata().map_err(of_disk)?.len();
         if have != offset {
@@ -115,10 +115,10 @@ impl Upload {
         Ok(())
     }
 
-    /// Puts the piece in its place, if it is whole; how far it is.
+    /// Puts a complete piece in its place. Returns the progress.
     ///
     /// # Errors
-    /// 422 if its bytes have another hash; then they are gone.
+    /// 422 for a wrong hash; its bytes are then dropped.
     pub(crate) fn finish(self) -> Result<Arrived, ApiError> {
         if !self.arrived.is_whole() {
             return Ok(self.arrived);
@@ -141,7 +141,7 @@ impl Drop for Upload {
     fn drop(&mut self) {
         let mut books = self.store.books();
         books.writing.remove(&self.hash);
-        // Its manifest may have gone meanwhile.
+        // Its manifest may be gone meanwhile.
         if books.wanted(&self.hash).is_none() {
             let folders = &self.store.folders;
             let _ = fs::remove_file(folders.partial(&self.hash));

@@ -1,4 +1,4 @@
-//! Sends spans over HTTP from the SDK's thread, and says once where that fails.
+//! Sends spans over HTTP on the SDK's thread, and logs a failure once.
 
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use std::pin::Pin;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use ureq::Agent;
 
-/// Bytes of a collector's answer.
+/// The most bytes of a collector's answer.
 const LONGEST_ANSWER: u64 = 1 << 20;
 
 /// A connection to a collector.
@@ -15,7 +15,7 @@ pub(super) struct Client {
     agent: Agent,
     /// Host and port, for messages.
     place: String,
-    /// The latest spans were not taken.
+    /// Whether the latest spans were refused.
     fails: AtomicBool,
 }
 
@@ -26,7 +26,7 @@ impl Client {
             .timeout_global(Some(time))
             .http_status_as_error(false)
             .max_redirects(0)
-            // A collector is named by its own address.
+            // A collector is addressed directly, without a proxy.
             .proxy(None);
         Client { agent: config.build().into(), place, fails: AtomicBool::new(false) }
     }
@@ -58,7 +58,7 @@ impl Client {
 }
 
 impl HttpClient for Client {
-    /// Blocks: the SDK calls it from a thread of its own.
+    /// It blocks: the SDK calls it on a thread of its own.
     fn send_bytes<'a, 'b>(
         &'a self,
         request: Request<Bytes>,

@@ -1,11 +1,11 @@
-//! An answer as the items of a response, whole or as events.
+//! An answer as the items of a response, as a whole or as events.
 
 use crate::body::Fields;
 use crate::openai::{answer_id, chat};
 use crate::{ApiError, FinishReason, GenerateRequest, OutputEvent, Piece, TokenUsage, reply};
 use serde_json::{Map, Value, json};
 
-/// The parts of a response that are known before it begins.
+/// The fields of a response that are known before it begins.
 pub(super) fn head(
     fields: &Fields,
     generate: &GenerateRequest,
@@ -43,7 +43,7 @@ pub(super) fn head(
     }
 }
 
-/// A number as it was given: a float's nearest double has other digits.
+/// A number as the client wrote it. The nearest double of a float has other digits.
 fn decimal(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
@@ -58,7 +58,7 @@ fn whole_tool(mut tool: Value) -> Value {
     tool
 }
 
-/// How a response ended, other than by its model.
+/// An end of a response that its model did not decide.
 #[derive(Clone, Debug)]
 pub(super) enum Outcome {
     Cancelled,
@@ -90,7 +90,7 @@ impl Item {
         Item { id: answer_id(prefix), kind, text: String::new(), logprobs: Vec::new() }
     }
 
-    /// The content part; calls have none.
+    /// The content part. Calls have none.
     fn part(&self) -> Option<Value> {
         match self.kind {
             Kind::Message => Some(
@@ -133,17 +133,16 @@ pub(super) struct Output {
     finish: Option<FinishReason>,
     outcome: Option<Outcome>,
     has_ended: bool,
-    /// Tokens until the reasoning was over.
+    /// Tokens until the end of the reasoning.
     reasoning_tokens: u64,
-    /// Log-probabilities of tokens whose text has not come yet.
+    /// Log-probabilities of tokens whose text is not known yet.
     early: Vec<Value>,
 }
 
 type Send<'a> = &'a mut dyn FnMut(Value);
 
 impl Output {
-    /// An answer that has not begun.
-    /// Puts something into the response beside what the API has.
+    /// Adds Djinn's own fields to the response, before the answer begins.
     pub(super) fn tell(&mut self, add: impl FnOnce(&mut Value)) {
         let mut head = Value::Object(std::mem::take(&mut self.head));
         add(&mut head);
@@ -167,7 +166,7 @@ impl Output {
         }
     }
 
-    /// The answer is to end in this way.
+    /// Sets how the answer will end.
     pub(super) fn set_outcome(&mut self, outcome: Outcome) {
         self.outcome = Some(outcome);
     }
@@ -197,18 +196,18 @@ impl Output {
         self.still_here(usage, send);
     }
 
-    /// The event that says that the response is in progress.
+    /// The event for a response in progress.
     pub(super) fn still_here(&mut self, usage: TokenUsage, send: Send<'_>) {
         let body = json!({ "response": self.body(usage) });
         self.event(send, "response.in_progress", body);
     }
 
-    /// Takes what comes next.
+    /// Adds the next piece.
     pub(super) fn take(&mut self, piece: Piece, usage: TokenUsage, send: Send<'_>) {
         let mut logprobs = std::mem::take(&mut self.early);
         logprobs.extend(piece.token.iter().map(chat::logprob));
         for event in piece.events {
-            // Those of reasoning and of calls are not told.
+            // Log-probabilities of reasoning and calls are not reported.
             if !matches!(event, OutputEvent::Text(_)) {
                 logprobs.clear();
             }
@@ -237,7 +236,7 @@ impl Output {
         }
     }
 
-    /// The last item grows; it is another one if the last is not of this kind.
+    /// Extends the last item, or begins one of this kind.
     fn grow(&mut self, kind: Kind, text: &str, logprobs: Vec<Value>, send: Send<'_>) {
         let is_same = |item: &Item| std::mem::discriminant(&item.kind) == std::mem::discriminant(&kind);
         if !self.is_open || !self.items.last().is_some_and(is_same) {

@@ -1,4 +1,4 @@
-//! Requests of the Responses API, made into chat requests.
+//! Translates requests of the Responses API to chat requests.
 
 use crate::ApiError;
 use crate::body::Fields;
@@ -7,7 +7,7 @@ use crate::openai::answer_id;
 use serde_json::{Map, Value, json};
 use std::fmt::Display;
 
-/// Fields that chat requests have under the same name.
+/// Fields with the same name in chat requests.
 const SAME: [&str; 13] = [
     "temperature",
     "top_p",
@@ -23,7 +23,7 @@ const SAME: [&str; 13] = [
     "parallel_tool_calls",
     "chat_template_kwargs",
 ];
-/// Fields that chat requests have under other names.
+/// Fields with another name in chat requests.
 const OWN_NAMES: [(&str, &str); 4] = [
     ("messages", "input"),
     ("response_format", "text.format"),
@@ -35,7 +35,7 @@ fn wrong(place: &str, detail: impl Display) -> ApiError {
     ApiError::field(place.to_owned(), format!("`{place}` {detail}"))
 }
 
-/// An error of the chat request, with this API's name for the field.
+/// Renames the field in a chat request's error to this API's name.
 pub(super) fn in_own_names(mut error: ApiError) -> ApiError {
     let own =
         |param: &str| OWN_NAMES.iter().find(|(theirs, _)| param.starts_with(theirs)).map(|(_, own)| *own);
@@ -61,7 +61,7 @@ pub(super) fn items(input: Option<&Value>, place: &str) -> Result<Vec<Value>, Ap
     }
 }
 
-/// One item, with what is implied in it.
+/// An item with its implied fields.
 fn item(place: &str, item: &Value) -> Result<Value, ApiError> {
     let Value::Object(item) = item else { return Err(wrong(place, "must be an object")) };
     let mut item = item.clone();
@@ -94,12 +94,12 @@ fn item(place: &str, item: &Value) -> Result<Value, ApiError> {
     item.insert("type".to_owned(), Value::String(kind));
     item.entry("status").or_insert(json!("completed"));
     item.entry("id").or_insert_with(|| json!(answer_id(prefix)));
-    // What it says is checked here, for the place to be named.
+    // Checked here so that the error names the place.
     messages(std::slice::from_ref(&Value::Object(item.clone())), &mut |_| place.to_owned())?;
     Ok(Value::Object(item))
 }
 
-/// The chat request that means the same, after the items `earlier`.
+/// The equivalent chat request, after the items `earlier`.
 pub(super) fn chat_fields(fields: &Fields, earlier: &[Value], input: &[Value]) -> Result<Fields, ApiError> {
     let mut chat = Map::new();
     let mut all = Vec::new();
@@ -130,8 +130,8 @@ pub(super) fn chat_fields(fields: &Fields, earlier: &[Value], input: &[Value]) -
     Fields::new(chat, &CHAT)
 }
 
-/// Items as chat messages. Neighbouring items of the assistant are one message: its reasoning, words and calls. `place`
-/// tells where an item is.
+/// Items as chat messages. Neighbouring items of the assistant become one message with reasoning, text and calls.
+/// `place` names an item's place.
 fn messages(items: &[Value], place: &mut dyn FnMut(usize) -> String) -> Result<Vec<Value>, ApiError> {
     let mut messages: Vec<Value> = Vec::new();
     for (at, item) in items.iter().enumerate() {
@@ -154,7 +154,7 @@ fn messages(items: &[Value], place: &mut dyn FnMut(usize) -> String) -> Result<V
             }
             Some("reasoning") => {
                 let parts = item.get("content").filter(|parts| !parts.is_null());
-                // Others' reasoning may be encrypted, and summaries are no reasoning.
+                // Reasoning of others may be encrypted, and summaries are not reasoning.
                 let text =
                     parts.map_or(Ok(String::new()), |parts| content(&format!("{place}.content"), parts))?;
                 append(assistant(&mut messages), "reasoning_content", &text);
@@ -177,7 +177,7 @@ fn messages(items: &[Value], place: &mut dyn FnMut(usize) -> String) -> Result<V
     Ok(messages)
 }
 
-/// The last message, if it is the assistant's; else another one.
+/// The last message if it is the assistant's, or else a new one.
 fn assistant(messages: &mut Vec<Value>) -> &mut Value {
     if messages.last().is_none_or(|last| last["role"] != "assistant") {
         messages.push(json!({ "role": "assistant", "content": "" }));
@@ -193,7 +193,6 @@ fn append(message: &mut Value, name: &str, more: &str) {
     }
 }
 
-/// A text in an item.
 fn text<'a>(place: &str, item: &'a Value, name: &str) -> Result<&'a str, ApiError> {
     item[name].as_str().ok_or_else(|| wrong(&format!("{place}.{name}"), "must be a text"))
 }
@@ -262,7 +261,7 @@ fn add_tools(fields: &Fields, chat: &mut Map<String, Value>) -> Result<(), ApiEr
     Ok(())
 }
 
-/// A choice of tools; a function's name is not in an object of its own here, nor what is allowed.
+/// A choice of tools. Here a function's name and the allowed tools are not nested in an object.
 fn tool_choice(choice: &Value) -> Result<Value, ApiError> {
     let place = "tool_choice";
     let function = |place: &str, function: &Value| {

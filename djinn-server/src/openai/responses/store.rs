@@ -1,4 +1,4 @@
-//! Responses that are kept for later requests, within bounds.
+//! Stored responses, within bounds.
 
 use crate::ApiError;
 use crate::guard::Tenant;
@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// The most responses that are kept, and bytes of them. Those that were not used for longest go first.
+/// The most stored responses, and their bytes. The least recently used go first.
 const MOST_RESPONSES: usize = 10_000;
 const MOST_BYTES: usize = 256 << 20;
 
-/// A response, its own input, and the one that it goes on from.
+/// A response, its own input, and the response that it continues.
 #[derive(Debug)]
 pub(super) struct Kept {
     tenant: Option<Tenant>,
@@ -22,9 +22,9 @@ pub(super) struct Kept {
     session: Option<String>,
     input: Vec<Value>,
     body: Value,
-    /// Of input and body, as JSON.
+    /// Bytes of input and body as JSON.
     bytes: usize,
-    /// Its place in the order of use.
+    /// Its position in the order of use.
     used: u64,
     /// Set while it runs.
     cancel: Option<Arc<Notify>>,
@@ -70,7 +70,7 @@ struct Entries {
 }
 
 impl Entries {
-    /// The entry of this tenant's; used now.
+    /// A tenant's entry, which counts as used now.
     fn entry(&mut self, id: &str, tenant: Option<Tenant>) -> Option<&mut Kept> {
         let entry = self.by_id.get_mut(id).filter(|entry| entry.tenant == tenant)?;
         self.uses += 1;
@@ -108,7 +108,7 @@ impl ResponseStore {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All items up to the end of a response, from the first of those that it goes on from; and its session.
+    /// All items up to the end of a response, beginning with the first one that it continues, and its session.
     pub(super) fn items(
         &self,
         id: &str,
@@ -157,7 +157,7 @@ impl ResponseStore {
         self.with(id, tenant, |entry| entry.input.clone())
     }
 
-    /// Forgets a response; one that runs is cancelled. The session that it was a turn of.
+    /// Deletes a response, and cancels it if it runs. Returns its session.
     pub(super) fn delete(&self, id: &str, tenant: Option<Tenant>) -> Result<Option<String>, ApiError> {
         let mut entries = self.entries();
         entries.entry(id, tenant).ok_or_else(|| not_found(id))?;
@@ -166,7 +166,7 @@ impl ResponseStore {
         Ok(entry.session)
     }
 
-    /// Cancels a response that runs; its body.
+    /// Cancels a running response. Returns its body.
     pub(super) fn cancel(&self, id: &str, tenant: Option<Tenant>) -> Result<Value, ApiError> {
         let mut entries = self.entries();
         let entry = entries.entry(id, tenant).ok_or_else(|| not_found(id))?;
@@ -191,7 +191,7 @@ fn not_found(id: &str) -> ApiError {
     ApiError::refused(StatusCode::NOT_FOUND, not_kept(id))
 }
 
-/// A response that runs, in the store. Where it is dropped before its end, its client has left.
+/// A running response in the store. If it is dropped before its end, its client has left.
 pub(super) struct Keeping {
     server: Arc<Server>,
     id: String,
@@ -200,7 +200,7 @@ pub(super) struct Keeping {
 }
 
 impl Keeping {
-    /// Keeps a response that begins.
+    /// Stores a response that begins.
     pub(super) fn begin(server: &Arc<Server>, kept: Kept) -> Self {
         let (id, cancel) = (kept.id().to_owned(), Arc::new(Notify::new()));
         server.responses.entries().insert(Kept { cancel: Some(Arc::clone(&cancel)), ..kept });
@@ -212,7 +212,7 @@ impl Keeping {
         self.cancel.notified().await;
     }
 
-    /// Keeps the response as it ended, unless it was deleted.
+    /// Stores the finished response, unless it was deleted.
     pub(super) fn finish(mut self, body: Value) {
         self.has_ended = true;
         let mut entries = self.server.responses.entries();
