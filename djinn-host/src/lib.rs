@@ -8,6 +8,7 @@ mod args;
 mod cards;
 mod chat;
 mod device;
+mod dialogue;
 mod djinn;
 mod engine;
 mod error;
@@ -31,6 +32,7 @@ pub use args::{CostPhase, DeviceArgs, PlanAsked, SrgAsked, WorkArgs, dtype, of_q
 pub use cards::{CARDS, Card};
 pub use chat::{Chat, Reply};
 pub use device::{DeviceName, Needs, OnDevice};
+pub use dialogue::Dialogue;
 pub use djinn::{Djinn, OpenChat};
 pub use engine::{AnyEngine, load, load_into, load_on};
 pub use error::{Error, Result};

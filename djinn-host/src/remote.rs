@@ -1,10 +1,12 @@
-//! A server of Djinn, asked over HTTP: answers and logits of its models, and models that are sent to it.
+//! A server of Djinn, asked over HTTP: answers, chats and logits of its models, and models that are sent to it.
 
+mod chat;
 mod generate;
 mod push;
 
 use crate::{Error, Result};
-pub use generate::RemoteAnswer;
+pub use chat::{RemoteChat, RemoteReply};
+pub use generate::{RemoteAnswer, generate_body};
 pub use push::Pushed;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -52,15 +52,9 @@ impl<'a> Speech<'a> {
         self.model
     }
 
-    /// Refuses a system message where there is no template to hold it; an empty one is none.
-    ///
-    /// # Errors
-    /// [`Error::NoTemplate`].
-    pub fn check_system(&self, text: &str) -> Result<()> {
-        match self.chat {
-            None if !text.is_empty() => Err(Error::NoTemplate { model: self.model.name.clone() }),
-            _ => Ok(()),
-        }
+    /// Whether text goes through a chat template, which holds a system message.
+    pub fn has_template(&self) -> bool {
+        self.chat.is_some()
     }
 
     /// The model's tokenizer.

@@ -43,12 +43,12 @@ fn the_fewest_oldest_turns_are_forgotten_and_the_rest_is_answered_as_ever() {
     with_chat(|djinn, chat| {
         let mut forgotten = Vec::new();
         for number in 0..9 {
-            let before = chat.messages();
+            let before = chat.conversation.messages();
             let reply = ask(djinn, chat, &format!("Message {number}")).unwrap();
             forgotten.push(reply.forgotten);
             let kept = &before[1 + 2 * reply.forgotten..];
-            assert_eq!(chat.messages()[0], before[0]);
-            assert_eq!(&chat.messages()[1..1 + kept.len()], kept);
+            assert_eq!(chat.conversation.messages()[0], before[0]);
+            assert_eq!(&chat.conversation.messages()[1..1 + kept.len()], kept);
             // As a conversation that only ever was what is kept.
             let (mut fresh, mut messages) = (open(), [&before[..1], kept].concat());
             messages.push(Message::new("user", format!("Message {number}")));
@@ -72,12 +72,12 @@ fn the_fewest_oldest_turns_are_forgotten_and_the_rest_is_answered_as_ever() {
 fn a_message_that_cannot_fit_is_refused_and_changes_nothing() {
     with_chat(|djinn, chat| {
         ask(djinn, chat, "Hi").unwrap();
-        let before = chat.messages();
+        let before = chat.conversation.messages();
         for bytes in [CONTEXT as usize, 20 << 20] {
             let error = ask(djinn, chat, &"x".repeat(bytes)).unwrap_err();
             assert!(matches!(error, Error::MessageTooLong { context: CONTEXT, .. }), "{error}");
         }
-        assert_eq!(chat.messages(), before);
+        assert_eq!(chat.conversation.messages(), before);
         // What leaves less room than wanted is answered as far as that goes.
         let long = "x".repeat(CONTEXT as usize - "[system:Be.][user:]>".len() - 5);
         let reply = ask(djinn, chat, &long).unwrap();
@@ -89,7 +89,7 @@ fn a_message_that_cannot_fit_is_refused_and_changes_nothing() {
 fn a_turn_that_is_too_long_to_count_is_forgotten() {
     with_chat(|djinn, chat| {
         let long = Message::new("user", "x".repeat(20 << 20));
-        chat.resume(vec![long, Message::new("assistant", "Yes.")]).unwrap();
+        chat.conversation.resume(vec![long, Message::new("assistant", "Yes.")]).unwrap();
         assert_eq!(ask(djinn, chat, "Hi").unwrap().forgotten, 1);
     });
 }
@@ -98,11 +98,11 @@ fn a_turn_that_is_too_long_to_count_is_forgotten() {
 fn an_answer_that_never_begins_leaves_the_conversation() {
     with_chat(|djinn, chat| {
         ask(djinn, chat, "Hi").unwrap();
-        let before = chat.messages();
+        let before = chat.conversation.messages();
         let reply =
             chat.ask(&mut *djinn.engine, &generation(), "More", &mut |_| ControlFlow::Break(())).unwrap();
         assert!(reply.answer.tokens.is_empty());
-        assert_eq!(chat.messages(), before);
+        assert_eq!(chat.conversation.messages(), before);
     });
 }
 
@@ -114,10 +114,10 @@ fn only_conversations_between_two_are_resumed() {
             [&["user"][..], &["assistant", "user"], &["user", "user"], &["user", "assistant", "system"]]
         {
             let messages = roles.iter().copied().map(message).collect();
-            assert!(matches!(chat.resume(messages), Err(Error::Conversation)), "{roles:?}");
+            assert!(matches!(chat.conversation.resume(messages), Err(Error::Conversation)), "{roles:?}");
         }
-        assert_eq!(chat.messages(), [Message::new("system", "Be.")]);
-        chat.resume(["user", "assistant"].map(message).to_vec()).unwrap();
-        assert_eq!((chat.system(), chat.messages().len()), (None, 2));
+        assert_eq!(chat.conversation.messages(), [Message::new("system", "Be.")]);
+        chat.conversation.resume(["user", "assistant"].map(message).to_vec()).unwrap();
+        assert_eq!((chat.conversation.system(), chat.conversation.messages().len()), (None, 2));
     });
 }

@@ -66,6 +66,13 @@ pub enum Error {
     },
     /// A tokenizer cannot be loaded, or text not be encoded.
     Tokenizer(String),
+    /// A text that has more tokens than a context whatever it says.
+    TextTooLong {
+        /// Of the text.
+        bytes: usize,
+        /// Tokens of the context.
+        context: u64,
+    },
     /// A chat template does not parse or does not render.
     Template(String),
     /// A weight cannot be read.
@@ -88,6 +95,9 @@ impl fmt::Display for Error {
             Self::Graph(error) => format!("the model's shapes do not fit together: {error}"),
             Self::NotAModel { place, detail } => format!("{place} is no model: {detail}"),
             Self::Tokenizer(detail) => format!("tokenizer: {detail}"),
+            Self::TextTooLong { bytes, context } => {
+                format!("{bytes} bytes of text do not fit in a context of {context} tokens; shorten it")
+            }
             Self::Template(detail) => format!("chat template: {detail}"),
             Self::Weight(error) => error.to_string(),
         };

@@ -152,15 +152,11 @@ impl Tokenizer {
     /// on it.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the text is longer than `context` times the longest token.
+    /// [`Error::TextTooLong`] if the text is longer than `context` times the longest token.
     pub fn check_length(&self, bytes: usize, context: u64) -> Result<()> {
         let Some(shrinks) = self.inner.encoder.shrinks() else { return Ok(()) };
         let most = context.saturating_mul((self.inner.pieces.longest() * shrinks) as u64);
-        if bytes as u64 <= most {
-            return Ok(());
-        }
-        let detail = format!("{bytes} bytes of text do not fit in a context of {context} tokens; shorten it");
-        Err(Error::Tokenizer(detail))
+        if bytes as u64 <= most { Ok(()) } else { Err(Error::TextTooLong { bytes, context }) }
     }
 
     /// The text of `ids`; with `skip_special` special tokens leave no trace. Bytes that are no UTF-8 become

@@ -186,7 +186,7 @@ fn answer(server: &Remote, config: &DistributedConfig, prompt: Vec<u32>) -> Resu
         "ignore_eos": true,
     });
     let go_on = &mut |_: &str| ControlFlow::Continue(());
-    let answer = server.generate(&request, go_on)?.context("the answer broke off")?;
+    let answer = server.generate(&request, go_on)?;
     let came = answer.tokens.len();
     ensure!(came == config.tokens as usize, "the server generated {came} tokens of {}", config.tokens);
     let RemoteAnswer { ttft_ms, tpot_ms, server_ttft_ms, server_tpot_ms, .. } = answer;

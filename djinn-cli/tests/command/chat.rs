@@ -1,6 +1,7 @@
 //! The chat, in a pseudo-terminal.
 
 use super::Place;
+use super::serve::serve;
 use super::text;
 use rexpect::process::Signal;
 use rexpect::reader::Options;
@@ -113,6 +114,49 @@ fn an_answer_is_that_of_run_and_the_next_one_knows_of_it() {
     let stats = talk.say("/stats");
     assert!(stats.contains("reused") && stats.contains("of 20000 tokens of context left"), "{stats}");
     assert_eq!(talk.end(CTRL_D), ("\r\n".to_owned(), true));
+}
+
+#[test]
+fn a_chat_with_a_server_is_one_with_the_model() {
+    let place = place();
+    let serving = serve(&place, &["--ctx=20000"]);
+    let server = format!("--server=http://{}", serving.address);
+    let mut here = Talk::begin(&place, &GREEDY);
+    let mut there = Talk::with(&place, &[&["run", "model", &server], &GREEDY[..3]].concat());
+    assert!(
+        there.opening.contains("model on http://127.0.0.1:") && there.opening.contains("of 20000 tokens")
+    );
+    for line in ["Hi", "And?", "/system Be brief.", "/set temperature 0.9", "/set seed 5", "More"] {
+        assert_eq!(there.say(line), here.say(line), "{line}");
+    }
+    assert_eq!(there.messages(&place), here.messages(&place));
+    there.say("And more");
+    let stats = there.say("/stats");
+    assert!(stats.contains(" reused)") && stats.contains("of 20000 tokens of context left"), "{stats}");
+    // What the server refuses is told, and what Ctrl-C ends is the answer.
+    let refused = there.say(&"x".repeat(30_000));
+    assert!(refused.contains("a message of 30000 bytes does not fit a context of 20000 tokens"), "{refused}");
+    there.say("/clear");
+    there.say("/set max-tokens 15000");
+    there.press("Go\r");
+    there.terminal.exp_string(HEARD).unwrap();
+    there.terminal.exp_regex("(?s).{300}").unwrap();
+    there.press(CTRL_C);
+    there.terminal.exp_string(LISTENS).unwrap();
+    let answer = there.messages(&place).pop().unwrap();
+    assert!(answer.0 == "assistant" && answer.1.len() >= 40, "{answer:?}");
+    there.say("/set max-tokens 8");
+    there.say("On?");
+    assert_eq!(there.users(&place), ["Go", "On?"]);
+    let sessions = || serving.ask("GET /v1/sessions", "", "");
+    assert!(sessions().contains("\"id\":\"chat-"));
+    assert!(there.end(CTRL_D).1);
+    assert!(!sessions().contains("\"id\":\"chat-"), "a chat that is over holds nothing");
+    // Without the server there is no chat.
+    let there = Talk::with(&place, &["run", "model", &server]);
+    drop(serving);
+    let (last, ended_well) = there.end("Hi\r");
+    assert!(!ended_well && last.contains("error: no answer from http://127.0.0.1:"), "{last}");
 }
 
 #[test]

@@ -1,27 +1,38 @@
 //! An answer that a server computes.
 
-use super::Remote;
-use crate::{Error, Result};
+use super::{LONGEST_ANSWER, Remote};
+use crate::{Error, Generation, Result};
 use serde::Deserialize;
-use serde_json::Value;
-use std::io::{BufRead, BufReader};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read};
 use std::ops::ControlFlow;
-use std::time::Instant;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
 
 const PATH: &str = "/v1/generate";
+/// Between two looks at whether the answer is still wanted, where nothing comes.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Events that have come and were not looked at, at most.
+const EVENTS_AHEAD: usize = 64;
 
 /// An answer of a server, with times as this machine saw them and as the server did: their difference is the network's.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RemoteAnswer {
     /// The prompt's tokens.
     pub prompt_tokens: Vec<u32>,
+    /// Turns of a conversation, the oldest ones, that were left out of the prompt to make room.
+    pub forgotten: usize,
+    /// Tokens of the prompt that were not computed, since their keys and values were there.
+    pub cached_tokens: u64,
     /// What tokens were drawn with, if they were.
     pub seed: Option<u64>,
-    /// The answer's tokens.
+    /// The answer's tokens; none of an answer that was broken off.
     pub tokens: Vec<u32>,
-    /// Its text; `None` of a model without a tokenizer.
+    /// How many tokens came.
+    pub came: u64,
+    /// Their text; `None` of a model without a tokenizer.
     pub text: Option<String>,
-    /// Why it ended: `stop` or `length`.
+    /// Why it ended: `stop`, `length`, or `cancelled` where it was broken off.
     pub finish: String,
     /// From the request to the first token, in ms.
     pub ttft_ms: Option<f64>,
@@ -37,11 +48,22 @@ pub struct RemoteAnswer {
     pub received_bytes: u64,
 }
 
+impl RemoteAnswer {
+    /// Whether it was broken off.
+    pub fn is_cancelled(&self) -> bool {
+        self.finish == CANCELLED
+    }
+}
+
+const CANCELLED: &str = "cancelled";
+
 /// What the server tells first.
 #[derive(Deserialize)]
 struct Began {
     prompt_tokens: Vec<u32>,
     seed: Option<u64>,
+    #[serde(default)]
+    forgotten: usize,
 }
 
 /// What it tells at the end.
@@ -54,9 +76,54 @@ struct Ended {
     tpot_ms: Option<f64>,
 }
 
+/// What comes of an answer.
+enum Event {
+    Began(Began),
+    /// A token's text, which may be empty. The first one tells how many tokens of the prompt were not computed.
+    Text {
+        piece: String,
+        cached_tokens: Option<u64>,
+        at: Instant,
+    },
+    Ended(Ended),
+}
+
+/// The body of a request of `/v1/generate` for a model, without a prompt.
+pub fn generate_body(model: &str, generation: &Generation) -> Value {
+    let Generation {
+        max_tokens,
+        greedy,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        seed,
+        stop,
+        ignore_eos,
+        raw,
+        system,
+    } = generation;
+    json!({
+        "model": model,
+        "raw": raw,
+        "system": system,
+        "max_tokens": max_tokens,
+        "greedy": greedy,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "stop": stop,
+        "ignore_eos": ignore_eos,
+    })
+}
+
 impl Remote {
-    /// The answer to a request of `/v1/generate`; `on_text` gets each piece of text as it comes, and may break off: `None`
-    /// then.
+    /// The answer to a request of `/v1/generate`; `on_text` gets each token's text as it comes, and nothing from time to time
+    /// while nothing comes, and may break off. The server then ends the answer.
     ///
     /// # Errors
     /// [`Error::Refused`], also of an answer that fails in the middle; the server cannot be reached or understood.
@@ -64,54 +131,97 @@ impl Remote {
         &self,
         request: &Value,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Option<RemoteAnswer>> {
+    ) -> Result<RemoteAnswer> {
         let body = request.to_string();
-        let asked = Instant::now();
+        let (asked, mut first, mut last) = (Instant::now(), None, None);
+        let mut answer = RemoteAnswer { sent_bytes: body.len() as u64, ..RemoteAnswer::default() };
+        let mut text = String::new();
+        // A read cannot be ended from outside: the thread's connection goes with its next event.
+        let (told, heard) = sync_channel(EVENTS_AHEAD);
+        let server = self.clone();
+        let reader = std::thread::Builder::new().spawn(move || server.read_events(&body, &told));
+        let reader =
+            reader.map_err(|source| Error::NoAnswer { url: self.generate_url(), source: source.into() })?;
+        loop {
+            let more = match heard.recv_timeout(LOOK_EVERY) {
+                Err(RecvTimeoutError::Timeout) => on_text(""),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Ok(Event::Began(began)) => {
+                    (answer.prompt_tokens, answer.seed) = (began.prompt_tokens, began.seed);
+                    answer.forgotten = began.forgotten;
+                    ControlFlow::Continue(())
+                }
+                Ok(Event::Text { piece, cached_tokens, at }) => {
+                    (first, last) = (first.or(Some(at)), Some(at));
+                    answer.cached_tokens = cached_tokens.unwrap_or(answer.cached_tokens);
+                    answer.came += 1;
+                    text += &piece;
+                    on_text(&piece)
+                }
+                Ok(Event::Ended(ended)) => {
+                    (answer.came, answer.finish) = (ended.tokens.len() as u64, ended.finish);
+                    answer.tokens = ended.tokens;
+                    (answer.server_ttft_ms, answer.server_tpot_ms) = (ended.ttft_ms, ended.tpot_ms);
+                    answer.text = ended.has_text.then(|| std::mem::take(&mut text));
+                    ControlFlow::Continue(())
+                }
+            };
+            if more.is_break() {
+                (answer.finish, answer.text) = (CANCELLED.to_owned(), Some(text));
+                break;
+            }
+        }
+        let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
+        let later = answer.came.saturating_sub(1);
+        answer.ttft_ms = first.map(|first| ms(asked, first));
+        answer.tpot_ms =
+            first.zip(last).filter(|_| later > 0).map(|(first, last)| ms(first, last) / later as f64);
+        if answer.is_cancelled() {
+            return Ok(answer);
+        }
+        answer.received_bytes = match reader.join() {
+            Ok(read) => read?,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        match answer.finish.is_empty() {
+            true => Err(Error::BrokeOff { url: self.generate_url(), source: None }),
+            false => Ok(answer),
+        }
+    }
+
+    fn generate_url(&self) -> String {
+        format!("{}{PATH}", self.url)
+    }
+
+    /// Tells what comes of an answer, until nobody listens; the bytes that came.
+    fn read_events(&self, body: &str, told: &SyncSender<Event>) -> Result<u64> {
         let answer = self.posted(PATH, body.as_bytes())?;
-        let not_understood = |source| Error::NotUnderstood { url: format!("{}{PATH}", self.url), source };
-        let (mut began, mut ended) = (None::<Began>, None::<Ended>);
-        let (mut text, mut first, mut last, mut received) = (String::new(), None, asked, 0);
-        for line in BufReader::new(answer.into_body().into_reader()).lines() {
+        let not_understood = |source| Error::NotUnderstood { url: self.generate_url(), source };
+        let mut received = 0;
+        for line in BufReader::new(answer.into_body().into_reader().take(LONGEST_ANSWER)).lines() {
             let line = line.map_err(|source| self.broke_off(PATH, source))?;
             received += line.len() as u64 + 1;
             let Some(data) = line.strip_prefix("data: ") else { continue };
             if data == "[DONE]" {
                 break;
             }
-            let event: Value = serde_json::from_str(data).map_err(not_understood)?;
-            if let Some(message) = event["error"]["message"].as_str() {
+            let mut event: Value = serde_json::from_str(data).map_err(not_understood)?;
+            let event = if let Some(message) = event["error"]["message"].as_str() {
                 let code = event["error"]["code"].as_str().map(str::to_owned);
                 return Err(Error::Refused { status: 200, code, why: format!("the server says: {message}") });
-            } else if let Some(piece) = event["text"].as_str() {
-                last = Instant::now();
-                first.get_or_insert(last);
-                text += piece;
-                if on_text(piece).is_break() {
-                    return Ok(None);
-                }
+            } else if let Some(Value::String(piece)) = event.get_mut("text").map(Value::take) {
+                Event::Text { piece, cached_tokens: event["cached_tokens"].as_u64(), at: Instant::now() }
             } else if event.get("prompt_tokens").is_some() {
-                began = Some(serde_json::from_value(event).map_err(not_understood)?);
+                Event::Began(serde_json::from_value(event).map_err(not_understood)?)
             } else if event.get("tokens").is_some() {
-                ended = Some(serde_json::from_value(event).map_err(not_understood)?);
+                Event::Ended(serde_json::from_value(event).map_err(not_understood)?)
+            } else {
+                continue;
+            };
+            if told.send(event).is_err() {
+                break;
             }
         }
-        let (Some(began), Some(ended)) = (began, ended) else {
-            return Err(Error::BrokeOff { url: format!("{}{PATH}", self.url), source: None });
-        };
-        let later = ended.tokens.len().saturating_sub(1);
-        let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
-        Ok(Some(RemoteAnswer {
-            prompt_tokens: began.prompt_tokens,
-            seed: began.seed,
-            tokens: ended.tokens,
-            text: ended.has_text.then_some(text),
-            finish: ended.finish,
-            ttft_ms: first.map(|first| ms(asked, first)),
-            tpot_ms: first.filter(|_| later > 0).map(|first| ms(first, last) / later as f64),
-            server_ttft_ms: ended.ttft_ms,
-            server_tpot_ms: ended.tpot_ms,
-            sent_bytes: body.len() as u64,
-            received_bytes: received,
-        }))
+        Ok(received)
     }
 }

@@ -3,12 +3,14 @@
 use super::JsonKeys;
 use crate::Result;
 use crate::gguf::Gguf;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Defaults for generation; a field is empty where the checkpoint says nothing.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct GenerationDefaults {
     /// Tokens that end a text.
     pub eos: Vec<u32>,

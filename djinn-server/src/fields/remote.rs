@@ -1,6 +1,7 @@
 //! Fields of requests that send models, and of those that the command makes with `--server`.
 
-use super::{Endpoint, MODEL, yes};
+use super::debug::STEERED;
+use super::{Endpoint, HINTS, MODEL, SESSION_ID, WEAKER, yes};
 
 /// `/v1/store/manifests`.
 pub const STORE_MANIFESTS: Endpoint = Endpoint {
@@ -38,6 +39,12 @@ pub const GENERATE: Endpoint = Endpoint {
         MODEL,
         yes("prompt", "a text, which goes through the chat template unless `raw`"),
         yes("prompt_tokens", "a list of token ids in place of `prompt`"),
+        yes(
+            "messages",
+            "a conversation in place of `prompt`: a system message or none, the user's messages and their answers in turn, a message \
+             of the user's. The oldest turns are left out where the context has no room for them and an answer; the first event \
+             tells how many are `forgotten`",
+        ),
         yes("raw", "the prompt as it is, without the chat template"),
         yes("system", "the system message; an empty one leaves it to the template"),
         yes("max_tokens", "default 256"),
@@ -50,5 +57,13 @@ pub const GENERATE: Endpoint = Endpoint {
         yes("seed", "another one each time, if not given; it is told"),
         yes("stop", "a list of up to 16 texts of up to 1024 bytes"),
         yes("ignore_eos", ""),
+        SESSION_ID,
+        yes("prompt_cache_key", WEAKER),
+        yes("program_id", WEAKER),
+        yes("user", WEAKER),
+        HINTS[0],
+        HINTS[1],
+        HINTS[2],
+        STEERED,
     ],
 };

@@ -30,6 +30,9 @@ fn model(server: &Server, name: &str) -> Option<Value> {
         "owned_by": "djinn",
         "root": model.name(),
         "max_model_len": model.context(),
+        "tokenizer": model.tokenizer().is_some(),
+        "chat_template": model.template().is_some(),
+        "generation_defaults": model.defaults(),
         "activations": model.activations(),
         "status": status(&model),
     }))

@@ -1,4 +1,4 @@
-//! `/v1/generate`: one answer as `djinn run` gives it: same prompt, same defaults, with token ids.
+//! `/v1/generate`: one answer as `djinn run` gives it, alone or in a chat: same prompt, same defaults, with token ids.
 
 use crate::body::Fields;
 use crate::fields::GENERATE;
@@ -8,8 +8,9 @@ use crate::server::ApiRequest;
 use crate::{Answers, ApiError, FinishReason, GenerateRequest, ServedModel};
 use axum::body::Body;
 use axum::http::Response;
-use djinn_host::{Generation, Speech, seed};
-use serde_json::json;
+use djinn_host::{Dialogue, Generation, Speech, seed};
+use djinn_models::Message;
+use serde_json::{Value, json};
 use std::time::Instant;
 
 /// The default maximum of tokens.
@@ -22,24 +23,26 @@ const LONGEST_STOP: usize = 1024;
 pub(crate) async fn generate(request: ApiRequest) -> Result<Response<Body>, ApiError> {
     let fields = Fields::parse(&request.body, &GENERATE)?;
     let model = request.model(&fields)?;
-    let salt = request.salt();
-    let prepared = model.work(move |model| prepare(&fields, model, salt)).await?;
-    let (prompt, seed, asked) = (prepared.prompt.clone(), seed(&prepared.sampling), Instant::now());
-    let has_text = model.tokenizer().is_some();
+    let (salt, hints) = (request.salt(), request.hints(&fields, None)?);
+    let (mut prepared, forgotten) = model.work(move |model| prepare(&fields, model, salt)).await?;
+    hints.apply(&mut prepared);
+    let begun = json!({
+        "prompt_tokens": prepared.prompt,
+        "seed": seed(&prepared.sampling),
+        "forgotten": forgotten,
+    });
+    let (has_text, asked) = (model.tokenizer().is_some(), Instant::now());
     let answers = Answers::begin(model, prepared).await?.telling_all();
-    let prompt = Some((prompt, seed));
-    Ok(reply::events(Generating {
-        answers,
-        prompt,
-        has_text,
-        asked,
-        first: None,
-        finish: None,
-        ended: false,
-    }))
+    let begun = Some(begun);
+    Ok(reply::events(Generating { answers, begun, has_text, asked, first: None, finish: None, ended: false }))
 }
 
-fn prepare(fields: &Fields, model: &ServedModel, salt: Vec<u8>) -> Result<GenerateRequest, ApiError> {
+/// What is to be generated, and how many turns of a conversation are left out of it.
+fn prepare(
+    fields: &Fields,
+    model: &ServedModel,
+    salt: Vec<u8>,
+) -> Result<(GenerateRequest, usize), ApiError> {
     let most = u64::from(u32::MAX);
     let max_tokens = fields.integer("max_tokens", 1..=most)?.unwrap_or(MAX_TOKENS);
     let generation = Generation {
@@ -63,20 +66,32 @@ fn prepare(fields: &Fields, model: &ServedModel, salt: Vec<u8>) -> Result<Genera
         ));
     }
     let own = model.model();
-    let wrong = |error: djinn_host::Error| ApiError::of_text(&error, "prompt");
-    let (prompt, prompt_field) =
-        match (fields.read::<Vec<u32>>("prompt_tokens")?, fields.read::<String>("prompt")?) {
-            (Some(tokens), None) => {
-                model.check_tokens(&tokens, "prompt_tokens")?;
-                (tokens, "prompt_tokens")
-            }
-            (None, Some(text)) => {
-                let speech = Speech::new(own, &generation).map_err(wrong)?;
-                (speech.tokens(&text).map_err(wrong)?, "prompt")
-            }
-            _ => return Err(ApiError::field("prompt", "give `prompt` or `prompt_tokens`")),
-        };
-    Ok(GenerateRequest {
+    let asked = (
+        fields.read::<Vec<u32>>("prompt_tokens")?,
+        fields.read::<String>("prompt")?,
+        fields.read::<Vec<Message>>("messages")?,
+    );
+    let speech = |field| {
+        let speech = Speech::new(own, &generation);
+        speech.map_err(|error| ApiError::of_text(&error, field))
+    };
+    let (prompt, prompt_field, forgotten) = match asked {
+        (Some(tokens), None, None) => {
+            model.check_tokens(&tokens, "prompt_tokens")?;
+            (tokens, "prompt_tokens", 0)
+        }
+        (None, Some(text), None) => {
+            let tokens = speech("prompt")?.tokens(&text);
+            (tokens.map_err(|error| ApiError::of_text(&error, "prompt"))?, "prompt", 0)
+        }
+        (None, None, Some(messages)) => {
+            let (tokens, forgotten) =
+                turn(&speech("messages")?, messages, model.context(), max_tokens as u32)?;
+            (tokens, "messages", forgotten)
+        }
+        _ => return Err(ApiError::field("prompt", "give `prompt`, `prompt_tokens` or `messages`")),
+    };
+    let request = GenerateRequest {
         prompt,
         prompt_field,
         choices: 1,
@@ -88,14 +103,36 @@ fn prepare(fields: &Fields, model: &ServedModel, salt: Vec<u8>) -> Result<Genera
         // The same as in the other APIs, so that they share prefixes.
         salt: [&[0], salt.as_slice()].concat(),
         ..GenerateRequest::default()
-    })
+    };
+    Ok((request, forgotten))
+}
+
+/// The tokens of a conversation whose last message is the user's, and how many of its oldest turns are left out of them.
+fn turn(
+    speech: &Speech<'_>,
+    mut messages: Vec<Message>,
+    context: u64,
+    max_tokens: u32,
+) -> Result<(Vec<u32>, usize), ApiError> {
+    let wrong = |error: djinn_host::Error| ApiError::of_text(&error, "messages");
+    if messages.len() as u64 > context {
+        let message =
+            format!("{} messages are more than a context of {context} tokens holds", messages.len());
+        return Err(ApiError::too_long("messages", message));
+    }
+    let Some(last) = messages.pop().filter(|message| message.role == "user") else {
+        return Err(ApiError::field("messages", "the last message must be the user's"));
+    };
+    let mut conversation = Dialogue::of(speech);
+    conversation.resume(messages).map_err(wrong)?;
+    conversation.prompt(speech, &last.content, context, max_tokens).map_err(wrong)
 }
 
 /// A streamed answer.
 struct Generating {
     answers: Answers,
-    /// For the first event.
-    prompt: Option<(Vec<u32>, Option<u64>)>,
+    /// The first event.
+    begun: Option<Value>,
     has_text: bool,
     asked: Instant,
     first: Option<Instant>,
@@ -123,15 +160,19 @@ impl Generating {
 
 impl EventSource for Generating {
     async fn next(&mut self, events: &mut Frames) -> bool {
-        if let Some((prompt, seed)) = self.prompt.take() {
-            events.data(&json!({ "prompt_tokens": prompt, "seed": seed }));
+        if let Some(begun) = self.begun.take() {
+            events.data(&begun);
             return true;
         }
         match self.answers.next().await {
             Some(Ok(piece)) => {
-                self.first.get_or_insert_with(Instant::now);
                 self.finish = self.finish.or(piece.finish);
-                events.data(&json!({ "text": piece.text() }));
+                let mut event = json!({ "text": piece.text() });
+                if self.first.is_none() {
+                    self.first = Some(Instant::now());
+                    event["cached_tokens"] = json!(self.answers.usage().cached);
+                }
+                events.data(&event);
                 true
             }
             Some(Err(error)) => {

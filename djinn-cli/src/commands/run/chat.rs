@@ -1,7 +1,9 @@
-//! A chat on the terminal: one session, whose keys and values are kept from turn to turn.
+//! A chat on the terminal, with a model on this machine or of a server's.
 
 mod choices;
 mod line;
+mod local;
+mod remote;
 mod saved;
 
 use super::MAX_CHAT_TOKENS;
@@ -11,18 +13,20 @@ use crate::commands::editor::{Asked, Editor};
 use crate::interrupt::Interrupt;
 use crate::loaded::Loaded;
 use crate::output;
-use crate::stats::RunStats;
 use crate::terminal;
 use anyhow::{Result, anyhow};
 use choices::Choices;
-use djinn_engine::{Finish, Stats};
-use djinn_host::{Chat, Error, Generation, Reply, Speech, seed};
-use djinn_models::Model;
+use djinn_host::remote::{Remote, RemoteChat};
+use djinn_host::{Dialogue, Error, Generation, Speech};
+use djinn_models::GenerationDefaults;
 use line::{Command, Known, Line};
+use local::Local;
+use remote::Elsewhere;
 use saved::Saved;
+use std::ops::ControlFlow;
 use std::path::Path;
 
-/// Talks until Ctrl-D or `/exit`.
+/// Talks with a model on this machine until Ctrl-D or `/exit`.
 pub(super) fn run(
     loaded: &mut Loaded,
     speech: Speech<'_>,
@@ -31,17 +35,71 @@ pub(super) fn run(
     quiet: bool,
 ) -> Result<()> {
     speech.tokenizer()?;
-    let model = speech.model();
+    talk(&mut Local::new(loaded, speech), args, interrupt, quiet)
+}
+
+/// Talks with a model of `server` in the same way.
+pub(super) fn run_at(server: Remote, args: &RunArgs, interrupt: &Interrupt, quiet: bool) -> Result<()> {
+    let chat = RemoteChat::open(server, &args.model, args.raw, args.system.as_deref())?;
+    let mut partner = Elsewhere::new(chat);
+    talk(&mut partner, args, interrupt, quiet)?;
+    // A server that is gone has forgotten it.
+    let _ = partner.chat.end();
+    Ok(())
+}
+
+/// Who answers.
+trait Partner {
+    /// The model.
+    fn name(&self) -> &str;
+
+    /// Where it computes.
+    fn place(&self) -> String;
+
+    /// Tokens of a conversation.
+    fn context(&self) -> u64;
+
+    /// What makes it longer.
+    fn longer_context(&self) -> &'static str;
+
+    /// What the model's makers say about how it generates.
+    fn defaults(&self) -> &GenerationDefaults;
+
+    /// What was said so far.
+    fn conversation(&mut self) -> &mut Dialogue;
+
+    /// Answers a message, until `on_text` breaks.
+    fn ask(
+        &mut self,
+        generation: &Generation,
+        text: &str,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> djinn_host::Result<Said>;
+
+    /// Prints what the last answer cost; how many tokens of context it left. `None` if there was none.
+    fn remark_cost(&self) -> Option<u64>;
+}
+
+/// What came of a message.
+struct Said {
+    /// Of the answer.
+    tokens: usize,
+    /// The answer ended because it may be no longer.
+    is_cut: bool,
+    /// Turns that were forgotten to make room.
+    forgotten: usize,
+    /// Tokens of the context that are left.
+    left: u64,
+}
+
+/// Talks until Ctrl-D or `/exit`.
+fn talk(partner: &mut dyn Partner, args: &RunArgs, interrupt: &Interrupt, quiet: bool) -> Result<()> {
     interrupt.chat();
     let _hushed = terminal::hush();
-    let choices = Choices::new(&args.sampling);
-    let mut talk = Talk { loaded, model, chat: Chat::new(speech), choices, interrupt, quiet, last: None };
+    let mut talk = Talk { partner, choices: Choices::new(&args.sampling), interrupt, quiet };
     let mut editor = Editor::new("> ", "history", Known { settings: choices::names() })?;
-    let (device, context) = (talk.loaded.engine.device_info().name, talk.context());
-    talk.remark(&format!(
-        "{} on {device}, a context of {context} tokens; /help lists what can be done",
-        model.name
-    ));
+    let (name, place, context) = (talk.partner.name(), talk.partner.place(), talk.partner.context());
+    talk.remark(&format!("{name} on {place}, a context of {context} tokens; /help lists what can be done"));
     loop {
         let text = match editor.ask()? {
             Asked::End => return Ok(()),
@@ -68,29 +126,15 @@ fn tell(error: &anyhow::Error) {
 
 /// A chat under way.
 struct Talk<'a> {
-    loaded: &'a mut Loaded,
-    model: &'a Model,
-    chat: Chat<'a>,
+    partner: &'a mut dyn Partner,
     choices: Choices,
     interrupt: &'a Interrupt,
     quiet: bool,
-    /// What the last answer cost.
-    last: Option<Last>,
-}
-
-struct Last {
-    stats: Stats,
-    seed: Option<u64>,
-    left: u64,
 }
 
 impl Talk<'_> {
-    fn context(&self) -> u64 {
-        self.loaded.engine.context()
-    }
-
     fn generation(&self) -> Generation {
-        self.choices.args().generation(MAX_CHAT_TOKENS).for_chat(&self.model.defaults)
+        self.choices.args().generation(MAX_CHAT_TOKENS).for_chat(self.partner.defaults())
     }
 
     fn remark(&self, text: &str) {
@@ -102,48 +146,41 @@ impl Talk<'_> {
     /// Answers a message on standard output. What is wrong with the message is told; other errors end the chat.
     fn answer(&mut self, text: &str) -> Result<()> {
         let generation = self.generation();
-        let (chat, engine) = (&mut self.chat, &mut *self.loaded.engine);
-        let mut show = Show::new(self.interrupt, true);
-        let asked = chat.ask(engine, &generation, text, &mut |piece| show.piece(piece));
-        match show.end(asked) {
-            Ok(reply) => {
-                output::piece("\n")?;
-                self.conclude(reply);
-                Ok(())
-            }
-            Err(error) if error.downcast_ref().is_some_and(is_the_message) => {
-                tell(&error);
-                Ok(())
-            }
-            Err(error) => Err(error),
+        let (mut show, mut begun) = (Show::new(self.interrupt, true), false);
+        let asked = self.partner.ask(&generation, text, &mut |piece| {
+            begun |= !piece.is_empty();
+            show.piece(piece)
+        });
+        let answered = show.end(asked);
+        if begun || answered.is_ok() {
+            output::piece("\n")?;
         }
+        match answered {
+            Ok(said) => self.conclude(&said),
+            Err(error) if error.downcast_ref().is_some_and(goes_on) => tell(&error),
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// Says what the user would not notice.
-    fn conclude(&mut self, reply: Reply) {
-        let Reply { answer, sampling, forgotten, left } = reply;
-        let context = self.context();
-        match forgotten {
+    fn conclude(&self, said: &Said) {
+        let context = self.partner.context();
+        let fits = format!("to fit the context of {context} tokens");
+        match said.forgotten {
             0 => {}
-            1 => self
-                .remark(&format!("(the oldest turn was forgotten, to fit the context of {context} tokens)")),
-            many => {
-                self.remark(&format!(
-                    "(the oldest {many} turns were forgotten, to fit the context of {context} tokens)"
-                ));
-            }
+            1 => self.remark(&format!("(the oldest turn was forgotten, {fits})")),
+            many => self.remark(&format!("(the oldest {many} turns were forgotten, {fits})")),
         }
-        if answer.finish == Finish::Length {
-            self.remark(&match left {
-                0 => format!(
-                    "(the answer ends here: the context of {context} tokens is full; --ctx sets another)"
-                ),
-                _ => {
-                    format!("(the answer ends here, after {} tokens: /set max-tokens N)", answer.tokens.len())
+        if said.is_cut {
+            self.remark(&match said.left {
+                0 => {
+                    let longer = self.partner.longer_context();
+                    format!("(the answer ends here: the context of {context} tokens is full; {longer})")
                 }
+                _ => format!("(the answer ends here, after {} tokens: /set max-tokens N)", said.tokens),
             });
         }
-        self.last = Some(Last { stats: answer.stats, seed: seed(&sampling), left });
     }
 
     /// Does what the user wants of the chat; gives what to say.
@@ -151,19 +188,19 @@ impl Talk<'_> {
         match command {
             Command::Help => Ok(line::help()),
             Command::System(text) => self.system(text),
-            Command::Set(None) => Ok(choices::describe(&self.generation(), &self.model.defaults)),
+            Command::Set(None) => Ok(choices::describe(&self.generation(), self.partner.defaults())),
             Command::Set(Some((name, value))) => {
                 self.choices.set(&name, value.as_deref()).map_err(|why| anyhow!(why))?;
-                Ok(choices::describe(&self.generation(), &self.model.defaults))
+                Ok(choices::describe(&self.generation(), self.partner.defaults()))
             }
             Command::Stats => Ok(self.stats()),
             Command::Clear => {
-                self.chat.clear();
+                self.partner.conversation().clear();
                 Ok("the conversation begins anew".to_owned())
             }
             Command::Save { file, overwrite } => {
-                let saved =
-                    Saved { messages: self.chat.messages(), settings: self.choices.changes().clone() };
+                let messages = self.partner.conversation().messages();
+                let saved = Saved { messages, settings: self.choices.changes().clone() };
                 saved.write(Path::new(&file), overwrite)?;
                 Ok(format!("{} messages are in {file}", saved.messages.len()))
             }
@@ -173,10 +210,11 @@ impl Talk<'_> {
     }
 
     fn system(&mut self, text: Option<String>) -> Result<String> {
+        let conversation = self.partner.conversation();
         if let Some(text) = text {
-            self.chat.set_system(&text)?;
+            conversation.set_system(&text)?;
         }
-        Ok(match self.chat.system() {
+        Ok(match conversation.system() {
             Some(text) => format!("system message: {text}"),
             None => "no system message; the chat template may have its own".to_owned(),
         })
@@ -184,13 +222,11 @@ impl Talk<'_> {
 
     /// Prints what the last answer cost; gives what is left.
     fn stats(&self) -> String {
-        let context = self.context();
-        let Some(Last { stats, seed, left }) = &self.last else {
-            return format!("no answer yet; a context of {context} tokens");
-        };
-        let report = RunStats::new(&*self.loaded.engine, stats, self.loaded.time, *seed);
-        report.remark();
-        format!("{left} of {context} tokens of context left")
+        let context = self.partner.context();
+        match self.partner.remark_cost() {
+            Some(left) => format!("{left} of {context} tokens of context left"),
+            None => format!("no answer yet; a context of {context} tokens"),
+        }
     }
 
     fn load(&mut self, file: &str) -> Result<String> {
@@ -198,7 +234,7 @@ impl Talk<'_> {
         let (count, names) = (messages.len(), settings.keys().cloned().collect::<Vec<_>>().join(", "));
         let before = self.choices.changes().clone();
         self.choices.replace(settings).map_err(|why| anyhow!("{file}: {why}"))?;
-        if let Err(error) = self.chat.resume(messages) {
+        if let Err(error) = self.partner.conversation().resume(messages) {
             self.choices.replace(before).map_err(|why| anyhow!(why))?;
             return Err(anyhow::Error::from(error).context(file.to_owned()));
         }
@@ -209,7 +245,11 @@ impl Talk<'_> {
     }
 }
 
-/// Whether the message or the conversation is at fault, not the model or the machine.
-fn is_the_message(error: &Error) -> bool {
-    matches!(error, Error::MessageTooLong { .. } | Error::Model(_))
+/// Whether the chat goes on after an error: the message or the conversation is at fault, or a server that may take the next one.
+fn goes_on(error: &Error) -> bool {
+    match error {
+        Error::MessageTooLong { .. } | Error::Model(_) => true,
+        Error::Refused { status, .. } => !matches!(status, 401 | 403 | 404),
+        _ => false,
+    }
 }

@@ -1,23 +1,26 @@
-//! An answer that a server computes.
+//! An answer that a server computes, or a chat with it.
 
-use super::Output;
 use super::prompt::Prompt;
 use super::show::Show;
+use super::{Output, chat};
 use crate::args::RunArgs;
 use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::{output, remote};
-use anyhow::{Result, bail};
-use djinn_host::remote::RemoteAnswer;
+use anyhow::Result;
+use djinn_host::Generation;
+use djinn_host::remote::{RemoteAnswer, generate_body};
 use serde::Serialize;
-use serde_json::{Value, json};
 use std::process::ExitCode;
 
 /// Times as this machine saw them, and as the server did: the difference is the network's.
 #[derive(Debug, Serialize)]
-struct RemoteStats<'a> {
+pub(super) struct RemoteStats<'a> {
     server: &'a str,
     seed: Option<u64>,
-    prompt_tokens: usize,
+    /// Prompt tokens that were computed.
+    prompt_tokens: u64,
+    /// Prompt tokens whose keys and values were still there.
+    reused_tokens: u64,
     ttft_ms: Option<f64>,
     tpot_ms: Option<f64>,
     server_ttft_ms: Option<f64>,
@@ -29,11 +32,21 @@ struct RemoteStats<'a> {
 
 pub(super) fn run(args: &RunArgs, url: &str, interrupt: &Interrupt, quiet: bool) -> Result<ExitCode> {
     let server = remote::at("--server", url, &args.server.api_key, None)?;
-    let body = body(args)?;
+    let (raw, system) = (args.raw, args.system.clone());
+    let generation = Generation { raw, system, ..args.sampling.generation(super::MAX_TOKENS) };
+    let mut body = generate_body(&args.model, &generation);
+    match Prompt::read(args)? {
+        Prompt::Text(text) => body["prompt"] = text.into(),
+        Prompt::Tokens(tokens) => body["prompt_tokens"] = tokens.into(),
+        Prompt::Chat => return chat::run_at(server, args, interrupt, quiet).map(|()| ExitCode::SUCCESS),
+    }
     let mut show = Show::new(interrupt, !args.json);
     let answered = server.generate(&body, &mut |piece| show.piece(piece));
+    let answer = show.end(answered)?;
     // Only Ctrl-C breaks off.
-    let Some(answer) = show.end(answered)? else { return Ok(ExitCode::from(INTERRUPTED)) };
+    if answer.is_cancelled() {
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
     let stats = RemoteStats::new(server.url(), &answer);
     let RemoteAnswer { prompt_tokens, tokens, text, finish, .. } = &answer;
     if args.json {
@@ -52,38 +65,13 @@ pub(super) fn run(args: &RunArgs, url: &str, interrupt: &Interrupt, quiet: bool)
     Ok(ExitCode::SUCCESS)
 }
 
-/// The request, as the flags say it.
-fn body(args: &RunArgs) -> Result<Value> {
-    let sampling = &args.sampling;
-    let mut body = json!({
-        "model": args.model,
-        "raw": args.raw,
-        "system": args.system,
-        "max_tokens": sampling.max_tokens.unwrap_or(super::MAX_TOKENS),
-        "greedy": sampling.greedy,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "seed": sampling.seed,
-        "stop": sampling.stop,
-        "ignore_eos": sampling.ignore_eos,
-    });
-    match Prompt::read(args)? {
-        Prompt::Text(text) => body["prompt"] = text.into(),
-        Prompt::Tokens(tokens) => body["prompt_tokens"] = tokens.into(),
-        Prompt::Chat => bail!("--server answers one prompt; give one as an argument or on standard input"),
-    }
-    Ok(body)
-}
-
 impl<'a> RemoteStats<'a> {
-    fn new(server: &'a str, answer: &RemoteAnswer) -> Self {
+    pub(super) fn new(server: &'a str, answer: &RemoteAnswer) -> Self {
         RemoteStats {
             server,
             seed: answer.seed,
-            prompt_tokens: answer.prompt_tokens.len(),
+            prompt_tokens: (answer.prompt_tokens.len() as u64).saturating_sub(answer.cached_tokens),
+            reused_tokens: answer.cached_tokens,
             ttft_ms: answer.ttft_ms,
             tpot_ms: answer.tpot_ms,
             server_ttft_ms: answer.server_ttft_ms,
@@ -93,17 +81,25 @@ impl<'a> RemoteStats<'a> {
         }
     }
 
-    fn remark(&self) {
-        let here = |here: &Option<f64>, there: &Option<f64>| match (here, there) {
-            (Some(here), Some(there)) => format!("{here:.1} ms ({there:.1} at the server)"),
-            _ => "no time".to_owned(),
+    /// Prints the report for people to standard error.
+    pub(super) fn remark(&self) {
+        let mut line = format!("{} prompt tokens", self.prompt_tokens);
+        if self.reused_tokens > 0 {
+            line += &format!(" (+ {} reused)", self.reused_tokens);
+        }
+        let time = |here: f64, there: Option<f64>| match there {
+            Some(there) => format!("{here:.1} ms ({there:.1} at the server)"),
+            None => format!("{here:.1} ms"),
         };
-        output::remark(&format!(
-            "{} prompt tokens, first token after {}, then {} per token; {}",
-            self.prompt_tokens,
-            here(&self.ttft_ms, &self.server_ttft_ms),
-            here(&self.tpot_ms, &self.server_tpot_ms),
-            self.server
-        ));
+        if let Some(here) = self.ttft_ms {
+            line += &format!(", first token after {}", time(here, self.server_ttft_ms));
+        }
+        if let Some(here) = self.tpot_ms {
+            line += &format!(", then {} per token", time(here, self.server_tpot_ms));
+        }
+        if let Some(seed) = self.seed {
+            line += &format!(", seed {seed}");
+        }
+        output::remark(&format!("{line}; {}", self.server));
     }
 }
