@@ -1,28 +1,55 @@
 #!/usr/bin/env python3
 """Uses the page of `djinn serve` in headless Chromium, as somebody at a desk and at a telephone would.
 
-    python3 -m venv V && V/bin/pip install playwright==1.65.2
-    V/bin/python scripts/page.py --djinn target/debug/djinn --model smollm2 [--pictures DIR] [--chromium /usr/bin/chromium]
+    scripts/page.py [--if-available] [--quick] [--djinn target/debug/djinn] [--pictures DIR] [--chromium /usr/bin/chromium]
 
 Chats, sees the session parked and its pages on the host while others need them, compares what is shown with /metrics, stops
 an answer, stops a session at a layer, looks through the logit lens and goes on, takes a trace, changes the theme and the
 tab with the keyboard, and gives a key where one is needed. Fails on an error in the console and on a request to another
-host. Writes a picture of each width to DIR. Needs Debian's `chromium`.
+host. Writes a picture of each width to DIR. With SmolLM2, or with --quick with a tiny model that says nothing of sense.
+
+Needs Debian's `chromium`. What drives it comes from the package that PACKAGE names, in a folder below target/. With
+--if-available, either of them that cannot be had is told and is no failure.
 """
 
 import argparse
 import json
+import os
 import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
-from playwright.sync_api import expect, sync_playwright
+from served import ROOT, Served
 
-from served import Served
-
+PACKAGE = "playwright==1.65.2"
+PLACE = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "page-env"
 DESK, TELEPHONE = {"width": 1360, "height": 900}, {"width": 390, "height": 844}
 PATIENCE_MS = 60_000
+
+
+# Part of the weights streams, and pages are so few that sessions that wait leave for the host.
+FULL = {
+    "model": "smollm2", "name": "smollm2", "text": "The ship sails on. " * 100, "others": 6, "tokens": 48,
+    "flags": ["--vram=136MiB", "--ctx=1024", "--kv-cache=72MiB", "--swap-space=128MiB", "--max-num-seqs=4"],
+}
+# The same shape with fewer layers and words, and a character for a token.
+QUICK = {
+    "model": "synthetic:smollm2-135m?layers=4&vocab=512", "name": "quick", "text": "The ship sails on. " * 14, "others": 3, "tokens": 24,
+    "flags": ["--vram=26MiB", "--ctx=512", "--kv-cache=3MiB", "--swap-space=16MiB", "--max-num-seqs=4"],
+}
+
+
+def install():
+    """What drives the browser, installed where it is not yet."""
+    stamp = PLACE / "installed"
+    if not stamp.exists() or stamp.read_text() != PACKAGE:
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--only-binary", ":all:", "--upgrade",
+               "--root-user-action", "ignore"]
+        subprocess.run([*pip, "--target", PLACE, PACKAGE], check=True)
+        stamp.write_text(PACKAGE)
+    sys.path.insert(0, str(PLACE))
 
 
 class Watched:
@@ -70,19 +97,19 @@ def shown(page, name):
     return page.locator(f'#numbers [data-name="{name}"] dd span').inner_text()
 
 
-def press_others(served, count):
+def press_others(served, model):
     """Requests that want the pages of those that wait."""
     def one(number):
-        prompt = f"Number {number}. " + "The ship sails on. " * 100
-        body = {"model": served.name, "prompt": prompt, "max_tokens": 48, "ignore_eos": True, "session_id": f"agent-{number}"}
+        body = {"model": served.name, "prompt": f"Number {number}. {model['text']}", "max_tokens": model["tokens"],
+                "ignore_eos": True, "session_id": f"agent-{number}"}
         served.ask("POST", "/v1/completions", body, timeout=300)
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(model["others"])]
     for thread in threads:
         thread.start()
     return threads
 
 
-def at_a_desk(browser, served, pictures):
+def at_a_desk(browser, served, model, pictures):
     watched = Watched(browser, served.port, DESK)
     page = watched.page
     expect(page.locator("#state")).to_have_text("serving")
@@ -90,7 +117,7 @@ def at_a_desk(browser, served, pictures):
     expect(page.locator("#text")).to_be_focused()
     page.locator("#more").click()
     page.locator("#temperature").fill("0")
-    page.locator("#max_tokens").fill("48")
+    page.locator("#max_tokens").fill(str(model["tokens"]))
     page.locator("#more").click()
     note = ask(page, "Write one sentence about the sea.")
     assert "tokens" in note and "first after" in note, note
@@ -100,7 +127,7 @@ def at_a_desk(browser, served, pictures):
     row = page.locator("#sessions tr", has_text="page-")
     expect(row.locator(".tag")).to_have_text("parked")
     expect(row).to_contain_text("on the device")
-    threads = press_others(served, 8)
+    threads = press_others(served, model)
     expect(row).to_contain_text("on the host", timeout=5 * PATIENCE_MS)
     if pictures:
         expect(page.locator(".tag", has_text="decode").nth(1)).to_be_visible(timeout=5 * PATIENCE_MS)
@@ -221,18 +248,29 @@ def with_a_key(browser, djinn):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--if-available", action="store_true")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--djinn", type=Path, default=Path("target/debug/djinn"))
-    parser.add_argument("--model", default="smollm2")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     parser.add_argument("--pictures", type=Path)
     args = parser.parse_args()
-    # Part of the weights streams, and pages are so few that sessions that wait leave for the host.
-    flags = ["--vram=136MiB", "--ctx=1024", "--kv-cache=72MiB", "--swap-space=128MiB", "--max-num-seqs=4"]
+    if not Path(args.chromium).exists():
+        print(f"the page: {args.chromium} is not there; --chromium names another one")
+        sys.exit(not args.if_available)
+    try:
+        install()
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"the page: {PACKAGE} cannot be had: {error}")
+        sys.exit(not args.if_available)
+    global expect
+    from playwright.sync_api import expect, sync_playwright
+    expect.set_options(timeout=PATIENCE_MS)
+    model = QUICK if args.quick else FULL
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=args.chromium, args=["--no-sandbox"])
-        with Served(args.djinn, *flags, model=args.model, name=args.model, patience=300) as served:
-            at_a_desk(browser, served, args.pictures)
+        with Served(args.djinn, *model["flags"], model=model["model"], name=model["name"], patience=300) as served:
+            at_a_desk(browser, served, model, args.pictures)
             at_a_telephone(browser, served, args.pictures)
             assert not served.complaints(), served.complaints()
         with_a_key(browser, args.djinn)
