@@ -7,6 +7,8 @@ use crate::request::Pairs;
 use crate::server::Server;
 use crate::sessions::{Told, residency_name, session_body};
 use djinn_engine::{Client, SessionId, SessionSnapshot, Snapshot, StepCounts};
+use djinn_host::Generation;
+use djinn_models::GenerationDefaults;
 use djinn_vmu::{Moved, Segments};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -48,6 +50,7 @@ async fn of_model(name: &str, model: &Arc<ServedModel>, tenant: &[u8], has_keys:
     told["layers"] =
         json!((0..).take_while(|n| model.graph().hook(&format!("blocks.{n}.hook_out")).is_some()).count());
     told["chats"] = json!(model.template().is_some());
+    told["chat_defaults"] = chat_defaults(model.defaults());
     told["up"] = json!(model.is_ready());
     told["status"] = models::status(model);
     let loads = model.loads();
@@ -98,6 +101,13 @@ async fn of_model(name: &str, model: &Arc<ServedModel>, tenant: &[u8], has_keys:
     told["sessions"] = json!(listed.rows);
     told["sessions_not_listed"] = json!(listed.left_out);
     told
+}
+
+/// How a chat's answers are generated where neither the user nor the model's makers say; null leaves it to the makers.
+fn chat_defaults(makers: &GenerationDefaults) -> Value {
+    let Generation { temperature, top_p, min_p, repetition_penalty, .. } =
+        Generation::default().for_chat(makers);
+    json!({ "temperature": temperature, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty })
 }
 
 fn segments(segments: &Segments) -> Value {
