@@ -2,15 +2,16 @@
 """A client without weights and device, and a server, in two network namespaces: what is sent, what comes back, what the
 network costs.
 
-    sudo python3 scripts/remote.py --djinn target/release/djinn --model FILE.gguf --json OUT.json [--runs 5] [--tokens 48]
+    sudo python3 scripts/remote.py --djinn target/release/djinn --model FILE.gguf --json OUT.json [--runs 5] [--tokens 48] \\
+        [--bench target/release/djinn-bench --exp2 EXP2.json --figures DIR]
 
 The model is sent, and sent again. A copy of it is sent in which every byte run of 32 KiB in its last tenth was changed, as a
 fine-tune that shares nine tenths. Then another copy, whose client is killed twice and whose server once while it is sent, goes
 on each time. A piece with a changed byte is refused. The same prompt is answered on this machine and `--runs` times
 through the network: tokens, text and logits must be equal. At last the store is on a disk (a tmpfs) without room, and on one that
 fills while a piece comes: the push is refused in one line, others are answered, and it goes on once there is room. Exits with 1
-where one of these does not hold. With `--bench djinn-bench`, experiment 2 runs between the namespaces as well. Needs root, `ip`
-and Python 3.9; Linux.
+where one of these does not hold. With `--bench djinn-bench`, experiment 2 runs between the namespaces as well, with a store that
+has nothing; `--exp2` keeps its JSON, and `--figures` its figure. Needs root, `ip`, `curl` and Python 3.9; Linux.
 """
 
 import argparse
@@ -209,16 +210,22 @@ def full_disk(remote, model, faults):
 
 
 def experiment(remote, args, faults):
-    """Experiment 2 between the namespaces."""
-    json_file = remote.folder / "exp2.json"
+    """Experiment 2 between the namespaces: the model is sent, and answers."""
+    remote.store = remote.folder / "experiment"
+    remote.serve()
+    json_file = args.exp2 or remote.folder / "exp2.json"
     command = ["ip", "netns", "exec", SPACES[0], args.bench.resolve(), "exp2", f"--server={remote.url}", f"--model={args.model}",
-               "--named=mine", f"--runs={args.runs}", f"--tokens={args.tokens}", "--prompt=64", "--device=cpu", f"--json={json_file}"]
-    done = subprocess.run(command, env={**remote.environment, "DJINN_API_KEY": KEY}, stdout=subprocess.PIPE)
+               f"--runs={args.runs}", f"--tokens={args.tokens}", "--prompt=64", "--device=cpu", f"--json={json_file}"]
+    command += [f"--figures={args.figures}"] if args.figures else []
+    try:
+        done = subprocess.run(command, env={**remote.environment, "DJINN_API_KEY": KEY}, stdout=subprocess.PIPE)
+    finally:
+        remote.kill()
     if done.returncode:
         faults.append("experiment 2 fails")
         return None
     told = json.loads(json_file.read_text())
-    return {name: told[name] for name in ("config", "round_trip_ms", "medians", "same_tokens")}
+    return {name: told[name] for name in ("config", "push", "again", "round_trip_ms", "medians", "same_tokens")}
 
 
 def answers(remote, args, model, faults):
@@ -256,6 +263,8 @@ def main():
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--bench", type=Path)
+    parser.add_argument("--exp2", type=Path)
+    parser.add_argument("--figures", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     remote = None
@@ -280,8 +289,8 @@ def main():
             if not refuses_changed_byte(remote, args.model):
                 faults.append("a changed byte was taken")
             local, runs = answers(remote, args, args.model, faults)
-            exp2 = experiment(remote, args, faults) if args.bench else None
             remote.kill()
+            exp2 = experiment(remote, args, faults) if args.bench else None
             full = full_disk(remote, args.model, faults)
     finally:
         if remote and remote.process.poll() is None:
