@@ -80,9 +80,8 @@ djinn_device::for_each_op!(queue_operations CpuDevice:);
 
 impl Device for CpuDevice {
     fn info(&self) -> DeviceInfo {
-        let name = format!("cpu ({})", self.core.kernels.name());
         DeviceInfo {
-            name,
+            name: format!("cpu ({})", self.core.kernels.name()),
             host_memory: true,
             reserved_bytes: 0,
             captures: false,
@@ -90,6 +89,7 @@ impl Device for CpuDevice {
             wide_products: true,
             batch_invariant_run: u32::MAX,
             encodings: ENCODINGS,
+            int8_cache: true,
         }
     }
 

@@ -48,7 +48,7 @@ pub(crate) fn copied(memory: &Memory, copy: &CopyExpert) -> u64 {
 
 /// Bytes of one token's keys and values in one layer.
 fn token_bytes(kv: &KvPages) -> u64 {
-    2 * u64::from(kv.kv_heads) * u64::from(kv.head_dim) * kv.dtype.bytes()
+    2 * u64::from(kv.kv_heads) * kv.dtype.vector_bytes(kv.head_dim.into())
 }
 
 /// Tokens whose keys and values the rows attend to, those that rows of one sequence share counted once.

@@ -70,6 +70,8 @@ pub struct SimConfig {
     pub wide_products: bool,
     /// What [`DeviceInfo`] says of encodings, which must be among the CPU device's.
     pub encodings: &'static [Encoding],
+    /// What [`DeviceInfo`] says of int8 keys and values.
+    pub int8_cache: bool,
     /// Which arithmetic.
     pub math: Math,
 }
@@ -94,6 +96,7 @@ impl Default for SimConfig {
             batch_invariant_rows: u32::MAX,
             wide_products: false,
             encodings: crate::ENCODINGS,
+            int8_cache: true,
             math: Math::Reference,
         }
     }
@@ -277,6 +280,7 @@ impl Device for SimDevice {
             wide_products: self.config.wide_products,
             batch_invariant_run: self.config.batch_invariant_rows,
             encodings: self.config.encodings,
+            int8_cache: self.config.int8_cache,
         }
     }
 

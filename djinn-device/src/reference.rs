@@ -6,6 +6,7 @@ pub(crate) mod choice;
 mod routing;
 #[cfg(test)]
 mod tests;
+mod vectors;
 
 use crate::args::{
     Add, Attention, Checksum, EditRows, Embed, Gelu, HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm,
@@ -17,6 +18,7 @@ use djinn_srg::lossless_row;
 use half::{bf16, f16};
 use routing::{combine, copy_expert, expert_linear, group, route};
 use std::borrow::Cow;
+pub use vectors::{decode_vectors, encode_vectors};
 
 /// Memory that operations read.
 pub trait Contents {
@@ -76,7 +78,7 @@ pub fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
         DType::F32 => bytes_of(values.iter().map(|x| x.to_le_bytes())),
         DType::F16 => bytes_of(values.iter().map(|&x| f16::from_f32(x).to_le_bytes())),
         DType::BF16 => bytes_of(values.iter().map(|&x| bf16::from_f32(x).to_le_bytes())),
-        DType::U32 => panic!("u32 is no type of weights or caches"),
+        DType::Int8 | DType::U32 => panic!("{dtype} has no numbers of its own"),
     }
 }
 
@@ -126,6 +128,15 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// A key or value of one head, whose elements and scale lie apart.
+    fn vector(self, (elements, scale): (Span, Option<Span>), dtype: DType, dim: usize) -> Vec<f32> {
+        let elements = self.0.bytes(elements);
+        match scale {
+            Some(scale) => decode_vectors(&[elements, self.0.bytes(scale)].concat(), dtype, dim),
+            None => decode_vectors(elements, dtype, dim),
+        }
+    }
+
     /// All elements of a weight.
     fn weight(self, weight: Weight) -> Vec<f64> {
         let count = weight.span.len() / weight.dtype.bytes();
@@ -148,7 +159,7 @@ impl Elements<'_> {
             DType::F32 => words.iter().map(|&x| f32::from_le_bytes(x).into()).collect(),
             DType::F16 => halves.iter().map(|&x| f16::from_le_bytes(x).into()).collect(),
             DType::BF16 => halves.iter().map(|&x| bf16::from_le_bytes(x).into()).collect(),
-            DType::U32 => panic!("u32 is no type of weights or caches"),
+            other => panic!("{other} is no type of weights"),
         }
     }
 }
@@ -262,15 +273,24 @@ fn rope(op: &Rope, memory: Reader<'_>) -> Vec<Written> {
     written
 }
 
-/// The keys (`part` 0) or values (1) of a head at a position of a sequence, in the pages.
-fn vector(kv: &KvPages, table: &[u32], [sequence, position]: [u32; 2], part: u32, head: u32) -> Span {
+/// Where the keys (`part` 0) or values (1) of a head at a position of a sequence lie in the pages: elements, and their
+/// scale if the type has one.
+fn vector(
+    kv: &KvPages,
+    table: &[u32],
+    [sequence, position]: [u32; 2],
+    part: u32,
+    head: u32,
+) -> (Span, Option<Span>) {
     let (column, slot) = (position / kv.page_tokens, position % kv.page_tokens);
     assert!(column < kv.table_width, "position {position} lies past {} pages", kv.table_width);
     let page = u64::from(table[(sequence * kv.table_width + column) as usize]);
-    let plane = u64::from(part * kv.kv_heads + head);
-    let bytes = u64::from(kv.head_dim) * kv.dtype.bytes();
-    let vector = plane * u64::from(kv.page_tokens) + u64::from(slot);
-    kv.pages.slice(page * kv.page_bytes + kv.offset + vector * bytes, bytes)
+    let plane = page * kv.page_bytes + kv.offset + u64::from(part * kv.kv_heads + head) * kv.plane_bytes();
+    let (bytes, scale_bytes) = (u64::from(kv.head_dim) * kv.dtype.bytes(), kv.dtype.scale_bytes());
+    let scales = plane + u64::from(kv.page_tokens) * bytes;
+    let scale =
+        (scale_bytes > 0).then(|| kv.pages.slice(scales + u64::from(slot) * scale_bytes, scale_bytes));
+    (kv.pages.slice(plane + u64::from(slot) * bytes, bytes), scale)
 }
 
 fn kv_write(op: &KvWrite, memory: Reader<'_>) -> Vec<Written> {
@@ -280,8 +300,11 @@ fn kv_write(op: &KvWrite, memory: Reader<'_>) -> Vec<Written> {
     for (row, (sequence, position)) in qkv.chunks_exact(qkv.len() / op.rows as usize).zip(rows) {
         for (i, x) in row[op.heads as usize * dim..].chunks_exact(dim).enumerate() {
             let (part, head) = (i as u32 / op.kv.kv_heads, i as u32 % op.kv.kv_heads);
-            let to = vector(&op.kv, &table, [sequence, position], part, head);
-            written.push(Written::exact(to, encode(x, op.kv.dtype)));
+            let (elements, scale) = vector(&op.kv, &table, [sequence, position], part, head);
+            let mut bytes = encode_vectors(x, op.kv.dtype, dim);
+            let scale_bytes = bytes.split_off(elements.len() as usize);
+            written.push(Written::exact(elements, bytes));
+            written.extend(scale.map(|scale| Written::exact(scale, scale_bytes)));
         }
     }
     written
@@ -298,13 +321,13 @@ fn attention(op: &Attention, memory: Reader<'_>) -> Vec<Written> {
             let table = &table;
             let vectors = |part| {
                 let at = move |p| vector(&op.kv, table, [sequence, p], part, head / group);
-                (first..=position).map(move |p| memory.elements(at(p), op.kv.dtype).range(0, dim))
+                (first..=position).map(move |p| memory.vector(at(p), op.kv.dtype, dim))
             };
             let query = &row[head as usize * dim..][..dim];
             let slope = if op.alibi { alibi::slope(head as usize, op.heads as usize) } else { 0.0 };
             let mut weights = Vec::new();
             for (p, key) in (first..).zip(vectors(0)) {
-                let product: f64 = query.iter().zip(key).map(|(&q, k)| f64::from(q) * k).sum();
+                let product: f64 = query.iter().zip(key).map(|(&q, k)| f64::from(q) * f64::from(k)).sum();
                 weights.push((product + f64::from(alibi::bias(slope, p as usize))) * f64::from(op.scale));
             }
             let largest = weights.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
@@ -312,7 +335,7 @@ fn attention(op: &Attention, memory: Reader<'_>) -> Vec<Written> {
             let total: f64 = weights.iter().sum();
             let mut sums = vec![0.0; dim];
             for (weight, value) in weights.iter().zip(vectors(1)) {
-                sums.iter_mut().zip(value).for_each(|(sum, value)| *sum += weight * value);
+                sums.iter_mut().zip(value).for_each(|(sum, value)| *sum += weight * f64::from(value));
             }
             out.extend(sums.iter().map(|sum| (sum / total) as f32));
         }

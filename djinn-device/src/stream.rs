@@ -73,6 +73,8 @@ pub struct DeviceInfo {
     /// Encodings of matrices that the device computes from directly, besides plain elements, in `linear`,
     /// `expert_linear` and `embed`.
     pub encodings: &'static [Encoding],
+    /// Whether keys and values may be [`DType::Int8`].
+    pub int8_cache: bool,
 }
 
 impl DeviceInfo {

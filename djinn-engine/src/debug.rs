@@ -15,8 +15,8 @@ mod pattern;
 mod record;
 mod step;
 
+pub(crate) use cache::KvWritten;
 pub use cache::{KvAnswer, KvEdit, KvHalf, KvOp, KvRange, KvValues};
-pub(crate) use cache::{KvWritten, decode};
 pub(crate) use demand::{Demand, Sizes};
 pub(crate) use pattern::{Attending, pattern_name};
 pub use pattern::{AttentionPattern, AttentionScores};

@@ -6,7 +6,7 @@ use crate::pass::batch;
 use crate::pass::passes::Passes;
 use crate::trace::{HostSpan, Recorder, Trace, lap};
 use crate::{BatchEntry, Captured, Entry, Error, Options, Result, Runtime, Sequence, Wanted};
-use djinn_device::{DeviceInfo, Drawn, Encoding, Ops, Space, Usage};
+use djinn_device::{DType, DeviceInfo, Drawn, Encoding, Ops, Space, Usage};
 use djinn_pages::Pages;
 use djinn_srg::{Dim, Graph, Op, Rows, Value};
 use djinn_vmu::{Detail, MemoryPlan, PassStats, WeightSource};
@@ -14,8 +14,11 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Refuses weights whose encoding the device cannot compute from.
-fn check_encodings(graph: &Graph, device: &DeviceInfo) -> Result<()> {
+/// Refuses weights whose encoding, and keys and values whose type, the device cannot compute from.
+fn check_types(graph: &Graph, kv_dtype: DType, device: &DeviceInfo) -> Result<()> {
+    if kv_dtype == DType::Int8 && !device.int8_cache {
+        return Err(Error::CacheType { dtype: kv_dtype, device: device.name.clone() });
+    }
     let reads = |encoding| encoding == Encoding::Plain || device.encodings.contains(&encoding);
     for (_, value) in graph.weights() {
         let mut runs = value.encodings.runs(0..value.encodings.rows());
@@ -87,7 +90,7 @@ impl<D: Ops> Engine<D> {
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
         let began = Instant::now();
-        check_encodings(&graph, &runtime.info)?;
+        check_types(&graph, options.kv_dtype, &runtime.info)?;
         let plan = runtime.plan(&graph, options)?;
         let passes = Passes::new(&runtime.device, options.replay && runtime.info.captures)?;
         let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;

@@ -38,6 +38,14 @@ pub enum Error {
         /// The device's name.
         device: String,
     },
+    /// Keys and values of a type that the device does not compute from.
+    #[error("{device} does not compute from keys and values in {dtype}; choose f16, bf16 or f32")]
+    CacheType {
+        /// The type.
+        dtype: djinn_device::DType,
+        /// The device's name.
+        device: String,
+    },
     /// A prompt without tokens.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,

@@ -147,7 +147,7 @@ impl<D: Ops> Engine<D> {
     }
 
     /// A sequence's keys and values, page by page `[value][k|v][kv head][token][head dim]`
-    /// in the cache's element type. Positions beyond its tokens are left out.
+    /// in the cache's element type, followed by the scales of a head's tokens if the type has scales. Positions beyond its tokens are left out.
     ///
     /// # Errors
     /// A device that is out of memory or has failed.
@@ -168,9 +168,13 @@ impl<D: Ops> Engine<D> {
                 device.read_host(host.span(), |mut page| {
                     for KvPlace { kv_heads, head_dim, .. } in self.parts.plan.kv_places.places() {
                         let row = head_dim as usize * layout.dtype.bytes() as usize;
-                        let (value, rest) = page.split_at(2 * kv_heads as usize * slots * row);
-                        let planes = value.chunks_exact(slots * row);
-                        planes.for_each(|plane| bytes.extend_from_slice(&plane[..used * row]));
+                        let scale = layout.dtype.scale_bytes() as usize;
+                        let (value, rest) = page.split_at(2 * kv_heads as usize * slots * (row + scale));
+                        for plane in value.chunks_exact(slots * (row + scale)) {
+                            let (elements, scales) = plane.split_at(slots * row);
+                            bytes.extend_from_slice(&elements[..used * row]);
+                            bytes.extend_from_slice(&scales[..used * scale]);
+                        }
                         page = rest;
                     }
                 });

@@ -1,7 +1,7 @@
 //! Options for loading a model.
 
 use crate::{Error, Result, Sampling};
-use djinn_device::args::ExpertLinear;
+use djinn_device::args::{ExpertLinear, KvPages};
 use djinn_device::{Changes, DType};
 use djinn_srg::{Graph, KvPlan, Rows};
 use djinn_vmu::{Budget, Demand, KvLayout, MemoryPlan};
@@ -26,7 +26,7 @@ pub struct Options {
     pub decode_rows: u32,
     /// The most rows of a step with wanted logits.
     pub logit_rows: u32,
-    /// Element type of the KV cache: f32, f16 or bf16.
+    /// Element type of the KV cache, one of [`KvPages::DTYPES`] that the device computes from.
     pub kv_dtype: DType,
     /// Tokens of a KV page.
     pub page_tokens: u32,
@@ -97,8 +97,8 @@ impl Options {
         if self.pages == Some(0) {
             return Err(Error::Option("the KV cache needs one page at least; raise the budget for it"));
         }
-        if self.kv_dtype == DType::U32 {
-            return Err(Error::Option("the KV cache holds f32, f16 or bf16"));
+        if !KvPages::DTYPES.contains(&self.kv_dtype) {
+            return Err(Error::Option("the KV cache holds f32, f16, bf16 or int8"));
         }
         let table_width = self.context.div_ceil(self.page_tokens as u64);
         let pages = self.pages.map_or(table_width * self.sequences as u64, u64::from);
@@ -106,7 +106,7 @@ impl Options {
             return Err(Error::Option("the context needs more KV pages than can be numbered"));
         };
         let kv = KvLayout {
-            token_elements: KvPlan::new(graph).token_elements(),
+            token_bytes: KvPlan::new(graph).token_bytes(self.kv_dtype),
             dtype: self.kv_dtype,
             page_tokens: self.page_tokens,
             pages,

@@ -1,5 +1,6 @@
 //! The engine's tests, as one program: each of them would compile the engine for its devices again.
 
+mod cache_types;
 mod cancelled;
 mod checkpoints;
 mod choice;

@@ -1,7 +1,7 @@
 //! Weights that make logits NaN or infinite are an error in every way to generate; other sessions go on unchanged.
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
-use djinn_device::Ops;
+use djinn_device::{DType, Ops};
 use djinn_engine::{
     BadLogit, Budget, Engine, Error, Generate, Happening, NoToken, Opening, Options, Request, Sampling,
     Service, Turn,
@@ -48,8 +48,13 @@ fn model(family: &str) -> Model {
 }
 
 fn load<D: Ops>(device: D, source: &Planted<'_>) -> Engine<D> {
+    load_with(device, source, DType::F32)
+}
+
+fn load_with<D: Ops>(device: D, source: &Planted<'_>, kv_dtype: DType) -> Engine<D> {
     let budget = Budget { resident_fraction: Some(0.5), chunk: Some(64 << 10), ..Budget::default() };
-    let options = Options { budget, context: 96, prefill_rows: 32, ..Options::default() }.serving(4);
+    let options =
+        Options { budget, context: 96, prefill_rows: 32, kv_dtype, ..Options::default() }.serving(4);
     let graph = source.model.graph.clone();
     Engine::load(device, graph, source, &options, &mut |_, _| ControlFlow::Continue(())).expect("it loads")
 }
@@ -113,6 +118,23 @@ fn bad_weights_are_an_error_wherever_they_are() {
             for bad in [generate(load(cpu(), &planted)), generate(load(sim(), &planted))] {
                 assert_eq!(bad.unwrap_or_else(|| panic!("{value:#x} in {what}")).position, 4);
             }
+        }
+    }
+}
+
+#[test]
+fn bad_keys_and_values_are_an_error_where_they_are_rounded() {
+    let model = model("tiny");
+    // A row of the keys, which the first token's attention does not weigh, and of the values.
+    for row in [70, 150] {
+        for value in [NAN, INFINITY, NEG_INFINITY] {
+            let planted = Planted {
+                model: &model,
+                place: &move |name, at, _| name == "blocks.1.attn.qkv.weight" && at == row,
+                value,
+            };
+            let bad = generate(load_with(cpu(), &planted, DType::Int8));
+            assert_eq!(bad.unwrap_or_else(|| panic!("{value:#x} in row {row}")).position, 4);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Forced parking: a session's tokens and the bytes of its keys and values are those of one that never left.
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
-use djinn_device::Ops;
+use djinn_device::{DType, Ops};
 use djinn_engine::{Budget, Engine, Entry, Error, Options, Pages, Sequence, Wanted, greedy};
 use djinn_models::{Location, OpenOptions, open};
 use djinn_scheduler::Residency;
@@ -121,17 +121,19 @@ fn sim(config: SimConfig) -> SimDevice {
 
 #[test]
 fn a_parked_session_goes_on_as_if_it_had_not_been() {
-    for family in FAMILIES {
-        let (tokens, bytes, parkings) = run(cpu(), family, &options(), None).expect("it runs");
+    let cases = FAMILIES.map(|family| (family, DType::F32)).into_iter().chain([("tiny-gqa", DType::Int8)]);
+    for (family, kv_dtype) in cases {
+        let options = Options { kv_dtype, ..options() };
+        let (tokens, bytes, parkings) = run(cpu(), family, &options, None).expect("it runs");
         assert_eq!(parkings, 0);
         let model =
             open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
-        let each = djinn_srg::KvPlan::new(&model.graph).token_bytes(djinn_device::DType::F32);
+        let each = djinn_srg::KvPlan::new(&model.graph).token_bytes(kv_dtype);
         // The last token chosen in each turn is run in the next; the three after the last turn are not.
         assert_eq!(bytes.len() as u64, (tokens.len() as u64 - 4) * each);
         for every in [1, 2, 8] {
-            let found = run(cpu(), family, &options(), Some(every)).expect("it runs");
-            assert!(found.0 == tokens && found.1 == bytes, "{family}, every {every}");
+            let found = run(cpu(), family, &options, Some(every)).expect("it runs");
+            assert!(found.0 == tokens && found.1 == bytes, "{family}, {kv_dtype}, every {every}");
             assert!(found.2 >= 20 / every, "{family}, every {every}: {} times", found.2);
         }
     }

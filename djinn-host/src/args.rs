@@ -5,7 +5,7 @@ mod asked;
 pub use asked::{CostPhase, PlanAsked, SrgAsked, WorkArgs, of_query, query};
 
 use crate::{DeviceName, Result, Setup};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use djinn_device::DType;
 
 /// Where to compute.
@@ -40,7 +40,20 @@ impl DeviceArgs {
     }
 }
 
-/// Reads an element type.
+/// Reads an element type of keys and values.
+pub(crate) fn kv_dtype() -> impl TypedValueParser<Value = DType> {
+    let known = ["f32", "f16", "bf16", "int8"].map(PossibleValue::new);
+    let fp8 = ["fp8", "fp8_e4m3", "fp8_e5m2"].map(|name| PossibleValue::new(name).hide(true));
+    PossibleValuesParser::new(known.into_iter().chain(fp8)).try_map(|name| match name.as_str() {
+        "f32" => Ok(DType::F32),
+        "f16" => Ok(DType::F16),
+        "bf16" => Ok(DType::BF16),
+        "int8" => Ok(DType::Int8),
+        _ => Err("there is no fp8; int8 takes as many bytes for an element and rounds less"),
+    })
+}
+
+/// Reads an element type of weights.
 pub fn dtype() -> impl TypedValueParser<Value = DType> {
     PossibleValuesParser::new(["f32", "f16", "bf16"]).map(|name| match name.as_str() {
         "f32" => DType::F32,

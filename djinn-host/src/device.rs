@@ -6,7 +6,7 @@ mod tests;
 use crate::{Activations, Error, Result, Setup};
 use djinn_cpu::{CpuConfig, CpuDevice, Math};
 use djinn_cuda::{CudaConfig, CudaDevice};
-use djinn_device::{Encoding, Ops};
+use djinn_device::{DType, Encoding, Ops};
 use djinn_engine::Options;
 use djinn_models::Model;
 use std::fmt;
@@ -88,8 +88,8 @@ impl Setup {
     /// Makes the device, within the setup's budgets, and does `work` on it, which needs at most what is said.
     ///
     /// # Errors
-    /// [`Error::Gpu`] or [`Error::Cpu`] if there is no such device, [`Error::Activations`] if it is a GPU that shall round
-    /// them, or as the work.
+    /// [`Error::Gpu`] or [`Error::Cpu`] if there is no such device, [`Error::CpuOnly`] if it is a GPU that shall compute
+    /// from int8, or as the work.
     pub fn on_device<W: OnDevice>(&self, needs: Needs, work: W) -> Result<W::Out, W::Error> {
         let (device, Setup { vram, ram, .. }) = (self.device.find()?, *self);
         let DeviceName::Cuda(ordinal) = device else {
@@ -101,7 +101,7 @@ impl Setup {
             let config = CpuConfig { vram, threads, math, ..CpuConfig::default() };
             return work.on(CpuDevice::new(config).map_err(Error::Cpu)?);
         };
-        self.check_activations(true)?;
+        self.check_target(true)?;
         let Needs { pinned_bytes, decoded_bytes } = needs;
         let config = CudaConfig { ordinal, vram, ram, pinned_bytes, decoded_bytes, ..CudaConfig::default() };
         work.on(CudaDevice::new(config).map_err(|source| Error::Gpu { device, source })?)
@@ -109,12 +109,20 @@ impl Setup {
 }
 
 impl Setup {
-    /// Refuses rounded activations on a GPU.
-    pub(crate) fn check_activations(&self, on_gpu: bool) -> Result<()> {
+    /// Refuses activations, or keys and values, in int8 on a GPU.
+    pub(crate) fn check_target(&self, on_gpu: bool) -> Result<()> {
         match self.activations {
-            Some(Activations::Int8) if on_gpu => Err(Error::Activations),
-            _ => Ok(()),
+            Some(Activations::Int8) if on_gpu => Err(Error::CpuOnly { flag: "activations" }),
+            _ => check_kv_dtype(self.kv_dtype, on_gpu),
         }
+    }
+}
+
+/// Refuses keys and values in int8 on a GPU.
+pub(crate) fn check_kv_dtype(dtype: Option<DType>, on_gpu: bool) -> Result<()> {
+    match dtype {
+        Some(DType::Int8) if on_gpu => Err(Error::CpuOnly { flag: "kv-dtype" }),
+        _ => Ok(()),
     }
 }
 

@@ -25,9 +25,12 @@ pub enum Error {
         /// Why not.
         source: djinn_cuda::Error,
     },
-    /// A GPU that shall round activations.
-    #[error("--activations int8 is the CPU device's; on a GPU drop it, or take --device cpu")]
-    Activations,
+    /// A GPU that shall round to int8 what only the CPU device does.
+    #[error("--{flag} int8 is the CPU device's; on a GPU drop it, or take --device cpu")]
+    CpuOnly {
+        /// The flag.
+        flag: &'static str,
+    },
     /// The host's memory would not hold the plan.
     #[error(
         "the model needs {} of memory and this machine has {} available; close other programs, shorten the \

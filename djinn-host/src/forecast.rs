@@ -133,7 +133,7 @@ impl TaskPlan {
     /// # Errors
     /// If the budget or the context holds no such task.
     pub fn new(model: &Model, setup: &Setup, target: Target, task: Task) -> Result<Self> {
-        setup.check_activations(target.card.is_some())?;
+        setup.check_target(target.card.is_some())?;
         let tokens = u64::from(task.prompt_tokens) + u64::from(task.max_tokens);
         let setup = Setup {
             device: DeviceName::Cpu,

@@ -1,6 +1,6 @@
 //! What a model is loaded with: a device, a budget, a context.
 
-use crate::args::{dtype, share};
+use crate::args::{self, dtype, share};
 use crate::{DeviceName, Error, Result};
 use djinn_device::DType;
 use djinn_engine::{Budget, Options};
@@ -86,8 +86,8 @@ pub struct Setup {
           value_parser = clap::value_parser!(u64).range(1..))]
     #[serde(rename = "ctx")]
     pub context: Option<u64>,
-    /// Element type of the KV cache [default: f32 on the CPU and for f32 weights, else f16]
-    #[arg(long, value_name = "TYPE", value_parser = dtype())]
+    /// Element type of the KV cache; int8 is for the CPU [default: f32 on the CPU and for f32 weights, else f16]
+    #[arg(long, value_name = "TYPE", visible_alias = "kv-cache-dtype", value_parser = args::kv_dtype())]
     pub kv_dtype: Option<DType>,
     /// Element type of the weights in memory [default: as stored; f16 for quantised ones that are decoded]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]

@@ -72,6 +72,6 @@ fn narrow(values: &[f32], dtype: DType, out: &mut [u8]) {
             let out = out.as_chunks_mut().0;
             values.iter().zip(out).for_each(|(&value, bytes)| *bytes = bf16::from_f32(value).to_le_bytes());
         }
-        DType::U32 => panic!("weights are not decoded to {dtype}"),
+        DType::Int8 | DType::U32 => panic!("weights are not decoded to {dtype}"),
     }
 }

@@ -50,6 +50,7 @@ impl StoredType {
             StoredType::Plain(DType::F32) => "F32",
             StoredType::Plain(DType::F16) => "F16",
             StoredType::Plain(DType::BF16) => "BF16",
+            StoredType::Plain(DType::Int8) => "I8",
             StoredType::Plain(DType::U32) => "U32",
             StoredType::Blocks(format) => format.name(),
             StoredType::Other(name) => name,

@@ -72,9 +72,7 @@ pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
     let rows = graph.value(node.outputs[0]).rows(work.rows) as f64;
     let flops = flops(graph, node, rows, work.context as f64);
     let (data_bytes, text_bytes) = match node.op {
-        Op::KvWrite { kv_heads, head_dim, .. } => {
-            (rows * 2.0 * (kv_heads * head_dim) as f64 * work.kv_dtype.bytes() as f64, 0.0)
-        }
+        Op::KvWrite { kv_heads, head_dim, .. } => (rows * token_bytes(work, kv_heads, head_dim), 0.0),
         Op::Attention { kv_heads, head_dim, window, .. } => {
             // Rows of one sequence read the same keys and values; its last row reads them all, except those that
             // even the first one's window hides.
@@ -83,8 +81,7 @@ pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
             let seen =
                 window.map_or(f64::INFINITY, |window| f64::from(window) + (per_sequence - 1.0).max(0.0));
             let span = span.min(seen);
-            let token = 2.0 * (kv_heads * head_dim) as f64 * work.kv_dtype.bytes() as f64;
-            (work.sequences as f64 * span * token, 0.0)
+            (work.sequences as f64 * span * token_bytes(work, kv_heads, head_dim), 0.0)
         }
         Op::Embed => {
             let table = graph.value(node.weights[0]);
@@ -108,6 +105,11 @@ pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
         }
     };
     Cost { flops, text_bytes, data_bytes, stack_bytes }
+}
+
+/// Bytes of a token's keys and values in one layer.
+fn token_bytes(work: &Work, kv_heads: u32, head_dim: u32) -> f64 {
+    2.0 * f64::from(kv_heads) * work.kv_dtype.vector_bytes(head_dim.into()) as f64
 }
 
 fn text_bytes(graph: &Graph, node: &Node) -> f64 {

@@ -12,6 +12,9 @@ pub enum DType {
     F16,
     /// bfloat16: the upper half of a binary32.
     BF16,
+    /// Integers from -127 to 127, of keys and values alone: each vector of a head has an f32 that one stands for, its
+    /// scale.
+    Int8,
     /// Unsigned 32-bit integers: token ids, positions, page tables.
     U32,
 }
@@ -22,7 +25,18 @@ impl DType {
         match self {
             DType::F32 | DType::U32 => 4,
             DType::F16 | DType::BF16 => 2,
+            DType::Int8 => 1,
         }
+    }
+
+    /// Bytes of the scale that a vector of keys or values has; 0 of types without.
+    pub const fn scale_bytes(self) -> u64 {
+        if matches!(self, DType::Int8) { 4 } else { 0 }
+    }
+
+    /// Bytes of a vector of `elements` keys or values, its scale included.
+    pub const fn vector_bytes(self, elements: u64) -> u64 {
+        elements * self.bytes() + self.scale_bytes()
     }
 
     /// The lower-case name, as in flags and the JSON exports.
@@ -31,6 +45,7 @@ impl DType {
             DType::F32 => "f32",
             DType::F16 => "f16",
             DType::BF16 => "bf16",
+            DType::Int8 => "int8",
             DType::U32 => "u32",
         }
     }

@@ -116,7 +116,7 @@ pub const fn lossless_row(dtype: DType, columns: u64) -> Option<(SixteenBit, Los
     let form = match dtype {
         DType::BF16 => SixteenBit::BF16,
         DType::F16 => SixteenBit::F16,
-        DType::F32 | DType::U32 => return None,
+        DType::F32 | DType::Int8 | DType::U32 => return None,
     };
     if columns > LosslessRow::MAX_COLUMNS as u64 {
         return None;

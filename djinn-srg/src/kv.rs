@@ -6,40 +6,53 @@ use crate::{DType, Dim, Graph, Lifecycle, ValueId};
 mod tests;
 
 /// Places of all data values in a page of the KV cache. Each holds the page's tokens side by side,
-/// `[k|v][kv head][token][head_dim]`, one value after the other in order of declaration.
+/// `[k|v][kv head][token][head_dim]`, one value after the other in order of declaration. Where the type has scales, those
+/// of a key or value head follow its elements: `[k|v][kv head]` of `[token][head_dim]` and `[token]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvPlan {
     /// Of each value, by [`ValueId`]; `None` for text and stack.
     places: Vec<Option<KvPlace>>,
-    token_elements: u64,
+    /// What follows the last value.
+    end: KvPlace,
 }
 
 /// Place of a data value, in elements of one token: a page of `n` tokens has `n` times as many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvPlace {
     /// Elements before it.
     pub first: u64,
+    /// Vectors before it: keys or values of one head.
+    pub first_vector: u64,
     /// Key and value heads.
     pub kv_heads: u32,
     /// Elements of a head.
     pub head_dim: u32,
 }
 
+impl KvPlace {
+    /// Bytes of one token before it, stored as `dtype`. Saturates.
+    pub const fn first_byte(&self, dtype: DType) -> u64 {
+        let scales = self.first_vector.saturating_mul(dtype.scale_bytes());
+        self.first.saturating_mul(dtype.bytes()).saturating_add(scales)
+    }
+}
+
 impl KvPlan {
     /// Places the data values of `graph`.
     pub fn new(graph: &Graph) -> Self {
-        let mut first = 0;
+        let mut end = KvPlace::default();
         let mut place = |shape: &[Dim]| {
             let &[Dim::Fixed(2), Dim::Fixed(kv_heads), Dim::Fixed(head_dim)] = shape else {
                 panic!("a data value holds keys and values by head: {shape:?}")
             };
-            let place = KvPlace { first, kv_heads: kv_heads as u32, head_dim: head_dim as u32 };
-            first += 2 * kv_heads * head_dim;
+            let place = KvPlace { kv_heads: kv_heads as u32, head_dim: head_dim as u32, ..end };
+            end.first += 2 * kv_heads * head_dim;
+            end.first_vector += 2 * kv_heads;
             place
         };
         let is_data = |lifecycle| lifecycle == Lifecycle::Data;
         let places = graph.values.iter().map(|v| is_data(v.lifecycle).then(|| place(&v.shape))).collect();
-        KvPlan { places, token_elements: first }
+        KvPlan { places, end }
     }
 
     /// Where a data value lies.
@@ -55,13 +68,8 @@ impl KvPlan {
         self.places.iter().copied().flatten()
     }
 
-    /// Elements of one token's keys and values.
-    pub fn token_elements(&self) -> u64 {
-        self.token_elements
-    }
-
-    /// Bytes of one token's keys and values, stored as `dtype`.
+    /// Bytes of one token's keys and values, stored as `dtype`. Saturates.
     pub fn token_bytes(&self, dtype: DType) -> u64 {
-        self.token_elements * dtype.bytes()
+        self.end.first_byte(dtype)
     }
 }

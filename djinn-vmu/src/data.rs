@@ -70,7 +70,7 @@ impl DataSegment {
             dtype,
             page_bytes: self.layout.page_bytes(),
             page_tokens,
-            offset: place.first * u64::from(page_tokens) * dtype.bytes(),
+            offset: place.first_byte(dtype) * u64::from(page_tokens),
             kv_heads: place.kv_heads,
             head_dim: place.head_dim,
             page_table: self.table.span(),

@@ -29,7 +29,7 @@ fn graph() -> Graph {
 
 fn plan(graph: &Graph, fraction: f64, stream_check: bool) -> MemoryPlan {
     let kv = KvLayout {
-        token_elements: 64,
+        token_bytes: 128,
         dtype: DType::F16,
         page_tokens: 16,
         pages: 1,

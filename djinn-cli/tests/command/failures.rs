@@ -147,6 +147,10 @@ fn flags_are_refused_by_their_names() {
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         String::from_utf8(output.stderr).unwrap()
     };
+    for unknown in ["fp8", "fp8_e4m3", "q8_0"] {
+        let error = refused(&["run", "--kv-dtype", unknown]);
+        assert!(error.contains("int8") && error.lines().count() == 1, "{error}");
+    }
     for (flag, value) in [("--temperature", "-1"), ("--top-p", "-0.5"), ("--top-k", "-1"), ("--vram", "-1")] {
         let message = refused(&["run", "synthetic:tiny", flag, value]);
         assert!(message.starts_with(&format!("error: invalid value '{value}' for '{flag} ")), "{message}");

@@ -110,6 +110,9 @@ fn work_and_cache_settings_change_the_plan() {
     assert_eq!(f16, 32 * 2 * 4096 * 2 * 2048 + 2048 / 16 * 4);
     assert_eq!(data(&["--ctx=2048", "--gpu=h200"]), f16, "a GPU's cache is f16");
     assert_eq!(data(&["--ctx=2048", "--batch=3"]), 3 * f32);
+    // A byte for each element, and four for each of 32 heads.
+    let int8 = data(&["--ctx=2048", "--kv-dtype=int8"]);
+    assert_eq!(int8, 32 * 2 * (4096 + 32 * 4) * 2048 + 2048 / 16 * 4);
 }
 
 #[test]

@@ -13,7 +13,7 @@ mod softmax;
 use super::Fast;
 use super::buffer::{Scratch, Shared};
 use super::data::{Attention, KvLayout, Part, first_seen};
-use super::element::{Element, with_elements};
+use super::element::{Cache, Widen, with_elements};
 use super::gemm::Gemm;
 use alibi::Shift;
 use block::Load;
@@ -45,16 +45,24 @@ impl Fast {
         tasks.sort_by_key(|rows| std::cmp::Reverse(length(rows) * rows.count));
         let Attention { qkv, layout, heads, scale, window, alibi, .. } = op;
         let shape = Shape { qkv, layout, heads, scale, window, alibi, out: Shared::new(op.out) };
-        with_elements!(Elements, op.pages, pages => {
-            self.pool.run(tasks.len() * shape.layout.kv_heads, |task| {
-                let (rows, head) = (tasks[task / shape.layout.kv_heads], task % shape.layout.kv_heads);
-                self.attend(&shape, pages, rows, head);
-            });
+        match op.pages {
+            Cache::Plain(pages) => {
+                with_elements!(Elements, pages, pages => self.attend_all(&shape, pages, &tasks))
+            }
+            Cache::Int8(pages) => self.attend_all(&shape, pages, &tasks),
+        }
+    }
+
+    /// All tasks, each for every key head.
+    fn attend_all<E: Widen>(&self, shape: &Shape<'_>, pages: &[E], tasks: &[Rows]) {
+        let kv_heads = shape.layout.kv_heads;
+        self.pool.run(tasks.len() * kv_heads, |task| {
+            self.attend(shape, pages, tasks[task / kv_heads], task % kv_heads);
         });
     }
 
     /// One task.
-    fn attend<E: Element>(&self, shape: &Shape<'_>, pages: &[E], rows: Rows, head: usize) {
+    fn attend<E: Widen>(&self, shape: &Shape<'_>, pages: &[E], rows: Rows, head: usize) {
         let (dim, group) = (shape.layout.head_dim, shape.group());
         let (queries, width) = (rows.count * group, dim.next_multiple_of(self.isa.lanes()));
         let biased = if shape.alibi { group } else { 0 };
@@ -88,7 +96,7 @@ impl Fast {
     }
 
     /// Extends a task's rows by the block of positions from `start`.
-    fn extend<E: Element>(
+    fn extend<E: Widen>(
         &self,
         shape: &Shape<'_>,
         pages: &[E],
@@ -98,23 +106,12 @@ impl Fast {
         work: &mut Work<'_>,
     ) {
         let (layout, group, width) = (shape.layout, shape.group(), work.width);
-        let (dim, page_tokens) = (layout.head_dim, layout.page_tokens);
+        let dim = layout.head_dim;
         let count = BLOCK.min(rows.position + rows.count - start);
         let hidden = first_seen(shape.window, rows.position).saturating_sub(start);
         let load = |part, to: &mut [f32], across: Option<&mut [f32]>| {
             let from = |position| layout.offset(rows.sequence, position, part, head);
-            self.isa.run(Load {
-                pages,
-                from: &from,
-                start,
-                hidden,
-                count,
-                page_tokens,
-                dim,
-                width,
-                to,
-                across,
-            });
+            self.isa.run(Load { pages, layout, from: &from, start, hidden, count, width, to, across });
         };
         load(Part::Keys, work.keys, Some(work.keys_across));
         load(Part::Values, work.values, None);

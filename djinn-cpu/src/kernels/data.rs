@@ -1,6 +1,6 @@
 //! The operations' arguments as slices. Shapes and meanings are those of [`djinn_device::args`].
 
-use super::element::{Elements, ElementsMut, Matrix};
+use super::element::{Cache, CacheMut, Elements, Matrix};
 use super::view::View;
 use djinn_device::{RopeStyle, args};
 
@@ -126,6 +126,8 @@ pub(crate) struct KvLayout<'a> {
     pub(crate) first: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
+    /// Of the keys or values of a head in a page, with scales.
+    pub(crate) plane_elements: usize,
     pub(crate) page_table: &'a [u32],
     pub(crate) table_width: usize,
 }
@@ -145,6 +147,7 @@ impl<'a> KvLayout<'a> {
             first: (kv.offset / kv.dtype.bytes()) as usize,
             kv_heads: kv.kv_heads as usize,
             head_dim: kv.head_dim as usize,
+            plane_elements: (kv.plane_bytes() / kv.dtype.bytes()) as usize,
             page_table: view.indices(kv.page_table),
             table_width: kv.table_width as usize,
         }
@@ -166,7 +169,14 @@ impl<'a> KvLayout<'a> {
         );
         let page = self.page_table[sequence * self.table_width + column] as usize;
         let plane = usize::from(part == Part::Values) * self.kv_heads + head;
-        page * self.page_elements + self.first + (plane * self.page_tokens + slot) * self.head_dim
+        page * self.page_elements + self.first + plane * self.plane_elements + slot * self.head_dim
+    }
+
+    /// The first byte of the int8 scale of a position's vector, whose first element is at `offset`.
+    #[inline]
+    pub(crate) fn scale(&self, offset: usize, position: usize) -> usize {
+        let slot = position % self.page_tokens;
+        offset + (self.page_tokens - slot) * self.head_dim + slot * size_of::<f32>()
     }
 }
 
@@ -174,7 +184,7 @@ bound! {
     /// See [`args::KvWrite`]; rows are `positions.len()`.
     KvWrite(view, args) {
         qkv: &'a [f32] = view.floats(args.qkv),
-        pages: ElementsMut<'a> = view.elements_mut(args.kv.pages, args.kv.dtype),
+        pages: CacheMut<'a> = view.cache_mut(args.kv.pages, args.kv.dtype),
         layout: KvLayout<'a> = KvLayout::new(view, &args.kv),
         row_seq: &'a [u32] = view.indices(args.row_seq),
         positions: &'a [u32] = view.indices(args.positions),
@@ -186,7 +196,7 @@ bound! {
     /// See [`args::Attention`]; rows are `positions.len()`.
     Attention(view, args) {
         qkv: &'a [f32] = view.floats(args.qkv),
-        pages: Elements<'a> = view.elements(args.kv.pages, args.kv.dtype),
+        pages: Cache<'a> = view.cache(args.kv.pages, args.kv.dtype),
         layout: KvLayout<'a> = KvLayout::new(view, &args.kv),
         row_seq: &'a [u32] = view.indices(args.row_seq),
         positions: &'a [u32] = view.indices(args.positions),

@@ -6,11 +6,10 @@ use super::simd::Simd;
 use djinn_device::BlockFormat;
 use half::{bf16, f16};
 
-/// f32, f16 or bf16. All widen to f32 exactly.
-pub(crate) trait Element: bytemuck::Pod + Send + Sync {
-    /// Whether [`load_half`](Element::load_half) takes even and odd elements instead of the first and the
-    /// last `LANES`.
-    const INTERLEAVED: bool;
+/// An element that widens to f32 exactly.
+pub(crate) trait Widen: bytemuck::Pod + Send + Sync {
+    /// Whether a vector of keys or values of these has a scale.
+    const SCALED: bool = false;
 
     /// `LANES` consecutive elements.
     ///
@@ -18,27 +17,41 @@ pub(crate) trait Element: bytemuck::Pod + Send + Sync {
     /// They are readable.
     unsafe fn load<S: Simd>(simd: S, from: *const Self) -> S::V;
 
+    /// Widens.
+    fn widen(self) -> f32;
+}
+
+/// f32, f16 or bf16.
+pub(crate) trait Element: Widen {
+    /// Whether [`load_half`](Element::load_half) takes even and odd elements instead of the first and the
+    /// last `LANES`.
+    const INTERLEAVED: bool;
+
     /// One half (the second if `SECOND`) of `2 LANES` consecutive elements.
     ///
     /// # Safety
     /// All `2 LANES` are readable.
     unsafe fn load_half<S: Simd, const SECOND: bool>(simd: S, from: *const Self) -> S::V;
 
-    /// Widens.
-    fn widen(self) -> f32;
-
     /// Rounds to nearest, ties to even.
     fn narrow(x: f32) -> Self;
 }
 
-impl Element for f32 {
-    const INTERLEAVED: bool = false;
-
+impl Widen for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(simd: S, from: *const f32) -> S::V {
         // SAFETY: the caller vouches for `LANES` elements.
         unsafe { simd.load(from) }
     }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Element for f32 {
+    const INTERLEAVED: bool = false;
 
     #[inline(always)]
     unsafe fn load_half<S: Simd, const SECOND: bool>(simd: S, from: *const f32) -> S::V {
@@ -49,24 +62,26 @@ impl Element for f32 {
     }
 
     #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-
-    #[inline(always)]
     fn narrow(x: f32) -> f32 {
         x
     }
 }
 
-impl Element for f16 {
-    const INTERLEAVED: bool = false;
-
+impl Widen for f16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(simd: S, from: *const f16) -> S::V {
         // SAFETY: the caller vouches for `LANES` elements.
         unsafe { simd.load_f16(from) }
     }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Element for f16 {
+    const INTERLEAVED: bool = false;
 
     #[inline(always)]
     unsafe fn load_half<S: Simd, const SECOND: bool>(simd: S, from: *const f16) -> S::V {
@@ -77,25 +92,27 @@ impl Element for f16 {
     }
 
     #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
+    fn narrow(x: f32) -> f16 {
+        f16::from_f32(x)
+    }
+}
+
+impl Widen for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(simd: S, from: *const bf16) -> S::V {
+        // SAFETY: the caller vouches for `LANES` elements.
+        unsafe { simd.load_bf16(from) }
     }
 
     #[inline(always)]
-    fn narrow(x: f32) -> f16 {
-        f16::from_f32(x)
+    fn widen(self) -> f32 {
+        self.to_f32()
     }
 }
 
 impl Element for bf16 {
     // Even and odd elements of 32-bit pairs cost one instruction each; consecutive ones cost two.
     const INTERLEAVED: bool = true;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const bf16) -> S::V {
-        // SAFETY: the caller vouches for `LANES` elements.
-        unsafe { simd.load_bf16(from) }
-    }
 
     #[inline(always)]
     unsafe fn load_half<S: Simd, const SECOND: bool>(simd: S, from: *const bf16) -> S::V {
@@ -109,13 +126,24 @@ impl Element for bf16 {
     }
 
     #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
+    fn narrow(x: f32) -> bf16 {
+        bf16::from_f32(x)
+    }
+}
+
+/// An integer of a vector of keys or values; the scale is not part of it.
+impl Widen for i8 {
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(simd: S, from: *const i8) -> S::V {
+        // SAFETY: the caller vouches for `LANES` elements.
+        simd.to_float(unsafe { simd.load_i8(from.cast()) })
     }
 
     #[inline(always)]
-    fn narrow(x: f32) -> bf16 {
-        bf16::from_f32(x)
+    fn widen(self) -> f32 {
+        self.into()
     }
 }
 
@@ -145,6 +173,19 @@ macro_rules! with_elements {
     };
 }
 pub(crate) use with_elements;
+
+/// The pages of keys and values. Those of int8 have scales among the bytes.
+#[derive(Clone, Copy)]
+pub(crate) enum Cache<'a> {
+    Plain(Elements<'a>),
+    Int8(&'a [i8]),
+}
+
+/// As [`Cache`], writable.
+pub(crate) enum CacheMut<'a> {
+    Plain(ElementsMut<'a>),
+    Int8(&'a mut [u8]),
+}
 
 /// A matrix of weights as it is stored.
 #[derive(Clone, Copy)]

@@ -29,6 +29,7 @@ use std::ops::Range;
 use tile::Tile;
 
 pub(crate) use isa::ByteIsa;
+pub(super) use quantise::{round, size};
 
 /// Columns that are unpacked at once.
 const GROUP: usize = RUN * GROUP_RUNS;

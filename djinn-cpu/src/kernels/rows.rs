@@ -9,12 +9,12 @@ use super::data::{
     Add, EditRows, Embed, Gelu, HeadNorm, KvWrite, LayerNorm, Part, RmsNorm, Rope, RopeTable, SelectRows,
     SiluMul,
 };
-use super::element::{Element, Matrix, with_elements};
+use super::element::{CacheMut, Element, Matrix, with_elements};
 use super::lossless::Lossless;
 use djinn_device::args;
 use djinn_lossless::SixteenBit;
 use half::{bf16, f16};
-use kernels::{AddRows, CentreRows, GeluRows, NormRows, RotateRows, SiluRows, WidenRow};
+use kernels::{AddRows, CentreRows, GeluRows, NormRows, RotateRows, RoundVector, SiluRows, WidenRow};
 
 /// Elements below which a share of the rows is not worth another thread.
 const LEAST_ELEMENTS: usize = 1 << 13;
@@ -128,17 +128,30 @@ impl Fast {
         let KvWrite { qkv, pages, layout, row_seq, positions, heads } = op;
         let dim = layout.head_dim;
         let width = (heads + 2 * layout.kv_heads) * dim;
-        with_elements!(ElementsMut, pages, pages => {
+        // Each vector, its first element in the pages, and its position.
+        let each = |write: &mut dyn FnMut(&[f32], usize, usize)| {
             for (r, (&sequence, &position)) in row_seq.iter().zip(positions).enumerate() {
                 let row = &qkv[r * width..][..width];
                 for head in 0..layout.kv_heads {
                     for (part, first) in [(Part::Keys, heads), (Part::Values, heads + layout.kv_heads)] {
                         let to = layout.offset(sequence as usize, position as usize, part, head);
-                        round_row(&row[(first + head) * dim..][..dim], &mut pages[to..][..dim]);
+                        write(&row[(first + head) * dim..][..dim], to, position as usize);
                     }
                 }
             }
-        });
+        };
+        match pages {
+            CacheMut::Plain(pages) => with_elements!(ElementsMut, pages, pages => {
+                each(&mut |from, to, _| round_row(from, &mut pages[to..][..dim]));
+            }),
+            CacheMut::Int8(pages) => each(&mut |from, to, position| {
+                let mut scale = 0.0;
+                let integers = bytemuck::cast_slice_mut(&mut pages[to..][..dim]);
+                self.isa.run(RoundVector { from, to: integers, scale: &mut scale });
+                let at = layout.scale(to, position);
+                pages[at..][..size_of::<f32>()].copy_from_slice(&scale.to_le_bytes());
+            }),
+        }
     }
 
     /// See [`djinn_device::args::SiluMul`].

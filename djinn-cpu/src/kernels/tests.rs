@@ -3,7 +3,7 @@
 use super::{Fast, Kernels, Math, Path, data, element, simd};
 use crate::{CpuConfig, CpuDevice};
 use djinn_device::conformance::{self, Tolerance};
-use element::Elements;
+use element::{Cache, Elements};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
@@ -99,13 +99,14 @@ fn attention(window: Option<usize>, alibi: bool, run: impl Fn(data::Attention<'_
     let mut out = vec![f32::NAN; rows * heads * head_dim];
     run(data::Attention {
         qkv: &qkv,
-        pages: Elements::F32(&pages),
+        pages: Cache::Plain(Elements::F32(&pages)),
         layout: data::KvLayout {
             page_elements,
             page_tokens,
             first: 0,
             kv_heads,
             head_dim,
+            plane_elements: page_tokens * head_dim,
             page_table: &page_table,
             table_width: 13,
         },

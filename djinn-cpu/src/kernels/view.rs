@@ -1,7 +1,7 @@
 //! Spans of memory as slices, for one operation.
 #![allow(unsafe_code, reason = "slices of shared memory")]
 
-use super::element::{Elements, ElementsMut, Matrix};
+use super::element::{Cache, CacheMut, Elements, ElementsMut, Matrix};
 use super::lossless::Lossless;
 use crate::memory::Memory;
 use djinn_device::reference::Contents;
@@ -59,19 +59,30 @@ impl<'a> View<'a> {
             DType::F16 => Elements::F16(unsafe { self.0.slice(span) }),
             // SAFETY: an input of the operation, see `View`.
             DType::BF16 => Elements::BF16(unsafe { self.0.slice(span) }),
-            DType::U32 => panic!("u32 is no type of weights or caches"),
+            DType::Int8 | DType::U32 => panic!("{dtype} is no type of weights"),
         }
     }
 
-    pub(super) fn elements_mut(&self, span: Span, dtype: DType) -> ElementsMut<'a> {
+    /// Keys and values.
+    pub(super) fn cache(&self, span: Span, dtype: DType) -> Cache<'a> {
         match dtype {
+            // SAFETY: an input of the operation, see `View`.
+            DType::Int8 => Cache::Int8(unsafe { self.0.slice(span) }),
+            _ => Cache::Plain(self.elements(span, dtype)),
+        }
+    }
+
+    /// Keys and values, to be written.
+    pub(super) fn cache_mut(&self, span: Span, dtype: DType) -> CacheMut<'a> {
+        CacheMut::Plain(match dtype {
             DType::F32 => ElementsMut::F32(self.output(span)),
             // SAFETY: the output of the operation, see `View`.
             DType::F16 => ElementsMut::F16(unsafe { self.0.slice_mut(span) }),
             // SAFETY: the output of the operation, see `View`.
             DType::BF16 => ElementsMut::BF16(unsafe { self.0.slice_mut(span) }),
-            DType::U32 => panic!("u32 is no type of weights or caches"),
-        }
+            DType::Int8 => return CacheMut::Int8(self.output_bytes(span)),
+            DType::U32 => panic!("{dtype} is no type of keys and values"),
+        })
     }
 
     pub(super) fn weight(&self, weight: args::Weight) -> Elements<'a> {

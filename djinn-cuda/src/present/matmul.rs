@@ -145,7 +145,7 @@ impl Plan {
             DType::F16 => sys::cudaDataType::CUDA_R_16F,
             DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
             DType::F32 => sys::cudaDataType::CUDA_R_32F,
-            DType::U32 => unreachable!("no type of weights"),
+            DType::Int8 | DType::U32 => unreachable!("no type of weights"),
         };
         let operation = Operation::new()?;
         let weight = Layout::new(dtype, k, n, k)?;

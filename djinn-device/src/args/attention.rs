@@ -74,17 +74,21 @@ impl Rope {
 
 /// Where the KV cache of one layer lies: pages of `page_tokens` tokens for *all* layers. The layer's part of a page is
 /// row-major `[k|v][kv_head][slot][head_dim]` in `dtype`.
+///
+/// int8 has planes of `[slot][head_dim]` integers, and `[slot]` scales after them, f32 in little-endian order: a number is
+/// an integer times its vector's scale. Where a page's tokens are a multiple of 16, planes and scales begin at multiples of
+/// 16 bytes; elsewhere scales are aligned to nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvPages {
     /// All pages; page `p` starts at `p · page_bytes`.
     pub pages: Span,
-    /// f32, f16 or bf16.
+    /// One of [`DTYPES`](KvPages::DTYPES).
     pub dtype: DType,
     /// Bytes of a page.
     pub page_bytes: u64,
     /// Tokens of a page.
     pub page_tokens: u32,
-    /// Bytes of a page before the layer's part: a multiple of the largest power of two, up to 16, that divides a head's.
+    /// Bytes of a page before the layer's part: a multiple of the largest power of two, up to 16, that divides a vector's.
     pub offset: u64,
     /// Key and value heads.
     pub kv_heads: u32,
@@ -96,8 +100,19 @@ pub struct KvPages {
     pub table_width: u32,
 }
 
+impl KvPages {
+    /// Types of keys and values.
+    pub const DTYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Int8];
+
+    /// Bytes of the keys, or the values, of one head in a page, scales included.
+    pub fn plane_bytes(&self) -> u64 {
+        u64::from(self.page_tokens) * self.dtype.vector_bytes(self.head_dim.into())
+    }
+}
+
 /// Writes keys and values of `qkv[rows, (heads + 2 kv_heads) · head_dim]` into the pages, at each row's
-/// sequence and position, rounded to the pages' dtype (to nearest even).
+/// sequence and position, rounded to the pages' dtype (to nearest even; int8 as
+/// [`encode_vectors`](crate::reference::encode_vectors) says).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvWrite {
     /// f32.
@@ -179,10 +194,11 @@ impl Attention {
 
 impl Checks {
     fn pages(self, kv: &KvPages) {
-        self.dtype("the cache", kv.dtype);
-        let sides = [2, kv.kv_heads.into(), kv.page_tokens.into(), kv.head_dim.into(), kv.dtype.bytes()];
+        self.one_of("the cache", kv.dtype, &KvPages::DTYPES);
+        let vector = kv.dtype.vector_bytes(kv.head_dim.into());
+        let sides = [2, kv.kv_heads.into(), kv.page_tokens.into(), vector];
         let least = self.product("a page", &sides).saturating_add(kv.offset);
-        let align = 1 << (u64::from(kv.head_dim) * kv.dtype.bytes()).trailing_zeros().min(ALIGN.ilog2());
+        let align = 1 << vector.trailing_zeros().min(ALIGN.ilog2());
         assert!(kv.offset.is_multiple_of(align), "{}: a layer at byte {} of a page", self.0, kv.offset);
         assert!(
             least <= kv.page_bytes && kv.page_bytes.is_multiple_of(ALIGN),

@@ -46,9 +46,13 @@ impl Checks {
         self.holds(name, span, sizes, 4);
     }
 
+    /// A type of weights.
     pub(super) fn dtype(self, name: &str, dtype: DType) {
-        let floats = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-        assert!(floats, "{}: {name} cannot be {}", self.0, dtype.name());
+        self.one_of(name, dtype, &[DType::F32, DType::F16, DType::BF16]);
+    }
+
+    pub(super) fn one_of(self, name: &str, dtype: DType, types: &[DType]) {
+        assert!(types.contains(&dtype), "{}: {name} cannot be {}", self.0, dtype.name());
     }
 
     pub(super) fn aligned(self, name: &str, span: Span, align: u64) {

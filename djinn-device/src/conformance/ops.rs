@@ -19,7 +19,7 @@ use rig::Rig;
 pub struct Tolerance {
     /// For f32, and for operations without weights.
     pub f32: f64,
-    /// For f16.
+    /// For f16, and for int8, whose products may be of f16.
     pub f16: f64,
     /// For bf16.
     pub bf16: f64,
@@ -38,7 +38,7 @@ impl Tolerance {
     fn of(self, Stored(encoding, dtype): Stored) -> f64 {
         match (encoding, dtype) {
             (Encoding::Blocks(_), _) => self.blocks,
-            (_, DType::F16) => self.f16,
+            (_, DType::F16 | DType::Int8) => self.f16,
             (_, DType::BF16) => self.bf16,
             (_, DType::F32 | DType::U32) => self.f32,
         }

@@ -174,6 +174,32 @@ fn kv_write_rounds_into_the_layer_s_slots() {
     assert_eq!(memory.bytes(cache), encode(&want, DType::BF16));
 }
 
+/// Scales follow the two vectors of a plane.
+#[test]
+fn kv_write_of_int8_puts_scales_after_a_head_s_vectors() {
+    let mut memory = Memory::default();
+    let cache = memory.put(vec![0x55; 2 * 32 * 2]);
+    let qkv = memory.floats(&[9.0, 9.0, 254.0, -3.0, 0.0, 63.5]);
+    let table = memory.words(&[0, 1]);
+    // A plane is two vectors of two bytes, and two scales: 12 bytes. The second layer begins after two planes.
+    let kv = KvPages {
+        page_bytes: 64,
+        offset: 24,
+        page_table: table,
+        ..pages(&mut memory, cache, DType::Int8, &[0, 1])
+    };
+    assert_eq!(kv.plane_bytes(), 12);
+    let (row_seq, positions) = (memory.words(&[0]), memory.words(&[3]));
+    memory.run(KvWrite { qkv, kv, row_seq, positions, heads: 1, rows: 1 });
+    let mut want = [0x55; 128];
+    let mut put = |at: usize, bytes: &[u8]| want[64 + 24 + at..][..bytes.len()].copy_from_slice(bytes);
+    put(2, &[127, (-2_i8).cast_unsigned()]);
+    put(4 + 4, &2_f32.to_le_bytes());
+    put(12 + 2, &[0, 127]);
+    put(12 + 4 + 4, &0.5_f32.to_le_bytes());
+    assert_eq!(memory.bytes(cache), want);
+}
+
 #[test]
 fn kv_write_keeps_f32_as_it_is() {
     let mut memory = Memory::default();

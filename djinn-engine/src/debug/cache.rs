@@ -2,8 +2,7 @@
 
 use crate::{Error, Result};
 use djinn_device::DType;
-use djinn_device::reference::encode;
-use half::{bf16, f16};
+use djinn_device::reference::{decode_vectors, encode_vectors};
 use std::ops::Range;
 
 /// A layer's keys and values of some tokens.
@@ -73,7 +72,7 @@ pub type KvAnswer = Box<dyn FnOnce(Result<()>) + Send>;
 pub(crate) struct KvWritten {
     pub(crate) range: KvRange,
     pub(crate) half: KvHalf,
-    /// `[tokens, kv_heads, head_dim]` in the cache's element type.
+    /// `[tokens, kv_heads, head_dim]` in the cache's element type, each vector with its scale if the type has one.
     pub(crate) bytes: Vec<u8>,
 }
 
@@ -130,6 +129,7 @@ impl KvEdit {
     /// # Errors
     /// A number that the cache's element type cannot represent.
     pub(crate) fn apply(self, old: &KvValues, dtype: DType) -> Result<KvWritten> {
+        let dim = old.head_dim as usize;
         let old = match self.half {
             KvHalf::Keys => &old.keys,
             KvHalf::Values => &old.values,
@@ -148,10 +148,10 @@ impl KvEdit {
                 old.chunks_exact(direction.len()).flat_map(|row| without(row, direction)).collect()
             }
         };
-        let bytes = encode(&new, dtype);
-        match decode(&bytes, dtype).iter().all(|x| x.is_finite()) {
+        let bytes = encode_vectors(&new, dtype, dim);
+        match decode_vectors(&bytes, dtype, dim).iter().all(|x| x.is_finite()) {
             true => Ok(KvWritten { range: self.range, half: self.half, bytes }),
-            false => Err(self.fail(format!("a value becomes larger than {dtype:?} can hold"))),
+            false => Err(self.fail(format!("a value becomes larger than {dtype} can hold"))),
         }
     }
 }
@@ -162,14 +162,4 @@ fn without(row: &[f32], direction: &[f32]) -> Vec<f32> {
         |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum() };
     let part = dot(row, direction) / dot(direction, direction);
     row.iter().zip(direction).map(|(&x, &along)| (f64::from(x) - part * f64::from(along)) as f32).collect()
-}
-
-/// Decodes little-endian values of a cache's element type.
-pub(crate) fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
-    let pairs = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
-    match dtype {
-        DType::F16 => pairs.map(|pair| f16::from_le_bytes(pair).to_f32()).collect(),
-        DType::BF16 => pairs.map(|pair| bf16::from_le_bytes(pair).to_f32()).collect(),
-        DType::F32 | DType::U32 => bytemuck::pod_collect_to_vec(bytes),
-    }
 }

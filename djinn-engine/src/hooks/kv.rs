@@ -5,9 +5,13 @@
 //! ```text
 //! page │ … other layers … │ K head 0: t0 t1 … │ K head 1 │ V head 0 │ V head 1 │ … │
 //! ```
+//!
+//! Where the type has scales, those of a head's tokens follow its elements. Beside the pages, each vector has its scale
+//! after it ([`encode_vectors`](djinn_device::reference::encode_vectors)).
 
-use crate::debug::{KvHalf, KvRange, KvValues, KvWritten, decode};
+use crate::debug::{KvHalf, KvRange, KvValues, KvWritten};
 use crate::parts::Parts;
+use djinn_device::reference::decode_vectors;
 use djinn_device::{Device, Span};
 use djinn_srg::{Graph, KvPlace, NodeId, Op};
 use djinn_vmu::KvLayout;
@@ -51,13 +55,28 @@ impl LayerCache {
         [self.place.kv_heads, self.place.head_dim]
     }
 
-    fn row_bytes(&self) -> u64 {
-        u64::from(self.place.head_dim) * self.layout.dtype.bytes()
+    /// Bytes of a vector, its scale included.
+    fn vector_bytes(&self) -> u64 {
+        self.layout.dtype.vector_bytes(self.place.head_dim.into())
+    }
+
+    /// What a vector consists of, elements and perhaps a scale: its bytes in the vector, and where those of a page's
+    /// first vector lie in a head's keys or values.
+    fn pieces(&self) -> impl Iterator<Item = (Range<u64>, u64)> + use<> {
+        let (dtype, tokens) = (self.layout.dtype, u64::from(self.layout.page_tokens));
+        let elements = u64::from(self.place.head_dim) * dtype.bytes();
+        let scale = elements..elements + dtype.scale_bytes();
+        [(0..elements, 0), (scale, tokens * elements)].into_iter().filter(|(bytes, _)| !bytes.is_empty())
+    }
+
+    /// Bytes of a head's keys or values in a page.
+    fn plane_bytes(&self) -> u64 {
+        u64::from(self.layout.page_tokens) * self.vector_bytes()
     }
 
     /// Bytes of a layer's keys and values in a page.
     fn page_bytes(&self) -> u64 {
-        2 * u64::from(self.place.kv_heads) * u64::from(self.layout.page_tokens) * self.row_bytes()
+        2 * u64::from(self.place.kv_heads) * self.plane_bytes()
     }
 
     /// Indices in a page table of the pages that hold some positions.
@@ -73,7 +92,7 @@ impl LayerCache {
 
     /// The layer's part of a page.
     fn in_page(&self, parts: &Parts, page: u32) -> Span {
-        let first = self.place.first * u64::from(self.layout.page_tokens) * self.layout.dtype.bytes();
+        let first = self.place.first_byte(self.layout.dtype) * u64::from(self.layout.page_tokens);
         parts.data.page(page).slice(first, self.page_bytes())
     }
 
@@ -102,7 +121,7 @@ impl LayerCache {
         staged: Span,
         copy: &mut impl FnMut(Span, Span),
     ) {
-        let (row, [heads, _]) = (self.row_bytes(), self.heads());
+        let (vector, [heads, _]) = (self.vector_bytes(), self.heads());
         let page_tokens = u64::from(self.layout.page_tokens);
         let positions = &written.range.positions;
         let first_plane = match written.half {
@@ -116,15 +135,18 @@ impl LayerCache {
             let slots = positions.start.max(begin) - begin..positions.end.min(begin + page_tokens) - begin;
             let part = self.in_page(parts, table[index]);
             for head in 0..heads {
-                for slot in slots.clone() {
-                    let token = begin + slot - positions.start;
-                    let at = ((token * u64::from(heads) + u64::from(head)) * row) as usize;
-                    bytes.extend_from_slice(&written.bytes[at..at + row as usize]);
+                for (piece, first) in self.pieces() {
+                    let width = piece.end - piece.start;
+                    for slot in slots.clone() {
+                        let token = begin + slot - positions.start;
+                        let at = (token * u64::from(heads) + u64::from(head)) * vector + piece.start;
+                        bytes.extend_from_slice(&written.bytes[at as usize..(at + width) as usize]);
+                    }
+                    let run = (slots.end - slots.start) * width;
+                    let to = u64::from(first_plane + head) * self.plane_bytes() + first + slots.start * width;
+                    copy(staged.slice(copied, run), part.slice(to, run));
+                    copied += run;
                 }
-                let run = (slots.end - slots.start) * row;
-                let to = (u64::from(first_plane + head) * page_tokens + slots.start) * row;
-                copy(staged.slice(copied, run), part.slice(to, run));
-                copied += run;
             }
         }
         device.write_host(staged, |host| host.copy_from_slice(&bytes));
@@ -132,7 +154,7 @@ impl LayerCache {
 
     /// The values for some positions, from whole parts of pages.
     pub(super) fn values(&self, range: KvRange, bytes: &[u8]) -> KvValues {
-        let ([kv_heads, head_dim], row) = (self.heads(), self.row_bytes() as usize);
+        let [kv_heads, head_dim] = self.heads();
         let page_tokens = u64::from(self.layout.page_tokens);
         let first = range.positions.start / page_tokens;
         let half = |first_plane: u32| {
@@ -140,11 +162,15 @@ impl LayerCache {
             for position in range.positions.clone() {
                 let page = (position / page_tokens - first) * self.page_bytes();
                 for plane in first_plane..first_plane + kv_heads {
-                    let slot = u64::from(plane) * page_tokens + position % page_tokens;
-                    half.extend_from_slice(&bytes[page as usize + slot as usize * row..][..row]);
+                    for (piece, first) in self.pieces() {
+                        let width = piece.end - piece.start;
+                        let at =
+                            u64::from(plane) * self.plane_bytes() + first + position % page_tokens * width;
+                        half.extend_from_slice(&bytes[(page + at) as usize..][..width as usize]);
+                    }
                 }
             }
-            decode(&half, self.layout.dtype)
+            decode_vectors(&half, self.layout.dtype, head_dim as usize)
         };
         let (keys, values) = (half(0), half(kv_heads));
         KvValues { range, kv_heads, head_dim, keys, values }

@@ -4,6 +4,8 @@
 use super::sharing::{end_all, settle};
 use super::stopped::{breakpoint, hooked, look};
 use super::*;
+use djinn_device::DType;
+use djinn_device::reference::{decode_vectors, encode_vectors};
 use djinn_engine::debug::{
     Breakpoint, DebugSetup, Debugger, Filter, KvEdit, KvHalf, KvOp, KvRange, KvValues, Look, TokenKind,
 };
@@ -260,5 +262,36 @@ fn changes_of_a_cache_that_cannot_be_are_refused() {
     assert_eq!(tokens[PROMPT..], alone("tiny-gqa", &[(prompt(4, PROMPT), TOKENS)])[0]);
     let running = edit(&mut service, id, scaled(0, KvHalf::Keys, 0..2, 2.0));
     assert!(matches!(running, Err(Error::NotPaused { .. })));
+    close(service, 0);
+}
+
+#[test]
+fn a_cache_of_int8_is_read_exactly_and_rounds_what_is_written() {
+    let options = Options { kv_dtype: DType::Int8, ..hooked(14, 0) };
+    let mut service = serve(sim(SimConfig::default()), "tiny-gqa", &options, &settings("lru"));
+    let id = open(&mut service, 4, &[2]);
+    let KvValues { keys, values, head_dim, .. } = cache(&mut service, id, 0, 3..21);
+    let rounded = |values: &[f32]| {
+        let bytes = encode_vectors(values, DType::Int8, head_dim as usize);
+        decode_vectors(&bytes, DType::Int8, head_dim as usize)
+    };
+    // What was rounded has 255 numbers at most, in steps of one size.
+    let vectors = || keys.chunks_exact(head_dim as usize).chain(values.chunks_exact(head_dim as usize));
+    for vector in vectors() {
+        let step = vector.iter().fold(0.0, |a: f32, x| a.max(x.abs())) / 127.0;
+        assert!(
+            step > 0.0 && vector.iter().all(|x| (x / step - (x / step).round()).abs() < 1e-3),
+            "{vector:?}"
+        );
+    }
+    // Across pages, each number another.
+    let new: Vec<f32> = (0..keys.len()).map(|i| (i as f32 * 0.37).sin() * (1.0 + i as f32)).collect();
+    let set = |new| KvEdit { op: KvOp::Set(new), ..scaled(0, KvHalf::Keys, 3..21, 1.0) };
+    edit(&mut service, id, set(new.clone())).expect("it is stopped");
+    let read = cache(&mut service, id, 0, 3..21);
+    assert!(read.keys == rounded(&new) && read.values == values);
+    let beside = cache(&mut service, id, 0, 0..3);
+    assert!(beside.keys.iter().all(|x| x.is_finite() && x.abs() < 50.0));
+    finish(&mut service, id);
     close(service, 0);
 }

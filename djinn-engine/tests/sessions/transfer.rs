@@ -3,6 +3,7 @@
 use super::constrained::constraint;
 use super::*;
 use djinn_cpu::SimConfig;
+use djinn_device::DType;
 use djinn_engine::{
     Client, Error, ExportedSession, Happening, KvShape, OpenTurn, Opening, Result, Sampling, SessionImage,
     Turn, spawn,
@@ -379,6 +380,7 @@ fn images_that_do_not_fit_are_refused() {
     };
     refuses("shape", KvShape { chunk: 48, ..shape }, image.clone());
     refuses("shape", KvShape { page_bytes: 8, ..shape }, image.clone());
+    refuses("shape", KvShape { dtype: DType::Int8, ..shape }, image.clone());
     refuses("tokens", shape, with(&|image| image.tokens.clear()));
     refuses("tokens", shape, with(&|image| image.tokens[3] = u32::MAX));
     refuses("tokens", shape, with(&|image| image.tokens.resize(CONTEXT as usize + 1, 1)));

@@ -1,7 +1,7 @@
 //! What a plan and a graph are asked for, by the flags of `djinn plan` and `djinn srg`, or by the query of a request to a
 //! server, whose parameters have the flags' names.
 
-use super::dtype;
+use super::{dtype, kv_dtype};
 use crate::{Card, Error, Result, Setup, Target};
 use clap::{Args, FromArgMatches, ValueEnum};
 use djinn_device::DType;
@@ -94,8 +94,8 @@ pub struct SrgAsked {
     #[command(flatten)]
     #[serde(flatten)]
     pub work: WorkArgs,
-    /// Element type of the KV cache [default: f32 on the CPU and for f32 weights, else f16]
-    #[arg(long, value_name = "TYPE", value_parser = dtype())]
+    /// Element type of the KV cache; int8 is for the CPU [default: f32 on the CPU and for f32 weights, else f16]
+    #[arg(long, value_name = "TYPE", value_parser = kv_dtype())]
     pub kv_dtype: Option<DType>,
     /// Element type of the weights in memory [default: as stored; f16 for quantised ones]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]

@@ -25,8 +25,12 @@ fn auto_is_a_device_that_is_there() {
 }
 
 #[test]
-fn a_gpu_does_not_round_activations() {
-    let setup = Setup { activations: Some(Activations::Int8), ..Setup::default() };
-    assert!(setup.check_activations(false).is_ok());
-    assert!(matches!(setup.check_activations(true), Err(Error::Activations)));
+fn a_gpu_does_not_compute_from_int8() {
+    let activations = Setup { activations: Some(Activations::Int8), ..Setup::default() };
+    let cache = Setup { kv_dtype: Some(DType::Int8), ..Setup::default() };
+    for (setup, named) in [(activations, "activations"), (cache, "kv-dtype")] {
+        assert!(setup.check_target(false).is_ok());
+        let refused = setup.check_target(true);
+        assert!(matches!(refused, Err(Error::CpuOnly { flag }) if flag == named), "{refused:?}");
+    }
 }

@@ -56,7 +56,7 @@ fn the_graph_has_every_weight_in_its_shape() {
         ("unembed.weight", [128, 64]),
     ];
     assert_eq!(weights, expected.map(|(name, shape)| (name, shape.to_vec())));
-    let place = |first| KvPlace { first, kv_heads: 2, head_dim: 16 };
+    let place = |first| KvPlace { first, first_vector: first / 16, kv_heads: 2, head_dim: 16 };
     assert_eq!(KvPlan::new(&graph).places().collect::<Vec<_>>(), [place(0), place(64)]);
     assert_eq!((graph.vocab, graph.max_context), (128, 512));
 }

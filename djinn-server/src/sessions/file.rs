@@ -106,6 +106,7 @@ fn dtype_name(dtype: DType) -> &'static str {
         DType::F32 => "F32",
         DType::F16 => "F16",
         DType::BF16 => "BF16",
+        DType::Int8 => "I8",
         DType::U32 => "U32",
     }
 }

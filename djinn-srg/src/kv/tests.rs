@@ -21,9 +21,11 @@ fn blocks_without_attention_and_with_other_heads_have_their_places() {
     let graph = b.finish(logits).unwrap();
 
     let plan = KvPlan::new(&graph);
-    let place = |first, kv_heads| KvPlace { first, kv_heads, head_dim: 16 };
+    let place = |first, kv_heads| KvPlace { first, first_vector: first / 16, kv_heads, head_dim: 16 };
     assert_eq!(plan.places().collect::<Vec<_>>(), [place(0, 2), place(64, 1), place(96, 2)]);
-    assert_eq!((plan.token_elements(), plan.token_bytes(DType::BF16)), (160, 320));
+    let types = [DType::F32, DType::BF16, DType::Int8];
+    assert_eq!(types.map(|dtype| plan.token_bytes(dtype)), [640, 320, 160 + 10 * 4]);
+    assert_eq!(types.map(|dtype| place(96, 2).first_byte(dtype)), [384, 192, 96 + 6 * 4]);
     // What is written is what attention reads.
     for (node, next) in graph.nodes.iter().zip(&graph.nodes[1..]).filter(|(n, _)| n.op.name() == "kv_write") {
         assert_eq!(node.outputs[0], next.inputs[1]);

@@ -7,8 +7,8 @@ use djinn_device::DType;
 /// is one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
-    /// Elements of one token's keys and values. See [`KvPlan`](djinn_srg::KvPlan).
-    pub token_elements: u64,
+    /// Bytes of one token's keys and values. See [`KvPlan`](djinn_srg::KvPlan).
+    pub token_bytes: u64,
     /// Their element type.
     pub dtype: DType,
     /// Tokens of a page.
@@ -28,7 +28,7 @@ pub struct KvLayout {
 impl KvLayout {
     /// Bytes of one page. Saturates instead of overflowing.
     pub fn page_bytes(&self) -> u64 {
-        self.token_elements.saturating_mul(self.dtype.bytes()).saturating_mul(self.page_tokens as u64)
+        self.token_bytes.saturating_mul(self.page_tokens as u64)
     }
 
     /// Bytes of all pages. Saturates instead of overflowing.

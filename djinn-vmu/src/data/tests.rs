@@ -15,9 +15,9 @@ struct Rig {
 impl Rig {
     fn new(check: bool) -> Self {
         let (page_tokens, pages, sequences, table_width, host_pages) = (2, 6, 1, 6, 6);
-        let (token_elements, dtype) = (8, DType::F32);
+        let (token_bytes, dtype) = (32, DType::F32);
         let layout =
-            KvLayout { token_elements, dtype, page_tokens, pages, sequences, table_width, host_pages, check };
+            KvLayout { token_bytes, dtype, page_tokens, pages, sequences, table_width, host_pages, check };
         let device = SimDevice::new(SimConfig { seed: 3, ..SimConfig::default() }).unwrap();
         let data = DataSegment::new(&device, layout, &mut Allocations::default()).unwrap();
         let compute = device.stream().unwrap();

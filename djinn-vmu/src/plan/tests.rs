@@ -89,7 +89,7 @@ fn mix(
 
 pub(crate) fn demand(graph: &Graph, rows: u64, context: u32) -> Demand {
     let kv = KvLayout {
-        token_elements: KvPlan::new(graph).token_elements(),
+        token_bytes: KvPlan::new(graph).token_bytes(DType::F16),
         dtype: DType::F16,
         page_tokens: 16,
         pages: context.div_ceil(16),

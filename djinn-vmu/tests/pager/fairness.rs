@@ -46,7 +46,7 @@ impl WeightSource for Zeros {
 
 fn plan(graph: &Graph) -> MemoryPlan {
     let kv = KvLayout {
-        token_elements: 16,
+        token_bytes: 64,
         dtype: DType::F32,
         page_tokens: 4,
         pages: SESSIONS as u32 * SESSION_PAGES,

@@ -11,7 +11,7 @@ const PAGES: u32 = 4;
 /// One token for each page, of `page_bytes`.
 fn layout(page_bytes: u64, check: bool) -> KvLayout {
     KvLayout {
-        token_elements: page_bytes / 4,
+        token_bytes: page_bytes,
         dtype: DType::F32,
         page_tokens: 1,
         pages: PAGES,

@@ -93,9 +93,8 @@ fn copies_of_weights_come_between_the_pieces_of_a_restore() {
     for seed in 0..20 {
         let device = device(seed);
         let weights = device.stream().unwrap();
-        let head_dim = (SWAP_PIECE_BYTES / 8) as u32;
         let layout = KvLayout {
-            token_elements: 2 * u64::from(head_dim),
+            token_bytes: SWAP_PIECE_BYTES,
             page_tokens: 1,
             pages: 4,
             table_width: 4,

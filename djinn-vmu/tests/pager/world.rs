@@ -12,7 +12,7 @@ const LONGEST: u64 = 24;
 
 pub(crate) fn layout(check: bool) -> KvLayout {
     KvLayout {
-        token_elements: 16,
+        token_bytes: 64,
         dtype: DType::F32,
         page_tokens: PAGE_TOKENS as u32,
         pages: PAGES,

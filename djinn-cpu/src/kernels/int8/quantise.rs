@@ -53,7 +53,8 @@ impl ByteKernel for Quantise<'_> {
         }
         for (i, (run, largest)) in from.iter().zip(largest).enumerate() {
             to.scale[i] = largest / 127.0;
-            let integers = round(run, if largest == 0.0 { 0.0 } else { 127.0 / largest });
+            let mut integers = [0; RUN];
+            round(run, if largest == 0.0 { 0.0 } else { 127.0 / largest }, &mut integers);
             to.words[i] = bytemuck::cast(integers);
             let (first, second) = integers.split_at(RUN / 2);
             let [first, second] = [first, second].map(|half| half.iter().map(|&q| i32::from(q)).sum::<i32>());
@@ -71,19 +72,17 @@ impl ByteKernel for Quantise<'_> {
 
 /// The largest size of the numbers; NaN if one is.
 #[inline(always)]
-fn size(run: &[f32; RUN]) -> f32 {
+pub(crate) fn size(run: &[f32]) -> f32 {
     // Sizes are in the order of their bits, NaN last.
     f32::from_bits(run.iter().fold(0, |largest, x| largest.max(x.abs().to_bits())))
 }
 
 /// Each number times `by`, which is at most 127 in size, to the nearest integer, ties to even.
 #[inline(always)]
-fn round(run: &[f32; RUN], by: f32) -> [i8; RUN] {
+pub(crate) fn round(run: &[f32], by: f32, out: &mut [i8]) {
     // 1.5 · 2^23: a sum of that size has no bits after the point, and its low byte is the integer's.
     const SHIFT: f32 = 12_582_912.0;
-    let mut out = [0; RUN];
     for (out, x) in out.iter_mut().zip(run) {
         *out = (x * by + SHIFT).to_bits() as i8;
     }
-    out
 }

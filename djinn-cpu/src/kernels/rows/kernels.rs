@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "elements are widened by pointer")]
 
 use crate::kernels::element::Element;
+use crate::kernels::int8::{round, size};
 use crate::kernels::simd::{Kernel, Simd};
 use djinn_device::{GeluForm, RopeStyle};
 
@@ -24,6 +25,28 @@ impl<E: Element> Kernel for WidenRow<'_, E> {
             // SAFETY: the chunk has `LANES` elements.
             let vector = unsafe { E::load(simd, from.as_ptr()) };
             simd.write(out, vector);
+        }
+    }
+}
+
+/// Rounds a vector of keys or values to int8, as [`djinn_device::reference::encode_vectors`] says.
+pub(super) struct RoundVector<'a> {
+    pub(super) from: &'a [f32],
+    pub(super) to: &'a mut [i8],
+    pub(super) scale: &'a mut f32,
+}
+
+impl Kernel for RoundVector<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) {
+        let largest = size(self.from);
+        let scale = largest / 127.0;
+        if scale.is_normal() {
+            *self.scale = scale;
+            round(self.from, 127.0 / largest, self.to);
+        } else {
+            *self.scale = if scale.is_finite() { 0.0 } else { f32::NAN };
+            self.to.fill(0);
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::rig::{DTYPES, Rig, rows, same_bits};
 use crate::args::{Attention, KvPages, KvWrite, Rope};
-use crate::{DType, Ops, RopeStyle, Span};
+use crate::reference::{encode, encode_vectors};
+use crate::{DType, Ops, RopeStyle, Space, Span};
 use djinn_srg::Scores;
 
 const LAYERS: usize = 3;
@@ -42,6 +43,15 @@ impl Shape {
         2 * self.kv_heads * self.page_tokens * self.dim
     }
 
+    fn layer_bytes(self) -> u64 {
+        (2 * self.kv_heads * self.page_tokens) as u64 * self.dtype.vector_bytes(self.dim as u64)
+    }
+
+    fn page_bytes(self) -> u64 {
+        let elements = self.page_elements() as u64 * self.dtype.bytes();
+        elements.max(LAYERS as u64 * self.layer_bytes()).next_multiple_of(16)
+    }
+
     fn width(self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.dim
     }
@@ -64,17 +74,25 @@ impl Shape {
     }
 }
 
-/// Multi-head, grouped and multi-query; ragged dimensions and pages; in every type.
+/// Multi-head, grouped and multi-query; ragged dimensions and pages.
+fn shapes_of(dtype: DType) -> [Shape; 5] {
+    [
+        Shape { heads: 9, kv_heads: 3, dim: 64, page_tokens: 16, dtype },
+        Shape { heads: 2, kv_heads: 2, dim: 20, page_tokens: 5, dtype },
+        Shape { heads: 5, kv_heads: 1, dim: 33, page_tokens: 64, dtype },
+        Shape { heads: 4, kv_heads: 2, dim: 128, page_tokens: 32, dtype },
+        Shape { heads: 1, kv_heads: 1, dim: 8, page_tokens: 1, dtype },
+    ]
+}
+
+/// In every type of floats.
 fn shapes() -> impl Iterator<Item = Shape> {
-    DTYPES.into_iter().flat_map(|dtype| {
-        [
-            Shape { heads: 9, kv_heads: 3, dim: 64, page_tokens: 16, dtype },
-            Shape { heads: 2, kv_heads: 2, dim: 20, page_tokens: 5, dtype },
-            Shape { heads: 5, kv_heads: 1, dim: 33, page_tokens: 64, dtype },
-            Shape { heads: 4, kv_heads: 2, dim: 128, page_tokens: 32, dtype },
-            Shape { heads: 1, kv_heads: 1, dim: 8, page_tokens: 1, dtype },
-        ]
-    })
+    DTYPES.into_iter().flat_map(shapes_of)
+}
+
+/// In int8, where the device has it: for checks of what depends on how keys and values are stored.
+fn int8_shapes<D: Ops>(rig: &Rig<D>) -> impl Iterator<Item = Shape> + use<D> {
+    rig.device.info().int8_cache.then(|| shapes_of(DType::Int8)).into_iter().flatten()
 }
 
 /// A batch: rows of several sequences over one cache.
@@ -129,16 +147,36 @@ impl Batch {
     fn kv<D: Ops>(&self, rig: &mut Rig<D>) -> KvPages {
         let shape = self.shape;
         KvPages {
-            pages: rig.weight(&self.cache, shape.dtype).span,
+            pages: rig.upload_to(Space::Device, self.pages()),
             dtype: shape.dtype,
-            page_bytes: shape.page_elements() as u64 * shape.dtype.bytes(),
+            page_bytes: shape.page_bytes(),
             page_tokens: shape.page_tokens as u32,
-            offset: (LAYER * shape.layer_elements()) as u64 * shape.dtype.bytes(),
+            offset: LAYER as u64 * shape.layer_bytes(),
             kv_heads: shape.kv_heads as u32,
             head_dim: shape.dim as u32,
             page_table: rig.upload(&self.table),
             table_width: self.table_width as u32,
         }
+    }
+
+    /// The cache as it is stored.
+    fn pages(&self) -> Vec<u8> {
+        let Shape { dim, page_tokens, dtype, .. } = self.shape;
+        if dtype.scale_bytes() == 0 {
+            return encode(&self.cache, dtype);
+        }
+        let page = |page: &[f32]| {
+            let planes = page.chunks_exact(page_tokens * dim).flat_map(|plane| {
+                let vectors = encode_vectors(plane, dtype, dim);
+                let vectors = vectors.chunks_exact(dtype.vector_bytes(dim as u64) as usize);
+                let (elements, scales): (Vec<_>, Vec<_>) = vectors.map(|vector| vector.split_at(dim)).unzip();
+                [elements.concat(), scales.concat()].concat()
+            });
+            let mut bytes: Vec<u8> = planes.collect();
+            bytes.resize(self.shape.page_bytes() as usize, 0xff);
+            bytes
+        };
+        self.cache.chunks_exact(self.shape.page_elements()).flat_map(page).collect()
     }
 
     /// Some rows' attention.
@@ -199,7 +237,7 @@ fn apart<D: Ops>(rig: &mut Rig<D>, batch: &Batch, segments: &Segments) {
 }
 
 pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
-    for shape in shapes() {
+    for shape in shapes().chain(int8_shapes(rig)) {
         let batches: [&Segments; 5] = [
             &[(0, 1)],
             &[(0, 70)],
@@ -214,7 +252,7 @@ pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
 }
 
 pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
-    for shape in shapes() {
+    for shape in shapes().chain(int8_shapes(rig)) {
         invariant(rig, shape, shape.scores());
     }
 }
@@ -247,7 +285,7 @@ pub(super) fn windows_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
         (&[257, 400], &[(255, 3), (700, 1), (511, 1)]),
         (&[7, 64, 100], &[(0, 70), (5, 3), (95, 40), (256, 1)]),
     ];
-    for shape in shapes() {
+    for shape in shapes().chain(int8_shapes(rig).take(2)) {
         for (windows, segments) in cases {
             for &window in windows {
                 check(rig, shape, segments, shape.windowed(window));
@@ -353,11 +391,28 @@ const DELICATE: [f32; 12] = [
     1.0e-40,
 ];
 
+/// Vectors that int8 stores in ways of their own: ties, numbers too small for a scale, the largest, and numbers that are not
+/// finite.
+const INT8_DELICATE: [[f32; 4]; 6] = [
+    [127.0, 0.5, -1.5, 2.5],
+    [1.0e-37, -1.0e-40, 0.0, -0.0],
+    [f32::MAX, 1.0, -f32::MAX, 0.3],
+    [1.0, f32::NAN, 0.0, -1.0],
+    [0.0, 1.0, f32::INFINITY, 2.0],
+    [f32::NEG_INFINITY, f32::NAN, 1.0, 0.0],
+];
+
 pub(super) fn writes_the_cache_exactly<D: Ops>(rig: &mut Rig<D>) {
-    for shape in shapes() {
+    for shape in shapes().chain(int8_shapes(rig)) {
         let mut batch = Batch::new(rig, shape, &[(60, 9), (0, 17), (129, 1)], shape.scores());
         for (i, x) in batch.qkv.iter_mut().enumerate().filter(|(i, _)| i % 3 == 0) {
             *x = DELICATE[i / 3 % DELICATE.len()];
+        }
+        if shape.dtype == DType::Int8 {
+            for (row, numbers) in batch.qkv.chunks_exact_mut(shape.width()).zip(INT8_DELICATE) {
+                let key = &mut row[shape.heads * shape.dim..][..shape.dim];
+                key.iter_mut().zip(numbers.iter().cycle()).for_each(|(x, number)| *x = *number);
+            }
         }
         let write = batch.write(rig);
         rig.run(write);
@@ -367,7 +422,7 @@ pub(super) fn writes_the_cache_exactly<D: Ops>(rig: &mut Rig<D>) {
 
 /// The pair of operations gives the bits of one after the other.
 pub(super) fn rotates_and_writes_at_once<D: Ops>(rig: &mut Rig<D>) {
-    for (i, shape) in shapes().enumerate() {
+    for (i, shape) in shapes().chain(int8_shapes(rig)).enumerate() {
         let batch = Batch::new(rig, shape, &[(60, 9), (0, 17), (129, 1)], shape.scores());
         let rotary = if i % 2 == 0 { shape.dim / 2 * 2 } else { (shape.dim / 4 * 2).max(2) };
         let table = rig.random.floats(batch.rows() * rotary);

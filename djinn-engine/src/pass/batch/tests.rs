@@ -14,6 +14,7 @@ fn info(batch_invariant_rows: u32, batch_invariant_run: u32) -> DeviceInfo {
         wide_products: false,
         batch_invariant_run,
         encodings: &[],
+        int8_cache: false,
     }
 }
 
