@@ -293,3 +293,11 @@ fn a_synthetic_model_talks() {
     let silent = self::model("tiny?vocab=255");
     assert!(silent.tokenizer.is_none() && silent.chat.is_none());
 }
+
+/// Each node costs the same, whatever comes before it.
+#[test]
+fn the_most_layers_open() {
+    let name = "tiny?layers=10000&distinct=1&hidden=32&heads=2&kv_heads=2&intermediate=32&vocab=8";
+    let model = crate::open(&Location::Synthetic(name.to_owned()), &OpenOptions::default()).unwrap();
+    assert!(model.graph.hook("blocks.9999.hook_out").is_some());
+}

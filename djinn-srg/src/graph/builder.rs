@@ -124,7 +124,8 @@ impl GraphBuilder {
             _ => 0,
         };
         let writes = |node: &Node| node.outputs.contains(&value);
-        let last = self.graph.nodes.len().checked_sub(1).filter(|_| self.graph.nodes.iter().any(writes));
+        let last =
+            self.graph.nodes.len().checked_sub(1).filter(|_| self.graph.nodes.iter().rev().any(writes));
         let (Some(last), true) = (last, columns.0.checked_add(columns.1).is_some_and(|end| end <= width))
         else {
             return Err(
