@@ -41,6 +41,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use work::Work;
 
 /// Names of tokens that end an assistant's turn or a text in the supported families.
 const END_NAMES: [&str; 9] = [
@@ -161,11 +162,15 @@ impl Tokenizer {
 
     /// The text of `ids`; with `skip_special` special tokens leave no trace. Bytes that are no UTF-8 become
     /// U+FFFD, and ids outside the vocabulary nothing.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] for more than 16 MiB of text: a token may be long, and there may be millions.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         let mut stream = self.stream(skip_special);
         let mut text = String::new();
         for id in ids {
             stream.push_to(*id, &mut text);
+            Work::check_decoded(text.len())?;
         }
         text.push_str(&stream.finish());
         Ok(text)

@@ -48,6 +48,12 @@ impl Work {
         if bytes > MAX_BYTES { Err(too_long()) } else { Ok(()) }
     }
 
+    /// Refuses a text of this length that tokens stand for.
+    pub(super) fn check_decoded(bytes: usize) -> Result<()> {
+        let detail = "the tokens stand for more text than is decoded at once; give fewer";
+        if bytes > MAX_BYTES { Err(Error::Tokenizer(detail.into())) } else { Ok(()) }
+    }
+
     /// Takes symbols that the model begins with.
     pub(super) fn symbols(&mut self, symbols: usize) -> Result<()> {
         self.symbols = self.symbols.checked_sub(symbols).ok_or_else(too_long)?;

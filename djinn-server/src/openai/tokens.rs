@@ -8,7 +8,9 @@ use crate::reply;
 use crate::server::ApiRequest;
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
-use serde_json::{Value, json};
+use djinn_models::Tokenizer;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
 /// The tokens of a text or of a conversation.
 pub(crate) async fn tokenize(request: ApiRequest) -> Result<Response<Body>, ApiError> {
@@ -27,28 +29,59 @@ pub(crate) async fn tokenize(request: ApiRequest) -> Result<Response<Body>, ApiE
             }
             (None, None) => return Err(ApiError::field("prompt", "give `prompt` or `messages`")),
         };
-        let spelling = |id: u32| model.tokenizer().and_then(|tokenizer| tokenizer.id_to_token(id));
-        let strings = fields.flag("return_token_strs")?;
-        let strings = strings.then(|| ids.iter().map(|&id| spelling(id)).collect::<Vec<_>>());
-        let count = ids.len();
-        let tokens: Value = match fields.flag("with_pieces")? {
-            false => json!(ids),
-            true => {
-                let piece = |&id: &u32| {
-                    let text = model.tokenizer().and_then(|tokenizer| tokenizer.decode(&[id], false).ok());
-                    json!({ "id": id, "piece": text })
-                };
-                ids.iter().map(piece).collect()
-            }
+        let (strings, pieces) = (fields.flag("return_token_strs")?, fields.flag("with_pieces")?);
+        let list = |form| TokenList { ids: &ids, form, tokenizer: model.tokenizer() };
+        let body = Tokenized {
+            count: ids.len(),
+            max_model_len: model.context(),
+            tokens: list(if pieces { Form::Pieces } else { Form::Ids }),
+            token_strs: strings.then(|| list(Form::Spellings)),
         };
-        Ok(json!({
-            "count": count,
-            "max_model_len": model.context(),
-            "tokens": tokens,
-            "token_strs": strings,
-        }))
+        Ok(reply::json(StatusCode::OK, &body))
     });
-    Ok(reply::json(StatusCode::OK, &body.await?))
+    body.await
+}
+
+#[derive(Serialize)]
+struct Tokenized<'a> {
+    count: usize,
+    max_model_len: u64,
+    tokens: TokenList<'a>,
+    token_strs: Option<TokenList<'a>>,
+}
+
+/// Tokens as they are written one by one: a text may have millions.
+struct TokenList<'a> {
+    ids: &'a [u32],
+    form: Form,
+    tokenizer: Option<&'a Tokenizer>,
+}
+
+enum Form {
+    Ids,
+    Spellings,
+    Pieces,
+}
+
+#[derive(Serialize)]
+struct TokenPiece {
+    id: u32,
+    piece: Option<String>,
+}
+
+impl Serialize for TokenList<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (ids, tokenizer) = (self.ids.iter().copied(), self.tokenizer);
+        match self.form {
+            Form::Ids => serializer.collect_seq(ids),
+            Form::Spellings => serializer
+                .collect_seq(ids.map(|id| tokenizer.and_then(|tokenizer| tokenizer.id_to_token(id)))),
+            Form::Pieces => serializer.collect_seq(ids.map(|id| TokenPiece {
+                id,
+                piece: tokenizer.and_then(|tokenizer| tokenizer.decode(&[id], false).ok()),
+            })),
+        }
+    }
 }
 
 /// The text of tokens.

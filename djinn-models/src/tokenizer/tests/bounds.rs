@@ -117,6 +117,21 @@ fn rules_that_would_not_end_are_refused_when_a_text_is_encoded() {
 }
 
 #[test]
+fn tokens_that_stand_for_too_much_text_are_refused() {
+    let long = changed(|json| {
+        let size = json["model"]["vocab"].as_object().unwrap().len();
+        json["added_tokens"] = json!([{"id": size, "content": "x".repeat(1024), "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false, "special": false}]);
+        json["post_processor"] = Value::Null;
+    });
+    let long = long.unwrap();
+    let id = long.vocab_size() as u32 - 1;
+    assert_eq!(long.decode(&vec![id; 1 << 14], false).unwrap().len(), 16 << 20);
+    let message = one_line(&long.decode(&vec![id; 1 << 20], false).unwrap_err());
+    assert!(message.contains("more text"), "{message}");
+}
+
+#[test]
 fn long_runs_are_encoded_by_published_patterns() {
     // Oniguruma's own limit, 10 million retries, is met by 10.5 million spaces before a letter.
     let llama3 = changed(|_| ()).unwrap();
