@@ -16,7 +16,7 @@ use ureq::http::{Request, Response, StatusCode};
 use ureq::{Agent, Body, SendBody};
 
 /// Longest answer that is read whole, in bytes.
-const LONGEST_ANSWER: u64 = 1 << 30;
+const LONGEST_ANSWER: u64 = 256 << 20;
 /// Longest error that is read, in bytes.
 const LONGEST_ERROR: u64 = 1 << 20;
 /// For a connection.

@@ -4,12 +4,14 @@ use super::{LONGEST_ANSWER, Remote};
 use crate::{Error, Generation, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::ops::ControlFlow;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 const PATH: &str = "/v1/generate";
+/// Bytes of an event, at most: the longest has all tokens of an answer.
+const LONGEST_EVENT: u64 = 16 << 20;
 /// Between two looks at whether the answer is still wanted, where nothing comes.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Events that have come and were not looked at, at most.
@@ -198,8 +200,8 @@ impl Remote {
         let answer = self.posted(PATH, body.as_bytes())?;
         let not_understood = |source| Error::NotUnderstood { url: self.generate_url(), source };
         let mut received = 0;
-        for line in BufReader::new(answer.into_body().into_reader().take(LONGEST_ANSWER)).lines() {
-            let line = line.map_err(|source| self.broke_off(PATH, source))?;
+        let mut lines = BufReader::new(answer.into_body().into_reader().take(LONGEST_ANSWER));
+        while let Some(line) = next_line(&mut lines).map_err(|source| self.broke_off(PATH, source))? {
             received += line.len() as u64 + 1;
             let Some(data) = line.strip_prefix("data: ") else { continue };
             if data == "[DONE]" {
@@ -223,5 +225,38 @@ impl Remote {
             }
         }
         Ok(received)
+    }
+}
+
+/// The next line without its end, within bounds: what a server sends without an end is not kept; `None` after the last.
+fn next_line(lines: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut line = Vec::new();
+    let read = lines.take(LONGEST_EVENT).read_until(b'\n', &mut line)?;
+    if read as u64 == LONGEST_EVENT && !line.ends_with(b"\n") {
+        let message = format!("an event has more than {LONGEST_EVENT} bytes");
+        return Err(io::Error::new(ErrorKind::InvalidData, message));
+    }
+    while line.ends_with(b"\n") || line.ends_with(b"\r") {
+        line.pop();
+    }
+    let line = (read > 0).then(|| String::from_utf8(line)).transpose();
+    line.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_within_bounds() {
+        let mut lines = &b"data: 1\r\n\nlast"[..];
+        let mut next = || next_line(&mut lines).unwrap();
+        assert_eq!(
+            [next(), next(), next(), next()].map(|line| line.unwrap_or("-".into())),
+            ["data: 1", "", "last", "-"]
+        );
+        assert!(next_line(&mut &b"\xff\n"[..]).is_err());
+        let mut endless = BufReader::new(io::repeat(b'x'));
+        assert!(next_line(&mut endless).unwrap_err().to_string().contains("16777216 bytes"));
     }
 }

@@ -3,8 +3,9 @@
 use super::{Remote, accepted};
 use crate::{Error, Result};
 use djinn_models::stored::{ContentHash, LocalModel, PiecePlace};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -72,7 +73,7 @@ impl Remote {
         lacking.lacking.sort_by_key(|piece| std::cmp::Reverse(piece.bytes.saturating_sub(piece.have)));
         let sent_bytes = self.send_pieces(model, &lacking.lacking, connections, progress)?;
         if !lacking.committed {
-            self.post::<Value>(&format!("/v1/store/manifests/{}/commit", lacking.id), &json!({}))?;
+            self.post::<IgnoredAny>(&format!("/v1/store/manifests/{}/commit", lacking.id), &json!({}))?;
         }
         Ok(Pushed {
             bytes: lacking.bytes,
@@ -90,7 +91,15 @@ impl Remote {
         connections: u16,
         progress: &dyn Fn(u64, u64),
     ) -> Result<u64> {
-        let total = lacking.iter().map(|piece| piece.bytes.saturating_sub(piece.have)).sum();
+        let is_own = |piece: &Lacked| {
+            let bytes = model.places.get(&piece.hash).map(|PiecePlace { range, .. }| range.end - range.start);
+            bytes == Some(piece.bytes) && piece.have <= piece.bytes
+        };
+        if lacking.len() > model.places.len() || !lacking.iter().all(is_own) {
+            return Err(Error::NoSuchPiece);
+        }
+        let left = lacking.iter().map(|piece| piece.bytes - piece.have);
+        let total = left.fold(0, u64::saturating_add);
         let (sent, ended, next) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::new(lacking.iter()));
         let work = || -> Result<()> {
             while !ended.load(Ordering::Relaxed) {
