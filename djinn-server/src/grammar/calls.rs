@@ -5,7 +5,7 @@
 //! beginning.
 
 use super::constraint::GrammarConstraint;
-use super::{GrammarError, Grammars, schema};
+use super::{COMPILE_LIMIT, GrammarError, Grammars, schema};
 use crate::{ReasoningMode, ToolFormat};
 use djinn_engine::{Constraint, ConstraintError, TokenMask};
 use llguidance::api::TopLevelGrammar;
@@ -13,6 +13,7 @@ use llguidance::toktrie::TokEnv;
 use serde_json::Value;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Bytes of the latest text in which a call's beginning is searched: more than any function's name.
 const TAIL: usize = 512;
@@ -163,7 +164,11 @@ impl Grammars {
                 let list = schema::calls_schema(named, schema::MOST_CALLS);
                 let mut openings = vec![opening(marked, Where::Anywhere, b'[', 0)];
                 let mut grammars = vec![self.compile(schema::checked(&list)?)?];
+                let began = Instant::now();
                 for (name, arguments) in functions {
+                    if began.elapsed() > COMPILE_LIMIT {
+                        return Err(GrammarError::TooSlow(COMPILE_LIMIT));
+                    }
                     for literal in [format!("{marked}{name}[ARGS]"), format!("{marked}{name}")] {
                         openings.push(opening(&literal, Where::Anywhere, b'{', grammars.len()));
                     }

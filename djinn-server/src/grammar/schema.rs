@@ -113,8 +113,9 @@ pub(super) fn pythonic(functions: &[(String, Value)]) -> Result<String, GrammarE
             let skip = |to: &str| if is_required(property) { String::new() } else { format!(" | {to}") };
             rules += &format!("head_{at}_{place}: value_{at}_{place} {rest}{}\n", skip(&head));
             rules += &format!("rest_{at}_{place}: \", \" value_{at}_{place} {rest}{}\n", skip(&rest));
+            // Each value has all definitions with it.
+            within("bytes", rules.len(), 4 * MOST_BYTES)?;
         }
-        within("bytes", rules.len(), 4 * MOST_BYTES)?;
         let end = properties.len();
         rules += &format!("head_{at}_{end}: \"\"\nrest_{at}_{end}: \"\"\n");
     }

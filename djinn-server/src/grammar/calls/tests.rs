@@ -59,3 +59,19 @@ fn a_token_does_not_skip_the_beginning_of_a_call() {
     write(&mut *text, "</think>");
     assert_eq!(allowed(&mut *text), ["{\"", "{\"name", "{ ", ">{\"", ">{x"]);
 }
+
+#[test]
+fn definitions_are_not_repeated_beyond_bounds() {
+    let properties: serde_json::Map<_, _> = (0..4000).map(|at| (format!("p{at}"), json!({}))).collect();
+    let schema = json!({ "properties": properties, "$defs": { "a": { "const": "x".repeat(200 << 10) } } });
+    let form = CallForm {
+        format: ToolFormat::Pythonic,
+        functions: vec![("f".to_owned(), schema)],
+        markers: Vec::new(),
+        reasoning: ReasoningMode::Off,
+    };
+    match grammars().calls(&form, None).err() {
+        Some(GrammarError::TooLarge { what: "bytes", found, .. }) => assert!(found < 2 << 20, "{found}"),
+        other => panic!("{other:?}"),
+    }
+}
