@@ -1,6 +1,7 @@
 //! `/v1/sessions/{id}/activations/{hook}`: reads and changes a paused session.
 
 use super::engine::{debug, look};
+use super::tensors::{Lists, WithLists};
 use super::{hooks, not_paused, pattern, tensors};
 use crate::body::{Fields, Part};
 use crate::fields::ACTIVATIONS;
@@ -55,18 +56,17 @@ pub(crate) async fn read(
             file.integers("token_ids", token_ids.iter().map(|&token| i64::from(token)));
             return file.response(about);
         }
-        Ok(reply::json(
-            StatusCode::OK,
-            &json!({
-                "object": "activation",
-                "hook": hook.name,
-                "positions": { "from": from, "to": positions.end },
-                "token_ids": token_ids,
-                "shape": [tokens, width],
-                "dtype": "float32",
-                "values": values.chunks_exact(width).collect::<Vec<_>>(),
-            }),
-        ))
+        let shape = [tokens, width];
+        let about = json!({
+            "object": "activation",
+            "hook": hook.name,
+            "positions": { "from": from, "to": positions.end },
+            "token_ids": token_ids,
+            "shape": shape,
+            "dtype": "float32",
+        });
+        let lists = [("values", Lists::new(&values, &shape))];
+        Ok(reply::json(StatusCode::OK, &WithLists { about, lists }))
     };
     named.model.work(move |_| body()).await
 }
@@ -152,6 +152,9 @@ impl Written {
                         "positions",
                         "`positions` must ascend, and hold one at least",
                     ));
+                }
+                if let Some(&position) = list.iter().find(|position| !all.contains(position)) {
+                    return Err(outside(position));
                 }
                 list.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[0] + run.len() as u64).collect()
             }

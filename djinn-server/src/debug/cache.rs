@@ -1,6 +1,7 @@
 //! `/v1/sessions/{id}/kv/{layer}`: reads and changes keys and values of a paused session.
 
 use super::engine::{debug, edit_cache, look};
+use super::tensors::{Lists, WithLists};
 use super::{not_paused, tensors};
 use crate::body::{Fields, Part};
 use crate::fields::CACHE;
@@ -52,10 +53,6 @@ impl Layer {
 
     fn width(&self) -> usize {
         self.kv_heads * self.head_dim
-    }
-
-    fn nested<'a>(&self, values: &'a [f32]) -> Vec<Vec<&'a [f32]>> {
-        values.chunks_exact(self.width()).map(|row| row.chunks_exact(self.head_dim).collect()).collect()
     }
 }
 
@@ -110,16 +107,15 @@ pub(crate) async fn read(
             file.floats("values", &shape, &values);
             return file.response([("layer", number), ("from", from), ("to", to)]);
         }
-        let body = json!({
+        let about = json!({
             "object": "kv",
             "layer": layer.number,
             "positions": { "from": positions.start, "to": positions.end },
             "shape": shape,
             "dtype": "float32",
-            "keys": layer.nested(&keys),
-            "values": layer.nested(&values),
         });
-        Ok(reply::json(StatusCode::OK, &body))
+        let lists = [("keys", Lists::new(&keys, &shape)), ("values", Lists::new(&values, &shape))];
+        Ok(reply::json(StatusCode::OK, &WithLists { about, lists }))
     };
     named.model.work(move |_| body()).await
 }

@@ -1,7 +1,7 @@
 //! `/v1/sessions/{id}/captures`: values that breakpoints have read. Each is returned once.
 
 use super::engine::debug;
-use super::tensors;
+use super::tensors::{self, Lists, WithLists};
 use crate::debug::hooks;
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::Server;
@@ -12,7 +12,8 @@ use axum::extract::{Path, State};
 use axum::http::{Response, StatusCode};
 use djinn_engine::debug::Captures;
 use djinn_srg::Graph;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 use std::sync::Arc;
 
 /// Answers `GET /v1/sessions/{id}/captures`.
@@ -33,7 +34,10 @@ pub(crate) async fn take(
             let read = AtHook::all(&captures, model.graph());
             match as_tensors {
                 true => file(&read, captures.dropped),
-                false => Ok(reply::json(StatusCode::OK, &body(&read, captures.dropped))),
+                false => {
+                    let shapes: Vec<_> = read.iter().map(|read| [read.tokens.len(), read.width()]).collect();
+                    Ok(reply::json(StatusCode::OK, &Taken::new(&read, &shapes, captures.dropped)))
+                }
             }
         })
         .await
@@ -81,17 +85,27 @@ impl AtHook {
     }
 }
 
-fn body(read: &[AtHook], dropped: u64) -> Value {
-    let one = |read: &AtHook| {
-        json!({
-            "hook": read.hook,
-            "positions": read.positions,
-            "token_ids": read.tokens,
-            "shape": [read.tokens.len(), read.width()],
-            "values": read.values.chunks_exact(read.width().max(1)).collect::<Vec<_>>(),
-        })
-    };
-    json!({ "object": "list", "data": read.iter().map(one).collect::<Vec<_>>(), "dropped": dropped })
+/// The list of all that was read.
+#[derive(Serialize)]
+struct Taken<'a> {
+    object: &'static str,
+    data: Vec<WithLists<'a, 1>>,
+    dropped: u64,
+}
+
+impl<'a> Taken<'a> {
+    fn new(read: &'a [AtHook], shapes: &'a [[usize; 2]], dropped: u64) -> Self {
+        let one = |(read, shape): (&'a AtHook, &'a [usize; 2])| {
+            let about = json!({
+                "hook": read.hook,
+                "positions": read.positions,
+                "token_ids": read.tokens,
+                "shape": shape,
+            });
+            WithLists { about, lists: [("values", Lists::new(&read.values, shape))] }
+        };
+        Taken { object: "list", data: read.iter().zip(shapes).map(one).collect(), dropped }
+    }
 }
 
 /// A tensor for each hook, and lists of tokens and positions. If hooks have read different tokens, these lists are

@@ -1,7 +1,7 @@
 //! The attention pattern of a block, as a read-only activation.
 
 use super::engine::attention;
-use super::tensors;
+use super::tensors::{self, Lists, WithLists};
 use crate::sessions::Named;
 use crate::{ApiError, reply};
 use axum::body::Body;
@@ -28,17 +28,15 @@ pub(super) async fn show(
             file.floats("values", &shape, &pattern);
             return file.response([("hook", name), ("from", from), ("to", to)]);
         }
-        let heads = pattern.chunks_exact(shape[1] * keys);
-        let values: Vec<Vec<&[f32]>> = heads.map(|head| head.chunks_exact(keys).collect()).collect();
-        let body = json!({
+        let about = json!({
             "object": "activation",
             "hook": name,
             "positions": { "from": queries.start, "to": queries.end },
             "shape": shape,
             "dtype": "float32",
-            "values": values,
         });
-        Ok(reply::json(StatusCode::OK, &body))
+        let lists = [("values", Lists::new(&pattern, &shape))];
+        Ok(reply::json(StatusCode::OK, &WithLists { about, lists }))
     };
     named.model.work(move |_| body()).await
 }

@@ -1,10 +1,12 @@
-//! Answers as files of safetensors.
+//! Tensors in answers: as files of safetensors, and as lists of JSON.
 
 use crate::ApiError;
 use crate::request::Pairs;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
 use djinn_models::safetensors::TensorWriter;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 /// Whether a query's `format` asks for a file of tensors.
 ///
@@ -49,4 +51,43 @@ impl File {
         response.headers_mut().insert(header::CONTENT_TYPE, kind);
         Ok(response)
     }
+}
+
+/// Row-major numbers as nested lists of JSON. They are written as they stand: a tree of them would take twenty times their
+/// bytes.
+pub(super) struct Lists<'a> {
+    values: &'a [f32],
+    shape: &'a [usize],
+}
+
+impl<'a> Lists<'a> {
+    /// Of f32 `shape`.
+    pub(super) fn new(values: &'a [f32], shape: &'a [usize]) -> Self {
+        Lists { values, shape }
+    }
+}
+
+impl Serialize for Lists<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.shape {
+            [] | [_] => serializer.collect_seq(self.values),
+            [_, inner @ ..] => {
+                let rows = self.values.chunks_exact(inner.iter().product::<usize>().max(1));
+                serializer.collect_seq(rows.map(|row| Lists::new(row, inner)))
+            }
+        }
+    }
+}
+
+/// An object of JSON: what is said of tensors, and their numbers by name.
+#[derive(Serialize)]
+pub(super) struct WithLists<'a, const N: usize> {
+    #[serde(flatten)]
+    pub(super) about: Value,
+    #[serde(flatten, serialize_with = "by_name")]
+    pub(super) lists: [(&'static str, Lists<'a>); N],
+}
+
+fn by_name<S: Serializer>(lists: &[(&'static str, Lists<'_>)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(lists.iter().map(|(name, list)| (name, list)))
 }

@@ -437,6 +437,7 @@ fn what_cannot_be_is_refused_by_name() {
         (json!({ "op": "clamp", "low": 2, "high": 1 }), "low"),
         (json!({ "op": "project_out", "values": vec![0.0; WIDTH] }), "values"),
         (json!({ "op": "scale", "factor": 2, "positions": [9999] }), "positions"),
+        (json!({ "op": "scale", "factor": 2, "positions": [u64::MAX] }), "positions"),
         (json!({ "op": "scale", "factor": 2, "positions": [2, 1] }), "positions"),
         (json!({ "op": "scale", "factor": 2, "positions": [] }), "positions"),
         (json!({ "op": "scale", "factor": 2, "positions": { "from": 3, "to": 3 } }), "positions"),
