@@ -43,6 +43,7 @@ pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Result<Re
     let mut generate = prepared.await?;
     hints.apply(&mut generate);
     let name = request.model_name(&model);
+    drop(request);
     let mut answers = Answers::begin(model, generate).await?;
     let mut message = Message::new(answer_id("msg_"), name, max_tokens);
     if stream {

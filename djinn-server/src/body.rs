@@ -1,5 +1,9 @@
 //! A request's body: a JSON object. Fields are read one by one, so that an error names the field.
 
+mod room;
+
+pub(crate) use room::{ParsingRoom, RoomTaken};
+
 use crate::ApiError;
 use crate::fields::{Endpoint, Support};
 use serde::de::DeserializeOwned;

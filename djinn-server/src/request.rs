@@ -197,7 +197,9 @@ impl FromRequest<Arc<Server>> for ApiRequest {
         let body = Limited::new(request.into_body(), limits.body_bytes).collect();
         match timeout(limits.body_time, body).await {
             Ok(Ok(body)) => {
-                Ok(ApiRequest { server: Arc::clone(server), tenant, headers, body: body.to_bytes() })
+                let body = body.to_bytes();
+                let room = server.parsing.take(&body, limits.body_time).await?;
+                Ok(ApiRequest { server: Arc::clone(server), tenant, headers, body, room })
             }
             Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
             Ok(Err(_)) => Err(ApiError::invalid("the request's body broke off")),

@@ -1,6 +1,6 @@
 //! The server: models by name, access, limits, state.
 
-use crate::body::Fields;
+use crate::body::{Fields, ParsingRoom, RoomTaken};
 use crate::error::{Error, Result};
 use crate::facts::RequestFacts;
 use crate::guard::Tenant;
@@ -75,6 +75,7 @@ pub struct Server {
     /// `None`: the rules for its address.
     access: Option<AccessRules>,
     pub(crate) permits: Arc<Semaphore>,
+    pub(crate) parsing: ParsingRoom,
     draining: AtomicBool,
     pub(crate) responses: ResponseStore,
     pub(crate) metrics: ServerMetrics,
@@ -102,6 +103,7 @@ impl Server {
             keys: Keys::default(),
             access: None,
             permits: Arc::new(Semaphore::new(limits.requests)),
+            parsing: ParsingRoom::default(),
             draining: AtomicBool::new(false),
             responses: ResponseStore::default(),
             metrics: ServerMetrics::default(),
@@ -351,6 +353,8 @@ pub(crate) struct ApiRequest {
     pub(crate) tenant: Option<Tenant>,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
+    /// For the body's values, until the request is dropped.
+    pub(crate) room: Option<RoomTaken>,
 }
 
 impl ApiRequest {

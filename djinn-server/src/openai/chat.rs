@@ -24,6 +24,7 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
     let mut generate = model.work(move |model| generate(&fields, model, &salt)).await?;
     hints.apply(&mut generate);
     let name = request.model_name(&model);
+    drop(request);
     let head = Head::new("chatcmpl-", name);
     let choices = ChatChoices {
         with_logprobs: generate.logprobs.is_some(),

@@ -57,6 +57,7 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
     let (mut generate, echo) = prepared.await?;
     hints.apply(&mut generate);
     let name = request.model_name(&model);
+    drop(request);
     let head = Head::new("cmpl-", name);
     let logprobs = generate.logprobs.map(|_| vec![0; echo.len()]);
     let choices = TextChoices { logprobs, echo };
@@ -97,11 +98,12 @@ fn prompt(given: &Value, fields: &Fields, model: &ServedModel) -> Result<(Vec<u3
             let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
             let ids = ids.iter().map(id).collect::<Option<Vec<u32>>>().ok_or_else(wrong)?;
             model.check_tokens(&ids, "prompt")?;
-            let text = match model.tokenizer() {
-                Some(tokenizer) => {
+            // Only an answer that repeats the prompt has its text.
+            let text = match model.tokenizer().filter(|_| ids.len() as u64 <= model.context()) {
+                Some(tokenizer) if fields.flag("echo")? => {
                     tokenizer.decode(&ids, true).map_err(|e| ApiError::of_text(&e, "prompt"))?
                 }
-                None => String::new(),
+                _ => String::new(),
             };
             Ok((ids, text))
         }

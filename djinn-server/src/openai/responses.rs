@@ -9,7 +9,7 @@ mod request;
 mod store;
 
 use super::{answer_id, chat};
-use crate::body::Fields;
+use crate::body::{Fields, RoomTaken};
 use crate::fields::RESPONSES;
 use crate::guard::Tenant;
 use crate::reply::{self, EventSource, Frames};
@@ -36,8 +36,12 @@ pub(crate) async fn create(request: ApiRequest) -> Result<Response<Body>, ApiErr
     let store = fields.read("store")?.unwrap_or(true);
     let previous: Option<String> = fields.read("previous_response_id")?;
     let (earlier, session) = match &previous {
-        None => (Vec::new(), None),
-        Some(id) => request.server.responses.items(id, request.tenant)?,
+        None => (None, None),
+        Some(id) => {
+            let server = &request.server;
+            let (items, session) = server.responses.items(id, request.tenant, &server.parsing)?;
+            (Some(items), session)
+        }
     };
     let id = answer_id("resp_");
     // A stored response names the session of those that continue it.
@@ -47,21 +51,23 @@ pub(crate) async fn create(request: ApiRequest) -> Result<Response<Body>, ApiErr
     let (salt, name) = (request.salt(), request.model_name(&model));
     let prepared = model.work(move |model| {
         let input = request::items(fields.get("input"), "input")?;
-        let chat = request::chat_fields(&fields, &earlier, &input)?;
+        let earlier = earlier.as_ref().map_or(&[][..], |earlier| &earlier.value);
+        let chat = request::chat_fields(&fields, earlier, &input)?;
         let mut generate = chat::generate(&chat, model, &salt).map_err(request::in_own_names)?;
         generate.prompt_field = "input";
         let head = output::head(&fields, &generate, name, store)?;
         Ok((generate, input, head))
     });
     let (mut generate, input, head) = prepared.await?;
+    let ApiRequest { server, tenant, room, .. } = request;
     hints.apply(&mut generate);
     let answers = Answers::begin(model, generate).await?;
     let output = Output::new(id, head);
     let keeping = store.then(|| {
-        let kept = Kept::new(request.tenant, previous, input, output.body(answers.usage()));
-        Keeping::begin(&request.server, kept.in_session(session))
+        let kept = Kept::new(tenant, previous, input, output.body(answers.usage()));
+        Keeping::begin(&server, kept.in_session(session))
     });
-    let mut running = Running { output, answers, keeping };
+    let mut running = Running { output, answers, keeping, _room: room };
     if stream {
         return Ok(reply::events(ResponseStream { running, begun: false }));
     }
@@ -83,12 +89,14 @@ struct Running {
     output: Output,
     answers: Answers,
     keeping: Option<Keeping>,
+    /// For what the output repeats of the request.
+    _room: Option<RoomTaken>,
 }
 
 impl Running {
     /// The next piece; `None` at the end, also if the response is cancelled. Dropping the future loses nothing.
     async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
-        let Running { output, answers, keeping } = self;
+        let Running { output, answers, keeping, .. } = self;
         let next = match keeping {
             None => answers.next().await,
             Some(keeping) => tokio::select! {
@@ -162,7 +170,7 @@ pub(crate) fn retrieve(
         let message = "responses are streamed where they are created; leave `stream` out";
         return Err(ApiError::unsupported("stream", message));
     }
-    Ok(reply::json(StatusCode::OK, &server.responses.body(id, tenant)?))
+    Ok(reply::json(StatusCode::OK, &server.responses.body(id, tenant, &server.parsing)?.value))
 }
 
 /// Answers `DELETE /v1/responses/{id}`.
@@ -180,7 +188,7 @@ pub(crate) fn delete(server: &Server, tenant: Option<Tenant>, id: &str) -> Resul
 
 /// Answers `POST /v1/responses/{id}/cancel`.
 pub(crate) fn cancel(server: &Server, tenant: Option<Tenant>, id: &str) -> Result<Response<Body>, ApiError> {
-    Ok(reply::json(StatusCode::OK, &server.responses.cancel(id, tenant)?))
+    Ok(reply::json(StatusCode::OK, &server.responses.cancel(id, tenant, &server.parsing)?.value))
 }
 
 /// Answers `GET /v1/responses/{id}/input_items`.
@@ -190,7 +198,8 @@ pub(crate) fn input_items(
     id: &str,
     query: &HashMap<String, String>,
 ) -> Result<Response<Body>, ApiError> {
-    let mut items = server.responses.input(id, tenant)?;
+    let mut input = server.responses.input(id, tenant, &server.parsing)?;
+    let mut items = input.value.as_array_mut().map(std::mem::take).unwrap_or_default();
     let limit = match query.get("limit") {
         None => PAGE,
         Some(limit) => match limit.parse() {

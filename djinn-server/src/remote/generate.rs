@@ -26,6 +26,7 @@ pub(crate) async fn generate(request: ApiRequest) -> Result<Response<Body>, ApiE
     let (salt, hints) = (request.salt(), request.hints(&fields, None)?);
     let (mut prepared, forgotten) = model.work(move |model| prepare(&fields, model, salt)).await?;
     hints.apply(&mut prepared);
+    drop(request);
     let begun = json!({
         "prompt_tokens": prepared.prompt,
         "seed": seed(&prepared.sampling),

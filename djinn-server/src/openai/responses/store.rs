@@ -1,6 +1,7 @@
 //! Stored responses, within bounds.
 
 use crate::ApiError;
+use crate::body::{ParsingRoom, RoomTaken};
 use crate::guard::Tenant;
 use crate::server::Server;
 use axum::http::StatusCode;
@@ -13,16 +14,25 @@ use tokio::sync::Notify;
 const MOST_RESPONSES: usize = 10_000;
 const MOST_BYTES: usize = 256 << 20;
 
-/// A response, its own input, and the response that it continues.
+/// Bytes of all items up to the end of a response, at most: far more than a prompt may have.
+const MOST_ITEM_BYTES: usize = 16 << 20;
+
+/// A response, its own input, and the response that it continues. They are kept as text: values take many times the bytes of
+/// their text.
 #[derive(Debug)]
 pub(super) struct Kept {
+    id: String,
     tenant: Option<Tenant>,
     previous: Option<String>,
     /// The session that it was a turn of.
     session: Option<String>,
-    input: Vec<Value>,
-    body: Value,
-    /// Bytes of input and body as JSON.
+    /// A list of JSON.
+    input: String,
+    /// A list of JSON.
+    output: String,
+    /// An object of JSON with null for its output.
+    body: String,
+    /// Of these three.
     bytes: usize,
     /// Its position in the order of use.
     used: u64,
@@ -37,8 +47,15 @@ impl Kept {
         input: Vec<Value>,
         body: Value,
     ) -> Self {
-        let bytes = length(&body) + input.iter().map(length).sum::<usize>();
-        Kept { tenant, previous, session: None, input, body, bytes, used: 0, cancel: None }
+        Self::of_text(tenant, previous, Value::Array(input).to_string(), body)
+    }
+
+    fn of_text(tenant: Option<Tenant>, previous: Option<String>, input: String, mut body: Value) -> Self {
+        let output = body["output"].take().to_string();
+        let id = body["id"].as_str().unwrap_or_default().to_owned();
+        let body = body.to_string();
+        let bytes = input.len() + output.len() + body.len();
+        Kept { id, tenant, previous, session: None, input, output, body, bytes, used: 0, cancel: None }
     }
 
     /// The same as a turn of a session.
@@ -46,13 +63,31 @@ impl Kept {
         Kept { session, ..self }
     }
 
-    fn id(&self) -> &str {
-        self.body["id"].as_str().unwrap_or_default()
+    fn set_cancelled(&mut self) {
+        let mut body = value(&self.body);
+        body["status"] = json!("cancelled");
+        self.body = body.to_string();
+    }
+
+    /// Its body, within the room that its values take.
+    fn whole(&self, room: &ParsingRoom) -> Result<Roomy<Value>, ApiError> {
+        let taken = [room.try_take(self.body.as_bytes())?, room.try_take(self.output.as_bytes())?];
+        let mut body = value(&self.body);
+        body["output"] = value(&self.output);
+        Ok(Roomy { value: body, _room: taken.into_iter().flatten().collect() })
     }
 }
 
-fn length(value: &Value) -> usize {
-    value.to_string().len()
+/// The value of a text that was written here.
+fn value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_default()
+}
+
+/// What was read of texts that are kept, with the room that it takes.
+#[derive(Debug)]
+pub(super) struct Roomy<T> {
+    pub(super) value: T,
+    _room: Vec<RoomTaken>,
 }
 
 /// All responses that are kept.
@@ -89,7 +124,7 @@ impl Entries {
     }
 
     fn insert(&mut self, mut entry: Kept) {
-        let id = entry.id().to_owned();
+        let id = entry.id.clone();
         self.remove(&id);
         self.uses += 1;
         entry.used = self.uses;
@@ -113,9 +148,10 @@ impl ResponseStore {
         &self,
         id: &str,
         tenant: Option<Tenant>,
-    ) -> Result<(Vec<Value>, Option<String>), ApiError> {
+        room: &ParsingRoom,
+    ) -> Result<(Roomy<Vec<Value>>, Option<String>), ApiError> {
         let mut entries = self.entries();
-        let mut session = None;
+        let (mut session, mut bytes) = (None, 0);
         let mut turns = Vec::new();
         let mut next = Some(id.to_owned());
         while let Some(id) = next {
@@ -130,12 +166,26 @@ impl ResponseStore {
             if turns.is_empty() {
                 session.clone_from(&entry.session);
             }
-            let output = entry.body["output"].as_array().cloned().unwrap_or_default();
-            turns.push([entry.input.clone(), output].concat());
+            bytes += entry.input.len() + entry.output.len();
+            if bytes > MOST_ITEM_BYTES {
+                let message =
+                    format!("the items before this response have more than {MOST_ITEM_BYTES} bytes");
+                return Err(ApiError::field("previous_response_id", message));
+            }
+            // The last one first.
+            turns.extend([entry.output.clone(), entry.input.clone()]);
             next = entry.previous.clone();
         }
+        drop(entries);
         turns.reverse();
-        Ok((turns.concat(), session))
+        let mut read = Roomy { value: Vec::new(), _room: Vec::new() };
+        for items in turns {
+            read._room.extend(room.try_take(items.as_bytes())?);
+            if let Value::Array(items) = value(&items) {
+                read.value.extend(items);
+            }
+        }
+        Ok((read, session))
     }
 
     fn with<T>(
@@ -148,13 +198,25 @@ impl ResponseStore {
     }
 
     /// The response's body.
-    pub(super) fn body(&self, id: &str, tenant: Option<Tenant>) -> Result<Value, ApiError> {
-        self.with(id, tenant, |entry| entry.body.clone())
+    pub(super) fn body(
+        &self,
+        id: &str,
+        tenant: Option<Tenant>,
+        room: &ParsingRoom,
+    ) -> Result<Roomy<Value>, ApiError> {
+        self.with(id, tenant, |entry| entry.whole(room))?
     }
 
     /// The response's own input.
-    pub(super) fn input(&self, id: &str, tenant: Option<Tenant>) -> Result<Vec<Value>, ApiError> {
-        self.with(id, tenant, |entry| entry.input.clone())
+    pub(super) fn input(
+        &self,
+        id: &str,
+        tenant: Option<Tenant>,
+        room: &ParsingRoom,
+    ) -> Result<Roomy<Value>, ApiError> {
+        let text = self.with(id, tenant, |entry| entry.input.clone())?;
+        let taken = room.try_take(text.as_bytes())?;
+        Ok(Roomy { value: value(&text), _room: taken.into_iter().collect() })
     }
 
     /// Deletes a response, and cancels it if it runs. Returns its session.
@@ -166,19 +228,24 @@ impl ResponseStore {
         Ok(entry.session)
     }
 
-    /// Cancels a running response. Returns its body.
-    pub(super) fn cancel(&self, id: &str, tenant: Option<Tenant>) -> Result<Value, ApiError> {
+    /// Cancels a response that runs; its body.
+    pub(super) fn cancel(
+        &self,
+        id: &str,
+        tenant: Option<Tenant>,
+        room: &ParsingRoom,
+    ) -> Result<Roomy<Value>, ApiError> {
         let mut entries = self.entries();
         let entry = entries.entry(id, tenant).ok_or_else(|| not_found(id))?;
-        if entry.body["status"] == "cancelled" {
-            return Ok(entry.body.clone());
+        match entry.cancel.take() {
+            Some(cancel) => {
+                cancel.notify_one();
+                entry.set_cancelled();
+            }
+            None if value(&entry.body)["status"] == "cancelled" => {}
+            None => return Err(ApiError::invalid(format!("the response `{id}` has ended already"))),
         }
-        let Some(cancel) = entry.cancel.take() else {
-            return Err(ApiError::invalid(format!("the response `{id}` has ended already")));
-        };
-        cancel.notify_one();
-        entry.body["status"] = json!("cancelled");
-        Ok(entry.body.clone())
+        entry.whole(room)
     }
 }
 
@@ -202,7 +269,7 @@ pub(super) struct Keeping {
 impl Keeping {
     /// Stores a response that begins.
     pub(super) fn begin(server: &Arc<Server>, kept: Kept) -> Self {
-        let (id, cancel) = (kept.id().to_owned(), Arc::new(Notify::new()));
+        let (id, cancel) = (kept.id.clone(), Arc::new(Notify::new()));
         server.responses.entries().insert(Kept { cancel: Some(Arc::clone(&cancel)), ..kept });
         Keeping { server: Arc::clone(server), id, cancel, has_ended: false }
     }
@@ -217,7 +284,7 @@ impl Keeping {
         self.has_ended = true;
         let mut entries = self.server.responses.entries();
         if let Some(entry) = entries.remove(&self.id) {
-            let kept = Kept::new(entry.tenant, entry.previous, entry.input, body);
+            let kept = Kept::of_text(entry.tenant, entry.previous, entry.input, body);
             entries.insert(kept.in_session(entry.session));
         }
     }
@@ -230,7 +297,7 @@ impl Drop for Keeping {
         }
         if let Some(entry) = self.server.responses.entries().by_id.get_mut(&self.id) {
             entry.cancel = None;
-            entry.body["status"] = json!("cancelled");
+            entry.set_cancelled();
         }
     }
 }
@@ -246,18 +313,38 @@ mod tests {
 
     #[test]
     fn a_response_has_the_items_of_those_before_it() {
-        let store = ResponseStore::default();
+        let (store, room) = (ResponseStore::default(), ParsingRoom::default());
         store.entries().insert(kept("a", None, "1"));
         store.entries().insert(kept("b", Some("a"), "2"));
         let all = json!([{ "in": "1" }, { "out": "1" }, { "in": "2" }, { "out": "2" }]);
-        assert_eq!(Value::from(store.items("b", None).unwrap().0), all);
+        assert_eq!(Value::from(store.items("b", None, &room).unwrap().0.value), all);
         store.delete("a", None).unwrap();
-        let error = store.items("b", None).unwrap_err();
+        let error = store.items("b", None, &room).unwrap_err();
         assert_eq!(
             (error.status, error.code),
             (StatusCode::BAD_REQUEST, Some("previous_response_not_found"))
         );
         assert_eq!(store.delete("a", None).unwrap_err().status, StatusCode::NOT_FOUND);
+    }
+
+    #[test]
+    fn items_are_read_within_bounds() {
+        let (store, room) = (ResponseStore::default(), ParsingRoom::default());
+        let long = "x".repeat(MOST_ITEM_BYTES / 2);
+        store.entries().insert(kept("a", None, &long));
+        let error = store.items("a", None, &room).unwrap_err();
+        assert_eq!(
+            (error.status, error.param.as_deref()),
+            (StatusCode::BAD_REQUEST, Some("previous_response_id"))
+        );
+        // Many values of few bytes, while others take the room.
+        let many = vec![json!({ "in": vec![json!({}); 1 << 16] }); 4];
+        store.entries().insert(Kept::new(None, None, many, json!({ "id": "b", "output": [] })));
+        let read = store.items("b", None, &room).unwrap().0;
+        assert_eq!(read.value.len(), 4);
+        assert_eq!(store.input("b", None, &room).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
+        drop(read);
+        assert_eq!(store.input("b", None, &room).unwrap().value[3]["in"][0], json!({}));
     }
 
     #[test]
@@ -267,11 +354,11 @@ mod tests {
         for id in ["a", "b", "c"] {
             store.entries().insert(kept(id, None, &large));
         }
-        assert!(store.body("a", None).is_ok());
+        assert!(store.body("a", None, &ParsingRoom::default()).is_ok());
         store.entries().insert(kept("d", None, &large));
-        assert_eq!(store.body("b", None).unwrap_err().status, StatusCode::NOT_FOUND);
+        assert_eq!(store.body("b", None, &ParsingRoom::default()).unwrap_err().status, StatusCode::NOT_FOUND);
         for id in ["a", "c", "d"] {
-            assert!(store.body(id, None).is_ok(), "{id}");
+            assert!(store.body(id, None, &ParsingRoom::default()).is_ok(), "{id}");
         }
         let entries = store.entries();
         let bytes: usize = entries.by_id.values().map(|entry| entry.bytes).sum();
@@ -285,6 +372,9 @@ mod tests {
             store.entries().insert(kept(&at.to_string(), None, ""));
         }
         assert_eq!(store.entries().by_id.len(), MOST_RESPONSES);
-        assert!(store.body("9", None).is_err() && store.body("10", None).is_ok());
+        assert!(
+            store.body("9", None, &ParsingRoom::default()).is_err()
+                && store.body("10", None, &ParsingRoom::default()).is_ok()
+        );
     }
 }
