@@ -6,6 +6,7 @@
 mod message;
 mod request;
 
+use crate::beginning::{self, Told};
 use crate::body::Fields;
 use crate::fields::{COUNT_TOKENS, MESSAGES};
 use crate::openai::{answer_id, chat};
@@ -44,11 +45,13 @@ pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Result<Re
     hints.apply(&mut generate);
     let name = request.model_name(&model);
     drop(request);
-    let mut answers = Answers::begin(model, generate).await?;
     let mut message = Message::new(answer_id("msg_"), name, max_tokens);
     if stream {
-        return Ok(reply::events(MessageStream { message, answers, begun: false }));
+        let told = Told { failure: |error, events| events.event(&error_body(error)), progress: |_| None };
+        let make = move |answers| MessageStream { message, answers, begun: false };
+        return beginning::events(model, generate, told, make).await;
     }
+    let mut answers = Answers::begin(model, generate).await?;
     while let Some(piece) = answers.next().await {
         message.take(piece?, &mut |_| {});
     }

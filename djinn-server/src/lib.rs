@@ -4,6 +4,7 @@
 
 mod anthropic;
 mod ask;
+mod beginning;
 mod body;
 mod debug;
 mod error;

@@ -75,11 +75,13 @@ impl Frames {
         self.data(&error.json());
     }
 
-    fn comment(&mut self) {
+    /// What clients pass over.
+    pub(crate) fn comment(&mut self) {
         self.bytes.extend_from_slice(b":\n\n");
     }
 
-    fn take(&mut self) -> Option<Bytes> {
+    /// All that was put in.
+    pub(crate) fn take(&mut self) -> Option<Bytes> {
         (!self.bytes.is_empty()).then(|| Bytes::from(std::mem::take(&mut self.bytes)))
     }
 }

@@ -3,6 +3,7 @@
 use super::chunks::{Choices, Chunks, Head};
 use super::structure::{self, Tools};
 use super::{Streaming, UsageBody, finish_name, finite, messages};
+use crate::beginning::{self, Told};
 use crate::body::Fields;
 use crate::fields::CHAT;
 use crate::model::ServedModel;
@@ -31,10 +32,12 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
         names_a_function,
         begun: vec![false; generate.choices as usize],
     };
-    let answers = Answers::begin(model, generate).await?;
     match streaming.stream {
-        true => Ok(reply::events(Chunks::new(head, answers, streaming, choices))),
-        false => whole(&head, answers, &choices).await,
+        true => {
+            let chunks = move |answers| Chunks::new(head, answers, streaming, choices);
+            beginning::events(model, generate, Told::OPENAI, chunks).await
+        }
+        false => whole(&head, Answers::begin(model, generate).await?, &choices).await,
     }
 }
 

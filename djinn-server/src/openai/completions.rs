@@ -2,6 +2,7 @@
 
 use super::chunks::{Choices, Chunks, Head};
 use super::{Streaming, UsageBody, finish_name, finite};
+use crate::beginning::{self, Told};
 use crate::body::Fields;
 use crate::fields::COMPLETIONS;
 use crate::model::ServedModel;
@@ -61,10 +62,12 @@ pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiE
     let head = Head::new("cmpl-", name);
     let logprobs = generate.logprobs.map(|_| vec![0; echo.len()]);
     let choices = TextChoices { logprobs, echo };
-    let answers = Answers::begin(model, generate).await?;
     match streaming.stream {
-        true => Ok(reply::events(Chunks::new(head, answers, streaming, choices))),
-        false => whole(&head, answers, choices).await,
+        true => {
+            let chunks = move |answers| Chunks::new(head, answers, streaming, choices);
+            beginning::events(model, generate, Told::OPENAI, chunks).await
+        }
+        false => whole(&head, Answers::begin(model, generate).await?, choices).await,
     }
 }
 

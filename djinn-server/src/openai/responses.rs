@@ -9,6 +9,7 @@ mod request;
 mod store;
 
 use super::{answer_id, chat};
+use crate::beginning::{self, Told};
 use crate::body::{Fields, RoomTaken};
 use crate::fields::RESPONSES;
 use crate::guard::Tenant;
@@ -61,16 +62,20 @@ pub(crate) async fn create(request: ApiRequest) -> Result<Response<Body>, ApiErr
     let (mut generate, input, head) = prepared.await?;
     let ApiRequest { server, tenant, room, .. } = request;
     hints.apply(&mut generate);
-    let answers = Answers::begin(model, generate).await?;
-    let output = Output::new(id, head);
-    let keeping = store.then(|| {
-        let kept = Kept::new(tenant, previous, input, output.body(answers.usage()));
-        Keeping::begin(&server, kept.in_session(session))
-    });
-    let mut running = Running { output, answers, keeping, _room: room };
+    let run = move |answers: Answers| {
+        let output = Output::new(id, head);
+        let keeping = store.then(|| {
+            let kept = Kept::new(tenant, previous, input, output.body(answers.usage()));
+            Keeping::begin(&server, kept.in_session(session))
+        });
+        Running { output, answers, keeping, _room: room }
+    };
     if stream {
-        return Ok(reply::events(ResponseStream { running, begun: false }));
+        let told = Told { failure: |error, events| events.event(&early_error(error)), progress: |_| None };
+        let make = move |answers| ResponseStream { running: run(answers), begun: false };
+        return beginning::events(model, generate, told, make).await;
     }
+    let mut running = run(Answers::begin(model, generate).await?);
     while let Some(piece) = running.next().await {
         match piece {
             Ok(piece) => running.output.take(piece, running.answers.usage(), &mut |_| {}),
@@ -82,6 +87,12 @@ pub(crate) async fn create(request: ApiRequest) -> Result<Response<Body>, ApiErr
     }
     let body = running.end(&mut |_| {});
     Ok(reply::json(StatusCode::OK, &body))
+}
+
+/// A failure before there is a response.
+fn early_error(error: &ApiError) -> Value {
+    let ApiError { message, code, param, .. } = error;
+    json!({ "type": "error", "code": code, "message": message, "param": param, "sequence_number": 0 })
 }
 
 /// A running response.

@@ -1,13 +1,15 @@
 //! `/v1/generate`: one answer as `djinn run` gives it, alone or in a chat: same prompt, same defaults, with token ids.
 
+use crate::beginning::{self, Told};
 use crate::body::Fields;
 use crate::fields::GENERATE;
 use crate::openai::finish_name;
-use crate::reply::{self, EventSource, Frames};
+use crate::reply::{EventSource, Frames};
 use crate::server::ApiRequest;
 use crate::{Answers, ApiError, FinishReason, GenerateRequest, ServedModel};
 use axum::body::Body;
 use axum::http::Response;
+use djinn_engine::Residence;
 use djinn_host::{Dialogue, Generation, Speech, seed};
 use djinn_models::Message;
 use serde_json::{Value, json};
@@ -33,9 +35,24 @@ pub(crate) async fn generate(request: ApiRequest) -> Result<Response<Body>, ApiE
         "forgotten": forgotten,
     });
     let (has_text, asked) = (model.tokenizer().is_some(), Instant::now());
-    let answers = Answers::begin(model, prepared).await?.telling_all();
-    let begun = Some(begun);
-    Ok(reply::events(Generating { answers, begun, has_text, asked, first: None, finish: None, ended: false }))
+    let make = move |answers: Answers| Generating {
+        answers: answers.telling_all(),
+        begun: Some(begun),
+        has_text,
+        asked,
+        first: None,
+        finish: None,
+        ended: false,
+    };
+    beginning::events(model, prepared, Told { progress: loading, ..Told::OPENAI }, make).await
+}
+
+/// How much of the model is loaded.
+fn loading(model: &ServedModel) -> Option<Value> {
+    matches!(model.residence(), Residence::Loading).then(|| {
+        let [done, total] = model.progress();
+        json!({ "loading": { "bytes": done, "total_bytes": total } })
+    })
 }
 
 /// What is to be generated, and how many turns of a conversation are left out of it.
