@@ -28,6 +28,7 @@ pub struct Remote {
     agent: Agent,
     url: String,
     key: Option<String>,
+    quiet: bool,
 }
 
 impl Remote {
@@ -50,7 +51,14 @@ impl Remote {
             .max_redirects(0)
             // A server is named by its own address.
             .proxy(None);
-        Ok(Remote { agent: config.build().into(), url: bare.to_owned(), key: key.map(str::to_owned) })
+        let (url, key) = (bare.to_owned(), key.map(str::to_owned));
+        Ok(Remote { agent: config.build().into(), url, key, quiet: true })
+    }
+
+    /// The same server; what people wait for is shown on standard error.
+    #[must_use]
+    pub fn showing(self) -> Self {
+        Remote { quiet: false, ..self }
     }
 
     /// The server's address, without a path.

@@ -1,7 +1,7 @@
 //! An answer that a server computes.
 
 use super::{LONGEST_ANSWER, Remote};
-use crate::{Error, Generation, Result};
+use crate::{Error, Generation, Meter, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
@@ -78,8 +78,17 @@ struct Ended {
     tpot_ms: Option<f64>,
 }
 
+/// How much of a model is loaded.
+#[derive(Deserialize)]
+struct Loading {
+    bytes: u64,
+    total_bytes: u64,
+}
+
 /// What comes of an answer.
 enum Event {
+    /// It waits for its model.
+    Loading(Loading),
     Began(Began),
     /// A token's text, which may be empty. The first one tells how many tokens of the prompt were not computed.
     Text {
@@ -137,7 +146,7 @@ impl Remote {
         let body = request.to_string();
         let (asked, mut first, mut last) = (Instant::now(), None, None);
         let mut answer = RemoteAnswer { sent_bytes: body.len() as u64, ..RemoteAnswer::default() };
-        let mut text = String::new();
+        let (mut text, mut meter) = (String::new(), None);
         // A read cannot be ended from outside: the thread's connection goes with its next event.
         let (told, heard) = sync_channel(EVENTS_AHEAD);
         let server = self.clone();
@@ -148,7 +157,13 @@ impl Remote {
             let more = match heard.recv_timeout(LOOK_EVERY) {
                 Err(RecvTimeoutError::Timeout) => on_text(""),
                 Err(RecvTimeoutError::Disconnected) => break,
+                Ok(Event::Loading(Loading { bytes, total_bytes })) => {
+                    let made = || Meter::new(format!("{} loads the model", self.url), self.quiet);
+                    meter.get_or_insert_with(made).set(bytes, Some(total_bytes));
+                    on_text("")
+                }
                 Ok(Event::Began(began)) => {
+                    meter = None;
                     (answer.prompt_tokens, answer.seed) = (began.prompt_tokens, began.seed);
                     answer.forgotten = began.forgotten;
                     ControlFlow::Continue(())
@@ -213,6 +228,8 @@ impl Remote {
                 return Err(Error::Refused { status: 200, code, why: format!("the server says: {message}") });
             } else if let Some(Value::String(piece)) = event.get_mut("text").map(Value::take) {
                 Event::Text { piece, cached_tokens: event["cached_tokens"].as_u64(), at: Instant::now() }
+            } else if let Some(loading) = event.get_mut("loading") {
+                Event::Loading(serde_json::from_value(loading.take()).map_err(not_understood)?)
             } else if event.get("prompt_tokens").is_some() {
                 Event::Began(serde_json::from_value(event).map_err(not_understood)?)
             } else if event.get("tokens").is_some() {

@@ -32,6 +32,7 @@ pub(super) struct RemoteStats<'a> {
 
 pub(super) fn run(args: &RunArgs, url: &str, interrupt: &Interrupt, quiet: bool) -> Result<ExitCode> {
     let server = remote::at("--server", url, &args.server.api_key, None)?;
+    let server = if quiet { server } else { server.showing() };
     let (raw, system) = (args.raw, args.system.clone());
     let generation = Generation { raw, system, ..args.sampling.generation(super::MAX_TOKENS) };
     let mut body = generate_body(&args.model, &generation);
