@@ -13,7 +13,7 @@ use crate::steering::Steered;
 use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, ToolFormat, VectorUse, write_times};
 use applied::Applied;
 use djinn_engine::debug::DebugSetup;
-use djinn_engine::{Constraint, Finish, Happening, Listener, Opening, Origin, Sampling, Turn};
+use djinn_engine::{Constraint, Finish, Happening, Listener, NoToken, Opening, Origin, Sampling, Turn};
 use lease::Lease;
 use serde_json::Value;
 use std::sync::Arc;
@@ -307,6 +307,9 @@ impl Answers {
                     return Some(Err(self.fail(conflict(message, "session_expired"))));
                 }
                 Happening::Refused(why) => return Some(Err(self.fail(ApiError::of_refusal(why)))),
+                Happening::Failed(NoToken::Constraint(why)) => {
+                    return Some(Err(self.fail(ApiError::invalid(why.to_string()))));
+                }
                 Happening::Failed(why) => return Some(Err(self.fail(ApiError::failed(why.to_string())))),
             }
         }

@@ -134,7 +134,7 @@ impl Grammars {
                 let matcher = Matcher::new(parser);
                 match matcher.get_error() {
                     Some(error) => Err(GrammarError::Refused(first_line(&error))),
-                    None => Ok(GrammarConstraint::new(matcher)),
+                    None => GrammarConstraint::new(matcher),
                 }
             }));
             // The requester may have given up.

@@ -1,6 +1,6 @@
 //! A compiled grammar at one point of a text.
 
-use super::first_line;
+use super::{GrammarError, first_line};
 use djinn_engine::{Constraint, ConstraintError, TokenMask};
 use llguidance::Matcher;
 use std::fmt;
@@ -11,8 +11,17 @@ pub(super) struct GrammarConstraint {
 }
 
 impl GrammarConstraint {
-    pub(super) fn new(matcher: Matcher) -> Self {
-        GrammarConstraint { matcher }
+    /// That of a text that has not begun.
+    ///
+    /// # Errors
+    /// [`GrammarError::Refused`] where no token begins a text, or to know them takes too much.
+    pub(super) fn new(mut matcher: Matcher) -> Result<Self, GrammarError> {
+        match matcher.compute_mask() {
+            Ok(_) => Ok(GrammarConstraint { matcher }),
+            Err(error) => {
+                Err(GrammarError::Refused(format!("no text begins: {}", first_line(&error.to_string()))))
+            }
+        }
     }
 
     /// An independent copy in the same state. A plain clone would share the lexer's caches and their lock.

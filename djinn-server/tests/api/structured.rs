@@ -82,6 +82,7 @@ fn tools_and_formats_that_cannot_be_are_named() {
         json!({ "type": "json_schema" }),
         schema_format(json!("x")),
         schema_format(json!({ "type": "colour" })),
+        schema_format(json!({ "$ref": "#" })),
         schema_format(json!({ "$ref": "https://example.com/schema" })),
         json!({ "type": "json_object", "schema": 123 }),
         json!({ "type": "json_object", "schema": { "type": "colour" } }),
