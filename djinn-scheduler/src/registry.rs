@@ -17,7 +17,12 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
+
+/// Bytes of a settings file, at most.
+const MAX_FILE: u64 = 1 << 20;
 
 type Make<T> = Box<dyn Fn() -> Box<T> + Send + Sync>;
 type MakePolicy = Box<dyn Fn(&mut Constants) -> Result<Box<dyn EvictionPolicy>> + Send + Sync>;
@@ -151,13 +156,18 @@ impl Registry {
     /// [`Error::SettingsFile`].
     pub fn file(&self, path: &Path) -> Result<Settings> {
         let fail = |problem: String| Error::SettingsFile { file: path.to_owned(), problem };
-        let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
         let read = match path.extension().and_then(OsStr::to_str) {
-            Some("yaml" | "yml") => self.yaml(&text),
-            Some("toml") => self.toml(&text),
+            Some("yaml" | "yml") => Self::yaml,
+            Some("toml") => Self::toml,
             _ => return Err(fail("the name must end with .yaml, .yml or .toml".to_owned())),
         };
-        read.map_err(|error| fail(error.to_string()))
+        let mut text = String::new();
+        let file = File::open(path).map_err(|error| fail(error.to_string()))?;
+        file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(|error| fail(error.to_string()))?;
+        if text.len() as u64 > MAX_FILE {
+            return Err(fail(format!("it has more than {MAX_FILE} bytes")));
+        }
+        read(self, &text).map_err(|error| fail(error.to_string()))
     }
 
     fn check(&self, settings: &Settings) -> Result<()> {
