@@ -1,4 +1,4 @@
-//! One answer: generated, cut at stop strings, given out as it comes.
+//! One answer: generated, cut at stop strings, and passed on as it comes.
 
 use crate::{AnyEngine, Result, Speech};
 use djinn_engine::{Finish, Progress, Request, SessionId, Stats};
@@ -9,9 +9,9 @@ use std::ops::ControlFlow;
 /// A finished answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// New tokens, a token that ends the text included.
+    /// New tokens, including one that ends the text.
     pub tokens: Vec<u32>,
-    /// Their text, up to a stop string; none for a model without a tokenizer.
+    /// Their text, up to a stop string; `None` for a model without a tokenizer.
     pub text: Option<String>,
     /// Why it ended.
     pub finish: Finish,
@@ -29,11 +29,11 @@ pub struct Speaker {
 }
 
 impl Speaker {
-    /// A speaker that ends the text before any of `stops`.
+    /// Ends the text before any of `stops`.
     ///
     /// # Errors
-    /// [`Error::Model`](crate::Error::Model) if one is empty, [`Error::NoTokenizer`](crate::Error::NoTokenizer) if
-    /// there is no text to look in.
+    /// [`Error::Model`](crate::Error::Model) for an empty one, [`Error::NoTokenizer`](crate::Error::NoTokenizer) if
+    /// there is no text to search.
     pub fn new(speech: &Speech<'_>, stops: &[String]) -> Result<Self> {
         if !stops.is_empty() {
             speech.tokenizer()?;
@@ -42,9 +42,9 @@ impl Speaker {
         Ok(Speaker { stream: speech.stream(), stops, text: String::new(), tokens: 0, stopped: false })
     }
 
-    /// Generates until the end, a stop string, or until `on_text` breaks. It is called after every token with the
-    /// text that is certain by then, which may be empty; without a tokenizer, with the token's number. It is called
-    /// without text before each piece of the prompt.
+    /// Generates until the end, a stop string, or until `on_text` breaks. `on_text` is called after every token with
+    /// the text that is certain by then, which may be empty; without a tokenizer, with the token's number. Before each
+    /// piece of the prompt it is called without text.
     ///
     /// # Errors
     /// As [`Generate::generate`](djinn_engine::Generate::generate).
@@ -65,7 +65,7 @@ impl Speaker {
         })?;
         let rest = self.finish();
         if !rest.is_empty() {
-            // The answer has ended, wanted or not.
+            // The answer has ended, so a break changes nothing.
             let _ = on_text(&rest);
         }
         let finish = if self.stopped { Finish::Stop } else { generated.finish };
@@ -73,8 +73,8 @@ impl Speaker {
         Ok(Answer { tokens: generated.tokens, text, finish, stats: generated.stats })
     }
 
-    /// The text that a token makes certain, which may be none: up to a stop string; without a tokenizer, the token's
-    /// number. Tokens that end the text are not for it.
+    /// The text that a token makes certain, which may be empty, up to a stop string; without a tokenizer, the token's
+    /// number. Do not pass tokens that end the text.
     pub fn push(&mut self, token: u32) -> String {
         self.tokens += 1;
         match self.stream.as_mut().map(|stream| stream.push(token).unwrap_or_default()) {
@@ -96,7 +96,7 @@ impl Speaker {
         scan.text
     }
 
-    /// What was withheld in case more should follow.
+    /// The text that was held back in case a stop string follows.
     pub fn finish(&mut self) -> String {
         let rest = self.stream.as_mut().map(TextStream::finish).unwrap_or_default();
         let mut text = self.scan(&rest);

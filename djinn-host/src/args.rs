@@ -1,4 +1,4 @@
-//! Flags that the commands share, and how their values are read.
+//! Flags that the commands share, and parsers of their values.
 
 mod asked;
 
@@ -8,7 +8,7 @@ use crate::{DeviceName, Result, Setup};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use djinn_device::DType;
 
-/// Where to compute.
+/// The device.
 #[derive(Clone, Copy, Debug, clap::Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
@@ -26,12 +26,12 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// The setup of `memory` on this device.
+    /// The setup `memory` on this device.
     pub fn with(&self, memory: &Setup) -> Setup {
         Setup { device: self.device, threads: self.threads, ..*memory }
     }
 
-    /// The setup for this device, which is there, and nothing else.
+    /// A setup with this device, which must exist, and defaults.
     ///
     /// # Errors
     /// As [`DeviceName::find`].

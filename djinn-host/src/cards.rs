@@ -1,4 +1,4 @@
-//! GPUs that people own: what their makers' data sheets say, and what Djinn gets of it.
+//! Known GPUs: data sheets, and the rates that Djinn reaches.
 
 #[cfg(test)]
 mod tests;
@@ -6,7 +6,7 @@ mod tests;
 use crate::{Error, Result, nearest};
 use djinn_vmu::Machine;
 
-/// A GPU. Bandwidth and arithmetic are the data sheet's; memory is what the driver reports, which is less where error
+/// A GPU. Bandwidth and arithmetic are the data sheet's. Memory is what the driver reports, which is less if error
 /// correction takes a share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Card {
@@ -38,7 +38,7 @@ const fn card(
     Card { name, memory_mib, memory_gbps, tflops, pcie, lanes, capability }
 }
 
-/// The cards that are known by name. From the vendor's data sheets and architecture white papers.
+/// The known cards. From the vendor's data sheets and architecture white papers.
 pub const CARDS: &[Card] = &[
     card("rtx-3060", 12288, 360.0, 25.5, (4, 16), (8, 6)),
     card("rtx-3060-ti", 8192, 448.0, 32.4, (4, 16), (8, 6)),
@@ -80,7 +80,7 @@ pub const CARDS: &[Card] = &[
     card("b200", 183359, 7680.0, 2250.0, (5, 16), (10, 0)),
 ];
 
-/// Shares of the data sheet's figures that Djinn's kernels sustain, as measured on an H200.
+/// The shares of the data sheet's figures that Djinn's kernels sustain, as measured on an H200.
 const ARITHMETIC: f64 = 770.0 / 989.0;
 const MEMORY: f64 = 4000.0 / 4800.0;
 /// The oldest compute capability that the kernels run on.
@@ -89,7 +89,7 @@ const OLDEST: (u32, u32) = (8, 0);
 const RESERVED_BYTES: u64 = 689_504_256;
 
 impl Card {
-    /// The card that is called `name`, in whatever spelling: `rtx-3060`, `RTX 3060`, `3060`.
+    /// The card called `name`, in any spelling: `rtx-3060`, `RTX 3060`, `3060`.
     ///
     /// # Errors
     /// [`Error::UnknownCard`], with the nearest name, or with all.
@@ -119,8 +119,8 @@ impl Card {
         self.capability >= OLDEST
     }
 
-    /// What Djinn sustains on the card: the shares of its figures that were measured on an H200, and the rate that
-    /// copies from pinned memory reach on such a link.
+    /// The rates that Djinn sustains on the card: the shares of its figures that were measured on an H200, and the
+    /// rate of copies from pinned memory on such a link.
     pub fn machine(&self) -> Machine {
         let lane_rate = match self.pcie {
             3 => 12.5e9 / 16.0,
@@ -132,14 +132,14 @@ impl Card {
             flops: self.tflops * 1e12 * ARITHMETIC,
             memory: self.memory_gbps * 1e9 * MEMORY,
             link: lane_rate * f64::from(self.lanes),
-            // From Hopper on, successive operations overlap, and one costs less by itself.
+            // From Hopper on, successive operations overlap, so one costs less.
             launch: if self.capability >= (9, 0) { 1.2e-6 } else { 2e-6 },
             reserved_bytes: RESERVED_BYTES,
         }
     }
 }
 
-/// A name without what people may leave out or write otherwise.
+/// A name without the parts that users may omit or write otherwise.
 fn plain(name: &str) -> String {
     let name: String = name.to_lowercase().chars().filter(|c| !matches!(c, ' ' | '-' | '_')).collect();
     let name = ["nvidia", "geforce", "rtx"]

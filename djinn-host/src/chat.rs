@@ -12,16 +12,16 @@ pub struct Chat<'a> {
     session: Option<SessionId>,
 }
 
-/// An answer, and what became of the conversation.
+/// An answer, and its effect on the conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
     /// The answer.
     pub answer: Answer,
-    /// How its tokens were chosen.
+    /// The sampling settings of its tokens.
     pub sampling: Sampling,
-    /// Turns, the oldest ones, that were forgotten to make room.
+    /// Oldest turns that were dropped to make room.
     pub forgotten: usize,
-    /// Tokens of the context that are left; with 0 the answer ends where the context does.
+    /// Remaining tokens of the context. With 0, the context ended the answer.
     pub left: u64,
 }
 
@@ -31,9 +31,9 @@ impl<'a> Chat<'a> {
         Chat { conversation: Dialogue::of(&speech), speech, session: None }
     }
 
-    /// Answers `text` until the end, or until `on_text` breaks; see [`Speaker::answer`]. Where the context has no room
-    /// for the conversation and an answer, the oldest turns are forgotten. A message that is broken off before its
-    /// answer begins leaves the conversation as it was.
+    /// Answers `text` until the end, or until `on_text` breaks; see [`Speaker::answer`]. If the context has no room
+    /// for the conversation and an answer, the oldest turns are dropped. A message that is cancelled before its answer
+    /// begins does not change the conversation.
     ///
     /// # Errors
     /// As [`Dialogue::prompt`] and [`Speaker::answer`]; the conversation is then as it was.

@@ -1,4 +1,4 @@
-//! Devices by name, and work on the one that a name means.
+//! Devices by name, and work on them.
 
 #[cfg(test)]
 mod tests;
@@ -12,7 +12,7 @@ use djinn_models::Model;
 use std::fmt;
 use std::str::FromStr;
 
-/// A device, as people name it.
+/// A device's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceName {
     /// `auto`: the first GPU if the build and the machine have one, else the CPU.
@@ -25,10 +25,10 @@ pub enum DeviceName {
 }
 
 impl DeviceName {
-    /// The device that is meant on this machine: never [`Auto`](DeviceName::Auto).
+    /// The actual device on this machine, never [`Auto`](DeviceName::Auto).
     ///
     /// # Errors
-    /// [`Error::Gpu`] if a GPU is named that is not there. The CPU always is.
+    /// [`Error::Gpu`] for a named GPU that does not exist. The CPU always does.
     pub fn find(self) -> Result<DeviceName> {
         let device = self.meant();
         if let DeviceName::Cuda(ordinal) = device {
@@ -37,7 +37,7 @@ impl DeviceName {
         Ok(device)
     }
 
-    /// The same, whether the device is there or not.
+    /// The same without a check that the device exists.
     pub(crate) fn meant(self) -> DeviceName {
         match self {
             DeviceName::Auto if djinn_cuda::probe(0).is_ok() => DeviceName::Cuda(0),
@@ -46,7 +46,7 @@ impl DeviceName {
         }
     }
 
-    /// What the device that is meant computes from, besides plain elements.
+    /// The encodings, besides plain elements, that the actual device computes from.
     pub fn encodings(self) -> &'static [Encoding] {
         match self.meant() {
             DeviceName::Cuda(_) => djinn_cuda::ENCODINGS,
@@ -55,23 +55,23 @@ impl DeviceName {
     }
 }
 
-/// Work on a device that is chosen when the program runs.
+/// Work on a device that is chosen at run time.
 pub trait OnDevice {
-    /// What comes of it.
+    /// Its result.
     type Out;
-    /// Its failures, and those of the device.
+    /// Its errors, and those of the device.
     type Error: From<Error>;
 
     /// Does it.
     fn on<D: Ops + 'static>(self, device: D) -> Result<Self::Out, Self::Error>;
 }
 
-/// What a device must know of its work before it is made.
+/// A device's requirements, which must be known before it is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Host memory for the device to reach, at most.
+    /// The most bytes of host memory that the device pins.
     pub pinned_bytes: u64,
-    /// Room on the device for rows of encoded weights as 16-bit elements ([`djinn_srg::decoded_bytes`]); 0 if none are
+    /// Device bytes for rows of encoded weights as 16-bit elements ([`djinn_srg::decoded_bytes`]); 0 if none are
     /// encoded.
     pub decoded_bytes: u64,
 }
@@ -85,7 +85,7 @@ impl Needs {
 }
 
 impl Setup {
-    /// Makes the device, within the setup's budgets, and does `work` on it, which needs at most what is said.
+    /// Makes the device, within the setup's budgets, and does `work` on it, with at most these `needs`.
     ///
     /// # Errors
     /// [`Error::Gpu`] or [`Error::Cpu`] if there is no such device, [`Error::CpuOnly`] if it is a GPU that shall compute

@@ -5,15 +5,15 @@ use djinn_engine::SessionId;
 use djinn_models::{Message, Model};
 use std::ops::ControlFlow;
 
-/// Tokens of a context where the setup names none, if the model has as many.
+/// The default context, if the model has as many tokens.
 const CONTEXT: u64 = 4096;
 
-/// A model on a device, and one conversation with it. What a text has in common with the one before is not computed
-/// again; the answer does not depend on that.
+/// A model on a device, and one conversation with it. Tokens in common with the previous text are not computed again,
+/// which does not change the answer.
 pub struct Djinn {
     /// The model.
     pub model: Model,
-    /// It on its device.
+    /// The model's engine.
     pub engine: Box<dyn AnyEngine>,
     session: Option<SessionId>,
 }
@@ -27,8 +27,8 @@ impl Djinn {
         Djinn::load(setup.open(place)?, &setup, &mut |_, _| ControlFlow::Continue(()))
     }
 
-    /// Loads a model that is open; `on_progress` gets the bytes that are loaded and the bytes in all, and may break off.
-    /// The context is 4096 tokens where the setup names none, or what the model has if that is less.
+    /// Loads an open model. `on_progress` gets the bytes loaded and in all, and may cancel. The default context is
+    /// 4096 tokens, or the model's if that is less.
     ///
     /// # Errors
     /// As [`load`](crate::load()).
@@ -42,7 +42,7 @@ impl Djinn {
         Ok(Djinn { model, engine, session: None })
     }
 
-    /// Answers `prompt`, through the model's chat template where it has one; `on_text` gets the text as it comes.
+    /// Answers `prompt`, through the model's chat template if it has one. `on_text` gets the text as it comes.
     ///
     /// # Errors
     /// [`Error::NoTokenizer`](crate::Error::NoTokenizer), or if the prompt does not fit the context.
@@ -57,7 +57,7 @@ impl Djinn {
         self.answer(&messages, generation, on_text)
     }
 
-    /// A chat with the model, whose answers are generated as `generation` says.
+    /// A chat with the model, with `generation` for its answers.
     ///
     /// # Errors
     /// As [`Speech::new`].
@@ -89,7 +89,7 @@ impl Djinn {
     }
 }
 
-/// A chat with the model that a [`Djinn`] has.
+/// A chat with a [`Djinn`]'s model.
 pub struct OpenChat<'a> {
     chat: Chat<'a>,
     engine: &'a mut dyn AnyEngine,
@@ -97,10 +97,10 @@ pub struct OpenChat<'a> {
 }
 
 impl OpenChat<'_> {
-    /// Answers `text`; `on_text` gets the answer as it comes.
+    /// Answers `text`. `on_text` gets the answer as it comes.
     ///
     /// # Errors
-    /// As [`Chat::ask`]; the conversation is then as it was.
+    /// As [`Chat::ask`]. The conversation does not change then.
     pub fn say(&mut self, text: &str, mut on_text: impl FnMut(&str)) -> Result<Reply> {
         self.chat.ask(self.engine, self.generation, text, &mut |piece| {
             on_text(piece);

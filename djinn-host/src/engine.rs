@@ -1,4 +1,4 @@
-//! An engine on any device, and how a model gets there.
+//! An engine on any device, and loading a model.
 
 use crate::{Error, Needs, OnDevice, Result, Setup, system};
 use djinn_device::{DeviceInfo, Ops, Space, Usage};
@@ -10,7 +10,7 @@ use djinn_models::Model;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-/// A [`Service`] for one conversation at a time, on a device that is chosen when the program runs.
+/// A [`Service`] for one conversation at a time, on a device that is chosen at run time.
 pub trait AnyEngine: Generate + Debugger {
     /// See [`Service::open`].
     fn open(&mut self, opening: Opening) -> djinn_engine::Result<SessionId>;
@@ -39,7 +39,7 @@ pub trait AnyEngine: Generate + Debugger {
     /// See [`Engine::usage`].
     fn usage(&self, space: Space) -> Usage;
 
-    /// What the device is.
+    /// The device's properties.
     fn device_info(&self) -> DeviceInfo;
 
     /// See [`Engine::start_trace`].
@@ -124,8 +124,8 @@ pub fn load(
     setup.on_device(Needs::of(model, options), Loading(model, options, on_progress))
 }
 
-/// Plans the memory under `options` and loads the model's weights; `on_progress` gets the bytes that are loaded and the
-/// bytes in all, and may end the work.
+/// Plans the memory under `options` and loads the model's weights. `on_progress` gets the bytes loaded and in all, and
+/// may cancel.
 ///
 /// # Errors
 /// [`Error::HostMemory`] if the machine has too little, or as [`Engine::load`].
@@ -154,14 +154,13 @@ pub fn load_into<D: Ops>(
     check_host_memory(plan.host_bytes.saturating_add(device_bytes))?;
     let mut engine = Engine::load_on(runtime, model.graph.clone(), &*model.source, options, on_progress)?;
     if plan.placement.streamed_bytes() == 0 && !host_memory {
-        // Milliseconds, by which the first answer would else be later. Where weights are streamed, the link hides
-        // them.
+        // It takes milliseconds, which would delay the first answer. If weights stream, the link hides them.
         engine.warm_up(&mut engine.free_pages())?;
     }
     Ok(engine)
 }
 
-/// Refuses what the system would only kill later: weights on the host, and the CPU device's own memory.
+/// Refuses a plan that the system would kill later: weights on the host, and the CPU device's memory.
 fn check_host_memory(needed_bytes: u64) -> Result<()> {
     let Some(memory) = system::memory() else { return Ok(()) };
     let available_bytes = memory.available.saturating_add(memory.swap_free);

@@ -1,10 +1,10 @@
-//! Why a model cannot be opened, loaded or asked.
+//! Errors of opening, loading and running a model.
 
 use crate::DeviceName;
 use djinn_vmu::size;
 use std::path::PathBuf;
 
-/// A failure of this crate, or of one below it.
+/// An error of this crate, or of one below it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,10 +17,10 @@ pub enum Error {
     /// The CPU device cannot be started.
     #[error("cannot start the CPU device")]
     Cpu(#[source] djinn_device::Error),
-    /// The GPU is not there, or not to be used.
+    /// The GPU does not exist, or cannot be used.
     #[error("`device` {device}")]
     Gpu {
-        /// As asked for.
+        /// The requested device.
         device: DeviceName,
         /// Why not.
         source: djinn_cuda::Error,
@@ -40,10 +40,10 @@ pub enum Error {
     HostMemory {
         /// Host bytes of the plan; on the CPU device, the device's as well.
         needed_bytes: u64,
-        /// What can be had, swap space included.
+        /// Available memory, including swap space.
         available_bytes: u64,
     },
-    /// A card that is not in the table.
+    /// An unknown card.
     #[error("there is no card {name}; {near}")]
     UnknownCard {
         /// As asked for.
@@ -51,13 +51,13 @@ pub enum Error {
         /// The nearest name, or all.
         near: String,
     },
-    /// A flag or a parameter that means nothing.
+    /// An invalid flag or parameter.
     #[error("{0}")]
     Asked(String),
-    /// A prompt of no tokens.
+    /// An empty prompt.
     #[error("the prompt has no tokens; give a longer one")]
     EmptyPrompt,
-    /// A prompt that no context of the model holds.
+    /// A prompt that is longer than the model's context.
     #[error("{tokens} tokens exceed the model's context of {context}; give fewer")]
     PromptTooLong {
         /// Tokens of the prompt.
@@ -65,7 +65,7 @@ pub enum Error {
         /// The longest context.
         context: u64,
     },
-    /// A token that the model does not have.
+    /// A token outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocab}; give ids below that")]
     UnknownToken {
         /// The token.
@@ -73,7 +73,7 @@ pub enum Error {
         /// Size of the vocabulary.
         vocab: u64,
     },
-    /// A message that leaves no room for an answer, even when all turns before it are forgotten.
+    /// A message that leaves no room for an answer, even without earlier turns.
     #[error(
         "a message of {bytes} bytes{} does not fit a context of {context} tokens; shorten it, or load a longer context",
         tokens.map_or_else(String::new, |tokens| format!(", which makes {tokens} tokens,"))
@@ -81,12 +81,12 @@ pub enum Error {
     MessageTooLong {
         /// Bytes of the message.
         bytes: usize,
-        /// Tokens of the message with what always goes before it; none if it is too long to be counted.
+        /// Tokens of the message and of what always precedes it; `None` if it is too long to count.
         tokens: Option<u64>,
         /// The context.
         context: u64,
     },
-    /// A settings file that is neither TOML nor YAML, or holds something else than keys and values.
+    /// A settings file that is neither TOML nor YAML, or has other contents than keys and values.
     #[error("{}: {detail}; a settings file holds lines of key and value, as TOML or YAML", file.display())]
     Settings {
         /// The file.
@@ -94,45 +94,45 @@ pub enum Error {
         /// What is wrong.
         detail: String,
     },
-    /// Messages that are no conversation between two.
+    /// Messages in an invalid order.
     #[error("messages must be a system message or none, then the user's and the assistant's in turn")]
     Conversation,
-    /// Text for a model that has no tokenizer.
+    /// Text for a model without a tokenizer.
     #[error("{model} has no tokenizer; give `prompt_tokens` 1,2,3")]
     NoTokenizer {
         /// The model.
         model: String,
     },
-    /// A server's URL that this program cannot ask.
+    /// An unsupported URL of a server.
     #[cfg(feature = "remote")]
     #[error("{url} is no address of this program's: give http://HOST:PORT")]
     NoAddress {
-        /// As given.
+        /// The URL.
         url: String,
     },
-    /// A server that cannot be reached, or that does not speak HTTP.
+    /// A server that cannot be reached, or that does not use HTTP.
     #[cfg(feature = "remote")]
     #[error("no answer from {url}")]
     NoAnswer {
-        /// What was asked.
+        /// The request's URL.
         url: String,
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// An answer of a server that has no end.
+    /// A server's answer that ended too early.
     #[cfg(feature = "remote")]
     #[error("the answer of {url} broke off")]
     BrokeOff {
-        /// What was asked.
+        /// The request's URL.
         url: String,
-        /// Why, if that is known.
+        /// The cause, if known.
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
-    /// An answer of a server of another kind or version.
+    /// A server's answer that is not understood.
     #[cfg(feature = "remote")]
     #[error("{url} tells nothing that this version understands")]
     NotUnderstood {
-        /// What was asked.
+        /// The request's URL.
         url: String,
         /// Why.
         source: serde_json::Error,
@@ -141,18 +141,18 @@ pub enum Error {
     #[cfg(feature = "remote")]
     #[error("{}", djinn_models::printable::one_line(why))]
     Refused {
-        /// Of the answer.
+        /// The HTTP status.
         status: u16,
-        /// A name for programs, where there is one.
+        /// The machine-readable code, if there is one.
         code: Option<String>,
-        /// For people.
+        /// The message.
         why: String,
     },
-    /// A server that asks for what the model does not have.
+    /// A server that requests a piece that the model does not have.
     #[cfg(feature = "remote")]
     #[error("the server asks for a piece that is no part of the model")]
     NoSuchPiece,
-    /// A part of a model could not be sent.
+    /// A piece of a model could not be sent.
     #[cfg(feature = "remote")]
     #[error("the model is not whole at the server; the same command goes on")]
     NotWhole(#[source] Box<Error>),
@@ -165,7 +165,7 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
-    /// A system message for a model that has no chat template, or whose template is left out.
+    /// A system message for a model without a chat template, or with the template disabled.
     #[error("`system` needs a chat template, which {model} lacks; drop it")]
     NoTemplate {
         /// The model.
@@ -174,7 +174,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether a device failed that was there: it is to be made anew, if need be by another process.
+    /// Whether an existing device failed, so that a new one must be made, possibly by another process.
     pub fn is_device_lost(&self) -> bool {
         use djinn_device::Error::DeviceLost;
         use djinn_engine::Error::{Device, Memory};

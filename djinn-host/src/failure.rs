@@ -1,4 +1,4 @@
-//! Failures as one line, in the words of the command line.
+//! Errors as one line, in the words of the command line.
 
 #[cfg(test)]
 mod tests;
@@ -6,7 +6,7 @@ mod tests;
 use djinn_models::printable;
 use std::error::Error;
 
-/// Fields that the libraries' failures name, and the flags that set them.
+/// Fields in the libraries' errors, and the flags that set them.
 const FLAGS: [(&str, &str); 11] = [
     ("`chunk`", "--chunk"),
     ("`context`", "--ctx"),
@@ -21,8 +21,8 @@ const FLAGS: [(&str, &str); 11] = [
     ("`vram`", "--vram"),
 ];
 
-/// The failure with its causes, joined in one printable line. A cause that the text above already ends with is not
-/// repeated. Where a library names a field, the line names its flag.
+/// The error with its causes, joined in one printable line. A cause that the text already ends with is not repeated.
+/// Fields of the libraries are replaced by their flags.
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut line = String::new();
     for cause in std::iter::successors(Some(error), |&error| error.source()) {

@@ -1,4 +1,4 @@
-//! Where every byte of a model would lie on a machine, and how fast it would run; nothing is loaded.
+//! A plan of a model on a machine, with predicted times. Nothing is loaded.
 
 use crate::{Activations, DeviceName, Needs, Result, Setup, Target, context_for};
 use djinn_device::DType;
@@ -9,7 +9,7 @@ use djinn_srg::cost::Work;
 use djinn_vmu::{Bottleneck, Prediction, predict};
 use serde::Serialize;
 
-/// What is to be done.
+/// The work to predict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
     /// Tokens of the prompt; at least 1.
@@ -29,50 +29,50 @@ pub struct TaskPlan {
     pub parameters: u64,
     /// Bytes of its weights.
     pub weight_bytes: u64,
-    /// The same with bf16 matrices encoded without loss, where that makes it fewer.
+    /// The same with bf16 matrices encoded without loss, if that is fewer.
     pub lossless_weight_bytes: Option<u64>,
-    /// The same with all matrices plain, where some are encoded.
+    /// The same with all matrices plain, if some are encoded.
     pub plain_weight_bytes: Option<u64>,
-    /// How its encoded weights are in memory.
+    /// The form of encoded weights in memory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub encoded: Vec<EncodedWeights>,
-    /// Tokens that a sequence may have.
+    /// The most tokens of a sequence.
     pub context: u64,
     /// Sequences that decode together.
     pub sequences: u32,
     /// Element type of the KV cache.
     pub kv_dtype: DType,
-    /// What products with weights in blocks are computed from.
+    /// The activations of products with weights in blocks.
     pub activations: Activations,
-    /// Device bytes by what they hold.
+    /// Device bytes by segment.
     pub segments: Segments,
     /// Everything on the device: the sum of the segments.
     pub device_bytes: u64,
     /// The cap on it.
     pub vram_bytes: Option<u64>,
-    /// Everything that is kept on the host.
+    /// Everything in host memory.
     pub host_bytes: u64,
-    /// Weights of it: streamed chunks and gathered tables.
+    /// Weights in host memory: streamed chunks and gathered tables.
     pub host_weight_bytes: u64,
-    /// KV pages of it, for parked sessions.
+    /// KV pages in host memory, for swapped sessions.
     pub host_kv_bytes: u64,
-    /// Streamed weights that the host holds once for several layers.
+    /// Streamed weights that several layers share in host memory.
     pub shared_host_bytes: u64,
-    /// Weights that stay on the device.
+    /// Resident weights.
     pub resident_bytes: u64,
-    /// What crosses to the device in every pass; at most, where it depends on the experts that a pass uses.
+    /// The most bytes that a pass streams; with experts, a pass may need fewer.
     pub streamed_bytes_per_pass: u64,
-    /// The same of a decode pass, on average.
+    /// The mean for a decode pass.
     pub expected_streamed_bytes_per_pass: u64,
-    /// How the weights are cut.
+    /// The chunks of the weights.
     pub chunks: Chunks,
-    /// How they stream.
+    /// The use of the ring.
     pub ring: RingUse,
-    /// Times.
+    /// Predicted times.
     pub predicted: PredictedTimes,
     /// What limits them.
     pub bottleneck: Bottlenecks,
-    /// What they are for.
+    /// The machine of the prediction.
     pub machine: Target,
 }
 
@@ -81,9 +81,9 @@ pub struct TaskPlan {
 pub struct Chunks {
     /// All of them.
     pub count: usize,
-    /// Those that stay on the device.
+    /// Resident chunks.
     pub resident: usize,
-    /// Those that stream.
+    /// Streamed chunks.
     pub streamed: usize,
     /// Bytes of the largest.
     pub largest_bytes: u64,
@@ -96,11 +96,11 @@ pub struct RingUse {
     pub bytes: u64,
     /// Chunks of a cycle.
     pub slots: usize,
-    /// Bytes that no chunk uses because none may straddle the wrap, over one cycle.
+    /// Bytes per cycle that no chunk uses, because none may straddle the ring's end.
     pub skipped_bytes: u64,
 }
 
-/// PredictedTimes times.
+/// Predicted times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PredictedTimes {
     /// Tokens of the prompt.
@@ -111,9 +111,9 @@ pub struct PredictedTimes {
     pub ttft_ms: f64,
     /// For each token after it.
     pub tpot_ms: f64,
-    /// Time in which the link is busy, per token.
+    /// Time per token in which the link is busy.
     pub copy_ms: f64,
-    /// Time in which operations run, per token.
+    /// Time per token in which operations run.
     pub compute_ms: f64,
 }
 
@@ -127,11 +127,11 @@ pub struct Bottlenecks {
 }
 
 impl TaskPlan {
-    /// Plans `task` for `model` on `target`, which takes the place of the setup's device. A card's memory is the cap
-    /// where the setup has none.
+    /// Plans `task` for `model` on `target`, which replaces the setup's device. By default the cap is the card's
+    /// memory.
     ///
     /// # Errors
-    /// If the budget or the context holds no such task.
+    /// If the budget or the context is too small for the task.
     pub fn new(model: &Model, setup: &Setup, target: Target, task: Task) -> Result<Self> {
         setup.check_target(target.card.is_some())?;
         let tokens = u64::from(task.prompt_tokens) + u64::from(task.max_tokens);
@@ -223,7 +223,7 @@ fn times(
     (predicted, Bottlenecks { prefill: longest.bottleneck, decode: decode.bottleneck })
 }
 
-/// The passes that bring a prompt in: pieces of at most `rows` tokens, logits for the last one only.
+/// The passes of a prompt: pieces of at most `rows` tokens, with logits for the last one only.
 fn prefill_passes(tokens: u64, rows: u64, kv_dtype: DType) -> impl Iterator<Item = Work> {
     (0..tokens.div_ceil(rows)).map(move |piece| {
         let start = piece * rows;

@@ -1,16 +1,16 @@
-//! How an answer is generated: the user's choices over what the model's makers suggest.
+//! Settings of an answer: the user's choices over the defaults of the model's makers.
 
 use crate::{Error, Result};
 use djinn_engine::{Request, Sampling};
 use djinn_models::{GenerationDefaults, Model};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Choices for an answer. `None` leaves one to the model's makers, and else to greedy decoding.
+/// Settings of an answer. `None`: the default of the model's makers, or else greedy decoding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
     /// Tokens to generate at most.
     pub max_tokens: u32,
-    /// Always take the likeliest token, whatever the fields below say.
+    /// Greedy decoding, whatever the fields below say.
     pub greedy: bool,
     /// Divides the logits; 0 is greedy.
     pub temperature: Option<f32>,
@@ -20,18 +20,17 @@ pub struct Generation {
     pub top_p: Option<f32>,
     /// Sample among tokens with at least `min_p` times the probability of the likeliest; 0 keeps all.
     pub min_p: Option<f32>,
-    /// Divides the logits of tokens that the text has already, also where decoding is greedy; 1 changes nothing.
+    /// Divides the logits of tokens in the text, also in greedy decoding; 1 changes nothing.
     pub repetition_penalty: Option<f32>,
-    /// Seed of the random numbers: another one each time, if not given.
+    /// Seed of the random numbers. `None`: a different one each time.
     pub seed: Option<u64>,
     /// The text ends before any of these.
     pub stop: Vec<String>,
-    /// Go on after tokens that end a text.
+    /// Continue after tokens that end a text.
     pub ignore_eos: bool,
-    /// Give the model the prompt as it is, without its chat template.
+    /// Use the prompt without the model's chat template.
     pub raw: bool,
-    /// The system message that a conversation begins with: [`SYSTEM`](crate::SYSTEM), if not given; an empty one
-    /// leaves it to the template.
+    /// The system message of a conversation. `None`: [`SYSTEM`](crate::SYSTEM). Empty: the template's own.
     pub system: Option<String>,
 }
 
@@ -55,9 +54,9 @@ impl Default for Generation {
 }
 
 impl Generation {
-    /// The same for a chat, where greedy decoding repeats itself: what neither the user nor the model's makers name is a
-    /// temperature of 0.7, top-p 0.95, min-p 0.05 and a repetition penalty of 1.1. Checkpoints with `do_sample` keep
-    /// what their makers left out neutral.
+    /// The same for a chat, in which greedy decoding would repeat itself. Settings that neither the user nor the
+    /// model's makers give are a temperature of 0.7, top-p 0.95, min-p 0.05 and a repetition penalty of 1.1.
+    /// Checkpoints with `do_sample` keep neutral values for missing settings.
     #[must_use]
     pub fn for_chat(self, defaults: &GenerationDefaults) -> Self {
         if self.greedy || defaults.do_sample == Some(true) {
@@ -72,13 +71,13 @@ impl Generation {
         }
     }
 
-    /// Whether the user asks for sampling.
+    /// Whether the user's settings ask for sampling.
     fn asks(&self) -> bool {
         self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some()
     }
 
-    /// How tokens are chosen. Any of temperature, top-k, top-p and min-p asks for sampling, as does a checkpoint with
-    /// `do_sample`; otherwise decoding is greedy, which is a temperature of 0.
+    /// The sampling settings. Any of temperature, top-k, top-p and min-p asks for sampling, and so does a checkpoint
+    /// with `do_sample`. Otherwise decoding is greedy: a temperature of 0.
     pub fn sampling(&self, defaults: &GenerationDefaults) -> Sampling {
         let temperature = self.temperature.or(defaults.temperature).unwrap_or(1.0);
         let repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
@@ -96,8 +95,8 @@ impl Generation {
         }
     }
 
-    /// The request to generate after `prompt`. Tokens that end a text or a turn of the model end the answer, unless
-    /// they are ignored.
+    /// The request to generate after `prompt`. Tokens that end a text or a turn end the answer, unless they are
+    /// ignored.
     pub fn request(&self, model: &Model, prompt: Vec<u32>) -> Request {
         let mut stop_tokens = Vec::new();
         if !self.ignore_eos {
@@ -109,7 +108,7 @@ impl Generation {
     }
 }
 
-/// The seed of `sampling`, where there is randomness.
+/// The seed of `sampling`, if it is random.
 pub fn seed(sampling: &Sampling) -> Option<u64> {
     (sampling.temperature > 0.0).then_some(sampling.seed)
 }
@@ -136,7 +135,7 @@ pub fn check_prompt(model: &Model, context: Option<u64>, prompt: &[u32]) -> Resu
     }
 }
 
-/// Another number each time; of 32 bits, which every reader of JSON takes exactly.
+/// A different number each time, of 32 bits, which every JSON reader represents exactly.
 fn new_seed() -> u64 {
     RandomState::new().build_hasher().finish() >> 32
 }

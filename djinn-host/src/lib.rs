@@ -1,4 +1,4 @@
-//! The library below the binaries: a model on a device by name; text in, text out.
+//! The library below the binaries: a model on a named device; text in, text out.
 
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]

@@ -3,8 +3,8 @@
 #[cfg(test)]
 mod tests;
 
-/// The known name that takes the fewest edits to become `word`; none if that is more than a third of its letters.
-/// Case does not count, and `_` is `-`.
+/// The known name with the fewest edits to `word`; `None` if these are more than a third of its letters. Case does not
+/// count, and `_` equals `-`.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |text: &str| text.to_lowercase().replace('_', "-");
     let word = plain(word);

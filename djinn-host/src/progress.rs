@@ -1,4 +1,4 @@
-//! How far long work is, on standard error: a bar on a terminal, one line for each step elsewhere.
+//! Progress of long work, on standard error: a bar on a terminal, one line for each step otherwise.
 
 use djinn_models::printable;
 use djinn_vmu::size;
@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
-/// Prints a remark for people to standard error. A failure to do so is ignored.
+/// Prints a remark to standard error. A failure to do so is ignored.
 pub fn remark(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", printable::lines(text));
 }
@@ -20,7 +20,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Work called `what`, e.g. `loading smollm2`.
+    /// `what` names the work, such as `loading smollm2`.
     pub fn new(what: String, quiet: bool) -> Self {
         let what = printable::one_line(&what);
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
@@ -31,14 +31,14 @@ impl Meter {
         Meter { bar, what, quiet, start: Instant::now() }
     }
 
-    /// Says what begins, where no bar does.
+    /// Announces the work, if there is no bar.
     pub fn announce(&self) {
         if self.bar.is_none() && !self.quiet {
             remark(&self.what);
         }
     }
 
-    /// `done` bytes are done, of `total` where that is known.
+    /// `done` bytes are done, of `total` if that is known.
     pub fn set(&self, done: u64, total: Option<u64>) {
         if let Some(bar) = &self.bar {
             if let Some(total) = total {
@@ -48,7 +48,7 @@ impl Meter {
         }
     }
 
-    /// Ends the bar; elsewhere, says in one line what was done.
+    /// Ends the bar. Without a bar, reports the work in one line.
     pub fn finish(&self, bytes: u64) {
         let seconds = self.start.elapsed().as_secs_f64();
         match &self.bar {

@@ -1,4 +1,4 @@
-//! What the CPU device sustains, measured with the operations that a model runs.
+//! The CPU device's sustained rates, measured with a model's operations.
 
 use crate::{Error, Result, system};
 use djinn_cpu::{CpuConfig, CpuDevice};
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 /// bf16 0.0115 and f32 0.0115: an ordinary number in every element type.
 const BYTE: u8 = 0x3c;
-/// Bytes of the copies that are measured.
+/// Bytes of each measured copy.
 pub const COPY_BYTES: u64 = 64 << 20;
-/// A weight that is larger than any cache it should not be read from, and one that is not.
+/// A weight larger than the caches, and a small one.
 const LARGE: (u32, u32) = (8192, 8192);
 const SMALL: (u32, u32) = (1024, 1024);
 const PREFILL_ROWS: u32 = 256;
 /// Small operations between two waits for the device.
 const BURST: u32 = 64;
 
-/// What was measured.
+/// Measured rates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rates {
     /// The device's name: threads and instruction set.
@@ -30,7 +30,7 @@ pub struct Rates {
 /// Measures the CPU device with `threads` threads, 0 for all: each of four rates for `span`.
 ///
 /// # Errors
-/// [`Error::Cpu`] if the device fails, e.g. for want of memory: 200 MiB will do.
+/// [`Error::Cpu`] if the device fails, for example without 200 MiB of memory.
 pub fn measure(threads: usize, span: Duration) -> Result<Rates> {
     measured(threads, span).map_err(Error::Cpu)
 }
@@ -119,7 +119,7 @@ impl Bench {
         Ok(Rate { flops: flops / seconds, bytes: weight_bytes as f64 / seconds })
     }
 
-    /// Seconds of an operation that does next to nothing.
+    /// Seconds of an operation with almost no work.
     fn launch(&self) -> djinn_device::Result<f64> {
         let buffer = self.buffer(Space::Device, 3 * 256)?;
         let part = |i: u64| -> Span { buffer.slice(i * 256, 256) };

@@ -15,14 +15,14 @@ use std::time::Duration;
 use ureq::http::{Request, Response, StatusCode};
 use ureq::{Agent, Body, SendBody};
 
-/// Longest answer that is read whole, in bytes.
+/// The longest answer that is read as a whole, in bytes.
 const LONGEST_ANSWER: u64 = 256 << 20;
 /// Longest error that is read, in bytes.
 const LONGEST_ERROR: u64 = 1 << 20;
-/// For a connection.
+/// Time for a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Where a server is, and how it is asked.
+/// A server's address, key and connections.
 #[derive(Clone, Debug)]
 pub struct Remote {
     agent: Agent,
@@ -32,11 +32,10 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// The server at a URL, with or without `/v1`. An answer has to come `within` a time, if one is given. Connections are
-    /// kept for the next request.
+    /// The server at a URL, with or without `/v1`. `within`: the time limit of an answer. Connections are reused.
     ///
     /// # Errors
-    /// [`Error::NoAddress`] for another scheme than `http`, or with the feature `tls` `https`.
+    /// [`Error::NoAddress`] for another scheme than `http`, or `https` with the feature `tls`.
     pub fn new(url: &str, key: Option<&str>, within: Option<Duration>) -> Result<Self> {
         let bare = url.trim_end_matches('/');
         let bare = bare.strip_suffix("/v1").unwrap_or(bare);
@@ -49,7 +48,7 @@ impl Remote {
             .timeout_connect(Some(CONNECT_WITHIN))
             .http_status_as_error(false)
             .max_redirects(0)
-            // A server is named by its own address.
+            // A server is addressed directly, without a proxy.
             .proxy(None);
         let (url, key) = (bare.to_owned(), key.map(str::to_owned));
         Ok(Remote { agent: config.build().into(), url, key, quiet: true })
@@ -98,7 +97,7 @@ impl Remote {
         self.text(path, self.posted(path, body.to_string().as_bytes())?)
     }
 
-    /// Removes a model that was sent; whether there was one.
+    /// Removes an uploaded model. Returns whether it existed.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -119,7 +118,7 @@ impl Remote {
         accepted(self.send("POST", path, &headers, SendBody::from_reader(&mut body))?)
     }
 
-    /// Sends a request, and gives the answer whatever its status is.
+    /// Sends a request. Returns the answer with any status.
     fn send(
         &self,
         method: &str,
@@ -164,7 +163,7 @@ fn accepted(answer: Response<Body>) -> Result<Response<Body>> {
         return Ok(answer);
     }
     let mut text = Vec::new();
-    // What cannot be read says nothing.
+    // An unreadable body has no message.
     let _ = answer.into_body().into_reader().take(LONGEST_ERROR).read_to_end(&mut text);
     let told: Value = serde_json::from_slice(&text).unwrap_or_default();
     let why = match (told["error"]["message"].as_str(), status) {
@@ -181,7 +180,7 @@ fn accepted(answer: Response<Body>) -> Result<Response<Body>> {
     Err(Error::Refused { status: status.as_u16(), code, why })
 }
 
-/// Percent-encoded for a path or a query, but for slashes and what needs no encoding.
+/// Percent-encoded for a path or a query. Slashes are kept.
 pub fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()

@@ -10,10 +10,10 @@ const MAX_BYTES: u64 = 64 << 10;
 /// Values by key.
 pub type FlatSettings = Map<String, Value>;
 
-/// Reads a settings file; its extension gives the format.
+/// Reads a settings file. Its extension determines the format.
 ///
 /// # Errors
-/// [`Error::Model`] if it cannot be read, is no regular file or is longer than 64 KiB, or as [`parse`].
+/// [`Error::Model`] if it cannot be read, is not a regular file or is longer than 64 KiB, or as [`parse`].
 pub fn read(file: &Path) -> Result<FlatSettings> {
     let bytes = djinn_models::file::read_bounded(file, MAX_BYTES)?;
     let text = String::from_utf8(bytes).map_err(|_| malformed(file, "it is not UTF-8"))?;
@@ -23,7 +23,7 @@ pub fn read(file: &Path) -> Result<FlatSettings> {
 /// Reads the text of a settings file.
 ///
 /// # Errors
-/// [`Error::Settings`] if it is neither, or holds something else than keys and values.
+/// [`Error::Settings`] if it is neither TOML nor YAML, or has other contents than keys and values.
 pub fn parse(file: &Path, text: &str) -> Result<FlatSettings> {
     match file.extension().and_then(|extension| extension.to_str()) {
         Some("yaml" | "yml") if text.trim().is_empty() => Ok(FlatSettings::new()),

@@ -1,4 +1,4 @@
-//! What a model is loaded with: a device, a budget, a context.
+//! Device, budget and context for loading a model.
 
 use crate::args::{self, dtype, share};
 use crate::{DeviceName, Error, Result};
@@ -8,15 +8,15 @@ use djinn_models::{Location, Model, OpenOptions, Packing};
 use djinn_vmu::size;
 use serde::Serialize;
 
-/// How a model's matrices are in memory.
+/// The form of a model's matrices in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightEncoding {
-    /// As the checkpoint stores them, where the device computes from that; else plain.
+    /// As stored in the checkpoint if the device computes from that, or else plain.
     Stored,
     /// Plain elements, whatever the checkpoint stores.
     Plain,
-    /// As stored, but 16-bit matrices that are stored plain in 12 bits an element, without loss, where that is smaller.
+    /// As stored, but plain 16-bit matrices are encoded in 12 bits an element, without loss, if that is smaller.
     Lossless,
 }
 
@@ -30,14 +30,14 @@ impl std::fmt::Display for WeightEncoding {
     }
 }
 
-/// What products with weights in blocks are computed from.
+/// The activations of products with weights in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activations {
-    /// Activations as they are.
+    /// Unchanged activations.
     #[default]
     Float,
-    /// Activations rounded to 8 bits. Weights that are plain, lossless, or FP8 keep floats. The CPU device alone does it.
+    /// Activations rounded to 8 bits, on the CPU device only. Plain, lossless and FP8 weights keep float activations.
     Int8,
 }
 
@@ -50,16 +50,16 @@ impl std::fmt::Display for Activations {
     }
 }
 
-/// Where and within what a model runs; the commands take it from flags. `None` leaves a choice to Djinn.
+/// Device and limits for a model; commands take it from flags. `None` leaves a choice to Djinn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args, Serialize)]
 #[command(next_help_heading = "Memory")]
 #[serde(rename_all = "kebab-case")]
 pub struct Setup {
-    /// The device: the GPU if there is one. [`DeviceArgs`](crate::DeviceArgs) has its flags.
+    /// The device. By default the GPU, if there is one. [`DeviceArgs`](crate::DeviceArgs) has its flags.
     #[arg(skip)]
     #[serde(skip)]
     pub device: DeviceName,
-    /// Threads of the CPU device: as many as the machine runs at once, if not given.
+    /// Threads of the CPU device. `None`: as many as the machine runs at once.
     #[arg(skip)]
     #[serde(skip)]
     pub threads: Option<u32>,
@@ -105,7 +105,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Opens the model at `place` (a directory, a `.gguf` or `.safetensors` file, `synthetic:NAME`); reads no weights but to pack them.
+    /// Opens the model at `place` (a directory, a `.gguf` or `.safetensors` file, `synthetic:NAME`). Reads weights
+    /// only to encode them.
     ///
     /// # Errors
     /// As [`Location::find`] and [`djinn_models::open`].
@@ -113,8 +114,8 @@ impl Setup {
         Ok(djinn_models::open(&Location::find(place)?, &self.open_options())?)
     }
 
-    /// How a model is opened for the device: in the stored encodings that the device computes from, unless the setup
-    /// names another.
+    /// How to open a model for the device: in the stored encodings that the device computes from, unless the setup has
+    /// another one.
     pub fn open_options(&self) -> OpenOptions {
         let encodings = match self.encoding {
             Some(WeightEncoding::Plain) => &[],
@@ -128,7 +129,7 @@ impl Setup {
         }
     }
 
-    /// The same for plans: no weights are read.
+    /// The same for plans, without reading weights.
     pub fn planning_options(&self) -> OpenOptions {
         let options = self.open_options();
         let packing = if options.packing == Packing::Fitting { Packing::Assumed } else { options.packing };
@@ -147,8 +148,7 @@ impl Setup {
         Ok(self.options(model, context_for(tokens, model)))
     }
 
-    /// The engine's options for `model`, with sequences of up to `context` tokens unless the setup names
-    /// another.
+    /// The engine's options for `model`, with sequences of up to `context` tokens unless the setup has another number.
     pub fn options(&self, model: &Model, context: u64) -> Options {
         let default = Options::default();
         Options {
@@ -170,14 +170,14 @@ impl Setup {
     }
 }
 
-/// Prefill chunks of a step on a GPU whose weights stream: three take little longer than one.
+/// Prefill chunks of a step on a GPU with streamed weights: three take little longer than one.
 const CHUNKS_OF_A_STEP: u32 = 3;
 
-/// The KV cache's element type where none is asked for: f32 on the CPU and for f32 models, else f16.
+/// The default element type of the KV cache: f32 on the CPU and for f32 models, or else f16.
 pub fn kv_dtype(device: DeviceName, model: &Model) -> DType {
     let unembed = model.graph.nodes.last().and_then(|node| node.weights.first());
     let is_f32 = unembed.map(|&w| model.graph.value(w)).is_some_and(|weight| {
-        // Blocks have this type as well, where no row is plain.
+        // Blocks without plain rows have this type as well.
         weight.dtype() == DType::F32 && weight.encodings.is_plain()
     });
     if device == DeviceName::Cpu || is_f32 { DType::F32 } else { DType::F16 }

@@ -1,23 +1,22 @@
-//! A model's way from text to tokens and back.
+//! Converts between a model's text and tokens.
 
 use crate::{Error, Generation, Result};
 use djinn_models::{ChatTemplate, Message, Model, TextStream, Tokenizer};
 
-/// What a conversation begins with unless a caller says otherwise. Small models do better with a plain system message
-/// than with their template's own.
+/// The default system message. Small models do better with a plain system message than with their template's own.
 pub const SYSTEM: &str = "You are a helpful assistant.";
 
-/// Text for a model: through its chat template, or as it is.
+/// Text for a model, with or without its chat template.
 #[derive(Clone, Copy)]
 pub struct Speech<'a> {
     model: &'a Model,
-    /// None for raw text, and for base models.
+    /// `None` for raw text, and for base models.
     chat: Option<&'a ChatTemplate>,
     system: Option<&'a str>,
 }
 
 impl<'a> Speech<'a> {
-    /// Text as `generation` wants it: [`raw`](Self::raw), or for a [`chat`](Self::chat) with its system message.
+    /// Text for `generation`: [`raw`](Self::raw), or a [`chat`](Self::chat) with its system message.
     ///
     /// # Errors
     /// As [`chat`](Self::chat).
@@ -28,16 +27,16 @@ impl<'a> Speech<'a> {
         }
     }
 
-    /// Text as it is, without a template.
+    /// Text without a template.
     pub fn raw(model: &'a Model) -> Self {
         Speech { model, chat: None, system: None }
     }
 
-    /// Text through the model's chat template, where it has one. A conversation begins with `system`, else with
-    /// [`SYSTEM`]; an empty `system` leaves it to the template.
+    /// Text through the model's chat template, if it has one. A conversation begins with `system`, or else with
+    /// [`SYSTEM`]. With an empty `system`, the template decides.
     ///
     /// # Errors
-    /// [`Error::NoTemplate`] if there is a `system`, but no template to hold it.
+    /// [`Error::NoTemplate`] for a `system` without a template.
     pub fn chat(model: &'a Model, system: Option<&'a str>) -> Result<Self> {
         let chat = model.chat.as_ref();
         if system.is_some() && chat.is_none() {
@@ -47,7 +46,7 @@ impl<'a> Speech<'a> {
         Ok(Speech { model, chat, system })
     }
 
-    /// The model that is spoken to.
+    /// The model.
     pub fn model(&self) -> &'a Model {
         self.model
     }
@@ -76,16 +75,16 @@ impl<'a> Speech<'a> {
         self.turn(&messages)
     }
 
-    /// What a conversation begins with.
+    /// The first messages of a conversation.
     pub fn opening(&self) -> Vec<Message> {
         self.system.map(|text| Message::new("system", text)).into_iter().collect()
     }
 
-    /// The tokens of a conversation, up to where the model speaks. Names of control tokens in its messages are text.
-    /// Without a template it is one text, in which they are tokens.
+    /// The tokens of a conversation, up to where the model speaks. Names of control tokens in its messages are plain
+    /// text. Without a template the conversation is one text, in which these names are control tokens.
     ///
     /// # Errors
-    /// [`Error::NoTokenizer`], or [`Error::Model`] if the template or the tokenizer refuses it, or if it is longer than
+    /// [`Error::NoTokenizer`]. [`Error::Model`] if the template or the tokenizer refuses it, or if it is longer than
     /// any text that fits the model's context.
     pub fn turn(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let tokenizer = self.tokenizer()?;
@@ -104,7 +103,7 @@ impl<'a> Speech<'a> {
         }
     }
 
-    /// What turns the model's tokens into text; none without a tokenizer.
+    /// Converts the model's tokens to text; `None` without a tokenizer.
     pub fn stream(&self) -> Option<TextStream> {
         let stream = self.model.tokenizer.as_ref()?.stream(true);
         Some(if self.chat.is_some() { stream } else { stream.continuing() })

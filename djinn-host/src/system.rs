@@ -1,4 +1,4 @@
-//! What the operating system says about the machine. Absent facts are `None`, on systems without `/proc`.
+//! Facts about the machine from the operating system. Unknown facts are `None`, as on systems without `/proc`.
 
 use std::fs;
 
@@ -17,13 +17,13 @@ pub fn threads() -> usize {
 /// Host memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Of the machine.
+    /// Bytes of the machine.
     pub total: u64,
-    /// What can be had without swapping.
+    /// Bytes available without swapping.
     pub available: u64,
-    /// Swap space that is free.
+    /// Free swap space.
     pub swap_free: u64,
-    /// Reserved huge pages that are free.
+    /// Free reserved huge pages.
     pub huge_free: u64,
     /// The size of a huge page.
     pub huge_size: u64,
@@ -34,7 +34,7 @@ pub fn memory() -> Option<Memory> {
     parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// The most memory that this process had resident at once, in bytes.
+/// The most memory that this process ever had resident, in bytes.
 pub fn peak_memory() -> Option<u64> {
     status("self", "VmHWM:")
 }
@@ -87,14 +87,14 @@ fn parse_memlock(text: &str) -> Option<Limit> {
     }
 }
 
-/// When the kernel gives huge pages of its own accord: `always`, `madvise` or `never`.
+/// The kernel's setting for transparent huge pages: `always`, `madvise` or `never`.
 pub fn transparent_huge_pages() -> Option<String> {
     let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()?;
     let chosen = text.split_once('[')?.1.split_once(']')?.0;
     Some(chosen.to_owned())
 }
 
-/// The version of NVIDIA's driver, where its kernel module is loaded.
+/// The version of NVIDIA's driver, if its kernel module is loaded.
 pub fn cuda_driver() -> Option<String> {
     let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     let version = text

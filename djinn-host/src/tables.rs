@@ -1,4 +1,4 @@
-//! What the commands print of models, and servers tell: as lines for people, as JSON, as DOT.
+//! Output of commands and servers: as text, JSON, or DOT.
 
 mod export;
 mod logits;
@@ -15,7 +15,7 @@ use djinn_models::Model;
 use djinn_srg::cost::Work;
 use djinn_vmu::{Detail, Program};
 
-/// A large number for people: `13.016 billion`, `134.5 million`, `127304`.
+/// A large number in words: `13.016 billion`, `134.5 million`, `127304`.
 pub fn count(number: u64) -> String {
     match number as f64 {
         billions if billions >= 1e9 => format!("{:.3} billion", billions / 1e9),
@@ -53,7 +53,7 @@ pub fn srg_text(model: &Model, asked: &SrgAsked, target: &Target) -> Result<Stri
         }
     };
     if asked.json {
-        // All weights resident: where they are changes nothing but the chunks.
+        // All weights are resident: their places only affect the chunks.
         let plan = Options { context: 1, ..Options::default() }.plan(&model.graph, 0)?;
         let program = Program::new(&model.graph, &plan, Detail::Fused);
         return Ok(as_json(&export::json(&model.graph, &program, &work, machine)));
@@ -64,7 +64,7 @@ pub fn srg_text(model: &Model, asked: &SrgAsked, target: &Target) -> Result<Stri
     })
 }
 
-/// Numbers are finite and keys are text: nothing here fails.
+/// Serialization of finite numbers and text keys cannot fail.
 fn as_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The machine that a plan is for: a card by name, or this machine's CPU.
+//! The machine of a plan: a named card, or this machine's CPU.
 
 use crate::{Card, DeviceName, Needs, Result, Setup, kv_dtype, rates};
 use djinn_device::DType;
@@ -7,10 +7,10 @@ use djinn_vmu::Machine;
 use serde::Serialize;
 use std::time::Duration;
 
-/// How long each rate is measured on a machine without saved measurements.
+/// How long each rate is measured on a machine without saved rates.
 const QUICK: Duration = Duration::from_millis(30);
 
-/// How a machine's rates are known.
+/// The origin of a machine's rates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Known {
@@ -22,13 +22,13 @@ pub enum Known {
     Quick,
 }
 
-/// A machine, and how it is known.
+/// A machine, and the origin of its rates.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Target {
     /// Its rates.
     #[serde(flatten)]
     pub machine: Machine,
-    /// Where they are from.
+    /// Their origin.
     pub chosen: Known,
     /// The card, if it is one.
     #[serde(skip)]
@@ -41,7 +41,7 @@ impl Target {
         Target { machine: card.machine(), chosen: Known::Named, card: Some(card) }
     }
 
-    /// This machine's CPU, with rates that were measured before.
+    /// This machine's CPU, with saved rates.
     pub fn measured(machine: Machine) -> Self {
         Target { machine, chosen: Known::Measured, card: None }
     }
@@ -54,18 +54,18 @@ impl Target {
         Ok(Target { machine: rates::measure(0, QUICK)?.machine, chosen: Known::Quick, card: None })
     }
 
-    /// The KV cache's element type where none is asked for.
+    /// The default element type of the KV cache.
     pub fn kv_dtype(&self, model: &Model) -> DType {
         kv_dtype(if self.card.is_some() { DeviceName::Cuda(0) } else { DeviceName::Cpu }, model)
     }
 
-    /// How a model is opened to be planned with `setup` for it: no weights are read.
+    /// How to open a model to plan it with `setup`: no weights are read.
     pub fn open_options(&self, setup: &Setup) -> OpenOptions {
         let device = if self.card.is_some() { DeviceName::Cuda(0) } else { DeviceName::Cpu };
         Setup { device, ..*setup }.planning_options()
     }
 
-    /// Device memory that the device itself takes for such work.
+    /// Device memory that the device reserves for such work.
     pub fn reserved_bytes(&self, needs: Needs) -> u64 {
         let for_work =
             self.card.map_or(0, |_| djinn_cuda::mapping_bytes(needs.pinned_bytes) + needs.decoded_bytes);

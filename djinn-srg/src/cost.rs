@@ -7,14 +7,14 @@ use serde::Serialize;
 #[cfg(test)]
 mod tests;
 
-/// What a step does, as far as costs depend on it.
+/// The size of a step, for its costs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Work {
     /// Rows of the step.
     pub rows: Rows,
-    /// Positions that a row attends to, on average.
+    /// Mean number of positions that a row attends to.
     pub context: u64,
-    /// Sequences that the rows belong to: how often keys and values are read.
+    /// Sequences of the rows: keys and values are read once for each.
     pub sequences: u64,
     /// Element type of the KV cache.
     pub kv_dtype: DType,
@@ -34,7 +34,7 @@ impl Work {
     }
 }
 
-/// Operations and device-memory traffic, each byte counted once where it must move at least once.
+/// Operations and device-memory traffic. Bytes count once if they must move at least once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
     /// Floating-point operations.
@@ -65,8 +65,8 @@ impl std::iter::Sum for Cost {
     }
 }
 
-/// The cost of one node. Experts are taken to be chosen alike often: a node of one counts for the share of steps that
-/// use it, and of slots that are its own.
+/// The cost of one node. Experts are assumed to be equally likely: a node of one counts by the share of steps that use
+/// it, and by its share of slots.
 pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
     let node = graph.node(id);
     let rows = graph.value(node.outputs[0]).rows(work.rows) as f64;
@@ -74,8 +74,8 @@ pub fn node(graph: &Graph, id: NodeId, work: &Work) -> Cost {
     let (data_bytes, text_bytes) = match node.op {
         Op::KvWrite { kv_heads, head_dim, .. } => (rows * token_bytes(work, kv_heads, head_dim), 0.0),
         Op::Attention { kv_heads, head_dim, window, .. } => {
-            // Rows of one sequence read the same keys and values; its last row reads them all, except those that
-            // even the first one's window hides.
+            // Rows of one sequence share its keys and values. Its last row reads all of them, except those that even
+            // the first row's window hides.
             let per_sequence = rows / work.sequences.max(1) as f64;
             let span = if per_sequence > 1.0 { work.context as f64 * 2.0 } else { work.context as f64 };
             let seen =

@@ -1,7 +1,7 @@
-//! How weights lie in memory, and the one place that knows how many bytes they take.
+//! The layout of weights in memory, and the only place that computes their bytes.
 //!
-//! A weight has an element type and, run of rows by run of rows, an [`Encoding`] of the elements. What places,
-//! copies or reads a weight asks [`Encoding::tile`] for its bytes.
+//! A weight has an element type and, for each run of rows, an [`Encoding`] of the elements. Code that places, copies
+//! or reads a weight gets its bytes from [`Encoding::tile`].
 
 mod block;
 #[cfg(test)]
@@ -21,16 +21,16 @@ pub enum Encoding {
     /// Row-major elements of the weight's type.
     #[default]
     Plain,
-    /// Rows of [`LosslessRow`]: bf16 or f16 in about 12 bits, which stand for the same 16.
+    /// Rows of [`LosslessRow`]: bf16 or f16 in about 12 bits, without loss.
     Lossless,
-    /// Row-major blocks of neighbouring elements of a row, which stand for f32.
+    /// Row-major blocks of neighbouring elements of a row, decoded to f32.
     Blocks(BlockFormat),
 }
 
-/// Where the bytes of some rows of a weight lie, from their first byte on.
+/// The byte layout of some rows of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileLayout {
-    /// The runs of bytes that it is made of, in order of place. Those that the encoding does without are empty.
+    /// The runs of bytes that it consists of, in order. Unused ones are empty.
     pub planes: [Plane; TileLayout::PLANES],
     /// All bytes, from the first plane's first to the last one's last.
     pub bytes: u64,
@@ -42,7 +42,7 @@ impl TileLayout {
     /// A tile starts at a multiple of this many bytes, and so does each of its planes.
     pub const ALIGN: u64 = 256;
 
-    /// Planes one after the other, given the bytes of each; `None` if the sum overflows.
+    /// Planes one after the other, given their bytes; `None` if the sum overflows.
     const fn of(bytes: [u64; TileLayout::PLANES]) -> Option<TileLayout> {
         let mut planes = [Plane { offset: 0, bytes: 0 }; TileLayout::PLANES];
         let (mut end, mut i) = (0u64, 0);
@@ -62,7 +62,7 @@ impl TileLayout {
 /// A run of bytes of one kind in a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {
-    /// Of its first byte in the tile.
+    /// Offset of its first byte in the tile.
     pub offset: u64,
     /// Its bytes.
     pub bytes: u64,
@@ -80,9 +80,9 @@ impl Encoding {
         all
     };
 
-    /// Lays out `rows` rows of `columns` elements, whose type is `dtype` where the encoding keeps it. `None` if a row
-    /// is no whole number of blocks, or if the bytes overflow; for [`Lossless`](Self::Lossless), if the type does not
-    /// have 16 bits or a row has too many columns.
+    /// The layout of `rows` rows of `columns` elements; `dtype` is their type if the encoding keeps it. `None` if a
+    /// row is not a whole number of blocks, or if the bytes overflow. For [`Lossless`](Self::Lossless), `None` if the
+    /// type does not have 16 bits or a row has too many columns.
     pub const fn tile(self, dtype: DType, rows: u64, columns: u64) -> Option<TileLayout> {
         let row = match self {
             Encoding::Plain => columns.checked_mul(dtype.bytes()),
@@ -110,8 +110,8 @@ impl Encoding {
     }
 }
 
-/// How rows of `columns` elements of a type are encoded without loss; `None` if the type does not have 16 bits, or if
-/// there is no such row.
+/// The lossless encoding of rows of `columns` elements; `None` if the type does not have 16 bits, or if there is no
+/// such row.
 pub const fn lossless_row(dtype: DType, columns: u64) -> Option<(SixteenBit, LosslessRow)> {
     let form = match dtype {
         DType::BF16 => SixteenBit::BF16,
@@ -139,7 +139,7 @@ impl Serialize for Encoding {
     }
 }
 
-/// The encoding of each of a weight's rows. The rows that it does not name are plain.
+/// The encoding of each row of a weight. Rows that it does not contain are plain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowEncodings {
     /// Runs of rows from the first row on, by the row after each; neighbours differ.
@@ -147,7 +147,7 @@ pub struct RowEncodings {
 }
 
 impl RowEncodings {
-    /// The next `rows` rows have this encoding.
+    /// Appends `rows` rows of this encoding.
     pub fn push(&mut self, rows: u64, encoding: Encoding) {
         let end = self.rows() + rows;
         match self.runs.last_mut() {
@@ -157,7 +157,7 @@ impl RowEncodings {
         }
     }
 
-    /// Rows that are named.
+    /// Number of rows that it contains.
     pub fn rows(&self) -> u64 {
         self.runs.last().map_or(0, |run| run.0)
     }
@@ -181,7 +181,7 @@ impl RowEncodings {
         })
     }
 
-    /// The same, with plain rows in place of those that are stored without loss.
+    /// The same with lossless rows made plain.
     pub fn without_lossless(&self) -> RowEncodings {
         let mut plain = RowEncodings::default();
         for (rows, encoding) in self.runs(0..self.rows()) {
@@ -191,7 +191,7 @@ impl RowEncodings {
         plain
     }
 
-    /// `rows`, cut where the encoding changes.
+    /// `rows`, cut at changes of the encoding.
     pub fn runs(&self, rows: Range<u64>) -> impl Iterator<Item = (Range<u64>, Encoding)> + '_ {
         let plain = (u64::MAX, Encoding::Plain);
         let mut start = 0;

@@ -26,7 +26,7 @@ pub struct Node {
     pub inputs: Vec<ValueId>,
     /// Weights read, in the operation's order.
     pub weights: Vec<ValueId>,
-    /// Values written, in the operation's order; an input where the operation works in place.
+    /// Values written, in the operation's order. An operation in place lists an input here.
     pub outputs: Vec<ValueId>,
     /// The decoder block that the node belongs to.
     pub layer: Option<u32>,
@@ -51,7 +51,7 @@ pub struct Graph {
     pub positions: ValueId,
     /// Step input: each row's sequence (a row of the page table), `[rows]` u32.
     pub row_seq: ValueId,
-    /// Step input: rows whose logits are wanted, `[logit_rows]` u32.
+    /// Step input: rows with wanted logits, `[logit_rows]` u32.
     pub logit_rows: ValueId,
     /// Step output: `[logit_rows, vocab]` f32.
     pub logits: ValueId,
@@ -59,16 +59,15 @@ pub struct Graph {
     pub hooks: Vec<Hook>,
 }
 
-/// A name under which people look for an activation: where it is read, and where a change reaches all that read it by
-/// this name.
+/// A name for an activation: where it is read, and where a change reaches all later readers of this name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Hook {
-    /// As TransformerLens 3 (`blocks.3.hook_out`) or its earlier versions (`blocks.3.hook_resid_post`) call it, or
-    /// the checkpoint the module that computes it (`model.layers.3`).
+    /// The name in TransformerLens 3 (`blocks.3.hook_out`) or its earlier versions (`blocks.3.hook_resid_post`), or
+    /// the checkpoint's module that computes it (`model.layers.3`).
     pub name: String,
     /// The activation.
     pub value: ValueId,
-    /// The node after which the value is what the name says: later ones may work on it in place.
+    /// The node after which the value has the named contents; later nodes may change it in place.
     pub after: NodeId,
     /// The first column, and how many.
     pub columns: (u64, u64),
@@ -85,7 +84,7 @@ impl Graph {
         &self.nodes[id.0 as usize]
     }
 
-    /// The hook point that is known by this name.
+    /// The hook point with this name.
     pub fn hook(&self, name: &str) -> Option<&Hook> {
         self.hooks.iter().find(|hook| hook.name == name)
     }

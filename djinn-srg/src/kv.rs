@@ -1,4 +1,4 @@
-//! Where the KV cache's values lie in a page.
+//! The places of the KV cache's values in a page.
 
 use crate::{DType, Dim, Graph, Lifecycle, ValueId};
 
@@ -10,7 +10,7 @@ mod tests;
 /// of a key or value head follow its elements: `[k|v][kv head]` of `[token][head_dim]` and `[token]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvPlan {
-    /// Of each value, by [`ValueId`]; `None` for text and stack.
+    /// By [`ValueId`]; `None` for text and stack.
     places: Vec<Option<KvPlace>>,
     /// What follows the last value.
     end: KvPlace,
@@ -55,10 +55,10 @@ impl KvPlan {
         KvPlan { places, end }
     }
 
-    /// Where a data value lies.
+    /// The place of a data value.
     ///
     /// # Panics
-    /// If the value is no data value.
+    /// If the value is not a data value.
     pub fn place(&self, id: ValueId) -> KvPlace {
         self.places[id.0 as usize].unwrap_or_else(|| panic!("value {} is not in the KV cache", id.0))
     }

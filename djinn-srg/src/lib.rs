@@ -1,10 +1,8 @@
-//! The Semantically Rich Graph (SRG): what a decoder does, written down once as data.
+//! The Semantically Rich Graph (SRG): a decoder, written down once as data.
 //!
-//! A [`Graph`] lists a model's operations in execution order over values whose lifetimes are known. It
-//! holds no device code and no bytes. Everything else is derived from it: the order in which weights are
-//! used ([`tiles`]), the stack segment's offsets ([`StackPlan`]), the KV cache's
-//! ([`KvPlan`]), costs and bottlenecks ([`cost`]),
-//! and hook points.
+//! A [`Graph`] lists a model's operations in execution order over values with known lifetimes. It holds no device code
+//! and no bytes. Everything else is derived from it: the order in which weights are used ([`tiles`]), the stack
+//! segment's offsets ([`StackPlan`]), the KV cache's ([`KvPlan`]), costs and bottlenecks ([`cost`]), and hook points.
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 

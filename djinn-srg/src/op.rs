@@ -22,12 +22,12 @@ pub enum GeluForm {
     Tanh,
 }
 
-/// How attention weighs the positions that a row sees.
+/// How attention scores are computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scores {
     /// Factor on the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// Positions that a row sees, its own the last; all before it without. See [`Op::Attention`].
+    /// Number of positions that a row sees, its own included. `None`: all before it. See [`Op::Attention`].
     pub window: Option<u32>,
     /// Whether scores are biased by position. See [`Op::Attention`].
     pub alibi: bool,
@@ -46,7 +46,7 @@ impl Scores {
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Op {
     /// `indices[rows] (u32), table[n, d] -> [rows, d]`: gathers one row of the table for each token, or for each
-    /// position where the model learned those.
+    /// position if positions are learned.
     Embed,
     /// `positions[rows] (u32), inv_freq[r / 2] (f32) -> [rows, r]`: for each position the cosines, then the
     /// sines, of `position * inv_freq[i]`, times `scale`.
@@ -69,7 +69,7 @@ pub enum Op {
     /// `x[rows, k], weight[n, k], bias[n]? -> [rows, n]`: `x · weightᵀ + bias`.
     Linear,
     /// `qkv[rows, (heads + 2 kv_heads) * head_dim], query weight[head_dim], key weight[head_dim]`: RMSNorm of each
-    /// query head and of each key head by itself, in place (QK-norm, Henry et al. 2020).
+    /// query head and each key head, in place (QK-norm, Henry et al. 2020).
     HeadNorm {
         /// Query heads.
         heads: u32,
@@ -122,7 +122,7 @@ pub enum Op {
         head_dim: u32,
         /// Factor on the scores, usually `1 / sqrt(head_dim)`.
         scale: f32,
-        /// Positions that a row sees, its own the last; at least 1.
+        /// Number of positions that a row sees, its own included; at least 1.
         window: Option<u32>,
         /// Whether scores are biased by position.
         alibi: bool,
@@ -136,7 +136,7 @@ pub enum Op {
     },
     /// `a[rows, d], b[rows, d] -> [rows, d]`: the sum.
     Add,
-    /// `x[rows, d], logit_rows[n] (u32) -> [n, d]`: gathers the rows whose logits are wanted.
+    /// `x[rows, d], logit_rows[n] (u32) -> [n, d]`: gathers the rows with wanted logits.
     SelectRows,
     /// `logits[rows, experts] -> weights[rows, top_k], ids[rows, top_k] (u32)`: each row's `top_k` greatest, and the
     /// softmax over all experts there, divided by its sum if `renormalise` (Mixtral, Jiang et al. 2024).
@@ -148,8 +148,8 @@ pub enum Op {
         /// Whether a row's weights sum to one.
         renormalise: bool,
     },
-    /// `ids[rows, top_k] (u32) -> order[slots] (u32), starts[experts + 1] (u32)`: the slots of each expert; slot
-    /// `r · top_k + j` is row `r`'s place with the expert that it chose `j`-th.
+    /// `ids[rows, top_k] (u32) -> order[slots] (u32), starts[experts + 1] (u32)`: the slots of each expert. Slot `r ·
+    /// top_k + j` is row `r` with its `j`-th expert.
     Group {
         /// Experts to choose from.
         experts: u32,
@@ -157,17 +157,17 @@ pub enum Op {
         top_k: u32,
     },
     /// `x[slots / slots_per_row, k], order[slots], starts[experts + 1], weight[n, k] -> [slots, n]`: `x · weightᵀ` in
-    /// the rows of one expert's slots; the others' are left alone. A last input is the output, where an earlier node
-    /// made it.
+    /// the rows of one expert's slots; other rows are not touched. If an earlier node made the output, it is the last
+    /// input.
     ExpertLinear {
-        /// Whose weight it is.
+        /// The weight's expert.
         expert: u32,
         /// Experts to choose from.
         experts: u32,
         /// Slots that share a row of `x`: the experts of a row, or 1.
         slots_per_row: u32,
     },
-    /// `y[slots, d], weights[rows, top_k] -> [rows, d]`: each row's slots by their weights, added.
+    /// `y[slots, d], weights[rows, top_k] -> [rows, d]`: the weighted sum of each row's slots.
     Combine {
         /// Experts of a row.
         top_k: u32,
@@ -175,19 +175,19 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it gathers single rows of its weight, which then stays off the device.
+    /// Whether it gathers single rows of its weight, which then stays in host memory.
     pub const fn reads_rows(&self) -> bool {
         matches!(self, Op::Embed)
     }
 
-    /// Whether each output column depends on one row of its weights alone, so that the weights can be cut into tiles of
-    /// rows. Other operations read theirs whole.
+    /// Whether each output column depends on one row of its weights only, so that the weights can be cut into tiles of
+    /// rows. Other operations read whole weights.
     pub const fn splits_by_rows(&self) -> bool {
         matches!(self, Op::Linear | Op::ExpertLinear { .. })
     }
 
-    /// The number of experts that each row chose, if the operation's outputs say which; from then on it is known
-    /// which weights the step reads.
+    /// The number of experts that each row chose, if the outputs contain the choice. After it, the weights that the
+    /// step reads are known.
     pub const fn announces_choice(&self) -> Option<u32> {
         match *self {
             Op::Group { top_k, .. } => Some(top_k),

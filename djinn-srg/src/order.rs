@@ -3,8 +3,8 @@
 use crate::{Encoding, Graph, Node, NodeId, Op, ValueId};
 use std::ops::Range;
 
-/// A run of output rows of one node's weights, of one [`Encoding`](crate::Encoding): what one launch of the node's
-/// operation reads. Weights are cut once, as a function of the model alone, so that results never depend on where a weight is.
+/// A run of output rows of one node's weights, with one [`Encoding`](crate::Encoding): the weights of one launch. The
+/// cut depends on the model only, so results never depend on where a weight is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tile {
     /// The node that reads the tile.
@@ -13,7 +13,7 @@ pub struct Tile {
     pub rows: Range<u64>,
     /// The node's weights, in the operation's order.
     pub parts: Vec<Part>,
-    /// When a step reads the tile; every step does without one.
+    /// When a step reads the tile. `None`: always.
     pub condition: Option<Condition>,
 }
 
@@ -31,14 +31,14 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// The share of steps of `rows` rows in which it holds, if rows choose alike often and each by itself:
-    /// `1 - (1 - top_k / experts)^rows`.
+    /// The share of steps of `rows` rows in which it holds, if rows choose independently and all experts are equally
+    /// likely: `1 - (1 - top_k / experts)^rows`.
     pub fn probability(self, rows: u64) -> f64 {
         share_used(self.experts, self.top_k, rows)
     }
 }
 
-/// The share of experts that a step of `rows` rows uses, if all are chosen alike often.
+/// The share of experts that a step of `rows` rows uses, if all are equally likely.
 pub(crate) fn share_used(experts: u32, top_k: u32, rows: u64) -> f64 {
     1.0 - (1.0 - f64::from(top_k) / f64::from(experts)).powf(rows as f64)
 }
@@ -65,15 +65,15 @@ mod tests;
 const MAX_TILE: u64 = 64 << 20;
 const MIN_TILE: u64 = 64 << 10;
 
-/// The size above which weights are cut: a 64th of the model, as a power of two from 64 KiB to 64 MiB. A
-/// constant of the model, never of the budget.
+/// The size above which weights are cut: a 64th of the model, as a power of two from 64 KiB to 64 MiB. It depends on
+/// the model only, never on the budget.
 pub fn tile_bytes(graph: &Graph) -> u64 {
     let bytes: u64 = graph.weights().map(|(_, value)| value.cut_bytes(0..value.matrix()[0])).sum();
     (bytes / 64).clamp(MIN_TILE, MAX_TILE).next_power_of_two()
 }
 
-/// The most bytes of an encoded tile's rows as 16-bit elements, for devices that decode a tile before they compute from
-/// it. At most 64 MiB: a larger tile is decoded in pieces. 0 if no weight is encoded.
+/// The most bytes of an encoded tile's rows as 16-bit elements, for devices that decode a tile before they compute
+/// from it. At most 64 MiB, since a larger tile is decoded in pieces. 0 if no weight is encoded.
 pub fn decoded_bytes(graph: &Graph) -> u64 {
     let decoded = |tile: &Tile| {
         let encoded = tile
@@ -133,8 +133,8 @@ fn tile_rows(rows: u64, limit: u64) -> u64 {
     rows.div_ceil(rows.div_ceil(limit)).next_multiple_of(unit).min(rows)
 }
 
-/// Weights whose single rows a pass reads (embedding tables). They are gathered from host memory, or
-/// from the device where a tied output projection keeps them there.
+/// Weights of which a pass reads single rows (embedding tables). They are gathered from host memory, or from the
+/// device if a tied output projection keeps them there.
 pub fn gathered_tables(graph: &Graph) -> Vec<ValueId> {
     let nodes = graph.nodes.iter().filter(|n| n.op.reads_rows());
     nodes.flat_map(|n| n.weights.iter().copied()).collect()

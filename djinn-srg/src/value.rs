@@ -14,15 +14,15 @@ pub struct ValueId(pub u32);
 pub enum Dim {
     /// As many as the step has rows (prefill tokens plus decode tokens).
     Rows,
-    /// As many as the step has rows whose logits are wanted.
+    /// The number of the step's rows with wanted logits.
     LogitRows,
-    /// As many times as said as the step has rows: a *slot* is a row's place with one of its experts.
+    /// A multiple of the step's rows. A *slot* is a pair of a row and one of its experts.
     Slots(u32),
     /// A constant of the model.
     Fixed(u64),
 }
 
-/// How many rows a step has: resolves the symbolic dimensions.
+/// Numbers of a step's rows, for the symbolic dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Rows {
     /// Rows of the step ([`Dim::Rows`]).
@@ -49,20 +49,20 @@ impl Dim {
 pub enum Lifecycle {
     /// Weights: read-only, shared by all sessions.
     Text,
-    /// KV cache: one per session, outlives the step, may be swapped.
+    /// KV cache: one per session, outlives the step, can be swapped.
     Data,
-    /// Activations and step inputs: gone when the step ends.
+    /// Activations and step inputs: valid during the step.
     Stack,
 }
 
 /// A tensor that the graph names.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Value {
-    /// Unique in the graph, e.g. `blocks.3.attn.qkv.weight`. A weight source is asked by this name.
+    /// Unique in the graph, such as `blocks.3.attn.qkv.weight`. Weight sources know weights by this name.
     pub name: String,
     /// Row-major shape.
     pub shape: Vec<Dim>,
-    /// Element type; `None` for data, whose type the run chooses. Encoded rows of a weight may stand for another.
+    /// Element type; `None` for data, whose type the run chooses. Blocks decode to another type.
     pub dtype: Option<DType>,
     /// How a weight's rows are stored.
     #[serde(skip_serializing_if = "RowEncodings::is_plain")]
@@ -74,8 +74,8 @@ pub struct Value {
 }
 
 impl Value {
-    /// Rows that an operation computes in a step of `rows` to write this value: those of its first dimension, or all
-    /// of the step's where that is a constant (a cache).
+    /// Rows of the operation that writes this value in a step of `rows`: those of its first dimension, or all of the
+    /// step's if that is a constant (a cache).
     pub fn rows(&self, rows: Rows) -> u64 {
         match self.shape.first() {
             Some(Dim::Fixed(_)) | None => rows.rows,
@@ -109,17 +109,17 @@ impl Value {
         self.stored_bytes(0..self.matrix()[0])
     }
 
-    /// Bytes of some rows of a weight, as they are stored. See [`matrix`](Self::matrix).
+    /// Stored bytes of some rows of a weight. See [`matrix`](Self::matrix).
     ///
     /// # Panics
-    /// If it is no weight; and for rows in blocks that do not divide them, which the builder has refused.
+    /// If it is not a weight, or if blocks do not divide its rows, which the builder has refused.
     pub fn stored_bytes(&self, rows: Range<u64>) -> u64 {
         let bytes = self.encodings.bytes(self.dtype(), self.matrix()[1], rows);
         bytes.unwrap_or_else(|| panic!("{} does not fit its encodings {:?}", self.name, self.encodings))
     }
 
-    /// The bytes by which some rows of a weight are cut into tiles. Rows that are stored without loss count as plain ones:
-    /// tiles of both are the same rows, so that products of the same shapes compute from both.
+    /// The bytes by which rows of a weight are cut into tiles. Lossless rows count as plain ones, so tiles of both
+    /// have the same rows, and products of the same shapes.
     ///
     /// # Panics
     /// As [`stored_bytes`](Self::stored_bytes).

@@ -1,5 +1,5 @@
-//! What a plan and a graph are asked for, by the flags of `djinn plan` and `djinn srg`, or by the query of a request to a
-//! server, whose parameters have the flags' names.
+//! Requests for a plan or a graph: flags of `djinn plan` and `djinn srg`, or the query of a request to a server, whose
+//! parameters have the flags' names.
 
 use super::{dtype, kv_dtype};
 use crate::{Card, Error, Result, Setup, Target};
@@ -35,7 +35,7 @@ pub struct WorkArgs {
 }
 
 impl WorkArgs {
-    /// The card that is named, else `machine`; what else is said of it wins.
+    /// The named card, or else `machine`, with the given rates.
     ///
     /// # Errors
     /// As `machine`.
@@ -56,7 +56,7 @@ impl WorkArgs {
     }
 }
 
-/// What a plan is asked for.
+/// A request for a plan.
 #[derive(Clone, Debug, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PlanAsked {
@@ -77,7 +77,7 @@ pub struct PlanAsked {
     pub memory: Setup,
 }
 
-/// What a graph is asked for.
+/// A request for a graph.
 #[derive(Clone, Debug, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SrgAsked {
@@ -103,7 +103,7 @@ pub struct SrgAsked {
 }
 
 impl SrgAsked {
-    /// Refuses several sequences where there is one.
+    /// Refuses several sequences in a prefill.
     ///
     /// # Errors
     /// One line that says what to do.
@@ -118,7 +118,7 @@ impl SrgAsked {
     }
 }
 
-/// What costs are for.
+/// The phase of costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CostPhase {
@@ -128,7 +128,7 @@ pub enum CostPhase {
     Decode,
 }
 
-/// Flags as the parameters of a query: those that say something.
+/// Flags as query parameters, without absent ones.
 pub fn query(asked: &impl Serialize) -> Vec<(String, String)> {
     let Ok(serde_json::Value::Object(flags)) = serde_json::to_value(asked) else { return Vec::new() };
     let text = |value: serde_json::Value| match value {
@@ -139,10 +139,10 @@ pub fn query(asked: &impl Serialize) -> Vec<(String, String)> {
     flags.into_iter().filter_map(|(name, value)| Some((name, text(value)?))).collect()
 }
 
-/// Flags from the parameters of a query.
+/// Flags from query parameters.
 ///
 /// # Errors
-/// [`Error::Asked`] for a parameter that no flag is, or a value that it does not take, in one line.
+/// [`Error::Asked`] for an unknown parameter or an invalid value, in one line.
 pub fn of_query<'a, T: Args + FromArgMatches>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Result<T> {

@@ -1,4 +1,4 @@
-//! An answer that a server computes.
+//! An answer computed by a server.
 
 use super::{LONGEST_ANSWER, Remote};
 use crate::{Error, Generation, Meter, Result};
@@ -40,9 +40,9 @@ pub struct RemoteAnswer {
     pub ttft_ms: Option<f64>,
     /// Per token after the first one, in ms.
     pub tpot_ms: Option<f64>,
-    /// The same at the server.
+    /// The same, measured by the server.
     pub server_ttft_ms: Option<f64>,
-    /// The same at the server.
+    /// The same, measured by the server.
     pub server_tpot_ms: Option<f64>,
     /// Bytes of the request's body.
     pub sent_bytes: u64,
@@ -68,7 +68,7 @@ struct Began {
     forgotten: usize,
 }
 
-/// What it tells at the end.
+/// The server's last event.
 #[derive(Deserialize)]
 struct Ended {
     tokens: Vec<u32>,
@@ -137,7 +137,7 @@ impl Remote {
     /// while nothing comes, and may break off. The server then ends the answer.
     ///
     /// # Errors
-    /// [`Error::Refused`], also of an answer that fails in the middle; the server cannot be reached or understood.
+    /// [`Error::Refused`], also for an answer that fails in the middle. The server cannot be reached or understood.
     pub fn generate(
         &self,
         request: &Value,

@@ -1,4 +1,4 @@
-//! A model to a server's store; only what the store lacks is sent.
+//! Uploads a model to a server's store; only the missing pieces are sent.
 
 use super::{Remote, accepted};
 use crate::{Error, Result};
@@ -15,21 +15,21 @@ use std::time::Duration;
 use ureq::SendBody;
 use ureq::http::StatusCode;
 
-/// Between two reports of how far it is.
+/// How often progress is reported.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
-/// Waits before a piece is tried again.
+/// Waits before each attempt to send a piece again.
 const TRY_AGAIN_AFTER: [u64; 5] = [0, 1, 2, 4, 8];
-/// Where a piece goes on.
+/// The header for a piece's next byte.
 const OFFSET: &str = "upload-offset";
-/// Whether it is whole.
+/// The header for whether a piece is complete.
 const COMPLETE: &str = "upload-complete";
 
-/// What was sent of a model.
+/// Statistics of an upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pushed {
-    /// Bytes of the model, each equal piece counted once.
+    /// Bytes of the model; equal pieces count once.
     pub bytes: u64,
-    /// Bytes that were sent; more than were lacking if some had to be sent again.
+    /// Bytes sent, including repeated ones.
     pub sent_bytes: u64,
     /// Pieces of the model.
     pub pieces: usize,
@@ -37,7 +37,7 @@ pub struct Pushed {
     pub sent_pieces: usize,
 }
 
-/// What the server says of a manifest.
+/// The server's answer to a manifest.
 #[derive(Deserialize)]
 struct Lacking {
     id: ContentHash,
@@ -54,12 +54,12 @@ struct Lacked {
 }
 
 impl Remote {
-    /// Sends what the server lacks of a model, over several `connections`, and makes it a model of this name there. One that
-    /// was sent in part goes on. `progress` is told the bytes that are sent and those that were lacking.
+    /// Sends the pieces of a model that the server lacks, over several `connections`, and makes it a model of this
+    /// name there. An interrupted upload resumes. `progress` gets the bytes sent and the bytes that were lacking.
     ///
     /// # Errors
-    /// [`Error::Refused`]: the name is taken, this key may not send models, the store is full, or the model does not open
-    /// there. A file has changed; the server cannot be reached.
+    /// [`Error::Refused`]: the name is used, this key may not upload, the store is full, or the model does not open
+    /// there. A file has changed. The server cannot be reached.
     pub fn push(
         &self,
         model: &LocalModel,
@@ -69,7 +69,7 @@ impl Remote {
     ) -> Result<Pushed> {
         let body = json!({ "name": name, "files": model.manifest.files });
         let mut lacking: Lacking = self.post("/v1/store/manifests", &body)?;
-        // The largest first, so that connections end together.
+        // The largest first, so that the connections finish at about the same time.
         lacking.lacking.sort_by_key(|piece| std::cmp::Reverse(piece.bytes.saturating_sub(piece.have)));
         let sent_bytes = self.send_pieces(model, &lacking.lacking, connections, progress)?;
         if !lacking.committed {
@@ -83,7 +83,7 @@ impl Remote {
         })
     }
 
-    /// Sends what is lacking over several connections; the bytes that were sent.
+    /// Sends the missing pieces over several connections. Returns the bytes sent.
     fn send_pieces(
         &self,
         model: &LocalModel,
@@ -129,7 +129,7 @@ impl Remote {
     }
 }
 
-/// A piece on its way.
+/// A piece to send.
 struct Piece<'a> {
     server: &'a Remote,
     piece: &'a Lacked,
@@ -139,7 +139,7 @@ struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Sends what is left of it; again, from where it has come to, if that fails for a reason that may pass.
+    /// Sends the rest of it, and tries again after a transient failure.
     fn send(&self) -> Result<()> {
         let mut tries = TRY_AGAIN_AFTER.iter();
         let mut sent = self.send_from(self.piece.have);
@@ -152,7 +152,7 @@ impl Piece<'_> {
         }
     }
 
-    /// Sends what has not come, as the server says.
+    /// Sends the bytes after those that the server has.
     fn go_on(&self) -> Result<()> {
         let answer = self.server.asked("HEAD", &self.path())?;
         let told = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
@@ -188,8 +188,7 @@ impl Piece<'_> {
     }
 }
 
-/// Whether a failure to send a piece may pass: a connection that broke, a byte that was changed on the way, a server that
-/// is busy.
+/// Whether a failure to send a piece is transient: a broken connection, a byte changed in transit, a busy server.
 fn may_pass(error: &Error) -> bool {
     match error {
         Error::Refused { status, code, .. } => {

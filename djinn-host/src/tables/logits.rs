@@ -1,9 +1,9 @@
-//! Logits as lines for people, and as JSON.
+//! Logits as text and as JSON.
 
 use djinn_models::Model;
 use serde::Serialize;
 
-/// Tokens that are shown of each position.
+/// Tokens shown for each position.
 const BEST: usize = 5;
 
 /// Logits as a JSON object.

@@ -1,11 +1,11 @@
-//! A plan as lines for people.
+//! A plan as text.
 
 use super::count;
 use crate::{Activations, Known, Target, TaskPlan};
 use djinn_models::EncodedWeights;
 use djinn_vmu::{Bottleneck, size};
 
-/// The plan for people: where every byte would lie, and how fast it would run.
+/// The plan as text: the place of every byte, and the predicted speed.
 pub fn plan_table(f: &TaskPlan) -> String {
     let human = size::human;
     let cap = match (f.vram_bytes, f.machine.card) {
@@ -60,7 +60,7 @@ pub fn plan_table(f: &TaskPlan) -> String {
     lines.join("\n")
 }
 
-/// The machine, the rates that it is taken to have, and where they are from.
+/// The machine, its assumed rates, and their origin.
 fn machine(target: &Target) -> String {
     let known = match target.chosen {
         Known::Named => "",
@@ -110,7 +110,7 @@ fn streamed(f: &TaskPlan) -> String {
     )
 }
 
-/// A line for each segment that has bytes, and for those that every plan has. Their bytes are those of the device.
+/// A line for each segment with bytes, and for those that every plan has. The bytes are the device's.
 fn segments(f: &TaskPlan) -> Vec<String> {
     let s = &f.segments;
     let rows = [

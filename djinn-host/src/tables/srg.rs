@@ -1,11 +1,11 @@
-//! A graph as lines for people.
+//! A graph as text.
 
 use super::count;
 use djinn_srg::cost::{self, Cost, Work};
 use djinn_srg::{Graph, Node, NodeId};
 use djinn_vmu::{Bound, Machine, size};
 
-/// A run of nodes of the same block, or of none.
+/// A run of nodes of the same block, or of no block.
 struct Block {
     layer: Option<u32>,
     nodes: std::ops::Range<usize>,
@@ -57,7 +57,7 @@ impl Table<'_> {
     }
 }
 
-/// The graph for people: a row for each node with its costs, equal blocks once. `phase` says what the costs are for.
+/// The graph as text: a row for each node with its costs; equal blocks are shown once. `phase` names the costs' phase.
 pub(super) fn table(graph: &Graph, work: &Work, machine: &Machine, phase: &str) -> String {
     let groups = groups(graph);
     let cost = |i: usize| cost::node(graph, NodeId(i as u32), work);

@@ -1,7 +1,7 @@
-//! Block formats: the one table of them, and what a block stands for.
+//! Block formats: their table, and their decoders.
 //!
-//! The arithmetic of GGML's formats is that of its reference decoders, in f32 and in their order, so that decoded weights
-//! are the same bits. It is written so that a caller's instruction set vectorises it.
+//! The arithmetic of GGML's formats is that of its reference decoders, in f32 and in their order, so decoded weights
+//! have the same bits. It is written such that the caller's instruction set vectorises it.
 
 mod classic;
 mod groups;
@@ -10,9 +10,9 @@ mod tables;
 
 use half::f16;
 
-/// A format that stores a fixed number of neighbouring elements of a row in few bits with shared scales. Layouts are those
-/// of `block_*` in GGML's `ggml-common.h`. The last four are Djinn's own: what rows of GPTQ, AWQ and FP8 checkpoints
-/// become when they are read.
+/// A format that stores a fixed number of neighbouring elements of a row in few bits with shared scales. Layouts are
+/// those of `block_*` in GGML's `ggml-common.h`. The last four are Djinn's own, for rows of GPTQ, AWQ and FP8
+/// checkpoints, which are converted when they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types, missing_docs, reason = "the formats' own names")]
 pub enum BlockFormat {
@@ -39,7 +39,7 @@ pub enum BlockFormat {
     FP8_G128,
 }
 
-/// What a block's scales are stored as.
+/// The stored type of a block's scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ScaleType {
     F16,
@@ -73,10 +73,10 @@ impl BlockFormat {
     /// The most elements of any format's block, a multiple of every other's.
     pub const MOST_ELEMENTS: u64 = 256;
 
-    /// What the 4-bit codes of `IQ4_NL` and `IQ4_XS` stand for, besides a scale.
+    /// The levels of the 4-bit codes of `IQ4_NL` and `IQ4_XS`, before scaling.
     pub const IQ4_LEVELS: [f32; 16] = tables::IQ4_LEVELS;
 
-    /// What the 4-bit codes of `MXFP4` stand for, besides a scale of half the block's.
+    /// The levels of the 4-bit codes of `MXFP4`, for half the block's scale.
     pub const MXFP4_LEVELS: [f32; 16] = tables::E2M1_DOUBLED;
 
     /// Elements of a block, bytes of a block, the name, and where the scales of a block begin.
@@ -130,7 +130,7 @@ impl BlockFormat {
         self.row().3
     }
 
-    /// Writes a block's scales: each is the next of `scales`, rounded to what the format stores. Blocks with finite scales
+    /// Writes a block's scales: each is the next of `scales`, rounded to the format's type. Blocks with finite scales
     /// are valid whatever their other bytes are.
     pub fn set_scales(self, block: &mut [u8], mut scales: impl FnMut() -> f32) {
         for &at in self.scales() {
@@ -157,7 +157,7 @@ impl BlockFormat {
             blocks.len(),
             out.len()
         );
-        /// A macro, since a function that is passed on is called, and compiled without its caller's instruction set.
+        /// A macro: a function passed as an argument would be compiled without its caller's instruction set.
         macro_rules! each {
             ($decode:path) => {
                 for (block, out) in blocks.as_chunks().0.iter().zip(out.as_chunks_mut().0) {

@@ -103,10 +103,10 @@ impl GraphBuilder {
         (self.graph.tokens, self.graph.positions)
     }
 
-    /// Names an activation for people, as it is after the latest node. Its first name is the canonical one.
+    /// Names an activation, with its contents after the latest node. Its first name is the canonical one.
     ///
     /// # Errors
-    /// A name that another hook has, a value that is no activation.
+    /// A name that is in use, or a value that is not an activation.
     pub fn hook(&mut self, value: ValueId, name: String) -> Result<()> {
         match self.graph.value(value).shape.as_slice() {
             &[_, Dim::Fixed(width)] => self.hook_columns(value, (0, width), name),
@@ -114,10 +114,10 @@ impl GraphBuilder {
         }
     }
 
-    /// As [`hook`](Self::hook), for some columns: the first, and how many.
+    /// As [`hook`](Self::hook), for some columns: the first, and their number.
     ///
     /// # Errors
-    /// A name that another hook has, columns that the value lacks.
+    /// A name that is in use, or columns outside the value.
     pub fn hook_columns(&mut self, value: ValueId, columns: (u64, u64), name: String) -> Result<()> {
         let width = match *self.graph.value(value).shape.as_slice() {
             [Dim::Rows | Dim::LogitRows, Dim::Fixed(width)] => width,
@@ -144,7 +144,7 @@ impl GraphBuilder {
         self.encoded_weight(name, shape, dtype, RowEncodings::default())
     }
 
-    /// A weight of one or two dimensions whose rows are stored as `encodings` says. A vector is plain.
+    /// A weight of one or two dimensions, with these `encodings` of its rows. A vector is plain.
     pub fn encoded_weight(
         &mut self,
         name: &str,
@@ -170,7 +170,7 @@ impl GraphBuilder {
         Ok(id)
     }
 
-    /// The shape of a table, whose rows are gathered from one run of bytes.
+    /// The shape of a table, which must be one run of bytes.
     fn table(&self, name: &str, table: ValueId) -> Result<[u64; 2]> {
         let value = self.graph.value(table);
         let [rows, columns] = value.matrix();
@@ -187,8 +187,8 @@ impl GraphBuilder {
         self.push(name, Op::Embed, vec![tokens], vec![table], Dim::Rows, d)
     }
 
-    /// `table[positions, d]` gathered by the rows' positions, i.e. learned positions: `[rows, d]`. The table has a
-    /// row for each position up to the longest context.
+    /// `table[positions, d]` gathered by the rows' positions (learned positions): `[rows, d]`. The table has a row for
+    /// each position of the longest context.
     pub fn embed_positions(&mut self, name: &str, table: ValueId) -> Result<ValueId> {
         let [rows, d] = self.table(name, table)?;
         let context = self.graph.max_context;
@@ -285,7 +285,7 @@ impl GraphBuilder {
         Ok(())
     }
 
-    /// Appends keys and values of `qkv` to a KV cache of its own, `name.kv`, then attends: `[rows, heads * head_dim]`.
+    /// Appends keys and values of `qkv` to a new KV cache, `name.kv`, then attends: `[rows, heads * head_dim]`.
     pub fn attention(&mut self, name: &str, qkv: ValueId, heads: Heads, scores: Scores) -> Result<ValueId> {
         self.check_heads(name, qkv, heads)?;
         let Heads { heads, kv_heads, head_dim } = heads;
@@ -326,7 +326,7 @@ impl GraphBuilder {
         self.push(name, Op::Add, vec![a, b], vec![], dim, width)
     }
 
-    /// The rows of `x[rows, d]` whose logits are wanted: `[logit_rows, d]`.
+    /// The rows of `x[rows, d]` with wanted logits: `[logit_rows, d]`.
     pub fn select_rows(&mut self, name: &str, x: ValueId) -> Result<ValueId> {
         let (_, d) = self.activation(name, x)?;
         let logit_rows = self.graph.logit_rows;

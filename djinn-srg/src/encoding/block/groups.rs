@@ -1,5 +1,5 @@
-//! Groups of a row of Hugging Face's quantised checkpoints: 4-bit integers with a zero point (GPTQ, AWQ), and floats of 8
-//! bits. Checkpoints keep integers, scales and zero points in tensors of their own; here each group has its own beside it.
+//! Groups in rows of Hugging Face's quantised checkpoints: 4-bit integers with a zero point (GPTQ, AWQ), and 8-bit
+//! floats. Checkpoints keep integers, scales and zero points in separate tensors; here each group has its own.
 
 use super::scale;
 
@@ -21,7 +21,7 @@ pub(super) fn int4<const BYTES: usize, const ELEMENTS: usize>(
     }
 }
 
-/// f32 scale, bytes of E4M3 (Micikevicius et al. 2022). The codes 0x7f and 0xff, NaN there, go on with the numbers: 480.
+/// f32 scale, bytes of E4M3 (Micikevicius et al. 2022). The codes 0x7f and 0xff, NaN in E4M3, are decoded as 480.
 #[inline(always)]
 pub(super) fn fp8<const BYTES: usize, const ELEMENTS: usize>(block: &[u8; BYTES], out: &mut [f32; ELEMENTS]) {
     let d = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);

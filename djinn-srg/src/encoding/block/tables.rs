@@ -1,7 +1,7 @@
-//! The formats whose 4-bit codes stand for levels that are not evenly spaced: `IQ4_NL`, `IQ4_XS`, `MXFP4`.
+//! The formats with unevenly spaced levels for 4-bit codes: `IQ4_NL`, `IQ4_XS`, `MXFP4`.
 //!
-//! Layouts and levels are those of GGML's `ggml-common.h`. The first 16 elements of a run of 32 are the low halves of its
-//! 16 bytes, the others the high halves.
+//! Layouts and levels are those of GGML's `ggml-common.h`. The first 16 elements of a run of 32 are the low halves of
+//! its 16 bytes, the others the high halves.
 
 use super::scale;
 

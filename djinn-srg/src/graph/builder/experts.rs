@@ -1,4 +1,4 @@
-//! Mixtures of experts: a router's choice, the products of the chosen, and their sum.
+//! Mixtures of experts: a router's choice, the chosen experts' products, and their sum.
 
 #[cfg(test)]
 mod tests;
@@ -6,11 +6,11 @@ mod tests;
 use super::{GraphBuilder, Result};
 use crate::{DType, Dim, Lifecycle, NodeId, Op, ValueId};
 
-/// What a router chose, as [`GraphBuilder::route`] gives it to the experts. A *slot* is a row's place with one of its
-/// experts: slot `r · top_k + j` is row `r`'s with the expert that it chose `j`-th.
+/// A router's choice, from [`GraphBuilder::route`], for the experts. A *slot* is a pair of a row and one of its
+/// experts: slot `r · top_k + j` is row `r` with its `j`-th expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Routing {
-    /// f32 `[rows, top_k]`: what each choice counts.
+    /// f32 `[rows, top_k]`: the weight of each choice.
     pub weights: ValueId,
     /// u32 `[rows, top_k]`: the experts.
     pub ids: ValueId,
@@ -38,8 +38,7 @@ impl GraphBuilder {
     /// `name` and `name.group`.
     ///
     /// # Errors
-    /// More experts than [`Routing::MOST_EXPERTS`], or more of a row than there are or
-    /// [`Routing::MOST_CHOSEN`].
+    /// More experts than [`Routing::MOST_EXPERTS`], or a `top_k` above `experts` or [`Routing::MOST_CHOSEN`].
     pub fn route(&mut self, name: &str, logits: ValueId, top_k: u32, renormalise: bool) -> Result<Routing> {
         let (dim, width) = self.activation(name, logits)?;
         self.expect(name, "rows of the logits", dim, Dim::Rows)?;
@@ -66,12 +65,12 @@ impl GraphBuilder {
         Ok(Routing { weights, ids, order, starts, experts, top_k, group })
     }
 
-    /// `x · weight[n, k]ᵀ` for the slots of `expert`, in their rows of `[slots, n]`: of a value that the first
-    /// expert's call makes, and that the others' get as `into`. `x` is `[rows, k]`, whose rows their slots share, or
+    /// `x · weight[n, k]ᵀ` for the slots of `expert`, in their rows of `[slots, n]`. The first expert's call makes
+    /// that value, and the others get it as `into`. `x` is `[rows, k]`, with one row for all slots of a row, or
     /// `[slots, k]`.
     ///
     /// # Errors
-    /// Shapes that do not fit, or an expert that there is not.
+    /// Shapes that do not fit, or an expert out of range.
     pub fn expert_linear(
         &mut self,
         name: &str,
@@ -105,10 +104,10 @@ impl GraphBuilder {
         Ok(into)
     }
 
-    /// What the slots of each row give, `y[slots, d]`, by their weights and added: `[rows, d]`.
+    /// The weighted sum of each row's slots in `y[slots, d]`: `[rows, d]`.
     ///
     /// # Errors
-    /// A `y` that is not of this routing's slots.
+    /// A `y` with other slots than this routing's.
     pub fn combine(&mut self, name: &str, y: ValueId, routing: &Routing) -> Result<ValueId> {
         let &Routing { weights, top_k, .. } = routing;
         let (dim, d) = self.activation(name, y)?;
