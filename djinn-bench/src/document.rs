@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A result with its circumstances.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Document<T> {
     /// What was measured: `link`, `exp1`, `exp2`, `exp2-remote`, `exp3`, `sweep`, `swap` or `plan`.
@@ -55,7 +54,6 @@ impl<T: Serialize> Document<T> {
         Ok(())
     }
 
-    /// Writes it to a file.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
         std::fs::write(path, text).with_context(|| path.display().to_string())

@@ -50,7 +50,6 @@ struct Experiment<'a> {
     profile: Option<(String, Profile)>,
 }
 
-/// `djinn-bench exp1`.
 pub(crate) fn run(args: &Exp1Args) -> Result<()> {
     document::check_folder(args.json.as_deref())?;
     if args.simulate {

@@ -32,7 +32,6 @@ struct Experiment<'a> {
     peers: Peers,
 }
 
-/// `djinn-bench exp2`.
 pub(crate) fn run(args: &Exp2Args) -> Result<()> {
     if let Some(url) = &args.remote.server {
         return remote::run(args, url);

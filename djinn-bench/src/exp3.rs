@@ -48,7 +48,6 @@ impl Exp3 {
     }
 }
 
-/// `djinn-bench exp3`.
 pub(crate) fn run(args: &Exp3Args) -> Result<()> {
     check_folder(args.json.as_deref())?;
     let mut setup = args.device.setup()?;
@@ -192,7 +191,6 @@ impl<D: Ops> Bench<'_, D> {
             .collect())
     }
 
-    /// Ends all sessions.
     fn clear(&mut self) -> Result<()> {
         let ids: Vec<SessionId> = self.service.state().sessions().map(|session| session.id).collect();
         for id in ids {

@@ -40,7 +40,6 @@ const COLOURS: [RGBColor; 8] = [
 
 type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// `djinn-bench figures`.
 pub(crate) fn run(args: &FiguresArgs) -> Result<()> {
     if let Some(results) = &args.exp1 {
         exp1(&report::read(results, "exp1")?, &args.out)?;

@@ -46,7 +46,6 @@ pub(crate) struct Link {
     pub(crate) warnings: Vec<String>,
 }
 
-/// `djinn-bench link`.
 pub(crate) fn run(args: &LinkArgs) -> Result<()> {
     let setup = args.device.setup()?;
     let document = Document::new("link", setup.device, measure(&setup)?);

@@ -25,7 +25,6 @@ const DEFAULT: [&str; 6] = [
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Comparison {
-    /// The machine that predictions are for.
     pub(crate) predicted_for: String,
     pub(crate) prompt: u32,
     pub(crate) tokens: u32,
@@ -48,7 +47,6 @@ pub(crate) struct Row {
     pub(crate) failure: Option<String>,
 }
 
-/// `djinn-bench plan`.
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     let setup = args.device.setup()?;
     let default = || DEFAULT.iter().map(|case| case.parse().expect("a case")).collect();

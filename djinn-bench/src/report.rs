@@ -24,7 +24,6 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 pub(crate) use swap::swap;
 
-/// `djinn-bench report`.
 pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     let mut text = String::from("# Results\n");
     for path in files(&args.results)? {
@@ -139,7 +138,6 @@ fn percent(error: Option<f64>) -> String {
     error.map_or_else(|| "–".to_owned(), |error| format!("{:+.1} %", 100.0 * error))
 }
 
-/// The link.
 pub(crate) fn link(document: &Document<Link>) -> String {
     circumstances(document) + "\n" + &link_table(&document.body)
 }
@@ -167,7 +165,6 @@ fn link_table(link: &Link) -> String {
     text
 }
 
-/// Batches.
 pub(crate) fn sweep(document: &Document<Sweep>) -> String {
     let sweep = &document.body;
     let mut text = circumstances(document);

@@ -52,7 +52,6 @@ pub(crate) struct Sample {
     pub(crate) logits: Option<String>,
 }
 
-/// What a process reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Samples {
     /// From the process's start of work to its readiness.

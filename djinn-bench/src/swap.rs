@@ -20,7 +20,6 @@ use std::time::Instant;
 pub(crate) struct Swap {
     pub(crate) model: String,
     pub(crate) device: String,
-    /// Tokens of each session's context.
     pub(crate) tokens: u32,
     /// Bytes of its keys and values.
     pub(crate) session_bytes: u64,
@@ -35,7 +34,6 @@ pub(crate) struct Swap {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Way {
     pub(crate) name: String,
-    /// Bytes copied.
     pub(crate) bytes: u64,
     /// 1e9 bytes/s from the first byte to the last.
     pub(crate) gbps: Option<f64>,
@@ -76,7 +74,6 @@ pub(crate) struct Run {
     pub(crate) out_gbps: Option<f64>,
 }
 
-/// `djinn-bench swap`.
 pub(crate) fn run(args: &SwapArgs) -> Result<()> {
     let mut setup = args.device.setup()?;
     let model = model::open(&setup, &args.model)?;

@@ -41,13 +41,11 @@ pub(crate) struct Mode {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Batch {
     pub(crate) batch: u32,
-    /// Median time of a pass.
     pub(crate) pass_ms: f64,
     /// Of all sequences together.
     pub(crate) tokens_per_s: f64,
     /// Beside the sweep's first batch size, usually 1.
     pub(crate) ratio: f64,
-    /// Every pass.
     pub(crate) samples_ms: Vec<f64>,
     /// The same sequences as sessions of a service, where weights are resident; not in older documents.
     pub(crate) served: Option<Served>,
@@ -64,7 +62,6 @@ pub(crate) struct Served {
     pub(crate) ahead_share: f64,
 }
 
-/// `djinn-bench sweep`.
 pub(crate) fn run(args: &SweepArgs) -> Result<()> {
     if let Some(top_p) = args.top_p {
         ensure!((0.0..=1.0).contains(&top_p), "--top-p is {top_p}; it must be between 0 and 1");

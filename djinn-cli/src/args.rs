@@ -210,7 +210,6 @@ pub(crate) struct ServeArgs {
     pub(crate) device: DeviceArgs,
 }
 
-/// Words, or JSON objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogForm {
     /// `name=value`

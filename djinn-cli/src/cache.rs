@@ -49,9 +49,7 @@ pub(crate) struct CachedModel {
     pub(crate) name: String,
     /// Where it came from; `damaged` if its manifest cannot be read or files are missing.
     pub(crate) source: String,
-    /// Size of its files.
     pub(crate) bytes: u64,
-    /// Where it is.
     pub(crate) location: Location,
 }
 
@@ -76,7 +74,6 @@ impl Cache {
         Ok(Self::at(&root))
     }
 
-    /// A cache in the directory `root`.
     pub(crate) fn at(root: &Path) -> Self {
         Self {
             models: root.join("models"),

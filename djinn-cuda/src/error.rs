@@ -5,6 +5,7 @@ use crate::config::{CUBLAS, CUDA, DRIVER};
 /// A failure, told in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     /// The feature `cuda` was off.
     #[error("this build has no CUDA support; build with --features cuda, or use `device` cpu")]
@@ -34,23 +35,13 @@ pub enum Error {
     #[error(
         "there is no CUDA device {ordinal}: {count} are visible; see `nvidia-smi` and CUDA_VISIBLE_DEVICES"
     )]
-    NoSuchDevice {
-        /// The card asked for.
-        ordinal: u32,
-        /// The cards there are.
-        count: u32,
-    },
+    NoSuchDevice { ordinal: u32, count: u32 },
     /// The cap leaves nothing to allocate.
     #[error(
         "`vram` of {vram_bytes} bytes is too small: the CUDA context, code and workspaces alone take \
          {needed_bytes} bytes"
     )]
-    CapTooSmall {
-        /// The cap.
-        vram_bytes: u64,
-        /// The least that would do.
-        needed_bytes: u64,
-    },
+    CapTooSmall { vram_bytes: u64, needed_bytes: u64 },
     /// Others hold the card's memory.
     #[error(
         "the card has {free_bytes} bytes free, but {requested_bytes} are needed to fill `vram`; lower `vram`, or \
@@ -65,23 +56,18 @@ pub enum Error {
     /// A call into the driver failed.
     #[error("{call} failed: {name} ({code}): {text}")]
     Driver {
-        /// The driver's function.
         call: &'static str,
         /// `CUresult`.
         code: i32,
-        /// The code's name.
         name: String,
-        /// The driver's explanation.
         text: String,
     },
     /// A kernel could not be launched.
     #[error("launching {kernel} failed: {text} (CUDA error {code})")]
     Launch {
-        /// The launcher.
         kernel: &'static str,
         /// `cudaError_t`.
         code: i32,
-        /// The runtime's explanation.
         text: String,
     },
     /// The build has code for other cards alone.
@@ -92,14 +78,10 @@ pub enum Error {
     NoCode,
     /// The kernels do not run on this card.
     #[error("the kernels do not run on this card: {reason}")]
-    WarmUp {
-        /// What failed first.
-        reason: String,
-    },
+    WarmUp { reason: String },
     /// A call into cuBLASLt failed.
     #[error("{call} failed: {status}")]
     Cublas {
-        /// The library's function.
         call: &'static str,
         /// `cublasStatus_t`, by name.
         status: String,

@@ -5,6 +5,7 @@ use crate::Space;
 /// A device's failure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     /// The allocation would exceed the cap, or the system refused it.
     #[error(
@@ -12,13 +13,11 @@ pub enum Error {
         match space { Space::Device => "device", Space::Host => "host" }
     )]
     OutOfMemory {
-        /// Which memory.
         space: Space,
         /// Bytes asked for.
         requested_bytes: u64,
         /// Bytes allocated at that time.
         in_use_bytes: u64,
-        /// The cap.
         limit_bytes: u64,
     },
     /// A copy failed. Sticky: every later `sync` of the device returns it.
@@ -26,23 +25,14 @@ pub enum Error {
     CopyFailed {
         /// Bytes of the copy.
         bytes: u64,
-        /// The stream.
         stream: u32,
     },
     /// The device is gone, e.g. a worker of it panicked. Sticky.
     #[error("device lost: {reason}")]
-    DeviceLost {
-        /// What happened, in one line.
-        reason: String,
-    },
+    DeviceLost { reason: String },
     /// The operating system refused a resource, e.g. a thread.
     #[error("cannot create {what}: {reason}")]
-    Resource {
-        /// The resource.
-        what: &'static str,
-        /// The system's reason.
-        reason: String,
-    },
+    Resource { what: &'static str, reason: String },
 }
 
 /// A device's result.

@@ -296,7 +296,6 @@ impl<D: Ops> Batcher<D> {
         conversation.truncate(tokens, page_tokens);
     }
 
-    /// Whether a step is under way.
     pub(crate) fn is_stepping(&self) -> bool {
         !self.under_way.is_empty()
     }

@@ -377,7 +377,6 @@ impl<D: Ops> Engine<D> {
         self.trace.is_some()
     }
 
-    /// Number of spans collected.
     pub(crate) fn traced_spans(&self) -> usize {
         self.trace.as_ref().map_or(0, Recorder::spans)
     }

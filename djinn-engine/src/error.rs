@@ -5,6 +5,7 @@ use crate::{BadLogit, ConstraintError};
 /// The engine's failure.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     /// Memory cannot be planned, loaded or streamed.
     #[error(transparent)]
@@ -20,110 +21,55 @@ pub enum Error {
     Scheduler(djinn_scheduler::Error),
     /// A token outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocab}")]
-    UnknownToken {
-        /// The token.
-        token: u32,
-        /// Size of the vocabulary.
-        vocab: u64,
-    },
+    UnknownToken { token: u32, vocab: u64 },
     /// A weight has an encoding that the device cannot compute from.
     #[error(
         "weight {weight} is in {encoding}, from which {device} does not compute; open the model for this device"
     )]
-    Encoding {
-        /// The weight.
-        weight: String,
-        /// Its encoding.
-        encoding: djinn_srg::Encoding,
-        /// The device's name.
-        device: String,
-    },
+    Encoding { weight: String, encoding: djinn_srg::Encoding, device: String },
     /// Keys and values of a type that the device does not compute from.
     #[error("{device} does not compute from keys and values in {dtype}; choose f16, bf16 or f32")]
-    CacheType {
-        /// The type.
-        dtype: djinn_device::DType,
-        /// The device's name.
-        device: String,
-    },
+    CacheType { dtype: djinn_device::DType, device: String },
     /// A prompt without tokens.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,
     /// A sequence that does not fit its context.
     #[error("a sequence of {tokens} tokens does not fit a context of {context}; raise `context`")]
-    ContextFull {
-        /// Tokens that the sequence would have.
-        tokens: u64,
-        /// Tokens that fit.
-        context: u64,
-    },
+    ContextFull { tokens: u64, context: u64 },
     /// A context larger than the model's.
     #[error("`context` {asked} exceeds the model's context of {most} tokens")]
-    ContextTooLong {
-        /// As asked for.
-        asked: u64,
-        /// The model's.
-        most: u64,
-    },
+    ContextTooLong { asked: u64, most: u64 },
     /// An unknown session.
     #[error("session {session} does not exist")]
-    NoSession {
-        /// As asked for.
-        session: u64,
-    },
+    NoSession { session: u64 },
     /// A session that computes cannot be exported.
     #[error("session {session} computes; export it between turns, or pause it")]
-    NotAtRest {
-        /// As asked for.
-        session: u64,
-    },
+    NotAtRest { session: u64 },
     /// A session with changed activations, or one that is stopped at a breakpoint, depends on more than its tokens.
     #[error(
         "session {session} is stopped at a breakpoint, or was changed or steered at hooks; such sessions are not exported"
     )]
-    Hooked {
-        /// As asked for.
-        session: u64,
-    },
+    Hooked { session: u64 },
     /// The state of a turn's constraint cannot be exported.
     #[error(
         "the turn of session {session} obeys a schema, whose state is not exported; export it between turns"
     )]
-    ConstrainedTurn {
-        /// As asked for.
-        session: u64,
-    },
+    ConstrainedTurn { session: u64 },
     /// An exported session was given up or changed while it was read.
     #[error("session {session} changed or was given up while it was read; export it again")]
-    ImageLost {
-        /// As asked for.
-        session: u64,
-    },
+    ImageLost { session: u64 },
     /// An imported session that this engine cannot continue.
     #[error("the session cannot be imported: {what}: {detail}")]
-    Image {
-        /// The part that does not fit.
-        what: &'static str,
-        /// The reason.
-        detail: String,
-    },
+    Image { what: &'static str, detail: String },
     /// An intervention that its hook, its entry or the hook memory does not allow.
     #[error("at {hook}: {detail}")]
-    Intervention {
-        /// The hook.
-        hook: String,
-        /// The reason.
-        detail: String,
-    },
+    Intervention { hook: String, detail: String },
     /// No hook of the model has this name.
     #[error("the model has no hook `{0}`")]
     UnknownHook(String),
     /// The request needs a session that is stopped at a breakpoint.
     #[error("session {session} is not stopped at a breakpoint")]
-    NotPaused {
-        /// As asked for.
-        session: u64,
-    },
+    NotPaused { session: u64 },
     /// A step could need more hook memory than there is.
     #[error("with this, a step may need {need} bytes of memory for hooks, and `hook_bytes` is {have}")]
     HookMemory {
@@ -140,9 +86,7 @@ pub enum Error {
     Sampling {
         /// The field of [`Sampling`](crate::Sampling).
         field: &'static str,
-        /// As asked for.
         value: f32,
-        /// The valid range.
         range: &'static str,
     },
     /// Logits from which no token can be chosen.
@@ -156,10 +100,7 @@ pub enum Error {
     Stopped(String),
     /// The service was [retired](crate::Client::retire), and accepts nothing more.
     #[error("the engine is unloaded: {why}")]
-    Retired {
-        /// The reason.
-        why: String,
-    },
+    Retired { why: String },
 }
 
 impl From<djinn_vmu::Error> for Error {

@@ -31,7 +31,6 @@ pub(crate) struct Parts {
 pub(crate) struct Exchange {
     /// Inputs, laid out as on the stack.
     pub(crate) inputs: Buffer,
-    /// The block table.
     pub(crate) table: Buffer,
     /// How tokens are chosen from rows of logits, the changes of these logits, and the chosen tokens.
     pub(crate) draws: Buffer,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 /// An error of this crate, or of one below it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     /// The model cannot be opened, or its tokenizer or chat template fails on a text.
     #[error(transparent)]
@@ -19,19 +20,11 @@ pub enum Error {
     Cpu(#[source] djinn_device::Error),
     /// The GPU does not exist, or cannot be used.
     #[error("`device` {device}")]
-    Gpu {
-        /// The requested device.
-        device: DeviceName,
-        /// Why not.
-        source: djinn_cuda::Error,
-    },
-    /// A GPU that shall round to int8 what only the CPU device does.
+    Gpu { device: DeviceName, source: djinn_cuda::Error },
+    /// A request for int8 on a GPU that only the CPU device supports.
     #[error("--{flag} int8 is the CPU device's; on a GPU drop it, or take --device cpu")]
-    CpuOnly {
-        /// The flag.
-        flag: &'static str,
-    },
-    /// The host's memory would not hold the plan.
+    CpuOnly { flag: &'static str },
+    /// The host's memory is too small for the plan.
     #[error(
         "the model needs {} of memory and this machine has {} available; close other programs, shorten the \
          context, or take a smaller model",
@@ -45,12 +38,7 @@ pub enum Error {
     },
     /// An unknown card.
     #[error("there is no card {name}; {near}")]
-    UnknownCard {
-        /// As asked for.
-        name: String,
-        /// The nearest name, or all.
-        near: String,
-    },
+    UnknownCard { name: String, near: String },
     /// An invalid flag or parameter.
     #[error("{0}")]
     Asked(String),
@@ -59,20 +47,10 @@ pub enum Error {
     EmptyPrompt,
     /// A prompt that is longer than the model's context.
     #[error("{tokens} tokens exceed the model's context of {context}; give fewer")]
-    PromptTooLong {
-        /// Tokens of the prompt.
-        tokens: u64,
-        /// The longest context.
-        context: u64,
-    },
+    PromptTooLong { tokens: u64, context: u64 },
     /// A token outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocab}; give ids below that")]
-    UnknownToken {
-        /// The token.
-        token: u32,
-        /// Size of the vocabulary.
-        vocab: u64,
-    },
+    UnknownToken { token: u32, vocab: u64 },
     /// A message that leaves no room for an answer, even without earlier turns.
     #[error(
         "a message of {bytes} bytes{} does not fit a context of {context} tokens; shorten it, or load a longer context",
@@ -83,47 +61,29 @@ pub enum Error {
         bytes: usize,
         /// Tokens of the message and of what always precedes it; `None` if it is too long to count.
         tokens: Option<u64>,
-        /// The context.
         context: u64,
     },
     /// A settings file that is neither TOML nor YAML, or has other contents than keys and values.
     #[error("{}: {detail}; a settings file holds lines of key and value, as TOML or YAML", file.display())]
-    Settings {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong.
-        detail: String,
-    },
+    Settings { file: PathBuf, detail: String },
     /// Messages in an invalid order.
     #[error("messages must be a system message or none, then the user's and the assistant's in turn")]
     Conversation,
     /// Text for a model without a tokenizer.
     #[error("{model} has no tokenizer; give `prompt_tokens` 1,2,3")]
-    NoTokenizer {
-        /// The model.
-        model: String,
-    },
+    NoTokenizer { model: String },
     /// An unsupported URL of a server.
     #[cfg(feature = "remote")]
     #[error("{url} is no address of this program's: give http://HOST:PORT")]
-    NoAddress {
-        /// The URL.
-        url: String,
-    },
+    NoAddress { url: String },
     /// A server that cannot be reached, or that does not use HTTP.
     #[cfg(feature = "remote")]
     #[error("no answer from {url}")]
-    NoAnswer {
-        /// The request's URL.
-        url: String,
-        /// Why.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    NoAnswer { url: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// A server's answer that ended too early.
     #[cfg(feature = "remote")]
     #[error("the answer of {url} broke off")]
     BrokeOff {
-        /// The request's URL.
         url: String,
         /// The cause, if known.
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
@@ -131,21 +91,14 @@ pub enum Error {
     /// A server's answer that is not understood.
     #[cfg(feature = "remote")]
     #[error("{url} tells nothing that this version understands")]
-    NotUnderstood {
-        /// The request's URL.
-        url: String,
-        /// Why.
-        source: serde_json::Error,
-    },
+    NotUnderstood { url: String, source: serde_json::Error },
     /// A server's refusal.
     #[cfg(feature = "remote")]
     #[error("{}", djinn_models::printable::one_line(why))]
     Refused {
-        /// The HTTP status.
         status: u16,
         /// The machine-readable code, if there is one.
         code: Option<String>,
-        /// The message.
         why: String,
     },
     /// A server that requests a piece that the model does not have.
@@ -159,18 +112,10 @@ pub enum Error {
     /// A model's file that cannot be read.
     #[cfg(feature = "remote")]
     #[error("{}", file.display())]
-    Unreadable {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Unreadable { file: PathBuf, source: std::io::Error },
     /// A system message for a model without a chat template, or with the template disabled.
     #[error("`system` needs a chat template, which {model} lacks; drop it")]
-    NoTemplate {
-        /// The model.
-        model: String,
-    },
+    NoTemplate { model: String },
 }
 
 impl Error {

@@ -17,19 +17,19 @@ use djinn_template::{Context, Template, Value};
 use source::Sources;
 use std::path::Path;
 
-/// Longest template source, in bytes.
+/// The longest template source, in bytes.
 const MAX_SOURCE: usize = 1 << 20;
 
-/// Names of the templates that a model may have: the second is for conversations with tools.
+/// Names of a model's templates. The second is for conversations with tools.
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
-/// A model's chat template, parsed; with a second one where conversations with tools have their own.
+/// A model's parsed chat template, and a second one if it has one for conversations with tools.
 pub struct ChatTemplate {
     default: Template,
     tool_use: Option<Template>,
     source: String,
-    /// Special tokens by the names that templates know: `bos_token`, `eos_token`, ….
+    /// Special tokens by their names in templates: `bos_token`, `eos_token`, ….
     special: Vec<(&'static str, String)>,
 }
 
@@ -40,10 +40,10 @@ impl std::fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Parses a template; `bos_token` and `eos_token` are what it sees under these names.
+    /// Parses a template. `bos_token` and `eos_token` are its variables of these names.
     ///
     /// # Errors
-    /// [`Error::Template`] if it is too long or no Jinja.
+    /// [`Error::Template`] if it is too long or is not valid Jinja.
     pub fn new(source: &str, bos_token: Option<String>, eos_token: Option<String>) -> Result<Self> {
         let named = [("bos_token", bos_token), ("eos_token", eos_token)];
         let special = named.into_iter().filter_map(|(name, token)| Some((name, token?))).collect();
@@ -58,12 +58,12 @@ impl ChatTemplate {
     }
 
     /// The template of a Hugging Face directory: `chat_template.jinja`, `chat_template.json`, or the key
-    /// `chat_template` of `tokenizer_config.json`; text, or a list: `default` is taken, and `tool_use`
-    /// for conversations with tools, which may also be in `additional_chat_templates`. `None` if there is none.
+    /// `chat_template` of `tokenizer_config.json`. The key is a text, or a list with `default`, and `tool_use` for
+    /// conversations with tools, which may also be in `additional_chat_templates`. `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Io`] and [`Error::Malformed`] for a file that cannot be read, [`Error::Template`] for a
-    /// template that does not parse.
+    /// [`Error::Io`] and [`Error::Malformed`] for a file that cannot be read, [`Error::Template`] for a template that
+    /// does not parse.
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Option<Self>> {
         Sources::from_dir(dir.as_ref())?.map(Self::parse).transpose()
     }
@@ -82,16 +82,16 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// The conversation as text; with `add_generation_prompt` it ends where the assistant's turn begins.
-    /// Special tokens are spelled out in it: encode it without adding any.
+    /// The conversation as text. With `add_generation_prompt` it ends where the assistant's turn begins. It contains
+    /// the special tokens as text: encode it without adding any.
     ///
     /// # Errors
-    /// [`Error::Template`] with the template's own message where it raises one, or the bound that it hit.
+    /// [`Error::Template`] with the template's own message if it raises one, or the bound that it exceeded.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Rendered> {
         self.render_conversation(&Conversation::from_messages(messages), add_generation_prompt)
     }
 
-    /// [`render`](Self::render) for all that a template may be given: tools, calls, documents, variables.
+    /// As [`render`](Self::render), with everything that a template may use: tools, calls, documents, variables.
     ///
     /// # Errors
     /// As [`render`](Self::render).

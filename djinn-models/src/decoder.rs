@@ -1,4 +1,4 @@
-//! What a decoder is made of, whatever its family calls the pieces: sizes, norms, positions, blocks.
+//! A decoder, whatever its family calls the parts: sizes, norms, positions, blocks.
 //!
 //! A family turns a configuration into a [`Decoder`]; [`build`] turns that into a graph and into the recipe of each
 //! weight. Attention, rotary embedding, MLP, norm and mixture of experts are written once, in `graph`.
@@ -20,7 +20,7 @@ use djinn_srg::GeluForm;
 /// A decoder-only transformer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Decoder {
-    /// In Hugging Face's words: `LlamaForCausalLM`.
+    /// Hugging Face's name: `LlamaForCausalLM`.
     pub(crate) architecture: &'static str,
     pub(crate) sizes: Sizes,
     pub(crate) norm: Norm,
@@ -28,12 +28,12 @@ pub(crate) struct Decoder {
     pub(crate) block: Block,
     pub(crate) mlp: Mlp,
     pub(crate) biases: Biases,
-    /// Whether each query and key head is normed before its rotation.
+    /// Whether each query and key head has a norm before its rotation.
     pub(crate) head_norms: bool,
     pub(crate) window: Option<Window>,
-    /// Whether the logits are products with the embedding.
+    /// Whether the output projection is the embedding.
     pub(crate) tied: bool,
-    /// Where its weights are in the checkpoint.
+    /// The names of its weights in the checkpoint.
     pub(crate) tensors: Tensors,
 }
 
@@ -52,12 +52,11 @@ pub(crate) enum NormKind {
     Layer,
 }
 
-/// How a row knows its position.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Positions {
     /// Queries and keys are rotated (Su et al. 2021).
     Rotary(Rotary),
-    /// A table of as many rows as there are positions is added to the embedding (Radford et al. 2019).
+    /// A table with a row for each position is added to the embedding (Radford et al. 2019).
     Learned,
     /// Scores are biased by distance (Press et al. 2022).
     Alibi,
@@ -66,11 +65,11 @@ pub(crate) enum Positions {
 /// How a block joins attention and MLP to the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Block {
-    /// One after the other, each behind a norm of its own.
+    /// One after the other, each with a norm.
     Sequential,
-    /// Side by side behind one norm (Wang & Komatsuzaki 2021).
+    /// Side by side with one norm (Wang & Komatsuzaki 2021).
     Parallel,
-    /// Side by side, each behind a norm of its own.
+    /// Side by side, each with a norm.
     ParallelTwoNorms,
 }
 
@@ -81,7 +80,7 @@ pub(crate) enum Mlp {
     SwiGlu,
     /// `down(gelu(up))`.
     Gelu(GeluForm),
-    /// `chosen` of `count` SwiGLUs for each row, by a router's softmax (Jiang et al. 2024).
+    /// `chosen` of `count` SwiGLUs for each row, weighted by a router's softmax (Jiang et al. 2024).
     Experts { count: u64, chosen: u64 },
 }
 
@@ -94,17 +93,16 @@ pub(crate) struct Biases {
     pub(crate) head: bool,
 }
 
-/// Attention to the latest positions alone.
+/// Attention to the latest positions only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
-    /// Positions that a row sees, its own among them.
+    /// Number of positions that a row sees, its own included.
     pub(crate) positions: u64,
-    /// Which blocks have it, in order; those past the end have it too.
+    /// The blocks with a window, in order. Blocks beyond the end have one, too.
     pub(crate) blocks: Vec<bool>,
 }
 
 impl Decoder {
-    /// Rows of the query projection.
     pub(crate) fn q_rows(&self) -> u64 {
         self.sizes.heads * self.sizes.head_dim
     }
@@ -114,11 +112,11 @@ impl Decoder {
         self.sizes.kv_heads * self.sizes.head_dim
     }
 
-    /// Positions that a row of `block` sees, if not all.
+    /// Number of positions that a row of `block` sees; `None` for all.
     pub(crate) fn window(&self, block: u64) -> Option<u32> {
         let window = self.window.as_ref()?;
         let has = window.blocks.get(block as usize).copied().unwrap_or(true);
-        // A window as long as the context hides nothing.
+        // A window as long as the context masks nothing.
         (has && window.positions < self.sizes.context).then_some(window.positions as u32)
     }
 }

@@ -1,38 +1,27 @@
-//! Why a model cannot be opened. Every message is one line: what, where, and what to do where that is known.
+//! Errors of opening a model. Every message is one line: what, where, and what to do if that is known.
 
 use crate::printable::one_line;
 use std::fmt;
 use std::path::PathBuf;
 
-/// A checkpoint, configuration, tokenizer or template that cannot be used. Displayed as one printable
-/// line ([`one_line`]), since messages quote the files of strangers.
+/// A checkpoint, configuration, tokenizer or template that cannot be used. Displayed as one printable line
+/// ([`one_line`]), since messages quote strangers' files.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     /// The operating system refused.
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    Io { path: PathBuf, source: std::io::Error },
     /// A file is truncated, corrupt or hostile.
     Malformed {
-        /// The file.
         path: PathBuf,
         /// What is wrong, and at which byte, key or tensor.
         detail: String,
     },
     /// A tensor that the model needs is not in the checkpoint.
-    MissingTensor {
-        /// Its name in the file.
-        name: String,
-        /// The architecture.
-        architecture: String,
-    },
+    MissingTensor { name: String, architecture: String },
     /// A tensor has another shape than the configuration says.
     WrongShape {
-        /// Its name in the file.
         name: String,
         /// Shape in the file, outermost first.
         found: Vec<u64>,
@@ -40,30 +29,13 @@ pub enum Error {
         expected: Vec<u64>,
     },
     /// A well-formed input that Djinn does not support; named, never ignored.
-    Unsupported {
-        /// The feature, with its value.
-        what: String,
-        /// What to do instead.
-        remedy: String,
-    },
+    Unsupported { what: String, remedy: String },
     /// A key of a configuration is missing or out of range.
-    Config {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: String,
-        /// What is wrong with it.
-        detail: String,
-    },
+    Config { path: PathBuf, key: String, detail: String },
     /// The model's shapes do not form a graph.
     Graph(#[from] djinn_srg::GraphError),
     /// Nothing at this place looks like a model.
-    NotAModel {
-        /// As the user gave it.
-        place: String,
-        /// What was looked for.
-        detail: String,
-    },
+    NotAModel { place: String, detail: String },
     /// A tokenizer cannot be loaded, or text not be encoded.
     Tokenizer(String),
     /// A text that has more tokens than a context whatever it says.

@@ -1,6 +1,6 @@
-//! The model families: each file says what its configuration means and how its checkpoints name tensors.
+//! The model families: each file reads its configuration and names its tensors.
 //!
-//! `docs/adding-a-model.md` goes through one.
+//! `docs/adding-a-model.md` explains one.
 
 mod falcon;
 mod gguf;
@@ -28,7 +28,6 @@ pub(crate) struct Family {
     /// In `architectures`.
     pub(crate) architecture: &'static str,
     pub(crate) model_type: &'static str,
-    /// Its names of the sizes.
     pub(crate) keys: KeyNames,
     /// Reads the rest.
     read: fn(&JsonKeys, &Family) -> Result<Decoder>,
@@ -78,11 +77,11 @@ const GPT_KEYS: KeyNames = KeyNames {
     ..KEYS
 };
 
-/// The decoder that a configuration describes, as written by any version of transformers.
+/// The decoder of a configuration, as written by any version of transformers.
 ///
 /// # Errors
-/// [`Error::Unsupported`] names another architecture or a feature that Djinn lacks; [`Error::Config`]
-/// names a key that is missing or out of range.
+/// [`Error::Unsupported`] names another architecture or an unsupported feature. [`Error::Config`] names a key that is
+/// missing or out of range.
 pub(crate) fn from_json(keys: &JsonKeys) -> Result<Decoder> {
     let family = family(keys)?;
     let decoder = (family.read)(keys, family)?;
@@ -124,7 +123,7 @@ fn unsupported(what: String, remedy: &str) -> Error {
     Error::Unsupported { what, remedy: remedy.to_owned() }
 }
 
-/// Refuses a flag that changes the results in a way that is not implemented.
+/// Refuses a flag that would change the results and is not supported.
 fn refuse(keys: &JsonKeys, key: &str, default: bool, supported: bool) -> Result<()> {
     match keys.bool(key)?.unwrap_or(default) {
         value if value == supported => Ok(()),
@@ -132,8 +131,8 @@ fn refuse(keys: &JsonKeys, key: &str, default: bool, supported: bool) -> Result<
     }
 }
 
-/// The sizes. `context` and `head_dim` are what transformers takes for keys that are not there; without a size of
-/// their own, heads share the width, keys have as many as queries, and an MLP is four times as wide as its input.
+/// The sizes. `context` and `head_dim` are transformers' defaults. Other defaults: heads share the width, there are as
+/// many key as query heads, and an MLP is four times as wide as its input.
 fn sizes(keys: &JsonKeys, family: &Family, context: u64, head_dim: Option<u64>) -> Result<Sizes> {
     let need = |key| keys.need(key, keys.u64(key)?);
     let (hidden, heads) = (need(family.keys.hidden)?, need(family.keys.heads)?);
@@ -152,27 +151,27 @@ fn norm(keys: &JsonKeys, family: &Family, kind: NormKind, default: f64) -> Resul
     Ok(Norm { kind, eps: keys.f64(family.keys.eps)?.unwrap_or(default) as f32 })
 }
 
-/// The function between the products of an MLP without a gate.
+/// The activation of an MLP without a gate.
 fn gelu(keys: &JsonKeys, key: &str, default: &str) -> Result<GeluForm> {
     match keys.string(key)?.unwrap_or(default) {
         "gelu" => Ok(GeluForm::Erf),
-        // transformers calls the same function by these names.
+        // transformers has several names for the same function.
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(GeluForm::Tanh),
         other => Err(unsupported(format!("{key} {other}"), "supported: gelu, gelu_new, gelu_pytorch_tanh")),
     }
 }
 
-/// Positions of a window where the configuration does not tell.
+/// The default of a window's positions.
 const DEFAULT_WINDOW: u64 = 4096;
 
-/// The windows of a family in which some blocks have one and others not.
+/// The windows of a family in which only some blocks have one.
 fn mixed_window(keys: &JsonKeys, layers: u64) -> Result<Option<Window>> {
     let types = keys.list("layer_types", "a list of layer types", |v| v.as_str())?;
     let full = keys.u64("max_window_layers")?.unwrap_or(28);
     if !keys.bool("use_sliding_window")?.unwrap_or(false) {
         return Ok(None);
     }
-    // No window is written as null; a configuration without the key has transformers' default.
+    // null means no window; a missing key means transformers' default.
     let default = (!keys.contains("sliding_window")).then_some(DEFAULT_WINDOW);
     let Some(positions) = keys.u64("sliding_window")?.or(default) else { return Ok(None) };
     let blocks = if types.is_empty() {

@@ -1,9 +1,8 @@
-//! Checkpoint files, and the rows of the tensors in them.
+//! Checkpoint files, and the rows of their tensors.
 //!
-//! Files are read at positions, never mapped. A page of a mapping counts as resident memory of the process
-//! for as long as the system keeps it, and a file that shrinks while it is mapped ends the process with
-//! SIGBUS; a positional read that meets the file's end is an error with a name. Reads carry their own
-//! offset, so that several threads read one file without a lock.
+//! Files are read at positions, never mapped. A mapped page counts as the process's resident memory for as long as the
+//! system keeps it, and if a mapped file shrinks, SIGBUS ends the process; a positional read past the end is an error.
+//! Each read has its own offset, so several threads read one file without a lock.
 
 mod regular;
 #[cfg(test)]
@@ -21,23 +20,23 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Elements decoded at once when the stored type is not the one asked for; a multiple of every block size.
+/// Elements that are decoded at once if the stored type is not the wanted one; a multiple of every block size.
 const RUN_ELEMENTS: u64 = 64 * 1024;
 
-/// Bytes with positions. A read past the end is [`io::ErrorKind::UnexpectedEof`].
+/// Random-access bytes. A read past the end is [`io::ErrorKind::UnexpectedEof`].
 pub(crate) trait Source: Send + Sync {
     /// Length in bytes when the source was opened.
     fn len(&self) -> u64;
     /// Fills `out` with the bytes from `offset` on.
     fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// Whether these bytes, one or more, are whole rows that are kept as [`LosslessRow`](djinn_lossless::LosslessRow)s.
+    /// Whether these bytes, one or more, are whole rows stored as [`LosslessRow`](djinn_lossless::LosslessRow)s.
     fn keeps_rows(&self, _bytes: Range<u64>) -> bool {
         false
     }
 
-    /// Fills `out` with encoded rows, from the one that begins at `offset` on. Only for [those that are
-    /// kept](Self::keeps_rows).
+    /// Fills `out` with encoded rows, from the one that begins at `offset` on. Only for rows that are [stored
+    /// so](Self::keeps_rows).
     fn read_rows_at(&self, _out: &mut [u8], _offset: u64) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -58,11 +57,10 @@ impl Source for Vec<u8> {
     }
 }
 
-/// A regular file, read at positions.
 struct RegularFile {
     #[cfg(unix)]
     file: File,
-    /// Where the system has no positional read that leaves the file's cursor alone, reads take turns.
+    /// Without a positional read that leaves the file's cursor alone, reads take turns.
     #[cfg(not(unix))]
     file: std::sync::Mutex<File>,
     len: u64,
@@ -87,7 +85,7 @@ impl Source for RegularFile {
     }
 }
 
-/// A source of bytes and the name that errors give it.
+/// Bytes, and their name in errors.
 pub(crate) struct Input {
     pub(crate) path: PathBuf,
     pub(crate) source: Box<dyn Source>,
@@ -100,7 +98,7 @@ impl fmt::Debug for Input {
 }
 
 impl Input {
-    /// Opens a regular file; anything else is refused.
+    /// Opens a regular file. Others are refused.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let file = regular::open(path)?;
         let io_error = |source| Error::Io { path: path.to_owned(), source };
@@ -110,12 +108,12 @@ impl Input {
         Ok(Self { path: path.to_owned(), source: Box::new(RegularFile { file, len }) })
     }
 
-    /// Takes a whole file that is in memory; `name` stands for its path in errors.
+    /// A file in memory; `name` replaces its path in errors.
     pub(crate) fn from_bytes(name: &str, bytes: Vec<u8>) -> Self {
         Self { path: PathBuf::from(name), source: Box::new(bytes) }
     }
 
-    /// Fills `out` from `offset`; `what` is being read, for the error when the file has become shorter.
+    /// Fills `out` from `offset`. `what` names the contents, for the error if the file has become shorter.
     pub(crate) fn read(&self, out: &mut [u8], offset: u64, what: fmt::Arguments<'_>) -> Result<()> {
         let end = offset.saturating_add(out.len() as u64);
         self.source.read_exact_at(out, offset).map_err(|source| self.read_error(source, end, what))
@@ -130,7 +128,7 @@ impl Input {
         }
     }
 
-    /// The error for bad contents. `detail` may quote the file: line breaks in it are escaped, not joined.
+    /// The error for invalid contents. `detail` may quote the file: its line breaks are escaped.
     pub(crate) fn malformed(&self, detail: String) -> Error {
         let detail =
             if detail.contains(char::is_control) { detail.escape_debug().to_string() } else { detail };
@@ -138,7 +136,7 @@ impl Input {
     }
 }
 
-/// A tensor and where it lies: its bytes were checked against the file's length when it was opened.
+/// A tensor and its place. Its bytes were checked against the file's length at opening.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) info: TensorInfo,
@@ -216,7 +214,7 @@ fn check_run(TensorInfo { name, shape, .. }: &TensorInfo, run: &Range<u64>) {
     assert!(run.start <= run.end && run.end <= count, "elements {run:?} of {name}, which has {count}");
 }
 
-/// Where a run of elements begins in the file, and the bytes that it takes there.
+/// The offset and the bytes of a run of elements in the file.
 fn extent(stored: &Stored, run: &Range<u64>) -> Result<[u64; 2]> {
     let TensorInfo { name, stored: stored_type, .. } = &stored.info;
     let Some((block_elements, block_bytes)) = stored_type.block() else {
@@ -237,20 +235,20 @@ fn extent(stored: &Stored, run: &Range<u64>) -> Result<[u64; 2]> {
     Ok([stored.offset + bytes(first), bytes(elements)])
 }
 
-/// The bytes that a tensor of this shape takes, in blocks of (elements, bytes); `None` if the number does
-/// not fit, or if a row is no whole number of blocks (the innermost dimension is what a block runs along).
+/// Bytes of a tensor of this shape, in blocks of (elements, bytes). `None` if the number does not fit, or if a row is
+/// not a whole number of blocks; blocks run along the innermost dimension.
 pub(crate) fn stored_bytes(shape: &[u64], block: (u64, u64)) -> Option<u64> {
     let (block_elements, block_bytes) = block;
     if shape.last().is_some_and(|row| !row.is_multiple_of(block_elements)) {
         return None;
     }
     let elements = shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim))?;
-    // Room for the same tensor decoded to any type: 4 bytes an element is the most.
+    // The tensor decoded to any type must fit: 4 bytes an element at most.
     elements.checked_mul(4)?;
     (elements / block_elements).checked_mul(block_bytes)
 }
 
-/// The error for a name that the checkpoint does not have.
+/// The error for an unknown tensor.
 pub(crate) fn missing(name: &str) -> Error {
     Error::MissingTensor { name: name.into(), architecture: "the model".into() }
 }

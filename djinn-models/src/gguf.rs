@@ -1,7 +1,7 @@
 //! GGUF files, versions 2 and 3, little-endian: typed metadata and GGML's tensors.
 //!
-//! Opening reads the header only, through a small buffer, and checks every count and length against what is
-//! left of the file before it allocates. The layout is described in GGML's `docs/gguf.md`.
+//! Opening reads the header only, through a small buffer. Every count and length is checked against the rest of the
+//! file before memory is allocated. GGML's `docs/gguf.md` describes the layout.
 
 mod cursor;
 mod keys;
@@ -21,8 +21,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
 
-/// More than ten times the header of a model with the largest vocabularies in use; bounds what a hostile
-/// file can make the reader hold.
+/// More than ten times the header of a model with the largest vocabularies in use. It bounds the memory for a hostile
+/// file.
 const MAX_HEADER_BYTES: u64 = 128 << 20;
 const MAGIC: [u8; 4] = *b"GGUF";
 const DEFAULT_ALIGNMENT: u32 = 32;
@@ -38,7 +38,7 @@ pub struct Gguf {
     tensors: HashMap<String, Stored>,
 }
 
-/// A tensor as the header lists it; its offset counts from the start of the data.
+/// A tensor in the header. Its offset counts from the start of the data.
 struct Entry {
     info: TensorInfo,
     offset: u64,
@@ -49,7 +49,7 @@ impl Gguf {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// The file cannot be read, is malformed, or is of a kind that is refused by name: version 1,
+    /// A file that cannot be read or is malformed, or of an unsupported kind, which the error names: version 1,
     /// big-endian, one part of a split model.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::parse(Input::open(path.as_ref())?)
@@ -77,12 +77,12 @@ impl Gguf {
         Ok(Self { input, version, metadata, tensors })
     }
 
-    /// Where its tensors lie, in no particular order.
+    /// The places of its tensors, unordered.
     pub(crate) fn into_tensors(self) -> Vec<Stored> {
         self.tensors.into_values().collect()
     }
 
-    /// The file, as errors name it.
+    /// The file's name in errors.
     pub fn path(&self) -> &Path {
         &self.input.path
     }

@@ -1,5 +1,5 @@
-//! Opening a model: find it, read its configuration, check its tensors, build its graph. Weights stay in
-//! their files.
+//! Opens a model: finds it, reads its configuration, checks its tensors, builds its graph. Weights stay in their
+//! files.
 
 mod generation;
 mod json;
@@ -22,10 +22,10 @@ use djinn_vmu::WeightSource;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where a model is.
+/// A model's location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// A directory in Hugging Face's layout, or one that holds a single GGUF file.
+    /// A directory in Hugging Face's layout, or one with a single GGUF file.
     Directory(PathBuf),
     /// A GGUF file.
     Gguf(PathBuf),
@@ -34,7 +34,7 @@ pub enum Location {
     /// Seeded random weights in the shape of a known model: `llama-2-13b`, `tiny?layers=1&seed=3`
     /// ([`synthetic`]).
     Synthetic(String),
-    /// A model of a content store ([`stored`]); never found by [`find`](Self::find).
+    /// A model of a content store ([`stored`]). [`find`](Self::find) never returns it.
     Stored {
         /// The folder of its manifest and small files.
         folder: PathBuf,
@@ -46,7 +46,7 @@ pub enum Location {
 }
 
 impl Location {
-    /// The location that a user means by `place`: `synthetic:NAME` or a path that exists.
+    /// The location that a user's `place` names: `synthetic:NAME` or an existing path.
     ///
     /// # Errors
     /// [`Error::NotAModel`] for anything else.
@@ -70,50 +70,50 @@ impl Location {
     }
 }
 
-/// How to open a model.
+/// Options for opening a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Element type of matrices in memory: f32, f16 or bf16. `None` keeps the stored type, and makes f16 of
-    /// quantised blocks that [`encodings`](Self::encodings) does not keep. Norms and biases keep their stored type in any
-    /// case.
+    /// Element type of matrices in memory: f32, f16 or bf16. `None` keeps the stored type, and decodes quantised
+    /// blocks to f16 unless [`encodings`](Self::encodings) has them. Norms and biases always keep their stored type.
     pub dtype: Option<DType>,
-    /// What the device computes from, besides plain elements: matrices that are stored so stay so. None by default.
+    /// The encodings that the device computes from, besides plain elements: matrices stored so keep them. Default:
+    /// none.
     pub encodings: &'static [Encoding],
-    /// Whether 16-bit matrices are encoded without loss while they load; `encodings` must have that.
+    /// Whether plain 16-bit matrices are encoded without loss during loading; requires that encoding in `encodings`.
     pub packing: Packing,
 }
 
-/// Whether 16-bit matrices that a checkpoint stores plain are encoded without loss while they load.
+/// Whether plain 16-bit matrices of a checkpoint are encoded without loss during loading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Packing {
-    /// They stay as they are stored.
+    /// They are not.
     #[default]
     Never,
-    /// Those that it makes at least 3 % smaller are. Opening looks through all of them, on all cores.
+    /// Those that become at least 3 % smaller are. Opening reads all of them, on all cores.
     Fitting,
-    /// Those of bf16 are taken to fit, without looking: for plans. Loading fails at a row that does not.
+    /// All bf16 matrices are, unchecked: for plans. Loading fails at a row that does not fit.
     Assumed,
 }
 
-/// A model that is ready to be placed and run.
+/// An open model.
 pub struct Model {
-    /// For people: the directory's or file's name, or `synthetic:NAME`.
+    /// For display: the directory's or file's name, or `synthetic:NAME`.
     pub name: String,
-    /// In the checkpoint's own words, e.g. `LlamaForCausalLM`.
+    /// The checkpoint's name for it, such as `LlamaForCausalLM`.
     pub architecture: String,
-    /// What it computes.
+    /// Its graph.
     pub graph: Graph,
-    /// Its weights, by the names in the graph.
+    /// Its weights, by their names in the graph.
     pub source: Arc<dyn WeightSource>,
-    /// None when the checkpoint has none. That of synthetic models is a stand-in ([`synthetic`]).
+    /// `None` if the checkpoint has none. Synthetic models have a stand-in ([`synthetic`]).
     pub tokenizer: Option<Tokenizer>,
-    /// How a conversation becomes text; none for base models.
+    /// The chat template; `None` for base models.
     pub chat: Option<ChatTemplate>,
-    /// What the model's makers suggest for sampling.
+    /// The sampling defaults of the model's makers.
     pub defaults: GenerationDefaults,
-    /// Where it was opened.
+    /// Its location.
     pub location: Location,
-    /// How the weights that are encoded, in the checkpoint or in memory, are in memory; none if there are none.
+    /// The form in memory of weights that are encoded in the checkpoint or in memory; empty if there are none.
     pub encoded: Vec<EncodedWeights>,
 }
 
@@ -127,7 +127,7 @@ impl std::fmt::Debug for Model {
     }
 }
 
-/// Opens the model: reads headers and configuration, and no weights but to [pack](Packing::Fitting) them.
+/// Opens the model: reads headers and configuration. Reads weights only to [encode](Packing::Fitting) them.
 ///
 /// # Errors
 /// One line that names the place, and the key, tensor or feature at fault: see [`Error`].
@@ -168,7 +168,7 @@ fn open_directory(path: &Path, options: &OpenOptions) -> Result<Model> {
     }
 }
 
-/// An adapter changes a model that is elsewhere: its directory is none, and beside a model it must not be overlooked.
+/// Refuses an adapter: alone it is not a model, and beside a model it must not be ignored.
 fn refuse_adapter(directory: &Path) -> Result<()> {
     let files = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"];
     match files.into_iter().find(|file| directory.join(file).exists()) {
@@ -192,13 +192,13 @@ pub(crate) fn gguf_files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Opens the tensors at `weights`, with everything else in `directory`.
+/// Opens the tensors at `weights`, and everything else in `directory`.
 fn open_safetensors(directory: &Path, weights: &Path, options: &OpenOptions) -> Result<Model> {
     let keys = JsonKeys::open(&directory.join("config.json"))?;
     of_safetensors(directory, keys, SafetensorsDir::open(weights)?, file_name(weights), options)
 }
 
-/// The model called `name` of these tensors and keys, with everything else in `directory`.
+/// A model called `name` from these tensors and keys, and everything else in `directory`.
 pub(crate) fn of_safetensors(
     directory: &Path,
     keys: JsonKeys,
@@ -240,8 +240,8 @@ pub(crate) fn of_gguf(gguf: Gguf, name: String, options: &OpenOptions) -> Result
     Ok(Model { architecture, graph, source, tokenizer, chat, defaults, location, encoded, name })
 }
 
-/// Checks the tensors against the configuration; the graph, the source of its weights, and how encoded ones are in
-/// memory.
+/// Checks the tensors against the configuration. Returns the graph, the source of its weights, and the form of encoded
+/// weights in memory.
 fn assemble(
     mut decoder: Decoder,
     name: &str,
@@ -257,7 +257,7 @@ fn assemble(
     Ok((graph, Arc::new(CheckpointSource::new(file, map)), encoded))
 }
 
-/// The last component of the path that `path` stands for, without a weight file's extension.
+/// The name of a path's resolved target, without a weight file's extension.
 fn file_name(path: &Path) -> String {
     let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = if full.is_dir() { full.file_name() } else { full.file_stem() };

@@ -1,7 +1,7 @@
-//! Packed checkpoints: safetensors files whose 16-bit matrices are stored in 12 bits, without loss.
+//! Packed checkpoints: safetensors files with 16-bit matrices in 12 bits, without loss.
 //!
-//! A packed file stands for one safetensors file, byte for byte, and is read at the positions of that file: whatever
-//! reads safetensors reads it. `docs/packed-format.md` describes the format, `djinn-lossless` the rows.
+//! A packed file represents one safetensors file, byte for byte, and is read at that file's positions. So all code
+//! that reads safetensors can read it. `docs/packed-format.md` describes the format, `djinn-lossless` the rows.
 
 mod bands;
 mod folder;
@@ -18,7 +18,7 @@ use djinn_lossless::LosslessRow;
 use djinn_srg::{DType, Encoding, Graph, Value};
 use std::path::{Path, PathBuf};
 
-/// Follows the name of a safetensors file in the name of its packed file.
+/// The extension that is appended to a safetensors file's name.
 pub const EXTENSION: &str = "packed";
 
 /// Opens a safetensors file, packed or not, by its extension.
@@ -27,17 +27,17 @@ pub(crate) fn open(path: &Path) -> Result<Input> {
     if path.extension().is_some_and(|e| e == EXTENSION) { unpacked(input) } else { Ok(input) }
 }
 
-/// The safetensors file that a packed one stands for.
+/// The safetensors file that a packed one represents.
 ///
 /// # Errors
-/// The file is truncated, corrupt, or of a version that this build does not know.
+/// A file that is truncated, corrupt, or of an unknown version.
 pub(crate) fn unpacked(packed: Input) -> Result<Input> {
     let path = packed.path.clone();
     Ok(Input { path, source: Box::new(source::PackedSource::open(packed)?) })
 }
 
-/// Bytes of a model's weights if its bf16 matrices were stored in 12 bits a value; `None` if none would be. What packing
-/// gains with f16 follows from the values.
+/// Bytes of a model's weights with its bf16 matrices in 12 bits a value; `None` if none would be. The gain for f16
+/// depends on the values.
 pub fn lossless_bytes(graph: &Graph) -> Option<u64> {
     let sizes = graph.weights().map(|(_, value)| {
         let [rows, columns] = value.matrix();
@@ -54,7 +54,7 @@ pub fn lossless_bytes(graph: &Graph) -> Option<u64> {
     any.then(|| sizes.iter().map(|(plain, encoded)| encoded.unwrap_or(*plain)).sum())
 }
 
-/// Bytes of a model's weights if its encoded matrices were 16-bit elements; `None` if none is encoded.
+/// Bytes of a model's weights with its encoded matrices as 16-bit elements; `None` if none is encoded.
 pub fn plain_bytes(graph: &Graph) -> Option<u64> {
     let plain = |value: &Value| {
         let [_, columns] = value.matrix();
@@ -67,7 +67,7 @@ pub fn plain_bytes(graph: &Graph) -> Option<u64> {
     any.then(|| graph.weights().map(|(_, value)| plain(value)).sum())
 }
 
-/// The file itself, else its packed form; `None` if neither is there.
+/// The file, or else its packed form; `None` if neither exists.
 pub(crate) fn find(path: &Path) -> Option<PathBuf> {
     [path.to_owned(), with_extension(path)].into_iter().find(|path| path.exists())
 }
@@ -83,7 +83,6 @@ fn with_extension(path: &Path) -> PathBuf {
     suffixed(path, EXTENSION)
 }
 
-/// `path.suffix`.
 fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".");

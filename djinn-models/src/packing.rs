@@ -1,4 +1,4 @@
-//! Encoding without loss while weights load: 16-bit matrices that are stored plain, in 12 bits an element in memory.
+//! Lossless encoding during loading: plain 16-bit matrices become 12 bits an element in memory.
 
 use crate::weights::Tally;
 use crate::{Error, Model, OpenOptions, Packing, Result};
@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Rows are looked at in pieces of about this many bytes.
+/// Rows are checked in pieces of about this many bytes.
 const PIECE: usize = 1 << 20;
 
 /// A matrix that may be encoded.
@@ -20,12 +20,12 @@ struct Candidate {
     rows: u64,
     form: SixteenBit,
     row: LosslessRow,
-    /// Whether every row that was looked at can be.
+    /// Whether every row so far can be encoded.
     fits: AtomicBool,
 }
 
 impl Candidate {
-    /// A plain matrix of 16 bits an element, if an encoded row is smaller.
+    /// A plain matrix of 16-bit elements, if an encoded row is smaller.
     fn new(value: &Value) -> Option<Candidate> {
         let [rows, columns] = value.matrix();
         let dtype = value.dtype();
@@ -45,7 +45,7 @@ impl Candidate {
     }
 }
 
-/// Encodes what `options` ask for of a model that was opened: its graph says so, and its source does it.
+/// Encodes what `options` request of an open model: changes its graph and its source.
 pub(crate) fn pack(model: &mut Model, options: &OpenOptions) -> Result<()> {
     if options.packing == Packing::Never {
         return Ok(());
@@ -85,7 +85,7 @@ pub(crate) fn pack(model: &mut Model, options: &OpenOptions) -> Result<()> {
     Ok(())
 }
 
-/// Finds out which of the candidates fit, on all cores. A row that does not ends the reading of its matrix.
+/// Determines which candidates fit, on all cores. The first row that does not fit ends its matrix.
 fn look(candidates: &[Candidate], source: &dyn WeightSource) -> Result<()> {
     let pieces: Vec<(&Candidate, Range<u64>)> = candidates
         .iter()
@@ -120,7 +120,7 @@ fn look(candidates: &[Candidate], source: &dyn WeightSource) -> Result<()> {
     }
 }
 
-/// Reads rows into `plain` and encodes them to `out`; the first that cannot be.
+/// Reads rows into `plain` and encodes them to `out`. Returns the first row that does not fit.
 fn encode(
     of: &Candidate,
     source: &dyn WeightSource,

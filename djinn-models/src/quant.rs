@@ -1,4 +1,4 @@
-//! Stored elements as f32, then narrowed.
+//! Decodes stored elements to f32, then narrows them.
 
 #[cfg(test)]
 mod tests;
@@ -14,8 +14,8 @@ const TILE: usize = BlockFormat::MOST_ELEMENTS as usize;
 /// Decodes whole blocks of `stored` to little-endian `dtype`.
 ///
 /// # Panics
-/// If the lengths do not correspond, or for a stored type without a decoder or an integer `dtype`: callers
-/// have refused those.
+/// If the lengths do not match, or for a stored type without a decoder or an integer `dtype`, which callers have
+/// refused.
 pub(crate) fn decode(stored: StoredType, blocks: &[u8], dtype: DType, out: &mut [u8]) {
     let (elements, bytes) = stored.block().unwrap_or_else(|| panic!("no decoder for {}", stored.name()));
     let [elements, bytes, out_bytes] = [elements, bytes, dtype.bytes()].map(|n| n as usize);

@@ -1,9 +1,9 @@
 //! Quantised safetensors checkpoints (`quantization_config` of `config.json`), read as tensors in blocks.
 //!
-//! GPTQ, AWQ and FP8 keep what a matrix is made of in tensors of their own: packed integers, zero points, scales. Here
-//! these are one tensor `NAME.weight` of `[outputs, inputs]`, whose rows are blocks of a [`BlockFormat`]. They are
-//! repacked when they are read, a few rows at a time, without a change of any number; so whatever reads blocks reads them.
-//! Only weights are quantised: activations stay as they are, also where a checkpoint has scales for them.
+//! GPTQ, AWQ and FP8 store a matrix in several tensors: packed integers, zero points, scales. Here they are one tensor
+//! `NAME.weight` of `[outputs, inputs]`, whose rows are blocks of a [`BlockFormat`]. They are repacked when they are
+//! read, a few rows at a time, without changing a number. So all code that reads blocks can read them. Only weights
+//! are quantised: activations are not, even if a checkpoint has scales for them.
 
 mod config;
 mod fp8;
@@ -22,7 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
-/// Elements that are decoded at once; a row at least.
+/// Elements decoded at once; at least a row.
 const RUN_ELEMENTS: u64 = 64 * 1024;
 
 /// A quantised checkpoint. Tensors are read from several threads at once.
@@ -31,11 +31,11 @@ pub struct QuantisedDir {
     file: SafetensorsDir,
     /// By their names, `NAME.weight`.
     matrices: HashMap<String, Matrix>,
-    /// Tensors of the file that say something of a matrix or nothing at all.
+    /// Tensors of the file that belong to a matrix, or are redundant.
     hidden: HashSet<String>,
 }
 
-/// A matrix that is stored in parts.
+/// A matrix stored in several tensors.
 #[derive(Debug)]
 struct Matrix {
     info: TensorInfo,
@@ -49,18 +49,18 @@ enum Parts {
     Fp8(Fp8),
 }
 
-/// The tensors of a checkpoint whose configuration is `keys`, quantised or not.
+/// The tensors of a checkpoint with the configuration `keys`, quantised or not.
 ///
 /// # Errors
-/// [`Error::Unsupported`] names a method or a setting that Djinn lacks; tensors are missing, or have other shapes or
-/// types than the method says.
+/// [`Error::Unsupported`] names an unsupported method or setting. Tensors that are missing, or have the wrong shape or
+/// type for the method.
 pub(crate) fn tensors(
     file: SafetensorsDir,
     keys: &JsonKeys,
     decoder: &Decoder,
 ) -> Result<Box<dyn TensorFile>> {
     let Some(method) = config::method(keys)? else { return Ok(Box::new(file)) };
-    // Its matrices are stored `[inputs, outputs]` before they are quantised, and not all of them after.
+    // Its matrices are `[inputs, outputs]` before quantisation, and not all of them after it.
     if decoder.tensors.transposed {
         return Err(Error::Unsupported {
             what: format!("quantization_config {} of {}", method.name(), decoder.architecture),
@@ -71,12 +71,12 @@ pub(crate) fn tensors(
 }
 
 impl QuantisedDir {
-    /// A checkpoint in memory: the bytes of its `config.json`, where only `quantization_config` counts, and those of one
+    /// A checkpoint in memory: the bytes of its `config.json`, of which only `quantization_config` is read, and of one
     /// safetensors file.
     ///
     /// # Errors
-    /// The configuration is no JSON object, has no method, or one that is not supported; the file is malformed, or not
-    /// what the method says.
+    /// A configuration that is not a JSON object, or has no or an unsupported method. A file that is malformed, or
+    /// does not fit the method.
     pub fn from_bytes(config: &[u8], weights: Vec<u8>) -> Result<Self> {
         let keys = JsonKeys::parse(Path::new("config.json in memory"), config)?;
         let method = config::method(&keys)?;
@@ -111,7 +111,7 @@ impl QuantisedDir {
             if own != name && file.tensor(&own).is_some() {
                 return Err(unsupported(format!("tensor {own} beside {name}"), "keep one of them"));
             }
-            // The sizes that a matrix in blocks has anywhere: counts that fit, whole blocks in each row.
+            // General conditions for a matrix in blocks: counts that fit, whole blocks in each row.
             if file::stored_bytes(&shape, (format.elements(), format.bytes())).is_none() {
                 return Err(unsupported(format!("shape {shape:?} of {own}"), "it is too large"));
             }
@@ -184,7 +184,7 @@ impl TensorFile for QuantisedDir {
             return self.file.read(name, elements, dtype, out);
         };
         let columns = matrix.info.shape[1];
-        // No more than there are, since a row of none has any length.
+        // Bounded by the actual number, since a matrix without rows may have any row length.
         let rows = (RUN_ELEMENTS / columns).max(1).min(matrix.info.shape[0]);
         let run_bytes = ((rows * columns * dtype.bytes()) as usize).max(1);
         let mut blocks = vec![0; (matrix.row_bytes() * rows) as usize];

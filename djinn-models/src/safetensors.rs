@@ -1,8 +1,7 @@
 //! Safetensors checkpoints: one file, or shards with an index.
 //!
-//! Opening reads the headers only. Header entries are parsed and their offsets checked by the `safetensors`
-//! crate (contiguous, no holes, sizes as the shapes say); lengths, duplicates and the file's size are
-//! checked here before that.
+//! Opening reads the headers only. The `safetensors` crate parses header entries and checks their offsets (contiguous,
+//! no holes, sizes match the shapes). Lengths, duplicates and the file's size are checked here before that.
 
 mod header;
 mod index;
@@ -21,9 +20,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
-/// The name of a checkpoint in one file, in Hugging Face's layout.
+/// The name of a single-file checkpoint in Hugging Face's layout.
 pub const SINGLE_FILE: &str = "model.safetensors";
-/// The name of the list of shards, in Hugging Face's layout.
+/// The name of the index of shards in Hugging Face's layout.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// An open safetensors checkpoint. Tensors are read from several threads at once.
@@ -34,13 +33,13 @@ pub struct SafetensorsDir {
 }
 
 impl SafetensorsDir {
-    /// Opens a directory with [`SINGLE_FILE`] or else [`INDEX_FILE`], an index file, or any single
-    /// safetensors file. [Packed](crate::packed) files stand for safetensors files that are not there.
+    /// Opens a directory with [`SINGLE_FILE`] or else [`INDEX_FILE`], an index file, or a single safetensors file.
+    /// [Packed](crate::packed) files replace missing safetensors files.
     ///
     /// # Errors
-    /// A file is missing, cannot be read or is malformed; a tensor is in two shards, or not in the shard
-    /// that the index names. Tensors of types that no weight has (integers, 8-bit floats) are listed with
-    /// [`StoredType::Other`](crate::StoredType::Other) and refused when they are read.
+    /// A file that is missing, unreadable or malformed; a tensor in two shards, or not in the shard that the index
+    /// names. Tensors with types that weights do not have (integers, 8-bit floats) are listed with
+    /// [`StoredType::Other`](crate::StoredType::Other), and refused when they are read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if !path.is_dir() {
@@ -101,7 +100,7 @@ impl SafetensorsDir {
         Ok(checkpoint)
     }
 
-    /// Bytes of a tensor as the file has them, from byte `offset` of it on, which lie inside it.
+    /// Stored bytes of a tensor from its byte `offset` on; they must be inside it.
     pub(crate) fn read_bytes(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<()> {
         let (shard, stored) = self.tensors.get(name).ok_or_else(|| file::missing(name))?;
         self.shards[*shard].read(out, stored.offset + offset, format_args!("tensor {name}"))
@@ -114,7 +113,7 @@ impl SafetensorsDir {
     }
 }
 
-/// Whether all rows of a tensor are kept without loss.
+/// Whether all rows of a tensor are stored as lossless rows.
 fn keeps_rows(input: &Input, stored: &Stored) -> bool {
     let Some(bytes) =
         stored.info.stored.block().and_then(|block| file::stored_bytes(&stored.info.shape, block))

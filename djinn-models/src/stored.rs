@@ -1,9 +1,9 @@
-//! Models of a content store: each file is a list of pieces, and a piece is kept under the hash of its bytes.
+//! Models of a content store: each file is a list of pieces, and a piece is stored under the hash of its bytes.
 //!
-//! A [`ModelManifest`] says which files a model has and which pieces each of them consists of. Files of tensors are cut at
-//! their tensors, so that two models with equal tensors have equal pieces, which a store keeps once. A model whose
-//! pieces are in a folder opens like any other ([`Location::Stored`](crate::Location::Stored)): its files of tensors are
-//! put together from their pieces when they are read, and never as files.
+//! A [`ModelManifest`] lists a model's files and their pieces. Files of tensors are cut at their tensors, so two
+//! models with equal tensors have equal pieces, which a store keeps once. A model with its pieces in a folder opens
+//! like any other ([`Location::Stored`](crate::Location::Stored)): its files are read from their pieces, and never
+//! written as files.
 
 mod cut;
 mod hash;
@@ -27,7 +27,7 @@ pub const MANIFEST_FILE: &str = "manifest.json";
 /// Far above any manifest: a hundred thousand pieces take less.
 const MAX_MANIFEST_BYTES: u64 = 64 << 20;
 
-/// Where the folder `blobs` of a store has a piece.
+/// The path of a piece in a store's folder `blobs`.
 pub fn blob_path(blobs: &Path, hash: &ContentHash) -> PathBuf {
     let name = hash.to_string();
     blobs.join(&name[..2]).join(name)

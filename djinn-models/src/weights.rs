@@ -24,7 +24,6 @@ pub(crate) enum RowOrder {
     /// Of each group of `group_rows` rows, those from `first` to `first + rows`: the queries, keys or values of a
     /// matrix that holds each key head's together. Falcon's are stored like this.
     Grouped {
-        /// Rows of a group.
         group_rows: u64,
         /// First row within a group.
         first: u64,

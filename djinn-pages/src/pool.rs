@@ -17,7 +17,6 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// `pages` empty pages.
     pub(crate) fn new(pages: u32) -> Self {
         let count = pages as usize;
         let (empty, idle) = ((0..pages).collect(), BTreeMap::new());
@@ -76,7 +75,6 @@ impl Pool {
         }
     }
 
-    /// Drops a page's contents.
     pub(crate) fn forget(&mut self, page: u32) {
         if self.references(page) == 0 && self.idle.remove(&self.ages[page as usize]).is_some() {
             self.empty.insert(page);

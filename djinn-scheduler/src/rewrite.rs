@@ -18,7 +18,6 @@ pub struct Rewrite {
     pub positions: Range<u64>,
 }
 
-/// A session's rewrites.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rewrites {
     /// In order of application, with ascending contexts.

@@ -92,7 +92,6 @@ pub struct Session {
     pub failed_copies: u32,
     /// Its tokens in the steps under way; 0 if it is in none.
     pub in_step: u64,
-    /// Its pages.
     pub(crate) table: BlockTable,
     /// Names of the full pages of its tokens, for sharing.
     pub(crate) names: Vec<PageName>,

@@ -11,7 +11,6 @@ use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
-/// The fields of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Fields {
     fields: Map<String, Value>,

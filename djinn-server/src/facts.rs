@@ -14,7 +14,6 @@ tokio::task_local! {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RequestFacts(Arc<Mutex<Facts>>);
 
-/// Facts about a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     /// The model: the request's name for it, and its first name.
@@ -92,7 +91,6 @@ impl RequestFacts {
         self.update(|facts| facts.failure = Some(error.code.unwrap_or(error.kind)));
     }
 
-    /// All facts.
     pub(crate) fn told(&self) -> Facts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -338,7 +338,6 @@ impl Answers {
         }
     }
 
-    /// Ends all answers.
     fn fail(&mut self, error: ApiError) -> ApiError {
         self.open = 0;
         self.facts.failed(&error);

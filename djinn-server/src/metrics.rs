@@ -118,7 +118,6 @@ impl Default for ServerMetrics {
 }
 
 impl ServerMetrics {
-    /// Counts a request.
     pub(crate) fn request(&self) {
         self.requests.fetch_add(1, Ordering::Relaxed);
     }
@@ -203,7 +202,6 @@ impl ModelMetrics {
         self.reused_tokens.fetch_add(tokens, Ordering::Relaxed);
     }
 
-    /// Counts a token.
     pub(crate) fn token(&self, asked: Instant, latest: Option<Instant>, now: Instant) {
         self.generation_tokens.fetch_add(1, Ordering::Relaxed);
         match latest {
@@ -212,7 +210,6 @@ impl ModelMetrics {
         }
     }
 
-    /// Counts an ended answer.
     pub(crate) fn finished(&self, reason: FinishReason, time: Duration) {
         let count = match reason {
             FinishReason::Stop => &self.finished_stop,
@@ -353,7 +350,6 @@ pub(crate) fn line(page: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = writeln!(page, "{text}");
 }
 
-/// A label's value.
 fn label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

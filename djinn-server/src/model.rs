@@ -275,7 +275,6 @@ impl ServedModel {
         self.slot.progress()
     }
 
-    /// Its loads so far.
     pub(crate) fn loads(&self) -> Loads {
         self.slot.loads()
     }
@@ -339,7 +338,6 @@ impl ServedModel {
         self.model.graph.vocab
     }
 
-    /// Tokens that end a text.
     pub(crate) fn end_tokens(&self) -> &[u32] {
         &self.end_tokens
     }
@@ -349,7 +347,6 @@ impl ServedModel {
         &self.outbox
     }
 
-    /// The engine's client.
     pub(crate) fn client(&self) -> Result<Client, ApiError> {
         self.slot.client().map_err(|why| ApiError::unavailable(format!("the model is not ready: {why}")))
     }

@@ -20,12 +20,10 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// The build: as long as it is the same, a seed gives the same answer. llama.cpp's begin with a `b`, too.
 const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
-/// The most answers to one request.
 const MOST_CHOICES: u64 = 16;
 /// The most stop strings, and the bytes of each.
 const MOST_STOPS: usize = 4;
 const LONGEST_STOP: usize = 1024;
-/// The most stop tokens.
 const MOST_STOP_TOKENS: usize = 64;
 
 /// A different number at each call.
@@ -148,7 +146,6 @@ fn stop(fields: &Fields) -> Result<Vec<String>, ApiError> {
     }
 }
 
-/// The object `usage`.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct UsageBody {
     prompt_tokens: u64,

@@ -7,7 +7,6 @@ use crate::fields::{ENDPOINTS, Endpoint, RequestField, Support};
 use crate::routes::Route;
 use serde_json::{Map, Value, json};
 
-/// The document.
 pub(crate) fn document(routes: &[Route]) -> Value {
     let mut paths = Map::new();
     for route in routes {

@@ -28,7 +28,6 @@ const REQUEST_ID: &str = "x-request-id";
 
 /// The tenant of the request's key; `None` if no key is needed.
 pub(crate) type Asker = Option<Extension<Tenant>>;
-/// A request's query.
 pub(crate) type Pairs = Query<HashMap<String, String>>;
 
 /// The salt that separates the asker's sessions and prefixes from those of others.

@@ -61,13 +61,10 @@ const GRAPH_FLAGS: [&str; 11] = [
     "dtype",
 ];
 
-/// A path with a method.
 pub(crate) struct Route {
     pub(crate) method: Method,
     pub(crate) path: &'static str,
-    /// A short description.
     pub(crate) summary: &'static str,
-    /// Parameters of its query.
     pub(crate) query: &'static [&'static str],
     /// The type of its request body, if that is not JSON.
     pub(crate) takes: Option<&'static str>,

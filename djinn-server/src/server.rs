@@ -295,7 +295,6 @@ impl Server {
         self.models().iter().for_each(|(_, model)| model.sessions().sweep());
     }
 
-    /// The model with this name.
     pub(crate) fn served(&self, name: &str) -> Option<Arc<ServedModel>> {
         self.models().iter().find(|(known, _)| known == name).map(|(_, model)| Arc::clone(model))
     }
@@ -323,7 +322,6 @@ impl Server {
         found.map_or_else(String::new, |(name, _)| name.clone())
     }
 
-    /// Whether it is ending.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }

@@ -16,7 +16,6 @@ pub(crate) use store::SteeringStore;
 
 use djinn_srg::Hook;
 
-/// A direction at a hook point.
 #[derive(Clone, Debug, PartialEq)]
 struct Direction {
     hook: Hook,

@@ -60,7 +60,6 @@ pub struct ModelStore {
 struct Books {
     /// Manifests whose pieces are arriving, by id.
     registered: BTreeMap<ContentHash, Entry>,
-    /// Models by name.
     models: BTreeMap<String, Entry>,
     /// Pieces that are being written.
     writing: HashSet<ContentHash>,

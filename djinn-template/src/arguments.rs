@@ -8,7 +8,6 @@ use crate::text::Text;
 use crate::value::{Value, truth};
 use std::sync::Arc;
 
-/// Evaluated arguments.
 #[derive(Clone, Default)]
 pub(crate) struct Args {
     pub(crate) positional: Vec<Value>,
@@ -108,7 +107,6 @@ impl Given {
         value.as_text().map_or_else(wrong, Ok)
     }
 
-    /// An integer.
     pub(crate) fn integer(&self, name: &str) -> Eval<Option<i128>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let wrong = || refuse!("'{}' object cannot be interpreted as an integer", value.type_name());

@@ -16,7 +16,6 @@ pub(crate) const CALLER: Name = 1;
 pub(crate) const VARARGS: Name = 2;
 pub(crate) const KWARGS: Name = 3;
 
-/// A parsed template.
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) body: Vec<Statement>,

@@ -3,47 +3,23 @@
 /// Why a template was not parsed or not rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     /// The source is no Jinja.
     #[error("{detail} (line {line})")]
-    Syntax {
-        /// Line of the source, from 1.
-        line: u32,
-        /// What is wrong.
-        detail: String,
-    },
+    Syntax { line: u32, detail: String },
     /// Valid Jinja that this crate does not render.
     #[error("{what} is not supported (line {line})")]
-    Unsupported {
-        /// Line of the source, from 1.
-        line: u32,
-        /// The statement, filter, test or function.
-        what: String,
-    },
+    Unsupported { line: u32, what: String },
     /// The template called `raise_exception`.
     #[error("{message} (line {line})")]
-    Raised {
-        /// Line of the source, from 1.
-        line: u32,
-        /// The template's own words: escaped, cut, in one line.
-        message: String,
-    },
+    Raised { line: u32, message: String },
     /// An operation that Python refuses as well: an undefined value used, a wrong type, a wrong argument.
     #[error("{detail} (line {line})")]
-    Evaluation {
-        /// Line of the source, from 1.
-        line: u32,
-        /// What is wrong.
-        detail: String,
-    },
+    Evaluation { line: u32, detail: String },
     /// The template asked for more memory, work or depth than it gets.
     #[error("it {what} (line {line})")]
-    Limit {
-        /// Line of the source, from 1.
-        line: u32,
-        /// What it did, with the limit.
-        what: String,
-    },
+    Limit { line: u32, what: String },
     /// Data for a template that is no JSON, or too large.
     #[error("{0}")]
     Data(String),

@@ -13,7 +13,6 @@ use crate::methods::strings;
 use crate::render::Renderer;
 use crate::value::{Value, truth};
 
-/// The filters.
 pub(crate) static FILTERS: &[Builtin] = &[
     Builtin("abs", "", numbers::abs),
     Builtin("attr", "name", sequences::attr),

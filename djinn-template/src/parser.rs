@@ -21,7 +21,6 @@ const MAX_NESTING: u32 = 80;
 const REFUSED: [&str; 9] =
     ["include", "import", "from", "extends", "block", "autoescape", "do", "trans", "debug"];
 
-/// Parses a source.
 pub(crate) fn parse(source: &str) -> Result<Tree> {
     if source.len() > MAX_SOURCE {
         let what = format!("has {} bytes of source, more than {MAX_SOURCE}", source.len());

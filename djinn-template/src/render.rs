@@ -62,7 +62,6 @@ pub(crate) struct Renderer<'t> {
     pub(crate) now: SystemTime,
 }
 
-/// Renders a template over variables.
 pub(crate) fn render(tree: &Tree, variables: &[(String, Value)], now: SystemTime) -> Result<Text, Error> {
     let budget = Budget::new(variables.iter().map(|(_, value)| value.size()).sum());
     let find = |name: &Arc<Text>| {

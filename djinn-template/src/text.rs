@@ -97,7 +97,6 @@ impl<'b> TextBuilder<'b> {
         Self { budget, text: String::new(), literal: Vec::new(), markup: false }
     }
 
-    /// Appends a piece of one origin.
     fn push(&mut self, piece: &str, literal: bool) -> Eval<()> {
         self.budget.work(PIECE)?;
         self.budget.bytes(piece.len())?;
@@ -124,7 +123,6 @@ impl<'b> TextBuilder<'b> {
         self.range(text, 0..text.len())
     }
 
-    /// Appends a part of a text.
     pub(crate) fn range(&mut self, text: &Text, range: Range<usize>) -> Eval<()> {
         text.runs(range).try_for_each(|(run, literal)| self.push(run, literal))
     }

@@ -23,7 +23,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Clone, Debug)]
 pub struct Value(pub(crate) Kind);
 
-/// The kinds of values.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
     /// Nothing is there; the name that was looked for, if it has one.

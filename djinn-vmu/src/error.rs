@@ -6,6 +6,7 @@ use crate::size::human;
 /// A plan that does not fit, or a failure while loading or streaming.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     /// The budget is too small for any plan.
     #[error(
@@ -13,16 +14,7 @@ pub enum Error {
          {reason}); {remedy}",
         human(*vram_bytes), human(*least_bytes)
     )]
-    BudgetTooSmall {
-        /// The budget.
-        vram_bytes: u64,
-        /// The smallest possible budget.
-        least_bytes: u64,
-        /// What that budget would hold.
-        reason: String,
-        /// What to change, by its field.
-        remedy: &'static str,
-    },
+    BudgetTooSmall { vram_bytes: u64, least_bytes: u64, reason: String, remedy: &'static str },
     /// The weights that stay on the host, and the pages for swapped sequences, exceed the host budget.
     #[error(
         "a host budget of {} is too small: {} of weights{} stay on the host ({needed_bytes} bytes); {remedy}",
@@ -31,13 +23,10 @@ pub enum Error {
         if *kv_bytes > 0 { format!(" and {} of KV pages", human(*kv_bytes)) } else { String::new() }
     )]
     HostBudgetTooSmall {
-        /// The budget.
         ram_bytes: u64,
         /// Host bytes of the plan.
         needed_bytes: u64,
-        /// Those for swapped sequences.
         kv_bytes: u64,
-        /// What to change, by its field.
         remedy: &'static str,
     },
     /// Chunks cannot be smaller than the model's largest tile.
@@ -45,23 +34,13 @@ pub enum Error {
         "`chunk` of {} is smaller than the model's largest tile; use at least {} ({least_bytes} bytes)",
         human(*chunk_bytes), human(*least_bytes)
     )]
-    ChunkTooSmall {
-        /// The requested size.
-        chunk_bytes: u64,
-        /// The largest tile.
-        least_bytes: u64,
-    },
+    ChunkTooSmall { chunk_bytes: u64, least_bytes: u64 },
     /// The ring cannot hold the largest streamed chunk.
     #[error(
         "`ring` of {} is smaller than the largest streamed chunk; use at least {} ({least_bytes} bytes)",
         human(*ring_bytes), human(*least_bytes)
     )]
-    RingTooSmall {
-        /// The requested size.
-        ring_bytes: u64,
-        /// The largest streamed chunk.
-        least_bytes: u64,
-    },
+    RingTooSmall { ring_bytes: u64, least_bytes: u64 },
     /// A fraction outside 0 to 1.
     #[error("`resident_fraction` {0} is not between 0 and 1")]
     Fraction(f64),
@@ -73,10 +52,7 @@ pub enum Error {
     Source(#[from] SourceError),
     /// A model that comes back to the device was read again and has changed.
     #[error("the model's files changed since it was loaded (chunk {chunk}); load it again")]
-    SourceChanged {
-        /// The first chunk that differs.
-        chunk: u32,
-    },
+    SourceChanged { chunk: u32 },
     /// The progress callback cancelled the load.
     #[error("cancelled")]
     Cancelled,
@@ -88,13 +64,10 @@ pub enum Error {
         "stream check: chunk {chunk} differs from its host copy in pass {pass}: expected {expected:#018x}, found {found:#018x}"
     )]
     StreamCorrupt {
-        /// The chunk.
         chunk: u32,
         /// The pass, counted from 0.
         pass: u64,
-        /// Checksum at load.
         expected: u64,
-        /// Checksum on the device.
         found: u64,
     },
 }

@@ -30,7 +30,6 @@ enum Source {
 #[derive(Clone, Debug)]
 pub(super) struct Load {
     source: Source,
-    /// In words.
     pub(super) description: String,
     /// What readers of a result should know of it.
     pub(super) notes: Vec<String>,

@@ -50,7 +50,6 @@ pub(super) struct Policies {
 }
 
 impl Policies {
-    /// Reads `--policies` and `--config`.
     pub(super) fn new(args: &Exp1Args) -> Result<Self> {
         let (names, known) = (args.policies.clone(), known());
         for (at, name) in names.iter().enumerate() {

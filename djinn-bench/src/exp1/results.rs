@@ -30,7 +30,6 @@ pub(crate) struct Exp1 {
     pub(crate) density: Option<Density>,
 }
 
-/// What was asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Config {
     pub(crate) model: String,
@@ -38,7 +37,6 @@ pub(crate) struct Config {
     pub(crate) device: String,
     pub(crate) vram_bytes: u64,
     pub(crate) host_kv_bytes: u64,
-    /// The workload in words.
     pub(crate) workload: String,
     pub(crate) agents: u32,
     pub(crate) context: u64,

@@ -39,14 +39,12 @@ pub(crate) struct Distributed {
     pub(crate) same_tokens: Option<bool>,
 }
 
-/// What was asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DistributedConfig {
     pub(crate) model: String,
     /// As requests call it.
     pub(crate) name: String,
     pub(crate) server: String,
-    /// The server's version.
     pub(crate) server_version: String,
     pub(crate) prompt: u32,
     pub(crate) tokens: u32,
@@ -65,7 +63,6 @@ pub(crate) struct Sent {
     pub(crate) seconds: f64,
 }
 
-/// An answer of the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Answered {
     /// As this machine saw it.
@@ -92,11 +89,9 @@ pub(crate) struct NetworkCost {
     /// Of what the network adds: the differences of single answers.
     pub(crate) network_ttft_ms: f64,
     pub(crate) network_ms_per_token: f64,
-    /// Received.
     pub(crate) bytes_per_token: f64,
 }
 
-/// `djinn-bench exp2 --server URL`.
 pub(super) fn run(args: &Exp2Args, url: &str) -> Result<()> {
     let setup = Setup { encoding: args.encoding, vram: Some(args.vram), ..args.device.setup()? };
     document::check_folder(args.json.as_deref())?;

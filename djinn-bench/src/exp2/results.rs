@@ -25,7 +25,6 @@ pub(crate) struct Exp2 {
     pub(crate) systems: Vec<Row>,
 }
 
-/// What was asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Config {
     pub(crate) model: String,
@@ -45,7 +44,6 @@ pub(crate) struct Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LogitCheck {
     pub(crate) checkpoint: String,
-    /// Positions compared.
     pub(crate) positions: usize,
     /// The worst position's ‖ours − theirs‖ / ‖theirs‖.
     pub(crate) relative_error: f64,
@@ -133,7 +131,6 @@ impl Row {
         self.medians.is_some() && self.failure.is_none()
     }
 
-    /// Adds what a process gave.
     pub(crate) fn add(&mut self, given: std::result::Result<Samples, String>, memory: Vec<Point>) {
         match given {
             Ok(given) => {

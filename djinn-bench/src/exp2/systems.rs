@@ -5,7 +5,6 @@ mod tests;
 
 use djinn_engine::Budget;
 
-/// How a system is run.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     /// Djinn, with its budget changed.

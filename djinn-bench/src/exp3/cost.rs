@@ -25,9 +25,7 @@ pub(crate) struct Cost {
 pub(crate) struct Kind {
     /// `nothing armed`, `armed` or `a stop in every step`.
     pub(crate) name: String,
-    /// Median of the steps.
     pub(crate) step_ms: f64,
-    /// Every step.
     pub(crate) samples_ms: Vec<f64>,
 }
 

@@ -16,7 +16,6 @@ const UNFINISHED: &str = ".manifest.json";
 /// The longest manifest that is read, in bytes.
 const MAX_MANIFEST: u64 = 16 << 20;
 
-/// `manifest.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {
     pub(super) name: String,

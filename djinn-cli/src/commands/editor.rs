@@ -38,7 +38,6 @@ pub(super) trait Lines {
     fn is_open(&self, text: &str) -> bool;
 }
 
-/// Asks the user on the terminal.
 pub(super) struct Editor<L: Lines> {
     inner: rustyline::Editor<Known<L>, DefaultHistory>,
     prompt: &'static str,

@@ -9,7 +9,6 @@ use djinn_models::{Location, printable};
 use std::num::NonZero;
 use std::thread;
 
-/// Packs a model into a directory.
 pub(super) fn pack(args: &PackArgs, quiet: bool) -> Result<()> {
     let location = loaded::find(&args.model, quiet)?;
     let meter = Meter::new(format!("packing {}", args.model), quiet);

@@ -114,7 +114,6 @@ impl Top {
         }
     }
 
-    /// The model that is shown.
     fn shown(&self) -> Option<&view::LiveModel> {
         self.view.as_ref()?.models.get(self.model)
     }

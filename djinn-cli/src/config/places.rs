@@ -36,7 +36,6 @@ pub(super) const HARMLESS: [&str; 23] = [
 
 /// The folders in which settings files are looked for.
 pub(super) struct Places {
-    /// The working directory.
     pub(super) working: PathBuf,
     /// The user's own folder for Djinn; none on a system that names none.
     pub(super) own: Option<PathBuf>,

@@ -207,7 +207,6 @@ impl<'a> Kept<'a> {
         ranked.filter(|ranked| ranked.order(&self.last).is_le()).collect()
     }
 
-    /// The `k`-th best token.
     #[inline(always)]
     fn best_of(&self, k: usize) -> Ranked {
         // The k-th best of the maxima of at least k blocks is no better than the k-th best of all.

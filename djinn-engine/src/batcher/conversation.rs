@@ -9,7 +9,6 @@ use djinn_scheduler::{PageName, SessionId};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A session.
 #[derive(Debug)]
 pub(super) struct Conversation {
     /// All tokens; keys and values exist for a leading part.

@@ -68,7 +68,6 @@ impl<D: Ops> Batcher<D> {
         }
     }
 
-    /// Bytes of hook memory.
     pub(crate) fn hook_bytes(&self) -> u64 {
         self.engine.hook_bytes()
     }

@@ -35,7 +35,6 @@ impl<D: Ops> Batcher<D> {
         foreign
     }
 
-    /// Begins copies of sessions' pages.
     pub(super) fn swap(&mut self, direction: Direction, moves: &[Move]) -> Result<()> {
         for Move { session, way, .. } in moves {
             self.engine.swap(direction, session.0, way)?;

@@ -68,7 +68,6 @@ pub(super) struct UnderWay {
     pub(super) goes_on: bool,
     /// Whether its sampling settings are still to come, when the previous step has ended.
     pub(super) waits: bool,
-    /// When it was begun.
     pub(super) began: Instant,
 }
 
@@ -84,7 +83,6 @@ impl UnderWay {
     }
 }
 
-/// A session's part of a step.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) session: SessionId,

@@ -48,7 +48,6 @@ impl AttentionPattern {
     }
 }
 
-/// The name of a block's pattern.
 pub(crate) fn pattern_name(layer: u32) -> String {
     format!("blocks.{layer}.attn.hook_pattern")
 }
@@ -76,7 +75,6 @@ impl Attending {
         Some((attends, hook("hook_rot_q").or_else(|| hook("hook_q"))?))
     }
 
-    /// Bytes of a pattern.
     pub(crate) fn bytes(&self, queries: &Range<u64>) -> u64 {
         u64::from(self.heads) * (queries.end - queries.start) * queries.end * 4
     }

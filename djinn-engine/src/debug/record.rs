@@ -281,7 +281,6 @@ impl Record {
         std::mem::take(&mut self.captures)
     }
 
-    /// Another turn begins.
     pub(crate) fn begin_turn(&mut self) {
         self.applied.clear();
     }

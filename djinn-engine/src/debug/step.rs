@@ -73,7 +73,6 @@ impl Meeting {
 /// The outcome of a session's part of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Judged {
-    /// It counts.
     Counts,
     /// It does not count: it met a breakpoint.
     Stopped,

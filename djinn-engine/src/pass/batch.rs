@@ -116,7 +116,6 @@ pub(crate) struct RowRuns {
 pub(crate) struct Outputs(pub(crate) Vec<Range<u32>>);
 
 impl Outputs {
-    /// How many rows are copied.
     pub(crate) fn copied_rows(&self) -> u64 {
         self.0.iter().map(|rows| rows.len() as u64).sum()
     }
@@ -190,7 +189,6 @@ impl Layout {
         layout
     }
 
-    /// How many rows it has.
     pub(crate) fn rows(&self) -> Rows {
         Rows { rows: self.tokens.len() as u64, logit_rows: self.wanted.len() as u64 }
     }

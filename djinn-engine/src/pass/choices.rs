@@ -6,7 +6,6 @@ use djinn_device::args::Choose;
 use djinn_device::{Change, Changes, Draw, Drawn, Ops, Span};
 use djinn_srg::Rows;
 
-/// When tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chooses {
     /// At the end of the step.

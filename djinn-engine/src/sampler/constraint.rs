@@ -107,7 +107,6 @@ impl TokenMask {
         self.words.resize(vocab.div_ceil(32), 0);
     }
 
-    /// Its words.
     pub(super) fn words(&self) -> &[u32] {
         &self.words
     }

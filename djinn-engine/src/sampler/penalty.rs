@@ -25,7 +25,6 @@ impl Penalised {
         own
     }
 
-    /// The changes.
     pub(super) fn words(&self) -> &[[u32; Change::WORDS]] {
         &self.words
     }

@@ -144,7 +144,6 @@ pub struct IncomingSession {
     pub most_pages: u32,
 }
 
-/// A client's command.
 pub(super) enum TransferCommand {
     Shape(Answer<KvShape>),
     Export(SessionId, Answer<ExportedSession>),
@@ -155,7 +154,6 @@ pub(super) enum TransferCommand {
 }
 
 impl TransferCommand {
-    /// Refuses it.
     pub(super) fn fail(self, error: Error) {
         match self {
             TransferCommand::Shape(answer) => answer(Err(error)),

@@ -1,17 +1,17 @@
-//! What a template is given: messages, tools, documents and variables.
+//! A template's input: messages, tools, documents and variables.
 
 use crate::{Error, Result};
 use djinn_template::Value;
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
 
-/// Names under which a message's reasoning is given; templates read the first.
+/// Names of a message's reasoning. Templates read the first.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or what else the template knows.
+    /// `system`, `user`, `assistant`, or another role of the template.
     pub role: String,
     /// What was said.
     pub content: String,
@@ -24,8 +24,8 @@ impl Message {
     }
 }
 
-/// A conversation with all that a template may be given beside the words: tools, their calls and results,
-/// documents, and variables of its own.
+/// A conversation with everything that a template may use: messages, tools, their calls and results, documents, and
+/// other variables.
 #[derive(Clone, Debug)]
 pub struct Conversation {
     messages: Value,
@@ -36,7 +36,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// A conversation of words alone.
+    /// A conversation of messages only.
     pub fn from_messages(messages: &[Message]) -> Self {
         let value = |m: &Message| {
             [("role", Value::from(m.role.as_str())), ("content", Value::from(m.content.as_str()))]
@@ -51,13 +51,13 @@ impl Conversation {
         }
     }
 
-    /// Reads a JSON object: `messages`, a list of objects in the form of chat completions (`role`, `content`
-    /// as text or as a list of parts, `tool_calls`, …); `tools` and `documents`, lists of objects, where there
-    /// are any; every other key is a variable for the template (`enable_thinking`). The order of keys is kept:
-    /// templates print objects as JSON.
+    /// Reads a JSON object: `messages`, a list of objects in the form of chat completions (`role`, `content` as text
+    /// or as a list of parts, `tool_calls`, …); optional `tools` and `documents`, lists of objects. Every other key is
+    /// a variable for the template (`enable_thinking`). The order of keys is kept, since templates print objects as
+    /// JSON.
     ///
     /// # Errors
-    /// [`Error::Template`] if it is no such object, or larger than 16 MiB, a million values or 100 levels.
+    /// [`Error::Template`] for other input, or beyond 16 MiB, a million values or 100 levels.
     pub fn from_json(text: &str) -> Result<Self> {
         let wrong = |detail: String| Error::Template(format!("the conversation {detail}"));
         let value = Value::from_json(text).map_err(|error| wrong(error.to_string()))?;
@@ -89,7 +89,7 @@ impl Conversation {
         Ok(found)
     }
 
-    /// The same at another time than now, for templates that print the date.
+    /// Sets another time than now, for templates that print the date.
     #[must_use]
     pub fn at(mut self, now: SystemTime) -> Self {
         self.now = Some(now);
@@ -104,7 +104,7 @@ impl Conversation {
         !self.tools.is_none()
     }
 
-    /// Everything by the name under which a template sees it.
+    /// All variables, with their names in templates.
     pub(super) fn variables(&self) -> impl Iterator<Item = (&str, Value)> {
         let lists = [("messages", &self.messages), ("tools", &self.tools), ("documents", &self.documents)];
         let own = self.variables.iter().map(|(name, value)| (name.as_str(), value));
@@ -112,7 +112,7 @@ impl Conversation {
     }
 }
 
-/// The message with its reasoning, under whichever name it was given, under those that templates read.
+/// The message with its reasoning under the names that templates read.
 fn with_reasoning(message: &Value) -> Result<Value, djinn_template::Error> {
     let given = REASONING.iter().filter_map(|name| message.get(name));
     let Some(reasoning) = given.into_iter().find(|value| !value.is_none()) else {

@@ -1,4 +1,4 @@
-//! Where templates are kept: the files of a directory, and GGUF metadata.
+//! Reads templates from the files of a directory, and from GGUF metadata.
 
 use super::{DEFAULT, MAX_SOURCE, TOOL_USE};
 use crate::gguf::Gguf;
@@ -7,11 +7,11 @@ use crate::{Error, Result, file};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Special tokens that templates see, as transformers gives them.
+/// Special tokens that templates can use, as in transformers.
 const SPECIAL: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
 
-/// The templates of a model, unparsed.
+/// A model's templates, unparsed.
 pub(super) struct Sources {
     pub(super) default: String,
     pub(super) tool_use: Option<String>,

@@ -1,4 +1,4 @@
-//! A decoder as a graph, and the recipe of each weight, written together so that neither can lack the other's.
+//! A decoder as a graph, with the recipe of each weight. Both are written together, so that every weight has a recipe.
 
 use super::tensors::Kind;
 use super::{Block, Decoder, Experts, Mlp, NormKind, Positions, Sizes};
@@ -6,11 +6,11 @@ use crate::weights::{Part, Recipe, Storage, WeightMap};
 use djinn_srg::{Graph, GraphBuilder, GraphError, Heads, Scores, ValueId};
 use std::collections::HashMap;
 
-/// The graph named `model` and its weights. `storage` says how each weight is in memory. Blocks from the one at
-/// `distinct` on use the weights of those before it, in turn.
+/// The graph named `model` and its weights. `storage` gives the form of each weight in memory. Blocks from `distinct`
+/// on use the weights of earlier blocks, in turn.
 ///
 /// # Errors
-/// [`GraphError`] when shapes do not fit together; a [checked](Decoder::check) decoder causes none.
+/// [`GraphError`] if shapes do not fit; a [checked](Decoder::check) decoder has none.
 pub(crate) fn build(
     decoder: &Decoder,
     model: &str,
@@ -22,7 +22,7 @@ pub(crate) fn build(
     Writer { decoder, distinct, storage, graph, map: WeightMap::default(), made: HashMap::new() }.write()
 }
 
-/// The module that a module is in: `self_attn` of `self_attn.o_proj`; none of its own name.
+/// The module that contains a module: `self_attn` for `self_attn.o_proj`; `None` if its name has no parent.
 fn parent(module: &str) -> &str {
     module.rsplit_once('.').map_or("", |(parent, _)| parent)
 }
@@ -61,7 +61,7 @@ impl Writer<'_> {
             x = self.block(block, x, angles)?;
         }
         self.graph.set_layer(None);
-        // Rows are chosen before the norm: the others' logits are never wanted.
+        // Rows are selected before the norm, since the others' logits are not wanted.
         x = self.graph.select_rows("select", x)?;
         x = self.norm("ln_final", x, |kind| tensors.top(tensors.final_norm, kind))?;
         let module = tensors.module(tensors.final_norm);
@@ -149,12 +149,12 @@ impl Writer<'_> {
         Ok(normed)
     }
 
-    /// Names an activation for people.
+    /// Names an activation.
     fn hook(&mut self, value: ValueId, names: &[&str]) -> Result<(), GraphError> {
         names.iter().try_for_each(|name| self.graph.hook(value, (*name).to_owned()))
     }
 
-    /// Names an activation of a block, also after the checkpoint's modules that end with it.
+    /// Names an activation of a block, also by the checkpoint's modules that end with it.
     fn hook_in(
         &mut self,
         block: u64,
@@ -168,7 +168,7 @@ impl Writer<'_> {
         modules.try_for_each(|module| self.graph.hook(value, format!("{path}.{module}")))
     }
 
-    /// Names queries, keys and values, in this order, which lie side by side.
+    /// Names queries, keys and values, which lie side by side in this order.
     fn hook_parts(&mut self, block: u64, qkv: ValueId, names: &[&[&str]]) -> Result<(), GraphError> {
         let (q, kv) = (self.decoder.q_rows(), self.decoder.kv_rows());
         for (columns, names) in [(0, q), (q, kv), (q + kv, kv)].into_iter().zip(names) {
@@ -327,7 +327,7 @@ impl Writer<'_> {
         Ok(value)
     }
 
-    /// The name of the weight that stands for the one of this name.
+    /// The actual name of a weight that may be shared.
     fn own_name(&self, name: &str) -> String {
         let of_block = || {
             let (block, rest) = name.strip_prefix("blocks.")?.split_once('.')?;

@@ -1,11 +1,11 @@
-//! The limits that every configuration must keep: what comes from a file is not trusted.
+//! Limits of configurations, which come from files and are not trusted.
 
 use super::{Decoder, Mlp, Positions, RopeScaling, Rotary};
 use crate::{Error, Result};
 use djinn_srg::Routing;
 use std::path::Path;
 
-/// Largest accepted sizes: far above any model, low enough that no product of them overflows 64 bits.
+/// Largest accepted sizes: far above any model, and low enough that no product of them overflows 64 bits.
 const MAX_LAYERS: u64 = 10_000;
 const MAX_WIDTH: u64 = 1 << 20;
 const MAX_INTERMEDIATE: u64 = 1 << 24;
@@ -14,10 +14,9 @@ const MAX_HEAD_DIM: u64 = 1 << 13;
 const MAX_ATTENTION_WIDTH: u64 = 1 << 22;
 const MAX_VOCAB: u64 = 1 << 28;
 const MAX_CONTEXT: u64 = 1 << 31;
-/// Experts of all blocks: each is a few nodes of the graph.
+/// Experts of all blocks together: each is a few nodes of the graph.
 const MAX_ALL_EXPERTS: u64 = 1 << 17;
 
-/// A decoder's sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     pub(crate) hidden: u64,
@@ -28,11 +27,10 @@ pub(crate) struct Sizes {
     pub(crate) kv_heads: u64,
     pub(crate) head_dim: u64,
     pub(crate) vocab: u64,
-    /// Positions.
     pub(crate) context: u64,
 }
 
-/// What a format calls the sizes, for messages and for changes to synthetic shapes.
+/// A format's names of the sizes, for error messages and for changes to synthetic shapes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeyNames {
     pub(crate) hidden: &'static str,
@@ -54,16 +52,15 @@ pub(crate) struct KeyNames {
     pub(crate) biases: &'static [&'static str],
 }
 
-/// Where a configuration comes from.
 pub(crate) struct Origin<'a> {
     pub(crate) path: &'a Path,
-    /// Before each key: `llama.` in GGUF.
+    /// Precedes each key: `llama.` in GGUF.
     pub(crate) prefix: &'a str,
     pub(crate) keys: &'a KeyNames,
 }
 
 impl Decoder {
-    /// An error that names the first key whose value cannot be: zero, absurdly large, or at odds with another.
+    /// Names the first key with an invalid value: zero, too large, or in conflict with another.
     pub(crate) fn check(&self, origin: &Origin<'_>) -> Result<()> {
         let (sizes, keys) = (&self.sizes, origin.keys);
         origin.within(keys.hidden, sizes.hidden, MAX_WIDTH)?;
@@ -106,7 +103,7 @@ impl Decoder {
 }
 
 impl Sizes {
-    /// Elements of a head where the configuration leaves them to the width.
+    /// Elements of a head if the configuration does not have their number.
     pub(crate) fn split_head(hidden: u64, heads: u64, origin: &Origin<'_>) -> Result<u64> {
         origin.within(origin.keys.hidden, hidden, MAX_WIDTH)?;
         match hidden.checked_div(heads) {

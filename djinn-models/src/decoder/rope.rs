@@ -1,5 +1,4 @@
-//! Rotary frequencies, computed in f32 in the order of operations that Hugging Face uses, so that angles at
-//! large positions agree.
+//! Rotary frequencies, computed in f32 in Hugging Face's order of operations, so that angles at large positions agree.
 
 use djinn_srg::RopeStyle;
 
@@ -13,10 +12,10 @@ pub(crate) struct Rotary {
     pub(crate) scaling: RopeScaling,
 }
 
-/// How rotary frequencies are stretched to longer contexts.
+/// Scaling of rotary frequencies for longer contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum RopeScaling {
-    /// Not at all.
+    /// None.
     Default,
     /// All divided by `factor` (position interpolation, Chen et al. 2023).
     Linear { factor: f32 },
@@ -28,7 +27,7 @@ pub(crate) enum RopeScaling {
 }
 
 impl Rotary {
-    /// The share `factor` of a head, in whole elements as transformers counts them.
+    /// The share `factor` of a head, in whole elements as in transformers.
     pub(crate) fn part(head_dim: u64, factor: f64) -> u64 {
         (head_dim as f64 * factor) as u64
     }

@@ -1,14 +1,14 @@
-//! Which tensors of a checkpoint make up each weight of the graph, in a family's own names.
+//! The tensors of a checkpoint for each weight of the graph, by the family's names.
 
 use super::Decoder;
 use crate::weights::{Part, RowOrder};
 
-/// A checkpoint's names. Those of modules stand for `NAME.weight` and `NAME.bias`.
+/// A checkpoint's names. A module's name stands for `NAME.weight` and `NAME.bias`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tensors {
-    /// Before every name but the head's: `model.`.
+    /// Precedes every name except the head's: `model.`.
     pub(crate) prefix: &'static str,
-    /// Before a block's number: `layers.`.
+    /// Precedes a block's number: `layers.`.
     pub(crate) blocks: &'static str,
     pub(crate) embedding: &'static str,
     /// The table of learned positions.
@@ -16,32 +16,30 @@ pub(crate) struct Tensors {
     pub(crate) final_norm: &'static str,
     /// Without the prefix.
     pub(crate) head: &'static str,
-    /// Within a block: the norms before attention and before the MLP.
+    /// In a block: the norms before attention and before the MLP.
     pub(crate) norms: [&'static str; 2],
     pub(crate) qkv: Qkv,
     /// Norms of query heads and of key heads.
     pub(crate) head_norms: [&'static str; 2],
     pub(crate) out: &'static str,
-    /// Gate, up and down; the gate's is not used where there is none.
+    /// Gate, up and down. The gate's is unused if there is none.
     pub(crate) mlp: [&'static str; 3],
     pub(crate) router: &'static str,
     pub(crate) experts: Experts,
     /// Whether a product's matrix is stored `[inputs, outputs]` (Conv1D).
     pub(crate) transposed: bool,
-    /// In each block: tensors that say nothing which is not known otherwise.
+    /// In each block: redundant tensors.
     pub(crate) ignored: &'static [&'static str],
-    /// Tensors outside the blocks that the configuration has taken in.
+    /// Tensors outside the blocks that the configuration has read already.
     pub(crate) read_before: &'static [&'static str],
 }
 
 /// How queries, keys and values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Qkv {
-    /// Three matrices.
     Split([&'static str; 3]),
     /// Three matrices; rows `2i` and `2i + 1` of a query or key head are a rotary pair (GGUF's Llama).
     SplitInPairs([&'static str; 3]),
-    /// One matrix.
     Fused(&'static str, Fused),
 }
 
@@ -57,13 +55,13 @@ pub(crate) enum Fused {
 /// How the matrices of experts are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Experts {
-    /// Each expert's by itself, its number after the name: `experts.3.w1`.
+    /// A tensor for each expert, with its number after the name: `experts.3.w1`.
     Apart { module: &'static str, names: [&'static str; 3] },
-    /// Those of all experts as one tensor `[experts, rows, columns]` (GGUF).
+    /// One tensor `[experts, rows, columns]` for all experts (GGUF).
     Stacked([&'static str; 3]),
 }
 
-/// A matrix with its bias, or either of them alone.
+/// A matrix with its bias, or only one of them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Weight,
@@ -80,7 +78,7 @@ impl Kind {
 }
 
 impl Tensors {
-    /// Names that a family shares with none of the others stay empty.
+    /// Names that a family does not have are empty.
     pub(crate) const NONE: Tensors = Tensors {
         prefix: "",
         blocks: "",
@@ -100,7 +98,8 @@ impl Tensors {
         read_before: &[],
     };
 
-    /// Drops the prefix where the checkpoint's names have none: a decoder may be stored without what it stands in.
+    /// Drops the prefix if the checkpoint's names do not have it: a decoder may be stored without its surrounding
+    /// model.
     pub(crate) fn fit_prefix(&mut self, has: impl Fn(&str) -> bool) {
         let embedding = self.top(self.embedding, Kind::Weight);
         if !has(&embedding) && has(&embedding[self.prefix.len()..]) {
@@ -108,17 +107,15 @@ impl Tensors {
         }
     }
 
-    /// The name of a module outside the blocks.
     pub(super) fn module(&self, module: &str) -> String {
         format!("{}{module}", self.prefix)
     }
 
-    /// The name of a block.
     pub(super) fn block(&self, block: u64) -> String {
         format!("{}{}{block}", self.prefix, self.blocks)
     }
 
-    /// A weight or bias outside the blocks.
+    /// The name of a weight or bias outside the blocks.
     pub(crate) fn top(&self, module: &str, kind: Kind) -> String {
         format!("{}.{}", self.module(module), kind.name())
     }
@@ -131,7 +128,7 @@ impl Tensors {
         format!("{}.{module}.{}", self.block(block), kind.name())
     }
 
-    /// Tensors that the checkpoint may have and that are not read.
+    /// Optional tensors of the checkpoint that are not read.
     pub(crate) fn ignored(&self, layers: u64) -> impl Iterator<Item = String> {
         let of_block =
             move |block| self.ignored.iter().map(move |name| format!("{}.{name}", self.block(block)));
@@ -141,7 +138,7 @@ impl Tensors {
 }
 
 impl Decoder {
-    /// A product's matrix `[rows, columns]`, or its bias, from one tensor.
+    /// A product's matrix `[rows, columns]` or bias, from one tensor.
     pub(super) fn product(&self, tensor: String, [rows, columns]: [u64; 2], kind: Kind) -> Part {
         match (kind, self.tensors.transposed) {
             (Kind::Bias, _) => Part::new(tensor, &[rows]),

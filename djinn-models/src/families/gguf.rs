@@ -1,7 +1,7 @@
-//! GGUF metadata as a decoder: the architectures that llama.cpp writes for the families.
+//! Decoders from GGUF metadata, for the architectures that llama.cpp writes.
 //!
-//! What a file says is computed as the family computes it, also where llama.cpp does otherwise: it runs Falcon's exact
-//! GELU in its tanh form, and it ignores the sliding window of these architectures.
+//! Results are the family's, even if llama.cpp's differ: it runs Falcon's exact GELU in its tanh form, and ignores the
+//! sliding window of these architectures.
 
 mod keys;
 mod rope;
@@ -17,7 +17,7 @@ use crate::gguf::Gguf;
 use crate::{Error, Result, TensorFile};
 use djinn_srg::GeluForm;
 
-/// After the architecture and a dot.
+/// These follow the architecture's name and a dot.
 const KEYS: KeyNames = KeyNames {
     hidden: "embedding_length",
     intermediate: "feed_forward_length",
@@ -56,12 +56,12 @@ const TENSORS: Tensors = Tensors {
     read_before: &[rope::DIVISORS],
 };
 
-/// Reads `general.architecture` and its keys. What GGUF leaves to the tensors is taken from them: the
-/// vocabulary's size, biases, a tied embedding, and Llama 3's rope scaling.
+/// Reads `general.architecture` and its keys. The tensors determine the rest: the vocabulary's size, biases, a tied
+/// embedding, and Llama 3's rope scaling.
 ///
 /// # Errors
-/// [`Error::Unsupported`] names another architecture or a feature that Djinn lacks; [`Error::Config`]
-/// names a key that is missing or out of range; [`Error::MissingTensor`].
+/// [`Error::Unsupported`] names another architecture or an unsupported feature. [`Error::Config`] names a key that is
+/// missing or out of range. [`Error::MissingTensor`].
 pub(crate) fn from_gguf(gguf: &Gguf) -> Result<Decoder> {
     keys::refuse_other_files(gguf)?;
     let architecture = gguf.get_str("general.architecture")?;
@@ -84,14 +84,14 @@ pub(crate) fn from_gguf(gguf: &Gguf) -> Result<Decoder> {
     Ok(decoder)
 }
 
-/// A file, and what stands before its keys.
+/// A file, and the prefix of its keys.
 struct File<'a> {
     gguf: &'a Gguf,
     prefix: &'a str,
 }
 
 impl File<'_> {
-    /// Llama, and what llama.cpp stores as one: Mistral and Mixtral.
+    /// Llama, and models that llama.cpp stores as one: Mistral and Mixtral.
     fn llama(&self) -> Result<Decoder> {
         let tensors = Tensors { qkv: Qkv::SplitInPairs(["attn_q", "attn_k", "attn_v"]), ..TENSORS };
         let base = Decoder { architecture: "LlamaForCausalLM", tensors, ..self.rotated_in_halves()? };
@@ -103,11 +103,11 @@ impl File<'_> {
         Ok(Decoder { architecture: "MixtralForCausalLM", mlp, ..base })
     }
 
-    /// A Llama whose rows of queries and keys lie as in Hugging Face's checkpoints.
+    /// A Llama with rows of queries and keys in the order of Hugging Face's checkpoints.
     fn rotated_in_halves(&self) -> Result<Decoder> {
         let sizes = self.sizes()?;
-        // llama.cpp's conversion leaves a Mistral's window out, and its own "llama" sees every position. The model
-        // was trained with the window, so a file that has the key gives what the Hugging Face checkpoint gives.
+        // llama.cpp's conversion omits a Mistral's window, and its own "llama" sees every position. The model was
+        // trained with the window, so a file with the key gives the results of the Hugging Face checkpoint.
         let positions = self.optional_u64(KEYS.window)?.filter(|&positions| positions > 0);
         Ok(Decoder {
             architecture: "",
@@ -141,11 +141,11 @@ impl File<'_> {
         })
     }
 
-    /// Falcon 7B, 11B, 40B and 180B. llama.cpp writes no key for biases, ALiBi or blocks in sequence (RW): a bias or
-    /// a second norm by another name is refused as a tensor that is left over.
+    /// Falcon 7B, 11B, 40B and 180B. llama.cpp writes no key for biases, ALiBi or sequential blocks (RW): their
+    /// additional tensors are refused as unknown.
     fn falcon(&self) -> Result<Decoder> {
         let base = self.fused()?;
-        // llama.cpp's first norm is the MLP's where there are two.
+        // llama.cpp's first norm is the MLP's if there are two.
         let two = self.has("blk.0.attn_norm_2.weight");
         let norms = if two { ["attn_norm_2", "attn_norm"] } else { ["attn_norm", ""] };
         Ok(Decoder {
@@ -158,7 +158,7 @@ impl File<'_> {
         })
     }
 
-    /// What the architectures with one matrix for queries, keys and values share.
+    /// Common to the architectures with one matrix for queries, keys and values.
     fn fused(&self) -> Result<Decoder> {
         let qkv = Qkv::Fused("attn_qkv", Fused::InTurn);
         Ok(Decoder {
@@ -223,7 +223,7 @@ impl File<'_> {
         self.gguf.tensor(tensor).is_some()
     }
 
-    /// Where the sizes come from, for messages.
+    /// The origin of the sizes, for error messages.
     fn origin<'a>(&'a self, decoder: &Decoder) -> Origin<'a> {
         static LAYER: KeyNames = KeyNames { eps: "attention.layer_norm_epsilon", ..KEYS };
         static RMS: KeyNames = KEYS;

@@ -62,8 +62,8 @@ fn read(keys: &JsonKeys, family: &Family) -> Result<Decoder> {
     })
 }
 
-/// Outside `rope_parameters` transformers reads the rotation by this family's own names alone: refuses other families'
-/// names where they say something else.
+/// Outside `rope_parameters`, transformers reads the rotation from this family's names only. Refuses other families'
+/// names with different values.
 fn refuse_unread(keys: &JsonKeys, rotary: &Rotary, head_dim: u64) -> Result<()> {
     let theta = keys.f64("rope_theta")?.filter(|&theta| theta as f32 != rotary.theta);
     if let Some(theta) = theta {

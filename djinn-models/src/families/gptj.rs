@@ -25,7 +25,7 @@ const TENSORS: Tensors = Tensors {
 };
 
 fn read(keys: &JsonKeys, family: &Family) -> Result<Decoder> {
-    // Without the key it is 64; null would rotate by another rule.
+    // The default is 64; null would rotate by another rule.
     let dim = match keys.contains(family.keys.rotary_dim) {
         true => keys.need(family.keys.rotary_dim, keys.u64(family.keys.rotary_dim)?)?,
         false => 64,

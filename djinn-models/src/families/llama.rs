@@ -35,12 +35,12 @@ fn read(keys: &JsonKeys, family: &Family) -> Result<Decoder> {
     Ok(Decoder { biases, ..base(keys, family, Defaults { context: 2048, ..DEFAULTS })? })
 }
 
-/// What transformers takes for a key that is not there.
+/// transformers' defaults.
 pub(super) struct Defaults {
     pub(super) context: u64,
     pub(super) eps: f64,
     pub(super) theta: f64,
-    /// None where heads share the width.
+    /// `None` if heads share the width.
     pub(super) head_dim: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ pub(super) const DEFAULTS: Defaults =
 /// A Llama without biases.
 pub(super) fn base(keys: &JsonKeys, family: &Family, defaults: Defaults) -> Result<Decoder> {
     let activation = keys.string("hidden_act")?.unwrap_or("silu");
-    // transformers calls the same function by both names.
+    // transformers has two names for the same function.
     if !matches!(activation, "silu" | "swish") {
         return Err(unsupported(format!("hidden_act {activation}"), "supported: silu"));
     }

@@ -10,7 +10,7 @@ pub(super) const FAMILY: Family =
     Family { architecture: "MistralForCausalLM", model_type: "mistral", keys: KEYS, read };
 
 fn read(keys: &JsonKeys, family: &Family) -> Result<Decoder> {
-    // No window is written as null; a configuration without the key has transformers' default.
+    // null means no window; a missing key means transformers' default.
     let default = (!keys.contains("sliding_window")).then_some(DEFAULT_WINDOW);
     let window = window(keys, default)?;
     Ok(Decoder { window, ..base(keys, family, Defaults { context: 131_072, ..DEFAULTS })? })

@@ -6,7 +6,7 @@ use crate::decoder::{KeyNames, RopeScaling, Rotary};
 use crate::open::JsonKeys;
 use djinn_srg::RopeStyle;
 
-/// Rotation of whole heads in halves, by `theta` where the configuration does not tell.
+/// Rotation of whole heads in halves; `theta` is the default.
 pub(super) fn rotary(keys: &JsonKeys, head_dim: u64, theta: f64) -> Result<Rotary> {
     let (rotary, factor) = settings(keys, &KEYS, theta)?;
     match factor {
@@ -17,8 +17,8 @@ pub(super) fn rotary(keys: &JsonKeys, head_dim: u64, theta: f64) -> Result<Rotar
     }
 }
 
-/// Rotation of the first elements of each head in halves, by `theta` and of the share `factor` of its `head_dim`
-/// elements where the configuration does not tell. Outside `rope_parameters`, the family names both.
+/// Rotation of the first elements of each head in halves. `theta`, and the share `factor` of `head_dim`, are defaults.
+/// Outside `rope_parameters`, the family names both.
 pub(super) fn partial_rotary(
     keys: &JsonKeys,
     family: &Family,
@@ -30,7 +30,7 @@ pub(super) fn partial_rotary(
     Ok(Rotary { dim: Rotary::part(head_dim, found.unwrap_or(factor)), ..rotary })
 }
 
-/// A rotation of no elements yet, and the share of a head that it is to have.
+/// A rotation without its number of elements, and the share of a head that it has.
 fn settings(keys: &JsonKeys, names: &KeyNames, theta: f64) -> Result<(Rotary, Option<f64>)> {
     let (outer_theta, outer_factor) = (keys.f64(names.theta)?, keys.f64(names.rotary_dim)?);
     let (new, old) = (keys.object("rope_parameters")?, keys.object("rope_scaling")?);

@@ -1,8 +1,7 @@
-//! Opening what must be a regular file, and reading small ones whole.
+//! Opens regular files, and reads small ones as a whole.
 //!
-//! The folder of a stranger's model may hold a FIFO, which an ordinary open waits on forever, or a link to a
-//! device, whose bytes never end. Files are opened without waiting, checked through the open handle, and
-//! read up to a bound that holds while they are read.
+//! A stranger's folder may contain a FIFO, on which an ordinary open waits forever, or a link to a device, whose bytes
+//! never end. So files are opened without waiting, checked through the open handle, and read up to a bound.
 
 use crate::{Error, Result};
 use std::fs::File;
@@ -33,8 +32,8 @@ pub(crate) fn open(path: &Path) -> Result<File> {
 /// The bytes of a regular file of at most `max` bytes.
 ///
 /// # Errors
-/// [`Error::Io`] if the file cannot be opened or read, [`Error::Malformed`] if it is a directory, a pipe, a
-/// socket or a device, or has more than `max` bytes, also if it grows while it is read.
+/// [`Error::Io`] if the file cannot be opened or read. [`Error::Malformed`] for a directory, a pipe, a socket or a
+/// device, or a file of more than `max` bytes, even if it grows during the read.
 pub fn read_bounded(path: impl AsRef<Path>, max: u64) -> Result<Vec<u8>> {
     let path = path.as_ref();
     let mut bytes = Vec::new();
@@ -47,7 +46,7 @@ pub fn read_bounded(path: impl AsRef<Path>, max: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The same; `None` if there is no such file.
+/// The same; `None` if the file does not exist.
 pub(crate) fn read_if_present(path: &Path, max: u64) -> Result<Option<Vec<u8>>> {
     match read_bounded(path, max) {
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -1,14 +1,13 @@
-//! The header read front to back through a window of fixed size, never past its limit.
+//! Reads the header from front to back through a window of fixed size, never past its limit.
 
 use crate::file::Input;
 use crate::{Error, Result};
 
 const WINDOW_BYTES: usize = 64 * 1024;
 
-/// A position in a header.
 pub(super) struct Cursor<'a> {
     input: &'a Input,
-    /// Where reading must stop: the file's length, or the longest header that is accepted.
+    /// The end: the file's length, or the longest accepted header.
     limit: u64,
     /// The bytes before `window_end`.
     window: Vec<u8>,
@@ -30,8 +29,8 @@ impl<'a> Cursor<'a> {
         self.input.malformed(detail)
     }
 
-    /// Fails unless `count` items of at least `item_bytes` each fit in what is left. To be called before
-    /// anything is allocated for them.
+    /// Fails unless `count` items of at least `item_bytes` each fit in the rest. Call it before allocating memory for
+    /// them.
     pub(super) fn check_count(&self, count: u64, item_bytes: u64, what: &str) -> Result<()> {
         let left = self.limit - self.position;
         if count.checked_mul(item_bytes).is_some_and(|bytes| bytes <= left) {
@@ -43,7 +42,6 @@ impl<'a> Cursor<'a> {
         )))
     }
 
-    /// The next `N` bytes.
     pub(super) fn bytes<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {
         let mut out = [0; N];
         self.fill(&mut out, what)?;

@@ -1,5 +1,4 @@
-//! Metadata by key, with the type that the caller needs. A missing key and a wrong type are
-//! [`Error::Config`] and name the key.
+//! Metadata by key, with the caller's type. A missing key and a wrong type are [`Error::Config`] and name the key.
 
 use super::{Array, Gguf, Value};
 use crate::{Error, Result};
@@ -15,8 +14,8 @@ impl Gguf {
         self.metadata.get(key)
     }
 
-    /// `None` if the key is missing, and otherwise what `read` makes of it:
-    /// `gguf.optional("llama.rope.freq_base", Gguf::get_f32)`.
+    /// `None` if the key is missing, and otherwise the result of `read`: `gguf.optional("llama.rope.freq_base",
+    /// Gguf::get_f32)`.
     ///
     /// # Errors
     /// Those of `read`.

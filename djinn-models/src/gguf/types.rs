@@ -6,7 +6,7 @@ use djinn_srg::{BlockFormat, DType};
 /// A tensor's type, with the elements and bytes of a block.
 type SizedType = (StoredType, (u64, u64));
 
-/// The type with GGML's number `id` (`enum ggml_type`); `None` if the number is free, withdrawn or newer.
+/// The type with GGML's number `id` (`enum ggml_type`); `None` for unused, withdrawn and newer numbers.
 pub(super) fn by_id(id: u32) -> Option<SizedType> {
     use BlockFormat::*;
     let stored = match id {
@@ -31,7 +31,7 @@ pub(super) fn by_id(id: u32) -> Option<SizedType> {
     Some((stored, stored.block()?))
 }
 
-/// Types that are listed and not decoded; their sizes serve to check the file.
+/// Types that are known but not decoded. Their sizes serve to check the file.
 fn listed_only(id: u32) -> Option<SizedType> {
     let (name, elements, bytes) = match id {
         9 => ("Q8_1", 32, 40),

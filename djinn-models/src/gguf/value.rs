@@ -1,9 +1,9 @@
-//! Metadata values with the types that the file gives them.
+//! Metadata values with their types.
 
 use super::cursor::Cursor;
 use crate::Result;
 
-/// Arrays of arrays deeper than this are refused; known files nest none.
+/// Deeper nested arrays are refused; known files have none.
 const MAX_NESTING: u32 = 4;
 
 /// A metadata value.
@@ -62,7 +62,7 @@ impl Value {
         }
     }
 
-    /// The value for a message: short, on one line.
+    /// The value in short, on one line, for a message.
     pub(crate) fn summary(&self) -> String {
         match self {
             Value::String(s) => {
@@ -186,7 +186,7 @@ fn read_bool(cursor: &mut Cursor<'_>, what: &str) -> Result<bool> {
     }
 }
 
-/// Numbers of `N` bytes, whose number of bytes is checked first.
+/// Numbers of `N` bytes each. Their total is checked before memory is allocated.
 fn read_numbers<T, const N: usize>(
     cursor: &mut Cursor<'_>,
     what: &str,
@@ -196,7 +196,7 @@ fn read_numbers<T, const N: usize>(
     read_items(cursor, what, count, N as u64, |cursor, what| Ok(decode(cursor.bytes(what)?)))
 }
 
-/// Items of at least `item_bytes` each in the file, whose number is checked first.
+/// Items of at least `item_bytes` each in the file. Their number is checked before memory is allocated.
 fn read_items<T>(
     cursor: &mut Cursor<'_>,
     what: &str,

@@ -1,4 +1,4 @@
-//! What a checkpoint says about sampling and about where a text ends.
+//! A checkpoint's defaults for sampling, and its end tokens.
 
 use super::JsonKeys;
 use crate::Result;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Defaults for generation; a field is empty where the checkpoint says nothing.
+/// Defaults for generation. `None`: the checkpoint has none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GenerationDefaults {
@@ -24,15 +24,15 @@ pub struct GenerationDefaults {
     pub top_k: Option<u32>,
     /// Whether to sample; greedy otherwise.
     pub do_sample: Option<bool>,
-    /// Drops tokens that are less probable than this share of the likeliest; in 0..=1.
+    /// Drops tokens with less than this share of the best token's probability; in 0..=1.
     pub min_p: Option<f32>,
-    /// Divides the positive logits of tokens that were there before, and multiplies the negative ones; over 0.
+    /// Divides the positive logits of tokens in the context and multiplies the negative ones; over 0.
     pub repetition_penalty: Option<f32>,
-    /// Keys of the file that ask for something which is not applied, though it would change the text.
+    /// Keys of the file that are not supported though they would change the text.
     pub ignored: Vec<String>,
 }
 
-/// The value of a key with which it changes nothing.
+/// The value of a key that changes nothing.
 enum Neutral {
     Number(f64),
     Off,
@@ -40,7 +40,7 @@ enum Neutral {
     Nothing,
 }
 
-/// What transformers would apply and Djinn does not.
+/// Keys that transformers applies and Djinn does not.
 const NOT_APPLIED: [(&str, Neutral); 32] = [
     ("num_beams", Neutral::Number(1.0)),
     ("num_beam_groups", Neutral::Number(1.0)),
@@ -77,10 +77,10 @@ const NOT_APPLIED: [(&str, Neutral); 32] = [
 ];
 
 impl GenerationDefaults {
-    /// Reads `generation_config.json`; its absent keys are looked up in `config.json`. Either may be absent.
+    /// Reads `generation_config.json`, with missing keys from `config.json`. Either may be absent.
     ///
     /// # Errors
-    /// A file is no JSON object, or a key's value is of a wrong type or out of range.
+    /// A file that is not a JSON object, or a value of the wrong type or out of range.
     pub fn from_dir(directory: &Path) -> Result<GenerationDefaults> {
         let open = |name: &str| JsonKeys::open_if_present(&directory.join(name));
         let mut defaults = GenerationDefaults::default();
@@ -148,7 +148,7 @@ fn read(keys: &JsonKeys) -> Result<GenerationDefaults> {
     })
 }
 
-/// The keys of [`NOT_APPLIED`] that ask for something. Those that only set limits are checked as well.
+/// The keys of [`NOT_APPLIED`] with an effect. Keys that only set limits are checked as well.
 fn ignored(keys: &JsonKeys) -> Result<Vec<String>> {
     let mut ignored = Vec::new();
     for (key, neutral) in &NOT_APPLIED {

@@ -1,16 +1,16 @@
-//! JSON files as keys with types: every failure names the file, the key and the value.
+//! JSON files as typed keys: every error names the file, the key and the value.
 
 use crate::{Error, Result, file};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// Far above any configuration: what is larger is no configuration.
+/// Far above the size of any configuration.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// An object of a JSON file. A key whose value is `null` counts as absent.
+/// An object of a JSON file. A key with the value `null` counts as absent.
 pub(crate) struct JsonKeys {
     path: PathBuf,
-    /// Of the object in the file: `rope_scaling.`, or nothing for the outermost.
+    /// The object's path in the file: `rope_scaling.`, or empty for the outermost.
     prefix: String,
     map: Map<String, Value>,
 }
@@ -42,7 +42,7 @@ impl JsonKeys {
         }
     }
 
-    /// A configuration that is in no file; `path` stands for it in messages.
+    /// A configuration without a file; `path` replaces its path in messages.
     pub(crate) fn new(path: &Path, map: Map<String, Value>) -> JsonKeys {
         JsonKeys { path: path.to_owned(), prefix: String::new(), map }
     }
@@ -51,12 +51,11 @@ impl JsonKeys {
         &self.path
     }
 
-    /// Whether the key is there, be it null.
+    /// Whether the key is present, even as null.
     pub(crate) fn contains(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
 
-    /// Whether there are no keys.
     pub(crate) fn is_empty(&self) -> bool {
         self.map.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Bands: what a packed file is packed, hashed and read by.
+//! Bands: the units of packing, hashing and reading.
 
 use crate::StoredType;
 use crate::file::Stored;
@@ -9,25 +9,24 @@ use std::ops::Range;
 /// The most bytes of a band, before it is packed.
 pub(super) const BAND_BYTES: u64 = 1 << 20;
 
-/// How a band is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     Plain,
     Lossless,
 }
 
-/// A run of bytes of a safetensors file: of its header, or whole rows of one tensor, or a piece of one that is no matrix
-/// of 16-bit numbers.
+/// A run of bytes of a safetensors file: of its header, of whole rows of one tensor, or of a tensor that is not a
+/// 16-bit matrix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Band {
-    /// In the safetensors file.
+    /// Offset in the safetensors file.
     pub(super) start: u64,
     pub(super) bytes: usize,
-    /// How a row can be encoded, and that it may pay.
+    /// The encoding of its rows, if they can be encoded and become smaller.
     rows: Option<(SixteenBit, LosslessRow)>,
 }
 
-/// Cuts a file of `total` bytes with these tensors, which are in its order; `None` if that makes more than `most` bands.
+/// Cuts a file of `total` bytes with these tensors, in its order; `None` if there would be more than `most` bands.
 pub(super) fn cut(tensors: &[Stored], total: u64, most: u64) -> Option<Vec<Band>> {
     let mut bands = Vec::new();
     let mut push = |range: Range<u64>, rows: Option<(SixteenBit, LosslessRow)>| {
@@ -80,7 +79,7 @@ impl Band {
         rows.try_for_each(|(i, packed)| row.check(form, packed).map_err(|fault| format!("row {i}: {fault}")))
     }
 
-    /// Bytes of the band when it is stored like that; `None` if it cannot be.
+    /// Bytes of the band with this packing; `None` if that is impossible.
     pub(super) fn packed_bytes(&self, packing: Packing) -> Option<usize> {
         match (packing, self.rows) {
             (Packing::Plain, _) => Some(self.bytes),
@@ -89,7 +88,7 @@ impl Band {
         }
     }
 
-    /// The band's bytes in 12 bits a value; `None` if it stays plain.
+    /// The band in 12 bits a value; `None` if it stays plain.
     pub(super) fn encode(&self, plain: &[u8]) -> Option<Vec<u8>> {
         let (form, row) = self.rows?;
         let mut packed = vec![0; self.packed_bytes(Packing::Lossless)?];
@@ -102,10 +101,10 @@ impl Band {
         Some(packed)
     }
 
-    /// Writes the band's bytes to `out`.
+    /// Decodes the band to `out`.
     ///
     /// # Errors
-    /// Why `packed` is no such band.
+    /// What is wrong with `packed`.
     pub(super) fn decode(&self, packing: Packing, packed: &[u8], out: &mut [u8]) -> Result<(), String> {
         match (packing, self.rows) {
             (Packing::Lossless, rows) => {

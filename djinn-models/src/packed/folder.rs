@@ -8,12 +8,12 @@ use serde::Serialize;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// Files of weights that other programs read.
+/// Extensions of weights for other programs.
 const OTHER_WEIGHTS: [&str; 9] = ["bin", "gguf", "h5", "msgpack", "onnx", "ot", "pt", "pth", "safetensors"];
-/// A directory of a model has fewer files besides its shards.
+/// More files besides the shards than any model's directory has.
 const MOST_FILES: usize = 10_000;
 
-/// What was packed or unpacked. Sizes are in bytes.
+/// Statistics of packing or unpacking. Sizes are in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PackReport {
     /// Files of weights.
@@ -22,9 +22,9 @@ pub struct PackReport {
     pub original_bytes: u64,
     /// Their bytes packed.
     pub packed_bytes: u64,
-    /// Of `original_bytes`, those that are packed in 12 bits a value.
+    /// The part of `original_bytes` that is packed in 12 bits a value.
     pub lossless_bytes: u64,
-    /// Files and folders of the model's directory that were left where they are.
+    /// Files and folders of the model's directory that were not copied.
     pub left_out: Vec<String>,
 }
 
@@ -37,15 +37,15 @@ impl PackReport {
     }
 }
 
-/// Packs the safetensors files of a model into the directory `out`, and copies what is beside them. An attempt that was
-/// ended is taken up again where it ended. `progress` is told the bytes that are done and all bytes.
+/// Packs the safetensors files of a model into the directory `out`, and copies the other files. An interrupted run
+/// resumes. `progress` gets the bytes done and in all.
 ///
 /// # Errors
-/// The model is no directory with safetensors files, or cannot be read; `out` is its own directory or holds other files
-/// of the same names; the system refuses to write.
+/// A model that is not a directory with safetensors files, or cannot be read. An `out` that is the model's own
+/// directory, or has other files of the same names, or cannot be written.
 ///
 /// # Panics
-/// If a row does not decode to what was encoded: the encoder's fault.
+/// If a row does not decode to its original: a bug of the encoder.
 pub fn pack(
     location: &Location,
     out: &Path,
@@ -80,12 +80,12 @@ pub fn pack(
     Ok(report)
 }
 
-/// Writes the safetensors files of a packed directory to `out`, the same bytes as before they were packed, and copies what
-/// is beside them. `progress` is told the bytes that are done and all bytes.
+/// Restores the safetensors files of a packed directory in `out`, bitwise as before, and copies the other files.
+/// `progress` gets the bytes done and in all.
 ///
 /// # Errors
-/// There is no packed file in `directory`, or one is corrupt; `out` is the same directory or holds other files of the same
-/// names; the system refuses to write.
+/// A `directory` without packed files, or with a corrupt one. An `out` that is the same directory, or has other files
+/// of the same names, or cannot be written.
 pub fn unpack(
     directory: &Path,
     out: &Path,
@@ -136,7 +136,7 @@ fn is_packed(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == EXTENSION)
 }
 
-/// Copies the files beside the weights; gives the names of those that stay.
+/// Copies the files beside the weights. Returns the names of those that are not copied.
 fn copy_others(directory: &Path, out: &Path, weights: &[PathBuf]) -> Result<Vec<String>> {
     let from = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     fs::create_dir_all(out).map_err(io(out))?;
@@ -162,7 +162,7 @@ fn copy_others(directory: &Path, out: &Path, weights: &[PathBuf]) -> Result<Vec<
     Ok(left_out)
 }
 
-/// The entries of a directory whose names do not begin with a dot, in order of their names.
+/// The entries of a directory whose names do not begin with a dot, sorted by name.
 fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory).map_err(io(directory))? {
@@ -179,7 +179,7 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Copies a file in one step, unless the same bytes are there.
+/// Copies a file atomically, unless the same bytes are there.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     if to.exists() {
         return match hash(from)? == hash(to)? {

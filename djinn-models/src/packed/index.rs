@@ -1,4 +1,4 @@
-//! What stands around a packed file's bands: a prefix of fixed length, and the table of bands at the end.
+//! The parts of a packed file around its bands: a prefix of fixed length, and the table of bands at the end.
 
 use super::bands::{self, BAND_BYTES, Band, Packing};
 use crate::file::{Input, Source, Stored};
@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use std::io;
 
 pub(super) const MAGIC: [u8; 8] = *b"DJNPACK\n";
-/// The version that is written, and the only one that is read.
+/// The only version that is written and read.
 pub(super) const VERSION: u32 = 1;
 pub(super) const PREFIX_BYTES: u64 = 64;
 /// Bands begin at multiples of this.
@@ -37,7 +37,7 @@ impl Entry {
         bytes
     }
 
-    /// `None` if the way of packing is unknown.
+    /// `None` for an unknown packing.
     pub(super) fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Option<Entry> {
         let hash = |at: usize| blake3::Hash::from_slice(&bytes[at..at + 32]).ok();
         let packing = match bytes[64..] {
@@ -52,9 +52,8 @@ impl Entry {
 /// The first [`PREFIX_BYTES`] of a packed file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prefix {
-    /// Bytes of the safetensors file.
     pub(super) original_bytes: u64,
-    /// Of these, those before the first tensor.
+    /// Those before the first tensor.
     pub(super) head_bytes: u64,
     pub(super) bands: u64,
     /// Where the table begins.
@@ -108,13 +107,13 @@ pub(super) fn after(offset: u64, bytes: usize) -> Option<u64> {
     offset.checked_add(bytes as u64)?.checked_next_multiple_of(ALIGN)
 }
 
-/// Where everything in a packed file is.
+/// The places of everything in a packed file.
 #[derive(Debug)]
 pub(super) struct Index {
     pub(super) original_bytes: u64,
     pub(super) bands: Vec<Band>,
     pub(super) entries: Vec<Entry>,
-    /// Of each band in the packed file.
+    /// Offset of each band in the packed file.
     pub(super) offsets: Vec<u64>,
 }
 
@@ -122,7 +121,7 @@ impl Index {
     /// Reads and checks prefix, table and the safetensors file's header.
     ///
     /// # Errors
-    /// The file is no packed file, truncated, corrupt or of another version.
+    /// A file that is not a packed file, truncated, corrupt or of another version.
     pub(super) fn read(input: &Input) -> Result<Index> {
         let (prefix, prefix_bytes) = Prefix::read(input)?;
         let file_bytes = input.source.len();
@@ -157,7 +156,7 @@ impl Index {
     }
 }
 
-/// The safetensors file's header, whose bands are plain and lie one behind the other.
+/// The safetensors file's header, whose bands are plain and contiguous.
 fn head(input: &Input, prefix: &Prefix, entries: &[Entry]) -> Result<Vec<u8>> {
     let room = prefix.table.saturating_sub(PREFIX_BYTES).min(safetensors::MAX_HEADER_BYTES + 8);
     if prefix.head_bytes > room.min(prefix.original_bytes) {
@@ -202,7 +201,7 @@ fn tensors(input: &Input, head: Vec<u8>, total: u64) -> Result<Vec<Stored>> {
     }
 }
 
-/// Where each band lies, if they end at the table.
+/// The offset of each band; `None` if they do not end at the table.
 fn offsets(bands: &[Band], entries: &[Entry], table: u64) -> Option<Vec<u64>> {
     if bands.len() != entries.len() {
         return None;

@@ -1,4 +1,4 @@
-//! Work on many pieces at once, whose results are taken in order.
+//! Parallel work on many pieces, with results in order.
 
 use std::ops::Range;
 use std::thread;
@@ -6,8 +6,8 @@ use std::thread;
 /// Pieces of each thread that are under way at once.
 const AHEAD: usize = 8;
 
-/// Calls `work` for each of `pieces` on several threads, and `take` on this one with the results in order, while the
-/// next ones are worked on. Ends at the first error.
+/// Calls `work` for each of `pieces` on several threads, and `take` on this one with the results in order. Stops at
+/// the first error.
 pub(super) fn in_order<T: Send, E: Send>(
     threads: usize,
     pieces: Range<usize>,
@@ -41,7 +41,7 @@ pub(super) fn in_order<T: Send, E: Send>(
     }
 }
 
-/// The first of each, the second of each, and so on.
+/// The first of each list, the second of each, and so on.
 fn interleaved<T>(mut lists: Vec<std::vec::IntoIter<T>>) -> Vec<T> {
     let mut all = Vec::new();
     loop {

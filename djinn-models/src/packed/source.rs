@@ -1,4 +1,4 @@
-//! A packed file, read as the safetensors file that it stands for.
+//! Reads a packed file as the safetensors file that it represents.
 
 use super::bands::Packing;
 use super::index::Index;
@@ -8,10 +8,10 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// Bands that are kept in memory, for reads of a few bytes here and there.
+/// Bands kept in memory, for small scattered reads.
 const KEPT: usize = 2;
 
-/// What is read of a band: its bytes in the safetensors file, or in the packed one.
+/// Which bytes of a band are read: those of the safetensors file, or of the packed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Decoded,
@@ -34,7 +34,7 @@ impl PackedSource {
         Ok(PackedSource { packed, index, kept: Default::default() })
     }
 
-    /// The bytes of a whole band as they are stored, once their hash was compared.
+    /// The stored bytes of a whole band, after a check of their hash.
     fn fetch(&self, band: usize, out: &mut [u8]) -> io::Result<()> {
         self.packed.source.read_exact_at(out, self.index.offsets[band])?;
         match blake3::hash(out) == self.index.entries[band].packed {
@@ -63,7 +63,6 @@ impl PackedSource {
         }
     }
 
-    /// Bytes of a band in some form.
     fn bytes(&self, band: usize, form: Form) -> usize {
         let layout = &self.index.bands[band];
         match form {

@@ -1,4 +1,4 @@
-//! Packing one file, from where an earlier attempt ended, and unpacking it.
+//! Packs one file, resuming an earlier attempt, and unpacks it.
 
 use super::bands::{self, Band, Packing};
 use super::index::{self, ENTRY_BYTES, Entry, Index, PREFIX_BYTES, Prefix};
@@ -16,7 +16,7 @@ const JOURNAL_MAGIC: [u8; 8] = *b"DJNJRNL\n";
 /// Magic, length, time of the last change, hash of the header.
 const JOURNAL_HEAD: usize = 56;
 
-/// Told of each run of the safetensors file's bytes that is done.
+/// Called for each finished run of the safetensors file's bytes.
 pub(super) type Tick<'a> = &'a mut dyn FnMut(u64);
 
 /// What a packed file holds, in bytes.
@@ -44,7 +44,7 @@ struct Work {
     head_bytes: u64,
 }
 
-/// Packs the safetensors file `from` into `to`. What is there already is kept if it is `from`'s.
+/// Packs the safetensors file `from` into `to`. An existing `to` is kept if it is `from`'s.
 pub(super) fn pack(from: &Path, to: &Path, threads: usize, tick: Tick<'_>) -> Result<Packed> {
     let journal = suffixed(to, "journal");
     if to.exists() {
@@ -95,18 +95,18 @@ impl Work {
     }
 }
 
-/// A packed file that is not whole yet, and the journal of its bands.
+/// An incomplete packed file, and the journal of its bands.
 struct Attempt {
     partial: File,
     journal: File,
     entries: Vec<Entry>,
-    /// Where the next band goes.
+    /// Offset of the next band.
     next: u64,
     path: std::path::PathBuf,
 }
 
 impl Attempt {
-    /// Goes on after the bands that an earlier attempt wrote from the same file and that have their hashes.
+    /// Continues after the bands that an earlier attempt wrote from the same file and that match their hashes.
     fn open(work: &Work, from: &Path, partial: &Path, journal: &Path, tick: Tick<'_>) -> Result<Attempt> {
         let io = |source| Error::Io { path: partial.to_owned(), source };
         let mut options = File::options();
@@ -146,7 +146,7 @@ impl Attempt {
         Ok(attempt)
     }
 
-    /// The next band's entry, and where the one after it goes, if its bytes are there.
+    /// The next band's entry and the following offset, if its bytes are there.
     fn is_stored(&self, stored: &Input, entry: &[u8; ENTRY_BYTES], band: &Band) -> Option<(Entry, u64)> {
         let entry = Entry::from_bytes(entry)?;
         let mut bytes = vec![0; band.packed_bytes(entry.packing)?];
@@ -191,7 +191,7 @@ impl Attempt {
 }
 
 impl Work {
-    /// What a journal of this file begins with: it is of another file if length, time or header differ.
+    /// The beginning of this file's journal. Another length, time or header means another file.
     fn journal_head(&self, from: &Path) -> Result<[u8; JOURNAL_HEAD]> {
         let meta = fs::metadata(from).map_err(|source| Error::Io { path: from.to_owned(), source })?;
         let since = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
@@ -207,7 +207,7 @@ impl Work {
     }
 }
 
-/// Unpacks `from` into the safetensors file `to`, every band compared with its hash.
+/// Unpacks `from` into the safetensors file `to`, and compares every band with its hash.
 pub(super) fn unpack(from: &Path, to: &Path, threads: usize, tick: Tick<'_>) -> Result<Packed> {
     let packed = Input::open(from)?;
     let index = Index::read(&packed)?;
@@ -247,7 +247,7 @@ pub(super) fn unpack(from: &Path, to: &Path, threads: usize, tick: Tick<'_>) -> 
     Ok(report)
 }
 
-/// Compares a safetensors file with what was packed; `there` is what stands in the way if they differ.
+/// Compares a safetensors file with the packed one. If they differ, the error names `there`.
 fn refuse_others(index: &Index, file: &Path, there: &Path, threads: usize, tick: Tick<'_>) -> Result<()> {
     let others = || Error::Malformed {
         path: there.to_owned(),

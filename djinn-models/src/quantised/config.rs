@@ -1,10 +1,9 @@
-//! `quantization_config` of `config.json`: the method, and the settings of it that matter.
+//! `quantization_config` of `config.json`: the method and its settings.
 
 use super::unsupported;
 use crate::open::JsonKeys;
 use crate::{Error, Result};
 
-/// How matrices are quantised.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Method {
     Int4(Int4Scheme),
@@ -15,14 +14,14 @@ pub(super) enum Method {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Int4Scheme {
     pub(super) packing: Packing,
-    /// Inputs that share a scale and a zero point; none: all of them.
+    /// Inputs that share a scale and a zero point. `None`: all.
     pub(super) group: Option<u64>,
 }
 
-/// How eight integers lie in a word.
+/// The order of eight integers in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
-    /// Neighbouring inputs in order; zero points are stored less this number, by neighbouring outputs in order.
+    /// Neighbouring inputs in order. Zero points are stored less this number, in the order of outputs.
     Gptq { less: u8 },
     /// Neighbouring outputs, even ones first.
     Awq,
@@ -32,12 +31,12 @@ pub(super) enum Packing {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fp8Scheme {
     pub(super) name: &'static str,
-    /// Outputs and inputs that share a scale; none: what the scales' shape says.
+    /// Outputs and inputs that share a scale. `None`: the scales' shape decides.
     pub(super) block: Option<[u64; 2]>,
 }
 
 impl Method {
-    /// As `quant_method` calls it.
+    /// Its name in `quant_method`.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Method::Int4(scheme) => scheme.packing.name(),
@@ -55,7 +54,7 @@ impl Packing {
     }
 }
 
-/// The method; none if the checkpoint is not quantised.
+/// The method; `None` if the checkpoint is not quantised.
 pub(super) fn method(keys: &JsonKeys) -> Result<Option<Method>> {
     let Some(keys) = keys.object("quantization_config")? else { return Ok(None) };
     let name = keys.string("quant_method")?.unwrap_or("of an unnamed method");
@@ -135,7 +134,7 @@ fn fp8(keys: &JsonKeys) -> Result<Method> {
     Ok(Method::Fp8(Fp8Scheme { name: "fp8", block }))
 }
 
-/// Matrices of FP8 by channel, block or tensor, which is what the shapes of their scales say.
+/// FP8 matrices by channel, block or tensor; the shapes of their scales decide.
 fn compressed_tensors(keys: &JsonKeys) -> Result<Method> {
     let name = "compressed-tensors";
     fits(name, keys, "format", "float-quantized")?;
@@ -180,7 +179,7 @@ fn compressed_tensors(keys: &JsonKeys) -> Result<Method> {
     Ok(Method::Fp8(Fp8Scheme { name, block }))
 }
 
-/// Refuses another value than the one that is supported, in lower case; the key may be absent.
+/// Refuses any value other than the supported one (in lower case). The key may be absent.
 fn fits(method: &str, keys: &JsonKeys, key: &str, supported: &str) -> Result<()> {
     match keys.string(key)? {
         Some(found) if !found.eq_ignore_ascii_case(supported) => Err(setting(method, key, found, supported)),

@@ -1,7 +1,8 @@
-//! Floats of 8 bits, E4M3, with a scale for the tensor, for each output, or for each block of outputs and inputs.
+//! 8-bit floats (E4M3), with a scale for the tensor, for each output, or for each block of outputs and inputs.
 //!
-//! `weight [outputs, inputs]`, and `weight_scale_inv` (DeepSeek) or `weight_scale` (AutoFP8, compressed-tensors), which the
-//! elements are multiplied by: one number, `[outputs]` or `[outputs, 1]`, or `[outputs / block, inputs / block]`, rounded up.
+//! `weight [outputs, inputs]`, and the factor of the elements, `weight_scale_inv` (DeepSeek) or `weight_scale`
+//! (AutoFP8, compressed-tensors): one number, `[outputs]` or `[outputs, 1]`, or `[outputs / block, inputs / block]`,
+//! rounded up.
 
 use super::config::Fp8Scheme;
 use super::{floats, need_type, unsupported};
@@ -10,7 +11,6 @@ use crate::{Error, Result, StoredType, TensorFile};
 use djinn_srg::BlockFormat;
 use std::ops::Range;
 
-/// A matrix of FP8.
 #[derive(Debug)]
 pub(super) struct Fp8 {
     weight: String,
@@ -20,7 +20,7 @@ pub(super) struct Fp8 {
     block: [u64; 2],
 }
 
-/// Whether the tensor is stored so.
+/// Whether the tensor is stored as FP8.
 pub(super) fn is_stored(file: &SafetensorsDir, name: &str) -> bool {
     file.tensor(name).is_some_and(|info| info.stored == StoredType::Other("F8_E4M3"))
 }

@@ -18,7 +18,6 @@ const AWQ_PLACES: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 /// Integers of a word.
 const WORD: u64 = 8;
 
-/// A matrix of 4-bit integers.
 #[derive(Debug)]
 pub(super) struct Int4 {
     module: String,
@@ -76,7 +75,7 @@ impl Int4 {
         format!("{}.{kind}", self.module)
     }
 
-    /// Refuses groups that are no runs of inputs: GPTQ's order by activation, without static groups.
+    /// Refuses groups that are not runs of inputs: GPTQ's activation order, without static groups.
     fn refuse_other_groups(&self, file: &SafetensorsDir) -> Result<()> {
         let name = self.name("g_idx");
         let info = need(file, &name, &[self.inputs], "gptq")?;
@@ -145,7 +144,7 @@ impl Int4 {
         Ok(())
     }
 
-    /// The scales of some rows, group by group, which f16 must hold.
+    /// The scales of some rows, group by group. They must be f16 numbers.
     fn scales(&self, file: &SafetensorsDir, rows: Range<u64>) -> Result<Vec<f16>> {
         let name = self.name("scales");
         let mut scales = Vec::new();
@@ -177,13 +176,13 @@ impl Columns<'_> {
         self.words[row * self.across + column]
     }
 
-    /// A block's run of 32 integers, which are those of four words one below the other.
+    /// A block's run of 32 integers, from four words in one column.
     fn run_of_words(&self, row: usize, column: usize) -> [u8; 16] {
         let [a, b, c, d] = [0, 1, 2, 3].map(|i| spread(self.word(row + i, column)));
         bytemuck::cast([(a | c << 4).to_le_bytes(), (b | d << 4).to_le_bytes()])
     }
 
-    /// A block's run of 32 integers, which are at one place of 32 words one below the other.
+    /// A block's run of 32 integers, from one place of 32 words in one column.
     fn run_of_places(&self, row: usize, column: usize, place: u32) -> [u8; 16] {
         let integer = |i: usize| nibble(self.word(row + i, column), place);
         std::array::from_fn(|i| integer(i) | integer(i + 16) << 4)
@@ -210,7 +209,7 @@ fn nibble(word: u32, place: u32) -> u8 {
     (word >> (4 * place)) as u8 & 15
 }
 
-/// The eight integers of a word in a byte each, in order.
+/// The eight integers of a word, one in each byte, in order.
 fn spread(word: u32) -> u64 {
     let word = u64::from(word);
     let quarters = (word | word << 16) & 0x0000_ffff_0000_ffff;

@@ -12,7 +12,7 @@ use std::fmt;
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 const LENGTH_BYTES: u64 = 8;
 
-/// The entries of a header, none of them twice, in the order of the file.
+/// The entries of a header, without duplicates, in the order of the file.
 struct Entries(Vec<(String, Entry)>);
 
 impl<'de> Deserialize<'de> for Entries {
@@ -49,7 +49,7 @@ impl<'de> Visitor<'de> for EntriesVisitor {
     }
 }
 
-/// The tensors of a file in its order, whose bytes exactly fill what follows the header.
+/// The tensors of a file in order. Their bytes exactly fill the rest of the file.
 pub(crate) fn read(input: &Input) -> Result<Vec<Stored>> {
     let file_bytes = input.source.len();
     let mut length = [0; LENGTH_BYTES as usize];

@@ -1,4 +1,4 @@
-//! Sharded checkpoints: `model.safetensors.index.json` says which file holds which tensor.
+//! Sharded checkpoints: `model.safetensors.index.json` names the file of each tensor.
 
 use super::SafetensorsDir;
 use super::header::MAX_HEADER_BYTES;

@@ -1,17 +1,17 @@
-//! Small files of safetensors, put together in memory.
+//! Writes small safetensors files in memory.
 
 use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize};
 use std::error::Error as StdError;
 
-/// Tensors by name, on their way to a file.
+/// Tensors by name, for a file.
 #[derive(Clone, Debug, Default)]
 pub struct TensorWriter {
     tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)>,
 }
 
 impl TensorWriter {
-    /// Adds a tensor of f32, whose shape has as many elements as there are values.
+    /// Adds a tensor of f32. Its shape has as many elements as there are values.
     pub fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.tensors.push((name.to_owned(), Dtype::F32, shape.to_vec(), bytes));
@@ -23,10 +23,10 @@ impl TensorWriter {
         self.tensors.push((name.to_owned(), Dtype::I64, vec![bytes.len() / 8], bytes));
     }
 
-    /// The file, with texts about it.
+    /// The file, with metadata.
     ///
     /// # Errors
-    /// Two tensors of one name, or a shape that is not its values'.
+    /// Two tensors of one name, or a shape that does not match its values.
     pub fn finish(
         self,
         about: impl IntoIterator<Item = (&'static str, String)>,

@@ -25,7 +25,6 @@ const MAX_TOTAL: usize = 4 << 20;
 /// What tokens of the kind `single_word` are not found next to.
 static WORD: LazyLock<Option<CharSet>> = LazyLock::new(|| CharSet::from_syntax(r"\w", false).ok());
 
-/// An added token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Added {
     pub(super) id: u32,
@@ -49,7 +48,6 @@ impl Added {
     }
 }
 
-/// The added tokens of a tokenizer.
 #[derive(Debug, Default)]
 pub(super) struct AddedTokens {
     tokens: Vec<Added>,

@@ -22,7 +22,6 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Reads the file's bytes.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         let (mut tokens, mut kinds, mut scores) = (Vec::new(), Vec::new(), Vec::new());
         let mut trainer = Trainer { kind: 1, byte_fallback: false, bos: 1, eos: 2 };

@@ -99,7 +99,6 @@ impl Normalizer {
         Ok(())
     }
 
-    /// One form of Unicode.
     pub(super) fn form(form: Form) -> Self {
         Self { steps: vec![Step::Form(form)] }
     }
@@ -118,7 +117,6 @@ impl Normalizer {
         if self.steps.iter().any(composes) { 3 } else { 1 }
     }
 
-    /// The normalised text.
     pub(super) fn apply(&self, mut text: Marked, work: &mut Work) -> Result<Marked> {
         for step in &self.steps {
             let before = text.text.len();

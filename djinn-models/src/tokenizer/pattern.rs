@@ -18,7 +18,6 @@ use crate::Result;
 use program::Instruction;
 use std::ops::Range;
 
-/// A compiled pattern.
 #[derive(Debug)]
 pub(super) struct Pattern {
     program: Vec<Instruction>,

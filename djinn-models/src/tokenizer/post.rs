@@ -18,7 +18,6 @@ impl Affixes {
         self.prefix.is_empty() && self.suffix.is_empty()
     }
 
-    /// Reads the `post_processor` of a `tokenizer.json`.
     pub(super) fn from_json(processor: &Value) -> Result<Self> {
         let kind = processor.get("type").and_then(Value::as_str);
         match kind {

@@ -19,7 +19,6 @@ impl Ttl {
     }
 }
 
-/// The settings of `ttl`.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 pub(crate) struct TtlSettings {

@@ -133,7 +133,6 @@ impl serde::de::Error for Problem {
 pub(crate) struct Whole<const LEAST: u64, const MOST: u64>(pub(crate) u64);
 
 impl<const LEAST: u64, const MOST: u64> Whole<LEAST, MOST> {
-    /// As milliseconds.
     pub(crate) fn ms(self) -> Duration {
         Duration::from_millis(self.0)
     }

@@ -56,7 +56,6 @@ impl Message {
         json!({ "type": "message_start", "message": self.body(usage) })
     }
 
-    /// Adds the next piece.
     pub(super) fn take(&mut self, piece: Piece, send: &mut dyn FnMut(Value)) {
         for event in piece.events {
             self.event(event, send);
@@ -89,7 +88,6 @@ impl Message {
         }
     }
 
-    /// Ends the answer.
     pub(super) fn end(&mut self, usage: TokenUsage, send: &mut dyn FnMut(Value)) {
         self.close(send);
         let delta = json!({ "stop_reason": self.stop_reason(usage), "stop_sequence": self.stop_sequence });
@@ -129,7 +127,6 @@ impl Message {
         self.blocks.push(block);
     }
 
-    /// Extends the last block.
     fn grow(&mut self, more: &str, delta: &Value, send: &mut dyn FnMut(Value)) {
         let Some(block) = self.blocks.last_mut() else { return };
         let (Block::Text(text) | Block::Thinking(text) | Block::ToolUse { arguments: text, .. }) = block;

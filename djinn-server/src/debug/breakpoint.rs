@@ -11,9 +11,7 @@ use serde_json::{Value, json};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// The most breakpoints of a session.
 pub(crate) const MOST_BREAKPOINTS: usize = 64;
-/// The most tokens of a condition.
 const MOST_TOKENS: usize = 1024;
 /// The default time to live of a pause.
 const TTL: Duration = Duration::from_secs(300);
@@ -116,7 +114,6 @@ pub(crate) struct Armed {
 }
 
 impl Armed {
-    /// Its id.
     pub(super) fn id(number: u64) -> String {
         format!("bp_{number}")
     }

@@ -24,7 +24,6 @@ use std::sync::Arc;
 
 type Answered = Result<Response<Body>, ApiError>;
 
-/// A block's cache.
 #[derive(Clone, Copy)]
 struct Layer {
     number: u32,

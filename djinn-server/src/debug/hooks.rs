@@ -11,7 +11,6 @@ use djinn_srg::{Dim, Graph, Hook};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
-/// The hook of the logits.
 const LOGITS: &str = "unembed.hook_out";
 
 /// Answers `GET /v1/models/{name}/hooks`.

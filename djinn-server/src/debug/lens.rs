@@ -19,7 +19,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// The most hooks of a request.
 const MOST_HOOKS: usize = 1024;
 
 /// Answers `POST /v1/sessions/{id}/lens`.

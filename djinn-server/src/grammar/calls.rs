@@ -75,7 +75,6 @@ enum Text {
     },
     /// The introduction of a call has begun instead of the format.
     Opening,
-    /// A call.
     Call(GrammarConstraint),
     /// Nothing more: a call came instead of the format.
     Nothing,

@@ -178,7 +178,6 @@ impl DeviceThread {
         self.residents.iter_mut()
     }
 
-    /// Adds a model.
     pub(super) fn join(&mut self, resident: Resident) -> &mut Resident {
         self.residents.retain(Resident::has_owner);
         self.residents.push(resident);

@@ -12,7 +12,6 @@ const TELLS_WITHIN: Duration = Duration::from_secs(1);
 /// The client of the engine that runs now, or will at the next request.
 pub(super) struct Slot {
     engine: watch::Sender<Reach>,
-    /// Bytes loaded, and in all.
     progress: [AtomicU64; 2],
 }
 
@@ -41,7 +40,6 @@ struct Reach {
     /// Whether this process cannot get a device any more.
     lost: bool,
     loads: Loads,
-    /// When its present load began.
     began: Option<Instant>,
 }
 
@@ -71,7 +69,6 @@ impl Slot {
         reach.refused.is_none() && !(failed && reach.is_wanted)
     }
 
-    /// Where the model is.
     pub(super) fn residence(&self) -> Residence {
         self.engine.borrow().residence.clone()
     }
@@ -81,7 +78,6 @@ impl Slot {
         [0, 1].map(|at| self.progress[at].load(Ordering::Relaxed))
     }
 
-    /// Its loads so far.
     pub(super) fn loads(&self) -> Loads {
         self.engine.borrow().loads
     }

@@ -15,7 +15,6 @@ use axum::http::{Response, StatusCode};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Answers a request.
 pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiError> {
     let fields = Fields::parse(&request.body, &CHAT)?;
     let model = request.model(&fields)?;
@@ -104,7 +103,6 @@ impl<'a> Logprob<'a> {
     }
 }
 
-/// An entry of `logprobs.content`.
 pub(super) fn logprob(token: &TokenInfo) -> Value {
     let top: Vec<_> = token.top.iter().map(|(text, logprob)| Logprob::new(text, *logprob)).collect();
     let own = Logprob::new(&token.text, token.logprob);

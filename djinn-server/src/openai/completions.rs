@@ -19,7 +19,6 @@ const MOST_ANSWERS: usize = 128;
 /// The default maximum of tokens.
 const MAX_TOKENS: u64 = 16;
 
-/// Answers a request.
 pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiError> {
     let fields = Fields::parse(&request.body, &COMPLETIONS)?;
     let model = request.model(&fields)?;

@@ -9,13 +9,11 @@ use axum::http::{Response, StatusCode};
 use djinn_engine::Residence;
 use serde_json::{Value, json};
 
-/// All models.
 pub(crate) fn list(server: &Server) -> Response<Body> {
     let models: Vec<Value> = server.names().iter().filter_map(|name| model(server, name)).collect();
     reply::json(StatusCode::OK, &json!({ "object": "list", "data": models }))
 }
 
-/// One model.
 pub(crate) fn get(server: &Server, name: &str) -> Result<Response<Body>, ApiError> {
     let model = model(server, name).ok_or_else(|| ApiError::no_model(name))?;
     Ok(reply::json(StatusCode::OK, &model))

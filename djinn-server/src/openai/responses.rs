@@ -95,7 +95,6 @@ fn early_error(error: &ApiError) -> Value {
     json!({ "type": "error", "code": code, "message": message, "param": param, "sequence_number": 0 })
 }
 
-/// A running response.
 struct Running {
     output: Output,
     answers: Answers,
@@ -138,7 +137,6 @@ impl Running {
     }
 }
 
-/// A streamed response.
 struct ResponseStream {
     running: Running,
     begun: bool,

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 const FORMAT: &str = "response_format";
 /// The field for the use of tools.
 const CHOICE: &str = "tool_choice";
-/// The most tools of a request.
 const MOST_TOOLS: usize = 128;
 /// The longest name of a function.
 const LONGEST_NAME: usize = 64;
@@ -29,7 +28,6 @@ enum Decision {
     Named,
 }
 
-/// A request's tools.
 pub(super) struct Tools {
     /// The list for the model.
     list: Vec<Value>,
@@ -177,7 +175,6 @@ pub(super) fn names_a_function(fields: &Fields) -> bool {
     fields.get(CHOICE).is_some_and(|choice| choice["type"] == "function")
 }
 
-/// The name of a tool's function.
 fn function(at: usize, tool: &Value) -> Result<String, ApiError> {
     let wrong = |field: &str, detail: &str| {
         let param = format!("tools[{at}]{field}");

@@ -84,7 +84,6 @@ impl Serialize for TokenList<'_> {
     }
 }
 
-/// The text of tokens.
 pub(crate) async fn detokenize(request: ApiRequest) -> Result<Response<Body>, ApiError> {
     let fields = Fields::parse(&request.body, &DETOKENIZE)?;
     let model = request.model(&fields)?;

@@ -15,7 +15,6 @@ use djinn_models::Message;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// The default maximum of tokens.
 const MAX_TOKENS: u64 = 256;
 /// Stop strings, and bytes of one.
 const MOST_STOPS: usize = 16;

@@ -71,7 +71,6 @@ impl SessionTable {
         added
     }
 
-    /// Removes a breakpoint.
     pub(crate) fn remove_breakpoint(&self, key: &Key, number: u64) -> Option<Armed> {
         let mut removed = None;
         self.change(key, |record| {

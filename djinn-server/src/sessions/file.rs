@@ -19,7 +19,6 @@ use std::collections::BTreeMap;
 const VERSION: &str = "2";
 /// The longest header: four tensors and a few facts. Biases of a turn take at most half of it.
 pub(super) const LONGEST_HEADER: u64 = 64 << 10;
-/// Bytes of the header's length.
 pub(super) const LENGTH_BYTES: usize = 8;
 pub(super) const CHECKSUM_BYTES: usize = 32;
 const METADATA: &str = "__metadata__";
@@ -48,7 +47,6 @@ impl FileKind {
     }
 }
 
-/// Sizes of a file's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) chunks: u64,

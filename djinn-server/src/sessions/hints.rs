@@ -10,7 +10,6 @@ use std::time::Duration;
 
 /// The supported version of `kv_hints`.
 const KV_HINTS: &str = "0.1";
-/// The most actions of `kv_hints`.
 const MOST_ACTIONS: usize = 64;
 /// The longest time to live of an unused session, in seconds.
 pub(super) const LONGEST_TTL: u64 = 7 * 24 * 3600;
@@ -36,7 +35,6 @@ pub struct SessionUse {
     pub signal: Option<Signal>,
 }
 
-/// A request's session hints.
 #[derive(Debug)]
 pub(crate) struct Hints {
     tenant: Vec<u8>,
@@ -89,7 +87,6 @@ impl Hints {
         Ok(Hints { tenant, session, priority, steering: VectorUse::read(fields)? })
     }
 
-    /// The session's name.
     pub(crate) fn session_id(&self) -> Option<&str> {
         self.session.as_ref().map(|session| session.id.as_str())
     }

@@ -58,7 +58,6 @@ impl Named {
         found.ok_or_else(|| missing(id))
     }
 
-    /// A session that was just made.
     pub(super) fn of(
         model: Arc<ServedModel>,
         model_name: String,

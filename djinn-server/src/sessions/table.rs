@@ -20,13 +20,11 @@ pub(crate) struct EngineSession {
 }
 
 impl EngineSession {
-    /// Ends it, if it lives.
     fn abort(&self) {
         self.client.abort(self.id);
     }
 }
 
-/// Bounds of a table.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
     /// Records in all.
@@ -42,7 +40,6 @@ struct Bounds {
 /// A tenant, and the name of one of its sessions.
 pub(crate) type Key = (Vec<u8>, String);
 
-/// A session's record.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) engine: Option<EngineSession>,
@@ -53,7 +50,6 @@ pub(crate) struct Record {
     /// Its default steering, if its client has set one.
     pub(super) steering: Option<Vec<VectorUse>>,
     pub(super) breakpoints: Vec<Armed>,
-    /// The number of breakpoints so far.
     pub(super) armed: u64,
     /// Whether it may have been paused at a breakpoint and changed.
     pub(super) is_debugged: bool,
@@ -86,7 +82,6 @@ impl Record {
     }
 }
 
-/// The sessions of one model.
 #[derive(Debug)]
 pub(crate) struct SessionTable {
     bounds: Bounds,
@@ -301,7 +296,6 @@ impl SessionTable {
         self.bounds.keeps
     }
 
-    /// A session's record.
     pub(crate) fn record(&self, key: &Key) -> Option<Record> {
         self.records().by_key.get(key).cloned()
     }
@@ -325,7 +319,6 @@ impl SessionTable {
         self.records().remove(key)
     }
 
-    /// The number of records.
     pub(crate) fn len(&self) -> usize {
         self.records().by_key.len()
     }
@@ -357,7 +350,6 @@ pub(super) fn exists(id: &str) -> ApiError {
     ApiError { param: Some("id".into()), ..error }
 }
 
-/// How a turn ended.
 #[derive(Clone, Debug)]
 pub(crate) struct TurnResult {
     pub(crate) finish: FinishReason,

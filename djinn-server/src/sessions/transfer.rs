@@ -97,7 +97,6 @@ struct Export {
     client: Client,
     session: ExportedSession,
     pages: u32,
-    /// Number of pages sent.
     read: u32,
     _permit: OwnedSemaphorePermit,
 }

@@ -10,7 +10,6 @@ use djinn_models::printable::one_line;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// The most vectors of one request.
 const MOST_VECTORS: usize = 64;
 /// The most layers that one of them may choose.
 const MOST_LAYERS: usize = 4096;

@@ -35,7 +35,6 @@ pub(super) struct Stored {
     pub(super) is_fixed: bool,
 }
 
-/// The vectors of one model.
 #[derive(Debug)]
 pub(crate) struct SteeringStore {
     most_bytes: u64,
@@ -169,7 +168,6 @@ impl SteeringStore {
         }
     }
 
-    /// The defaults of a tenant's sessions.
     pub(super) fn defaults(&self, tenant: &[u8]) -> Vec<(String, DefaultUse)> {
         let kept = self.kept();
         let own = kept.defaults.iter().filter(|((owner, _), _)| owner == tenant);

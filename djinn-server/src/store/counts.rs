@@ -5,7 +5,6 @@ use crate::metrics::line;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A counter.
 #[derive(Debug, Default)]
 pub(super) struct Count(AtomicU64);
 

@@ -54,7 +54,6 @@ impl Folders {
         self.root.join("models").join(name::folder(name))
     }
 
-    /// Whether a piece is complete.
     pub(super) fn has(&self, hash: &ContentHash) -> bool {
         self.blob(hash).exists()
     }

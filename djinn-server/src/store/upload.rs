@@ -11,7 +11,6 @@ use std::sync::Arc;
 /// Bytes that are read and hashed at a time.
 const RUN: usize = 1 << 20;
 
-/// The progress of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrived {
     pub(crate) bytes: u64,
@@ -78,7 +77,6 @@ impl ModelStore {
 }
 
 impl Upload {
-    /// Hashes the bytes so far.
     fn go_on_at(&mut self, offset: u64) -> Result<(), ApiError> {
         let have = self.file.metadata().map_err(of_disk)?.len();
         if have != offset {

@@ -41,7 +41,6 @@ pub(super) enum CallNews {
     Wrong,
 }
 
-/// Reads one call.
 #[derive(Clone, Debug)]
 pub(super) struct CallReader {
     at: At,

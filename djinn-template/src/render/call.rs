@@ -47,7 +47,6 @@ impl<'t> Renderer<'t> {
         self.call(&callee, args)
     }
 
-    /// Calls a value.
     pub(crate) fn call(&mut self, callee: &Value, args: Args) -> Eval {
         match &callee.0 {
             Kind::Macro(closure) => self.call_macro(closure, None, args),

@@ -8,7 +8,6 @@ use crate::value::{Key, Value, compare, truth};
 use indexmap::IndexMap;
 
 impl<'t> Renderer<'t> {
-    /// The value of an expression.
     pub(super) fn eval(&mut self, expr: &'t Expr) -> Eval {
         self.budget.work(15)?;
         match expr {

@@ -30,7 +30,6 @@ pub(super) enum Command {
     Quit,
 }
 
-/// Where to stop.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Stop {
     pub(super) hook: String,

@@ -14,7 +14,6 @@ use std::sync::mpsc::{TryRecvError, channel};
 
 /// What was read at a hook.
 pub(super) struct Values {
-    /// The tokens' positions.
     pub(super) positions: Range<u64>,
     pub(super) width: usize,
     /// f32 `[tokens, width]`.
@@ -52,7 +51,6 @@ impl Debug<'_> {
         }
     }
 
-    /// Values at a hook.
     pub(super) fn values(&mut self, hook: &Hook) -> Result<Values> {
         self.stopped()?;
         let mut looked = self.look(Look { hooks: vec![hook.clone()], ..Look::default() })?;

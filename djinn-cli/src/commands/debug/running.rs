@@ -39,7 +39,6 @@ fn once(hook: Hook, from: u64) -> Breakpoint {
 }
 
 impl Debug<'_> {
-    /// The session that commands are about.
     pub(super) fn session(&self) -> Result<&Session> {
         self.sessions.get(self.current).context("nothing runs yet; `run` begins")
     }

@@ -41,7 +41,6 @@ pub(super) fn number(x: f32) -> String {
     }
 }
 
-/// The Euclidean norm.
 pub(super) fn norm(values: &[f32]) -> f32 {
     values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32
 }

@@ -124,7 +124,6 @@ fn tell(error: &anyhow::Error) {
     output::remark(&output::one_line(error.as_ref()));
 }
 
-/// A chat under way.
 struct Talk<'a> {
     partner: &'a mut dyn Partner,
     choices: Choices,

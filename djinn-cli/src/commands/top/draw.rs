@@ -128,7 +128,6 @@ impl Pen<'_> {
     }
 }
 
-/// Draws everything.
 pub(super) fn all(top: &Top, buffer: &mut Buffer) {
     let area = *buffer.area();
     let mut pen = Pen { buffer, area, y: 0 };

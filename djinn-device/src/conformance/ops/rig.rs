@@ -111,7 +111,6 @@ impl<D: Ops> Rig<D> {
         result.expect("work is enqueued");
     }
 
-    /// Enqueues an operation.
     #[track_caller]
     pub(super) fn enqueue(&mut self, operation: impl Into<Operation>) {
         let operation = operation.into();
@@ -279,7 +278,6 @@ pub(super) fn rows(x: &[f32], width: usize, first: usize, count: usize) -> &[f32
     &x[first * width..(first + count) * width]
 }
 
-/// Compares bits.
 #[track_caller]
 pub(super) fn same_bits(case: &str, got: &[f32], want: &[f32]) {
     assert_eq!(got.len(), want.len(), "{case}");

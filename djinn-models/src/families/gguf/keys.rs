@@ -1,7 +1,7 @@
-//! The keys of an architecture that are not read: those that change nothing are passed over, others are refused.
+//! Unread keys of an architecture: harmless ones are ignored, others are refused.
 //!
-//! A model that computes something more has a key more under the same architecture, so a key that is not known is
-//! taken to change the results.
+//! A model with an additional feature has an additional key under the same architecture, so an unknown key may change
+//! the results.
 
 use super::{File, KEYS};
 use crate::Result;
@@ -9,7 +9,7 @@ use crate::decoder::{Decoder, Mlp, NormKind, Positions};
 use crate::families::unsupported;
 use crate::gguf::{Gguf, Value};
 
-/// Read, or said by the tensors too.
+/// Keys that are read, or determined by the tensors as well.
 const EVERYWHERE: [&str; 11] = [
     KEYS.hidden,
     KEYS.intermediate,
@@ -24,11 +24,11 @@ const EVERYWHERE: [&str; 11] = [
     "attention.layer_norm_rms_epsilon",
 ];
 
-/// Read where queries and keys are rotated.
+/// Keys that are read for rotary positions.
 const ROTARY: [&str; 5] =
     [KEYS.theta, KEYS.rotary_dim, "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"];
 
-/// What a key may say that changes nothing.
+/// Values of a key that change nothing.
 enum Harmless {
     /// One of these numbers.
     Numbers(&'static [f64]),
@@ -42,7 +42,7 @@ use Harmless::{Anything, Flag, Numbers, Texts};
 const NOT_READ: [(&str, Harmless); 28] = [
     // The orders of rows that the converters of Llama and Falcon write.
     ("tensor_data_layout", Texts(&["reference", "Meta AI original pth", "jploski"])),
-    // What YaRN needs, and a remark on training.
+    // YaRN's original context, and a note about training.
     ("rope.scaling.original_context_length", Anything),
     ("rope.scaling.finetuned", Anything),
     ("rope.scaling.attn_factor", Numbers(&[1.0])),
@@ -56,7 +56,7 @@ const NOT_READ: [(&str, Harmless); 28] = [
     ("attn_logit_softcapping", Numbers(&[0.0])),
     ("final_logit_softcapping", Numbers(&[0.0])),
     ("router_logit_softcapping", Numbers(&[0.0])),
-    // llama.cpp takes 0 for unset.
+    // In llama.cpp, 0 means unset.
     ("logit_scale", Numbers(&[0.0, 1.0])),
     ("residual_scale", Numbers(&[0.0, 1.0])),
     ("embedding_scale", Numbers(&[0.0, 1.0])),
@@ -98,7 +98,7 @@ impl Harmless {
 }
 
 impl File<'_> {
-    /// Refuses a key of the architecture that may change what `decoder` computes and is not read for it.
+    /// Refuses an unread key of the architecture that may change the results of `decoder`.
     pub(super) fn refuse_unread_keys(&self, decoder: &Decoder) -> Result<()> {
         for (key, value) in self.gguf.metadata() {
             let Some(name) = key.strip_prefix(self.prefix) else { continue };
@@ -128,7 +128,7 @@ fn is_read(name: &str, decoder: &Decoder) -> bool {
     EVERYWHERE.contains(&name) || rotary || window || experts
 }
 
-/// Refuses a GGUF file that holds no model: an adapter, an image encoder, a matrix of importances.
+/// Refuses a GGUF file that is not a model: an adapter, an image encoder, an importance matrix.
 pub(super) fn refuse_other_files(gguf: &Gguf) -> Result<()> {
     match gguf.optional("general.type", Gguf::get_str)? {
         None | Some("model") => Ok(()),
@@ -138,7 +138,7 @@ pub(super) fn refuse_other_files(gguf: &Gguf) -> Result<()> {
     }
 }
 
-/// A file's own text for a message: short, on one line.
+/// A file's text for a message: short, on one line.
 pub(super) fn shown(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_debug).collect()
 }

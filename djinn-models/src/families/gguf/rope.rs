@@ -1,4 +1,4 @@
-//! Rotary positions by GGUF's keys, and by its tensor of divisors.
+//! Rotary positions from GGUF's keys, and from its tensor of divisors.
 
 use super::keys::shown;
 use super::{File, KEYS};
@@ -8,7 +8,7 @@ use crate::gguf::Gguf;
 use crate::{Error, Result, TensorFile};
 use djinn_srg::{DType, RopeStyle};
 
-/// What Llama 3's scaling divides each frequency by.
+/// The divisors of the frequencies in Llama 3's scaling.
 pub(super) const DIVISORS: &str = "rope_freqs.weight";
 
 impl File<'_> {
@@ -26,11 +26,11 @@ impl File<'_> {
         let kind = self.gguf.optional(&self.key("rope.scaling.type"), Gguf::get_str)?;
         let factor = match self.optional_f32("rope.scaling.factor")? {
             Some(factor) => Some(factor),
-            // The key of files before 2023-09.
+            // The key in files before 2023-09.
             None => self.optional_f32("rope.scale_linear")?,
         };
         let linear = match (kind, factor) {
-            // A factor of 0 stands for none.
+            // A factor of 0 means none.
             (Some("none"), _) | (None, None) | (None | Some("linear"), Some(0.0 | 1.0)) => {
                 RopeScaling::Default
             }
@@ -51,7 +51,7 @@ impl File<'_> {
         }
     }
 
-    /// The frequencies' divisors, if the file has them: half a head of numbers.
+    /// The frequencies' divisors, if the file has them, one for each pair of a head.
     fn divisors(&self) -> Result<Option<Vec<f32>>> {
         let Some(info) = self.gguf.tensor(DIVISORS) else { return Ok(None) };
         const MOST: u64 = 1 << 12;

@@ -96,7 +96,6 @@ impl<'a> Parser<'a> {
         self.chars.by_ref().take(chars).for_each(|_| ());
     }
 
-    /// The rest of the pattern.
     fn rest(&mut self) -> &'a str {
         let at = self.chars.peek().map_or(self.source.len(), |(at, _)| *at);
         &self.source[at..]

@@ -178,7 +178,6 @@ impl Output {
         send(body);
     }
 
-    /// An event about the last item.
     fn item_event(&mut self, send: Send<'_>, kind: &str, mut body: Value) {
         let at = self.items.len() - 1;
         body["item_id"] = json!(self.items[at].id);
@@ -189,7 +188,6 @@ impl Output {
         self.event(send, kind, body);
     }
 
-    /// The events that begin the stream.
     pub(super) fn begin(&mut self, usage: TokenUsage, send: Send<'_>) {
         let body = json!({ "response": self.body(usage) });
         self.event(send, "response.created", body);
@@ -202,7 +200,6 @@ impl Output {
         self.event(send, "response.in_progress", body);
     }
 
-    /// Adds the next piece.
     pub(super) fn take(&mut self, piece: Piece, usage: TokenUsage, send: Send<'_>) {
         let mut logprobs = std::mem::take(&mut self.early);
         logprobs.extend(piece.token.iter().map(chat::logprob));
@@ -292,7 +289,6 @@ impl Output {
         self.event(send, "response.output_item.done", json!({ "output_index": at, "item": whole }));
     }
 
-    /// Ends the answer.
     pub(super) fn end(&mut self, usage: TokenUsage, send: Send<'_>) {
         let early = std::mem::take(&mut self.early);
         if self.is_open

@@ -197,7 +197,6 @@ impl ResponseStore {
         self.entries().entry(id, tenant).map(|entry| read(entry)).ok_or_else(|| not_found(id))
     }
 
-    /// The response's body.
     pub(super) fn body(
         &self,
         id: &str,
@@ -207,7 +206,6 @@ impl ResponseStore {
         self.with(id, tenant, |entry| entry.whole(room))?
     }
 
-    /// The response's own input.
     pub(super) fn input(
         &self,
         id: &str,
@@ -274,7 +272,6 @@ impl Keeping {
         Keeping { server: Arc::clone(server), id, cancel, has_ended: false }
     }
 
-    /// Waits until the response is cancelled.
     pub(super) async fn cancelled(&self) {
         self.cancel.notified().await;
     }

@@ -13,7 +13,6 @@ const WARM: [&str; 4] = ["temperature", "top-k", "top-p", "min-p"];
 /// Values by setting, as `/set` spells them.
 pub(super) type Changes = BTreeMap<String, String>;
 
-/// The settings of a chat.
 pub(super) struct Choices {
     began: SamplingArgs,
     now: SamplingArgs,
@@ -39,7 +38,6 @@ fn command() -> Command {
     })
 }
 
-/// The settings' names.
 pub(super) fn names() -> Vec<String> {
     command().get_arguments().filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
 }

@@ -80,7 +80,6 @@ impl Lines for Known {
     }
 }
 
-/// The commands' names.
 fn names() -> impl Iterator<Item = &'static str> {
     USAGES.iter().map(|usage| usage.name)
 }
