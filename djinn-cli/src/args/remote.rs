@@ -1,21 +1,21 @@
-//! Flags of a server's store, and of commands that ask a server.
+//! Flags of a server's store, and of commands that use a server.
 
 use clap::Args;
 use djinn_vmu::size;
 use std::path::PathBuf;
 
-/// Models that clients send.
+/// Uploaded models.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Store")]
 pub(crate) struct StoreArgs {
-    /// Take models that clients send (djinn push), and keep them in DIR
+    /// Accept uploaded models (djinn push), and keep them in DIR
     #[arg(long, value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
     /// Bytes of the models in the store, each equal tensor counted once
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "50GiB")]
     pub(crate) store_quota: u64,
-    /// A key as --api-key that may also send and remove models; may be given several times. Without keys, clients of this
-    /// machine may
+    /// A key as --api-key that may also upload and remove models; may be given several times. Without keys, clients of
+    /// this machine may
     #[arg(long, value_name = "KEY", hide_default_value = true)]
     pub(crate) push_key: Vec<String>,
     /// A file of such keys, one a line
@@ -27,31 +27,31 @@ pub(crate) struct StoreArgs {
 pub(crate) struct PushArgs {
     /// The model
     pub(crate) model: String,
-    /// Where the server is
+    /// The server's URL
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:5556")]
     pub(crate) to: String,
-    /// What requests will call the model [default: its own name]
+    /// The name in requests [default: the model's own]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Remove the model that has this name first
+    /// First remove the model of this name
     #[arg(long)]
     pub(crate) replace: bool,
-    /// Pieces that are sent at a time
+    /// Pieces sent at the same time
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) connections: u16,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// A key of the server's that may send models. Other users see command lines: use DJINN_API_KEY
+    /// A key of the server that may upload models. Other users see command lines: use DJINN_API_KEY
     #[arg(long, value_name = "KEY", hide_default_value = true)]
     pub(crate) api_key: Vec<String>,
 }
 
-/// A server that is asked.
+/// A server to ask.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Server")]
 pub(crate) struct ServerArgs {
-    /// Ask the server at URL about a model that it has
+    /// Ask the server at URL about one of its models
     #[arg(long, value_name = "URL")]
     pub(crate) server: Option<String>,
     /// A key of the server. Other users see command lines: use DJINN_API_KEY
@@ -59,11 +59,11 @@ pub(crate) struct ServerArgs {
     pub(crate) api_key: Vec<String>,
 }
 
-/// A server that computes in place of this machine: flags of memory and device are its own.
+/// A server that computes instead of this machine. Flags of memory and device are the server's own.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Server")]
 pub(crate) struct ElsewhereArgs {
-    /// Let the server at URL compute, with a model that it has
+    /// Let the server at URL compute, with one of its models
     #[arg(long, value_name = "URL", conflicts_with_all = ELSEWHERE)]
     pub(crate) server: Option<String>,
     /// A key of the server. Other users see command lines: use DJINN_API_KEY
@@ -71,7 +71,7 @@ pub(crate) struct ElsewhereArgs {
     pub(crate) api_key: Vec<String>,
 }
 
-/// What the server has settled when it loaded its models.
+/// Flags that the server decided when it loaded its models.
 const ELSEWHERE: [&str; 15] = [
     "vram",
     "ram",

@@ -1,4 +1,4 @@
-//! The cache's folders and its lock. Models are trusted as they lie there, so only the user may write to them.
+//! The cache's folders and its lock. Cached models are trusted, so only the user may write there.
 
 #[cfg(all(test, unix))]
 mod tests;
@@ -8,8 +8,8 @@ use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Refuses a folder that another user owns or may write to; one that does not exist is fine. `shared` allows a
-/// folder like `/tmp`, in which all may create files and each may change only their own.
+/// Refuses a folder that another user owns or may write to. A missing folder is fine. `shared` allows a folder like
+/// `/tmp`, in which all may create files and each may change only their own.
 pub(super) fn check(folder: &Path, shared: bool) -> Result<()> {
     let meta = match fs::metadata(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -37,7 +37,7 @@ enum Objection {
     Mode(u32),
 }
 
-/// The folder's owner, this process's user, and the folder's mode, where there are such.
+/// The folder's owner, this process's user, and the folder's mode, if the system has them.
 #[cfg(unix)]
 fn owner_and_mode(meta: &Metadata) -> Option<(u32, u32, u32)> {
     use std::os::unix::fs::MetadataExt;
@@ -58,7 +58,7 @@ fn objection(owner: u32, user: u32, mode: u32, shared: bool) -> Option<Objection
     (mode & 0o022 != 0 && !(shared && mode & STICKY != 0)).then_some(Objection::Mode(mode))
 }
 
-/// Opens the cache's lock file, which need not exist. A link is not followed, and what the file holds is left.
+/// Opens or creates the cache's lock file. A link is not followed, and the contents do not change.
 pub(super) fn open_lock(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);

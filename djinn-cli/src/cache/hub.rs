@@ -26,7 +26,7 @@ const PLAIN: [&str; 8] = [
 ];
 /// Longest list of files that is read, in bytes.
 const MAX_LIST: u64 = 16 << 20;
-/// A file that comes more slowly than this, in bytes per second, counts as stalled.
+/// Slower downloads, in bytes per second, count as stalled.
 const SLOWEST: u64 = 50_000;
 
 /// A file as the hub lists it.
@@ -40,10 +40,10 @@ struct Listed {
 /// The hub, and who asks it.
 #[derive(Clone)]
 pub(super) struct Hub {
-    /// Without a slash at the end. The hub gives hashes of some files only, so that the rest is as safe as
-    /// the connection: it is `https`, or leads to this machine.
+    /// Without a slash at the end. The hub gives hashes of some files only, so the others depend on a secure
+    /// connection: `https`, or to this machine.
     pub(super) endpoint: String,
-    /// Opens gated models. Sent to the endpoint's host alone.
+    /// Opens gated models. Sent to the endpoint's host only.
     pub(super) token: Option<String>,
 }
 
@@ -126,7 +126,7 @@ impl Connection<'_> {
         }
     }
 
-    /// A file of the size, and where the hub gives it, the hash that were listed. No byte more is written.
+    /// A file with the listed size and, if the hub gives one, hash. No byte more is written.
     fn download(&self, url: &str, listed: &Listed, new: &Path, progress: &dyn Fn(PullEvent)) -> Result<Item> {
         let within = Duration::from_secs(60 + listed.bytes / SLOWEST);
         let mut response = self.get(url, within)?;
@@ -145,7 +145,7 @@ impl Connection<'_> {
     }
 }
 
-/// Refuses a model that the disk has no room for.
+/// Refuses a model that is too large for the disk.
 fn check_space(chosen: &[Listed], new: &Path) -> Result<()> {
     let needed = chosen.iter().fold(0, |sum: u64, listed| sum.saturating_add(listed.bytes));
     let Some(free) = free_bytes(new) else { return Ok(()) };
@@ -158,7 +158,7 @@ fn check_space(chosen: &[Listed], new: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the user may still write on the disk of `folder`, where that is known.
+/// Bytes that the user may still write on the disk of `folder`, if known.
 #[cfg(unix)]
 fn free_bytes(folder: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(folder).ok()?;
@@ -170,7 +170,7 @@ fn free_bytes(_: &Path) -> Option<u64> {
     None
 }
 
-/// The files to download: safetensors with what belongs to them, or the only GGUF file.
+/// The files to download: safetensors and related files, or the only GGUF file.
 fn choose(list: &Value) -> Result<Vec<Listed>> {
     let siblings = list["siblings"].as_array().context("the hub's answer lists no files")?;
     let all: Vec<Listed> = siblings.iter().filter_map(listed).collect();
@@ -190,7 +190,7 @@ fn choose(list: &Value) -> Result<Vec<Listed>> {
     }
 }
 
-/// A file at the top level of the repository, with a name that is safe as a file's name here.
+/// A file at the top level of the repository with a safe name.
 fn listed(file: &Value) -> Option<Listed> {
     let path = file["rfilename"].as_str()?;
     let plain = path.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));

@@ -1,4 +1,4 @@
-//! What a model in the cache consists of.
+//! The manifest of a cached model.
 
 use super::{CachedModel, PullEvent};
 use anyhow::{Context, Result, bail, ensure};
@@ -11,7 +11,7 @@ use std::path::{Component, Path};
 use std::time::UNIX_EPOCH;
 
 pub(super) const MANIFEST: &str = "manifest.json";
-/// A manifest while it is written.
+/// A manifest that is being written.
 const UNFINISHED: &str = ".manifest.json";
 /// The longest manifest that is read, in bytes.
 const MAX_MANIFEST: u64 = 16 << 20;
@@ -32,7 +32,7 @@ pub(super) struct Item {
     pub(super) bytes: u64,
     /// In lower-case hexadecimal digits.
     pub(super) sha256: String,
-    /// When the file was last changed, in nanoseconds since 1970; manifests of before have no times.
+    /// When the file was last changed, in nanoseconds since 1970; older manifests have no times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) modified_ns: Option<u64>,
 }
@@ -53,7 +53,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Writes the manifest in one step.
+    /// Writes the manifest atomically.
     pub(super) fn write(&self, directory: &Path) -> Result<()> {
         let (path, unfinished) = (directory.join(MANIFEST), directory.join(UNFINISHED));
         let of = || path.display().to_string();
@@ -69,7 +69,7 @@ impl Manifest {
         self.files.iter().all(|item| item.is_there(directory).is_ok())
     }
 
-    /// Whether all files have the sizes and times that they were pulled with. Reads none of them.
+    /// Whether all files have the sizes and times of the pull. Reads no file.
     pub(super) fn is_unchanged(&self, directory: &Path) -> bool {
         let unchanged = |item: &Item| {
             let meta = item.is_there(directory).ok();
@@ -78,7 +78,7 @@ impl Manifest {
         self.files.iter().all(unchanged)
     }
 
-    /// What is wrong with the files, whose hashes are computed: the first fault.
+    /// The first fault of the files, by their hashes.
     pub(super) fn damage(&self, directory: &Path, progress: &dyn Fn(PullEvent)) -> Option<String> {
         for item in &self.files {
             let checked = item.is_there(directory).and_then(|_| {
@@ -99,7 +99,7 @@ impl Manifest {
         self.stranger(directory)
     }
 
-    /// A file that the manifest does not list: readers of the directory would take it for the model's.
+    /// A file that the manifest does not list: readers of the directory would take it for a part of the model.
     fn stranger(&self, directory: &Path) -> Option<String> {
         let names = fs::read_dir(directory).ok()?.flatten().map(|entry| entry.file_name());
         let known = |name: &str| {
@@ -109,7 +109,7 @@ impl Manifest {
         Some(format!("{name} is no file of this model"))
     }
 
-    /// Takes the files' times as they are now, when their hashes have been checked.
+    /// Records the files' present times, after a check of their hashes.
     pub(super) fn renew_times(&mut self, directory: &Path) -> Result<()> {
         for item in &mut self.files {
             item.modified_ns = modified_ns(&item.is_there(directory)?);
@@ -166,14 +166,13 @@ pub(super) fn modified_ns(meta: &Metadata) -> Option<u64> {
     u64::try_from(since.as_nanos()).ok()
 }
 
-/// Whether a file has kept its time, perhaps through an archive that holds whole seconds.
+/// Whether a file has kept its time, possibly through an archive with whole seconds.
 fn same_time(then: u64, now: Option<u64>) -> bool {
     const SECOND: u64 = 1_000_000_000;
     now.is_some_and(|now| now == then || (now % SECOND == 0 && now / SECOND == then / SECOND))
 }
 
-/// Copies to the end; gives the number of bytes and their SHA-256. Stops with an error after `total` bytes
-/// where that is known.
+/// Copies to the end. Returns the number of bytes and their SHA-256. Fails after `total` bytes, if that is known.
 pub(super) fn copy_hashed(
     mut from: impl Read,
     to: &mut impl Write,
@@ -202,7 +201,7 @@ pub(super) fn copy_hashed(
     Ok((done, digits))
 }
 
-/// Sum of the sizes of the files in a directory; what cannot be read counts nothing.
+/// Sum of the sizes of the files in a directory. Unreadable files do not count.
 pub(super) fn size_on_disk(directory: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(directory) else { return 0 };
     let sizes = entries.flatten().map(|entry| match entry.file_type() {

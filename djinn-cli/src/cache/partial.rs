@@ -1,6 +1,5 @@
-//! The folder in which a pull works until the model is whole. Its name marks it as no model, and it is removed when
-//! the pull ends: by the pull, by Ctrl-C through [`abandon`], or, where the process was killed, by the next
-//! [`sweep`].
+//! The folder of an unfinished pull. Its name marks it, and it is removed when the pull ends: by the pull, by Ctrl-C
+//! through [`abandon`], or, if the process was killed, by the next [`sweep`].
 
 use crate::own;
 use anyhow::{Context, Result};
@@ -12,20 +11,20 @@ use std::process::ChildStdin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Begins the names of folders that are not models (yet).
+/// The prefix of folders that are not models.
 const PREFIX: &str = ".partial-";
-/// A removal is tried again while a process that has just been ended still writes.
+/// A removal is repeated while a process that has just ended still writes.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The folders that this process works in, each with what its child process lives on.
+/// This process's folders, each with the pipe on which its child process depends.
 static OPEN: Mutex<BTreeMap<PathBuf, Option<ChildStdin>>> = Mutex::new(BTreeMap::new());
 
 fn open() -> MutexGuard<'static, BTreeMap<PathBuf, Option<ChildStdin>>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A private folder that is removed with the value.
+/// A private folder that is removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Partial {
     path: PathBuf,
@@ -48,12 +47,12 @@ impl Partial {
         &self.path
     }
 
-    /// Ends the child process that lives as long as this pipe when the folder is abandoned.
+    /// Makes the child process that depends on this pipe end when the folder is abandoned.
     pub(super) fn ties(&self, child: Option<ChildStdin>) {
         open().insert(self.path.clone(), child);
     }
 
-    /// Puts what is at `from`, in this folder, to `to`; what was there is removed with this folder.
+    /// Moves `from`, in this folder, to `to`. What was there is removed with this folder.
     pub(super) fn exchange(&self, from: &str, to: &Path) -> Result<()> {
         let _open = open();
         let of = || to.display().to_string();
@@ -63,7 +62,7 @@ impl Partial {
         fs::rename(self.path.join(from), to).with_context(of)
     }
 
-    /// Removes the folder, and says if that fails.
+    /// Removes the folder, and reports a failure.
     pub(super) fn close(self) -> Result<()> {
         remove(&self.path).with_context(|| format!("removing {}", self.path.display()))
     }
@@ -77,7 +76,7 @@ impl Drop for Partial {
     }
 }
 
-/// Removes the folders that this process works in, if there are any; then no pull goes on, and the process has to end.
+/// Removes this process's folders. Returns whether there were any; then no pull continues, and the process has to end.
 pub(crate) fn abandon() -> bool {
     let mut open = open();
     if open.is_empty() {
@@ -89,12 +88,12 @@ pub(crate) fn abandon() -> bool {
     for path in open.keys() {
         let _ = remove(path);
     }
-    // Pulls wait here until the process has ended, so that none puts a model together or prints that it failed.
+    // Other pulls block here until the process has ended, so none finishes a model or prints an error.
     std::mem::forget(open);
     true
 }
 
-/// Removes what killed pulls left in `models`. Called under the cache's lock, so that nothing there is in use.
+/// Removes what killed pulls left in `models`. The caller holds the cache's lock, so nothing there is in use.
 pub(super) fn sweep(models: &Path) -> Result<()> {
     let of = || models.display().to_string();
     for entry in fs::read_dir(models).with_context(of)? {

@@ -1,5 +1,4 @@
-//! Runs a module of Python such that nothing but Python's own installation has a say, and such that it ends with
-//! this process.
+//! Runs a Python module isolated from the user's environment, and such that it ends with this process.
 
 use super::partial::Partial;
 use anyhow::{Result, bail};
@@ -7,8 +6,8 @@ use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Runs the module that the arguments name. Standard input is a pipe that closes when this process ends, however
-/// it ends; the child then ends at once.
+/// Runs the module in its arguments. Standard input is a pipe that closes when this process ends, in any way; the
+/// child then ends at once.
 const BOOT: &str = "\
 import os, runpy, sys, threading
 def watch():
@@ -29,7 +28,7 @@ pub(super) fn run(pythons: &[PathBuf], partial: &Partial, module: &[&str]) -> Re
         command.args(["-I", "-c", BOOT]).args(module);
         command.current_dir(partial.path()).env("TMPDIR", partial.path());
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        // Ctrl-C goes to this process alone, which then ends the child.
+        // Ctrl-C reaches this process only, which then ends the child.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = match command.spawn() {

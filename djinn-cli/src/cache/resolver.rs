@@ -1,4 +1,4 @@
-//! From what the user calls a model to where it is.
+//! From a model's name to its location.
 
 use super::{Cache, PullEvent};
 use anyhow::Result;
@@ -6,8 +6,8 @@ use djinn_models::{Location, packed};
 use std::path::Path;
 
 impl Cache {
-    /// The location of what the user calls a model: `synthetic:NAME`, a short name, a path that exists, a hub id; in
-    /// this order, so that a directory named like a short name is written `./smollm2`. What is not there is pulled.
+    /// The location of a model: `synthetic:NAME`, a short name, an existing path, or a hub id, in this order. So a
+    /// directory named like a short name is written `./smollm2`. Missing models are pulled.
     pub(crate) fn resolve(&self, spec: &str, progress: &dyn Fn(PullEvent)) -> Result<Location> {
         let is_short = self.names.iter().any(|short| short.name == spec);
         if !is_short {

@@ -1,4 +1,4 @@
-//! `djinn debug`: a model is stopped at its hooks, looked at, changed, and goes on.
+//! `djinn debug`: stops a model at its hooks; reads and changes activations; continues.
 
 mod changes;
 mod command;
@@ -27,7 +27,7 @@ use std::io::{BufRead, IsTerminal, Read};
 use std::process::ExitCode;
 use stops::{Armed, Steered};
 
-/// Sessions whose keys and values have room on the device at once. Others that are stopped are computed again.
+/// The number of sessions whose keys and values fit on the device. Others are computed again after a stop.
 const SESSIONS: u32 = 4;
 /// The longest line of a script, in bytes.
 const MAX_LINE: u64 = 1 << 20;
@@ -69,7 +69,7 @@ pub(super) fn run(args: &DebugArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     }
 }
 
-/// Obeys the terminal until Ctrl-D or `quit`. What cannot be done is told.
+/// Runs the user's commands until Ctrl-D or `quit`. Errors are printed.
 fn talk(mut debug: Debug<'_>, quiet: bool) -> Result<ExitCode> {
     debug.interrupt.chat();
     let _hushed = terminal::hush();
@@ -100,7 +100,7 @@ fn talk(mut debug: Debug<'_>, quiet: bool) -> Result<ExitCode> {
     }
 }
 
-/// Obeys standard input until its end or `quit`. What cannot be done ends it.
+/// Runs the commands of standard input until its end or `quit`. An error ends it.
 fn obey_script(mut debug: Debug<'_>) -> Result<ExitCode> {
     let mut input = std::io::stdin().lock();
     for number in 1.. {
@@ -118,7 +118,7 @@ fn obey_script(mut debug: Debug<'_>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the line editor knows of the debugger's lines.
+/// Completion and continuation of the debugger's lines.
 struct Typed {
     hooks: Vec<String>,
 }
@@ -146,11 +146,11 @@ struct Debug<'a> {
     /// The outputs of its blocks, in order.
     blocks: Vec<djinn_srg::Hook>,
     breakpoints: Vec<Armed>,
-    /// Breakpoints that there were.
+    /// The number of breakpoints so far.
     numbered: u64,
     steering: Vec<Steered>,
     sessions: Vec<Session>,
-    /// The session that commands are about, by its place.
+    /// Index of the session that commands apply to.
     current: usize,
 }
 
@@ -181,7 +181,7 @@ impl<'a> Debug<'a> {
         }
     }
 
-    /// Obeys a line; false if it is the last one.
+    /// Runs a line's command. Returns false if it is the last one.
     fn hear(&mut self, line: &str) -> Result<bool> {
         let Some(command) = Command::parse(line).map_err(|why| anyhow!(why))? else { return Ok(true) };
         match command {
@@ -210,7 +210,7 @@ impl<'a> Debug<'a> {
         Ok(true)
     }
 
-    /// The hook of a name, by its canonical one.
+    /// The hook with a name; the result has its canonical name.
     fn hook(&self, name: &str) -> Result<djinn_srg::Hook> {
         let Ok(hook) = self.engine.hook(name) else {
             let known = self.points.iter().map(|point| &*point.hook.name);

@@ -1,4 +1,4 @@
-//! `djinn doctor`: what this machine has and sustains, with a remedy for each thing that is in the way.
+//! `djinn doctor`: what this machine has and sustains, with a remedy for each problem.
 
 mod checks;
 mod disk;
@@ -14,14 +14,14 @@ use std::time::Duration;
 /// How long each rate is measured.
 const SPAN: Duration = Duration::from_millis(300);
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
     name: &'static str,
     value: String,
-    /// Whether it is as it should be.
+    /// Whether it is fine.
     ok: bool,
-    /// What to do; none if it is as it should be.
+    /// What to do; `None` if it is fine.
     remedy: Option<String>,
 }
 
@@ -41,7 +41,7 @@ struct Findings {
     findings: Vec<Finding>,
     /// Rates for the predictions of `djinn plan`.
     machine: Machine,
-    /// Where they were kept.
+    /// Where they were saved.
     saved: Option<String>,
 }
 

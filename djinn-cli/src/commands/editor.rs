@@ -1,4 +1,4 @@
-//! The line editor of chats and of the debugger: keys, a history that outlives them, completion.
+//! The line editor of chats and of the debugger: keys, a persistent history, completion.
 
 use crate::{output, own};
 use anyhow::{Context as _, Result};
@@ -19,36 +19,36 @@ const MAX_ENTRY: usize = 8 << 10;
 /// The longest history file that is read, in bytes: entries, escaped.
 const MAX_FILE: u64 = 2 * (MAX_ENTRIES * MAX_ENTRY) as u64;
 
-/// What came of asking.
+/// The result of asking.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Text(String),
-    /// Ctrl-C: what was typed is dropped.
+    /// Ctrl-C: the typed text is dropped.
     Dropped,
-    /// Ctrl-D, or the terminal is gone.
+    /// Ctrl-D, or the terminal is closed.
     End,
 }
 
-/// What the editor knows of the lines that are typed.
+/// Completion and continuation of typed lines.
 pub(super) trait Lines {
-    /// Where in a line, up to the cursor, what is completed begins, and what it may become.
+    /// Where the completed word begins in a line up to the cursor, and its completions.
     fn complete(&self, begun: &str) -> (usize, Vec<String>);
 
-    /// Whether more lines are to follow.
+    /// Whether more lines must follow.
     fn is_open(&self, text: &str) -> bool;
 }
 
 pub(super) struct Editor<L: Lines> {
     inner: rustyline::Editor<Known<L>, DefaultHistory>,
     prompt: &'static str,
-    /// Where the history is kept; none if it cannot be.
+    /// The history's file; `None` if there cannot be one.
     history: Option<PathBuf>,
 }
 
 impl<L: Lines> Editor<L> {
-    /// An editor with the history of earlier lines, which is kept in the file of this name.
+    /// An editor with the history of earlier lines in the file of this name.
     pub(super) fn new(prompt: &'static str, history: &str, lines: L) -> Result<Self> {
-        // Where answers go to a file, the prompt does not.
+        // If answers go to a file, the prompt must not.
         let behavior = if std::io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
         let config = Config::builder().max_history_size(MAX_ENTRIES)?.history_ignore_dups(true)?;
         let config = config.completion_type(CompletionType::List).bell_style(BellStyle::None);
@@ -100,7 +100,7 @@ impl<L: Lines> Editor<L> {
             return;
         }
         let added = self.inner.add_history_entry(text);
-        // A history that cannot be written is lost, and nothing else.
+        // If the history cannot be written, only the history is lost.
         if let (Ok(true), Some(file)) = (added, &self.history) {
             let _ = self.inner.append_history(file);
         }

@@ -16,7 +16,7 @@ pub(super) fn run(args: &HooksArgs, quiet: bool) -> Result<()> {
     }
 }
 
-/// The sides of what is read at a hook: rows as a step has them, and columns.
+/// The shape of a hook's values: the kind of its rows, and its columns.
 fn shape(graph: &Graph, hook: &Hook) -> (&'static str, u64) {
     let rows = match graph.value(hook.value).shape.first() {
         Some(Dim::LogitRows) => "tokens whose logits are wanted",
@@ -52,7 +52,7 @@ fn points(graph: &Graph) -> Vec<Value> {
     graph.hook_points().into_iter().map(point).chain(AttentionPattern::all(graph).map(pattern)).collect()
 }
 
-/// A line for each point: its names, then how many columns of what. Patterns of attention come last.
+/// A line for each point: names, then columns and rows. Attention patterns come last.
 fn table(graph: &Graph) -> String {
     let line = |names: Vec<&Hook>| {
         let (rows, columns) = shape(graph, names[0]);

@@ -30,7 +30,7 @@ struct Listed {
     bytes: u64,
     source: String,
     path: String,
-    /// Whether the files have their hashes, where that was asked.
+    /// Whether the files have their hashes, if that was checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     intact: Option<bool>,
     /// What is wrong with them.
@@ -38,7 +38,7 @@ struct Listed {
     damage: Option<String>,
 }
 
-/// Lists what the cache holds, and with `--check` what is wrong with it.
+/// Lists the cache, and with `--check` its faults.
 pub(super) fn list(args: &ListArgs, quiet: bool) -> Result<()> {
     let cache = Cache::from_env()?;
     let progress = PullProgress::new(quiet);
@@ -102,7 +102,7 @@ pub(super) fn rm(name: &str, quiet: bool) -> Result<()> {
     output::line(&format!("removed {name}: {} freed", size::human(bytes)))
 }
 
-/// Manifests and folders may hold anything.
+/// Manifests and folders may contain anything.
 fn shown(text: &str) -> String {
     printable::one_line(text)
 }

@@ -1,4 +1,4 @@
-//! `djinn pack` and `djinn unpack`: checkpoints in fewer bytes, and back.
+//! `djinn pack` and `djinn unpack`: checkpoints in fewer bytes.
 
 use crate::args::PackArgs;
 use crate::{loaded, output, size};
@@ -19,7 +19,7 @@ pub(super) fn pack(args: &PackArgs, quiet: bool) -> Result<()> {
     show(args, &report, quiet)
 }
 
-/// Writes the files that a packed directory was made from.
+/// Restores the files of a packed directory.
 pub(super) fn unpack(args: &PackArgs, quiet: bool) -> Result<()> {
     let Location::Directory(directory) = loaded::find(&args.model, quiet)? else {
         bail!("{} is no directory; djinn unpack takes the one that djinn pack wrote", args.model);

@@ -1,4 +1,4 @@
-//! `djinn plan`: where every byte would lie, and how fast it would run.
+//! `djinn plan`: the memory plan and the predicted speed.
 
 use crate::args::PlanArgs;
 use crate::{loaded, output, profile, remote};

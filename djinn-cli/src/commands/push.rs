@@ -1,4 +1,4 @@
-//! `djinn push`: a model to a server's store; only what the store lacks is sent.
+//! `djinn push`: uploads a model to a server's store; only missing pieces are sent.
 
 use crate::args::PushArgs;
 use crate::{loaded, output, remote, size};
@@ -20,7 +20,7 @@ struct Output<'a> {
 pub(super) fn run(args: &PushArgs, quiet: bool) -> Result<()> {
     let server = remote::at("--to", &args.to, &args.api_key, None)?;
     let location = loaded::find(&args.model, quiet)?;
-    // What does not open here would be refused there, after it was sent.
+    // A model that does not open here would be refused there, after the upload.
     let own_name = open(&location, &OpenOptions::default())?.name;
     let name = args.name.clone().unwrap_or_else(|| loaded::name(&args.model, &own_name));
     let hashing = Meter::new(format!("hashing {name}"), quiet);

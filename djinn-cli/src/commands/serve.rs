@@ -48,7 +48,7 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     let loading = interrupt.work();
     let (names, models): (Vec<_>, Vec<_>) =
         models.into_iter().map(|named| (named.names, named.model)).unzip();
-    // Where clients send models, more of them may come.
+    // With uploads, models may be added later.
     let started = match args.store.store {
         Some(_) => SharedDevice::start(models, &setup, &serving, &mut on_progress)
             .map(|(device, served)| (Some(device), served)),
@@ -109,7 +109,7 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     }
 }
 
-/// The keys that requests need. Without any, the address must be one that only this machine reaches.
+/// The required keys. Without any, the address must be one that only this machine reaches.
 fn keys(host: IpAddr, args: &ServeArgs) -> Result<Keys> {
     let AccessArgs { api_key, api_key_file, insecure_public, .. } = &args.access;
     let mut keys = Keys::new(api_key)?;

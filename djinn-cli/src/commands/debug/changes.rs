@@ -1,4 +1,4 @@
-//! Changing a session that is stopped, and steering those that go on.
+//! Changes a stopped session, and steers sessions.
 
 use super::command::{At, Change, Direction};
 use super::looks::read;
@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::path::Path;
 
 impl Debug<'_> {
-    /// The positions that a command is about.
+    /// The positions that a command applies to.
     fn positions(&self, values: Range<u64>, at: At) -> Result<Range<u64>> {
         let one = match at {
             At::All => return Ok(values),
@@ -25,7 +25,7 @@ impl Debug<'_> {
         Ok(one..one + 1)
     }
 
-    /// Where tokens have values at a hook.
+    /// The tokens with values at a hook.
     fn with_values(&self, hook: &Hook) -> Result<Range<u64>> {
         let at = self.stopped()?.positions;
         Ok(if self.is_of_logits(hook) { at.end - 1..at.end } else { at })
@@ -72,7 +72,7 @@ impl Debug<'_> {
         output::line(&format!("{} tokens of {width} values in {file}", tokens.len()))
     }
 
-    /// Sets values that were saved.
+    /// Sets saved values.
     pub(super) fn load(&mut self, hook: &str, file: &str) -> Result<()> {
         let hook = self.hook(hook)?;
         let here = self.with_values(&hook)?;
@@ -90,7 +90,7 @@ impl Debug<'_> {
         self.change(&hook, positions, Edit::set(values))
     }
 
-    /// Adds a vector at each token from now on, or ends that.
+    /// Adds a vector at each token from now on, or stops doing so.
     pub(super) fn steer(&mut self, name: &str, by: Option<(String, Direction, f32)>) -> Result<()> {
         let steered = match by {
             None => {

@@ -40,7 +40,7 @@ pub(super) struct Stop {
     pub(super) once: bool,
 }
 
-/// Which tokens stop it.
+/// The tokens at which to stop.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum When {
     Token(String),
@@ -61,14 +61,14 @@ pub(super) enum Topic {
 /// Whose logit lens.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum LensOf {
-    /// The hook at which it is stopped.
+    /// The hook of the stop.
     Here,
     Hook(String),
     /// Every block's output.
     All,
 }
 
-/// What becomes of values.
+/// A change of values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Change {
     Value(f32),
@@ -76,16 +76,16 @@ pub(super) enum Change {
     Mean,
 }
 
-/// Which of the tokens at which it is stopped.
+/// Which of the stopped tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
-    /// The one that is shown.
+    /// The shown one.
     Current,
     Position(u64),
     All,
 }
 
-/// Where a steering vector comes from.
+/// The origin of a steering vector.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Direction {
     File(String),

@@ -1,4 +1,4 @@
-//! Two sessions beside each other: what they generated, and by how much their activations differ.
+//! Compares two sessions: their generated tokens, and their activations.
 
 use super::Debug;
 use super::looks::read;
@@ -8,12 +8,12 @@ use anyhow::{Result, ensure};
 use djinn_engine::debug::Look;
 use djinn_srg::Hook;
 
-/// Tokens that are shown from the first one on that differs, and before it.
+/// Tokens shown from the first different one on, and before it.
 const AFTER: usize = 12;
 const BEFORE: usize = 2;
 
 impl Debug<'_> {
-    /// Compares two sessions: their tokens, and where both are stopped at the same tokens, a hook of each block.
+    /// Compares two sessions: their tokens and, if both are stopped at the same tokens, a hook of each block.
     pub(super) fn diff(&mut self, names: &[String; 2], kind: &str) -> Result<()> {
         let places = [self.named(&names[0])?, self.named(&names[1])?];
         let ids = places.map(|place| self.sessions[place].id);
@@ -36,7 +36,7 @@ impl Debug<'_> {
         self.diff_values(ids, &hooks)
     }
 
-    /// Tokens beside each other, around the first that differs.
+    /// Tokens side by side, around the first different one.
     fn beside(&self, same: usize, of: [(&String, &Vec<u32>); 2]) -> Table {
         let mut table = Table::default();
         table.row(["token".to_owned(), of[0].0.clone(), of[1].0.clone()]);

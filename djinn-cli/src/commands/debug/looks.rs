@@ -1,4 +1,4 @@
-//! Reading a session that is stopped: values, the logit lens, the next tokens.
+//! Reads a stopped session: values, the logit lens, the next tokens.
 
 use super::Debug;
 use super::command::LensOf;
@@ -12,7 +12,7 @@ use djinn_srg::Hook;
 use std::ops::Range;
 use std::sync::mpsc::{TryRecvError, channel};
 
-/// What was read at a hook.
+/// Values at a hook.
 pub(super) struct Values {
     pub(super) positions: Range<u64>,
     pub(super) width: usize,
@@ -37,7 +37,7 @@ impl Debug<'_> {
         self.look_at(id, look)
     }
 
-    /// Reads a session that is stopped.
+    /// Reads a stopped session.
     pub(super) fn look_at(&mut self, id: SessionId, look: Look) -> Result<Looked> {
         let (sender, looked) = channel();
         // The answer is awaited below.
@@ -58,7 +58,7 @@ impl Debug<'_> {
         Ok(read(&looked.positions, hook, values))
     }
 
-    /// The position that a command is about.
+    /// The position that a command applies to.
     fn position(&self, at: Option<u64>) -> Result<u64> {
         Ok(at.unwrap_or(self.session()?.shown))
     }
@@ -110,8 +110,8 @@ impl Debug<'_> {
         output::line(&table.text("nothing was read"))
     }
 
-    /// The next tokens by the logit lens: if the last block's output were the values at a hook. `None` where these are
-    /// not as wide, or come after it.
+    /// The next tokens by the logit lens, which uses the values at a hook as the last block's output. `None` if the
+    /// hook has another width, or comes later.
     pub(super) fn lens_at(&mut self, hook: &Hook, top: usize) -> Result<Option<String>> {
         let last_block = self.last_block()?;
         if hook.columns.1 != last_block.columns.1 || hook.after > last_block.after {
@@ -126,13 +126,13 @@ impl Debug<'_> {
         Ok(Some(self.likeliest(&looked.logits, top)))
     }
 
-    /// Shows the next tokens after the last of those at which it is stopped.
+    /// Shows the next tokens after the last of the stopped ones.
     pub(super) fn logits(&mut self, top: usize) -> Result<()> {
         let tokens = self.next_tokens(top)?;
         output::line(&tokens)
     }
 
-    /// The next tokens after the last of those at which it is stopped.
+    /// The next tokens after the last of the stopped ones.
     pub(super) fn next_tokens(&mut self, top: usize) -> Result<String> {
         self.stopped()?;
         let looked = self.look(Look { logits: true, ..Look::default() })?;
@@ -140,7 +140,7 @@ impl Debug<'_> {
     }
 }
 
-/// What was read at a hook: of the last of these positions, where it has fewer rows.
+/// Values read at a hook. If there are fewer rows than positions, they belong to the last ones.
 pub(super) fn read(positions: &Range<u64>, hook: &Hook, values: Vec<f32>) -> Values {
     let width = hook.columns.1 as usize;
     let rows = (values.len() / width.max(1)) as u64;

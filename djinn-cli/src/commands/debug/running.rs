@@ -1,4 +1,4 @@
-//! Sessions that run until they stop or end, and say meanwhile what they generate.
+//! Runs sessions until they stop or end, and prints what they generate.
 
 use super::Debug;
 use crate::output;
@@ -15,11 +15,11 @@ pub(super) const MAIN: &str = "main";
 pub(super) struct Session {
     pub(super) name: String,
     pub(super) id: SessionId,
-    /// Numbers of breakpoints, and what the engine calls them.
+    /// Numbers of breakpoints, and the engine's ids.
     pub(super) armed: Vec<(u64, BreakpointId)>,
     /// Why it ended, if it has.
     pub(super) ended: Option<Finish>,
-    /// Of the tokens at which it is stopped, the one that is shown: its position.
+    /// The position of the shown one of the stopped tokens.
     pub(super) shown: u64,
 }
 
@@ -53,7 +53,7 @@ impl Debug<'_> {
         }
     }
 
-    /// Begins the main session, in place of the one that there was.
+    /// Begins the main session, replacing an earlier one.
     pub(super) fn start(&mut self) -> Result<()> {
         let prompt = self.request.prompt.clone();
         let room = self.engine.context() - prompt.len() as u64 + 1;
@@ -84,7 +84,7 @@ impl Debug<'_> {
         self.wait_for_stop(None)
     }
 
-    /// Goes on, to a later hook of the same tokens if one is given.
+    /// Continues, up to a later hook of the same tokens if one is given.
     pub(super) fn go_on(&mut self, until: Option<Hook>) -> Result<()> {
         self.stopped()?;
         let Session { id, shown, .. } = *self.session()?;
@@ -93,7 +93,7 @@ impl Debug<'_> {
         self.wait_for_stop(shown)
     }
 
-    /// Goes on to the output of the next block; after the last one, to that of the first for the next token.
+    /// Continues to the output of the next block; after the last one, to that of the first for the next token.
     pub(super) fn step(&mut self) -> Result<()> {
         let at = self.stopped()?;
         let here = self.hook(&at.hook)?;
@@ -106,7 +106,7 @@ impl Debug<'_> {
         }
     }
 
-    /// Goes on to the same hook of the next token.
+    /// Continues to the same hook of the next token.
     pub(super) fn next(&mut self) -> Result<()> {
         let at = self.stopped()?;
         let here = self.hook(&at.hook)?;
@@ -123,12 +123,12 @@ impl Debug<'_> {
         let id = self.session()?.id;
         let there = self.engine.set_breakpoint(id, once(hook, from))?;
         let gone = self.go_on(None);
-        // The session may have ended by a failure, and it with it.
+        // The session may have failed, and its breakpoints with it.
         let _ = self.engine.clear_breakpoint(id, there);
         gone
     }
 
-    /// Goes on to the end, past all breakpoints.
+    /// Continues to the end, ignoring all breakpoints.
     pub(super) fn finish(&mut self) -> Result<()> {
         self.stopped()?;
         let id = self.session()?.id;
@@ -138,7 +138,8 @@ impl Debug<'_> {
         self.go_on(None)
     }
 
-    /// Tells what the session generates until it stops, then where; at `shown`, if that position is among the tokens.
+    /// Prints what the session generates until it stops, then where. Shows the position `shown`, if that is among the
+    /// tokens.
     fn wait_for_stop(&mut self, shown: Option<u64>) -> Result<()> {
         let id = self.session()?.id;
         let mut speaker = Speaker::new(&self.speech, self.stops)?;
@@ -170,7 +171,7 @@ impl Debug<'_> {
         }
     }
 
-    /// Waits until a session stops, or ends: then why. Ctrl-C stops it at its next token.
+    /// Waits until a session stops or ends. Returns why it ended, if it did. Ctrl-C stops it at its next token.
     fn wait(&mut self, id: SessionId, speaker: &mut Speaker) -> Result<Option<Finish>> {
         let _work = self.interrupt.work();
         let mut interrupted = None;
@@ -193,7 +194,7 @@ impl Debug<'_> {
         Ok(ended)
     }
 
-    /// Takes in what happened to a session; why it ended, if it has.
+    /// Handles a session's event. Returns why it ended, if it did.
     fn hear_of(
         &mut self,
         id: SessionId,
@@ -263,7 +264,7 @@ impl Debug<'_> {
         })
     }
 
-    /// A second session that is stopped at the same place.
+    /// Opens a second session, stopped at the same place.
     pub(super) fn fork(&mut self, name: String) -> Result<()> {
         ensure!(
             self.sessions.iter().all(|session| session.name != name) && name != MAIN,

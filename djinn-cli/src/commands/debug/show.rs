@@ -1,4 +1,4 @@
-//! How tokens, values and places are written.
+//! Formats tokens, values and places.
 
 use super::Debug;
 use crate::output;
@@ -15,7 +15,7 @@ impl Table {
         self.0.push(cells.into_iter().collect());
     }
 
-    /// The rows as lines, or what is said where there are none.
+    /// The rows as lines, or `empty` if there are none.
     pub(super) fn text(&self, empty: &str) -> String {
         let columns = self.0.iter().map(Vec::len).max().unwrap_or(0);
         let length = |cell: &String| cell.chars().count();
@@ -32,7 +32,7 @@ impl Table {
     }
 }
 
-/// A number with four digits that count.
+/// A number with four significant digits.
 pub(super) fn number(x: f32) -> String {
     match x.abs() {
         0.0 => "0".to_owned(),
@@ -45,7 +45,7 @@ pub(super) fn norm(values: &[f32]) -> f32 {
     values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32
 }
 
-/// What happened to a session that is gone.
+/// Why a session is gone.
 pub(super) fn reason(happening: &Happening) -> String {
     match happening {
         Happening::Refused(why) => why.to_string(),
@@ -64,7 +64,7 @@ impl Debug<'_> {
         text.map_or_else(|| token.to_string(), |text| format!("{text:?}"))
     }
 
-    /// Says where the current session is stopped, and what its next tokens would be.
+    /// Prints where the current session is stopped, and its next tokens.
     pub(super) fn show_stop(&mut self, at: &PausedAt) -> Result<()> {
         let session = self.session()?;
         let (id, shown) = (session.id, session.shown);
@@ -85,7 +85,7 @@ impl Debug<'_> {
         }
     }
 
-    /// Says why a session has ended.
+    /// Prints why a session has ended.
     pub(super) fn say_end(&self, name: &str, id: SessionId, finish: Finish) -> Result<()> {
         let tokens = self.generated(id)?.len();
         let why = crate::commands::run::name(finish);

@@ -1,4 +1,4 @@
-//! Breakpoints and steering, as the user numbers and names them; lists of what there is.
+//! Breakpoints and steering, with the user's numbers and names; lists.
 
 use super::Debug;
 use super::command::{Stop, Topic, When};
@@ -9,13 +9,13 @@ use anyhow::{Context, Result, bail, ensure};
 use djinn_engine::Edit;
 use djinn_engine::debug::{AtTtl, BreakCondition, Breakpoint, Filter, Steering, TokenKind};
 
-/// A breakpoint, which each session that begins gets.
+/// A breakpoint, for every new session.
 pub(super) struct Armed {
     pub(super) number: u64,
     pub(super) breakpoint: Breakpoint,
 }
 
-/// Steering, as it was asked for.
+/// Steering, as the user wrote it.
 pub(super) struct Steered {
     pub(super) name: String,
     pub(super) hook: djinn_srg::Hook,
@@ -24,7 +24,7 @@ pub(super) struct Steered {
 }
 
 impl Debug<'_> {
-    /// Arms a breakpoint, in all sessions that go on and in those to come.
+    /// Arms a breakpoint in all running and future sessions.
     pub(super) fn set_breakpoint(&mut self, stop: Stop) -> Result<()> {
         let condition = match stop.when {
             None => None,
@@ -89,7 +89,7 @@ impl Debug<'_> {
         Ok(())
     }
 
-    /// Steering as sessions begin with it.
+    /// The steering of new sessions.
     pub(super) fn steerings(&self) -> Vec<Steering> {
         let one = |steered: &Steered| Steering {
             name: steered.name.clone(),
@@ -130,7 +130,7 @@ impl Debug<'_> {
         Ok(table)
     }
 
-    /// A breakpoint in the words of `break`.
+    /// A breakpoint in the syntax of `break`.
     fn describe(&self, breakpoint: &Breakpoint) -> String {
         let Filter { tokens, positions, steps } = &breakpoint.filter;
         let mut text = breakpoint.hook.name.clone();

@@ -1,4 +1,4 @@
-//! Activations in files of safetensors.
+//! Activations in safetensors files.
 
 use anyhow::{Context, Result, bail};
 use djinn_models::safetensors::TensorWriter;
@@ -10,7 +10,7 @@ use std::path::Path;
 /// The longest file that is read, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Writes tokens' values, f32 `[tokens, width]`, to a new file: `values`, and `token_ids` beside them.
+/// Writes tokens' values, f32 `[tokens, width]`, to a new file: `values`, and the `token_ids`.
 pub(super) fn write(file: &Path, hook: &str, from: u64, tokens: &[u32], values: &[f32]) -> Result<()> {
     let mut tensors = TensorWriter::default();
     tensors.floats("values", &[tokens.len(), values.len() / tokens.len().max(1)], values);

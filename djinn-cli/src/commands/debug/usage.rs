@@ -1,4 +1,4 @@
-//! How commands are typed: one table, from which come reading, help and completion.
+//! The commands' syntax: one table for parsing, help and completion.
 
 #[cfg(test)]
 mod tests;
@@ -7,7 +7,7 @@ use super::command::{Change, Command, LensOf, TOPICS, at, position, steer, stop,
 use super::words::Words;
 use djinn_host::nearest;
 
-/// What a word of a command can be completed to.
+/// The completions of a command's word.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Commands,
@@ -20,11 +20,11 @@ enum Kind {
 /// A command as it is typed.
 struct Usage {
     name: &'static str,
-    /// The letter that is enough for it, though others begin with it.
+    /// The letter that abbreviates it, even if others begin with it.
     short: &'static str,
     arguments: &'static str,
     does: &'static str,
-    /// What its words are; the last for all that follow.
+    /// The kinds of its words. The last one counts for all that follow.
     words: &'static [Kind],
     parse: fn(&mut Words) -> Result<Command, String>,
 }
@@ -234,7 +234,7 @@ const USAGES: [Usage; 21] = [
     },
 ];
 
-/// Finds a command by its name, its letter, or a beginning that no other has.
+/// Finds a command by its name, its letter, or a unique prefix.
 fn find(word: &str) -> Result<&'static Usage, String> {
     if let Some(usage) = USAGES.iter().find(|usage| [usage.name, usage.short].contains(&word)) {
         return Ok(usage);
@@ -256,7 +256,7 @@ fn find(word: &str) -> Result<&'static Usage, String> {
 }
 
 impl Command {
-    /// Reads a line; `None` for one without words. An error is what to tell the user.
+    /// Parses a line; `None` for an empty one. An error is a message for the user.
     pub(super) fn parse(line: &str) -> Result<Option<Self>, String> {
         let mut words = Words::split(line)?;
         let Some(name) = words.next() else { return Ok(None) };
@@ -272,7 +272,7 @@ impl Usage {
     }
 }
 
-/// What `help` says, of all commands or of one.
+/// The text of `help`, for all commands or one.
 pub(super) fn help(of: Option<&str>) -> Result<String, String> {
     if let Some(name) = of {
         let usage = find(name)?;
@@ -287,7 +287,7 @@ pub(super) fn help(of: Option<&str>) -> Result<String, String> {
     Ok(format!("{}\n{more}", lines.join("\n")))
 }
 
-/// Where in a line what is completed begins, and what it may become.
+/// Where the completed word begins, and its completions.
 pub(super) fn complete(begun: &str, hooks: &[String]) -> (usize, Vec<String>) {
     let start = begun.rfind(char::is_whitespace).map_or(0, |space| space + 1);
     let (before, word) = begun.split_at(start);

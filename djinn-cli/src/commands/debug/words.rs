@@ -3,16 +3,16 @@
 use std::collections::VecDeque;
 use std::str::FromStr;
 
-/// The words of a line that are not read yet. Quotes hold a word together that has spaces.
+/// The remaining words of a line. Quotes hold a word with spaces together.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Words(VecDeque<String>);
 
 impl Words {
-    /// Splits a line. A `#` at a word's beginning begins a comment. Within double quotes, `\n`, `\t`, `\"` and `\\` stand
-    /// for what they do in most languages.
+    /// Splits a line. A `#` at a word's beginning begins a comment. Within double quotes, `\n`, `\t`, `\"` and `\\`
+    /// have their usual meanings.
     ///
     /// # Errors
-    /// A quote that is not closed, or an escape that means nothing.
+    /// An open quote, or an unknown escape.
     pub(super) fn split(line: &str) -> Result<Self, String> {
         let (mut words, mut word) = (VecDeque::new(), None::<String>);
         let mut rest = line.chars();
@@ -33,7 +33,7 @@ impl Words {
         self.0.pop_front()
     }
 
-    /// The next word, which is there.
+    /// The next word, which must exist.
     pub(super) fn need(&mut self, what: &str) -> Result<String, String> {
         self.next().ok_or_else(|| format!("{what} is missing"))
     }
@@ -64,13 +64,13 @@ impl Words {
         self.0.front().is_some_and(|next| next.starts_with(|first: char| first.is_ascii_digit()))
     }
 
-    /// Refuses words that are left over.
+    /// Refuses remaining words.
     pub(super) fn end(&mut self) -> Result<(), String> {
         self.next().map_or(Ok(()), |word| Err(format!("{word:?} has no meaning there")))
     }
 }
 
-/// What follows a quote, up to the next one.
+/// The text after a quote, up to the next one.
 fn quoted(rest: &mut std::str::Chars<'_>, word: &mut String) -> Result<(), String> {
     loop {
         match rest.next().ok_or("a quote is not closed")? {

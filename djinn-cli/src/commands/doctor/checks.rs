@@ -1,4 +1,4 @@
-//! What the operating system says, judged.
+//! Checks of what the operating system reports.
 
 #[cfg(test)]
 mod tests;
@@ -9,9 +9,9 @@ use djinn_host::rates::{COPY_BYTES, Rates};
 use djinn_host::system::{self, Limit, Memory};
 use djinn_vmu::Machine;
 
-/// Locked memory below this holds no useful share of a model.
+/// Less locked memory holds no useful share of a model.
 const LITTLE_MEMLOCK: u64 = 1 << 30;
-/// Memory below this runs only small models.
+/// Less memory runs only small models.
 const LITTLE_MEMORY: u64 = 4 << 30;
 const UNKNOWN: &str = "the system does not say";
 
@@ -66,7 +66,7 @@ fn huge_pages(transparent: Option<&str>, memory: Option<Memory>) -> Finding {
     }
 }
 
-/// What the CPU device sustains.
+/// The CPU device's rates.
 pub(super) fn rates(rates: &Rates) -> Vec<Finding> {
     let Machine { flops, memory, link, launch, .. } = &rates.machine;
     vec![

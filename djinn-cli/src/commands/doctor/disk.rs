@@ -1,4 +1,4 @@
-//! How fast the cache's file system reads, past the page cache.
+//! Read rate of the cache's file system, without the page cache.
 
 use super::Finding;
 use crate::cache::Cache;
@@ -10,12 +10,12 @@ use std::time::Instant;
 
 const BYTES: usize = 64 << 20;
 const PIECE: usize = 4 << 20;
-/// Direct reads want addresses and sizes that are multiples of a block.
+/// Direct reads need addresses and sizes that are multiples of a block.
 const ALIGN: usize = 4096;
 /// Below this, loading a model takes minutes.
 const SLOW: f64 = 0.3e9;
 
-/// Writes a small file into the cache's folder, or the nearest one above it that exists, and reads it back.
+/// Writes a small file into the cache's folder, or its nearest existing parent, and reads it back.
 pub(super) fn check() -> Finding {
     let name = "disk";
     let measured = Cache::from_env().and_then(|cache| {
@@ -44,7 +44,7 @@ fn existing(folder: &Path) -> Option<PathBuf> {
     folder.ancestors().find(|f| f.is_dir()).map(Path::to_owned)
 }
 
-/// Bytes per second; none where the file system refuses direct reads.
+/// Bytes per second; `None` if the file system refuses direct reads.
 fn measure(folder: &Path) -> Result<Option<f64>> {
     let context = || folder.display().to_string();
     let mut file = tempfile::NamedTempFile::new_in(folder).with_context(context)?;

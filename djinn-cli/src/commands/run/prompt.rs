@@ -9,13 +9,13 @@ use std::io::{IsTerminal, Read};
 pub(super) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
-    /// Nothing yet: the terminal is asked.
+    /// No prompt yet: ask on the terminal.
     Chat,
 }
 
 impl Prompt {
-    /// The prompt of the command line and of standard input. Where both have one, they are joined by an empty line. A
-    /// pipe or file is read to its end; a terminal is read where nothing else gives a prompt.
+    /// The prompt from the command line and standard input. If both have one, they are joined by an empty line. A pipe
+    /// or file is read to its end; a terminal is read only without another prompt.
     pub(super) fn read(args: &RunArgs) -> Result<Self> {
         if !args.prompt_tokens.is_empty() {
             return Ok(Prompt::Tokens(args.prompt_tokens.clone()));
@@ -37,7 +37,7 @@ impl Prompt {
     }
 }
 
-/// The longest standard input that is read, in bytes: more than any context holds.
+/// The most bytes read from standard input: more than any context holds.
 const MAX_INPUT: u64 = 64 << 20;
 
 /// All of standard input, without the line feed that a shell adds.

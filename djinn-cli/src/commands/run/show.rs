@@ -1,4 +1,4 @@
-//! Answers on standard output, until they end or Ctrl-C ends them.
+//! Prints answers on standard output, until they end or Ctrl-C cancels them.
 
 use crate::interrupt::{Interrupt, Work};
 use crate::output;
@@ -7,7 +7,7 @@ use djinn_engine::Finish;
 use std::io;
 use std::ops::ControlFlow;
 
-/// Prints one answer as it comes, unless it is not to be seen.
+/// Prints one answer as it comes, unless it is hidden.
 pub(super) struct Show<'a> {
     interrupt: &'a Interrupt,
     seen: bool,
@@ -16,12 +16,12 @@ pub(super) struct Show<'a> {
 }
 
 impl<'a> Show<'a> {
-    /// From now on Ctrl-C asks for the answer's end.
+    /// From now on Ctrl-C cancels the answer.
     pub(super) fn new(interrupt: &'a Interrupt, seen: bool) -> Self {
         Show { interrupt, seen, failed: None, _work: interrupt.work() }
     }
 
-    /// Prints the answer's next piece of text. Breaks the answer off after Ctrl-C, and where the output takes no more.
+    /// Prints the answer's next piece of text. Cancels the answer after Ctrl-C, or if the output is closed.
     pub(super) fn piece(&mut self, text: &str) -> ControlFlow<()> {
         if self.seen && self.failed.is_none() && !text.is_empty() {
             self.failed = output::piece(text).err();
@@ -32,7 +32,7 @@ impl<'a> Show<'a> {
         }
     }
 
-    /// What came of the answer.
+    /// The result of the answer.
     ///
     /// # Errors
     /// A failure of standard output, or the answer's own.
@@ -44,7 +44,7 @@ impl<'a> Show<'a> {
     }
 }
 
-/// Why an answer ended, for programs.
+/// Why an answer ended, machine-readable.
 pub(in crate::commands) fn name(finish: Finish) -> &'static str {
     match finish {
         Finish::Stop | Finish::Complete => "stop",

@@ -1,7 +1,7 @@
 //! The server's log: one line for each request and each failure, on standard error.
 //!
-//! A thread of its own writes. What does not read standard error then holds up no request and no end of the process: lines
-//! beyond [`WAITING`] are dropped, and the log tells how many.
+//! A thread of its own writes. So a blocked standard error holds up no request and not the end of the process: lines
+//! beyond [`WAITING`] are dropped, and the log reports their number.
 
 use crate::output;
 use anyhow::{Context, Result};
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 const TARGET: &str = "djinn::server";
 const REQUEST: &str = "djinn::server::request";
 
-/// Lines that wait to be written, at most.
+/// The most lines that wait to be written.
 const WAITING: usize = 1024;
-/// How long the end of the process waits until the lines that are left are written.
+/// How long the end of the process waits for the remaining lines.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 struct Lines {
@@ -48,7 +48,7 @@ impl Lines {
         for message in queue {
             match message {
                 Message::Line(line) => output::remark(&line),
-                // The other end may have lost patience.
+                // The other end may have stopped waiting.
                 Message::Written(done) => drop(done.send(())),
             }
             let lost = self.lost.swap(0, Ordering::Relaxed);
@@ -106,7 +106,7 @@ fn unix_ms() -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Writes what is left when it is dropped.
+/// Writes the remaining lines when it is dropped.
 pub(super) struct Written;
 
 impl Drop for Written {
@@ -123,7 +123,7 @@ pub(super) fn remark(text: &str) {
     }
 }
 
-/// Writes lines from now on; when `quiet`, those of failures alone.
+/// Starts writing lines; if `quiet`, only those of failures.
 pub(super) fn install(format: LogFormat, quiet: bool) -> Result<Written> {
     let (queue, waiting) = sync_channel(WAITING);
     let lines = LINES.get_or_init(|| Lines { format, queue, lost: AtomicU64::new(0) });

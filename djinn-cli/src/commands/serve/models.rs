@@ -7,14 +7,14 @@ use djinn_models::{Model, OpenOptions};
 use std::fs;
 use std::path::Path;
 
-/// A model with what requests call it.
+/// A model with its name in requests.
 pub(super) struct NamedModel {
     pub(super) names: Vec<String>,
     pub(super) model: Model,
 }
 
-/// Finds and opens the models of the command line, then those of a folder; reads no weights. One of the folder that does not
-/// open is told and left out. Where clients send models, there may be none.
+/// Finds and opens the models of the command line, then those of a folder; reads no weights. A model of the folder
+/// that does not open is reported and left out. With uploads there may be none.
 pub(super) fn open(args: &ServeArgs, options: &OpenOptions, quiet: bool) -> Result<Vec<NamedModel>> {
     if args.alias.is_empty() || args.model.len() <= 1 && args.models_dir.is_none() {
         let mut models = Vec::new();
@@ -43,7 +43,7 @@ pub(super) fn open(args: &ServeArgs, options: &OpenOptions, quiet: bool) -> Resu
     bail!("--alias names a model that is served alone; with several, give NAME=MODEL for each")
 }
 
-/// The name before the first `=`, if it can be one: `synthetic:tiny?layers=2` is a model without.
+/// The name before the first `=`, if it is a valid name: `synthetic:tiny?layers=2` has none.
 fn split(spec: &str) -> (Option<&str>, &str) {
     let is_name = |name: &str| {
         let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);

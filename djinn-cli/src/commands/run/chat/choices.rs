@@ -1,4 +1,4 @@
-//! How the chat's answers are generated: the flags that the chat began with, and what `/set` made of them.
+//! The settings of a chat's answers: the initial flags, with the changes of `/set`.
 
 use crate::args::SamplingArgs;
 use clap::builder::BoolishValueParser;
@@ -19,7 +19,7 @@ pub(super) struct Choices {
     changes: Changes,
 }
 
-/// The flags of an answer without a command around them.
+/// The flags of an answer without a command.
 #[derive(Parser)]
 #[command(no_binary_name = true)]
 struct Flags {
@@ -27,7 +27,7 @@ struct Flags {
     sampling: SamplingArgs,
 }
 
-/// What `/set` reads: the flags, a switch with a value of its own.
+/// The parser of `/set`: the flags, with values for switches.
 fn command() -> Command {
     Flags::command().disable_help_flag(true).mut_args(|arg| match arg.get_action() {
         ArgAction::SetTrue => {
@@ -48,7 +48,7 @@ impl Choices {
         Choices { began: began.clone(), now: began.clone(), changes: Changes::new() }
     }
 
-    /// The flags as they stand now.
+    /// The present flags.
     pub(super) fn args(&self) -> &SamplingArgs {
         &self.now
     }
@@ -58,8 +58,8 @@ impl Choices {
         &self.changes
     }
 
-    /// Sets `name`; without a value, a switch to on and all else to what the chat began with. An error is what to tell
-    /// the user, and changes nothing.
+    /// Sets `name`. Without a value, a switch becomes on, and other settings return to their initial value. An error
+    /// is a message for the user, and changes nothing.
     pub(super) fn set(&mut self, name: &str, value: Option<&str>) -> Result<(), String> {
         let command = command();
         let Some(arg) = command.get_arguments().find(|arg| arg.get_long() == Some(name)) else {
@@ -75,14 +75,14 @@ impl Choices {
             Some(value) => drop(changes.insert(name.to_owned(), value.to_owned())),
             None => drop(changes.remove(name)),
         }
-        // The later of the two wins.
+        // The later of the two applies.
         if WARM.contains(&name) {
             changes.remove("greedy");
         }
         self.replace(changes)
     }
 
-    /// Sets all of `changes`, and nothing else. An error is what to tell the user, and changes nothing.
+    /// Sets all of `changes`, and nothing else. An error is a message for the user, and changes nothing.
     pub(super) fn replace(&mut self, changes: Changes) -> Result<(), String> {
         let line = changes.iter().map(|(name, value)| format!("--{name}={value}"));
         let wrong = |error: clap::Error| {
@@ -100,7 +100,7 @@ impl Choices {
     }
 }
 
-/// The settings as they are in effect, for people.
+/// The settings in effect, as text.
 pub(super) fn describe(generation: &Generation, defaults: &GenerationDefaults) -> String {
     let sampling = generation.sampling(defaults);
     let mut text = match sampling.temperature {

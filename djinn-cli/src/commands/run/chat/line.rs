@@ -1,4 +1,4 @@
-//! What a line of a chat is: a message, or a command that begins with a slash.
+//! A line of a chat: a message, or a command that begins with a slash.
 
 use crate::commands::editor::Lines;
 use djinn_host::nearest;
@@ -14,13 +14,13 @@ pub(super) enum Line {
     Command(Command),
 }
 
-/// What the user wants of the chat itself.
+/// A command of the chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Help,
     /// Shows the system message, or replaces it.
     System(Option<String>),
-    /// Shows the settings, or changes one; without a value, to the one that the chat began with.
+    /// Shows the settings, or changes one; without a value, to its initial one.
     Set(Option<(String, Option<String>)>),
     Stats,
     Clear,
@@ -59,7 +59,7 @@ const USAGES: [Usage; 9] = [
     Usage { name: "/exit", arguments: "", does: "end the chat, as Ctrl-D does" },
 ];
 
-/// What the line editor knows of a chat's lines.
+/// Completion and continuation of a chat's lines.
 pub(super) struct Known {
     /// Names that follow `/set`.
     pub(super) settings: Vec<String>,
@@ -84,7 +84,7 @@ fn names() -> impl Iterator<Item = &'static str> {
     USAGES.iter().map(|usage| usage.name)
 }
 
-/// What `/help` says.
+/// The text of `/help`.
 pub(super) fn help() -> String {
     let mut text = String::new();
     for Usage { name, arguments, does } in &USAGES {
@@ -95,13 +95,13 @@ pub(super) fn help() -> String {
         + "Ctrl-C clears the line or ends the answer; Ctrl-D ends the chat"
 }
 
-/// Whether more lines are to follow: a fence was opened and not closed.
+/// Whether more lines must follow, since a fence is open.
 fn is_open(text: &str) -> bool {
     text.trim().strip_prefix(FENCE).is_some_and(|rest| !rest.ends_with(FENCE))
 }
 
 impl Line {
-    /// Reads what was typed. An error is what to tell the user.
+    /// Parses the typed text. An error is a message for the user.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let trimmed = text.trim();
         if let Some(message) = fenced(trimmed) {
