@@ -36,7 +36,7 @@ pub fn blob_path(blobs: &Path, hash: &ContentHash) -> PathBuf {
 /// Reads the manifest in a model's folder.
 ///
 /// # Errors
-/// It cannot be read, or is none that [holds](ModelManifest::check).
+/// It cannot be read, or is [invalid](ModelManifest::check).
 pub fn read_manifest(folder: &Path) -> Result<ModelManifest> {
     let path = folder.join(MANIFEST_FILE);
     let bytes = file::read_bounded(&path, MAX_MANIFEST_BYTES)?;
@@ -69,7 +69,7 @@ pub(crate) fn open(folder: &Path, blobs: &Path, name: &str, options: &OpenOption
     open::of_safetensors(folder, keys, tensors, name.to_owned(), options)
 }
 
-/// Compares what the manifest says of its tensors with the files that the pieces make.
+/// Compares the manifest's tensors with those in the files.
 fn check_tensors(file: &ManifestFile, tensors: &dyn TensorFile) -> Result<()> {
     for told in file.pieces.iter().filter_map(|piece| piece.tensor.as_ref()) {
         let found = tensors.tensor(&told.name);

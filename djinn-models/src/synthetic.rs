@@ -35,12 +35,12 @@ use std::sync::{Arc, OnceLock};
 
 pub use shapes::names;
 
-/// What starts a synthetic model's name on the command line.
+/// The prefix of a synthetic model's name on the command line.
 pub(crate) const PREFIX: &str = "synthetic:";
 
 const NORM_DEVIATION: f32 = 0.05;
 
-/// Turns as ChatML writes them, and calls as Hermes does.
+/// Turns in ChatML's format, and calls in Hermes'.
 const CHAT: &str = r#"{% if tools %}
 <|im_start|>system
 To call a function, write <tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>. The functions:
@@ -125,7 +125,7 @@ struct Weight {
 }
 
 impl Weight {
-    /// Keeps the blocks of `value` as they are, if `options` allow it; makes them plain elements of `dtype` otherwise.
+    /// Keeps the blocks of `value` if `options` allow it, and otherwise makes them plain elements of `dtype`.
     fn open(&mut self, value: &mut Value, dtype: DType, options: &OpenOptions, tally: &mut Tally) {
         let [rows, columns] = value.matrix();
         let runs: Vec<(Range<u64>, Encoding)> = value.encodings.runs(0..rows).collect();
@@ -154,7 +154,7 @@ struct SyntheticSource {
     deviation: f32,
     /// Made at the first read, so that opening costs nothing.
     table: OnceLock<Table>,
-    /// Of the formats that weights are in.
+    /// For the formats of the weights.
     blocks: OnceLock<Vec<RandomBlocks>>,
 }
 
@@ -179,7 +179,7 @@ impl SyntheticSource {
         SyntheticSource { weights: weights.collect(), dtype, deviation, table, blocks }
     }
 
-    /// Writes rows that are in blocks, or what they stand for.
+    /// Writes rows in blocks, or their decoded elements.
     fn write_blocks(
         &self,
         weight: &Weight,

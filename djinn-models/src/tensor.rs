@@ -1,18 +1,18 @@
-//! Tensors as checkpoints store them, and the one way to read them.
+//! Stored tensors, and the interface for reading them.
 
 use crate::Result;
 use djinn_srg::{BlockFormat, DType, Encoding};
 use std::ops::Range;
 
-/// How a checkpoint stores a tensor's elements.
+/// The stored form of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoredType {
-    /// Floats of a type that weights have in memory.
+    /// Floats of a type that weights can have in memory.
     Plain(DType),
     /// GGML's blocks.
     Blocks(BlockFormat),
-    /// A stored type that Djinn does not decode, by its format's name: the tensor is listed, reading it is
+    /// A stored type that Djinn does not decode, by its format's name. The tensor is listed, but reading it is
     /// refused.
     Other(&'static str),
 }
@@ -65,14 +65,14 @@ pub struct TensorInfo {
     pub name: String,
     /// Row-major shape, outermost dimension first (GGUF's order is reversed on reading).
     pub shape: Vec<u64>,
-    /// How its elements are stored.
+    /// The stored form of its elements.
     pub stored: StoredType,
-    /// Whether all of its rows are kept in 12 bits an element: in a [packed](crate::packed) file.
+    /// Whether all of its rows are stored in 12 bits an element, in a [packed](crate::packed) file.
     pub lossless: bool,
 }
 
 impl TensorInfo {
-    /// The encoding in which the file has the tensor, if there is one.
+    /// The encoding of the tensor in the file, if there is one.
     pub const fn encoding(&self) -> Option<Encoding> {
         if self.lossless { Some(Encoding::Lossless) } else { self.stored.encoding() }
     }
@@ -86,11 +86,11 @@ pub trait TensorFile: Send + Sync {
     /// Every tensor, in no particular order.
     fn tensors(&self) -> Box<dyn Iterator<Item = &TensorInfo> + '_>;
 
-    /// Decodes a run of a tensor's elements, counted in row-major order, into `out` as little-endian `dtype`, whose
-    /// length is exactly theirs. Equal types are copied; narrowing rounds to nearest even. Blocks are read whole.
+    /// Decodes a run of a tensor's elements, counted in row-major order, into `out` as little-endian `dtype`; `out`
+    /// has exactly their length. Equal types are copied; narrowing rounds to nearest even. Blocks are read as a whole.
     fn read(&self, name: &str, elements: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()>;
 
-    /// The bytes of a run of a tensor's elements as the file has them, in whole blocks, or whole rows where they are kept
-    /// without loss; `out` has exactly their length.
+    /// The stored bytes of a run of a tensor's elements, in whole blocks, or whole rows if they are lossless; `out`
+    /// has exactly their length.
     fn read_stored(&self, name: &str, elements: Range<u64>, out: &mut [u8]) -> Result<()>;
 }

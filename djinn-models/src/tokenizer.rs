@@ -69,7 +69,7 @@ struct Inner {
     marks: Marks,
 }
 
-/// Ids with a meaning of their own.
+/// Ids with a special meaning.
 #[derive(Clone, Debug, Default)]
 struct Marks {
     bos: Option<u32>,
@@ -87,13 +87,13 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a Hugging Face directory: `tokenizer.json`, else `vocab.json` with `merges.txt` (GPT-2
-    /// and Qwen 2), else SentencePiece's `tokenizer.model` (BPE); with the names of BOS and EOS from
+    /// The tokenizer of a Hugging Face directory: `tokenizer.json`, or else `vocab.json` with `merges.txt` (GPT-2 and
+    /// Qwen 2), or else SentencePiece's `tokenizer.model` (BPE). The names of BOS and EOS come from
     /// `tokenizer_config.json` and `special_tokens_map.json`. `None` if there is none of these files.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for a file that does not parse, [`Error::Unsupported`] for a kind of model,
-    /// decoder or post-processor that the supported families do not use.
+    /// [`Error::Malformed`] for a file that does not parse, [`Error::Unsupported`] for a kind of model, decoder or
+    /// post-processor that the supported families do not use.
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Option<Self>> {
         directory::load(dir.as_ref())
     }
@@ -121,12 +121,12 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The ids of `text`. Names of special tokens in it become those tokens; with `add_special` the model's
-    /// BOS and EOS are added where its configuration asks for them.
+    /// The ids of `text`. Names of special tokens in it become those tokens. With `add_special` the model's BOS and
+    /// EOS are added if its configuration asks for them.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] for more than 4 MiB of text, and if the tokenizer's own rules fail on this text
-    /// or take too long.
+    /// [`Error::Tokenizer`] for more than 4 MiB of text, or if the tokenizer's own rules fail on this text or take too
+    /// long.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         let ids = self.inner.encoder.encode(text, &[])?;
         if !add_special {
@@ -136,11 +136,11 @@ impl Tokenizer {
         Ok([prefix, &ids[..], suffix].concat())
     }
 
-    /// The ids of a rendered conversation, whose parts `literal` (byte ranges in order, apart from each other)
-    /// came from its content: control tokens are not recognised where they touch such a part, so that content
-    /// cannot end a turn. Those are the special tokens, and the added tokens that look like markup, such as
-    /// `<think>` and `</tool_response>`, whatever their file calls them. Where content has none of these, the
-    /// ids are those of the text as a whole. None are added.
+    /// The ids of a rendered conversation. Its parts `literal` (disjoint byte ranges in order) are content: control
+    /// tokens are not recognised if they touch such a part, so content cannot end a turn. Control tokens are the
+    /// special tokens, and added tokens that look like markup, such as `<think>` and `</tool_response>`, whatever
+    /// their file calls them. Without any in the content, the ids are those of the text as a whole. No tokens are
+    /// added.
     ///
     /// # Errors
     /// As [`encode`](Self::encode); and [`Error::Tokenizer`] if the parts are not in order.
@@ -149,8 +149,7 @@ impl Tokenizer {
         self.inner.encoder.encode(text, literal)
     }
 
-    /// Refuses a text of this length if it has more tokens than `context` whatever it says, before work is done
-    /// on it.
+    /// Refuses, before any work, a text of a length that always has more tokens than `context`.
     ///
     /// # Errors
     /// [`Error::TextTooLong`] if the text is longer than `context` times the longest token.
@@ -160,8 +159,8 @@ impl Tokenizer {
         if bytes as u64 <= most { Ok(()) } else { Err(Error::TextTooLong { bytes, context }) }
     }
 
-    /// The text of `ids`; with `skip_special` special tokens leave no trace. Bytes that are no UTF-8 become
-    /// U+FFFD, and ids outside the vocabulary nothing.
+    /// The text of `ids`. With `skip_special`, special tokens are left out. Invalid UTF-8 becomes U+FFFD; ids outside
+    /// the vocabulary are left out.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] for more than 16 MiB of text: a token may be long, and there may be millions.
@@ -176,8 +175,7 @@ impl Tokenizer {
         Ok(text)
     }
 
-    /// Incremental decoding of a text of its own; see [`TextStream::continuing`] for one that goes on from
-    /// a prompt.
+    /// Incremental decoding of a new text; see [`TextStream::continuing`] for one that continues a prompt.
     pub fn stream(&self, skip_special: bool) -> TextStream {
         TextStream::new(Arc::clone(&self.inner.pieces), skip_special)
     }
@@ -202,8 +200,8 @@ impl Tokenizer {
         self.inner.pieces.is_special(id)
     }
 
-    /// The bytes that a token adds to a text that goes on: the bytes of a byte token, spaces for `▁`. `None` for
-    /// special tokens, and for ids that stand for nothing.
+    /// The bytes that a token adds to a continued text: the byte of a byte token, spaces for `▁`. `None` for special
+    /// tokens, and for unused ids.
     pub fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
         let bytes = self.inner.pieces.text_bytes(id);
         (!self.is_special(id) && !bytes.is_empty()).then_some(bytes)
@@ -219,13 +217,13 @@ impl Tokenizer {
         self.inner.marks.eos
     }
 
-    /// The token that ends a turn, where the file names one.
+    /// The token that ends a turn, if the file names one.
     pub fn eot(&self) -> Option<u32> {
         self.inner.marks.eot
     }
 
-    /// Every token after which generation should end: EOS, EOT, and the special tokens that the supported
-    /// families use for the purpose; sorted.
+    /// Every token after which generation should end: EOS, EOT, and the special tokens that the supported families use
+    /// for this; sorted.
     pub fn end_tokens(&self) -> Vec<u32> {
         let named = END_NAMES.iter().filter_map(|name| self.token_id(name)).filter(|id| self.is_special(*id));
         let mut ids: Vec<u32> = [self.eos(), self.eot()].into_iter().flatten().chain(named).collect();

@@ -1,4 +1,4 @@
-//! From a checkpoint's tensors to the graph's weights: concatenation of rows, row order, element types.
+//! The graph's weights from a checkpoint's tensors: concatenation of rows, row order, element types.
 
 #[cfg(test)]
 mod tests;
@@ -10,19 +10,19 @@ use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
-/// How a weight's rows lie in a tensor, against the order that the graph wants.
+/// The order of a weight's rows in a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowOrder {
-    /// As the graph wants them.
+    /// The graph's order.
     AsStored,
-    /// Heads of `head_rows` rows. In each, rows `2i` and `2i + 1` are a rotary pair; the graph wants
-    /// the pair at `i` and `i + head_rows / 2`. GGUF stores the queries and keys of Llama like this.
+    /// Heads of `head_rows` rows. In each, rows `2i` and `2i + 1` are a rotary pair; in the graph the pair is at `i`
+    /// and `i + head_rows / 2`. GGUF stores Llama's queries and keys like this.
     Interleaved {
         /// Rows of a head; even.
         head_rows: u64,
     },
-    /// Of each group of `group_rows` rows, those from `first` to `first + rows`: the queries, keys or values of a
-    /// matrix that holds each key head's together. Falcon's are stored like this.
+    /// Rows `first` to `first + rows` of each group of `group_rows` rows: the queries, keys or values of a matrix with
+    /// all three for each key head. Falcon's are stored like this.
     Grouped {
         group_rows: u64,
         /// First row within a group.
@@ -38,12 +38,12 @@ pub(crate) enum RowOrder {
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     tensor: String,
-    /// The shape that the configuration asks for.
+    /// The shape that the configuration implies.
     shape: Vec<u64>,
     order: RowOrder,
     rows: u64,
     columns: u64,
-    /// The tensor's element that the part's matrix begins with.
+    /// The index of the tensor's element with which the part's matrix begins.
     start: u64,
 }
 

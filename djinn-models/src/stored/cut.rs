@@ -1,4 +1,4 @@
-//! From a model's files to pieces: where they are cut, and the hash of each piece.
+//! Cuts a model's files into pieces, and hashes them.
 
 use super::manifest::SMALL_FILES;
 use super::{ContentHash, ContentPiece, ManifestFile, ModelManifest, PieceTensor};
@@ -14,15 +14,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-/// Bytes that are read and hashed at a time.
+/// Bytes read and hashed at a time.
 const RUN: usize = 1 << 20;
-/// Between two reports of how far the hashing is.
+/// How often progress is reported.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// A model on this machine, cut into pieces.
 #[derive(Clone, Debug)]
 pub struct LocalModel {
-    /// What it consists of.
+    /// Its files and pieces.
     pub manifest: ModelManifest,
     /// Where each piece can be read.
     pub places: HashMap<ContentHash, PiecePlace>,
@@ -37,18 +37,18 @@ pub struct PiecePlace {
     pub range: Range<u64>,
 }
 
-/// A run of a file that has no hash yet.
+/// A run of a file, without its hash.
 struct Cut {
     range: Range<u64>,
     tensor: Option<PieceTensor>,
 }
 
 impl LocalModel {
-    /// Cuts the files of the model at `location`, and hashes all pieces on `threads` threads. `progress` is told the
-    /// bytes that are hashed and all bytes.
+    /// Cuts the files of the model at `location`, and hashes all pieces on `threads` threads. `progress` gets the
+    /// bytes hashed and in all.
     ///
     /// # Errors
-    /// A file cannot be read or is malformed; the model is synthetic, so that it has no files.
+    /// A file that cannot be read or is malformed; a synthetic model, which has no files.
     pub fn of(location: &Location, threads: usize, progress: &mut dyn FnMut(u64, u64)) -> Result<LocalModel> {
         let mut files = Vec::new();
         for path in files_of(location)? {
@@ -100,7 +100,7 @@ fn files_of(location: &Location) -> Result<Vec<PathBuf>> {
     Ok(small.chain(SafetensorsDir::open(weights)?.files().map(Path::to_owned)).collect())
 }
 
-/// Where a file is cut: a GGUF or safetensors file at its tensors, with what is before them as a piece of its own.
+/// The cuts of a file: a GGUF or safetensors file at its tensors, with everything before them as one piece.
 fn cuts(path: &Path) -> Result<Vec<Cut>> {
     let input = Input::open(path)?;
     let len = input.source.len();
@@ -108,7 +108,7 @@ fn cuts(path: &Path) -> Result<Vec<Cut>> {
     let mut tensors = match extension {
         "safetensors" => tensors_of(&input)?,
         _ if extension.eq_ignore_ascii_case("gguf") => Gguf::parse(input)?.into_tensors(),
-        // Bands of packed files are no tensors.
+        // Bands of packed files are not tensors.
         _ => Vec::new(),
     };
     tensors.sort_by_key(|stored| stored.offset);
@@ -145,7 +145,7 @@ fn hash(
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some((path, range)) = cuts.get(index) else { return Ok(()) };
             let hash = hash_of(path, range, &mut buffer, &done);
-            // The others need not go on.
+            // The other threads can stop.
             let hash = hash.inspect_err(|_| next.store(cuts.len(), Ordering::Relaxed))?;
             hashes.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(hash);
         }

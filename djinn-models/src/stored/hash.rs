@@ -1,16 +1,16 @@
-//! The hash under which a store keeps a piece.
+//! The hash that identifies a piece in a store.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// BLAKE3 of some bytes; written as 64 lower-case hexadecimal digits.
+/// A BLAKE3 hash, written as 64 lower-case hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ContentHash([u8; 32]);
 
 impl ContentHash {
-    /// That of these bytes.
+    /// The hash of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         blake3::hash(bytes).into()
     }

@@ -1,11 +1,11 @@
-//! What a model consists of: files, each a list of pieces.
+//! A model's files, each a list of pieces.
 
 use super::ContentHash;
 use crate::packed;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The small files that opening a model reads; nothing else is in a manifest beside files of tensors.
+/// The small files that opening a model reads. A manifest has only these and files of tensors.
 pub(super) const SMALL_FILES: [&str; 11] = [
     "config.json",
     "generation_config.json",
@@ -35,7 +35,7 @@ pub struct ModelManifest {
 /// A file of a model: the bytes of its pieces, one after the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManifestFile {
-    /// Its name; it lies in the model's folder, not below.
+    /// Its name in the model's folder.
     pub path: String,
     /// In the order of the file.
     pub pieces: Vec<ContentPiece>,
@@ -44,11 +44,11 @@ pub struct ManifestFile {
 /// A run of a file's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContentPiece {
-    /// Of the bytes.
+    /// The hash of the bytes.
     pub hash: ContentHash,
-    /// How many there are, at least 1.
+    /// The number of bytes, at least 1.
     pub bytes: u64,
-    /// The tensor that they are, if they are one.
+    /// The tensor that the bytes are, if they are one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tensor: Option<PieceTensor>,
 }
@@ -58,7 +58,7 @@ pub struct ContentPiece {
 pub struct PieceTensor {
     /// Its name in the file.
     pub name: String,
-    /// Its type in the file format's spelling, as `BF16` or `Q4_K`.
+    /// Its type in the file format's spelling, such as `BF16` or `Q4_K`.
     pub dtype: String,
     /// Row-major, outermost dimension first.
     pub shape: Vec<u64>,
@@ -85,8 +85,8 @@ impl ManifestFile {
 }
 
 impl ModelManifest {
-    /// Whether it describes a model that could be opened: one GGUF file, or `config.json` with files of safetensors, packed
-    /// or not, and beside them only the small files that are read. Names are those of files in one folder.
+    /// Checks that it describes a model: one GGUF file, or `config.json` with safetensors files, packed or not, and
+    /// otherwise only the small files that are read. Names are of files in one folder.
     ///
     /// # Errors
     /// One line that says what is wrong.
@@ -111,10 +111,10 @@ impl ModelManifest {
         }
     }
 
-    /// Every piece once, with its bytes.
+    /// Every distinct piece, with its bytes.
     ///
     /// # Errors
-    /// A hash has two sizes, or the sum does not fit.
+    /// A hash with two sizes, or a sum that overflows.
     pub fn sizes(&self) -> Result<BTreeMap<ContentHash, u64>, String> {
         let mut sizes = BTreeMap::new();
         for piece in self.files.iter().flat_map(|file| &file.pieces) {

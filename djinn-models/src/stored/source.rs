@@ -1,4 +1,4 @@
-//! A file that is read from its pieces.
+//! Reads a file from its pieces.
 
 use super::{ContentPiece, blob_path};
 use crate::file::{Input, Source};
@@ -6,15 +6,15 @@ use crate::{Error, Result};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Pieces, one after the other. A blob is opened for each read: a model has more of them than a process may have open files.
+/// Pieces in a row. A blob is opened for each read, since a model has more of them than a process may have open files.
 pub(super) struct PiecesSource {
-    /// Where each piece begins in the file, and its blob.
+    /// The offset of each piece in the file, and its blob.
     pieces: Vec<(u64, PathBuf)>,
     len: u64,
 }
 
 impl PiecesSource {
-    /// Looks for every piece, and compares its length.
+    /// Checks that every piece exists with its length.
     pub(super) fn open(blobs: &Path, pieces: &[ContentPiece]) -> Result<Self> {
         let (mut starts, mut len) = (Vec::with_capacity(pieces.len()), 0u64);
         for piece in pieces {

@@ -1,4 +1,4 @@
-//! Synthetic weights in blocks: which formats a model's matrices have, and blocks of random bytes.
+//! Synthetic weights in blocks: the formats of a model's matrices, and blocks of random bytes.
 
 use super::normal::word;
 use crate::decoder::{Decoder, Mlp};
@@ -50,16 +50,16 @@ impl Mix {
     }
 }
 
-/// A format's blocks of random bytes, with scales that give elements a mean of about 0 and a deviation.
+/// Blocks of random bytes in one format, with scales that give elements a mean near 0 and a given deviation.
 pub(super) struct RandomBlocks {
     format: BlockFormat,
-    /// The scales of a block, one choice of them for each two random bits.
+    /// The scales of a block: one set for each value of two random bits.
     scales: [Vec<f32>; 4],
 }
 
 impl RandomBlocks {
     pub(super) fn new(format: BlockFormat, deviation: f32) -> RandomBlocks {
-        // What a block stands for is linear in its scales: elements with one scale of 1 and the others of 0.
+        // A decoded block is linear in its scales: elements with one scale of 1 and the others of 0.
         let unit = |scale: usize| {
             let with = |at: usize| if at == scale { 1.0 } else { 0.0 };
             let scales: Vec<_> = (0..format.scales().len()).map(with).collect();

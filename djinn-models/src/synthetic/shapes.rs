@@ -1,4 +1,4 @@
-//! The shapes that synthetic models have, and the changes that a name can ask for.
+//! The shapes of synthetic models, and the changes that a name can request.
 
 use super::PREFIX;
 use super::blocks::Mix;
@@ -13,18 +13,18 @@ use std::sync::LazyLock;
 /// A synthetic model's name, taken apart.
 pub(super) struct Request {
     pub(super) decoder: Decoder,
-    /// Layers with weights of their own.
+    /// Number of layers with their own weights.
     pub(super) distinct: u64,
     pub(super) seed: u64,
     pub(super) dtype: DType,
     /// Whether the name says which dtype.
     pub(super) chosen: bool,
-    /// The blocks that matrices are in, if they are.
+    /// The formats of blocks, if matrices are in blocks.
     pub(super) mix: Option<Mix>,
 }
 
-/// The models' published configurations, as far as they decide shapes: a name, the shape that it differs from, and the
-/// keys of `config.json` that make the difference.
+/// The models' published configurations, as far as they determine shapes: a name, its base shape, and the different
+/// keys of `config.json`.
 const SHAPES: &str = r#"[
     {"name":"llama-2-7b","model_type":"llama","hidden_size":4096,"intermediate_size":11008,
      "num_hidden_layers":32,"num_attention_heads":32,"vocab_size":32000,"max_position_embeddings":4096,
@@ -169,7 +169,7 @@ pub(super) fn parse(name: &str) -> Result<Request> {
         }
     }
     let decoder = families::from_json(&JsonKeys::new(&path, config))?;
-    // A family may not have the size, or give it another way.
+    // A family may lack the size, or derive it from others.
     if let Some((change, _, _)) = asked.iter().find(|(_, number, read)| read(&decoder) != Some(*number)) {
         return Err(change.pointless());
     }
@@ -182,10 +182,10 @@ pub(super) fn parse(name: &str) -> Result<Request> {
     Ok(Request { decoder, distinct, seed, dtype, chosen, mix })
 }
 
-/// Where a size arrives in a decoder that has it.
+/// Reads a size from a decoder, if it has it.
 type Reader = fn(&Decoder) -> Option<u64>;
 
-/// The family's key for a size, and where it arrives.
+/// The family's key for a size, and its reader.
 fn size(key: &str, names: &KeyNames) -> Option<(&'static str, Reader)> {
     Some(match key {
         "layers" => (names.layers, |d| Some(d.sizes.layers)),

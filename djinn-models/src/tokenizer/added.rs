@@ -1,10 +1,10 @@
-//! Added tokens: spellings that are taken out of a text before anything else is done with it.
+//! Added tokens: spellings that are cut out of a text before any other step.
 //!
-//! Some are looked for in the text as it is, some in the normalised text; of those that begin at one place
-//! the longest counts. Control tokens are not found in content that is to be read literally: the special
-//! ones, and those that look like markup (`<think>`, `[TOOL_CALLS]`) though their file calls them ordinary,
-//! since they have a meaning for the model that a user must not be able to forge. Other added tokens (runs
-//! of spaces, names) are ordinary text and found everywhere.
+//! Some are searched in the original text, some in the normalised text. Of those that begin at one place the longest
+//! counts. Control tokens are not recognised in literal content. These are the special ones, and those that look like
+//! markup (`<think>`, `[TOOL_CALLS]`) even if their file calls them ordinary: they have a meaning for the model that a
+//! user must not be able to forge. Other added tokens (runs of spaces, names) are ordinary text and are found
+//! everywhere.
 
 use super::normal::{Marked, Normalizer};
 use super::pattern::CharSet;
@@ -15,14 +15,14 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-/// Most added tokens; audio and image models have 65,000.
+/// The most added tokens; audio and image models have 65,000.
 const MAX_TOKENS: usize = 1 << 18;
 
-/// Longest added token, and all of them together, in bytes.
+/// The most bytes of an added token, and of all together.
 const MAX_BYTES: usize = 1 << 10;
 const MAX_TOTAL: usize = 4 << 20;
 
-/// What tokens of the kind `single_word` are not found next to.
+/// Characters next to which `single_word` tokens are not found.
 static WORD: LazyLock<Option<CharSet>> = LazyLock::new(|| CharSet::from_syntax(r"\w", false).ok());
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,11 +30,11 @@ pub(super) struct Added {
     pub(super) id: u32,
     pub(super) content: String,
     pub(super) special: bool,
-    /// Looked for in the normalised text, in its normalised spelling.
+    /// Searched in the normalised text, by its normalised spelling.
     pub(super) normalized: bool,
     /// Not found next to a letter or a digit.
     pub(super) single_word: bool,
-    /// Takes the white space before it, behind it.
+    /// Includes the white space before it, or after it.
     pub(super) lstrip: bool,
     pub(super) rstrip: bool,
 }
@@ -54,13 +54,13 @@ pub(super) struct AddedTokens {
     /// Places in `tokens`.
     by_content: HashMap<String, usize>,
     by_id: HashMap<u32, usize>,
-    /// What a token is in the normalised text, where that is not its content.
+    /// A token's normalised spelling, if it differs from its content.
     spellings: HashMap<u32, String>,
     in_text: Trie,
     in_normalized: Trie,
 }
 
-/// A part of a text: an added token, or text without one.
+/// A part of a text: an added token, or other text.
 pub(super) type Part = (Range<usize>, Option<u32>);
 
 impl AddedTokens {
@@ -99,7 +99,7 @@ impl AddedTokens {
                     format!("an added token of {} bytes; {MAX_BYTES} are the most", token.content.len());
                 return Err(Error::Tokenizer(detail));
             }
-            // One content may come twice, the second time with other flags: that entry counts.
+            // One content may occur twice; the second entry counts.
             let at = *added.by_content.entry(token.content.clone()).or_insert(added.tokens.len());
             added.by_id.insert(token.id, at);
             match added.tokens.get_mut(at) {
@@ -138,15 +138,15 @@ impl AddedTokens {
         self.by_id.get(&id).map(|at| &self.tokens[*at]).filter(|token| token.id == id)
     }
 
-    /// A token as it is decoded: of one that is looked for in normalised text, the normalised spelling.
+    /// A token's decoded spelling: the normalised one, for a token that is searched in normalised text.
     pub(super) fn spelling(&self, id: u32) -> Option<&str> {
         let content = self.get(id)?.content.as_str();
         Some(self.spellings.get(&id).map_or(content, String::as_str))
     }
 
-    /// Divides a text at the tokens that are looked for in it as it is.
+    /// Divides a text at the tokens that are searched in the original text.
     pub(super) fn divide(&self, text: &str, literal: &[Range<usize>], work: &mut Work) -> Result<Vec<Part>> {
-        // Where the last literal byte of a range ends, if there is one.
+        // The end of the last literal byte of a range, if it has one.
         let touched = |range: &Range<usize>| {
             let before = literal.partition_point(|literal| literal.start < range.end);
             let last = before.checked_sub(1).map(|at| &literal[at])?;
@@ -155,7 +155,7 @@ impl AddedTokens {
         self.divide_with(&self.in_text, text, touched, work)
     }
 
-    /// Divides a normalised text at the tokens that are looked for in it.
+    /// Divides a normalised text at the tokens that are searched in it.
     pub(super) fn divide_normalized(&self, text: &Marked, work: &mut Work) -> Result<Vec<Part>> {
         let touched = |range: &Range<usize>| {
             let flags = text.literal.get(range.clone())?;
@@ -164,7 +164,8 @@ impl AddedTokens {
         self.divide_with(&self.in_normalized, &text.text, touched, work)
     }
 
-    /// Divides `text` at the tokens of a trie. `touched` says up to where a range is literal, if it is.
+    /// Divides `text` at the tokens of a trie. `touched` returns the end of a range's last literal byte, if it has
+    /// one.
     fn divide_with(
         &self,
         trie: &Trie,
@@ -178,7 +179,7 @@ impl AddedTokens {
             if token.is_control()
                 && let Some(end) = touched(&range)
             {
-                // What lies behind the literal bytes may begin a token.
+                // A token may begin after the literal bytes.
                 from = if text.is_char_boundary(end) { end } else { range.end };
                 continue;
             }
@@ -210,7 +211,7 @@ impl AddedTokens {
     }
 }
 
-/// Whether there is no letter or digit next to a range.
+/// Whether a range has no letter or digit next to it.
 fn is_single(text: &str, range: &Range<usize>) -> bool {
     let is_word = |c: char| WORD.as_ref().is_some_and(|word| word.contains(c));
     !text[..range.start].ends_with(is_word) && !text[range.end..].starts_with(is_word)
@@ -250,7 +251,7 @@ impl Trie {
         self.nodes[node].token = Some(token as u32);
     }
 
-    /// The leftmost spelling in `text` from `from` on, the longest that begins there, and its token.
+    /// The leftmost spelling in `text` from `from` on, the longest at that place, and its token.
     fn find(&self, text: &str, from: usize, work: &mut Work) -> Result<Option<(Range<usize>, usize)>> {
         let Some(root) = self.nodes.first() else { return Ok(None) };
         let bytes = text.as_bytes();

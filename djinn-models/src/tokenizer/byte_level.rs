@@ -21,7 +21,7 @@ pub(super) const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?
 /// Mistral's Tekken: capitals begin a word, single digits.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The families of pre-tokenizers, by the names that GGUF's writers give them.
+/// The families of pre-tokenizers, by their names in GGUF files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pre {
     /// GPT-2's own expression.
@@ -29,14 +29,14 @@ pub(super) enum Pre {
     /// Single digits, then GPT-2's.
     Smollm,
     Llama3,
-    /// Llama 3's expression, but every word by its merges.
+    /// Llama 3's expression, but with merges for every word.
     Dbrx,
     Qwen2,
     /// Qwen 2's expression without its normalisation.
     StableLm2,
     Falcon,
     Tekken,
-    /// What files without a name, or with the name `default`, are read with.
+    /// For files without a name, or with the name `default`.
     Unnamed,
 }
 
@@ -70,12 +70,12 @@ impl Pre {
         })
     }
 
-    /// Whether a text begins with BOS where the file does not say.
+    /// The default for beginning a text with BOS.
     pub(super) fn adds_bos(self) -> bool {
         matches!(self, Self::Llama3 | Self::Tekken)
     }
 
-    /// Whether a whole word of the vocabulary is taken as it is, without its merges.
+    /// Whether a word of the vocabulary becomes its token directly, without merges.
     fn ignores_merges(self) -> bool {
         matches!(self, Self::Llama3 | Self::Tekken)
     }

@@ -1,4 +1,4 @@
-//! The tokenizer of a Hugging Face directory: `tokenizer.json`, or what older files say in its form.
+//! The tokenizer of a Hugging Face directory: `tokenizer.json`, or older files converted to its form.
 
 use super::added::AddedTokens;
 use super::encoder::{Encoder, WordModel};
@@ -12,8 +12,7 @@ use crate::{Error, Result, file};
 use serde_json::Value;
 use std::path::Path;
 
-/// Larger files are refused before they are parsed, and JSON of more values; the largest in use have about half
-/// of it.
+/// The most bytes and JSON values of a file, checked before it is parsed. The largest in use have about half of that.
 pub(super) const MAX_BYTES: u64 = 64 << 20;
 const MAX_VALUES: usize = 3 << 20;
 
@@ -41,7 +40,7 @@ pub(super) fn load(dir: &Path) -> Result<Option<Tokenizer>> {
     let marks =
         Marks { bos: named("bos_token").or(bos), eos: named("eos_token").or(eos), eot: named("eot_token") };
     if affixes.is_empty() {
-        // Slow tokenizers of the Llama family say it in their configuration only.
+        // Slow tokenizers of the Llama family have this in their configuration only.
         let wanted = |key: &str, default: bool| config[key].as_bool().unwrap_or(default);
         affixes.prefix.extend(marks.bos.filter(|_| wanted("add_bos_token", adds_bos)));
         affixes.suffix.extend(marks.eos.filter(|_| wanted("add_eos_token", false)));
@@ -49,7 +48,7 @@ pub(super) fn load(dir: &Path) -> Result<Option<Tokenizer>> {
     Tokenizer::assemble(encoder, scheme, affixes, marks).map(Some).map_err(located)
 }
 
-/// What a `tokenizer.json` says of encoding. Its model is taken out of it.
+/// The encoder of a `tokenizer.json`, whose model is taken out.
 fn encoder(json: &mut Value) -> Result<Encoder> {
     let normalizer = Normalizer::from_json(&json["normalizer"])?;
     let splitter = Splitter::from_json(&json["pre_tokenizer"])?;
@@ -75,7 +74,7 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
     serde_json::from_slice(&bytes).map(Some).map_err(|e| malformed(e.to_string()))
 }
 
-/// At most how many values a JSON text has. Each takes far more memory than its text.
+/// An upper bound of the values in a JSON text. Each takes far more memory than its text.
 fn values(json: &[u8]) -> usize {
     let (mut count, mut in_text, mut escaped) = (1, false, false);
     for byte in json {
@@ -125,7 +124,7 @@ impl Step {
     }
 }
 
-/// How a `decoder` of `tokenizer.json` spells bytes.
+/// The spelling of bytes in a `decoder` of `tokenizer.json`.
 fn scheme(decoder: &Value) -> Result<Scheme> {
     if decoder.is_null() {
         return Ok(Scheme::Words);

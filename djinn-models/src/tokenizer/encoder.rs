@@ -1,7 +1,7 @@
 //! Text to ids: added tokens, normalizer, words, model, in this order.
 //!
-//! The order and every rule are the `tokenizers` package's. Its models and normal forms are used; the rest
-//! is done here, since its own steps panic, abort or never end on files and texts that mean harm.
+//! The order and every rule are the `tokenizers` package's. Its models and normal forms are used. The rest is
+//! implemented here, since the package's own steps panic, abort or never end on hostile files and texts.
 
 use super::added::{Added, AddedTokens};
 use super::normal::{Marked, Normalizer};
@@ -22,7 +22,7 @@ pub(super) struct Encoder {
     model: WordModel,
 }
 
-/// What makes tokens of words.
+/// The model that encodes words.
 pub(super) enum WordModel {
     Library(Box<ModelWrapper>),
     StandIn(StandIn),
@@ -32,8 +32,8 @@ impl WordModel {
     pub(super) fn library(model: impl Into<ModelWrapper>) -> Self {
         let mut model = model.into();
         if let ModelWrapper::BPE(bpe) = &mut model {
-            // The library keeps up to 10,000 words for each thread that encodes: gigabytes, where a server has many
-            // threads and strangers choose the words.
+            // The library caches up to 10,000 words for each encoding thread. On a server with many threads, strangers
+            // could make that gigabytes.
             bpe.resize_cache(0);
         }
         WordModel::Library(Box::new(model))
@@ -84,7 +84,7 @@ impl Encoder {
         Ok(Self { added, normalizer, splitter, model })
     }
 
-    /// The ids of a text; control tokens are not found in its literal parts, which are in order.
+    /// The ids of a text. Control tokens are not recognised in its literal parts, which are in order.
     pub(super) fn encode(&self, text: &str, literal: &[Range<usize>]) -> Result<Vec<u32>> {
         if text.len() > MAX_TEXT {
             let detail =
@@ -107,8 +107,7 @@ impl Encoder {
         Ok(ids)
     }
 
-    /// Encodes a part without tokens that are looked for in the text as it is; `first` is the text's
-    /// beginning.
+    /// Encodes a part without tokens of the original text; `first`: it begins the text.
     fn encode_part(&self, part: Marked, first: bool, ids: &mut Vec<u32>, work: &mut Work) -> Result<()> {
         let part = self.normalizer.apply(part, work)?;
         for (range, token) in self.added.divide_normalized(&part, work)? {
@@ -138,8 +137,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// The symbols that the model begins a word with: its characters, or the bytes of all but spaces
-    /// where it has byte tokens.
+    /// The number of symbols with which the model begins a word: its characters, or the bytes of all but spaces if it
+    /// has byte tokens.
     fn symbols(&self, word: &str) -> usize {
         let WordModel::Library(model) = &self.model else { return 1 };
         let ModelWrapper::BPE(bpe) = &**model else { return 1 };
@@ -150,8 +149,7 @@ impl Encoder {
         }
     }
 
-    /// How many bytes of text one byte of a token's spelling can stand for; `None` where a token can stand for
-    /// any text.
+    /// The most bytes of text for one byte of a token's spelling; `None` if a token can represent any text.
     pub(super) fn shrinks(&self) -> Option<usize> {
         match &self.model {
             WordModel::Library(model) if !matches!(**model, ModelWrapper::BPE(_)) => None,

@@ -33,7 +33,7 @@ pub(super) fn load(file: &Gguf) -> Result<Option<Tokenizer>> {
         let merges = file.get_array_str("tokenizer.ggml.merges")?;
         (byte_level::build(&vocabulary, merges, pre)?, Scheme::ByteLevel { added: false }, pre.adds_bos())
     } else {
-        // The ids that SentencePiece's trainer gives them.
+        // The default ids of SentencePiece's trainer.
         marks.bos = marks.bos.or_else(|| vocabulary.control(1));
         marks.eos = marks.eos.or_else(|| vocabulary.control(2));
         let prefix = flag("add_space_prefix")?.unwrap_or(true);
@@ -60,11 +60,11 @@ pub(super) enum Kind {
     Byte,
 }
 
-/// A vocabulary of GGUF or SentencePiece, checked: the lists have one length, and no token comes twice.
+/// A checked vocabulary of GGUF or SentencePiece: the lists have one length, and no token occurs twice.
 pub(super) struct Vocabulary {
     pub(super) tokens: Vec<String>,
     pub(super) kinds: Vec<Kind>,
-    /// Empty where the file has none.
+    /// Empty if the file has none.
     pub(super) scores: Vec<f32>,
 }
 
@@ -95,13 +95,13 @@ impl Vocabulary {
         Ok(Self { tokens, kinds, scores })
     }
 
-    /// The id, if it is a control token's.
+    /// The id, if it belongs to a control token.
     fn control(&self, id: u32) -> Option<u32> {
         (self.kinds.get(id as usize) == Some(&Kind::Control)).then_some(id)
     }
 
-    /// Tokens that are looked for in the text before anything else: control tokens and the unknown token,
-    /// which are special, and those that the model's author added.
+    /// Tokens that are searched in the text first: control tokens and the unknown token, which are special, and those
+    /// that the model's author added.
     pub(super) fn added(&self) -> Vec<Added> {
         let all = self.tokens.iter().zip(&self.kinds).zip(0..);
         let added =
@@ -118,7 +118,7 @@ impl Vocabulary {
 
 fn kind(number: i64) -> Result<Kind> {
     Ok(match number {
-        // 0 is "undefined" in the format and treated as a normal token by its writers.
+        // 0 is "undefined" in the format; its writers treat it as a normal token.
         0 | 1 => Kind::Normal,
         2 => Kind::Unknown,
         3 => Kind::Control,

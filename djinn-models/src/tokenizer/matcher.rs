@@ -1,4 +1,4 @@
-//! What the rules of a tokenizer look for, and what becomes of it.
+//! The patterns of a tokenizer's rules, and what happens to their matches.
 
 use super::pattern::Pattern;
 use super::work::Work;
@@ -6,7 +6,7 @@ use crate::Result;
 use serde_json::Value;
 use std::ops::Range;
 
-/// Something that is looked for in a text.
+/// A pattern in a text.
 #[derive(Debug)]
 pub(super) enum Matcher {
     /// Not empty.
@@ -15,7 +15,7 @@ pub(super) enum Matcher {
     Chars(fn(char) -> bool),
 }
 
-/// A part of a text: a match, or what lies between two.
+/// A part of a text: a match, or the text between two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) start: u32,
@@ -31,7 +31,7 @@ impl Piece {
 }
 
 impl Matcher {
-    /// Reads a `pattern`: `{"String": …}` or `{"Regex": …}`. `None` if it is neither, or an empty text.
+    /// Reads a `pattern`: `{"String": …}` or `{"Regex": …}`. `None` for any other value, or an empty text.
     pub(super) fn from_json(json: &Value) -> Option<Result<Self>> {
         match (json["String"].as_str(), json["Regex"].as_str()) {
             (Some(""), _) => None,
@@ -41,7 +41,7 @@ impl Matcher {
         }
     }
 
-    /// The text in pieces, in order. Matches may be empty; what lies between them is not.
+    /// The text in pieces, in order. Matches may be empty; the text between them is not.
     pub(super) fn pieces(&self, text: &str, work: &mut Work) -> Result<Vec<Piece>> {
         let (mut pieces, mut last) = (Vec::new(), 0);
         let mut found = |Range { start, end }: Range<usize>| {
@@ -72,7 +72,7 @@ impl Matcher {
     }
 }
 
-/// What becomes of the matches of a split.
+/// What happens to the matches of a split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Behavior {
     Removed,
@@ -95,7 +95,7 @@ impl Behavior {
         })
     }
 
-    /// The parts that are kept, in order, without empty ones.
+    /// The parts to keep, in order, without empty ones.
     pub(super) fn kept(self, pieces: &[Piece]) -> Vec<Range<u32>> {
         let mut kept: Vec<Range<u32>> = Vec::with_capacity(pieces.len());
         for (at, piece) in pieces.iter().enumerate() {
@@ -104,7 +104,7 @@ impl Behavior {
                 Self::Removed | Self::Isolated => false,
                 Self::Contiguous => before == Some(piece.matched),
                 Self::MergedWithPrevious => piece.matched && before == Some(false),
-                // Of matches in a row, the last one goes with what follows.
+                // Of successive matches, the last one is joined with what follows.
                 Self::MergedWithNext => !piece.matched && before == Some(true),
             };
             match kept.last_mut().filter(|_| joined) {

@@ -48,7 +48,7 @@ fn bpe(model: &mut Value) -> Result<ModelWrapper> {
         .fuse_unk(flag("fuse_unk")?)
         .byte_fallback(flag("byte_fallback")?)
         .ignore_merges(flag("ignore_merges")?);
-    // Merges that are left out at random help in training alone.
+    // Dropping merges at random is for training only.
     if model["dropout"].as_f64().is_some_and(|dropout| dropout != 0.0) {
         return Err(Error::Unsupported {
             what: "a tokenizer with dropout".into(),
@@ -88,14 +88,14 @@ fn vocabulary(vocab: Value) -> Result<Vocab> {
     vocab.into_iter().map(id).collect()
 }
 
-/// The merges: pairs, or texts with one space. Refuses those that are longer than any token, over which the
-/// `tokenizers` crate would fall.
+/// The merges: pairs, or texts with one space. Refuses those that are longer than any token, on which the `tokenizers`
+/// crate would panic.
 fn merges(list: &Value, longest: usize, prefix: &str) -> Result<Merges> {
     let Some(list) = list.as_array() else {
         return Err(Error::Tokenizer("the merges are no list".into()));
     };
     check_merges(list.len())?;
-    // Older files begin with a line of `merges.txt`.
+    // Older files begin with the first line of `merges.txt`.
     let list = list.iter().filter(|merge| !merge.as_str().is_some_and(|text| text.starts_with("#version")));
     let merge = |(at, merge): (usize, &Value)| {
         let sides = match merge {

@@ -1,6 +1,6 @@
-//! SentencePiece's own file, `tokenizer.model`: a protocol buffer of pieces and of how they were trained.
+//! SentencePiece's own file, `tokenizer.model`: a protocol buffer of pieces and of training settings.
 //!
-//! Field numbers are those of `sentencepiece_model.proto`; what is not needed is skipped.
+//! Field numbers are those of `sentencepiece_model.proto`. Other fields are skipped.
 
 use super::ggml::Vocabulary;
 use super::pieces::MAX_VOCAB;
@@ -9,11 +9,11 @@ use crate::{Error, Result};
 /// `TrainerSpec.model_type` of byte-pair encoding; 1 is Unigram, which is also the default.
 const BPE: u64 = 2;
 
-/// What `tokenizer.model` says.
+/// The contents of `tokenizer.model`.
 pub(super) struct Model {
-    /// In the ids' order; the kinds have the numbers that GGUF took over from here.
+    /// In the order of ids. GGUF has the same numbers of kinds.
     pub(super) vocabulary: Vocabulary,
-    /// Whether text that has no piece is spelled in byte tokens.
+    /// Whether text without a piece is spelled in byte tokens.
     pub(super) byte_fallback: bool,
     /// Whether a text is encoded as if it began with a space.
     pub(super) prefix_space: bool,
@@ -63,7 +63,7 @@ impl Model {
 struct Trainer {
     kind: u64,
     byte_fallback: bool,
-    /// Negative where there is none.
+    /// Negative for none.
     bos: i64,
     eos: i64,
 }
@@ -100,8 +100,8 @@ fn read_piece(piece: &[u8]) -> Result<(String, f32, i64)> {
     Ok((token, score, kind))
 }
 
-/// Whether a space is put before the text. Other changes to the text are refused: Llama's, Mistral's and
-/// Mixtral's files have none.
+/// Whether a space is put before the text. Other changes to the text are refused: Llama's, Mistral's and Mixtral's
+/// files have none.
 fn read_normalizer(spec: &[u8]) -> Result<bool> {
     // Names, and the format's defaults.
     let (mut charsmap, mut prefix, mut squeezes, mut escapes) = (false, true, true, true);
@@ -138,7 +138,7 @@ enum Wire<'a> {
     /// Four bytes.
     Word(u32),
     Bytes(&'a [u8]),
-    /// Eight bytes, which no field that is read has.
+    /// Eight bytes; no needed field has them.
     Long,
 }
 

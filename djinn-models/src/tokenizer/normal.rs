@@ -1,4 +1,4 @@
-//! Normalizers: what becomes of a text before words are made of it.
+//! Normalizers: changes of a text before it is divided into words.
 
 use super::matcher::Matcher;
 use super::work::Work;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::ops::Range;
 use tokenizers::NormalizedString;
 
-/// Most steps, and deepest nesting of sequences, that a file may have; published ones have three, and one.
+/// The most steps of a file, and the deepest nesting of sequences; published ones have three, and one.
 const MAX_STEPS: usize = 16;
 const MAX_DEPTH: u32 = 8;
 
@@ -35,7 +35,7 @@ pub(super) enum Form {
     Kd,
 }
 
-/// A text, and which of its bytes come from content that is to be read literally. No flags are no such bytes.
+/// A text, and which of its bytes are literal content. Without flags, none is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marked {
     pub(super) text: String,
@@ -103,15 +103,14 @@ impl Normalizer {
         Self { steps: vec![Step::Form(form)] }
     }
 
-    /// `▁` for each space; with `prefix` one more before the text.
+    /// `▁` for each space; with `prefix`, one more before the text.
     pub(super) fn sentencepiece(prefix: bool) -> Self {
         let replace = Step::Replace { matcher: Matcher::Text(" ".into()), content: "▁".into() };
         let prepend = prefix.then(|| Step::Prepend("▁".into()));
         Self { steps: prepend.into_iter().chain([replace]).collect() }
     }
 
-    /// How many times more bytes a text may have than what it becomes, where the steps only compose
-    /// characters.
+    /// The most bytes of a text for one byte of the result, if the steps only compose characters.
     pub(super) fn shrinks(&self) -> usize {
         let composes = |step: &Step| matches!(step, Step::Form(Form::C | Form::Kc));
         if self.steps.iter().any(composes) { 3 } else { 1 }
@@ -155,7 +154,7 @@ impl Step {
             Self::Replace { matcher, content } => {
                 for piece in matcher.pieces(&from.text, work)? {
                     if piece.matched {
-                        // Checked here: the product of the two is what a hostile file makes large.
+                        // Checked here, since a hostile file can make the product of the two large.
                         Work::check_length(out.text.len() + content.len())?;
                         out.push(content, flagged, from.touches(piece.range()));
                     } else {
@@ -179,8 +178,8 @@ impl Step {
 }
 
 impl Form {
-    /// ASCII characters compose with nothing before them, so each begins a part that is normalised by itself.
-    /// Where some of such a part's other characters are literal, all of them count as literal.
+    /// ASCII characters do not compose with preceding ones, so each begins a part that is normalised separately. If
+    /// some of such a part's other characters are literal, all count as literal.
     fn apply(self, from: &Marked, out: &mut Marked) {
         let flagged = !from.literal.is_empty();
         let bytes = from.text.as_bytes();

@@ -1,8 +1,8 @@
-//! Regular expressions of tokenizers, matched within a bound of work.
+//! Regular expressions of tokenizers, matched with a bound on work.
 //!
-//! The patterns are those of the `tokenizers` package: Oniguruma's syntax, leftmost match, the first
-//! alternative before the others. A match backtracks, so a hostile pattern can ask for any amount of work:
-//! every step is taken from the caller's [`Work`], and what is left at zero is a refusal.
+//! The patterns are those of the `tokenizers` package: Oniguruma's syntax, leftmost match, earlier alternatives first.
+//! A match backtracks, so a hostile pattern can cause any amount of work. Every step is charged to the caller's
+//! [`Work`], which refuses at zero.
 
 mod class;
 mod parse;
@@ -34,7 +34,7 @@ impl Pattern {
         Ok(Self { program, sets })
     }
 
-    /// The matches in `text` from left to right. An empty match at the end of the one before is none.
+    /// The matches in `text` from left to right. An empty match at the end of the previous one does not count.
     pub(super) fn find_all(
         &self,
         text: &str,

@@ -1,20 +1,20 @@
-//! What each token stands for in bytes: the decoding half of a tokenizer.
+//! The bytes of each token: the decoding half of a tokenizer.
 
 use super::encoder::Encoder;
 use crate::{Error, Result};
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// Most ids that a vocabulary may span; the largest in use has a quarter of a million.
+/// The most ids of a vocabulary; the largest in use has a quarter of a million.
 pub(super) const MAX_VOCAB: usize = 1 << 21;
 
-/// Most merges; the largest vocabularies have half a million.
+/// The most merges; the largest vocabularies have half a million.
 pub(super) const MAX_MERGES: usize = 1 << 21;
 
-/// Most bytes of all tokens; the largest vocabularies have some millions.
+/// The most bytes of all tokens; the largest vocabularies have some millions.
 const MAX_SPELLINGS: usize = 32 << 20;
 
-/// Refuses vocabularies of sizes that no model has, before tables are made of them.
+/// Refuses vocabularies larger than any model's, before tables are made.
 pub(super) fn check_vocabulary<'a>(tokens: impl ExactSizeIterator<Item = &'a String>) -> Result<()> {
     let len = tokens.len();
     let bytes: usize = tokens.map(String::len).sum();
@@ -28,11 +28,11 @@ pub(super) fn check_merges(count: usize) -> Result<()> {
     if count > MAX_MERGES { Err(Error::Tokenizer(format!("{count} merges"))) } else { Ok(()) }
 }
 
-/// How a vocabulary spells bytes.
+/// A vocabulary's spelling of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
-    /// GPT-2's alphabet of 256 visible characters, one for each byte. With `added` the spelling of an added
-    /// token is read in it as well, as the `tokenizers` package does; GGUF holds added tokens as text.
+    /// GPT-2's alphabet of 256 visible characters, one for each byte. With `added`, added tokens are spelled in it as
+    /// well, as in the `tokenizers` package; GGUF holds added tokens as text.
     ByteLevel { added: bool },
     /// SentencePiece: `▁` is a space; with `bytes`, `<0xNN>` is a byte.
     Spaces { bytes: bool, first: FirstSpace },
@@ -40,7 +40,7 @@ pub(super) enum Scheme {
     Words,
 }
 
-/// What becomes of the spaces with which a text begins.
+/// What happens to the spaces at the beginning of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FirstSpace {
     Kept,
@@ -53,7 +53,7 @@ pub(super) enum FirstSpace {
 /// Every token's bytes, one after the other.
 pub(super) struct Pieces {
     bytes: Vec<u8>,
-    /// Where each token's bytes end; they begin where the one before ends.
+    /// The end of each token's bytes, which is the beginning of the next one's.
     ends: Vec<usize>,
     special: Vec<bool>,
     scheme: Scheme,
@@ -72,7 +72,7 @@ impl Pieces {
             Self { bytes: Vec::new(), ends: Vec::with_capacity(len), special: vec![false; len], scheme };
         for id in 0..len {
             let added = encoder.added(id as u32);
-            // Of an added token that is looked for in normalised text, this is the normalised spelling.
+            // The normalised spelling, for an added token that is searched in normalised text.
             if let Some(token) = encoder.token(id as u32) {
                 push_bytes(&mut pieces.bytes, &token, scheme, added.is_some());
             }
@@ -100,8 +100,8 @@ impl Pieces {
         self.scheme
     }
 
-    /// A token's bytes: in SentencePiece's scheme its spelling, `▁` and `<0xNN>` included. None for an id
-    /// outside the vocabulary.
+    /// A token's bytes; in SentencePiece's scheme its spelling, including `▁` and `<0xNN>`. Empty for an id outside
+    /// the vocabulary.
     pub(super) fn get(&self, id: u32) -> &[u8] {
         let id = id as usize;
         let Some(end) = self.ends.get(id) else { return &[] };
@@ -111,11 +111,11 @@ impl Pieces {
 }
 
 impl Pieces {
-    /// What a token adds to a text that goes on.
+    /// The bytes that a token adds to a continued text.
     pub(super) fn text_bytes(&self, id: u32) -> Cow<'_, [u8]> {
         let piece = self.get(id);
         let Scheme::Spaces { bytes, .. } = self.scheme else { return piece.into() };
-        // Spellings are whole strings: nothing is lost here.
+        // Spellings are valid UTF-8, so nothing is lost.
         let spelling = String::from_utf8_lossy(piece);
         match byte_token(&spelling).filter(|_| bytes) {
             Some(byte) => vec![byte].into(),
@@ -132,7 +132,7 @@ fn push_bytes(out: &mut Vec<u8>, token: &str, scheme: Scheme, added: bool) {
             let start = out.len();
             for c in token.chars() {
                 let Some(byte) = alphabet_byte(c) else {
-                    // Not in the alphabet: a token that was added under its own spelling.
+                    // Not in the alphabet: an added token with its own spelling.
                     out.truncate(start);
                     out.extend_from_slice(token.as_bytes());
                     return;
@@ -160,7 +160,7 @@ fn is_visible(byte: u8) -> bool {
     matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF)
 }
 
-/// The byte that a character of GPT-2's alphabet stands for. Bytes that are not visible are at U+0100 to U+0143, in order.
+/// The byte of a character of GPT-2's alphabet. Invisible bytes are at U+0100 to U+0143, in order.
 pub(super) fn alphabet_byte(c: char) -> Option<u8> {
     match u8::try_from(u32::from(c)) {
         Ok(byte) => is_visible(byte).then_some(byte),

@@ -1,9 +1,9 @@
-//! What a model wants around a text: the ids before and after it.
+//! The ids before and after a text.
 
 use crate::{Error, Result};
 use serde_json::Value;
 
-/// Most ids around a text; models have two.
+/// The most ids around a text; models have two.
 const MAX_IDS: usize = 1024;
 
 /// Ids added around a text on request.

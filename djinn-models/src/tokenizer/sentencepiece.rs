@@ -1,4 +1,4 @@
-//! SentencePiece BPE: pieces with scores, `▁` for a space, byte tokens for what has no piece.
+//! SentencePiece BPE: pieces with scores, `▁` for a space, byte tokens for other text.
 
 use super::encoder::{Encoder, WordModel};
 use super::error;
@@ -10,11 +10,11 @@ use crate::{Error, Result};
 use std::collections::HashMap;
 use tokenizers::models::bpe::{BPE, Vocab};
 
-/// Longest piece in bytes; SentencePiece itself stops at 16 characters unless told otherwise.
+/// The longest piece in bytes; SentencePiece's own default is 16 characters.
 const MAX_PIECE: usize = 1024;
 
-/// Most bytes that are looked at to find the merges, the squares of all pieces' lengths; published vocabularies
-/// need some millions.
+/// The most bytes compared to find the merges: the squares of all pieces' lengths. Published vocabularies need some
+/// millions.
 const MAX_LOOKED_AT: usize = 1 << 28;
 
 /// Builds the encoder; with `prefix_space` a text is encoded as if it began with a space.
@@ -31,7 +31,7 @@ pub(super) fn build(vocabulary: &Vocabulary, prefix_space: bool) -> Result<Encod
     Encoder::new(WordModel::library(model), normalizer, Splitter::default(), vocabulary.added())
 }
 
-/// The token for what has no encoding. Refuses a vocabulary without one whose byte tokens are not complete.
+/// The token for text without an encoding. Refuses a vocabulary without one and without all byte tokens.
 pub(super) fn unknown(vocabulary: &Vocabulary) -> Result<Option<&str>> {
     let bytes = vocabulary.tokens.iter().zip(&vocabulary.kinds);
     let bytes = bytes.filter(|(token, kind)| **kind == Kind::Byte && byte_token(token).is_some()).count();
@@ -43,9 +43,8 @@ pub(super) fn unknown(vocabulary: &Vocabulary) -> Result<Option<&str>> {
     Ok(unknown.map(|at| vocabulary.tokens[at].as_str()))
 }
 
-/// The merges that the scores imply: each way to cut a piece into two pieces, best score of the whole first.
-/// Of one score's cuts the one with the longer left part comes first, then the one with the longer right
-/// part, as in Hugging Face's conversion.
+/// The merges that the scores imply: each way to cut a piece into two pieces, best score of the whole first. Of cuts
+/// with one score, the longer left part comes first, then the longer right part, as in Hugging Face's conversion.
 pub(super) fn merges(vocabulary: &Vocabulary) -> Result<Vec<(String, String)>> {
     if vocabulary.scores.is_empty() {
         return Err(Error::Tokenizer("the tokens have no scores (tokenizer.ggml.scores)".into()));
@@ -54,7 +53,7 @@ pub(super) fn merges(vocabulary: &Vocabulary) -> Result<Vec<(String, String)>> {
     let normal = all.filter(|((_, kind), _)| **kind == Kind::Normal);
     let scores: HashMap<&str, f32> = normal.map(|((token, _), score)| (token.as_str(), *score)).collect();
     let (mut merges, mut looked_at) = (Vec::new(), 0usize);
-    // In the vocabulary's order, so that ties come out the same every time.
+    // In the vocabulary's order, so that ties always have the same order.
     for token in &vocabulary.tokens {
         let Some(score) = scores.get(token.as_str()) else { continue };
         if token.len() > MAX_PIECE {

@@ -1,5 +1,5 @@
-//! Directories without a `tokenizer.json`: GPT-2's `vocab.json` with `merges.txt`, or SentencePiece's
-//! `tokenizer.model`, put into the form of a `tokenizer.json` as transformers' converters put them.
+//! Directories without a `tokenizer.json`: converts GPT-2's `vocab.json` with `merges.txt`, or SentencePiece's
+//! `tokenizer.model`, to the form of a `tokenizer.json`, as transformers' converters do.
 
 use super::byte_level::QWEN2;
 use super::directory::{MAX_BYTES, read_json, special_token};
@@ -17,14 +17,14 @@ const SPECIAL: [&str; 7] =
 
 /// A tokenizer in the older files.
 pub(super) struct Slow {
-    /// The file that errors name.
+    /// The file's name in errors.
     pub(super) path: PathBuf,
-    /// As `tokenizer.json` would say it, without the post-processor.
+    /// The equivalent `tokenizer.json`, without the post-processor.
     pub(super) json: Value,
-    /// BOS and EOS where the configuration does not name them.
+    /// BOS and EOS if the configuration does not name them.
     pub(super) bos: Option<u32>,
     pub(super) eos: Option<u32>,
-    /// Whether a text begins with BOS where the configuration does not say.
+    /// The default for beginning a text with BOS.
     pub(super) adds_bos: bool,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn read(dir: &Path, config: &Value, map: &Value) -> Result<Option<Slo
     sentence_piece(dir, config, map, &bytes).map(Some).map_err(|e| located(e, &path))
 }
 
-/// Says which file an error is about.
+/// Adds the file to an error.
 fn located(error: Error, path: &Path) -> Error {
     match error {
         Error::Tokenizer(detail) => Error::Malformed { path: path.to_owned(), detail },
@@ -53,14 +53,14 @@ fn located(error: Error, path: &Path) -> Error {
     }
 }
 
-/// Whose splitting a vocabulary with merges was made for.
+/// The word splitting of a vocabulary with merges.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Family {
     Gpt2,
     Qwen2,
 }
 
-/// By the tokenizer's class, or else by the model's type: the two files alone do not tell.
+/// From the tokenizer's class, or else the model's type, since the two files do not contain it.
 fn family(dir: &Path, config: &Value) -> Result<Family> {
     if let Some(class) = config["tokenizer_class"].as_str() {
         return match class.strip_suffix("Fast").unwrap_or(class) {
@@ -116,7 +116,7 @@ fn byte_level(dir: &Path, config: &Value, map: &Value, vocab: Value, merges: &[u
     Ok(Slow { path: dir.join("vocab.json"), json, bos, eos: end, adds_bos: false })
 }
 
-/// The lines of `merges.txt`: two tokens with a space between them, under a line with the version.
+/// The lines of `merges.txt`: two tokens with a space between them, after a line with the version.
 fn merge_lines(bytes: &[u8]) -> Result<Vec<[&str; 2]>> {
     let wrong = |at: usize| Error::Tokenizer(format!("line {} of merges.txt is not two tokens", at + 1));
     let lines = bytes.split(|byte| *byte == b'\n').enumerate();
@@ -169,9 +169,9 @@ fn sentence_piece(dir: &Path, config: &Value, map: &Value, bytes: &[u8]) -> Resu
     Ok(Slow { path: dir.join("tokenizer.model"), json, bos, eos, adds_bos: true })
 }
 
-/// How spaces become `▁`. The older form puts one before every part of a text that special tokens divide,
-/// which for a text without them is what SentencePiece itself does; the newer one only before the first
-/// part, and only where it does not begin with a space.
+/// How spaces become `▁`. The older form puts one before every part of a text between special tokens; without special
+/// tokens this is SentencePiece's own behaviour. The newer form puts one only before the first part, unless it begins
+/// with a space.
 fn spaces(prefix: bool, legacy: bool) -> (Value, Value) {
     if !legacy {
         let scheme = if prefix { "first" } else { "never" };
@@ -187,9 +187,9 @@ fn spaces(prefix: bool, legacy: bool) -> (Value, Value) {
     (json!({"type": "Sequence", "normalizers": steps}), Value::Null)
 }
 
-/// The tokens of `added_tokens_decoder` in the configuration, or else of `added_tokens.json`, and the special
-/// tokens that the configuration names, each with its id; those that `vocab` lacks are put into it. A name
-/// without an id is left out: no row of the model belongs to it.
+/// The tokens of `added_tokens_decoder` in the configuration, or else of `added_tokens.json`, and the special tokens
+/// that the configuration names, each with its id. Those that `vocab` lacks are added to it. A name without an id is
+/// left out, since the model has no row for it.
 fn added_tokens(
     dir: &Path,
     config: &Value,
@@ -244,7 +244,7 @@ fn contents(added: &[Value]) -> HashSet<String> {
     added.iter().filter_map(|token| token["content"].as_str().map(str::to_owned)).collect()
 }
 
-/// An entry of `added_tokens`; `flags` may say more about it.
+/// An entry of `added_tokens`; `flags` may have more about it.
 fn added_token(content: &str, id: u64, special: bool, flags: &Value) -> Value {
     let flag = |key: &str, default: bool| flags[key].as_bool().unwrap_or(default);
     json!({

@@ -1,8 +1,8 @@
-//! The stand-in tokenizer of models that have random weights: a vocabulary of any size in which a character is a token.
+//! The stand-in tokenizer of models with random weights: a vocabulary of any size in which a character is a token.
 //!
-//! Tokens below 256 are the bytes of that number; the last three, which UTF-8 never uses, are special tokens. The others
-//! are one character each, from U+20000 on. So any text is exact, plain text has a token for each byte, and what such a
-//! model says is the same tokens again when it is sent back.
+//! Tokens below 256 are the bytes of that number; the last three, which UTF-8 never uses, are special tokens. The
+//! others are one character each, from U+20000 on. So any text is exact, and plain text has a token for each byte. A
+//! model's output becomes the same tokens when it is sent back.
 
 use super::added::Added;
 use super::encoder::{Encoder, WordModel};
@@ -19,13 +19,13 @@ const BYTES: u32 = 256;
 /// The character of token 256.
 const FIRST_CHARACTER: u32 = 0x20000;
 
-/// The special tokens: what ends a text, begins a turn, ends a turn.
+/// The special tokens: end of text, begin of turn, end of turn.
 const SPECIAL: [(u32, &str); 3] = [(253, "<|endoftext|>"), (254, "<|im_start|>"), (255, "<|im_end|>")];
 
-/// The sizes that such a vocabulary may have.
+/// The possible sizes of such a vocabulary.
 const SIZES: std::ops::RangeInclusive<u64> = 256..=(char::MAX as u32 - FIRST_CHARACTER + 1 + BYTES) as u64;
 
-/// The stand-in's way from text to ids.
+/// The stand-in's encoder.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StandIn {
     vocab: u32,
@@ -46,7 +46,7 @@ impl StandIn {
         }
     }
 
-    /// The token of a character that has one of its own.
+    /// The token of a character, if it has one.
     fn character(self, c: char) -> Option<u32> {
         let id = u32::from(c).checked_sub(FIRST_CHARACTER)? + BYTES;
         (id < self.vocab).then_some(id)
@@ -75,7 +75,7 @@ impl StandIn {
 }
 
 impl Tokenizer {
-    /// A stand-in for a model of `vocab` tokens; none below 256, and above what Unicode has characters for.
+    /// A stand-in for a model of `vocab` tokens; `None` below 256, and above the number of Unicode's characters.
     pub(crate) fn stand_in(vocab: u64) -> Result<Option<Self>> {
         if !SIZES.contains(&vocab) {
             return Ok(None);

@@ -2,30 +2,30 @@
 
 use crate::{Error, Result};
 
-/// Cuts a stream of text at the first stop string. Text that may be the beginning of one is withheld until
-/// that is decided, so the result does not depend on how the text was cut into pieces.
+/// Cuts a stream of text at the first stop string. Text that may begin one is held back until that is decided, so the
+/// result does not depend on how the text was cut into pieces.
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     stops: Vec<String>,
     withheld: String,
-    /// The stop string that was met.
+    /// The stop string that occurred.
     met: Option<usize>,
 }
 
-/// What a piece of text led to.
+/// The result of a piece of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopScan {
     /// Text to show now; may be empty.
     pub text: String,
-    /// A stop string was met: generation ends here, and everything from it on is cut.
+    /// Whether a stop string occurred: generation ends, and the text from it on is cut.
     pub stopped: bool,
 }
 
 impl StopStrings {
-    /// Watches for `stops`; with none, text passes through at once.
+    /// Searches for `stops`; without any, text passes through at once.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] for an empty stop string, which would stop before anything is said.
+    /// [`Error::Tokenizer`] for an empty stop string, which would stop at once.
     pub fn new(stops: impl IntoIterator<Item = String>) -> Result<Self> {
         let stops: Vec<String> = stops.into_iter().collect();
         if stops.iter().any(String::is_empty) {
@@ -34,8 +34,8 @@ impl StopStrings {
         Ok(Self { stops, ..Self::default() })
     }
 
-    /// Takes the next piece of text. The match that ends first wins; among those, the longest. After a stop
-    /// nothing comes out any more.
+    /// Adds the next piece of text. The match that ends first wins; among those, the longest. After a stop all text is
+    /// dropped.
     pub fn push(&mut self, piece: &str) -> StopScan {
         if self.met.is_some() {
             return StopScan { text: String::new(), stopped: true };
@@ -56,17 +56,17 @@ impl StopStrings {
         StopScan { text: std::mem::replace(&mut self.withheld, rest), stopped: false }
     }
 
-    /// The stop string that was met, if one was.
+    /// The stop string that occurred, if any.
     pub fn met(&self) -> Option<&str> {
         self.stops.get(self.met?).map(String::as_str)
     }
 
-    /// The end of the text: what was withheld and is no stop string after all.
+    /// Ends the text. Returns the text that was held back.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.withheld)
     }
 
-    /// Length of the longest end of the withheld text that begins a stop string.
+    /// Length of the longest end of the held-back text that begins a stop string.
     fn undecided(&self) -> usize {
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0).saturating_sub(1);
         let from = self.withheld.len().saturating_sub(longest);

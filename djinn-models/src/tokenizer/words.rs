@@ -1,4 +1,4 @@
-//! Pre-tokenizers: the words of a text, which are encoded one by one.
+//! Pre-tokenizers: divide a text into words, which are encoded one by one.
 
 use super::matcher::{Behavior, Matcher};
 use super::pattern::Pattern;
@@ -12,10 +12,10 @@ use unicode_categories::UnicodeCategories;
 /// GPT-2's words: contractions, letters, digits, signs, each with at most one space before; spaces.
 pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Words in the sense of the pre-tokenizer `Whitespace`.
+/// Words as defined by the pre-tokenizer `Whitespace`.
 const WORDS: &str = r"\w+|[^\w\s]+";
 
-/// Most steps, and deepest nesting of sequences, that a file may have; published ones have four, and one.
+/// The most steps of a file, and the deepest nesting of sequences; published ones have four, and one.
 const MAX_STEPS: usize = 32;
 const MAX_DEPTH: u32 = 8;
 
@@ -32,7 +32,7 @@ enum Step {
         behavior: Behavior,
         invert: bool,
     },
-    /// A space before each word that begins with none.
+    /// A space before each word that does not begin with one.
     PrefixSpace,
     /// Each byte as a character of GPT-2's alphabet.
     Bytes,
@@ -136,12 +136,12 @@ impl Splitter {
         Some(())
     }
 
-    /// A step that splits at what is matched.
+    /// A step that splits at matches.
     pub(super) fn split(&mut self, matcher: Matcher, behavior: Behavior) {
         self.steps.push(Step::Split { matcher, behavior, invert: false });
     }
 
-    /// Splits at digits: each by itself, or in runs.
+    /// Splits at digits: one by one, or in runs.
     pub(super) fn digits(&mut self, single: bool) {
         let behavior = if single { Behavior::Isolated } else { Behavior::Contiguous };
         self.split(Matcher::Chars(char::is_numeric), behavior);
@@ -159,7 +159,7 @@ impl Splitter {
         Ok(())
     }
 
-    /// The words of a part of a text; `first` is the text's beginning.
+    /// The words of a part of a text; `first`: it begins the text.
     pub(super) fn words(&self, part: &str, first: bool, work: &mut Work) -> Result<Words> {
         let mut words =
             Words { text: part.to_owned(), ranges: Vec::from([Range { start: 0, end: part.len() as u32 }]) };
@@ -200,7 +200,7 @@ fn is_punctuation(c: char) -> bool {
 }
 
 impl Words {
-    /// Each word as `rewrite` puts it behind a string, from its text and its place.
+    /// Appends each word to a string with `rewrite`, which gets its text and its place.
     fn rewritten(&self, work: &mut Work, rewrite: impl Fn(&str, u32, &mut String)) -> Result<Self> {
         let mut text = String::with_capacity(self.text.len());
         let mut ranges = Vec::with_capacity(self.ranges.len());

@@ -1,22 +1,22 @@
-//! How much an encoding may ask for. The rules of a tokenizer are a stranger's, and so may be the text.
+//! Bounds on the work of an encoding. A tokenizer's rules come from a stranger, and so may the text.
 
 use crate::{Error, Result};
 
-/// Most bytes of text that are encoded at once; a million tokens of prose are as much.
+/// The most bytes of text that are encoded at once; a million tokens of prose have as many.
 pub(super) const MAX_TEXT: usize = 4 << 20;
 
-/// Most bytes that the rules may make of it, all parts together.
+/// The most bytes that the rules may make of it, in all parts together.
 const MAX_BYTES: usize = 16 << 20;
 
-/// Most steps of patterns and searches: these for each byte of the text, and some more for short ones. Published
-/// tokenizers need 15 for each byte of most texts, and 50 of the worst.
+/// The most steps of patterns and searches for each byte of the text, and some more for short ones. Published
+/// tokenizers need 15 for each byte of most texts, and 50 in the worst case.
 const STEPS_OF_A_BYTE: u64 = 128;
 const MORE_STEPS: u64 = 1 << 17;
 
-/// Most characters or bytes that a model joins to tokens, all words together.
+/// The most characters or bytes that a model joins to tokens, in all words together.
 const MAX_SYMBOLS: usize = MAX_TEXT + (64 << 10);
 
-/// What is left for a text.
+/// The rest of a text's budget.
 #[derive(Debug)]
 pub(super) struct Work {
     steps: u64,
@@ -25,25 +25,25 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// What a text of this length may take.
+    /// The budget of a text of this length.
     pub(super) fn new(bytes: usize) -> Self {
         let steps = MORE_STEPS + STEPS_OF_A_BYTE * bytes as u64;
         Self { steps, bytes: MAX_BYTES, symbols: MAX_SYMBOLS }
     }
 
-    /// Takes steps of work.
+    /// Charges steps of work.
     pub(super) fn step(&mut self, steps: u64) -> Result<()> {
         self.steps = self.steps.checked_sub(steps).ok_or_else(too_slow)?;
         Ok(())
     }
 
-    /// Takes bytes by which the rules have made the text longer.
+    /// Charges bytes by which the rules have made the text longer.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<()> {
         self.bytes = self.bytes.checked_sub(bytes).ok_or_else(too_long)?;
         Ok(())
     }
 
-    /// Refuses to make a text of this length.
+    /// Refuses a text of this length.
     pub(super) fn check_length(bytes: usize) -> Result<()> {
         if bytes > MAX_BYTES { Err(too_long()) } else { Ok(()) }
     }
@@ -54,7 +54,7 @@ impl Work {
         if bytes > MAX_BYTES { Err(Error::Tokenizer(detail.into())) } else { Ok(()) }
     }
 
-    /// Takes symbols that the model begins with.
+    /// Charges symbols with which the model begins.
     pub(super) fn symbols(&mut self, symbols: usize) -> Result<()> {
         self.symbols = self.symbols.checked_sub(symbols).ok_or_else(too_long)?;
         Ok(())

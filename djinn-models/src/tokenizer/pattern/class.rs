@@ -5,7 +5,7 @@ use crate::Result;
 use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Class, HirKind};
 
-/// Oniguruma's `\w` and `\W` in the other syntax: joiners are not of words.
+/// Oniguruma's `\w` and `\W` in the other syntax: joiners are not word characters.
 const WORD: &str = r"[\w--[\x{200c}\x{200d}]]";
 const NO_WORD: &str = r"[\W\x{200c}\x{200d}]";
 
@@ -21,11 +21,11 @@ pub(in crate::tokenizer) struct CharSet {
 impl CharSet {
     /// The set of a class in Oniguruma's syntax: `[a-z]`, `\p{L}`, `\s`.
     pub(super) fn from_oniguruma(source: &str, ignore_case: bool) -> Result<Self> {
-        // The other syntax gives these another meaning.
+        // These have another meaning in the other syntax.
         if source.contains("[:") || source.contains("--") || source.contains("~~") {
             return Err(unsupported(source));
         }
-        // Outside brackets superscripts and fractions are of words too.
+        // Outside brackets, superscripts and fractions are word characters, too.
         match source {
             r"\w" => return Self::from_syntax(r"[\w\xb2\xb3\xb9\xbc-\xbe--[\x{200c}\x{200d}]]", false),
             r"\W" => return Self::from_syntax(r"[[\W\x{200c}\x{200d}]--[\xb2\xb3\xb9\xbc-\xbe]]", false),
@@ -64,7 +64,7 @@ impl CharSet {
         }
     }
 
-    /// One character, or the characters that differ from it by case only.
+    /// One character, or the characters that differ from it only by case.
     pub(super) fn of_char(c: char, ignore_case: bool) -> Result<Self> {
         match ignore_case && c.is_alphabetic() {
             true => Self::from_syntax(&c.to_string(), true),

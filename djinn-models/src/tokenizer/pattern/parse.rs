@@ -1,18 +1,18 @@
-//! The syntax of patterns: what Oniguruma reads, less what no published tokenizer uses.
+//! The syntax of patterns: Oniguruma's, without features that no published tokenizer uses.
 
 use super::class::CharSet;
 use crate::{Error, Result};
 use std::iter::Peekable;
 use std::str::CharIndices;
 
-/// Longest pattern in bytes, and deepest nesting of its groups; published ones have some hundreds and three.
+/// The longest pattern in bytes, and the deepest nesting of its groups; published ones have some hundreds and three.
 const MAX_BYTES: usize = 16 << 10;
 const MAX_DEPTH: u32 = 24;
 
-/// Most copies of a part that `{n,m}` may ask for.
+/// The most copies of a part in `{n,m}`.
 const MAX_COPIES: u32 = 1000;
 
-/// A part of a pattern. Sets are places in the list that [`parse`] gives.
+/// A part of a pattern. Sets are indices of [`parse`]'s list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Node {
     Set(usize),
@@ -30,12 +30,12 @@ pub(super) enum Node {
         ahead: bool,
         negated: bool,
     },
-    /// `(?>…)`: no other way to match it is tried later.
+    /// `(?>…)`: after a match, no other way is tried.
     Atomic(Box<Node>),
     Assert(Assertion),
 }
 
-/// Which number of repetitions is tried first; a possessive one is not reconsidered.
+/// Which number of repetitions is tried first. A possessive one is final.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
     Greedy,
@@ -58,7 +58,7 @@ pub(super) fn unsupported(source: &str) -> Error {
     Error::Tokenizer(format!("the pattern {shown:?} is malformed, or uses what no known tokenizer does"))
 }
 
-/// The pattern's tree, and the sets that it refers to.
+/// The pattern's tree, and its sets.
 pub(super) fn parse(source: &str) -> Result<(Node, Vec<CharSet>)> {
     if source.len() > MAX_BYTES {
         let detail = format!("a pattern of {} bytes; {MAX_BYTES} are the most supported", source.len());
@@ -101,7 +101,7 @@ impl<'a> Parser<'a> {
         &self.source[at..]
     }
 
-    /// Takes the text if the pattern goes on with it.
+    /// Consumes the text if the pattern continues with it.
     fn take_text(&mut self, text: &str) -> bool {
         let found = self.rest().starts_with(text);
         if found {
@@ -132,7 +132,7 @@ impl<'a> Parser<'a> {
                     self.chars.next();
                     alternatives.push(Node::Concat(std::mem::take(&mut parts)));
                 }
-                // For what follows in this group.
+                // Applies to the rest of this group.
                 Some('(') if self.take_text("(?i)") => ignore_case = true,
                 Some(_) => {
                     let atom = self.atom(ignore_case)?;
@@ -195,7 +195,7 @@ impl<'a> Parser<'a> {
     /// A bracketed class that begins at `at`.
     fn class(&mut self, at: usize, ignore_case: bool) -> Result<CharSet> {
         let mut depth = 1;
-        // A bracket right after the opening one, or after its `^`, stands for itself in Oniguruma alone.
+        // In Oniguruma only, a bracket right after the opening one, or after its `^`, is literal.
         self.take('^');
         if self.peek() == Some(']') {
             return self.wrong();
@@ -245,7 +245,7 @@ impl<'a> Parser<'a> {
         Ok(self.set(set))
     }
 
-    /// `?`, `*`, `+`, `{n}`, `{n,}`, `{,m}`, `{n,m}` behind a part, lazy with `?` and possessive with `+`.
+    /// `?`, `*`, `+`, `{n}`, `{n,}`, `{,m}`, `{n,m}` after a part; lazy with `?`, possessive with `+`.
     fn repetition(&mut self, node: Node) -> Result<Node> {
         let (min, max) = match self.peek() {
             Some('?') => (0, Some(1)),
@@ -277,7 +277,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// The counts and the length of `{n,m}` at the beginning of `text`; other braces stand for themselves.
+/// The counts and the length of `{n,m}` at the beginning of `text`. Other braces are literal.
 fn counts(text: &str) -> Option<(u32, Option<u32>, usize)> {
     let (inside, _) = text.strip_prefix('{')?.split_once('}')?;
     let number =

@@ -9,33 +9,33 @@ const MAX_LENGTH: usize = 20_000;
 /// A step of the machine. Places are indices of the program.
 #[derive(Debug)]
 pub(super) enum Instruction {
-    /// Takes one character of the set, or fails.
+    /// Consumes one character of the set, or fails.
     Set(usize),
-    /// Takes `min` to `max` characters of the set: the most first if greedy, only the most if possessive.
+    /// Consumes `min` to `max` characters of the set: the most first if greedy, only the most if possessive.
     Run {
         set: usize,
         min: u32,
         max: u32,
         possessive: bool,
     },
-    /// Goes on at the next instruction; if that fails, at `other`.
+    /// Continues at the next instruction; if that fails, at `other`.
     Try {
         other: usize,
     },
-    /// Goes on at the place; if that fails, at the next instruction.
+    /// Continues at the place; if that fails, at the next instruction.
     Skip {
         to: usize,
     },
     Jump {
         to: usize,
     },
-    /// What follows up to `end` is matched at this place, or `back` characters before it, without taking it.
+    /// Matches the part up to `end` at this place, or `back` characters before it, without consuming it.
     Look {
         end: usize,
         back: u32,
         negated: bool,
     },
-    /// What follows up to `end` is matched in the first way that it can be.
+    /// Matches the part up to `end` in the first possible way.
     Atomic {
         end: usize,
     },
@@ -72,7 +72,7 @@ fn emit(node: &Node, program: &mut Vec<Instruction>) -> Result<()> {
     Ok(())
 }
 
-/// A part that is a program of its own.
+/// Emits a part as a program of its own.
 fn emit_inner(
     node: &Node,
     program: &mut Vec<Instruction>,
@@ -87,7 +87,7 @@ fn emit_inner(
 }
 
 /// Each alternative is tried before the next. Neighbours that begin with the same set share it, so that most
-/// characters are turned away once.
+/// characters are rejected once.
 fn emit_alternatives(alternatives: &[Node], program: &mut Vec<Instruction>) -> Result<()> {
     let shares = |a: &Node, b: &Node| head(a).is_some() && head(a) == head(b);
     let groups: Vec<&[Node]> = alternatives.chunk_by(shares).collect();
@@ -101,7 +101,7 @@ fn emit_alternatives(alternatives: &[Node], program: &mut Vec<Instruction>) -> R
     })
 }
 
-/// What `emit_one` makes of each choice, tried in order.
+/// Emits each choice with `emit_one`; they are tried in order.
 fn emit_choice<T>(
     choices: &[T],
     program: &mut Vec<Instruction>,
@@ -126,7 +126,7 @@ fn emit_choice<T>(
     Ok(())
 }
 
-/// The set with which a sequence begins, if it begins with one that is taken once.
+/// The set with which a sequence begins, if it consumes that once.
 fn head(node: &Node) -> Option<usize> {
     match node {
         Node::Set(set) => Some(*set),
@@ -135,7 +135,7 @@ fn head(node: &Node) -> Option<usize> {
     }
 }
 
-/// A sequence that has a [`head`], without it.
+/// A sequence without its [`head`].
 fn tail(node: &Node) -> Node {
     match node {
         Node::Concat(parts) => {
@@ -167,7 +167,7 @@ fn emit_repeat(
         let start = program.len();
         emit(node, program)?;
         if program.len() == start {
-            // Nothing, however many times.
+            // Nothing, however often repeated.
             return Ok(());
         }
     }
@@ -209,7 +209,7 @@ fn can_be_empty(node: &Node) -> bool {
     }
 }
 
-/// The number of characters that every match of the part has, if there is one such number.
+/// The number of characters of every match, if it is constant.
 fn width(node: &Node) -> Option<u32> {
     match node {
         Node::Set(_) => Some(1),

@@ -7,11 +7,11 @@ use crate::Result;
 use crate::tokenizer::work::{Work, too_slow};
 use std::ops::Range;
 
-/// Most ways back that are remembered at once.
+/// The most backtracking points at once.
 const MAX_FRAMES: usize = 1 << 20;
 
-/// A way back: the instruction and the place to go on from. Where `lowest` is below `at`, the run before the
-/// instruction may give its characters back, down to there.
+/// A backtracking point: the instruction and the place to continue from. If `lowest` is below `at`, the run before the
+/// instruction may give characters back, down to there.
 struct Frame {
     instruction: usize,
     lowest: usize,
@@ -47,8 +47,8 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Runs from an instruction to `Done`; where the match ends, if there is one. Frames below those of this
-    /// call stay as they are.
+    /// Runs from an instruction to `Done`. Returns the end of the match, if there is one. Frames below this call's
+    /// stay.
     fn run(&mut self, mut instruction: usize, mut at: usize) -> Result<Option<usize>> {
         let floor = self.frames.len();
         loop {
@@ -100,7 +100,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The latest way back of this call.
+    /// The latest backtracking point of this call.
     fn way_back(&mut self, floor: usize) -> Result<Option<(usize, usize)>> {
         self.work.step(1)?;
         if self.frames.len() == floor {
@@ -128,7 +128,7 @@ impl Machine<'_> {
         self.pattern.sets[set].contains(c).then(|| at + c.len_utf8())
     }
 
-    /// As many characters of the set as there are, up to the most: where the fewest end, and where all do.
+    /// Consumes characters of the set, up to the most. Returns the end of the fewest, and of all.
     fn repeat(&mut self, set: usize, (min, max): (u32, u32), start: usize) -> Result<Option<(usize, usize)>> {
         let (mut count, mut at, mut lowest) = (0, start, start);
         while count < max {
@@ -143,7 +143,7 @@ impl Machine<'_> {
         Ok((count >= min).then_some((lowest, at)))
     }
 
-    /// The place that many characters before another.
+    /// The place this many characters before another.
     fn back(&self, at: usize, chars: u32) -> Option<usize> {
         let mut before = self.text[..at].char_indices().rev();
         match chars {
