@@ -133,7 +133,7 @@ fn tile_rows(rows: u64, limit: u64) -> u64 {
     rows.div_ceil(rows.div_ceil(limit)).next_multiple_of(unit).min(rows)
 }
 
-/// Weights of which a pass reads single rows (embedding tables). They are gathered from host memory, or from the
+/// Weights whose single rows a pass reads (embedding tables). They are gathered from host memory, or from the
 /// device if a tied output projection keeps them there.
 pub fn gathered_tables(graph: &Graph) -> Vec<ValueId> {
     let nodes = graph.nodes.iter().filter(|n| n.op.reads_rows());
