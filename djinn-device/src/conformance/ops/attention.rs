@@ -3,7 +3,7 @@
 use super::rig::{DTYPES, Rig, rows, same_bits};
 use crate::args::{Attention, KvPages, KvWrite, Rope};
 use crate::reference::{encode, encode_vectors};
-use crate::{DType, Ops, RopeStyle, Space, Span};
+use crate::{DType, Ops, RopeStyle, Span};
 use djinn_srg::Scores;
 
 const LAYERS: usize = 3;
@@ -52,6 +52,26 @@ impl Shape {
         elements.max(LAYERS as u64 * self.layer_bytes()).next_multiple_of(16)
     }
 
+    /// Pages of numbers as they are stored.
+    fn stored(self, cache: &[f32]) -> Vec<u8> {
+        let Shape { dim, page_tokens, dtype, .. } = self;
+        if dtype.scale_bytes() == 0 {
+            return encode(cache, dtype);
+        }
+        let mut bytes = Vec::new();
+        for (page, numbers) in (1..).zip(cache.chunks_exact(self.page_elements())) {
+            for plane in numbers.chunks_exact(page_tokens * dim) {
+                let vectors = encode_vectors(plane, dtype, dim);
+                let vectors = vectors.chunks_exact(dtype.vector_bytes(dim as u64) as usize);
+                let (elements, scales): (Vec<_>, Vec<_>) = vectors.map(|vector| vector.split_at(dim)).unzip();
+                bytes.extend(elements.concat());
+                bytes.extend(scales.concat());
+            }
+            bytes.resize(page * self.page_bytes() as usize, 0xff);
+        }
+        bytes
+    }
+
     fn width(self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.dim
     }
@@ -92,7 +112,8 @@ fn shapes() -> impl Iterator<Item = Shape> {
 
 /// In int8, where the device has it: for checks of what depends on how keys and values are stored.
 fn int8_shapes<D: Ops>(rig: &Rig<D>) -> impl Iterator<Item = Shape> + use<D> {
-    rig.device.info().int8_cache.then(|| shapes_of(DType::Int8)).into_iter().flatten()
+    let int8 = rig.device.info().int8_cache;
+    shapes_of(DType::Int8).into_iter().filter(move |shape| int8 && shape.dim <= 64)
 }
 
 /// A batch: rows of several sequences over one cache.
@@ -100,7 +121,8 @@ struct Batch {
     shape: Shape,
     scores: Scores,
     qkv: Vec<f32>,
-    cache: Vec<f32>,
+    /// As they are stored.
+    pages: Vec<u8>,
     table: Vec<u32>,
     table_width: usize,
     row_seq: Vec<u32>,
@@ -132,7 +154,8 @@ impl Batch {
             pages[..unseen / page_tokens].fill(u32::MAX);
         }
         let qkv = rig.random.floats(positions.len() * shape.width());
-        Batch { shape, scores, qkv, cache, table, table_width, row_seq, positions }
+        let pages = shape.stored(&cache);
+        Batch { shape, scores, qkv, pages, table, table_width, row_seq, positions }
     }
 
     fn rows(&self) -> usize {
@@ -147,7 +170,7 @@ impl Batch {
     fn kv<D: Ops>(&self, rig: &mut Rig<D>) -> KvPages {
         let shape = self.shape;
         KvPages {
-            pages: rig.upload_to(Space::Device, self.pages()),
+            pages: rig.upload(&self.pages),
             dtype: shape.dtype,
             page_bytes: shape.page_bytes(),
             page_tokens: shape.page_tokens as u32,
@@ -157,26 +180,6 @@ impl Batch {
             page_table: rig.upload(&self.table),
             table_width: self.table_width as u32,
         }
-    }
-
-    /// The cache as it is stored.
-    fn pages(&self) -> Vec<u8> {
-        let Shape { dim, page_tokens, dtype, .. } = self.shape;
-        if dtype.scale_bytes() == 0 {
-            return encode(&self.cache, dtype);
-        }
-        let page = |page: &[f32]| {
-            let planes = page.chunks_exact(page_tokens * dim).flat_map(|plane| {
-                let vectors = encode_vectors(plane, dtype, dim);
-                let vectors = vectors.chunks_exact(dtype.vector_bytes(dim as u64) as usize);
-                let (elements, scales): (Vec<_>, Vec<_>) = vectors.map(|vector| vector.split_at(dim)).unzip();
-                [elements.concat(), scales.concat()].concat()
-            });
-            let mut bytes: Vec<u8> = planes.collect();
-            bytes.resize(self.shape.page_bytes() as usize, 0xff);
-            bytes
-        };
-        self.cache.chunks_exact(self.shape.page_elements()).flat_map(page).collect()
     }
 
     /// Some rows' attention.
@@ -252,7 +255,7 @@ pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
 }
 
 pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
-    for shape in shapes().chain(int8_shapes(rig)) {
+    for shape in shapes().chain(int8_shapes(rig).take(1)) {
         invariant(rig, shape, shape.scores());
     }
 }
@@ -285,7 +288,7 @@ pub(super) fn windows_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
         (&[257, 400], &[(255, 3), (700, 1), (511, 1)]),
         (&[7, 64, 100], &[(0, 70), (5, 3), (95, 40), (256, 1)]),
     ];
-    for shape in shapes().chain(int8_shapes(rig).take(2)) {
+    for shape in shapes().chain(int8_shapes(rig).skip(1).take(1)) {
         for (windows, segments) in cases {
             for &window in windows {
                 check(rig, shape, segments, shape.windowed(window));
