@@ -71,7 +71,7 @@ pub(crate) fn tensors(
 }
 
 impl QuantisedDir {
-    /// A checkpoint in memory: the bytes of its `config.json`, of which only `quantization_config` is read, and of one
+    /// A checkpoint in memory: the bytes of its `config.json` (only `quantization_config` is read) and of one
     /// safetensors file.
     ///
     /// # Errors
