@@ -132,7 +132,8 @@ def main():
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     # What to_empty left undefined.
-    model.model.rotary_emb = type(model.model.rotary_emb)(config=config, device=device)
+    with torch.device(device):
+        model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
     model.eval()
     middle = config.num_hidden_layers // 2
     peer = Hooks(model, model.model.layers[middle]) if args.peer == "torch" else Nnsight(model, middle)
@@ -202,9 +203,10 @@ def main():
         "samples_ms": times,
     }
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    cap = f"a cap of {args.vram:g} GiB" if cuda else "no cap"
     lines = [
         f"{report['machine']}: `{report['command']}` ({versions})\n",
-        f"{'PyTorch in eager mode' if args.peer == 'torch' else 'nnsight ' + peer.version}, {args.model} shapes, a cap of {args.vram:g} GiB: {stopped} of {args.sessions} sessions of "
+        f"{'PyTorch in eager mode' if args.peer == 'torch' else 'nnsight ' + peer.version}, {args.model} shapes, {cap}: {stopped} of {args.sessions} sessions of "
         f"{args.context} tokens are stopped at once, then: {failure or 'all fit'}. A step without a hook takes "
         f"{medians['nothing armed']:.2f} ms, with a hook that copies the activation "
         f"{medians['a copy to the host in every step']:.2f} ms (medians of {args.steps}).\n",
