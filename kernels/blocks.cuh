@@ -95,8 +95,12 @@ __device__ __forceinline__ uint2 spread_bytes(const char *sixteen, unsigned quad
     }
 }
 
-/* A lane's four bytes of 16, those of its first two columns in the low half. */
-template <Lanes L> __device__ __forceinline__ uint32_t lane_bytes(const char *sixteen, unsigned quad) {
+/* A lane's four bytes of 16, those of its first two columns in the low half. Whether they begin at a multiple of 4. */
+template <Lanes L>
+__device__ __forceinline__ uint32_t lane_bytes(const char *sixteen, unsigned quad, bool is_by_words = false) {
+    if (L == Lanes::NEIGHBOURS && is_by_words) {
+        return *reinterpret_cast<const uint32_t *>(sixteen + 4 * quad);
+    }
     const char *first = sixteen + (L == Lanes::NEIGHBOURS ? 4 : 2) * quad;
     return pick_bytes(half_at(first), half_at(first + (L == Lanes::NEIGHBOURS ? 2 : 8)), 0x5410);
 }
@@ -156,6 +160,7 @@ template <typename Format> struct ByLine {
     __device__ __forceinline__ ByLine(const Segment &, unsigned) {}
 
     __device__ __forceinline__ const ByLine &of_lane(unsigned) const { return *this; }
+    static __device__ __forceinline__ unsigned lane_at(unsigned, unsigned) { return 0; }
 
     template <Lanes L>
     __device__ __forceinline__ void run(const Segment &segment, unsigned part, unsigned quad, uint2 (&w)[4]) const {
@@ -194,6 +199,7 @@ template <typename Format> struct ByScale {
     __device__ __forceinline__ ByScale(const Segment &, unsigned) {}
 
     __device__ __forceinline__ const ByScale &of_lane(unsigned) const { return *this; }
+    static __device__ __forceinline__ unsigned lane_at(unsigned, unsigned) { return 0; }
 
     template <Lanes L>
     __device__ __forceinline__ void run(const Segment &segment, unsigned part, unsigned quad, uint2 (&w)[4]) const {
@@ -434,25 +440,55 @@ struct PreparedQ4_K {
     uint32_t d, scales, less, rest;
     bool is_usual;
 
+    /* What the parts of a block share. */
+    struct Header {
+        uint32_t d, dmin, ratio, d_2_14;
+        bool is_usual;
+
+        __device__ __forceinline__ Header(uint32_t both) : d(low_twice(both)), dmin(high_twice(both)) {
+            constexpr uint32_t H_2_14 = 0x74007400;
+            const float scale = widen_bits(both & 0xffff), minimum = widen_bits(both >> 16);
+            /* All weights of a block of zeros are 0. */
+            const float times = both == 0 ? 0 : quotient(minimum, scale);
+            ratio = pack<f16>(times, times), d_2_14 = half2_mul(d, H_2_14);
+            /* The quotient of two f16 that are not equal is not next to 1. */
+            is_usual = of_warp(both == 0 || (scale > 0 && scale < 4 && times <= 16 && (times > 0.9999f || both >> 16 == 0)));
+        }
+    };
+
     __device__ __forceinline__ PreparedQ4_K() {}
     __device__ __forceinline__ PreparedQ4_K(const Segment &segment, unsigned part) {
-        constexpr uint32_t H_2_14 = 0x74007400, H_2_10_AND_2_6 = 0x54006400, H_LESS_1024 = 0xe400e400;
-        constexpr uint32_t H_PART = 0x04000400;
         const uint4 header = *reinterpret_cast<const uint4 *>(segment.shared);
-        const float scale = widen_bits(header.x & 0xffff), minimum = widen_bits(header.x >> 16);
-        const float ratio = quotient(minimum, scale);
-        /* The quotient of two f16 that are not equal is not next to 1. */
-        is_usual = of_warp(scale > 0 && scale < 4 && ratio <= 16 && (ratio > 0.9999f || header.x >> 16 == 0));
-        d = half2_mul(low_twice(header.x), H_2_14);
-        const uint32_t dmin = high_twice(header.x);
         const uint2 pairs = scales_and_minima(header, part);
-        scales = half2_mul(half2_add(pairs.x | H_1024, H_LESS_1024), H_2_10_AND_2_6);
-        const uint32_t minima = half2_add(pairs.y | H_1024, H_LESS_1024);
+        *this = PreparedQ4_K(Header(header.x), pairs.x | H_1024, pairs.y | H_1024);
+    }
+
+    /* Of scales and minima of two groups, which are added to 1024. */
+    __device__ __forceinline__ PreparedQ4_K(const Header &header, uint32_t scales_1024, uint32_t minima_1024) {
+        constexpr uint32_t H_2_10_AND_2_6 = 0x54006400, H_LESS_1024 = 0xe400e400, H_PART = 0x04000400;
+        is_usual = header.is_usual, d = header.d_2_14;
+        scales = half2_mul(half2_add(scales_1024, H_LESS_1024), H_2_10_AND_2_6);
+        const uint32_t minima = half2_add(minima_1024, H_LESS_1024);
         /* From 1024 to 2048 f16 are integers. */
-        const uint32_t k_1024 = half2_fma(minima, pack<f16>(ratio, ratio), H_1024);
+        const uint32_t k_1024 = half2_fma(minima, header.ratio, H_1024);
         less = half2_fma(half2_neg(k_1024), H_PART, H_16TH);
-        const uint32_t rounded = half2_mul(dmin, minima), lost = half2_fma(dmin, minima, half2_neg(rounded));
+        const uint32_t rounded = half2_mul(header.dmin, minima), lost = half2_fma(header.dmin, minima, half2_neg(rounded));
         rest = half2_sub(half2_neg(half2_fma(less, d, rounded)), lost);
+    }
+
+    /* All parts of a segment. */
+    static __device__ __forceinline__ void all(const Segment &segment, PreparedQ4_K (&of)[4]) {
+        const uint4 words = *reinterpret_cast<const uint4 *>(segment.shared);
+        const Header header(words.x);
+        /* The first four groups, then the others. */
+        const uint32_t scales[2] = {words.y & 0x3f3f3f3f, (words.w & 0x0f0f0f0f) | (words.y >> 2 & 0x30303030)};
+        const uint32_t minima[2] = {words.z & 0x3f3f3f3f, (words.w >> 4 & 0x0f0f0f0f) | (words.z >> 2 & 0x30303030)};
+#pragma unroll
+        for (unsigned part = 0; part < 4; ++part) {
+            const uint32_t select = part % 2 == 0 ? 0x4140 : 0x4342;
+            of[part] = PreparedQ4_K(header, pick_bytes(scales[part / 2], H_1024 >> 8, select),
+                                    pick_bytes(minima[part / 2], H_1024 >> 8, select));
+        }
     }
 
     __device__ __forceinline__ PreparedQ4_K of_lane(unsigned lane) const {
@@ -465,6 +501,26 @@ struct PreparedQ4_K {
 
     template <Lanes L>
     __device__ __forceinline__ void run(const Segment &segment, unsigned part, unsigned quad, uint2 (&w)[4]) const {
+        spread([&](unsigned step) { return spread_bytes<L, 4>(segment.own + 16 + part * 32 + step * 16, quad); }, w);
+    }
+
+    /*
+     * The same of Lanes::NEIGHBOURS, from `lane_at` on. Of each four columns the first two are the first pair, or, where the
+     * pairs are APART, the first and the third.
+     */
+    static __device__ __forceinline__ unsigned lane_at(unsigned part, unsigned quad) { return part * 32 + quad * 4; }
+    template <bool APART> __device__ __forceinline__ void run_lane(const char *mine, unsigned, bool, uint2 (&w)[4]) const {
+        const auto bytes_of = [&](unsigned step) -> uint2 {
+            if (APART) {
+                const uint32_t word = *reinterpret_cast<const uint32_t *>(mine + 16 + step * 16);
+                return {word, word >> 8};
+            }
+            return spread_bytes<Lanes::NEIGHBOURS, 4>(mine + 16 + step * 16, 0);
+        };
+        spread(bytes_of, w);
+    }
+
+    template <typename Bytes> __device__ __forceinline__ void spread(const Bytes &bytes_of, uint2 (&w)[4]) const {
         const auto low = [&](uint32_t q) {
             return half2_fma(half2_fma(q & 0x000f000f, low_twice(scales), low_twice(less)), d, low_twice(rest));
         };
@@ -473,7 +529,7 @@ struct PreparedQ4_K {
         };
 #pragma unroll
         for (unsigned step = 0; step < 2; ++step) {
-            const uint2 bytes = spread_bytes<L, 4>(segment.own + 16 + part * 32 + step * 16, quad);
+            const uint2 bytes = bytes_of(step);
             w[step] = {low(bytes.x), low(bytes.y)};
             w[2 + step] = {high(bytes.x), high(bytes.y)};
         }
@@ -504,6 +560,14 @@ struct PreparedQ6_K {
         }
     }
 
+    /* All parts of a segment. */
+    static __device__ __forceinline__ void all(const Segment &segment, PreparedQ6_K (&of)[4]) {
+#pragma unroll
+        for (unsigned part = 0; part < 4; ++part) {
+            of[part] = PreparedQ6_K(segment, part);
+        }
+    }
+
     __device__ __forceinline__ PreparedQ6_K of_lane(unsigned lane) const {
         PreparedQ6_K of;
         of.is_usual = is_usual;
@@ -515,14 +579,28 @@ struct PreparedQ6_K {
     template <Lanes L>
     __device__ __forceinline__ void run(const Segment &segment, unsigned part, unsigned quad, uint2 (&w)[4]) const {
         const char *lows = segment.own + part / 2 * 64, *highs = segment.shared + 128 + part / 2 * 32;
-        const uint32_t high[2] = {lane_bytes<L>(highs, quad), lane_bytes<L>(highs + 16, quad)};
+        spread<false>(lows, highs, part, [&](const char *sixteen) { return lane_bytes<L>(sixteen, quad); }, w);
+    }
+
+    /* The same of Lanes::NEIGHBOURS, from `lane_at` on; whether all is at multiples of 4. */
+    static __device__ __forceinline__ unsigned lane_at(unsigned part, unsigned quad) { return part / 2 * 64 + quad * 4; }
+    template <bool APART>
+    __device__ __forceinline__ void run_lane(const char *mine, unsigned part, bool by_words, uint2 (&w)[4]) const {
+        const auto bytes_of = [&](const char *sixteen) { return lane_bytes<Lanes::NEIGHBOURS>(sixteen, 0, by_words); };
+        spread<APART>(mine, mine + (128 - part / 2 * 32), part, bytes_of, w);
+    }
+
+    template <bool APART, typename Bytes>
+    __device__ __forceinline__ void spread(const char *lows, const char *highs, unsigned part, const Bytes &bytes_of,
+                                           uint2 (&w)[4]) const {
+        const uint32_t high[2] = {bytes_of(highs), bytes_of(highs + 16)};
 #pragma unroll
         for (unsigned step = 0; step < 4; ++step) {
             constexpr uint32_t LESS_1056 = 0xe420e420;
             const uint32_t of_16 = scale[step / 2], lost_16 = lost[step / 2];
             const uint32_t by = step % 2 == 0 ? low_twice(of_16) : high_twice(of_16);
             const uint32_t by_lost = step % 2 == 0 ? low_twice(lost_16) : high_twice(lost_16);
-            const uint32_t four = lane_bytes<L>(lows + step * 16, quad) >> part % 2 * 4;
+            const uint32_t four = bytes_of(lows + step * 16) >> part % 2 * 4;
             /* The upper two bits of each byte come from two that are the same for all. */
             const unsigned to = (4 - part % 2 * 4 - step / 2 * 2) & 31;
             const uint32_t bytes = (four & 0x0f0f0f0f) | (rotate_left(high[step % 2], to) & 0x30303030);
@@ -530,7 +608,8 @@ struct PreparedQ6_K {
                 const uint32_t q = half2_add(pair, LESS_1056);
                 return half2_fma(q, by, half2_mul(q, by_lost));
             };
-            w[step] = {weights(pick_bytes(bytes, H_1024 >> 8, 0x4140)), weights(pick_bytes(bytes, H_1024 >> 8, 0x4342))};
+            w[step] = {weights(pick_bytes(bytes, H_1024 >> 8, APART ? 0x4240 : 0x4140)),
+                       weights(pick_bytes(bytes, H_1024 >> 8, APART ? 0x4341 : 0x4342))};
         }
     }
 };

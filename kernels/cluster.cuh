@@ -73,9 +73,11 @@ struct Barrier {
     }
 
     /* Arrives, and announces bytes. */
-    __device__ __forceinline__ void arrive_expecting(unsigned bytes) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
-                     : "memory");
+    __device__ __forceinline__ void arrive_expecting(unsigned bytes) { arrive_expecting_at(shared_address(this), bytes); }
+
+    /* The same by the barrier's address. */
+    static __device__ __forceinline__ void arrive_expecting_at(unsigned address, unsigned bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
     }
 
     /* Waits for the end of the phase of a parity: the first is 0, the next 1, and so on in turn. */

@@ -8,57 +8,49 @@
 #include "linear_encoded.cuh"
 #include "lossless.cuh"
 
+#include <utility>
+
 namespace djinn {
 
-/* Rows of djinn-lossless: copied are signs and mantissas, then codes. */
-template <typename T> struct LosslessFormat {
+/* For linear_encoded.cuh: of a segment two boxes of signs and mantissas, one of codes. */
+template <typename T> struct LosslessLanes {
     using Type = T;
     using Code = Lossless<T>;
-    static constexpr unsigned SPAN = PARTIALS * RUN;
-    static constexpr unsigned STAGES = 3, PLANES = 2, CHUNKS[] = {SPAN / 16, SPAN / 32}, PLACE[] = {0, SPAN};
-    /* Lanes that read at once, 4 bytes of 8 rows, meet no bank twice. */
-    static constexpr unsigned PITCH = SPAN + SPAN / 2 + 16;
-    /* Bytes of a plane in a segment, and where the first ones that are copied are in a row. */
-    static constexpr unsigned STEP[] = {SPAN, SPAN / 2};
-    template <unsigned PLANE> static __device__ __forceinline__ unsigned begin(unsigned k) { return PLANE == 0 ? 0 : k; }
+    static constexpr bool PREPARES = false, IS_COMMON = true;
+    static constexpr unsigned BYTES = 128, PITCH = BYTES + 16;
+    static constexpr unsigned segments(unsigned) { return 1; }
+    static constexpr unsigned boxes(unsigned) { return 3; }
+    static __device__ __forceinline__ unsigned begin(unsigned segment, unsigned box, unsigned k) {
+        return box < 2 ? (2 * segment + box) * BYTES : k + segment * BYTES;
+    }
+    static __device__ __forceinline__ unsigned lane_at(unsigned, unsigned) { return 0; }
 
-    /* What is kept near of a row, and where it is in the row. */
-    static constexpr unsigned NEAR = Code::NEAR * sizeof(uint32_t);
-    static __device__ __forceinline__ unsigned near(unsigned k) { return k + k / 2; }
+    /* The next escapes of a lane's rows, 8 apart. */
+    template <unsigned EACH> struct Rows {
+        typename Code::Ahead at[EACH];
 
-    /* Two rows of a lane. */
-    struct Rows {
-        typename Code::Row at[2];
-
-        Rows() = default;
-        /* With what is kept near of the rows `row` and 8 after it. */
-        __device__ __forceinline__ Rows(const djinn_linear_args &a, const char *first, const char *second,
-                                        const char *near, unsigned row) {
-            const uint32_t *words = reinterpret_cast<const uint32_t *>(near) + row * Code::NEAR;
-            at[0] = Code::row(Code::tail(first, a.k), words);
-            at[1] = Code::row(Code::tail(second, a.k), words + 8 * Code::NEAR);
-        }
-
-        /* The run that begins at a column, of the rows at `record` and 8 after it. */
-        template <Lanes L, unsigned COUNT>
-        __device__ __forceinline__ void decode(const char *record, unsigned column, unsigned part, unsigned quad,
-                                               uint2 (&w)[2][4]) {
-            const char *mine = record + part * RUN;
-            const char *my_codes = record + SPAN + part * (RUN / 2);
-            bool escapes[COUNT];
-#pragma unroll
-            for (unsigned i = 0; i < COUNT; ++i) {
-                const char *kept = mine + i * 8 * PITCH, *codes = my_codes + i * 8 * PITCH;
-                escapes[i] = Code::template run<L>(kept, codes, at[i].bases, quad, w[i]);
-            }
-#pragma unroll
-            for (unsigned i = 0; i < COUNT; ++i) {
-                if (escapes[i]) {
-                    Code::template mend<L>(at[i], column, quad, w[i]);
-                }
-            }
-        }
+        __device__ __forceinline__ Rows(const djinn_linear_args &a, const Share &share, unsigned row)
+            : Rows(a, share, row, std::make_integer_sequence<unsigned, EACH>()) {}
+        template <unsigned... UNITS>
+        __device__ __forceinline__ Rows(const djinn_linear_args &a, const Share &share, unsigned row,
+                                        std::integer_sequence<unsigned, UNITS...>)
+            : at{{static_cast<const char *>(share.weight) + size_t(min(row + 8 * UNITS, share.rows - 1)) * a.row_bytes, a.k,
+                  a.row_bytes}...} {}
     };
+
+    template <typename Kernel>
+    static __device__ __forceinline__ void run(Rows<Kernel::EACH_UNITS> &of, unsigned mine, unsigned, unsigned stage, unsigned,
+                                               unsigned unit, unsigned part, unsigned quad, uint2 (&w)[4]) {
+        const unsigned kept = mine + part / 2 * Kernel::BOX + part % 2 * RUN, codes = mine + 2 * Kernel::BOX + part * (RUN / 2);
+        Code::template run<Lanes::NEIGHBOURS>(shared_at(kept), shared_at(codes), of.at[unit].bases, quad, w);
+        of.at[unit].template mend<Lanes::NEIGHBOURS>((stage * PARTIALS + part) * RUN, quad, w);
+    }
+
+    template <typename Kernel>
+    static __device__ __forceinline__ void run_unusual(Rows<Kernel::EACH_UNITS> &of, unsigned mine, unsigned stage, unsigned i,
+                                                       unsigned unit, unsigned part, unsigned quad, uint2 (&w)[4]) {
+        run<Kernel>(of, mine, 0, stage, i, unit, part, quad, w);
+    }
 };
 
 /* For linear_tiles.cuh: two boxes of signs and mantissas, one of codes. */
@@ -107,7 +99,7 @@ template <typename T> struct LosslessTiles {
 };
 
 template <typename T>
-constexpr EncodedKernels LOSSLESS = encoded_kernels<LosslessFormat<T>, LosslessTiles<T>>();
+constexpr EncodedKernels LOSSLESS = encoded_kernels<LosslessLanes<T>, LosslessTiles<T>>();
 
 /* The kernels of an encoding; null where none serves it. */
 static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {

@@ -1,12 +1,17 @@
 /*
- * linear and expert_linear over encoded weights, to the bits of the product over decoded rows. A format says where the
- * bytes of a segment are, and gives a lane its columns of a run.
+ * linear and expert_linear over encoded weights, to the bits of the product over decoded rows, for up to 16 rows, on all
+ * cards. For more rows, and experts with a workspace, on Hopper: linear_tiles.cuh.
  *
- * For up to 16 rows, on all cards: as linear.cu's kernels on the tensor cores, and launched as these. The PARTIALS warps
- * of a group have the same 8 or 16 rows of the weight. They copy segments of these to a ring in shared memory, and each
- * decodes and multiplies its run of a segment. A row's arithmetic depends on k alone.
+ * x is in shared memory, and the narrow operand of the tensor cores; 16 rows of the weight are the wide one, as in
+ * linear_hopper.cuh. The PARTIALS warps of a group share EACH units of 8 rows, one for each partial sum. They copy some
+ * segments of these to a ring of stages; of a stage each warp decodes its part of every segment, in the registers that feed
+ * the products. What a format prepares, such as scales, is prepared a stage ahead, by one warp in turn for all.
+ * Launch: a block on each multiprocessor takes equal shares of the weight's rows, in turn.
  *
- * For more rows, and experts with a workspace, on Hopper: linear_tiles.cuh.
+ * A format has: the type of a decoded weight; segments of a stage, the boxes that they are copied in, where a box begins in
+ * a row, and bytes between rows of a box, an odd number of 16 so that lanes that read at once, 4 bytes of 8 rows, meet no
+ * bank twice; `lane_at`, which a lane's place in a stage begins with; `Rows`, what it keeps of a share's rows; `prepare`;
+ * `run` and `run_unusual`, which decode a part of a segment.
  */
 #ifndef DJINN_LINEAR_ENCODED_CUH
 #define DJINN_LINEAR_ENCODED_CUH
@@ -16,263 +21,492 @@
 #include "linear_tiles.cuh"
 
 #include <atomic>
-#include <type_traits>
 
 namespace djinn {
 
 /* Threads of a group, and groups of a block at most. */
-constexpr unsigned GROUP_THREADS = 32 * PARTIALS, MOST_GROUPS = 8;
+constexpr unsigned GROUP_THREADS = 32 * PARTIALS, MOST_GROUPS = 7;
 
-/* Rows of the weight that the tensor cores multiply at once. */
-constexpr unsigned WARP_ROWS = 16;
+/* Stages of a group's ring, at most, and bytes of a row that the copy engine copies at once. */
+constexpr unsigned MOST_COPIED = 8, MOST_BOX = 512;
 
-/* Copies a plane of ROWS rows, from `first` of a share on, segment by segment. By the threads of a group. */
-template <typename Format, unsigned PLANE, unsigned ROWS> struct Fetcher {
-    static constexpr unsigned CHUNKS = Format::CHUNKS[PLANE], PLACE = Format::PLACE[PLANE], ALL = ROWS * CHUNKS;
-    static constexpr unsigned N = (ALL + GROUP_THREADS - 1) / GROUP_THREADS, STEP = Format::STEP[PLANE];
-    /* Chunks of a thread are whole rows apart. */
-    static constexpr bool ALIKE = GROUP_THREADS % CHUNKS == 0;
-    /* Of the next segment, where segments begin at multiples of 16 bytes; else of the first. */
-    const char *from[N];
-    /* Where a thread's chunks go, from a stage that is given as `less` bytes before; where they are in a plane. */
-    unsigned to[N], at[N];
+/* Bytes between rows of x in shared memory: lanes that read at once, two rows of 64 bytes, meet no bank twice. */
+__host__ __device__ inline unsigned encoded_pitch(unsigned k) { return k * 2 + 64; }
 
-    __device__ __forceinline__ Fetcher(const djinn_linear_args &a, const Share &share, unsigned first,
-                                       unsigned thread, unsigned less) {
-#pragma unroll
-        for (unsigned i = 0; i < N; ++i) {
-            /* Rows past the block's repeat its last. */
-            const unsigned chunk = thread + i * GROUP_THREADS, row = min(first + chunk / CHUNKS, share.rows - 1);
-            at[i] = ALIKE && i > 0 ? at[0] : Format::template begin<PLANE>(a.k) + chunk % CHUNKS * 16;
-            from[i] = static_cast<const char *>(share.weight) + size_t(row) * a.row_bytes + at[i];
-            to[i] = ALIKE && i > 0 ? to[0] + i * (GROUP_THREADS / CHUNKS) * Format::PITCH
-                                   : keep(chunk / CHUNKS * Format::PITCH + PLACE + chunk % CHUNKS * 16 - less);
-        }
-    }
-
-    /* The next segment, of number `segment`; the last one of a row may have fewer columns. */
-    __device__ __forceinline__ void fetch(unsigned stage, unsigned segment, bool is_last, unsigned row_bytes,
-                                          unsigned thread) {
-#pragma unroll
-        for (unsigned i = 0; i < N; ++i) {
-            const char *source = from[i];
-            if (STEP % 16 != 0 || is_last) {
-                /* What is read past it is of the same row. */
-                const unsigned there = at[i] + segment * STEP / 16 * 16;
-                source += int(min(there, row_bytes - 16) - (STEP % 16 != 0 ? at[i] : there));
-            }
-            if ((i + 1) * GROUP_THREADS <= ALL || thread < ALL - i * GROUP_THREADS) {
-                copy_async_to(stage + to[i], source);
-            }
-            if constexpr (STEP % 16 == 0) {
-                from[i] += STEP;
-            }
-        }
-    }
+/* Rows of the weight of a share, shares, rows of x of an expert's block, and stages of a group's ring. */
+struct EncodedFrame {
+    uint32_t share, shares, most, stages;
 };
 
-/*
- * 16 rows of the weight for each group, or 8 where it is NARROW, by up to 8 TILES rows of x. Weights are the wide operand
- * of the tensor cores, as in linear_hopper.cuh: a lane has columns of two rows, 8 apart, or of one.
- */
-template <typename Format, unsigned TILES, bool NARROW> struct EncodedLanes {
-    static_assert(TILES <= 2);
-    using T = typename Format::Type;
-    static constexpr unsigned STEPS = RUN / 16, ROWS = NARROW ? 8 : 16, STAGE = ROWS * Format::PITCH, COLUMNS = 8 * TILES;
-    static constexpr unsigned STAGES = Format::STAGES * (NARROW ? 2 : 1), RING = STAGES * STAGE;
-    /* Bytes of a group: its ring, and what is kept near of its rows. The ring becomes room for the partial sums. */
-    static constexpr unsigned NEAR = ROWS * Format::NEAR, BYTES = RING + NEAR;
-    static_assert(RING >= sizeof(float) * PARTIALS * COLUMNS * ROWS);
+/* Waits until at most `most` of this thread's groups of copies are under way. */
+__device__ __forceinline__ void wait_copies_but(unsigned most) {
+    switch (most) {
+    case 0: return wait_copies<0>();
+    case 1: return wait_copies<1>();
+    case 2: return wait_copies<2>();
+    case 3: return wait_copies<3>();
+    case 4: return wait_copies<4>();
+    case 5: return wait_copies<5>();
+    default: return wait_copies<MOST_COPIED - 2>();
+    }
+}
 
-    /* A fragment of 16 rows of the weight by one of 8 rows of x. */
-    static __device__ __forceinline__ void multiply_wide(float (&sums)[4], const uint2 &low, const uint2 &high,
-                                                         const Four &x) {
-        multiply<T>(sums, Four{low.x, low.y}, Four{high.x, high.y}, {x.low, x.high});
+/* EACH units of 8 rows of the weight for each group, by up to 8 TILES rows of x. */
+template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
+    static_assert(EACH == 1 || EACH % 2 == 0);
+    using T = typename Format::Type;
+    static constexpr unsigned EACH_UNITS = EACH, SEGMENT = PARTIALS * RUN;
+
+    /* Pairs of units, which are multiplied at once. */
+    static constexpr unsigned PAIRS = (EACH + 1) / 2;
+    /* Segments of a stage, and the boxes of rows that they are copied in. */
+    static constexpr bool PREPARES = Format::PREPARES;
+    static constexpr unsigned ROWS = 8 * EACH, SEGMENTS = Format::segments(EACH), BOXES = Format::boxes(SEGMENTS);
+    static constexpr unsigned PITCH = Format::PITCH, BOX = (ROWS * PITCH + 127) / 128 * 128;
+    static_assert(PITCH % 32 == 16 && PITCH <= MOST_BOX);
+    /* A stage: boxes; what is prepared of each segment of a row, 16 bytes for each part; a barrier; whether all is usual. */
+    static constexpr unsigned ITEMS = ROWS * SEGMENTS, SCALES = BOXES * BOX;
+    static constexpr unsigned READY = SCALES + (PREPARES ? PARTIALS * ITEMS * 16 : 0), USUAL = READY + 8, STAGE = READY + 128;
+    /* A stage is prepared while the one before is multiplied. */
+    static constexpr unsigned LEAST_STAGES = PREPARES ? 3 : 2;
+    /* Of a group besides its ring: partial sums. */
+    static constexpr unsigned BESIDE = PARTIALS * 8 * TILES * ROWS * sizeof(float);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    static constexpr bool BULK = true;
+#else
+    static constexpr bool BULK = false;
+#endif
+
+    /* Of two successive 16 columns, a lane's of x. */
+    struct alignas(16) Fours {
+        Four at[2];
+    };
+
+    /* Whether a lane's pairs of four columns are the first with the third, and the second with the fourth. */
+    static constexpr bool APART = PREPARES && BULK;
+
+    using Sums = float[PAIRS][TILES][4];
+    using Weights = uint2[EACH][4];
+
+    /* The products of a run of the units' rows, with that of x that is `at` bytes on. */
+    static __device__ __forceinline__ void multiply_all(Sums &sums, const Weights &w, const unsigned (&x)[TILES], unsigned at) {
+        Fours both[TILES];
+#pragma unroll
+        for (unsigned step = 0; step < 4; ++step) {
+#pragma unroll
+            for (unsigned tile = 0; tile < TILES; ++tile) {
+                if (step % 2 == 0) {
+                    both[tile] = *reinterpret_cast<const Fours *>(shared_at(x[tile] + at + step * 32));
+                }
+                const Four of_x = step % 2 == 0 ? both[tile].at[0] : both[tile].at[1];
+#pragma unroll
+                for (unsigned pair = 0; pair < PAIRS; ++pair) {
+                    /* Of one unit, the other 8 rows are anything, and their sums are not stored. */
+                    const uint2 low = w[2 * pair][step];
+                    uint2 high;
+                    if constexpr (EACH == 1) {
+                        asm("" : "=r"(high.x), "=r"(high.y));
+                    } else {
+                        high = w[2 * pair + 1][step];
+                    }
+                    multiply<T>(sums[pair][tile], {low.x, low.y}, {high.x, high.y}, {of_x.low, of_x.high});
+                }
+            }
+        }
     }
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, unsigned most) {
-        extern __shared__ uint4 shared[];
-        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
-        const unsigned partial = warp % PARTIALS, group = warp / PARTIALS, thread = threadIdx.x % GROUP_THREADS;
-        const unsigned groups = blockDim.x / GROUP_THREADS, first = group * ROWS;
-        const Share share = share_of(a, most, blockIdx.x, a.row_bytes);
-        const auto row_at = [&](unsigned at) {
-            return static_cast<const char *>(share.weight) + size_t(min(first + at, share.rows - 1)) * a.row_bytes;
-        };
-        /* Rings, then what is kept near of rows, then x. */
-        const unsigned base = static_cast<unsigned>(__cvta_generic_to_shared(shared)), mine = row * Format::PITCH;
-        const unsigned ring = base + group * RING, near = base + groups * RING + group * NEAR;
-        char *staged = reinterpret_cast<char *>(shared) + groups * BYTES;
+    /* What a group has copied next: its rows of the block's shares, stage by stage. */
+    struct Copies {
+        const djinn_linear_args &a;
+        const EncodedFrame &f;
+        const Maps &maps;
+        unsigned segments, first, thread;
+        /* Stages, the share, and the first segment in it. */
+        unsigned left, index = blockIdx.x, segment = 0;
+        /* Of the share: its tile, and the group's first row in that; the thread's row. */
+        unsigned tile = 0, tile_row = 0;
+        const char *from = nullptr;
 
-        if constexpr (NEAR > 0) {
-            constexpr unsigned EACH = Format::NEAR / 16;
-            static_assert(ROWS * EACH <= GROUP_THREADS);
-            if (thread < ROWS * EACH) {
-                const unsigned from = Format::near(a.k) + thread % EACH * 16;
-                copy_async_to(near + thread * 16, row_at(thread / EACH) + min(from, a.row_bytes - 16));
+        static constexpr unsigned ROW_THREADS = GROUP_THREADS / ROWS;
+
+        __device__ __forceinline__ Copies(const djinn_linear_args &a, const EncodedFrame &f, const Maps &maps,
+                                          unsigned segments, unsigned first, unsigned thread, unsigned left)
+            : a(a), f(f), maps(maps), segments(segments), first(first), thread(thread), left(left) {
+            seek();
+        }
+
+        /* Rows past the share's are others of the tile, and zeros or repetitions past that. */
+        __device__ __forceinline__ void seek() {
+            const Share share = share_of(a, f.share, index, a.row_bytes);
+            if constexpr (BULK) {
+                tile = share.first / a.tile_rows, tile_row = share.first - tile * a.tile_rows + first;
+            } else {
+                const unsigned row = min(first + thread / ROW_THREADS, share.rows - 1);
+                from = static_cast<const char *>(share.weight) + size_t(row) * a.row_bytes;
             }
         }
-        commit_copies();
-        Fetcher<Format, 0, ROWS> planes(a, share, first, thread, mine);
-        Fetcher<Format, Format::PLANES - 1, ROWS> others(a, share, first, thread, mine);
-        /* Columns that come before those that no copy is for: all are for the group. */
-        unsigned column = partial * RUN;
-        const unsigned columns = a.k + column;
-        /* A segment, whose run for this warp begins at a column, to the stage in which this lane's row is at `to`. */
-        const auto fetch = [&](unsigned to, unsigned column) {
-            const auto planes_of = [&](bool is_last) {
-                planes.fetch(to, column / (PARTIALS * RUN), is_last, a.row_bytes, thread);
-                if constexpr (Format::PLANES > 1) {
-                    others.fetch(to, column / (PARTIALS * RUN), is_last, a.row_bytes, thread);
+
+        /* The next stage. On Hopper by one thread of the group, elsewhere by all. */
+        __device__ __forceinline__ void fetch(unsigned to) {
+            if (left > 0) {
+                if constexpr (BULK) {
+                    /* Past a row's end zeros are copied. */
+                    Barrier::arrive_expecting_at(to + READY, BOXES * ROWS * PITCH);
+#pragma unroll
+                    for (unsigned box = 0; box < BOXES; ++box) {
+                        const unsigned at = Format::begin(segment, box, a.k) / 16 * 16;
+                        copy_box_to(to + box * BOX, maps.weights[tile], at / 2, tile_row, to + READY);
+                    }
+                } else {
+#pragma unroll
+                    for (unsigned box = 0; box < BOXES; ++box) {
+                        const unsigned at = Format::begin(segment, box, a.k) / 16 * 16;
+                        const unsigned row = to + box * BOX + thread / ROW_THREADS * PITCH;
+                        /* Rows end at a multiple of 16. */
+                        for (unsigned i = thread % ROW_THREADS * 16; i < PITCH && at + i < a.row_bytes; i += ROW_THREADS * 16) {
+                            copy_async_to(row + i, from + at + i);
+                        }
+                    }
                 }
-            };
-            if (column + PARTIALS * RUN < columns) {
-                planes_of(false);
-            } else if (column < columns) {
-                planes_of(true);
+                --left, segment += SEGMENTS;
+                if (segment >= segments && left > 0) {
+                    segment = 0, index += gridDim.x;
+                    seek();
+                }
             }
-            commit_copies();
-        };
-        unsigned at = keep(ring + mine), before = at + RING - STAGE;
-        const unsigned past = at + RING;
-#pragma unroll 1
-        for (unsigned i = 0; i + 1 < STAGES; ++i) {
-            fetch(at + i * STAGE, column + i * PARTIALS * RUN);
+            if constexpr (!BULK) {
+                commit_copies();
+            }
         }
-        if (rows.slots == nullptr) {
-            await_previous();
-        }
-        wait_copies<STAGES - 1>();
-        stage<T>(a, rows, staged, blockDim.x);
-        typename Format::Rows of(a, row_at(row), row_at(NARROW ? row : row + 8), shared_at(near), row);
+    };
 
-        float sums[TILES][4] = {};
-        unsigned x[TILES];
-        const unsigned barrier = keep(group + 1);
+    /* Rounds x to shared memory: of each 32 columns those of each lane of a quad, in the order of `Fours`. By all threads. */
+    static __device__ __forceinline__ void stage_x(const djinn_linear_args &a, const SomeRows &rows, unsigned staged) {
+        /* Loads of a thread that are under way at once. */
+        constexpr unsigned BATCH = 4;
+        const unsigned chunks = a.k / 8, all = rows.count() * chunks;
+        for (unsigned first = threadIdx.x; first < all; first += BATCH * blockDim.x) {
+            float4 x[BATCH][2];
 #pragma unroll
-        for (unsigned tile = 0; tile < TILES; ++tile) {
-            /* Rows past the last repeat it, and their sums are not stored. */
-            const unsigned from = min(row + 8 * tile, rows.count() - 1);
-            x[tile] = keep(shared_address(staged) + from * staged_pitch(a.k) + (column + quad * 4) * 2);
-        }
-#pragma unroll 1
-        for (; column < columns; column += PARTIALS * RUN) {
-            wait_copies<STAGES - 2>();
-            /* What others copied is there, and they are done with the stage before. */
-            asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP_THREADS) : "memory");
-            fetch(before, column + (STAGES - 1) * PARTIALS * RUN);
-            /* A last segment may have no run for this warp. */
-            if (column < a.k) {
-                uint2 weights[2][STEPS] = {};
-                of.template decode<Lanes::NEIGHBOURS, ROWS / 8>(shared_at(at), column, partial, quad, weights);
+            for (unsigned i = 0; i < BATCH; ++i) {
+                const unsigned at = first + i * blockDim.x;
+                if (at < all) {
+                    const float *from = a.x + size_t(rows.in(at / chunks)) * a.k + at % chunks * 8;
+                    x[i][0] = *reinterpret_cast<const float4 *>(from);
+                    x[i][1] = *reinterpret_cast<const float4 *>(from + 4);
+                }
+            }
 #pragma unroll
-                for (unsigned step = 0; step < STEPS; ++step) {
+            for (unsigned i = 0; i < BATCH; ++i) {
+                const unsigned at = first + i * blockDim.x, chunk = at % chunks;
+                if (at < all) {
+                    const unsigned in = chunk / 4 * 64 + chunk % 2 * 32 + chunk / 2 % 2 * 8;
+                    const unsigned to = staged + at / chunks * encoded_pitch(a.k) + in;
 #pragma unroll
-                    for (unsigned tile = 0; tile < TILES; ++tile) {
-                        const Four of_x = *reinterpret_cast<const Four *>(shared_at(x[tile] + step * 32));
-                        multiply_wide(sums[tile], weights[0][step], weights[1][step], of_x);
+                    for (unsigned half = 0; half < 2; ++half) {
+                        const float4 &v = x[i][half];
+                        *reinterpret_cast<uint2 *>(shared_at(to + half * 16)) =
+                            APART ? uint2{pack<T>(v.x, v.z), pack<T>(v.y, v.w)} : uint2{pack<T>(v.x, v.y), pack<T>(v.z, v.w)};
                     }
                 }
             }
+        }
+        __syncthreads();
+    }
+
+    static __device__ __forceinline__ void meet(unsigned barrier) {
+        asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP_THREADS) : "memory");
+    }
+
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const EncodedFrame &f,
+                                               const Maps &maps) {
+        extern __shared__ uint4 shared[];
+        /* The same in all lanes, which the compiler is to know. */
+        const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+        const unsigned lane = threadIdx.x % 32, row = lane / 4, quad = keep(lane % 4);
+        const unsigned part = warp % PARTIALS, group = warp / PARTIALS, thread = threadIdx.x % GROUP_THREADS;
+        const unsigned groups = blockDim.x / GROUP_THREADS, first = group * ROWS, barrier = keep(group + 1);
+        const unsigned segments = (a.k + SEGMENT - 1) / SEGMENT, stages = (segments + SEGMENTS - 1) / SEGMENTS;
+        const unsigned whole = a.k / (SEGMENTS * SEGMENT), ring_bytes = f.stages * STAGE;
+        /* The copy engine copies to multiples of 128 bytes. */
+        const unsigned begin = (shared_address(shared) + 127) / 128 * 128, each = ring_bytes + BESIDE;
+        const unsigned ring = begin + group * each, end = keep(ring + ring_bytes);
+        char *staged = shared_at(begin + groups * each);
+        const auto after = [&](unsigned at) { return at + STAGE == end ? end - ring_bytes : at + STAGE; };
+        if (BULK && thread < f.stages) {
+            reinterpret_cast<Barrier *>(shared_at(ring + thread * STAGE + READY))->init(1);
+            Barrier::publish();
+        }
+        meet(barrier);
+        if (a.fresh != 0) {
+            await_previous();
+            if constexpr (BULK) {
+                admit_bulk_copies();
+            }
+        }
+        /* Groups' turns are apart, so that no two of a processor's schedulers have them at once. */
+        const bool copies_next = BULK ? part == group % PARTIALS && lane == 0 : true;
+        unsigned left = (f.shares - blockIdx.x + gridDim.x - 1) / gridDim.x * stages;
+        Copies copies(a, f, maps, segments, first, thread, copies_next ? left : 0);
+        if (copies_next) {
+#pragma unroll 1
+            for (unsigned i = 0; i + 1 < f.stages; ++i) {
+                copies.fetch(ring + i * STAGE);
+            }
+        }
+        Share share = share_of(a, f.share, blockIdx.x, a.row_bytes);
+        typename Format::template Rows<EACH> of(a, share, first + row);
+        if (rows.slots == nullptr) {
+            await_previous();
+        }
+        stage_x(a, rows, shared_address(staged));
+        if constexpr (PREPARES) {
+            if constexpr (!BULK) {
+                wait_copies_but(f.stages - 2);
+                meet(barrier);
+            }
+            if (part == 0) {
+                if constexpr (BULK) {
+                    Barrier::wait_at(ring + READY, 0);
+                }
+                Format::template prepare<EncodedLanes>(ring, 0, lane);
+            }
+        }
+        const unsigned record = keep(row * PITCH + Format::lane_at(part, quad));
+        const unsigned scales = keep(SCALES + (part * ITEMS + row) * 16);
+        unsigned at = keep(ring), before = end - STAGE, parity = 0;
+#pragma unroll 1
+        for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
+            Sums sums = {};
+            /* Rows of x past the last repeat it, and their sums are not stored. */
+            unsigned x[TILES];
 #pragma unroll
             for (unsigned tile = 0; tile < TILES; ++tile) {
-                x[tile] += PARTIALS * RUN * 2;
+                const unsigned of_row = min(row + 8 * tile, rows.count() - 1);
+                x[tile] = keep(shared_address(staged) + of_row * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
             }
-            before = at;
-            at = at + STAGE == past ? at + STAGE - RING : at + STAGE;
+#pragma unroll 1
+            for (unsigned stage = 0; stage < stages; ++stage, --left) {
+                if constexpr (!BULK) {
+                    wait_copies_but(f.stages - LEAST_STAGES);
+                } else if constexpr (!PREPARES) {
+                    Barrier::wait_at(at + READY, parity);
+                }
+                /* What the group's other warps copied and prepared is there, and they are done with the stage before. */
+                meet(barrier);
+                if (copies_next) {
+                    copies.fetch(before);
+                }
+                const unsigned next = after(at);
+                bool is_usual = stage < whole;
+                if constexpr (PREPARES) {
+                    if ((stage + group) % PARTIALS == part && left > 1) {
+                        if constexpr (BULK) {
+                            Barrier::wait_at(next + READY, next < at ? parity ^ 1 : parity);
+                        }
+                        Format::template prepare<EncodedLanes>(next, stage + 1 == stages ? 0 : stage + 1, lane);
+                    }
+                    is_usual = is_usual && *reinterpret_cast<const uint32_t *>(shared_at(at + USUAL)) != 0;
+                }
+                if (is_usual) {
+#pragma unroll
+                    for (unsigned i = 0; i < SEGMENTS; ++i) {
+                        Weights w;
+#pragma unroll
+                        for (unsigned unit = 0; unit < EACH; ++unit) {
+                            Format::template run<EncodedLanes>(of, at + record + unit * 8 * PITCH,
+                                                               at + scales + (i * ROWS + unit * 8) * 16, stage, i, unit, part,
+                                                               quad, w[unit]);
+                        }
+                        multiply_all(sums, w, x, i * SEGMENT * 2);
+                    }
+                } else {
+#pragma unroll 1
+                    for (unsigned i = 0; (stage * SEGMENTS + i) * SEGMENT + part * RUN < a.k && i < SEGMENTS; ++i) {
+                        Weights w;
+#pragma unroll
+                        for (unsigned unit = 0; unit < EACH; ++unit) {
+                            Format::template run_unusual<EncodedLanes>(of, at + (unit * 8 + row) * PITCH, stage, i, unit, part,
+                                                                       quad, w[unit]);
+                        }
+                        multiply_all(sums, w, x, i * SEGMENT * 2);
+                    }
+                }
+#pragma unroll
+                for (unsigned tile = 0; tile < TILES; ++tile) {
+                    x[tile] += SEGMENTS * SEGMENT * 2;
+                }
+                parity ^= next < at, before = at, at = next;
+            }
+            const Share done = share;
+            if (index + gridDim.x < f.shares) {
+                share = share_of(a, f.share, index + gridDim.x, a.row_bytes);
+                of = typename Format::template Rows<EACH>(a, share, first + row);
+            }
+            finish(a, rows, done, sums, reinterpret_cast<float *>(shared_at(end)), first, part,
+                   lane, barrier);
         }
-        wait_copies<0>();
-        /* The partial sums take the place of the weights. */
-        float *parts = reinterpret_cast<float *>(shared);
-        const unsigned width = groups * ROWS;
-        __syncthreads();
+        if constexpr (!BULK) {
+            wait_copies<0>();
+        }
+    }
+
+    /* Adds a group's partial sums in order, and stores. The next sums come after another barrier. */
+    static __device__ __forceinline__ void finish(const djinn_linear_args &a, const SomeRows &rows, const Share &share,
+                                                  const Sums &sums, float *parts, unsigned first, unsigned part,
+                                                  unsigned lane, unsigned barrier) {
 #pragma unroll
         for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
-            for (unsigned i = 0; i < ROWS / 4; ++i) {
-                const unsigned x_row = tile * 8 + quad * 2 + i % 2;
-                parts[(partial * COLUMNS + x_row) * width + first + i / 2 * 8 + row] = sums[tile][i];
+            for (unsigned i = 0; i < 2 * EACH; ++i) {
+                const unsigned x_row = tile * 8 + lane % 4 * 2 + i % 2;
+                parts[(part * 8 * TILES + x_row) * ROWS + i / 2 * 8 + lane / 4] = sums[i / 4][tile][i % 4];
             }
         }
-        add_partials(a, rows, parts, width, COLUMNS * width, share, blockDim.x);
+        meet(barrier);
+        for (unsigned i = part * 32 + lane; i < rows.count() * ROWS; i += GROUP_THREADS) {
+            const unsigned j = share.first + first + i % ROWS;
+            if (first + i % ROWS < share.rows) {
+                float sum = parts[i];
+#pragma unroll
+                for (unsigned other = 1; other < PARTIALS; ++other) {
+                    sum += parts[other * 8 * TILES * ROWS + i];
+                }
+                a.out[size_t(rows.out(i / ROWS)) * a.out_width + a.out_column + j] = sum + bias_of(a, j);
+            }
+        }
     }
 };
 
-/* By blocks with `share` rows of the weight. Rows are in order if `order` is null; else a block takes `most` slots. */
-template <typename Format, unsigned TILES, bool NARROW>
+/* Rows are in order if `order` is null; else a block takes `most` slots. */
+template <typename Format, unsigned EACH, unsigned TILES>
 __global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS)
-    djinn_linear_encoded(const __grid_constant__ djinn_expert_linear_args a, unsigned share, unsigned most) {
+    djinn_linear_encoded(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
+                         const __grid_constant__ EncodedFrame f) {
     SomeRows rows = {a.linear.rows, nullptr, 1};
     if (a.order == nullptr) {
         release_next();
     } else {
-        const Routed slots = slots_of(a, blockIdx.y * most, most);
+        const Routed slots = slots_of(a, blockIdx.y * f.most, f.most);
         rows = {slots.slot_count, slots.slots, slots.slots_per_row};
     }
     if (rows.count() > 0) {
-        EncodedLanes<Format, TILES, NARROW>::run(a.linear, rows, share);
+        EncodedLanes<Format, EACH, TILES>::run(a.linear, rows, f, maps);
     }
 }
 
-/* Groups that a block has room for beside `rows` rows of x. */
-template <typename Format> unsigned encoded_groups(unsigned rows, unsigned k, unsigned room) {
-    const unsigned staged = rows * staged_pitch(k), left = staged < room ? room - staged : 0;
-    const unsigned fit = left / EncodedLanes<Format, 2, false>::BYTES;
+/* Units of a group, of a weight whose blocks have `units`: 1 where that fits, of formats that are met often. */
+template <typename Format> unsigned units_of_group(unsigned units) {
+    return Format::IS_COMMON && units <= MOST_GROUPS ? 1 : 2;
+}
+
+/* Of a group with a ring of so many stages. */
+template <typename Format, unsigned EACH> constexpr unsigned bytes_of_group(unsigned stages) {
+    using Kernel = EncodedLanes<Format, EACH, 2>;
+    return stages * Kernel::STAGE + Kernel::BESIDE;
+}
+
+/* Groups that a block has room for beside `rows` rows of x; perhaps none. */
+template <typename Format> unsigned groups_beside(unsigned rows, unsigned k) {
+    constexpr unsigned LEAST = EncodedLanes<Format, 2, 2>::LEAST_STAGES, BYTES = bytes_of_group<Format, 2>(LEAST);
+    static_assert(bytes_of_group<Format, 1>(LEAST) <= BYTES);
+    const unsigned room = all_devices()[current_device()].block_shared, staged = rows * encoded_pitch(k) + 128;
+    const unsigned fit = staged < room ? (room - staged) / BYTES : 0;
     return fit < MOST_GROUPS ? fit : MOST_GROUPS;
 }
 
-/* Rows of x that a block has room for beside one group, up to MOST_ROWS. */
+/* Whether a block of one group has room for a row of x. */
 template <typename Format> unsigned encoded_rows(unsigned k) {
-    const unsigned room = all_devices()[current_device()].block_shared;
-    unsigned rows = MOST_ROWS;
-    while (rows > 0 && encoded_groups<Format>(rows, k, room) == 0) {
-        --rows;
-    }
-    return rows;
+    return groups_beside<Format>(1, k) > 0 ? MOST_ROWS : 0;
 }
 
-/* Up to `most` rows at once, in order or of the slots' groups. */
-template <typename Format> int launch_encoded(const djinn_expert_linear_args &args, unsigned most, void *stream) {
+/* Up to `rows` rows at once, in order or of the slots' groups. */
+template <typename Format> int launch_encoded_rows(const djinn_expert_linear_args &args, unsigned rows, void *stream) {
     const DeviceFacts &device = all_devices()[current_device()];
     const djinn_linear_args &a = args.linear;
-    const unsigned rows = a.rows < most ? a.rows : most;
-    /* Where two blocks have room on a multiprocessor, one computes while the next one's first weights arrive. */
-    constexpr unsigned FEW = MOST_GROUPS / 2;
-    const unsigned half = device.block_shared / 2 - 1024;
-    const bool pairs = encoded_groups<Format>(rows, a.k, half) >= FEW;
-    const unsigned groups = pairs ? FEW : encoded_groups<Format>(rows, a.k, device.block_shared);
+    const unsigned staged = rows * encoded_pitch(a.k), groups = groups_beside<Format>(rows, a.k);
     const Division division = divide(a, device.multiprocessors, 16 * groups);
-    const unsigned few = ceil_div(division.share, 8), used = ceil_div(division.share, 16);
-    const unsigned staged = rows * staged_pitch(a.k);
-    /* Where each multiprocessor has one block, it has more warps with fewer rows each. */
-    const unsigned narrow_bytes = few * EncodedLanes<Format, 2, true>::BYTES + staged;
-    const bool spread = division.blocks <= device.multiprocessors;
-    const bool narrow = spread && few <= MOST_GROUPS && narrow_bytes <= device.block_shared;
-    void (*const kernels[2][2])(djinn_expert_linear_args, unsigned, unsigned) = {
-        {djinn_linear_encoded<Format, 1, false>, djinn_linear_encoded<Format, 1, true>},
-        {djinn_linear_encoded<Format, 2, false>, djinn_linear_encoded<Format, 2, true>}};
-    /* By device, the context in which the kernels may use as much shared memory as there is. */
-    static std::atomic<unsigned> allowed[MOST_DEVICES];
-    const unsigned context = contexts().load();
-    std::atomic<unsigned> &known = allowed[current_device()];
+    const unsigned units = ceil_div(division.share, 8);
+    const unsigned each = units <= groups ? units_of_group<Format>(units) : 2;
+    void (*kernel)(djinn_expert_linear_args, Maps, EncodedFrame) = djinn_linear_encoded<Format, 2, 2>;
+    unsigned number = 0;
+    if constexpr (Format::IS_COMMON) {
+        if (each == 1) {
+            kernel = rows <= 8 ? djinn_linear_encoded<Format, 1, 1> : djinn_linear_encoded<Format, 1, 2>;
+        } else if (rows <= 8) {
+            kernel = djinn_linear_encoded<Format, 2, 1>;
+        }
+        number = each * 2 + (rows <= 8) - 2;
+    }
+    /* By device, the context in which a kernel may use as much shared memory as there is. */
+    static std::atomic<unsigned> allowed[4][MOST_DEVICES];
+    const unsigned context = contexts().load(), used = ceil_div(units, each);
+    std::atomic<unsigned> &known = allowed[number][current_device()];
     if (known.load() != context) {
-        for (const auto &both : kernels) {
-            for (const auto kernel : both) {
-                const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-                const cudaError_t code = cudaFuncSetAttribute(kernel, limit, int(device.block_shared));
-                if (code != cudaSuccess) {
-                    return code;
-                }
-            }
+        const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        const cudaError_t code = cudaFuncSetAttribute(kernel, limit, int(device.block_shared));
+        if (code != cudaSuccess) {
+            return code;
         }
         known.store(context);
     }
-    const unsigned needed = narrow ? narrow_bytes : used * EncodedLanes<Format, 2, false>::BYTES + staged;
-    /* Where each multiprocessor is to have a block, none has room for two. */
-    const unsigned shared = spread && needed <= half ? half + 2048 : needed;
-    const dim3 grid(division.blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
-    const unsigned threads = GROUP_THREADS * (narrow ? few : used);
-    return launch(kernels[rows > 8][narrow], grid, threads, shared, stream, args, division.share, rows);
+    /* As many stages as there is room for. */
+    const auto bytes = [&](unsigned stages) {
+        return 128 + used * (each == 1 ? bytes_of_group<Format, 1>(stages) : bytes_of_group<Format, 2>(stages)) + staged;
+    };
+    unsigned stages = EncodedLanes<Format, 2, 2>::LEAST_STAGES;
+    while (stages < MOST_COPIED && bytes(stages + 1) <= device.block_shared) {
+        ++stages;
+    }
+    /* A block for each multiprocessor, where none has room for two. */
+    const unsigned alone = device.block_shared / 2 + 1024, shared = bytes(stages) < alone ? alone : bytes(stages);
+    const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
+    const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
+    const EncodedFrame frame{division.share, division.blocks, rows, stages};
+    Maps maps = {};
+    if (device.overlaps) {
+        const unsigned tiles = ceil_div(a.n, a.tile_rows), box_rows = 8 * each, pitch = EncodedLanes<Format, 2, 2>::PITCH;
+        for (unsigned tile = 0; tile < tiles; ++tile) {
+            const unsigned tile_rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
+            if (!encode_bytes(maps.weights[tile], a.weights[tile], tile_rows, a.row_bytes, pitch, box_rows)) {
+                return cudaErrorInvalidValue;
+            }
+        }
+    }
+    return launch(kernel, grid, GROUP_THREADS * used, shared, stream, args, maps, frame);
+}
+
+/* Up to `most` rows of x at once, or fewer where that leaves room for more groups and takes less time. */
+template <typename Format> int launch_encoded(const djinn_expert_linear_args &args, unsigned most, void *stream) {
+    const djinn_linear_args &a = args.linear;
+    const unsigned all = a.rows < most ? a.rows : most, at_once = all_devices()[current_device()].multiprocessors;
+    unsigned rows = 1, best = 0;
+    for (unsigned launches = 1; launches <= all; ++launches) {
+        const unsigned each = ceil_div(all, launches), groups = groups_beside<Format>(each, a.k);
+        if (groups == 0) {
+            continue;
+        }
+        /* A wave takes the time of its groups, and what passes until the first bytes are there. */
+        const unsigned waves = ceil_div(a.n, uint64_t(at_once) * 16 * groups);
+        const unsigned cost = launches * waves * (ceil_div(a.n, uint64_t(at_once) * 16 * waves) + 2);
+        if (best == 0 || cost < best) {
+            rows = each, best = cost;
+        }
+    }
+    if (args.order != nullptr) {
+        return launch_encoded_rows<Format>(args, rows, stream);
+    }
+    for (unsigned row = 0; row < a.rows; row += rows) {
+        djinn_expert_linear_args part = args;
+        part.linear.rows = a.rows - row < rows ? a.rows - row : rows;
+        part.linear.x = a.x + size_t(row) * a.k;
+        part.linear.out = a.out + size_t(row) * a.out_width;
+        const int code = launch_encoded_rows<Format>(part, part.linear.rows, stream);
+        if (code != cudaSuccess) {
+            return code;
+        }
+    }
+    return cudaSuccess;
 }
 
 /* What serves an encoding: rows of x for which `few` can, its launch, and that for up to MOST_GROUP rows on Hopper. */

@@ -29,13 +29,19 @@ __device__ __forceinline__ uint64_t describe(const void *block, unsigned apart =
     return describe_at(shared_address(block), apart);
 }
 
-/* Starts a copy of a box of a map, from a column and a row on, which completes on a barrier of this block. */
+/* Starts a copy of a box of a map, from a column and a row on, which completes on a barrier of this block. By addresses. */
+__device__ __forceinline__ void copy_box_to(unsigned to, const CUtensorMap &map, unsigned column, unsigned row,
+                                            unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(&map), "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+}
+
+/* The same. */
 __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned column, unsigned row,
                                          Barrier &barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
-                 "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier))
-                 : "memory");
+    copy_box_to(shared_address(to), map, column, row, shared_address(&barrier));
 }
 
 /* As above, to the same place in all blocks of the cluster that `blocks` has a bit for, and their barriers. */
