@@ -286,7 +286,7 @@ pub(crate) struct FiguresArgs {
     /// Results of exp1: density against latency, sessions and their residency over time
     #[arg(long, value_name = "FILE")]
     pub(crate) exp1: Option<PathBuf>,
-    /// Results of exp2: time per token by system, memory over time
+    /// Results of exp2: time per token by system, memory over time, or the times at client and server
     #[arg(long, value_name = "FILE")]
     pub(crate) exp2: Option<PathBuf>,
     /// A Chrome trace (djinn run --trace): copy against compute

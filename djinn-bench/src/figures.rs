@@ -45,7 +45,10 @@ pub(crate) fn run(args: &FiguresArgs) -> Result<()> {
         exp1(&report::read(results, "exp1")?, &args.out)?;
     }
     if let Some(results) = &args.exp2 {
-        exp2(&report::read(results, "exp2")?, &args.out)?;
+        match report::experiment(results)?.as_deref() {
+            Some("exp2-remote") => exp2_remote(&report::read(results, "exp2-remote")?, &args.out)?,
+            _ => exp2(&report::read(results, "exp2")?, &args.out)?,
+        }
     }
     if let Some(trace) = &args.trace {
         timeline(trace, &args.out)?;

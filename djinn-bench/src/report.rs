@@ -94,6 +94,11 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, experiment: &str) -> Result
     serde_json::from_value(value).with_context(name)
 }
 
+/// The experiment that a file of results is of, where it says so.
+pub(crate) fn experiment(path: &Path) -> Result<Option<String>> {
+    Ok(json(path)?.get("experiment").and_then(Value::as_str).map(str::to_owned))
+}
+
 /// Where, when and how.
 fn circumstances<T>(document: &Document<T>) -> String {
     let machine = &document.machine;
