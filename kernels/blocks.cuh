@@ -1,8 +1,9 @@
 /*
- * What the blocks of GGML's formats stand for: integers of 2 to 8 bits and shared scales. djinn-srg,
- * src/encoding/block, defines it in f32; here are the same values, and the same rounded to f16.
+ * What the blocks of quantised formats stand for: integers of 2 to 8 bits and shared scales. djinn-srg,
+ * src/encoding/block, defines it in f32; here are the same values, and the same rounded to f16. Those with evenly spaced
+ * levels, of GGML's; block_formats.cuh has all.
  *
- * A segment is 256 columns of a row: one block, or eight of the formats with 32 columns. It has four parts of 64 columns.
+ * A segment is 256 columns of a row: one block, two or eight. It has four parts of 64 columns.
  * Four lanes decode a part of a row together: of each 16 columns every lane has four, as `Lanes` says.
  *
  * Where the f16 path does without f32, it is exact until its last operation, and rounds once. A row has the same bits
@@ -55,6 +56,7 @@ __device__ __forceinline__ uint32_t high_twice(uint32_t pair) {
     return both;
 }
 __device__ __forceinline__ float widen_bits(uint32_t f16_bits) { return __half2float(__ushort_as_half(f16_bits)); }
+__device__ __forceinline__ float float_of_bits(uint32_t f32_bits) { return __uint_as_float(f32_bits); }
 __device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 /* To a few units in the last place. b is no subnormal. */
 __device__ __forceinline__ float quotient(float a, float b) {
@@ -64,6 +66,12 @@ __device__ __forceinline__ float quotient(float a, float b) {
 }
 __device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
 __device__ __forceinline__ uint32_t rotate_left(uint32_t a, unsigned bits) { return __funnelshift_l(a, a, bits); }
+/* The bits of a under a mask, and those of c; in one operation, if it finds its constants in registers. */
+__device__ __forceinline__ uint32_t masked_or(uint32_t a, uint32_t mask, uint32_t c) {
+    uint32_t bits;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(bits) : "r"(a), "r"(mask), "r"(c));
+    return bits;
+}
 /* What a lane of this quad has. */
 __device__ __forceinline__ uint32_t of_quad(uint32_t value, unsigned lane) { return __shfl_sync(~0u, value, lane, 4); }
 /* Whether all lanes of the warp say so. */
@@ -74,10 +82,37 @@ __device__ __forceinline__ bool of_warp(bool value) { return __all_sync(~0u, val
 constexpr uint32_t H_1024 = 0x64006400, H_16TH = 0x2c002c00;
 
 /* An integer below 1024 as f16, added to 1024, is its bits in those of 1024; that of both halves of a register. */
-__device__ __forceinline__ uint32_t above_1024(uint32_t pair, uint32_t mask) { return (pair & mask) | H_1024; }
+__device__ __forceinline__ uint32_t above_1024(uint32_t pair, uint32_t mask) { return masked_or(pair, mask, H_1024); }
 
 __device__ __forceinline__ uint32_t half_at(const char *at) { return *reinterpret_cast<const uint16_t *>(at); }
 __device__ __forceinline__ uint32_t byte_at(const char *at) { return *reinterpret_cast<const uint8_t *>(at); }
+
+/* A lane's four bytes of 16 at a multiple of ALIGN (2 or 4), those of its first two columns in the low half. */
+template <Lanes L, unsigned ALIGN = 2> __device__ __forceinline__ uint32_t lane_bytes(const char *sixteen, unsigned quad) {
+    if constexpr (L == Lanes::NEIGHBOURS && ALIGN == 4) {
+        return *reinterpret_cast<const uint32_t *>(sixteen + 4 * quad);
+    } else {
+        const char *first = sixteen + (L == Lanes::NEIGHBOURS ? 4 : 2) * quad;
+        return pick_bytes(half_at(first), half_at(first + (L == Lanes::NEIGHBOURS ? 2 : 8)), 0x5410);
+    }
+}
+
+/* Four bytes, `at` bytes past a multiple of 4, of the words that they lie in. */
+__device__ __forceinline__ uint32_t uneven_word(const char *base, unsigned at) {
+    const uint32_t low = *reinterpret_cast<const uint32_t *>(base + at / 4 * 4);
+    const uint32_t high = *reinterpret_cast<const uint32_t *>(base + (at + 3) / 4 * 4);
+    return pick_bytes(low, high, 0x3210 + at % 4 * 0x1111);
+}
+
+/* As `lane_bytes`, of 16 bytes that are `at` bytes past a multiple of 4. */
+template <Lanes L> __device__ __forceinline__ uint32_t uneven_bytes(const char *base, unsigned at, unsigned quad) {
+    if constexpr (L == Lanes::NEIGHBOURS) {
+        return uneven_word(base + 4 * quad, at);
+    } else {
+        const char *x = base + at + 2 * quad, *y = x + 8;
+        return byte_at(x) | byte_at(x + 1) << 8 | byte_at(y) << 16 | byte_at(y + 1) << 24;
+    }
+}
 
 /*
  * A lane's four bytes of 16, each in the low half of 16 bits: .x has its first two columns. `above` fills the high halves;
@@ -93,16 +128,6 @@ __device__ __forceinline__ uint2 spread_bytes(const char *sixteen, unsigned quad
         const uint32_t x = half_at(first) ^ flip, y = half_at(first + (L == Lanes::NEIGHBOURS ? 2 : 8)) ^ flip;
         return {pick_bytes(x, above, 0x4140), pick_bytes(y, above, 0x4140)};
     }
-}
-
-/* A lane's four bytes of 16, those of its first two columns in the low half. Whether they begin at a multiple of 4. */
-template <Lanes L>
-__device__ __forceinline__ uint32_t lane_bytes(const char *sixteen, unsigned quad, bool is_by_words = false) {
-    if (L == Lanes::NEIGHBOURS && is_by_words) {
-        return *reinterpret_cast<const uint32_t *>(sixteen + 4 * quad);
-    }
-    const char *first = sixteen + (L == Lanes::NEIGHBOURS ? 4 : 2) * quad;
-    return pick_bytes(half_at(first), half_at(first + (L == Lanes::NEIGHBOURS ? 2 : 8)), 0x5410);
 }
 
 /* A lane's bits of the first 16 of a word, each as the bit `AT` of 16 bits. */
@@ -130,20 +155,26 @@ struct Segment {
     __device__ __forceinline__ Segment(const char *shared, const char *own) : shared(shared), own(own) {}
 };
 
-/* A weight is scale (integer - less) + offset; an offset of -0 leaves the product as it is. */
+/* A weight is scale (integer - less) + offset, or scale number + offset; an offset of -0 leaves the product as it is. */
 struct Line {
     float scale, offset;
 };
 
-/* What a format's values are, in f32: of `Format`, the integers and the line of 16 columns. */
+/* What a format's values are, in f32: of `Format`, the integers, or numbers that f16 hold, and the line of 16 columns. */
 template <typename Format, Lanes L>
 __device__ __forceinline__ float4 line_values(const Segment &segment, unsigned part, unsigned step, unsigned quad) {
     const Line line = Format::line(segment, part, step);
-    const uint2 pairs = Format::template integers<L>(segment, part, step, quad);
-    const auto value = [&](uint32_t integer) {
-        return fused(float(int(integer) - Format::LESS), line.scale, line.offset);
-    };
-    return {value(pairs.x & 0xffff), value(pairs.x >> 16), value(pairs.y & 0xffff), value(pairs.y >> 16)};
+    if constexpr (Format::ARE_HALVES) {
+        const uint2 pairs = Format::template halves<L>(segment, part, step, quad);
+        const auto value = [&](uint32_t number) { return fused(widen_bits(number), line.scale, line.offset); };
+        return {value(pairs.x & 0xffff), value(pairs.x >> 16), value(pairs.y & 0xffff), value(pairs.y >> 16)};
+    } else {
+        const uint2 pairs = Format::template integers<L>(segment, part, step, quad);
+        const auto value = [&](uint32_t integer) {
+            return fused(float(int(integer) - Format::LESS), line.scale, line.offset);
+        };
+        return {value(pairs.x & 0xffff), value(pairs.x >> 16), value(pairs.y & 0xffff), value(pairs.y >> 16)};
+    }
 }
 
 /*
@@ -205,7 +236,7 @@ template <typename Format> struct ByScale {
     __device__ __forceinline__ void run(const Segment &segment, unsigned part, unsigned quad, uint2 (&w)[4]) const {
 #pragma unroll
         for (unsigned step = 0; step < 4; ++step) {
-            const uint32_t scale = low_twice(half_at(Format::block(segment, part, step)));
+            const uint32_t scale = Format::scale(segment, part, step);
             const uint2 integers = Format::template halves<L>(segment, part, step, quad);
             w[step] = {half2_mul(integers.x, scale), half2_mul(integers.y, scale)};
         }
@@ -215,10 +246,14 @@ template <typename Format> struct ByScale {
 /* The formats of 32 columns: BLOCK bytes each, the f16 scale first, the other integers' bits from INTEGERS on. */
 template <unsigned BLOCK, unsigned INTEGERS> struct SmallBlocks {
     static constexpr unsigned BLOCK_BYTES = BLOCK, COLUMNS = 32, BYTES = SEGMENT_COLUMNS / COLUMNS * BLOCK;
+    static constexpr bool ARE_HALVES = false;
 
-    /* The block that columns 16 `step` .. of a part are in. */
+    /* The block that columns 16 `step` .. of a part are in, and its scale twice. */
     static __device__ __forceinline__ const char *block(const Segment &segment, unsigned part, unsigned step) {
         return segment.own + (2 * part + step / 2) * BLOCK;
+    }
+    static __device__ __forceinline__ uint32_t scale(const Segment &segment, unsigned part, unsigned step) {
+        return low_twice(half_at(block(segment, part, step)));
     }
 
     /* The nibbles of a block: low ones before high ones. */
@@ -324,6 +359,7 @@ struct Q8_0 : SmallBlocks<34, 2> {
 /* The formats of 256 columns. */
 template <unsigned BLOCK> struct LargeBlocks {
     static constexpr unsigned BLOCK_BYTES = BLOCK, COLUMNS = 256, BYTES = BLOCK;
+    static constexpr bool ARE_HALVES = false;
 };
 
 /* Two bits, and for each 16 a nibble of scale and one of minimum. */
@@ -586,7 +622,9 @@ struct PreparedQ6_K {
     static __device__ __forceinline__ unsigned lane_at(unsigned part, unsigned quad) { return part / 2 * 64 + quad * 4; }
     template <bool APART>
     __device__ __forceinline__ void run_lane(const char *mine, unsigned part, bool by_words, uint2 (&w)[4]) const {
-        const auto bytes_of = [&](const char *sixteen) { return lane_bytes<Lanes::NEIGHBOURS>(sixteen, 0, by_words); };
+        const auto bytes_of = [&](const char *sixteen) {
+            return by_words ? lane_bytes<Lanes::NEIGHBOURS, 4>(sixteen, 0) : lane_bytes<Lanes::NEIGHBOURS>(sixteen, 0);
+        };
         spread<APART>(mine, mine + (128 - part / 2 * 32), part, bytes_of, w);
     }
 
@@ -655,9 +693,5 @@ template <> struct Blocks<DJINN_Q5_K> : Decoded<Q5_K, ByLine<Q5_K>> {};
 template <> struct Blocks<DJINN_Q6_K> : Decoded<Q6_K, PreparedQ6_K, true> {};
 
 } // namespace djinn
-
-/* `MACRO(encoding)` for each block format. */
-#define DJINN_FOR_BLOCKS(MACRO)                                                                              \
-    MACRO(Q4_0) MACRO(Q4_1) MACRO(Q5_0) MACRO(Q5_1) MACRO(Q8_0) MACRO(Q2_K) MACRO(Q3_K) MACRO(Q4_K) MACRO(Q5_K) MACRO(Q6_K)
 
 #endif

@@ -4,14 +4,14 @@
 #ifndef DJINN_DECODE_CUH
 #define DJINN_DECODE_CUH
 
-#include "blocks.cuh"
+#include "block_formats.cuh"
 #include "lossless.cuh"
 
 namespace djinn {
 
 /*
- * Copies some bytes, a multiple of 2, to shared memory: 16 at once where they lie so. By `threads` threads, which see one
- * another's bytes after they next meet.
+ * Copies some bytes to shared memory: 16 or 2 at once where they lie so. By `threads` threads, which see one another's
+ * bytes after they next meet.
  */
 __device__ __forceinline__ void stage_bytes(char *to, const char *from, unsigned bytes, unsigned thread, unsigned threads) {
     unsigned whole = 0;
@@ -21,8 +21,14 @@ __device__ __forceinline__ void stage_bytes(char *to, const char *from, unsigned
             copy_async(to + at, from + at, true);
         }
     }
-    for (unsigned at = whole + 2 * thread; at < bytes; at += 2 * threads) {
-        *reinterpret_cast<uint16_t *>(to + at) = *reinterpret_cast<const uint16_t *>(from + at);
+    if (reinterpret_cast<uintptr_t>(from) % 2 == 0) {
+        for (unsigned at = whole + 2 * thread; at + 1 < bytes; at += 2 * threads) {
+            *reinterpret_cast<uint16_t *>(to + at) = *reinterpret_cast<const uint16_t *>(from + at);
+        }
+        whole = bytes / 2 * 2;
+    }
+    for (unsigned at = whole + thread; at < bytes; at += threads) {
+        to[at] = from[at];
     }
     commit_copies();
     wait_copies<0>();

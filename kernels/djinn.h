@@ -36,7 +36,7 @@ enum djinn_encoding {
     DJINN_PLAIN = 0,
     /* Rows of djinn-lossless. */
     DJINN_LOSSLESS = 1,
-    /* GGML's blocks. */
+    /* The formats of djinn-srg's `BlockFormat`. */
     DJINN_Q4_0 = 2,
     DJINN_Q4_1 = 3,
     DJINN_Q5_0 = 4,
@@ -47,6 +47,13 @@ enum djinn_encoding {
     DJINN_Q4_K = 9,
     DJINN_Q5_K = 10,
     DJINN_Q6_K = 11,
+    DJINN_IQ4_NL = 12,
+    DJINN_IQ4_XS = 13,
+    DJINN_MXFP4 = 14,
+    DJINN_INT4_G32 = 15,
+    DJINN_INT4_G128 = 16,
+    DJINN_FP8_G32 = 17,
+    DJINN_FP8_G128 = 18,
 };
 
 /* How rotary embedding pairs the elements of a head. */

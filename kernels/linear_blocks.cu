@@ -1,11 +1,11 @@
 /*
- * linear and expert_linear over GGML's blocks: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j],
+ * linear and expert_linear over blocks: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j],
  * with the bits of the product over the rows that decode gives in f16.
  * Shapes: as in linear.cu; weight [n] rows of row_bytes, a multiple of 16; k a multiple of 64.
  * Launch: linear_encoded.cuh.
  * Reference: djinn-device, src/reference.rs, `linear`, of the decoded weight.
  */
-#include "blocks.cuh"
+#include "block_formats.cuh"
 #include "linear_encoded.cuh"
 
 namespace djinn {

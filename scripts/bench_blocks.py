@@ -24,11 +24,13 @@ from timing import median_us
 
 PLAIN, LOSSLESS, F16, BF16 = 0, 1, 1, 2
 TILES = 8
-# Columns and bytes of a block, where its f16 scales are, and the number in djinn.h.
+# Columns and bytes of a block, where its scales are (f32 in FP8, exponents in MXFP4, else f16), and the number in djinn.h.
 FORMATS = {
     "Q4_0": (32, 18, (0,), 2), "Q4_1": (32, 20, (0, 2), 3), "Q5_0": (32, 22, (0,), 4), "Q5_1": (32, 24, (0, 2), 5),
     "Q8_0": (32, 34, (0,), 6), "Q2_K": (256, 84, (80, 82), 7), "Q3_K": (256, 110, (108,), 8),
     "Q4_K": (256, 144, (0, 2), 9), "Q5_K": (256, 176, (0, 2), 10), "Q6_K": (256, 210, (208,), 11),
+    "IQ4_NL": (32, 18, (0,), 12), "IQ4_XS": (256, 136, (0,), 13), "MXFP4": (32, 17, (0,), 14),
+    "INT4_G32": (32, 19, (0,), 15), "INT4_G128": (128, 68, (0,), 16), "FP8_G32": (32, 36, (0,), 17), "FP8_G128": (128, 132, (0,), 18),
 }
 # Of Llama-3.1-8B and 70B: rows of the weight, columns.
 SHAPES = {"out": (4096, 4096), "gate": (14336, 4096), "down": (4096, 14336), "70B gate": (28672, 8192)}
@@ -69,12 +71,18 @@ def random_rows(kind, rows, k, seed=0):
     generator = torch.Generator("cuda").manual_seed(seed)
     blocks = torch.randint(0, 256, (rows * k // columns, size), dtype=torch.uint8, device="cuda", generator=generator)
     at = torch.rand(len(blocks), device="cuda", generator=generator)
-    small = {"Q8_0": 3e-4, "Q6_K": 1.5e-5, "Q2_K": 1e-3, "Q3_K": 2e-4}.get(kind, 1e-4 if columns == 256 else 4e-3)
+    small = {"Q8_0": 3e-4, "Q6_K": 1.5e-5, "Q2_K": 1e-3, "Q3_K": 2e-4, "IQ4_NL": 3e-4, "IQ4_XS": 2e-5, "FP8_G32": 2e-4, "FP8_G128": 2e-4}.get(kind, 1e-4 if columns == 256 else 4e-3)
     values = [(0.5 + at) * small]
     if len(scales) > 1:
         values.append(values[0] * 7.7 if columns == 256 else -8 * values[0])
+    if kind.startswith("INT4"):
+        blocks[:, 2] %= 17
     for start, value in zip(scales, values):
-        blocks[:, start : start + 2] = value.half().view(torch.uint8).reshape(-1, 2)
+        if kind == "MXFP4":
+            stored = (119 + 2 * at).byte()[:, None]
+        else:
+            stored = (value.float() if kind.startswith("FP8") else value.half()).view(torch.uint8).reshape(len(blocks), -1)
+        blocks[:, start : start + stored.shape[1]] = stored
     return blocks.reshape(rows, -1)
 
 
@@ -202,14 +210,19 @@ def linear(library, weights, x, k, n, encoding=PLAIN, row_bytes=0, fresh=0, dtyp
 def check_products(library, failures):
     cases, worst = 0, {}
     for kind, (_, _, _, number) in FORMATS.items():
-        for n, k in ((264, 512), (1000, 1536), (4096, 4096)):
-            encoded = random_rows(kind, n, k, 3)
-            most = library.djinn_linear_direct(number, F16, k, encoded.shape[1])
+        # The last two end within a segment, or within those of a stage.
+        for n, k in ((264, 512), (1000, 1536), (4096, 4096), (72, 640), (520, 1280)):
+            size = FORMATS[kind][1] * k // FORMATS[kind][0]
+            most = 0 if k % FORMATS[kind][0] else library.djinn_linear_direct(number, F16, k, size)
             if most == 0:
                 continue
+            encoded = random_rows(kind, n, k, 3)
             plain = decode(library, kind, encoded, k)
             exact = embed(library, kind, encoded, k, torch.arange(n, device="cuda").to(torch.uint32))
-            x = torch.randn(most, k, device="cuda")
+            x = torch.randn(max(most, library.djinn_linear_rows()), k, device="cuda")
+            # As a product of more rows than are read directly.
+            args, all_rows, _all = linear(library, plain, x, k, n, fresh=1)
+            call(library.djinn_linear, args)
             for rows in (1, 2, 7, 8, 9, 16, 17, 33, 64, 100, 128):
                 if rows > most:
                     break
@@ -218,10 +231,10 @@ def check_products(library, failures):
                 # Few rows: the kernel that rounds x itself, and the one for more rows.
                 for rounds in (False, True) if rows <= 16 else (True,):
                     cases += 1
-                    args, direct, _keep = linear(library, encoded, x[:rows], k, n, number, encoded.shape[1], rounds=rounds)
+                    args, direct, _keep = linear(library, encoded, x[:rows], k, n, number, size, rounds=rounds)
                     call(library.djinn_linear, args)
                     torch.cuda.synchronize()
-                    if not torch.equal(direct, whole):
+                    if not (torch.equal(direct, whole) and torch.equal(direct, all_rows[:rows])):
                         failures.append(f"{kind}, {rows} rows of {k} to {n}: not the bits of the decoded weight's product")
                 want = x[:rows].half().double() @ exact.double().T
                 error = float((direct.double() - want).norm() / want.norm())

@@ -1,4 +1,4 @@
-// kernels/blocks.cuh, compiled for the host: what it decodes against GGML's own values and against itself in f32. The device's
+// kernels/block_formats.cuh, compiled for the host: what it decodes against fixtures and against itself in f32. The device's
 // operations on pairs of f16 are written out here, and a quad's lanes run one after the other.
 //
 //     blocks FOLDER      the folder of djinn-models' fixtures `quant`
@@ -70,6 +70,11 @@ uint32_t half2_sub(uint32_t a, uint32_t b) { return half2_add(a, half2_neg(b)); 
 uint32_t low_twice(uint32_t pair) { return (pair & 0xffff) * 0x10001; }
 uint32_t high_twice(uint32_t pair) { return (pair >> 16) * 0x10001; }
 float widen_bits(uint32_t f16_bits) { return float(value_of(f16_bits)); }
+float float_of_bits(uint32_t f32_bits) {
+    float value;
+    std::memcpy(&value, &f32_bits, sizeof value);
+    return value;
+}
 float fused(float a, float b, float c) { return std::fma(a, b, c); }
 template <typename T> uint32_t pack(float a, float b) { return bits_of(a) | bits_of(b) << 16; }
 // As far off as the device's may be.
@@ -82,6 +87,7 @@ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
     }
     return picked;
 }
+uint32_t masked_or(uint32_t a, uint32_t mask, uint32_t c) { return (a & mask) | c; }
 uint32_t rotate_left(uint32_t a, unsigned bits) { return bits == 0 ? a : a << bits | a >> (32 - bits); }
 bool of_warp(bool value) { return value; }
 
@@ -101,7 +107,7 @@ uint32_t of_quad(uint32_t value, unsigned lane) {
 
 } // namespace djinn
 
-#include "blocks.cuh"
+#include "block_formats.cuh"
 
 using namespace djinn;
 
@@ -141,10 +147,39 @@ template <djinn_encoding E, Lanes L> void check_part(const char *name, const cha
     }
 }
 
+// What a product of few rows does: a segment is prepared at once, and each lane begins at its own place.
+template <djinn_encoding E> void check_ahead(const char *name, const char *segment) {
+    using Prepared = typename Blocks<E>::Prepared;
+    Prepared of[4];
+    Prepared::all(segment, of);
+    for (unsigned i = 0; i < 16 && of[0].is_usual; ++i) {
+        const unsigned part = i / 4, quad = i % 4;
+        const char *mine = segment + Prepared::lane_at(part, quad);
+        uint2 neighbours[4], apart[4], even[4];
+        of[part].template run_lane<false>(mine, part, true, neighbours);
+        of[part].template run_lane<true>(mine, part, true, apart);
+        of[part].template run_lane<false>(mine, part, false, even);
+        for (unsigned step = 0; step < 4; ++step) {
+            const float4 v = Blocks<E>::template values<Lanes::NEIGHBOURS>(segment, part, step, quad);
+            const uint32_t want[] = {bits_of(v.x), bits_of(v.y), bits_of(v.z), bits_of(v.w)};
+            const auto are = [&](const uint2 &w, unsigned second, unsigned third) {
+                return is_same(w.x & 0xffff, want[0]) && is_same(w.x >> 16, want[second]) &&
+                       is_same(w.y & 0xffff, want[third]) && is_same(w.y >> 16, want[3]);
+            };
+            if (!(are(neighbours[step], 1, 2) && are(apart[step], 2, 1) && are(even[step], 1, 2)) && ++wrong <= 20) {
+                std::printf("%s, part %u, step %u, lane %u: prepared ahead\n", name, part, step, quad);
+            }
+        }
+    }
+}
+
 template <djinn_encoding E> void check_segment(const char *name, const char *segment, const float *values) {
     for (unsigned part = 0; part < 4; ++part) {
         check_part<E, Lanes::NEIGHBOURS>(name, segment, part, values);
         check_part<E, Lanes::HALVES>(name, segment, part, values);
+    }
+    if constexpr (Blocks<E>::IS_PREPARED) {
+        check_ahead<E>(name, segment);
     }
 }
 
@@ -198,10 +233,24 @@ template <djinn_encoding E> void check_usual(const char *name, unsigned d_at, un
     }
 }
 
+// Every scale: results below f16, of all its sizes, and above.
+void check_exponents() {
+    std::mt19937 random(9);
+    for (unsigned exponent = 0; exponent < 256; ++exponent) {
+        alignas(16) char segment[Blocks<DJINN_MXFP4>::BYTES];
+        for (unsigned i = 0; i < sizeof segment; ++i) {
+            segment[i] = char(i % MXFP4::BLOCK_BYTES == 0 ? exponent : random());
+        }
+        check_segment<DJINN_MXFP4>("MXFP4", segment, nullptr);
+    }
+}
+
 int main(int, char **arguments) {
 #define CHECK(format) check_fixture<DJINN_##format>(arguments[1], #format);
     DJINN_FOR_BLOCKS(CHECK)
     check_usual<DJINN_Q4_K>("Q4_K", 0, 2);
     check_usual<DJINN_Q6_K>("Q6_K", 208, 208);
+    check_usual<DJINN_IQ4_XS>("IQ4_XS", 0, 0);
+    check_exponents();
     return wrong == 0 ? 0 : 1;
 }

@@ -1,4 +1,4 @@
-//! What the kernels decode blocks to, on the host: `kernels/blocks.cuh` has no operation that only a device has.
+//! What the kernels decode blocks to, on the host: `kernels/block_formats.cuh` has no operation that only a device has.
 //! Compiled by the C++ compiler that nvcc needs as well.
 
 #![cfg(feature = "cuda")]
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn blocks_decode_to_ggmls_values() {
+fn blocks_decode_to_the_fixtures_values() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("blocks");
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());

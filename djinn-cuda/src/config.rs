@@ -1,21 +1,9 @@
 //! What a device is made of, and what a card is.
 
-use djinn_device::{BlockFormat, Encoding};
+use djinn_device::Encoding;
 
 /// What the device computes from, besides plain elements, if it is [made](CudaConfig::decoded_bytes) for it.
-pub const ENCODINGS: &[Encoding] = &[
-    Encoding::Lossless,
-    Encoding::Blocks(BlockFormat::Q4_0),
-    Encoding::Blocks(BlockFormat::Q4_1),
-    Encoding::Blocks(BlockFormat::Q5_0),
-    Encoding::Blocks(BlockFormat::Q5_1),
-    Encoding::Blocks(BlockFormat::Q8_0),
-    Encoding::Blocks(BlockFormat::Q2_K),
-    Encoding::Blocks(BlockFormat::Q3_K),
-    Encoding::Blocks(BlockFormat::Q4_K),
-    Encoding::Blocks(BlockFormat::Q5_K),
-    Encoding::Blocks(BlockFormat::Q6_K),
-];
+pub const ENCODINGS: &[Encoding] = &Encoding::ENCODED;
 
 /// The version of CUDA that the build needs, the driver that first had it, and the package of its matrix library.
 #[cfg(not(feature = "cuda-12040"))]

@@ -420,6 +420,13 @@ fn encoding(encoding: Encoding) -> u32 {
         Encoding::Blocks(BlockFormat::Q4_K) => sys::djinn_encoding_DJINN_Q4_K,
         Encoding::Blocks(BlockFormat::Q5_K) => sys::djinn_encoding_DJINN_Q5_K,
         Encoding::Blocks(BlockFormat::Q6_K) => sys::djinn_encoding_DJINN_Q6_K,
+        Encoding::Blocks(BlockFormat::IQ4_NL) => sys::djinn_encoding_DJINN_IQ4_NL,
+        Encoding::Blocks(BlockFormat::IQ4_XS) => sys::djinn_encoding_DJINN_IQ4_XS,
+        Encoding::Blocks(BlockFormat::MXFP4) => sys::djinn_encoding_DJINN_MXFP4,
+        Encoding::Blocks(BlockFormat::INT4_G32) => sys::djinn_encoding_DJINN_INT4_G32,
+        Encoding::Blocks(BlockFormat::INT4_G128) => sys::djinn_encoding_DJINN_INT4_G128,
+        Encoding::Blocks(BlockFormat::FP8_G32) => sys::djinn_encoding_DJINN_FP8_G32,
+        Encoding::Blocks(BlockFormat::FP8_G128) => sys::djinn_encoding_DJINN_FP8_G128,
         other => unreachable!("{other} is none of the device's encodings"),
     }
 }
