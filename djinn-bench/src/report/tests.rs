@@ -158,7 +158,8 @@ fn the_projects_own_figures_are_drawn_as_they_are_committed() {
     )
     .unwrap();
     figures::exp2(&read(&result("exp2-h200.json"), "exp2").unwrap(), folder.path()).unwrap();
-    figures::exp2_remote(&read(&result("exp2-remote-cpu.json"), "exp2-remote").unwrap(), folder.path()).unwrap();
+    figures::exp2_remote(&read(&result("exp2-remote-cpu.json"), "exp2-remote").unwrap(), folder.path())
+        .unwrap();
     figures::timeline(&result("traces/smollm2-cpu.json"), folder.path()).unwrap();
     std::fs::rename(folder.path().join("28/density.svg"), folder.path().join("density.svg")).unwrap();
     for entry in std::fs::read_dir(result("figures")).unwrap() {
