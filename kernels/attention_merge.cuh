@@ -67,8 +67,10 @@ __device__ __forceinline__ void merge(const djinn_attention_args &a, const Tilin
     for (unsigned i = 0; i < PAIRS; ++i) {
         const unsigned at = 2 * lane + 64 * i;
         if (at < dim) {
-            store(a.out + (size_t(row) * a.heads + head) * dim + at,
-                  Pack<float, 2>{out[i].x * part_of_sum, out[i].y * part_of_sum});
+            const Pack<float, 2> x{out[i].x * part_of_sum, out[i].y * part_of_sum};
+            const size_t to = (size_t(row) * a.heads + head) * dim + at;
+            store(a.out + to, x);
+            store_rounded(a.rounded, to, x);
         }
     }
 }
@@ -169,8 +171,12 @@ template <unsigned DIM> struct HandOver {
                     const float low = folds[i](before[i][d].at[0], r.out[of]);
                     const float high = folds[i](before[i][d].at[1], r.out[of + 1]);
                     if (vectors[i] != nullptr && at < a.kv.head_dim) {
-                        store(vectors[i] + at + threadIdx.x % 4 * 2,
-                              Pack<float, 2>{low * part_of_sum[i], high * part_of_sum[i]});
+                        float *const to = vectors[i] + at + threadIdx.x % 4 * 2;
+                        const Pack<float, 2> x{low * part_of_sum[i], high * part_of_sum[i]};
+                        store(to, x);
+                        if (ends[i]) {
+                            store_rounded(a.rounded, to - a.out, x);
+                        }
                     }
                 }
             }

@@ -156,10 +156,12 @@ template <typename T, unsigned DIM> struct Tiles {
             if (!mine[i]) {
                 continue;
             }
-            float *out = a.out + (size_t(row + 8 * i) * a.heads + blockIdx.x) * DIM + 2 * quad;
+            const size_t to = (size_t(row + 8 * i) * a.heads + blockIdx.x) * DIM + 2 * quad;
 #pragma unroll
             for (unsigned d = 0; d < DIM / 8; ++d) {
-                store(out + d * 8, Pack<float, 2>{w.out[d][2 * i] / sum, w.out[d][2 * i + 1] / sum});
+                const Pack<float, 2> x{w.out[d][2 * i] / sum, w.out[d][2 * i + 1] / sum};
+                store(a.out + to + d * 8, x);
+                store_rounded(a.rounded, to + d * 8, x);
             }
         }
     }

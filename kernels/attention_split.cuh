@@ -174,7 +174,10 @@ template <typename Share> struct Splits {
         }
         each_output([&](unsigned o, unsigned h, unsigned at) {
             const Result result = whole[o * THREADS];
-            a.out[(size_t(row) * a.heads + head + h) * dim + at] = __fdiv_rn(result.x, result.sum);
+            const Pack<float, 1> x{__fdiv_rn(result.x, result.sum)};
+            const size_t to = (size_t(row) * a.heads + head + h) * dim + at;
+            store(a.out + to, x);
+            store_rounded(a.rounded, to, x);
         });
     }
 

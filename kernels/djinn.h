@@ -72,6 +72,12 @@ enum djinn_gelu_form {
     DJINN_GELU_TANH = 1,
 };
 
+/* Where an operation stores what it gives a second time, rounded as djinn_convert does: for products that read it next. */
+typedef struct djinn_rounded {
+    void *at;       /* as many elements as the output; or null */
+    uint32_t dtype; /* DJINN_F16 or DJINN_BF16 */
+} djinn_rounded;
+
 /* The text of an error code. Static memory. */
 const char *djinn_error_string(int code);
 
@@ -113,6 +119,7 @@ typedef struct djinn_rms_norm_args {
     float eps;
     uint32_t width;
     uint32_t rows;
+    djinn_rounded rounded;
 } djinn_rms_norm_args;
 int djinn_rms_norm(const djinn_rms_norm_args *args, void *stream);
 
@@ -331,6 +338,7 @@ typedef struct djinn_attention_args {
     uint32_t window; /* positions that a row sees, its own the last; 0 for all */
     uint32_t alibi;  /* non-zero: scores are biased by position */
     uint32_t rows;
+    djinn_rounded rounded;
 } djinn_attention_args;
 int djinn_attention(const djinn_attention_args *args, void *stream);
 
@@ -340,6 +348,7 @@ typedef struct djinn_silu_mul_args {
     float *out;     /* [rows, width] */
     uint32_t width;
     uint32_t rows;
+    djinn_rounded rounded;
 } djinn_silu_mul_args;
 int djinn_silu_mul(const djinn_silu_mul_args *args, void *stream);
 

@@ -70,6 +70,28 @@ template <typename T, unsigned N> __device__ __forceinline__ void store(T *to, c
     *reinterpret_cast<Pack<T, N> *>(to) = pack;
 }
 
+template <typename T, unsigned N> __device__ __forceinline__ Pack<T, N> narrowed(const Pack<float, N> &x) {
+    Pack<T, N> out;
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) {
+        out.at[i] = narrow<T>(x.at[i]);
+    }
+    return out;
+}
+
+/* Elements of an output from `at` on, where they are wanted rounded as well. */
+template <unsigned N>
+__device__ __forceinline__ void store_rounded(const djinn_rounded &to, size_t at, const Pack<float, N> &x) {
+    if (to.at == nullptr) {
+        return;
+    }
+    if (to.dtype == DJINN_F16) {
+        store(static_cast<f16 *>(to.at) + at, narrowed<f16>(x));
+    } else {
+        store(static_cast<bf16 *>(to.at) + at, narrowed<bf16>(x));
+    }
+}
+
 /* Two f32, rounded, as a pair of T. */
 template <typename T> __device__ __forceinline__ uint32_t pack(float a, float b);
 template <> __device__ __forceinline__ uint32_t pack<f16>(float a, float b) {
@@ -174,7 +196,7 @@ inline int current_device() {
 
 /* A launch of a kernel that keeps the rules of `await_previous`, in clusters of `cluster` blocks; 1 for none. */
 struct LaunchConfig {
-    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchAttribute attributes[3] = {};
     cudaLaunchConfig_t config = {};
 
     LaunchConfig(dim3 grid, dim3 block, size_t shared, void *stream, unsigned cluster) {
@@ -188,6 +210,14 @@ struct LaunchConfig {
             overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
             overlap.val.programmaticStreamSerializationAllowed = 1;
         }
+#if CUDART_VERSION >= 12050
+        /* A multiprocessor divides its memory anew only when it is idle: where all ask for the same, none waits for that. */
+        if (all_devices()[current_device()].overlaps) {
+            cudaLaunchAttribute &memory = attributes[config.numAttrs++];
+            memory.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+            memory.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+        }
+#endif
         if (cluster > 1) {
             cudaLaunchAttribute &clusters = attributes[config.numAttrs++];
             clusters.id = cudaLaunchAttributeClusterDimension;

@@ -1,7 +1,7 @@
 /*
  * Operations on single elements, and copies of rows.
  *
- * silu_mul: out[r, i] = silu(x[r, i]) x[r, width + i]. x f32 [rows, 2 width], out f32 [rows, width].
+ * silu_mul: out[r, i] = silu(x[r, i]) x[r, width + i], perhaps rounded as well. x f32 [rows, 2 width], out f32 [rows, width].
  * select_rows: out[i, :] = x[indices[i], :]. x f32 [_, width], indices u32 [rows], out f32 [rows, width].
  * add_bias: out[r, out_column + j] += bias[j]. out f32 [rows, out_width], bias [n].
  * Launch of these: blocks of 256 threads with 4 elements each, x over rows, y over columns.
@@ -80,9 +80,7 @@ template <typename T> __device__ void convert(const djinn_convert_args &a) {
     each(
         uint64_t(blockIdx.x) * BLOCK, a.len, true,
         [&](uint64_t i) {
-            const auto x = load<float, 4>(a.x + i);
-            store(out + i, Pack<T, 4>{narrow<T>(x.at[0]), narrow<T>(x.at[1]), narrow<T>(x.at[2]),
-                                      narrow<T>(x.at[3])});
+            store(out + i, narrowed<T>(load<float, 4>(a.x + i)));
         },
         [&](uint64_t i) { out[i] = narrow<T>(a.x[i]); });
 }
@@ -95,19 +93,24 @@ extern "C" __global__ void __launch_bounds__(djinn::THREADS)
     djinn_silu_mul_f32(const __grid_constant__ djinn_silu_mul_args a) {
     djinn::enter();
     const float *gate = a.x + size_t(blockIdx.x) * 2 * a.width, *up = gate + a.width;
-    float *out = a.out + size_t(blockIdx.x) * a.width;
+    const size_t start = size_t(blockIdx.x) * a.width;
+    const auto give = [&](uint64_t i, const auto &x) {
+        djinn::store(a.out + start + i, x);
+        djinn::store_rounded(a.rounded, start + i, x);
+    };
     djinn::each(
         uint64_t(blockIdx.y) * djinn::BLOCK, a.width, a.width % 4 == 0,
         [&](uint64_t i) {
             auto x = djinn::load<float, 4>(gate + i);
             const auto y = djinn::load<float, 4>(up + i);
+            djinn::silu(x.at);
 #pragma unroll
             for (unsigned j = 0; j < 4; ++j) {
-                x.at[j] = djinn::silu(x.at[j]) * y.at[j];
+                x.at[j] *= y.at[j];
             }
-            djinn::store(out + i, x);
+            give(i, x);
         },
-        [&](uint64_t i) { out[i] = djinn::silu(gate[i]) * up[i]; });
+        [&](uint64_t i) { give(i, djinn::Pack<float, 1>{djinn::silu(gate[i]) * up[i]}); });
 }
 
 extern "C" __global__ void __launch_bounds__(djinn::THREADS)

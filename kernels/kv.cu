@@ -17,15 +17,22 @@ constexpr unsigned WARPS = 8, THREADS = 32 * WARPS;
 /* Blocks of a launch at most: several for each multiprocessor of a large device. */
 constexpr unsigned MOST_BLOCKS = 2048;
 
-/* Key head `kv_head`, or value head `kv_head - kv_heads`, of a row to its place in the pages, by a warp. */
+/* The place in the pages of a row's key head `kv_head`, or value head `kv_head - kv_heads`. */
 template <typename T>
-__device__ __forceinline__ void write_head(const djinn_kv_write_args &a, unsigned row, unsigned kv_head) {
-    const unsigned lane = threadIdx.x % 32, dim = a.kv.head_dim, kv_heads = a.kv.kv_heads;
+__device__ __forceinline__ T *place_of(const djinn_kv_write_args &a, unsigned row, unsigned kv_head) {
+    const unsigned kv_heads = a.kv.kv_heads;
     const bool value = kv_head >= kv_heads;
     const unsigned head = value ? kv_head - kv_heads : kv_head;
-    const size_t width = size_t(a.heads + 2 * kv_heads) * dim;
+    return key_at<T>(a.kv, a.row_seq[row], a.positions[row], head) + (value ? value_offset(a.kv) : 0);
+}
+
+/* A key or value head of a row to its place, by a warp. */
+template <typename T>
+__device__ __forceinline__ void write_head(const djinn_kv_write_args &a, unsigned row, unsigned kv_head) {
+    const unsigned lane = threadIdx.x % 32, dim = a.kv.head_dim;
+    const size_t width = size_t(a.heads + 2 * a.kv.kv_heads) * dim;
     const float *from = a.qkv + row * width + size_t(a.heads + kv_head) * dim;
-    T *to = key_at<T>(a.kv, a.row_seq[row], a.positions[row], head) + (value ? value_offset(a.kv) : 0);
+    T *to = place_of<T>(a, row, kv_head);
     if (dim % 4 != 0) {
         for (unsigned i = lane; i < dim; i += 32) {
             to[i] = narrow<T>(from[i]);
@@ -33,9 +40,30 @@ __device__ __forceinline__ void write_head(const djinn_kv_write_args &a, unsigne
         return;
     }
     for (unsigned i = lane * 4; i < dim; i += 32 * 4) {
-        const auto x = load<float, 4>(from + i);
-        store(to + i,
-              Pack<T, 4>{narrow<T>(x.at[0]), narrow<T>(x.at[1]), narrow<T>(x.at[2]), narrow<T>(x.at[3])});
+        store(to + i, narrowed<T>(load<float, 4>(from + i)));
+    }
+}
+
+/* Rotates a whole head in place, two pairs a lane and step, and stores it to `to` as well, if that is not null. */
+template <typename T>
+__device__ __forceinline__ void rotate_whole(const djinn_rope_args &a, unsigned row, unsigned head, T *to) {
+    const unsigned half = a.head_dim / 2;
+    const float *table = a.table + size_t(row) * a.head_dim;
+    float *start = a.qkv + (size_t(row) * (a.heads + 2 * a.kv_heads) + head) * a.head_dim;
+    for (unsigned i = threadIdx.x % 32 * 2; i < half; i += 32 * 2) {
+        auto x = load<float, 2>(start + i), y = load<float, 2>(start + half + i);
+        const auto cos = load<float, 2>(table + i), sin = load<float, 2>(table + half + i);
+#pragma unroll
+        for (unsigned j = 0; j < 2; ++j) {
+            const float2 pair = rotated(x.at[j], y.at[j], cos.at[j], sin.at[j]);
+            x.at[j] = pair.x, y.at[j] = pair.y;
+        }
+        store(start + i, x);
+        store(start + half + i, y);
+        if (to != nullptr) {
+            store(to + i, narrowed<T>(x));
+            store(to + half + i, narrowed<T>(y));
+        }
     }
 }
 
@@ -59,8 +87,14 @@ template <typename T> __device__ void kv_write(const djinn_kv_write_args &a) {
 
 template <typename T> __device__ void rope_kv_write(const djinn_rope_kv_write_args &a) {
     enter();
-    const unsigned queries = a.rope.heads, kv_heads = a.rope.kv_heads;
+    const unsigned queries = a.rope.heads, kv_heads = a.rope.kv_heads, dim = a.rope.head_dim;
+    const bool whole = a.rope.style == DJINN_ROPE_HALF && a.rope.rotary_dim == dim && dim % 4 == 0;
     each_head(a.rope.rows, queries + 2 * kv_heads, [&](unsigned row, unsigned head) {
+        if (whole && head < queries + kv_heads) {
+            T *const to = head < queries ? nullptr : place_of<T>(a.write, row, head - queries);
+            rotate_whole<T>(a.rope, row, head, to);
+            return;
+        }
         if (head < queries + kv_heads) {
             for (unsigned i = threadIdx.x % 32; i < a.rope.rotary_dim / 2; i += 32) {
                 rotate(a.rope, row, head, i);

@@ -8,11 +8,14 @@
  * add_rms_norm: sum = a + b, then out is the norm of sum. a, b and sum f32 [rows, width]; each of sum and out may
  * be a or b, but may not lie across them. Bits are those of `add` and `rms_norm`, one after the other.
  *
+ * Of both, out may be stored rounded as well.
+ *
  * head_norm: the norm of each query head and of each key head of qkv f32 [rows, (heads + 2 kv_heads) head_dim], in
  * place, by weights [head_dim]. Launch: a warp a row and head, blocks of 8 warps; lanes take every 32nd element.
  *
  * Launch of the others: one block of 512 threads a row; 4 elements a thread and step where the width allows, the first 4
- * steps kept in registers.
+ * steps kept in registers. The norms that products read take few registers: their blocks are set up beside those of a
+ * product.
  * Reference: djinn-device, src/reference.rs, `rms_norm`, `layer_norm`, `add` and `head_norm`.
  */
 #include "element.cuh"
@@ -20,6 +23,8 @@
 namespace djinn {
 
 constexpr unsigned THREADS = 512;
+/* Norms that products read take registers for blocks of as many threads: two of these on a multiprocessor. */
+constexpr unsigned MOST_THREADS = 640;
 constexpr unsigned WARPS = THREADS / 32;
 
 /* The sum over the block, by `parts` in shared memory, which no other sum of the kernel uses. */
@@ -105,6 +110,7 @@ __device__ void norm(const djinn_rms_norm_args &a, const float *left, const floa
                 kept[s].at[i] = kept[s].at[i] * scale * widen(scales[s].at[i]);
             }
             store(out + first + s * STEP, kept[s]);
+            store_rounded(a.rounded, start + first + s * STEP, kept[s]);
         }
     }
     for (unsigned at = first + KEPT * STEP; at < a.width; at += STEP) {
@@ -115,6 +121,7 @@ __device__ void norm(const djinn_rms_norm_args &a, const float *left, const floa
             pack.at[i] = pack.at[i] * scale * widen(scales.at[i]);
         }
         store(out + at, pack);
+        store_rounded(a.rounded, start + at, pack);
     }
 }
 
@@ -239,11 +246,11 @@ template <typename T> __device__ void add_rms_norm(const djinn_add_rms_norm_args
 } // namespace djinn
 
 #define DJINN_KERNEL(suffix, T)                                                                              \
-    extern "C" __global__ void __launch_bounds__(djinn::THREADS)                                             \
+    extern "C" __global__ void __launch_bounds__(djinn::MOST_THREADS, 2)                                     \
         djinn_rms_norm_##suffix(const __grid_constant__ djinn_rms_norm_args a) {                             \
         djinn::rms_norm<T>(a);                                                                               \
     }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(djinn::THREADS)                                             \
+    extern "C" __global__ void __launch_bounds__(djinn::MOST_THREADS, 2)                                     \
         djinn_add_rms_norm_##suffix(const __grid_constant__ djinn_add_rms_norm_args a) {                     \
         djinn::add_rms_norm<T>(a);                                                                           \
     }                                                                                                        \

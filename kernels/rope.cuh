@@ -8,6 +8,11 @@
 
 namespace djinn {
 
+/* A pair of elements, rotated. What is fused is said, so that a pair has the same bits wherever it is rotated. */
+__device__ __forceinline__ float2 rotated(float x, float y, float cos, float sin) {
+    return {__fmaf_rn(x, cos, -__fmul_rn(y, sin)), __fmaf_rn(x, sin, __fmul_rn(y, cos))};
+}
+
 /* Rotates pair `i` of a query or key head of a row, in place. */
 __device__ __forceinline__ void rotate(const djinn_rope_args &a, size_t row, unsigned head, unsigned i) {
     const unsigned half = a.rotary_dim / 2;
@@ -16,9 +21,9 @@ __device__ __forceinline__ void rotate(const djinn_rope_args &a, size_t row, uns
     float *start = a.qkv + row * width + size_t(head) * a.head_dim;
     float *first = a.style == DJINN_ROPE_HALF ? start + i : start + 2 * i;
     float *second = a.style == DJINN_ROPE_HALF ? first + half : first + 1;
-    const float cos = table[i], sin = table[half + i], x = *first, y = *second;
-    *first = x * cos - y * sin;
-    *second = y * cos + x * sin;
+    const float2 pair = rotated(*first, *second, table[i], table[half + i]);
+    *first = pair.x;
+    *second = pair.y;
 }
 
 } // namespace djinn

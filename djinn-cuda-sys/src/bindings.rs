@@ -30,6 +30,12 @@ pub type djinn_rope_style = ::std::os::raw::c_uint;
 pub const djinn_gelu_form_DJINN_GELU_ERF: djinn_gelu_form = 0;
 pub const djinn_gelu_form_DJINN_GELU_TANH: djinn_gelu_form = 1;
 pub type djinn_gelu_form = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_rounded {
+    pub at: *mut ::std::os::raw::c_void,
+    pub dtype: u32,
+}
 unsafe extern "C" {
     pub fn djinn_error_string(code: ::std::os::raw::c_int) -> *const ::std::os::raw::c_char;
 }
@@ -79,6 +85,7 @@ pub struct djinn_rms_norm_args {
     pub eps: f32,
     pub width: u32,
     pub rows: u32,
+    pub rounded: djinn_rounded,
 }
 unsafe extern "C" {
     pub fn djinn_rms_norm(
@@ -309,6 +316,7 @@ pub struct djinn_attention_args {
     pub window: u32,
     pub alibi: u32,
     pub rows: u32,
+    pub rounded: djinn_rounded,
 }
 unsafe extern "C" {
     pub fn djinn_attention(
@@ -323,6 +331,7 @@ pub struct djinn_silu_mul_args {
     pub out: *mut f32,
     pub width: u32,
     pub rows: u32,
+    pub rounded: djinn_rounded,
 }
 unsafe extern "C" {
     pub fn djinn_silu_mul(

@@ -199,6 +199,7 @@ impl Bench<'_> {
                 window: None,
                 alibi: false,
                 rows: sessions,
+                read_by: None,
             };
             args.check();
             self.device.attention(self.stream, &args)

@@ -83,6 +83,9 @@ pub struct RmsNorm {
     pub width: u32,
     /// Rows.
     pub rows: u32,
+    /// Type and encoding of the weight by which a product multiplies `out` next, if one does: a device may keep `out`
+    /// rounded to that type as well. No result depends on it.
+    pub read_by: Option<(DType, Encoding)>,
 }
 
 impl RmsNorm {
@@ -209,6 +212,8 @@ pub struct SiluMul {
     pub width: u32,
     /// Rows.
     pub rows: u32,
+    /// As of [`RmsNorm`].
+    pub read_by: Option<(DType, Encoding)>,
 }
 
 impl SiluMul {

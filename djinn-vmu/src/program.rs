@@ -35,6 +35,8 @@ pub struct Launch {
     pub release: Option<ChunkId>,
     /// Whether a router's choice is known after it. Copies of experts' chunks wait for that.
     pub announces: bool,
+    /// The first tile of the product that is the next launch and reads what this one completes, if one does.
+    pub read_by: Option<usize>,
 }
 
 /// The second node of a launch.
@@ -72,8 +74,10 @@ impl Program {
                 tile = tiles.end;
                 let announces = graph.node(id).op.announces_choice().is_some();
                 let (acquire, release) = brackets(placement, &tiles);
-                launches.push(Launch { node: id, fused, tiles, acquire, release, announces });
-                if placement.tiles.get(tile).is_none_or(|next| next.tile.node != reader) {
+                let ends = placement.tiles.get(tile).is_none_or(|next| next.tile.node != reader);
+                let read_by = (ends && detail == Detail::Fused && read_next(graph, last)).then_some(tile);
+                launches.push(Launch { node: id, fused, tiles, acquire, release, announces, read_by });
+                if ends {
                     break;
                 }
             }
@@ -123,6 +127,12 @@ fn fused(graph: &Graph, plan: &MemoryPlan, id: NodeId, tile: usize) -> Option<Fu
         }
         _ => None,
     }
+}
+
+/// Whether the next node is a product that reads what `id` gives.
+fn read_next(graph: &Graph, id: NodeId) -> bool {
+    let reads = |next: &Node| matches!(next.op, Op::Linear) && next.inputs[0] == graph.node(id).outputs[0];
+    graph.nodes.get(id.0 as usize + 1).is_some_and(reads)
 }
 
 /// The end of the run of tiles from `first` on that one launch of `node` reads; empty if the first belongs to another

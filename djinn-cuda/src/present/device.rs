@@ -10,7 +10,7 @@ use crate::present::memory::Memory;
 use crate::present::scratch::Scratch;
 use crate::present::stream::RawStream;
 use crate::{CudaConfig, Error, mapping_bytes};
-use djinn_device::args::{Linear, SiluMul};
+use djinn_device::args::Linear;
 use djinn_device::{Buffer, Capture, DType, Device, DeviceInfo, Event, Result, Space, Span, Stream, Usage};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::{Mutex, PoisonError};
@@ -68,9 +68,9 @@ impl Prepared {
         Prepared { stream, x: args.x, rows: args.rows, dtype: decoded_dtype(args.weight), at }
     }
 
-    /// What a product with an activation gave.
-    pub(crate) fn of(stream: Stream, act: &SiluMul, dtype: DType, at: u64) -> Self {
-        Prepared { stream, x: act.out, rows: act.rows, dtype, at }
+    /// What another operation gave.
+    pub(crate) fn of(stream: Stream, (x, rows): (Span, u32), dtype: DType, at: u64) -> Self {
+        Prepared { stream, x, rows, dtype, at }
     }
 
     /// Whether they serve another product.
@@ -141,7 +141,7 @@ impl CudaDevice {
         stream: Stream,
         work: impl FnOnce(Launch<'_>) -> crate::Result<()>,
     ) -> Result<()> {
-        self.on(stream, |raw| work(Launch { memory: &self.memory, stream: raw }))
+        self.on(stream, |raw| work(Launch { memory: &self.memory, stream: raw, rounded: None }))
     }
 
     /// Before the workspaces are used on a stream.

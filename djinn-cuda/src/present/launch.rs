@@ -21,9 +21,14 @@ pub(crate) fn rows_at_once() -> u32 {
 
 /// The type of a weight's elements, as products read or decode them.
 pub(crate) fn decoded_dtype(weight: args::Weight) -> DType {
-    match weight.encoding {
+    type_read(weight.dtype, weight.encoding)
+}
+
+/// The same, by the weight's type and encoding.
+pub(crate) fn type_read(dtype: DType, encoding: Encoding) -> DType {
+    match encoding {
         Encoding::Blocks(_) => DType::F16,
-        _ => weight.dtype,
+        _ => dtype,
     }
 }
 
@@ -38,9 +43,13 @@ pub(crate) fn rows_read_directly(weight: args::Weight, k: u32, n: u32) -> u32 {
 /// Whether the own kernel for a product of this many rows, or slots of experts, takes its activations rounded, on the
 /// card of the current context. The weight is read as it is stored, or `decoded`.
 pub(crate) fn wants_rounded(rows: u32, k: u32, weight: args::Weight, decoded: bool) -> bool {
-    let read = if decoded { Encoding::Plain } else { weight.encoding };
+    takes_rounded(rows, k, decoded_dtype(weight), if decoded { Encoding::Plain } else { weight.encoding })
+}
+
+/// The same of a weight whose elements are read as of type `read`.
+pub(crate) fn takes_rounded(rows: u32, k: u32, read: DType, stored: Encoding) -> bool {
     // SAFETY: as above.
-    unsafe { sys::djinn_linear_rounded(rows, k, dtype(decoded_dtype(weight)), encoding(read)) != 0 }
+    unsafe { sys::djinn_linear_rounded(rows, k, dtype(read), encoding(stored)) != 0 }
 }
 
 /// Whether one launch computes a product of all tiles of a plain weight, and SiLU of one half of it times the other, on the
@@ -57,6 +66,8 @@ pub(crate) fn gates(tiles: &[Linear]) -> bool {
 pub(crate) struct Launch<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) stream: &'a RawStream,
+    /// Where norms, activations and attention store what they give in a 16-bit type as well.
+    pub(crate) rounded: Option<(Place, DType)>,
 }
 
 /// Calls a launcher with its arguments.
@@ -74,7 +85,7 @@ macro_rules! kernel {
 /// Arguments of a launcher, by the name of the operation.
 trait Raw {
     type Args;
-    fn raw(&self, memory: &Memory) -> Self::Args;
+    fn raw(&self, launch: Launch<'_>) -> Self::Args;
 }
 
 /// Defines launches whose arguments have the names of the operation's: addresses of what is read and written, weights
@@ -82,17 +93,17 @@ trait Raw {
 macro_rules! launches {
     ($($op:ident: $Args:ident = $launcher:ident($Raw:ident) {
         read [$($read:ident),*], write [$($write:ident),*], weights [$($weight:ident $dtype:ident),*],
-        same [$($same:ident),*], $(|$args:ident, $memory:ident| [$($field:ident: $value:expr),*],)?
+        same [$($same:ident),*], $(|$args:ident, $launch:ident| [$($field:ident: $value:expr),*],)?
     })*) => {
         $(impl Raw for args::$Args {
             type Args = sys::$Raw;
 
-            fn raw(&self, memory: &Memory) -> sys::$Raw {
-                $(let ($args, $memory) = (self, memory);)?
+            fn raw(&self, launch: Launch<'_>) -> sys::$Raw {
+                $(let ($args, $launch) = (self, launch);)?
                 sys::$Raw {
-                    $($read: memory.resolve(self.$read).input(),)*
-                    $($write: memory.resolve(self.$write).output(),)*
-                    $($weight: memory.resolve(self.$weight.span).input(), $dtype: dtype(self.$weight.dtype),)*
+                    $($read: launch.memory.resolve(self.$read).input(),)*
+                    $($write: launch.memory.resolve(self.$write).output(),)*
+                    $($weight: launch.memory.resolve(self.$weight.span).input(), $dtype: dtype(self.$weight.dtype),)*
                     $($same: self.$same,)*
                     $($($field: $value,)*)?
                 }
@@ -101,7 +112,7 @@ macro_rules! launches {
 
         impl Launch<'_> {
             $(pub(crate) fn $op(self, args: &args::$Args) -> Result<()> {
-                kernel!($launcher, args.raw(self.memory), self.stream)
+                kernel!($launcher, args.raw(self), self.stream)
             })*
         }
     };
@@ -110,8 +121,8 @@ macro_rules! launches {
 launches! {
     embed: Embed = djinn_embed(djinn_embed_args) {
         read [tokens], write [out], weights [], same [first_row, table_rows, width, rows],
-        |args, memory| [
-            table: memory.resolve(args.table.span).input(),
+        |args, launch| [
+            table: launch.memory.resolve(args.table.span).input(),
             table_dtype: dtype(decoded_dtype(args.table)),
             encoding: encoding(args.table.encoding),
             row_bytes: row_bytes(args.table, args.table_rows)
@@ -122,31 +133,33 @@ launches! {
     }
     rms_norm: RmsNorm = djinn_rms_norm(djinn_rms_norm_args) {
         read [x], write [out], weights [weight weight_dtype], same [eps, width, rows],
+        |_args, launch| [rounded: launch.rounded()],
     }
     layer_norm: LayerNorm = djinn_layer_norm(djinn_layer_norm_args) {
         read [x], write [out], weights [weight weight_dtype, bias bias_dtype], same [eps, width, rows],
     }
     head_norm: HeadNorm = djinn_head_norm(djinn_head_norm_args) {
         read [], write [qkv], weights [query weight_dtype], same [eps, heads, kv_heads, head_dim, rows],
-        |args, memory| [key: memory.resolve(args.key.span).input()],
+        |args, launch| [key: launch.memory.resolve(args.key.span).input()],
     }
     rope: Rope = djinn_rope(djinn_rope_args) {
         read [table], write [qkv], weights [], same [heads, kv_heads, head_dim, rotary_dim, rows],
-        |args, _memory| [style: match args.style {
+        |args, _launch| [style: match args.style {
             RopeStyle::Half => sys::djinn_rope_style_DJINN_ROPE_HALF,
             RopeStyle::Interleaved => sys::djinn_rope_style_DJINN_ROPE_INTERLEAVED,
         }],
     }
     kv_write: KvWrite = djinn_kv_write(djinn_kv_write_args) {
         read [qkv, row_seq, positions], write [], weights [], same [heads, rows],
-        |args, memory| [kv: pages(&args.kv, memory)],
+        |args, launch| [kv: pages(&args.kv, launch.memory)],
     }
     silu_mul: SiluMul = djinn_silu_mul(djinn_silu_mul_args) {
         read [x], write [out], weights [], same [width, rows],
+        |_args, launch| [rounded: launch.rounded()],
     }
     gelu: Gelu = djinn_gelu(djinn_gelu_args) {
         read [x], write [out], weights [], same [len],
-        |args, _memory| [form: match args.form {
+        |args, _launch| [form: match args.form {
             GeluForm::Erf => sys::djinn_gelu_form_DJINN_GELU_ERF,
             GeluForm::Tanh => sys::djinn_gelu_form_DJINN_GELU_TANH,
         }],
@@ -163,7 +176,7 @@ launches! {
     }
     route: Route = djinn_route(djinn_route_args) {
         read [logits], write [weights, ids], weights [], same [experts, top_k, rows],
-        |args, _memory| [renormalise: args.renormalise.into()],
+        |args, _launch| [renormalise: args.renormalise.into()],
     }
     group: Group = djinn_group(djinn_group_args) {
         read [ids], write [order, starts], weights [], same [experts, slots],
@@ -176,28 +189,32 @@ launches! {
     }
     copy_expert: CopyExpert = djinn_copy_expert(djinn_copy_expert_args) {
         read [src, starts], write [moved], weights [], same [expert],
-        |args, memory| [dst: memory.resolve(args.dst).bytes(), bytes: args.src.len()],
+        |args, launch| [dst: launch.memory.resolve(args.dst).bytes(), bytes: args.src.len()],
     }
     checksum: Checksum = djinn_checksum(djinn_checksum_args) {
         read [src], write [out], weights [], same [],
-        |args, _memory| [bytes: args.src.len()],
+        |args, _launch| [bytes: args.src.len()],
     }
 }
 
 impl Launch<'_> {
+    fn rounded(self) -> sys::djinn_rounded {
+        let (at, to) = self.rounded.map_or((std::ptr::null_mut(), DType::F16), |(at, to)| (at.output(), to));
+        sys::djinn_rounded { at, dtype: dtype(to) }
+    }
+
     pub(crate) fn add_rms_norm(self, add: &args::Add, norm: &args::RmsNorm) -> Result<()> {
         let raw = sys::djinn_add_rms_norm_args {
             a: self.memory.resolve(add.a).input(),
             b: self.memory.resolve(add.b).input(),
             sum: self.memory.resolve(add.out).output(),
-            norm: norm.raw(self.memory),
+            norm: norm.raw(self),
         };
         kernel!(djinn_add_rms_norm, raw, self.stream)
     }
 
     pub(crate) fn rope_kv_write(self, rope: &args::Rope, write: &args::KvWrite) -> Result<()> {
-        let raw =
-            sys::djinn_rope_kv_write_args { rope: rope.raw(self.memory), write: write.raw(self.memory) };
+        let raw = sys::djinn_rope_kv_write_args { rope: rope.raw(self), write: write.raw(self) };
         kernel!(djinn_rope_kv_write, raw, self.stream)
     }
 
@@ -324,6 +341,7 @@ impl Launch<'_> {
             window: args.window.unwrap_or(0),
             alibi: args.alibi.into(),
             rows: args.rows,
+            rounded: self.rounded(),
         };
         kernel!(djinn_attention, raw, self.stream)
     }

@@ -1,11 +1,13 @@
 //! The operations: which kernel or library computes each.
 
 use crate::present::device::{CudaDevice, Prepared};
-use crate::present::launch::{Launch, TILES, decoded_dtype, gates, rows_read_directly, wants_rounded};
+use crate::present::launch::{
+    Launch, TILES, decoded_dtype, gates, rows_read_directly, takes_rounded, type_read, wants_rounded,
+};
 use crate::present::matmul::Shape;
 use crate::present::memory::Place;
 use djinn_device::args::{self, Linear, SiluMul};
-use djinn_device::{DType, Encoding, Ops, Result, Stream};
+use djinn_device::{DType, Encoding, Ops, Result, Span, Stream};
 use std::ops::Range;
 
 /// Up to this many rows an own kernel computes a product, and a row's bits do not depend on the others. Beyond, cuBLASLt
@@ -179,8 +181,34 @@ impl CudaDevice {
             })?;
             Ok(())
         })?;
-        self.prepared.set(Some(Prepared::of(stream, act, dtype, at)));
+        self.prepared.set(Some(Prepared::of(stream, (act.out, act.rows), dtype, at)));
         Ok(true)
+    }
+
+    /// Launches what gives rows of `out` and, where the product that reads them next takes them rounded, has it store them
+    /// so in the workspace.
+    fn rounding(
+        &self,
+        stream: Stream,
+        (out, rows): (Span, u32),
+        read_by: Option<(DType, Encoding)>,
+        work: impl FnOnce(Launch<'_>) -> crate::Result<()>,
+    ) -> Result<()> {
+        let k = (out.len() / 4 / u64::from(rows.max(1))) as u32;
+        let all = self.scratch.activations();
+        let wanted = |&(read, stored): &(DType, Encoding)| {
+            let own = takes_rounded(rows, k, read, stored);
+            // Attention needs the rest of the workspace, and takes another path with none.
+            let fits = out.len() <= all.len();
+            read != DType::F32 && fits && (own || rows > self.batch_invariant_rows())
+        };
+        let read = read_by.map(|(dtype, encoding)| (type_read(dtype, encoding), encoding)).filter(wanted);
+        let Some((dtype, _)) = read else { return self.launch(stream, work) };
+        self.claim_scratch(stream)?;
+        let rounded = Some((all.slice(0, out.len() / 2), dtype));
+        self.launch(stream, |launch| work(Launch { rounded, ..launch }))?;
+        self.prepared.set(Some(Prepared::of(stream, (out, rows), dtype, 0)));
+        Ok(())
     }
 
     /// Decodes some rows of a weight of `n` rows and `k` columns into the workspace.
@@ -281,7 +309,24 @@ macro_rules! operation {
         fn attention(&self, stream: Stream, args: &args::Attention) -> Result<()> {
             debug_assert_eq!(args.check(), ());
             self.claim_scratch(stream)?;
-            self.launch(stream, |launch| launch.attention(args, self.scratch.activations()))
+            self.rounding(stream, (args.out, args.rows), args.read_by, |launch| {
+                let all = self.scratch.activations();
+                let rounded =
+                    launch.rounded.map_or(0, |(place, _)| place.len().next_multiple_of(256).min(all.len()));
+                launch.attention(args, all.slice(rounded, all.len() - rounded))
+            })
+        }
+    };
+    (rms_norm $Args:ident) => {
+        fn rms_norm(&self, stream: Stream, args: &args::RmsNorm) -> Result<()> {
+            debug_assert_eq!(args.check(), ());
+            self.rounding(stream, (args.out, args.rows), args.read_by, |launch| launch.rms_norm(args))
+        }
+    };
+    (silu_mul $Args:ident) => {
+        fn silu_mul(&self, stream: Stream, args: &SiluMul) -> Result<()> {
+            debug_assert_eq!(args.check(), ());
+            self.rounding(stream, (args.out, args.rows), args.read_by, |launch| launch.silu_mul(args))
         }
     };
     ($op:ident $Args:ident) => {
@@ -304,7 +349,7 @@ impl Ops for CudaDevice {
 
     fn add_rms_norm(&self, stream: Stream, add: &args::Add, norm: &args::RmsNorm) -> Result<()> {
         debug_assert_eq!((add.check(), norm.check()), ((), ()));
-        self.launch(stream, |launch| launch.add_rms_norm(add, norm))
+        self.rounding(stream, (norm.out, norm.rows), norm.read_by, |launch| launch.add_rms_norm(add, norm))
     }
 
     fn linear_silu_mul(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<()> {

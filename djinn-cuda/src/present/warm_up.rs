@@ -69,7 +69,7 @@ impl<D: Ops> Work<'_, D> {
         let (first_row, table_rows, width, rows) = (0, 1, 64, 1);
         self.device.embed(stream, &Embed { tokens, table, first_row, table_rows, width, out, rows })?;
         let (x, weight, eps) = (self.input(4 * 64), self.weight(64, dtype), 1.0);
-        self.device.rms_norm(stream, &RmsNorm { x, weight, out, eps, width, rows })?;
+        self.device.rms_norm(stream, &RmsNorm { x, weight, out, eps, width, rows, read_by: None })?;
         let (query, key, qkv) = (self.weight(64, dtype), self.weight(64, dtype), self.output(4 * 3 * 64));
         let (heads, kv_heads, head_dim) = (1, 1, 64);
         self.device.head_norm(stream, &HeadNorm { qkv, query, key, eps, heads, kv_heads, head_dim, rows })?;
@@ -217,9 +217,20 @@ impl<D: Ops> Work<'_, D> {
         let cache = self.weight(page, dtype).span;
         let out = self.output(u64::from(rows * heads * head_dim) * 4);
         let (row_seq, positions, scale) = (indices, indices, 1.0);
-        let (window, alibi) = (None, false);
-        let args =
-            Attention { qkv, kv: kv(cache), row_seq, positions, out, heads, scale, window, alibi, rows };
+        let (window, alibi, read_by) = (None, false, None);
+        let args = Attention {
+            qkv,
+            kv: kv(cache),
+            row_seq,
+            positions,
+            out,
+            heads,
+            scale,
+            window,
+            alibi,
+            rows,
+            read_by,
+        };
         self.device.attention(stream, &args)?;
         let kv = kv(self.output(cache.len()));
         self.device.kv_write(stream, &KvWrite { qkv, kv, row_seq, positions, heads, rows })?;
@@ -244,7 +255,7 @@ impl<D: Ops> Work<'_, D> {
             let args = Rope { qkv, table, heads, kv_heads, head_dim, rotary_dim, style, rows };
             self.device.rope(stream, &args)?;
         }
-        self.device.silu_mul(stream, &SiluMul { x, out, width, rows })?;
+        self.device.silu_mul(stream, &SiluMul { x, out, width, rows, read_by: None })?;
         for form in [djinn_device::GeluForm::Erf, djinn_device::GeluForm::Tanh] {
             self.device.gelu(stream, &Gelu { x: small, out, form, len: 64 })?;
         }
@@ -261,6 +272,7 @@ impl<D: Ops> Work<'_, D> {
                 eps,
                 width,
                 rows,
+                read_by: None,
             };
             self.device.add_rms_norm(stream, &add, &norm)?;
         }

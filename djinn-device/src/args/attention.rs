@@ -1,7 +1,7 @@
 //! Arguments of attention over a paged cache, and of what prepares queries, keys and values for it.
 
 use super::check::{ALIGN, Checks, qkv_width};
-use crate::{DType, RopeStyle, Span};
+use crate::{DType, Encoding, RopeStyle, Span};
 
 /// `out[r, i] = cos(positions[r] · inv_freq[i]) · scale`, `out[r, half + i] = sin(…) · scale`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -170,6 +170,8 @@ pub struct Attention {
     pub alibi: bool,
     /// Rows.
     pub rows: u32,
+    /// As of [`RmsNorm`](crate::args::RmsNorm).
+    pub read_by: Option<(DType, Encoding)>,
 }
 
 impl Attention {

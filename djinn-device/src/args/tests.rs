@@ -55,7 +55,7 @@ fn linear_is_checked() {
 fn in_place_is_allowed_where_documented() {
     let x = buffer(0, 64);
     let weight = Weight::plain(buffer(1, 16), DType::F16);
-    let norm = RmsNorm { x, weight, out: x, eps: 1e-5, width: 8, rows: 2 };
+    let norm = RmsNorm { x, weight, out: x, eps: 1e-5, width: 8, rows: 2, read_by: None };
     norm.check();
     let add = Add { a: x, b: x, out: x, len: 16 };
     add.check();
@@ -74,7 +74,7 @@ fn in_place_is_allowed_where_documented() {
     gelu.check();
     refuses(|| Gelu { x: low, out: high, ..gelu }.check(), "gelu: the output");
     refuses(|| Gelu { len: 15, ..gelu }.check(), "gelu: x has 64 bytes instead of 60");
-    let silu = SiluMul { x: buffer(0, 64), out: buffer(2, 32), width: 4, rows: 2 };
+    let silu = SiluMul { x: buffer(0, 64), out: buffer(2, 32), width: 4, rows: 2, read_by: None };
     silu.check();
     refuses(|| SiluMul { out: x.slice(0, 32), x, ..silu }.check(), "silu_mul");
 }
@@ -105,6 +105,7 @@ fn attention() -> Attention {
         window: None,
         alibi: false,
         rows: 3,
+        read_by: None,
     }
 }
 

@@ -87,10 +87,10 @@ fn rms_norm_divides_by_the_root_of_the_mean_square() {
     let weight = memory.weight(&[1.0, -2.0], DType::F16);
     let (x, out) = (memory.floats(&[1.0, 7.0]), memory.floats(&[UNTOUCHED; 2]));
     // Means of squares 25 and 12.5.
-    memory.run(RmsNorm { x, weight, out: x, eps: 11.0, width: 2, rows: 1 });
+    memory.run(RmsNorm { x, weight, out: x, eps: 11.0, width: 2, rows: 1, read_by: None });
     near(&memory.read(x), &[1.0 / 6.0, -14.0 / 6.0]);
     let x = memory.floats(&[3.0, 4.0]);
-    memory.run(RmsNorm { x, weight, out, eps: 23.5, width: 2, rows: 1 });
+    memory.run(RmsNorm { x, weight, out, eps: 23.5, width: 2, rows: 1, read_by: None });
     assert_eq!(memory.read(out), [0.5, -4.0 / 3.0]);
 }
 
@@ -225,7 +225,20 @@ fn attention_weighs_values_by_softmax_up_to_the_row() {
         let qkv = memory.floats(&[query, &[f32::NAN; 4]].concat());
         let kv = pages(&mut memory, cache, DType::F32, &[1, 0]);
         let (row_seq, positions, heads) = (memory.words(&[0]), memory.words(&[position]), heads as u32);
-        memory.run(Attention { qkv, kv, row_seq, positions, out, heads, scale: 2.0, window, alibi, rows: 1 });
+        let (scale, rows, read_by) = (2.0, 1, None);
+        memory.run(Attention {
+            qkv,
+            kv,
+            row_seq,
+            positions,
+            out,
+            heads,
+            scale,
+            window,
+            alibi,
+            rows,
+            read_by,
+        });
         memory.read(out)
     };
     let run = |heads, query: &[f32], position| scored(None, false, heads, query, position);
@@ -293,7 +306,7 @@ fn gelu_has_two_forms() {
 fn small_ones() {
     let mut memory = Memory::default();
     let (x, out) = (memory.floats(&[0.0, 3_f32.ln(), 5.0, 8.0]), memory.floats(&[UNTOUCHED; 2]));
-    memory.run(SiluMul { x, out, width: 2, rows: 1 });
+    memory.run(SiluMul { x, out, width: 2, rows: 1, read_by: None });
     near(&memory.read(out), &[0.0, 6.0 * 3_f64.ln()]);
     let (a, b) = (memory.floats(&[1.0, 2.0]), memory.floats(&[0.5, 0.25]));
     assert!(memory.run(Add { a, b, out, len: 2 }));

@@ -10,7 +10,7 @@
 use super::choices::{Choices, put};
 use crate::parts::{Exchange, Parts};
 use crate::{Error, Intervention, Result};
-use djinn_device::{Changes, DeviceInfo, Draw, Drawn, Ops};
+use djinn_device::{Changes, DeviceInfo, Draw, Drawn, Ops, Span};
 use djinn_srg::{Rows, ValueId};
 use std::ops::Range;
 
@@ -263,6 +263,12 @@ impl Layout {
             }
         });
     }
+}
+
+/// Some rows of a matrix of four-byte elements.
+pub(super) fn words(all: Span, rows: &Range<u32>, width: u32) -> Span {
+    let row_bytes = u64::from(width) * 4;
+    all.slice(u64::from(rows.start) * row_bytes, u64::from(rows.end - rows.start) * row_bytes)
 }
 
 /// `rows` in pieces of up to `most`.

@@ -1,6 +1,6 @@
 //! Runs a program: the one place that turns a node into a launch.
 
-use super::batch::RowRuns;
+use super::batch::{RowRuns, words};
 use crate::hooks::Pending;
 use crate::parts::Parts;
 use crate::trace::{Mark, Recorder};
@@ -9,10 +9,9 @@ use djinn_device::args::{
     Add, Attention, Combine, Embed, ExpertLinear, Gelu, Group, HeadNorm, KvPages, KvWrite, LayerNorm, Linear,
     RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
 };
-use djinn_device::{DeviceInfo, Ops, Span, Stream};
+use djinn_device::{DType, DeviceInfo, Encoding, Ops, Span, Stream};
 use djinn_srg::{Dim, Graph, KvPlan, Lifecycle, Node, NodeId, Op, Rows, ValueId};
 use djinn_vmu::{DataSegment, Launch, LoadedTile, Program, StackSegment, TextSegment};
-use std::ops::Range;
 
 /// One pass: binds the rows of a step to the launches of a program.
 pub(super) struct Executor<'a, D: Ops> {
@@ -95,7 +94,7 @@ impl<'a, D: Ops> Executor<'a, D> {
         match (&node.op, &next.op) {
             (Op::Add, &Op::RmsNorm { eps }) => {
                 let weight = self.text.tiles()[launch.tiles.start].parts[0];
-                let (add, norm) = (self.add(node), self.rms_norm(next, eps, rows, weight));
+                let (add, norm) = (self.add(node), self.rms_norm(next, launch, eps, rows, weight));
                 add.check();
                 norm.check();
                 self.device.add_rms_norm(self.compute, &add, &norm)?;
@@ -106,7 +105,9 @@ impl<'a, D: Ops> Executor<'a, D> {
                 write.check();
                 self.device.rope_kv_write(self.compute, &rope, &write)?;
             }
-            (Op::Linear, Op::SiluMul) => self.linear(node, launch, Some(self.silu_mul(next, rows)))?,
+            (Op::Linear, Op::SiluMul) => {
+                self.linear(node, launch, Some(self.silu_mul(next, launch, rows)))?
+            }
             (first, second) => panic!("no operation computes {first:?} and {second:?}"),
         }
         Ok(())
@@ -142,7 +143,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 let (positions, inv_freq, half) = (input(0), weight(0).span, width() / 2);
                 enqueue!(rope_table, RopeTable { positions, inv_freq, out: output(0), half, scale, rows })
             }
-            Op::RmsNorm { eps } => enqueue!(rms_norm, self.rms_norm(node, eps, rows, weight(0))),
+            Op::RmsNorm { eps } => enqueue!(rms_norm, self.rms_norm(node, launch, eps, rows, weight(0))),
             Op::LayerNorm { eps } => {
                 let (x, weight, bias) = (input(0), weight(0), weight(1));
                 enqueue!(layer_norm, LayerNorm { x, weight, bias, out: output(0), eps, width: width(), rows })
@@ -154,8 +155,8 @@ impl<'a, D: Ops> Executor<'a, D> {
             Op::Linear => self.linear(node, launch, None)?,
             Op::Rope { .. } => enqueue!(rope, self.rope(node, rows)),
             Op::KvWrite { .. } => enqueue!(kv_write, self.kv_write(node, rows)),
-            Op::Attention { .. } => self.attention(node)?,
-            Op::SiluMul => enqueue!(silu_mul, self.silu_mul(node, rows)),
+            Op::Attention { .. } => self.attention(node, launch)?,
+            Op::SiluMul => enqueue!(silu_mul, self.silu_mul(node, launch, rows)),
             Op::Gelu { form } => {
                 let len = self.graph.value(node.outputs[0]).elements(self.rows);
                 enqueue!(gelu, Gelu { x: input(0), out: output(0), form, len })
@@ -234,7 +235,7 @@ impl<'a, D: Ops> Executor<'a, D> {
         Ok(act.map_or(Ok(()), |act| self.device.silu_mul(self.compute, &act))?)
     }
 
-    fn attention(&self, node: &Node) -> Result<()> {
+    fn attention(&self, node: &Node, launch: &Launch) -> Result<()> {
         let Op::Attention { heads, scale, window, alibi, .. } = node.op else {
             unreachable!("called for attention")
         };
@@ -251,6 +252,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 window,
                 alibi,
                 rows: rows.end - rows.start,
+                read_by: self.read_by(launch).filter(|_| self.runs.attention.len() == 1),
             };
             args.check();
             self.device.attention(self.compute, &args)?;
@@ -264,15 +266,15 @@ impl<'a, D: Ops> Executor<'a, D> {
         Add { a, b, out, len }
     }
 
-    fn rms_norm(&self, node: &Node, eps: f32, rows: u32, weight: Weight) -> RmsNorm {
+    fn rms_norm(&self, node: &Node, launch: &Launch, eps: f32, rows: u32, weight: Weight) -> RmsNorm {
         let (x, out, width) =
             (self.span(node.inputs[0]), self.span(node.outputs[0]), self.width(node.outputs[0]));
-        RmsNorm { x, weight, out, eps, width, rows }
+        RmsNorm { x, weight, out, eps, width, rows, read_by: self.read_by(launch) }
     }
 
-    fn silu_mul(&self, node: &Node, rows: u32) -> SiluMul {
+    fn silu_mul(&self, node: &Node, launch: &Launch, rows: u32) -> SiluMul {
         let (x, out) = (self.span(node.inputs[0]), self.span(node.outputs[0]));
-        SiluMul { x, out, width: self.width(node.outputs[0]), rows }
+        SiluMul { x, out, width: self.width(node.outputs[0]), rows, read_by: self.read_by(launch) }
     }
 
     fn rope(&self, node: &Node, rows: u32) -> Rope {
@@ -295,6 +297,11 @@ impl<'a, D: Ops> Executor<'a, D> {
         }
     }
 
+    fn read_by(&self, launch: &Launch) -> Option<(DType, Encoding)> {
+        let weight = launch.read_by.map(|tile| self.text.tiles()[tile].parts[0]);
+        weight.map(|weight| (weight.dtype, weight.encoding))
+    }
+
     fn kv(&self, cache: ValueId) -> KvPages {
         self.data.at(self.places.place(cache))
     }
@@ -310,10 +317,4 @@ impl<'a, D: Ops> Executor<'a, D> {
             shape => panic!("{} is no activation: {shape:?}", self.graph.value(id).name),
         }
     }
-}
-
-/// Some rows of a matrix of four-byte elements.
-fn words(all: Span, rows: &Range<u32>, width: u32) -> Span {
-    let row_bytes = u64::from(width) * 4;
-    all.slice(u64::from(rows.start) * row_bytes, u64::from(rows.end - rows.start) * row_bytes)
 }

@@ -48,6 +48,12 @@ proptest! {
             if let Some(chunk) = launch.release {
                 prop_assert_eq!(held.take(), Some(chunk));
             }
+            if let Some(read_by) = launch.read_by {
+                let product = graph.node(placement.tiles[read_by].tile.node);
+                let given = launch.fused.map_or(launch.node, |fused| fused.node);
+                prop_assert_eq!((read_by, &product.op), (launch.tiles.end, &djinn_srg::Op::Linear));
+                prop_assert!(!apart && product.inputs[0] == graph.node(given).outputs[0]);
+            }
         }
         prop_assert_eq!((tile, held), (placement.tiles.len(), None));
         let acquired: Vec<ChunkId> = program.launches.iter().filter_map(|launch| launch.acquire).collect();
@@ -69,6 +75,8 @@ fn a_value_is_complete_after_its_last_writer() {
         assert_eq!(program.completes(&graph, value("1.qkv.out")).map(node), Some("1.rope"));
         assert_eq!(program.completes(&graph, value("1.add2.out")).map(node), Some("1.add2"));
         assert_eq!(program.completes(&graph, graph.tokens), None, "no launch writes the step's inputs");
+        let told = program.launches.iter().any(|launch| launch.read_by.is_some());
+        assert_eq!(told, detail == Detail::Fused, "what products read next");
     }
 }
 

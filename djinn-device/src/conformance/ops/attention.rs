@@ -198,6 +198,7 @@ impl Batch {
                 window: self.scores.window,
                 alibi: self.scores.alibi,
                 rows: count as u32,
+                read_by: None,
             };
             (args, out)
         }

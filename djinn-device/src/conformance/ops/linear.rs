@@ -1,7 +1,7 @@
 //! Checks of [`Linear`].
 
 use super::rig::{DTYPES, PARTS, Rig, rows, same_bits};
-use crate::args::{Linear, SiluMul};
+use crate::args::{Linear, RmsNorm, SiluMul};
 use crate::{DType, Ops, Result, Span, Stream};
 
 /// Shapes with whole and ragged tiles in every direction.
@@ -184,7 +184,7 @@ pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
 pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
     let cuts: [&[usize]; 5] = [&[512], &[256, 256], &[203, 203, 42], &[6, 6, 6, 2], &[992, 992, 64]];
     for (d, dtype) in DTYPES.into_iter().enumerate() {
-        for (i, rows) in [1, 65, 130, 257, 600].into_iter().enumerate() {
+        for (i, rows) in [1, 40, 130, 257, 600].into_iter().enumerate() {
             for (j, tiles) in cuts.into_iter().enumerate() {
                 let n = tiles.iter().sum::<usize>();
                 let (k, width) = ([64, 128, 192][(i + j) % 3], n / 2);
@@ -198,7 +198,8 @@ pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
                     let bytes = (rows * width * 4) as u64;
                     let out = if over_x { x.slice(0, bytes) } else { rig.blank_f32(rows * width) };
                     let products = case.products(rig, [x, between], tiles);
-                    let act = SiluMul { x: between, out, width: width as u32, rows: rows as u32 };
+                    let act =
+                        SiluMul { x: between, out, width: width as u32, rows: rows as u32, read_by: None };
                     products.iter().for_each(Linear::check);
                     act.check();
                     if at_once {
@@ -224,6 +225,44 @@ pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
                     same_bits(&name, &at_once[0], &apart[0]);
                     same_bits(&format!("a product of {name}"), &at_once[1], &apart[1]);
                 }
+            }
+        }
+    }
+}
+
+/// A product reads what the operation before gave, or what was written over that since, whether or not the operation was
+/// told that it would.
+pub(super) fn reads_the_latest<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in DTYPES {
+        for (rows, width) in [(1, 64), (20, 128), (33, 60), (140, 64)] {
+            let case = Case::new(rig, [rows, width, 9], dtype, None);
+            let (both, scales) = (rig.random.floats(rows * 2 * width), rig.random.floats(width));
+            let mut run = |norms: bool, told: bool, changes: bool| {
+                let (x, other) =
+                    (rig.upload(&both[..rows * width * if norms { 1 } else { 2 }]), rig.upload(&case.x));
+                let (between, out) = (rig.blank_f32(rows * width), rig.blank_f32(rows * case.n));
+                let product = case.tile(rig, [between, out], 0, case.n);
+                let read_by = told.then_some((product.weight.dtype, product.weight.encoding));
+                let (width, rows) = (width as u32, rows as u32);
+                if norms {
+                    let weight = rig.weight(&scales, dtype);
+                    rig.enqueue(RmsNorm { x, weight, out: between, eps: 1e-5, width, rows, read_by });
+                } else {
+                    rig.enqueue(SiluMul { x, out: between, width, rows, read_by });
+                }
+                if changes {
+                    rig.enqueued(rig.device.copy(rig.stream, other, between));
+                }
+                rig.enqueue(product);
+                let both: [Vec<f32>; 2] = [between, out].map(|span| rig.download(span));
+                rig.clear();
+                both
+            };
+            for (norms, changes) in [(false, false), (true, false), (false, true), (true, true)] {
+                let (told, untold) = (run(norms, true, changes), run(norms, false, changes));
+                let name = format!("{}, norms {norms}, changes {changes}", case.name());
+                same_bits(&format!("what is read by {name}"), &told[0], &untold[0]);
+                same_bits(&name, &told[1], &untold[1]);
             }
         }
     }

@@ -64,7 +64,8 @@ fn rms_norm<D: Ops>(
     move |rig, first, count| {
         let (x, out) = in_and_out(rig, rows(x, weight.len(), first, count), in_place);
         let (width, rows) = (weight.len() as u32, count as u32);
-        (RmsNorm { x, weight: rig.weight(weight, dtype), out, eps: 1e-5, width, rows }, out)
+        let (weight, eps) = (rig.weight(weight, dtype), 1e-5);
+        (RmsNorm { x, weight, out, eps, width, rows, read_by: None }, out)
     }
 }
 
@@ -99,7 +100,7 @@ pub(super) fn adds_and_normalises_at_once<D: Ops>(rig: &mut Rig<D>) {
                 let out = if out_is_b { b } else { rig.blank_f32(len) };
                 let add = Add { a, b, out: sum, len: len as u64 };
                 let (weight, width, rows) = (rig.weight(&weight, dtype), width as u32, rows as u32);
-                let norm = RmsNorm { x: sum, weight, out, eps: 1e-5, width, rows };
+                let norm = RmsNorm { x: sum, weight, out, eps: 1e-5, width, rows, read_by: None };
                 if at_once {
                     add.check();
                     norm.check();
@@ -260,7 +261,7 @@ pub(super) fn head_norms_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
 fn silu_mul<D: Ops>(x: &[f32], width: usize) -> impl Fn(&mut Rig<D>, usize, usize) -> (SiluMul, Span) {
     move |rig, first, count| {
         let (x, out) = (rig.upload(rows(x, 2 * width, first, count)), rig.blank_f32(count * width));
-        (SiluMul { x, out, width: width as u32, rows: count as u32 }, out)
+        (SiluMul { x, out, width: width as u32, rows: count as u32, read_by: None }, out)
     }
 }
 

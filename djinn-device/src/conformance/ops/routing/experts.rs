@@ -168,7 +168,8 @@ pub(in super::super) fn mixes_experts<D: Ops>(rig: &mut Rig<D>) {
         let x = rig.upload(&x);
         let both = product(rig, x, [width, 2 * inner], top_k);
         let active = rig.blank_f32(rows * top_k * inner);
-        rig.run(SiluMul { x: both, out: active, width: inner as u32, rows: group.slots });
+        let (width_of, rows_of) = (inner as u32, group.slots);
+        rig.run(SiluMul { x: both, out: active, width: width_of, rows: rows_of, read_by: None });
         let y = product(rig, active, [inner, width], 1);
         let sum = combine(rig, y, shares, [rows, top_k, width]);
         rig.run(sum);
