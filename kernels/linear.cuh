@@ -38,6 +38,9 @@ int linear_hopper(const djinn_linear_args &a, void *stream);
 /* Whether linear_hopper.cu has linear_wide.cu compute such a product: past MOST_GROUP rows, and large ones of many. */
 bool is_wide(uint32_t rows, uint32_t n);
 
+/* Rows of a gated product are more: up to MOST_GROUP / 2 in linear_hopper.cu. */
+constexpr unsigned FEW_GATED = 16;
+
 /* Any number of rows. */
 int linear_wide(const djinn_linear_args &a, void *stream);
 
@@ -95,6 +98,16 @@ struct Division {
 inline unsigned shares_of(const djinn_linear_args &a, unsigned share) {
     const unsigned whole = (a.n - 1) / a.tile_rows, last = a.n - whole * a.tile_rows;
     return whole * ceil_div(a.tile_rows, share) + ceil_div(last, share);
+}
+
+/* The part of a gated product that gives gate: tiles of up follow its own. */
+inline djinn_linear_args gate_of(djinn_linear_args a) {
+    a.n /= 2;
+    if (a.tile_rows > a.n) {
+        a.weights[1] = static_cast<const char *>(a.weights[0]) + size_t(a.n) * a.k * 2;
+        a.tile_rows = a.n;
+    }
+    return a;
 }
 
 /* Equal shares of up to `most` rows, for whole waves of `at_once` blocks where that can be. */

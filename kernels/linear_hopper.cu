@@ -1,5 +1,6 @@
 /*
- * linear on Hopper (sm_90a) for more rows than linear.cu's kernel takes at once, up to 128, with one read of the weight: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row
+ * linear on Hopper (sm_90a) for more rows than linear.cu takes at once, up to 128, or up to 512 of a small weight: out[r,
+ * out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j], with one read of the weight, and the bits that each row
  * has alone in linear.cu. For f16 and bf16, k a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Reference: djinn-device, src/reference.rs, `linear`.
@@ -42,12 +43,13 @@ template <typename T> __device__ __forceinline__ void gather(const djinn_expert_
 } // namespace djinn
 
 #define DJINN_HOPPER(suffix, T)                                                                              \
-    template <unsigned N, unsigned TILES>                                                                    \
+    template <unsigned N, unsigned TILES, bool GATED>                                                        \
     __global__ void __launch_bounds__(128 * TILES + 32, 1)                                                   \
         djinn_linear_hopper_##suffix(const __grid_constant__ djinn_linear_args a,                            \
                                      const __grid_constant__ djinn::Maps maps,                               \
                                      const __grid_constant__ djinn::Frame f) {                               \
-        DJINN_ON_HOPPER(djinn::Hopper<djinn::PlainWeight<T>, N, TILES, djinn::InOrder>::run(a, {a}, maps, f));                   \
+        using Weight = djinn::PlainWeight<T, GATED>;                                                         \
+        DJINN_ON_HOPPER(djinn::Hopper<Weight, N, TILES, djinn::InOrder>::run(a, {a}, maps, f));              \
     }                                                                                                        \
     template <unsigned N, unsigned TILES>                                                                    \
     __global__ void __launch_bounds__(128 * TILES + 32, 1)                                                   \
@@ -78,7 +80,7 @@ template <typename Args, typename T, unsigned N, unsigned TILES> PlainChoice<Arg
     constexpr bool HALF = std::is_same_v<T, f16>;
     constexpr unsigned BYTES = sizeof(typename Hopper<PlainWeight<T>, N, TILES, InOrder>::Sums);
     if constexpr (std::is_same_v<Args, djinn_linear_args>) {
-        return {HALF ? djinn_linear_hopper_f16<N, TILES> : djinn_linear_hopper_bf16<N, TILES>, TILES, BYTES};
+        return {HALF ? djinn_linear_hopper_f16<N, TILES, false> : djinn_linear_hopper_bf16<N, TILES, false>, TILES, BYTES};
     } else {
         return {HALF ? djinn_expert_linear_hopper_f16<N, TILES> : djinn_expert_linear_hopper_bf16<N, TILES>, TILES, BYTES};
     }
@@ -136,13 +138,58 @@ int launch_plain(const Args &args, const djinn_linear_args &a, const Batch &batc
     return launch_hopper(choose_hopper<Args, bf16>(batch.n, tiles), args, a, batch, share, stream);
 }
 
+/* A gated product of up to MOST_GROUP / 2 rows. Gate and up have half of the warpgroups each. */
+template <typename T, unsigned N> int launch_gated(const djinn_linear_args &a, void *stream) {
+    constexpr bool HALF = std::is_same_v<T, f16>;
+    constexpr unsigned BYTES = sizeof(typename Hopper<PlainWeight<T>, N, MOST_TILES, InOrder>::Sums);
+    const HopperChoice<PlainWeight<T, true>, djinn_linear_args> chosen{
+        HALF ? djinn_linear_hopper_f16<N, MOST_TILES, true> : djinn_linear_hopper_bf16<N, MOST_TILES, true>, MOST_TILES, BYTES};
+    const djinn_linear_args gate = gate_of(a);
+    const unsigned at_once = clusters_at_once(), most = MOST_TILES / 2 * TILE_ROWS;
+    const unsigned share = ceil_div(gate.n, at_once * ceil_div(gate.n, at_once * most));
+    return launch_hopper(chosen, gate, gate, {a.rounded, a.rows, N, 0}, share, stream);
+}
+
 bool is_wide(uint32_t rows, uint32_t n) {
     return rows > MOST_GROUP || (rows > MOST_GROUP / 2 && n > clusters_at_once() * 3 * TILE_ROWS);
 }
 
+/* Rows of x past MOST_GROUP that are multiplied at once, where the weight is small: tiles of linear_wide.cu would be few. */
+static unsigned columns_of_few(const djinn_linear_args &a) {
+    constexpr unsigned MOST_COLUMNS = 256;
+    const bool small = a.gated == nullptr && a.n <= clusters_at_once() * 2 * TILE_ROWS;
+    if (a.rows <= MOST_GROUP || a.rows > 2 * MOST_COLUMNS || !small) {
+        return 0;
+    }
+    return ceil_div(a.rows, ceil_div(a.rows, MOST_COLUMNS)) <= 192 ? 192 : MOST_COLUMNS;
+}
+
+template <typename T> int launch_few(const djinn_linear_args &a, unsigned n, void *stream) {
+    const auto chosen = n == 192 ? hopper_choice<djinn_linear_args, T, 192, 2>() : hopper_choice<djinn_linear_args, T, 256, 2>();
+    const unsigned share = choose_share(a.n, clusters_at_once(), 2);
+    int code = cudaSuccess;
+    for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += n) {
+        djinn_linear_args part = a;
+        part.rows = a.rows - row < n ? a.rows - row : n;
+        part.rounded = static_cast<const T *>(a.rounded) + size_t(row) * a.k;
+        part.out += size_t(row) * a.out_width;
+        code = launch_hopper(chosen, part, part, {part.rounded, part.rows, n, 0}, share, stream);
+    }
+    return code;
+}
+
 int linear_hopper(const djinn_linear_args &a, void *stream) {
+    if (const unsigned n = columns_of_few(a); n != 0) {
+        return a.weight_dtype == DJINN_F16 ? launch_few<f16>(a, n, stream) : launch_few<bf16>(a, n, stream);
+    }
     if (is_wide(a.rows, a.n)) {
         return linear_wide(a, stream);
+    }
+    if (a.gated != nullptr && a.weight_dtype == DJINN_F16) {
+        return a.rows <= 32 ? launch_gated<f16, 32>(a, stream) : launch_gated<f16, 64>(a, stream);
+    }
+    if (a.gated != nullptr) {
+        return a.rows <= 32 ? launch_gated<bf16, 32>(a, stream) : launch_gated<bf16, 64>(a, stream);
     }
     return launch_plain(a, a, {a.rounded, a.rows, columns_of(a.rows), 0}, stream);
 }

@@ -16,8 +16,11 @@ constexpr unsigned TILE_ROWS = 64;
 /* Stages of a ring, at most. */
 constexpr unsigned MOST_STAGES = 16;
 
-/* Dynamic shared memory of a block, at most: what a block may have, less the barriers and what alignment takes. */
-constexpr unsigned MOST_SHARED = 226 * 1024;
+/*
+ * Dynamic shared memory of a block, at most: of what a multiprocessor has, less the barriers and two blocks of small kernels.
+ * These are set up beside the block, and begin when it ends.
+ */
+constexpr unsigned MOST_SHARED = 224 * 1024;
 
 /* What the copy engine knows of the weight's tiles, if it copies them, and of x. */
 struct Maps {
@@ -30,14 +33,24 @@ struct Frame {
     uint32_t share, shares, stages, first;
 };
 
-/* Plain weights: of a stage, whole groups of 8 rows, which the matrix units read. */
-template <typename T> struct PlainWeight {
+constexpr unsigned MOST_TILES = 4;
+
+/*
+ * Plain weights: of a stage, whole groups of 8 rows, which the matrix units read. Of a gated product, the arguments' n and
+ * tiles are those of gate alone, whose tiles are followed by those of up; a share has rows of gate and, from the middle of
+ * the warpgroups' rows on, the same rows of up.
+ */
+template <typename T, bool GATES = false> struct PlainWeight {
     using Type = T;
+    static constexpr bool GATED = GATES;
+    static constexpr unsigned UP = MOST_TILES / 2 * TILE_ROWS * BLOCK_ROW;
 
     static __host__ __device__ __forceinline__ size_t row_bytes(const djinn_linear_args &a) { return sizeof(T) * a.k; }
 
     /* Bytes of a stage. */
-    static __host__ __device__ __forceinline__ unsigned bytes(unsigned share) { return (share + 7) / 8 * 8 * BLOCK_ROW; }
+    static __host__ __device__ __forceinline__ unsigned bytes(unsigned share) {
+        return (GATED ? UP : 0) + (share + 7) / 8 * 8 * BLOCK_ROW;
+    }
 
     /* Bytes after the last stage that products read, since they read whole tiles of rows. */
     static unsigned past(unsigned share, unsigned tiles, unsigned n) {
@@ -54,9 +67,12 @@ template <typename T> struct PlainWeight {
     template <unsigned X_BYTES>
     static __device__ __forceinline__ void copy(char *stage, const Maps &maps, const djinn_linear_args &a,
                                                 const Share &share, unsigned rows, unsigned run, Barrier &ready) {
-        const unsigned tile = share.first / a.tile_rows;
-        ready.arrive_expecting(rows * BLOCK_ROW + X_BYTES);
-        copy_box(stage, maps.weights[tile], run * RUN, share.first - tile * a.tile_rows, ready);
+        const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
+        ready.arrive_expecting((GATED ? 2 : 1) * rows * BLOCK_ROW + X_BYTES);
+        copy_box(stage, maps.weights[tile], run * RUN, row, ready);
+        if constexpr (GATED) {
+            copy_box(stage + UP, maps.weights[tile + a.n / a.tile_rows], run * RUN, row, ready);
+        }
     }
 };
 
@@ -203,19 +219,31 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
 
     /* Adds the partial sums in order, and stores. */
     __device__ __forceinline__ void add(const Share &share, unsigned first, unsigned warp, unsigned lane) {
+        constexpr unsigned GIVEN = Weight::GATED ? TILES / 2 : TILES;
         const unsigned groups = (rows.count() + 7) / 8, used = groups > first ? min(groups - first, GROUPS) : 0;
-        for (unsigned at = warp; at < TILES * used; at += COMPUTING / 32) {
+        for (unsigned at = warp; at < GIVEN * used; at += COMPUTING / 32) {
             const unsigned group = at / used, g = at % used;
-            float4 total = handed.at[0][group][g][lane];
-#pragma unroll
-            for (unsigned other = 1; other < PARTIALS; ++other) {
-                const float4 more = handed.at[other][group][g][lane];
-                total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+            float4 total = total_of(group, g, lane);
+            if constexpr (Weight::GATED) {
+                float gates[4] = {total.x, total.y, total.z, total.w};
+                silu(gates);
+                const float4 up = total_of(group + GIVEN, g, lane);
+                total = {gates[0] * up.x, gates[1] * up.y, gates[2] * up.z, gates[3] * up.w};
             }
             const unsigned row = group * TILE_ROWS + part * 16 + lane / 4, column = (first + g) * 8 + lane % 4 * 2;
             store(share, row, column, total.x, total.y);
             store(share, row + 8, column, total.z, total.w);
         }
+    }
+
+    __device__ __forceinline__ float4 total_of(unsigned group, unsigned g, unsigned lane) const {
+        float4 total = handed.at[0][group][g][lane];
+#pragma unroll
+        for (unsigned other = 1; other < PARTIALS; ++other) {
+            const float4 more = handed.at[other][group][g][lane];
+            total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+        }
+        return total;
     }
 
     /* Stores what two successive rows of x give with a row of the share. */
@@ -224,11 +252,21 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
             return;
         }
         const unsigned j = share.first + row;
-        const float bias = bias_of(a, j);
-        float *out = a.out + a.out_column + j;
-        out[size_t(rows.out(x_row)) * a.out_width] = even + bias;
-        if (x_row + 1 < rows.count()) {
-            out[size_t(rows.out(x_row + 1)) * a.out_width] = odd + bias;
+        const bool two = x_row + 1 < rows.count();
+        if constexpr (Weight::GATED) {
+            const size_t at = size_t(x_row) * a.n + j;
+            T *const rounded = static_cast<T *>(a.gated_rounded);
+            a.gated[at] = even, rounded[at] = narrow<T>(even);
+            if (two) {
+                a.gated[at + a.n] = odd, rounded[at + a.n] = narrow<T>(odd);
+            }
+        } else {
+            const float bias = bias_of(a, j);
+            float *out = a.out + a.out_column + j;
+            out[size_t(rows.out(x_row)) * a.out_width] = even + bias;
+            if (two) {
+                out[size_t(rows.out(x_row + 1)) * a.out_width] = odd + bias;
+            }
         }
     }
 
@@ -272,8 +310,6 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     }
 };
 
-constexpr unsigned MOST_TILES = 4;
-
 /* A kernel, and the tiles of rows of the weight that a block of it takes. */
 template <typename Weight, typename Args> struct HopperChoice {
     void (*kernel)(Args, Maps, Frame);
@@ -315,14 +351,14 @@ template <typename Weight, typename Args>
 int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, const djinn_linear_args &a,
                   const Batch &batch, unsigned share, void *stream) {
     const unsigned n = batch.n, bytes = Weight::bytes(share) + n * BLOCK_ROW;
-    const unsigned room = MOST_SHARED - BLOCK_ALIGN - chosen.handed_bytes;
-    const unsigned fit = (room - Weight::past(share, chosen.tiles, n)) / bytes;
+    const unsigned beside = BLOCK_ALIGN + chosen.handed_bytes + Weight::past(share, chosen.tiles, n);
+    const unsigned fit = (MOST_SHARED - beside) / bytes;
     const Frame frame{share, shares_of(a, share), fit < MOST_STAGES ? fit : MOST_STAGES, batch.first};
     Maps maps;
-    const unsigned tiles = ceil_div(a.n, a.tile_rows);
+    const unsigned tiles = (Weight::GATED ? 2 : 1) * ceil_div(a.n, a.tile_rows);
     bool encoded = encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, n);
     for (unsigned tile = 0; tile < tiles; ++tile) {
-        const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
+        const unsigned rows = Weight::GATED || tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
         encoded = encoded && Weight::encode(maps, a, tile, rows, share);
     }
     if (!encoded) {

@@ -100,14 +100,7 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
         }
         known.store(context);
     }
-    djinn_linear_args a = args;
-    if (a.gated != nullptr) {
-        a.n /= 2;
-        if (a.tile_rows > a.n) {
-            a.weights[1] = static_cast<const char *>(a.weights[0]) + size_t(a.n) * a.k * 2;
-            a.tile_rows = a.n;
-        }
-    }
+    const djinn_linear_args a = args.gated != nullptr ? gate_of(args) : args;
     const unsigned clusters = all_devices()[current_device()].multiprocessors / SHARING;
     const WideChoice best = a.gated != nullptr ? least_of(gated, a, clusters) : least_of(plain, a, clusters);
     const WideFrame frame = wide_frame(a, best);
@@ -134,5 +127,6 @@ extern "C" uint32_t djinn_linear_gated(uint32_t rows, uint32_t k, uint32_t n, ui
     const bool apart = tile_rows >= n || (tile_rows <= width && width % tile == 0);
     const bool halves = n % 8 == 0 && tile % 4 == 0 && tile >= WIDEST && apart;
     const bool at_once = halves && n <= uint64_t(DJINN_LINEAR_TILES) * tile;
-    return at_once && djinn::serves_hopper(k, dtype) && djinn::is_wide(rows, n);
+    const bool few = rows > djinn::FEW_GATED && rows <= djinn::MOST_GROUP / 2;
+    return at_once && djinn::serves_hopper(k, dtype) && (few || djinn::is_wide(rows, n));
 }
