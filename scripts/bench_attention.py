@@ -22,6 +22,7 @@ from pathlib import Path
 import results
 import torch
 import torch.nn.functional as functional
+from bench_linear import Rounded
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
@@ -49,6 +50,7 @@ class Args(ctypes.Structure):
         ("heads", ctypes.c_uint32),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_uint32) for name in "window alibi rows".split()),
+        ("rounded", Rounded),
     ]
 
 

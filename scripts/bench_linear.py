@@ -44,8 +44,16 @@ class Args(ctypes.Structure):
     ]
 
 
+class Rounded(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("dtype", ctypes.c_uint32)]
+
+
 class Silu(ctypes.Structure):
-    _fields_ = [("x", ctypes.c_void_p), ("out", ctypes.c_void_p), ("width", ctypes.c_uint32), ("rows", ctypes.c_uint32)]
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in "x out".split()),
+        *((name, ctypes.c_uint32) for name in "width rows".split()),
+        ("rounded", Rounded),
+    ]
 
 
 class Convert(ctypes.Structure):
@@ -117,9 +125,9 @@ def check_gated(library):
     for dtype in DTYPES:
         for n, k, pieces in shapes:
             product = Product(library, n, k, pieces, dtype)
-            for rows in (100, 129, 300, 512):
+            for rows in (17, 32, 45, 64, 100, 129, 300, 512):
                 if not library.djinn_linear_gated(rows, k, n, product.tile_rows, DTYPES[dtype]):
-                    if rows <= 128 and n < 7000:
+                    if 64 < rows <= 128 and n < 7000:
                         continue
                     failures.append(f"{rows} rows of {k} to {n}, {dtype}: not gated")
                     continue
@@ -136,7 +144,7 @@ def check_gated(library):
                 cases += 1
                 if not all(map(torch.equal, want, found)):
                     failures.append(f"{rows} rows of {k} to {n}, {dtype}, gated: bits differ from those of three steps")
-    refused = [(128, 64, 448, 448), (64, 64, 28672, 7168), (129, 64, 448, 300), (129, 64, 222, 222), (129, 65, 448, 448)]
+    refused = [(128, 64, 448, 448), (16, 64, 28672, 7168), (129, 64, 448, 300), (129, 64, 222, 222), (129, 65, 448, 448)]
     failures += [f"gated: {sizes} are not refused" for sizes in refused if library.djinn_linear_gated(*sizes, 1)]
     return failures, cases
 
@@ -219,7 +227,7 @@ def time_all(libraries, rows_of):
                 works.append(lambda i: torch.mm(rounded, whole[i].T, out=short))
                 works.append(lambda i: torch.mm(rounded, whole[i].T, out_dtype=torch.float32))
                 times = medians_us(works, copies)
-                if name == "gate_up" and rows >= 128:
+                if name == "gate_up" and (17 <= rows <= 64 or rows >= 128):
                     gated = gated_outs(rows, n, torch.bfloat16)
                     own = [product.prepare(x, rounded, out, gated=gated) for product in products]
                     steps = [product.prepare_in_steps(x, rounded, out, gated, libraries[-1]) for product in products]
