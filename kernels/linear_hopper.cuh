@@ -16,11 +16,14 @@ constexpr unsigned TILE_ROWS = 64;
 /* Stages of a ring, at most. */
 constexpr unsigned MOST_STAGES = 16;
 
+/* Dynamic shared memory of a block, at most: what a block may have, less the barriers and what alignment takes. */
+constexpr unsigned MOST_SHARED = 226 * 1024;
+
 /*
- * Dynamic shared memory of a block, at most: of what a multiprocessor has, less the barriers and two blocks of small kernels.
- * These are set up beside the block, and begin when it ends.
+ * At least. No second block of a product fits beside one, so that the next launch's blocks spread. Where stages need no more,
+ * two blocks of small kernels fit: these are set up beside the block, and begin when it ends.
  */
-constexpr unsigned MOST_SHARED = 224 * 1024;
+constexpr unsigned LEAST_SHARED = 224 * 1024;
 
 /* What the copy engine knows of the weight's tiles, if it copies them, and of x. */
 struct Maps {
@@ -354,6 +357,7 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
     const unsigned beside = BLOCK_ALIGN + chosen.handed_bytes + Weight::past(share, chosen.tiles, n);
     const unsigned fit = (MOST_SHARED - beside) / bytes;
     const Frame frame{share, shares_of(a, share), fit < MOST_STAGES ? fit : MOST_STAGES, batch.first};
+    const unsigned used = beside + frame.stages * bytes, shared = used < LEAST_SHARED ? LEAST_SHARED : used;
     Maps maps;
     const unsigned tiles = (Weight::GATED ? 2 : 1) * ceil_div(a.n, a.tile_rows);
     bool encoded = encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, n);
@@ -371,7 +375,7 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
     const unsigned clusters = frame.shares < clusters_at_once() ? frame.shares : clusters_at_once();
     const dim3 grid(clusters * PARTIALS, ceil_div(batch.rows, n));
     const unsigned threads = 128 * chosen.tiles + 32;
-    return launch_clusters(PARTIALS, chosen.kernel, grid, threads, MOST_SHARED, stream, args, maps, frame);
+    return launch_clusters(PARTIALS, chosen.kernel, grid, threads, shared, stream, args, maps, frame);
 }
 
 /* The rows of x of an expert's slots, rounded, to the workspace: [rows, k] of the slots from `first` on. */

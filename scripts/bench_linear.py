@@ -4,8 +4,9 @@
     python3 scripts/bench_linear.py --kernels LIBRARY.so --json OUT.json [--former LIBRARY.so] [--only check|time]
 
 The library is that of kernels/linear*.cu, kernels/device.cu and kernels/elementwise.cu:
-    nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a \\
+    nvcc -shared -Xcompiler=-fPIC,-fno-gnu-unique -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a \\
         -o LIBRARY.so kernels/linear*.cu kernels/device.cu kernels/elementwise.cu
+Two libraries of kernels would share static variables of templates without -fno-gnu-unique, and find each other's kernels set up.
 Checks: rows against float64; a row's bits, in every number of rows; gated products against product, silu and rounding. Times: medians of the products of Llama-3.1-8B and
 Llama-2-13B, with as much of the weights in one piece as when a model is loaded, beside cuBLAS (with bf16 and with f32 for
 its results) and perhaps former kernels, in turns. Needs torch.

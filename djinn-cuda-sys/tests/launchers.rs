@@ -2,7 +2,7 @@
 #![cfg(any(feature = "cuda", feature = "cuda-12040"))]
 #![allow(unsafe_code, reason = "calls launchers")]
 
-use djinn_cuda_sys::{djinn_attention_args, djinn_convert_args, djinn_kv_pages};
+use djinn_cuda_sys::{djinn_attention_args, djinn_convert_args, djinn_kv_pages, djinn_rounded};
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
 
@@ -33,6 +33,7 @@ fn attention(rows: u32, head_dim: u32) -> djinn_attention_args {
         window: 0,
         alibi: 0,
         rows,
+        rounded: djinn_rounded { at: null_mut(), dtype: 0 },
     }
 }
 
