@@ -154,19 +154,29 @@ bool is_wide(uint32_t rows, uint32_t n) {
     return rows > MOST_GROUP || (rows > MOST_GROUP / 2 && n > clusters_at_once() * 3 * TILE_ROWS);
 }
 
-/* Rows of x past MOST_GROUP that are multiplied at once, where the weight is small: tiles of linear_wide.cu would be few. */
-static unsigned columns_of_few(const djinn_linear_args &a) {
-    constexpr unsigned MOST_COLUMNS = 256;
-    const bool small = a.gated == nullptr && a.n <= clusters_at_once() * 2 * TILE_ROWS;
-    if (a.rows <= MOST_GROUP || a.rows > 2 * MOST_COLUMNS || !small) {
-        return 0;
-    }
-    return ceil_div(a.rows, ceil_div(a.rows, MOST_COLUMNS)) <= 192 ? 192 : MOST_COLUMNS;
+/* Rows of x that are multiplied at once, with shares of the weight of up to `tiles` tiles; no rows where it is not so. */
+struct Few {
+    unsigned columns, tiles;
+};
+
+/*
+ * Past MOST_GROUP rows, where one wave of clusters covers the weight: tiles of linear_wide.cu would be few. The clusters that
+ * cards run at once differ, by the multiprocessors that each part of a card lacks.
+ */
+static Few few_of(const djinn_linear_args &a) {
+    const unsigned share = ceil_div(a.n, clusters_at_once()), tiles = share <= 2 * TILE_ROWS ? 2 : 3;
+    /* Registers of three tiles hold no more columns. */
+    const unsigned most = tiles == 2 ? 512 : 192, columns = ceil_div(a.rows, ceil_div(a.rows, 256)) <= 192 ? 192 : 256;
+    const bool serves = a.gated == nullptr && share <= 3 * TILE_ROWS && a.rows > MOST_GROUP && a.rows <= most;
+    return {serves ? columns : 0, tiles};
 }
 
-template <typename T> int launch_few(const djinn_linear_args &a, unsigned n, void *stream) {
-    const auto chosen = n == 192 ? hopper_choice<djinn_linear_args, T, 192, 2>() : hopper_choice<djinn_linear_args, T, 256, 2>();
-    const unsigned share = choose_share(a.n, clusters_at_once(), 2);
+template <typename T, unsigned TILES> int launch_few(const djinn_linear_args &a, unsigned n, void *stream) {
+    auto chosen = hopper_choice<djinn_linear_args, T, 192, TILES>();
+    if constexpr (TILES == 2) {
+        chosen = n == 192 ? chosen : hopper_choice<djinn_linear_args, T, 256, TILES>();
+    }
+    const unsigned share = ceil_div(a.n, clusters_at_once());
     int code = cudaSuccess;
     for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += n) {
         djinn_linear_args part = a;
@@ -178,9 +188,13 @@ template <typename T> int launch_few(const djinn_linear_args &a, unsigned n, voi
     return code;
 }
 
+template <unsigned TILES> int launch_few(const djinn_linear_args &a, unsigned n, void *stream) {
+    return a.weight_dtype == DJINN_F16 ? launch_few<f16, TILES>(a, n, stream) : launch_few<bf16, TILES>(a, n, stream);
+}
+
 int linear_hopper(const djinn_linear_args &a, void *stream) {
-    if (const unsigned n = columns_of_few(a); n != 0) {
-        return a.weight_dtype == DJINN_F16 ? launch_few<f16>(a, n, stream) : launch_few<bf16>(a, n, stream);
+    if (const Few few = few_of(a); few.columns != 0) {
+        return few.tiles == 2 ? launch_few<2>(a, few.columns, stream) : launch_few<3>(a, few.columns, stream);
     }
     if (is_wide(a.rows, a.n)) {
         return linear_wide(a, stream);
