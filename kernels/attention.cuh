@@ -19,7 +19,7 @@ __host__ __device__ __forceinline__ unsigned first_seen(const djinn_attention_ar
 }
 
 /* Whether some rows may be long enough a run for tiles. */
-inline bool may_have_runs(const djinn_attention_args &a) { return a.rows > DJINN_PREFILL_RUN; }
+inline bool may_have_runs(const djinn_attention_args &a) { return a.short_runs == 0 && a.rows > DJINN_PREFILL_RUN; }
 
 /* The tiled paths, for rows in runs of more than DJINN_PREFILL_RUN; they leave the others alone. */
 bool serves_hopper_runs(const djinn_attention_args &a);

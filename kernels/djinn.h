@@ -338,6 +338,7 @@ typedef struct djinn_attention_args {
     uint32_t window; /* positions that a row sees, its own the last; 0 for all */
     uint32_t alibi;  /* non-zero: scores are biased by position */
     uint32_t rows;
+    uint32_t short_runs; /* non-zero: no run of a sequence's rows is longer than DJINN_PREFILL_RUN, so none is looked for */
     djinn_rounded rounded;
 } djinn_attention_args;
 int djinn_attention(const djinn_attention_args *args, void *stream);

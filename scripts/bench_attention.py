@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks and times attention over pages alone, on an NVIDIA GPU, beside PyTorch's flash attention, in a minute.
 
-    python3 scripts/bench_attention.py --kernels LIBRARY.so --json OUT.json [--only check|time]
+    python3 scripts/bench_attention.py --kernels LIBRARY.so --json OUT.json [--only check|time|decoding]
 
 The library is that of kernels/attention*.cu:
     nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -DDJINN_SM90A -gencode=arch=compute_90a,code=sm_90a \\
@@ -29,6 +29,8 @@ from torch.nn.attention.bias import causal_lower_right
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 WORKSPACE = 64 << 20
 PAGE = 16
+# Rows of a sequence in a longer run take another path.
+PREFILL_RUN = 32
 # The suite's bounds for devices that round.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -49,7 +51,7 @@ class Args(ctypes.Structure):
         ("kv", Pages),
         ("heads", ctypes.c_uint32),
         ("scale", ctypes.c_float),
-        *((name, ctypes.c_uint32) for name in "window alibi rows".split()),
+        *((name, ctypes.c_uint32) for name in "window alibi rows short_runs".split()),
         ("rounded", Rounded),
     ]
 
@@ -101,6 +103,7 @@ class Case:
             self.window,
             self.alibi,
             rows.stop - rows.start,
+            all(rows <= PREFILL_RUN for _, rows in self.segments),
         )
 
     def launch(self, args):
@@ -423,7 +426,7 @@ def main():
     parser.add_argument("--kernels", required=True)
     parser.add_argument("--json", required=True, type=Path)
     parser.add_argument("--commit", default="unknown", help="that of the library")
-    parser.add_argument("--only", choices=("check", "time"))
+    parser.add_argument("--only", choices=("check", "time", "decoding"))
     args = parser.parse_args()
     torch.manual_seed(1)
     library = ctypes.CDLL(args.kernels)
@@ -436,7 +439,7 @@ def main():
         "command": "scripts/bench_attention.py " + " ".join(a for a in sys.argv[1:] if "/" not in a),
     }
     failures = []
-    if args.only != "time":
+    if args.only in (None, "check"):
         failures, report["check"] = check(library)
         print(report["check"], *failures[:12], sep="\n", flush=True)
     if args.only != "check":
@@ -445,7 +448,7 @@ def main():
         report["copy_tb_per_s"] = 2 * x.nbytes / milliseconds([lambda: y.copy_(x)]) / 1e9
         del x, y
         print("copies", report["copy_tb_per_s"], "TB/s")
-        report["prompts"] = time_prompts(library)
+        report["prompts"] = time_prompts(library) if args.only != "decoding" else []
         report["decoding"] = time_decoding(library)
     report["failures"] = failures
     results.write(args.json, report, markdown(report))

@@ -73,6 +73,7 @@ class Chain:
 
     def __init__(self, library, layers, rows, prompt, own, few, without=()):
         self.library, self.layers, self.rows, self.own, self.without = library, layers, rows, own, without
+        self.prompt = prompt
         self.rounds = {k: rows > few or bool(library.djinn_linear_rounded(rows, k, BF16, 0)) for k in (WIDTH, INNER)}
         positions = range(512) if prompt else [511] * rows
         make = lambda *shape: torch.zeros(*shape, device="cuda")
@@ -124,7 +125,7 @@ class Chain:
         self.linear(layer, "qkv", self.normed, self.qkv)
         rope = Rope(at[0], self.angles.data_ptr(), HEADS, KV_HEADS, DIM, DIM, 0, rows)
         self.call("djinn_rope_kv_write", RopeWrite(rope, Write(*at[:3], kv, HEADS, rows)))
-        attention = Attention(*at, self.workspace.numel(), kv, HEADS, DIM**-0.5, 0, 0, rows, self.rounded())
+        attention = Attention(*at, self.workspace.numel(), kv, HEADS, DIM**-0.5, 0, 0, rows, not self.prompt, self.rounded())
         self.call("djinn_attention", attention)
         self.convert(self.seen)
         self.linear(layer, "out", self.seen, self.branch)

@@ -316,6 +316,7 @@ pub struct djinn_attention_args {
     pub window: u32,
     pub alibi: u32,
     pub rows: u32,
+    pub short_runs: u32,
     pub rounded: djinn_rounded,
 }
 unsafe extern "C" {

@@ -199,6 +199,7 @@ impl Bench<'_> {
                 window: None,
                 alibi: false,
                 rows: sessions,
+                short_runs: true,
                 read_by: None,
             };
             args.check();

@@ -341,6 +341,7 @@ impl Launch<'_> {
             window: args.window.unwrap_or(0),
             alibi: args.alibi.into(),
             rows: args.rows,
+            short_runs: args.short_runs.into(),
             rounded: self.rounded(),
         };
         kernel!(djinn_attention, raw, self.stream)

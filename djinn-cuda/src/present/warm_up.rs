@@ -229,6 +229,7 @@ impl<D: Ops> Work<'_, D> {
             window,
             alibi,
             rows,
+            short_runs: false,
             read_by,
         };
         self.device.attention(stream, &args)?;

@@ -170,6 +170,9 @@ pub struct Attention {
     pub alibi: bool,
     /// Rows.
     pub rows: u32,
+    /// Whether no more than [`batch_invariant_run`](crate::DeviceInfo::batch_invariant_run) rows of one sequence are adjacent, so
+    /// that a device need not look for such runs. `false` is right for all rows.
+    pub short_runs: bool,
     /// As of [`RmsNorm`](crate::args::RmsNorm).
     pub read_by: Option<(DType, Encoding)>,
 }

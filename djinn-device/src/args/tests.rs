@@ -105,6 +105,7 @@ fn attention() -> Attention {
         window: None,
         alibi: false,
         rows: 3,
+        short_runs: false,
         read_by: None,
     }
 }

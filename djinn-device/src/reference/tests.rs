@@ -237,6 +237,7 @@ fn attention_weighs_values_by_softmax_up_to_the_row() {
             window,
             alibi,
             rows,
+            short_runs: true,
             read_by,
         });
         memory.read(out)

@@ -105,8 +105,11 @@ pub(crate) struct RowRuns {
     pub(crate) logits: Vec<Range<u32>>,
     /// Whether wide products take all rows at once.
     pub(crate) wide: bool,
-    /// Of attention.
+    /// Of attention: over the rows before `chunks`, then over each prefill chunk.
     pub(crate) attention: Vec<Range<u32>>,
+    /// The first row of the first prefill chunk. Of no entry more rows than `batch_invariant_run` are before it, or attention
+    /// takes them in runs of that length.
+    pub(crate) chunks: u32,
     /// Rows of logits that are copied to the host.
     pub(crate) outputs: Outputs,
 }
@@ -171,6 +174,7 @@ impl Layout {
         let most = info.batch_invariant_run;
         let run = if longest_alone as u64 > most.into() { most } else { u32::MAX };
         runs.attention = pieces(0..alone, run);
+        runs.chunks = alone;
         for (seq, entry) in batch.iter().enumerate() {
             for chunk in entry.chunks() {
                 let first = layout.tokens.len() as u32;

@@ -252,6 +252,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 window,
                 alibi,
                 rows: rows.end - rows.start,
+                short_runs: rows.start < self.runs.chunks,
                 read_by: self.read_by(launch).filter(|_| self.runs.attention.len() == 1),
             };
             args.check();

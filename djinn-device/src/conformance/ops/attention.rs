@@ -186,6 +186,8 @@ impl Batch {
     fn part<D: Ops>(&self) -> impl Fn(&mut Rig<D>, usize, usize) -> (Attention, Span) {
         move |rig, first, count| {
             let (shape, part) = (self.shape, first..first + count);
+            let longest = self.row_seq[part.clone()].chunk_by(|a, b| a == b).map(<[u32]>::len).max();
+            let most = rig.device.info().batch_invariant_run;
             let out = rig.blank_f32(count * shape.heads * shape.dim);
             let args = Attention {
                 qkv: rig.upload(rows(&self.qkv, shape.width(), first, count)),
@@ -198,6 +200,8 @@ impl Batch {
                 window: self.scores.window,
                 alibi: self.scores.alibi,
                 rows: count as u32,
+                // Both are right for such rows, and give the same bits.
+                short_runs: longest.is_none_or(|rows| rows as u64 <= most.into()) && first % 2 == 0,
                 read_by: None,
             };
             (args, out)
