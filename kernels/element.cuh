@@ -196,7 +196,7 @@ inline int current_device() {
 
 /* A launch of a kernel that keeps the rules of `await_previous`, in clusters of `cluster` blocks; 1 for none. */
 struct LaunchConfig {
-    cudaLaunchAttribute attributes[3] = {};
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
     LaunchConfig(dim3 grid, dim3 block, size_t shared, void *stream, unsigned cluster) {
@@ -210,14 +210,6 @@ struct LaunchConfig {
             overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
             overlap.val.programmaticStreamSerializationAllowed = 1;
         }
-#if CUDART_VERSION >= 12050
-        /* A multiprocessor divides its memory anew only when it is idle: where all ask for the same, none waits for that. */
-        if (all_devices()[current_device()].overlaps) {
-            cudaLaunchAttribute &memory = attributes[config.numAttrs++];
-            memory.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-            memory.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-        }
-#endif
         if (cluster > 1) {
             cudaLaunchAttribute &clusters = attributes[config.numAttrs++];
             clusters.id = cudaLaunchAttributeClusterDimension;
