@@ -141,11 +141,10 @@ extern "C" int djinn_attention(const djinn_attention_args *args, void *stream) {
     const unsigned multiprocessors = djinn::all_devices()[djinn::current_device()].multiprocessors;
     const unsigned blocks = multiprocessors * choice.blocks;
     const unsigned splits = djinn::most_splits(a, djinn::SPLIT);
-    const unsigned spans = djinn::most_splits(a, djinn::SPAN * djinn::SPLIT);
     const auto [partials, step] = djinn::spread(a, per_row, blocks);
     for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += step) {
         const unsigned rows = a.rows - row < step ? a.rows - row : step;
-        const djinn::Part part = {row, rows, groups, splits, spans, partials, multiprocessors, runs};
+        const djinn::Part part = {row, rows, groups, splits, partials, multiprocessors, runs};
         const uint64_t units = uint64_t(rows) * per_row * (partials == 0 ? 1 : splits);
         code = djinn::launch(choice.kernel, units < blocks ? unsigned(units) : blocks, choice.threads, choice.bytes,
                              stream, a, part);

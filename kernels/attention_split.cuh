@@ -24,8 +24,8 @@ struct Part {
     unsigned first_row, rows;
     /* Heads that share a key head, in groups of the kernel's HEADS. */
     unsigned groups;
-    /* Splits and spans that a row may see. */
-    unsigned splits, spans;
+    /* Splits that a row may see. */
+    unsigned splits;
     /* Partial results that the workspace holds of a row and head: one for each split, or each span, or none. */
     unsigned partials;
     /* Fewer units than these would leave much of the device idle. */
@@ -70,26 +70,36 @@ template <typename Share> struct Splits {
         if (part.skip_runs && is_one_run(a)) {
             return;
         }
-        const unsigned per_row = a.kv.kv_heads * part.groups, at_once = splits_at_once(a, part, per_row);
-        const unsigned most = at_once == 1 ? part.splits : at_once == SPAN ? part.spans : 1;
-        for (unsigned unit = blockIdx.x; unit < part.rows * per_row * most; unit += gridDim.x) {
+        const unsigned per_row = a.kv.kv_heads * part.groups;
+        const Cut cut = cut_of(a, part, per_row);
+        for (unsigned unit = blockIdx.x; unit < part.rows * per_row * cut.most; unit += gridDim.x) {
             const unsigned row = part.first_row + unit / per_row % part.rows;
-            take(a, part, shared, row, unit % per_row, at_once, unit / per_row / part.rows);
+            take(a, part, shared, row, unit % per_row, cut.at_once, unit / per_row / part.rows);
         }
     }
 
-    /* Splits of a unit: all without a workspace, else a span, or one where there are few spans. */
-    static __device__ __forceinline__ unsigned splits_at_once(const djinn_attention_args &a, const Part &part,
-                                                              unsigned per_row) {
-        if (part.partials == 0 || part.partials < part.splits) {
-            return part.partials == 0 ? UINT32_MAX : SPAN;
+    /* Splits of a unit, and units of the row that has most. */
+    struct Cut {
+        unsigned at_once, most;
+    };
+
+    /* All splits without a workspace, else a span, or one split where there are few spans. */
+    static __device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part &part, unsigned per_row) {
+        if (part.partials == 0) {
+            return {UINT32_MAX, 1};
         }
-        unsigned spans = 0;
+        /* The page table may have room for far longer contexts. */
+        unsigned spans = 0, most_spans = 0, most_splits = 0;
         for (unsigned i = threadIdx.x % 32; i < part.rows; i += 32) {
-            const unsigned position = a.positions[part.first_row + i];
-            spans += position / (SPLIT * SPAN) - first_seen(a, position) / (SPLIT * SPAN) + 1;
+            const unsigned position = a.positions[part.first_row + i], first = first_seen(a, position);
+            const unsigned mine = position / (SPLIT * SPAN) - first / (SPLIT * SPAN) + 1;
+            spans += mine;
+            most_spans = max(most_spans, mine);
+            most_splits = max(most_splits, position / SPLIT - first / SPLIT + 1);
         }
-        return __reduce_add_sync(0xffffffffu, spans) * per_row < part.enough ? 1 : SPAN;
+        const bool few = __reduce_add_sync(0xffffffffu, spans) * per_row < part.enough;
+        const bool one = part.partials >= part.splits && few;
+        return {one ? 1 : SPAN, __reduce_max_sync(0xffffffffu, one ? most_splits : most_spans)};
     }
 
     /* Whether all rows are of one sequence, more than DJINN_PREFILL_RUN. */
