@@ -39,7 +39,7 @@ template <typename T>
 __device__ __forceinline__ void lossless_run(const char *row, unsigned k, unsigned column, unsigned quad, uint2 (&w)[4]) {
     const unsigned padded = (k + 31) / 32 * 32;
     const uint32_t *tail = Lossless<T>::tail(row, padded);
-    auto of_row = Lossless<T>::row(tail, tail);
+    auto of_row = Lossless<T>::row(tail);
     if (Lossless<T>::template run<Lanes::NEIGHBOURS>(row + column, row + padded + column / 2, of_row.bases, quad, w)) {
         Lossless<T>::template mend<Lanes::NEIGHBOURS>(of_row, column, quad, w);
     }

@@ -87,6 +87,10 @@ template <djinn_encoding E> struct BlockLanes {
             w[step] = {pick_bytes(four.x, four.y, 0x5410), pick_bytes(four.x, four.y, 0x7632)};
         }
     }
+
+    template <typename Kernel>
+    static __device__ __forceinline__ void mend(const Rows<Kernel::EACH_UNITS> &, unsigned, unsigned, unsigned, unsigned,
+                                                const typename Kernel::Weights &) {}
 };
 
 /* For linear_tiles.cuh. The lanes of a quad prepare a row of a segment each, if a stage has two. */

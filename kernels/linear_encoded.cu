@@ -12,6 +12,22 @@
 
 namespace djinn {
 
+/* Puts the escapes of some rows' runs that begin at `column` in their places: one branch where there is none. */
+template <Lanes L, typename Ahead, unsigned ROWS>
+__device__ __forceinline__ void mend_all(unsigned column, unsigned quad, Ahead (&rows)[ROWS], uint2 (&w)[ROWS][4]) {
+    unsigned next = rows[0].column;
+#pragma unroll
+    for (unsigned i = 1; i < ROWS; ++i) {
+        next = min(next, rows[i].column);
+    }
+    if (next < column + RUN) {
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; ++i) {
+            rows[i].template mend<L>(column, quad, w[i]);
+        }
+    }
+}
+
 /* For linear_encoded.cuh: of a segment two boxes of signs and mantissas, one of codes. */
 template <typename T> struct LosslessLanes {
     using Type = T;
@@ -39,17 +55,23 @@ template <typename T> struct LosslessLanes {
     };
 
     template <typename Kernel>
-    static __device__ __forceinline__ void run(Rows<Kernel::EACH_UNITS> &of, unsigned mine, unsigned, unsigned stage, unsigned,
+    static __device__ __forceinline__ void run(const Rows<Kernel::EACH_UNITS> &of, unsigned mine, unsigned, unsigned, unsigned,
                                                unsigned unit, unsigned part, unsigned quad, uint2 (&w)[4]) {
         const unsigned kept = mine + part / 2 * Kernel::BOX + part % 2 * RUN, codes = mine + 2 * Kernel::BOX + part * (RUN / 2);
         Code::template run<Lanes::NEIGHBOURS>(shared_at(kept), shared_at(codes), of.at[unit].bases, quad, w);
-        of.at[unit].template mend<Lanes::NEIGHBOURS>((stage * PARTIALS + part) * RUN, quad, w);
     }
 
     template <typename Kernel>
-    static __device__ __forceinline__ void run_unusual(Rows<Kernel::EACH_UNITS> &of, unsigned mine, unsigned stage, unsigned i,
-                                                       unsigned unit, unsigned part, unsigned quad, uint2 (&w)[4]) {
+    static __device__ __forceinline__ void run_unusual(const Rows<Kernel::EACH_UNITS> &of, unsigned mine, unsigned stage,
+                                                       unsigned i, unsigned unit, unsigned part, unsigned quad, uint2 (&w)[4]) {
         run<Kernel>(of, mine, 0, stage, i, unit, part, quad, w);
+    }
+
+    /* Puts the escapes of a stage in their places. */
+    template <typename Kernel>
+    static __device__ __forceinline__ void mend(Rows<Kernel::EACH_UNITS> &of, unsigned stage, unsigned, unsigned part,
+                                                unsigned quad, typename Kernel::Weights &w) {
+        mend_all<Lanes::NEIGHBOURS>((stage * PARTIALS + part) * RUN, quad, of.at, w);
     }
 };
 

@@ -11,7 +11,7 @@
  * A format has: the type of a decoded weight; segments of a stage, the boxes that they are copied in, where a box begins in
  * a row, and bytes between rows of a box, an odd number of 16 so that lanes that read at once, 4 bytes of 8 rows, meet no
  * bank twice; `lane_at`, which a lane's place in a stage begins with; `Rows`, what it keeps of a share's rows; `prepare`;
- * `run` and `run_unusual`, which decode a part of a segment.
+ * `run` and `run_unusual`, which decode a unit's part of a segment; `mend`, after them.
  */
 #ifndef DJINN_LINEAR_ENCODED_CUH
 #define DJINN_LINEAR_ENCODED_CUH
@@ -318,6 +318,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                                                                at + scales + (i * ROWS + unit * 8) * 16, stage, i, unit, part,
                                                                quad, w[unit]);
                         }
+                        Format::template mend<EncodedLanes>(of, stage, i, part, quad, w);
                         multiply_all(sums, w, x, i * SEGMENT * 2);
                     }
                 } else {
@@ -329,6 +330,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                             Format::template run_unusual<EncodedLanes>(of, at + (unit * 8 + row) * PITCH, stage, i, unit, part,
                                                                        quad, w[unit]);
                         }
+                        Format::template mend<EncodedLanes>(of, stage, i, part, quad, w);
                         multiply_all(sums, w, x, i * SEGMENT * 2);
                     }
                 }

@@ -196,7 +196,9 @@ template <typename Format, unsigned N> struct TileProducts {
     /* The products of all shares, a warpgroup's part of them. */
     __device__ __forceinline__ void compute(unsigned shares) const {
         /* The same in all lanes of a warp, which the compiler is to know. */
-        const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), part = warp / 4, first = warp % 4 * warp_rows();
+        const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), part = warp / 4;
+        /* A scheduler has one warp of each part. Their rows differ, so that none has all the warps that have few. */
+        const unsigned turned = (warp + part) % 4, first = turned * warp_rows();
         const unsigned lane = threadIdx.x % 32, quad = lane % 4, row = first + lane / 4, halves = warp_rows() / 8;
         const unsigned box = keep(box_bytes(f.share)), stage_size = keep(stage_bytes(f.share));
         const unsigned ring_at = keep(shared_address(ring));
@@ -282,7 +284,7 @@ template <typename Format, unsigned N> struct TileProducts {
             hold(odd);
             tell();
             settle(sums);
-            finish(share, sums, part, warp % 4, lane, turn + 1 == shares);
+            finish(share, sums, part, turned, lane, turn + 1 == shares);
         }
     }
 

@@ -18,16 +18,13 @@ template <typename T> struct Lossless {
     /* Where exponents are in a value. */
     static constexpr unsigned EXPONENT = HALF ? 10 : 7;
 
-    /* Words of a row's last bytes, base and number of escapes and the escapes, that may be kept near. */
-    static constexpr unsigned NEAR = 16;
-
     /*
-     * The base, as the exponent of two values, and the last bytes; the first NEAR words of these at another place. Of the
-     * escapes, those before `next` are in columns that this lane is done with: runs are decoded in their order.
+     * The base, as the exponent of two values, and a row's last bytes: base and number of escapes, and the escapes. Those
+     * before `next` are in columns that this lane is done with: runs are decoded in their order.
      */
     struct Row {
         uint32_t bases;
-        const uint32_t *tail, *near;
+        const uint32_t *tail;
         unsigned next;
     };
 
@@ -35,8 +32,8 @@ template <typename T> struct Lossless {
         return reinterpret_cast<const uint32_t *>(row + k + k / 2);
     }
 
-    static __device__ __forceinline__ Row row(const uint32_t *tail, const uint32_t *near) {
-        return {(*near & 0xff) * (0x00010001u << EXPONENT), tail, near, 1};
+    static __device__ __forceinline__ Row row(const uint32_t *tail) {
+        return {(*tail & 0xff) * (0x00010001u << EXPONENT), tail, 1};
     }
 
     /* Two values: the bytes of `kept` from `FIRST` on, with the codes in the same bytes. No code leads past 16 bits. */
@@ -137,10 +134,10 @@ template <typename T> struct Lossless {
     /* Puts the escapes of the run that begins at `column` in their places. */
     template <Lanes L>
     static __device__ __forceinline__ void mend(Row &row, unsigned column, unsigned quad, uint2 (&w)[4]) {
-        const unsigned count = *row.near >> 16;
+        const unsigned count = *row.tail >> 16;
 #pragma unroll 1
         for (; row.next <= count; ++row.next) {
-            const uint32_t entry = row.next < NEAR ? row.near[row.next] : __ldg(row.tail + row.next);
+            const uint32_t entry = row.tail[row.next];
             const unsigned at = (entry & 0xffff) - column;
             if (int(at) >= 64) {
                 break;
