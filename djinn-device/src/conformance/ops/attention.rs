@@ -3,7 +3,7 @@
 use super::rig::{DTYPES, Rig, rows, same_bits};
 use crate::args::{Attention, KvPages, KvWrite, Rope};
 use crate::reference::{encode, encode_vectors};
-use crate::{DType, Ops, RopeStyle, Span};
+use crate::{DType, Encoding, Ops, RopeStyle, Span};
 use djinn_srg::Scores;
 
 const LAYERS: usize = 3;
@@ -202,7 +202,8 @@ impl Batch {
                 rows: count as u32,
                 // Both are right for such rows, and give the same bits.
                 short_runs: longest.is_none_or(|rows| rows as u64 <= most.into()) && first % 2 == 0,
-                read_by: None,
+                // Nor does a device's copy of the output for a product change it.
+                read_by: (count % 2 == 0).then_some((DType::BF16, Encoding::Plain)),
             };
             (args, out)
         }
