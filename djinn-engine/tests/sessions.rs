@@ -16,7 +16,7 @@ mod transfer;
 mod waiting;
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
-use djinn_device::Ops;
+use djinn_device::{DType, Ops};
 use djinn_engine::{Budget, Engine, Generate, Options, Request, Service};
 use djinn_models::{Location, OpenOptions, open};
 use djinn_scheduler::{CostModel, Registry, Settings};
@@ -87,7 +87,13 @@ fn alone(family: &str, turns: &[(Vec<u32>, u64)]) -> Vec<Vec<u32>> {
 }
 
 fn alone_on<D: Ops>(device: D, family: &str, turns: &[(Vec<u32>, u64)]) -> Vec<Vec<u32>> {
-    let options = Options { context: CONTEXT, prefill_rows: CHUNK, page_tokens: PAGE, ..Options::default() };
+    alone_in(DType::F32, device, family, turns)
+}
+
+/// With keys and values in a type.
+fn alone_in<D: Ops>(kv_dtype: DType, device: D, family: &str, turns: &[(Vec<u32>, u64)]) -> Vec<Vec<u32>> {
+    let (prefill_rows, page_tokens) = (CHUNK, PAGE);
+    let options = Options { context: CONTEXT, prefill_rows, page_tokens, kv_dtype, ..Options::default() };
     let mut service = Service::single(load(device, family, &options)).expect("it serves");
     let mut session = None;
     let (mut prompt, mut generated) = (Vec::new(), Vec::new());

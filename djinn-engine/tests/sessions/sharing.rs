@@ -86,10 +86,21 @@ fn equal_salts_share_whole_chunks() {
 /// Sessions that share pages leave the device with them, and find them again.
 #[test]
 fn shared_pages_of_parked_sessions_are_accounted_for() {
+    parked_sessions_share_pages(DType::F32);
+}
+
+#[test]
+fn shared_pages_of_int8_are_as_those_of_floats() {
+    parked_sessions_share_pages(DType::Int8);
+}
+
+fn parked_sessions_share_pages(kv_dtype: DType) {
     let family = "tiny-gqa";
+    let alone = |turns: &[(Vec<u32>, u64)]| alone_in(kv_dtype, cpu(), family, turns);
     let salt = || Origin::Salt(b"a team".to_vec());
     let prefix = prompt(5, 48);
-    let mut service = serve(cpu(), family, &options(24, 24), &settings("lru"));
+    let options = Options { kv_dtype, ..options(24, 24) };
+    let mut service = serve(cpu(), family, &options, &settings("lru"));
     let ids: Vec<SessionId> = (0..3)
         .map(|at| {
             let tokens = [&prefix[..], &prompt(50 + at, 4)[..]].concat();
@@ -103,7 +114,7 @@ fn shared_pages_of_parked_sessions_are_accounted_for() {
     let all = prompt(9, 88);
     let stranger = open_with(&mut service, &all, 4, Origin::Own);
     let tokens = settle(&mut service);
-    assert_eq!(of(stranger, &tokens), alone(family, &[(all, 4)])[0]);
+    assert_eq!(of(stranger, &tokens), alone(&[(all, 4)])[0]);
     service.state().audit();
     for (at, id) in (0..).zip(ids) {
         service
@@ -111,7 +122,7 @@ fn shared_pages_of_parked_sessions_are_accounted_for() {
             .expect("it waits");
         let tokens = settle(&mut service);
         let first = [&prefix[..], &prompt(50 + at, 4)[..]].concat();
-        assert_eq!(of(id, &tokens), alone(family, &[(first, 2), (prompt(60 + at, 3), 3)])[1], "session {at}");
+        assert_eq!(of(id, &tokens), alone(&[(first, 2), (prompt(60 + at, 3), 3)])[1], "session {at}");
     }
     end_all(service, (24, 24));
 }
@@ -119,8 +130,11 @@ fn shared_pages_of_parked_sessions_are_accounted_for() {
 #[test]
 fn forks_go_their_own_ways() {
     let family = "tiny-gqa";
-    for (pages, policy) in [(36, "lru"), (16, "ttl")] {
-        let mut service = serve(cpu(), family, &options(pages, 24), &settings(policy));
+    for (pages, policy, kv_dtype) in
+        [(36, "lru", DType::F32), (16, "ttl", DType::F32), (16, "ttl", DType::Int8)]
+    {
+        let options = Options { kv_dtype, ..options(pages, 24) };
+        let mut service = serve(cpu(), family, &options, &settings(policy));
         let first = prompt(5, 27);
         let parent = open_with(&mut service, &first, 5, Origin::Own);
         let answer = of(parent, &settle(&mut service));
@@ -133,7 +147,8 @@ fn forks_go_their_own_ways() {
         let tokens = settle(&mut service);
         for (id, seed) in [(forks[0], 20), (forks[1], 21), (parent, 30)] {
             let both = [(first.clone(), 5), (prompt(seed, 6), 4)];
-            assert_eq!(of(id, &tokens), alone(family, &both)[1], "{policy}: {id} of {answer:?}");
+            let expected = alone_in(kv_dtype, cpu(), family, &both);
+            assert_eq!(of(id, &tokens), expected[1], "{policy}, {kv_dtype}: {id} of {answer:?}");
         }
         if pages == 36 {
             // 41 tokens are 6 pages; forks share the first three.

@@ -3,7 +3,6 @@
 use super::constrained::constraint;
 use super::*;
 use djinn_cpu::SimConfig;
-use djinn_device::DType;
 use djinn_engine::{
     Client, Error, ExportedSession, Happening, KvShape, OpenTurn, Opening, Result, Sampling, SessionImage,
     Turn, spawn,
@@ -24,7 +23,13 @@ struct Served {
 
 impl Served {
     fn start(seed: u64, pages: (u32, u32), settings: Settings) -> Self {
-        Self::start_on(move || sim(SimConfig { seed, ..SimConfig::default() }), pages, settings)
+        Self::start_in(DType::F32, seed, pages, settings)
+    }
+
+    /// With keys and values in a type.
+    fn start_in(kv_dtype: DType, seed: u64, (pages, host_pages): (u32, u32), settings: Settings) -> Self {
+        let device = move || sim(SimConfig { seed, ..SimConfig::default() });
+        Self::start_with(device, Options { kv_dtype, ..options(pages, host_pages) }, settings)
     }
 
     fn start_on<D: Ops + 'static>(
@@ -32,7 +37,15 @@ impl Served {
         (pages, host_pages): (u32, u32),
         settings: Settings,
     ) -> Self {
-        let make = move || Ok(serve(device(), FAMILY, &options(pages, host_pages), &settings));
+        Self::start_with(device, options(pages, host_pages), settings)
+    }
+
+    fn start_with<D: Ops + 'static>(
+        device: impl FnOnce() -> D + Send + 'static,
+        options: Options,
+        settings: Settings,
+    ) -> Self {
+        let make = move || Ok(serve(device(), FAMILY, &options, &settings));
         let (client, thread) = spawn(make).expect("it serves");
         Served { client, thread }
     }
@@ -161,13 +174,14 @@ fn no_room() -> Settings {
 /// Its pages are on the device, on the host, or given up, when it leaves; and are given up later where it came to.
 #[test]
 fn a_session_goes_on_elsewhere_with_the_same_bits() {
-    for (seed, policy, pages, at) in [
-        (1, "lru", (24, 0), Residency::Device),
-        (2, "ttl", (24, 24), Residency::Host),
-        (3, "lru", (12, 0), Residency::Gone),
+    for (seed, policy, pages, at, kv_dtype) in [
+        (1, "lru", (24, 0), Residency::Device, DType::F32),
+        (2, "ttl", (24, 24), Residency::Host, DType::F32),
+        (3, "lru", (12, 0), Residency::Gone, DType::F32),
+        (4, "ttl", (24, 24), Residency::Host, DType::Int8),
     ] {
-        let here = Served::start(seed, pages, settings(policy));
-        let there = Served::start(9, (24, 0), settings("lru"));
+        let here = Served::start_in(kv_dtype, seed, pages, settings(policy));
+        let there = Served::start_in(kv_dtype, 9, (24, 0), settings("lru"));
         // A chunk of 40, and tokens that are computed row by row.
         let (id, mut tokens) = talk(&here, &prompt(seed, 50));
         if at == Residency::Gone {
@@ -183,7 +197,8 @@ fn a_session_goes_on_elsewhere_with_the_same_bits() {
         tokens.extend(prompt(seed + 50, 7));
         let expected = here.go_on(id, tokens.clone());
         let turns = [(prompt(seed, 50), 6), (prompt(seed + 50, 7), 4)];
-        assert_eq!(expected.tokens, alone_on(sim(SimConfig::default()), FAMILY, &turns)[1], "{at:?}");
+        let alone = alone_in(kv_dtype, sim(SimConfig::default()), FAMILY, &turns);
+        assert_eq!(expected.tokens, alone[1], "{at:?}, {kv_dtype}");
         assert_eq!(
             there.go_on(goes_on, tokens.clone()),
             Answer { reused: kept, ..expected.clone() },
