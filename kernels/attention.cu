@@ -25,7 +25,7 @@
         djinn::enter();                                                                                      \
         djinn::Splits<djinn::Lanes<T, N, DIM, HEADS>>::run(a, part);                                         \
     }
-DJINN_FOR_DTYPES(DJINN_KERNEL)
+DJINN_FOR_CACHE_DTYPES(DJINN_KERNEL)
 
 #define DJINN_FRAGMENTS(suffix, T)                                                                           \
     template <unsigned DIM, unsigned HEADS>                                                                  \
@@ -37,6 +37,7 @@ DJINN_FOR_DTYPES(DJINN_KERNEL)
     }
 DJINN_FRAGMENTS(f16, djinn::f16)
 DJINN_FRAGMENTS(bf16, djinn::bf16)
+DJINN_FRAGMENTS(int8, djinn::int8)
 
 namespace djinn {
 
@@ -64,8 +65,9 @@ template <unsigned DIM> Choice choose_lanes(unsigned shared_by) {
 
 template <typename T, unsigned DIM, unsigned HEADS> Choice choose_fragments() {
     constexpr bool HALF = std::is_same_v<T, f16>;
-    return choice<Fragments<T, DIM, HEADS>>(HALF ? djinn_attention_fragments_f16<DIM, HEADS>
-                                                 : djinn_attention_fragments_bf16<DIM, HEADS>);
+    return choice<Fragments<T, DIM, HEADS>>(IS_INT8<T> ? djinn_attention_fragments_int8<DIM, HEADS>
+                                            : HALF     ? djinn_attention_fragments_f16<DIM, HEADS>
+                                                       : djinn_attention_fragments_bf16<DIM, HEADS>);
 }
 
 template <typename T, unsigned DIM> Choice choose_fragments(unsigned shared_by) {
@@ -94,6 +96,9 @@ Choice choose(const djinn_attention_args &a) {
     case DJINN_BF16:
         return dim % 8 != 0 ? choice<Lanes<bf16, 1, MOST_DIM, 1>>(djinn_attention_lanes_bf16<1, MOST_DIM, 1>)
                             : choose_fragments<bf16>(dim, shared_by);
+    case DJINN_INT8:
+        return is_aligned_int8(a.kv) ? choose_fragments<int8>(dim, shared_by)
+                                     : choice<Lanes<int8, 1, MOST_DIM, 1>>(djinn_attention_lanes_int8<1, MOST_DIM, 1>);
     default: return {};
     }
 }

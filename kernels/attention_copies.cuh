@@ -17,8 +17,15 @@ constexpr unsigned MOST_HEADS = 8;
 /* Tiles that are copied ahead. */
 constexpr unsigned STAGES = 2;
 
-/* For heads of up to DIM elements: what a block keeps of them in shared memory. */
-template <typename T, unsigned DIM> struct TileLayout {
+/* Integers on their way to a tile: 16 bytes of each lane of the warps that copy, in steps. */
+template <typename Stored, unsigned STEPS> struct Integers {};
+template <unsigned STEPS> struct Integers<int8, STEPS> {
+    uint4 integers[STEPS][COPYING];
+};
+
+/* For heads of up to DIM elements in pages of `Stored`: what a block keeps of them in shared memory. */
+template <typename Stored, unsigned DIM> struct TileLayout {
+    using T = Product<Stored>;
     /* Positions of a tile. */
     static constexpr unsigned KEYS = DIM <= 128 ? 128 : 64;
     static constexpr unsigned BLOCKS = (DIM + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
@@ -29,10 +36,13 @@ template <typename T, unsigned DIM> struct TileLayout {
     struct Tile {
         T at[BLOCKS][KEYS][BLOCK_COLUMNS];
     };
-    struct Shared {
+    /* In a step, four lanes take 64 elements of one of eight rows. */
+    static constexpr unsigned STEPS = HALF / 8 * BLOCKS;
+    struct Tiles {
         T queries[BLOCKS][ROWS][BLOCK_COLUMNS];
         Tile keys[STAGES], values[STAGES];
     };
+    struct Shared : Tiles, Integers<Stored, STEPS> {};
     struct Barriers {
         Barrier keys_ready[STAGES], values_ready[STAGES], keys_free[STAGES], values_free[STAGES];
     };
@@ -43,10 +53,10 @@ template <typename T, unsigned DIM> struct TileLayout {
 };
 
 /* What the warps that copy do. */
-template <typename T, unsigned DIM> struct TileCopies : TileLayout<T, DIM> {
-    using Layout = TileLayout<T, DIM>;
-    using typename Layout::Barriers, typename Layout::Shared, typename Layout::Tile;
-    using Layout::BLOCKS, Layout::HALF, Layout::KEYS;
+template <typename Stored, unsigned DIM> struct TileCopies : TileLayout<Stored, DIM> {
+    using Layout = TileLayout<Stored, DIM>;
+    using typename Layout::Barriers, typename Layout::Shared, typename Layout::T, typename Layout::Tile;
+    using Layout::BLOCKS, Layout::HALF, Layout::KEYS, Layout::STEPS;
 
     const djinn_attention_args &a;
     const Tiling &part;
@@ -72,7 +82,7 @@ template <typename T, unsigned DIM> struct TileCopies : TileLayout<T, DIM> {
             const unsigned row = first + i, at = position + i;
             const bool seen = at >= run.lowest && at < run.length;
             const T *key = key_at<T>(a.kv, run.sequence, seen ? at : run.lowest, unit.kv_head);
-            const T *from = key + (values ? value_offset(a.kv) : 0);
+            const T *from = key + (values ? value_offset<T>(a.kv) : 0);
 #pragma unroll
             for (unsigned block = 0; block < BLOCKS; ++block) {
                 const unsigned piece = block * 8 + in_block;
@@ -106,6 +116,99 @@ template <typename T, unsigned DIM> struct TileCopies : TileLayout<T, DIM> {
         if (lane != 0) {
             ready.arrive();
         }
+    }
+
+    /* Of half a tile of int8: where the rows that the lane looks up begin, and their scales; 0 for what is not seen. */
+    struct Rows {
+        const int8 *at[HALF / 32];
+        float scale[HALF / 32];
+    };
+
+    __device__ __forceinline__ Rows look_up(const Run &run, const Unit &unit, bool values, unsigned position) const {
+        Rows rows;
+#pragma unroll
+        for (unsigned i = 0; i < HALF / 32; ++i) {
+            const unsigned at = position + i * 32 + threadIdx.x % 32;
+            const bool seen = at >= run.lowest && at < run.length;
+            const unsigned read = seen ? at : run.lowest;
+            const int8 *const key = key_at<int8>(a.kv, run.sequence, read, unit.kv_head);
+            rows.at[i] = key + (values ? value_offset<int8>(a.kv) : 0);
+            rows.scale[i] = seen ? load_scale(scale_at(a.kv, rows.at[i], read)) : 0;
+        }
+        return rows;
+    }
+
+    /* Steps whose integers are in registers at once. */
+    static constexpr unsigned AT_ONCE = 4;
+    static_assert(STEPS % AT_ONCE == 0);
+
+    /* Starts the copy of the lane's integers of a step; past the end of a head, of any. */
+    __device__ __forceinline__ void copy_integers(const Rows &rows, unsigned step) const {
+        const unsigned lane = threadIdx.x % 32, row = step / BLOCKS * 8 + lane / 4;
+        const unsigned column = step % BLOCKS * BLOCK_COLUMNS + lane % 4 * 16;
+        const auto at = static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(rows.at[step / BLOCKS / 4]));
+        const auto from = __shfl_sync(0xffffffffu, at, row % 32) + (column < a.kv.head_dim ? column : 0);
+        copy_async(&shared.integers[step][threadIdx.x % COPYING], reinterpret_cast<const void *>(from), true);
+    }
+
+    /* Widens the lane's integers of some steps into a tile. All loads start before any is used. */
+    __device__ __forceinline__ void widen(Tile &to, const Rows &rows, unsigned first, unsigned begin) const {
+        const unsigned lane = threadIdx.x % 32, piece = lane % 4 * 2;
+        uint4 words[AT_ONCE];
+#pragma unroll
+        for (unsigned i = 0; i < AT_ONCE; ++i) {
+            words[i] = shared.integers[begin + i][threadIdx.x % COPYING];
+        }
+#pragma unroll
+        for (unsigned i = 0; i < AT_ONCE; ++i) {
+            const unsigned step = begin + i, row = step / BLOCKS * 8 + lane / 4, turn = row % 8;
+            const HalfScale scale(__shfl_sync(0xffffffffu, rows.scale[step / BLOCKS / 4], row % 32));
+            T *const line = to.at[step % BLOCKS][first + row];
+            store_widened(line + (piece ^ turn) * 8, line + ((piece + 1) ^ turn) * 8, words[i], scale);
+        }
+    }
+
+    /*
+     * Widens the tiles of a unit of int8: of four warps, two take the keys and two the values, each half of a tile. Each
+     * lane widens what it copied itself. The next tile's integers take the place of those that are widened, and where
+     * those after them lie is looked up meanwhile.
+     */
+    __device__ __forceinline__ void supply_int8(const Unit &unit) {
+        const unsigned warp = threadIdx.x % COPYING / 32, first = warp % 2 * HALF;
+        const bool values = warp >= 2;
+        Tile *const tiles = values ? shared.values : shared.keys;
+        Barrier *const ready = values ? barriers.values_ready : barriers.keys_ready;
+        Barrier *const free = values ? barriers.values_free : barriers.keys_free;
+        unit.each_run(a, [&](const Run &run) {
+            const unsigned start = run.lowest / KEYS * KEYS + first;
+            Rows rows = look_up(run, unit, values, start), next = look_up(run, unit, values, start + KEYS);
+#pragma unroll
+            for (unsigned step = 0; step < STEPS; ++step) {
+                copy_integers(rows, step);
+            }
+            commit_copies();
+            for (unsigned position = start; position < run.length + first; position += KEYS, ++count) {
+                const unsigned slot = Layout::slot(count);
+                /* Past the end of the run, its lowest position. */
+                const Rows after = look_up(run, unit, values, position + 2 * KEYS);
+                wait_copies<0>();
+                free[slot].wait(Layout::parity(count) ^ 1);
+#pragma unroll
+                for (unsigned step = 0; step < STEPS; step += AT_ONCE) {
+                    widen(tiles[slot], rows, first, step);
+#pragma unroll
+                    for (unsigned i = 0; i < AT_ONCE; ++i) {
+                        copy_integers(next, step + i);
+                    }
+                }
+                commit_copies();
+                rows = next;
+                next = after;
+                admit_shared_writes();
+                ready[slot].arrive();
+            }
+            wait_copies<0>();
+        });
     }
 
     /*

@@ -1,6 +1,9 @@
 /*
  * A warp's share of a split of attention, on the tensor cores, for 16-bit pages and a head_dim that is a multiple of 8:
  * queries and weights are rounded to the type of the pages. Few instructions are needed, so that memory is the limit.
+ * Integers of aligned int8 pages are widened to f16 in registers. Scores are multiplied with the keys' scales, and weights
+ * with the values', divided by a power of two that brings the greatest of the warp's to less than 2: scales may be of any
+ * size.
  *
  * Keys are the rows of the matrices and up to 8 heads that share a key head are the columns; then elements of values
  * are the rows. Sums over elements or positions may take them in any order: so a lane loads 16 bytes at once, and what
@@ -28,20 +31,33 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
 template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
     static constexpr unsigned DIM = MOST, HEADS = GROUP, THREADS = 128, WARPS = 4;
     /* Blocks of a multiprocessor, as registers allow. */
-    static constexpr unsigned BLOCKS = DIM <= 128 ? 3 : 2;
+    static constexpr unsigned BLOCKS = DIM > 128 ? 2 : IS_INT8<T> ? 4 : 3;
     static constexpr unsigned SHARE = SPLIT / WARPS, TILE = 16;
     /* Columns without a head have a bias as well: whether weights are rescaled depends on all. */
     static constexpr unsigned SLOPES = COLUMNS;
     static_assert(HEADS <= COLUMNS);
+    /* What is multiplied. */
+    using M = Product<T>;
+    /* Elements that a lane loads at once, of keys and of values: eight lanes share a row of those. */
+    static constexpr unsigned PIECE = PER_16_BYTES<T>, VALUE_PIECE = PIECE < DIM / 8 ? PIECE : DIM / 8;
+    static_assert(DIM % (4 * PIECE) == 0 && DIM % (8 * VALUE_PIECE) == 0);
+    /* Elements of a head in shared memory: of int8 with gaps, so that lanes that store two each meet no bank twice. */
+    static constexpr unsigned GAP = IS_INT8<T> ? 2 : 0, PADDED = DIM + DIM / VALUE_PIECE * GAP;
+    static constexpr unsigned PITCH = IS_INT8<T> ? PADDED + (20 - PADDED % 16) % 16 : DIM;
 
-    struct Shared {
+    struct Shared : Scales<T, WARPS, SHARE> {
         const T *key[WARPS][SHARE];
         /* With biases: each head's slope, and the bias of the row's own position. */
         float slope[COLUMNS], own[COLUMNS];
         /* What each warp found; a maximum of -INFINITY if it saw no position. */
         float top[WARPS][HEADS], sum[WARPS][HEADS];
-        float part[WARPS][HEADS * DIM];
+        float part[WARPS][HEADS * PITCH];
     };
+
+    /* Where an element of a head lies in `part`. */
+    static __device__ __forceinline__ unsigned at_part(unsigned head, unsigned element) {
+        return head * PITCH + element + element / VALUE_PIECE * GAP;
+    }
 
     /* The lane's part of the queries, scaled: elements of head lane / 4. */
     struct Query {
@@ -54,45 +70,63 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         const float scale = __fmul_rn(a.scale, LOG2_E);
         Query query = {};
 #pragma unroll
-        for (unsigned i = 0; i < DIM / 32; ++i) {
-            const unsigned at = i * 32 + quad * 8;
+        for (unsigned i = 0; i < DIM / 4 / PIECE; ++i) {
+            const unsigned at = (i * 4 + quad) * PIECE;
             if (head < heads && at < a.kv.head_dim) {
                 const float *from = queries + size_t(head) * a.kv.head_dim + at;
 #pragma unroll
-                for (unsigned half = 0; half < 2; ++half) {
-                    const auto x = load<float, 4>(from + 4 * half);
-                    query.at[2 * i + half][0] = pack<T>(x.at[0] * scale, x.at[1] * scale);
-                    query.at[2 * i + half][1] = pack<T>(x.at[2] * scale, x.at[3] * scale);
+                for (unsigned part = 0; part < PIECE / 4; ++part) {
+                    const auto x = load<float, 4>(from + 4 * part);
+                    query.at[i * (PIECE / 4) + part][0] = pack<M>(x.at[0] * scale, x.at[1] * scale);
+                    query.at[i * (PIECE / 4) + part][1] = pack<M>(x.at[2] * scale, x.at[3] * scale);
                 }
             }
         }
         return query;
     }
 
-    /* Where 16 bytes of a row begin; past the end of a head, the row's start: what they give is not used. */
+    /* Where a piece of a row begins; past the end of a head, the row's start: what they give is not used. */
     static __device__ __forceinline__ unsigned offset_of(const djinn_attention_args &a, unsigned at) {
         return at < a.kv.head_dim ? at : 0;
     }
 
     /* Of 16 positions: the lane's elements of keys lane / 4 and 8 further. */
     struct Keys {
-        uint4 at[DIM / 32][2];
+        uint4 at[DIM / 4 / PIECE][2];
 
         __device__ __forceinline__ void load(const djinn_attention_args &a, const T *const *key) {
             const unsigned row = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
             const T *const low = key[row], *const high = key[row + 8];
 #pragma unroll
-            for (unsigned i = 0; i < DIM / 32; ++i) {
-                const unsigned offset = offset_of(a, i * 32 + quad * 8);
+            for (unsigned i = 0; i < DIM / 4 / PIECE; ++i) {
+                const unsigned offset = offset_of(a, (i * 4 + quad) * PIECE);
                 at[i][0] = *reinterpret_cast<const uint4 *>(low + offset);
                 at[i][1] = *reinterpret_cast<const uint4 *>(high + offset);
+            }
+        }
+
+        /* Rows by elements of step `i` of the product, as the matrix units take them. */
+        __device__ __forceinline__ void operands(uint32_t (&to)[4], unsigned i) const {
+            const uint4 low = at[i / (PIECE / 4)][0], high = at[i / (PIECE / 4)][1];
+            const unsigned part = i % (PIECE / 4);
+            if constexpr (IS_INT8<T>) {
+                uint32_t l[2], h[2];
+                widen_word(l, word_of(low, part));
+                widen_word(h, word_of(high, part));
+                to[0] = l[0], to[1] = h[0], to[2] = l[1], to[3] = h[1];
+            } else {
+                to[0] = word_of(low, 2 * part);
+                to[1] = word_of(high, 2 * part);
+                to[2] = word_of(low, 2 * part + 1);
+                to[3] = word_of(high, 2 * part + 1);
             }
         }
     };
 
     /* Of 16 positions: the lane's elements of values 2 (lane % 4), the next, and both 8 further. */
     struct Values {
-        uint4 at[DIM / 64][4];
+        static constexpr unsigned WORDS = VALUE_PIECE * sizeof(T) / 4;
+        Pack<uint32_t, WORDS> at[DIM / 8 / VALUE_PIECE][4];
 
         __device__ __forceinline__ void load(const djinn_attention_args &a, const T *const *key, size_t value) {
             const unsigned row = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
@@ -100,9 +134,33 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
             for (unsigned k = 0; k < 4; ++k) {
                 const T *const from = key[2 * quad + k % 2 + k / 2 * 8] + value;
 #pragma unroll
-                for (unsigned i = 0; i < DIM / 64; ++i) {
-                    at[i][k] = *reinterpret_cast<const uint4 *>(from + offset_of(a, i * 64 + row * 8));
+                for (unsigned i = 0; i < DIM / 8 / VALUE_PIECE; ++i) {
+                    const T *const piece = from + offset_of(a, (i * 8 + row) * VALUE_PIECE);
+                    at[i][k] = djinn::load<uint32_t, WORDS>(reinterpret_cast<const uint32_t *>(piece));
                 }
+            }
+        }
+
+        /* The lane's pair of elements number `i` by pairs of positions, as the matrix units take them. */
+        __device__ __forceinline__ void operands(uint32_t (&to)[4], unsigned i) const {
+            constexpr unsigned PAIRS = VALUE_PIECE / 2;
+            const unsigned word = i % PAIRS * sizeof(T) / 2;
+            uint32_t of[4];
+#pragma unroll
+            for (unsigned k = 0; k < 4; ++k) {
+                of[k] = at[i / PAIRS][k].at[word];
+            }
+            if constexpr (IS_INT8<T>) {
+                const unsigned which = i % 2 == 0 ? 0x5140 : 0x7362;
+                uint32_t l[2], h[2];
+                widen_word(l, __byte_perm(of[0], of[1], which));
+                widen_word(h, __byte_perm(of[2], of[3], which));
+                to[0] = l[0], to[1] = l[1], to[2] = h[0], to[3] = h[1];
+            } else {
+                to[0] = __byte_perm(of[0], of[1], 0x5410);
+                to[1] = __byte_perm(of[0], of[1], 0x7632);
+                to[2] = __byte_perm(of[2], of[3], 0x5410);
+                to[3] = __byte_perm(of[2], of[3], 0x7632);
             }
         }
     };
@@ -136,47 +194,76 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
         float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
         float out[DIM / 16][4] = {};
+        /* What values were divided by. */
+        float power = 1;
         if (begin < end) {
             const T **key = shared.key[warp];
+            const size_t value = value_offset<T>(a.kv);
+            float scales[2][SHARE / 32];
 #pragma unroll
-            for (unsigned i = lane; i < SHARE; i += 32) {
+            for (unsigned i = 0; i < SHARE / 32; ++i) {
                 /* Hidden positions of a tile stand for one that is seen, with a weight of zero. */
-                key[i] = key_at<T>(a.kv, sequence, min(max(base + i, begin), end - 1), kv_head);
+                const unsigned position = min(max(base + i * 32 + lane, begin), end - 1);
+                T *at = key_at<T>(a.kv, sequence, position, kv_head);
+                key[i * 32 + lane] = at;
+                if constexpr (IS_INT8<T>) {
+                    const int8 *from = scale_at(a.kv, at, position);
+                    scales[0][i] = load_scale(from);
+                    scales[1][i] = load_scale(from + value);
+                }
             }
             __syncwarp();
-            const size_t value = value_offset(a.kv);
             unsigned first = (begin - base) / TILE * TILE;
             const unsigned last = (end - 1 - base) / TILE * TILE;
             Keys keys;
             Values values;
             keys.load(a, key + first);
             values.load(a, key + first, value);
+            if constexpr (IS_INT8<T>) {
+                /* Only now: what waits for scales shall not keep the first keys and values waiting. */
+                float most = 0;
+#pragma unroll
+                for (unsigned i = 0; i < SHARE / 32; ++i) {
+                    most = fmaxf(most, scales[1][i]);
+                }
+                const uint32_t bits = __float_as_uint(warp_max(most)) & 0x7f800000u;
+                power = __uint_as_float(bits);
+                const float inverse = __uint_as_float(0x7f000000u - bits);
+#pragma unroll
+                for (unsigned i = 0; i < SHARE / 32; ++i) {
+                    shared.key_scale[warp][i * 32 + lane] = scales[0][i];
+                    shared.value_scale[warp][i * 32 + lane] = __fmul_rn(scales[1][i], inverse);
+                }
+                __syncwarp();
+            }
 #pragma unroll 1
             for (; first <= last; first += TILE) {
-                float scores[4] = {};
+                float scores[4] = {}, others[4] = {};
 #pragma unroll
-                for (unsigned i = 0; i < DIM / 32; ++i) {
-                    const uint4 low = keys.at[i][0], high = keys.at[i][1];
-                    const uint32_t even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
-                    multiply<T>(scores, even, query.at[2 * i][0], query.at[2 * i][1]);
-                    multiply<T>(scores, odd, query.at[2 * i + 1][0], query.at[2 * i + 1][1]);
+                for (unsigned i = 0; i < DIM / 16; ++i) {
+                    uint32_t operands[4];
+                    keys.operands(operands, i);
+                    multiply<M>(IS_INT8<T> && i % 2 == 1 ? others : scores, operands, query.at[i][0], query.at[i][1]);
+                }
+                float value_scale[2] = {1, 1};
+                if constexpr (IS_INT8<T>) {
+#pragma unroll
+                    for (unsigned i = 0; i < 2; ++i) {
+                        const float key_scale = shared.key_scale[warp][first + row + 8 * i];
+                        value_scale[i] = shared.value_scale[warp][first + row + 8 * i];
+                        scores[2 * i] = __fmul_rn(scores[2 * i] + others[2 * i], key_scale);
+                        scores[2 * i + 1] = __fmul_rn(scores[2 * i + 1] + others[2 * i + 1], key_scale);
+                    }
                 }
                 if (first < last) {
                     keys.load(a, key + first + TILE);
                 }
-                const auto weights = weigh(a, shared, scores, top, sum, out, base + first, begin, end);
+                const auto weights = weigh(a, shared, scores, value_scale, top, sum, out, base + first, begin, end);
 #pragma unroll
                 for (unsigned i = 0; i < DIM / 16; ++i) {
-                    /* Elements of values in pairs of positions. */
-                    uint32_t word[4];
-#pragma unroll
-                    for (unsigned k = 0; k < 4; ++k) {
-                        word[k] = word_of(values.at[i / 4][k], i % 4);
-                    }
-                    const uint32_t pairs[4] = {
-                        __byte_perm(word[0], word[1], 0x5410), __byte_perm(word[0], word[1], 0x7632),
-                        __byte_perm(word[2], word[3], 0x5410), __byte_perm(word[2], word[3], 0x7632)};
-                    multiply<T>(out[i], pairs, weights.x, weights.y);
+                    uint32_t operands[4];
+                    values.operands(operands, i);
+                    multiply<M>(out[i], operands, weights.x, weights.y);
                 }
                 if (first < last) {
                     values.load(a, key + first + TILE, value);
@@ -194,8 +281,11 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
                 }
 #pragma unroll
                 for (unsigned d = 0; d < DIM / 16; ++d) {
-                    float *to = &shared.part[warp][head * DIM + d / 4 * 64 + row * 8 + d % 4 * 2];
-                    store(to, Pack<float, 2>{out[d][i], out[d][2 + i]});
+                    constexpr unsigned PAIRS = VALUE_PIECE / 2;
+                    const unsigned element = (d / PAIRS * 8 + row) * VALUE_PIECE + d % PAIRS * 2;
+                    float *to = &shared.part[warp][at_part(head, element)];
+                    store(to, IS_INT8<T> ? Pack<float, 2>{out[d][i] * power, out[d][2 + i] * power}
+                                         : Pack<float, 2>{out[d][i], out[d][2 + i]});
                 }
             }
         }
@@ -206,9 +296,9 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
      * above `top`, so that it rarely changes after the first tile.
      */
     static __device__ __forceinline__ uint2 weigh(const djinn_attention_args &a, const Shared &shared,
-                                                  float (&scores)[4], float (&top)[2], float (&sum)[2],
-                                                  float (&out)[DIM / 16][4], unsigned base, unsigned begin,
-                                                  unsigned end) {
+                                                  float (&scores)[4], const float (&value_scale)[2],
+                                                  float (&top)[2], float (&sum)[2], float (&out)[DIM / 16][4],
+                                                  unsigned base, unsigned begin, unsigned end) {
         const unsigned row = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
         bool above = false;
 #pragma unroll
@@ -242,8 +332,11 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         for (unsigned i = 0; i < 4; ++i) {
             scores[i] = power_of_two(scores[i] - top[i % 2]);
             sum[i % 2] = __fadd_rn(sum[i % 2], scores[i]);
+            if constexpr (IS_INT8<T>) {
+                scores[i] = __fmul_rn(scores[i], value_scale[i / 2]);
+            }
         }
-        return {transpose(pack<T>(scores[0], scores[1])), transpose(pack<T>(scores[2], scores[3]))};
+        return {transpose(pack<M>(scores[0], scores[1])), transpose(pack<M>(scores[2], scores[3]))};
     }
 };
 

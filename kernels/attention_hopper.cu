@@ -1,7 +1,8 @@
 /*
  * attention in tiles on Hopper (sm_90a), for rows in runs of more than DJINN_PREFILL_RUN of one sequence:
  * out[r, h, :] = softmax((q[r, h, :] K + bias) scale) V over positions 0 ..= positions[r], or the last `window`.
- * Shapes: as in attention.cu; f16 or bf16 pages, head_dim a multiple of 8.
+ * Shapes: as in attention.cu; f16 or bf16 pages, head_dim a multiple of 8; or aligned int8 pages, which become f16 on their
+ * way to the tiles.
  * Reference: djinn-device, src/reference.rs, `attention`.
  *
  * The method is that of FlashAttention-3 (Shah et al., 2024): a warpgroup has keys and values copied to shared memory,
@@ -21,14 +22,13 @@
 
 namespace djinn {
 
-/* Registers of a thread that copies, and of one that computes. */
-#define DJINN_FEW_REGISTERS "56"
-#define DJINN_MANY_REGISTERS "224"
-
-/* What the warps that compute do, for heads of up to DIM elements. */
-template <typename T, unsigned DIM> struct HopperTiles : TileLayout<T, DIM> {
-    using Layout = TileLayout<T, DIM>;
-    using typename Layout::Barriers, typename Layout::Shared;
+/* What the warps that compute do, for heads of up to DIM elements in pages of `Stored`. */
+template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored, DIM> {
+    /* Registers of a thread that copies, and of one that computes. */
+    static constexpr bool WIDENS = IS_INT8<Stored> && DIM <= 128;
+    static constexpr unsigned FEW_REGISTERS = WIDENS ? 72 : 56, MANY_REGISTERS = WIDENS ? 216 : 224;
+    using Layout = TileLayout<Stored, DIM>;
+    using typename Layout::Barriers, typename Layout::Shared, typename Layout::T;
     using Layout::BLOCKS, Layout::KEYS;
     using Rows = FoundRows<DIM>;
     /* Steps of a product with keys, and pieces of 16 bytes in a row. */
@@ -341,14 +341,19 @@ template <typename T, unsigned DIM> struct HopperTiles : TileLayout<T, DIM> {
         const unsigned units = part.tiles * a.kv.kv_heads * part.groups * part.all_splits;
         order.find(a, part, units);
         if (threadIdx.x >= COMPUTING) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 " DJINN_FEW_REGISTERS ";");
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEW_REGISTERS));
             admit_bulk_copies();
-            TileCopies<T, DIM> copies(a, part, pages, shared, barriers);
+            TileCopies<Stored, DIM> copies(a, part, pages, shared, barriers);
             for (unsigned index = blockIdx.x; index < units; index += gridDim.x) {
-                copies.supply(Unit(a, part, order, index));
+                const Unit unit(a, part, order, index);
+                if constexpr (IS_INT8<Stored>) {
+                    copies.supply_int8(unit);
+                } else {
+                    copies.supply(unit);
+                }
             }
         } else {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 " DJINN_MANY_REGISTERS ";");
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MANY_REGISTERS));
             HopperTiles work(a, part, shared, barriers);
             for (unsigned index = blockIdx.x; index < units; index += gridDim.x) {
                 work.compute(Unit(a, part, order, index));
@@ -369,6 +374,7 @@ template <typename T, unsigned DIM> struct HopperTiles : TileLayout<T, DIM> {
     }
 DJINN_KERNEL(f16, djinn::f16)
 DJINN_KERNEL(bf16, djinn::bf16)
+DJINN_KERNEL(int8, djinn::int8)
 
 __global__ void __launch_bounds__(djinn::MERGING)
     djinn_attention_merge(const __grid_constant__ djinn_attention_args a, const __grid_constant__ djinn::Tiling part) {
@@ -387,18 +393,21 @@ struct HopperTilesChoice {
     unsigned half;
 };
 
-template <unsigned DIM> HopperTilesChoice tiles_of(bool half) {
-    const size_t bytes = sizeof(typename HopperTiles<f16, DIM>::Shared) + BLOCK_ALIGN;
-    const auto kernel = half ? djinn_attention_hopper_f16<DIM> : djinn_attention_hopper_bf16<DIM>;
-    return {kernel, bytes, HopperTiles<f16, DIM>::HALF};
+template <unsigned DIM> HopperTilesChoice tiles_of(uint32_t dtype) {
+    const size_t floats = sizeof(typename HopperTiles<f16, DIM>::Shared) + BLOCK_ALIGN;
+    const size_t int8s = sizeof(typename HopperTiles<int8, DIM>::Shared) + BLOCK_ALIGN;
+    const auto kernel = dtype == DJINN_F16    ? djinn_attention_hopper_f16<DIM>
+                        : dtype == DJINN_BF16 ? djinn_attention_hopper_bf16<DIM>
+                                              : djinn_attention_hopper_int8<DIM>;
+    return {kernel, dtype == DJINN_INT8 ? int8s : floats, HopperTiles<f16, DIM>::HALF};
 }
 
 static HopperTilesChoice choose_tiles(const djinn_attention_args &a) {
-    const bool half = a.kv.dtype == DJINN_F16;
-    return a.kv.head_dim <= 64    ? tiles_of<64>(half)
-           : a.kv.head_dim <= 96  ? tiles_of<96>(half)
-           : a.kv.head_dim <= 128 ? tiles_of<128>(half)
-                                  : tiles_of<256>(half);
+    const uint32_t dtype = a.kv.dtype;
+    return a.kv.head_dim <= 64    ? tiles_of<64>(dtype)
+           : a.kv.head_dim <= 96  ? tiles_of<96>(dtype)
+           : a.kv.head_dim <= 128 ? tiles_of<128>(dtype)
+                                  : tiles_of<256>(dtype);
 }
 
 /* Rows that a launch takes, at most. */
@@ -408,14 +417,16 @@ static uint64_t most_rows(const djinn_attention_args &a) {
 }
 
 bool serves_hopper_runs(const djinn_attention_args &a) {
-    const bool fits = may_have_runs(a) && a.kv.dtype != DJINN_F32 && a.kv.head_dim % 8 == 0;
+    const bool typed = a.kv.dtype == DJINN_INT8 ? is_aligned_int8(a.kv) : a.kv.dtype != DJINN_F32;
+    const bool fits = may_have_runs(a) && typed && a.kv.head_dim % 8 == 0;
     return fits && all_devices()[current_device()].is_hopper && most_rows(a) > 0;
 }
 
 /* Positions that the copy engine copies at once: of one page, and of half a tile. */
 static unsigned box_of(const djinn_attention_args &a, unsigned half) {
     const unsigned page = a.kv.page_tokens, box = page < half ? page : half;
-    const bool fits = box % 8 == 0 && half % box == 0 && page % box == 0 && a.kv.page_bytes % (a.kv.head_dim * 2) == 0;
+    const bool typed = a.kv.dtype != DJINN_INT8;
+    const bool fits = typed && box % 8 == 0 && half % box == 0 && page % box == 0 && a.kv.page_bytes % (a.kv.head_dim * 2) == 0;
     return fits && map_encoder() != nullptr ? box : 0;
 }
 

@@ -24,7 +24,10 @@ template <typename T, unsigned N> struct Raw {
     uint32_t words[(N * sizeof(T) + 3) / 4];
 
     __device__ __forceinline__ void load(const T *from) {
-        if constexpr (N * sizeof(T) < 4) {
+        if constexpr (sizeof(T) == 1) {
+            static_assert(N == 1, "single integers, which are aligned to nothing");
+            words[0] = *reinterpret_cast<const uint8_t *>(from);
+        } else if constexpr (N * sizeof(T) < 4) {
             words[0] = *reinterpret_cast<const uint16_t *>(from);
         } else {
             const auto pack = djinn::load<uint32_t, N * sizeof(T) / 4>(reinterpret_cast<const uint32_t *>(from));
@@ -38,6 +41,8 @@ template <typename T, unsigned N> struct Raw {
     __device__ __forceinline__ float at(unsigned i) const {
         if constexpr (sizeof(T) == 4) {
             return __uint_as_float(words[i]);
+        } else if constexpr (sizeof(T) == 1) {
+            return static_cast<int8>(words[i]);
         } else {
             const uint32_t word = words[i / 2];
             return i % 2 == 0 ? low(word, T{}) : high(word, T{});
@@ -84,7 +89,7 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
     /* Scores of a tile that LANES lanes compute, and lanes that share one in the end. */
     static constexpr unsigned SCORES = UNROLL * HEADS, SAME = LANES / SCORES;
     static_assert(SHARE % TILE == 0 && SCORES <= LANES);
-    struct Shared {
+    struct Shared : Scales<T, WARPS, SHARE> {
         const T *key[WARPS][SHARE];
         /* With biases: each head's slope, and the bias of the row's own position. */
         float slope[HEADS], own[HEADS];
@@ -92,6 +97,9 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
         float top[WARPS][HEADS], sum[WARPS][HEADS];
         float part[WARPS][HEADS * DIM];
     };
+
+    /* Where an element of a head lies in `part`. */
+    static __device__ __forceinline__ unsigned at_part(unsigned head, unsigned element) { return head * DIM + element; }
 
     /* Queries are aligned to 16 bytes alone, whatever the elements of keys are. */
     static constexpr unsigned PIECE = N < 4 ? N : 4;
@@ -159,12 +167,19 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
             return;
         }
         const T **key = shared.key[warp];
+        const size_t value = value_offset<T>(a.kv);
 #pragma unroll
         for (unsigned i = lane; i < SHARE; i += 32) {
-            key[i] = key_at<T>(a.kv, sequence, min(max(base + i, begin), end - 1), kv_head);
+            const unsigned position = min(max(base + i, begin), end - 1);
+            T *at = key_at<T>(a.kv, sequence, position, kv_head);
+            key[i] = at;
+            if constexpr (IS_INT8<T>) {
+                const int8 *from = scale_at(a.kv, at, position);
+                shared.key_scale[warp][i] = gather_scale(from);
+                shared.value_scale[warp][i] = gather_scale(from + value);
+            }
         }
         __syncwarp();
-        const size_t value = value_offset(a.kv);
         /* The score of a tile that the lane ends up with: of its group's `mine`th position, for a head. */
         const unsigned score = lane % LANES / SAME, mine = score % UNROLL, my_head = score / UNROLL;
         /*
@@ -197,7 +212,10 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
                 keys.load(key + first + TILE, dim, 0);
             }
             float weight = sum_of_lanes(scores);
-            const unsigned position = base + first + mine * AT_ONCE + lane / LANES;
+            const unsigned in_share = first + mine * AT_ONCE + lane / LANES, position = base + in_share;
+            if constexpr (IS_INT8<T>) {
+                weight = __fmul_rn(weight, shared.key_scale[warp][in_share]);
+            }
             if (a.alibi != 0) {
                 /*
                  * The bias of the row's own position is taken from all, so that biases cost no precision where weights
@@ -228,6 +246,9 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
             }
             weight = power_of_two(weight - top);
             sum = __fadd_rn(sum, weight);
+            if constexpr (IS_INT8<T>) {
+                weight = __fmul_rn(weight, shared.value_scale[warp][in_share]);
+            }
 #pragma unroll
             for (unsigned u = 0; u < UNROLL; ++u) {
                 float weights[HEADS];

@@ -1,7 +1,8 @@
 /*
  * attention in tiles, on the tensor cores, for rows in runs of more than DJINN_PREFILL_RUN of one sequence:
  * out[r, h, :] = softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r], or the last `window` of them.
- * Shapes: as in attention.cu; f16 or bf16 pages, head_dim 64 or 128.
+ * Shapes: as in attention.cu; f16, bf16 or aligned int8 pages, head_dim 64 or 128. int8 becomes f16 on its way to shared
+ * memory.
  * Reference: djinn-device, src/reference.rs, `attention`.
  *
  * The method is FlashAttention-2 (Dao, 2023): the running maximum and sum of each row are kept while 64 keys and
@@ -27,7 +28,9 @@ __device__ __forceinline__ void load_transposed(uint32_t (&to)[4], const void *r
                  : "memory");
 }
 
-template <typename T, unsigned DIM> struct Tiles {
+/* Of pages of `Stored`. */
+template <typename Stored, unsigned DIM> struct Tiles {
+    using T = Product<Stored>;
     /* Elements of a row in shared memory: padded, so that fragments meet no bank twice. */
     static constexpr unsigned PITCH = DIM + 8;
     static constexpr unsigned STEPS = DIM / 16;
@@ -50,14 +53,24 @@ template <typename T, unsigned DIM> struct Tiles {
     /* Starts the copy of a tile; positions before `lowest` and from `length` on are zeros. */
     static __device__ __forceinline__ void fetch(Shared &shared, const djinn_kv_pages &kv, unsigned sequence,
                                                  unsigned kv_head, unsigned tile, unsigned lowest, unsigned length) {
-        constexpr unsigned CHUNKS = DIM / 8;
+        constexpr unsigned PIECE = PER_16_BYTES<Stored>, CHUNKS = DIM / PIECE;
 #pragma unroll 4
         for (unsigned i = threadIdx.x; i < TILE * CHUNKS; i += THREADS) {
-            const unsigned slot = i / CHUNKS, at = i % CHUNKS * 8, position = tile * TILE + slot;
+            const unsigned slot = i / CHUNKS, at = i % CHUNKS * PIECE, position = tile * TILE + slot;
             const bool inside = position >= lowest && position < length;
-            const T *key = key_at<T>(kv, sequence, inside ? position : lowest, kv_head) + at;
-            copy_async(&shared.keys[tile % 2][slot][at], key, inside);
-            copy_async(&shared.values[tile % 2][slot][at], key + value_offset(kv), inside);
+            const unsigned read = inside ? position : lowest;
+            const Stored *const vector = key_at<Stored>(kv, sequence, read, kv_head);
+#pragma unroll
+            for (unsigned part = 0; part < 2; ++part) {
+                T *const to = &(part == 0 ? shared.keys : shared.values)[tile % 2][slot][at];
+                const Stored *const from = vector + part * value_offset<Stored>(kv);
+                if constexpr (IS_INT8<Stored>) {
+                    const float scale = inside ? load_scale(scale_at(kv, from, read)) : 0;
+                    store_widened(to, to + 8, *reinterpret_cast<const uint4 *>(from + at), HalfScale(scale));
+                } else {
+                    copy_async(to, from + at, inside);
+                }
+            }
         }
         commit_copies();
     }
@@ -233,21 +246,26 @@ template <typename T, unsigned DIM> struct Tiles {
     }
 DJINN_KERNEL(f16, djinn::f16)
 DJINN_KERNEL(bf16, djinn::bf16)
+DJINN_KERNEL(int8, djinn::int8)
 
 namespace djinn {
 
 using Kernel = void (*)(djinn_attention_args);
 
 bool serves_runs(const djinn_attention_args &a) {
-    const bool fits = a.kv.dtype != DJINN_F32 && (a.kv.head_dim == 64 || a.kv.head_dim == 128);
+    const bool typed = a.kv.dtype == DJINN_INT8 ? is_aligned_int8(a.kv) : a.kv.dtype != DJINN_F32;
+    const bool fits = typed && (a.kv.head_dim == 64 || a.kv.head_dim == 128);
     return fits && may_have_runs(a) && a.alibi == 0;
 }
 
 int attention_runs(const djinn_attention_args &a, void *stream) {
-    const bool wide = a.kv.head_dim == 128, half = a.kv.dtype == DJINN_F16;
+    const bool wide = a.kv.head_dim == 128;
     const Kernel f16_kernel = wide ? djinn_attention_prefill_f16<128> : djinn_attention_prefill_f16<64>;
     const Kernel bf16_kernel = wide ? djinn_attention_prefill_bf16<128> : djinn_attention_prefill_bf16<64>;
-    const Kernel kernel = half ? f16_kernel : bf16_kernel;
+    const Kernel int8_kernel = wide ? djinn_attention_prefill_int8<128> : djinn_attention_prefill_int8<64>;
+    const Kernel kernel = a.kv.dtype == DJINN_F16    ? f16_kernel
+                          : a.kv.dtype == DJINN_BF16 ? bf16_kernel
+                                                     : int8_kernel;
     const size_t bytes = wide ? sizeof(Tiles<f16, 128>::Shared) : sizeof(Tiles<f16, 64>::Shared);
     const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
     if (code != cudaSuccess) {

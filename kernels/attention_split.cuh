@@ -202,7 +202,7 @@ template <typename Share> struct Splits {
         for (unsigned warp = 0; warp < WARPS; ++warp) {
             const float take = power_of_two(share.top[warp][h] - whole.top);
             whole.sum = __fmaf_rn(share.sum[warp][h], take, whole.sum);
-            whole.x = __fmaf_rn(share.part[warp][h * DIM + at], take, whole.x);
+            whole.x = __fmaf_rn(share.part[warp][Share::at_part(h, at)], take, whole.x);
         }
         return whole;
     }

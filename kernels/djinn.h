@@ -28,6 +28,8 @@ enum djinn_dtype {
     DJINN_F32 = 0,
     DJINN_F16 = 1,
     DJINN_BF16 = 2,
+    /* Integers of keys and values, each vector with a scale in f32. */
+    DJINN_INT8 = 3,
 };
 
 /* How the rows of a weight lie in memory. */
@@ -273,7 +275,8 @@ int djinn_rope(const djinn_rope_args *args, void *stream);
 
 /*
  * The KV cache of one layer: page p starts p * page_bytes bytes after pages; within a page, row-major
- * [layer][k|v][kv_head][slot][head_dim] in dtype.
+ * [layer][k|v][kv_head][slot][head_dim] in dtype. In int8, a head's [slot][head_dim] integers are followed by its [slot]
+ * scales, f32; with pages that are no multiple of 16 tokens, both are aligned to nothing.
  */
 typedef struct djinn_kv_pages {
     void *pages;
@@ -287,7 +290,11 @@ typedef struct djinn_kv_pages {
     uint32_t table_width;
 } djinn_kv_pages;
 
-/* Writes keys and values of qkv[rows, (heads + 2 kv_heads) head_dim] into the pages, rounded to nearest even. */
+/*
+ * Writes keys and values of qkv[rows, (heads + 2 kv_heads) head_dim] into the pages, rounded to nearest even. In int8 a
+ * vector's scale is its greatest size divided by 127, and its integers are its numbers times the quotient of 127 and that
+ * size; scales below 2^-126 are 0. A vector with a number that is not finite has the scale NaN and integers of 0.
+ */
 typedef struct djinn_kv_write_args {
     const float *qkv;
     const uint32_t *row_seq;   /* [rows] */
@@ -315,10 +322,14 @@ int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream);
  * m slopes are 2^(-8 (i + 1) / m) and the others 2^(-4 (2 i + 1) / m); else it is 0.
  *
  * Two paths. Row by row; and in tiles, for rows that stand in a run of more than DJINN_PREFILL_RUN rows of their
- * sequence, when the cache is f16 or bf16: on Hopper with a head_dim that is a multiple of 8 and a workspace for a row
- * at least, elsewhere with a head_dim of 64 or 128 and no bias. So a row's bits depend on its own run's length at
+ * sequence, when the cache is f16, bf16 or aligned int8: on Hopper with a head_dim that is a multiple of 8 and a workspace
+ * for a row at least, elsewhere with a head_dim of 64 or 128 and no bias. So a row's bits depend on its own run's length at
  * most, never on other sequences. Where the cache is f16 or bf16 and head_dim a multiple of 8, queries and
  * probabilities are rounded to its type; all else is f32.
+ *
+ * int8 is aligned if the pages' address, page_bytes, page_tokens and head_dim are multiples of 16. Then queries are rounded
+ * to f16, as are probabilities times the values' scales; integers are exact row by row, and in tiles, keys and values are
+ * rounded to f16 as well. Of int8 that is not aligned, all is f32.
  *
  * The workspace holds partial results of contexts that are split over the device. Any amount is right, null included.
  */

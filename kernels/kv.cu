@@ -1,5 +1,6 @@
 /*
- * kv_write: keys and values of qkv into the pages, at each row's sequence and position, rounded to nearest even.
+ * kv_write: keys and values of qkv into the pages, at each row's sequence and position, rounded to nearest even; to int8
+ * each vector by itself.
  * Shapes: qkv f32 [rows, (heads + 2 kv_heads) head_dim], row_seq and positions u32 [rows]; pages in kv.cuh.
  *
  * rope_kv_write: the bits of `rope`, then of `kv_write`.
@@ -17,13 +18,39 @@ constexpr unsigned WARPS = 8, THREADS = 32 * WARPS;
 /* Blocks of a launch at most: several for each multiprocessor of a large device. */
 constexpr unsigned MOST_BLOCKS = 2048;
 
+/*
+ * A vector in int8 and its scale, by a warp. Each step is rounded to f32, as in the reference: the greatest size divided by
+ * 127, 127 divided by that size, and its product with each number.
+ */
+__device__ __forceinline__ void write_int8(int8 *to, int8 *scale_to, const float *from, unsigned dim) {
+    constexpr float STEPS = 127, LEAST = 0x1p-126f;
+    const unsigned lane = threadIdx.x % 32;
+    float largest = 0;
+    bool finite = true;
+    for (unsigned i = lane; i < dim; i += 32) {
+        const float size = fabsf(from[i]);
+        largest = fmaxf(largest, size);
+        finite = finite && size < INFINITY;
+    }
+    largest = warp_max(largest);
+    finite = __all_sync(0xffffffffu, finite);
+    const float quotient = __fdiv_rn(largest, STEPS);
+    const float scale = finite ? (quotient < LEAST ? 0 : quotient) : NAN, by = scale > 0 ? __fdiv_rn(STEPS, largest) : 0;
+    for (unsigned i = lane; i < dim; i += 32) {
+        to[i] = scale > 0 ? static_cast<int8>(__float2int_rn(__fmul_rn(from[i], by))) : int8(0);
+    }
+    if (lane < sizeof(float)) {
+        scale_to[lane] = static_cast<int8>(__float_as_uint(scale) >> 8 * lane);
+    }
+}
+
 /* The place in the pages of a row's key head `kv_head`, or value head `kv_head - kv_heads`. */
 template <typename T>
 __device__ __forceinline__ T *place_of(const djinn_kv_write_args &a, unsigned row, unsigned kv_head) {
     const unsigned kv_heads = a.kv.kv_heads;
     const bool value = kv_head >= kv_heads;
     const unsigned head = value ? kv_head - kv_heads : kv_head;
-    return key_at<T>(a.kv, a.row_seq[row], a.positions[row], head) + (value ? value_offset(a.kv) : 0);
+    return key_at<T>(a.kv, a.row_seq[row], a.positions[row], head) + (value ? value_offset<T>(a.kv) : 0);
 }
 
 /* A key or value head of a row to its place, by a warp. */
@@ -33,7 +60,10 @@ __device__ __forceinline__ void write_head(const djinn_kv_write_args &a, unsigne
     const size_t width = size_t(a.heads + 2 * a.kv.kv_heads) * dim;
     const float *from = a.qkv + row * width + size_t(a.heads + kv_head) * dim;
     T *to = place_of<T>(a, row, kv_head);
-    if (dim % 4 != 0) {
+    if constexpr (IS_INT8<T>) {
+        write_int8(to, scale_at(a.kv, to, a.positions[row]), from, dim);
+        return;
+    } else if (dim % 4 != 0) {
         for (unsigned i = lane; i < dim; i += 32) {
             to[i] = narrow<T>(from[i]);
         }
@@ -44,7 +74,7 @@ __device__ __forceinline__ void write_head(const djinn_kv_write_args &a, unsigne
     }
 }
 
-/* Rotates a whole head in place, two pairs a lane and step, and stores it to `to` as well, if that is not null. */
+/* Rotates a whole head in place, two pairs a lane and step, and stores floats to `to` as well, if that is not null. */
 template <typename T>
 __device__ __forceinline__ void rotate_whole(const djinn_rope_args &a, unsigned row, unsigned head, T *to) {
     const unsigned half = a.head_dim / 2;
@@ -60,9 +90,11 @@ __device__ __forceinline__ void rotate_whole(const djinn_rope_args &a, unsigned 
         }
         store(start + i, x);
         store(start + half + i, y);
-        if (to != nullptr) {
-            store(to + i, narrowed<T>(x));
-            store(to + half + i, narrowed<T>(y));
+        if constexpr (!IS_INT8<T>) {
+            if (to != nullptr) {
+                store(to + i, narrowed<T>(x));
+                store(to + half + i, narrowed<T>(y));
+            }
         }
     }
 }
@@ -91,11 +123,13 @@ template <typename T> __device__ void rope_kv_write(const djinn_rope_kv_write_ar
     const bool whole = a.rope.style == DJINN_ROPE_HALF && a.rope.rotary_dim == dim && dim % 4 == 0;
     each_head(a.rope.rows, queries + 2 * kv_heads, [&](unsigned row, unsigned head) {
         if (whole && head < queries + kv_heads) {
-            T *const to = head < queries ? nullptr : place_of<T>(a.write, row, head - queries);
-            rotate_whole<T>(a.rope, row, head, to);
-            return;
-        }
-        if (head < queries + kv_heads) {
+            /* int8 needs the whole vector first. */
+            const bool later = head < queries || IS_INT8<T>;
+            rotate_whole<T>(a.rope, row, head, later ? nullptr : place_of<T>(a.write, row, head - queries));
+            if (!IS_INT8<T>) {
+                return;
+            }
+        } else if (head < queries + kv_heads) {
             for (unsigned i = threadIdx.x % 32; i < a.rope.rotary_dim / 2; i += 32) {
                 rotate(a.rope, row, head, i);
             }
@@ -119,11 +153,11 @@ template <typename T> __device__ void rope_kv_write(const djinn_rope_kv_write_ar
         djinn_rope_kv_write_##suffix(const __grid_constant__ djinn_rope_kv_write_args a) {                   \
         djinn::rope_kv_write<T>(a);                                                                          \
     }
-DJINN_FOR_DTYPES(DJINN_KERNEL)
+DJINN_FOR_CACHE_DTYPES(DJINN_KERNEL)
 
 extern "C" int djinn_kv_write(const djinn_kv_write_args *args, void *stream) {
     const dim3 grid(djinn::blocks_of(args->rows, 2 * args->kv.kv_heads));
-    DJINN_LAUNCH_BY_DTYPE(args->kv.dtype, djinn_kv_write, grid, djinn::THREADS, stream, *args);
+    DJINN_LAUNCH_BY_CACHE_DTYPE(args->kv.dtype, djinn_kv_write, grid, djinn::THREADS, stream, *args);
 }
 
 extern "C" int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream) {
@@ -132,5 +166,5 @@ extern "C" int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *s
         return cudaErrorInvalidValue;
     }
     const dim3 grid(djinn::blocks_of(rope.rows, rope.heads + 2 * rope.kv_heads));
-    DJINN_LAUNCH_BY_DTYPE(args->write.kv.dtype, djinn_rope_kv_write, grid, djinn::THREADS, stream, *args);
+    DJINN_LAUNCH_BY_CACHE_DTYPE(args->write.kv.dtype, djinn_rope_kv_write, grid, djinn::THREADS, stream, *args);
 }

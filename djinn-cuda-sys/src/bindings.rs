@@ -3,6 +3,7 @@
 pub const djinn_dtype_DJINN_F32: djinn_dtype = 0;
 pub const djinn_dtype_DJINN_F16: djinn_dtype = 1;
 pub const djinn_dtype_DJINN_BF16: djinn_dtype = 2;
+pub const djinn_dtype_DJINN_INT8: djinn_dtype = 3;
 pub type djinn_dtype = ::std::os::raw::c_uint;
 pub const djinn_encoding_DJINN_PLAIN: djinn_encoding = 0;
 pub const djinn_encoding_DJINN_LOSSLESS: djinn_encoding = 1;

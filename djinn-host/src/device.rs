@@ -6,7 +6,7 @@ mod tests;
 use crate::{Activations, Error, Result, Setup};
 use djinn_cpu::{CpuConfig, CpuDevice, Math};
 use djinn_cuda::{CudaConfig, CudaDevice};
-use djinn_device::{DType, Encoding, Ops};
+use djinn_device::{Encoding, Ops};
 use djinn_engine::Options;
 use djinn_models::Model;
 use std::fmt;
@@ -88,8 +88,8 @@ impl Setup {
     /// Makes the device, within the setup's budgets, and does `work` on it, with at most these `needs`.
     ///
     /// # Errors
-    /// [`Error::Gpu`] or [`Error::Cpu`] if there is no such device, [`Error::CpuOnly`] if it is a GPU that shall compute
-    /// from int8, or as the work.
+    /// [`Error::Gpu`] or [`Error::Cpu`] if there is no such device, [`Error::CpuOnly`] if it is a GPU that shall round
+    /// activations to int8, or as the work.
     pub fn on_device<W: OnDevice>(&self, needs: Needs, work: W) -> Result<W::Out, W::Error> {
         let (device, Setup { vram, ram, .. }) = (self.device.find()?, *self);
         let DeviceName::Cuda(ordinal) = device else {
@@ -109,20 +109,12 @@ impl Setup {
 }
 
 impl Setup {
-    /// Refuses activations, or keys and values, in int8 on a GPU.
+    /// Refuses activations in int8 on a GPU.
     pub(crate) fn check_target(&self, on_gpu: bool) -> Result<()> {
         match self.activations {
             Some(Activations::Int8) if on_gpu => Err(Error::CpuOnly { flag: "activations" }),
-            _ => check_kv_dtype(self.kv_dtype, on_gpu),
+            _ => Ok(()),
         }
-    }
-}
-
-/// Refuses keys and values in int8 on a GPU.
-pub(crate) fn check_kv_dtype(dtype: Option<DType>, on_gpu: bool) -> Result<()> {
-    match dtype {
-        Some(DType::Int8) if on_gpu => Err(Error::CpuOnly { flag: "kv-dtype" }),
-        _ => Ok(()),
     }
 }
 

@@ -86,7 +86,7 @@ pub struct Setup {
           value_parser = clap::value_parser!(u64).range(1..))]
     #[serde(rename = "ctx")]
     pub context: Option<u64>,
-    /// Element type of the KV cache; int8 is for the CPU [default: f32 on the CPU and for f32 weights, else f16]
+    /// Element type of the KV cache; int8 takes about half the bytes of f16 [default: f32 on the CPU and for f32 weights, else f16]
     #[arg(long, value_name = "TYPE", visible_alias = "kv-cache-dtype", value_parser = args::kv_dtype())]
     pub kv_dtype: Option<DType>,
     /// Element type of the weights in memory [default: as stored; f16 for quantised ones that are decoded]

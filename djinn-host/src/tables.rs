@@ -8,7 +8,6 @@ mod srg;
 pub use logits::{LogitRows, logits_table};
 pub use plan::plan_table;
 
-use crate::device::check_kv_dtype;
 use crate::{CostPhase, PlanAsked, Result, SrgAsked, Target, Task, TaskPlan};
 use djinn_engine::Options;
 use djinn_models::Model;
@@ -38,10 +37,8 @@ pub fn plan_text(model: &Model, asked: &PlanAsked, target: Target) -> Result<Str
 /// The graph of a model with its costs on a machine, as `djinn srg` prints it, without the last line feed.
 ///
 /// # Errors
-/// [`Error::CpuOnly`](crate::Error::CpuOnly) for a card whose keys and values are int8, or as
-/// [`Options::plan`](djinn_engine::Options::plan).
+/// As [`Options::plan`](djinn_engine::Options::plan).
 pub fn srg_text(model: &Model, asked: &SrgAsked, target: &Target) -> Result<String> {
-    check_kv_dtype(asked.kv_dtype, target.card.is_some())?;
     let kv_dtype = asked.kv_dtype.unwrap_or_else(|| target.kv_dtype(model));
     let (machine, tokens) = (&target.machine, u64::from(asked.work.prompt_len));
     let (work, phase) = match asked.phase {

@@ -201,7 +201,7 @@ impl Device for CudaDevice {
             wide_products: self.rows_at_once == djinn_cuda_sys::DJINN_LINEAR_ROWS,
             batch_invariant_run: djinn_cuda_sys::DJINN_PREFILL_RUN,
             encodings: if self.scratch.decoded().len() > 0 { crate::ENCODINGS } else { &[] },
-            int8_cache: false,
+            int8_cache: true,
         }
     }
 

@@ -455,7 +455,8 @@ fn dtype(dtype: DType) -> u32 {
         DType::F32 => sys::djinn_dtype_DJINN_F32,
         DType::F16 => sys::djinn_dtype_DJINN_F16,
         DType::BF16 => sys::djinn_dtype_DJINN_BF16,
-        DType::Int8 | DType::U32 => unreachable!("no type of weights or caches"),
+        DType::Int8 => sys::djinn_dtype_DJINN_INT8,
+        DType::U32 => unreachable!("no type of weights or caches"),
     }
 }
 

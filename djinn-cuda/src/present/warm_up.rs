@@ -39,6 +39,9 @@ impl<D: Ops> Work<'_, D> {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             self.by_type(stream, dtype)?;
         }
+        for dtype in KvPages::DTYPES {
+            self.attention_by_type(stream, dtype)?;
+        }
         for &encoding in self.device.info().encodings {
             let kept: &[DType] =
                 if encoding == Encoding::Lossless { &[DType::F16, DType::BF16] } else { &[DType::F32] };
@@ -98,7 +101,13 @@ impl<D: Ops> Work<'_, D> {
                 self.expert_linear(stream, dtype, slots, 128, k)?;
             }
         }
-        for head_dim in [32, 64, 128, 256] {
+        Ok(())
+    }
+
+    /// Of keys and values in a type.
+    fn attention_by_type(&self, stream: Stream, dtype: DType) -> Result<()> {
+        // Heads of 24 are integers that lie in no whole 16 bytes.
+        for head_dim in [24, 32, 64, 96, 128, 256] {
             for rows in [1, 17, 65] {
                 self.attention(stream, dtype, [2, head_dim], rows)?;
             }
@@ -201,11 +210,11 @@ impl<D: Ops> Work<'_, D> {
     fn attention(&self, stream: Stream, dtype: DType, [heads, head_dim]: [u32; 2], rows: u32) -> Result<()> {
         let (kv_heads, page_tokens) = (1, 32);
         let zeros = |elements: u32| self.input(u64::from(elements) * 4);
-        let page = u64::from(2 * kv_heads * page_tokens * head_dim);
+        let page_bytes = u64::from(2 * kv_heads * page_tokens) * dtype.vector_bytes(head_dim.into());
         let kv = |pages: Span| KvPages {
             pages,
             dtype,
-            page_bytes: pages.len(),
+            page_bytes,
             page_tokens,
             offset: 0,
             kv_heads,
@@ -214,7 +223,7 @@ impl<D: Ops> Work<'_, D> {
             table_width: 4,
         };
         let (qkv, indices) = (zeros(rows * (heads + 2 * kv_heads) * head_dim), zeros(rows));
-        let cache = self.weight(page, dtype).span;
+        let cache = self.buffer.slice(REGION, page_bytes);
         let out = self.output(u64::from(rows * heads * head_dim) * 4);
         let (row_seq, positions, scale) = (indices, indices, 1.0);
         let (window, alibi, read_by) = (None, false, None);
@@ -237,7 +246,7 @@ impl<D: Ops> Work<'_, D> {
         self.device.kv_write(stream, &KvWrite { qkv, kv, row_seq, positions, heads, rows })?;
         let (qkv, rows) = (self.output(u64::from((heads + 2 * kv_heads) * head_dim) * 4), 1);
         let (row_seq, positions) = (zeros(rows), zeros(rows));
-        let kv = KvPages { pages: self.buffer.slice(5 * REGION / 2, page * dtype.bytes()), ..kv };
+        let kv = KvPages { pages: self.buffer.slice(5 * REGION / 2, page_bytes), ..kv };
         let (table, rotary_dim, style) = (zeros(head_dim), head_dim, RopeStyle::Half);
         let rope = Rope { qkv, table, heads, kv_heads, head_dim, rotary_dim, style, rows };
         self.device.rope_kv_write(stream, &rope, &KvWrite { qkv, kv, row_seq, positions, heads, rows })

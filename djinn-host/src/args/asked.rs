@@ -94,7 +94,7 @@ pub struct SrgAsked {
     #[command(flatten)]
     #[serde(flatten)]
     pub work: WorkArgs,
-    /// Element type of the KV cache; int8 is for the CPU [default: f32 on the CPU and for f32 weights, else f16]
+    /// Element type of the KV cache; int8 takes about half the bytes of f16 [default: f32 on the CPU and for f32 weights, else f16]
     #[arg(long, value_name = "TYPE", value_parser = kv_dtype())]
     pub kv_dtype: Option<DType>,
     /// Element type of the weights in memory [default: as stored; f16 for quantised ones]
