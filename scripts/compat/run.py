@@ -4,6 +4,7 @@ scripts/compat.sh calls this, and says how. Everything that is installed or writ
 packages, its results as JUnit XML, and the server's log."""
 
 import argparse
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -119,9 +120,8 @@ def serving(djinn, suite):
         sys.exit(f"a thread of the server panicked; {log} tells where")
 
 
-def run(suite, djinn, quick):
-    """Runs a suite: its cases as (name, outcome, why)."""
-    folder, place = prepare(suite)
+def run(suite, folder, place, djinn, quick):
+    """Runs a suite that is installed below `folder`, in `place`: its cases as (name, outcome, why)."""
     report = folder / "results.xml"
     report.unlink(missing_ok=True)
     with serving(djinn, suite) as address:
@@ -132,7 +132,7 @@ def run(suite, djinn, quick):
         else:
             command = [folder / "venv" / "bin" / "python", "-m", "pytest", "-q", "--tb=short", "-o", "addopts="]
             command += ["-p", "no:cacheprovider", "-p", "expected", f"--junitxml={report}"]
-            command += ["-k", suite["quick"]] if quick else []
+            command += ["-k", suite["quick"]] if quick and "quick" in suite else []
         environment = os.environ | own | {
             "DJINN_URL": address,
             "EXPECTED_FAILURES": json.dumps(suite.get("skip", [])),
@@ -199,20 +199,22 @@ def page(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("djinn", nargs="?", default=TARGET / "debug" / "djinn", help="the command to test")
-    parser.add_argument("--quick", action="store_true", help="only what takes a minute; writes no page")
+    parser.add_argument("--quick", action="store_true", help="of each suite what is quick; writes no page")
     parser.add_argument("--suite", action="append", help="only this one; writes no page")
     parser.add_argument("--if-available", action="store_true", help="packages that cannot be had are no failure")
     args = parser.parse_args()
     suites = tomllib.loads((HERE / "suites.toml").read_text())["suite"]
-    chosen = [suite for suite in suites
-              if suite["name"] in (args.suite or [suite["name"]]) and (not args.quick or "quick" in suite)]
+    chosen = [suite for suite in suites if suite["name"] in (args.suite or [suite["name"]])]
     os.environ.setdefault("DJINN_CACHE", str(TARGET / "test-cache"))
     results, failed = [], 0
-    for suite in chosen:
+    # Suites are installed one after the other, while those before them run.
+    installer = concurrent.futures.ThreadPoolExecutor(1)
+    installed = [installer.submit(prepare, suite) for suite in chosen]
+    for suite, places in zip(chosen, installed):
         began = time.monotonic()
         try:
             install(args.djinn, "--quiet", "pull", MODEL)
-            cases = run(suite, args.djinn, args.quick)
+            cases = run(suite, *places.result(), args.djinn, args.quick)
         except Missing as error:
             if not args.if_available:
                 raise
