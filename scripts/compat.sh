@@ -5,8 +5,8 @@
 #
 #   scripts/compat.sh [--suite NAME] [--quick] [--if-available] [DJINN]
 #
-# DJINN is the command to test [default: target/debug/djinn, built if it is missing]. --suite runs one suite, --quick of each
-# what is quick, and with --if-available a package that cannot be had is told and is no failure.
+# DJINN is the command to test [default: target/debug/djinn, built if it is missing]. --suite runs one suite, --quick the
+# quick tests of each, and with --if-available a package that cannot be had is told and is no failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -x "${CARGO_TARGET_DIR:-target}/debug/djinn" ] || cargo build --workspace --locked

@@ -66,7 +66,7 @@ fn render(path: &Path) -> Result<Option<String>> {
         Ok(text(&serde_json::from_value(value)?))
     }
     let value = json(path)?;
-    let section = match value.get("experiment").and_then(Value::as_str) {
+    let section = match kind(&value) {
         Some("exp1") => section(value, exp1),
         Some("exp2") => section(value, exp2),
         Some("exp2-remote") => section(value, exp2_remote),
@@ -89,14 +89,17 @@ fn json(path: &Path) -> Result<Value> {
 /// Reads a result of `experiment` from its file.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path, experiment: &str) -> Result<Document<T>> {
     let (name, value) = (|| path.display().to_string(), json(path)?);
-    let found = value.get("experiment").and_then(Value::as_str);
-    ensure!(found == Some(experiment), "{}: no result of {experiment}", name());
+    ensure!(kind(&value) == Some(experiment), "{}: no result of {experiment}", name());
     serde_json::from_value(value).with_context(name)
 }
 
 /// The experiment that a file of results is of, where it says so.
 pub(crate) fn experiment(path: &Path) -> Result<Option<String>> {
-    Ok(json(path)?.get("experiment").and_then(Value::as_str).map(str::to_owned))
+    Ok(kind(&json(path)?).map(str::to_owned))
+}
+
+fn kind(value: &Value) -> Option<&str> {
+    value.get("experiment").and_then(Value::as_str)
 }
 
 /// Where, when and how.

@@ -199,7 +199,7 @@ def page(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("djinn", nargs="?", default=TARGET / "debug" / "djinn", help="the command to test")
-    parser.add_argument("--quick", action="store_true", help="of each suite what is quick; writes no page")
+    parser.add_argument("--quick", action="store_true", help="only the quick tests of each suite; writes no page")
     parser.add_argument("--suite", action="append", help="only this one; writes no page")
     parser.add_argument("--if-available", action="store_true", help="packages that cannot be had are no failure")
     args = parser.parse_args()
