@@ -69,8 +69,7 @@ __device__ __forceinline__ void merge(const djinn_attention_args &a, const Tilin
         if (at < dim) {
             const Pack<float, 2> x{out[i].x * part_of_sum, out[i].y * part_of_sum};
             const size_t to = (size_t(row) * a.heads + head) * dim + at;
-            store(a.out + to, x);
-            store_rounded(a.rounded, to, x);
+            store_output(a.out, a.rounded, to, x);
         }
     }
 }
@@ -173,9 +172,10 @@ template <unsigned DIM> struct HandOver {
                     if (vectors[i] != nullptr && at < a.kv.head_dim) {
                         float *const to = vectors[i] + at + threadIdx.x % 4 * 2;
                         const Pack<float, 2> x{low * part_of_sum[i], high * part_of_sum[i]};
-                        store(to, x);
                         if (ends[i]) {
-                            store_rounded(a.rounded, to - a.out, x);
+                            store_output(a.out, a.rounded, to - a.out, x);
+                        } else {
+                            store(to, x);
                         }
                     }
                 }

@@ -173,8 +173,7 @@ template <typename Stored, unsigned DIM> struct Tiles {
 #pragma unroll
             for (unsigned d = 0; d < DIM / 8; ++d) {
                 const Pack<float, 2> x{w.out[d][2 * i] / sum, w.out[d][2 * i + 1] / sum};
-                store(a.out + to + d * 8, x);
-                store_rounded(a.rounded, to + d * 8, x);
+                store_output(a.out, a.rounded, to + d * 8, x);
             }
         }
     }

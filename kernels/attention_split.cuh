@@ -186,8 +186,7 @@ template <typename Share> struct Splits {
             const Result result = whole[o * THREADS];
             const Pack<float, 1> x{__fdiv_rn(result.x, result.sum)};
             const size_t to = (size_t(row) * a.heads + head + h) * dim + at;
-            store(a.out + to, x);
-            store_rounded(a.rounded, to, x);
+            store_output(a.out, a.rounded, to, x);
         });
     }
 

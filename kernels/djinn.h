@@ -78,6 +78,7 @@ enum djinn_gelu_form {
 typedef struct djinn_rounded {
     void *at;       /* as many elements as the output; or null */
     uint32_t dtype; /* DJINN_F16 or DJINN_BF16 */
+    uint32_t alone; /* non-zero, with `at`: the output itself may be left with anything in it */
 } djinn_rounded;
 
 /* The text of an error code. Static memory. */
@@ -195,8 +196,9 @@ typedef struct djinn_linear_args {
     uint32_t encoding;  /* djinn_encoding */
     uint32_t row_bytes; /* of a stored row, if encoded */
     uint32_t fresh;     /* not 0: work before this on the stream writes the weights, which are read once it is done */
-    float *gated;        /* [rows, n / 2]; or null. Then of the weight the first n / 2 rows are gate, the others up, */
-    void *gated_rounded; /* and instead of out, silu(gate) up is stored here, and in the weight's type; or null */
+    float *gated;        /* [rows, n / 2]: silu(gate) up in f32; or null */
+    void *gated_rounded; /* the same in the weight's type, instead of out; or null. Then of the weight's rows the first
+                            n / 2 are gate and the others up */
 } djinn_linear_args;
 int djinn_linear(const djinn_linear_args *args, void *stream);
 

@@ -79,9 +79,12 @@ template <typename T, unsigned N> __device__ __forceinline__ Pack<T, N> narrowed
     return out;
 }
 
-/* Elements of an output from `at` on, where they are wanted rounded as well. */
+/* Elements of an output from `at` on, to `out` and where they are wanted rounded, or there alone. */
 template <unsigned N>
-__device__ __forceinline__ void store_rounded(const djinn_rounded &to, size_t at, const Pack<float, N> &x) {
+__device__ __forceinline__ void store_output(float *out, const djinn_rounded &to, size_t at, const Pack<float, N> &x) {
+    if (to.alone == 0) {
+        store(out + at, x);
+    }
     if (to.at == nullptr) {
         return;
     }

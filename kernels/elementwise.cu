@@ -1,7 +1,7 @@
 /*
  * Operations on single elements, and copies of rows.
  *
- * silu_mul: out[r, i] = silu(x[r, i]) x[r, width + i], perhaps rounded as well. x f32 [rows, 2 width], out f32 [rows, width].
+ * silu_mul: out[r, i] = silu(x[r, i]) x[r, width + i], perhaps rounded as well, or only so. x f32 [rows, 2 width], out f32 [rows, width].
  * select_rows: out[i, :] = x[indices[i], :]. x f32 [_, width], indices u32 [rows], out f32 [rows, width].
  * add_bias: out[r, out_column + j] += bias[j]. out f32 [rows, out_width], bias [n].
  * Launch of these: blocks of 256 threads with 4 elements each, x over rows, y over columns.
@@ -95,8 +95,7 @@ extern "C" __global__ void __launch_bounds__(djinn::THREADS)
     const float *gate = a.x + size_t(blockIdx.x) * 2 * a.width, *up = gate + a.width;
     const size_t start = size_t(blockIdx.x) * a.width;
     const auto give = [&](uint64_t i, const auto &x) {
-        djinn::store(a.out + start + i, x);
-        djinn::store_rounded(a.rounded, start + i, x);
+        djinn::store_output(a.out, a.rounded, start + i, x);
     };
     djinn::each(
         uint64_t(blockIdx.y) * djinn::BLOCK, a.width, a.width % 4 == 0,

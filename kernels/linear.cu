@@ -451,7 +451,7 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     if ((args->bias != nullptr && args->bias_dtype > DJINN_BF16) || args->n == 0 || !tiled) {
         return cudaErrorInvalidValue;
     }
-    if (args->gated != nullptr) {
+    if (args->gated_rounded != nullptr) {
         const bool plain = args->bias == nullptr && args->encoding == DJINN_PLAIN && args->rounded != nullptr;
         if (!plain || !djinn_linear_gated(args->rows, args->k, args->n, args->tile_rows, args->weight_dtype)) {
             return cudaErrorInvalidValue;

@@ -167,7 +167,7 @@ static Few few_of(const djinn_linear_args &a) {
     const unsigned share = ceil_div(a.n, clusters_at_once()), tiles = share <= 2 * TILE_ROWS ? 2 : 3;
     /* Registers of three tiles hold no more columns. */
     const unsigned most = tiles == 2 ? 512 : 192, columns = ceil_div(a.rows, ceil_div(a.rows, 256)) <= 192 ? 192 : 256;
-    const bool serves = a.gated == nullptr && share <= 3 * TILE_ROWS && a.rows > MOST_GROUP && a.rows <= most;
+    const bool serves = a.gated_rounded == nullptr && share <= 3 * TILE_ROWS && a.rows > MOST_GROUP && a.rows <= most;
     return {serves ? columns : 0, tiles};
 }
 
@@ -199,10 +199,10 @@ int linear_hopper(const djinn_linear_args &a, void *stream) {
     if (is_wide(a.rows, a.n)) {
         return linear_wide(a, stream);
     }
-    if (a.gated != nullptr && a.weight_dtype == DJINN_F16) {
+    if (a.gated_rounded != nullptr && a.weight_dtype == DJINN_F16) {
         return a.rows <= 32 ? launch_gated<f16, 32>(a, stream) : launch_gated<f16, 64>(a, stream);
     }
-    if (a.gated != nullptr) {
+    if (a.gated_rounded != nullptr) {
         return a.rows <= 32 ? launch_gated<bf16, 32>(a, stream) : launch_gated<bf16, 64>(a, stream);
     }
     return launch_plain(a, a, {a.rounded, a.rows, columns_of(a.rows), 0}, stream);

@@ -259,9 +259,15 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         if constexpr (Weight::GATED) {
             const size_t at = size_t(x_row) * a.n + j;
             T *const rounded = static_cast<T *>(a.gated_rounded);
-            a.gated[at] = even, rounded[at] = narrow<T>(even);
+            rounded[at] = narrow<T>(even);
             if (two) {
-                a.gated[at + a.n] = odd, rounded[at + a.n] = narrow<T>(odd);
+                rounded[at + a.n] = narrow<T>(odd);
+            }
+            if (a.gated != nullptr) {
+                a.gated[at] = even;
+                if (two) {
+                    a.gated[at + a.n] = odd;
+                }
             }
         } else {
             const float bias = bias_of(a, j);

@@ -4,7 +4,7 @@
  * a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Gated: of the weight's rows, gate and up by halves, gated[r, j] = silu(gate[r, j]) up[r, j], and the same rounded.
- * Shapes: gated f32 [rows, n / 2], gated_rounded, weight's type [rows, n / 2].
+ * Shapes: gated f32 [rows, n / 2] or none, gated_rounded, weight's type [rows, n / 2].
  * Reference: djinn-device, src/reference.rs, `linear`, `silu_mul`.
  *
  * A tile of out is 128 rows of x by N rows of the weight. Each of two warpgroups multiplies 64 rows of x, the wide
@@ -100,9 +100,9 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
         }
         known.store(context);
     }
-    const djinn_linear_args a = args.gated != nullptr ? gate_of(args) : args;
+    const djinn_linear_args a = args.gated_rounded != nullptr ? gate_of(args) : args;
     const unsigned clusters = all_devices()[current_device()].multiprocessors / SHARING;
-    const WideChoice best = a.gated != nullptr ? least_of(gated, a, clusters) : least_of(plain, a, clusters);
+    const WideChoice best = a.gated_rounded != nullptr ? least_of(gated, a, clusters) : least_of(plain, a, clusters);
     const WideFrame frame = wide_frame(a, best);
     WideMaps maps;
     const unsigned tiles = ceil_div(args.n, a.tile_rows);

@@ -339,7 +339,9 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                 const size_t at = size_t(row + r) * a.n + tile.share.first + column;
                 const float4 four = *reinterpret_cast<const float4 *>(staged(r, chunk));
                 const uint2 rounded{pack<T>(four.x, four.y), pack<T>(four.z, four.w)};
-                __stcg(reinterpret_cast<float4 *>(a.gated + at), four);
+                if (a.gated != nullptr) {
+                    __stcg(reinterpret_cast<float4 *>(a.gated + at), four);
+                }
                 __stcg(reinterpret_cast<uint2 *>(static_cast<T *>(a.gated_rounded) + at), rounded);
             }
         }

@@ -8,7 +8,7 @@
  * add_rms_norm: sum = a + b, then out is the norm of sum. a, b and sum f32 [rows, width]; each of sum and out may
  * be a or b, but may not lie across them. Bits are those of `add` and `rms_norm`, one after the other.
  *
- * Of both, out may be stored rounded as well.
+ * Of both, out may be stored rounded as well, or only so.
  *
  * head_norm: the norm of each query head and of each key head of qkv f32 [rows, (heads + 2 kv_heads) head_dim], in
  * place, by weights [head_dim]. Launch: a warp a row and head, blocks of 8 warps; lanes take every 32nd element.
@@ -71,7 +71,6 @@ __device__ void norm(const djinn_rms_norm_args &a, const float *left, const floa
             return pack;
         }
     };
-    float *out = a.out + size_t(blockIdx.x) * a.width;
     const T *weight = static_cast<const T *>(a.weight);
     const unsigned first = threadIdx.x * N;
 
@@ -109,8 +108,7 @@ __device__ void norm(const djinn_rms_norm_args &a, const float *left, const floa
             for (unsigned i = 0; i < N; ++i) {
                 kept[s].at[i] = kept[s].at[i] * scale * widen(scales[s].at[i]);
             }
-            store(out + first + s * STEP, kept[s]);
-            store_rounded(a.rounded, start + first + s * STEP, kept[s]);
+            store_output(a.out, a.rounded, start + first + s * STEP, kept[s]);
         }
     }
     for (unsigned at = first + KEPT * STEP; at < a.width; at += STEP) {
@@ -120,8 +118,7 @@ __device__ void norm(const djinn_rms_norm_args &a, const float *left, const floa
         for (unsigned i = 0; i < N; ++i) {
             pack.at[i] = pack.at[i] * scale * widen(scales.at[i]);
         }
-        store(out + at, pack);
-        store_rounded(a.rounded, start + at, pack);
+        store_output(a.out, a.rounded, start + at, pack);
     }
 }
 

@@ -69,11 +69,11 @@ class Layer:
 
 
 class Chain:
-    """The launches of a step of `rows`; `own` rounds what products read in launches of their own."""
+    """The launches of a step of `rows`; `own` rounds what products read in launches of their own. `alone` stores it so only."""
 
-    def __init__(self, library, layers, rows, prompt, own, few, without=()):
+    def __init__(self, library, layers, rows, prompt, own, few, without=(), alone=True):
         self.library, self.layers, self.rows, self.own, self.without = library, layers, rows, own, without
-        self.prompt = prompt
+        self.prompt, self.alone = prompt, alone and not own
         self.rounds = {k: rows > few or bool(library.djinn_linear_rounded(rows, k, BF16, 0)) for k in (WIDTH, INNER)}
         positions = range(512) if prompt else [511] * rows
         make = lambda *shape: torch.zeros(*shape, device="cuda")
@@ -97,7 +97,8 @@ class Chain:
             raise RuntimeError(f"{name}: CUDA error {code}")
 
     def rounded(self, k=WIDTH):
-        return Rounded(None if self.own or not self.rounds[k] else self.short[0].data_ptr(), BF16)
+        at = None if self.own or not self.rounds[k] else self.short[0].data_ptr()
+        return Rounded(at, BF16, self.alone and at is not None)
 
     def convert(self, x, k=WIDTH):
         if self.own and self.rounds[k]:
@@ -109,7 +110,7 @@ class Chain:
         rounded = self.short[at].data_ptr() if self.rounds[k] else None
         args = Linear(x.data_ptr(), weights, None, out.data_ptr(), rounded, BF16, BF16, k, n, n // pieces, n, 0, self.rows)
         if gated:
-            args.gated, args.gated_rounded = self.act.data_ptr(), self.short[1].data_ptr()
+            args.gated, args.gated_rounded = None if self.alone else self.act.data_ptr(), self.short[1].data_ptr()
         self.call("djinn_linear", args)
 
     def norm(self, layer, which):
@@ -188,10 +189,11 @@ def main():
     torch.manual_seed(1)
     layers = [Layer(max(args.rows), 528) for _ in range(SETS)]
     lines, failures = [], []
-    head = ["rows", "former", *names, *(f"{name}, rounded from 9 rows on" for name in names)]
+    head = ["rows", "former", *names, f"{names[-1]}, f32 as well", *(f"{name}, rounded from 9 rows on" for name in names)]
     for rows, prompt in [*((rows, False) for rows in args.rows), (512, True)]:
         chains = [Chain(former, layers, rows, prompt, True, 16)]
         chains += [Chain(library, layers, rows, prompt, False, 16) for library in libraries]
+        chains += [Chain(libraries[-1], layers, rows, prompt, False, 16, alone=False)]
         if 8 < rows <= 16:
             chains += [Chain(library, layers, rows, prompt, False, 8) for library in libraries]
         times = medians(chains)

@@ -46,7 +46,7 @@ class Args(ctypes.Structure):
 
 
 class Rounded(ctypes.Structure):
-    _fields_ = [("at", ctypes.c_void_p), ("dtype", ctypes.c_uint32)]
+    _fields_ = [("at", ctypes.c_void_p), ("dtype", ctypes.c_uint32), ("alone", ctypes.c_uint32)]
 
 
 class Silu(ctypes.Structure):

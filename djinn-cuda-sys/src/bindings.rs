@@ -36,6 +36,7 @@ pub type djinn_gelu_form = ::std::os::raw::c_uint;
 pub struct djinn_rounded {
     pub at: *mut ::std::os::raw::c_void,
     pub dtype: u32,
+    pub alone: u32,
 }
 unsafe extern "C" {
     pub fn djinn_error_string(code: ::std::os::raw::c_int) -> *const ::std::os::raw::c_char;

@@ -34,7 +34,7 @@ fn attention(rows: u32, head_dim: u32) -> djinn_attention_args {
         alibi: 0,
         rows,
         short_runs: 0,
-        rounded: djinn_rounded { at: null_mut(), dtype: 0 },
+        rounded: djinn_rounded { at: null_mut(), dtype: 0, alone: 0 },
     }
 }
 

@@ -68,6 +68,19 @@ impl Embed {
     }
 }
 
+/// The product that reads an operation's output next. A device may keep the output rounded to the type of its weight as
+/// well. What the product gives does not depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadBy {
+    /// Type of the product's weight.
+    pub dtype: DType,
+    /// How that weight is stored.
+    pub encoding: Encoding,
+    /// Nothing else reads the output, and the product with all its rows and tiles is the next call on the stream. A device
+    /// may then keep the output rounded only, and leave anything in its place.
+    pub alone: bool,
+}
+
 /// `out[r, :] = x[r, :] / sqrt(mean(x[r, :]²) + eps) · weight`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm {
@@ -83,9 +96,8 @@ pub struct RmsNorm {
     pub width: u32,
     /// Rows.
     pub rows: u32,
-    /// Type and encoding of the weight by which a product multiplies `out` next, if one does: a device may keep `out`
-    /// rounded to that type as well. No result depends on it.
-    pub read_by: Option<(DType, Encoding)>,
+    /// The product that reads `out` next, if one does.
+    pub read_by: Option<ReadBy>,
 }
 
 impl RmsNorm {
@@ -212,8 +224,8 @@ pub struct SiluMul {
     pub width: u32,
     /// Rows.
     pub rows: u32,
-    /// As of [`RmsNorm`].
-    pub read_by: Option<(DType, Encoding)>,
+    /// The product that reads `out` next, if one does.
+    pub read_by: Option<ReadBy>,
 }
 
 impl SiluMul {

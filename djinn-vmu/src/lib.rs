@@ -27,7 +27,7 @@ pub use error::{Error, Result};
 pub use machine::{Bound, Machine};
 pub use plan::{Budget, Demand, MemoryPlan, Segments};
 pub use predict::{Bottleneck, Prediction, predict};
-pub use program::{Detail, Fused, Launch, Program};
+pub use program::{Detail, Fused, Launch, NextProduct, Program};
 pub use source::{SourceError, WeightSource};
 pub use stack::StackSegment;
 pub use text::{

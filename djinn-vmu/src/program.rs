@@ -35,8 +35,19 @@ pub struct Launch {
     pub release: Option<ChunkId>,
     /// Whether a router's choice is known after it. Copies of experts' chunks wait for that.
     pub announces: bool,
-    /// The first tile of the product that is the next launch and reads what this one completes, if one does.
-    pub read_by: Option<usize>,
+    /// The product that is the next launch and reads what this one completes, if one does.
+    pub read_by: Option<NextProduct>,
+}
+
+/// A product that reads what the launch before it completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct NextProduct {
+    /// The product.
+    pub node: NodeId,
+    /// Its first tile.
+    pub tile: usize,
+    /// Nothing else reads it, and one launch has all tiles of the product, with no chunk acquired or released before it.
+    pub alone: bool,
 }
 
 /// The second node of a launch.
@@ -75,7 +86,9 @@ impl Program {
                 let announces = graph.node(id).op.announces_choice().is_some();
                 let (acquire, release) = brackets(placement, &tiles);
                 let ends = placement.tiles.get(tile).is_none_or(|next| next.tile.node != reader);
-                let read_by = (ends && detail == Detail::Fused && read_next(graph, last)).then_some(tile);
+                let told = ends && detail == Detail::Fused;
+                let next = if told { next_product(graph, placement, last, tile) } else { None };
+                let read_by = next.map(|next| NextProduct { alone: next.alone && release.is_none(), ..next });
                 launches.push(Launch { node: id, fused, tiles, acquire, release, announces, read_by });
                 if ends {
                     break;
@@ -129,10 +142,16 @@ fn fused(graph: &Graph, plan: &MemoryPlan, id: NodeId, tile: usize) -> Option<Fu
     }
 }
 
-/// Whether the next node is a product that reads what `id` gives.
-fn read_next(graph: &Graph, id: NodeId) -> bool {
-    let reads = |next: &Node| matches!(next.op, Op::Linear) && next.inputs[0] == graph.node(id).outputs[0];
-    graph.nodes.get(id.0 as usize + 1).is_some_and(reads)
+/// The next node, if it is a product that reads what `id` gives; its tiles begin with `tile`.
+fn next_product(graph: &Graph, placement: &Placement, id: NodeId, tile: usize) -> Option<NextProduct> {
+    let (node, given) = (NodeId(id.0 + 1), graph.node(id).outputs[0]);
+    let reads = |next: &&Node| matches!(next.op, Op::Linear) && next.inputs[0] == given;
+    graph.nodes.get(node.0 as usize).filter(reads)?;
+    let end = run_end(graph, placement, tile, node, Detail::Fused);
+    let whole = placement.tiles.get(end).is_none_or(|after| after.tile.node != node);
+    let (acquire, _) = brackets(placement, &(tile..end));
+    let later = graph.nodes[node.0 as usize + 1..].iter().any(|other| other.inputs.contains(&given));
+    Some(NextProduct { node, tile, alone: whole && acquire.is_none() && !later })
 }
 
 /// The end of the run of tiles from `first` on that one launch of `node` reads; empty if the first belongs to another

@@ -65,6 +65,8 @@ struct Queue {
     copying: bool,
     /// When the stream's last command ended.
     now: Duration,
+    /// What the last operation gave for the next product alone, until that product has read it.
+    alone: Option<Span>,
 }
 
 /// A copy that a [`SimDevice`](crate::SimDevice) carried out.
@@ -76,6 +78,17 @@ pub struct SimCopy {
     pub src: Span,
     /// What was written.
     pub dst: Span,
+}
+
+/// What an operation gives for the next product alone.
+fn given_alone(operation: &Operation) -> Option<Span> {
+    let (out, read_by) = match operation {
+        Operation::RmsNorm(a) => (a.out, a.read_by),
+        Operation::SiluMul(a) => (a.out, a.read_by),
+        Operation::Attention(a) => (a.out, a.read_by),
+        _ => return None,
+    };
+    read_by.filter(|next| next.alone).map(|_| out)
 }
 
 /// The streams of a device.
@@ -271,6 +284,13 @@ impl Streams {
             return;
         }
         let Machine { memory, kernels, .. } = machine;
+        let alone = self.queues[id].alone.take();
+        if let Some(span) = alone {
+            let reads =
+                matches!(command, Command::Operation(Operation::Linear(product)) if product.x == span);
+            let spoilt = matches!(command, Command::Spoilt(_));
+            assert!(reads || spoilt, "{span:?} was for the next product alone, but something else follows");
+        }
         self.queues[id].now = match command {
             Command::Copy { src, dst, fails } => {
                 if *fails {
@@ -304,6 +324,16 @@ impl Streams {
                 {
                     vary(memory, product);
                 }
+                self.queues[id].alone = match (alone, operation) {
+                    (Some(span), Operation::Linear(product)) => {
+                        let more = product.out_column + product.n < product.out_width;
+                        if !more && self.poison {
+                            memory.fill(span, POISON);
+                        }
+                        more.then_some(span)
+                    }
+                    _ => given_alone(operation),
+                };
                 self.clock.work(from, bytes)
             }
             Command::Record(_) => from,

@@ -60,22 +60,35 @@ pub(crate) struct Prepared {
     dtype: DType,
     /// Where in the workspace, in bytes.
     pub(crate) at: u64,
+    /// They are nowhere else.
+    alone: bool,
 }
 
 impl Prepared {
     /// Those of a product that was enqueued.
     pub(crate) fn new(stream: Stream, args: &Linear, at: u64) -> Self {
-        Prepared { stream, x: args.x, rows: args.rows, dtype: decoded_dtype(args.weight), at }
+        Prepared::of(stream, (args.x, args.rows), decoded_dtype(args.weight), at)
     }
 
     /// What another operation gave.
     pub(crate) fn of(stream: Stream, (x, rows): (Span, u32), dtype: DType, at: u64) -> Self {
-        Prepared { stream, x, rows, dtype, at }
+        Prepared { stream, x, rows, dtype, at, alone: false }
+    }
+
+    /// The same, perhaps kept nowhere else.
+    pub(crate) fn kept_alone(self, alone: bool) -> Self {
+        Prepared { alone, ..self }
+    }
+
+    /// Whether a product may follow: this one, if they are nowhere else, and only if it reads them here.
+    pub(crate) fn allows(self, args: &Linear, reads: bool) -> bool {
+        !self.alone || reads && self.is(args)
     }
 
     /// Whether they serve another product.
     pub(crate) fn is(self, args: &Linear) -> bool {
-        self == Prepared::new(self.stream, args, self.at)
+        let Prepared { stream, at, alone, .. } = self;
+        self == Prepared { alone, ..Prepared::new(stream, args, at) }
     }
 }
 

@@ -61,13 +61,22 @@ pub(crate) fn gates(tiles: &[Linear]) -> bool {
     first.bias.is_none() && can != 0
 }
 
+/// Where an operation stores its output in a 16-bit type.
+#[derive(Clone, Copy)]
+pub(crate) struct Rounding {
+    pub(crate) at: Place,
+    pub(crate) dtype: DType,
+    /// And nowhere else.
+    pub(crate) alone: bool,
+}
+
 /// A stream, and the memory that arguments refer to.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) stream: &'a RawStream,
-    /// Where norms, activations and attention store what they give in a 16-bit type as well.
-    pub(crate) rounded: Option<(Place, DType)>,
+    /// Where norms, activations and attention store what they give in a 16-bit type.
+    pub(crate) rounded: Option<Rounding>,
 }
 
 /// Calls a launcher with its arguments.
@@ -199,8 +208,12 @@ launches! {
 
 impl Launch<'_> {
     fn rounded(self) -> sys::djinn_rounded {
-        let (at, to) = self.rounded.map_or((std::ptr::null_mut(), DType::F16), |(at, to)| (at.output(), to));
-        sys::djinn_rounded { at, dtype: dtype(to) }
+        match self.rounded {
+            Some(to) => {
+                sys::djinn_rounded { at: to.at.output(), dtype: dtype(to.dtype), alone: to.alone.into() }
+            }
+            None => sys::djinn_rounded { at: std::ptr::null_mut(), dtype: dtype(DType::F16), alone: 0 },
+        }
     }
 
     pub(crate) fn add_rms_norm(self, add: &args::Add, norm: &args::RmsNorm) -> Result<()> {
@@ -223,14 +236,14 @@ impl Launch<'_> {
     ///
     /// `tiles` are up to [`TILES`] successive tiles of one weight, of as many rows each but for the last; or one whose
     /// weight lies `decoded` in a workspace. Where [`gates`] says that it can, SiLU of the first half of what all tiles give,
-    /// times the second, goes to the places of `gated`, as f32 and in the weight's type, instead of the product.
+    /// times the second, goes to the places of `gated`, perhaps as f32 and in the weight's type, instead of the product.
     pub(crate) fn linear(
         self,
         tiles: &[Linear],
         rows: Range<u32>,
         rounded: Option<Place>,
         decoded: Option<Place>,
-        gated: Option<(Place, Place)>,
+        gated: Option<(Option<Place>, Place)>,
     ) -> Result<()> {
         let args = &tiles[0];
         let weights = self.weights(tiles.iter().map(|tile| tile.weight), decoded);
@@ -259,7 +272,7 @@ impl Launch<'_> {
             encoding,
             row_bytes,
             fresh: decoded.is_some().into(),
-            gated: gated.map_or(std::ptr::null_mut(), |(out, _)| out.output()),
+            gated: gated.and_then(|(out, _)| out).map_or(std::ptr::null_mut(), Place::output),
             gated_rounded: gated.map_or(std::ptr::null_mut(), |(_, rounded)| rounded.output()),
         };
         kernel!(djinn_linear, raw, self.stream)

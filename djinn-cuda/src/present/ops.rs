@@ -2,11 +2,12 @@
 
 use crate::present::device::{CudaDevice, Prepared};
 use crate::present::launch::{
-    Launch, TILES, decoded_dtype, gates, rows_read_directly, takes_rounded, type_read, wants_rounded,
+    Launch, Rounding, TILES, decoded_dtype, gates, rows_read_directly, takes_rounded, type_read,
+    wants_rounded,
 };
 use crate::present::matmul::Shape;
 use crate::present::memory::Place;
-use djinn_device::args::{self, Linear, SiluMul};
+use djinn_device::args::{self, Linear, ReadBy, SiluMul};
 use djinn_device::{DType, Encoding, Ops, Result, Span, Stream};
 use std::ops::Range;
 
@@ -20,6 +21,16 @@ impl CudaDevice {
     pub(crate) fn batch_invariant_rows(&self) -> u32 {
         self.rows_at_once.max(BATCH_INVARIANT_ROWS)
     }
+}
+
+/// What was kept rounded for the next product is gone.
+const OTHER: &str = "another product follows than an operation was told";
+
+/// Whether nothing but the next product reads an operation's output, and that product reads it rounded in any case: as its
+/// weight is stored, and decoded.
+fn is_read_rounded((rows, k): (u32, u32), next: ReadBy) -> bool {
+    let read = type_read(next.dtype, next.encoding);
+    next.alone && [next.encoding, Encoding::Plain].into_iter().all(|of| takes_rounded(rows, k, read, of))
 }
 
 /// Rows of a piece are a multiple of this, where there is room for it.
@@ -134,10 +145,11 @@ impl CudaDevice {
         let (args, dtype) = (&tiles[0], decoded_dtype(tile.weight));
         let rounded = wants_rounded(args.rows, args.k, tile.weight, decoded.is_some());
         let own = self.is_own(args);
+        let known = self.prepared.take().filter(|known| known.stream == stream);
+        assert!(known.is_none_or(|known| known.allows(args, rounded)), "{OTHER}");
         if own && !rounded && decoded.is_none() {
             return self.launch(stream, |launch| launch.linear(tiles, 0..args.rows, None, None, None));
         }
-        let known = self.prepared.take().filter(|known| known.stream == stream);
         self.claim_scratch(stream)?;
         self.launch(stream, |launch| {
             let decoded =
@@ -173,41 +185,48 @@ impl CudaDevice {
             return Ok(false);
         }
         let known = self.prepared.take().filter(|known| known.stream == stream && known.at == 0);
+        assert!(known.is_none_or(|known| known.allows(args, true)), "{OTHER}");
+        // The next product's weight may be of another type.
+        let alone = act.read_by.is_some_and(|next| {
+            type_read(next.dtype, next.encoding) == dtype && is_read_rounded((act.rows, act.width), next)
+        });
         self.claim_scratch(stream)?;
         self.launch(stream, |launch| {
-            let out = (launch.memory.resolve(act.out), all.slice(at, bytes));
+            let out = (!alone).then(|| launch.memory.resolve(act.out));
+            let out = (out, all.slice(at, bytes));
             self.in_pieces(launch, args, known, |rows, x| {
                 launch.linear(tiles, rows, Some(x), None, Some(out)).map(|()| true)
             })?;
             Ok(())
         })?;
-        self.prepared.set(Some(Prepared::of(stream, (act.out, act.rows), dtype, at)));
+        self.prepared.set(Some(Prepared::of(stream, (act.out, act.rows), dtype, at).kept_alone(alone)));
         Ok(true)
     }
 
     /// Launches what gives rows of `out` and, where the product that reads them next takes them rounded, has it store them
-    /// so in the workspace.
+    /// so in the workspace; only so, if nothing else reads them.
     fn rounding(
         &self,
         stream: Stream,
         (out, rows): (Span, u32),
-        read_by: Option<(DType, Encoding)>,
+        read_by: Option<ReadBy>,
         work: impl FnOnce(Launch<'_>) -> crate::Result<()>,
     ) -> Result<()> {
         let k = (out.len() / 4 / u64::from(rows.max(1))) as u32;
         let all = self.scratch.activations();
-        let wanted = |&(read, stored): &(DType, Encoding)| {
-            let own = takes_rounded(rows, k, read, stored);
+        let wanted = |next: &ReadBy| {
+            let read = type_read(next.dtype, next.encoding);
+            let own = takes_rounded(rows, k, read, next.encoding);
             // Attention needs the rest of the workspace, and takes another path with none.
             let fits = out.len() <= all.len();
             read != DType::F32 && fits && (own || rows > self.batch_invariant_rows())
         };
-        let read = read_by.map(|(dtype, encoding)| (type_read(dtype, encoding), encoding)).filter(wanted);
-        let Some((dtype, _)) = read else { return self.launch(stream, work) };
+        let Some(next) = read_by.filter(wanted) else { return self.launch(stream, work) };
         self.claim_scratch(stream)?;
-        let rounded = Some((all.slice(0, out.len() / 2), dtype));
+        let (dtype, alone) = (type_read(next.dtype, next.encoding), is_read_rounded((rows, k), next));
+        let rounded = Some(Rounding { at: all.slice(0, out.len() / 2), dtype, alone });
         self.launch(stream, |launch| work(Launch { rounded, ..launch }))?;
-        self.prepared.set(Some(Prepared::of(stream, (out, rows), dtype, 0)));
+        self.prepared.set(Some(Prepared::of(stream, (out, rows), dtype, 0).kept_alone(alone)));
         Ok(())
     }
 
@@ -311,8 +330,7 @@ macro_rules! operation {
             self.claim_scratch(stream)?;
             self.rounding(stream, (args.out, args.rows), args.read_by, |launch| {
                 let all = self.scratch.activations();
-                let rounded =
-                    launch.rounded.map_or(0, |(place, _)| place.len().next_multiple_of(256).min(all.len()));
+                let rounded = launch.rounded.map_or(0, |to| to.at.len().next_multiple_of(256).min(all.len()));
                 launch.attention(args, all.slice(rounded, all.len() - rounded))
             })
         }

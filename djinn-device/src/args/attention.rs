@@ -1,7 +1,8 @@
 //! Arguments of attention over a paged cache, and of what prepares queries, keys and values for it.
 
+use super::ReadBy;
 use super::check::{ALIGN, Checks, qkv_width};
-use crate::{DType, Encoding, RopeStyle, Span};
+use crate::{DType, RopeStyle, Span};
 
 /// `out[r, i] = cos(positions[r] · inv_freq[i]) · scale`, `out[r, half + i] = sin(…) · scale`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -173,8 +174,8 @@ pub struct Attention {
     /// Whether no more than [`batch_invariant_run`](crate::DeviceInfo::batch_invariant_run) rows of one sequence are adjacent, so
     /// that a device need not look for such runs. `false` is right for all rows.
     pub short_runs: bool,
-    /// As of [`RmsNorm`](crate::args::RmsNorm).
-    pub read_by: Option<(DType, Encoding)>,
+    /// The product that reads `out` next, if one does.
+    pub read_by: Option<ReadBy>,
 }
 
 impl Attention {

@@ -7,11 +7,12 @@ use crate::trace::{Mark, Recorder};
 use crate::{Result, Runtime};
 use djinn_device::args::{
     Add, Attention, Combine, Embed, ExpertLinear, Gelu, Group, HeadNorm, KvPages, KvWrite, LayerNorm, Linear,
-    RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
+    ReadBy, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
 };
-use djinn_device::{DType, DeviceInfo, Encoding, Ops, Span, Stream};
+use djinn_device::{DeviceInfo, Ops, Span, Stream};
 use djinn_srg::{Dim, Graph, KvPlan, Lifecycle, Node, NodeId, Op, Rows, ValueId};
 use djinn_vmu::{DataSegment, Launch, LoadedTile, Program, StackSegment, TextSegment};
+use std::ops::Range;
 
 /// One pass: binds the rows of a step to the launches of a program.
 pub(super) struct Executor<'a, D: Ops> {
@@ -25,6 +26,8 @@ pub(super) struct Executor<'a, D: Ops> {
     stack: &'a StackSegment,
     rows: Rows,
     runs: &'a RowRuns,
+    /// A hook reads or changes what the present launch gives.
+    hooked: bool,
     /// Records the boundaries of launches during a trace.
     trace: Option<&'a mut Recorder>,
 }
@@ -41,7 +44,8 @@ impl<'a, D: Ops> Executor<'a, D> {
         let Runtime { device, compute, .. } = runtime;
         let Parts { graph, plan, program, text, data, stack, .. } = parts;
         let (compute, places) = (*compute, &plan.kv_places);
-        Executor { device, compute, graph, program, places, text, data, stack, rows, runs, trace }
+        let hooked = false;
+        Executor { device, compute, graph, program, places, text, data, stack, rows, runs, hooked, trace }
     }
 
     /// Enqueues every launch. A step without wanted logits still uses every chunk, so that the weight stream stays in
@@ -57,8 +61,9 @@ impl<'a, D: Ops> Executor<'a, D> {
             let node = graph.node(launch.node);
             let rows = graph.value(node.outputs[0]).rows(self.rows) as u32;
             if rows > 0 {
+                self.hooked = hooks.are_at(index);
                 match launch.fused.map(|fused| (graph.node(fused.node), fused.most_rows)) {
-                    Some((next, most)) if u64::from(rows) <= most && !hooks.are_at(index) => {
+                    Some((next, most)) if u64::from(rows) <= most && !self.hooked => {
                         self.launch_pair(node, next, launch, rows)?;
                     }
                     Some((next, _)) => {
@@ -206,13 +211,8 @@ impl<'a, D: Ops> Executor<'a, D> {
         let tiles = &self.text.tiles()[launch.tiles.clone()];
         let (k, out_width) = (self.width(node.inputs[0]), self.width(node.outputs[0]));
         let (x, out) = (self.span(node.inputs[0]), self.span(node.outputs[0]));
-        let of_logits = self.graph.value(node.outputs[0]).shape[0] == Dim::LogitRows;
         let all = 0..self.graph.value(node.outputs[0]).rows(self.rows) as u32;
-        let runs = match tiles[0].parts[0].dtype {
-            dtype if self.runs.wide && DeviceInfo::is_wide(dtype, k) => std::slice::from_ref(&all),
-            _ if of_logits => &self.runs.logits,
-            _ => &self.runs.products,
-        };
+        let runs = self.runs_of(node, &tiles[0]).unwrap_or(std::slice::from_ref(&all));
         for rows in runs {
             let args = |tile: &LoadedTile| Linear {
                 x: words(x, rows, k),
@@ -233,6 +233,16 @@ impl<'a, D: Ops> Executor<'a, D> {
             }
         }
         Ok(act.map_or(Ok(()), |act| self.device.silu_mul(self.compute, &act))?)
+    }
+
+    /// The runs of rows that a product computes apart; `None`: all rows at once.
+    fn runs_of(&self, node: &Node, tile: &LoadedTile) -> Option<&[Range<u32>]> {
+        let of_logits = self.graph.value(node.outputs[0]).shape[0] == Dim::LogitRows;
+        match tile.parts[0].dtype {
+            dtype if self.runs.wide && DeviceInfo::is_wide(dtype, self.width(node.inputs[0])) => None,
+            _ if of_logits => Some(&self.runs.logits),
+            _ => Some(&self.runs.products),
+        }
     }
 
     fn attention(&self, node: &Node, launch: &Launch) -> Result<()> {
@@ -298,9 +308,12 @@ impl<'a, D: Ops> Executor<'a, D> {
         }
     }
 
-    fn read_by(&self, launch: &Launch) -> Option<(DType, Encoding)> {
-        let weight = launch.read_by.map(|tile| self.text.tiles()[tile].parts[0]);
-        weight.map(|weight| (weight.dtype, weight.encoding))
+    fn read_by(&self, launch: &Launch) -> Option<ReadBy> {
+        let next = launch.read_by?;
+        let tile = &self.text.tiles()[next.tile];
+        let at_once = self.runs_of(self.graph.node(next.node), tile).is_none_or(|runs| runs.len() == 1);
+        let Weight { dtype, encoding, .. } = tile.parts[0];
+        Some(ReadBy { dtype, encoding, alone: next.alone && at_once && !self.hooked })
     }
 
     fn kv(&self, cache: ValueId) -> KvPages {

@@ -32,7 +32,7 @@ proptest! {
         let all: Vec<NodeId> = (0..graph.nodes.len() as u32).map(NodeId).collect();
         prop_assert_eq!(nodes(&program), all);
         let (mut tile, mut held) = (0, None);
-        for launch in &program.launches {
+        for (at, launch) in program.launches.iter().enumerate() {
             prop_assert_eq!(launch.tiles.start, tile);
             tile = launch.tiles.end;
             prop_assert!(!apart || launch.fused.is_none() && launch.tiles.len() <= 1);
@@ -48,11 +48,16 @@ proptest! {
             if let Some(chunk) = launch.release {
                 prop_assert_eq!(held.take(), Some(chunk));
             }
-            if let Some(read_by) = launch.read_by {
-                let product = graph.node(placement.tiles[read_by].tile.node);
+            if let Some(NextProduct { node, tile, alone }) = launch.read_by {
+                let (product, next) = (graph.node(node), &program.launches[at + 1]);
                 let given = launch.fused.map_or(launch.node, |fused| fused.node);
-                prop_assert_eq!((read_by, &product.op), (launch.tiles.end, &djinn_srg::Op::Linear));
+                prop_assert_eq!((tile, &product.op), (launch.tiles.end, &djinn_srg::Op::Linear));
+                prop_assert_eq!((next.node, next.tiles.start), (node, tile));
                 prop_assert!(!apart && product.inputs[0] == graph.node(given).outputs[0]);
+                let tiles = placement.tiles.iter().filter(|placed| placed.tile.node == node).count();
+                let whole = next.tiles.len() == tiles && launch.release.is_none() && next.acquire.is_none();
+                let reads = |other: &&djinn_srg::Node| other.inputs.contains(&product.inputs[0]);
+                prop_assert_eq!(alone, whole && graph.nodes.iter().filter(reads).count() == 1);
             }
         }
         prop_assert_eq!((tile, held), (placement.tiles.len(), None));

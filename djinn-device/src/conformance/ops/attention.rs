@@ -1,7 +1,8 @@
 //! Checks of [`Attention`] and [`KvWrite`].
 
+use super::linear;
 use super::rig::{DTYPES, Rig, rows, same_bits};
-use crate::args::{Attention, KvPages, KvWrite, Rope};
+use crate::args::{Attention, KvPages, KvWrite, ReadBy, Rope};
 use crate::reference::{encode, encode_vectors};
 use crate::{DType, Encoding, Ops, RopeStyle, Span};
 use djinn_srg::Scores;
@@ -203,7 +204,11 @@ impl Batch {
                 // Both are right for such rows, and give the same bits.
                 short_runs: longest.is_none_or(|rows| rows as u64 <= most.into()) && first % 2 == 0,
                 // Nor does a device's copy of the output for a product change it.
-                read_by: (count % 2 == 0).then_some((DType::BF16, Encoding::Plain)),
+                read_by: (count % 2 == 0).then_some(ReadBy {
+                    dtype: DType::BF16,
+                    encoding: Encoding::Plain,
+                    alone: false,
+                }),
             };
             (args, out)
         }
@@ -282,6 +287,28 @@ pub(super) fn takes_long_contexts<D: Ops>(rig: &mut Rig<D>) {
             let segments = [(4090, 40), (8191, 1), (255, 1)];
             let batch = check(rig, shape, &segments, Scores { window, ..shape.scores() });
             apart(rig, &batch, &segments);
+        }
+    }
+}
+
+/// A product that alone reads what attention gives has the bits that it has otherwise: of rows with one unit of keys and with
+/// several, and in tiles.
+pub(super) fn is_read_by_a_product_alone<D: Ops>(rig: &mut Rig<D>) {
+    for dtype in DTYPES {
+        let shape = Shape { heads: 4, kv_heads: 2, dim: 64, page_tokens: 16, dtype };
+        for segments in [&[(0, 70)][..], &[(300, 40), (9, 1)], &[(700, 1); 20]] {
+            let batch = Batch::new(rig, shape, segments, shape.scores());
+            let (count, part) = (batch.rows(), batch.part());
+            let case = linear::Case::new(rig, [count, 256, 24], dtype, None);
+            let mut run = |alone: bool| {
+                let (args, between) = part(rig, 0, count);
+                let out = rig.blank_f32(count * 24);
+                let product = case.tile(rig, [between, out], 0, 24);
+                rig.enqueue(Attention { read_by: Some(linear::read_by(&product, alone)), ..args });
+                rig.enqueue(product);
+                rig.take(out)
+            };
+            same_bits(&format!("a product of {} {segments:?}", batch.name()), &run(true), &run(false));
         }
     }
 }

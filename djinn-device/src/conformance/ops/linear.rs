@@ -1,7 +1,7 @@
 //! Checks of [`Linear`].
 
 use super::rig::{DTYPES, PARTS, Rig, rows, same_bits};
-use crate::args::{Linear, RmsNorm, SiluMul};
+use crate::args::{Linear, ReadBy, RmsNorm, SiluMul};
 use crate::{DType, Ops, Result, Span, Stream};
 
 /// Shapes with whole and ragged tiles in every direction.
@@ -32,7 +32,7 @@ const LARGE: [[usize; 3]; 15] = [
 const ALONE: [usize; 18] = [1, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 100, 128, 129, 200, 255, 256];
 
 /// One product and where it goes.
-struct Case {
+pub(super) struct Case {
     rows: usize,
     k: usize,
     n: usize,
@@ -45,7 +45,12 @@ struct Case {
 }
 
 impl Case {
-    fn new<D: Ops>(rig: &mut Rig<D>, [rows, k, n]: [usize; 3], dtype: DType, bias: Option<DType>) -> Case {
+    pub(super) fn new<D: Ops>(
+        rig: &mut Rig<D>,
+        [rows, k, n]: [usize; 3],
+        dtype: DType,
+        bias: Option<DType>,
+    ) -> Case {
         let (x, weight) = (rig.random.floats(rows * k), rig.random.floats(n * k));
         let bias = bias.map(|dtype| (rig.random.floats(n), dtype));
         Case { rows, k, n, out_width: n, out_column: 0, dtype, x, weight, bias }
@@ -56,7 +61,13 @@ impl Case {
     }
 
     /// The product of `n` rows of the weight from `first` on.
-    fn tile<D: Ops>(&self, rig: &mut Rig<D>, [x, out]: [Span; 2], first: usize, n: usize) -> Linear {
+    pub(super) fn tile<D: Ops>(
+        &self,
+        rig: &mut Rig<D>,
+        [x, out]: [Span; 2],
+        first: usize,
+        n: usize,
+    ) -> Linear {
         let bias = self.bias.as_ref().map(|(bias, dtype)| rig.weight(&bias[first..first + n], *dtype));
         Linear {
             x,
@@ -193,13 +204,15 @@ pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
                 }
                 let case = Case::new(rig, [rows, k, n], dtype, None);
                 let down = Case::new(rig, [rows, width, 24], dtype, None);
-                let mut run = |over_x: bool, at_once: bool| {
+                let mut run = |over_x: bool, at_once: bool, alone: bool| {
                     let (x, between) = (rig.upload(&case.x), rig.blank_f32(rows * n));
                     let bytes = (rows * width * 4) as u64;
                     let out = if over_x { x.slice(0, bytes) } else { rig.blank_f32(rows * width) };
                     let products = case.products(rig, [x, between], tiles);
-                    let act =
-                        SiluMul { x: between, out, width: width as u32, rows: rows as u32, read_by: None };
+                    let last = rig.blank_f32(rows * down.n);
+                    let product = down.tile(rig, [out, last], 0, down.n);
+                    let read_by = alone.then(|| read_by(&product, true));
+                    let act = SiluMul { x: between, out, width: width as u32, rows: rows as u32, read_by };
                     products.iter().for_each(Linear::check);
                     act.check();
                     if at_once {
@@ -208,19 +221,21 @@ pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
                         rig.enqueued(rig.device.linear_tiles(rig.stream, &products));
                         rig.enqueued(rig.device.silu_mul(rig.stream, &act));
                     }
-                    let last = rig.blank_f32(rows * down.n);
-                    let product = down.tile(rig, [out, last], 0, down.n);
                     rig.enqueued(rig.device.linear(rig.stream, &product));
                     let both: [Vec<f32>; 2] = [out, last].map(|span| rig.download(span));
                     rig.clear();
                     both
                 };
-                let apart = run(false, false);
+                let apart = run(false, false, false);
+                for at_once in [false, true] {
+                    let name = format!("a product that alone reads an activation of {}", case.name());
+                    same_bits(&name, &run(false, at_once, true)[1], &apart[1]);
+                }
                 for over_x in [false, true] {
                     if over_x && width > k {
                         continue;
                     }
-                    let at_once = run(over_x, true);
+                    let at_once = run(over_x, true, false);
                     let name = format!("an activation of {} in {} tiles", case.name(), tiles.len());
                     same_bits(&name, &at_once[0], &apart[0]);
                     same_bits(&format!("a product of {name}"), &at_once[1], &apart[1]);
@@ -234,15 +249,15 @@ pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
 /// told that it would.
 pub(super) fn reads_the_latest<D: Ops>(rig: &mut Rig<D>) {
     for dtype in DTYPES {
-        for (rows, width) in [(1, 64), (20, 128), (33, 60), (140, 64)] {
+        for (rows, width) in [(1, 64), (20, 128), (33, 60), (70, 192), (140, 64)] {
             let case = Case::new(rig, [rows, width, 9], dtype, None);
             let (both, scales) = (rig.random.floats(rows * 2 * width), rig.random.floats(width));
-            let mut run = |norms: bool, told: bool, changes: bool| {
+            let mut run = |norms: bool, told: Option<bool>, changes: bool| {
                 let (x, other) =
                     (rig.upload(&both[..rows * width * if norms { 1 } else { 2 }]), rig.upload(&case.x));
                 let (between, out) = (rig.blank_f32(rows * width), rig.blank_f32(rows * case.n));
                 let product = case.tile(rig, [between, out], 0, case.n);
-                let read_by = told.then_some((product.weight.dtype, product.weight.encoding));
+                let read_by = told.map(|alone| read_by(&product, alone));
                 let (width, rows) = (width as u32, rows as u32);
                 if norms {
                     let weight = rig.weight(&scales, dtype);
@@ -259,13 +274,22 @@ pub(super) fn reads_the_latest<D: Ops>(rig: &mut Rig<D>) {
                 both
             };
             for (norms, changes) in [(false, false), (true, false), (false, true), (true, true)] {
-                let (told, untold) = (run(norms, true, changes), run(norms, false, changes));
+                let (told, untold) = (run(norms, Some(false), changes), run(norms, None, changes));
                 let name = format!("{}, norms {norms}, changes {changes}", case.name());
                 same_bits(&format!("what is read by {name}"), &told[0], &untold[0]);
                 same_bits(&name, &told[1], &untold[1]);
+                if !changes {
+                    let alone = run(norms, Some(true), false);
+                    same_bits(&format!("{name}, alone"), &alone[1], &untold[1]);
+                }
             }
         }
     }
+}
+
+/// What an operation is told of the product that reads its output next.
+pub(super) fn read_by(product: &Linear, alone: bool) -> ReadBy {
+    ReadBy { dtype: product.weight.dtype, encoding: product.weight.encoding, alone }
 }
 
 pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
