@@ -40,7 +40,7 @@ __device__ __forceinline__ void lossless_run(const char *row, unsigned k, unsign
     const unsigned padded = (k + 31) / 32 * 32;
     const uint32_t *tail = Lossless<T>::tail(row, padded);
     auto of_row = Lossless<T>::row(tail);
-    if (Lossless<T>::template run<Lanes::NEIGHBOURS>(row + column, row + padded + column / 2, of_row.bases, quad, w)) {
+    if (Lossless<T>::run(row + column, row + padded + column / 2, of_row.bases, quad, w)) {
         Lossless<T>::template mend<Lanes::NEIGHBOURS>(of_row, column, quad, w);
     }
 }

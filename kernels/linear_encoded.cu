@@ -5,28 +5,9 @@
  * Launch: linear_encoded.cuh.
  * Reference: djinn-device, src/reference.rs, `linear`, of the decoded weight.
  */
-#include "linear_encoded.cuh"
-#include "lossless.cuh"
-
-#include <utility>
+#include "linear_lossless.cuh"
 
 namespace djinn {
-
-/* Puts the escapes of some rows' runs that begin at `column` in their places: one branch where there is none. */
-template <Lanes L, typename Ahead, unsigned ROWS>
-__device__ __forceinline__ void mend_all(unsigned column, unsigned quad, Ahead (&rows)[ROWS], uint2 (&w)[ROWS][4]) {
-    unsigned next = rows[0].column;
-#pragma unroll
-    for (unsigned i = 1; i < ROWS; ++i) {
-        next = min(next, rows[i].column);
-    }
-    if (next < column + RUN) {
-#pragma unroll
-        for (unsigned i = 0; i < ROWS; ++i) {
-            rows[i].template mend<L>(column, quad, w[i]);
-        }
-    }
-}
 
 /* For linear_encoded.cuh: of a segment two boxes of signs and mantissas, one of codes. */
 template <typename T> struct LosslessLanes {
@@ -58,7 +39,7 @@ template <typename T> struct LosslessLanes {
     static __device__ __forceinline__ void run(const Rows<Kernel::EACH_UNITS> &of, unsigned mine, unsigned, unsigned, unsigned,
                                                unsigned unit, unsigned part, unsigned quad, uint2 (&w)[4]) {
         const unsigned kept = mine + part / 2 * Kernel::BOX + part % 2 * RUN, codes = mine + 2 * Kernel::BOX + part * (RUN / 2);
-        Code::template run<Lanes::NEIGHBOURS>(shared_at(kept), shared_at(codes), of.at[unit].bases, quad, w);
+        Code::run(shared_at(kept), shared_at(codes), of.at[unit].bases, quad, w);
     }
 
     template <typename Kernel>
@@ -79,9 +60,7 @@ template <typename T> struct LosslessLanes {
 template <typename T> struct LosslessTiles {
     using Type = T;
     using Code = Lossless<T>;
-    static constexpr unsigned SEGMENTS = 1, BOXES = 3, BOX = 128;
-    /* Lanes that read at once, of 8 rows, meet no bank twice. */
-    static constexpr unsigned PITCH = BOX + 16;
+    static constexpr unsigned SEGMENTS = 1, BOXES = 3, BOX = BLOCK_ROW, PITCH = BLOCK_ROW;
     static __device__ __forceinline__ unsigned box_at(unsigned segment, unsigned box, unsigned k) {
         return box < 2 ? (2 * segment + box) * BOX : k + segment * BOX;
     }
@@ -93,20 +72,32 @@ template <typename T> struct LosslessTiles {
             : at{{low, a.k, a.row_bytes}, {high, a.k, a.row_bytes}} {}
     };
 
+    /* The second row is 8 after the first. */
     struct Stage {
-        unsigned rows[2], apart;
+        unsigned row, apart;
 
         __device__ __forceinline__ Stage() {}
-        __device__ __forceinline__ Stage(unsigned low, unsigned high, unsigned apart, unsigned, unsigned, unsigned,
-                                         unsigned)
-            : rows{low, high}, apart(apart) {}
+        __device__ __forceinline__ Stage(unsigned low, unsigned, unsigned apart, unsigned, unsigned, unsigned, unsigned)
+            : row(low), apart(apart) {}
 
         __device__ __forceinline__ void decode(Rows &of, unsigned halves, unsigned, unsigned column, unsigned part,
                                                unsigned quad, uint2 (&w)[2][4]) const {
-            const unsigned kept = part / 2 * apart + part % 2 * RUN, codes = 2 * apart + part * (RUN / 2);
+            /* Where chunks of 16 bytes are: rows begin at multiples of 128. */
+            const unsigned turn = row >> 3 & 0x70, lane = row + 2 * quad;
+            const unsigned kept = lane + part / 2 * apart + (part % 2 * RUN ^ turn), codes = lane + 2 * apart + (part * 32 ^ turn);
+            const auto two = [&](unsigned at) { return uint32_t(*reinterpret_cast<const uint16_t *>(shared_at(at))); };
             const auto run = [&](unsigned half) {
-                const char *kept_at = shared_at(rows[half] + kept), *codes_at = shared_at(rows[half] + codes);
-                Code::template run<Lanes::HALVES>(kept_at, codes_at, of.at[half].bases, quad, w[half]);
+                const unsigned down = half * 8 * BLOCK_ROW;
+                uint32_t bytes[4][2], code[2][2];
+#pragma unroll
+                for (unsigned i = 0; i < 2; ++i) {
+                    code[i][0] = two((codes ^ i * 16) + down), code[i][1] = two((codes ^ i * 16) + down + 8);
+                }
+#pragma unroll
+                for (unsigned i = 0; i < 4; ++i) {
+                    bytes[i][0] = two((kept ^ i * 16) + down), bytes[i][1] = two((kept ^ i * 16) + down + 8);
+                }
+                Code::decode(bytes, code, of.at[half].bases, w[half]);
             };
             if (halves == 1) {
                 run(0);
@@ -121,7 +112,8 @@ template <typename T> struct LosslessTiles {
 };
 
 template <typename T>
-constexpr EncodedKernels LOSSLESS = encoded_kernels<LosslessLanes<T>, LosslessTiles<T>>();
+constexpr EncodedKernels LOSSLESS = {encoded_rows<LosslessLanes<T>>, launch_lossless<LosslessLanes<T>>,
+                                     launch_tiles_of<LosslessTiles<T>>};
 
 /* The kernels of an encoding; null where none serves it. */
 static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {

@@ -51,6 +51,43 @@ __device__ __forceinline__ void wait_copies_but(unsigned most) {
     }
 }
 
+/*
+ * Rounds x to shared memory: of each 32 columns those of each lane of a quad, as two times four. Whether these are the
+ * first with the third, and the second with the fourth: APART. By the first threads of a block.
+ */
+template <typename T, bool APART>
+__device__ __forceinline__ void stage_fours(const djinn_linear_args &a, const SomeRows &rows, unsigned staged, unsigned threads) {
+    /* Loads of a thread that are under way at once. */
+    constexpr unsigned BATCH = 4;
+    const unsigned chunks = a.k / 8, all = rows.count() * chunks;
+    for (unsigned first = threadIdx.x; first < all; first += BATCH * threads) {
+        float4 x[BATCH][2];
+#pragma unroll
+        for (unsigned i = 0; i < BATCH; ++i) {
+            const unsigned at = first + i * threads;
+            if (at < all) {
+                const float *from = a.x + size_t(rows.in(at / chunks)) * a.k + at % chunks * 8;
+                x[i][0] = *reinterpret_cast<const float4 *>(from);
+                x[i][1] = *reinterpret_cast<const float4 *>(from + 4);
+            }
+        }
+#pragma unroll
+        for (unsigned i = 0; i < BATCH; ++i) {
+            const unsigned at = first + i * threads, chunk = at % chunks;
+            if (at < all) {
+                const unsigned in = chunk / 4 * 64 + chunk % 2 * 32 + chunk / 2 % 2 * 8;
+                const unsigned to = staged + at / chunks * encoded_pitch(a.k) + in;
+#pragma unroll
+                for (unsigned half = 0; half < 2; ++half) {
+                    const float4 &v = x[i][half];
+                    *reinterpret_cast<uint2 *>(shared_at(to + half * 16)) =
+                        APART ? uint2{pack<T>(v.x, v.z), pack<T>(v.y, v.w)} : uint2{pack<T>(v.x, v.y), pack<T>(v.z, v.w)};
+                }
+            }
+        }
+    }
+}
+
 /* EACH units of 8 rows of the weight for each group, by up to 8 TILES rows of x. */
 template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
     static_assert(EACH == 1 || EACH % 2 == 0);
@@ -180,40 +217,6 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         }
     };
 
-    /* Rounds x to shared memory: of each 32 columns those of each lane of a quad, in the order of `Fours`. By all threads. */
-    static __device__ __forceinline__ void stage_x(const djinn_linear_args &a, const SomeRows &rows, unsigned staged) {
-        /* Loads of a thread that are under way at once. */
-        constexpr unsigned BATCH = 4;
-        const unsigned chunks = a.k / 8, all = rows.count() * chunks;
-        for (unsigned first = threadIdx.x; first < all; first += BATCH * blockDim.x) {
-            float4 x[BATCH][2];
-#pragma unroll
-            for (unsigned i = 0; i < BATCH; ++i) {
-                const unsigned at = first + i * blockDim.x;
-                if (at < all) {
-                    const float *from = a.x + size_t(rows.in(at / chunks)) * a.k + at % chunks * 8;
-                    x[i][0] = *reinterpret_cast<const float4 *>(from);
-                    x[i][1] = *reinterpret_cast<const float4 *>(from + 4);
-                }
-            }
-#pragma unroll
-            for (unsigned i = 0; i < BATCH; ++i) {
-                const unsigned at = first + i * blockDim.x, chunk = at % chunks;
-                if (at < all) {
-                    const unsigned in = chunk / 4 * 64 + chunk % 2 * 32 + chunk / 2 % 2 * 8;
-                    const unsigned to = staged + at / chunks * encoded_pitch(a.k) + in;
-#pragma unroll
-                    for (unsigned half = 0; half < 2; ++half) {
-                        const float4 &v = x[i][half];
-                        *reinterpret_cast<uint2 *>(shared_at(to + half * 16)) =
-                            APART ? uint2{pack<T>(v.x, v.z), pack<T>(v.y, v.w)} : uint2{pack<T>(v.x, v.y), pack<T>(v.z, v.w)};
-                    }
-                }
-            }
-        }
-        __syncthreads();
-    }
-
     static __device__ __forceinline__ void meet(unsigned barrier) {
         asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP_THREADS) : "memory");
     }
@@ -259,7 +262,8 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         if (rows.slots == nullptr) {
             await_previous();
         }
-        stage_x(a, rows, shared_address(staged));
+        stage_fours<T, APART>(a, rows, shared_address(staged), blockDim.x);
+        __syncthreads();
         if constexpr (PREPARES) {
             if constexpr (!BULK) {
                 wait_copies_but(f.stages - 2);

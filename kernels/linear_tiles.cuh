@@ -57,11 +57,11 @@ template <unsigned COUNT> __device__ __forceinline__ void take_registers() {
 
 /* Describes rows of bytes to the copy engine, in boxes of some bytes of `box_rows` rows. */
 inline bool encode_bytes(CUtensorMap &map, const void *rows_at, uint32_t rows, uint32_t row_bytes, uint32_t box_bytes,
-                         uint32_t box_rows) {
+                         uint32_t box_rows, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE) {
     const cuuint64_t sizes[2] = {row_bytes / 2, rows}, strides[1] = {row_bytes};
     const cuuint32_t box[2] = {box_bytes / 2, box_rows}, steps[2] = {1, 1};
     return map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void *>(rows_at), sizes, strides, box, steps,
-                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -88,16 +88,21 @@ template <typename Format, unsigned N> struct TileProducts {
         float4 at[PARTIALS][GROUPS][4][32];
     };
 
+    /* Rows of 128 bytes are swizzled, as the matrix units have them, and boxes have whole groups of 8. */
+    static constexpr bool SWIZZLED = Format::PITCH == BLOCK_ROW;
+    static constexpr unsigned ALIGN = SWIZZLED ? BLOCK_ALIGN : 128;
+
     static __host__ __device__ __forceinline__ unsigned box_bytes(unsigned share) {
-        return (share * Format::PITCH + 127) / 128 * 128;
+        return (share * Format::PITCH + ALIGN - 1) / ALIGN * ALIGN;
     }
     static __host__ __device__ __forceinline__ unsigned stage_bytes(unsigned share) {
         return Format::SEGMENTS * Format::BOXES * box_bytes(share);
     }
 
-    /* Stages of the weight that fit; at least two. */
+    /* Stages of the weight that fit; at least two. Of swizzled rows, 8 that are not the share's are read after the last. */
     static unsigned stages(unsigned share) {
-        const unsigned fit = (MOST_SHARED - BLOCK_ALIGN - X_STAGES * X_STAGE - sizeof(Sums)) / stage_bytes(share);
+        const unsigned beside = BLOCK_ALIGN + X_STAGES * X_STAGE + sizeof(Sums) + (SWIZZLED ? BLOCK_ALIGN : 0);
+        const unsigned fit = (MOST_SHARED - beside) / stage_bytes(share);
         return fit < MOST_STAGES ? fit : MOST_STAGES;
     }
 
@@ -202,8 +207,8 @@ template <typename Format, unsigned N> struct TileProducts {
         const unsigned lane = threadIdx.x % 32, quad = lane % 4, row = first + lane / 4, halves = warp_rows() / 8;
         const unsigned box = keep(box_bytes(f.share)), stage_size = keep(stage_bytes(f.share));
         const unsigned ring_at = keep(shared_address(ring));
-        const unsigned low = keep(ring_at + min(row, f.share - 1) * Format::PITCH);
-        const unsigned high = keep(ring_at + min(row + 8, f.share - 1) * Format::PITCH);
+        const unsigned low = keep(ring_at + (SWIZZLED ? row : min(row, f.share - 1)) * Format::PITCH);
+        const unsigned high = SWIZZLED ? low + 8 * BLOCK_ROW : keep(ring_at + min(row + 8, f.share - 1) * Format::PITCH);
         const unsigned stages = keep(f.stages), columns = keep(first < f.share ? a.k : 0);
         const unsigned barriers_at = keep(shared_address(&barriers));
         /* Lane l tells block l of the cluster that x was read. */
@@ -409,7 +414,8 @@ int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void 
     for (unsigned tile = 0; tile < tiles; ++tile) {
         const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
         CUtensorMap &map = maps.weights[tile];
-        encoded = encoded && encode_bytes(map, a.weights[tile], rows, a.row_bytes, Format::PITCH, division.share);
+        encoded = encoded && encode_bytes(map, a.weights[tile], rows, a.row_bytes, Format::PITCH, division.share,
+                                          Kernel::SWIZZLED ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE);
     }
     if (!encoded) {
         return cudaErrorInvalidValue;

@@ -36,16 +36,45 @@ template <typename T> struct Lossless {
         return {(*tail & 0xff) * (0x00010001u << EXPONENT), tail, 1};
     }
 
-    /* Two values: the bytes of `kept` from `FIRST` on, with the codes in the same bytes. No code leads past 16 bits. */
-    template <unsigned FIRST>
-    static __device__ __forceinline__ uint32_t pair(uint32_t kept, uint32_t codes, uint32_t bases) {
-        constexpr unsigned TWICE = FIRST == 0 ? 0x1100 : 0x3322, WIDE = FIRST == 0 ? 0x4140 : 0x4342;
-        const uint32_t twice = __byte_perm(kept, 0, TWICE);
-        const uint32_t exponents = (__byte_perm(codes, 0, WIDE) << EXPONENT) + bases;
+    /*
+     * The first or the SECOND two of a lane's four bytes of 16 columns, which are a word or two words with two each: every
+     * one in the low byte of a half, or in both bytes of it.
+     */
+    template <bool SECOND, unsigned WORDS> static __device__ __forceinline__ uint32_t spread(const uint32_t (&bytes)[WORDS]) {
+        return __byte_perm(bytes[SECOND ? WORDS - 1 : 0], 0, SECOND && WORDS == 1 ? 0x4342 : 0x4140);
+    }
+    template <bool SECOND, unsigned WORDS> static __device__ __forceinline__ uint32_t twice(const uint32_t (&bytes)[WORDS]) {
+        return __byte_perm(bytes[SECOND ? WORDS - 1 : 0], 0, SECOND && WORDS == 1 ? 0x3322 : 0x1100);
+    }
+
+    /*
+     * Two values, of bytes that `twice` gave and codes that `spread` gave, of which they have the low or the HIGH halves. No
+     * code leads past 16 bits, and what a low half adds to a high one's exponent stays below it.
+     */
+    template <bool HIGH> static __device__ __forceinline__ uint32_t pair(uint32_t twice, uint32_t codes, uint32_t bases) {
         if constexpr (HALF) {
-            return (twice & 0x80008000u) | (twice << 3 & 0x03f803f8u) | exponents;
+            const uint32_t exponents = HIGH ? (codes & 0x00f000f0u) << (EXPONENT - 4) : (codes & 0x000f000fu) << EXPONENT;
+            return (twice & 0x80008000u) | (twice << 3 & 0x03f803f8u) | (exponents + bases);
         } else {
-            return (twice & 0x807f807fu) | exponents;
+            /* A mask, a multiplication with an addition, and a choice of bits, which the compiler makes more of. */
+            const uint32_t mine = HIGH ? codes : codes & 0x000f000fu;
+            uint32_t exponents, values;
+            asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(exponents) : "r"(mine), "n"(1 << (HIGH ? EXPONENT - 4 : EXPONENT)), "r"(bases));
+            asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(values) : "n"(0x807f807f), "r"(twice), "r"(exponents));
+            return values;
+        }
+    }
+
+    /* A run of a row: of the columns from 16 s on, of which `kept[s]` has the lane's bytes, the values are in w[s]. */
+    template <unsigned WORDS>
+    static __device__ __forceinline__ void decode(const uint32_t (&kept)[4][WORDS], const uint32_t (&codes)[2][WORDS],
+                                                  uint32_t bases, uint2 (&w)[4]) {
+#pragma unroll
+        for (unsigned group = 0; group < 2; ++group) {
+            const uint32_t first = spread<false>(codes[group]), second = spread<true>(codes[group]);
+            const auto &low = kept[2 * group], &high = kept[2 * group + 1];
+            w[2 * group] = {pair<false>(twice<false>(low), first, bases), pair<false>(twice<true>(low), second, bases)};
+            w[2 * group + 1] = {pair<true>(twice<false>(high), first, bases), pair<true>(twice<true>(high), second, bases)};
         }
     }
 
@@ -56,26 +85,26 @@ template <typename T> struct Lossless {
     struct Ahead {
         uint32_t bases, next, after;
         unsigned column;
-        /* Of the list: escapes, of which some were passed. */
-        unsigned count, passed;
+        /* The list from `next` on, and how many escapes that has. */
         const uint32_t *list;
+        unsigned left;
 
         __device__ __forceinline__ Ahead(const char *row, unsigned k, unsigned row_bytes) {
             const uint32_t *words = Lossless::tail(row, k);
             /* A row has room for four, however many it has. */
             const uint32_t head = __ldg(words);
-            list = words + 1, passed = 0;
+            list = words + 1;
             next = __ldg(list), after = __ldg(list + 1);
             bases = (head & 0xff) * (0x00010001u << EXPONENT);
-            count = min(head >> 16, (row_bytes - k - k / 2) / unsigned(sizeof(uint32_t)) - 1);
-            column = count > 0 ? next & 0xffff : ~0u;
+            left = min(head >> 16, (row_bytes - k - k / 2) / unsigned(sizeof(uint32_t)) - 1);
+            column = left > 0 ? next & 0xffff : ~0u;
         }
 
         __device__ __forceinline__ void advance() {
-            next = after;
-            column = ++passed < count ? next & 0xffff : ~0u;
-            if (passed + 1 < count) {
-                after = __ldg(list + passed + 1);
+            next = after, ++list;
+            column = --left > 0 ? next & 0xffff : ~0u;
+            if (left > 1) {
+                after = __ldg(list + 1);
             }
         }
 
@@ -92,22 +121,20 @@ template <typename T> struct Lossless {
      * A run of a row, whose bytes begin at `kept`, and its codes at `codes`: of the columns from 16 s on, the lane's are
      * in w[s]. Whether any of them is an escape: then `mend` follows.
      */
-    template <Lanes L>
     static __device__ __forceinline__ bool run(const char *kept, const char *codes, uint32_t bases, unsigned quad,
                                                uint2 (&w)[4]) {
-        uint32_t escapes = 0;
+        uint32_t bytes[4][1], code[2][1], escapes = 0;
+#pragma unroll
+        for (unsigned step = 0; step < 4; ++step) {
+            bytes[step][0] = four_bytes<Lanes::NEIGHBOURS, 4>(kept + 16 * step, quad);
+        }
 #pragma unroll
         for (unsigned group = 0; group < 2; ++group) {
-            const uint32_t code = four_bytes<L, 4>(codes + 16 * group, quad);
-#pragma unroll
-            for (unsigned half = 0; half < 2; ++half) {
-                const uint32_t mine = (half == 0 ? code : code >> 4) & 0x0f0f0f0fu;
-                /* The highest bit of a byte: whether its code is 15. */
-                escapes |= mine + 0x71717171u;
-                const uint32_t values = four_bytes<L, 4>(kept + 32 * group + 16 * half, quad);
-                w[2 * group + half] = {pair<0>(values, mine, bases), pair<2>(values, mine, bases)};
-            }
+            code[group][0] = four_bytes<Lanes::NEIGHBOURS, 4>(codes + 16 * group, quad);
+            /* The highest bit of a byte: whether its code is 15. */
+            escapes |= ((code[group][0] & 0x0f0f0f0fu) + 0x71717171u) | ((code[group][0] >> 4 & 0x0f0f0f0fu) + 0x71717171u);
         }
+        decode(bytes, code, bases, w);
         return (escapes & 0x80808080u) != 0;
     }
 

@@ -1,0 +1,383 @@
+/*
+ * linear and expert_linear over lossless weights on Hopper (sm_90a), for up to 16 rows, to the bits of the product over
+ * decoded rows. On other cards: linear_encoded.cuh.
+ *
+ * x is in shared memory, and the narrow operand of the tensor cores; the weight's rows are the wide one, as in
+ * linear_encoded.cuh. A block has up to 64 rows of the weight, a group of PARTIALS warps for each 8 EACH of them, and in
+ * that a warp for each partial sum. One more warp has segments of all these rows copied to a ring of stages, whose rows are
+ * 128 bytes: each is read as whole sectors where rows begin at multiples of 32 bytes. Warps that compute wait for stages
+ * alone, not for one another.
+ *
+ * Launch: a block on each multiprocessor takes equal shares of the weight's rows, in turn. No second one fits beside it.
+ */
+#ifndef DJINN_LINEAR_LOSSLESS_CUH
+#define DJINN_LINEAR_LOSSLESS_CUH
+
+#include "linear_encoded.cuh"
+#include "lossless.cuh"
+
+#include <utility>
+
+namespace djinn {
+
+/* Groups of a block, and stages of its ring, at most. */
+constexpr unsigned LOSSLESS_GROUPS = 4, LOSSLESS_STAGES = 16;
+
+/* Rows of the weight of a share, shares, rows of x of an expert's block, and stages of the ring. */
+struct LosslessFrame {
+    uint32_t share, shares, most, stages;
+};
+
+struct LosslessBarriers {
+    Barrier ready[LOSSLESS_STAGES], free[LOSSLESS_STAGES];
+};
+
+/* 8 rows of 16 bytes for each register, whose addresses 8 lanes each have: lane l gets 4 bytes of row l / 4. */
+template <unsigned ROWS, unsigned COUNT>
+__device__ __forceinline__ void load_chunks(uint32_t (&to)[ROWS][COUNT][1], unsigned address) {
+    static_assert(ROWS * COUNT == 2 || ROWS * COUNT == 4);
+    if constexpr (ROWS * COUNT == 2) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                     : "=r"(to[0][0][0]), "=r"(to[0][1][0])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        constexpr unsigned HALF = 2 / COUNT;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0][0][0]), "=r"(to[0][1][0]), "=r"(to[HALF][2 % COUNT][0]), "=r"(to[HALF][3 % COUNT][0])
+                     : "r"(address)
+                     : "memory");
+    }
+}
+
+/* Puts the escapes of some rows' runs that begin at `column` in their places: one branch where there is none. */
+template <Lanes L, typename Ahead, unsigned ROWS>
+__device__ __forceinline__ void mend_all(unsigned column, unsigned quad, Ahead (&rows)[ROWS], uint2 (&w)[ROWS][4]) {
+    unsigned next = rows[0].column;
+#pragma unroll
+    for (unsigned i = 1; i < ROWS; ++i) {
+        next = min(next, rows[i].column);
+    }
+    if (next < column + RUN) {
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; ++i) {
+            rows[i].template mend<L>(column, quad, w[i]);
+        }
+    }
+}
+
+/* EACH units of 8 rows of the weight for each group, by up to 8 TILES rows of x. */
+template <typename Format, unsigned EACH, unsigned TILES> struct LosslessRows {
+    static_assert(EACH == 1 || EACH == 2);
+    using T = typename Format::Type;
+    using Code = Lossless<T>;
+    using Products = EncodedLanes<Format, EACH, TILES>;
+    static constexpr unsigned ROWS = 8 * EACH, SEGMENT = PARTIALS * RUN;
+    /* Of a segment, boxes of 128 bytes of each row: two of signs and mantissas, one of codes. */
+    static constexpr unsigned BOXES = 3;
+
+    using Barriers = LosslessBarriers;
+
+    static __device__ __forceinline__ unsigned box_bytes(unsigned groups) { return groups * ROWS * BLOCK_ROW; }
+
+    /* The place in a ring. */
+    struct Place {
+        unsigned slot = 0, parity = 0;
+        __device__ __forceinline__ void advance(unsigned size) {
+            if (++slot == size) {
+                slot = 0, parity ^= 1;
+            }
+        }
+    };
+
+    /* Has the weight copied. By one lane. */
+    static __device__ __forceinline__ void supply(const djinn_linear_args &a, const LosslessFrame &f, const Maps &maps,
+                                                  Barriers &barriers, unsigned ring, unsigned groups) {
+        const unsigned segments = ceil_segments(a.k), box = box_bytes(groups), stage = BOXES * box;
+        Place place;
+        bool is_full = false;
+        for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
+            const Share share = share_of(a, f.share, index, a.row_bytes);
+            const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
+            for (unsigned segment = 0; segment < segments; ++segment) {
+                if (is_full) {
+                    barriers.free[place.slot].wait(place.parity ^ 1);
+                }
+                const unsigned to = ring + place.slot * stage, ready = shared_address(&barriers.ready[place.slot]);
+                Barrier::arrive_expecting_at(ready, BOXES * f.share * BLOCK_ROW);
+                /* What is read past a row's columns is of the same row, and zeros past its end. */
+                copy_box_to(to, maps.weights[tile], segment * SEGMENT / 2, row, ready);
+                copy_box_to(to + box, maps.weights[tile], segment * SEGMENT / 2 + 64, row, ready);
+                copy_box_to(to + 2 * box, maps.weights[tile], (a.k + segment * SEGMENT / 2) / 2, row, ready);
+                place.advance(f.stages);
+                is_full = is_full || place.slot == 0;
+            }
+        }
+    }
+
+    static __device__ __forceinline__ unsigned ceil_segments(unsigned k) { return (k + SEGMENT - 1) / SEGMENT; }
+
+    /* The next escapes of a lane's rows, 8 apart. */
+    struct Escapes {
+        typename Code::Ahead at[EACH];
+
+        __device__ __forceinline__ Escapes(const djinn_linear_args &a, const Share &share, unsigned row)
+            : Escapes(a, share, row, std::make_integer_sequence<unsigned, EACH>()) {}
+        template <unsigned... UNITS>
+        __device__ __forceinline__ Escapes(const djinn_linear_args &a, const Share &share, unsigned row,
+                                           std::integer_sequence<unsigned, UNITS...>)
+            : at{{static_cast<const char *>(share.weight) + size_t(min(row + 8 * UNITS, share.rows - 1)) * a.row_bytes, a.k,
+                  a.row_bytes}...} {}
+    };
+
+    static __device__ __forceinline__ void meet(unsigned threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+
+    static __device__ __forceinline__ void compute(const djinn_linear_args &a, const SomeRows &rows, const LosslessFrame &f,
+                                                   Barriers &barriers, unsigned ring, unsigned groups) {
+        /* The same in all lanes, which the compiler is to know. */
+        const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), part = warp % PARTIALS, group = warp / PARTIALS;
+        const unsigned lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4, threads = groups * GROUP_THREADS;
+        const unsigned first = group * ROWS, box = box_bytes(groups), stage_size = keep(BOXES * box);
+        const unsigned segments = ceil_segments(a.k), end = ring + f.stages * stage_size;
+        const unsigned staged = end + PARTIALS * 8 * TILES * groups * ROWS * unsigned(sizeof(float));
+        float *const parts = reinterpret_cast<float *>(shared_at(end));
+        if (a.fresh != 0) {
+            await_previous();
+        }
+        Share share = share_of(a, f.share, blockIdx.x, a.row_bytes);
+        Escapes of(a, share, first + row);
+        if (rows.slots == nullptr) {
+            await_previous();
+        }
+        stage_fours<T, false>(a, rows, staged, threads);
+        meet(threads);
+        /* Where a lane reads from: 16 bytes of a row, of which the lanes of a quad then have 4 each. */
+        const unsigned in = lane % 8, chunk = lane / 8;
+        const unsigned kept_at = part / 2 * box + (first + in) * BLOCK_ROW + ((part % 2 * 4 + chunk) ^ in) * 16;
+        const unsigned codes_at = 2 * box + (first + chunk / 2 % EACH * 8 + in) * BLOCK_ROW + ((part * 2 + chunk % 2) ^ in) * 16;
+        const unsigned kept = keep(kept_at), codes = keep(codes_at);
+        const unsigned ready = keep(shared_address(barriers.ready)), free = keep(shared_address(barriers.free));
+        const unsigned columns = keep(a.k), last = keep(f.stages);
+        unsigned slot = 0, parity = 0, at = ring;
+#pragma unroll 1
+        for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
+            typename Products::Sums sums = {};
+            /* Rows of x past the last repeat it, and their sums are not stored. */
+            unsigned x[TILES];
+#pragma unroll
+            for (unsigned tile = 0; tile < TILES; ++tile) {
+                const unsigned of_row = min(row + 8 * tile, rows.count() - 1);
+                x[tile] = keep(staged + of_row * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
+            }
+#pragma unroll 1
+            for (unsigned column = part * RUN, segment = 0; segment < segments; ++segment, column += SEGMENT) {
+                Barrier::wait_at(ready + slot * 8, parity);
+                typename Products::Weights w;
+                /* A last segment may have no run for this warp. */
+                const bool is_there = column < columns;
+                if (is_there) {
+                    uint32_t code[EACH][2][1];
+                    load_chunks(code, at + codes);
+#pragma unroll
+                    for (unsigned unit = 0; unit < EACH; ++unit) {
+                        uint32_t bytes[1][4][1];
+                        load_chunks(bytes, at + kept + unit * 8 * BLOCK_ROW);
+                        Code::decode(bytes[0], code[unit], of.at[unit].bases, w[unit]);
+                    }
+                }
+                __syncwarp();
+                if (lane == 0) {
+                    Barrier::arrive_own(free + slot * 8);
+                }
+                if (is_there) {
+                    mend_all<Lanes::NEIGHBOURS>(column, quad, of.at, w);
+                    Products::multiply_all(sums, w, x, 0);
+                }
+#pragma unroll
+                for (unsigned tile = 0; tile < TILES; ++tile) {
+                    x[tile] += SEGMENT * 2;
+                }
+                at += stage_size;
+                if (++slot == last) {
+                    slot = 0, parity ^= 1, at = ring;
+                }
+            }
+            const Share done = share;
+            const bool is_last = index + gridDim.x >= f.shares;
+            if (!is_last) {
+                share = share_of(a, f.share, index + gridDim.x, a.row_bytes);
+                of = Escapes(a, share, first + row);
+            }
+            finish(a, rows, done, sums, parts, groups, is_last);
+        }
+    }
+
+    /* Adds the partial sums of a share in order, and stores. */
+    static __device__ __forceinline__ void finish(const djinn_linear_args &a, const SomeRows &rows, const Share &share,
+                                                  const typename Products::Sums &sums, float *parts, unsigned groups,
+                                                  bool is_last) {
+        const unsigned warp = threadIdx.x / 32, part = warp % PARTIALS, group = warp / PARTIALS, lane = threadIdx.x % 32;
+        const unsigned width = groups * ROWS, threads = groups * GROUP_THREADS;
+#pragma unroll
+        for (unsigned tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (unsigned i = 0; i < 2 * EACH; ++i) {
+                const unsigned x_row = tile * 8 + lane % 4 * 2 + i % 2;
+                parts[(part * 8 * TILES + x_row) * width + group * ROWS + i / 2 * 8 + lane / 4] = sums[0][tile][i];
+            }
+        }
+        meet(threads);
+        for (unsigned i = threadIdx.x; i < rows.count() * width; i += threads) {
+            const unsigned x_row = i / width, row = i % width;
+            if (row < share.rows) {
+                float sum = parts[i];
+#pragma unroll
+                for (unsigned other = 1; other < PARTIALS; ++other) {
+                    sum += parts[other * 8 * TILES * width + i];
+                }
+                const unsigned j = share.first + row;
+                a.out[size_t(rows.out(x_row)) * a.out_width + a.out_column + j] = sum + bias_of(a, j);
+            }
+        }
+        if (!is_last) {
+            meet(threads);
+        }
+    }
+
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const LosslessFrame &f,
+                                               const Maps &maps) {
+        extern __shared__ uint4 shared[];
+        __shared__ Barriers barriers;
+        const unsigned ring = (shared_address(shared) + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
+        const unsigned groups = blockDim.x / GROUP_THREADS, supplier = groups * GROUP_THREADS;
+        if (threadIdx.x < f.stages) {
+            barriers.ready[threadIdx.x].init(1);
+            barriers.free[threadIdx.x].init(groups * PARTIALS);
+            Barrier::publish();
+        }
+        __syncthreads();
+        if (threadIdx.x < supplier) {
+            compute(a, rows, f, barriers, ring, groups);
+            return;
+        }
+        if (a.fresh != 0) {
+            await_previous();
+            admit_bulk_copies();
+        }
+        if (threadIdx.x == supplier) {
+            supply(a, f, maps, barriers, ring, groups);
+        }
+        __syncwarp();
+        await_previous();
+    }
+};
+
+/* Rows are in order if `order` is null; else a block takes `most` slots. */
+template <typename Format, unsigned EACH, unsigned TILES>
+__global__ void __launch_bounds__(GROUP_THREADS *LOSSLESS_GROUPS + 32, 1)
+    djinn_linear_lossless(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
+                          const __grid_constant__ LosslessFrame f) {
+    SomeRows rows = {a.linear.rows, nullptr, 1};
+    if (a.order == nullptr) {
+        release_next();
+    } else {
+        const Routed slots = slots_of(a, blockIdx.y * f.most, f.most);
+        rows = {slots.slot_count, slots.slots, slots.slots_per_row};
+    }
+    if (rows.count() > 0) {
+        DJINN_ON_HOPPER(LosslessRows<Format, EACH, TILES>::run(a.linear, rows, f, maps));
+    }
+}
+
+/* Groups of a block with so many rows of the weight, and the units of each. */
+struct LosslessBlock {
+    unsigned groups, each;
+};
+inline LosslessBlock lossless_block(unsigned share) {
+    const unsigned units = ceil_div(share, 8);
+    return units <= LOSSLESS_GROUPS ? LosslessBlock{units, 1} : LosslessBlock{ceil_div(units, 2), 2};
+}
+
+/* Bytes of a block besides its stages, and of a stage. */
+inline unsigned lossless_beside(const LosslessBlock &block, unsigned rows, unsigned k) {
+    const unsigned sums = PARTIALS * (rows <= 8 ? 8 : 16) * 8 * block.groups * block.each * unsigned(sizeof(float));
+    return BLOCK_ALIGN + sums + rows * encoded_pitch(k);
+}
+inline unsigned lossless_stage(const LosslessBlock &block) { return 3 * 8 * block.groups * block.each * BLOCK_ROW; }
+
+template <typename Format, unsigned EACH, unsigned TILES>
+int launch_lossless(const djinn_expert_linear_args &args, unsigned rows, const Division &division, void *stream) {
+    const DeviceFacts &device = all_devices()[current_device()];
+    const djinn_linear_args &a = args.linear;
+    const auto kernel = djinn_linear_lossless<Format, EACH, TILES>;
+    /* By device, the context in which the kernel may use as much shared memory as there is. */
+    static std::atomic<unsigned> allowed[MOST_DEVICES];
+    const unsigned context = contexts().load();
+    std::atomic<unsigned> &known = allowed[current_device()];
+    if (known.load() != context) {
+        const cudaError_t code = allow(kernel);
+        if (code != cudaSuccess) {
+            return code;
+        }
+        known.store(context);
+    }
+    const LosslessBlock block = lossless_block(division.share);
+    const unsigned beside = lossless_beside(block, rows, a.k), stage = lossless_stage(block);
+    const unsigned fit = (MOST_SHARED - beside) / stage, stages = fit < LOSSLESS_STAGES ? fit : LOSSLESS_STAGES;
+    const unsigned used = beside + stages * stage, shared = used < LEAST_SHARED ? LEAST_SHARED : used;
+    Maps maps;
+    const unsigned tiles = ceil_div(a.n, a.tile_rows);
+    for (unsigned tile = 0; tile < tiles; ++tile) {
+        const unsigned tile_rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
+        if (!encode_bytes(maps.weights[tile], a.weights[tile], tile_rows, a.row_bytes, BLOCK_ROW, division.share,
+                          CU_TENSOR_MAP_SWIZZLE_128B)) {
+            return cudaErrorInvalidValue;
+        }
+    }
+    const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
+    const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
+    const LosslessFrame frame{division.share, division.blocks, rows, stages};
+    return launch(kernel, grid, block.groups * GROUP_THREADS + 32, shared, stream, args, maps, frame);
+}
+
+/* Up to `most` rows of x at once, or as many as there is room for. */
+template <typename Format> int launch_lossless(const djinn_expert_linear_args &args, unsigned most, void *stream) {
+    const djinn_linear_args &a = args.linear;
+    const unsigned at_once = all_devices()[current_device()].multiprocessors;
+    const Division division = divide(a, at_once, 16 * LOSSLESS_GROUPS);
+    const LosslessBlock block = lossless_block(division.share);
+    const auto fits = [&](unsigned rows) {
+        return lossless_beside(block, rows, a.k) + 2 * lossless_stage(block) <= MOST_SHARED;
+    };
+    unsigned rows = a.rows < most ? a.rows : most, launches = 1;
+    while (rows > 1 && !fits(rows)) {
+        rows = ceil_div(a.rows < most ? a.rows : most, ++launches);
+    }
+    if (clusters_at_once() == 0 || !fits(rows)) {
+        return launch_encoded<Format>(args, most, stream);
+    }
+    const auto run = [&](const djinn_expert_linear_args &part, unsigned rows) {
+        if (block.each == 1) {
+            return rows <= 8 ? launch_lossless<Format, 1, 1>(part, rows, division, stream)
+                             : launch_lossless<Format, 1, 2>(part, rows, division, stream);
+        }
+        return rows <= 8 ? launch_lossless<Format, 2, 1>(part, rows, division, stream)
+                         : launch_lossless<Format, 2, 2>(part, rows, division, stream);
+    };
+    if (args.order != nullptr) {
+        return run(args, rows);
+    }
+    int code = cudaSuccess;
+    for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += rows) {
+        djinn_expert_linear_args part = args;
+        part.linear.rows = a.rows - row < rows ? a.rows - row : rows;
+        part.linear.x = a.x + size_t(row) * a.k;
+        part.linear.out = a.out + size_t(row) * a.out_width;
+        code = run(part, part.linear.rows);
+    }
+    return code;
+}
+
+} // namespace djinn
+
+#endif
