@@ -86,34 +86,149 @@ template <typename T> struct LosslessTiles {
             const unsigned turn = row >> 3 & 0x70, lane = row + 2 * quad;
             const unsigned kept = lane + part / 2 * apart + (part % 2 * RUN ^ turn), codes = lane + 2 * apart + (part * 32 ^ turn);
             const auto two = [&](unsigned at) { return uint32_t(*reinterpret_cast<const uint16_t *>(shared_at(at))); };
-            const auto run = [&](unsigned half) {
+            uint32_t bytes[2][4][2], code[2][2][2];
+            const auto load = [&](unsigned half) {
                 const unsigned down = half * 8 * BLOCK_ROW;
-                uint32_t bytes[4][2], code[2][2];
 #pragma unroll
                 for (unsigned i = 0; i < 2; ++i) {
-                    code[i][0] = two((codes ^ i * 16) + down), code[i][1] = two((codes ^ i * 16) + down + 8);
+                    code[half][i][0] = two((codes ^ i * 16) + down), code[half][i][1] = two((codes ^ i * 16) + down + 8);
                 }
 #pragma unroll
                 for (unsigned i = 0; i < 4; ++i) {
-                    bytes[i][0] = two((kept ^ i * 16) + down), bytes[i][1] = two((kept ^ i * 16) + down + 8);
+                    bytes[half][i][0] = two((kept ^ i * 16) + down), bytes[half][i][1] = two((kept ^ i * 16) + down + 8);
                 }
-                Code::decode(bytes, code, of.at[half].bases, w[half]);
             };
+            load(0);
             if (halves == 1) {
-                run(0);
+                Code::decode(bytes[0], code[0], of.at[0].bases, w[0]);
+                of.at[0].template mend<Lanes::HALVES>(column, quad, w[0]);
             } else {
-                run(0);
-                run(1);
-                of.at[1].template mend<Lanes::HALVES>(column, quad, w[1]);
+                /* All is loaded before any of it is decoded. */
+                load(1);
+                Code::decode(bytes[0], code[0], of.at[0].bases, w[0]);
+                Code::decode(bytes[1], code[1], of.at[1].bases, w[1]);
+                mend_all<Lanes::HALVES>(column, quad, of.at, w);
             }
-            of.at[0].template mend<Lanes::HALVES>(column, quad, w[0]);
         }
     };
 };
 
+/* Groups of a block with so many rows of the weight, and the units of each. */
+struct LosslessBlock {
+    unsigned groups, each;
+};
+static LosslessBlock lossless_block(unsigned share) {
+    const unsigned units = ceil_div(share, 8);
+    return units <= LOSSLESS_GROUPS ? LosslessBlock{units, 1} : LosslessBlock{ceil_div(units, 2), 2};
+}
+
+/* Bytes of a block's partial sums, of all besides its stages with `staged` bytes of x, and of a stage without x. */
+static unsigned lossless_sums(const LosslessBlock &block, unsigned rows) {
+    return PARTIALS * (rows <= 8 ? 8 : 16) * 8 * block.groups * block.each * unsigned(sizeof(float));
+}
+static unsigned lossless_beside(const LosslessBlock &block, unsigned rows, unsigned staged) {
+    return BLOCK_ALIGN + lossless_sums(block, rows) + staged;
+}
+static unsigned lossless_stage(const LosslessBlock &block) { return 3 * 8 * block.groups * block.each * BLOCK_ROW; }
+
+template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
+int launch_lossless(const djinn_expert_linear_args &args, unsigned rows, const Division &division, void *stream) {
+    const DeviceFacts &device = all_devices()[current_device()];
+    const djinn_linear_args &a = args.linear;
+    const auto kernel = djinn_linear_lossless<Format, EACH, TILES, STREAMED>;
+    /* By device, the context in which the kernel may use as much shared memory as there is. */
+    static std::atomic<unsigned> allowed[MOST_DEVICES];
+    const unsigned context = contexts().load();
+    std::atomic<unsigned> &known = allowed[current_device()];
+    if (known.load() != context) {
+        const cudaError_t code = allow(kernel);
+        if (code != cudaSuccess) {
+            return code;
+        }
+        known.store(context);
+    }
+    const LosslessBlock block = lossless_block(division.share);
+    const unsigned beside = lossless_beside(block, rows, STREAMED ? 0 : rows * encoded_pitch(a.k));
+    const unsigned stage = lossless_stage(block) + (STREAMED ? PARTIALS * 8 * TILES * BLOCK_ROW : 0);
+    const unsigned fit = (LEAST_SHARED - beside) / stage, stages = fit < LOSSLESS_STAGES ? fit : LOSSLESS_STAGES;
+    Maps maps;
+    const unsigned tiles = ceil_div(a.n, a.tile_rows);
+    for (unsigned tile = 0; tile < tiles; ++tile) {
+        const unsigned tile_rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
+        if (!encode_bytes(maps.weights[tile], a.weights[tile], tile_rows, a.row_bytes, BLOCK_ROW, division.share,
+                          CU_TENSOR_MAP_SWIZZLE_128B)) {
+            return cudaErrorInvalidValue;
+        }
+    }
+    if (STREAMED && !encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, 8 * TILES)) {
+        return cudaErrorInvalidValue;
+    }
+    const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
+    const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
+    const LosslessFrame frame{division.share, division.blocks, rows, stages};
+    return launch(kernel, grid, block.groups * GROUP_THREADS + 32, LEAST_SHARED, stream, args, maps, frame);
+}
+
+/* Up to `most` rows of x at once, or as many as there is room for. */
+template <typename Format> int launch_lossless(const djinn_expert_linear_args &args, unsigned most, void *stream) {
+    const djinn_linear_args &a = args.linear;
+    const unsigned at_once = all_devices()[current_device()].multiprocessors;
+    const Division division = divide(a, at_once, 16 * LOSSLESS_GROUPS);
+    const LosslessBlock block = lossless_block(division.share);
+    const auto fits = [&](unsigned rows) {
+        return lossless_beside(block, rows, rows * encoded_pitch(a.k)) + 2 * lossless_stage(block) <= LEAST_SHARED;
+    };
+    unsigned rows = a.rows < most ? a.rows : most, launches = 1;
+    while (rows > 1 && !fits(rows)) {
+        rows = ceil_div(a.rows < most ? a.rows : most, ++launches);
+    }
+    if (clusters_at_once() == 0 || !fits(rows)) {
+        return launch_encoded<Format>(args, most, stream);
+    }
+    const auto run = [&](const djinn_expert_linear_args &part, unsigned rows) {
+        if (block.each == 1) {
+            return rows <= 8 ? launch_lossless<Format, 1, 1, false>(part, rows, division, stream)
+                             : launch_lossless<Format, 1, 2, false>(part, rows, division, stream);
+        }
+        return rows <= 8 ? launch_lossless<Format, 2, 1, false>(part, rows, division, stream)
+                         : launch_lossless<Format, 2, 2, false>(part, rows, division, stream);
+    };
+    if (args.order != nullptr) {
+        return run(args, rows);
+    }
+    int code = cudaSuccess;
+    for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += rows) {
+        djinn_expert_linear_args part = args;
+        part.linear.rows = a.rows - row < rows ? a.rows - row : rows;
+        part.linear.x = a.x + size_t(row) * a.k;
+        part.linear.out = a.out + size_t(row) * a.out_width;
+        code = run(part, part.linear.rows);
+    }
+    return code;
+}
+
+/* Rows of x that are streamed with the weight, at most. */
+constexpr unsigned MOST_STREAMED = 16;
+
+/* Rows of x that are given rounded, up to `batch.n` at once: few of them in order are streamed with the weight. */
+template <typename Format, typename Tiles>
+int launch_rounded(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
+    const djinn_linear_args &a = args.linear;
+    if (args.order != nullptr || a.rows > MOST_STREAMED) {
+        return launch_tiles_of<Tiles>(args, batch, stream);
+    }
+    const Division division = divide(a, all_devices()[current_device()].multiprocessors, 16 * LOSSLESS_GROUPS);
+    if (lossless_block(division.share).each == 1) {
+        return a.rows <= 8 ? launch_lossless<Format, 1, 1, true>(args, a.rows, division, stream)
+                           : launch_lossless<Format, 1, 2, true>(args, a.rows, division, stream);
+    }
+    return a.rows <= 8 ? launch_lossless<Format, 2, 1, true>(args, a.rows, division, stream)
+                       : launch_lossless<Format, 2, 2, true>(args, a.rows, division, stream);
+}
+
 template <typename T>
 constexpr EncodedKernels LOSSLESS = {encoded_rows<LosslessLanes<T>>, launch_lossless<LosslessLanes<T>>,
-                                     launch_tiles_of<LosslessTiles<T>>};
+                                     launch_rounded<LosslessLanes<T>, LosslessTiles<T>>};
 
 /* The kernels of an encoding; null where none serves it. */
 static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {

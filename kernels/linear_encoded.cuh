@@ -125,6 +125,22 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
     using Sums = float[PAIRS][TILES][4];
     using Weights = uint2[EACH][4];
 
+    /* The products of 16 columns of the units' rows, with those of x. */
+    static __device__ __forceinline__ void multiply_step(Sums &sums, const Weights &w, unsigned step, unsigned tile, const Four &x) {
+#pragma unroll
+        for (unsigned pair = 0; pair < PAIRS; ++pair) {
+            /* Of one unit, the other 8 rows are anything, and their sums are not stored. */
+            const uint2 low = w[2 * pair][step];
+            uint2 high;
+            if constexpr (EACH == 1) {
+                asm("" : "=r"(high.x), "=r"(high.y));
+            } else {
+                high = w[2 * pair + 1][step];
+            }
+            multiply<T>(sums[pair][tile], {low.x, low.y}, {high.x, high.y}, {x.low, x.high});
+        }
+    }
+
     /* The products of a run of the units' rows, with that of x that is `at` bytes on. */
     static __device__ __forceinline__ void multiply_all(Sums &sums, const Weights &w, const unsigned (&x)[TILES], unsigned at) {
         Fours both[TILES];
@@ -135,19 +151,18 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                 if (step % 2 == 0) {
                     both[tile] = *reinterpret_cast<const Fours *>(shared_at(x[tile] + at + step * 32));
                 }
-                const Four of_x = step % 2 == 0 ? both[tile].at[0] : both[tile].at[1];
+                multiply_step(sums, w, step, tile, step % 2 == 0 ? both[tile].at[0] : both[tile].at[1]);
+            }
+        }
+    }
+
+    /* The same, with a run of x. */
+    static __device__ __forceinline__ void multiply_fours(Sums &sums, const Weights &w, const Four (&x)[4][TILES]) {
 #pragma unroll
-                for (unsigned pair = 0; pair < PAIRS; ++pair) {
-                    /* Of one unit, the other 8 rows are anything, and their sums are not stored. */
-                    const uint2 low = w[2 * pair][step];
-                    uint2 high;
-                    if constexpr (EACH == 1) {
-                        asm("" : "=r"(high.x), "=r"(high.y));
-                    } else {
-                        high = w[2 * pair + 1][step];
-                    }
-                    multiply<T>(sums[pair][tile], {low.x, low.y}, {high.x, high.y}, {of_x.low, of_x.high});
-                }
+        for (unsigned step = 0; step < 4; ++step) {
+#pragma unroll
+            for (unsigned tile = 0; tile < TILES; ++tile) {
+                multiply_step(sums, w, step, tile, x[step][tile]);
             }
         }
     }

@@ -2,11 +2,11 @@
  * linear and expert_linear over lossless weights on Hopper (sm_90a), for up to 16 rows, to the bits of the product over
  * decoded rows. On other cards: linear_encoded.cuh.
  *
- * x is in shared memory, and the narrow operand of the tensor cores; the weight's rows are the wide one, as in
- * linear_encoded.cuh. A block has up to 64 rows of the weight, a group of PARTIALS warps for each 8 EACH of them, and in
- * that a warp for each partial sum. One more warp has segments of all these rows copied to a ring of stages, whose rows are
- * 128 bytes: each is read as whole sectors where rows begin at multiples of 32 bytes. Warps that compute wait for stages
- * alone, not for one another.
+ * x is the narrow operand of the tensor cores; the weight's rows are the wide one, as in linear_encoded.cuh. A block has up
+ * to 64 rows of the weight, a group of PARTIALS warps for each 8 EACH of them, and in that a warp for each partial sum. One
+ * more warp has segments of all these rows copied to a ring of stages, in pieces of 128 bytes of a row: each is read as whole
+ * sectors where rows begin at multiples of 32 bytes. Warps that compute wait for stages alone, not for one another. All of x
+ * is rounded to shared memory first; or x is given rounded and STREAMED, with the same columns of the weight.
  *
  * Launch: a block on each multiprocessor takes equal shares of the weight's rows, in turn. No second one fits beside it.
  */
@@ -66,8 +66,8 @@ __device__ __forceinline__ void mend_all(unsigned column, unsigned quad, Ahead (
     }
 }
 
-/* EACH units of 8 rows of the weight for each group, by up to 8 TILES rows of x. */
-template <typename Format, unsigned EACH, unsigned TILES> struct LosslessRows {
+/* EACH units of 8 rows of the weight for each group, by up to 8 TILES rows of x, which are STREAMED or not. */
+template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct LosslessRows {
     static_assert(EACH == 1 || EACH == 2);
     using T = typename Format::Type;
     using Code = Lossless<T>;
@@ -78,39 +78,59 @@ template <typename Format, unsigned EACH, unsigned TILES> struct LosslessRows {
 
     using Barriers = LosslessBarriers;
 
+    /* Of x, where it is streamed: a box for each part. */
+    static constexpr unsigned X_BOX = 8 * TILES * BLOCK_ROW, X_BYTES = STREAMED ? PARTIALS * X_BOX : 0;
+
     static __device__ __forceinline__ unsigned box_bytes(unsigned groups) { return groups * ROWS * BLOCK_ROW; }
 
-    /* The place in a ring. */
-    struct Place {
-        unsigned slot = 0, parity = 0;
-        __device__ __forceinline__ void advance(unsigned size) {
-            if (++slot == size) {
-                slot = 0, parity ^= 1;
-            }
-        }
-    };
+    /* The row of x, of 8, that lanes have as their row `n`: those that read at once, of half a warp, meet no bank twice. */
+    static __device__ __forceinline__ unsigned row_of_x(unsigned n) { return STREAMED ? n % 4 * 2 + n / 4 : n; }
 
-    /* Has the weight copied. By one lane. */
+    /* Has the weight copied, and x once it is there. By one lane. */
     static __device__ __forceinline__ void supply(const djinn_linear_args &a, const LosslessFrame &f, const Maps &maps,
                                                   Barriers &barriers, unsigned ring, unsigned groups) {
-        const unsigned segments = ceil_segments(a.k), box = box_bytes(groups), stage = BOXES * box;
+        const unsigned segments = ceil_segments(a.k), box = box_bytes(groups), stage = BOXES * box + X_BYTES;
+        const auto ready = [&](unsigned slot) { return shared_address(&barriers.ready[slot]); };
+        const auto copy = [&](const Share &share, unsigned segment, unsigned slot) {
+            const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
+            const unsigned to = ring + slot * stage;
+            Barrier::arrive_expecting_at(ready(slot), BOXES * f.share * BLOCK_ROW + X_BYTES);
+            /* What is read past a row's columns is of the same row, and zeros past its end. */
+            copy_box_to(to, maps.weights[tile], segment * SEGMENT / 2, row, ready(slot));
+            copy_box_to(to + box, maps.weights[tile], segment * SEGMENT / 2 + 64, row, ready(slot));
+            copy_box_to(to + 2 * box, maps.weights[tile], (a.k + segment * SEGMENT / 2) / 2, row, ready(slot));
+        };
+        /* Stages that are copied before x is there. */
+        const unsigned ahead = min(segments, f.stages);
+        if constexpr (STREAMED) {
+            const Share share = share_of(a, f.share, blockIdx.x, a.row_bytes);
+            for (unsigned i = 0; i < ahead; ++i) {
+                copy(share, i, i);
+            }
+            await_previous();
+            admit_bulk_copies();
+        }
         Place place;
-        bool is_full = false;
+        unsigned copied = 0;
         for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
             const Share share = share_of(a, f.share, index, a.row_bytes);
-            const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
-            for (unsigned segment = 0; segment < segments; ++segment) {
-                if (is_full) {
+            for (unsigned segment = 0; segment < segments; ++segment, ++copied) {
+                if (copied >= f.stages) {
                     barriers.free[place.slot].wait(place.parity ^ 1);
                 }
-                const unsigned to = ring + place.slot * stage, ready = shared_address(&barriers.ready[place.slot]);
-                Barrier::arrive_expecting_at(ready, BOXES * f.share * BLOCK_ROW);
-                /* What is read past a row's columns is of the same row, and zeros past its end. */
-                copy_box_to(to, maps.weights[tile], segment * SEGMENT / 2, row, ready);
-                copy_box_to(to + box, maps.weights[tile], segment * SEGMENT / 2 + 64, row, ready);
-                copy_box_to(to + 2 * box, maps.weights[tile], (a.k + segment * SEGMENT / 2) / 2, row, ready);
+                if constexpr (!STREAMED) {
+                    copy(share, segment, place.slot);
+                } else {
+                    if (copied >= ahead) {
+                        copy(share, segment, place.slot);
+                    }
+                    const unsigned to = ring + place.slot * stage + BOXES * box;
+#pragma unroll
+                    for (unsigned part = 0; part < PARTIALS; ++part) {
+                        copy_box_to(to + part * X_BOX, maps.x, segment * SEGMENT + part * RUN, 0, ready(place.slot));
+                    }
+                }
                 place.advance(f.stages);
-                is_full = is_full || place.slot == 0;
             }
         }
     }
@@ -137,7 +157,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct LosslessRows {
         /* The same in all lanes, which the compiler is to know. */
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), part = warp % PARTIALS, group = warp / PARTIALS;
         const unsigned lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4, threads = groups * GROUP_THREADS;
-        const unsigned first = group * ROWS, box = box_bytes(groups), stage_size = keep(BOXES * box);
+        const unsigned first = group * ROWS, box = box_bytes(groups), stage_size = keep(BOXES * box + X_BYTES);
         const unsigned segments = ceil_segments(a.k), end = ring + f.stages * stage_size;
         const unsigned staged = end + PARTIALS * 8 * TILES * groups * ROWS * unsigned(sizeof(float));
         float *const parts = reinterpret_cast<float *>(shared_at(end));
@@ -149,8 +169,13 @@ template <typename Format, unsigned EACH, unsigned TILES> struct LosslessRows {
         if (rows.slots == nullptr) {
             await_previous();
         }
-        stage_fours<T, false>(a, rows, staged, threads);
-        meet(threads);
+        if constexpr (!STREAMED) {
+            stage_fours<T, false>(a, rows, staged, threads);
+            meet(threads);
+        }
+        /* Of x in a stage: the lane's row of the first 8, and four columns of the first 16. */
+        const unsigned of_x = row_of_x(row), x_chunk = (quad / 2 ^ of_x % 8) * 16 + quad % 2 * 8;
+        const unsigned x_at = keep(BOXES * box + part * X_BOX + of_x * BLOCK_ROW + x_chunk);
         /* Where a lane reads from: 16 bytes of a row, of which the lanes of a quad then have 4 each. */
         const unsigned in = lane % 8, chunk = lane / 8;
         const unsigned kept_at = part / 2 * box + (first + in) * BLOCK_ROW + ((part % 2 * 4 + chunk) ^ in) * 16;
@@ -185,13 +210,25 @@ template <typename Format, unsigned EACH, unsigned TILES> struct LosslessRows {
                         Code::decode(bytes[0], code[unit], of.at[unit].bases, w[unit]);
                     }
                 }
+                Four fours[4][TILES];
+                if constexpr (STREAMED) {
+#pragma unroll
+                    for (unsigned i = 0; i < 4 * TILES; ++i) {
+                        const unsigned from = (at + x_at ^ i / TILES * 32) + i % TILES * 8 * BLOCK_ROW;
+                        fours[i / TILES][i % TILES] = *reinterpret_cast<const Four *>(shared_at(from));
+                    }
+                }
                 __syncwarp();
                 if (lane == 0) {
                     Barrier::arrive_own(free + slot * 8);
                 }
                 if (is_there) {
                     mend_all<Lanes::NEIGHBOURS>(column, quad, of.at, w);
-                    Products::multiply_all(sums, w, x, 0);
+                    if constexpr (STREAMED) {
+                        Products::multiply_fours(sums, w, fours);
+                    } else {
+                        Products::multiply_all(sums, w, x, 0);
+                    }
                 }
 #pragma unroll
                 for (unsigned tile = 0; tile < TILES; ++tile) {
@@ -222,7 +259,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct LosslessRows {
         for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
             for (unsigned i = 0; i < 2 * EACH; ++i) {
-                const unsigned x_row = tile * 8 + lane % 4 * 2 + i % 2;
+                const unsigned x_row = tile * 8 + row_of_x(lane % 4 * 2 + i % 2);
                 parts[(part * 8 * TILES + x_row) * width + group * ROWS + i / 2 * 8 + lane / 4] = sums[0][tile][i];
             }
         }
@@ -250,16 +287,19 @@ template <typename Format, unsigned EACH, unsigned TILES> struct LosslessRows {
         __shared__ Barriers barriers;
         const unsigned ring = (shared_address(shared) + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
         const unsigned groups = blockDim.x / GROUP_THREADS, supplier = groups * GROUP_THREADS;
-        if (threadIdx.x < f.stages) {
-            barriers.ready[threadIdx.x].init(1);
-            barriers.free[threadIdx.x].init(groups * PARTIALS);
-            Barrier::publish();
-        }
-        __syncthreads();
         if (threadIdx.x < supplier) {
+            meet(blockDim.x);
             compute(a, rows, f, barriers, ring, groups);
             return;
         }
+        /* Its copies wait for no other warp. */
+        if (threadIdx.x - supplier < f.stages) {
+            barriers.ready[threadIdx.x - supplier].init(1);
+            barriers.free[threadIdx.x - supplier].init(groups * PARTIALS);
+            Barrier::publish();
+        }
+        __syncwarp();
+        asm volatile("bar.arrive 1, %0;" ::"r"(blockDim.x) : "memory");
         if (a.fresh != 0) {
             await_previous();
             admit_bulk_copies();
@@ -273,7 +313,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct LosslessRows {
 };
 
 /* Rows are in order if `order` is null; else a block takes `most` slots. */
-template <typename Format, unsigned EACH, unsigned TILES>
+template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
 __global__ void __launch_bounds__(GROUP_THREADS *LOSSLESS_GROUPS + 32, 1)
     djinn_linear_lossless(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
                           const __grid_constant__ LosslessFrame f) {
@@ -285,97 +325,8 @@ __global__ void __launch_bounds__(GROUP_THREADS *LOSSLESS_GROUPS + 32, 1)
         rows = {slots.slot_count, slots.slots, slots.slots_per_row};
     }
     if (rows.count() > 0) {
-        DJINN_ON_HOPPER(LosslessRows<Format, EACH, TILES>::run(a.linear, rows, f, maps));
+        DJINN_ON_HOPPER(LosslessRows<Format, EACH, TILES, STREAMED>::run(a.linear, rows, f, maps));
     }
-}
-
-/* Groups of a block with so many rows of the weight, and the units of each. */
-struct LosslessBlock {
-    unsigned groups, each;
-};
-inline LosslessBlock lossless_block(unsigned share) {
-    const unsigned units = ceil_div(share, 8);
-    return units <= LOSSLESS_GROUPS ? LosslessBlock{units, 1} : LosslessBlock{ceil_div(units, 2), 2};
-}
-
-/* Bytes of a block besides its stages, and of a stage. */
-inline unsigned lossless_beside(const LosslessBlock &block, unsigned rows, unsigned k) {
-    const unsigned sums = PARTIALS * (rows <= 8 ? 8 : 16) * 8 * block.groups * block.each * unsigned(sizeof(float));
-    return BLOCK_ALIGN + sums + rows * encoded_pitch(k);
-}
-inline unsigned lossless_stage(const LosslessBlock &block) { return 3 * 8 * block.groups * block.each * BLOCK_ROW; }
-
-template <typename Format, unsigned EACH, unsigned TILES>
-int launch_lossless(const djinn_expert_linear_args &args, unsigned rows, const Division &division, void *stream) {
-    const DeviceFacts &device = all_devices()[current_device()];
-    const djinn_linear_args &a = args.linear;
-    const auto kernel = djinn_linear_lossless<Format, EACH, TILES>;
-    /* By device, the context in which the kernel may use as much shared memory as there is. */
-    static std::atomic<unsigned> allowed[MOST_DEVICES];
-    const unsigned context = contexts().load();
-    std::atomic<unsigned> &known = allowed[current_device()];
-    if (known.load() != context) {
-        const cudaError_t code = allow(kernel);
-        if (code != cudaSuccess) {
-            return code;
-        }
-        known.store(context);
-    }
-    const LosslessBlock block = lossless_block(division.share);
-    const unsigned beside = lossless_beside(block, rows, a.k), stage = lossless_stage(block);
-    const unsigned fit = (MOST_SHARED - beside) / stage, stages = fit < LOSSLESS_STAGES ? fit : LOSSLESS_STAGES;
-    const unsigned used = beside + stages * stage, shared = used < LEAST_SHARED ? LEAST_SHARED : used;
-    Maps maps;
-    const unsigned tiles = ceil_div(a.n, a.tile_rows);
-    for (unsigned tile = 0; tile < tiles; ++tile) {
-        const unsigned tile_rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
-        if (!encode_bytes(maps.weights[tile], a.weights[tile], tile_rows, a.row_bytes, BLOCK_ROW, division.share,
-                          CU_TENSOR_MAP_SWIZZLE_128B)) {
-            return cudaErrorInvalidValue;
-        }
-    }
-    const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
-    const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
-    const LosslessFrame frame{division.share, division.blocks, rows, stages};
-    return launch(kernel, grid, block.groups * GROUP_THREADS + 32, shared, stream, args, maps, frame);
-}
-
-/* Up to `most` rows of x at once, or as many as there is room for. */
-template <typename Format> int launch_lossless(const djinn_expert_linear_args &args, unsigned most, void *stream) {
-    const djinn_linear_args &a = args.linear;
-    const unsigned at_once = all_devices()[current_device()].multiprocessors;
-    const Division division = divide(a, at_once, 16 * LOSSLESS_GROUPS);
-    const LosslessBlock block = lossless_block(division.share);
-    const auto fits = [&](unsigned rows) {
-        return lossless_beside(block, rows, a.k) + 2 * lossless_stage(block) <= MOST_SHARED;
-    };
-    unsigned rows = a.rows < most ? a.rows : most, launches = 1;
-    while (rows > 1 && !fits(rows)) {
-        rows = ceil_div(a.rows < most ? a.rows : most, ++launches);
-    }
-    if (clusters_at_once() == 0 || !fits(rows)) {
-        return launch_encoded<Format>(args, most, stream);
-    }
-    const auto run = [&](const djinn_expert_linear_args &part, unsigned rows) {
-        if (block.each == 1) {
-            return rows <= 8 ? launch_lossless<Format, 1, 1>(part, rows, division, stream)
-                             : launch_lossless<Format, 1, 2>(part, rows, division, stream);
-        }
-        return rows <= 8 ? launch_lossless<Format, 2, 1>(part, rows, division, stream)
-                         : launch_lossless<Format, 2, 2>(part, rows, division, stream);
-    };
-    if (args.order != nullptr) {
-        return run(args, rows);
-    }
-    int code = cudaSuccess;
-    for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += rows) {
-        djinn_expert_linear_args part = args;
-        part.linear.rows = a.rows - row < rows ? a.rows - row : rows;
-        part.linear.x = a.x + size_t(row) * a.k;
-        part.linear.out = a.out + size_t(row) * a.out_width;
-        code = run(part, part.linear.rows);
-    }
-    return code;
 }
 
 } // namespace djinn

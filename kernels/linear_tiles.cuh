@@ -37,6 +37,13 @@ __device__ __forceinline__ unsigned keep(unsigned address) {
     return address;
 }
 
+/* The lane's number, which no register keeps. */
+__device__ __forceinline__ unsigned lane_anew() {
+    unsigned lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
 /* What is at an address in shared memory. */
 __device__ __forceinline__ char *shared_at(unsigned address) {
     return static_cast<char *>(__cvta_shared_to_generic(address));
@@ -64,6 +71,16 @@ inline bool encode_bytes(CUtensorMap &map, const void *rows_at, uint32_t rows, u
                          CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
+
+/* The place in a ring. */
+struct Place {
+    unsigned slot = 0, parity = 0;
+    __device__ __forceinline__ void advance(unsigned size) {
+        if (++slot == size) {
+            slot = 0, parity ^= 1;
+        }
+    }
+};
 
 /* N rows of x by up to 64 rows of the weight at once. */
 template <typename Format, unsigned N> struct TileProducts {
@@ -114,16 +131,6 @@ template <typename Format, unsigned N> struct TileProducts {
     Sums &handed;
     char *ring;
     unsigned segments;
-
-    /* The place in a ring. */
-    struct Place {
-        unsigned slot = 0, parity = 0;
-        __device__ __forceinline__ void advance(unsigned size) {
-            if (++slot == size) {
-                slot = 0, parity ^= 1;
-            }
-        }
-    };
 
     __device__ __forceinline__ Share share_at(unsigned index) const { return share_of(a, f.share, index, a.row_bytes); }
 
@@ -220,7 +227,8 @@ template <typename Format, unsigned N> struct TileProducts {
             const auto row_at = [&](unsigned row) {
                 return static_cast<const char *>(share.weight) + size_t(min(row, share.rows - 1)) * a.row_bytes;
             };
-            typename Format::Rows of(a, row_at(row), row_at(row + 8));
+            const unsigned weight_row = first + lane_anew() / 4;
+            typename Format::Rows of(a, row_at(weight_row), row_at(weight_row + 8));
             typename Format::Stage records;
             float sums[N / 2] = {};
             uint2 even[2][STEPS] = {}, odd[2][STEPS] = {};

@@ -9,6 +9,7 @@ launches, with other weights in each until they have left the cache. Needs torch
 """
 
 import argparse
+import copy
 import ctypes
 import datetime
 import sys
@@ -21,8 +22,12 @@ from timing import median_us
 DTYPES = {torch.float16: 1, torch.bfloat16: 2}
 PLAIN, LOSSLESS = 0, 1
 TILES = 8
-# Rows of the weight, columns.
-SHAPES = ((4096, 4096), (6144, 4096), (14336, 4096), (28672, 4096), (4096, 14336), (5120, 13824), (8192, 28672))
+# Rows of the weight, columns: of Llama-3.1-8B, Llama-2-13B and Llama-2-70B.
+SHAPES = (
+    *((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)),
+    *((5120, 5120), (15360, 5120), (27648, 5120), (5120, 13824)),
+    *((8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672)),
+)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -47,6 +52,11 @@ class ExpertArgs(ctypes.Structure):
     ]
 
 
+def capacity(k):
+    """Escapes that a row has room for."""
+    return (-(-(4 + 4 * (4 + k // 256)) // 16) * 16 - 4) // 4
+
+
 def encode(weight):
     """Rows of djinn-lossless, as bytes [n, row_bytes]; None if a row has too many escapes."""
     n, k = weight.shape
@@ -62,12 +72,11 @@ def encode(weight):
     kept = (bits >> 8 & 0x80) | (bits >> 3 & 0x7F if half else bits & 0x7F)
     groups = code.view(n, -1, 2, 16)
     codes = (groups[:, :, 0] | groups[:, :, 1] << 4).reshape(n, -1)
-    capacity = (-(-(4 + 4 * (4 + k // 256)) // 16) * 16 - 4) // 4
     counts = escape.sum(1)
-    if int(counts.max()) > capacity:
+    if int(counts.max()) > capacity(k):
         return None
     row, column = escape.nonzero(as_tuple=True)
-    entries = torch.zeros(n, capacity, dtype=torch.int32, device=weight.device)
+    entries = torch.zeros(n, capacity(k), dtype=torch.int32, device=weight.device)
     place = torch.arange(len(row), device=weight.device) - (counts.cumsum(0) - counts)[row]
     entries[row, place] = (column | bits[row, column] << 16).int()
     head = (base[:, 0] | counts << 16).int()
@@ -76,13 +85,13 @@ def encode(weight):
 
 
 class Product:
-    """One weight, in both encodings."""
+    """One weight, in both encodings: a random one, or `values`."""
 
-    def __init__(self, library, n, k, pieces, dtype, bias=False, escapes=None):
+    def __init__(self, library, n, k, pieces, dtype, bias=False, escapes=None, values=None):
         self.library, self.n, self.k, self.dtype = library, n, k, dtype
         self.tile_rows = -(-n // pieces)
-        weight = torch.randn(n, k, device="cuda").mul_(0.02).to(dtype)
-        if dtype == torch.float16:
+        weight = torch.randn(n, k, device="cuda").mul_(0.02).to(dtype) if values is None else values
+        if dtype == torch.float16 and values is None:
             weight = (weight.view(torch.int16) & ~7).view(dtype)
         if escapes is not None:
             weight = torch.where(weight.abs() < 2e-5, torch.full_like(weight, 2**-10), weight)
@@ -105,6 +114,12 @@ class Product:
         self.bias = torch.randn(n, device="cuda").to(dtype) if bias else None
         library.djinn_linear_direct.restype = ctypes.c_uint32
         self.most = library.djinn_linear_direct(LOSSLESS, DTYPES[dtype], k, encoded.shape[1])
+
+    def again(self):
+        """The same weight at other addresses."""
+        other = copy.copy(self)
+        other.stored = {encoding: [piece.clone() for piece in pieces] for encoding, pieces in self.stored.items()}
+        return other
 
     def args(self, encoding, x, out, column=0, rounded=None):
         return Args(
@@ -150,9 +165,63 @@ def same(a, b):
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
+def patterns(dtype):
+    """Every value of a type, in rows of 128 whose exponents are within 15; of f16 those without low bits."""
+    half = dtype == torch.float16
+    bits = torch.arange(0, 1 << 16, 8 if half else 1, device="cuda")
+    window = (bits >> 10 & 31 if half else bits >> 7 & 255) // 15
+    rows = []
+    for group in range(int(window.max()) + 1):
+        mine = bits[window == group]
+        mine = mine[torch.randperm(len(mine), device="cuda")]
+        rows.append(mine.view(-1, 128))
+    return torch.cat(rows).to(torch.int16).view(dtype)
+
+
+def full_rows(dtype, n, k, together):
+    """Rows with as many escapes as they have room for, in any columns or in the first ones."""
+    weight = torch.randn(n, k, device="cuda").mul_(0.02).to(dtype)
+    if dtype == torch.float16:
+        weight = (weight.view(torch.int16) & ~7).view(dtype)
+    weight = torch.where(weight.abs() < 2e-5, torch.full_like(weight, 2**-10), weight)
+    columns = torch.rand(n, k, device="cuda").argsort(1)[:, : capacity(k)]
+    if together:
+        columns = torch.arange(capacity(k), device="cuda").expand(n, -1)
+    # Of f16, what has low bits is an escape.
+    small = torch.tensor([0, -32768, 1, 0x3456] if dtype == torch.bfloat16 else [1, 2, -32765, 0x3457], device="cuda")
+    small = small.to(torch.int16).view(dtype)
+    return weight.scatter(1, columns, small[torch.randint(0, 4, columns.shape, device="cuda")])
+
+
+def check_values(library):
+    """Failures and cases: every value, through rows of x that have one column each; and full lists of escapes."""
+    failures, cases = [], 0
+    for dtype in DTYPES:
+        every = patterns(dtype)
+        weights = [("every value", every, torch.eye(128, device="cuda"))]
+        for k in (512, 4096, 13824):
+            x = torch.randn(128, k, device="cuda")
+            weights += [(f"full lists of {k}", full_rows(dtype, 264, k, together), x) for together in (False, True)]
+        for name, weight, x in weights:
+            product = Product(library, *weight.shape, 1, dtype, values=weight)
+            for rows in (1, 5, 8, 16, 64, 128):
+                if rows > product.most:
+                    continue
+                for first in range(0, 128 // rows * rows if weight is every else rows, rows):
+                    mine = x[first : first + rows]
+                    outs = [torch.empty(rows, len(weight), device="cuda") for _ in (PLAIN, LOSSLESS)]
+                    for encoding, out in zip((PLAIN, LOSSLESS), outs):
+                        product.run(encoding, mine, mine.to(dtype), out)
+                    torch.cuda.synchronize()
+                    cases += 1
+                    if not same(*outs):
+                        failures.append(f"{name}, {dtype}, {rows} rows from {first}: bits differ")
+    return failures, cases
+
+
 def check(library):
     """Failures, and the number of cases."""
-    failures, cases = [], 0
+    failures, cases = check_values(library)
     shapes = [(512, 512, 1), (4096, 4096, 1), (1000, 192, 3), (72, 64, 1), (1024, 14336, 2), (7168, 1024, 8), (9, 320, 1), (264, 28672, 1)]
     for dtype in DTYPES:
         for n, k, pieces in shapes:
@@ -201,7 +270,8 @@ def time_all(library, rows_list):
     lines = []
     for n, k in SHAPES:
         copies = max(2, min(16, int(2e8 / (n * k)) + 1))
-        products = [Product(library, n, k, 1, torch.bfloat16) for _ in range(copies)]
+        products = [Product(library, n, k, 1, torch.bfloat16)]
+        products += [products[0].again() for _ in range(copies - 1)]
         for rows in rows_list:
             if rows > products[0].most:
                 continue
