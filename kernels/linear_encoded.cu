@@ -267,7 +267,10 @@ int expert_linear_encoded(const djinn_expert_linear_args &args, void *stream) {
         return cudaErrorInvalidValue;
     }
     const EncodedKernels &kernels = *kernels_of(a.encoding, a.weight_dtype);
-    if (args.workspace_bytes / 2 / MOST_GROUP >= a.k && clusters_at_once() > 0) {
+    /* Few slots are not gathered, where there is room for them beside a ring. */
+    const unsigned room = all_devices()[current_device()].block_shared;
+    const bool few = a.rows <= FEW_ENCODED && MOST_RING + a.rows * encoded_pitch(a.k) <= room;
+    if (!few && args.workspace_bytes / 2 / MOST_GROUP >= a.k && clusters_at_once() > 0) {
         return by_batches(args, MOST_GROUP, stream,
                           [&](const Batch &batch) { return kernels.many(args, batch, stream); });
     }
