@@ -44,6 +44,13 @@ constexpr unsigned FEW_GATED = 16;
 /* Any number of rows. */
 int linear_wide(const djinn_linear_args &a, void *stream);
 
+/* Any number of rows, not gated; and the cycles that it takes. */
+int linear_split(const djinn_linear_args &a, void *stream);
+uint64_t split_cycles(const djinn_linear_args &a);
+
+/* Clusters of a block for each partial sum that the current device runs at once; 0 if it has no code for them. */
+unsigned clusters_at_once();
+
 /* Up to djinn_linear_direct() rows of an encoded weight. */
 int linear_encoded(const djinn_linear_args &a, void *stream);
 

@@ -1,7 +1,6 @@
 /*
- * linear on Hopper (sm_90a) for more rows than linear.cu takes at once, up to 128, or up to 512 of a small weight: out[r,
- * out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j], with one read of the weight, and the bits that each row
- * has alone in linear.cu. For f16 and bf16, k a multiple of 64.
+ * linear on Hopper (sm_90a) for more rows than linear.cu takes at once, up to 128: out[r, out_column + j] = sum over i of
+ * x[r, i] weight[j, i], plus bias[j], with one read of the weight, and the bits that each row has alone in linear.cu. For f16 and bf16, k a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Reference: djinn-device, src/reference.rs, `linear`.
  *
@@ -154,48 +153,7 @@ bool is_wide(uint32_t rows, uint32_t n) {
     return rows > MOST_GROUP || (rows > MOST_GROUP / 2 && n > clusters_at_once() * 3 * TILE_ROWS);
 }
 
-/* Rows of x that are multiplied at once, with shares of the weight of up to `tiles` tiles; no rows where it is not so. */
-struct Few {
-    unsigned columns, tiles;
-};
-
-/*
- * Past MOST_GROUP rows, where one wave of clusters covers the weight: tiles of linear_wide.cu would be few. The clusters that
- * cards run at once differ, by the multiprocessors that each part of a card lacks.
- */
-static Few few_of(const djinn_linear_args &a) {
-    const unsigned share = ceil_div(a.n, clusters_at_once()), tiles = share <= 2 * TILE_ROWS ? 2 : 3;
-    /* Registers of three tiles hold no more columns. */
-    const unsigned most = tiles == 2 ? 512 : 192, columns = ceil_div(a.rows, ceil_div(a.rows, 256)) <= 192 ? 192 : 256;
-    const bool serves = a.gated_rounded == nullptr && share <= 3 * TILE_ROWS && a.rows > MOST_GROUP && a.rows <= most;
-    return {serves ? columns : 0, tiles};
-}
-
-template <typename T, unsigned TILES> int launch_few(const djinn_linear_args &a, unsigned n, void *stream) {
-    auto chosen = hopper_choice<djinn_linear_args, T, 192, TILES>();
-    if constexpr (TILES == 2) {
-        chosen = n == 192 ? chosen : hopper_choice<djinn_linear_args, T, 256, TILES>();
-    }
-    const unsigned share = ceil_div(a.n, clusters_at_once());
-    int code = cudaSuccess;
-    for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += n) {
-        djinn_linear_args part = a;
-        part.rows = a.rows - row < n ? a.rows - row : n;
-        part.rounded = static_cast<const T *>(a.rounded) + size_t(row) * a.k;
-        part.out += size_t(row) * a.out_width;
-        code = launch_hopper(chosen, part, part, {part.rounded, part.rows, n, 0}, share, stream);
-    }
-    return code;
-}
-
-template <unsigned TILES> int launch_few(const djinn_linear_args &a, unsigned n, void *stream) {
-    return a.weight_dtype == DJINN_F16 ? launch_few<f16, TILES>(a, n, stream) : launch_few<bf16, TILES>(a, n, stream);
-}
-
 int linear_hopper(const djinn_linear_args &a, void *stream) {
-    if (const Few few = few_of(a); few.columns != 0) {
-        return few.tiles == 2 ? launch_few<2>(a, few.columns, stream) : launch_few<3>(a, few.columns, stream);
-    }
     if (is_wide(a.rows, a.n)) {
         return linear_wide(a, stream);
     }

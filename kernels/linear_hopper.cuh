@@ -333,9 +333,6 @@ template <typename Kernel> cudaError_t allow(Kernel kernel) {
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(MOST_SHARED));
 }
 
-/* Clusters that the current device runs at once; 0 if it has no code for them. */
-unsigned clusters_at_once();
-
 /* Rows of the weight for each share: for the fewest waves of products of 64 rows, with what a wave costs besides. */
 inline unsigned choose_share(unsigned rows, unsigned at_once, unsigned most_tiles) {
     unsigned best = 0, best_cost = 0;

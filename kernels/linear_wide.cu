@@ -1,5 +1,6 @@
 /*
- * linear on Hopper (sm_90a) for more rows than linear_hopper.cu takes, or a large weight: out[r, out_column + j] = sum
+ * linear on Hopper (sm_90a) for more rows than linear_hopper.cu takes, or a large weight, where there are tiles enough for
+ * the card (where not: linear_split.cu): out[r, out_column + j] = sum
  * over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row has alone in linear.cu. For f16 and bf16, k
  * a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
@@ -104,6 +105,11 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
     const unsigned clusters = all_devices()[current_device()].multiprocessors / SHARING;
     const WideChoice best = a.gated_rounded != nullptr ? least_of(gated, a, clusters) : least_of(plain, a, clusters);
     const WideFrame frame = wide_frame(a, best);
+    /* In cycles: the time is of k = 4096, and a part of a wave takes as long whatever k is. */
+    const uint64_t wave = uint64_t(best.wave) * 160 * a.k / 4096 + 8000;
+    if (a.rows > MOST_GROUP && a.gated_rounded == nullptr && split_cycles(a) < ceil_div(frame.pairs, clusters) * wave) {
+        return linear_split(a, stream);
+    }
     WideMaps maps;
     const unsigned tiles = ceil_div(args.n, a.tile_rows);
     bool encoded = encode_map(maps.x, a.rounded, dtype, a.rows, a.k, best.same_weight ? WIDE_ROWS : WIDE_ROWS / SHARING);

@@ -102,7 +102,9 @@ __device__ __forceinline__ void multiply_block(float (&sums)[N / 2], uint64_t a,
 #define DJINN_R32(i) DJINN_R16(i), DJINN_R16(i + 16)
 #define DJINN_R48(i) DJINN_R32(i), DJINN_R16(i + 32)
 #define DJINN_R64(i) DJINN_R32(i), DJINN_R32(i + 32)
+#define DJINN_R72(i) DJINN_R64(i), DJINN_R8(i + 64)
 #define DJINN_R80(i) DJINN_R64(i), DJINN_R16(i + 64)
+#define DJINN_R88(i) DJINN_R80(i), DJINN_R8(i + 80)
 #define DJINN_R96(i) DJINN_R64(i), DJINN_R32(i + 64)
 #define DJINN_R112(i) DJINN_R96(i), DJINN_R16(i + 96)
 #define DJINN_R128(i) DJINN_R64(i), DJINN_R64(i + 64)
@@ -114,7 +116,9 @@ __device__ __forceinline__ void multiply_block(float (&sums)[N / 2], uint64_t a,
 #define DJINN_N48 DJINN_N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define DJINN_N64                                                                                            \
     DJINN_N48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define DJINN_N72 DJINN_N64 ",%64,%65,%66,%67,%68,%69,%70,%71"
 #define DJINN_N80 DJINN_N64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define DJINN_N88 DJINN_N80 ",%80,%81,%82,%83,%84,%85,%86,%87"
 #define DJINN_N96 DJINN_N80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define DJINN_N112                                                                                           \
     DJINN_N96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
@@ -167,7 +171,9 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], const uint32
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 64, 32, 32, 33)                                            \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 96, 48, 48, 49)                                            \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 128, 64, 64, 65)                                           \
+    DJINN_MULTIPLY(T, name, multiply_block, "eq", 144, 72, 72, 73)                                           \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 160, 80, 80, 81)                                           \
+    DJINN_MULTIPLY(T, name, multiply_block, "eq", 176, 88, 88, 89)                                           \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 192, 96, 96, 97)                                           \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 224, 112, 112, 113)                                        \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 256, 128, 128, 129)                                        \

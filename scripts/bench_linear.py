@@ -154,6 +154,7 @@ def check(library):
     """Failures, and the worst error of each type as a part of what is allowed."""
     failures, worst, cases = [], {}, 0
     shapes = [(512, 512, 1), (4096, 4096, 1), (1000, 192, 3), (72, 64, 1), (4096, 14336, 2), (7168, 1024, 8), (9, 320, 1), (6144, 256, 1)]
+    shapes += [(1000, 14336, 3), (333, 8192, 1)]
     for dtype in DTYPES:
         for n, k, pieces in shapes:
             product = Product(library, n, k, pieces, dtype, bias=n != 4096)

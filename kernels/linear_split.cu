@@ -1,0 +1,304 @@
+/*
+ * linear on Hopper (sm_90a) for more than 128 rows where linear_wide.cu's tiles would be too few for the card: out[r,
+ * out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row has alone in linear.cu. For
+ * f16 and bf16, k a multiple of 64.
+ * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
+ * Reference: djinn-device, src/reference.rs, `linear`.
+ *
+ * A tile of out is 64 GROUPS rows of x, the wide operand of the matrix units, by N rows of the weight, and belongs to a
+ * cluster with a block for each partial sum of linear.cuh. In each block one thread has weight and x copied to a ring of
+ * stages of one run each, weights before the previous kernel is done; a warpgroup for each 64 rows of x multiplies. Then the
+ * ring is done with, in all blocks, and takes partial sums instead: those of the warps w of all warpgroups go to the block
+ * of rank w, which adds them in order.
+ *
+ * Launch: a cluster for each tile; those of the same rows of the weight are neighbours.
+ */
+#include "linear.cuh"
+#include "wgmma.cuh"
+
+namespace djinn {
+
+/* Dynamic shared memory of a block: what a block may have, less the barriers. */
+constexpr unsigned SPLIT_SHARED = 226 * 1024;
+
+/* What the copy engine knows of the weight's tiles, and of x. */
+struct SplitMaps {
+    CUtensorMap weights[DJINN_LINEAR_TILES];
+    CUtensorMap x;
+};
+
+/* Tiles of 64 GROUPS rows of x by N rows of the weight; `groups_of_rows` of them have the same rows of the weight. */
+template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
+    /* Groups of 64 rows of a warpgroup: four warpgroups would have too few registers. */
+    static constexpr unsigned EACH = GROUPS == 4 ? 2 : 1;
+    static constexpr unsigned ROWS = 64 * GROUPS, COMPUTING = 128 * GROUPS / EACH, THREADS = COMPUTING + 128;
+    static constexpr unsigned X_BYTES = ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
+    static constexpr unsigned STAGES = (SPLIT_SHARED - BLOCK_ALIGN) / STAGE;
+
+    struct Barriers {
+        Barrier ready[STAGES], free[STAGES];
+        /* The partial sums that this block adds are there. */
+        Barrier summed;
+    };
+
+    /* The partial sums that a block adds, in place of the ring: for each 8 columns of out, those of a warp's lanes. */
+    struct Sums {
+        float4 at[PARTIALS][GROUPS][N / 8][32];
+    };
+    /* Bytes that other blocks hand over, and warps of this block that store the rest. */
+    static constexpr unsigned GIVEN = sizeof(Sums) / PARTIALS * (PARTIALS - 1), OWN_WARPS = COMPUTING / 128;
+    static_assert(sizeof(Sums) <= SPLIT_SHARED - BLOCK_ALIGN && N % 8 == 0);
+
+    const djinn_linear_args &a;
+    Barriers &barriers;
+    char *ring;
+    Share share;
+    /* The first row of x; the partial sum of this block, and its runs. */
+    unsigned row, part, runs;
+
+    /* Copies all stages. By one thread. */
+    __device__ __forceinline__ void supply(const SplitMaps &maps) {
+        const unsigned ahead = min(runs, STAGES), piece = share.first / a.tile_rows;
+        const auto column = [&](unsigned i) { return (part + i * PARTIALS) * RUN; };
+        const auto weights = [&](unsigned at, unsigned i) {
+            char *to = ring + at * STAGE + X_BYTES;
+            barriers.ready[at].arrive_expecting(STAGE);
+            copy_box(to, maps.weights[piece], column(i), share.first - piece * a.tile_rows, barriers.ready[at]);
+        };
+        if (a.fresh != 0) {
+            await_previous();
+            admit_bulk_copies();
+        }
+        for (unsigned i = 0; i < ahead; ++i) {
+            weights(i, i);
+        }
+        await_previous();
+        admit_bulk_copies();
+        unsigned at = 0, parity = 0;
+        for (unsigned i = 0; i < runs; ++i) {
+            if (i >= ahead) {
+                barriers.free[at].wait(parity ^ 1);
+                weights(at, i);
+            }
+            copy_box(ring + at * STAGE, maps.x, column(i), row, barriers.ready[at]);
+            if (++at == STAGES) {
+                at = 0, parity ^= 1;
+            }
+        }
+    }
+
+    /* The partial sum of a warpgroup's rows. */
+    __device__ __forceinline__ void multiply(float (&sums)[EACH][N / 2], unsigned group, unsigned lane) {
+        unsigned at = 0, parity = 0, last = 0;
+#pragma unroll 1
+        for (unsigned i = 0; i < runs; ++i) {
+            const char *stage = ring + at * STAGE;
+            const uint64_t x = describe(stage + group * EACH * 64 * BLOCK_ROW), weights = describe(stage + X_BYTES);
+            barriers.ready[at].wait(parity);
+            begin_products();
+#pragma unroll
+            for (unsigned k = 0; k < RUN / 16; ++k) {
+#pragma unroll
+                for (unsigned e = 0; e < EACH; ++e) {
+                    multiply_block<T, N>(sums[e], x + (e * 64 * BLOCK_ROW >> 4) + 2 * k, weights + 2 * k);
+                }
+            }
+            commit_products();
+            if (i > 0) {
+                wait_products<1>();
+                if (lane == 0) {
+                    barriers.free[last].arrive();
+                }
+            }
+            last = at;
+            if (++at == STAGES) {
+                at = 0, parity ^= 1;
+            }
+        }
+        wait_products<0>();
+#pragma unroll
+        for (unsigned e = 0; e < EACH; ++e) {
+            settle(sums[e]);
+        }
+    }
+
+    /* Hands a warp's partial sums to the block that adds them. All rings are done with. */
+    __device__ __forceinline__ void hand_over(const float (&sums)[EACH][N / 2], unsigned group, unsigned warp,
+                                              unsigned lane) {
+        Sums &handed = *reinterpret_cast<Sums *>(ring);
+        if (warp == part) {
+#pragma unroll
+            for (unsigned g = 0; g < EACH * (N / 8); ++g) {
+                const float *four = sums[g / (N / 8)] + g % (N / 8) * 4;
+                handed.at[part][group * EACH + g / (N / 8)][g % (N / 8)][lane] = {four[0], four[1], four[2], four[3]};
+            }
+            __syncwarp();
+            if (lane == 0) {
+                barriers.summed.arrive();
+            }
+            return;
+        }
+        const unsigned address = address_at(shared_address(&handed.at[part][group * EACH][0][lane]), warp);
+        const unsigned barrier = address_at(shared_address(&barriers.summed), warp);
+#pragma unroll
+        for (unsigned g = 0; g < EACH * (N / 8); ++g) {
+            store_to_cluster(address + g * sizeof(handed.at[0][0][0]), sums[g / (N / 8)] + g % (N / 8) * 4, barrier);
+        }
+    }
+
+    /* Adds the partial sums in order, and stores. */
+    __device__ __forceinline__ void add(unsigned warp, unsigned lane) {
+        const Sums &handed = *reinterpret_cast<const Sums *>(ring);
+        float *const out = a.out + a.out_column + share.first;
+        const bool pairs = reinterpret_cast<uintptr_t>(out) % sizeof(float2) == 0 && a.out_width % 2 == 0;
+        for (unsigned at = warp; at < GROUPS * (N / 8); at += COMPUTING / 32) {
+            const unsigned group = at / (N / 8), g = at % (N / 8), column = g * 8 + lane % 4 * 2;
+            const unsigned first = row + group * 64 + part * 16 + lane / 4;
+            float4 total = handed.at[0][group][g][lane];
+#pragma unroll
+            for (unsigned other = 1; other < PARTIALS; ++other) {
+                const float4 more = handed.at[other][group][g][lane];
+                total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+            }
+            if (column >= share.rows) {
+                continue;
+            }
+            const bool two = column + 1 < share.rows;
+            const unsigned j = share.first + column;
+            const float bias = bias_of(a, j), next_bias = two ? bias_of(a, j + 1) : 0;
+            const float2 halves[2] = {{total.x + bias, total.y + next_bias}, {total.z + bias, total.w + next_bias}};
+#pragma unroll
+            for (unsigned half = 0; half < 2; ++half) {
+                float *to = out + size_t(first + 8 * half) * a.out_width + column;
+                if (first + 8 * half >= a.rows) {
+                    break;
+                }
+                if (pairs && two) {
+                    *reinterpret_cast<float2 *>(to) = halves[half];
+                } else {
+                    to[0] = halves[half].x;
+                    if (two) {
+                        to[1] = halves[half].y;
+                    }
+                }
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const SplitMaps &maps,
+                                               unsigned groups_of_rows) {
+        extern __shared__ char memory[];
+        __shared__ Barriers barriers;
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = cluster_rank();
+        const unsigned tile = blockIdx.x / PARTIALS;
+        char *ring = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
+        const Share share = share_of<T>(a, N, tile / groups_of_rows);
+        SplitTile work{a, barriers, ring, share, tile % groups_of_rows * ROWS, part, runs_of(a, part)};
+        release_next();
+        if (threadIdx.x < STAGES) {
+            barriers.ready[threadIdx.x].init(1);
+            barriers.free[threadIdx.x].init(COMPUTING / 32);
+            Barrier::publish();
+        }
+        if (threadIdx.x == 32) {
+            barriers.summed.init(1 + OWN_WARPS);
+            Barrier::publish();
+            barriers.summed.arrive_expecting(GIVEN);
+        }
+        __syncthreads();
+        if (warp >= COMPUTING / 32) {
+            /* What the block has, dealt out anew. */
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+            if (threadIdx.x == COMPUTING) {
+                work.supply(maps);
+            }
+            __syncwarp();
+            await_previous();
+            cluster_sync();
+        } else {
+            if constexpr (COMPUTING == 256) {
+                asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+            } else {
+                asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+            }
+            await_previous();
+            float sums[EACH][N / 2] = {};
+            work.multiply(sums, warp / 4, lane);
+            cluster_sync();
+            work.hand_over(sums, warp / 4, warp % 4, lane);
+            barriers.summed.wait(0);
+            work.add(warp, lane);
+        }
+    }
+};
+
+} // namespace djinn
+
+#define DJINN_SPLIT(suffix, T)                                                                               \
+    template <unsigned GROUPS, unsigned N>                                                                   \
+    __global__ void __launch_bounds__(djinn::SplitTile<T, GROUPS, N>::THREADS, 1)                            \
+        djinn_linear_split_##suffix(const __grid_constant__ djinn_linear_args a,                             \
+                                    const __grid_constant__ djinn::SplitMaps maps, unsigned groups_of_rows) { \
+        DJINN_ON_HOPPER(djinn::SplitTile<T, GROUPS, N>::run(a, maps, groups_of_rows));                       \
+    }
+DJINN_SPLIT(f16, djinn::f16)
+DJINN_SPLIT(bf16, djinn::bf16)
+
+namespace djinn {
+
+/* A kernel and its threads; of its tiles, groups of 64 rows of x, and rows of the weight. */
+struct SplitChoice {
+    void (*kernel)(djinn_linear_args, SplitMaps, unsigned);
+    unsigned threads, groups, width;
+
+    unsigned groups_of_rows(const djinn_linear_args &a) const { return ceil_div(a.rows, 64 * groups); }
+    unsigned tiles(const djinn_linear_args &a) const { return shares_of(a, width) * groups_of_rows(a); }
+
+    /* Cycles, as measured: of a tile's products, and of what else it takes. */
+    uint64_t cycles(const djinn_linear_args &a) const {
+        const uint64_t tile = uint64_t(a.k) * groups * width / 100 + 10000;
+        return ceil_div(tiles(a), clusters_at_once()) * tile;
+    }
+};
+
+template <unsigned GROUPS, unsigned N> static SplitChoice split_choice(uint32_t dtype) {
+    const auto kernel = dtype == DJINN_F16 ? djinn_linear_split_f16<GROUPS, N> : djinn_linear_split_bf16<GROUPS, N>;
+    return {kernel, SplitTile<f16, GROUPS, N>::THREADS, GROUPS, N};
+}
+
+static SplitChoice best_split(const djinn_linear_args &a) {
+    const uint32_t dtype = a.weight_dtype;
+    const SplitChoice choices[] = {split_choice<3, 128>(dtype), split_choice<3, 144>(dtype), split_choice<3, 176>(dtype),
+                                   split_choice<4, 128>(dtype), split_choice<4, 144>(dtype), split_choice<4, 176>(dtype)};
+    SplitChoice best = choices[0];
+    for (const SplitChoice &choice : choices) {
+        best = choice.cycles(a) < best.cycles(a) ? choice : best;
+    }
+    return best;
+}
+
+uint64_t split_cycles(const djinn_linear_args &a) {
+    return best_split(a).cycles(a);
+}
+
+int linear_split(const djinn_linear_args &a, void *stream) {
+    const SplitChoice best = best_split(a);
+    SplitMaps maps;
+    const unsigned tiles = ceil_div(a.n, a.tile_rows);
+    bool encoded = encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, 64 * best.groups);
+    for (unsigned tile = 0; tile < tiles; ++tile) {
+        const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
+        encoded = encoded && encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, best.width);
+    }
+    if (!encoded) {
+        return cudaErrorInvalidValue;
+    }
+    const cudaError_t code = cudaFuncSetAttribute(best.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(SPLIT_SHARED));
+    if (code != cudaSuccess) {
+        return code;
+    }
+    const dim3 grid(best.tiles(a) * PARTIALS);
+    return launch_clusters(PARTIALS, best.kernel, grid, best.threads, SPLIT_SHARED, stream, a, maps, best.groups_of_rows(a));
+}
+
+} // namespace djinn
