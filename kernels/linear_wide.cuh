@@ -43,6 +43,9 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     /* Of a thread's sums, those whose totals are in shared memory: a thread has no registers for more. */
     static constexpr unsigned SPILLED = N > 192 ? 28 : 0, KEPT = N / 2 - SPILLED;
 
+    /* Whether the first product of a partial sum sets it, and no zeros. That is faster where registers are few, and only there. */
+    static constexpr bool SETS = SPILLED > 0;
+
     /* Columns of out that a warp stores at once, of its 16 rows. */
     static constexpr unsigned COLUMNS = 32, STAGING = 16 * COLUMNS * sizeof(float);
 
@@ -171,7 +174,8 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
     }
 
-    /* Starts the products of a run, and releases the stage before, `last`, once its own are done. */
+    /* Starts the products of a run, and releases the stage before, `last`, once its own are done. `SET`: the sums were anything. */
+    template <bool SET = false>
     __device__ __forceinline__ void multiply(float (&sums)[N / 2], Slot &slot, unsigned &last, unsigned group,
                                              unsigned lane) {
         const char *stage = ring + slot.at * STAGE;
@@ -180,7 +184,11 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         begin_products();
 #pragma unroll
         for (unsigned k = 0; k < RUN / 16; ++k) {
-            multiply_block<T, N>(sums, x + 2 * k, weights + 2 * k);
+            if constexpr (SET) {
+                k == 0 ? set_block<T, N>(sums, x, weights) : multiply_block<T, N>(sums, x + 2 * k, weights + 2 * k);
+            } else {
+                multiply_block<T, N>(sums, x + 2 * k, weights + 2 * k);
+            }
         }
         commit_products();
         if (last != STAGES) {
@@ -225,12 +233,23 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                 }
             }
         } else {
+            float sums[N / 2] = {};
 #pragma unroll 1
             for (unsigned partial = 0; partial < PARTIALS; ++partial) {
-                float sums[N / 2] = {};
                 const unsigned runs = runs_of(a, partial);
+                if (runs == 0) {
+                    break;
+                }
+                if constexpr (SETS) {
+                    multiply<true>(sums, slot, last, group, lane);
+                } else {
+#pragma unroll
+                    for (unsigned i = 0; i < N / 2; ++i) {
+                        sums[i] = 0;
+                    }
+                }
 #pragma unroll 1
-                for (unsigned i = 0; i < runs; ++i) {
+                for (unsigned i = SETS ? 1 : 0; i < runs; ++i) {
                     multiply(sums, slot, last, group, lane);
                 }
                 finish(last, lane);
@@ -347,8 +366,21 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
     }
 
-    /* A lane has a column. */
+    /* A lane has four columns of every fourth row; or a column, where four are not aligned, have a bias, or are not all there. */
     __device__ __forceinline__ void store_plain(const Tile &tile, unsigned first_column, unsigned row, unsigned lane) {
+        float *const first = a.out + size_t(row) * a.out_width + a.out_column + tile.share.first;
+        const bool aligned = reinterpret_cast<uintptr_t>(first) % sizeof(float4) == 0 && a.out_width % 4 == 0;
+        if (aligned && a.bias == nullptr && tile.share.rows == WIDTH) {
+            const unsigned chunk = lane % 8, rows = a.rows - row;
+#pragma unroll
+            for (unsigned r = lane / 8; r < 16; r += 4) {
+                if (r < rows) {
+                    float *to = first + size_t(r) * a.out_width + first_column + chunk * 4;
+                    *reinterpret_cast<float4 *>(to) = *reinterpret_cast<const float4 *>(staged(r, chunk));
+                }
+            }
+            return;
+        }
         const unsigned column = first_column + lane, j = tile.share.first + column;
         const unsigned rows = column < tile.share.rows ? min(a.rows - row, 16u) : 0;
         const float bias = rows > 0 ? bias_of(a, j) : 0;
