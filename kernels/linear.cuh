@@ -44,8 +44,9 @@ constexpr unsigned FEW_GATED = 16;
 /* Any number of rows. */
 int linear_wide(const djinn_linear_args &a, void *stream);
 
-/* Any number of rows, not gated; and the cycles that it takes. */
+/* Any number of rows, not gated, once its kernels may use their memory; and the cycles that it takes. */
 int linear_split(const djinn_linear_args &a, void *stream);
+int allow_split(uint32_t dtype);
 uint64_t split_cycles(const djinn_linear_args &a);
 
 /* Clusters of a block for each partial sum that the current device runs at once; 0 if it has no code for them. */

@@ -131,21 +131,34 @@ static unsigned lossless_beside(const LosslessBlock &block, unsigned rows, unsig
 }
 static unsigned lossless_stage(const LosslessBlock &block) { return 3 * 8 * block.groups * block.each * BLOCK_ROW; }
 
+/* Lets kernels use as much shared memory as there is, which loads their code; once in a context. */
+template <typename Format> cudaError_t allow_lossless() {
+    static std::atomic<unsigned> allowed[MOST_DEVICES];
+    const unsigned context = contexts().load();
+    std::atomic<unsigned> &known = allowed[current_device()];
+    if (known.load() == context) {
+        return cudaSuccess;
+    }
+    for (const auto kernel : {djinn_linear_lossless<Format, 1, 1, false>, djinn_linear_lossless<Format, 1, 2, false>,
+                              djinn_linear_lossless<Format, 2, 1, false>, djinn_linear_lossless<Format, 2, 2, false>,
+                              djinn_linear_lossless<Format, 1, 1, true>, djinn_linear_lossless<Format, 1, 2, true>,
+                              djinn_linear_lossless<Format, 2, 1, true>, djinn_linear_lossless<Format, 2, 2, true>}) {
+        const cudaError_t code = allow(kernel);
+        if (code != cudaSuccess) {
+            return code;
+        }
+    }
+    known.store(context);
+    return cudaSuccess;
+}
+
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
 int launch_lossless(const djinn_expert_linear_args &args, unsigned rows, const Division &division, void *stream) {
     const DeviceFacts &device = all_devices()[current_device()];
     const djinn_linear_args &a = args.linear;
     const auto kernel = djinn_linear_lossless<Format, EACH, TILES, STREAMED>;
-    /* By device, the context in which the kernel may use as much shared memory as there is. */
-    static std::atomic<unsigned> allowed[MOST_DEVICES];
-    const unsigned context = contexts().load();
-    std::atomic<unsigned> &known = allowed[current_device()];
-    if (known.load() != context) {
-        const cudaError_t code = allow(kernel);
-        if (code != cudaSuccess) {
-            return code;
-        }
-        known.store(context);
+    if (const cudaError_t code = allow_lossless<Format>(); code != cudaSuccess) {
+        return code;
     }
     const LosslessBlock block = lossless_block(division.share);
     const unsigned beside = lossless_beside(block, rows, STREAMED ? 0 : rows * encoded_pitch(a.k));

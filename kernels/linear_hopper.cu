@@ -1,6 +1,7 @@
 /*
  * linear on Hopper (sm_90a) for more rows than linear.cu takes at once, up to 128: out[r, out_column + j] = sum over i of
- * x[r, i] weight[j, i], plus bias[j], with one read of the weight, and the bits that each row has alone in linear.cu. For f16 and bf16, k a multiple of 64.
+ * x[r, i] weight[j, i], plus bias[j], with one read of the weight, and the bits that each row has alone in linear.cu. For
+ * f16 and bf16, k a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Reference: djinn-device, src/reference.rs, `linear`.
  *

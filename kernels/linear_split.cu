@@ -16,6 +16,8 @@
 #include "linear.cuh"
 #include "wgmma.cuh"
 
+#include <array>
+
 namespace djinn {
 
 /* Dynamic shared memory of a block: what a block may have, less the barriers. */
@@ -266,10 +268,25 @@ template <unsigned GROUPS, unsigned N> static SplitChoice split_choice(uint32_t 
     return {kernel, SplitTile<f16, GROUPS, N>::THREADS, GROUPS, N};
 }
 
+static std::array<SplitChoice, 6> split_choices(uint32_t dtype) {
+    return {split_choice<3, 128>(dtype), split_choice<3, 144>(dtype), split_choice<3, 176>(dtype),
+            split_choice<4, 128>(dtype), split_choice<4, 144>(dtype), split_choice<4, 176>(dtype)};
+}
+
+/* Lets all kernels of a type use their memory, which loads their code. */
+int allow_split(uint32_t dtype) {
+    for (const SplitChoice &choice : split_choices(dtype)) {
+        const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        const cudaError_t code = cudaFuncSetAttribute(choice.kernel, limit, int(SPLIT_SHARED));
+        if (code != cudaSuccess) {
+            return code;
+        }
+    }
+    return cudaSuccess;
+}
+
 static SplitChoice best_split(const djinn_linear_args &a) {
-    const uint32_t dtype = a.weight_dtype;
-    const SplitChoice choices[] = {split_choice<3, 128>(dtype), split_choice<3, 144>(dtype), split_choice<3, 176>(dtype),
-                                   split_choice<4, 128>(dtype), split_choice<4, 144>(dtype), split_choice<4, 176>(dtype)};
+    const auto choices = split_choices(a.weight_dtype);
     SplitChoice best = choices[0];
     for (const SplitChoice &choice : choices) {
         best = choice.cycles(a) < best.cycles(a) ? choice : best;
@@ -292,10 +309,6 @@ int linear_split(const djinn_linear_args &a, void *stream) {
     }
     if (!encoded) {
         return cudaErrorInvalidValue;
-    }
-    const cudaError_t code = cudaFuncSetAttribute(best.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(SPLIT_SHARED));
-    if (code != cudaSuccess) {
-        return code;
     }
     const dim3 grid(best.tiles(a) * PARTIALS);
     return launch_clusters(PARTIALS, best.kernel, grid, best.threads, SPLIT_SHARED, stream, a, maps, best.groups_of_rows(a));

@@ -1,8 +1,7 @@
 /*
  * linear on Hopper (sm_90a) for more rows than linear_hopper.cu takes, or a large weight, where there are tiles enough for
- * the card (where not: linear_split.cu): out[r, out_column + j] = sum
- * over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row has alone in linear.cu. For f16 and bf16, k
- * a multiple of 64.
+ * the card (where not: linear_split.cu): out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j], with
+ * the bits that each row has alone in linear.cu. For f16 and bf16, k a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Gated: of the weight's rows, gate and up by halves, gated[r, j] = silu(gate[r, j]) up[r, j], and the same rounded.
  * Shapes: gated f32 [rows, n / 2] or none, gated_rounded, weight's type [rows, n / 2].
@@ -96,6 +95,7 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
     if (known.load() != context) {
         cudaError_t code = allow_all(plain);
         code = code == cudaSuccess ? allow_all(gated) : code;
+        code = code == cudaSuccess ? cudaError_t(allow_split(dtype)) : code;
         if (code != cudaSuccess) {
             return code;
         }
