@@ -43,8 +43,11 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     /* Of a thread's sums, those whose totals are in shared memory: a thread has no registers for more. */
     static constexpr unsigned SPILLED = N > 192 ? 28 : 0, KEPT = N / 2 - SPILLED;
 
-    /* Whether the first product of a partial sum sets it, and no zeros. That is faster where registers are few, and only there. */
-    static constexpr bool SETS = SPILLED > 0;
+    /*
+     * In the widest tiles a partial sum's first product sets it, without zeros before, and a lane stores four columns at
+     * once. Other tiles took 1 to 4 % longer that way.
+     */
+    static constexpr bool WIDEST = SPILLED > 0;
 
     /* Columns of out that a warp stores at once, of its 16 rows. */
     static constexpr unsigned COLUMNS = 32, STAGING = 16 * COLUMNS * sizeof(float);
@@ -240,7 +243,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                 if (runs == 0) {
                     break;
                 }
-                if constexpr (SETS) {
+                if constexpr (WIDEST) {
                     multiply<true>(sums, slot, last, group, lane);
                 } else {
 #pragma unroll
@@ -249,7 +252,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                     }
                 }
 #pragma unroll 1
-                for (unsigned i = SETS ? 1 : 0; i < runs; ++i) {
+                for (unsigned i = WIDEST ? 1 : 0; i < runs; ++i) {
                     multiply(sums, slot, last, group, lane);
                 }
                 finish(last, lane);
@@ -366,11 +369,11 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
     }
 
-    /* A lane has four columns of every fourth row; or a column, where four are not aligned, have a bias, or are not all there. */
+    /* A lane has a column; in the widest tiles, where they are whole, aligned and without a bias, four of every fourth row. */
     __device__ __forceinline__ void store_plain(const Tile &tile, unsigned first_column, unsigned row, unsigned lane) {
         float *const first = a.out + size_t(row) * a.out_width + a.out_column + tile.share.first;
         const bool aligned = reinterpret_cast<uintptr_t>(first) % sizeof(float4) == 0 && a.out_width % 4 == 0;
-        if (aligned && a.bias == nullptr && tile.share.rows == WIDTH) {
+        if (WIDEST && aligned && a.bias == nullptr && tile.share.rows == WIDTH) {
             const unsigned chunk = lane % 8, rows = a.rows - row;
 #pragma unroll
             for (unsigned r = lane / 8; r < 16; r += 4) {
