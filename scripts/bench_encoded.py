@@ -4,8 +4,8 @@
     python3 scripts/bench_encoded.py --kernels LIBRARY.so --json OUT.json [--only check|time] [--rows 1,16]
 
 The library is that of scripts/bench_linear.py. Checks: the bits of products and of experts' products are those of the
-plain weights, for every number of rows that is read directly, escapes included. Times: medians, from a graph of
-launches, with other weights in each until they have left the cache. Needs torch.
+plain weights, for every number of rows that is read directly, escapes included. Times: medians, in turns, from a graph
+of launches, with other weights in each until they have left the cache. Needs torch.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import results
 import torch
-from timing import median_us
+from timing import medians_us
 
 DTYPES = {torch.float16: 1, torch.bfloat16: 2}
 PLAIN, LOSSLESS = 0, 1
@@ -278,9 +278,10 @@ def time_all(library, rows_list):
             x = torch.randn(rows, k, device="cuda")
             rounded = x.bfloat16()
             out = torch.empty(rows, n, device="cuda")
-            plain, packed = (
-                median_us(lambda i: products[i].run(encoding, x, rounded, out), copies) for encoding in (PLAIN, LOSSLESS)
-            )
+            works = [
+                lambda i, encoding=encoding: products[i].run(encoding, x, rounded, out) for encoding in (PLAIN, LOSSLESS)
+            ]
+            plain, packed = medians_us(works, copies)
             rate, packed_rate = n * k * 2 / plain / 1e6, n * products[0].row_bytes[LOSSLESS] / packed / 1e6
             lines.append((f"{n} x {k}", rows, plain, rate, packed, packed_rate, plain / packed))
             print(f"{n:6} x {k:6} {rows:4} rows: plain {plain:7.1f} us {rate:5.2f} TB/s, lossless {packed:7.1f} us"
