@@ -131,7 +131,7 @@ bool serves_hopper(uint32_t k, uint32_t weight_dtype) {
 
 template <typename Args>
 int launch_plain(const Args &args, const djinn_linear_args &a, const Batch &batch, void *stream) {
-    const unsigned share = choose_share(a.n, clusters_at_once(), MOST_TILES), tiles = ceil_div(share, TILE_ROWS);
+    const unsigned share = choose_share(a, clusters_at_once(), MOST_TILES), tiles = ceil_div(share, TILE_ROWS);
     if (a.weight_dtype == DJINN_F16) {
         return launch_hopper(choose_hopper<Args, f16>(batch.n, tiles), args, a, batch, share, stream);
     }

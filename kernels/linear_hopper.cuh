@@ -333,15 +333,17 @@ template <typename Kernel> cudaError_t allow(Kernel kernel) {
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(MOST_SHARED));
 }
 
-/* Rows of the weight for each share: for the fewest waves of products of 64 rows, with what a wave costs besides. */
-inline unsigned choose_share(unsigned rows, unsigned at_once, unsigned most_tiles) {
+/*
+ * Rows of the weight for each share: for the fewest waves of products of 64 rows, with what a wave costs besides. Shares end
+ * with their tile, so that waves are counted by them.
+ */
+inline unsigned choose_share(const djinn_linear_args &a, unsigned at_once, unsigned most_tiles) {
     unsigned best = 0, best_cost = 0;
     for (unsigned tiles = 1; tiles <= most_tiles; ++tiles) {
-        const unsigned waves = ceil_div(rows, at_once * tiles * TILE_ROWS);
-        const unsigned share = ceil_div(rows, at_once * waves);
-        const unsigned cost = waves * (5 * ceil_div(share, TILE_ROWS) + 2);
+        const Division division = divide(a, at_once, tiles * TILE_ROWS);
+        const unsigned cost = ceil_div(division.blocks, at_once) * (5 * ceil_div(division.share, TILE_ROWS) + 2);
         if (best == 0 || cost < best_cost) {
-            best = share, best_cost = cost;
+            best = division.share, best_cost = cost;
         }
     }
     return best;
