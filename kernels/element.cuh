@@ -123,6 +123,17 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+/* An address in shared memory that the compiler keeps, rather than finds anew. */
+__device__ __forceinline__ unsigned keep(unsigned address) {
+    asm volatile("" : "+r"(address));
+    return address;
+}
+
+/* What is at an address in shared memory. */
+__device__ __forceinline__ char *shared_at(unsigned address) {
+    return static_cast<char *>(__cvta_shared_to_generic(address));
+}
+
 /* Starts a copy of 16 bytes to shared memory, past the first-level cache; zeros if not `inside`. */
 __device__ __forceinline__ void copy_async(void *to, const void *from, bool inside) {
     const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));

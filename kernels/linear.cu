@@ -48,9 +48,11 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
     static constexpr unsigned CHUNKS = RUN / 8, STEPS = RUN / 16;
     /* Of the 8 rows of a piece, those that the lanes copy at once. */
     static constexpr unsigned AT_ONCE = 32 / CHUNKS, COPIES = 8 / AT_ONCE;
-    static constexpr unsigned PIECE = 8 * CHUNKS;
+    static constexpr unsigned PIECE = 8 * CHUNKS, PIECE_BYTES = sizeof(uint4) * PIECE;
     /* Pieces in a warp's ring: about 100 KiB for all warps. */
     static constexpr unsigned PIECES = WARPS == 4 ? 24 : 100 / WARPS;
+    /* Of these under way at most before the first one is read: the previous kernel's loads wait behind them. */
+    static constexpr unsigned WINDOW = PIECES / 2;
     static constexpr unsigned UNITS = GROUPS * EACH, COLUMNS = 8 * TILES, ROWS = 8 * UNITS;
     static constexpr size_t RING_BYTES = sizeof(uint4) * WARPS * PIECES * PIECE;
     static constexpr size_t SUMS_BYTES = sizeof(float) * PARTIALS * COLUMNS * ROWS;
@@ -63,7 +65,7 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
 
     /* Copies a warp's pieces, unit by unit and run by run. */
     struct Fetcher {
-        uint4 *ring;
+        /* The lane's places in the first piece of the ring. */
         unsigned to[COPIES];
         /* The lane's sources in the next run; rows past the block's repeat its last. */
         const char *next[EACH][COPIES];
@@ -71,13 +73,13 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
 
         __device__ Fetcher(const djinn_linear_args &a, uint4 *ring, const Share &share, unsigned partial,
                            unsigned group, unsigned lane, unsigned runs)
-            : ring(ring), runs(runs) {
+            : runs(runs) {
             const unsigned row = lane / CHUNKS, chunk = lane % CHUNKS;
             const T *base = static_cast<const T *>(share.weight) + partial * RUN + chunk * 8;
 #pragma unroll
             for (unsigned i = 0; i < COPIES; ++i) {
                 const unsigned at = row + i * AT_ONCE;
-                to[i] = place(at, chunk);
+                to[i] = keep(unsigned(__cvta_generic_to_shared(ring + place(at, chunk))));
 #pragma unroll
                 for (unsigned unit = 0; unit < EACH; ++unit) {
                     const unsigned from = min((group * EACH + unit) * 8 + at, share.rows - 1);
@@ -92,7 +94,7 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
             if (runs > 0) {
 #pragma unroll
                 for (unsigned i = 0; i < COPIES; ++i) {
-                    copy_async(ring + slot * PIECE + to[i], next[unit][i], true);
+                    copy_async_to(to[i] + slot * PIECE_BYTES, next[unit][i]);
                     next[unit][i] += STRIDE;
                 }
             }
@@ -147,6 +149,9 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
         Fetcher fetcher(a, ring, share, partial, group, lane, runs);
 #pragma unroll
         for (unsigned i = 0; i + 1 < PIECES; ++i) {
+            if (i >= WINDOW) {
+                wait_copies<WINDOW - 1>();
+            }
             fetcher.fetch(i % EACH, i);
         }
         if constexpr (!Rows::ROUTED) {
@@ -163,6 +168,13 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
         }
         float sums[EACH][4] = {};
         const auto column_of = [&](unsigned i) { return (i * PARTIALS + partial) * RUN + quad * 4; };
+        /* The lane's part of each step in the first piece of the ring. */
+        unsigned weight_at[STEPS];
+#pragma unroll
+        for (unsigned step = 0; step < STEPS; ++step) {
+            const uint4 *chunk = ring + place(row, step * 2 + quad / 2);
+            weight_at[step] = unsigned(__cvta_generic_to_shared(reinterpret_cast<const uint2 *>(chunk) + quad % 2));
+        }
         /* One run ahead. */
         Columns x;
         if constexpr (!STAGED) {
@@ -193,8 +205,7 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
                 uint2 weights[STEPS];
 #pragma unroll
                 for (unsigned step = 0; step < STEPS; ++step) {
-                    const uint4 *chunk = ring + slot * PIECE + place(row, step * 2 + quad / 2);
-                    weights[step] = reinterpret_cast<const uint2 *>(chunk)[quad % 2];
+                    weights[step] = *reinterpret_cast<const uint2 *>(shared_at(weight_at[step] + slot * PIECE_BYTES));
                 }
                 /* To the slot of the piece before, which all lanes have read. */
                 fetcher.fetch((unit + PIECES - 1) % EACH, slot == 0 ? PIECES - 1 : slot - 1);

@@ -31,22 +31,11 @@ struct SomeRows {
     __device__ __forceinline__ unsigned out(unsigned i) const { return slots == nullptr ? i : slots[i]; }
 };
 
-/* An address in shared memory that the compiler keeps, rather than finds anew. */
-__device__ __forceinline__ unsigned keep(unsigned address) {
-    asm volatile("" : "+r"(address));
-    return address;
-}
-
 /* The lane's number, which no register keeps. */
 __device__ __forceinline__ unsigned lane_anew() {
     unsigned lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
-}
-
-/* What is at an address in shared memory. */
-__device__ __forceinline__ char *shared_at(unsigned address) {
-    return static_cast<char *>(__cvta_shared_to_generic(address));
 }
 
 /* Rows of the weight of a share, shares, stages of the weight in a block, and the first of the expert's slots. */
