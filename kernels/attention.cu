@@ -9,10 +9,11 @@
  * spread over blocks, by the last of them to end, with the same arithmetic. Within a split each warp takes an equal
  * share of the positions, and the shares' results are added in order. So the result depends on neither the batch nor
  * the workspace. Splits and tiles before a row's window are left out.
- * Warps meet only at the end of a split. Those of several blocks fill a multiprocessor, and keep the memory busy while
- * some of them begin or end.
- * Launch: as many blocks as the device runs at once. They take units in turn: a row, a group of query heads that share
- * a key head, and one split, a span, or all.
+ * Warps meet only at the end of a split, with the first keys and values of the next under way. Those of several blocks
+ * fill a multiprocessor, and keep the memory busy while some of them begin or end.
+ * Launch: as many blocks as the device runs at once. Units are a row, a group of query heads that share a key head, and
+ * one split, a span, or all. Each block takes an equal part of them, one after the other, and what it has all units of
+ * needs no merging; beside long runs, which are left out, blocks take units in turn.
  */
 #include "attention_fragments.cuh"
 #include "attention_lanes.cuh"
@@ -42,8 +43,6 @@ DJINN_FRAGMENTS(int8, djinn::int8)
 namespace djinn {
 
 constexpr unsigned MOST_DIM = 256;
-/* Where a workspace holds so few rows that more launches were needed, splits are not spread. */
-constexpr unsigned MOST_LAUNCHES = 8;
 
 using Kernel = void (*)(djinn_attention_args, Part);
 
@@ -103,26 +102,17 @@ Choice choose(const djinn_attention_args &a) {
     }
 }
 
-/* Partial results of a row and head, and rows of a launch. */
-struct Spread {
-    unsigned partials, rows;
-};
-
-/* For rows of `per_row` groups of heads each, on a device that runs `blocks` blocks at once. */
-Spread spread(const djinn_attention_args &a, unsigned per_row, unsigned blocks) {
-    if (uint64_t(a.rows) * per_row < 4 * uint64_t(blocks)) {
-        for (const unsigned length : {SPLIT, SPAN * SPLIT}) {
-            const unsigned partials = most_splits(a, length), most = MOST_GROUPS / per_row;
-            const uint64_t fit = rows_that_fit(a, partials), rows = fit < most ? fit : most;
-            if (rows >= a.rows) {
-                return {partials, a.rows};
-            }
-            if (length != SPLIT && rows != 0 && ceil_div(a.rows, unsigned(rows)) <= MOST_LAUNCHES) {
-                return {partials, unsigned(rows)};
-            }
-        }
+/*
+ * Units of `heads` heads whose partial results the workspace holds, for rows of `per_row` groups on a device that runs
+ * `blocks` blocks at once; none where many rows may be left to the tiled path: blocks look at each of their units.
+ */
+unsigned slots_of(const djinn_attention_args &a, unsigned heads, unsigned per_row, unsigned blocks, bool skip_runs) {
+    const uint64_t groups = uint64_t(a.rows) * per_row, most = skip_runs ? 4 * uint64_t(blocks) : MOST_GROUPS + 1;
+    if (a.workspace == nullptr || a.workspace_bytes <= BESIDE_ROWS || groups >= most) {
+        return 0;
     }
-    return {0, a.rows};
+    const uint64_t slots = (a.workspace_bytes - BESIDE_ROWS) / Slots::bytes(heads, a.kv.head_dim);
+    return slots < UINT32_MAX ? unsigned(slots) : UINT32_MAX;
 }
 
 } // namespace djinn
@@ -142,17 +132,16 @@ extern "C" int djinn_attention(const djinn_attention_args *args, void *stream) {
     if (runs && code == cudaSuccess) {
         code = on_hopper ? djinn::attention_hopper(a, stream) : djinn::attention_runs(a, stream);
     }
-    const unsigned groups = djinn::ceil_div(a.heads / a.kv.kv_heads, choice.heads), per_row = a.kv.kv_heads * groups;
-    const unsigned multiprocessors = djinn::all_devices()[djinn::current_device()].multiprocessors;
-    const unsigned blocks = multiprocessors * choice.blocks;
-    const unsigned splits = djinn::most_splits(a, djinn::SPLIT);
-    const auto [partials, step] = djinn::spread(a, per_row, blocks);
-    for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += step) {
-        const unsigned rows = a.rows - row < step ? a.rows - row : step;
-        const djinn::Part part = {row, rows, groups, splits, partials, multiprocessors, runs};
-        const uint64_t units = uint64_t(rows) * per_row * (partials == 0 ? 1 : splits);
-        code = djinn::launch(choice.kernel, units < blocks ? unsigned(units) : blocks, choice.threads, choice.bytes,
-                             stream, a, part);
+    if (code != cudaSuccess || a.rows == 0) {
+        return code;
     }
-    return code;
+    const unsigned multiprocessors = djinn::all_devices()[djinn::current_device()].multiprocessors;
+    const unsigned shared_by = a.heads / a.kv.kv_heads, groups = djinn::ceil_div(shared_by, choice.heads);
+    const unsigned per_row = a.kv.kv_heads * groups;
+    const unsigned blocks = multiprocessors * choice.blocks;
+    const unsigned slots = djinn::slots_of(a, choice.heads, per_row, blocks, runs);
+    const djinn::Part part = {shared_by, groups, per_row, slots, multiprocessors, runs};
+    const uint64_t units = uint64_t(a.rows) * per_row * (part.slots == 0 ? 1 : djinn::most_splits(a, djinn::SPLIT));
+    return djinn::launch(choice.kernel, units < blocks ? unsigned(units) : blocks, choice.threads, choice.bytes, stream,
+                         a, part);
 }

@@ -8,7 +8,7 @@
  * Keys are the rows of the matrices and up to 8 heads that share a key head are the columns; then elements of values
  * are the rows. Sums over elements or positions may take them in any order: so a lane loads 16 bytes at once, and what
  * it has of them is taken as the elements that the matrix units expect of it. The next keys are under way while values
- * are weighted, the next values while keys are multiplied.
+ * are weighted, the next values while keys are multiplied; those of the next share while this is merged.
  */
 #ifndef DJINN_ATTENTION_FRAGMENTS_CUH
 #define DJINN_ATTENTION_FRAGMENTS_CUH
@@ -31,11 +31,13 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
 template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
     static constexpr unsigned DIM = MOST, HEADS = GROUP, THREADS = 128, WARPS = 4;
     /* Blocks of a multiprocessor, as registers allow. */
-    static constexpr unsigned BLOCKS = DIM > 128 ? 2 : IS_INT8<T> ? 4 : 3;
+        static constexpr unsigned BLOCKS = DIM > 128 ? 2 : IS_INT8<T> && HEADS < 8 ? 4 : 3;
     static constexpr unsigned SHARE = SPLIT / WARPS, TILE = 16;
     /* Columns without a head have a bias as well: whether weights are rescaled depends on all. */
     static constexpr unsigned SLOPES = COLUMNS;
     static_assert(HEADS <= COLUMNS);
+    /* Whether registers hold the first tile of a share while the one before is merged. */
+        static constexpr bool GOES_ON = true;
     /* What is multiplied. */
     using M = Product<T>;
     /* Elements that a lane loads at once, of keys and of values: eight lanes share a row of those. */
@@ -45,12 +47,15 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
     static constexpr unsigned GAP = IS_INT8<T> ? 2 : 0, PADDED = DIM + DIM / VALUE_PIECE * GAP;
     static constexpr unsigned PITCH = IS_INT8<T> ? PADDED + (20 - PADDED % 16) % 16 : DIM;
 
-    struct Shared : Scales<T, WARPS, SHARE> {
-        const T *key[WARPS][SHARE];
+    struct Shared : Scales<T, 2 * WARPS, SHARE> {
+        /* Of the present share, and of the next. */
+        const T *key[2][WARPS][SHARE];
         /* With biases: each head's slope, and the bias of the row's own position. */
         float slope[COLUMNS], own[COLUMNS];
         /* What each warp found; a maximum of -INFINITY if it saw no position. */
         float top[WARPS][HEADS], sum[WARPS][HEADS];
+        /* Each lane's part of the queries, scaled: elements of head lane / 4 for two steps of the product. */
+        uint4 query[WARPS][DIM / 32][32];
         float part[WARPS][HEADS * PITCH];
     };
 
@@ -59,16 +64,14 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         return head * PITCH + element + element / VALUE_PIECE * GAP;
     }
 
-    /* The lane's part of the queries, scaled: elements of head lane / 4. */
-    struct Query {
-        uint32_t at[DIM / 16][2];
-    };
+    /* Queries are in shared memory. */
+    struct Query {};
 
-    static __device__ __forceinline__ Query load_query(const djinn_attention_args &a, const float *queries,
-                                                       unsigned heads) {
-        const unsigned head = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+    static __device__ __forceinline__ Query load_query(const djinn_attention_args &a, Shared &shared,
+                                                       const float *queries, unsigned heads) {
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = lane / 4, quad = lane % 4;
         const float scale = __fmul_rn(a.scale, LOG2_E);
-        Query query = {};
+        uint32_t query[DIM / 16][2] = {};
 #pragma unroll
         for (unsigned i = 0; i < DIM / 4 / PIECE; ++i) {
             const unsigned at = (i * 4 + quad) * PIECE;
@@ -77,12 +80,17 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
 #pragma unroll
                 for (unsigned part = 0; part < PIECE / 4; ++part) {
                     const auto x = load<float, 4>(from + 4 * part);
-                    query.at[i * (PIECE / 4) + part][0] = pack<M>(x.at[0] * scale, x.at[1] * scale);
-                    query.at[i * (PIECE / 4) + part][1] = pack<M>(x.at[2] * scale, x.at[3] * scale);
+                    query[i * (PIECE / 4) + part][0] = pack<M>(x.at[0] * scale, x.at[1] * scale);
+                    query[i * (PIECE / 4) + part][1] = pack<M>(x.at[2] * scale, x.at[3] * scale);
                 }
             }
         }
-        return query;
+#pragma unroll
+        for (unsigned i = 0; i < DIM / 16; i += 2) {
+            shared.query[warp][i / 2][lane] = {query[i][0], query[i][1], query[i + 1][0], query[i + 1][1]};
+        }
+        __syncwarp();
+        return {};
     }
 
     /* Where a piece of a row begins; past the end of a head, the row's start: what they give is not used. */
@@ -185,91 +193,156 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         return x;
     }
 
-    /*
-     * The warp's share of a split, from position `base` on. The row sees `begin .. end` of it; none if empty.
-     */
-    static __device__ __forceinline__ void take(const djinn_attention_args &a, Shared &shared, const Query &query,
-                                                unsigned sequence, unsigned kv_head, unsigned base, unsigned begin,
-                                                unsigned end) {
-        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
-        float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-        float out[DIM / 16][4] = {};
+    /* Scales of the keys and values of a lane's positions of a share; of int8 alone. */
+    struct LaneScales {
+        float key[SHARE / 32], value[SHARE / 32];
+    };
+
+    /* What a warp has of its next share: the first tile. */
+    struct Ahead {
+        Keys keys;
+        Values values;
         /* What values were divided by. */
         float power = 1;
-        if (begin < end) {
-            const T **key = shared.key[warp];
-            const size_t value = value_offset<T>(a.kv);
-            float scales[2][SHARE / 32];
+        /* Which half of the shared memory has the share's addresses and scales. */
+        unsigned half = 0;
+    };
+
+    /* Puts the addresses of a share's keys into half of the shared memory. Of int8, begins to load their scales. */
+    static __device__ __forceinline__ void locate(const djinn_attention_args &a, Shared &shared, unsigned half,
+                                                  const Portion &portion, LaneScales &scales) {
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+        for (unsigned i = 0; i < SHARE / 32; ++i) {
+            /* Hidden positions of a tile stand for one that is seen, with a weight of zero. */
+            const unsigned position = min(max(portion.base + i * 32 + lane, portion.begin), portion.end - 1);
+            T *at = key_at<T>(a.kv, portion.sequence, position, portion.kv_head);
+            shared.key[half][warp][i * 32 + lane] = at;
+            if constexpr (IS_INT8<T>) {
+                const int8 *from = scale_at(a.kv, at, position);
+                scales.key[i] = load_scale(from);
+                scales.value[i] = load_scale(from + value_offset<T>(a.kv));
+            }
+        }
+        __syncwarp();
+    }
+
+    /* Puts the scales of a share into half of the shared memory; what those of values are divided by. */
+    static __device__ __forceinline__ float settle(Shared &shared, unsigned half, const LaneScales &scales) {
+        const unsigned warp = half * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+        float power = 1;
+        if constexpr (IS_INT8<T>) {
+            float most = 0;
 #pragma unroll
             for (unsigned i = 0; i < SHARE / 32; ++i) {
-                /* Hidden positions of a tile stand for one that is seen, with a weight of zero. */
-                const unsigned position = min(max(base + i * 32 + lane, begin), end - 1);
-                T *at = key_at<T>(a.kv, sequence, position, kv_head);
-                key[i * 32 + lane] = at;
-                if constexpr (IS_INT8<T>) {
-                    const int8 *from = scale_at(a.kv, at, position);
-                    scales[0][i] = load_scale(from);
-                    scales[1][i] = load_scale(from + value);
-                }
+                most = fmaxf(most, scales.value[i]);
+            }
+            const uint32_t bits = __float_as_uint(warp_max(most)) & 0x7f800000u;
+            power = __uint_as_float(bits);
+            const float inverse = __uint_as_float(0x7f000000u - bits);
+#pragma unroll
+            for (unsigned i = 0; i < SHARE / 32; ++i) {
+                shared.key_scale[warp][i * 32 + lane] = scales.key[i];
+                shared.value_scale[warp][i * 32 + lane] = __fmul_rn(scales.value[i], inverse);
             }
             __syncwarp();
-            unsigned first = (begin - base) / TILE * TILE;
-            const unsigned last = (end - 1 - base) / TILE * TILE;
-            Keys keys;
-            Values values;
-            keys.load(a, key + first);
-            values.load(a, key + first, value);
-            if constexpr (IS_INT8<T>) {
-                /* Only now: what waits for scales shall not keep the first keys and values waiting. */
-                float most = 0;
-#pragma unroll
-                for (unsigned i = 0; i < SHARE / 32; ++i) {
-                    most = fmaxf(most, scales[1][i]);
-                }
-                const uint32_t bits = __float_as_uint(warp_max(most)) & 0x7f800000u;
-                power = __uint_as_float(bits);
-                const float inverse = __uint_as_float(0x7f000000u - bits);
-#pragma unroll
-                for (unsigned i = 0; i < SHARE / 32; ++i) {
-                    shared.key_scale[warp][i * 32 + lane] = scales[0][i];
-                    shared.value_scale[warp][i * 32 + lane] = __fmul_rn(scales[1][i], inverse);
-                }
-                __syncwarp();
+        }
+        return power;
+    }
+
+    /* The first position of a share's first tile. */
+    static __device__ __forceinline__ unsigned first_tile(const Portion &portion) {
+        return (portion.begin - portion.base) / TILE * TILE;
+    }
+
+    /* Begins to load the first tile of a share. */
+    static __device__ __forceinline__ void begin(const djinn_attention_args &a, Shared &shared, Ahead &ahead,
+                                                 const Portion &portion) {
+        if (portion.is_empty()) {
+            /* Nothing, so that no register is kept for what was there. */
+            ahead.keys = {}, ahead.values = {};
+        } else {
+            LaneScales scales;
+            locate(a, shared, ahead.half, portion, scales);
+            const T *const *const key = shared.key[ahead.half][threadIdx.x / 32] + first_tile(portion);
+            ahead.keys.load(a, key);
+            ahead.values.load(a, key, value_offset<T>(a.kv));
+            /* Only now: what waits for scales shall not keep the first keys and values waiting. */
+            ahead.power = settle(shared, ahead.half, scales);
+        }
+    }
+
+    /*
+     * The warp's share of a split, of which `ahead` has begun. If `goes_on`, begins the next. What was found is written
+     * when all warps are done with the split before.
+     */
+    static __device__ __forceinline__ void take(const djinn_attention_args &a, Shared &shared, const Query &,
+                                                Ahead &ahead, const Portion &portion, bool goes_on,
+                                                const Portion &next) {
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
+        const unsigned half = ahead.half, scaled = half * WARPS + warp;
+        const size_t value = value_offset<T>(a.kv);
+        const T *const *next_key = nullptr;
+        LaneScales next_scales;
+        float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+        float out[DIM / 16][4] = {};
+        const float power = portion.is_empty() ? 1 : ahead.power;
+        if (goes_on) {
+            ahead.half = 1 - half;
+            if (!next.is_empty()) {
+                locate(a, shared, ahead.half, next, next_scales);
+                next_key = shared.key[ahead.half][warp] + first_tile(next);
             }
+        }
+        if (!portion.is_empty()) {
+            const T *const *const key = shared.key[half][warp];
+            unsigned first = first_tile(portion);
+            const unsigned last = (portion.end - 1 - portion.base) / TILE * TILE;
 #pragma unroll 1
             for (; first <= last; first += TILE) {
                 float scores[4] = {}, others[4] = {};
 #pragma unroll
                 for (unsigned i = 0; i < DIM / 16; ++i) {
                     uint32_t operands[4];
-                    keys.operands(operands, i);
-                    multiply<M>(IS_INT8<T> && i % 2 == 1 ? others : scores, operands, query.at[i][0], query.at[i][1]);
+                    ahead.keys.operands(operands, i);
+                    const uint4 query = shared.query[warp][i / 2][lane];
+                    multiply<M>(IS_INT8<T> && i % 2 == 1 ? others : scores, operands, word_of(query, i % 2 * 2),
+                                word_of(query, i % 2 * 2 + 1));
                 }
                 float value_scale[2] = {1, 1};
                 if constexpr (IS_INT8<T>) {
 #pragma unroll
                     for (unsigned i = 0; i < 2; ++i) {
-                        const float key_scale = shared.key_scale[warp][first + row + 8 * i];
-                        value_scale[i] = shared.value_scale[warp][first + row + 8 * i];
+                        const float key_scale = shared.key_scale[scaled][first + row + 8 * i];
+                        value_scale[i] = shared.value_scale[scaled][first + row + 8 * i];
                         scores[2 * i] = __fmul_rn(scores[2 * i] + others[2 * i], key_scale);
                         scores[2 * i + 1] = __fmul_rn(scores[2 * i + 1] + others[2 * i + 1], key_scale);
                     }
                 }
-                if (first < last) {
-                    keys.load(a, key + first + TILE);
+                const T *const *const following = first < last ? key + first + TILE : next_key;
+                if (following != nullptr) {
+                    ahead.keys.load(a, following);
                 }
-                const auto weights = weigh(a, shared, scores, value_scale, top, sum, out, base + first, begin, end);
+                const auto weights = weigh(a, shared, scores, value_scale, top, sum, out, portion.base + first,
+                                           portion.begin, portion.end);
 #pragma unroll
                 for (unsigned i = 0; i < DIM / 16; ++i) {
                     uint32_t operands[4];
-                    values.operands(operands, i);
+                    ahead.values.operands(operands, i);
                     multiply<M>(out[i], operands, weights.x, weights.y);
                 }
-                if (first < last) {
-                    values.load(a, key + first + TILE, value);
+                if (following != nullptr) {
+                    ahead.values.load(a, following, value);
                 }
             }
+        } else if (next_key != nullptr) {
+            ahead.keys.load(a, next_key);
+            ahead.values.load(a, next_key, value);
         }
+        if (next_key != nullptr) {
+            ahead.power = settle(shared, ahead.half, next_scales);
+        }
+        __syncthreads();
 #pragma unroll
         for (unsigned i = 0; i < 2; ++i) {
             const unsigned head = 2 * quad + i;

@@ -132,8 +132,8 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
     }
 
     /* The queries of `heads` heads from an address on; zeros for the others, and past the end of a head. */
-    static __device__ __forceinline__ Query load_query(const djinn_attention_args &a, const float *queries,
-                                                       unsigned heads) {
+    static __device__ __forceinline__ Query load_query(const djinn_attention_args &a, const Shared &,
+                                                       const float *queries, unsigned heads) {
         const unsigned dim = a.kv.head_dim;
         Query query;
 #pragma unroll
@@ -148,14 +148,18 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
         return query;
     }
 
-    /*
-     * The warp's share of a split, from position `base` on. The row sees `begin .. end` of it; none if empty.
-     */
+    /* Nothing is loaded ahead of a share. */
+    static constexpr bool GOES_ON = false;
+    struct Ahead {};
+    static __device__ __forceinline__ void begin(const djinn_attention_args &, Shared &, Ahead &, const Portion &) {}
+
+    /* The warp's share of a split. What was found is written when all warps are done with the split before. */
     static __device__ __forceinline__ void take(const djinn_attention_args &a, Shared &shared, const Query &query,
-                                                      unsigned sequence, unsigned kv_head, unsigned base,
-                                                      unsigned begin, unsigned end) {
+                                                Ahead &, const Portion &portion, bool, const Portion &) {
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.kv.head_dim;
-        if (begin >= end) {
+        const unsigned base = portion.base, begin = portion.begin, end = portion.end;
+        __syncthreads();
+        if (portion.is_empty()) {
             if (lane < HEADS) {
                 shared.top[warp][lane] = -INFINITY;
                 shared.sum[warp][lane] = 0;
@@ -171,7 +175,7 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
 #pragma unroll
         for (unsigned i = lane; i < SHARE; i += 32) {
             const unsigned position = min(max(base + i, begin), end - 1);
-            T *at = key_at<T>(a.kv, sequence, position, kv_head);
+            T *at = key_at<T>(a.kv, portion.sequence, position, portion.kv_head);
             key[i] = at;
             if constexpr (IS_INT8<T>) {
                 const int8 *from = scale_at(a.kv, at, position);

@@ -1,37 +1,37 @@
 /*
- * The row-by-row path of attention: which splits of a row's context a block takes, and how their results are merged.
+ * The row-by-row path of attention: what blocks do with the splits that they take, and how results are merged.
  */
 #ifndef DJINN_ATTENTION_SPLIT_CUH
 #define DJINN_ATTENTION_SPLIT_CUH
 
-#include "attention.cuh"
+#include "attention_deal.cuh"
 
 #include <type_traits>
 
 namespace djinn {
 
-/* Positions of a split, and splits of a span. */
-constexpr unsigned SPLIT = 256, SPAN = 4;
-
-/* Blocks that share rows may have in common: rows times groups of heads. */
-constexpr unsigned MOST_GROUPS = 1 << 14;
-
-/* How many blocks of each group have ended; zero between launches, which take turns. */
+/* Units of each group that are handed over; zero between launches, which take turns. */
 __device__ unsigned ended[MOST_GROUPS];
 
-/* What one launch covers. */
-struct Part {
-    unsigned first_row, rows;
-    /* Heads that share a key head, in groups of the kernel's HEADS. */
-    unsigned groups;
-    /* Splits that a row may see. */
-    unsigned splits;
-    /* Partial results that the workspace holds of a row and head: one for each split, or each span, or none. */
-    unsigned partials;
-    /* Fewer units than these would leave much of the device idle. */
-    unsigned enough;
-    /* Leave rows in long runs to the tiled path. */
-    bool skip_runs;
+/* Partial results of units: of each head a maximum and a sum, then of each a vector. */
+struct Slots {
+    float2 *facts;
+    float *vectors;
+    unsigned heads, dim;
+
+    /* Bytes of a unit, of `heads` heads. */
+    static __host__ __device__ __forceinline__ unsigned bytes(unsigned heads, unsigned dim) {
+        return heads * (dim + 2) * sizeof(float);
+    }
+    __device__ __forceinline__ Slots(const djinn_attention_args &a, const Part &part, unsigned heads)
+        : heads(heads), dim(a.kv.head_dim) {
+        /* Vectors begin at a multiple of 32 bytes. */
+        const size_t count = (size_t(part.slots) * heads + 3) / 4 * 4;
+        facts = reinterpret_cast<float2 *>(a.workspace);
+        vectors = a.workspace + 2 * count;
+    }
+    __device__ __forceinline__ size_t at(unsigned unit, unsigned head) const { return size_t(unit) * heads + head; }
+    __device__ __forceinline__ float *vector(size_t at) const { return vectors + at * dim; }
 };
 
 /*
@@ -51,17 +51,26 @@ struct Result {
     }
 };
 
+/* What a warp takes of a split: positions `begin .. end` of those from `base` on, for a key head; none if empty. */
+struct Portion {
+    unsigned sequence, kv_head, base, begin, end;
+
+    __device__ __forceinline__ bool is_empty() const { return begin >= end; }
+};
+
 /* The work of blocks; of each, `Share` takes a warp's share of a split. */
 template <typename Share> struct Splits {
     static constexpr unsigned THREADS = Share::THREADS, WARPS = THREADS / 32, HEADS = Share::HEADS, DIM = Share::DIM;
     static constexpr unsigned OUTPUTS = (HEADS * DIM + THREADS - 1) / THREADS;
-    /* Partial results that are loaded at once in the end. */
-    static constexpr unsigned AT_END = OUTPUTS <= 2 ? 16 : 32 / OUTPUTS;
+    /* Partial results that are loaded at once in the end: little code where an element is all that a thread has. */
+    static constexpr unsigned AT_END = OUTPUTS == 1 ? 4 : OUTPUTS == 2 ? 16 : 32 / OUTPUTS;
 
     struct Shared {
         typename Share::Shared share;
         /* Of the present span, and of all spans before; thread i holds every THREADSth from i on. */
         Result span[HEADS * DIM], whole[HEADS * DIM];
+        /* The present step and the next, of each warp: they are the same, and take no registers here. */
+        Step steps[2][WARPS];
     };
 
     static __device__ __forceinline__ void run(const djinn_attention_args &a, const Part &part) {
@@ -70,36 +79,44 @@ template <typename Share> struct Splits {
         if (part.skip_runs && is_one_run(a)) {
             return;
         }
-        const unsigned per_row = a.kv.kv_heads * part.groups;
-        const Cut cut = cut_of(a, part, per_row);
-        for (unsigned unit = blockIdx.x; unit < part.rows * per_row * cut.most; unit += gridDim.x) {
-            const unsigned row = part.first_row + unit / per_row % part.rows;
-            take(a, part, shared, row, unit % per_row, cut.at_once, unit / per_row / part.rows);
+        const Cut cut = cut_of(a, part);
+        Step *here = &shared.steps[0][threadIdx.x / 32], *next = &shared.steps[1][threadIdx.x / 32];
+        const bool some = cut.in_turn == 0 ? begin_range<HEADS>(a, part, cut, *here)
+                                           : find<HEADS>(a, part, cut, blockIdx.x, *here);
+        if (!some) {
+            return;
         }
-    }
-
-    /* Splits of a unit, and units of the row that has most. */
-    struct Cut {
-        unsigned at_once, most;
-    };
-
-    /* All splits without a workspace, else a span, or one split where there are few spans. */
-    static __device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part &part, unsigned per_row) {
-        if (part.partials == 0) {
-            return {UINT32_MAX, 1};
+        typename Share::Ahead ahead;
+        Share::begin(a, shared.share, ahead, portion_of(a, *here));
+        typename Share::Query query;
+#pragma unroll 1
+        while (true) {
+            if (here->split == here->first) {
+                query = begin_stretch(a, shared, *here);
+            }
+            const bool more = follow<HEADS>(a, part, cut, *here, *next), ends = here->split + 1 == here->end;
+            /* Merging units wants the registers that hold what is loaded ahead. */
+            const bool goes_on = Share::GOES_ON && more && !(ends && here->is_part());
+            Share::take(a, shared.share, query, ahead, portion_of(a, *here), goes_on, portion_of(a, *next));
+            __syncthreads();
+            add_split(a, part, cut, shared, *here);
+            if (goes_on) {
+                if (ends) {
+                    store_whole(a, shared, *here);
+                }
+            } else {
+                if (ends && (!here->is_part() || is_merged(a, part, cut, shared, *here))) {
+                    store_whole(a, shared, *here);
+                }
+                if (!more) {
+                    return;
+                }
+                Share::begin(a, shared.share, ahead, portion_of(a, *next));
+            }
+            Step *const before = here;
+            here = next;
+            next = before;
         }
-        /* The page table may have room for far longer contexts. */
-        unsigned spans = 0, most_spans = 0, most_splits = 0;
-        for (unsigned i = threadIdx.x % 32; i < part.rows; i += 32) {
-            const unsigned position = a.positions[part.first_row + i], first = first_seen(a, position);
-            const unsigned mine = position / (SPLIT * SPAN) - first / (SPLIT * SPAN) + 1;
-            spans += mine;
-            most_spans = max(most_spans, mine);
-            most_splits = max(most_splits, position / SPLIT - first / SPLIT + 1);
-        }
-        const bool few = __reduce_add_sync(0xffffffffu, spans) * per_row < part.enough;
-        const bool one = part.partials >= part.splits && few;
-        return {one ? 1 : SPAN, __reduce_max_sync(0xffffffffu, one ? most_splits : most_spans)};
     }
 
     /* Whether all rows are of one sequence, more than DJINN_PREFILL_RUN. */
@@ -111,81 +128,91 @@ template <typename Share> struct Splits {
         return __syncthreads_and(one);
     }
 
-    /* A unit of a row's splits, for a group of heads. */
-    static __device__ __forceinline__ void take(const djinn_attention_args &a, const Part &part, Shared &shared,
-                                                unsigned row, unsigned which, unsigned at_once, unsigned unit) {
-        const unsigned dim = a.kv.head_dim;
-        const unsigned shared_by = a.heads / a.kv.kv_heads, kv_head = which / part.groups;
-        const unsigned in_group = which % part.groups * HEADS, head = kv_head * shared_by + in_group;
-        const unsigned heads = min(HEADS, shared_by - in_group);
-        const unsigned length = a.positions[row] + 1, sequence = a.row_seq[row];
-        const unsigned visible = first_seen(a, length - 1), start = visible / SPLIT;
-        const unsigned splits = (length + SPLIT - 1) / SPLIT;
-        /* Units start at multiples of their size. */
-        const unsigned base = start / at_once + unit;
-        const unsigned units = (splits - 1) / at_once - start / at_once + 1;
-        if (unit >= units || (part.skip_runs && is_long(a, sequence, row, 1))) {
-            return;
-        }
-        const unsigned first = max(start, base * at_once), left = splits - base * at_once;
-        const unsigned end = base * at_once + min(left, at_once);
-        const auto query =
-            Share::load_query(a, a.qkv + (size_t(row) * (a.heads + 2 * a.kv.kv_heads) + head) * dim, heads);
-        if (a.alibi != 0 && threadIdx.x < Share::SLOPES) {
-            /* Heads past the last have queries of zero, and any slope. */
-            const float slope = slope_of(min(head + threadIdx.x, a.heads - 1), a.heads);
-            shared.share.slope[threadIdx.x] = slope;
-            shared.share.own[threadIdx.x] = bias_at(slope, length - 1);
-        }
-        /* `work(output, head of the group, element)` for the outputs that the thread holds. */
-        const auto each_output = [&](auto work) {
+    static __device__ __forceinline__ Portion portion_of(const djinn_attention_args &a, const Step &step) {
+        const unsigned from = step.split * SPLIT + threadIdx.x / 32 * Share::SHARE;
+        return {step.sequence, step.kv_head, from, max(from, first_seen(a, step.length - 1)),
+                min(from + Share::SHARE, step.length)};
+    }
+
+    /* `work(output, head of the group, element)` for the outputs that the thread holds. */
+    template <typename Work>
+    static __device__ __forceinline__ void each_output(const djinn_attention_args &a, unsigned heads, Work work) {
 #pragma unroll
-            for (unsigned o = 0; o < OUTPUTS; ++o) {
-                const unsigned i = o * THREADS + threadIdx.x, h = i / DIM, at = i % DIM;
-                if (i < HEADS * DIM && h < heads && at < dim) {
-                    work(o, h, at);
-                }
+        for (unsigned o = 0; o < OUTPUTS; ++o) {
+            const unsigned i = o * THREADS + threadIdx.x, h = i / DIM, at = i % DIM;
+            if (i < HEADS * DIM && h < heads && at < a.kv.head_dim) {
+                work(o, h, at);
             }
-        };
-        Result *const span = shared.span + threadIdx.x, *const whole = shared.whole + threadIdx.x;
-        each_output([&](unsigned o, unsigned, unsigned) { span[o * THREADS] = whole[o * THREADS] = Result{}; });
-#pragma unroll 1
-        for (unsigned split = first; split < end; ++split) {
-            const unsigned from = split * SPLIT + threadIdx.x / 32 * Share::SHARE;
-            /* The split or row before is done with the shared memory. */
-            __syncthreads();
-            Share::take(a, shared.share, query, sequence, kv_head, from, max(from, visible),
-                        min(from + Share::SHARE, length));
-            __syncthreads();
-            const bool ends_span = split + 1 == end || split % SPAN == SPAN - 1;
-            each_output([&](unsigned o, unsigned h, unsigned at) {
-                Result &of_span = span[o * THREADS];
-                of_span.merge(split_of(shared.share, h, at));
-                if (ends_span) {
-                    whole[o * THREADS].merge(of_span);
-                    of_span = Result{};
-                }
-            });
         }
-        if (units > 1) {
-            const Partials partials(a, part.rows, part.partials);
-            each_output([&](unsigned o, unsigned h, unsigned at) {
-                const Result result = whole[o * THREADS];
-                const size_t to = partials.at(row - part.first_row, head + h, unit);
-                partials.vector(to)[at] = result.x;
+    }
+
+    static __device__ __forceinline__ typename Share::Query begin_stretch(const djinn_attention_args &a, Shared &shared,
+                                                                          const Step &step) {
+        const unsigned head = step.head, heads = step.heads;
+        const size_t at = size_t(step.row) * (a.heads + 2 * a.kv.kv_heads) + head;
+        const auto query = Share::load_query(a, shared.share, a.qkv + at * a.kv.head_dim, heads);
+        if (a.alibi != 0) {
+            if (threadIdx.x < Share::SLOPES) {
+                /* Heads past the last have queries of zero, and any slope. */
+                const float slope = slope_of(min(head + threadIdx.x, a.heads - 1), a.heads);
+                shared.share.slope[threadIdx.x] = slope;
+                shared.share.own[threadIdx.x] = bias_at(slope, step.length - 1);
+            }
+            __syncthreads();
+        }
+        each_output(a, heads, [&](unsigned o, unsigned, unsigned) {
+            shared.span[o * THREADS + threadIdx.x] = shared.whole[o * THREADS + threadIdx.x] = Result{};
+        });
+        return query;
+    }
+
+    /*
+     * Merges what the warps found in a split with what was found before. Where other stretches have some of the row, a
+     * unit's result goes to its slot.
+     */
+    static __device__ __forceinline__ void add_split(const djinn_attention_args &a, const Part &part, const Cut &cut,
+                                                     Shared &shared, const Step &step) {
+        const unsigned next = step.split + 1;
+        const bool hands_over = step.is_part() && (next == step.end || (next & ((1u << cut.shift) - 1)) == 0);
+        const bool ends_span = hands_over || next == step.end || next % SPAN == 0;
+        const unsigned unit = (step.split >> cut.shift) - first_unit(a, cut, step.length - 1);
+        const Slots slots(a, part, HEADS);
+        each_output(a, step.heads, [&](unsigned o, unsigned h, unsigned at) {
+            Result &of_span = shared.span[o * THREADS + threadIdx.x], &whole = shared.whole[o * THREADS + threadIdx.x];
+            of_span.merge(split_of(shared.share, h, at));
+            if (ends_span) {
+                whole.merge(of_span);
+                of_span = Result{};
+            }
+            if (hands_over) {
+                const size_t to = slots.at(step.slot + unit, h);
+                slots.vector(to)[at] = whole.x;
                 if (at == 0) {
-                    partials.facts[to] = {result.top, result.sum};
+                    slots.facts[to] = {whole.top, whole.sum};
                 }
-            });
-            if (!is_last(ended[(row - part.first_row) * a.kv.kv_heads * part.groups + which], units)) {
-                return;
+                whole = Result{};
             }
-            merge_units(partials, at_once, shared, row - part.first_row, head, heads, start, units);
+        });
+    }
+
+    /* Whether a stretch is the last of a row and group to be handed over; then merges all. */
+    static __device__ __forceinline__ bool is_merged(const djinn_attention_args &a, const Part &part, const Cut &cut,
+                                                     Shared &shared, const Step &step) {
+        if (!is_last(ended[step.row * part.per_row + step.which], step.to - step.from, step.units)) {
+            return false;
         }
-        each_output([&](unsigned o, unsigned h, unsigned at) {
-            const Result result = whole[o * THREADS];
+        const Slots slots(a, part, HEADS);
+        merge_units(slots, cut, shared, step.slot, step.heads, first_unit(a, cut, step.length - 1), step.units);
+        return true;
+    }
+
+    /* Stores the results of a row and group. */
+    static __device__ __forceinline__ void store_whole(const djinn_attention_args &a, Shared &shared,
+                                                       const Step &step) {
+        each_output(a, step.heads, [&](unsigned o, unsigned h, unsigned at) {
+            const Result result = shared.whole[o * THREADS + threadIdx.x];
             const Pack<float, 1> x{__fdiv_rn(result.x, result.sum)};
-            const size_t to = (size_t(row) * a.heads + head + h) * dim + at;
+            const size_t to = (size_t(step.row) * a.heads + step.head + h) * a.kv.head_dim + at;
             store_output(a.out, a.rounded, to, x);
         });
     }
@@ -206,48 +233,116 @@ template <typename Share> struct Splits {
         return whole;
     }
 
-    /* Merges the partial results of a row, in the order that a block alone would. */
-    static __device__ __forceinline__ void merge_units(const Partials &partials, unsigned at_once, Shared &shared,
-                                                       unsigned row, unsigned head, unsigned heads, unsigned start,
-                                                       unsigned units) {
-        /* Maxima and sums that are kept in shared memory at once. */
-        constexpr unsigned FACTS = sizeof(shared.share.part) / sizeof(float2) / HEADS / AT_END * AT_END;
-        static_assert(FACTS > 0);
-        float2 *const facts = reinterpret_cast<float2 *>(shared.share.part);
-        Result span[OUTPUTS], whole[OUTPUTS];
-        for (unsigned unit = 0; unit < units; unit += AT_END) {
-            /* Loads are past the first-level cache: other multiprocessors wrote what they read. */
-            if (unit % FACTS == 0) {
-                __syncthreads();
-                for (unsigned i = threadIdx.x; i < FACTS * heads; i += THREADS) {
-                    const size_t at = partials.at(row, head + i / FACTS, min(unit + i % FACTS, units - 1));
-                    facts[i] = __ldcg(partials.facts + at);
+    /*
+     * How units of a head are merged: with those of their span before, what these and the unit are multiplied by; then
+     * the same of spans. So what a thread does for each of its elements are products and sums alone.
+     */
+    struct Fold {
+        float keep, take, keep_span, take_span;
+    };
+    /* Units whose factors and sums are kept in shared memory at once. */
+    static constexpr unsigned FOLDS = sizeof(Share::Shared::part) / (sizeof(Fold) + sizeof(float)) / HEADS / 32 * 32;
+    struct Folds {
+        Fold fold[HEADS][FOLDS];
+        float sum[HEADS][FOLDS];
+    };
+
+    /*
+     * The factors of FOLDS units of each head from number `first` on, which is less than `count`. Numbers count from the
+     * start of the first unit's span, which is `lead` units before it. `tops` are the maxima of a warp's heads so far.
+     */
+    static __device__ __forceinline__ void fold_units(const Slots &slots, const Cut &cut, Folds &folds, unsigned slot,
+                                                      unsigned heads, unsigned first, unsigned count, unsigned lead,
+                                                      float (&tops)[(HEADS + WARPS - 1) / WARPS]) {
+        const unsigned lane = threadIdx.x % 32;
+        const unsigned width = cut.shift == 0 ? SPAN : 1;
+#pragma unroll
+        for (unsigned i = 0; i < (HEADS + WARPS - 1) / WARPS; ++i) {
+            const unsigned head = threadIdx.x / 32 + i * WARPS;
+#pragma unroll 1
+            for (unsigned at = 0; at < FOLDS && first + at < count && head < heads; at += 32) {
+                const unsigned number = first + at + lane;
+                const bool is = number >= lead && number < count;
+                const float2 none = {-INFINITY, 0};
+                const float2 fact = is ? __ldcg(slots.facts + slots.at(slot + number - lead, head)) : none;
+                float before = -INFINITY, span = fact.x;
+                if (width == SPAN) {
+#pragma unroll
+                    for (unsigned by = 1; by < SPAN; ++by) {
+                        const float other = __shfl_up_sync(0xffffffffu, fact.x, by);
+                        before = lane % SPAN >= by ? fmaxf(before, other) : before;
+                    }
+#pragma unroll
+                    for (unsigned by = 1; by < SPAN; by *= 2) {
+                        span = fmaxf(span, __shfl_xor_sync(0xffffffffu, span, by));
+                    }
                 }
-                __syncthreads();
+                float all = span;
+                for (unsigned by = width; by < 32; by *= 2) {
+                    const float other = __shfl_up_sync(0xffffffffu, all, by);
+                    all = lane >= by ? fmaxf(all, other) : all;
+                }
+                float spans = __shfl_up_sync(0xffffffffu, all, width);
+                spans = fmaxf(lane >= width ? spans : -INFINITY, tops[i]);
+                tops[i] = fmaxf(tops[i], __shfl_sync(0xffffffffu, all, 31));
+                const float both = fmaxf(before, fact.x), both_spans = fmaxf(spans, span);
+                folds.fold[head][at + lane] = {power_of_two(before - both), power_of_two(fact.x - both),
+                                               power_of_two(spans - both_spans), power_of_two(span - both_spans)};
+                folds.sum[head][at + lane] = fact.y;
             }
-            /* All loads start before any is used. */
+        }
+    }
+
+    /* Merges the partial results of a row, in the order that a block alone would. `start` is its first unit. */
+    static __device__ __forceinline__ void merge_units(const Slots &slots, const Cut &cut, Shared &shared, unsigned slot,
+                                                       unsigned heads, unsigned start, unsigned units) {
+        Folds &folds = *reinterpret_cast<Folds *>(shared.share.part);
+        static_assert(FOLDS > 0 && FOLDS % AT_END == 0 && sizeof(Folds) <= sizeof(shared.share.part));
+        const unsigned lead = cut.shift == 0 ? start % SPAN : 0, count = lead + units;
+        float tops[(HEADS + WARPS - 1) / WARPS];
+#pragma unroll
+        for (float &top : tops) {
+            top = -INFINITY;
+        }
+        float span[OUTPUTS] = {}, span_sum[OUTPUTS] = {}, whole[OUTPUTS] = {}, sum[OUTPUTS] = {};
+#pragma unroll 1
+        for (unsigned first = 0; first < count; first += AT_END) {
+            /*
+             * All loads start before any is used. They are past the first-level cache: other multiprocessors wrote what
+             * they read.
+             */
             float next[AT_END][OUTPUTS];
 #pragma unroll
             for (unsigned s = 0; s < AT_END; ++s) {
+                const unsigned unit = min(max(first + s, lead), count - 1) - lead;
 #pragma unroll
                 for (unsigned o = 0; o < OUTPUTS; ++o) {
                     const unsigned i = o * THREADS + threadIdx.x, h = min(i / DIM, heads - 1);
-                    const size_t at = partials.at(row, head + h, min(unit + s, units - 1));
-                    next[s][o] = __ldcg(partials.vector(at) + min(i % DIM, partials.dim - 1));
+                    next[s][o] = __ldcg(slots.vector(slots.at(slot + unit, h)) + min(i % DIM, slots.dim - 1));
                 }
+            }
+            if (first % FOLDS == 0) {
+                __syncthreads();
+                fold_units(slots, cut, folds, slot, heads, first, count, lead, tops);
+                __syncthreads();
             }
 #pragma unroll
             for (unsigned s = 0; s < AT_END; ++s) {
-                const bool ends_span =
-                    at_once != 1 || unit + s + 1 == units || (start + unit + s) % SPAN == SPAN - 1;
+                const unsigned number = first + s;
+                if (number - lead >= units) {
+                    continue;
+                }
+                const bool ends_span = cut.shift != 0 || number + 1 == count || number % SPAN == SPAN - 1;
 #pragma unroll
-                for (unsigned o = 0; o < OUTPUTS && unit + s < units; ++o) {
+                for (unsigned o = 0; o < OUTPUTS; ++o) {
                     const unsigned h = min((o * THREADS + threadIdx.x) / DIM, heads - 1);
-                    const float2 fact = facts[h * FACTS + (unit + s) % FACTS];
-                    span[o].merge({fact.x, fact.y, next[s][o]});
+                    const Fold fold = folds.fold[h][number % FOLDS];
+                    span[o] = __fmaf_rn(span[o], fold.keep, __fmul_rn(next[s][o], fold.take));
+                    span_sum[o] = __fmaf_rn(span_sum[o], fold.keep, __fmul_rn(folds.sum[h][number % FOLDS], fold.take));
                     if (ends_span) {
-                        whole[o].merge(span[o]);
-                        span[o] = Result{};
+                        whole[o] = __fmaf_rn(whole[o], fold.keep_span, __fmul_rn(span[o], fold.take_span));
+                        sum[o] = __fmaf_rn(sum[o], fold.keep_span, __fmul_rn(span_sum[o], fold.take_span));
+                        span[o] = span_sum[o] = 0;
                     }
                 }
             }
@@ -255,24 +350,31 @@ template <typename Share> struct Splits {
 #pragma unroll
         for (unsigned o = 0; o < OUTPUTS; ++o) {
             if (o * THREADS + threadIdx.x < HEADS * DIM) {
-                shared.whole[o * THREADS + threadIdx.x] = whole[o];
+                Result &result = shared.whole[o * THREADS + threadIdx.x];
+                result.sum = sum[o], result.x = whole[o];
             }
         }
     }
 
-    /* Whether this is the last of `blocks` blocks to come here; it then sees what the others wrote before. */
-    static __device__ __forceinline__ bool is_last(unsigned &count, unsigned blocks) {
+    /*
+     * Whether all of `all` units are handed over, with `units` that the block stored; it then sees what others stored.
+     * The barriers order what the block's threads store and load around what one of them releases and acquires.
+     */
+    static __device__ __forceinline__ bool is_last(unsigned &count, unsigned units, unsigned all) {
         __shared__ bool last;
-        __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
-            last = atomicAdd(&count, 1) + 1 == blocks;
+            unsigned before;
+            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                         : "=r"(before)
+                         : "l"(&count), "r"(units)
+                         : "memory");
+            last = before + units == all;
             if (last) {
                 count = 0;
             }
         }
         __syncthreads();
-        __threadfence();
         return last;
     }
 };

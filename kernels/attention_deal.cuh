@@ -1,0 +1,200 @@
+/*
+ * The row-by-row path of attention: how the splits of rows' contexts are dealt to blocks.
+ */
+#ifndef DJINN_ATTENTION_DEAL_CUH
+#define DJINN_ATTENTION_DEAL_CUH
+
+#include "attention.cuh"
+
+namespace djinn {
+
+/* Positions of a split, and splits of a span. */
+constexpr unsigned SPLIT = 256, SPAN = 4;
+
+/* Up to as many splits of a row are handed over one by one: whoever merges them has few. */
+constexpr unsigned FEW_SPLITS = 16;
+
+/* Groups whose blocks can be counted: rows times groups of heads. */
+constexpr unsigned MOST_GROUPS = 1 << 14;
+
+/* What a launch is given. */
+struct Part {
+    /* Query heads that share a key head, in groups of the kernel's HEADS; and groups of a row. */
+    unsigned shared_by, groups, per_row;
+    /* Units that the workspace holds partial results of. */
+    unsigned slots;
+    /* Fewer spans than these would leave much of the device idle. */
+    unsigned enough;
+    /* Leave rows in long runs to the tiled path. */
+    bool skip_runs;
+};
+
+/* How contexts are cut into units. */
+struct Cut {
+    /* The logarithm to base 2 of a unit's splits. */
+    unsigned shift;
+    /* Units of the row that has most, where blocks take units in turn; else 0: each takes an equal part of them. */
+    unsigned in_turn;
+    /* Units of all rows. */
+    unsigned units;
+};
+
+/* A split of a block's stretch: units of a row and a group that follow one another. */
+struct Step {
+    unsigned row, which, sequence, length;
+    /* The group's key head, the first of its heads, and how many they are. */
+    unsigned kv_head, head, heads;
+    /* The units of the row, and those of the stretch. */
+    unsigned units, from, to;
+    /* Where the partial results of the row and group begin. */
+    unsigned slot;
+    /* Units of the block after the stretch; where they are taken in turn, the number of this. */
+    unsigned rest;
+    /* The split, and those of the stretch. */
+    unsigned first, split, end;
+
+    /* Whether other stretches have some of the row and group. */
+    __device__ __forceinline__ bool is_part() const { return to - from != units; }
+};
+
+/*
+ * Units: a split each where rows have few or there are few spans, else a span; all that a row sees where blocks have
+ * about as much to do then, or the workspace has no room for parts.
+ */
+__device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part &part) {
+    unsigned spans = 0, most_spans = 0, splits = 0, most_splits = 0;
+    for (unsigned row = threadIdx.x % 32; row < a.rows; row += 32) {
+        const unsigned position = a.positions[row], first = first_seen(a, position);
+        const unsigned mine = position / (SPLIT * SPAN) - first / (SPLIT * SPAN) + 1;
+        const unsigned my_splits = position / SPLIT - first / SPLIT + 1;
+        spans += mine;
+        most_spans = max(most_spans, mine);
+        splits += my_splits;
+        most_splits = max(most_splits, my_splits);
+    }
+    spans = __reduce_add_sync(0xffffffffu, spans);
+    splits = __reduce_add_sync(0xffffffffu, splits);
+    most_spans = __reduce_max_sync(0xffffffffu, most_spans);
+    most_splits = __reduce_max_sync(0xffffffffu, most_splits);
+    /* Beside long runs, the same units of all rows take turns: those of the runs are left out. */
+    const auto fits = [&](unsigned all, unsigned most) {
+        const uint64_t units = part.skip_runs ? uint64_t(a.rows) * most : all;
+        return units * part.per_row <= part.slots;
+    };
+    const bool few = uint64_t(spans) * part.per_row < part.enough;
+    const Cut whole = {31, part.skip_runs ? 1u : 0u, a.rows};
+    if (!part.skip_runs && splits * part.per_row > gridDim.x && a.rows * part.per_row <= gridDim.x) {
+        /* A block has all of a row at most; handing over parts takes about as long as a split. */
+        if (most_splits <= (splits * part.per_row + gridDim.x - 1) / gridDim.x + 1) {
+            return whole;
+        }
+    }
+    if (fits(splits, most_splits) && (few || (!part.skip_runs && most_splits <= FEW_SPLITS))) {
+        return {0, part.skip_runs ? most_splits : 0, splits};
+    }
+    return fits(spans, most_spans) ? Cut{2, part.skip_runs ? most_spans : 0, spans} : whole;
+}
+
+/* The units of a row that has tokens up to `position`, and its first. */
+__device__ __forceinline__ unsigned first_unit(const djinn_attention_args &a, const Cut &cut, unsigned position) {
+    return first_seen(a, position) / SPLIT >> cut.shift;
+}
+__device__ __forceinline__ unsigned units_of(const djinn_attention_args &a, const Cut &cut, unsigned position) {
+    return (position / SPLIT >> cut.shift) - first_unit(a, cut, position) + 1;
+}
+
+/* Sets a step to units `from .. to` of a row and a group. */
+template <unsigned HEADS>
+__device__ __forceinline__ void set(const djinn_attention_args &a, const Part &part, const Cut &cut, Step &step,
+                                    unsigned row, unsigned which, unsigned from, unsigned to, unsigned slot,
+                                    unsigned rest) {
+    const unsigned kv_head = part.groups == 1 ? which : which / part.groups;
+    const unsigned in_key = (which - kv_head * part.groups) * HEADS, heads = min(HEADS, part.shared_by - in_key);
+    const unsigned position = a.positions[row], sequence = a.row_seq[row], unit = first_unit(a, cut, position);
+    const unsigned first = max(first_seen(a, position) / SPLIT, (unit + from) << cut.shift);
+    const unsigned units = (position / SPLIT >> cut.shift) - unit + 1;
+    const unsigned end = to == units ? position / SPLIT + 1 : (unit + to) << cut.shift;
+    __syncwarp();
+    const unsigned head = kv_head * part.shared_by + in_key;
+    step = {row,  which, sequence, position + 1, kv_head, head,  heads, units,
+            from, to,    slot,     rest,         first,   first, end};
+    __syncwarp();
+}
+
+/* In turn: the first of the block's units from `unit` on that there is. */
+template <unsigned HEADS>
+__device__ __forceinline__ bool find(const djinn_attention_args &a, const Part &part, const Cut &cut, unsigned unit,
+                                     Step &step) {
+    const unsigned groups = a.rows * part.per_row;
+    for (; unit < groups * cut.in_turn; unit += gridDim.x) {
+        const unsigned group = unit % groups, index = unit / groups, row = group / part.per_row;
+        if (index < units_of(a, cut, a.positions[row]) && !(part.skip_runs && is_long(a, a.row_seq[row], row, 1))) {
+            set<HEADS>(a, part, cut, step, row, group % part.per_row, index, index + 1, group * cut.in_turn, unit);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The first stretch of the block's equal part of all units, which are ordered by row, group and position. */
+template <unsigned HEADS>
+__device__ __forceinline__ bool begin_range(const djinn_attention_args &a, const Part &part, const Cut &cut,
+                                            Step &step) {
+    const unsigned all = cut.units * part.per_row, each = all < gridDim.x ? 0 : all / gridDim.x;
+    const unsigned more = all - each * gridDim.x;
+    const unsigned from = blockIdx.x * each + min(blockIdx.x, more), mine = each + (blockIdx.x < more);
+    unsigned before = 0, row = 0;
+    if (mine == 0) {
+        return false;
+    }
+    while (a.rows > 1) {
+        const unsigned at = row + threadIdx.x % 32;
+        const unsigned units = at < a.rows ? units_of(a, cut, a.positions[at]) * part.per_row : 0;
+        unsigned sum = units;
+#pragma unroll
+        for (unsigned by = 1; by < 32; by *= 2) {
+            const unsigned other = __shfl_up_sync(0xffffffffu, sum, by);
+            sum += threadIdx.x % 32 >= by ? other : 0;
+        }
+        const unsigned beyond = __ballot_sync(0xffffffffu, before + sum > from);
+        if (beyond != 0) {
+            const unsigned lane = __ffs(beyond) - 1;
+            before += __shfl_sync(0xffffffffu, sum - units, lane);
+            row += lane;
+            break;
+        }
+        before += __shfl_sync(0xffffffffu, sum, 31);
+        row += 32;
+    }
+    const unsigned units = units_of(a, cut, a.positions[row]), group = (from - before) / units;
+    const unsigned unit = from - before - group * units, end = min(units, unit + mine);
+    set<HEADS>(a, part, cut, step, row, group, unit, end, before + group * units, mine - (end - unit));
+    return true;
+}
+
+/* The split after `step` of the block, if there is one. */
+template <unsigned HEADS>
+__device__ __forceinline__ bool follow(const djinn_attention_args &a, const Part &part, const Cut &cut,
+                                       const Step &step, Step &next) {
+    if (step.split + 1 != step.end) {
+        __syncwarp();
+        next = step;
+        next.split = step.split + 1;
+        __syncwarp();
+        return true;
+    }
+    if (cut.in_turn != 0) {
+        return find<HEADS>(a, part, cut, step.rest + gridDim.x, next);
+    }
+    if (step.rest == 0) {
+        return false;
+    }
+    const unsigned which = step.which + 1 == part.per_row ? 0 : step.which + 1, row = step.row + (which == 0);
+    const unsigned units = min(step.rest, units_of(a, cut, a.positions[row]));
+    set<HEADS>(a, part, cut, next, row, which, 0, units, step.slot + step.units, step.rest - units);
+    return true;
+}
+
+} // namespace djinn
+
+#endif
