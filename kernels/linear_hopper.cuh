@@ -66,15 +66,28 @@ template <typename T, bool GATES = false> struct PlainWeight {
         return encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, share);
     }
 
-    /* Has a run of a share copied to a stage; `ready` is told of X_BYTES more. */
-    template <unsigned X_BYTES>
+    /*
+     * Has a run of a share copied to a stage; `ready` is told of X_BYTES more. ONCE: weights, which a launch reads once, leave
+     * the second-level cache before activations, which the next launches read.
+     */
+    template <unsigned X_BYTES, bool ONCE>
     static __device__ __forceinline__ void copy(char *stage, const Maps &maps, const djinn_linear_args &a,
                                                 const Share &share, unsigned rows, unsigned run, Barrier &ready) {
         const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
         ready.arrive_expecting((GATED ? 2 : 1) * rows * BLOCK_ROW + X_BYTES);
-        copy_box(stage, maps.weights[tile], run * RUN, row, ready);
+        copy_rows<ONCE>(stage, maps.weights[tile], run, row, ready);
         if constexpr (GATED) {
-            copy_box(stage + UP, maps.weights[tile + a.n / a.tile_rows], run * RUN, row, ready);
+            copy_rows<ONCE>(stage + UP, maps.weights[tile + a.n / a.tile_rows], run, row, ready);
+        }
+    }
+
+    template <bool ONCE>
+    static __device__ __forceinline__ void copy_rows(char *to, const CUtensorMap &map, unsigned run, unsigned row,
+                                                     Barrier &ready) {
+        if constexpr (ONCE) {
+            copy_box(to, map, run * RUN, row, ready, leaves_first());
+        } else {
+            copy_box(to, map, run * RUN, row, ready);
         }
     }
 };
@@ -122,7 +135,9 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         const unsigned bytes = stage_bytes(f.share), ahead = min(runs, f.stages);
         const auto run = [&](unsigned i) { return part + i * PARTIALS; };
         const auto weights = [&](const Share &share, unsigned at, unsigned i) {
-            Weight::template copy<X_BYTES>(ring + at * bytes, maps, a, share, f.share, run(i), barriers.ready[at]);
+            /* Past MOST_GROUP rows no registers are left for the policy. */
+            constexpr bool ONCE = N <= MOST_GROUP;
+            Weight::template copy<X_BYTES, ONCE>(ring + at * bytes, maps, a, share, f.share, run(i), barriers.ready[at]);
         };
         if (a.fresh != 0) {
             await_previous();

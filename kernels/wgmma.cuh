@@ -44,7 +44,23 @@ __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsig
     copy_box_to(shared_address(to), map, column, row, shared_address(&barrier));
 }
 
-/* As above, to the same place in all blocks of the cluster that `blocks` has a bit for, and their barriers. */
+/* The policy of the second-level cache for what is read once: it leaves the cache before all else. */
+__device__ __forceinline__ uint64_t leaves_first() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* As `copy_box`, with a policy of the second-level cache for what is copied. */
+__device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned column, unsigned row, Barrier &barrier,
+                                         uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+                 "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier)), "l"(policy)
+                 : "memory");
+}
+
+/* As `copy_box_to`, to the same place in all blocks of the cluster that `blocks` has a bit for, and their barriers. */
 __device__ __forceinline__ void copy_box_to_all(void *to, const CUtensorMap &map, unsigned column, unsigned row,
                                                 Barrier &barrier, unsigned blocks) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
