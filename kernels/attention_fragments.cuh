@@ -31,13 +31,13 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
 template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
     static constexpr unsigned DIM = MOST, HEADS = GROUP, THREADS = 128, WARPS = 4;
     /* Blocks of a multiprocessor, as registers allow. */
-        static constexpr unsigned BLOCKS = DIM > 128 ? 2 : IS_INT8<T> && HEADS < 8 ? 4 : 3;
+    static constexpr unsigned BLOCKS = DIM > 128 ? 2 : IS_INT8<T> && HEADS < 8 ? 4 : 3;
     static constexpr unsigned SHARE = SPLIT / WARPS, TILE = 16;
     /* Columns without a head have a bias as well: whether weights are rescaled depends on all. */
     static constexpr unsigned SLOPES = COLUMNS;
     static_assert(HEADS <= COLUMNS);
     /* Whether registers hold the first tile of a share while the one before is merged. */
-        static constexpr bool GOES_ON = true;
+    static constexpr bool GOES_ON = true;
     /* What is multiplied. */
     using M = Product<T>;
     /* Elements that a lane loads at once, of keys and of values: eight lanes share a row of those. */
