@@ -11,7 +11,7 @@ namespace djinn {
 /* Positions of a split, and splits of a span. */
 constexpr unsigned SPLIT = 256, SPAN = 4;
 
-/* Up to as many splits of a row are handed over one by one: whoever merges them has few. */
+/* Up to as many splits of a row are handed over one by one: the block that merges them then has little to do. */
 constexpr unsigned FEW_SPLITS = 16;
 
 /* Groups whose blocks can be counted: rows times groups of heads. */

@@ -113,7 +113,7 @@ template <typename T> struct LosslessTiles {
     };
 };
 
-/* Groups of a block with so many rows of the weight, and the units of each. */
+/* For a share of some rows of the weight: the groups of a block, and the units of each. */
 struct LosslessBlock {
     unsigned groups, each;
 };
