@@ -7,6 +7,8 @@
  */
 #include "linear_lossless.cuh"
 
+#include <utility>
+
 namespace djinn {
 
 /* For linear_encoded.cuh: of a segment two boxes of signs and mantissas, one of codes. */

@@ -16,8 +16,6 @@
 #include "linear_encoded.cuh"
 #include "lossless.cuh"
 
-#include <utility>
-
 namespace djinn {
 
 /* Groups of a block, and stages of its ring, at most. */
@@ -72,6 +70,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     using T = typename Format::Type;
     using Code = Lossless<T>;
     using Products = EncodedLanes<Format, EACH, TILES>;
+    using Escapes = typename Format::template Rows<EACH>;
     static constexpr unsigned ROWS = 8 * EACH, SEGMENT = PARTIALS * RUN;
     /* Of a segment, boxes of 128 bytes of each row: two of signs and mantissas, one of codes. */
     static constexpr unsigned BOXES = 3;
@@ -136,19 +135,6 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     }
 
     static __device__ __forceinline__ unsigned ceil_segments(unsigned k) { return (k + SEGMENT - 1) / SEGMENT; }
-
-    /* The next escapes of a lane's rows, 8 apart. */
-    struct Escapes {
-        typename Code::Ahead at[EACH];
-
-        __device__ __forceinline__ Escapes(const djinn_linear_args &a, const Share &share, unsigned row)
-            : Escapes(a, share, row, std::make_integer_sequence<unsigned, EACH>()) {}
-        template <unsigned... UNITS>
-        __device__ __forceinline__ Escapes(const djinn_linear_args &a, const Share &share, unsigned row,
-                                           std::integer_sequence<unsigned, UNITS...>)
-            : at{{static_cast<const char *>(share.weight) + size_t(min(row + 8 * UNITS, share.rows - 1)) * a.row_bytes, a.k,
-                  a.row_bytes}...} {}
-    };
 
     static __device__ __forceinline__ void meet(unsigned threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
 

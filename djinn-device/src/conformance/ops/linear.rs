@@ -333,9 +333,17 @@ pub(super) fn computes_batch_invariant_rows<D: Ops>(rig: &mut Rig<D>) {
 fn computes_wide_products<D: Ops>(rig: &mut Rig<D>) {
     const ROWS: usize = 600;
     for dtype in [DType::F16, DType::BF16] {
-        for [k, n] in [[64, 5], [704, 130], [1088, 1003]] {
-            let case = Case::new(rig, [ROWS, k, n], dtype, Some(dtype));
-            let case = Case { out_width: n + 3, out_column: 2, ..case };
+        // Few tiles, and enough for a large card: with a bias at an odd column, and as in a layer.
+        for ([k, n], odd) in [
+            ([64, 5], true),
+            ([704, 130], true),
+            ([1088, 1003], true),
+            ([704, 3003], true),
+            ([320, 14_000], true),
+            ([320, 14_000], false),
+        ] {
+            let case = Case::new(rig, [ROWS, k, n], dtype, odd.then_some(dtype));
+            let case = if odd { Case { out_width: n + 3, out_column: 2, ..case } } else { case };
             let few: Vec<f32> =
                 (0..ROWS).step_by(8).flat_map(|row| rig.output((row, 8), &case.part())).collect();
             let launches = [257, 300, 400, 512, ROWS].map(|rows| (ROWS - rows, rows));
