@@ -52,7 +52,7 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
     /* Pieces in a warp's ring: about 100 KiB for all warps. */
     static constexpr unsigned PIECES = WARPS == 4 ? 24 : 100 / WARPS;
     /* Of these under way at most before the first one is read: the previous kernel's loads wait behind them. */
-    static constexpr unsigned WINDOW = PIECES / 2;
+    static constexpr unsigned WINDOW = PIECES / 4 > 2 ? PIECES / 4 : 2;
     static constexpr unsigned UNITS = GROUPS * EACH, COLUMNS = 8 * TILES, ROWS = 8 * UNITS;
     static constexpr size_t RING_BYTES = sizeof(uint4) * WARPS * PIECES * PIECE;
     static constexpr size_t SUMS_BYTES = sizeof(float) * PARTIALS * COLUMNS * ROWS;

@@ -15,9 +15,9 @@
  * 16 columns adds to a sum the same bits whatever N is, and the same as a product of linear.cu's.
  *
  * Launch: clusters of a block for each partial sum, one block on each multiprocessor that a cluster can have; the
- * clusters take equal shares of the weight's rows, up to 64 TILES, in turn. In each block one warp has weight and x copied
- * to a ring of stages of one run each, weights before the previous kernel is done, and those of the next share while the
- * present one ends; a warpgroup for each 64 rows multiplies. At the end of a share the partial sums of the rows of the warps
+ * clusters take equal shares of the weight's rows, up to 64 TILES, in turn. In each block one warp has the weight copied to a
+ * ring of stages of one run each, from before the previous kernel is done, and that of the next share while the present one
+ * ends; one has x copied; a warpgroup for each 64 rows multiplies. At the end of a share the partial sums of the rows of the warps
  * w of all warpgroups go to the block of rank w, which adds them in order.
  */
 #include "linear_hopper.cuh"
@@ -44,7 +44,7 @@ template <typename T> __device__ __forceinline__ void gather(const djinn_expert_
 
 #define DJINN_HOPPER(suffix, T)                                                                              \
     template <unsigned N, unsigned TILES, bool GATED>                                                        \
-    __global__ void __launch_bounds__(128 * TILES + 32, 1)                                                   \
+    __global__ void __launch_bounds__(128 * TILES + 64, 1)                                                   \
         djinn_linear_hopper_##suffix(const __grid_constant__ djinn_linear_args a,                            \
                                      const __grid_constant__ djinn::Maps maps,                               \
                                      const __grid_constant__ djinn::Frame f) {                               \
@@ -52,7 +52,7 @@ template <typename T> __device__ __forceinline__ void gather(const djinn_expert_
         DJINN_ON_HOPPER(djinn::Hopper<Weight, N, TILES, djinn::InOrder>::run(a, {a}, maps, f));              \
     }                                                                                                        \
     template <unsigned N, unsigned TILES>                                                                    \
-    __global__ void __launch_bounds__(128 * TILES + 32, 1)                                                   \
+    __global__ void __launch_bounds__(128 * TILES + 64, 1)                                                   \
         djinn_expert_linear_hopper_##suffix(const __grid_constant__ djinn_expert_linear_args a,              \
                                             const __grid_constant__ djinn::Maps maps,                        \
                                             const __grid_constant__ djinn::Frame f) {                        \
@@ -111,7 +111,7 @@ unsigned clusters_at_once() {
     if (found == 0) {
         found = 1;
         const auto largest = choose_hopper<djinn_linear_args, f16>(128, 4);
-        LaunchConfig launch({PARTIALS}, 128 * largest.tiles + 32, MOST_SHARED, nullptr, PARTIALS);
+        LaunchConfig launch({PARTIALS}, 128 * largest.tiles + 64, MOST_SHARED, nullptr, PARTIALS);
         int clusters = 0;
         if (all_devices()[device].is_hopper && map_encoder() != nullptr && allow(largest.kernel) == cudaSuccess &&
             cudaOccupancyMaxActiveClusters(&clusters, largest.kernel, &launch.config) == cudaSuccess && clusters > 0) {

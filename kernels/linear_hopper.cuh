@@ -38,6 +38,9 @@ struct Frame {
 
 constexpr unsigned MOST_TILES = 4;
 
+/* Bytes of the weight that a block has under way at most while its ring is filled for the first time. */
+constexpr unsigned WINDOW = 96 * 1024;
+
 /*
  * Plain weights: of a stage, whole groups of 8 rows, which the matrix units read. Of a gated product, the arguments' n and
  * tiles are those of gate alone, whose tiles are followed by those of up; a share has rows of gate and, from the middle of
@@ -67,27 +70,16 @@ template <typename T, bool GATES = false> struct PlainWeight {
     }
 
     /*
-     * Has a run of a share copied to a stage; `ready` is told of X_BYTES more. ONCE: weights, which a launch reads once, leave
-     * the second-level cache before activations, which the next launches read.
+     * Has a run of a share copied to a stage. Weights, which a launch reads once, leave the second-level cache before
+     * activations, which the next launches read.
      */
-    template <unsigned X_BYTES, bool ONCE>
     static __device__ __forceinline__ void copy(char *stage, const Maps &maps, const djinn_linear_args &a,
                                                 const Share &share, unsigned rows, unsigned run, Barrier &ready) {
         const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
-        ready.arrive_expecting((GATED ? 2 : 1) * rows * BLOCK_ROW + X_BYTES);
-        copy_rows<ONCE>(stage, maps.weights[tile], run, row, ready);
+        ready.arrive_expecting((GATED ? 2 : 1) * rows * BLOCK_ROW);
+        copy_box(stage, maps.weights[tile], run * RUN, row, ready, leaves_first());
         if constexpr (GATED) {
-            copy_rows<ONCE>(stage + UP, maps.weights[tile + a.n / a.tile_rows], run, row, ready);
-        }
-    }
-
-    template <bool ONCE>
-    static __device__ __forceinline__ void copy_rows(char *to, const CUtensorMap &map, unsigned run, unsigned row,
-                                                     Barrier &ready) {
-        if constexpr (ONCE) {
-            copy_box(to, map, run * RUN, row, ready, leaves_first());
-        } else {
-            copy_box(to, map, run * RUN, row, ready);
+            copy_box(stage + UP, maps.weights[tile + a.n / a.tile_rows], run * RUN, row, ready, leaves_first());
         }
     }
 };
@@ -102,7 +94,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     static constexpr unsigned GROUPS = N / 8 * TILES <= 32 ? N / 8 : 8;
 
     struct Barriers {
-        Barrier ready[MOST_STAGES], free[MOST_STAGES];
+        Barrier ready[MOST_STAGES], x_ready[MOST_STAGES], free[MOST_STAGES];
         /* The partial sums that this block adds are there; all blocks have added what this one handed them. */
         Barrier summed, added;
     };
@@ -130,43 +122,53 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         }
     }
 
-    /* Copies all stages. By one lane; `lane` says which this is. */
+    /* `work(share, run, copied)` for every run of every share once its stage, at `slot`, is free; `copied` came before. */
+    template <typename Work> __device__ __forceinline__ void each_run(const Work &work) {
+        unsigned copied = 0;
+        for (unsigned index = blockIdx.x / PARTIALS; index < f.shares; index += gridDim.x / PARTIALS) {
+            const Share share = share_at(index);
+            for (unsigned i = 0; i < runs; ++i, ++copied) {
+                if (copied >= f.stages) {
+                    barriers.free[slot].wait(parity ^ 1);
+                }
+                work(share, part + i * PARTIALS, copied);
+                advance();
+            }
+        }
+    }
+
+    /*
+     * Has the weight copied. By a warp. Of the first stages few are under way at once: loads of the kernel before, or of
+     * those after it that this block waits for, would wait behind them.
+     */
     __device__ __forceinline__ void supply(const Maps &maps, unsigned lane) {
-        const unsigned bytes = stage_bytes(f.share), ahead = min(runs, f.stages);
-        const auto run = [&](unsigned i) { return part + i * PARTIALS; };
-        const auto weights = [&](const Share &share, unsigned at, unsigned i) {
-            /* Past MOST_GROUP rows no registers are left for the policy. */
-            constexpr bool ONCE = N <= MOST_GROUP;
-            Weight::template copy<X_BYTES, ONCE>(ring + at * bytes, maps, a, share, f.share, run(i), barriers.ready[at]);
-        };
         if (a.fresh != 0) {
             await_previous();
             admit_bulk_copies();
         }
         if (lane == 0) {
-            const Share share = share_at(blockIdx.x / PARTIALS);
-            for (unsigned i = 0; i < ahead; ++i) {
-                weights(share, i, i);
-            }
+            const unsigned bytes = stage_bytes(f.share), window = max(1u, WINDOW / Weight::bytes(f.share));
+            each_run([&](const Share &share, unsigned run, unsigned copied) {
+                if (copied >= window && copied < f.stages) {
+                    barriers.ready[copied - window].wait(0);
+                }
+                Weight::copy(ring + slot * bytes, maps, a, share, f.share, run, barriers.ready[slot]);
+            });
         }
+        __syncwarp();
+        await_previous();
+    }
+
+    /* Has x copied. By a warp. */
+    __device__ __forceinline__ void supply_x(const Maps &maps, unsigned lane) {
         await_previous();
         if (lane == 0) {
+            const unsigned bytes = stage_bytes(f.share);
             admit_bulk_copies();
-            unsigned copied = 0;
-            for (unsigned index = blockIdx.x / PARTIALS; index < f.shares; index += gridDim.x / PARTIALS) {
-                const Share share = share_at(index);
-                for (unsigned i = 0; i < runs; ++i, ++copied) {
-                    if (copied >= ahead) {
-                        if (copied >= f.stages) {
-                            barriers.free[slot].wait(parity ^ 1);
-                        }
-                        weights(share, slot, i);
-                    }
-                    char *x = ring + (slot + 1) * bytes - X_BYTES;
-                    copy_box(x, maps.x, run(i) * RUN, blockIdx.y * N, barriers.ready[slot]);
-                    advance();
-                }
-            }
+            each_run([&](const Share &, unsigned run, unsigned) {
+                barriers.x_ready[slot].arrive_expecting(X_BYTES);
+                copy_box(ring + (slot + 1) * bytes - X_BYTES, maps.x, run * RUN, blockIdx.y * N, barriers.x_ready[slot]);
+            });
         }
         __syncwarp();
     }
@@ -183,6 +185,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
             const char *stage = ring + slot * bytes;
             const uint64_t x = describe(stage + bytes - X_BYTES);
             barriers.ready[slot].wait(parity);
+            barriers.x_ready[slot].wait(parity);
             begin_products();
 #pragma unroll
             for (unsigned step = 0; step < RUN / 16; ++step) {
@@ -305,6 +308,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         release_next();
         if (threadIdx.x < f.stages) {
             barriers.ready[threadIdx.x].init(1);
+            barriers.x_ready[threadIdx.x].init(1);
             barriers.free[threadIdx.x].init(COMPUTING / 32);
             Barrier::publish();
         }
@@ -315,8 +319,11 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         }
         __syncthreads();
         cluster_arrive_relaxed();
-        if (warp >= COMPUTING / 32) {
+        if (warp == COMPUTING / 32) {
             work.supply(maps, lane);
+            cluster_wait();
+        } else if (warp > COMPUTING / 32) {
+            work.supply_x(maps, lane);
             cluster_wait();
         } else {
             await_previous();
@@ -394,7 +401,7 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
     }
     const unsigned clusters = frame.shares < clusters_at_once() ? frame.shares : clusters_at_once();
     const dim3 grid(clusters * PARTIALS, ceil_div(batch.rows, n));
-    const unsigned threads = 128 * chosen.tiles + 32;
+    const unsigned threads = 128 * chosen.tiles + 64;
     return launch_clusters(PARTIALS, chosen.kernel, grid, threads, shared, stream, args, maps, frame);
 }
 

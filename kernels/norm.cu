@@ -13,8 +13,8 @@
  * head_norm: the norm of each query head and of each key head of qkv f32 [rows, (heads + 2 kv_heads) head_dim], in
  * place, by weights [head_dim]. Launch: a warp a row and head, blocks of 8 warps; lanes take every 32nd element.
  *
- * Launch of the others: one block of 512 threads a row; 4 elements a thread and step where the width allows, the first 4
- * steps kept in registers. The norms that products read take few registers: their blocks are set up beside those of a
+ * Launch of the others: one block of 512 threads a row; 4 elements a thread and step where the width allows, the first 2
+ * or 4 steps kept in registers. The norms that products read take few registers: their blocks are set up beside those of a
  * product.
  * Reference: djinn-device, src/reference.rs, `rms_norm`, `layer_norm`, `add` and `head_norm`.
  */
@@ -49,12 +49,12 @@ __device__ float inverse_norm(float squares, unsigned width, float eps) {
 }
 
 /*
- * `N` elements a step; the width is a multiple of it. With `ADD`, a row of x is first made from those of `left`
- * and `right`, by the threads that read it.
+ * `N` elements a step, `KEPT` steps in registers; the width is a multiple of N. With `ADD`, a row of x is first made from
+ * those of `left` and `right`, by the threads that read it.
  */
-template <typename T, unsigned N, bool ADD>
+template <typename T, unsigned N, unsigned KEPT, bool ADD>
 __device__ void norm(const djinn_rms_norm_args &a, const float *left, const float *right, float *sum) {
-    constexpr unsigned KEPT = 4, STEP = THREADS * N;
+    constexpr unsigned STEP = THREADS * N;
     const size_t start = size_t(blockIdx.x) * a.width;
     const float *x = a.x + start;
     const auto take = [&](unsigned at) {
@@ -74,13 +74,21 @@ __device__ void norm(const djinn_rms_norm_args &a, const float *left, const floa
     const T *weight = static_cast<const T *>(a.weight);
     const unsigned first = threadIdx.x * N;
 
-    Pack<float, N> kept[KEPT];
+    release_next();
+    /* The weight comes from memory, perhaps behind the weights of the next product: asked for as early as they are. */
     Pack<T, N> scales[KEPT];
 #pragma unroll
     for (unsigned s = 0; s < KEPT; ++s) {
         if (first + s * STEP < a.width) {
-            kept[s] = take(first + s * STEP);
             scales[s] = load<T, N>(weight + first + s * STEP);
+        }
+    }
+    await_previous();
+    Pack<float, N> kept[KEPT];
+#pragma unroll
+    for (unsigned s = 0; s < KEPT; ++s) {
+        if (first + s * STEP < a.width) {
+            kept[s] = take(first + s * STEP);
         }
     }
     float squares = 0;
@@ -122,12 +130,14 @@ __device__ void norm(const djinn_rms_norm_args &a, const float *left, const floa
     }
 }
 
-template <typename T> __device__ void rms_norm(const djinn_rms_norm_args &a) {
-    enter();
-    if (a.width % 4 == 0) {
-        norm<T, 4, false>(a, nullptr, nullptr, nullptr);
+template <typename T, bool ADD>
+__device__ void norm(const djinn_rms_norm_args &a, const float *left, const float *right, float *sum) {
+    if (a.width % 4 != 0) {
+        norm<T, 1, 4, ADD>(a, left, right, sum);
+    } else if (a.width <= 2 * 4 * THREADS) {
+        norm<T, 4, 2, ADD>(a, left, right, sum);
     } else {
-        norm<T, 1, false>(a, nullptr, nullptr, nullptr);
+        norm<T, 4, 4, ADD>(a, left, right, sum);
     }
 }
 
@@ -231,25 +241,16 @@ template <typename T> __device__ void head_norm(const djinn_head_norm_args &a) {
     }
 }
 
-template <typename T> __device__ void add_rms_norm(const djinn_add_rms_norm_args &a) {
-    enter();
-    if (a.norm.width % 4 == 0) {
-        norm<T, 4, true>(a.norm, a.a, a.b, a.sum);
-    } else {
-        norm<T, 1, true>(a.norm, a.a, a.b, a.sum);
-    }
-}
-
 } // namespace djinn
 
 #define DJINN_KERNEL(suffix, T)                                                                              \
     extern "C" __global__ void __launch_bounds__(djinn::MOST_THREADS, 2)                                     \
         djinn_rms_norm_##suffix(const __grid_constant__ djinn_rms_norm_args a) {                             \
-        djinn::rms_norm<T>(a);                                                                               \
+        djinn::norm<T, false>(a, nullptr, nullptr, nullptr);                                                 \
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(djinn::MOST_THREADS, 2)                                     \
         djinn_add_rms_norm_##suffix(const __grid_constant__ djinn_add_rms_norm_args a) {                     \
-        djinn::add_rms_norm<T>(a);                                                                           \
+        djinn::norm<T, true>(a.norm, a.a, a.b, a.sum);                                                       \
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(32 * djinn::HEADS_PER_BLOCK)                                \
         djinn_head_norm_##suffix(const __grid_constant__ djinn_head_norm_args a) {                           \
