@@ -38,9 +38,6 @@ int linear_hopper(const djinn_linear_args &a, void *stream);
 /* Whether linear_hopper.cu has linear_wide.cu compute such a product: past MOST_GROUP rows, and large ones of many. */
 bool is_wide(uint32_t rows, uint32_t n);
 
-/* Rows of a gated product are more: up to MOST_GROUP / 2 in linear_hopper.cu. */
-constexpr unsigned FEW_GATED = 16;
-
 /* Any number of rows. */
 int linear_wide(const djinn_linear_args &a, void *stream);
 

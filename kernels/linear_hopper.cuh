@@ -211,37 +211,45 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     /*
      * Hands a warp's partial sums to the blocks that add them, adds those that this block adds, and stores. A block sees
      * all that others do to its shared memory before it hands over the next sums, or ends. After the last ones, which
-     * `is_last` says, no block waits for word that they were added, and none is given.
+     * `is_last` says, no block waits for word that they were added, and none is given. Groups past the rows are left out.
      */
     __device__ __forceinline__ void finish(const Share &share, const float (&sums)[N / 2], unsigned group, unsigned warp,
                                            unsigned lane, bool is_last) {
         const unsigned to = warp % 4, barrier = address_at(shared_address(&barriers.summed), to);
         const unsigned address = address_at(shared_address(&handed.at[part][group][0][lane]), to);
+        /* The most rows leave no register to count. */
+        const unsigned groups = N < MOST_GROUP ? min((rows.count() + 7) / 8, N / 8) : N / 8;
 #pragma unroll
-        for (unsigned first = 0; first < N / 8; first += GROUPS, ++turns) {
+        for (unsigned first = 0; first < N / 8; first += GROUPS) {
+            if (first >= groups) {
+                break;
+            }
+            const unsigned used = min(groups - first, GROUPS);
             if (threadIdx.x == 0) {
-                barriers.summed.arrive_expecting(sizeof(Sums));
+                barriers.summed.arrive_expecting(used * (sizeof(Sums) / GROUPS));
             }
             if (turns > 0) {
                 barriers.added.wait((turns - 1) & 1);
             }
 #pragma unroll
             for (unsigned g = 0; g < GROUPS; ++g) {
-                store_to_cluster(address + g * sizeof(handed.at[0][0][0]), sums + 4 * (first + g), barrier);
+                if (g < used) {
+                    store_to_cluster(address + g * sizeof(handed.at[0][0][0]), sums + 4 * (first + g), barrier);
+                }
             }
             barriers.summed.wait(turns & 1);
-            add(share, first, warp, lane);
+            add(share, first, used, warp, lane);
             __syncwarp();
-            if (lane < PARTIALS && !(is_last && first + GROUPS == N / 8)) {
+            if (lane < PARTIALS && !(is_last && first + used == groups)) {
                 barriers.added.arrive_at(lane);
             }
+            ++turns;
         }
     }
 
-    /* Adds the partial sums in order, and stores. */
-    __device__ __forceinline__ void add(const Share &share, unsigned first, unsigned warp, unsigned lane) {
+    /* Adds the partial sums of `used` groups from the first on in order, and stores. */
+    __device__ __forceinline__ void add(const Share &share, unsigned first, unsigned used, unsigned warp, unsigned lane) {
         constexpr unsigned GIVEN = Weight::GATED ? TILES / 2 : TILES;
-        const unsigned groups = (rows.count() + 7) / 8, used = groups > first ? min(groups - first, GROUPS) : 0;
         for (unsigned at = warp; at < GIVEN * used; at += COMPUTING / 32) {
             const unsigned group = at / used, g = at % used;
             float4 total = total_of(group, g, lane);

@@ -133,6 +133,6 @@ extern "C" uint32_t djinn_linear_gated(uint32_t rows, uint32_t k, uint32_t n, ui
     const bool apart = tile_rows >= n || (tile_rows <= width && width % tile == 0);
     const bool halves = n % 8 == 0 && tile % 4 == 0 && tile >= WIDEST && apart;
     const bool at_once = halves && n <= uint64_t(DJINN_LINEAR_TILES) * tile;
-    const bool few = rows > djinn::FEW_GATED && rows <= djinn::MOST_GROUP / 2;
+    const bool few = rows <= djinn::MOST_GROUP / 2 && djinn_linear_rounded(rows, k, dtype, DJINN_PLAIN);
     return at_once && djinn::serves_hopper(k, dtype) && (few || djinn::is_wide(rows, n));
 }
