@@ -488,9 +488,8 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
 }
 
 extern "C" int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype, uint32_t encoding) {
-    const unsigned few = encoding == DJINN_PLAIN      ? djinn::MOST_ROWS
-                         : encoding == DJINN_LOSSLESS ? djinn::FEW_LOSSLESS
-                                                      : djinn::FEW_ENCODED;
+    /* Lossless weights are multiplied by rounded rows alone. */
+    const unsigned few = encoding == DJINN_PLAIN ? djinn::MOST_ROWS : encoding == DJINN_LOSSLESS ? 0 : djinn::FEW_ENCODED;
     const unsigned room = djinn::all_devices()[djinn::current_device()].block_shared;
     const bool staged = djinn::MOST_RING + djinn::Plan::staged_bytes(rows, k) <= room;
     return djinn::serves_hopper(k, weight_dtype) && (rows > few || !staged);

@@ -23,8 +23,8 @@ __device__ __forceinline__ unsigned runs_of(const djinn_linear_args &a, unsigned
 /* Rows of one launch of linear.cu's kernels. */
 constexpr unsigned MOST_ROWS = 16;
 
-/* Rows of a product over blocks, or a lossless weight, that is not given x rounded, at most, where linear_tiles.cuh serves. */
-constexpr unsigned FEW_ENCODED = 8, FEW_LOSSLESS = 2;
+/* Rows of a product over blocks that is not given x rounded, at most, where linear_tiles.cuh serves. */
+constexpr unsigned FEW_ENCODED = 8;
 
 /* Whether linear_hopper.cu serves such a product on the current device. */
 bool serves_hopper(uint32_t k, uint32_t weight_dtype);

@@ -115,13 +115,16 @@ template <typename T> struct LosslessTiles {
     };
 };
 
-/* For a share of some rows of the weight: the groups of a block, and the units of each. */
+/*
+ * For a share of some rows of the weight: the groups of a block, and the units of each. Groups of two units read STREAMED
+ * rows of x half as often.
+ */
 struct LosslessBlock {
     unsigned groups, each;
 };
-static LosslessBlock lossless_block(unsigned share) {
+static LosslessBlock lossless_block(unsigned share, bool streamed) {
     const unsigned units = ceil_div(share, 8);
-    return units <= LOSSLESS_GROUPS ? LosslessBlock{units, 1} : LosslessBlock{ceil_div(units, 2), 2};
+    return units <= (streamed ? 1 : LOSSLESS_GROUPS) ? LosslessBlock{units, 1} : LosslessBlock{ceil_div(units, 2), 2};
 }
 
 /* Bytes of a block's partial sums, of all besides its stages with `staged` bytes of x, and of a stage without x. */
@@ -132,6 +135,15 @@ static unsigned lossless_beside(const LosslessBlock &block, unsigned rows, unsig
     return BLOCK_ALIGN + lossless_sums(block, rows) + staged;
 }
 static unsigned lossless_stage(const LosslessBlock &block) { return 3 * 8 * block.groups * block.each * BLOCK_ROW; }
+
+/*
+ * Shared memory of a block. Where each has one share, blocks of attention fit beside it, and no second one of a product. Of
+ * more shares a ring has more stages, which are copied while one ends.
+ */
+static unsigned lossless_shared(bool streamed, const Division &division) {
+    const DeviceFacts &device = all_devices()[current_device()];
+    return streamed && division.blocks <= device.multiprocessors ? device.block_shared / 2 + 1024 : LEAST_SHARED;
+}
 
 /* Lets kernels use as much shared memory as there is, which loads their code; once in a context. */
 template <typename Format> cudaError_t allow_lossless() {
@@ -162,10 +174,11 @@ int launch_lossless(const djinn_expert_linear_args &args, unsigned rows, const D
     if (const cudaError_t code = allow_lossless<Format>(); code != cudaSuccess) {
         return code;
     }
-    const LosslessBlock block = lossless_block(division.share);
+    const LosslessBlock block = lossless_block(division.share, STREAMED);
     const unsigned beside = lossless_beside(block, rows, STREAMED ? 0 : rows * encoded_pitch(a.k));
+    const unsigned shared = lossless_shared(STREAMED, division);
     const unsigned stage = lossless_stage(block) + (STREAMED ? PARTIALS * 8 * TILES * BLOCK_ROW : 0);
-    const unsigned fit = (LEAST_SHARED - beside) / stage, stages = fit < LOSSLESS_STAGES ? fit : LOSSLESS_STAGES;
+    const unsigned fit = (shared - beside) / stage, stages = fit < LOSSLESS_STAGES ? fit : LOSSLESS_STAGES;
     Maps maps;
     const unsigned tiles = ceil_div(a.n, a.tile_rows);
     for (unsigned tile = 0; tile < tiles; ++tile) {
@@ -181,7 +194,7 @@ int launch_lossless(const djinn_expert_linear_args &args, unsigned rows, const D
     const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
     const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
     const LosslessFrame frame{division.share, division.blocks, rows, stages};
-    return launch(kernel, grid, block.groups * GROUP_THREADS + 32, LEAST_SHARED, stream, args, maps, frame);
+    return launch(kernel, grid, block.groups * GROUP_THREADS + supplying(STREAMED), shared, stream, args, maps, frame);
 }
 
 /* Up to `most` rows of x at once, or as many as there is room for. */
@@ -189,7 +202,7 @@ template <typename Format> int launch_lossless(const djinn_expert_linear_args &a
     const djinn_linear_args &a = args.linear;
     const unsigned at_once = all_devices()[current_device()].multiprocessors;
     const Division division = divide(a, at_once, 16 * LOSSLESS_GROUPS);
-    const LosslessBlock block = lossless_block(division.share);
+    const LosslessBlock block = lossless_block(division.share, false);
     const auto fits = [&](unsigned rows) {
         return lossless_beside(block, rows, rows * encoded_pitch(a.k)) + 2 * lossless_stage(block) <= LEAST_SHARED;
     };
@@ -233,7 +246,7 @@ int launch_rounded(const djinn_expert_linear_args &args, const Batch &batch, voi
         return launch_tiles_of<Tiles>(args, batch, stream);
     }
     const Division division = divide(a, all_devices()[current_device()].multiprocessors, 16 * LOSSLESS_GROUPS);
-    if (lossless_block(division.share).each == 1) {
+    if (lossless_block(division.share, true).each == 1) {
         return a.rows <= 8 ? launch_lossless<Format, 1, 1, true>(args, a.rows, division, stream)
                            : launch_lossless<Format, 1, 2, true>(args, a.rows, division, stream);
     }

@@ -5,8 +5,9 @@
  * x is the narrow operand of the tensor cores; the weight's rows are the wide one, as in linear_encoded.cuh. A block has up
  * to 64 rows of the weight, a group of PARTIALS warps for each 8 EACH of them, and in that a warp for each partial sum. One
  * more warp has segments of all these rows copied to a ring of stages, in pieces of 128 bytes of a row: each is read as whole
- * sectors where rows begin at multiples of 32 bytes. Warps that compute wait for stages alone, not for one another. All of x
- * is rounded to shared memory first; or x is given rounded and STREAMED, with the same columns of the weight.
+ * sectors where rows begin at multiples of 32 bytes. Warps that compute wait for stages alone, not for one another, and load
+ * a segment before they multiply the one before. x is given rounded and STREAMED, the same columns to each stage by a warp of
+ * its own; or, of an expert's slots, all of it is rounded to shared memory first.
  *
  * Launch: a block on each multiprocessor takes equal shares of the weight's rows, in turn. No second one fits beside it.
  */
@@ -21,13 +22,19 @@ namespace djinn {
 /* Groups of a block, and stages of its ring, at most. */
 constexpr unsigned LOSSLESS_GROUPS = 4, LOSSLESS_STAGES = 16;
 
+/* Bytes of the weight that a block has under way at most while its ring is filled for the first time. */
+constexpr unsigned LOSSLESS_WINDOW = 60 * 1024;
+
+/* Threads of a block besides its groups: a warp that has the weight copied, and another for x where it is STREAMED. */
+constexpr unsigned supplying(bool streamed) { return streamed ? 64 : 32; }
+
 /* Rows of the weight of a share, shares, rows of x of an expert's block, and stages of the ring. */
 struct LosslessFrame {
     uint32_t share, shares, most, stages;
 };
 
 struct LosslessBarriers {
-    Barrier ready[LOSSLESS_STAGES], free[LOSSLESS_STAGES];
+    Barrier ready[LOSSLESS_STAGES], x_ready[LOSSLESS_STAGES], free[LOSSLESS_STAGES];
 };
 
 /* 8 rows of 16 bytes for each register, whose addresses 8 lanes each have: lane l gets 4 bytes of row l / 4. */
@@ -85,30 +92,11 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     /* The row of x, of 8, that lanes have as their row `n`: those that read at once, of half a warp, meet no bank twice. */
     static __device__ __forceinline__ unsigned row_of_x(unsigned n) { return STREAMED ? n % 4 * 2 + n / 4 : n; }
 
-    /* Has the weight copied, and x once it is there. By one lane. */
-    static __device__ __forceinline__ void supply(const djinn_linear_args &a, const LosslessFrame &f, const Maps &maps,
-                                                  Barriers &barriers, unsigned ring, unsigned groups) {
-        const unsigned segments = ceil_segments(a.k), box = box_bytes(groups), stage = BOXES * box + X_BYTES;
-        const auto ready = [&](unsigned slot) { return shared_address(&barriers.ready[slot]); };
-        const auto copy = [&](const Share &share, unsigned segment, unsigned slot) {
-            const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
-            const unsigned to = ring + slot * stage;
-            Barrier::arrive_expecting_at(ready(slot), BOXES * f.share * BLOCK_ROW + X_BYTES);
-            /* What is read past a row's columns is of the same row, and zeros past its end. */
-            copy_box_to(to, maps.weights[tile], segment * SEGMENT / 2, row, ready(slot));
-            copy_box_to(to + box, maps.weights[tile], segment * SEGMENT / 2 + 64, row, ready(slot));
-            copy_box_to(to + 2 * box, maps.weights[tile], (a.k + segment * SEGMENT / 2) / 2, row, ready(slot));
-        };
-        /* Stages that are copied before x is there. */
-        const unsigned ahead = min(segments, f.stages);
-        if constexpr (STREAMED) {
-            const Share share = share_of(a, f.share, blockIdx.x, a.row_bytes);
-            for (unsigned i = 0; i < ahead; ++i) {
-                copy(share, i, i);
-            }
-            await_previous();
-            admit_bulk_copies();
-        }
+    /* `work(share, segment, copied)` for every segment of every share once its stage is free; `copied` came before. */
+    template <typename Work>
+    static __device__ __forceinline__ void each_segment(const djinn_linear_args &a, const LosslessFrame &f, Barriers &barriers,
+                                                        const Work &work) {
+        const unsigned segments = ceil_segments(a.k);
         Place place;
         unsigned copied = 0;
         for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
@@ -117,21 +105,46 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 if (copied >= f.stages) {
                     barriers.free[place.slot].wait(place.parity ^ 1);
                 }
-                if constexpr (!STREAMED) {
-                    copy(share, segment, place.slot);
-                } else {
-                    if (copied >= ahead) {
-                        copy(share, segment, place.slot);
-                    }
-                    const unsigned to = ring + place.slot * stage + BOXES * box;
-#pragma unroll
-                    for (unsigned part = 0; part < PARTIALS; ++part) {
-                        copy_box_to(to + part * X_BOX, maps.x, segment * SEGMENT + part * RUN, 0, ready(place.slot));
-                    }
-                }
+                work(share, segment, copied, place.slot);
                 place.advance(f.stages);
             }
         }
+    }
+
+    /*
+     * Has the weight copied. By one lane. Of the first stages few are under way at once: loads of x, and of the kernel before,
+     * would wait behind them.
+     */
+    static __device__ __forceinline__ void supply(const djinn_linear_args &a, const LosslessFrame &f, const Maps &maps,
+                                                  Barriers &barriers, unsigned ring, unsigned groups) {
+        const unsigned box = box_bytes(groups), bytes = BOXES * f.share * BLOCK_ROW, window = max(1u, LOSSLESS_WINDOW / bytes);
+        each_segment(a, f, barriers, [&](const Share &share, unsigned segment, unsigned copied, unsigned slot) {
+            if (copied >= window && copied < f.stages) {
+                barriers.ready[copied - window].wait(0);
+            }
+            const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
+            const unsigned to = ring + slot * (BOXES * box + X_BYTES), ready = shared_address(&barriers.ready[slot]);
+            Barrier::arrive_expecting_at(ready, bytes);
+            /* What is read past a row's columns is of the same row, and zeros past its end. */
+            copy_box_to(to, maps.weights[tile], segment * SEGMENT / 2, row, ready);
+            copy_box_to(to + box, maps.weights[tile], segment * SEGMENT / 2 + 64, row, ready);
+            copy_box_to(to + 2 * box, maps.weights[tile], (a.k + segment * SEGMENT / 2) / 2, row, ready);
+        });
+    }
+
+    /* Has x copied. By one lane. */
+    static __device__ __forceinline__ void supply_x(const djinn_linear_args &a, const LosslessFrame &f, const Maps &maps,
+                                                    Barriers &barriers, unsigned ring, unsigned groups) {
+        const unsigned before = BOXES * box_bytes(groups);
+        admit_bulk_copies();
+        each_segment(a, f, barriers, [&](const Share &, unsigned segment, unsigned, unsigned slot) {
+            const unsigned to = ring + slot * (before + X_BYTES) + before, ready = shared_address(&barriers.x_ready[slot]);
+            Barrier::arrive_expecting_at(ready, X_BYTES);
+#pragma unroll
+            for (unsigned part = 0; part < PARTIALS; ++part) {
+                copy_box_to(to + part * X_BOX, maps.x, segment * SEGMENT + part * RUN, 0, ready);
+            }
+        });
     }
 
     static __device__ __forceinline__ unsigned ceil_segments(unsigned k) { return (k + SEGMENT - 1) / SEGMENT; }
@@ -168,6 +181,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         const unsigned codes_at = 2 * box + (first + chunk / 2 % EACH * 8 + in) * BLOCK_ROW + ((part * 2 + chunk % 2) ^ in) * 16;
         const unsigned kept = keep(kept_at), codes = keep(codes_at);
         const unsigned ready = keep(shared_address(barriers.ready)), free = keep(shared_address(barriers.free));
+        const unsigned x_ready = keep(shared_address(barriers.x_ready));
         const unsigned columns = keep(a.k), last = keep(f.stages);
         unsigned slot = 0, parity = 0, at = ring;
 #pragma unroll 1
@@ -180,49 +194,73 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 const unsigned of_row = min(row + 8 * tile, rows.count() - 1);
                 x[tile] = keep(staged + of_row * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
             }
-#pragma unroll 1
-            for (unsigned column = part * RUN, segment = 0; segment < segments; ++segment, column += SEGMENT) {
+            /* What is read of a segment, while the one before is multiplied. */
+            uint32_t code[EACH][2][1], bytes[EACH][1][4][1];
+            Four fours[4][TILES];
+            const auto load = [&](bool is_there) {
                 Barrier::wait_at(ready + slot * 8, parity);
-                typename Products::Weights w;
-                /* A last segment may have no run for this warp. */
-                const bool is_there = column < columns;
                 if (is_there) {
-                    uint32_t code[EACH][2][1];
                     load_chunks(code, at + codes);
 #pragma unroll
                     for (unsigned unit = 0; unit < EACH; ++unit) {
-                        uint32_t bytes[1][4][1];
-                        load_chunks(bytes, at + kept + unit * 8 * BLOCK_ROW);
-                        Code::decode(bytes[0], code[unit], of.at[unit].bases, w[unit]);
+                        load_chunks(bytes[unit], at + kept + unit * 8 * BLOCK_ROW);
                     }
                 }
-                Four fours[4][TILES];
+            };
+            /* And of x, once that was multiplied. */
+            const auto load_x = [&](bool is_there) {
                 if constexpr (STREAMED) {
+                    Barrier::wait_at(x_ready + slot * 8, parity);
 #pragma unroll
                     for (unsigned i = 0; i < 4 * TILES; ++i) {
                         const unsigned from = (at + x_at ^ i / TILES * 32) + i % TILES * 8 * BLOCK_ROW;
                         fours[i / TILES][i % TILES] = *reinterpret_cast<const Four *>(shared_at(from));
+                    }
+                } else if (is_there) {
+#pragma unroll
+                    for (unsigned i = 0; i < 2 * TILES; ++i) {
+                        const unsigned tile = i % TILES, step = i / TILES * 2;
+                        const auto two = *reinterpret_cast<const typename Products::Fours *>(shared_at(x[tile] + step * 32));
+                        fours[step][tile] = two.at[0], fours[step + 1][tile] = two.at[1];
+                    }
+#pragma unroll
+                    for (unsigned tile = 0; tile < TILES; ++tile) {
+                        x[tile] += SEGMENT * 2;
                     }
                 }
                 __syncwarp();
                 if (lane == 0) {
                     Barrier::arrive_own(free + slot * 8);
                 }
-                if (is_there) {
-                    mend_all<Lanes::NEIGHBOURS>(column, quad, of.at, w);
-                    if constexpr (STREAMED) {
-                        Products::multiply_fours(sums, w, fours);
-                    } else {
-                        Products::multiply_all(sums, w, x, 0);
-                    }
-                }
-#pragma unroll
-                for (unsigned tile = 0; tile < TILES; ++tile) {
-                    x[tile] += SEGMENT * 2;
-                }
                 at += stage_size;
                 if (++slot == last) {
                     slot = 0, parity ^= 1, at = ring;
+                }
+            };
+            /* A last segment may have no run for this warp. */
+            bool is_there = part * RUN < columns;
+            load(is_there);
+            load_x(is_there);
+#pragma unroll 1
+            for (unsigned column = part * RUN, segment = 1; segment <= segments; ++segment, column += SEGMENT) {
+                typename Products::Weights w;
+                const bool is_here = is_there;
+                if (is_here) {
+#pragma unroll
+                    for (unsigned unit = 0; unit < EACH; ++unit) {
+                        Code::decode(bytes[unit][0], code[unit], of.at[unit].bases, w[unit]);
+                    }
+                    mend_all<Lanes::NEIGHBOURS>(column, quad, of.at, w);
+                }
+                is_there = column + SEGMENT < columns;
+                if (segment < segments) {
+                    load(is_there);
+                }
+                if (is_here) {
+                    Products::multiply_fours(sums, w, fours);
+                }
+                if (segment < segments) {
+                    load_x(is_there);
                 }
             }
             const Share done = share;
@@ -278,11 +316,16 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             compute(a, rows, f, barriers, ring, groups);
             return;
         }
-        /* Its copies wait for no other warp. */
-        if (threadIdx.x - supplier < f.stages) {
-            barriers.ready[threadIdx.x - supplier].init(1);
-            barriers.free[threadIdx.x - supplier].init(groups * PARTIALS);
+        /* The weight's copies wait for no other warp, but where x is streamed for that which has it copied. */
+        const unsigned slot = threadIdx.x - supplier;
+        if (slot < f.stages) {
+            barriers.ready[slot].init(1);
+            barriers.x_ready[slot].init(1);
+            barriers.free[slot].init(groups * PARTIALS);
             Barrier::publish();
+        }
+        if constexpr (STREAMED) {
+            asm volatile("bar.sync 2, 64;" ::: "memory");
         }
         __syncwarp();
         asm volatile("bar.arrive 1, %0;" ::"r"(blockDim.x) : "memory");
@@ -290,17 +333,21 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             await_previous();
             admit_bulk_copies();
         }
-        if (threadIdx.x == supplier) {
+        if (slot == 0) {
             supply(a, f, maps, barriers, ring, groups);
         }
         __syncwarp();
         await_previous();
+        if (STREAMED && slot == 32) {
+            supply_x(a, f, maps, barriers, ring, groups);
+        }
+        __syncwarp();
     }
 };
 
 /* Rows are in order if `order` is null; else a block takes `most` slots. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
-__global__ void __launch_bounds__(GROUP_THREADS *LOSSLESS_GROUPS + 32, 1)
+__global__ void __launch_bounds__(GROUP_THREADS *LOSSLESS_GROUPS + supplying(STREAMED), 1)
     djinn_linear_lossless(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
                           const __grid_constant__ LosslessFrame f) {
     SomeRows rows = {a.linear.rows, nullptr, 1};

@@ -38,9 +38,9 @@ __device__ __forceinline__ unsigned lane_anew() {
     return lane;
 }
 
-/* Rows of the weight of a share, shares, stages of the weight in a block, and the first of the expert's slots. */
+/* Rows of the weight of a share, shares, stages of the weight in a block, the first of the expert's slots, and stages of x. */
 struct TileFrame {
-    uint32_t share, shares, stages, first;
+    uint32_t share, shares, stages, first, x_stages;
 };
 
 /* Registers of a thread from here on: fewer, or more that others gave. By whole warpgroups. */
@@ -76,7 +76,9 @@ template <typename Format, unsigned N> struct TileProducts {
     using T = typename Format::Type;
     static constexpr unsigned STEPS = RUN / 16, COMPUTING = 128 * PARTIALS, THREADS = COMPUTING + 128;
     static constexpr unsigned SEGMENT = PARTIALS * RUN, X_BOX = N * BLOCK_ROW, X_STAGE = PARTIALS * X_BOX;
-    static constexpr unsigned X_STAGES = N > 64 ? 2 : N > 32 ? 3 : 4;
+    /* Stages of x, at least and at most: more where enough bytes of the weight remain under way. */
+    static constexpr unsigned LEAST_X_STAGES = N > 64 ? 2 : N > 32 ? 3 : 4, X_STAGES = N > 64 ? 2 : N > 32 ? 4 : 8;
+    static constexpr unsigned LEAST_BYTES = 64 * 1024, LEAST_STAGES = 3;
     /* Blocks of a cluster, which get x together. */
     static constexpr unsigned CLUSTER = N > 64 ? 4 : 2;
     /* Whether a run is decoded while the one before is multiplied: for more rows of x there are too few registers. */
@@ -106,10 +108,22 @@ template <typename Format, unsigned N> struct TileProducts {
     }
 
     /* Stages of the weight that fit; at least two. Of swizzled rows, 8 that are not the share's are read after the last. */
-    static unsigned stages(unsigned share) {
-        const unsigned beside = BLOCK_ALIGN + X_STAGES * X_STAGE + sizeof(Sums) + (SWIZZLED ? BLOCK_ALIGN : 0);
+    static unsigned stages(unsigned share, unsigned x_stages) {
+        const unsigned beside = BLOCK_ALIGN + x_stages * X_STAGE + sizeof(Sums) + (SWIZZLED ? BLOCK_ALIGN : 0);
         const unsigned fit = (MOST_SHARED - beside) / stage_bytes(share);
         return fit < MOST_STAGES ? fit : MOST_STAGES;
+    }
+
+    /* Stages of x. */
+    static unsigned x_stages(unsigned share) {
+        const auto leaves_enough = [&](unsigned x) {
+            return stages(share, x) >= LEAST_STAGES && stages(share, x) * stage_bytes(share) >= LEAST_BYTES;
+        };
+        unsigned x = X_STAGES;
+        while (x > LEAST_X_STAGES && !leaves_enough(x)) {
+            --x;
+        }
+        return x;
     }
 
     const djinn_linear_args &a;
@@ -169,7 +183,7 @@ template <typename Format, unsigned N> struct TileProducts {
             unsigned copied = 0;
             for (unsigned turn = 0; turn < shares; ++turn) {
                 for (unsigned segment = 0; segment < segments; ++segment, ++copied) {
-                    if (copied >= X_STAGES) {
+                    if (copied >= f.x_stages) {
                         barriers.x_free[place.slot].wait(place.parity ^ 1);
                     }
                     Barrier &ready = barriers.x_ready[place.slot];
@@ -179,7 +193,7 @@ template <typename Format, unsigned N> struct TileProducts {
                         copy_box_to_all(x + place.slot * X_STAGE + box * X_BOX, maps.x, segment * SEGMENT + box * RUN,
                                         blockIdx.y * N, ready, (1u << CLUSTER) - 1);
                     }
-                    place.advance(X_STAGES);
+                    place.advance(f.x_stages);
                 }
             }
         }
@@ -205,7 +219,7 @@ template <typename Format, unsigned N> struct TileProducts {
         const unsigned ring_at = keep(shared_address(ring));
         const unsigned low = keep(ring_at + (SWIZZLED ? row : min(row, f.share - 1)) * Format::PITCH);
         const unsigned high = SWIZZLED ? low + 8 * BLOCK_ROW : keep(ring_at + min(row + 8, f.share - 1) * Format::PITCH);
-        const unsigned stages = keep(f.stages), columns = keep(first < f.share ? a.k : 0);
+        const unsigned stages = keep(f.stages), x_stages = keep(f.x_stages), columns = keep(first < f.share ? a.k : 0);
         const unsigned barriers_at = keep(shared_address(&barriers));
         /* Lane l tells block l of the cluster that x was read. */
         const unsigned x_free = keep(address_at(barriers_at + X_FREE, lane % CLUSTER));
@@ -270,7 +284,7 @@ template <typename Format, unsigned N> struct TileProducts {
                     tell();
                 }
                 read = x_free + x_slot * 8;
-                if (++x_slot == X_STAGES) {
+                if (++x_slot == x_stages) {
                     x_slot = 0, x_parity ^= 1;
                 }
             };
@@ -344,7 +358,7 @@ template <typename Format, unsigned N> struct TileProducts {
         __shared__ Barriers barriers;
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         char *x = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
-        char *handed = x + X_STAGES * X_STAGE;
+        char *handed = x + f.x_stages * X_STAGE;
         const TileProducts work{a,    rows, f, barriers, x, *reinterpret_cast<Sums *>(handed), handed + sizeof(Sums),
                                 (a.k + SEGMENT - 1) / SEGMENT};
         /* Blocks of a cluster take as many shares: those past the last repeat it. */
@@ -354,7 +368,7 @@ template <typename Format, unsigned N> struct TileProducts {
             barriers.ready[threadIdx.x].init(1);
             barriers.free[threadIdx.x].init(COMPUTING / 32);
             Barrier::publish();
-        } else if (threadIdx.x >= 32 && threadIdx.x < 32 + X_STAGES) {
+        } else if (threadIdx.x >= 32 && threadIdx.x < 32 + f.x_stages) {
             barriers.x_ready[threadIdx.x - 32].init(1);
             barriers.x_free[threadIdx.x - 32].init(CLUSTER * COMPUTING / 32);
             Barrier::publish();
@@ -404,7 +418,8 @@ int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void 
     const unsigned at_once = Kernel::CLUSTER == 2 ? 2 * pairs : PARTIALS * clusters_at_once();
     static_assert(Kernel::CLUSTER == 2 || Kernel::CLUSTER == PARTIALS);
     const Division division = divide(a, at_once, TILE_ROWS);
-    const TileFrame frame{division.share, division.blocks, Kernel::stages(division.share), batch.first};
+    const unsigned x_stages = Kernel::x_stages(division.share);
+    const TileFrame frame{division.share, division.blocks, Kernel::stages(division.share, x_stages), batch.first, x_stages};
     Maps maps;
     const unsigned tiles = ceil_div(a.n, a.tile_rows);
     bool encoded = encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, N);
