@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Prints what ggml's CPU backend says to products of blocks with 8-bit activations: the table that djinn-cpu's tests compare with.
+"""Prints ggml's own products of blocks with 8-bit activations: the table that djinn-cpu's tests compare with.
 
     python3 scripts/make_quant_dots.py --library libggml-cpu.so > djinn-cpu/src/kernels/int8/ggml.txt
 
-The library is one that has `ggml_get_type_traits_cpu`: llama.cpp's libggml-cpu.so, or libllama.so of a build in one piece. Weights
-and activations are the pseudo-random numbers of those tests. A line is a format, the products of four rows with activations up to 1,
-and the products with the same activations over 512, whose scales are subnormal in f16.
+The library is one that has `ggml_get_type_traits_cpu`: llama.cpp's libggml-cpu.so, or libllama.so of a build in one
+piece. Weights and activations are the pseudo-random numbers of those tests. A line is a format, the products of four
+rows with activations up to 1, and the products with the same activations over 512, whose scales are subnormal in f16.
 """
 
 import argparse
