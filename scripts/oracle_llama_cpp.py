@@ -110,6 +110,20 @@ class Model:
             raise RuntimeError(f"llama_decode gives {status}")
         return np.ctypeslib.as_array(lib.llama_get_logits_ith(self.context, -1), shape=(self.size,))
 
+    def decode_all(self, tokens, first):
+        """The same in one batch: the logits of every position from `first` on."""
+        batch = lib.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, i, 1
+            batch.seq_id[i][0], batch.logits[i] = 0, i >= first
+        status = lib.llama_decode(self.context, batch)
+        lib.llama_batch_free(batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode gives {status}")
+        rows = [lib.llama_get_logits_ith(self.context, i) for i in range(first, len(tokens))]
+        return np.stack([np.ctypeslib.as_array(row, shape=(self.size,)).copy() for row in rows])
+
     def tokenize(self, text):
         data = text.encode()
         room = (lib.llama_token * (len(data) + 8))()

@@ -1,10 +1,12 @@
 //! The matrix product with activations rounded to 8 bits: integers are multiplied and added without rounding.
 //!
-//! Each run of 32 activations (256 for formats whose blocks are as long) has one f32 scale, the largest of them over 127.
+//! Each run of 32 activations has one scale, the largest of them over 127, rounded to f16 (in f32 where f16 has no such number).
+//! For formats whose blocks have 256 elements a run has as many, and its scale is an f32. So ggml rounds them as well.
 //! A run of weights is integers with one scale and offset, or two. Its products with a run of activations are summed as
 //! integers, in any order. The runs of a row then enter one f32 chain in their order: `sum += (scale · scale of x) ·
-//! integer`, and `sum += offset · (scale of x · Σ x)` in formats with offsets, each a fused multiply-add. So the bits are the
-//! same on every instruction set, and a row's do not depend on the batch.
+//! integer`, and `sum += offset · (scale of x · Σ x)` in formats with offsets, each a fused multiply-add. What is in the last
+//! brackets is computed with the scale in f32, and rounded as the scale is. So the bits are the same on every instruction
+//! set, and a row's do not depend on the batch.
 //!
 //! A lane is a row of the weight. The bytes of as many rows as a vector has lanes are unpacked side by side into the
 //! first-level cache, 256 columns at a time, and used for all rows of activations: one row takes the same way as hundreds.

@@ -25,7 +25,7 @@ pub(super) struct Group {
 pub(super) enum Sums {
     /// Of each half of a run, or in the first of both: times what is taken off each weight, negative, as an integer.
     Off { less: i32, halves: bool },
-    /// The same, times the scale, as an f32.
+    /// The same, times the scale before that is rounded, itself rounded as the scale is: an f32.
     Scaled { halves: bool },
 }
 
@@ -48,7 +48,9 @@ impl ByteKernel for Quantise<'_> {
         for (largest, run) in largest.iter_mut().zip(from) {
             *largest = size(run);
         }
-        if format.elements() as usize == GROUP {
+        // As Q8_K of ggml has one f32 for 256 elements, and Q8_0 and Q8_1 an f16 for 32.
+        let one_scale = format.elements() as usize == GROUP;
+        if one_scale {
             largest = [f32::from_bits(largest.iter().fold(0, |a, x| a.max(x.to_bits()))); GROUP_RUNS];
         }
         for (i, (run, largest)) in from.iter().zip(largest).enumerate() {
@@ -67,7 +69,28 @@ impl ByteKernel for Quantise<'_> {
                 Sums::Scaled { .. } => (to.scale[i] * sum as f32).to_bits(),
             });
         }
+        if !one_scale {
+            for scale in &mut to.scale {
+                *scale = narrow(*scale);
+            }
+            if matches!(sums, Sums::Scaled { .. }) {
+                for sum in to.sums.as_flattened_mut() {
+                    *sum = narrow(f32::from_bits(*sum)).to_bits();
+                }
+            }
+        }
     }
+}
+
+/// The nearest f16, ties to even. Numbers that are none, because they are larger, stay.
+#[inline(always)]
+pub(super) fn narrow(x: f32) -> f32 {
+    // A sum with 2^13 times the power of two below has no bits below the last of an f16, or of its subnormals.
+    const LEAST_NORMAL: u32 = 0x3880_0000;
+    let power = (x.abs().to_bits() & 0x7f80_0000).max(LEAST_NORMAL);
+    let large = f32::from_bits(power.wrapping_add(13 << 23));
+    let narrow = (x.abs() + large) - large;
+    if narrow <= 65504.0 { narrow.copysign(x) } else { x }
 }
 
 /// The largest size of the numbers; NaN if one is.

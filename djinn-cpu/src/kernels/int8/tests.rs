@@ -1,5 +1,6 @@
 //! Every instruction set gives the same bits, and what is rounded is the activations alone.
 
+use super::quantise::narrow;
 use super::{ByteIsa, GROUP, RUN, has_integers};
 use crate::kernels::Fast;
 use crate::kernels::data::Linear;
@@ -7,6 +8,7 @@ use crate::kernels::element::{Elements, Matrix};
 use crate::kernels::linear::tests::{blocks, noise};
 use crate::kernels::simd::Isa;
 use djinn_device::BlockFormat;
+use half::f16;
 
 fn fast(int8: Option<ByteIsa>, threads: usize) -> Fast {
     Fast { int8, ..Fast::new(Isa::detect(), threads).unwrap() }
@@ -74,6 +76,60 @@ fn only_activations_are_rounded() {
         let exact = error(&int8(&x), &float(&x));
         assert!(exact < 2e-6, "{format:?}: {exact:e}");
     }
+}
+
+#[test]
+fn products_are_those_of_ggml() {
+    // What ggml's own products say, which differ in the order of sums: `scripts/make_quant_dots.py`.
+    let mut tested = 0;
+    for line in include_str!("ggml.txt").lines() {
+        let (name, numbers) = line.split_once(' ').unwrap();
+        let format = formats().find(|format| format!("{format:?}") == name).unwrap();
+        let want: Vec<f32> = numbers.split(' ').map(|number| number.parse().unwrap()).collect();
+        let (k, n) = (2 * GROUP, 4);
+        let stored = blocks(format, n * k / format.elements() as usize, 7);
+        let mut x = noise(k, 1);
+        x.extend_from_within(..);
+        x[k..].iter_mut().for_each(|x| *x /= 512.0);
+        let mut out = vec![f32::NAN; 2 * n];
+        let weight = Matrix::Blocks(format, &stored);
+        let op = Linear { x: &x, weight, bias: None, k, n, out_width: n, out_column: 0, out: &mut out };
+        fast(Some(ByteIsa::detect()), 1).linear(op);
+        for (got, want) in out.chunks(n).zip(want.chunks_exact(n)) {
+            assert!(error(got, want) < 1e-6, "{name}: {got:?} instead of {want:?}");
+            tested += 1;
+        }
+    }
+    assert_eq!(tested, 2 * 12);
+}
+
+#[test]
+fn numbers_are_rounded_to_f16() {
+    for number in 0..0x7c00 {
+        let [low, high] = [number, number + 1].map(|bits| f16::from_bits(bits).to_f32());
+        let between = if high.is_finite() { low + (high - low) / 2.0 } else { 65519.0 };
+        for x in [low, low.next_up(), between.next_down(), between, between.next_up()] {
+            let want = f16::from_f32(x).to_f32();
+            let want = if want.is_finite() { want } else { x };
+            assert_eq!([narrow(x), narrow(-x)].map(f32::to_bits), [want, -want].map(f32::to_bits), "{x:e}");
+        }
+    }
+    for x in [65519.99, 65520.0, 1e9, f32::MAX, f32::INFINITY] {
+        let want = if x < 65520.0 { 65504.0 } else { x };
+        assert_eq!([narrow(x), narrow(-x)], [want, -want]);
+    }
+    assert!(narrow(f32::NAN).is_nan());
+}
+
+#[test]
+fn scales_beyond_f16_are_kept_in_f32() {
+    let (format, k, n) = (BlockFormat::Q4_1, GROUP, 3);
+    let stored = blocks(format, n * k / RUN, 7);
+    let x = noise(k, 1);
+    let large: Vec<f32> = x.iter().map(|x| x * 1e9).collect();
+    let [int8, float] =
+        [Some(ByteIsa::detect()), None].map(|isa| product(&fast(isa, 1), &large, format, &stored, k, n));
+    assert!(error(&int8, &float) < 1.2e-2, "{int8:?} instead of {float:?}");
 }
 
 #[test]
