@@ -72,7 +72,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 63] = named![
+    let checks: [Check<D>; 64] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -91,6 +91,7 @@ pub(super) fn each_op<D: Ops>(
         attention::is_batch_invariant,
         attention::keeps_sequences_apart,
         attention::takes_long_contexts,
+        attention::reads_what_copies_put_there,
         attention::is_read_by_a_product_alone,
         attention::windows_match_the_reference,
         attention::windows_that_hide_nothing_change_nothing,

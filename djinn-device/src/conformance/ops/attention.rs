@@ -291,6 +291,31 @@ pub(super) fn takes_long_contexts<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
+/// Rows, positions and page tables that copies put in place just before are those that attention reads.
+pub(super) fn reads_what_copies_put_there<D: Ops>(rig: &mut Rig<D>) {
+    let shape = Shape { heads: 4, kv_heads: 2, dim: 64, page_tokens: 16, dtype: DType::BF16 };
+    let segments: [&Segments; 2] = [&[(300, 1), (9, 1), (31, 2)], &[(5, 2), (300, 1), (40, 1)]];
+    let batches = segments.map(|segments| Batch::new(rig, shape, segments, shape.scores()));
+    let count = batches[0].rows();
+    let want = batches.each_ref().map(|batch| rig.output((0, count), &batch.part()));
+    let [row_seq, positions] = [(); 2].map(|()| rig.blank(count * 4));
+    let page_table = rig.blank(batches[0].table.len() * 4);
+    let outs = [(); 6].map(|()| rig.blank_f32(count * shape.heads * shape.dim));
+    let args = batches.each_ref().map(|batch| batch.part()(rig, 0, count).0);
+    for (out, args) in outs.into_iter().zip(args.iter().cycle()) {
+        let copies = [(args.kv.page_table, page_table), (args.row_seq, row_seq), (args.positions, positions)];
+        for (from, to) in copies {
+            rig.enqueued(rig.device.copy_promptly(rig.stream, from, to));
+        }
+        let kv = KvPages { page_table, ..args.kv };
+        rig.enqueue(Attention { row_seq, positions, kv, out, ..*args });
+    }
+    for (out, want) in outs.into_iter().zip(want.iter().cycle()) {
+        same_bits("attention after copies", &rig.download::<f32>(out), want);
+    }
+    rig.clear();
+}
+
 /// A product that alone reads what attention gives has the bits that it has otherwise: of rows with one unit of keys and with
 /// several, and in tiles.
 pub(super) fn is_read_by_a_product_alone<D: Ops>(rig: &mut Rig<D>) {
