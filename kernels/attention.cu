@@ -13,7 +13,8 @@
  * fill a multiprocessor, and keep the memory busy while some of them begin or end.
  * Launch: as many blocks as the device runs at once. Units are a row, a group of query heads that share a key head, and
  * one split, a span, or all. Each block takes an equal part of them, one after the other, and what it has all units of
- * needs no merging; beside long runs, which are left out, blocks take units in turn.
+ * needs no merging; beside long runs, which are left out, blocks take units in turn. All that is found out, and the first
+ * keys and values are on their way, while the kernel before still runs.
  */
 #include "attention_fragments.cuh"
 #include "attention_lanes.cuh"
@@ -23,7 +24,7 @@
     __global__ void __launch_bounds__(djinn::threads_for(HEADS), djinn::blocks_for(HEADS))                   \
         djinn_attention_lanes_##suffix(const __grid_constant__ djinn_attention_args a,                       \
                                        const __grid_constant__ djinn::Part part) {                           \
-        djinn::enter();                                                                                      \
+        djinn::release_next();                                                                               \
         djinn::Splits<djinn::Lanes<T, N, DIM, HEADS>>::run(a, part);                                         \
     }
 DJINN_FOR_CACHE_DTYPES(DJINN_KERNEL)
@@ -33,7 +34,7 @@ DJINN_FOR_CACHE_DTYPES(DJINN_KERNEL)
     __global__ void __launch_bounds__(128, djinn::Fragments<T, DIM, HEADS>::BLOCKS)                          \
         djinn_attention_fragments_##suffix(const __grid_constant__ djinn_attention_args a,                   \
                                            const __grid_constant__ djinn::Part part) {                       \
-        djinn::enter();                                                                                      \
+        djinn::release_next();                                                                               \
         djinn::Splits<djinn::Fragments<T, DIM, HEADS>>::run(a, part);                                        \
     }
 DJINN_FRAGMENTS(f16, djinn::f16)

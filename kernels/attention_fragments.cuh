@@ -27,6 +27,18 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
     return to;
 }
 
+/*
+ * 16 bytes of keys or values. Each is loaded once: the first-level cache keeps none. Other lanes load those beside, so memory
+ * may give 256 at once.
+ */
+__device__ __forceinline__ uint4 load_once(const void *from) {
+    uint4 x;
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from));
+    return x;
+}
+
 /* For rows of up to MOST elements, and GROUP heads that share a key head. */
 template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
     static constexpr unsigned DIM = MOST, HEADS = GROUP, THREADS = 128, WARPS = 4;
@@ -108,8 +120,8 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
 #pragma unroll
             for (unsigned i = 0; i < DIM / 4 / PIECE; ++i) {
                 const unsigned offset = offset_of(a, (i * 4 + quad) * PIECE);
-                at[i][0] = *reinterpret_cast<const uint4 *>(low + offset);
-                at[i][1] = *reinterpret_cast<const uint4 *>(high + offset);
+                at[i][0] = load_once(low + offset);
+                at[i][1] = load_once(high + offset);
             }
         }
 
@@ -144,7 +156,12 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
 #pragma unroll
                 for (unsigned i = 0; i < DIM / 8 / VALUE_PIECE; ++i) {
                     const T *const piece = from + offset_of(a, (i * 8 + row) * VALUE_PIECE);
-                    at[i][k] = djinn::load<uint32_t, WORDS>(reinterpret_cast<const uint32_t *>(piece));
+                    if constexpr (WORDS == 4) {
+                        const uint4 x = load_once(piece);
+                        at[i][k] = {{x.x, x.y, x.z, x.w}};
+                    } else {
+                        at[i][k] = djinn::load<uint32_t, WORDS>(reinterpret_cast<const uint32_t *>(piece));
+                    }
                 }
             }
         }
@@ -208,23 +225,35 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         unsigned half = 0;
     };
 
-    /* Puts the addresses of a share's keys into half of the shared memory. Of int8, begins to load their scales. */
+    /* The lane's position number `i` of a share. Hidden ones of a tile stand for one that is seen, with a weight of zero. */
+    static __device__ __forceinline__ unsigned position_of(const Portion &portion, unsigned i) {
+        return min(max(portion.base + i * 32 + threadIdx.x % 32, portion.begin), portion.end - 1);
+    }
+
+    /* Puts the addresses of a share's keys into half of the shared memory. */
     static __device__ __forceinline__ void locate(const djinn_attention_args &a, Shared &shared, unsigned half,
-                                                  const Portion &portion, LaneScales &scales) {
+                                                  const Portion &portion) {
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
         for (unsigned i = 0; i < SHARE / 32; ++i) {
-            /* Hidden positions of a tile stand for one that is seen, with a weight of zero. */
-            const unsigned position = min(max(portion.base + i * 32 + lane, portion.begin), portion.end - 1);
-            T *at = key_at<T>(a.kv, portion.sequence, position, portion.kv_head);
-            shared.key[half][warp][i * 32 + lane] = at;
-            if constexpr (IS_INT8<T>) {
-                const int8 *from = scale_at(a.kv, at, position);
+            shared.key[half][warp][i * 32 + lane] =
+                key_at<T>(a.kv, portion.sequence, position_of(portion, i), portion.kv_head);
+        }
+        __syncwarp();
+    }
+
+    /* Of int8, begins to load the scales of a share that half of the shared memory has the addresses of. */
+    static __device__ __forceinline__ void load_scales(const djinn_attention_args &a, const Shared &shared, unsigned half,
+                                                       const Portion &portion, LaneScales &scales) {
+        if constexpr (IS_INT8<T>) {
+#pragma unroll
+            for (unsigned i = 0; i < SHARE / 32; ++i) {
+                const T *const at = shared.key[half][threadIdx.x / 32][i * 32 + threadIdx.x % 32];
+                const int8 *const from = scale_at(a.kv, at, position_of(portion, i));
                 scales.key[i] = load_scale(from);
                 scales.value[i] = load_scale(from + value_offset<T>(a.kv));
             }
         }
-        __syncwarp();
     }
 
     /* Puts the scales of a share into half of the shared memory; what those of values are divided by. */
@@ -255,7 +284,30 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         return (portion.begin - portion.base) / TILE * TILE;
     }
 
-    /* Begins to load the first tile of a share. */
+    /* Finds a share. Reads no keys or values: the kernel before may still write them. */
+    static __device__ __forceinline__ void find(const djinn_attention_args &a, Shared &shared, const Ahead &ahead,
+                                                const Portion &portion) {
+        if (!portion.is_empty()) {
+            locate(a, shared, ahead.half, portion);
+        }
+    }
+
+    /*
+     * Has the first tiles of a share that was found brought to the second-level cache, where each lies in one page. More
+     * of them, or later ones as well, would drive one another out where blocks are many.
+     */
+    static __device__ __forceinline__ void prefetch(const djinn_attention_args &a, const Shared &shared, const Ahead &ahead,
+                                                    const Portion &portion) {
+        constexpr unsigned TILES = 2;
+        const unsigned lane = threadIdx.x % 32, in_share = first_tile(portion) + lane / 2 * TILE;
+        const unsigned position = portion.base + in_share;
+        if (lane < 2 * TILES && position >= portion.begin && position < portion.end && a.kv.page_tokens % TILE == 0) {
+            const T *const keys = shared.key[ahead.half][threadIdx.x / 32][in_share];
+            djinn::prefetch(keys + (lane % 2 == 0 ? 0 : value_offset<T>(a.kv)), TILE * a.kv.head_dim * sizeof(T));
+        }
+    }
+
+    /* Begins to load the first tile of a share that was found. */
     static __device__ __forceinline__ void begin(const djinn_attention_args &a, Shared &shared, Ahead &ahead,
                                                  const Portion &portion) {
         if (portion.is_empty()) {
@@ -263,7 +315,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
             ahead.keys = {}, ahead.values = {};
         } else {
             LaneScales scales;
-            locate(a, shared, ahead.half, portion, scales);
+            load_scales(a, shared, ahead.half, portion, scales);
             const T *const *const key = shared.key[ahead.half][threadIdx.x / 32] + first_tile(portion);
             ahead.keys.load(a, key);
             ahead.values.load(a, key, value_offset<T>(a.kv));
@@ -290,7 +342,8 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         if (goes_on) {
             ahead.half = 1 - half;
             if (!next.is_empty()) {
-                locate(a, shared, ahead.half, next, next_scales);
+                locate(a, shared, ahead.half, next);
+                load_scales(a, shared, ahead.half, next, next_scales);
                 next_key = shared.key[ahead.half][warp] + first_tile(next);
             }
         }

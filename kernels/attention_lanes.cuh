@@ -151,6 +151,9 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
     /* Nothing is loaded ahead of a share. */
     static constexpr bool GOES_ON = false;
     struct Ahead {};
+    static __device__ __forceinline__ void find(const djinn_attention_args &, Shared &, const Ahead &, const Portion &) {}
+    static __device__ __forceinline__ void prefetch(const djinn_attention_args &, const Shared &, const Ahead &,
+                                                    const Portion &) {}
     static __device__ __forceinline__ void begin(const djinn_attention_args &, Shared &, Ahead &, const Portion &) {}
 
     /* The warp's share of a split. What was found is written when all warps are done with the split before. */

@@ -76,17 +76,24 @@ template <typename Share> struct Splits {
     static __device__ __forceinline__ void run(const djinn_attention_args &a, const Part &part) {
         extern __shared__ __align__(16) unsigned char bytes[];
         Shared &shared = *reinterpret_cast<Shared *>(bytes);
-        if (part.skip_runs && is_one_run(a)) {
-            return;
-        }
-        const Cut cut = cut_of(a, part);
         Step *here = &shared.steps[0][threadIdx.x / 32], *next = &shared.steps[1][threadIdx.x / 32];
-        const bool some = cut.in_turn == 0 ? begin_range<HEADS>(a, part, cut, *here)
-                                           : find<HEADS>(a, part, cut, blockIdx.x, *here);
+        typename Share::Ahead ahead;
+        Cut cut = {};
+        /* Positions, sequences and page tables were copied: they may be read before the kernel before is done. */
+        bool some = !part.skip_runs || !is_one_run(a);
+        if (some) {
+            cut = cut_of(a, part);
+            some = cut.in_turn == 0 ? begin_range<HEADS>(a, part, cut, *here)
+                                    : find<HEADS>(a, part, cut, blockIdx.x, *here);
+        }
+        if (some) {
+            Share::find(a, shared.share, ahead, portion_of(a, *here));
+            Share::prefetch(a, shared.share, ahead, portion_of(a, *here));
+        }
+        await_previous();
         if (!some) {
             return;
         }
-        typename Share::Ahead ahead;
         Share::begin(a, shared.share, ahead, portion_of(a, *here));
         typename Share::Query query;
 #pragma unroll 1
@@ -111,6 +118,7 @@ template <typename Share> struct Splits {
                 if (!more) {
                     return;
                 }
+                Share::find(a, shared.share, ahead, portion_of(a, *next));
                 Share::begin(a, shared.share, ahead, portion_of(a, *next));
             }
             Step *const before = here;

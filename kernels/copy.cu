@@ -59,8 +59,12 @@ unsigned copy_blocks(uint64_t bytes) {
 } // namespace djinn
 
 extern "C" __global__ void __launch_bounds__(djinn::COPY_THREADS) djinn_copy_u8(const __grid_constant__ djinn_copy_args a) {
-    djinn::enter();
+    djinn::await_previous();
     djinn::copy_bytes(a.src, a.dst, a.bytes);
+    /* Later kernels may read what is copied before they await this one: see `await_previous`. */
+    __threadfence();
+    __syncthreads();
+    djinn::release_next();
 }
 
 extern "C" __global__ void __launch_bounds__(djinn::COPY_THREADS)

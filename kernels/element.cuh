@@ -146,6 +146,16 @@ __device__ __forceinline__ void copy_async_to(unsigned to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+/*
+ * Has bytes brought to the second-level cache, on devices that can (sm_90): whole 16 from a multiple of 16 on. Reads nothing:
+ * what is written there meanwhile is seen by all later loads.
+ */
+__device__ __forceinline__ void prefetch(const void *from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 /* Ends a group of this thread's copies. */
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
@@ -159,7 +169,10 @@ template <unsigned N> __device__ __forceinline__ void wait_copies() {
  * blocks are set up while the last ones of the kernel before still run.
  *
  * Every thread of every kernel calls `await_previous` before it reads what an earlier kernel wrote, writes, or
- * ends: so when a kernel is done, all before it are. Before that it may read weights, which no kernel writes.
+ * ends: so when a kernel is done, all before it are. Before that it may read weights, which no kernel writes, and what
+ * `djinn_copy` put in place: a step's positions, sequences and page tables. No later kernel of the stream starts before a
+ * copy is done, since each starts only when all blocks of the one before have, and a copy calls `release_next` last. It may
+ * not read what any other kernel wrote: several kernels may be set up while one runs.
  */
 __device__ __forceinline__ void release_next() {
 #if __CUDA_ARCH__ >= 900
