@@ -15,7 +15,8 @@
  * Launch: as many clusters of two blocks as the device runs at once, which take pairs of tiles in turn. The tiles of a
  * pair have the same rows of the weight, or the same rows of x; each block copies half of these to both. In each block
  * one thread has weight and x copied to a ring of stages of one run each. A tile of a gated product has rows of gate,
- * and then the same rows of up; of what a pair shares, one block copies those and the other these.
+ * and then the same rows of up; of what a pair shares, one block copies those and the other these. The copy engine stores what
+ * is whole, aligned and without a bias.
  */
 #include "linear_wide.cuh"
 
@@ -51,8 +52,8 @@ static WideChoice wide_choice(uint32_t dtype, unsigned wave) {
 /* Pairs of tiles of a kernel. */
 static WideFrame wide_frame(const djinn_linear_args &a, const WideChoice &choice) {
     const unsigned groups = ceil_div(a.rows, WIDE_ROWS), shares = shares_of(a, choice.width);
-    return choice.same_weight ? WideFrame{shares * ceil_div(groups, SHARING), ceil_div(groups, SHARING)}
-                              : WideFrame{ceil_div(shares, SHARING) * groups, groups};
+    return choice.same_weight ? WideFrame{shares * ceil_div(groups, SHARING), ceil_div(groups, SHARING), false}
+                              : WideFrame{ceil_div(shares, SHARING) * groups, groups, false};
 }
 
 /* Lets kernels use their memory: code is loaded when it is first asked about, and memory is measured after that. */
@@ -76,6 +77,27 @@ static WideChoice least_of(const WideChoice (&choices)[COUNT], const djinn_linea
         best = cost(choice) < cost(*best) ? &choice : best;
     }
     return *best;
+}
+
+/*
+ * Describes what is stored to the copy engine, in boxes as WideTiles::store_bulk has them: of out in f32, or of a gated
+ * product in the weight's type. False where the copy engine cannot store it, or a tile of out is not whole.
+ */
+static bool encode_out(CUtensorMap &map, const djinn_linear_args &a, unsigned width) {
+    const bool gated = a.gated_rounded != nullptr;
+    const unsigned last = a.n - (a.n - 1) / a.tile_rows * a.tile_rows;
+    void *const out = gated ? a.gated_rounded : a.out + a.out_column;
+    const cuuint64_t row_bytes = gated ? uint64_t(a.n) * 2 : uint64_t(a.out_width) * sizeof(float);
+    const bool whole = a.tile_rows >= width && last >= width, alone = gated ? a.gated == nullptr : a.bias == nullptr;
+    if (!whole || !alone || reinterpret_cast<uintptr_t>(out) % 16 != 0 || row_bytes % 16 != 0) {
+        return false;
+    }
+    const auto half = a.weight_dtype == DJINN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const cuuint64_t sizes[2] = {a.n, a.rows}, strides[1] = {row_bytes};
+    const cuuint32_t box[2] = {bulk_columns(gated, width), BULK_ROWS}, steps[2] = {1, 1};
+    return map_encoder()(&map, gated ? half : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, out, sizes, strides, box, steps,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, gated ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_64B,
+                         CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 int linear_wide(const djinn_linear_args &args, void *stream) {
@@ -104,7 +126,7 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
     const djinn_linear_args a = args.gated_rounded != nullptr ? gate_of(args) : args;
     const unsigned clusters = all_devices()[current_device()].multiprocessors / SHARING;
     const WideChoice best = a.gated_rounded != nullptr ? least_of(gated, a, clusters) : least_of(plain, a, clusters);
-    const WideFrame frame = wide_frame(a, best);
+    WideFrame frame = wide_frame(a, best);
     /* In cycles: the time is of k = 4096, and a part of a wave takes as long whatever k is. */
     const uint64_t wave = uint64_t(best.wave) * 160 * a.k / 4096 + 8000;
     if (a.rows > MOST_GROUP && a.gated_rounded == nullptr && split_cycles(a) < ceil_div(frame.pairs, clusters) * wave) {
@@ -120,6 +142,7 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
     if (!encoded) {
         return cudaErrorInvalidValue;
     }
+    frame.bulk = encode_out(maps.out, a, best.width);
     const unsigned used = frame.pairs < clusters ? frame.pairs : clusters;
     return launch_clusters(SHARING, best.kernel, dim3(used * SHARING), WIDE_THREADS, WIDE_SHARED, stream, a, maps, frame);
 }

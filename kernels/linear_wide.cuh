@@ -19,16 +19,20 @@ constexpr unsigned WIDE_SHARED = 226 * 1024;
 /* Of a tile: rows of x, and the warpgroups that multiply them. One more copies: registers are dealt out to whole ones. */
 constexpr unsigned WIDE_ROWS = 128, COMPUTING = 256, WIDE_THREADS = COMPUTING + 128;
 
-/* What the copy engine knows of the weight's tiles, and of x. */
+/* What the copy engine knows of the weight's tiles, of x, and of what is stored. */
 struct WideMaps {
     CUtensorMap weights[DJINN_LINEAR_TILES];
-    CUtensorMap x;
+    CUtensorMap x, out;
 };
 
-/* Pairs of tiles: shares of the weight, or pairs of these, by groups of rows of x. */
+/* Pairs of tiles: shares of the weight, or pairs of these, by groups of rows of x. Whether the copy engine stores. */
 struct WideFrame {
-    uint32_t pairs, groups_of_rows;
+    uint32_t pairs, groups_of_rows, bulk;
 };
+
+/* What the copy engine stores at once: columns of out in f32, or of a gated tile of `width` columns, and 16 rows. */
+constexpr unsigned BULK_COLUMNS = 16, BULK_ROWS = 16;
+__host__ __device__ constexpr unsigned bulk_columns(bool gated, unsigned width) { return gated ? width / 2 : BULK_COLUMNS; }
 
 /*
  * Tiles with N rows of the weight, in pairs with the same rows of the weight, or else with the same rows of x. Of a gated
@@ -41,12 +45,9 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     static constexpr unsigned WIDTH = GATED ? N / 2 : N;
 
     /* Of a thread's sums, those whose totals are in shared memory: a thread has no registers for more. */
-    static constexpr unsigned SPILLED = N > 192 ? 28 : 0, KEPT = N / 2 - SPILLED;
+    static constexpr unsigned SPILLED = N > 192 ? 32 : 0, KEPT = N / 2 - SPILLED;
 
-    /*
-     * In the widest tiles a partial sum's first product sets it, without zeros before, and a lane stores four columns at
-     * once. Other tiles took 1 to 4 % longer that way.
-     */
+    /* In the widest tiles a partial sum's first product sets it, without zeros before. Other tiles took 1 to 4 % longer. */
     static constexpr bool WIDEST = SPILLED > 0;
 
     /* Columns of out that a warp stores at once, of its 16 rows. */
@@ -55,7 +56,8 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     static constexpr unsigned X_BYTES = WIDE_ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
     static constexpr unsigned BESIDE = COMPUTING / 32 * STAGING + COMPUTING * SPILLED * sizeof(float);
     static constexpr unsigned STAGES = (WIDE_SHARED - BLOCK_ALIGN - BESIDE) / STAGE;
-    static_assert(N % COLUMNS == 0 && SPILLED % 4 == 0);
+    static_assert(N % COLUMNS == 0 && SPILLED % 4 == 0 && STAGING % 1024 == 0);
+    static_assert(BULK_ROWS * bulk_columns(GATED, WIDTH) * (GATED ? sizeof(T) : 2 * sizeof(float)) <= STAGING);
 
     struct Barriers {
         Barrier ready[STAGES], free[STAGES];
@@ -94,7 +96,14 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     float4 *spilled;
     /* Of this warp, in shared memory. */
     float *staging;
-    unsigned rank, first, step;
+    unsigned rank, step;
+
+    /* The first pair of this cluster; asked for anew, since a value that is kept from the start on takes a register. */
+    static __device__ __forceinline__ unsigned first_pair() {
+        unsigned block;
+        asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+        return block / SHARING;
+    }
 
     /* Copies a run of `ROWS` rows, for this block alone, or its half of them, from `row` on, for both. */
     template <unsigned ROWS, bool SHARED>
@@ -118,7 +127,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                 copy_box(to + N / 2 * BLOCK_ROW, maps.weights[up], run * RUN, tile.row_of_piece, barriers.ready[at]);
             }
         };
-        const unsigned ahead = min(a.k / RUN, STAGES);
+        const unsigned ahead = min(a.k / RUN, STAGES), first = first_pair();
         if (a.fresh != 0) {
             await_previous();
             admit_bulk_copies();
@@ -177,44 +186,59 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
     }
 
-    /* Starts the products of a run, and releases the stage before, `last`, once its own are done. `SET`: the sums were anything. */
+    /* Of a warp: the next run's place, and the stage that products read, if it is not released. */
+    struct Progress {
+        Slot slot;
+        unsigned last = STAGES;
+        /* The lower halves of the descriptors of x and of weights in the next run's stage. */
+        unsigned x, weights;
+    };
+
+    /* Descriptors of the next run. They are computed beside products: what is between two runs' products delays all. */
+    __device__ __forceinline__ void prepare(Progress &at, unsigned group) {
+        const uint64_t x = describe(ring + group * 64 * BLOCK_ROW), weights = describe(ring + X_BYTES);
+        at.x = unsigned(x) + at.slot.at * (STAGE >> 4), at.weights = unsigned(weights) + at.slot.at * (STAGE >> 4);
+        asm volatile("" : "+r"(at.x), "+r"(at.weights));
+    }
+
+    /* Starts the products of a run, and releases the stage before once its own are done. `SET`: the sums were anything. */
     template <bool SET = false>
-    __device__ __forceinline__ void multiply(float (&sums)[N / 2], Slot &slot, unsigned &last, unsigned group,
-                                             unsigned lane) {
-        const char *stage = ring + slot.at * STAGE;
-        const uint64_t x = describe(stage + group * 64 * BLOCK_ROW), weights = describe(stage + X_BYTES);
-        barriers.ready[slot.at].wait(slot.parity);
+    __device__ __forceinline__ void multiply(float (&sums)[N / 2], Progress &at, unsigned group, unsigned lane) {
+        barriers.ready[at.slot.at].wait(at.slot.parity);
         begin_products();
 #pragma unroll
         for (unsigned k = 0; k < RUN / 16; ++k) {
             if constexpr (SET) {
-                k == 0 ? set_block<T, N>(sums, x, weights) : multiply_block<T, N>(sums, x + 2 * k, weights + 2 * k);
-            } else {
-                multiply_block<T, N>(sums, x + 2 * k, weights + 2 * k);
+                if (k == 0) {
+                    set_block<T, N>(sums, described(at.x), described(at.weights));
+                    continue;
+                }
             }
+            multiply_block<T, N>(sums, described(at.x + 2 * k), described(at.weights + 2 * k));
         }
         commit_products();
-        if (last != STAGES) {
+        const unsigned before = at.last;
+        at.last = at.slot.at;
+        at.slot.advance();
+        prepare(at, group);
+        if (before != STAGES) {
             wait_products<1>();
-            release(last, lane);
+            release(before, lane);
         }
-        last = slot.at;
-        slot.advance();
     }
 
     /* Waits for all products. */
-    __device__ __forceinline__ void finish(unsigned &last, unsigned lane) {
+    __device__ __forceinline__ void finish(Progress &at, unsigned lane) {
         wait_products<0>();
-        if (last != STAGES) {
-            release(last, lane);
+        if (at.last != STAGES) {
+            release(at.last, lane);
         }
-        last = STAGES;
+        at.last = STAGES;
     }
 
     /* The totals of a tile's sums, in `total`, which is 0 before, and `spilled`. */
-    __device__ __forceinline__ void sum(float (&total)[KEPT], Slot &slot, unsigned group, unsigned lane) {
+    __device__ __forceinline__ void sum(float (&total)[KEPT], Progress &at, unsigned group, unsigned lane) {
         const unsigned all = a.k / RUN;
-        unsigned last = STAGES;
         if constexpr (SIDE_BY_SIDE) {
             float sums[PARTIALS][N / 2] = {};
 #pragma unroll 1
@@ -222,11 +246,11 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
 #pragma unroll
                 for (unsigned partial = 0; partial < PARTIALS; ++partial) {
                     if (run + partial < all) {
-                        multiply(sums[partial], slot, last, group, lane);
+                        multiply(sums[partial], at, group, lane);
                     }
                 }
             }
-            finish(last, lane);
+            finish(at, lane);
 #pragma unroll
             for (unsigned partial = 0; partial < PARTIALS; ++partial) {
                 settle(sums[partial]);
@@ -244,7 +268,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                     break;
                 }
                 if constexpr (WIDEST) {
-                    multiply<true>(sums, slot, last, group, lane);
+                    multiply<true>(sums, at, group, lane);
                 } else {
 #pragma unroll
                     for (unsigned i = 0; i < N / 2; ++i) {
@@ -253,9 +277,9 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                 }
 #pragma unroll 1
                 for (unsigned i = WIDEST ? 1 : 0; i < runs; ++i) {
-                    multiply(sums, slot, last, group, lane);
+                    multiply(sums, at, group, lane);
                 }
-                finish(last, lane);
+                finish(at, lane);
                 settle(sums);
 #pragma unroll
                 for (unsigned i = 0; i < KEPT; ++i) {
@@ -263,10 +287,10 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                 }
 #pragma unroll
                 for (unsigned i = KEPT; i < N / 2; i += 4) {
-                    float4 &at = spilled_at(i);
+                    float4 &to = spilled_at(i);
                     const float4 more = {sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
-                    const float4 old = partial == 0 ? float4{} : at;
-                    at = {old.x + more.x, old.y + more.y, old.z + more.z, old.w + more.w};
+                    const float4 old = partial == 0 ? float4{} : to;
+                    to = {old.x + more.x, old.y + more.y, old.z + more.z, old.w + more.w};
                 }
             }
         }
@@ -301,12 +325,14 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
     }
 
-    __device__ __forceinline__ void compute(unsigned group, unsigned warp, unsigned lane) {
-        Slot slot;
+    __device__ __forceinline__ void compute(const CUtensorMap &out, unsigned group, unsigned warp, unsigned lane) {
+        const unsigned first = first_pair();
+        Progress at;
+        prepare(at, group);
         for (unsigned pair = first; pair < f.pairs; pair += step) {
             const Tile tile(a, f, pair, rank);
             float total[KEPT] = {};
-            sum(total, slot, group, lane);
+            sum(total, at, group, lane);
             const unsigned row = tile.row + group * 64 + warp * 16;
             if (row >= a.rows) {
                 continue;
@@ -314,9 +340,46 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
             if constexpr (GATED) {
                 gate(total);
             }
+            if (f.bulk != 0) {
+                store_bulk(out, tile, total, row, lane);
+                continue;
+            }
 #pragma unroll
             for (unsigned column = 0; column < WIDTH; column += COLUMNS) {
                 store(tile, total, column, row, lane);
+            }
+        }
+        wait_read_out<0>();
+    }
+
+    /* Has a warp's part stored by the copy engine, from `row` on: a lane computes no address of out. */
+    __device__ __forceinline__ void store_bulk(const CUtensorMap &out, const Tile &tile, const float (&total)[KEPT],
+                                               unsigned row, unsigned lane) {
+        constexpr unsigned EACH = bulk_columns(GATED, WIDTH), BYTES = GATED ? STAGING : STAGING / 2;
+        const unsigned r = lane / 4, quad = lane % 4;
+#pragma unroll
+        for (unsigned column = 0; column < WIDTH; column += EACH) {
+            char *part = reinterpret_cast<char *>(staging) + column / EACH * BYTES % STAGING;
+            wait_read_out<STAGING / BYTES - 1>();
+            __syncwarp();
+#pragma unroll
+            for (unsigned g = 0; g < EACH / 8; ++g) {
+                const float4 four = total_at(total, column / 2 + 4 * g);
+                if constexpr (GATED) {
+                    char *to = part + r * EACH * sizeof(T) + g * 16 + quad * 4;
+                    *reinterpret_cast<uint32_t *>(to) = pack<T>(four.x, four.y);
+                    *reinterpret_cast<uint32_t *>(to + 8 * EACH * sizeof(T)) = pack<T>(four.z, four.w);
+                } else {
+                    /* As the copy engine swizzles 64 bytes: chunks of row r are at places chunk ^ (r / 2 % 4). */
+                    char *to = part + r * EACH * sizeof(float) + ((2 * g + quad / 2) ^ r / 2) * 16 + quad % 2 * 8;
+                    *reinterpret_cast<float2 *>(to) = {four.x, four.y};
+                    *reinterpret_cast<float2 *>(to + 8 * EACH * sizeof(float)) = {four.z, four.w};
+                }
+            }
+            admit_shared_writes();
+            __syncwarp();
+            if (lane == 0) {
+                copy_box_out(out, part, tile.share.first + column, row);
             }
         }
     }
@@ -369,21 +432,8 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
     }
 
-    /* A lane has a column; in the widest tiles, where they are whole, aligned and without a bias, four of every fourth row. */
+    /* A lane has a column. */
     __device__ __forceinline__ void store_plain(const Tile &tile, unsigned first_column, unsigned row, unsigned lane) {
-        float *const first = a.out + size_t(row) * a.out_width + a.out_column + tile.share.first;
-        const bool aligned = reinterpret_cast<uintptr_t>(first) % sizeof(float4) == 0 && a.out_width % 4 == 0;
-        if (WIDEST && aligned && a.bias == nullptr && tile.share.rows == WIDTH) {
-            const unsigned chunk = lane % 8, rows = a.rows - row;
-#pragma unroll
-            for (unsigned r = lane / 8; r < 16; r += 4) {
-                if (r < rows) {
-                    float *to = first + size_t(r) * a.out_width + first_column + chunk * 4;
-                    *reinterpret_cast<float4 *>(to) = *reinterpret_cast<const float4 *>(staged(r, chunk));
-                }
-            }
-            return;
-        }
         const unsigned column = first_column + lane, j = tile.share.first + column;
         const unsigned rows = column < tile.share.rows ? min(a.rows - row, 16u) : 0;
         const float bias = rows > 0 ? bias_of(a, j) : 0;
@@ -409,7 +459,6 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                        reinterpret_cast<float4 *>(spilled),
                        reinterpret_cast<float *>(staging + warp * STAGING),
                        rank,
-                       blockIdx.x / SHARING,
                        gridDim.x / SHARING};
         release_next();
         if (threadIdx.x < STAGES) {
@@ -428,7 +477,8 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             await_previous();
-            work.compute(warp / 4, warp % 4, lane);
+            /* Known to be the same in all lanes: descriptors are computed once for a warp. */
+            work.compute(maps.out, __shfl_sync(0xffffffffu, warp / 4, 0), warp % 4, lane);
         }
     }
 };

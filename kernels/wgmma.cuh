@@ -29,6 +29,9 @@ __device__ __forceinline__ uint64_t describe(const void *block, unsigned apart =
     return describe_at(shared_address(block), apart);
 }
 
+/* The descriptor of which this is the lower half: all have the same upper half. */
+__device__ __forceinline__ uint64_t described(unsigned lower) { return describe_at(0) >> 32 << 32 | lower; }
+
 /* Starts a copy of a box of a map, from a column and a row on, which completes on a barrier of this block. By addresses. */
 __device__ __forceinline__ void copy_box_to(unsigned to, const CUtensorMap &map, unsigned column, unsigned row,
                                             unsigned barrier) {
@@ -76,6 +79,22 @@ __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsig
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
                  "l"(&map), "r"(column), "r"(row), "r"(page), "r"(shared_address(&barrier))
                  : "memory");
+}
+
+/*
+ * Starts a copy from shared memory to a box of a map, from a column and a row on; what is outside is left out. After
+ * `admit_shared_writes` by those that wrote it.
+ */
+__device__ __forceinline__ void copy_box_out(const CUtensorMap &map, const void *from, unsigned column, unsigned row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(column),
+                 "r"(row), "r"(shared_address(from))
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Waits until all but the last `N` copies that this thread started from shared memory have read it. */
+template <unsigned N> __device__ __forceinline__ void wait_read_out() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 
 /* Four floats to an address in the shared memory of a block of the cluster; completes on a barrier of that block. */

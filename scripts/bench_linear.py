@@ -101,7 +101,7 @@ class Product:
             rows,
         )
         if gated:
-            args.gated, args.gated_rounded = (to.data_ptr() for to in gated)
+            args.gated, args.gated_rounded = (None if to is None else to.data_ptr() for to in gated)
         return launcher((library or self.library).djinn_linear, args)
 
     def prepare_in_steps(self, x, rounded, out, gated, library=None):
@@ -140,10 +140,12 @@ def check_gated(library):
                 rounded, out = x.to(dtype), torch.empty(rows, n, device="cuda")
                 want, found = gated_outs(rows, n, dtype), gated_outs(rows, n, dtype)
                 product.prepare_in_steps(x, rounded, out, want)()
-                product.prepare(x, rounded, torch.empty(0, n, device="cuda"), gated=found)()
+                alone = torch.zeros_like(found[1])
+                for outs in (found, (None, alone)):
+                    product.prepare(x, rounded, torch.empty(0, n, device="cuda"), gated=outs)()
                 torch.cuda.synchronize()
                 cases += 1
-                if not all(map(torch.equal, want, found)):
+                if not all(map(torch.equal, [*want, want[1]], [*found, alone])):
                     failures.append(f"{rows} rows of {k} to {n}, {dtype}, gated: bits differ from those of three steps")
     refused = [(128, 64, 448, 448), (16, 64, 28672, 7168), (129, 64, 448, 300), (129, 64, 222, 222), (129, 65, 448, 448)]
     failures += [f"gated: {sizes} are not refused" for sizes in refused if library.djinn_linear_gated(*sizes, 1)]
