@@ -6,6 +6,11 @@ use djinn_device::{Changes, DType};
 use djinn_srg::{Graph, KvPlan, Rows};
 use djinn_vmu::{Budget, Demand, KvLayout, MemoryPlan};
 
+/// Rows that products of GPUs take as one tile: those that fill up the last tile of a step cost little.
+const TILE: u32 = 128;
+/// Steps of fewer rows are not filled up, since that would take much memory.
+const LONG_STEP: u32 = 512;
+
 /// How to run a model. Only `kv_dtype` changes results, and on some devices `prefill_rows`, in the last bits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -22,7 +27,7 @@ pub struct Options {
     /// Prefill chunks of a prompt in one step if weights stream and there is room: each pass over the link then
     /// computes more. If all weights are resident, a step takes one.
     pub prefill_chunks: u32,
-    /// Rows of a step beside those of prefill chunks: with many sessions, as many as `sequences`.
+    /// Rows of a step beside those of prefill chunks: with many sessions, `sequences` or more.
     pub decode_rows: u32,
     /// The most rows of a step with wanted logits.
     pub logit_rows: u32,
@@ -63,9 +68,13 @@ impl Default for Options {
 }
 
 impl Options {
-    /// These options for a [`Batcher`](crate::Batcher) with up to `sequences` sessions in a step.
+    /// These options for a [`Batcher`](crate::Batcher) with up to `sequences` sessions in a step. A long step has whole
+    /// tiles of rows: in those that no session decodes in, a prompt's end is computed with its last whole chunk.
     pub fn serving(self, sequences: u32) -> Self {
-        Options { sequences, decode_rows: sequences, logit_rows: sequences, ..self }
+        let rows = self.prefill_rows.saturating_add(sequences);
+        let whole = if rows < LONG_STEP { rows } else { rows.checked_next_multiple_of(TILE).unwrap_or(rows) };
+        let decode_rows = whole.saturating_sub(self.prefill_rows).max(sequences);
+        Options { sequences, decode_rows, logit_rows: sequences, ..self }
     }
 
     /// Rows that a prompt takes of a step.

@@ -7,14 +7,16 @@ use djinn_models::{Location, OpenOptions, open};
 use djinn_scheduler::{CostModel, Registry, Settings};
 use std::ops::ControlFlow;
 
-/// How prompts are computed, by weights that stream: prefill chunks of a step, and whether the device has wide products.
+/// How prompts are computed, by weights that stream: prefill chunks of a step, rows beside them, and whether the device has
+/// wide products.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     chunks: u32,
+    beside: u32,
     wide: bool,
 }
 
-const CHUNK_BY_CHUNK: Cut = Cut { chunks: 1, wide: false };
+const CHUNK_BY_CHUNK: Cut = Cut { chunks: 1, beside: 2, wide: false };
 
 fn load(cut: Cut) -> Engine<SimDevice> {
     let config = SimConfig { math: Math::Fast, batch_invariant_rows: 4, ..SimConfig::default() };
@@ -22,7 +24,7 @@ fn load(cut: Cut) -> Engine<SimDevice> {
     let device = SimDevice::new(config).expect("a device");
     let model =
         open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
-    let options = options(0.0, cut.chunks).serving(2);
+    let options = Options { decode_rows: cut.beside, ..options(0.0, cut.chunks).serving(2) };
     Engine::load(device, model.graph, &*model.source, &options, &mut |_, _| ControlFlow::Continue(()))
         .expect("it loads")
 }
@@ -40,6 +42,17 @@ fn only_prompts_of_models_that_stream_take_several_chunks_at_once() {
         let plan = options(resident_fraction, 3).plan(&model.graph, 0).expect("it fits");
         assert_eq!(plan.stack.rows.rows, rows);
     }
+}
+
+#[test]
+fn long_steps_have_whole_tiles_of_rows() {
+    let rows = |prefill_rows, sequences| {
+        let options = Options { prefill_rows, ..Options::default() }.serving(sequences);
+        assert!(options.decode_rows >= sequences && options.logit_rows == sequences);
+        options.prefill_rows.saturating_add(options.decode_rows)
+    };
+    assert_eq!([rows(512, 1), rows(512, 80), rows(512, 128), rows(512, 129)], [640, 640, 640, 768]);
+    assert_eq!([rows(48, 2), rows(256, 64), rows(u32::MAX, 1)], [50, 320, u32::MAX]);
 }
 
 fn prompt(seed: u32, len: u32) -> Vec<u32> {
@@ -133,12 +146,15 @@ fn a_turn_is_computed_alike_served_and_generated() {
 #[test]
 fn a_step_of_several_chunks_computes_what_each_would() {
     for wide in [false, true] {
-        let expected = generated(Cut { chunks: 1, wide });
+        let expected = generated(Cut { chunks: 1, beside: 2, wide });
         for chunks in [2, 3] {
-            let cut = Cut { chunks, wide };
+            let cut = Cut { chunks, beside: 2, wide };
             same(&format!("{cut:?}, served"), &served(cut), &expected);
             same(&format!("{cut:?}, generated"), &generated(cut), &expected);
         }
+        // The first prompt takes two steps, of one chunk, and of one with the prompt's end; the others take one.
+        let cut = Cut { chunks: 1, beside: 40, wide };
+        same(&format!("{cut:?}, served"), &served(cut), &expected);
     }
 }
 

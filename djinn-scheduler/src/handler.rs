@@ -12,7 +12,7 @@ pub struct StepRoom {
     pub rows_left: u32,
     /// Tokens of a prefill chunk.
     pub chunk: u32,
-    /// Rows of the whole step that one prompt may take.
+    /// Rows of the whole step that one prompt may take, but for its end.
     pub prompt_rows: u32,
     /// Sessions that decode in this step so far.
     pub decoding: u32,
@@ -54,7 +54,8 @@ impl PhaseHandler for DecodeOne {
 
 /// Prefill in whole chunks, which end at multiples of the chunk size in the context. The rest of the current chunk, or
 /// the shorter rest of the prompt, enters a step as a whole or not at all. Further chunks follow as far as the step
-/// has rows. So a discarded context is computed again with the same boundaries, and a shared prefix is whole chunks.
+/// has rows, and with the last of them the rest, also in rows that no decode takes. So a discarded context is computed
+/// again with the same boundaries, and a shared prefix is whole chunks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChunkedPrefill;
 
@@ -71,7 +72,7 @@ impl PhaseHandler for ChunkedPrefill {
         let left = u64::from(room.rows_left.min(room.prompt_rows));
         let first = chunk_left(session.context, room.chunk);
         match left {
-            _ if session.prompt <= left => session.prompt,
+            _ if session.prompt <= room.rows_left.into() => session.prompt,
             _ if first <= left => left - (left - first) % u64::from(room.chunk),
             _ => 0,
         }

@@ -25,7 +25,8 @@ pub struct Capacity {
     pub sequences: u32,
     /// Tokens of a prefill chunk. Prompts are computed in pieces that end at multiples of this size in the context, or
     /// with the prompt, so that results do not depend on other sessions. A step takes as many successive pieces of a
-    /// prompt as fit its rows beside the decodes of all other sessions.
+    /// prompt as fit its rows beside the decodes of all other sessions, or all that is left of the prompt if this fits
+    /// beside the decodes of the step.
     pub chunk: u32,
 }
 
@@ -50,7 +51,7 @@ impl Capacity {
         }
     }
 
-    /// Rows that one prompt may take of a step.
+    /// Rows that one prompt may take of a step, whatever the step's decodes.
     pub(crate) fn prompt_rows(&self) -> u32 {
         self.rows - (self.sequences - 1)
     }

@@ -62,7 +62,7 @@ fn step(scheduler: &mut Scheduler, ended: &[u64], now: Duration) -> Plan {
 fn waiting(scheduler: &mut Scheduler, session: u64, prompt: u64, now: Duration) {
     scheduler.arrive(&arrival(session, prompt, 1_024), now).expect("it fits");
     loop {
-        let last = of(scheduler, session).prompt <= 128;
+        let last = of(scheduler, session).prompt <= 192;
         let ended = if last { vec![session] } else { Vec::new() };
         step(scheduler, &ended, now);
         if last {
@@ -93,9 +93,20 @@ fn decodes_come_first_and_prefill_fills_the_step_with_whole_chunks() {
 #[test]
 fn a_long_prompt_takes_several_chunks() {
     let mut scheduler = small(Box::new(Lru));
-    scheduler.arrive(&arrival(0, 300, 400), ms(0)).expect("it fits");
-    let tokens: Vec<_> = (0..4).map(|at| step(&mut scheduler, &[], ms(at)).rows()).collect();
-    assert_eq!(tokens, [128, 128, 44, 1]);
+    scheduler.arrive(&arrival(0, 500, 600), ms(0)).expect("it fits");
+    let tokens: Vec<_> = (0..5).map(|at| step(&mut scheduler, &[], ms(at)).rows()).collect();
+    assert_eq!(tokens, [128, 128, 128, 116, 1]);
+}
+
+#[test]
+fn the_end_of_a_prompt_takes_rows_that_no_decode_takes() {
+    let mut scheduler = small(Box::new(Lru));
+    // A step has 192 rows; those of a chunk and 64 decodes. 191 tokens fit beside one decode, 192 do not.
+    for (session, prompt, steps) in [(0, 192, [192, 1]), (1, 191, [192, 2]), (2, 191, [130, 65])] {
+        scheduler.arrive(&arrival(session, prompt, 256), ms(0)).expect("it fits");
+        let rows = steps.map(|_| step(&mut scheduler, &[], ms(1)).rows());
+        assert_eq!(rows, steps, "session {session}");
+    }
 }
 
 #[test]
@@ -439,7 +450,7 @@ fn whole_chunks_that_others_computed_are_context() {
     let mut scheduler = small(Box::new(Lru));
     arrive_sharing(&mut scheduler, 0, 300, 300, ms(0));
     let tokens: Vec<_> = (0..2).map(|at| step(&mut scheduler, &[], ms(at)).rows()).collect();
-    assert_eq!(tokens, [128, 128]);
+    assert_eq!(tokens, [128, 172]);
     arrive_sharing(&mut scheduler, 1, 300, 300, ms(2));
     // 300 tokens are two chunks and a rest, which is not shared, nor is the first one's partial page.
     let plan = step(&mut scheduler, &[], ms(3));
@@ -479,12 +490,11 @@ fn a_step_takes_the_chunks_of_a_prompt_that_fit() {
 fn what_was_not_computed_in_whole_chunks_is_neither_found_nor_shared() {
     let mut scheduler = small(Box::new(Ttl::new(ms(0))));
     arrive_sharing(&mut scheduler, 0, 400, 150, ms(0));
-    step(&mut scheduler, &[], ms(0));
     step(&mut scheduler, &[0], ms(0));
     // Its next turn ends the second chunk, which another one computes as a whole.
     scheduler.event(id(0), SessionEvent::NextTurn { prompt: 250, max_tokens: 8 }, ms(1)).expect("it waits");
     scheduler.name_pages(id(0), names(0, 400, 400));
-    (0..3).for_each(|at| drop(step(&mut scheduler, &[], ms(2 + at))));
+    (0..2).for_each(|at| drop(step(&mut scheduler, &[], ms(2 + at))));
     assert_eq!(of(&scheduler, 0).context, 400);
     arrive_sharing(&mut scheduler, 1, 400, 400, ms(6));
     assert_eq!(step(&mut scheduler, &[], ms(6)).grants[0].found, 128);
