@@ -76,8 +76,10 @@ mod tests {
             prop_assert_eq!(bytes.len() as u64, DType::Int8.vector_bytes(values.len() as u64));
             let back = decode_vectors(&bytes, DType::Int8, values.len());
             let largest = values.iter().fold(0.0, |a: f32, x| a.max(x.abs()));
-            // Below this, a vector is 0.
-            let half = f64::from(largest) / 254.0 * 1.00001 + 127.0 * 2_f64.powi(-126);
+            // Half a step; and of 127 steps, the roundings of the quotient, of both products and of the scale. Below the
+            // last summand, a vector is 0.
+            let steps = 0.5 + 127.0 * 4.0 * 2_f64.powi(-24);
+            let half = f64::from(largest) / 127.0 * steps + 127.0 * 2_f64.powi(-126);
             for (back, x) in back.iter().zip(&values) {
                 prop_assert!((f64::from(*back) - f64::from(*x)).abs() <= half, "{} is {}", x, back);
             }
