@@ -1,6 +1,6 @@
 //! A plan of a model on a machine, with predicted times. Nothing is loaded.
 
-use crate::{Activations, DeviceName, Needs, Result, Setup, Target, context_for};
+use crate::{Activations, Needs, Result, Setup, Target, context_for};
 use djinn_device::DType;
 use djinn_engine::{Error, MemoryPlan, Options, Segments};
 use djinn_models::{EncodedWeights, Model};
@@ -136,8 +136,7 @@ impl TaskPlan {
         setup.check_target(target.card.is_some())?;
         let tokens = u64::from(task.prompt_tokens) + u64::from(task.max_tokens);
         let setup = Setup {
-            device: DeviceName::Cpu,
-            kv_dtype: setup.kv_dtype.or_else(|| Some(target.kv_dtype(model))),
+            device: target.device(),
             vram: setup.vram.or(target.card.map(|card| card.memory_bytes())),
             ..*setup
         };

@@ -54,15 +54,19 @@ impl Target {
         Ok(Target { machine: rates::measure(0, QUICK)?.machine, chosen: Known::Quick, card: None })
     }
 
+    /// The kind of device that it is.
+    pub fn device(&self) -> DeviceName {
+        if self.card.is_some() { DeviceName::Cuda(0) } else { DeviceName::Cpu }
+    }
+
     /// The default element type of the KV cache.
     pub fn kv_dtype(&self, model: &Model) -> DType {
-        kv_dtype(if self.card.is_some() { DeviceName::Cuda(0) } else { DeviceName::Cpu }, model)
+        kv_dtype(self.device(), model)
     }
 
     /// How to open a model to plan it with `setup`: no weights are read.
     pub fn open_options(&self, setup: &Setup) -> OpenOptions {
-        let device = if self.card.is_some() { DeviceName::Cuda(0) } else { DeviceName::Cpu };
-        Setup { device, ..*setup }.planning_options()
+        Setup { device: self.device(), ..*setup }.planning_options()
     }
 
     /// Device memory that the device reserves for such work.
