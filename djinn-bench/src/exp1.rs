@@ -166,14 +166,14 @@ impl Experiment<'_> {
             }
         };
         let mut document = self.document(&options, times, profile.clone());
-        let mut bed = SimBed { capacity: Room::capacity(&options), profile };
+        let mut bed = SimBed { capacity: self.room.capacity(&options), profile };
         self.conduct(&mut bed, &mut document)?;
         Ok(document)
     }
 
     fn document(&self, options: &Options, times: String, profile: Profile) -> Document<Exp1> {
         let Experiment { args, load, room, .. } = self;
-        let capacity = Room::capacity(options);
+        let capacity = room.capacity(options);
         let device = if args.simulate { "simulated".to_owned() } else { args.device.device.to_string() };
         let config = Config {
             model: self.model.name.clone(),

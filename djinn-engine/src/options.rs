@@ -10,6 +10,8 @@ use djinn_vmu::{Budget, Demand, KvLayout, MemoryPlan};
 const TILE: u32 = 128;
 /// Steps of fewer rows are not filled up, since that would take much memory.
 const LONG_STEP: u32 = 512;
+/// The most prefill chunks of a step if all weights are resident. Longer steps compute no more tokens per second.
+const RESIDENT_CHUNKS: u32 = 2;
 
 /// How to run a model. Only `kv_dtype` changes results, and on some devices `prefill_rows`, in the last bits.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,8 +26,9 @@ pub struct Options {
     pub pages: Option<u32>,
     /// Rows of a prefill chunk. Longer prompts are computed in pieces of this size.
     pub prefill_rows: u32,
-    /// Prefill chunks of a prompt in one step if weights stream and there is room: each pass over the link then
-    /// computes more. If all weights are resident, a step takes one.
+    /// The most prefill chunks of a prompt in one step. Where weights stream, a step takes this number, since each pass
+    /// over the link then computes more; where all are resident, two at most. It takes one if there is no room for more
+    /// activations, or weights would stream because of them.
     pub prefill_chunks: u32,
     /// Rows of a step beside those of prefill chunks: with many sessions, `sequences` or more.
     pub decode_rows: u32,
@@ -126,8 +129,10 @@ impl Options {
         };
         let plan = |chunks| self.plan_for(graph, reserved_bytes, kv, chunks);
         let one = plan(1)?;
-        let streams = one.placement.streamed_bytes() > 0;
-        Ok(if streams && self.prefill_chunks > 1 { plan(self.prefill_chunks).unwrap_or(one) } else { one })
+        let streams = |plan: &MemoryPlan| plan.placement.streamed_bytes() > 0;
+        let most = if streams(&one) { u32::MAX } else { RESIDENT_CHUNKS }.min(self.prefill_chunks);
+        let several = (most > 1).then(|| plan(most).ok()).flatten();
+        Ok(several.filter(|several| streams(several) == streams(&one)).unwrap_or(one))
     }
 
     /// Plans for steps with `chunks` prefill chunks of a prompt.

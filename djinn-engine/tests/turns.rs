@@ -34,13 +34,28 @@ fn options(resident_fraction: f64, prefill_chunks: u32) -> Options {
     Options { budget, context: 320, prefill_rows: 48, prefill_chunks, ..Options::default() }
 }
 
+/// Never more than are asked for, and of resident weights two.
 #[test]
-fn only_prompts_of_models_that_stream_take_several_chunks_at_once() {
+fn steps_take_more_chunks_of_a_prompt_where_weights_stream() {
     let model =
         open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
-    for (resident_fraction, rows) in [(0.0, 3 * 48), (1.0, 48)] {
-        let plan = options(resident_fraction, 3).plan(&model.graph, 0).expect("it fits");
-        assert_eq!(plan.stack.rows.rows, rows);
+    for (resident_fraction, most, chunks) in [(0.0, 3, 3), (0.0, 1, 1), (1.0, 3, 2), (1.0, 2, 2), (1.0, 1, 1)]
+    {
+        let plan = options(resident_fraction, most).plan(&model.graph, 0).expect("it fits");
+        assert_eq!(plan.stack.rows.rows, 48 * chunks, "{resident_fraction} resident, at most {most}");
+    }
+}
+
+/// The activations of a second chunk are taken only from what is free.
+#[test]
+fn no_weight_streams_for_a_second_chunk() {
+    let model =
+        open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
+    let bytes = |chunks| options(1.0, chunks).plan(&model.graph, 0).expect("it fits").segments.total();
+    for (vram, chunks) in [(bytes(2), 2), (bytes(2) - 1, 1), (bytes(1), 1)] {
+        let budget = Budget { vram: Some(vram), ..Budget::default() };
+        let plan = Options { budget, ..options(1.0, 3) }.plan(&model.graph, 0).expect("it fits");
+        assert_eq!((plan.placement.streamed_bytes(), plan.stack.rows.rows), (0, 48 * chunks), "{vram} bytes");
     }
 }
 

@@ -98,7 +98,7 @@ pub struct Setup {
     /// What products with quantised weights compute from, on the CPU: int8 is faster and less exact [default: float]
     #[arg(long, value_name = "TYPE", value_enum)]
     pub activations: Option<Activations>,
-    /// Tokens of a prefill chunk; where weights stream to a GPU, it runs three at once [default: 512]
+    /// Tokens of a prefill chunk; a GPU runs two at once, three where weights stream [default: 512]
     #[arg(long = "prefill-chunk", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     #[serde(rename = "prefill-chunk")]
     pub prefill_rows: Option<u32>,
@@ -170,7 +170,8 @@ impl Setup {
     }
 }
 
-/// Prefill chunks of a step on a GPU with streamed weights: three take little longer than one.
+/// Prefill chunks of a step on a GPU with streamed weights: three take little longer than one. [`Options`] has the rule
+/// for resident ones.
 const CHUNKS_OF_A_STEP: u32 = 3;
 
 /// The default element type of the KV cache: f32 on the CPU and for f32 models, or else f16.

@@ -24,7 +24,8 @@ pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Opt
     let sizes = batches(most);
     let room_for_steps = options.context.saturating_sub(WARM + TIMED).max(1);
     let contexts = vec![room_for_steps.div_ceil(4), room_for_steps];
-    let mut filled = Filled::new(engine, most, options.prefill_rows as usize);
+    let chunk = engine.prompt_rows() as usize;
+    let mut filled = Filled::new(engine, most, chunk);
     let mut ms = vec![Vec::new(); sizes.len()];
     for &context in &contexts {
         remark(&format!("measuring steps of 1 to {most} sessions after {context} tokens each"));
@@ -75,6 +76,7 @@ struct Filled<'a, D: Ops> {
     engine: &'a mut Engine<D>,
     pages: Pages,
     sequences: Vec<Sequence>,
+    /// Tokens of a prompt that a step takes.
     chunk: usize,
     prefilled: u64,
     prefill_s: f64,

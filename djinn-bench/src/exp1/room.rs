@@ -29,6 +29,8 @@ pub(super) struct Room {
     /// KV pages that hold a whole context.
     pub(super) context_pages: u32,
     pub(super) page_bytes: u64,
+    /// Rows of a step.
+    rows: u32,
     /// Host memory that will be taken at most.
     pub(super) pinned_bytes: u64,
     /// Device and host bytes of each of two buffers in which the link is measured.
@@ -61,6 +63,7 @@ impl Room {
         Ok(Room {
             context_pages,
             page_bytes,
+            rows: u32::try_from(plan.stack.rows.rows)?,
             pinned_bytes: plan.host_bytes.saturating_add(BESIDE),
             probe_bytes: (args.vram() / PROBE_SHARE).clamp(LEAST_PROBE, MOST_PROBE) & !0xfff,
             most,
@@ -74,8 +77,12 @@ impl Room {
     pub(super) fn fill(&self, model: &Model, reserved_bytes: u64) -> Result<Options> {
         // The probe's two buffers are beside the plan.
         let vram = self.vram.saturating_sub(2 * self.probe_bytes);
-        let plan = |pages| with_pages(&self.options, pages, Some(vram)).plan(&model.graph, reserved_bytes);
-        if plan(self.context_pages).is_err() {
+        // Pages must not make steps shorter.
+        let fits = |pages| {
+            let plan = with_pages(&self.options, pages, Some(vram)).plan(&model.graph, reserved_bytes);
+            plan.is_ok_and(|plan| plan.stack.rows.rows == u64::from(self.rows))
+        };
+        if !fits(self.context_pages) {
             let free =
                 with_pages(&self.options, self.context_pages, None).plan(&model.graph, reserved_bytes)?;
             // The probe takes its share of whatever the budget is.
@@ -91,21 +98,21 @@ impl Room {
             );
         }
         let useful = self.context_pages.saturating_mul(self.most);
-        let (mut fits, mut above) = (self.context_pages, useful.saturating_add(1));
-        while above - fits > 1 {
-            let middle = fits + (above - fits) / 2;
-            *(if plan(middle).is_ok() { &mut fits } else { &mut above }) = middle;
+        let (mut pages, mut above) = (self.context_pages, useful.saturating_add(1));
+        while above - pages > 1 {
+            let middle = pages + (above - pages) / 2;
+            *(if fits(middle) { &mut pages } else { &mut above }) = middle;
         }
-        Ok(with_pages(&self.options, fits, Some(vram)))
+        Ok(with_pages(&self.options, pages, Some(vram)))
     }
 
     /// What the scheduler is told of an engine with these options.
-    pub(super) fn capacity(options: &Options) -> Capacity {
+    pub(super) fn capacity(&self, options: &Options) -> Capacity {
         Capacity {
             device_pages: options.pages.unwrap_or_default(),
             host_pages: options.host_pages,
             page_tokens: options.page_tokens,
-            rows: options.decode_rows + options.prefill_rows,
+            rows: self.rows,
             sequences: options.sequences,
             chunk: options.prefill_rows,
         }
@@ -123,7 +130,7 @@ impl Room {
     pub(super) fn roofline(&self, model: &Model, options: &Options, machine: &Machine) -> Result<Profile> {
         let plan = options.plan(&model.graph, machine.reserved_bytes)?;
         let seconds = |work: &Work| predict(&model.graph, &plan, work, machine).seconds;
-        let chunk = options.prefill_rows as u64;
+        let prompt = self.rows - options.decode_rows;
         let batches = grid(1, options.sequences);
         let contexts = vec![options.context.div_ceil(4), options.context];
         let ms =
@@ -134,10 +141,11 @@ impl Room {
             page_bytes: self.page_bytes,
             out_bytes_per_s: machine.link,
             in_bytes_per_s: machine.link,
-            prefill_tokens_per_s: chunk as f64 / seconds(&Work::prefill(chunk, options.kv_dtype)),
+            prefill_tokens_per_s: f64::from(prompt)
+                / seconds(&Work::prefill(prompt.into(), options.kv_dtype)),
         };
         let decode = StepTimes { sizes: batches, contexts, ms };
-        let tokens = grid(LEAST_CHUNK, options.prefill_rows);
+        let tokens = grid(LEAST_CHUNK, prompt);
         let ms = |&size: &u32| vec![seconds(&Work::prefill(size.into(), options.kv_dtype)) * 1e3];
         let chunk = Some(StepTimes { ms: tokens.iter().map(ms).collect(), sizes: tokens, contexts: vec![0] });
         // What both directions at once, and a copy beside a step, cost on PCIe of the fifth generation.
