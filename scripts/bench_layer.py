@@ -71,10 +71,10 @@ class Layer:
 class Chain:
     """The launches of a step of `rows`; `own` rounds what products read in launches of their own. `alone` stores it so only."""
 
-    def __init__(self, library, layers, rows, prompt, own, few, without=(), alone=True):
+    def __init__(self, library, layers, rows, prompt, own, without=(), alone=True):
         self.library, self.layers, self.rows, self.own, self.without = library, layers, rows, own, without
         self.prompt, self.alone = prompt, alone and not own
-        self.rounds = {k: rows > few or bool(library.djinn_linear_rounded(rows, k, BF16, 0)) for k in (WIDTH, INNER)}
+        self.rounds = {k: bool(library.djinn_linear_rounded(rows, k, BF16, 0)) for k in (WIDTH, INNER)}
         positions = range(512) if prompt else [511] * rows
         make = lambda *shape: torch.zeros(*shape, device="cuda")
         self.positions = torch.tensor(list(positions), device="cuda", dtype=torch.int32)
@@ -189,28 +189,26 @@ def main():
     torch.manual_seed(1)
     layers = [Layer(max(args.rows), 528) for _ in range(SETS)]
     lines, failures = [], []
-    head = ["rows", "former", *names, f"{names[-1]}, f32 as well", *(f"{name}, rounded from 9 rows on" for name in names)]
+    head = ["rows", "former", *names, f"{names[-1]}, f32 as well"]
     for rows, prompt in [*((rows, False) for rows in args.rows), (512, True)]:
-        chains = [Chain(former, layers, rows, prompt, True, 16)]
-        chains += [Chain(library, layers, rows, prompt, False, 16) for library in libraries]
-        chains += [Chain(libraries[-1], layers, rows, prompt, False, 16, alone=False)]
-        if 8 < rows <= 16:
-            chains += [Chain(library, layers, rows, prompt, False, 8) for library in libraries]
+        chains = [Chain(former, layers, rows, prompt, True)]
+        chains += [Chain(library, layers, rows, prompt, False) for library in libraries]
+        chains += [Chain(libraries[-1], layers, rows, prompt, False, alone=False)]
         times = medians(chains)
         want = chains[0].x
         for name, chain in zip(head[1:], chains):
             if not torch.equal(chain.x, want) or not want.isfinite().all():
                 failures.append(f"{rows} rows, {name}: other bits, by up to {float((chain.x - want).abs().max())}")
         label = f"{rows} of a prompt" if prompt else str(rows)
-        lines.append((label, *(f"{us:.1f}" for us in times), *[""] * (len(head) - 1 - len(times))))
+        lines.append((label, *(f"{us:.1f}" for us in times)))
         print(*lines[-1], sep=" | ", flush=True)
         if args.parts:
             all_parts = ["linear", "attention", "rope_kv_write", "add_rms_norm", "silu_mul", "convert"]
             for part in all_parts:
-                two = [Chain(former, layers, rows, prompt, True, 16, [part]), Chain(libraries[-1], layers, rows, prompt, False, 16, [part])]
+                two = [Chain(former, layers, rows, prompt, True, [part]), Chain(libraries[-1], layers, rows, prompt, False, [part])]
                 print("   without", part, *(f"{us:.1f}" for us in medians(two, 3)), flush=True)
             rest = [part for part in all_parts if part != "linear"]
-            two = [Chain(former, layers, rows, prompt, True, 16, rest), Chain(libraries[-1], layers, rows, prompt, False, 16, rest)]
+            two = [Chain(former, layers, rows, prompt, True, rest), Chain(libraries[-1], layers, rows, prompt, False, rest)]
             print("   products alone", *(f"{us:.1f}" for us in medians(two, 3)), flush=True)
         del chains
     print(*failures, sep="\n")

@@ -7,9 +7,10 @@ The library is that of kernels/linear*.cu, kernels/device.cu and kernels/element
     nvcc -shared -Xcompiler=-fPIC,-fno-gnu-unique -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a \\
         -o LIBRARY.so kernels/linear*.cu kernels/device.cu kernels/elementwise.cu
 Two libraries of kernels would share static variables of templates without -fno-gnu-unique, and find each other's kernels set up.
-Checks: rows against float64; a row's bits, in every number of rows; gated products against product, silu and rounding. Times: medians of the products of Llama-3.1-8B and
-Llama-2-13B, with as much of the weights in one piece as when a model is loaded, beside cuBLAS (with bf16 and with f32 for
-its results) and perhaps former kernels, in turns. Needs torch.
+Checks: rows against float64; a row's bits, in every number of rows, and in few with x rounded before or not; gated products
+against product, silu and rounding. Times: medians of the products of Llama-3.1-8B and Llama-2-13B, with as much of the weights
+in one piece as when a model is loaded, beside cuBLAS (with bf16 and with f32 for its results) and perhaps former kernels, in
+turns. Needs torch.
 """
 
 import argparse
@@ -90,7 +91,7 @@ class Product:
             weights,
             None if self.bias is None else self.bias.data_ptr(),
             out.data_ptr(),
-            rounded.data_ptr(),
+            None if rounded is None else rounded.data_ptr(),
             DTYPES[self.dtype],
             DTYPES[self.dtype],
             self.k,
@@ -126,7 +127,9 @@ def check_gated(library):
     for dtype in DTYPES:
         for n, k, pieces in shapes:
             product = Product(library, n, k, pieces, dtype)
-            for rows in (17, 32, 45, 64, 100, 129, 300, 512):
+            for rows in (6, 16, 17, 32, 45, 64, 100, 129, 300, 512):
+                if rows <= 16 and not library.djinn_linear_rounded(rows, k, DTYPES[dtype], 0):
+                    continue
                 if not library.djinn_linear_gated(rows, k, n, product.tile_rows, DTYPES[dtype]):
                     if 64 < rows <= 128 and n < 7000:
                         continue
@@ -163,12 +166,19 @@ def check(library):
             x = torch.randn(2050, k, device="cuda")
             rounded = x.to(dtype)
             outs = {}
-            for rows in (1, 16, 17, 32, 64, 100, 128, 129, 256, 257, 300, 512, 768, 1025, 1600, 2050):
+            for rows in (1, 5, 8, 9, 16, 17, 32, 64, 100, 128, 129, 256, 257, 300, 512, 768, 1025, 1600, 2050):
                 out = torch.full((rows, n + 8), float("nan"), device="cuda")
                 product.prepare(x[:rows], rounded[:rows], out, 4)()
                 torch.cuda.synchronize()
                 outs[rows] = out
                 cases += 1
+                if rows <= 16:
+                    other = torch.full_like(out, float("nan"))
+                    product.prepare(x[:rows], None, other, 4)()
+                    torch.cuda.synchronize()
+                    cases += 1
+                    if not torch.equal(out[:, 4 : n + 4], other[:, 4 : n + 4]):
+                        failures.append(f"{rows} rows of {k} to {n}, {dtype}: bits differ where x is not given rounded")
                 name = f"{rows} rows of {k} to {n}, {dtype}"
                 if not (out[:, :4].isnan().all() and out[:, n + 4 :].isnan().all()):
                     failures.append(name + ": wrote beside its columns")
