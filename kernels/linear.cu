@@ -11,8 +11,8 @@
  * their blocks end at once. So no block reads weights before the previous kernel is done.
  * Reference: djinn-device, src/reference/routing.rs, `expert_linear`.
  *
- * For up to 16 rows or slots, where the time is that of reading the weight. More are linear_hopper.cu's where it serves
- * them. Elsewhere more rows take a launch for each 16.
+ * For up to 16 rows or slots, where the time is that of reading the weight. More, and from 4 rows on those of much x, are
+ * linear_hopper.cu's where it serves them. Elsewhere more rows take a launch for each 16.
  *
  * f16 and bf16 with k a multiple of 64: tensor cores. x is rounded to the weight's type; so with f16 weights, x is
  * limited to the range of f16. Products accumulate in f32.
@@ -31,6 +31,13 @@
 #include <type_traits>
 
 namespace djinn {
+
+/*
+ * Every block of the kernels for tensor cores rounds all of x, and reads it from shared memory for each unit of the weight.
+ * From these many rows and elements of x on, linear_hopper.cu's take less time, though they begin and end later
+ * (docs/design/pass.md).
+ */
+constexpr unsigned ROUNDED_ROWS = 4, ROUNDED_ELEMENTS = 16384;
 
 /* Of the plain kernels. */
 constexpr unsigned WARPS = 8;
@@ -417,6 +424,11 @@ int launch_few_units(const Args &args, const Plan &plan, const Division &divisio
     }
 }
 
+/* Whether a block stages all rows of x. */
+bool stages(unsigned rows, unsigned k) {
+    return MOST_RING + Plan::staged_bytes(rows, k) <= all_devices()[current_device()].block_shared;
+}
+
 /*
  * Up to 16 rows, or slots of a group, on the tensor cores. Of blocks with few units two run on a multiprocessor at
  * once, and one computes while the next one's first weights arrive; where x leaves no room for two, a block takes more
@@ -424,7 +436,7 @@ int launch_few_units(const Args &args, const Plan &plan, const Division &divisio
  */
 template <typename T, typename Args> int linear_tensor(const Args &args, const Plan &plan, void *stream) {
     const DeviceFacts &device = all_devices()[current_device()];
-    const bool staged = MOST_RING + plan.staged_bytes() <= device.block_shared;
+    const bool staged = stages(plan.sizes.rows, plan.sizes.k);
     const bool alone = staged && MOST_RING + plan.staged_bytes() > device.block_shared / 2;
     const Division division = divide(plan.sizes, device.multiprocessors, 8 * (alone ? 15 : 6));
     const unsigned units = ceil_div(division.share, 8);
@@ -436,6 +448,17 @@ template <typename T, typename Args> int linear_tensor(const Args &args, const P
            : units <= 10 ? launch_units<T, 5, 2, true>(args, plan, division, stream)
            : units <= 12 ? launch_units<T, 4, 3, true>(args, plan, division, stream)
                          : launch_units<T, 5, 3, true>(args, plan, division, stream);
+}
+
+/* Whether a product is to be given x rounded, where linear_hopper.cu serves it. */
+bool wants_rounded(unsigned rows, unsigned k, unsigned encoding) {
+    const bool many = rows > MOST_ROWS || (rows >= ROUNDED_ROWS && uint64_t(rows) * k >= ROUNDED_ELEMENTS);
+    switch (encoding) {
+    case DJINN_PLAIN: return many || !stages(rows, k);
+    /* These are multiplied by rounded rows alone. */
+    case DJINN_LOSSLESS: return true;
+    default: return rows > FEW_ENCODED || !stages(rows, k);
+    }
 }
 
 template <typename Args> int linear_rows(const Args &args, const Plan &plan, void *stream) {
@@ -488,11 +511,7 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
 }
 
 extern "C" int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype, uint32_t encoding) {
-    /* Lossless weights are multiplied by rounded rows alone. */
-    const unsigned few = encoding == DJINN_PLAIN ? djinn::MOST_ROWS : encoding == DJINN_LOSSLESS ? 0 : djinn::FEW_ENCODED;
-    const unsigned room = djinn::all_devices()[djinn::current_device()].block_shared;
-    const bool staged = djinn::MOST_RING + djinn::Plan::staged_bytes(rows, k) <= room;
-    return djinn::serves_hopper(k, weight_dtype) && (rows > few || !staged);
+    return djinn::serves_hopper(k, weight_dtype) && djinn::wants_rounded(rows, k, encoding);
 }
 
 extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream) {
@@ -505,8 +524,11 @@ extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *s
     if (args->linear.encoding != DJINN_PLAIN) {
         return djinn::expert_linear_encoded(*args, stream);
     }
-    const bool fits = args->workspace_bytes / 2 / djinn::MOST_GROUP >= args->linear.k;
-    if (fits && djinn::serves_hopper(args->linear.k, args->linear.weight_dtype)) {
+    const unsigned slots = args->linear.rows, k = args->linear.k;
+    /* Few slots do without a launch that gathers them. */
+    const bool many = slots > djinn::MOST_ROWS || !djinn::stages(slots, k);
+    const bool fits = args->workspace_bytes / 2 / djinn::MOST_GROUP >= k;
+    if (many && fits && djinn::serves_hopper(k, args->linear.weight_dtype)) {
         return djinn::expert_linear_hopper(*args, stream);
     }
     return djinn::linear_rows(*args, djinn::Plan{args->linear, groups}, stream);

@@ -1,7 +1,7 @@
 /*
- * linear on Hopper (sm_90a) for more rows than linear.cu takes at once, up to 128: out[r, out_column + j] = sum over i of
- * x[r, i] weight[j, i], plus bias[j], with one read of the weight, and the bits that each row has alone in linear.cu. For
- * f16 and bf16, k a multiple of 64.
+ * linear on Hopper (sm_90a) for up to 128 rows that are given rounded (`djinn_linear_rounded`): out[r, out_column + j] = sum
+ * over i of x[r, i] weight[j, i], plus bias[j], with one read of the weight, and the bits that each row has alone in
+ * linear.cu. For f16 and bf16, k a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Reference: djinn-device, src/reference.rs, `linear`.
  *
@@ -28,6 +28,9 @@
 namespace djinn {
 
 constexpr unsigned GATHER_THREADS = 256;
+
+/* Rows of x that a kernel of rows in order exists for: few are few columns of the matrix units, and leave room for stages. */
+constexpr unsigned columns_in_order(unsigned rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : columns_of(rows); }
 
 /* A row of x, rounded, to the block's place in the workspace. */
 template <typename T> __device__ __forceinline__ void gather(const djinn_expert_linear_args &a, unsigned row) {
@@ -96,6 +99,11 @@ template <typename Args, typename T, unsigned N> PlainChoice<Args, T> choose_til
 }
 
 template <typename Args, typename T> PlainChoice<Args, T> choose_hopper(unsigned n, unsigned tiles) {
+    if constexpr (std::is_same_v<Args, djinn_linear_args>) {
+        if (n <= 16) {
+            return n <= 8 ? choose_tiles<Args, T, 8>(tiles) : choose_tiles<Args, T, 16>(tiles);
+        }
+    }
     switch (n) {
     case 32: return choose_tiles<Args, T, 32>(tiles);
     case 64: return choose_tiles<Args, T, 64>(tiles);
@@ -139,7 +147,7 @@ int launch_plain(const Args &args, const djinn_linear_args &a, const Batch &batc
 }
 
 /* A gated product of up to MOST_GROUP / 2 rows. Gate and up have half of the warpgroups each. */
-template <typename T, unsigned N> int launch_gated(const djinn_linear_args &a, void *stream) {
+template <typename T, unsigned N> int launch_gated_by(const djinn_linear_args &a, void *stream) {
     constexpr bool HALF = std::is_same_v<T, f16>;
     constexpr unsigned BYTES = sizeof(typename Hopper<PlainWeight<T>, N, MOST_TILES, InOrder>::Sums);
     const HopperChoice<PlainWeight<T, true>, djinn_linear_args> chosen{
@@ -150,6 +158,15 @@ template <typename T, unsigned N> int launch_gated(const djinn_linear_args &a, v
     return launch_hopper(chosen, gate, gate, {a.rounded, a.rows, N, 0}, share, stream);
 }
 
+template <typename T> int launch_gated(const djinn_linear_args &a, void *stream) {
+    switch (columns_in_order(a.rows)) {
+    case 8: return launch_gated_by<T, 8>(a, stream);
+    case 16: return launch_gated_by<T, 16>(a, stream);
+    case 32: return launch_gated_by<T, 32>(a, stream);
+    default: return launch_gated_by<T, 64>(a, stream);
+    }
+}
+
 bool is_wide(uint32_t rows, uint32_t n) {
     return rows > MOST_GROUP || (rows > MOST_GROUP / 2 && n > clusters_at_once() * 3 * TILE_ROWS);
 }
@@ -158,13 +175,10 @@ int linear_hopper(const djinn_linear_args &a, void *stream) {
     if (is_wide(a.rows, a.n)) {
         return linear_wide(a, stream);
     }
-    if (a.gated_rounded != nullptr && a.weight_dtype == DJINN_F16) {
-        return a.rows <= 32 ? launch_gated<f16, 32>(a, stream) : launch_gated<f16, 64>(a, stream);
-    }
     if (a.gated_rounded != nullptr) {
-        return a.rows <= 32 ? launch_gated<bf16, 32>(a, stream) : launch_gated<bf16, 64>(a, stream);
+        return a.weight_dtype == DJINN_F16 ? launch_gated<f16>(a, stream) : launch_gated<bf16>(a, stream);
     }
-    return launch_plain(a, a, {a.rounded, a.rows, columns_of(a.rows), 0}, stream);
+    return launch_plain(a, a, {a.rounded, a.rows, columns_in_order(a.rows), 0}, stream);
 }
 
 int gather_slots(const djinn_expert_linear_args &args, unsigned rows, unsigned first, void *stream) {

@@ -355,8 +355,8 @@ template <typename Weight, typename Args> struct HopperChoice {
     unsigned tiles, handed_bytes;
 };
 
-/* Rows of x that a kernel exists for. */
-inline unsigned columns_of(unsigned rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : MOST_GROUP; }
+/* Rows of x that every kind of kernel exists for. */
+constexpr unsigned columns_of(unsigned rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : MOST_GROUP; }
 
 /* Lets a kernel use its shared memory. */
 template <typename Kernel> cudaError_t allow(Kernel kernel) {

@@ -202,6 +202,8 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], const uint32
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                  \
     }
 #define DJINN_MULTIPLY_ALL(T, name)                                                                          \
+    DJINN_MULTIPLY(T, name, multiply_block, "eq", 8, 4, 4, 5)                                                \
+    DJINN_MULTIPLY(T, name, multiply_block, "eq", 16, 8, 8, 9)                                               \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 32, 16, 16, 17)                                            \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 64, 32, 32, 33)                                            \
     DJINN_MULTIPLY(T, name, multiply_block, "eq", 96, 48, 48, 49)                                            \

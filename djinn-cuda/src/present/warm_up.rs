@@ -1,6 +1,7 @@
 //! A small launch of everything, so that the driver loads the code before the memory that it takes is
 //! measured: CUDA loads kernels when they are first used.
 
+use crate::present::launch::TILES;
 use djinn_device::args::{
     Add, Attention, Checksum, Choose, Combine, CopyExpert, EditRows, Embed, ExpertLinear, Gelu, Group,
     HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
@@ -10,7 +11,7 @@ use djinn_device::{Buffer, DType, Draw, Drawn, Encoding, Ops, Result, RopeStyle,
 
 /// Bytes of each of the three regions: inputs, which are zero and so are valid indices; weights, zero as well;
 /// and outputs.
-const REGION: u64 = 2 << 20;
+const REGION: u64 = 4 << 20;
 
 /// Rows, and slots of an expert, of one launch of the kernels that read x as it is.
 const MOST_SLOTS: u32 = 16;
@@ -96,6 +97,14 @@ impl<D: Ops> Work<'_, D> {
                 }
             }
         }
+        if dtype != DType::F32 {
+            // Few rows of many columns, and gated products.
+            for (rows, k) in [(8, 2048), (MOST_SLOTS, 1024), (17, 64), (33, 64)] {
+                for tiles in 1..=4 {
+                    self.tiles(stream, dtype, rows, tiles * 64 * 30, k)?;
+                }
+            }
+        }
         for slots in [1, 2, 4, 8, MOST_SLOTS] {
             for k in [256, 255] {
                 self.expert_linear(stream, dtype, slots, 128, k)?;
@@ -163,6 +172,29 @@ impl<D: Ops> Work<'_, D> {
             rows,
         };
         self.device.linear(stream, &args)
+    }
+
+    /// A product of `n` rows of a weight in as many tiles as a launch takes, all of them in the same memory; alone and gated.
+    fn tiles(&self, stream: Stream, dtype: DType, rows: u32, n: u32, k: u32) -> Result<()> {
+        let each = n / TILES as u32;
+        let (x, weight) = (self.input(u64::from(rows * k) * 4), self.weight(u64::from(each * k), dtype));
+        let out = self.output(u64::from(rows * n) * 4);
+        let args = (0..TILES as u32).map(|tile| Linear {
+            x,
+            weight,
+            bias: None,
+            out,
+            k,
+            n: each,
+            out_width: n,
+            out_column: tile * each,
+            rows,
+        });
+        let args: Vec<Linear> = args.collect();
+        self.device.linear_tiles(stream, &args)?;
+        let act = self.buffer.slice(5 * REGION / 2, out.len() / 2);
+        let gated = SiluMul { x: out, out: act, width: n / 2, rows, read_by: None };
+        self.device.linear_silu_mul(stream, &args, &gated)
     }
 
     /// Of an expert without slots: zeros for its part of the order.

@@ -10,7 +10,7 @@ const INNER: [usize; 8] = [1, 16, 17, 32, 33, 63, 576, 577];
 const OUTER: [usize; 6] = [1, 3, 4, 5, 37, 130];
 
 /// Weights of many rows: rows, `k`, `n`.
-const LARGE: [[usize; 3]; 15] = [
+const LARGE: [[usize; 3]; 18] = [
     [1, 64, 1707],
     [2, 1088, 2113],
     [5, 192, 4100],
@@ -26,6 +26,9 @@ const LARGE: [[usize; 3]; 15] = [
     [100, 128, 2050],
     [129, 192, 1501],
     [256, 64, 4100],
+    [4, 4096, 70],
+    [8, 2112, 300],
+    [13, 1472, 203],
 ];
 
 /// Rows in one launch, among those for which a device is batch-invariant.
@@ -195,10 +198,11 @@ pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
 pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
     let cuts: [&[usize]; 5] = [&[512], &[256, 256], &[203, 203, 42], &[6, 6, 6, 2], &[992, 992, 64]];
     for (d, dtype) in DTYPES.into_iter().enumerate() {
-        for (i, rows) in [1, 40, 130, 257, 600].into_iter().enumerate() {
+        for (i, rows) in [1, 16, 40, 130, 257, 600].into_iter().enumerate() {
             for (j, tiles) in cuts.into_iter().enumerate() {
                 let n = tiles.iter().sum::<usize>();
-                let (k, width) = ([64, 128, 192][(i + j) % 3], n / 2);
+                // Of few rows with many columns as well, devices take x rounded.
+                let (k, width) = (if rows == 16 { 1024 } else { [64, 128, 192][(i + j) % 3] }, n / 2);
                 if rows * n * k > 10_000_000 || (d + i + j) % 2 == 1 {
                     continue;
                 }
@@ -249,7 +253,7 @@ pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
 /// told that it would.
 pub(super) fn reads_the_latest<D: Ops>(rig: &mut Rig<D>) {
     for dtype in DTYPES {
-        for (rows, width) in [(1, 64), (20, 128), (33, 60), (70, 192), (140, 64)] {
+        for (rows, width) in [(1, 64), (7, 2368), (16, 1024), (20, 128), (33, 60), (70, 192), (140, 64)] {
             let case = Case::new(rig, [rows, width, 9], dtype, None);
             let (both, scales) = (rig.random.floats(rows * 2 * width), rig.random.floats(width));
             let mut run = |norms: bool, told: Option<bool>, changes: bool| {
