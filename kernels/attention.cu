@@ -71,9 +71,11 @@ template <typename T, unsigned DIM, unsigned HEADS> Choice choose_fragments() {
 }
 
 template <typename T, unsigned DIM> Choice choose_fragments(unsigned shared_by) {
-    return shared_by == 1   ? choose_fragments<T, DIM, 1>()
-           : shared_by <= 4 ? choose_fragments<T, DIM, 4>()
-                            : choose_fragments<T, DIM, 8>();
+    const Choice eight = choose_fragments<T, DIM, 8>();
+    const bool fits = eight.bytes <= all_devices()[current_device()].block_shared;
+    return shared_by == 1              ? choose_fragments<T, DIM, 1>()
+           : shared_by <= 4 || !fits ? choose_fragments<T, DIM, 4>()
+                                       : eight;
 }
 
 template <typename T> Choice choose_fragments(unsigned dim, unsigned shared_by) {

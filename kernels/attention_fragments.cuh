@@ -6,14 +6,15 @@
  * size.
  *
  * Keys are the rows of the matrices and up to 8 heads that share a key head are the columns; then elements of values
- * are the rows. Sums over elements or positions may take them in any order: so a lane loads 16 bytes at once, and what
- * it has of them is taken as the elements that the matrix units expect of it. The next keys are under way while values
- * are weighted, the next values while keys are multiplied; those of the next share while this is merged.
+ * are the rows. Sums over elements or positions may take them in any order: so a lane takes 16 bytes at once, and they are
+ * the elements that the matrix units expect of it. The next keys are under way while values are weighted, the next values
+ * while keys are multiplied; those of the next share while this is merged.
  */
 #ifndef DJINN_ATTENTION_FRAGMENTS_CUH
 #define DJINN_ATTENTION_FRAGMENTS_CUH
 
 #include "attention_split.cuh"
+#include "attention_tile.cuh"
 
 namespace djinn {
 
@@ -27,39 +28,27 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
     return to;
 }
 
-/*
- * 16 bytes of keys or values. Each is loaded once: the first-level cache keeps none. Other lanes load those beside, so memory
- * may give 256 at once.
- */
-__device__ __forceinline__ uint4 load_once(const void *from) {
-    uint4 x;
-    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(from));
-    return x;
-}
-
 /* For rows of up to MOST elements, and GROUP heads that share a key head. */
 template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
     static constexpr unsigned DIM = MOST, HEADS = GROUP, THREADS = 128, WARPS = 4;
     /* Blocks of a multiprocessor, as registers allow. */
     static constexpr unsigned BLOCKS = DIM > 128 ? 2 : IS_INT8<T> && HEADS < 8 ? 4 : 3;
-    static constexpr unsigned SHARE = SPLIT / WARPS, TILE = 16;
+    using Tile = djinn::Tile<T, DIM>;
+    static constexpr unsigned SHARE = SPLIT / WARPS, TILE = Tile::ROWS;
     /* Columns without a head have a bias as well: whether weights are rescaled depends on all. */
     static constexpr unsigned SLOPES = COLUMNS;
     static_assert(HEADS <= COLUMNS);
-    /* Whether registers hold the first tile of a share while the one before is merged. */
+    /* Whether the first tile of a share is under way while the one before is merged. */
     static constexpr bool GOES_ON = true;
     /* What is multiplied. */
     using M = Product<T>;
-    /* Elements that a lane loads at once, of keys and of values: eight lanes share a row of those. */
-    static constexpr unsigned PIECE = PER_16_BYTES<T>, VALUE_PIECE = PIECE < DIM / 8 ? PIECE : DIM / 8;
-    static_assert(DIM % (4 * PIECE) == 0 && DIM % (8 * VALUE_PIECE) == 0);
+    static constexpr unsigned PIECE = Tile::PIECE, VALUE_PIECE = Tile::VALUE_PIECE;
     /* Elements of a head in shared memory: of int8 with gaps, so that lanes that store two each meet no bank twice. */
     static constexpr unsigned GAP = IS_INT8<T> ? 2 : 0, PADDED = DIM + DIM / VALUE_PIECE * GAP;
     static constexpr unsigned PITCH = IS_INT8<T> ? PADDED + (20 - PADDED % 16) % 16 : DIM;
 
     struct Shared : Scales<T, 2 * WARPS, SHARE> {
+        Tile keys[WARPS], values[WARPS];
         /* Of the present share, and of the next. */
         const T *key[2][WARPS][SHARE];
         /* With biases: each head's slope, and the bias of the row's own position. */
@@ -67,7 +56,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         /* What each warp found; a maximum of -INFINITY if it saw no position. */
         float top[WARPS][HEADS], sum[WARPS][HEADS];
         /* Each lane's part of the queries, scaled: elements of head lane / 4 for two steps of the product. */
-        uint4 query[WARPS][DIM / 32][32];
+        uint4 query[DIM / 32][32];
         float part[WARPS][HEADS * PITCH];
     };
 
@@ -81,117 +70,23 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
 
     static __device__ __forceinline__ Query load_query(const djinn_attention_args &a, Shared &shared,
                                                        const float *queries, unsigned heads) {
-        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = lane / 4, quad = lane % 4;
+        constexpr unsigned PARTS = PIECE / 8;
+        const unsigned lane = threadIdx.x % 32, head = lane / 4, quad = lane % 4;
         const float scale = __fmul_rn(a.scale, LOG2_E);
-        uint32_t query[DIM / 16][2] = {};
 #pragma unroll
-        for (unsigned i = 0; i < DIM / 4 / PIECE; ++i) {
-            const unsigned at = (i * 4 + quad) * PIECE;
+        for (unsigned i = threadIdx.x / 32; i < DIM / 32; i += WARPS) {
+            const unsigned at = (i / PARTS * 4 + quad) * PIECE + i % PARTS * 8;
+            uint4 query = {};
             if (head < heads && at < a.kv.head_dim) {
-                const float *from = queries + size_t(head) * a.kv.head_dim + at;
-#pragma unroll
-                for (unsigned part = 0; part < PIECE / 4; ++part) {
-                    const auto x = load<float, 4>(from + 4 * part);
-                    query[i * (PIECE / 4) + part][0] = pack<M>(x.at[0] * scale, x.at[1] * scale);
-                    query[i * (PIECE / 4) + part][1] = pack<M>(x.at[2] * scale, x.at[3] * scale);
-                }
+                const auto low = load<float, 4>(queries + size_t(head) * a.kv.head_dim + at);
+                const auto high = load<float, 4>(queries + size_t(head) * a.kv.head_dim + at + 4);
+                query = {pack<M>(low.at[0] * scale, low.at[1] * scale), pack<M>(low.at[2] * scale, low.at[3] * scale),
+                         pack<M>(high.at[0] * scale, high.at[1] * scale), pack<M>(high.at[2] * scale, high.at[3] * scale)};
             }
+            shared.query[i][lane] = query;
         }
-#pragma unroll
-        for (unsigned i = 0; i < DIM / 16; i += 2) {
-            shared.query[warp][i / 2][lane] = {query[i][0], query[i][1], query[i + 1][0], query[i + 1][1]};
-        }
-        __syncwarp();
+        __syncthreads();
         return {};
-    }
-
-    /* Where a piece of a row begins; past the end of a head, the row's start: what they give is not used. */
-    static __device__ __forceinline__ unsigned offset_of(const djinn_attention_args &a, unsigned at) {
-        return at < a.kv.head_dim ? at : 0;
-    }
-
-    /* Of 16 positions: the lane's elements of keys lane / 4 and 8 further. */
-    struct Keys {
-        uint4 at[DIM / 4 / PIECE][2];
-
-        __device__ __forceinline__ void load(const djinn_attention_args &a, const T *const *key) {
-            const unsigned row = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
-            const T *const low = key[row], *const high = key[row + 8];
-#pragma unroll
-            for (unsigned i = 0; i < DIM / 4 / PIECE; ++i) {
-                const unsigned offset = offset_of(a, (i * 4 + quad) * PIECE);
-                at[i][0] = load_once(low + offset);
-                at[i][1] = load_once(high + offset);
-            }
-        }
-
-        /* Rows by elements of step `i` of the product, as the matrix units take them. */
-        __device__ __forceinline__ void operands(uint32_t (&to)[4], unsigned i) const {
-            const uint4 low = at[i / (PIECE / 4)][0], high = at[i / (PIECE / 4)][1];
-            const unsigned part = i % (PIECE / 4);
-            if constexpr (IS_INT8<T>) {
-                uint32_t l[2], h[2];
-                widen_word(l, word_of(low, part));
-                widen_word(h, word_of(high, part));
-                to[0] = l[0], to[1] = h[0], to[2] = l[1], to[3] = h[1];
-            } else {
-                to[0] = word_of(low, 2 * part);
-                to[1] = word_of(high, 2 * part);
-                to[2] = word_of(low, 2 * part + 1);
-                to[3] = word_of(high, 2 * part + 1);
-            }
-        }
-    };
-
-    /* Of 16 positions: the lane's elements of values 2 (lane % 4), the next, and both 8 further. */
-    struct Values {
-        static constexpr unsigned WORDS = VALUE_PIECE * sizeof(T) / 4;
-        Pack<uint32_t, WORDS> at[DIM / 8 / VALUE_PIECE][4];
-
-        __device__ __forceinline__ void load(const djinn_attention_args &a, const T *const *key, size_t value) {
-            const unsigned row = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
-#pragma unroll
-            for (unsigned k = 0; k < 4; ++k) {
-                const T *const from = key[2 * quad + k % 2 + k / 2 * 8] + value;
-#pragma unroll
-                for (unsigned i = 0; i < DIM / 8 / VALUE_PIECE; ++i) {
-                    const T *const piece = from + offset_of(a, (i * 8 + row) * VALUE_PIECE);
-                    if constexpr (WORDS == 4) {
-                        const uint4 x = load_once(piece);
-                        at[i][k] = {{x.x, x.y, x.z, x.w}};
-                    } else {
-                        at[i][k] = djinn::load<uint32_t, WORDS>(reinterpret_cast<const uint32_t *>(piece));
-                    }
-                }
-            }
-        }
-
-        /* The lane's pair of elements number `i` by pairs of positions, as the matrix units take them. */
-        __device__ __forceinline__ void operands(uint32_t (&to)[4], unsigned i) const {
-            constexpr unsigned PAIRS = VALUE_PIECE / 2;
-            const unsigned word = i % PAIRS * sizeof(T) / 2;
-            uint32_t of[4];
-#pragma unroll
-            for (unsigned k = 0; k < 4; ++k) {
-                of[k] = at[i / PAIRS][k].at[word];
-            }
-            if constexpr (IS_INT8<T>) {
-                const unsigned which = i % 2 == 0 ? 0x5140 : 0x7362;
-                uint32_t l[2], h[2];
-                widen_word(l, __byte_perm(of[0], of[1], which));
-                widen_word(h, __byte_perm(of[2], of[3], which));
-                to[0] = l[0], to[1] = l[1], to[2] = h[0], to[3] = h[1];
-            } else {
-                to[0] = __byte_perm(of[0], of[1], 0x5410);
-                to[1] = __byte_perm(of[0], of[1], 0x7632);
-                to[2] = __byte_perm(of[2], of[3], 0x5410);
-                to[3] = __byte_perm(of[2], of[3], 0x7632);
-            }
-        }
-    };
-
-    static __device__ __forceinline__ uint32_t word_of(const uint4 &four, unsigned i) {
-        return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
     }
 
     /* Over the lanes that have the same columns. */
@@ -215,41 +110,43 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         float key[SHARE / 32], value[SHARE / 32];
     };
 
-    /* What a warp has of its next share: the first tile. */
+    /* A warp's next share, of which the first tile is under way. */
     struct Ahead {
-        Keys keys;
-        Values values;
+        /* The parity of its barriers' phases. */
+        unsigned parity = 0;
         /* What values were divided by. */
         float power = 1;
         /* Which half of the shared memory has the share's addresses and scales. */
         unsigned half = 0;
     };
 
-    /* The lane's position number `i` of a share. Hidden ones of a tile stand for one that is seen, with a weight of zero. */
-    static __device__ __forceinline__ unsigned position_of(const Portion &portion, unsigned i) {
-        return min(max(portion.base + i * 32 + threadIdx.x % 32, portion.begin), portion.end - 1);
+    /* The lane's position number `i` of a share, or the nearest of `begin .. end`. */
+    static __device__ __forceinline__ unsigned position_of(const Portion &portion, unsigned i, unsigned begin, unsigned end) {
+        return min(max(portion.base + i * 32 + threadIdx.x % 32, begin), end - 1);
     }
 
-    /* Puts the addresses of a share's keys into half of the shared memory. */
+    /* Puts the addresses of a share's keys into half of the shared memory; where tiles lie in one page, of whole tiles. */
     static __device__ __forceinline__ void locate(const djinn_attention_args &a, Shared &shared, unsigned half,
                                                   const Portion &portion) {
-        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = Tile::is_whole(a) ? TILE : 1;
+        const unsigned begin = portion.begin / tile * tile, end = (portion.end + tile - 1) / tile * tile;
 #pragma unroll
         for (unsigned i = 0; i < SHARE / 32; ++i) {
-            shared.key[half][warp][i * 32 + lane] =
-                key_at<T>(a.kv, portion.sequence, position_of(portion, i), portion.kv_head);
+            const unsigned position = position_of(portion, i, begin, end);
+            shared.key[half][warp][i * 32 + lane] = key_at<T>(a.kv, portion.sequence, position, portion.kv_head);
         }
         __syncwarp();
     }
 
-    /* Of int8, begins to load the scales of a share that half of the shared memory has the addresses of. */
-    static __device__ __forceinline__ void load_scales(const djinn_attention_args &a, const Shared &shared, unsigned half,
-                                                       const Portion &portion, LaneScales &scales) {
+    /* Of int8, begins to load the scales of a share. */
+    static __device__ __forceinline__ void load_scales(const djinn_attention_args &a, const Portion &portion,
+                                                       LaneScales &scales) {
         if constexpr (IS_INT8<T>) {
 #pragma unroll
             for (unsigned i = 0; i < SHARE / 32; ++i) {
-                const T *const at = shared.key[half][threadIdx.x / 32][i * 32 + threadIdx.x % 32];
-                const int8 *const from = scale_at(a.kv, at, position_of(portion, i));
+                const unsigned position = position_of(portion, i, portion.begin, portion.end);
+                const int8 *const from =
+                    scale_at(a.kv, key_at<T>(a.kv, portion.sequence, position, portion.kv_head), position);
                 scales.key[i] = load_scale(from);
                 scales.value[i] = load_scale(from + value_offset<T>(a.kv));
             }
@@ -301,24 +198,41 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         constexpr unsigned TILES = 2;
         const unsigned lane = threadIdx.x % 32, in_share = first_tile(portion) + lane / 2 * TILE;
         const unsigned position = portion.base + in_share;
-        if (lane < 2 * TILES && position >= portion.begin && position < portion.end && a.kv.page_tokens % TILE == 0) {
+        if (lane < 2 * TILES && position < portion.end && Tile::is_whole(a)) {
             const T *const keys = shared.key[ahead.half][threadIdx.x / 32][in_share];
             djinn::prefetch(keys + (lane % 2 == 0 ? 0 : value_offset<T>(a.kv)), TILE * a.kv.head_dim * sizeof(T));
         }
     }
 
+    /* Before the first share. */
+    static __device__ __forceinline__ void prepare(Shared &shared) {
+        shared.keys[threadIdx.x / 32].init();
+        shared.values[threadIdx.x / 32].init();
+    }
+
+    /* Before the first tile is copied: of what earlier kernels wrote. */
+    static __device__ __forceinline__ void admit() {
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x % 32 < TILE) {
+            admit_bulk_copies();
+        }
+#endif
+    }
+
+    /* Starts copies of a tile: of its keys, then of its values. */
+    static __device__ __forceinline__ void copy_tile(const djinn_attention_args &a, Shared &shared, const T *const *key) {
+        const unsigned warp = threadIdx.x / 32;
+        shared.keys[warp].copy(a, key, 0);
+        shared.values[warp].copy(a, key, value_offset<T>(a.kv));
+    }
+
     /* Begins to load the first tile of a share that was found. */
     static __device__ __forceinline__ void begin(const djinn_attention_args &a, Shared &shared, Ahead &ahead,
                                                  const Portion &portion) {
-        if (portion.is_empty()) {
-            /* Nothing, so that no register is kept for what was there. */
-            ahead.keys = {}, ahead.values = {};
-        } else {
+        if (!portion.is_empty()) {
             LaneScales scales;
-            load_scales(a, shared, ahead.half, portion, scales);
-            const T *const *const key = shared.key[ahead.half][threadIdx.x / 32] + first_tile(portion);
-            ahead.keys.load(a, key);
-            ahead.values.load(a, key, value_offset<T>(a.kv));
+            load_scales(a, portion, scales);
+            copy_tile(a, shared, shared.key[ahead.half][threadIdx.x / 32] + first_tile(portion));
             /* Only now: what waits for scales shall not keep the first keys and values waiting. */
             ahead.power = settle(shared, ahead.half, scales);
         }
@@ -343,7 +257,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
             ahead.half = 1 - half;
             if (!next.is_empty()) {
                 locate(a, shared, ahead.half, next);
-                load_scales(a, shared, ahead.half, next, next_scales);
+                load_scales(a, next, next_scales);
                 next_key = shared.key[ahead.half][warp] + first_tile(next);
             }
         }
@@ -354,14 +268,12 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
 #pragma unroll 1
             for (; first <= last; first += TILE) {
                 float scores[4] = {}, others[4] = {};
-#pragma unroll
-                for (unsigned i = 0; i < DIM / 16; ++i) {
-                    uint32_t operands[4];
-                    ahead.keys.operands(operands, i);
-                    const uint4 query = shared.query[warp][i / 2][lane];
-                    multiply<M>(IS_INT8<T> && i % 2 == 1 ? others : scores, operands, word_of(query, i % 2 * 2),
+                shared.keys[warp].wait(ahead.parity);
+                shared.keys[warp].each_key_step(a, [&](unsigned i, const uint32_t (&keys)[4]) {
+                    const uint4 query = shared.query[i / 2][lane];
+                    multiply<M>(IS_INT8<T> && i % 2 == 1 ? others : scores, keys, word_of(query, i % 2 * 2),
                                 word_of(query, i % 2 * 2 + 1));
-                }
+                });
                 float value_scale[2] = {1, 1};
                 if constexpr (IS_INT8<T>) {
 #pragma unroll
@@ -373,24 +285,19 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
                     }
                 }
                 const T *const *const following = first < last ? key + first + TILE : next_key;
-                if (following != nullptr) {
-                    ahead.keys.load(a, following);
-                }
+                shared.keys[warp].copy(a, following, 0);
                 const auto weights = weigh(a, shared, scores, value_scale, top, sum, out, portion.base + first,
                                            portion.begin, portion.end);
-#pragma unroll
-                for (unsigned i = 0; i < DIM / 16; ++i) {
-                    uint32_t operands[4];
-                    ahead.values.operands(operands, i);
-                    multiply<M>(out[i], operands, weights.x, weights.y);
-                }
-                if (following != nullptr) {
-                    ahead.values.load(a, following, value);
-                }
+                const unsigned tile = portion.base + first, seen = max(portion.begin, tile) - tile;
+                shared.values[warp].wait(ahead.parity);
+                shared.values[warp].each_value_step(a, seen, portion.end - tile, [&](unsigned i, const uint32_t (&values)[4]) {
+                    multiply<M>(out[i], values, weights.x, weights.y);
+                });
+                shared.values[warp].copy(a, following, value);
+                ahead.parity ^= 1;
             }
         } else if (next_key != nullptr) {
-            ahead.keys.load(a, next_key);
-            ahead.values.load(a, next_key, value);
+            copy_tile(a, shared, next_key);
         }
         if (next_key != nullptr) {
             ahead.power = settle(shared, ahead.half, next_scales);

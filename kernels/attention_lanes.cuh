@@ -151,6 +151,8 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
     /* Nothing is loaded ahead of a share. */
     static constexpr bool GOES_ON = false;
     struct Ahead {};
+    static __device__ __forceinline__ void prepare(Shared &) {}
+    static __device__ __forceinline__ void admit() {}
     static __device__ __forceinline__ void find(const djinn_attention_args &, Shared &, const Ahead &, const Portion &) {}
     static __device__ __forceinline__ void prefetch(const djinn_attention_args &, const Shared &, const Ahead &,
                                                     const Portion &) {}

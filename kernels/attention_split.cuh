@@ -67,10 +67,13 @@ template <typename Share> struct Splits {
 
     struct Shared {
         typename Share::Shared share;
-        /* Of the present span, and of all spans before; thread i holds every THREADSth from i on. */
-        Result span[HEADS * DIM], whole[HEADS * DIM];
         /* The present step and the next, of each warp: they are the same, and take no registers here. */
         Step steps[2][WARPS];
+    };
+
+    /* Of the present span, and of all spans before; thread i holds every THREADSth from i on. */
+    struct Results {
+        Result span[OUTPUTS], whole[OUTPUTS];
     };
 
     static __device__ __forceinline__ void run(const djinn_attention_args &a, const Part &part) {
@@ -78,6 +81,7 @@ template <typename Share> struct Splits {
         Shared &shared = *reinterpret_cast<Shared *>(bytes);
         Step *here = &shared.steps[0][threadIdx.x / 32], *next = &shared.steps[1][threadIdx.x / 32];
         typename Share::Ahead ahead;
+        Share::prepare(shared.share);
         Cut cut = {};
         /* Positions, sequences and page tables were copied: they may be read before the kernel before is done. */
         bool some = !part.skip_runs || !is_one_run(a);
@@ -94,30 +98,27 @@ template <typename Share> struct Splits {
         if (!some) {
             return;
         }
+        Share::admit();
         Share::begin(a, shared.share, ahead, portion_of(a, *here));
         typename Share::Query query;
+        Results results;
 #pragma unroll 1
         while (true) {
             if (here->split == here->first) {
                 query = begin_stretch(a, shared, *here);
+                results = {};
             }
-            const bool more = follow<HEADS>(a, part, cut, *here, *next), ends = here->split + 1 == here->end;
-            /* Merging units wants the registers that hold what is loaded ahead. */
-            const bool goes_on = Share::GOES_ON && more && !(ends && here->is_part());
+            const bool more = follow<HEADS>(a, part, cut, *here, *next), goes_on = Share::GOES_ON && more;
             Share::take(a, shared.share, query, ahead, portion_of(a, *here), goes_on, portion_of(a, *next));
             __syncthreads();
-            add_split(a, part, cut, shared, *here);
-            if (goes_on) {
-                if (ends) {
-                    store_whole(a, shared, *here);
-                }
-            } else {
-                if (ends && (!here->is_part() || is_merged(a, part, cut, shared, *here))) {
-                    store_whole(a, shared, *here);
-                }
-                if (!more) {
-                    return;
-                }
+            add_split(a, part, cut, shared, *here, results);
+            if (here->split + 1 == here->end && (!here->is_part() || is_merged(a, part, cut, shared, *here, results))) {
+                store_whole(a, *here, results);
+            }
+            if (!more) {
+                return;
+            }
+            if (!goes_on) {
                 Share::find(a, shared.share, ahead, portion_of(a, *next));
                 Share::begin(a, shared.share, ahead, portion_of(a, *next));
             }
@@ -168,9 +169,6 @@ template <typename Share> struct Splits {
             }
             __syncthreads();
         }
-        each_output(a, heads, [&](unsigned o, unsigned, unsigned) {
-            shared.span[o * THREADS + threadIdx.x] = shared.whole[o * THREADS + threadIdx.x] = Result{};
-        });
         return query;
     }
 
@@ -179,14 +177,14 @@ template <typename Share> struct Splits {
      * unit's result goes to its slot.
      */
     static __device__ __forceinline__ void add_split(const djinn_attention_args &a, const Part &part, const Cut &cut,
-                                                     Shared &shared, const Step &step) {
+                                                     const Shared &shared, const Step &step, Results &results) {
         const unsigned next = step.split + 1;
         const bool hands_over = step.is_part() && (next == step.end || (next & ((1u << cut.shift) - 1)) == 0);
         const bool ends_span = hands_over || next == step.end || next % SPAN == 0;
         const unsigned unit = (step.split >> cut.shift) - first_unit(a, cut, step.length - 1);
         const Slots slots(a, part, HEADS);
         each_output(a, step.heads, [&](unsigned o, unsigned h, unsigned at) {
-            Result &of_span = shared.span[o * THREADS + threadIdx.x], &whole = shared.whole[o * THREADS + threadIdx.x];
+            Result &of_span = results.span[o], &whole = results.whole[o];
             of_span.merge(split_of(shared.share, h, at));
             if (ends_span) {
                 whole.merge(of_span);
@@ -205,21 +203,20 @@ template <typename Share> struct Splits {
 
     /* Whether a stretch is the last of a row and group to be handed over; then merges all. */
     static __device__ __forceinline__ bool is_merged(const djinn_attention_args &a, const Part &part, const Cut &cut,
-                                                     Shared &shared, const Step &step) {
+                                                     Shared &shared, const Step &step, Results &results) {
         if (!is_last(ended[step.row * part.per_row + step.which], step.to - step.from, step.units)) {
             return false;
         }
         const Slots slots(a, part, HEADS);
-        merge_units(slots, cut, shared, step.slot, step.heads, first_unit(a, cut, step.length - 1), step.units);
+        merge_units(slots, cut, shared, step.slot, step.heads, first_unit(a, cut, step.length - 1), step.units, results);
         return true;
     }
 
     /* Stores the results of a row and group. */
-    static __device__ __forceinline__ void store_whole(const djinn_attention_args &a, Shared &shared,
-                                                       const Step &step) {
+    static __device__ __forceinline__ void store_whole(const djinn_attention_args &a, const Step &step,
+                                                       const Results &results) {
         each_output(a, step.heads, [&](unsigned o, unsigned h, unsigned at) {
-            const Result result = shared.whole[o * THREADS + threadIdx.x];
-            const Pack<float, 1> x{__fdiv_rn(result.x, result.sum)};
+            const Pack<float, 1> x{__fdiv_rn(results.whole[o].x, results.whole[o].sum)};
             const size_t to = (size_t(step.row) * a.heads + step.head + h) * a.kv.head_dim + at;
             store_output(a.out, a.rounded, to, x);
         });
@@ -303,7 +300,7 @@ template <typename Share> struct Splits {
 
     /* Merges the partial results of a row, in the order that a block alone would. `start` is its first unit. */
     static __device__ __forceinline__ void merge_units(const Slots &slots, const Cut &cut, Shared &shared, unsigned slot,
-                                                       unsigned heads, unsigned start, unsigned units) {
+                                                       unsigned heads, unsigned start, unsigned units, Results &results) {
         Folds &folds = *reinterpret_cast<Folds *>(shared.share.part);
         static_assert(FOLDS > 0 && FOLDS % AT_END == 0 && sizeof(Folds) <= sizeof(shared.share.part));
         const unsigned lead = cut.shift == 0 ? start % SPAN : 0, count = lead + units;
@@ -357,10 +354,7 @@ template <typename Share> struct Splits {
         }
 #pragma unroll
         for (unsigned o = 0; o < OUTPUTS; ++o) {
-            if (o * THREADS + threadIdx.x < HEADS * DIM) {
-                Result &result = shared.whole[o * THREADS + threadIdx.x];
-                result.sum = sum[o], result.x = whole[o];
-            }
+            results.whole[o].sum = sum[o], results.whole[o].x = whole[o];
         }
     }
 
