@@ -5,7 +5,7 @@
  * Launch: linear_encoded.cuh.
  * Reference: djinn-device, src/reference.rs, `linear`, of the decoded weight.
  */
-#include "linear_lossless.cuh"
+#include "linear_lossless_tiles.cuh"
 
 #include <utility>
 
@@ -87,30 +87,7 @@ template <typename T> struct LosslessTiles {
             /* Where chunks of 16 bytes are: rows begin at multiples of 128. */
             const unsigned turn = row >> 3 & 0x70, lane = row + 2 * quad;
             const unsigned kept = lane + part / 2 * apart + (part % 2 * RUN ^ turn), codes = lane + 2 * apart + (part * 32 ^ turn);
-            const auto two = [&](unsigned at) { return uint32_t(*reinterpret_cast<const uint16_t *>(shared_at(at))); };
-            uint32_t bytes[2][4][2], code[2][2][2];
-            const auto load = [&](unsigned half) {
-                const unsigned down = half * 8 * BLOCK_ROW;
-#pragma unroll
-                for (unsigned i = 0; i < 2; ++i) {
-                    code[half][i][0] = two((codes ^ i * 16) + down), code[half][i][1] = two((codes ^ i * 16) + down + 8);
-                }
-#pragma unroll
-                for (unsigned i = 0; i < 4; ++i) {
-                    bytes[half][i][0] = two((kept ^ i * 16) + down), bytes[half][i][1] = two((kept ^ i * 16) + down + 8);
-                }
-            };
-            load(0);
-            if (halves == 1) {
-                Code::decode(bytes[0], code[0], of.at[0].bases, w[0]);
-                of.at[0].template mend<Lanes::HALVES>(column, quad, w[0]);
-            } else {
-                /* All is loaded before any of it is decoded. */
-                load(1);
-                Code::decode(bytes[0], code[0], of.at[0].bases, w[0]);
-                Code::decode(bytes[1], code[1], of.at[1].bases, w[1]);
-                mend_all<Lanes::HALVES>(column, quad, of.at, w);
-            }
+            decode_rows<T, BLOCK_ROW, BLOCK_ROW>(of.at, halves, kept, codes, column, quad, w);
         }
     };
 };
@@ -243,7 +220,10 @@ template <typename Format, typename Tiles>
 int launch_rounded(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
     const djinn_linear_args &a = args.linear;
     if (args.order != nullptr || a.rows > MOST_STREAMED) {
-        return launch_tiles_of<Tiles>(args, batch, stream);
+        const Division division = divide_tiles(a);
+        return args.order == nullptr && serves_tiles(a, division)
+                   ? launch_lossless_tiles<typename Format::Type>(a, division, stream)
+                   : launch_tiles_of<Tiles>(args, batch, stream);
     }
     const Division division = divide(a, all_devices()[current_device()].multiprocessors, 16 * LOSSLESS_GROUPS);
     if (lossless_block(division.share, true).each == 1) {

@@ -71,6 +71,46 @@ __device__ __forceinline__ void mend_all(unsigned column, unsigned quad, Ahead (
     }
 }
 
+/*
+ * Decodes a run of two rows, or of the first alone, whose signs and mantissas begin at `kept` and codes at `codes`, as the
+ * lane reads them in swizzled rows of KEPT and CODES bytes; the second is 8 rows after the first. Of the columns from 16 s
+ * on, the lane's halves are in w[..][s].
+ */
+template <typename T, unsigned KEPT, unsigned CODES>
+__device__ __forceinline__ void decode_rows(typename Lossless<T>::Ahead (&of)[2], unsigned count, unsigned kept,
+                                            unsigned codes, unsigned column, unsigned quad, uint2 (&w)[2][4]) {
+    using Code = Lossless<T>;
+    const auto two = [&](unsigned at) { return uint32_t(*reinterpret_cast<const uint16_t *>(shared_at(at))); };
+    uint32_t bytes[2][4][2], code[2][2][2];
+    const auto load = [&](unsigned high) {
+#pragma unroll
+        for (unsigned i = 0; i < 2; ++i) {
+            const unsigned from = (codes ^ i * 16) + high * 8 * CODES;
+            code[high][i][0] = two(from), code[high][i][1] = two(from + 8);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < 4; ++i) {
+            const unsigned from = (kept ^ i * 16) + high * 8 * KEPT;
+            bytes[high][i][0] = two(from), bytes[high][i][1] = two(from + 8);
+        }
+    };
+    load(0);
+    if (count == 1) {
+        Code::decode(bytes[0], code[0], of[0].bases, w[0]);
+        of[0].template mend<Lanes::HALVES>(column, quad, w[0]);
+#pragma unroll
+        for (unsigned step = 0; step < 4; ++step) {
+            w[1][step] = {0, 0};
+        }
+    } else {
+        /* All is loaded before any of it is decoded. */
+        load(1);
+        Code::decode(bytes[0], code[0], of[0].bases, w[0]);
+        Code::decode(bytes[1], code[1], of[1].bases, w[1]);
+        mend_all<Lanes::HALVES>(column, quad, of, w);
+    }
+}
+
 /* EACH units of 8 rows of the weight for each group, by up to 8 TILES rows of x, which are STREAMED or not. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct LosslessRows {
     static_assert(EACH == 1 || EACH == 2);

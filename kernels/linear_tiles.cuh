@@ -71,6 +71,14 @@ struct Place {
     }
 };
 
+/* Keeps values that the matrix units read: until here no register of theirs becomes another's. */
+__device__ __forceinline__ void hold(const uint2 (&w)[2][RUN / 16]) {
+#pragma unroll
+    for (unsigned step = 0; step < RUN / 16; ++step) {
+        asm volatile("" ::"r"(w[0][step].x), "r"(w[0][step].y), "r"(w[1][step].x), "r"(w[1][step].y));
+    }
+}
+
 /* N rows of x by up to 64 rows of the weight at once. */
 template <typename Format, unsigned N> struct TileProducts {
     using T = typename Format::Type;
@@ -198,14 +206,6 @@ template <typename Format, unsigned N> struct TileProducts {
             }
         }
         __syncwarp();
-    }
-
-    /* Keeps values that the matrix units read: until here no register of theirs becomes another's. */
-    static __device__ __forceinline__ void hold(const uint2 (&w)[2][STEPS]) {
-#pragma unroll
-        for (unsigned step = 0; step < STEPS; ++step) {
-            asm volatile("" ::"r"(w[0][step].x), "r"(w[0][step].y), "r"(w[1][step].x), "r"(w[1][step].y));
-        }
     }
 
     /* The products of all shares, a warpgroup's part of them. */
