@@ -131,17 +131,25 @@ impl<D: Ops> Work<'_, D> {
     /// served.
     fn encoded(&self, stream: Stream, encoding: Encoding, dtype: DType) -> Result<()> {
         let (n, k) = (128, 256);
-        let weight = |k: u32| {
+        let weight = |n: u32, k: u32| {
             let bytes = encoding.tile(dtype, n.into(), k.into()).map(|tile| tile.bytes);
             bytes.map(|bytes| Weight { span: self.buffer.slice(REGION, bytes), dtype, encoding })
         };
-        for (k, table) in [k, 200].into_iter().filter_map(|k| Some((k, weight(k)?))) {
+        for (k, table) in [k, 200].into_iter().filter_map(|k| Some((k, weight(n, k)?))) {
             let (tokens, out) = (self.input(4), self.output(4 * u64::from(k)));
             let (first_row, table_rows, width, rows) = (0, n, k, 1);
             self.device.embed(stream, &Embed { tokens, table, first_row, table_rows, width, out, rows })?;
             for rows in [1, MOST_SLOTS, 64, 128, 300] {
                 self.linear_by(stream, table, dtype, rows, n, k)?;
                 self.expert_linear_by(stream, table, rows, n, k)?;
+            }
+        }
+        if encoding == Encoding::Lossless {
+            // Of one tile of 64 rows of the weight for each cluster of two, and of more.
+            for (rows, share) in [(17, 64), (17, 72), (33, 64), (33, 72), (65, 64)] {
+                let n = share * 66;
+                let weight = weight(n, k).expect("rows of whole runs have the encoding");
+                self.linear_by(stream, weight, dtype, rows, n, k)?;
             }
         }
         Ok(())
