@@ -5,7 +5,9 @@
 #define DJINN_BLOCK_FORMATS_CUH
 
 #include "blocks_groups.cuh"
+#include "blocks_large.cuh"
 #include "blocks_levels.cuh"
+#include "blocks_small.cuh"
 
 /* `MACRO(encoding)` for each block format. */
 #define DJINN_FOR_BLOCKS(MACRO)                                                                              \

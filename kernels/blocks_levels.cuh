@@ -5,7 +5,8 @@
 #ifndef DJINN_BLOCKS_LEVELS_CUH
 #define DJINN_BLOCKS_LEVELS_CUH
 
-#include "blocks.cuh"
+#include "blocks_large.cuh"
+#include "blocks_small.cuh"
 
 namespace djinn {
 

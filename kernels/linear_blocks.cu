@@ -6,7 +6,7 @@
  * Reference: djinn-device, src/reference.rs, `linear`, of the decoded weight.
  */
 #include "block_formats.cuh"
-#include "linear_encoded.cuh"
+#include "linear_encoded_launch.cuh"
 
 namespace djinn {
 

@@ -14,7 +14,7 @@
 #ifndef DJINN_LINEAR_LOSSLESS_CUH
 #define DJINN_LINEAR_LOSSLESS_CUH
 
-#include "linear_encoded.cuh"
+#include "linear_encoded_launch.cuh"
 #include "lossless.cuh"
 
 namespace djinn {

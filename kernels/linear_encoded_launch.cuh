@@ -1,0 +1,143 @@
+/*
+ * How products over encoded weights of few rows are launched; linear_encoded.cuh has their kernel.
+ */
+#ifndef DJINN_LINEAR_ENCODED_LAUNCH_CUH
+#define DJINN_LINEAR_ENCODED_LAUNCH_CUH
+
+#include "linear_encoded.cuh"
+
+#include <atomic>
+
+namespace djinn {
+
+/* Units of a group, of a weight whose blocks have `units`: 1 where that fits, of formats that are met often. */
+template <typename Format> unsigned units_of_group(unsigned units) {
+    return Format::IS_COMMON && units <= MOST_GROUPS ? 1 : 2;
+}
+
+/* Of a group with a ring of so many stages. */
+template <typename Format, unsigned EACH> constexpr unsigned bytes_of_group(unsigned stages) {
+    using Kernel = EncodedLanes<Format, EACH, 2>;
+    return stages * Kernel::STAGE + Kernel::BESIDE;
+}
+
+/* Groups that a block has room for beside `rows` rows of x; perhaps none. */
+template <typename Format> unsigned groups_beside(unsigned rows, unsigned k) {
+    constexpr unsigned LEAST = EncodedLanes<Format, 2, 2>::LEAST_STAGES, BYTES = bytes_of_group<Format, 2>(LEAST);
+    static_assert(bytes_of_group<Format, 1>(LEAST) <= BYTES);
+    const unsigned room = all_devices()[current_device()].block_shared, staged = rows * encoded_pitch(k) + 128;
+    const unsigned fit = staged < room ? (room - staged) / BYTES : 0;
+    return fit < MOST_GROUPS ? fit : MOST_GROUPS;
+}
+
+/* Whether a block of one group has room for a row of x. */
+template <typename Format> unsigned encoded_rows(unsigned k) {
+    return groups_beside<Format>(1, k) > 0 ? MOST_ROWS : 0;
+}
+
+/* Up to `rows` rows at once, in order or of the slots' groups. */
+template <typename Format> int launch_encoded_rows(const djinn_expert_linear_args &args, unsigned rows, void *stream) {
+    const DeviceFacts &device = all_devices()[current_device()];
+    const djinn_linear_args &a = args.linear;
+    const unsigned staged = rows * encoded_pitch(a.k), groups = groups_beside<Format>(rows, a.k);
+    const Division division = divide(a, device.multiprocessors, 16 * groups);
+    const unsigned units = ceil_div(division.share, 8);
+    const unsigned each = units <= groups ? units_of_group<Format>(units) : 2;
+    void (*kernel)(djinn_expert_linear_args, Maps, EncodedFrame) = djinn_linear_encoded<Format, 2, 2>;
+    unsigned number = 0;
+    if constexpr (Format::IS_COMMON) {
+        if (each == 1) {
+            kernel = rows <= 8 ? djinn_linear_encoded<Format, 1, 1> : djinn_linear_encoded<Format, 1, 2>;
+        } else if (rows <= 8) {
+            kernel = djinn_linear_encoded<Format, 2, 1>;
+        }
+        number = each * 2 + (rows <= 8) - 2;
+    }
+    /* By device, the context in which a kernel may use as much shared memory as there is. */
+    static std::atomic<unsigned> allowed[4][MOST_DEVICES];
+    const unsigned context = contexts().load(), used = ceil_div(units, each);
+    std::atomic<unsigned> &known = allowed[number][current_device()];
+    if (known.load() != context) {
+        const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        const cudaError_t code = cudaFuncSetAttribute(kernel, limit, int(device.block_shared));
+        if (code != cudaSuccess) {
+            return code;
+        }
+        known.store(context);
+    }
+    /* As many stages as there is room for. */
+    const auto bytes = [&](unsigned stages) {
+        return 128 + used * (each == 1 ? bytes_of_group<Format, 1>(stages) : bytes_of_group<Format, 2>(stages)) + staged;
+    };
+    unsigned stages = EncodedLanes<Format, 2, 2>::LEAST_STAGES;
+    while (stages < MOST_COPIED && bytes(stages + 1) <= device.block_shared) {
+        ++stages;
+    }
+    /* A block for each multiprocessor, where none has room for two. */
+    const unsigned alone = device.block_shared / 2 + 1024, shared = bytes(stages) < alone ? alone : bytes(stages);
+    const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
+    const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
+    const EncodedFrame frame{division.share, division.blocks, rows, stages};
+    Maps maps = {};
+    if (device.overlaps) {
+        const unsigned tiles = ceil_div(a.n, a.tile_rows), box_rows = 8 * each, pitch = EncodedLanes<Format, 2, 2>::PITCH;
+        for (unsigned tile = 0; tile < tiles; ++tile) {
+            const unsigned tile_rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
+            if (!encode_bytes(maps.weights[tile], a.weights[tile], tile_rows, a.row_bytes, pitch, box_rows)) {
+                return cudaErrorInvalidValue;
+            }
+        }
+    }
+    return launch(kernel, grid, GROUP_THREADS * used, shared, stream, args, maps, frame);
+}
+
+/* Up to `most` rows of x at once, or fewer where that leaves room for more groups and takes less time. */
+template <typename Format> int launch_encoded(const djinn_expert_linear_args &args, unsigned most, void *stream) {
+    const djinn_linear_args &a = args.linear;
+    const unsigned all = a.rows < most ? a.rows : most, at_once = all_devices()[current_device()].multiprocessors;
+    unsigned rows = 1, best = 0;
+    for (unsigned launches = 1; launches <= all; ++launches) {
+        const unsigned each = ceil_div(all, launches), groups = groups_beside<Format>(each, a.k);
+        if (groups == 0) {
+            continue;
+        }
+        /* A wave takes the time of its groups, and what passes until the first bytes are there. */
+        const unsigned waves = ceil_div(a.n, uint64_t(at_once) * 16 * groups);
+        const unsigned cost = launches * waves * (ceil_div(a.n, uint64_t(at_once) * 16 * waves) + 2);
+        if (best == 0 || cost < best) {
+            rows = each, best = cost;
+        }
+    }
+    if (args.order != nullptr) {
+        return launch_encoded_rows<Format>(args, rows, stream);
+    }
+    for (unsigned row = 0; row < a.rows; row += rows) {
+        djinn_expert_linear_args part = args;
+        part.linear.rows = a.rows - row < rows ? a.rows - row : rows;
+        part.linear.x = a.x + size_t(row) * a.k;
+        part.linear.out = a.out + size_t(row) * a.out_width;
+        const int code = launch_encoded_rows<Format>(part, part.linear.rows, stream);
+        if (code != cudaSuccess) {
+            return code;
+        }
+    }
+    return cudaSuccess;
+}
+
+/* What serves an encoding: rows of x for which `few` can, its launch, and that for up to MOST_GROUP rows on Hopper. */
+struct EncodedKernels {
+    unsigned (*rows)(unsigned k);
+    int (*few)(const djinn_expert_linear_args &args, unsigned most, void *stream);
+    int (*many)(const djinn_expert_linear_args &args, const Batch &batch, void *stream);
+};
+
+/* Of a block format; null of another encoding. */
+const EncodedKernels *block_kernels(uint32_t encoding);
+
+template <typename Few, typename Many> constexpr EncodedKernels encoded_kernels() {
+    return {encoded_rows<Few>, launch_encoded<Few>, launch_tiles_of<Many>};
+}
+
+} // namespace djinn
+
+#endif
