@@ -130,8 +130,8 @@ impl ServerMetrics {
     /// Requests so far.
     pub(crate) fn told(&self) -> Value {
         json!({
-            "requests": self.requests.load(Ordering::Relaxed),
-            "refused": self.refused.load(Ordering::Relaxed),
+            "requests": count(&self.requests),
+            "refused": count(&self.refused),
         })
     }
 
@@ -144,13 +144,13 @@ impl ServerMetrics {
                 &self.refused,
             ),
         ];
-        for (name, help, count) in counts {
-            let count = count.load(Ordering::Relaxed);
-            line(page, format_args!("# HELP {name} {help}\n# TYPE {name} counter\n{name} {count}"));
+        for (name, help, counter) in counts {
+            family(page, name, "counter", help);
+            line(page, format_args!("{name} {}", count(counter)));
         }
         let name = "djinn_http_write_seconds";
         let help = "From a token of the engine to the write of its event, without the client's part.";
-        line(page, format_args!("# HELP {name} {help}\n# TYPE {name} histogram"));
+        family(page, name, "histogram", help);
         self.writes.write(page, name, None);
     }
 }
@@ -172,7 +172,6 @@ pub(crate) struct ModelMetrics {
 impl ModelMetrics {
     /// Tokens and times so far.
     pub(crate) fn told(&self) -> Value {
-        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         json!({
             "tokens": {
                 "prompt": count(&self.prompt_tokens),
@@ -237,112 +236,122 @@ pub(crate) struct ModelPage<'a> {
     pub(crate) loads: Loads,
 }
 
-/// The page, in Prometheus' text format.
-pub(crate) fn page(models: &[ModelPage<'_>], server: &ServerMetrics) -> String {
-    let mut page = String::new();
-    let mut family =
-        |name: &str, kind: &str, help: &str, write: &dyn Fn(&mut String, &str, &ModelPage<'_>)| {
-            line(&mut page, format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
-            for model in models {
-                write(&mut page, name, model);
-            }
-        };
-    /// A gauge of the engine's state, left out while the engine does not run.
-    fn gauge(of: fn(&Occupancy) -> f64) -> impl Fn(&mut String, &str, &ModelPage<'_>) {
-        move |page, name, model| {
-            if let Some((occupancy, _)) = &model.occupancy {
-                line(page, format_args!("{name}{{model_name=\"{}\"}} {}", label(model.name), of(occupancy)));
-            }
-        }
+impl ModelPage<'_> {
+    /// A number of the engine's state; none while the engine does not run.
+    fn held(&self, of: fn(&Occupancy) -> f64) -> Option<f64> {
+        self.occupancy.as_ref().map(|(occupancy, _)| of(occupancy))
     }
-    fn counter(of: fn(&ModelMetrics) -> &AtomicU64) -> impl Fn(&mut String, &str, &ModelPage<'_>) {
-        move |page, name, model| {
-            let count = of(model.metrics).load(Ordering::Relaxed);
-            line(page, format_args!("{name}{{model_name=\"{}\"}} {count}", label(model.name)));
-        }
-    }
-    fn histogram(of: fn(&ModelMetrics) -> &Histogram) -> impl Fn(&mut String, &str, &ModelPage<'_>) {
-        move |page, name, model| of(model.metrics).write(page, name, Some(model.name))
-    }
-    let up = |page: &mut String, name: &str, model: &ModelPage<'_>| {
-        let up = u8::from(model.is_up);
-        line(page, format_args!("{name}{{model_name=\"{}\"}} {up}", label(model.name)));
-    };
-    family("djinn_model_up", "gauge", "Whether the model's engine runs.", &up);
-    let loaded = |page: &mut String, name: &str, model: &ModelPage<'_>| {
-        line(
-            page,
-            format_args!("{name}{{model_name=\"{}\"}} {}", label(model.name), u8::from(model.is_loaded)),
-        );
-    };
-    family("djinn_model_loaded", "gauge", "Whether the model is on the device.", &loaded);
-    type OfLoads = fn(&Loads) -> f64;
-    let loads: [(&str, &str, OfLoads); 3] = [
-        ("djinn_model_loads_total", "Times that the model came to the device.", |loads| loads.count as f64),
-        ("djinn_model_load_bytes_total", "Bytes of weights that it was loaded with.", |loads| {
-            loads.bytes as f64
-        }),
-        ("djinn_model_load_seconds_total", "Time that this took.", |loads| loads.time.as_secs_f64()),
-    ];
-    for (name, help, of) in loads {
-        family(name, "counter", help, &|page, name, model| {
-            line(page, format_args!("{name}{{model_name=\"{}\"}} {}", label(model.name), of(&model.loads)));
-        });
-    }
-    let age = |page: &mut String, name: &str, model: &ModelPage<'_>| {
-        if let Some((_, age)) = model.occupancy {
-            let (model, age) = (label(model.name), age.as_secs_f64());
-            line(page, format_args!("{name}{{model_name=\"{model}\"}} {age}"));
-        }
-    };
-    let help =
-        "Since the model's engine told the numbers that follow; it is asked each time, and may be busy.";
-    family("djinn_engine_counts_age_seconds", "gauge", help, &age);
-    let running = gauge(|held| held.running as f64);
-    family("djinn_num_requests_running", "gauge", "Sessions that compute.", &running);
-    let waiting = gauge(|held| held.waiting as f64);
-    family("djinn_num_requests_waiting", "gauge", "Sessions that wait for KV pages.", &waiting);
-    let parked = gauge(|held| held.parked as f64);
-    family("djinn_num_sessions_parked", "gauge", "Sessions between turns, or held by their client.", &parked);
-    let named = |page: &mut String, name: &str, model: &ModelPage<'_>| {
-        line(page, format_args!("{name}{{model_name=\"{}\"}} {}", label(model.name), model.sessions));
-    };
-    family("djinn_num_sessions", "gauge", "Sessions that are remembered by name.", &named);
-    let used = gauge(|held| 1.0 - f64::from(held.device_free) / f64::from(held.device_pages.max(1)));
-    family("djinn_kv_cache_usage_perc", "gauge", "Share of the device's KV pages in use, 0 to 1.", &used);
-    let busy = gauge(|held| held.times.busy.as_secs_f64());
-    family("djinn_device_busy_seconds_total", "counter", "Of the device's time, in steps.", &busy);
-    let idle = gauge(|held| held.times.idle.as_secs_f64());
-    let help = "Of the device's time, between two steps of a session that computes.";
-    family("djinn_device_idle_seconds_total", "counter", help, &idle);
-    let prompts = counter(|metrics| &metrics.prompt_tokens);
-    family("djinn_prompt_tokens_total", "counter", "Tokens of prompts.", &prompts);
-    let hits = counter(|metrics| &metrics.reused_tokens);
-    family(
+}
+
+/// A number of a model. `None` leaves its line out.
+type Number = fn(&ModelPage<'_>) -> Option<f64>;
+
+/// Families with one number of each model: their names, kinds, helps and numbers.
+const NUMBERS: [(&str, &str, &str, Number); 16] = [
+    ("djinn_model_up", "gauge", "Whether the model's engine runs.", |model| Some(model.is_up.into())),
+    ("djinn_model_loaded", "gauge", "Whether the model is on the device.", |model| {
+        Some(model.is_loaded.into())
+    }),
+    ("djinn_model_loads_total", "counter", "Times that the model came to the device.", |model| {
+        Some(model.loads.count as f64)
+    }),
+    ("djinn_model_load_bytes_total", "counter", "Bytes of weights that it was loaded with.", |model| {
+        Some(model.loads.bytes as f64)
+    }),
+    ("djinn_model_load_seconds_total", "counter", "Time that this took.", |model| {
+        Some(model.loads.time.as_secs_f64())
+    }),
+    (
+        "djinn_engine_counts_age_seconds",
+        "gauge",
+        "Since the model's engine told the numbers that follow; it is asked each time, and may be busy.",
+        |model| model.occupancy.map(|(_, age)| age.as_secs_f64()),
+    ),
+    ("djinn_num_requests_running", "gauge", "Sessions that compute.", |model| {
+        model.held(|held| held.running as f64)
+    }),
+    ("djinn_num_requests_waiting", "gauge", "Sessions that wait for KV pages.", |model| {
+        model.held(|held| held.waiting as f64)
+    }),
+    ("djinn_num_sessions_parked", "gauge", "Sessions between turns, or held by their client.", |model| {
+        model.held(|held| held.parked as f64)
+    }),
+    ("djinn_num_sessions", "gauge", "Sessions that are remembered by name.", |model| {
+        Some(model.sessions as f64)
+    }),
+    ("djinn_kv_cache_usage_perc", "gauge", "Share of the device's KV pages in use, 0 to 1.", |model| {
+        model.held(|held| 1.0 - f64::from(held.device_free) / f64::from(held.device_pages.max(1)))
+    }),
+    ("djinn_device_busy_seconds_total", "counter", "Of the device's time, in steps.", |model| {
+        model.held(|held| held.times.busy.as_secs_f64())
+    }),
+    (
+        "djinn_device_idle_seconds_total",
+        "counter",
+        "Of the device's time, between two steps of a session that computes.",
+        |model| model.held(|held| held.times.idle.as_secs_f64()),
+    ),
+    ("djinn_prompt_tokens_total", "counter", "Tokens of prompts.", |model| {
+        Some(count(&model.metrics.prompt_tokens) as f64)
+    }),
+    (
         "djinn_prefix_cache_hits_total",
         "counter",
         "Tokens of prompts that were not computed again.",
-        &hits,
-    );
-    let generated = counter(|metrics| &metrics.generation_tokens);
-    family("djinn_generation_tokens_total", "counter", "Generated tokens.", &generated);
-    let finished = |page: &mut String, name: &str, model: &ModelPage<'_>| {
-        let ModelMetrics { finished_stop, finished_calls, finished_length, .. } = model.metrics;
-        let counts = [("stop", finished_stop), ("tool_calls", finished_calls), ("length", finished_length)];
-        for (reason, count) in counts {
-            let (count, model) = (count.load(Ordering::Relaxed), label(model.name));
-            line(page, format_args!("{name}{{model_name=\"{model}\",finished_reason=\"{reason}\"}} {count}"));
+        |model| Some(count(&model.metrics.reused_tokens) as f64),
+    ),
+    ("djinn_generation_tokens_total", "counter", "Generated tokens.", |model| {
+        Some(count(&model.metrics.generation_tokens) as f64)
+    }),
+];
+
+type Times = fn(&ModelMetrics) -> &Histogram;
+
+/// Families with a histogram of each model.
+const HISTOGRAMS: [(&str, &str, Times); 3] = [
+    ("djinn_time_to_first_token_seconds", "From the request to its first token.", |own| &own.first_token),
+    ("djinn_inter_token_latency_seconds", "Between a request's tokens.", |own| &own.between_tokens),
+    ("djinn_e2e_request_latency_seconds", "From a request to an answer's end.", |own| &own.whole),
+];
+
+/// The page, in Prometheus' text format.
+pub(crate) fn page(models: &[ModelPage<'_>], server: &ServerMetrics) -> String {
+    let mut page = String::new();
+    for (name, kind, help, of) in NUMBERS {
+        family(&mut page, name, kind, help);
+        for model in models {
+            if let Some(number) = of(model) {
+                line(&mut page, format_args!("{name}{{model_name=\"{}\"}} {number}", label(model.name)));
+            }
         }
-    };
-    family("djinn_request_success_total", "counter", "Answers that ended, by reason.", &finished);
-    let first = histogram(|metrics| &metrics.first_token);
-    family("djinn_time_to_first_token_seconds", "histogram", "From the request to its first token.", &first);
-    let between = histogram(|metrics| &metrics.between_tokens);
-    family("djinn_inter_token_latency_seconds", "histogram", "Between a request's tokens.", &between);
-    let whole = histogram(|metrics| &metrics.whole);
-    family("djinn_e2e_request_latency_seconds", "histogram", "From a request to an answer's end.", &whole);
+    }
+    let name = "djinn_request_success_total";
+    family(&mut page, name, "counter", "Answers that ended, by reason.");
+    for ModelPage { name: model, metrics, .. } in models {
+        let ModelMetrics { finished_stop, finished_calls, finished_length, .. } = metrics;
+        let counts = [("stop", finished_stop), ("tool_calls", finished_calls), ("length", finished_length)];
+        for (reason, finished) in counts {
+            let (count, model) = (count(finished), label(model));
+            let labels = format_args!("model_name=\"{model}\",finished_reason=\"{reason}\"");
+            line(&mut page, format_args!("{name}{{{labels}}} {count}"));
+        }
+    }
+    for (name, help, of) in HISTOGRAMS {
+        family(&mut page, name, "histogram", help);
+        for model in models {
+            of(model.metrics).write(&mut page, name, Some(model.name));
+        }
+    }
     server.write(&mut page);
     page
+}
+
+fn family(page: &mut String, name: &str, kind: &str, help: &str) {
+    line(page, format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
+}
+
+fn count(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
 }
 
 pub(crate) fn line(page: &mut String, text: std::fmt::Arguments<'_>) {
