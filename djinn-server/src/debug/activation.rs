@@ -1,8 +1,8 @@
 //! `/v1/sessions/{id}/activations/{hook}`: reads and changes a paused session.
 
-use super::engine::{debug, look};
+use super::engine::{debug, look, paused_at};
 use super::tensors::{Lists, WithLists};
-use super::{hooks, not_paused, pattern, tensors};
+use super::{hooks, pattern, tensors};
 use crate::body::{Fields, Part};
 use crate::fields::ACTIVATIONS;
 use crate::request::{Asker, Pairs, tenant_salt};
@@ -15,6 +15,7 @@ use axum::extract::{Path, State};
 use axum::http::{Response, StatusCode};
 use djinn_engine::Edit;
 use djinn_engine::debug::{AttentionPattern, Debugger, Look, Looked};
+use djinn_models::safetensors::TensorWriter;
 use djinn_srg::Hook;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -37,8 +38,7 @@ pub(crate) async fn read(
         return pattern::show(&named, pattern, as_tensors).await;
     }
     let hook = hooks::find(graph, &hook, "hook")?.clone();
-    let at = debug(engine, graph, |debugger, id| Ok(debugger.paused_at(id))).await?;
-    let at = at.ok_or_else(not_paused)?;
+    let at = paused_at(engine, graph).await?;
     let wanted = Look { hooks: vec![hook.clone()], ..Look::default() };
     let Looked { positions, values, .. } = look(engine, graph, wanted).await?;
     let values = values.into_iter().next().map_or_else(Vec::new, |(_, values)| values);
@@ -51,10 +51,10 @@ pub(crate) async fn read(
         if as_tensors {
             let (from, to) = (from.to_string(), positions.end.to_string());
             let about = [("hook", hook.name.clone()), ("from", from), ("to", to)];
-            let mut file = tensors::File::default();
+            let mut file = TensorWriter::default();
             file.floats("values", &[tokens, width], &values);
             file.integers("token_ids", token_ids.iter().map(|&token| i64::from(token)));
-            return file.response(about);
+            return tensors::file(file, about);
         }
         let shape = [tokens, width];
         let about = json!({
@@ -83,8 +83,7 @@ pub(crate) async fn write(
         return Err(ApiError::field("hook", "a pattern is only read; change queries or keys instead"));
     }
     let hook = hooks::find(graph, &hook, "hook")?.clone();
-    let at = debug(engine, graph, |debugger, id| Ok(debugger.paused_at(id))).await?;
-    let at = at.ok_or_else(not_paused)?;
+    let at = paused_at(engine, graph).await?;
     let (width, body) = (hook.columns.1 as usize, request.body.clone());
     let of_query = query.0.clone();
     let read = named.model.work(move |_| match body_form(&body) {

@@ -1,6 +1,6 @@
 //! `/v1/sessions/{id}/kv/{layer}`: reads and changes keys and values of a paused session.
 
-use super::engine::{debug, edit_cache, look};
+use super::engine::{edit_cache, look, paused_at};
 use super::tensors::{Lists, WithLists};
 use super::{not_paused, tensors};
 use crate::body::{Fields, Part};
@@ -13,9 +13,9 @@ use crate::{ApiError, reply};
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{Response, StatusCode};
-use djinn_engine::debug::{KvEdit, KvHalf, KvOp, KvRange, KvValues, Look, PausedAt};
+use djinn_engine::debug::{KvEdit, KvHalf, KvOp, KvRange, KvValues, Look};
 use djinn_models::printable::one_line;
-use djinn_models::safetensors::SafetensorsDir;
+use djinn_models::safetensors::{SafetensorsDir, TensorWriter};
 use djinn_srg::{Dim, Graph, Op};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -55,11 +55,6 @@ impl Layer {
     }
 }
 
-async fn paused_at(named: &Named) -> Result<PausedAt, ApiError> {
-    let at = debug(named.engine()?, named.model.graph(), |debugger, id| Ok(debugger.paused_at(id))).await?;
-    at.ok_or_else(not_paused)
-}
-
 /// Positions from a query or a part of the body. By default all below `end`.
 fn within(from: Option<u64>, to: Option<u64>, end: u64, param: &'static str) -> Result<Range<u64>, ApiError> {
     let positions = from.unwrap_or(0)..to.unwrap_or(end);
@@ -89,7 +84,7 @@ pub(crate) async fn read(
     let as_tensors = tensors::is_asked(&query)?;
     let graph = named.model.graph();
     let layer = Layer::find(graph, &layer)?;
-    let at = paused_at(&named).await?;
+    let at = paused_at(named.engine()?, graph).await?;
     let positions = within(number(&query, "from")?, number(&query, "to")?, at.positions.end, "to")?;
     let range = KvRange { layer: layer.number, positions: positions.clone() };
     let looked = look(named.engine()?, graph, Look { caches: vec![range], ..Look::default() }).await?;
@@ -101,10 +96,10 @@ pub(crate) async fn read(
             let of =
                 [positions.start, positions.end, u64::from(layer.number)].map(|number| number.to_string());
             let [from, to, number] = of;
-            let mut file = tensors::File::default();
+            let mut file = TensorWriter::default();
             file.floats("keys", &shape, &keys);
             file.floats("values", &shape, &values);
-            return file.response([("layer", number), ("from", from), ("to", to)]);
+            return tensors::file(file, [("layer", number), ("from", from), ("to", to)]);
         }
         let about = json!({
             "object": "kv",
@@ -128,7 +123,7 @@ pub(crate) async fn write(
     let named = Named::find(&request.server, request.salt(), &id, &query)?;
     let graph = named.model.graph();
     let layer = Layer::find(graph, &layer)?;
-    let end = paused_at(&named).await?.positions.start;
+    let end = paused_at(named.engine()?, graph).await?.positions.start;
     let body = request.body.clone();
     let edits = named.model.work(move |_| match body_form(&body) {
         BodyForm::Json => Ok(vec![from_json(&Fields::parse(&body, &CACHE)?, layer, end)?]),

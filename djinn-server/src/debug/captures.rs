@@ -11,6 +11,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{Response, StatusCode};
 use djinn_engine::debug::Captures;
+use djinn_models::safetensors::TensorWriter;
 use djinn_srg::Graph;
 use serde::Serialize;
 use serde_json::json;
@@ -112,11 +113,11 @@ impl<'a> Taken<'a> {
 /// empty and each hook has its own. If all hooks are of one kind in different layers, `hidden_states` has them
 /// together.
 fn file(read: &[AtHook], dropped: u64) -> Result<Response<Body>, ApiError> {
-    let mut file = tensors::File::default();
+    let mut file = TensorWriter::default();
     let same = read
         .windows(2)
         .all(|pair| (&pair[0].positions, &pair[0].tokens) == (&pair[1].positions, &pair[1].tokens));
-    let lists = |prefix: &str, tokens: &[u32], positions: &[u64], file: &mut tensors::File| {
+    let lists = |prefix: &str, tokens: &[u32], positions: &[u64], file: &mut TensorWriter| {
         file.integers(&format!("{prefix}token_ids"), tokens.iter().map(|&token| i64::from(token)));
         // Positions are within a context, which is far below 2^63.
         file.integers(&format!("{prefix}positions"), positions.iter().map(|&position| position as i64));
@@ -147,5 +148,5 @@ fn file(read: &[AtHook], dropped: u64) -> Result<Response<Body>, ApiError> {
         file.floats("hidden_states", &[first.tokens.len(), read.len(), width], &states);
     }
     let names: Vec<&str> = read.iter().map(|one| one.hook.as_str()).collect();
-    file.response([("hooks", names.join(",")), ("dropped", dropped.to_string())])
+    tensors::file(file, [("hooks", names.join(",")), ("dropped", dropped.to_string())])
 }

@@ -5,7 +5,7 @@ use crate::ask::ask;
 use crate::debug::hooks;
 use crate::sessions::{EngineSession, conflict};
 use axum::http::StatusCode;
-use djinn_engine::debug::{AttentionScores, Debugger, KvEdit, Look, Looked};
+use djinn_engine::debug::{AttentionScores, Debugger, KvEdit, Look, Looked, PausedAt};
 use djinn_engine::{Error as EngineError, SessionId};
 use djinn_srg::Graph;
 
@@ -21,6 +21,14 @@ pub(crate) async fn debug<T: Send + 'static>(
     let id = session.id;
     let answer = ask(|answer| session.client.begin_debug(move |debugger| answer(work(debugger, id)))).await;
     told(answer, graph)
+}
+
+/// Where a session is paused.
+///
+/// # Errors
+/// As [`debug`]; 409 if the session is not paused.
+pub(crate) async fn paused_at(session: &EngineSession, graph: &Graph) -> Result<PausedAt, ApiError> {
+    debug(session, graph, |debugger, id| Ok(debugger.paused_at(id))).await?.ok_or_else(not_paused)
 }
 
 /// Reads a paused session.

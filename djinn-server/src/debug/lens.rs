@@ -1,6 +1,6 @@
 //! `/v1/sessions/{id}/lens`: the tokens that the model would choose if its blocks ended at a hook.
 
-use super::engine::{debug, look};
+use super::engine::{look, paused_at};
 use super::{hooks, not_paused};
 use crate::body::Fields;
 use crate::fields::LENS;
@@ -33,8 +33,7 @@ pub(crate) async fn show(
     let last = ends(graph).pop().ok_or_else(|| ApiError::invalid("the model has no blocks"))?;
     let chosen = chosen(&fields, graph, last)?;
     let top = fields.integer("top", 1..=100)?.unwrap_or(5) as usize;
-    let at = debug(engine, graph, |debugger, id| Ok(debugger.paused_at(id))).await?;
-    let at = at.ok_or_else(not_paused)?.positions;
+    let at = paused_at(engine, graph).await?.positions;
     let position = fields.read("position")?.unwrap_or(at.end - 1);
     if !at.contains(&position) {
         let message =

@@ -7,6 +7,7 @@ use crate::{ApiError, reply};
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use djinn_engine::debug::AttentionPattern;
+use djinn_models::safetensors::TensorWriter;
 use serde_json::json;
 
 /// Answers with `[heads, tokens, keys]`, for the paused tokens and all keys up to the last of them.
@@ -24,9 +25,9 @@ pub(super) async fn show(
         let shape = [scores.heads as usize, (queries.end - queries.start) as usize, keys];
         if as_tensors {
             let (from, to) = (queries.start.to_string(), queries.end.to_string());
-            let mut file = tensors::File::default();
+            let mut file = TensorWriter::default();
             file.floats("values", &shape, &pattern);
-            return file.response([("hook", name), ("from", from), ("to", to)]);
+            return tensors::file(file, [("hook", name), ("from", from), ("to", to)]);
         }
         let about = json!({
             "object": "activation",

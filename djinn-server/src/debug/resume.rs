@@ -1,7 +1,7 @@
 //! `/v1/sessions/{id}/resume` of a session that is paused at a breakpoint: to the end, or to its next pause.
 
-use super::engine::debug;
-use super::{hooks, not_paused};
+use super::engine::{debug, paused_at};
+use super::hooks;
 use crate::ApiError;
 use crate::body::{Fields, Part};
 use crate::sessions::Named;
@@ -31,8 +31,7 @@ enum Next {
 pub(crate) async fn resume(named: &Named, fields: &Fields) -> Result<(), ApiError> {
     let (engine, graph) = (named.engine()?, named.model.graph());
     let until = until(fields, graph)?;
-    let at = debug(engine, graph, |debugger, id| Ok(debugger.paused_at(id))).await?;
-    let at = at.ok_or_else(not_paused)?;
+    let at = paused_at(engine, graph).await?;
     let next = until.map(|until| until.next(graph, &at)).transpose()?;
     match next {
         None => debug(engine, graph, |debugger, id| debugger.resume_until(id, None)).await,

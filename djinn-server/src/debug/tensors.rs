@@ -20,37 +20,19 @@ pub(super) fn is_asked(query: &Pairs) -> Result<bool, ApiError> {
     }
 }
 
-/// Tensors by name.
-#[derive(Default)]
-pub(super) struct File {
+/// The tensors as a file, with texts about it.
+///
+/// # Errors
+/// 500 for what [`TensorWriter::finish`] refuses.
+pub(super) fn file(
     tensors: TensorWriter,
-}
-
-impl File {
-    /// See [`TensorWriter::floats`].
-    pub(super) fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) {
-        self.tensors.floats(name, shape, values);
-    }
-
-    /// See [`TensorWriter::integers`].
-    pub(super) fn integers(&mut self, name: &str, values: impl IntoIterator<Item = i64>) {
-        self.tensors.integers(name, values);
-    }
-
-    /// The file, with texts about it.
-    ///
-    /// # Errors
-    /// 500 for what [`TensorWriter::finish`] refuses.
-    pub(super) fn response(
-        self,
-        about: impl IntoIterator<Item = (&'static str, String)>,
-    ) -> Result<Response<Body>, ApiError> {
-        let bytes = self.tensors.finish(about).map_err(|error| ApiError::failed(error.to_string()))?;
-        let mut response = Response::new(Body::from(bytes));
-        let kind = HeaderValue::from_static("application/octet-stream");
-        response.headers_mut().insert(header::CONTENT_TYPE, kind);
-        Ok(response)
-    }
+    about: impl IntoIterator<Item = (&'static str, String)>,
+) -> Result<Response<Body>, ApiError> {
+    let bytes = tensors.finish(about).map_err(|error| ApiError::failed(error.to_string()))?;
+    let mut response = Response::new(Body::from(bytes));
+    let kind = HeaderValue::from_static("application/octet-stream");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    Ok(response)
 }
 
 /// Row-major numbers as nested lists of JSON. They are written as they stand: a tree of them would take twenty times their
