@@ -10,7 +10,7 @@ use crate::beginning::{self, Told};
 use crate::body::Fields;
 use crate::fields::{COUNT_TOKENS, MESSAGES};
 use crate::openai::{answer_id, chat};
-use crate::reply::{self, EventSource, Frames};
+use crate::reply::{self, Answered, EventSource, Frames};
 use crate::server::ApiRequest;
 use crate::{Answers, ApiError, GenerateRequest};
 use axum::body::Body;
@@ -27,7 +27,7 @@ pub(crate) fn is_own(path: &str) -> bool {
 }
 
 /// Answers `/v1/messages`.
-pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Answered {
     check_version(&headers)?;
     let fields = Fields::parse(&request.body, &MESSAGES)?;
     let model = request.model(&fields)?;
@@ -58,20 +58,17 @@ pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Result<Re
     message.end(answers.usage(), &mut |_| {});
     let mut body = message.body(answers.usage());
     answers.tell_applied(&mut body);
-    Ok(reply::json(StatusCode::OK, &body))
+    reply::ok(&body)
 }
 
 /// Answers `/v1/messages/count_tokens`.
-pub(crate) async fn count_tokens(
-    headers: HeaderMap,
-    request: ApiRequest,
-) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn count_tokens(headers: HeaderMap, request: ApiRequest) -> Answered {
     check_version(&headers)?;
     let fields = Fields::parse(&request.body, &COUNT_TOKENS)?;
     let model = request.model(&fields)?;
     let prompt = model.work(move |model| chat::prompt(&request::chat_fields(&fields)?, model));
     let tokens = prompt.await?.len();
-    Ok(reply::json(StatusCode::OK, &json!({ "input_tokens": tokens })))
+    reply::ok(&json!({ "input_tokens": tokens }))
 }
 
 /// A client that names a version was made for it.

@@ -1,10 +1,8 @@
 //! Streams whose answers may be long in coming to begin: their model is loaded first, or comes back to its device. Their headers
 //! go out all the same, since clients do not wait for them as long as a model may take.
 
-use crate::reply::{self, EventSource, Frames};
+use crate::reply::{self, Answered, EventSource, Frames};
 use crate::{Answers, ApiError, GenerateRequest, ServedModel};
-use axum::body::Body;
-use axum::http::Response;
 use serde_json::Value;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -41,7 +39,7 @@ pub(crate) async fn events<S: EventSource>(
     generate: GenerateRequest,
     told: Told,
     make: impl FnOnce(Answers) -> S + Send + 'static,
-) -> Result<Response<Body>, ApiError> {
+) -> Answered {
     let mut begin: Begin = Box::pin(Answers::begin(Arc::clone(&model), generate));
     match timeout(SOON, begin.as_mut()).await {
         Ok(answers) => Ok(reply::events(make(answers?))),

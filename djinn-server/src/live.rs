@@ -7,12 +7,10 @@ pub(crate) mod trace;
 mod view;
 
 use crate::ApiError;
-use crate::reply::{self, EventSource, Frames};
+use crate::reply::{self, Answered, EventSource, Frames};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::Server;
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Response, StatusCode};
 use serde_json::json;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -28,18 +26,14 @@ const ENDS_WITHIN: Duration = Duration::from_millis(250);
 ///
 /// # Errors
 /// 400 for another time than 100 ms to a minute, 404 for a model that is not there.
-pub(crate) async fn show(
-    State(server): State<Arc<Server>>,
-    asker: Asker,
-    query: Pairs,
-) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn show(State(server): State<Arc<Server>>, asker: Asker, query: Pairs) -> Answered {
     if let Some(name) = query.get("model").filter(|name| server.served(name).is_none()) {
         return Err(ApiError::no_model(name));
     }
     let (tenant, has_keys) = (tenant_salt(asker), asker.is_some());
     let Some(every) = query.get("every_ms") else {
         let view = view::of(&server, &tenant, has_keys, &query).await;
-        return Ok(reply::json(StatusCode::OK, &view));
+        return reply::ok(&view);
     };
     let every = every.parse().ok().filter(|every| EVERY.contains(every)).ok_or_else(|| {
         ApiError::field("every_ms", format!("give milliseconds, {} to {}", EVERY.start(), EVERY.end()))

@@ -17,6 +17,14 @@ const COMMENT_EVERY: Duration = Duration::from_secs(5);
 /// How often a stream has an event: some clients do not count comments as progress.
 const EVENT_EVERY: Duration = Duration::from_secs(30);
 
+/// What a route's handler answers.
+pub(crate) type Answered = Result<Response<Body>, ApiError>;
+
+/// The answer of a request that succeeded.
+pub(crate) fn ok(body: &impl Serialize) -> Answered {
+    Ok(json(StatusCode::OK, body))
+}
+
 pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response<Body> {
     // Numbers are finite and keys are text: nothing here fails.
     let bytes = serde_json::to_vec(body).unwrap_or_default();

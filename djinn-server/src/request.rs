@@ -30,6 +30,11 @@ const REQUEST_ID: &str = "x-request-id";
 pub(crate) type Asker = Option<Extension<Tenant>>;
 pub(crate) type Pairs = Query<HashMap<String, String>>;
 
+/// The asker as a tenant.
+pub(crate) fn tenant_of(asker: Asker) -> Option<Tenant> {
+    asker.map(|Extension(tenant)| tenant)
+}
+
 /// The salt that separates the asker's sessions and prefixes from those of others.
 pub(crate) fn tenant_salt(asker: Asker) -> Vec<u8> {
     asker.map_or_else(Vec::new, |Extension(tenant)| tenant.salt().to_vec())

@@ -1,23 +1,21 @@
 //! The routes: one table for the router and `/openapi.json`.
 
 use crate::debug::{activation, cache, captures, hooks, lens, routes as debug, tokens as session_tokens};
-use crate::guard::Tenant;
 use crate::openai::{chat, completions, models, responses, tokens};
 use crate::remote::{generate, logits, tables, tables::Table};
-use crate::request::{Asker, Pairs};
+use crate::reply::{self, Answered};
+use crate::request::Pairs;
 use crate::server::{ApiRequest, Server, metrics_page, ready};
 use crate::sessions::{routes as sessions, transfer};
 use crate::steering::routes as steering;
 use crate::store::routes as store;
-use crate::{ApiError, anthropic, live, openapi, page, reply, request};
-use axum::body::Body;
+use crate::{ApiError, anthropic, live, openapi, page, request};
+use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::handler::Handler;
-use axum::http::{HeaderMap, Method, Response, StatusCode};
+use axum::http::{Method, StatusCode};
 use axum::middleware::from_fn_with_state;
-use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, delete, get, head, post, put};
-use axum::{Extension, Router};
 use serde_json::json;
 use std::sync::{Arc, LazyLock};
 
@@ -125,24 +123,22 @@ fn acts(path: &'static str, summary: &'static str) -> Route {
 fn table() -> Vec<Route> {
     let version = async || reply::json(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }));
     vec![
-        posts("/v1/chat/completions", "Answers a conversation.", async |request: ApiRequest| {
-            answer(chat::complete(request).await)
-        }),
-        posts("/v1/completions", "Goes on with a text.", async |request: ApiRequest| {
-            answer(completions::complete(request).await)
-        }),
-        posts("/v1/responses", "Answers items, and keeps the response.", async |request: ApiRequest| {
-            answer(responses::create(request).await)
-        }),
-        reads("/v1/responses/{id}", "A response that is kept.", get_response),
-        route(Method::DELETE, "/v1/responses/{id}", "Forgets a response.", delete(delete_response)),
-        posts("/v1/responses/{id}/cancel", "Ends a response.", cancel_response),
+        posts("/v1/chat/completions", "Answers a conversation.", chat::complete),
+        posts("/v1/completions", "Goes on with a text.", completions::complete),
+        posts("/v1/responses", "Answers items, and keeps the response.", responses::create),
+        reads("/v1/responses/{id}", "A response that is kept.", responses::retrieve),
+        route(Method::DELETE, "/v1/responses/{id}", "Forgets a response.", delete(responses::delete)),
+        posts("/v1/responses/{id}/cancel", "Ends a response.", responses::cancel),
         Route {
             query: &["limit", "order", "after"],
-            ..reads("/v1/responses/{id}/input_items", "What a response answers.", get_input_items)
+            ..reads("/v1/responses/{id}/input_items", "What a response answers.", responses::input_items)
         },
-        posts("/v1/messages", "Answers a conversation, as Anthropic's API does.", create_message),
-        posts("/v1/messages/count_tokens", "Counts the tokens of such a conversation.", count_message_tokens),
+        posts("/v1/messages", "Answers a conversation, as Anthropic's API does.", anthropic::create),
+        posts(
+            "/v1/messages/count_tokens",
+            "Counts the tokens of such a conversation.",
+            anthropic::count_tokens,
+        ),
         posts("/v1/sessions", "Makes a session of this name.", sessions::create),
         reads("/v1/sessions", "The sessions of the key.", sessions::list),
         Route { query: &["model"], ..reads("/v1/sessions/{id}", "A session.", sessions::show) },
@@ -316,21 +312,13 @@ fn table() -> Vec<Route> {
                 delete(steering::end_default),
             )
         },
-        posts("/tokenize", "The tokens of a text or a conversation.", async |request: ApiRequest| {
-            answer(tokens::tokenize(request).await)
-        }),
+        posts("/tokenize", "The tokens of a text or a conversation.", tokens::tokenize),
         Route {
             content: "text/event-stream",
-            ..posts("/v1/generate", "Answers one prompt as `djinn run` does.", async |request: ApiRequest| {
-                answer(generate::generate(request).await)
-            })
+            ..posts("/v1/generate", "Answers one prompt as `djinn run` does.", generate::generate)
         },
-        posts("/v1/logits", "The logits of every position of some tokens.", async |request: ApiRequest| {
-            answer(logits::compute(request).await)
-        }),
-        posts("/detokenize", "The text of tokens.", async |request: ApiRequest| {
-            answer(tokens::detokenize(request).await)
-        }),
+        posts("/v1/logits", "The logits of every position of some tokens.", logits::compute),
+        posts("/detokenize", "The text of tokens.", tokens::detokenize),
         Route { content: "text/html", ..reads("/", "The page for people.", page::show) },
         Route {
             query: &["model", "every_ms"],
@@ -389,48 +377,11 @@ pub(crate) fn router(server: &Arc<Server>) -> Router {
 
 type Shared = State<Arc<Server>>;
 
-fn tenant_of(asker: Asker) -> Option<Tenant> {
-    asker.map(|Extension(tenant)| tenant)
-}
-
-fn answer(answered: Result<Response<Body>, ApiError>) -> Response<Body> {
-    answered.unwrap_or_else(ApiError::into_response)
-}
-
-async fn get_model(State(server): Shared, Path(name): Path<String>, query: Pairs) -> Response<Body> {
-    answer(match name.rsplit_once('/') {
+async fn get_model(State(server): Shared, Path(name): Path<String>, query: Pairs) -> Answered {
+    match name.rsplit_once('/') {
         Some((name, "hooks")) => hooks::list(&server, name),
         Some((name, "plan")) => tables::show(&server, name, Table::Plan, &query).await,
         Some((name, "srg")) => tables::show(&server, name, Table::Graph, &query).await,
         _ => models::get(&server, &name),
-    })
-}
-
-async fn create_message(headers: HeaderMap, request: ApiRequest) -> Response<Body> {
-    answer(anthropic::create(headers, request).await)
-}
-
-async fn count_message_tokens(headers: HeaderMap, request: ApiRequest) -> Response<Body> {
-    answer(anthropic::count_tokens(headers, request).await)
-}
-
-async fn get_response(server: Shared, tenant: Asker, Path(id): Path<String>, query: Pairs) -> Response<Body> {
-    answer(responses::retrieve(&server, tenant_of(tenant), &id, &query.0))
-}
-
-async fn delete_response(server: Shared, tenant: Asker, Path(id): Path<String>) -> Response<Body> {
-    answer(responses::delete(&server, tenant_of(tenant), &id))
-}
-
-async fn cancel_response(server: Shared, tenant: Asker, Path(id): Path<String>) -> Response<Body> {
-    answer(responses::cancel(&server, tenant_of(tenant), &id))
-}
-
-async fn get_input_items(
-    server: Shared,
-    tenant: Asker,
-    Path(id): Path<String>,
-    query: Pairs,
-) -> Response<Body> {
-    answer(responses::input_items(&server, tenant_of(tenant), &id, &query.0))
+    }
 }

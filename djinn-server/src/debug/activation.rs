@@ -3,16 +3,15 @@
 use super::engine::{debug, look, paused_at};
 use super::tensors::{Lists, WithLists};
 use super::{hooks, pattern, tensors};
+use crate::ApiError;
 use crate::body::{Fields, Part};
 use crate::fields::ACTIVATIONS;
+use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::{ApiRequest, Server};
 use crate::sessions::Named;
 use crate::steering::{BodyForm, body_form, check_values, one_tensor};
-use crate::{ApiError, reply};
-use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{Response, StatusCode};
 use djinn_engine::Edit;
 use djinn_engine::debug::{AttentionPattern, Debugger, Look, Looked};
 use djinn_models::safetensors::TensorWriter;
@@ -21,8 +20,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::ops::Range;
 use std::sync::Arc;
-
-type Answered = Result<Response<Body>, ApiError>;
 
 /// Answers `GET /v1/sessions/{id}/activations/{hook}`.
 pub(crate) async fn read(
@@ -66,7 +63,7 @@ pub(crate) async fn read(
             "dtype": "float32",
         });
         let lists = [("values", Lists::new(&values, &shape))];
-        Ok(reply::json(StatusCode::OK, &WithLists { about, lists }))
+        reply::ok(&WithLists { about, lists })
     };
     named.model.work(move |_| body()).await
 }
@@ -109,7 +106,7 @@ pub(crate) async fn write(
     };
     debug(engine, graph, write).await?;
     named.touch();
-    Ok(reply::json(StatusCode::OK, &json!({ "object": "edit", "hook": name, "op": op, "tokens": tokens })))
+    reply::ok(&json!({ "object": "edit", "hook": name, "op": op, "tokens": tokens }))
 }
 
 /// A change that a client requests.

@@ -3,16 +3,15 @@
 use super::engine::{edit_cache, look, paused_at};
 use super::tensors::{Lists, WithLists};
 use super::{not_paused, tensors};
+use crate::ApiError;
 use crate::body::{Fields, Part};
 use crate::fields::CACHE;
+use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::{ApiRequest, Server};
 use crate::sessions::Named;
 use crate::steering::{BodyForm, ReadTensor, body_form, tensor_of};
-use crate::{ApiError, reply};
-use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{Response, StatusCode};
 use djinn_engine::debug::{KvEdit, KvHalf, KvOp, KvRange, KvValues, Look};
 use djinn_models::printable::one_line;
 use djinn_models::safetensors::{SafetensorsDir, TensorWriter};
@@ -21,8 +20,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::ops::Range;
 use std::sync::Arc;
-
-type Answered = Result<Response<Body>, ApiError>;
 
 #[derive(Clone, Copy)]
 struct Layer {
@@ -109,7 +106,7 @@ pub(crate) async fn read(
             "dtype": "float32",
         });
         let lists = [("keys", Lists::new(&keys, &shape)), ("values", Lists::new(&values, &shape))];
-        Ok(reply::json(StatusCode::OK, &WithLists { about, lists }))
+        reply::ok(&WithLists { about, lists })
     };
     named.model.work(move |_| body()).await
 }
@@ -141,7 +138,7 @@ pub(crate) async fn write(
         "positions": { "from": positions.start, "to": positions.end },
         "tokens": positions.end - positions.start,
     });
-    Ok(reply::json(StatusCode::OK, &body))
+    reply::ok(&body)
 }
 
 /// Refuses numbers that are not finite, and any number of rows but one, or one for each token.

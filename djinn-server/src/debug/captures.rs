@@ -3,13 +3,11 @@
 use super::engine::debug;
 use super::tensors::{self, Lists, WithLists};
 use crate::debug::hooks;
+use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::Server;
 use crate::sessions::Named;
-use crate::{ApiError, reply};
-use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{Response, StatusCode};
 use djinn_engine::debug::Captures;
 use djinn_models::safetensors::TensorWriter;
 use djinn_srg::Graph;
@@ -23,7 +21,7 @@ pub(crate) async fn take(
     asker: Asker,
     Path(id): Path<String>,
     query: Pairs,
-) -> Result<Response<Body>, ApiError> {
+) -> Answered {
     let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
     let as_tensors = tensors::is_asked(&query)?;
     let graph = named.model.graph();
@@ -37,7 +35,7 @@ pub(crate) async fn take(
                 true => file(&read, captures.dropped),
                 false => {
                     let shapes: Vec<_> = read.iter().map(|read| [read.tokens.len(), read.width()]).collect();
-                    Ok(reply::json(StatusCode::OK, &Taken::new(&read, &shapes, captures.dropped)))
+                    reply::ok(&Taken::new(&read, &shapes, captures.dropped))
                 }
             }
         })
@@ -112,7 +110,7 @@ impl<'a> Taken<'a> {
 /// A tensor for each hook, and lists of tokens and positions. If hooks have read different tokens, these lists are
 /// empty and each hook has its own. If all hooks are of one kind in different layers, `hidden_states` has them
 /// together.
-fn file(read: &[AtHook], dropped: u64) -> Result<Response<Body>, ApiError> {
+fn file(read: &[AtHook], dropped: u64) -> Answered {
     let mut file = TensorWriter::default();
     let same = read
         .windows(2)

@@ -1,9 +1,8 @@
 //! `/v1/models/{name}/hooks`: the hook points of a model, and how requests name them.
 
+use crate::ApiError;
+use crate::reply::{self, Answered};
 use crate::server::Server;
-use crate::{ApiError, reply};
-use axum::body::Body;
-use axum::http::{Response, StatusCode};
 use djinn_engine::debug::AttentionPattern;
 use djinn_host::nearest;
 use djinn_models::printable::one_line;
@@ -14,13 +13,13 @@ use std::borrow::Cow;
 const LOGITS: &str = "unembed.hook_out";
 
 /// Answers `GET /v1/models/{name}/hooks`.
-pub(crate) fn list(server: &Server, name: &str) -> Result<Response<Body>, ApiError> {
+pub(crate) fn list(server: &Server, name: &str) -> Answered {
     let model = server.served(name).ok_or_else(|| ApiError::no_model(name))?;
     let points = model.graph().hook_points();
     let mut data: Vec<Value> =
         points.iter().map(|names| point(names, of_logits(model.graph(), names[0]))).collect();
     data.extend(AttentionPattern::all(model.graph()).map(|pattern| pattern_point(&pattern)));
-    Ok(reply::json(StatusCode::OK, &json!({ "object": "list", "data": data })))
+    reply::ok(&json!({ "object": "list", "data": data }))
 }
 
 fn point(names: &[&Hook], logits_only: bool) -> Value {

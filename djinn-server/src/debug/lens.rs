@@ -2,16 +2,15 @@
 
 use super::engine::{look, paused_at};
 use super::{hooks, not_paused};
+use crate::ApiError;
 use crate::body::Fields;
 use crate::fields::LENS;
 use crate::model::ServedModel;
+use crate::reply::{self, Answered};
 use crate::request::Pairs;
 use crate::server::ApiRequest;
 use crate::sessions::{EngineSession, Named};
-use crate::{ApiError, reply};
-use axum::body::Body;
 use axum::extract::Path;
-use axum::http::{Response, StatusCode};
 use djinn_engine::Edit;
 use djinn_engine::debug::Look;
 use djinn_srg::{Graph, Hook};
@@ -22,11 +21,7 @@ use std::ops::Range;
 const MOST_HOOKS: usize = 1024;
 
 /// Answers `POST /v1/sessions/{id}/lens`.
-pub(crate) async fn show(
-    Path(id): Path<String>,
-    query: Pairs,
-    request: ApiRequest,
-) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn show(Path(id): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
     let named = Named::find(&request.server, request.salt(), &id, &query)?;
     let fields = Fields::parse_or_none(&request.body, &LENS)?;
     let (engine, graph) = (named.engine()?, named.model.graph());
@@ -49,7 +44,7 @@ pub(crate) async fn show(
         data.push(json!({ "hook": hook, "top": best(&named.model, &seen.logits, top) }));
     }
     named.touch();
-    Ok(reply::json(StatusCode::OK, &json!({ "object": "list", "position": position, "data": data })))
+    reply::ok(&json!({ "object": "list", "position": position, "data": data }))
 }
 
 /// Some values at each hook, by its name: in one look, or in several if the hook memory is too small for one.

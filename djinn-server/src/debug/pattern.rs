@@ -2,20 +2,14 @@
 
 use super::engine::attention;
 use super::tensors::{self, Lists, WithLists};
+use crate::reply::{self, Answered};
 use crate::sessions::Named;
-use crate::{ApiError, reply};
-use axum::body::Body;
-use axum::http::{Response, StatusCode};
 use djinn_engine::debug::AttentionPattern;
 use djinn_models::safetensors::TensorWriter;
 use serde_json::json;
 
 /// Answers with `[heads, tokens, keys]`, for the paused tokens and all keys up to the last of them.
-pub(super) async fn show(
-    named: &Named,
-    pattern: AttentionPattern,
-    as_tensors: bool,
-) -> Result<Response<Body>, ApiError> {
+pub(super) async fn show(named: &Named, pattern: AttentionPattern, as_tensors: bool) -> Answered {
     let scores = attention(named.engine()?, named.model.graph(), pattern.layer).await?;
     named.touch();
     let body = move || {
@@ -37,7 +31,7 @@ pub(super) async fn show(
             "dtype": "float32",
         });
         let lists = [("values", Lists::new(&pattern, &shape))];
-        Ok(reply::json(StatusCode::OK, &WithLists { about, lists }))
+        reply::ok(&WithLists { about, lists })
     };
     named.model.work(move |_| body()).await
 }

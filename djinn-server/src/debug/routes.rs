@@ -3,16 +3,16 @@
 use super::breakpoint::{self, Armed, MOST_BREAKPOINTS, paused_json};
 use super::engine::debug;
 use super::tokens::{LOOK_EVERY, wait_of};
+use crate::ApiError;
 use crate::body::{Fields, Part};
 use crate::fields::{BREAKPOINTS, SESSION_STEERING};
+use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::{ApiRequest, Server};
 use crate::sessions::Named;
 use crate::steering::{Steered, VectorUse};
-use crate::{ApiError, reply};
-use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{Response, StatusCode};
+use axum::http::StatusCode;
 use djinn_engine::debug::{Breakpoint, PausedAt};
 use djinn_models::printable::one_line;
 use serde_json::{Value, json};
@@ -21,12 +21,6 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// The longest wait for a pause, in milliseconds.
 const LONGEST_WAIT: u64 = 60_000;
-
-type Answered = Result<Response<Body>, ApiError>;
-
-fn ok(body: &Value) -> Answered {
-    Ok(reply::json(StatusCode::OK, body))
-}
 
 /// Answers `POST /v1/sessions/{id}/breakpoints`.
 pub(crate) async fn set(Path(id): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
@@ -102,7 +96,7 @@ pub(crate) async fn list(
     let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
     refresh(&named).await;
     let data: Vec<Value> = named.model.sessions().breakpoints(&named.key).iter().map(Armed::json).collect();
-    ok(&json!({ "object": "list", "data": data }))
+    reply::ok(&json!({ "object": "list", "data": data }))
 }
 
 /// Answers `DELETE /v1/sessions/{id}/breakpoints/{breakpoint}`.
@@ -122,7 +116,7 @@ pub(crate) async fn clear(
         let error = ApiError::refused(StatusCode::NOT_FOUND, message);
         return Err(ApiError { code: Some("breakpoint_not_found"), ..error });
     }
-    ok(&json!({ "id": breakpoint, "object": "breakpoint", "deleted": true }))
+    reply::ok(&json!({ "id": breakpoint, "object": "breakpoint", "deleted": true }))
 }
 
 /// Answers `GET /v1/sessions/{id}/pause`, when the session is paused or the wait is over. The session may get its keys
@@ -139,11 +133,11 @@ pub(crate) async fn wait(
         let named = Named::find(&server, tenant.clone(), &id, &query)?;
         let mut rings = named.record.bell.subscribe();
         if let Some(at) = paused(&named).await {
-            return ok(&json!({ "paused_at": json_of(&named, &at) }));
+            return reply::ok(&json!({ "paused_at": json_of(&named, &at) }));
         }
         named.record.engine.iter().for_each(|engine| named.record.bell.ring_at_pause(engine));
         if timeout_at(until, rings.changed()).await.is_err() {
-            return ok(&json!({ "paused_at": null }));
+            return reply::ok(&json!({ "paused_at": null }));
         }
         if paused(&named).await.is_none() {
             // It was opened or has ended; the next state is not known yet.
@@ -182,5 +176,5 @@ pub(crate) async fn steer(Path(id): Path<String>, query: Pairs, request: ApiRequ
     let data: Vec<Value> = uses.iter().map(VectorUse::json).collect();
     named.model.sessions().steer(&named.key, uses, steered.digest);
     named.touch();
-    ok(&json!({ "object": "session.steering", "vectors": data }))
+    reply::ok(&json!({ "object": "session.steering", "vectors": data }))
 }

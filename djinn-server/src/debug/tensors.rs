@@ -1,6 +1,7 @@
 //! Tensors in answers: as files of safetensors, and as lists of JSON.
 
 use crate::ApiError;
+use crate::reply::Answered;
 use crate::request::Pairs;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
@@ -27,7 +28,7 @@ pub(super) fn is_asked(query: &Pairs) -> Result<bool, ApiError> {
 pub(super) fn file(
     tensors: TensorWriter,
     about: impl IntoIterator<Item = (&'static str, String)>,
-) -> Result<Response<Body>, ApiError> {
+) -> Answered {
     let bytes = tensors.finish(about).map_err(|error| ApiError::failed(error.to_string()))?;
     let mut response = Response::new(Body::from(bytes));
     let kind = HeaderValue::from_static("application/octet-stream");

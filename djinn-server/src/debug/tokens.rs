@@ -1,13 +1,12 @@
 //! `/v1/sessions/{id}/tokens`: all tokens of a session, with or without a waiting request.
 
 use super::engine::debug;
+use crate::ApiError;
+use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::Server;
 use crate::sessions::Named;
-use crate::{ApiError, reply};
-use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{Response, StatusCode};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +40,7 @@ pub(crate) async fn show(
     asker: Asker,
     Path(id): Path<String>,
     query: Pairs,
-) -> Result<Response<Body>, ApiError> {
+) -> Answered {
     let tenant = tenant_salt(asker);
     let until = wait_of(&query, "wait_ms", 0, LONGEST_WAIT)?;
     let (named, state) = loop {
@@ -60,14 +59,11 @@ pub(crate) async fn show(
     let from = generated.last().map_or(tokens.len() as u64, |range| range.start);
     let text = named.model.text_of(tokens.get(from as usize..).unwrap_or_default());
     named.touch();
-    Ok(reply::json(
-        StatusCode::OK,
-        &json!({
-            "object": "session.tokens",
-            "token_ids": tokens,
-            "generated_from": from,
-            "text": text,
-            "state": state,
-        }),
-    ))
+    reply::ok(&json!({
+        "object": "session.tokens",
+        "token_ids": tokens,
+        "generated_from": from,
+        "text": text,
+        "state": state,
+    }))
 }

@@ -1,9 +1,10 @@
 //! `/v1/trace`: a timeline of a model that serves.
 
+use crate::ApiError;
 use crate::ask::ask;
+use crate::reply::{self, Answered};
 use crate::request::Pairs;
 use crate::server::Server;
-use crate::{ApiError, reply};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, Response, StatusCode, header};
@@ -25,10 +26,7 @@ fn gone() -> ApiError {
 ///
 /// # Errors
 /// 400 for a time outside of 1 s to 5 min, 404 for an unknown model, 503 while its engine does not run.
-pub(crate) async fn start(
-    State(server): State<Arc<Server>>,
-    query: Pairs,
-) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn start(State(server): State<Arc<Server>>, query: Pairs) -> Answered {
     let model = server.model_of(query.get("model").map(String::as_str))?;
     let seconds = match query.get("seconds") {
         None => DEFAULT_SECONDS,
@@ -41,17 +39,14 @@ pub(crate) async fn start(
     let client = model.client()?;
     let begun = ask(|answer| client.begin_trace(Duration::from_secs(seconds), answer)).await;
     begun.ok_or_else(gone)?.map_err(|error| ApiError::of_engine(&error, "model"))?;
-    Ok(reply::json(StatusCode::OK, &json!({ "object": "trace", "running": true, "seconds": seconds })))
+    reply::ok(&json!({ "object": "trace", "running": true, "seconds": seconds }))
 }
 
 /// Answers `POST /v1/trace/stop` with the trace, in Chrome's trace event format.
 ///
 /// # Errors
 /// 404 for an unknown model, 409 if no trace was begun, 503 while its engine does not run.
-pub(crate) async fn stop(
-    State(server): State<Arc<Server>>,
-    query: Pairs,
-) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn stop(State(server): State<Arc<Server>>, query: Pairs) -> Answered {
     let model = server.model_of(query.get("model").map(String::as_str))?;
     let client = model.client()?;
     let trace = ask(|answer| client.end_trace(answer)).await.ok_or_else(gone)?;

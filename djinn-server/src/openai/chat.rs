@@ -7,15 +7,13 @@ use crate::beginning::{self, Told};
 use crate::body::Fields;
 use crate::fields::CHAT;
 use crate::model::ServedModel;
-use crate::reply;
+use crate::reply::{self, Answered};
 use crate::server::ApiRequest;
 use crate::{Answers, ApiError, FinishReason, GenerateRequest, OutputEvent, Piece, TokenInfo};
-use axum::body::Body;
-use axum::http::{Response, StatusCode};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn complete(request: ApiRequest) -> Answered {
     let fields = Fields::parse(&request.body, &CHAT)?;
     let model = request.model(&fields)?;
     let streaming = Streaming::read(&fields)?;
@@ -159,7 +157,7 @@ fn call(id: &str, name: &str, arguments: &str) -> Value {
     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
 }
 
-async fn whole(head: &Head, mut answers: Answers, choices: &ChatChoices) -> Result<Response<Body>, ApiError> {
+async fn whole(head: &Head, mut answers: Answers, choices: &ChatChoices) -> Answered {
     let mut messages: Vec<Message> = choices.begun.iter().map(|_| Message::default()).collect();
     while let Some(piece) = answers.next().await {
         let piece = piece?;
@@ -172,7 +170,7 @@ async fn whole(head: &Head, mut answers: Answers, choices: &ChatChoices) -> Resu
     let mut body = head.body("chat.completion", &messages.collect::<Vec<_>>());
     body["usage"] = json!(UsageBody::from(answers.usage()));
     answers.tell_applied(&mut body);
-    Ok(reply::json(StatusCode::OK, &body))
+    reply::ok(&body)
 }
 
 /// The delta for an event. The end of a call has none.

@@ -6,11 +6,9 @@ use crate::beginning::{self, Told};
 use crate::body::Fields;
 use crate::fields::COMPLETIONS;
 use crate::model::ServedModel;
-use crate::reply;
+use crate::reply::{self, Answered};
 use crate::server::ApiRequest;
 use crate::{Answers, ApiError, FinishReason, GenerateRequest, Piece, TokenInfo};
-use axum::body::Body;
-use axum::http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 /// The most prompts of a request, and the most answers to all of them together.
@@ -19,7 +17,7 @@ const MOST_ANSWERS: usize = 128;
 /// The default maximum of tokens.
 const MAX_TOKENS: u64 = 16;
 
-pub(crate) async fn complete(request: ApiRequest) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn complete(request: ApiRequest) -> Answered {
     let fields = Fields::parse(&request.body, &COMPLETIONS)?;
     let model = request.model(&fields)?;
     let streaming = Streaming::read(&fields)?;
@@ -136,7 +134,7 @@ fn logprobs(tokens: &[TokenInfo], offset: &mut usize) -> Value {
     })
 }
 
-async fn whole(head: &Head, mut answers: Answers, choices: TextChoices) -> Result<Response<Body>, ApiError> {
+async fn whole(head: &Head, mut answers: Answers, choices: TextChoices) -> Answered {
     let with_logprobs = choices.logprobs.is_some();
     let mut texts: Vec<_> = choices.echo.into_iter().map(|echo| (echo, Vec::new(), None)).collect();
     while let Some(piece) = answers.next().await {
@@ -153,7 +151,7 @@ async fn whole(head: &Head, mut answers: Answers, choices: TextChoices) -> Resul
     let mut body = head.body(TextChoices::OBJECT, &texts.iter().enumerate().map(entry).collect::<Vec<_>>());
     body["usage"] = json!(UsageBody::from(answers.usage()));
     answers.tell_applied(&mut body);
-    Ok(reply::json(StatusCode::OK, &body))
+    reply::ok(&body)
 }
 
 /// The format of a request's answers.

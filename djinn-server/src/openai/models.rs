@@ -2,7 +2,7 @@
 
 use crate::ApiError;
 use crate::model::ServedModel;
-use crate::reply;
+use crate::reply::{self, Answered};
 use crate::server::Server;
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
@@ -14,9 +14,9 @@ pub(crate) fn list(server: &Server) -> Response<Body> {
     reply::json(StatusCode::OK, &json!({ "object": "list", "data": models }))
 }
 
-pub(crate) fn get(server: &Server, name: &str) -> Result<Response<Body>, ApiError> {
+pub(crate) fn get(server: &Server, name: &str) -> Answered {
     let model = model(server, name).ok_or_else(|| ApiError::no_model(name))?;
-    Ok(reply::json(StatusCode::OK, &model))
+    reply::ok(&model)
 }
 
 fn model(server: &Server, name: &str) -> Option<Value> {

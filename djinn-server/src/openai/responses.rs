@@ -12,15 +12,14 @@ use super::{answer_id, chat};
 use crate::beginning::{self, Told};
 use crate::body::{Fields, RoomTaken};
 use crate::fields::RESPONSES;
-use crate::guard::Tenant;
-use crate::reply::{self, EventSource, Frames};
+use crate::reply::{self, Answered, EventSource, Frames};
+use crate::request::{Asker, Pairs, tenant_of, tenant_salt};
 use crate::server::{ApiRequest, Server};
 use crate::{Answers, ApiError, Piece};
-use axum::body::Body;
-use axum::http::{Response, StatusCode};
+use axum::extract::{Path, State};
 use output::{Outcome, Output};
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::sync::Arc;
 use store::{Keeping, Kept};
 
 pub(crate) use store::ResponseStore;
@@ -30,7 +29,7 @@ const PAGE: usize = 20;
 const LONGEST_PAGE: usize = 100;
 
 /// Answers `POST /v1/responses`.
-pub(crate) async fn create(request: ApiRequest) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn create(request: ApiRequest) -> Answered {
     let fields = Fields::parse(&request.body, &RESPONSES)?;
     let model = request.model(&fields)?;
     let stream = fields.flag("stream")?;
@@ -86,7 +85,7 @@ pub(crate) async fn create(request: ApiRequest) -> Result<Response<Body>, ApiErr
         }
     }
     let body = running.end(&mut |_| {});
-    Ok(reply::json(StatusCode::OK, &body))
+    reply::ok(&body)
 }
 
 /// A failure before there is a response.
@@ -169,45 +168,52 @@ impl EventSource for ResponseStream {
 }
 
 /// Answers `GET /v1/responses/{id}`.
-pub(crate) fn retrieve(
-    server: &Server,
-    tenant: Option<Tenant>,
-    id: &str,
-    query: &HashMap<String, String>,
-) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn retrieve(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(id): Path<String>,
+    query: Pairs,
+) -> Answered {
     if query.get("stream").is_some_and(|stream| stream != "false") {
         let message = "responses are streamed where they are created; leave `stream` out";
         return Err(ApiError::unsupported("stream", message));
     }
-    Ok(reply::json(StatusCode::OK, &server.responses.body(id, tenant, &server.parsing)?.value))
+    reply::ok(&server.responses.body(&id, tenant_of(asker), &server.parsing)?.value)
 }
 
 /// Answers `DELETE /v1/responses/{id}`.
-pub(crate) fn delete(server: &Server, tenant: Option<Tenant>, id: &str) -> Result<Response<Body>, ApiError> {
-    let session = server.responses.delete(id, tenant)?;
-    if session.as_deref() == Some(id) {
-        let tenant = tenant.map_or_else(Vec::new, |tenant| tenant.salt().to_vec());
-        let key = (tenant, id.to_owned());
+pub(crate) async fn delete(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(id): Path<String>,
+) -> Answered {
+    let session = server.responses.delete(&id, tenant_of(asker))?;
+    if session.as_ref() == Some(&id) {
+        let key = (tenant_salt(asker), id.clone());
         for (_, model) in server.distinct_models() {
             model.sessions().remove(&key);
         }
     }
-    Ok(reply::json(StatusCode::OK, &json!({ "id": id, "object": "response", "deleted": true })))
+    reply::ok(&json!({ "id": id, "object": "response", "deleted": true }))
 }
 
 /// Answers `POST /v1/responses/{id}/cancel`.
-pub(crate) fn cancel(server: &Server, tenant: Option<Tenant>, id: &str) -> Result<Response<Body>, ApiError> {
-    Ok(reply::json(StatusCode::OK, &server.responses.cancel(id, tenant, &server.parsing)?.value))
+pub(crate) async fn cancel(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(id): Path<String>,
+) -> Answered {
+    reply::ok(&server.responses.cancel(&id, tenant_of(asker), &server.parsing)?.value)
 }
 
 /// Answers `GET /v1/responses/{id}/input_items`.
-pub(crate) fn input_items(
-    server: &Server,
-    tenant: Option<Tenant>,
-    id: &str,
-    query: &HashMap<String, String>,
-) -> Result<Response<Body>, ApiError> {
-    let mut input = server.responses.input(id, tenant, &server.parsing)?;
+pub(crate) async fn input_items(
+    State(server): State<Arc<Server>>,
+    asker: Asker,
+    Path(id): Path<String>,
+    query: Pairs,
+) -> Answered {
+    let mut input = server.responses.input(&id, tenant_of(asker), &server.parsing)?;
     let mut items = input.value.as_array_mut().map(std::mem::take).unwrap_or_default();
     let limit = match query.get("limit") {
         None => PAGE,
@@ -232,5 +238,5 @@ pub(crate) fn input_items(
     let (first, last) = (id(items.first()), id(items.last()));
     let body =
         json!({ "object": "list", "data": items, "first_id": first, "last_id": last, "has_more": has_more });
-    Ok(reply::json(StatusCode::OK, &body))
+    reply::ok(&body)
 }

@@ -4,16 +4,14 @@ use super::messages;
 use crate::ApiError;
 use crate::body::Fields;
 use crate::fields::{DETOKENIZE, TOKENIZE};
-use crate::reply;
+use crate::reply::{self, Answered};
 use crate::server::ApiRequest;
-use axum::body::Body;
-use axum::http::{Response, StatusCode};
 use djinn_models::Tokenizer;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
 /// The tokens of a text or of a conversation.
-pub(crate) async fn tokenize(request: ApiRequest) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn tokenize(request: ApiRequest) -> Answered {
     let fields = Fields::parse(&request.body, &TOKENIZE)?;
     let model = request.model(&fields)?;
     let body = model.work(move |model| {
@@ -37,7 +35,7 @@ pub(crate) async fn tokenize(request: ApiRequest) -> Result<Response<Body>, ApiE
             tokens: list(if pieces { Form::Pieces } else { Form::Ids }),
             token_strs: strings.then(|| list(Form::Spellings)),
         };
-        Ok(reply::json(StatusCode::OK, &body))
+        reply::ok(&body)
     });
     body.await
 }
@@ -84,7 +82,7 @@ impl Serialize for TokenList<'_> {
     }
 }
 
-pub(crate) async fn detokenize(request: ApiRequest) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn detokenize(request: ApiRequest) -> Answered {
     let fields = Fields::parse(&request.body, &DETOKENIZE)?;
     let model = request.model(&fields)?;
     let body = model.work(move |model| {
@@ -96,5 +94,5 @@ pub(crate) async fn detokenize(request: ApiRequest) -> Result<Response<Body>, Ap
         let text = text.map_err(|error| ApiError::of_text(&error, "tokens"))?;
         Ok(json!({ "prompt": text, "content": text }))
     });
-    Ok(reply::json(StatusCode::OK, &body.await?))
+    reply::ok(&body.await?)
 }

@@ -4,11 +4,9 @@ use crate::beginning::{self, Told};
 use crate::body::Fields;
 use crate::fields::GENERATE;
 use crate::openai::finish_name;
-use crate::reply::{EventSource, Frames};
+use crate::reply::{Answered, EventSource, Frames};
 use crate::server::ApiRequest;
 use crate::{Answers, ApiError, FinishReason, GenerateRequest, ServedModel};
-use axum::body::Body;
-use axum::http::Response;
 use djinn_engine::Residence;
 use djinn_host::{Dialogue, Generation, Speech, seed};
 use djinn_models::Message;
@@ -21,7 +19,7 @@ const MOST_STOPS: usize = 16;
 const LONGEST_STOP: usize = 1024;
 
 /// Answers a request with events: the prompt's tokens, text as it comes, and at the end all tokens.
-pub(crate) async fn generate(request: ApiRequest) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn generate(request: ApiRequest) -> Answered {
     let fields = Fields::parse(&request.body, &GENERATE)?;
     let model = request.model(&fields)?;
     let (salt, hints) = (request.salt(), request.hints(&fields, None)?);

@@ -3,11 +3,10 @@
 use crate::ask::ask;
 use crate::body::Fields;
 use crate::fields::LOGITS;
-use crate::reply;
+use crate::reply::{self, Answered};
 use crate::server::ApiRequest;
 use crate::{ApiError, ServedModel};
-use axum::body::Body;
-use axum::http::{Response, StatusCode};
+use axum::http::StatusCode;
 use djinn_host::{LogitRows, logits_table};
 use std::sync::Arc;
 
@@ -15,7 +14,7 @@ use std::sync::Arc;
 const MOST_LOGITS: u64 = 8 << 20;
 
 /// Answers a request. The model's sessions wait meanwhile.
-pub(crate) async fn compute(request: ApiRequest) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn compute(request: ApiRequest) -> Answered {
     let fields = Fields::parse(&request.body, &LOGITS)?;
     let model = request.model(&fields)?;
     let tokens: Vec<u32> =

@@ -1,10 +1,9 @@
 //! `/v1/models/{name}/plan` and `/srg`: the output of `djinn plan` and `djinn srg` for a model of the server. Query
 //! parameters are their flags.
 
+use crate::reply::{self, Answered};
 use crate::server::Server;
-use crate::{ApiError, ServedModel, reply};
-use axum::body::Body;
-use axum::http::Response;
+use crate::{ApiError, ServedModel};
 use djinn_host::{PlanAsked, Setup, SrgAsked, Target, WorkArgs, of_query, plan_text, srg_text};
 use djinn_models::{Model, OpenOptions};
 use std::collections::HashMap;
@@ -47,7 +46,7 @@ pub(crate) async fn show(
     name: &str,
     table: Table,
     query: &HashMap<String, String>,
-) -> Result<Response<Body>, ApiError> {
+) -> Answered {
     let model = server.served(name).ok_or_else(|| ApiError::no_model(name))?;
     let pairs = || query.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     let (server, asked) = (

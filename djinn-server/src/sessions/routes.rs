@@ -3,6 +3,7 @@
 use super::hints::{LONGEST_TTL, signal};
 use super::table::{EngineSession, Key, Record, conflict, exists};
 use super::{identity, residency_name};
+use crate::ApiError;
 use crate::ask::ask;
 use crate::body::Fields;
 use crate::debug::breakpoint::paused_json;
@@ -10,13 +11,11 @@ use crate::debug::{self, debug};
 use crate::fields::{FORK, RESUME, SESSIONS, SIGNAL};
 use crate::model::ServedModel;
 use crate::openai::answer_id;
+use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::{ApiRequest, Server};
-use crate::{ApiError, reply};
-use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{Response, StatusCode};
-use axum::response::IntoResponse;
+use axum::http::StatusCode;
 use djinn_engine::Error as EngineError;
 use djinn_engine::SessionId;
 use djinn_engine::debug::PausedAt;
@@ -24,15 +23,6 @@ use djinn_scheduler::{Error as SchedulerError, SessionEvent, SessionReport, Sign
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-type Answered = Result<Value, ApiError>;
-
-pub(super) fn answer(answered: Answered) -> Response<Body> {
-    match answered {
-        Ok(body) => reply::json(StatusCode::OK, &body),
-        Err(error) => error.into_response(),
-    }
-}
 
 /// The session that a path names.
 pub(crate) struct Named {
@@ -201,7 +191,7 @@ pub(crate) fn body(id: &str, model: &str, record: &Record, told: Option<Told>) -
 }
 
 /// Answers `GET /v1/sessions`.
-pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Response<Body> {
+pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Answered {
     let tenant = tenant_salt(asker);
     let mut data = Vec::new();
     for (name, model) in server.distinct_models() {
@@ -218,15 +208,11 @@ pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Res
             data.push(body(id, &name, record, report));
         }
     }
-    answer(Ok(json!({ "object": "list", "data": data })))
+    reply::ok(&json!({ "object": "list", "data": data }))
 }
 
 /// Answers `POST /v1/sessions`.
-pub(crate) async fn create(request: ApiRequest) -> Response<Body> {
-    answer(created(request).await)
-}
-
-async fn created(request: ApiRequest) -> Answered {
+pub(crate) async fn create(request: ApiRequest) -> Answered {
     let fields = Fields::parse(&request.body, &SESSIONS)?;
     let model = request.model(&fields)?;
     let id = new_id(&fields)?;
@@ -236,7 +222,7 @@ async fn created(request: ApiRequest) -> Answered {
     let key = (request.salt(), id);
     model.sessions().create(&key, parent, time_to_live)?;
     let record = model.sessions().record(&key).ok_or_else(|| missing(&key.1))?;
-    Ok(body(&key.1, &request.model_name(&model), &record, None))
+    reply::ok(&body(&key.1, &request.model_name(&model), &record, None))
 }
 
 /// The field `id`, or a new name.
@@ -253,11 +239,8 @@ pub(crate) async fn show(
     asker: Asker,
     Path(id): Path<String>,
     query: Pairs,
-) -> Response<Body> {
-    answer(match Named::find(&server, tenant_salt(asker), &id, &query) {
-        Ok(named) => Ok(named.body().await),
-        Err(error) => Err(error),
-    })
+) -> Answered {
+    reply::ok(&Named::find(&server, tenant_salt(asker), &id, &query)?.body().await)
 }
 
 /// Answers `DELETE /v1/sessions/{id}`.
@@ -266,12 +249,12 @@ pub(crate) async fn delete(
     asker: Asker,
     Path(id): Path<String>,
     query: Pairs,
-) -> Response<Body> {
-    let found = Named::find(&server, tenant_salt(asker), &id, &query);
-    answer(found.and_then(|named| match named.model.sessions().remove(&named.key) {
-        true => Ok(json!({ "id": id, "object": "session", "deleted": true })),
+) -> Answered {
+    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+    match named.model.sessions().remove(&named.key) {
+        true => reply::ok(&json!({ "id": id, "object": "session", "deleted": true })),
         false => Err(missing(&id)),
-    }))
+    }
 }
 
 /// Answers `POST /v1/sessions/{id}/{action}`: signal, pause, resume, abort, fork or heartbeat.
@@ -280,16 +263,12 @@ pub(crate) async fn act(
     action: &'static str,
     query: Pairs,
     request: ApiRequest,
-) -> Response<Body> {
-    answer(acted(&id, action, &query, &request).await)
-}
-
-async fn acted(id: &str, action: &str, query: &Pairs, request: &ApiRequest) -> Answered {
-    let named = Named::find(&request.server, request.salt(), id, query)?;
+) -> Answered {
+    let named = Named::find(&request.server, request.salt(), &id, &query)?;
     let table = named.model.sessions();
     match action {
-        "signal" => return signalled(&named, request).await,
-        "fork" => return forked(&named, request).await,
+        "signal" => return signalled(&named, &request).await,
+        "fork" => return forked(&named, &request).await,
         "pause" => {
             named.event(SessionEvent::Pause).await?;
             table.change(&named.key, |record| record.paused = true);
@@ -323,7 +302,7 @@ async fn acted(id: &str, action: &str, query: &Pairs, request: &ApiRequest) -> A
         _ => {}
     }
     table.change(&named.key, |record| record.used = Instant::now());
-    Ok(Named::find(&request.server, request.salt(), id, query)?.body().await)
+    reply::ok(&Named::find(&request.server, request.salt(), &id, &query)?.body().await)
 }
 
 async fn signalled(named: &Named, request: &ApiRequest) -> Answered {
@@ -342,7 +321,7 @@ async fn signalled(named: &Named, request: &ApiRequest) -> Answered {
     });
     let mut body = json!(told);
     body["residency"] = json!(residency_name(told.residency));
-    Ok(body)
+    reply::ok(&body)
 }
 
 async fn forked(named: &Named, request: &ApiRequest) -> Answered {
@@ -375,5 +354,5 @@ async fn forked(named: &Named, request: &ApiRequest) -> Answered {
         }
         Some(Err(_)) | None => return Err(named.no_state()),
     }
-    Ok(Named::of(Arc::clone(&named.model), named.model_name.clone(), key)?.body().await)
+    reply::ok(&Named::of(Arc::clone(&named.model), named.model_name.clone(), key)?.body().await)
 }

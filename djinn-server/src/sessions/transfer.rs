@@ -3,23 +3,22 @@
 //! Files are streamed a few pages at a time; no session is in the server's memory as a whole.
 
 use super::file::{self, CHECKSUM_BYTES, FileKind, LENGTH_BYTES, LONGEST_HEADER, Sizes, malformed};
-use super::routes::{Named, answer};
+use super::routes::Named;
 use super::table::{EngineSession, exists};
 use super::{conflict, identity};
 use crate::ApiError;
 use crate::ask::ask;
 use crate::model::ServedModel;
 use crate::openai::answer_id;
+use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::Server;
 use axum::body::{Body, BodyDataStream};
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, Response, StatusCode, header};
-use axum::response::IntoResponse;
 use bytes::{Buf, Bytes, BytesMut};
 use djinn_engine::{Client, Error as EngineError, ExportedSession, IncomingSession, SessionId};
 use futures_util::{StreamExt, stream};
-use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
@@ -34,20 +33,8 @@ pub(crate) async fn export(
     asker: Asker,
     Path(id): Path<String>,
     query: Pairs,
-) -> Response<Body> {
-    match exported(&server, asker, &id, &query).await {
-        Ok(response) => response,
-        Err(error) => error.into_response(),
-    }
-}
-
-async fn exported(
-    server: &Server,
-    asker: Asker,
-    id: &str,
-    query: &Pairs,
-) -> Result<Response<Body>, ApiError> {
-    let named = Named::find(server, tenant_salt(asker), id, query)?;
+) -> Answered {
+    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
     let permit = named.model.transfer_permit()?;
     let EngineSession { client, id: session } = named.engine()?.clone();
     let told = ask(|answer| client.begin_export(session, answer)).await;
@@ -133,11 +120,7 @@ pub(crate) async fn import(
     asker: Asker,
     query: Pairs,
     request: Request,
-) -> Response<Body> {
-    answer(imported(&server, asker, &query, request).await)
-}
-
-async fn imported(server: &Server, asker: Asker, query: &Pairs, request: Request) -> Result<Value, ApiError> {
+) -> Answered {
     let model = server.model_of(query.get("model").map(String::as_str))?;
     let table = model.sessions();
     if !table.keeps() {
@@ -168,7 +151,7 @@ async fn imported(server: &Server, asker: Asker, query: &Pairs, request: Request
     }
     let model_name = server.first_name(&model);
     let named = Named::of(model, model_name, key)?;
-    Ok(named.body().await)
+    reply::ok(&named.body().await)
 }
 
 /// Imports a file's session into the model's engine. Returns whether it is paused in a turn, which ends unless

@@ -4,21 +4,19 @@ use super::apply::SteeredTokens;
 use super::parse::{self, BodyForm};
 use super::store::{DefaultUse, Stored};
 use super::{Direction, Vectors};
+use crate::ApiError;
 use crate::body::{Fields, Part};
 use crate::debug::hooks;
 use crate::fields::{STEERING, STEERING_DEFAULT};
 use crate::model::ServedModel;
+use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::{ApiRequest, Server};
-use crate::{ApiError, reply};
-use axum::body::Body;
 use axum::extract::{Path, Query, State};
-use axum::http::{Response, StatusCode};
+use axum::http::StatusCode;
 use djinn_models::printable::one_line;
 use serde_json::{Value, json};
 use std::sync::Arc;
-
-type Answered = Result<Response<Body>, ApiError>;
 
 /// Answers `POST /v1/steering`.
 pub(crate) async fn create(Query(query): Pairs, request: ApiRequest) -> Answered {
@@ -53,7 +51,7 @@ pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Ans
             data.extend(Named::find(&model, &tenant, &name).map(|named| named.body(&model_name, false)));
         }
     }
-    Ok(reply::json(StatusCode::OK, &json!({ "object": "list", "data": data })))
+    reply::ok(&json!({ "object": "list", "data": data }))
 }
 
 /// Answers `GET /v1/steering/{name}`: with all values.
@@ -66,7 +64,7 @@ pub(crate) async fn show(
     let tenant = tenant_salt(asker);
     let (model_name, model) = of_query(&server, &tenant, &name, &query)?;
     let named = Named::find(&model, &tenant, &name)?;
-    Ok(reply::json(StatusCode::OK, &named.body(&model_name, true)))
+    reply::ok(&named.body(&model_name, true))
 }
 
 /// Answers `DELETE /v1/steering/{name}`.
@@ -79,10 +77,7 @@ pub(crate) async fn delete(
     let tenant = tenant_salt(asker);
     let (_, model) = of_query(&server, &tenant, &name, &query)?;
     match model.steering().remove(&tenant, &name)? {
-        true => Ok(reply::json(
-            StatusCode::OK,
-            &json!({ "name": name, "object": "steering_vector", "deleted": true }),
-        )),
+        true => reply::ok(&json!({ "name": name, "object": "steering_vector", "deleted": true })),
         false => Err(missing(&name)),
     }
 }
@@ -115,7 +110,7 @@ fn change_default(
 ) -> Answered {
     let (model_name, model) = of_query(server, tenant, name, query)?;
     model.steering().set_default(tenant, name, default);
-    Ok(reply::json(StatusCode::OK, &Named::find(&model, tenant, name)?.body(&model_name, false)))
+    reply::ok(&Named::find(&model, tenant, name)?.body(&model_name, false))
 }
 
 /// The model whose vectors a path names. If several models have them, the query names the model.

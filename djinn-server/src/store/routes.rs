@@ -2,16 +2,15 @@
 
 use super::upload::Arrived;
 use super::{ModelStore, name};
+use crate::ApiError;
 use crate::body::Fields;
 use crate::fields::STORE_MANIFESTS;
-use crate::request::Asker;
+use crate::reply::{self, Answered};
+use crate::request::{Asker, tenant_of};
 use crate::server::{ApiRequest, Server};
-use crate::{ApiError, reply};
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
-use axum::response::IntoResponse;
 use bytes::Bytes;
 use djinn_models::stored::{ContentHash, ModelManifest};
 use http_body_util::BodyExt;
@@ -27,15 +26,9 @@ const LENGTH: &str = "upload-length";
 /// Frames of a body that wait to be written.
 const WAITING: usize = 8;
 
-type Answered = Result<Response<Body>, ApiError>;
-
-fn answer(answered: Answered) -> Response<Body> {
-    answered.unwrap_or_else(ApiError::into_response)
-}
-
 /// The store, for clients that may push.
 fn store(server: &Server, asker: Asker) -> Result<Arc<ModelStore>, ApiError> {
-    server.store_for(asker.map(|Extension(tenant)| tenant))
+    server.store_for(tenant_of(asker))
 }
 
 /// Runs the disk's work on a blocking thread.
@@ -51,16 +44,12 @@ fn hash(text: &str) -> Result<ContentHash, ApiError> {
 }
 
 /// Answers `GET /v1/store`.
-pub(crate) async fn show(State(server): State<Arc<Server>>, asker: Asker) -> Response<Body> {
-    answer(store(&server, asker).map(|store| reply::json(StatusCode::OK, &store.show())))
+pub(crate) async fn show(State(server): State<Arc<Server>>, asker: Asker) -> Answered {
+    reply::ok(&store(&server, asker)?.show())
 }
 
 /// Answers `POST /v1/store/manifests`.
-pub(crate) async fn register(request: ApiRequest) -> Response<Body> {
-    answer(registered(request).await)
-}
-
-async fn registered(request: ApiRequest) -> Answered {
+pub(crate) async fn register(request: ApiRequest) -> Answered {
     let (store, server) = (request.server.store_for(request.tenant)?, request.server);
     let fields = Fields::parse(&request.body, &STORE_MANIFESTS)?;
     let missing = |name: &'static str| ApiError::field(name, format!("`{name}` is missing"));
@@ -69,7 +58,7 @@ async fn registered(request: ApiRequest) -> Answered {
     let lacking =
         on_disk(move || store.register(name, ModelManifest { files }, &|name| server.served(name).is_some()))
             .await?;
-    Ok(reply::json(StatusCode::OK, &lacking))
+    reply::ok(&lacking)
 }
 
 /// Answers `DELETE /v1/store/manifests/{id}`.
@@ -77,13 +66,10 @@ pub(crate) async fn unregister(
     State(server): State<Arc<Server>>,
     asker: Asker,
     Path(id): Path<String>,
-) -> Response<Body> {
-    let forgotten = async {
-        let (store, id) = (store(&server, asker)?, hash(&id)?);
-        on_disk(move || store.unregister(&id)).await?;
-        Ok(reply::json(StatusCode::OK, &json!({ "id": id, "object": "store.manifest", "deleted": true })))
-    };
-    answer(forgotten.await)
+) -> Answered {
+    let (store, id) = (store(&server, asker)?, hash(&id)?);
+    on_disk(move || store.unregister(&id)).await?;
+    reply::ok(&json!({ "id": id, "object": "store.manifest", "deleted": true }))
 }
 
 /// Answers `HEAD /v1/store/blobs/{hash}`: how far a piece has come.
@@ -91,13 +77,10 @@ pub(crate) async fn head(
     State(server): State<Arc<Server>>,
     asker: Asker,
     Path(name): Path<String>,
-) -> Response<Body> {
-    let told = async {
-        let (store, hash) = (store(&server, asker)?, hash(&name)?);
-        let arrived = on_disk(move || store.arrived(&hash)).await?;
-        Ok(with_progress(StatusCode::OK, arrived))
-    };
-    answer(told.await)
+) -> Answered {
+    let (store, hash) = (store(&server, asker)?, hash(&name)?);
+    let arrived = on_disk(move || store.arrived(&hash)).await?;
+    Ok(with_progress(StatusCode::OK, arrived))
 }
 
 /// Answers `PUT /v1/store/blobs/{hash}`: the bytes of a piece, from where it has come to, all or the next of them.
@@ -107,25 +90,20 @@ pub(crate) async fn put(
     Path(name): Path<String>,
     headers: HeaderMap,
     body: Body,
-) -> Response<Body> {
-    let sent = async {
-        let (store, hash) = (store(&server, asker)?, hash(&name)?);
-        let offset = match headers.get(OFFSET) {
-            None => 0,
-            Some(value) => value
-                .to_str()
-                .ok()
-                .and_then(|text| text.parse().ok())
-                .ok_or_else(|| ApiError::invalid(format!("{OFFSET} is a number of bytes")))?,
-        };
-        let _permit = store.upload_permit()?;
-        arrive(&server, &store, hash, offset, body).await
+) -> Answered {
+    let (store, hash) = (store(&server, asker)?, hash(&name)?);
+    let offset = match headers.get(OFFSET) {
+        None => 0,
+        Some(value) => value
+            .to_str()
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(|| ApiError::invalid(format!("{OFFSET} is a number of bytes")))?,
     };
-    match sent.await {
-        Ok(arrived) if arrived.is_whole() => with_progress(StatusCode::CREATED, arrived),
-        Ok(arrived) => with_progress(StatusCode::ACCEPTED, arrived),
-        Err(error) => error.into_response(),
-    }
+    let _permit = store.upload_permit()?;
+    let arrived = arrive(&server, &store, hash, offset, body).await?;
+    let status = if arrived.is_whole() { StatusCode::CREATED } else { StatusCode::ACCEPTED };
+    Ok(with_progress(status, arrived))
 }
 
 /// Writes a body to a piece. If the client leaves, or is idle for too long, the bytes so far stay.
@@ -199,20 +177,16 @@ fn with_progress(status: StatusCode, arrived: Arrived) -> Response<Body> {
 }
 
 /// Answers `POST /v1/store/manifests/{id}/commit`.
-pub(crate) async fn commit(Path(id): Path<String>, request: ApiRequest) -> Response<Body> {
-    let committed = async {
-        let (store, id, server) = (request.server.store_for(request.tenant)?, hash(&id)?, request.server);
-        let name = on_disk(move || {
-            let is_taken = |name: &str| server.served(name).is_some();
-            let (name, model) =
-                store.commit(&id, &is_taken, &|place, later| server.open_stored(place, later))?;
-            server.add_opened(&name, model).map_err(|error| ApiError::failed(error.to_string()))?;
-            Ok(name)
-        })
-        .await?;
-        Ok(reply::json(StatusCode::CREATED, &json!({ "id": name, "object": "model", "owned_by": "djinn" })))
-    };
-    answer(committed.await)
+pub(crate) async fn commit(Path(id): Path<String>, request: ApiRequest) -> Answered {
+    let (store, id, server) = (request.server.store_for(request.tenant)?, hash(&id)?, request.server);
+    let name = on_disk(move || {
+        let is_taken = |name: &str| server.served(name).is_some();
+        let (name, model) = store.commit(&id, &is_taken, &|place, later| server.open_stored(place, later))?;
+        server.add_opened(&name, model).map_err(|error| ApiError::failed(error.to_string()))?;
+        Ok(name)
+    })
+    .await?;
+    Ok(reply::json(StatusCode::CREATED, &json!({ "id": name, "object": "model", "owned_by": "djinn" })))
 }
 
 /// Answers `DELETE /v1/models/{name}`, for models that were pushed.
@@ -220,27 +194,22 @@ pub(crate) async fn delete_model(
     State(server): State<Arc<Server>>,
     asker: Asker,
     Path(name): Path<String>,
-) -> Response<Body> {
-    let deleted = async {
-        if name.rsplit_once('/').is_some_and(|(_, part)| name::PARTS.contains(&part)) {
-            return Err(ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method"));
+) -> Answered {
+    if name.rsplit_once('/').is_some_and(|(_, part)| name::PARTS.contains(&part)) {
+        return Err(ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method"));
+    }
+    let store = store(&server, asker)?;
+    let gone = name.clone();
+    on_disk(move || {
+        if !store.has(&gone) {
+            return Err(match server.served(&gone).is_some() {
+                true => ApiError::refused(StatusCode::CONFLICT, "this model was given at the server's start"),
+                false => ApiError::no_model(&gone),
+            });
         }
-        let store = store(&server, asker)?;
-        let gone = name.clone();
-        on_disk(move || {
-            if !store.has(&gone) {
-                return Err(match server.served(&gone).is_some() {
-                    true => {
-                        ApiError::refused(StatusCode::CONFLICT, "this model was given at the server's start")
-                    }
-                    false => ApiError::no_model(&gone),
-                });
-            }
-            server.remove(&gone);
-            store.remove(&gone)
-        })
-        .await?;
-        Ok(reply::json(StatusCode::OK, &json!({ "id": name, "object": "model", "deleted": true })))
-    };
-    answer(deleted.await)
+        server.remove(&gone);
+        store.remove(&gone)
+    })
+    .await?;
+    reply::ok(&json!({ "id": name, "object": "model", "deleted": true }))
 }
