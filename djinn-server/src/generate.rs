@@ -151,15 +151,15 @@ impl Answers {
         let open = prompts.len() * choices;
         let failures = model.failures();
         let client = model.client()?;
-        model.outbox().deliver();
+        model.outbox.deliver();
         let (sender, happenings) = mpsc::unbounded_channel();
         let speaking: Result<Vec<_>, _> =
             (0..open as u32).map(|choice| Speaking::new(&model, &generate, choice)).collect();
         let speaking = speaking?;
-        let sessions = model.sessions();
+        let sessions = &model.sessions;
         let own = generate.session.as_ref().and_then(|session| sessions.steering(session));
         let named = generate.steering.as_deref().or(own.as_deref());
-        let steered = Steered::new(model.steering(), &generate.tenant, named, "steering.vectors")?;
+        let steered = Steered::new(&model.steering, &generate.tenant, named, "steering.vectors")?;
         let debugged = generate.session.as_ref().and_then(|session| sessions.debugged(session));
         if let (Some(session), Some(engine)) = (&generate.session, &debugged) {
             applied::check_free(&model, session, engine).await?;
@@ -209,7 +209,7 @@ impl Answers {
                 },
             };
             let listener = || -> Listener {
-                let (sender, outbox) = (sender.clone(), Arc::clone(model.outbox()));
+                let (sender, outbox) = (sender.clone(), Arc::clone(&model.outbox));
                 Box::new(move |happening| outbox.put(&sender, at, happening))
             };
             let (lease, asked) = Lease::ask(client.clone(), opening, listener, ticket, waiting.flatten());
@@ -240,7 +240,7 @@ impl Answers {
                 None => return Err(answers.model.gone(answers.failures).await),
             }
         }
-        answers.model.metrics().began(tokens);
+        answers.model.metrics.began(tokens);
         answers.facts.began(Generated { usage: answers.usage, ..Generated::of(&generate) });
         Ok(answers)
     }
@@ -276,7 +276,7 @@ impl Answers {
                         && let Some(reused) = reused
                     {
                         self.usage.cached += reused;
-                        self.model.metrics().reused(reused);
+                        self.model.metrics.reused(reused);
                     }
                     self.facts.generated(|generated| generated.usage = self.usage);
                     if at == 0 {
@@ -328,7 +328,7 @@ impl Answers {
         let (tool, usage) = (self.tool.clone(), self.usage);
         self.facts.generated(|generated| generated.finishes.push(reason));
         self.leases[at].end(Some(TurnResult { finish: reason, tool, usage }));
-        self.model.metrics().finished(reason, self.asked.elapsed());
+        self.model.metrics.finished(reason, self.asked.elapsed());
     }
 
     /// Adds `djinn` to the body of a finished answer: what steering and edits changed.
@@ -348,7 +348,7 @@ impl Answers {
     fn count(&mut self) {
         let now = Instant::now();
         self.usage.completion += 1;
-        self.model.metrics().token(self.asked, self.latest, now);
+        self.model.metrics.token(self.asked, self.latest, now);
         if self.latest.is_none() {
             self.facts.generated(|generated| generated.first_token = Some(now - self.asked));
         }

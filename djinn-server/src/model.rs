@@ -124,17 +124,21 @@ impl Serving {
 pub struct ServedModel {
     model: Arc<Model>,
     slot: Arc<Slot>,
-    outbox: Arc<Outbox>,
+    /// Carries the engine's events to requests.
+    pub(crate) outbox: Arc<Outbox>,
     context: u64,
-    activations: Activations,
+    /// What products with quantised weights are computed from.
+    pub(crate) activations: Activations,
     end_tokens: Vec<u32>,
-    created: u64,
-    metrics: ModelMetrics,
+    /// When it was loaded, in seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) metrics: ModelMetrics,
     /// The engine's latest counts.
     counted: Mutex<Option<(Occupancy, Instant)>>,
-    sessions: Arc<SessionTable>,
-    steering: SteeringStore,
-    longest_pause: Duration,
+    pub(crate) sessions: Arc<SessionTable>,
+    pub(crate) steering: SteeringStore,
+    /// How long a pause at a breakpoint may last.
+    pub(crate) longest_pause: Duration,
     /// Made for the first request with structured output.
     grammars: OnceLock<std::result::Result<Grammars, GrammarError>>,
     /// Made for the first export or import.
@@ -250,11 +254,6 @@ impl ServedModel {
         self.context
     }
 
-    /// What products with quantised weights are computed from.
-    pub(crate) fn activations(&self) -> Activations {
-        self.activations
-    }
-
     /// The model's own name: its directory's or file's.
     pub fn name(&self) -> &str {
         &self.model.name
@@ -292,28 +291,6 @@ impl ServedModel {
         self.slot.has_lost_device()
     }
 
-    /// When it was loaded, in seconds since 1970.
-    pub(crate) fn created(&self) -> u64 {
-        self.created
-    }
-
-    pub(crate) fn metrics(&self) -> &ModelMetrics {
-        &self.metrics
-    }
-
-    pub(crate) fn sessions(&self) -> &Arc<SessionTable> {
-        &self.sessions
-    }
-
-    pub(crate) fn steering(&self) -> &SteeringStore {
-        &self.steering
-    }
-
-    /// How long a pause at a breakpoint may last.
-    pub(crate) fn longest_pause(&self) -> Duration {
-        self.longest_pause
-    }
-
     pub(crate) fn model(&self) -> &Model {
         &self.model
     }
@@ -340,11 +317,6 @@ impl ServedModel {
 
     pub(crate) fn end_tokens(&self) -> &[u32] {
         &self.end_tokens
-    }
-
-    /// Carries the engine's events to requests.
-    pub(crate) fn outbox(&self) -> &Arc<Outbox> {
-        &self.outbox
     }
 
     pub(crate) fn client(&self) -> Result<Client, ApiError> {

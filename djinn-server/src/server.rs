@@ -292,7 +292,7 @@ impl Server {
 
     /// Forgets sessions that were not used for their time to live.
     pub(crate) fn sweep_sessions(&self) {
-        self.models().iter().for_each(|(_, model)| model.sessions().sweep());
+        self.models().iter().for_each(|(_, model)| model.sessions.sweep());
     }
 
     pub(crate) fn served(&self, name: &str) -> Option<Arc<ServedModel>> {
@@ -394,19 +394,11 @@ pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
 pub(crate) async fn metrics_page(State(server): State<Arc<Server>>) -> Response<Body> {
     let (models, mut pages) = (server.distinct_models(), Vec::new());
     for (name, model) in &models {
-        let (occupancy, sessions) = (model.occupancy().await, model.sessions().len());
+        let (occupancy, sessions) = (model.occupancy().await, model.sessions.len());
         let (is_loaded, loads) = (model.residence() == Residence::Device, model.loads());
         // A model on the device that does not answer is not up.
         let is_up = model.is_ready() && (occupancy.is_some() || !is_loaded);
-        pages.push(ModelPage {
-            name,
-            metrics: model.metrics(),
-            occupancy,
-            sessions,
-            is_up,
-            is_loaded,
-            loads,
-        });
+        pages.push(ModelPage { name, metrics: &model.metrics, occupancy, sessions, is_up, is_loaded, loads });
     }
     let mut page = metrics::page(&pages, &server.metrics);
     server.sharing.write_metrics(&mut page);

@@ -46,7 +46,7 @@ pub(super) fn read(fields: &Fields, model: &ServedModel) -> Result<Breakpoint, A
         None if pause && !fields.is_null("hits") => Some(1),
         hits => hits,
     };
-    let longest = model.longest_pause();
+    let longest = model.longest_pause;
     let ttl = fields.integer("ttl_ms", 1..=u64::MAX)?.map_or(TTL, Duration::from_millis).min(longest);
     let condition = condition(fields, &hook, model)?;
     let filter = Filter { tokens, positions: range(fields, "positions")?, steps: range(fields, "steps")? };

@@ -37,7 +37,7 @@ pub(crate) async fn set(Path(id): Path<String>, query: Pairs, request: ApiReques
 /// 429 for too many breakpoints, or too little hook memory.
 pub(super) async fn arm(named: &Named, breakpoint: Breakpoint) -> Result<Armed, ApiError> {
     refresh(named).await;
-    let table = named.model.sessions();
+    let table = &named.model.sessions;
     let known = table.breakpoints(&named.key);
     if known.len() >= MOST_BREAKPOINTS {
         // The oldest used-up one is dropped.
@@ -66,7 +66,7 @@ pub(super) async fn arm(named: &Named, breakpoint: Breakpoint) -> Result<Armed, 
 
 /// Removes a breakpoint. Returns whether it existed.
 async fn disarm(named: &Named, number: u64) -> bool {
-    let Some(armed) = named.model.sessions().remove_breakpoint(&named.key, number) else { return false };
+    let Some(armed) = named.model.sessions.remove_breakpoint(&named.key, number) else { return false };
     if let (Some(engine), Some((session, at))) = (&named.record.engine, armed.at)
         && session == engine.id
     {
@@ -82,7 +82,7 @@ async fn refresh(named: &Named) {
     let Some(engine) = &named.record.engine else { return };
     let told = debug(engine, named.model.graph(), |debugger, id| debugger.breakpoints(id)).await;
     if let Ok(told) = told {
-        named.model.sessions().update_breakpoints(&named.key, engine.id, &told);
+        named.model.sessions.update_breakpoints(&named.key, engine.id, &told);
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) async fn list(
 ) -> Answered {
     let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
     refresh(&named).await;
-    let data: Vec<Value> = named.model.sessions().breakpoints(&named.key).iter().map(Armed::json).collect();
+    let data: Vec<Value> = named.model.sessions.breakpoints(&named.key).iter().map(Armed::json).collect();
     reply::ok(&json!({ "object": "list", "data": data }))
 }
 
@@ -154,7 +154,7 @@ async fn paused(named: &Named) -> Option<PausedAt> {
 
 fn json_of(named: &Named, at: &PausedAt) -> Option<Value> {
     let engine = named.record.engine.as_ref()?;
-    Some(paused_json(at, engine.id, &named.model.sessions().breakpoints(&named.key)))
+    Some(paused_json(at, engine.id, &named.model.sessions.breakpoints(&named.key)))
 }
 
 /// Answers `POST /v1/sessions/{id}/steering`.
@@ -163,7 +163,7 @@ pub(crate) async fn steer(Path(id): Path<String>, query: Pairs, request: ApiRequ
     let fields = Fields::parse(&request.body, &SESSION_STEERING)?;
     let part = Part::new(String::new(), Some(&fields.whole()))?;
     let uses = VectorUse::list(&part)?;
-    let steered = Steered::new(named.model.steering(), &named.key.0, Some(&uses), "vectors")?;
+    let steered = Steered::new(&named.model.steering, &named.key.0, Some(&uses), "vectors")?;
     if let Some(engine) = &named.record.engine {
         let edits = steered.edits;
         let told = debug(engine, named.model.graph(), |debugger, id| debugger.steer(id, edits)).await;
@@ -174,7 +174,7 @@ pub(crate) async fn steer(Path(id): Path<String>, query: Pairs, request: ApiRequ
         }
     }
     let data: Vec<Value> = uses.iter().map(VectorUse::json).collect();
-    named.model.sessions().steer(&named.key, uses, steered.digest);
+    named.model.sessions.steer(&named.key, uses, steered.digest);
     named.touch();
     reply::ok(&json!({ "object": "session.steering", "vectors": data }))
 }

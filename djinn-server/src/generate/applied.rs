@@ -73,6 +73,6 @@ pub(super) async fn check_free(
         return Err(conflict(message, "session_paused"));
     }
     let key = (using.tenant.clone(), using.id.clone());
-    model.sessions().update_breakpoints(&key, engine.id, &breakpoints);
+    model.sessions.update_breakpoints(&key, engine.id, &breakpoints);
     Ok(())
 }

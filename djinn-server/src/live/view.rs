@@ -43,7 +43,7 @@ pub(super) async fn of(server: &Server, tenant: &[u8], has_keys: bool, query: &P
 
 async fn of_model(name: &str, model: &Arc<ServedModel>, tenant: &[u8], has_keys: bool) -> Value {
     let snapshot = model.snapshot().await;
-    let mut told = model.metrics().told();
+    let mut told = model.metrics.told();
     told["id"] = json!(name);
     told["name"] = json!(model.name());
     told["context"] = json!(model.context());
@@ -61,7 +61,7 @@ async fn of_model(name: &str, model: &Arc<ServedModel>, tenant: &[u8], has_keys:
         "latest_bytes": loads.latest.0,
         "latest_ms": ms(loads.latest.1),
     });
-    told["named_sessions"] = json!(model.sessions().len());
+    told["named_sessions"] = json!(model.sessions.len());
     let Some(snapshot) = snapshot else { return told };
     let occupancy = &snapshot.occupancy;
     let listed = Listed::new(name, model, &snapshot, tenant, has_keys);
@@ -161,7 +161,7 @@ impl Listed {
         let is_live = |other: &Client| client.as_ref().is_some_and(|client| client.is_same(other));
         let mut names = BTreeMap::new();
         let mut empty = Vec::new();
-        for (id, record) in model.sessions().of_tenant(tenant) {
+        for (id, record) in model.sessions.of_tenant(tenant) {
             match record.engine.as_ref().filter(|engine| is_live(&engine.client)).map(|engine| engine.id) {
                 Some(engine) => drop(names.insert(engine, (id, record))),
                 None => empty.push((id, record)),

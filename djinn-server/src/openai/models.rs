@@ -24,14 +24,14 @@ fn model(server: &Server, name: &str) -> Option<Value> {
     Some(json!({
         "id": name,
         "object": "model",
-        "created": model.created(),
+        "created": model.created,
         "owned_by": "djinn",
         "root": model.name(),
         "max_model_len": model.context(),
         "tokenizer": model.tokenizer().is_some(),
         "chat_template": model.template().is_some(),
         "generation_defaults": model.defaults(),
-        "activations": model.activations(),
+        "activations": model.activations,
         "status": status(&model),
     }))
 }

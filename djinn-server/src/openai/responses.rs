@@ -191,7 +191,7 @@ pub(crate) async fn delete(
     if session.as_ref() == Some(&id) {
         let key = (tenant_salt(asker), id.clone());
         for (_, model) in server.distinct_models() {
-            model.sessions().remove(&key);
+            model.sessions.remove(&key);
         }
     }
     reply::ok(&json!({ "id": id, "object": "response", "deleted": true }))

@@ -38,7 +38,7 @@ impl Named {
         let key = (tenant, id.to_owned());
         let mut found: Option<Self> = None;
         for (model_name, model) in server.asked_models(query) {
-            let Some(record) = model.sessions().record(&key) else { continue };
+            let Some(record) = model.sessions.record(&key) else { continue };
             if found.is_some() {
                 let message = "several models have a session of this name; give `model` in the query";
                 return Err(ApiError::field("model", message));
@@ -53,7 +53,7 @@ impl Named {
         model_name: String,
         key: (Vec<u8>, String),
     ) -> Result<Self, ApiError> {
-        let record = model.sessions().record(&key).ok_or_else(|| missing(&key.1))?;
+        let record = model.sessions.record(&key).ok_or_else(|| missing(&key.1))?;
         Ok(Named { model, model_name, key, record })
     }
 
@@ -91,7 +91,7 @@ impl Named {
 
     /// Marks it as used.
     pub(crate) fn touch(&self) {
-        self.model.sessions().change(&self.key, |record| record.used = Instant::now());
+        self.model.sessions.change(&self.key, |record| record.used = Instant::now());
     }
 
     pub(crate) fn missing(&self) -> ApiError {
@@ -195,7 +195,7 @@ pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Ans
     let tenant = tenant_salt(asker);
     let mut data = Vec::new();
     for (name, model) in server.distinct_models() {
-        let records = model.sessions().of_tenant(&tenant);
+        let records = model.sessions.of_tenant(&tenant);
         let client = model.client().ok();
         // An engine that has ended reports no sessions.
         let is_live =
@@ -220,8 +220,8 @@ pub(crate) async fn create(request: ApiRequest) -> Answered {
     let parent = parent.map(|parent| identity::check(&parent, "parent")).transpose()?;
     let time_to_live = fields.integer("ttl_s", 1..=LONGEST_TTL)?.map(Duration::from_secs);
     let key = (request.salt(), id);
-    model.sessions().create(&key, parent, time_to_live)?;
-    let record = model.sessions().record(&key).ok_or_else(|| missing(&key.1))?;
+    model.sessions.create(&key, parent, time_to_live)?;
+    let record = model.sessions.record(&key).ok_or_else(|| missing(&key.1))?;
     reply::ok(&body(&key.1, &request.model_name(&model), &record, None))
 }
 
@@ -251,7 +251,7 @@ pub(crate) async fn delete(
     query: Pairs,
 ) -> Answered {
     let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
-    match named.model.sessions().remove(&named.key) {
+    match named.model.sessions.remove(&named.key) {
         true => reply::ok(&json!({ "id": id, "object": "session", "deleted": true })),
         false => Err(missing(&id)),
     }
@@ -265,7 +265,7 @@ pub(crate) async fn act(
     request: ApiRequest,
 ) -> Answered {
     let named = Named::find(&request.server, request.salt(), &id, &query)?;
-    let table = named.model.sessions();
+    let table = &named.model.sessions;
     match action {
         "signal" => return signalled(&named, &request).await,
         "fork" => return forked(&named, &request).await,
@@ -313,7 +313,7 @@ async fn signalled(named: &Named, request: &ApiRequest) -> Answered {
     let told = ask(|answer| engine.client.begin_signal(engine.id, signal, answer)).await;
     let told = told.and_then(Result::ok).filter(|told| told.outcome != SignalOutcome::Missing);
     let told = told.ok_or_else(gone)?;
-    named.model.sessions().change(&named.key, |record| {
+    named.model.sessions.change(&named.key, |record| {
         record.used = Instant::now();
         if told.outcome == SignalOutcome::Deferred {
             record.is_told();
@@ -327,7 +327,7 @@ async fn signalled(named: &Named, request: &ApiRequest) -> Answered {
 async fn forked(named: &Named, request: &ApiRequest) -> Answered {
     let fields = Fields::parse_or_none(&request.body, &FORK)?;
     let id = new_id(&fields)?;
-    let table = named.model.sessions();
+    let table = &named.model.sessions;
     let key = (named.key.0.clone(), id);
     if table.record(&key).is_some() {
         return Err(exists(&key.1));

@@ -122,7 +122,7 @@ pub(crate) async fn import(
     request: Request,
 ) -> Answered {
     let model = server.model_of(query.get("model").map(String::as_str))?;
-    let table = model.sessions();
+    let table = &model.sessions;
     if !table.keeps() {
         let message = "this server's policy keeps no sessions between turns";
         return Err(conflict(message.to_owned(), "session_state"));

@@ -34,7 +34,7 @@ pub(crate) async fn create(Query(query): Pairs, request: ApiRequest) -> Answered
             true => parse::json(&fields, model.graph())?,
             false => parse::tensors(body.to_vec(), &fields, model.graph())?,
         };
-        let is_new = model.steering().insert(Some(tenant.clone()), name.clone(), vectors)?;
+        let is_new = model.steering.insert(Some(tenant.clone()), name.clone(), vectors)?;
         Ok((is_new, Named::find(model, &tenant, &name)?.body(&model_name, false)))
     });
     let (is_new, body) = made.await?;
@@ -46,7 +46,7 @@ pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Ans
     let tenant = tenant_salt(asker);
     let mut data = Vec::new();
     for (model_name, model) in server.distinct_models() {
-        for name in model.steering().names(&tenant) {
+        for name in model.steering.names(&tenant) {
             // It may be gone meanwhile.
             data.extend(Named::find(&model, &tenant, &name).map(|named| named.body(&model_name, false)));
         }
@@ -76,7 +76,7 @@ pub(crate) async fn delete(
 ) -> Answered {
     let tenant = tenant_salt(asker);
     let (_, model) = of_query(&server, &tenant, &name, &query)?;
-    match model.steering().remove(&tenant, &name)? {
+    match model.steering.remove(&tenant, &name)? {
         true => reply::ok(&json!({ "name": name, "object": "steering_vector", "deleted": true })),
         false => Err(missing(&name)),
     }
@@ -109,7 +109,7 @@ fn change_default(
     default: Option<DefaultUse>,
 ) -> Answered {
     let (model_name, model) = of_query(server, tenant, name, query)?;
-    model.steering().set_default(tenant, name, default);
+    model.steering.set_default(tenant, name, default);
     reply::ok(&Named::find(&model, tenant, name)?.body(&model_name, false))
 }
 
@@ -121,7 +121,7 @@ fn of_query(
     query: &Pairs,
 ) -> Result<(String, Arc<ServedModel>), ApiError> {
     let models = server.asked_models(query).into_iter();
-    let mut found = models.filter(|(_, model)| model.steering().get(tenant, name).is_some());
+    let mut found = models.filter(|(_, model)| model.steering.get(tenant, name).is_some());
     let first = found.next().ok_or_else(|| missing(name))?;
     match found.next() {
         None => Ok(first),
@@ -147,7 +147,7 @@ struct Named {
 
 impl Named {
     fn find(model: &ServedModel, tenant: &[u8], name: &str) -> Result<Self, ApiError> {
-        let (stored, default) = model.steering().get(tenant, name).ok_or_else(|| missing(name))?;
+        let (stored, default) = model.steering.get(tenant, name).ok_or_else(|| missing(name))?;
         Ok(Named { name: name.to_owned(), stored, default })
     }
 
