@@ -31,39 +31,30 @@ pub(crate) struct Sample {
     /// Weights that cross to the device, or are computed elsewhere, in a pass.
     pub(crate) streamed_bytes_per_pass: u64,
     /// Streamed bytes by the time in which copies ran, 1e9 bytes/s.
-    #[serde(default)]
     pub(crate) copy_gbps: Option<f64>,
     /// The most device memory, by the system's own accounting.
-    #[serde(default)]
     pub(crate) device_peak_bytes: Option<u64>,
     /// The most resident memory of the process.
-    #[serde(default)]
     pub(crate) host_peak_bytes: Option<u64>,
     /// How often operations waited for a copy, and how long in all.
-    #[serde(default)]
     pub(crate) stalls: Option<u32>,
-    #[serde(default)]
     pub(crate) stall_ms: Option<f64>,
     /// What was generated.
     #[serde(default)]
     pub(crate) tokens: Vec<u32>,
     /// BLAKE3 of the f32 logits after the last token.
-    #[serde(default)]
     pub(crate) logits: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Samples {
     /// From the process's start of work to its readiness.
-    #[serde(default)]
     pub(crate) load_ms: Option<f64>,
     #[serde(default)]
     pub(crate) samples: Vec<Sample>,
     /// Why the system cannot run here.
-    #[serde(default)]
     pub(crate) unavailable: Option<String>,
     /// What a reader should know.
-    #[serde(default)]
     pub(crate) note: Option<String>,
 }
 

@@ -131,10 +131,8 @@ pub(crate) struct Row {
     pub(crate) failed_copies: u64,
     pub(crate) discards: u64,
     /// The most sessions whose pages were on the device at once.
-    #[serde(default)]
     pub(crate) admitted: Option<u32>,
     /// Tokens of first prompts that were found on the device, and not computed again.
-    #[serde(default)]
     pub(crate) found: Option<u64>,
     pub(crate) steps: u64,
     /// Sessions that decode in a step, on average.
