@@ -73,51 +73,53 @@ pub(crate) struct Route {
     handler: MethodRouter<Arc<Server>>,
 }
 
-fn reads<T: 'static>(
-    path: &'static str,
-    summary: &'static str,
-    handler: impl Handler<T, Arc<Server>>,
-) -> Route {
-    route(Method::GET, path, summary, get(handler))
-}
+impl Route {
+    fn query(self, query: &'static [&'static str]) -> Self {
+        Route { query, ..self }
+    }
 
-fn posts<T: 'static>(
-    path: &'static str,
-    summary: &'static str,
-    handler: impl Handler<T, Arc<Server>>,
-) -> Route {
-    route(Method::POST, path, summary, post(handler))
-}
+    fn takes(self, takes: &'static str) -> Self {
+        Route { takes: Some(takes), ..self }
+    }
 
-fn route(
-    method: Method,
-    path: &'static str,
-    summary: &'static str,
-    handler: MethodRouter<Arc<Server>>,
-) -> Route {
-    Route {
-        method,
-        path,
-        summary,
-        query: &[],
-        takes: None,
-        content: "application/json",
-        is_part: false,
-        handler,
+    fn content(self, content: &'static str) -> Self {
+        Route { content, ..self }
+    }
+
+    fn part(self) -> Self {
+        Route { is_part: true, ..self }
     }
 }
 
-/// The same for a session.
-fn of_session(route: Route) -> Route {
-    Route { query: &["model"], ..route }
+/// Makes routes of one method.
+macro_rules! of_method {
+    ($($name:ident: $METHOD:ident $serve:ident,)*) => {
+        $(fn $name<T: 'static>(
+            path: &'static str,
+            summary: &'static str,
+            handler: impl Handler<T, Arc<Server>>,
+        ) -> Route {
+            Route {
+                method: Method::$METHOD,
+                path,
+                summary,
+                query: &[],
+                takes: None,
+                content: "application/json",
+                is_part: false,
+                handler: $serve(handler),
+            }
+        })*
+    };
 }
+of_method! { reads: GET get, posts: POST post, puts: PUT put, deletes: DELETE delete, heads: HEAD head, }
 
 /// An action on a session: the last part of the path.
 fn acts(path: &'static str, summary: &'static str) -> Route {
     let action = path.rsplit('/').next().unwrap_or_default();
     let handler =
         move |id: Path<String>, query: Pairs, request: ApiRequest| sessions::act(id, action, query, request);
-    Route { query: &["model"], ..posts(path, summary, handler) }
+    posts(path, summary, handler).query(&["model"])
 }
 
 fn table() -> Vec<Route> {
@@ -127,12 +129,10 @@ fn table() -> Vec<Route> {
         posts("/v1/completions", "Goes on with a text.", completions::complete),
         posts("/v1/responses", "Answers items, and keeps the response.", responses::create),
         reads("/v1/responses/{id}", "A response that is kept.", responses::retrieve),
-        route(Method::DELETE, "/v1/responses/{id}", "Forgets a response.", delete(responses::delete)),
+        deletes("/v1/responses/{id}", "Forgets a response.", responses::delete),
         posts("/v1/responses/{id}/cancel", "Ends a response.", responses::cancel),
-        Route {
-            query: &["limit", "order", "after"],
-            ..reads("/v1/responses/{id}/input_items", "What a response answers.", responses::input_items)
-        },
+        reads("/v1/responses/{id}/input_items", "What a response answers.", responses::input_items)
+            .query(&["limit", "order", "after"]),
         posts("/v1/messages", "Answers a conversation, as Anthropic's API does.", anthropic::create),
         posts(
             "/v1/messages/count_tokens",
@@ -141,211 +141,110 @@ fn table() -> Vec<Route> {
         ),
         posts("/v1/sessions", "Makes a session of this name.", sessions::create),
         reads("/v1/sessions", "The sessions of the key.", sessions::list),
-        Route { query: &["model"], ..reads("/v1/sessions/{id}", "A session.", sessions::show) },
-        Route {
-            query: &["model"],
-            ..route(Method::DELETE, "/v1/sessions/{id}", "Ends a session.", delete(sessions::delete))
-        },
-        Route {
-            query: &["model"],
-            content: BYTES,
-            ..reads(
-                "/v1/sessions/{id}/export",
-                "A session as a file, with its keys and values.",
-                transfer::export,
-            )
-        },
-        Route {
-            query: &["id", "model", "turn"],
-            takes: Some(BYTES),
-            ..posts("/v1/sessions/import", "Makes a session from such a file.", transfer::import)
-        },
+        reads("/v1/sessions/{id}", "A session.", sessions::show).query(&["model"]),
+        deletes("/v1/sessions/{id}", "Ends a session.", sessions::delete).query(&["model"]),
+        reads("/v1/sessions/{id}/export", "A session as a file, with its keys and values.", transfer::export)
+            .query(&["model"])
+            .content(BYTES),
+        posts("/v1/sessions/import", "Makes a session from such a file.", transfer::import)
+            .query(&["id", "model", "turn"])
+            .takes(BYTES),
         acts("/v1/sessions/{id}/signal", "Takes a hint, and answers what it changes."),
         acts("/v1/sessions/{id}/pause", "Holds a session."),
         acts("/v1/sessions/{id}/resume", "Lets a session go on."),
         acts("/v1/sessions/{id}/abort", "Ends a session's turn; what was computed stays."),
         acts("/v1/sessions/{id}/fork", "Makes a session that begins with all tokens of this one."),
         acts("/v1/sessions/{id}/heartbeat", "Keeps a session."),
-        of_session(posts("/v1/sessions/{id}/breakpoints", "Sets a breakpoint.", debug::set)),
-        of_session(reads("/v1/sessions/{id}/breakpoints", "A session's breakpoints.", debug::list)),
-        of_session(route(
-            Method::DELETE,
-            "/v1/sessions/{id}/breakpoints/{breakpoint}",
-            "Takes a breakpoint away.",
-            delete(debug::clear),
-        )),
-        Route {
-            query: &["model", "timeout_ms"],
-            ..reads(
-                "/v1/sessions/{id}/pause",
-                "Waits until a session is paused at a breakpoint.",
-                debug::wait,
-            )
-        },
-        Route {
-            query: &["model", "format"],
-            ..reads(
-                "/v1/sessions/{id}/activations/{hook}",
-                "Values of a session that is paused.",
-                activation::read,
-            )
-        },
-        Route {
-            query: &["model", "op"],
-            ..posts(
-                "/v1/sessions/{id}/activations/{hook}",
-                "Changes values of a session that is paused.",
-                activation::write,
-            )
-        },
-        Route {
-            query: &["model", "from", "to", "format"],
-            ..reads(
-                "/v1/sessions/{id}/kv/{layer}",
-                "Keys and values of a session that is paused.",
-                cache::read,
-            )
-        },
-        Route {
-            query: &["model", "op", "from"],
-            ..posts(
-                "/v1/sessions/{id}/kv/{layer}",
-                "Writes over keys or values of a session that is paused.",
-                cache::write,
-            )
-        },
-        of_session(posts("/v1/sessions/{id}/lens", "The best tokens as of each block.", lens::show)),
-        Route {
-            query: &["model", "format"],
-            ..reads("/v1/sessions/{id}/captures", "Takes what breakpoints have read.", captures::take)
-        },
-        Route {
-            query: &["model", "wait_ms"],
-            ..reads("/v1/sessions/{id}/tokens", "All tokens of a session.", session_tokens::show)
-        },
-        of_session(posts(
-            "/v1/sessions/{id}/steering",
-            "Steers a session from its next token on.",
-            debug::steer,
-        )),
+        posts("/v1/sessions/{id}/breakpoints", "Sets a breakpoint.", debug::set).query(&["model"]),
+        reads("/v1/sessions/{id}/breakpoints", "A session's breakpoints.", debug::list).query(&["model"]),
+        deletes("/v1/sessions/{id}/breakpoints/{breakpoint}", "Takes a breakpoint away.", debug::clear)
+            .query(&["model"]),
+        reads("/v1/sessions/{id}/pause", "Waits until a session is paused at a breakpoint.", debug::wait)
+            .query(&["model", "timeout_ms"]),
+        reads(
+            "/v1/sessions/{id}/activations/{hook}",
+            "Values of a session that is paused.",
+            activation::read,
+        )
+        .query(&["model", "format"]),
+        posts(
+            "/v1/sessions/{id}/activations/{hook}",
+            "Changes values of a session that is paused.",
+            activation::write,
+        )
+        .query(&["model", "op"]),
+        reads("/v1/sessions/{id}/kv/{layer}", "Keys and values of a session that is paused.", cache::read)
+            .query(&["model", "from", "to", "format"]),
+        posts(
+            "/v1/sessions/{id}/kv/{layer}",
+            "Writes over keys or values of a session that is paused.",
+            cache::write,
+        )
+        .query(&["model", "op", "from"]),
+        posts("/v1/sessions/{id}/lens", "The best tokens as of each block.", lens::show).query(&["model"]),
+        reads("/v1/sessions/{id}/captures", "Takes what breakpoints have read.", captures::take)
+            .query(&["model", "format"]),
+        reads("/v1/sessions/{id}/tokens", "All tokens of a session.", session_tokens::show)
+            .query(&["model", "wait_ms"]),
+        posts("/v1/sessions/{id}/steering", "Steers a session from its next token on.", debug::steer)
+            .query(&["model"]),
         reads("/v1/store", "What the store of models holds.", store::show),
         posts(
             "/v1/store/manifests",
             "Registers a model; answers which pieces the store lacks.",
             store::register,
         ),
-        route(
-            Method::DELETE,
-            "/v1/store/manifests/{id}",
-            "Forgets a manifest and what has come of it.",
-            delete(store::unregister),
-        ),
+        deletes("/v1/store/manifests/{id}", "Forgets a manifest and what has come of it.", store::unregister),
         posts(
             "/v1/store/manifests/{id}/commit",
             "Makes a model whose pieces have come visible.",
             store::commit,
         ),
-        route(Method::HEAD, "/v1/store/blobs/{hash}", "How far a piece has come.", head(store::head)),
-        Route {
-            takes: Some(BYTES),
-            ..route(
-                Method::PUT,
-                "/v1/store/blobs/{hash}",
-                "Sends a piece, from the header `Upload-Offset` on.",
-                put(store::put),
-            )
-        },
-        route(
-            Method::DELETE,
-            "/v1/models/{*name}",
-            "Removes a model that was sent to the store.",
-            delete(store::delete_model),
-        ),
+        heads("/v1/store/blobs/{hash}", "How far a piece has come.", store::head),
+        puts("/v1/store/blobs/{hash}", "Sends a piece, from the header `Upload-Offset` on.", store::put)
+            .takes(BYTES),
+        deletes("/v1/models/{*name}", "Removes a model that was sent to the store.", store::delete_model),
         reads("/v1/models", "The models by name.", async |State(server): Shared| models::list(&server)),
         reads("/v1/models/{*name}", "A model.", get_model),
-        Route { is_part: true, ..reads("/v1/models/{*name}/hooks", "A model's hook points.", get_model) },
-        Route {
-            is_part: true,
-            query: &PLAN_FLAGS,
-            content: "text/plain",
-            ..reads("/v1/models/{*name}/plan", "What `djinn plan` prints of a model.", get_model)
-        },
-        Route {
-            is_part: true,
-            query: &GRAPH_FLAGS,
-            content: "text/plain",
-            ..reads("/v1/models/{*name}/srg", "What `djinn srg` prints of a model.", get_model)
-        },
-        Route {
-            query: &["name", "model", "hook", "layer"],
-            ..posts("/v1/steering", "Keeps steering vectors under a name.", steering::create)
-        },
+        reads("/v1/models/{*name}/hooks", "A model's hook points.", get_model).part(),
+        reads("/v1/models/{*name}/plan", "What `djinn plan` prints of a model.", get_model)
+            .part()
+            .query(&PLAN_FLAGS)
+            .content("text/plain"),
+        reads("/v1/models/{*name}/srg", "What `djinn srg` prints of a model.", get_model)
+            .part()
+            .query(&GRAPH_FLAGS)
+            .content("text/plain"),
+        posts("/v1/steering", "Keeps steering vectors under a name.", steering::create)
+            .query(&["name", "model", "hook", "layer"]),
         reads("/v1/steering", "The steering vectors of the key.", steering::list),
-        Route {
-            query: &["model"],
-            ..reads("/v1/steering/{name}", "A steering vector with its values.", steering::show)
-        },
-        Route {
-            query: &["model"],
-            ..route(
-                Method::DELETE,
-                "/v1/steering/{name}",
-                "Forgets a steering vector.",
-                delete(steering::delete),
-            )
-        },
-        Route {
-            query: &["model"],
-            ..route(
-                Method::PUT,
-                "/v1/steering/{name}/default",
-                "Steers all requests that say nothing else.",
-                put(steering::set_default),
-            )
-        },
-        Route {
-            query: &["model"],
-            ..route(
-                Method::DELETE,
-                "/v1/steering/{name}/default",
-                "Ends that.",
-                delete(steering::end_default),
-            )
-        },
+        reads("/v1/steering/{name}", "A steering vector with its values.", steering::show).query(&["model"]),
+        deletes("/v1/steering/{name}", "Forgets a steering vector.", steering::delete).query(&["model"]),
+        puts(
+            "/v1/steering/{name}/default",
+            "Steers all requests that say nothing else.",
+            steering::set_default,
+        )
+        .query(&["model"]),
+        deletes("/v1/steering/{name}/default", "Ends that.", steering::end_default).query(&["model"]),
         posts("/tokenize", "The tokens of a text or a conversation.", tokens::tokenize),
-        Route {
-            content: "text/event-stream",
-            ..posts("/v1/generate", "Answers one prompt as `djinn run` does.", generate::generate)
-        },
+        posts("/v1/generate", "Answers one prompt as `djinn run` does.", generate::generate)
+            .content("text/event-stream"),
         posts("/v1/logits", "The logits of every position of some tokens.", logits::compute),
         posts("/detokenize", "The text of tokens.", tokens::detokenize),
-        Route { content: "text/html", ..reads("/", "The page for people.", page::show) },
-        Route {
-            query: &["model", "every_ms"],
-            ..reads(
-                "/v1/live",
-                "Memory, sessions, steps and times; again and again, if asked to.",
-                live::show,
-            )
-        },
-        Route {
-            query: &["model", "seconds"],
-            ..posts("/v1/trace/start", "Begins a timeline of copies and launches.", live::trace::start)
-        },
-        Route {
-            query: &["model"],
-            ..posts(
-                "/v1/trace/stop",
-                "Ends it, and gives it in Chrome's trace event format.",
-                live::trace::stop,
-            )
-        },
+        reads("/", "The page for people.", page::show).content("text/html"),
+        reads("/v1/live", "Memory, sessions, steps and times; again and again, if asked to.", live::show)
+            .query(&["model", "every_ms"]),
+        posts("/v1/trace/start", "Begins a timeline of copies and launches.", live::trace::start)
+            .query(&["model", "seconds"]),
+        posts("/v1/trace/stop", "Ends it, and gives it in Chrome's trace event format.", live::trace::stop)
+            .query(&["model"]),
         reads("/health", "The process lives.", async || {
             reply::json(StatusCode::OK, &json!({ "status": "ok" }))
         }),
         reads("/ready", "Whether all models answer.", ready),
         reads("/version", "The server's version.", version),
-        Route { content: "text/plain", ..reads("/metrics", "Counters, for Prometheus.", metrics_page) },
+        reads("/metrics", "Counters, for Prometheus.", metrics_page).content("text/plain"),
         reads("/openapi.json", "This document.", async || {
             static DOCUMENT: LazyLock<serde_json::Value> = LazyLock::new(|| openapi::document(&table()));
             reply::json(StatusCode::OK, &*DOCUMENT)
