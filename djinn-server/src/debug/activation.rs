@@ -7,11 +7,11 @@ use crate::ApiError;
 use crate::body::{Fields, Part};
 use crate::fields::ACTIVATIONS;
 use crate::reply::{self, Answered};
-use crate::request::{Asker, Pairs, tenant_salt};
-use crate::server::{ApiRequest, Server};
+use crate::request::Pairs;
+use crate::server::ApiRequest;
 use crate::sessions::Named;
 use crate::steering::{BodyForm, body_form, check_values, one_tensor};
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use djinn_engine::Edit;
 use djinn_engine::debug::{AttentionPattern, Debugger, Look, Looked};
 use djinn_models::safetensors::TensorWriter;
@@ -19,16 +19,9 @@ use djinn_srg::Hook;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Answers `GET /v1/sessions/{id}/activations/{hook}`.
-pub(crate) async fn read(
-    State(server): State<Arc<Server>>,
-    asker: Asker,
-    Path((id, hook)): Path<(String, String)>,
-    query: Pairs,
-) -> Answered {
-    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+pub(crate) async fn read(named: Named, Path((_, hook)): Path<(String, String)>, query: Pairs) -> Answered {
     let as_tensors = tensors::is_asked(&query)?;
     let (engine, graph) = (named.engine()?, named.model.graph());
     if let Some(pattern) = AttentionPattern::named(graph, &hook) {

@@ -7,11 +7,11 @@ use crate::ApiError;
 use crate::body::{Fields, Part};
 use crate::fields::CACHE;
 use crate::reply::{self, Answered};
-use crate::request::{Asker, Pairs, tenant_salt};
-use crate::server::{ApiRequest, Server};
+use crate::request::Pairs;
+use crate::server::ApiRequest;
 use crate::sessions::Named;
 use crate::steering::{BodyForm, ReadTensor, body_form, tensor_of};
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use djinn_engine::debug::{KvEdit, KvHalf, KvOp, KvRange, KvValues, Look};
 use djinn_models::printable::one_line;
 use djinn_models::safetensors::{SafetensorsDir, TensorWriter};
@@ -19,7 +19,6 @@ use djinn_srg::{Dim, Graph, Op};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::ops::Range;
-use std::sync::Arc;
 
 #[derive(Clone, Copy)]
 struct Layer {
@@ -71,13 +70,7 @@ fn number(query: &Pairs, name: &'static str) -> Result<Option<u64>, ApiError> {
 }
 
 /// Answers `GET /v1/sessions/{id}/kv/{layer}`.
-pub(crate) async fn read(
-    State(server): State<Arc<Server>>,
-    asker: Asker,
-    Path((id, layer)): Path<(String, String)>,
-    query: Pairs,
-) -> Answered {
-    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+pub(crate) async fn read(named: Named, Path((_, layer)): Path<(String, String)>, query: Pairs) -> Answered {
     let as_tensors = tensors::is_asked(&query)?;
     let graph = named.model.graph();
     let layer = Layer::find(graph, &layer)?;

@@ -4,25 +4,16 @@ use super::engine::debug;
 use super::tensors::{self, Lists, WithLists};
 use crate::debug::hooks;
 use crate::reply::{self, Answered};
-use crate::request::{Asker, Pairs, tenant_salt};
-use crate::server::Server;
+use crate::request::Pairs;
 use crate::sessions::Named;
-use axum::extract::{Path, State};
 use djinn_engine::debug::Captures;
 use djinn_models::safetensors::TensorWriter;
 use djinn_srg::Graph;
 use serde::Serialize;
 use serde_json::json;
-use std::sync::Arc;
 
 /// Answers `GET /v1/sessions/{id}/captures`.
-pub(crate) async fn take(
-    State(server): State<Arc<Server>>,
-    asker: Asker,
-    Path(id): Path<String>,
-    query: Pairs,
-) -> Answered {
-    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+pub(crate) async fn take(named: Named, query: Pairs) -> Answered {
     let as_tensors = tensors::is_asked(&query)?;
     let graph = named.model.graph();
     let captures = debug(named.engine()?, graph, |debugger, id| debugger.take_captures(id)).await?;

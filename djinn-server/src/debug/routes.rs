@@ -87,26 +87,14 @@ async fn refresh(named: &Named) {
 }
 
 /// Answers `GET /v1/sessions/{id}/breakpoints`.
-pub(crate) async fn list(
-    State(server): State<Arc<Server>>,
-    asker: Asker,
-    Path(id): Path<String>,
-    query: Pairs,
-) -> Answered {
-    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+pub(crate) async fn list(named: Named) -> Answered {
     refresh(&named).await;
     let data: Vec<Value> = named.model.sessions.breakpoints(&named.key).iter().map(Armed::json).collect();
     reply::ok(&json!({ "object": "list", "data": data }))
 }
 
 /// Answers `DELETE /v1/sessions/{id}/breakpoints/{breakpoint}`.
-pub(crate) async fn clear(
-    State(server): State<Arc<Server>>,
-    asker: Asker,
-    Path((id, breakpoint)): Path<(String, String)>,
-    query: Pairs,
-) -> Answered {
-    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+pub(crate) async fn clear(named: Named, Path((_, breakpoint)): Path<(String, String)>) -> Answered {
     let was_there = match Armed::number(&breakpoint) {
         Some(number) => disarm(&named, number).await,
         None => false,

@@ -9,18 +9,24 @@ use crate::body::Fields;
 use crate::debug::breakpoint::paused_json;
 use crate::debug::{self, debug};
 use crate::fields::{FORK, RESUME, SESSIONS, SIGNAL};
+use crate::guard::Tenant;
 use crate::model::ServedModel;
 use crate::openai::answer_id;
 use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::{ApiRequest, Server};
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{FromRequestParts, Path, State};
+use axum::http::request::Parts;
+use axum::http::{Response, StatusCode};
+use axum::response::IntoResponse;
 use djinn_engine::Error as EngineError;
 use djinn_engine::SessionId;
 use djinn_engine::debug::PausedAt;
 use djinn_scheduler::{Error as SchedulerError, SessionEvent, SessionReport, SignalOutcome};
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,6 +36,20 @@ pub(crate) struct Named {
     model_name: String,
     pub(crate) key: Key,
     pub(crate) record: Record,
+}
+
+/// The session that the part `id` of the path names, of the request's tenant.
+impl FromRequestParts<Arc<Server>> for Named {
+    type Rejection = Response<Body>;
+
+    async fn from_request_parts(parts: &mut Parts, server: &Arc<Server>) -> Result<Self, Response<Body>> {
+        let path = Path::<HashMap<String, String>>::from_request_parts(parts, server).await;
+        let Path(path) = path.map_err(IntoResponse::into_response)?;
+        let query = Pairs::from_request_parts(parts, server).await.map_err(IntoResponse::into_response)?;
+        let asker = parts.extensions.get::<Tenant>().copied().map(Extension);
+        let found = Named::find(server, tenant_salt(asker), &path["id"], &query);
+        found.map_err(IntoResponse::into_response)
+    }
 }
 
 impl Named {
@@ -234,26 +254,15 @@ fn new_id(fields: &Fields) -> Result<String, ApiError> {
 }
 
 /// Answers `GET /v1/sessions/{id}`.
-pub(crate) async fn show(
-    State(server): State<Arc<Server>>,
-    asker: Asker,
-    Path(id): Path<String>,
-    query: Pairs,
-) -> Answered {
-    reply::ok(&Named::find(&server, tenant_salt(asker), &id, &query)?.body().await)
+pub(crate) async fn show(named: Named) -> Answered {
+    reply::ok(&named.body().await)
 }
 
 /// Answers `DELETE /v1/sessions/{id}`.
-pub(crate) async fn delete(
-    State(server): State<Arc<Server>>,
-    asker: Asker,
-    Path(id): Path<String>,
-    query: Pairs,
-) -> Answered {
-    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+pub(crate) async fn delete(named: Named) -> Answered {
     match named.model.sessions.remove(&named.key) {
-        true => reply::ok(&json!({ "id": id, "object": "session", "deleted": true })),
-        false => Err(missing(&id)),
+        true => reply::ok(&json!({ "id": named.key.1, "object": "session", "deleted": true })),
+        false => Err(named.missing()),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::Server;
 use axum::body::{Body, BodyDataStream};
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use bytes::{Buf, Bytes, BytesMut};
 use djinn_engine::{Client, Error as EngineError, ExportedSession, IncomingSession, SessionId};
@@ -28,19 +28,14 @@ use tokio::time::{Instant, timeout_at};
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
 /// Answers `GET /v1/sessions/{id}/export`.
-pub(crate) async fn export(
-    State(server): State<Arc<Server>>,
-    asker: Asker,
-    Path(id): Path<String>,
-    query: Pairs,
-) -> Answered {
-    let named = Named::find(&server, tenant_salt(asker), &id, &query)?;
+pub(crate) async fn export(named: Named) -> Answered {
     let permit = named.model.transfer_permit()?;
     let EngineSession { client, id: session } = named.engine()?.clone();
     let told = ask(|answer| client.begin_export(session, answer)).await;
     let session = told.ok_or_else(|| named.no_state())?.map_err(|error| match error {
         EngineError::NotAtRest { .. } => {
-            let message = format!("the session `{id}` computes; export it between turns, or pause it");
+            let message =
+                format!("the session `{}` computes; export it between turns, or pause it", named.key.1);
             conflict(message, "session_state")
         }
         EngineError::Hooked { .. } | EngineError::ConstrainedTurn { .. } => {
@@ -54,7 +49,7 @@ pub(crate) async fn export(
     let sizes = Sizes::of(&session.image);
     let bytes = head.len() as u64 - sizes.text_bytes() + sizes.bytes(&session.shape);
     let source = Export {
-        name: id.chars().take(64).collect(),
+        name: named.key.1.chars().take(64).collect(),
         pages: session.image.pages(&session.shape),
         read: 0,
         head: Some(head),
