@@ -94,6 +94,11 @@ impl ApiError {
         Self::new(status, "invalid_request_error", message)
     }
 
+    /// 409, with the code that names why.
+    pub(crate) fn conflict(message: impl Into<String>, code: &'static str) -> Self {
+        ApiError { code: Some(code), ..Self::refused(StatusCode::CONFLICT, message) }
+    }
+
     pub(crate) fn unauthorized(message: &str) -> Self {
         let error = Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
         ApiError { code: Some("invalid_api_key"), ..error }

@@ -8,7 +8,7 @@ pub use text::{Piece, TokenInfo};
 
 use crate::facts::{Generated, RequestFacts};
 use crate::model::{ServedModel, Told};
-use crate::sessions::{TurnResult, conflict};
+use crate::sessions::TurnResult;
 use crate::steering::Steered;
 use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, ToolFormat, VectorUse, write_times};
 use applied::Applied;
@@ -260,7 +260,7 @@ impl Answers {
             }
             let Some((at, happening, told)) = self.happenings.recv().await else {
                 let gone = match self.leases.iter().any(Lease::is_deleted) {
-                    true => conflict("the session was deleted".to_owned(), "session_deleted"),
+                    true => ApiError::conflict("the session was deleted", "session_deleted"),
                     false => self.model.gone(self.failures).await,
                 };
                 return Some(Err(self.fail(gone)));
@@ -298,13 +298,13 @@ impl Answers {
                 }
                 Happening::TurnEnded => {
                     let message = "the session's turn was ended".to_owned();
-                    return Some(Err(self.fail(conflict(message, "session_state"))));
+                    return Some(Err(self.fail(ApiError::conflict(message, "session_state"))));
                 }
                 // The stream waits until the session is resumed.
                 Happening::Paused(_) => {}
                 Happening::Expired => {
                     let message = "the session was paused at a breakpoint for too long".to_owned();
-                    return Some(Err(self.fail(conflict(message, "session_expired"))));
+                    return Some(Err(self.fail(ApiError::conflict(message, "session_expired"))));
                 }
                 Happening::Refused(why) => return Some(Err(self.fail(ApiError::of_refusal(why)))),
                 Happening::Failed(NoToken::Constraint(why)) => {

@@ -16,7 +16,7 @@ pub(crate) async fn show() -> Response<Body> {
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     );
-    let mut response = crate::reply::text("text/html; charset=utf-8", PAGE.replace(MARK, &nonce));
+    let mut response = crate::reply::of_type("text/html; charset=utf-8", PAGE.replace(MARK, &nonce));
     let headers = response.headers_mut();
     if let Ok(policy) = HeaderValue::from_str(&policy) {
         headers.insert(header::CONTENT_SECURITY_POLICY, policy);

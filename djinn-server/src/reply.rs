@@ -28,14 +28,14 @@ pub(crate) fn ok(body: &impl Serialize) -> Answered {
 pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response<Body> {
     // Numbers are finite and keys are text: nothing here fails.
     let bytes = serde_json::to_vec(body).unwrap_or_default();
-    let mut response = Response::new(Body::from(bytes));
+    let mut response = of_type("application/json", bytes);
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
-pub(crate) fn text(content_type: &'static str, body: String) -> Response<Body> {
-    let mut response = Response::new(Body::from(body));
+/// A body of this type.
+pub(crate) fn of_type(content_type: &'static str, body: impl Into<Body>) -> Response<Body> {
+    let mut response = Response::new(body.into());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }

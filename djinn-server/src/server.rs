@@ -402,5 +402,5 @@ pub(crate) async fn metrics_page(State(server): State<Arc<Server>>) -> Response<
     }
     let mut page = metrics::page(&pages, &server.metrics);
     server.sharing.write_metrics(&mut page);
-    reply::text("text/plain; version=0.0.4; charset=utf-8", page)
+    reply::of_type("text/plain; version=0.0.4; charset=utf-8", page)
 }

@@ -17,7 +17,7 @@ pub(crate) mod transfer;
 pub use hints::SessionUse;
 pub(crate) use identity::check as check_name;
 pub(crate) use routes::{Named, Told, body as session_body};
-pub(crate) use table::{EngineSession, SessionTable, Ticket, TurnResult, conflict};
+pub(crate) use table::{EngineSession, SessionTable, Ticket, TurnResult};
 
 use djinn_scheduler::Residency;
 

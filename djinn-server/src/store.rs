@@ -385,7 +385,7 @@ fn changed(path: &Path) -> u64 {
 fn taken(name: &str) -> ApiError {
     let message =
         format!("a model called {name} is there; DELETE /v1/models/{name} first, or take another name");
-    ApiError { code: Some("model_exists"), ..ApiError::refused(StatusCode::CONFLICT, message) }
+    ApiError::conflict(message, "model_exists")
 }
 
 fn no_manifest(id: &ContentHash) -> ApiError {

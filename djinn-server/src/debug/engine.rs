@@ -3,8 +3,7 @@
 use crate::ApiError;
 use crate::ask::ask;
 use crate::debug::hooks;
-use crate::sessions::{EngineSession, conflict};
-use axum::http::StatusCode;
+use crate::sessions::EngineSession;
 use djinn_engine::debug::{AttentionScores, Debugger, KvEdit, Look, Looked, PausedAt};
 use djinn_engine::{Error as EngineError, SessionId};
 use djinn_srg::Graph;
@@ -84,7 +83,7 @@ fn told<T>(answer: Option<djinn_engine::Result<T>>, graph: &Graph) -> Result<T, 
 }
 
 fn gone() -> ApiError {
-    conflict("the session ended meanwhile".to_owned(), "session_without_state")
+    ApiError::conflict("the session ended meanwhile", "session_without_state")
 }
 
 /// The client's error for an engine's refusal.
@@ -110,6 +109,5 @@ pub(crate) fn refusal(error: &EngineError, graph: &Graph) -> ApiError {
 
 pub(crate) fn not_paused() -> ApiError {
     let message = "the session is not paused at a breakpoint; wait for it at /v1/sessions/{id}/pause";
-    let error = ApiError::refused(StatusCode::CONFLICT, message);
-    ApiError { code: Some("session_not_paused"), ..error }
+    ApiError::conflict(message, "session_not_paused")
 }

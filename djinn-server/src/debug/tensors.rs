@@ -1,10 +1,8 @@
 //! Tensors in answers: as files of safetensors, and as lists of JSON.
 
 use crate::ApiError;
-use crate::reply::Answered;
+use crate::reply::{self, Answered};
 use crate::request::Pairs;
-use axum::body::Body;
-use axum::http::{HeaderValue, Response, header};
 use djinn_models::safetensors::TensorWriter;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -30,10 +28,7 @@ pub(super) fn file(
     about: impl IntoIterator<Item = (&'static str, String)>,
 ) -> Answered {
     let bytes = tensors.finish(about).map_err(|error| ApiError::failed(error.to_string()))?;
-    let mut response = Response::new(Body::from(bytes));
-    let kind = HeaderValue::from_static("application/octet-stream");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    Ok(response)
+    Ok(reply::of_type("application/octet-stream", bytes))
 }
 
 /// Row-major numbers as nested lists of JSON. They are written as they stand: a tree of them would take twenty times their

@@ -5,7 +5,7 @@ use crate::ApiError;
 use crate::SessionUse;
 use crate::debug::debug;
 use crate::model::ServedModel;
-use crate::sessions::{EngineSession, conflict};
+use crate::sessions::EngineSession;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
@@ -70,7 +70,7 @@ pub(super) async fn check_free(
     let Ok((is_paused, breakpoints)) = told.await else { return Ok(()) };
     if is_paused {
         let message = format!("the session `{}` is paused at a breakpoint; resume it first", using.id);
-        return Err(conflict(message, "session_paused"));
+        return Err(ApiError::conflict(message, "session_paused"));
     }
     let key = (using.tenant.clone(), using.id.clone());
     model.sessions.update_breakpoints(&key, engine.id, &breakpoints);

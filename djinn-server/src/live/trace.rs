@@ -5,9 +5,8 @@ use crate::ask::ask;
 use crate::reply::{self, Answered};
 use crate::request::Pairs;
 use crate::server::Server;
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use serde_json::json;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -59,10 +58,8 @@ pub(crate) async fn stop(State(server): State<Arc<Server>>, query: Pairs) -> Ans
     };
     let file = tokio::task::spawn_blocking(write).await.ok().and_then(Result::ok);
     let file = file.ok_or_else(|| ApiError::failed("the trace could not be written"))?;
-    let mut response = Response::new(Body::from(file));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let mut response = reply::of_type("application/json", file);
     let name = HeaderValue::from_static("attachment; filename=\"djinn-trace.json\"");
-    headers.insert(header::CONTENT_DISPOSITION, name);
+    response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
     Ok(response)
 }

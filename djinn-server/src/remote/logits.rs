@@ -36,7 +36,7 @@ pub(crate) async fn compute(request: ApiRequest) -> Answered {
     };
     let made = model.work(move |model| {
         Ok(match as_text {
-            true => reply::text("text/plain; charset=utf-8", logits_table(model.model(), &logits)),
+            true => reply::of_type("text/plain; charset=utf-8", logits_table(model.model(), &logits)),
             false => reply::json(StatusCode::OK, &LogitRows::new(model.model(), &logits)),
         })
     });

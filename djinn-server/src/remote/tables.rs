@@ -58,7 +58,7 @@ pub(crate) async fn show(
     );
     asked.check()?;
     let (json, text) = model.work(move |model| Ok((asked.is_json(), asked.text(&server, model)?))).await?;
-    Ok(reply::text(if json { "application/json" } else { "text/plain; charset=utf-8" }, text))
+    Ok(reply::of_type(if json { "application/json" } else { "text/plain; charset=utf-8" }, text))
 }
 
 enum Asked {

@@ -8,7 +8,6 @@
 //! stream. It detects damage, not forgery.
 
 use crate::ApiError;
-use crate::sessions::conflict;
 use axum::http::StatusCode;
 use djinn_device::DType;
 use djinn_engine::{KvShape, OpenTurn, SessionImage};
@@ -155,7 +154,7 @@ pub(super) fn sizes(
             Some(found) => {
                 let found: String = found.chars().take(80).collect();
                 let message = format!("the session's `{name}` is {found:?}, and this model's is {own:?}");
-                return Err(conflict(message, "session_mismatch"));
+                return Err(ApiError::conflict(message, "session_mismatch"));
             }
             None => return Err(malformed("its header misses facts")),
         }

@@ -1,7 +1,7 @@
 //! `/v1/sessions`: shows sessions and acts on them.
 
 use super::hints::{LONGEST_TTL, signal};
-use super::table::{EngineSession, Key, Record, conflict, exists};
+use super::table::{EngineSession, Key, Record, exists};
 use super::{identity, residency_name};
 use crate::ApiError;
 use crate::ask::ask;
@@ -90,7 +90,7 @@ impl Named {
             "the session `{}` has no keys and values: no request of it has run, or they were lost",
             self.key.1
         );
-        conflict(message, "session_without_state")
+        ApiError::conflict(message, "session_without_state")
     }
 
     /// The engine's report on it.
@@ -126,7 +126,7 @@ impl Named {
             Some(Ok(())) => Ok(()),
             Some(Err(EngineError::Scheduler(SchedulerError::NotNow { .. }))) => {
                 let message = format!("the session `{}` is in no state for this", self.key.1);
-                Err(conflict(message, "session_state"))
+                Err(ApiError::conflict(message, "session_state"))
             }
             Some(Err(_)) | None => Err(self.no_state()),
         }
@@ -284,7 +284,10 @@ pub(crate) async fn act(
         }
         "abort" => {
             if named.state().await == "waiting" {
-                return Err(conflict(format!("the session `{}` has no turn", named.key.1), "session_state"));
+                return Err(ApiError::conflict(
+                    format!("the session `{}` has no turn", named.key.1),
+                    "session_state",
+                ));
             }
             named.event(SessionEvent::EndTurn).await?;
             if named.record.paused {
@@ -359,7 +362,7 @@ async fn forked(named: &Named, request: &ApiRequest) -> Answered {
         }
         Some(Err(EngineError::Scheduler(SchedulerError::TooLong { .. }))) => {
             let message = format!("the session `{}` has no room left in its context", named.key.1);
-            return Err(conflict(message, "session_state"));
+            return Err(ApiError::conflict(message, "session_state"));
         }
         Some(Err(_)) | None => return Err(named.no_state()),
     }

@@ -3,7 +3,6 @@
 use super::{LONGEST_TOOL, SessionUse};
 use crate::debug::{Armed, Bell};
 use crate::{ApiError, FinishReason, TokenUsage, VectorUse, reply};
-use axum::http::StatusCode;
 use djinn_engine::debug::Breakpoint;
 use djinn_engine::{Client, SessionId};
 use djinn_scheduler::{SessionEvent, Signal};
@@ -183,7 +182,7 @@ impl SessionTable {
         let Some(record) = records.by_key.get_mut(&key) else { return Ok(None) };
         if record.paused {
             let message = format!("the session `{}` is paused; resume it first", key.1);
-            return Err(conflict(message, "session_paused"));
+            return Err(ApiError::conflict(message, "session_paused"));
         }
         let deleted = Arc::new(AtomicBool::new(false));
         let superseded = record.turn.replace((number, Arc::clone(&deleted))).is_some();
@@ -341,12 +340,9 @@ impl Record {
     }
 }
 
-pub(crate) fn conflict(message: String, code: &'static str) -> ApiError {
-    ApiError { code: Some(code), ..ApiError::refused(StatusCode::CONFLICT, message) }
-}
-
 pub(super) fn exists(id: &str) -> ApiError {
-    let error = conflict(format!("there is a session `{id}` already; choose another id"), "session_exists");
+    let error =
+        ApiError::conflict(format!("there is a session `{id}` already; choose another id"), "session_exists");
     ApiError { param: Some("id".into()), ..error }
 }
 

@@ -3,9 +3,9 @@
 //! Files are streamed a few pages at a time; no session is in the server's memory as a whole.
 
 use super::file::{self, CHECKSUM_BYTES, FileKind, LENGTH_BYTES, LONGEST_HEADER, Sizes, malformed};
+use super::identity;
 use super::routes::Named;
 use super::table::{EngineSession, exists};
-use super::{conflict, identity};
 use crate::ApiError;
 use crate::ask::ask;
 use crate::model::ServedModel;
@@ -36,10 +36,10 @@ pub(crate) async fn export(named: Named) -> Answered {
         EngineError::NotAtRest { .. } => {
             let message =
                 format!("the session `{}` computes; export it between turns, or pause it", named.key.1);
-            conflict(message, "session_state")
+            ApiError::conflict(message, "session_state")
         }
         EngineError::Hooked { .. } | EngineError::ConstrainedTurn { .. } => {
-            conflict(error.to_string(), "session_state")
+            ApiError::conflict(error.to_string(), "session_state")
         }
         EngineError::NoSession { .. } => named.no_state(),
         error => of_engine(&error),
@@ -120,7 +120,7 @@ pub(crate) async fn import(
     let table = &model.sessions;
     if !table.keeps() {
         let message = "this server's policy keeps no sessions between turns";
-        return Err(conflict(message.to_owned(), "session_state"));
+        return Err(ApiError::conflict(message, "session_state"));
     }
     let id = match query.get("id") {
         Some(id) => identity::check(id, "id")?,

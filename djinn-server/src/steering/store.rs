@@ -4,7 +4,6 @@ use super::Vectors;
 use super::apply::SteeredTokens;
 use crate::error::{Error, Result};
 use crate::{ApiError, reply};
-use axum::http::StatusCode;
 use djinn_srg::Graph;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -178,6 +177,5 @@ impl SteeringStore {
 /// 409: it belongs to everyone.
 fn fixed(name: &str) -> ApiError {
     let message = format!("the vectors `{name}` were read at start; they cannot be changed");
-    let error = ApiError::refused(StatusCode::CONFLICT, message);
-    ApiError { code: Some("steering_fixed"), param: Some("name".into()), ..error }
+    ApiError { param: Some("name".into()), ..ApiError::conflict(message, "steering_fixed") }
 }

@@ -3,7 +3,6 @@
 use super::disk::write_json;
 use super::{Entry, ModelStore, no_manifest, of_disk, taken};
 use crate::{ApiError, reply};
-use axum::http::StatusCode;
 use djinn_models::Location;
 use djinn_models::stored::{ContentHash, MANIFEST_FILE};
 use std::fs;
@@ -42,8 +41,7 @@ impl ModelStore {
         let missing = entry.sizes.keys().filter(|hash| !self.folders.has(hash)).count();
         if missing > 0 {
             let message = format!("{missing} of {} pieces have not come", entry.sizes.len());
-            let error = ApiError::refused(StatusCode::CONFLICT, message);
-            return Err(ApiError { code: Some("pieces_missing"), ..error });
+            return Err(ApiError::conflict(message, "pieces_missing"));
         }
         if self.has(&name) || is_taken(&name) {
             return Err(taken(&name));

@@ -52,10 +52,10 @@ impl ModelStore {
             let mut books = self.books();
             let bytes = books.wanted(&hash).ok_or_else(|| not_wanted(&hash))?;
             if self.folders.has(&hash) {
-                return Err(conflict("the piece is there".to_owned(), "piece_exists"));
+                return Err(ApiError::conflict("the piece is there", "piece_exists"));
             }
             if !books.writing.insert(hash) {
-                return Err(conflict("another request sends this piece".to_owned(), "piece_busy"));
+                return Err(ApiError::conflict("another request sends this piece", "piece_busy"));
             }
             bytes
         };
@@ -81,13 +81,16 @@ impl Upload {
         let have = self.file.metadata().map_err(of_disk)?.len();
         if have != offset {
             let message = format!("{have} bytes of this piece have come; go on there, not at {offset}");
-            return Err(conflict(message, "offset_mismatch"));
+            return Err(ApiError::conflict(message, "offset_mismatch"));
         }
         let mut buffer = vec![0; usize::try_from(have).unwrap_or(RUN).min(RUN)];
         while self.arrived.have < have {
             let read = self.file.read(&mut buffer).map_err(of_disk)?;
             if read == 0 {
-                return Err(conflict("the piece was changed on the disk".to_owned(), "offset_mismatch"));
+                return Err(ApiError::conflict(
+                    "the piece was changed on the disk".to_owned(),
+                    "offset_mismatch",
+                ));
             }
             self.hasher.update(&buffer[..read]);
             self.arrived.have += read as u64;
@@ -151,8 +154,4 @@ impl Drop for Upload {
 fn not_wanted(hash: &ContentHash) -> ApiError {
     let message = format!("no manifest names the piece {hash}; register one first");
     ApiError::refused(StatusCode::NOT_FOUND, message)
-}
-
-fn conflict(message: String, code: &'static str) -> ApiError {
-    ApiError { code: Some(code), ..ApiError::refused(StatusCode::CONFLICT, message) }
 }
