@@ -191,8 +191,9 @@ impl<D: Ops> Member<D> {
     fn refuse(&mut self, why: String) {
         let wait = RETRY_AFTER[self.failures.min(RETRY_AFTER.len() - 1)];
         self.failures += 1;
-        self.waiting.drain(..).for_each(|command| command.fail(&why));
+        // Clients see it before they are answered.
         self.model.is_at(Residence::Unloaded(Some(why.clone())));
+        self.waiting.drain(..).for_each(|command| command.fail(&why));
         self.refused = Some((why, Instant::now() + Duration::from_secs(wait)));
     }
 
