@@ -16,7 +16,7 @@
  * pair have the same rows of the weight, or the same rows of x; each block copies half of these to both. In each block
  * one thread has weight and x copied to a ring of stages of one run each. A tile of a gated product has rows of gate,
  * and then the same rows of up; of what a pair shares, one block copies those and the other these. The copy engine stores what
- * is whole, aligned and without a bias.
+ * is whole, aligned and without a bias; a gated tile, which takes longest to store, while the products of the next one begin.
  */
 #include "linear_wide.cuh"
 
@@ -106,8 +106,9 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
     const WideChoice plain[] = {wide_choice<64, true>(dtype, 180),   wide_choice<96, true>(dtype, 210),
                                 wide_choice<128, true>(dtype, 260),  wide_choice<160, true>(dtype, 312),
                                 wide_choice<192, true>(dtype, 362),  wide_choice<224, true>(dtype, 420),
-                                wide_choice<64, false>(dtype, 185),  wide_choice<128, false>(dtype, 265),
-                                wide_choice<192, false>(dtype, 367), wide_choice<224, false>(dtype, 430)};
+                                wide_choice<256, true>(dtype, 480),  wide_choice<64, false>(dtype, 185),
+                                wide_choice<128, false>(dtype, 265), wide_choice<192, false>(dtype, 367),
+                                wide_choice<224, false>(dtype, 430), wide_choice<256, false>(dtype, 490)};
     const WideChoice gated[] = {wide_choice<128, true, true>(dtype, 260), wide_choice<224, true, true>(dtype, 420),
                                 wide_choice<128, false, true>(dtype, 265), wide_choice<224, false, true>(dtype, 430)};
     /* By type and device, the context in which the kernels may use their memory. */

@@ -44,8 +44,8 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     /* Columns of out: rows of a share. */
     static constexpr unsigned WIDTH = GATED ? N / 2 : N;
 
-    /* Of a thread's sums, those whose totals are in shared memory: a thread has no registers for more. */
-    static constexpr unsigned SPILLED = N > 192 ? 32 : 0, KEPT = N / 2 - SPILLED;
+    /* Accumulators of a thread whose totals lie in shared memory: the registers hold no more. */
+    static constexpr unsigned SPILLED = N > 192 ? N - 192 : 0, KEPT = N / 2 - SPILLED;
 
     /* In the widest tiles a partial sum's first product sets it, without zeros before. Other tiles took 1 to 4 % longer. */
     static constexpr bool WIDEST = SPILLED > 0;
@@ -62,6 +62,15 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     struct Barriers {
         Barrier ready[STAGES], free[STAGES];
     };
+
+    /* A warp's part of a tile whose totals are not stored yet, if it is there: its first column and row of out. */
+    struct Unstored {
+        unsigned column, row;
+        bool there;
+    };
+
+    /* Groups of 8 columns of out. */
+    static constexpr unsigned GROUPS = WIDTH / 8;
 
     /* A place in the ring. */
     struct Slot {
@@ -236,8 +245,12 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         at.last = STAGES;
     }
 
-    /* The totals of a tile's sums, in `total`, which is 0 before, and `spilled`. */
-    __device__ __forceinline__ void sum(float (&total)[KEPT], Progress &at, unsigned group, unsigned lane) {
+    /*
+     * Computes the totals of a tile, in `total` and `spilled`. What these hold of the tile before, if that is not stored yet,
+     * is stored first: a group of columns after each run of the first partial sum, while the matrix units are busy.
+     */
+    __device__ __forceinline__ void sum(float (&total)[KEPT], Progress &at, Unstored &before, const CUtensorMap &out,
+                                        unsigned group, unsigned lane) {
         const unsigned all = a.k / RUN;
         if constexpr (SIDE_BY_SIDE) {
             float sums[PARTIALS][N / 2] = {};
@@ -256,7 +269,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                 settle(sums[partial]);
 #pragma unroll
                 for (unsigned i = 0; i < N / 2; ++i) {
-                    total[i] += sums[partial][i];
+                    total[i] = (partial == 0 ? 0 : total[i]) + sums[partial][i];
                 }
             }
         } else {
@@ -267,20 +280,38 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                 if (runs == 0) {
                     break;
                 }
+                unsigned taken = 0;
                 if constexpr (WIDEST) {
                     multiply<true>(sums, at, group, lane);
+                    ++taken;
                 } else {
 #pragma unroll
                     for (unsigned i = 0; i < N / 2; ++i) {
                         sums[i] = 0;
                     }
                 }
+                if (GATED && partial == 0 && before.there) {
+#pragma unroll
+                    for (unsigned columns = 0; columns < GROUPS; ++columns) {
+                        if (taken < runs) {
+                            multiply(sums, at, group, lane);
+                            ++taken;
+                        }
+                        store_group(out, before, total, columns, lane);
+                    }
+                }
 #pragma unroll 1
-                for (unsigned i = WIDEST ? 1 : 0; i < runs; ++i) {
+                for (; taken < runs; ++taken) {
                     multiply(sums, at, group, lane);
                 }
                 finish(at, lane);
                 settle(sums);
+                if (partial == 0) {
+#pragma unroll
+                    for (unsigned i = 0; i < KEPT; ++i) {
+                        total[i] = 0;
+                    }
+                }
 #pragma unroll
                 for (unsigned i = 0; i < KEPT; ++i) {
                     total[i] += sums[i];
@@ -304,82 +335,83 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         return i < KEPT ? float4{total[i], total[i + 1], total[i + 2], total[i + 3]} : spilled_at(i);
     }
 
-    /* Gate and up of the same columns are totals of the same thread: the first half and the second. */
-    __device__ __forceinline__ void gate(float (&total)[KEPT]) {
-        constexpr unsigned AT_ONCE = 8;
-        static_assert(N / 4 % AT_ONCE == 0 && N / 4 <= KEPT);
-#pragma unroll
-        for (unsigned i = 0; i < N / 4; i += AT_ONCE) {
-            float gates[AT_ONCE];
-#pragma unroll
-            for (unsigned e = 0; e < AT_ONCE; ++e) {
-                gates[e] = total[i + e];
-            }
-            silu(gates);
-#pragma unroll
-            for (unsigned e = 0; e < AT_ONCE; e += 4) {
-                const float4 up = total_at(total, N / 4 + i + e);
-                total[i + e] = gates[e] * up.x, total[i + e + 1] = gates[e + 1] * up.y;
-                total[i + e + 2] = gates[e + 2] * up.z, total[i + e + 3] = gates[e + 3] * up.w;
-            }
+    /* A thread's four results in a group. Gate and up of the same columns are totals of the same thread. */
+    __device__ __forceinline__ float4 result_at(const float (&total)[KEPT], unsigned group) {
+        const float4 four = total_at(total, 4 * group);
+        if constexpr (!GATED) {
+            return four;
         }
+        float gates[4] = {four.x, four.y, four.z, four.w};
+        silu(gates);
+        const float4 up = total_at(total, N / 4 + 4 * group);
+        return {gates[0] * up.x, gates[1] * up.y, gates[2] * up.z, gates[3] * up.w};
     }
 
     __device__ __forceinline__ void compute(const CUtensorMap &out, unsigned group, unsigned warp, unsigned lane) {
         const unsigned first = first_pair();
         Progress at;
         prepare(at, group);
+        Unstored before{};
+        float total[KEPT] = {};
         for (unsigned pair = first; pair < f.pairs; pair += step) {
+            sum(total, at, before, out, group, lane);
             const Tile tile(a, f, pair, rank);
-            float total[KEPT] = {};
-            sum(total, at, group, lane);
             const unsigned row = tile.row + group * 64 + warp * 16;
-            if (row >= a.rows) {
-                continue;
-            }
-            if constexpr (GATED) {
-                gate(total);
-            }
-            if (f.bulk != 0) {
-                store_bulk(out, tile, total, row, lane);
-                continue;
-            }
+            if (f.bulk == 0 && row < a.rows) {
 #pragma unroll
-            for (unsigned column = 0; column < WIDTH; column += COLUMNS) {
-                store(tile, total, column, row, lane);
+                for (unsigned column = 0; column < WIDTH; column += COLUMNS) {
+                    store(tile, total, column, row, lane);
+                }
             }
+            /* Known to be the same in all lanes, as the warpgroup is. */
+            before = {tile.share.first, row, __shfl_sync(0xffffffffu, f.bulk != 0 && row < a.rows, 0) != 0};
+            if (!GATED) {
+                store_bulk(out, before, total, lane);
+            }
+        }
+        if (GATED) {
+            store_bulk(out, before, total, lane);
         }
         wait_read_out<0>();
     }
 
-    /* Has a warp's part stored by the copy engine, from `row` on: a lane computes no address of out. */
-    __device__ __forceinline__ void store_bulk(const CUtensorMap &out, const Tile &tile, const float (&total)[KEPT],
-                                               unsigned row, unsigned lane) {
-        constexpr unsigned EACH = bulk_columns(GATED, WIDTH), BYTES = GATED ? STAGING : STAGING / 2;
-        const unsigned r = lane / 4, quad = lane % 4;
+    /* Has a warp's part stored by the copy engine, if it is there: a lane computes no address of out. */
+    __device__ __forceinline__ void store_bulk(const CUtensorMap &out, const Unstored &tile, const float (&total)[KEPT],
+                                               unsigned lane) {
+        if (tile.there) {
 #pragma unroll
-        for (unsigned column = 0; column < WIDTH; column += EACH) {
-            char *part = reinterpret_cast<char *>(staging) + column / EACH * BYTES % STAGING;
+            for (unsigned group = 0; group < GROUPS; ++group) {
+                store_group(out, tile, total, group, lane);
+            }
+        }
+    }
+
+    /* Stages 8 columns of a warp's part, and has what is staged stored once a box is whole. For all groups in order. */
+    __device__ __forceinline__ void store_group(const CUtensorMap &out, const Unstored &tile, const float (&total)[KEPT],
+                                                unsigned group, unsigned lane) {
+        constexpr unsigned EACH = bulk_columns(GATED, WIDTH), BYTES = GATED ? STAGING : STAGING / 2;
+        const unsigned r = lane / 4, quad = lane % 4, box = group / (EACH / 8), g = group % (EACH / 8);
+        char *part = reinterpret_cast<char *>(staging) + box * BYTES % STAGING;
+        if (g == 0) {
             wait_read_out<STAGING / BYTES - 1>();
             __syncwarp();
-#pragma unroll
-            for (unsigned g = 0; g < EACH / 8; ++g) {
-                const float4 four = total_at(total, column / 2 + 4 * g);
-                if constexpr (GATED) {
-                    char *to = part + r * EACH * sizeof(T) + g * 16 + quad * 4;
-                    *reinterpret_cast<uint32_t *>(to) = pack<T>(four.x, four.y);
-                    *reinterpret_cast<uint32_t *>(to + 8 * EACH * sizeof(T)) = pack<T>(four.z, four.w);
-                } else {
-                    /* As the copy engine swizzles 64 bytes: chunks of row r are at places chunk ^ (r / 2 % 4). */
-                    char *to = part + r * EACH * sizeof(float) + ((2 * g + quad / 2) ^ r / 2) * 16 + quad % 2 * 8;
-                    *reinterpret_cast<float2 *>(to) = {four.x, four.y};
-                    *reinterpret_cast<float2 *>(to + 8 * EACH * sizeof(float)) = {four.z, four.w};
-                }
-            }
+        }
+        const float4 four = result_at(total, group);
+        if constexpr (GATED) {
+            char *to = part + r * EACH * sizeof(T) + g * 16 + quad * 4;
+            *reinterpret_cast<uint32_t *>(to) = pack<T>(four.x, four.y);
+            *reinterpret_cast<uint32_t *>(to + 8 * EACH * sizeof(T)) = pack<T>(four.z, four.w);
+        } else {
+            /* As the copy engine swizzles 64 bytes: chunks of row r are at places chunk ^ (r / 2 % 4). */
+            char *to = part + r * EACH * sizeof(float) + ((2 * g + quad / 2) ^ r / 2) * 16 + quad % 2 * 8;
+            *reinterpret_cast<float2 *>(to) = {four.x, four.y};
+            *reinterpret_cast<float2 *>(to + 8 * EACH * sizeof(float)) = {four.z, four.w};
+        }
+        if (g == EACH / 8 - 1) {
             admit_shared_writes();
             __syncwarp();
             if (lane == 0) {
-                copy_box_out(out, part, tile.share.first + column, row);
+                copy_box_out(out, part, tile.column + box * EACH, tile.row);
             }
         }
     }
@@ -395,7 +427,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
             if (first_column + 8 * g >= WIDTH) {
                 break;
             }
-            const float4 four = total_at(total, first_column / 2 + 4 * g);
+            const float4 four = result_at(total, first_column / 8 + g);
             float *to = staged(lane / 4, 2 * g + lane % 4 / 2) + lane % 2 * 2;
             *reinterpret_cast<float2 *>(to) = {four.x, four.y};
             *reinterpret_cast<float2 *>(to + 8 * COLUMNS) = {four.z, four.w};

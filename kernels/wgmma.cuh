@@ -217,6 +217,7 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], const uint32
     DJINN_MULTIPLY(T, name, set_block, "ne", 64, 32, 32, 33)                                                 \
     DJINN_MULTIPLY(T, name, set_block, "ne", 128, 64, 64, 65)                                                \
     DJINN_MULTIPLY(T, name, set_block, "ne", 224, 112, 112, 113)                                             \
+    DJINN_MULTIPLY(T, name, set_block, "ne", 256, 128, 128, 129)                                             \
     DJINN_MULTIPLY_VALUES(T, name, multiply_rows, "0", 32, 16, 16, 17, 18, 19, 20)                           \
     DJINN_MULTIPLY_VALUES(T, name, multiply_rows, "0", 64, 32, 32, 33, 34, 35, 36)                           \
     DJINN_MULTIPLY_VALUES(T, name, multiply_rows, "0", 128, 64, 64, 65, 66, 67, 68)                          \
