@@ -105,7 +105,8 @@ pub(crate) struct RowRuns {
     pub(crate) logits: Vec<Range<u32>>,
     /// Whether wide products take all rows at once.
     pub(crate) wide: bool,
-    /// Of attention: over the rows before `chunks`, then over each prefill chunk.
+    /// Of attention: over the rows before `chunks`, then over prefill chunks. A launch takes several only if each is longer than
+    /// `batch_invariant_run`, and those of one entry follow one another.
     pub(crate) attention: Vec<Range<u32>>,
     /// The first row of the first prefill chunk. Of no entry more rows than `batch_invariant_run` are before it, or attention
     /// takes them in runs of that length.
@@ -176,12 +177,19 @@ impl Layout {
         runs.attention = pieces(0..alone, run);
         runs.chunks = alone;
         for (seq, entry) in batch.iter().enumerate() {
+            let mut end = None;
             for chunk in entry.chunks() {
                 let first = layout.tokens.len() as u32;
+                let follows = end.is_none_or(|end| end == chunk.start);
+                end = Some(chunk.end);
                 layout.push(seq, entry, chunk, &mut row_of[seq]);
                 let rows = first..layout.tokens.len() as u32;
                 runs.products.push(rows.clone());
-                runs.attention.push(rows);
+                let before = runs.attention.last_mut().filter(|before| before.start >= alone);
+                match before.filter(|before| follows && before.len().min(rows.len()) as u64 > most.into()) {
+                    Some(before) => before.end = rows.end,
+                    None => runs.attention.push(rows),
+                }
             }
         }
         runs.wide = info.wide_products;

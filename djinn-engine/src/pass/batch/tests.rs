@@ -75,6 +75,20 @@ proptest! {
                 prop_assert!(own <= run as usize || rows.len() <= run as usize);
             }
         }
+        // A run of a chunk's rows is that chunk, or chunks that are each longer than the device computes row by row and follow
+        // one another.
+        for rows in layout.runs.attention.iter().filter(|rows| in_chunk(rows.start).is_some()) {
+            let mut row = rows.start;
+            while row < rows.end {
+                let (_, chunk) = in_chunk(row).expect("a row of a chunk");
+                prop_assert!(chunk.len() == rows.len() || chunk.len() > run as usize);
+                let next = row + chunk.len() as u32;
+                if next < rows.end && layout.row_seq[row as usize] == layout.row_seq[next as usize] {
+                    prop_assert_eq!(layout.positions[next as usize], chunk.end as u32);
+                }
+                row = next;
+            }
+        }
         // The rows whose logits are wanted are the entries' last ones, in order.
         let wanted: Vec<(u32, u32)> = layout.wanted.iter()
             .map(|&row| (layout.row_seq[row as usize], layout.positions[row as usize])).collect();
