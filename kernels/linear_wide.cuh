@@ -114,26 +114,34 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         return block / SHARING;
     }
 
-    /* Copies a run of `ROWS` rows, for this block alone, or its half of them, from `row` on, for both. */
-    template <unsigned ROWS, bool SHARED>
-    __device__ __forceinline__ void copy(char *to, const CUtensorMap &map, unsigned run, unsigned row, Barrier &ready) {
+    /*
+     * Copies a run of `ROWS` rows, for this block alone, or its half of them, from `row` on, for both. `policy`: of the
+     * second-level cache, perhaps.
+     */
+    template <unsigned ROWS, bool SHARED, typename... Policy>
+    __device__ __forceinline__ void copy(char *to, const CUtensorMap &map, unsigned run, unsigned row, Barrier &ready,
+                                         Policy... policy) {
         if constexpr (SHARED) {
             char *part = to + rank * (ROWS / SHARING) * BLOCK_ROW;
-            copy_box_to_all(part, map, run * RUN, row, ready, (1 << SHARING) - 1);
+            copy_box_to_all(part, map, run * RUN, row, ready, (1 << SHARING) - 1, policy...);
         } else {
-            copy_box(to, map, run * RUN, row, ready);
+            copy_box(to, map, run * RUN, row, ready, policy...);
         }
     }
 
-    /* Copies all stages. By one thread of each block. */
+    /*
+     * Copies all stages. By one thread of each block. Clusters read a run of the weight at about the same time: then it leaves
+     * the second-level cache before activations, which the next launches read.
+     */
     __device__ __forceinline__ void supply(const WideMaps &maps) {
         const auto weights = [&](const Tile &tile, unsigned at, unsigned run) {
             char *to = ring + at * STAGE + X_BYTES;
             barriers.ready[at].arrive_expecting(STAGE);
-            copy<N, SAME_WEIGHT>(to, maps.weights[tile.piece], run, tile.row_of_piece, barriers.ready[at]);
+            copy<N, SAME_WEIGHT>(to, maps.weights[tile.piece], run, tile.row_of_piece, barriers.ready[at], leaves_first());
             if constexpr (GATED && !SAME_WEIGHT) {
                 const unsigned up = tile.piece + a.n / a.tile_rows;
-                copy_box(to + N / 2 * BLOCK_ROW, maps.weights[up], run * RUN, tile.row_of_piece, barriers.ready[at]);
+                copy_box(to + N / 2 * BLOCK_ROW, maps.weights[up], run * RUN, tile.row_of_piece, barriers.ready[at],
+                         leaves_first());
             }
         };
         const unsigned ahead = min(a.k / RUN, STAGES), first = first_pair();

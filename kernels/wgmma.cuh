@@ -72,6 +72,15 @@ __device__ __forceinline__ void copy_box_to_all(void *to, const CUtensorMap &map
                  : "memory");
 }
 
+/* As `copy_box_to_all`, with a policy of the second-level cache for what is copied. */
+__device__ __forceinline__ void copy_box_to_all(void *to, const CUtensorMap &map, unsigned column, unsigned row,
+                                                Barrier &barrier, unsigned blocks, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(shared_address(to)),
+                 "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier)), "h"(uint16_t(blocks)), "l"(policy)
+                 : "memory");
+}
+
 /* As `copy_box`, of a map with three dimensions. */
 __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned column, unsigned row, unsigned page,
                                          Barrier &barrier) {
