@@ -1,5 +1,5 @@
 /*
- * All block formats: `Blocks<DJINN_...>` of each, as blocks.cuh says.
+ * All block formats: `Blocks<DJINN_...>` for each, as blocks.cuh describes.
  */
 #ifndef DJINN_BLOCK_FORMATS_CUH
 #define DJINN_BLOCK_FORMATS_CUH

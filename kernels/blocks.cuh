@@ -1,13 +1,12 @@
 /*
- * What the blocks of quantised formats stand for: integers of 2 to 8 bits and shared scales. djinn-srg,
- * src/encoding/block, defines it in f32; here are the same values, and the same rounded to f16. This is what formats share;
- * block_formats.cuh has all of them.
+ * The block formats of quantised weights: integers of 2 to 8 bits with shared scales. djinn-srg, src/encoding/block, defines
+ * their values in f32. This file has what the formats share, in f32 and rounded to f16; block_formats.cuh has all formats.
  *
- * A segment is 256 columns of a row: one block, two or eight. It has four parts of 64 columns.
- * Four lanes decode a part of a row together: of each 16 columns every lane has four, as `Lanes` says.
+ * A segment is 256 columns of a row: one, two or eight blocks. It has four parts of 64 columns, and a part four steps of 16.
+ * The four lanes of a quad decode a part together: each has four columns of every step, as `Lanes` says.
  *
- * Where the f16 path does without f32, it is exact until its last operation, and rounds once. A row has the same bits
- * wherever it is decoded, since all kernels decode here.
+ * A decoder that does not go through f32 is exact up to its last operation, so it rounds once as well. All kernels decode
+ * with this code, so a row has the same bits in each of them.
  */
 #ifndef DJINN_BLOCKS_CUH
 #define DJINN_BLOCKS_CUH
@@ -19,7 +18,7 @@ namespace djinn {
 constexpr unsigned SEGMENT_COLUMNS = 256;
 
 #ifdef __CUDACC__
-/* Operations on pairs of f16, which round once, to nearest even; on bytes; among the lanes of a quad. */
+/* Operations on pairs of f16, which round once, to nearest even; on bytes; and among the lanes of a quad. */
 __device__ __forceinline__ uint32_t half2_add(uint32_t a, uint32_t b) {
     uint32_t sum;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
@@ -58,7 +57,7 @@ __device__ __forceinline__ uint32_t high_twice(uint32_t pair) {
 __device__ __forceinline__ float widen_bits(uint32_t f16_bits) { return __half2float(__ushort_as_half(f16_bits)); }
 __device__ __forceinline__ float float_of_bits(uint32_t f32_bits) { return __uint_as_float(f32_bits); }
 __device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-/* To a few units in the last place. b is no subnormal. */
+/* Exact to a few units in the last place. b must not be subnormal. */
 __device__ __forceinline__ float quotient(float a, float b) {
     float by;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(by) : "f"(b));
@@ -66,28 +65,28 @@ __device__ __forceinline__ float quotient(float a, float b) {
 }
 __device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
 __device__ __forceinline__ uint32_t rotate_left(uint32_t a, unsigned bits) { return __funnelshift_l(a, a, bits); }
-/* The bits of a under a mask, and those of c; in one operation, if it finds its constants in registers. */
+/* (a & mask) | c, as one instruction if its constants are in registers. */
 __device__ __forceinline__ uint32_t masked_or(uint32_t a, uint32_t mask, uint32_t c) {
     uint32_t bits;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(bits) : "r"(a), "r"(mask), "r"(c));
     return bits;
 }
-/* What a lane of this quad has. */
+/* The value of another lane of this quad. */
 __device__ __forceinline__ uint32_t of_quad(uint32_t value, unsigned lane) { return __shfl_sync(~0u, value, lane, 4); }
-/* Whether all lanes of the warp say so. */
+/* Whether the value is true in all lanes of the warp. */
 __device__ __forceinline__ bool of_warp(bool value) { return __all_sync(~0u, value); }
 #endif
 
-/* Pairs of f16: 1024, 1/16. */
+/* 1024 and 1/16, as pairs of f16. */
 constexpr uint32_t H_1024 = 0x64006400, H_16TH = 0x2c002c00;
 
-/* An integer below 1024 as f16, added to 1024, is its bits in those of 1024; that of both halves of a register. */
+/* For an integer i below 1024, 1024 + i in f16 has the bits of 1024 and those of i. Sets both halves of a register so. */
 __device__ __forceinline__ uint32_t above_1024(uint32_t pair, uint32_t mask) { return masked_or(pair, mask, H_1024); }
 
 __device__ __forceinline__ uint32_t half_at(const char *at) { return *reinterpret_cast<const uint16_t *>(at); }
 __device__ __forceinline__ uint32_t byte_at(const char *at) { return *reinterpret_cast<const uint8_t *>(at); }
 
-/* A lane's four bytes of 16 at a multiple of ALIGN (2 or 4), those of its first two columns in the low half. */
+/* A lane's four of 16 bytes, which begin at a multiple of ALIGN (2 or 4). The low half has its first two columns. */
 template <Lanes L, unsigned ALIGN = 2> __device__ __forceinline__ uint32_t lane_bytes(const char *sixteen, unsigned quad) {
     if constexpr (L == Lanes::NEIGHBOURS && ALIGN == 4) {
         return *reinterpret_cast<const uint32_t *>(sixteen + 4 * quad);
@@ -97,14 +96,14 @@ template <Lanes L, unsigned ALIGN = 2> __device__ __forceinline__ uint32_t lane_
     }
 }
 
-/* Four bytes, `at` bytes past a multiple of 4, of the words that they lie in. */
+/* The four bytes that begin `at` bytes past `base`, a multiple of 4, read as the words that they lie in. */
 __device__ __forceinline__ uint32_t uneven_word(const char *base, unsigned at) {
     const uint32_t low = *reinterpret_cast<const uint32_t *>(base + at / 4 * 4);
     const uint32_t high = *reinterpret_cast<const uint32_t *>(base + (at + 3) / 4 * 4);
     return pick_bytes(low, high, 0x3210 + at % 4 * 0x1111);
 }
 
-/* As `lane_bytes`, of 16 bytes that are `at` bytes past a multiple of 4. */
+/* Like `lane_bytes`, for 16 bytes that begin `at` bytes past a multiple of 4. */
 template <Lanes L> __device__ __forceinline__ uint32_t uneven_bytes(const char *base, unsigned at, unsigned quad) {
     if constexpr (L == Lanes::NEIGHBOURS) {
         return uneven_word(base + 4 * quad, at);
@@ -115,8 +114,8 @@ template <Lanes L> __device__ __forceinline__ uint32_t uneven_bytes(const char *
 }
 
 /*
- * A lane's four bytes of 16, each in the low half of 16 bits: .x has its first two columns. `above` fills the high halves;
- * bits of `flip` are inverted before.
+ * A lane's four of 16 bytes, each in the low half of 16 bits: .x has its first two columns. `above` fills the high halves;
+ * the bits of `flip` are inverted first.
  */
 template <Lanes L, unsigned ALIGN>
 __device__ __forceinline__ uint2 spread_bytes(const char *sixteen, unsigned quad, uint32_t above = 0, uint32_t flip = 0) {
@@ -130,14 +129,13 @@ __device__ __forceinline__ uint2 spread_bytes(const char *sixteen, unsigned quad
     }
 }
 
-/* A lane's bits of the first 16 of a word, each as the bit `AT` of 16 bits. */
+/* A lane's four of the lowest 16 bits of a word, each moved to bit `AT` of 16 bits. */
 template <Lanes L, unsigned AT> __device__ __forceinline__ uint2 spread_bits(uint32_t word, unsigned quad) {
     const unsigned first = (L == Lanes::NEIGHBOURS ? 4 : 2) * quad, second = first + (L == Lanes::NEIGHBOURS ? 2 : 8);
     const auto pair = [](uint32_t bits) { return (bits << AT & 1u << AT) | (bits << (AT + 15) & 1u << (AT + 16)); };
     return {pair(word >> first), pair(word >> second)};
 }
 
-/* What is left under a mask after a shift to the right. */
 __device__ __forceinline__ uint2 field(uint2 pairs, unsigned shift, uint32_t mask) {
     return {pairs.x >> shift & mask, pairs.y >> shift & mask};
 }
@@ -145,8 +143,8 @@ __device__ __forceinline__ uint2 field(uint2 pairs, unsigned shift, uint32_t mas
 __device__ __forceinline__ uint2 operator|(uint2 a, uint2 b) { return {a.x | b.x, a.y | b.y}; }
 
 /*
- * Where the bytes of a segment are, as if it began there: those of a block of 256 columns that all its parts share, scales
- * above all, and all others. They may have been copied to different places.
+ * Addresses at which a segment would begin: `shared` for the bytes that all parts of a block of 256 columns use, above all
+ * scales, `own` for the others. They may have been copied to different places.
  */
 struct Segment {
     const char *shared, *own;
@@ -155,12 +153,15 @@ struct Segment {
     __device__ __forceinline__ Segment(const char *shared, const char *own) : shared(shared), own(own) {}
 };
 
-/* A weight is scale (integer - less) + offset, or scale number + offset; an offset of -0 leaves the product as it is. */
+/* A weight is scale (integer - LESS) + offset, or scale number + offset. An offset of -0 leaves the product as it is. */
 struct Line {
     float scale, offset;
 };
 
-/* What a format's values are, in f32: of `Format`, the integers, or numbers that f16 hold, and the line of 16 columns. */
+/*
+ * A lane's values of 16 columns in f32: the integers of `Format`, or its numbers, which are exact in f16, on the line of
+ * these columns.
+ */
 template <typename Format, Lanes L>
 __device__ __forceinline__ float4 line_values(const Segment &segment, unsigned part, unsigned step, unsigned quad) {
     const Line line = Format::line(segment, part, step);
@@ -178,11 +179,11 @@ __device__ __forceinline__ float4 line_values(const Segment &segment, unsigned p
 }
 
 /*
- * What a lane prepares of a part of a segment, for itself or for other lanes of its quad, which get it by `of_lane`; and how a
- * lane decodes the part to f16: w[s] has the lane's columns of 16 s .., the first two in x, the first in the low half. All
- * lanes of a warp prepare together, and call `of_lane` together.
+ * What a lane prepares of a part of a segment, for itself or for other lanes of its quad, which get it by `of_lane`, and how
+ * a lane decodes the part to f16: w[s] has the lane's columns of step s, the first two in x, the first of a pair in the low
+ * half. All lanes of a warp must prepare together, and call `of_lane` together.
  *
- * Here nothing is prepared: by way of f32, which is rounded.
+ * This one prepares nothing, and rounds the values in f32.
  */
 template <typename Format> struct ByLine {
     static constexpr bool is_usual = true;
@@ -203,7 +204,7 @@ template <typename Format> struct ByLine {
     }
 };
 
-/* The same in code of its own, for blocks that are not as usual. */
+/* The same out of line, for "unusual" blocks, for which a format's faster decoder would not be exact. */
 template <typename Format, Lanes L>
 __device__ __noinline__ void run_apart(const char *shared, const char *own, unsigned part, unsigned quad, uint2 *w) {
     uint2 found[4];
@@ -222,7 +223,9 @@ __device__ __forceinline__ void run_unusual(const Segment &segment, unsigned par
     }
 }
 
-/* Of a format whose weights are an f16 scale by a small integer: the integer is exact in f16, and the product rounds once. */
+/*
+ * For formats whose weights are an f16 scale times a small integer: the integer is exact in f16, so the product rounds once.
+ */
 template <typename Format> struct ByScale {
     static constexpr bool is_usual = true;
 
@@ -244,22 +247,22 @@ template <typename Format> struct ByScale {
 };
 
 /*
- * A format: its bytes, its values in f32, bit for bit the definition's, and in f16. What is prepared for blocks that are not
- * as usual is nothing: these are run by `run_unusual`, and so may others be, to the same bits.
+ * A format: its bytes, its values in f32 (bit for bit the definition's) and in f16. Unusual blocks use nothing prepared:
+ * `run_unusual` decodes them. It gives other blocks the same bits as `run`.
  */
 template <typename F, typename Part, bool COMMON = false> struct Decoded : F {
     using Format = F;
     using Prepared = Part;
-    /* Whether anything is prepared, and whether the format is one that files have most of their weights in. */
+    /* Whether anything is prepared, and whether files have most of their weights in this format. */
     static constexpr bool IS_PREPARED = sizeof(Part) > 1, IS_COMMON = COMMON;
 
-    /* A lane's columns of 16 `step` .. of a part. */
+    /* A lane's columns of a step. */
     template <Lanes L>
     static __device__ __forceinline__ float4 values(const Segment &segment, unsigned part, unsigned step, unsigned quad) {
         return line_values<Format, L>(segment, part, step, quad);
     }
 
-    /* A part, with what lane `from` of the quad has prepared of it. */
+    /* Decodes a part, with what lane `from` of the quad has prepared of it. */
     template <Lanes L>
     static __device__ __forceinline__ void run(const Prepared &prepared, unsigned from, const Segment &segment,
                                                unsigned part, unsigned quad, uint2 (&w)[4]) {

@@ -1,6 +1,6 @@
 /*
- * Groups of 32 or 128 columns, as rows of GPTQ, AWQ and FP8 checkpoints are read: a scale, and integers of 4 bits or
- * floats of 8. djinn-srg, src/encoding/block/groups.rs, says where what lies.
+ * Groups of 32 or 128 columns, as rows of GPTQ, AWQ and FP8 checkpoints are read: a scale, and integers of 4 bits or floats
+ * of 8. djinn-srg, src/encoding/block/groups.rs, defines the layouts.
  */
 #ifndef DJINN_BLOCKS_GROUPS_CUH
 #define DJINN_BLOCKS_GROUPS_CUH
@@ -9,13 +9,13 @@
 
 namespace djinn {
 
-/* Groups of `GROUP` columns in `BLOCK` bytes, in segments that begin at multiples of 4. */
+/* Groups of `GROUP` columns in `BLOCK` bytes. A segment begins at a multiple of 4. */
 template <unsigned BLOCK, unsigned GROUP> struct Groups {
     static_assert(GROUP == 32 || GROUP == 128);
     static constexpr unsigned BLOCK_BYTES = BLOCK, COLUMNS = GROUP, BYTES = SEGMENT_COLUMNS / COLUMNS * BLOCK;
     static constexpr bool ARE_HALVES = true, IS_EVEN = BLOCK % 4 == 0;
 
-    /* Where in the segment the group of columns 16 `step` .. of a part begins, and which of its columns they are. */
+    /* Where in the segment the group of a part's step begins, and the step's first column in the group. */
     static __device__ __forceinline__ unsigned block(unsigned part, unsigned step) {
         return (GROUP == 32 ? 2 * part + step / 2 : part / 2) * BLOCK;
     }
@@ -29,7 +29,7 @@ template <unsigned BLOCK, unsigned GROUP> struct Groups {
         return IS_EVEN ? *reinterpret_cast<const uint32_t *>(segment.own + at) : uneven_word(segment.own, at);
     }
 
-    /* A lane's bytes of 16 that are `at` bytes past the first of the group. */
+    /* A lane's four of the 16 bytes that begin `at` bytes into the group. */
     template <Lanes L>
     static __device__ __forceinline__ uint32_t bytes(const Segment &segment, unsigned part, unsigned step, unsigned at,
                                                      unsigned quad) {
@@ -38,7 +38,10 @@ template <unsigned BLOCK, unsigned GROUP> struct Groups {
     }
 };
 
-/* f16 scale, zero point; nibbles less the zero point, which are exact in f16. Low nibbles are 16 columns before high ones. */
+/*
+ * An f16 scale, a zero point, nibbles. A nibble minus the zero point is exact in f16. Low nibbles are 16 columns before high
+ * ones.
+ */
 template <unsigned BLOCK, unsigned GROUP> struct Int4 : Groups<BLOCK, GROUP> {
     using Base = Groups<BLOCK, GROUP>;
 
@@ -48,14 +51,14 @@ template <unsigned BLOCK, unsigned GROUP> struct Int4 : Groups<BLOCK, GROUP> {
     static __device__ __forceinline__ uint32_t scale(const Segment &segment, unsigned part, unsigned step) {
         return low_twice(Base::head(segment, part, step));
     }
-    /* As of Q4_0: high nibbles, where they stand, are 16 times what they stand for. */
+    /* A high nibble is read in place, as 16 times its value, like in Q4_0. */
     template <Lanes L>
     static __device__ __forceinline__ uint2 halves(const Segment &segment, unsigned part, unsigned step, unsigned quad) {
         constexpr uint32_t H_960 = 0x63806380;
         const unsigned first = BLOCK - GROUP / 2 + Base::column(part, step) / 32 * 16;
         const uint32_t four = Base::template bytes<L>(segment, part, step, first, quad);
         const uint2 pairs = {pick_bytes(four, 0, 0x4140), pick_bytes(four, 0, 0x4342)};
-        /* -(1024 + zero point), twice. */
+        /* -(1024 + zero point), in both halves. */
         const uint32_t less = pick_bytes(Base::head(segment, part, step), 0xe4, 0x4242);
         if (step % 2 == 0) {
             return {half2_add(above_1024(pairs.x, 0x000f000f), less), half2_add(above_1024(pairs.y, 0x000f000f), less)};
@@ -66,14 +69,14 @@ template <unsigned BLOCK, unsigned GROUP> struct Int4 : Groups<BLOCK, GROUP> {
     }
 };
 
-/* f32 scale, floats of 8 bits. */
+/* An f32 scale, and floats of 8 bits. */
 template <unsigned BLOCK, unsigned GROUP> struct Fp8 : Groups<BLOCK, GROUP> {
     using Base = Groups<BLOCK, GROUP>;
 
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {
         return {float_of_bits(Base::head(segment, part, step)), -0.0f};
     }
-    /* The floats by 2^-8: sign, exponent and mantissa in their places of an f16, whose exponent counts from 15, not 7. */
+    /* The floats times 2^-8: sign, exponent and mantissa in their places of an f16, whose exponent bias is 15, not 7. */
     template <Lanes L>
     static __device__ __forceinline__ uint2 parts(const Segment &segment, unsigned part, unsigned step, unsigned quad) {
         const uint32_t four = Base::template bytes<L>(segment, part, step, 4 + Base::column(part, step), quad);
@@ -89,8 +92,8 @@ template <unsigned BLOCK, unsigned GROUP> struct Fp8 : Groups<BLOCK, GROUP> {
 };
 
 /*
- * Of floats of 8 bits, by way of f32: a product by the scale may have more bits than f32, and is rounded to it first. The
- * scale is taken times 2^8, or less where that is no f32: a product by it is 0 or infinite in f16.
+ * For floats of 8 bits, by way of f32: float times scale may need more bits than f32 has, and is rounded to f32 first. The
+ * scale is taken times 2^8, but at most the largest f32: a product with such a scale is 0 or infinite in f16.
  */
 template <typename Format> struct ByFloat : ByLine<Format> {
     using ByLine<Format>::ByLine;

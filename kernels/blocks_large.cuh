@@ -1,5 +1,5 @@
 /*
- * The formats of GGML's with evenly spaced levels and blocks of 256 columns.
+ * GGML's formats with blocks of 256 columns and evenly spaced levels.
  */
 #ifndef DJINN_BLOCKS_LARGE_CUH
 #define DJINN_BLOCKS_LARGE_CUH
@@ -8,13 +8,12 @@
 
 namespace djinn {
 
-/* The formats of 256 columns. */
 template <unsigned BLOCK> struct LargeBlocks {
     static constexpr unsigned BLOCK_BYTES = BLOCK, COLUMNS = 256, BYTES = BLOCK;
     static constexpr bool ARE_HALVES = false;
 };
 
-/* Two bits, and for each 16 a nibble of scale and one of minimum. */
+/* Integers of two bits; a scale and a minimum of four bits for every 16 columns. */
 struct Q2_K : LargeBlocks<84> {
     static constexpr int LESS = 0;
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {
@@ -29,7 +28,7 @@ struct Q2_K : LargeBlocks<84> {
     }
 };
 
-/* Three bits less 4, and for each 16 six bits of scale less 32. */
+/* Integers of three bits, minus 4; a scale of six bits, minus 32, for every 16 columns. */
 struct Q3_K : LargeBlocks<110> {
     static constexpr int LESS = 4;
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {
@@ -47,10 +46,7 @@ struct Q3_K : LargeBlocks<110> {
     }
 };
 
-/*
- * The scales of two neighbouring groups of 32 columns, those of a part, and their minima, each in 16 bits: six bits each, as
- * Q4_K and Q5_K pack them.
- */
+/* The scales and the minima of a part's two groups of 32 columns, each in 16 bits. Q4_K and Q5_K pack them in six bits. */
 __device__ __forceinline__ uint2 scales_and_minima(uint4 header, unsigned part) {
     const uint32_t select = part % 2 == 0 ? 0x4140 : 0x4342, low = part < 2 ? 0x003f003f : 0x000f000f;
     const uint32_t scales = pick_bytes(header.y, 0, select), minima = pick_bytes(header.z, 0, select);
@@ -59,7 +55,7 @@ __device__ __forceinline__ uint2 scales_and_minima(uint4 header, unsigned part) 
             ((part < 2 ? minima : rest >> 4) & low) | (minima >> 2 & high)};
 }
 
-/* The line of a group of 32 columns, by the first four words of its block. */
+/* The line of a group of 32 columns, from the first four words of its block. */
 __device__ __forceinline__ Line line_of_header(uint4 header, unsigned part, unsigned step) {
     const uint2 pairs = scales_and_minima(header, part);
     const unsigned shift = step / 2 * 16;
@@ -67,7 +63,7 @@ __device__ __forceinline__ Line line_of_header(uint4 header, unsigned part, unsi
             -(widen_bits(header.x >> 16) * float(pairs.y >> shift & 0xff))};
 }
 
-/* Nibbles, and for each 32 six bits of scale and of minimum. */
+/* Nibbles; a scale and a minimum of six bits for every 32 columns. */
 struct Q4_K : LargeBlocks<144> {
     static constexpr int LESS = 0;
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {
@@ -80,7 +76,7 @@ struct Q4_K : LargeBlocks<144> {
     }
 };
 
-/* Five bits, and for each 32 six bits of scale and of minimum. */
+/* Integers of five bits; a scale and a minimum of six bits for every 32 columns. */
 struct Q5_K : LargeBlocks<176> {
     static constexpr int LESS = 0;
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {
@@ -95,7 +91,7 @@ struct Q5_K : LargeBlocks<176> {
     }
 };
 
-/* Six bits less 32, and for each 16 a signed byte of scale. */
+/* Integers of six bits, minus 32; a signed byte of scale for every 16 columns. */
 struct Q6_K : LargeBlocks<210> {
     static constexpr int LESS = 32;
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {
@@ -112,19 +108,19 @@ struct Q6_K : LargeBlocks<210> {
 };
 
 /*
- * Of Q4_K. A weight is scale d q - minimum dmin, with d and dmin f16 and the others integers. With k, the integer next to
- * minimum dmin / d, and the rest r = minimum dmin - k d it is d (scale q - k) - r: the integer in brackets and r are exact in
- * f16, and what is left is one multiply-add.
+ * A weight of Q4_K is scale d q - minimum dmin, with d and dmin in f16 and the others integers. Let k be an integer close to
+ * minimum dmin / d, and r = minimum dmin - k d. Then the weight is d (scale q - k) - r. The term in brackets and r are exact
+ * in f16, which leaves one multiply-add.
  *
- * That holds where d is below 4, and dmin is 0 or from d to 16 d, as in every block that a quantiser writes: k is at most
- * 1008, the integer at most 2048; all are multiples of what d is in units of, and r is less than 2048 of these. The other
- * blocks go by way of f32, with all that are decoded beside them; so the bits are always those of f32 rounded.
+ * This holds if d is below 4, and dmin is 0 or from d to 16 d, as in every block that a quantiser writes. Then k is at most
+ * 1008, the term in brackets at most 2048, and r is less than 2048 of d's units, of which all are multiples. Other blocks,
+ * with all that are decoded beside them, go by way of f32; so the bits are always those of f32 rounded.
  *
- * The bits of q are read as f16 where they stand, which is q / 2^24, or q / 2^20 for a high nibble. So the scale is taken
- * times 2^10 or 2^6, the integers in brackets come as parts of 2^14, and d is taken times 2^14.
+ * The bits of q are read as f16 in place: as q / 2^24, or q / 2^20 for a high nibble. So the scale is taken times 2^10 or
+ * 2^6, the term in brackets comes divided by 2^14, and d is taken times 2^14.
  */
 struct PreparedQ4_K {
-    /* d twice, times 2^14; of the part's two groups: scales times 2^10 and 2^6, -k / 2^14 and -r. */
+    /* d times 2^14 in both halves. Of the part's two groups: the scales times 2^10 and 2^6, -k / 2^14, and -r. */
     uint32_t d, scales, less, rest;
     bool is_usual;
 
@@ -136,10 +132,10 @@ struct PreparedQ4_K {
         __device__ __forceinline__ Header(uint32_t both) : d(low_twice(both)), dmin(high_twice(both)) {
             constexpr uint32_t H_2_14 = 0x74007400;
             const float scale = widen_bits(both & 0xffff), minimum = widen_bits(both >> 16);
-            /* All weights of a block of zeros are 0. */
+            /* If d and dmin are 0, all weights are 0. */
             const float times = both == 0 ? 0 : quotient(minimum, scale);
             ratio = pack<f16>(times, times), d_2_14 = half2_mul(d, H_2_14);
-            /* The quotient of two f16 that are not equal is not next to 1. */
+            /* The quotient of two f16 that differ is not that close to 1. */
             is_usual = of_warp(both == 0 || (scale > 0 && scale < 4 && times <= 16 && (times > 0.9999f || both >> 16 == 0)));
         }
     };
@@ -151,24 +147,24 @@ struct PreparedQ4_K {
         *this = PreparedQ4_K(Header(header.x), pairs.x | H_1024, pairs.y | H_1024);
     }
 
-    /* Of scales and minima of two groups, which are added to 1024. */
+    /* From the scales and minima of two groups, each with 1024 added. */
     __device__ __forceinline__ PreparedQ4_K(const Header &header, uint32_t scales_1024, uint32_t minima_1024) {
         constexpr uint32_t H_2_10_AND_2_6 = 0x54006400, H_LESS_1024 = 0xe400e400, H_PART = 0x04000400;
         is_usual = header.is_usual, d = header.d_2_14;
         scales = half2_mul(half2_add(scales_1024, H_LESS_1024), H_2_10_AND_2_6);
         const uint32_t minima = half2_add(minima_1024, H_LESS_1024);
-        /* From 1024 to 2048 f16 are integers. */
+        /* Between 1024 and 2048, f16 has integers only: this rounds to one. */
         const uint32_t k_1024 = half2_fma(minima, header.ratio, H_1024);
         less = half2_fma(half2_neg(k_1024), H_PART, H_16TH);
         const uint32_t rounded = half2_mul(header.dmin, minima), lost = half2_fma(header.dmin, minima, half2_neg(rounded));
         rest = half2_sub(half2_neg(half2_fma(less, d, rounded)), lost);
     }
 
-    /* All parts of a segment. */
+    /* Prepares all parts of a segment. */
     static __device__ __forceinline__ void all(const Segment &segment, PreparedQ4_K (&of)[4]) {
         const uint4 words = *reinterpret_cast<const uint4 *>(segment.shared);
         const Header header(words.x);
-        /* The first four groups, then the others. */
+        /* Of groups 0 to 3, then of groups 4 to 7. */
         const uint32_t scales[2] = {words.y & 0x3f3f3f3f, (words.w & 0x0f0f0f0f) | (words.y >> 2 & 0x30303030)};
         const uint32_t minima[2] = {words.z & 0x3f3f3f3f, (words.w >> 4 & 0x0f0f0f0f) | (words.z >> 2 & 0x30303030)};
 #pragma unroll
@@ -193,8 +189,8 @@ struct PreparedQ4_K {
     }
 
     /*
-     * The same of Lanes::NEIGHBOURS, from `lane_at` on. Of each four columns the first two are the first pair, or, where the
-     * pairs are APART, the first and the third.
+     * The same for Lanes::NEIGHBOURS; `mine` is `lane_at` bytes past the segment's begin. The first pair has the first two
+     * of four columns, or the first and the third if APART.
      */
     static __device__ __forceinline__ unsigned lane_at(unsigned part, unsigned quad) { return part * 32 + quad * 4; }
     template <bool APART> __device__ __forceinline__ void run_lane(const char *mine, unsigned, bool, uint2 (&w)[4]) const {
@@ -225,12 +221,12 @@ struct PreparedQ4_K {
 };
 
 /*
- * Of Q6_K. A weight is d scale (q - 32). d scale has up to 18 bits: it is kept as two f16, the second with what the first
- * lost, at most 6 bits. By an integer of 5 that is exact, and one multiply-add is left. Blocks whose d is 256 or more go by
- * way of f32, since the product of d and scale may exceed f16.
+ * A weight of Q6_K is d scale (q - 32). d scale has up to 18 bits. It is kept as two f16: the rounded product, and what the
+ * rounding lost, at most 6 bits. The latter times q - 32, of 5 bits, is exact, which leaves one multiply-add. Blocks whose d
+ * is 256 or more go by way of f32, since d scale may exceed f16's range.
  */
 struct PreparedQ6_K {
-    /* Of the part: d scale, and what that lost, of columns 0 to 31 and 32 to 63. */
+    /* d scale, and what its rounding lost, for columns 0 to 31 and 32 to 63 of the part. */
     uint32_t scale[2], lost[2];
     bool is_usual;
 
@@ -248,7 +244,6 @@ struct PreparedQ6_K {
         }
     }
 
-    /* All parts of a segment. */
     static __device__ __forceinline__ void all(const Segment &segment, PreparedQ6_K (&of)[4]) {
 #pragma unroll
         for (unsigned part = 0; part < 4; ++part) {
@@ -270,7 +265,7 @@ struct PreparedQ6_K {
         spread<false>(lows, highs, part, [&](const char *sixteen) { return lane_bytes<L>(sixteen, quad); }, w);
     }
 
-    /* The same of Lanes::NEIGHBOURS, from `lane_at` on; whether all is at multiples of 4. */
+    /* The same for Lanes::NEIGHBOURS; `mine` as in PreparedQ4_K. `by_words`: all is at multiples of 4. */
     static __device__ __forceinline__ unsigned lane_at(unsigned part, unsigned quad) { return part / 2 * 64 + quad * 4; }
     template <bool APART>
     __device__ __forceinline__ void run_lane(const char *mine, unsigned part, bool by_words, uint2 (&w)[4]) const {
@@ -291,7 +286,7 @@ struct PreparedQ6_K {
             const uint32_t by = step % 2 == 0 ? low_twice(of_16) : high_twice(of_16);
             const uint32_t by_lost = step % 2 == 0 ? low_twice(lost_16) : high_twice(lost_16);
             const uint32_t four = bytes_of(lows + step * 16) >> part % 2 * 4;
-            /* The upper two bits of each byte come from two that are the same for all. */
+            /* The upper two bits of q are at the same place in each of these four bytes. */
             const unsigned to = (4 - part % 2 * 4 - step / 2 * 2) & 31;
             const uint32_t bytes = (four & 0x0f0f0f0f) | (rotate_left(high[step % 2], to) & 0x30303030);
             const auto weights = [&](uint32_t pair) {

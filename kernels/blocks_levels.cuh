@@ -1,6 +1,6 @@
 /*
- * The formats of GGML's whose codes of 4 bits stand for levels of a table. djinn-srg, src/encoding/block/tables.rs, says
- * where what lies.
+ * GGML's formats whose codes of 4 bits choose levels from a table. djinn-srg, src/encoding/block/tables.rs, defines the
+ * layouts.
  */
 #ifndef DJINN_BLOCKS_LEVELS_CUH
 #define DJINN_BLOCKS_LEVELS_CUH
@@ -10,11 +10,11 @@
 
 namespace djinn {
 
-/* Levels of 16 codes, a byte each: of the codes 0 to 3 from the lowest byte on, and so on. */
+/* A table of 16 levels, a byte each: A has those of codes 0 to 3 from its lowest byte on, B those of 4 to 7, and so on. */
 template <uint32_t A, uint32_t B, uint32_t C, uint32_t D> struct Levels {
-    /* Of codes in four bytes, the levels of the first two bytes in .x: low nibble, high nibble, low, high. */
+    /* The levels of the codes in four bytes. .x has those of the first two bytes: low nibble, high nibble, low, high. */
     static __device__ __forceinline__ uint2 of(uint32_t codes) {
-        /* A byte is one of eight: the upper bit of a code chooses between two of them. */
+        /* `pick_bytes` chooses from eight bytes; a code's upper bit chooses between the table's halves. */
         const uint32_t upper = 0x32103210 | (codes >> 1 & 0x44444444);
         const auto four = [&](unsigned shift) {
             const uint32_t which = codes >> shift & 0x7777;
@@ -24,10 +24,12 @@ template <uint32_t A, uint32_t B, uint32_t C, uint32_t D> struct Levels {
     }
 };
 
-/* Levels from -127 to 113, plus 128. */
+/* Levels from -127 to 113, stored plus 128. */
 using Iq4Levels = Levels<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>;
 
-/* Floats of 4 bits, doubled: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives. The upper bytes of f16, whose lower ones are 0. */
+/*
+ * Floats of 4 bits, doubled: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives. They are upper bytes of f16 whose lower byte is 0.
+ */
 using Mxfp4Levels = Levels<0x42403c00, 0x4a484644, 0xc2c0bc00, 0xcac8c6c4>;
 
 /* The levels of a lane's low or high nibbles as f16. */
@@ -39,7 +41,7 @@ __device__ __forceinline__ uint2 iq4_halves(uint32_t codes, bool high) {
             half2_add(pick_bytes(levels.y, H_1024 >> 24, select), LESS_1152)};
 }
 
-/* f16 scale, nibbles. */
+/* An f16 scale, and nibbles. */
 struct IQ4_NL : SmallBlocks<18, 2> {
     static constexpr bool ARE_HALVES = true;
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {
@@ -51,11 +53,13 @@ struct IQ4_NL : SmallBlocks<18, 2> {
     }
 };
 
-/* f16 scale; for each 32 two bits, and then four, of an integer of scale less 32; nibbles. */
+/*
+ * An f16 scale; an integer scale, minus 32, for every 32 columns: the upper two bits of all, then the lower four; nibbles.
+ */
 struct IQ4_XS : LargeBlocks<136> {
     static constexpr bool ARE_HALVES = true;
 
-    /* The integers of a part's two groups of 32 columns, each in 16 bits. */
+    /* The integers of scale of a part's two groups of 32 columns, each in 16 bits. */
     static __device__ __forceinline__ uint32_t scales(const Segment &segment, unsigned part) {
         const uint32_t low = byte_at(segment.shared + 4 + part), high = half_at(segment.shared + 2) >> 4 * part;
         return (low & 0x0f) | (high & 3) << 4 | (low & 0xf0) << 12 | (high & 12) << 18;
@@ -71,13 +75,13 @@ struct IQ4_XS : LargeBlocks<136> {
 };
 
 /*
- * Of IQ4_XS. As of Q6_K: d scale has up to 16 bits, and is kept as two f16, the second with what the first lost, at most
- * 16 of d's units. By a level, of 7 bits, that is exact. Blocks whose d is 2048 or more go by way of f32.
+ * As for Q6_K: d scale has up to 16 bits, and is kept as two f16, the rounded product and what the rounding lost, at most 16
+ * of d's units. The latter times a level, of 7 bits, is exact. Blocks whose d is 2048 or more go by way of f32.
  */
 struct PreparedIQ4_XS {
-    /* Of the part's two groups. */
+    /* For the part's two groups of 32 columns. */
     uint32_t scale, lost;
-    /* Lanes exchange 16 bytes. */
+    /* Pads to the 16 bytes that lanes exchange. */
     uint32_t unused;
     bool is_usual;
 
@@ -98,7 +102,6 @@ struct PreparedIQ4_XS {
         return of;
     }
 
-    /* All parts of a segment. */
     static __device__ __forceinline__ void all(const Segment &segment, PreparedIQ4_XS (&of)[4]) {
 #pragma unroll
         for (unsigned part = 0; part < 4; ++part) {
@@ -111,7 +114,7 @@ struct PreparedIQ4_XS {
         spread([&](unsigned group) { return lane_bytes<L, 4>(segment.own + 8 + part * 32 + group * 16, quad); }, w);
     }
 
-    /* The same of Lanes::NEIGHBOURS, from `lane_at` on; with pairs as PreparedQ4_K says. */
+    /* The same for Lanes::NEIGHBOURS; `mine` and the pairs as in PreparedQ4_K. */
     static __device__ __forceinline__ unsigned lane_at(unsigned part, unsigned quad) { return part * 32 + quad * 4; }
     template <bool APART> __device__ __forceinline__ void run_lane(const char *mine, unsigned, bool, uint2 (&w)[4]) const {
         const auto codes_of = [&](unsigned group) {
@@ -121,7 +124,7 @@ struct PreparedIQ4_XS {
         spread(codes_of, w);
     }
 
-    /* Codes of a group of 32: low nibbles are 16 columns before high ones. */
+    /* In a group of 32 columns, low nibbles are 16 columns before high ones. */
     template <typename Codes> __device__ __forceinline__ void spread(const Codes &codes_of, uint2 (&w)[4]) const {
 #pragma unroll
         for (unsigned group = 0; group < 2; ++group) {
@@ -138,7 +141,7 @@ struct PreparedIQ4_XS {
     }
 };
 
-/* The exponent e of half a scale, 2^(e - 128); nibbles. */
+/* An exponent e, with 2^(e - 128) half the scale; nibbles. */
 struct MXFP4 : SmallBlocks<17, 1> {
     static constexpr bool ARE_HALVES = true;
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {
@@ -154,8 +157,8 @@ struct MXFP4 : SmallBlocks<17, 1> {
 };
 
 /*
- * Of MXFP4: by two powers of two, whose product is half the scale where the result is neither 0 nor infinite. The first
- * leaves a level exact, so the result is rounded once.
+ * Decodes MXFP4 with two powers of two. Their product is half the scale, unless the result is 0 or infinite anyway. A level
+ * times the first one is exact, so the result is rounded once.
  */
 struct ByPowers : ByLine<MXFP4> {
     using ByLine::ByLine;

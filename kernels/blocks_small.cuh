@@ -1,5 +1,5 @@
 /*
- * The formats of GGML's with evenly spaced levels and blocks of 32 columns.
+ * GGML's formats with blocks of 32 columns and evenly spaced levels.
  */
 #ifndef DJINN_BLOCKS_SMALL_CUH
 #define DJINN_BLOCKS_SMALL_CUH
@@ -8,12 +8,12 @@
 
 namespace djinn {
 
-/* The formats of 32 columns: BLOCK bytes each, the f16 scale first, the other integers' bits from INTEGERS on. */
+/* Blocks of 32 columns in BLOCK bytes: the f16 scale first, the integers' lower bits from INTEGERS on. */
 template <unsigned BLOCK, unsigned INTEGERS> struct SmallBlocks {
     static constexpr unsigned BLOCK_BYTES = BLOCK, COLUMNS = 32, BYTES = SEGMENT_COLUMNS / COLUMNS * BLOCK;
     static constexpr bool ARE_HALVES = false;
 
-    /* The block that columns 16 `step` .. of a part are in, and its scale twice. */
+    /* The block of a part's step, and its scale in both halves of a register. */
     static __device__ __forceinline__ const char *block(const Segment &segment, unsigned part, unsigned step) {
         return segment.own + (2 * part + step / 2) * BLOCK;
     }
@@ -21,12 +21,12 @@ template <unsigned BLOCK, unsigned INTEGERS> struct SmallBlocks {
         return low_twice(half_at(block(segment, part, step)));
     }
 
-    /* The nibbles of a block: low ones before high ones. */
+    /* The nibbles of a block. Low ones come before high ones. */
     template <Lanes L> static __device__ __forceinline__ uint2 nibbles(const char *block, unsigned step, unsigned quad) {
         return field(spread_bytes<L, 2>(block + INTEGERS, quad), step % 2 * 4, 0x000f000f);
     }
 
-    /* The same with fifth bits, from the word at `fifth` on. */
+    /* The nibbles with their fifth bits, which are in the word at `fifth`. */
     template <Lanes L>
     static __device__ __forceinline__ uint2 with_fifth(const char *block, unsigned fifth, unsigned step, unsigned quad) {
         const uint32_t bits = half_at(block + fifth) | half_at(block + fifth + 2) << 16;
@@ -34,7 +34,7 @@ template <unsigned BLOCK, unsigned INTEGERS> struct SmallBlocks {
     }
 };
 
-/* Nibbles less 8. */
+/* Nibbles minus 8. */
 struct Q4_0 : SmallBlocks<18, 2> {
     static constexpr int LESS = 8;
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {
@@ -44,7 +44,7 @@ struct Q4_0 : SmallBlocks<18, 2> {
     static __device__ __forceinline__ uint2 integers(const Segment &segment, unsigned part, unsigned step, unsigned quad) {
         return nibbles<L>(block(segment, part, step), step, quad);
     }
-    /* High nibbles, where they stand, are 16 times what they stand for. */
+    /* A high nibble is read in place, as 16 times its value. */
     template <Lanes L>
     static __device__ __forceinline__ uint2 halves(const Segment &segment, unsigned part, unsigned step, unsigned quad) {
         constexpr uint32_t LESS_1032 = 0xe408e408, LESS_72 = 0xd480d480;
@@ -58,7 +58,7 @@ struct Q4_0 : SmallBlocks<18, 2> {
     }
 };
 
-/* Nibbles, and a minimum. */
+/* Nibbles and a minimum. */
 struct Q4_1 : SmallBlocks<20, 4> {
     static constexpr int LESS = 0;
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {
@@ -71,7 +71,7 @@ struct Q4_1 : SmallBlocks<20, 4> {
     }
 };
 
-/* Five bits less 16. */
+/* Integers of five bits, minus 16. */
 struct Q5_0 : SmallBlocks<22, 6> {
     static constexpr int LESS = 16;
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {
@@ -89,7 +89,7 @@ struct Q5_0 : SmallBlocks<22, 6> {
     }
 };
 
-/* Five bits, and a minimum. */
+/* Integers of five bits, and a minimum. */
 struct Q5_1 : SmallBlocks<24, 8> {
     static constexpr int LESS = 0;
     static __device__ __forceinline__ Line line(const Segment &segment, unsigned part, unsigned step) {

@@ -1,12 +1,12 @@
 /*
  * decode: rows of an encoded weight as plain 16-bit rows, for the products that take plain ones.
- * Shapes: encoded [rows] rows of row_bytes, out f16 or bf16 [rows, k]. In blocks, a multiple of the format's columns;
- * in the lossless encoding, of the type that was encoded, to the same bits.
+ * Shapes: encoded [rows] rows of row_bytes, out f16 or bf16 [rows, k]. For blocks, k is a multiple of the format's columns.
+ * For the lossless encoding, out has the type that was encoded, and the same bits.
  * Reference: djinn-srg, src/encoding/block.rs, rounded once; djinn-lossless, `LosslessRow::decode`.
  *
- * Launch: blocks of 8 warps; a warp takes 2048 columns. Of blocks, all rows are one run of columns; the bytes are copied to
- * shared memory, before the previous kernel is done, and a warp decodes a part of 8 segments at once. Of lossless rows, a
- * warp's columns are of one row, and it decodes 512 at once.
+ * Launch: blocks of 8 warps; a warp takes 2048 columns. For block formats, all rows are one run of columns; a warp copies
+ * its bytes to shared memory, before the previous kernel is done, and decodes a part of 8 segments at once. For lossless
+ * rows, a warp's columns are in one row, and it decodes 512 at once.
  */
 #include "decode.cuh"
 
@@ -17,7 +17,7 @@ constexpr unsigned DECODE_WARPS = 8, DECODE_THREADS = 32 * DECODE_WARPS;
 /* Segments and columns that a warp takes. */
 constexpr unsigned WARP_SEGMENTS = 8, WARP_COLUMNS = WARP_SEGMENTS * SEGMENT_COLUMNS;
 
-/* Columns of blocks, all of which lie one after the other. */
+/* Decodes columns of blocks; the rows lie one after the other. */
 template <djinn_encoding E, typename T>
 __global__ void __launch_bounds__(DECODE_THREADS)
     djinn_decode_blocks(const __grid_constant__ djinn_decode_args a, uint64_t columns) {

@@ -1,5 +1,5 @@
 /*
- * What the kernels that only decode share: blocks' bytes on their way to shared memory, and runs of lossless rows.
+ * What the kernels that only decode share: copies of blocks to shared memory, and runs of lossless rows.
  */
 #ifndef DJINN_DECODE_CUH
 #define DJINN_DECODE_CUH
@@ -10,8 +10,8 @@
 namespace djinn {
 
 /*
- * Copies some bytes to shared memory: 16 or 2 at once where they lie so. By `threads` threads, which see one another's
- * bytes after they next meet.
+ * Copies bytes to shared memory, 16 or 2 at a time as alignment allows, by `threads` threads. Each sees the others' bytes
+ * after their next barrier.
  */
 __device__ __forceinline__ void stage_bytes(char *to, const char *from, unsigned bytes, unsigned thread, unsigned threads) {
     unsigned whole = 0;
@@ -34,7 +34,10 @@ __device__ __forceinline__ void stage_bytes(char *to, const char *from, unsigned
     wait_copies<0>();
 }
 
-/* 64 columns of a lossless row of k, from `column` on: of each 16 the lane's four neighbours. Those past the row are anything. */
+/*
+ * Decodes 64 columns of a lossless row of k, from `column` on: the lane's four neighbours of every 16. Past the row they are
+ * arbitrary.
+ */
 template <typename T>
 __device__ __forceinline__ void lossless_run(const char *row, unsigned k, unsigned column, unsigned quad, uint2 (&w)[4]) {
     const unsigned padded = (k + 31) / 32 * 32;

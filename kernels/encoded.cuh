@@ -1,7 +1,7 @@
 /*
- * How products read encoded weights: by segments of 256 columns of a row, which are one run (linear.cuh) for each
- * partial sum, and a run by the lanes of a quad. A lane has 4 columns of each 16: the order in which a product of 16
- * columns adds them changes no bit.
+ * How products read encoded weights: in segments of 256 columns, which are one run (linear.cuh) for each partial sum. The
+ * lanes of a quad read a run together, each 4 of every 16 columns. Which ones does not matter: the order in which the tensor
+ * cores add the products of 16 columns changes no bit.
  */
 #ifndef DJINN_ENCODED_CUH
 #define DJINN_ENCODED_CUH
@@ -10,10 +10,10 @@
 
 namespace djinn {
 
-/* The columns that a lane of a quad has of each 16: 4 q to 4 q + 3, or 2 q, 2 q + 1, 8 + 2 q, 9 + 2 q. */
+/* The columns of lane q of a quad in each 16: 4 q to 4 q + 3, or 2 q, 2 q + 1, 8 + 2 q, 9 + 2 q. */
 enum class Lanes { NEIGHBOURS, HALVES };
 
-/* The bytes of a lane's columns, of 16 bytes at a multiple of ALIGN (2 or 4), from the lowest byte on. */
+/* The bytes of a lane's columns, the lowest first, from 16 bytes at a multiple of ALIGN (2, or a multiple of 4). */
 template <Lanes L, unsigned ALIGN> __device__ __forceinline__ uint32_t four_bytes(const char *sixteen, unsigned quad) {
     static_assert(ALIGN == 2 || ALIGN % 4 == 0);
     if constexpr (L == Lanes::NEIGHBOURS && ALIGN != 2) {

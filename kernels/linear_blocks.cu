@@ -1,6 +1,6 @@
 /*
- * linear and expert_linear over blocks: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j],
- * with the bits of the product over the rows that decode gives in f16.
+ * linear and expert_linear over blocks: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j]. The bits
+ * are those of the product over the rows that `decode` gives in f16.
  * Shapes: as in linear.cu; weight [n] rows of row_bytes, a multiple of 16; k a multiple of 64.
  * Launch: linear_encoded.cuh.
  * Reference: djinn-device, src/reference.rs, `linear`, of the decoded weight.
@@ -12,14 +12,14 @@ namespace djinn {
 
 constexpr unsigned common_divisor(unsigned a, unsigned b) { return b == 0 ? a : common_divisor(b, a % b); }
 
-/* For linear_encoded.cuh. Where scales are prepared, a lane prepares those of one segment of a row. */
+/* A format for linear_encoded.cuh. If scales are prepared, a lane prepares one segment of a row at a time. */
 template <djinn_encoding E> struct BlockLanes {
     using Type = f16;
     using Format = Blocks<E>;
     using Prepared = typename Format::Prepared;
     static constexpr bool PREPARES = Format::IS_PREPARED, IS_COMMON = Format::IS_COMMON;
     static constexpr unsigned segments(unsigned each) { return PREPARES && each == 1 ? 4 : 2; }
-    /* A box has up to two segments, and begins up to SHIFT bytes before them, at a multiple of 16. */
+    /* A box has up to two segments. It begins at a multiple of 16, up to SHIFT bytes before the first. */
     static constexpr unsigned AT_ONCE = 2 * Format::BYTES + 14 <= MOST_BOX ? 2 : 1;
     static constexpr unsigned BYTES = AT_ONCE * Format::BYTES, SHIFT = 16 - common_divisor(16, BYTES);
     static constexpr unsigned PITCH = (BYTES + SHIFT + 15) / 16 * 16 | 16;
@@ -33,13 +33,13 @@ template <djinn_encoding E> struct BlockLanes {
         __device__ __forceinline__ Rows(const djinn_linear_args &, const Share &, unsigned) {}
     };
 
-    /* Where segment `i` of a stage begins, from the stage and the row in it on. */
+    /* Where segment `i` of a stage begins, in bytes from the begin of its row in the stage. */
     template <typename Kernel> static __device__ __forceinline__ unsigned place(unsigned stage, unsigned i) {
         const unsigned box = i / AT_ONCE, shift = SHIFT == 0 ? 0 : begin(stage * Kernel::SEGMENTS, box, 0) % 16;
         return box * Kernel::BOX + shift + i % AT_ONCE * Format::BYTES;
     }
 
-    /* A stage. By a warp. What is past the row's end is anything: such a stage is never used as usual. */
+    /* Prepares a stage, by one warp. Bytes past a row's end are arbitrary: such a stage is not decoded as a usual one. */
     template <typename Kernel> static __device__ __forceinline__ void prepare(unsigned at, unsigned stage, unsigned lane) {
         bool is_usual = true;
 #pragma unroll
@@ -60,7 +60,7 @@ template <djinn_encoding E> struct BlockLanes {
         }
     }
 
-    /* Of the row whose lane's place is `mine`, with what was prepared of it at `scales`. */
+    /* Decodes a row. `mine` is the lane's place in it, `scales` the address of what was prepared of it. */
     template <typename Kernel>
     static __device__ __forceinline__ void run(const Rows<Kernel::EACH_UNITS> &, unsigned mine, unsigned scales, unsigned stage,
                                                unsigned i, unsigned, unsigned part, unsigned quad, uint2 (&w)[4]) {
@@ -75,7 +75,7 @@ template <djinn_encoding E> struct BlockLanes {
         }
     }
 
-    /* Of the row that begins at `record` in its stage. */
+    /* Decodes a row that begins at `record` in its stage. */
     template <typename Kernel>
     static __device__ __forceinline__ void run_unusual(const Rows<Kernel::EACH_UNITS> &, unsigned record, unsigned stage,
                                                        unsigned i, unsigned, unsigned part, unsigned quad, uint2 (&w)[4]) {
@@ -93,14 +93,14 @@ template <djinn_encoding E> struct BlockLanes {
                                                 const typename Kernel::Weights &) {}
 };
 
-/* For linear_tiles.cuh. The lanes of a quad prepare a row of a segment each, if a stage has two. */
+/* A format for linear_tiles.cuh. If a stage has two segments, each lane of a quad prepares one row of one of them. */
 template <djinn_encoding E> struct BlockTiles {
     using Type = f16;
     using Format = Blocks<E>;
     static constexpr unsigned SEGMENTS = Format::IS_PREPARED ? 2 : 1, BOXES = 1;
-    /* Boxes begin at multiples of 16 bytes, up to SHIFT before their segments. */
+    /* A box begins at a multiple of 16 bytes, up to SHIFT before its segment. */
     static constexpr unsigned SHIFT = 16 - common_divisor(16, Format::BYTES);
-    /* An odd number of 16 bytes: lanes that read at once, of 8 rows, meet no bank twice. */
+    /* An odd multiple of 16 bytes, so that lanes that read from 8 rows at once have no bank conflicts. */
     static constexpr unsigned PITCH = 16 * ((Format::BYTES + SHIFT + 15) / 16 | 1);
     static __device__ __forceinline__ unsigned box_at(unsigned segment, unsigned, unsigned) {
         return segment * Format::BYTES / 16 * 16;
@@ -111,7 +111,7 @@ template <djinn_encoding E> struct BlockTiles {
     };
 
     struct Stage {
-        /* Of the first segment, and how far the next one is from it. */
+        /* Where the first segment of each row is, and how far the next one is from it. */
         unsigned rows[2], apart;
         typename Format::Prepared mine;
 
@@ -125,7 +125,7 @@ template <djinn_encoding E> struct BlockTiles {
             : rows{low + shift(first), high + shift(first)}, apart(box + shift(first + 1) - shift(first)),
               mine(shared_at((quad % 2 == 0 ? rows[0] : rows[1]) + (quad / 2 < there ? quad / 2 : 0) * apart), part) {}
 
-        /* Segment `i` of the stage, of one or two rows. */
+        /* Decodes segment `i` of the stage, of one or two rows. */
         __device__ __forceinline__ void decode(const Rows &, unsigned halves, unsigned i, unsigned, unsigned part,
                                                unsigned quad, uint2 (&w)[2][4]) const {
             const auto usual = [&](unsigned half) {

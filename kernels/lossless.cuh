@@ -1,6 +1,6 @@
 /*
- * Rows of djinn-lossless (its `LosslessRow`): a byte of sign and mantissa for each value, a code of 4 bits for its
- * exponent, and a list of the values that have none, the escapes. k is a multiple of 64 here.
+ * Rows of djinn-lossless (its `LosslessRow`): for each value a byte of sign and mantissa, and a code of 4 bits for its
+ * exponent; and a list of escapes, the values that have no code. k is a multiple of 64 here.
  */
 #ifndef DJINN_LOSSLESS_CUH
 #define DJINN_LOSSLESS_CUH
@@ -11,16 +11,16 @@
 
 namespace djinn {
 
-/* Of f16 or bf16. */
+/* T is f16 or bf16. */
 template <typename T> struct Lossless {
     static constexpr bool HALF = std::is_same_v<T, f16>;
 
-    /* Where exponents are in a value. */
+    /* The exponent's lowest bit in a value. */
     static constexpr unsigned EXPONENT = HALF ? 10 : 7;
 
     /*
-     * The base, as the exponent of two values, and a row's last bytes: base and number of escapes, and the escapes. Those
-     * before `next` are in columns that this lane is done with: runs are decoded in their order.
+     * `bases` is the row's base, as the exponent of two values. `tail` is the row's end: base and number of escapes, then
+     * the escapes. Those before `next` are done with in this lane: runs are decoded in order.
      */
     struct Row {
         uint32_t bases;
@@ -37,8 +37,8 @@ template <typename T> struct Lossless {
     }
 
     /*
-     * The first or the SECOND two of a lane's four bytes of 16 columns, which are a word or two words with two each: every
-     * one in the low byte of a half, or in both bytes of it.
+     * The first or the SECOND two of a lane's four bytes of 16 columns, which are in one word, or two each in two words.
+     * `spread` puts each in the low byte of 16 bits, `twice` in both bytes.
      */
     template <bool SECOND, unsigned WORDS> static __device__ __forceinline__ uint32_t spread(const uint32_t (&bytes)[WORDS]) {
         return __byte_perm(bytes[SECOND ? WORDS - 1 : 0], 0, SECOND && WORDS == 1 ? 0x4342 : 0x4140);
@@ -48,15 +48,15 @@ template <typename T> struct Lossless {
     }
 
     /*
-     * Two values, of bytes that `twice` gave and codes that `spread` gave, of which they have the low or the HIGH halves. No
-     * code leads past 16 bits, and what a low half adds to a high one's exponent stays below it.
+     * Two values, from bytes that `twice` gave and the low or HIGH nibbles of codes that `spread` gave. Base and code add up
+     * within 16 bits. A low nibble left beside a HIGH one lands below the exponent, where it is replaced.
      */
     template <bool HIGH> static __device__ __forceinline__ uint32_t pair(uint32_t twice, uint32_t codes, uint32_t bases) {
         if constexpr (HALF) {
             const uint32_t exponents = HIGH ? (codes & 0x00f000f0u) << (EXPONENT - 4) : (codes & 0x000f000fu) << EXPONENT;
             return (twice & 0x80008000u) | (twice << 3 & 0x03f803f8u) | (exponents + bases);
         } else {
-            /* A mask, a multiplication with an addition, and a choice of bits, which the compiler makes more of. */
+            /* A mask, a multiply-add and a bitwise choice. The compiler would need more instructions. */
             const uint32_t mine = HIGH ? codes : codes & 0x000f000fu;
             uint32_t exponents, values;
             asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(exponents) : "r"(mine), "n"(1 << (HIGH ? EXPONENT - 4 : EXPONENT)), "r"(bases));
@@ -65,7 +65,7 @@ template <typename T> struct Lossless {
         }
     }
 
-    /* A run of a row: of the columns from 16 s on, of which `kept[s]` has the lane's bytes, the values are in w[s]. */
+    /* Decodes a run of a row: w[s] gets the lane's four of the 16 columns from 16 s on, whose bytes are `kept[s]`. */
     template <unsigned WORDS>
     static __device__ __forceinline__ void decode(const uint32_t (&kept)[4][WORDS], const uint32_t (&codes)[2][WORDS],
                                                   uint32_t bases, uint2 (&w)[4]) {
@@ -79,19 +79,19 @@ template <typename T> struct Lossless {
     }
 
     /*
-     * A row whose next escape is known, which `column` is the column of: past the last one it is none. The one after it is
-     * being read.
+     * A row with its next escape read ahead. `column` is that escape's, or beyond all columns past the last one. The escape
+     * after it is being read.
      */
     struct Ahead {
         uint32_t bases, next, after;
         unsigned column;
-        /* The list from `next` on, and how many escapes that has. */
+        /* The list from `next` on, and the number of escapes in it. */
         const uint32_t *list;
         unsigned left;
 
         __device__ __forceinline__ Ahead(const char *row, unsigned k, unsigned row_bytes) {
             const uint32_t *words = Lossless::tail(row, k);
-            /* A row has room for four, however many it has. */
+            /* There is room for four words at a row's end, even with fewer escapes. */
             const uint32_t head = __ldg(words);
             list = words + 1;
             next = __ldg(list), after = __ldg(list + 1);
@@ -108,7 +108,7 @@ template <typename T> struct Lossless {
             }
         }
 
-        /* Puts the escapes of the run that begins at `first` in their places. Runs are decoded in their order. */
+        /* Puts the escapes of the run that begins at `first` in their places. Runs must be decoded in order. */
         template <Lanes L> __device__ __forceinline__ void mend(unsigned first, unsigned quad, uint2 (&w)[4]) {
 #pragma unroll 1
             for (; column < first + 64; advance()) {
@@ -118,8 +118,8 @@ template <typename T> struct Lossless {
     };
 
     /*
-     * A run of a row, whose bytes begin at `kept`, and its codes at `codes`: of the columns from 16 s on, the lane's are
-     * in w[s]. Whether any of them is an escape: then `mend` follows.
+     * Decodes a run of a row, whose bytes begin at `kept` and codes at `codes`: w[s] gets the lane's four of the 16 columns
+     * from 16 s on. Returns whether any is an escape: then call `mend`.
      */
     static __device__ __forceinline__ bool run(const char *kept, const char *codes, uint32_t bases, unsigned quad,
                                                uint2 (&w)[4]) {
@@ -131,7 +131,7 @@ template <typename T> struct Lossless {
 #pragma unroll
         for (unsigned group = 0; group < 2; ++group) {
             code[group][0] = four_bytes<Lanes::NEIGHBOURS, 4>(codes + 16 * group, quad);
-            /* The highest bit of a byte: whether its code is 15. */
+            /* The highest bit of each byte tells whether a code is 15. */
             escapes |= ((code[group][0] & 0x0f0f0f0fu) + 0x71717171u) | ((code[group][0] >> 4 & 0x0f0f0f0fu) + 0x71717171u);
         }
         decode(bytes, code, bases, w);
