@@ -1,6 +1,6 @@
 /*
- * What kernels of clusters use (sm_90): barriers in shared memory that count arrivals and bytes, and copies that
- * complete on them, in every block of a cluster at once.
+ * What kernels with clusters use (sm_90): the cluster's barrier; mbarriers, which count arrivals and bytes of copies; and
+ * the fences that copies and tensor cores need.
  */
 #ifndef DJINN_CLUSTER_CUH
 #define DJINN_CLUSTER_CUH
@@ -13,14 +13,15 @@ __device__ __forceinline__ unsigned shared_address(const void *at) {
     return static_cast<unsigned>(__cvta_generic_to_shared(at));
 }
 
-/* The rank of this block in its cluster. */
 __device__ __forceinline__ unsigned cluster_rank() {
     unsigned rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
-/* Every thread of every block of the cluster arrives, and later waits for all others: it sees what they wrote before. */
+/*
+ * Every thread of every block of the cluster arrives, and later waits for all others. It then sees what they wrote before.
+ */
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() {
@@ -28,19 +29,19 @@ __device__ __forceinline__ void cluster_sync() {
     cluster_wait();
 }
 
-/* As `cluster_arrive`, and orders nothing but what was published: no thread waits for its writes. */
+/* Like `cluster_arrive`, but orders only what was published: no thread waits for its writes. */
 __device__ __forceinline__ void cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
-/* The address of the same place in the shared memory of the block of a rank. */
+/* The address of the same place in the shared memory of the block of that rank. */
 __device__ __forceinline__ unsigned address_at(unsigned address, unsigned rank) {
     unsigned remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
     return remote;
 }
 
-/* A barrier in shared memory. Its phases end when all arrivals and all bytes that they announced are there. */
+/* An mbarrier in shared memory. A phase ends when all arrivals are in, and all bytes that they announced. */
 struct Barrier {
     uint64_t state;
 
@@ -48,42 +49,42 @@ struct Barrier {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals) : "memory");
     }
 
-    /* After `init`, before other blocks and copies use the barrier (and a `cluster_sync`). */
+    /* Call it after `init`, before other blocks (which also need a `cluster_sync`) or copies use the barrier. */
     static __device__ __forceinline__ void publish() {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 
-    /* Arrives. Orders reads before later copies, and no writes. */
+    /* Arrives. Orders earlier reads before later copies, but no writes. */
     __device__ __forceinline__ void arrive() { arrive_own(shared_address(this)); }
 
-    /* The same by the barrier's address. */
+    /* The same, by the barrier's address. */
     static __device__ __forceinline__ void arrive_own(unsigned address) {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
     }
 
     /*
-     * Arrives at the same barrier of the block of a rank. Orders reads before later copies, and no writes: a release to
-     * the cluster would wait for all of this thread's writes to memory.
+     * Arrives at the same barrier in the block of that rank. Orders earlier reads before later copies, but no writes: a
+     * release at cluster scope would wait for all of this thread's writes to memory.
      */
     __device__ __forceinline__ void arrive_at(unsigned rank) { arrive_other(address_at(shared_address(this), rank)); }
 
-    /* The same by the barrier's address in the cluster. */
+    /* The same, by the barrier's address in the cluster. */
     static __device__ __forceinline__ void arrive_other(unsigned address) {
         asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
     }
 
-    /* Arrives, and announces bytes. */
+    /* Arrives, and announces bytes of copies. */
     __device__ __forceinline__ void arrive_expecting(unsigned bytes) { arrive_expecting_at(shared_address(this), bytes); }
 
-    /* The same by the barrier's address. */
+    /* The same, by the barrier's address. */
     static __device__ __forceinline__ void arrive_expecting_at(unsigned address, unsigned bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
     }
 
-    /* Waits for the end of the phase of a parity: the first is 0, the next 1, and so on in turn. */
+    /* Waits for the end of the phase of that parity. Phases have parity 0 and 1 in turn, from 0 on. */
     __device__ __forceinline__ void wait(unsigned parity) { wait_at(shared_address(this), parity); }
 
-    /* The same by the barrier's address. */
+    /* The same, by the barrier's address. */
     static __device__ __forceinline__ void wait_at(unsigned address, unsigned parity) {
         unsigned done;
         do {
@@ -99,10 +100,10 @@ struct Barrier {
     }
 };
 
-/* Global memory that earlier kernels wrote may be read by copies to shared memory that this thread starts. */
+/* Lets bulk copies that this thread starts read global memory that earlier kernels wrote. */
 __device__ __forceinline__ void admit_bulk_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-/* Shared memory that this thread's stores and `copy_async` wrote may be read by the matrix units. */
+/* Lets the tensor cores read shared memory that this thread's stores and `copy_async` wrote. */
 __device__ __forceinline__ void admit_shared_writes() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

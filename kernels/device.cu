@@ -1,6 +1,6 @@
 /*
- * What launchers ask of the current device: what it has, and which of the kernels' code it runs. The second is asked of
- * the loaded code itself: a new card runs code for an old one where the build has no other.
+ * What launchers ask of the current device: its properties, and which of the kernels' code it runs. The loaded code itself
+ * tells the latter: a new card runs code for an old one if the build has no other.
  */
 #include "element.cuh"
 
@@ -8,7 +8,7 @@
 
 namespace djinn {
 
-/* Threads that a block of `djinn_code` may have, by what the code has that is compiled: the driver tells them. */
+/* The launch bound of `djinn_code`, by the code that is compiled. The driver tells it, and so which code it loaded. */
 enum Code { ANY = 32, OVERLAPPING = 64, HOPPER = 128 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -31,7 +31,7 @@ static DeviceFacts ask(int device) {
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaFuncAttributes code = {};
     if (cudaFuncGetAttributes(&code, djinn_code) != cudaSuccess) {
-        /* The first launch fails alike, and is told. */
+        /* The first launch will fail as well, and be reported. */
         cudaGetLastError();
     }
     return {multiprocessors > 0 ? unsigned(multiprocessors) : 1u, code.maxThreadsPerBlock >= OVERLAPPING,

@@ -1,6 +1,6 @@
 /*
- * What the kernels share: element types, vectors of them, reductions over a warp or a block, launches, dispatch
- * by dtype.
+ * What the kernels share: element types and vectors of them, reductions over a warp or a block, launches, and dispatch by
+ * dtype.
  */
 #ifndef DJINN_ELEMENT_CUH
 #define DJINN_ELEMENT_CUH
@@ -25,7 +25,7 @@ __device__ __forceinline__ float widen(f32 x) { return x; }
 __device__ __forceinline__ float widen(f16 x) { return __half2float(x); }
 __device__ __forceinline__ float widen(bf16 x) { return __bfloat162float(x); }
 
-/* To nearest, ties to even. */
+/* Rounds to nearest, ties to even. */
 template <typename T> __device__ __forceinline__ T narrow(float x);
 template <> __device__ __forceinline__ f32 narrow<f32>(float x) { return x; }
 template <> __device__ __forceinline__ f16 narrow<f16>(float x) { return __float2half_rn(x); }
@@ -33,7 +33,7 @@ template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) { return __flo
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
-/* As `silu`, to the same bits: where no step of it can leave the range of f32, divisions go on side by side. */
+/* `silu` of several values, with the same bits. If no step of it can leave the range of f32, the divisions overlap. */
 template <unsigned COUNT> __device__ __forceinline__ void silu(float (&x)[COUNT]) {
     float below[COUNT];
     bool inside = true;
@@ -44,7 +44,7 @@ template <unsigned COUNT> __device__ __forceinline__ void silu(float (&x)[COUNT]
     }
 #pragma unroll
     for (unsigned i = 0; inside && i < COUNT; ++i) {
-        /* The quotient is rounded once, with its remainder added: as in a division. */
+        /* Corrected by its remainder, the quotient is rounded once, as in a division. */
         float inverse;
         asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(below[i]));
         inverse = fmaf(inverse, fmaf(-below[i], inverse, 1.0f), inverse);
@@ -79,7 +79,7 @@ template <typename T, unsigned N> __device__ __forceinline__ Pack<T, N> narrowed
     return out;
 }
 
-/* Elements of an output from `at` on, to `out` and where they are wanted rounded, or there alone. */
+/* Stores elements of an output from `at` on: to `out` unless `to.alone`, and rounded to `to` if that has an address. */
 template <unsigned N>
 __device__ __forceinline__ void store_output(float *out, const djinn_rounded &to, size_t at, const Pack<float, N> &x) {
     if (to.alone == 0) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void store_output(float *out, const djinn_rounded &to
     }
 }
 
-/* Two f32, rounded, as a pair of T. */
+/* Two f32, rounded to a pair of T. */
 template <typename T> __device__ __forceinline__ uint32_t pack(float a, float b);
 template <> __device__ __forceinline__ uint32_t pack<f16>(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
@@ -106,7 +106,7 @@ template <> __device__ __forceinline__ uint32_t pack<bf16>(float a, float b) {
     return *reinterpret_cast<const uint32_t *>(&pair);
 }
 
-/* All lanes get the sum, added in an order that depends on the lanes alone. */
+/* All lanes get the sum. The order of additions depends on the lanes alone. */
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int lane = 16; lane > 0; lane /= 2) {
@@ -123,32 +123,32 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-/* An address in shared memory that the compiler keeps, rather than finds anew. */
+/* Makes the compiler keep an address in a register rather than compute it again. */
 __device__ __forceinline__ unsigned keep(unsigned address) {
     asm volatile("" : "+r"(address));
     return address;
 }
 
-/* What is at an address in shared memory. */
+/* A pointer to an address in shared memory. */
 __device__ __forceinline__ char *shared_at(unsigned address) {
     return static_cast<char *>(__cvta_shared_to_generic(address));
 }
 
-/* Starts a copy of 16 bytes to shared memory, past the first-level cache; zeros if not `inside`. */
+/* Starts a copy of 16 bytes to shared memory, bypassing L1. If not `inside`, it writes zeros. */
 __device__ __forceinline__ void copy_async(void *to, const void *from, bool inside) {
     const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(inside ? 16 : 0)
                  : "memory");
 }
 
-/* Starts a copy of 16 bytes to an address in shared memory, past the first-level cache. */
+/* Starts a copy of 16 bytes to an address in shared memory, bypassing L1. */
 __device__ __forceinline__ void copy_async_to(unsigned to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 /*
- * Has bytes brought to the second-level cache, on devices that can (sm_90): whole 16 from a multiple of 16 on. Reads nothing:
- * what is written there meanwhile is seen by all later loads.
+ * Prefetches to L2, on devices that can (sm_90). The address and the size are multiples of 16. Reads nothing: later loads
+ * see all that is written there meanwhile.
  */
 __device__ __forceinline__ void prefetch(const void *from, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -159,20 +159,20 @@ __device__ __forceinline__ void prefetch(const void *from, unsigned bytes) {
 /* Ends a group of this thread's copies. */
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-/* Waits until at most `N` of this thread's groups are under way. */
+/* Waits until at most `N` of this thread's groups of copies are in flight. */
 template <unsigned N> __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 /*
- * Successive kernels of a stream overlap on devices that can (programmatic dependent launch, sm_90): a kernel's
- * blocks are set up while the last ones of the kernel before still run.
+ * Programmatic dependent launch (sm_90): successive kernels of a stream overlap. The blocks of a kernel are set up while the
+ * last ones of the kernel before still run.
  *
- * Every thread of every kernel calls `await_previous` before it reads what an earlier kernel wrote, writes, or
- * ends: so when a kernel is done, all before it are. Before that it may read weights, which no kernel writes, and what
- * `djinn_copy` put in place: a step's positions, sequences and page tables. No later kernel of the stream starts before a
- * copy is done, since each starts only when all blocks of the one before have, and a copy calls `release_next` last. It may
- * not read what any other kernel wrote: several kernels may be set up while one runs.
+ * Every thread of every kernel calls `await_previous` before it writes, reads what an earlier kernel wrote, or ends. So when
+ * a kernel is done, all before it are. Before that call, it may read weights, which no kernel writes, and what `djinn_copy`
+ * put in place: a step's positions, sequences and page tables. That is safe since a copy calls `release_next` last, and a
+ * kernel starts only when all blocks of the one before have called it: no later kernel starts before the copy is done. It
+ * may not read what any other kernel wrote: several kernels may be set up while one runs.
  */
 __device__ __forceinline__ void release_next() {
 #if __CUDA_ARCH__ >= 900
@@ -186,42 +186,42 @@ __device__ __forceinline__ void await_previous() {
 #endif
 }
 
-/* The start of a kernel that has nothing to do before `await_previous`. */
+/* For a kernel that has nothing to do before `await_previous`. */
 __device__ __forceinline__ void enter() {
     release_next();
     await_previous();
 }
 
-/* What launchers ask of a device. */
+/* What launchers need to know of a device. */
 struct DeviceFacts {
     unsigned multiprocessors;
     /* Whether it runs code in which kernels of a stream overlap and blocks form clusters (sm_90). */
     bool overlaps;
     /* Whether it runs code for sm_90a. */
     bool is_hopper;
-    /* Shared memory that a block may have, in bytes. */
+    /* The most shared memory of a block, in bytes. */
     unsigned block_shared;
 };
 
 constexpr int MOST_DEVICES = 64;
 
-/* Facts by device, of the current one and of those that were; asked for once. */
+/* Facts by device: of the current device, and of those that were current when this was called. */
 const DeviceFacts *all_devices();
 
-/* Counts the times that contexts were left, from 1: what is kept of a kernel is of the contexts of one number. */
+/* Counts, from 1, how often contexts were left. What is kept about a kernel holds for one of these counts. */
 inline std::atomic<unsigned> &contexts() {
     static std::atomic<unsigned> count{1};
     return count;
 }
 
-/* The current device; the last of the table stands for those beyond it. */
+/* The current device. Devices past the table's end share its last place. */
 inline int current_device() {
     int device = 0;
     cudaGetDevice(&device);
     return device < MOST_DEVICES ? device : MOST_DEVICES - 1;
 }
 
-/* A launch of a kernel that keeps the rules of `await_previous`, in clusters of `cluster` blocks; 1 for none. */
+/* A launch of a kernel that keeps the rules of `await_previous`, in clusters of `cluster` blocks if that is more than 1. */
 struct LaunchConfig {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
@@ -256,7 +256,6 @@ int launch_clusters(unsigned cluster, void (*kernel)(Params...), dim3 grid, dim3
     return cudaLaunchKernelEx(&launch.config, kernel, Params(args)...);
 }
 
-/* As `launch_clusters`, without clusters. */
 template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, void *stream, const Args &...args) {
     return launch_clusters(1, kernel, grid, block, shared, stream, args...);

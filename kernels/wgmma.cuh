@@ -1,9 +1,9 @@
 /*
- * The matrix units and the copy engine of Hopper (sm_90a): products of 64 rows that a warpgroup computes from shared
- * memory, and copies of boxes of a matrix to it.
+ * WGMMA and TMA of Hopper (sm_90a): products of 64 rows that a warpgroup computes from shared memory, and copies of boxes of
+ * a matrix to it.
  *
  * Both see a matrix of 16-bit elements in blocks of 64 columns: 128 bytes a row, rows one after the other, blocks at
- * multiples of 1024 bytes, and the 16-byte chunks of row r at places chunk ^ (r % 8) (a swizzle of 128 bytes).
+ * multiples of 1024 bytes, and the 16-byte chunks of row r at places chunk ^ (r % 8) (the 128-byte swizzle).
  */
 #ifndef DJINN_WGMMA_CUH
 #define DJINN_WGMMA_CUH
@@ -14,12 +14,12 @@
 
 namespace djinn {
 
-/* Columns of a block, bytes of its rows, and the alignment that its rows repeat after. */
+/* Columns of a block, bytes of its rows, and a block's alignment, after which the swizzle repeats. */
 constexpr unsigned BLOCK_COLUMNS = 64, BLOCK_ROW = 128, BLOCK_ALIGN = 1024;
 
 /*
- * The descriptor of a block for the matrix units. Of the columns from 16 i on: 2 i more. Where rows are what is summed
- * over, blocks are `apart` bytes apart; of the rows from 16 i on: 128 i more.
+ * WGMMA's descriptor of a block. Add 2 i for the columns from 16 i on. If the products sum over rows, the blocks are `apart`
+ * bytes apart; add 128 i for the rows from 16 i on.
  */
 __device__ __forceinline__ uint64_t describe_at(unsigned address, unsigned apart = 16) {
     constexpr uint64_t SWIZZLE_128 = uint64_t(1) << 62, GROUP_OF_8_ROWS = uint64_t(BLOCK_ALIGN >> 4) << 32;
@@ -29,10 +29,10 @@ __device__ __forceinline__ uint64_t describe(const void *block, unsigned apart =
     return describe_at(shared_address(block), apart);
 }
 
-/* The descriptor of which this is the lower half: all have the same upper half. */
+/* The descriptor with this lower half; all have the same upper half. */
 __device__ __forceinline__ uint64_t described(unsigned lower) { return describe_at(0) >> 32 << 32 | lower; }
 
-/* Starts a copy of a box of a map, from a column and a row on, which completes on a barrier of this block. By addresses. */
+/* Starts a copy of a map's box at a column and a row. It completes on a barrier of this block. By shared addresses. */
 __device__ __forceinline__ void copy_box_to(unsigned to, const CUtensorMap &map, unsigned column, unsigned row,
                                             unsigned barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -41,20 +41,19 @@ __device__ __forceinline__ void copy_box_to(unsigned to, const CUtensorMap &map,
                  : "memory");
 }
 
-/* The same. */
 __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned column, unsigned row,
                                          Barrier &barrier) {
     copy_box_to(shared_address(to), map, column, row, shared_address(&barrier));
 }
 
-/* The policy of the second-level cache for what is read once: it leaves the cache before all else. */
+/* The L2 policy for what is read once: evict it first. */
 __device__ __forceinline__ uint64_t leaves_first() {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-/* As `copy_box`, with a policy of the second-level cache for what is copied. */
+/* Like `copy_box`, with an L2 policy. */
 __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned column, unsigned row, Barrier &barrier,
                                          uint64_t policy) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -63,7 +62,9 @@ __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsig
                  : "memory");
 }
 
-/* As `copy_box_to`, to the same place in all blocks of the cluster that `blocks` has a bit for, and their barriers. */
+/*
+ * Like `copy_box_to`, by multicast: to the same place and barrier in all blocks of the cluster that `blocks` has a bit for.
+ */
 __device__ __forceinline__ void copy_box_to_all(void *to, const CUtensorMap &map, unsigned column, unsigned row,
                                                 Barrier &barrier, unsigned blocks) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -72,7 +73,7 @@ __device__ __forceinline__ void copy_box_to_all(void *to, const CUtensorMap &map
                  : "memory");
 }
 
-/* As `copy_box_to_all`, with a policy of the second-level cache for what is copied. */
+/* Like `copy_box_to_all`, with an L2 policy. */
 __device__ __forceinline__ void copy_box_to_all(void *to, const CUtensorMap &map, unsigned column, unsigned row,
                                                 Barrier &barrier, unsigned blocks, uint64_t policy) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -81,7 +82,7 @@ __device__ __forceinline__ void copy_box_to_all(void *to, const CUtensorMap &map
                  : "memory");
 }
 
-/* As `copy_box`, of a map with three dimensions. */
+/* Like `copy_box`, for a map with three dimensions. */
 __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned column, unsigned row, unsigned page,
                                          Barrier &barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -91,8 +92,8 @@ __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsig
 }
 
 /*
- * Starts a copy from shared memory to a box of a map, from a column and a row on; what is outside is left out. After
- * `admit_shared_writes` by those that wrote it.
+ * Starts a copy from shared memory to a map's box at a column and a row. What is outside the matrix is left out. Call
+ * `admit_shared_writes` in the threads that wrote the shared memory first.
  */
 __device__ __forceinline__ void copy_box_out(const CUtensorMap &map, const void *from, unsigned column, unsigned row) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(column),
@@ -101,12 +102,12 @@ __device__ __forceinline__ void copy_box_out(const CUtensorMap &map, const void 
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* Waits until all but the last `N` copies that this thread started from shared memory have read it. */
+/* Waits until all but the last `N` of this thread's copies out of shared memory have read it. */
 template <unsigned N> __device__ __forceinline__ void wait_read_out() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 
-/* Four floats to an address in the shared memory of a block of the cluster; completes on a barrier of that block. */
+/* Stores four floats to an address in the shared memory of a block of the cluster. Completes on a barrier of that block. */
 __device__ __forceinline__ void store_to_cluster(unsigned address, const float *four, unsigned barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
                      address),
@@ -114,18 +115,18 @@ __device__ __forceinline__ void store_to_cluster(unsigned address, const float *
                  : "memory");
 }
 
-/* Before the first product of a batch, and after registers of sums changed otherwise. */
+/* Call it before the first product of a batch, and after other code changed the accumulators. */
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 /* Ends a batch of products. */
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-/* Waits until at most `N` batches are under way. */
+/* Waits until at most `N` batches are in flight. */
 template <unsigned N> __device__ __forceinline__ void wait_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* Sums may be read from here on: keeps the compiler from reading them before the wait. */
+/* Keeps the compiler from reading the accumulators before the wait. */
 template <unsigned COUNT> __device__ __forceinline__ void settle(float (&sums)[COUNT]) {
 #pragma unroll
     for (unsigned i = 0; i < COUNT; ++i) {
@@ -134,8 +135,8 @@ template <unsigned COUNT> __device__ __forceinline__ void settle(float (&sums)[C
 }
 
 /*
- * sums[64, N] += a[64, 16] b[N, 16]^T, for the whole warpgroup, asynchronously. Of lane l of warp w,
- * sums[4 g + 2 h + i] is at row 16 w + 8 h + l / 4, column 8 g + 2 (l % 4) + i.
+ * sums[64, N] += a[64, 16] b[N, 16]^T, by the whole warpgroup, asynchronously. In lane l of warp w, sums[4 g + 2 h + i] is
+ * at row 16 w + 8 h + l / 4, column 8 g + 2 (l % 4) + i.
  */
 template <typename T, unsigned N>
 __device__ __forceinline__ void multiply_block(float (&sums)[N / 2], uint64_t a, uint64_t b);
@@ -169,22 +170,22 @@ __device__ __forceinline__ void multiply_block(float (&sums)[N / 2], uint64_t a,
 #define DJINN_N128                                                                                           \
     DJINN_N112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-/* As `multiply_block`, with sums that were anything before. */
+/* Like `multiply_block`, but overwrites the sums. */
 template <typename T, unsigned N>
 __device__ __forceinline__ void set_block(float (&sums)[N / 2], uint64_t a, uint64_t b);
 
 /*
- * sums[64, N] += a[64, 16] b[16, N], where a is in registers and b is described by its blocks and how far they are
- * apart. Of lane l of warp w, a[2 g + h] has columns 8 g + 2 (l % 4) and the next of row 16 w + 8 h + l / 4.
+ * sums[64, N] += a[64, 16] b[16, N], with a in registers, and b described by its blocks and their distance. In lane l of
+ * warp w, a[2 g + h] has columns 8 g + 2 (l % 4) and the next of row 16 w + 8 h + l / 4.
  */
 template <typename T, unsigned N>
 __device__ __forceinline__ void multiply_values(float (&sums)[N / 2], const uint32_t (&a)[4], uint64_t b);
 
-/* As `multiply_values`, of b[N, 16]^T, which is described as in `multiply_block`. */
+/* Like `multiply_values`, for b[N, 16]^T, described as in `multiply_block`. */
 template <typename T, unsigned N>
 __device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], const uint32_t (&a)[4], uint64_t b);
 
-/* For N columns: their registers in each thread, and the operands that follow these. */
+/* For N columns: accumulator registers of a thread, and the numbers of the operands after them. */
 #define DJINN_MULTIPLY(T, name, function, add, N, registers, a_at, b_at)                                     \
     template <>                                                                                              \
     __device__ __forceinline__ void function<T, N>(float(&s)[N / 2], uint64_t a, uint64_t b) {               \
@@ -237,7 +238,7 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], const uint32
 DJINN_MULTIPLY_ALL(f16, "f16")
 DJINN_MULTIPLY_ALL(bf16, "bf16")
 
-/* The driver's encoder of maps; null without one. */
+/* The driver's encoder of tensor maps, or null. */
 inline decltype(&cuTensorMapEncodeTiled) map_encoder() {
     static const auto found = [] {
         void *entry = nullptr;
@@ -252,7 +253,7 @@ inline decltype(&cuTensorMapEncodeTiled) map_encoder() {
     return found;
 }
 
-/* Describes a row-major matrix of f16 or bf16 to the copy engine, in boxes of a block's columns and up to 256 rows. */
+/* Describes a row-major matrix of f16 or bf16 to TMA, in boxes of a block's columns and up to 256 rows. */
 inline bool encode_map(CUtensorMap &map, const void *matrix, uint32_t dtype, uint32_t rows, uint32_t columns,
                        uint32_t box_rows) {
     const auto type = dtype == DJINN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
@@ -263,10 +264,10 @@ inline bool encode_map(CUtensorMap &map, const void *matrix, uint32_t dtype, uin
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* Describes pages of f16 or bf16 to the copy engine: columns, the rows of a page, pages; in boxes of `box_rows` rows. */
+/* Describes pages of f16 or bf16 to TMA: columns, the rows of a page, pages; in boxes of `box_rows` rows. */
 inline bool encode_pages(CUtensorMap &map, const djinn_kv_pages &kv, uint32_t box_rows) {
     const auto type = kv.dtype == DJINN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    /* Whatever the page table names is there. */
+    /* Any page that the page table names exists. */
     constexpr cuuint64_t MOST_PAGES = 1u << 31;
     const cuuint64_t row = uint64_t(kv.head_dim) * 2, sizes[3] = {kv.head_dim, kv.page_bytes / row, MOST_PAGES};
     const cuuint64_t strides[2] = {row, kv.page_bytes};
@@ -278,7 +279,7 @@ inline bool encode_pages(CUtensorMap &map, const djinn_kv_pages &kv, uint32_t bo
 
 } // namespace djinn
 
-/* What only code for Hopper has; nothing in code for other cards. */
+/* Code for Hopper only; nothing on other cards. */
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define DJINN_ON_HOPPER(...) __VA_ARGS__
 #else
