@@ -3,27 +3,26 @@
  * Shapes: x f32 [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Reference: djinn-device, src/reference.rs, `linear`.
  *
- * expert_linear: the same, bit for bit, for the rows s of out that order[starts[expert] .. starts[expert + 1]]
- * lists, from rows s / slots_per_row of x.
- * Shapes: x f32 [slots / slots_per_row, k], weight [n, k], order u32 [slots], starts u32 [_], out f32
- * [slots, out_width].
- * Launch: as below, and y over groups of 16 slots, as many groups as there are slots: most are empty, and
- * their blocks end at once. So no block reads weights before the previous kernel is done.
+ * expert_linear: the same, bit for bit, for the rows s of out that order[starts[expert] .. starts[expert + 1]] lists, from
+ * rows s / slots_per_row of x.
+ * Shapes: x f32 [slots / slots_per_row, k], weight [n, k], order u32 [slots], starts u32 [_], out f32 [slots, out_width].
+ * Launch: as below, with y over groups of 16 slots, enough for all slots. Most groups are empty, and their blocks end
+ * at once. No block reads weights before the previous kernel is done, which tells the slots.
  * Reference: djinn-device, src/reference/routing.rs, `expert_linear`.
  *
- * For up to 16 rows or slots, where the time is that of reading the weight. More, and from 4 rows on those of much x, are
- * linear_hopper.cu's where it serves them. Elsewhere more rows take a launch for each 16.
+ * For up to 16 rows or slots, where the time is that of reading the weight. linear_hopper.cu takes more rows, and products
+ * of 4 rows or more with much x, where it serves them. Elsewhere, more rows take one launch for each 16.
  *
- * f16 and bf16 with k a multiple of 64: tensor cores. x is rounded to the weight's type; so with f16 weights, x is
- * limited to the range of f16. Products accumulate in f32.
+ * f16 and bf16 with k a multiple of 64: tensor cores. x is rounded to the weight's type, so with f16 weights x must be in
+ * f16's range. Products accumulate in f32.
  * Launch: one block for each multiprocessor (or twice, thrice ... as many), with equal shares of the weight's rows, in
- * units of 8. A warp computes a partial sum of EACH units; it copies its own pieces (a unit of a run, 1 KiB) to a ring
- * in shared memory, so that many loads are under way and no barrier is met. The first copies start before the previous
+ * units of 8. A warp computes a partial sum of EACH units. It copies its own pieces (a run of a unit, 1 KiB) to its ring in
+ * shared memory, so that many loads are in flight and no barrier is needed. The first copies start before the previous
  * kernel is done, since no kernel writes weights. The partial sums are added in order. A row's arithmetic depends on k
- * alone: it is the same whatever the other rows and n are.
+ * alone, not on other rows or n.
  *
- * Otherwise: a warp for each row of the weight, 8 warps a block; a lane takes every 32nd group of elements, and
- * the lanes' sums are added in a tree.
+ * Otherwise: a warp for each row of the weight, 8 warps a block. A lane takes every 32nd group of elements, and the lanes'
+ * sums are added in a tree.
  */
 #include "linear_tensor.cuh"
 
@@ -34,16 +33,16 @@ namespace djinn {
 
 /*
  * Every block of the kernels for tensor cores rounds all of x, and reads it from shared memory for each unit of the weight.
- * From these many rows and elements of x on, linear_hopper.cu's take less time, though they begin and end later
+ * From this many rows and elements of x on, linear_hopper.cu's kernels take less time, though they begin and end later
  * (docs/design/pass.md).
  */
 constexpr unsigned ROUNDED_ROWS = 4, ROUNDED_ELEMENTS = 16384;
 
-/* Of the plain kernels. */
+/* For the plain kernels. */
 constexpr unsigned WARPS = 8;
 constexpr unsigned THREADS = 32 * WARPS;
 
-/* Up to ROWS rows of x; elements are read N at once, and k is a multiple of N. */
+/* Takes up to ROWS rows of x. Elements are read N at once; k is a multiple of N. */
 template <typename T, unsigned N, unsigned ROWS, typename Rows>
 __device__ __forceinline__ void linear_plain(const djinn_linear_args &a, const Rows &rows) {
     const unsigned lane = threadIdx.x % 32, j = blockIdx.x * WARPS + threadIdx.x / 32;
@@ -62,7 +61,7 @@ __device__ __forceinline__ void linear_plain(const djinn_linear_args &a, const R
         const auto w = load<T, N>(weight + at);
 #pragma unroll
         for (unsigned r = 0; r < ROWS; ++r) {
-            /* Rows in order are not worth registers. */
+            /* Rows in order are computed again, to save registers. */
             const unsigned row = Rows::ROUTED ? from[r] : min(r, rows.count() - 1);
             const auto x = load<float, N>(a.x + size_t(row) * a.k + at);
 #pragma unroll
@@ -125,7 +124,7 @@ struct Plan {
     const djinn_linear_args &sizes;
     unsigned groups;
 
-    /* Bytes of the rows of x that a block computes, in shared memory. */
+    /* Shared memory for the rows of x that a block computes. */
     unsigned staged_bytes() const { return staged_bytes(sizes.rows, sizes.k); }
     static unsigned staged_bytes(unsigned rows, unsigned k) {
         return (rows < MOST_ROWS ? rows : MOST_ROWS) * staged_pitch(k);
@@ -150,7 +149,7 @@ struct Plan {
     default: return nullptr;                                                                                 \
     }
 
-/* By the arguments' type: in order, or routed. */
+/* The arguments' type tells: rows in order, or routed. */
 template <typename Args> using PlainKernel = void (*)(Args);
 template <typename Args> using TensorKernel = void (*)(Args, unsigned);
 
@@ -174,14 +173,14 @@ TensorKernel<Args> tensor_kernel() {
     }
 }
 
-/* Launches a tensor kernel, with memory for `staged` bytes of x. */
+/* Launches a tensor kernel with room for `staged` bytes of x. */
 template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, bool STAGED, typename Args>
 int launch_tensor(const Args &args, const Plan &plan, const Division &division, unsigned staged, void *stream) {
-    /* Memory and threads do not depend on where the rows are. */
+    /* Shared memory and threads do not depend on where the rows are. */
     using Kind = Tensor<T, GROUPS, EACH, TILES, InOrder, STAGED>;
     static_assert(Kind::SHARED_BYTES <= MOST_RING);
     const TensorKernel<Args> kernel = tensor_kernel<T, GROUPS, EACH, TILES, STAGED, Args>();
-    /* By device, the context in which the kernel may use as much shared memory as there is. */
+    /* By device: the context in which the kernel was allowed all shared memory of a block. */
     static std::atomic<unsigned> allowed[MOST_DEVICES];
     const unsigned context = contexts().load();
     std::atomic<unsigned> &known = allowed[current_device()];
@@ -193,14 +192,13 @@ int launch_tensor(const Args &args, const Plan &plan, const Division &division, 
         }
         known.store(context);
     }
-    /* Where each multiprocessor is to have a block, none has room for two: the next launch's would not spread. */
+    /* If each multiprocessor gets one block, there is no room for two: the next launch's blocks would not spread. */
     const DeviceFacts &facts = all_devices()[current_device()];
     const unsigned needed = unsigned(Kind::SHARED_BYTES) + staged, alone = facts.block_shared / 2 + 1024;
     const unsigned shared = division.blocks <= facts.multiprocessors && needed < alone ? alone : needed;
     return launch(kernel, dim3(division.blocks, plan.groups), Kind::THREADS, shared, stream, args, division.share);
 }
 
-/* Launches the tensor kernel for a number of units: groups of warps, and units of each. */
 template <typename T, unsigned GROUPS, unsigned EACH, bool STAGED, typename Args>
 int launch_units(const Args &args, const Plan &plan, const Division &division, void *stream) {
     const unsigned staged = STAGED ? plan.staged_bytes() : 0;
@@ -208,7 +206,6 @@ int launch_units(const Args &args, const Plan &plan, const Division &division, v
                                 : launch_tensor<T, GROUPS, EACH, 2, STAGED>(args, plan, division, staged, stream);
 }
 
-/* The tensor kernel for up to 6 units. */
 template <typename T, bool STAGED, typename Args>
 int launch_few_units(const Args &args, const Plan &plan, const Division &division, void *stream) {
     switch (ceil_div(division.share, 8)) {
@@ -231,9 +228,8 @@ bool stages(unsigned rows, unsigned k) {
 }
 
 /*
- * Up to 16 rows, or slots of a group, on the tensor cores. Of blocks with few units two run on a multiprocessor at
- * once, and one computes while the next one's first weights arrive; where x leaves no room for two, a block takes more
- * units.
+ * Takes up to 16 rows, or slots of a group, on the tensor cores. Blocks with few units run two on a multiprocessor: one
+ * computes while the next one's first weights arrive. If x leaves no room for two, a block takes more units.
  */
 template <typename T, typename Args> int linear_tensor(const Args &args, const Plan &plan, void *stream) {
     const DeviceFacts &device = all_devices()[current_device()];
@@ -251,12 +247,12 @@ template <typename T, typename Args> int linear_tensor(const Args &args, const P
                          : launch_units<T, 5, 3, true>(args, plan, division, stream);
 }
 
-/* Whether a product is to be given x rounded, where linear_hopper.cu serves it. */
+/* Whether a product wants x rounded, where linear_hopper.cu serves it. */
 bool wants_rounded(unsigned rows, unsigned k, unsigned encoding) {
     const bool many = rows > MOST_ROWS || (rows >= ROUNDED_ROWS && uint64_t(rows) * k >= ROUNDED_ELEMENTS);
     switch (encoding) {
     case DJINN_PLAIN: return many || !stages(rows, k);
-    /* These are multiplied by rounded rows alone. */
+    /* Lossless weights are multiplied by rounded rows only. */
     case DJINN_LOSSLESS: return true;
     default: return rows > FEW_ENCODED || !stages(rows, k);
     }
@@ -326,7 +322,7 @@ extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *s
         return djinn::expert_linear_encoded(*args, stream);
     }
     const unsigned slots = args->linear.rows, k = args->linear.k;
-    /* Few slots do without a launch that gathers them. */
+    /* Few slots need no launch that gathers them. */
     const bool many = slots > djinn::MOST_ROWS || !djinn::stages(slots, k);
     const bool fits = args->workspace_bytes / 2 / djinn::MOST_GROUP >= k;
     if (many && fits && djinn::serves_hopper(k, args->linear.weight_dtype)) {

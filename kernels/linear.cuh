@@ -1,9 +1,9 @@
 /*
- * What the kernels of `linear` share: the order in which a row's sum is formed. Every kernel on the tensor cores keeps
- * that order, so that a row has the same bits in each of them.
+ * What the kernels of `linear` share: the order in which a row's sum is formed. All kernels on the tensor cores keep that
+ * order, so that a row has the same bits in each of them.
  *
- * x is rounded to the weight's type. Columns are taken in runs, which are dealt to partial sums in turn. A partial sum
- * takes its runs in order, and of each the products of 16 columns in order. The partial sums are added in order.
+ * x is rounded to the weight's type. Columns are divided into runs, which are dealt to the partial sums in turn. A partial
+ * sum takes its runs in order, and in a run the products of 16 columns in order. The partial sums are added in order.
  */
 #ifndef DJINN_LINEAR_CUH
 #define DJINN_LINEAR_CUH
@@ -12,53 +12,54 @@
 
 namespace djinn {
 
-/* Columns of a run, and partial sums. */
+/* Columns of a run, and the number of partial sums. */
 constexpr unsigned RUN = 64, PARTIALS = 4;
 
-/* Runs of a partial sum. */
 __device__ __forceinline__ unsigned runs_of(const djinn_linear_args &a, unsigned partial) {
     return (a.k / RUN + PARTIALS - 1 - partial) / PARTIALS;
 }
 
-/* Rows of one launch of linear.cu's kernels. */
+/* The most rows of one launch of linear.cu's kernels. */
 constexpr unsigned MOST_ROWS = 16;
 
-/* Rows of a product over blocks that is not given x rounded, at most, where linear_tiles.cuh serves. */
+/* The most rows for which a product over blocks takes x unrounded, where linear_tiles.cuh serves. */
 constexpr unsigned FEW_ENCODED = 8;
 
 /* Whether linear_hopper.cu serves such a product on the current device. */
 bool serves_hopper(uint32_t k, uint32_t weight_dtype);
 
-/* Rows, or slots of an expert, that linear_hopper.cu takes at once, at most: the workspace holds as many. */
+/* The most rows, or slots of an expert, that linear_hopper.cu takes at once. The workspace holds as many. */
 constexpr unsigned MOST_GROUP = 128;
 
-/* Any number of rows. */
+/* Takes any number of rows. */
 int linear_hopper(const djinn_linear_args &a, void *stream);
 
-/* Whether linear_hopper.cu has linear_wide.cu compute such a product: past MOST_GROUP rows, and large ones of many. */
+/*
+ * Whether linear_hopper.cu leaves such a product to linear_wide.cu: past MOST_GROUP rows, and large products of many rows.
+ */
 bool is_wide(uint32_t rows, uint32_t n);
 
-/* Any number of rows. */
+/* Takes any number of rows. */
 int linear_wide(const djinn_linear_args &a, void *stream);
 
-/* Any number of rows, not gated, once its kernels may use their memory; and the cycles that it takes. */
+/* Takes any number of rows, not gated, after `allow_split` for the dtype. `split_cycles`: the cycles that it should take. */
 int linear_split(const djinn_linear_args &a, void *stream);
 int allow_split(uint32_t dtype);
 uint64_t split_cycles(const djinn_linear_args &a);
 
-/* Clusters of a block for each partial sum that the current device runs at once; 0 if it has no code for them. */
+/* How many clusters of PARTIALS blocks the current device runs at once; 0 if it has no code for them. */
 unsigned clusters_at_once();
 
-/* Up to djinn_linear_direct() rows of an encoded weight. */
+/* Takes up to djinn_linear_direct() rows of an encoded weight. */
 int linear_encoded(const djinn_linear_args &a, void *stream);
 
-/* Any number of slots, with or without the workspace. */
+/* Takes any number of slots, with or without the workspace. */
 int expert_linear_encoded(const djinn_expert_linear_args &a, void *stream);
 
-/* Any number of slots, with the workspace. */
+/* Takes any number of slots, with the workspace. */
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream);
 
-/* Rows of x and of out: one after another. */
+/* Rows of x and of out, one after another. */
 struct InOrder {
     static constexpr bool ROUTED = false;
     const djinn_linear_args &a;
@@ -68,7 +69,7 @@ struct InOrder {
     __device__ __forceinline__ unsigned out(unsigned i) const { return i; }
 };
 
-/* Rows of x and of out: those of some slots of an expert. */
+/* Rows of x and of out for some slots of an expert. */
 struct Routed {
     static constexpr bool ROUTED = true;
     unsigned slot_count;
@@ -76,36 +77,36 @@ struct Routed {
     unsigned slots_per_row;
 
     __device__ __forceinline__ unsigned count() const { return slot_count; }
-    /* Past the last one, the last. */
+    /* Past the last slot: the row of the last. */
     __device__ __forceinline__ unsigned in(unsigned i) const { return slots[min(i, slot_count - 1)] / slots_per_row; }
     __device__ __forceinline__ unsigned out(unsigned i) const { return slots[i]; }
 };
 
-/* Of the expert's slots up to `most` from its `first` on, once the previous kernel is done; perhaps none. */
+/* Up to `most` of the expert's slots from its `first` on, perhaps none. Waits for the previous kernel. */
 __device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, unsigned first, unsigned most) {
     enter();
     const unsigned from = a.starts[a.expert] + first, end = a.starts[a.expert + 1];
     return {from < end ? min(end - from, most) : 0, a.order + from, a.slots_per_row};
 }
 
-/* Rows of the weight that a block computes: within one tile. */
+/* Rows of the weight that a block computes. They lie within one tile. */
 struct Share {
     const void *weight;
     unsigned first, rows;
 };
 
-/* How a launch divides the weight: `blocks` blocks, each with `share` rows, or fewer where a tile has fewer. */
+/* How a launch divides the weight: into `blocks` shares of `share` rows, or fewer at a tile's end. */
 struct Division {
     unsigned share, blocks;
 };
 
-/* Shares of `share` rows, or less where a tile has less. */
+/* The number of shares of `share` rows, or fewer at a tile's end. */
 inline unsigned shares_of(const djinn_linear_args &a, unsigned share) {
     const unsigned whole = (a.n - 1) / a.tile_rows, last = a.n - whole * a.tile_rows;
     return whole * ceil_div(a.tile_rows, share) + ceil_div(last, share);
 }
 
-/* The part of a gated product that gives gate: tiles of up follow its own. */
+/* Gate's half of a gated product's arguments. Up's tiles follow gate's; a tile that has both is divided. */
 inline djinn_linear_args gate_of(djinn_linear_args a) {
     a.n /= 2;
     if (a.tile_rows > a.n) {
@@ -115,7 +116,7 @@ inline djinn_linear_args gate_of(djinn_linear_args a) {
     return a;
 }
 
-/* Equal shares of up to `most` rows, for whole waves of `at_once` blocks where that can be. */
+/* Divides into equal shares of up to `most` rows, in whole waves of `at_once` blocks if possible. */
 inline Division divide(const djinn_linear_args &a, unsigned at_once, unsigned most) {
     for (unsigned waves = ceil_div(a.n, uint64_t(at_once) * most);; ++waves) {
         for (unsigned share = ceil_div(a.n, uint64_t(at_once) * waves); share <= most; ++share) {
@@ -128,8 +129,8 @@ inline Division divide(const djinn_linear_args &a, unsigned at_once, unsigned mo
 }
 
 /*
- * The share of a block; of blocks past the division's, the last. The last share of a tile ends with it, and may have
- * rows of the one before as well, to the same bits.
+ * The share of a block; blocks past the last share get the last. A tile's last share ends with the tile. It may repeat rows
+ * of the share before, with the same bits.
  */
 __device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share, unsigned block, size_t row_bytes) {
     const unsigned each = (a.tile_rows + share - 1) / share;
@@ -139,7 +140,7 @@ __device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned s
     return {static_cast<const char *>(a.weights[tile]) + first * row_bytes, start + first, rows};
 }
 
-/* As above, of a plain weight. */
+/* The same, for a plain weight. */
 template <typename T>
 __device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share, unsigned block) {
     return share_of(a, share, block, sizeof(T) * a.k);

@@ -1,6 +1,6 @@
 /*
- * linear and expert_linear over encoded weights: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus
- * bias[j], with the bits of the product over decoded rows.
+ * linear and expert_linear over encoded weights: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j].
+ * The bits are those of the product over decoded rows.
  * Shapes: as in linear.cu; weight [n] rows of row_bytes.
  * Launch: linear_encoded.cuh.
  * Reference: djinn-device, src/reference.rs, `linear`, of the decoded weight.
@@ -11,7 +11,7 @@
 
 namespace djinn {
 
-/* For linear_encoded.cuh: of a segment two boxes of signs and mantissas, one of codes. */
+/* A format for linear_encoded.cuh. A segment has two boxes of signs and mantissas, and one of codes. */
 template <typename T> struct LosslessLanes {
     using Type = T;
     using Code = Lossless<T>;
@@ -24,7 +24,7 @@ template <typename T> struct LosslessLanes {
     }
     static __device__ __forceinline__ unsigned lane_at(unsigned, unsigned) { return 0; }
 
-    /* The next escapes of a lane's rows, 8 apart. */
+    /* The next escapes of a lane's rows, which are 8 apart. */
     template <unsigned EACH> struct Rows {
         typename Code::Ahead at[EACH];
 
@@ -58,7 +58,7 @@ template <typename T> struct LosslessLanes {
     }
 };
 
-/* For linear_tiles.cuh: two boxes of signs and mantissas, one of codes. */
+/* A format for linear_tiles.cuh: two boxes of signs and mantissas, and one of codes. */
 template <typename T> struct LosslessTiles {
     using Type = T;
     using Code = Lossless<T>;
@@ -74,7 +74,7 @@ template <typename T> struct LosslessTiles {
             : at{{low, a.k, a.row_bytes}, {high, a.k, a.row_bytes}} {}
     };
 
-    /* The second row is 8 after the first. */
+    /* Two rows, the second 8 after the first. */
     struct Stage {
         unsigned row, apart;
 
@@ -84,7 +84,7 @@ template <typename T> struct LosslessTiles {
 
         __device__ __forceinline__ void decode(Rows &of, unsigned halves, unsigned, unsigned column, unsigned part,
                                                unsigned quad, uint2 (&w)[2][4]) const {
-            /* Where chunks of 16 bytes are: rows begin at multiples of 128. */
+            /* The 128-byte swizzle of 16-byte chunks. Rows begin at multiples of 128. */
             const unsigned turn = row >> 3 & 0x70, lane = row + 2 * quad;
             const unsigned kept = lane + part / 2 * apart + (part % 2 * RUN ^ turn), codes = lane + 2 * apart + (part * 32 ^ turn);
             decode_rows<T, BLOCK_ROW, BLOCK_ROW>(of.at, halves, kept, codes, column, quad, w);
@@ -93,8 +93,8 @@ template <typename T> struct LosslessTiles {
 };
 
 /*
- * For a share of some rows of the weight: the groups of a block, and the units of each. Groups of two units read STREAMED
- * rows of x half as often.
+ * A block for a share of some rows: its groups, and the units of each. Groups of two units read STREAMED rows of x half as
+ * often.
  */
 struct LosslessBlock {
     unsigned groups, each;
@@ -104,7 +104,7 @@ static LosslessBlock lossless_block(unsigned share, bool streamed) {
     return units <= (streamed ? 1 : LOSSLESS_GROUPS) ? LosslessBlock{units, 1} : LosslessBlock{ceil_div(units, 2), 2};
 }
 
-/* Bytes of a block's partial sums, of all besides its stages with `staged` bytes of x, and of a stage without x. */
+/* Bytes of a block's partial sums; of all but its stages, with `staged` bytes of x; and of a stage without x. */
 static unsigned lossless_sums(const LosslessBlock &block, unsigned rows) {
     return PARTIALS * (rows <= 8 ? 8 : 16) * 8 * block.groups * block.each * unsigned(sizeof(float));
 }
@@ -114,15 +114,15 @@ static unsigned lossless_beside(const LosslessBlock &block, unsigned rows, unsig
 static unsigned lossless_stage(const LosslessBlock &block) { return 3 * 8 * block.groups * block.each * BLOCK_ROW; }
 
 /*
- * Shared memory of a block. Where each has one share, blocks of attention fit beside it, and no second one of a product. Of
- * more shares a ring has more stages, which are copied while one ends.
+ * Shared memory of a block. If x is streamed and no block has a second share, just over half: a block of attention fits
+ * beside it, but no other one of a product. Else nearly all: a larger ring fills up while a share ends.
  */
 static unsigned lossless_shared(bool streamed, const Division &division) {
     const DeviceFacts &device = all_devices()[current_device()];
     return streamed && division.blocks <= device.multiprocessors ? device.block_shared / 2 + 1024 : LEAST_SHARED;
 }
 
-/* Lets kernels use as much shared memory as there is, which loads their code; once in a context. */
+/* Lets the kernels use all shared memory of a block, which also loads their code; once in a context. */
 template <typename Format> cudaError_t allow_lossless() {
     static std::atomic<unsigned> allowed[MOST_DEVICES];
     const unsigned context = contexts().load();
@@ -212,10 +212,10 @@ template <typename Format> int launch_lossless(const djinn_expert_linear_args &a
     return code;
 }
 
-/* Rows of x that are streamed with the weight, at most. */
+/* The most rows of x that are streamed with the weight. */
 constexpr unsigned MOST_STREAMED = 16;
 
-/* Rows of x that are given rounded, up to `batch.n` at once: few of them in order are streamed with the weight. */
+/* For x given rounded, up to `batch.n` rows at once. Few rows in order are streamed with the weight. */
 template <typename Format, typename Tiles>
 int launch_rounded(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
     const djinn_linear_args &a = args.linear;
@@ -238,7 +238,7 @@ template <typename T>
 constexpr EncodedKernels LOSSLESS = {encoded_rows<LosslessLanes<T>>, launch_lossless<LosslessLanes<T>>,
                                      launch_rounded<LosslessLanes<T>, LosslessTiles<T>>};
 
-/* The kernels of an encoding; null where none serves it. */
+/* The kernels of an encoding, or null if none serves it. */
 static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {
     if (encoding != DJINN_LOSSLESS) {
         return dtype == DJINN_F16 ? block_kernels(encoding) : nullptr;
@@ -275,7 +275,7 @@ int expert_linear_encoded(const djinn_expert_linear_args &args, void *stream) {
         return cudaErrorInvalidValue;
     }
     const EncodedKernels &kernels = *kernels_of(a.encoding, a.weight_dtype);
-    /* Few slots are not gathered, where there is room for them beside a ring. */
+    /* Few slots are not gathered, if their rows fit beside a ring. */
     const unsigned room = all_devices()[current_device()].block_shared;
     const bool few = a.rows <= FEW_ENCODED && MOST_RING + a.rows * encoded_pitch(a.k) <= room;
     if (!few && args.workspace_bytes / 2 / MOST_GROUP >= a.k && clusters_at_once() > 0) {

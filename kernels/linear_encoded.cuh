@@ -1,17 +1,17 @@
 /*
- * linear and expert_linear over encoded weights, to the bits of the product over decoded rows, for up to 16 rows, on all
- * cards. For more rows, and experts with a workspace, on Hopper: linear_tiles.cuh.
+ * linear and expert_linear over encoded weights, for up to 16 rows, on all cards. The bits are those of the product over
+ * decoded rows. For more rows, and for experts with a workspace, on Hopper: linear_tiles.cuh.
  *
- * x is in shared memory, and the narrow operand of the tensor cores; 16 rows of the weight are the wide one, as in
- * linear_hopper.cuh. The PARTIALS warps of a group share EACH units of 8 rows, one for each partial sum. They copy some
- * segments of these to a ring of stages; of a stage each warp decodes its part of every segment, in the registers that feed
- * the products. What a format prepares, such as scales, is prepared a stage ahead, by one warp in turn for all.
- * Launch: a block on each multiprocessor takes equal shares of the weight's rows, in turn.
+ * 16 rows of the weight are the wide operand of the tensor cores; x, in shared memory, is the narrow one, as in
+ * linear_hopper.cuh. A group is PARTIALS warps, one for each partial sum, which share EACH units of 8 rows. They copy some
+ * segments of these rows to a ring of stages. Each warp decodes its part of every segment of a stage, into the registers
+ * that feed the products. One warp in turn prepares what a format prepares, such as scales, for all, a stage ahead.
+ * Launch: one block on each multiprocessor takes equal shares of the weight's rows, in turn.
  *
- * A format has: the type of a decoded weight; segments of a stage, the boxes that they are copied in, where a box begins in
- * a row, and bytes between rows of a box, an odd number of 16 so that lanes that read at once, 4 bytes of 8 rows, meet no
- * bank twice; `lane_at`, which a lane's place in a stage begins with; `Rows`, what it keeps of a share's rows; `prepare`;
- * `run` and `run_unusual`, which decode a unit's part of a segment; `mend`, after them.
+ * A format has: `Type` of a decoded weight; the segments of a stage, the boxes that they are copied in, where a box begins
+ * in a row, and the pitch of a box's rows (an odd multiple of 16 bytes, so that lanes that read 4 bytes of 8 rows have no
+ * bank conflicts); `lane_at`, where a lane's place in a row begins; `Rows`, what it keeps of a share's rows; `prepare`;
+ * `run` and `run_unusual`, which decode a unit's part of a segment; `mend`, called after them.
  */
 #ifndef DJINN_LINEAR_ENCODED_CUH
 #define DJINN_LINEAR_ENCODED_CUH
@@ -22,21 +22,20 @@
 
 namespace djinn {
 
-/* Threads of a group, and groups of a block at most. */
+/* Threads of a group, and the most groups of a block. */
 constexpr unsigned GROUP_THREADS = 32 * PARTIALS, MOST_GROUPS = 7;
 
-/* Stages of a group's ring, at most, and bytes of a row that the copy engine copies at once. */
+/* The most stages of a group's ring, and the most bytes of a row that TMA copies at once. */
 constexpr unsigned MOST_COPIED = 8, MOST_BOX = 512;
 
-/* Bytes between rows of x in shared memory: lanes that read at once, two rows of 64 bytes, meet no bank twice. */
+/* The pitch of x's rows in shared memory, in bytes: lanes that read two rows of 64 bytes have no bank conflicts. */
 __host__ __device__ inline unsigned encoded_pitch(unsigned k) { return k * 2 + 64; }
 
-/* Rows of the weight of a share, shares, rows of x of an expert's block, and stages of a group's ring. */
+/* The weight's rows of a share, the number of shares, rows of x in an expert's block, and stages of a group's ring. */
 struct EncodedFrame {
     uint32_t share, shares, most, stages;
 };
 
-/* Waits until at most `most` of this thread's groups of copies are under way. */
 __device__ __forceinline__ void wait_copies_but(unsigned most) {
     switch (most) {
     case 0: return wait_copies<0>();
@@ -50,12 +49,11 @@ __device__ __forceinline__ void wait_copies_but(unsigned most) {
 }
 
 /*
- * Rounds x to shared memory: of each 32 columns those of each lane of a quad, as two times four. Whether these are the
- * first with the third, and the second with the fourth: APART. By the first threads of a block.
+ * Rounds x to shared memory, by the first `threads` threads of a block. Each lane of a quad has two fours of every 32
+ * columns, stored together. APART: a four is stored as its first and third, then its second and fourth column.
  */
 template <typename T, bool APART>
 __device__ __forceinline__ void stage_fours(const djinn_linear_args &a, const SomeRows &rows, unsigned staged, unsigned threads) {
-    /* Loads of a thread that are under way at once. */
     constexpr unsigned BATCH = 4;
     const unsigned chunks = a.k / 8, all = rows.count() * chunks;
     for (unsigned first = threadIdx.x; first < all; first += BATCH * threads) {
@@ -86,7 +84,7 @@ __device__ __forceinline__ void stage_fours(const djinn_linear_args &a, const So
     }
 }
 
-/* EACH units of 8 rows of the weight for each group, by up to 8 TILES rows of x. */
+/* EACH units of 8 rows of the weight for each group, times up to 8 TILES rows of x. */
 template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
     static_assert(EACH == 1 || EACH % 2 == 0);
     using T = typename Format::Type;
@@ -94,17 +92,19 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
 
     /* Pairs of units, which are multiplied at once. */
     static constexpr unsigned PAIRS = (EACH + 1) / 2;
-    /* Segments of a stage, and the boxes of rows that they are copied in. */
+    /* Segments of a stage, and the boxes that they are copied in. */
     static constexpr bool PREPARES = Format::PREPARES;
     static constexpr unsigned ROWS = 8 * EACH, SEGMENTS = Format::segments(EACH), BOXES = Format::boxes(SEGMENTS);
     static constexpr unsigned PITCH = Format::PITCH, BOX = (ROWS * PITCH + 127) / 128 * 128;
     static_assert(PITCH % 32 == 16 && PITCH <= MOST_BOX);
-    /* A stage: boxes; what is prepared of each segment of a row, 16 bytes for each part; a barrier; whether all is usual. */
+    /*
+     * A stage: the boxes; what is prepared, 16 bytes for each part of each row's segment; an mbarrier; whether all is usual.
+     */
     static constexpr unsigned ITEMS = ROWS * SEGMENTS, SCALES = BOXES * BOX;
     static constexpr unsigned READY = SCALES + (PREPARES ? PARTIALS * ITEMS * 16 : 0), USUAL = READY + 8, STAGE = READY + 128;
     /* A stage is prepared while the one before is multiplied. */
     static constexpr unsigned LEAST_STAGES = PREPARES ? 3 : 2;
-    /* Of a group besides its ring: partial sums. */
+    /* What a group needs besides its ring: partial sums. */
     static constexpr unsigned BESIDE = PARTIALS * 8 * TILES * ROWS * sizeof(float);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     static constexpr bool BULK = true;
@@ -112,22 +112,22 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
     static constexpr bool BULK = false;
 #endif
 
-    /* Of two successive 16 columns, a lane's of x. */
+    /* A lane's columns of x, of two successive 16. */
     struct alignas(16) Fours {
         Four at[2];
     };
 
-    /* Whether a lane's pairs of four columns are the first with the third, and the second with the fourth. */
+    /* Whether a lane's four columns are paired as first and third, second and fourth. */
     static constexpr bool APART = PREPARES && BULK;
 
     using Sums = float[PAIRS][TILES][4];
     using Weights = uint2[EACH][4];
 
-    /* The products of 16 columns of the units' rows, with those of x. */
+    /* Multiplies 16 columns of the units' rows by those of x. */
     static __device__ __forceinline__ void multiply_step(Sums &sums, const Weights &w, unsigned step, unsigned tile, const Four &x) {
 #pragma unroll
         for (unsigned pair = 0; pair < PAIRS; ++pair) {
-            /* Of one unit, the other 8 rows are anything, and their sums are not stored. */
+            /* With one unit, the upper 8 rows are arbitrary; their sums are not stored. */
             const uint2 low = w[2 * pair][step];
             uint2 high;
             if constexpr (EACH == 1) {
@@ -139,7 +139,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         }
     }
 
-    /* The products of a run of the units' rows, with that of x that is `at` bytes on. */
+    /* Multiplies a run of the units' rows by the run of x that is `at` bytes on. */
     static __device__ __forceinline__ void multiply_all(Sums &sums, const Weights &w, const unsigned (&x)[TILES], unsigned at) {
         Fours both[TILES];
 #pragma unroll
@@ -154,7 +154,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         }
     }
 
-    /* The same, with a run of x. */
+    /* The same, with the run of x in registers. */
     static __device__ __forceinline__ void multiply_fours(Sums &sums, const Weights &w, const Four (&x)[4][TILES]) {
 #pragma unroll
         for (unsigned step = 0; step < 4; ++step) {
@@ -165,15 +165,15 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         }
     }
 
-    /* What a group has copied next: its rows of the block's shares, stage by stage. */
+    /* What a group copies next: its rows of the block's shares, stage by stage. */
     struct Copies {
         const djinn_linear_args &a;
         const EncodedFrame &f;
         const Maps &maps;
         unsigned segments, first, thread;
-        /* Stages, the share, and the first segment in it. */
+        /* Stages left, the current share, and the next segment in it. */
         unsigned left, index = blockIdx.x, segment = 0;
-        /* Of the share: its tile, and the group's first row in that; the thread's row. */
+        /* The share's tile, the group's first row in it, and the thread's row. */
         unsigned tile = 0, tile_row = 0;
         const char *from = nullptr;
 
@@ -185,7 +185,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
             seek();
         }
 
-        /* Rows past the share's are others of the tile, and zeros or repetitions past that. */
+        /* Rows past the share's end are other rows of the tile; past the tile's end, zeros or repetitions. */
         __device__ __forceinline__ void seek() {
             const Share share = share_of(a, f.share, index, a.row_bytes);
             if constexpr (BULK) {
@@ -196,11 +196,11 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
             }
         }
 
-        /* The next stage. On Hopper by one thread of the group, elsewhere by all. */
+        /* Copies the next stage. On Hopper one thread of the group calls it, elsewhere all do. */
         __device__ __forceinline__ void fetch(unsigned to) {
             if (left > 0) {
                 if constexpr (BULK) {
-                    /* Past a row's end zeros are copied. */
+                    /* Zeros are copied past a row's end. */
                     Barrier::arrive_expecting_at(to + READY, BOXES * ROWS * PITCH);
 #pragma unroll
                     for (unsigned box = 0; box < BOXES; ++box) {
@@ -212,7 +212,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                     for (unsigned box = 0; box < BOXES; ++box) {
                         const unsigned at = Format::begin(segment, box, a.k) / 16 * 16;
                         const unsigned row = to + box * BOX + thread / ROW_THREADS * PITCH;
-                        /* Rows end at a multiple of 16. */
+                        /* Row sizes are multiples of 16. */
                         for (unsigned i = thread % ROW_THREADS * 16; i < PITCH && at + i < a.row_bytes; i += ROW_THREADS * 16) {
                             copy_async_to(row + i, from + at + i);
                         }
@@ -237,14 +237,14 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
     static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const EncodedFrame &f,
                                                const Maps &maps) {
         extern __shared__ uint4 shared[];
-        /* The same in all lanes, which the compiler is to know. */
+        /* A shuffle, so that the compiler knows it to be uniform. */
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
         const unsigned lane = threadIdx.x % 32, row = lane / 4, quad = keep(lane % 4);
         const unsigned part = warp % PARTIALS, group = warp / PARTIALS, thread = threadIdx.x % GROUP_THREADS;
         const unsigned groups = blockDim.x / GROUP_THREADS, first = group * ROWS, barrier = keep(group + 1);
         const unsigned segments = (a.k + SEGMENT - 1) / SEGMENT, stages = (segments + SEGMENTS - 1) / SEGMENTS;
         const unsigned whole = a.k / (SEGMENTS * SEGMENT), ring_bytes = f.stages * STAGE;
-        /* The copy engine copies to multiples of 128 bytes. */
+        /* TMA copies to multiples of 128 bytes. */
         const unsigned begin = (shared_address(shared) + 127) / 128 * 128, each = ring_bytes + BESIDE;
         const unsigned ring = begin + group * each, end = keep(ring + ring_bytes);
         char *staged = shared_at(begin + groups * each);
@@ -260,7 +260,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                 admit_bulk_copies();
             }
         }
-        /* Groups' turns are apart, so that no two of a processor's schedulers have them at once. */
+        /* Groups copy by different warps, which spreads the copies over the multiprocessor's schedulers. */
         const bool copies_next = BULK ? part == group % PARTIALS && lane == 0 : true;
         unsigned left = (f.shares - blockIdx.x + gridDim.x - 1) / gridDim.x * stages;
         Copies copies(a, f, maps, segments, first, thread, copies_next ? left : 0);
@@ -295,7 +295,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
 #pragma unroll 1
         for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
             Sums sums = {};
-            /* Rows of x past the last repeat it, and their sums are not stored. */
+            /* Rows past the last repeat it; their sums are not stored. */
             unsigned x[TILES];
 #pragma unroll
             for (unsigned tile = 0; tile < TILES; ++tile) {
@@ -309,7 +309,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                 } else if constexpr (!PREPARES) {
                     Barrier::wait_at(at + READY, parity);
                 }
-                /* What the group's other warps copied and prepared is there, and they are done with the stage before. */
+                /* Now all that the group's warps copied and prepared is there, and all are done with the stage before. */
                 meet(barrier);
                 if (copies_next) {
                     copies.fetch(before);
@@ -370,7 +370,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         }
     }
 
-    /* Adds a group's partial sums in order, and stores. The next sums come after another barrier. */
+    /* Adds a group's partial sums in order, and stores. Another barrier follows before the next sums are written. */
     static __device__ __forceinline__ void finish(const djinn_linear_args &a, const SomeRows &rows, const Share &share,
                                                   const Sums &sums, float *parts, unsigned first, unsigned part,
                                                   unsigned lane, unsigned barrier) {
@@ -397,7 +397,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
     }
 };
 
-/* Rows are in order if `order` is null; else a block takes `most` slots. */
+/* Rows are in order if `order` is null; else a block takes up to `most` slots. */
 template <typename Format, unsigned EACH, unsigned TILES>
 __global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS)
     djinn_linear_encoded(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,

@@ -1,5 +1,5 @@
 /*
- * How products over encoded weights of few rows are launched; linear_encoded.cuh has their kernel.
+ * Launches of linear_encoded.cuh: products of few rows over encoded weights.
  */
 #ifndef DJINN_LINEAR_ENCODED_LAUNCH_CUH
 #define DJINN_LINEAR_ENCODED_LAUNCH_CUH
@@ -10,18 +10,18 @@
 
 namespace djinn {
 
-/* Units of a group, of a weight whose blocks have `units`: 1 where that fits, of formats that are met often. */
+/* Units of a group, for blocks of `units`: 1 if the block then has few enough groups, for common formats; else 2. */
 template <typename Format> unsigned units_of_group(unsigned units) {
     return Format::IS_COMMON && units <= MOST_GROUPS ? 1 : 2;
 }
 
-/* Of a group with a ring of so many stages. */
+/* Shared memory of a group with that many stages. */
 template <typename Format, unsigned EACH> constexpr unsigned bytes_of_group(unsigned stages) {
     using Kernel = EncodedLanes<Format, EACH, 2>;
     return stages * Kernel::STAGE + Kernel::BESIDE;
 }
 
-/* Groups that a block has room for beside `rows` rows of x; perhaps none. */
+/* Groups that a block has room for beside `rows` rows of x, perhaps none. */
 template <typename Format> unsigned groups_beside(unsigned rows, unsigned k) {
     constexpr unsigned LEAST = EncodedLanes<Format, 2, 2>::LEAST_STAGES, BYTES = bytes_of_group<Format, 2>(LEAST);
     static_assert(bytes_of_group<Format, 1>(LEAST) <= BYTES);
@@ -30,12 +30,12 @@ template <typename Format> unsigned groups_beside(unsigned rows, unsigned k) {
     return fit < MOST_GROUPS ? fit : MOST_GROUPS;
 }
 
-/* Whether a block of one group has room for a row of x. */
+/* The most rows of x at once; 0 if there is no room for a row. */
 template <typename Format> unsigned encoded_rows(unsigned k) {
     return groups_beside<Format>(1, k) > 0 ? MOST_ROWS : 0;
 }
 
-/* Up to `rows` rows at once, in order or of the slots' groups. */
+/* Takes up to `rows` rows at once, in order or from the expert's slots. */
 template <typename Format> int launch_encoded_rows(const djinn_expert_linear_args &args, unsigned rows, void *stream) {
     const DeviceFacts &device = all_devices()[current_device()];
     const djinn_linear_args &a = args.linear;
@@ -53,7 +53,7 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
         }
         number = each * 2 + (rows <= 8) - 2;
     }
-    /* By device, the context in which a kernel may use as much shared memory as there is. */
+    /* By device: the context in which the kernel was allowed all shared memory of a block. */
     static std::atomic<unsigned> allowed[4][MOST_DEVICES];
     const unsigned context = contexts().load(), used = ceil_div(units, each);
     std::atomic<unsigned> &known = allowed[number][current_device()];
@@ -65,7 +65,6 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
         }
         known.store(context);
     }
-    /* As many stages as there is room for. */
     const auto bytes = [&](unsigned stages) {
         return 128 + used * (each == 1 ? bytes_of_group<Format, 1>(stages) : bytes_of_group<Format, 2>(stages)) + staged;
     };
@@ -73,7 +72,7 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
     while (stages < MOST_COPIED && bytes(stages + 1) <= device.block_shared) {
         ++stages;
     }
-    /* A block for each multiprocessor, where none has room for two. */
+    /* One block for each multiprocessor: no second one fits beside it. */
     const unsigned alone = device.block_shared / 2 + 1024, shared = bytes(stages) < alone ? alone : bytes(stages);
     const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
     const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
@@ -91,7 +90,7 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
     return launch(kernel, grid, GROUP_THREADS * used, shared, stream, args, maps, frame);
 }
 
-/* Up to `most` rows of x at once, or fewer where that leaves room for more groups and takes less time. */
+/* Takes up to `most` rows of x at once; fewer if more groups fit then and all takes less time. */
 template <typename Format> int launch_encoded(const djinn_expert_linear_args &args, unsigned most, void *stream) {
     const djinn_linear_args &a = args.linear;
     const unsigned all = a.rows < most ? a.rows : most, at_once = all_devices()[current_device()].multiprocessors;
@@ -101,7 +100,7 @@ template <typename Format> int launch_encoded(const djinn_expert_linear_args &ar
         if (groups == 0) {
             continue;
         }
-        /* A wave takes the time of its groups, and what passes until the first bytes are there. */
+        /* A wave costs the time of its groups, and about 2 more until the first bytes arrive. */
         const unsigned waves = ceil_div(a.n, uint64_t(at_once) * 16 * groups);
         const unsigned cost = launches * waves * (ceil_div(a.n, uint64_t(at_once) * 16 * waves) + 2);
         if (best == 0 || cost < best) {
@@ -124,14 +123,17 @@ template <typename Format> int launch_encoded(const djinn_expert_linear_args &ar
     return cudaSuccess;
 }
 
-/* What serves an encoding: rows of x for which `few` can, its launch, and that for up to MOST_GROUP rows on Hopper. */
+/*
+ * What serves an encoding: the rows of x that `few` can take at once, `few`, and `many` for up to MOST_GROUP rows, on
+ * Hopper.
+ */
 struct EncodedKernels {
     unsigned (*rows)(unsigned k);
     int (*few)(const djinn_expert_linear_args &args, unsigned most, void *stream);
     int (*many)(const djinn_expert_linear_args &args, const Batch &batch, void *stream);
 };
 
-/* Of a block format; null of another encoding. */
+/* The kernels of a block format; null for other encodings. */
 const EncodedKernels *block_kernels(uint32_t encoding);
 
 template <typename Few, typename Many> constexpr EncodedKernels encoded_kernels() {

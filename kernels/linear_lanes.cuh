@@ -1,6 +1,6 @@
 /*
- * What the kernels of `linear` for few rows share: products of rows of x by 8 rows of the weight, whose fragments are in
- * registers, for all cards.
+ * What the kernels of `linear` for few rows share, on all cards: products of rows of x with 8 rows of the weight, from
+ * fragments in registers.
  */
 #ifndef DJINN_LINEAR_LANES_CUH
 #define DJINN_LINEAR_LANES_CUH
@@ -14,7 +14,7 @@ struct alignas(8) Four {
     uint32_t low, high;
 };
 
-/* sum[16, 8] += x[16, 16] weight[8, 16]^T: rows 0 to 7 and 8 to 15 of x. */
+/* sum[16, 8] += x[16, 16] weight[8, 16]^T. `first` has rows 0 to 7 of x, `second` rows 8 to 15. */
 template <typename T>
 __device__ __forceinline__ void multiply(float (&sum)[4], const Four &first, const Four &second, const uint2 &weight);
 #define DJINN_MULTIPLY_LANES(T, name)                                                                        \
@@ -30,16 +30,15 @@ DJINN_MULTIPLY_LANES(f16, "f16")
 DJINN_MULTIPLY_LANES(bf16, "bf16")
 #undef DJINN_MULTIPLY_LANES
 
-/* Of the rings of a tensor kernel, at most. */
+/* The most bytes of all rings of a tensor kernel's block. */
 constexpr unsigned MOST_RING = 100 * 1024;
 
-/* Bytes between rows of x in shared memory: lanes that read at once, four rows of 32 bytes, meet no bank twice. */
+/* The pitch of x's rows in shared memory, in bytes: lanes that read four rows of 32 bytes have no bank conflicts. */
 __host__ __device__ inline unsigned staged_pitch(unsigned k) { return k * 2 + 32; }
 
-/* Rounds x to shared memory. By all threads of a block. */
+/* Rounds x to shared memory, by all threads of a block. */
 template <typename T, typename Rows>
 __device__ __forceinline__ void stage(const djinn_linear_args &a, const Rows &rows, char *staged, unsigned threads) {
-    /* Loads of a thread that are under way at once. */
     constexpr unsigned BATCH = 4;
     const unsigned chunks = a.k / 8, all = rows.count() * chunks;
     for (unsigned first = threadIdx.x; first < all; first += BATCH * threads) {
@@ -63,8 +62,8 @@ __device__ __forceinline__ void stage(const djinn_linear_args &a, const Rows &ro
 }
 
 /*
- * Adds the partial sums of a block and stores them: in `shared`, of each partial sum for each row of x the `width` rows of
- * the block's weight, `size` apart. By all threads of a block, once they have stored their partial sums.
+ * Adds a block's partial sums in order, and stores. `shared` has each partial sum, `size` apart: for each row of x, `width`
+ * rows of the weight. Called by all threads of the block, once they have stored their partial sums.
  */
 template <typename Rows>
 __device__ __forceinline__ void add_partials(const djinn_linear_args &a, const Rows &rows, const float *shared,

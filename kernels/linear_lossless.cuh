@@ -1,15 +1,15 @@
 /*
- * linear and expert_linear over lossless weights on Hopper (sm_90a), for up to 16 rows, to the bits of the product over
- * decoded rows. On other cards: linear_encoded.cuh.
+ * linear and expert_linear over lossless weights on Hopper (sm_90a), for up to 16 rows. The bits are those of the product
+ * over decoded rows. On other cards: linear_encoded.cuh.
  *
- * x is the narrow operand of the tensor cores; the weight's rows are the wide one, as in linear_encoded.cuh. A block has up
- * to 64 rows of the weight, a group of PARTIALS warps for each 8 EACH of them, and in that a warp for each partial sum. One
- * more warp has segments of all these rows copied to a ring of stages, in pieces of 128 bytes of a row: each is read as whole
- * sectors where rows begin at multiples of 32 bytes. Warps that compute wait for stages alone, not for one another, and load
- * a segment before they multiply the one before. x is given rounded and STREAMED, the same columns to each stage by a warp of
- * its own; or, of an expert's slots, all of it is rounded to shared memory first.
+ * The weight's rows are the wide operand of the tensor cores, x the narrow one, as in linear_encoded.cuh. A block has up to
+ * 64 rows of the weight: a group of PARTIALS warps, one for each partial sum, for every 8 EACH rows. A producer warp copies
+ * segments of all rows to a ring of stages, in pieces of 128 bytes of a row. Where rows begin at multiples of 32 bytes, a
+ * piece is whole sectors. Consumer warps wait for stages only, not for one another, and load a segment before they multiply
+ * the one before. x is given rounded and STREAMED: a second producer warp copies the same columns of it to each stage. Or,
+ * for an expert's slots, the block first rounds all of it to shared memory.
  *
- * Launch: a block on each multiprocessor takes equal shares of the weight's rows, in turn. No second one fits beside it.
+ * Launch: one block on each multiprocessor takes equal shares of the weight's rows, in turn. No second one fits beside it.
  */
 #ifndef DJINN_LINEAR_LOSSLESS_CUH
 #define DJINN_LINEAR_LOSSLESS_CUH
@@ -19,16 +19,16 @@
 
 namespace djinn {
 
-/* Groups of a block, and stages of its ring, at most. */
+/* The most groups of a block, and stages of its ring. */
 constexpr unsigned LOSSLESS_GROUPS = 4, LOSSLESS_STAGES = 16;
 
-/* Bytes of the weight that a block has under way at most while its ring is filled for the first time. */
+/* The most bytes of the weight in flight in a block while its ring is first filled. */
 constexpr unsigned LOSSLESS_WINDOW = 60 * 1024;
 
-/* Threads of a block besides its groups: a warp that has the weight copied, and another for x where it is STREAMED. */
+/* Producer threads of a block: a warp for the weight, and one for x if it is STREAMED. */
 constexpr unsigned supplying(bool streamed) { return streamed ? 64 : 32; }
 
-/* Rows of the weight of a share, shares, rows of x of an expert's block, and stages of the ring. */
+/* The weight's rows of a share, the number of shares, rows of x in an expert's block, and stages of the ring. */
 struct LosslessFrame {
     uint32_t share, shares, most, stages;
 };
@@ -37,7 +37,7 @@ struct LosslessBarriers {
     Barrier ready[LOSSLESS_STAGES], x_ready[LOSSLESS_STAGES], free[LOSSLESS_STAGES];
 };
 
-/* 8 rows of 16 bytes for each register, whose addresses 8 lanes each have: lane l gets 4 bytes of row l / 4. */
+/* Loads 8 rows of 16 bytes into each register, from addresses in 8 lanes each: lane l gets 4 bytes of row l / 4. */
 template <unsigned ROWS, unsigned COUNT>
 __device__ __forceinline__ void load_chunks(uint32_t (&to)[ROWS][COUNT][1], unsigned address) {
     static_assert(ROWS * COUNT == 2 || ROWS * COUNT == 4);
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_chunks(uint32_t (&to)[ROWS][COUNT][1], unsi
     }
 }
 
-/* Puts the escapes of some rows' runs that begin at `column` in their places: one branch where there is none. */
+/* Puts the escapes of some rows' runs that begin at `column` in their places. Without any, it is one branch. */
 template <Lanes L, typename Ahead, unsigned ROWS>
 __device__ __forceinline__ void mend_all(unsigned column, unsigned quad, Ahead (&rows)[ROWS], uint2 (&w)[ROWS][4]) {
     unsigned next = rows[0].column;
@@ -72,9 +72,9 @@ __device__ __forceinline__ void mend_all(unsigned column, unsigned quad, Ahead (
 }
 
 /*
- * Decodes a run of two rows, or of the first alone, whose signs and mantissas begin at `kept` and codes at `codes`, as the
- * lane reads them in swizzled rows of KEPT and CODES bytes; the second is 8 rows after the first. Of the columns from 16 s
- * on, the lane's halves are in w[..][s].
+ * Decodes a run of two rows, the second 8 rows after the first, or of the first alone. `kept` and `codes` are where the
+ * lane's signs and mantissas, and codes, begin in swizzled rows of KEPT and CODES bytes. w[..][s] gets the lane's columns
+ * (Lanes::HALVES) of the 16 from 16 s on.
  */
 template <typename T, unsigned KEPT, unsigned CODES>
 __device__ __forceinline__ void decode_rows(typename Lossless<T>::Ahead (&of)[2], unsigned count, unsigned kept,
@@ -103,7 +103,7 @@ __device__ __forceinline__ void decode_rows(typename Lossless<T>::Ahead (&of)[2]
             w[1][step] = {0, 0};
         }
     } else {
-        /* All is loaded before any of it is decoded. */
+        /* All loads come before the decoding. */
         load(1);
         Code::decode(bytes[0], code[0], of[0].bases, w[0]);
         Code::decode(bytes[1], code[1], of[1].bases, w[1]);
@@ -111,7 +111,7 @@ __device__ __forceinline__ void decode_rows(typename Lossless<T>::Ahead (&of)[2]
     }
 }
 
-/* EACH units of 8 rows of the weight for each group, by up to 8 TILES rows of x, which are STREAMED or not. */
+/* EACH units of 8 rows of the weight for each group, times up to 8 TILES rows of x, which are STREAMED or not. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct LosslessRows {
     static_assert(EACH == 1 || EACH == 2);
     using T = typename Format::Type;
@@ -119,20 +119,22 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     using Products = EncodedLanes<Format, EACH, TILES>;
     using Escapes = typename Format::template Rows<EACH>;
     static constexpr unsigned ROWS = 8 * EACH, SEGMENT = PARTIALS * RUN;
-    /* Of a segment, boxes of 128 bytes of each row: two of signs and mantissas, one of codes. */
+    /* Boxes of a segment, 128 bytes of each row: two of signs and mantissas, one of codes. */
     static constexpr unsigned BOXES = 3;
 
     using Barriers = LosslessBarriers;
 
-    /* Of x, where it is streamed: a box for each part. */
+    /* Streamed x in a stage: a box for each part. */
     static constexpr unsigned X_BOX = 8 * TILES * BLOCK_ROW, X_BYTES = STREAMED ? PARTIALS * X_BOX : 0;
 
     static __device__ __forceinline__ unsigned box_bytes(unsigned groups) { return groups * ROWS * BLOCK_ROW; }
 
-    /* The row of x, of 8, that lanes have as their row `n`: those that read at once, of half a warp, meet no bank twice. */
+    /* Which of 8 rows of x lanes have as their row `n`: lanes of half a warp, which read at once, have no bank conflicts. */
     static __device__ __forceinline__ unsigned row_of_x(unsigned n) { return STREAMED ? n % 4 * 2 + n / 4 : n; }
 
-    /* `work(share, segment, copied)` for every segment of every share once its stage is free; `copied` came before. */
+    /*
+     * Calls `work(share, segment, copied, slot)` for all segments of all shares, once a stage is free; `copied` came before.
+     */
     template <typename Work>
     static __device__ __forceinline__ void each_segment(const djinn_linear_args &a, const LosslessFrame &f, Barriers &barriers,
                                                         const Work &work) {
@@ -152,8 +154,8 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     }
 
     /*
-     * Has the weight copied. By one lane. Of the first stages few are under way at once: loads of x, and of the kernel before,
-     * would wait behind them.
+     * Copies the weight, by one lane. While the ring is first filled, few stages are in flight: loads of x, and of the
+     * kernel before, would queue behind them.
      */
     static __device__ __forceinline__ void supply(const djinn_linear_args &a, const LosslessFrame &f, const Maps &maps,
                                                   Barriers &barriers, unsigned ring, unsigned groups) {
@@ -165,14 +167,14 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
             const unsigned to = ring + slot * (BOXES * box + X_BYTES), ready = shared_address(&barriers.ready[slot]);
             Barrier::arrive_expecting_at(ready, bytes);
-            /* What is read past a row's columns is of the same row, and zeros past its end. */
+            /* Past a row's columns, other bytes of the row are read; past its end, zeros. */
             copy_box_to(to, maps.weights[tile], segment * SEGMENT / 2, row, ready);
             copy_box_to(to + box, maps.weights[tile], segment * SEGMENT / 2 + 64, row, ready);
             copy_box_to(to + 2 * box, maps.weights[tile], (a.k + segment * SEGMENT / 2) / 2, row, ready);
         });
     }
 
-    /* Has x copied. By one lane. */
+    /* Copies x, by one lane. */
     static __device__ __forceinline__ void supply_x(const djinn_linear_args &a, const LosslessFrame &f, const Maps &maps,
                                                     Barriers &barriers, unsigned ring, unsigned groups) {
         const unsigned before = BOXES * box_bytes(groups);
@@ -193,7 +195,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 
     static __device__ __forceinline__ void compute(const djinn_linear_args &a, const SomeRows &rows, const LosslessFrame &f,
                                                    Barriers &barriers, unsigned ring, unsigned groups) {
-        /* The same in all lanes, which the compiler is to know. */
+        /* A shuffle, so that the compiler knows it to be uniform. */
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), part = warp % PARTIALS, group = warp / PARTIALS;
         const unsigned lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4, threads = groups * GROUP_THREADS;
         const unsigned first = group * ROWS, box = box_bytes(groups), stage_size = keep(BOXES * box + X_BYTES);
@@ -212,10 +214,10 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             stage_fours<T, false>(a, rows, staged, threads);
             meet(threads);
         }
-        /* Of x in a stage: the lane's row of the first 8, and four columns of the first 16. */
+        /* In a stage of x: the lane's row of the first 8, and its four columns of the first 16. */
         const unsigned of_x = row_of_x(row), x_chunk = (quad / 2 ^ of_x % 8) * 16 + quad % 2 * 8;
         const unsigned x_at = keep(BOXES * box + part * X_BOX + of_x * BLOCK_ROW + x_chunk);
-        /* Where a lane reads from: 16 bytes of a row, of which the lanes of a quad then have 4 each. */
+        /* Where a lane reads for `load_chunks`: 16 bytes of a row, of which each lane of a quad gets 4. */
         const unsigned in = lane % 8, chunk = lane / 8;
         const unsigned kept_at = part / 2 * box + (first + in) * BLOCK_ROW + ((part % 2 * 4 + chunk) ^ in) * 16;
         const unsigned codes_at = 2 * box + (first + chunk / 2 % EACH * 8 + in) * BLOCK_ROW + ((part * 2 + chunk % 2) ^ in) * 16;
@@ -227,14 +229,14 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 #pragma unroll 1
         for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
             typename Products::Sums sums = {};
-            /* Rows of x past the last repeat it, and their sums are not stored. */
+            /* Rows past the last repeat it; their sums are not stored. */
             unsigned x[TILES];
 #pragma unroll
             for (unsigned tile = 0; tile < TILES; ++tile) {
                 const unsigned of_row = min(row + 8 * tile, rows.count() - 1);
                 x[tile] = keep(staged + of_row * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
             }
-            /* What is read of a segment, while the one before is multiplied. */
+            /* Loaded of a segment while the one before is multiplied. */
             uint32_t code[EACH][2][1], bytes[EACH][1][4][1];
             Four fours[4][TILES];
             const auto load = [&](bool is_there) {
@@ -247,7 +249,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                     }
                 }
             };
-            /* And of x, once that was multiplied. */
+            /* The same for x, once that before was multiplied. */
             const auto load_x = [&](bool is_there) {
                 if constexpr (STREAMED) {
                     Barrier::wait_at(x_ready + slot * 8, parity);
@@ -277,7 +279,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                     slot = 0, parity ^= 1, at = ring;
                 }
             };
-            /* A last segment may have no run for this warp. */
+            /* The last segment may have no run for this warp. */
             bool is_there = part * RUN < columns;
             load(is_there);
             load_x(is_there);
@@ -356,7 +358,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             compute(a, rows, f, barriers, ring, groups);
             return;
         }
-        /* The weight's copies wait for no other warp, but where x is streamed for that which has it copied. */
+        /* Here the weight's producer waits for no other warp but, if x is streamed, the producer of x. */
         const unsigned slot = threadIdx.x - supplier;
         if (slot < f.stages) {
             barriers.ready[slot].init(1);
@@ -385,7 +387,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     }
 };
 
-/* Rows are in order if `order` is null; else a block takes `most` slots. */
+/* Rows are in order if `order` is null; else a block takes up to `most` slots. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
 __global__ void __launch_bounds__(GROUP_THREADS *LOSSLESS_GROUPS + supplying(STREAMED), 1)
     djinn_linear_lossless(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,

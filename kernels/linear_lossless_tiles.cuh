@@ -1,14 +1,15 @@
 /*
- * linear over lossless weights on Hopper (sm_90a), for more than 16 rows of x, to the bits of the product over decoded rows.
+ * linear over lossless weights on Hopper (sm_90a), for more than 16 rows of x. The bits are those of the product over
+ * decoded rows.
  *
- * Rows of the weight are the wide operand of the matrix units, rows of x the narrow one (N), as in linear_tiles.cuh. A
- * block has up to 64 TILES rows of the weight, and two of the four partial sums: a warpgroup for each of these and each 64
- * rows. So a block copies pieces of 128 and 64 bytes of a row, and half of x where one of linear_tiles.cuh copies all of it.
- * What a warp decodes goes to the registers that feed the matrix units, which multiply the run before meanwhile.
+ * The weight's rows are the wide operand of WGMMA, the rows of x the narrow one (N), as in linear_tiles.cuh. A block has up
+ * to 64 TILES rows of the weight and two of the four partial sums: a warpgroup for each of these and each 64 rows. So it
+ * copies pieces of 128 and 64 bytes of a row, and only half of x, where a block of linear_tiles.cuh copies all of it. A warp
+ * decodes to the registers that feed WGMMA, which meanwhile multiplies the run before.
  *
- * Launch: clusters of two blocks, one block on each multiprocessor; clusters take equal shares of the weight's rows, in turn.
- * One warp has the weight copied, before the previous kernel is done; another has x copied. At the end of a share each
- * block adds the partial sums of half of the rows, in order.
+ * Launch: clusters of two blocks, one block on each multiprocessor. Clusters take equal shares of the weight's rows, in
+ * turn. One producer warp copies the weight, from before the previous kernel is done; another copies x. At the end of a
+ * share each block adds the partial sums of half of the rows, in order.
  */
 #ifndef DJINN_LINEAR_LOSSLESS_TILES_CUH
 #define DJINN_LINEAR_LOSSLESS_TILES_CUH
@@ -17,30 +18,30 @@
 
 namespace djinn {
 
-/* What the copy engine knows of the weight's tiles, as rows of signs and mantissas and as rows of codes, and of x. */
+/* Tensor maps of the weight's tiles, as rows of signs and mantissas and as rows of codes, and of x. */
 struct LosslessMaps {
     CUtensorMap kept[DJINN_LINEAR_TILES], codes[DJINN_LINEAR_TILES], x;
 };
 
-/* N rows of x by up to 64 TILES rows of the weight at once, as Hopper of linear_hopper.cuh has them. */
+/* N rows of x times up to 64 TILES rows of the weight, along the lines of `Hopper` in linear_hopper.cuh. */
 template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
     using Row = typename Lossless<T>::Ahead;
     using Weights = uint2[2][4];
     static constexpr unsigned CLUSTER = 2, OWN = PARTIALS / CLUSTER, WARPS = 4 * TILES, COMPUTING = 32 * OWN * WARPS;
     static constexpr unsigned THREADS = COMPUTING + 128;
-    /* Of two runs, bytes of a row's signs and mantissas, and of its codes; of x a box for each. */
+    /* For two runs: bytes of a row's signs and mantissas, of its codes, and of x, a box for each run. */
     static constexpr unsigned KEPT = OWN * RUN, CODES = KEPT / 2, X_BOX = N * BLOCK_ROW, X_BYTES = OWN * X_BOX;
-    /* Groups of 8 rows of x whose partial sums are handed over at once: in up to 64 KiB. */
+    /* Groups of 8 rows of x whose partial sums are handed over at once, in up to 64 KiB. */
     static constexpr unsigned GROUPS = N < 64 ? N / 8 : 8;
-    /* Whether warps that compute need registers of the others. */
+    /* Whether consumer warps need registers of the producers. */
     static constexpr bool TAKES = TILES == 2;
 
     struct Barriers {
         Barrier ready[MOST_STAGES], x_ready[MOST_STAGES], free[MOST_STAGES];
-        /* The partial sums that this block adds are there; both blocks have added what this one handed them. */
+        /* `summed`: all that this block adds is there. `added`: both blocks have added what this one handed them. */
         Barrier summed, added;
     };
-    /* The partial sums that a block adds: of each part, for each 8 rows of x, those of the lanes of some warps. */
+    /* The partial sums that a block adds: for each part and 8 rows of x, those of the lanes of some warps. */
     struct Sums {
         float4 at[PARTIALS][TILES][GROUPS][OWN][32];
     };
@@ -50,12 +51,12 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
     Barriers &barriers;
     Sums &handed;
     char *ring;
-    /* The rank of the block, and segments: what two runs of each block are. */
+    /* The block's rank, and the number of segments. A segment is two runs of each block. */
     unsigned rank, segments;
-    /* Times that sums were handed over. */
+    /* How often sums were handed over. */
     unsigned turns = 0;
 
-    /* Units of 8 rows of a share: a warp, of those of a part, has as many as the others or one more, from a first one on. */
+    /* Divides a share's units of 8 rows among the warps of a part: each has as many as the others or one more. */
     struct Units {
         unsigned each, more;
         __device__ __forceinline__ explicit Units(unsigned share)
@@ -68,12 +69,14 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
     static __host__ __device__ __forceinline__ unsigned weight_bytes(unsigned share) {
         return (kept_bytes(share) / 2 * 3 + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
     }
-    /* Bytes of a stage: of the weight, and of x. */
+    /* Bytes of a stage: the weight's, and those of x. */
     static __host__ __device__ __forceinline__ unsigned stage_bytes(unsigned share) { return weight_bytes(share) + X_BYTES; }
 
     __device__ __forceinline__ Share share_at(unsigned index) const { return share_of(a, f.share, index, a.row_bytes); }
 
-    /* `work(share, segment, slot, copied)` for every segment of every share once its stage is free; `copied` came before. */
+    /*
+     * Calls `work(share, segment, slot, copied)` for all segments of all shares, once a stage is free; `copied` came before.
+     */
     template <typename Work> __device__ __forceinline__ void each_segment(const Work &work) const {
         Place place;
         unsigned copied = 0;
@@ -89,7 +92,7 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
         }
     }
 
-    /* Has the weight copied. By one lane. Of the first stages few are under way at once, as in linear_hopper.cuh. */
+    /* Copies the weight, by one lane. While the ring is first filled, few stages are in flight, as in linear_hopper.cuh. */
     __device__ __forceinline__ void supply(const LosslessMaps &maps) const {
         const unsigned bytes = stage_bytes(f.share), kept = kept_bytes(f.share), expected = f.share * (KEPT + CODES);
         const unsigned window = max(1u, WINDOW / expected);
@@ -102,20 +105,20 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
             Barrier &ready = barriers.ready[slot];
             char *const stage = ring + slot * bytes;
             ready.arrive_expecting(expected);
-            /* What is read past a row's columns is of the same row, and zeros past its end. */
+            /* Past a row's columns, other bytes of the row are read; past its end, zeros. */
             copy_box(stage, maps.kept[tile], column / 2, row, ready, leaves_first());
             copy_box(stage + kept, maps.codes[tile], (a.k + column / 2) / 2, row, ready, leaves_first());
         });
     }
 
-    /* Has x copied. By one lane. */
+    /* Copies x, by one lane. */
     __device__ __forceinline__ void supply_x(const LosslessMaps &maps) const {
         const unsigned bytes = stage_bytes(f.share), to = weight_bytes(f.share);
         admit_bulk_copies();
         each_segment([&](const Share &, unsigned segment, unsigned slot, unsigned) {
             Barrier &ready = barriers.x_ready[slot];
             ready.arrive_expecting(X_BYTES);
-            /* Of columns past the last, zeros. */
+            /* Columns past the last are zeros. */
 #pragma unroll
             for (unsigned own = 0; own < OWN; ++own) {
                 const unsigned column = (segment * PARTIALS + rank * OWN + own) * RUN;
@@ -124,12 +127,12 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
         });
     }
 
-    /* What swizzling adds to the places of 16 bytes of a row. */
+    /* What the swizzle XORs to the offset of 16 bytes in a row. */
     template <unsigned PITCH> static __device__ __forceinline__ unsigned turn_of(unsigned row) {
         return row * PITCH >> 3 & (PITCH - 16);
     }
 
-    /* A warp's products of all shares. `own` is which of the block's parts it has. */
+    /* Computes a warp's part of all shares. `own` is which of the block's partial sums it has. */
     __device__ __forceinline__ void compute(unsigned own, unsigned warp, unsigned lane) {
         const Units units(f.share);
         const unsigned row = units.first(warp) * 8 + lane / 4, quad = lane % 4, count = units.count(warp);
@@ -199,7 +202,7 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
             tell();
             settle(sums);
             if (turns == 0) {
-                /* The barriers of both blocks are there. */
+                /* Both blocks' barriers are initialised from here on. */
                 cluster_wait();
             }
             const Share done = share;
@@ -213,7 +216,10 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
         }
     }
 
-    /* Hands a warp's partial sums to the blocks that add them, adds those that this block adds, and stores: as Hopper. */
+    /*
+     * Hands a warp's partial sums to the blocks that add them, adds those that this block adds, and stores; as `Hopper`
+     * does.
+     */
     __device__ __forceinline__ void finish(const Share &share, const float (&sums)[N / 2], unsigned own, unsigned warp,
                                            unsigned lane, bool is_last) {
         const unsigned to = warp % 4 / OWN, barrier = address_at(shared_address(&barriers.summed), to);
@@ -247,7 +253,7 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
         }
     }
 
-    /* Adds the partial sums of `used` groups from the first on in order, and stores. */
+    /* Adds the partial sums of `used` groups from `first` on, in order, and stores. */
     __device__ __forceinline__ void add(const Share &share, unsigned first, unsigned used, unsigned lane) const {
         const Units units(f.share);
         for (unsigned at = threadIdx.x / 32; at < TILES * OWN * used; at += COMPUTING / 32) {
@@ -269,7 +275,7 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
         }
     }
 
-    /* Stores what two successive rows of x give with a row of the share. */
+    /* Stores a row's results for two successive rows of x. */
     __device__ __forceinline__ void store(const Share &share, unsigned row, unsigned x_row, float even, float odd) const {
         if (row >= share.rows || x_row >= a.rows) {
             return;
@@ -286,7 +292,7 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
     static __device__ __forceinline__ void run(const djinn_linear_args &a, const LosslessMaps &maps, const Frame &f) {
         extern __shared__ char memory[];
         __shared__ Barriers barriers;
-        /* The same in all lanes of a warp, which the compiler is to know. */
+        /* A shuffle, so that the compiler knows it to be uniform. */
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
         const unsigned rank = cluster_rank();
         char *const handed = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
@@ -312,7 +318,10 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
             if (a.fresh != 0) {
                 await_previous();
             }
-            /* A scheduler has warps of all parts. Those with one unit more differ, so that none has all of them. */
+            /*
+             * A scheduler has warps of all parts. Other warps in each part have one unit more, so that no scheduler gets all
+             * of these.
+             */
             const unsigned own = warp / 4 % OWN, turned = (warp - own * Units(f.share).more) % 4;
             work.compute(own, warp / 4 / OWN * 4 + turned, lane);
         } else {
@@ -378,14 +387,14 @@ int launch_lossless_tiles(const djinn_linear_args &a, const Division &division, 
     return launch_clusters(Kernel::CLUSTER, kernel, grid, Kernel::THREADS, shared, stream, a, maps, frame);
 }
 
-/* Shares of a product of up to 128 rows of x; of more than 64 a block has no more rows of the weight than a warpgroup. */
+/* The shares of a product of up to 128 rows of x. Past 64, a block has no more rows of the weight than a warpgroup. */
 inline Division divide_tiles(const djinn_linear_args &a) {
     return divide(a, lossless_clusters(), (a.rows <= 64 ? 2 : 1) * TILE_ROWS);
 }
 
 /*
- * Whether these kernels were faster than linear_tiles.cuh's when both were timed. Those copy all of x to each block, which is
- * slow where a block has few rows of the weight; these have fewer stages of more rows of x.
+ * Whether these kernels were faster than linear_tiles.cuh's when both were timed. The latter copy all of x to each block,
+ * which is slow if a block has few rows of the weight; these have fewer stages if there are more rows of x.
  */
 inline bool serves_tiles(const djinn_linear_args &a, const Division &division) {
     if (a.rows <= 64) {
@@ -403,7 +412,7 @@ template <typename T, unsigned N> int launch_lossless_tiles(const djinn_linear_a
     return launch_lossless_tiles<T, N, 1>(a, division, stream);
 }
 
-/* Up to 128 rows of x, given rounded, as `divide_tiles` divides them. */
+/* Takes up to 128 rows of x, given rounded, as `divide_tiles` divides them. */
 template <typename T> int launch_lossless_tiles(const djinn_linear_args &a, const Division &division, void *stream) {
     switch (columns_of(a.rows)) {
     case 32: return launch_lossless_tiles<T, 32>(a, division, stream);

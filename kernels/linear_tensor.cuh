@@ -1,5 +1,5 @@
 /*
- * linear for up to 16 rows or slots on the tensor cores; linear.cu says how it is launched.
+ * linear for up to 16 rows or slots on the tensor cores. linear.cu describes the launch.
  */
 #ifndef DJINN_LINEAR_TENSOR_CUH
 #define DJINN_LINEAR_TENSOR_CUH
@@ -9,37 +9,36 @@
 namespace djinn {
 
 /*
- * GROUPS times EACH units of 8 rows of the weight by up to 8 TILES rows of x, which `Rows` finds. STAGED: a block
- * rounds these first, to shared memory; else each warp loads and rounds what it needs as it goes, which waits for the
- * memory.
+ * GROUPS times EACH units of 8 rows of the weight, times up to 8 TILES rows of x, which `Rows` finds. STAGED: the block
+ * first rounds these to shared memory. Else each warp loads and rounds what it needs as it goes, and waits for memory.
  */
 template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename Rows, bool STAGED> struct Tensor {
     static_assert(TILES <= 2);
     static constexpr unsigned WARPS = PARTIALS * GROUPS, THREADS = 32 * WARPS;
-    /* A run's 16-byte chunks, and its steps of 16 columns, from which a lane takes 4. */
+    /* 16-byte chunks of a run, and its steps of 16 columns, of which a lane takes 4 each. */
     static constexpr unsigned CHUNKS = RUN / 8, STEPS = RUN / 16;
-    /* Of the 8 rows of a piece, those that the lanes copy at once. */
+    /* Rows of a piece (8 rows) that the lanes copy at once. */
     static constexpr unsigned AT_ONCE = 32 / CHUNKS, COPIES = 8 / AT_ONCE;
     static constexpr unsigned PIECE = 8 * CHUNKS, PIECE_BYTES = sizeof(uint4) * PIECE;
     /* Pieces in a warp's ring: about 100 KiB for all warps. */
     static constexpr unsigned PIECES = WARPS == 4 ? 24 : 100 / WARPS;
-    /* Of these under way at most before the first one is read: the previous kernel's loads wait behind them. */
+    /* The most pieces in flight while the ring is first filled: the previous kernel's loads queue behind them. */
     static constexpr unsigned WINDOW = PIECES / 4 > 2 ? PIECES / 4 : 2;
     static constexpr unsigned UNITS = GROUPS * EACH, COLUMNS = 8 * TILES, ROWS = 8 * UNITS;
     static constexpr size_t RING_BYTES = sizeof(uint4) * WARPS * PIECES * PIECE;
     static constexpr size_t SUMS_BYTES = sizeof(float) * PARTIALS * COLUMNS * ROWS;
     static constexpr size_t SHARED_BYTES = RING_BYTES > SUMS_BYTES ? RING_BYTES : SUMS_BYTES;
 
-    /* Where a chunk of a row of a piece is: lanes that read at once, four rows of two chunks, meet no bank twice. */
+    /* The place of a chunk of a piece's row: lanes that read two chunks of four rows have no bank conflicts. */
     static __device__ __forceinline__ unsigned place(unsigned row, unsigned chunk) {
         return row * CHUNKS + (chunk ^ row % 4 * 2);
     }
 
     /* Copies a warp's pieces, unit by unit and run by run. */
     struct Fetcher {
-        /* The lane's places in the first piece of the ring. */
+        /* The lane's places in the ring's first piece. */
         unsigned to[COPIES];
-        /* The lane's sources in the next run; rows past the block's repeat its last. */
+        /* The lane's sources in the next run. Rows past the block's repeat its last. */
         const char *next[EACH][COPIES];
         unsigned runs;
 
@@ -60,7 +59,7 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
             }
         }
 
-        /* The next piece, which is of `unit`, to a slot of the ring. */
+        /* Copies the next piece, of `unit`, to a slot of the ring. */
         __device__ __forceinline__ void fetch(unsigned unit, unsigned slot) {
             constexpr size_t STRIDE = PARTIALS * RUN * sizeof(T);
             if (runs > 0) {
@@ -77,11 +76,11 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
         }
     };
 
-    /* The lane's elements of a run of x: for each step four of the same columns in a row for each tile. */
+    /* The lane's elements of a run of x: for each step and tile, four neighbouring columns of a row. */
     struct Columns {
         float4 at[STEPS][TILES];
 
-        /* `from` are the lane's rows of x in each tile. */
+        /* `from`: the lane's row of x in each tile. */
         __device__ __forceinline__ void load(const djinn_linear_args &a, const Rows &rows,
                                              const unsigned (&from)[TILES], unsigned column, unsigned row,
                                              bool inside) {
@@ -140,14 +139,14 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
         }
         float sums[EACH][4] = {};
         const auto column_of = [&](unsigned i) { return (i * PARTIALS + partial) * RUN + quad * 4; };
-        /* The lane's part of each step in the first piece of the ring. */
+        /* The lane's part of each step in the ring's first piece. */
         unsigned weight_at[STEPS];
 #pragma unroll
         for (unsigned step = 0; step < STEPS; ++step) {
             const uint4 *chunk = ring + place(row, step * 2 + quad / 2);
             weight_at[step] = unsigned(__cvta_generic_to_shared(reinterpret_cast<const uint2 *>(chunk) + quad % 2));
         }
-        /* One run ahead. */
+        /* x is loaded one run ahead. */
         Columns x;
         if constexpr (!STAGED) {
             x.load(a, rows, from, column_of(0), row, runs > 0);
@@ -179,7 +178,7 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
                 for (unsigned step = 0; step < STEPS; ++step) {
                     weights[step] = *reinterpret_cast<const uint2 *>(shared_at(weight_at[step] + slot * PIECE_BYTES));
                 }
-                /* To the slot of the piece before, which all lanes have read. */
+                /* Refills the slot of the piece before, which all lanes have read. */
                 fetcher.fetch((unit + PIECES - 1) % EACH, slot == 0 ? PIECES - 1 : slot - 1);
                 slot = slot + 1 == PIECES ? 0 : slot + 1;
 #pragma unroll
@@ -189,7 +188,7 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
             }
         }
         wait_copies<0>();
-        /* The partial sums take the place of the weights. */
+        /* The partial sums replace the weights. */
         float *parts = reinterpret_cast<float *>(shared);
         __syncthreads();
 #pragma unroll

@@ -1,14 +1,13 @@
 /*
- * linear and expert_linear on Hopper (sm_90a) over encoded weights, for up to 128 rows of x at once, with the bits of the
- * product over decoded rows.
+ * linear and expert_linear on Hopper (sm_90a) over encoded weights, for up to 128 rows of x at once. The bits are those of
+ * the product over decoded rows.
  *
  * A block has up to 64 rows of the weight, and a warpgroup for each partial sum. Rows are copied as they are stored, some
- * segments of each to a stage; of a stage each warp decodes its part of every segment of its 16 rows, into the registers
- * that feed the matrix units.
+ * segments of each to a stage. A warp decodes its part of every segment for its 16 rows, into the registers that feed WGMMA.
  *
- * Launch: one block on each multiprocessor; blocks take equal shares of the weight's rows, in turn. One warp has the
- * weight copied, before the previous kernel is done; another has x copied, for all blocks of a cluster at once: each has
- * other parts of a segment copied to all. At the end of a share the partial sums are added in order.
+ * Launch: one block on each multiprocessor; blocks take equal shares of the weight's rows, in turn. One producer warp copies
+ * the weight, from before the previous kernel is done. Another copies x by multicast: each block of a cluster copies other
+ * parts of a segment to all blocks. At the end of a share the partial sums are added in order.
  */
 #ifndef DJINN_LINEAR_TILES_CUH
 #define DJINN_LINEAR_TILES_CUH
@@ -20,7 +19,7 @@
 
 namespace djinn {
 
-/* The rows of x and of out: one after another, or those of some slots of an expert. */
+/* The rows of x and of out: one after another, or those of an expert's slots. */
 struct SomeRows {
     unsigned rows;
     const uint32_t *slots;
@@ -31,19 +30,19 @@ struct SomeRows {
     __device__ __forceinline__ unsigned out(unsigned i) const { return slots == nullptr ? i : slots[i]; }
 };
 
-/* The lane's number, which no register keeps. */
+/* The lane's number, read again instead of kept in a register. */
 __device__ __forceinline__ unsigned lane_anew() {
     unsigned lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 
-/* Rows of the weight of a share, shares, stages of the weight in a block, the first of the expert's slots, and stages of x. */
+/* The weight's rows of a share, the number of shares, stages of the weight, the first of the expert's slots, stages of x. */
 struct TileFrame {
     uint32_t share, shares, stages, first, x_stages;
 };
 
-/* Registers of a thread from here on: fewer, or more that others gave. By whole warpgroups. */
+/* Sets the registers of a thread: fewer, or more that others gave. Called by whole warpgroups. */
 template <unsigned COUNT> __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
@@ -51,7 +50,7 @@ template <unsigned COUNT> __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-/* Describes rows of bytes to the copy engine, in boxes of some bytes of `box_rows` rows. */
+/* Describes rows of bytes to TMA, in boxes of `box_bytes` of `box_rows` rows. */
 inline bool encode_bytes(CUtensorMap &map, const void *rows_at, uint32_t rows, uint32_t row_bytes, uint32_t box_bytes,
                          uint32_t box_rows, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE) {
     const cuuint64_t sizes[2] = {row_bytes / 2, rows}, strides[1] = {row_bytes};
@@ -61,7 +60,7 @@ inline bool encode_bytes(CUtensorMap &map, const void *rows_at, uint32_t rows, u
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* The place in a ring. */
+/* A place in a ring. */
 struct Place {
     unsigned slot = 0, parity = 0;
     __device__ __forceinline__ void advance(unsigned size) {
@@ -71,7 +70,7 @@ struct Place {
     }
 };
 
-/* Keeps values that the matrix units read: until here no register of theirs becomes another's. */
+/* Keeps registers that WGMMA reads: the compiler gives them no other use before this point. */
 __device__ __forceinline__ void hold(const uint2 (&w)[2][RUN / 16]) {
 #pragma unroll
     for (unsigned step = 0; step < RUN / 16; ++step) {
@@ -79,17 +78,17 @@ __device__ __forceinline__ void hold(const uint2 (&w)[2][RUN / 16]) {
     }
 }
 
-/* N rows of x by up to 64 rows of the weight at once. */
+/* N rows of x times up to 64 rows of the weight. */
 template <typename Format, unsigned N> struct TileProducts {
     using T = typename Format::Type;
     static constexpr unsigned STEPS = RUN / 16, COMPUTING = 128 * PARTIALS, THREADS = COMPUTING + 128;
     static constexpr unsigned SEGMENT = PARTIALS * RUN, X_BOX = N * BLOCK_ROW, X_STAGE = PARTIALS * X_BOX;
-    /* Stages of x, at least and at most: more where enough bytes of the weight remain under way. */
+    /* The least and the most stages of x: more where enough bytes of the weight stay in flight. */
     static constexpr unsigned LEAST_X_STAGES = N > 64 ? 2 : N > 32 ? 3 : 4, X_STAGES = N > 64 ? 2 : N > 32 ? 4 : 8;
     static constexpr unsigned LEAST_BYTES = 64 * 1024, LEAST_STAGES = 3;
-    /* Blocks of a cluster, which get x together. */
+    /* Blocks of a cluster, to which x is multicast. */
     static constexpr unsigned CLUSTER = N > 64 ? 4 : 2;
-    /* Whether a run is decoded while the one before is multiplied: for more rows of x there are too few registers. */
+    /* Whether a run is decoded while the one before is multiplied. With more rows of x there are too few registers. */
     static constexpr bool OVERLAPS = N <= 32;
     /* Groups of 8 rows of x whose partial sums are handed over at once. */
     static constexpr unsigned GROUPS = N / 8 < PARTIALS ? N / 8 : PARTIALS;
@@ -99,12 +98,12 @@ template <typename Format, unsigned N> struct TileProducts {
     };
     static constexpr unsigned READY = offsetof(Barriers, ready), FREE = offsetof(Barriers, free);
     static constexpr unsigned X_READY = offsetof(Barriers, x_ready), X_FREE = offsetof(Barriers, x_free);
-    /* Of each part, for each 8 rows of x, those of a warp's lanes. */
+    /* For each part and 8 rows of x, the sums of a warp's lanes. */
     struct Sums {
         float4 at[PARTIALS][GROUPS][4][32];
     };
 
-    /* Rows of 128 bytes are swizzled, as the matrix units have them, and boxes have whole groups of 8. */
+    /* Rows of 128 bytes have WGMMA's swizzle, in boxes of whole groups of 8 rows. */
     static constexpr bool SWIZZLED = Format::PITCH == BLOCK_ROW;
     static constexpr unsigned ALIGN = SWIZZLED ? BLOCK_ALIGN : 128;
 
@@ -115,14 +114,13 @@ template <typename Format, unsigned N> struct TileProducts {
         return Format::SEGMENTS * Format::BOXES * box_bytes(share);
     }
 
-    /* Stages of the weight that fit; at least two. Of swizzled rows, 8 that are not the share's are read after the last. */
+    /* Stages of the weight that fit; at least two. With swizzled rows, up to 8 rows past the share's last are read. */
     static unsigned stages(unsigned share, unsigned x_stages) {
         const unsigned beside = BLOCK_ALIGN + x_stages * X_STAGE + sizeof(Sums) + (SWIZZLED ? BLOCK_ALIGN : 0);
         const unsigned fit = (MOST_SHARED - beside) / stage_bytes(share);
         return fit < MOST_STAGES ? fit : MOST_STAGES;
     }
 
-    /* Stages of x. */
     static unsigned x_stages(unsigned share) {
         const auto leaves_enough = [&](unsigned x) {
             return stages(share, x) >= LEAST_STAGES && stages(share, x) * stage_bytes(share) >= LEAST_BYTES;
@@ -145,10 +143,10 @@ template <typename Format, unsigned N> struct TileProducts {
 
     __device__ __forceinline__ Share share_at(unsigned index) const { return share_of(a, f.share, index, a.row_bytes); }
 
-    /* Rows of the weight of a warp: few are spread over all warps, which then have 8 rows and 8 of zeros. */
+    /* A warp's rows of the weight. Few rows are spread over all warps, which then have 8 rows, and 8 of zeros. */
     __device__ __forceinline__ unsigned warp_rows() const { return f.share <= 32 ? 8 : 16; }
 
-    /* Has the weight copied. By a warp. */
+    /* Copies the weight, by one warp. */
     __device__ __forceinline__ void supply(const Maps &maps, unsigned lane, unsigned shares) const {
         if (a.fresh != 0) {
             await_previous();
@@ -183,7 +181,7 @@ template <typename Format, unsigned N> struct TileProducts {
         __syncwarp();
     }
 
-    /* Has x copied, to all blocks of the cluster. By a warp. */
+    /* Copies x to all blocks of the cluster, by one warp. */
     __device__ __forceinline__ void supply_x(const Maps &maps, unsigned lane, unsigned shares) const {
         if (lane == 0) {
             admit_bulk_copies();
@@ -196,7 +194,7 @@ template <typename Format, unsigned N> struct TileProducts {
                     }
                     Barrier &ready = barriers.x_ready[place.slot];
                     ready.arrive_expecting(X_STAGE);
-                    /* Of columns past the last, zeros. */
+                    /* Columns past the last are zeros. */
                     for (unsigned box = cluster_rank(); box < PARTIALS; box += CLUSTER) {
                         copy_box_to_all(x + place.slot * X_STAGE + box * X_BOX, maps.x, segment * SEGMENT + box * RUN,
                                         blockIdx.y * N, ready, (1u << CLUSTER) - 1);
@@ -208,11 +206,11 @@ template <typename Format, unsigned N> struct TileProducts {
         __syncwarp();
     }
 
-    /* The products of all shares, a warpgroup's part of them. */
+    /* Computes all shares of the block: a warpgroup's partial sum. */
     __device__ __forceinline__ void compute(unsigned shares) const {
-        /* The same in all lanes of a warp, which the compiler is to know. */
+        /* A shuffle, so that the compiler knows it to be uniform. */
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), part = warp / 4;
-        /* A scheduler has one warp of each part. Their rows differ, so that none has all the warps that have few. */
+        /* A scheduler has one warp of each part. Their rows differ, so that no scheduler gets all warps with few rows. */
         const unsigned turned = (warp + part) % 4, first = turned * warp_rows();
         const unsigned lane = threadIdx.x % 32, quad = lane % 4, row = first + lane / 4, halves = warp_rows() / 8;
         const unsigned box = keep(box_bytes(f.share)), stage_size = keep(stage_bytes(f.share));
@@ -235,7 +233,7 @@ template <typename Format, unsigned N> struct TileProducts {
             typename Format::Stage records;
             float sums[N / 2] = {};
             uint2 even[2][STEPS] = {}, odd[2][STEPS] = {};
-            /* Where the blocks are told of the x that was multiplied last. */
+            /* The barrier of the x that was multiplied last. */
             unsigned read = 0;
             const auto tell = [&] {
                 if (read != 0 && lane < CLUSTER) {
@@ -304,7 +302,6 @@ template <typename Format, unsigned N> struct TileProducts {
         }
     }
 
-    /* All threads that compute. */
     static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(COMPUTING) : "memory"); }
 
     /* Adds the partial sums in order, and stores. */
@@ -338,7 +335,7 @@ template <typename Format, unsigned N> struct TileProducts {
         }
     }
 
-    /* Stores what two successive rows of x give with a row of the share. */
+    /* Stores a row's results for two successive rows of x. */
     __device__ __forceinline__ void store(const Share &share, unsigned row, unsigned x_row, float even, float odd) const {
         if (row >= share.rows || x_row >= rows.count()) {
             return;
@@ -361,7 +358,7 @@ template <typename Format, unsigned N> struct TileProducts {
         char *handed = x + f.x_stages * X_STAGE;
         const TileProducts work{a,    rows, f, barriers, x, *reinterpret_cast<Sums *>(handed), handed + sizeof(Sums),
                                 (a.k + SEGMENT - 1) / SEGMENT};
-        /* Blocks of a cluster take as many shares: those past the last repeat it. */
+        /* All blocks of a cluster take as many shares; those past the last repeat it. */
         const unsigned shares = (f.shares + gridDim.x - 1) / gridDim.x;
         release_next();
         if (threadIdx.x < f.stages) {
@@ -391,7 +388,7 @@ template <typename Format, unsigned N> struct TileProducts {
             cluster_wait();
             work.compute(shares);
         }
-        /* Copies and arrivals of other blocks are no longer under way. */
+        /* No copy or arrival of another block is in flight from here on. */
         cluster_sync();
     }
 };
@@ -442,7 +439,7 @@ int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void 
     return launch_clusters(Kernel::CLUSTER, kernel, grid, Kernel::THREADS, MOST_SHARED, stream, args, maps, frame);
 }
 
-/* Up to `batch.n` rows at once. */
+/* Takes up to `batch.n` rows at once. */
 template <typename Format>
 int launch_tiles_of(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
     switch (batch.n) {
