@@ -1,5 +1,5 @@
 /*
- * What the paths of attention share: which rows belong to which, biases, partial results.
+ * What the paths of attention share: runs of rows, biases, partial results.
  */
 #ifndef DJINN_ATTENTION_CUH
 #define DJINN_ATTENTION_CUH
@@ -10,7 +10,7 @@ namespace djinn {
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-/* Weights may be up to 2 to this power: what they refer to need not be the maximum. */
+/* Weights may be up to 2 to this power: the score that they are relative to need not be the maximum. */
 constexpr float MOST_ABOVE = 8;
 
 /* The first position that a row at `position` sees. */
@@ -18,16 +18,16 @@ __host__ __device__ __forceinline__ unsigned first_seen(const djinn_attention_ar
     return a.window == 0 || position < a.window ? 0 : position + 1 - a.window;
 }
 
-/* Whether some rows may be long enough a run for tiles. */
+/* Whether some rows may be in runs that are long enough for tiles. */
 inline bool may_have_runs(const djinn_attention_args &a) { return a.short_runs == 0 && a.rows > DJINN_PREFILL_RUN; }
 
-/* The tiled paths, for rows in runs of more than DJINN_PREFILL_RUN; they leave the others alone. */
+/* The tiled paths, for rows in runs of more than DJINN_PREFILL_RUN. They leave other rows alone. */
 bool serves_hopper_runs(const djinn_attention_args &a);
 int attention_hopper(const djinn_attention_args &a, void *stream);
 bool serves_runs(const djinn_attention_args &a);
 int attention_runs(const djinn_attention_args &a, void *stream);
 
-/* How many of up to 32 rows from `row` on, in steps of `step`, belong to `sequence`. For a whole warp. */
+/* How many of up to 32 rows from `row` on, in steps of `step`, belong to `sequence`. Called by a whole warp. */
 __device__ __forceinline__ unsigned rows_of(const djinn_attention_args &a, unsigned sequence, long long row, int step) {
     const long long mine = row + step * static_cast<long long>(threadIdx.x % 32);
     const bool same = mine >= 0 && mine < a.rows && a.row_seq[mine] == sequence;
@@ -35,7 +35,7 @@ __device__ __forceinline__ unsigned rows_of(const djinn_attention_args &a, unsig
     return others == 0 ? 32 : __ffs(others) - 1;
 }
 
-/* Whether a run of `rows` rows from `first` on extends to more than DJINN_PREFILL_RUN. For a whole warp. */
+/* Whether the run with `rows` rows from `first` on has more than DJINN_PREFILL_RUN rows in all. Called by a whole warp. */
 __device__ __forceinline__ bool is_long(const djinn_attention_args &a, unsigned sequence, unsigned first,
                                         unsigned rows) {
     static_assert(DJINN_PREFILL_RUN <= 32, "one look in either direction is enough");
@@ -44,7 +44,7 @@ __device__ __forceinline__ bool is_long(const djinn_attention_args &a, unsigned 
     return before + rows + after > DJINN_PREFILL_RUN;
 }
 
-/* The slope of a head, rounded to bf16. The exponent is exact, and no slope is near a tie: `exp2f` need not be. */
+/* The slope of a head, rounded to bf16. The exponent is exact and no slope is near a tie, so `exp2f` need not be exact. */
 __device__ __forceinline__ float slope_of(unsigned head, unsigned heads) {
     const unsigned power = 1u << (31 - __clz(heads));
     const float step = head < power ? -8.0f : -4.0f;
@@ -57,14 +57,14 @@ __device__ __forceinline__ float bias_at(float slope, unsigned position) {
     return widen(narrow<bf16>(slope * widen(narrow<bf16>(float(position)))));
 }
 
-/* 2 to the power of x; zero where that is subnormal. */
+/* 2 to the power of x, or zero if that is subnormal. */
 __device__ __forceinline__ float power_of_two(float x) {
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
     return power;
 }
 
-/* The greatest, and the sum, over the four lanes that hold a row of a fragment. */
+/* The maximum, and the sum, over the four lanes that hold a row of a fragment. */
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
@@ -92,28 +92,28 @@ __device__ __forceinline__ void multiply<bf16>(float (&sum)[4], const uint32_t (
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Splits of `length` positions that a row may see of the longest context that the page table holds. */
+/* The splits of `length` positions that a row may see, for the longest context that the page table holds. */
 inline unsigned most_splits(const djinn_attention_args &a, unsigned length) {
     const uint64_t positions = uint64_t(a.kv.table_width) * a.kv.page_tokens;
     const unsigned all = ceil_div(positions, length);
-    /* A window that begins in the last position of a split reaches furthest. */
+    /* A window that begins at the last position of a split reaches the most splits. */
     const uint64_t seen = a.window == 0 ? all : 1 + ceil_div(uint64_t(a.window) - 1, length);
     return seen < all ? unsigned(seen) : all;
 }
 
-/* Bytes of a row's partial results, and those of all rows beside. */
+/* Bytes of a row's partial results. BESIDE_ROWS: bytes besides those of rows. */
 inline uint64_t row_bytes(const djinn_attention_args &a, unsigned splits) {
     return uint64_t(splits) * a.heads * (a.kv.head_dim + 2) * sizeof(float);
 }
 constexpr uint64_t BESIDE_ROWS = 32;
 
-/* Rows whose partial results the workspace holds. */
+/* The rows whose partial results fit the workspace. */
 inline uint64_t rows_that_fit(const djinn_attention_args &a, unsigned splits) {
     const bool fits = a.workspace != nullptr && a.workspace_bytes > BESIDE_ROWS;
     return fits ? (a.workspace_bytes - BESIDE_ROWS) / row_bytes(a, splits) : 0;
 }
 
-/* Partial results of rows, heads and splits: of each a maximum and a sum, then of each a vector. */
+/* Partial results by row, head and split: first the maximum and sum of each, then the vector of each. */
 struct Partials {
     float2 *facts;
     float *vectors;
@@ -127,7 +127,7 @@ struct Partials {
         vectors = a.workspace + 2 * count;
     }
 
-    /* Splits count from the first that the row sees. */
+    /* `split` counts from the first split that the row sees. */
     __device__ __forceinline__ size_t at(unsigned row, unsigned head, unsigned split) const {
         return (size_t(row) * heads + head) * splits + split;
     }

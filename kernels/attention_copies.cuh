@@ -1,5 +1,5 @@
 /*
- * The tiled path of attention on Hopper: how tiles lie in shared memory, and the warps that copy them there.
+ * The tiled path of attention on Hopper: the layout of tiles in shared memory, and the producer warps that copy them there.
  */
 #ifndef DJINN_ATTENTION_COPIES_CUH
 #define DJINN_ATTENTION_COPIES_CUH
@@ -9,27 +9,27 @@
 
 namespace djinn {
 
-/* Rows of a block, each a query row and a head, and of a warpgroup. */
+/* Rows of a block (a row is a query row and a head), and of a warpgroup. */
 constexpr unsigned ROWS = 128, GROUP_ROWS = 64;
 constexpr unsigned THREADS = 384, COMPUTING = 256, COPYING = 128;
-/* Heads that share a key head, and that a block takes at most. */
+/* The most heads sharing a key head that a block takes. */
 constexpr unsigned MOST_HEADS = 8;
 /* Tiles that are copied ahead. */
 constexpr unsigned STAGES = 2;
 
-/* Integers on their way to a tile: 16 bytes of each lane of the warps that copy, in steps. */
+/* Integers on their way to a tile: 16 bytes for each producer thread and step. */
 template <typename Stored, unsigned STEPS> struct Integers {};
 template <unsigned STEPS> struct Integers<int8, STEPS> {
     uint4 integers[STEPS][COPYING];
 };
 
-/* For heads of up to DIM elements in pages of `Stored`: what a block keeps of them in shared memory. */
+/* A block's shared memory, for heads of up to DIM elements in pages of `Stored`. */
 template <typename Stored, unsigned DIM> struct TileLayout {
     using T = Product<Stored>;
     /* Positions of a tile. */
     static constexpr unsigned KEYS = DIM <= 128 ? 128 : 64;
     static constexpr unsigned BLOCKS = (DIM + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
-    /* Of a tile: rows that a warp copies. */
+    /* Rows of a tile that a warp copies. */
     static constexpr unsigned HALF = KEYS / 2;
     static_assert(TILED_SPLIT % KEYS == 0);
 
@@ -47,12 +47,12 @@ template <typename Stored, unsigned DIM> struct TileLayout {
         Barrier keys_ready[STAGES], values_ready[STAGES], keys_free[STAGES], values_free[STAGES];
     };
 
-    /* Where the tile that is number `count` of a block lies, and the parity of its barriers' phases. */
+    /* The slot of a block's tile number `count`, and the parity of its barriers' phases. */
     static __device__ __forceinline__ unsigned slot(unsigned count) { return count % STAGES; }
     static __device__ __forceinline__ unsigned parity(unsigned count) { return count / STAGES % 2; }
 };
 
-/* What the warps that copy do. */
+/* The producer warps. */
 template <typename Stored, unsigned DIM> struct TileCopies : TileLayout<Stored, DIM> {
     using Layout = TileLayout<Stored, DIM>;
     using typename Layout::Barriers, typename Layout::Shared, typename Layout::T, typename Layout::Tile;
@@ -71,8 +71,8 @@ template <typename Stored, unsigned DIM> struct TileCopies : TileLayout<Stored, 
         : a(a), part(part), pages(pages), shared(shared), barriers(barriers) {}
 
     /*
-     * Starts the copy of half a tile, from `first` on and a position on; zeros for what no row of the run sees, and
-     * past the end of a head. Eight lanes take a row's part of a block.
+     * Starts the copy of half a tile: positions from `position` on, to rows from `first` on. What no row of the run sees, or
+     * is past a head's end, becomes zeros. Eight lanes take a row's part of a block.
      */
     __device__ __forceinline__ void copy(Tile &to, const Run &run, const Unit &unit, bool values, unsigned first,
                                          unsigned position) {
@@ -93,14 +93,14 @@ template <typename Stored, unsigned DIM> struct TileCopies : TileLayout<Stored, 
         commit_copies();
     }
 
-    /* The page from which a lane has a box of half a tile copied, from a position on. */
+    /* The page from which a lane copies a box of half a tile at a position. */
     __device__ __forceinline__ unsigned page_of(const Run &run, unsigned position) const {
         const unsigned at = threadIdx.x % 32 / BLOCKS * part.box;
         const size_t row = size_t(run.sequence) * a.kv.table_width;
         return at < HALF ? a.kv.page_table[row + (position + at) / a.kv.page_tokens] : 0;
     }
 
-    /* Has the copy engine copy half a tile, from `first` on and a position on that all rows of the run may see. */
+    /* Makes TMA copy half a tile: positions from `position` on, all of which the run sees, to rows from `first` on. */
     __device__ __forceinline__ void copy_boxes(Tile &to, const Unit &unit, bool values, unsigned first, unsigned position,
                                                unsigned page, Barrier &ready) {
         const unsigned lane = threadIdx.x % 32, block = lane % BLOCKS, at = lane / BLOCKS * part.box;
@@ -118,7 +118,7 @@ template <typename Stored, unsigned DIM> struct TileCopies : TileLayout<Stored, 
         }
     }
 
-    /* Of half a tile of int8: where the rows that the lane looks up begin, and their scales; 0 for what is not seen. */
+    /* For half a tile of int8: where the rows that the lane looks up begin, and their scales, 0 if not seen. */
     struct Rows {
         const int8 *at[HALF / 32];
         float scale[HALF / 32];
@@ -142,7 +142,7 @@ template <typename Stored, unsigned DIM> struct TileCopies : TileLayout<Stored, 
     static constexpr unsigned AT_ONCE = 4;
     static_assert(STEPS % AT_ONCE == 0);
 
-    /* Starts the copy of the lane's integers of a step; past the end of a head, of any. */
+    /* Starts the copy of the lane's integers of a step. Past a head's end, any integers are copied. */
     __device__ __forceinline__ void copy_integers(const Rows &rows, unsigned step) const {
         const unsigned lane = threadIdx.x % 32, row = step / BLOCKS * 8 + lane / 4;
         const unsigned column = step % BLOCKS * BLOCK_COLUMNS + lane % 4 * 16;
@@ -169,9 +169,9 @@ template <typename Stored, unsigned DIM> struct TileCopies : TileLayout<Stored, 
     }
 
     /*
-     * Widens the tiles of a unit of int8: of four warps, two take the keys and two the values, each half of a tile. Each
-     * lane widens what it copied itself. The next tile's integers take the place of those that are widened, and where
-     * those after them lie is looked up meanwhile.
+     * Widens the tiles of a unit of int8. Of four warps, two take keys and two take values, each half of a tile. Each lane
+     * widens what it copied itself. The next tile's integers replace those that were widened, and meanwhile the rows of the
+     * tile after it are looked up.
      */
     __device__ __forceinline__ void supply_int8(const Unit &unit) {
         const unsigned warp = threadIdx.x % COPYING / 32, first = warp % 2 * HALF;
@@ -189,7 +189,7 @@ template <typename Stored, unsigned DIM> struct TileCopies : TileLayout<Stored, 
             commit_copies();
             for (unsigned position = start; position < run.length + first; position += KEYS, ++count) {
                 const unsigned slot = Layout::slot(count);
-                /* Past the end of the run, its lowest position. */
+                /* Past the end of the run this is its lowest position. */
                 const Rows after = look_up(run, unit, values, position + 2 * KEYS);
                 wait_copies<0>();
                 free[slot].wait(Layout::parity(count) ^ 1);
@@ -212,8 +212,8 @@ template <typename Stored, unsigned DIM> struct TileCopies : TileLayout<Stored, 
     }
 
     /*
-     * Copies the tiles of a unit: of four warps, two take the keys and two the values, each half of a tile. The copy
-     * engine copies what is seen whole.
+     * Copies the tiles of a unit. Of four warps, two take keys and two take values, each half of a tile. TMA copies half
+     * tiles that lie within the run.
      */
     __device__ __forceinline__ void supply(const Unit &unit) {
         const unsigned warp = threadIdx.x % COPYING / 32, first = warp % 2 * HALF;

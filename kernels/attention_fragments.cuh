@@ -1,14 +1,14 @@
 /*
- * A warp's share of a split of attention, on the tensor cores, for 16-bit pages and a head_dim that is a multiple of 8:
- * queries and weights are rounded to the type of the pages. Few instructions are needed, so that memory is the limit.
- * Integers of aligned int8 pages are widened to f16 in registers. Scores are multiplied with the keys' scales, and weights
- * with the values', divided by a power of two that brings the greatest of the warp's to less than 2: scales may be of any
- * size.
+ * A warp's share of a split of attention, on the tensor cores, for 16-bit or aligned int8 pages and a head_dim that is a
+ * multiple of 8. Queries and weights are rounded to the type of the pages. It needs few instructions, so that memory is the
+ * limit. Integers of int8 pages are widened to f16 in registers. Scores are multiplied by the keys' scales. Weights are
+ * multiplied by the values' scales, divided by a power of two that brings the greatest of the warp's below 2, so that scales
+ * may be of any size.
  *
- * Keys are the rows of the matrices and up to 8 heads that share a key head are the columns; then elements of values
- * are the rows. Sums over elements or positions may take them in any order: so a lane takes 16 bytes at once, and they are
- * the elements that the matrix units expect of it. The next keys are under way while values are weighted, the next values
- * while keys are multiplied; those of the next share while this is merged.
+ * Keys are the rows of the matrices, and up to 8 heads that share a key head are the columns; then elements of values are
+ * the rows. Sums may take elements or positions in any order, so a lane loads 16 bytes at once, and uses them as the
+ * elements that the tensor cores expect of it. The next keys are copied while values are weighted, the next values while
+ * keys are multiplied, and those of the next share while this one is merged.
  */
 #ifndef DJINN_ATTENTION_FRAGMENTS_CUH
 #define DJINN_ATTENTION_FRAGMENTS_CUH
@@ -21,7 +21,7 @@ namespace djinn {
 /* Columns of a product. */
 constexpr unsigned COLUMNS = 8;
 
-/* The transpose of an 8 x 8 matrix of 16-bit elements: each lane has two of the row lane / 4. */
+/* The transpose of an 8 x 8 matrix of 16-bit elements. Each lane has two of row lane / 4. */
 __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
     uint32_t to;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(pair));
@@ -35,32 +35,32 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
     static constexpr unsigned BLOCKS = DIM > 128 ? 2 : IS_INT8<T> && HEADS < 8 ? 4 : 3;
     using Tile = djinn::Tile<T, DIM>;
     static constexpr unsigned SHARE = SPLIT / WARPS, TILE = Tile::ROWS;
-    /* Columns without a head have a bias as well: whether weights are rescaled depends on all. */
+    /* Columns without a head have a bias as well: all columns decide whether weights are rescaled. */
     static constexpr unsigned SLOPES = COLUMNS;
     static_assert(HEADS <= COLUMNS);
-    /* Whether the first tile of a share is under way while the one before is merged. */
+    /* Whether the first tile of the next share is copied while this one is merged. */
     static constexpr bool GOES_ON = true;
-    /* What is multiplied. */
+    /* The type that is multiplied. */
     using M = Product<T>;
     static constexpr unsigned PIECE = Tile::PIECE, VALUE_PIECE = Tile::VALUE_PIECE;
-    /* Elements of a head in shared memory: of int8 with gaps, so that lanes that store two each meet no bank twice. */
+    /* Elements of a head in shared memory, for int8 with gaps: lanes that store two each have no bank conflicts. */
     static constexpr unsigned GAP = IS_INT8<T> ? 2 : 0, PADDED = DIM + DIM / VALUE_PIECE * GAP;
     static constexpr unsigned PITCH = IS_INT8<T> ? PADDED + (20 - PADDED % 16) % 16 : DIM;
 
     struct Shared : Scales<T, 2 * WARPS, SHARE> {
         Tile keys[WARPS], values[WARPS];
-        /* Of the present share, and of the next. */
+        /* For the current share, and for the next. */
         const T *key[2][WARPS][SHARE];
         /* With biases: each head's slope, and the bias of the row's own position. */
         float slope[COLUMNS], own[COLUMNS];
-        /* What each warp found; a maximum of -INFINITY if it saw no position. */
+        /* What each warp found; the maximum is -INFINITY if it saw no position. */
         float top[WARPS][HEADS], sum[WARPS][HEADS];
-        /* Each lane's part of the queries, scaled: elements of head lane / 4 for two steps of the product. */
+        /* Each lane's part of the scaled queries: elements of head lane / 4 for two steps of the product. */
         uint4 query[DIM / 32][32];
         float part[WARPS][HEADS * PITCH];
     };
 
-    /* Where an element of a head lies in `part`. */
+    /* The place of a head's element in `part`. */
     static __device__ __forceinline__ unsigned at_part(unsigned head, unsigned element) {
         return head * PITCH + element + element / VALUE_PIECE * GAP;
     }
@@ -105,16 +105,16 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         return x;
     }
 
-    /* Scales of the keys and values of a lane's positions of a share; of int8 alone. */
+    /* For int8 only: scales of the keys and values of a lane's positions of a share. */
     struct LaneScales {
         float key[SHARE / 32], value[SHARE / 32];
     };
 
-    /* A warp's next share, of which the first tile is under way. */
+    /* A warp's next share, whose first tile is being copied. */
     struct Ahead {
         /* The parity of its barriers' phases. */
         unsigned parity = 0;
-        /* What values were divided by. */
+        /* What the values' scales were divided by. */
         float power = 1;
         /* Which half of the shared memory has the share's addresses and scales. */
         unsigned half = 0;
@@ -125,7 +125,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         return min(max(portion.base + i * 32 + threadIdx.x % 32, begin), end - 1);
     }
 
-    /* Puts the addresses of a share's keys into half of the shared memory; where tiles lie in one page, of whole tiles. */
+    /* Puts the addresses of a share's keys into half of the shared memory; whole tiles of them, if tiles lie in one page. */
     static __device__ __forceinline__ void locate(const djinn_attention_args &a, Shared &shared, unsigned half,
                                                   const Portion &portion) {
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = Tile::is_whole(a) ? TILE : 1;
@@ -138,7 +138,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         __syncwarp();
     }
 
-    /* Of int8, begins to load the scales of a share. */
+    /* For int8, begins to load the scales of a share. */
     static __device__ __forceinline__ void load_scales(const djinn_attention_args &a, const Portion &portion,
                                                        LaneScales &scales) {
         if constexpr (IS_INT8<T>) {
@@ -153,7 +153,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         }
     }
 
-    /* Puts the scales of a share into half of the shared memory; what those of values are divided by. */
+    /* Puts the scales of a share into half of the shared memory. Returns what those of values were divided by. */
     static __device__ __forceinline__ float settle(Shared &shared, unsigned half, const LaneScales &scales) {
         const unsigned warp = half * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
         float power = 1;
@@ -176,12 +176,12 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         return power;
     }
 
-    /* The first position of a share's first tile. */
+    /* The first tile of a share, as an offset from its base. */
     static __device__ __forceinline__ unsigned first_tile(const Portion &portion) {
         return (portion.begin - portion.base) / TILE * TILE;
     }
 
-    /* Finds a share. Reads no keys or values: the kernel before may still write them. */
+    /* Finds a share. It reads no keys or values, since the kernel before may still write them. */
     static __device__ __forceinline__ void find(const djinn_attention_args &a, Shared &shared, const Ahead &ahead,
                                                 const Portion &portion) {
         if (!portion.is_empty()) {
@@ -190,8 +190,8 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
     }
 
     /*
-     * Has the first tiles of a share that was found brought to the second-level cache, where each lies in one page. More
-     * of them, or later ones as well, would drive one another out where blocks are many.
+     * Prefetches the first tiles of a share that was found to L2, if each lies in one page. More tiles, or later ones too,
+     * would evict one another when there are many blocks.
      */
     static __device__ __forceinline__ void prefetch(const djinn_attention_args &a, const Shared &shared, const Ahead &ahead,
                                                     const Portion &portion) {
@@ -204,13 +204,13 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         }
     }
 
-    /* Before the first share. */
+    /* Called before the first share. */
     static __device__ __forceinline__ void prepare(Shared &shared) {
         shared.keys[threadIdx.x / 32].init();
         shared.values[threadIdx.x / 32].init();
     }
 
-    /* Before the first tile is copied: of what earlier kernels wrote. */
+    /* Called before the first copy: lets copies read what earlier kernels wrote. */
     static __device__ __forceinline__ void admit() {
 #if __CUDA_ARCH__ >= 900
         if (threadIdx.x % 32 < TILE) {
@@ -219,7 +219,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
 #endif
     }
 
-    /* Starts copies of a tile: of its keys, then of its values. */
+    /* Starts the copies of a tile's keys, then of its values. */
     static __device__ __forceinline__ void copy_tile(const djinn_attention_args &a, Shared &shared, const T *const *key) {
         const unsigned warp = threadIdx.x / 32;
         shared.keys[warp].copy(a, key, 0);
@@ -233,14 +233,14 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
             LaneScales scales;
             load_scales(a, portion, scales);
             copy_tile(a, shared, shared.key[ahead.half][threadIdx.x / 32] + first_tile(portion));
-            /* Only now: what waits for scales shall not keep the first keys and values waiting. */
+            /* Only now: the wait for scales must not delay the first keys and values. */
             ahead.power = settle(shared, ahead.half, scales);
         }
     }
 
     /*
-     * The warp's share of a split, of which `ahead` has begun. If `goes_on`, begins the next. What was found is written
-     * when all warps are done with the split before.
+     * Takes the warp's share of a split, which was begun before. If `goes_on`, begins the next. Results are written once all
+     * warps are done with the split before.
      */
     static __device__ __forceinline__ void take(const djinn_attention_args &a, Shared &shared, const Query &,
                                                 Ahead &ahead, const Portion &portion, bool goes_on,
@@ -325,8 +325,8 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
     }
 
     /*
-     * Turns the scores of a tile into weights, positions in pairs for the lane's head. Scores may be up to MOST_ABOVE
-     * above `top`, so that it rarely changes after the first tile.
+     * Turns a tile's scores into weights, as pairs of positions for the lane's head. Scores may be up to MOST_ABOVE above
+     * `top`, so that it rarely changes after the first tile.
      */
     static __device__ __forceinline__ uint2 weigh(const djinn_attention_args &a, const Shared &shared,
                                                   float (&scores)[4], const float (&value_scale)[2],

@@ -1,30 +1,30 @@
 /*
- * attention in tiles on Hopper (sm_90a), for rows in runs of more than DJINN_PREFILL_RUN of one sequence:
- * out[r, h, :] = softmax((q[r, h, :] K + bias) scale) V over positions 0 ..= positions[r], or the last `window`.
+ * attention in tiles on Hopper (sm_90a), for rows in runs of more than DJINN_PREFILL_RUN of one sequence: out[r, h, :] =
+ * softmax((q[r, h, :] K + bias) scale) V over positions 0 ..= positions[r], or the last `window`.
  * Shapes: as in attention.cu; f16 or bf16 pages, head_dim a multiple of 8; or aligned int8 pages, which become f16 on their
  * way to the tiles.
  * Reference: djinn-device, src/reference.rs, `attention`.
  *
- * The method is that of FlashAttention-3 (Shah et al., 2024): a warpgroup has keys and values copied to shared memory,
- * two others multiply 64 rows each, and the weights of one tile of keys are computed while the tile before is
- * multiplied with its values. A block's rows are query rows times up to 8 heads that share a key head, so that heads
- * share copies.
+ * The method is that of FlashAttention-3 (Shah et al., 2024). A producer warpgroup copies keys and values to shared memory.
+ * Two consumer warpgroups multiply 64 rows each; they compute the weights of one tile of keys while the tile before is
+ * multiplied with its values. A block's rows are query rows times up to 8 heads that share a key head, so that these share
+ * the copies.
  *
- * The context is cut every TILED_SPLIT positions, and tiles of keys start at multiples of KEYS, both from position 0
- * on. A tile that a row does not see changes none of its bits. What a row finds in several splits is merged in order of
- * position (attention_merge.cuh). So a row depends on its queries and its context alone.
- * Launch: a block for each multiprocessor, which takes units of rows and heads in turn; those that come together share
- * keys. Where these units keep the device busy, a unit has all splits of its rows. Else it has one, and a second kernel
- * with a warp for each row and head merges them.
+ * The context is cut every TILED_SPLIT positions, and tiles of keys start at multiples of KEYS, both from position 0 on. A
+ * tile that a row does not see changes none of its bits. A row's results of several splits are merged in order of position
+ * (attention_merge.cuh). So a row depends on its queries and its context alone.
+ * Launch: a persistent kernel with a block for each multiprocessor. Blocks take units of rows and heads in turn; units that
+ * run at the same time share keys. If such units keep the device busy, a unit has all splits of its rows. Else it has one,
+ * and a second kernel, with a warp for each row and head, merges them.
  */
 #include "attention_copies.cuh"
 #include "attention_merge.cuh"
 
 namespace djinn {
 
-/* What the warps that compute do, for heads of up to DIM elements in pages of `Stored`. */
+/* The consumer warpgroups, for heads of up to DIM elements in pages of `Stored`. */
 template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored, DIM> {
-    /* Registers of a thread that copies, and of one that computes. */
+    /* Registers of a producer thread, which may widen integers, and of a consumer thread. */
     static constexpr bool WIDENS = IS_INT8<Stored> && DIM <= 128;
     static constexpr unsigned FEW_REGISTERS = WIDENS ? 72 : 56, MANY_REGISTERS = WIDENS ? 216 : 224;
     using Layout = TileLayout<Stored, DIM>;
@@ -45,20 +45,20 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
                                            Barriers &barriers)
         : a(a), part(part), shared(shared), barriers(barriers) {}
 
-    /* Where a piece of a row lies. */
+    /* The place of a piece of a row, swizzled. */
     template <unsigned N>
     static __device__ __forceinline__ T *piece(T (&blocks)[BLOCKS][N][BLOCK_COLUMNS], unsigned row, unsigned at) {
         return &blocks[at / 8][row][(at % 8 ^ row % 8) * 8];
     }
 
-    /* Lets a tile be replaced. */
+    /* Lets the producers replace a tile. */
     static __device__ __forceinline__ void leave(Barrier &free) {
         if (threadIdx.x % 32 == 0) {
             free.arrive();
         }
     }
 
-    /* A warpgroup's queries, scaled and rounded, to shared memory. */
+    /* Scales and rounds a warpgroup's queries to shared memory. */
     __device__ __forceinline__ void load_queries(const Unit &unit, unsigned group) {
         constexpr unsigned EACH = GROUP_ROWS * PIECES / 128, AT_ONCE = EACH < 8 ? EACH : 8;
         static_assert(GROUP_ROWS * PIECES % 128 == 0 && EACH % AT_ONCE == 0);
@@ -103,7 +103,7 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
         barriers.keys_ready[Layout::slot(tile)].wait(Layout::parity(tile));
     }
 
-    /* Starts the products of a tile of keys with the queries. */
+    /* Starts the products of the queries with the tile of keys. */
     __device__ __forceinline__ void multiply_keys(float (&scores)[KEYS / 2], uint64_t queries) {
         const uint64_t keys = describe(shared.keys[Layout::slot(count)].at);
         begin_products();
@@ -120,7 +120,7 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
         commit_products();
     }
 
-    /* Starts the products of the tile before this with weights. */
+    /* Starts the products of weights with the values of the tile before this. */
     __device__ __forceinline__ void multiply_values(Rows &r, const uint32_t (&weights)[KEYS / 16][4]) {
         const unsigned before = count - 1, slot = Layout::slot(before);
         const uint64_t values = describe(shared.values[slot].at, KEYS * BLOCK_ROW);
@@ -133,16 +133,16 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
         commit_products();
     }
 
-    /* Lets the values of the tile before this be replaced. */
+    /* Waits for these products, and lets the values be replaced. */
     __device__ __forceinline__ void free_values(Rows &r) {
         wait_products<0>();
         settle(r.out);
         leave(barriers.values_free[Layout::slot(count - 1)]);
     }
 
-    /* The greatest of each row's scores, as signed integers would compare: right if it is above zero. */
+    /* The greatest of each row's scores, compared as signed integers: right if it is above zero. */
     static __device__ __forceinline__ void find_most(const float (&scores)[KEYS / 2], int (&most)[2]) {
-        /* In two chains a row. */
+        /* Two chains for each row. */
         int chains[2][2];
 #pragma unroll
         for (unsigned i = 0; i < KEYS / 2; i += 4) {
@@ -158,9 +158,9 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
     }
 
     /*
-     * Turns scores into weights, which refer to the row's `top`. That becomes the greatest score of the first tile that the
-     * row sees, and later only one that is MOST_ABOVE above it. `keep` is what the sums so far are worth then. Whether
-     * that is less than before.
+     * Turns scores into weights relative to the row's `top`: the greatest score of the first tile that the row sees. Later
+     * `top` moves only to scores more than MOST_ABOVE above it, and `keep` is the factor for the sums so far. Returns
+     * whether it may have moved.
      */
     __device__ __forceinline__ bool weigh(Rows &r, float (&scores)[KEYS / 2], float (&keep)[2], unsigned base) {
         const unsigned quad = threadIdx.x % 4;
@@ -197,7 +197,7 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
             }
 #pragma unroll
             for (unsigned i = 0; i < 2; ++i) {
-                /* Each row by itself: the others of the warp have no effect. */
+                /* Each row is judged by itself: the warp's others have no effect on it. */
                 top[i] = quad_max(top[i]);
                 const bool row_moves = top[i] > (new_row[i] ? -INFINITY : MOST_ABOVE);
                 top[i] = row_moves ? top[i] : 0;
@@ -216,8 +216,8 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
             r.sum[i / 2 % 2] += scores[i];
         }
         /*
-         * No sum is below zero: it is asked so that the weights are computed here, and not after the wait for products
-         * that run meanwhile.
+         * A sum is never below zero. The test makes the compiler compute the weights here, not after the wait for the
+         * products in flight.
          */
         return moves | __any_sync(0xffffffffu, r.sum[0] + r.sum[1] < 0);
     }
@@ -229,7 +229,7 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
         return weigh(r, scores, keep, tile * KEYS);
     }
 
-    /* What is added from now on has other weights. */
+    /* Rescales the sums if `less`, and packs the weights that are added next. */
     static __device__ __forceinline__ void rescale(Rows &r, uint32_t (&weights)[KEYS / 16][4],
                                                    const float (&scores)[KEYS / 2], const float (&keep)[2], bool less) {
         if (less) {
@@ -244,13 +244,13 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
         }
     }
 
-    /* What a warpgroup's rows find in the positions from `begin` on and before `end`. `meanwhile` runs beside the end. */
+    /* What a warpgroup's rows find from position `begin` on and before `end`. `meanwhile` runs beside the last products. */
     template <typename Meanwhile>
     __device__ __forceinline__ void extend(Rows &r, unsigned begin, unsigned end, uint64_t queries, Meanwhile meanwhile) {
         uint32_t weights[KEYS / 16][4];
         float scores[KEYS / 2], keep[2];
         unsigned tile = begin / KEYS;
-        /* Rows that are not of the run have nothing to find. */
+        /* Rows outside the run find nothing. */
         r.top[0] = r.sees[0] == 0 ? 0 : -INFINITY;
         r.top[1] = r.sees[1] == 0 ? 0 : -INFINITY;
         r.sum[0] = r.sum[1] = 0;
@@ -271,7 +271,7 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
             multiply_values(r, weights);
             wait_products<1>();
             const bool less = end_keys(r, scores, keep, tile);
-            /* Between the weights and the wait for values: neither is moved past it. */
+            /* Stands between the weights and the wait for values, so that neither is moved across it. */
             if ((tile + 1) * KEYS < end) {
                 await_keys(count + 1);
             }
@@ -410,7 +410,7 @@ static HopperTilesChoice choose_tiles(const djinn_attention_args &a) {
                                   : tiles_of<256>(dtype);
 }
 
-/* Rows that a launch takes, at most. */
+/* The most rows of a launch. */
 static uint64_t most_rows(const djinn_attention_args &a) {
     const unsigned splits = most_splits(a, TILED_SPLIT);
     return splits == 1 ? a.rows : rows_that_fit(a, splits);
@@ -422,7 +422,7 @@ bool serves_hopper_runs(const djinn_attention_args &a) {
     return fits && all_devices()[current_device()].is_hopper && most_rows(a) > 0;
 }
 
-/* Positions that the copy engine copies at once: of one page, and of half a tile. */
+/* Positions that TMA copies at once: within one page and half a tile. 0 if pages do not suit it. */
 static unsigned box_of(const djinn_attention_args &a, unsigned half) {
     const unsigned page = a.kv.page_tokens, box = page < half ? page : half;
     const bool typed = a.kv.dtype != DJINN_INT8;
@@ -444,7 +444,7 @@ int attention_hopper(const djinn_attention_args &a, void *stream) {
     const bool whole = splits == 1 || 4 * blocks * uint64_t(ceil_div(units, blocks)) <= 5 * units;
     const unsigned all = whole ? 1 : ceil_div(uint64_t(a.kv.table_width) * a.kv.page_tokens, TILED_SPLIT);
     const uint64_t fit = whole ? a.rows : rows_that_fit(a, splits);
-    /* Whole tiles, where they fit. */
+    /* Whole tiles, if they fit. */
     const unsigned step = fit >= a.rows ? a.rows : fit < at_once ? unsigned(fit) : unsigned(fit / at_once * at_once);
     int code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
     for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += step) {

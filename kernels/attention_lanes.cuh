@@ -1,7 +1,6 @@
 /*
- * A warp's share of a split of attention, in f32, for any head_dim and type: each lane multiplies its elements of keys
- * and values, which are in registers. The next keys are under way while values are weighted, the next values while keys
- * are multiplied.
+ * A warp's share of a split of attention, in f32, for any head_dim and type. Each lane multiplies its elements of keys and
+ * values in registers. The next keys are loaded while values are weighted, the next values while keys are multiplied.
  */
 #ifndef DJINN_ATTENTION_LANES_CUH
 #define DJINN_ATTENTION_LANES_CUH
@@ -12,13 +11,13 @@ namespace djinn {
 
 /* Threads that a multiprocessor holds, with 128 registers each. */
 constexpr unsigned RESIDENT = 512;
-/* Threads of a block. Where heads share keys, blocks are fewer and take longer: more warps share a split. */
+/* Threads of a block. If heads share keys, there are fewer blocks, which take longer: then more warps share a split. */
 constexpr unsigned threads_for(unsigned heads) { return heads == 1 ? 128 : 256; }
 constexpr unsigned blocks_for(unsigned heads) { return RESIDENT / threads_for(heads); }
 
 /*
- * N elements of T, in words as they were loaded: single elements that live from one round of a loop to the next would
- * be taken apart, and waited for, in the first.
+ * N elements of T, in words as they were loaded. The compiler would unpack single elements that live across loop iterations,
+ * and so wait for them, in the iteration that loads them.
  */
 template <typename T, unsigned N> struct Raw {
     uint32_t words[(N * sizeof(T) + 3) / 4];
@@ -58,7 +57,7 @@ template <typename T, unsigned N> struct Raw {
     }
 };
 
-/* `a` or `b`; never as a branch. */
+/* `a` or `b`, without a branch. */
 __device__ __forceinline__ float select(bool first, float a, float b) {
     float x;
     asm("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\nselp.f32 %0, %1, %2, p;\n}"
@@ -68,8 +67,8 @@ __device__ __forceinline__ float select(bool first, float a, float b) {
 }
 
 /*
- * Kernels for rows of up to DIM elements, loaded N at once, and up to HEADS heads that share a key head. LANES lanes
- * share a position, so a warp takes AT_ONCE of them at once.
+ * Kernels for rows of up to DIM elements, loaded N at once, and up to HEADS heads that share a key head. LANES lanes share a
+ * position, so a warp takes AT_ONCE positions at once.
  */
 template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
     static constexpr unsigned DIM = MOST, HEADS = GROUP, SLOPES = GROUP;
@@ -79,7 +78,7 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
     static constexpr unsigned SHARE = SPLIT / WARPS;
     static constexpr unsigned LANES = DIM / N < 32 ? DIM / N : 32, AT_ONCE = 32 / LANES;
     static constexpr unsigned CHUNKS = DIM / (LANES * N);
-    /* Registers of a position's elements, and of queries or results. */
+    /* Registers for a position's elements, and for queries or results. */
     static constexpr unsigned EACH = CHUNKS * (N * sizeof(T) > 4 ? N * sizeof(T) / 4 : 1);
     static constexpr unsigned WIDTH = CHUNKS * N * HEADS;
     /* Positions of a tile for LANES lanes, as registers allow: keys, values and scores beside queries and results. */
@@ -93,15 +92,15 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
         const T *key[WARPS][SHARE];
         /* With biases: each head's slope, and the bias of the row's own position. */
         float slope[HEADS], own[HEADS];
-        /* What each warp found; a maximum of -INFINITY if it saw no position. */
+        /* What each warp found; the maximum is -INFINITY if it saw no position. */
         float top[WARPS][HEADS], sum[WARPS][HEADS];
         float part[WARPS][HEADS * DIM];
     };
 
-    /* Where an element of a head lies in `part`. */
+    /* The place of a head's element in `part`. */
     static __device__ __forceinline__ unsigned at_part(unsigned head, unsigned element) { return head * DIM + element; }
 
-    /* Queries are aligned to 16 bytes alone, whatever the elements of keys are. */
+    /* Queries are aligned to 16 bytes only, whatever the elements of keys are. */
     static constexpr unsigned PIECE = N < 4 ? N : 4;
     struct Query {
         Pack<float, PIECE> at[HEADS][CHUNKS * N / PIECE];
@@ -111,7 +110,7 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
     struct Tile {
         Raw<T, N> at[UNROLL][CHUNKS];
 
-        /* Of the positions from key[0] on. Lanes past the end of a row read its start: their queries are zero. */
+        /* Loads the positions from key[0] on. Lanes past the end of a row read its start: their queries are zero. */
         __device__ __forceinline__ void load(const T *const *key, unsigned dim, size_t offset) {
 #pragma unroll
             for (unsigned u = 0; u < UNROLL; ++u) {
@@ -131,7 +130,7 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
         return (threadIdx.x % LANES + LANES * chunk) * N;
     }
 
-    /* The queries of `heads` heads from an address on; zeros for the others, and past the end of a head. */
+    /* Loads the queries of `heads` heads from an address on. Other heads, and elements past a head's end, are zeros. */
     static __device__ __forceinline__ Query load_query(const djinn_attention_args &a, const Shared &,
                                                        const float *queries, unsigned heads) {
         const unsigned dim = a.kv.head_dim;
@@ -158,7 +157,7 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
                                                     const Portion &) {}
     static __device__ __forceinline__ void begin(const djinn_attention_args &, Shared &, Ahead &, const Portion &) {}
 
-    /* The warp's share of a split. What was found is written when all warps are done with the split before. */
+    /* Takes the warp's share of a split. Results are written once all warps are done with the split before. */
     static __device__ __forceinline__ void take(const djinn_attention_args &a, Shared &shared, const Query &query,
                                                 Ahead &, const Portion &portion, bool, const Portion &) {
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.kv.head_dim;
@@ -189,11 +188,11 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
             }
         }
         __syncwarp();
-        /* The score of a tile that the lane ends up with: of its group's `mine`th position, for a head. */
+        /* The tile's score that the lane ends up with: for a head, that of its group's `mine`th position. */
         const unsigned score = lane % LANES / SAME, mine = score % UNROLL, my_head = score / UNROLL;
         /*
-         * As in Result: `top` of the lane's head, `sum` of its scores, `results` of its group of LANES lanes. Scores
-         * may be up to MOST_ABOVE above `top`, so that it rarely changes after the first tile.
+         * As in `Result`: `top` for the lane's head, `sum` of its scores, `results` of its group of LANES lanes. Scores may
+         * be up to MOST_ABOVE above `top`, so that it rarely changes after the first tile.
          */
         float top = -INFINITY, sum = 0, results[HEADS][CHUNKS * N] = {};
         const float scale = __fmul_rn(a.scale, LOG2_E);
@@ -227,7 +226,7 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
             }
             if (a.alibi != 0) {
                 /*
-                 * The bias of the row's own position is taken from all, so that biases cost no precision where weights
+                 * The bias of the row's own position is subtracted from all, so that biases cost no precision where weights
                  * are greatest.
                  */
                 weight = __fadd_rn(weight, bias_at(shared.slope[my_head], position) - shared.own[my_head]);
@@ -299,7 +298,7 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
         }
     }
 
-    /* Each of the scores summed over LANES lanes: SAME lanes get the first, as many the second, and so on. */
+    /* Sums each score over LANES lanes. SAME lanes get the first sum, as many the second, and so on. */
     static __device__ __forceinline__ float sum_of_lanes(float (&scores)[SCORES]) {
 #pragma unroll
         for (unsigned step = LANES / 2; step > 0; step /= 2) {

@@ -1,16 +1,16 @@
 /*
- * attention in tiles, on the tensor cores, for rows in runs of more than DJINN_PREFILL_RUN of one sequence:
- * out[r, h, :] = softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r], or the last `window` of them.
+ * attention in tiles, on the tensor cores, for rows in runs of more than DJINN_PREFILL_RUN of one sequence: out[r, h, :] =
+ * softmax(q[r, h, :] K scale) V over positions 0 ..= positions[r], or the last `window` of them.
  * Shapes: as in attention.cu; f16, bf16 or aligned int8 pages, head_dim 64 or 128. int8 becomes f16 on its way to shared
  * memory.
  * Reference: djinn-device, src/reference.rs, `attention`.
  *
- * The method is FlashAttention-2 (Dao, 2023): the running maximum and sum of each row are kept while 64 keys and
- * values at a time pass through shared memory, two stages deep. Tiles of keys start at position 0, and a tile that a
- * row does not see, be it past the row or before its window, changes none of its bits; so a row depends on its queries
- * and its context alone. Tiles before the window of every row are left out.
- * Launch: blocks of 4 warps; x over heads, y over tiles of 64 rows, 16 a warp. A tile may hold several runs:
- * they are taken in turn, and rows outside the present one see nothing.
+ * The method is FlashAttention-2 (Dao, 2023): the running maximum and sum of each row are kept while 64 keys and values at a
+ * time pass through shared memory, two stages deep. Tiles of keys start at position 0. A tile that a row does not see, past
+ * the row or before its window, changes none of its bits; so a row depends on its queries and its context alone. Tiles
+ * before the window of every row are left out.
+ * Launch: blocks of 4 warps; x over heads, y over tiles of 64 rows, 16 for each warp. A tile may hold several runs: they are
+ * taken in turn, and rows outside the current one see nothing.
  */
 #include "attention.cuh"
 
@@ -19,7 +19,7 @@ namespace djinn {
 constexpr unsigned THREADS = 128;
 constexpr unsigned TILE = 64;
 
-/* Four 8 x 8 matrices of 16-bit elements, transposed; each lane gives the address of one of their rows. */
+/* Loads four 8 x 8 matrices of 16-bit elements, transposed. Each lane gives the address of one of their rows. */
 __device__ __forceinline__ void load_transposed(uint32_t (&to)[4], const void *row) {
     const auto address = static_cast<unsigned>(__cvta_generic_to_shared(row));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -28,10 +28,10 @@ __device__ __forceinline__ void load_transposed(uint32_t (&to)[4], const void *r
                  : "memory");
 }
 
-/* Of pages of `Stored`. */
+/* For pages of `Stored`. */
 template <typename Stored, unsigned DIM> struct Tiles {
     using T = Product<Stored>;
-    /* Elements of a row in shared memory: padded, so that fragments meet no bank twice. */
+    /* Elements of a row in shared memory, padded so that fragments have no bank conflicts. */
     static constexpr unsigned PITCH = DIM + 8;
     static constexpr unsigned STEPS = DIM / 16;
     static constexpr unsigned BLOCKS = TILE / 8;
@@ -41,16 +41,16 @@ template <typename Stored, unsigned DIM> struct Tiles {
         T values[2][TILE][PITCH];
     };
 
-    /* One warp's 16 rows: the fragments hold rows `group` and `group + 8`. */
+    /* A warp's 16 rows. A thread has rows `group` and `group + 8`. */
     struct Warp {
         uint32_t queries[STEPS][4];
         float out[DIM / 8][4];
         float top[2], sum[2];
-        /* The positions that each row sees of the present run, from `from` on and before `sees`. */
+        /* The positions of the current run that each row sees: from `from` on and before `sees`. */
         unsigned from[2], sees[2];
     };
 
-    /* Starts the copy of a tile; positions before `lowest` and from `length` on are zeros. */
+    /* Starts the copy of a tile. Positions before `lowest` and from `length` on become zeros. */
     static __device__ __forceinline__ void fetch(Shared &shared, const djinn_kv_pages &kv, unsigned sequence,
                                                  unsigned kv_head, unsigned tile, unsigned lowest, unsigned length) {
         constexpr unsigned PIECE = PER_16_BYTES<Stored>, CHUNKS = DIM / PIECE;
@@ -78,7 +78,7 @@ template <typename Stored, unsigned DIM> struct Tiles {
     static __device__ __forceinline__ void load_queries(Warp &w, const djinn_attention_args &a, unsigned row) {
         const unsigned quad = threadIdx.x % 4;
         const size_t width = size_t(a.heads + 2 * a.kv.kv_heads) * DIM;
-        /* Rows beyond the last one repeat it, see nothing, and are not stored. */
+        /* Rows past the last repeat it, see nothing, and are not stored. */
         const float *upper = a.qkv + min(row, a.rows - 1) * width + size_t(blockIdx.x) * DIM + 2 * quad;
         const float *lower = a.qkv + min(row + 8, a.rows - 1) * width + size_t(blockIdx.x) * DIM + 2 * quad;
 #pragma unroll
@@ -181,7 +181,7 @@ template <typename Stored, unsigned DIM> struct Tiles {
     static __device__ void run(const djinn_attention_args &a) {
         extern __shared__ __align__(16) unsigned char bytes[];
         Shared &shared = *reinterpret_cast<Shared *>(bytes);
-        /* The last tiles see the most: they start first. */
+        /* The last tiles see the most, so they start first. */
         const unsigned first = (gridDim.y - 1 - blockIdx.y) * TILE, end = min(first + TILE, a.rows);
         const unsigned warp_first = first + threadIdx.x / 32 * 16, row = warp_first + threadIdx.x % 32 / 4;
         const unsigned kv_head = blockIdx.x / (a.heads / a.kv.kv_heads);
@@ -193,14 +193,14 @@ template <typename Stored, unsigned DIM> struct Tiles {
 
         for (unsigned begin = first; begin < end;) {
             const unsigned sequence = a.row_seq[begin];
-            /* A tile is two looks wide. */
+            /* A tile has 64 rows; `rows_of` sees 32. */
             unsigned rows = rows_of(a, sequence, begin, 1);
             rows += rows == 32 ? rows_of(a, sequence, begin + 32, 1) : 0;
             const unsigned stop = min(begin + rows, end);
             if (is_long(a, sequence, begin, stop - begin)) {
                 const unsigned length = a.positions[stop - 1] + 1, tiles = (length + TILE - 1) / TILE;
                 const unsigned lowest = first_seen(a, a.positions[begin]), start = lowest / TILE;
-                /* What the warp's rows see. */
+                /* What the warp's rows see in all. */
                 unsigned from = 0, seen = 0;
 #pragma unroll
                 for (unsigned i = 0; i < 2; ++i) {
