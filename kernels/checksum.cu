@@ -1,9 +1,8 @@
 /*
- * checksum: out = the wrapping sum of mix(w ^ mix(index)) over the 32-bit words w of src, the last one padded
- * with zeros.
- * Shapes: src any bytes from a multiple of 16 on, out u64 [1].
- * Launch: out is cleared, then up to 2048 blocks of 256 threads walk 16 bytes a thread and step; one 64-bit
- * atomic addition a warp. Wrapping addition commutes, so the result has one value.
+ * checksum: out = the wrapping sum of mix(w ^ mix(index)) over the 32-bit words w of src, the last one padded with zeros.
+ * Shapes: src any bytes, at a multiple of 16; out u64 [1].
+ * Launch: out is cleared; then up to 2048 blocks of 256 threads read 16 bytes a thread and step, with one 64-bit atomic
+ * addition a warp. Wrapping addition commutes, so the result has one value.
  * Reference: djinn-device, src/reference.rs, `checksum`.
  */
 #include "element.cuh"

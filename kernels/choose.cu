@@ -2,18 +2,18 @@
  * choose: a token of each row of logits, by the row's settings; djinn-device, src/choice.rs, has the definition.
  * Shapes: logits f32 [rows, vocab], draws u32 [rows, 16], drawn u32 [rows, 44], changes and earlier u32 words that rows of
  * draws refer to; all but logits may be pinned host memory.
- * Launch: 512 threads a block; a cluster of 8 blocks for each row on cards that have clusters (sm_90), elsewhere a
- * block. Each block has a run of the row, in shared memory where it fits, which it goes through again for each part of
- * the work: the best logit; the sum of exponentials and the most probable tokens, if these are wanted; the changes, and
- * the best logit after them; the last token that top-k keeps, and the last one that top-p keeps; and the best score. What
- * the blocks found is merged in order of their ranks.
+ * Launch: 512 threads a block; a cluster of 8 blocks for each row on cards that have clusters (sm_90), elsewhere a block.
+ * Each block has a run of the row, in shared memory if it fits, and goes through it again for each part of the work: the
+ * best logit; the sum of exponentials and the most probable tokens, if these are wanted; the changes, and the best logit
+ * after them; the last token that top-k keeps, and the last one that top-p keeps; and the best score. The blocks' results
+ * are merged in order of their ranks.
  *
- * Changes are made to the run in shared memory. A row that does not fit there is changed where it lies, token by token:
- * the last word of a change then holds the logit, which is put back. What is not allowed is ruled out as it is read.
+ * Changes are made to the run in shared memory. A row that does not fit there is changed in global memory, token by token;
+ * the last word of a change then holds the old logit, which is put back. What is not allowed is ruled out as it is read.
  *
- * A last token is found by a radix search over ranks: 32 bits in the order of the logits, then 22 of the tokens, lower
- * ones higher. A histogram by the digits of 11 bits holds counts, or weights. It
- * ends when the digit's bucket has one token, which is mostly after 3 digits.
+ * A last token is found by a radix search over ranks: 32 bits that order the logits, then 22 of the token, lower ones
+ * ranking higher. A histogram by digits of 11 bits holds counts, or weights. The search ends when a digit's bucket has one
+ * token, mostly after 3 digits.
  * Reference: djinn-device, src/reference/choice.rs, `choose`.
  */
 #include "choose_search.cuh"
@@ -30,7 +30,7 @@ template <unsigned RANKS> struct Chooser : ChooserSearch<RANKS> {
 
     __device__ float setting(unsigned at) const { return __uint_as_float(shared.draw[at]); }
 
-    /* A token's logit after its change; `Draw::changed` in djinn-device, with the same bits. */
+    /* A token's logit after its change, with the same bits as `Draw::changed` in djinn-device. */
     __device__ float changed(float x, float bias, uint32_t count, bool seen) const {
         const auto finite = [](float x) { return fminf(fmaxf(x, -FLT_MAX), FLT_MAX); };
         if (!(fabsf(x) < INFINITY)) {
@@ -47,7 +47,7 @@ template <unsigned RANKS> struct Chooser : ChooserSearch<RANKS> {
         return x;
     }
 
-    /* Changes a token's logit; gives the one before where it lies changed. */
+    /* Changes a token's logit. Returns the old one if it was changed in global memory. */
     __device__ float change(unsigned token, float bias, uint32_t count, bool seen) {
         if constexpr (RANKS > 1) {
             if (staged != nullptr) {
@@ -61,9 +61,9 @@ template <unsigned RANKS> struct Chooser : ChooserSearch<RANKS> {
         return before;
     }
 
-    /* Rules out what is not allowed of the block's run in shared memory. */
+    /* Rules out the tokens of the block's run in shared memory that are not allowed. */
     __device__ void rule_out_staged(const uint32_t *words) {
-        /* Its bits pass through shared memory, so that each is read once. */
+        /* The bits pass through shared memory, so that each is read once. */
         constexpr unsigned AT_ONCE = 32 * (BUCKETS - 1);
         for (unsigned from = first; from < end; from += AT_ONCE) {
             const unsigned until = min(end, from + AT_ONCE), word = from / 32, count = (until + 31) / 32 - word;
@@ -80,20 +80,20 @@ template <unsigned RANKS> struct Chooser : ChooserSearch<RANKS> {
         }
     }
 
-    /* The logarithm of the sum of exponentials, relative to that of the greatest logit. */
+    /* The logarithm of the sum of exponentials, relative to the greatest logit's. */
     __device__ float find_log_total(float most) {
         Total mine = {0};
         each_logit([&](unsigned, float x) { mine.total += weight_of(x - most); });
         return logf(float(of_row(mine).total) * 0x1p-40f);
     }
 
-    /* The token that was chosen before, if the changes do not count it. */
+    /* The token that was chosen before, unless the changes already count it. */
     __device__ unsigned latest(const uint32_t *earlier) const {
         const unsigned token = shared.draw[LATEST] != 0 ? earlier[shared.draw[LATEST] - 1] : NO_TOKEN;
         return token < vocab ? token : NO_TOKEN;
     }
 
-    /* Makes the changes, but for what is ruled out as it is read. Nothing of the row is read meanwhile. */
+    /* Makes the changes, apart from tokens that are ruled out as they are read. No thread reads the row meanwhile. */
     __device__ void make_changes(uint32_t *words, const uint32_t *earlier) {
         if (staged != nullptr && shared.draw[ALLOWED] != 0) {
             rule_out_staged(words + (shared.draw[ALLOWED] - 1));
@@ -123,7 +123,7 @@ template <unsigned RANKS> struct Chooser : ChooserSearch<RANKS> {
         meet<RANKS>();
     }
 
-    /* Puts back what was changed where it lies. */
+    /* Undoes the changes in global memory. */
     __device__ void undo_changes(uint32_t *words, const uint32_t *earlier) {
         uint4 *changes = reinterpret_cast<uint4 *>(words + shared.draw[FIRST_CHANGE]);
         for (unsigned i = rank * CHOOSE_THREADS + threadIdx.x; i < shared.draw[CHANGES]; i += RANKS * CHOOSE_THREADS) {
@@ -140,7 +140,7 @@ template <unsigned RANKS> struct Chooser : ChooserSearch<RANKS> {
         meet<RANKS>();
     }
 
-    /* Writes the most probable tokens to the row of results, and gives their number to the first block. */
+    /* Writes the most probable tokens to the row of results. The first block gets their number. */
     __device__ unsigned write_best(uint32_t *drawn, float most, float log_total) {
         const unsigned wanted = min(shared.draw[BEST], MOST_BEST);
         const uint64_t cut = wanted < vocab ? find_last(wanted, 0.0f, 0) : 0;
@@ -184,8 +184,8 @@ template <unsigned RANKS> struct Chooser : ChooserSearch<RANKS> {
     }
 
     /*
-     * Chooses, and writes the row of results, once the block's run was read. `more`: the logits may be changed, and the
-     * most probable tokens be wanted.
+     * Chooses, and writes the row of results, once the block's run was read. `more`: logits may have to be changed, and the
+     * most probable tokens may be wanted.
      */
     template <bool more> __device__ void finish(Best greatest, uint32_t *drawn, uint32_t *changes, const uint32_t *earlier) {
         const uint32_t flags = shared.draw[0], top_k = shared.draw[2];
@@ -217,7 +217,7 @@ template <unsigned RANKS> struct Chooser : ChooserSearch<RANKS> {
                 sound = !infinite;
             }
         }
-        /* A bad one is NaN, or the greatest if that is infinite: then no finite one equals it. */
+        /* In a bad row: the first NaN, or logit that equals `best` if that is infinite. No finite one does then. */
         unsigned token = find_first(sound || infinite ? best : NAN, !sound);
         if (sound && temperature != 0.0f && top_k != 1) {
             uint64_t cut = 0;
@@ -247,13 +247,13 @@ template <unsigned RANKS> struct Chooser : ChooserSearch<RANKS> {
         }
     }
 
-    /* In a function of its own, on a copy: other rows have more registers so. */
+    /* A function of its own, on a copy, so that other rows have more registers. */
     static __device__ __noinline__ void finish_more(Chooser copy, Best greatest, uint32_t *drawn, uint32_t *changes,
                                                     const uint32_t *earlier) {
         copy.template finish<true>(greatest, drawn, changes, earlier);
     }
 
-    /* `word` is one of the row's settings, in the first threads: it comes from the host while the logits are read. */
+    /* `word`, in the first threads, is one of the row's settings. It comes from the host while the logits are read. */
     __device__ void run(uint32_t word, uint32_t *drawn, uint32_t *changes, const uint32_t *earlier) {
         const Best greatest = find_best();
         if (threadIdx.x < DRAW_WORDS) {
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(djinn::CHOOSE_THREADS, 2)
         float *run = stages ? staged : nullptr;
         Chooser<RANKS> chooser = {{{shared, logits, run, rank, first, end, share, a.vocab, a.vocab % 4 == 0}}};
         chooser.run(word, drawn, a.changes, a.earlier);
-        /* No block ends while another one may read its memory. */
+        /* No block ends while another may read its memory. */
         if constexpr (RANKS > 1) {
             cluster_sync();
         }
@@ -301,9 +301,9 @@ __global__ void __launch_bounds__(djinn::CHOOSE_THREADS, 2)
 
 namespace djinn {
 
-/* Launches one way. */
+/* Launches RANKS blocks a row. */
 template <unsigned RANKS> int choose(const djinn_choose_args &a, void *stream) {
-    /* Of each block, in whole groups. */
+    /* A block's tokens, in whole groups of 4. */
     const unsigned share = (ceil_div(a.vocab, RANKS) + 3) / 4 * 4;
     const unsigned room = all_devices()[current_device()].block_shared, bytes = share * sizeof(float);
     const bool stages = RANKS > 1 && room > sizeof(ChooseShared<RANKS>) && bytes <= room - sizeof(ChooseShared<RANKS>);

@@ -1,6 +1,6 @@
 /*
- * What choose.cu does with a row of logits: a block goes through its run of them, and the blocks of a cluster merge what they
- * found.
+ * What choose.cu does with a row of logits: a block goes through its run of them, and the blocks of a cluster merge what
+ * they found.
  */
 #ifndef DJINN_CHOOSE_ROW_CUH
 #define DJINN_CHOOSE_ROW_CUH
@@ -17,26 +17,26 @@ constexpr unsigned CHOOSE_THREADS = 512, CHOOSE_WARPS = CHOOSE_THREADS / 32;
 constexpr unsigned CHOOSE_RANKS = 8;
 constexpr unsigned BUCKETS = 2048;
 constexpr unsigned TOKEN_BITS = 22;
-/* As of `Draw` in djinn-device. */
+/* As in `Draw` of djinn-device. */
 constexpr unsigned CHOOSES = 1, WANTS_LOGPROB = 2, DRAW_WORDS = 16, DRAWN_WORDS = 44, MOST_BEST = 20;
 /* Words of a row of draws. */
 enum { REPETITION = 8, FREQUENCY, PRESENCE, BEST, FIRST_CHANGE, CHANGES, ALLOWED, LATEST };
 constexpr float REACH = -26.5f;
 constexpr unsigned NO_TOKEN = 0xffffffffu;
 
-/* What threads and blocks pass on. */
+/* What threads and blocks exchange. */
 struct alignas(16) Parcel {
     uint32_t words[4];
 };
 
-/* The greatest logit but for NaN, and whether one is NaN. */
+/* The greatest logit that is not NaN, and whether one is NaN. */
 struct Best {
     float most;
     uint32_t nan;
     static __device__ Best merge(const Best &a, const Best &b) { return {fmaxf(a.most, b.most), a.nan | b.nan}; }
 };
 
-/* The lowest token of some. */
+/* The lowest of some tokens. */
 struct First {
     uint32_t token;
     static __device__ First merge(const First &a, const First &b) { return {min(a.token, b.token)}; }
@@ -51,13 +51,13 @@ struct Scored {
     }
 };
 
-/* Weights are added as integers, in units of 2^-40, so that no sum depends on its order. */
+/* Weights are added as integers, in units of 2^-40, so that a sum does not depend on the order. */
 struct Total {
     uint64_t total;
     static __device__ Total merge(const Total &a, const Total &b) { return {a.total + b.total}; }
 };
 
-/* The bucket with the last token, what lies above it, and how many tokens it has. */
+/* The bucket with the last token, the sum above it, and the number of its tokens. */
 struct Found {
     uint64_t above;
     uint32_t bucket, count;
@@ -65,15 +65,15 @@ struct Found {
 
 template <unsigned RANKS> struct ChooseShared {
     uint32_t counts[BUCKETS], low[BUCKETS], high[BUCKETS];
-    /* The block's share of the buckets, of all blocks. */
+    /* The block's share of the buckets, merged over all blocks. */
     uint64_t merged[BUCKETS / RANKS];
     Parcel warps[CHOOSE_WARPS];
-    /* What other blocks read: one is written while another may still be read. */
+    /* Read by other blocks. Two, since one is written while the other may still be read. */
     Parcel block[2], found;
     uint32_t draw[DRAW_WORDS];
-    /* How many of the most probable tokens the block has. */
+    /* How many of the most probable tokens this block has. */
     uint32_t best;
-    /* The logit of the latest token, where it lies changed. */
+    /* The latest token's logit before its change in global memory, or NaN. */
     float latest;
 };
 
@@ -90,7 +90,7 @@ template <typename T> __device__ __forceinline__ T unpack(const Parcel &parcel) 
     return value;
 }
 
-/* Every thread of all blocks of the row waits for all others, and sees what they wrote. */
+/* A barrier of all threads of all blocks of the row. They then see what the others wrote. */
 template <unsigned RANKS> __device__ __forceinline__ void meet() {
     if constexpr (RANKS > 1) {
         cluster_sync();
@@ -99,7 +99,7 @@ template <unsigned RANKS> __device__ __forceinline__ void meet() {
     }
 }
 
-/* A word in the shared memory of the block of a rank. */
+/* A word in the shared memory of the block of that rank. */
 template <unsigned RANKS> __device__ __forceinline__ uint32_t word_at(const uint32_t *word, unsigned rank) {
     if constexpr (RANKS > 1) {
         uint32_t value;
@@ -122,7 +122,7 @@ template <unsigned RANKS, typename T> __device__ __forceinline__ T parcel_at(con
     return unpack<T>(copy);
 }
 
-/* Changes a word in the shared memory of the block of a rank. */
+/* Changes a word in the shared memory of the block of that rank. */
 template <typename Change> __device__ __forceinline__ void change_at(float *word, unsigned rank, Change change) {
     const unsigned at = address_at(shared_address(word), rank);
     float value;
@@ -140,13 +140,13 @@ template <unsigned RANKS> struct ChooserRow {
     unsigned rank, first, end, share, vocab;
     /* Whether rows begin at multiples of 16 bytes. */
     bool aligned;
-    /* What of a row that lies changed is allowed, or null. */
+    /* The bits of allowed tokens, for a row in global memory, or null. */
     const uint32_t *allowed = nullptr;
-    /* Alternates between the two parcels. */
+    /* Which of the two parcels is next. */
     unsigned turn = 0;
     float best = 0.0f, inverse = 0.0f;
 
-    /* The block's part of a sum or the like, in every thread. */
+    /* Merges the values of the block's threads; every thread gets the result. */
     template <typename T> __device__ T of_block(T mine) {
 #pragma unroll
         for (int lane = 16; lane > 0; lane /= 2) {
@@ -169,7 +169,7 @@ template <unsigned RANKS> struct ChooserRow {
         return all;
     }
 
-    /* Shows the block's part to the others. */
+    /* Shows the block's value to the other blocks. */
     template <typename T> __device__ const Parcel &show(T block) {
         Parcel &slot = shared.block[turn];
         turn ^= 1;
@@ -180,7 +180,7 @@ template <unsigned RANKS> struct ChooserRow {
         return slot;
     }
 
-    /* Merges what all threads of all blocks have; every thread gets it. */
+    /* Merges the values of all threads of all blocks; every thread gets the result. */
     template <typename T> __device__ T of_row(T mine) {
         const T block = of_block(mine);
         if constexpr (RANKS == 1) {
@@ -196,7 +196,7 @@ template <unsigned RANKS> struct ChooserRow {
         }
     }
 
-    /* Four logits from a token on; minus infinity beyond the end. */
+    /* Four logits from a token on, or minus infinity past the end. */
     __device__ Pack<float, 4> group_at(unsigned at) const {
         Pack<float, 4> x;
         if (aligned) {
@@ -213,7 +213,7 @@ template <unsigned RANKS> struct ChooserRow {
         return x;
     }
 
-    /* Rules out those of four tokens whose bits are 0. Logits that are no numbers stay. */
+    /* Rules out those of four tokens whose bits are 0. NaN and infinite logits stay. */
     static __device__ __forceinline__ void rule_out(float (&x)[4], uint32_t bits) {
 #pragma unroll
         for (unsigned i = 0; i < 4; ++i) {
@@ -221,7 +221,7 @@ template <unsigned RANKS> struct ChooserRow {
         }
     }
 
-    /* Calls `each` with four tokens that have one counter, and their logits, for all of this thread. */
+    /* Calls `each` for all of this thread's groups of four tokens, which share a random counter, and their logits. */
     template <typename Each> __device__ void each_group(Each each) const {
 #pragma unroll 2
         for (unsigned at = first + 4 * threadIdx.x; at < end; at += 4 * CHOOSE_THREADS) {
@@ -265,7 +265,7 @@ template <unsigned RANKS> struct ChooserRow {
         return of_row(mine);
     }
 
-    /* The first token whose logit is the greatest, or is NaN if there may be one. */
+    /* The first token whose logit is `most`; or, if `or_nan`, is NaN. */
     __device__ unsigned find_first(float most, bool or_nan) {
         First mine = {NO_TOKEN};
         each_group([&](unsigned at, const float(&x)[4]) {

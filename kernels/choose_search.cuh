@@ -13,18 +13,18 @@ template <unsigned RANKS> struct ChooserSearch : ChooserRow<RANKS> {
     using Row::shared, Row::rank, Row::best, Row::inverse;
     using Row::each_group, Row::each_logit, Row::of_block, Row::of_row, Row::show;
 
-    /* Of a weight relative to the best token's. */
+    /* The logarithm of a weight relative to the best token's. */
     __device__ float log_weight(float x) const { return (x - best) * inverse; }
 
     static __device__ uint64_t weight_of(float log_weight) { return __float2ull_rz(__expf(log_weight) * 0x1p40f); }
 
-    /* Logits in their order. */
+    /* Keys order like logits. */
     static __device__ uint32_t key_of(float x) {
         const uint32_t bits = __float_as_uint(x + 0.0f); /* -0 is 0 */
         return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
     }
 
-    /* The logit of a key, within those that are no NaN. */
+    /* The logit of a key, clamped to those that are not NaN. */
     static __device__ float logit_of(uint32_t key) {
         key = min(max(key, 0x007fffffu), 0xff800000u);
         return __uint_as_float(key >> 31 != 0 ? key & 0x7fffffffu : ~key);
@@ -36,15 +36,15 @@ template <unsigned RANKS> struct ChooserSearch : ChooserRow<RANKS> {
     }
 
     /*
-     * Counts tokens from `cut` on, or adds their weights, by the digit of `width` bits after `prefix`. Tokens without
-     * weight are left out where it is added.
+     * Counts the tokens from rank `cut` on, or adds their weights, by the digit of `width` bits after `prefix`. Tokens with
+     * no weight add none.
      */
     __device__ void fill(bool weighs, uint64_t cut, uint64_t prefix, unsigned shift, unsigned width) {
         for (unsigned bucket = threadIdx.x; bucket < BUCKETS; bucket += CHOOSE_THREADS) {
             shared.counts[bucket] = shared.low[bucket] = shared.high[bucket] = 0;
         }
         __syncthreads();
-        /* Most tokens are outside, which their logits tell. */
+        /* Most tokens are outside, which shows in their logits. */
         const uint64_t from = max(prefix << (shift + width), cut);
         const uint64_t to = (prefix << (shift + width)) + (uint64_t(1) << (shift + width)) - 1;
         float least = logit_of(uint32_t(from >> TOKEN_BITS));
@@ -62,7 +62,7 @@ template <unsigned RANKS> struct ChooserSearch : ChooserRow<RANKS> {
                 return;
             }
             const unsigned bucket = unsigned(at >> shift) & ((1u << width) - 1);
-            /* The first digit's buckets have many tokens. */
+            /* The first digit's buckets have many tokens, and need no count when weights are added. */
             if (!weighs || counts) {
                 atomicAdd(&shared.counts[bucket], 1u);
             }
@@ -79,7 +79,7 @@ template <unsigned RANKS> struct ChooserSearch : ChooserRow<RANKS> {
         meet<RANKS>();
     }
 
-    /* By one warp: the bucket of the block's share in which the sum from above reaches `target`. */
+    /* By one warp: finds the bucket of the block's share in which the sum from above reaches `target`. */
     __device__ void find_bucket(uint64_t above, uint64_t target) {
         constexpr unsigned SHARE = BUCKETS / RANKS, EACH = SHARE / 32;
         const unsigned lane = threadIdx.x;
@@ -110,15 +110,15 @@ template <unsigned RANKS> struct ChooserSearch : ChooserRow<RANKS> {
     }
 
     /*
-     * The rank of the last token, from the best on, with which the number of tokens reaches `target`, or, for a target of 0,
-     * their weights reach `top_p` of all, of the tokens from `cut` on; or a lower rank that no token has.
+     * The rank of the last token to keep, best first, of those from `cut` on: with it their number reaches `target` or, if
+     * that is 0, their weights reach `top_p` of all. It may be a lower rank that no token has.
      */
     __device__ uint64_t find_last(uint64_t target, float top_p, uint64_t cut) {
         const bool weighs = target == 0;
         uint64_t prefix = 0, above = 0;
         unsigned shift = 32 + TOKEN_BITS;
         while (true) {
-            /* 11, 11 and 10 bits of the logit, then 11 and 11 of the token. */
+            /* Digits: 11, 11 and 10 bits of the logit, then 11 and 11 of the token. */
             const unsigned width = shift == TOKEN_BITS + 10 ? 10 : 11;
             shift -= width;
             fill(weighs, cut, prefix, shift, width);
@@ -172,7 +172,7 @@ template <unsigned RANKS> struct ChooserSearch : ChooserRow<RANKS> {
         }
     }
 
-    /* Random bits of the tokens from 4 group on: Philox4x32-10. */
+    /* Random bits of the four tokens from 4 group on: Philox4x32-10. */
     __device__ uint4 random_bits(unsigned group) const {
         uint32_t low = shared.draw[5], high = shared.draw[6];
         uint4 at = make_uint4(group, shared.draw[7], 0, 0);
@@ -193,7 +193,7 @@ template <unsigned RANKS> struct ChooserSearch : ChooserRow<RANKS> {
 
     static __device__ float score(float weight, float uniform) { return weight - logf(-log1pf(-uniform)); }
 
-    /* The best score of the tokens from `cut` on; `top`, the best token, is always among them. */
+    /* The token with the best score, of those from `cut` on. `top`, the best token, is always one of them. */
     __device__ unsigned race(uint64_t cut, unsigned top) {
         const float min_p = __uint_as_float(shared.draw[4]);
         const float least = fmaxf(logit_of(uint32_t(cut >> TOKEN_BITS)), best + REACH / inverse);
@@ -202,7 +202,7 @@ template <unsigned RANKS> struct ChooserSearch : ChooserRow<RANKS> {
         Scored mine = {score(0.0f, uniform(at == 0 ? bits.x : at == 1 ? bits.y : at == 2 ? bits.z : bits.w)), top};
         each_group([&](unsigned at, const float(&x)[4]) {
             const float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-            /* No random number adds more than this. */
+            /* A random number adds less than this. */
             if (!(most >= least && log_weight(most) + 23.0f > mine.score)) {
                 return;
             }
@@ -211,7 +211,7 @@ template <unsigned RANKS> struct ChooserSearch : ChooserRow<RANKS> {
 #pragma unroll
             for (unsigned i = 0; i < 4; ++i) {
                 const float weight = log_weight(x[i]), random = uniform(words[i]);
-                /* -ln(1 - u) is no less than u, so that this is no less than the score. */
+                /* -ln(1 - u) is at least u, so this is at least the score. */
                 const float bound = weight - 0.69314718f * __log2f(random) + 1e-3f;
                 if (bound < mine.score || !(x[i] >= least) || rank_of(at + i, x[i]) < cut ||
                     (min_p > 0.0f && expf(weight) < min_p)) {

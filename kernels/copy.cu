@@ -1,15 +1,15 @@
 /*
- * Bytes between pinned host memory and the device, moved by multiprocessors: past the copy engines, which serve one
- * copy of a direction after the other, and only where a condition on the device holds.
+ * Copies between pinned host memory and the device, made by multiprocessors. They bypass the copy engines, which serve one
+ * copy of each direction at a time, and may depend on a condition on the device.
  *
- * copy: dst = src. src and dst any bytes, either in pinned host memory or the device's.
+ * copy: dst = src. src and dst are any bytes, each in pinned host memory or the device's.
  *
- * copy_expert: dst = src and moved = 1 if starts[expert + 1] > starts[expert], else moved = 0 and nothing else. src and
- * dst as of copy; starts u32 [experts + 1]; moved u32, one. For a stream of copies: launched without the attribute that
- * lets kernels overlap.
+ * copy_expert: if starts[expert + 1] > starts[expert], dst = src and moved = 1; else moved = 0 and nothing else. src and dst
+ * as in copy; starts u32 [experts + 1]; moved u32, one. For a stream of copies: launched without the attribute that lets
+ * kernels overlap.
  *
- * Launch: up to 24 blocks of 512 threads in strides of the grid, 8 loads of 16 bytes under way a thread: enough to keep
- * a link busy, few enough to leave the multiprocessors to the stream that computes. Single bytes where addresses are no
+ * Launch: up to 24 blocks of 512 threads in strides of the grid, each thread with 8 loads of 16 bytes in flight: enough to
+ * keep a link busy, few enough to leave the multiprocessors to the stream that computes. Single bytes if addresses are not
  * multiples of 16.
  * Reference: the device's own copy; djinn-device, src/reference/routing.rs, `copy_expert`.
  */
@@ -19,11 +19,11 @@ namespace djinn {
 
 constexpr unsigned COPY_BLOCKS = 24;
 constexpr unsigned COPY_THREADS = 512;
-/* Loads of 16 bytes that a thread has under way. */
+/* Loads of 16 bytes that a thread has in flight. */
 constexpr unsigned COPY_EACH = 8;
 constexpr unsigned COPY_STEP = COPY_THREADS * COPY_EACH;
 
-/* For all threads of the grid. */
+/* Called by all threads of the grid. */
 __device__ __forceinline__ void copy_bytes(const void *src, void *dst, uint64_t bytes) {
     const bool aligned = ((reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst)) % 16) == 0;
     const uint64_t packs = aligned ? bytes / sizeof(uint4) : 0;
@@ -61,7 +61,7 @@ unsigned copy_blocks(uint64_t bytes) {
 extern "C" __global__ void __launch_bounds__(djinn::COPY_THREADS) djinn_copy_u8(const __grid_constant__ djinn_copy_args a) {
     djinn::await_previous();
     djinn::copy_bytes(a.src, a.dst, a.bytes);
-    /* Later kernels may read what is copied before they await this one: see `await_previous`. */
+    /* Later kernels may read the copy before they wait for this kernel: see `await_previous`. */
     __threadfence();
     __syncthreads();
     djinn::release_next();

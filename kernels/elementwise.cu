@@ -1,7 +1,8 @@
 /*
  * Operations on single elements, and copies of rows.
  *
- * silu_mul: out[r, i] = silu(x[r, i]) x[r, width + i], perhaps rounded as well, or only so. x f32 [rows, 2 width], out f32 [rows, width].
+ * silu_mul: out[r, i] = silu(x[r, i]) x[r, width + i], perhaps rounded as well, or only rounded.
+ * x f32 [rows, 2 width], out f32 [rows, width].
  * select_rows: out[i, :] = x[indices[i], :]. x f32 [_, width], indices u32 [rows], out f32 [rows, width].
  * add_bias: out[r, out_column + j] += bias[j]. out f32 [rows, out_width], bias [n].
  * Launch of these: blocks of 256 threads with 4 elements each, x over rows, y over columns.
@@ -22,7 +23,7 @@ constexpr unsigned THREADS = 256;
 constexpr unsigned EACH = 4;
 constexpr unsigned BLOCK = THREADS * EACH;
 
-/* `one(i)` for each element of `begin .. len` that is this thread's, or `four(i)` for all of them at once. */
+/* Calls `four(i)` for this thread's elements of `begin .. len` if there are four, else `one(i)` for each. */
 template <typename Four, typename One>
 __device__ __forceinline__ void each(uint64_t begin, uint64_t len, bool aligned, Four four, One one) {
     const uint64_t mine = begin + uint64_t(threadIdx.x) * EACH;
@@ -40,7 +41,7 @@ struct GeluErf {
     __device__ __forceinline__ float operator()(float x) const { return x * normcdff(x); }
 };
 
-/* x/2 (1 + tanh(y)) is x / (1 + e^(-2y)), in which nothing cancels. */
+/* x/2 (1 + tanh(y)) is x / (1 + e^(-2y)), which avoids cancellation. */
 struct GeluTanh {
     __device__ __forceinline__ float operator()(float x) const {
         constexpr float TWO_ROOT = 1.59576912160573071176f; /* 2 sqrt(2 / pi) */

@@ -1,8 +1,8 @@
 /*
  * embed: out[r, :] = table[tokens[r] - first_row, :], for the rows whose token lies in this tile of the table.
  * Shapes: tokens u32 [rows], table [table_rows, width], plain or encoded, out f32 [rows, width].
- * Launch: one block of 256 threads a row; 16 bytes of the table a thread and step where plain rows are aligned; of encoded
- * rows 4096 columns a step, those of blocks by way of shared memory.
+ * Launch: one block of 256 threads for each row. Plain rows: 16 bytes of the table a thread and step if they are aligned.
+ * Encoded rows: 4096 columns a step, those of blocks by way of shared memory.
  * Reference: djinn-device, src/reference.rs, `embed`; blocks: djinn-srg, src/encoding/block.rs.
  */
 #include "decode.cuh"
@@ -36,10 +36,10 @@ template <typename T> __device__ void embed(const djinn_embed_args &a) {
     }
 }
 
-/* The columns that a block decodes at once, 64 for each four threads. */
+/* The columns that a block decodes at once: 64 for every four threads. */
 constexpr unsigned STEP_COLUMNS = THREADS / 4 * 64;
 
-/* The row of an encoded table for the block's token, or null; once the previous kernel is done. */
+/* The encoded row of the block's token, or null. Waits for the previous kernel. */
 __device__ __forceinline__ const char *row_of(const djinn_embed_args &a) {
     enter();
     const unsigned token = a.tokens[blockIdx.x], row = token - a.first_row;

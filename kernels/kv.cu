@@ -1,12 +1,12 @@
 /*
- * kv_write: keys and values of qkv into the pages, at each row's sequence and position, rounded to nearest even; to int8
- * each vector by itself.
+ * kv_write: writes keys and values of qkv to the pages, at each row's sequence and position, rounded to nearest even; to
+ * int8 each vector with a scale of its own.
  * Shapes: qkv f32 [rows, (heads + 2 kv_heads) head_dim], row_seq and positions u32 [rows]; pages in kv.cuh.
  *
  * rope_kv_write: the bits of `rope`, then of `kv_write`.
  *
- * Launch: a warp for each row and head (of keys and values, or all), in turn where there are many; blocks of 8
- * warps. 4 elements a lane and step where head_dim allows.
+ * Launch: a warp for each row and head (of keys and values, or all), several in turn if there are many; blocks of 8
+ * warps. 4 elements a lane and step if head_dim allows.
  * Reference: djinn-device, src/reference.rs, `kv_write` and `rope`.
  */
 #include "kv.cuh"
@@ -15,12 +15,12 @@
 namespace djinn {
 
 constexpr unsigned WARPS = 8, THREADS = 32 * WARPS;
-/* Blocks of a launch at most: several for each multiprocessor of a large device. */
+/* The most blocks of a launch: several for each multiprocessor of a large device. */
 constexpr unsigned MOST_BLOCKS = 2048;
 
 /*
- * A vector in int8 and its scale, by a warp. Each step is rounded to f32, as in the reference: the greatest size divided by
- * 127, 127 divided by that size, and its product with each number.
+ * Writes a vector in int8 and its scale, by a warp. Each step is rounded to f32, as in the reference: the greatest magnitude
+ * by 127, 127 by that magnitude, and the product of this with each number.
  */
 __device__ __forceinline__ void write_int8(int8 *to, int8 *scale_to, const float *from, unsigned dim) {
     constexpr float STEPS = 127, LEAST = 0x1p-126f;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void write_int8(int8 *to, int8 *scale_to, const float
     }
 }
 
-/* The place in the pages of a row's key head `kv_head`, or value head `kv_head - kv_heads`. */
+/* The place in the pages of a row's key head `kv_head`, or of its value head `kv_head - kv_heads`. */
 template <typename T>
 __device__ __forceinline__ T *place_of(const djinn_kv_write_args &a, unsigned row, unsigned kv_head) {
     const unsigned kv_heads = a.kv.kv_heads;
@@ -53,7 +53,7 @@ __device__ __forceinline__ T *place_of(const djinn_kv_write_args &a, unsigned ro
     return key_at<T>(a.kv, a.row_seq[row], a.positions[row], head) + (value ? value_offset<T>(a.kv) : 0);
 }
 
-/* A key or value head of a row to its place, by a warp. */
+/* Writes a key or value head of a row to its place, by a warp. */
 template <typename T>
 __device__ __forceinline__ void write_head(const djinn_kv_write_args &a, unsigned row, unsigned kv_head) {
     const unsigned lane = threadIdx.x % 32, dim = a.kv.head_dim;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void write_head(const djinn_kv_write_args &a, unsigne
     }
 }
 
-/* Rotates a whole head in place, two pairs a lane and step, and stores floats to `to` as well, if that is not null. */
+/* Rotates a whole head in place, two pairs a lane and step, and stores it to `to` as well, unless that is null. */
 template <typename T>
 __device__ __forceinline__ void rotate_whole(const djinn_rope_args &a, unsigned row, unsigned head, T *to) {
     const unsigned half = a.head_dim / 2;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void rotate_whole(const djinn_rope_args &a, unsigned 
     }
 }
 
-/* `work(row, head)` for the warp's share of rows and heads. */
+/* Calls `work(row, head)` for the warp's share of rows and heads. */
 template <typename Work> __device__ __forceinline__ void each_head(unsigned rows, unsigned heads, Work work) {
     const unsigned first = blockIdx.x * WARPS + threadIdx.x / 32;
     for (uint64_t i = first; i < uint64_t(rows) * heads; i += uint64_t(gridDim.x) * WARPS) {

@@ -1,21 +1,20 @@
 /*
- * Routing of a mixture of experts, and the sum of what they give. The products are in linear.cu.
+ * Routing of a mixture of experts, and the sum of the experts' results. The products are in linear.cu.
  *
- * route: the top_k greatest of each row of logits, in descending order, the lower id first among equals; weights
- * are the softmax over all experts, divided by the sum of the chosen ones if `renormalise`. NaN is chosen as minus
- * infinity would be, and makes the row's weights NaN.
+ * route: the top_k greatest of each row of logits, in descending order, the lower id first among equals. Weights are the
+ * softmax over all experts, divided by the sum of the chosen ones if `renormalise`. NaN is chosen like minus infinity, and
+ * makes the row's weights NaN.
  * Shapes: logits f32 [rows, experts], weights f32 and ids u32 [rows, top_k]; experts up to 1024, top_k up to 16.
- * Launch: a warp for each row, 4 warps a block; lane i holds logits i, 32 + i, ... in registers. A turn for each
- * choice: the lanes' greatest that are left, and the greatest of those.
+ * Launch: a warp for each row, 4 warps a block; lane i holds logits i, 32 + i, ... in registers. For each choice, each lane
+ * finds its greatest logit that is left, and the warp the greatest of these.
  *
- * group: a stable counting sort of the slots by expert. ids u32 [slots], order u32 [slots], starts u32
- * [experts + 1].
- * Launch: one block of 8 warps, each with a run of slots and counters of its own. They count; a scan over the
- * experts, and for each over the warps, turns counts into places; then each goes through its run again, and
- * lanes with one expert take places in their order.
+ * group: a stable counting sort of the slots by expert. ids u32 [slots], order u32 [slots], starts u32 [experts + 1].
+ * Launch: one block of 8 warps, each with a run of slots and its own counters. They count; a scan over the experts, and
+ * over the warps of each, turns counts into places; then each warp goes through its run again, and lanes with the same
+ * expert take places in order.
  *
- * combine: out[r, :] = sum over j of weights[r, j] y[r top_k + j, :]. y f32 [rows top_k, width], weights f32
- * [rows, top_k], out f32 [rows, width]. Fused multiply-adds in the order of j.
+ * combine: out[r, :] = sum over j of weights[r, j] y[r top_k + j, :]. y f32 [rows top_k, width], weights f32 [rows, top_k],
+ * out f32 [rows, width]. Fused multiply-adds in the order of j.
  * Launch: blocks of 256 threads with 4 elements each, x over rows, y over columns.
  *
  * Reference: djinn-device, src/reference/routing.rs, `route`, `group`, `combine`.
@@ -27,7 +26,7 @@ namespace djinn {
 constexpr unsigned MOST_EXPERTS = 1024;
 constexpr unsigned MOST_CHOSEN = 16;
 constexpr unsigned ALL_LANES = 0xffffffffu;
-/* After all ids. */
+/* Greater than all ids. */
 constexpr unsigned NONE = 0xffffffffu;
 
 constexpr unsigned ROUTE_WARPS = 4;
@@ -36,7 +35,7 @@ constexpr unsigned GROUP_THREADS = 32 * GROUP_WARPS;
 constexpr unsigned COMBINE_THREADS = 256;
 constexpr unsigned COMBINE_BLOCK = 4 * COMBINE_THREADS;
 
-/* One row, up to 32 EACH experts. */
+/* Routes one row, of up to 32 EACH experts. */
 template <unsigned EACH> __device__ __forceinline__ void route_row(const djinn_route_args &a, unsigned row) {
     const unsigned lane = threadIdx.x % 32;
     const float *logits = a.logits + size_t(row) * a.experts;
@@ -132,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(djinn::GROUP_THREADS)
     }
     __syncthreads();
 
-    /* A thread has some neighbouring experts. */
+    /* A thread has EACH neighbouring experts. */
     unsigned mine = 0;
 #pragma unroll
     for (unsigned i = 0; i < EACH; ++i) {

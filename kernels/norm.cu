@@ -5,16 +5,16 @@
  * layer_norm: out[r, :] = (x[r, :] - mean) / sqrt(variance + eps) weight + bias, variance the mean of (x - mean)^2.
  * Shapes: x and out f32 [rows, width] (out may be x), weight and bias [width], each of its own type.
  *
- * add_rms_norm: sum = a + b, then out is the norm of sum. a, b and sum f32 [rows, width]; each of sum and out may
- * be a or b, but may not lie across them. Bits are those of `add` and `rms_norm`, one after the other.
+ * add_rms_norm: sum = a + b, then out is the norm of sum. a, b and sum f32 [rows, width]. Each of sum and out may be a or b,
+ * but may not overlap them otherwise. The bits are those of `add`, then `rms_norm`.
  *
- * Of both, out may be stored rounded as well, or only so.
+ * Both RMS norms may store out rounded as well, or only rounded.
  *
- * head_norm: the norm of each query head and of each key head of qkv f32 [rows, (heads + 2 kv_heads) head_dim], in
- * place, by weights [head_dim]. Launch: a warp a row and head, blocks of 8 warps; lanes take every 32nd element.
+ * head_norm: the norm of each query head and each key head of qkv f32 [rows, (heads + 2 kv_heads) head_dim], in place, by
+ * weights [head_dim]. Launch: a warp for each row and head, blocks of 8 warps; lanes take every 32nd element.
  *
- * Launch of the others: one block of 512 threads a row; 4 elements a thread and step where the width allows, the first 2
- * or 4 steps kept in registers. The norms that products read take few registers: their blocks are set up beside those of a
+ * Launch of the others: one block of 512 threads for each row; 4 elements a thread and step if the width allows, the first 2
+ * or 4 steps kept in registers. The norms that products read take few registers, so that their blocks fit beside those of a
  * product.
  * Reference: djinn-device, src/reference.rs, `rms_norm`, `layer_norm`, `add` and `head_norm`.
  */
@@ -23,11 +23,11 @@
 namespace djinn {
 
 constexpr unsigned THREADS = 512;
-/* Norms that products read take registers for blocks of as many threads: two of these on a multiprocessor. */
+/* Limits the registers of norms that products read: two blocks of this many threads would fit a multiprocessor. */
 constexpr unsigned MOST_THREADS = 640;
 constexpr unsigned WARPS = THREADS / 32;
 
-/* The sum over the block, by `parts` in shared memory, which no other sum of the kernel uses. */
+/* The block's sum. `parts` is shared memory that no other sum of the kernel uses. */
 __device__ __forceinline__ float block_sum(float x, float (&parts)[WARPS]) {
     x = warp_sum(x);
     if (threadIdx.x % 32 == 0) {
@@ -49,8 +49,8 @@ __device__ float inverse_norm(float squares, unsigned width, float eps) {
 }
 
 /*
- * `N` elements a step, `KEPT` steps in registers; the width is a multiple of N. With `ADD`, a row of x is first made from
- * those of `left` and `right`, by the threads that read it.
+ * `N` elements a step, `KEPT` steps in registers; the width is a multiple of N. With `ADD`, the threads that read a row of x
+ * first make it from those of `left` and `right`.
  */
 template <typename T, unsigned N, unsigned KEPT, bool ADD>
 __device__ void norm(const djinn_rms_norm_args &a, const float *left, const float *right, float *sum) {
@@ -75,7 +75,7 @@ __device__ void norm(const djinn_rms_norm_args &a, const float *left, const floa
     const unsigned first = threadIdx.x * N;
 
     release_next();
-    /* The weight comes from memory, perhaps behind the weights of the next product: asked for as early as they are. */
+    /* The weight may come from memory behind the next product's weights, so it is requested as early as those. */
     Pack<T, N> scales[KEPT];
 #pragma unroll
     for (unsigned s = 0; s < KEPT; ++s) {
@@ -158,7 +158,7 @@ template <unsigned N> __device__ __forceinline__ Pack<float, N> widened(const vo
     return out;
 }
 
-/* `N` elements a step; the width is a multiple of it. The row is read once, where it fits the registers. */
+/* `N` elements a step; the width is a multiple of N. A row is read once if it fits the registers. */
 template <unsigned N> __device__ void centre(const djinn_layer_norm_args &a) {
     constexpr unsigned KEPT = 4, STEP = THREADS * N;
     __shared__ float sums[WARPS], squares[WARPS];
@@ -166,7 +166,7 @@ template <unsigned N> __device__ void centre(const djinn_layer_norm_args &a) {
     float *out = a.out + size_t(blockIdx.x) * a.width;
     const unsigned first = threadIdx.x * N;
     Pack<float, N> kept[KEPT];
-    /* `work(elements)` for the thread's elements, in one order. */
+    /* Calls `work(elements)` for the thread's elements, always in the same order. */
     const auto each = [&](auto work) {
 #pragma unroll
         for (unsigned s = 0; s < KEPT; ++s) {

@@ -8,7 +8,7 @@
 
 namespace djinn {
 
-/* A pair of elements, rotated. What is fused is said, so that a pair has the same bits wherever it is rotated. */
+/* Fused operations are explicit, so that a rotated pair has the same bits in every kernel. */
 __device__ __forceinline__ float2 rotated(float x, float y, float cos, float sin) {
     return {__fmaf_rn(x, cos, -__fmul_rn(y, sin)), __fmaf_rn(x, sin, __fmul_rn(y, cos))};
 }
