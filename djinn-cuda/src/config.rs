@@ -2,7 +2,7 @@
 
 use djinn_device::Encoding;
 
-/// What the device computes from, besides plain elements, if it is [made](CudaConfig::decoded_bytes) for it.
+/// Encodings that the device computes from besides plain elements, if it is [made](CudaConfig::decoded_bytes) for it.
 pub const ENCODINGS: &[Encoding] = &Encoding::ENCODED;
 
 /// The version of CUDA that the build needs, the driver that first had it, and the package of its matrix library.

@@ -70,7 +70,7 @@ pub enum Error {
         code: i32,
         text: String,
     },
-    /// The build has code for other cards alone.
+    /// The build has code for other cards only.
     #[error(
         "this build has no code for the card; build with the card's compute capability in DJINN_CUDA_ARCHS, as in \
          DJINN_CUDA_ARCHS=80"

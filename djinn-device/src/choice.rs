@@ -12,8 +12,9 @@ pub use search::{choose, choose_changed, greatest};
 
 /// How a token is chosen from a row of logits.
 ///
-/// First [`Changes`] are made to the logits, if there are any, with the penalties below. Then, with `w(i) = exp((logit(i) - best) / temperature)`, tokens are kept in this order: the `top_k` of the greatest logits;
-/// of these the fewest with the greatest `w` whose sum reaches `top_p` of all kept; of these the ones with `w >= min_p`.
+/// First [`Changes`] are made to the logits, if there are any, with the penalties below. Then, with
+/// `w(i) = exp((logit(i) - best) / temperature)`, tokens are kept in this order: the `top_k` of the greatest logits; of
+/// these the fewest with the greatest `w` whose sum reaches `top_p` of all kept; of these the ones with `w >= min_p`.
 /// Of equal logits the one with the lower token is the better one. The chosen token is the kept one with the greatest
 /// `ln w(i) + gumbel(i)`, which draws each with a probability in proportion to `w` (Gumbel-max; Maddison et al. 2014).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,7 +27,7 @@ pub struct Draw {
     pub top_p: f32,
     /// From 0 to 1; 0 keeps all.
     pub min_p: f32,
-    /// Of the random numbers.
+    /// The seed of the random numbers.
     pub seed: u64,
     /// The position in its sequence of the token that the logits follow, counted from 0.
     pub position: u32,

@@ -15,14 +15,14 @@ pub(crate) struct Captures {
 /// One capture.
 pub(crate) struct Kept {
     graph: RawGraph,
-    /// The first launches the graph.
+    /// The captured streams. The first launches the graph.
     pub(crate) streams: Vec<Stream>,
-    /// Those that a replay records.
+    /// The events that a replay records.
     pub(crate) events: Vec<Event>,
     joints: Joints,
 }
 
-/// Where streams fork from the first, and join it.
+/// The events at which streams fork from the first, and join it.
 struct Joints {
     fork: RawEvent,
     joins: Vec<RawEvent>,
@@ -97,7 +97,7 @@ impl Captures {
         Ok(Capture::from_raw(kept.len() as u32 - 1))
     }
 
-    /// What `then` makes of a capture.
+    /// Calls `then` with a capture.
     ///
     /// # Panics
     /// If it is foreign or was freed.
@@ -117,7 +117,7 @@ impl Captures {
 }
 
 impl Kept {
-    /// Enqueues the work between joints with all its streams.
+    /// Enqueues the work, after all earlier and before all later work on its streams.
     pub(crate) fn replay(&self, streams: &[&RawStream]) -> Result<()> {
         self.joints.join(streams)?;
         streams[0].launch(&self.graph)?;

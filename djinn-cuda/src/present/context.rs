@@ -12,7 +12,7 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a context is taken to hold where NVML does not tell: more than was ever seen.
+/// Assumed for what a context takes if NVML does not tell: more than was ever seen.
 const ASSUMED_OVERHEAD: u64 = 768 << 20;
 
 /// The context of a card. It is CUDA's *primary* context, which the runtime that launches the kernels shares; it is
@@ -21,7 +21,7 @@ const ASSUMED_OVERHEAD: u64 = 768 << 20;
 pub(crate) struct Context {
     raw: sys::CUcontext,
     ordinal: u32,
-    /// Bytes of the card.
+    /// The card's memory, in bytes.
     pub(crate) total_bytes: u64,
 }
 
@@ -35,7 +35,7 @@ struct Primary {
     used_before: Option<u64>,
     /// Bytes that context and code take, once measured.
     overhead: Option<u64>,
-    /// Devices in it.
+    /// The number of devices that use it.
     shares: u32,
     /// Whether one of them failed.
     failed: bool,
@@ -83,7 +83,7 @@ impl Context {
         self.update(|primary| primary.failed = true);
     }
 
-    /// Changes what is known of it, and leaves it if it failed and no device is in it.
+    /// Changes what is known of the context, and destroys it if it failed and no device uses it any more.
     fn update(self, change: impl FnOnce(&mut Primary)) {
         let mut primaries = primaries();
         let Some(primary) = primaries.get_mut(&self.ordinal) else { return };
@@ -117,8 +117,8 @@ impl Context {
         primaries().get(&self.ordinal).is_some_and(|primary| primary.overhead.is_some())
     }
 
-    /// Bytes that the context and loaded code take on the card: measured by NVML at the first call, when the
-    /// process has allocated `own_bytes` beside, from the card's use before the context was made. Other
+    /// Bytes that the context and loaded code take on the card. The first call measures them with NVML: the card's use
+    /// now, less that before the context was made, and less `own_bytes`, which the process has allocated. Other
     /// processes that allocate within that second disturb it.
     pub(crate) fn overhead(self, own_bytes: u64) -> u64 {
         let mut primaries = primaries();

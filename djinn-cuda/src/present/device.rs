@@ -43,9 +43,9 @@ pub struct CudaDevice {
     name: String,
     reserved_bytes: u64,
     lost: OnceCell<djinn_device::Error>,
-    /// What the workspace for activations holds, if that was the last thing done.
+    /// The activations that the latest call left in the workspace, if it left any.
     pub(crate) prepared: Cell<Option<Prepared>>,
-    /// Most rows for which a product reads the weight once.
+    /// The most rows for which a product reads the weight once.
     pub(crate) rows_at_once: u32,
     /// Dropped last: it may end the context.
     _share: Share,
@@ -58,34 +58,35 @@ pub(crate) struct Prepared {
     x: Span,
     rows: u32,
     dtype: DType,
-    /// Where in the workspace, in bytes.
+    /// Their offset in the workspace, in bytes.
     pub(crate) at: u64,
-    /// They are nowhere else.
+    /// Whether they are stored nowhere else.
     alone: bool,
 }
 
 impl Prepared {
-    /// Those of a product that was enqueued.
+    /// The activations of a product that was enqueued.
     pub(crate) fn new(stream: Stream, args: &Linear, at: u64) -> Self {
         Prepared::of(stream, (args.x, args.rows), decoded_dtype(args.weight), at)
     }
 
-    /// What another operation gave.
+    /// The output of another operation.
     pub(crate) fn of(stream: Stream, (x, rows): (Span, u32), dtype: DType, at: u64) -> Self {
         Prepared { stream, x, rows, dtype, at, alone: false }
     }
 
-    /// The same, perhaps kept nowhere else.
+    /// The same, stored nowhere else if `alone`.
     pub(crate) fn kept_alone(self, alone: bool) -> Self {
         Prepared { alone, ..self }
     }
 
-    /// Whether a product may follow: this one, if they are nowhere else, and only if it reads them here.
+    /// Whether the product `args` may follow. If the activations are stored nowhere else, it must be the product that
+    /// they are for, and read them here (`reads`).
     pub(crate) fn allows(self, args: &Linear, reads: bool) -> bool {
         !self.alone || reads && self.is(args)
     }
 
-    /// Whether they serve another product.
+    /// Whether they are the activations of the product `args`.
     pub(crate) fn is(self, args: &Linear) -> bool {
         let Prepared { stream, at, alone, .. } = self;
         self == Prepared { alone, ..Prepared::new(stream, args, at) }
@@ -157,7 +158,7 @@ impl CudaDevice {
         self.on(stream, |raw| work(Launch { memory: &self.memory, stream: raw, rounded: None }))
     }
 
-    /// Before the workspaces are used on a stream.
+    /// Claims the workspaces for a stream, before it uses them.
     pub(crate) fn claim_scratch(&self, stream: Stream) -> Result<()> {
         self.on(stream, |raw| {
             self.scratch.claim((stream, raw), |owner, then| {

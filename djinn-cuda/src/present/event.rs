@@ -17,7 +17,7 @@ pub(crate) struct Events {
 
 /// A recent event whose time is known.
 struct Clock {
-    /// Does nothing but record it.
+    /// Carries no work but the recording of `mark`.
     stream: RawStream,
     mark: RawEvent,
     /// Milliseconds from the device's origin to the mark.
@@ -49,10 +49,10 @@ impl Clock {
 
 struct Entry {
     raw: RawEvent,
-    /// A fresh event is done, has no time, and nothing waits for it.
+    /// Whether it was recorded. A fresh event is done, has no time, and nothing waits for it.
     recorded: bool,
-    /// Its point in the capture under way. The driver orders captured work by events that are recorded in the
-    /// capture, and tells the times of others, so that each of ours is one of either kind.
+    /// Its point in the capture under way. The driver orders captured work only by events that are recorded in the
+    /// capture, and tells the times of the others only. So each of our events has one of either kind.
     point: Option<RawEvent>,
 }
 
@@ -94,14 +94,14 @@ impl Events {
         entry.point.as_ref().map_or(Ok(()), |point| stream.record(point))
     }
 
-    /// [`wait`](Self::wait), while the stream is captured: only for what was recorded since.
+    /// [`wait`](Self::wait), while the stream is captured: only for what was recorded in the capture.
     pub(crate) fn capture_wait(&self, stream: &RawStream, event: Event) -> Result<()> {
         let all = self.all.borrow();
         let entry = all.get(event.id() as usize).unwrap_or_else(|| foreign(event, all.len()));
         entry.point.as_ref().map_or(Ok(()), |point| stream.wait(point))
     }
 
-    /// Ends a capture. The events recorded in it, which stand for nothing new before the first replay.
+    /// Ends a capture, and returns the events recorded in it. Until the first replay they stand for nothing new.
     pub(crate) fn end_capture(&self) -> Vec<Event> {
         let mut recorded = Vec::new();
         for (id, entry) in self.all.borrow_mut().iter_mut().enumerate() {
@@ -112,7 +112,7 @@ impl Events {
         recorded
     }
 
-    /// A replay recorded these events.
+    /// Notes that a replay recorded these events.
     pub(crate) fn replayed(&self, events: &[Event]) {
         let mut all = self.all.borrow_mut();
         for event in events {
@@ -132,7 +132,7 @@ impl Events {
         self.recorded(event, |raw| self.clock.borrow_mut().time(raw)).unwrap_or(Ok(None))
     }
 
-    /// What `then` says of an event that was recorded.
+    /// Calls `then` with an event if it was recorded.
     fn recorded<T>(&self, event: Event, then: impl FnOnce(&RawEvent) -> T) -> Option<T> {
         let all = self.all.borrow();
         let entry = all.get(event.id() as usize).unwrap_or_else(|| foreign(event, all.len()));

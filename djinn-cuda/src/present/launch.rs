@@ -10,10 +10,10 @@ use djinn_device::{BlockFormat, DType, Encoding, GeluForm, RopeStyle, Span};
 use std::ffi::{CStr, c_void};
 use std::ops::Range;
 
-/// Tiles of a weight that one launch of a product takes.
+/// The most tiles of a weight that one launch of a product takes.
 pub(crate) const TILES: usize = sys::DJINN_LINEAR_TILES as usize;
 
-/// Most rows for which a product reads the weight once, on the card of the current context.
+/// The most rows for which a product reads the weight once, on the card of the current context.
 pub(crate) fn rows_at_once() -> u32 {
     // SAFETY: asks the driver, and has no other effect.
     unsafe { sys::djinn_linear_rows() }
@@ -32,28 +32,28 @@ pub(crate) fn type_read(dtype: DType, encoding: Encoding) -> DType {
     }
 }
 
-/// The most rows for which a product reads an encoded weight as it is, on the card of the current context; 0 if it does
-/// not. Products of experts then take any number of slots.
+/// The most rows for which a product reads an encoded weight as it is, on the card of the current context; 0 if none
+/// does. If it is not 0, products of experts read the weight as it is for any number of slots.
 pub(crate) fn rows_read_directly(weight: args::Weight, k: u32, n: u32) -> u32 {
     let (encoding, dtype) = (encoding(weight.encoding), dtype(decoded_dtype(weight)));
     // SAFETY: asks the driver, and has no other effect.
     unsafe { sys::djinn_linear_direct(encoding, dtype, k, row_bytes(weight, n)) }
 }
 
-/// Whether the own kernel for a product of this many rows, or slots of experts, takes its activations rounded, on the
+/// Whether Djinn's kernel for a product of this many rows, or slots of experts, takes its activations rounded, on the
 /// card of the current context. The weight is read as it is stored, or `decoded`.
 pub(crate) fn wants_rounded(rows: u32, k: u32, weight: args::Weight, decoded: bool) -> bool {
     takes_rounded(rows, k, decoded_dtype(weight), if decoded { Encoding::Plain } else { weight.encoding })
 }
 
-/// The same of a weight whose elements are read as of type `read`.
+/// The same for a weight whose elements are read as type `read`.
 pub(crate) fn takes_rounded(rows: u32, k: u32, read: DType, stored: Encoding) -> bool {
     // SAFETY: as above.
     unsafe { sys::djinn_linear_rounded(rows, k, dtype(read), encoding(stored)) != 0 }
 }
 
-/// Whether one launch computes a product of all tiles of a plain weight, and SiLU of one half of it times the other, on the
-/// card of the current context.
+/// Whether one launch can compute a product of all tiles of a plain weight, and SiLU of its first half times the
+/// second, on the card of the current context.
 pub(crate) fn gates(tiles: &[Linear]) -> bool {
     let (first, n) = (&tiles[0], tiles.iter().map(|tile| tile.n).sum());
     // SAFETY: as above.
@@ -66,7 +66,7 @@ pub(crate) fn gates(tiles: &[Linear]) -> bool {
 pub(crate) struct Rounding {
     pub(crate) at: Place,
     pub(crate) dtype: DType,
-    /// And nowhere else.
+    /// Whether it is stored nowhere else.
     pub(crate) alone: bool,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct Rounding {
 pub(crate) struct Launch<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) stream: &'a RawStream,
-    /// Where norms, activations and attention store what they give in a 16-bit type.
+    /// Where norms, activation functions and attention store their output in a 16-bit type, if they do.
     pub(crate) rounded: Option<Rounding>,
 }
 
@@ -231,12 +231,13 @@ impl Launch<'_> {
         kernel!(djinn_rope_kv_write, raw, self.stream)
     }
 
-    /// Some rows of a product. `rounded` are those of the activations in the weight's type, where
-    /// [`wants_rounded`] says so; results do not depend on it.
+    /// Some rows of a product. `rounded` has these rows of the activations in the weight's type, if [`wants_rounded`]
+    /// asks for them; results do not depend on it.
     ///
-    /// `tiles` are up to [`TILES`] successive tiles of one weight, of as many rows each but for the last; or one whose
-    /// weight lies `decoded` in a workspace. Where [`gates`] says that it can, SiLU of the first half of what all tiles give,
-    /// times the second, goes to the places of `gated`, perhaps as f32 and in the weight's type, instead of the product.
+    /// `tiles` are up to [`TILES`] successive tiles of one weight, with equal numbers of rows except for a smaller last
+    /// one; or one tile whose weight lies `decoded` in a workspace. With `gated`, which [`gates`] allows, SiLU of the
+    /// product's first half times the second is stored instead of the product: as f32 at the first place, if there is
+    /// one, and in the weight's type at the second.
     pub(crate) fn linear(
         self,
         tiles: &[Linear],
@@ -278,7 +279,7 @@ impl Launch<'_> {
         kernel!(djinn_linear, raw, self.stream)
     }
 
-    /// The addresses of weights, or of what was decoded of the first.
+    /// The addresses of weights, or of the `decoded` rows of the first.
     fn weights(
         self,
         tiles: impl Iterator<Item = args::Weight>,
@@ -339,7 +340,7 @@ impl Launch<'_> {
         kernel!(djinn_add_bias, raw, self.stream)
     }
 
-    /// With `workspace` for the partial results of long contexts; results do not depend on it.
+    /// `workspace` is for the partial results of long contexts; results do not depend on it.
     pub(crate) fn attention(self, args: &args::Attention, workspace: Place) -> Result<()> {
         let raw = sys::djinn_attention_args {
             qkv: self.memory.resolve(args.qkv).input(),
@@ -360,8 +361,8 @@ impl Launch<'_> {
         kernel!(djinn_attention, raw, self.stream)
     }
 
-    /// With a workspace for rounded activations where [`wants_rounded`] says so; results do not depend on it. The weight
-    /// may lie `decoded` in a workspace.
+    /// `workspace` is for rounded activations, if [`wants_rounded`] asks for them; results do not depend on it. The
+    /// weight may lie `decoded` in a workspace.
     pub(crate) fn expert_linear(
         self,
         args: &args::ExpertLinear,

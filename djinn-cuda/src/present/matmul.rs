@@ -29,7 +29,7 @@ const CLASSES: [u32; 4] = [64, 128, 256, 512];
 /// `cublasOperation_t` of a transposed input; the bindings leave the type out.
 static CUBLAS_OP_T: u32 = 1;
 
-/// What an algorithm is chosen by.
+/// What decides the choice of an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) rows: u32,
@@ -37,9 +37,9 @@ pub(crate) struct Shape {
     pub(crate) n: u32,
     /// Columns of the output matrix.
     pub(crate) out_width: u32,
-    /// The first that is written.
+    /// The first column that is written.
     pub(crate) out_column: u32,
-    /// Of `x` and of the weight.
+    /// The type of `x` and of the weight.
     pub(crate) dtype: DType,
 }
 
@@ -75,7 +75,7 @@ impl Matmul {
         Ok(Matmul { handle, plans: RefCell::default() })
     }
 
-    /// Enqueues a product; whether the library has an algorithm for the shape (if not, nothing is enqueued).
+    /// Enqueues a product, and returns whether the library has an algorithm for the shape. If not, nothing is enqueued.
     /// `x` and `weight` hold exactly their matrices, `out` the whole output matrix.
     pub(crate) fn product(
         &self,

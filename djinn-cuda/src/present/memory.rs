@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Bytes of the arena beside what may be allocated: what rounding every buffer up to 256 bytes may take.
+/// Bytes of the arena beyond what may be allocated, since every buffer is rounded up to 256 bytes.
 const ROUNDING: u64 = 2 << 20;
 
 /// The driver hands out device memory in units of this.

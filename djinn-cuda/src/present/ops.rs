@@ -11,13 +11,13 @@ use djinn_device::args::{self, Linear, ReadBy, SiluMul};
 use djinn_device::{DType, Encoding, Ops, Result, Span, Stream};
 use std::ops::Range;
 
-/// Up to this many rows an own kernel computes a product, and a row's bits do not depend on the others. Beyond, cuBLASLt
-/// computes it, unless an own kernel takes any number of rows. For cards on which the kernel reads the weight once for
-/// 16 rows.
+/// Up to this many rows, one of Djinn's kernels computes a product, and a row's bits do not depend on the others.
+/// Beyond, cuBLASLt computes it, unless one of Djinn's kernels takes any number of rows. This is for cards on which the
+/// kernel reads the weight once for every 16 rows.
 const BATCH_INVARIANT_ROWS: u32 = 64;
 
 impl CudaDevice {
-    /// As [`BATCH_INVARIANT_ROWS`], for this card: where the weight is read once for more rows, as many as that.
+    /// Like [`BATCH_INVARIANT_ROWS`], for this card: at least the rows for which the weight is read once.
     pub(crate) fn batch_invariant_rows(&self) -> u32 {
         self.rows_at_once.max(BATCH_INVARIANT_ROWS)
     }
@@ -26,20 +26,20 @@ impl CudaDevice {
 /// What was kept rounded for the next product is gone.
 const OTHER: &str = "another product follows than an operation was told";
 
-/// Whether nothing but the next product reads an operation's output, and that product reads it rounded in any case: as its
-/// weight is stored, and decoded.
+/// Whether only the next product reads an operation's output, and takes it rounded whether its weight is read as stored
+/// or decoded.
 fn is_read_rounded((rows, k): (u32, u32), next: ReadBy) -> bool {
     let read = type_read(next.dtype, next.encoding);
     next.alone && [next.encoding, Encoding::Plain].into_iter().all(|of| takes_rounded(rows, k, read, of))
 }
 
-/// Rows of a piece are a multiple of this, where there is room for it.
+/// Rows of a piece are a multiple of this, if there is room for that.
 const PIECE: u64 = 64;
 
 impl CudaDevice {
-    /// Rounds the activations of a product to the weight's type in the workspace, in pieces that fit it, and hands the
-    /// rows of each with their place to `work`, until one fails or answers that it could not. `known` says what the
-    /// workspace holds already: tiles of one weight follow one another, and share their activations.
+    /// Rounds the activations of a product to the weight's type in the workspace, in pieces that fit it. Calls `work`
+    /// with the rows and the place of each, until a call fails or returns that it could not do it. `known` is what the
+    /// workspace holds already: the tiles of a weight follow one another, and share their activations.
     fn in_pieces(
         &self,
         launch: Launch<'_>,
@@ -69,7 +69,8 @@ impl CudaDevice {
         Ok(true)
     }
 
-    /// A product by cuBLASLt, with a weight that is plain, or lies `decoded` in the workspace; whether it could do it.
+    /// Computes a product by cuBLASLt, and returns whether it could. The weight is plain, or lies `decoded` in the
+    /// workspace.
     fn large_linear(
         &self,
         launch: Launch<'_>,
@@ -103,7 +104,7 @@ impl CudaDevice {
         Ok(done)
     }
 
-    /// Whether an own kernel computes a product, of whatever tiles of the weight.
+    /// Whether one of Djinn's kernels computes a product, whatever tiles of the weight it has.
     fn is_own(&self, args: &Linear) -> bool {
         args.rows <= self.batch_invariant_rows() || wants_rounded(args.rows, args.k, args.weight, true)
     }
@@ -138,7 +139,7 @@ impl CudaDevice {
         Ok((0..n).step_by(step as usize).map(move |first| first..n.min(first + step)))
     }
 
-    /// The same with weights that are read as they are stored, or with some `decoded` rows of one tile.
+    /// The same for weights that are read as they are stored, or for some `decoded` rows of one tile.
     fn product_of(&self, stream: Stream, tiles: &[Linear], decoded: Option<Range<u32>>) -> Result<()> {
         let (tile, piece) = (&tiles[0], decoded.as_ref().map(|rows| rows_of(&tiles[0], rows)));
         let tiles = piece.as_ref().map_or(tiles, std::slice::from_ref);
@@ -165,7 +166,7 @@ impl CudaDevice {
             };
             if done { Ok(()) } else { launch.linear(tiles, 0..args.rows, None, decoded, None) }
         })?;
-        // Left out where the workspace holds not all of it, or the output overwrites what was prepared.
+        // Nothing is kept if the workspace holds only a part, or if the output overwrites the activations.
         let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
         let holds = dtype != DType::F32 && (rounded || !own) && fits && !args.x.overlaps(args.out);
         let at = known.filter(|known| known.is(args)).map_or(0, |known| known.at);
@@ -173,8 +174,8 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// A product with all tiles of a weight, and an activation of it in the same launch: the workspace then holds what it
-    /// gives, rounded, behind the product's own activations. Whether that could be done.
+    /// Computes a product with all tiles of a weight, and its activation function, in one launch, and returns whether
+    /// it could. The workspace then holds the rounded result, behind the product's own activations.
     fn gated(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<bool> {
         let (args, dtype) = (&tiles[0], decoded_dtype(tiles[0].weight));
         let at = (u64::from(args.rows) * u64::from(args.k) * 2).next_multiple_of(256);
@@ -203,8 +204,8 @@ impl CudaDevice {
         Ok(true)
     }
 
-    /// Launches what gives rows of `out` and, where the product that reads them next takes them rounded, has it store them
-    /// so in the workspace; only so, if nothing else reads them.
+    /// Launches an operation that writes rows of `out`. If the product that reads them next takes them rounded, the
+    /// operation stores them so in the workspace as well, or only there if nothing else reads them.
     fn rounding(
         &self,
         stream: Stream,
@@ -257,8 +258,8 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// `linear` by cuBLASLt, whatever the number of rows; whether it has an algorithm. For measuring: rows of small
-    /// batches do not get the bits that `linear` gives.
+    /// `linear` by cuBLASLt, for any number of rows. Returns whether it has an algorithm. For measurements: rows of
+    /// small batches do not get the bits that `linear` gives.
     ///
     /// # Errors
     /// As for any operation.
@@ -274,7 +275,7 @@ impl CudaDevice {
     }
 }
 
-/// The part of a product that some rows of its weight give. The weight is still all of it.
+/// The part of a product for some rows of its weight. `weight` is still all of it.
 fn rows_of(args: &Linear, rows: &Range<u32>) -> Linear {
     let (n, out_column) = (rows.len() as u32, args.out_column + rows.start);
     let bias = args.bias.map(|bias| {
@@ -285,9 +286,9 @@ fn rows_of(args: &Linear, rows: &Range<u32>) -> Linear {
     Linear { n, out_column, bias, ..*args }
 }
 
-/// How many of the leading tiles one launch of an own kernel takes: those that follow one another in the output, of as
-/// many rows each but for the last, of the same product. A bias is cut into tiles as well, and a launch takes one tile of
-/// it.
+/// How many of the leading tiles one launch of Djinn's kernels takes: tiles of the same product that follow one another
+/// in the output, with equal numbers of rows except for a smaller last one. With a bias it takes one tile, since the
+/// bias is cut into tiles as well.
 fn at_once(tiles: &[Linear]) -> usize {
     let first = &tiles[0];
     if first.bias.is_some() {
@@ -302,7 +303,7 @@ fn at_once(tiles: &[Linear]) -> usize {
     1 + tiles.iter().zip(&tiles[1..]).take(TILES - 1).take_while(|&pair| follows(pair)).count()
 }
 
-/// Defines an operation: those that are more than one launch, or need a workspace, and all others.
+/// Defines an operation. Those by name take more than one launch, or a workspace.
 macro_rules! operation {
     (linear $Args:ident) => {
         fn linear(&self, stream: Stream, args: &Linear) -> Result<()> {

@@ -113,9 +113,9 @@ impl<D: Ops> Work<'_, D> {
         Ok(())
     }
 
-    /// Of keys and values in a type.
+    /// Attention over keys and values of a type.
     fn attention_by_type(&self, stream: Stream, dtype: DType) -> Result<()> {
-        // Heads of 24 are integers that lie in no whole 16 bytes.
+        // In int8, heads of 24 elements are not aligned to 16 bytes.
         for head_dim in [24, 32, 64, 96, 128, 256] {
             for rows in [1, 17, 65] {
                 self.attention(stream, dtype, [2, head_dim], rows)?;
@@ -127,8 +127,8 @@ impl<D: Ops> Work<'_, D> {
         Ok(())
     }
 
-    /// Products that read the weight as it is, and those that decode it: for many rows, and of columns that are not
-    /// served.
+    /// Products that read the weight as it is, and products that decode it: with many rows, or with a number of columns
+    /// that the former do not serve.
     fn encoded(&self, stream: Stream, encoding: Encoding, dtype: DType) -> Result<()> {
         let (n, k) = (128, 256);
         let weight = |n: u32, k: u32| {
@@ -145,7 +145,7 @@ impl<D: Ops> Work<'_, D> {
             }
         }
         if encoding == Encoding::Lossless {
-            // Of one tile of 64 rows of the weight for each cluster of two, and of more.
+            // Shares of one tile of 64 rows of the weight for each cluster of two blocks, and larger ones.
             for (rows, share) in [(17, 64), (17, 72), (33, 64), (33, 72), (65, 64)] {
                 let n = share * 66;
                 let weight = weight(n, k).expect("rows of whole runs have the encoding");
@@ -182,7 +182,7 @@ impl<D: Ops> Work<'_, D> {
         self.device.linear(stream, &args)
     }
 
-    /// A product of `n` rows of a weight in as many tiles as a launch takes, all of them in the same memory; alone and gated.
+    /// A product of `n` rows of a weight, in as many tiles as a launch takes, all in the same memory; alone and gated.
     fn tiles(&self, stream: Stream, dtype: DType, rows: u32, n: u32, k: u32) -> Result<()> {
         let each = n / TILES as u32;
         let (x, weight) = (self.input(u64::from(rows * k) * 4), self.weight(u64::from(each * k), dtype));
@@ -205,7 +205,7 @@ impl<D: Ops> Work<'_, D> {
         self.device.linear_silu_mul(stream, &args, &gated)
     }
 
-    /// Of an expert without slots: zeros for its part of the order.
+    /// The product of an expert without slots: zeros stand for its part of the order.
     fn expert_linear(&self, stream: Stream, dtype: DType, slots: u32, n: u32, k: u32) -> Result<()> {
         self.expert_linear_by(stream, self.weight(u64::from(n * k), dtype), slots, n, k)
     }
@@ -246,7 +246,7 @@ impl<D: Ops> Work<'_, D> {
         self.device.combine(stream, &Combine { y, weights, out, top_k: 2, width: 64, rows: 1 })
     }
 
-    /// `heads` that share a key head, which chooses the kernel.
+    /// Attention of `heads` heads that share a key head; their number chooses the kernel.
     fn attention(&self, stream: Stream, dtype: DType, [heads, head_dim]: [u32; 2], rows: u32) -> Result<()> {
         let (kv_heads, page_tokens) = (1, 32);
         let zeros = |elements: u32| self.input(u64::from(elements) * 4);

@@ -1,11 +1,11 @@
-//! The search on a CPU, in loops that take vectors. Every sum has one order.
+//! The search on a CPU, in loops that the compiler vectorises. Every sum has one order.
 
 use super::{Changes, Draw, Drawn};
 use std::cmp::Ordering;
 
-/// A row is searched by blocks of this many logits: maxima and sums of blocks take vectors.
+/// A row is searched by blocks of this many logits: maxima and sums of blocks are vectorised.
 const BLOCK: usize = 1024;
-/// Sums and maxima side by side.
+/// Sums and maxima that are formed side by side.
 const LANES: usize = 16;
 
 /// Chooses a token from a row of logits, which nothing changes.
@@ -139,7 +139,7 @@ fn sum(logits: &[f32], of: impl Fn(f32) -> f32) -> f64 {
     total
 }
 
-/// `exp(x)` for `x` up to 0, to 2e-7 of its value; 0 below the least normal number. Written so that it takes vectors.
+/// `exp(x)` for `x` up to 0, to 2e-7 of its value; 0 below the least normal number. Written so that it is vectorised.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     /// Adding it rounds to an integer, which the lowest bits then hold.
@@ -156,7 +156,7 @@ fn exp(x: f32) -> f32 {
     if x > -87.0 { scaled } else { 0.0 }
 }
 
-/// A token and its logit. The better ones are less.
+/// A token and its logit. Better ones compare as less.
 #[derive(Clone, Copy)]
 struct Ranked {
     logit: f32,

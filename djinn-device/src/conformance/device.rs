@@ -431,7 +431,7 @@ fn replays_captured_work<D: Device>(rig: &Rig<D>) {
     let (ready, done) = ([rig.event(), rig.event()], [rig.event(), rig.event()]);
     rig.record(copies, outer);
     let work = || {
-        // Dropped: it is of before.
+        // Dropped: the event was recorded before the capture.
         rig.device.wait(compute, outer)?;
         for i in 0..4 {
             let (slot, place) = ((i % 2) as usize, ring.slice((i % 2) * CHUNK, CHUNK));

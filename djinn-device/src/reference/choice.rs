@@ -72,7 +72,7 @@ pub(crate) fn drawn(logits: &[f32], draw: &Draw, changes: &Changes<'_>) -> Drawn
             changed.iter().position(|&logit| logit == most).expect("one is the greatest")
         }
     };
-    // Of the greatest logit, in which the logarithm of a sum may vanish.
+    // Relative to the greatest logit, beside which the logarithm of a sum may vanish.
     let below = |logit: f32| f64::from(logit) - f64::from(most);
     let log_total = total(logits.iter().map(|&logit| below(logit).exp())).ln();
     let logprob = |token: usize| (below(logits[token]) - log_total) as f32;

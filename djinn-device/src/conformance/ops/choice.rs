@@ -10,7 +10,7 @@ const VOCABS: [usize; 7] = [1, 2, 31, 257, 1024, 4099, LARGE];
 /// The reference takes long for these: not all settings choose from them.
 const LARGE: usize = 128_256;
 
-/// Settings, but for what counts the random numbers.
+/// Settings without what counts the random numbers.
 const DRAWS: [Draw; 13] = {
     let warm = Draw { temperature: 0.8, logprob: true, ..Draw::GREEDY };
     [
@@ -130,8 +130,7 @@ impl Case {
 }
 
 impl Changing {
-    /// The changes of a row of `vocab` logits.
-    /// The fields of [`Changes`].
+    /// The fields of [`Changes`] for a row of `vocab` logits.
     fn words<D: Ops>(
         self,
         rig: &mut Rig<D>,

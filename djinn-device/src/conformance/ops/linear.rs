@@ -201,7 +201,7 @@ pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
         for (i, rows) in [1, 16, 40, 130, 257, 600].into_iter().enumerate() {
             for (j, tiles) in cuts.into_iter().enumerate() {
                 let n = tiles.iter().sum::<usize>();
-                // Of few rows with many columns as well, devices take x rounded.
+                // Devices take x rounded also for few rows with many columns.
                 let (k, width) = (if rows == 16 { 1024 } else { [64, 128, 192][(i + j) % 3] }, n / 2);
                 if rows * n * k > 10_000_000 || (d + i + j) % 2 == 1 {
                     continue;
