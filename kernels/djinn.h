@@ -1,18 +1,18 @@
 /*
  * The CUDA kernels of Djinn: one parameter struct and one launcher for each operation.
  *
- * Every launcher enqueues on `stream` (a CUstream or cudaStream_t of the current context, null for the
- * default stream), returns at once, and may be captured into a graph. It returns a cudaError_t as int: 0 for
- * success, cudaErrorInvalidValue (1) for arguments that no kernel serves, and otherwise what the launch said.
- * A launcher never allocates and never synchronises.
+ * Every launcher enqueues on `stream` (a CUstream or cudaStream_t of the current context, null for the default stream),
+ * returns at once, and may be captured into a graph. It returns a cudaError_t as int: 0 for success, cudaErrorInvalidValue
+ * (1) for arguments that no kernel serves, and otherwise what the launch said. A launcher never allocates and never
+ * synchronises.
  *
- * Pointers are device addresses: device memory, or pinned host memory under unified addressing. Activations
- * are row-major f32 `[rows, width]`; token ids, positions and tables are u32; weights are row-major in their
- * own dtype. Every pointer is a multiple of 16 bytes; attention's row_seq and positions of 4. Shapes, aliasing and meaning are those of djinn-device's
- * `args`; sizes are not checked again here.
+ * Pointers are device addresses: device memory, or pinned host memory under unified addressing. Activations are row-major
+ * f32 `[rows, width]`; token ids, positions and tables are u32; weights are row-major in their own dtype. Every pointer is a
+ * multiple of 16 bytes, but attention's row_seq and positions only of 4. Shapes, aliasing and meaning are those of
+ * djinn-device's `args`; sizes are not checked again here.
  *
- * All sums accumulate in f32, and every output row is computed in an order that depends on nothing but that
- * row's own sizes and positions: a row has the same bits whatever else is in the batch.
+ * All sums accumulate in f32. The order of a row's arithmetic depends only on the row's own sizes and positions: a row has
+ * the same bits whatever else is in the batch.
  */
 #ifndef DJINN_H
 #define DJINN_H
@@ -74,11 +74,11 @@ enum djinn_gelu_form {
     DJINN_GELU_TANH = 1,
 };
 
-/* Where an operation stores what it gives a second time, rounded as djinn_convert does: for products that read it next. */
+/* Where an operation stores its output a second time, rounded as by djinn_convert, for products that read it next. */
 typedef struct djinn_rounded {
     void *at;       /* as many elements as the output; or null */
     uint32_t dtype; /* DJINN_F16 or DJINN_BF16 */
-    uint32_t alone; /* non-zero, with `at`: the output itself may be left with anything in it */
+    uint32_t alone; /* non-zero, with `at`: the output itself may be left undefined */
 } djinn_rounded;
 
 /* The text of an error code. Static memory. */
@@ -92,7 +92,7 @@ typedef struct djinn_embed_args {
     const uint32_t *tokens; /* [rows] */
     const void *table;      /* [table_rows, width], or table_rows rows of row_bytes */
     float *out;             /* [rows, width] */
-    uint32_t table_dtype;   /* djinn_dtype: of a lossless table, the type that was encoded; of blocks, nothing */
+    uint32_t table_dtype;   /* djinn_dtype; of a lossless table, the type that was encoded; ignored for blocks */
     uint32_t first_row;
     uint32_t table_rows;
     uint32_t width;
@@ -141,8 +141,8 @@ typedef struct djinn_layer_norm_args {
 int djinn_layer_norm(const djinn_layer_norm_args *args, void *stream);
 
 /*
- * sum = a + b, then the norm of sum, in one launch. norm.x is sum. sum and norm.out may each be a or b as a whole,
- * and otherwise share no byte with them or with one another.
+ * sum = a + b, then the norm of sum, in one launch. norm.x is sum. Each of sum and norm.out may be a or b as a whole;
+ * otherwise they share no byte with a, b or each other.
  */
 typedef struct djinn_add_rms_norm_args {
     const float *a; /* [rows, width] */
@@ -167,11 +167,11 @@ typedef struct djinn_head_norm_args {
 int djinn_head_norm(const djinn_head_norm_args *args, void *stream);
 
 /*
- * out[r, out_column + j] = sum of x[r, i] weight[j, i] + bias[j], for j in 0 .. n. A row's bits depend on no other
- * row. With 16-bit weights and k a multiple of 64, x is rounded to the weight's type.
+ * out[r, out_column + j] = sum of x[r, i] weight[j, i] + bias[j], for j in 0 .. n. A row's bits depend on no other row. With
+ * 16-bit weights and k a multiple of 64, x is rounded to the weight's type.
  *
- * Reads the weight once for every 16 rows; up to djinn_linear_rows() once, if weights are 16-bit, k is a multiple of 64
- * and `rounded` is given. The weight lies in tiles of tile_rows rows each, the last of which may have fewer.
+ * The weight is read once for every 16 rows. If weights are 16-bit, k is a multiple of 64 and `rounded` is given, it is read
+ * once for up to djinn_linear_rows() rows. The weight lies in tiles of tile_rows rows each; the last one may have fewer.
  *
  * An encoded weight gives the bits of the same product over its decoded rows, for up to djinn_linear_direct() rows.
  */
@@ -185,7 +185,7 @@ typedef struct djinn_linear_args {
     const void *bias;      /* [n], or null */
     float *out;            /* [rows, out_width] */
     const void *rounded;   /* x in the weight's type: [rows, k]; or null */
-    uint32_t weight_dtype; /* djinn_dtype: of an encoded weight, the type of decoded elements; f16 for blocks */
+    uint32_t weight_dtype; /* djinn_dtype of the elements, decoded if the weight is encoded; f16 for blocks */
     uint32_t bias_dtype;   /* djinn_dtype */
     uint32_t k;
     uint32_t n;         /* rows of all tiles */
@@ -195,38 +195,38 @@ typedef struct djinn_linear_args {
     uint32_t rows;
     uint32_t encoding;  /* djinn_encoding */
     uint32_t row_bytes; /* of a stored row, if encoded */
-    uint32_t fresh;     /* not 0: work before this on the stream writes the weights, which are read once it is done */
+    uint32_t fresh;     /* not 0: earlier work on the stream writes the weights, so they are read only when it is done */
     float *gated;        /* [rows, n / 2]: silu(gate) up in f32; or null */
-    void *gated_rounded; /* the same in the weight's type, instead of out; or null. Then of the weight's rows the first
-                            n / 2 are gate and the others up */
+    void *gated_rounded; /* silu(gate) up in the weight's type, stored instead of out; or null. Then the first n / 2
+                            of the weight's rows are gate, and the others up */
 } djinn_linear_args;
 int djinn_linear(const djinn_linear_args *args, void *stream);
 
 /*
  * Whether djinn_linear serves `gated` for such a product of 16-bit weights, without a bias, on the current device: 1 or 0.
- * It has the bits of djinn_silu_mul and djinn_convert. What it stores to is at multiples of 16 bytes.
+ * The bits are those of djinn_silu_mul and djinn_convert. Both outputs begin at multiples of 16 bytes.
  */
 uint32_t djinn_linear_gated(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t dtype);
 
-/* A context was destroyed: what is known of kernels in it is forgotten. No work is enqueued meanwhile. */
+/* Call it after a context was destroyed, while no work is enqueued: forgets what is known of the kernels in it. */
 void djinn_forget_contexts(void);
 
-/* Most rows for which djinn_linear reads the weight once on the current device: DJINN_LINEAR_ROWS or 16. */
+/* The most rows for which djinn_linear reads the weight once on the current device: DJINN_LINEAR_ROWS or 16. */
 uint32_t djinn_linear_rows(void);
 
 /*
- * Whether djinn_linear is to be given x rounded for such a product on the current device (non-zero), or does without;
- * likewise djinn_expert_linear a workspace, for `rows` slots.
+ * Whether djinn_linear wants x rounded for such a product on the current device (non-zero). Also whether djinn_expert_linear
+ * wants a workspace, for `rows` slots.
  */
 int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype, uint32_t encoding);
 
 /*
- * Most rows for which djinn_linear reads such an encoded weight on the current device; 0 if it does not, and nor does
- * djinn_expert_linear, which takes any number of slots otherwise.
+ * The most rows for which djinn_linear reads such an encoded weight on the current device. If 0, neither it nor
+ * djinn_expert_linear does; otherwise the latter takes any number of slots.
  */
 uint32_t djinn_linear_direct(uint32_t encoding, uint32_t weight_dtype, uint32_t k, uint32_t row_bytes);
 
-/* out[r, :] = row r of an encoded weight, as plain elements: for a product that is not served directly. */
+/* out[r, :] = row r of an encoded weight, as plain elements, for a product that does not read it as it is. */
 typedef struct djinn_decode_args {
     const void *encoded; /* [rows] rows of row_bytes, at a multiple of 2 bytes */
     void *out;           /* [rows, k] */
@@ -247,7 +247,7 @@ typedef struct djinn_convert_args {
 } djinn_convert_args;
 int djinn_convert(const djinn_convert_args *args, void *stream);
 
-/* out[r, out_column + j] += bias[j]. For a matrix product without one. */
+/* out[r, out_column + j] += bias[j], for a matrix product without a bias. */
 typedef struct djinn_add_bias_args {
     float *out;          /* [rows, out_width] */
     const void *bias;    /* [n] */
@@ -278,7 +278,7 @@ int djinn_rope(const djinn_rope_args *args, void *stream);
 /*
  * The KV cache of one layer: page p starts p * page_bytes bytes after pages; within a page, row-major
  * [layer][k|v][kv_head][slot][head_dim] in dtype. In int8, a head's [slot][head_dim] integers are followed by its [slot]
- * scales, f32; with pages that are no multiple of 16 tokens, both are aligned to nothing.
+ * scales, in f32. If a page's tokens are not a multiple of 16, neither has an alignment.
  */
 typedef struct djinn_kv_pages {
     void *pages;
@@ -293,9 +293,9 @@ typedef struct djinn_kv_pages {
 } djinn_kv_pages;
 
 /*
- * Writes keys and values of qkv[rows, (heads + 2 kv_heads) head_dim] into the pages, rounded to nearest even. In int8 a
- * vector's scale is its greatest size divided by 127, and its integers are its numbers times the quotient of 127 and that
- * size; scales below 2^-126 are 0. A vector with a number that is not finite has the scale NaN and integers of 0.
+ * Writes keys and values of qkv[rows, (heads + 2 kv_heads) head_dim] into the pages, rounded to nearest even. In int8, a
+ * vector's scale is its greatest magnitude divided by 127, and its integers are its numbers times the quotient of 127 and
+ * that magnitude; scales below 2^-126 are 0. A vector with a number that is not finite has the scale NaN and integers of 0.
  */
 typedef struct djinn_kv_write_args {
     const float *qkv;
@@ -315,25 +315,24 @@ typedef struct djinn_rope_kv_write_args {
 int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream);
 
 /*
- * out[r, h, :] = softmax((q[r, h, :] K + bias) scale) V over positions 0 ..= p of the row's sequence, for p =
- * positions[r]. Where more than DJINN_PREFILL_RUN rows of one sequence are adjacent, positions ascend by one.
- * head_dim up to 256.
+ * out[r, h, :] = softmax((q[r, h, :] K + bias) scale) V over positions 0 ..= p of the row's sequence, for p = positions[r].
+ * Where more than DJINN_PREFILL_RUN rows of one sequence are adjacent, positions ascend by one. head_dim up to 256.
  *
- * With a window, over positions max(0, p + 1 - window) ..= p; pages that no row sees are not read. With `alibi`
- * the bias of key j is bf16(bf16(slope(h)) bf16(j)), where with m the largest power of two up to heads, the first
- * m slopes are 2^(-8 (i + 1) / m) and the others 2^(-4 (2 i + 1) / m); else it is 0.
+ * With a window, over positions max(0, p + 1 - window) ..= p; pages that no row sees are not read. With `alibi` the bias of
+ * key j is bf16(bf16(slope(h)) bf16(j)), where with m the largest power of two up to heads, the first m slopes are 2^(-8 (i
+ * + 1) / m) and the others 2^(-4 (2 i + 1) / m); else it is 0.
  *
- * Two paths. Row by row; and in tiles, for rows that stand in a run of more than DJINN_PREFILL_RUN rows of their
- * sequence, when the cache is f16, bf16 or aligned int8: on Hopper with a head_dim that is a multiple of 8 and a workspace
- * for a row at least, elsewhere with a head_dim of 64 or 128 and no bias. So a row's bits depend on its own run's length at
- * most, never on other sequences. Where the cache is f16 or bf16 and head_dim a multiple of 8, queries and
- * probabilities are rounded to its type; all else is f32.
+ * There are two paths: row by row, and in tiles. Tiles serve rows in a run of more than DJINN_PREFILL_RUN rows of their
+ * sequence, if the cache is f16, bf16 or aligned int8: on Hopper with a head_dim that is a multiple of 8 and a workspace for
+ * at least one row, elsewhere with a head_dim of 64 or 128 and no bias. So a row's bits depend at most on the length of its
+ * own run, never on other sequences. If the cache is f16 or bf16 and head_dim a multiple of 8, queries and probabilities are
+ * rounded to its type; all else is f32.
  *
  * int8 is aligned if the pages' address, page_bytes, page_tokens and head_dim are multiples of 16. Then queries are rounded
- * to f16, as are probabilities times the values' scales; integers are exact row by row, and in tiles, keys and values are
- * rounded to f16 as well. Of int8 that is not aligned, all is f32.
+ * to f16, as are probabilities times the values' scales. Row by row, integers are exact; in tiles, keys and values are
+ * rounded to f16 as well. If int8 is not aligned, all is f32.
  *
- * The workspace holds partial results of contexts that are split over the device. Any amount is right, null included.
+ * The workspace holds partial results of contexts that are split over the device. Any size is right, null included.
  */
 enum {
     DJINN_PREFILL_RUN = 32,
@@ -395,7 +394,7 @@ typedef struct djinn_select_rows_args {
 int djinn_select_rows(const djinn_select_rows_args *args, void *stream);
 
 /*
- * y = clamp(scale y + along (y . direction) direction + add[i, :], low, high), where y are the columns from `column` on of
+ * y = clamp(scale y + along (y . direction) direction + add[i, :], low, high), where y is the columns from `column` on of
  * row indices[i] of x. A scale of 0 sets y to add. With an `along` of 0 the direction is not read.
  */
 typedef struct djinn_edit_rows_args {
@@ -416,9 +415,9 @@ typedef struct djinn_edit_rows_args {
 int djinn_edit_rows(const djinn_edit_rows_args *args, void *stream);
 
 /*
- * ids[r, :] = the top_k greatest of logits[r, :], in descending order, the lower id first among equals; weights are
- * the softmax over all experts at these, divided by their sum if `renormalise`. A NaN is chosen as minus infinity
- * would be; it, and a greatest logit that is infinite, make the row's weights NaN.
+ * ids[r, :] = the top_k greatest of logits[r, :], in descending order, the lower id first among equals; weights are the
+ * softmax over all experts at these, divided by their sum if `renormalise`. A NaN is chosen like minus infinity. A NaN, or a
+ * greatest logit that is infinite, makes the row's weights NaN.
  */
 typedef struct djinn_route_args {
     const float *logits; /* [rows, experts] */
@@ -442,10 +441,10 @@ typedef struct djinn_group_args {
 int djinn_group(const djinn_group_args *args, void *stream);
 
 /*
- * djinn_linear for the slots of one expert, those of order[starts[expert] .. starts[expert + 1]]: row s of out from
- * row s / slots_per_row of x, with the bits of djinn_linear for that row. Other rows of out are left alone; without
- * slots no weight is read. linear.rows is the number of all slots, and so of rows of out; there is no bias, and
- * linear.rounded is null. The result does not depend on the workspace.
+ * djinn_linear for the slots of one expert, those of order[starts[expert] .. starts[expert + 1]]: row s of out from row s /
+ * slots_per_row of x, with the bits of djinn_linear for that row. Other rows of out are left alone; without slots no weight
+ * is read. linear.rows is the number of all slots, and so of rows of out. There is no bias, and linear.rounded is null. The
+ * result does not depend on the workspace.
  */
 typedef struct djinn_expert_linear_args {
     djinn_linear_args linear;
@@ -493,7 +492,7 @@ typedef struct djinn_choose_args {
 int djinn_choose(const djinn_choose_args *args, void *stream);
 
 /*
- * dst = src; either may lie in pinned host memory. Moved by multiprocessors: for few bytes that must not queue behind the
+ * dst = src; either may lie in pinned host memory. Copied by multiprocessors: for few bytes that must not queue behind the
  * copies of other streams.
  */
 typedef struct djinn_copy_args {
@@ -504,9 +503,9 @@ typedef struct djinn_copy_args {
 int djinn_copy(const djinn_copy_args *args, void *stream);
 
 /*
- * If the expert has slots, i.e. starts[expert + 1] > starts[expert], dst = src and moved = 1; else moved = 0, and
- * neither src nor dst is touched. src may lie in pinned host memory. For a stream of copies: it overlaps with no kernel
- * of its stream, and what reads dst as a weight waits for an event after it.
+ * If the expert has slots, i.e. starts[expert + 1] > starts[expert], dst = src and moved = 1; else moved = 0, and neither
+ * src nor dst is touched. src may lie in pinned host memory. For a stream of copies: it overlaps with no kernel of its
+ * stream, and what reads dst as a weight waits for an event after it.
  */
 typedef struct djinn_copy_expert_args {
     const void *src;
