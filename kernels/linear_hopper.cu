@@ -11,14 +11,14 @@
  * Shapes: as in linear.cu.
  * Reference: djinn-device, src/reference/routing.rs, `expert_linear`.
  *
- * Rows of the weight are the wide operand of the matrix units (64 at once), rows of x the narrow one (N). A product of
- * 16 columns adds to a sum the same bits whatever N is, and the same as a product of linear.cu's.
+ * Rows of the weight are the wide operand of WGMMA (64 at once), rows of x the narrow one (N). A product of 16 columns adds
+ * the same bits to a sum whatever N is, and the same as a product of linear.cu's.
  *
- * Launch: clusters of a block for each partial sum, one block on each multiprocessor that a cluster can have; the
- * clusters take equal shares of the weight's rows, up to 64 TILES, in turn. In each block one warp has the weight copied to a
- * ring of stages of one run each, from before the previous kernel is done, and that of the next share while the present one
- * ends; one has x copied; a warpgroup for each 64 rows multiplies. At the end of a share the partial sums of the rows of the warps
- * w of all warpgroups go to the block of rank w, which adds them in order.
+ * Launch: clusters of a block for each partial sum, one block on each multiprocessor that a cluster can have. Clusters take
+ * equal shares of the weight's rows, up to 64 TILES, in turn. In each block one producer warp copies the weight to a ring of
+ * stages of one run each, from before the previous kernel is done on, and that of the next share while the current one ends;
+ * another copies x; a warpgroup for each 64 rows multiplies. At the end of a share the partial sums of warps w of all
+ * warpgroups go to the block of rank w, which adds them in order.
  */
 #include "linear_hopper.cuh"
 
@@ -29,10 +29,10 @@ namespace djinn {
 
 constexpr unsigned GATHER_THREADS = 256;
 
-/* Rows of x that a kernel of rows in order exists for: few are few columns of the matrix units, and leave room for stages. */
+/* Rows of x for which a kernel of rows in order exists. Few rows are few columns of WGMMA, and leave room for stages. */
 constexpr unsigned columns_in_order(unsigned rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : columns_of(rows); }
 
-/* A row of x, rounded, to the block's place in the workspace. */
+/* Rounds a row of x to the block's place in the workspace. */
 template <typename T> __device__ __forceinline__ void gather(const djinn_expert_linear_args &a, unsigned row) {
     const unsigned k = a.linear.k;
     const float4 *x = reinterpret_cast<const float4 *>(a.linear.x + size_t(row) * k);
@@ -64,7 +64,7 @@ template <typename T> __device__ __forceinline__ void gather(const djinn_expert_
             DJINN_ON_HOPPER(djinn::Hopper<djinn::PlainWeight<T>, N, TILES, djinn::Routed>::run(a.linear, rows, maps, f));        \
         }                                                                                                    \
     }                                                                                                        \
-    /* Rows of x of the expert's slots from `first` on, one a block, rounded: [gridDim.x, k]. */             \
+    /* Gathers the rows of x of the expert's slots from `first` on, rounded, one a block: [gridDim.x, k]. */             \
     __global__ void __launch_bounds__(djinn::GATHER_THREADS)                                                 \
         djinn_gather_##suffix(const __grid_constant__ djinn_expert_linear_args a, unsigned first) {          \
         const djinn::Routed rows = djinn::slots_of(a, first + blockIdx.x, 1);                                \
@@ -112,7 +112,7 @@ template <typename Args, typename T> PlainChoice<Args, T> choose_hopper(unsigned
 }
 
 unsigned clusters_at_once() {
-    /* One more than the number; 0 until it is known. */
+    /* The number plus 1; 0 until it is known. */
     static std::atomic<unsigned> known[MOST_DEVICES];
     const int device = current_device();
     unsigned found = known[device].load();
@@ -125,7 +125,7 @@ unsigned clusters_at_once() {
             cudaOccupancyMaxActiveClusters(&clusters, largest.kernel, &launch.config) == cudaSuccess && clusters > 0) {
             found += clusters;
         } else {
-            /* The failure is answered by the other path: it is none of the next launch. */
+            /* The other path is taken then: the next launch must not see this failure. */
             cudaGetLastError();
         }
         known[device].store(found);

@@ -1,6 +1,6 @@
 /*
- * What the kernels of `linear` for up to 128 rows on Hopper share, linear_hopper.cu's of plain weights and
- * linear_tiles.cuh's of encoded ones; and the former.
+ * What linear_hopper.cu (plain weights) and linear_tiles.cuh (encoded ones) share, for up to 128 rows on Hopper; and the
+ * kernel of the former.
  */
 #ifndef DJINN_LINEAR_HOPPER_CUH
 #define DJINN_LINEAR_HOPPER_CUH
@@ -10,41 +10,41 @@
 
 namespace djinn {
 
-/* Of the weight: what a warpgroup multiplies at once. */
+/* Rows of the weight that a warpgroup multiplies at once. */
 constexpr unsigned TILE_ROWS = 64;
 
-/* Stages of a ring, at most. */
+/* The most stages of a ring. */
 constexpr unsigned MOST_STAGES = 16;
 
-/* Dynamic shared memory of a block, at most: what a block may have, less the barriers and what alignment takes. */
+/* The most dynamic shared memory of a block: what a block may have, less the barriers and what alignment takes. */
 constexpr unsigned MOST_SHARED = 226 * 1024;
 
 /*
- * At least. No second block of a product fits beside one, so that the next launch's blocks spread. Where stages need no more,
- * two blocks of small kernels fit: these are set up beside the block, and begin when it ends.
+ * The least. No second block of a product fits beside one, so that the next launch's blocks spread. If stages need no more,
+ * two blocks of small kernels fit: they are set up beside the block, and begin when it ends.
  */
 constexpr unsigned LEAST_SHARED = 224 * 1024;
 
-/* What the copy engine knows of the weight's tiles, if it copies them, and of x. */
+/* Tensor maps of the weight's tiles, if TMA copies them, and of x. */
 struct Maps {
     CUtensorMap weights[DJINN_LINEAR_TILES];
     CUtensorMap x;
 };
 
-/* Rows of the weight of a share, shares, stages of a block's ring, and the first of the expert's slots. */
+/* The weight's rows of a share, the number of shares, stages of a block's ring, and the first of the expert's slots. */
 struct Frame {
     uint32_t share, shares, stages, first;
 };
 
 constexpr unsigned MOST_TILES = 4;
 
-/* Bytes of the weight that a block has under way at most while its ring is filled for the first time. */
+/* The most bytes of the weight in flight in a block while its ring is first filled. */
 constexpr unsigned WINDOW = 96 * 1024;
 
 /*
- * Plain weights: of a stage, whole groups of 8 rows, which the matrix units read. Of a gated product, the arguments' n and
- * tiles are those of gate alone, whose tiles are followed by those of up; a share has rows of gate and, from the middle of
- * the warpgroups' rows on, the same rows of up.
+ * Plain weights. A stage has whole groups of 8 rows, which WGMMA reads. In a gated product, the arguments' n and tiles are
+ * those of gate alone; up's tiles follow. A share has rows of gate and, from the middle of the warpgroups' rows on, the same
+ * rows of up.
  */
 template <typename T, bool GATES = false> struct PlainWeight {
     using Type = T;
@@ -58,20 +58,20 @@ template <typename T, bool GATES = false> struct PlainWeight {
         return (GATED ? UP : 0) + (share + 7) / 8 * 8 * BLOCK_ROW;
     }
 
-    /* Bytes after the last stage that products read, since they read whole tiles of rows. */
+    /* Bytes past the last stage that products read, since they read whole tiles of rows. */
     static unsigned past(unsigned share, unsigned tiles, unsigned n) {
         const unsigned read = tiles * TILE_ROWS * BLOCK_ROW, there = bytes(share) + n * BLOCK_ROW;
         return read > there ? read - there : 0;
     }
 
-    /* Describes the rows of a tile to the copy engine, in boxes of `share` rows. */
+    /* Describes the rows of a tile to TMA, in boxes of `share` rows. */
     static bool encode(Maps &maps, const djinn_linear_args &a, unsigned tile, unsigned rows, unsigned share) {
         return encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, share);
     }
 
     /*
-     * Has a run of a share copied to a stage. Weights, which a launch reads once, leave the second-level cache before
-     * activations, which the next launches read.
+     * Copies a run of a share to a stage. Weights are read once in a launch, so L2 evicts them before activations, which the
+     * next launches read.
      */
     static __device__ __forceinline__ void copy(char *stage, const Maps &maps, const djinn_linear_args &a,
                                                 const Share &share, unsigned rows, unsigned run, Barrier &ready) {
@@ -84,21 +84,21 @@ template <typename T, bool GATES = false> struct PlainWeight {
     }
 };
 
-/* N rows of x by 64 TILES rows of the weight; `Rows` finds those of out. */
+/* N rows of x times 64 TILES rows of the weight. `Rows` finds the rows of out. */
 template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hopper {
     using T = typename Weight::Type;
     static constexpr unsigned COMPUTING = 128 * TILES;
     static constexpr unsigned X_BYTES = N * BLOCK_ROW;
 
-    /* Groups of 8 rows of x whose partial sums are handed over at once: in up to 64 KiB. */
+    /* Groups of 8 rows of x whose partial sums are handed over at once, in up to 64 KiB. */
     static constexpr unsigned GROUPS = N / 8 * TILES <= 32 ? N / 8 : 8;
 
     struct Barriers {
         Barrier ready[MOST_STAGES], x_ready[MOST_STAGES], free[MOST_STAGES];
-        /* The partial sums that this block adds are there; all blocks have added what this one handed them. */
+        /* `summed`: all that this block adds is there. `added`: all blocks have added what this one handed them. */
         Barrier summed, added;
     };
-    /* The partial sums that a block adds: of each part and warpgroup, for each 8 rows of x, those of a warp's lanes. */
+    /* The partial sums that a block adds: for each part, warpgroup and 8 rows of x, those of a warp's lanes. */
     struct Sums {
         float4 at[PARTIALS][TILES][GROUPS][32];
     };
@@ -111,7 +111,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     /* Stages. */
     char *ring;
     unsigned part, runs;
-    /* Place in the ring, and times that sums were handed over. */
+    /* The place in the ring, and how often sums were handed over. */
     unsigned slot = 0, parity = 0, turns = 0;
 
     static __host__ __device__ __forceinline__ unsigned stage_bytes(unsigned share) { return Weight::bytes(share) + X_BYTES; }
@@ -122,7 +122,9 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         }
     }
 
-    /* `work(share, run, copied)` for every run of every share once its stage, at `slot`, is free; `copied` came before. */
+    /*
+     * Calls `work(share, run, copied)` for all runs of all shares, once the stage at `slot` is free; `copied` came before.
+     */
     template <typename Work> __device__ __forceinline__ void each_run(const Work &work) {
         unsigned copied = 0;
         for (unsigned index = blockIdx.x / PARTIALS; index < f.shares; index += gridDim.x / PARTIALS) {
@@ -138,8 +140,8 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     }
 
     /*
-     * Has the weight copied. By a warp. Of the first stages few are under way at once: loads of the kernel before, or of
-     * those after it that this block waits for, would wait behind them.
+     * Copies the weight, by one warp. While the ring is first filled, few stages are in flight: loads of the kernel before,
+     * or of later ones that this block waits for, would queue behind them.
      */
     __device__ __forceinline__ void supply(const Maps &maps, unsigned lane) {
         if (a.fresh != 0) {
@@ -159,7 +161,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         await_previous();
     }
 
-    /* Has x copied. By a warp. */
+    /* Copies x, by one warp. */
     __device__ __forceinline__ void supply_x(const Maps &maps, unsigned lane) {
         await_previous();
         if (lane == 0) {
@@ -177,7 +179,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         return share_of(a, f.share, index, Weight::row_bytes(a));
     }
 
-    /* The products of a warpgroup with its rows of a share. */
+    /* Computes the products of a warpgroup's rows of a share. */
     __device__ __forceinline__ void compute(float (&sums)[N / 2], unsigned group, unsigned lane) {
         const unsigned bytes = stage_bytes(f.share);
         unsigned last = 0;
@@ -209,15 +211,15 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     }
 
     /*
-     * Hands a warp's partial sums to the blocks that add them, adds those that this block adds, and stores. A block sees
-     * all that others do to its shared memory before it hands over the next sums, or ends. After the last ones, which
-     * `is_last` says, no block waits for word that they were added, and none is given. Groups past the rows are left out.
+     * Hands a warp's partial sums to the blocks that add them, adds those that this block adds, and stores. Before a block
+     * hands over the next sums, or ends, it sees all that others do to its shared memory. After the last sums (`is_last`),
+     * no block says or waits to hear that they were added. Groups past the rows are left out.
      */
     __device__ __forceinline__ void finish(const Share &share, const float (&sums)[N / 2], unsigned group, unsigned warp,
                                            unsigned lane, bool is_last) {
         const unsigned to = warp % 4, barrier = address_at(shared_address(&barriers.summed), to);
         const unsigned address = address_at(shared_address(&handed.at[part][group][0][lane]), to);
-        /* The most rows leave no register to count. */
+        /* With the most rows no register is left for a count. */
         const unsigned groups = N < MOST_GROUP ? min((rows.count() + 7) / 8, N / 8) : N / 8;
 #pragma unroll
         for (unsigned first = 0; first < N / 8; first += GROUPS) {
@@ -247,7 +249,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         }
     }
 
-    /* Adds the partial sums of `used` groups from the first on in order, and stores. */
+    /* Adds the partial sums of `used` groups from `first` on, in order, and stores. */
     __device__ __forceinline__ void add(const Share &share, unsigned first, unsigned used, unsigned warp, unsigned lane) {
         constexpr unsigned GIVEN = Weight::GATED ? TILES / 2 : TILES;
         for (unsigned at = warp; at < GIVEN * used; at += COMPUTING / 32) {
@@ -275,7 +277,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         return total;
     }
 
-    /* Stores what two successive rows of x give with a row of the share. */
+    /* Stores a row's results for two successive rows of x. */
     __device__ __forceinline__ void store(const Share &share, unsigned row, unsigned x_row, float even, float odd) {
         if (row >= share.rows || x_row >= rows.count()) {
             return;
@@ -339,7 +341,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
                 float sums[N / 2] = {};
                 work.compute(sums, warp / 4, lane);
                 if (work.turns == 0) {
-                    /* The barriers of all blocks are there. */
+                    /* All blocks' barriers are initialised from here on. */
                     cluster_wait();
                 }
                 const bool is_last = index + gridDim.x / PARTIALS >= f.shares;
@@ -349,13 +351,13 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     }
 };
 
-/* A kernel, and the tiles of rows of the weight that a block of it takes. */
+/* A kernel, and the tiles of weight rows that its blocks take. */
 template <typename Weight, typename Args> struct HopperChoice {
     void (*kernel)(Args, Maps, Frame);
     unsigned tiles, handed_bytes;
 };
 
-/* Rows of x that every kind of kernel exists for. */
+/* Rows of x for which every kind of kernel exists. */
 constexpr unsigned columns_of(unsigned rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : MOST_GROUP; }
 
 /* Lets a kernel use its shared memory. */
@@ -364,8 +366,8 @@ template <typename Kernel> cudaError_t allow(Kernel kernel) {
 }
 
 /*
- * Rows of the weight for each share: for the fewest waves of products of 64 rows, with what a wave costs besides. Shares end
- * with their tile, so that waves are counted by them.
+ * The weight's rows of a share, for the fewest waves of products of 64 rows, overhead of a wave included. Shares end with
+ * their tile, so waves are counted by shares.
  */
 inline unsigned choose_share(const djinn_linear_args &a, unsigned at_once, unsigned most_tiles) {
     unsigned best = 0, best_cost = 0;
@@ -379,7 +381,7 @@ inline unsigned choose_share(const djinn_linear_args &a, unsigned at_once, unsig
     return best;
 }
 
-/* Rows of x that a launch multiplies, `n` at once, and the expert's slot that they begin with. */
+/* Rows of x of a launch, which multiplies `n` at once, and the expert's slot that they begin with. */
 struct Batch {
     const void *rounded;
     unsigned rows, n, first;
@@ -413,12 +415,12 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
     return launch_clusters(PARTIALS, chosen.kernel, grid, threads, shared, stream, args, maps, frame);
 }
 
-/* The rows of x of an expert's slots, rounded, to the workspace: [rows, k] of the slots from `first` on. */
+/* Gathers rows of x of an expert's slots from `first` on, rounded, in the workspace: [rows, k]. */
 int gather_slots(const djinn_expert_linear_args &args, unsigned rows, unsigned first, void *stream);
 
 /*
- * Gathers an expert's slots to the workspace, as many as it holds at once, and has `launch` multiply each batch, with up to
- * `most` rows at once.
+ * Gathers an expert's slots in the workspace, as many as fit, and calls `launch` for each batch, with up to `most` rows at
+ * once.
  */
 template <typename Launch>
 int by_batches(const djinn_expert_linear_args &args, unsigned most, void *stream, const Launch &launch) {

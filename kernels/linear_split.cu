@@ -1,17 +1,17 @@
 /*
- * linear on Hopper (sm_90a) for more than 128 rows where linear_wide.cu's tiles would be too few for the card: out[r,
- * out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row has alone in linear.cu. For
- * f16 and bf16, k a multiple of 64.
+ * linear on Hopper (sm_90a) for more than 128 rows, where linear_wide.cu would have too few tiles for the card: out[r,
+ * out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j], with the bits that each row has alone in linear.cu.
+ * For f16 and bf16, k a multiple of 64.
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Reference: djinn-device, src/reference.rs, `linear`.
  *
- * A tile of out is 64 GROUPS rows of x, the wide operand of the matrix units, by N rows of the weight, and belongs to a
- * cluster with a block for each partial sum of linear.cuh. In each block one thread has weight and x copied to a ring of
- * stages of one run each, weights before the previous kernel is done; a warpgroup for each 64 rows of x multiplies. Then the
- * ring is done with, in all blocks, and takes partial sums instead: those of the warps w of all warpgroups go to the block
- * of rank w, which adds them in order.
+ * Split-K: a tile of out is 64 GROUPS rows of x, the wide operand of WGMMA, by N rows of the weight. It belongs to a cluster
+ * with a block for each partial sum of linear.cuh. In each block a producer thread copies weight and x to a ring of stages
+ * of one run each, weights from before the previous kernel is done; a warpgroup for each 64 rows of x multiplies. When all
+ * blocks are done with their rings, partial sums take their place: those of warps w of all warpgroups go to the block of
+ * rank w, which adds them in order.
  *
- * Launch: a cluster for each tile; those of the same rows of the weight are neighbours.
+ * Launch: a cluster for each tile. Tiles with the same rows of the weight are neighbours.
  */
 #include "linear.cuh"
 #include "wgmma.cuh"
@@ -23,15 +23,15 @@ namespace djinn {
 /* Dynamic shared memory of a block: what a block may have, less the barriers. */
 constexpr unsigned SPLIT_SHARED = 226 * 1024;
 
-/* What the copy engine knows of the weight's tiles, and of x. */
+/* Tensor maps of the weight's tiles, and of x. */
 struct SplitMaps {
     CUtensorMap weights[DJINN_LINEAR_TILES];
     CUtensorMap x;
 };
 
-/* Tiles of 64 GROUPS rows of x by N rows of the weight; `groups_of_rows` of them have the same rows of the weight. */
+/* Tiles of 64 GROUPS rows of x by N rows of the weight. `groups_of_rows` tiles have the same rows of the weight. */
 template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
-    /* Groups of 64 rows of a warpgroup: four warpgroups would have too few registers. */
+    /* Groups of 64 rows for each warpgroup: four warpgroups would have too few registers. */
     static constexpr unsigned EACH = GROUPS == 4 ? 2 : 1;
     static constexpr unsigned ROWS = 64 * GROUPS, COMPUTING = 128 * GROUPS / EACH, THREADS = COMPUTING + 128;
     static constexpr unsigned X_BYTES = ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
@@ -39,7 +39,7 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
 
     struct Barriers {
         Barrier ready[STAGES], free[STAGES];
-        /* The partial sums that this block adds are there. */
+        /* All partial sums that this block adds are there. */
         Barrier summed;
     };
 
@@ -47,7 +47,7 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
     struct Sums {
         float4 at[PARTIALS][GROUPS][N / 8][32];
     };
-    /* Bytes that other blocks hand over, and warps of this block that store the rest. */
+    /* Bytes that other blocks hand over, and the number of this block's warps that store its own sums. */
     static constexpr unsigned GIVEN = sizeof(Sums) / PARTIALS * (PARTIALS - 1), OWN_WARPS = COMPUTING / 128;
     static_assert(sizeof(Sums) <= SPLIT_SHARED - BLOCK_ALIGN && N % 8 == 0);
 
@@ -55,10 +55,10 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
     Barriers &barriers;
     char *ring;
     Share share;
-    /* The first row of x; the partial sum of this block, and its runs. */
+    /* The first row of x, this block's partial sum, and its number of runs. */
     unsigned row, part, runs;
 
-    /* Copies all stages. By one thread. */
+    /* Copies all stages, by one thread. */
     __device__ __forceinline__ void supply(const SplitMaps &maps) {
         const unsigned ahead = min(runs, STAGES), piece = share.first / a.tile_rows;
         const auto column = [&](unsigned i) { return (part + i * PARTIALS) * RUN; };
@@ -89,7 +89,7 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
         }
     }
 
-    /* The partial sum of a warpgroup's rows. */
+    /* Computes the partial sum of a warpgroup's rows. */
     __device__ __forceinline__ void multiply(float (&sums)[EACH][N / 2], unsigned group, unsigned lane) {
         unsigned at = 0, parity = 0, last = 0;
 #pragma unroll 1
@@ -124,7 +124,7 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
         }
     }
 
-    /* Hands a warp's partial sums to the block that adds them. All rings are done with. */
+    /* Hands a warp's partial sums to the block that adds them. All blocks are done with their rings. */
     __device__ __forceinline__ void hand_over(const float (&sums)[EACH][N / 2], unsigned group, unsigned warp,
                                               unsigned lane) {
         Sums &handed = *reinterpret_cast<Sums *>(ring);
@@ -209,7 +209,7 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
         }
         __syncthreads();
         if (warp >= COMPUTING / 32) {
-            /* What the block has, dealt out anew. */
+            /* Moves registers from the producer's warpgroup to the others. */
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
             if (threadIdx.x == COMPUTING) {
                 work.supply(maps);
@@ -248,7 +248,7 @@ DJINN_SPLIT(bf16, djinn::bf16)
 
 namespace djinn {
 
-/* A kernel and its threads; of its tiles, groups of 64 rows of x, and rows of the weight. */
+/* A kernel, its threads, and a tile's groups of 64 rows of x and rows of the weight. */
 struct SplitChoice {
     void (*kernel)(djinn_linear_args, SplitMaps, unsigned);
     unsigned threads, groups, width;
@@ -256,7 +256,7 @@ struct SplitChoice {
     unsigned groups_of_rows(const djinn_linear_args &a) const { return ceil_div(a.rows, 64 * groups); }
     unsigned tiles(const djinn_linear_args &a) const { return shares_of(a, width) * groups_of_rows(a); }
 
-    /* Cycles, as measured: of a tile's products, and of what else it takes. */
+    /* Cycles as measured: those of a tile's products, and of all else. */
     uint64_t cycles(const djinn_linear_args &a) const {
         const uint64_t tile = uint64_t(a.k) * groups * width / 100 + 10000;
         return ceil_div(tiles(a), clusters_at_once()) * tile;
@@ -273,7 +273,7 @@ static std::array<SplitChoice, 6> split_choices(uint32_t dtype) {
             split_choice<4, 128>(dtype), split_choice<4, 144>(dtype), split_choice<4, 176>(dtype)};
 }
 
-/* Lets all kernels of a type use their memory, which loads their code. */
+/* Lets all kernels of a type use their shared memory, which loads their code. */
 int allow_split(uint32_t dtype) {
     for (const SplitChoice &choice : split_choices(dtype)) {
         const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;

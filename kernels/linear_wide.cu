@@ -7,16 +7,17 @@
  * Shapes: gated f32 [rows, n / 2] or none, gated_rounded, weight's type [rows, n / 2].
  * Reference: djinn-device, src/reference.rs, `linear`, `silu_mul`.
  *
- * A tile of out is 128 rows of x by N rows of the weight. Each of two warpgroups multiplies 64 rows of x, the wide
- * operand of the matrix units: a product has the same bits whichever operand is the wide one. Up to 96 rows of the
- * weight, the partial sums of linear.cuh are formed side by side, from runs in order; of more, one after the other,
- * each added to the total of those before.
+ * A tile of out is 128 rows of x by N rows of the weight. Each of two warpgroups multiplies 64 rows of x, the wide operand
+ * of WGMMA; a product has the same bits whichever operand is the wide one. With up to 96 rows of the weight, the partial
+ * sums of linear.cuh are formed side by side, from runs in order. With more, they are formed one after the other, and each
+ * is added to the total of those before.
  *
- * Launch: as many clusters of two blocks as the device runs at once, which take pairs of tiles in turn. The tiles of a
- * pair have the same rows of the weight, or the same rows of x; each block copies half of these to both. In each block
- * one thread has weight and x copied to a ring of stages of one run each. A tile of a gated product has rows of gate,
- * and then the same rows of up; of what a pair shares, one block copies those and the other these. The copy engine stores what
- * is whole, aligned and without a bias; a gated tile, which takes longest to store, while the products of the next one begin.
+ * Launch: a persistent kernel with as many clusters of two blocks as the device runs at once, which take pairs of tiles in
+ * turn. The tiles of a pair have the same rows of the weight, or the same rows of x; each block copies half of these to both
+ * by multicast. In each block a producer thread copies weight and x to a ring of stages of one run each. A tile of a gated
+ * product has rows of gate, then the same rows of up; of those that a pair shares, one block copies gate's and the other
+ * up's. TMA stores what is whole, aligned and without a bias. A gated tile takes longest to store, so it is stored while the
+ * products of the next one begin.
  */
 #include "linear_wide.cuh"
 
@@ -35,7 +36,7 @@ DJINN_WIDE(bf16, djinn::bf16)
 
 namespace djinn {
 
-/* A kernel; of a tile, columns of out, and rows of the weight that a block copies; and the time of a pair beside others. */
+/* A kernel; a tile's columns of out, and the weight's rows that a block copies; and the time of a pair while others run. */
 struct WideChoice {
     void (*kernel)(djinn_linear_args, WideMaps, WideFrame);
     unsigned width, box;
@@ -56,7 +57,7 @@ static WideFrame wide_frame(const djinn_linear_args &a, const WideChoice &choice
                               : WideFrame{ceil_div(shares, SHARING) * groups, groups, false};
 }
 
-/* Lets kernels use their memory: code is loaded when it is first asked about, and memory is measured after that. */
+/* Lets kernels use their shared memory. Code is loaded when it is first asked about, and memory is measured after that. */
 template <unsigned COUNT> static cudaError_t allow_all(const WideChoice (&choices)[COUNT]) {
     for (const WideChoice &choice : choices) {
         const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
@@ -68,7 +69,7 @@ template <unsigned COUNT> static cudaError_t allow_all(const WideChoice (&choice
     return cudaSuccess;
 }
 
-/* The one of the least time: waves of pairs, and what a wave takes. */
+/* The choice with the least time: the number of waves of pairs, times that of a wave. */
 template <unsigned COUNT>
 static WideChoice least_of(const WideChoice (&choices)[COUNT], const djinn_linear_args &a, unsigned clusters) {
     const auto cost = [&](const WideChoice &choice) { return ceil_div(wide_frame(a, choice).pairs, clusters) * choice.wave; };
@@ -80,8 +81,8 @@ static WideChoice least_of(const WideChoice (&choices)[COUNT], const djinn_linea
 }
 
 /*
- * Describes what is stored to the copy engine, in boxes as WideTiles::store_bulk has them: of out in f32, or of a gated
- * product in the weight's type. False where the copy engine cannot store it, or a tile of out is not whole.
+ * Describes the output to TMA, in boxes as WideTiles::store_bulk has them: out in f32, or a gated product in the weight's
+ * type. Returns false if TMA cannot store it, or if a tile of out is not whole.
  */
 static bool encode_out(CUtensorMap &map, const djinn_linear_args &a, unsigned width) {
     const bool gated = a.gated_rounded != nullptr;
@@ -111,7 +112,7 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
                                 wide_choice<224, false>(dtype, 430), wide_choice<256, false>(dtype, 490)};
     const WideChoice gated[] = {wide_choice<128, true, true>(dtype, 260), wide_choice<224, true, true>(dtype, 420),
                                 wide_choice<128, false, true>(dtype, 265), wide_choice<224, false, true>(dtype, 430)};
-    /* By type and device, the context in which the kernels may use their memory. */
+    /* By type and device: the context in which the kernels were allowed their shared memory. */
     static std::atomic<unsigned> allowed[2][MOST_DEVICES];
     std::atomic<unsigned> &known = allowed[dtype == DJINN_F16][current_device()];
     const unsigned context = contexts().load();
@@ -128,7 +129,7 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
     const unsigned clusters = all_devices()[current_device()].multiprocessors / SHARING;
     const WideChoice best = a.gated_rounded != nullptr ? least_of(gated, a, clusters) : least_of(plain, a, clusters);
     WideFrame frame = wide_frame(a, best);
-    /* In cycles: the time is of k = 4096, and a part of a wave takes as long whatever k is. */
+    /* In cycles. The times are for k = 4096; a part of a wave takes as long whatever k is. */
     const uint64_t wave = uint64_t(best.wave) * 160 * a.k / 4096 + 8000;
     if (a.rows > MOST_GROUP && a.gated_rounded == nullptr && split_cycles(a) < ceil_div(frame.pairs, clusters) * wave) {
         return linear_split(a, stream);

@@ -16,41 +16,47 @@ constexpr unsigned SHARING = 2;
 /* Dynamic shared memory of a block: what a block may have, less the barriers. */
 constexpr unsigned WIDE_SHARED = 226 * 1024;
 
-/* Of a tile: rows of x, and the warpgroups that multiply them. One more copies: registers are dealt out to whole ones. */
+/*
+ * Rows of x in a tile, and threads of the warpgroups that multiply them. One more warpgroup copies: only whole ones can give
+ * registers to others.
+ */
 constexpr unsigned WIDE_ROWS = 128, COMPUTING = 256, WIDE_THREADS = COMPUTING + 128;
 
-/* What the copy engine knows of the weight's tiles, of x, and of what is stored. */
+/* Tensor maps of the weight's tiles, of x, and of what is stored. */
 struct WideMaps {
     CUtensorMap weights[DJINN_LINEAR_TILES];
     CUtensorMap x, out;
 };
 
-/* Pairs of tiles: shares of the weight, or pairs of these, by groups of rows of x. Whether the copy engine stores. */
+/* Pairs of tiles: shares of the weight, or pairs of these, by groups of rows of x. `bulk`: TMA stores. */
 struct WideFrame {
     uint32_t pairs, groups_of_rows, bulk;
 };
 
-/* What the copy engine stores at once: columns of out in f32, or of a gated tile of `width` columns, and 16 rows. */
+/* What TMA stores at once: columns of out in f32, or of a gated tile of `width` columns, and 16 rows. */
 constexpr unsigned BULK_COLUMNS = 16, BULK_ROWS = 16;
 __host__ __device__ constexpr unsigned bulk_columns(bool gated, unsigned width) { return gated ? width / 2 : BULK_COLUMNS; }
 
 /*
- * Tiles with N rows of the weight, in pairs with the same rows of the weight, or else with the same rows of x. Of a gated
- * product, the arguments' n and tiles are those of gate alone, whose tiles are followed by those of up.
+ * Tiles with N rows of the weight, in pairs with the same rows of the weight, or else with the same rows of x. In a gated
+ * product, the arguments' n and tiles are those of gate alone; up's tiles follow.
  */
 template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles {
     static constexpr bool SIDE_BY_SIDE = N <= 96;
 
-    /* Columns of out: rows of a share. */
+    /* Columns of out: the weight's rows of a share. */
     static constexpr unsigned WIDTH = GATED ? N / 2 : N;
 
-    /* Accumulators of a thread whose totals lie in shared memory: the registers hold no more. */
+    /* Accumulators of a thread whose totals are in shared memory, since registers do not hold more. */
     static constexpr unsigned SPILLED = N > 192 ? N - 192 : 0, KEPT = N / 2 - SPILLED;
 
-    /* In the widest tiles a partial sum's first product sets it, without zeros before. Other tiles took 1 to 4 % longer. */
+    /*
+     * In the widest tiles a partial sum's first product sets it, instead of adding to zeros. Other tiles took 1 to 4 %
+     * longer so.
+     */
     static constexpr bool WIDEST = SPILLED > 0;
 
-    /* Columns of out that a warp stores at once, of its 16 rows. */
+    /* Columns of out that a warp stores at once, for its 16 rows. */
     static constexpr unsigned COLUMNS = 32, STAGING = 16 * COLUMNS * sizeof(float);
 
     static constexpr unsigned X_BYTES = WIDE_ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
@@ -63,7 +69,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         Barrier ready[STAGES], free[STAGES];
     };
 
-    /* A warp's part of a tile whose totals are not stored yet, if it is there: its first column and row of out. */
+    /* A warp's part of a tile whose totals are not stored yet, if there is one: its first column and row of out. */
     struct Unstored {
         unsigned column, row;
         bool there;
@@ -83,7 +89,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
     };
 
-    /* A tile of out: rows of the weight, where those lie that this block copies, and the first row of x. */
+    /* A tile of out: its rows of the weight, where those that this block copies are, and the first row of x. */
     struct Tile {
         Share share;
         unsigned piece, row_of_piece, row;
@@ -103,11 +109,11 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     Barriers &barriers;
     char *ring;
     float4 *spilled;
-    /* Of this warp, in shared memory. */
+    /* This warp's, in shared memory. */
     float *staging;
     unsigned rank, step;
 
-    /* The first pair of this cluster; asked for anew, since a value that is kept from the start on takes a register. */
+    /* The first pair of this cluster. It is read again each time: a value kept from the start on takes a register. */
     static __device__ __forceinline__ unsigned first_pair() {
         unsigned block;
         asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
@@ -115,8 +121,8 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     }
 
     /*
-     * Copies a run of `ROWS` rows, for this block alone, or its half of them, from `row` on, for both. `policy`: of the
-     * second-level cache, perhaps.
+     * Copies a run of `ROWS` rows from `row` on: for this block alone, or this block's half of them, for both. `policy`: an
+     * L2 policy, or none.
      */
     template <unsigned ROWS, bool SHARED, typename... Policy>
     __device__ __forceinline__ void copy(char *to, const CUtensorMap &map, unsigned run, unsigned row, Barrier &ready,
@@ -130,8 +136,8 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     }
 
     /*
-     * Copies all stages. By one thread of each block. Clusters read a run of the weight at about the same time: then it leaves
-     * the second-level cache before activations, which the next launches read.
+     * Copies all stages, by one thread of each block. Clusters read a run of the weight at about the same time, so L2 may
+     * evict it before activations, which the next launches read.
      */
     __device__ __forceinline__ void supply(const WideMaps &maps) {
         const auto weights = [&](const Tile &tile, unsigned at, unsigned run) {
@@ -173,7 +179,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                 slot.advance();
             }
         }
-        /* Until then others arrive at this block's barriers. */
+        /* Until then other blocks arrive at this block's barriers. */
         for (unsigned i = 0; i < STAGES; ++i) {
             barriers.free[slot.at].wait(slot.parity ^ 1);
             slot.advance();
@@ -196,14 +202,14 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
     };
 
-    /* This warp is done with a stage, in the rings of all blocks: those that copy to it may do so again. */
+    /* This warp is done with a stage in the rings of all blocks: those that copy to it may do so again. */
     __device__ __forceinline__ void release(unsigned at, unsigned lane) {
         if (lane < SHARING) {
             barriers.free[at].arrive_at(lane);
         }
     }
 
-    /* Of a warp: the next run's place, and the stage that products read, if it is not released. */
+    /* A warp's progress: the next run's place, and the stage that products read, if it is not released. */
     struct Progress {
         Slot slot;
         unsigned last = STAGES;
@@ -211,14 +217,14 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         unsigned x, weights;
     };
 
-    /* Descriptors of the next run. They are computed beside products: what is between two runs' products delays all. */
+    /* Computes the descriptors of the next run while products run: what stands between two runs' products delays all. */
     __device__ __forceinline__ void prepare(Progress &at, unsigned group) {
         const uint64_t x = describe(ring + group * 64 * BLOCK_ROW), weights = describe(ring + X_BYTES);
         at.x = unsigned(x) + at.slot.at * (STAGE >> 4), at.weights = unsigned(weights) + at.slot.at * (STAGE >> 4);
         asm volatile("" : "+r"(at.x), "+r"(at.weights));
     }
 
-    /* Starts the products of a run, and releases the stage before once its own are done. `SET`: the sums were anything. */
+    /* Starts the products of a run, and releases the stage before once its own are done. `SET`: overwrites the sums. */
     template <bool SET = false>
     __device__ __forceinline__ void multiply(float (&sums)[N / 2], Progress &at, unsigned group, unsigned lane) {
         barriers.ready[at.slot.at].wait(at.slot.parity);
@@ -254,8 +260,9 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     }
 
     /*
-     * Computes the totals of a tile, in `total` and `spilled`. What these hold of the tile before, if that is not stored yet,
-     * is stored first: a group of columns after each run of the first partial sum, while the matrix units are busy.
+     * Computes the totals of a tile, in `total` and `spilled`. If these hold totals of the tile before that are not stored
+     * yet, they are stored first: a group of columns after each run of the first partial sum, while the tensor cores are
+     * busy.
      */
     __device__ __forceinline__ void sum(float (&total)[KEPT], Progress &at, Unstored &before, const CUtensorMap &out,
                                         unsigned group, unsigned lane) {
@@ -335,7 +342,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
     }
 
-    /* Of this thread, the totals of the sums from i on. */
+    /* This thread's totals of accumulators from i on, in shared memory. */
     __device__ __forceinline__ float4 &spilled_at(unsigned i) {
         return spilled[(i - KEPT) / 4 * COMPUTING + threadIdx.x];
     }
@@ -343,7 +350,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         return i < KEPT ? float4{total[i], total[i + 1], total[i + 2], total[i + 3]} : spilled_at(i);
     }
 
-    /* A thread's four results in a group. Gate and up of the same columns are totals of the same thread. */
+    /* A thread's four results in a group. It has the totals of gate and up for the same columns. */
     __device__ __forceinline__ float4 result_at(const float (&total)[KEPT], unsigned group) {
         const float4 four = total_at(total, 4 * group);
         if constexpr (!GATED) {
@@ -371,7 +378,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                     store(tile, total, column, row, lane);
                 }
             }
-            /* Known to be the same in all lanes, as the warpgroup is. */
+            /* A shuffle, so that the compiler knows it to be uniform, as it is in the warpgroup. */
             before = {tile.share.first, row, __shfl_sync(0xffffffffu, f.bulk != 0 && row < a.rows, 0) != 0};
             if (!GATED) {
                 store_bulk(out, before, total, lane);
@@ -383,7 +390,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         wait_read_out<0>();
     }
 
-    /* Has a warp's part stored by the copy engine, if it is there: a lane computes no address of out. */
+    /* Has TMA store a warp's part, if there is one: lanes compute no address of out. */
     __device__ __forceinline__ void store_bulk(const CUtensorMap &out, const Unstored &tile, const float (&total)[KEPT],
                                                unsigned lane) {
         if (tile.there) {
@@ -394,7 +401,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
     }
 
-    /* Stages 8 columns of a warp's part, and has what is staged stored once a box is whole. For all groups in order. */
+    /* Stages 8 columns of a warp's part, and stores them once a box is whole. Called for all groups in order. */
     __device__ __forceinline__ void store_group(const CUtensorMap &out, const Unstored &tile, const float (&total)[KEPT],
                                                 unsigned group, unsigned lane) {
         constexpr unsigned EACH = bulk_columns(GATED, WIDTH), BYTES = GATED ? STAGING : STAGING / 2;
@@ -410,7 +417,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
             *reinterpret_cast<uint32_t *>(to) = pack<T>(four.x, four.y);
             *reinterpret_cast<uint32_t *>(to + 8 * EACH * sizeof(T)) = pack<T>(four.z, four.w);
         } else {
-            /* As the copy engine swizzles 64 bytes: chunks of row r are at places chunk ^ (r / 2 % 4). */
+            /* TMA's 64-byte swizzle: chunks of row r are at places chunk ^ (r / 2 % 4). */
             char *to = part + r * EACH * sizeof(float) + ((2 * g + quad / 2) ^ r / 2) * 16 + quad % 2 * 8;
             *reinterpret_cast<float2 *>(to) = {four.x, four.y};
             *reinterpret_cast<float2 *>(to + 8 * EACH * sizeof(float)) = {four.z, four.w};
@@ -425,8 +432,8 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     }
 
     /*
-     * Stores a warp's part of some columns, from `row` on, by way of shared memory: in whole lines. Chunks of 4 columns
-     * of row r are at places chunk ^ 2 (r % 4), so that neither side meets in a bank.
+     * Stores a warp's part of some columns, from `row` on, through shared memory, in whole lines. Chunks of 4 columns of row
+     * r are at places chunk ^ 2 (r % 4), so that neither writing nor reading has bank conflicts.
      */
     __device__ __forceinline__ void store(const Tile &tile, const float (&total)[KEPT], unsigned first_column,
                                           unsigned row, unsigned lane) {
@@ -449,7 +456,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         __syncwarp();
     }
 
-    /* Of what is staged: four columns of row r, from 4 chunk on. */
+    /* Four staged columns of row r, from 4 chunk on. */
     __device__ __forceinline__ float *staged(unsigned r, unsigned chunk) const {
         return staging + r * COLUMNS + (chunk ^ (r % 4 * 2)) * 4;
     }
@@ -508,7 +515,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
         cluster_sync();
         if (warp >= COMPUTING / 32) {
-            /* What the block has, dealt out anew. */
+            /* Moves registers from the producer's warpgroup to the others. */
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
             if (threadIdx.x == COMPUTING) {
                 work.supply(maps);
@@ -517,7 +524,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             await_previous();
-            /* Known to be the same in all lanes: descriptors are computed once for a warp. */
+            /* A shuffle, so that the compiler knows it to be uniform: descriptors are computed once for a warp. */
             work.compute(maps.out, __shfl_sync(0xffffffffu, warp / 4, 0), warp % 4, lane);
         }
     }
