@@ -1,20 +1,23 @@
 /*
- * attention, row by row: out[r, h, :] = softmax((q[r, h, :] K + bias) scale) V over positions 0 ..= positions[r], or
- * the last `window` of them.
+ * attention, row by row: out[r, h, :] = softmax((q[r, h, :] K + bias) scale) V over positions 0 ..= positions[r], or the
+ * last `window` of them.
  * Shapes: qkv f32 [rows, (heads + 2 kv_heads) head_dim], out f32 [rows, heads head_dim]; pages in kv.cuh.
  * Reference: djinn-device, src/reference.rs, `attention`.
  *
- * The context is cut every SPLIT positions, from position 0 on, and SPAN splits are a span. Each split gives a maximum,
- * a sum and a vector for each head. Splits are merged in order, and then spans: by a block itself or, where they are
- * spread over blocks, by the last of them to end, with the same arithmetic. Within a split each warp takes an equal
- * share of the positions, and the shares' results are added in order. So the result depends on neither the batch nor
- * the workspace. Splits and tiles before a row's window are left out.
- * Warps meet only at the end of a split, with the first keys and values of the next under way. Those of several blocks
- * fill a multiprocessor, and keep the memory busy while some of them begin or end.
- * Launch: as many blocks as the device runs at once. Units are a row, a group of query heads that share a key head, and
- * one split, a span, or all. Each block takes an equal part of them, one after the other, and what it has all units of
- * needs no merging; beside long runs, which are left out, blocks take units in turn. All that is found out, and the first
- * keys and values are on their way, while the kernel before still runs.
+ * The context is cut every SPLIT positions, from position 0 on, and SPAN splits are a span. Each split gives a maximum, a
+ * sum and a vector for each head. Splits are merged in order, and then spans: by one block or, if they are spread over
+ * blocks, by the last of these to end, with the same arithmetic. Within a split each warp takes an equal share of the
+ * positions, and the shares' results are added in order. So the result depends on neither the batch nor the workspace.
+ * Splits and tiles before a row's window are left out.
+ *
+ * Warps meet only at the end of a split, with the first keys and values of the next in flight. The warps of several blocks
+ * fill a multiprocessor, and keep the memory busy while some blocks begin or end.
+ *
+ * Launch: a persistent kernel with as many blocks as the device runs at once. A unit is a row, a group of query heads that
+ * share a key head, and one split, a span, or all splits. Each block takes an equal part of the units, one after the other.
+ * If it has all units of a row and group, they need no merging between blocks. Beside long runs, which are left out, blocks
+ * take units in turn. All that is found out, and the first keys and values are prefetched, while the kernel before still
+ * runs.
  */
 #include "attention_fragments.cuh"
 #include "attention_lanes.cuh"
@@ -47,7 +50,7 @@ constexpr unsigned MOST_DIM = 256;
 
 using Kernel = void (*)(djinn_attention_args, Part);
 
-/* A kernel, the heads that it takes at once, its threads and shared memory, and blocks of a multiprocessor. */
+/* A kernel, the heads that it takes at once, its threads and shared memory, and its blocks on a multiprocessor. */
 struct Choice {
     Kernel kernel;
     unsigned heads, threads, bytes, blocks;
@@ -106,8 +109,8 @@ Choice choose(const djinn_attention_args &a) {
 }
 
 /*
- * Units of `heads` heads whose partial results the workspace holds, for rows of `per_row` groups on a device that runs
- * `blocks` blocks at once; none where many rows may be left to the tiled path: blocks look at each of their units.
+ * Units of `heads` heads whose partial results fit the workspace, for rows of `per_row` groups on a device that runs
+ * `blocks` blocks at once. 0 if many rows may be left to the tiled path, since blocks look at each of their units.
  */
 unsigned slots_of(const djinn_attention_args &a, unsigned heads, unsigned per_row, unsigned blocks, bool skip_runs) {
     const uint64_t groups = uint64_t(a.rows) * per_row, most = skip_runs ? 4 * uint64_t(blocks) : MOST_GROUPS + 1;

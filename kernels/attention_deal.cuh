@@ -11,55 +11,55 @@ namespace djinn {
 /* Positions of a split, and splits of a span. */
 constexpr unsigned SPLIT = 256, SPAN = 4;
 
-/* Up to as many splits of a row are handed over one by one: the block that merges them then has little to do. */
+/* Rows of up to this many splits hand them over one by one: the block that merges them then has little to do. */
 constexpr unsigned FEW_SPLITS = 16;
 
-/* Groups whose blocks can be counted: rows times groups of heads. */
+/* The most groups (rows times groups of heads) whose ended units can be counted. */
 constexpr unsigned MOST_GROUPS = 1 << 14;
 
-/* What a launch is given. */
+/* What is the same for all blocks of a launch. */
 struct Part {
-    /* Query heads that share a key head, in groups of the kernel's HEADS; and groups of a row. */
+    /* Query heads that share a key head; the groups of HEADS that they form; and groups of a row. */
     unsigned shared_by, groups, per_row;
-    /* Units that the workspace holds partial results of. */
+    /* Units whose partial results fit the workspace. */
     unsigned slots;
-    /* Fewer spans than these would leave much of the device idle. */
+    /* With fewer spans than this, much of the device would be idle. */
     unsigned enough;
-    /* Leave rows in long runs to the tiled path. */
+    /* Whether rows in long runs are left to the tiled path. */
     bool skip_runs;
 };
 
 /* How contexts are cut into units. */
 struct Cut {
-    /* The logarithm to base 2 of a unit's splits. */
+    /* The base-2 logarithm of a unit's splits. */
     unsigned shift;
-    /* Units of the row that has most, where blocks take units in turn; else 0: each takes an equal part of them. */
+    /* If blocks take units in turn: the units of the row that has most. 0 if each block takes an equal part of all units. */
     unsigned in_turn;
     /* Units of all rows. */
     unsigned units;
 };
 
-/* A split of a block's stretch: units of a row and a group that follow one another. */
+/* A split of a block's stretch. A stretch is successive units of a row and a group. */
 struct Step {
     unsigned row, which, sequence, length;
     /* The group's key head, the first of its heads, and how many they are. */
     unsigned kv_head, head, heads;
-    /* The units of the row, and those of the stretch. */
+    /* The row's units, and the stretch's: `from .. to`. */
     unsigned units, from, to;
     /* Where the partial results of the row and group begin. */
     unsigned slot;
-    /* Units of the block after the stretch; where they are taken in turn, the number of this. */
+    /* The block's units after the stretch; or, if they are taken in turn, the number of this one. */
     unsigned rest;
-    /* The split, and those of the stretch. */
+    /* The stretch's splits, `first .. end`, and the current one. */
     unsigned first, split, end;
 
-    /* Whether other stretches have some of the row and group. */
+    /* Whether other stretches have units of the row and group. */
     __device__ __forceinline__ bool is_part() const { return to - from != units; }
 };
 
 /*
- * Units: a split each where rows have few or there are few spans, else a span; all that a row sees where blocks have
- * about as much to do then, or the workspace has no room for parts.
+ * Chooses the units: one split each if rows have few splits or there are few spans, else a span. Or all that a row sees, if
+ * blocks then have about as much to do, or if the workspace has no room for parts.
  */
 __device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part &part) {
     unsigned spans = 0, most_spans = 0, splits = 0, most_splits = 0;
@@ -76,7 +76,7 @@ __device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part 
     splits = __reduce_add_sync(0xffffffffu, splits);
     most_spans = __reduce_max_sync(0xffffffffu, most_spans);
     most_splits = __reduce_max_sync(0xffffffffu, most_splits);
-    /* Beside long runs, the same units of all rows take turns: those of the runs are left out. */
+    /* Beside long runs, every row counts as many units; those of rows in the runs are skipped. */
     const auto fits = [&](unsigned all, unsigned most) {
         const uint64_t units = part.skip_runs ? uint64_t(a.rows) * most : all;
         return units * part.per_row <= part.slots;
@@ -84,7 +84,7 @@ __device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part 
     const bool few = uint64_t(spans) * part.per_row < part.enough;
     const Cut whole = {31, part.skip_runs ? 1u : 0u, a.rows};
     if (!part.skip_runs && splits * part.per_row > gridDim.x && a.rows * part.per_row <= gridDim.x) {
-        /* A block has all of a row at most; handing over parts takes about as long as a split. */
+        /* At most, a block then has all of a row; handing over parts takes about as long as a split. */
         if (most_splits <= (splits * part.per_row + gridDim.x - 1) / gridDim.x + 1) {
             return whole;
         }
@@ -95,7 +95,7 @@ __device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part 
     return fits(spans, most_spans) ? Cut{2, part.skip_runs ? most_spans : 0, spans} : whole;
 }
 
-/* The units of a row that has tokens up to `position`, and its first. */
+/* The first unit of a row at `position`, and the number of its units. */
 __device__ __forceinline__ unsigned first_unit(const djinn_attention_args &a, const Cut &cut, unsigned position) {
     return first_seen(a, position) / SPLIT >> cut.shift;
 }
@@ -121,7 +121,7 @@ __device__ __forceinline__ void set(const djinn_attention_args &a, const Part &p
     __syncwarp();
 }
 
-/* In turn: the first of the block's units from `unit` on that there is. */
+/* If units are taken in turn: finds the block's first existing unit from `unit` on. */
 template <unsigned HEADS>
 __device__ __forceinline__ bool find(const djinn_attention_args &a, const Part &part, const Cut &cut, unsigned unit,
                                      Step &step) {
@@ -136,7 +136,7 @@ __device__ __forceinline__ bool find(const djinn_attention_args &a, const Part &
     return false;
 }
 
-/* The first stretch of the block's equal part of all units, which are ordered by row, group and position. */
+/* Finds the first stretch of the block's equal part of all units, which are ordered by row, group and position. */
 template <unsigned HEADS>
 __device__ __forceinline__ bool begin_range(const djinn_attention_args &a, const Part &part, const Cut &cut,
                                             Step &step) {
@@ -172,7 +172,7 @@ __device__ __forceinline__ bool begin_range(const djinn_attention_args &a, const
     return true;
 }
 
-/* The split after `step` of the block, if there is one. */
+/* Finds the block's split after `step`, if there is one. */
 template <unsigned HEADS>
 __device__ __forceinline__ bool follow(const djinn_attention_args &a, const Part &part, const Cut &cut,
                                        const Step &step, Step &next) {

@@ -1,6 +1,6 @@
 /*
- * The tiled path of attention on Hopper: how what rows found in the splits of their contexts is merged. It is done in
- * order of position and by the same arithmetic, by a kernel for units of one split, or by a block for one of all splits.
+ * The tiled path of attention on Hopper: merges what rows found in the splits of their contexts. A kernel does it for units
+ * of one split, and the block itself for a unit of all splits: in order of position, with the same arithmetic.
  */
 #ifndef DJINN_ATTENTION_MERGE_CUH
 #define DJINN_ATTENTION_MERGE_CUH
@@ -12,7 +12,7 @@ namespace djinn {
 /* Threads of a block that merges. */
 constexpr unsigned MERGING = 128;
 
-/* What becomes of a maximum when more is merged, and the factors of what was before and of what is added. */
+/* The maximum after a merge, and the factors of what was before and of what is added. */
 struct Fold {
     float top, keep, take;
 
@@ -74,14 +74,14 @@ __device__ __forceinline__ void merge(const djinn_attention_args &a, const Tilin
     }
 }
 
-/* A thread's two rows of a tile, 8 apart, of heads of up to DIM elements, and what they found in a split. */
+/* A thread's two rows of a tile, 8 apart, for heads of up to DIM elements, and what they found in a split. */
 template <unsigned DIM> struct FoundRows {
     float out[DIM / 2];
-    /* What weights refer to: -INFINITY before the row saw a position. Then the sum of weights. */
+    /* What weights are relative to, -INFINITY before the row saw a position; and the sum of weights. */
     float top[2], sum[2];
-    /* The positions that each row sees of the present run, from `from` on and before `sees`; none if that is 0. */
+    /* The positions of the current run that each row sees: from `from` on and before `sees`; none if that is 0. */
     unsigned from[2], sees[2];
-    /* With biases: of the head, and the bias of the row's own position. */
+    /* With biases: the head's slope, and the bias of the row's own position. */
     float slope[2], own[2];
 };
 
@@ -92,13 +92,13 @@ template <unsigned DIM> struct HandOver {
 
     const djinn_attention_args &a;
     const Tiling &part;
-    /* The rows, their heads from `head` on, and what the splits so far found. */
+    /* The rows, their heads (from `head` on), and what the splits so far found. */
     const unsigned (&rows)[2], (&heads)[2];
     unsigned head;
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     /*
-     * Where the present split goes: to the partial results or, where the unit has all that the row sees, to the output,
-     * which holds what the splits so far found meanwhile. Null where the row sees nothing of the split.
+     * Where the current split goes: to the partial results or, if the unit has all that the row sees, to the output. The
+     * output then holds what the splits so far found. Null if the row sees nothing of the split.
      */
     float *vectors[2];
     float2 *facts[2];

@@ -10,16 +10,16 @@
 
 namespace djinn {
 
-/* Units of each group that are handed over; zero between launches, which take turns. */
+/* Units of each group that were handed over. It is zero between launches, which take turns. */
 __device__ unsigned ended[MOST_GROUPS];
 
-/* Partial results of units: of each head a maximum and a sum, then of each a vector. */
+/* Partial results of units: first the maximum and sum of each head, then the vector of each. */
 struct Slots {
     float2 *facts;
     float *vectors;
     unsigned heads, dim;
 
-    /* Bytes of a unit, of `heads` heads. */
+    /* Bytes of a unit of `heads` heads. */
     static __host__ __device__ __forceinline__ unsigned bytes(unsigned heads, unsigned dim) {
         return heads * (dim + 2) * sizeof(float);
     }
@@ -35,13 +35,13 @@ struct Slots {
 };
 
 /*
- * Some positions' sum of weights and weighted element, where a score of `top` has a weight of one; of none at first.
- * Scores are logarithms to base 2.
+ * The sum of weights, and the weighted sum of an element, over some positions; none at first. A score of `top` has weight
+ * one. Scores are logarithms to base 2.
  */
 struct Result {
     float top = -INFINITY, sum = 0, x = 0;
 
-    /* Adds the positions that follow, which are some. */
+    /* Adds the positions that follow, of which there is at least one. */
     __device__ __forceinline__ void merge(const Result &next) {
         const float both = fmaxf(top, next.top);
         const float keep = power_of_two(top - both), take = power_of_two(next.top - both);
@@ -51,27 +51,27 @@ struct Result {
     }
 };
 
-/* What a warp takes of a split: positions `begin .. end` of those from `base` on, for a key head; none if empty. */
+/* A warp's part of a split: positions `begin .. end` of those from `base` on, for a key head. None if empty. */
 struct Portion {
     unsigned sequence, kv_head, base, begin, end;
 
     __device__ __forceinline__ bool is_empty() const { return begin >= end; }
 };
 
-/* The work of blocks; of each, `Share` takes a warp's share of a split. */
+/* The work of blocks. `Share` takes a warp's share of a split. */
 template <typename Share> struct Splits {
     static constexpr unsigned THREADS = Share::THREADS, WARPS = THREADS / 32, HEADS = Share::HEADS, DIM = Share::DIM;
     static constexpr unsigned OUTPUTS = (HEADS * DIM + THREADS - 1) / THREADS;
-    /* Partial results that are loaded at once in the end: little code where an element is all that a thread has. */
+    /* Partial results that are loaded at once in the final merge: little code if a thread has only one element. */
     static constexpr unsigned AT_END = OUTPUTS == 1 ? 4 : OUTPUTS == 2 ? 16 : 32 / OUTPUTS;
 
     struct Shared {
         typename Share::Shared share;
-        /* The present step and the next, of each warp: they are the same, and take no registers here. */
+        /* The current step and the next, for each warp. All warps have the same, but here they take no registers. */
         Step steps[2][WARPS];
     };
 
-    /* Of the present span, and of all spans before; thread i holds every THREADSth from i on. */
+    /* Results of the current span, and of all spans before. Thread i holds every THREADSth from i on. */
     struct Results {
         Result span[OUTPUTS], whole[OUTPUTS];
     };
@@ -83,7 +83,10 @@ template <typename Share> struct Splits {
         typename Share::Ahead ahead;
         Share::prepare(shared.share);
         Cut cut = {};
-        /* Positions, sequences and page tables were copied: they may be read before the kernel before is done. */
+        /*
+         * Positions, sequences and page tables were put there by `djinn_copy`: they may be read before the kernel before is
+         * done.
+         */
         bool some = !part.skip_runs || !is_one_run(a);
         if (some) {
             cut = cut_of(a, part);
@@ -128,7 +131,7 @@ template <typename Share> struct Splits {
         }
     }
 
-    /* Whether all rows are of one sequence, more than DJINN_PREFILL_RUN. */
+    /* Whether all rows are of one sequence, and more than DJINN_PREFILL_RUN. */
     static __device__ __forceinline__ bool is_one_run(const djinn_attention_args &a) {
         bool one = a.rows > DJINN_PREFILL_RUN;
         for (unsigned row = threadIdx.x; row < a.rows; row += THREADS) {
@@ -143,7 +146,7 @@ template <typename Share> struct Splits {
                 min(from + Share::SHARE, step.length)};
     }
 
-    /* `work(output, head of the group, element)` for the outputs that the thread holds. */
+    /* Calls `work(output, head of the group, element)` for the outputs that the thread holds. */
     template <typename Work>
     static __device__ __forceinline__ void each_output(const djinn_attention_args &a, unsigned heads, Work work) {
 #pragma unroll
@@ -162,7 +165,7 @@ template <typename Share> struct Splits {
         const auto query = Share::load_query(a, shared.share, a.qkv + at * a.kv.head_dim, heads);
         if (a.alibi != 0) {
             if (threadIdx.x < Share::SLOPES) {
-                /* Heads past the last have queries of zero, and any slope. */
+                /* Heads past the last have queries of zero, so any slope will do. */
                 const float slope = slope_of(min(head + threadIdx.x, a.heads - 1), a.heads);
                 shared.share.slope[threadIdx.x] = slope;
                 shared.share.own[threadIdx.x] = bias_at(slope, step.length - 1);
@@ -173,8 +176,8 @@ template <typename Share> struct Splits {
     }
 
     /*
-     * Merges what the warps found in a split with what was found before. Where other stretches have some of the row, a
-     * unit's result goes to its slot.
+     * Merges what the warps found in a split with what was found before. If other stretches have units of the row, a unit's
+     * result goes to its slot.
      */
     static __device__ __forceinline__ void add_split(const djinn_attention_args &a, const Part &part, const Cut &cut,
                                                      const Shared &shared, const Step &step, Results &results) {
@@ -201,7 +204,7 @@ template <typename Share> struct Splits {
         });
     }
 
-    /* Whether a stretch is the last of a row and group to be handed over; then merges all. */
+    /* Whether a stretch is the last one of a row and group to be handed over. If so, merges all. */
     static __device__ __forceinline__ bool is_merged(const djinn_attention_args &a, const Part &part, const Cut &cut,
                                                      Shared &shared, const Step &step, Results &results) {
         if (!is_last(ended[step.row * part.per_row + step.which], step.to - step.from, step.units)) {
@@ -222,7 +225,7 @@ template <typename Share> struct Splits {
         });
     }
 
-    /* What the warps found in a split. */
+    /* Merges what the warps found in a split. */
     static __device__ __forceinline__ Result split_of(const typename Share::Shared &share, unsigned h, unsigned at) {
         Result whole;
 #pragma unroll
@@ -239,13 +242,13 @@ template <typename Share> struct Splits {
     }
 
     /*
-     * How units of a head are merged: with those of their span before, what these and the unit are multiplied by; then
-     * the same of spans. So what a thread does for each of its elements are products and sums alone.
+     * How a head's units are merged: the factors of what their span has so far and of the unit, then the same for spans. A
+     * thread then does only products and sums for each of its elements.
      */
     struct Fold {
         float keep, take, keep_span, take_span;
     };
-    /* Units whose factors and sums are kept in shared memory at once. */
+    /* Units whose factors and sums are in shared memory at once. */
     static constexpr unsigned FOLDS = sizeof(Share::Shared::part) / (sizeof(Fold) + sizeof(float)) / HEADS / 32 * 32;
     struct Folds {
         Fold fold[HEADS][FOLDS];
@@ -253,8 +256,9 @@ template <typename Share> struct Splits {
     };
 
     /*
-     * The factors of FOLDS units of each head from number `first` on, which is less than `count`. Numbers count from the
-     * start of the first unit's span, which is `lead` units before it. `tops` are the maxima of a warp's heads so far.
+     * Computes the factors of FOLDS units of each head from number `first` on, which is less than `count`. Numbers count
+     * from the start of the first unit's span, which is `lead` units before it. `tops` are the maxima of a warp's heads so
+     * far.
      */
     static __device__ __forceinline__ void fold_units(const Slots &slots, const Cut &cut, Folds &folds, unsigned slot,
                                                       unsigned heads, unsigned first, unsigned count, unsigned lead,
@@ -298,7 +302,7 @@ template <typename Share> struct Splits {
         }
     }
 
-    /* Merges the partial results of a row, in the order that a block alone would. `start` is its first unit. */
+    /* Merges the partial results of a row, in the order in which one block alone would. `start` is its first unit. */
     static __device__ __forceinline__ void merge_units(const Slots &slots, const Cut &cut, Shared &shared, unsigned slot,
                                                        unsigned heads, unsigned start, unsigned units, Results &results) {
         Folds &folds = *reinterpret_cast<Folds *>(shared.share.part);
@@ -312,10 +316,7 @@ template <typename Share> struct Splits {
         float span[OUTPUTS] = {}, span_sum[OUTPUTS] = {}, whole[OUTPUTS] = {}, sum[OUTPUTS] = {};
 #pragma unroll 1
         for (unsigned first = 0; first < count; first += AT_END) {
-            /*
-             * All loads start before any is used. They are past the first-level cache: other multiprocessors wrote what
-             * they read.
-             */
+            /* All loads start before any is used. They bypass L1, since other multiprocessors wrote what they read. */
             float next[AT_END][OUTPUTS];
 #pragma unroll
             for (unsigned s = 0; s < AT_END; ++s) {
@@ -359,8 +360,8 @@ template <typename Share> struct Splits {
     }
 
     /*
-     * Whether all of `all` units are handed over, with `units` that the block stored; it then sees what others stored.
-     * The barriers order what the block's threads store and load around what one of them releases and acquires.
+     * Counts `units` more that the block stored, and returns whether all of `all` are there; the block then sees what others
+     * stored. The barriers order its threads' stores and loads around the release and acquire of one thread.
      */
     static __device__ __forceinline__ bool is_last(unsigned &count, unsigned units, unsigned all) {
         __shared__ bool last;

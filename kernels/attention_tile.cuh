@@ -2,10 +2,10 @@
  * The keys, or the values, of 16 positions and a head in shared memory, as a warp copies them and gives them to the tensor
  * cores, for pages of 16-bit or aligned int8 elements.
  *
- * On sm_90 the copy engine copies a tile, at once where it lies in one page. Loads by lanes would wait in the first-level
- * cache. This has what shared memory leaves of 256 KiB, by what the last large kernel needed: a multiprocessor divides
- * them anew only when it is idle, which it never is while kernels overlap. After a product, whose ring takes all there is,
- * 28 KiB are left: too few bytes under way for the speed of the memory.
+ * On sm_90, bulk copies fill a tile: one copy if it lies in one page. Loads by lanes would wait in L1, which has what shared
+ * memory leaves of 256 KiB. That depends on what the last large kernel needed: a multiprocessor divides them anew only when
+ * it is idle, which it never is while kernels overlap. After a product, whose ring takes all there is, L1 has 28 KiB: too
+ * few bytes in flight for the memory's speed.
  */
 #ifndef DJINN_ATTENTION_TILE_CUH
 #define DJINN_ATTENTION_TILE_CUH
@@ -20,22 +20,22 @@ __device__ __forceinline__ uint32_t word_of(const uint4 &four, unsigned i) {
     return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
 }
 
-/* Of heads of up to DIM elements. */
+/* For heads of up to DIM elements. */
 template <typename T, unsigned DIM> struct Tile {
     static constexpr unsigned ROWS = 16;
-    /* Elements that a lane takes at once, of keys and of values: eight lanes share a row of those. */
+    /* Elements that a lane takes at once, of keys and of values. Eight lanes share a row of values. */
     static constexpr unsigned PIECE = PER_16_BYTES<T>, VALUE_PIECE = PIECE < DIM / 8 ? PIECE : DIM / 8;
     static_assert(DIM % (4 * PIECE) == 0 && DIM % (8 * VALUE_PIECE) == 0);
 
-    /* A row of head_dim elements after the other. */
+    /* Rows of head_dim elements, one after the other. */
     alignas(16) T at[ROWS * DIM];
-    /* On sm_90, that they are there. */
+    /* On sm_90: that they are there. */
     Barrier ready;
 
     /* Whether a tile lies in one page. */
     static __device__ __forceinline__ bool is_whole(const djinn_attention_args &a) { return a.kv.page_tokens % ROWS == 0; }
 
-    /* Before the first copy, by a whole warp. */
+    /* Called by a whole warp, before the first copy. */
     __device__ __forceinline__ void init() {
 #if __CUDA_ARCH__ >= 900
         if (threadIdx.x % 32 == 0) {
@@ -47,9 +47,9 @@ template <typename T, unsigned DIM> struct Tile {
     }
 
     /*
-     * Starts a copy, by a whole warp that is done with what was there. `key` has the addresses of the positions' keys, of the
-     * first where the tile lies in one page; what is copied begins `offset` elements after them. Null for no copy: then
-     * `wait` for another tile still counts those that began after its own.
+     * Starts a copy, by a whole warp that is done with what was there. `key` has the addresses of the positions' keys, or
+     * just of the first if the tile lies in one page; the copy begins `offset` elements after them. If `key` is null,
+     * nothing is copied, but a `wait` for another tile still counts the copies that began after its own.
      */
     __device__ __forceinline__ void copy(const djinn_attention_args &a, const T *const *key, size_t offset) {
         const unsigned lane = threadIdx.x % 32, dim = a.kv.head_dim;
@@ -85,7 +85,10 @@ template <typename T, unsigned DIM> struct Tile {
 #endif
     }
 
-    /* Waits for a copy, of which one other tile's may have begun since. `parity` is that of the copies before it. */
+    /*
+     * Waits for a copy. At most one other tile's copy may have begun since. `parity` is that of the number of copies before
+     * it.
+     */
     __device__ __forceinline__ void wait(unsigned parity) {
 #if __CUDA_ARCH__ >= 900
         ready.wait(parity);
@@ -95,7 +98,10 @@ template <typename T, unsigned DIM> struct Tile {
 #endif
     }
 
-    /* `work(step, operands)` for each step of 16 elements of the product: keys lane / 4 and 8 further by elements. */
+    /*
+     * Calls `work(step, operands)` for each step of 16 elements of the product, with the elements of keys lane / 4 and lane
+     * / 4 + 8.
+     */
     template <typename Work>
     __device__ __forceinline__ void each_key_step(const djinn_attention_args &a, Work work) const {
         constexpr unsigned STEPS = PIECE / 4;
@@ -126,8 +132,9 @@ template <typename T, unsigned DIM> struct Tile {
     }
 
     /*
-     * `work(step, operands)` for each step of 16 elements: pairs of them by values 2 (lane % 4), the next, and both 8 further.
-     * Rows `first .. end` are seen. The nearest of them stands for another, whose weight is zero: it may hold anything.
+     * Calls `work(step, operands)` for each step of 16 elements, with pairs of them for values 2 (lane % 4) and the next,
+     * and for both 8 further on. Rows `first .. end` are seen. The nearest of them stands in for any other, whose weight is
+     * zero and which may hold anything.
      */
     template <typename Work>
     __device__ __forceinline__ void each_value_step(const djinn_attention_args &a, unsigned first, unsigned end,
@@ -170,12 +177,12 @@ template <typename T, unsigned DIM> struct Tile {
     }
 
   private:
-    /* Where a piece of a row begins; past the end of a head, the row's start: what they give is not used. */
+    /* Where a piece of a row begins. Past a head's end it is the row's start: the result is not used. */
     static __device__ __forceinline__ unsigned offset_of(const djinn_attention_args &a, unsigned element) {
         return element < a.kv.head_dim ? element : 0;
     }
 
-    /* Has the copy engine copy bytes that are not wanted again soon: whole 16, from a multiple of 16 on. */
+    /* Starts a bulk copy of bytes that are not wanted again soon. Address and size are multiples of 16. */
     static __device__ __forceinline__ void copy_once(void *to, const void *from, unsigned bytes, Barrier &ready) {
         uint64_t policy;
         asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));

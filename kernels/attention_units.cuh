@@ -10,27 +10,27 @@ namespace djinn {
 
 /* Positions of a split. */
 constexpr unsigned TILED_SPLIT = 4096;
-/* Tiles of rows that are put in order, at most. */
+/* The most tiles of rows that are put in order. */
 constexpr unsigned MOST_ORDERED = 256;
 
 /* What one launch covers. */
 struct Tiling {
     unsigned first_row, rows;
-    /* Heads that a block takes at once, and groups of them for each key head. */
+    /* Heads that a block takes at once, and the groups of these for each key head. */
     unsigned heads, groups;
-    /* Query rows of a block, and blocks of them. */
+    /* Query rows of a block, and the number of such tiles of rows. */
     unsigned rows_at_once, tiles;
-    /* Splits of the longest context, and those that a row may see. */
+    /* Splits of the longest context, and splits that a row may see. */
     unsigned all_splits, splits;
-    /* Positions that the copy engine copies at once; 0 if pages do not suit it. */
+    /* Positions that TMA copies at once; 0 if pages do not suit it. */
     unsigned box;
     /* Whether units have all splits of their rows. */
     bool whole;
 };
 
 /*
- * Tiles of rows in the order in which units that have all splits are taken: those first that see most, so that blocks
- * end at about the same time. Without an order where each block takes one unit, or tiles are many. By a whole block.
+ * The order in which units that have all splits take tiles of rows: those that see most come first, so that blocks end at
+ * about the same time. There is no order if each block takes one unit, or if tiles are many. Called by a whole block.
  */
 struct Order {
     uint16_t tile[MOST_ORDERED];
@@ -61,7 +61,7 @@ struct Order {
     }
 };
 
-/* Rows, heads, and a split or all of them. */
+/* A unit of work: rows, heads, and one split or all. */
 struct Unit {
     unsigned first, end, kv_head, head, heads, from, to;
 
@@ -79,7 +79,7 @@ struct Unit {
         to = part.whole ? ~0u : from + TILED_SPLIT;
     }
 
-    /* Whether any row may be in a long run; cheaper to ask than `each_run`. For whole warps. */
+    /* Whether any row may be in a long run; cheaper than `each_run`. Called by whole warps. */
     __device__ __forceinline__ bool has_runs(const djinn_attention_args &a) const {
         bool found = false;
         for (unsigned i = max(first, unsigned(DJINN_PREFILL_RUN)) - DJINN_PREFILL_RUN + threadIdx.x % 32; i < end; i += 32) {
@@ -88,11 +88,11 @@ struct Unit {
         return __any_sync(0xffffffffu, found);
     }
 
-    /* `work(run)` for each long run of rows that sees some of the split. For whole warps. */
+    /* Calls `work(run)` for each long run of rows that sees some of the split. Called by whole warps. */
     template <typename Work> __device__ __forceinline__ void each_run(const djinn_attention_args &a, Work work) const;
 };
 
-/* Rows of a sequence, and the positions of the unit from the first that any of them sees. */
+/* Rows of a sequence, and the unit's positions from the first that any of them sees. */
 struct Run {
     unsigned sequence, first, end, lowest, length;
 };

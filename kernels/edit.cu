@@ -1,8 +1,8 @@
 /*
  * edit_rows: y = clamp(scale y + along (y . direction) direction + add[i, :], low, high) for the columns from `column` on of
  * row indices[i] of x. A scale of 0 sets y to add. An addend of 0 changes no bit. NaN stays NaN.
- * Shapes: x f32 [_, x_width], indices u32 [rows], direction f32 [width], add f32 [rows, width] or [1, width]; all but x may be
- * pinned host memory.
+ * Shapes: x f32 [_, x_width], indices u32 [rows], direction f32 [width], add f32 [rows, width] or [1, width]; all but x
+ * may be pinned host memory.
  * Launch: one block of 256 threads for each row. Each thread adds up every 256th product; warps are added in order.
  * Reference: djinn-device, src/reference.rs, `edit_rows`.
  */

@@ -64,7 +64,7 @@ template <typename T> __device__ __forceinline__ void gather(const djinn_expert_
             DJINN_ON_HOPPER(djinn::Hopper<djinn::PlainWeight<T>, N, TILES, djinn::Routed>::run(a.linear, rows, maps, f));        \
         }                                                                                                    \
     }                                                                                                        \
-    /* Gathers the rows of x of the expert's slots from `first` on, rounded, one a block: [gridDim.x, k]. */             \
+    /* Gathers the rows of x of the expert's slots from `first` on, rounded, one a block: [gridDim.x, k]. */ \
     __global__ void __launch_bounds__(djinn::GATHER_THREADS)                                                 \
         djinn_gather_##suffix(const __grid_constant__ djinn_expert_linear_args a, unsigned first) {          \
         const djinn::Routed rows = djinn::slots_of(a, first + blockIdx.x, 1);                                \
